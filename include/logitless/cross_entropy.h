@@ -201,7 +201,8 @@ LOGITLESS_API LossStatistics device_statistics(const Context& context, const Los
                                                const Workspace& workspace);
 
 // The same with a plan and a workspace of its own (one allocation a call). On a GPU it waits, and
-// returns what device_statistics does.
+// returns what device_statistics does. memory_budget: as PlanRequest has it, a ceiling of the
+// workspace in bytes; 0: none.
 LOGITLESS_API LossStatistics cross_entropy(const Context& context,
                                            const CrossEntropyOptions& options,
                                            const CrossEntropyInputs& inputs,

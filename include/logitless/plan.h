@@ -42,11 +42,12 @@ struct PlanRequest {
   // What the plan is for. As it is here: the device of the context that is given, or else of a
   // Context{}. A plan runs in contexts of as many threads as it was made for.
   DeviceLimits device = {};
-  // Bytes the plan may take beyond inputs and outputs. 0: the least workspace within 3 % of the
-  // best predicted time among plans of at most a quarter of the fp32 logits (16 MiB at least; 512
-  // where the far field is allowed), three tenths for a dense plan in one chunk, or the least plan
-  // if none is that small. Of words over a GPU's ranks within 1 %, and what up to 16384 tokens
-  // exchange of dim numbers each comes on top.
+  // Bytes the plan may take beyond inputs and outputs: a ceiling. The fastest plan that fits,
+  // but where that takes more than the fp32 logits would, and no kind is asked for, the plan of 0
+  // if that is less. 0: the least workspace within 3 % of the best predicted time among plans of at
+  // most a quarter of the fp32 logits (16 MiB at least; 512 where the far field is allowed), three
+  // tenths for a dense plan in one chunk, or the least plan if none is that small. Of words over a
+  // GPU's ranks within 1 %, and what up to 16384 tokens exchange of dim numbers each comes on top.
   std::size_t memory_budget = 0;
   // A kind to use, or none: the fastest that fits.
   std::optional<PlanKind> kind = {};
@@ -109,6 +110,10 @@ class LOGITLESS_API LossPlan {
   std::int64_t first_tokens = 0;
   // Where weights move: rows of each rank that are gathered at a time; else 0.
   std::int64_t piece_rows = 0;
+  // On the CPU, of a 16-bit d_weight under a budget that does not hold the sums of all of it:
+  // vocabulary entries whose d_weight is made at a time, after everything else and in a pass of its
+  // own; else 0.
+  std::int64_t weight_words = 0;
   double passes = 0.0;
   double predicted_seconds = 0.0;  // rough on the CPU: a nominal rate of the kernel times the work
   std::size_t memory_budget = 0;   // 0: the default

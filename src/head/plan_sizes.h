@@ -15,6 +15,7 @@ struct PlanSizes {
   int weight_ranges = 0;
   std::int64_t first_tokens = 0;
   std::int64_t piece_rows = 0;
+  std::int64_t weight_words = 0;
 };
 inline PlanSizes plan_sizes(const LossPlan& plan) {
   return {.chunk_tokens = plan.chunk_tokens,
@@ -22,7 +23,8 @@ inline PlanSizes plan_sizes(const LossPlan& plan) {
           .stored_vocab = plan.stored_vocab,
           .weight_ranges = plan.weight_ranges,
           .first_tokens = plan.first_tokens,
-          .piece_rows = plan.piece_rows};
+          .piece_rows = plan.piece_rows,
+          .weight_words = plan.weight_words};
 }
 
 // Whether a plan is for calls like this one. How d_weight lies in memory matters only where it

@@ -20,6 +20,12 @@ class ShardWords {
         first_(sharding.first_word),
         table_(static_cast<const std::int32_t*>(sharding.word_table.data())) {}
 
+  // Those of rows [first, first + rows).
+  ShardWords part(std::int64_t first, std::int64_t rows) const {
+    return table_ != nullptr ? ShardWords(0, rows, table_ + first)
+                             : ShardWords(first_ + first, rows, nullptr);
+  }
+
   std::int64_t rows() const { return rows_; }
   std::int64_t word(std::int64_t row) const {
     return table_ != nullptr ? table_[row] : first_ + row;

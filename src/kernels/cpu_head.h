@@ -71,6 +71,8 @@ struct ChunkSizes {
   // Of words gathered from several ranks: the most rows of a call, which is for some of them. 0:
   // calls are for all words.
   std::int64_t piece_rows = 0;
+  // Words whose d_weight is made at a time by calls of their own. 0: calls are for all words.
+  std::int64_t weight_words = 0;
 };
 
 struct ChunkCommon {
@@ -93,8 +95,9 @@ struct ForwardChunk : ChunkCommon {
   // sum_j exp(z_ij) = sum[i] * 2^exponent[i], exponent integral (0 where the sum is 0)
   float* exponent = nullptr;
   float* sum = nullptr;
-  float* target_logit = nullptr;   // [tokens * K]; slots of no entry keep what they hold
-  double* entropy_sum = nullptr;   // optional: sum_j p_ij z_ij
+  float* target_logit = nullptr;  // [tokens * K]; slots of no entry keep what they hold
+  // Optional: sum_j p_ij log2 x_ij of x_ij = exp(z_ij) 2^-exponent[i]; see entropy_of.
+  double* entropy_sum = nullptr;
   double* weighted_sum = nullptr;  // optional: sum_j omega_j z_ij
   std::int32_t* argmax = nullptr;  // optional: lowest index of the largest z_ij
   float* best = nullptr;           // with argmax, optional: the largest z_ij
@@ -131,7 +134,7 @@ struct HiddenGradientSink {
   bool accumulate = false;
 };
 
-// da_ij = (e_ij * (linear_i + slope_i * z_ij) + flat_i * omega_j) * (1 - (z_ij / c)^2),  e_ij =
+// da_ij = (e_ij * (linear_i + slope_i * log2 e_ij) + flat_i * omega_j) * (1 - (z_ij / c)^2), e_ij =
 // exp2(z_ij log2(e) - exponent_i), but 0 at sparse entries, whose da is coefficient[slot]. Scale
 // factors are folded into the row coefficients.
 struct BackwardChunk : ChunkCommon {
@@ -217,9 +220,10 @@ struct FarBackwardChunk : BackwardChunk {
 // A chunk's tokens in an order in which blocks are of tokens that keep alike, in two calls after
 // the masses are there and before far_forward or far_backward. The first: a key below kFarKeys of
 // each token, by the part of the order that the last tile it keeps alone is in and the mean of its
-// tiles' places; what keeps none comes after all others.
+// tiles' places; what keeps none comes after all others, and a token whose total is no number after
+// those, so that the others' blocks are what they are without it.
 inline constexpr std::int32_t kFarClasses = 64, kFarPlaces = 1024;
-inline constexpr std::int32_t kFarKeys = kFarClasses * kFarPlaces + 1;
+inline constexpr std::int32_t kFarKeys = kFarClasses * kFarPlaces + 2;
 struct FarKeys : ChunkCommon {
   float tau = 0.0f;
   const float* linear = nullptr;      // as far_backward's; null: masses are far_estimate's, with

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "kernels/cpu/register_cpu.h"
+#include "kernels/cpu_facts.h"
 #include "kernels/cpu_head.h"
 #include "kernels/forced_kernel.h"
 #include "kernels/reference/register_reference.h"
@@ -10,8 +11,8 @@
 namespace logitless {
 namespace {
 
-std::vector<HeadKernel> all_kernels() {
-  std::vector<HeadKernel> rows = cpu::simd_kernels();
+std::vector<HeadKernel> all_kernels(bool dot_product_is_fast) {
+  std::vector<HeadKernel> rows = cpu::simd_kernels(dot_product_is_fast);
   rows.push_back(cpu::emulated_amx_kernel());
   rows.push_back(reference::reference_kernel());
   return rows;
@@ -20,8 +21,8 @@ std::vector<HeadKernel> all_kernels() {
 }  // namespace
 
 std::span<const HeadKernel> head_kernels() {
-  static const std::vector<HeadKernel> rows = all_kernels();
-  return rows;
+  static const std::vector<HeadKernel> slow = all_kernels(false), fast = all_kernels(true);
+  return cpu_facts().dot_product_is_fast ? fast : slow;
 }
 
 const HeadKernel& find_head_kernel(std::string_view name) {

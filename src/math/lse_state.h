@@ -8,8 +8,11 @@
 
 namespace logitless {
 
-inline constexpr double kLog2E = 1.4426950408889634;
-inline constexpr double kLn2 = 0.6931471805599453;
+// log2 of e as fp32 has it, which kernels multiply logits by, and its inverse. What a state stands
+// for is read by the same number: with the exact one every lse would be 1.3e-8 of itself off, and
+// the loss of logits at 1e5 by 1.3e-3.
+inline constexpr double kLog2E = 1.44269502162933349609375;
+inline constexpr double kLn2 = 1.0 / kLog2E;
 
 // Of logits in log2, which fp32 rounds to 64 at these and loses beyond them: a row with a greater
 // one is no number, and words with a lesser one are masked, as -inf is.
@@ -32,6 +35,19 @@ LOGITLESS_HOST_DEVICE inline LseState merge(LseState a, LseState b) {
 // log of what the state stands for; -inf when empty.
 LOGITLESS_HOST_DEVICE inline double value(LseState state) {
   return (static_cast<double>(state.exponent) + log2(static_cast<double>(state.sum))) * kLn2;
+}
+
+// The entropy -sum_j p_j log p_j of x_j that sum to `sum`, from mean = sum_j x_j log2 x_j / sum. No
+// number in it grows with the logits.
+LOGITLESS_HOST_DEVICE inline double entropy_of(double sum, double mean) {
+  return (log2(sum) - mean) * kLn2;
+}
+
+// sum_j x_j log2 x_j of x_j that sum to `sum`, taken against another exponent than their own,
+// before it is scaled by 2^(own - exponent) as they are.
+LOGITLESS_HOST_DEVICE inline double entropy_against(double exponent, double own, double sum,
+                                                    double entropy) {
+  return entropy + (own - exponent) * sum;
 }
 
 // The state of a known log-sum-exp.

@@ -3,7 +3,8 @@
 // once: all get the same bits.
 //
 //   exponent e = max_r e_r      S = sum_r s_r 2^(e_r - e)      lse = ln 2 (e + log2 S)
-//   sum_j p_j z_j = sum_r E_r 2^(e_r - e) / S                  sum_j omega_j z_j = sum_r m_r
+//   H = ln 2 (log2 S - sum_r (E_r + (e_r - e) s_r) 2^(e_r - e) / S)
+//   sum_j omega_j z_j = sum_r m_r
 //
 // Scaling is exact, since exponents are integral: the merge of online softmax (Milakov and
 // Gimelshein, 2018), which TransformerEngine's parallel cross entropy does after one all-gather,
@@ -23,7 +24,7 @@ namespace logitless {
 struct ShardState {
   float exponent = 0.0f;          // e_r, integral
   float sum = 0.0f;               // s_r: sum_j 2^(z_j log2e - e_r)
-  double entropy = 0.0;           // E_r: sum_j 2^(z_j log2e - e_r) z_j
+  double entropy = 0.0;           // E_r: sum_j x_j log2 x_j of x_j = 2^(z_j log2e - e_r)
   double weighted = 0.0;          // m_r: sum_j omega_j z_j
   float best = -INFINITY;         // greatest logit
   std::int32_t word = INT32_MAX;  // that has it, the lowest among equals; of the whole vocabulary
@@ -48,7 +49,10 @@ LOGITLESS_HOST_DEVICE inline void merge_into(ShardState& all, const ShardState& 
     const float top = all.sum == 0.0f ? part.exponent : fmaxf(all.exponent, part.exponent);
     const double before = all.sum == 0.0f ? 0.0 : exp2(static_cast<double>(all.exponent) - top);
     const double factor = exp2(static_cast<double>(part.exponent) - top);
-    all.entropy = all.entropy * before + part.entropy * factor;
+    if (before != 0.0)
+      all.entropy = entropy_against(top, all.exponent, all.sum, all.entropy) * before;
+    if (factor != 0.0)
+      all.entropy += entropy_against(top, part.exponent, part.sum, part.entropy) * factor;
     all.sum = static_cast<float>(all.sum * before + part.sum * factor);
     all.exponent = top;
   }
@@ -63,14 +67,13 @@ LOGITLESS_HOST_DEVICE inline void merge_into(ShardState& all, const ShardState& 
 struct MergedState {
   double exponent = 0.0;
   double sum = 0.0;
-  double entropy = 0.0;  // sum_j 2^(z_j log2e - exponent) z_j
+  double entropy = 0.0;  // sum_j x_j log2 x_j of x_j = 2^(z_j log2e - exponent)
   double weighted = 0.0;
   float best = -INFINITY;
   std::int32_t word = INT32_MAX;
 
   // -inf where all words are masked.
   LOGITLESS_HOST_DEVICE double lse() const { return (exponent + log2(sum)) * kLn2; }
-  LOGITLESS_HOST_DEVICE double mean_logit() const { return entropy / sum; }  // sum_j p_j z_j
 };
 
 // log2 sum_r 2^(of(r)) of some ranks' totals, in their order.
@@ -100,7 +103,8 @@ LOGITLESS_HOST_DEVICE MergedState merge_shards(int ranks, const State& state) {
     if (s.sum != 0.0f) {
       const double factor = exp2(s.exponent - all.exponent);
       all.sum += s.sum * factor;
-      all.entropy += s.entropy * factor;
+      if (factor != 0.0)
+        all.entropy += entropy_against(all.exponent, s.exponent, s.sum, s.entropy) * factor;
     }
     all.weighted += s.weighted;
     if (s.best > all.best || (s.best == all.best && s.word < all.word)) {

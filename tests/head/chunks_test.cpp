@@ -97,6 +97,50 @@ TEST_P(ChunksTest, SameLossAndHiddenGradientWhateverTheChunk) {
   }
 }
 
+// A d_weight made some words at a time, under a budget without room for the sums of all, has the
+// bits of one that is made with everything else.
+TEST_P(ChunksTest, SameBitsOfADWeightWithAPassOfItsOwn) {
+  if (is_device_kernel(GetParam())) GTEST_SKIP() << "a plan of the CPU";
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const int option : {0, 1, 2, 3}) {
+      HeadSpec spec = several();
+      spec.dtype = dtype;
+      spec.vocab = 1390;
+      if (option == 1) spec.class_weight = spec.token_weight = true, spec.label_smoothing = 0.1f;
+      if (option == 2) spec.per_token = 3, spec.softcap = 20.0f;
+      if (option == 3) spec.bias = false, spec.ignored = 2.0;
+      if (!accepts(GetParam(), spec)) continue;
+      const HeadProblem problem(spec);
+      RunSpec run;
+      run.kernel = GetParam();
+      run.gradient_dtype = dtype;
+      run.plan = PlanKind::recompute;
+      run.d_hidden = option != 2;  // and without anything else to make
+      run.d_bias = option != 2;
+      run.budget = 1;
+      try {
+        run_head(problem, run);
+        FAIL() << "a budget of one byte was enough";
+      } catch (const InvalidArgument& e) {
+        const std::string text = e.what();
+        run.budget = static_cast<std::size_t>(std::stoull(text.substr(text.rfind('(') + 1)));
+      }
+      const HeadAnswer apart = run_head(problem, run);
+      EXPECT_GT(apart.plan.weight_words, 0);
+      EXPECT_LT(apart.plan.weight_words, spec.vocab);
+      run.budget = std::size_t{1} << 30;
+      run.chunk_tokens = apart.plan.chunk_tokens;
+      const HeadAnswer together = run_head(problem, run);
+      EXPECT_EQ(together.plan.weight_words, 0);
+      SCOPED_TRACE(option);
+      EXPECT_EQ(apart.loss.bytes(), together.loss.bytes());
+      EXPECT_EQ(apart.d_hidden.bytes(), together.d_hidden.bytes());
+      EXPECT_EQ(apart.d_weight.bytes(), together.d_weight.bytes());
+      EXPECT_EQ(apart.d_bias.bytes(), together.d_bias.bytes());
+    }
+  }
+}
+
 // A 16-bit d_weight is gathered in more than 16 bits and rounded once: what many chunks give is at
 // most one rounding away from the fp32 gradient.
 TEST_P(ChunksTest, SixteenBitWeightGradientIsRoundedOnce) {

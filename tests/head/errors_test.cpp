@@ -7,6 +7,7 @@
 #include <functional>
 #include <utility>
 
+#include "kernels/cpu_facts.h"
 #include "support/problem.h"
 
 namespace logitless::test {
@@ -258,8 +259,11 @@ TEST(Errors, Contexts) {
 }
 
 // A plan may be made for another machine, and is refused when it is used here.
+// A machine without vector instructions: kernels that this one runs are other machines' there.
 TEST(Errors, KernelsOfOtherMachines) {
+  const AssumedCpu plain{CpuFacts{}};
   const std::vector<std::string> runnable = kernel_names();
+  int refused = 0;
   for (const std::string& name : kernel_names(false)) {
     if (std::find(runnable.begin(), runnable.end(), name) != runnable.end()) continue;
     HeadSpec spec = Call::spec();
@@ -277,9 +281,24 @@ TEST(Errors, KernelsOfOtherMachines) {
       cross_entropy(context, plan, {}, problem.inputs(), out, Workspace(context, plan));
       FAIL() << name;
     } catch (const Unsupported& e) {
-      expect_message(e.what(), "plan: kernel " + name + " cannot run here: ...");
+      expect_message(e.what(),
+                     "plan: kernel " + name + " cannot run here: the processor has no ...");
+      ++refused;
+    }
+    try {
+      ContextOptions options;
+      options.kernel = name;
+      const Context other(std::move(options));
+      FAIL() << name;
+    } catch (const InvalidArgument& e) {
+      expect_message(e.what(), "kernel: " + name + " cannot run here: the processor has no ...");
     }
   }
+#if defined(__x86_64__)
+  EXPECT_EQ(refused, 4);
+#else
+  EXPECT_EQ(refused, 0);  // one instruction set, which every machine has
+#endif
 }
 
 TEST(Errors, OfThePrimitive) {

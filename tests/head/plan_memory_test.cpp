@@ -40,8 +40,7 @@ std::size_t number_after(const std::string& text, const std::string& before) {
 
 TEST(PlanMemory, Holds16BitSumsAndSaysWhatF32Needs) {
   const HeadShape head{16384, 4096, 128256, DType::bf16};
-  for (const std::optional<PlanKind> kind :
-       {std::optional<PlanKind>(), std::optional(PlanKind::recompute)}) {
+  for (const PlanKind kind : {PlanKind::dense, PlanKind::stored}) {
     std::string text;
     try {
       plan_head(head, gradients(DType::bf16), request_of(300_MiB, kind));

@@ -381,12 +381,74 @@ TEST(Plan, MoreMemoryIsNeverSlowerAndNeverExceeded) {
       }
       ++planned;
       ASSERT_LE(plan.workspace_bytes(), budget) << plan.explain();
-      // Of what is as fast within 1 %, as predictions go, the least memory is taken.
+      // Of what is as fast within 1 %, as predictions go, the least memory is taken. What would
+      // take more than the logits gives way to the plan of no budget, which is within 3 % of those
+      // of a quarter of the logits.
+      if (plan.default_limit != 0) continue;
       ASSERT_LE(plan.predicted_seconds, before * 1.01) << plan.explain();
       before = std::min(before, plan.predicted_seconds);
     }
   }
   EXPECT_GT(planned, 2000);
+}
+
+// One panel of tokens and one tile of words, beyond what the caller gives and gets: on any kernel,
+// for any head, from any budget that holds it.
+TEST(Plan, AnyBudgetHasAPlan) {
+  const HeadShape head{8192, 4096, 128256, DType::bf16};
+  for (const std::string& kernel : kernel_names(false)) {
+    for (const bool options : {false, true}) {
+      for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+        HeadShape shape = head;
+        shape.dtype = dtype;
+        HeadFeatures f = gradients();
+        f.d_hidden_dtype = f.d_weight_dtype = dtype;
+        f.bias = f.d_bias = f.label_smoothing = f.vocab_weight = f.entropy = options;
+        SCOPED_TRACE(kernel + " " + std::string(name_of(dtype)));
+        try {
+          for (const std::size_t budget : {256_MiB, 64_MiB, 24_MiB}) {
+            const LossPlan plan = plan_head(shape, f, request_of(budget, {}, kernel));
+            EXPECT_LE(plan.workspace_bytes(), budget);
+            EXPECT_EQ(candidate(plan, plan.kind).passes, plan.passes);
+          }
+        } catch (const Unsupported&) {
+          EXPECT_NE(dtype, DType::bf16) << "a kernel without bf16";
+        }
+      }
+    }
+  }
+}
+
+// The pass of its own costs time, and is in no plan that has room without it.
+TEST(Plan, DWeightHasAPassOfItsOwnWhereItsSumsDoNotFit) {
+  HeadFeatures f = gradients();
+  f.d_weight_dtype = DType::bf16;
+  const HeadShape head{2048, 512, 65536, DType::bf16};
+  const LossPlan small = plan_head(head, f, request_of(6_MiB));
+  EXPECT_GT(small.weight_words, 0);
+  EXPECT_EQ(small.kind, PlanKind::recompute);
+  EXPECT_EQ(small.passes, 5.0);
+  EXPECT_NE(small.explain().find(" words at a time, in a pass of its own"), std::string::npos);
+  EXPECT_EQ(plan_head(head, f, request_of(256_MiB)).weight_words, 0);
+  EXPECT_EQ(plan_head(head, f, request_of(0)).weight_words, 0);
+  EXPECT_EQ(plan_head(head, gradients(), request_of(6_MiB)).weight_words, 0);
+}
+
+// No budget, however large, makes a head take more than its logits that takes less without one.
+TEST(Plan, ABudgetIsACeiling) {
+  const HeadShape head{1024, 64, 8192, DType::f32};
+  for (const std::string& kernel : kernel_names(false)) {
+    PlanRequest request = request_of(0, {}, kernel);
+    if (kernel == "amx_bf16" || kernel == "avx512_bf16" || kernel == "amx_bf16_emulated") continue;
+    const LossPlan free = plan_head(head, gradients(), request);
+    EXPECT_LT(free.workspace_bytes(), free.logits_bytes());
+    for (const std::size_t budget : {64_MiB, 256_MiB, 64_GiB}) {
+      request.memory_budget = budget;
+      const LossPlan plan = plan_head(head, gradients(), request);
+      EXPECT_LE(plan.workspace_bytes(), plan.logits_bytes()) << plan.explain();
+      EXPECT_EQ(plan.memory_budget, budget);
+    }
+  }
 }
 
 TEST(Plan, ExplainSaysEverything) {

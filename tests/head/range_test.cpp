@@ -85,6 +85,82 @@ TEST_P(RangeTest, AllLogitsFarBelowZero) {
   }
 }
 
+// Logits that fp32 has exactly, all of them `offset` away from 0: what follows from their
+// differences is what it is without that. Gradients and label smoothing of a GPU are by an lse in
+// fp32.
+TEST_P(RangeTest, ACommonOffsetChangesNoDifference) {
+  for (const float smoothing : {0.0f, 0.1f}) {
+    if (smoothing != 0.0f && is_device_kernel(GetParam())) continue;
+    for (const double offset : {0.0, 1e4, 1e5, -1e5}) {
+      HeadSpec spec;
+      spec.tokens = 17;
+      spec.dim = 8;
+      spec.vocab = 300;
+      spec.dtype = accepts(GetParam(), HeadSpec{}) ? DType::f32 : DType::bf16;
+      spec.bias = true;
+      spec.label_smoothing = smoothing;
+      spec.reduction = Reduction::none;
+      HeadProblem problem(spec);
+      for (std::int64_t i = 0; i < spec.tokens * spec.dim; ++i)
+        problem.hidden.set(i, static_cast<double>(i * 7 % 5 - 2) / 2);
+      for (std::int64_t i = 0; i < spec.vocab * spec.dim; ++i)
+        problem.weight.set(i, static_cast<double>(i * i * 3 % 11 % 7 - 3) / 4);
+      problem.bias.fill(offset);
+      problem.refresh_oracle();
+      const OracleLogits exact = oracle_logits(problem.oracle);
+      for (const PlanKind kind : {PlanKind::forward, PlanKind::dense, PlanKind::recompute}) {
+        if (!offers(GetParam(), kind)) continue;
+        SCOPED_TRACE(testing::Message() << name_of(kind) << ' ' << offset << ' ' << smoothing);
+        RunSpec r;
+        r.kernel = GetParam();
+        r.plan = kind;
+        r.gradients = kind != PlanKind::forward;
+        r.extras = true;
+        r.grad_losses.assign(static_cast<std::size_t>(spec.tokens), 1.0);
+        const HeadAnswer answer = run_head(problem, r);
+        for (std::int64_t i = 0; i < spec.tokens; ++i) {
+          const double* const z = exact.z.data() + i * spec.vocab;
+          const double lse = exact.lse[static_cast<std::size_t>(i)];
+          double entropy = 0.0;
+          for (std::int64_t j = 0; j < spec.vocab; ++j)
+            entropy += std::exp(z[j] - lse) * (lse - z[j]);
+          EXPECT_NEAR(answer.loss.get(i), oracle_token_loss(problem.oracle, i, z), 1e-5) << i;
+          EXPECT_NEAR(answer.log_prob.get(i),
+                      z[static_cast<std::int64_t>(problem.targets.get(i))] - lse, 1e-5)
+              << i;
+          EXPECT_NEAR(answer.entropy.get(i), entropy, 1e-5) << i;
+          EXPECT_NEAR(answer.lse.get(i), lse, 1e-7 * std::abs(lse) + 1e-6) << i;
+        }
+        if (!r.gradients || is_device_kernel(GetParam())) continue;
+        const OracleGradients g = oracle_gradients(problem.oracle, r.grad_losses);
+        EXPECT_LE(relative_error(answer.d_hidden.values(), g.d_hidden), gradient_bound(spec.dtype));
+        EXPECT_LE(relative_error(answer.d_weight.values(), g.d_weight), gradient_bound(spec.dtype));
+      }
+    }
+  }
+}
+
+// The probability of a word far above all others is 1, whatever its logit and the log-sum-exp were
+// rounded to.
+TEST_P(RangeTest, ACertainTargetHasNoGradient) {
+  for (const double z : {1e2, 1e3, 1e5, 3e6}) {
+    HeadProblem p = problem(z, 0.0, 0.0, 0.0);
+    p.targets.fill(5);
+    p.refresh_oracle();
+    for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
+      if (!offers(GetParam(), kind)) continue;
+      SCOPED_TRACE(testing::Message() << name_of(kind) << ' ' << z);
+      RunSpec r;
+      r.kernel = GetParam();
+      r.plan = kind;
+      r.grad_losses.assign(static_cast<std::size_t>(p.spec.tokens), 1.0);
+      const HeadAnswer answer = run_head(p, r);
+      for (const Tensor* g : {&answer.d_hidden, &answer.d_weight, &answer.d_bias})
+        for (const double v : g->values()) ASSERT_LE(std::abs(v), 1e-4);
+    }
+  }
+}
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RangeTest);  // without a GPU
 INSTANTIATE_TEST_SUITE_P(AllKernels, RangeTest, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });

@@ -162,6 +162,7 @@ void Engine::run(TokenFunction function) {
   for (std::int64_t first = 0; first < most; first += step_)
     run_chunk(chunk_tokens(first), first == 0, first + step_ >= most, function);
   if (backward_wanted && plan_.features.d_bias) finish_bias();
+  if (weight_apart()) run_weight_pass();
 }
 
 Engine::ChunkTokens Engine::chunk_tokens(std::int64_t first) const {
@@ -244,7 +245,8 @@ void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens,
     result.lse = value(LseState{chunk.exponent[t], chunk.sum[t]});
     result.target_logit = chunk.target_logit + t * per_token;
     result.words = at<std::int32_t>(layout_.words) + t * per_token;
-    if (chunk.entropy_sum != nullptr) result.entropy = result.lse - chunk.entropy_sum[t];
+    if (chunk.entropy_sum != nullptr)
+      result.entropy = entropy_of(chunk.sum[t], chunk.entropy_sum[t]);
     if (chunk.weighted_sum != nullptr) result.weighted_sum = chunk.weighted_sum[t];
     if (chunk.argmax != nullptr) {
       result.argmax = chunk.argmax[t];
@@ -263,13 +265,13 @@ void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens,
   }
   if (!backward) return;
   if (exchanges_tokens()) exchange_answers(chunk);
-  // Kernels read whole panels.
+  // Kernels read whole panels: no exponential of what follows the last token is other than 0.
   float* const linear = at<float>(layout_.linear);
   float* const slope = plan_.features.entropy_gradient ? at<float>(layout_.slope) : nullptr;
   float* const flat = plan_.features.label_smoothing ? at<float>(layout_.flat) : nullptr;
   const std::int64_t end = std::min(round_up(chunk.tokens, 64) + 64, sizes_.tokens + 64);
   for (std::int64_t t = chunk.tokens; t < end; ++t) {
-    chunk.exponent[t] = 0.0f;
+    chunk.exponent[t] = static_cast<float>(kMostExponent);
     linear[t] = 0.0f;
     if (slope != nullptr) slope[t] = 0.0f;
     if (flat != nullptr) flat[t] = 0.0f;
@@ -283,12 +285,16 @@ void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
   const double scale = plan_.features.logit_scale;
   const double cap = plan_.features.softcap;
   const double lse = value(LseState{chunk.exponent[t], chunk.sum[t]});
-  const double entropy = chunk.entropy_sum == nullptr ? 0.0 : lse - chunk.entropy_sum[t];
+  const double entropy =
+      chunk.entropy_sum == nullptr ? 0.0 : entropy_of(chunk.sum[t], chunk.entropy_sum[t]);
   TokenGradient g = token_gradient(cotangent, lse, entropy);
   const double inverse = scale / static_cast<double>(chunk.sum[t]);
-  at<float>(layout_.linear)[t] = static_cast<float>(g.alpha * inverse);
+  // The kernel's slope is by log2 of its exponentials, which do not grow with the logits.
+  const double alpha =
+      g.beta == 0.0 ? g.alpha : g.alpha + g.beta * kLn2 * static_cast<double>(chunk.exponent[t]);
+  at<float>(layout_.linear)[t] = static_cast<float>(alpha * inverse);
   if (plan_.features.entropy_gradient)
-    at<float>(layout_.slope)[t] = static_cast<float>(g.beta * inverse);
+    at<float>(layout_.slope)[t] = static_cast<float>(g.beta * kLn2 * inverse);
   if (plan_.features.label_smoothing)
     at<float>(layout_.flat)[t] = static_cast<float>(g.gamma * scale);
   if (far()) {
@@ -306,7 +312,7 @@ void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
     const double omega = omega_ == nullptr ? 1.0 : omega_[place];
     at<float>(layout_.coefficient)[t * per_token + k] = static_cast<float>(
         repeated ? delta[k] * scale * softcap_slope(z, cap)
-                 : target_coefficient(g, z - lse, z, omega, delta[k], scale, cap));
+                 : target_coefficient(g, log_prob_of(z, lse), z, omega, delta[k], scale, cap));
   }
 }
 
@@ -339,24 +345,32 @@ void Engine::backward(const ForwardChunk& forward, const ChunkTokens& tokens, bo
                       call_.features.accumulate};
     if (chosen_.chosen()) chunk.d_hidden.rows = chosen_.to + first;
   }
-  if (plan_.features.d_weight) {
-    WeightGradientSink& sink = chunk.d_weight;
-    sink.data = call_.gradients.d_weight.data();
-    sink.dtype = call_.gradients.d_weight.dtype();
-    sink.row_stride = call_.gradients.d_weight.stride(0);
-    sink.col_stride = call_.gradients.d_weight.stride(1);
-    sink.rows = chunk.weight.rows;
-    sink.accumulate = call_.features.accumulate;
-    sink.first_chunk = first_chunk;
-    sink.last_chunk = last_chunk;
-    if (!(first_chunk && last_chunk) && sink.dtype == DType::bf16)
-      sink.low = at<std::uint16_t>(layout_.d_weight);
-    if (!(first_chunk && last_chunk) && sink.dtype == DType::f16)
-      sink.accumulator = at<float>(layout_.d_weight);
+  if (weight_apart()) {
+    keep_coefficients(forward, first);
+  } else if (plan_.features.d_weight) {
+    chunk.d_weight = weight_sink(first_chunk, last_chunk);
+    chunk.d_weight.rows = chunk.weight.rows;
   }
   if (plan_.features.d_bias) chunk.d_bias = at<float>(layout_.d_bias);
   if (far()) return far_backward(chunk, first);
+  if (weight_apart() && chunk.d_hidden.data == nullptr && chunk.d_bias == nullptr) return;
   kernel_.backward(chunk);
+}
+
+WeightGradientSink Engine::weight_sink(bool first_chunk, bool last_chunk) const {
+  WeightGradientSink sink;
+  sink.data = call_.gradients.d_weight.data();
+  sink.dtype = call_.gradients.d_weight.dtype();
+  sink.row_stride = call_.gradients.d_weight.stride(0);
+  sink.col_stride = call_.gradients.d_weight.stride(1);
+  sink.accumulate = call_.features.accumulate;
+  sink.first_chunk = first_chunk;
+  sink.last_chunk = last_chunk;
+  if (!(first_chunk && last_chunk) && sink.dtype == DType::bf16)
+    sink.low = at<std::uint16_t>(layout_.d_weight);
+  if (!(first_chunk && last_chunk) && sink.dtype == DType::f16)
+    sink.accumulator = at<float>(layout_.d_weight);
+  return sink;
 }
 
 // Gradients that no chunk writes: rows of ignored tokens, and d_weight when there is no valid token

@@ -117,6 +117,13 @@ class Engine {
                         const TokenCotangent& cotangent, const double* delta) const;
   void backward(const ForwardChunk& forward, const ChunkTokens& tokens, bool first_chunk,
                 bool last_chunk);
+  WeightGradientSink weight_sink(bool first_chunk, bool last_chunk) const;
+  // Of a d_weight with a pass of its own (weight_pass.cpp).
+  bool weight_apart() const { return sizes_.weight_words > 0; }
+  void keep_coefficients(const ForwardChunk& chunk, std::int64_t first) const;
+  void run_weight_pass() const;
+  void weight_of_words(std::int64_t first_word, std::int64_t words, const ChunkTokens& tokens,
+                       bool first_chunk, bool last_chunk) const;
   // Of words spread over ranks (shard_engine.cpp).
   bool sharded() const { return call_.shard.sharded(); }
   bool empty() const { return sharded() && words_.rows() == 0; }

@@ -10,6 +10,7 @@
 #include "core/parallel.h"
 #include "head/cpu/engine.h"
 #include "head/gathered_words.h"
+#include "math/lse_state.h"
 
 namespace logitless::cpu {
 
@@ -188,15 +189,15 @@ void Engine::backward_block(const PieceBlock& block, std::int64_t first, std::in
   const GatheredLayout& layout = layout_.gathered;
   BackwardChunk chunk;
   set_block(chunk, block, first, count);
-  // Kernels read whole panels: what follows the last token is 0.
+  // Kernels read whole panels: what follows the last token is 0, its exponentials too.
   const std::int64_t end = std::min(round_up(count, 64), sizes_.tokens) + 64;
-  const auto part = [&](std::size_t to, std::size_t from) {
+  const auto part = [&](std::size_t to, std::size_t from, double rest = 0.0) {
     float* const values = at<float>(to);
     std::copy_n(at<float>(from) + first, count, values);
-    std::fill(values + count, values + end, 0.0f);
+    std::fill(values + count, values + end, static_cast<float>(rest));
     return values;
   };
-  chunk.exponent = part(layout.exponent, layout_.exponent);
+  chunk.exponent = part(layout.exponent, layout_.exponent, kMostExponent);
   chunk.linear = part(layout.linear, layout_.linear);
   if (features.entropy_gradient) chunk.slope = part(layout.slope, layout_.slope);
   if (features.label_smoothing) chunk.flat = part(layout.flat, layout_.flat);

@@ -15,7 +15,8 @@ ChunkSizes chunk_sizes(PlanKind kind, const PlanSizes& sizes, int threads) {
           .forward_only = kind == PlanKind::forward,
           .far = is_far(kind),
           .far_forward = kind == PlanKind::far_both,
-          .piece_rows = sizes.piece_rows};
+          .piece_rows = sizes.piece_rows,
+          .weight_words = sizes.weight_words};
 }
 
 ChunkSizes chunk_sizes(const LossPlan& plan) {
@@ -28,7 +29,8 @@ std::size_t weight_sum_bytes(const HeadShape& shape, const HeadFeatures& feature
                      features.d_weight_dtype != DType::f32 && sizes.tokens < shape.tokens;
   if (!apart) return 0;
   const std::int64_t bytes = features.d_weight_dtype == DType::bf16 ? 2 : 4;
-  return static_cast<std::size_t>(round_up(shape.vocab * shape.dim * bytes, 64));
+  const std::int64_t words = sizes.weight_words > 0 ? sizes.weight_words : shape.vocab;
+  return static_cast<std::size_t>(round_up(words * shape.dim * bytes, 64));
 }
 
 namespace {
@@ -111,6 +113,16 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
   out.omega = take(features.vocab_weight ? shape.vocab * 4 : 0);
   out.d_bias = take(backward && features.d_bias && !gathered ? shape.vocab * 4 : 0);
   out.d_weight = take(static_cast<std::int64_t>(weight_sum_bytes(shape, features, sizes)));
+  if (sizes.weight_words > 0) {
+    const std::int64_t all = shape.tokens * features.targets_per_token;
+    out.kept.exponent = take(shape.tokens * 4);
+    out.kept.linear = take(shape.tokens * 4);
+    out.kept.slope = take(features.entropy_gradient ? shape.tokens * 4 : 0);
+    out.kept.flat = take(features.label_smoothing ? shape.tokens * 4 : 0);
+    out.kept.coefficient = take(all * 4);
+    out.kept.words = take(all * 4);
+    out.kept.places = take(chunk_slots * 4);
+  }
   if (sizes.far) {
     const std::int64_t tiles = ceil_div(shape.vocab, kVocabTile);
     out.far.positions = take(slots * 4);

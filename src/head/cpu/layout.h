@@ -82,6 +82,14 @@ struct GatheredLayout {
   std::size_t whole_sums = 0;  // the bytes of whole_sums
   std::size_t d_hidden = 0;    // f32 [N, D]: sums over pieces of a 16-bit d_hidden
 };
+// What is kept of all N tokens until their part of d_weight is made, where that has a pass of its
+// own.
+struct KeptLayout {
+  std::size_t exponent = 0, linear = 0, slope = 0, flat = 0;  // f32 [N]
+  std::size_t coefficient = 0;                                // f32 [N K]
+  std::size_t words = 0;                                      // i32 [N K]
+  std::size_t places = 0;  // i32 [C K]: which of the words at hand the targets are
+};
 struct Layout {
   std::size_t rows = 0;          // int64 [tokens]: rows of hidden that are not ignored
   std::size_t exponent = 0;      // f32 [C]
@@ -101,8 +109,10 @@ struct Layout {
   std::size_t bias = 0;          // f32 [V] with a bias
   std::size_t omega = 0;         // f32 [V] with class weights; by word where words are gathered
   std::size_t d_bias = 0;        // f32 [V] when asked for
-  // fp32 [V, D] or its low halves, for a 16-bit d_weight over several chunks
+  // fp32 [V, D] or its low halves, for a 16-bit d_weight over several chunks; of weight_words where
+  // it has a pass of its own
   std::size_t d_weight = 0;
+  KeptLayout kept;
   FarLayout far;
   AuditLayout audit;
   ShardLayout shard;
@@ -115,7 +125,8 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
                  const ChunkSizes& sizes, std::int64_t audited = 0);
 Layout layout_of(const LossPlan& plan);
 
-// Bytes of the sums kept beside a 16-bit d_weight that several chunks add to; else 0.
+// Bytes of the sums kept beside a 16-bit d_weight that several chunks add to, of the words whose
+// d_weight is made at a time; else 0.
 std::size_t weight_sum_bytes(const HeadShape& shape, const HeadFeatures& features,
                              const ChunkSizes& sizes);
 

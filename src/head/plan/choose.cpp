@@ -51,7 +51,8 @@ class PlanBuilder {
                            .sample_every = plan_.sample_every,
                            .audited = audited(),
                            .dealt = dealt(),
-                           .one_chunk = one_chunk_},
+                           .one_chunk = one_chunk_,
+                           .weight_apart = !least_},
                           request_.device, plan_);
     std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
                                    PlanKind::recompute};
@@ -149,7 +150,7 @@ class PlanBuilder {
   // Where a 16-bit d_weight makes a kind as large as that: so much, and what f32 would need.
   std::string because_of_sums(PlanKind kind, const PlanSizes& sizes) const {
     const std::size_t sums = search_->weight_sums(kind, sizes);
-    if (sums == 0) return {};
+    if (sums == 0 || sizes.weight_words > 0) return {};
     return concat(", ", format_bytes(sums), " of it what ", name_of(features_.d_weight_dtype),
                   " leaves of the sums of d_weight over several chunks (",
                   format_bytes(least_with_f32(kind)), " with d_weight_dtype f32)");
@@ -230,6 +231,7 @@ class PlanBuilder {
     plan_.weight_ranges = sizes.weight_ranges;
     plan_.first_tokens = sizes.first_tokens;
     plan_.piece_rows = sizes.piece_rows;
+    plan_.weight_words = sizes.weight_words;
     plan_.passes = winner.passes;
     plan_.predicted_seconds = winner.predicted_seconds;
     LossPlanAccess::set_workspace_bytes(plan_, winner.workspace_bytes);
@@ -337,9 +339,8 @@ std::size_t exchange_limit(const HeadShape& shape, const HeadFeatures& features)
   return cuda::exchange_bytes(shape, features, {.chunk = kLarge}) + static_cast<std::size_t>(sums);
 }
 
-LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
-                  const PlanRequest& request) {
-  if (request.memory_budget != 0) return PlanBuilder(shape, features, request).build();
+LossPlan plan_without_budget(const HeadShape& shape, const HeadFeatures& features,
+                             const PlanRequest& request) {
   const bool far =
       request.accuracy != Accuracy::exact || (request.kind.has_value() && is_far(*request.kind));
   const bool on_cpu = request.device.kind == DeviceKind::cpu;
@@ -358,6 +359,19 @@ LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
     plan = with_default_threads(std::move(plan), threads > 0 ? threads : default_threads());
   }
   return plan;
+}
+
+// A budget is a ceiling: where the fastest plan below it takes more than the fp32 logits would, it
+// is what is chosen without one, if that is less. A kind that is asked for takes what it is given.
+LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
+                  const PlanRequest& request) {
+  if (request.memory_budget == 0) return plan_without_budget(shape, features, request);
+  LossPlan plan = PlanBuilder(shape, features, request).build();
+  if (request.kind.has_value() || plan.workspace_bytes() <= plan.logits_bytes()) return plan;
+  LossPlan free = plan_without_budget(shape, features, request);
+  if (free.workspace_bytes() >= plan.workspace_bytes()) return plan;
+  free.memory_budget = request.memory_budget;
+  return free;
 }
 
 PlanRequest for_context(const Context& context, PlanRequest request) {

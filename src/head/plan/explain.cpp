@@ -59,9 +59,9 @@ std::string LossPlan::explain() const {
   std::istringstream movements(movement);
   for (std::string line; std::getline(movements, line);) out << "  " << line << "\n";
   if (default_limit != 0) {
-    out << "  no budget was given: the least workspace within "
-        << default_slack(features, threads > 0) * 100.0 << " % of the best predicted time below "
-        << format_bytes(default_limit) << "\n";
+    out << (memory_budget == 0 ? "  no budget was given: the" : "  below the budget: the")
+        << " least workspace within " << default_slack(features, threads > 0) * 100.0
+        << " % of the best predicted time below " << format_bytes(default_limit) << "\n";
   } else if (memory_budget == 0) {
     out << "  no budget was given, and no plan takes less\n";
   }
@@ -79,6 +79,8 @@ std::string LossPlan::explain() const {
     out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab)
         << " of " << shape.vocab << " words";
   }
+  if (weight_words > 0)
+    out << "\n  d_weight of " << weight_words << " words at a time, in a pass of its own";
   if (piece_rows > 0)
     out << "\n  weights in pieces of " << piece_rows
         << " rows of each rank, gathered for each call";

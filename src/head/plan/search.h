@@ -30,6 +30,8 @@ struct PlanProblem {
   std::int64_t audited = 0;
   bool dealt = false;      // of words spread over ranks: by a table
   bool one_chunk = false;  // of all tokens, of a dense plan
+  // d_weight may have a pass of its own.
+  bool weight_apart = false;
 };
 
 class PlanSearch {

@@ -49,10 +49,8 @@ void each_slab(PlanKind kind, const HeadShape& shape, F function) {
 
 }  // namespace
 
-SizedPlan CpuSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t slab,
-                           std::int64_t stored) const {
+SizedPlan CpuSearch::sized(PlanKind kind, const PlanSizes& sizes) const {
   const bool far = is_far(kind);
-  const PlanSizes sizes{.chunk_tokens = tokens, .slab_vocab = slab, .stored_vocab = stored};
   const auto bytes_for = [&](int threads) {
     return cpu::layout_of(kernel_, p_.shape, p_.features, cpu::chunk_sizes(kind, sizes, threads),
                           far ? p_.audited : 0)
@@ -63,14 +61,22 @@ SizedPlan CpuSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t slab
 }
 
 SizedPlan CpuSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t slab) const {
-  return sized(kind, tokens, slab, kind == PlanKind::dense ? padded_vocab(p_.shape) : 0);
+  return sized(kind, {.chunk_tokens = tokens,
+                      .slab_vocab = slab,
+                      .stored_vocab = kind == PlanKind::dense ? padded_vocab(p_.shape) : 0});
 }
 
 // With slabs of this width: the most tokens a chunk may have to fit; what takes the least if none
 // does.
-SizedPlan CpuSearch::largest(PlanKind kind, std::int64_t slab, std::size_t budget) const {
+SizedPlan CpuSearch::largest(PlanKind kind, std::int64_t slab, std::size_t budget,
+                             std::int64_t weight_words) const {
   const ChunkCounts counts(p_.shape, kind);
-  const auto with = [&](std::int64_t count) { return sized(kind, counts.chunk(count), slab); };
+  const auto with = [&](std::int64_t count) {
+    SizedPlan out = sized(kind, counts.chunk(count), slab);
+    if (weight_words == 0) return out;
+    out.sizes.weight_words = weight_words;
+    return sized(kind, out.sizes);
+  };
   const SizedPlan fewest = with(counts.fewest);
   if (fewest.bytes <= budget) return fewest;
   const SizedPlan smallest = with(counts.most);
@@ -85,7 +91,8 @@ SizedPlan CpuSearch::largest(PlanKind kind, std::int64_t slab, std::size_t budge
 SizedPlan CpuSearch::with_stored(std::int64_t tokens, std::int64_t slab, std::size_t budget) const {
   const std::int64_t tiles = padded_vocab(p_.shape) / kVocabTile;
   const auto with = [&](std::int64_t count) {
-    return sized(PlanKind::stored, tokens, slab, count * kVocabTile);
+    return sized(PlanKind::stored,
+                 {.chunk_tokens = tokens, .slab_vocab = slab, .stored_vocab = count * kVocabTile});
   };
   if (p_.stored_fraction > 0.0) return with(stored_tiles(p_.stored_fraction, tiles));
   return with(
@@ -106,6 +113,26 @@ SizedPlan CpuSearch::fastest(PlanKind kind, std::size_t budget) const {
     }
   });
   return best.found();
+}
+
+// The sums of a 16-bit d_weight are those of all words but where it is made some words at a time,
+// for which tokens of other ranks would have to come again.
+bool CpuSearch::weight_may_be_apart(PlanKind kind) const {
+  const HeadFeatures& f = p_.features;
+  return kind == PlanKind::recompute && p_.weight_apart && f.d_weight &&
+         f.d_weight_dtype != DType::f32 && !f.tokens_sharded;
+}
+
+SizedPlan CpuSearch::with_weight_apart(PlanKind kind, std::size_t budget) const {
+  BestSize best(budget);
+  for (std::int64_t words = round_up(padded_vocab(p_.shape) / 2, kVocabTile);;
+       words = round_up(words / 2, kVocabTile)) {
+    each_slab(kind, p_.shape, [&](std::int64_t slab) {
+      const SizedPlan sized = largest(kind, slab, budget, words);
+      best.offer(sized, seconds(kind, sized.sizes));
+    });
+    if (words <= kVocabTile) return best.found();
+  }
 }
 
 // The sizes that take least of those as fast as the fastest.
@@ -129,6 +156,14 @@ SizedPlan CpuSearch::leanest(PlanKind kind, const SizedPlan& fastest, std::size_
 
 SizedPlan CpuSearch::best(PlanKind kind, std::size_t budget) const {
   const SizedPlan found = fastest(kind, budget);
+  if (weight_may_be_apart(kind)) {
+    const SizedPlan apart = with_weight_apart(kind, budget);
+    const bool better =
+        found.bytes > budget
+            ? apart.bytes < found.bytes
+            : apart.bytes <= budget && seconds(kind, apart.sizes) < seconds(kind, found.sizes);
+    if (better) return apart;
+  }
   // A stored plan is there to fill the budget, and the far field keeps fewer tiles of large chunks.
   if (found.bytes > budget || kind == PlanKind::stored || is_far(kind)) return found;
   return leanest(kind, found, budget);
@@ -166,7 +201,9 @@ double CpuSearch::passes(PlanKind kind, const PlanSizes& sizes) const {
   }
   const double stored = static_cast<double>(std::min(sizes.stored_vocab, p_.shape.vocab)) /
                         static_cast<double>(p_.shape.vocab);
-  return 2.0 - stored + (f.d_hidden ? 1.0 : 0.0) + (f.d_weight ? 1.0 : 0.0);
+  // Logits once more for a d_weight apart, unless nothing else comes of the first time.
+  const double again = sizes.weight_words > 0 && (f.d_hidden || f.d_bias) ? 1.0 : 0.0;
+  return 2.0 - stored + again + (f.d_hidden ? 1.0 : 0.0) + (f.d_weight ? 1.0 : 0.0);
 }
 
 double CpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
@@ -185,8 +222,12 @@ double CpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
                       static_cast<double>(std::max<std::int64_t>(sizes.slab_vocab, 1)))
           : 0.0;
   const double hidden = static_cast<double>(shape.tokens) * static_cast<double>(shape.dim);
-  return (work + chunks * pass_count * weights * kPackSeconds + logits * kExpSeconds +
-          slabs * hidden * kSlabSeconds) /
+  const double calls =  // of tokens that are packed twice
+      sizes.weight_words > 0 ? 2.0 * std::ceil(static_cast<double>(shape.vocab) /
+                                               static_cast<double>(sizes.weight_words))
+                             : 0.0;
+  return (work + calls * hidden * kPackSeconds + chunks * pass_count * weights * kPackSeconds +
+          logits * kExpSeconds + slabs * hidden * kSlabSeconds) /
          threads_;
 }
 

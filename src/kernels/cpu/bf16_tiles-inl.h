@@ -10,6 +10,7 @@
 #define LOGITLESS_BF16_TILES_INL_H
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -26,14 +27,15 @@ namespace logitless::cpu::HWY_NAMESPACE {
 
 inline constexpr std::int64_t kTile = 512;  // elements
 
-// c [32][32] (+)= a . b over `steps` steps of 32 k. a_step and b_step: elements between steps.
+// c [32][32] (+)= a . b over `steps` steps of 32 k. a_step and b_step: elements between steps. Of c
+// only the first `rows` rows are wanted, if those are less.
 struct EmulatedTiles {
   using Bf16 = PortableBf16;
   struct Session {};
   static void Multiply(const std::uint16_t* a, std::int64_t a_step, const std::uint16_t* b,
                        std::int64_t b_step, std::int64_t steps, float* HWY_RESTRICT c,
-                       std::int64_t ldc, bool add) {
-    for (int i = 0; i < 32; ++i) {
+                       std::int64_t ldc, bool add, std::int64_t rows = 32) {
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(rows, 32); ++i) {
       for (int j = 0; j < 32; ++j) {
         float sum = add ? c[i * ldc + j] : 0.0f;
         for (std::int64_t s = 0; s < steps; ++s) {
@@ -77,7 +79,8 @@ struct HardwareTiles {
 
   static HWY_INLINE void Multiply(const std::uint16_t* a, std::int64_t a_step,
                                   const std::uint16_t* b, std::int64_t b_step, std::int64_t steps,
-                                  float* HWY_RESTRICT c, std::int64_t ldc, bool add) {
+                                  float* HWY_RESTRICT c, std::int64_t ldc, bool add,
+                                  std::int64_t /*rows*/ = 32) {
     const std::size_t stride = static_cast<std::size_t>(ldc) * sizeof(float);
     if (add) {
       _tile_loadd(0, c, stride);
@@ -116,8 +119,9 @@ struct DotTiles {
   struct Session {};
   static HWY_INLINE void Multiply(const std::uint16_t* a, std::int64_t a_step,
                                   const std::uint16_t* b, std::int64_t b_step, std::int64_t steps,
-                                  float* HWY_RESTRICT c, std::int64_t ldc, bool add) {
-    for (std::int64_t r = 0; r < 32; r += 8)
+                                  float* HWY_RESTRICT c, std::int64_t ldc, bool add,
+                                  std::int64_t rows = 32) {
+    for (std::int64_t r = 0; r < std::min<std::int64_t>(rows, 32); r += 8)
       Rows(a + r / 16 * kTile + r % 16 * 32, a_step, b, b_step, steps, c + r * ldc, ldc, add);
   }
 

@@ -1,5 +1,11 @@
 #include "kernels/cpu/features.h"
 
+#include <atomic>
+#include <utility>
+
+#include "hwy/targets.h"
+#include "kernels/cpu_facts.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -62,3 +68,35 @@ bool dot_product_is_fast() {
 }
 
 }  // namespace logitless::cpu
+
+namespace logitless {
+namespace {
+
+CpuFacts this_machine() {
+  CpuFacts facts;
+#if defined(__x86_64__)
+  const std::int64_t targets = hwy::SupportedTargets();
+  if ((targets & HWY_AVX2) != 0) facts.avx2.clear();
+  if ((targets & HWY_AVX3) != 0) facts.avx512.clear();
+#endif
+  facts.avx512_bf16 = cpu::avx512_bf16_missing();
+  facts.amx_bf16 = cpu::amx_bf16_missing();
+  facts.dot_product_is_fast = cpu::dot_product_is_fast();
+  return facts;
+}
+
+std::atomic<const CpuFacts*> assumed{nullptr};
+
+}  // namespace
+
+const CpuFacts& cpu_facts() {
+  static const CpuFacts own = this_machine();
+  const CpuFacts* const other = assumed.load(std::memory_order_acquire);
+  return other != nullptr ? *other : own;
+}
+
+AssumedCpu::AssumedCpu(CpuFacts facts)
+    : facts_(std::move(facts)), before_(assumed.exchange(&facts_, std::memory_order_acq_rel)) {}
+AssumedCpu::~AssumedCpu() { assumed.store(before_, std::memory_order_release); }
+
+}  // namespace logitless

@@ -60,26 +60,24 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include "hwy/targets.h"
-#include "kernels/cpu/features.h"
 #include "kernels/cpu/register_cpu.h"
+#include "kernels/cpu_facts.h"
 
 namespace logitless::cpu {
 namespace {
 
-template <std::int64_t kTarget>
-Support target_runnable() {
-  if ((hwy::SupportedTargets() & kTarget) != 0) return {};
-  return std::string("the processor has no ") +
-         (kTarget == HWY_AVX3 ? "AVX-512" : hwy::TargetName(kTarget));
+#if HWY_ARCH_X86
+Support avx2_runnable() { return cpu_facts().avx2; }
+Support avx512_runnable() { return cpu_facts().avx512; }
+Support dot_runnable() {
+  const Support reason = avx512_runnable();
+  return reason.empty() ? cpu_facts().avx512_bf16 : reason;
 }
 Support amx_runnable() {
-  const Support reason = target_runnable<HWY_AVX3>();
-  return reason.empty() ? amx_bf16_missing() : reason;
+  const Support reason = avx512_runnable();
+  return reason.empty() ? cpu_facts().amx_bf16 : reason;
 }
-Support dot_runnable() {
-  const Support reason = target_runnable<HWY_AVX3>();
-  return reason.empty() ? avx512_bf16_missing() : reason;
-}
+#endif
 // The portable target needs nothing.
 Support always_runnable() { return {}; }
 
@@ -103,21 +101,21 @@ HeadKernel row(HeadKernel kernel, std::string_view name, Support (*runnable)(),
 
 }  // namespace
 
-std::vector<HeadKernel> simd_kernels() {
+std::vector<HeadKernel> simd_kernels([[maybe_unused]] bool dot_product_is_fast) {
   std::vector<HeadKernel> rows;
 #if HWY_TARGETS & HWY_AVX3
   rows.push_back(row(N_AVX3::KernelAmx(), "amx_bf16", amx_runnable, 1300e9, supports_bf16));
   const HeadKernel dot =
       row(N_AVX3::KernelDot(), "avx512_bf16", dot_runnable, 100e9, supports_bf16);
-  const HeadKernel wide = row(N_AVX3::KernelF32(), "avx512", target_runnable<HWY_AVX3>, 110e9);
+  const HeadKernel wide = row(N_AVX3::KernelF32(), "avx512", avx512_runnable, 110e9);
   // Half the speed of `avx512` on Intel's cores (docs/benchmarks.md), where vdpbf16ps keeps its
   // unit busy four times as long as a multiply-add; on AMD's as long as one, for twice the
   // products.
-  rows.push_back(dot_product_is_fast() ? dot : wide);
-  rows.push_back(dot_product_is_fast() ? wide : dot);
+  rows.push_back(dot_product_is_fast ? dot : wide);
+  rows.push_back(dot_product_is_fast ? wide : dot);
 #endif
 #if HWY_TARGETS & HWY_AVX2
-  rows.push_back(row(N_AVX2::KernelF32(), "avx2", target_runnable<HWY_AVX2>, 70e9));
+  rows.push_back(row(N_AVX2::KernelF32(), "avx2", avx2_runnable, 70e9));
 #endif
 #if HWY_TARGETS & HWY_NEON
   rows.push_back(row(N_NEON::KernelF32(), "neon", always_runnable, 30e9));

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "math/lse_state.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
@@ -20,7 +21,7 @@ using DU = hn::Rebind<std::uint32_t, D>;
 using DU16 = hn::Rebind<std::uint16_t, D>;
 using V = hn::Vec<D>;
 
-inline constexpr float kLog2EFloat = 1.44269504f;
+inline constexpr float kLog2EFloat = static_cast<float>(kLog2E);
 inline constexpr std::size_t kMaxLanes = hn::MaxLanes(D());
 
 // 2^t for t <= 128; relative error under 3e-7, 0 for t < -126, NaN for NaN. The polynomials are
@@ -64,6 +65,23 @@ HWY_INLINE V Exp2(V t) {
   return hn::IfThenElse(hn::IsNaN(t), t, hn::IfThenZeroElse(tiny, r));
 }
 #endif
+
+// log2 of exp(x) 2^-k, rounded once: the product is as large as x may be, the result small.
+HWY_INLINE V Log2OfExp(V x, V k) {
+  const D d;
+#if HWY_NATIVE_FMA
+  return hn::MulSub(x, hn::Set(d, kLog2EFloat), k);
+#else
+  HWY_ALIGN float of[kMaxLanes];
+  HWY_ALIGN float less[kMaxLanes];
+  hn::Store(x, d, of);
+  hn::Store(k, d, less);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) {
+    of[i] = static_cast<float>(static_cast<double>(of[i]) * kLog2E - static_cast<double>(less[i]));
+  }
+  return hn::Load(d, of);
+#endif
+}
 
 // log2 of a positive normal number, to 2e-5 (a least-squares fit at Chebyshev nodes).
 HWY_INLINE V Log2(V x) {

@@ -21,7 +21,9 @@ double logit(const ChunkCommon& chunk, std::int64_t token, std::int64_t word) {
   double sum = chunk.bias == nullptr ? 0.0 : chunk.bias[word];
   for (std::int64_t k = 0; k < chunk.shape.dim; ++k)
     sum += at(chunk.hidden, token, k) * at(chunk.weight, word, k);
-  return softcap(sum * chunk.features->logit_scale, static_cast<double>(chunk.features->softcap));
+  // A logit is fp32's, as the target's is that comes back: their differences are exact then.
+  return static_cast<float>(
+      softcap(sum * chunk.features->logit_scale, static_cast<double>(chunk.features->softcap)));
 }
 
 // A row of doubles for each thread: logits of one token, or one row of a gradient.
@@ -64,9 +66,10 @@ void forward_token(const ForwardChunk& chunk, std::int64_t token, double* z) {
   double sum = 0.0;
   double entropy = 0.0;
   for (std::int64_t j = 0; j < vocab; ++j) {
-    const double e = std::exp2(z[j] * kLog2E - exponent);
+    const double bits = z[j] * kLog2E - exponent;
+    const double e = std::exp2(bits);
     sum += e;
-    if (e != 0.0) entropy += e * z[j];
+    if (e != 0.0) entropy += e * bits;
   }
   chunk.exponent[token] = static_cast<float>(exponent);
   chunk.sum[token] = static_cast<float>(sum);
@@ -106,9 +109,10 @@ double logit_gradient(const BackwardChunk& chunk, std::int64_t token, std::int64
   }
   if (target) return exact;
   const double z = logit(chunk, token, word);
-  const double e = std::exp2(z * kLog2E - chunk.exponent[token]);
+  const double bits = z * kLog2E - chunk.exponent[token];
+  const double e = std::exp2(bits);
   double g = e == 0.0 ? 0.0 : e * chunk.linear[token];
-  if (chunk.slope != nullptr && e != 0.0) g += e * chunk.slope[token] * z;
+  if (chunk.slope != nullptr && e != 0.0) g += e * chunk.slope[token] * bits;
   if (chunk.flat != nullptr)
     g += chunk.flat[token] * (chunk.omega == nullptr ? 1.0 : chunk.omega[word]);
   return g * softcap_slope(z, static_cast<double>(chunk.features->softcap));

@@ -147,7 +147,7 @@ void TotalEstimates(const FarMemory<Engine>& memory, std::int64_t panel, float* 
 }
 
 // The forward of a segment over what is kept. Every target's tile is kept for its block, so that no
-// target is passed by.
+// target is passed by but those of tokens whose total is no number.
 template <class Engine>
 struct KeepNear {
   const FarMemory<Engine>& memory;
@@ -251,8 +251,10 @@ void RunFarForward(const FarForwardChunk& call) {
   MarkTiles(chunk, memory, chunk.tau, nullptr, chunk.log2_total, chunk.points.log2_caution);
   for (std::int64_t tile = 0; tile < layout.tiles; ++tile) {
     for (std::int32_t e = chunk.targets.tile_begin[tile]; e < chunk.targets.tile_begin[tile + 1];
-         ++e)
-      memory.kept(tile)[chunk.targets.entries[e].token / memory.kBlock] = 1;
+         ++e) {
+      const std::int64_t token = chunk.targets.entries[e].token;
+      if (!std::isnan(chunk.log2_total[token])) memory.kept(tile)[token / memory.kBlock] = 1;
+    }
   }
   KeepAllOfMany(memory, chunk.most_kept);
   parallel_for(chunk.threads, layout.segments, [&](std::int64_t segment, int thread) {

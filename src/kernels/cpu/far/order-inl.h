@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -45,8 +46,10 @@ void RunFarKeys(const FarKeys& chunk) {
       const std::int64_t place =
           count[t] == 0 ? 0 : sum[t] * kFarPlaces / (std::int64_t{count[t]} * tiles);
       const std::int64_t part = std::int64_t{last[t]} * kFarClasses / tiles;
-      chunk.keys[first + t] =
-          count[t] == 0 ? kFarKeys - 1 : static_cast<std::int32_t>(part * kFarPlaces + place);
+      chunk.keys[first + t] = std::isnan(chunk.log2_total[first + t]) ? kFarKeys - 1
+                              : count[t] == 0
+                                  ? kFarKeys - 2
+                                  : static_cast<std::int32_t>(part * kFarPlaces + place);
     }
   });
 }

@@ -174,7 +174,7 @@ struct EngineBf16 {
   static void WeightGradient(const Gradient& g, std::int64_t rows, const Element* x,
                              std::int64_t tokens, std::int64_t depth, std::int64_t first_panel,
                              std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
-    const std::int64_t steps = tokens / 32;
+    const std::int64_t steps = ceil_div(tokens, std::int64_t{32});
     constexpr std::int64_t kStepA = kTileGroup * (kVocabTile / 16) * kTile;
     for (std::int64_t s = 0; s < steps; s += kGradientDepth) {
       const std::int64_t n = std::min(kGradientDepth, steps - s);
@@ -199,7 +199,7 @@ struct EngineBf16 {
         const Element* b = w + (first_panel + q) * depth * kPanel + s * kStep;
         for (std::int64_t t = 0; t < tokens; t += kRows) {
           Tiles::Multiply(slab + ((first_token + t) / 32 * (slab_depth / 32) + s) * kStep, kStep, b,
-                          kStep, n, c + t * ldc + q * kPanel, ldc, true);
+                          kStep, n, c + t * ldc + q * kPanel, ldc, true, tokens - t);
         }
       }
     }

@@ -217,7 +217,9 @@ void MergeSegments(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
       if (state.sum[t] != 0.0f) {
         const double factor = std::exp2(static_cast<double>(state.exponent[t]) - top);
         sum += state.sum[t] * factor;
-        if (state.entropy != nullptr) entropy += state.entropy[t] * factor;
+        if (state.entropy != nullptr && factor != 0.0)
+          entropy +=
+              entropy_against(top, state.exponent[t], state.sum[t], state.entropy[t]) * factor;
       }
       if (state.weighted != nullptr) weighted += state.weighted[t];
       if (state.best != nullptr && state.best[t] > best) {
@@ -335,7 +337,8 @@ void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
       const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
       LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words,
                          round_up(words, Engine::kRows), column, columns, c, layout.column_block);
-      Engine::WeightGradient(gradient, words, memory.x_backward(), memory.tokens, layout.tokens,
+      // Nothing comes of the tokens that pad a panel: few tokens would wait for many of them.
+      Engine::WeightGradient(gradient, words, memory.x_backward(), chunk.tokens, layout.tokens,
                              column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
       for (const SparseEntry* e = entries; e != entries_end; ++e) {
         AddRow(chunk.hidden, e->token, column, columns, chunk.coefficient[e->slot],
@@ -399,7 +402,7 @@ void AddSlabToHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memo
     const std::int64_t token = task / column_blocks * kTokenBlock;
     const std::int64_t column = task % column_blocks * layout.column_block;
     Engine::HiddenGradient(memory.slab_gradient(), layout.gradient_stride, token,
-                           std::min(kTokenBlock, memory.tokens - token), chunk.sizes.slab_vocab,
+                           std::min(kTokenBlock, chunk.tokens - token), chunk.sizes.slab_vocab,
                            memory.slab_weight(), tiles * kVocabTile, chunk.sizes.slab_vocab,
                            column / kPanel,
                            std::min(layout.column_block, layout.dim_n - column) / kPanel,

@@ -31,7 +31,7 @@ struct PanelState {
   float* sum;
   float* best = nullptr;        // with argmax
   float* best_index = nullptr;  // an int32 in a float's bits
-  double* entropy = nullptr;    // sum_j 2^(z log2e - exponent) z
+  double* entropy = nullptr;    // sum_j x log2 x of x = 2^(z log2e - exponent)
   double* weighted = nullptr;
   WideSum* wide = nullptr;  // of words spread over ranks
   float* base = nullptr;    // with tile masses: what they are relative to; -inf until one has mass
@@ -155,27 +155,39 @@ HWY_INLINE void AbsorbBest(std::int64_t first_word, std::int64_t words, const fl
   hn::StoreU(hn::BitCast(d, index), d, state.best_index + t);
 }
 
+// One side of a merge of entropies: its sum of exponentials, what its exponent is above the common
+// one, and 2 to that.
+struct EntropyPart {
+  V shift, sum, scale;
+};
+
 template <int kPanel>
 HWY_INLINE void AbsorbEntropy(std::int64_t words, const float* HWY_RESTRICT z, std::int64_t t, V k,
-                              V old_scale, V new_scale, const PanelState& state) {
+                              const EntropyPart& old_part, const EntropyPart& new_part,
+                              const PanelState& state) {
   const D d;
-  HWY_ALIGN float part[kMaxLanes];
-  HWY_ALIGN float old_part[kMaxLanes];
-  HWY_ALIGN float new_part[kMaxLanes];
-  V ez = hn::Zero(d);
+  V sum = hn::Zero(d);
   for (std::int64_t r = 0; r < words; ++r) {
-    const V x = hn::Load(d, z + r * kPanel + t);
-    const V e = Exp2(hn::MulSub(x, hn::Set(d, kLog2EFloat), k));
+    const V bits = Log2OfExp(hn::Load(d, z + r * kPanel + t), k);
+    const V e = Exp2(bits);
     // A masked word is 0 * -inf.
-    ez = hn::Add(ez, hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, x)));
+    sum = hn::Add(sum, hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, bits)));
   }
-  hn::Store(ez, d, part);
-  hn::Store(old_scale, d, old_part);
-  hn::Store(new_scale, d, new_part);
-  for (std::size_t i = 0; i < hn::Lanes(d); ++i) {
-    state.entropy[t + i] =
-        state.entropy[t + i] * old_part[i] + static_cast<double>(part[i]) * new_part[i];
+  HWY_ALIGN float own[kMaxLanes];
+  HWY_ALIGN float numbers[6][kMaxLanes];
+  hn::Store(sum, d, own);
+  int at = 0;
+  for (const EntropyPart* part : {&old_part, &new_part}) {
+    for (const V v : {part->shift, part->sum, part->scale}) hn::Store(v, d, numbers[at++]);
   }
+  // Of a side without words the scale is 0, and its other numbers may be anything.
+  const auto scaled = [&](double entropy, int side, std::size_t i) {
+    const float scale = numbers[side + 2][i];
+    if (scale == 0.0f) return 0.0;
+    return entropy_against(0.0, numbers[side][i], numbers[side + 1][i], entropy) * scale;
+  };
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i)
+    state.entropy[t + i] = scaled(state.entropy[t + i], 0, i) + scaled(own[i], 3, i);
 }
 
 template <int kPanel>
@@ -184,13 +196,29 @@ HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t words,
                                const PanelState& state) {
   const D d;
   HWY_ALIGN float part[kMaxLanes];
-  V zw = hn::Zero(d);
-  for (std::int64_t r = 0; r < words; ++r) {
+  HWY_ALIGN float base[kMaxLanes];
+  // Logits with a large common offset are summed less a multiple of 64 within all of them, so that
+  // fp32 keeps what tells them apart.
+  V least = hn::Load(d, z + t), most = least;
+  for (std::int64_t r = 1; r < words; ++r) {
     const V x = hn::Load(d, z + r * kPanel + t);
+    least = hn::Min(least, x);
+    most = hn::Max(most, x);
+  }
+  const V common = hn::Add(hn::Max(least, hn::Zero(d)), hn::Min(most, hn::Zero(d)));
+  const V offset = hn::Mul(hn::Trunc(hn::Mul(common, hn::Set(d, 1.0f / 64.0f))), hn::Set(d, 64.0f));
+  const V finite = hn::IfThenElseZero(hn::Lt(hn::Abs(offset), hn::Set(d, 0x1p30f)), offset);
+  V zw = hn::Zero(d);
+  double total = f.omega == nullptr ? static_cast<double>(words) : 0.0;
+  for (std::int64_t r = 0; r < words; ++r) {
+    const V x = hn::Sub(hn::Load(d, z + r * kPanel + t), finite);
     zw = f.omega == nullptr ? hn::Add(zw, x) : hn::MulAdd(hn::Set(d, f.omega[r]), x, zw);
+    if (f.omega != nullptr) total += static_cast<double>(f.omega[r]);
   }
   hn::Store(zw, d, part);
-  for (std::size_t i = 0; i < hn::Lanes(d); ++i) state.weighted[t + i] += part[i];
+  hn::Store(finite, d, base);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i)
+    state.weighted[t + i] += static_cast<double>(part[i]) + static_cast<double>(base[i]) * total;
 }
 
 HWY_INLINE void AbsorbWide(V k, V sum, WideSum* HWY_RESTRICT wide) {
@@ -229,7 +257,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
     if (stored != nullptr) {
       for (std::int64_t r = 0; r < words; ++r) {
         const V x = hn::Load(d, z + r * kPanel + t);
-        V e = Exp2(hn::MulSub(x, log2e, k));
+        V e = Exp2(Log2OfExp(x, k));
         sum = hn::Add(sum, e);
         if (f.cap != 0.0f) e = hn::Mul(e, CapSlope(x, inverse));
         StoreElement<Bf16>(e, stored + r * kPanel + t);
@@ -238,7 +266,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
       hn::StoreU(hn::IfThenElse(hn::Eq(sum, hn::Zero(d)), lowest, k), d, stored_exponent + t);
     } else {
       for (std::int64_t r = 0; r < words; ++r) {
-        sum = hn::Add(sum, Exp2(hn::MulSub(hn::Load(d, z + r * kPanel + t), log2e, k)));
+        sum = hn::Add(sum, Exp2(Log2OfExp(hn::Load(d, z + r * kPanel + t), k)));
       }
     }
     if (mass != nullptr) {
@@ -247,7 +275,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
         slope_sum = hn::Zero(d);
         for (std::int64_t r = 0; r < words; ++r) {
           const V x = hn::Load(d, z + r * kPanel + t);
-          slope_sum = hn::MulAdd(Exp2(hn::MulSub(x, log2e, k)), CapSlope(x, inverse), slope_sum);
+          slope_sum = hn::MulAdd(Exp2(Log2OfExp(x, k)), CapSlope(x, inverse), slope_sum);
         }
       }
       StoreMass(k, slope_sum, t, state, mass);
@@ -269,8 +297,9 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
     if (state.wide != nullptr) AbsorbWide(k, sum, state.wide + t);
     if (state.best != nullptr) AbsorbBest<kPanel>(first_word, words, z, t, state);
     if (state.entropy != nullptr) {
-      AbsorbEntropy<kPanel>(words, z, t, k, hn::IfThenZeroElse(none, old_factor),
-                            hn::IfThenZeroElse(nothing, new_factor), state);
+      AbsorbEntropy<kPanel>(
+          words, z, t, k, {hn::Sub(old_k, high), old_sum, hn::IfThenZeroElse(none, old_factor)},
+          {hn::Sub(k, high), sum, hn::IfThenZeroElse(nothing, new_factor)}, state);
     }
     if (state.weighted != nullptr) AbsorbWeighted<kPanel>(f, words, z, t, state);
   }
@@ -290,7 +319,6 @@ HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficie
                                    std::int64_t words, float* HWY_RESTRICT z) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const V log2e = hn::Set(d, kLog2EFloat);
   const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     const V exponent = hn::LoadU(d, c.exponent + t);
@@ -300,10 +328,11 @@ HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficie
     for (std::int64_t r = 0; r < words; ++r) {
       float* at = z + r * kPanel + t;
       const V x = hn::Load(d, at);
-      const V e = Exp2(hn::MulSub(x, log2e, exponent));
+      const V bits = Log2OfExp(x, exponent);
+      const V e = Exp2(bits);
       V g;
       if (c.slope != nullptr) {
-        g = hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, hn::MulAdd(slope, x, linear)));
+        g = hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, hn::MulAdd(slope, bits, linear)));
       } else {
         g = hn::Mul(e, linear);
       }

@@ -51,9 +51,11 @@ __global__ void __launch_bounds__(kRows* kParts)
     mine.last = max(mine.last, other.last);
     mine.sum += other.sum;
   }
-  // Others have a key each: many equal ones take long to tell apart.
+  // Others have a key each: many equal ones take long to tell apart. A token whose total is no
+  // number comes with those that do not count, so that the others' blocks are what they are without
+  // it.
   auto key = static_cast<std::int32_t>(kKeys + row);
-  if (!counts(c, row)) {
+  if (!counts(c, row) || isnan(a.rows == nullptr ? a.total[row] : a.rows[row].lse_bits)) {
     key += static_cast<std::int32_t>(a.tokens);
   } else if (mine.count > 0) {
     const std::int64_t place =

@@ -38,13 +38,17 @@ struct RowSums {
   float top;
   int index;
 };
-// Of disjoint sets of words; the sums are of exp(z - top).
+// Of disjoint sets of words; the sums are of x = exp(z - top), and of x log x.
 __device__ RowSums merged(const RowSums& a, const RowSums& b) {
   const bool first = a.top > b.top || (a.top == b.top && a.index < b.index) || b.index < 0;
   const float top = first ? a.top : b.top;
   const double fa = a.top == top ? 1.0 : exp(static_cast<double>(a.top) - top);
   const double fb = b.top == top ? 1.0 : exp(static_cast<double>(b.top) - top);
-  return {a.sum * fa + b.sum * fb, a.entropy * fa + b.entropy * fb, a.weighted + b.weighted, top,
+  const auto entropy = [&](const RowSums& of, double factor) {
+    if (of.sum == 0.0 || factor == 0.0) return 0.0;
+    return entropy_against(top, of.top, of.sum, of.entropy) * factor;
+  };
+  return {a.sum * fa + b.sum * fb, entropy(a, fa) + entropy(b, fb), a.weighted + b.weighted, top,
           first ? a.index : b.index};
 }
 
@@ -73,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
       const float v = transformed(z[j], c, j);
       const float e = expf(v - top);
       sum += e;
-      if (c.shape.entropy) mine.entropy += e == 0.0f ? 0.0 : static_cast<double>(e) * v;
+      if (c.shape.entropy) mine.entropy += e == 0.0f ? 0.0 : static_cast<double>(e) * (v - top);
       if (++n % 64 == 0) {
         mine.sum += sum;
         sum = 0.0f;
@@ -111,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
   inverse_sums[row] = static_cast<float>(1.0 / all.sum);
   if (c.lse != nullptr) c.lse[row] = valid ? static_cast<float>(lse) : 0.0f;
   if (c.entropy != nullptr)
-    c.entropy[row] = valid ? static_cast<float>(lse - all.entropy / all.sum) : 0.0f;
+    c.entropy[row] = valid ? static_cast<float>(log(all.sum) - all.entropy / all.sum) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid ? static_cast<float>(all.weighted) : 0.0f;
   if (c.argmax != nullptr) c.argmax[row] = valid ? all.index + static_cast<int>(c.first_word) : -1;

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
 #include "kernels/device_far.h"
+#include "math/lse_state.h"
 
 namespace logitless::cuda {
 
@@ -35,7 +36,7 @@ struct ForwardArguments {
   const float* omega;
   const float* reference;  // [padded tokens], integral
   float* sums;             // of 2^(z log2e - reference)
-  float* entropy;          // of 2^(z log2e - reference) z, or null
+  float* entropy;          // of x log2 x, x = 2^(z log2e - reference), or null
   float* weighted;         // of omega z, or null
   float* best;             // greatest z, or null
   int* best_index;
@@ -56,7 +57,7 @@ struct ForwardArguments {
   const std::int32_t* words;  // ids by position, of argmax; null: the positions
 };
 
-inline constexpr float kLog2EFloat = 1.4426950408889634f;
+inline constexpr float kLog2EFloat = static_cast<float>(kLog2E);
 
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
@@ -172,22 +173,24 @@ __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArgument
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float k = a.reference[at.row + 8 * h];
-    float sum[2] = {};     // of 128 words each
-    float entropy = 0.0f;  // of exponentials times products
+    float sum[2] = {};  // of 128 words each
+    float entropy = 0.0f;
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const int reg = i / 2 * 4 + 2 * h + i % 2;
       const float product = !kEntropy || at.whole || exists(reg) ? z[reg] : none;
-      const float e = exp2_fast(fmaf(product, factor, -k));
+      float bits = fmaf(product, factor, -k);
+      if constexpr (kEntropy) bits = fmaxf(bits, -3e38f);  // 0 times it is 0
+      const float e = exp2_fast(bits);
       sum[i / 32] += e;
-      if constexpr (kEntropy) entropy = fmaf(e, product, entropy);
+      if constexpr (kEntropy) entropy = fmaf(e, bits, entropy);
       z[reg] = e;
     }
     if (a.masses != nullptr) put_masses(sum[0], sum[1], a, at, h);
     const float s = quad_sum(sum[0] + sum[1]);
     if (at.writes) a.sums[at.out + 8 * h] = s;
     if constexpr (kEntropy) {
-      const float e = a.scale * quad_sum(entropy);
+      const float e = quad_sum(entropy);
       if (at.writes) a.entropy[at.out + 8 * h] = e;
     }
   }
@@ -272,9 +275,10 @@ __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArgume
   for (int i = 0; i < 64; ++i) {
     const int reg = i / 2 * 4 + 2 * h + i % 2;
     const float v = z[reg];
-    const float e = exp2_fast(fmaf(v, kLog2EFloat, -k));
+    const float bits = fmaf(v, kLog2EFloat, -k);
+    const float e = exp2_fast(bits);
     sum += e;
-    if (a.entropy != nullptr) entropy += e == 0.0f ? 0.0f : e * v;  // a masked word is 0 * -inf
+    if (a.entropy != nullptr) entropy += e == 0.0f ? 0.0f : e * bits;  // a masked word is 0 * -inf
     const int word = at.first + i / 2 * 8 + i % 2;
     if (a.weighted != nullptr && (at.whole || word < a.vocab))
       weighted += (a.omega == nullptr ? 1.0f : a.omega[word]) * v;

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool valid_row = counts(c, row);
   if (c.lse != nullptr) c.lse[row] = valid_row ? static_cast<float>(lse) : 0.0f;
   if (c.entropy != nullptr)
-    c.entropy[row] = valid_row ? static_cast<float>(lse - merged.entropy / sum) : 0.0f;
+    c.entropy[row] = valid_row ? static_cast<float>(entropy_of(sum, merged.entropy / sum)) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid_row ? static_cast<float>(merged.weighted) : 0.0f;
   if (c.argmax != nullptr) c.argmax[row] = valid_row ? merged.word : -1;

@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   const double lse = (reference[row] + log2(mine.sum)) * kLn2;
   if (c.lse != nullptr) c.lse[row] = valid_row ? static_cast<float>(lse) : 0.0f;
   if (c.entropy != nullptr)
-    c.entropy[row] = valid_row ? static_cast<float>(lse - mine.entropy / mine.sum) : 0.0f;
+    c.entropy[row] =
+        valid_row ? static_cast<float>(entropy_of(mine.sum, mine.entropy / mine.sum)) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid_row ? static_cast<float>(mine.weighted) : 0.0f;
   if (c.argmax != nullptr) c.argmax[row] = valid_row ? word_of_row(c, mine.index) : -1;
