@@ -218,8 +218,8 @@ class Reads:
                 yield name
 
     def all(self) -> list[Read]:
-        """What outlives the trace."""
-        return [read for read in self.found.values() if not read.weak or read.owner() is not None]
+        """What outlives the trace, and what the function did not change itself, as a list that it appends to."""
+        return [read for read in self.found.values() if (not read.weak or read.owner() is not None) and read.holds()]
 
 
 def changed(reads: Sequence[Read]) -> Read | None:

@@ -127,6 +127,22 @@ def test_what_was_compiled_is_found_again():
     assert compilations(chunked) == 2
 
 
+def test_what_the_function_changes_itself_is_no_reason_to_compile():
+    """A list that it appends to, a counter of its calls: they are of the trace, as all that a function does besides."""
+    calls, module = [], Layer()
+
+    def function(x):
+        calls.append(1)
+        module.count = getattr(module, "count", 0) + 1
+        return module(x)
+
+    chunked = autochunk(function)
+    chunked(X)
+    traced = len(calls)
+    chunked(X)
+    assert len(calls) == traced
+
+
 def test_a_warning_says_what_changes_all_the_time():
     module = Layer()
     chunked = autochunk(module)

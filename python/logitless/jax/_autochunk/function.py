@@ -19,7 +19,7 @@ from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_on
 from logitless._autochunk.names import leaf_names, unique
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.plan import Compiled, compile_text
-from logitless._autochunk.reads import Reads
+from logitless._autochunk.reads import Read, Reads
 from logitless._autochunk.text import load
 from logitless.jax import _arguments, _ffi
 from logitless.jax._autochunk import native
@@ -160,6 +160,7 @@ class Call:
         self.program = traced.program
         self.outputs = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in traced.program.outputs]
         self.plans: dict[tuple[bool, ...], Plan | Unchunked] = {}
+        self.reads: list[Read] = []  # what the function reads besides its arguments
         self.of_outputs = self._results(traced.program)
         to_text(traced.program, self._names(traced.program), self.of_outputs, axes=axes)  # refuses what has no form
         self.function = lambda *arrays: [jnp.asarray(o) for o in jax.tree.leaves(function(*arrays)) if is_array(o)]
@@ -183,6 +184,7 @@ class Call:
         if wanted not in self.plans:
             try:
                 plan = self.plans[wanted] = self._make(wanted)
+                self.reads[:] = [read for read in self.reads if read.holds()]  # it was traced once more
                 parts = [run.compiled for run in (plan.forward, plan.backward) if run is not None]
                 warn_missed(self.limits, parts)
             except Unsupported as error:
@@ -361,7 +363,10 @@ class AutoChunked(ChunkedFunction[P, R]):
             call = Call(self, flat, inputs, unique([names[i] for i in places]), axes)
         except Unsupported as error:
             call = self.refused(error, stacklevel=3)
-        self._made.keep(key, call, reads.all())
+        found = reads.all()
+        if isinstance(call, Call):
+            call.reads = found
+        self._made.keep(key, call, found)
         return call, arrays
 
 
