@@ -23,7 +23,7 @@ void absorb_records(const ForwardCall& chunk, const float* found, bool first, To
 void forward_nothing(const ForwardCall& chunk);
 
 // This rank's part of a chunk of spread tokens: hidden [step, dim] of the dtype of `all` and
-// targets [step, K] are its tokens [first, first + count), and then rows of 0 and targets of -1. A
+// targets [step, K] are its tokens [first, first + count), and then rows of 0 without a target. A
 // target out of range is noted in all.bad_target.
 struct OwnTokens {
   std::int64_t first = 0, count = 0, step = 0;

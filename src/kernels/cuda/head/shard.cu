@@ -153,15 +153,9 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, con
   for (int k = threadIdx.x; k < per_token; k += kThreads) {
     const std::int64_t slot = row * per_token + k;
     const std::int64_t position = token * per_token + k;
-    std::int64_t word = -1;
-    if (here) {
-      word = target_of(all, position);
-      if (!is_target(all, word)) {
-        if (word != all.ignore_index)
-          note_bad(all.bad_target, place_of(all, position) + (all.sequence > 0 ? 1 : 0));
-        word = -1;
-      }
-    }
+    const std::int64_t word = here ? target_of(all, position) : all.ignore_index;
+    if (is_bad(all, word))
+      note_bad(all.bad_target, place_of(all, position) + (all.sequence > 0 ? 1 : 0));
     own.targets[slot] = word;
   }
 }
