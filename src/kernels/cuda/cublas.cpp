@@ -58,7 +58,10 @@ int type_of(DType dtype) {
 
 }  // namespace
 
-const std::string& cublas_missing() { return functions().missing; }
+const std::string& cublas_missing() {
+  static const std::string missing = device_missing(0).empty() ? functions().missing : "";
+  return missing;
+}
 
 void cublas_prepare() { handle(); }
 

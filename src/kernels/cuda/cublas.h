@@ -29,7 +29,8 @@ struct Gemm {
 // What cuBLAS works in; the same for every call, or its results would depend on it.
 inline constexpr std::size_t kCublasBytes = std::size_t{32} << 20;
 
-// Empty, or why cuBLAS cannot be used.
+// Empty, or why cuBLAS cannot be used. Empty without a GPU, too: plans for one elsewhere do without
+// the library.
 const std::string& cublas_missing();
 // Makes this thread's handle for the current device: the one thing that allocates.
 void cublas_prepare();
