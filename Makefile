@@ -9,8 +9,7 @@ export JOBS CMAKE_ARGS CMAKE
 .PHONY: run test build format check-format layers asan tsan bench install wheel sdist clean help
 
 run: ## build the command and train a small GPT on this machine's headers (ARGS: see ARGS=--help)
-	@BUILD=$(BUILD) tools/build.sh release src/cli/logitless
-	@$(BUILD)/src/cli/logitless train $(ARGS)
+	@BUILD=$(BUILD) tools/run.sh $(ARGS)
 
 test: ## build everything and run all tests; ends with "N passed, N failed" (ARGS: see tools/run_tests.py)
 	@BUILD=$(BUILD) tools/build.sh release
@@ -44,7 +43,7 @@ bench: ## build and run the benchmarks (ARGS: see build/bench/bench_head --help)
 	done; [ $$found = 1 ] || { echo "no benchmarks were built" >&2; exit 1; }
 
 install: ## install below PREFIX (default /usr/local), staged below DESTDIR
-	@BUILD=$(BUILD) tools/build.sh release
+	@BUILD=$(BUILD) tools/build.sh release installed
 	@DESTDIR=$(DESTDIR) $$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' $(BUILD)/CMakeCache.txt) --install $(BUILD) --prefix $(PREFIX)
 
 wheel: ## build a manylinux wheel of the Python package in build/dist and try it in a fresh environment
@@ -54,7 +53,7 @@ sdist: ## make the source distribution in build/dist, from which pip builds the 
 	@WHEEL_BUILD=$(BUILD)-wheel tools/sdist.sh $(BUILD)/dist
 
 clean: ## remove the build folders of this Makefile
-	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-wheel $(BUILD)-wheel-tools $(BUILD)-python
+	rm -rf $(BUILD) $(BUILD)-cpu $(BUILD)-asan $(BUILD)-tsan $(BUILD)-wheel $(BUILD)-wheel-tools $(BUILD)-python
 
 help: ## this text
 	@echo "logitless: make TARGET"

@@ -29,6 +29,12 @@ if(TARGET logitless_cli)
   install(TARGETS logitless_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
+# Everything that is installed, and nothing else: what `make install` builds.
+add_custom_target(installed DEPENDS logitless)
+if(TARGET logitless_cli)
+  add_dependencies(installed logitless_cli)
+endif()
+
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/logitless)
 install(EXPORT logitless_targets NAMESPACE logitless:: FILE logitlessTargets.cmake DESTINATION ${package_dir})
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/logitlessConfig.cmake.in

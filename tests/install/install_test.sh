@@ -52,6 +52,15 @@ case $step in
     env -u LD_LIBRARY_PATH "$work/pkg-config/consumer"
     ;;
 
+  # The target of `make install` has all that is installed, and nothing else is built for it.
+  built)
+    [[ -f $build/build.ninja ]] || exit 0
+    inputs=$(ninja -C "$build" -t inputs installed)
+    grep -qE '^src/liblogitless\.so' <<<"$inputs" || fail "the library is not of target installed"
+    [[ ! -e $prefix/bin/logitless ]] || grep -qx src/cli/logitless <<<"$inputs" || fail "nor is the command"
+    if grep -E '^(tests|bench|examples|fuzz)/' <<<"$inputs"; then fail "these are built for target installed"; fi
+    ;;
+
   # The version in the file's name, and no symbols but ours and the standard library's.
   symbols)
     so=$(library)
