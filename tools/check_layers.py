@@ -88,7 +88,7 @@ LAYERS = (
     ("src/compiler/", ("src/compiler/*.h", "src/kernels/forced_kernel.h", "src/compiler/passes/", "src/compiler/search/",
                        "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/results_done.h", "src/compiler/exec/head_over_ranks.h", "src/compiler/exec/*/backend.h",
                        *COMPILER_PLAN)),
-    ("src/train/", ("src/core/half.h", "src/core/own_files.h", "src/json/", "src/page/", *PUBLIC)),
+    ("src/train/", ("src/core/half.h", "src/core/own_files.h", "src/core/printable.h", "src/json/", "src/page/", *PUBLIC)),
     ("src/capi/", ("src/comm/", "src/head/", "src/math/", *CORE)),
     ("src/xla/", CORE),
     ("src/cli/", ("src/json/", "src/train/", *PUBLIC)),

@@ -100,13 +100,29 @@ LOGITLESS_API std::vector<std::shared_ptr<Communicator>> make_thread_group(
 // of all its addresses until then, the others find it at `host` and listen at ports that are free.
 // For networks whose machines trust each other: nothing is encrypted, and hosts have the same order
 // of bytes. A rank whose process has ended, or whose communicator is destroyed, is missed at once
-// by calls that wait for it and by check(); one whose host is switched off after 25 seconds. Throws
-// InvalidArgument on a rank, size, port or limit out of range, and where ranks do not agree on the
-// size or two have the same number; DeviceError naming the ranks that have not come within the
-// limit, or when the port is taken.
+// by calls that wait for it and by check(); one whose host is switched off after 25 seconds. Who
+// connects and is no rank of the group ends nothing: ranks of another job are turned away, and
+// throw InvalidArgument saying so. Throws InvalidArgument on a rank, size, port, limit or job out
+// of range, and where this rank's size is not the others' or another one has its number (on all
+// ranks of a job that has a name); DeviceError naming the ranks that have not come within the limit
+// and who was turned away, or when the port is taken.
 LOGITLESS_API std::shared_ptr<Communicator> make_tcp(
     const std::string& host, int port, int rank, int size,
     std::chrono::milliseconds limit = kCommunicatorLimit);
+
+struct TcpOptions {
+  std::chrono::milliseconds limit = kCommunicatorLimit;  // to be made, and of each call
+  // The same on all ranks, and another one in each job that might use the port: 63 bytes at most.
+  std::string job = {};
+  // Called while the group is made, on the thread that waits, with what it waits for: "rank 0 of 4
+  // waits for ranks 1 and 3 at port 29500". What it throws make_tcp throws.
+  std::function<void(std::string_view text)> waiting = {};
+  // When it is called first; the next time is after twice as long, and so on.
+  std::chrono::milliseconds waiting_after = std::chrono::seconds(5);
+};
+
+LOGITLESS_API std::shared_ptr<Communicator> make_tcp(const std::string& host, int port, int rank,
+                                                     int size, const TcpOptions& options);
 
 // Collectives of the caller's: MPI, Gloo. The functions have the meaning of the methods above, and
 // tell a failure by throwing.

@@ -361,7 +361,9 @@ void TrainCommand::add(Options& command) {
 void TrainCommand::run(const std::set<std::string>& given) {
   int signal = 0;
   if (const auto launched = train::launched_rank()) {
-    train::ProcessRank process(*launched);
+    train::ProcessRank process(*launched, [](std::string_view text) {
+      fmt::print(stderr, "logitless train: {}\n", text);
+    });
     process.run([&] { signal = train(given, &process); });
   } else {
     signal = train(given, nullptr);

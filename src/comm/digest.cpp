@@ -10,6 +10,7 @@
 #include "comm/status.h"
 #include "core/check.h"
 #include "core/hash.h"
+#include "core/printable.h"
 #include "logitless/version.h"
 
 namespace logitless {
@@ -44,7 +45,7 @@ class Reader {
     std::memcpy(&value, take(sizeof(value)).data(), sizeof(value));
     return value;
   }
-  std::string text() { return std::string(take(static_cast<std::size_t>(number()))); }
+  std::string text() { return printable(take(static_cast<std::size_t>(number()))); }
 
  private:
   std::string_view take(std::size_t bytes) {

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/own_files.h"
 
 namespace logitless {
 namespace {
@@ -26,6 +27,14 @@ namespace {
 std::uint64_t pid_namespace() noexcept {
   struct stat file = {};
   return stat("/proc/self/ns/pid", &file) == 0 ? file.st_ino : 0;
+}
+
+// Whether it is a plain file that nobody else can write: anybody makes files in the folder, under
+// any name.
+bool is_of_this_user(int descriptor) noexcept {
+  struct stat file = {};
+  return fstat(descriptor, &file) == 0 && S_ISREG(file.st_mode) && file.st_uid == geteuid() &&
+         !may_be_written_by_others(file) && file.st_nlink == 1;
 }
 
 // In place of a process.
@@ -96,8 +105,12 @@ RankBoard::RankBoard(const std::string& name, int rank, int size, std::size_t mo
     : more_(more), rank_(rank), size_(size) {
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
   const std::string path = concat("/dev/shm/logitless-", name);
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
   if (file < 0) return;
+  if (!is_of_this_user(file)) {
+    ::close(file);
+    return;
+  }
   path_ = path;
   const std::size_t bytes = own_bytes() + more;
   // Allocates, so that a full file system says so here.

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/printable.h"
 
 namespace logitless {
 namespace {
@@ -53,10 +54,14 @@ int milliseconds_to(Clock::time_point deadline) {
   return static_cast<int>(std::clamp<std::int64_t>(left.count() + 1, 0, 1000));
 }
 
+template <std::size_t N>
+bool is_one_of(int error, const int (&errors)[N]) {
+  return std::find(std::begin(errors), std::end(errors), error) != std::end(errors);
+}
 bool is_gone(int error) {
   constexpr int kGone[] = {ECONNRESET,   ECONNABORTED, EPIPE,     ETIMEDOUT,
                            EHOSTUNREACH, ENETUNREACH,  EHOSTDOWN, ENOTCONN};
-  return std::find(std::begin(kGone), std::end(kGone), error) != std::end(kGone);
+  return is_one_of(error, kGone);
 }
 bool is_busy(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
@@ -136,7 +141,8 @@ Socket Socket::listen(int port) {
   fail(concat("cannot listen at port ", port));
 }
 
-Socket Socket::connect(const std::string& host, int port, Deadline deadline) {
+Socket Socket::connect(const std::string& host, int port, Deadline deadline,
+                       const std::function<void(const std::string&)>& meanwhile) {
   std::string why = "nobody listens there";
   for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     addrinfo wanted = {};
@@ -150,7 +156,10 @@ Socket Socket::connect(const std::string& host, int port, Deadline deadline) {
     if (error != 0) why = ::gai_strerror(error);
     for (const addrinfo* at = found; error == 0 && at != nullptr; at = at->ai_next) {
       Socket made(::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol));
-      if (!made.is_open()) continue;
+      if (!made.is_open()) {
+        why = std::strerror(errno);
+        continue;
+      }
       set_up(made.descriptor_);
       int state = ::connect(made.descriptor_, at->ai_addr, at->ai_addrlen) < 0 ? errno : 0;
       if (state == EINPROGRESS) {
@@ -164,9 +173,10 @@ Socket Socket::connect(const std::string& host, int port, Deadline deadline) {
       why = std::strerror(state);
     }
     if (Clock::now() >= deadline) break;
+    if (meanwhile) meanwhile(why);
     std::this_thread::sleep_for(std::min<Clock::duration>(pause, deadline - Clock::now()));
   }
-  throw DeviceError(concat("cannot connect to ", host, ", port ", port, ": ", why));
+  throw DeviceError(concat("cannot connect to ", printable(host), ", port ", port, ": ", why));
 }
 
 int Socket::port() const { return port_of(name_of_end(descriptor_, ::getsockname)); }
@@ -184,16 +194,22 @@ std::string Socket::address() const {
   return std::string(name);
 }
 
-Socket Socket::accept() const {
+Socket Socket::accept(std::string& full) const {
+  full.clear();
   const int other = ::accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC);
   if (other < 0) {
-    if (is_busy(errno) || is_gone(errno)) return {};
-    fail("accept");
+    constexpr int kOurs[] = {EBADF, EINVAL, ENOTSOCK, EFAULT, EOPNOTSUPP};
+    constexpr int kFull[] = {EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    if (is_one_of(errno, kOurs)) fail("accept");
+    if (is_one_of(errno, kFull)) full = std::strerror(errno);
+    return {};  // whatever befell the one who had connected
   }
   Socket made(other);
   set_up(other);
   return made;
 }
+
+void Socket::end_sending() const { ::shutdown(descriptor_, SHUT_WR); }
 
 std::size_t Socket::send_some(const void* data, std::size_t bytes, bool& closed) const {
   const ssize_t sent = ::send(descriptor_, data, bytes, MSG_NOSIGNAL);
@@ -236,6 +252,8 @@ bool Socket::receive_all(void* data, std::size_t bytes, Deadline deadline) const
   }
   return true;
 }
+
+bool Socket::wait_to_receive(Deadline deadline) const { return wait(POLLIN, deadline); }
 
 bool Socket::wait(short event, Deadline deadline) const {
   do {

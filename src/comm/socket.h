@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <string>
 
 namespace logitless {
@@ -20,15 +21,20 @@ class Socket {
 
   // On all addresses of this host, IPv6's and IPv4's; port 0: any that is free.
   static Socket listen(int port);
-  // Asks again until somebody listens there; throws when the deadline is over.
-  static Socket connect(const std::string& host, int port, Deadline deadline);
+  // Asks again until somebody listens there; throws when the deadline is over. `meanwhile`: called
+  // between attempts with the reason why the last one failed.
+  static Socket connect(const std::string& host, int port, Deadline deadline,
+                        const std::function<void(const std::string&)>& meanwhile = {});
 
   bool is_open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
   int port() const;             // of this end
   std::string address() const;  // of the other end, numeric
-  // Who has connected, one at a time; not open where nobody has.
-  Socket accept() const;
+  // Who has connected, one at a time; not open where nobody has. `full`: why one that has connected
+  // cannot be taken now, where descriptors or memory are at their end; "" otherwise.
+  Socket accept(std::string& full) const;
+  // Nothing more is sent; the other end reads what was, and then the end.
+  void end_sending() const;
 
   // Some of the bytes: how many, 0 where none go now. `closed`: set where the other end is gone.
   std::size_t send_some(const void* data, std::size_t bytes, bool& closed) const;
@@ -36,6 +42,9 @@ class Socket {
   // All of them; false when the deadline is over or the other end is gone.
   bool send_all(const void* data, std::size_t bytes, Deadline deadline) const;
   bool receive_all(void* data, std::size_t bytes, Deadline deadline) const;
+
+  // False when the deadline is over and nothing has come.
+  bool wait_to_receive(Deadline deadline) const;
 
  private:
   // For an event of poll(); false when the deadline is over.

@@ -8,6 +8,7 @@
 
 #include "comm/call_text.h"
 #include "core/check.h"
+#include "core/printable.h"
 #include "logitless/error.h"
 
 namespace logitless {
@@ -100,7 +101,7 @@ bool same_place(const StatusHeader& a, const StatusHeader& b) {
     said += header.status == Status::bad_target
                 ? concat("targets: ", header.bad_target, " at position ", header.bad_position,
                          " is no word of the vocabulary")
-                : std::string(texts[r].data());
+                : printable(texts[r].data());
   }
   throw_as(status, said);
 }

@@ -20,6 +20,7 @@
 #include "comm/tcp_join.h"
 #include "comm/tcp_wire.h"
 #include "core/check.h"
+#include "core/printable.h"
 #include "logitless/communicator.h"
 
 namespace logitless {
@@ -65,10 +66,11 @@ struct Failure {
 
 class Tcp final : public Communicator {
  public:
-  Tcp(const std::string& host, int port, int rank, int size, milliseconds limit)
-      : rank_(rank), limit_(limit), peers_(static_cast<std::size_t>(size)) {
-    std::vector<TcpLink> links =
-        join_by_tcp(host, port, rank, size, Clock::now() + limit, concat(limit.count(), " ms"));
+  Tcp(TcpJoin how, milliseconds limit)
+      : rank_(how.rank), limit_(limit), peers_(static_cast<std::size_t>(how.size)) {
+    how.deadline = Clock::now() + limit;
+    how.limit_text = concat(limit.count(), " ms");
+    std::vector<TcpLink> links = join_by_tcp(how);
     for (std::size_t r = 0; r < peers_.size(); ++r) peers_[r].link = std::move(links[r]);
   }
   Tcp(const Tcp&) = delete;
@@ -244,6 +246,7 @@ class Tcp final : public Communicator {
       std::string what(std::min<std::size_t>(header.bytes, kMostTcpReason), '\0');
       const bool whole = control.receive_all(&header, sizeof(header), soon) &&
                          control.receive_all(what.data(), what.size(), soon);
+      what = printable(what);
       heard_ = {header.kind, what, header.kind == TcpKind::invalid ? what : ""};
       if (!whole) heard_ = {TcpKind::failure, left({r}), ""};
     }
@@ -293,16 +296,11 @@ class Tcp final : public Communicator {
   // Once, to all that are there.
   void tell() {
     if (std::exchange(told_, true)) return;
-    std::string what;
-    TcpHeader header;
+    std::string all;
     {
       const std::lock_guard lock(mutex_);
-      what = failure_.what.substr(0, kMostTcpReason);
-      header.kind = failure_.kind;
+      all = failure_bytes(failure_.kind, failure_.what);
     }
-    header.bytes = what.size();
-    const std::string all =
-        std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + what;
     for (const int r : others([](const Peer& p) { return !p.left; })) {
       try {
         peer(r).link.control.send_all(all.data(), all.size(), Clock::now() + kGoodbye);
@@ -360,14 +358,30 @@ class Tcp final : public Communicator {
 
 std::shared_ptr<Communicator> make_tcp(const std::string& host, int port, int rank, int size,
                                        milliseconds limit) {
+  TcpOptions options;
+  options.limit = limit;
+  return make_tcp(host, port, rank, size, options);
+}
+
+std::shared_ptr<Communicator> make_tcp(const std::string& host, int port, int rank, int size,
+                                       const TcpOptions& options) {
+  const milliseconds limit = options.limit, after = options.waiting_after;
   require(size >= 1, "make_tcp: size: expected 1 or more, got ", size);
   require(rank >= 0 && rank < size, "make_tcp: rank: expected one in [0, ", size, "), got ", rank);
   require(port >= 1 && port <= 65535, "make_tcp: port: expected one in [1, 65535], got ", port);
   require(limit.count() >= 1, "make_tcp: limit: expected 1 ms or more, got ", limit.count());
+  require(options.job.size() <= kMostTcpJob, "make_tcp: job: expected ", kMostTcpJob,
+          " bytes at most, got ", options.job.size());
+  require(options.job.find('\0') == std::string::npos,
+          "make_tcp: job: expected text, got a byte 0");
+  require(after.count() >= 0, "make_tcp: waiting_after: expected 0 ms or more, got ",
+          after.count());
   // The end of a wait must be a time: a century is for ever.
   const auto most = std::chrono::duration_cast<milliseconds>(std::chrono::years(100));
+  TcpJoin how = {
+      host, port, rank, size, options.job, {}, {}, options.waiting, std::min(after, most)};
   try {
-    return std::make_shared<Tcp>(host, port, rank, size, std::min(limit, most));
+    return std::make_shared<Tcp>(std::move(how), std::min(limit, most));
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(concat("make_tcp: ", error.what()));
   } catch (const DeviceError& error) {

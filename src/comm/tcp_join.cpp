@@ -1,17 +1,21 @@
 #include "comm/tcp_join.h"
 
-#include <poll.h>
+#include <string.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <random>
 #include <string_view>
 #include <utility>
 
 #include "comm/call_text.h"
+#include "comm/tcp_callers.h"
 #include "comm/tcp_wire.h"
 #include "core/check.h"
+#include "core/printable.h"
 
 namespace logitless {
 namespace {
@@ -19,7 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kGreeting = std::chrono::seconds(5);  // to say who one is
+constexpr milliseconds kGreeting = std::chrono::seconds(5);  // between a rank's two connections
 constexpr milliseconds kGoodbye = std::chrono::seconds(1);   // to tell the others of a failure
 constexpr int kTick = 50;                                    // ms between looks at the time
 
@@ -27,24 +31,30 @@ bool is_of_this_host(std::string_view address) {
   return address.starts_with("127.") || address == "::1";
 }
 
+std::uint64_t random_number() {
+  std::random_device random;
+  return (std::uint64_t{random()} << 32) | random();
+}
+
 class Joining {
  public:
-  Joining(int rank, int size, Clock::time_point deadline, const std::string& limit_text)
-      : rank_(rank),
-        deadline_(deadline),
-        limit_text_(limit_text),
-        ranks_(static_cast<std::size_t>(size)),
-        places_(ranks_.size()) {}
+  explicit Joining(const TcpJoin& how)
+      : how_(how),
+        notice_at_(Clock::now() + how.waiting_after),
+        pause_(std::max(how.waiting_after, milliseconds(1))),
+        ranks_(static_cast<std::size_t>(how.size)),
+        places_(ranks_.size()),
+        processes_(ranks_.size()) {}
 
-  std::vector<TcpLink> join(const std::string& host, int port) {
+  std::vector<TcpLink> join() {
     try {
-      const Socket listener = Socket::listen(rank_ == 0 ? port : 0);
+      TcpCallers callers(rank_ == 0 ? how_.port : 0);
       if (rank_ > 0) {
-        connect(0, host, port, listener.port());
+        connect(0, how_.host, how_.port, callers.port());
         receive_places();
         for (int r = 1; r < rank_; ++r) connect(r, address_of(r), place(r).port, 0);
       }
-      take_those_after(listener);
+      take_those_after(callers);
       if (rank_ == 0) send_places();
     } catch (const std::exception& error) {
       tell_others(error);
@@ -54,14 +64,7 @@ class Joining {
   }
 
  private:
-  struct Stranger {  // who has not said yet who it is
-    Socket socket;
-    TcpHello hello;
-    std::size_t received = 0;
-    Clock::time_point until;
-  };
-
-  int size() const { return static_cast<int>(ranks_.size()); }
+  int size() const { return how_.size; }
   TcpLink& link(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   Socket& control(int rank) { return link(rank).control; }
   TcpPlace& place(int rank) { return places_[static_cast<std::size_t>(rank)]; }
@@ -74,7 +77,11 @@ class Joining {
 
   void connect(int to, const std::string& host, int port, int own_port) {
     try {
-      control(to) = Socket::connect(host, port, deadline_);
+      control(to) = Socket::connect(host, port, deadline_, [&](const std::string& why) {
+        notice([&] {
+          return concat("rank ", to, " at ", printable(host), ", port ", port, ": ", why);
+        });
+      });
     } catch (const DeviceError& error) {
       throw DeviceError(concat("rank ", rank_, ": ", error.what()));
     }
@@ -88,63 +95,95 @@ class Joining {
     say_hello(to, TcpChannel::calls, own_port);
   }
   void say_hello(int to, TcpChannel channel, int own_port) {
-    const TcpHello hello = {kTcpMagic, rank_, size(), own_port, channel};
+    TcpHello hello = {kTcpMagic, rank_, size(), own_port, channel, process_, {}};
+    how_.job.copy(hello.job.data(), kMostTcpJob);
     const Socket& socket = channel == TcpChannel::control ? control(to) : link(to).calls;
     if (!socket.send_all(&hello, sizeof(hello), deadline_)) throw_told(to);
   }
 
-  void take_those_after(const Socket& listener) {
+  void take_those_after(TcpCallers& callers) {
     int missing = 2 * (size() - 1 - rank_);
-    std::vector<Stranger> strangers;
     while (missing > 0) {
       if (Clock::now() >= deadline_)
-        throw DeviceError(
-            concat(ranks_text(unheard()), " of ", size(), " did not arrive within ", limit_text_));
-      wait_for_news(listener, strangers);
-      for (Socket other = listener.accept(); other.is_open(); other = listener.accept())
-        strangers.push_back({std::move(other), {}, 0, Clock::now() + kGreeting});
-      for (Stranger& stranger : strangers) missing -= take(stranger) ? 1 : 0;
-      std::erase_if(strangers, [](const Stranger& s) { return !s.socket.is_open(); });
+        throw DeviceError(concat(ranks_text(unheard()), " of ", size(), " did not arrive within ",
+                                 how_.limit_text, callers.trouble()));
+      notice([&] {
+        return concat(ranks_text(unheard()), " at port ", callers.port(), callers.trouble());
+      });
+      for (TcpCallers::Caller& caller : callers.greetings())
+        missing -= take(callers, std::move(caller)) ? 1 : 0;
       look_at_those_here();
     }
   }
 
-  void wait_for_news(const Socket& listener, const std::vector<Stranger>& strangers) const {
-    std::vector<pollfd> asked = {{listener.descriptor(), POLLIN, 0}};
-    for (const Stranger& stranger : strangers)
-      asked.push_back({stranger.socket.descriptor(), POLLIN, 0});
-    ::poll(asked.data(), static_cast<nfds_t>(asked.size()), kTick);
-  }
-
-  // Whether it is a connection of one of the ranks; its socket is no longer open when that is
-  // known.
-  bool take(Stranger& stranger) {
-    bool closed = false;
-    auto* const to = reinterpret_cast<std::byte*>(&stranger.hello);
-    stranger.received += stranger.socket.receive_some(to + stranger.received,
-                                                      sizeof(TcpHello) - stranger.received, closed);
-    const TcpHello& hello = stranger.hello;
-    const bool whole = stranger.received == sizeof(TcpHello);
-    if (!whole && !closed && Clock::now() < stranger.until) return false;
-    if (!whole || hello.magic != kTcpMagic) {
-      stranger.socket = Socket();
+  // Says whether it is a connection of one of the ranks, which is kept.
+  bool take(TcpCallers& callers, TcpCallers::Caller caller) {
+    const TcpHello& hello = caller.hello;
+    const int rank = hello.rank;
+    const std::string job(hello.job.data(), ::strnlen(hello.job.data(), kMostTcpJob));
+    if (job != how_.job) {
+      callers.turn_away(std::move(caller), concat("job: rank ", rank, " is of ", job_text(job),
+                                                  ", rank ", rank_, " of ", job_text(how_.job)));
       return false;
     }
-    const bool is_rank = hello.rank > rank_ && hello.rank < std::max(size(), hello.size);
-    const auto slot = [&]() -> Socket& {
-      return hello.channel == TcpChannel::control ? control(hello.rank) : link(hello.rank).calls;
-    };
-    if (!is_rank || hello.size != size() || slot().is_open()) {
-      refused_ = std::move(stranger.socket);  // it is told why
-      require(hello.size == size(), "size: rank ", hello.rank, " has ", hello.size, ", rank ",
-              rank_, ": ", size());
-      throw InvalidArgument(is_rank ? concat("rank: two are rank ", hello.rank, " of ", size())
-                                    : concat("rank: ", hello.rank, " came to rank ", rank_));
+    if (const std::string why = mistake(hello); !why.empty()) {
+      // Without a name it may be of another job, for which this one does not end.
+      if (job.empty()) {
+        callers.turn_away(std::move(caller), why);
+        return false;
+      }
+      refused_ = std::move(caller.socket);  // it is told why
+      throw InvalidArgument(why);
     }
-    stranger.socket.address().copy(place(hello.rank).address.data(), sizeof(TcpPlace::address) - 1);
-    place(hello.rank).port = hello.port;
-    slot() = std::move(stranger.socket);
+    const auto r = static_cast<std::size_t>(rank);
+    if (hello.channel == TcpChannel::calls) {
+      if (!control(rank).is_open()) {
+        callers.keep(std::move(caller));  // its first connection may be heard later
+        return false;
+      }
+      if (hello.process != processes_[r]) {
+        callers.turn_away(std::move(caller), twice_text(rank));
+        return false;
+      }
+      link(rank).calls = std::move(caller.socket);
+      return true;
+    }
+    processes_[r] = hello.process;
+    caller.socket.address().copy(place(rank).address.data(), sizeof(TcpPlace::address) - 1);
+    place(rank).port = hello.port;
+    control(rank) = std::move(caller.socket);
     return true;
+  }
+
+  // What a greeting of this group says that cannot be; "": nothing.
+  std::string mistake(const TcpHello& hello) {
+    const int rank = hello.rank;
+    if (hello.size != size())
+      return concat("size: rank ", rank, " has ", hello.size, ", rank ", rank_, ": ", size());
+    if (rank <= rank_ || rank >= size()) return concat("rank: ", rank, " came to rank ", rank_);
+    if (hello.port < 0 || hello.port > 65535)
+      return concat("port: rank ", rank, " listens at ", hello.port);
+    if (hello.channel == TcpChannel::control)
+      return control(rank).is_open() ? twice_text(rank) : "";
+    if (hello.channel == TcpChannel::calls)
+      return link(rank).calls.is_open() ? twice_text(rank) : "";
+    return concat("channel: rank ", rank, " has none of number ", static_cast<int>(hello.channel));
+  }
+  std::string twice_text(int rank) const {
+    return concat("rank: two are rank ", rank, " of ", size());
+  }
+  static std::string job_text(const std::string& job) {
+    return job.empty() ? "none" : concat("'", printable(job), "'");
+  }
+
+  // Tells the caller what this rank waits for, now and then.
+  template <typename Text>
+  void notice(const Text& text) {
+    const Clock::time_point now = Clock::now();
+    if (!how_.waiting || now < notice_at_) return;
+    pause_ *= 2;
+    notice_at_ = now + pause_;
+    how_.waiting(concat("rank ", rank_, " of ", size(), " waits for ", text()));
   }
 
   // One that has come may have gone again, or have failed.
@@ -163,17 +202,28 @@ class Joining {
     TcpHeader header;
     // Rank 0, whose time ends when this rank's does, says who is missing.
     const Clock::time_point last = deadline_ + kGoodbye;
+    while (!control(0).wait_to_receive(Clock::now() + milliseconds(kTick)) && Clock::now() < last) {
+      notice([&] {
+        return concat("rank 0 at ", printable(how_.host), ", port ", how_.port,
+                      ", which waits for others");
+      });
+    }
     if (!control(0).receive_all(&header, sizeof(header), last)) {
       if (Clock::now() < last) fail_of(0);
       throw DeviceError(
-          concat("rank ", rank_, ": rank 0 still waits for others after ", limit_text_));
+          concat("rank ", rank_, ": rank 0 still waits for others after ", how_.limit_text));
     }
     if (is_failure(header)) throw_failure(0, header);
     const std::size_t bytes = places_.size() * sizeof(TcpPlace);
     if (header.magic != kTcpMagic || header.kind != TcpKind::places || header.bytes != bytes)
-      throw DeviceError(concat("rank ", rank_, ": who listens there is not rank 0 of this group"));
+      throw DeviceError(not_ours());
     if (!control(0).receive_all(places_.data(), bytes, deadline_)) fail_of(0);
-    for (TcpPlace& there : places_) there.address.back() = '\0';
+    for (int r = 1; r < rank_; ++r) {
+      place(r).address.back() = '\0';
+      if (place(r).port < 1 || place(r).port > 65535)
+        throw DeviceError(
+            concat("rank ", r, " of ", size(), " listens at no port: ", place(r).port));
+    }
   }
   void send_places() {
     TcpHeader header;
@@ -198,7 +248,7 @@ class Joining {
   [[noreturn]] void fail_of(int rank) const {
     if (Clock::now() >= deadline_)
       throw DeviceError(
-          concat("rank ", rank, " of ", size(), " did not answer within ", limit_text_));
+          concat("rank ", rank, " of ", size(), " did not answer within ", how_.limit_text));
     throw DeviceError(concat("rank ", rank, " of ", size(), " has left"));
   }
 
@@ -209,22 +259,22 @@ class Joining {
     throw_failure(rank, header);
   }
   [[noreturn]] void throw_failure(int rank, const TcpHeader& header) {
+    if (!is_failure(header)) throw DeviceError(not_ours());
     std::string text(std::min<std::size_t>(header.bytes, kMostTcpReason), '\0');
     if (!control(rank).receive_all(text.data(), text.size(), Clock::now() + kGoodbye))
       fail_of(rank);
-    if (header.kind == TcpKind::invalid) throw InvalidArgument(text);
-    throw DeviceError(text);
+    if (header.kind == TcpKind::invalid) throw InvalidArgument(printable(text));
+    throw DeviceError(printable(text));
+  }
+  std::string not_ours() const {
+    return concat("rank ", rank_, ": who listens there is not rank 0 of this group");
   }
 
   void tell_others(const std::exception& error) noexcept {
     try {
-      const std::string text = std::string(error.what()).substr(0, kMostTcpReason);
-      TcpHeader header;
-      header.kind = dynamic_cast<const InvalidArgument*>(&error) != nullptr ? TcpKind::invalid
-                                                                            : TcpKind::failure;
-      header.bytes = text.size();
+      const bool invalid = dynamic_cast<const InvalidArgument*>(&error) != nullptr;
       const std::string all =
-          std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + text;
+          failure_bytes(invalid ? TcpKind::invalid : TcpKind::failure, error.what());
       ranks_.push_back({Socket(), std::move(refused_)});
       for (const TcpLink& other : ranks_) {
         if (other.control.is_open())
@@ -235,20 +285,23 @@ class Joining {
     }
   }
 
-  const int rank_;
-  const Clock::time_point deadline_;
-  const std::string& limit_text_;
+  const TcpJoin& how_;
+  const int rank_ = how_.rank;
+  const Clock::time_point deadline_ = how_.deadline;
+  const std::uint64_t process_ = random_number();
+  Clock::time_point notice_at_;
+  milliseconds pause_;
   std::vector<TcpLink> ranks_;
   std::vector<TcpPlace> places_;
+  std::vector<std::uint64_t> processes_;  // which connections are of one
   Socket refused_;
 };
 
 }  // namespace
 
-std::vector<TcpLink> join_by_tcp(const std::string& host, int port, int rank, int size,
-                                 Socket::Deadline deadline, const std::string& limit_text) {
-  if (size == 1) return std::vector<TcpLink>(1);
-  return Joining(rank, size, deadline, limit_text).join(host, port);
+std::vector<TcpLink> join_by_tcp(const TcpJoin& how) {
+  if (how.size == 1) return std::vector<TcpLink>(1);
+  return Joining(how).join();
 }
 
 }  // namespace logitless

@@ -1,14 +1,18 @@
 // What ranks say to each other over TCP: numbers in the machine's order, which all hosts share.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 namespace logitless {
 
-inline constexpr std::uint64_t kTcpMagic = 0x6c6f6769746c3031;  // of this format
-inline constexpr std::size_t kMostTcpReason = 4096;             // bytes of a failure's text
+inline constexpr std::uint64_t kTcpMagic = 0x6c6f6769746c3032;  // of this format
+inline constexpr std::uint64_t kTcpVersion = 0xffff;  // bits of the magic that tell formats apart
+inline constexpr std::size_t kMostTcpReason = 4096;   // bytes of a failure's text
 
 enum class TcpKind : std::uint32_t {
   all_gather = 1,
@@ -29,11 +33,16 @@ struct TcpHeader {
 // Two connections of each pair of ranks: what fails is not kept waiting behind bytes of a call.
 enum class TcpChannel : std::int32_t { calls = 1, control = 2 };
 
-// First on a connection, by who made it. port: where this rank listens for those after it.
+inline constexpr std::size_t kMostTcpJob = 63;  // bytes of a job's name
+
+// First on a connection, by who made it. port: where this rank listens for those after it. process:
+// a number that its two connections share, and nobody else's.
 struct TcpHello {
   std::uint64_t magic = kTcpMagic;
   std::int32_t rank = 0, size = 0, port = 0;
   TcpChannel channel = TcpChannel::calls;
+  std::uint64_t process = 0;
+  std::array<char, kMostTcpJob + 1> job = {};
 };
 
 struct TcpPlace {
@@ -41,8 +50,21 @@ struct TcpPlace {
   std::int32_t port = 0, reserved = 0;
 };
 
+// Of this format or another one of the library's.
+inline bool is_ours(std::uint64_t magic) { return ((magic ^ kTcpMagic) & ~kTcpVersion) == 0; }
+
+// Every format says failures like this.
 inline bool is_failure(const TcpHeader& header) {
-  return header.kind == TcpKind::failure || header.kind == TcpKind::invalid;
+  return is_ours(header.magic) &&
+         (header.kind == TcpKind::failure || header.kind == TcpKind::invalid);
+}
+
+inline std::string failure_bytes(TcpKind kind, std::string_view text) {
+  TcpHeader header;
+  header.kind = kind;
+  header.bytes = std::min(text.size(), kMostTcpReason);
+  std::string all(reinterpret_cast<const char*>(&header), sizeof(header));
+  return all += text.substr(0, kMostTcpReason);
 }
 
 }  // namespace logitless

@@ -21,15 +21,17 @@ struct Launcher {
   const char* hosts;          // how many there are, or
   const char* ranks_on_host;  // how many ranks are here
   const char* also;           // without which the others are not meant for this process
+  const char* job;            // which run it is
 };
 
 // A batch script of Slurm has the job's SLURM_NTASKS, too, but is no step of it.
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", nullptr, nullptr, nullptr},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", nullptr, nullptr, nullptr, "TORCHELASTIC_RUN_ID"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", nullptr,
-     "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr},
-    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", nullptr, "MPI_LOCALNRANKS", nullptr},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES", nullptr, "SLURM_STEP_ID"},
+     "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr, "PMIX_NAMESPACE"},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", nullptr, "MPI_LOCALNRANKS", nullptr, nullptr},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES", nullptr, "SLURM_STEP_ID",
+     "SLURM_JOB_ID"},
 };
 constexpr int kMostRanks = 1024;
 constexpr int kMostPort = 65535;
@@ -64,11 +66,27 @@ bool on_one_host(const Reader& read, const Launcher& launcher, int size) {
          read.number(launcher.ranks_on_host, 1, kMostRanks) == size;
 }
 
+// Greetings have room for so many bytes; torchrun says "none" where nobody named the run.
+constexpr std::size_t kMostJob = 63;
+
+std::string job_of(const Reader& read, const Launcher& launcher) {
+  std::string job = read.text("LOGITLESS_JOB");
+  if (job.size() > kMostJob)
+    throw InvalidArgument(
+        fmt::format("LOGITLESS_JOB: expected {} bytes at most, got {}", kMostJob, job.size()));
+  if (!job.empty() || launcher.job == nullptr) return job;
+  job = read.text(launcher.job);
+  if (job == "none") job.clear();
+  if (!job.empty() && launcher.also != nullptr) job += "." + read.text(launcher.also);
+  return job.substr(0, kMostJob);
+}
+
 LaunchedRank read_rank(const Reader& read, const Launcher& launcher, int size) {
   LaunchedRank found;
   found.said_by = launcher.size;
   found.size = size;
   found.rank = read.number(launcher.rank, 0, size - 1);
+  found.job = job_of(read, launcher);
   if (read.has(launcher.on_host)) found.on_host = read.number(launcher.on_host, 0, kMostRanks);
   found.host = read.text("MASTER_ADDR");
   if (found.host.empty() && on_one_host(read, launcher, size)) found.host = "127.0.0.1";

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/printable.h"
 #include "logitless/device.h"
 #include "logitless/error.h"
 #include "train/rank_pieces.h"
@@ -17,8 +18,13 @@
 namespace logitless::train {
 namespace {
 
-std::shared_ptr<Communicator> join(const LaunchedRank& launched, std::chrono::milliseconds limit) {
-  return make_tcp(launched.host, launched.port, launched.rank, launched.size, limit);
+std::shared_ptr<Communicator> join(const LaunchedRank& launched, std::chrono::milliseconds limit,
+                                   const Say& waiting) {
+  TcpOptions options;
+  options.limit = limit;
+  options.job = launched.job;
+  options.waiting = waiting;
+  return make_tcp(launched.host, launched.port, launched.rank, launched.size, options);
 }
 
 std::string text_of(const Facts& facts) {
@@ -77,7 +83,9 @@ std::string difference_of(const std::vector<Facts>& all) {
   for (std::size_t r = 1; r < all.size(); ++r) {
     for (const auto& [name, value] : first) {
       const std::string other = value_of(all[r], name);
-      if (other != value) return fmt::format("rank {}: {} {}, rank 0: {}", r, name, other, value);
+      if (other != value)
+        return fmt::format("rank {}: {} {}, rank 0: {}", r, name, printable(other),
+                           printable(value));
     }
   }
   return {};
@@ -125,8 +133,8 @@ class ProcessRank::Watch {
   std::thread thread_;
 };
 
-ProcessRank::ProcessRank(const LaunchedRank& launched)
-    : launched_(launched), host_(join(launched, kRanksLimit)) {}
+ProcessRank::ProcessRank(const LaunchedRank& launched, const Say& waiting)
+    : launched_(launched), host_(join(launched, kRanksLimit, waiting)) {}
 
 ProcessRank::~ProcessRank() = default;
 
@@ -194,7 +202,8 @@ std::string ProcessRank::gpu_missing() const {
 
 void fail_launched_rank(std::string_view reason) noexcept {
   try {
-    if (const auto launched = launched_rank()) join(*launched, kCommunicatorLimit)->abort(reason);
+    if (const auto launched = launched_rank())
+      join(*launched, kCommunicatorLimit, {})->abort(reason);
   } catch (const std::exception&) {
     // They learn of it when this process ends.
   }

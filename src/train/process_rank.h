@@ -11,6 +11,7 @@
 #include "logitless/communicator.h"
 #include "logitless/context.h"
 #include "train/launched_rank.h"
+#include "train/tokenizer.h"
 
 namespace logitless::train {
 
@@ -19,8 +20,9 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 
 class ProcessRank {
  public:
-  // Collective, as make_tcp(), whose errors it throws.
-  explicit ProcessRank(const LaunchedRank& launched);
+  // Collective, as make_tcp(), whose errors it throws. `waiting` is told, after some seconds, for
+  // whom this rank waits.
+  explicit ProcessRank(const LaunchedRank& launched, const Say& waiting = {});
   ~ProcessRank();
   ProcessRank(const ProcessRank&) = delete;
   ProcessRank& operator=(const ProcessRank&) = delete;

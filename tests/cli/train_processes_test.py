@@ -250,8 +250,19 @@ class ProcessesFailTest(LaunchTest):
 
     def test_sizes_that_differ(self):
         for other in (2, 4):
-            ended = self.ends(self.launch(2, "--steps", 4, sizes={0: 3, 1: other}))
+            def named(*launched):
+                return {**torchrun(*launched), "TORCHELASTIC_RUN_ID": "run"}
+
+            ended = self.ends(self.launch(2, "--steps", 4, sizes={0: 3, 1: other}, launcher=named))
             self.assert_all_name(ended, f"make_tcp: size: rank 1 has {other}, rank 0: 3$", [2, 2])
+
+    def test_one_that_waits_says_for_whom(self):
+        """Beside a rank of another run, which is told that it is none of this one."""
+        first, other = self.launch(2, "--steps", 4, sizes={0: 3, 1: 2})
+        _, _, err = self.ends([other])[0]
+        self.assertRegex(err, "make_tcp: size: rank 1 has 2, rank 0: 3\n$")
+        line = first.stderr.readline()
+        self.assertRegex(line, r"^logitless train: rank 0 of 3 waits for ranks 1 and 2 at port \d+; connections turned away: \d")
 
     def test_ranks_that_are_not_the_launchers(self):
         ended = self.ends(self.launch(2, "--steps", 4, "--ranks", 3))

@@ -110,9 +110,9 @@ TEST(Digest, TellsWhatARankThrew) {
     EXPECT_EQ(refusal(size,
                       [&](int rank, PlanDigest& digest) {
                         digest.same("dim", rank);  // would differ: what was thrown goes first
-                        if (rank == bad) throw InvalidArgument("weight is [3, 4100]");
+                        if (rank == bad) throw InvalidArgument("weight is [3, 4100]\x1b[m");
                       }),
-              invalid("rank " + std::to_string(bad) + ": weight is [3, 4100]"));
+              invalid("rank " + std::to_string(bad) + ": weight is [3, 4100]\\x1b[m"));
   }
   EXPECT_EQ(refusal(4,
                     [](int rank, PlanDigest&) {

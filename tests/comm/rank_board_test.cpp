@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -54,6 +55,30 @@ TEST(RankBoard, SaysWhoHasNotArrived) {
   third.reset();
   EXPECT_EQ(first->missing(3), "rank 1 has made 1 call, rank 2 has left after 2 calls");
   EXPECT_EQ(first->missing(1), "all ranks have made the call, and one has not run it");
+}
+
+// What somebody else has put at its name is neither followed nor trusted.
+TEST(RankBoard, FilesOfOthersAreLeftAlone) {
+  const std::string name = name_of_test();
+  const std::filesystem::path path = "/dev/shm/logitless-" + name,
+                              target = path.string() + "-target";
+  const auto expect_alone = [&] {
+    RankBoard board(name, 0, 2);
+    EXPECT_EQ(board.missing(1), "of 2 ranks nothing is known on this host");
+    board.close();
+    EXPECT_EQ(std::filesystem::file_size(target), 0U);
+    EXPECT_TRUE(std::filesystem::exists(std::filesystem::symlink_status(path)));
+    std::filesystem::remove(path);
+  };
+  std::ofstream(target).close();
+  std::filesystem::create_symlink(target, path);
+  expect_alone();
+  std::filesystem::create_hard_link(target, path);
+  expect_alone();
+  std::ofstream(path).close();
+  std::filesystem::permissions(path, std::filesystem::perms::all);
+  expect_alone();
+  std::filesystem::remove(target);
 }
 
 TEST(RankBoard, AProcessThatHasEnded) {

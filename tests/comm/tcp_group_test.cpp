@@ -1,5 +1,4 @@
-// Ranks by TCP as threads of one process: what they exchange, how they find each other and how a
-// group fails.
+// Ranks by TCP as threads of one process: what they exchange, and how a group fails.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -237,6 +236,15 @@ TEST(TcpGroup, AnyThreadMayGiveUp) {
   }
 }
 
+// A terminal shows what another process says, and obeys none of it.
+TEST(TcpGroup, ReasonsOfOthersAreEscaped) {
+  const Ranks ranks = make_tcp_group(2);
+  ranks[0]->abort("\x1b]0;title\a\r\nerror: \xff \u00e9");
+  const Outcome outcome = outcome_of([&] { ranks[1]->all_to_all(nullptr, nullptr, 0, nullptr); });
+  EXPECT_EQ(outcome, failure("call 1 (all_to_all of 0 bytes): rank 0 gave up: "
+                             "\\x1b]0;title\\x07\\x0d\\nerror: \\xff \u00e9"));
+}
+
 TEST(TcpGroup, LongReasonsAreCut) {
   const Ranks ranks = make_tcp_group(2);
   ranks[0]->abort(std::string(100000, 'x'));
@@ -244,110 +252,6 @@ TEST(TcpGroup, LongReasonsAreCut) {
   EXPECT_EQ(outcome.kind, "DeviceError");
   EXPECT_NE(outcome.text.find("rank 0 gave up: xxx"), std::string::npos);
   EXPECT_LT(outcome.text.size(), 2 * kMostTcpReason);
-}
-
-// ---- How they find each other ----
-
-std::vector<Outcome> join_all(const std::vector<std::pair<int, int>>& rank_and_size, int port,
-                              milliseconds limit, milliseconds late = milliseconds(0)) {
-  std::vector<Outcome> outcomes(rank_and_size.size());
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < rank_and_size.size(); ++i) {
-    threads.emplace_back([&, i] {
-      const auto [rank, size] = rank_and_size[i];
-      if (i + 1 == rank_and_size.size()) std::this_thread::sleep_for(late);
-      outcomes[i] = outcome_of([&, rank = rank, size = size] {
-        const auto c = make_tcp("localhost", port, rank, size, limit);
-        std::vector<int> all(static_cast<std::size_t>(size));
-        c->all_gather(&rank, all.data(), sizeof(int), nullptr);
-        for (int r = 0; r < size; ++r) EXPECT_EQ(all[static_cast<std::size_t>(r)], r);
-      });
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return outcomes;
-}
-
-TEST(TcpJoin, WaitsForTheLastOne) {
-  for (const int last : {0, 1, 2}) {
-    std::vector<std::pair<int, int>> ranks = {{0, 3}, {1, 3}, {2, 3}};
-    std::swap(ranks[2], ranks[static_cast<std::size_t>(last)]);
-    EXPECT_EQ(join_all(ranks, free_port(), kLong, milliseconds(150)), std::vector<Outcome>(3));
-  }
-}
-
-TEST(TcpJoin, NamesWhoDoesNotCome) {
-  const auto outcomes = join_all({{0, 4}, {2, 4}}, free_port(), kShort);
-  const Outcome expected = {"DeviceError",
-                            "make_tcp: ranks 1 and 3 of 4 did not arrive within 500 ms"};
-  EXPECT_EQ(outcomes, std::vector<Outcome>(2, expected));
-  const int port = free_port();
-  const auto alone = join_all({{1, 2}}, port, kShort);
-  EXPECT_EQ(alone[0].kind, "DeviceError");
-  EXPECT_NE(alone[0].text.find("make_tcp: rank 1: cannot connect to localhost, port " +
-                               std::to_string(port) + ": "),
-            std::string::npos)
-      << alone[0].text;
-}
-
-TEST(TcpJoin, SizesAndRanksMustAgree) {
-  const auto sizes = join_all({{0, 3}, {1, 2}}, free_port(), kLong);
-  const Outcome size = {"InvalidArgument", "make_tcp: size: rank 1 has 2, rank 0: 3"};
-  EXPECT_EQ(sizes, std::vector<Outcome>(2, size));
-  const auto ranks = join_all({{0, 3}, {1, 3}, {1, 3}}, free_port(), kLong);
-  const Outcome twice = {"InvalidArgument", "make_tcp: rank: two are rank 1 of 3"};
-  EXPECT_EQ(ranks, std::vector<Outcome>(3, twice));
-}
-
-TEST(TcpJoin, APortThatIsTaken) {
-  const Socket taken = Socket::listen(0);
-  const auto outcomes = join_all({{0, 2}}, taken.port(), kLong);
-  EXPECT_EQ(outcomes[0], (Outcome{"DeviceError", "make_tcp: cannot listen at port " +
-                                                     std::to_string(taken.port()) +
-                                                     ": Address already in use"}));
-}
-
-TEST(TcpJoin, StrangersAreLeftAlone) {
-  const int port = free_port();
-  std::vector<Outcome> outcomes;
-  std::thread ranks([&] { outcomes = join_all({{0, 2}, {1, 2}}, port, kLong, milliseconds(200)); });
-  const auto soon = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  const Socket silent = Socket::connect("127.0.0.1", port, soon);
-  const Socket speaks = Socket::connect("127.0.0.1", port, soon);
-  const std::string text = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
-  EXPECT_TRUE(speaks.send_all(text.data(), text.size(), soon));
-  { const Socket leaves = Socket::connect("127.0.0.1", port, soon); }
-  ranks.join();
-  EXPECT_EQ(outcomes, std::vector<Outcome>(2));
-}
-
-// One that says that it is a rank, and then nothing sensible.
-TEST(TcpJoin, ARankThatLeavesAgainIsNamed) {
-  const int port = free_port();
-  std::vector<Outcome> outcomes;
-  std::thread ranks([&] { outcomes = join_all({{0, 3}}, port, kLong); });
-  {
-    const auto soon = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    const Socket rank = Socket::connect("127.0.0.1", port, soon);
-    const TcpHello hello = {kTcpMagic, 2, 3, 1, TcpChannel::control};
-    EXPECT_TRUE(rank.send_all(&hello, sizeof(hello), soon));
-  }
-  ranks.join();
-  EXPECT_EQ(outcomes[0], (Outcome{"DeviceError", "make_tcp: rank 2 of 3 has left"}));
-}
-
-TEST(TcpJoin, RefusesWhatIsNoGroup) {
-  const auto refused = [](int port, int rank, int size, milliseconds limit = kShort) {
-    const Outcome outcome = outcome_of([&] { make_tcp("localhost", port, rank, size, limit); });
-    EXPECT_EQ(outcome.kind, "InvalidArgument");
-    return outcome.text;
-  };
-  EXPECT_EQ(refused(1, 0, 0), "make_tcp: size: expected 1 or more, got 0");
-  EXPECT_EQ(refused(1, 2, 2), "make_tcp: rank: expected one in [0, 2), got 2");
-  EXPECT_EQ(refused(1, -1, 2), "make_tcp: rank: expected one in [0, 2), got -1");
-  EXPECT_EQ(refused(0, 0, 2), "make_tcp: port: expected one in [1, 65535], got 0");
-  EXPECT_EQ(refused(65536, 0, 2), "make_tcp: port: expected one in [1, 65535], got 65536");
-  EXPECT_EQ(refused(1, 0, 2, milliseconds(0)), "make_tcp: limit: expected 1 ms or more, got 0");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -174,6 +175,35 @@ TEST(TcpProcesses, CallsThatDifferAreNamedByAll) {
                                            "rank 0: all_gather of 64 bytes"}));
     }
   }
+}
+
+// Rank 0 may open no more files while hundreds of connections say nothing.
+TEST(TcpProcesses, SilentConnectionsTakeNoFilesThatRanksNeed) {
+  const int port = free_port();
+  int ends[2] = {};
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::alarm(kMostSeconds);
+    const rlimit few = {40, 40};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    const Outcome outcome =
+        outcome_of([&] { make_tcp("127.0.0.1", port, 0, 2, std::chrono::seconds(30)); });
+    Processes::said(ends[1], outcome.kind + "|" + outcome.text);
+    ::_exit(0);
+  }
+  std::vector<Socket> silent(200);
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  for (Socket& one : silent) one = Socket::connect("127.0.0.1", port, soon);
+  EXPECT_EQ(outcome_of([&] { make_tcp("127.0.0.1", port, 1, 2, std::chrono::seconds(30)); }),
+            Outcome());
+  std::string line(100, ' ');
+  line.resize(static_cast<std::size_t>(std::max<ssize_t>(::read(ends[0], line.data(), 100), 0)));
+  EXPECT_EQ(line, "|\n");
+  ::waitpid(child, nullptr, 0);
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 TEST(TcpProcesses, ReasonsTravel) {

@@ -102,6 +102,32 @@ TEST(LaunchedRank, OfSlurm) {
   EXPECT_FALSE(find(srun));
 }
 
+TEST(LaunchedRank, NamesOfJobs) {
+  const auto job = [](Variables variables, const Variables& more) {
+    variables.insert(more.begin(), more.end());
+    return find(variables)->job;
+  };
+  EXPECT_EQ(job(torchrun(), {}), "");
+  EXPECT_EQ(job(torchrun(), {{"TORCHELASTIC_RUN_ID", "none"}}), "");  // torchrun's own word
+  EXPECT_EQ(job(torchrun(), {{"TORCHELASTIC_RUN_ID", "7f"}}), "7f");
+  EXPECT_EQ(job(torchrun(), {{"TORCHELASTIC_RUN_ID", std::string(99, 'x')}}), std::string(63, 'x'));
+  EXPECT_EQ(job(torchrun(), {{"TORCHELASTIC_RUN_ID", "7f"}, {"LOGITLESS_JOB", "a"}}), "a");
+  const Variables srun = {{"SLURM_PROCID", "2"},
+                          {"SLURM_NTASKS", "3"},
+                          {"SLURM_NNODES", "1"},
+                          {"SLURM_STEP_ID", "4"},
+                          {"MASTER_PORT", "29500"}};
+  EXPECT_EQ(job(srun, {{"SLURM_JOB_ID", "99"}}), "99.4");
+  const Variables open = {{"OMPI_COMM_WORLD_RANK", "1"},
+                          {"OMPI_COMM_WORLD_SIZE", "4"},
+                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                          {"MASTER_PORT", "29500"}};
+  EXPECT_EQ(job(open, {{"PMIX_NAMESPACE", "prterun-1"}}), "prterun-1");
+  Variables variables = torchrun();
+  variables["LOGITLESS_JOB"] = std::string(64, 'x');
+  EXPECT_EQ(refusal(variables), "LOGITLESS_JOB: expected 63 bytes at most, got 64");
+}
+
 // torchrun under srun or mpirun, as clusters start it.
 TEST(LaunchedRank, TheInnermostLauncherCounts) {
   Variables both = torchrun();

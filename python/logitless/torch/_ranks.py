@@ -140,7 +140,9 @@ class Group:
         mine[: min(len(text), _TEXT)] = np.frombuffer(text[:_TEXT], np.uint8)
         rank = int(failed.argmax())
         said = self.gather(mine)[rank].tobytes().rstrip(b"\0").decode(errors="replace")
-        raise c.LogitlessError(f"rank {rank}: {said}")
+        # A terminal shows what another process says, and obeys none of it.
+        shown = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in said)
+        raise c.LogitlessError(f"rank {rank}: {shown}")
 
 
 def exists(name: str) -> bool:
