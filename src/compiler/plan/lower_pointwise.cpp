@@ -189,8 +189,12 @@ bool is_wide(const Pointwise& loop) {
   for (const Pointwise::Step& s : loop.steps)
     wide = wide || (s.kind == Pointwise::Step::Kind::round ? s.dtype == DType::f64
                                                            : s.function == Function::random);
-  wide = wide || compares_whole(loop);
-  return wide;
+  // Numbers that another loop computes in f32 too have the bits of f32 here.
+  const bool reads_numbers =
+      std::any_of(loop.leaves.begin(), loop.leaves.end(), [](const Pointwise::Leaf& leaf) {
+        return leaf.kind == Pointwise::Leaf::Kind::memory && !is_index(leaf.view.dtype);
+      });
+  return wide || (!reads_numbers && compares_whole(loop));
 }
 
 }  // namespace
