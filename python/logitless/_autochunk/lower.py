@@ -424,6 +424,8 @@ class Writer(Indices):
         rest = [s for d, s in enumerate(v.shape) if d not in dims]
         if dims:
             made = self.emit(kind, [v], dtype, rest, f" dims({_list(sorted(dims))})")
+            if kind == "argmax":  # of one dimension
+                self.bounds[made.name] = 0, v.shape[dims[0]] - 1
         else:  # of one element each
             made = self.cast(v, dtype)
         return self.reshape(made, [1 if d in dims else s for d, s in enumerate(v.shape)]) if keep else made
