@@ -50,7 +50,7 @@ struct NamedTensor {
   ConstTensorView view = {};  // any strides; written contiguous
 };
 
-// What a file is written for.
+// The use of a file that is written.
 enum class FileUse {
   output,  // A link of the user's own is followed; permissions are the old file's, or the umask's.
   cache    // A link is replaced and never followed, and the owner alone may open the file.

@@ -79,7 +79,7 @@ def takes_terms(function: Function) -> Function:
 
 
 def unexpected(function: str, name: str, known: Iterable[str]) -> TypeError:
-    """What an argument that is none of ``known`` raises, with the name that may be meant."""
+    """Returns the error of an argument that is none of ``known``, with the name that may be meant."""
     near = difflib.get_close_matches(name, list(known), 1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint}")

@@ -58,7 +58,7 @@ struct DeviceArgs {
   Context context() const;
 };
 
-// Of the GPU that is here; 0 without one.
+// Returns the capability of the GPU that is here; 0 without one.
 std::int64_t capability_here();
 // What is known of a GPU that was named by its capability, or the one that is here, or else a
 // Hopper.

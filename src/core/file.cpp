@@ -62,7 +62,7 @@ std::string follow_links(const std::string& path) {
   return path;
 }
 
-// Whether `name` is TARGET.PID-NUMBER.tmp, as AtomicFile calls its temporaries.
+// Returns whether `name` is TARGET.PID-NUMBER.tmp, as AtomicFile calls its temporaries.
 bool is_temporary_of(std::string_view target, std::string_view name) {
   const auto take_digits = [&] {
     const std::size_t count = std::min(name.find_first_not_of("0123456789"), name.size());

@@ -45,7 +45,7 @@ inline std::string make_cache_folder(const std::string& folder) {
   return error ? error.message() : cache_refusal(folder);
 }
 
-// Whether `path` is a file that only the user or root can have written, and no link to one.
+// Returns whether `path` is a file that only the user or root can have written, and no link to one.
 inline bool is_own_file(const std::string& path) {
   struct stat status {};
   return ::lstat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&

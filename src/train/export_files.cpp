@@ -37,7 +37,7 @@ std::string stem_of(const std::string& weights) {
                                          : weights;
 }
 
-// Whether `text` is "-00001-of-00002".
+// Returns whether `text` is "-00001-of-00002".
 bool is_shard_number(std::string_view text) {
   constexpr std::string_view kForm = "-ddddd-of-ddddd";
   return text.size() == kForm.size() &&

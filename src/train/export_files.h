@@ -19,7 +19,7 @@ std::string export_path(const std::string& target);
 std::string index_of(const std::string& weights);
 // Returns the name of shard `number`, counted from 1, of `count`.
 std::string shard_of(const std::string& weights, std::size_t number, std::size_t count);
-// Whether `path` is called as a shard of `weights` would be.
+// Returns whether `path` is called as a shard of `weights` would be.
 bool is_shard_of(const std::string& weights, const std::string& path);
 // Returns the names of the files that an index lists; none where `index` is none or cannot be read.
 std::set<std::string> shards_listed(const std::string& index);

@@ -239,7 +239,7 @@ class Trainer {
 
 // Beside a checkpoint: run.safetensors has run.far.safetensors.
 std::string far_state_of(const std::string& checkpoint);
-// What is put to its name while it is written.
+// Ends the name of a file until it is whole.
 inline constexpr const char* kNewState = ".new";
 
 }  // namespace logitless::train

@@ -1,4 +1,4 @@
-"""Between which whole numbers the values of a statement are, as far as its operands tell."""
+"""Bounds of the whole numbers that a statement computes, as far as its operands tell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 2**53  # beyond which sums may not be what they seem
 
 
 def bounds_of(text: str, operands: Sequence[Bounds | None], shape: Sequence[int]) -> Bounds | None:
-    """Of a statement: its operation, and the bounds of its operands. None where they are not known."""
+    """Returns a statement's bounds from its operation and its operands' bounds; None where they are not known."""
     if text == "iota":
         return 0, max(max(shape, default=1) - 1, 0)
     if text in _TESTS:

@@ -53,7 +53,7 @@ class Checks:
 
 
 def unpacked(text: str) -> Checks | None:
-    """Of ``packed``; None of no text."""
+    """Returns the checks that ``packed`` wrote; None of no text."""
     if not text:
         return None
     program, reads, told = json.loads(text)
@@ -109,7 +109,7 @@ class Indices:
         return (v.number, v.number) if v.number is not None else self.bounds.get(v.name)
 
     def known(self, index: Value, size: int, low: int = 0) -> bool:
-        """Whether an index is within [low, size) whatever the inputs are."""
+        """Returns whether an index is within [low, size) whatever the inputs are."""
         found = self.range_of(index)
         return 0 in index.shape or (found is not None and low <= found[0] and found[1] < size)
 
@@ -124,7 +124,7 @@ class Indices:
             self.checks.setdefault((index.name, low, size), Check(index, low, size, dim, self.asked, self.place))
 
     def filled(self, read: Value, index: Value, dims: Sequence[int], size: int, low: int = 0) -> Value:
-        """What was read at an index, whose dimensions are these: NaN where it is outside and nothing raises."""
+        """Returns what was read at an index, whose dimensions are these: NaN where it is outside and nothing raises."""
         if self.device == "cpu" or not self.dtypes.floating(read.dtype) or self.known(index, size, low):
             return read
         inside = self.broadcast_dims(self.inside(index, size, low), read.shape, dims)

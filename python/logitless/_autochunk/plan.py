@@ -108,7 +108,7 @@ class Compiled:
         return "\n".join(lines)
 
     def _matters(self, refusal: str, budget: int) -> bool:
-        """Whether it is of a value of more than 1 % of the peak that is whole, or says what budget would do."""
+        """Returns whether it is of a value of more than 1 % of the peak that is whole, or says what budget would do."""
         if self.over(budget) and refusal is self.refusals[-1]:
             return True
         return _size_in(refusal) > _MATTERS * self.before and not refusal.endswith("the head engine makes it")
@@ -118,7 +118,7 @@ class Compiled:
         return max(self.after - budget, 0) if budget > 0 else 0
 
     def why_over(self) -> str:
-        """What keeps it from taking less, if that is known."""
+        """Returns the reason why it does not take less, if one is known."""
         return f": {self.located(self.refusals[-1])}" if self.refusals else ""
 
 

@@ -25,7 +25,7 @@ _missing = object()
 
 
 def _frozen(value: Any) -> Any:
-    """What tells whether a value is still the same: numbers and texts are compared, all else is by identity."""
+    """Returns a key of a value's sameness: numbers and texts are compared, all else is by identity."""
     if isinstance(value, _PLAIN):
         return type(value), value if value == value else repr(value)
     if isinstance(value, np.ndarray) and value.size <= _MOST:
@@ -186,7 +186,7 @@ class Reads:
             self.closure(value)
 
     def _object(self, value: Any, title: str, names: set, depth: int) -> None:
-        """What the code may read of an object."""
+        """Returns the attributes that the code may read of an object."""
         plain = value is _missing or isinstance(value, (*_PLAIN, type, types.FunctionType, types.BuiltinFunctionType))
         if plain or depth == _DEPTH or (id(value), id(names)) in self._seen or self.ignored(value):
             return
@@ -218,7 +218,7 @@ class Reads:
                 yield name
 
     def all(self) -> list[Read]:
-        """What outlives the trace, and what the function did not change itself, as a list that it appends to."""
+        """Returns the reads that outlive the trace and that the function did not change itself."""
         return [read for read in self.found.values() if (not read.weak or read.owner() is not None) and read.holds()]
 
 

@@ -157,7 +157,7 @@ Whole wholeness(const Pointwise::Step& s, Whole a, Whole b, Whole c) {
   }
 }
 
-// Whether whole numbers are compared that f32 may take for one another.
+// Returns whether whole numbers are compared that f32 may take for one another.
 bool compares_whole(const Pointwise& loop) {
   std::vector<Whole> of;
   for (const Pointwise::Leaf& leaf : loop.leaves) of.push_back(wholeness(leaf));

@@ -374,7 +374,7 @@ _FOLDERS = tuple(os.path.dirname(module.__file__) + os.sep for module in (jax, j
 
 
 def _skips(file: str) -> bool:
-    """Whether it is JAX's own code."""
+    """Returns whether it is JAX's own code."""
     return file.startswith(_FOLDERS)
 
 

@@ -240,7 +240,7 @@ def _seed_name(traced: Traced) -> str:
 
 
 def _python_checks(checks: Checks, calls: Sequence[Call]) -> Callable:
-    """What makes the checks, as generated code."""
+    """Returns the generated code of the checks."""
     program = Program(checks.text, chunk=False, externs=True)
     function = load(to_source(parse(program.text, DTYPES), "checks", False, calls), "checks")
 
@@ -330,7 +330,7 @@ _LAYERS = os.path.join(_TORCH, "nn", "modules") + os.sep
 
 
 def _skips(file: str) -> bool:
-    """Whether it is PyTorch's own code, but for layers, whose attributes are options."""
+    """Returns whether it is PyTorch's own code, but for layers, whose attributes are options."""
     return file.startswith(_TORCH) and (not file.startswith(_LAYERS) or file.endswith(os.sep + "module.py"))
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def _is_flat(base) -> bool:
-    """Whether a tensor is FSDP1's, with shards elsewhere."""
+    """Returns whether a tensor is FSDP1's, with shards elsewhere."""
     return getattr(base, "_is_flat_param", False) and hasattr(base, "_padded_unsharded_size")
 
 
 def _of_all_ranks(flat) -> bool:
-    """Whether the default group's ranks have the shards, each one; FSDP1 does not tell the group."""
+    """Returns whether the default group's ranks have the shards, each one; FSDP1 does not tell the group."""
     import torch.distributed as dist
 
     return flat._local_shard.numel() * dist.get_world_size() == flat._padded_unsharded_size.numel()

@@ -76,7 +76,7 @@ class LazyGradient(_tensor.Lazy):
         return self.materialize()
 
     def _any_nan(self) -> Tensor:
-        """Whether a gradient that comes of it has a NaN: what anomaly detection asks of each gradient."""
+        """Returns whether a gradient that comes of it has a NaN: what anomaly detection asks of each gradient."""
         found = [g.isnan().any() for known in self._known.values() for gs in known for g in gs if g is not None]
         return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=self.device)
 

@@ -55,7 +55,7 @@ def _linear(hidden: Tensor, weight: Tensor, bias) -> Tensor:
 
 
 def _like(hidden: Tensor, weight: Tensor, bias, compute) -> Tensor:
-    """What ``F.linear`` returns, as a meta tensor."""
+    """Returns the result of ``F.linear`` as a meta tensor."""
     with shadow(), torch.inference_mode(False), torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
         metas = [
             None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=compute or t.dtype, device="meta")
@@ -139,7 +139,7 @@ def is_lazy(module: nn.Module) -> bool:
 
 
 def make_lazy(layer: nn.Module, far_field: FarFieldHead | None = None) -> None:
-    """Of a layer whose class has a lazy one, or is one."""
+    """Makes a layer lazy, if its class has a lazy one; is one already: nothing changes but far_field."""
     if far_field is not None:
         layer.__dict__["far_field"] = far_field  # no submodule: the state dict stays as it is
     if not is_lazy(layer):

@@ -39,7 +39,7 @@ def _has(x, vocab: int, log: bool) -> bool:
 
 
 def _is_batch(gradient: Tensor) -> bool:
-    """Whether vmap runs the backward, as is_grads_batched has it."""
+    """Returns whether vmap runs the backward, as is_grads_batched has it."""
     return torch._C._functorch.is_batchedtensor(gradient) or torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 

@@ -23,7 +23,7 @@ def _convertible(linears: list[nn.Module]) -> bool:
 
 
 def _called(model: nn.Module) -> bool:
-    """Whether its head has been called, or is gone."""
+    """Returns whether its head has been called, or is gone."""
     try:
         return any(m.__dict__.get("_lazy_called") for m in linears_of(model))
     except ValueError:

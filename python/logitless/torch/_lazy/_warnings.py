@@ -39,7 +39,7 @@ def integration(library: str) -> str:
 
 
 def is_at_work(library: str) -> bool:
-    """Whether the integration of a library has been put there."""
+    """Returns whether the integration of a library has been put there."""
     module = sys.modules.get(INTEGRATIONS[library])
     return module is not None and module.patched()
 

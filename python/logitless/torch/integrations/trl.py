@@ -97,7 +97,7 @@ def unpatch() -> None:
 
 
 def patched() -> bool:
-    """Whether the library computes TRL's fused heads."""
+    """Returns whether the library computes TRL's fused heads."""
     return isinstance(getattr(sys.modules.get("trl.trainer.utils"), _NAME, None), FusedScores)
 
 

@@ -83,7 +83,7 @@ def patch(memory_budget: int | str | None = None) -> type[FusedLinearForPPO]:
 
 
 def patched() -> bool:
-    """Whether the library computes verl's fused kernels."""
+    """Returns whether the library computes verl's fused kernels."""
     return getattr(sys.modules.get(_MODULE), _NAME, None) is FusedLinearForPPO
 
 

@@ -38,7 +38,7 @@ struct RowSums {
   float top;
   int index;
 };
-// Of disjoint sets of words; the sums are of x = exp(z - top), and of x log x.
+// Merges disjoint sets of vocabulary entries: sums of x = exp(z - top), and of x log x.
 __device__ RowSums merged(const RowSums& a, const RowSums& b) {
   const bool first = a.top > b.top || (a.top == b.top && a.index < b.index) || b.index < 0;
   const float top = first ? a.top : b.top;

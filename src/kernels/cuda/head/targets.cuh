@@ -31,7 +31,7 @@ __device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int
 __device__ __forceinline__ bool is_target(const ForwardCall& c, std::int64_t word) {
   return word >= 0 && word < c.vocab_of_targets() && word != c.ignore_index;
 }
-// Whether it is neither a target nor ignore_index.
+// Returns whether it is neither a target nor ignore_index.
 __device__ __forceinline__ bool is_bad(const ForwardCall& c, std::int64_t word) {
   return word != c.ignore_index && !is_target(c, word);
 }
