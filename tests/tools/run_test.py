@@ -16,6 +16,9 @@ printf '#!/bin/bash\\necho "$@"\\n' >"$BUILD/src/cli/logitless"
 chmod +x "$BUILD/src/cli/logitless"
 """
 
+# A make that runs this test exports its own options and variables.
+EXPORTED_BY_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS", "BUILD", "PREFIX", "DESTDIR")
+
 
 class Run(unittest.TestCase):
     def setUp(self):
@@ -32,8 +35,9 @@ class Run(unittest.TestCase):
         (self.root / name).chmod(0o755)
 
     def make(self, *arguments, gpu=False, **variables):
-        """What tools/build.sh was asked for, and what the command."""
-        environment = {**os.environ, "CUDACXX": "nvcc", "GPU_HERE": str(gpu).lower(), "CMAKE_ARGS": "", **variables}
+        """Returns the arguments of tools/build.sh and of the command, a line each."""
+        outer = {name: text for name, text in os.environ.items() if name not in EXPORTED_BY_MAKE}
+        environment = {**outer, "CUDACXX": "nvcc", "GPU_HERE": str(gpu).lower(), "CMAKE_ARGS": "", **variables}
         done = subprocess.run(["make", *arguments], cwd=self.root, env=environment, capture_output=True, text=True, check=True)
         return [line.strip() for line in done.stdout.splitlines() if not line.startswith("no GPU here: ")]
 
