@@ -1,4 +1,4 @@
-// Words with a text of their own, looked for before a text is split.
+// Added words: their texts are searched for in a text before it is split.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,19 @@ class AddedWords {
   // `text` is not empty.
   void add(std::string_view text, std::int32_t word);
 
-  // A part of a text that is one of the words, or, with word -1, has none in it.
+  // A part of a text: either one added word, or a stretch without any (word -1).
   struct Part {
     std::string_view text;
     std::int32_t word = -1;
   };
-  // Together the parts are `text`. Of words that start at one place the longest is taken.
+  // Splits `text` into parts whose concatenation is `text`. Where several words start at one
+  // position, the longest is taken.
   std::vector<Part> parts(std::string_view text) const;
 
  private:
   bool starts_[256] = {};
-  // A tree: from (node, byte) to the next node, node 0 being the root; and what ends at a node.
+  // A trie: (node, byte) -> the next node, node 0 being the root; `ends_` has the word of each
+  // node.
   std::unordered_map<std::uint64_t, std::uint32_t> next_;
   std::vector<std::int32_t> ends_{-1};
 };

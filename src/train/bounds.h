@@ -1,4 +1,4 @@
-// What the numbers of a run may be: on the command line, and in a checkpoint.
+// Bounds of the numbers of a run, on the command line and in a checkpoint.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,8 @@
 
 namespace logitless::train {
 
-// Named as the option is. `unset` stands for an option that was not given.
+// Bounds of a whole number. `name` is the option's; `unset` stands for an option that was not
+// given.
 struct WholeBounds {
   std::string_view name;
   std::int64_t least = 0, most = 0;
@@ -44,7 +45,7 @@ inline constexpr WholeBounds kWholeBounds[] = {
     {"top-k", 0, kMostOfASize},
 };
 
-// A number of at least 0; with `fraction` one between 0 and 1, both excluded.
+// Bounds of a real number: at least 0, or, with `fraction`, between 0 and 1, both excluded.
 struct RealBounds {
   std::string_view name;
   bool fraction = false;

@@ -17,11 +17,11 @@ namespace {
 using Names = std::unordered_map<std::string, std::int32_t>;
 
 constexpr std::uint64_t kMostWords = 1u << 24;
-// Of ByteLevel: GPT-2's.
+// The pattern of ByteLevel, which is GPT-2's.
 constexpr const char* kBytePattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// As in a message: its beginning.
+// Returns the beginning of a JSON text, for messages.
 std::string shown(const Json& json) {
   constexpr std::size_t kLength = 60;
   std::string text = json.dump();
@@ -34,7 +34,7 @@ std::string shown(const Json& json) {
   throw InvalidArgument(fmt::format("{}: expected {}, found {}", where, expected, shown(found)));
 }
 
-// A field of an object; null where there is none.
+// Returns a field of an object; null where there is none.
 const Json& field(const Json& object, const char* name) {
   static const Json kNull;
   const Json* found = object.find(name);
@@ -46,7 +46,7 @@ bool is_word(const Json& json) {
 }
 std::string word_bounds() { return fmt::format("the number of a word, below {}", kMostWords); }
 
-// A value of a JSON file with the way to it, for messages.
+// A value of a JSON file with its path, for messages.
 struct Node {
   const Json& json;
   std::string where;
@@ -55,7 +55,7 @@ struct Node {
     return {field(json, name), where.empty() ? name : where + "." + name};
   }
   bool none() const { return json.is_null(); }
-  // Of an array.
+  // Returns the items of an array.
   std::vector<Node> items() const {
     if (!json.is_array()) fail("an array");
     std::vector<Node> result;
@@ -89,8 +89,8 @@ struct Node {
   std::string type() const { return object()["type"].text(); }
 };
 
-// Characters that stand for bytes in the names of words: printable ones for themselves, and for the
-// others those from U+0100 on, in order.
+// The characters that stand for bytes in the names of words. Printable bytes stand for themselves;
+// the others are U+0100 and following, in order.
 struct ByteAlphabet {
   ByteAlphabet() {
     std::uint32_t next = 0x100;
@@ -100,7 +100,7 @@ struct ByteAlphabet {
       bytes.emplace(characters[byte], static_cast<char>(byte));
     }
   }
-  // The bytes that a name stands for; none where it has another character.
+  // Returns the bytes of a name; none where it has a character outside the alphabet.
   std::optional<std::string> read(std::string_view name) const {
     std::string result;
     while (!name.empty()) {
@@ -141,7 +141,7 @@ Names vocabulary(const Node& model) {
   return names;
 }
 
-// "left right" or ["left", "right"].
+// Returns the two names of a merge: "left right" or ["left", "right"].
 std::pair<std::string, std::string> merge_names(const Node& merge) {
   if (merge.json.is_string()) {
     const std::string& text = merge.text();
@@ -164,7 +164,7 @@ BytePairs byte_pairs(const Node& model, const Names& names) {
     const Node affix = model[name];
     affix.expect(affix.none() || affix.json == "", "null or an empty text");
   }
-  // With a word for every byte it never matters which word an unknown character has.
+  // `unk_token` has no effect: every byte has a word.
   std::int32_t bytes[256];
   for (std::size_t byte = 0; byte < 256; ++byte) {
     const auto word = names.find(alphabet().characters[byte]);
@@ -202,7 +202,7 @@ BytePairs byte_pairs(const Node& model, const Names& names) {
   return {bytes, std::move(merges), std::move(whole)};
 }
 
-// Appends the patterns of a pre-tokenizer; true where it ends in ByteLevel.
+// Appends the patterns of a pre-tokenizer. Returns whether it ends in ByteLevel.
 bool read_pre_tokenizer(const Node& node, std::vector<SplitPattern>& patterns) {
   const auto add = [&](const Node& where, const std::string& pattern) {
     try {
@@ -234,11 +234,11 @@ bool read_pre_tokenizer(const Node& node, std::vector<SplitPattern>& patterns) {
   return last;
 }
 
-// Appends the words before a text.
+// Appends the words that the post-processor puts before a text.
 void read_post_processor(const Node& node, std::vector<std::int32_t>& before, int depth = 0) {
   if (node.none()) return;
   const std::string type = node.type();
-  if (type == "ByteLevel") return;  // where words are in the text, which nobody asks here
+  if (type == "ByteLevel") return;  // it sets offsets of words in the text, which are not used here
   if (type == "Sequence" && depth == 0) {
     for (const Node& part : node["processors"].items()) read_post_processor(part, before, 1);
     return;
@@ -264,7 +264,7 @@ void read_post_processor(const Node& node, std::vector<std::int32_t>& before, in
 
 }  // namespace
 
-// What is read before the rest can be made of it.
+// The fields of the file that the members are made of.
 struct ByteLevelTokenizer::File {
   static File parse(std::string_view text) {
     std::optional<Json> json = Json::try_parse(text);

@@ -1,5 +1,5 @@
-// Words of tokenizer.json, the format of Hugging Face's tokenizers: byte-level BPE, as GPT-2,
-// Llama 3, Qwen 2 and Qwen 3 have it.
+// Byte-level BPE tokenizers in tokenizer.json, the format of Hugging Face's tokenizers, as GPT-2,
+// Llama 3, Qwen 2 and Qwen 3 use them.
 #pragma once
 
 #include <cstdint>
@@ -14,28 +14,32 @@
 
 namespace logitless::train {
 
-// The words that tokenizers gives the same text. Any bytes are text: those that are not UTF-8 are
-// never joined with others, nor lost.
+// Gives the same words for a text as Hugging Face's tokenizers. Any bytes are text: bytes that are
+// not UTF-8 are neither lost nor joined with others.
 class ByteLevelTokenizer {
  public:
-  // Read are: the model BPE whose vocabulary has a word for every byte; the pre-tokenizers
-  // ByteLevel and Split (isolated, patterns of split_pattern.h), also in a Sequence; the normalizer
-  // NFC; added tokens; the post-processor TemplateProcessing with words before the text; the
-  // decoder ByteLevel. Throws InvalidArgument on anything else, naming the field, what was expected
-  // and what it has.
+  // Reads the model BPE whose vocabulary has a word for every byte, and added tokens. Further
+  // fields that it reads:
+  // - pre-tokenizers ByteLevel and Split (isolated, patterns of split_pattern.h), also in a
+  // Sequence
+  // - the normalizer NFC and the decoder ByteLevel
+  // - the post-processor TemplateProcessing with words before the text
+  // Throws InvalidArgument on anything else. The message has the field, its value, and the values
+  // that are read.
   explicit ByteLevelTokenizer(std::string_view json);
 
-  // One more than the largest number of a word.
+  // Returns the largest number of a word, plus one.
   int vocab() const { return static_cast<int>(texts_.size()); }
-  // Of an added token or of the vocabulary, as the file writes it; -1: none.
+  // Returns the number of an added token or of an entry of the vocabulary, by its name in the file;
+  // -1: none.
   std::int32_t word(const std::string& name) const;
-  // What the post-processor puts before a text.
+  // Returns the words that the post-processor puts before a text.
   const std::vector<std::int32_t>& before_text() const { return before_; }
 
   // Appends the words of `text`, without before_text().
   void encode(std::string_view text, std::vector<std::int32_t>& words) const;
-  // Their bytes, in which characters may be cut. Special words have none, nor have numbers that
-  // belong to no word.
+  // Returns the bytes of `words`; a character may be cut at either end. Special words and numbers
+  // without a word have no bytes.
   std::string bytes(const std::vector<std::int32_t>& words) const;
 
  private:
@@ -47,8 +51,8 @@ class ByteLevelTokenizer {
 
   std::unordered_map<std::string, std::int32_t> names_;
   std::vector<std::string> texts_;  // by number; empty: special, or no word
-  AddedWords added_;                // looked for in the text as it is
-  AddedWords added_normalized_;     // looked for in the normalised text
+  AddedWords added_;                // searched for in the text before normalisation
+  AddedWords added_normalized_;     // searched for in the normalised text
   bool normalize_ = false;          // to NFC
   std::vector<SplitPattern> patterns_;
   std::vector<std::int32_t> before_;

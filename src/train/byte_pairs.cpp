@@ -11,7 +11,7 @@
 namespace logitless::train {
 namespace {
 
-// Up to it, looking through all pairs for the next one to merge is faster than a queue of them.
+// The most bytes for which a linear search for the next merge is faster than a priority queue.
 constexpr std::size_t kShort = 40;
 
 }  // namespace
@@ -59,7 +59,7 @@ void BytePairs::encode(std::string_view piece, std::vector<std::int32_t>& words)
 
 void BytePairs::encode_short(std::string_view piece, std::vector<std::int32_t>& words) const {
   std::int32_t ids[kShort];
-  MergeTable::Merge next[kShort];  // of a word with the one after it
+  MergeTable::Merge next[kShort];  // the merge of a word with its successor
   std::size_t count = piece.size();
   for (std::size_t i = 0; i < count; ++i) ids[i] = bytes_[static_cast<unsigned char>(piece[i])];
   for (std::size_t i = 0; i + 1 < count; ++i) next[i] = merges_.find(ids[i], ids[i + 1]);
@@ -82,7 +82,7 @@ void BytePairs::encode_short(std::string_view piece, std::vector<std::int32_t>& 
 
 void BytePairs::encode_long(std::string_view piece, std::vector<std::int32_t>& words) const {
   struct Link {
-    std::int32_t word;  // -1: it went into the one before
+    std::int32_t word;  // -1: merged into its predecessor
     std::size_t before, after;
   };
   const std::size_t count = piece.size();
@@ -90,8 +90,8 @@ void BytePairs::encode_long(std::string_view piece, std::vector<std::int32_t>& w
   for (std::size_t i = 0; i < count; ++i)
     links[i] = {bytes_[static_cast<unsigned char>(piece[i])], i - 1, i + 1};
 
-  // The lowest rank first, of equal ones the leftmost. What is out of date stays in it: the words
-  // that it was made of tell.
+  // A heap: the lowest rank first, the leftmost of equal ranks. Outdated entries stay in it; they
+  // are recognised by the words that they were made of.
   using Pair = std::tuple<std::uint32_t, std::size_t, std::int32_t, std::int32_t, std::int32_t>;
   std::vector<Pair> first;
   const auto pair_at = [&](std::size_t left, std::size_t right) -> Pair {

@@ -1,4 +1,4 @@
-// Byte-pair encoding: bytes joined to words, two at a time, in the order of a list of merges.
+// Byte-pair encoding: joins bytes to words, two at a time, in the order of a list of merges.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace logitless::train {
 
-// Words that two words next to each other become, and which pair comes first.
+// Hash table of merges: a pair of adjacent words -> the word they become and the merge's rank.
 class MergeTable {
  public:
   struct Merge {
@@ -17,9 +17,9 @@ class MergeTable {
     std::int32_t made = -1;
   };
 
-  // `pairs` is how many will be added at most.
+  // `pairs`: the most merges that add() will be called with.
   explicit MergeTable(std::size_t pairs);
-  // Replaces what the pair had.
+  // Adds a merge, or replaces that of the same pair.
   void add(std::int32_t left, std::int32_t right, Merge merge);
   Merge find(std::int32_t left, std::int32_t right) const;
 
@@ -30,17 +30,17 @@ class MergeTable {
   };
   std::size_t slot(std::int32_t left, std::int32_t right) const;
 
-  std::vector<Slot> slots_;  // a power of two, at most half of them taken
+  std::vector<Slot> slots_;  // a power of two in size, at most half full
 };
 
 class BytePairs {
  public:
-  // A word for each byte, and the merges of words. With `whole`, a piece that is a word itself is
-  // that word, whatever the merges say: the words by their bytes.
+  // `bytes`: the word of each byte. With `whole` (text -> word), a piece that is a word becomes
+  // that word, whatever the merges give.
   BytePairs(const std::int32_t (&bytes)[256], MergeTable merges,
             std::unordered_map<std::string, std::int32_t> whole);
 
-  // Appends the words of a piece. Time grows with n log n of its bytes.
+  // Appends the words of a piece. Takes O(n log n) time for n bytes.
   void encode(std::string_view piece, std::vector<std::int32_t>& words) const;
 
  private:

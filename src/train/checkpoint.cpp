@@ -24,7 +24,7 @@ ConstTensorView view_of(const Parameter& parameter, std::span<const float> value
   return {values.data(), DType::f32, parameter.shape};
 }
 
-// The tensor `name` of the file into `to`.
+// Reads the tensor `name` of the file into `to`.
 void restore(const TensorFile& file, const std::string& path, const std::string& name,
              const Parameter& parameter, std::span<float> to) {
   const std::string expected = describe(view_of(parameter, to));

@@ -14,7 +14,7 @@
 
 namespace logitless::train {
 
-// Streams of tokens, one after the other.
+// The token streams of a data set: one for each file.
 class Dataset::Source {
  public:
   virtual ~Source() = default;
@@ -75,7 +75,7 @@ class Dataset::Shards : public Source {
   std::string name(std::size_t stream) const override {
     return fmt::format("'{}'", shards_[stream].path());
   }
-  // From several threads at a time: parts of a data set share their files.
+  // Thread-safe, because the parts of a split data set share their files.
   void read(std::size_t stream, std::int64_t begin, std::span<std::int64_t> to) const override {
     const std::lock_guard lock(mutex_);
     shards_[stream].read(begin, to);

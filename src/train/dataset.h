@@ -1,5 +1,5 @@
-// What a model learns from: windows of a stream of tokens, in a shuffled order that is a function
-// of numbers alone.
+// Training data: windows of a token stream, in a shuffled order that is a function of numbers
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -10,44 +10,46 @@
 
 namespace logitless::train {
 
-// Rows of tokens and of the tokens after them.
+// Rows of tokens, with the next token of each as its target.
 struct Batch {
   std::int64_t rows = 0;
   std::int64_t length = 0;
   std::vector<std::int64_t> tokens;   // [rows, length]
-  std::vector<std::int64_t> targets;  // [rows, length], kIgnoredTarget where there is nothing
+  std::vector<std::int64_t> targets;  // [rows, length], or kIgnoredTarget
   std::int64_t counted = 0;           // targets that are not ignored
 };
 
-// Non-overlapping windows of `length` tokens and the one after; a window never crosses two files,
-// and what is left at the end of a file is not used.
+// Non-overlapping windows of `length` + 1 tokens, the last of which is the first of the next
+// window. A window never crosses two files; an incomplete one at the end of a file is dropped.
 class Dataset {
  public:
-  // Throws InvalidArgument when there is no window in them, or a word that is not in [0, vocab).
+  // Throws InvalidArgument when `words` has no window, or a token that is not in [0, vocab).
   static Dataset of_words(std::vector<std::int32_t> words, std::int64_t length, std::int64_t vocab);
-  // llm.c's files (shard.h); tokens are read when they are asked for. Throws InvalidArgument naming
+  // Opens llm.c's files (shard.h), whose tokens are read on demand. Throws InvalidArgument naming
   // the file.
   static Dataset of_shards(const std::vector<std::string>& paths, std::int64_t length,
                            std::int64_t vocab);
 
   std::int64_t length() const { return length_; }
   std::int64_t windows() const { return end_ - begin_; }
-  // Of all its windows.
+  // Returns the tokens of all windows.
   std::int64_t tokens() const { return windows() * length_; }
-  // Changes with sizes, and with the tokens at beginning and end of every file.
+  // Returns a key that changes with sizes, and with the tokens at the beginning and end of every
+  // file.
   std::uint64_t key() const;
-  // Reads all tokens of its files. Throws InvalidArgument naming file and position of the first one
-  // outside of the vocabulary.
+  // Reads all tokens of the files. Throws InvalidArgument naming file and position of the first
+  // token outside the vocabulary.
   void check() const;
-  // Two parts: all but the last `windows` windows, and those. Throws InvalidArgument when one would
-  // be empty.
+  // Returns all but the last `windows` windows, and those. Throws InvalidArgument when either is
+  // empty.
   std::pair<Dataset, Dataset> split(std::int64_t windows) const;
 
-  // Windows first, first + 1, ... of an endless order: every epoch has each window once, in an
-  // order of its own. Throws InvalidArgument naming file and position of a token outside the
+  // Returns windows first, first + 1, ... of an endless order: every epoch has each window once, in
+  // an order of its own. Throws InvalidArgument naming file and position of a token outside the
   // vocabulary.
   Batch shuffled_batch(std::uint64_t seed, std::int64_t first, std::int64_t rows) const;
-  // The same in the order of the text; all targets after the last window are ignored.
+  // Returns windows in the order of the text; targets after the last window are ignored. Throws as
+  // shuffled_batch() does.
   Batch sequential_batch(std::int64_t first, std::int64_t rows) const;
 
  private:

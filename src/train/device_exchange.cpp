@@ -13,7 +13,7 @@ std::size_t bucket_bytes(const RankPieces& pieces) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// bf16 [rounded_end] has no type here.
+// Returns the address of an element of the bf16 copies.
 std::byte* rounded_at(void* rounded, std::size_t element) {
   return static_cast<std::byte*>(rounded) + 2 * element;
 }
@@ -131,7 +131,7 @@ void DeviceExchange::wait(const DeviceEvent& event) const {
     if (Clock::now() - start > kRanksLimit)
       ranks_->wait(stream_.handle(), std::chrono::milliseconds(1));
   }
-  ranks_->check();  // a group that failed has ended its calls
+  ranks_->check();  // events also pass when a failed group ends its calls
 }
 
 }  // namespace logitless::train

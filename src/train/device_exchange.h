@@ -1,4 +1,5 @@
-// Where ranks meet in a step on GPUs: gradients are added up, values sent to all.
+// The exchanges between ranks in a training step on GPUs: reduce-scatter of gradients, all-gather
+// of values.
 #pragma once
 
 #include <cstddef>
@@ -13,43 +14,45 @@
 
 namespace logitless::train {
 
-// Everything is enqueued on the stream but for gather(), which waits. One rank exchanges nothing.
+// All calls are enqueued on the stream, except gather(), which waits. With one rank nothing is
+// exchanged.
 class DeviceExchange {
  public:
-  // Of the device's memory, beside the communicator's own.
+  // Returns the bytes of device memory it takes, without the communicator's buffers.
   static std::size_t bytes(const RankPieces& pieces);
 
-  // `ranks`: null of one rank; all three outlive this.
+  // `ranks`: null for one rank. All three references must outlive this.
   DeviceExchange(const Context& context, const DeviceStream& stream, const RankPieces& pieces,
                  Communicator* ranks);
 
   bool alone() const { return ranks_ == nullptr; }
-  // What the first rank gives, as many numbers as the others. Collective, between the hosts.
+  // Broadcasts the numbers of rank 0; all ranks pass equally many. Collective, between the hosts.
   std::vector<std::size_t> of_first(const std::vector<std::size_t>& mine) const;
-  // gradients: RankPieces::here_end() elements. Of this rank's pieces they become the sums over
-  // ranks, in their order; what others hold of them is left as it is. Buckets go in `order`, the
-  // same on all ranks, each after whole[bucket], on a stream of their own, beside what makes the
-  // others; what is enqueued afterwards comes after all.
+  // Reduce-scatter: the local shards of `gradients` (RankPieces::here_end() elements) become sums
+  // over ranks, added in the order of ranks. Other shards keep their values. Buckets are exchanged
+  // in `order`, which is the same on all ranks, each after its event whole[bucket]. The exchanges
+  // run on a communication stream, so that they overlap the computation of later buckets. Work
+  // enqueued afterwards on the main stream waits for all of them.
   void add_gradients(float* gradients, std::span<const std::size_t> order,
                      std::span<const DeviceEvent> whole) const;
-  // Where this rank's totals go, and those of all, [ranks], after share_totals().
+  // The totals of this rank, and those of all ranks, [ranks], after share_totals().
   DeviceAdamWTotals* own_totals() const { return memory_.as<DeviceAdamWTotals>(totals_); }
   const DeviceAdamWTotals* all_totals() const { return own_totals() + 1; }
   void share_totals() const;
-  // masters, rounded: as RankPieces has them. Each rank's pieces go to all that
-  // need them whole.
+  // All-gather: each rank's shards of `masters` and `rounded` (laid out as in RankPieces) go to all
+  // ranks that read the whole tensor.
   void share_values(float* masters, void* rounded) const;
-  // A whole set, of which this rank has `owned`, to the host; `to` may be empty on some ranks, but
-  // all call.
+  // Gathers the shards `owned` of all ranks into the host set `to`. Collective, though `to` may be
+  // empty.
   void gather(const float* owned, std::span<float> to) const;
-  // The same of masters.
+  // Does the same for master weights.
   void gather_masters(const float* masters, std::span<float> to) const;
 
-  // Waits until all ranks are here and this one's stream is done.
+  // Barrier: waits until this rank's stream is done and all ranks have called it.
   void meet() const;
 
-  // Waits for the event as long as the group has not failed; throws DeviceError when it has, or
-  // naming the ranks that are missing when the event takes longer than the limit.
+  // Waits for the event. Throws DeviceError when the group has failed. When the limit is exceeded
+  // it names the missing ranks.
   void wait(const DeviceEvent& event) const;
 
  private:
@@ -62,9 +65,9 @@ class DeviceExchange {
     DeviceStream stream;
     DeviceEvent added;
   };
-  std::unique_ptr<Lane> lane_;  // of several ranks
-  std::size_t totals_ = 0;      // in bytes
-  DeviceBuffer memory_;         // the pieces of a bucket, then totals
+  std::unique_ptr<Lane> lane_;  // null with one rank
+  std::size_t totals_ = 0;      // offset in bytes
+  DeviceBuffer memory_;         // receive buffer of a bucket, then totals
 };
 
 }  // namespace logitless::train

@@ -1,4 +1,4 @@
-// What a run takes of a GPU's memory, said before any of it is allocated.
+// The GPU memory of a run, computed before any of it is allocated.
 #pragma once
 
 #include <cstddef>
@@ -12,32 +12,32 @@ struct MemoryItem {
   std::size_t bytes = 0;
 };
 
-// What a run on a GPU is made of.
+// The buffers of a run on a GPU, in bytes.
 struct DeviceSizes {
-  std::size_t weights = 0;  // bytes of parameters, f32
-  std::size_t rounded = 0;  // of copies of parameters in bf16
-  std::size_t moments = 0;  // both
+  std::size_t weights = 0;  // parameters, f32
+  std::size_t rounded = 0;  // bf16 copies of parameters
+  std::size_t moments = 0;  // both moments
   std::size_t gradients = 0;
   std::size_t constants = 0;
-  std::size_t arena = 0;  // of the largest program
-  std::size_t far = 0;    // of far-field steps and an order
-  std::size_t head = 0;   // of heads over ranks, beside the arena
+  std::size_t arena = 0;  // that of the largest program
+  std::size_t far = 0;    // far-field steps and a vocabulary order
+  std::size_t head = 0;   // vocabulary-parallel heads, without the arena
   std::size_t optimizer = 0;
   std::size_t batches = 0;   // tokens, targets, losses, logits
   std::size_t exchange = 0;  // between ranks
 };
 
-// Libraries, loaded kernels and captured graphs beside what is allocated: allowed for, not
-// measured.
+// Allowance for libraries, loaded kernels and captured graphs; not measured.
 inline constexpr std::size_t kLibraryBytes = std::size_t{256} << 20;
-// NCCL's buffers where it chooses their number: measured on two H200s (docs/distributed.md).
+// NCCL's buffers at its default settings, measured on two H200s (docs/distributed.md).
 inline constexpr std::size_t kNcclBytes = std::size_t{1400} << 20;
 
-// One item for each thing, none of 0 bytes.
+// Returns an item for each buffer of more than 0 bytes.
 std::vector<MemoryItem> memory_statement(const DeviceSizes& sizes);
 std::size_t total_bytes(const std::vector<MemoryItem>& items);
 
-// Empty, or why a run does not fit: its items, their sum, what is free, and what would help.
+// Returns "", or why a run does not fit: its items, their sum, the free memory, and options that
+// help.
 std::string why_no_room(const std::vector<MemoryItem>& items, std::size_t free_bytes);
 
 }  // namespace logitless::train

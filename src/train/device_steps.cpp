@@ -13,7 +13,7 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// What programs say, in bytes of one block.
+// Byte offsets of the programs' results in the output buffer.
 constexpr std::size_t kLoss = 0, kCount = kAlignment, kReport = 2 * kAlignment;
 constexpr std::size_t kLogits = 3 * kAlignment;
 
@@ -36,7 +36,7 @@ std::size_t constant_bytes(const DeviceModel& model) {
 std::size_t arena_bytes(const DeviceModel& model) {
   return std::max({model.step.arena_bytes(), model.loss.arena_bytes(), model.logits.arena_bytes()});
 }
-// What the group of the heads has received its exchanges in since they were planned.
+// Bytes of the receive buffers that the heads' communicator has allocated since they were planned.
 std::size_t head_exchange_bytes(const DeviceModel& model) {
   std::size_t bytes = 0;
   for (const HeadOverRanks* head : {model.step_head, model.loss_head})
@@ -175,10 +175,11 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
   for (std::size_t i = 0; i < kReports; ++i)
     reports_.push_back({PinnedBuffer(context, sizeof(DeviceAdamWReport)), DeviceEvent(context)});
 
-  // Once as they are: libraries and drivers take memory when a kernel runs for the first time, and
-  // may not while a graph is captured. Of a head over ranks that are threads of one process, what
-  // one of them frees or loads may wait for exchanges whose other side is not begun: kernels are
-  // loaded before there are any, and ranks go on together.
+  // A first run without capture: libraries and drivers allocate memory when a kernel first runs,
+  // which is not allowed while a graph is captured. For a vocabulary-parallel head whose ranks are
+  // threads of one process, allocation or module loading on one rank may wait for unmatched
+  // exchanges of another. Therefore kernels are loaded before any exchange, and ranks proceed in
+  // lockstep.
   const auto together = [&] {
     if (step_.head != nullptr) exchange_.meet();
   };
@@ -203,7 +204,7 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
   }
   stream_.wait();
   exchanged_ = exchange_.of_first(buckets_.found());
-  if (step_.head != nullptr) enqueue_update_of_ranks();  // NCCL connects the ranks
+  if (step_.head != nullptr) enqueue_update_of_ranks();  // also lets NCCL connect the ranks
   together();
   const auto stride = rows_ * pieces_.ranks();
   const auto read = [this, read = model.read, gpu = model.gpu](std::int64_t first,

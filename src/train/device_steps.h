@@ -1,4 +1,4 @@
-// A model on a GPU: its tensors there, a step as captured graphs, and what steps say.
+// A model on a GPU: its tensors, its step as captured CUDA graphs, and the reports of steps.
 #pragma once
 
 #include <array>
@@ -25,14 +25,16 @@
 
 namespace logitless::train {
 
-// What runs on the GPU. With several micro-batches to a step, it adds its gradients to what is
-// there. All programs take the parameters under their names, or a bf16 copy under `rounded`, the
-// constants, and tokens; step and loss take targets, step takes inverse_count and gives loss and
-// d_NAME for each parameter, loss gives loss and count, logits takes last and gives logits.
+// The programs and tensors of a model on the GPU. With several micro-batches to a step, `step` adds
+// its gradients to the buffers' contents. All programs take tokens, constants and the parameters
+// under their names, or a bf16 copy under `rounded`. The other inputs and results are:
+//   step     targets, inverse_count -> loss, d_NAME for each parameter
+//   loss     targets -> loss, count
+//   logits   last -> logits
 struct DeviceModel {
   struct Tensor {
     std::string name;
-    std::string rounded;  // of the copy, which is kept where the step takes it
+    std::string rounded;  // name of the bf16 copy, which exists if the step reads it
     bool decay = false;
   };
   struct Constant {
@@ -41,67 +43,68 @@ struct DeviceModel {
   };
   CompiledProgram step, loss, logits;
   std::vector<Tensor> parameters;
-  RankPieces pieces{{}, {}};  // of the parameters, by uses()
-  // Of pieces.ranks(); null of one. It moves the GPU's memory.
+  RankPieces pieces{{}, {}};  // of the parameters, made from uses()
+  // The communicator of `pieces`.ranks() ranks, for device memory; null for one rank.
   Communicator* ranks = nullptr;
   int gpu = 0;  // its index
   std::vector<Constant> constants;
-  std::size_t far_bytes = 0;  // of DeviceSteps::use(), for the statement
-  // Of step and loss, where pieces have own_rows(): they outlive what is made of this. logits has
-  // as many words as own_rows().each then.
+  std::size_t far_bytes = 0;  // of the head given to use(), for the statement
+  // The sharded heads of `step` and `loss`, where `pieces` has own_rows(); they outlive the
+  // DeviceSteps. `logits` then has own_rows().each vocabulary entries.
   HeadOverRanks *step_head = nullptr, *loss_head = nullptr;
-  std::int64_t accumulate = 1;  // micro-batches of a step
+  std::int64_t accumulate = 1;  // micro-batches to a step
   DeviceAdamWOptions adamw;
-  // The micro-batch of `rows` windows from the first-th on; called on a thread of its own.
+  // Reads a micro-batch of `rows` windows that begins with window `first`. Called on the reader's
+  // thread.
   std::function<Batch(std::int64_t first)> read;
   std::int64_t rows = 1;
 
-  // What the programs read of the parameters.
+  // Returns which copies of each parameter the programs read.
   std::vector<ParameterUse> uses() const;
 };
 
-// All memory is allocated when it is made, one block for each item of the statement. Steps are
-// enqueued and not waited for: a thread reads the next micro-batches into three pinned buffers,
-// reports come back through two. Of several ranks each has its own, and makes the same calls in the
-// same order.
+// The constructor allocates all memory, one block for each item of the statement. Steps are
+// asynchronous: a thread reads the next micro-batches into three pinned buffers, and reports return
+// through two. With several ranks each has a DeviceSteps, and all make the same calls in the same
+// order.
 class DeviceSteps {
  public:
   static std::vector<MemoryItem> statement(const DeviceModel& model);
 
-  // Prepares the programs, runs each once and captures the graphs; put() has to follow. Throws
-  // DeviceError stating the memory that it takes and what is free where that is too little, and
-  // what CompiledProgram::prepare() throws.
+  // Prepares the programs, runs each once and captures the graphs; put() must follow. Throws
+  // DeviceError with the memory statement and the free bytes where these are too few, and the
+  // exceptions of CompiledProgram::prepare().
   DeviceSteps(const Context& context, const DeviceModel& model);
 
-  // From now on the step's head is under `far`, which is on the stream and outlives this. Steps are
-  // enqueued one kernel at a time then: what runs differs from step to step. Those that `far`
-  // decides something in wait (PreparedProgram::run).
+  // Makes `far` the head of all later steps; it uses the same stream and must outlive this. Steps
+  // then differ, so kernels are enqueued one by one, without a graph. Steps in which `far` takes a
+  // decision wait for the GPU (PreparedProgram::run).
   void use(FarFieldHead& far) { far_ = &far; }
 
-  // Parameters and moments from the host and to it, in sets of pieces.layout(). Waits. put() rounds
-  // the copies, and begins anew after steps that changed nothing; sets of no tensors are zeros. A
-  // set of no tensors gets nothing.
+  // Copies parameters and moments between host and device, in sets of `pieces.layout()`. Waits.
+  // put() rounds the bf16 copies, and re-enables updates after a skipped step; moments without
+  // tensors are set to zero. get_moments() skips sets without tensors.
   void put(const TensorSet& values, const TensorSet& m, const TensorSet& v);
   void get_values(const TensorSet& values) const;
   void get_moments(const TensorSet& m, const TensorSet& v) const;
 
-  // The step-th step, counted from 1, of `accumulate` micro-batches of each rank from a window
-  // on: those of all ranks, in their order, then the next ones. At most one started before may be
-  // unfinished. `note` comes back in the report, of several ranks the greatest. Throws what reading
-  // throws; then no step was started, though micro-batches before the unread one may have run,
-  // which the next step begins anew.
+  // Starts step `step`, counted from 1, of `accumulate` micro-batches on each rank. Micro-batches
+  // begin at `window`: first those of all ranks in their order, then the next round. At most one
+  // earlier step may be unfinished. The report has the greatest `note` of all ranks. Throws the
+  // reader's exceptions. No step has then started, and the next one discards the gradients of
+  // micro-batches that already ran.
   void start(std::int64_t window, float inverse_count, std::int64_t step, double rate,
              std::int32_t note = 0);
-  // Waits for the first that is not finished, and says what became of it. A step that was skipped
-  // changed nothing, and neither does any after it until reset().
+  // Waits for the oldest unfinished step and returns its report. A skipped step changes nothing,
+  // nor does any later one until reset().
   DeviceAdamWReport finish();
-  // Waits for all, forgets what they say, and lets steps change parameters again.
+  // Waits for all steps, drops their reports, and re-enables updates.
   void reset();
 
-  // The cudaStream_t of all of it.
+  // Returns the cudaStream_t of all work.
   void* stream() const { return stream_.handle(); }
 
-  // Of the program loss. Wait.
+  // Run the programs `loss` and `logits`, and wait for their results.
   struct Losses {
     double loss = 0.0, count = 0.0;
   };
@@ -111,12 +114,12 @@ class DeviceSteps {
  private:
   struct Runner {
     PreparedProgram program;
-    HeadOverRanks* head;  // or null
+    HeadOverRanks* head;  // may be null
     std::vector<const void*> parameters;
     std::vector<void*> results;
   };
-  // What a step reads beside the tensors, as it lies in the device's memory and in pinned buffers:
-  // offsets in bytes.
+  // Layout of a step's inputs other than tensors, in device memory and in pinned buffers: byte
+  // offsets.
   struct Inputs {
     explicit Inputs(const CompiledProgram& step);
     std::size_t targets = 0, inverse_count = 0, rates = 0, last = 0, end = 0;
@@ -134,15 +137,16 @@ class DeviceSteps {
 
   Runner runner(const CompiledProgram& program, const Pointers& pointers,
                 HeadOverRanks* head = nullptr) const;
-  // done: told of results, or none.
+  // Enqueues a program; done(result), if given, is called when the kernels of a result are
+  // enqueued.
   void run(const Runner& runner, const std::function<void(std::size_t result)>& done = {}) const;
-  // The program of a micro-batch; of the last one of several ranks buckets_ are told.
+  // Enqueues the program of a micro-batch. For the last one with several ranks, updates buckets_.
   void run_step(bool last);
-  // A micro-batch of a step, and with the last one of a step of one rank the update.
+  // Enqueues a micro-batch of a step; with one rank the last one also enqueues the update.
   void enqueue(bool first, bool last);
   void enqueue_update_of_ranks() const;
   static std::size_t kind(bool first, bool last) { return (first ? 1U : 0U) + (last ? 2U : 0U); }
-  // The pinned buffer of what is no step, when its last copy is done.
+  // Returns the pinned buffer of validation and sampling, once its last copy is done.
   Slot& own_slot();
   void send(Slot& slot);
   void put_words(const Slot& slot, const Batch& batch) const;
@@ -156,13 +160,13 @@ class DeviceSteps {
   DeviceBuffer weights_, rounded_, moments_, gradients_, constants_, arena_, input_, output_;
   std::optional<DeviceAdamW> adamw_;
   Runner step_, loss_, logits_;
-  std::vector<std::size_t> gradient_of_;  // by the step's result: a tensor, or kNoTensor
+  std::vector<std::size_t> gradient_of_;  // result of the step -> tensor, or kNoTensor
   GradientBuckets buckets_;
-  std::vector<DeviceEvent> whole_;      // by bucket
-  std::vector<std::size_t> exchanged_;  // buckets, in the order of all ranks
+  std::vector<DeviceEvent> whole_;      // by bucket: its gradients are complete
+  std::vector<std::size_t> exchanged_;  // order of the exchanged buckets, equal on all ranks
   std::array<DeviceGraph, 4> graphs_;
   FarFieldHead* far_ = nullptr;
-  std::vector<Slot> slots_;  // the reader's, and one more
+  std::vector<Slot> slots_;  // the reader's slots, and own_slot()
   std::vector<ReportSlot> reports_;
   std::int64_t started_ = 0, finished_ = 0;
   std::optional<ReadAhead> reader_;  // reads into slots_

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kTemporary = ".export-";  // and six letters
+constexpr std::string_view kTemporary = ".export-";  // mkdtemp() appends six letters
 
 [[noreturn]] void refuse(const std::string& path, const std::string& text) {
   throw InvalidArgument(fmt::format("'{}': {}", path, text));
@@ -53,7 +53,7 @@ bool is_shard(const std::string& path) {
          is_shard_number(std::string_view(stem).substr(stem.size() - kNumber));
 }
 
-// Removes the folders of exports that were killed: those that no process holds locked.
+// Removes the temporary folders of killed exports: those that no process has locked.
 void remove_leftovers(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
@@ -139,7 +139,8 @@ std::string ExportFiles::add(const std::string& name) {
 
 void ExportFiles::remove(const std::string& name) { removed_.push_back(name); }
 
-// The names of the weights' files that are there: the one, the index and the shards that it lists.
+// Returns the existing files of the old weights: the single file, the index and the shards that it
+// lists.
 std::vector<std::string> ExportFiles::weights_before() const {
   const std::string index = index_of(weights_);
   std::vector<std::string> names = {fs::path(weights_).filename().string(),
@@ -168,9 +169,9 @@ void ExportFiles::commit() {
   const bool same_names = std::any_of(before.begin(), before.end(), [&](const std::string& name) {
     return is_shard_of(weights_, in_place(name)) && added(name);
   });
-  // Whoever reads now finds nothing rather than shards of two models.
+  // A reader now finds no index, rather than shards of two models.
   if (same_names) fs::remove(in_place(index), error);
-  // The index, or else the file of all weights, comes last: it makes the model the new one.
+  // The index, or the single file of all weights, is renamed last: it activates the new model.
   std::stable_sort(added_.begin(), added_.end(), [&](const std::string& a, const std::string& b) {
     const auto rank = [&](const std::string& name) {
       const std::string path = in_place(name);

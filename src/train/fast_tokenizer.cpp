@@ -17,9 +17,9 @@ namespace {
 using Piece = SentencePieceModel::Piece;
 using Kind = SentencePieceModel::Kind;
 
-constexpr const char* kBlank = "\xe2\x96\x81";  // what SentencePiece writes for a blank
+constexpr const char* kBlank = "\xe2\x96\x81";  // SentencePiece's symbol for a blank
 
-// Pairs in the order in which the model makes them one: by the score of what they make.
+// Returns the merges in the model's order: by the score of the piece that they make.
 Json merges_of(const std::vector<Piece>& pieces) {
   std::unordered_map<std::string_view, std::size_t> normal;
   std::vector<std::size_t> order;
@@ -30,7 +30,8 @@ Json merges_of(const std::vector<Piece>& pieces) {
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return pieces[a].score > pieces[b].score; });
-  // Texts are looked up by lengths that there are: a long piece has a cut at each of its bytes.
+  // Parts of a piece are looked up only if some piece has their length: a long piece can be cut at
+  // every byte.
   std::vector<bool> lengths;
   for (const auto& [text, id] : normal) {
     if (text.size() >= lengths.size()) lengths.resize(text.size() + 1);
@@ -98,7 +99,7 @@ std::string fast_tokenizer_refusal(const SentencePieceModel& model) {
 
 std::string fast_tokenizer_json(const SentencePieceModel& model) {
   const std::vector<Piece>& pieces = model.pieces;
-  Json::Object vocab;  // operator[] of a Json would search for each
+  Json::Object vocab;  // filled first, because operator[] of a Json searches linearly
   Json unknown = nullptr;
   for (std::size_t id = 0; id < pieces.size(); ++id) {
     vocab.emplace_back(pieces[id].text, id);

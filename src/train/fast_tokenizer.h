@@ -1,4 +1,4 @@
-// A SentencePiece BPE model as tokenizer.json, the format of Hugging Face's tokenizers.
+// Converts a SentencePiece BPE model to tokenizer.json, the format of Hugging Face's tokenizers.
 #pragma once
 
 #include <string>
@@ -7,12 +7,13 @@
 
 namespace logitless::train {
 
-// Returns "" where tokenizer.json can give the words of a SentencePiece model, or else what it has
-// that this form of the file has not.
+// Returns "" where a tokenizer.json can give the same words as the SentencePiece model, or else the
+// feature of the model that the format lacks.
 std::string fast_tokenizer_refusal(const SentencePieceModel& model);
 
-// The same words for a text as the library gives; but where the text has the name of a special
-// word, "</s>", it is that word. The model is one that is not refused.
+// Returns a tokenizer.json that gives the same words for a text as the SentencePiece library. The
+// exception is the name of a special word in the text, "</s>", which becomes that word. `model` has
+// no refusal.
 std::string fast_tokenizer_json(const SentencePieceModel& model);
 
 }  // namespace logitless::train

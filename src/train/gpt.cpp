@@ -24,7 +24,7 @@ constexpr Preset kPresets[] = {
     {"gpt2-xl", 1600, 25, 48},
 };
 
-constexpr int kEndOfText = 50256;  // of the tokens of llm.c's files
+constexpr int kEndOfText = 50256;  // the end-of-text token of llm.c's files
 
 class Gpt : public Model {
  public:
@@ -81,7 +81,7 @@ class Gpt : public Model {
                  {"activation_function", "gelu_new"},
                  {"layer_norm_epsilon", 1e-5},
                  {"tie_word_embeddings", config_.tied_head}};
-    // Ours starts a text with the word that ends the one before, as GPT-2's does.
+    // Texts start with the end-of-text token of the text before, as in GPT-2.
     const int end = end_of_text >= 0 ? end_of_text : kEndOfText;
     if (end < config_.vocab) json["bos_token_id"] = json["eos_token_id"] = end;
     return json;
@@ -95,7 +95,7 @@ class Gpt : public Model {
     return cast(reshape(words + places, {net.rows(), config_.dim}), config_.activations);
   }
 
-  // Parameters are called `prefix` and `name`; values `name`, in the scope around.
+  // Returns x W + b. Parameters are named `prefix` + `name`, values `name`, in the current scope.
   static Value linear(Network& net, Value x, const std::string& prefix, const std::string& name) {
     const Scope scope = net.scope(name);
     return matmul(x, net.weight(prefix + name + ".weight")) + net.weight(prefix + name + ".bias");
@@ -118,7 +118,7 @@ class Gpt : public Model {
     return linear(net, activated(), prefix, "c_proj");
   }
 
-  // Heads lie side by side in the columns of queries, keys and values: [N, D] <-> [B, H, T, D / H].
+  // Attention. Heads are adjacent columns of queries, keys and values: [N, D] <-> [B, H, T, D / H].
   Value attend(Network& net, Value x, const std::string& prefix) const {
     const Scope scope = net.scope("attn");
     const Value qkv = linear(net, x, prefix, "c_attn");
@@ -181,8 +181,8 @@ void check_config(const GptConfig& config) {
 std::vector<Parameter> gpt_parameters(const GptConfig& config) {
   check_config(config);
   constexpr double kDeviation = 0.02;
-  // What each layer adds to the residual stream shrinks with their number, so that its variance at
-  // the end does not depend on it.
+  // Initial weights of residual branches shrink with the number of layers. The variance of the
+  // residual stream at the end therefore does not depend on it.
   const double residual = kDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
   const std::int64_t dim = config.dim;
   std::vector<Parameter> list = {

@@ -1,5 +1,5 @@
-// Which buckets' gradients are whole while a step's last micro-batch still runs, so that ranks can
-// add them up meanwhile.
+// Tracks which gradient buckets are complete while the last micro-batch of a step still runs, so
+// that their reduce-scatter can overlap it.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +14,18 @@ class GradientBuckets {
  public:
   explicit GradientBuckets(const RankPieces& pieces);
 
-  // A last micro-batch begins.
+  // Marks the begin of a last micro-batch.
   void begin();
-  // The gradient of tensor `tensor` of the set is made. Calls whole(bucket) for each bucket that is
-  // whole with it.
+  // Marks the gradient of tensor `tensor` of the set as complete. Calls whole(bucket) for each
+  // bucket that it completes.
   void done(std::size_t tensor, const std::function<void(std::size_t)>& whole);
-  // All buckets, in the order in which they have become whole since begin().
+  // Returns all buckets, in the order of their completion since begin().
   std::vector<std::size_t> found() const;
 
  private:
-  std::vector<std::vector<std::size_t>> buckets_of_;  // by tensor
-  std::vector<std::size_t> tensors_in_;               // by bucket
-  std::vector<std::size_t> missing_;                  // of these
+  std::vector<std::vector<std::size_t>> buckets_of_;  // tensor -> buckets
+  std::vector<std::size_t> tensors_in_;               // bucket -> number of tensors
+  std::vector<std::size_t> missing_;  // tensors whose gradients are missing, by bucket
   std::vector<std::size_t> found_;
 };
 

@@ -1,5 +1,5 @@
-// 64-bit hashing and counter-based random numbers: the value depends on the arguments alone, so
-// that nothing random has a state to keep, and threads draw in any order.
+// 64-bit hashing and counter-based random numbers. Values depend on the arguments alone: random
+// numbers need no state, and threads draw them in any order.
 #pragma once
 
 #include <cmath>
@@ -20,12 +20,12 @@ inline std::uint64_t mix(std::uint64_t x) {
 
 inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) { return mix(mix(a) ^ b); }
 
-// In [0, 1).
+// Returns a uniform random number in [0, 1).
 inline double uniform(std::uint64_t seed, std::uint64_t index) {
   return static_cast<double>(mix(seed, index) >> 11) * 0x1p-53;
 }
 
-// Mean 0, variance 1.
+// Returns a normal random number of mean 0 and variance 1.
 inline float normal(std::uint64_t seed, std::uint64_t index) {
   const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform(seed, 2 * index)));
   const double angle = 2.0 * std::numbers::pi * uniform(seed, 2 * index + 1);
@@ -49,7 +49,7 @@ inline std::uint64_t hash_bytes(std::string_view bytes, std::uint64_t seed = 0) 
   return mix(hash ^ tail);
 }
 
-// 16 hexadecimal digits.
+// Returns `value` as 16 hexadecimal digits.
 inline std::string hex(std::uint64_t value) {
   std::string text(16, '0');
   for (int i = 15; i >= 0; --i, value >>= 4) text[i] = "0123456789abcdef"[value & 15u];

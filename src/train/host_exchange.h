@@ -1,4 +1,4 @@
-// Where ranks meet in a step on the CPU, and what their hosts add up wherever they train.
+// The exchanges between ranks in a training step on CPUs, and the host's sums on any device.
 #pragma once
 
 #include <cstdint>
@@ -9,34 +9,35 @@
 
 namespace logitless::train {
 
-// What a rank adds to a step, or to a validation.
+// A rank's contribution to a step, or to a validation.
 struct RankTotals {
   double loss = 0.0;
-  double squares = 0.0;  // of the gradients of its pieces
-  double count = 0.0;    // of targets
+  double squares = 0.0;  // of the gradients of its shards
+  double count = 0.0;    // number of targets
   std::int64_t note = 0;
 };
 
-// Calls are collective. One rank exchanges nothing. Throws what the communicator throws.
+// All calls are collective; with one rank nothing is exchanged. They throw the communicator's
+// exceptions.
 class HostExchange {
  public:
-  // `ranks`: null of one rank; both outlive this.
+  // `ranks`: null for one rank. Both must outlive this.
   HostExchange(const RankPieces& pieces, Communicator* ranks);
 
-  // Of this rank's pieces the gradients become the sums over ranks, in their order; what others
-  // hold of them is left as it is.
+  // Reduce-scatter: this rank's shards of the gradients become sums over ranks, added in the order
+  // of ranks. Other shards keep their values.
   void add_gradients(const TensorSet& gradients, int threads);
-  // Each rank's pieces of the set go to all, but for rows that ranks have for themselves.
+  // All-gather: each rank's shards of the set go to all ranks, except the rows of a sharded head.
   void share(const TensorSet& set) const;
-  // Those, for the host.
+  // All-gathers those rows, for checkpoints and exports.
   void share_own_rows(const TensorSet& set) const;
-  // Sums over ranks in their order, and the greatest note.
+  // Returns the sums over ranks, added in their order, and the greatest note.
   RankTotals sum(const RankTotals& mine) const;
 
  private:
   const RankPieces& pieces_;
   Communicator* const ranks_;
-  Buffer received_;  // the pieces of a bucket
+  Buffer received_;  // receive buffer of a bucket
 };
 
 }  // namespace logitless::train

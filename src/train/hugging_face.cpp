@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kHeadSize = 64;  // of every GPT-2
+constexpr std::int64_t kHeadSize = 64;  // that of every GPT-2
 constexpr const char* kConfig = "config.json";
 constexpr const char* kTokenizer = "tokenizer.model";
 constexpr const char* kFast = "tokenizer.json";
@@ -31,7 +31,7 @@ std::string beside(const std::string& path, const char* name) {
   return (fs::path(path).parent_path() / name).string();
 }
 
-// The object in a file; none without the file.
+// Returns the JSON object in a file; none without the file.
 std::optional<Json> read_json(const std::string& path) {
   const std::optional<std::string> text = file_contents(path);
   if (!text) return std::nullopt;
@@ -48,7 +48,7 @@ LlamaConfig llama_of(const std::string& path, const Json& json) {
   }
 }
 
-// Of transformers.
+// Returns the name of a dtype in transformers.
 const char* torch_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
 }
@@ -61,13 +61,13 @@ std::int64_t heads_of(const std::string& path, std::int64_t dim) {
     const std::int64_t heads = whole_number(found);
     if (whole_bounds("heads").allow(heads)) return heads;
   } catch (const InvalidArgument&) {
-    // Said below.
+    // reported below
   }
   throw InvalidArgument(fmt::format("'{}': n_head: {}, found {}", beside(path, kConfig),
                                     whole_bounds("heads").expected(), found.dump()));
 }
 
-// From the files beside `path`.
+// Sets the end-of-text word from the files next to `path`.
 void set_end_of_text(const std::string& path, TokenizerModel& model) {
   if (const std::optional<Json> json = read_json(beside(path, kFastConfig)); json) {
     Json token = json->value("eos_token", Json());
@@ -89,7 +89,8 @@ void set_end_of_text(const std::string& path, TokenizerModel& model) {
                   beside(path, kFast), kFastConfig, kConfig));
 }
 
-// Its files, and none of another tokenizer: the first that is found would be read instead.
+// Adds the tokenizer's files, and removes those of another tokenizer, which transformers might read
+// instead.
 void add_tokenizer(ExportFiles& files, const Tokenizer& tokenizer, std::int64_t context) {
   const TokenizerModel& words = tokenizer.model();
   const auto put = [&](const char* name, const std::string& bytes) {

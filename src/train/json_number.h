@@ -1,4 +1,4 @@
-// Whole numbers of JSON, which converts fractions and booleans to them otherwise.
+// Strict whole numbers of JSON: the JSON library converts fractions and booleans to integers.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace logitless::train {
 
-// Throws InvalidArgument unless it is one of 64 bits.
+// Returns a whole number. Throws InvalidArgument unless it fits into 64 bits, signed.
 inline std::int64_t whole_number(const Json& json) {
   if (!json.is_number_integer() ||
       (json.is_number_unsigned() && json.get<std::uint64_t>() > std::uint64_t{INT64_MAX})) {

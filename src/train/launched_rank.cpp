@@ -13,18 +13,18 @@ namespace {
 
 using Environment = std::function<const char*(const char*)>;
 
-// The variables of a launcher; null: it has none.
+// The environment variables of a launcher; null: it has none.
 struct Launcher {
   const char* rank;
   const char* size;
   const char* on_host;
-  const char* hosts;          // how many there are, or
-  const char* ranks_on_host;  // how many ranks are here
-  const char* also;           // without which the others are not meant for this process
-  const char* job;            // which run it is
+  const char* hosts;          // number of hosts, or
+  const char* ranks_on_host;  // number of ranks on this host
+  const char* also;           // required as well: otherwise the others are not for this process
+  const char* job;            // name of the run
 };
 
-// A batch script of Slurm has the job's SLURM_NTASKS, too, but is no step of it.
+// A batch script of Slurm also has SLURM_NTASKS, but is no step of the job.
 constexpr Launcher kLaunchers[] = {
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", nullptr, nullptr, nullptr, "TORCHELASTIC_RUN_ID"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", nullptr,
@@ -35,7 +35,7 @@ constexpr Launcher kLaunchers[] = {
 };
 constexpr int kMostRanks = 1024;
 constexpr int kMostPort = 65535;
-// torchrun itself keeps MASTER_PORT.
+// torchrun itself listens on MASTER_PORT.
 constexpr const char* kAgentStore = "TORCHELASTIC_USE_AGENT_STORE";
 constexpr int kBehindAgent = 1000;
 
@@ -66,7 +66,7 @@ bool on_one_host(const Reader& read, const Launcher& launcher, int size) {
          read.number(launcher.ranks_on_host, 1, kMostRanks) == size;
 }
 
-// Greetings have room for so many bytes; torchrun says "none" where nobody named the run.
+// The longest name of a run in a greeting. torchrun gives "none" for a run without a name.
 constexpr std::size_t kMostJob = 63;
 
 std::string job_of(const Reader& read, const Launcher& launcher) {

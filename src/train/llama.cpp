@@ -118,8 +118,8 @@ class Llama : public Model {
     return cast(reshape(words, {net.rows(), config_.dim}), config_.activations);
   }
 
-  // x [N, in] -> [N, out]. Parameters are called `prefix` and `name`; values `name`, in the scope
-  // around.
+  // Maps x [N, in] -> [N, out]. Parameters are named `prefix` + `name`, values `name`, in the
+  // current scope.
   static Value linear(Network& net, Value x, const std::string& prefix, const std::string& name,
                       bool bias = false) {
     const Scope scope = net.scope(name);
@@ -128,7 +128,7 @@ class Llama : public Model {
     return bias ? y + net.weight(prefix + name + ".bias") : y;
   }
 
-  // f32, of the last dimension.
+  // Returns the RMS norm over the last dimension, in f32.
   Value scaled(Network& net, Value x, const std::string& name) const {
     return rms_norm(cast(x, DType::f32), net.master(name + ".weight"), config_.epsilon);
   }
@@ -147,14 +147,14 @@ class Llama : public Model {
     return linear(net, gated(net, gate, up), prefix, "down_proj");
   }
 
-  // Heads lie side by side in the columns of a product: [N, H S] -> [B, T, H, S].
+  // Projects x to heads, which are adjacent columns of the result: [N, H S] -> [B, T, H, S].
   Value heads_of(Network& net, Value x, const std::string& prefix, const std::string& name,
                  std::int64_t heads) const {
     const Value y = linear(net, x, prefix, name + "_proj", config_.qkv_bias);
     return reshape(y, {net.batch(), net.length(), heads, config_.head_size});
   }
-  // Queries or keys: turned before the heads move in front of the positions, so that neither this
-  // nor its gradient copies.
+  // Returns queries or keys with rotary embedding. They are rotated before the heads are transposed
+  // in front of the positions, so that neither this nor its gradient copies.
   Value turned(Network& net, Value x, const std::string& prefix, const std::string& name,
                std::int64_t heads) const {
     Value y = heads_of(net, x, prefix, name, heads);

@@ -8,10 +8,10 @@
 
 namespace logitless::train {
 
-// Weights are [out, in]; parameters have the names of the files. Throws InvalidArgument unless
-// activations are f32 or bf16.
+// Makes a model of this family. Weights are [out, in]; parameters have the names of Hugging Face's
+// files. Throws InvalidArgument unless activations are f32 or bf16.
 ModelPtr make_llama(const LlamaConfig& config);
-// Of a checkpoint's config. Throws InvalidArgument and JSON's exceptions.
+// Makes the model of a checkpoint's config. Throws InvalidArgument and JSON's exceptions.
 ModelPtr parse_llama(const Json& json);
 
 }  // namespace logitless::train

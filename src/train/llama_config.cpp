@@ -27,12 +27,12 @@ std::string_view architecture_of(std::string_view type) {
   return {};
 }
 
-// An object of fields.
+// Typed access to the fields of a JSON object.
 class Fields {
  public:
   Fields(const Json& json, std::string inside) : json_(json), inside_(std::move(inside)) {}
 
-  // Null where it is not there.
+  // Returns a field; null where it is missing.
   const Json& at(const std::string& name) const {
     static const Json kNull;
     const Json* found = json_.find(name);
@@ -71,11 +71,11 @@ class Fields {
     if (!at(name).is_boolean()) refuse(name, "true or false");
     return at(name).get<bool>();
   }
-  // Refuses a field that is there with another value.
+  // Refuses a field with any other value.
   void only(const std::string& name, const Json& value) const {
     if (has(name) && at(name) != value) refuse(name, value.dump());
   }
-  // Refuses a field that is there.
+  // Refuses a field that is present.
   void none(const std::string& name) const {
     if (has(name)) refuse(name, "none");
   }
@@ -85,7 +85,7 @@ class Fields {
   std::string inside_;
 };
 
-// What other members of these families have, and ours would leave out.
+// Refuses features of other models of these families that this implementation lacks.
 void refuse_other_models(const Fields& f, const std::string& type) {
   if (f.has("architectures")) {
     const Json& list = f.at("architectures");
@@ -96,7 +96,7 @@ void refuse_other_models(const Fields& f, const std::string& type) {
   f.only("mlp_bias", false);
   f.only("attention_dropout", 0.0);
   f.only("use_sliding_window", false);
-  // Qwen's files name a window that use_sliding_window does not use.
+  // Qwen's files have a window that use_sliding_window may switch off.
   if (type == "llama") f.none("sliding_window");
   if (f.has("layer_types")) {
     const Json& list = f.at("layer_types");
@@ -108,7 +108,7 @@ void refuse_other_models(const Fields& f, const std::string& type) {
   f.none("quantization_config");
 }
 
-// rope_scaling and rope_theta, or as transformers 5 writes them, rope_parameters.
+// Reads rope_scaling and rope_theta, or rope_parameters, which transformers 5 writes instead.
 void read_rope(const Fields& f, LlamaConfig& config) {
   const std::string name = f.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   config.theta = f.positive("rope_theta", 10000.0);
@@ -231,10 +231,10 @@ struct Preset {
   std::int64_t vocab, context, dim, inner, layers, heads, kv_heads, head_size;
   bool tied;
   double epsilon, theta;
-  double llama3_factor;  // 0: positions are not stretched
+  double llama3_factor;  // 0: positions are not scaled
   std::int64_t first_word, last_word;
 };
-// As the config.json of the released models has it; llama-tiny is for trying out.
+// The sizes in the config.json of the released models; llama-tiny is for experiments.
 constexpr Preset kPresets[] = {
     {"llama-tiny", "llama", 8192, 2048, 128, 352, 4, 4, 2, 32, true, 1e-5, 1e4, 0.0, -1, -1},
     {"llama-2-7b", "llama", 32000, 4096, 4096, 11008, 32, 32, 32, 128, false, 1e-5, 1e4, 0.0, 1, 2},

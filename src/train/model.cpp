@@ -13,7 +13,8 @@ namespace {
 
 Shape shape_of(const std::vector<std::int64_t>& sizes) { return Shape(sizes.begin(), sizes.end()); }
 
-// The loss of each target [N], 0 where it is ignored, and which are counted: 1 or 0.
+// The loss of each target [N], 0 where it is ignored, and 1 for counted targets, 0 for ignored
+// ones.
 struct Losses {
   Value loss, counted;
 };
@@ -103,7 +104,7 @@ void Network::set_head_words(std::int64_t words) {
 void Network::add_gradients(Value loss) {
   const std::vector<Parameter> list = model_.parameters();
   std::vector<Value> read;
-  std::vector<std::size_t> counts;  // of `read`, for each parameter
+  std::vector<std::size_t> counts;  // number of `read` values for each parameter
   for (const Parameter& p : list) {
     const std::size_t before = read.size();
     const auto rounded = by_name_.find(rounded_name(p.name));

@@ -10,7 +10,7 @@
 namespace logitless::train {
 
 std::string_view to_nfc(std::string_view text, std::string& made) {
-  // All below U+0300, whose first byte is 0xcc, is in that form.
+  // All characters below U+0300, whose first byte is 0xcc, are in NFC.
   const auto plain = [](char c) { return static_cast<unsigned char>(c) < 0xcc; };
   if (std::all_of(text.begin(), text.end(), plain)) return text;
   utf8proc_uint8_t* bytes = nullptr;

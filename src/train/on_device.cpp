@@ -16,7 +16,7 @@ std::size_t taken(const Context& context) {
   return status.total_bytes - status.free_bytes;
 }
 
-// Of an order's copy on a GPU (far_field.h).
+// Returns the bytes of a vocabulary order's copy on a GPU (far_field.h).
 std::size_t order_bytes(const ModelSizes& sizes, const FarFieldOptions& far) {
   const auto vocab = static_cast<std::size_t>(sizes.vocab);
   const auto dim = static_cast<std::size_t>(sizes.dim);
@@ -62,7 +62,7 @@ void Trainer::start_device() {
   limits_ = context.device();
   device_name_ = device_status(context).name;
   const std::size_t taken_before = taken(context);
-  threads_ = default_threads();  // for what the host does
+  threads_ = default_threads();  // threads of the host's work
 
   DeviceModel model;
   step_.program = within_budget(
@@ -94,7 +94,7 @@ void Trainer::start_device() {
   const AdamWOptions& adamw = options_.adamw;
   model.adamw = {adamw.beta1, adamw.beta2, adamw.epsilon, adamw.weight_decay, options_.clip};
   if (options_.far_field) {
-    start_far_field(Context(context));  // to know what it takes
+    start_far_field(Context(context));  // to get its workspace
     if (far_) model.far_bytes = far_workspace_ + order_bytes(model_->sizes(), *options_.far_field);
   }
   device_ = std::make_unique<OnDevice>(std::move(context), model, taken_before);
@@ -118,7 +118,7 @@ const TensorSet& Trainer::values() const {
 
 std::optional<StepResult> Trainer::start_step(int note) {
   if (!device_) return step(note);
-  // Every target of a batch of training data counts.
+  // No target of training data is ignored.
   const std::int64_t count = windows_of_step() * train_.length();
   const OnDevice::Started now{state_.step, state_.windows, options_.schedule.rate(state_.step)};
   device_->steps.start(state_.windows, static_cast<float>(1.0 / static_cast<double>(count)),
@@ -137,7 +137,7 @@ std::optional<StepResult> Trainer::finish_step() {
   device_->started.pop_front();
   const DeviceAdamWReport report = device_->steps.finish();
   if (report.skipped != 0) {
-    // Neither has the step after it, if one was started, changed anything.
+    // Nor has a step started after it changed anything.
     device_->started.clear();
     device_->steps.reset();
     state_.step = first.step;

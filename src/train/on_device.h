@@ -1,4 +1,4 @@
-// What a Trainer has on a GPU.
+// The part of a Trainer that is on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 namespace logitless::train {
 
 struct Trainer::OnDevice {
-  // taken_before: of the card, by whomever.
+  // taken_before: memory of the GPU in use, by all processes.
   OnDevice(Context&& gpu, const DeviceModel& model, std::size_t taken_before);
 
-  // Tensors to the host, which wants all steps finished; a set of no tensors gets nothing.
+  // Copy tensors to the host; all steps must be finished. Sets without tensors are skipped.
   void get(const TensorSet& values, const TensorSet& m, const TensorSet& v) const;
   void get_values(const TensorSet& values) const;
   void add_to(TrainMemory& memory) const;
 
-  // A step that was started, and the run before it.
+  // A started step, and the state of the run before it.
   struct Started {
     std::int64_t step = 0, windows = 0;
     double rate = 0.0;

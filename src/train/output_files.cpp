@@ -16,7 +16,7 @@
 namespace logitless::train {
 namespace {
 
-// The first bytes of a file, in lower case.
+// Returns the first bytes of a file, in lower case.
 std::string start_of(const std::string& path, std::size_t bytes) {
   std::string start(bytes, '\0');
   std::ifstream in(path, std::ios::binary);

@@ -48,7 +48,7 @@ Facts facts_of(std::string_view text) {
   return facts;
 }
 
-// What all ranks say, by rank. Collective.
+// Returns the facts of all ranks, by rank. Collective.
 std::vector<Facts> gather(Communicator& ranks, const Facts& mine) {
   std::string text = text_of(mine);
   const auto bytes = static_cast<std::int64_t>(text.size());
@@ -65,7 +65,7 @@ std::vector<Facts> gather(Communicator& ranks, const Facts& mine) {
   return facts;
 }
 
-// Launchers may show each process a GPU of its own.
+// Returns whether one GPU is visible: launchers may show each process a different one.
 bool sees_one_gpu() {
   return logitless::gpu_missing(0).empty() && !logitless::gpu_missing(1).empty();
 }
@@ -77,7 +77,7 @@ std::string value_of(const Facts& facts, const std::string& name) {
   return "nothing";
 }
 
-// The first one, or "".
+// Returns the first difference to rank 0, or "".
 std::string difference_of(const std::vector<Facts>& all) {
   const Facts& first = all.front();
   for (std::size_t r = 1; r < all.size(); ++r) {
@@ -93,7 +93,8 @@ std::string difference_of(const std::vector<Facts>& all) {
 
 }  // namespace
 
-// Ends a GPU's calls when the ranks' hosts have failed: NCCL does not learn of it.
+// Aborts the communicator of GPUs when the communicator of hosts has failed, which NCCL does not
+// notice.
 class ProcessRank::Watch {
  public:
   Watch(std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> gpu)
@@ -143,7 +144,7 @@ void ProcessRank::run(const std::function<void()>& body) {
     body();
     meet();
     if (watch_ == nullptr) return;
-    // A rank that leaves is no failure any more; GPUs' communicators end together.
+    // A rank that leaves is no longer a failure; the communicators of GPUs end together.
     watch_->stop();
     meet();
     watch_.reset();
@@ -160,9 +161,9 @@ void ProcessRank::agree(const Facts& mine) {
   const std::string difference = difference_of(gather(*host_, mine));
   if (difference.empty()) return;
   try {
-    meet();  // they all know it, whoever ends first
+    meet();  // all ranks have the same result before any of them ends
   } catch (const DeviceError&) {
-    // So does this one.
+    // this rank throws the same
   }
   throw InvalidArgument(difference);
 }
@@ -205,7 +206,7 @@ void fail_launched_rank(std::string_view reason) noexcept {
     if (const auto launched = launched_rank())
       join(*launched, kCommunicatorLimit, {})->abort(reason);
   } catch (const std::exception&) {
-    // They learn of it when this process ends.
+    // The others notice when this process ends.
   }
 }
 

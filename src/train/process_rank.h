@@ -1,4 +1,4 @@
-// This process as one of the ranks of a launched run.
+// One rank of a launched run, which is this process.
 #pragma once
 
 #include <functional>
@@ -15,39 +15,41 @@
 
 namespace logitless::train {
 
-// What a rank says, by name.
+// Values that a rank reports: (name, value).
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 class ProcessRank {
  public:
-  // Collective, as make_tcp(), whose errors it throws. `waiting` is told, after some seconds, for
-  // whom this rank waits.
+  // Connects to the other ranks with make_tcp(), and throws its errors. Collective. Calls `waiting`
+  // after some seconds with the ranks that are missing.
   explicit ProcessRank(const LaunchedRank& launched, const Say& waiting = {});
   ~ProcessRank();
   ProcessRank(const ProcessRank&) = delete;
   ProcessRank& operator=(const ProcessRank&) = delete;
 
-  // Collective: returns when it has run on all ranks. What it throws on one of them ends the
-  // others' exchanges: "rank 2 gave up: ...".
+  // Runs `body`, and returns when it has finished on all ranks. An exception of one rank ends the
+  // exchanges of the others with "rank 2 gave up: ...". Collective.
   void run(const std::function<void()>& body);
 
   const LaunchedRank& launched() const { return launched_; }
   int rank() const { return launched_.rank; }
   int size() const { return launched_.size; }
 
-  // In `body` all ranks make the same of these calls in the same order.
+  // Within `body` all ranks make the same calls of the following functions, in the same order.
+  // Throws InvalidArgument on all ranks, "rank 1: --batch 4, rank 0: 2", unless the values of all
+  // ranks are equal.
 
   // Throws InvalidArgument on all ranks, "rank 1: --batch 4, rank 0: 2", unless all say the same.
   void agree(const Facts& mine);
-  // On rank 0 first, then on the others: what it leaves in a cache is there for them.
+  // Runs `body` on rank 0 first, then on the others, which find its results in a cache.
   void first_on_rank_0(const std::function<void()>& body);
-  // What steps exchange by; of GPUs NCCL, on the current one, whose calls end, too, when a rank
-  // fails or its process has ended.
+  // Returns the communicator of training steps: for GPUs that of NCCL, on the current GPU. Its
+  // calls also end when a rank fails or its process has ended.
   std::shared_ptr<Communicator> communicator(DeviceKind device);
 
-  // The one for this process: of its number on the host, or the only one that it sees.
+  // Returns the index of this process's GPU: its index on the host, or 0 if it sees a single one.
   int gpu() const;
-  // Empty, or why this process has no GPU to share a run with others.
+  // Returns "", or why this process has no GPU for a run with several ranks.
   std::string gpu_missing() const;
 
  private:
@@ -57,11 +59,11 @@ class ProcessRank {
 
   const LaunchedRank launched_;
   const std::shared_ptr<Communicator> host_;
-  std::unique_ptr<Watch> watch_;  // over GPUs
+  std::unique_ptr<Watch> watch_;  // with GPUs
 };
 
-// Tells the other ranks of a launched run that this one fails before it has joined them; of any
-// other process it does nothing.
+// Reports to the other ranks of a launched run that this rank fails before it has joined them. Does
+// nothing in other processes.
 void fail_launched_rank(std::string_view reason) noexcept;
 
 }  // namespace logitless::train

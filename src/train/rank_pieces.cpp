@@ -8,13 +8,13 @@
 namespace logitless::train {
 namespace {
 
-constexpr std::size_t kUnit = 64;  // elements that no border of pieces cuts
+constexpr std::size_t kUnit = 64;  // slices begin at multiples of it, in elements
 
 std::size_t up_to(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Of the regions of a set.
+// Returns the region of a set that tensors with this use lie in.
 int region_of(const ParameterUse& use) { return !use.master ? 0 : use.rounded ? 1 : 2; }
 constexpr int kRegions = 3;
 

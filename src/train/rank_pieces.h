@@ -1,8 +1,8 @@
-// What each of several ranks of a training run updates (ZeRO stage 1: Rajbhandari et al. 2020,
-// "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"): equal pieces of all
-// parameters. A rank adds up the gradients of its pieces over all ranks, has their moments, and
-// sends their new values to the others. Of a head whose words are over ranks it has its rows, and
-// nothing is added up or sent.
+// Sharding of parameters over the ranks of a training run (ZeRO stage 1: Rajbhandari et al. 2020,
+// "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"). Each rank updates an
+// equal shard of all parameters. It receives the summed gradients of its shard (reduce-scatter),
+// holds the moments, and sends the new values to the others (all-gather). With a
+// vocabulary-parallel head, a rank holds rows of the head alone, and these are not exchanged.
 #pragma once
 
 #include <chrono>
@@ -15,73 +15,75 @@
 
 namespace logitless::train {
 
-// How long a rank waits for the others: one of them may be writing a checkpoint.
+// The longest time that a rank waits for the others, one of which may be writing a checkpoint.
 inline constexpr std::chrono::milliseconds kRanksLimit = std::chrono::minutes(10);
 
-// What programs read of a parameter, and so what every rank needs whole.
+// The copies of a parameter that programs read, which every rank therefore holds in full.
 struct ParameterUse {
-  bool master = true;    // its f32 values; otherwise a rank has those of its pieces alone
-  bool rounded = false;  // their copy in bf16
-  // Elements of a row of a matrix of which each rank reads, and updates, rows of its own: one
-  // tensor at most. 0: ranks read all of it.
+  bool master = true;    // f32 values; if false, a rank holds those of its shard only
+  bool rounded = false;  // a copy in bf16
+  // Elements of a row of a row-sharded matrix: each rank reads and updates its local rows only. At
+  // most one tensor has it. 0: not row-sharded.
   std::size_t own_row = 0;
 };
 
-// A stretch of a set of tensors that is exchanged at once: a piece of each rank.
+// A part of a set of tensors that is exchanged at one time: one slice for each rank.
 struct Bucket {
-  std::size_t begin = 0;  // of the first rank's, in the set
+  std::size_t begin = 0;  // offset of rank 0's slice in the set
   std::size_t piece = 0;
-  std::size_t stride = 0;  // from a rank's piece to the next one's
-  std::size_t owned = 0;   // where this rank's piece lies among those that it owns
+  std::size_t stride = 0;  // distance of the slices of successive ranks
+  std::size_t owned = 0;   // offset of this rank's slice in its shard
   ParameterUse use;
 };
 
-// The rows that a rank has of ParameterUse::own_row's tensor.
+// The local rows of the row-sharded tensor (ParameterUse::own_row).
 struct OwnRows {
   std::size_t tensor = 0;
   std::int64_t first = 0, count = 0;
-  std::int64_t each = 0;  // count of all ranks but the last ones, which have fewer or none
+  std::int64_t each = 0;  // the count of all ranks but the last ones, which may have fewer or none
 };
 
-// What a rank owns of one tensor in one bucket.
+// The part of one tensor in one bucket that a rank updates.
 struct OwnedSlice {
   std::size_t tensor = 0;
-  std::size_t begin = 0, count = 0;  // elements of the tensor
-  std::size_t at = 0;                // of the set
-  std::size_t owned = 0;             // among those that the rank owns
+  std::size_t begin = 0, count = 0;  // in elements of the tensor
+  std::size_t at = 0;                // offset in the set
+  std::size_t owned = 0;             // offset in the rank's shard
 };
 
-// Offsets and counts are in elements; all begin at multiples of 64.
+// The layout of a set of tensors and its shards. Offsets and counts are in elements; all offsets
+// are multiples of 64.
 class RankPieces {
  public:
   static constexpr std::size_t kBucket = std::size_t{1} << 24;
 
-  // Of tensors with these numbers of elements. The set has them in order of their uses: those that
-  // are only rounded, those that are both, those that are masters alone, the one with rows of each
-  // rank. `bucket`: elements of all ranks; of one rank the bucket is as long as it may be.
+  // `counts`: elements of each tensor. The set orders tensors by use: bf16 copies only, both,
+  // masters only, row-sharded. `bucket`: elements of all ranks in a bucket; with one rank there is
+  // one bucket for each use.
   RankPieces(const std::vector<std::size_t>& counts, const std::vector<ParameterUse>& uses,
              int rank = 0, int ranks = 1, std::size_t bucket = kBucket);
 
-  // OwnRows::each of `rows` with `row` elements.
+  // Returns OwnRows::each for `rows` rows of `row` elements.
   static std::int64_t rows_of_each(std::int64_t rows, std::int64_t row, int ranks);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   const TensorLayout& layout() const { return layout_; }
-  // Of what all ranks read; gradients are added up and values sent by these.
+  // Buckets of tensors that all ranks read: the units of reduce-scatter and all-gather.
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  // Of own_rows().
+  // Buckets of own_rows().
   const std::vector<Bucket>& own_buckets() const { return own_buckets_; }
-  const std::optional<OwnRows>& own_rows() const { return own_rows_; }  // none of one rank
+  const std::optional<OwnRows>& own_rows() const { return own_rows_; }  // none with one rank
   const std::vector<OwnedSlice>& slices() const { return slices_; }
   std::size_t owned() const { return owned_; }
-  // Of a bucket of all ranks, at most.
+  // Returns the elements of the longest bucket, those of all ranks.
   std::size_t longest_bucket() const;
 
-  // All ranks read [0, shared_end()) of the set: copies in bf16 of [0, rounded_end()), masters of
-  // [master_begin(), shared_end()), and of those before it masters are owned_before_masters()
-  // elements. What is kept here of a set has this rank's own rows after shared_end(): in all
-  // here_end() elements, that of the set at `at` in here(at).
+  // All ranks read [0, shared_end()) of the set: as bf16 copies in [0, rounded_end()), as masters
+  // in [master_begin(), shared_end()). Before master_begin() a rank holds masters of its shard
+  // only: owned_before_masters() elements. The local part of a set ends with the rank's rows of the
+  // row-sharded tensor, after shared_end(). It has here_end() elements; here(at) is the local
+  // offset of offset `at`.
   std::size_t shared_end() const { return shared_end_; }
   std::size_t rounded_end() const { return rounded_end_; }
   std::size_t master_begin() const { return master_begin_; }
@@ -90,12 +92,12 @@ class RankPieces {
   std::size_t here(std::size_t at) const {
     return at < shared_end_ ? at : at - static_cast<std::size_t>(rank_) * own_stride_;
   }
-  // Of the set, the first element of a tensor that is here.
+  // Returns the offset in the set of the first local element of a tensor.
   std::size_t first_here(std::size_t tensor) const {
     const bool own = own_rows_ && own_rows_->tensor == tensor;
     return layout_.offsets[tensor] + (own ? static_cast<std::size_t>(rank_) * own_stride_ : 0);
   }
-  // Where copies in bf16 lie: rounded() elements, the own rows last.
+  // Layout of bf16 copies: rounded() elements, the local rows last.
   std::size_t rounded() const { return rounded_end_ + (own_rounded_ ? own_stride_ : 0); }
   bool is_rounded(std::size_t at) const {
     return at < rounded_end_ || (own_rounded_ && at >= shared_end_);
@@ -103,12 +105,12 @@ class RankPieces {
   std::size_t rounded_at(std::size_t at) const {
     return at < rounded_end_ ? at : rounded_end_ + here(at) - shared_end_;
   }
-  // Where masters lie that are kept so: the owned ones first, then the whole ones, then own rows.
+  // Layout of masters: first those of this rank's shard, then complete tensors, then local rows.
   std::size_t masters() const { return owned_before_masters_ + here_end() - master_begin_; }
   std::size_t master_of(const OwnedSlice& slice) const {
     return slice.at < master_begin_ ? slice.owned : master_at(slice.at);
   }
-  // `at`, of the set, is in a whole one, or in a row that is here.
+  // `at` is an offset in the set, in a complete tensor or in a local row.
   std::size_t master_at(std::size_t at) const {
     return owned_before_masters_ + here(at) - master_begin_;
   }

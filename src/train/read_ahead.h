@@ -1,4 +1,4 @@
-// Reading what comes next on a thread of its own, beside what is computed.
+// Prefetching: a thread reads the next items while the current one is processed.
 #pragma once
 
 #include <condition_variable>
@@ -12,22 +12,21 @@
 
 namespace logitless::train {
 
-// A sequence of items, `stride` apart, each read into one of some slots, which are the caller's.
-// take() and give_back() are one thread's.
+// Reads a sequence of items, `stride` apart, into slots that the caller provides. take() and
+// give_back() are called by one thread.
 class ReadAhead {
  public:
-  // Reads the item at `position` into a slot; on the thread.
+  // Reads the item at `position` into a slot; called on the reader's thread.
   using Read = std::function<void(std::int64_t position, std::size_t slot)>;
   ReadAhead(std::size_t slots, std::int64_t stride, Read read);
-  // Waits for the item that is being read.
+  // Waits for the item being read.
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // The slot with the item at `position`, which is the caller's until give_back(): waits for it.
-  // Reading goes on behind it, as far as there are slots. Another position than the one after the
-  // last is read from there, and what was read ahead is dropped. Throws what reading this item
-  // threw.
+  // Returns the slot with the item at `position`, and waits for it. The slot belongs to the caller
+  // until give_back(). Later items are read while slots are free. If `position` does not follow the
+  // last one, items read ahead are dropped. Throws the exception of reading this item.
   std::size_t take(std::int64_t position);
   void give_back(std::size_t slot);
 
@@ -39,10 +38,10 @@ class ReadAhead {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool begun_ = false, stopped_ = false;
-  std::int64_t next_ = 0;  // to be read
+  std::int64_t next_ = 0;  // position to read next
   std::deque<std::size_t> free_;
-  std::deque<std::pair<std::int64_t, std::size_t>> ready_;  // position and slot
-  std::exception_ptr error_;                                // of next_
+  std::deque<std::pair<std::int64_t, std::size_t>> ready_;  // (position, slot)
+  std::exception_ptr error_;                                // of reading next_
   std::thread thread_;
 };
 

@@ -15,7 +15,7 @@ double scaled(double frequency, const RopeScaling& s) {
     case RopeScaling::Kind::llama3:
       break;
   }
-  // Turns within the context that the model was first trained with.
+  // Rotations within the context of the model's first training.
   const double turns =
       static_cast<double>(s.original_context) * frequency / (2.0 * std::numbers::pi);
   if (turns < s.low) return frequency / s.factor;

@@ -1,4 +1,4 @@
-// Rotary position embedding: the angles of positions, and how models stretch them.
+// Rotary position embedding: angles of positions, and their scaling for long contexts.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ struct RopeScaling {
   enum class Kind : std::uint8_t {
     none,
     linear,  // frequencies are divided by the factor
-    llama3,  // those of wavelengths over original_context / low are, those under original_context /
-             // high are not, and those between in part
+    llama3,  // wavelengths over original_context / low: divided by the factor; under
+             // original_context / high: unchanged; between: interpolated
   } kind = Kind::none;
   double factor = 1.0;
   double low = 1.0, high = 4.0;       // llama3
@@ -21,14 +21,13 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-// Pair i of a head of `size` numbers turns by inverse_frequencies()[i] for each position; [size /
-// 2].
+// Returns inverse frequencies [size / 2]: pair i of a head of `size` numbers rotates by the i-th of
+// them for each position.
 std::vector<double> inverse_frequencies(std::int64_t size, double theta,
                                         const RopeScaling& scaling);
 
-// Cosines and sines of position * frequency, [length, frequencies]: computed in f64 and rounded
-// once, so that each is within 2^-25 (half a unit of the last place at 1) of that of the exact
-// angle.
+// Cosines and sines of position * frequency, [length, frequencies]. They are computed in f64 and
+// rounded once: the error is at most 2^-25 (half a unit in the last place at 1).
 struct RopeTables {
   std::vector<float> cos, sin;
 };

@@ -55,11 +55,11 @@ void write_sample(const RunOptions& o, const RunData& data, Trainer& trainer, Ru
   report.sample = written(data.tokenizer, trainer.generate(prompt, o.sample, sample));
 }
 
-// Where the run is to be; throws InvalidArgument where that cannot be.
+// Returns the device of the run; throws InvalidArgument where that is not possible.
 DeviceChoice device_of(const RunOptions& options, const ProcessRank* process) {
   const std::string missing =
       process != nullptr ? process->gpu_missing() : ranks_missing(static_cast<int>(options.ranks));
-  // The CPU would be nobody's wish.
+  // With a GPU present, a run on the CPU would surprise the user.
   if (options.device == DeviceWish::automatic && !missing.empty() && gpu_missing().empty())
     throw InvalidArgument(fmt::format("--ranks: {}", missing));
   const DeviceChoice choice = choose_device(options, missing);
@@ -90,11 +90,11 @@ std::string memory_line(const TrainMemory& memory) {
   return fmt::format("GPU memory: {} in all: {}", format_bytes(total_bytes(memory.device)), list);
 }
 
-// What one rank of a run works on; of a run of one, its only one.
+// The resources of one rank of a run.
 struct Seat {
-  std::shared_ptr<Communicator> ranks = {};  // null: one
+  std::shared_ptr<Communicator> ranks = {};  // null: a single rank
   int gpu = 0;
-  bool own_process = true;  // it has the cores and the signals of a process to itself
+  bool own_process = true;  // it does not share the process's cores and signals with other ranks
   int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
 };
 
@@ -104,13 +104,14 @@ TrainOptions options_of(const RunOptions& options, const Seat& seat) {
   train.ranks = seat.ranks;
   train.gpu = seat.gpu;
   if (seat.own_process) return train;
-  // On the CPU threads share its cores.
+  // Ranks that are threads share the cores.
   const int threads = options.threads > 0 ? options.threads : default_threads();
   train.threads = std::max(1, threads / seat.ranks->size());
   return train;
 }
 
-// On the CPU after all where nobody asked for the GPU and it lacks a library or a kernel.
+// Makes the trainer. Falls back to the CPU where the GPU was chosen automatically and lacks a
+// library or a kernel.
 std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceChoice& choice,
                                       const RunData& data, const Seat& seat, RunReport& report,
                                       const Say& say) {
@@ -136,7 +137,7 @@ std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceCho
   return std::make_unique<Trainer>(data.model, train, data.train, data.valid);
 }
 
-// The log that a resumed run goes on from: its own, if it has been told which, or that of the
+// Returns the log that a resumed run continues: the one named in its options, or that of the
 // checkpoint.
 std::string log_before(const RunOptions& o) {
   if (o.resume.empty()) return {};
@@ -152,7 +153,7 @@ std::string threads_text(const RunReport& report) {
 
 Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& report) {
   auto options = Json::parse(options_text(o));
-  options.erase(kOptionsFolder);  // is of no use to who reads the page
+  options.erase(kOptionsFolder);  // of no use on the page
   const auto program = Json::parse(trainer.program().report_json());
   const Json& after = program["after"];
   Json timeline = Json::array();
@@ -190,7 +191,7 @@ Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& re
         {"heads", program["heads"]}}}};
 }
 
-// Of several ranks the first one speaks, logs and writes files; the others know of the same steps.
+// Runs one rank. Rank 0 prints, logs and writes files; the others run the same steps.
 RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const RunData& data,
                    const Seat& seat, const Say& say_of_first) {
   const bool first = seat.rank() == 0;
@@ -282,7 +283,7 @@ RunReport run_process(const RunOptions& options, const Say& say, ProcessRank& pr
   if (options.has_shards()) {
     read();
   } else {
-    process.first_on_rank_0(read);  // which leaves the words of a text in the cache
+    process.first_on_rank_0(read);  // it caches the token ids of a text
   }
   process.agree({{"model", data->model->config_text()},
                  {"training data", hex(data->train.key())},

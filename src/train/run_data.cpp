@@ -80,7 +80,7 @@ RunData text(const RunOptions& o, const Say& say) {
                     "tokenizer.json, which has not {}",
                     missing));
   }
-  // A model may have more words than its tokenizer: rows that were added to fill a tile.
+  // A model's vocabulary may be larger than its tokenizer's: rows are added to fill a tile.
   const ModelPtr model = o.make_model(tokenizer ? o.vocab : words.tokenizer.vocab());
   if (words.tokenizer.vocab() > model->sizes().vocab) {
     throw InvalidArgument(

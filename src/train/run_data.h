@@ -1,4 +1,4 @@
-// What a run trains on, and the model that goes with its words.
+// The data of a run, and the model for its vocabulary.
 #pragma once
 
 #include <optional>
@@ -11,13 +11,13 @@
 namespace logitless::train {
 
 struct RunData {
-  std::optional<Tokenizer> tokenizer;  // of text
+  std::optional<Tokenizer> tokenizer;  // for text
   ModelPtr model;
   Dataset train, valid;
 };
 
-// Throws InvalidArgument naming the option at fault. `check_tokens`: all tokens of --data and --val
-// are looked at, which one rank of a run does for all.
+// Reads the data and makes the model. Throws InvalidArgument naming the option at fault.
+// `check_tokens`: check all tokens of --data and --val, which one rank of a run does for all.
 RunData read_data(const RunOptions& options, const Say& say, bool check_tokens = true);
 
 }  // namespace logitless::train

@@ -22,9 +22,9 @@ namespace {
 namespace fs = std::filesystem;
 
 struct NamedPath {
-  std::string option;  // without dashes
+  std::string option;  // name without dashes
   std::string path;
-  bool folder = false;  // that is made where there is none
+  bool folder = false;  // a folder that is created if missing
 };
 using Paths = std::vector<NamedPath>;
 
@@ -33,7 +33,7 @@ fs::path whole_path(const std::string& path) {
   const fs::path absolute = fs::absolute(path);
   const fs::path canonical = fs::weakly_canonical(absolute, error);
   const fs::path whole = (error ? absolute : canonical).lexically_normal();
-  // A slash at the end names the same folder.
+  // A path with a slash at the end names the same folder.
   return whole.has_filename() ? whole : whole.parent_path();
 }
 
@@ -69,7 +69,7 @@ Paths files_of_save(const RunOptions& o) {
   return paths;
 }
 
-// All of them but shards, which have any number of names.
+// Returns the files of an export, except shards, whose number is not fixed.
 Paths files_of_export(const RunOptions& o) {
   Paths paths;
   if (o.hugging_face.empty()) return paths;
@@ -79,7 +79,7 @@ Paths files_of_export(const RunOptions& o) {
   return paths;
 }
 
-// The files of --init, or of the tokenizer of a run that is resumed.
+// Returns the files of --init, or of the tokenizer of a resumed run.
 Paths files_of_model(const std::string& path) {
   Paths paths;
   if (path.empty()) return paths;
@@ -112,7 +112,7 @@ void refuse_pairs(const Paths& outputs, const Paths& others) {
                                           output.option, output.path,
                                           is_folder(other) ? "folder" : "file", other.option));
       }
-      // A file cannot be a folder of the other one's, too.
+      // A file cannot also be a folder of the other path.
       for (const auto& [file, inner] : {std::pair{&other, &output}, {&output, &other}}) {
         if (is_folder(*file) || !is_below(whole_path(inner->path), whole_path(file->path)))
           continue;
@@ -133,7 +133,8 @@ void refuse_shards(const RunOptions& o, const Paths& others) {
   }
 }
 
-// What is written into a folder of --text would replace a text, or be one when the run is resumed.
+// Refuses outputs in a folder of --text: they would replace a text, or be read as one when the run
+// is resumed.
 void refuse_among_texts(const RunOptions& o, const Paths& outputs) {
   for (const NamedPath& output : outputs) {
     for (const std::string& folder : o.text) {
@@ -146,13 +147,13 @@ void refuse_among_texts(const RunOptions& o, const Paths& outputs) {
   }
 }
 
-// Files that would replace what the run reads, or each other.
+// Refuses files that would replace the run's inputs or each other.
 void refuse_same_files(const RunOptions& o) {
   const Paths save = files_of_save(o), exported = files_of_export(o);
   Paths log, resume;
   add(log, "log", o.log_path());
   refuse_pairs(log, save);
-  Paths own = save;  // files that are not of a model
+  Paths own = save;  // files other than the exported model
   own.insert(own.end(), log.begin(), log.end());
   if (!o.hugging_face.empty()) refuse_pairs(own, {{"export", folder_of(o.hugging_face), true}});
   refuse_pairs(exported, own);
@@ -168,11 +169,11 @@ void refuse_same_files(const RunOptions& o) {
     add(resume, "resume", far_state_of(o.resume));
     refuse_pairs(log, resume);
     refuse_pairs(exported, resume);
-    // A run goes on in the file of its checkpoint.
+    // A resumed run may overwrite its checkpoint.
     if (o.save.empty() || !is_same(o.save, o.resume)) refuse_pairs(save, resume);
   }
   for (const Paths& others : {own, read, resume}) refuse_shards(o, others);
-  // An export may replace the model that the run began from.
+  // An export may replace the model of --init.
   for (const std::string& start : {o.init, o.tokenizer}) refuse_pairs(own, files_of_model(start));
 }
 
@@ -185,7 +186,7 @@ void with_option(const char* option, Act&& act) {
   }
 }
 
-// A folder that is made when the first file goes into it, and one that is there.
+// Checks that a folder exists and can be written, or can be created.
 void check_folder(const std::string& folder) {
   std::error_code error;
   fs::path there = whole_path(folder), missing;
@@ -229,7 +230,7 @@ void check_files(const RunOptions& o) {
   }
   if (!o.hugging_face.empty()) with_option("export", [&] { check_export(o); });
   if (const std::string log = o.log_path(); !log.empty()) {
-    options_text(o);  // its header has them
+    options_text(o);  // its header contains them
     with_option("log", [&] {
       check_replaceable(log, FileKind::log);
       check_writable(log);

@@ -18,11 +18,11 @@ namespace logitless::train {
 namespace {
 
 std::string text_of(const Json& line) {
-  // A path may be no UTF-8, which JSON is.
+  // JSON is UTF-8, but paths may have other bytes.
   return line.dump(-1, NotUtf8::replace) + "\n";
 }
 
-// Whether a line was written before the run went on from this step.
+// Returns whether a line belongs to a step up to the one that the run continues from.
 bool is_kept(const std::string& line, std::int64_t first_step) {
   const std::optional<Json> json = Json::try_parse(line);
   if (!json || !json->contains("kind")) return false;
@@ -33,12 +33,13 @@ bool is_kept(const std::string& line, std::int64_t first_step) {
   return header ? at < first_step : at <= first_step;
 }
 
-// The lines of a log up to this step; none where there is no log.
+// Returns the lines of a log up to this step; none without a log.
 std::string kept_lines(const std::string& path, std::int64_t first_step) {
   std::string kept;
   std::ifstream in(path, std::ios::binary);
   for (std::string line; std::getline(in, line);) {
-    if (!in.eof() && is_kept(line, first_step)) kept += line + "\n";  // a last line is torn
+    if (!in.eof() && is_kept(line, first_step))
+      kept += line + "\n";  // an incomplete last line is dropped
   }
   return kept;
 }
@@ -66,7 +67,7 @@ void RunLog::fail(const std::string& why) {
     say_(fmt::format("the log '{}' cannot be written: {}; the run goes on", path_, why));
 }
 
-// A new file that takes the old one's name, so that a log is never lost half-way.
+// Writes a new file and renames it over the old one, so that a crash never loses the log.
 void RunLog::open() {
   begun_ = true;
   try {
@@ -87,7 +88,7 @@ void RunLog::append(const std::string& text) {
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
       fail(std::strerror(count < 0 ? errno : ENOSPC));
-      // Half a line would spoil those that find room again.
+      // Removes a partial line, which would corrupt later lines that fit on the disk.
       if (done > 0 && end >= 0 && ::ftruncate(descriptor_, end) != 0)
         ::close(std::exchange(descriptor_, -1));
       return;

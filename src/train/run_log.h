@@ -1,5 +1,5 @@
-// The log of a run: JSON lines, one for each step and validation, that `logitless report` makes a
-// page of. docs/train.md has the fields.
+// The log of a run: a JSON line for each step and validation, from which `logitless report` makes a
+// page. docs/train.md has the fields.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,24 @@ namespace logitless::train {
 
 inline constexpr int kLogFormat = 1;
 
-// Beside a checkpoint: run.safetensors has run.log.jsonl.
+// Returns the log's path next to a checkpoint: run.log.jsonl for run.safetensors.
 std::string log_of(const std::string& checkpoint);
 
-// A run is worth more than its log: what the disk refuses is said once and left out, and nothing
-// here throws for it. Each line is whole when its call returns.
+// Writes a log. Errors of the disk do not end the run: they are reported once, the lines are
+// dropped, and no call throws. Each line is complete when its call returns.
 class RunLog {
  public:
-  // An empty path: nothing is written. `before`: the log that a resumed run goes on from, which may
-  // be `path` or be missing; empty for a new run.
+  // With an empty path nothing is written. `before`: the log that a resumed run continues, which
+  // may be `path` or missing; empty for a new run.
   RunLog(std::string path, std::string before, const Say& say);
   ~RunLog();
   RunLog(const RunLog&) = delete;
   RunLog& operator=(const RunLog&) = delete;
 
   bool wanted() const { return !path_.empty(); }
-  // Kept until the first line, so that a run that fails before it leaves the file as it was. Then
-  // the file is replaced by the lines of `before` up to this step, and the header.
+  // Holds the header back until the first line, so that a run that fails earlier leaves the file as
+  // it was. The first line replaces the file by the lines of `before` up to this step, and the
+  // header.
   void begin(std::int64_t first_step, Json header);
   void write(const Json& line);
 
@@ -43,7 +44,7 @@ class RunLog {
   std::string path_, before_;
   const Say& say_;
   std::int64_t first_step_ = 0;
-  Json header_;  // not yet written
+  Json header_;  // pending
   bool begun_ = false;
   int descriptor_ = -1;
   bool failed_ = false;

@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kValidationTokens = 16384;
 constexpr double kSecondsBetweenLines = 2.0;
 
-// The end of a line.
+// Returns the far field's part of a progress line.
 std::string far_text(const FarFieldReport& r) {
   std::string text =
       fmt::format("  far field: dense {} of {}, orders {}", r.dense_steps, r.steps, r.refreshes);
@@ -26,7 +26,7 @@ std::string far_text(const FarFieldReport& r) {
   return text;
 }
 
-// Steps, with a line now and then, until all are done.
+// Runs steps with progress lines, until all are done.
 class Loop {
  public:
   Loop(const RunOptions& options, bool listens, Trainer& trainer, RunReport& report, RunLog& log,
@@ -40,7 +40,7 @@ class Loop {
         tokens_before_(trainer.windows_read() * options.length) {}
 
  private:
-  // What `act` returns; where it finds that the run has diverged, with what is left of it.
+  // Returns act(). When the run diverges, adds to the error how to continue.
   template <typename Act>
   auto checked(Act&& act) const {
     try {
@@ -55,7 +55,7 @@ class Loop {
   void run() {
     std::optional<StopSignals> stop;
     if (listens_) stop.emplace();
-    // Of several ranks what one has caught all know by the results of a step.
+    // With several ranks, the result of a step carries a signal of one rank to all.
     const auto caught = [&] { return stop ? stop->caught() : 0; };
     const auto asked = [&] { return trainer_.ranks() == 1 ? caught() : noted_; };
     while (trainer_.steps_done() < o_.steps) {
@@ -63,7 +63,7 @@ class Loop {
       take(checked([&] { return trainer_.start_step(caught()); }));
       const std::int64_t step = trainer_.steps_done();
       const bool due = step == o_.steps || step % o_.steps_between_validations() == 0;
-      // A GPU may be a step behind, but not where the run looks at what it has learnt.
+      // A GPU may run a step behind, except before validations and checkpoints.
       const bool look = due || asked() != 0;
       if (look) take(checked([&] { return trainer_.finish_step(); }));
       report_.seconds.push_back(watch.seconds());
@@ -80,7 +80,7 @@ class Loop {
         break;
       }
     }
-    // A checkpoint of a finished run: nothing is left to do but to look at it, and to keep it.
+    // A checkpoint of a finished run: only validate and save it.
     if (report_.steps.empty()) pause(trainer_.steps_done());
     log_end(report_.signal != 0 ? name_of_signal(report_.signal) : "done");
     report_.tokens_per_second =
@@ -89,7 +89,7 @@ class Loop {
 
  private:
   std::int64_t steps_known() const { return report_.first_step + std::ssize(report_.steps); }
-  // Those whose results are known; a GPU's come a step late.
+  // Logs the steps whose results are known; a GPU's are a step late.
   void log_steps() {
     for (; logged_ < std::min(report_.steps.size(), report_.seconds.size()); ++logged_) {
       const StepResult& r = report_.steps[logged_];
@@ -115,7 +115,7 @@ class Loop {
                 {"perplexity", std::exp(v.loss)},
                 {"seconds", seconds}});
   }
-  // Of a run without a step as well, of which only a refusal is worth a line.
+  // Also called for a run without steps, which logs a line only for a failed save.
   void log_end(const std::string& reason) const {
     log_.write({{"kind", "end"},
                 {"step", steps_known()},
@@ -155,7 +155,7 @@ class Loop {
                                      } catch (const Diverged&) {
                                        throw;
                                      } catch (...) {
-                                       save(step);  // what was learnt outlives its measure
+                                       save(step);  // save the weights although validation failed
                                        throw;
                                      }
                                    })});
@@ -166,8 +166,8 @@ class Loop {
     save(step);
   }
 
-  // What a disk refuses does not end the run: the old file stays, and the next checkpoint may find
-  // room.
+  // Saves a checkpoint. A full disk does not end the run: the old file stays, and a later
+  // checkpoint may fit.
   void save(std::int64_t step) {
     if (o_.save.empty() || step == saved_) return;
     try {
@@ -206,13 +206,13 @@ class Loop {
   RunLog& log_;
   const Say& say_;
   const std::int64_t tokens_before_;
-  std::size_t logged_ = 0;  // of the report's steps
-  double seconds_ = 0.0;    // of steps
+  std::size_t logged_ = 0;  // number of steps logged
+  double seconds_ = 0.0;    // sum over steps
   Stopwatch since_line_;
-  std::int64_t saved_ = -1;  // the step that --save has, written by this run
+  std::int64_t saved_ = -1;  // the step in --save, if this run wrote it
   std::int64_t said_steps_ = 0;
   double said_seconds_ = 0.0;
-  int noted_ = 0;  // the signal that a rank has caught
+  int noted_ = 0;  // the signal caught by any rank
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The steps of a run.
+// The training loop of a run.
 #pragma once
 
 #include "train/run.h"
@@ -6,9 +6,9 @@
 
 namespace logitless::train {
 
-// Steps, with a line now and then, validations and checkpoints, until all are done or a signal asks
-// for an end. Of several ranks all run it, those that are not the first of their process without
-// `listens`; they end together.
+// Runs steps, with progress lines, validations and checkpoints, until all are done or a signal asks
+// for an end. Collective over ranks, which end together; of each process one rank `listens` for
+// signals.
 void run_steps(const RunOptions& options, bool listens, Trainer& trainer, RunReport& report,
                RunLog& log, const Say& say);
 

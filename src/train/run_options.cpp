@@ -23,8 +23,8 @@ namespace {
 constexpr std::string_view kFixed[] = {"model",   "vocab",  "dim",   "heads",  "layers",
                                        "context", "untied", "dtype", "length", "seed"};
 constexpr std::string_view kSizeNames[] = {"vocab", "dim", "heads", "layers", "context"};
-constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes, and the tokenizer's own
-// Younger than the format of checkpoints: one without them has the defaults.
+constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes and the tokenizer's special tokens
+// Options that older checkpoints lack: these have the defaults.
 constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache",
                                          "tokenizer", "ranks",    "shard-head"};
 constexpr std::string_view kSources[] = {"data", "val", "text"};
@@ -77,7 +77,8 @@ Json to_json(const T& value) {
   }
 }
 
-// Throws unless it is what the option may be on the command line, or stands for one not given.
+// Throws unless the value is allowed on the command line, or stands for an option that was not
+// given.
 template <typename T>
 void from_json(const Json& json, std::string_view name, T& value) {
   const auto require = [&](bool holds, const std::string& expected) {
@@ -103,7 +104,7 @@ void from_json(const Json& json, std::string_view name, T& value) {
   }
 }
 
-// Calls visit(path) for each path that is kept in a checkpoint.
+// Calls visit(path) for each path that is stored in a checkpoint.
 template <typename Options, typename Visit>
 void each_path(Options& o, Visit&& visit) {
   each_option(o, [&](std::string_view name, auto& field) {
@@ -116,7 +117,7 @@ void each_path(Options& o, Visit&& visit) {
   });
 }
 
-// Empty where it cannot be told, or not in UTF-8, which is all that a checkpoint can store.
+// Returns the current folder; empty where it is unknown, or not UTF-8, which a checkpoint requires.
 std::string current_folder() {
   std::error_code error;
   const std::string folder = std::filesystem::current_path(error).string();
@@ -128,7 +129,7 @@ std::string current_folder() {
   return folder;
 }
 
-// A path of a run that was begun in `folder`, for this one.
+// Returns a path of a run that began in `folder`, as seen from the current folder.
 std::string from_folder(const std::string& path, const std::string& folder) {
   if (path.empty() || std::filesystem::path(path).is_absolute()) return path;
   std::error_code none;
@@ -195,7 +196,7 @@ TrainOptions RunOptions::train_options() const {
     result.far_field.emplace();
     result.far_field->error = far_field;
     result.far_field->accuracy = far_both ? Accuracy::far_both : Accuracy::far_backward;
-    // Of the head, which has `accumulate` steps with the same weights.
+    // The head counts micro-batches: `accumulate` steps with the same weights.
     result.far_field->audit_every *= accumulate;
     result.far_field->refresh_every *= accumulate;
   }
@@ -341,7 +342,7 @@ RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string
         try {
           from_json(value, name, field);
           taken.insert(name);
-          // A Llama's sizes are the checkpoint's own.
+          // A Llama's sizes come from the checkpoint.
           if (name == std::string_view("model") && !merged.model.empty() && !merged.llama)
             gpt_preset(merged.model);
         } catch (const std::exception& error) {

@@ -29,7 +29,7 @@ std::string bytes_text(const Json& bytes) { return format_bytes(bytes.get<std::s
 
 page::Axis step_axis() { return {"step", Unit::number}; }
 
-// The mean over the neighbours of each step, `radius` on each side.
+// Returns the moving mean of `values` over `radius` neighbours on each side.
 std::vector<double> smooth(std::span<const double> values, std::ptrdiff_t radius) {
   std::vector<double> sums(values.size() + 1, 0.0);
   std::partial_sum(values.begin(), values.end(), sums.begin() + 1);
@@ -44,7 +44,7 @@ std::vector<double> smooth(std::span<const double> values, std::ptrdiff_t radius
   return means;
 }
 
-// As it was, and, where it is noisy, its mean over neighbours.
+// Adds a curve of the values and, where they are noisy, one of their moving mean.
 template <typename Value>
 void add_curves(Chart& chart, const std::vector<Step>& steps, const std::string& name, int colour,
                 Value&& value) {
@@ -161,7 +161,7 @@ struct Kind {
   std::string name;
   std::size_t bytes;
 };
-// What stands beside the arena all the time.
+// Returns the buffers other than the arena, which live for the whole step.
 std::vector<Kind> kinds_of(const Json& memory) {
   std::vector<Kind> kinds;
   const std::pair<const char*, const char*> names[] = {{"parameter_bytes", "weights"},
@@ -296,7 +296,7 @@ std::string far_section(const RunRecord& r) {
 std::string options_section(const RunRecord& r) {
   page::Table table({"option", "value"}, "<<");
   for (const auto& [name, value] : r.headers.back()["options"].items()) {
-    if (value == "" || value == Json::array()) continue;  // not given
+    if (value == "" || value == Json::array()) continue;  // the option was not given
     table.add({"--" + name, value.is_string() ? value.get<std::string>() : value.dump()});
   }
   return section("Options") + table.html();

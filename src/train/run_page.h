@@ -1,4 +1,4 @@
-// A page to read a run by.
+// A page that shows a run.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace logitless::train {
 
-// One whole page of HTML that needs nothing else: what was trained, loss and validation, rate and
-// norm, speed, memory over a step, what loops and heads saved, the far field.
+// Returns a self-contained page of HTML. It shows the model, the curves of the run, throughput,
+// memory over a step, the memory saved by loops and heads, and the far field.
 std::string run_page(const RunRecord& record);
 
 }  // namespace logitless::train

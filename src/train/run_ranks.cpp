@@ -14,18 +14,18 @@
 namespace logitless::train {
 namespace {
 
-// The communicators there are, and what was thrown first.
+// The communicators of the ranks, and the first exception.
 class Ranks {
  public:
   explicit Ranks(int size) : made_(static_cast<std::size_t>(size)) {}
 
-  // Throws where a rank has failed before.
+  // Registers a rank's communicator. Throws where a rank has already failed.
   void join(int rank, std::shared_ptr<Communicator> communicator) {
     const std::lock_guard lock(mutex_);
     made_[static_cast<std::size_t>(rank)] = std::move(communicator);
     if (failure_) std::rethrow_exception(failure_);
   }
-  // Ends the calls of all ranks: a GPU's do not learn of it otherwise.
+  // Aborts the calls of all ranks: those of GPUs do not end otherwise.
   void fail(std::exception_ptr failure, const char* what) noexcept {
     const std::lock_guard lock(mutex_);
     if (failure_) return;

@@ -1,4 +1,4 @@
-// The ranks of a run: threads of this process, each with a GPU of its own, or a share of the CPU.
+// The ranks of a run as threads of this process, each with a GPU, or a share of the CPU.
 #pragma once
 
 #include <functional>
@@ -10,12 +10,11 @@
 
 namespace logitless::train {
 
-// Empty, or why there are no GPUs for so many ranks.
+// Returns "", or why there are not enough GPUs for `ranks`.
 std::string ranks_missing(int ranks);
 
-// Runs body(communicator) on a thread for each rank, whose current GPU is the one of its number.
-// Where one throws, the others' calls end; what the first of them threw is thrown here, when all
-// have ended.
+// Runs body(communicator) on a thread for each rank, with the GPU of the rank's index current. When
+// one throws, the others' calls end. Rethrows the first exception when all threads have ended.
 void run_on_ranks(int ranks, DeviceKind device,
                   const std::function<void(const std::shared_ptr<Communicator>&)>& body);
 

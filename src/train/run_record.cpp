@@ -13,7 +13,7 @@
 namespace logitless::train {
 namespace {
 
-constexpr std::size_t kShown = 40;  // letters of a text that is refused
+constexpr std::size_t kShown = 40;  // letters of a refused text in messages
 
 class Reader {
  public:
@@ -25,7 +25,7 @@ class Reader {
     for (std::string text; std::getline(in, text);) {
       ++line_;
       if (in.eof()) {
-        record_.torn = true;  // no end of line: it is being written, or never was
+        record_.torn = true;  // no end of line: still being written, or the run was killed
         break;
       }
       take(text);

@@ -1,4 +1,4 @@
-// A run's log, read back (run_log.h).
+// Reads the log of a run (run_log.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace logitless::train {
 
 struct RunRecord {
-  struct Far {  // since the head was made
+  struct Far {  // counts since the head was created
     std::int64_t steps = 0, dense_steps = 0, repeated_steps = 0, orders = 0;
     double mean_kept = 0.0;
     std::optional<double> last_error = {};  // none before the first audit
@@ -30,18 +30,18 @@ struct RunRecord {
     std::string reason;
   };
   std::string path;
-  std::vector<Json> headers;  // of the run, then of each time it was resumed
+  std::vector<Json> headers;  // of the run, then of each resumption
   std::vector<Step> steps;    // ascending
   std::vector<Validation> validations;
   std::vector<End> ends;
-  bool torn = false;  // the last line is not whole: the run is writing it, or was killed
+  bool torn = false;  // the last line is incomplete: the run is writing it, or was killed
 };
 
-// `run`: a log, or the checkpoint that it lies beside. Throws InvalidArgument "FILE:LINE: ..." of a
-// line that is no line of a log, but for one at the end that is not whole.
+// Reads a run from its log, or from the checkpoint next to the log. Throws InvalidArgument
+// "FILE:LINE: ..." on a malformed line, except an incomplete last one.
 RunRecord read_run(const std::string& run);
 
-// The log that `run` means.
+// Returns the path of the log for `run`, a log or a checkpoint.
 std::string log_file(const std::string& run);
 
 }  // namespace logitless::train

@@ -17,7 +17,7 @@ namespace {
   throw InvalidArgument(fmt::format("tokenizer: expected a SentencePiece model{}", what));
 }
 
-// The fields of a protocol buffer, one after another.
+// Iterates over the fields of a protocol buffer.
 class Fields {
  public:
   explicit Fields(std::string_view message) : rest_(message) {}
@@ -47,8 +47,8 @@ class Fields {
     return true;
   }
 
-  // Calls `act` with the field's value where it is of this number and type. Others are skipped, as
-  // the library skips a field of a type that it does not expect.
+  // Calls `act` with the field's value if it has this number and type. Others are skipped, as the
+  // library skips fields of unexpected types.
   template <typename Act>
   void on_bytes(std::uint64_t number, Act&& act) const {
     if (number_ == number && wire_ == kBytes) act(bytes_);
@@ -96,7 +96,7 @@ class Fields {
   std::string_view bytes_;
 };
 
-// An enumeration's value that the library does not know is the default to it.
+// Values that the library does not know become the default.
 template <typename Enum>
 void take_enum(std::uint64_t value, Enum last, Enum& to) {
   if (value >= 1 && value <= static_cast<std::uint64_t>(last)) to = static_cast<Enum>(value);
@@ -133,8 +133,9 @@ void read_normalizer(std::string_view message, SentencePieceModel::Normalizer& n
   }
 }
 
-// The trie of a map of characters, a double array of darts-clone: a walk of it adds no bounds, so
-// every node that some text reaches must lie inside, and so must the texts that its leaves name.
+// The trie of a map of characters, a double array of darts-clone. The library walks it without
+// bounds checks. Therefore every node that some text reaches must lie inside, and so must the texts
+// of its leaves.
 class CharsMap {
  public:
   explicit CharsMap(std::string_view map) {
@@ -155,15 +156,15 @@ class CharsMap {
   }
 
  private:
-  // The library's buffer of the leaves on one path, and far more bytes than a key has.
+  // Sizes of the library: its buffer of the leaves on one path, and a depth above that of any key.
   static constexpr int kMostLeaves = 32, kMostDepth = 256;
   static constexpr int kUnseen = -1, kOpen = -2;
 
   struct Level {
     std::size_t node = 0;
-    int leaf = 0;           // 1 where the step to it ends a key
-    int leaves = 0;         // the most of a path below it
-    std::size_t label = 1;  // that is looked at next
+    int leaf = 0;           // 1 if the step to it ends a key
+    int leaves = 0;         // the most leaves on a path below it
+    std::size_t label = 1;  // the next label to visit
   };
 
   [[noreturn]] static void fail() { refuse(", found a damaged map of characters"); }
@@ -172,12 +173,12 @@ class CharsMap {
   }
 
   Level open(std::size_t node, int leaf) {
-    if ((node | 0xffu) >= units_.size()) fail();  // any byte of a text may be looked for
+    if ((node | 0xffu) >= units_.size()) fail();  // a text may have any byte here
     leaves_below_[node] = kOpen;
     return {node, leaf};
   }
 
-  // Depth first, each node once; a node that is reached from below itself is a loop.
+  // Visits each node once, depth first; a node reachable from itself is a loop.
   void walk(std::size_t root) {
     std::vector<Level> path = {open(root, 0)};
     while (!path.empty()) {
@@ -215,7 +216,7 @@ class CharsMap {
 
   std::vector<std::uint32_t> units_;
   std::string_view texts_;
-  std::vector<int> leaves_below_;  // by node: the most of a path, kUnseen or kOpen
+  std::vector<int> leaves_below_;  // by node: the most leaves on a path below, kUnseen or kOpen
 };
 
 void check_charsmap(const std::string& map) {
@@ -259,7 +260,8 @@ bool splits_into_lines(const SentencePieceModel& model) {
 }
 
 std::string without_dummy_prefix(std::string_view bytes) {
-  // Of a field that is there twice the later one counts: normalizer_spec with add_dummy_prefix.
+  // A repeated field overrides the earlier one: this appends normalizer_spec with add_dummy_prefix
+  // = false.
   constexpr std::string_view kNone("\x1a\x02\x18\x00", 4);
   return std::string(bytes) + std::string(kNone);
 }

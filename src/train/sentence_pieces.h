@@ -1,5 +1,5 @@
-// A SentencePiece model as its file has it, read without the library and checked before the library
-// sees it: what the library builds from a file it believes.
+// Parses a SentencePiece model file without the library, and checks it before the library loads it:
+// the library trusts its input.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace logitless::train {
 
-// The fields of sentencepiece_model.proto that decide about words, with their defaults.
+// The fields of sentencepiece_model.proto that affect words, with their defaults.
 struct SentencePieceModel {
   enum class Kind : std::uint64_t {
     normal = 1,
@@ -39,12 +39,12 @@ struct SentencePieceModel {
   Normalizer normalizer, denormalizer;
 };
 
-// Throws InvalidArgument where `bytes` is no such model, has a piece that is no UTF-8 or a score
-// that is no number, or a map of characters that leads out of its own bytes.
+// Parses a model. Throws InvalidArgument where `bytes` is no model, a piece is not UTF-8 or a score
+// is not a number. Also throws where a map of characters leads outside its bytes.
 SentencePieceModel parse_sentence_pieces(std::string_view bytes);
 
-// Whether the words of a text are those of its lines, one after another, where all but the first
-// come without the blank of add_dummy_prefix.
+// Returns whether a text can be tokenised line by line: all lines but the first without the blank
+// of add_dummy_prefix.
 bool splits_into_lines(const SentencePieceModel& model);
 
 // Returns the bytes of the same model without add_dummy_prefix.

@@ -23,7 +23,7 @@ struct Format {
 constexpr Format kFormats[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 constexpr std::size_t kHeaderBytes = 1024;
 
-// Little-endian, whatever the machine is.
+// Reads a little-endian number on any machine.
 std::int32_t number_at(const std::array<unsigned char, kHeaderBytes>& header, std::size_t index) {
   std::uint32_t value = 0;
   for (std::size_t b = 0; b < 4; ++b) value |= std::uint32_t{header[4 * index + b]} << (8 * b);
@@ -36,10 +36,10 @@ std::int32_t number_at(const std::array<unsigned char, kHeaderBytes>& header, st
 
 static_assert(std::endian::native == std::endian::little, "tokens are read as they lie");
 
-// The first index at which a token is `vocab` or more; the count where there is none.
+// Returns the index of the first token that is `vocab` or more; the count where there is none.
 template <typename Token>
 std::size_t first_outside(std::span<const unsigned char> bytes, std::int64_t vocab) {
-  constexpr std::size_t kBlock = 4096;  // its largest token is found by vectors
+  constexpr std::size_t kBlock = 4096;  // its maximum is computed with SIMD
   const std::size_t count = bytes.size() / sizeof(Token);
   std::array<Token, kBlock> tokens;
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
@@ -113,7 +113,7 @@ void Shard::read(std::int64_t begin, std::span<std::int64_t> to) const {
 
 void Shard::check(std::int64_t vocab) const {
   if (token_bytes_ == sizeof(std::uint16_t) && vocab > UINT16_MAX) return;
-  constexpr std::size_t kRead = std::size_t{1} << 22;  // bytes at a time
+  constexpr std::size_t kRead = std::size_t{1} << 22;  // bytes read at a time
   std::vector<unsigned char> bytes(kRead);
   stream_.clear();
   stream_.seekg(static_cast<std::streamoff>(kHeaderBytes));

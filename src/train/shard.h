@@ -15,10 +15,10 @@ class Shard {
 
   const std::string& path() const { return path_; }
   std::int64_t tokens() const { return tokens_; }
-  // Tokens from `begin` on. Throws InvalidArgument when they are not all there.
   // Throws InvalidArgument naming the first token that is not below `vocab`; reads the whole file
   // unless its type has no such token.
   void check(std::int64_t vocab) const;
+  // Reads the tokens from `begin` on. Throws InvalidArgument when the file ends before them.
   void read(std::int64_t begin, std::span<std::int64_t> to) const;
 
  private:

@@ -1,4 +1,4 @@
-// A Trainer's head whose words are over its ranks.
+// A Trainer's vocabulary-parallel head.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -7,8 +7,8 @@
 namespace logitless::train {
 
 std::int64_t shuffled(std::uint64_t seed, std::int64_t size, std::int64_t index) {
-  // A Feistel network is a bijection of 2 * half bits; walking along its cycle until the value is
-  // below `size` makes it one of [0, size). Fewer than four walks on average.
+  // A Feistel network is a bijection on 2 * half bits. Walking its cycle until the value is below
+  // `size` makes it a bijection on [0, size). Fewer than four steps on average.
   constexpr int kRounds = 4;
   const auto count = static_cast<std::uint64_t>(size);
   const std::uint64_t key = mix(seed, static_cast<std::uint64_t>(index / size));

@@ -22,9 +22,9 @@ std::string message(int error) {
   throw InvalidArgument(fmt::format("the pattern \"{}\": {}", pattern, why));
 }
 
-// The same for PCRE2: its white space has U+180E, which Unicode's has not.
+// Translates a pattern for PCRE2, whose white space includes U+180E; Unicode's does not.
 std::string translated(const std::string& pattern) {
-  constexpr std::string_view kEscapes = "pPrntdDsS";  // of letters and digits
+  constexpr std::string_view kEscapes = "pPrntdDsS";  // escapes that are letters or digits
   constexpr std::string_view kGroups[] = {"?:", "?=", "?!", "?>", "?<=", "?<!", "?i:"};
   std::string result;
   bool in_class = false;
@@ -103,7 +103,8 @@ SplitPattern::SplitPattern(const std::string& pattern) {
   std::uint32_t empty = 0;
   pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &empty);
   if (empty != 0) refuse(pattern, "expected one that matches no empty text");
-  // Without a compiler for this processor it is interpreted: slower, the same matches.
+  // Without a JIT compiler for this processor PCRE2 interprets the pattern: slower, with the same
+  // matches.
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
 }
 

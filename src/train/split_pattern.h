@@ -1,4 +1,4 @@
-// Text cut where a regular expression says, as the pre-tokenizers of tokenizer.json do.
+// Splits text at the matches of a regular expression, as the pre-tokenizers of tokenizer.json do.
 #pragma once
 
 #include <memory>
@@ -8,15 +8,15 @@
 
 namespace logitless::train {
 
-// A pattern as Hugging Face's tokenizers read it (Oniguruma's syntax, in which the published ones
-// are written), matched by PCRE2: Unicode 14 in both. Any number of threads may split at a time.
+// A pattern with the semantics of Hugging Face's tokenizers (Oniguruma's syntax), matched by PCRE2;
+// both use Unicode 14. Thread-safe.
 class SplitPattern {
  public:
-  // Throws InvalidArgument on a pattern that is not one, that the two would read differently, or
-  // that matches nothing at all.
+  // Throws InvalidArgument on an invalid pattern, on one that Oniguruma and PCRE2 read differently,
+  // and on one that matches the empty text.
   explicit SplitPattern(const std::string& pattern);
 
-  // Appends the matches and what lies between them, in order: together they are `text`, UTF-8.
+  // Appends the matches and the texts between them, in order; their concatenation is `text`, UTF-8.
   // Throws std::runtime_error where PCRE2 gives up.
   void split(std::string_view text, std::vector<std::string_view>& pieces) const;
 

@@ -13,7 +13,7 @@ constexpr int kSignals[] = {SIGINT, SIGTERM};
 std::atomic<int> caught_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free, "a handler may touch nothing that locks");
 
-// Calls async-signal-safe functions alone.
+// Handles a signal; calls only async-signal-safe functions.
 void on_signal(int signal) {
   int none = 0;
   if (caught_signal.compare_exchange_strong(none, signal)) {

@@ -1,13 +1,13 @@
-// SIGINT and SIGTERM as a wish to stop at the next step's end.
+// SIGINT and SIGTERM as requests to stop at the end of the current step.
 #pragma once
 
 #include <signal.h>
 
 namespace logitless::train {
 
-// While one lives, the first of these signals is kept and said on standard error; the second ends
-// the process as if nobody had listened. A signal that was ignored stays ignored. One at a time in
-// a process.
+// While an object exists, the first of these signals is recorded and reported on standard error;
+// the second ends the process as by default. An ignored signal stays ignored. A process has at most
+// one object.
 class StopSignals {
  public:
   StopSignals();
@@ -15,14 +15,14 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // The signal, or 0.
+  // Returns the recorded signal, or 0.
   int caught() const;
 
  private:
   struct sigaction old_[2] = {};
 };
 
-// "SIGINT", "SIGTERM".
+// Returns "SIGINT" or "SIGTERM".
 const char* name_of_signal(int signal);
 
 }  // namespace logitless::train

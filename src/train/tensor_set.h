@@ -10,9 +10,9 @@
 
 namespace logitless::train {
 
-// Where the tensors of a set lie: offsets and counts in elements.
+// Layout of the tensors of a set: offsets and counts in elements.
 struct TensorLayout {
-  static constexpr std::size_t kAlign = 128;  // of offsets: 256 bytes of the shortest elements
+  static constexpr std::size_t kAlign = 128;  // of offsets: 256 bytes in the shortest dtype
 
   TensorLayout() = default;
   explicit TensorLayout(const std::vector<Parameter>& list);
@@ -25,14 +25,14 @@ std::vector<std::size_t> counts_of(const std::vector<Parameter>& list);
 class TensorSet {
  public:
   TensorSet() = default;
-  // Zeros. Throws DeviceError when memory is short.
+  // Allocates zeros. Throws DeviceError when memory is short.
   explicit TensorSet(TensorLayout layout);
   explicit TensorSet(const std::vector<Parameter>& list) : TensorSet(TensorLayout(list)) {}
 
   std::size_t size() const { return layout_.counts.size(); }
-  // Aligned to 64 bytes.
+  // Returns a tensor, aligned to 64 bytes.
   std::span<float> operator[](std::size_t index) const;
-  // All of the layout.
+  // Returns the whole layout, padding included.
   std::span<float> all() const { return {memory_.as<float>(), layout_.end}; }
   std::size_t bytes() const { return memory_.bytes(); }
 

@@ -55,7 +55,7 @@ std::string read_file(const fs::path& path, std::uintmax_t bytes) {
   return text;
 }
 
-// Regular files below a directory; links are not followed, so nothing is met twice.
+// Lists regular files below a directory. Links are not followed, so that no file appears twice.
 void list_directory(const fs::path& root, std::vector<Candidate>& found) {
   const auto options = fs::directory_options::skip_permission_denied;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root, options)) {
@@ -96,8 +96,8 @@ std::vector<Candidate> list_files(const CorpusOptions& options, Corpus& corpus) 
   return found;
 }
 
-// Offset of the line that starts at or before the last `fraction` of the text; the whole text has
-// no such line.
+// Returns the offset of the line that starts at or before the last `fraction` of the text; without
+// a newline before it, the offset of that fraction.
 std::size_t tail_start(const std::string& text, double fraction) {
   const auto wanted = static_cast<std::size_t>(static_cast<double>(text.size()) * (1 - fraction));
   const std::size_t newline = text.rfind('\n', wanted);
@@ -140,8 +140,7 @@ std::uint64_t Corpus::key() const {
 }
 
 std::vector<std::string> system_include_directories() {
-  // The compiler's list comes from the build; a program moved to another machine finds at least
-  // /usr/include.
+  // The compiler's list comes from the build; on another machine at least /usr/include exists.
   std::vector<fs::path> wanted = {"/usr/include"};
   std::string_view rest = LOGITLESS_TRAIN_INCLUDE_DIRECTORIES;
   while (!rest.empty()) {
@@ -177,7 +176,7 @@ Corpus read_corpus(const CorpusOptions& options) {
       ++corpus.left_out;
       continue;
     }
-    // A first file over the limit on its own is cut, so that there is always some text.
+    // A first file above the limit is cut, so that there is always some text.
     const std::uintmax_t wanted = std::min<std::uintmax_t>(candidate.bytes, options.max_bytes);
     corpus.cut += wanted < candidate.bytes ? 1 : 0;
     TextFile file{candidate.name, read_file(candidate.path, wanted), false};

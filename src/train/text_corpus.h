@@ -1,4 +1,4 @@
-// Text found on the machine: which files, in which order, and which of them are held out.
+// Collects text files of the machine: selects and orders them, and holds some out for validation.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct CorpusOptions {
   double held_out_fraction = 0.02;  // of the files, chosen by the hash of their name
 };
 
-// UTF-8; bytes that are not are read as Latin-1.
+// A text in UTF-8; bytes that are not UTF-8 are read as Latin-1.
 struct TextFile {
   std::string name;  // below the directory it was found in
   std::string text;
@@ -40,12 +40,12 @@ struct Corpus {
   std::uint64_t key() const;
 };
 
-// Where the C and C++ headers are: /usr/include, and the directories of the compiler that built
+// Returns the directories of C and C++ headers: /usr/include, and those of the compiler that built
 // this program.
 std::vector<std::string> system_include_directories();
 
-// The same text for the same files, whatever order the file system lists them in. Throws
-// std::runtime_error on a path that does not exist or cannot be read, or when there is no text.
+// Reads a corpus. The same files give the same text in any order of the file system. Throws
+// std::runtime_error on a path that is missing or unreadable, and when there is no text.
 Corpus read_corpus(const CorpusOptions& options);
 
 }  // namespace logitless::train

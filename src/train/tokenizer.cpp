@@ -24,11 +24,12 @@
 namespace logitless::train {
 namespace {
 
-constexpr std::size_t kMaxLine = 1024;  // bytes; longer lines are cut for the tokenizer's training
-constexpr std::size_t kMaxEncodedLine = 1u << 20;  // and are for its words, which a cut may change
-constexpr std::size_t kSampleBytes = 4u << 20;     // text that the tokenizer is trained on
-constexpr std::uint64_t kCacheFormat = 4;          // to be raised when tokenisation changes
-// In a cache's metadata: TokenizedText::key.
+constexpr std::size_t kMaxLine = 1024;  // bytes; longer lines are cut when the tokenizer is trained
+constexpr std::size_t kMaxEncodedLine =
+    1u << 20;  // bytes; longer lines are cut in encoding, which may change words
+constexpr std::size_t kSampleBytes = 4u << 20;  // bytes of text that the tokenizer is trained on
+constexpr std::uint64_t kCacheFormat = 4;       // increment when tokenisation changes
+// Metadata key of a cache for TokenizedText::key.
 constexpr const char* kChecksum = "checksum";
 
 class Stopwatch {
@@ -45,7 +46,7 @@ void check(const sentencepiece::util::Status& status, std::string_view what) {
   if (!status.ok()) throw std::runtime_error(fmt::format("{}: {}", what, status.ToString()));
 }
 
-// A line with its newline, or `most` bytes of it, cut between two characters.
+// Takes a line with its newline, or `most` bytes of it, cut between two characters.
 std::string_view take_line(std::string_view& text, std::size_t most) {
   const std::size_t newline = text.substr(0, most).find('\n');
   std::size_t length =
@@ -86,7 +87,7 @@ class Lines : public sentencepiece::SentenceIterator {
   bool done_ = false;
 };
 
-// Words of the files in order. Files are tokenised in parallel and joined in order.
+// Returns the words of the files in order. Files are tokenised in parallel.
 std::vector<std::int32_t> encode_files(const Tokenizer& tokenizer, const Corpus& corpus,
                                        bool held_out, int threads) {
   std::vector<const TextFile*> files;
@@ -138,8 +139,8 @@ std::uint64_t key_of(std::uint64_t tokenizer, const std::vector<std::int32_t>& t
   return key;
 }
 
-// `model`: the tokenizer that the cache was made with; null: one that was trained, which it has.
-// Nothing is made of its bytes before they are known to be what was written.
+// `given`: the tokenizer that the cache was made with; null: one that was trained and is in the
+// cache. Its bytes are parsed only after their checksum is verified.
 TokenizedText load_cache(const std::string& path, const TokenizerModel* given) {
   if (!is_own_file(path))
     throw std::runtime_error(fmt::format("'{}' may have been written by another user", path));
@@ -227,8 +228,8 @@ class SentencePieces : public Tokenizer::Words {
     if (!status.ok()) throw InvalidArgument(fmt::format("tokenizer: {}", status.ToString()));
   }
 
-  Processor first_;                // of a text's first line, or of all of it
-  std::optional<Processor> rest_;  // of the other lines, where they are without a blank before them
+  Processor first_;                // for a text's first line, or all of it
+  std::optional<Processor> rest_;  // for other lines, if they have no blank before them
   bool by_lines_ = false;
   std::vector<std::int32_t> none_;
 };
@@ -240,8 +241,7 @@ void SentencePieces::encode(std::string_view text, std::vector<std::int32_t>& wo
     words.insert(words.end(), fresh.begin(), fresh.end());
   };
   if (!by_lines_) return add(first_, text);
-  // A word never crosses a line, so a line met before has the same words; code repeats its short
-  // lines a lot.
+  // Words never cross lines, so repeated lines have the same words. Code repeats short lines often.
   constexpr std::size_t kRemembered = 40;
   std::unordered_map<std::string_view, std::vector<int>> known;
   const Processor& rest = rest_ ? *rest_ : first_;

@@ -1,5 +1,5 @@
-// Words of a text: of a SentencePiece BPE model trained on the text itself, or of a tokenizer made
-// elsewhere; and the text as their numbers.
+// Tokenizers: a SentencePiece BPE model trained on the text itself, or an imported tokenizer. They
+// map texts to numbers of words.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace logitless::train {
 
-// A tokenizer as its files have it.
+// The files of a tokenizer.
 struct TokenizerModel {
   enum class Format {
     sentencepiece,  // tokenizer.model
@@ -22,72 +22,72 @@ struct TokenizerModel {
   };
   Format format = Format::sentencepiece;
   std::string bytes;
-  // Of byte_level alone. The word between two texts: its name, or where that is empty its number.
+  // byte_level only: the word between two texts, by name, or by number where the name is empty.
   std::string end_of_text;
   std::int32_t end_of_text_word = -1;
-  // Of one that was made elsewhere: what lies beside it, if anything, which goes with it.
+  // Imported tokenizers only: files next to it, which are exported with it.
   std::string config;  // tokenizer_config.json
   std::string fast;    // tokenizer.json beside a tokenizer.model
 
   bool operator==(const TokenizerModel&) const = default;
 };
 
-// Words of a text are those that SentencePiece gives of the whole of it. Of a tokenizer that
-// train() makes white space is kept to the letter (no normalisation, runs of blanks and tabs are
-// words of their own), and a character without a word falls back to its bytes, so
-// decode(encode(text)) == text.
+// encode() gives the words that SentencePiece gives for the whole text. Tokenizers of train()
+// preserve white space: there is no normalisation, and runs of blanks and tabs are words. A
+// character without a word falls back to its bytes, so that decode(encode(text)) == text.
 class Tokenizer {
  public:
-  // Throws InvalidArgument where `model` is none, has no word between two texts, or has what is not
-  // read.
+  // Throws InvalidArgument where `model` is invalid, lacks a word between two texts, or uses
+  // unsupported features.
   explicit Tokenizer(TokenizerModel model);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Trained on the first `sample_bytes` of the training files in the order of their names' hashes.
-  // Deterministic. The result may have fewer words than asked for when the sample has no more pairs
-  // to merge.
+  // Trains on the first `sample_bytes` of the training files, ordered by hashes of their names.
+  // Deterministic. The vocabulary may be smaller than `vocab` when the sample has no more pairs to
+  // merge.
   static Tokenizer train(const Corpus& corpus, int vocab, std::size_t sample_bytes);
 
   int vocab() const;
   int end_of_text() const;  // the word between two files
-  // Words that come before the first of a text; encode() does not give them.
+  // Returns the words that precede a text; encode() does not add them.
   const std::vector<std::int32_t>& before_text() const;
   const TokenizerModel& model() const { return model_; }
   std::uint64_t hash() const;
 
   void encode(std::string_view text, std::vector<std::int32_t>& words) const;
-  // UTF-8: what is none becomes U+FFFD. Special words are left out.
+  // Returns UTF-8, in which invalid bytes become U+FFFD. Special words are left out.
   std::string decode(const std::vector<std::int32_t>& words) const;
 
-  class Words;  // what a format does
+  class Words;  // implementation for one format
 
  private:
   TokenizerModel model_;
   std::unique_ptr<const Words> words_;
 };
 
-// All files in one stream each, before_text() before and end_of_text() after every file.
+// The training and the held-out files as streams, with before_text() before and end_of_text() after
+// every file.
 struct TokenizedText {
   Tokenizer tokenizer;
   std::vector<std::int32_t> train;
   std::vector<std::int32_t> held_out;
-  std::uint64_t key = 0;  // of the words and the tokenizer
+  std::uint64_t key = 0;  // key of the words and the tokenizer
 };
 
 using Say = std::function<void(std::string_view)>;
 
-// Tokenizer and streams of a corpus, from `cache_directory` when an earlier call left them there,
-// else made and left there. The vocabulary is smaller than asked when the text is too short for it.
-// `say` is told what is done and how long it took. With `model` the words are
-// that one's, and `vocab` does not matter. Files of the cache that were changed, or that somebody
-// else may have written, are made again; nothing is read from or written into a folder that is no
-// place for a cache (own_files.h).
+// Returns the tokenizer and the streams of a corpus, from the cache of an earlier call in
+// `cache_directory`, or else computed and cached. The vocabulary is smaller than `vocab` when the
+// text is too short for it. `say` receives progress messages with times. With `model` that
+// tokenizer is used, and `vocab` has no effect. Cache files that were changed, or that another user
+// may have written, are recomputed. A folder that is unsafe for a cache is neither read nor written
+// (own_files.h).
 TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
                        int threads, const Say& say, const TokenizerModel* model = nullptr);
 
-// The most words that a text is worth: 64 bytes of it for each, and the 512 least.
+// Returns the largest useful vocabulary of a text: one word for each 64 bytes, at least 512.
 int largest_vocab(std::size_t text_bytes);
 
 }  // namespace logitless::train

@@ -14,7 +14,7 @@
 namespace logitless::train {
 namespace {
 
-// One of the words by their logits; changes the order of `order`.
+// Draws a token by its logits.
 std::int64_t draw(std::span<const float> logits, const SampleOptions& options,
                   double uniform_number) {
   std::vector<std::int64_t> order(logits.size());
@@ -46,7 +46,7 @@ std::int64_t draw(std::span<const float> logits, const SampleOptions& options,
   return order[kept - 1];
 }
 
-// Why a plan that may be a far-field one is none.
+// Returns why a plan that may use the far field is dense.
 std::string why_dense(const LossPlan& plan) {
   std::string text;
   for (const PlanCandidate& c : plan.candidates) {
@@ -123,7 +123,8 @@ void Trainer::make_pieces(std::vector<ParameterUse> uses) {
 std::vector<std::string> Trainer::added_gradients() const {
   std::vector<std::string> names;
   for (std::size_t i = 0; options_.accumulate > 1 && i < list_.size(); ++i) {
-    // On the CPU heads add to nothing, and what does would be of all words.
+    // A sharded head on the CPU cannot accumulate into its result, and other code would need the
+    // gradient of the full vocabulary.
     if (shards_head() && options_.device == DeviceKind::cpu && i == head_parameter()) continue;
     names.push_back("d_" + list_[i].name);
   }
@@ -137,7 +138,7 @@ CompiledProgram Trainer::within_budget(const Graph& graph, std::vector<std::stri
   compile_options.head_engine = options_.head_engine;
   compile_options.epilogues = options_.epilogues;
   compile_options.memory_budget = options_.memory_budget;
-  compile_options.budget_with_scratch = true;  // it is what a run takes
+  compile_options.budget_with_scratch = true;  // the budget bounds the memory of the whole run
   compile_options.threads = options_.threads;
   compile_options.added = std::move(added);
   return compile(graph, compile_options);
@@ -159,7 +160,7 @@ Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others,
     runner.results.push_back(pointers.at(t.name));
   }
   if (runner.program.arena_bytes() > arena_.bytes()) {
-    arena_ = Buffer();  // before there are two
+    arena_ = Buffer();  // freed first: there must not be two arenas
     arena_ = Buffer(runner.program.arena_bytes());
   }
   return runner;
@@ -171,7 +172,7 @@ void Trainer::start_far_field(Context&& context) {
   if (options_.memory_budget > 0)
     far.memory_budget = options_.memory_budget > arena ? options_.memory_budget - arena : 1;
   if (ranks() > 1) far.replicas = options_.ranks;
-  far_.reset();  // before its context
+  far_.reset();  // must be destroyed before its context
   far_context_.emplace(std::move(context));
   far_.emplace(*far_context_, far);
   try {
@@ -226,7 +227,7 @@ Trainer::StepData Trainer::step_data() const {
     data.batches.push_back(train_.shuffled_batch(options_.seed, first, options_.batch));
     counted += data.batches.back().counted;
   }
-  // Every target of a batch of training data counts, on each rank.
+  // No target of training data is ignored, on any rank.
   data.inverse_count = static_cast<float>(1.0 / static_cast<double>(counted * ranks()));
   return data;
 }
@@ -289,12 +290,12 @@ double Trainer::validate(std::int64_t windows) {
   }
   RankTotals mine;
   const std::int64_t end = std::min(windows, valid_.windows());
-  // With a sharded head all ranks take part in every batch: the last ones may have no window.
+  // With a sharded head all ranks take part in every batch; the last ranks may have no window.
   const std::int64_t stride = ranks() * options_.batch;
   const std::int64_t rounds_end = shards_head() ? (end + stride - 1) / stride * stride : end;
   for (std::int64_t first = rank() * options_.batch; first < rounds_end; first += stride) {
     Batch batch = valid_.sequential_batch(first, options_.batch);
-    // Windows from `end` on are not asked for.
+    // Targets of windows from `end` on are ignored.
     for (std::int64_t row = std::max<std::int64_t>(end - first, 0); row < options_.batch; ++row) {
       const auto begin = batch.targets.begin() + row * train_.length();
       std::fill(begin, begin + train_.length(), kIgnoredTarget);
@@ -323,7 +324,7 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
   prompt_.resize(length);
   logits_.resize(static_cast<std::size_t>(shards_head() ? words_of_logits() * ranks()
                                                         : model_->sizes().vocab));
-  // Of this rank: its share of the head's words.
+  // The logits of this rank's vocabulary shard.
   const std::span<float> own =
       shards_head()
           ? std::span(logits_).subspan(static_cast<std::size_t>(rank() * words_of_logits()),
@@ -379,7 +380,7 @@ TrainMemory Trainer::memory() const {
 }
 
 void Trainer::save(const std::string& path, const std::string& options) const {
-  TensorSet m, v;  // of a GPU; only the first rank's are filled
+  TensorSet m, v;  // copies from the GPU, on rank 0 only
   if (device_) {
     if (rank() == 0) {
       m = TensorSet(pieces_->layout());
@@ -403,12 +404,13 @@ void Trainer::write(const std::string& path, const std::string& options, const T
   RunState state = state_;
   state.options = options;
   if (!far_) {
-    std::filesystem::remove(far_state_of(path) + kNewState);  // of a killed run with a far field
+    std::filesystem::remove(far_state_of(path) +
+                            kNewState);  // left by a killed run with a far field
     return save_checkpoint(path, *model_, state, values_, m, v);
   }
   state.far_steps = far_->report().steps;
-  // Two files that belong together: both are written before either takes its name. load_far_field()
-  // knows what a process killed between the two renames leaves.
+  // The two files belong together: both are written before either is renamed. load_far_field()
+  // handles a process killed between the two renames.
   const std::string far = far_state_of(path);
   far_->save(far + kNewState);
   save_checkpoint(path, *model_, state, values_, m, v);
@@ -419,7 +421,7 @@ void Trainer::check_finite(const TensorSet& m, const TensorSet& v) const {
   for (const TensorSet* set : {&values_, &m, &v}) {
     for (std::size_t t = 0; t < list_.size(); ++t) {
       const std::span<const float> numbers[] = {(*set)[t]};
-      // In double: finite floats cannot overflow it.
+      // The norm is in double, which finite floats cannot overflow.
       if (std::isfinite(global_norm(numbers, threads_))) continue;
       throw Diverged(fmt::format("after step {} {}{} holds what is no finite number", state_.step,
                                  set == &values_ ? "" : "a moment of ", list_[t].name));
@@ -427,8 +429,8 @@ void Trainer::check_finite(const TensorSet& m, const TensorSet& v) const {
   }
 }
 
-// The state of `steps` steps beside the checkpoint: under its name, or under the one it was written
-// with when the process was killed after the checkpoint's rename and before its own.
+// Loads the far-field state after `steps` steps. It has its final name, or its temporary name when
+// the process was killed between the renames of the checkpoint and the state.
 void Trainer::load_far_field(const std::string& path, std::int64_t steps) {
   const std::string far = far_state_of(path);
   std::error_code none;
@@ -437,7 +439,7 @@ void Trainer::load_far_field(const std::string& path, std::int64_t steps) {
       far_->load(far + kNewState);
       if (far_->report().steps == steps) return;
     } catch (const InvalidArgument&) {
-      // Of no use; the one under its name may be.
+      // Not usable: try the final name.
     }
   }
   far_->load(far);

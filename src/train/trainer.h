@@ -1,4 +1,4 @@
-// Trains a language model with compiled programs: steps, validation, words written by the model.
+// Trains a language model with compiled programs: steps, validation, sampling.
 #pragma once
 
 #include <cstdint>
@@ -28,42 +28,43 @@ namespace logitless::train {
 
 struct TrainOptions {
   std::int64_t batch = 8;       // rows of a micro-batch
-  std::int64_t accumulate = 1;  // micro-batches of a step
+  std::int64_t accumulate = 1;  // micro-batches to a step
   Schedule schedule;
   AdamWOptions adamw;
-  double clip = 1.0;  // norm of the gradients; 0: any
+  double clip = 1.0;  // largest norm of the gradients; 0: no clipping
   std::uint64_t seed = 1;
-  std::size_t memory_budget = 0;  // of each program's arena; see CompileOptions
+  std::size_t memory_budget = 0;  // limit of each program's arena; see CompileOptions
   bool chunk = true;
-  bool head_engine = true;  // the loss on the head engine; false: a loop like the rest
-  bool epilogues = true;    // CompileOptions' of the same name
+  bool head_engine = true;  // compute the loss on the head engine; false: in a loop of the compiler
+  bool epilogues = true;    // as in CompileOptions
   int threads = 0;          // 0: logitless's default
   // cuda: tensors are copied back for checkpoints.
   DeviceKind device = DeviceKind::cpu;
-  int gpu = 0;  // its index, which is the thread's current one
-  // Ranks that share each step, this one among them: each has `batch` rows of a micro-batch of its
-  // own, and updates equal pieces of the parameters (rank_pieces.h). It moves the memory of
-  // `device`. Null: one.
+  int gpu = 0;  // index of the GPU, which must be the thread's current one
+  // Communicator of the ranks that share each step, for memory of `device`. Each has its own
+  // micro-batches of `batch` rows, and updates a shard of the parameters (rank_pieces.h). Null: one
+  // rank.
   std::shared_ptr<Communicator> ranks = {};
-  std::size_t bucket = RankPieces::kBucket;  // of what ranks exchange at once
-  // Each of several ranks has a share of the head's words, and their moments, for itself: hidden
-  // states and what the head makes of them go from rank to rank instead of its weight and its
-  // gradient. The head has a weight of its own (tied_head is false), logits enough for the head
-  // engine, and no far field; on a GPU activations are in bf16. With one rank it is as without.
+  std::size_t bucket = RankPieces::kBucket;  // elements that ranks exchange at one time
+  // Vocabulary-parallel head: each rank holds a shard of the vocabulary and its moments. Ranks
+  // exchange hidden states and the head's results instead of its weight and gradient. The head must
+  // be untied and large enough for the head engine, and there is no far field. On a GPU activations
+  // are in bf16. No effect with one rank.
   bool shard_head = false;
-  // Gradients of the loss by the far field, a head step for each micro-batch; none: exact ones. Its
-  // memory_budget is what memory_budget leaves beside the arena.
+  // Far-field gradients of the loss, with a head step for each micro-batch; none: exact gradients.
+  // Its memory_budget is the part of memory_budget that the arena leaves.
   std::optional<FarFieldOptions> far_field = {};
 };
 
 struct StepResult {
   double loss = 0.0;  // nats a token
   double rate = 0.0;
-  double norm = 0.0;  // of the gradients before clipping
-  int note = 0;       // the greatest that a rank began the step with
+  double norm = 0.0;  // norm of the gradients before clipping
+  int note = 0;       // the greatest `note` of all ranks
 };
 
-// Bytes. The arena is shared by all programs; these two are what the program of a step needs.
+// Memory in bytes. The arena is shared by all programs; these two figures are for the program of a
+// step.
 struct TrainMemory {
   std::size_t arena = 0;
   std::size_t unchunked_arena = 0;
@@ -71,26 +72,26 @@ struct TrainMemory {
   std::size_t gradients = 0;
   std::size_t moments = 0;
   std::size_t tables = 0;  // of positions
-  // Of the far field, beside the arena: the workspace of its steps, and the most of it so far with
-  // the copies that orders are made from.
+  // The far field's memory without the arena: the workspace of its steps, and the peak so far,
+  // including copies from which vocabulary orders are made.
   std::size_t far_workspace = 0;
   std::size_t far_peak = 0;
-  std::size_t head_workspace = 0;  // of a sharded head, beside the arena
-  // Of a GPU: what the run takes of its memory, stated before any of it was allocated; what was
-  // taken on the card then, by whomever, the run's context among it; and what is now.
+  std::size_t head_workspace = 0;  // of a sharded head, without the arena
+  // GPU only: the run's memory statement, made before any allocation. Then the memory in use on the
+  // GPU at that time, by all processes and this run's context, and now.
   std::vector<MemoryItem> device = {};
   std::size_t device_taken_before = 0;
   std::size_t device_taken = 0;
 };
 
 struct SampleOptions {
-  double temperature = 0.8;  // 0: always the likeliest word
-  std::int64_t top_k = 50;   // 0: all words
-  std::int64_t words = 0;    // only the first of the vocabulary; 0: all
+  double temperature = 0.8;  // 0: always the most likely token
+  std::int64_t top_k = 50;   // 0: all tokens
+  std::int64_t words = 0;    // sample only from the first token ids; 0: all
   std::uint64_t seed = 1;
 };
 
-// Numbers that are none, where training would go on with them.
+// A loss, norm or weight is not finite, so that training cannot continue.
 class Diverged : public Error {
  public:
   using Error::Error;
@@ -98,66 +99,69 @@ class Diverged : public Error {
 // Throws Diverged naming the number and the step unless the value is finite.
 void require_finite(const char* name, double value, std::int64_t step);
 
-// Results are the same bits for any number of threads, and for a run in one piece or resumed; on a
-// GPU, on the same kind of GPU with the same libraries; with several ranks, with as many of them.
+// Results have the same bits for any number of threads, whether a run is resumed or not. On a GPU
+// this holds for the same kind of GPU and the same libraries; with several ranks, for the same
+// number of them.
 //
-// With several ranks each has a Trainer, made with the same arguments but for its communicator, and
-// makes the same calls but for generate(), which is a rank's own unless the head is sharded.
-// Losses, norms and parameters are those of all ranks, and the same on each. What one throws the
-// others may wait for: whoever catches it aborts the communicators.
+// Each of several ranks has a Trainer, made with the same arguments except its communicator. All
+// make the same calls, except generate(), which is local unless the head is sharded. Losses, norms
+// and parameters are global, and equal on all ranks. When one rank throws, others may wait for it:
+// whoever catches the exception aborts the communicators.
 class Trainer {
  public:
-  // Compiles the program of a step and sets the starting values. Rows have train.length() tokens.
-  // Throws what compile() throws.
+  // Compiles the program of a step and initialises the parameters. Rows have train.length() tokens.
+  // Throws the exceptions of compile().
   Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dataset valid);
-  // Programs hold pointers into the tensors.
+  // Not movable: programs hold pointers into the tensors.
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Throws Diverged when the loss or the gradients' norm is no finite number; the parameters are
-  // then those before the step.
+  // Runs a step. Throws Diverged when the loss or the norm of the gradients is not finite; the
+  // parameters then keep their values.
   StepResult step(int note = 0);
-  // The same without waiting for a GPU: starts a step, and gives the result of the one started
-  // before it, if that has not been given; on the CPU its own. finish_step() gives the last one's.
-  // Diverged comes with the result, when the next step has been started: that one changes nothing
-  // either. In between only these two may be called.
+  // Starts a step without waiting for the GPU. Returns the result of the step started before, if
+  // that was not returned yet; on the CPU the result of this step. finish_step() returns the last
+  // result. Diverged is thrown with a result, when the next step has started; that one changes
+  // nothing either. No other calls are allowed between them.
   std::optional<StepResult> start_step(int note = 0);
   std::optional<StepResult> finish_step();
   int rank() const { return options_.ranks == nullptr ? 0 : options_.ranks->rank(); }
   int ranks() const { return options_.ranks == nullptr ? 1 : options_.ranks->size(); }
-  // Whether each rank has words of the head for itself.
+  // Returns whether each rank holds a shard of the head's vocabulary.
   bool shards_head() const { return options_.shard_head && ranks() > 1; }
-  // Nats a token, over the first `windows` windows of the validation data, or all there are. Throws
-  // Diverged when that is no finite number.
+  // Returns the loss in nats per token over the first `windows` windows of the validation data, or
+  // all of them if there are fewer. Throws Diverged when it is not finite.
   double validate(std::int64_t windows);
-  // `count` words after the prompt, which has at least one. The model sees the last train.length().
+  // Samples `count` tokens after the prompt, which has at least one. The model sees the last
+  // train.length() tokens.
   std::vector<std::int64_t> generate(std::vector<std::int64_t> prompt, std::int64_t count,
                                      const SampleOptions& options);
 
   std::int64_t steps_done() const { return state_.step; }
-  std::int64_t windows_read() const { return state_.windows; }  // by those steps
+  std::int64_t windows_read() const { return state_.windows; }  // windows read by those steps
   std::int64_t parameter_count() const;
   int threads() const { return threads_; }
   TrainMemory memory() const;
-  // Null without TrainOptions::far_field, and where the program's head cannot take it.
+  // Returns the far-field head; null without TrainOptions::far_field, and where the program's head
+  // does not support it.
   const FarFieldHead* far_field() const { return far_ ? &*far_ : nullptr; }
-  // Why every step is dense though the far field was asked for; empty if not all are.
+  // Returns why every step is dense although the far field was requested; else empty.
   const std::string& far_refusal() const { return far_refusal_; }
   const CompiledProgram& program() const { return step_.program; }
-  // On a GPU, or with a sharded head, a copy of them, which all ranks ask for.
+  // Returns the parameters. On a GPU, or with a sharded head, this is a copy, made collectively.
   const TensorSet& values() const;
-  // "" on the CPU.
+  // Returns the name of the GPU; "" on the CPU.
   const std::string& device_name() const { return device_name_; }
 
-  // See checkpoint.h. `options` goes into the checkpoint as it is. resume() wants the seed and the
-  // data of the checkpoint. What the far field knows is in a file beside it, far_state_of(path); a
-  // checkpoint without goes on with a new one. save() throws Diverged, and leaves the files as they
-  // are, when a parameter or moment is no finite number. Of several ranks the first one writes; how
-  // many there are may differ when a run is resumed.
+  // Save and load checkpoints (checkpoint.h). `options` is stored verbatim. resume() requires the
+  // checkpoint's seed and data. The far field's state is in a separate file, far_state_of(path);
+  // without it the far field starts empty. save() throws Diverged, and leaves the files unchanged,
+  // when a parameter or moment is not finite. Rank 0 writes. A resumed run may have another number
+  // of ranks.
   void save(const std::string& path, const std::string& options) const;
   void resume(const std::string& path);
-  // See weight_files.h.
+  // Import and export weights (weight_files.h).
   void import_weights(const std::string& path);
   void export_weights(const std::string& path, const SaveOptions& options) const;
 
@@ -173,14 +177,14 @@ class Trainer {
     float inverse_count = 0.0f;
   };
   struct OnDevice;
-  // `added`: see CompileOptions.
+  // Compiles a graph within the memory budget. `added`: see CompileOptions.
   CompiledProgram within_budget(const Graph& graph, std::vector<std::string> added = {}) const;
   Runner compiled(const Graph& graph, const Pointers& others, std::vector<std::string> added = {});
-  // Results of a step to which further micro-batches add theirs.
+  // Returns the results of a step that accumulate over micro-batches.
   std::vector<std::string> added_gradients() const;
-  // Of the program step_; leaves far_ or far_refusal_.
+  // Makes the far-field head of step_'s program. Sets far_ or far_refusal_.
   void start_far_field(Context&& context);
-  // head: of the program, where its words are over ranks.
+  // Runs a program. `head`: its vocabulary-parallel head, if it has one.
   void run(const Runner& runner, HeadOverRanks* head = nullptr);
   void load(const Batch& batch);
   StepData step_data() const;
@@ -188,16 +192,16 @@ class Trainer {
   void make_pieces(std::vector<ParameterUse> uses);
   // Throws InvalidArgument where the options do not allow a sharded head.
   void check_sharded_head() const;
-  std::size_t head_parameter() const;  // of list_
-  // taken: bytes of memory_budget that others have.
+  std::size_t head_parameter() const;  // index in list_
+  // taken: bytes of memory_budget that are in use otherwise.
   HeadOverRanks head_over_ranks(const CompiledProgram& program, const Context& context,
                                 std::size_t taken) const;
-  // Of build_logits: those that a rank has of a sharded head; 0: all.
+  // Returns the vocabulary entries of a rank for build_logits; 0: all, without a sharded head.
   std::int64_t words_of_logits() const;
-  // One micro-batch of the CPU, added to gradients_.
+  // Runs a micro-batch on the CPU and adds its gradients to gradients_.
   void run_step();
   void start_device();
-  // On a GPU; sets of no tensors are zeros.
+  // Copies the parameters and these moments to the GPU; moments without tensors are set to zero.
   void put_on_device(const TensorSet& m, const TensorSet& v);
   void write(const std::string& path, const std::string& options, const TensorSet& m,
              const TensorSet& v) const;
@@ -210,12 +214,12 @@ class Trainer {
   std::vector<Parameter> list_;
   std::optional<RankPieces> pieces_;
   TensorSet values_;
-  TensorSet m_, v_, gradients_;  // on the CPU; of moments, of this rank's pieces
+  TensorSet m_, v_, gradients_;  // CPU only; moments have values in this rank's shard only
   std::optional<HostExchange> exchange_;
   RunState state_;
 
   std::vector<PositionTable> tables_;
-  // What the programs read and write beside tensors of parameters.
+  // Inputs and results of the programs other than parameters and gradients.
   std::vector<std::int64_t> tokens_, targets_;
   float inverse_count_ = 0.0f, loss_ = 0.0f, count_ = 0.0f;
   std::vector<std::int64_t> prompt_;
@@ -225,21 +229,22 @@ class Trainer {
   int threads_ = 1;
   Buffer arena_;
   Runner step_;
-  DeviceLimits limits_;  // programs are compiled for
+  DeviceLimits limits_;  // limits of the device that programs are compiled for
   std::string device_name_;
-  std::optional<HeadOverRanks> step_head_, loss_head_;  // of a sharded head
-  Buffer own_gradient_;  // of the head's rows, of a micro-batch that is added to others; the CPU's
+  std::optional<HeadOverRanks> step_head_, loss_head_;  // with a sharded head
+  Buffer own_gradient_;  // CPU only: gradient of the head's local rows for a micro-batch, before it
+                         // is accumulated
   std::unique_ptr<OnDevice> device_;    // null on the CPU
-  std::optional<Context> far_context_;  // on a GPU, on the stream of device_
+  std::optional<Context> far_context_;  // GPU only, on the stream of device_
   std::optional<FarFieldHead> far_;
   std::size_t far_workspace_ = 0;
   std::string far_refusal_;
   std::optional<Runner> loss_runner_, logits_runner_;
 };
 
-// Beside a checkpoint: run.safetensors has run.far.safetensors.
+// Returns the path of the far field's state: run.far.safetensors for run.safetensors.
 std::string far_state_of(const std::string& checkpoint);
-// Ends the name of a file until it is whole.
+// Suffix of a file that is being written.
 inline constexpr const char* kNewState = ".new";
 
 }  // namespace logitless::train

@@ -3,12 +3,13 @@
 namespace logitless::train {
 namespace {
 
-// Bytes at text[i], where no character is, that one could start with; at least 1.
+// Returns the length of the truncated character at text[i], where none is complete; at least 1.
 std::size_t broken_length(std::string_view text, std::size_t i) {
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
   const unsigned first = byte(i);
-  if (first < 0xe0 || first > 0xf4) return 1;  // two bytes are cut short after the first
-  // The second byte's bounds, which keep out overlong forms, surrogates and what is too large.
+  if (first < 0xe0 || first > 0xf4) return 1;  // a two-byte character is cut after the first byte
+  // Bounds of the second byte, which exclude overlong forms, surrogates and code points above
+  // U+10FFFF.
   const unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
   const unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   if (i + 1 >= text.size() || byte(i + 1) < low || byte(i + 1) > high) return 1;

@@ -1,4 +1,4 @@
-// UTF-8: which bytes are it.
+// Validation and encoding of UTF-8.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace logitless::train {
 
-// Length of the UTF-8 sequence at text[i], 0 if there is none.
+// Returns the length of the UTF-8 sequence at text[i]; 0 if there is none.
 inline std::size_t utf8_length(std::string_view text, std::size_t i) {
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
   const unsigned first = byte(i);
@@ -25,7 +25,7 @@ inline std::size_t utf8_length(std::string_view text, std::size_t i) {
   return overlong || surrogate || code > 0x10ffff ? 0 : length;
 }
 
-// Bytes from the start of `text` that are UTF-8, or, where it starts with none, that are not.
+// The longest run of bytes at the start of a text that are all UTF-8, or all not.
 struct Utf8Run {
   std::size_t bytes = 0;
   bool valid = true;
@@ -46,7 +46,7 @@ inline bool is_utf8(std::string_view text) {
   return text.empty() || (run.valid && run.bytes == text.size());
 }
 
-// Appends the character with this number, below 0x110000 and no surrogate.
+// Appends the character of code point `code`, below 0x110000 and not a surrogate.
 inline void append_utf8(std::string& text, std::uint32_t code) {
   const auto put = [&](std::uint32_t byte) { text.push_back(static_cast<char>(byte)); };
   const auto tail = [&](unsigned shift) { put(0x80u | (code >> shift & 0x3fu)); };
@@ -67,7 +67,7 @@ inline void append_utf8(std::string& text, std::uint32_t code) {
   }
 }
 
-// Bytes that are not UTF-8 become U+FFFD, one for each start of a character that is cut short, as
+// Replaces bytes that are not UTF-8 by U+FFFD, one for each truncated start of a character, as
 // Unicode advises.
 std::string replace_invalid_utf8(std::string_view text);
 

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
   throw InvalidArgument(fmt::format("'{}': {}", path, text));
 }
 
-// Tensor name -> file name, of an index.
+// Reads an index: tensor name -> file name.
 std::map<std::string, std::string> shards_of(const std::string& path) {
   const std::optional<std::string> text = file_contents(path);
   if (!text) refuse(path, "cannot be read");
@@ -30,7 +30,7 @@ std::map<std::string, std::string> shards_of(const std::string& path) {
     refuse(path, "weight_map: expected an object of tensors and their files, found none");
   std::map<std::string, std::string> shards;
   for (const auto& [name, file] : json.at("weight_map").items()) {
-    // Beside the index, and nowhere else.
+    // Shards must lie in the folder of the index.
     const fs::path shard = file.is_string() ? file.get<std::string>() : "";
     if (shard.empty() || shard != shard.filename() || shard == ".." || shard == ".") {
       refuse(path, fmt::format("weight_map: '{}': expected the name of a file, found {}", name,
@@ -50,7 +50,7 @@ void widen(const ConstTensorView& from, std::span<float> to) {
     std::memcpy(to.data(), from.data(), to.size_bytes());
     return;
   }
-  // Of any alignment.
+  // The bytes may have any alignment.
   const auto* bytes = static_cast<const std::byte*>(from.data());
   for (std::size_t i = 0; i < to.size(); ++i) {
     std::uint16_t bits = 0;
@@ -59,7 +59,7 @@ void widen(const ConstTensorView& from, std::span<float> to) {
   }
 }
 
-// The tensor `name` into `to`.
+// Loads the tensor `name` into `to`.
 void restore(const WeightFiles& files, const std::string& name, const Parameter& parameter,
              std::span<float> to) {
   const std::string expected = expected_of(parameter);
@@ -79,7 +79,7 @@ std::size_t size_in(const Parameter& parameter, DType dtype) {
   return static_cast<std::size_t>(parameter.numel()) * size_of(dtype);
 }
 
-// Indices of parameters, in order, by file.
+// Assigns parameters to files: returns their indices, in order, for each file.
 std::vector<std::vector<std::size_t>> files_of(const std::vector<Parameter>& list,
                                                const SaveOptions& options) {
   std::vector<std::vector<std::size_t>> files(1);

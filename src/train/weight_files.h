@@ -1,5 +1,5 @@
-// Weights as Hugging Face stores them: one safetensors file, or shards and an index of them. Errors
-// are InvalidArgument and name the file, the tensor, what was expected and what was found;
+// Weights in Hugging Face's format: one safetensors file, or shards and their index. Errors are
+// InvalidArgument and name the file and the tensor, with the expected and the actual value;
 // DeviceError where the operating system refuses.
 #pragma once
 
@@ -17,14 +17,14 @@ namespace logitless::train {
 
 inline constexpr std::size_t kShardBytes = 5'000'000'000;
 
-// FOLDER/model.safetensors of a folder, or FOLDER/model.safetensors.index.json where that is what
-// it has; any other path as it is.
+// Returns FOLDER/model.safetensors for a folder, or FOLDER/model.safetensors.index.json if only
+// that exists; other paths unchanged.
 std::string weights_path(const std::string& path);
 
-// Opened for reading: FILE.safetensors, or the shards that FILE.safetensors.index.json lists.
+// Reads FILE.safetensors, or the shards listed in FILE.safetensors.index.json.
 class WeightFiles {
  public:
-  // Throws where a shard lacks a tensor that the index says it has, or has one that it does not.
+  // Throws where the index and a shard disagree on the shard's tensors.
   explicit WeightFiles(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -39,22 +39,24 @@ class WeightFiles {
   std::map<std::string, std::size_t> file_of_;
 };
 
-// f32, bf16 and f16 tensors, made f32, under the model's names with its prefix or without. Tensors
-// that are no weights are skipped, any others refused. lm_head.weight may be missing: a head of its
-// own then starts as a copy of the table of words; with a tied one it must equal the table.
+// Loads f32, bf16 and f16 tensors as f32, by the model's names with or without its prefix. Ignores
+// the tensors listed in FileNames::ignored, and refuses other unknown ones. lm_head.weight may be
+// missing: an untied head then starts as a copy of the token embedding. For a tied head it must
+// equal the embedding.
 void load_weights(const std::string& path, const Model& model, const TensorSet& values);
 
 struct SaveOptions {
-  DType dtype = DType::f32;               // f32, bf16 or f16, rounded to nearest even
-  std::size_t shard_bytes = kShardBytes;  // of the tensors of a file; one tensor is never cut
+  DType dtype = DType::f32;  // f32, bf16 or f16, rounded to nearest even
+  std::size_t shard_bytes =
+      kShardBytes;  // limit for the tensors of a file; a tensor is never split
 };
 
-// Adds FILE.safetensors where all fits into one file, else shards FILE-00001-of-0000N.safetensors
-// and FILE.safetensors.index.json. `path` is what `to` was made with. Extra memory: a shard in
-// `dtype`, none for f32.
+// Adds FILE.safetensors where all tensors fit into one file, else shards
+// FILE-00001-of-0000N.safetensors and FILE.safetensors.index.json. `path` is the one that `to` was
+// made with. Takes memory for a shard in `dtype`; none for f32.
 void add_weights(ExportFiles& to, const std::string& path, const Model& model,
                  const TensorSet& values, const SaveOptions& options);
-// Writes these files alone in place of those that are there, as ExportFiles does.
+// Replaces existing weights by these files only, as ExportFiles does.
 void save_weights(const std::string& path, const Model& model, const TensorSet& values,
                   const SaveOptions& options = {});
 

@@ -1,4 +1,4 @@
-// Small files, read in one piece.
+// Reads small files at once.
 #pragma once
 
 #include <optional>
@@ -6,7 +6,7 @@
 
 namespace logitless::train {
 
-// None where it cannot be opened.
+// Returns the contents of a file; none where it cannot be opened.
 std::optional<std::string> file_contents(const std::string& path);
 
 }  // namespace logitless::train
