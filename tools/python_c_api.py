@@ -157,7 +157,7 @@ def read_enum(header, name, tokens):
 
 
 def parse(*texts):
-    """What the headers declare, each after those that it includes."""
+    """Returns the declarations of the headers, each header after those that it includes."""
     header = Header()
     for text in texts:
         read(header, text)
@@ -165,7 +165,7 @@ def parse(*texts):
 
 
 def read(header, text):
-    # What C++ alone sees is extern "C" { and its brace.
+    # Only C++ sees extern "C" { and its brace.
     text = re.sub(r"#ifdef __cplusplus.*?#endif", lambda m: "\n" * m.group().count("\n"), text, flags=re.DOTALL)
     tokens, last = tokens_of(text), ""
     for t in tokens:
@@ -302,7 +302,7 @@ class Writer:
         yield "    ]"
         defaults = ", ".join(f'"{f.name}": {self.default(f)}' for f in fields if self.default(f))
         if defaults:
-            yield "    # Of the fields that do not begin as 0."
+            yield "    # Defaults that are not 0."
             yield f"    defaults: ClassVar[dict[str, float]] = {{{defaults}}}"
         yield ""
 
@@ -333,7 +333,7 @@ class Writer:
         yield from ("", "class LossTermArguments(TypedDict, total=False):")
         yield from ('    """The terms of the loss as keyword arguments."""', "")
         yield from (f"    {f.name}: float  # {f.text}" for f in fields)
-        yield from ("", "", "# What is known of each term of the loss.", "LOSS_TERMS = {")
+        yield from ("", "", "# Range, default and text of each term of the loss.", "LOSS_TERMS = {")
         for f in fields:
             least, most = (f'float("{b}")' if b in (float("inf"), float("-inf")) else repr(b) for b in self.bounds(f))
             yield f'    "{f.name}": Term('
@@ -371,7 +371,7 @@ class Writer:
     def module(self):
         *names, last = (h.name for h in HEADERS)
         lines = [
-            f'"""The C ABI as ctypes: what {", ".join(names)} and {last} declare, with their comments.',
+            f'"""The C ABI as ctypes: the declarations of {", ".join(names)} and {last}.',
             "",
             'tools/python_c_api.py writes this file from those headers."""',
             "",
@@ -395,7 +395,7 @@ class Writer:
         for name in VALUES:
             lines += self.values(name, self.header.structs[name])
         lines += self.terms()
-        lines += ["", "# By their names in C.", "STRUCTS = {"]
+        lines += ["", "# Structs by their C names.", "STRUCTS = {"]
         lines += [f'    "{name}": {class_name(name)},' for name in self.header.structs]
         lines += ["}", "", *self.functions()]
         return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines)) + "\n"

@@ -1,4 +1,4 @@
-// Byte counts in words, both ways.
+// Byte counts to and from text.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ constexpr std::size_t operator""_GiB(unsigned long long n) {
 }
 }  // namespace literals
 
-// "512MiB", "2GiB", "1.5GB", "4096" -> bytes; units in any case. Throws InvalidArgument.
+// Parses "512MiB", "2GiB", "1.5GB" or "4096" into bytes; units in any case. Throws InvalidArgument.
 LOGITLESS_API std::size_t parse_bytes(std::string_view text);
-// 1536 -> "1.5 KiB".
+// Formats bytes: 1536 becomes "1.5 KiB".
 LOGITLESS_API std::string format_bytes(std::size_t bytes);
 
 }  // namespace logitless

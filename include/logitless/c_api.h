@@ -1,25 +1,24 @@
-/* The C ABI of logitless: what other languages bind to. C99, no C++ type crosses it, no exception
- * leaves it.
+/* The C ABI of logitless, to which other languages bind. It is C99: no C++ type crosses it and no
+ * exception leaves it.
  *
  * Conventions
- * - Every call that can fail returns a logitless_status; logitless_last_error() is the text of the
- * last failure on the calling thread. Outputs of a failed call are untouched.
- * - Handles are opaque; what _create, _compile, _prepare or _plan_* made is freed by the
- * matching _destroy. NULL may be destroyed. Any other NULL handle or missing required pointer is
- * LOGITLESS_INVALID_ARGUMENT.
- * - Memory is the caller's: tensors and one workspace of logitless_plan_workspace_bytes(plan)
- * bytes, aligned to 64. The library keeps no pointer to either after a call.
+ * - Every call that can fail returns a logitless_status. logitless_last_error() returns the text of
+ *   the last failure on the calling thread. Outputs of a failed call are untouched.
+ * - Handles are opaque. Each handle from a _create, _compile, _prepare or _plan_* call is freed by
+ *   the matching _destroy. NULL may be destroyed. Any other NULL handle or missing required pointer
+ *   is LOGITLESS_INVALID_ARGUMENT.
+ * - The caller owns all memory: tensors and one workspace of logitless_plan_workspace_bytes(plan)
+ *   bytes, aligned to 64. The library keeps no pointer to either after a call.
  * - Structs begin with struct_size. Fill them by logitless_<struct>_init(&s, sizeof s), then set
- * fields. A later library takes the smaller structs of an older header; a library given a larger
- * struct than it knows takes it as long as the bytes that it does not know are zero
- * (LOGITLESS_UNSUPPORTED otherwise). Zero in a field added later means: as before.
+ *   fields. A later library accepts the smaller structs of an older header. A larger struct than
+ *   the library knows is accepted if its unknown bytes are zero (LOGITLESS_UNSUPPORTED otherwise).
+ *   Zero in a later field keeps the earlier behaviour.
  * - Flags are int32_t: zero is no, anything else is yes.
  *
- * Threads: plans and programs are immutable and may be shared. A plan is for as many threads as the
- * context has that it was made with, and runs in contexts of as many alone
- * (LOGITLESS_INVALID_ARGUMENT). A context serves one call at a time: make one for each thread that
- * calls. Everything else may be called from any thread at any time.
- */
+ * Threads: plans and programs are immutable and may be shared. A plan runs only in contexts with as
+ * many threads as the context that made it (LOGITLESS_INVALID_ARGUMENT otherwise). A context serves
+ * one call at a time: make one for each thread that calls. Everything else may be called from any
+ * thread at any time. */
 #pragma once
 
 #include <stddef.h>
@@ -40,10 +39,9 @@ typedef int32_t logitless_status;
 enum {
   LOGITLESS_OK = 0,
   LOGITLESS_INVALID_ARGUMENT = 1, /* the caller's mistake: a shape, dtype, option, index, handle */
-  LOGITLESS_UNSUPPORTED =
-      2, /* valid, but no kernel or plan serves it; the text lists each reason */
-  LOGITLESS_DEVICE_ERROR = 3,  /* the device or the operating system failed; out of memory */
-  LOGITLESS_INTERNAL_ERROR = 4 /* a bug of the library */
+  LOGITLESS_UNSUPPORTED = 2,      /* no kernel or plan serves it; the text lists the reasons */
+  LOGITLESS_DEVICE_ERROR = 3,     /* the device or the operating system failed; out of memory */
+  LOGITLESS_INTERNAL_ERROR = 4    /* a bug of the library */
 };
 
 typedef int32_t logitless_dtype;
@@ -62,19 +60,19 @@ enum { LOGITLESS_REDUCTION_NONE = 0, LOGITLESS_REDUCTION_MEAN = 1, LOGITLESS_RED
 
 typedef int32_t logitless_plan_kind;
 enum {
-  LOGITLESS_PLAN_ANY = -1,         /* of a request only: the fastest that fits */
-  LOGITLESS_PLAN_FORWARD = 0,      /* 1 pass over tokens * vocab * dim; no gradients */
-  LOGITLESS_PLAN_DENSE = 1,        /* 3 passes, one chunk of tokens kept in 16 bit */
-  LOGITLESS_PLAN_RECOMPUTE = 2,    /* 4 passes, least memory */
-  LOGITLESS_PLAN_STORED = 3,       /* 4 - f passes, a fraction f kept */
-  LOGITLESS_PLAN_FAR_BACKWARD = 4, /* 1 + 3k passes; c_far_field.h */
-  LOGITLESS_PLAN_FAR_BOTH = 5      /* 4k passes */
+  LOGITLESS_PLAN_ANY = -1,         /* only in a request: the fastest that fits */
+  LOGITLESS_PLAN_FORWARD = 0,      /* 1 GEMM of tokens * vocab * dim; no gradients */
+  LOGITLESS_PLAN_DENSE = 1,        /* 3 GEMMs; one chunk's exponentials saved in 16 bit */
+  LOGITLESS_PLAN_RECOMPUTE = 2,    /* 4 GEMMs; least memory */
+  LOGITLESS_PLAN_STORED = 3,       /* 4 - f GEMMs; a fraction f of the exponentials saved */
+  LOGITLESS_PLAN_FAR_BACKWARD = 4, /* 1 + 3k GEMMs; c_far_field.h */
+  LOGITLESS_PLAN_FAR_BOTH = 5      /* 4k GEMMs */
 };
 
 typedef int32_t logitless_device;
 enum {
   LOGITLESS_DEVICE_CPU = 0,
-  LOGITLESS_DEVICE_CUDA = 1 /* all pointers of tensors and workspaces are the GPU's */
+  LOGITLESS_DEVICE_CUDA = 1 /* tensors and workspaces are in GPU memory */
 };
 
 typedef struct logitless_context logitless_context;
@@ -85,23 +83,23 @@ typedef struct logitless_vocab_order logitless_vocab_order;
 
 /* ---- Version, status, errors ---- */
 
-/* "0.1.0", of the library that runs. */
+/* Returns the version of the library that runs: "0.1.0". */
 LOGITLESS_API const char* logitless_version(void);
-/* LOGITLESS_ABI_VERSION of the library that runs; a binding refuses one that is not its own. */
+/* Returns LOGITLESS_ABI_VERSION of the library that runs; a binding refuses any other version. */
 LOGITLESS_API int32_t logitless_abi_version(void);
-/* sizeof of a struct of this header by its name ("logitless_tensor"), in the library that runs; 0
- * if it has none such. Lets a binding check the layouts that it declares. */
+/* Returns sizeof a struct of this header by its name ("logitless_tensor") in the library that runs;
+ * 0 for an unknown name. */
 LOGITLESS_API size_t logitless_struct_size(const char* name);
-/* "ok", "invalid argument", ... for any value. Static. */
+/* Returns "ok", "invalid argument", ... for any value. Static. */
 LOGITLESS_API const char* logitless_status_name(logitless_status status);
-/* Text of the last failure on this thread, "" before the first. Valid until the next failure on
- * this thread. */
+/* Returns the text of the last failure on this thread, "" before the first. Valid until the next
+ * failure on this thread. */
 LOGITLESS_API const char* logitless_last_error(void);
 
 /* ---- Tensors ---- */
 
 /* A strided view of the caller's memory. Strides count elements and may be zero or negative for
- * inputs. Tensors in the structs below are pointers: NULL is no tensor. Inputs are only read.
+ * inputs. The structs below hold pointers to tensors: NULL is no tensor. Inputs are only read.
  * `[...]` in their comments stands for the leading sizes of hidden, at most two: [N] or [B, T]. */
 typedef struct logitless_tensor {
   void* data;
@@ -124,27 +122,27 @@ typedef struct logitless_context_options {
   size_t struct_size;
   logitless_device device; /* default LOGITLESS_DEVICE_CPU */
   int32_t threads;         /* 0: OMP_NUM_THREADS, or all cores that the process may use */
-  const char* kernel; /* the one kernel to use; NULL or "": LOGITLESS_CPU, or else the best for each
-                         problem */
+  const char*
+      kernel; /* the only one to use; NULL or "": LOGITLESS_CPU, or the best for a problem */
   logitless_trace_function trace; /* text of each decision, on the calling thread; NULL: none */
   void* trace_user;               /* handed to trace */
   void* stream;         /* cudaStream_t that work is enqueued on; must be NULL on the CPU */
-  int32_t device_index; /* of GPUs: the thread's current one */
+  int32_t device_index; /* index of the GPU; must be the thread's current one */
 } logitless_context_options;
 LOGITLESS_API void logitless_context_options_init(logitless_context_options* options,
                                                   size_t struct_size);
 
-/* options may be NULL: the defaults. */
+/* options may be NULL, which means the defaults. */
 LOGITLESS_API logitless_status logitless_context_create(const logitless_context_options* options,
                                                         logitless_context** context);
 LOGITLESS_API void logitless_context_destroy(logitless_context* context);
-/* Threads of its parallel regions; 0 for NULL. */
+/* Returns the number of threads of its parallel regions; 0 for NULL. */
 LOGITLESS_API int32_t logitless_context_threads(const logitless_context* context);
-/* 10 * major + minor of its GPU's compute capability; 0 of the CPU's, and for NULL. */
+/* Returns 10 * major + minor of its GPU's compute capability; 0 for a CPU context and for NULL. */
 LOGITLESS_API int32_t logitless_context_compute_capability(const logitless_context* context);
 
-/* Names of the kernels built in, best first; with `runnable`, those that this machine runs. Name
- * `index` is NULL past the end. Static. */
+/* Names of the built-in kernels, best first; with `runnable`, only those that this machine runs.
+ * Name `index` is NULL past the end. Static. */
 LOGITLESS_API size_t logitless_kernel_count(int32_t runnable);
 LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
 
@@ -152,13 +150,10 @@ LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
 
 typedef struct logitless_plan_request {
   size_t struct_size;
-  uint64_t memory_budget; /* bytes beyond inputs and outputs; 0: the least workspace within 3 % of
-                             the best predicted time among plans of at most a quarter of the fp32
-                             logits (16 MiB at least; 512 where the far field is allowed), three
-                             tenths for a dense plan in one chunk, or the least plan if none is
-                             that small; of words over a GPU's ranks as plan.h says */
-  double
-      stored_fraction; /* of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds */
+  /* Ceiling in bytes of the workspace beyond inputs and outputs. 0: the default of PlanRequest in
+   * plan.h, at most a quarter to three tenths of the fp32 logits where a plan is that small. */
+  uint64_t memory_budget;
+  double stored_fraction;     /* LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits */
   logitless_plan_kind kind;   /* default LOGITLESS_PLAN_ANY */
   int32_t accuracy;           /* logitless_accuracy of c_far_field.h; 0: exact */
   int64_t sample_every;       /* these three are of the far field: plan.h; 0: off */
@@ -175,14 +170,14 @@ typedef struct logitless_plan_info {
   uint64_t workspace_bytes;
   uint64_t
       logits_bytes; /* what the fp32 logits of the unfused loss would take: tokens * vocab * 4 */
-  uint64_t memory_budget; /* as asked; 0: the default */
+  uint64_t memory_budget; /* of the request; 0: the default */
   int64_t tokens;         /* the most tokens of a call */
   int64_t dim;
   int64_t vocab;
-  int64_t chunk_tokens; /* tokens of one turn of the outer loop */
-  int64_t slab_vocab;   /* vocabulary entries whose logit gradients exist at a time */
-  int64_t stored_vocab; /* vocabulary entries whose exponentials are kept per chunk */
-  double passes;        /* over tokens * vocab * dim multiply-adds */
+  int64_t chunk_tokens; /* tokens per chunk, the step of the outer loop */
+  int64_t slab_vocab;   /* vocabulary entries of one vocabulary block */
+  int64_t stored_vocab; /* vocabulary entries whose exponentials are saved per chunk */
+  double passes;        /* GEMMs of tokens * vocab * dim multiply-adds */
   double predicted_seconds;
   logitless_plan_kind kind;
   logitless_dtype dtype;
@@ -191,11 +186,11 @@ typedef struct logitless_plan_info {
 } logitless_plan_info;
 LOGITLESS_API void logitless_plan_info_init(logitless_plan_info* info, size_t struct_size);
 
-/* A plan that was weighed. `reason` (why not, or "chosen") lives as long as the plan. */
+/* A plan that was considered. `reason` (why not, or "chosen") lives as long as the plan. */
 typedef struct logitless_plan_candidate {
   size_t struct_size;
   const char* reason;
-  uint64_t workspace_bytes; /* the least for it when it does not fit */
+  uint64_t workspace_bytes; /* the least that it needs when it does not fit */
   double passes;
   double predicted_seconds;
   logitless_plan_kind kind;
@@ -205,7 +200,7 @@ LOGITLESS_API void logitless_plan_candidate_init(logitless_plan_candidate* candi
                                                  size_t struct_size);
 
 LOGITLESS_API void logitless_plan_destroy(logitless_plan* plan);
-/* Bytes of the workspace, exact; 0 for NULL. */
+/* Returns the exact workspace size in bytes; 0 for NULL. */
 LOGITLESS_API size_t logitless_plan_workspace_bytes(const logitless_plan* plan);
 LOGITLESS_API logitless_status logitless_plan_get_info(const logitless_plan* plan,
                                                        logitless_plan_info* info);
@@ -213,11 +208,11 @@ LOGITLESS_API size_t logitless_plan_candidate_count(const logitless_plan* plan);
 LOGITLESS_API logitless_status logitless_plan_get_candidate(const logitless_plan* plan,
                                                             size_t index,
                                                             logitless_plan_candidate* candidate);
-/* Strategy, kernel, chunk sizes, workspace and why not the others: several lines, living as long as
- * the plan; "" for NULL. */
+/* Explains strategy, kernel, chunk sizes, workspace and the rejected plans in several lines that
+ * live as long as the plan; "" for NULL. */
 LOGITLESS_API const char* logitless_plan_explain(const logitless_plan* plan);
 
-/* Everything of a call that changes the work, for plans made before there are tensors. */
+/* The features of a call that change its work, for plans made before there are tensors. */
 typedef struct logitless_head_features {
   size_t struct_size;
   int64_t tokens; /* hidden [tokens, dim], weight [vocab, dim]; tokens is an upper bound */
@@ -243,8 +238,8 @@ typedef struct logitless_head_features {
 LOGITLESS_API void logitless_head_features_init(logitless_head_features* features,
                                                 size_t struct_size);
 
-/* request may be NULL in every planning call. Errors: sizes that make no sense or a budget below
- * every plan, naming the least one (invalid argument); a kind that cannot serve (unsupported). */
+/* request may be NULL in every planning call. Errors: impossible sizes, or a budget below every
+ * plan, naming the least one (invalid argument); a kind that cannot serve (unsupported). */
 LOGITLESS_API logitless_status logitless_plan_head(const logitless_context* context,
                                                    const logitless_head_features* features,
                                                    const logitless_plan_request* request,
@@ -252,18 +247,19 @@ LOGITLESS_API logitless_status logitless_plan_head(const logitless_context* cont
 
 /* ---- Cross entropy ---- */
 
-/* logitless/cross_entropy.h has the formula. */
+/* Options of the cross entropy; logitless/cross_entropy.h has the formula. */
 typedef struct logitless_cross_entropy_options {
   size_t struct_size;
   int64_t ignore_index; /* default -100 */
-  double normalizer; /* > 0: mean divides by it; 0: by the sum of the weights of the valid tokens */
+  /* 0: reduction mean divides by it; 0: by the sum of the weights of the valid tokens */
+  double normalizer;
   logitless_reduction reduction; /* default LOGITLESS_REDUCTION_MEAN */
   float label_smoothing;         /* in [0, 1] */
   float z_loss;                  /* >= 0 */
   float softcap;                 /* > 0; 0: none */
   float logit_scale;             /* default 1; finite, not 0 */
-  int32_t
-      next_token; /* hidden [B, T, D], targets [B, T] are the tokens: position t predicts t + 1 */
+  /* hidden [B, T, D], targets [B, T] are the tokens: position t predicts t + 1 */
+  int32_t next_token;
   int32_t nan_if_empty; /* mean over no token is NaN instead of 0 */
   int32_t accumulate;   /* gradients are added to what their tensors hold */
 } logitless_cross_entropy_options;
@@ -279,19 +275,20 @@ typedef struct logitless_cross_entropy_inputs {
   const logitless_tensor* class_weight;  /* optional f32 [V] */
   const logitless_tensor* token_weight;  /* optional f32 [...] */
   const logitless_tensor* target_weight; /* optional f32 [..., K] */
-  const logitless_tensor*
-      grad_losses;                    /* optional f32 [...]: upstream gradients of reduction none */
+  /* optional f32 [...]: upstream gradients of reduction none */
+  const logitless_tensor* grad_losses;
   double grad_loss;                   /* default 1: upstream gradient */
-  const logitless_vocab_order* order; /* of plans of the far field, which need one */
-  uint64_t sample_seed;               /* of such plans with sample_every: another for each call */
-  const struct logitless_sharding* sharding; /* words over ranks: c_sharding.h; NULL: none */
+  const logitless_vocab_order* order; /* the order of a far-field plan, which needs one */
+  uint64_t sample_seed; /* seed of a far-field plan with sample_every: another one for each call */
+  const struct logitless_sharding* sharding; /* vocabulary-parallel: c_sharding.h; NULL: none */
 } logitless_cross_entropy_inputs;
 LOGITLESS_API void logitless_cross_entropy_inputs_init(logitless_cross_entropy_inputs* inputs,
                                                        size_t struct_size);
 
-/* What is not NULL is written; the rest is not computed. No overlap with inputs or each other:
-   refused where it is certain (contiguous tensors that meet, the same first element), not of views
-   that interleave. f16 has not the range for gradients that a loss scale reaches later; f32 has. */
+/* Outputs that are not NULL are written; the rest is not computed. They must not overlap inputs or
+ * each other. Certain overlap is refused (intersecting contiguous tensors, equal first elements),
+ * that of interleaved views is not checked. Use f32 gradients for an f16 model whose gradients are
+ * later multiplied by a loss scale: f16 lacks the range before that. */
 typedef struct logitless_cross_entropy_outputs {
   size_t struct_size;
   const logitless_tensor* loss;         /* f32 [] for mean and sum, f32 [...] for none */
@@ -311,43 +308,47 @@ typedef struct logitless_loss_statistics {
   size_t struct_size;
   int64_t tokens;       /* rows of hidden */
   int64_t valid_tokens; /* not ignored */
-  int64_t correct;      /* argmax is the target; -1 unless argmax was asked for */
-  double normalizer;    /* what mean divided by, or would */
+  int64_t correct;      /* tokens whose argmax is the target; -1 unless argmax was requested */
+  double normalizer;    /* the divisor of reduction mean */
   double mean_lse;      /* over valid tokens */
   double mean_log_prob; /* of the targets, unweighted */
-  /* Of the far field (FarFieldStatistics of cross_entropy.h); passes is 0 with exact plans. */
-  double kept;    /* the fraction of pairs (tile of words, block of tokens) computed exactly */
-  double sampled; /* of those pairs, for d_weight and d_bias alone */
-  double passes;  /* over tokens * vocab * dim, from both */
-  double bound;   /* of the relative error of d_hidden; -1: none */
-  double audited_error; /* the same measured over audited_tokens; -1: not audited */
+  /* The far field's statistics (FarFieldStatistics of cross_entropy.h); `passes` is 0 with exact
+   * plans. */
+  double kept;          /* fraction of pairs (tile, block of tokens) computed exactly */
+  double sampled;       /* fraction of those pairs computed for d_weight and d_bias only */
+  double passes;        /* GEMMs of tokens * vocab * dim for both */
+  double bound;         /* bound of the relative error of d_hidden; -1: none */
+  double audited_error; /* that error measured over audited_tokens; -1: not audited */
   int64_t audited_tokens;
   double audited_lse_error; /* root mean square, in nats */
   double audited_lse_error_max;
-  int64_t dense_fallback; /* more than 2/3 to keep somewhere: exact there */
-  double imbalance; /* of words over ranks: the most pairs kept on one over the mean; else 1 */
-  double sampled_lse_error; /* of far_both, by the tiles sampled: root mean square, in nats */
-  double sampled_most;      /* the most mass of one of those, of a token's total */
+  int64_t dense_fallback; /* some chunk selected > 2/3 of its tiles: computed exactly */
+  double imbalance; /* vocabulary-parallel: most selected pairs of a rank over the mean; else 1 */
+  double sampled_lse_error; /* far_both: error of the lse from the sampled tiles, root mean square,
+                               in nats */
+  double sampled_most;      /* largest mass of a sampled tile, as a fraction of the token's total */
 } logitless_loss_statistics;
 LOGITLESS_API void logitless_loss_statistics_init(logitless_loss_statistics* statistics,
                                                   size_t struct_size);
 
-/* options may be NULL: the defaults. Planning reads shapes, strides and dtypes, no data. */
+/* options may be NULL, which means the defaults. Planning reads shapes, strides and dtypes, no
+ * data. */
 LOGITLESS_API logitless_status logitless_plan_cross_entropy(
     const logitless_context* context, const logitless_cross_entropy_options* options,
     const logitless_cross_entropy_inputs* inputs, const logitless_cross_entropy_outputs* outputs,
     const logitless_plan_request* request, logitless_plan** plan);
 
-/* Loss, statistics (may be NULL) and the gradients asked for. A plan serves any call of its
- * features and at most its tokens. Deterministic for any number of threads. */
+/* Computes the loss, the statistics (may be NULL) and the requested gradients. A plan serves any
+ * call with its features and at most its tokens. Deterministic for any number of threads. */
 LOGITLESS_API logitless_status logitless_cross_entropy(
     logitless_context* context, const logitless_plan* plan,
     const logitless_cross_entropy_options* options, const logitless_cross_entropy_inputs* inputs,
     const logitless_cross_entropy_outputs* outputs, void* workspace, size_t workspace_bytes,
     logitless_loss_statistics* statistics);
 
-/* On a GPU logitless_cross_entropy only enqueues and fills tokens alone. This waits for the stream,
- * and returns what the last call that used the workspace found, a bad target as an error. */
+/* Waits for the stream and returns the statistics of the last logitless_cross_entropy that used the
+ * workspace. On a GPU that call only enqueues and fills `tokens`. A bad target is reported here as
+ * an error. */
 LOGITLESS_API logitless_status logitless_device_statistics(const logitless_context* context,
                                                            const logitless_plan* plan,
                                                            void* workspace, size_t workspace_bytes,
@@ -355,13 +356,13 @@ LOGITLESS_API logitless_status logitless_device_statistics(const logitless_conte
 
 /* ---- The loss of a token
  *
- * The formula of logitless_cross_entropy from a token's log-sum-exp on, in double: for callers that
- * make logits in a precision or a place that the library has no kernel for. */
+ * The formula of logitless_cross_entropy in double, from a token's log-sum-exp on. It serves
+ * callers that compute logits where the library has no kernel. */
 
-/* Terms of the loss that one number adds. */
+/* Additional terms of the loss, each with one coefficient. */
 typedef struct logitless_loss_terms {
   size_t struct_size;
-  double label_smoothing; /* in [0, 1]: the share of the loss that all words get, not the target */
+  double label_smoothing; /* in [0, 1]: the share of the loss spread over all classes */
   double z_loss;          /* >= 0: z_loss * lse^2 is added to each token's loss */
 } logitless_loss_terms;
 LOGITLESS_API void logitless_loss_terms_init(logitless_loss_terms* terms, size_t struct_size);
@@ -371,19 +372,19 @@ typedef struct logitless_token_loss_inputs {
   size_t struct_size;
   const logitless_tensor* lse;          /* [N]: log sum_j exp z_ij */
   const logitless_tensor* target_logit; /* [N, K]: z of the targets */
-  /* Optional [N, K]: class weight of the target times its target_weight; 0 for a target that is
-   * ignored. NULL: 1. */
+  /* Optional [N, K]: class weight of the target times its target_weight; 0 for an ignored target;
+   * NULL: 1 */
   const logitless_tensor* target_weight;
-  const logitless_tensor* token_weight; /* optional [N]; 0 for a token that is ignored. NULL: 1 */
-  const logitless_tensor* weighted_logit_sum; /* [N]: sum_j c_j z_ij; for label smoothing alone */
-  double class_total;                         /* sum_j c_j, which is vocab without class weights */
+  const logitless_tensor* token_weight;       /* optional [N]; 0 for an ignored token; NULL: 1 */
+  const logitless_tensor* weighted_logit_sum; /* [N]: sum_j c_j z_ij; only for label smoothing */
+  double class_total;                         /* sum_j c_j; vocab without class weights */
   int64_t vocab;
 } logitless_token_loss_inputs;
 LOGITLESS_API void logitless_token_loss_inputs_init(logitless_token_loss_inputs* inputs,
                                                     size_t struct_size);
 
-/* f64 tensors on the CPU; what is not NULL is written. The derivatives are the loss's with respect
- * to each input, the others held. No overlap with inputs or each other. */
+/* f64 tensors on the CPU; those that are not NULL are written. The derivatives are those of the
+ * loss with respect to one input, with the others fixed. No overlap with inputs or each other. */
 typedef struct logitless_token_loss_outputs {
   size_t struct_size;
   const logitless_tensor* loss;                 /* [N] */
@@ -394,8 +395,8 @@ typedef struct logitless_token_loss_outputs {
 LOGITLESS_API void logitless_token_loss_outputs_init(logitless_token_loss_outputs* outputs,
                                                      size_t struct_size);
 
-/* terms may be NULL: none. No memory beyond the arguments. Errors: a shape, dtype or term (invalid
- * argument). */
+/* Computes losses and derivatives of tokens, without extra memory. terms may be NULL, which means
+ * none. Errors: a shape, dtype or term (invalid argument). */
 LOGITLESS_API logitless_status logitless_token_losses(const logitless_loss_terms* terms,
                                                       const logitless_token_loss_inputs* inputs,
                                                       const logitless_token_loss_outputs* outputs);
@@ -407,35 +408,36 @@ typedef struct logitless_head_options {
   int64_t ignore_index; /* default -100 */
   float softcap;        /* > 0; 0: none */
   float logit_scale;    /* default 1 */
-  int32_t accumulate;   /* head_backward adds to what the gradients hold */
+  int32_t accumulate;   /* head_backward adds to the gradients' contents */
   int32_t reserved;
 } logitless_head_options;
 LOGITLESS_API void logitless_head_options_init(logitless_head_options* options, size_t struct_size);
 
 typedef struct logitless_head_inputs {
   size_t struct_size;
-  const logitless_tensor* hidden;       /* [..., D] f32 | bf16 | f16 */
-  const logitless_tensor* weight;       /* [V, D], the dtype of hidden */
-  const logitless_tensor* targets;      /* i32 | i64 [...] or [..., K] */
-  const logitless_tensor* bias;         /* optional [V], f32 or the dtype of weight */
-  const logitless_tensor* vocab_weight; /* optional f32 [V]: omega of weighted_logit_sum; NULL: 1 */
-  const struct logitless_sharding* sharding; /* words over ranks: c_sharding.h; NULL: none */
+  const logitless_tensor* hidden;  /* [..., D] f32 | bf16 | f16 */
+  const logitless_tensor* weight;  /* [V, D], the dtype of hidden */
+  const logitless_tensor* targets; /* i32 | i64 [...] or [..., K] */
+  const logitless_tensor* bias;    /* optional [V], f32 or the dtype of weight */
+  /* optional f32 [V]: logit weights of weighted_logit_sum; NULL: 1 */
+  const logitless_tensor* vocab_weight;
+  const struct logitless_sharding* sharding; /* vocabulary-parallel: c_sharding.h; NULL: none */
 } logitless_head_inputs;
 LOGITLESS_API void logitless_head_inputs_init(logitless_head_inputs* inputs, size_t struct_size);
 
-/* f32 each; what is not NULL is written; 0 for rows whose targets are all ignored. */
+/* f32 tensors; those that are not NULL are written; 0 for rows whose targets are all ignored. */
 typedef struct logitless_head_outputs {
   size_t struct_size;
   const logitless_tensor* lse;                /* [...]: log sum_j exp z_ij */
   const logitless_tensor* target_logit;       /* [...] or [..., K] */
   const logitless_tensor* log_prob;           /* [...] or [..., K]: target_logit - lse */
   const logitless_tensor* entropy;            /* [...] */
-  const logitless_tensor* weighted_logit_sum; /* [...]: sum_j omega_j z_ij */
+  const logitless_tensor* weighted_logit_sum; /* [...]: sum_j w_j z_ij with the logit weights w */
   const logitless_tensor* argmax;             /* i32 | i64 [...] */
 } logitless_head_outputs;
 LOGITLESS_API void logitless_head_outputs_init(logitless_head_outputs* outputs, size_t struct_size);
 
-/* Gradients of a scalar by each output, f32, shaped like it. NULL is 0. */
+/* Gradients of a scalar with respect to each output: f32, in the shape of the output. NULL is 0. */
 typedef struct logitless_head_cotangents {
   size_t struct_size;
   const logitless_tensor* lse;
@@ -456,7 +458,7 @@ typedef struct logitless_head_gradients {
 LOGITLESS_API void logitless_head_gradients_init(logitless_head_gradients* gradients,
                                                  size_t struct_size);
 
-/* As for cross entropy: options and request may be NULL, planning does not read the data. */
+/* Planning and calls follow the rules of cross entropy. */
 LOGITLESS_API logitless_status logitless_plan_head_forward(const logitless_context* context,
                                                            const logitless_head_options* options,
                                                            const logitless_head_inputs* inputs,
@@ -479,35 +481,33 @@ LOGITLESS_API logitless_status logitless_head_backward(
     const logitless_head_inputs* inputs, const logitless_head_cotangents* cotangents,
     const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes);
 
-/* gradients *= factor, an f32 scalar, in place; on a GPU one kernel that reads the factor there and
- * writes nothing where it is 1. For gradients made for an upstream gradient of 1. */
+/* Multiplies the gradients by factor, an f32 scalar, in place. On a GPU one kernel reads the factor
+ * there and writes nothing where it is 1. */
 LOGITLESS_API logitless_status logitless_scale_gradients(logitless_context* context,
                                                          const logitless_tensor* factor,
                                                          const logitless_head_gradients* gradients);
 
 /* ---- Tensor programs ---- */
 
-/* logitless/compiler.h tells more of each. */
+/* Options of a compilation; logitless/compiler.h documents each. */
 typedef struct logitless_program_options {
   size_t struct_size;
-  const char* const* size_names; /* what the program's sizes are: size_count names */
+  const char* const* size_names; /* the program's sizes: size_count names */
   const int64_t* size_values;    /* and as many values; both NULL where size_count is 0 */
   size_t size_count;
-  uint64_t memory_budget; /* bytes of values in the arena; 0: chunk wherever that computes nothing
-                             twice */
-  int64_t chunks;         /* of every loop; 0: chosen */
-  int32_t threads;     /* that run it; 0: OMP_NUM_THREADS, or all cores that the process may use */
-  int32_t chunk;       /* default 1; 0: no loops */
-  int32_t head_engine; /* default 1; 0: heads are loops like the rest */
-  int32_t strict;      /* a budget not met, or a big value that could not be cut, is an error */
-  /* That runs it: default LOGITLESS_DEVICE_CPU. A GPU need not be here; its programs are run by
-   * logitless_program_enqueue, and threads is 0. */
+  uint64_t memory_budget; /* bytes of values in the arena; 0: chunk, but recompute nothing */
+  int64_t chunks;         /* chunks of every loop; 0: chosen */
+  int32_t threads; /* threads of a run; 0: OMP_NUM_THREADS, or all cores that the process may use */
+  int32_t chunk;   /* default 1; 0: no loops */
+  int32_t head_engine; /* default 1; 0: heads become loops too */
+  int32_t strict;      /* a missed budget, or a big value that could not be chunked, is an error */
+  /* The device that runs it: default LOGITLESS_DEVICE_CPU. A GPU need not be present; its programs
+   * are run by logitless_program_enqueue, and threads is 0. */
   logitless_device device;
-  /* Of a GPU: 10 * major + minor, 80 or more (logitless_context_compute_capability); 0 of the CPU.
-   */
-  int32_t compute_capability;
-  int32_t externs; /* default 0; 1: the caller runs the program's text: `extern` operations are
-                      taken, and with one it is described and not run */
+  int32_t compute_capability; /* of the GPU, 10 * major + minor, 80 or more; 0 for the CPU */
+  /* default 0; 1: accepts `extern` operations; a program with one is described, and the caller runs
+   * it */
+  int32_t externs;
 } logitless_program_options;
 LOGITLESS_API void logitless_program_options_init(logitless_program_options* options,
                                                   size_t struct_size);
@@ -524,20 +524,20 @@ typedef struct logitless_program_tensor {
 LOGITLESS_API void logitless_program_tensor_init(logitless_program_tensor* tensor,
                                                  size_t struct_size);
 
-/* Compiles the text form of docs/ir.md for the CPU, or the GPU of the options. options may be NULL:
- * the defaults. Errors name line and column of the text, a size without a value, what strict
- * forbids, a device or capability that is none (invalid argument), an operation and dtype without a
- * kernel (unsupported). A build without CUDA compiles for a GPU as well. */
+/* Compiles the text form of docs/ir.md for the CPU, or for the GPU of the options. options may be
+ * NULL, which means the defaults. Invalid argument: an error at a line and column of the text, an
+ * unbound size, a violation of strict, an unknown device or capability. Unsupported: an operation
+ * and dtype without a kernel. A build without CUDA compiles for a GPU as well. */
 LOGITLESS_API logitless_status logitless_program_compile(const char* text,
                                                          const logitless_program_options* options,
                                                          logitless_program** program);
 LOGITLESS_API void logitless_program_destroy(logitless_program* program);
-/* The program after the last pass, what was done and why, and the same as JSON. They live as long
- * as the program; "" for NULL. */
+/* The program after the last pass, the report of the compiler's decisions, and the report as JSON.
+ * They live as long as the program; "" for NULL. */
 LOGITLESS_API const char* logitless_program_text(const logitless_program* program);
 LOGITLESS_API const char* logitless_program_explain(const logitless_program* program);
 LOGITLESS_API const char* logitless_program_report_json(const logitless_program* program);
-/* In the order of the program; 0 for NULL. */
+/* Counts and descriptions of parameters and results, in the program's order; 0 for NULL. */
 LOGITLESS_API size_t logitless_program_parameter_count(const logitless_program* program);
 LOGITLESS_API size_t logitless_program_result_count(const logitless_program* program);
 LOGITLESS_API logitless_status logitless_program_get_parameter(const logitless_program* program,
@@ -546,41 +546,38 @@ LOGITLESS_API logitless_status logitless_program_get_parameter(const logitless_p
 LOGITLESS_API logitless_status logitless_program_get_result(const logitless_program* program,
                                                             size_t index,
                                                             logitless_program_tensor* tensor);
-/* Bytes of everything but parameters and results, exact: with loops, and without; 0 for NULL. */
+/* Exact bytes of everything except parameters and results, with loops and without; 0 for NULL. */
 LOGITLESS_API size_t logitless_program_arena_bytes(const logitless_program* program);
 LOGITLESS_API size_t logitless_program_unchunked_arena_bytes(const logitless_program* program);
-/* Threads that run it; 0 of a GPU's, and for NULL. */
+/* Returns the number of threads of a run; 0 for a GPU's program and for NULL. */
 LOGITLESS_API int32_t logitless_program_threads(const logitless_program* program);
-/* Runs a program of the CPU on contiguous tensors, in the order of the program. Results overlap
- * neither each other nor parameters. The arena has at least logitless_program_arena_bytes(program)
- * bytes, aligned to 64; no other call may use it meanwhile. */
+/* Runs a CPU program on contiguous tensors, in the order of the program. Results overlap neither
+ * each other nor parameters. The arena has at least logitless_program_arena_bytes(program) bytes,
+ * aligned to 64; no other call may use it meanwhile. */
 LOGITLESS_API logitless_status logitless_program_run(const logitless_program* program,
                                                      const void* const* parameters,
                                                      size_t parameter_count, void* const* results,
                                                      size_t result_count, void* arena,
                                                      size_t arena_bytes);
 
-/* Makes a program ready to be enqueued where the context is: of a GPU the one call that compiles
- * kernels, loads them and chooses the algorithms of products, with memory of the device and files
- * of the cache (docs/gpu.md: the libraries that it needs). `prepared` needs neither the program nor
- * the context afterwards, never changes, and may be shared by threads. Not while the thread
- * captures a stream. Errors: a context of another kind of device or compute capability than the
- * program's (invalid argument), a library that is missing, by name, or a build without CUDA
- * (unsupported), the device's. */
+/* Prepares a program for logitless_program_enqueue on the device of the context. On a GPU only this
+ * call compiles and loads kernels and chooses GEMM algorithms. It takes device memory and files of
+ * the cache (docs/gpu.md lists the libraries that it needs). `prepared` needs neither the program
+ * nor the context afterwards, is immutable, and may be shared by threads. Not allowed while the
+ * thread captures a stream. Errors: a context of another device or compute capability (invalid
+ * argument); a missing library or a build without CUDA (unsupported); errors of the device. */
 LOGITLESS_API logitless_status logitless_program_prepare(const logitless_program* program,
                                                          const logitless_context* context,
                                                          logitless_prepared_program** prepared);
-/* Of a GPU's: not before all that it enqueued is done, and no CUDA graph that has captured it will
- * be launched. */
+/* Frees it, when all its work is done and no CUDA graph that captured it will be launched. */
 LOGITLESS_API void logitless_prepared_program_destroy(logitless_prepared_program* prepared);
-/* Enqueues it. Pointers, their order and what must not overlap are those of logitless_program_run,
- * but of a GPU in its memory, tensors aligned to 16 bytes and the arena to 256; the thread's
- * current device is that of `prepared`. stream: the cudaStream_t, NULL the default one. Returns
- * before the work is done, and neither waits nor allocates memory of the device: the call may be
- * captured into a CUDA graph, which then reads and writes these addresses. Of the CPU the stream is
- * NULL, and the results stand when the call returns. The same inputs give the same bits on the same
- * kind of device with the same libraries. Errors: numbers, alignment or overlap of pointers, an
- * arena too small (invalid argument), the device's. */
+/* Enqueues the program. Pointers, their order and overlap rules are those of logitless_program_run.
+ * On a GPU they are device memory: tensors aligned to 16 bytes, the arena to 256. The thread's
+ * current device must be that of `prepared`. stream is a cudaStream_t; NULL is the default one.
+ * Returns before the work is done, and neither waits nor allocates device memory. A CUDA graph that
+ * captures the call reads and writes these addresses. On the CPU stream is NULL, and results are
+ * complete on return. The same inputs give the same bits on the same kind of device with the same
+ * libraries. Errors: wrong pointers or a small arena (invalid argument); errors of the device. */
 LOGITLESS_API logitless_status logitless_program_enqueue(const logitless_prepared_program* prepared,
                                                          const void* const* parameters,
                                                          size_t parameter_count,
@@ -590,9 +587,9 @@ LOGITLESS_API logitless_status logitless_program_enqueue(const logitless_prepare
 
 /* ---- Bytes ---- */
 
-/* "512MiB", "1.5GB", "4096" -> bytes; units in any case. */
+/* Parses "512MiB", "1.5GB" or "4096" into bytes; units in any case. */
 LOGITLESS_API logitless_status logitless_parse_bytes(const char* text, uint64_t* bytes);
-/* Highest resident size of this process so far; 0 where unknown. */
+/* Returns the highest resident size of this process so far; 0 where unknown. */
 LOGITLESS_API uint64_t logitless_process_peak_bytes(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
-/* A head whose exponentials stay from its forward to its backward, over the C ABI: kept_head.h in
- * C, 3 passes for both instead of 4, on a GPU. Conventions are c_api.h's, of whose ABI version this
- * is a part. */
+/* A saved head over the C ABI: kept_head.h in C. Its exponentials stay from the forward to the
+ * backward: 3 GEMMs for both instead of 4, on a GPU. The conventions are those of c_api.h, and this
+ * header is part of its ABI version. */
 #pragma once
 
 #include <stddef.h>
@@ -13,10 +13,10 @@
 extern "C" {
 #endif
 
-/* A dense plan with all tokens in one chunk, for both calls. request NULL or its memory_budget 0:
- * at most three tenths of the fp32 logits, or 19 MiB. Errors: no such plan fits, naming the least
- * (invalid argument); the CPU, words on several ranks, a softcap beside weighted_logit_sum
- * (unsupported). */
+/* Makes a dense plan with all tokens in one chunk, for both calls. With request NULL or
+ * memory_budget 0 it takes at most three tenths of the fp32 logits, or 19 MiB. Errors: no such plan
+ * fits, naming the least (invalid argument); the CPU, a vocabulary over several ranks, a softcap
+ * beside weighted_logit_sum (unsupported). */
 LOGITLESS_API logitless_status logitless_plan_head_kept(const logitless_context* context,
                                                         const logitless_head_options* options,
                                                         const logitless_head_inputs* inputs,
@@ -25,14 +25,14 @@ LOGITLESS_API logitless_status logitless_plan_head_kept(const logitless_context*
                                                         const logitless_plan_request* request,
                                                         logitless_plan** plan);
 
-/* Writes the outputs. From here to the end of the backward nothing else may write to the workspace
- * or to d_weight, whose memory holds exponentials. */
+/* Writes the outputs. Until the end of the backward nothing else may write to the workspace or to
+ * d_weight, whose memory holds exponentials. */
 LOGITLESS_API logitless_status logitless_head_forward_kept(
     logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,
     const logitless_head_inputs* inputs, const logitless_head_outputs* outputs,
     const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes);
 
-/* Writes the gradients, once: inputs, gradients and workspace are those of the forward. A cotangent
+/* Writes the gradients, once. inputs, gradients and workspace are those of the forward. A cotangent
  * of the entropy is an error. */
 LOGITLESS_API logitless_status logitless_head_backward_kept(
     logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,

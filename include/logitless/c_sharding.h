@@ -1,12 +1,12 @@
-/* A head whose words, and maybe tokens, are spread over ranks, over the C ABI: sharding.h in C.
- * Conventions are c_api.h's, of whose ABI version this is a part.
+/* A vocabulary-parallel head, with tokens sharded or not, over the C ABI: sharding.h in C. The
+ * conventions are those of c_api.h, and this header is part of its ABI version.
  *
  * `sharding` of logitless_cross_entropy_inputs and logitless_head_inputs points to one. Planning
- * and calls are collective then: every rank of `words` makes the same ones in the same order, and
- * all of them fail where one does, naming the rank; the next call is possible. Only a struct that
- * cannot be read (a struct_size, a dtype, a rank) fails alone, and is missed by the others at their
- * limit. By exact and far-field plans and logitless_far_head_step, on the CPU and, of bf16, on
- * Hopper GPUs, with communicators of their memory: LOGITLESS_UNSUPPORTED on others. */
+ * and calls are then collective: every rank of `words` makes the same calls in the same order. If
+ * one rank's call fails, all fail and name the rank; the next call is possible. Only a struct that
+ * cannot be read (a struct_size, a dtype, a rank) fails on one rank alone, and the others time out.
+ * Supported by exact and far-field plans and logitless_far_head_step, on the CPU and, for bf16, on
+ * Hopper GPUs, with communicators of their memory. Other cases are LOGITLESS_UNSUPPORTED. */
 #pragma once
 
 #include <stddef.h>
@@ -20,71 +20,75 @@
 extern "C" {
 #endif
 
-/* What goes from rank to rank where tokens are spread over the ranks that hold the words. */
+/* The tensors that travel between ranks where tokens are sharded over the ranks of the
+ * vocabulary. */
 typedef int32_t logitless_movement;
 enum {
-  LOGITLESS_MOVES_PLANNED = 0, /* what is predicted to be faster; logitless_plan_explain says why */
-  LOGITLESS_MOVES_TOKENS = 1,  /* hidden states, and pieces of their gradient */
-  LOGITLESS_MOVES_WEIGHTS = 2  /* rows of weight, a piece at a time, and pieces of d_weight */
+  LOGITLESS_MOVES_PLANNED = 0, /* the faster by prediction; logitless_plan_explain says why */
+  LOGITLESS_MOVES_TOKENS = 1,  /* token-dispatched: hidden states, and slices of their gradient */
+  LOGITLESS_MOVES_WEIGHTS = 2  /* weight-gathered: slices of weight, and of d_weight */
 };
 
-/* What a rank has of the weight. */
+/* The dimension along which the weight is sharded. */
 typedef int32_t logitless_weight_sharding;
 enum {
-  LOGITLESS_WEIGHT_WORDS = 0,  /* rows, which are words */
-  LOGITLESS_WEIGHT_COLUMNS = 1 /* [vocab, columns], and all of bias and d_bias; with tokens */
+  LOGITLESS_WEIGHT_WORDS = 0,  /* rows: vocabulary entries */
+  LOGITLESS_WEIGHT_COLUMNS = 1 /* [vocab, columns], with full bias and d_bias; needs `tokens` */
 };
 
-/* Of this rank's own words are weight [rows, D], bias [rows], d_weight and d_bias; rows may differ
- * between ranks and be 0. Of the whole vocabulary are targets, class_weight [vocab], vocab_weight
- * [vocab], label smoothing, argmax and everything that is summed over words. */
+/* A rank's part of the head. Local to this rank's vocabulary shard are weight [rows, D], bias
+ * [rows], d_weight and d_bias; rows may differ between ranks and be 0. Global are targets,
+ * class_weight [vocab], vocab_weight [vocab], label smoothing, argmax and all sums over the
+ * vocabulary. */
 typedef struct logitless_sharding {
   size_t struct_size;
-  const logitless_communicator* words; /* that hold the words; required */
-  int64_t vocab;                       /* words of all ranks */
-  int64_t first_word;                  /* rows are words [first_word, first_word + rows) */
-  const logitless_tensor* word_table;  /* or, i32 [rows] ascending: which words they are */
-  /* hidden, targets and everything per token are this rank's own tokens, of any number; else they
-   * are the same on all ranks. A mean or sum is the whole one on each rank. */
+  const logitless_communicator* words; /* the ranks of the vocabulary shards; required */
+  int64_t vocab;                       /* global vocabulary */
+  int64_t first_word; /* the shard is vocabulary entries [first_word, first_word + rows) */
+  const logitless_tensor* word_table; /* or i32 [rows] ascending: the shard's vocabulary entries */
+  /* Sequence-parallel: hidden, targets and all per-token tensors are this rank's own tokens, of any
+   * number. Otherwise they are the same on all ranks. A mean or sum is global on each rank. */
   int32_t tokens;
-  logitless_movement moves; /* the same on all ranks; without tokens 0 */
-  /* Groups like this one whose tokens a mean divides by as well; NULL: none. */
+  logitless_movement moves; /* the same on all ranks; 0 without tokens */
+  /* Further groups like this one whose tokens count in the divisor of a mean; NULL: none. */
   const logitless_communicator* replicas;
   logitless_weight_sharding weight;
-  int64_t columns; /* of the weight here, where it is by columns; those of all ranks are hidden's */
-  /* Not 0: ranges of words that were renamed as logitless_deal_words has them, so that a far field
-   * is taken to keep as many tiles on each rank; without word_table. The same on all ranks. */
+  /* local columns of a weight sharded by columns; those of all ranks make up D */
+  int64_t columns;
+  /* Not 0: ranges of a vocabulary interleaved by logitless_deal_words, so that the far field
+   * selects about as many tiles on each rank. Without word_table. The same on all ranks. */
   int32_t dealt;
 } logitless_sharding;
 LOGITLESS_API void logitless_sharding_init(logitless_sharding* sharding, size_t struct_size);
 
-/* dealt[vocab], rank by rank: rank r's word table is [first, its next rank's first) of it, for
- * which all ranks keep about as many tiles of the far field. By average[vocab] or, where that is
- * NULL, by id from frequent to rare. */
+/* Writes `dealt[vocab]`, the interleaved vocabulary, rank by rank. Rank r's `word_table` is
+ * [first(r), first(r + 1)) of it, with logitless_first_dealt. All ranks then select about as many
+ * tiles of the far field. Entries are interleaved by average[vocab] or, where that is NULL, by id
+ * from frequent to rare. */
 LOGITLESS_API logitless_status logitless_deal_words(int64_t vocab, int32_t ranks,
                                                     const float* average, uint64_t seed,
                                                     int32_t* dealt);
-/* The words of the ranks before `rank` in [0, ranks]. */
+/* Returns the number of vocabulary entries of the ranks before `rank` in [0, ranks]. */
 LOGITLESS_API logitless_status logitless_first_dealt(int64_t vocab, int32_t ranks, int32_t rank,
                                                      int64_t* first);
 
-/* ---- Orders of the vocabulary for far-field plans: collective, as calls are. A
+/* ---- Orders of the vocabulary for far-field plans: collective, like all calls with a sharding. A
  * logitless_far_head makes its own. ---- */
 
-/* logitless_average_probability of this rank's words, against those of all ranks. */
+/* logitless_average_probability of the local vocabulary shard, normalised over all ranks. */
 LOGITLESS_API logitless_status logitless_sharded_average_probability(
     const logitless_context* context, const logitless_sharding* sharding,
     const logitless_tensor* hidden, const logitless_tensor* weight, const logitless_tensor* bias,
     float logit_scale, float softcap, uint64_t memory_budget, float* average, int64_t rows);
-/* logitless_vocab_order_measure of this rank's tiles, for hidden that is the same on all ranks.
- * order: NULL where this rank has no words. */
+/* logitless_vocab_order_measure of the local tiles, for hidden that is the same on all ranks. order
+ * is NULL where this rank's shard is empty. */
 LOGITLESS_API logitless_status logitless_sharded_vocab_order_measure(
     const logitless_context* context, const logitless_sharding* sharding,
     const logitless_vocab_order* order, const logitless_tensor* hidden,
     const logitless_tensor* weight, const logitless_tensor* bias, float logit_scale, float tau,
     logitless_vocab_order** measured);
-/* Another order: the same, by which all ranks take tokens alike; what calls with a sharding need.
- * order: of this rank's rows, NULL where it has no words. */
+/* Makes a copy of the order with the positions by which all ranks sort tokens alike; calls with a
+ * sharding need it. order covers this rank's rows and is NULL where its shard is empty. */
 LOGITLESS_API logitless_status logitless_vocab_order_share(const logitless_vocab_order* order,
                                                            const logitless_sharding* sharding,
                                                            logitless_vocab_order** shared);

@@ -1,4 +1,4 @@
-// Where work runs: device, threads, instruction set, memory meter, trace.
+// The context of all work: device, threads, instruction set, memory meter, trace.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ namespace logitless {
 // (9.0; bf16, dim a multiple of 8) and "cublas" (everything else; it loads libcublas).
 enum class DeviceKind : std::uint8_t { cpu = 0, cuda = 1 };
 
-// What planning needs to know of a device. A plain value: plans for a machine can be made on
+// Properties of a device that planning needs. A plain value: plans for a machine can be made on
 // another.
 struct DeviceLimits {
   DeviceKind kind = DeviceKind::cpu;
-  int threads = 0;  // of the CPU; 0: as many as a Context takes that is told none
+  int threads = 0;  // of the CPU; 0: the default of a Context
   // The one kernel to use (see kernel_names), or empty: the best that accepts the problem.
   std::string kernel = {};
   int compute_capability = 90;  // of a GPU: 10 * major + minor
@@ -28,22 +28,22 @@ struct DeviceLimits {
   bool operator==(const DeviceLimits&) const = default;
 };
 
-// All kernels built in, best first, the float64 reference last; `runnable` keeps those this machine
-// can run. On x86: "amx_bf16", "avx512", "avx512_bf16" (before avx512 on AMD), "avx2", "scalar",
-// "amx_bf16_emulated" (for tests), "reference".
+// Returns the names of all built-in kernels, best first, the float64 reference last. `runnable`
+// selects those that this machine can run. On x86: "amx_bf16", "avx512", "avx512_bf16" (before
+// avx512 on AMD), "avx2", "scalar", "amx_bf16_emulated" (for tests), "reference".
 LOGITLESS_API std::vector<std::string> kernel_names(bool runnable = true);
 
 inline constexpr int kMostThreads = 1024;
 
 struct ContextOptions {
-  // Threads of parallel regions, at most kMostThreads; 0 takes OMP_NUM_THREADS (no more of it than
-  // that), or else all cores that the process may use (default_threads() of parallel.h).
+  // Threads of parallel regions, at most kMostThreads. 0 takes OMP_NUM_THREADS (at most
+  // kMostThreads), or else all cores that the process may use (default_threads() of parallel.h).
   int threads = 0;
   // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each
   // problem. Compiled programs take the instruction set of LOGITLESS_CPU for their other kernels.
   std::string kernel = {};
   DeviceKind device = DeviceKind::cpu;
-  int device_index = 0;  // of GPUs, as CUDA counts them; it must be the current one of the thread
+  int device_index = 0;  // CUDA index of the GPU; it must be the thread's current one
   // cudaStream_t that all work is enqueued on; null: the default stream. Calls return before the
   // work is done, and neither wait nor allocate.
   void* stream = nullptr;
@@ -52,9 +52,9 @@ struct ContextOptions {
   std::function<void(std::string_view)> trace = {};
 };
 
-// Throws InvalidArgument on a kernel unknown or not runnable on this machine, a thread count out of
-// range, or a stream without a GPU; Unsupported when the GPU is not there or the build has no CUDA.
-// Not shared between threads that call at the same time; make one for each.
+// Not shared between threads that call at the same time; make one for each. Throws InvalidArgument
+// on a kernel that is unknown or cannot run here, a thread count out of range, or a
+// stream without a GPU. Throws Unsupported when the GPU is missing or the build has no CUDA.
 class LOGITLESS_API Context {
  public:
   Context() : Context(ContextOptions{}) {}
@@ -63,8 +63,8 @@ class LOGITLESS_API Context {
   const DeviceLimits& device() const { return device_; }
   int threads() const { return device_.threads; }
   void* stream() const { return stream_; }
-  // This one on another stream of its GPU: asks no driver. Throws InvalidArgument where this is the
-  // CPU's.
+  // Returns this context on another stream of its GPU, without a call of the driver. Throws
+  // InvalidArgument for a CPU context.
   Context on(void* stream) const;
   MemoryMeter& memory() const { return *memory_; }
   void trace(std::string_view line) const {

@@ -1,5 +1,5 @@
-// AdamW (Loshchilov & Hutter 2019) over all tensors of a model on a GPU: three kernels a step,
-// whatever the number of tensors.
+// AdamW (Loshchilov & Hutter 2019) over all tensors of a model on a GPU: three kernels a step for
+// any number of tensors.
 #pragma once
 
 #include <cstddef>
@@ -17,77 +17,77 @@ struct DeviceAdamWOptions {
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.1;
-  double clip = 0.0;  // gradients are scaled so that their norm is at most this; 0: not
+  double clip = 0.0;  // gradients are scaled down to at most this norm; 0: no clipping
 };
 
-// A parameter with its gradient and moments: f32 [count] each but for `rounded`, in the device's
-// memory, aligned to 16 bytes.
+// A parameter with its gradient and moments: f32 [count] each except `rounded`, in device memory,
+// aligned to 16 bytes.
 struct DeviceAdamWTensor {
   float* value = nullptr;
   float* gradient = nullptr;
   float* m = nullptr;
   float* v = nullptr;
-  void* rounded = nullptr;  // bf16 [count]: value rounded, which steps keep so; null: not wanted
+  void* rounded = nullptr;  // bf16 [count]: value rounded, updated by each step; null: not wanted
   std::int64_t count = 0;
   bool decay = false;  // by weight_decay
 };
 
-// What a step takes from the host, in the device's memory.
+// Inputs of a step from the host, in device memory.
 struct DeviceAdamWRates {
   float move = 0.0f;      // rate / (1 - beta1^step)
   float inverse2 = 0.0f;  // 1 / (1 - beta2^step)
   float kept = 1.0f;      // 1 - rate * weight_decay
-  std::int32_t note = 0;  // the caller's, for the report
+  std::int32_t note = 0;  // the caller's, copied to the report
 };
 
-// What a step says, in the device's memory.
+// Report of a step, in device memory.
 struct DeviceAdamWReport {
   double loss = 0.0;         // sum over micro-batches
   double norm = 0.0;         // of the gradients before clipping: sqrt of the sum of squares
   std::int64_t skipped = 0;  // 1: the step changed nothing
-  std::int64_t note = 0;     // of the rates; of several ranks the greatest
+  std::int64_t note = 0;     // of the rates; over several ranks the maximum
 };
 
-// What one of several ranks adds to a step in which each has other tensors, or other parts of them,
-// in the device's memory.
+// Contribution of one of several ranks to a step in which each has other tensors, or other slices
+// of them; in device memory.
 struct DeviceAdamWTotals {
   double loss = 0.0;     // sum over its micro-batches
   double squares = 0.0;  // sum over its gradients
   std::int64_t note = 0;
 };
 
-// Nothing allocates or waits but the constructor, and everything may be captured into a graph. The
+// Only the constructor allocates or waits, and everything else may be captured into a graph. The
 // same numbers give the same bits: sums have a fixed order, those of squares are in double.
 class LOGITLESS_API DeviceAdamW {
  public:
-  // Bytes of the device that an optimizer of tensors of these counts takes: its tables, and a
-  // double for each 8192 elements. Pure.
+  // Returns the device memory of an optimizer for tensors of these counts: its tables, and a double
+  // for each 8192 elements. Pure.
   static std::size_t bytes(std::span<const std::int64_t> counts);
 
-  // Throws InvalidArgument naming the tensor that is not aligned or has no memory; DeviceError.
+  // Throws InvalidArgument naming a tensor that is not aligned or has no memory; DeviceError.
   DeviceAdamW(const Context& context, const DeviceAdamWOptions& options,
               std::span<const DeviceAdamWTensor> tensors);
 
-  // Of the step-th step, counted from 1.
+  // Returns the rates of the step-th step, counted from 1.
   DeviceAdamWRates rates(std::int64_t step, double rate) const;
 
-  // In this order for each step, enqueued on a cudaStream_t: the first micro-batch's loss, f32 [];
+  // Enqueue on a cudaStream_t, in this order for each step: the first micro-batch's loss, f32 [];
   // those of the others; then the step. With
   // g = gradient * min(1, clip / norm):
-  //   m = beta1 m + (1 - beta1) g         v = beta2 v + (1 - beta2) g^2
-  //   value = (decay ? kept : 1) value - move m / (sqrt(v inverse2) + epsilon)
-  // A step whose loss or norm is no finite number changes nothing, and neither does any step after
-  // it, until reset().
+  //  m = beta1 m + (1 - beta1) g         v = beta2 v + (1 - beta2) g^2
+  //  value = (decay ? kept : 1) value - move m / (sqrt(v inverse2) + epsilon)
+  // A step whose loss or norm is not finite changes nothing, and neither does any later step until
+  // reset().
   void first_loss(const float* loss, void* stream) const;
   void add_loss(const float* loss, void* stream) const;
   void step(const DeviceAdamWRates* rates, DeviceAdamWReport* report, void* stream) const;
-  // Of several ranks, instead of step(): first totals() of each, then, of all of them in the order
-  // of ranks, the same step on each.
+  // Replace step() on several ranks: first totals() on each, then the same step on each with the
+  // totals of all, in the order of ranks.
   void totals(const DeviceAdamWRates* rates, DeviceAdamWTotals* totals, void* stream) const;
   void step_of_ranks(const DeviceAdamWRates* rates, const DeviceAdamWTotals* of_all, int ranks,
                      DeviceAdamWReport* report, void* stream) const;
   void reset(void* stream) const;
-  // All `rounded` from their values, after these were written otherwise. Enqueued likewise.
+  // Writes all `rounded` from their values, after other code has changed these. Enqueued likewise.
   void round(void* stream) const;
 
  private:

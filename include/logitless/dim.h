@@ -12,7 +12,7 @@
 
 namespace logitless {
 
-// What the symbols of a program stand for.
+// Values of the symbols of a program.
 using Bindings = std::map<std::string, std::int64_t, std::less<>>;
 
 // constant + sum of coefficient * product of symbols. Equal polynomials compare equal. Arithmetic
@@ -20,7 +20,7 @@ using Bindings = std::map<std::string, std::int64_t, std::less<>>;
 class LOGITLESS_API Dim {
  public:
   Dim(std::int64_t value = 0) : constant_(value) {}  // NOLINT: implicit on purpose
-  // From any whole number, size_t among them; one beyond 63 bits becomes negative, which no tensor
+  // Converts any integer, also size_t; one beyond 63 bits becomes negative, which no tensor
   // accepts.
   template <std::integral T>
   Dim(T value)  // NOLINT: implicit on purpose
@@ -31,9 +31,9 @@ class LOGITLESS_API Dim {
   bool is_constant() const { return terms_.empty(); }
   // Throws InvalidArgument naming the size when it has symbols.
   std::int64_t value() const;
-  // Symbols that `bindings` does not name stay.
+  // Replaces the symbols that `bindings` names; others stay.
   Dim bind(const Bindings& bindings) const;
-  // "768", "B * T", "2 * N - 1".
+  // Returns "768", "B * T", "2 * N - 1".
   std::string text() const;
   std::vector<std::string> symbols() const;  // sorted, each once
 
@@ -57,9 +57,9 @@ class LOGITLESS_API Dim {
 
 using Shape = std::vector<Dim>;
 
-// Product of all sizes; 1 of none.
+// Returns the product of all sizes; 1 for none.
 LOGITLESS_API Dim product(const Shape& shape);
-// "[4, B * T]".
+// Returns text like "[4, B * T]".
 LOGITLESS_API std::string text_of(const Shape& shape);
 
 }  // namespace logitless

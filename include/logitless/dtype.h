@@ -51,7 +51,7 @@ constexpr std::string_view name_of(DType dtype) {
   return "?";
 }
 
-// Throws InvalidArgument naming the text and the known names.
+// Parses a name. Throws InvalidArgument naming the text and the known names.
 LOGITLESS_API DType parse_dtype(std::string_view text);
 
 // The 16-bit and 32-bit floating types a head can be made of.

@@ -1,4 +1,5 @@
-// What the library throws. Every message names the argument, what was expected and what came.
+// Exceptions of the library. Every message names the argument, the expected value and the actual
+// one.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +9,7 @@
 
 namespace logitless {
 
-// Base of all of them, so that one catch is enough.
+// Base of all exceptions, so that one catch is enough.
 class LOGITLESS_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -20,7 +21,7 @@ class LOGITLESS_API InvalidArgument : public Error {
   using Error::Error;
 };
 
-// A valid request that no kernel or plan serves; the text lists each one's reason.
+// A valid request that no kernel or plan serves; the text lists the reason of each.
 class LOGITLESS_API Unsupported : public Error {
  public:
   using Error::Error;
@@ -32,7 +33,7 @@ class LOGITLESS_API DeviceError : public Error {
   using Error::Error;
 };
 
-// Our bug.
+// A bug in logitless.
 class LOGITLESS_API InternalError : public Error {
  public:
   using Error::Error;

@@ -1,4 +1,4 @@
-// What a shared build makes visible. Everything else is hidden.
+// Marks the symbols that a shared build exports. Everything else is hidden.
 #pragma once
 
 #if defined(_WIN32)

@@ -31,7 +31,7 @@ struct GradientRequest;
 
 class Graph;
 
-// One tensor of a graph. A small handle; the graph must outlive it, and may be moved.
+// One tensor of a graph: a small handle. The graph must outlive it, and may be moved.
 class LOGITLESS_API Value {
  public:
   Value() = default;
@@ -47,8 +47,8 @@ class LOGITLESS_API Value {
   std::int32_t index_ = 0;
 };
 
-// All functions that make values throw InvalidArgument naming the operation, what it expected and
-// what came.
+// A graph of tensor operations. All functions that make values throw InvalidArgument naming the
+// operation, the expected and the actual operands.
 class LOGITLESS_API Graph {
  public:
   explicit Graph(std::string_view name = "main");
@@ -58,12 +58,12 @@ class LOGITLESS_API Graph {
 
   Value parameter(std::string_view name, DType dtype, Shape shape);
   Value constant(double number, DType dtype = DType::f32, Shape shape = {});
-  // The index along `axis`.
+  // Returns the index along `axis`.
   Value iota(Shape shape, int axis, DType dtype = DType::i64);
   void result(std::string_view name, Value value);
 
-  // Gradients of sum_i <outputs[i], cotangents[i]> (ones without cotangents) with respect to each
-  // of `wrt`, as values of this graph.
+  // Returns the gradients of sum_i <outputs[i], cotangents[i]> (ones without cotangents) with
+  // respect to each of `wrt`, as values of this graph.
   std::vector<Value> gradients(const std::vector<Value>& outputs, const std::vector<Value>& wrt,
                                const std::vector<Value>& cotangents = {});
 
@@ -74,7 +74,7 @@ class LOGITLESS_API Graph {
 
   std::vector<std::string> parameter_names() const;
   std::vector<std::string> result_names() const;
-  // Names of sizes that a compilation must bind.
+  // Size symbols that a compilation must bind.
   std::vector<std::string> symbols() const;
 
  private:
@@ -82,12 +82,13 @@ class LOGITLESS_API Graph {
   std::unique_ptr<ir::Graph> ir_;
 };
 
-// While it lives, values that the graph gains are called `name`, after the names of the scopes
-// around it: "layer3.mlp". Reports and the text form say so, and call gradients "d_layer3.mlp".
-// Scopes end in the reverse order, before their graph does.
+// Names the values that the graph gains during its lifetime: `name`, after the names of the
+// enclosing scopes, as in "layer3.mlp". Reports and the text form show the names, and call
+// gradients "d_layer3.mlp". Scopes end in the reverse order, before their graph does.
 class LOGITLESS_API Scope {
  public:
-  // Letters, digits, _ and dots, no digit or dot first. Throws InvalidArgument.
+  // The name has letters, digits, _ and dots, and begins with no digit or dot. Throws
+  // InvalidArgument.
   Scope(Graph& graph, std::string_view name);
   ~Scope();
   Scope(const Scope&) = delete;
@@ -97,8 +98,8 @@ class LOGITLESS_API Scope {
   std::unique_ptr<ir::Origin> origin_;
 };
 
-// --- One element at a time. Operands of a binary function are broadcast as NumPy's are, and have
-// equal dtypes; a number becomes a constant of the other operand's dtype.
+// --- Element-wise operations. Operands of a binary function are broadcast as in NumPy and have
+// equal dtypes. A number becomes a constant of the other operand's dtype.
 LOGITLESS_API Value operator+(Value a, Value b);
 LOGITLESS_API Value operator-(Value a, Value b);
 LOGITLESS_API Value operator*(Value a, Value b);
@@ -112,7 +113,7 @@ LOGITLESS_API Value operator+(double a, Value b);
 LOGITLESS_API Value operator-(double a, Value b);
 LOGITLESS_API Value operator*(double a, Value b);
 LOGITLESS_API Value operator/(double a, Value b);
-// A function of docs/ir.md by name: "exp", "tanh", "max", "eq", "select", "random", ...
+// Applies a function of docs/ir.md by name: "exp", "tanh", "max", "eq", "select", "random", ...
 LOGITLESS_API Value apply(std::string_view function, const std::vector<Value>& operands);
 LOGITLESS_API Value exp(Value x);
 LOGITLESS_API Value log(Value x);
@@ -121,9 +122,9 @@ LOGITLESS_API Value sigmoid(Value x);
 LOGITLESS_API Value rsqrt(Value x);
 LOGITLESS_API Value relu(Value x);
 LOGITLESS_API Value square(Value x);
-// GPT-2's: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+// tanh-gelu of GPT-2: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
 LOGITLESS_API Value gelu(Value x);
-// condition is i8 or a comparison's result: not 0 takes a, else b.
+// Takes a where condition (i8 or a comparison's result) is not 0, else b.
 LOGITLESS_API Value select(Value condition, Value a, Value b);
 LOGITLESS_API Value equal(Value a, Value b);
 LOGITLESS_API Value less(Value a, Value b);
@@ -135,82 +136,85 @@ LOGITLESS_API Value reshape(Value x, Shape shape);
 LOGITLESS_API Value transpose(Value x, std::vector<int> dims);
 // Dimension i of x becomes dimension dims[i] of the result.
 LOGITLESS_API Value broadcast(Value x, Shape shape, std::vector<int> dims);
-// begin <= index < end along one axis.
+// Takes begin <= index < end along one axis.
 LOGITLESS_API Value slice(Value x, int axis, Dim begin, Dim end);
 LOGITLESS_API Value pad(Value x, int axis, Dim low, Dim high);
 LOGITLESS_API Value concat(const std::vector<Value>& parts, int axis);
-// From the last element along the axis to the first.
+// Reverses x along the axis.
 LOGITLESS_API Value flip(Value x, int axis);
 
-// --- Reductions; the dimensions vanish. The result has the dtype of x (argmax: i64); sums run in
-// fp32.
+// --- Reductions, which remove the dimensions. The result has the dtype of x (argmax: i64); sums
+// run in fp32.
 LOGITLESS_API Value sum(Value x, std::vector<int> dims);
 LOGITLESS_API Value mean(Value x, std::vector<int> dims);
 LOGITLESS_API Value max(Value x, std::vector<int> dims);
 LOGITLESS_API Value logsumexp(Value x, std::vector<int> dims);
 LOGITLESS_API Value argmax(Value x, int dim);
 
-// --- Order. Of the shape of x: sums, or log-sum-exps, of what stands up to each element along the
-// axis, itself included; reverse: from it on.
+// --- Scans and sorting. Cumulative sums, or log-sum-exps, in the shape of x: of the elements up to
+// and including each one along the axis; reverse: from it to the end.
 LOGITLESS_API Value cumsum(Value x, int axis, bool reverse = false);
 LOGITLESS_API Value logcumsumexp(Value x, int axis, bool reverse = false);
-// The first `count` elements along the axis in order, and their indices (i64). Equal ones keep
-// their order, a NaN is greater than all.
+// The first `count` elements along the axis in sorted order, and their indices (i64). The sort is
+// stable, and NaN is greater than everything.
 struct Sorted {
   Value values, index;
 };
 LOGITLESS_API Sorted sort(Value x, int axis, Dim count, bool descending = false);
 
-// --- Products. dims of a and b that are summed over, and those that run together; the result has
-// the batch dimensions, then the others of a, then those of b. Sums are fp32; the result has the
-// operands' dtype, or f32.
+// --- Matrix products. contract_* are the summed dimensions of a and b, batch_* those that they
+// share. The result has the batch dimensions, then the others of a, then those of b. Sums are fp32;
+// the result has the operands' dtype, or f32.
 struct DotOptions {
   std::vector<int> contract_a = {}, contract_b = {};
   std::vector<int> batch_a = {}, batch_b = {};
   bool f32_result = false;
 };
 LOGITLESS_API Value dot(Value a, Value b, const DotOptions& options);
-// a [..., M, K] and b [K, N] or [..., K, N] with equal leading dimensions.
+// Multiplies a [..., M, K] and b [K, N] or [..., K, N] with equal leading dimensions.
 LOGITLESS_API Value matmul(Value a, Value b);
 
-// --- Indices.
-// Rows of table [V, ...]: the shape of index, then [...]. 0 where the index is outside [0, V).
+// --- Indexing. Gathers rows of table [V, ...] into [shape of index, ...]; 0 where the index is
+// outside [0, V).
 LOGITLESS_API Value take(Value table, Value index);
-// updates [I..., ...] added up by index [I...] into [rows, ...]; outside indices are dropped.
+// Adds updates [I..., ...] by index [I...] into [rows, ...]; outside indices are dropped.
 LOGITLESS_API Value scatter_add(Value index, Value updates, Dim rows);
-// x at index along axis; index has the shape of x without it. 0 where it is outside.
+// Picks x at index along axis; index has the shape of x without it. 0 where it is outside.
 LOGITLESS_API Value pick(Value x, Value index, int axis);
-// updates added at an index along axis, else 0: both have one shape, the result `size` along axis.
-// Indices outside are dropped.
+// Scatters updates to index along axis, zeros elsewhere. updates and index have one shape; the
+// result has `size` along axis. Updates of equal indices add up; outside indices are dropped.
 LOGITLESS_API Value put(Value index, Value updates, int axis, Dim size);
 
 // --- Composites.
 LOGITLESS_API Value softmax(Value x, int dim);
 LOGITLESS_API Value log_softmax(Value x, int dim);
-// Over the last dimension; gain and bias [dim].
+// Normalises over the last dimension; gain and bias [dim].
 LOGITLESS_API Value layer_norm(Value x, Value gain, Value bias, double epsilon = 1e-5);
-// x / sqrt(mean of x^2 + epsilon) * gain, over the last dimension; gain [dim].
+// Returns x / sqrt(mean of x^2 + epsilon) * gain over the last dimension; gain [dim].
 LOGITLESS_API Value rms_norm(Value x, Value gain, double epsilon = 1e-6);
-// x sigmoid(x).
+// Returns x sigmoid(x).
 LOGITLESS_API Value silu(Value x);
-// Rotary position embedding (Su et al. 2021): along the last dimension of x, of size D, the numbers
-// i and i + D / 2 are a pair that is turned by the angle of position t, the index along `axis`:
-//   (a, b) -> (a cos - b sin, b cos + a sin)     cos, sin f32 [T, D / 2]
-// Computed in f32 and rounded once to the dtype of x, which is not f64. D is a number and even.
+// Rotary position embedding (Su et al. 2021). Elements i and i + D / 2 of the last dimension, of
+// size D, form a pair. Each pair is rotated by the angle of position t, the index along `axis`:
+//
+//  (a, b) -> (a cos - b sin, b cos + a sin)     cos, sin f32 [T, D / 2]
+//
+// It is computed in f32 and rounded once to the dtype of x, which is not f64. D is a number and
+// even.
 LOGITLESS_API Value rotate(Value x, Value cos, Value sin, int axis);
-// softmax(scale q k^T) v: q [B, H, T, D], k and v [B, Hkv, S, D], H a multiple of Hkv; causal:
-// query t sees keys s <= t + S - T. The scores [T, S] never exist.
+// Computes softmax(scale q k^T) v for q [B, H, T, D], k and v [B, Hkv, S, D], H a multiple of Hkv.
+// With causal, query t sees keys s <= t + S - T. The scores [T, S] never exist.
 LOGITLESS_API Value attention(Value q, Value k, Value v, double scale, bool causal);
 
-// softmax(z) v of the scores z = softcap(scale q k^T) + bias, and -inf where a query does not see a
-// key. Query t stands at p = t + S - T. On a GPU: scale and causal alone.
+// Options of softmax(z) v with the scores z = softcap(scale q k^T) + bias, and -inf where a query
+// does not see a key. Query t has position p = t + S - T. A GPU supports only scale and causal.
 struct AttentionOptions {
   double scale = 1.0;
   bool causal = false;      // sees keys s <= p
   double softcap = 0.0;     // c tanh(z / c); 0: none
   std::int64_t window = 0;  // sees keys p - window < s < p + window; 0: all
   Value bias;               // [1 or B, 1 or H, 1 or T, S], f32 or of q's dtype; has no gradient
-  Value query_segments;     // [B, T] i32 or i64: sees keys of its own segment
+  Value query_segments;     // [B, T] i32 or i64: sees keys of the same segment
   Value key_segments;       // [B, S], given with query_segments
 };
 LOGITLESS_API Value attention(Value q, Value k, Value v, const AttentionOptions& options);

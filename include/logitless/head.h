@@ -1,7 +1,6 @@
-// The primitive under every loss: per-token outputs of softmax(hidden weight^T), each
-// differentiable. Policy and preference losses (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of
-// log_prob, entropy and lse: compute them from head_forward, and hand their gradients to
-// head_backward.
+// The primitive of every loss: differentiable per-token outputs of softmax(hidden weight^T). Policy
+// and preference losses (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of log_prob, entropy and
+// lse. Compute them from head_forward, and give their gradients to head_backward.
 #pragma once
 
 #include "logitless/cross_entropy.h"
@@ -12,7 +11,7 @@ struct HeadOptions {
   std::int64_t ignore_index = -100;
   float softcap = 0.0f;
   float logit_scale = 1.0f;
-  bool accumulate = false;  // head_backward adds to what the gradients hold
+  bool accumulate = false;  // head_backward adds to the gradients' contents
 };
 
 // hidden [..., D], weight [V, D]: f32 | bf16 | f16, equal. targets [...] or [..., K]: i32 | i64.
@@ -21,23 +20,23 @@ struct HeadInputs {
   ConstTensorView weight = {};
   ConstTensorView targets = {};
   ConstTensorView bias = {};  // optional [V]
-  // optional [V] f32: omega of weighted_logit_sum; without it omega_j = 1
+  // optional [V] f32: logit weights w of weighted_logit_sum; without it all are 1
   ConstTensorView vocab_weight = {};
-  Sharding sharding = {};  // words, and maybe tokens, spread over ranks
+  Sharding sharding = {};  // vocabulary-parallel, and maybe sequence-parallel
 };
 
-// f32 [...] each, what is defined is written; 0 for ignored rows (those whose targets are all
-// ignore_index).
+// f32 [...] each; defined outputs are written; 0 for ignored rows (all targets are ignore_index).
 struct HeadOutputs {
   TensorView lse = {};                 // log sum_j exp z_ij
   TensorView target_logit = {};        // z_iy, [...] or [..., K]
   TensorView log_prob = {};            // z_iy - lse_i, [...] or [..., K]
   TensorView entropy = {};             // -sum_j p_ij log p_ij
-  TensorView weighted_logit_sum = {};  // sum_j omega_j z_ij
+  TensorView weighted_logit_sum = {};  // sum_j w_j z_ij
   TensorView argmax = {};              // i32 | i64 [...]
 };
 
-// Gradients of a scalar with respect to each output, f32, shaped like it. Undefined counts as 0.
+// Gradients of a scalar with respect to each output: f32, in the shape of the output. Undefined is
+// 0.
 struct HeadCotangents {
   ConstTensorView lse = {};
   ConstTensorView target_logit = {};
@@ -52,8 +51,8 @@ struct HeadGradients {
   TensorView d_bias = {};    // [V]
 };
 
-// Plans for the two calls; see plan.h. head_backward runs its own forward: 3 passes where exp(z)
-// may be kept, 4 where the logits are needed again. With a context: for its device and threads.
+// Plan the two calls; see plan.h. head_backward runs its own forward: 3 GEMMs where exp(z) may be
+// saved, 4 where the logits are recomputed. With a context, the plan is for its device and threads.
 LOGITLESS_API LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& inputs,
                                          const HeadOutputs& outputs,
                                          const PlanRequest& request = {});
@@ -70,7 +69,7 @@ LOGITLESS_API LossPlan plan_head_backward(const Context& context, const HeadOpti
                                           const HeadGradients& gradients,
                                           const PlanRequest& request = {});
 
-// Errors, memory and determinism as for cross_entropy.
+// Run the head. Errors, memory and determinism are those of cross_entropy.
 LOGITLESS_API void head_forward(const Context& context, const LossPlan& plan,
                                 const HeadOptions& options, const HeadInputs& inputs,
                                 const HeadOutputs& outputs, const Workspace& workspace);
@@ -79,12 +78,12 @@ LOGITLESS_API void head_backward(const Context& context, const LossPlan& plan,
                                  const HeadCotangents& cotangents, const HeadGradients& gradients,
                                  const Workspace& workspace);
 
-// gradients *= factor, in place: what was made for an upstream gradient of 1 becomes that of
-// another one. factor: an f32 scalar. With a GPU's context it and the gradients are the GPU's: one
-// kernel is enqueued, which reads the factor there and writes nothing where it is 1. Products are
-// fp32, rounded once. No extra memory. Gradients not defined are left out; each f32 | bf16 | f16
-// (d_hidden of any rank; on a GPU with contiguous rows). Throws InvalidArgument for other dtypes
-// and shapes.
+// Multiplies gradients by factor, an f32 scalar, in place. It turns gradients for an upstream
+// gradient of 1 into those for another one. With a GPU context factor and gradients are in its
+// memory: one kernel is enqueued, which reads the factor there and writes nothing where it is 1.
+// Products are fp32, rounded once. No extra memory. Undefined gradients are skipped; each is f32 |
+// bf16 | f16 (d_hidden of any rank; on a GPU with contiguous rows). Throws InvalidArgument for
+// other dtypes and shapes.
 LOGITLESS_API void scale_gradients(const Context& context, const ConstTensorView& factor,
                                    const HeadGradients& gradients);
 

@@ -1,5 +1,5 @@
-// The head of a compiled program with its words over ranks: each rank runs the program on tokens of
-// its own, and no rank has the whole weight of the head or its gradient
+// The vocabulary-parallel head of a compiled program. Each rank runs the program on its own tokens,
+// and no rank has the full weight of the head or its gradient
 // (docs/distributed.md#heads-of-programs).
 #pragma once
 
@@ -16,28 +16,28 @@ namespace logitless {
 
 class CompiledProgram;
 
-// The program is written and compiled for the whole vocabulary, the same on all ranks. In runs
-// under this the parameter that is the head's weight [V, D], its bias [V], and the results that are
-// their gradients point to this rank's rows alone. What the program makes of its tokens is what it
-// would make of them with all words; gradients of the rows are of the tokens of all ranks, where
-// the program without ranks has those of its own: complete sums, which nobody is to add up again.
+// Shards the head of a program. The program is written and compiled for the full vocabulary, the
+// same on all ranks. In runs under this, the head's weight [V, D], its bias [V] and their gradients
+// point to this rank's rows alone. The program's results for its tokens are those of the full
+// vocabulary. Gradients of the rows are complete sums over the tokens of all ranks, which must not
+// be added up again. Without ranks the program has those of its own tokens.
 class LOGITLESS_API HeadOverRanks {
  public:
-  struct State;  // the compiler's
+  struct State;  // private to the compiler
 
-  // Collective, as plans are: every rank makes it of its program and then runs that under it, in
-  // the same order as the others. context: of the device that the program was compiled for.
-  // sharding: of the words, with tokens = true and the program's vocabulary; `rows` of weight are
-  // here, maybe none. The head takes at most `memory_budget` bytes for workspace and exchanges
-  // beside the arena; it is the same on all ranks. On a GPU a plan whose workspace fits where the
-  // arena holds that of the head without ranks is taken before others. With 0 the planner's default
-  // is what is taken else.
-  //
-  // Throws, on every rank: Unsupported where the program has not exactly one head operation, or
-  // anything but that reads its weight and bias or makes their gradients, saying what; where the
-  // device does not serve the sharding (sharding.h); InvalidArgument naming what is wrong with the
-  // sharding or differs between ranks, or where memory_budget is below every plan. sharding has no
+  // Collective: every rank makes it from its program and then runs that under it, in the same order
+  // as the others. The context's device is the one that the program was compiled for. sharding has
+  // tokens = true and the program's vocabulary; `rows` of weight are local, maybe none. It has no
   // replicas, and its word_table is copied.
+  //
+  // The head takes at most `memory_budget` bytes for workspace and exchanges beside the arena, the
+  // same number on all ranks; 0 is the planner's default. On a GPU it prefers a plan whose
+  // workspace fits into the arena's workspace of the head without ranks.
+  //
+  // Throws on every rank. Unsupported: the program has not exactly one head operation, or other
+  // operations read its weight and bias or make their gradients; or the device does not support the
+  // sharding (sharding.h). InvalidArgument: an error in the sharding, a difference between ranks,
+  // or memory_budget below every plan.
   HeadOverRanks(const CompiledProgram& program, const Context& context, const Sharding& sharding,
                 std::int64_t rows, std::size_t memory_budget = 0);
   ~HeadOverRanks();
@@ -45,8 +45,8 @@ class LOGITLESS_API HeadOverRanks {
   HeadOverRanks& operator=(HeadOverRanks&&) noexcept;
 
   const LossPlan& plan() const;
-  // That runs take beside the program's arena, from the first on: 0 where the workspace does in
-  // which the arena holds the head without ranks.
+  // Returns the bytes that runs take beside the program's arena, from the first on. 0 where the
+  // workspace fits into the arena's workspace of the head without ranks.
   std::size_t workspace_bytes() const;
 
  private:

@@ -1,4 +1,4 @@
-// Everything: include this one.
+// All public headers: include this one.
 #pragma once
 
 #include "logitless/bytes.h"

@@ -17,7 +17,7 @@ class LOGITLESS_API MemoryMeter {
   void remove(std::size_t bytes);
   std::size_t current_bytes() const { return current_.load(std::memory_order_relaxed); }
   std::size_t peak_bytes() const { return peak_.load(std::memory_order_relaxed); }
-  // The peak starts again from what is in use now.
+  // Sets the peak to the bytes in use now.
   void reset_peak();
 
  private:
@@ -25,7 +25,7 @@ class LOGITLESS_API MemoryMeter {
   std::atomic<std::size_t> peak_{0};
 };
 
-// Memory aligned to 64 bytes (2 MiB for large blocks), uninitialised. Moves, does not copy.
+// Memory aligned to 64 bytes (2 MiB for large blocks), uninitialised. It moves and does not copy.
 // The meter, if any, must outlive the buffer. Throws DeviceError when memory is short.
 class LOGITLESS_API Buffer {
  public:
@@ -50,8 +50,8 @@ class LOGITLESS_API Buffer {
   MemoryMeter* meter_ = nullptr;
 };
 
-// Highest resident size of this process so far in bytes, as the operating system counts it; 0 where
-// unknown.
+// Returns the highest resident size of this process so far in bytes, as the operating system counts
+// it; 0 where unknown.
 LOGITLESS_API std::size_t process_peak_bytes();
 
 }  // namespace logitless

@@ -1,4 +1,4 @@
-// A head whose words, and maybe tokens, are spread over ranks: no rank holds the whole weight, its
+// Vocabulary-parallel heads, with tokens sharded or not: no rank holds the full weight, its
 // gradient or the logits (docs/distributed.md).
 #pragma once
 
@@ -13,83 +13,85 @@
 
 namespace logitless {
 
-// What a rank has of the weight: rows, which are words, or columns of all rows.
+// Dimension along which the weight is sharded: rows (vocabulary entries), or columns of all rows.
 enum class WeightSharding : std::uint8_t { words = 0, columns = 1 };
 
-// What goes from rank to rank where tokens are spread over the ranks that hold the words.
+// The tensors that travel between ranks where tokens are sharded over the ranks of the vocabulary.
 enum class Movement : std::uint8_t {
-  planned = 0,  // what the planner predicts to be faster; LossPlan::explain() says why
-  // Hidden states go to the words, and pieces of their gradient come back: bytes by the tokens.
+  planned = 0,  // the faster by prediction; LossPlan::explain() says why
+  // Token-dispatched: hidden states travel to the vocabulary shards, and slices of their gradient
+  // return. Bytes are proportional to the tokens.
   tokens = 1,
-  // Rows of weight go to the tokens, a piece of each rank's at a time, and pieces of d_weight come
-  // back: bytes by the words. exp(z) is not kept, so gradients take 4 passes.
+  // Weight-gathered: rows of weight travel to the tokens, a slice of each rank's at a time, and
+  // slices of d_weight return. Bytes are proportional to the vocabulary. exp(z) is not saved, so
+  // gradients take 4 GEMMs.
   weights = 2,
 };
 
-// As it is here: no sharding. With `words`, plans and calls are collective: every rank of it makes
-// the same ones in the same order, and all of them throw where one does, naming the rank.
-// A rank that comes with a plan that was made without a sharding is missed at the limit alone.
+// Shards of a head; the default is no sharding. With `words`, plans and calls are collective: every
+// rank of it makes the same calls in the same order. An error on one rank is thrown on all and
+// names the rank. A rank whose plan was made without a sharding is missed only at the limit.
 //
-// Of each rank's own words are weight [rows, D], bias [rows], d_weight and d_bias; rows may differ
-// between ranks and be 0. Of the whole vocabulary are targets, class_weight [vocab], vocab_weight
-// [vocab], label smoothing, argmax and everything that is summed over words. Of a mean or sum every
-// rank gets the whole loss, in the same bits, and complete gradients of it.
+// Local to each rank's vocabulary shard are weight [rows, D], bias [rows], d_weight and d_bias;
+// rows may differ between ranks and be 0. Global are targets, class_weight [vocab], vocab_weight
+// [vocab], label smoothing, argmax and all sums over the vocabulary. Every rank gets the global
+// loss of a mean or sum, in the same bits, and complete gradients of it.
 //
-// Of a weight by columns a rank has weight [vocab, columns] and d_weight like it, and all of bias
-// and d_bias [vocab], the same on all ranks. Weights move then, to each rank's own tokens, whose
-// hidden has all columns: tokens is true, and there is no far field.
+// A weight sharded by columns is [vocab, columns] on each rank, and so is d_weight. bias and d_bias
+// [vocab] are full and the same on all ranks. The weights are then gathered to each rank's own
+// tokens, whose hidden has all columns: tokens is true, and there is no far field.
 //
-// Served by exact and, of rows, far-field plans, on the CPU and, of bf16, on Hopper GPUs. Throws
-// Unsupported, on every rank, on other GPUs.
+// Exact plans and, for rows, far-field plans support it on the CPU and, for bf16, on Hopper GPUs.
+// Other GPUs throw Unsupported on every rank.
 //
-// On a GPU the communicators move its memory on the context's stream, and one exchange between the
-// hosts (all_gather_host) precedes each call: what is wrong with its arguments on one rank all
-// ranks throw. A bad target makes the losses of all ranks NaN, and device_statistics throws; what
-// fails after a call's first exchange gives the group up.
+// On a GPU the communicators move its memory on the context's stream. One exchange between the
+// hosts (all_gather_host) precedes each call, so that all ranks throw an argument error of one. A
+// bad target makes the losses of all ranks NaN, and device_statistics throws. A failure after a
+// call's first exchange aborts the group.
 struct Sharding {
-  // The ranks that hold the words; null: no sharding. Never a default group.
+  // The ranks of the vocabulary shards; null: no sharding. Never a default group.
   std::shared_ptr<Communicator> words = {};
-  std::int64_t vocab = 0;  // words of the whole vocabulary; those of all ranks are [0, vocab), once
-  std::int64_t first_word = 0;  // rows are words [first_word, first_word + rows)
-  // Or, i32 [rows] ascending, in the host's memory: which words they are. On a GPU weights do not
-  // move then, and 4 bytes a row are taken of its memory at the first call of a plan.
+  std::int64_t vocab = 0;       // global vocabulary; the shards cover [0, vocab) exactly once
+  std::int64_t first_word = 0;  // the shard is entries [first_word, first_word + rows)
+  // Alternatively, the shard's vocabulary entries: i32 [rows], ascending, in host memory. On a GPU
+  // weights are not gathered then, and the first call of a plan takes 4 bytes of GPU memory a row.
   ConstTensorView word_table = {};
-  // hidden, targets and everything per token are this rank's tokens, of any number:
-  // sequence-parallel input. Otherwise they are the same on all ranks, and so are the outputs. The
-  // last target of a shard is its neighbour's, so next_token is refused with it.
+  // Sequence-parallel input: hidden, targets and all per-token tensors are this rank's tokens, of
+  // any number. Otherwise they are the same on all ranks, and so are the outputs. next_token is
+  // refused with it, since a shard's last target belongs to its neighbour.
   bool tokens = false;
-  // Groups like this one that a mean is over as well: it divides by the weights of the tokens of
-  // all of them. Loss and gradients are this group's part then. null: none.
+  // Further groups like this one that share a mean: its divisor includes the tokens of all of them.
+  // Loss and gradients are then this group's part. null: none.
   std::shared_ptr<Communicator> replicas = {};
   WeightSharding weight = WeightSharding::words;
-  // Of the weight here, 0 or more, with WeightSharding::columns: in the order of the ranks those of
-  // all of them are the columns of hidden.
+  // Local columns of the weight, 0 or more, with WeightSharding::columns. Those of all ranks, in
+  // order, are the columns of hidden.
   std::int64_t columns = 0;
-  // Ranges of words that were renamed as deal_words has them: far-field plans take all ranks to
-  // keep as many tiles, and not one of them nearly all. A word_table says so without it. The same
-  // on all ranks.
+  // Marks ranges of a vocabulary interleaved by deal_words. Far-field plans then assume equal
+  // numbers of selected tiles on all ranks, instead of nearly all on one. A word_table implies it.
+  // The same on all ranks.
   bool dealt = false;
-  // With `tokens`, else planned: an InvalidArgument says so. The same on all ranks.
+  // Requires `tokens` unless planned, else InvalidArgument. The same on all ranks.
   Movement moves = Movement::planned;
 };
 
-// Words dealt out so that all ranks have as many frequent and rare ones: with ids from frequent to
-// rare, as those of tokenizers are, ranks of one range each are not alike, and the far field keeps
-// nearly all tiles on the first (FarFieldStatistics::imbalance).
+// Interleaves the vocabulary so that all ranks have as many frequent and rare entries. Token ids
+// usually run from frequent to rare. With one range of ids a rank, the far field then selects
+// nearly all tiles on the first rank (FarFieldStatistics::imbalance).
 //
-// i32 [vocab], rank by rank: rank r's word_table is [first_dealt(vocab, ranks, r), first_dealt(...,
-// r + 1)) of it. Words are taken from frequent to rare, by average [vocab] or, without it, by id,
-// `ranks` at a time; each of those goes to another rank, by chance. Row i of the dealt weight is
-// row dealt[i] of a checkpoint, and so it is stored back. Throws InvalidArgument when vocab or
-// ranks are below 1, vocab above 2^31 - 1, or average is of another size or no numbers.
+// Returns i32 [vocab], rank by rank: rank r's word_table is [first_dealt(vocab, ranks, r),
+// first_dealt(..., r + 1)) of it. Entries are taken from frequent to rare, by average [vocab] or,
+// without it, by id. Of each `ranks` entries every rank gets one, at random. Row i of the
+// interleaved weight is row `dealt[i]` of a checkpoint. Throws InvalidArgument when vocab or ranks
+// are below 1, vocab is above 2^31 - 1, or average has another size or no finite numbers.
 LOGITLESS_API std::vector<std::int32_t> deal_words(std::int64_t vocab, int ranks,
                                                    std::span<const float> average = {},
                                                    std::uint64_t seed = 0);
-// The words of the ranks before `rank` in [0, ranks]: each has vocab / ranks, and one more where
-// rank < vocab % ranks.
+// Returns the number of entries of the ranks before `rank` in [0, ranks]: each has vocab / ranks,
+// and one more where rank < vocab % ranks.
 LOGITLESS_API std::int64_t first_dealt(std::int64_t vocab, int ranks, int rank);
-// The row of each word in the dealt weight: inverse[dealt[i]] = i. Throws InvalidArgument where
-// dealt is no permutation.
+// Returns the row of each entry in the interleaved weight: `inverse[dealt[i]] = i`. Throws
+// InvalidArgument where `dealt` is no permutation.
 LOGITLESS_API std::vector<std::int32_t> inverse_of_dealt(std::span<const std::int32_t> dealt);
 
 }  // namespace logitless

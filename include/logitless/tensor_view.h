@@ -1,4 +1,4 @@
-// Non-owning, strided views of tensors. Strides count elements, may be zero (broadcast) or
+// Non-owning, strided views of tensors. Strides count elements, and may be zero (broadcast) or
 // negative.
 #pragma once
 
@@ -17,8 +17,8 @@ namespace logitless {
 
 inline constexpr int kMaxRank = 4;
 
-// One size of a shape in braces: any whole number, size_t among them. One beyond 63 bits becomes
-// negative, which views refuse.
+// One size of a shape in braces: any integer, also size_t. One beyond 63 bits becomes negative,
+// which views refuse.
 class Extent {
  public:
   template <std::integral T>
@@ -43,7 +43,7 @@ class BasicTensorView {
   BasicTensorView(Pointer data, DType dtype, std::span<const std::int64_t> shape,
                   std::span<const std::int64_t> strides);
 
-  // Mutable to read-only.
+  // Converts a mutable view to a read-only one.
   template <typename Other>
   requires(std::is_convertible_v<Other, Pointer> && !std::is_same_v<Other, Pointer>)
       BasicTensorView(const BasicTensorView<Other>& other)
@@ -54,7 +54,8 @@ class BasicTensorView {
     }
   }
 
-  // True when a tensor was given. A tensor of no elements may have a null pointer and is defined.
+  // Returns whether a tensor was given. A tensor without elements may have a null pointer and is
+  // defined.
   bool defined() const { return rank_ >= 0; }
   Pointer data() const { return data_; }
   DType dtype() const { return dtype_; }
@@ -90,7 +91,8 @@ using ConstTensorView = BasicTensorView<const void*>;
 extern template class LOGITLESS_API BasicTensorView<void*>;
 extern template class LOGITLESS_API BasicTensorView<const void*>;
 
-// "bf16[2048, 512]", with strides where the view is not contiguous; "none" for an undefined view.
+// Returns text like "bf16[2048, 512]", with strides where the view is not contiguous; "none" for an
+// undefined view.
 LOGITLESS_API std::string describe(const ConstTensorView& view);
 
 }  // namespace logitless

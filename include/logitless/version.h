@@ -8,7 +8,7 @@
 
 namespace logitless {
 
-// "0.1.0", of the library that runs (the macros tell what was compiled against).
+// Returns the version of the library that runs, "0.1.0"; the macros are that of compilation.
 LOGITLESS_API const char* version();
 
 }  // namespace logitless

@@ -11,12 +11,12 @@
 
 namespace logitless {
 
-// One allocation of exactly plan.workspace_bytes(), counted by the context's meter. Reuse it from
-// call to call.
+// One allocation of exactly plan.workspace_bytes(), counted by the context's meter. Reuse it
+// between calls.
 class LOGITLESS_API Workspace {
  public:
   Workspace(const Context& context, const LossPlan& plan);
-  // Caller's memory, aligned to 64 bytes; on a GPU memory of the device, aligned to 256.
+  // The caller's memory, aligned to 64 bytes; on a GPU device memory, aligned to 256.
   Workspace(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }

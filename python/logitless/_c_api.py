@@ -1,4 +1,4 @@
-"""The C ABI as ctypes: what c_api.h, c_communicator.h, c_far_field.h, c_kept_head.h and c_sharding.h declare, with their comments.
+"""The C ABI as ctypes: the declarations of c_api.h, c_communicator.h, c_far_field.h, c_kept_head.h and c_sharding.h.
 
 tools/python_c_api.py writes this file from those headers."""
 
@@ -77,8 +77,8 @@ class Term(NamedTuple):
 
 
 class Tensor(Structure):
-    """A strided view of the caller's memory. Strides count elements and may be zero or negative for inputs. Tensors in
-    the structs below are pointers: NULL is no tensor. Inputs are only read. `[...]` in their comments stands for the
+    """A strided view of the caller's memory. Strides count elements and may be zero or negative for inputs. The structs
+    below hold pointers to tensors: NULL is no tensor. Inputs are only read. `[...]` in their comments stands for the
     leading sizes of hidden, at most two: [N] or [B, T]."""
 
     data: Any
@@ -96,11 +96,11 @@ class ContextOptions(Structure):
     struct_size: int
     device: int  # default LOGITLESS_DEVICE_CPU
     threads: int  # 0: OMP_NUM_THREADS, or all cores that the process may use
-    kernel: Any  # the one kernel to use; NULL or "": LOGITLESS_CPU, or else the best for each problem
+    kernel: Any  # the only one to use; NULL or "": LOGITLESS_CPU, or the best for a problem
     trace: Any  # text of each decision, on the calling thread; NULL: none
     trace_user: Any  # handed to trace
     stream: Any  # cudaStream_t that work is enqueued on; must be NULL on the CPU
-    device_index: int  # of GPUs: the thread's current one
+    device_index: int  # index of the GPU; must be the thread's current one
     _fields_ = [
         ("struct_size", c_size_t), ("device", c_int32), ("threads", c_int32), ("kernel", c_char_p),
         ("trace", TraceFunction), ("trace_user", c_void_p), ("stream", c_void_p), ("device_index", c_int32),
@@ -109,11 +109,10 @@ class ContextOptions(Structure):
 
 class PlanRequest(Structure):
     struct_size: int
-    # bytes beyond inputs and outputs; 0: the least workspace within 3 % of the best predicted time among plans of at
-    # most a quarter of the fp32 logits (16 MiB at least; 512 where the far field is allowed), three tenths for a dense
-    # plan in one chunk, or the least plan if none is that small; of words over a GPU's ranks as plan.h says
+    # Ceiling in bytes of the workspace beyond inputs and outputs. 0: the default of PlanRequest in plan.h, at most a
+    # quarter to three tenths of the fp32 logits where a plan is that small.
     memory_budget: int
-    stored_fraction: float  # of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds
+    stored_fraction: float  # LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits
     kind: int  # default LOGITLESS_PLAN_ANY
     accuracy: int  # logitless_accuracy of c_far_field.h; 0: exact
     sample_every: int  # these three are of the far field: plan.h; 0: off
@@ -125,7 +124,7 @@ class PlanRequest(Structure):
         ("accuracy", c_int32), ("sample_every", c_int64), ("audit_rows", c_int64), ("tau", c_float),
         ("compute_capability", c_int32),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"kind": -1}
 
 
@@ -136,14 +135,14 @@ class PlanInfo(Structure):
     kernel: Any
     workspace_bytes: int
     logits_bytes: int  # what the fp32 logits of the unfused loss would take: tokens * vocab * 4
-    memory_budget: int  # as asked; 0: the default
+    memory_budget: int  # of the request; 0: the default
     tokens: int  # the most tokens of a call
     dim: int
     vocab: int
-    chunk_tokens: int  # tokens of one turn of the outer loop
-    slab_vocab: int  # vocabulary entries whose logit gradients exist at a time
-    stored_vocab: int  # vocabulary entries whose exponentials are kept per chunk
-    passes: float  # over tokens * vocab * dim multiply-adds
+    chunk_tokens: int  # tokens per chunk, the step of the outer loop
+    slab_vocab: int  # vocabulary entries of one vocabulary block
+    stored_vocab: int  # vocabulary entries whose exponentials are saved per chunk
+    passes: float  # GEMMs of tokens * vocab * dim multiply-adds
     predicted_seconds: float
     kind: int
     dtype: int
@@ -159,11 +158,11 @@ class PlanInfo(Structure):
 
 
 class PlanCandidate(Structure):
-    """A plan that was weighed. `reason` (why not, or "chosen") lives as long as the plan."""
+    """A plan that was considered. `reason` (why not, or "chosen") lives as long as the plan."""
 
     struct_size: int
     reason: Any
-    workspace_bytes: int  # the least for it when it does not fit
+    workspace_bytes: int  # the least that it needs when it does not fit
     passes: float
     predicted_seconds: float
     kind: int
@@ -175,7 +174,7 @@ class PlanCandidate(Structure):
 
 
 class HeadFeatures(Structure):
-    """Everything of a call that changes the work, for plans made before there are tensors."""
+    """The features of a call that change its work, for plans made before there are tensors."""
 
     struct_size: int
     tokens: int  # hidden [tokens, dim], weight [vocab, dim]; tokens is an upper bound
@@ -204,16 +203,16 @@ class HeadFeatures(Structure):
         ("d_hidden", c_int32), ("d_weight", c_int32), ("d_bias", c_int32), ("d_hidden_dtype", c_int32),
         ("d_weight_dtype", c_int32), ("entropy_gradient", c_int32), ("accumulate", c_int32),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"targets_per_token": 1, "logit_scale": 1.0}
 
 
 class CrossEntropyOptions(Structure):
-    """logitless/cross_entropy.h has the formula."""
+    """Options of the cross entropy; logitless/cross_entropy.h has the formula."""
 
     struct_size: int
     ignore_index: int  # default -100
-    normalizer: float  # > 0: mean divides by it; 0: by the sum of the weights of the valid tokens
+    normalizer: float  # 0: reduction mean divides by it; 0: by the sum of the weights of the valid tokens
     reduction: int  # default LOGITLESS_REDUCTION_MEAN
     label_smoothing: float  # in [0, 1]
     z_loss: float  # >= 0
@@ -227,29 +226,29 @@ class CrossEntropyOptions(Structure):
         ("label_smoothing", c_float), ("z_loss", c_float), ("softcap", c_float), ("logit_scale", c_float),
         ("next_token", c_int32), ("nan_if_empty", c_int32), ("accumulate", c_int32),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"ignore_index": -100, "reduction": 1, "logit_scale": 1.0}
 
 
 class Sharding(Structure):
-    """Of this rank's own words are weight [rows, D], bias [rows], d_weight and d_bias; rows may differ between ranks
-    and be 0. Of the whole vocabulary are targets, class_weight [vocab], vocab_weight [vocab], label smoothing, argmax
-    and everything that is summed over words."""
+    """A rank's part of the head. Local to this rank's vocabulary shard are weight [rows, D], bias [rows], d_weight and
+    d_bias; rows may differ between ranks and be 0. Global are targets, class_weight [vocab], vocab_weight [vocab],
+    label smoothing, argmax and all sums over the vocabulary."""
 
     struct_size: int
-    words: Any  # that hold the words; required
-    vocab: int  # words of all ranks
-    first_word: int  # rows are words [first_word, first_word + rows)
-    word_table: Any  # or, i32 [rows] ascending: which words they are
-    # hidden, targets and everything per token are this rank's own tokens, of any number; else they are the same on all
-    # ranks. A mean or sum is the whole one on each rank.
+    words: Any  # the ranks of the vocabulary shards; required
+    vocab: int  # global vocabulary
+    first_word: int  # the shard is vocabulary entries [first_word, first_word + rows)
+    word_table: Any  # or i32 [rows] ascending: the shard's vocabulary entries
+    # Sequence-parallel: hidden, targets and all per-token tensors are this rank's own tokens, of any number. Otherwise
+    # they are the same on all ranks. A mean or sum is global on each rank.
     tokens: int
-    moves: int  # the same on all ranks; without tokens 0
-    replicas: Any  # Groups like this one whose tokens a mean divides by as well; NULL: none.
+    moves: int  # the same on all ranks; 0 without tokens
+    replicas: Any  # Further groups like this one whose tokens count in the divisor of a mean; NULL: none.
     weight: int
-    columns: int  # of the weight here, where it is by columns; those of all ranks are hidden's
-    # Not 0: ranges of words that were renamed as logitless_deal_words has them, so that a far field is taken to keep as
-    # many tiles on each rank; without word_table. The same on all ranks.
+    columns: int  # local columns of a weight sharded by columns; those of all ranks make up D
+    # Not 0: ranges of a vocabulary interleaved by logitless_deal_words, so that the far field selects about as many
+    # tiles on each rank. Without word_table. The same on all ranks.
     dealt: int
     _fields_ = [
         ("struct_size", c_size_t), ("words", c_void_p), ("vocab", c_int64), ("first_word", c_int64),
@@ -269,23 +268,24 @@ class CrossEntropyInputs(Structure):
     target_weight: Any  # optional f32 [..., K]
     grad_losses: Any  # optional f32 [...]: upstream gradients of reduction none
     grad_loss: float  # default 1: upstream gradient
-    order: Any  # of plans of the far field, which need one
-    sample_seed: int  # of such plans with sample_every: another for each call
-    sharding: Any  # words over ranks: c_sharding.h; NULL: none
+    order: Any  # the order of a far-field plan, which needs one
+    sample_seed: int  # seed of a far-field plan with sample_every: another one for each call
+    sharding: Any  # vocabulary-parallel: c_sharding.h; NULL: none
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)),
         ("targets", POINTER(Tensor)), ("bias", POINTER(Tensor)), ("class_weight", POINTER(Tensor)),
         ("token_weight", POINTER(Tensor)), ("target_weight", POINTER(Tensor)), ("grad_losses", POINTER(Tensor)),
         ("grad_loss", c_double), ("order", c_void_p), ("sample_seed", c_uint64), ("sharding", POINTER(Sharding)),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"grad_loss": 1.0}
 
 
 class CrossEntropyOutputs(Structure):
-    """What is not NULL is written; the rest is not computed. No overlap with inputs or each other: refused where it is
-    certain (contiguous tensors that meet, the same first element), not of views that interleave. f16 has not the range
-    for gradients that a loss scale reaches later; f32 has."""
+    """Outputs that are not NULL are written; the rest is not computed. They must not overlap inputs or each other.
+    Certain overlap is refused (intersecting contiguous tensors, equal first elements), that of interleaved views is not
+    checked. Use f32 gradients for an f16 model whose gradients are later multiplied by a loss scale: f16 lacks the
+    range before that."""
 
     struct_size: int
     loss: Any  # f32 [] for mean and sum, f32 [...] for none
@@ -309,24 +309,24 @@ class LossStatistics(Structure):
     struct_size: int
     tokens: int  # rows of hidden
     valid_tokens: int  # not ignored
-    correct: int  # argmax is the target; -1 unless argmax was asked for
-    normalizer: float  # what mean divided by, or would
+    correct: int  # tokens whose argmax is the target; -1 unless argmax was requested
+    normalizer: float  # the divisor of reduction mean
     mean_lse: float  # over valid tokens
     mean_log_prob: float  # of the targets, unweighted
-    # Of the far field (FarFieldStatistics of cross_entropy.h); passes is 0 with exact plans. the fraction of pairs
-    # (tile of words, block of tokens) computed exactly
+    # The far field's statistics (FarFieldStatistics of cross_entropy.h); `passes` is 0 with exact plans. fraction of
+    # pairs (tile, block of tokens) computed exactly
     kept: float
-    sampled: float  # of those pairs, for d_weight and d_bias alone
-    passes: float  # over tokens * vocab * dim, from both
-    bound: float  # of the relative error of d_hidden; -1: none
-    audited_error: float  # the same measured over audited_tokens; -1: not audited
+    sampled: float  # fraction of those pairs computed for d_weight and d_bias only
+    passes: float  # GEMMs of tokens * vocab * dim for both
+    bound: float  # bound of the relative error of d_hidden; -1: none
+    audited_error: float  # that error measured over audited_tokens; -1: not audited
     audited_tokens: int
     audited_lse_error: float  # root mean square, in nats
     audited_lse_error_max: float
-    dense_fallback: int  # more than 2/3 to keep somewhere: exact there
-    imbalance: float  # of words over ranks: the most pairs kept on one over the mean; else 1
-    sampled_lse_error: float  # of far_both, by the tiles sampled: root mean square, in nats
-    sampled_most: float  # the most mass of one of those, of a token's total
+    dense_fallback: int  # some chunk selected > 2/3 of its tiles: computed exactly
+    imbalance: float  # vocabulary-parallel: most selected pairs of a rank over the mean; else 1
+    sampled_lse_error: float  # far_both: error of the lse from the sampled tiles, root mean square, in nats
+    sampled_most: float  # largest mass of a sampled tile, as a fraction of the token's total
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("valid_tokens", c_int64), ("correct", c_int64),
         ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double), ("kept", c_double),
@@ -338,10 +338,10 @@ class LossStatistics(Structure):
 
 
 class LossTerms(Structure):
-    """Terms of the loss that one number adds."""
+    """Additional terms of the loss, each with one coefficient."""
 
     struct_size: int
-    label_smoothing: float  # in [0, 1]: the share of the loss that all words get, not the target
+    label_smoothing: float  # in [0, 1]: the share of the loss spread over all classes
     z_loss: float  # >= 0: z_loss * lse^2 is added to each token's loss
     _fields_ = [
         ("struct_size", c_size_t), ("label_smoothing", c_double), ("z_loss", c_double),
@@ -354,11 +354,11 @@ class TokenLossInputs(Structure):
     struct_size: int
     lse: Any  # [N]: log sum_j exp z_ij
     target_logit: Any  # [N, K]: z of the targets
-    # Optional [N, K]: class weight of the target times its target_weight; 0 for a target that is ignored. NULL: 1.
+    # Optional [N, K]: class weight of the target times its target_weight; 0 for an ignored target; NULL: 1
     target_weight: Any
-    token_weight: Any  # optional [N]; 0 for a token that is ignored. NULL: 1
-    weighted_logit_sum: Any  # [N]: sum_j c_j z_ij; for label smoothing alone
-    class_total: float  # sum_j c_j, which is vocab without class weights
+    token_weight: Any  # optional [N]; 0 for an ignored token; NULL: 1
+    weighted_logit_sum: Any  # [N]: sum_j c_j z_ij; only for label smoothing
+    class_total: float  # sum_j c_j; vocab without class weights
     vocab: int
     _fields_ = [
         ("struct_size", c_size_t), ("lse", POINTER(Tensor)), ("target_logit", POINTER(Tensor)),
@@ -368,8 +368,8 @@ class TokenLossInputs(Structure):
 
 
 class TokenLossOutputs(Structure):
-    """f64 tensors on the CPU; what is not NULL is written. The derivatives are the loss's with respect to each input,
-    the others held. No overlap with inputs or each other."""
+    """f64 tensors on the CPU; those that are not NULL are written. The derivatives are those of the loss with respect
+    to one input, with the others fixed. No overlap with inputs or each other."""
 
     struct_size: int
     loss: Any  # [N]
@@ -387,13 +387,13 @@ class HeadOptions(Structure):
     ignore_index: int  # default -100
     softcap: float  # > 0; 0: none
     logit_scale: float  # default 1
-    accumulate: int  # head_backward adds to what the gradients hold
+    accumulate: int  # head_backward adds to the gradients' contents
     reserved: int
     _fields_ = [
         ("struct_size", c_size_t), ("ignore_index", c_int64), ("softcap", c_float), ("logit_scale", c_float),
         ("accumulate", c_int32), ("reserved", c_int32),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"ignore_index": -100, "logit_scale": 1.0}
 
 
@@ -403,8 +403,8 @@ class HeadInputs(Structure):
     weight: Any  # [V, D], the dtype of hidden
     targets: Any  # i32 | i64 [...] or [..., K]
     bias: Any  # optional [V], f32 or the dtype of weight
-    vocab_weight: Any  # optional f32 [V]: omega of weighted_logit_sum; NULL: 1
-    sharding: Any  # words over ranks: c_sharding.h; NULL: none
+    vocab_weight: Any  # optional f32 [V]: logit weights of weighted_logit_sum; NULL: 1
+    sharding: Any  # vocabulary-parallel: c_sharding.h; NULL: none
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)),
         ("targets", POINTER(Tensor)), ("bias", POINTER(Tensor)), ("vocab_weight", POINTER(Tensor)),
@@ -413,14 +413,14 @@ class HeadInputs(Structure):
 
 
 class HeadOutputs(Structure):
-    """f32 each; what is not NULL is written; 0 for rows whose targets are all ignored."""
+    """f32 tensors; those that are not NULL are written; 0 for rows whose targets are all ignored."""
 
     struct_size: int
     lse: Any  # [...]: log sum_j exp z_ij
     target_logit: Any  # [...] or [..., K]
     log_prob: Any  # [...] or [..., K]: target_logit - lse
     entropy: Any  # [...]
-    weighted_logit_sum: Any  # [...]: sum_j omega_j z_ij
+    weighted_logit_sum: Any  # [...]: sum_j w_j z_ij with the logit weights w
     argmax: Any  # i32 | i64 [...]
     _fields_ = [
         ("struct_size", c_size_t), ("lse", POINTER(Tensor)), ("target_logit", POINTER(Tensor)),
@@ -430,7 +430,7 @@ class HeadOutputs(Structure):
 
 
 class HeadCotangents(Structure):
-    """Gradients of a scalar by each output, f32, shaped like it. NULL is 0."""
+    """Gradients of a scalar with respect to each output: f32, in the shape of the output. NULL is 0."""
 
     struct_size: int
     lse: Any
@@ -456,33 +456,30 @@ class HeadGradients(Structure):
 
 
 class ProgramOptions(Structure):
-    """logitless/compiler.h tells more of each."""
+    """Options of a compilation; logitless/compiler.h documents each."""
 
     struct_size: int
-    size_names: Any  # what the program's sizes are: size_count names
+    size_names: Any  # the program's sizes: size_count names
     size_values: Any  # and as many values; both NULL where size_count is 0
     size_count: int
-    memory_budget: int  # bytes of values in the arena; 0: chunk wherever that computes nothing twice
-    chunks: int  # of every loop; 0: chosen
-    threads: int  # that run it; 0: OMP_NUM_THREADS, or all cores that the process may use
+    memory_budget: int  # bytes of values in the arena; 0: chunk, but recompute nothing
+    chunks: int  # chunks of every loop; 0: chosen
+    threads: int  # threads of a run; 0: OMP_NUM_THREADS, or all cores that the process may use
     chunk: int  # default 1; 0: no loops
-    head_engine: int  # default 1; 0: heads are loops like the rest
-    strict: int  # a budget not met, or a big value that could not be cut, is an error
-    # That runs it: default LOGITLESS_DEVICE_CPU. A GPU need not be here; its programs are run by
+    head_engine: int  # default 1; 0: heads become loops too
+    strict: int  # a missed budget, or a big value that could not be chunked, is an error
+    # The device that runs it: default LOGITLESS_DEVICE_CPU. A GPU need not be present; its programs are run by
     # logitless_program_enqueue, and threads is 0.
     device: int
-    # Of a GPU: 10 * major + minor, 80 or more (logitless_context_compute_capability); 0 of the CPU.
-    compute_capability: int
-    # default 0; 1: the caller runs the program's text: `extern` operations are taken, and with one it is described and
-    # not run
-    externs: int
+    compute_capability: int  # of the GPU, 10 * major + minor, 80 or more; 0 for the CPU
+    externs: int  # default 0; 1: accepts `extern` operations; a program with one is described, and the caller runs it
     _fields_ = [
         ("struct_size", c_size_t), ("size_names", POINTER(c_char_p)), ("size_values", POINTER(c_int64)),
         ("size_count", c_size_t), ("memory_budget", c_uint64), ("chunks", c_int64), ("threads", c_int32),
         ("chunk", c_int32), ("head_engine", c_int32), ("strict", c_int32), ("device", c_int32),
         ("compute_capability", c_int32), ("externs", c_int32),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"chunk": 1, "head_engine": 1}
 
 
@@ -502,45 +499,45 @@ class ProgramTensor(Structure):
 
 
 class CommunicatorCallbacksOptions(Structure):
-    """Collectives of the caller's: MPI, Gloo."""
+    """The caller's own collectives: MPI, Gloo."""
 
     struct_size: int
     rank: int
     size: int  # default 1
-    device: int  # whose memory all_gather and all_to_all move
-    capturable: int  # calls may be captured into a CUDA graph; of a GPU's only
+    device: int  # the memory that all_gather and all_to_all move
+    capturable: int  # calls may be captured into a CUDA graph; only for a GPU
     all_gather: Any  # mine [bytes_each] to all [size, bytes_each]
-    all_to_all: Any  # [size, bytes_each] both; piece r is for rank r
-    all_gather_host: Any  # between the hosts, done when it returns, stream NULL; of a GPU's only, and needed there
-    wait: Any  # for the stream; of a GPU's only, and needed there
-    abort: Any  # NULL: the others learn of it by limits of the caller's
-    user: Any  # handed to all of them
+    all_to_all: Any  # [size, bytes_each] both; slice r is for rank r
+    all_gather_host: Any  # host memory, done on return, stream NULL; only for a GPU, and required there
+    wait: Any  # waits for the stream; only for a GPU, and required there
+    abort: Any  # NULL: the other ranks notice by their own limits
+    user: Any  # passed to all of them
     _fields_ = [
         ("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32), ("device", c_int32), ("capturable", c_int32),
         ("all_gather", ExchangeFunction), ("all_to_all", ExchangeFunction), ("all_gather_host", ExchangeFunction),
         ("wait", WaitFunction), ("abort", AbortFunction), ("user", c_void_p),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"size": 1}
 
 
 class CommunicatorNcclOptions(Structure):
     struct_size: int
-    id: Any  # of a group to be made: what logitless_nccl_id wrote; NULL: nccl_comm is given
-    nccl_comm: Any  # an ncclComm_t whose ranks make a group of their own; NULL: id is given
+    id: Any  # the id from logitless_nccl_id of a new group; NULL: nccl_comm is given
+    nccl_comm: Any  # an ncclComm_t whose ranks form a new group; NULL: id is given
     rank: int  # with id
     size: int  # with id
     max_ctas: int  # the most thread blocks of a call's kernel; 0: NCCL chooses
-    watch: int  # 1: a thread gives the group up when a rank's process has ended
-    limit_ms: int  # default 60000; of the host's waits
-    copy_engines: int  # default 1; 0: no memory into which they exchange, see NcclOptions
+    watch: int  # 1: a thread aborts the group when a rank's process has ended
+    limit_ms: int  # default 60000; of waits on the host
+    copy_engines: int  # default 1; 0: no memory for exchanges by copy engines, see NcclOptions
     reserved: int  # 0
     _fields_ = [
         ("struct_size", c_size_t), ("id", c_void_p), ("nccl_comm", c_void_p), ("rank", c_int32), ("size", c_int32),
         ("max_ctas", c_int32), ("watch", c_int32), ("limit_ms", c_int64), ("copy_engines", c_int32),
         ("reserved", c_int32),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"limit_ms": 60000, "copy_engines": 1}
 
 
@@ -551,52 +548,52 @@ class OrderOptions(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("strata", c_int64), ("seed", c_uint64),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"strata": 16}
 
 
 class FarFieldOptions(Structure):
-    """FarFieldOptions of far_field.h, which tells more of each. Counts are at most 2^40."""
+    """FarFieldOptions of far_field.h, which documents each. Counts are at most 2^40."""
 
     struct_size: int
-    error: float  # default 0.01; in (0, 1): of d_hidden, relative
+    error: float  # default 0.01; in (0, 1): wanted relative error of d_hidden
     memory_budget: int  # of each plan; 0: the default
     sample_every: int  # default 16; >= 0
     audit_rows: int  # default 128; >= 1
     audit_every: int  # default 25; >= 1: steps between audits
-    refresh_every: int  # default 100; >= 1: steps between orders at first
-    refresh_delay: int  # default 4; >= 0: steps until an order is taken over
-    sample_rows: int  # default 1024; >= 1: tokens an order is made from
+    refresh_every: int  # default 100; >= 1: steps between orders, at first
+    refresh_delay: int  # default 4; >= 0: steps until an order is used
+    sample_rows: int  # default 1024; >= 1: tokens that an order is made from
     accuracy: int  # default LOGITLESS_ACCURACY_FAR_BACKWARD
     reserved: int  # 0
-    # Default NULL. Ranks with a head of all words each and tokens of their own, which decide alike
-    # (FarFieldOptions::replicas of far_field.h). Has to live until the head is created.
+    # Default NULL. Data-parallel ranks, each with the full vocabulary and its own tokens, that make the same decisions
+    # (FarFieldOptions::replicas of far_field.h). Must live until the head is created.
     replicas: Any
     _fields_ = [
         ("struct_size", c_size_t), ("error", c_double), ("memory_budget", c_uint64), ("sample_every", c_int64),
         ("audit_rows", c_int64), ("audit_every", c_int64), ("refresh_every", c_int64), ("refresh_delay", c_int64),
         ("sample_rows", c_int64), ("accuracy", c_int32), ("reserved", c_int32), ("replicas", c_void_p),
     ]
-    # Of the fields that do not begin as 0.
+    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"error": 0.01, "sample_every": 16, "audit_rows": 128, "audit_every": 25, "refresh_every": 100, "refresh_delay": 4, "sample_rows": 1024, "accuracy": 1}
 
 
 class FarFieldReport(Structure):
-    """Since the head was made, or of the state that it was given."""
+    """Counts since the head was made, including those of a state that it was given."""
 
     struct_size: int
     steps: int
-    dense_steps: int  # computed densely, fallbacks and steps done again included
-    repeated_steps: int  # of those, after a far-field step whose audit missed the error
+    dense_steps: int  # computed densely, including fallbacks and repeated steps
+    repeated_steps: int  # of those, repeats of a far-field step whose audit missed the error
     audits: int
-    refreshes: int  # orders taken over
+    refreshes: int  # new orders put to use
     last_error: float  # of the last audit; -1: none yet
-    # of the audited far-field steps whose gradients were kept, misses that were accumulated included; infinity: one was
-    # not a number
+    # Worst error of the audited far-field steps whose gradients were used, including misses that were accumulated;
+    # infinity: one was not a number
     worst_kept_error: float
-    tau: float  # of the next far-field step
-    mean_kept: float  # tiles kept, over the far-field steps
-    vocab: int  # words of the order there is; 0: none
+    tau: float  # threshold of the next far-field step
+    mean_kept: float  # mean fraction of selected tiles over the far-field steps
+    vocab: int  # vocabulary entries of the current order; 0: none
     far: int  # the next step is a far-field one
     _fields_ = [
         ("struct_size", c_size_t), ("steps", c_int64), ("dense_steps", c_int64), ("repeated_steps", c_int64),
@@ -614,7 +611,7 @@ class CrossEntropyValues(NamedTuple):
     z_loss: float = 0.0  # >= 0
     softcap: float = 0.0  # > 0; 0: none
     logit_scale: float = 1.0  # finite, not 0
-    normalizer: float = 0.0  # > 0: mean divides by it; 0: by the sum of the weights of the valid tokens
+    normalizer: float = 0.0  # 0: reduction mean divides by it; 0: by the sum of the weights of the valid tokens
     # Bytes; 0: the library's default; below 0 a hint of so many, which the least plan may exceed.
     memory_budget: int = 0
 
@@ -632,15 +629,15 @@ class HeadValues(NamedTuple):
 class LossTermArguments(TypedDict, total=False):
     """The terms of the loss as keyword arguments."""
 
-    label_smoothing: float  # in [0, 1]: the share of the loss that all words get, not the target
+    label_smoothing: float  # in [0, 1]: the share of the loss spread over all classes
     z_loss: float  # >= 0: z_loss * lse^2 is added to each token's loss
 
 
-# What is known of each term of the loss.
+# Range, default and text of each term of the loss.
 LOSS_TERMS = {
     "label_smoothing": Term(
         0.0, 0.0, 1.0,
-        "in [0, 1]: the share of the loss that all words get, not the target",
+        "in [0, 1]: the share of the loss spread over all classes",
     ),
     "z_loss": Term(
         0.0, 0.0, float("inf"),
@@ -649,7 +646,7 @@ LOSS_TERMS = {
 }
 
 
-# By their names in C.
+# Structs by their C names.
 STRUCTS = {
     "logitless_tensor": Tensor,
     "logitless_context_options": ContextOptions,

@@ -19,7 +19,7 @@ def linear_cross_entropy(
     reduction: _Reduction = "mean",
     ignore_index: Optional[int] = None,
     # The terms of the loss, written by tools/python_c_api.py {
-    label_smoothing: float = 0.0,  # in [0, 1]: the share of the loss that all words get, not the target
+    label_smoothing: float = 0.0,  # in [0, 1]: the share of the loss spread over all classes
     z_loss: float = 0.0,  # >= 0: z_loss * lse^2 is added to each token's loss
     # }
     class_weight: Optional[Tensor] = None,
@@ -46,7 +46,7 @@ def linear_cross_entropy(
     reduction: _Reduction = "mean",
     ignore_index: Optional[int] = None,
     # The terms of the loss, written by tools/python_c_api.py {
-    label_smoothing: float = 0.0,  # in [0, 1]: the share of the loss that all words get, not the target
+    label_smoothing: float = 0.0,  # in [0, 1]: the share of the loss spread over all classes
     z_loss: float = 0.0,  # >= 0: z_loss * lse^2 is added to each token's loss
     # }
     class_weight: Optional[Tensor] = None,
