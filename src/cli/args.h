@@ -1,4 +1,4 @@
-// Options that several commands share, and how their texts are read.
+// Options shared by several commands, and the parsing of their values.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace logitless::cli {
 
-// A signal ended the work early, as it should: exit code 128 + its number.
+// A signal ended the work early; the exit code is 128 + its number.
 struct Stopped {
   int signal = 0;
 };
@@ -22,29 +22,30 @@ inline constexpr int kRuntimeExit = 1;
 inline constexpr int kUsageExit = 2;
 inline constexpr int kSignalExit = 128;
 
-// A command of the program: its options, and what it does once they are parsed.
+// A command of the program: its options, and the function to call once they are parsed.
 struct Command {
   Options options;
   std::function<void()> run;
 };
 
-// An answer that cannot be written is better known before the work: throws UsageError when `path`
-// is a folder, or in one that does not exist or cannot be written. An empty path is no answer.
+// Checks before the work that an output can be written. Throws UsageError when `path` is a folder,
+// or its folder does not exist or cannot be written. An empty path is no output.
 void check_writable(const std::string& option, const std::string& path);
-// The same, and throws UsageError when there is a file of another kind, which would be lost.
+// Does the same, and also throws UsageError when a file of another kind exists, which would be
+// lost.
 void check_output(const std::string& option, const std::string& path, train::FileKind kind);
-// Throws UsageError when `path` is the file `other`, which `is_what` says ("the log"); either may
-// be empty or not there yet.
+// Throws UsageError when `path` is the file `other`, described by `is_what` ("the log"); either may
+// be empty or missing.
 void check_other_file(const std::string& option, const std::string& path, const std::string& other,
                       const std::string& is_what);
 // Throws UsageError when there is no file of this name. An empty path is no file.
 void check_exists(const std::string& option, const std::string& path);
 
-// No option is read and then not used: throws UsageError "--NAME: `why`" for the first of `names`
-// (without dashes) that is among those given.
+// Refuses options without effect: throws UsageError "--NAME: `why`" for the first of `names`
+// (without dashes) that was given.
 void refuse_given(const std::set<std::string>& given, std::initializer_list<const char*> names,
                   const std::string& why);
-// Bytes of --budget. Throws UsageError for 0, which is the default in the library's own calls.
+// Parses the bytes of --budget. Throws UsageError for 0, which means the default in the library.
 std::size_t parse_budget(const std::string& text);
 
 // --threads --kernel --verbose
@@ -54,20 +55,20 @@ struct DeviceArgs {
   bool verbose = false;
 
   void add(Options& options);
-  // With a trace on standard error if verbose.
+  // Returns a context, with a trace on standard error if verbose.
   Context context() const;
 };
 
-// Returns the capability of the GPU that is here; 0 without one.
+// Returns the compute capability of this machine's GPU; 0 without one.
 std::int64_t capability_here();
-// What is known of a GPU that was named by its capability, or the one that is here, or else a
-// Hopper.
+// Returns the limits of a GPU of this compute capability; for 0 those of this machine's GPU, or
+// else of a Hopper.
 DeviceLimits gpu_limits(std::int64_t capability);
 
-// --device --capability: of a GPU that need not be here
+// --device --capability: a GPU that need not exist on this machine
 struct GpuArgs {
-  std::string what;   // is done for it
-  std::string group;  // of the help
+  std::string what;   // the action, in messages
+  std::string group;  // heading in the help text
   bool on_gpu = false;
   std::int64_t capability = 0;
 
@@ -85,21 +86,21 @@ struct PlanArgs {
   std::size_t budget = 0;
 
   bool far() const { return kind == PlanKind::far_backward || kind == PlanKind::far_both; }
-  // Gradients are wanted even if nothing is written.
+  // Returns whether the plan implies gradients even if none are written.
   bool wants_gradients() const { return !automatic && kind != PlanKind::forward; }
 
   void add(Options& options);
   PlanRequest request(const DeviceLimits& device) const;
 };
 
-// "forward", "stored:0.5", ... into the arguments. Throws UsageError.
+// Parses "forward", "stored:0.5", ... Throws UsageError.
 void parse_plan(const std::string& text, PlanArgs& args);
-// f32, bf16 or f16. Throws UsageError.
+// Parses f32, bf16 or f16. Throws UsageError.
 DType parse_head_dtype(const std::string& text);
 
 // --dtype of hidden and weight, --grad-dtype
 struct GradientArgs {
-  bool same = true;  // as the input it is the gradient of; else f32
+  bool same = true;  // each gradient has the dtype of its input; else f32
 
   void add(Options& options);
   DType of(DType input) const { return same ? input : DType::f32; }

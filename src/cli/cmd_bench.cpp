@@ -1,4 +1,4 @@
-// logitless bench: every plan of one head, timed and measured beside the unfused loss.
+// logitless bench: time and memory of every plan of a head, compared with the unfused loss.
 #include <fmt/core.h>
 
 #include <chrono>
@@ -67,17 +67,17 @@ CrossEntropyInputs BenchCommand::load(TensorLoader& loader,
   return in;
 }
 
-// Relative differences to the unfused loss; NaN where there is nothing to compare.
+// Relative differences to the unfused loss; NaN where it was not run.
 struct Difference {
   double loss = NAN;
   double d_hidden = NAN;
   double d_weight = NAN;
 };
 
-// One row of the answer: a plan with its own context, so that its memory is counted apart.
+// One row of the result: a plan with its own context, so that its memory is counted separately.
 struct Contender {
   std::string name;
-  std::string refusal;  // not empty: not run
+  std::string refusal;  // why it was not run; else empty
   Context context;
   LossPlan plan;
   CrossEntropyOutputs out;
@@ -87,7 +87,7 @@ struct Contender {
   Difference difference;
 };
 
-// |a - b| / |b| over all elements.
+// Returns |a - b| / |b| over all elements.
 double relative_difference(const ConstTensorView& a, const float* b) {
   const OwnedTensor wide = convert(a, DType::f32);
   const auto* values = static_cast<const float*>(wide.view.data());
@@ -114,7 +114,7 @@ class Bench {
     prepare_plans();
     prepare_unfused();
     warm_up();
-    // Turn by turn, so that whatever disturbs the machine disturbs all alike.
+    // Runs are interleaved, so that other load disturbs all alike.
     for (std::int64_t i = 0; i < args_.repeat; ++i) {
       if (unfused_) {
         unfused_seconds_.push_back(timed([&] { unfused_->run(); }));
@@ -143,8 +143,9 @@ class Bench {
     const TensorView loss = make(DType::f32, {});
     CrossEntropyOutputs forward;
     forward.loss = loss;
-    plan_cross_entropy({}, in_, forward,
-                       {});  // wrong tensors are an error here, and no plan's refusal below
+    plan_cross_entropy(
+        {}, in_, forward,
+        {});  // invalid tensors throw here, rather than appear as a plan's refusal below
     for (const char* name : {"forward", "dense", "recompute", "stored:0.5"}) {
       PlanArgs plan;
       parse_plan(name, plan);
@@ -163,7 +164,7 @@ class Bench {
         c.refusal = e.what();
       } catch (const InvalidArgument& e) {
         if (args_.budget == 0) throw;
-        c.refusal = e.what();  // the budget is too small for this one
+        c.refusal = e.what();  // the budget is too small for this plan
       }
       contenders_.push_back(std::move(c));
     }
@@ -175,7 +176,7 @@ class Bench {
     const std::size_t gradients =
         static_cast<std::size_t>((sizes.tokens + sizes.vocab) * sizes.dim) * sizeof(float);
     const std::size_t needed =
-        unfused_bytes_ + 2 * gradients;  // and one of the plans' widened, to compare
+        unfused_bytes_ + 2 * gradients;  // and one gradient of a plan as f32, for comparison
     const std::size_t free = available_bytes();
     if (args_.unfused_limit <= 0.0) {
       unfused_refusal_ = "not asked for";
@@ -183,7 +184,8 @@ class Bench {
       unfused_refusal_ =
           fmt::format("needs {} of memory, {} are free", format_bytes(needed), format_bytes(free));
     } else {
-      // Gradients with each, and the loss alone, a product of three, with all but the first.
+      // Every run computes gradients; all but the first also compute the loss alone, one GEMM of
+      // three.
       const double runs =
           static_cast<double>(args_.repeat + 1) + static_cast<double>(args_.repeat) / 3.0;
       const double seconds = predict_unfused_seconds(sizes, threads_) * runs;
@@ -197,7 +199,7 @@ class Bench {
       unfused_.emplace(in_.hidden, in_.weight, in_.targets, kIgnoreIndex, threads_);
   }
 
-  // Touches all memory, and compares the numbers.
+  // Warm-up: touches all memory, and compares the results.
   void warm_up() {
     if (unfused_) unfused_loss_ = unfused_->run();
     for (Contender& c : contenders_) {
@@ -219,7 +221,7 @@ class Bench {
     return loader_.keep(make_tensor(dtype, shape));
   }
 
-  // Time of the unfused loss with what this plan computes: with gradients, or the loss alone.
+  // Returns the time of the unfused loss for the same outputs: with gradients, or the loss alone.
   // NaN where it was not run.
   double baseline(const Contender& c) const {
     if (!unfused_) return NAN;
@@ -244,7 +246,7 @@ class Bench {
   std::vector<double> unfused_seconds_, unfused_loss_seconds_;
 };
 
-// null where there is no number.
+// Returns a number; null for NaN.
 Json number_or_null(double value) { return std::isnan(value) ? Json() : Json(value); }
 
 Json Bench::to_json() const {

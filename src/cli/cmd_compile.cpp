@@ -1,4 +1,4 @@
-// logitless compile: a tensor program compiled, and what that did to its memory.
+// logitless compile: compiles a tensor program and reports its memory.
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
@@ -43,10 +43,10 @@ struct CompileCommand {
   Graph graph();
   void choose_device();
   void check(const std::set<std::string>& given) const;
-  // --dump-after instead of everything else.
+  // Implements --dump-after, which replaces all other output.
   void dump(const Graph& program);
   void write_page(const CompiledProgram& compiled, const ProgramTimes& times) const;
-  // Of a step of --model, with what training takes beside it.
+  // Returns the memory of a training step of --model, including weights, gradients and moments.
   std::string training_text(const CompiledProgram& compiled) const;
   void run(const std::set<std::string>& given);
 };
@@ -86,7 +86,7 @@ Graph CompileCommand::graph() {
                            gpu.on_gpu ? train::Weights::rounded : train::Weights::masters);
 }
 
-// Sizes given and sizes wanted are the same.
+// Checks that exactly the symbolic sizes of the program are given.
 void check_sizes(const Graph& program, const Bindings& sizes) {
   const std::vector<std::string> wanted = program.symbols();
   std::vector<std::string> missing;

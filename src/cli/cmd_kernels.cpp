@@ -1,4 +1,4 @@
-// logitless kernels: what was built in, and what this machine runs.
+// logitless kernels: lists the kernels in this build, and whether they run on this machine.
 #include <algorithm>
 #include <memory>
 

@@ -31,7 +31,7 @@ struct LossCommand {
   bool json = false;
 
   void run(const std::set<std::string>& given);
-  // Of what is given for nothing.
+  // Refuses options without effect.
   void check(const std::set<std::string>& given) const;
   CrossEntropyInputs load(TensorLoader& loader) const;
   bool wants_gradients() const {
@@ -39,13 +39,13 @@ struct LossCommand {
   }
 };
 
-// What a run left behind.
+// The result of a run.
 struct LossResult {
   LossStatistics statistics;
   double loss = 0.0;
   double seconds = 0.0;
   std::size_t peak_bytes = 0;
-  std::size_t order_bytes = 0;  // of a fresh order, while it was made
+  std::size_t order_bytes = 0;  // peak memory while an order was made
 };
 
 constexpr const char* kReductionNames[] = {"none", "mean", "sum"};
@@ -78,7 +78,7 @@ CrossEntropyInputs LossCommand::load(TensorLoader& loader) const {
   return in;
 }
 
-// Outputs of a call, with names for the file.
+// Outputs of a call, with their names in the file.
 class Outputs {
  public:
   Outputs(TensorLoader& loader, const LossCommand& args, const CrossEntropyInputs& in)
@@ -101,7 +101,7 @@ class Outputs {
   const std::vector<NamedTensor>& named() const { return named_; }
 
  private:
-  // An empty name: not for the file.
+  // Allocates an output. One with an empty name is not written to the file.
   TensorView make(const char* name, DType dtype, const std::vector<std::int64_t>& shape) {
     const TensorView view = loader_.keep(make_tensor(dtype, shape));
     if (*name != '\0') named_.push_back({name, view});
@@ -265,7 +265,7 @@ void LossCommand::run(const std::set<std::string>& given) {
   TensorLoader loader;
   CrossEntropyInputs in = load(loader);
   far.check_files(loader, out);
-  shape_of(in);  // says what is wrong with the sizes before outputs are made of them
+  shape_of(in);  // checks the sizes before outputs are allocated
   const Outputs outputs(loader, *this, in);
   PlanRequest request = plan.request(context.device());
   far.add_to(request, given);
@@ -289,7 +289,7 @@ void LossCommand::run(const std::set<std::string>& given) {
   }
 }
 
-// "label_smoothing" -> "--label-smoothing".
+// Maps "label_smoothing" to "--label-smoothing".
 std::string flag_of(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
   return "--" + name;

@@ -1,4 +1,4 @@
-// logitless order: an order of the vocabulary for the far field, as a file.
+// logitless order: makes a vocabulary order for the far field, and writes it to a file.
 #include <fmt/core.h>
 
 #include <chrono>

@@ -1,4 +1,5 @@
-// logitless plan: which plan a head would get, what the others cost, and why they were not chosen.
+// logitless plan: shows the plan that a head would get, the costs of the others, and why they were
+// not chosen.
 #include <fmt/core.h>
 
 #include <memory>
@@ -83,7 +84,7 @@ void PlanCommand::run(const std::set<std::string>& given) {
   features.d_bias = features.bias && features.d_weight;
   if (features.d_hidden) features.d_hidden_dtype = gradients.of(shape.dtype);
   if (features.d_weight) features.d_weight_dtype = gradients.of(shape.dtype);
-  // Asked for without gradients by its name.
+  // The plan forward, requested by name, has no gradients.
   if (!plan.automatic && plan.kind == PlanKind::forward) {
     refuse_given(given,
                  {"grad-dtype", "no-d-hidden", "no-d-weight", "entropy-gradient", "accumulate"},

@@ -1,4 +1,4 @@
-// logitless report: a page to read a training run by.
+// logitless report: writes a page that shows a training run.
 #include <fmt/core.h>
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// logitless train: a GPT-2, Llama or Qwen of any size, compiled and trained on the CPU or a GPU.
+// logitless train: compiles and trains a GPT-2, Llama or Qwen of any size, on the CPU or a GPU.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace logitless::cli {
 namespace {
 
-constexpr std::int64_t kGpt2Vocab = 50257;  // of the tokens of llm.c's files
+constexpr std::int64_t kGpt2Vocab = 50257;  // vocabulary of llm.c's GPT-2 files
 
 struct TrainCommand {
   train::RunOptions options;
@@ -36,7 +36,8 @@ struct TrainCommand {
   void run(const std::set<std::string>& given);
 
  private:
-  // `process`: of a launched run; null: this process trains by itself. Returns a signal, or 0.
+  // `process`: the rank of a launched run; null: this process trains by itself. Returns the number
+  // of the signal that stopped it, or 0.
   int train(std::set<std::string> given, train::ProcessRank* process);
   void add_model(Options& command);
   void add_data(Options& command);
@@ -45,7 +46,7 @@ struct TrainCommand {
   void add_files(Options& command);
 };
 
-// Options of the names and bounds in train/bounds.h.
+// Adds options with the names and bounds of train/bounds.h.
 Option add_real(Options& command, const std::string& name, double& value,
                 const std::string& description) {
   const train::RealBounds& bounds = train::real_bounds(name);
@@ -61,7 +62,7 @@ Option add_whole(Options& command, const std::string& name, std::int64_t& value,
   return command.add_integer("--" + name, value, bounds.least, bounds.most, description);
 }
 
-// What the log has of it, and the peak of this process.
+// Returns the log's memory entry, with the peak of this process.
 Json memory_json(const train::TrainMemory& memory) {
   Json json = train::to_json(memory);
   json["process_peak_bytes"] = process_peak_bytes();

@@ -16,8 +16,8 @@ Command add_train(CommandLine& program);
 Command add_report(CommandLine& program);
 Command add_kernels(CommandLine& program);
 
-// A command may run as one of several processes (train/launched_rank.h): whether this one prints
-// results; and what tells the others that its command line is wrong.
+// Support for launched runs (train/launched_rank.h). speaks_for_run() returns whether this process
+// prints the results. fail_ranks() reports an invalid command line to the other ranks.
 bool speaks_for_run(const std::string& command);
 void fail_ranks(const std::string& command, const std::string& reason);
 

@@ -36,8 +36,8 @@ std::uint16_t to_f16(float value) {
   const int sign = std::signbit(value) ? 0x8000 : 0;
   const float magnitude = std::fabs(value);
   if (magnitude >= 65520.0f) return static_cast<std::uint16_t>(sign | 0x7c00);
-  // Steps of 2^-24 below 2^-14, of 2^(e - 10) above; a fraction that rounds up to 2048 carries into
-  // the exponent.
+  // Spacing is 2^-24 below 2^-14, and 2^(e - 10) above; a fraction that rounds up to 2048 carries
+  // into the exponent.
   const int e = magnitude < 0x1p-14f ? -15 : std::ilogb(magnitude);
   const int fraction =
       static_cast<int>(std::nearbyint(std::ldexp(magnitude, e == -15 ? 24 : 10 - e)));
@@ -45,7 +45,7 @@ std::uint16_t to_f16(float value) {
   return static_cast<std::uint16_t>(sign | bits);
 }
 
-// All 65536 values: decoding becomes a look-up.
+// A table of all 65536 values, so that decoding is a look-up.
 using HalfValues = std::array<float, 65536>;
 template <float (*kDecode)(std::uint16_t)>
 const HalfValues& half_values() {
@@ -65,7 +65,7 @@ T load(const void* data, std::int64_t index) {
   return value;
 }
 
-// to[i] = value(i) for all i, rounded.
+// Sets to[i] = value(i) for all i, rounded.
 template <typename F>
 void fill(const TensorView& to, F value) {
   const std::int64_t count = to.numel();
@@ -93,7 +93,7 @@ void fill(const TensorView& to, F value) {
   }
 }
 
-// A well mixed 64-bit number for each counter value.
+// Returns a hash of the counter: 64 random bits.
 std::uint64_t mixed(std::uint64_t seed, std::uint64_t counter) {
   std::uint64_t x = seed * 0x9e3779b97f4a7c15u + counter;
   for (const std::uint64_t factor : {0xbf58476d1ce4e5b9u, 0x94d049bb133111ebu}) {
@@ -174,7 +174,7 @@ OwnedTensor random_normal(DType dtype, std::span<const std::int64_t> shape, doub
                           std::uint64_t seed) {
   OwnedTensor out = make_tensor(dtype, shape);
   fill(out.view, [=](std::int64_t i) {
-    // Box and Muller's pair of uniform numbers, u in (0, 1], from one mixed integer.
+    // Box-Muller: a pair of uniform numbers, u in (0, 1], from one hashed integer.
     const std::uint64_t bits = mixed(seed, static_cast<std::uint64_t>(i));
     const float u = static_cast<float>((bits >> 40) + 1) * 0x1p-24f;
     const float v = static_cast<float>(bits & 0xffffff) * 0x1p-24f;

@@ -89,8 +89,8 @@ void FarArgs::check_files(const TensorLoader& loader, const std::string& out) co
 
 namespace {
 
-// Beside the meter's: what vocab_order.h says that the making takes, the rows and the order
-// included.
+// Returns the memory of making an order that the meter does not count (vocab_order.h), including
+// the rows and the order.
 std::size_t unmetered_bytes(const Context& context, const LossPlan& plan, std::int64_t rows) {
   const std::int64_t vocab = plan.shape.vocab, dim = plan.shape.dim;
   const std::int64_t tiles = (vocab + 127) / 128;
@@ -100,7 +100,7 @@ std::size_t unmetered_bytes(const Context& context, const LossPlan& plan, std::i
                                    ? 0
                                    : 4 * rows * (dim + 2 * tiles) + 8 * dim * dim +
                                          4 * tiles * dim + 512 * (dim + rows) * context.threads();
-  // An order has 20 B a word.
+  // An order takes 20 bytes for each vocabulary entry.
   return static_cast<std::size_t>(rows * dim * element + 20 * vocab + std::max(order, moments));
 }
 
@@ -129,7 +129,8 @@ MadeOrder FarArgs::make(const Context& context, const CrossEntropyOptions& optio
     }
   } else {
     const OwnedTensor rows = sample_rows(in.hidden, order_rows);
-    // Beside the plan, which keeps what is left: these rows, the averages, and a bias of zeros.
+    // Memory besides the plan's, which gets the rest of the budget: these rows, the averages, and a
+    // zero bias.
     const std::size_t held = rows.memory.bytes() + 8 * static_cast<std::size_t>(in.weight.size(0));
     const std::size_t left = budget > held ? budget - held : budget;
     context.memory().reset_peak();

@@ -11,12 +11,12 @@
 
 namespace logitless::cli {
 
-// Evenly spaced rows of hidden [..., D], `most` of them, copied.
+// Copies `most` evenly spaced rows of hidden [..., D].
 OwnedTensor sample_rows(const ConstTensorView& hidden, std::int64_t most);
 
 struct MadeOrder {
   VocabOrder order;
-  std::size_t bytes = 0;  // the most that was taken at a time to make it; 0 for one of a file
+  std::size_t bytes = 0;  // peak memory of making it; 0 if it was read from a file
 };
 
 struct FarArgs {
@@ -28,14 +28,14 @@ struct FarArgs {
   std::int64_t audit = 0;
 
   void add(Options& options);
-  // Adds tau, sample_every and audit. Throws UsageError when one of the options is given without a
-  // far-field plan, or without the option that it is of.
+  // Adds tau, sample_every and audit. Throws UsageError when one of these options is given without
+  // a far-field plan, or without the option that it depends on.
   void add_to(PlanRequest& request, const std::set<std::string>& given) const;
-  // Throws UsageError where --save-order or `out`, the file of --out, would replace what is read,
-  // or one another.
+  // Throws UsageError where --save-order or `out`, the file of --out, would replace an input or the
+  // other.
   void check_files(const TensorLoader& loader, const std::string& out) const;
-  // Of the file, or made from evenly spaced rows of hidden, with moments if the plan needs them;
-  // saved if that was asked for. Plans of the making keep `budget` (0: the default).
+  // Returns the order of the file, or makes one from evenly spaced rows of hidden, with moments if
+  // the plan needs them. Saves it if requested. Plans of the making get `budget` (0: the default).
   MadeOrder make(const Context& context, const CrossEntropyOptions& options,
                  const CrossEntropyInputs& in, const LossPlan& plan, std::size_t budget) const;
 };

@@ -9,17 +9,17 @@
 namespace logitless::cli {
 namespace {
 
-// Rows of a and depth of one packed block: 192 KiB, for the second-level cache. Columns: 1.5 MiB,
-// for the third.
+// A packed block of a, rows x depth, takes 192 KiB, for L2. One of b, depth x columns, takes 1.5
+// MiB, for L3.
 constexpr std::int64_t kBlockRows = 192;
 constexpr std::int64_t kBlockDepth = 256;
 constexpr std::int64_t kBlockCols = 1536;
-// The micro-kernel's tile: kTileRows x (two vectors), all in registers.
+// The tile of the micro-kernel: kTileRows x (two vectors), all in registers.
 constexpr int kTileRows = 6;
 constexpr int kMostTileCols = 32;
 
-// a [kTileRows x depth] and b [depth x 2 vectors], packed depth-first, into c; `first` overwrites
-// it.
+// Multiplies a [kTileRows x depth] and b [depth x 2 vectors], packed depth-first. Adds the product
+// to c, or stores it if `first`.
 using MicroKernel = void (*)(const float* a, const float* b, std::int64_t depth, float* c,
                              std::int64_t c_stride, bool first);
 
@@ -73,8 +73,8 @@ Micro choose_micro() {
 Micro choose_micro() { return {micro_plain, 8}; }
 #endif
 
-// Panels of `width` rows of m, depth-first, rows past the end 0: out[panel][k][i]. Takes rows [row,
-// row + rows) and columns [col, col + depth).
+// Packs panels of `width` rows of m, depth-first, out[panel][k][i]; rows past the end are 0. Takes
+// rows [row, row + rows) and columns [col, col + depth).
 void pack(const Matrix& m, std::int64_t row, std::int64_t rows, std::int64_t col,
           std::int64_t depth, int width, float* out) {
   for (std::int64_t begin = 0; begin < rows; begin += width, out += width * depth) {
@@ -94,7 +94,7 @@ void pack(const Matrix& m, std::int64_t row, std::int64_t rows, std::int64_t col
   }
 }
 
-// One block of c, [rows x cols] at (row, col), over the whole depth.
+// Computes one block of c, [rows x cols] at (row, col), over the whole depth.
 void block(const Matrix& a, const Matrix& b_transposed, float* c, std::int64_t c_stride,
            std::int64_t row, std::int64_t col, const Micro& micro, float* packed_a,
            float* packed_b) {

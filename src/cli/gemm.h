@@ -1,4 +1,4 @@
-// A plain blocked matrix product in f32, for the unfused baseline of `logitless bench`.
+// A plain blocked GEMM in f32, for the unfused baseline of `logitless bench`.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ inline Matrix row_major(const float* data, std::int64_t rows, std::int64_t cols)
 }
 inline Matrix transposed(Matrix m) { return {m.data, m.cols, m.rows, m.col_stride, m.row_stride}; }
 
-// c [a.rows, b.cols], row-major, = a b. Blocks are packed for the caches; SIMD by what the
-// processor has.
+// Computes c = a b; c is [a.rows, b.cols], row-major. Blocks are packed for the caches; the SIMD
+// width is the processor's.
 void gemm(Matrix a, Matrix b, float* c, int threads);
 
 }  // namespace logitless::cli

@@ -1,6 +1,6 @@
 // logitless: the command line. Results go to standard output; errors to standard error, one line
-// each, or a JSON object where --json was given. Exit codes: 0 done, 1 it failed while running, 2
-// the command line asked for something wrong, 128 + n signal n stopped it.
+// each, or a JSON object with --json. Exit codes: 0 success, 1 failure while running, 2 invalid
+// command line, 128 + n stopped by signal n.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -30,12 +30,12 @@ constexpr const char* kExamples =
     "  logitless bench --tokens 2048 --dim 768 --vocab 50257\n"
     "  logitless train --steps 200 --save run.safetensors";
 
-// With `json`, as an object on standard output, too.
+// Reports an error; with `json` also as an object on standard output.
 int fail(const std::string& command, std::string message, int code, bool json) {
   message = in_options(std::move(message));
   for (std::size_t at = 0; (at = message.find('\n', at)) != std::string::npos;) {
     const bool last = message.find_first_not_of('\n', at) == std::string::npos;
-    const bool list = at > 0 && message[at - 1] == ':';  // follows
+    const bool list = at > 0 && message[at - 1] == ':';  // a list follows
     message.replace(at, last ? std::string::npos : 1, last ? "" : list ? " " : "; ");
   }
   fmt::print(stderr, "logitless{}{}: {}\n", command.empty() ? "" : " ", command, message);
@@ -43,12 +43,12 @@ int fail(const std::string& command, std::string message, int code, bool json) {
   try {
     print_json({{"error", message}, {"command", command}, {"exit_code", code}});
   } catch (const std::exception&) {
-    // Nobody reads standard output: standard error has it.
+    // Standard output is closed; standard error has the message.
   }
   return code;
 }
 
-// Before the command line is parsed, which may be what fails.
+// Looks for --json without parsing the command line, because parsing may fail.
 bool wants_json(int count, char** arguments) {
   return std::any_of(arguments + std::min(1, count), arguments + count,
                      [](const char* text) { return std::string_view(text) == "--json"; });
@@ -94,7 +94,7 @@ int run(int count, char** arguments) {
 }  // namespace logitless::cli
 
 int main(int count, char** arguments) {
-  // A limit of files' sizes is an error of the write, as a full disk is.
+  // A limit on file sizes becomes an error of the write, as a full disk is.
   std::signal(SIGXFSZ, SIG_IGN);
   return logitless::cli::run(count, arguments);
 }

@@ -30,14 +30,14 @@ std::string if_empty(const std::string& text) {
   return text.empty() ? "expected a value, got ''" : "";
 }
 
-// Help as CLI11 makes it, without its runs of empty lines.
+// Returns CLI11's help text without its runs of empty lines.
 std::string tidy(std::string help) {
   for (std::size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) help.erase(at, 1);
   return help;
 }
 
-// What CLI11 found wrong, said with the program's own words where those are clearer. `command` is
-// empty where none was read; `commands` are all there are.
+// Returns CLI11's error, in clearer terms for some cases. `command` is empty where none was read;
+// `commands` are all commands.
 std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::string& command,
                     const std::vector<std::string>& commands) {
   const std::vector<std::string> rest = app.remaining(true);
@@ -103,7 +103,8 @@ Option Options::add_parsed(const std::string& name, const std::string& placehold
   const std::function<void(const std::string&)> read =
       [name, placeholder, parse = std::move(parse)](const std::string& text) {
         try {
-          // Nowhere a value: where texts are kept, an empty one is an option that was not given.
+          // An empty value is refused everywhere, because an empty text stands for an option that
+          // was not given.
           if (text.empty()) throw UsageError(fmt::format("expected {}, got ''", placeholder));
           parse(text);
         } catch (const InvalidArgument& e) {
@@ -197,7 +198,7 @@ CommandLine::~CommandLine() = default;
 
 Options CommandLine::add_command(const std::string& name, const std::string& description) {
   CLI::App* command = app_->add_subcommand(name, description);
-  // Known before the whole line is parsed, so that errors in options can be told with its name.
+  // Recorded before the whole line is parsed, so that errors in options can name the command.
   command->preparse_callback([this, name](std::size_t) { command_ = name; });
   names_.push_back(name);
   return Options(*command);

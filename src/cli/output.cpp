@@ -80,7 +80,7 @@ void print(const std::string& text) {
 }
 
 void print_json(const Json& object) {
-  // A path may be no UTF-8, which JSON is.
+  // JSON is UTF-8, but paths may have other bytes.
   print(object.dump(2, NotUtf8::replace) + "\n");
 }
 

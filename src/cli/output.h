@@ -1,4 +1,4 @@
-// What the commands print: aligned tables and JSON, on standard output.
+// Output of the commands: aligned tables and JSON, on standard output.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace logitless::cli {
 
-// Columns aligned by the widest cell: the first and those marked '<' to the left, numbers to the
-// right.
+// A table with columns as wide as their widest cell. The first column and those marked '<' are
+// left-aligned, numbers right-aligned.
 class Table {
  public:
   // align: one '<' or '>' for each column.
@@ -23,7 +23,7 @@ class Table {
   std::string align_;
 };
 
-// "name   value" lines, values aligned.
+// Lines "name   value" with aligned values.
 class Facts {
  public:
   void add(std::string name, std::string value);
@@ -33,16 +33,17 @@ class Facts {
   std::vector<std::pair<std::string, std::string>> facts_;
 };
 
-// "12.3 ms", "1.23 s".
+// Formats "12.3 ms", "1.23 s".
 std::string format_seconds(double seconds);
-// "3", "3.5": as few digits as it needs, two at most.
+// Formats "3", "3.5": with as few digits as possible, at most two.
 std::string format_passes(double passes);
 double median(std::vector<double> values);
 
-// What the library says of its own arguments, with the names of the command line's options.
+// Replaces argument names of the library in a message by those of the command line's options.
 std::string in_options(std::string text);
 
-// To standard output, whole. Throws DeviceError when that is not possible (disk full, pipe closed).
+// Writes the whole text to standard output. Throws DeviceError when that fails (disk full, pipe
+// closed).
 void print(const std::string& text);
 void print_json(const Json& object);
 

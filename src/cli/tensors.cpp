@@ -21,7 +21,7 @@ Spec parse_spec(const std::string& text) {
   Spec spec;
   std::error_code ignored;
   const std::size_t colon = text.rfind(':');
-  // A path may hold a colon itself.
+  // A path may contain a colon itself.
   if (colon == std::string::npos || std::filesystem::exists(text, ignored)) {
     spec.path = text;
     return spec;
@@ -42,7 +42,7 @@ bool aligned(const ConstTensorView& view) {
   return reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) == 0;
 }
 
-// A file of one tensor need not name it.
+// Returns the name of the tensor; a file with a single tensor needs none.
 const std::string& name_in(const TensorFile& file, const Spec& spec) {
   return spec.name.empty() && file.names().size() == 1 ? file.names().front() : spec.name;
 }

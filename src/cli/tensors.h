@@ -1,5 +1,5 @@
-// Tensors named on the command line: FILE:NAME, FILE of npy, FILE:NAME*SCALE of a weight quantised
-// by rows.
+// Tensors named on the command line: FILE:NAME, FILE for npy, FILE:NAME*SCALE for a weight
+// quantised by rows.
 #pragma once
 
 #include <map>
@@ -18,21 +18,21 @@ inline constexpr const char* kTensorHelp =
     "FILE:NAME*SCALE is a weight quantised to i8 [V, D] with a factor f32 [V] for each row:\n"
     "weight = NAME * SCALE[:, None], rounded to bf16 (or --dtype).\n";
 
-// Opens each file once and owns what it hands out.
+// Opens each file once, and owns the tensors that it returns.
 class TensorLoader {
  public:
-  // The tensor as stored, or converted to `dtype` where that is given and differs. `option` stands
-  // in messages. Throws UsageError when there is no such file or tensor, or it is of no use.
+  // Returns the tensor as stored, or converted to `dtype` where that is given and differs. `option`
+  // appears in messages. Throws UsageError when the file or tensor is missing or unusable.
   ConstTensorView load(const std::string& option, const std::string& spec,
                        std::optional<DType> dtype = std::nullopt);
-  // The same, undefined for an empty spec.
+  // Does the same; returns an undefined tensor for an empty spec.
   ConstTensorView load_optional(const std::string& option, const std::string& spec,
                                 std::optional<DType> dtype = std::nullopt) {
     return spec.empty() ? ConstTensorView() : load(option, spec, dtype);
   }
-  // Throws UsageError when an answer to be written to `path` would replace a file that was loaded.
+  // Throws UsageError when an output to `path` would replace a file that was loaded.
   void check_not_loaded(const std::string& option, const std::string& path) const;
-  // Keeps a tensor made elsewhere.
+  // Takes ownership of a tensor.
   TensorView keep(OwnedTensor tensor);
 
  private:
@@ -42,17 +42,17 @@ class TensorLoader {
   std::vector<OwnedTensor> owned_;
 };
 
-// The first `count` entries of the first dimension; all of them if there are no more.
+// Returns the first `count` entries of the first dimension, or all of them if there are fewer.
 ConstTensorView first_of(const ConstTensorView& view, std::int64_t count);
 
-// All but the first `count` entries; none if there are no more.
+// Returns all but the first `count` entries; none if there are fewer.
 ConstTensorView without_first(const ConstTensorView& view, std::int64_t count);
 
-// Throws UsageError unless the --skip and --first of these numbers, where they are not 0, leave
-// tokens of hidden [..., D].
+// Throws UsageError unless these values of --skip and --first, 0 if not given, leave tokens of
+// hidden [..., D].
 void check_selection(const ConstTensorView& hidden, std::int64_t skip, std::int64_t first);
 
-// All sizes of a view, and all but the last.
+// leading_sizes() returns all sizes of a view but the last; sizes() returns all.
 std::vector<std::int64_t> leading_sizes(const ConstTensorView& view);
 std::vector<std::int64_t> sizes(const ConstTensorView& view);
 

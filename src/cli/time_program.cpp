@@ -14,7 +14,7 @@
 namespace logitless::cli {
 namespace {
 
-// Normal numbers, or indices.
+// Returns normal random numbers, or indices for integer dtypes.
 OwnedTensor random_tensor(const CompiledProgram::Tensor& t, std::uint64_t seed) {
   if (t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16)
     return random_normal(t.dtype, t.shape, 0.02, seed);
@@ -38,7 +38,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// As compiled and without loops.
+// The program as compiled, and without loops.
 struct Pair {
   CompiledProgram programs[2];
   std::size_t arena_bytes() const {
@@ -51,7 +51,7 @@ Pair compile_both(const Graph& graph, const CompileOptions& options) {
   return {{compile(graph, options), compile(graph, whole)}};
 }
 
-// By turns; run(program) waits for its end. The first time is not counted.
+// Times both programs, interleaved; run(program) waits for its end. The first run is not counted.
 template <typename Run>
 std::string times_of(int repeat, Run&& run) {
   std::vector<double> seconds[2];

@@ -8,18 +8,18 @@
 namespace logitless::cli {
 
 struct ProgramTimes {
-  std::string text;                           // a line
-  std::vector<InstructionTime> profile = {};  // where it was asked for
+  std::string text;                           // one line
+  std::vector<InstructionTime> profile = {};  // only if requested
 };
 
-// Runs a program `repeat` times by turns as compiled and without loops, on random numbers (indices
-// from 0 to 99), and says the median seconds of each and their ratio. With `profile` it is then run
-// as often for the times of its instructions.
+// Runs a program as compiled and without loops, `repeat` times each, interleaved. Inputs are random
+// numbers, and indices from 0 to 99. Reports the median seconds of each and their ratio. With
+// `profile` it is run as often again for the times of its instructions.
 ProgramTimes time_program(const Graph& graph, const CompileOptions& options, int repeat,
                           bool profile);
 
-// The same on the GPU, of a program compiled for its compute capability; prepared first, which is
-// not timed.
+// Does the same on the GPU, for a program compiled for its compute capability. Preparing it is not
+// timed.
 ProgramTimes time_program_on_gpu(const Graph& graph, const CompileOptions& options, int repeat,
                                  bool profile);
 

@@ -12,8 +12,8 @@
 #include "logitless/error.h"
 #include "logitless/parallel.h"
 
-// The row loops below are compiled once for each of these, and the best is taken when the program
-// starts.
+// The row loops below are compiled once for each of these targets; the best one is selected when
+// the program starts.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define LOGITLESS_CLONES [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]]
@@ -24,7 +24,8 @@
 namespace logitless::cli {
 namespace {
 
-// exp(x) for x <= 0 to 2 ulp: x = n log 2 + r with |r| <= log(2) / 2, and a polynomial in r.
+// Returns exp(x) for x <= 0 to 2 ulp: x = n log 2 + r with |r| <= log(2) / 2, and a polynomial in
+// r.
 inline float exp_negative(float x) {
   x = std::max(x, -87.0f);
   constexpr float kRound = 12582912.0f;  // adding and subtracting 1.5 * 2^23 rounds to an integer
@@ -40,7 +41,7 @@ inline float exp_negative(float x) {
   return p * std::bit_cast<float>((static_cast<std::int32_t>(n) + 127) << 23);
 }
 
-// z becomes exp(z - max); max and the sum are returned.
+// Replaces z by exp(z - max). Returns max and the sum.
 struct RowSum {
   float max;
   double sum;
@@ -57,7 +58,7 @@ LOGITLESS_CLONES RowSum exponentials(float* z, std::int64_t count) {
   const float max = *std::max_element(top, top + kLanes);
 
   double sum = 0.0;
-  constexpr std::int64_t kStretch = 4096;  // f32 sums of so many at most
+  constexpr std::int64_t kStretch = 4096;  // longest sum in f32
   for (std::int64_t begin = 0; begin < count; begin += kStretch) {
     const std::int64_t end = std::min(count, begin + kStretch);
     float partial[kLanes] = {};
@@ -94,7 +95,7 @@ OwnedTensor matrix(std::int64_t rows, std::int64_t cols) {
   return make_tensor(DType::f32, shape);
 }
 
-// The number in the first line of a file, or `otherwise`.
+// Returns the number in the first line of a file, or `otherwise`.
 std::size_t read_number(const std::string& path, std::size_t otherwise) {
   std::ifstream in(path);
   std::size_t number = 0;
@@ -117,7 +118,7 @@ double predict_unfused_seconds(const UnfusedSizes& s, int threads) {
   const OwnedTensor weight = random_normal(DType::f32, weight_shape, 1.0, 2);
   const OwnedTensor out = matrix(part.tokens, part.vocab);
   double seconds = 0.0;
-  for (int i = 0; i < 2; ++i) {  // the first touches the memory
+  for (int i = 0; i < 2; ++i) {  // the first run touches the memory
     const auto start = std::chrono::steady_clock::now();
     gemm(row_major(hidden.memory.as<float>(), part.tokens, part.dim),
          transposed(row_major(weight.memory.as<float>(), part.vocab, part.dim)),
@@ -136,7 +137,7 @@ std::size_t available_bytes() {
     std::size_t kib = 0;
     if (name == "MemAvailable:" && in >> kib) available = kib * 1024;
   }
-  // A control group may leave less.
+  // A control group may have a lower limit.
   const std::size_t limit = read_number("/sys/fs/cgroup/memory.max", SIZE_MAX);
   const std::size_t used = read_number("/sys/fs/cgroup/memory.current", 0);
   return std::min(available, limit > used ? limit - used : 0);
@@ -163,7 +164,7 @@ Unfused::Unfused(const ConstTensorView& hidden, const ConstTensorView& weight,
   }
 }
 
-// With `gradient` the logits become their gradient.
+// Computes the loss. With `gradient` the logits are overwritten by their gradient.
 double Unfused::loss(bool gradient) {
   const auto [tokens, dim, vocab] = sizes_;
   auto* logits = static_cast<float*>(logits_.view.data());
@@ -176,7 +177,7 @@ double Unfused::loss(bool gradient) {
     valid += target_at(targets_, i) != ignore_index_ ? 1 : 0;
   const double share = valid > 0 ? 1.0 / static_cast<double>(valid) : 0.0;
   std::vector<double> losses(static_cast<std::size_t>(tokens), 0.0);
-  const std::int64_t words = vocab;  // Clang 14 takes no structured bindings into lambdas
+  const std::int64_t words = vocab;  // Clang 14 cannot capture structured bindings in lambdas
   parallel_for(threads_, tokens, [&](std::int64_t i, int) {
     float* z = logits + i * words;
     const std::int64_t target = target_at(targets_, i);
@@ -189,7 +190,7 @@ double Unfused::loss(bool gradient) {
     losses[static_cast<std::size_t>(i)] =
         std::log(sum) + static_cast<double>(max) - static_cast<double>(target_logit);
     if (!gradient) return;
-    scale(z, words, static_cast<float>(share / sum));  // now the gradient, but for the target
+    scale(z, words, static_cast<float>(share / sum));  // now the gradient, except the target's
     z[target] -= static_cast<float>(share);
   });
   double loss = 0.0;

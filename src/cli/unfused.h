@@ -1,5 +1,5 @@
-// The loss as one writes it without this library: fp32 logits of all tokens, softmax, three matrix
-// products. The baseline of `logitless bench`, for time, memory and numbers.
+// The unfused loss, as written without this library: fp32 logits of all tokens, softmax, three
+// GEMMs. It is the baseline of `logitless bench` for time, memory and results.
 #pragma once
 
 #include <cstddef>
@@ -16,25 +16,26 @@ struct UnfusedSizes {
   std::int64_t vocab = 0;
 };
 
-// Bytes it holds beyond inputs and gradients: the logits, and inputs that are not f32 as f32.
+// Returns the bytes beyond inputs and gradients: the logits, and f32 copies of inputs in other
+// dtypes.
 std::size_t unfused_workspace_bytes(const UnfusedSizes& sizes, bool converts);
-// Seconds one run will take, from a small matrix product timed now.
+// Predicts the seconds of one run from a small GEMM that it times.
 double predict_unfused_seconds(const UnfusedSizes& sizes, int threads);
-// Memory that this process can still take without swapping; 0 where unknown.
+// Returns the memory that this process can still take without swapping; 0 where unknown.
 std::size_t available_bytes();
 
-// Mean cross entropy; targets that are ignore_index count nothing.
+// Mean cross entropy; targets equal to ignore_index do not count.
 class Unfused {
  public:
-  // hidden [N, D] and weight [V, D] of f32, bf16 or f16, contiguous; targets [N]. They must outlive
-  // the object if f32.
+  // hidden [N, D] and weight [V, D] of f32, bf16 or f16, contiguous; targets [N]. f32 tensors must
+  // outlive the object.
   Unfused(const ConstTensorView& hidden, const ConstTensorView& weight,
           const ConstTensorView& targets, std::int64_t ignore_index, int threads);
 
-  // The loss; then d_hidden and d_weight hold its gradients. A target outside [0, V) throws
-  // InvalidArgument.
+  // Computes the loss and its gradients, d_hidden and d_weight. Throws InvalidArgument for a target
+  // outside [0, V).
   double run();
-  // The same without gradients; what those held is lost.
+  // Computes the loss without gradients; earlier gradients are lost.
   double run_loss();
   const float* d_hidden() const { return static_cast<const float*>(d_hidden_.view.data()); }
   const float* d_weight() const { return static_cast<const float*>(d_weight_.view.data()); }
