@@ -1,4 +1,4 @@
-"""Ranks that work together: include/logitless/c_communicator.h for Python."""
+"""Groups of ranks: include/logitless/c_communicator.h for Python."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ._c_api import (
 )
 from ._library import LogitlessError, check, lib, new
 
-# Two buffers of bytes: what this rank gives, what it gets.
+# all_to_all or all_gather of host memory: (send buffer, receive buffer).
 Exchange = Callable[[memoryview, memoryview], Any]
-# Addresses of a GPU's memory and their numbers of bytes: what this rank gives, what it gets; and a cudaStream_t.
+# The same for GPU memory: (send address, its bytes, receive address, its bytes, cudaStream_t).
 GpuExchange = Callable[[int, int, int, int, int], Any]
 
 _NCCL_ID_BYTES = 128
@@ -36,9 +36,9 @@ def _address(buffer: Any, size: int, name: str, writable: bool) -> int:
 
 
 def _guarded(function, raised: list[BaseException]):
-    """The function with a status for a result; what it raises is kept."""
+    """Wraps a function to return a status. It stores the exception that the function raised."""
 
-    def call(*arguments):  # the last one: the user's pointer
+    def call(*arguments):  # the last argument is the user's pointer
         try:
             function(*arguments[:-1])
             return OK
@@ -57,25 +57,29 @@ def _host_exchange(function: Exchange, pieces: int, size: int, raised: list[Base
 
 
 class Communicator:
-    """One rank's end of a group, for the CPU's memory or, of ``gpu_callbacks``, a GPU's. It moves bytes and never adds.
+    """One rank's handle of a group, for CPU memory or, with ``nccl`` and ``gpu_callbacks``, GPU memory. It exchanges
+    bytes and never reduces.
 
-    Every rank makes the same calls in the same order, each from one thread at a time. A group fails as a whole and for
-    good: calls raise ``LogitlessError`` then."""
+    Every rank must make the same calls in the same order, each from one thread at a time. A failure is permanent and
+    affects the whole group: all later calls raise ``LogitlessError``.
+    """
 
     def __init__(self, handle: c_void_p):
         self.handle, self._kept, self._raised = handle, None, []
 
     @staticmethod
     def threads(size: int, limit: float = 60.0) -> list[Communicator]:
-        """A group whose ranks are threads of this process, by rank; ``limit``: seconds to wait for the others."""
+        """Returns the communicators of a group whose ranks are threads of this process. ``limit``: seconds to wait for
+        other ranks."""
         handles = (c_void_p * max(size, 0))()
         check(lib.logitless_communicator_threads(size, round(limit * 1000), handles))
         return [Communicator(c_void_p(handle)) for handle in handles]
 
     @staticmethod
     def tcp(host: str, port: int, rank: int, size: int, limit: float = 60.0) -> Communicator:
-        """A group whose ranks are processes, of one host or several. Collective: rank 0 listens at ``port`` of all its
-        addresses, the others find it at ``host``. Nothing is encrypted. ``limit``: seconds to wait for the others."""
+        """Joins a group whose ranks are processes, on one host or several. Collective: rank 0 listens at ``port`` on
+        all its addresses, and the others connect to ``host``. Nothing is encrypted. ``limit``: seconds to wait for
+        other ranks."""
         made = Communicator(c_void_p())
         check(lib.logitless_communicator_tcp(host.encode(), port, rank, size, round(limit * 1000), byref(made.handle)))
         return made
@@ -84,9 +88,9 @@ class Communicator:
     def callbacks(
         rank: int, size: int, all_gather: Exchange, all_to_all: Exchange, abort: Callable[[str], Any] | None = None
     ) -> Communicator:
-        """Collectives of the caller's. ``all_gather(mine, all)`` fills ``all`` with what each rank gives as ``mine``,
-        in the order of ranks; of ``all_to_all(pieces, pieces_of_all)`` piece r is for rank r. What they raise is the
-        cause of the ``LogitlessError`` that the call raises."""
+        """Joins a group that uses the caller's collectives. ``all_gather(mine, all)`` fills ``all`` with every rank's
+        ``mine``, in rank order. ``all_to_all(pieces, pieces_of_all)`` sends the r-th of ``size`` equal parts of its first buffer to rank r. An
+        exception that they raise becomes the cause of the call's ``LogitlessError``."""
         raised: list[BaseException] = []
         options = new(CommunicatorCallbacksOptions)
         options.rank, options.size = rank, size
@@ -99,8 +103,9 @@ class Communicator:
         rank: int, size: int, all_gather: GpuExchange, all_to_all: GpuExchange, all_gather_host: Exchange,
         wait: Callable[[int, float], Any], abort: Callable[[str], Any] | None = None,
     ) -> Communicator:
-        """The same of a GPU's memory: ``all_gather(mine, mine_bytes, all, all_bytes, stream)`` and ``all_to_all``
-        enqueue, ``all_gather_host`` is between the hosts, ``wait(stream, seconds)`` returns when the stream is done."""
+        """Joins a group that uses the caller's collectives on GPU memory. ``all_gather(mine, mine_bytes, all,
+        all_bytes, stream)`` and ``all_to_all`` enqueue work. ``all_gather_host`` exchanges host memory. ``wait(stream,
+        seconds)`` returns once the stream is done."""
         raised: list[BaseException] = []
 
         def exchange(function, pieces):
@@ -118,7 +123,7 @@ class Communicator:
 
     @staticmethod
     def nccl_id() -> bytes:
-        """What one rank sends to the others, for ``nccl``. Raises LogitlessError where there is no NCCL."""
+        """Returns the id that one rank sends to the others, for ``nccl``. Raises LogitlessError if NCCL is missing."""
         id = ctypes.create_string_buffer(_NCCL_ID_BYTES)
         check(lib.logitless_nccl_id(id))
         return id.raw
@@ -127,10 +132,13 @@ class Communicator:
     def nccl(
         id: bytes, rank: int, size: int, max_ctas: int = 0, limit: float = 60.0, watch: bool = False, copy_engines: bool = True
     ) -> Communicator:
-        """A group over NCCL, a GPU for each rank: the thread's current one. Collective. ``max_ctas``: the most thread
-        blocks of a call's kernel, 0: NCCL chooses; ``limit``: seconds to wait for the others; ``watch``: a thread gives
-        the group up when the process of another rank of this host has ended; ``copy_engines``: they move what is large into
-        memory of the group, where all ranks are on one host and their GPUs reach each other's memory."""
+        """Joins a group over NCCL, one GPU per rank: the thread's current device. Collective.
+
+        max_ctas: the most thread blocks of a collective's kernel; 0: NCCL chooses. limit: seconds to wait for other
+        ranks. watch: a thread aborts the group when the process of another rank on this host has ended. copy_engines:
+        large transfers into the group's memory use copy engines. This needs all ranks on one host, with peer access
+        between their GPUs.
+        """
         if len(id) != _NCCL_ID_BYTES:
             raise ValueError(f"id: expected the {_NCCL_ID_BYTES} bytes of nccl_id(), got {len(id)}")
         kept = ctypes.create_string_buffer(id, _NCCL_ID_BYTES)
@@ -160,12 +168,12 @@ class Communicator:
         return lib.logitless_communicator_size(self._open())
 
     def all_gather(self, mine: Any, all: Any) -> None:
-        """Fills ``all`` with the ``mine`` of every rank: buffers of bytes_each and size * bytes_each bytes."""
+        """Fills ``all`` with every rank's ``mine``: buffers of size * bytes_each and bytes_each bytes."""
         bytes_each = np.frombuffer(mine, np.uint8).size
         self._exchange(lib.logitless_communicator_all_gather, mine, bytes_each, all, bytes_each)
 
     def all_gather_host(self, mine: Any, all: Any) -> None:
-        """The same between the hosts' memories, also of a group that moves a GPU's."""
+        """Fills ``all`` with every rank's ``mine``, in host memory, also for a group that exchanges GPU memory."""
         bytes_each = np.frombuffer(mine, np.uint8).size
 
         def gather(handle, source, target, bytes_each, stream):
@@ -174,22 +182,22 @@ class Communicator:
         self._exchange(gather, mine, bytes_each, all, bytes_each)
 
     def all_to_all(self, pieces: Any, pieces_of_all: Any) -> None:
-        """Fills ``pieces_of_all`` with the piece of every rank that is for this one."""
+        """Fills ``pieces_of_all`` with the parts that every rank sends to this one."""
         total = np.frombuffer(pieces, np.uint8).size
         if total % self.size:
             raise ValueError(f"pieces: expected a multiple of {self.size} bytes, got {total}")
         self._exchange(lib.logitless_communicator_all_to_all, pieces, total, pieces_of_all, total // self.size)
 
     def check(self) -> None:
-        """Raises LogitlessError if the group is known to have failed; asks nobody."""
+        """Raises LogitlessError if the group is known to have failed. It does not communicate."""
         check(lib.logitless_communicator_check(self._open()))
 
     def abort(self, reason: str) -> None:
-        """Gives up, for the whole group; from any thread."""
+        """Aborts the whole group, from any thread."""
         check(lib.logitless_communicator_abort(self._open(), reason.encode()))
 
     def cause(self) -> BaseException | None:
-        """What the first of the caller's collectives that failed raised, if one did."""
+        """Returns the exception of the first of the caller's collectives that failed, if one did."""
         return self._raised[0] if self._raised else None
 
     def _exchange(self, function, given, given_bytes, to, bytes_each):
@@ -206,10 +214,10 @@ class Communicator:
         return self.handle
 
     def close(self, _destroy=lib.logitless_communicator_destroy) -> None:
-        """This rank leaves the group, once no plan has it any more; no call is possible here."""
+        """Leaves the group once no plan uses it any more. No call is possible on this object afterwards."""
         handle, self.handle = getattr(self, "handle", None), None
         if handle:
-            _destroy(handle)  # not of this module, which is empty at the interpreter's end
+            _destroy(handle)  # bound as a default, since this module is empty at interpreter exit
 
     def __del__(self):
         self.close()

@@ -1,5 +1,5 @@
-"""Tensor programs over ctypes: the text of docs/ir.md compiled by liblogitless, described, run on numpy arrays, and
-enqueued on the memory of whoever has some."""
+"""Tensor programs over ctypes: the text form of docs/ir.md, compiled by liblogitless. A program runs on numpy arrays,
+or is enqueued on addresses of device memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from logitless import _c_api
 from logitless._library import Context, check, lib, new, parse_bytes
 
-ALIGNMENT = 64  # of an arena on the CPU
+ALIGNMENT = 64  # alignment of an arena on the CPU
 
 DTYPES = {value: name for name, value in _c_api.DTYPES.items()}
-# numpy has no bfloat16: results are its bits, parameters bits or an array of ml_dtypes.bfloat16.
+# numpy has no bfloat16: results are uint16 bits, parameters uint16 bits or an array of ml_dtypes.bfloat16.
 _NUMPY = {
     "f32": np.float32,
     "bf16": np.uint16,
@@ -34,22 +34,23 @@ class ProgramTensor:
     """A parameter or a result of a program."""
 
     name: str
-    dtype: str  # of docs/ir.md: "f32", "bf16", ...
+    dtype: str  # the name of docs/ir.md: "f32", "bf16", ...
     shape: tuple[int, ...]
 
 
 class Program:
-    """A compiled tensor program. It never changes, and may be shared by threads.
+    """A compiled tensor program. It is immutable, and threads may share it.
 
     text: the program in the form of docs/ir.md. sizes: a value for each of its symbols. memory_budget: bytes, or text
-    such as "512MiB", that values may take in the arena; None chunks wherever that computes nothing twice. chunks: of
-    every loop, 0 for as many as pay. threads: that run it, 0 for all cores. chunk=False: no loops. head_engine=False:
-    heads are loops like the rest. strict: a budget not met, or a big value that could not be cut, is an error.
-    externs: the caller runs the text: `extern` operations are taken, and with one the program is described and not run.
-    device: DEVICE_CUDA for a GPU of this compute capability (10 * major + minor), which need not be here.
+    such as "512MiB", that values may take in the arena; None chunks wherever nothing is recomputed. chunks: the number
+    of chunks of every loop; 0 lets the compiler choose. threads: CPU threads that run it; 0: all cores. chunk=False: no
+    loops. head_engine=False: heads become loops like other regions. strict: a budget that is not met, or a large value
+    that cannot be chunked, is an error. externs: the caller runs the text, so that `extern` operations are accepted; a
+    program with one can be described but not run. device: DEVICE_CUDA for a GPU of this compute capability (10 * major
+    + minor), which need not be present.
 
-    ValueError: the text (with line and column), a size without a value, what strict forbids. NotImplementedError: an
-    operation and dtype without a kernel.
+    Raises ValueError for an invalid text (with line and column), a size without a value, and violations of strict.
+    Raises NotImplementedError for an operation and dtype without a kernel.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Program:
         self.parameters = self._tensors("parameter")
         self.results = self._tensors("result")
 
-    def __del__(self, destroy=lib.logitless_program_destroy):  # at the interpreter's end this module is empty
+    def __del__(self, destroy=lib.logitless_program_destroy):  # this module is empty at interpreter exit
         if getattr(self, "_handle", None):
             destroy(self._handle)
 
@@ -97,22 +98,22 @@ class Program:
 
     @property
     def text(self) -> str:
-        """The program after the last pass."""
+        """The program's text after the last pass."""
         return lib.logitless_program_text(self._handle).decode()
 
     @property
     def report(self) -> dict:
-        """What was done, and the memory over time before and after."""
+        """A dict of the compiler's decisions, and of memory over time before and after."""
         return json.loads(lib.logitless_program_report_json(self._handle))
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of everything but parameters and results: exact."""
+        """The exact bytes of all values except parameters and results."""
         return lib.logitless_program_arena_bytes(self._handle)
 
     @property
     def unchunked_arena_bytes(self) -> int:
-        """The same without loops."""
+        """The arena's bytes without loops."""
         return lib.logitless_program_unchunked_arena_bytes(self._handle)
 
     @property
@@ -120,12 +121,14 @@ class Program:
         return lib.logitless_program_threads(self._handle)
 
     def explain(self) -> str:
-        """What was chunked, along what, into how many chunks, what was not and why, memory before and after."""
+        """Returns a report: values that were chunked, along which dimension and into how many chunks; values that were
+        not and why; memory before and after."""
         return lib.logitless_program_explain(self._handle).decode()
 
     def run(self, *parameters: np.ndarray) -> list[np.ndarray]:
-        """Results in the order of ``results``, from parameters in the order of ``parameters``, which are made
-        contiguous but never cast. bf16 is given as bits (uint16) or as ml_dtypes.bfloat16, and returned as bits."""
+        """Runs the program on the CPU. Parameters are in the order of ``parameters``; they are made contiguous but
+        never cast. Returns results in the order of ``results``. bf16 parameters are bits (uint16) or
+        ml_dtypes.bfloat16; results are bits."""
         if len(parameters) != len(self.parameters):
             names = ", ".join(p.name for p in self.parameters)
             raise ValueError(f"run: expected {len(self.parameters)} parameters ({names}), got {len(parameters)}")
@@ -142,11 +145,12 @@ class Program:
 
 
 class PreparedProgram:
-    """A program ready to be enqueued where a context is: of a GPU its kernels are compiled and loaded. It never
-    changes, and may be shared by threads. Of a GPU it must live until all that it enqueued is done.
+    """A program that is ready to be enqueued in a context. On a GPU its kernels are compiled and loaded. It is
+    immutable, and threads may share it. On a GPU it must outlive all work that it enqueues.
 
-    ValueError: a context of another kind of device or compute capability than the program's. NotImplementedError: a
-    library that is missing (docs/gpu.md), or a build without CUDA. LogitlessError: the device's.
+    Raises ValueError for a context of another device type or compute capability than the program's. Raises
+    NotImplementedError for a missing library (docs/gpu.md) or a build without CUDA, and LogitlessError for device
+    errors.
     """
 
     def __init__(self, program: Program, context: Context):
@@ -160,7 +164,7 @@ class PreparedProgram:
     def enqueue(
         self, parameters: Sequence[int], results: Sequence[int], arena: int, arena_bytes: int, stream: int = 0
     ) -> None:
-        """Addresses of contiguous memory, as logitless_program_enqueue (c_api.h) takes them."""
+        """Enqueues the program on addresses of contiguous memory, as logitless_program_enqueue (c_api.h) specifies."""
         given = (c_void_p * len(parameters))(*parameters)
         made = (c_void_p * len(results))(*results)
         status = lib.logitless_program_enqueue(

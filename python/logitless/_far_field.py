@@ -15,7 +15,7 @@ ACCURACIES = {name: value for name, value in c.ACCURACIES.items() if name != "ex
 
 
 class Options(NamedTuple):
-    """FarFieldOptions of the library."""
+    """The library's FarFieldOptions."""
 
     error: float = 0.01
     accuracy: str = "far_backward"
@@ -34,12 +34,13 @@ class Options(NamedTuple):
         return struct
 
     def check(self) -> Options:
-        """Itself. Raises ValueError where the library refuses it."""
+        """Returns the options. Raises ValueError if the library rejects them."""
         Head(self, c.Context(threads=1))
         return self
 
     def accumulated(self, calls: int) -> Options:
-        """Of a head that so many calls make a step of. Raises ValueError where that is too many."""
+        """Returns the options of a head that makes one step of so many calls. Raises ValueError if there are too many
+        calls."""
         made = self._replace(audit_every=self.audit_every * calls, refresh_every=self.refresh_every * calls)
         try:
             return made.check()
@@ -48,42 +49,42 @@ class Options(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a head has done since it was made, or of the state that it was given."""
+    """Counters of a head since its creation, or since the creation of the head whose state it loaded."""
 
     steps: int
-    dense_steps: int  # computed densely, fallbacks and steps done again included
-    repeated_steps: int  # of those, after a far-field step whose audit missed the error
+    dense_steps: int  # dense steps, fallbacks and repeated steps included
+    repeated_steps: int  # dense steps that repeated a far-field step whose audit exceeded the error
     audits: int
-    refreshes: int  # orders taken over
-    last_error: float  # of the last audit; -1: none yet
-    worst_kept_error: float  # of the audited far-field steps whose gradients were kept
-    tau: float  # of the next far-field step
-    mean_kept: float  # tiles kept, over the far-field steps
-    vocab: int  # words of the order there is; 0: none
-    far: bool  # the next step is a far-field one
+    refreshes: int  # vocabulary orders that were adopted
+    last_error: float  # of the last audit; -1: no audit yet
+    worst_kept_error: float  # the largest audited error of the far-field steps that were not repeated
+    tau: float  # the threshold of the next far-field step
+    mean_kept: float  # mean fraction of selected tiles over the far-field steps
+    vocab: int  # vocabulary entries of the current order; 0: none
+    far: bool  # whether the next step is a far-field step
 
 
 class Statistics(NamedTuple):
-    """Of the last step; of a dense one `passes` is 0 and `kept` 1."""
+    """Statistics of the last step. After a dense step `passes` is 0 and `kept` 1."""
 
     tokens: int
-    valid_tokens: int  # not ignored
-    mean_log_prob: float  # of the targets
-    kept: float  # the fraction of pairs (tile of words, block of tokens) computed exactly
-    sampled: float  # of those pairs, for the gradients of weight and bias alone
-    passes: float  # over tokens * vocab * dim
-    bound: float  # of the relative error of the gradient of hidden; -1: none
-    audited_error: float  # the same measured; -1: not audited
+    valid_tokens: int  # tokens that are not ignored
+    mean_log_prob: float  # mean log-probability of the targets
+    kept: float  # the fraction of pairs (vocabulary tile, token block) computed exactly
+    sampled: float  # the fraction of pairs sampled for the gradients of weight and bias alone
+    passes: float  # multiply-adds in units of tokens * vocab * dim
+    bound: float  # bound of the relative error of the gradient of hidden; -1: none
+    audited_error: float  # the measured relative error; -1: not audited
     audited_lse_error: float  # root mean square over the audited tokens, in nats
-    audited_lse_error_max: float  # of one token
-    imbalance: float  # of words over ranks: the most pairs kept on one over the mean; else 1
-    # Both ways with sample_every, in each step, by the tiles sampled alone, estimated and computed:
+    audited_lse_error_max: float  # the largest error of one token
+    imbalance: float  # over vocabulary shards: the most selected pairs on one rank over the mean; else 1
+    # Errors of far-both's estimates in each step with sample_every, measured at the sampled tiles alone.
     sampled_lse_error: float  # root mean square over tokens, in nats
-    sampled_most: float  # the most mass of one of them, of a token's total; over 1 where estimates are far too low
+    sampled_most: float  # the largest mass of a sampled tile over a token's total; above 1 if estimates are too low
 
 
 def options(**given: Any) -> Options:
-    """Options of Python's values, checked: ValueError and TypeError name what is wrong."""
+    """Returns checked options. Raises ValueError or TypeError that names the invalid one."""
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name == "accuracy":
@@ -108,19 +109,19 @@ def options(**given: Any) -> Options:
 
 
 class Head:
-    """A logitless_far_head with the context it runs in, for one call at a time: others wait."""
+    """A logitless_far_head and its context. Calls from several threads are serialised."""
 
     def __init__(self, options: Options, context: c.Context, replicas: Any = None):
         self.options, self.context = options, context
         self.handle = c_void_p()
         self._lock = threading.RLock()
-        self._replicas = replicas  # a Communicator, whose callbacks live as long
+        self._replicas = replicas  # a Communicator; its callbacks live as long as the head
         struct = options.struct()
         if replicas is not None:
             struct.replicas = replicas.handle
         c.check(lib.logitless_far_head_create(context.handle, byref(struct), byref(self.handle)))
 
-    def __del__(self, destroy=lib.logitless_far_head_destroy):  # at the interpreter's end this module is empty
+    def __del__(self, destroy=lib.logitless_far_head_destroy):  # this module is empty at interpreter exit
         if getattr(self, "handle", None):
             destroy(self.handle)
 

@@ -1,4 +1,4 @@
-"""liblogitless over ctypes: the library with the functions of _c_api.py, and its errors as exceptions."""
+"""liblogitless over ctypes: the functions of _c_api.py, with errors as exceptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from ctypes import Structure, c_char_p, c_int32, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
-from ._c_api import *  # noqa: F403  (what users of this module have of the header)
+from ._c_api import *  # noqa: F403  (re-exports the header's names)
 from ._c_api import (
     ABI_VERSION, DEVICE_CPU, DTYPES, FUNCTIONS, INVALID_ARGUMENT, OK, STRUCTS, UNSUPPORTED, ContextOptions,
     HeadFeatures, PlanRequest,
@@ -16,11 +16,11 @@ from ._c_api import (
 
 
 class LogitlessError(RuntimeError):
-    """The device or the library failed; the message is the library's own."""
+    """A failure of the device or the library, with the library's message."""
 
 
 def library_path() -> Path:
-    """The liblogitless that is used: ``LOGITLESS_LIBRARY`` if set, else the one of this package."""
+    """Returns the path of the liblogitless in use: ``LOGITLESS_LIBRARY`` if set, else the one of this package."""
     named = os.environ.get("LOGITLESS_LIBRARY")
     return Path(named) if named else Path(__file__).parent / "lib" / "liblogitless.so"
 
@@ -28,7 +28,7 @@ def library_path() -> Path:
 def _load() -> ctypes.CDLL:
     path = library_path()
     try:
-        # RTLD_LOCAL: no symbol of it meets those of a framework.
+        # RTLD_LOCAL keeps its symbols apart from those of a framework.
         lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(
@@ -55,7 +55,7 @@ lib = _load()
 
 
 def check(status: int) -> None:
-    """Raises what a status of the C ABI stands for, with the library's message."""
+    """Raises the exception for a status of the C ABI, with the library's message."""
     if status == OK:
         return
     message = lib.logitless_last_error().decode()
@@ -67,12 +67,12 @@ def check(status: int) -> None:
 
 
 def new(struct: type[Structure]):
-    """A struct with its struct_size set and the defaults in every other field."""
+    """Returns a struct with its struct_size set and defaults in the other fields."""
     return struct(struct_size=ctypes.sizeof(struct), **getattr(struct, "defaults", {}))
 
 
 class Context:
-    """A context of the library; for one thread at a time."""
+    """A context of the library, for one thread at a time."""
 
     def __init__(self, device: int = DEVICE_CPU, device_index: int = 0, stream: int = 0, threads: int = 0):
         options = new(ContextOptions)
@@ -80,7 +80,7 @@ class Context:
         self.handle = c_void_p()
         check(lib.logitless_context_create(ctypes.byref(options), ctypes.byref(self.handle)))
 
-    def __del__(self, destroy=lib.logitless_context_destroy):  # at the interpreter's end this module is empty
+    def __del__(self, destroy=lib.logitless_context_destroy):  # this module is empty at interpreter exit
         if getattr(self, "handle", None):
             destroy(self.handle)
 
@@ -89,7 +89,7 @@ _contexts = threading.local()
 
 
 def context(device: int = DEVICE_CPU, device_index: int = 0, stream: int = 0, threads: int = 0) -> Context:
-    """This thread's context for a device, stream and number of threads (0: all cores)."""
+    """Returns this thread's cached context for a device, stream and number of threads (0: all cores)."""
     key = (device, device_index, stream, threads)
     cache = _contexts.__dict__
     found = cache.get(key)
@@ -99,18 +99,18 @@ def context(device: int = DEVICE_CPU, device_index: int = 0, stream: int = 0, th
 
 
 def version() -> str:
-    """Version of the library, "0.1.0"."""
+    """Returns the library's version, such as "0.1.0"."""
     return lib.logitless_version().decode()
 
 
 def kernels(runnable: bool = True) -> list[str]:
-    """Names of the CPU kernels, best first; with ``runnable``, those this machine can run."""
+    """Returns the names of the CPU kernels, best first. With ``runnable``, only those that this machine supports."""
     flag = int(runnable)
     return [lib.logitless_kernel_name(flag, i).decode() for i in range(lib.logitless_kernel_count(flag))]
 
 
 def parse_bytes(given: int | str | None) -> int:
-    """Bytes of a memory budget: a number above 0, or text such as "512MiB"; None is 0, the default."""
+    """Returns the bytes of a memory budget: a positive number, or text such as "512MiB". None is 0, the default."""
     if given is None:
         return 0
     if isinstance(given, bool) or not isinstance(given, (int, str)):
@@ -144,14 +144,15 @@ def explain(
     device: str = "cpu",
     compute_capability: int = 90,
 ) -> str:
-    """Returns the plan for a head of ``hidden [tokens, dim]`` and ``weight [vocab, dim]`` in words: strategy, kernel,
-    workspace in bytes, and why not the others.
+    """Returns a description of the plan for a head of ``hidden [tokens, dim]`` and ``weight [vocab, dim]``: strategy,
+    kernel, workspace in bytes, and the reasons against the others.
 
-    dtype: "f32", "bf16" or "f16". memory_budget: bytes beyond inputs and outputs, or text such as "256MiB". gradients: of
-    a mean or sum, in dtype, of f16 in fp32. device: "cpu" with ``threads`` (0: all cores), or "cuda", a GPU of
-    ``compute_capability`` (10 * major + minor, 80 or more; 90 is an H100 or H200), which need not be here: times are then
-    predicted at an H200's rates. Raises ValueError for another device, sizes that make no sense and a budget below every
-    plan, which it names."""
+    dtype: "f32", "bf16" or "f16". memory_budget: bytes beyond inputs and outputs, or text such as "256MiB". gradients:
+    those of a mean or sum, in dtype (fp32 for f16). device: "cpu" with ``threads`` (0: all cores), or "cuda", a GPU of
+    ``compute_capability`` (10 * major + minor, 80 or more; 90 is an H100 or H200). The GPU need not be present: times
+    are then predicted at an H200's rates. Raises ValueError for another device, for invalid sizes, and for a budget
+    below the least plan, which the message names.
+    """
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
     if device == "cuda" and threads != 0:

@@ -1,4 +1,4 @@
-"""What the ready-made losses of both frameworks have in common: options of the head, and checks of options."""
+"""Parts of the ready-made losses that both frameworks share: options of the head, and checks of options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class HeadKeywords(TypedDict, total=False):
-    """Keywords of every loss here. Logits are softcap(logit_scale * (hidden @ weight.T + bias)) / temperature."""
+    """Keywords of every ready-made loss. Logits are softcap(logit_scale * (hidden @ weight.T + bias)) / temperature."""
 
     ignore_index: int
     softcap: float | None
@@ -27,19 +27,20 @@ HEAD: dict[str, Any] = dict(
     ignore_index=DEFAULT.ignore_index, softcap=None, logit_scale=1.0, temperature=1.0, memory_budget=None
 )
 
-HEAD_DOCS = """ignore_index: tokens of this target count for nothing and cost nothing.
+HEAD_DOCS = """ignore_index: tokens with this target are ignored and cost nothing.
         softcap, logit_scale, temperature: logits are ``softcap(logit_scale * (hidden @ weight.T + bias)) /
-            temperature``, softcap a number c for ``c * tanh(logits / c)``, or None.
+            temperature``. softcap: a number c for ``c * tanh(logits / c)``, or None.
         memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients."""
 
 
-# Without a budget a divergence takes the least memory that is predicted to cost no more than this part of the fastest
-# plan's time, nothing being computed twice. Products of half as many tokens at a time lose little; logits are most of it.
+# Without a budget, a divergence takes the plan of least memory among those that recompute nothing. Its predicted time
+# may exceed the fastest plan's by this fraction: GEMMs over half as many tokens lose little throughput, and the logits
+# are most of the memory.
 SLACK = 0.2
 
 
 class Head(NamedTuple):
-    """Those keywords as the library's own calls take them: the temperature is part of scale and softcap."""
+    """The head's keywords in the library's form: the temperature is folded into scale and softcap."""
 
     ignore_index: int
     softcap: float | None
@@ -48,8 +49,9 @@ class Head(NamedTuple):
 
 
 def takes(defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
-    """Of a function that ends in ``**keywords``: lists them, with these defaults, in its signature, and {head} in its
-    docstring; gives it those that the caller left out. An unknown one is a TypeError, as with any signature."""
+    """Decorates a function that ends in ``**keywords``. Its signature lists the keywords with these defaults, and its
+    docstring describes them at {head}. It receives defaults for those that the caller leaves out. An unknown keyword
+    raises TypeError."""
 
     def decorated(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -82,7 +84,8 @@ def number(
     name: str, value: Any, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf,
     below: float = math.inf,
 ) -> float:
-    """A finite number, as Python's, from ``least`` to ``most``, above ``above`` and below ``below``."""
+    """Returns a finite number as a Python number. It is at least ``least``, at most ``most``, above ``above`` and below
+    ``below``."""
     bounds = [
         text
         for text, wanted in (
@@ -102,7 +105,7 @@ def number(
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
-    """A whole number."""
+    """Returns a checked integer of at least ``least``."""
     if not isinstance(value, int):
         value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -125,7 +128,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def head_of(given: Mapping[str, Any]) -> Head:
-    """The keywords of the head among others. softcap(u) / t is the softcap c / t of u / t."""
+    """Extracts the head's keywords. With temperature t, softcap c of u, divided by t, is softcap c / t of u / t."""
     ignore_index = given["ignore_index"]
     if not isinstance(ignore_index, int):
         ignore_index = plain_number(ignore_index)

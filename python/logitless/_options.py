@@ -1,4 +1,4 @@
-"""Options of the calls of the C ABI, as values that both frameworks hand on and compare."""
+"""Options of the C ABI's calls, as values that both frameworks pass on and compare."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def plain_number(value: Any) -> Any:
-    """A real number of another kind (numpy's, an array of one without dimensions, a Fraction) as Python's int or float;
-    anything else, flags among it, as it is."""
+    """Returns a real number of another type as Python's int or float: numpy numbers, arrays of rank 0, Fractions.
+    Returns anything else unchanged, booleans included."""
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
         value = value[()]
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -33,7 +33,7 @@ def plain_number(value: Any) -> Any:
 
 
 def struct_of(options: LossOptions | HeadOptions):
-    """The struct of the C ABI; the budget belongs to the plan's request and is left out."""
+    """Returns the struct of the C ABI, without the budget, which belongs to the plan's request."""
     struct = c.new(c.CrossEntropyOptions if isinstance(options, LossOptions) else c.HeadOptions)
     for name, value in options._asdict().items():
         if name != "memory_budget":
@@ -42,12 +42,12 @@ def struct_of(options: LossOptions | HeadOptions):
 
 
 def head_options(options: LossOptions) -> HeadOptions:
-    """Those that a head has as well."""
+    """Returns the options that a head has in common with a loss."""
     return HeadOptions(*(getattr(options, name) for name in HeadOptions._fields))
 
 
 def term_docs(indent: int) -> str:
-    """A line or more of a docstring for each term of the loss, from behind the first one's indentation on."""
+    """Returns the docstring lines of the loss terms. The first line is not indented."""
     first, more = " " * indent, " " * (indent + 4)
     lines = (
         textwrap.fill(f"{name}: {term.text}.", 120, initial_indent=first, subsequent_indent=more)
@@ -57,8 +57,8 @@ def term_docs(indent: int) -> str:
 
 
 def takes_terms(function: Function) -> Function:
-    """Lists the terms of the loss in the signature and the docstring ({terms}) of a function that takes them as
-    ``**terms``, after its ignore_index."""
+    """Decorates a function that takes the terms of the loss as ``**terms``, after its ignore_index. Its signature and
+    its docstring ({terms}) list them."""
     signature = inspect.signature(function)
     parameters = []
     for parameter in signature.parameters.values():
@@ -79,7 +79,7 @@ def takes_terms(function: Function) -> Function:
 
 
 def unexpected(function: str, name: str, known: Iterable[str]) -> TypeError:
-    """Returns the error of an argument that is none of ``known``, with the name that may be meant."""
+    """Returns the TypeError for an argument that is not in ``known``, with a similar name as a hint."""
     near = difflib.get_close_matches(name, list(known), 1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint}")
@@ -89,7 +89,7 @@ _OTHER_NAMES = {"target": "targets", "targets": "target"}
 
 
 def by_own_names(given: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
-    """Keywords where ``target`` and ``targets`` stand for the one that is known. Raises TypeError where both are given."""
+    """Renames ``target`` or ``targets`` to the keyword that is known. Raises TypeError if both are given."""
     for name, own in _OTHER_NAMES.items():
         if name in given and name not in known and own in known:
             if own in given:
@@ -99,7 +99,7 @@ def by_own_names(given: Mapping[str, Any], known: Collection[str]) -> Mapping[st
 
 
 def either_name(function: Function) -> Function:
-    """A function of ``target`` or ``targets`` that takes it by the other name as well."""
+    """Returns a function that accepts its ``target`` or ``targets`` under either name."""
     known = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -109,11 +109,12 @@ def either_name(function: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
-_PARAMETERS: dict[str, list[str]] = {}  # of functions with the terms of the loss, by their names
+_PARAMETERS: dict[str, list[str]] = {}  # parameters of functions with the terms of the loss, by function name
 
 
 def all_terms(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every term of the loss by its name, those not given by their defaults. Raises TypeError as a signature would."""
+    """Returns every term of the loss by name, with defaults. Raises TypeError for an unknown one, as a signature would.
+    """
     for name in given:
         if name not in LOSS_TERMS:
             raise unexpected(function, name, _PARAMETERS.get(function, LOSS_TERMS))

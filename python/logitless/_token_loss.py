@@ -1,8 +1,8 @@
-"""The loss of a token, by the library and as an expression.
+"""The loss of a token, computed by the library and as an expression.
 
-What works on numbers asks the library (``of_library``). ``formula`` is the same of src/math/token_loss.h once more, for
-graphs that a framework differentiates, compiles and spreads over devices, where a call of the library would be an end:
-it works on arrays of PyTorch, JAX and numpy alike, and tests hold it to the library.
+Computations on numbers call the library (``of_library``). ``formula`` repeats src/math/token_loss.h for graphs that a
+framework differentiates, compiles and shards. A library call would break such graphs. It accepts arrays of PyTorch, JAX
+and numpy, and tests compare it with the library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ._options import LOSS_TERMS, LossOptions
 
 
 class Smoothing(NamedTuple):
-    """What label smoothing needs of a token: V, the sum of the class weights, and sum_j class_weight_j * logit_j."""
+    """Inputs of label smoothing for each token: V, the sum of the class weights, and sum_j class_weight_j * logit_j."""
 
     vocab: Any
     class_total: Any
@@ -25,16 +25,16 @@ class Smoothing(NamedTuple):
 
 
 def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, class_weight: Any = None, rest: Smoothing | None = None):
-    """The loss of each token [N] before its weight, of one target a token; only the terms of options count.
+    """Returns the loss of each token [N], before its token weight, for one target per token.
 
-    xp: torch, jax.numpy or numpy. lse: log-sum-exp. nll: lse - target logit; infinite where the target is masked.
-    class_weight: of the targets. rest: with label smoothing.
+    xp: torch, jax.numpy or numpy. options: only the terms of the loss are read. lse: log-sum-exp. nll: lse - target
+    logit; infinite if the target is masked. class_weight: of the targets. rest: required with label smoothing.
     """
     if class_weight is None:
         loss = (1.0 - options.label_smoothing) * nll if options.label_smoothing else nll
     else:
         mass = (1.0 - options.label_smoothing) * class_weight
-        loss = mass * xp.where(mass == 0.0, 0.0, nll)  # and not 0 * inf
+        loss = mass * xp.where(mass == 0.0, 0.0, nll)  # avoids 0 * inf
     if options.label_smoothing:
         loss = loss + options.label_smoothing / rest.vocab * (rest.class_total * lse - rest.logit_sum)
     if options.z_loss:
@@ -43,7 +43,7 @@ def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, class_weight: Any
 
 
 class TokenLosses(NamedTuple):
-    """float64; the derivatives are the loss's by each input, the others held."""
+    """Losses in float64, and their partial derivatives by each input."""
 
     loss: np.ndarray  # [N]
     d_lse: np.ndarray  # [N]
@@ -59,8 +59,8 @@ def of_library(
     token_weight: np.ndarray | None = None,
     rest: Smoothing | None = None,
 ) -> TokenLosses:
-    """logitless_token_losses of float64 arrays: lse, token_weight and rest.logit_sum [N], target_logit and
-    target_weight [N, K]; only the terms of options count. ValueError: the library's message."""
+    """Calls logitless_token_losses on float64 arrays. lse, token_weight and rest.logit_sum are [N], target_logit and
+    target_weight [N, K]. Only the terms of options are read. Raises ValueError with the library's message."""
     terms = c.new(c.LossTerms)
     for name in LOSS_TERMS:
         setattr(terms, name, getattr(options, name))

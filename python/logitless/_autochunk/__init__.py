@@ -1,2 +1,2 @@
-"""What autochunk is in PyTorch and in JAX: statements of the compiler's text form, its text read back, the choice of a
-program that meets a budget. Needs neither framework."""
+"""Parts of autochunk that PyTorch and JAX share. They write statements of the compiler's text form, parse the compiled
+text and choose a program that meets a budget. This package imports neither framework."""

@@ -1,4 +1,4 @@
-"""Attention in tensor programs: as the operation of that name, or spelled out where no kernel takes it."""
+"""Attention in tensor programs: the `attention` operation, or its decomposition where no kernel supports it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from logitless._autochunk.lower import Value, Writer
 from logitless._autochunk.parse import Graph, Node, Type
 
-LARGEST_DIM = 256  # that the library's kernels of every device take
+LARGEST_DIM = 256  # the largest head dimension that the kernels of every device support
 
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(scale q k^T + bias) v, of q [B, H, T, D] and k, v [B, Hkv, S, D]. Causal: query t sees the keys
-    s <= t + S - T. bias: [1 or B, 1 or H, 1 or T, S] of q's dtype, without a gradient."""
+    """softmax(scale q k^T + bias) v, with q [B, H, T, D] and k, v [B, Hkv, S, D]. Under `causal`, query t sees the keys
+    s <= t + S - T. bias: [1 or B, 1 or H, 1 or T, S] in q's dtype, without a gradient."""
 
     causal: bool
     scale: float
@@ -29,7 +29,7 @@ class Attention:
 
     # --- the operation
     def attend(self, w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Value]:
-        """The result, and the log-sum-exp of each row of scores [B, H, T]."""
+        """Returns the result and the log-sum-exp of each row of scores [B, H, T]."""
         statistics = (w.dtypes.wide(q.dtype), q.shape[:3])
         return w.emit_all("attention", [q, k, v, *self.operands], [(q.dtype, q.shape), statistics], self.text)
 
@@ -37,9 +37,9 @@ class Attention:
         types = [(x.dtype, x.shape) for x in (q, k, v)]
         return w.emit_all("attention_grad", [q, k, v, out, lse, d_out, *self.operands], types, self.text)
 
-    # --- spelled out
+    # --- its decomposition
     def _scores(self, w: Writer, q: Value, k: Value) -> Value:
-        """[B, Hkv, H / Hkv, T, S], in a wide dtype. q: grouped."""
+        """Returns the scores [B, Hkv, H / Hkv, T, S] in the dtype of accumulation. q: grouped by key head."""
         wide = w.dtypes.wide(q.dtype)
         z = w.scaled(w.dot(q, k, ([4], [3]), ([0, 1], [0, 1]), wide), self.scale)
         if self.bias is not None:
@@ -54,7 +54,7 @@ class Attention:
         return z
 
     def _probabilities(self, w: Writer, z: Value, lse: Value) -> Value:
-        """lse: with a size of 1 in the place of keys. A row of -inf alone has none."""
+        """Returns the softmax. lse: of size 1 along the keys. A row whose scores are all -inf gets zeros."""
         if self.bias is not None:
             seen = w.map("ne", [lse, w.number(float("-inf"), lse.dtype)], w.dtypes.i8)
             lse = w.map("select", [seen, lse, w.number(0, lse.dtype)], lse.dtype)
@@ -62,7 +62,7 @@ class Attention:
 
     @staticmethod
     def _grouped(w: Writer, x: Value, k: Value) -> Value:
-        """Of the heads of queries those of each head of keys."""
+        """Groups the query heads by the key head that they share: [B, H, ...] -> [B, Hkv, H / Hkv, ...]."""
         batch, heads, *rest = x.shape
         return w.reshape(x, [batch, k.shape[1], heads // k.shape[1], *rest])
 
@@ -87,13 +87,13 @@ class Attention:
         return d_q, d_k, d_v
 
 
-# --- compiled programs, for frameworks whose attention gives no log-sum-exp
+# --- compiled programs, for frameworks whose attention does not return the log-sum-exp
 
 
 def without_statistics(graph: Graph) -> Graph:
-    """The graph with the types of what attention makes, and of its log-sum-exps only those that a gradient beside it
-    reads: `paired` attention, whose second result then stands for all that its gradient takes. Others compute what
-    they need once more."""
+    """Returns the graph with the types of attention results, and with fewer log-sum-exps. A log-sum-exp stays only
+    where its reader is an adjacent gradient of the same operands. That attention is marked `paired`: its second result
+    stands for everything that the gradient reads. Other gradients recompute what they need."""
     _typed(graph.nodes, dict(graph.parameters))
     _unpaired(graph.nodes, set())
     return graph
@@ -129,7 +129,8 @@ def _typed_loop(node: Node, types: dict[str, Type]) -> None:
 
 
 def _unpaired(nodes: list[Node], gone: set[str]) -> set[str]:
-    """Leaves out log-sum-exps. gone: those that come from outside. Returns those made here, too."""
+    """Removes log-sum-exps that no paired gradient reads. gone: those removed in enclosing graphs. Returns all that are
+    removed."""
     makers = {node.results[1]: node for node in nodes if node.op == "attention"}
     readers: dict[str, list[Node]] = {}
     for node in nodes:

@@ -1,19 +1,20 @@
-"""Bounds of the whole numbers that a statement computes, as far as its operands tell."""
+"""Bounds of the integers that a statement computes, derived from the bounds of its operands."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-Bounds = tuple[float, float]  # the least and the greatest
+Bounds = tuple[float, float]  # the smallest and the largest value
 
 _KEPT = {"reshape", "transpose", "slice", "broadcast", "flip", "cast", "reduce_max", "stop_gradient"}
 _TESTS = {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"}
-_MOST = 2**53  # beyond which sums may not be what they seem
+_MOST = 2**53  # sums beyond it are not exact in float64
 
 
 def bounds_of(text: str, operands: Sequence[Bounds | None], shape: Sequence[int]) -> Bounds | None:
-    """Returns a statement's bounds from its operation and its operands' bounds; None where they are not known."""
+    """Returns a statement's bounds, computed from its operation and its operands' bounds. Returns None if they are
+    unknown."""
     if text == "iota":
         return 0, max(max(shape, default=1) - 1, 0)
     if text in _TESTS:

@@ -1,4 +1,4 @@
-"""Checks that indices are where a framework wants them, before a program runs that would read 0 outside."""
+"""Checks of index ranges before a program runs: the framework raises for an index that the program would read as 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class IndexOutside(IndexError, RuntimeError):
-    """An index outside of its range. PyTorch raises one or the other, by the operation and the device."""
+    """An index outside of its range. PyTorch raises IndexError or RuntimeError, depending on the operation and the
+    device."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
-    """A program with two results for each check: the place of an index that is outside, if one is, in row-major order, and
-    the index there."""
+    """A program with two results for each check: the row-major position of the first index that is out of range, if
+    there is one, and the index at that position."""
 
     text: str
-    reads: tuple[int, ...]  # its parameters, by their places among those of the program that is checked
-    told: tuple[tuple[int, int, tuple[int, ...], str], ...]  # low, size, the shape of the index, what to say
+    reads: tuple[int, ...]  # its parameters, as positions among those of the checked program
+    told: tuple[tuple[int, int, tuple[int, ...], str], ...]  # low, size, the index's shape, the message
 
     def raise_for(self, found: Sequence[Any]) -> None:
-        """found: the results, each as a number."""
+        """Raises IndexOutside for the first failed check. found: the results, each as a number."""
         for (low, size, shape, text), place, index in zip(self.told, found[::2], found[1::2]):
             if low <= index < size:
                 continue
@@ -53,7 +54,7 @@ class Checks:
 
 
 def unpacked(text: str) -> Checks | None:
-    """Returns the checks that ``packed`` wrote; None of no text."""
+    """Returns the checks that ``packed`` wrote, or None for an empty text."""
     if not text:
         return None
     program, reads, told = json.loads(text)
@@ -61,7 +62,7 @@ def unpacked(text: str) -> Checks | None:
 
 
 def checked(function: Callable, checks: Checks, run: Callable) -> Callable:
-    """The function of a program, behind the checks that ``run`` makes of its arguments."""
+    """Wraps a program's function so that ``run`` first makes the checks on its arguments."""
 
     def call(*given):
         run(*(given[place] for place in checks.reads))
@@ -71,8 +72,8 @@ def checked(function: Callable, checks: Checks, run: Callable) -> Callable:
 
 
 def checks_of(w: Writer, checks: Sequence[Check], parameters: Sequence[tuple[str, str]]) -> Checks | None:
-    """The program of the checks, whose statements are added to the writer's. parameters: name
-    and type of those of the program that is checked."""
+    """Builds the program of the checks, whose statements are appended to the writer's. parameters: name and type of
+    each parameter of the checked program. Returns None if there are no checks."""
     results, told = [], []
     w.hint = "check"
     for check in checks:
@@ -102,14 +103,14 @@ def checks_of(w: Writer, checks: Sequence[Check], parameters: Sequence[tuple[str
 
 
 class Indices:
-    """The part of a writer that knows where indices are, and what a framework wants of them."""
+    """The part of a writer that knows the bounds of indices, and the ranges that a framework requires."""
 
     def range_of(self, v: Value) -> Bounds | None:
-        """The least and the greatest of its whole numbers, if they are known."""
+        """Returns the smallest and the largest of an integer value, if they are known."""
         return (v.number, v.number) if v.number is not None else self.bounds.get(v.name)
 
     def known(self, index: Value, size: int, low: int = 0) -> bool:
-        """Returns whether an index is within [low, size) whatever the inputs are."""
+        """Returns whether an index is within [low, size) for all inputs."""
         found = self.range_of(index)
         return 0 in index.shape or (found is not None and low <= found[0] and found[1] < size)
 
@@ -119,20 +120,22 @@ class Indices:
         return self.map("logical_and", [first, last], self.dtypes.i8)
 
     def check(self, index: Value, size: int, dim: int, low: int = 0) -> None:
-        """The framework raises where an index is not within [low, size): so does a run on a CPU, before all else."""
+        """Registers a check that an index is within [low, size). The framework raises otherwise, so a run on a CPU
+        checks first."""
         if self.device == "cpu" and not self.known(index, size, low):
             self.checks.setdefault((index.name, low, size), Check(index, low, size, dim, self.asked, self.place))
 
     def filled(self, read: Value, index: Value, dims: Sequence[int], size: int, low: int = 0) -> Value:
-        """Returns what was read at an index, whose dimensions are these: NaN where it is outside and nothing raises."""
+        """Replaces what was read at an index out of range by NaN, on devices that do not raise. dims: the index's
+        dimensions."""
         if self.device == "cpu" or not self.dtypes.floating(read.dtype) or self.known(index, size, low):
             return read
         inside = self.broadcast_dims(self.inside(index, size, low), read.shape, dims)
         return self.map("select", [inside, read, self.number(math.nan, read.dtype)], read.dtype)
 
     def _addressed(self, index: Value, size: int, updates: Value | None = None) -> tuple[Value, Value | None]:
-        """The index, and what is added at it, as a framework's own operations take them on a GPU, where an index that is
-        outside ends the process's use of it."""
+        """Returns the index and its updates in a form that the framework's GPU operations accept. An index out of range
+        would abort the process's CUDA context, so it becomes 0, with an update of 0."""
         if self.device == "cpu" or self.native or self.known(index, size):
             return index, updates
         inside = self.inside(index, size)
@@ -142,5 +145,5 @@ class Indices:
         return self.map("select", [inside, index, self.number(0, index.dtype)], index.dtype), updates
 
     def all_checks(self, parameters: Sequence[tuple[str, str]]) -> Checks | None:
-        """The program of the checks, of some of the parameters (name, type); None where there are none."""
+        """Returns the program of all checks, or None if there are none. parameters: (name, type) of each."""
         return checks_of(self, list(self.checks.values()), parameters)

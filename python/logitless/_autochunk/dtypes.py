@@ -1,4 +1,4 @@
-"""A framework's dtypes, by the names that they have in the text form of tensor programs."""
+"""A framework's dtypes, by their names in the text form of tensor programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Dtypes(NamedTuple):
     f64: Any
     i32: Any
     i64: Any
-    i8: Any  # conditions
+    i8: Any  # booleans
 
     def name(self, dtype) -> str | None:
         return next((name for name, own in self._asdict().items() if own == dtype), None)
@@ -25,7 +25,8 @@ class Dtypes(NamedTuple):
         return self.bf16, self.f16
 
     def wide(self, dtype):
-        """What composite operations compute in: f32 of 16 bit, as the kernels of frameworks do."""
+        """Returns the dtype that composite operations compute in: f32 for 16-bit operands, as the frameworks' kernels
+        do."""
         return self.f32 if dtype in self.narrow else dtype
 
     def listed(self) -> str:

@@ -1,4 +1,4 @@
-"""Operations that the framework runs as they are: `extern` of docs/ir.md, whose calls the generated source has."""
+"""Operations that the framework itself runs: `extern` of docs/ir.md. The generated source calls them."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from dataclasses import dataclass
 
 from logitless._autochunk.parse import Graph, Node
 
-WHOLE, SUM = "whole", "sum"  # of an operand that every chunk reads, of a result that chunks add to
+WHOLE, SUM = "whole", "sum"  # an operand that every chunk reads in full; a result that chunks accumulate
 
-# For an operand each, and then the result, the dimension along which parts come from parts.
+# The chunked dimension of each operand, and then of the result.
 Row = Sequence[int | str]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function of arrays and of nothing else; equal ones are one."""
+    """A function that depends on its array operands alone. Calls with equal keys are the same call."""
 
-    name: str  # "aten.cumprod.default": what reports call it
-    key: str  # all that it depends on but its operands
-    emit: Callable[[Sequence[str], Sequence[int]], str]  # of operands' texts, and of the results that are read
-    count: int | None = None  # of results where they come as a tuple
-    helper: str = ""  # that stands beside the function
+    name: str  # the name in reports, e.g. "aten.cumprod.default"
+    key: str  # everything that it depends on except its operands
+    emit: Callable[[Sequence[str], Sequence[int]], str]  # (operands' texts, indices of results that are read)
+    count: int | None = None  # number of results, if they come as a tuple
+    helper: str = ""  # source of a helper that is emitted beside the function
 
     def targets(self, names: dict[int, str]) -> str:
-        """What the results are assigned to: names of those that are read."""
+        """Returns the left-hand side of the assignment: names of the results that are read, "_" for the others."""
         if self.count is None:
             return names[0]
         return ", ".join(names.get(k, "_") for k in range(self.count)) + ("," if self.count == 1 else "")
 
 
 def spread_rows(shapes: Sequence[Sequence[int]], result: Sequence[int], dims: Sequence[int]) -> list[Row]:
-    """Along each of these dimensions of the result: operands that are spread to it have the same one, or are whole."""
+    """Returns a row for each of these dimensions of a broadcast result. An operand has the same dimension, or is read
+    in full."""
     rows = []
     for d in dims:
         places = [d - (len(result) - len(shape)) for shape in shapes]
@@ -43,8 +44,8 @@ def spread_rows(shapes: Sequence[Sequence[int]], result: Sequence[int], dims: Se
 
 
 def merged(graph: Graph) -> Graph:
-    """The graph with one node for all results of a call, where the first of them stands. What is computed once more, to
-    be kept no longer than it is read, is another call."""
+    """Returns the graph with one node for all results of a call, at the position of the first. A call that is
+    recomputed, to free its result earlier, stays a separate call."""
     _merge(graph.nodes)
     return graph
 
@@ -73,7 +74,8 @@ _EXTERN = re.compile(r"( *)%([\w.]+) = extern .*?call\((\d+)\) .*: \w+\[([^\]]*)
 
 
 def described(text: str, calls: Sequence[Call], places: dict[str, str], framework: str) -> list[str]:
-    """A line for each call of a compiled program: where it is whole, and where it runs along a loop's dimension."""
+    """Describes each call of a compiled program: whether it runs at once or chunk by chunk, and along which dimension.
+    """
     lines: list[str] = []
     for indent, name, call, sizes in map(re.Match.groups, filter(None, map(_EXTERN.match, text.splitlines()))):
         how = "whole"

@@ -1,4 +1,4 @@
-"""What a chunked function is in any framework: its options, where its gradients are computed, what it tells."""
+"""The chunked function, for any framework: its options, when its gradients are computed, and its reports."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from logitless._autochunk.reads import Read, changed
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_KEPT = 256  # plans of a function, the ones used last
-_VARIANTS = 64  # of them, that differ by what was read alone
-_MANY = 8  # of these, beyond which a warning says why
+_KEPT = 256  # plans of a function, least recently used evicted
+_VARIANTS = 64  # plans of one key, which differ only in the variables that were read
+_MANY = 8  # plans of one key beyond which a warning names the variable that changes
 
 
 class _Tracing(threading.local):
@@ -33,7 +33,7 @@ _tracing = _Tracing()
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    """While a chunked function is traced: chunked functions that it calls are traced with it."""
+    """Marks that a chunked function is being traced: chunked functions that it calls are traced as part of it."""
     _tracing.depth += 1
     try:
         yield
@@ -46,9 +46,9 @@ def is_tracing() -> bool:
 
 
 class Kept:
-    """Plans by all that a trace depends on, the ones used last: a key, and what was read besides, which is looked at. What
-    uses a plan holds it: one that is let go is made again for the next call, and backward passes that wait for it have it
-    still."""
+    """A cache of plans, least recently used evicted. The key holds everything that a trace depends on, except variables
+    that it read, which are compared at lookup. Users of a plan hold a reference: an evicted plan stays valid for
+    backward passes that wait for it."""
 
     def __init__(self):
         self._made: OrderedDict[tuple, list[tuple[list[Read], Any]]] = OrderedDict()
@@ -68,7 +68,7 @@ class Kept:
             return None
 
     def keep(self, key: tuple, plan, reads: list[Read]) -> None:
-        """reads: what was read to make the plan."""
+        """Stores a plan. reads: the variables that were read to make it."""
         with self._lock:
             plans = self._made.setdefault(key, [])
             different = changed(plans[-1][0]) if plans else None
@@ -87,24 +87,24 @@ class Kept:
 
 
 class ChunkedFunction(Generic[P, R]):
-    """What a framework's ``AutoChunked`` begins with: ``explain``, ``source`` and what they speak of."""
+    """The base class of each framework's ``AutoChunked``, with ``explain`` and ``source``."""
 
-    executors: tuple[str, ...] = EXECUTORS  # that may be asked for
+    executors: tuple[str, ...] = EXECUTORS  # the executors that the option accepts
 
     def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         self.limits = limits
         self.gradients = gradients
         self.unsupported = unsupported
-        self.last = None  # what ran: a plan, or why there is none
+        self.last = None  # the last plan that ran, or the reason why there is none
         self._function = function
-        self._made = Kept()  # plans, or why there is none
+        self._made = Kept()  # plans, or the reason why there is none
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         raise NotImplementedError
 
     def __reduce__(self):
-        """A copy, and what is read from a pickle, has the function and the options, and compiles anew. What stands under its
-        own name in a module, as what a decorator has made does, is that name."""
+        """Copies and pickles hold the function and the options, and recompile when they are called. An object that is
+        found under its own qualified name in a module, such as a decorated function, is pickled as that name."""
         found = sys.modules.get(getattr(self, "__module__", ""))
         name = getattr(self, "__qualname__", "")
         for part in name.split("."):
@@ -114,13 +114,15 @@ class ChunkedFunction(Generic[P, R]):
         return type(self), (self._function, self.limits, self.gradients, self.unsupported)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """What was chunked, along what, what was not and why, and the memory before and after: of a call with these
-        arguments, which is compiled but not run, or without arguments of what ran last."""
+        """Reports which values were chunked and along which dimension, which were not and why, and the memory before
+        and after. With arguments, it compiles the call without running it. Without arguments, it reports on the last
+        call."""
         plan = self._described("explain", args, kwargs)
         return plan if isinstance(plan, str) else plan.describe()
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The Python that runs, or the program as docs/ir.md has it where the library runs it, of the same."""
+        """Returns the generated Python, or the program in the form of docs/ir.md where the library runs it. Arguments
+        as in ``explain``."""
         plan = self._described("source", args, kwargs)
         if isinstance(plan, str):
             raise RuntimeError(f"source: there is none, since the function runs unchunked: {plan}")
@@ -133,18 +135,20 @@ class ChunkedFunction(Generic[P, R]):
         return found
 
     def _planned(self, args: tuple, kwargs: dict):
-        """The plan of a call with these arguments, or why there is none."""
+        """Returns the plan of a call with these arguments, or the reason why there is none."""
         raise NotImplementedError
 
     def _known(self, key: tuple, expected: str):
-        """What was made for the key. expected: the arguments that need not be hashable, as in "arrays"."""
+        """Returns the cached plan of a key. expected: the arguments that need not be hashable, such as "arrays", for
+        the error."""
         try:
             return self._made.get(key)
         except TypeError as error:
             raise TypeError(f"autochunk: arguments must be {expected} or hashable values; {error}") from error
 
     def refused(self, error: Unsupported, stacklevel: int) -> str:
-        """What ``unsupported`` asks for: the error, or a warning and why there is no plan. stacklevel: the caller's."""
+        """Applies the option ``unsupported``: raises the error, or warns and returns the reason. stacklevel: the
+        caller's."""
         if self.unsupported == "error":
             raise error
         warnings.warn(f"the function runs unchunked: {error}", stacklevel=stacklevel + 1)
@@ -152,7 +156,7 @@ class ChunkedFunction(Generic[P, R]):
 
 
 def make(kind: type[ChunkedFunction], fn, memory_budget, chunks, gradients, strict, unsupported, executor):
-    """``fn`` as a chunked function of the framework's kind, or a decorator where it is None."""
+    """Returns ``fn`` as a chunked function of the framework's kind, or a decorator if it is None."""
     limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported, executor, kind.executors)
 
     def chunked(function: Callable) -> ChunkedFunction:
@@ -164,7 +168,7 @@ def make(kind: type[ChunkedFunction], fn, memory_budget, chunks, gradients, stri
 
 
 def put(values: list, places: Sequence[int], given: Sequence) -> list:
-    """The values with the given ones at their places."""
+    """Returns a copy of the values with the given ones at these positions."""
     full = list(values)
     for place, value in zip(places, given):
         full[place] = value
@@ -172,8 +176,9 @@ def put(values: list, places: Sequence[int], given: Sequence) -> list:
 
 
 def in_one_pass(gradients: str, shapes: Sequence[Sequence[int]], half: bool) -> bool:
-    """Whether gradients are computed with the outputs. shapes: of the differentiable outputs. half: whether anything is
-    fp16: loss scaling keeps such gradients from vanishing, they need the tangent while they are computed."""
+    """Returns whether gradients are computed together with the outputs. shapes: of the differentiable outputs. half:
+    whether any value is fp16. Loss scaling keeps fp16 gradients from underflowing, so they need the upstream gradient
+    while they are computed."""
     scalar = len(shapes) == 1 and math.prod(shapes[0]) == 1
     if gradients == "forward" and shapes and not scalar:
         listed = ", ".join(str(list(shape)) for shape in shapes)
@@ -185,7 +190,7 @@ def in_one_pass(gradients: str, shapes: Sequence[Sequence[int]], half: bool) -> 
 
 
 def warn(text: str) -> None:
-    """A warning at the line that called, which is neither ours nor the framework's."""
+    """Issues a warning at the caller's line, outside of this package and the framework."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(("logitless.", "torch.", "jax.")):
         frame, level = frame.f_back, level + 1
@@ -193,7 +198,8 @@ def warn(text: str) -> None:
 
 
 def warn_missed(limits: Limits, parts: Sequence[Compiled | None]) -> None:
-    """Tells of a budget that is not met, as ``strict`` makes an error of. parts: of a new plan."""
+    """Warns of a budget that is not met; with ``strict`` it is an error elsewhere. parts: the programs of a new plan.
+    """
     for made in parts:
         if made is not None and made.over(limits.budget):
             warn(
@@ -206,8 +212,8 @@ def warn_missed(limits: Limits, parts: Sequence[Compiled | None]) -> None:
 def describe(
     forward: Compiled, backward: Compiled | None, joint: bool, alone: str, limits: Limits, eager: int | None = None
 ) -> str:
-    """alone: why there are outputs and no gradients, where it is so. eager: bytes that the function itself takes beyond
-    inputs and results, with its gradients, if that is known."""
+    """Describes a plan. alone: the reason why outputs have no gradients, if so. eager: bytes that the eager function
+    takes beyond inputs and results, with its gradients, if known."""
     if joint:
         how = "outputs and gradients in one pass; backward multiplies the gradients by the tangent of the loss"
     elif backward is not None:

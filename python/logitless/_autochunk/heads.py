@@ -1,5 +1,5 @@
-"""Programs with one softmax of the logits, whose gradient is a sum of a one-hot value and of one multiple of the softmax:
-the form in which the compiler finds heads for its engine, and the one of the fewest passes over the logits."""
+"""Programs with one softmax of the logits, whose gradient is a one-hot value plus one multiple of the softmax. The
+compiler recognises heads for its engine in this form, which takes the fewest passes over the logits."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import NamedTuple
 from logitless._autochunk.lower import Value, Writer, broadcast_shapes
 
 
-_DEPTH = 5  # of the functions that reshapes are moved out of: what frameworks make of an index
+_DEPTH = 5  # the most nested functions that a reshape is moved through, enough for the index arithmetic of frameworks
 
 
 class Multiple(NamedTuple):
-    """Exponentials, each row times a number."""
+    """Exponentials, each row multiplied by a number."""
 
     exponentials: Value
     row: Value
-    dims: tuple[int, ...]  # of the exponentials, that those of row are
+    dims: tuple[int, ...]  # the dimensions of the exponentials that row has
 
 
 class HeadWriter(Writer):
-    """Writes equal statements once, adds multiples of the same exponentials, and makes 16-bit products f32 where asked
-    (`wide`). What it adds in another order is rounded otherwise, by f32's rounding."""
+    """A writer that removes common subexpressions, merges multiples of the same exponentials, and emits matrix products
+    of 16-bit operands in f32 where asked (`wide`). Reassociated sums differ by f32 rounding."""
 
-    wide = False  # the next products are read in f32 alone
+    wide = False  # the next matrix products are read in f32 alone
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.made: dict[tuple, Value] = {}
-        self.maps: dict[str, tuple[str, list[Value]]] = {}  # of each map: function and operands
+        self.maps: dict[str, tuple[str, list[Value]]] = {}  # function and operands of each map
         self.multiples: dict[str, Multiple] = {}
 
     def emit(self, text: str, operands: Sequence[Value], dtype, shape, attributes: str = "", arange=None) -> Value:
@@ -45,12 +45,12 @@ class HeadWriter(Writer):
         return super().dot(a, b, contract, batch, dtype)
 
     def reshape(self, v: Value, shape: Sequence[int]) -> Value:
-        """Of a function of reshaped values, the function of the values."""
+        """Reshapes a value. A function of reshaped values becomes the function of the values themselves."""
         made = self._unshaped(v, tuple(shape)) if v.name in self.maps and tuple(shape) != v.shape else None
         return super().reshape(v, shape) if made is None else made
 
     def _unshaped(self, v: Value, shape: tuple[int, ...], depth: int = 0) -> Value | None:
-        """The value in another shape, if that takes no reshape."""
+        """Returns the value in another shape, if that takes no reshape."""
         if v.number is not None:
             return Value("", v.dtype, shape, v.number)
         source = self.views.get(v.name) if v.name not in self.dims else None
@@ -67,7 +67,8 @@ class HeadWriter(Writer):
         return self.map(function, sources, v.dtype)
 
     def pick(self, v: Value, index: Value, axis: int) -> Value:
-        """Of logits minus a number for each row, the logit minus the number."""
+        """Picks an element of each row. A pick from logits minus a number per row becomes the picked logit minus the
+        number."""
         function, z, whole = self.sums.get(v.name, ("", v, v))
         row, dims = self.repeats.get(whole.name, (None, ()))
         if function == "sub" and row is not None and axis not in dims:
@@ -94,7 +95,7 @@ class HeadWriter(Writer):
         return made
 
     def _parts(self, v: Value) -> tuple[Value | None, Multiple | None]:
-        """A value as a sum of something else and a multiple."""
+        """Splits a value into a multiple and the rest of its sum."""
         if v.name in self.multiples:
             return None, self.multiples[v.name]
         function, a, b = self.sums.get(v.name, ("", v, v))
@@ -105,7 +106,8 @@ class HeadWriter(Writer):
         return v, None
 
     def _collected(self, function: str, a: Value, b: Value) -> Value | None:
-        """A sum of multiples of the same exponentials as one of them, and a difference as a sum."""
+        """Merges a sum or difference of multiples of the same exponentials into one multiple, and writes a difference
+        as a sum."""
         (rest, x), (other, y) = self._parts(a), self._parts(b)
         if y is None or (function == "sub" and other is not None):
             return None

@@ -1,4 +1,4 @@
-"""Statements of the text form of tensor programs (docs/ir.md), written for what a framework's operations mean."""
+"""Writes statements of the text form of tensor programs (docs/ir.md) for a framework's operations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from logitless._autochunk.options import Unsupported
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the program. Numbers in every element stay unwritten until something needs them."""
+    """A value of the program. A constant is not written until a statement needs it."""
 
     name: str
-    dtype: Any  # of the framework
+    dtype: Any  # the framework's
     shape: tuple[int, ...]
     number: float | int | bool | None = None
-    arange: int | None = None  # its elements are the index along this dimension, all other sizes are 1
+    arange: int | None = None  # its elements are the index along this dimension; all other sizes are 1
 
     @property
     def rank(self) -> int:
@@ -35,7 +35,7 @@ class Value:
 
 @dataclass(frozen=True)
 class OneHot:
-    """`part` where the index along the axis is `index`, else 0. Both have the shape without the axis."""
+    """`part` where the index along the axis equals `index`, else 0. Both have the shape without the axis."""
 
     axis: int
     index: Value
@@ -52,7 +52,7 @@ class Put:
 
 
 def rules_of(table: dict[str, Callable]) -> Callable:
-    """A decorator that keeps a function in a table by several names."""
+    """Returns a decorator factory that registers a function in a table under several names."""
 
     def rules(*names: str):
         def keep(function):
@@ -65,41 +65,41 @@ def rules_of(table: dict[str, Callable]) -> Callable:
 
 
 class Writer(Indices):
-    """Writes the statements of a program; each method adds at most a few."""
+    """Writes the statements of a program. Each method adds at most a few."""
 
-    native = False  # the library runs it, and calls nothing of the framework
+    native = False  # the library runs the program, and calls no function of the framework
 
     def __init__(self, dtypes: Dtypes):
         self.dtypes = dtypes
         self.lines: list[str] = []
         self.taken: set[str] = set()
-        self.views: dict[str, Value] = {}  # what each reshape and transpose was made of
-        self.dims: dict[str, tuple[int, ...]] = {}  # of each transpose
+        self.views: dict[str, Value] = {}  # the source of each reshape and transpose
+        self.dims: dict[str, tuple[int, ...]] = {}  # the permutation of each transpose
         self.constants: dict[tuple, Value] = {}
         self.one_hots: dict[str, OneHot] = {}
         self.puts: dict[str, Put] = {}
-        self.sums: dict[str, tuple[str, Value, Value]] = {}  # operands of each add and sub
-        self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # of each broadcast: operand and dims
-        self.distinct: dict[str, int] = {}  # indices that differ along this dimension
-        self.calls: dict[str, Call] = {}  # of the framework, by what they depend on
+        self.sums: dict[str, tuple[str, Value, Value]] = {}  # the operands of each add and sub
+        self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # the operand and dims of each broadcast
+        self.distinct: dict[str, int] = {}  # indices that are distinct along this dimension
+        self.calls: dict[str, Call] = {}  # the framework's functions, by key
         self.seed: Value | None = None  # i64 [2], an input: the key of random numbers
-        self.keys: list[Value] = []  # its words, once something reads them
-        self.drawn = 0  # operations before the one being lowered that draw random numbers
-        self.op = ""  # what is being lowered, for errors
-        self.asked = ""  # the operation that it is a part of
-        self.place = ""  # the line of the user's code that it comes from, if that is known
-        self.places: dict[str, str] = {}  # the same of each value
+        self.keys: list[Value] = []  # its two 32-bit halves, once something reads them
+        self.drawn = 0  # random operations before the one being lowered
+        self.op = ""  # the operation being lowered, for errors
+        self.asked = ""  # the user's operation that it is a part of
+        self.place = ""  # the line of the user's code, if known
+        self.places: dict[str, str] = {}  # the line of each value
         self.hint = ""
-        self.device = "cpu"  # where it runs, by the framework's name
-        self.bounds: dict[str, Bounds] = {}  # of whole numbers, where they are known
-        self.checks: dict[tuple, Check] = {}  # of indices, that a run on a CPU makes
+        self.device = "cpu"  # the device it runs on, by the framework's name
+        self.bounds: dict[str, Bounds] = {}  # bounds of integer values, if known
+        self.checks: dict[tuple, Check] = {}  # checks of indices, which a run on a CPU makes
 
     def refuse(self, why: str) -> Unsupported:
         return Unsupported(f"autochunk: {self.prefix}{self.op}: {why}")
 
     @property
     def prefix(self) -> str:
-        """What messages begin with."""
+        """Returns the prefix of messages: the line of the user's code, if known."""
         return f"{self.place}: " if self.place else ""
 
     def type(self, dtype, shape: Sequence[int]) -> str:
@@ -133,7 +133,7 @@ class Writer(Indices):
         return Value(name, dtype, tuple(shape), arange=arange)
 
     def emit_all(self, text: str, operands: Sequence[Value], types: Sequence[tuple], attributes: str) -> list[Value]:
-        """An operation with a result of each (dtype, shape)."""
+        """Writes an operation with several results, one for each (dtype, shape)."""
         written = ", ".join(f"%{self.written(v).name}" for v in operands)
         for dtype, shape in types:
             self.type(dtype, shape)
@@ -144,7 +144,7 @@ class Writer(Indices):
         return [Value(name, dtype, tuple(shape)) for name, (dtype, shape) in zip(names, types)]
 
     def written(self, v: Value) -> Value:
-        """The value with a statement of its own."""
+        """Returns the value after writing its constant, if it has no statement yet."""
         if v.number is None or v.name:
             return v
         number = float(v.number)
@@ -222,7 +222,7 @@ class Writer(Indices):
         return made
 
     def broadcast_dims(self, v: Value, shape: Sequence[int], dims: Sequence[int]) -> Value:
-        """Dimension i of v becomes dimension dims[i]; the others repeat it."""
+        """Broadcasts v: its dimension i becomes dimension dims[i], the other dimensions repeat it."""
         if v.number is not None:
             return Value("", v.dtype, tuple(shape), v.number)
         if tuple(shape) == v.shape:
@@ -232,7 +232,7 @@ class Writer(Indices):
         return made
 
     def broadcast(self, v: Value, shape: Sequence[int]) -> Value:
-        """As PyTorch's expand."""
+        """Broadcasts v to a shape by PyTorch's rules, like ``expand``."""
         shape = tuple(shape)
         if v.shape == shape:
             return v
@@ -271,7 +271,7 @@ class Writer(Indices):
 
     # --- arithmetic
     def map(self, function: str, operands: Sequence[Value], dtype) -> Value:
-        """A scalar function of operands that are broadcast as PyTorch does."""
+        """Writes an elementwise function of operands, broadcast by PyTorch's rules."""
         shape = broadcast_shapes(*(v.shape for v in operands))
         folded = self._folded(function, operands, dtype)
         if folded is not None:
@@ -290,7 +290,8 @@ class Writer(Indices):
         return made
 
     def _folded(self, function: str, operands: Sequence[Value], dtype) -> Value | None:
-        """What needs no statement: neutral numbers, and numbers alone where that does not round."""
+        """Folds neutral elements and constants. Constants fold only where that does not round. Returns None if nothing
+        folds."""
         a, b = operands[0], operands[1] if len(operands) > 1 else operands[0]
         neutral = {"mul": 1, "div": 1, "add": 0, "sub": 0}.get(function)
         if neutral is not None:
@@ -312,12 +313,12 @@ class Writer(Indices):
         return None
 
     def untransposed(self, v: Value) -> Value | None:
-        """What a matrix is the transpose of."""
+        """Returns the source of a transposed matrix, or None."""
         return self.views[v.name] if v.name in self.dims and v.rank == 2 else None
 
     def _turned(self, function: str, operands: Sequence[Value], dtype) -> Value | None:
-        """A function of transposed matrices, as the transpose of one of the matrices: all that is computed of a matrix
-        then has its dimensions in one order, and can be cut along the same one."""
+        """Rewrites a function of transposed matrices as the transpose of a function of the matrices. All values
+        computed from a matrix then have one dimension order, and can be chunked along the same dimension."""
         if not any(self.untransposed(v) is not None for v in operands):
             return None
         sources = [self._source(v) for v in operands]
@@ -326,7 +327,7 @@ class Writer(Indices):
         return self.transpose(self.map(function, sources, dtype), [1, 0])
 
     def _source(self, v: Value) -> Value | None:
-        """The transpose of a matrix, if it takes no operation on all of it."""
+        """Returns the transpose of a matrix if it is free: no operation on all of its elements."""
         shape = v.shape[::-1]
         if v.number is not None:
             return Value("", v.dtype, shape, v.number)
@@ -341,7 +342,7 @@ class Writer(Indices):
         return None
 
     def _scaled_one_hot(self, operands: Sequence[Value], shape: tuple[int, ...]) -> Value | None:
-        """A one-hot value times a number for each row, or its negative, is one of other numbers."""
+        """Returns a one-hot value, scaled per row or negated, as a one-hot value with scaled parts."""
         for v, by in zip(operands, reversed(operands)):
             hot = self.one_hots.get(v.name)
             if hot is None or v.shape != shape:
@@ -362,7 +363,7 @@ class Writer(Indices):
         return None
 
     def one_hot(self, index: Value, part: Value, shape: Sequence[int], axis: int) -> Value:
-        """`part` where the index along the axis is `index`, else 0. Every index is inside."""
+        """Returns `part` where the index along the axis equals `index`, else 0. Every index must be in range."""
         others = [d for d in range(len(shape)) if d != axis]
         part = self.broadcast(part, [shape[d] for d in others])
         hit = self.at(index, shape, axis)
@@ -372,7 +373,8 @@ class Writer(Indices):
         return made
 
     def _row_sum(self, v: Value, axis: int) -> Value | None:
-        """The sum along an axis of what is repeated along it, or one-hot, or a sum of these: no big value is read."""
+        """Returns the sum along an axis without reading a large value, or None. It applies to broadcast and one-hot
+        values and to their sums."""
         rest = [s for d, s in enumerate(v.shape) if d != axis]
         hot = self.one_hots.get(v.name)
         if hot is not None and hot.axis == axis:
@@ -407,7 +409,7 @@ class Writer(Indices):
     def scaled(self, a: Value, by: float) -> Value:
         return self.mul(a, self.number(by, a.dtype))
 
-    # --- reductions and products
+    # --- reductions and matrix products
     def reduce(self, kind: str, v: Value, dims: Sequence[int], keep: bool = False, dtype=None) -> Value:
         dtype = v.dtype if dtype is None else dtype
         if kind == "reduce_sum" and self.dtypes.floating(dtype):
@@ -424,14 +426,14 @@ class Writer(Indices):
         rest = [s for d, s in enumerate(v.shape) if d not in dims]
         if dims:
             made = self.emit(kind, [v], dtype, rest, f" dims({_list(sorted(dims))})")
-            if kind == "argmax":  # of one dimension
+            if kind == "argmax":  # reduces one dimension
                 self.bounds[made.name] = 0, v.shape[dims[0]] - 1
-        else:  # of one element each
+        else:  # dimensions of size 1
             made = self.cast(v, dtype)
         return self.reshape(made, [1 if d in dims else s for d, s in enumerate(v.shape)]) if keep else made
 
     def dot(self, a: Value, b: Value, contract, batch=((), ()), dtype=None) -> Value:
-        """dtype: f32 of 16-bit factors, else theirs."""
+        """Contracts a and b. dtype: f32 for 16-bit operands, else the operands' own."""
         (ca, cb), sources = contract, (self.untransposed(a), self.untransposed(b))
         if not batch[0] and len(ca) == 1:
             if sources[0] is not None:
@@ -450,7 +452,7 @@ class Writer(Indices):
 
     # --- indices
     def pick(self, v: Value, index: Value, axis: int) -> Value:
-        """index has the shape of v without the axis."""
+        """Picks one element along the axis. index has the shape of v without the axis."""
         if self.untransposed(v) is not None:
             v, axis = self.untransposed(v), 1 - axis
         shape = [s for d, s in enumerate(v.shape) if d != axis]
@@ -458,13 +460,13 @@ class Writer(Indices):
         return self.emit("pick", [v, self.broadcast(index, shape)], v.dtype, shape, f" axis({axis})")
 
     def gather(self, v: Value, index: Value, axis: int) -> Value:
-        """Several along the axis: index has the rank of v, and its shape but for the axis."""
+        """Gathers several elements along the axis. index has the rank of v, and its shape except along the axis."""
         index, _ = self._addressed(index, v.shape[axis])
         return self.emit("pick", [v, index], v.dtype, index.shape, f" axis({axis})")
 
     def put(self, index: Value, updates: Value, size: int, axis: int) -> Value:
-        """Updates, of the index's shape, added at it to zeros of this size along the axis. Every index is inside,
-        or its update 0."""
+        """Adds updates to zeros of this size along the axis. index and updates have the same shape. Every index must be
+        in range, or its update 0."""
         if updates.dtype == self.dtypes.i8:
             return self.cast(self.put(index, self.cast(updates, self.dtypes.i32), size, axis), updates.dtype)
         index, updates = self._addressed(index, size, updates)
@@ -474,24 +476,24 @@ class Writer(Indices):
         return made
 
     def at(self, index: Value, shape: Sequence[int], axis: int) -> Value:
-        """Where the index along an axis is the one given, which has the shape without the axis."""
+        """Compares the position along an axis with an index that has the shape without the axis."""
         dims = [d for d in range(len(shape)) if d != axis]
         whole = self.broadcast_dims(index, shape, dims)
         return self.map("eq", [self.iota(shape, axis, index.dtype), whole], self.dtypes.i8)
 
     def random_keys(self) -> list[Value]:
-        """Both words of the key."""
+        """Returns the two 32-bit halves of the key of random numbers."""
         if self.seed is None:
             raise self.refuse("random numbers have no form in a tensor program here")
         if not self.keys:
             self.keys = [self.reshape(self.slice(self.seed, 0, i, i + 1), ()) for i in range(2)]
         return self.keys
 
-    # --- of the framework
+    # --- functions of the framework
     def extern(
         self, call: Call, operands: Sequence[Value], dtype, shape, result: int = 0, along: Sequence[Row] = ()
     ) -> Value:
-        """One result of a call, which may be cut along these dimensions."""
+        """Writes one result of a framework's call. along: the dimensions along which it can be chunked."""
         if self.native:
             raise self.refuse("the library has no code for it; executor='python' takes it")
         self.calls.setdefault(call.key, call)
@@ -507,13 +509,13 @@ class Writer(Indices):
         return self.emit("flip", [v], v.dtype, v.shape, f" axis({axis})")
 
     def scan(self, kind: str, v: Value, axis: int, reverse: bool = False) -> Value:
-        """cumsum or cumlse along an axis; of 16 bit in f32."""
+        """Writes a cumsum or cumlse along an axis. 16-bit values accumulate in f32."""
         wide = self.cast(v, self.dtypes.wide(v.dtype))
         made = self.emit(kind, [wide], wide.dtype, v.shape, f" axis({axis}) reverse({int(reverse)})")
         return self.cast(made, v.dtype)
 
     def sort(self, v: Value, axis: int, count: int, descending: bool) -> tuple[Value, Value]:
-        """The first `count` along an axis in order, and their indices."""
+        """Returns the first `count` elements along an axis in sorted order, and their indices."""
         shape = [count if d == axis else s for d, s in enumerate(v.shape)]
         attributes = f" axis({axis}) count({count}) descending({int(descending)})"
         values, index = self.emit_all("sort", [v], [(v.dtype, shape), (self.dtypes.i64, shape)], attributes)
@@ -532,7 +534,8 @@ class Writer(Indices):
         return self.cast(made, updates.dtype)
 
 
-# Giles, "Approximating the erfinv function": of w = -log(1 - x^2), around 2.5 and of its root around 3.
+# Coefficients of M. Giles, "Approximating the erfinv function" (2010): polynomials in w = -log(1 - x^2), around 2.5,
+# and in its square root, around 3.
 _NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
 _NEAR += (-0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
 _FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
@@ -540,7 +543,7 @@ _FAR += (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
 
 
 def inverse_erf(w: Writer, x: Value) -> Value:
-    """Of f32 to its rounding; of f64 with two of Newton's steps."""
+    """Returns erfinv(x): to f32 rounding for f32, refined by two Newton steps for f64."""
 
     def polynomial(at, coefficients):
         made = w.number(coefficients[0], at.dtype)
@@ -564,7 +567,7 @@ def inverse_erf(w: Writer, x: Value) -> Value:
 
 
 def rounded(w: Writer, x: Value) -> Value:
-    """To the nearest whole number, a half to the even one."""
+    """Rounds to the nearest integer, ties to even."""
     below = w.map("floor", [x], x.dtype)
     half = w.map("floor", [w.scaled(below, 0.5)], x.dtype)
     odd = w.map("ne", [below, w.scaled(half, 2)], w.dtypes.i8)
@@ -579,7 +582,7 @@ def _list(numbers: Sequence[int]) -> str:
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that operands of these shapes are spread to: sizes from the last on, 1 beside any other."""
+    """Returns the broadcast shape of these shapes: sizes align at the last dimension, and 1 matches any size."""
     rank = max(len(s) for s in shapes)
     padded = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
     made = []

@@ -1,16 +1,16 @@
-"""Names of inputs, from a function's signature."""
+"""Names of a program's inputs, derived from a function's signature."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 
-_RESERVED = ("tangent", "constant", "out")  # what programs call the rest of their parameters and results
+_RESERVED = ("tangent", "constant", "out")  # names of a program's other parameters and results
 
 
 def leaf_names(function: Callable, args: tuple, kwargs: dict, endings: Callable[[object], list[str]]) -> list[str]:
-    """A name for each leaf of the arguments, in order; keywords in the order they are given in. endings: of the name of
-    each leaf of an argument, "" for the argument itself."""
+    """Returns a name for each leaf of the arguments, in order; keywords in the caller's order. endings: returns the
+    name suffixes of an argument's leaves, "" for an argument that is a leaf itself."""
     try:
         known = [p.name for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_POSITIONAL]
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Programs that the library runs itself, in place of generated code: what a compilation depends on, and those made."""
+"""Programs that the library runs instead of generated code: the compilation key and the cache."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from logitless import _library as c
 from logitless._autochunk.checks import Checks
 from logitless._compiler import Program
 
-_KEPT = 256  # programs, the ones used last
+_KEPT = 256  # programs, least recently used evicted
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a program is for."""
+    """The machine that a program is compiled for."""
 
     device: int = c.DEVICE_CPU
-    compute_capability: int = 0  # of a GPU
-    threads: int = 1  # of the CPU, which decide nothing but the scratch of kernels; 0 of a GPU
+    compute_capability: int = 0  # of a GPU, as 10 major + minor; 0 for the CPU
+    threads: int = 1  # CPU threads, which affect only the kernels' scratch; 0 for a GPU
     head_engine: bool = False
 
 
 @dataclass(frozen=True)
 class Request:
-    """All that a compiled program depends on."""
+    """Everything that a compiled program depends on; the key of the cache."""
 
     text: str
     machine: Machine = Machine()
-    budget: int = 0  # bytes of values; 0: chunk wherever that computes nothing twice
+    budget: int = 0  # bytes of values; 0 chunks wherever nothing is recomputed
     chunks: int = 0
     chunk: bool = True
-    externs: bool = False  # the framework runs it, and the library nothing of it
-    checks: Checks | None = None  # of its indices, before it runs
+    externs: bool = False  # the framework runs it, without any code of the library
+    checks: Checks | None = None  # checks of its indices, made before it runs
 
     def on(self, **machine) -> Request:
-        """The same program for another machine."""
+        """Returns the same program for another machine."""
         return replace(self, machine=replace(self.machine, **machine))
 
 
 @functools.lru_cache(_KEPT)
 def program(request: Request) -> Program:
-    """The compiled program, one for equal requests. Raises what compiling raises."""
+    """Returns the compiled program, cached by request. Raises the compiler's errors."""
     machine = request.machine
     return Program(
         request.text,

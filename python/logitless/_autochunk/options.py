@@ -1,4 +1,4 @@
-"""The options of autochunk, and what it raises."""
+"""The options of autochunk and its error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from logitless._library import parse_bytes
 
 GRADIENTS = ("auto", "forward", "backward")
 EXECUTORS = ("python", "native")
-AUTO = "auto"  # executor: the one that is faster on the device, of those that take the function within the budget
+AUTO = "auto"  # executor: the faster of both on the device, among those that support the function within the budget
 
 
 class Unsupported(NotImplementedError):
@@ -18,22 +18,22 @@ class Unsupported(NotImplementedError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the caller asks of a program."""
+    """The caller's requirements of a program."""
 
-    budget: int = 0  # bytes beyond inputs and results; 0: none
+    budget: int = 0  # bytes beyond inputs and results; 0: no limit
     chunks: int = 0
     strict: bool = False
-    native: bool = False  # the library runs it, and no generated code
-    auto: bool = False  # which of them is chosen for each plan, whose own limits say so
-    # Without a budget: the least memory of all plans that compute nothing twice and are predicted to take at most this part
-    # more time than the fastest; 0: what the compiler chooses.
+    native: bool = False  # the library runs it, without generated code
+    auto: bool = False  # the executor is chosen for each plan, whose own limits name it
+    # Without a budget, the plan of least memory is chosen among those that recompute nothing. Its predicted time may
+    # exceed the fastest plan's by this fraction. 0 leaves the choice to the compiler.
     slack: float = 0.0
 
 
 def checked_limits(
     memory_budget, chunks, gradients, strict, unsupported, executor, executors: Sequence[str] = EXECUTORS
 ) -> Limits:
-    """The options as the caller gave them. executors: that the framework has. Raises ValueError for an option that is none."""
+    """Returns the checked options. executors: those of the framework. Raises ValueError for an invalid option."""
     budget = parse_bytes(memory_budget)
     chunks = 0 if chunks is None else chunks
     if not isinstance(chunks, int) or isinstance(chunks, bool) or chunks < 0:

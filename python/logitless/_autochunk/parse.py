@@ -1,4 +1,4 @@
-"""The text of a compiled program, read back. Only what the compiler prints: one statement on each line."""
+"""Parses the text of a compiled program: exactly the form that the compiler prints, one statement a line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from logitless._autochunk.dtypes import Dtypes
 
 @dataclass(frozen=True)
 class Type:
-    dtype: Any  # of the framework
+    dtype: Any  # the framework's
     shape: tuple[str, ...]  # numbers, or in a loop expressions of its symbol: "2 * c0"
 
 
 @dataclass
 class Loop:
-    symbol: str  # the size of a chunk, in the types of the body
+    symbol: str  # the size of a chunk, in the body's types
     extent: int
     chunk: int
-    first: str  # the number of the chunk's first element
+    first: str  # the index of the chunk's first element
     inputs: list[Slot]
     outputs: list[Slot]
     body: list[Node]
@@ -28,11 +28,11 @@ class Loop:
 
 @dataclass(frozen=True)
 class Slot:
-    """A value that enters or leaves a loop: whole, slice, stack, sum, max or lse."""
+    """A value that enters or leaves a loop. kind: whole, slice, stack, sum, max or lse."""
 
-    name: str  # inside
+    name: str  # name in the body
     kind: str
-    outer: str = ""  # outside
+    outer: str = ""  # name outside
     axis: int = 0
     factor: int = 1
 
@@ -45,15 +45,15 @@ class Node:
     attributes: dict[str, str]
     type: Type | None = None
     loop: Loop | None = None
-    types: list[Type | None] = field(default_factory=list)  # of several results, where they were looked for
-    location: str = ""  # "loss.py:12", where the traced program said so
+    types: list[Type | None] = field(default_factory=list)  # types of several results, if inferred
+    location: str = ""  # "loss.py:12", if the traced program has it
 
     def numbers(self, attribute: str) -> list[int]:
         text = self.attributes.get(attribute, "")
         return [int(x) for x in text.split(",") if x.strip()]
 
     def pair(self, attribute: str) -> tuple[list[int], list[int]]:
-        """dims(0, 1; 2)"""
+        """Parses a pair of lists, such as dims(0, 1; 2)."""
         a, b = self.attributes.get(attribute, ";").split(";")
         return [int(x) for x in a.split(",") if x.strip()], [int(x) for x in b.split(",") if x.strip()]
 
@@ -79,7 +79,7 @@ _OUTPUT = re.compile(r"\w+: (\w+) %([\w.]+)(?: axis\((\d+)\) factor\((\d+)\))?")
 
 def parse(text: str, dtypes: Dtypes) -> Graph:
     lines = (line.strip() for line in text.splitlines())
-    lines = iter(line for line in lines if line and not line.startswith("#"))  # comments of loops that share a body
+    lines = iter(line for line in lines if line and not line.startswith("#"))  # comments mark loops that share a body
     head = next(lines)
     listed = head[head.index("(") + 1 : head.rindex(")")]
     parameters = [(n, parse_type(t, dtypes)) for n, t in re.findall(r"%([\w.]+): (\w+\[[^\]]*\])", listed)]
@@ -88,14 +88,14 @@ def parse(text: str, dtypes: Dtypes) -> Graph:
 
 
 def _of_sort(node: Node, operand: Type, dtypes: Dtypes) -> list[Type]:
-    """Of the values and of the indices."""
+    """Returns the types of a sort's results: values and indices."""
     [axis] = node.numbers("axis")
     shape = tuple(node.attributes["count"] if d == axis else s for d, s in enumerate(operand.shape))
     return [Type(operand.dtype, shape), Type(dtypes.i64, shape)]
 
 
 def _entering(slot: Slot, symbol: str, known: dict[str, Type]) -> Type | None:
-    """A loop's input as its body has it."""
+    """Returns the type of a loop's input in the body."""
     type_ = known.get(slot.outer)
     if slot.kind == "whole" or type_ is None:
         return type_
@@ -112,11 +112,11 @@ def _leaving(slot: Slot, loop: Loop, known: dict[str, Type]) -> Type | None:
 
 
 def _statements(lines, dtypes: Dtypes, known: dict[str, Type | None]) -> tuple[list[Node], str]:
-    """known: types of values, to which those of the statements are added."""
+    """Parses statements up to the return. known: types of values, extended by those of the statements."""
     nodes = []
     for line in lines:
         if line.startswith("return "):
-            next(lines)  # the brace
+            next(lines)  # the closing brace
             return nodes, line.removeprefix("return ")
         place = _LOCATION.search(line)
         results, op, rest = _STATEMENT.fullmatch(line[: place.start()] if place else line).groups()
@@ -146,7 +146,7 @@ def _statements(lines, dtypes: Dtypes, known: dict[str, Type | None]) -> tuple[l
             elif node.op == "sort":
                 node.types = _of_sort(node, known[node.operands[0]], dtypes)
                 known.update(zip(node.results, node.types))
-            elif node.op.startswith("attention"):  # its result, or gradients: as its first operands
+            elif node.op.startswith("attention"):  # results have the types of the first operands
                 known.update(zip(node.results, map(known.get, node.operands[: 1 if node.op == "attention" else 3])))
         nodes.append(node)
     raise ValueError("the program has no return")

@@ -1,4 +1,4 @@
-"""Lines of the user's code, as reports and refusals name them: "loss.py:12: logits = (h @ w.T).float()"."""
+"""Lines of the user's code, as reports and errors name them: "loss.py:12: logits = (h @ w.T).float()"."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _INSTALLED = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "p
 
 
 def chosen(frames: Iterable[tuple[str, int]], frameworks: tuple[str, ...]) -> tuple[str, int] | None:
-    """Of (file, line), the innermost first, the first that is no package's; else the first that is neither of the
-    frameworks, whose folders are given, nor ours."""
+    """Chooses the frame of the user's code. frames: (file, line), innermost first. Returns the first outside of
+    installed packages, else the first outside of this package and the frameworks' folders."""
     inside = None
     for file, line in frames:
         if file.startswith((_OWN, *frameworks)) or file.startswith("<eval_with_key>"):
@@ -32,7 +32,8 @@ def shown(file: str, line: int) -> str:
 
 
 def located(message: str, places: Mapping[str, str]) -> str:
-    """The message behind the line of the first value in it, "%name" or "name (operation) type", that has one."""
+    """Prefixes a message with the line of the first value in it that has one. Values appear as "%name" or "name
+    (operation) type"."""
     names = (a or b for a, b in re.findall(r"%(\w+)|\b(\w+) \(\w+\) \w+\[", message))
     found = (places[name] for name in names if name in places)
     place = next(found, None)

@@ -1,4 +1,4 @@
-"""Programs compiled to Python functions within a budget, and what is told about them."""
+"""Compiles programs to Python functions within a budget, and describes them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from logitless._autochunk.places import located
 from logitless._autochunk.text import load
 from logitless._compiler import Program
 
-# A compiled program -> Python of its function, and the bytes that this takes beyond inputs and results. Of a program
-# that the library runs its own text.
+# Emits a compiled program: returns the function's Python and the bytes that it takes beyond inputs and results. If the
+# library runs the program, the source is the program's own text.
 Emit = Callable[[Program], tuple[str, int]]
 
-_ATTEMPTS = 4  # smaller budgets tried, until the Python function meets the one asked for
-_LARGER = 2  # larger ones, where less than half of it is taken
-_NEARLY = 1.1  # times the least bytes that were found, which are no reason for more work
-_MATTERS = 0.01  # of the peak: a smaller value is no reason for anything
+_ATTEMPTS = 4  # the most smaller budgets tried until the Python function meets the one asked for
+_LARGER = 2  # the most larger budgets tried if less than half of the budget is used
+_NEARLY = 1.1  # plans within this factor of the least memory count as equal
+_MATTERS = 0.01  # fraction of the peak; smaller values are not reported
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
-_MANY = 128  # rounds of a loop, whose operations then take longer to call than to run
+_MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
 
 
 @dataclass
 class Tried:
-    """A program that may become the function."""
+    """A candidate program for the function."""
 
     source: str
     bytes: int
@@ -41,13 +41,13 @@ class Tried:
 
     @property
     def seconds(self) -> float:
-        """Predicted."""
+        """The predicted time."""
         return self.program.report["after"]["predicted_seconds"]
 
 
 @dataclass
 class Compiled:
-    """A program as a function."""
+    """A compiled program and its function."""
 
     name: str
     source: str
@@ -55,17 +55,17 @@ class Compiled:
     function: Callable
     before: int  # bytes beyond inputs and results, without loops
     after: int
-    regions: list[dict] = field(default_factory=list)  # what became loops
-    refusals: list[str] = field(default_factory=list)  # what did not, and why
-    heads: list[dict] = field(default_factory=list)  # what runs on the head engine
+    regions: list[dict] = field(default_factory=list)  # values that became loops
+    refusals: list[str] = field(default_factory=list)  # values that did not, with the reason
+    heads: list[dict] = field(default_factory=list)  # heads that run on the head engine
     request: Request = Request("")
-    threads: int = 1  # of the CPU, that run it where the library does
-    places: dict[str, str] = field(default_factory=dict)  # of values: the line of the user's code
-    externs: list[str] = field(default_factory=list)  # operations that the framework runs as they are
+    threads: int = 1  # CPU threads that run it, if the library does
+    places: dict[str, str] = field(default_factory=dict)  # the line of the user's code of each value
+    externs: list[str] = field(default_factory=list)  # descriptions of operations that the framework runs
 
     @property
     def of_threads(self) -> int:
-        """Bytes with what kernels take for the threads that run it, which decide nothing else."""
+        """Bytes with the kernels' scratch for all threads. The number of threads changes nothing else."""
         if self.threads <= 1:
             return self.after
         more = program(self.request.on(threads=self.threads)).arena_bytes - program(self.request).arena_bytes
@@ -75,7 +75,7 @@ class Compiled:
         return located(message, self.places)
 
     def _place(self, head: str) -> str:
-        """What a line about "mm.head" begins with."""
+        """Returns the prefix of a line about a value such as "mm.head"."""
         place = self.places.get(head.partition(".")[0])
         return f"{place}: " if place else ""
 
@@ -108,22 +108,23 @@ class Compiled:
         return "\n".join(lines)
 
     def _matters(self, refusal: str, budget: int) -> bool:
-        """Returns whether it is of a value of more than 1 % of the peak that is whole, or says what budget would do."""
+        """Returns whether a refusal is worth reporting. It is if it names a value larger than 1 % of the peak, or is
+        the last one of a plan over budget."""
         if self.over(budget) and refusal is self.refusals[-1]:
             return True
         return _size_in(refusal) > _MATTERS * self.before and not refusal.endswith("the head engine makes it")
 
     def over(self, budget: int) -> int:
-        """Bytes over a budget, 0 for none."""
+        """Returns the bytes over a budget, 0 if it is met."""
         return max(self.after - budget, 0) if budget > 0 else 0
 
     def why_over(self) -> str:
-        """Returns the reason why it does not take less, if one is known."""
+        """Returns the reason for the remaining memory, if known."""
         return f": {self.located(self.refusals[-1])}" if self.refusals else ""
 
 
 def _size_in(message: str) -> float:
-    """Bytes of the value that a message speaks of; inf where it names no type."""
+    """Returns the bytes of the value that a message names, or inf if it names no type."""
     found = re.search(rf"\b({'|'.join(_SIZES)})\[([\d, ]*)\]", message)
     if found is None:
         return math.inf
@@ -131,7 +132,7 @@ def _size_in(message: str) -> float:
 
 
 def format_bytes(count: int) -> str:
-    """1536 -> "1.5 KiB"."""
+    """Formats a number of bytes: 1536 -> "1.5 KiB"."""
     size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
@@ -162,10 +163,13 @@ def compile_text(
     space: dict | None = None,
     checks: Checks | None = None,
 ) -> Compiled:
-    """The program as a function that meets the budget, if one is found. parameters: in the function's order. function:
-    what runs a program of the machine; None: the Python that emit made. places: of values, for what is told. calls: of
-    the framework, that the program has. space: what names of the generated module stand for. checks: that function makes
-    before."""
+    """Compiles a program to a function that meets the budget, if one is found.
+
+    parameters: in the order of the function. function: makes the callable of a program that the library runs; None: the
+    Python that emit wrote runs. places: the user's line of each value, for messages. calls: the framework's functions
+    that the program calls. space: names available to the generated module. checks: index checks that run before the
+    function.
+    """
     if not parameters:
         raise Unsupported(f"autochunk: {name} reads no input")
     asked, places = Request(text, machine, externs=function is None, checks=checks), places or {}
@@ -182,15 +186,15 @@ def compile_text(
 
     after = attempt(limits.budget, limits.chunks)
     if limits.slack > 0.0 and limits.budget == 0 and limits.chunks == 0:
-        all_plans = _compiled(replace(asked, budget=1), function is not None, places)  # found for budgets alone
+        all_plans = _compiled(replace(asked, budget=1), function is not None, places)  # listed for budgets alone
         attempt(_frugal(all_plans.report["plans"], limits.slack), 0)
     if machine.head_engine and limits.budget > 0 and after > limits.budget:
-        # Loops take less memory than the head engine's least plan.
+        # Loops take less memory than the least plan of the head engine.
         asked = asked.on(head_engine=False)
         after = attempt(limits.budget, 0)
     if limits.budget > 0:
-        # Python keeps more values of a chunk at a time than the compiler's own executor does, and that has the scratch
-        # of its kernels: smaller budgets until one is met, then larger ones again for fewer chunks.
+        # Python keeps more values of a chunk alive than the compiler's own executor, but has no kernel scratch. The
+        # search tries smaller budgets until one is met, then larger ones again to get fewer chunks.
         wanted, too_large = limits.budget, 0
         for _ in range(_ATTEMPTS):
             if after <= limits.budget or (too_large > 0 and tried[-1].source == tried[-2].source):
@@ -206,12 +210,12 @@ def compile_text(
                 wanted = middle
             else:
                 too_large = middle
-        for _ in range(_LARGER if function is None and too_large == 0 else 0):  # and of some fewer
+        for _ in range(_LARGER if function is None and too_large == 0 else 0):  # and a few larger ones
             if 2 * tried[-1].bytes > limits.budget:
                 break
             wanted *= 2
             attempt(wanted, 0)
-        # Where the compiler's choice does not do: as many chunks for every loop.
+        # If the compiler's choice does not meet the budget, try the same number of chunks for every loop.
         if function is None and after <= limits.budget and _rounds(_chosen(tried, limits.budget)) >= _MANY:
             chunks = 8
             while chunks < _MANY and attempt(limits.budget // 4, chunks) > limits.budget:
@@ -225,11 +229,11 @@ def compile_text(
             attempt(_quick_among_small(tried[0].program.report["plans"]), 0)
     last_report = tried[-1].program.report
     before = plain.bytes
-    if limits.chunks == 0:  # loops that save nothing are none
+    if limits.chunks == 0:  # loops that save no memory are dropped
         tried = [t for t in tried if t.bytes < before] + [plain]
     chosen = _chosen(tried, limits.budget)
     report = chosen.program.report
-    refusals = sorted(report["not_chunked"] or last_report["not_chunked"], key=_size_in)  # the largest is the last
+    refusals = sorted(report["not_chunked"] or last_report["not_chunked"], key=_size_in)  # the largest is last
     if not refusals and 0 < limits.budget < chosen.bytes:
         refusals = ["what remains is outside of loops: the compiler's plan is of fewer values than what runs"]
     elif 0 < limits.budget < chosen.bytes:
@@ -247,31 +251,33 @@ def compile_text(
 
 
 def _rounds(made: Tried) -> int:
-    """Of the longest loop."""
+    """Returns the number of chunks of the longest loop."""
     return max((-(-r["extent"] // r["chunk"]) for r in made.program.report["regions"]), default=1)
 
 
 def _frugal(plans: list[dict], slack: float) -> int:
-    """Bytes of the smallest plan whose time is within the slack of the fastest, and which computes nothing twice."""
+    """Returns the bytes of the smallest plan that recomputes nothing and whose time is within the slack of the fastest.
+    """
     once = [p for p in plans if p["extra_work"] < 1e-3]
     enough = (1 + slack) * min(p["seconds"] for p in once)
     return max(min(p["value_bytes"] for p in once if p["seconds"] <= enough), 1)
 
 
 def _taken(made: Tried) -> int:
-    """Bytes of the compiler's plan."""
+    """Returns the bytes of the compiler's chosen plan."""
     return next(p["value_bytes"] for p in made.program.report["plans"] if p["chosen"])
 
 
 def _quick_among_small(plans: list[dict]) -> int:
-    """Bytes of the fastest of the plans that take next to nothing more than the smallest."""
+    """Returns the bytes of the fastest plan among those within 10 % of the least memory."""
     enough = _NEARLY * min(p["arena_bytes"] for p in plans)
     return min((p for p in plans if p["arena_bytes"] <= enough), key=lambda p: p["seconds"])["value_bytes"]
 
 
 def _chosen(tried: list[Tried], budget: int) -> Tried:
-    """The least memory; with a budget what is predicted to be the fastest that meets it, but for loops of very many rounds.
-    A budget that is not met is no reason for loops, or for many more chunks, that save next to nothing."""
+    """Chooses a candidate: the least memory without a budget, else the predicted fastest that meets it. Loops with very
+    many chunks are avoided. If the budget cannot be met, plans within 10 % of the least memory qualify, so that loops
+    and chunks that save almost nothing are not taken."""
     least = min(t.bytes for t in tried)
     enough = least if budget == 0 else budget if least <= budget else _NEARLY * least
     return max((t for t in tried if t.bytes <= enough), key=lambda t: (_rounds(t) < _MANY, -t.seconds, t.bytes))

@@ -1,5 +1,5 @@
-"""What a function reads besides its arguments while it is traced, and whether that is still what it was: attributes of
-objects and modules, globals, closed-over variables, items of dicts and lists."""
+"""Records the variables that a function reads while it is traced, besides its arguments, and detects changes. Variables
+are attributes of objects and modules, globals, closed-over variables, and items of dicts and lists."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), np.generic)
-_MOST = 256  # elements of a container, or of a numpy array, that are compared one by one
-_DEPTH = 5  # of attributes of attributes
+_MOST = 256  # elements of a container or numpy array that are compared one by one
+_DEPTH = 5  # levels of attributes of attributes
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _MAKERS = ("logitless", "torch", "jax", "numpy", "namedtuple_", "dataclasses")  # modules that generate code
@@ -25,7 +25,7 @@ _missing = object()
 
 
 def _frozen(value: Any) -> Any:
-    """Returns a key of a value's sameness: numbers and texts are compared, all else is by identity."""
+    """Returns a key of a value: numbers and texts compare by value, everything else by identity."""
     if isinstance(value, _PLAIN):
         return type(value), value if value == value else repr(value)
     if isinstance(value, np.ndarray) and value.size <= _MOST:
@@ -34,7 +34,7 @@ def _frozen(value: Any) -> Any:
         return type(value), tuple(v if type(v) is str else _element(v) for v in value)
     if isinstance(value, dict) and len(value) <= _MOST:
         return dict, tuple((k, _element(v)) for k, v in value.items())
-    if isinstance(value, types.MethodType):  # each access makes another
+    if isinstance(value, types.MethodType):  # each access makes a new object
         return types.MethodType, id(value.__self__), id(value.__func__)
     return id(value)
 
@@ -68,8 +68,8 @@ class Read:
     owner: Any  # or a weak reference to it
     weak: bool
     name: Any
-    value: Any  # frozen
-    kept: Any  # what is compared by identity lives, so that nothing else gets its address
+    value: Any  # the key that _frozen made
+    kept: Any  # references that keep compared identities alive, so that no other object gets their addresses
     title: str
 
     def holds(self) -> bool:
@@ -82,10 +82,11 @@ class Read:
 
 @dataclass
 class Reads:
-    """Collects, while a function is traced, what the Python that it runs may read: of each function that is called, the
-    variables, attributes and items whose names stand in its code.
+    """Collects the variables that traced Python may read. For each function called, these are the variables, attributes
+    and items named in its code.
 
-    skips: whether a file's code is not looked at. ignored: whether a value is the trace's own."""
+    skips: whether a file's code is ignored. ignored: whether a value belongs to the tracer.
+    """
 
     skips: Callable[[str], bool]
     ignored: Callable[[Any], bool] = lambda value: False
@@ -117,8 +118,8 @@ class Reads:
         return library or file.startswith(("<frozen", _OWN)) or self.skips(file)
 
     def _names(self, code: types.CodeType, space: dict) -> tuple[set, set] | None:
-        """Names, and texts that may be names, in a function's code, and those of global variables; None where that is not
-        looked at."""
+        """Returns the names in a function's code, including string constants that may be names, and the names of its
+        globals. Returns None for code that is skipped."""
         made = code.co_filename.startswith("<") and str(space.get("__name__")).startswith(_MAKERS)
         if made or self._skips(code.co_filename):
             return None
@@ -130,7 +131,7 @@ class Reads:
             for constant in code.co_consts:
                 if isinstance(constant, str):
                     names.add(constant)
-                elif isinstance(constant, types.CodeType):  # a comprehension, or a function inside
+                elif isinstance(constant, types.CodeType):  # a comprehension or a nested function
                     work.append(constant)
         return names, variables
 
@@ -147,7 +148,7 @@ class Reads:
                 self._object(value, name, names, 0)
 
     def closure(self, function: Any) -> None:
-        """Variables that a function, and those that it closes over or wraps, have from around them."""
+        """Records the closed-over variables of a function, and of functions that it closes over or wraps."""
         work, seen = [function], set()
         while work:
             function = work.pop()
@@ -179,14 +180,14 @@ class Reads:
             return
         try:
             held, weak = weakref.ref(owner), True
-        except TypeError:  # a dict, a cell
+        except TypeError:  # a dict or a cell
             held, weak = owner, False
         self.found[key] = Read(get, held, weak, name, _frozen(value), (value, list(elements)[:_MOST]), title)
         if isinstance(value, (types.FunctionType, types.MethodType)) or hasattr(type(value), "explain"):
             self.closure(value)
 
     def _object(self, value: Any, title: str, names: set, depth: int) -> None:
-        """Returns the attributes that the code may read of an object."""
+        """Records the attributes that the code may read of an object."""
         plain = value is _missing or isinstance(value, (*_PLAIN, type, types.FunctionType, types.BuiltinFunctionType))
         if plain or depth == _DEPTH or (id(value), id(names)) in self._seen or self.ignored(value):
             return
@@ -214,14 +215,14 @@ class Reads:
                 yield name
                 continue
             found = next((k.__dict__[name] for k in kind.__mro__ if name in k.__dict__), _missing)
-            if isinstance(found, (*_PLAIN, types.MemberDescriptorType)):  # of the class; of __slots__
+            if isinstance(found, (*_PLAIN, types.MemberDescriptorType)):  # an attribute of the class, or of __slots__
                 yield name
 
     def all(self) -> list[Read]:
-        """Returns the reads that outlive the trace and that the function did not change itself."""
+        """Returns the reads whose owners outlive the trace and that the function did not change itself."""
         return [read for read in self.found.values() if (not read.weak or read.owner() is not None) and read.holds()]
 
 
 def changed(reads: Sequence[Read]) -> Read | None:
-    """The first that is not what it was."""
+    """Returns the first read whose value changed, or None."""
     return next((read for read in reads if not read.holds()), None)

@@ -1,4 +1,4 @@
-"""Writing whole rows by index, in any framework."""
+"""Writes whole rows by index, for any framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from logitless._autochunk.lower import Value, Writer
 
 
 def written_rows(w: Writer, x: Value, index: Value, source: Value) -> Value:
-    """index [I...], source [I..., ...] into rows of x [V, ...]; of equal indices the last one's."""
+    """Writes source [I..., ...] into the rows index [I...] of x [V, ...]. For equal indices the last one wins."""
     count, rows = math.prod(index.shape), x.shape[0]
     index, source = w.reshape(index, [count]), w.reshape(source, [count, *x.shape[1:]])
     same = source.number is not None
@@ -26,7 +26,7 @@ def written_rows(w: Writer, x: Value, index: Value, source: Value) -> Value:
 
 
 def _last_of_equal(w: Writer, index: Value) -> Value:
-    """Where no equal index follows: neighbours once they are sorted, which keeps the order of equal ones."""
+    """Marks the last of equal indices. A stable sort makes equal indices neighbours, in their order."""
     count = index.shape[0]
     values, order = w.sort(index, 0, count, False)
     differ = w.map("ne", [w.slice(values, 0, 0, count - 1), w.slice(values, 0, 1, count)], w.dtypes.i8)

@@ -1,5 +1,5 @@
-"""Compiled programs as Python, what is the same in any framework: names, numbers and indices. What an operation is, and
-how a loop runs, stands in the framework's own file."""
+"""Emits compiled programs as Python: the parts shared by all frameworks, such as names, numbers and indices. Each
+framework's own module emits its operations and loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logitless._autochunk.text import Names, Term, literal, tuple_of
 
 
 class BaseScope:
-    """The statements of the function, or of a loop's body."""
+    """Emits the statements of the function or of a loop's body."""
 
     def __init__(self, emitter: BaseEmitter, nodes: list[Node], outer: dict[str, Term], indent: str):
         self.e = emitter
@@ -21,21 +21,21 @@ class BaseScope:
         self.terms = dict(outer)
         self.indent = indent
 
-    # --- of the framework
+    # --- implemented by the framework
     @staticmethod
     def floating(dtype) -> bool:
         raise NotImplementedError
 
     def full(self, t: Term) -> str:
-        """The array with every dimension."""
+        """Returns the text of the array with every dimension present."""
         raise NotImplementedError
 
-    # --- of all
+    # --- shared
     def line(self, text: str) -> None:
         self.e.lines.append(self.indent + text)
 
     def number(self, node: Node, text: str) -> None:
-        """The result is a Python number, the same everywhere."""
+        """Sets the result to a Python number, the same for every element."""
         self.terms[node.results[0]] = Term(text, node.type, (False,) * len(node.type.shape), number=True)
 
     def constant(self, node: Node, condition: bool) -> None:
@@ -66,12 +66,12 @@ class BaseScope:
         return f"{self.full(x)}[{', '.join(index)}]"
 
     def reduced(self, node: Node, x: Term) -> tuple[str, str]:
-        """What is reduced, and along what."""
+        """Returns the texts of a reduction's operand and dimensions."""
         dims = node.numbers("dims")
         return self.full(x), str(dims[0]) if len(dims) == 1 else tuple_of([str(d) for d in dims])
 
     def counted(self, node: Node, arange: str) -> Term:
-        """An iota, of the text that makes its numbers."""
+        """Returns the term of an iota. arange: the text that makes its numbers."""
         axis, rank = node.numbers("axis")[0], len(node.type.shape)
         name = self.e.names.fresh(node.results[0])
         self.line(f"{name} = {arange}")
@@ -81,7 +81,7 @@ class BaseScope:
 
 
 class BaseEmitter:
-    """Writes one function."""
+    """Emits one function."""
 
     def __init__(self, graph: Graph, name: str, reserved: Iterable[str]):
         self.graph = graph
@@ -96,11 +96,11 @@ class BaseEmitter:
         return name
 
     def part(self, text: str, axis: int, factor: int, first: str, size: str) -> str:
-        """Of an array of the framework: a chunk's elements along the axis."""
+        """Returns the text of a chunk of an array: its elements along the axis."""
         raise NotImplementedError
 
     def entering(self, scope: BaseScope, inner: BaseScope, slot: Slot, first: str, size: str) -> Term:
-        """An input of a loop as its body has it."""
+        """Returns the term of a loop's input in the body."""
         t = replace(scope.terms[slot.outer], owned=False)
         if slot.kind == "whole":
             return t
@@ -116,7 +116,7 @@ class BaseEmitter:
 
 
 def gathered(type_: Type, slot: Slot, loop: Loop) -> Type:
-    """The type of a result of all rounds."""
+    """Returns the type of a loop's result after all chunks."""
     shape = list(type_.shape)
     if slot.kind == "stack":
         shape[slot.axis] = str(loop.extent * slot.factor)

@@ -1,4 +1,4 @@
-"""What generated Python is written with, in any framework."""
+"""Building blocks of generated Python: terms, names, operators."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ MAPS = {*UNARY, *INFIX, *COMPARE, "neg", "max", "min", "logical_not", "select", 
 
 @dataclass(frozen=True)
 class Term:
-    """A value in the source. Dimensions that a broadcast repeats are 1 in the array, and leading ones left out."""
+    """A value in the source. The array has size 1 along broadcast dimensions, and lacks leading ones."""
 
     text: str
     type: Type
-    present: tuple[bool, ...]  # dimensions that the array has
+    present: tuple[bool, ...]  # whether the array has each dimension, rather than broadcasting it
     number: bool = False  # a Python number
-    owned: bool = False  # memory of its own, to write into
+    owned: bool = False  # the array owns its memory, which may be overwritten
 
     @property
     def rank(self) -> int:
-        """Of the array: from the first dimension that is present."""
+        """Returns the array's rank, counted from the first dimension that is present."""
         return len(self.present) - self.present.index(True) if any(self.present) else 0
 
 
 def broadcast(x: Term, dims: Sequence[int], type_: Type) -> Term:
-    """x with its dimension i as dimension dims[i] of the type."""
+    """Returns x with its dimension i as dimension dims[i] of the type."""
     rank = len(type_.shape)
     present = [False] * rank
     for i, d in enumerate(dims):
         present[d] = x.present[i]
     text = x.text
     if not x.number and any(present):
-        # The array's dimensions, from the first that is present: each is a dimension of the result, in order.
+        # The array's dimensions, from the first that is present, are dimensions of the result, in order.
         lead = len(x.present) - x.rank
         kept = dims[lead:]
         index = [":" if d in kept else "None" for d in range(kept[0], rank)] if kept else []
@@ -49,7 +49,7 @@ def broadcast(x: Term, dims: Sequence[int], type_: Type) -> Term:
             while index and index[-1] == ":":
                 index.pop()
             text = f"{text}[{', '.join(index)}]"
-        for d in kept:  # a dimension of 1 inside stays one
+        for d in kept:  # a present dimension of size 1 stays present
             present[d] = True if x.present[dims.index(d)] else present[d]
     return Term(text, type_, tuple(present), x.number)
 
@@ -67,14 +67,15 @@ def literal(text: str) -> bool:
 
 
 def _quotient(a: float, b: float) -> float:
-    """As floats are divided, by 0 too: the mean of no rows is not a number."""
+    """Divides as floats do, by 0 too: the mean of no rows is NaN."""
     if b != 0:
         return a / b
     return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1, b)
 
 
 def number_of(op: str, texts: list[str]) -> str | None:
-    """Arithmetic of Python numbers as one; None where it takes more than an operator."""
+    """Folds arithmetic of Python numbers into one number or expression. Returns None if it takes more than an operator.
+    """
     if op == "neg":
         return f"-{texts[0]}" if not texts[0].startswith("-") else texts[0][1:]
     if op in ("add", "sub", "mul", "div"):
@@ -87,7 +88,7 @@ def number_of(op: str, texts: list[str]) -> str | None:
 
 
 def operation(op: str, texts: list[str]) -> str | None:
-    """What an operator of Python does; None where there is none for it."""
+    """Returns the expression of Python's operator for an operation, or None if there is none."""
     if op in ("neg", "logical_not"):
         return f"{'-' if op == 'neg' else '~'}{texts[0]}"
     symbol = INFIX.get(op) or COMPARE.get(op)
@@ -95,7 +96,7 @@ def operation(op: str, texts: list[str]) -> str | None:
 
 
 class Names:
-    """Python names, each given once."""
+    """A set of Python names; each is handed out once."""
 
     def __init__(self, reserved: Iterable[str]):
         self.taken = {*reserved, *keyword.kwlist}
@@ -111,7 +112,7 @@ class Names:
 
 
 def rename(node: Node, symbol: str, size: str) -> None:
-    """The size of a chunk by its Python name."""
+    """Replaces the symbol of a chunk's size by its Python name."""
 
     def renamed(text: str) -> str:
         return re.sub(rf"\b{symbol}\b", size, text)
@@ -126,7 +127,7 @@ def rename(node: Node, symbol: str, size: str) -> None:
 
 
 def load(source: str, name: str, globals_: dict | None = None) -> Callable:
-    """The function of a generated module."""
+    """Executes a generated module and returns its function."""
     space = dict(globals_ or {})
     exec(compile(source, f"<autochunk {name}>", "exec"), space)
     return space[name]

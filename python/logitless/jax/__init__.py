@@ -5,9 +5,9 @@
     from logitless.jax import linear_cross_entropy
     loss, gradients = jax.value_and_grad(linear_cross_entropy, (0, 1))(hidden, weight, targets)
 
-Losses are custom calls of the compiled program: they work under jit, grad, scan, checkpoint, vmap and shard_map, on
-the CPU and on NVIDIA GPUs. Second derivatives and forward mode raise JAX's own errors. ``autochunk`` makes plain JAX of
-any other function of arrays; ``losses`` has those of preferences, policies and distillation ready.
+Losses are custom calls in the compiled program. They work under jit, grad, scan, checkpoint, vmap and shard_map, on
+CPUs and NVIDIA GPUs. Second derivatives and forward mode raise JAX's own errors. ``autochunk`` chunks any other
+function of arrays. ``losses`` has ready-made losses for preferences, policies and distillation.
 """
 
 from . import losses

@@ -1,4 +1,4 @@
-"""Arguments as the library takes them. Messages name the argument, what was expected and what came."""
+"""Converts arguments to the library's form. Error messages name the argument, the expected value and the given one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 
 def array(name: str, value: ArrayLike) -> jax.Array:
-    """A JAX array of what JAX takes for one. Raises TypeError for anything else, NotImplementedError for one whose type
-    says that it is sharded: a custom call would gather it, and its gradient be of another type."""
+    """Returns an array-like value as a JAX array. Raises TypeError for anything else. Raises NotImplementedError for an
+    array whose type is explicitly sharded: a custom call would gather it, and its gradient would have another type."""
     found = anywhere(name, value)
     spec = getattr(getattr(jax.typeof(found), "sharding", None), "spec", ())
     if any(axis is not None and axis is not jax.sharding.PartitionSpec.UNCONSTRAINED for axis in spec):
@@ -25,8 +25,8 @@ def array(name: str, value: ArrayLike) -> jax.Array:
 
 
 def anywhere(name: str, value: ArrayLike) -> jax.Array:
-    """The same wherever it lies on a mesh."""
-    if isinstance(value, (list, tuple)):  # as JAX's own functions; asarray would take some
+    """Returns an array-like value as a JAX array, whatever its sharding."""
+    if isinstance(value, (list, tuple)):  # JAX's own functions reject them; asarray accepts some
         raise TypeError(f"{name}: expected an array, got {type(value).__name__}")
     try:
         return jnp.asarray(value)
@@ -42,7 +42,7 @@ def floats(name: str, value: ArrayLike) -> jax.Array:
 
 
 def shaped(name: str, value: ArrayLike | None, shape: tuple[int, ...]) -> jax.Array | None:
-    """A float32 array of the shape; None stays None."""
+    """Returns a float32 array of the shape; None stays None."""
     if value is None:
         return None
     found = floats(name, value)
@@ -52,7 +52,7 @@ def shaped(name: str, value: ArrayLike | None, shape: tuple[int, ...]) -> jax.Ar
 
 
 def indices(name: str, value: ArrayLike) -> jax.Array:
-    """int32 or int64; smaller integers become int32."""
+    """Returns an int32 or int64 array; smaller integers become int32."""
     found = array(name, value)
     kind = found.dtype.name
     if kind in ("int8", "int16", "uint8", "uint16"):
@@ -77,7 +77,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def softcap(value: Any) -> float:
-    """The softcap of the library, whose 0 is none."""
+    """Returns the library's softcap, in which 0 means none."""
     if value is None:
         return 0.0
     found = number("softcap", value)
@@ -87,7 +87,7 @@ def softcap(value: Any) -> float:
 
 
 def head(hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """hidden [..., D], weight [V, D] of its dtype, bias [V] as float32."""
+    """Returns hidden [..., D], weight [V, D] of the same dtype, and bias [V] as float32."""
     x, w = floats("hidden", hidden), floats("weight", weight)
     if x.ndim < 1:
         raise ValueError("hidden: expected [..., D], got a scalar")

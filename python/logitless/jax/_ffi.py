@@ -1,7 +1,7 @@
-"""Calls of the library as custom calls of an XLA program: registration, planning while a program is traced, the call.
+"""Calls the library through custom calls of an XLA program: registration, planning and the call.
 
-A program is planned when it is traced: the plan checks shapes, dtypes and options, and its workspace is one more result
-of the custom call, which XLA places among its temporary memory.
+A program is planned when it is traced. The plan checks shapes, dtypes and options. Its workspace is one more result of
+the custom call, so XLA allocates it with its temporaries.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .._options import HeadOptions, LossOptions, struct_of
 
 DTYPES = {"float32": c.F32, "bfloat16": c.BF16, "float16": c.F16, "int32": c.I32, "int64": c.I64}
 
-ALIGNMENT = 256  # of a workspace; the handlers begin at the first such address of the buffer
-_SOMEWHERE = 64  # planning wants a pointer, and does not follow it
+ALIGNMENT = 256  # of a workspace; the handlers align the buffer's address up
+_SOMEWHERE = 64  # planning needs a non-null pointer, and does not read from it
 
 
 class Spec(NamedTuple):
@@ -33,7 +33,7 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
 
 
-# Structs of a call's inputs and results, with the prefix of their names here.
+# Structs of a call's inputs and results, and the prefix of their buffers' names.
 _STRUCTS = {
     "cross_entropy": ((c.CrossEntropyInputs, ""), (c.CrossEntropyOutputs, "")),
     "head_forward": ((c.HeadInputs, ""), (c.HeadOutputs, "")),
@@ -42,7 +42,7 @@ _STRUCTS = {
 
 
 def _handlers() -> dict[tuple[str, str], dict[str, object]]:
-    """The library's handlers, {stage: function}, by (custom call, platform). Raises ImportError when it was built
+    """Returns the library's handlers, {stage: function}, by (custom call, platform). Raises ImportError if it was built
     without them."""
     try:
         found = {
@@ -64,8 +64,8 @@ _handlers()
 
 @functools.cache
 def _register() -> None:
-    """Makes the custom calls known to XLA, which compares versions. For a first call: JAX's backends exist by then, and
-    importing this module does not make them."""
+    """Registers the custom calls with XLA, which checks versions. It runs at the first call, so that importing this
+    module does not initialise JAX's backends."""
     for (name, platform), stages in _handlers().items():
         try:
             capsules = {stage: jax.ffi.pycapsule(handler) for stage, handler in stages.items()}
@@ -88,7 +88,7 @@ def _tensor(spec: Spec) -> c.Tensor:
 
 
 def _struct(kind, prefix: str, specs: Sequence[Spec]):
-    """A struct of tensors; specs of other structs are left out."""
+    """Returns a struct of tensors; specs that are not its fields are ignored."""
     struct = c.new(kind)
     fields = {prefix + field: field for field, _ in kind._fields_}
     for spec in specs:
@@ -99,7 +99,7 @@ def _struct(kind, prefix: str, specs: Sequence[Spec]):
 
 @functools.lru_cache(maxsize=4096)
 def _workspace_bytes(device: int, threads: int, function: str, options, inputs: tuple[Spec, ...], outputs) -> int:
-    """Bytes of the plan's workspace. Raises what planning raises."""
+    """Returns the bytes of the plan's workspace. Raises the planner's errors."""
     structs = [_struct(kind, prefix, (*inputs, *outputs)) for kind, prefix in _STRUCTS[function]]
     request = c.new(c.PlanRequest)
     request.memory_budget = options.memory_budget
@@ -132,7 +132,7 @@ def _attributes(options: LossOptions | HeadOptions) -> dict[str, np.generic | st
 
 
 def axes_of(*arrays: jax.Array) -> frozenset[str]:
-    """Axes of a shard_map that any of the arrays varies over."""
+    """Returns the axes of a shard_map over which any of the arrays varies."""
     axes: frozenset[str] = frozenset()
     for array in arrays:
         aval = jax.typeof(array)
@@ -142,7 +142,7 @@ def axes_of(*arrays: jax.Array) -> frozenset[str]:
 
 
 def varying(arrays: Mapping[str, jax.Array | None], axes: frozenset[str]) -> dict[str, jax.Array | None]:
-    """The arrays as varying over all of the axes. A gradient through this is summed over the axes that it added."""
+    """Marks the arrays as varying over all of the axes. A gradient through this is summed over the added axes."""
 
     def vary(array):
         missing = tuple(sorted(axes - axes_of(array)))
@@ -156,7 +156,7 @@ def varying(arrays: Mapping[str, jax.Array | None], axes: frozenset[str]) -> dic
 
 
 def result_type(shape: tuple[int, ...], dtype: str, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
-    """Type of a result; of a shard_map's it says what it varies over."""
+    """Returns the type of a result; in a shard_map it names the axes over which it varies."""
     if not axes:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
     kind = getattr(jax.sharding, "ManualAxisType", None)
@@ -173,7 +173,7 @@ def call(
 ) -> dict[str, jax.Array]:
     """Runs a function of the C ABI on contiguous arrays.
 
-    inputs: by the names of the library; None is no input. outputs: shape and dtype of each result that is wanted.
+    inputs: by the library's names; None marks a missing input. outputs: shape and dtype of each result that is wanted.
     Extra memory: the workspace of the plan, within options.memory_budget.
     """
     arrays = varying({name: array for name, array in inputs.items() if array is not None}, axes_of(*_present(inputs)))
@@ -201,12 +201,12 @@ def call(
 
 
 def threads_of(device: int) -> int:
-    """Threads that run a call; 0 of a GPU."""
+    """Returns the number of threads that run a call; 0 for a GPU."""
     return lib.logitless_context_threads(c.context().handle) if device == c.DEVICE_CPU else 0
 
 
 def on_platform(run: Callable[..., tuple[jax.Array, ...]], *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """``run(device, *arrays)`` with its custom calls, for the platform that the program is compiled for."""
+    """Runs ``run(device, *arrays)``, with its custom calls, for the platform that the program is compiled for."""
     backend = jax.default_backend()
     _register()
     if backend == "cpu":

@@ -1,4 +1,4 @@
-"""Cross entropy of a training run whose gradients come from the words that matter, its state a pytree."""
+"""Cross entropy whose gradients come from a block-sparse softmax, with the training run's state as a pytree."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from .._c_api import LossTermArguments
 
-_LENGTH = 8  # bytes of the length that stands before the state
-_HEADER = 16384  # room for names, counts and the reason of the last decision
+_LENGTH = 8  # bytes of the length before the state
+_HEADER = 16384  # capacity for names, counts and the reason of the last decision
 _TILE = 128
-_MOST_WORDS = (1 << 31) - 1 - _TILE  # of an order
+_MOST_WORDS = (1 << 31) - 1 - _TILE  # the largest vocabulary of an order
 
 
 def _room(options: _far_field.Options, vocab: int, dim: int) -> int:
-    """Bytes that hold any state: two orders, one of them being made."""
+    """Returns the bytes that hold any state: the current vocabulary order, and one in progress."""
     order = 12 * vocab
     if options.accuracy == "far_both":
         order += 4 * dim * dim + 4 * -(-vocab // _TILE) * (dim + 1)
@@ -40,8 +40,8 @@ def _room(options: _far_field.Options, vocab: int, dim: int) -> int:
 
 @jax.tree_util.register_pytree_node_class
 class FarFieldState:
-    """The state of a head between steps: a pytree of one array, ``data``, int8, whose options and sizes are static.
-    Save and load ``data`` as any array."""
+    """The state of a far-field head between steps: a pytree of one int8 array, ``data``; options and sizes are static.
+    Save and load ``data`` like any array."""
 
     def __init__(self, data: Any, options: _far_field.Options, vocab: int, dim: int):
         self.data, self.options, self.vocab, self.dim = data, options, vocab, dim
@@ -71,12 +71,14 @@ def far_field_state(
     sample_rows: int = 1024,
     memory_budget: int | str | None = None,
 ) -> FarFieldState:
-    """The state before the first step, for a weight [vocab, dim].
+    """Returns the state before the first step, for a weight [vocab, dim].
 
-    error: of the gradient of hidden, relative, in (0, 1). accuracy: "far_backward", whose loss is exact, or "far_both",
-    whose loss has this error too. The others: ``logitless.torch.FarFieldHead``. Memory: 24 bytes a word.
+    error: the relative error of the gradient of hidden, in (0, 1).
+    accuracy: "far_backward", whose loss is exact, or "far_both", whose loss has this error too.
+    Other options are those of ``logitless.torch.FarFieldHead``.
+    Memory: 24 bytes per vocabulary entry.
 
-    Raises ValueError and TypeError naming the argument.
+    Raises ValueError and TypeError that name the argument.
     """
     for name, value in (("vocab", vocab), ("dim", dim)):
         if not 1 <= _arguments.integer(name, value) <= _MOST_WORDS:
@@ -89,7 +91,8 @@ def far_field_state(
 
 
 def far_field_report(state: FarFieldState) -> Report:
-    """What has been done since the first step; on the host, outside of jit. Raises ValueError for a damaged state."""
+    """Returns the counters since the first step. It runs on the host, outside of jit. Raises ValueError for a damaged
+    state."""
     data = np.asarray(state.data).tobytes()
     head = _far_field.Head(state.options, c.Context(threads=1))
     size = int.from_bytes(data[:_LENGTH], "little")
@@ -105,7 +108,7 @@ def _attributes(options: _far_field.Options) -> dict[str, np.generic]:
 
 
 def _step(options: LossOptions, far: _far_field.Options, inputs: dict, outputs: dict, data: jax.Array) -> dict:
-    """A step of the library's head: the outputs by name, and the state after it as "state"."""
+    """Runs a step of the library's head. Returns the outputs by name, and the next state as "state"."""
     arrays = {name: a for name, a in {**inputs, "state": data}.items() if a is not None}
     outputs = {**outputs, "state": (data.shape, "int8")}
     target = jax.ffi.ffi_call(
@@ -124,7 +127,7 @@ def _step(options: LossOptions, far: _far_field.Options, inputs: dict, outputs: 
 
 
 def _forward(options: LossOptions, far: _far_field.Options, inputs: dict, fixed: dict, data: jax.Array):
-    """Exact, and no step: nothing is differentiated."""
+    """Computes the exact loss without a step, for calls that are not differentiated."""
     found = _ffi.call("cross_entropy", options, {**inputs, **fixed}, {"loss": ((), "float32")})
     return found["loss"], data
 
@@ -183,27 +186,26 @@ def far_field_cross_entropy(
     target_weight: ArrayLike | None = None,
     **terms: Unpack[LossTermArguments],
 ) -> tuple[jax.Array, FarFieldState]:
-    """(the loss of ``linear_cross_entropy``, the state of the next step): docs/far_field.md.
+    """Returns (the loss of ``linear_cross_entropy``, the next step's state). See docs/far_field.md.
 
-    Where the call is differentiated it is one step: loss and gradients are made in the forward, by the words that
-    matter for each token where that keeps the error of the state, and exactly elsewhere. Where it is not, the loss is
-    exact and the state comes back as it was. A function of its arguments like any other: computed again
-    (jax.checkpoint) with the same state it gives the same bits, and so does a run that goes on from a saved state.
+    A differentiated call is one step, and computes loss and gradients in the forward. It uses the selected tiles of the
+    vocabulary if that keeps the error of the state, and is exact otherwise. A call that is not differentiated returns
+    the exact loss and the unchanged state. The call is a pure function: recomputing it (jax.checkpoint) from the same
+    state gives the same bits. So does a run resumed from a saved state.
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16. weight: [V, D]. targets: [...], or [..., K] with target_weight.
-        state: of ``far_field_state(V, D)``, or what the step before returned.
+        state: of ``far_field_state(V, D)``, or returned by the previous step.
         bias: [V], float.
         reduction: "mean" or "sum".
         {terms}
-        Others: as of ``linear_cross_entropy``.
+        Others: as in ``linear_cross_entropy``.
 
-    Extra memory: the workspace of the plan, within the state's memory_budget and the process's own, not XLA's. A step
-    that makes an order does it before it returns.
-
-    Raises, while the program is traced: ValueError and TypeError naming the argument; NotImplementedError for reduction
-    "none", inside a shard_map, and for platforms other than the CPU. A bad target or a damaged state makes the program
-    fail.
+    Extra memory: the workspace of the plan, within the state's memory_budget. It is allocated by the process, not by
+    XLA. A step that computes a vocabulary order finishes it before it returns.
+    Raises, while the program is traced: ValueError and TypeError that name the argument; NotImplementedError for
+    reduction "none", inside a shard_map, and on platforms other than the CPU. An invalid target or a damaged state
+    makes the program fail.
     """
     if not isinstance(state, FarFieldState):
         raise TypeError(f"state: expected a FarFieldState, got {type(state).__name__}")

@@ -21,28 +21,28 @@ GRADIENTS = {"d_hidden": "hidden", "d_weight": "weight", "d_bias": "bias"}
 
 
 def gradient_dtype(dtype: str) -> str:
-    """Of a gradient until it is scaled and rounded. The smallest gradients of float16 are float32's."""
+    """Returns the dtype of a gradient until it is scaled and rounded: float32 for float16, which would underflow."""
     return "float32" if dtype == "float16" else dtype
 
 
 def refuse_gradients(inputs: dict) -> None:
-    """Raises for inputs that are being differentiated and have no gradient; of CustomVJPPrimal."""
+    """Raises NotImplementedError for an input that is being differentiated and has no gradient. inputs:
+    CustomVJPPrimal."""
     for name, primal in inputs.items():
         if primal is not None and primal.perturbed and jnp.issubdtype(primal.value.dtype, jnp.floating):
             raise NotImplementedError(f"{name}: has no gradient here; wrap it in jax.lax.stop_gradient")
 
 
 def gradient_results(wanted: dict[str, jax.Array], inputs: dict) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of the gradients that are wanted."""
+    """Returns the shape and dtype of the gradients that are wanted."""
     return {
         name: (inputs[of].shape, inputs[of].dtype.name) for name, of in GRADIENTS.items() if wanted[name].size > 0
     }
 
 
-# What the forward keeps and what the backward returns have one structure whatever is differentiated, since JAX
-# remembers the structure of one trace for all. So a choice travels as an array of one element for yes and of none for
-# no, a shape and dtype as an array of no elements, and a gradient that nobody asked for is zeros, which a compiled
-# program drops.
+# JAX caches the structure of one trace. So the residuals of the forward and the results of the backward have one
+# structure, whatever is differentiated. A boolean is an array of one element or none, and a shape and dtype is an array
+# of no elements. A gradient that nobody asked for is zeros, which XLA removes.
 def flag(yes: bool) -> jax.Array:
     return jnp.zeros((int(yes),), jnp.int8)
 
@@ -57,12 +57,12 @@ def zeros_of(kept_type: jax.Array, axes: frozenset[str]) -> jax.Array:
 
 
 def wanted_gradients(inputs: dict) -> dict[str, jax.Array]:
-    """A flag for each gradient: whether its input is being differentiated; of CustomVJPPrimal."""
+    """Returns a flag for each gradient: whether its input is being differentiated. inputs: CustomVJPPrimal."""
     return {name: flag(inputs[of] is not None and inputs[of].perturbed) for name, of in GRADIENTS.items()}
 
 
 def all_gradients(found: dict[str, jax.Array], types: dict, axes: frozenset[str]) -> dict[str, jax.Array | None]:
-    """By the names of the inputs: the gradients found, and zeros for the others."""
+    """Returns the gradients by the names of the inputs, with zeros for missing ones."""
     return {
         of: found[name] if name in found else None if types[of] is None else zeros_of(types[of], axes)
         for name, of in GRADIENTS.items()
@@ -70,8 +70,8 @@ def all_gradients(found: dict[str, jax.Array], types: dict, axes: frozenset[str]
 
 
 def nan_at_bad_targets(value: jax.Array, targets: jax.Array, ignore_index: int, vocab: int) -> jax.Array:
-    """value [N] or [N, K] with NaN where a target is neither a word nor ignore_index. The CPU's handler has failed by
-    then; on a GPU nothing waits to see it."""
+    """Returns value [N] or [N, K] with NaN where a target is neither in [0, V) nor ignore_index. On a CPU the handler
+    has already failed; on a GPU the host does not wait for an error."""
     if jax.default_backend() == "cpu":
         return value
     bad = (targets != ignore_index) & ((targets < 0) | (targets >= vocab))
@@ -120,13 +120,13 @@ def _head_bwd(options, outputs, kept, cotangents):
 _head.defvjp(_head_fwd, _head_bwd, symbolic_zeros=True)
 
 
-# Compiled: a shard_map that runs eagerly does not take the custom_vjp itself.
+# It is jitted since a shard_map that runs eagerly does not accept a custom_vjp itself.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def head(options: HeadOptions, outputs: tuple[str, ...], inputs: dict, fixed: dict) -> tuple[jax.Array, ...]:
-    """The outputs of the library's head_forward that are named, float32.
+    """Returns the named outputs of the library's head_forward, float32.
 
     inputs: hidden [N, D], weight [V, D], bias [V] or None: differentiable. fixed: targets [N] or [N, K], and
-    vocab_weight [V] or None. The backward runs a forward of its own and keeps nothing but the inputs.
+        vocab_weight [V] or None. The backward recomputes the forward; only the inputs are saved.
     """
     found = _head(options, outputs, inputs, fixed)
     vocab = inputs["weight"].shape[0]
@@ -146,35 +146,38 @@ def linear_logprobs(
     memory_budget: int | str | None = None,
     sharding: Sharding | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Log-probability of each target, entropy and log-sum-exp of each token; the logits never exist as a whole.
+    """Returns the log-probability of each target, and the entropy and log-sum-exp of each token, without storing the
+    logits.
 
-    Of ``z = softcap(logit_scale * (hidden @ weight.T + bias))``. Policy and preference losses are functions of the
-    three.
+    The logits are ``z = softcap(logit_scale * (hidden @ weight.T + bias))``. Policy and preference losses are functions
+    of these three outputs.
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16.
         weight: [V, D], the dtype of hidden.
-        targets: [...], int32 or int64; or [..., K]: K words a token.
+        targets: [...], int32 or int64; or [..., K]: K token ids per token.
         bias: [V], float.
-        ignore_index: tokens whose targets are all this one cost nothing; their outputs are 0, without a gradient.
+        ignore_index: tokens whose targets all have this value cost nothing; their outputs are 0, without a gradient.
         softcap: ``c * tanh(z / c)``.
         logit_scale: 1 / temperature.
-        memory_budget: bytes, or text such as "512MiB", that a call may take beyond its inputs and outputs; of each device.
-        sharding: where words and tokens lie on a mesh; None: what the types of hidden and weight say on explicit axes.
+        memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
+        sharding: how vocabulary and tokens are sharded over a mesh. None: taken from the types of hidden and weight, if
+            explicit.
 
     Returns:
         (logprob, entropy, lse), float32: [...] each, logprob shaped as targets. Entropy and lse are in nats.
 
     Each output has gradients by hidden, weight and bias, in their dtypes, summed in float32 and rounded once. The
-    backward recomputes the forward and keeps the inputs alone; what is not differentiated is not computed.
+    backward recomputes the forward and saves only the inputs. Gradients that are not asked for are not computed.
 
     Extra memory: the plan's workspace, within ``memory_budget``.
 
-    Raises, while the program is traced: ValueError and TypeError naming the argument; NotImplementedError for what no
-    kernel serves. A target outside [0, V) that is not ignore_index makes the program fail on the CPU (a ValueError that
-    names its position, a RuntimeError in some versions of JAX); on a GPU, where nothing waits, its outputs are NaN.
+    Raises, while the program is traced: ValueError and TypeError that name the argument; NotImplementedError if no
+    kernel supports the call. A target outside [0, V) that is not ignore_index makes the program fail on the CPU. This
+    is a ValueError that names its position, or a RuntimeError in some versions of JAX. On a GPU its outputs are NaN,
+    since the host does not wait for an error.
     """
-    from . import sharding as meshes  # which stands on this
+    from . import sharding as meshes  # imported here, since that module imports this one
 
     sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
     if sharding is not None:

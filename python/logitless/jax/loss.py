@@ -47,7 +47,7 @@ def _cross_entropy_fwd(options, argmax, inputs, fixed):
     fixed_values = {name: None if p is None else p.value for name, p in fixed.items()}
     wanted = wanted_gradients(inputs)
     outputs = _loss_outputs(options, values, argmax)
-    if options.reduction == "none":  # each token's gradient has a factor of its own, known in the backward
+    if options.reduction == "none":  # the upstream gradient of each token is known in the backward
         found = _ffi.call("cross_entropy", options, {**values, **fixed_values}, outputs)
         return found, (wanted, values, fixed_values)
     gradients = {
@@ -83,10 +83,11 @@ def _cross_entropy_bwd(options, argmax, kept, cotangents):
 _differentiable.defvjp(_cross_entropy_fwd, _cross_entropy_bwd, symbolic_zeros=True)
 
 
-# Compiled: a shard_map that runs eagerly does not take the custom_vjp itself.
+# It is jitted since a shard_map that runs eagerly does not accept a custom_vjp itself.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _cross_entropy(options: LossOptions, argmax: bool, inputs: dict, fixed: dict) -> dict:
-    """{"loss": float32, "argmax": int32 [N] if asked for}, differentiable by inputs: hidden [N, D], weight, bias."""
+    """Returns {"loss": float32, "argmax": int32 [N] if asked for}. inputs: hidden [N, D], weight, bias: differentiable.
+    """
     found = _differentiable(options, argmax, inputs, fixed)
     if options.reduction == "none":
         vocab = inputs["weight"].shape[0]
@@ -95,7 +96,7 @@ def _cross_entropy(options: LossOptions, argmax: bool, inputs: dict, fixed: dict
 
 
 def divisor(normalizer: float | ArrayLike | None, reduction: str) -> tuple[float, jax.Array | None]:
-    """normalizer as a number of the program (0: none), or as an array that the sum is divided by."""
+    """Returns normalizer as a constant of the program (0: none), or as an array that divides the sum."""
     if normalizer is None:
         return 0.0, None
     if reduction != "mean":
@@ -117,21 +118,21 @@ def check_reduction(reduction: str) -> None:
 
 
 class Prepared(NamedTuple):
-    """Arguments of a loss as the library takes them, checked."""
+    """Checked arguments of a loss, in the library's form."""
 
     options: LossOptions
     inputs: dict[str, jax.Array | None]  # hidden [N, D], weight, bias
     fixed: dict[str, jax.Array | None]
-    normalizer: jax.Array | None  # that the sum is divided by
+    normalizer: jax.Array | None  # the divisor of the sum, if it is an array
     lead: tuple[int, ...]  # the leading sizes of hidden
-    targets: jax.Array  # of these sizes
+    targets: jax.Array  # of the leading sizes
 
 
 def prepare(
     function: str, hidden, weight, targets, bias, *, reduction, ignore_index, class_weight, softcap, logit_scale,
     normalizer, token_weight, target_weight, memory_budget: int, terms,
 ) -> Prepared:
-    """Raises what ``linear_cross_entropy`` does while a program is traced."""
+    """Checks and converts the arguments. Raises the tracing errors of ``linear_cross_entropy``."""
     given = all_terms(function, terms)
     check_reduction(reduction)
     x, w, b = _arguments.head(hidden, weight, bias)
@@ -194,49 +195,49 @@ def linear_cross_entropy(
     sharding: Sharding | None = None,
     **terms: Unpack[LossTermArguments],
 ) -> jax.Array | tuple[jax.Array, ...]:
-    """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``, without its logits as a whole.
+    """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``, without storing the logits.
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16.
         weight: [V, D], the dtype of hidden.
-        targets: [...], int32 or int64; with ``target_weight`` [..., K]: K weighted words a token.
+        targets: [...], int32 or int64; with ``target_weight`` [..., K]: K weighted token ids per token.
         bias: [V], float.
         reduction: "none" (loss [...]), "mean", "sum".
-        ignore_index: tokens of this target have loss 0, no gradient, and cost nothing.
+        ignore_index: tokens with this target have loss 0 and no gradient, and cost nothing.
         {terms}
         class_weight: [V], float; ``mean`` divides by the weights of the targets.
         softcap: ``c * tanh(logits / c)``.
         logit_scale: 1 / temperature.
-        normalizer: ``mean`` divides by this number above 0 or scalar array instead, such as the tokens of all devices.
-            An array's value is not looked at, as it may be traced: it divides whatever it is.
+        normalizer: ``mean`` divides by this positive number or scalar array instead, such as the token count of all
+            devices. The value of an array is not checked, since it may be traced.
         token_weight: [...], float: factors of the tokens' losses.
         target_weight: [..., K], float; with it ``mean`` divides by the token weights.
         accuracy: also returns the fraction of tokens whose largest logit is their target.
         return_lse: also returns the log-sum-exp [...], with a gradient; 0 for ignored tokens.
-        return_argmax: also returns the word of the largest logit [...], int32; -1 for ignored tokens.
+        return_argmax: also returns the token id of the largest logit [...], int32; -1 for ignored tokens.
         return_target_logits: also returns the logits of the targets, shaped as targets, with a gradient; 0 for ignored
-            ones. They and the log-sum-exp cost a pass more, and three in a backward that reaches them.
-        memory_budget: bytes, or text such as "512MiB", that a call may take beyond its inputs and outputs; of each device.
-        sharding: where words and tokens lie on a mesh; None: what the types of hidden and weight say on explicit axes.
-            Words in shards cost four passes, and refuse target_weight, accuracy and return_argmax by name.
+            ones. They and the log-sum-exp cost one more GEMM, and three in a backward that reaches them.
+        memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
+        sharding: how vocabulary and tokens are sharded over a mesh. None: taken from the types of hidden and weight, if
+            explicit. A sharded vocabulary costs four GEMMs and rejects target_weight, accuracy and return_argmax.
 
     Returns:
         The loss, float32, or a tuple (loss, lse, accuracy, argmax, target logits) of those asked for. Accuracy and
         argmax have no gradient. A mean over no token is 0.
 
-    Gradients by hidden, weight and bias come in their dtypes, summed in float32; what is not differentiated is not
-    computed. Those of "mean" and "sum" are made in the forward, three passes over N * V * D multiply-adds in all, kept
-    until the backward and scaled there; those of "none" in the backward. Other arrays have no gradient: asking for one
-    is an error (jax.lax.stop_gradient). The same inputs give the same bits.
+    Gradients by hidden, weight and bias are summed in float32 and have the inputs' dtypes. Those that are not asked for
+    are not computed. "mean" and "sum" compute them in the forward, three GEMMs of N * V * D multiply-adds in all. They
+    are saved until the backward, which scales them. "none" computes them in the backward. Other arrays have no
+    gradient, and asking for one is an error (use jax.lax.stop_gradient). Results are deterministic, bit for bit.
 
     Extra memory: the plan's workspace, within ``memory_budget``.
 
-    Raises, while the program is traced: ValueError and TypeError naming the argument; NotImplementedError for what no
-    kernel serves. A target outside [0, V) that is not ignore_index makes the program fail on the CPU (a ValueError that
-    names its position, a RuntimeError in some versions of JAX); on a GPU, where nothing waits, the loss is NaN, its
-    gradients are as if the token were ignored.
+    Raises, while the program is traced: ValueError and TypeError that name the argument; NotImplementedError if no
+    kernel supports the call. A target outside [0, V) that is not ignore_index makes the program fail on the CPU. This
+    is a ValueError that names its position, or a RuntimeError in some versions of JAX. On a GPU the loss is NaN, since
+    the host does not wait for an error; the gradients are those of an ignored token.
     """
-    from . import sharding as meshes  # which stands on this
+    from . import sharding as meshes  # imported here, since that module imports this one
 
     sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
     if sharding is not None:

@@ -1,4 +1,4 @@
-"""Heads on a mesh: which axes the words and the tokens lie along, and shard_maps of the losses over them."""
+"""Heads on a mesh: the axes that shard the vocabulary and the tokens, and the losses as shard_maps over them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _PER_WORD = ("weight", "bias", "class_weight")
 
 
 def _axes(entry: Any) -> Axes:
-    """Mesh axes of an entry of a PartitionSpec."""
+    """Returns the mesh axes of an entry of a PartitionSpec."""
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """Where a head lies on a mesh: the argument ``sharding`` of ``linear_cross_entropy`` and ``linear_logprobs``.
+    """How a head is sharded over a mesh: the argument ``sharding`` of ``linear_cross_entropy`` and ``linear_logprobs``.
 
     Args:
-        mesh: a ``jax.sharding.Mesh``; or, for functions that are compiled under ``jax.set_mesh``, an abstract one.
-        words: the axis or axes that the rows of weight, bias and class_weight are sharded over; None: every device has
-            them all.
-        tokens: the axis or axes that the first dimension of hidden, targets and what else there is per token is sharded over,
-            or a PartitionSpec of their leading dimensions; None: every device has them all.
+        mesh: a ``jax.sharding.Mesh``; or an abstract one, for functions compiled under ``jax.set_mesh``.
+        words: the axis or axes that shard the vocabulary: the rows of weight, bias and class_weight. None: replicated.
+        tokens: the axis or axes that shard the first dimension of hidden, targets and other arrays per token, or a
+            PartitionSpec of their leading dimensions. None: replicated.
 
-    Words stay where they are, with their gradients. Where an axis is both (FSDP), a call sends its tokens instead.
+    The vocabulary shards and their gradients never move. If an axis shards both (FSDP), a call exchanges its tokens
+    instead.
     """
 
     mesh: Mesh | AbstractMesh
@@ -62,7 +62,7 @@ class Sharding:
 
     @property
     def _tokens(self) -> PartitionSpec:
-        """Without dimensions at the end that are whole."""
+        """The PartitionSpec of the tokens, without replicated dimensions at the end."""
         entries = tuple(self.tokens) if isinstance(self.tokens, PartitionSpec) else (self.tokens,)
         while entries and not _axes(entries[-1]):
             entries = entries[:-1]
@@ -76,10 +76,10 @@ class Sharding:
         return math.prod(self.mesh.shape[a] for a in axes)
 
     def _check(self, arrays: dict[str, jax.Array | None]) -> None:
-        """Shapes of the whole arrays: in a shard they are others."""
+        """Checks shapes of the global arrays, which differ from those of a shard."""
         hidden, weight = arrays["hidden"], arrays["weight"]
         if hidden.ndim < 1 or weight.ndim != 2:
-            return  # the loss says it
+            return  # the loss raises for it
         lead, vocab = hidden.shape[:-1], weight.shape[0]
         if len(self._tokens) > len(lead):
             raise ValueError(f"sharding: tokens: expected axes of the leading dimensions of hidden {list(hidden.shape)}, got {self._tokens}")
@@ -98,25 +98,26 @@ class Sharding:
             raise ValueError(f"{name}: expected {list(shape)}, got {list(array.shape)}")
 
     def _shared(self) -> list[tuple[int, Axes]]:
-        """Dimensions of tokens, with their axes that words have too."""
+        """Returns the token dimensions with the axes that shard the vocabulary too."""
         shared = [(d, tuple(a for a in _axes(e) if a in self._words)) for d, e in enumerate(self._tokens)]
         return [(d, axes) for d, axes in shared if axes]
 
     def _gathered(self, array: jax.Array) -> jax.Array:
-        """Of a shard's tokens those of all shards with other words."""
+        """All-gathers the tokens over the axes that shard both vocabulary and tokens."""
         for d, axes in self._shared():
             array = jax.lax.all_gather(array, axes, axis=d, tiled=True)
         return array
 
     def _own(self, array: jax.Array) -> jax.Array:
-        """The shard's own tokens again."""
+        """Returns the shard's own tokens of gathered ones."""
         for d, axes in self._shared():
             count = array.shape[d] // self._size(axes)
             array = jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(axes) * count, count, d)
         return array
 
     def _map(self, function: Callable, arrays: dict[str, jax.Array | None], totals: int = 0):
-        """function(arrays of a shard) -> (arrays that are summed over all tokens' shards, arrays per token)."""
+        """Maps function over the shards: arrays of a shard -> (arrays summed over all token shards, arrays per token).
+        """
         given = {name: array for name, array in arrays.items() if array is not None}
         words = PartitionSpec(self._words) if self._words else PartitionSpec()
         specs = {name: words if name in _PER_WORD else self._tokens for name in given}
@@ -141,8 +142,8 @@ def _explicit(array) -> bool:
 
 
 def of_types(hidden, weight) -> Sharding | None:
-    """What the types of arrays on a mesh with explicit axes say; None where they say nothing, or that columns are
-    sharded."""
+    """Returns the sharding in the types of arrays on a mesh with explicit axes. Returns None without explicit axes, or
+    if columns are sharded."""
     if not (isinstance(hidden, jax.Array) and isinstance(weight, jax.Array)) or not (_explicit(hidden) or _explicit(weight)):
         return None
     x, w = jax.typeof(hidden).sharding, jax.typeof(weight).sharding
@@ -154,7 +155,7 @@ def of_types(hidden, weight) -> Sharding | None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _fixed(name: str, array: jax.Array) -> jax.Array:
-    """The array itself, which has no gradient here."""
+    """Returns the array, and raises if a gradient of it is asked for."""
     return array
 
 
@@ -178,7 +179,7 @@ def _checked(sharding: Sharding, arrays: dict[str, Any]) -> dict[str, jax.Array 
 
 
 def sharded_logprobs(sharding: Sharding, hidden, weight, targets, bias, **options) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """``linear_logprobs`` on the mesh."""
+    """Computes ``linear_logprobs`` on the mesh."""
     arrays = _checked(sharding, {"hidden": hidden, "weight": weight, "targets": targets, "bias": bias})
     if sharding._words and arrays["targets"].ndim == arrays["hidden"].ndim:
         raise NotImplementedError("targets: several words a token are not of a vocabulary in shards")
@@ -195,7 +196,7 @@ def sharded_cross_entropy(
     sharding: Sharding, hidden, weight, targets, bias, *, reduction, normalizer, accuracy, return_lse, return_argmax,
     return_target_logits, class_weight, token_weight, target_weight, **options,
 ) -> jax.Array | tuple[jax.Array, ...]:
-    """``linear_cross_entropy`` on the mesh."""
+    """Computes ``linear_cross_entropy`` on the mesh."""
     check_reduction(reduction)
     fixed, by = divisor(normalizer, reduction)
     arrays = _checked(
@@ -218,7 +219,7 @@ def sharded_cross_entropy(
         return own, (losses,) * none + (lse,) * bool(return_lse) + (target_logits,) * bool(return_target_logits)
 
     def of_all_words(a):
-        # A sum has its gradients made in the forward.
+        # The gradients of a sum are computed in the forward.
         found = linear_cross_entropy(
             **a, reduction="none" if none else "sum", return_lse=return_lse, return_argmax=accuracy or return_argmax,
             return_target_logits=return_target_logits, **options,
@@ -250,7 +251,7 @@ def sharded_cross_entropy(
 
 
 def _shares(a: dict[str, jax.Array | None], ignore_index: int) -> jax.Array:
-    """What a mean of a shard's tokens divides by."""
+    """Returns a shard's contribution to the divisor of a mean."""
     y, classes, tokens = a["targets"], a["class_weight"], a["token_weight"]
     valid = y != ignore_index
     if a["target_weight"] is not None:

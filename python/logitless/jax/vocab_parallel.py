@@ -1,8 +1,8 @@
-"""Losses of a head whose vocabulary is sharded over an axis of a mesh, for use inside jax.shard_map.
+"""Losses of a head whose vocabulary is sharded over a mesh axis, for use inside jax.shard_map.
 
-Each shard runs the library's head on its own words. The shards meet in a few numbers a token: the largest log-sum-exp,
-the sum of its exponentials, the target's logit. What a shard's log-sum-exp contributes to a gradient is scaled by
-exp(lse_shard - lse), so its softmax becomes that of the whole vocabulary.
+Each device runs the library's head on its vocabulary shard. The devices exchange a few numbers per token: the largest
+log-sum-exp, the sum of exponentials, and the target's logit. A shard's softmax is scaled by exp(lse_shard - lse), which
+makes it the softmax over the full vocabulary.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ AxisName = str | tuple[str, ...]
 
 _IGNORED = -(2**31)  # a shard's ignore_index: no position of a target in any shard
 
-_MASKED = -1e6  # bias of a shard without words: far below any logit, and small enough for sums in log2 to be exact
+_MASKED = -1e6  # bias of an empty shard: far below any logit, and small enough for exact sums in log2
 
 
 class _Shard(NamedTuple):
-    """What every loss here needs of this shard; rows of [...] are flattened to N."""
+    """The inputs of every loss on this shard; rows of [...] are flattened to N."""
 
     lead: tuple[int, ...]
     axis: AxisName
@@ -42,7 +42,7 @@ class _Shard(NamedTuple):
     inputs: dict[str, jax.Array | None]  # hidden [N, D], weight [V / shards, D], bias
     targets: jax.Array  # [N], as given
     valid: jax.Array  # [N]: not ignored
-    owned: jax.Array  # [N]: the target is a word of this shard
+    owned: jax.Array  # [N]: the target is in this shard
     local: jax.Array  # [N]: targets for this shard's head
     options: HeadOptions
 
@@ -51,14 +51,14 @@ def _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logi
     x, w, b = _arguments.head(hidden, weight, bias)
     lead = x.shape[:-1]
     y = _arguments.targets(targets, lead).reshape(-1)
-    if b is not None:  # a shard that is masked as a whole has a softmax, too, of no share in the whole
+    if b is not None:  # a fully masked shard still has a softmax, with no share of the total
         b = jnp.where(jnp.isneginf(b).all(), _MASKED, b)
     options = HeadOptions(
         _IGNORED, _arguments.softcap(softcap), _arguments.number("logit_scale", logit_scale), parse_bytes(memory_budget)
     )
     index = jax.lax.axis_index(axis_name)
     names = {axis_name} if isinstance(axis_name, str) else set(axis_name)
-    # Without check_vma nothing says what varies.
+    # Without check_vma, types do not name the axes.
     if _ffi.axes_of(index) and not names <= _ffi.axes_of(w):
         raise ValueError(f"weight: expected its rows sharded over axis {axis_name!r}, got the same rows on each shard")
     words = w.shape[0]
@@ -66,8 +66,8 @@ def _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logi
     begin = index.astype(y.dtype) * words
     valid = y != _arguments.integer("ignore_index", ignore_index)
     owned = valid & (y >= begin) & (y < begin + words)
-    # A target of another shard asks for word 0, with no gradient; one of no shard is left as it is, for the head to
-    # refuse.
+    # A target of another shard becomes local id 0, with no gradient. A target out of range stays out of range, so that
+    # the head rejects it.
     local = jnp.where(owned, y - begin, 0)
     local = jnp.where(valid & ((y < 0) | (y >= vocab)), jnp.where(y < 0, -1, words), local)
     local = jnp.where(valid, local, _IGNORED)
@@ -83,14 +83,14 @@ def _local_head(shard: _Shard, outputs: tuple[str, ...], vocab_weight: jax.Array
 
 
 def _whole_lse(shard: _Shard, local_lse: jax.Array) -> jax.Array:
-    """Of all shards; rows that are ignored hold a finite number."""
+    """Returns the log-sum-exp over all shards; ignored rows hold a finite number."""
     local_lse = jnp.where(shard.valid, local_lse, 0.0)
     top = jax.lax.pmax(jax.lax.stop_gradient(local_lse), shard.axis)
     return top + jnp.log(jax.lax.psum(jnp.exp(local_lse - top), shard.axis))
 
 
 def _of_target(shard: _Shard, value: jax.Array) -> jax.Array:
-    """A value that each target's shard knows, on every shard."""
+    """Returns, on every shard, a value that only the target's shard has."""
     return jax.lax.psum(jnp.where(shard.owned, value, 0.0), shard.axis)
 
 
@@ -111,33 +111,33 @@ def vocab_parallel_logprobs(
 
     Args:
         hidden: [..., D], the same on each shard of the axis.
-        weight: [V / shards, D]: the shard's rows of the whole weight, in order.
-        targets: [...], positions in the whole vocabulary, the same on each shard.
+        weight: [V / shards, D]: the shard's rows of the full weight, in order.
+        targets: [...], global token ids, the same on each shard.
         bias: [V / shards].
         axis_name: the mesh axis or axes.
-        The rest is linear_logprobs'; memory_budget is for each shard.
+        Other arguments are those of linear_logprobs; memory_budget is for each shard.
 
     Returns:
-        (logprob, entropy, lse) of the whole vocabulary, [...] float32 each, the same on each shard.
+        (logprob, entropy, lse) over the full vocabulary, [...] float32 each, the same on each shard.
 
-    The gradient by hidden is summed over the shards by JAX's rule for a replicated input; those by weight and bias stay
-    on their shard. Communication: four numbers a token forward, and the gradient by hidden.
+    The gradient by hidden is summed over the shards, by JAX's rule for a replicated input. Those by weight and bias
+    stay on their shard. Communication: four numbers per token forward, and the gradient by hidden.
 
-    Raises: as linear_logprobs; the message about a target outside [0, V) counts words of the shard. ValueError when
+    Raises: as linear_logprobs; the message about a target outside [0, V) uses the shard's local ids. ValueError if
     weight is not sharded over the axis, where shard_map checks it (check_vma).
     """
     shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
     found = _local_head(shard, ("target_logit", "entropy", "lse"))
     lse = _whole_lse(shard, found["lse"])
     logprob = _of_target(shard, found["target_logit"]) - lse
-    # A shard's mean logit is lse_shard - entropy_shard, and it has exp(lse_shard - lse) of all probability.
+    # A shard's mean logit is lse_shard - entropy_shard, and its share of the probability is exp(lse_shard - lse).
     local_lse = jnp.where(shard.valid, found["lse"], 0.0)
     entropy = lse - jax.lax.psum(jnp.exp(local_lse - lse) * (local_lse - found["entropy"]), axis_name)
     return tuple(jnp.where(shard.valid, value, 0.0).reshape(shard.lead) for value in (logprob, entropy, lse))
 
 
 def _terms(given: dict[str, Any]) -> LossOptions:
-    """The terms of a loss as options of one, in their ranges."""
+    """Returns the checked terms of a loss as options."""
     terms = {name: _arguments.number(name, value) for name, value in given.items()}
     for name, value in terms.items():
         _, least, most, _ = LOSS_TERMS[name]
@@ -174,27 +174,27 @@ def vocab_parallel_linear_cross_entropy(
 
     Args:
         hidden: [..., D], the same on each shard of the axis.
-        weight: [V / shards, D]: the shard's rows of the whole weight, in order.
-        targets: [...], positions in the whole vocabulary, the same on each shard.
+        weight: [V / shards, D]: the shard's rows of the full weight, in order.
+        targets: [...], global token ids, the same on each shard.
         bias, class_weight: [V / shards].
         axis_name: the mesh axis or axes.
-        return_lse, return_target_logits: also return the log-sum-exp and the targets' logits of the whole vocabulary,
-            [...] each, with gradients; 0 for ignored tokens. They cost nothing: the loss is made of them.
-        accuracy, return_argmax: refused; no shard knows the largest logit of another.
-        The rest is linear_cross_entropy's; memory_budget is for each shard.
+        return_lse, return_target_logits: also return the log-sum-exp and the targets' logits over the full vocabulary,
+            [...] each, with gradients; 0 for ignored tokens. They cost nothing, since the loss is computed from them.
+        accuracy, return_argmax: rejected, since shards do not exchange their largest logits.
+        Other arguments are those of linear_cross_entropy; memory_budget is for each shard.
 
     Returns:
-        The loss, float32, or a tuple (loss, lse, target logits) of those asked for, the same on each shard: of the
-        tokens given, so over a data axis the caller takes the mean, or gives the tokens of all devices as normalizer
-        and sums.
+        The loss, float32, or a tuple (loss, lse, target logits) of those asked for, the same on each shard. It covers
+        the given tokens. Over a data axis the caller takes the mean, or passes the token count of all devices as
+        normalizer and sums.
 
-    The gradient by hidden is summed over the shards by JAX's rule for a replicated input; those by weight and bias stay
-    on their shard and need nothing of another. The backward recomputes the forward: four passes in all, and only the
-    inputs are kept. Communication: a few numbers a token forward, and the gradient by hidden.
+    The gradient by hidden is summed over the shards, by JAX's rule for a replicated input. Those by weight and bias
+    stay on their shard and need no communication. The backward recomputes the forward: four GEMMs in all, and only the
+    inputs are saved. Communication: a few numbers per token forward, and the gradient by hidden.
 
-    Raises: as linear_cross_entropy; the message about a target outside [0, V) counts words of the shard. ValueError
-    when weight is not sharded over the axis, where shard_map checks it (check_vma). NotImplementedError for accuracy
-    and return_argmax.
+    Raises: as linear_cross_entropy; the message about a target outside [0, V) uses the shard's local ids. ValueError if
+    weight is not sharded over the axis, where shard_map checks it (check_vma). NotImplementedError for accuracy and
+    return_argmax.
     """
     check_reduction(reduction)
     static_normalizer, normalizer_array = divisor(normalizer, reduction)
@@ -220,8 +220,7 @@ def token_losses(
     hidden, weight, targets, bias, *, axis_name: AxisName, ignore_index, class_weight, softcap, logit_scale, token_weight,
     accuracy, return_argmax, memory_budget, **terms,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(losses, what a mean divides their sum by the sum of, lse, target logits), [...] each, of
-    vocab_parallel_linear_cross_entropy."""
+    """Returns (losses, their shares of a mean's divisor, lse, target logits), [...] each."""
     for name, wanted in (("accuracy", accuracy), ("return_argmax", return_argmax)):
         if wanted:
             raise NotImplementedError(f"{name}: not of a vocabulary in shards, which know no largest logit of another")

@@ -1,11 +1,12 @@
-"""Losses of a large vocabulary for PyTorch, without the logits.
+"""Large-vocabulary losses for PyTorch, without the logits.
 
-``linear_cross_entropy`` replaces ``torch.nn.functional.linear_cross_entropy`` and ``cut_cross_entropy``'s call by a
-change of import; ``LinearCrossEntropy`` is the module; ``linear_logprobs`` gives differentiable log-probabilities,
-entropies and log-sum-exps; ``lazy_head`` makes a Hugging Face model compute its loss so, without a change to its code;
-``autochunk`` does it for any function; ``losses`` has those of preferences, policies and distillation ready.
-``FarFieldHead`` takes gradients of a training run from the words that matter. ``Sharding`` says which words a rank has, ``deal_words``
-which it had better have, ``configure_exchanges`` how ranks of one host exchange.
+``linear_cross_entropy`` replaces ``torch.nn.functional.linear_cross_entropy`` and ``cut_cross_entropy``'s function by a
+change of import. ``LinearCrossEntropy`` is the module. ``linear_logprobs`` returns differentiable log-probabilities,
+entropies and log-sum-exps. ``lazy_head`` makes a Hugging Face model compute its loss without logits, and needs no
+change to its code. ``autochunk`` chunks any function. ``losses`` has ready-made losses for preferences, policies and
+distillation. ``FarFieldHead`` computes a training run's gradients from a block-sparse softmax. ``Sharding`` describes
+the vocabulary shard of a rank. ``deal_words`` interleaves the vocabulary for load balance. ``configure_exchanges`` sets
+how ranks of one host exchange data.
 """
 
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def __getattr__(name: str):
         from ._compile.run import explain_compiled
 
         return explain_compiled
-    if name in ("AutoChunked", "Unsupported", "autochunk"):  # brings PyTorch's compiler with it, which takes seconds to import
+    if name in ("AutoChunked", "Unsupported", "autochunk"):  # it imports PyTorch's compiler, which takes seconds
         from . import _autochunk
 
         return getattr(_autochunk, name)

@@ -1,4 +1,4 @@
-"""One call under three names: ours, ``torch.nn.functional.linear_cross_entropy``'s and ``cut_cross_entropy``'s."""
+"""One call with three signatures: ours, ``torch.nn.functional.linear_cross_entropy``'s and ``cut_cross_entropy``'s."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number, unexpecte
 from . import _memory
 from ._ranks import Sharding
 
-# Ours, with the defaults.
+# Our names, with the defaults.
 DEFAULTS: dict[str, Any] = dict(
     bias=None,
     reduction="mean",
@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = dict(
     memory_budget=None,
     sharding=None,
 )
-# The order of cut_cross_entropy's, which begins as ours does. PyTorch's own takes three by position, the first three.
+# The order of cut_cross_entropy's positional arguments, which begins like ours. PyTorch's accepts the first three.
 POSITIONS = (
     "hidden", "weight", "target", "bias", "ignore_index", "softcap", "reduction", "shift", "return_lse", "filter_eps",
     "accum_e_fp32", "accum_c_fp32", "filter_e_grad", "filter_c_grad", "impl", "vocab_parallel_options",
@@ -48,7 +48,7 @@ ALIASES = {
     "targets": "target",
     "linear_bias": "bias",
 }
-# Of cut_cross_entropy: they all compute one loss, and differ in what its gradients leave out or round.
+# The values of cut_cross_entropy's option. All compute the same loss; their gradients differ in filtering and rounding.
 _IMPLS = (
     "cce", "cce_exact", "cce_kahan", "cce_kahan_full", "cce_kahan_full_c", "cce_kahan_full_e",
     "cce_kahan_full_c_full_e", "torch_compile",
@@ -57,7 +57,7 @@ NAME = "linear_cross_entropy"
 
 
 def signature_text(indent: int) -> str:
-    """The call with its defaults, as a docstring has it."""
+    """Returns the call with its defaults, for a docstring."""
     arguments = [f'{k}="{v}"' if isinstance(v, str) else f"{k}={v!r}" for k, v in DEFAULTS.items()]
     text = f"{NAME}({', '.join([*POSITIONS[:3], arguments[0], '*', *arguments[1:]])})"
     return textwrap.fill(text, 120 - indent, subsequent_indent=" " * indent)
@@ -73,8 +73,8 @@ def _is_impl(value) -> bool:
 
 
 _IS_FLAG = (lambda value: value is None or isinstance(value, bool), "True or False")
-# Arguments of cut_cross_entropy that say how much of a gradient may be left out or how it is summed: what is taken, as
-# a test and in words. Gradients here are complete and sums fp32, which is within what each of these values allows.
+# Arguments of cut_cross_entropy that allow its gradients to be filtered or summed less accurately: a test of the value,
+# and its description. Our gradients are complete and summed in fp32, which every value allows.
 _ALLOWANCES = {
     "filter_eps": (lambda value: value is None or value == "auto" or _is_number(value), "None, 'auto' or a number"),
     "accum_e_fp32": _IS_FLAG,
@@ -86,7 +86,7 @@ _ALLOWANCES = {
 
 
 def bind(args: tuple, kwargs: dict) -> dict[str, Any]:
-    """All arguments by our names, and as "chunk" what PyTorch's options say of it. Raises TypeError as a signature
+    """Binds all arguments to our names; "chunk" holds PyTorch's chunking options. Raises TypeError as a signature
     would."""
     if len(args) > len(POSITIONS):
         raise TypeError(f"{NAME}: expected at most {len(POSITIONS)} positional arguments, got {len(args)}")
@@ -95,7 +95,7 @@ def bind(args: tuple, kwargs: dict) -> dict[str, Any]:
     for key, value in kwargs.items():
         name = ALIASES.get(key, key)
         if key == "weight" and ("weight" in bound or "linear_weight" in kwargs or "c" in kwargs):
-            name = "class_weight"  # as PyTorch calls it, beside a linear weight
+            name = "class_weight"  # PyTorch's name for it, beside linear_weight
         if key == "options":
             torch_options = value
             continue
@@ -119,7 +119,8 @@ def bind(args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def _vocab_parallel(options) -> Sharding:
-    """cut_cross_entropy's VocabParallelOptions(start, stop, group, reduce_e_grad): gradients here are complete."""
+    """Converts cut_cross_entropy's VocabParallelOptions(start, stop, group, reduce_e_grad). Our gradients are always
+    reduced."""
     if not hasattr(options, "start") or not hasattr(options, "group"):
         raise TypeError(
             f"vocab_parallel_options: expected cut_cross_entropy's VocabParallelOptions, got {type(options).__name__}"
@@ -132,8 +133,8 @@ def _vocab_parallel(options) -> Sharding:
 
 
 def _chunk(options, hidden) -> int | str | None:
-    """What PyTorch's chunking options say of the chunks: how many tokens, an "aspect_ratio:N", or None. Raises
-    NotImplementedError for a sum finer than ours."""
+    """Returns the chunk size in PyTorch's options: a number of tokens, an "aspect_ratio:N", or None. Raises
+    NotImplementedError for an accumulation dtype more precise than ours."""
     if options is None:
         return None
     if not hasattr(options, "batch_chunk_size"):
@@ -146,7 +147,8 @@ def _chunk(options, hidden) -> int | str | None:
 
 
 def chunk_bytes(chunk: int | str, hidden: Tensor, weight: Tensor) -> int:
-    """fp32 logits of a chunk: of so many tokens, or for "aspect_ratio:N" as many as hidden has elements, over N."""
+    """Returns the bytes of a chunk's fp32 logits. A chunk is a number of tokens, or for "aspect_ratio:N" has 1 / N of
+    hidden's elements."""
     if isinstance(chunk, int):
         return max(1, min(chunk, hidden.shape[:-1].numel()) * weight.shape[:-1].numel() * 4)
     return max(1, hidden.numel() * 4 // int(chunk.partition(":")[2] or 1))
@@ -166,12 +168,12 @@ def _range_text(least: float, most: float) -> str:
     return "a number" + (f" from {least:g}" if least > -math.inf else "") + (f" to {most:g}" if most < math.inf else "")
 
 
-# Made here: torch.compile takes a number of a global for a variable, which is no part of a text.
+# A module constant: torch.compile treats a number in a global as a variable, which cannot be formatted into a text.
 _RANGES = {name: _range_text(term.least, term.most) for name, term in LOSS_TERMS.items()}
 
 
 def term(name: str, value) -> float:
-    """A term of the loss, in its range."""
+    """Returns a checked term of the loss."""
     found = number(name, value, LOSS_TERMS[name].least, _RANGES[name])
     if found > LOSS_TERMS[name].most:
         raise ValueError(f"{name}: expected {_RANGES[name]}, got {found}")
@@ -179,7 +181,7 @@ def term(name: str, value) -> float:
 
 
 def loss_options(a: dict[str, Any]) -> LossOptions:
-    """The plain options; normalizer may be a tensor, which is left to the caller."""
+    """Returns the scalar options. normalizer may be a tensor, which the caller handles."""
     if a["reduction"] not in ("none", "mean", "sum"):
         raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {a['reduction']!r}")
     ignore_index = DEFAULT.ignore_index if a["ignore_index"] is None else a["ignore_index"]
@@ -213,7 +215,7 @@ def loss_options(a: dict[str, Any]) -> LossOptions:
 
 
 def check_tensors(a: dict[str, Any]) -> None:
-    """That what has to be a tensor is one, what may be one is that or None, and all lie where hidden does."""
+    """Checks that tensor arguments are tensors, or None if optional, and on hidden's device."""
     for name in ("hidden", "weight", "target", "bias", "class_weight", "token_weight", "target_weight"):
         t = a[name]
         if isinstance(t, Tensor):
@@ -229,7 +231,7 @@ def check_tensors(a: dict[str, Any]) -> None:
 
 
 def shift_of(value, hidden: Tensor) -> int:
-    """How far the targets of hidden [..., T, D] are ahead."""
+    """Returns the number of positions by which targets are shifted against hidden [..., T, D]."""
     if not isinstance(value, int):
         raise TypeError(f"shift: expected an int, True or False, got {value!r}")
     if value and hidden.dim() < 3:
@@ -240,8 +242,8 @@ def shift_of(value, hidden: Tensor) -> int:
 
 
 def check_head(hidden, weight, bias, columns: int = -1) -> None:
-    """What the engine takes of the tensors hidden, weight and bias, named as here; columns: of weight where ranks have
-    some of hidden's each, else -1."""
+    """Checks that the engine supports hidden, weight and bias. columns: the columns of weight if ranks hold column
+    shards of it, else -1."""
     for name, t in (("hidden", hidden), ("weight", weight)):
         if t.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {t.dtype}")

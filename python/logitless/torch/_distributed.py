@@ -1,4 +1,4 @@
-"""DTensor in, local tensors out; and which words of the vocabulary they are."""
+"""Converts DTensors to local tensors, and determines each rank's vocabulary shard."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ._ranks import ALL, Words, words_of
 
 
 def _is_dtensor(t) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # nobody has a DTensor who has not imported it
+    module = sys.modules.get("torch.distributed.tensor")  # a DTensor exists only if this module has been imported
     return module is not None and isinstance(t, module.DTensor)
 
 
 class _Share(torch.autograd.Function):
-    """The tensor itself; of its gradient one part in ``ranks``."""
+    """Returns the tensor. Its gradient is divided by ``ranks``."""
 
     @staticmethod
     def forward(ctx, tensor, ranks):
@@ -31,8 +31,8 @@ class _Share(torch.autograd.Function):
 
 
 class _Local(torch.autograd.Function):
-    """What this rank has of a DTensor. Its gradient is a DTensor with the strides of the whole, which ``to_local`` computes
-    from this rank's part: where columns are uneven they are others then, and PyTorch gathers to copy into the right ones."""
+    """Returns the local shard of a DTensor. Its gradient is a DTensor with the strides of the full tensor. ``to_local``
+    would derive other strides from the local shard if columns are uneven, and PyTorch would gather to correct them."""
 
     @staticmethod
     def forward(ctx, t, placements):
@@ -49,13 +49,13 @@ class _Local(torch.autograd.Function):
 
 
 def whole(t):
-    """A DTensor gathered, on all ranks of its mesh; others as they are. Without a gradient."""
+    """Gathers a DTensor on all ranks of its mesh; other tensors are returned unchanged. Without a gradient."""
     return t.full_tensor() if _is_dtensor(t) else t
 
 
 def mean_gradient(gradient: Tensor, like):
-    """What each rank's loss gives of a weight or bias, as the gradient of ``like``: of a DTensor the mean over the ranks
-    of its mesh, placed as it is."""
+    """Converts each rank's gradient of a weight or bias to the gradient of ``like``. For a DTensor this is the mean
+    over the ranks of its mesh, with its placements."""
     if not _is_dtensor(like):
         return gradient
     from torch.distributed.tensor import DTensor, Partial
@@ -66,7 +66,7 @@ def mean_gradient(gradient: Tensor, like):
 
 
 def replicated(name: str, t):
-    """A DTensor that is the same everywhere as a local tensor; others as they are."""
+    """Returns a replicated DTensor as a local tensor; other tensors are returned unchanged."""
     if not _is_dtensor(t):
         return t
     from torch.distributed.tensor import Replicate
@@ -77,12 +77,13 @@ def replicated(name: str, t):
 
 
 def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
-    """Weights (and a bias) that are sharded are gathered, their gradients scattered back; hidden and target that are
-    the same everywhere are taken as they are. Other placements are refused by name.
+    """Gathers sharded weights (and a bias), whose gradients are reduce-scattered, and returns replicated hidden and
+    target as local tensors. Other placements raise NotImplementedError.
 
-    A weight's gradient is the mean over the ranks of its mesh of what each rank's loss gives, as FSDP has it: where a
-    plain hidden holds other tokens on each rank that is data parallelism; where it is the same on all of them (tensor
-    parallelism) the mean is what each of them has."""
+    A weight's gradient is the mean over its mesh of each rank's gradient, as in FSDP. If a plain hidden holds different
+    tokens on each rank, this is data parallelism. If it is the same on all ranks (tensor parallelism), the mean equals
+    each rank's gradient.
+    """
     if not any(_is_dtensor(t) for t in (hidden, weight, target, bias)):
         return hidden, weight, target, bias
     from torch.distributed.tensor import Partial, Replicate
@@ -104,20 +105,21 @@ def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Optional[Tensor
 
 
 def place(a: dict[str, Any]) -> tuple[Words, bool]:
-    """Makes hidden, weight, target and bias of bound arguments local tensors. Returns which words those of weight are,
-    and whether a loss is of each rank's own tokens although ranks work together (data parallelism, as FSDP has it:
-    weights get the mean of the ranks' gradients).
+    """Makes hidden, weight, target and bias of bound arguments local tensors. Returns the weight's vocabulary shard.
+    Also returns whether each rank has a loss of its own tokens while ranks compute together. That is data parallelism
+    as in FSDP: weights get the mean of the ranks' gradients.
 
-    A DTensor weight whose words are sharded over one dimension of its mesh stays where it is, on the CPU and, in
-    bfloat16, on Hopper GPUs, and so does one whose columns are, where tokens are each rank's own; any other is gathered
-    (``local``)."""
+    A DTensor weight whose vocabulary is sharded over one mesh dimension is not gathered on the CPU and, in bfloat16, on
+    Hopper GPUs. The same holds for one with sharded columns if each rank has its own tokens. Any other is gathered
+    (``local``).
+    """
     hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
     if a.get("sharding") is not None:
         return _given(a), False
     dim = _sharded_dim(weight)
     found = None if dim is None else _sharded_over(weight, dim, hidden, bias)
     columns = dim is not None and weight.placements[dim].dim == 1
-    if found is None or (columns and found == (None, False)):  # columns move to tokens that are a rank's own
+    if found is None or (columns and found == (None, False)):  # column shards need different tokens on each rank
         a["gathered"] = True
         names = ("hidden", "weight", "target", "bias")
         a.update(zip(names, local(*(a[n] for n in names))))
@@ -142,7 +144,7 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
 
 
 def _given(a: dict[str, Any]) -> Words:
-    """Of plain tensors with the argument ``sharding``."""
+    """Returns the vocabulary shard of plain tensors with the argument ``sharding``."""
     for name in ("hidden", "weight", "target", "bias"):
         if _is_dtensor(a[name]):
             raise ValueError(f"sharding: goes with plain tensors, {name} is a DTensor, whose placements say the same")
@@ -164,7 +166,7 @@ def _given(a: dict[str, Any]) -> Words:
 
 
 def group_of(a: dict[str, Any]) -> str:
-    """The name of the process group that bound arguments say, without a check of anything; "" for none."""
+    """Returns the name of the process group of bound arguments, or "" for none. It does not check anything."""
     if a.get("sharding") is not None:
         name = getattr(getattr(a["sharding"], "group", None), "group_name", "")
         return name if isinstance(name, str) else ""
@@ -173,8 +175,8 @@ def group_of(a: dict[str, Any]) -> str:
 
 
 def _sharded_dim(weight) -> Optional[int]:
-    """The dimension of its mesh that the words, or the columns, of a DTensor weight are sharded over where ranks can work
-    on it together: the weight alone decides, so that all ranks do the same. Otherwise None."""
+    """Returns the mesh dimension over which a DTensor weight's vocabulary or columns are sharded, or None if ranks
+    cannot compute on it together. It depends on the weight alone, so that all ranks decide alike."""
     if not _is_dtensor(weight):
         return None
     from torch.distributed.tensor import Replicate, Shard
@@ -195,7 +197,7 @@ def _capability(index: int) -> tuple[int, int]:
 
 
 def _on_hopper(weight) -> bool:
-    """Whether a GPU's kernel takes such words over ranks."""
+    """Returns whether a GPU kernel supports this vocabulary-parallel weight."""
     if weight.device.type != "cuda" or _capability(weight.device.index) != (9, 0):
         return False
     computes = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weight.dtype
@@ -203,14 +205,14 @@ def _on_hopper(weight) -> bool:
 
 
 def _ranks_over(t, dim: int) -> tuple[int, ...]:
-    """The ranks of a dimension of a DTensor's mesh."""
+    """Returns the ranks along a dimension of a DTensor's mesh."""
     import torch.distributed as dist
 
     return tuple(dist.get_process_group_ranks(t.device_mesh.get_group(dim)))
 
 
 def _covered(hidden, weight) -> None:
-    """That hidden says where it stands along every dimension of weight's mesh: its gradient depends on that."""
+    """Checks that hidden has a placement for every dimension of weight's mesh, since its gradient depends on them."""
     known = {_ranks_over(hidden, i) for i in range(hidden.device_mesh.ndim)}
     for i in range(weight.device_mesh.ndim):
         if weight.device_mesh.size(i) > 1 and _ranks_over(weight, i) not in known:
@@ -220,12 +222,12 @@ def _covered(hidden, weight) -> None:
 
 
 def _sharded_over(weight, dim: int, hidden, bias) -> Optional[tuple[Optional[int], bool]]:
-    """(the dimension of hidden that tokens are sharded over, or None; whether each rank's tokens are a batch of its
-    own), or None where the weight has to be gathered."""
+    """Returns (the dimension of hidden that shards the tokens, or None; whether each rank has its own batch of tokens).
+    Returns None if the weight must be gathered."""
     from torch.distributed.tensor import Replicate, Shard
 
     if not _is_dtensor(hidden):
-        # What a plain bias has to get is the gradient of this rank's loss alone.
+        # A plain bias needs the gradient of this rank's loss alone.
         alone = bias is not None and not _is_dtensor(bias) and bias.requires_grad
         return None if alone else (None, True)
     _covered(hidden, weight)
@@ -239,8 +241,8 @@ def _sharded_over(weight, dim: int, hidden, bias) -> Optional[tuple[Optional[int
 
 
 def _part(t, weight, dim: int, own: bool, whole: bool = False):
-    """What this rank has of a weight or bias: its words, its columns or, of a bias beside columns, the whole, of which each
-    rank has the whole gradient too. The gradient goes where that of ``t`` is."""
+    """Returns this rank's shard of a weight or bias: rows or columns. A bias beside sharded columns is replicated, and
+    every rank has its full gradient. The gradient is placed like that of ``t``."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     mesh = weight.device_mesh
@@ -256,7 +258,7 @@ def _part(t, weight, dim: int, own: bool, whole: bool = False):
 
 
 def _own_tokens(name: str, t, hidden):
-    """What is of hidden's tokens here."""
+    """Returns the part of t that belongs to this rank's tokens of hidden."""
     if not _is_dtensor(t):
         return t
     from torch.distributed.tensor import Replicate
@@ -269,21 +271,22 @@ def _own_tokens(name: str, t, hidden):
 
 
 def sharded_head(head: nn.Module, mesh) -> set[nn.Parameter]:
-    """Spreads the words of a head over the ranks of a mesh: its ``weight`` [V, D] and ``bias`` [V] become DTensors
-    sharded over dimension 0, and ``linear_cross_entropy`` of them gathers neither them nor their gradients. Returns the
-    parameters, for the ``ignored_params`` of ``fully_shard``, which would gather them:
+    """Shards the vocabulary of a head over the ranks of a mesh. Its ``weight`` [V, D] and ``bias`` [V] become DTensors
+    sharded over dimension 0, and ``linear_cross_entropy`` gathers neither them nor their gradients. Returns these
+    parameters for the ``ignored_params`` of ``fully_shard``, which would gather them:
 
         fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.head, mesh))
 
     Args:
-        head: a module with a parameter ``weight`` and maybe ``bias``, best a ``LinearCrossEntropy``; an ``nn.Linear`` can
-            no longer be called on plain tensors, but for the head of a ``lazy_head``. Every rank has the same values; each keeps its own rows. A weight that
-            another module shares (tied embeddings) is no longer shared. ``MixedPrecisionPolicy`` does not cast what
-            it ignores: use autocast, or hidden states of the weight's dtype; a ``lazy_head`` casts for itself.
-        mesh: the whole ``DeviceMesh`` that ``fully_shard`` gets: of one dimension, or of two, replicas and shards (HSDP),
-            whose gradients are then averaged over the replicas as well.
+        head: a module with a parameter ``weight`` and optionally ``bias``, preferably a ``LinearCrossEntropy``. An
+            ``nn.Linear`` can no longer be called on plain tensors, except as the head of a ``lazy_head``. Every rank
+            must have the same values and keeps its own rows. A weight shared with another module (tied embeddings) is
+            no longer shared. ``MixedPrecisionPolicy`` does not cast ignored parameters: use autocast, or hidden states
+            of the weight's dtype. A ``lazy_head`` casts them itself.
+        mesh: the ``DeviceMesh`` that ``fully_shard`` gets, of one dimension, or of two: replicas and shards (HSDP).
+            Gradients are then averaged over the replicas as well.
 
-    Raises TypeError, ValueError: naming the argument.
+    Raises TypeError or ValueError that names the argument.
     """
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 

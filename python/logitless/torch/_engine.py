@@ -1,4 +1,4 @@
-"""Calls of the C ABI on torch tensors. What does not change between calls of one shape is built once."""
+"""Calls of the C ABI on torch tensors. State that is constant between calls of one shape is built once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ DTYPES = {
 }
 
 _MOST_HINTED = 1 << 60
-_KEPT_BYTES = 1 << 20  # a workspace as small stays from call to call; calls of one stream and thread do not overlap
-_MOST_CALLS = 256  # of different shapes and options that a thread keeps
+_KEPT_BYTES = 1 << 20  # workspaces up to this size are reused; calls of one stream and thread do not overlap
+_MOST_CALLS = 256  # calls of different shapes and options cached per thread
 
 
 def _address(name: str, t: torch.Tensor) -> int:
-    """Address of a tensor's first element; some address of a meta tensor, which plans and runs ask for and do not follow."""
+    """Returns the address of a tensor's first element. A meta tensor gets a dummy address, which is never read."""
     return 64 if t.is_meta else _memory.address(name, t)
 
 
 def tensor_struct(name: str, t: torch.Tensor) -> c.Tensor:
-    """A tensor as the C ABI takes it; ``name`` is what errors call it."""
+    """Returns a tensor as the C ABI's struct; ``name`` is its name in errors."""
     s = c.Tensor()
     s.name = "target" if name == "targets" else name
     s.data = _address(s.name, t)
@@ -43,7 +43,7 @@ def tensor_struct(name: str, t: torch.Tensor) -> c.Tensor:
 
 
 class Call:
-    """One C call with its plan: new pointers are all that a run sets."""
+    """A C call with its plan. A run only sets new pointers."""
 
     def __init__(self, device: torch.device, options, structs, request_bytes, plan_function, run_function, extra):
         self.context = _context(device)
@@ -61,13 +61,13 @@ class Call:
 
         if request_bytes >= 0:
             status = plan(request_bytes)
-        else:  # a hint: twice as much until there is a plan
+        else:  # a hint is doubled until a plan fits
             status, budget = 1, -request_bytes
             while status == 1 and budget <= _MOST_HINTED:
                 status = plan(budget)
                 budget *= 2
         c.check(status)
-        self.number, self.group = 0, None  # of a plan that ranks made together
+        self.number, self.group = 0, None  # of a plan that the ranks made together
         self.kept: torch.Tensor | None = None
         self.workspace_bytes = lib.logitless_plan_workspace_bytes(self.plan)
         self.arguments = (
@@ -76,23 +76,23 @@ class Call:
             byref(options),
             *[byref(s) for s, _ in structs],
         )
-        # Fields in the order in which run() takes tensors.
+        # Fields in the order of run()'s tensors.
         self.fields = [field for _, fields in structs for field in fields]
 
-    def __del__(self, destroy=lib.logitless_plan_destroy):  # at the interpreter's end this module is empty
+    def __del__(self, destroy=lib.logitless_plan_destroy):  # this module is empty at interpreter exit
         if getattr(self, "plan", None):
             destroy(self.plan)
 
     def _workspace(self, device) -> torch.Tensor:
         try:
             return torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
-        except RuntimeError:  # no memory
-            if self.group is not None:  # the other ranks wait in the call: there they learn that this one has none
+        except RuntimeError:  # out of memory
+            if self.group is not None:  # the other ranks wait in the call, which propagates this failure
                 self.run_function(*self.arguments, 256, 0, *self.extra)
             raise
 
     def run(self, tensors, device, workspace: torch.Tensor | None = None):
-        """In a workspace of its own, or that one, of workspace_bytes."""
+        """Runs the call in the given workspace of workspace_bytes, or in one that it allocates."""
         for field, tensor in zip(self.fields, tensors, strict=True):
             field.data = _address(field.name, tensor)
         workspace = self.kept if workspace is None else workspace
@@ -105,23 +105,23 @@ class Call:
             c.check(status)
 
 
-# The pointer alone: a Stream object takes twenty times as long.
+# The raw pointer; a Stream object takes twenty times as long.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def current_stream(device: torch.device) -> int:
-    """The cudaStream_t that work on a GPU goes to."""
+    """Returns the cudaStream_t of the current stream on a GPU."""
     if _raw_stream is None:
         return torch.cuda.current_stream(device).cuda_stream
     return _raw_stream(device.index)
 
 
-# Without the check that CUDA has begun, which tensors there show.
+# It skips the check that CUDA is initialised, which existing CUDA tensors imply.
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def on_device(device: torch.device, function, *args):
-    """``function(*args)`` with a tensor's GPU as the current one, as CUDA wants it."""
+    """Calls ``function(*args)`` with the tensor's GPU as the current device, as CUDA requires."""
     if device.type != "cuda" or device.index == _current_device():
         return function(*args)
     with torch.cuda.device(device):
@@ -135,7 +135,7 @@ def _context(device: torch.device) -> c.Context:
 
 
 def place(device: torch.device):
-    """What of a device a call depends on."""
+    """Returns the state of a device on which a call depends: threads, or GPU index and stream."""
     if device.type == "cpu":
         return torch.get_num_threads()
     return device.index, current_stream(device)
@@ -160,7 +160,7 @@ def _call(kind, options, words, tensors: dict[str, torch.Tensor | None], device,
 
 
 def remembered(key, build):
-    """What ``build`` makes for a key, which this thread keeps with its calls."""
+    """Returns the result of ``build`` for a key, from this thread's cache if present."""
     cache = _calls.__dict__
     found = cache.get(key)
     if found is None:
@@ -171,7 +171,8 @@ def remembered(key, build):
 
 
 def _planned_together(group: _ranks.Group, cache, key, build) -> Call:
-    """The call of a key, whose plan all ranks have made in the same turn: where one has another shape all plan anew."""
+    """Returns the call of a key, whose plan all ranks made at the same point. If one rank's shape changed, all ranks
+    plan again."""
     found = cache.get(key)
     known = found is not None and found.group is group
     if not group.ready(found.number if known else 0):
@@ -187,7 +188,7 @@ def _planned_together(group: _ranks.Group, cache, key, build) -> Call:
 
 
 def fill(struct_type, tensors):
-    """A struct of tensor pointers, and the tensor structs behind it in order."""
+    """Returns a struct of tensor pointers, and its tensor structs in order."""
     struct, fields = c.new(struct_type), []
     for name, tensor in tensors.items():
         if tensor is not None:
@@ -197,7 +198,8 @@ def fill(struct_type, tensors):
 
 
 def _run(kind, options, words, groups, device, plan_function, run_function, extra=()):
-    """groups: (struct type, {field: tensor}) in the order of the C call's arguments, inputs first."""
+    """Plans and runs a call. groups: (struct type, {field: tensor}) in the order of the C call's arguments, inputs
+    first."""
     tensors = {f"{i}.{name}": t for i, (_, group) in enumerate(groups) for name, t in group.items()}
 
     def build():
@@ -209,7 +211,7 @@ def _run(kind, options, words, groups, device, plan_function, run_function, extr
         if words.group:
             structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(words, device))
         budget = options.memory_budget
-        if words.group:  # a hint is of this rank's tokens, and how often it is doubled has to be the same on all
+        if words.group:  # a hint depends on this rank's tokens, and all ranks must double it equally often
             budget = max(budget, 0)
         return Call(device, struct_of(options), structs, budget, plan_function, run_function, extra)
 
@@ -226,7 +228,7 @@ def _run(kind, options, words, groups, device, plan_function, run_function, extr
 
 
 def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> Call:
-    """The call alone. Its run() takes the tensors that are not None, in this order."""
+    """Returns the planned call. Its run() takes the tensors that are not None, in this order."""
     structs = [fill(c.CrossEntropyInputs, inputs), fill(c.CrossEntropyOutputs, outputs)]
     return Call(
         inputs["hidden"].device,
@@ -240,7 +242,8 @@ def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> 
 
 
 def cross_entropy(options: LossOptions, inputs: dict, outputs: dict, words: _ranks.Words = _ranks.ALL) -> None:
-    """logitless_cross_entropy: writes ``outputs``, tensors by the names of the C struct; None is no tensor."""
+    """Calls logitless_cross_entropy, which writes ``outputs``: tensors by the C struct's names; None marks a missing
+    one."""
     groups = [(c.CrossEntropyInputs, inputs), (c.CrossEntropyOutputs, outputs)]
     _run(
         "loss",
@@ -255,7 +258,7 @@ def cross_entropy(options: LossOptions, inputs: dict, outputs: dict, words: _ran
 
 
 class _Scale:
-    """The C call of ``scale`` with its structs, for one context: up to three contiguous tensors, each as a row."""
+    """The C call of ``scale`` and its structs, for one context: up to three contiguous tensors, each as one row."""
 
     def __init__(self, context: c.Context):
         self.context = context
@@ -284,7 +287,8 @@ class _Scale:
 
 
 def scale(tensors, factor: torch.Tensor) -> None:
-    """``t *= factor`` for up to three contiguous tensors of floats; factor is a number on their device."""
+    """Computes ``t *= factor`` for up to three contiguous floating tensors; factor is a scalar tensor on their device.
+    """
     factor = factor.float().resolve_neg()
     device = factor.device
     present = [t for t in tensors if t.numel()]

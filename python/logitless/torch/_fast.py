@@ -1,6 +1,7 @@
-"""Calls seen before: a mean or sum of plain eager tensors goes from Python to C with nothing checked twice.
+"""A fast path for calls seen before: a mean or sum of plain eager tensors goes from Python to C without repeated
+checks.
 
-Everything that a check of ``loss.py`` looks at is in the key, so what passed once passes again.
+The key contains everything that the checks of ``loss.py`` read, so a call that passed once passes again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _thread = _Thread()
 
 
 def key_of(args: tuple, kwargs: dict) -> Any:
-    """What a call is remembered by, or None when it is not of the plain kind."""
+    """Returns the cache key of a call, or None if it needs the general path."""
     if len(args) not in (3, 4) or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     parts: list[Any] = []
@@ -38,12 +39,12 @@ def key_of(args: tuple, kwargs: dict) -> Any:
         if type(t) not in _TENSORS or t.layout is not torch.strided or t.is_nested or t.is_neg():
             return None
         parts.append((t.shape, t.stride(), t.dtype, t.device, t.requires_grad))
-    if args[0].device.type == "cuda":  # what is not aligned is copied first
+    if args[0].device.type == "cuda":  # misaligned tensors are copied first
         parts.append((args[0].data_ptr() % 16, args[1].data_ptr() % 16))
     for name, value in kwargs.items():
         if value is not None and type(value) not in (bool, int, float, str):
             return None
-        parts.append((name, type(value), value))  # True is 1, and no number
+        parts.append((name, type(value), value))  # the type distinguishes True from 1
     device = args[0].device.type
     if device == "cpu":
         place: Any = torch.get_num_threads()
@@ -65,7 +66,7 @@ def remember(key: Any, loss: FastLoss) -> None:
 
 
 class FastLoss:
-    """One kind of call, its plan made."""
+    """A planned call of one kind."""
 
     def __init__(self, hidden, weight, target, bias, options, needs):
         self.needs = needs
@@ -78,7 +79,7 @@ class FastLoss:
         outputs = dict(loss=torch.empty((), dtype=self.loss_dtype, device=self.device))
         outputs.update(zip(("d_hidden", "d_weight", "d_bias"), gradients))
         self.call = _engine.on_device(self.device, _engine.prepare_cross_entropy, options, inputs, outputs)
-        # Shapes and dtypes of the gradients, and the dtypes that they end in.
+        # Shapes and dtypes of the gradients as computed, and their final dtypes.
         self.made = [(g.shape, g.dtype) for g in gradients if g is not None]
         self.dtypes = [t.dtype for t in made if t is not None]
 
@@ -88,7 +89,7 @@ class FastLoss:
         return self.run(hidden, weight, bias, target)[0]
 
     def run(self, hidden, weight, bias, target):
-        """[loss, gradients asked for]."""
+        """Returns [loss, gradients asked for]."""
         device = self.device
         outputs = [torch.empty((), dtype=self.loss_dtype, device=device)]
         outputs += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]

@@ -1,5 +1,5 @@
-"""float64: no kernel computes in it, so PyTorch's own operations make logits, chunk by chunk, and the library the losses
-of them. Slow, exact, for checks."""
+"""Losses in float64, which no kernel supports. PyTorch's operations compute logits chunk by chunk, and the library
+computes losses from a few numbers per row. It is slow and exact, for checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from .._token_loss import Smoothing, of_library
 
-_CHUNK_LOGITS = 1 << 22  # elements of the logits that exist at a time
+_CHUNK_LOGITS = 1 << 22  # the most elements of logits in memory at a time
 
 
 def _chunks(tokens: int, vocab: int):
@@ -18,8 +18,8 @@ def _chunks(tokens: int, vocab: int):
 
 
 def _add(gradients, z, d_z, x, w, options, first, last):
-    """Adds those of a chunk with logits ``z`` whose gradient is ``d_z``: rows of hidden's, and parts of the sums of the
-    others; None: not wanted."""
+    """Adds the gradients of a chunk with logits ``z`` and their gradient ``d_z``. It writes rows of d_hidden, and
+    accumulates d_weight and d_bias; None marks one that is not wanted."""
     u = d_z * options.logit_scale
     if options.softcap:  # z = c tanh(u / c)
         u = u * (1 - (z / options.softcap) ** 2)
@@ -41,8 +41,9 @@ def _logits(x, w, bias, softcap, logit_scale):
 
 
 def _checked(target, ignore_index: int, vocab: int):
-    """(target [N, K] with the ignore_index for what is no word, whether a row had such). On the CPU raises the error that
-    the library's kernels raise; on a GPU nothing waits to see it, and the row's numbers are NaN."""
+    """Returns (target [N, K], with ignore_index in place of invalid targets; whether a row had one). On the CPU it
+    raises the error of the library's kernels. On a GPU the host does not wait for errors, and the row's outputs become
+    NaN."""
     bad = (target != ignore_index) & ((target < 0) | (target >= vocab))
     if target.device.type == "cpu" and bool(bad.any()):
         row, k = bad.nonzero()[0].tolist()
@@ -54,20 +55,20 @@ def _checked(target, ignore_index: int, vocab: int):
 
 
 class _Losses(NamedTuple):
-    """Of rows: their logits, and what the library made of what a loss is a function of."""
+    """Logits of some rows, and the library's losses and derivatives."""
 
     logits: torch.Tensor  # [n, V]
     lse: torch.Tensor  # [n]
-    words: torch.Tensor  # [n, K]: targets, word 0 for those that are ignored
+    words: torch.Tensor  # [n, K]: targets, 0 for ignored ones
     weights: torch.Tensor  # [V]: of classes
-    slopes: tuple  # of the loss by lse [n], target logits [n, K] and, if smoothed, the weighted sum of logits [n]
+    slopes: tuple  # derivatives by lse [n], target logits [n, K] and, if smoothed, the weighted logit sum [n]
     loss: torch.Tensor  # [n]
-    share: torch.Tensor  # [n]: what mean divides by
-    argmax: torch.Tensor  # [n]; -1 for rows that are ignored
+    share: torch.Tensor  # [n]: the divisor of a mean
+    argmax: torch.Tensor  # [n]; -1 for ignored rows
 
 
 def _losses(x, w, bias, options, target, class_weight, token_weight, target_weight) -> _Losses:
-    """target [n, K]. A few numbers a row go to the library and come back."""
+    """Computes the losses of a chunk. target: [n, K]. Only a few numbers per row go through the library."""
     z = _logits(x, w, bias, options.softcap, options.logit_scale)
     lse = torch.logsumexp(z, 1)
     valid = target != options.ignore_index
@@ -90,7 +91,7 @@ def _losses(x, w, bias, options, target, class_weight, token_weight, target_weig
 
 
 def _logit_slopes(made: _Losses, upstream):
-    """Of the losses by the logits [n, V]; upstream [n] or None."""
+    """Returns the gradient of the losses by the logits [n, V]. upstream: [n] or None."""
     slopes = made.slopes
     if upstream is not None:
         slopes = [s * (upstream if s.dim() == 1 else upstream[:, None]) for s in slopes]
@@ -100,7 +101,8 @@ def _logit_slopes(made: _Losses, upstream):
 
 
 def cross_entropy(options, hidden, weight, bias, target, class_weight, token_weight, target_weight, grad_losses, needs):
-    """(loss, lse, argmax, d_hidden, d_weight, d_bias) of hidden [N, D] and target [N, K]; gradients where ``needs``."""
+    """Returns (loss, lse, argmax, d_hidden, d_weight, d_bias) for hidden [N, D] and target [N, K]; gradients where
+    ``needs``."""
     tokens = hidden.shape[0]
     target, bad = _checked(target, options.ignore_index, weight.shape[0])
     losses = hidden.new_zeros(tokens)
@@ -132,13 +134,13 @@ def cross_entropy(options, hidden, weight, bias, target, class_weight, token_wei
 
 
 class _Outputs(NamedTuple):
-    """Of rows of the head."""
+    """The head's outputs for some rows."""
 
     logits: torch.Tensor  # [n, V]
     p: torch.Tensor  # [n, V]: softmax
-    mean_logit: torch.Tensor  # [n]: by p
+    mean_logit: torch.Tensor  # [n]: expectation over p
     valid: torch.Tensor  # [n, K]: targets that are not ignored
-    words: torch.Tensor  # [n, K]: targets, word 0 for those that are
+    words: torch.Tensor  # [n, K]: targets, 0 for ignored ones
     numbers: tuple  # log_prob [n, K], entropy [n], lse [n], argmax [n]
 
 
@@ -156,7 +158,7 @@ def _outputs(x, w, bias, options, target) -> _Outputs:
 
 
 def _output_slopes(out: _Outputs, d_log_prob, d_entropy, d_lse):
-    """By the logits [n, V], of cotangents that may be None."""
+    """Returns the gradient by the logits [n, V], from cotangents that may be None."""
     row = out.valid.any(1)
     of_softmax = torch.zeros_like(out.mean_logit)
     d_z = torch.zeros_like(out.logits)
@@ -174,8 +176,8 @@ def _output_slopes(out: _Outputs, d_log_prob, d_entropy, d_lse):
 
 
 def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, False, False)):
-    """(log_prob [N, K], entropy [N], lse [N], argmax [N]), or with cotangents of the first three the gradients of hidden,
-    weight and bias."""
+    """Returns (log_prob [N, K], entropy [N], lse [N], argmax [N]). With cotangents of the first three, it returns the
+    gradients of hidden, weight and bias."""
     gradients = [torch.zeros_like(t) if need else None for t, need in zip((hidden, weight, bias), needs)]
     target, bad = _checked(target, options.ignore_index, weight.shape[0])
     parts = []

@@ -1,5 +1,5 @@
-"""The calls under torch.func: grad, vmap, jacrev and functional_call. A vmap is a call for each element of its batch;
-second derivatives and forward mode are refused by name."""
+"""The calls under torch.func: grad, vmap, jacrev and functional_call. A vmap makes one call for each element of its
+batch. Second derivatives and forward mode raise errors that name them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def active() -> bool:
 
 
 def cross_entropy(*inputs):
-    """The outputs of the operator ``logitless::cross_entropy``, of its arguments."""
+    """Returns the outputs of the operator ``logitless::cross_entropy`` for its arguments."""
     return _Loss.apply(*inputs) if active() else torch.ops.logitless.cross_entropy(*inputs)
 
 
 def head(*inputs):
-    """The outputs of the operator ``logitless::head``, of its arguments."""
+    """Returns the outputs of the operator ``logitless::head`` for its arguments."""
     return _Head.apply(*inputs) if active() else torch.ops.logitless.head(*inputs)
 
 

@@ -1,4 +1,4 @@
-"""A head on a GPU whose exponentials stay from its forward to its backward: three products for both instead of four."""
+"""A head on a GPU that saves its exponentials from forward to backward: three GEMMs for both instead of four."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ._ops import (
 )
 from ._ranks import Words
 
-# The inputs, outputs and gradients of a forward by the names of the C structs; None is no tensor. Of d_hidden shape and
-# dtype count alone.
+# Inputs, outputs and gradients of a forward by the C structs' names; None marks a missing tensor. Only the shape and
+# dtype of d_hidden matter.
 Tensors = dict[str, Optional[Tensor]]
 
 
 class Problem(NamedTuple):
-    """What the plan of a head is made from, but for memory."""
+    """Everything that the plan of a head depends on, except memory."""
 
     options: HeadOptions
     inputs: Tensors
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
 
 
 class _Pair:
-    """The calls of one shape, by one thread on one stream."""
+    """The forward and backward calls of one shape, by one thread on one stream."""
 
     def __init__(self, problem: Problem):
         groups = [(c.HeadInputs, problem.inputs), (c.HeadOutputs, problem.outputs), (c.HeadGradients, problem.gradients)]
@@ -54,7 +54,7 @@ class _Pair:
         )
         (self.inputs, self.input_fields), _, (self.gradients, self.gradient_fields) = structs
         self.cotangents = c.new(c.HeadCotangents)
-        # Of what the outputs are of, which have their shapes.
+        # Cotangents have the shapes of their outputs.
         self.cotangent_fields = {n: _engine.tensor_struct(n, problem.outputs[n]) for n in ("log_prob", "lse")}
 
     def backward(self, inputs: Tensors, cotangents: Tensors, gradients: Tensors, workspace: Tensor) -> None:
@@ -81,18 +81,19 @@ def _pair(problem: Problem) -> Optional[_Pair | Exception]:
         try:
             return _engine.on_device(problem.device, _Pair, problem)
         except (ValueError, NotImplementedError) as refused:
-            return type(refused)(str(refused))  # this one's traceback has all tensors of the call
+            return type(refused)(str(refused))  # the original's traceback would keep the call's tensors alive
 
     return _engine.remembered(problem.key(), build)
 
 
-# The hooks that saved tensors go through, and whether a backward keeps its graph: not every PyTorch tells.
+# The hooks for saved tensors, and whether a backward retains its graph; older versions of PyTorch do not report the
+# latter.
 _hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignores_tracing: None)
 _knows_graphs = hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
 
 
 def why_not(hidden: Tensor, compute: Optional[torch.dtype], words: Words) -> str:
-    """Why no call of these keeps anything; empty where one may."""
+    """Returns the reason why these calls cannot save exponentials; empty if they may."""
     if hidden.device.type != "cuda":
         return f"expected tensors on a GPU, got {hidden.device.type}"
     if (compute or hidden.dtype) == torch.float64:
@@ -103,14 +104,15 @@ def why_not(hidden: Tensor, compute: Optional[torch.dtype], words: Words) -> str
 
 
 def _hooked() -> str:
-    """Hooks move gigabytes, or round numbers that are none: d_weight's memory holds exponentials."""
+    """Returns the reason against saving if hooks for saved tensors are active. Hooks would move gigabytes, or convert
+    memory that does not hold numbers: d_weight's memory holds exponentials."""
     hooked = _hooks(True) is not None
     return "expected no hooks of saved tensors (checkpoints, offloading), got some" if hooked else ""
 
 
 def _forward(problem: Problem) -> tuple[Tensor, Optional[Tensor]]:
-    """Writes the outputs. Returns the workspace and d_weight, which stay as they are until the backward. Raises where no
-    plan keeps the exponentials within the memory budget, or there is no memory."""
+    """Writes the outputs. Returns the workspace and d_weight, which must stay unchanged until the backward. Raises if
+    no plan saves the exponentials within the memory budget, or if allocation fails."""
     pair = _pair(problem)
     if isinstance(pair, Exception):
         raise type(pair)(f"keep: {pair}")
@@ -124,7 +126,8 @@ def _forward(problem: Problem) -> tuple[Tensor, Optional[Tensor]]:
 
 
 def _problem(hidden, weight, target, bias, options, compute, needs: int, outputs: tuple[bool, bool]) -> Problem:
-    """outputs: whether there is an argmax, and an entropy. Gradients have no memory yet, but for the bias."""
+    """Builds the problem. outputs: whether there is an argmax, and an entropy. Gradients except the bias's are not
+    allocated yet."""
     x, w = _compute(hidden, compute), _compute(weight, compute)
     target, b = _vectors(x.device, target, bias)
     need = _bits(needs)
@@ -138,7 +141,7 @@ def _problem(hidden, weight, target, bias, options, compute, needs: int, outputs
 
 
 class KeptHeadFunction(torch.autograd.Function):
-    """``HeadFunction`` of plain tensors on a GPU, which keeps what it can."""
+    """``HeadFunction`` for plain tensors on a GPU, which saves exponentials if possible."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, target, options, compute, needs, argmax, entropy, required):
@@ -162,7 +165,7 @@ class KeptHeadFunction(torch.autograd.Function):
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return (None, None, None, *nothing)
         *inputs, workspace, d_weight = ctx.saved_tensors
-        # What is kept serves one backward, and without a gradient of the entropy.
+        # The saved exponentials serve one backward, without a gradient of the entropy.
         if workspace is None or d_entropy is not None or _keeps_graph():
             gradients = run_head_backward(*inputs, d_log_prob, d_entropy, d_lse, *ctx.call)
         else:
@@ -172,7 +175,7 @@ class KeptHeadFunction(torch.autograd.Function):
 
 
 def _kept_forward(inputs, ctx, required: bool):
-    """(results, workspace, d_weight), or None where it cannot be and is not required."""
+    """Returns (results, workspace, d_weight), or None if saving is impossible and not required."""
     hooked = _hooked()
     if hooked and required:
         raise ValueError(f"keep: {hooked}")

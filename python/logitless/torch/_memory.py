@@ -1,6 +1,7 @@
-"""Memory of tensors that the library reads and writes by address: on which device it lies, and that it is there.
+"""Memory of tensors that the library accesses by address: checks of its device and its existence.
 
-``check`` is for arguments, by their names; ``address`` is the last one before a pointer leaves Python."""
+``check`` is for named arguments; ``address`` is the last check before a pointer leaves Python.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 def _bytes_of(t: Tensor) -> int:
-    """From the beginning of a tensor's storage to behind its last element; 0 of no element."""
+    """Returns the bytes from the start of a tensor's storage to the end of its last element; 0 without elements."""
     if t.numel() == 0:
         return 0
     last = t.storage_offset() + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))
@@ -28,9 +29,10 @@ def _missing(name: str, t: Tensor) -> ValueError:
 
 
 def address(name: str, t: Tensor) -> int:
-    """Address of a dense tensor's first element, some address of none. Raises ValueError where it has no memory."""
+    """Returns the address of a dense tensor's first element, or a dummy address if it is empty. Raises ValueError if
+    its memory is missing."""
     found = t.data_ptr()
-    if not found or t.storage_offset():  # a view of a storage that was freed has an address
+    if not found or t.storage_offset():  # a view of a freed storage has an address
         if t.untyped_storage().nbytes() < _bytes_of(t):
             raise _missing(name, t)
         if not found and t.numel():
@@ -39,16 +41,18 @@ def address(name: str, t: Tensor) -> int:
 
 
 def check(name: str, t: Tensor, device: Optional[torch.device] = None, beside: str = "hidden") -> None:
-    """That a tensor is dense, has its memory and is on ``device``, where the argument ``beside`` is (None: anywhere).
+    """Checks that a tensor is dense, has memory, and is on ``device``, that of the argument ``beside`` (None: any
+    device).
 
-    Raises TypeError for other layouts and quantised tensors, ValueError for the others, with the name."""
+    Raises TypeError for other layouts and quantised tensors, ValueError otherwise. The message names the argument.
+    """
     if t.layout is not torch.strided or t.is_nested or t.is_quantized:
         kind = "quantized" if t.is_quantized else "nested" if t.is_nested else str(t.layout).removeprefix("torch.").strip("_")
         raise TypeError(f"{name}: expected a dense tensor, got a {kind} one")
     if device is not None and t.device != device:
         raise ValueError(f"{name}: expected it on {device}, where {beside} is, got {t.device}")
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or type(t) not in _PLAIN:
-        return  # of a tracer or a class of its own, whose memory is no matter here
+        return  # a tracer's tensor or a subclass, without memory to check
     if t.numel() == 0 and hasattr(t, "ds_shape"):
         raise ValueError(
             f"{name}: is empty, its {list(t.ds_shape)} being partitioned by DeepSpeed's ZeRO-3; call under "
@@ -59,5 +63,5 @@ def check(name: str, t: Tensor, device: Optional[torch.device] = None, beside: s
 
 
 def check_number(name: str, t: Tensor, device: torch.device, beside: str = "hidden") -> None:
-    """The same for a tensor that stands for one number, which may be on the CPU."""
+    """Checks a tensor with a single number, which may also be on the CPU."""
     check(name, t, None if t.device.type == "cpu" else device, beside)

@@ -1,7 +1,7 @@
 """The operators ``torch.ops.logitless.*`` and their gradients.
 
-Eager code runs them as autograd functions, without the dispatcher's cost; torch.compile and other tracers see the
-operators with their fake implementations. Both end in the functions of this file that begin with ``_run``.
+Eager code runs them as autograd functions, without the dispatcher's overhead. torch.compile and other tracers see the
+operators with their fake implementations. Both call the functions below whose names begin with ``run``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def _bits(needs: int) -> tuple[bool, bool, bool]:
 
 
 def _accumulated(dtype: torch.dtype) -> torch.dtype:
-    """Of losses and other numbers of a token."""
+    """Returns the dtype of losses and other numbers per token."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-_ALIGNMENT = 16  # bytes, of the rows that a GPU's copy engine reads
+_ALIGNMENT = 16  # in bytes; rows must be aligned for TMA
 
 
 def _compute(tensor: Tensor, compute: Optional[torch.dtype]) -> Tensor:
-    """As the engine takes it: in the dtype to compute in, and on a GPU with rows of its own, aligned."""
+    """Returns the tensor in the engine's form: in the dtype of computation, and on a GPU with aligned rows."""
     tensor = tensor.resolve_neg()
     if compute is not None and tensor.dtype != compute:
         tensor = tensor.to(compute)
@@ -41,7 +41,7 @@ def _compute(tensor: Tensor, compute: Optional[torch.dtype]) -> Tensor:
 
 
 def rows_are_aligned(tensor: Tensor) -> bool:
-    """Whether each row is contiguous and begins at a multiple of 16 bytes, or would in memory of its own."""
+    """Returns whether rows are contiguous and aligned to 16 bytes, or would be in a contiguous copy."""
     size, width = tensor.element_size(), tensor.shape[-1]
     if tensor.stride(-1) != 1 or tensor.data_ptr() % _ALIGNMENT:
         return False
@@ -52,19 +52,20 @@ def rows_are_aligned(tensor: Tensor) -> bool:
 
 
 def saved_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of a gradient that waits for the upstream gradient: float16 has not the range, and is rounded to afterwards."""
+    """Returns the dtype of a gradient that waits for its upstream gradient. float16 lacks the range and is rounded to
+    later."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
 def _gradient_like(tensor: Tensor, compute_dtype: torch.dtype, waits: bool = False) -> Tensor:
-    """Memory for a gradient: in the tensor's dtype where the engine writes it, else in fp32. waits: the upstream gradient
+    """Allocates a gradient: in the tensor's dtype if the engine writes it, else in fp32. waits: the upstream gradient
     is not known yet."""
     dtype = tensor.dtype if tensor.dtype in (compute_dtype, torch.float32) else torch.float32
     return torch.empty(tensor.shape, dtype=saved_dtype(dtype) if waits else dtype, device=tensor.device)
 
 
 def _vectors(device, *tensors):
-    """Per-word and per-token vectors as the engine takes them; on a GPU contiguous and fp32."""
+    """Returns vectors over vocabulary and tokens in the engine's form; on a GPU contiguous and fp32."""
     tensors = tuple(t if t is None else t.resolve_neg() for t in tensors)
     if device.type == "cpu":
         return tensors
@@ -75,17 +76,17 @@ def _vectors(device, *tensors):
 
 
 def _bias(bias: Optional[Tensor], weight: Tensor) -> Optional[Tensor]:
-    """In fp32 or the dtype of weight, as the engine takes it."""
+    """Returns the bias in the engine's form: fp32 or the dtype of weight."""
     return bias if bias is None or bias.dtype in (torch.float32, weight.dtype) else bias.to(torch.float32)
 
 
 def _finish(gradient: Tensor, tensor: Tensor, waits: bool = False) -> Tensor:
-    """The gradient in the tensor's dtype, or in that in which it is saved."""
+    """Casts the gradient to the tensor's dtype, or to the dtype in which it is saved."""
     return gradient.to(saved_dtype(tensor.dtype) if waits else tensor.dtype)
 
 
 def dtypes_of(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """Dtypes that the three gradients end in."""
+    """Returns the final dtypes of the three gradients."""
     return hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype
 
 
@@ -94,13 +95,14 @@ def _empty(tensor: Tensor) -> Tensor:
 
 
 def _float64_targets(target: Tensor, hidden: Tensor) -> Tensor:
-    """[N, K] in int64."""
+    """Reshapes the target to int64 [N, K]."""
     lead = hidden.shape[:-1]
     return target.reshape(lead.numel(), target.shape[len(lead):].numel()).to(torch.int64)
 
 
 def _made(reduction: str, grad_losses: Optional[Tensor], needs: int) -> int:
-    """The gradients that a call makes: without upstream gradients those of reduction none have to wait for them."""
+    """Returns the gradients that a call computes. Without upstream gradients, those of reduction "none" have to wait.
+    """
     return 0 if reduction == "none" and grad_losses is None else needs
 
 
@@ -108,9 +110,9 @@ def run_cross_entropy(
     hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options: LossOptions,
     compute: Optional[torch.dtype], needs: int, argmax: bool, words: Words = ALL, waits: Optional[bool] = None,
 ):
-    """(loss, lse, argmax, d_hidden, d_weight, d_bias): what is not asked for is an empty tensor (argmax, gradients).
-    waits: the gradients are to be multiplied by an upstream gradient (None: those of a mean or sum), and are in the
-    dtypes in which they are saved until then."""
+    """Returns (loss, lse, argmax, d_hidden, d_weight, d_bias); an argmax or gradient that is not asked for is empty.
+    waits: the gradients will be multiplied by an upstream gradient, and have the dtypes in which they are saved until
+    then (None: for a mean or sum)."""
     x, w = _compute(hidden, compute), _compute(weight, compute)
     b = bias
     waits = options.reduction != "none" if waits is None else waits
@@ -159,8 +161,8 @@ def run_cross_entropy(
 def run_head(
     hidden, weight, target, bias, options: HeadOptions, compute, argmax: bool, words: Words = ALL, entropy: bool = True
 ):
-    """(log_prob, entropy, lse, argmax): log_prob shaped as target, the others [...]; argmax, -1 for ignored tokens, is
-    empty unless asked for, and so is the entropy but of float64."""
+    """Returns (log_prob, entropy, lse, argmax). log_prob is shaped as target, the others are [...]. argmax is -1 for
+    ignored tokens, and empty unless asked for. So is the entropy, except in float64."""
     x, w = _compute(hidden, compute), _compute(weight, compute)
     lead = hidden.shape[:-1]
     if x.dtype == torch.float64:
@@ -176,18 +178,18 @@ def run_head(
 
 
 def head_outputs(target: Tensor, lead: torch.Size, argmax: bool, entropy: bool) -> dict[str, Optional[Tensor]]:
-    """Memory for what a head gives, by the names of the C struct."""
+    """Allocates the outputs of a head, by the C struct's names."""
     number = dict(dtype=torch.float32, device=target.device)
     return dict(
         log_prob=torch.empty(target.shape, **number),
         entropy=torch.empty(lead, **number) if entropy else None,
         lse=torch.empty(lead, **number),
-        argmax=torch.empty(lead, dtype=torch.int32, device=target.device) if argmax else None,  # a GPU writes no other
+        argmax=torch.empty(lead, dtype=torch.int32, device=target.device) if argmax else None,  # GPUs write int32
     )
 
 
 def head_results(outputs: dict[str, Optional[Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(log_prob, entropy, lse, argmax): empty what there is no memory for."""
+    """Returns (log_prob, entropy, lse, argmax); those without memory are empty."""
     log_prob, entropy, lse, index = outputs.values()
     index = lse.new_empty(0, dtype=torch.int64) if index is None else index.to(torch.int64)
     return log_prob, lse.new_empty(0) if entropy is None else entropy, lse, index
@@ -231,11 +233,12 @@ def run_head_backward(
     )
 
 
-# --- Operators. Options and words travel as their own arguments; `compute` is a dtype to compute in, or None.
+# --- Operators. Options and vocabulary shards are passed as separate arguments; `compute` is a dtype of computation or
+# None.
 
 
 def _schema(tensors: str, options: tuple[type[NamedTuple], ...], last: str, results: int) -> str:
-    """Of an operator: names of tensors ("?": may be None), options one by one, and what follows them."""
+    """Returns the schema of an operator: tensors ("?": may be None), options one by one, and the last arguments."""
     kinds = {"str": "str", "int": "SymInt", "float": "float", "bool": "bool"}
     arguments = [f"Tensor? {name[:-1]}" if name.endswith("?") else f"Tensor {name}" for name in tensors.split()]
     values = [item for kind in options for item in kind._field_defaults.items()]
@@ -250,13 +253,13 @@ _LOSS_INPUTS = len(_LOSS_TENSORS.split()) + _VALUES + 3
 
 
 def split_values(options: type[NamedTuple], values) -> tuple[NamedTuple, Words]:
-    """Options and words from the values that an operator takes of them, one after another."""
+    """Returns the options and the vocabulary shard from the flat values of an operator."""
     count = len(options._fields)
     return options(*values[:count]), Words(*values[count:])
 
 
 def _fake_gradients(hidden, weight, bias, compute, needs: int, waits: bool):
-    """The three gradients without numbers, as the functions that begin with ``run`` return them."""
+    """Returns the three gradients as fake tensors, in the form of the functions that begin with ``run``."""
 
     def one(tensor, needed):
         if not needed:
@@ -306,7 +309,7 @@ def _setup_loss(ctx, inputs, output):
 
 
 def multiplied(gradients, d_loss: Tensor, dtypes):
-    """Gradients made for an upstream gradient of 1, for this one, in their dtypes, as operations that tracers see."""
+    """Multiplies gradients, computed for an upstream gradient of 1, by this one, with operations that tracers see."""
     return [(g.to(d_loss.dtype) * d_loss).to(dtype) for g, dtype in zip(gradients, dtypes)]
 
 
@@ -405,17 +408,18 @@ head_op.register_autograd(_head_backward, setup_context=_setup_head)
 # --- The same for eager code.
 
 
-# Whether the backward that runs keeps its graph for another one; where PyTorch does not tell, it may.
+# Tells whether the running backward retains its graph. Versions of PyTorch that do not report it may retain it.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
 def scaled(gradients, d_loss: Tensor, dtypes=None):
-    """Gradients made for an upstream gradient of 1, for this one, in these dtypes (None: theirs): in their own memory
-    unless the graph is kept or the dtype is another. The factor is not rounded to their dtype."""
+    """Multiplies gradients, computed for an upstream gradient of 1, by this one, and casts them to these dtypes (None:
+    unchanged). It works in place unless the graph is retained or the dtype changes. The factor is not rounded to their
+    dtype."""
     if _keeps_graph():
         gradients = [g.clone() for g in gradients]
     if d_loss.device.type == "cpu":
-        factor = d_loss.item()  # looking costs nothing here, and the usual upstream gradient is 1
+        factor = d_loss.item()  # item() is free on a CPU, and the factor is usually 1
         gradients = gradients if factor == 1.0 else [g.mul_(factor) for g in gradients]
     elif d_loss.dtype == torch.float64 or any(g.dtype == torch.float64 for g in gradients):
         gradients = [g.mul_(d_loss) for g in gradients]
@@ -426,7 +430,7 @@ def scaled(gradients, d_loss: Tensor, dtypes=None):
 
 
 def refuse_second_derivatives() -> None:
-    """Called in a backward, where gradients are recorded only for create_graph=True."""
+    """Raises under create_graph=True: only then does a backward record gradients."""
     if torch.is_grad_enabled():
         raise NotImplementedError("logitless: second derivatives (create_graph=True) are not supported")
 

@@ -1,4 +1,5 @@
-"""Data parallelism over sharded words: each rank's loss is of its own tokens, all ranks compute it together."""
+"""Data parallelism with a sharded vocabulary: each rank has a loss of its own tokens, and all ranks compute them
+together."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from ._ops import _bits, dtypes_of, refuse_second_derivatives, run_cross_entropy
 
 
 def _divisor(options: LossOptions, target, class_weight, token_weight, target_weight) -> Tensor | float:
-    """What a mean over this rank's tokens divides by; infinite for none."""
+    """Returns the divisor of a mean over this rank's tokens; infinite without tokens."""
     if options.reduction == "sum":
         return 1.0
     if options.normalizer:
         return options.normalizer
     valid = target != options.ignore_index
-    if target_weight is not None:  # of tokens with several words each counts as one
+    if target_weight is not None:  # a token with several targets counts once
         count = valid.any(-1).double()
     else:
         count = valid.double()
@@ -33,8 +34,8 @@ def _divisor(options: LossOptions, target, class_weight, token_weight, target_we
 
 
 class _OwnLoss(torch.autograd.Function):
-    """The sum of this rank's losses, each times ``factor``; gradients are made in the forward, for upstream gradients
-    that are the same on all ranks, and again where they turn out not to be."""
+    """The sum of this rank's losses, each times ``factor``. The forward computes gradients for an upstream gradient
+    that is equal on all ranks. If it is not, the backward recomputes them."""
 
     @staticmethod
     def forward(
@@ -58,7 +59,7 @@ class _OwnLoss(torch.autograd.Function):
         options, compute, needs, words = ctx.values
         group = _ranks.group_of(words.group)
         every = _ranks.together(group, lambda: group.gather(np.array([d_loss.item()])))
-        saved = ctx.saved_tensors  # once: a checkpoint computes them again
+        saved = ctx.saved_tensors  # read once, since each read under a checkpoint recomputes them
         (*inputs, factor), gradients = saved[:8], saved[8:]
         if (every == every[0]).all():
             gradients = scaled(gradients, d_loss, ctx.dtypes)
@@ -77,7 +78,7 @@ def cross_entropy(
     hidden, weight, target, bias, class_weight, token_weight, target_weight, options: LossOptions, argmax: bool,
     words: _ranks.Words,
 ):
-    """(loss, lse without a gradient, argmax or an empty tensor) of a mean or sum."""
+    """Returns (loss, lse without a gradient, argmax or an empty tensor) of a mean or sum."""
     from .loss import _autocast, _cross_entropy, _needs, _plain
 
     divisor = _divisor(options, target, class_weight, token_weight, target_weight)

@@ -1,4 +1,4 @@
-"""A head for each position: a weight of more than two dimensions, as PyTorch's linear_cross_entropy takes it."""
+"""A separate head for each position: a weight of more than two dimensions, as in PyTorch's linear_cross_entropy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _check(a: dict[str, Any], want_target: list[int]) -> None:
 
 
 def _counted(target: Tensor, class_weight: Tensor | None, ignore_index: int, number: torch.dtype) -> Tensor:
-    """What a mean divides by: the words that are not ignored, each by its weight."""
+    """Returns the divisor of a mean: the weighted number of targets that are not ignored."""
     valid = target != ignore_index
     if class_weight is None:
         return valid.sum().to(number)
@@ -36,10 +36,12 @@ def _counted(target: Tensor, class_weight: Tensor | None, ignore_index: int, num
 
 
 def cross_entropy(loss_of: Callable[[dict[str, Any]], Any], a: dict[str, Any]) -> Any:
-    """linear_cross_entropy of bound arguments with hidden [N, D], weight [V, d_1, ..., d_K, D], bias [V, d_1, ..., d_K]
-    and target [N, d_1, ..., d_K], or probabilities [N, V, d_1, ..., d_K]; what is of a token is [N, d_1, ..., d_K].
+    """linear_cross_entropy with a head for each position.
 
-    ``loss_of`` is the call with a weight [V, D]: it is made once for each position. Extra memory: one workspace, and a
+    The bound arguments are hidden [N, D], weight [V, d_1, ..., d_K, D] and bias [V, d_1, ..., d_K]. The target is
+    [N, d_1, ..., d_K], or probabilities [N, V, d_1, ..., d_K]. Values per token are [N, d_1, ..., d_K].
+
+    ``loss_of`` is the call with a weight [V, D]; it is made once for each position. Extra memory: one workspace, and a
     gradient of hidden for each position until they are summed.
     """
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]

@@ -1,4 +1,5 @@
-"""Words of a head over the ranks of a process group: what a call says of them, and what ranks tell each other before it."""
+"""Vocabulary shards over the ranks of a process group: their description in a call, and the metadata that ranks
+exchange before it."""
 
 from __future__ import annotations
 
@@ -21,30 +22,30 @@ from . import _memory
 
 Result = TypeVar("Result")
 
-# Thread blocks of an exchange by NCCL, which is beside products that want all SMs: of all of them, and of what copy engines
-# leave. docs/distributed.md has what others cost.
+# The most thread blocks of an NCCL exchange, which runs concurrently with GEMMs that want all SMs: without and with
+# copy engines. docs/distributed.md has the costs of other values.
 _MOST_CTAS, _CTAS_BESIDE_COPIES = 8, 4
 _FAILED = -1
-_TEXT = 512  # bytes of a message that the others get
+_TEXT = 512  # bytes of a message that is propagated to other ranks
 
 
 class Words(NamedTuple):
-    """Which words of a vocabulary this rank has, as values that operators take. Without a group: all of them."""
+    """This rank's vocabulary shard, as values that operators accept. Without a group: the full vocabulary."""
 
     group: str = ""  # the name of a process group
     vocab: int = 0
     first_word: int = 0
     tokens: bool = False  # hidden and everything per token are this rank's own
-    moves: int = c.MOVES_PLANNED  # of such tokens
-    columns: int = -1  # of weight here, where ranks have columns of all words
-    dealt: bool = False  # words were renamed so that ranks are alike
+    moves: int = c.MOVES_PLANNED  # the exchange of such tokens or of weights
+    columns: int = -1  # this rank's columns of weight, if columns are sharded
+    dealt: bool = False  # the vocabulary is interleaved for load balance
 
 
 ALL = Words()
 
 
 class Exchanges(NamedTuple):
-    """What ``configure_exchanges`` says."""
+    """The options of ``configure_exchanges``."""
 
     copy_engines: bool = True
     max_ctas: int = _CTAS_BESIDE_COPIES
@@ -52,27 +53,27 @@ class Exchanges(NamedTuple):
 
 
 class Group:
-    """A process group as communicators of the library. Calls are collective; those of the hosts are done when they
-    return, those of a GPU's memory are enqueued."""
+    """A process group as communicators of the library. Calls are collective. Exchanges of host memory are complete when
+    they return; those of GPU memory are enqueued."""
 
     def __init__(self, name: str):
         self.process_group = process_group(name)
         self._hosts = _host_group(self.process_group, name)
-        self.given_up = ""  # why no call on a GPU is possible any more
+        self.given_up = ""  # the reason why no GPU call is possible any more
         self.communicator = _communicator(self._hosts)
         self.gpu_communicator: Communicator | None = None
-        self.exchanges = Exchanges()  # of that
-        self._meets: Callable[[Any, Any], None] = self.communicator.all_gather  # of the hosts
+        self.exchanges = Exchanges()  # of gpu_communicator
+        self._meets: Callable[[Any, Any], None] = self.communicator.all_gather  # exchanges metadata between hosts
         self.size = self.communicator.size
         self._processes: list[int] = []
         self._share_memory = False
         self._processes = self._of_ranks()
-        self.plans = 0  # made so far: the same number on all ranks
-        self.calls = 0  # of the library's, begun here
-        self.ended = False  # the process group is no more
+        self.plans = 0  # plans made so far: the same number on all ranks
+        self.calls = 0  # library calls begun on this rank
+        self.ended = False  # the process group was destroyed
 
     def of_memory(self, device: torch.device) -> Communicator:
-        """That which moves the memory of a device."""
+        """Returns the communicator for the memory of a device."""
         if device.type == "cpu":
             return self.communicator
         if self.gpu_communicator is None:
@@ -83,16 +84,16 @@ class Group:
         return self.gpu_communicator
 
     def on_one_host(self) -> bool:
-        """Whether all ranks are processes that each of them can see, and share memory."""
+        """Returns whether all ranks are processes on one host that see each other and share memory."""
         return all(self._processes) and self._share_memory
 
     def cause(self) -> BaseException | None:
-        """What the first of PyTorch's collectives that failed raised, if one did."""
+        """Returns the exception of the first of PyTorch's collectives that failed, if one did."""
         of_gpu = None if self.gpu_communicator is None else self.gpu_communicator.cause()
         return self.communicator.cause() or of_gpu
 
     def gather(self, mine: np.ndarray) -> np.ndarray:
-        """[size, ...] of every rank's ``mine``."""
+        """All-gathers ``mine`` of every rank: [size, ...]."""
         all = np.empty((self.size, *mine.shape), mine.dtype)
         try:
             self._meets(np.ascontiguousarray(mine).view(np.uint8), all.view(np.uint8).reshape(-1))
@@ -101,7 +102,7 @@ class Group:
         return all
 
     def _of_ranks(self) -> list[int]:
-        """The process of each rank; 0: not one that this process can see."""
+        """Returns the process id of each rank, or 0 for one that this process cannot see."""
         place = _pid_namespace()
         memory = _shared_memory() if place else 0
         numbers = b"".join(n.to_bytes(8, "little") for n in (os.getpid(), memory))
@@ -111,7 +112,7 @@ class Group:
         return [int(process) if place and where == mine[0] else 0 for where, process, _ in every]
 
     def _who_failed(self, error: c.LogitlessError) -> c.LogitlessError:
-        """PyTorch's collectives name an address; that a process of this host has ended says which rank it is."""
+        """Names the failed rank if its process on this host has ended. PyTorch's collectives only name an address."""
         for _ in range(5):
             for rank, process in enumerate(self._processes):
                 if process and _has_ended(process):
@@ -120,15 +121,15 @@ class Group:
         return error
 
     def ready(self, plan: int) -> bool:
-        """Whether all ranks have made the plan that they want to run, ``plan`` here (0: none yet). Raises what a rank
-        failed with that does not come to the call."""
+        """Returns whether all ranks have made the plan that they want to run. plan: this rank's (0: none yet). Raises
+        the error of a rank that failed before the call."""
         plans = self.gather(np.array([_FAILED if self.given_up else plan]))[:, 0]
         if (plans == _FAILED).any():
             self._raise(plans == _FAILED, self.given_up.encode())
         return plan > 0 and bool((plans == plan).all())
 
     def fail(self, error: Exception) -> None:
-        """Arrives for the others, who raise what this rank failed with."""
+        """Propagates this rank's failure to the other ranks, which raise it."""
         try:
             failed = self.gather(np.array([_FAILED]))[:, 0] == _FAILED
             self._raise(failed, f"{type(error).__name__}: {error}".encode())
@@ -140,16 +141,16 @@ class Group:
         mine[: min(len(text), _TEXT)] = np.frombuffer(text[:_TEXT], np.uint8)
         rank = int(failed.argmax())
         said = self.gather(mine)[rank].tobytes().rstrip(b"\0").decode(errors="replace")
-        # A terminal shows what another process says, and obeys none of it.
+        # Escapes control characters, so that another process's message cannot control the terminal.
         shown = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in said)
         raise c.LogitlessError(f"rank {rank}: {shown}")
 
 
 def exists(name: str) -> bool:
-    """Whether this process has a process group of the name."""
+    """Returns whether this process has a process group of the name."""
     try:
         return process_group(name) is not None
-    except Exception:  # there is none, or no distributed at all
+    except Exception:  # no such group, or no distributed package
         return False
 
 
@@ -160,31 +161,31 @@ def process_group(name: str):
 
 
 def _backend(group, device: torch.device):
-    """What moves a device's memory in a process group; None for nothing."""
+    """Returns the backend of a process group for a device's memory, or None."""
     try:
         return group._get_backend(device)
     except RuntimeError:
         return None
 
 
-_made: dict[str, int] = {}  # groups of hosts beside those of a name
+_made: dict[str, int] = {}  # number of host groups made for each name
 
 
 def _host_group(group, name: str):
-    """The group itself where it moves the CPU's memory (gloo), else one of the same ranks that does. Collective then."""
+    """Returns the group if it supports CPU memory (gloo), else a new one of the same ranks. Collective in that case."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store
 
     if _backend(group, torch.device("cpu")) is not None:
         return group
-    # By the group's own name, which its ranks share: new_group names by what each rank has made before.
+    # The key uses the group's name, which its ranks share; new_group would count the groups that each rank made.
     _made[name] = _made.get(name, 0) + 1
     store = dist.PrefixStore(f"logitless/{name}/{_made[name]}", _get_default_store())
     return _Hosts(dist.ProcessGroupGloo(store, dist.get_rank(group), dist.get_world_size(group)))
 
 
 class _Hosts:
-    """A gloo group that PyTorch's functions do not know."""
+    """A gloo group that is not registered with PyTorch."""
 
     def __init__(self, group):
         self.group = group
@@ -201,7 +202,7 @@ def _all_gather(all, mine, group):
 
     if isinstance(group, _Hosts):
         return group.group.allgather([list(all.chunk(group.size()))], [mine]).wait()
-    # Its name from PyTorch 2.13 on, and before.
+    # Its name since PyTorch 2.13, and before.
     gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
     getattr(dist, gather)(all, mine, group=group)
 
@@ -228,14 +229,14 @@ def _communicator(hosts) -> Communicator:
 
 
 class _Bytes:
-    """A GPU's memory for torch.as_tensor."""
+    """Exposes GPU memory to torch.as_tensor."""
 
     def __init__(self, address: int, size: int):
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 def _pid_namespace() -> bytes:
-    """Of this host and process, 8 bytes that tell it from others; empty where the system does not."""
+    """Returns 8 bytes that identify this host and its process namespace; empty if the system does not provide them."""
     try:
         boot, space = Path("/proc/sys/kernel/random/boot_id").read_bytes(), os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -244,7 +245,7 @@ def _pid_namespace() -> bytes:
 
 
 def _shared_memory() -> int:
-    """Which of the host's it is that this process sees; 0 for none."""
+    """Returns the id of the shared memory that this process sees; 0 for none."""
     try:
         return os.stat("/dev/shm").st_dev
     except OSError:
@@ -252,7 +253,7 @@ def _shared_memory() -> int:
 
 
 def _has_ended(process: int) -> bool:
-    """Also where its parent has not asked about it yet."""
+    """Returns whether a process has ended, even if its parent has not reaped it."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -261,9 +262,9 @@ def _has_ended(process: int) -> bool:
 
 
 def _nccl_communicator(of: Group, device: torch.device) -> Communicator | None:
-    """Of NCCL ranks of one host, beside the process group's: nothing of PyTorch is called for an exchange, hosts meet in
-    shared memory, and the end of a rank's process ends the exchanges that wait for it. None, on all ranks, where a rank has
-    not what it takes."""
+    """Makes an NCCL communicator for ranks of one host, beside the process group's own. Exchanges call nothing of
+    PyTorch. The hosts synchronise in shared memory, and the end of a rank's process aborts exchanges that wait for it.
+    Returns None on all ranks if one of them lacks a requirement."""
     backend = _backend(of.process_group, device)
     if backend is None or backend.name() != "nccl":
         return None
@@ -289,26 +290,27 @@ def _nccl_communicator(of: Group, device: torch.device) -> Communicator | None:
 
 
 def _finish(communicator: Communicator, device: torch.device, process: int) -> None:
-    """At the end of a group or the interpreter: others may still wait for what this GPU has been told to send."""
-    if os.getpid() != process:  # of a fork
+    """Closes a communicator at the end of a group or of the interpreter. Other ranks may still wait for this GPU's
+    enqueued sends."""
+    if os.getpid() != process:  # a forked process
         return
     try:
-        communicator.check()  # a group that has failed may keep the GPU waiting for good
+        communicator.check()  # the GPU may wait forever in a failed group
         torch.cuda.synchronize(device)
     except RuntimeError as error:
-        communicator.abort(f"{type(error).__name__}: {error}"[:200])  # this GPU sends nothing any more
+        communicator.abort(f"{type(error).__name__}: {error}"[:200])  # this GPU will not send any more
     communicator.close()
 
 
 def _gpu_communicator(of: Group, hosts, device: torch.device) -> Communicator:
-    """Of a group whose backend moves a GPU's memory (NCCL); gloo goes by way of the host's. A call that fails between
-    its exchanges is known to the others at the next one."""
+    """Makes a communicator from a process group whose backend supports GPU memory (NCCL); with gloo, data goes through
+    the host. If a call fails between its exchanges, other ranks learn of it at the next one."""
     group = of.process_group
 
-    # A call's exchanges are of the same memory, on the same two streams, as the call before's.
+    # Successive calls exchange the same memory, on the same two streams.
     @functools.lru_cache(maxsize=64)
     def stream_of(address: int):
-        # ExternalStream(0) is a new one.
+        # ExternalStream(0) would be a new stream.
         return torch.cuda.ExternalStream(address, device) if address else torch.cuda.default_stream(device)
 
     @functools.lru_cache(maxsize=512)
@@ -353,7 +355,7 @@ _lock = threading.Lock()
 
 
 def group_of(name: str) -> Group:
-    """The group of a name, made once; another one when the name has come to stand for another process group."""
+    """Returns the group of a name, cached; a new one if the name now refers to another process group."""
     with _lock:
         found = _groups.get(name)
         if found is None or found.process_group is not process_group(name):
@@ -366,22 +368,23 @@ def group_of(name: str) -> Group:
 def configure_exchanges(
     group: Any, *, copy_engines: bool = True, max_ctas: Optional[int] = None, process_group: bool = False
 ) -> None:
-    """How the GPUs of one host exchange what heads with words over the ranks of ``group`` make, where its backend is NCCL.
-    Collective, before the first head of the group on a GPU; the same on all ranks.
+    """Sets how the GPUs of one host exchange data for heads sharded over the ranks of ``group``, if its backend is
+    NCCL. Collective, before the group's first head on a GPU, with the same arguments on all ranks.
 
     Args:
         group: a ``torch.distributed.ProcessGroup``.
-        copy_engines: where the GPUs reach each other's memory, they move what is large, and take nothing from the
-            products; what is received lies in memory of the group, which stays taken. False: thread blocks of NCCL move
-            all.
-        max_ctas: the most thread blocks of an exchange that NCCL makes, 0: it chooses; None: 4, and with copy_engines=False 8.
-            More are faster by themselves, take more from the products beside them, and more memory of each GPU: 76 MiB with
-            4 of four ranks, 148 with 8, 292 with 16, 488 with 32.
-        process_group: by the process group's own collectives: no memory beside theirs, but more of the host's time, and a
-            rank that is gone is missed at their limit.
+        copy_engines: if the GPUs have peer access, copy engines transfer large data and take no SMs from the GEMMs. The
+            receive buffers are memory of the group, which stays allocated. False: thread blocks of NCCL transfer
+            everything.
+        max_ctas: the most thread blocks of an exchange that NCCL runs; 0: NCCL chooses; None: 4, or 8 with
+            copy_engines=False. More are faster in isolation, but slow concurrent GEMMs and take more memory of each
+            GPU: 76 MiB for 4 with four ranks, 148 for 8, 292 for 16, 488 for 32.
+        process_group: uses the process group's own collectives. This takes no extra memory but more host time, and a
+            lost rank is noticed only at their timeout.
 
-    Raises: TypeError, ValueError; NotImplementedError where exchanges are not the library's own: another backend, several
-    hosts, processes that do not see each other, no NCCL that it finds; RuntimeError after the group's first head on a GPU.
+    Raises TypeError and ValueError. Raises NotImplementedError if the library does not run the exchanges: another
+    backend, several hosts, processes that do not see each other, or no NCCL found. Raises RuntimeError after the
+    group's first head on a GPU.
     """
     for option, given in (("copy_engines", copy_engines), ("process_group", process_group)):
         if not isinstance(given, bool):
@@ -410,7 +413,7 @@ def configure_exchanges(
 def _resolves(name: str, group: Group) -> bool:
     try:
         return process_group(name) is group.process_group
-    except Exception:  # of a process group that was destroyed
+    except Exception:  # the process group was destroyed
         return False
 
 
@@ -426,7 +429,7 @@ def struct_of(words: Words, device: torch.device) -> c.Sharding:
 
 
 def together(group: Group, function: Callable[[], Result]) -> Result:
-    """A collective part of a call: what it raises every rank raises, so that ``told`` has nothing to tell."""
+    """Runs a collective part of a call. All ranks raise its error, so ``told`` does not propagate it again."""
     try:
         return function()
     except Exception as error:
@@ -438,8 +441,8 @@ def together(group: Group, function: Callable[[], Result]) -> Result:
 
 
 def told(name: str, function: Callable[[], Result], tell: Callable[[], bool] = lambda: True) -> Result:
-    """``function()``, which makes calls of the library together with the ranks of the group ``name`` (empty: alone);
-    where it fails before the first, and ``tell()``, the other ranks are told."""
+    """Runs ``function()``, which makes library calls together with the ranks of the group ``name`` (empty: none). If it
+    fails before the first call, and ``tell()`` is true, the failure is propagated to the other ranks."""
     if not name or torch.compiler.is_compiling():
         return function()
     group = group_of(name)
@@ -453,25 +456,25 @@ def told(name: str, function: Callable[[], Result], tell: Callable[[], bool] = l
 
 
 class Sharding(NamedTuple):
-    """For plain tensors: the words of a head are spread over the ranks of ``group``, a rank's weight being rows
-    ``[first_word, first_word + rows)`` of ``vocab``, its bias [rows]; rows may differ between ranks and be 0. Everything
-    else of words is of the whole vocabulary: targets, ``class_weight``, label smoothing, argmax. Calls are collective.
+    """A vocabulary sharded over the ranks of ``group``, for plain tensors. Each rank's weight is rows ``[first_word,
+    first_word + rows)`` of ``vocab``, and its bias is [rows]. The number of rows may differ between ranks and be 0.
+    Other values of the vocabulary are global: targets, ``class_weight``, label smoothing, argmax. Calls are collective.
 
     Args:
-        group: a ``torch.distributed.ProcessGroup``; never a default one.
-        vocab, first_word: None: the ranks' rows one after another, or up to the last one of a rank, which an exchange of
-            8 bytes tells.
+        group: a ``torch.distributed.ProcessGroup``; there is no default.
+        vocab, first_word: None: the ranks' rows are concatenated in rank order, or vocab ends at the largest last row;
+            either takes an exchange of 8 bytes.
         tokens: hidden, target and everything per token are this rank's own tokens, of any number (sequence-parallel
-            input). Otherwise they are the same on all ranks. Either way a mean or sum is that of all tokens, the same
-            on all ranks, and gradients are complete; the upstream gradient has to be the same on all ranks.
-        moves: with ``tokens``, what goes from rank to rank: "tokens" (hidden states, and pieces of their gradient),
-            "weights" (rows of weight, a piece at a time, and pieces of its gradient; 4 passes), or what is predicted to
-            be faster. The same on all ranks.
-        weight: what a rank has of it: "words", or "columns": weight [vocab, C] of all words, and of hidden's D columns C
-            of its own, in the order of the ranks, 0 or more; bias, whole, and its gradient are the same on all ranks.
-            With ``tokens`` alone: weights move.
-        dealt: words were renamed as ``deal_words`` has them, so that all ranks have as many frequent ones: plans of the
-            far field count on it. The same on all ranks.
+            input). Otherwise they are the same on all ranks. Either way a mean or sum is over all tokens and the same
+            on all ranks, and gradients are complete. The upstream gradient must be the same on all ranks.
+        moves: with ``tokens``, the data that ranks exchange; the same on all ranks. "tokens": hidden states and slices
+            of their gradient. "weights": rows of weight, a slice at a time, and slices of its gradient; takes 4 GEMMs.
+            "planned": the one predicted to be faster.
+        weight: how weight is sharded. "words": by rows. "columns": weight is [vocab, C] with all rows, and C (0 or
+            more) of hidden's D columns, in rank order. Then bias and its gradient are full and the same on all ranks.
+            It requires ``tokens``, and weights are exchanged.
+        dealt: the vocabulary was interleaved with ``deal_words``, so that frequent entries are spread evenly; plans of
+            the far field depend on it. The same on all ranks.
     """
 
     group: Any
@@ -484,20 +487,23 @@ class Sharding(NamedTuple):
 
 
 def deal_words(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, seed: int = 0) -> torch.Tensor:
-    """i64 [vocab]: words in an order of which each of ``ranks`` equal parts has as many frequent and rare ones. Where ids
-    run from frequent to rare, as a tokenizer's do, ranks with a range of them each are not alike: the far field keeps
-    nearly all tiles of the first.
+    """Returns a permutation, i64 [vocab], that interleaves the vocabulary for load balance: each of ``ranks`` equal
+    parts has as many frequent and rare entries.
 
-    A ``Sharding`` takes ranges, and so the words are renamed when a checkpoint is loaded, which ``Sharding(dealt=True)``
-    tells the planner: rank r's rows are
-    ``weight[dealt].tensor_split(ranks)[r]``, and so are the bias's; targets, and whatever else names words, become
-    ``torch.argsort(dealt)[target]``, a class weight ``class_weight[dealt]``. ``weight[torch.argsort(dealt)]`` of all
-    ranks' rows is the checkpoint's again.
+    Tokenizers order ids from frequent to rare. With contiguous shards of that order, the far field selects almost all
+    tiles of the first rank. A ``Sharding`` takes contiguous ranges, so the vocabulary is permuted when a checkpoint is
+    loaded, and ``Sharding(dealt=True)`` informs the planner:
+
+    - rank r's rows are ``weight[dealt].tensor_split(ranks)[r]``, and likewise the bias's
+    - targets, and other token ids, become ``torch.argsort(dealt)[target]``
+    - a class weight becomes ``class_weight[dealt]``
+    - ``weight[torch.argsort(dealt)]`` of all ranks' concatenated rows is the checkpoint's weight
 
     Args:
-        average: [vocab], how frequent words are (counts, or average probabilities); None: by id.
+        average: [vocab], the frequencies of the entries (counts or average probabilities); None: ordered by id.
 
-    Raises: ValueError for numbers below 1 or above 2**31 - 1, and an average of another size or with no numbers.
+    Raises ValueError for numbers below 1 or above 2**31 - 1, and for an average of another size or with NaN or
+    infinity.
     """
     for name, value in (("vocab", vocab), ("ranks", ranks)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
@@ -517,7 +523,8 @@ def deal_words(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, s
 
 
 def words_of(sharding: Any, rows: int, columns: int) -> Words:
-    """What the argument ``sharding`` says, with a weight [rows, columns] here. Raises TypeError, ValueError."""
+    """Returns the vocabulary shard of the argument ``sharding``, for this rank's weight [rows, columns]. Raises
+    TypeError and ValueError."""
     if not isinstance(sharding, Sharding):
         raise TypeError(f"sharding: expected logitless.torch.Sharding or None, got {type(sharding).__name__}")
     name = getattr(sharding.group, "group_name", None)

@@ -1,6 +1,5 @@
-"""cut_cross_entropy's names, for a change of import: ``linear_cross_entropy``, the same function as everywhere, and its
-``LinearCrossEntropy``, which is given the weight in each call and so is another module than ``logitless.torch``'s.
-"""
+"""cut_cross_entropy's names, for a change of import. ``linear_cross_entropy`` is the package's own function.
+``LinearCrossEntropy`` takes the weight in each call, unlike the module of that name in ``logitless.torch``."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ __all__ = ["LinearCrossEntropy", "linear_cross_entropy"]
 
 
 class LinearCrossEntropy(nn.Module):
-    """``linear_cross_entropy(e, c, targets, bias)`` with options that stay. What says how a gradient is approximated is
-    met by an exact one, as there.
+    """``linear_cross_entropy(e, c, targets, bias)`` with fixed options. Options about approximate gradients are
+    accepted, and gradients are exact.
 
     ``forward(e, c, targets, bias=None)``: e [..., D], c [V, D], targets [...], bias [V].
     """

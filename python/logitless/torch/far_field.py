@@ -1,4 +1,4 @@
-"""``FarFieldHead``: cross entropy of a training run whose gradients come from the words that matter."""
+"""``FarFieldHead``: cross entropy whose gradients come from a block-sparse softmax, for training runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._ops import BIAS, HIDDEN, WEIGHT
 from ._ranks import ALL, Words
 from .loss import Prepared, _autocast, _needs, _plain, linear_cross_entropy, prepare
 
-# Of linear_cross_entropy; what a far-field step does not give.
+# Options of linear_cross_entropy that a far-field step does not support.
 _REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget")
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
@@ -30,7 +30,7 @@ _SAMPLED_WORDS = 1024
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Bits as integers, eight bytes each where the last dimension allows."""
+    """Returns the bits of a tensor as integers, of eight bytes each if the last dimension allows."""
     tensor = tensor.detach().contiguous()
     size = tensor.element_size()
     if tensor.dim() and tensor.shape[-1] * size % 8 == 0 and tensor.storage_offset() * size % 8 == 0:
@@ -39,9 +39,9 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 class _Arguments:
-    """What tells the arguments of a call from those of another one, without keeping hidden states and weights: sums of
-    the bits of each hidden state and of some words of the weight, exact and in any order, and copies of the vectors.
-    Not where they lie: what is computed again lies elsewhere, and so does a sharded weight gathered again."""
+    """A fingerprint of a call's arguments, which does not keep hidden states and weights alive. It has exact
+    sums of the bits of each hidden state and of sampled rows of the weight, in any order. It copies the vectors.
+    Addresses are not compared: recomputed values and regathered weights have new ones."""
 
     def __init__(self, call: Prepared, compute, needs: int):
         self.known = (call.options, compute, needs) + tuple(
@@ -57,7 +57,7 @@ class _Arguments:
 
 
 class _Step:
-    """A step taken: what a recomputation of it gives again, and its gradients until the backward has used them."""
+    """A step that was taken. A recomputation returns its loss; its gradients stay until the backward uses them."""
 
     def __init__(self, arguments: _Arguments, loss: Tensor, gradients):
         self.arguments, self.loss, self.gradients = arguments, loss, gradients
@@ -65,18 +65,18 @@ class _Step:
 
 
 class _Run:
-    """The state of one module: the library's head once a step has told where it runs, else bytes of its state."""
+    """The state of one module: the library's head once a step has run, else the bytes of its state."""
 
     def __init__(self, options: _far_field.Options, state: bytes = b"", replicas: str = ""):
         self.options = options
-        self.replicas = replicas  # the name of a process group, or none
+        self.replicas = replicas  # the name of a process group, or ""
         self.lock = threading.RLock()
-        self.steps: list[weakref.ref[_Step]] = []  # whose graphs are there
+        self.steps: list[weakref.ref[_Step]] = []  # steps whose graphs are alive
         self._head: Optional[_far_field.Head] = None
         self._state, self._place = state, None
-        self._device = torch.device("cpu")  # of the head there is
+        self._device = torch.device("cpu")  # of the current head
         if state:
-            self.head_of_cpu()  # checks it
+            self.head_of_cpu()  # validates the state
 
     def state(self) -> bytes:
         with self.lock:
@@ -84,12 +84,12 @@ class _Run:
 
     def set_state(self, state: bytes) -> None:
         with self.lock:
-            _Run(self.options, state)  # raises, and this one stays as it was
+            _Run(self.options, state)  # raises for an invalid state, before this one changes
             self._head, self._state, self._place, self._device = None, state, None, torch.device("cpu")
             self.steps.clear()
 
     def head_of_cpu(self) -> _far_field.Head:
-        """The head there is, or one that tells of the state."""
+        """Returns the current head, or a new one on the CPU that holds the state."""
         head = self._head
         if head is None:
             head = _far_field.Head(self.options, c.Context(threads=1))
@@ -98,7 +98,7 @@ class _Run:
         return head
 
     def head_at(self, device: torch.device) -> _far_field.Head:
-        """The head for a device and a stream or number of threads: a state that ran elsewhere goes on here."""
+        """Returns the head for a device and its stream or number of threads. A state from elsewhere is moved."""
         place = (device.type, _engine.place(device))
         if self._head is None or self._place != place:
             if device.type == "cpu":
@@ -118,7 +118,7 @@ class _Run:
             return _engine.on_device(self._device, self.head_of_cpu().statistics)
 
     def found(self, arguments: _Arguments) -> Optional[_Step]:
-        """In a backward: the step that is being computed again."""
+        """Returns, in a backward, the step that is being recomputed."""
         with self.lock:
             self.steps = [ref for ref in self.steps if ref() is not None]
             steps = [step for ref in self.steps if (step := ref()) is not None and step.arguments == arguments]
@@ -129,15 +129,15 @@ class _Run:
         return step
 
     def take(self, tensors, options: LossOptions, compute, needs: int, words: Words = ALL):
-        """(loss, d_hidden, d_weight, d_bias): gradients for an upstream gradient of 1, in the dtypes in which they are
-        saved, empty where not needed. With a group all of its ranks take it."""
+        """Takes a step and returns (loss, d_hidden, d_weight, d_bias). The gradients are for an upstream gradient of 1,
+        in the dtypes in which they are saved, and empty if not needed. With a group, the step is collective."""
         hidden, weight, target, bias, *weights = tensors
         x, w = _ops._compute(hidden, compute), _ops._compute(weight, compute)
         device = x.device
         target, b, class_weight, token_weight, target_weight = _ops._vectors(device, target, bias, *weights)
         b = _ops._bias(b, w)
         loss = torch.empty((), dtype=torch.float32, device=device)
-        # d_hidden also where it is not needed: audits measure its error.
+        # d_hidden is always computed, since audits measure its error.
         d_hidden = _ops._gradient_like(hidden, x.dtype, waits=True)
         d_weight = _ops._gradient_like(weight, x.dtype, waits=True) if needs & WEIGHT else None
         d_bias = torch.empty(bias.shape, dtype=torch.float32, device=device) if needs & BIAS else None
@@ -152,7 +152,7 @@ class _Run:
 
         def step():
             if words.group:
-                group.ready(0)  # raises what another rank failed with before this
+                group.ready(0)  # raises the error of a rank that failed before
                 inputs.sharding = ctypes.pointer(_ranks.struct_of(words, device))
             _engine.on_device(device, lambda: self.head_at(device).step(struct_of(options), inputs, outputs))
 
@@ -172,12 +172,13 @@ class _Run:
         )
 
 
-_runs: weakref.WeakValueDictionary[int, _Run] = weakref.WeakValueDictionary()  # by the number that graphs know them by
+_runs: weakref.WeakValueDictionary[int, _Run] = weakref.WeakValueDictionary()  # by the number in graphs
 _numbers = itertools.count(1)
 
 
 class _StepFunction(torch.autograd.Function):
-    """Its gradients are no saved tensors: activation checkpointing, which drops those, leaves them."""
+    """A step as an autograd function. Its gradients are not saved tensors, which activation checkpointing would drop.
+    """
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, rest):
@@ -205,7 +206,7 @@ class _StepFunction(torch.autograd.Function):
         found = iter(_ops.scaled([g for g, _ in present], d_loss, [dtype for _, dtype in present]))
         if not _ops._keeps_graph():
             step.gradients = None
-        of = [next(found) if g.numel() else g for g in made]  # a rank's words may be none
+        of = [next(found) if g.numel() else g for g in made]  # a rank's vocabulary shard may be empty
         return (*(g if ctx.needs & bit else None for g, bit in zip(of, (HIDDEN, WEIGHT, BIAS))), None)
 
 
@@ -264,46 +265,48 @@ far_field_step.register_autograd(_backward, setup_context=_setup)
 
 
 class FarFieldHead(nn.Module):
-    """``linear_cross_entropy`` of a training run, with gradients from the words that matter for each token, and a mass
-    in the place of all others, where that keeps the error wanted: docs/far_field.md. Exact where it does not.
+    """``linear_cross_entropy`` for training runs, with gradients from a block-sparse softmax: see docs/far_field.md.
+    For each block of tokens, the tiles of the vocabulary that matter are computed. A centroid represents each other
+    tile. If that would exceed the error, the step is exact.
 
     Args:
-        error: of the gradient of hidden, relative, in (0, 1), over the tokens that are audited.
-        accuracy: "far_backward", whose loss is exact, or "far_both", whose loss has this error too, in nats; where that
-            misses the error, steps are "far_backward"'s for a while, which ``explain()`` counts.
-        accumulate: calls that make one step of an optimizer: audits and orders come as many times as many calls apart.
-        sample_every: one block of tokens in so many corrects the gradient of weight, which is right in the mean then;
-            0: off.
+        error: the relative error of the gradient of hidden, in (0, 1), over audited tokens.
+        accuracy: "far_backward", whose loss is exact, or "far_both", whose loss has this error too, in nats. If
+            far_both exceeds the error, steps are far_backward for a while; ``explain()`` counts them.
+        accumulate: calls per optimizer step; the intervals of audits and orders are multiplied by it.
+        sample_every: one block of tokens in so many is sampled to correct the gradient of weight, which is then
+            unbiased; 0: off.
         audit_rows: tokens of an audit. audit_every: steps between audits.
-        refresh_every: steps between orders of the vocabulary at first. refresh_delay: from the step whose weights an
-            order is made of, in a thread of its own, to the one that takes it over. sample_rows: tokens an order is
-            made of.
-        memory_budget: bytes, or text such as "512MiB", of a call beyond its inputs and gradients; orders come on top.
-        replicas: a ``torch.distributed.ProcessGroup`` whose ranks have all words and tokens of their own each, as under
-            DistributedDataParallel: all of them take each step, and decide alike by the errors of all, so that none
-            waits for another's dense step; the first rank with tokens makes an order for all, in the step itself.
+        refresh_every: initial number of steps between vocabulary orders. refresh_delay: steps from the weights of an
+            order, which a separate thread computes, to its adoption. sample_rows: tokens from which an order is
+            computed.
+        memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and gradients; orders are
+            extra.
+        replicas: a ``torch.distributed.ProcessGroup`` whose ranks each have the full vocabulary and their own tokens,
+            as under DistributedDataParallel. All ranks take each step, and decide alike from the errors of all, so that
+            none waits for another's dense step. The first rank with tokens computes the order for all, within the step.
 
     ``forward(hidden, weight, target, bias=None, **options)`` returns the loss of ``linear_cross_entropy``, a mean or a
-    sum, with its options but those that return more.
+    sum. It accepts that function's options, except those that return more.
 
-    In training (``module.train()``, gradients enabled and needed) each call is one step: loss and gradients are made in
-    it, and the backward scales them. Recomputed by ``torch.utils.checkpoint``, with the same bits in all arguments, a
-    call takes no second step and returns the same loss; its gradients are kept and not made again. In evaluation, or
-    where no gradient is needed, the call is ``linear_cross_entropy``, exact, and no step. A call that raises is no step
-    either. Each step gives the bits of the library's own.
+    In training (``module.train()``, gradients enabled and needed) each call is one step: it computes loss and
+    gradients, and the backward scales them. A call that ``torch.utils.checkpoint`` recomputes, with bitwise equal
+    arguments, takes no second step. It returns the same loss and does not recompute gradients. In evaluation, or
+    without gradients, the call is the exact ``linear_cross_entropy`` and not a step. A call that raises is not a step.
+    Results equal those of the library's own step, bit for bit.
 
-    The state (orders included: 12 bytes a word each, with "far_both" also 4 * dim * (dim + vocab / 128)) is the
-    module's extra state, in ``state_dict()`` and pickles: a run that loads it goes on with the same bits. On several
-    ranks each has its own, of its tokens; with ``replicas`` it is the same on all, and pickles and copies keep the group
-    where there is one of its name.
+    The state is the module's extra state, in ``state_dict()`` and pickles; a run that loads it continues with the same
+    bits. It includes orders, of 12 bytes per vocabulary entry each; with "far_both" also 4 * dim * (dim + vocab / 128).
+    On several ranks, each has the state of its own tokens. With ``replicas`` it is the same on all, and pickles and
+    copies keep the group if one of that name exists.
 
-    With ``sharding`` (``logitless.torch.Sharding``, in eager calls) the ranks that hold the words take each
-    step together and decide alike; each saves the state of its own words, and one of another number of ranks asks for a
-    new order.
+    With ``sharding`` (``logitless.torch.Sharding``, in eager calls), the ranks that share the vocabulary take each step
+    together and decide alike. Each saves the state of its shard. A state for another number of ranks causes a new
+    order.
 
-    Raises: as ``linear_cross_entropy``; ValueError for an option out of its range, a state that is damaged, of another
-    accuracy or of another vocabulary; NotImplementedError for float64, reduction "none", class probabilities,
-    torch.func, and ``torch.utils.checkpoint`` inside of ``torch.compile``.
+    Raises as ``linear_cross_entropy``. ValueError for an option out of range, and for a state that is damaged or of
+    another accuracy or vocabulary. NotImplementedError for float64, reduction "none", class probabilities, torch.func,
+    and ``torch.utils.checkpoint`` inside ``torch.compile``.
     """
 
     def __init__(
@@ -407,16 +410,17 @@ class FarFieldHead(nn.Module):
 
     @property
     def report(self) -> Report:
-        """What it has done since it was made, or since the beginning of the run whose state it was given."""
+        """Counters since the module was created, or since the start of the run whose state it loaded."""
         with self._run.lock:
             return self._run.head_of_cpu().report()
 
     def statistics(self) -> Statistics:
-        """Of the last step. On a GPU it waits. Raises ValueError before the first, and after one that raised."""
+        """Returns the statistics of the last step. On a GPU it synchronises. Raises ValueError before the first step,
+        and after one that raised."""
         return self._run.statistics()
 
     def explain(self) -> str:
-        """What the next step is and why, and the report: several lines."""
+        """Describes the next step with its reason, and the report, in several lines."""
         with self._run.lock:
             return self._run.head_of_cpu().explain()
 

@@ -16,7 +16,7 @@ from ._ranks import ALL, Sharding, Words, told
 
 
 def _autocast(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
-    """The dtype autocast asks for; None outside of it. float64 stays, as in PyTorch."""
+    """Returns autocast's dtype, or None outside of autocast and for float64, as in PyTorch."""
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -38,14 +38,15 @@ def _needs(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> int:
 
 
 def _plain(*tensors) -> bool:
-    """Whether eager code may skip the dispatcher: no tracer, no transform of torch.func and no other tensor class is at work."""
+    """Returns whether eager code may skip the dispatcher: no tracer, no transform of torch.func, no other tensor class.
+    """
     return not (torch.compiler.is_compiling() or _func.active()) and all(
         t is None or type(t) is Tensor or type(t) is nn.Parameter for t in tensors
     )
 
 
 def _cross_entropy(hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax, words=ALL):
-    """(loss, lse without a gradient, argmax or an empty tensor)."""
+    """Returns (loss, lse without a gradient, argmax or an empty tensor)."""
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
     if not _plain(hidden, weight, target, bias, class_weight, token_weight, target_weight):
@@ -66,12 +67,13 @@ def _cross_entropy(hidden, weight, target, bias, class_weight, token_weight, tar
 
 
 def _rows(hidden: Tensor, target: Tensor, per_token: int):
-    """hidden [N, D] or [B, T, D] and target to match: what the engine takes of any number of leading dimensions."""
+    """Returns hidden [N, D] or [B, T, D], the engine's forms for any number of leading dimensions, and target to match.
+    """
     lead = hidden.shape[:-1]
     want = (*lead, per_token) if per_token else tuple(lead)
     if tuple(target.shape) != want:
         raise ValueError(f"target: expected {list(want)} for hidden {list(hidden.shape)}, got {list(target.shape)}")
-    # Rows that lie at one stride are taken as they are, others copied.
+    # Rows with one stride are used without a copy.
     if len(lead) == 1 or (len(lead) == 2 and hidden.stride(0) == lead[1] * hidden.stride(1)):
         return hidden, target
     tail = target.shape[len(lead):]
@@ -79,7 +81,7 @@ def _rows(hidden: Tensor, target: Tensor, per_token: int):
 
 
 def _soft_targets(target: Tensor, vocab: int, hidden: Tensor):
-    """Class probabilities [..., V] as V weighted targets a token."""
+    """Returns class probabilities [..., V] as V weighted targets per token."""
     if target.shape[-1] != vocab or target.dim() != hidden.dim():
         raise ValueError(
             f"target: expected class probabilities {list(hidden.shape[:-1]) + [vocab]}, got {list(target.shape)}"
@@ -96,67 +98,70 @@ def _soft_targets(target: Tensor, vocab: int, hidden: Tensor):
 
 
 def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
-    """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``; the logits never exist as a whole.
+    """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``, without storing the logits.
 
     {signature}
 
-    Takes the calls of ``torch.nn.functional.linear_cross_entropy`` (``input``, ``linear_weight``, ``linear_bias``,
-    ``weight`` for the class weights, ``options``) and of ``cut_cross_entropy.linear_cross_entropy`` (``e``, ``c``,
-    ``targets``, all of them by position too) as well: either is replaced by changing the import. What they say about
-    approximations (``filter_eps``, ``impl``, ``acc_policy``, ...) is met by exact gradients and fp32 sums; the chunk
-    size of ``options`` is a hint: without memory_budget, the workspace is about its fp32 logits.
+    It also accepts the calls of ``torch.nn.functional.linear_cross_entropy`` (``input``, ``linear_weight``,
+    ``linear_bias``, ``weight`` for the class weights, ``options``). The same holds for
+    ``cut_cross_entropy.linear_cross_entropy`` (``e``, ``c``, ``targets``, all of them by position too). So either is
+    replaced by a change of import. Their options about approximations (``filter_eps``, ``impl``, ``acc_policy``, ...)
+    are accepted, with exact gradients and fp32 sums. The chunk size of ``options`` is a hint: without memory_budget,
+    the workspace is about the size of its fp32 logits.
 
     Args:
-        hidden: [..., D], float32, bfloat16 or float16 (float64 runs slowly on PyTorch's own operations).
-        weight: [V, D], the dtype of hidden, or for hidden [N, D] [V, d_1, ..., d_K, D]: a head for each position d, with
-            target [N, d_1, ..., d_K] (or probabilities [N, V, d_1, ..., d_K]) and bias [V, d_1, ..., d_K]; under autocast
-            both are cast. Strides may be any; on a GPU hidden and weight are copied where their rows are not contiguous or
-            not aligned to 16 bytes.
-        target: [...] int32 or int64; or, with ``target_weight``, [..., K]: K weighted words a token; or class
+        hidden: [..., D], float32, bfloat16 or float16. float64 runs slowly on PyTorch's own operations.
+        weight: [V, D], the dtype of hidden; under autocast both are cast. For hidden [N, D] it may be [V, d_1, ...,
+            d_K, D]: a head for each position d, with target [N, d_1, ..., d_K] (or probabilities [N, V, d_1, ..., d_K])
+            and bias [V, d_1, ..., d_K]. Any strides are accepted. A GPU copies hidden and weight if their rows are not
+            contiguous or not aligned to 16 bytes.
+        target: [...] int32 or int64; or, with ``target_weight``, [..., K]: K weighted token ids per token; or class
             probabilities [..., V], float, for V up to 65536.
         bias: [V].
         reduction: "none" (loss [...]), "mean", "sum".
-        ignore_index: tokens of this target have loss 0, no gradient, and cost nothing; None is -100. Not with class
+        ignore_index: tokens with this target have loss 0 and no gradient, and cost nothing; None is -100. Not for class
             probabilities.
         {terms}
         class_weight: [V] float; ``mean`` divides by the weights of the targets, as PyTorch does.
         softcap: ``c * tanh(logits / c)``.
         logit_scale: 1 / temperature.
-        normalizer: ``mean`` divides by this number above 0 or scalar tensor instead, such as the tokens of the whole
-            batch. A tensor's value is not looked at, which a GPU would be waited for: it divides whatever it is.
+        normalizer: ``mean`` divides by this positive number or scalar tensor instead, such as the token count of the
+            global batch. The value of a tensor is not checked, since that would synchronise with a GPU.
         token_weight: [...] float: factors of the tokens' losses.
         target_weight: [..., K] float.
         shift: True or 1: position t predicts target t + 1 of ``hidden`` [B, T, D] and ``target`` [B, T]; n: t + n.
         accuracy: also returns the fraction of tokens whose largest logit is their target.
         return_lse: also returns the log-sum-exp [...], with a gradient.
-        return_argmax: also returns the word of the largest logit [...], int64; -1 for ignored tokens.
+        return_argmax: also returns the token id of the largest logit [...], int64; -1 for ignored tokens.
         return_target_logits: also returns the logits of the targets, shaped as target, with a gradient; 0 for ignored
-            ones. They, and an lse with a gradient, cost a pass more (4), or with label_smoothing, class_weight or
-            target_weight a head of their own (1 pass, and 3 in a backward that reaches them).
-        memory_budget: bytes, or text such as "512MiB", the call may take beyond its inputs and gradients. Default:
-            the least workspace within 3 % of the best predicted time among plans of at most a quarter of the fp32 logits
-            (16 MiB at least), three tenths for a plan that keeps exp(z) of all tokens at once, or the least plan if none
-            is.
-        sharding: a ``Sharding``: the words are spread over the ranks of a process group, and weight and bias are this
-            rank's. cut_cross_entropy's ``vocab_parallel_options`` say the same.
+            ones. They, and an lse with a gradient, cost one more GEMM (4). With label_smoothing, class_weight or
+            target_weight they take a separate head: 1 GEMM, and 3 in a backward that reaches them.
+        memory_budget: bytes, or text such as "512MiB", that the call may take beyond its inputs and gradients. The
+            default is the least workspace whose predicted time is within 3 % of the best, among plans below a limit.
+            The limit is a quarter of the fp32 logits (at least 16 MiB), or three tenths for a plan that saves exp(z) of
+            all tokens. If no plan is below it, the least plan runs.
+        sharding: a ``Sharding``: the vocabulary is sharded over the ranks of a process group, and weight and bias are
+            this rank's shard. cut_cross_entropy's ``vocab_parallel_options`` are equivalent.
 
-    A weight that is a DTensor with its words (dimension 0) sharded, or its columns (dimension 1) where tokens are each
-    rank's own, stays where it is, on the CPU and, in bfloat16, on Hopper GPUs: no rank gathers it or its gradient. With a DTensor hidden, replicated or sharded by tokens over the same
-    ranks, the loss is that of all tokens, the same on all ranks; with a plain hidden each rank's loss is its own, and the
-    weight gets the mean of the ranks' gradients, as from FSDP. Calls and backwards are collective, and what a rank raises all do.
+    A DTensor weight may be sharded over the vocabulary (dimension 0). If tokens differ between ranks, it may also be
+    sharded over columns (dimension 1). On the CPU and, in bfloat16, on Hopper GPUs, no rank gathers such a weight or
+    its gradient. With a DTensor hidden, replicated or sharded by tokens over the same ranks, the loss is over all
+    tokens and the same on all ranks. With a plain hidden each rank has its own loss, and the weight gets the mean of
+    the ranks' gradients, as in FSDP. Calls and backwards are collective, and all ranks raise an error of one.
 
     Returns:
-        The loss, float32 (float64 of float64), or a tuple (loss, lse, accuracy, argmax, target logits) of those asked
-        for.
+        The loss, float32 (float64 for float64 inputs), or a tuple (loss, lse, accuracy, argmax, target logits) of those
+        asked for.
 
-    Memory: the workspace of the plan, within ``memory_budget``; gradients of a mean or sum are made in the forward and
-    kept until the backward, those of float16 in fp32, which the loss scale has to reach. Gradients sum in fp32 and are
-    rounded once. The same inputs give the same bits.
+    Memory: the workspace of the plan, within ``memory_budget``. Gradients of a mean or sum are computed in the forward
+    and saved until the backward; those of float16 in fp32, since the loss scale is applied then. Gradients are summed
+    in fp32 and rounded once. Results are deterministic, bit for bit.
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came. A target outside [0, V) that is not
-            ignore_index is a ValueError on the CPU; on a GPU, where nothing waits, the loss is NaN.
-        NotImplementedError: what no kernel or plan serves; second derivatives.
+        ValueError, TypeError: the message names the argument, the expected value and the given one. A target outside
+            [0, V) that is not ignore_index is a ValueError on the CPU. On a GPU the loss is NaN, since the host does
+            not wait for an error.
+        NotImplementedError: no kernel or plan supports the call; second derivatives.
     """
     key = _fast.key_of(args, kwargs)
     if key is not None and (known := _fast.find(key)) is not None:
@@ -180,7 +185,7 @@ if linear_cross_entropy.__doc__:  # not under python -OO
 
 
 class Prepared(NamedTuple):
-    """Bound arguments as the engine takes them, with a weight [V, D]."""
+    """Bound arguments in the engine's form, with a weight [V, D]."""
 
     options: LossOptions
     hidden: Tensor  # [N, D] or [B, T, D]
@@ -190,7 +195,7 @@ class Prepared(NamedTuple):
     class_weight: Optional[Tensor]
     token_weight: Optional[Tensor]
     target_weight: Optional[Tensor]
-    lead: torch.Size  # the leading sizes of hidden, before it was made of two or three dimensions
+    lead: torch.Size  # the leading sizes of hidden before it was flattened
     per_token: int  # K of weighted targets [..., K], else 0
     single: bool  # hidden [D]
 
@@ -199,7 +204,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(a: dict[str, Any]) -> Prepared:
-    """Checks bound arguments. Raises what linear_cross_entropy does."""
+    """Checks and converts bound arguments. Raises the errors of linear_cross_entropy."""
     options = _arguments.loss_options(a)
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
     words: Words = a.get("words", ALL)
@@ -257,11 +262,11 @@ def prepare(a: dict[str, Any]) -> Prepared:
 
 
 def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
-    """linear_cross_entropy of bound arguments, with a weight [V, D]; ``key`` is what the plain call ``args`` is to be
-    remembered by."""
+    """Computes linear_cross_entropy of bound arguments, with a weight [V, D]. ``key``: the cache key of the plain call
+    ``args``."""
     call = prepare(a)
     words, own = a.get("words", ALL), a.get("own", False)
-    together = words.tokens and not own  # a mean is over tokens that are not here
+    together = words.tokens and not own  # a mean includes tokens of other ranks
     if together and a["accuracy"]:
         raise NotImplementedError("accuracy: not of sharded tokens; compare return_argmax with the targets")
     options, lead, per_token = call.options, call.lead, call.per_token
@@ -283,7 +288,7 @@ def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
         result = loss(hidden, weight, target, bias)
         _fast.remember(key, loss)
         return result
-    # The loss itself gives an lse without a gradient; log-probabilities give all of them theirs.
+    # The loss itself returns an lse without a gradient; the head's outputs all have gradients.
     of_head = a["return_target_logits"] or (a["return_lse"] and _needs(hidden, weight, bias))
     if of_head:
         log_prob, lse, index = _head_outputs(hidden, weight, target, bias, options, argmax, words)
@@ -325,7 +330,7 @@ def _shaped(name: str, t: Optional[Tensor], want, rows):
 
 
 def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
-    """The loss of one target a token, made of its log-probability: 4 passes with those of its gradient instead of 3."""
+    """Computes the loss of one target per token from its log-probability: 4 GEMMs with its gradient instead of 3."""
     loss = _token_loss.formula(torch, options, lse, -log_prob)
     count = (target != options.ignore_index).to(loss.dtype)
     if token_weight is not None:
@@ -339,17 +344,17 @@ def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
 
 
 def _head_outputs(hidden, weight, target, bias, options: LossOptions, argmax: bool, words: Words):
-    """(log_prob, lse, argmax or an empty tensor) under the options of a loss."""
+    """Returns (log_prob, lse, argmax or an empty tensor) with the options of a loss."""
     log_prob, _, lse, index = _head(hidden, weight, target, bias, head_options(options), Asked(argmax, entropy=False), words)
     return log_prob, lse, index
 
 
 class Asked(NamedTuple):
-    """Of a head, beside log-probabilities and log-sum-exps."""
+    """Outputs that are asked of a head, besides log-probabilities and log-sum-exps."""
 
     argmax: bool = False
-    entropy: bool = True  # some calls make it anyway
-    # Whether exponentials stay from forward to backward: yes, or an error; no; or where they can (None).
+    entropy: bool = True  # some calls compute it anyway
+    # Save exponentials from forward to backward. True: or raise; False: never; None: if possible.
     keep: Optional[bool] = False
 
 
@@ -388,27 +393,30 @@ def linear_logprobs(
     memory_budget: int | str | None = None,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, ...]:
-    """Log-probability of each target, and entropy and log-sum-exp of each token, each with a gradient.
+    """Returns the log-probability of each target, and the entropy and log-sum-exp of each token, all with gradients.
 
-    Losses of policies and preferences (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of these.
+    Policy and preference losses (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of these.
 
     Args:
         hidden: [..., D]. weight: [V, D], the dtype of hidden. bias: [V].
         target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0 and cost nothing.
-        return_argmax: also returns the word of the largest logit [...], int64, the first of several; -1 for ignored rows.
-        keep: exponentials of all logits, in 16 bits, stay from forward to backward: two passes backward instead of three.
-            On a GPU, of eager calls. They and weight's gradient, whose memory holds about half of them, exist from the
-            forward on; the rest is at most memory_budget (default: three tenths of the fp32 logits). A gradient of the
-            entropy, and a backward that retains its graph, make everything again, beside what is held.
-        softcap, logit_scale, memory_budget, sharding, and a weight that is a DTensor: as of ``linear_cross_entropy``.
+        return_argmax: also returns the token id of the largest logit [...], int64, the first of several; -1 for ignored
+            rows.
+        keep: save the exponentials of all logits, in 16 bits, from forward to backward: two GEMMs backward instead of
+            three. For eager calls on a GPU. They and weight's gradient, whose memory holds about half of them, exist
+            from the forward on; the rest takes at most memory_budget (default: three tenths of the fp32 logits). A
+            gradient of the entropy, or a backward that retains its graph, recomputes everything, in addition to the
+            saved memory.
+        softcap, logit_scale, memory_budget, sharding, and a DTensor weight: as in ``linear_cross_entropy``.
 
     Returns:
-        (log_prob, entropy, lse), and argmax if asked for: float32 (float64 of float64): log_prob shaped as target, the
-        others [...]; natural logarithms. One pass over the weights forward, three or (with a gradient of the entropy)
-        four backward.
+        (log_prob, entropy, lse), and argmax if asked for, float32 (float64 for float64 inputs): log_prob shaped as
+        target, the others [...]. Logarithms are natural. The cost is one GEMM forward, and three or (with a gradient of
+        the entropy) four backward.
 
-    Raises: as ``linear_cross_entropy``; ValueError for ``keep`` on the CPU, of float64, of sharded words, of calls that
-        are traced, with hooks of saved tensors (checkpoints, offloading), and where the memory budget is below what it takes, naming that.
+    Raises as ``linear_cross_entropy``. ``keep`` raises ValueError on the CPU, for float64, for a sharded vocabulary and
+    for traced calls. It also does with hooks of saved tensors (checkpoints, offloading), and for a memory budget that
+    is too small; the message names the bytes that it takes.
     """
     if not isinstance(keep, bool):
         raise TypeError(f"keep: expected True or False, got {keep!r}")
@@ -424,7 +432,8 @@ def token_log_probs(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], asked: Asked,
     sharding: Optional[Sharding] = None, **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``linear_logprobs`` with what is asked of it: (log_prob, entropy, lse, argmax), empty what is not."""
+    """Computes ``linear_logprobs`` with the outputs asked for: (log_prob, entropy, lse, argmax); the others are empty.
+    """
     a = {**_arguments.DEFAULTS, **options}
     checked = _arguments.loss_options(a)
     a.update(hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding, return_argmax=asked.argmax)
@@ -458,15 +467,16 @@ def _logprobs(a: dict[str, Any], checked: LossOptions, asked: Asked, words: Word
 
 
 class LinearCrossEntropy(nn.Module):
-    """``linear_cross_entropy`` with a weight [vocab, dim] of its own, and a bias [vocab] if asked for.
+    """``linear_cross_entropy`` with its own weight [vocab, dim], and a bias [vocab] if asked for.
 
     Args:
         dim: D of hidden.
         vocab: V.
-        bias, device, dtype: as of ``nn.Linear``.
-        options: every keyword of ``linear_cross_entropy`` but bias, checked when the module is made.
+        bias, device, dtype: as in ``nn.Linear``.
+        options: every keyword of ``linear_cross_entropy`` except bias, checked when the module is created.
 
-    ``forward(hidden, target, **more)`` returns what ``linear_cross_entropy`` does; ``more`` replaces options for one call.
+    ``forward(hidden, target, **more)`` returns the result of ``linear_cross_entropy``; ``more`` replaces options for
+    one call.
     """
 
     def __init__(self, dim: int, vocab: int, bias: bool = False, device=None, dtype=None, **options: Any):

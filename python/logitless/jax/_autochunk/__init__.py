@@ -1,4 +1,4 @@
-"""Chunks any function of arrays: its values that would dominate memory exist one chunk at a time.
+"""Chunks any function of arrays: values that would dominate memory exist one chunk at a time.
 
     @autochunk(memory_budget="64MiB")
     def loss(hidden, weight, targets):
@@ -63,30 +63,30 @@ def autochunk(
     unsupported: str = "error",
     executor: str = "python",
 ):
-    """``fn`` with its big values computed chunk by chunk, outputs and gradients; also a decorator.
+    """Returns ``fn`` with its large values computed chunk by chunk, for outputs and gradients. Also a decorator.
 
-    fn: a function of arrays in pytrees, positional and by keyword; other arguments, Python numbers among them, must be
-    hashable and are constants. Returns arrays, likewise. It is traced for each new set of shapes, dtypes and constants.
-    Arrays that it closes over are constants too; a traced one is an error.
+    fn: a function of arrays in pytrees, positional and by keyword. Other arguments, Python numbers included, must be
+        hashable and are constants. It returns arrays in pytrees. It is traced for each new set of shapes, dtypes and
+        constants. Arrays that it closes over are constants too; a traced one is an error.
+    memory_budget: bytes, or text such as "512MiB", that XLA's temporaries may take beyond inputs and results. It holds
+        for the outputs, or for outputs and gradients. None: chunk wherever nothing is recomputed.
+    chunks: the number of chunks of every loop, instead of a budget. None or 0: the compiler chooses.
+    gradients: when they are computed; inputs that are not differentiated cost nothing.
+        "forward": with the outputs; backward multiplies them by the upstream gradient. This needs one differentiable
+        output of one element, and holds the gradients from forward to backward.
+        "backward": in backward, which recomputes the values that it needs.
+        "auto": "forward" where possible, unless a value is fp16: loss scaling enters through the upstream gradient.
+    strict: raise ValueError if no plan meets the budget, or if a large value cannot be chunked. Otherwise a missed
+        budget is a warning, and the plan of least memory runs.
+    unsupported: "error" raises ``Unsupported`` (a NotImplementedError) that names the primitive without a form in the
+        compiler. "run" warns with the same text and runs ``fn`` itself.
+    executor: "python" runs generated JAX. "native" runs the program in the library, as a custom call with the head
+        engine, in one of XLA's temporaries. It supports GPUs (requirements: docs/gpu.md) and the CPU, and its results
+        do not depend on the number of threads. memory_budget then bounds that temporary; on the CPU, kernels take some
+        MiB more for each thread beyond the first. fp32 matrix products run in fp32, whatever the precision setting.
+        vmap runs one example after another.
 
-    memory_budget: bytes, or text such as "512MiB", that XLA's temporaries of the outputs, or of outputs and gradients,
-    may take beyond inputs and results. None: chunk wherever that computes nothing twice. chunks: of every loop instead,
-    None or 0 for as many as pay.
-    gradients: "forward" computes them with the outputs and multiplies them by the tangent in backward, which needs one
-    differentiable output of one element and holds the gradients from forward to backward; "backward" computes the
-    outputs now, and computes what the gradients need of them again in backward; "auto" is "forward" where that can be
-    and nothing is fp16, whose loss scaling is a tangent. What is not differentiated by is not computed.
-    A budget that no plan meets is a warning, and the plan of the least memory runs.
-    strict: a budget that is not met, or a big value that could not be cut, is a ValueError instead.
-    unsupported: "error" raises ``Unsupported`` (a NotImplementedError) naming the primitive that cannot be expressed;
-    "run" warns with the same text, and runs ``fn`` itself.
-    executor: "python" runs generated JAX; "native" has the library run the program in a custom call, with its head
-    engine, in one of XLA's temporaries, on a GPU (docs/gpu.md: what it needs there) or the CPU, with the same bits for
-    any number of threads. memory_budget then bounds that temporary; on the CPU kernels take some MiB more for each
-    thread beyond the first. Products of fp32 are computed in fp32, whatever precision says. vmap runs one example after
-    another.
-
-    The result has ``explain()`` and ``source()``: given arguments, of a call with its gradients by all floating ones.
-    It works under jit, grad, scan, checkpoint and vmap. A second derivative is an error, as is forward mode.
+    The result has ``explain()`` and ``source()``. With arguments, they describe a call with gradients by all floating
+    inputs. It works under jit, grad, scan, checkpoint and vmap. Second derivatives and forward mode raise errors.
     """
     return make(AutoChunked, fn, memory_budget, chunks, gradients, strict, unsupported, executor)

@@ -19,23 +19,22 @@ DTYPES = Dtypes(
 )
 
 
-# Indices that JAX's own functions count with.
+# The dtype of indices that JAX's own functions compute.
 UNSIGNED = np.dtype("uint32")
 
-# What takes them as whole numbers that are small enough: no arithmetic, which counts modulo 2^32.
+# Primitives that accept unsigned values as small integers. Arithmetic is excluded, since it wraps modulo 2^32.
 _COUNTING = {"iota", "sort", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice", "concatenate"}
 _COUNTING |= {"transpose", "gather", "scatter", "scatter-add", "scatter_add", "convert_element_type", "copy"}
 _COUNTING |= {"random_bits", "shift_right_logical", "or", "bitcast_convert_type"}
 
 
 def held(dtype, primitive: str):
-    """The dtype of a value in the program of a primitive."""
+    """Returns the dtype of a value in the program of a primitive."""
     return DTYPES.i64 if dtype == UNSIGNED and primitive in _COUNTING else dtype
 
 
 def run_dtypes() -> Dtypes:
-    """What each becomes where a compiled program runs: without x64 the only 64-bit values are those that the compiler
-    made, of sums and of indices, which have 32 bits then."""
+    """Returns the dtypes at run time. Without x64, the compiler's own 64-bit values (sums and indices) have 32 bits."""
     if jax.config.jax_enable_x64:
         return DTYPES
     return DTYPES._replace(f64=DTYPES.f32, i64=DTYPES.i32)

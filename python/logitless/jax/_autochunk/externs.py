@@ -1,5 +1,5 @@
-"""Primitives that have no form in a tensor program: bound again with their parameters, whole or along dimensions of
-which each part is computed by itself."""
+"""Primitives without a form in a tensor program. They are bound again with their parameters, at once or chunk by chunk
+along independent dimensions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from logitless.jax._autochunk.dtypes import UNSIGNED, held, run_dtypes
 from logitless.jax._autochunk.lax import JaxWriter
 from logitless.jax._autochunk.trace import Equation
 
-# Of the devices of a mesh, whose names are not those of where the program runs.
+# Collectives over the devices of a mesh. Their axis names are unknown where the program runs.
 _COLLECTIVE = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "pbroadcast", "pvary", "pcast", "all_gather"}
 _COLLECTIVE |= {"all_gather_invariant", "all_to_all", "ppermute", "reduce_scatter", "axis_index", "ragged_all_to_all"}
 _COLLECTIVE |= {"shard_map", "xla_pmap", "sharding_constraint"}
@@ -28,7 +28,7 @@ _RANDOM |= {"random_wrap", "random_unwrap", "random_fold_in", "random_split"}
 
 
 def why_not(w: JaxWriter, e: Equation) -> str:
-    """Why a primitive cannot run as JAX has it; "" where it can."""
+    """Returns the reason why JAX cannot run a primitive inside the program; "" if it can."""
     if e.own is None:
         return "it is part of another"
     if e.primitive in _RANDOM:
@@ -48,7 +48,7 @@ def why_not(w: JaxWriter, e: Equation) -> str:
 
 
 def _inner(value) -> list:
-    """The functions in a parameter."""
+    """Returns the functions in a parameter."""
     if isinstance(value, (tuple, list)):
         return [j for v in value for j in _inner(v)]
     return [value] if hasattr(value, "eqns") else []
@@ -72,7 +72,7 @@ def _primitives(e: Equation) -> list[str]:
 
 
 def _written(value) -> str | None:
-    """A parameter as Python; None where there is none."""
+    """Returns a parameter as Python source, or None if it has no such form."""
     if value is None or isinstance(value, (bool, int, str)):
         return repr(value)
     if isinstance(value, float) and math.isfinite(value):
@@ -90,7 +90,7 @@ def _written(value) -> str | None:
 
 
 def _call(e: Equation, number: int) -> tuple[Call, Callable | None]:
-    """The call, and what its name stands for where the parameters are no Python."""
+    """Returns the call, and the function behind its name if the parameters have no form in Python source."""
     count = len(e.outputs) if e.own.multiple_results else None
     written = {name: _written(value) for name, value in e.params.items()}
     plain = UNSIGNED not in {ref.dtype for ref in (*e.inputs, *e.outputs)}
@@ -114,7 +114,7 @@ def _call(e: Equation, number: int) -> tuple[Call, Callable | None]:
 
 
 def _counted(e: Equation) -> Callable:
-    """The primitive of unsigned numbers, which a program holds as signed ones."""
+    """Returns a primitive on unsigned integers as a function of the signed ones that a program holds."""
 
     def run(*arrays):
         given = (x.astype(ref.dtype) for x, ref in zip(arrays, e.inputs))
@@ -128,7 +128,7 @@ def _counted(e: Equation) -> Callable:
 
 
 def run_as_it_is(w: JaxWriter, e: Equation, operands: Sequence[Value], live: set) -> tuple[Value | None, ...]:
-    """The results of a primitive that JAX runs, those that something reads."""
+    """Returns the results of a primitive that JAX runs. Results that nothing reads are None."""
     call, bound = _call(e, len(w.calls))
     if bound is not None and call.key not in w.calls:
         w.bound[f"{e.primitive}_{len(w.calls)}"] = bound
@@ -140,7 +140,7 @@ def run_as_it_is(w: JaxWriter, e: Equation, operands: Sequence[Value], live: set
     return tuple(made)
 
 
-# --- what of a primitive is independent: rows for one result
+# --- independent dimensions of primitives: rows for one result
 
 _ALONG: dict[str, Callable] = {}
 _rules = rules_of(_ALONG)
@@ -176,7 +176,8 @@ def _sorted(params, shapes, out):
 
 @_rules("conv_general_dilated")
 def _convolved(params, shapes, out):
-    """Along images, and along the channels that are made; over those that are read, a sum: images of a gradient."""
+    """Chunks along images and output channels. Chunks of input channels (images, for the kernel's gradient) are summed.
+    """
     if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
         return []
     x, kernel, made = params["dimension_numbers"]

@@ -1,4 +1,4 @@
-"""A function with compiled programs in place of itself and of its gradients."""
+"""Replaces a function and its gradients by compiled programs."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _precision_text(precision) -> str:
 
 
 def temporary_bytes(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> int | None:
-    """What XLA gives the function beyond inputs and results; None where the platform does not tell."""
+    """Returns the bytes that XLA allocates beyond inputs and results, or None if the platform does not report them."""
     found = jax.jit(function).lower(*inputs).compile().memory_analysis()
     return None if found is None else int(found.temp_size_in_bytes)
 
 
 def _once(function: Callable) -> Callable:
-    """The function, without a derivative: it may be one already."""
+    """Returns the function without a derivative, so that a second derivative raises an error."""
 
     @jax.custom_jvp
     def run(*arrays):
@@ -63,13 +63,13 @@ def _once(function: Callable) -> Callable:
 
 @dataclass
 class Run:
-    """A compiled program, with the arrays that it reads beside its inputs."""
+    """A compiled program, with the captured arrays that it reads beside its inputs."""
 
     compiled: Compiled
     captured: dict[str, jax.Array]
     function: Callable
-    axes: frozenset[str]  # of a shard_map, that arrays vary over
-    keys: dict[str, Callable]  # words of keys that random numbers are drawn with, from the inputs
+    axes: frozenset[str]  # the axes of a shard_map over which arrays vary
+    keys: dict[str, Callable]  # the 32-bit halves of random keys, as functions of the inputs
 
     def __call__(self, named: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
         named = {**named, **{name: words(named) for name, words in self.keys.items()}}
@@ -80,17 +80,17 @@ class Run:
 
 @dataclass(eq=False)
 class Plan:
-    """What runs for one set of shapes, dtypes and constants, and of arrays to differentiate by."""
+    """The programs for one set of shapes, dtypes and constants, and for one set of inputs to differentiate by."""
 
     call: Call
-    forward: Run  # of the outputs; with joint set, of the gradients for a tangent of 1 as well
-    backward: Run | None  # of the gradients, from inputs and tangents
+    forward: Run  # computes the outputs; if joint, also the gradients for an upstream gradient of 1
+    backward: Run | None  # computes the gradients from inputs and upstream gradients
     joint: bool
-    wanted: tuple[bool, ...]  # inputs that a gradient is for
-    tangents: dict[str, int]  # name -> output that has it
+    wanted: tuple[bool, ...]  # whether each input needs a gradient
+    tangents: dict[str, int]  # parameter name -> index of the output whose upstream gradient it is
 
     def run(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], Partial]:
-        """Outputs, and the function from their tangents to the gradients."""
+        """Returns the outputs, and the function from their upstream gradients to the gradients."""
         made = self.forward(dict(zip(self.call.names, arrays)))
         count = len(self.call.outputs)
         saved = made[count:] if self.joint else arrays if self.backward is not None else ()
@@ -121,7 +121,7 @@ class Plan:
 
 @dataclass(eq=False)
 class Unchunked:
-    """The function itself, where its gradients or outputs have no form in a tensor program."""
+    """The function itself, for gradients or outputs without a form in a tensor program."""
 
     call: Call
     wanted: tuple[bool, ...]
@@ -160,9 +160,9 @@ class Call:
         self.program = traced.program
         self.outputs = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in traced.program.outputs]
         self.plans: dict[tuple[bool, ...], Plan | Unchunked] = {}
-        self.reads: list[Read] = []  # what the function reads besides its arguments
+        self.reads: list[Read] = []  # variables that the function reads besides its arguments
         self.of_outputs = self._results(traced.program)
-        to_text(traced.program, self._names(traced.program), self.of_outputs, axes=axes)  # refuses what has no form
+        to_text(traced.program, self._names(traced.program), self.of_outputs, axes=axes)  # raises Unsupported
         self.function = lambda *arrays: [jnp.asarray(o) for o in jax.tree.leaves(function(*arrays)) if is_array(o)]
 
         @jax.custom_vjp
@@ -177,14 +177,14 @@ class Call:
             return tuple(pull(tangents))
 
         chunked.defvjp(forward, backward, symbolic_zeros=True)
-        # A shard_map that runs eagerly does not take a custom_vjp itself.
+        # A shard_map that runs eagerly does not accept a custom_vjp itself.
         self.chunked = jax.jit(chunked) if axes else chunked
 
     def plan(self, wanted: tuple[bool, ...]) -> Plan | Unchunked:
         if wanted not in self.plans:
             try:
                 plan = self.plans[wanted] = self._make(wanted)
-                self.reads[:] = [read for read in self.reads if read.holds()]  # it was traced once more
+                self.reads[:] = [read for read in self.reads if read.holds()]  # tracing it again may have changed them
                 parts = [run.compiled for run in (plan.forward, plan.backward) if run is not None]
                 warn_missed(self.limits, parts)
             except Unsupported as error:
@@ -195,8 +195,7 @@ class Call:
 
     @functools.lru_cache(8)
     def itself(self, wanted: tuple[bool, ...]) -> int | None:
-        """What the function, and its gradients by the inputs that are wanted, takes as XLA compiles it; None where that is
-        not known."""
+        """Returns XLA's temporary bytes of the eager function with the wanted gradients, or None if unknown."""
 
         def run(*arrays):
             def of(*varied):
@@ -212,7 +211,7 @@ class Call:
         try:
             with tracing():
                 return temporary_bytes(run, self.inputs)
-        except Exception:  # whatever it is, there is only a line less to tell
+        except Exception:  # any error here only drops a line of the report
             return None
 
     def _results(self, program: Program) -> list:
@@ -226,7 +225,7 @@ class Call:
         return names
 
     def _keys(self, program: Program, read: Sequence[str]) -> dict[str, Callable]:
-        """Of the words that a program reads: how they come from its inputs, by name."""
+        """Returns functions from a program's inputs to the halves of the random keys that it reads, by name."""
         inputs, names = dict(zip(program.inputs, self.names)), self._names(program)
 
         def words(key, named):
@@ -305,7 +304,7 @@ class Call:
 
 
 class AutoChunked(ChunkedFunction[P, R]):
-    """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
+    """The return type of ``autochunk``: callable like the function, with ``explain`` and ``source``."""
 
     def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         super().__init__(function, limits, gradients, unsupported)
@@ -315,7 +314,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if is_tracing():  # inside of another, whose options hold
+        if is_tracing():  # inside another chunked function, whose options apply
             return self._function(*args, **kwargs)
         call, arrays = self._call(args, kwargs)
         if isinstance(call, str):
@@ -333,7 +332,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         return plan.why if isinstance(plan, Unchunked) else plan
 
     def _call(self, args, kwargs) -> tuple[Call | str, list[jax.Array]]:
-        kwargs = dict(sorted(kwargs.items()))  # the order of their leaves
+        kwargs = dict(sorted(kwargs.items()))  # fixes the order of the leaves
         leaves, tree = jax.tree.flatten((args, kwargs))
         names = leaf_names(self._function, args, kwargs, _endings)
         places = [i for i, leaf in enumerate(leaves) if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)]
@@ -374,18 +373,18 @@ _FOLDERS = tuple(os.path.dirname(module.__file__) + os.sep for module in (jax, j
 
 
 def _skips(file: str) -> bool:
-    """Returns whether it is JAX's own code."""
+    """Returns whether a file is JAX's own code."""
     return file.startswith(_FOLDERS)
 
 
 def _endings(value) -> list[str]:
-    """_weights_0 for ["weights"][0]"""
+    """Returns name suffixes of the leaves: "_weights_0" for ["weights"][0]."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(value)]
     return ["".join("_" + re.sub(r"\W+", "_", _key(key)) for key in path) for path in paths]
 
 
 def _key(key) -> str:
-    """What stands in the entry of a path."""
+    """Returns the text of an entry of a tree path."""
     found = next((getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name)), key)
     return str(found)
 

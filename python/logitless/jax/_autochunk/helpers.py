@@ -1,10 +1,10 @@
 """Functions that stand beside a generated one where it uses them."""
 
-# An index outside of its range, which one counted from the first element of a chunk often is, gives 0.
+# An index counted from the first element of a chunk may be out of range, and then gives 0.
 HELPERS = {
     "_random": '''
 def _random(key0, key1, counter):
-    """Numbers in [0, 1) by counter: Threefry-2x32 of 20 rounds, both words together."""
+    """Numbers in [0, 1) by counter: Threefry-2x32 of 20 rounds, both halves together."""
     counter = jnp.asarray(counter)
     high = (counter >> 32).astype(jnp.uint32) if counter.dtype == jnp.int64 else jnp.uint32(0)
     keys = [key0.astype(jnp.uint32), key1.astype(jnp.uint32)]

@@ -1,4 +1,4 @@
-"""What each primitive of JAX is in a tensor program: one function for each, by its name."""
+"""Lowers each primitive of JAX to a tensor program: one function per primitive, by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.softmax import Softmaxes
 from logitless.jax._autochunk.trace import Equation
 
-# name -> function(writer, equation, *operands) -> its result, or a tuple of them.
+# name -> function(writer, equation, *operands) -> its result, or a tuple of results.
 HANDLERS: dict[str, Callable] = {}
 handles = rules_of(HANDLERS)
 
@@ -23,17 +23,17 @@ BOOL = DTYPES.i8
 
 
 class JaxWriter(Writer):
-    """Remembers what indices are made of, which JAX spells out."""
+    """A writer that tracks how indices are computed, since JAX writes out their arithmetic."""
 
     def __init__(self):
         super().__init__(DTYPES)
-        self.axes: frozenset[str] = frozenset()  # of a shard_map, that values vary over
-        self.bound: dict[str, Callable] = {}  # what names in the texts of calls stand for
-        self.counts: dict[str, int] = {}  # of values whose elements are their index along a dimension: which
-        self.bits: dict[str, tuple[str, Value]] = {}  # random bits: how far on, the number
-        self.backwards: dict[str, int] = {}  # the same, counted from the end
-        self.parts: dict[str, tuple[list[Value], int]] = {}  # of each concatenation: operands and axis
-        self.precisions: set = set()  # asked for by products
+        self.axes: frozenset[str] = frozenset()  # the axes of a shard_map over which values vary
+        self.bound: dict[str, Callable] = {}  # the functions behind the names in the texts of calls
+        self.counts: dict[str, int] = {}  # for values that count along a dimension from 0: the dimension
+        self.bits: dict[str, tuple[str, Value]] = {}  # random bits: the right shift so far, and the f32 number
+        self.backwards: dict[str, int] = {}  # for values that count along a dimension from its end: the dimension
+        self.parts: dict[str, tuple[list[Value], int]] = {}  # operands and axis of each concatenation
+        self.precisions: set = set()  # precisions that matrix products ask for
         self.softmaxes = Softmaxes(self)
 
     def written(self, v: Value) -> Value:
@@ -42,7 +42,7 @@ class JaxWriter(Writer):
         return super().written(v)
 
     def counted(self, v: Value) -> int | None:
-        """The dimension whose index each element is."""
+        """Returns the dimension whose index each element holds, or None."""
         if v.arange is not None or v.number is not None:
             return v.arange
         if v.name in self.repeats:
@@ -53,7 +53,7 @@ class JaxWriter(Writer):
 
 
 class NativeWriter(HeadWriter, JaxWriter):
-    """Of programs that the library runs."""
+    """A writer of programs that the library runs."""
 
     native = True
 
@@ -123,7 +123,7 @@ def _square(w, e, x):
 @handles("one_minus_square")
 def _one_minus_square(w, e, x):
     one = w.number(1, x.dtype)
-    return w.mul(w.add(one, x), w.sub(one, x))  # exact where 1 - x is
+    return w.mul(w.add(one, x), w.sub(one, x))  # exact wherever 1 - x is
 
 
 @handles("is_finite")
@@ -184,15 +184,15 @@ def _integer_pow(w, e, x):
 
 @handles("rem")
 def _rem(w, e, a, b):
-    """a - trunc(a / b) b"""
+    """Returns a - trunc(a / b) b."""
     if DTYPES.floating(e.out.dtype):
         raise w.refuse("remainders of floats are JAX's own: a quotient of floats is not exact enough for them")
     return w.sub(a, w.mul(_whole_quotient(w, a, b), b))
 
 
 def _whole_quotient(w, a, b):
-    """a / b of whole numbers, cut toward 0. Tensor programs divide floats alone, which round: the quotient of what the
-    rounded one leaves over is added, and what is then off by one corrected. Exact in f32 as well. By 0 it is -1."""
+    """Returns a / b of integers, truncated toward 0. Tensor programs divide only floats, which round. So the quotient
+    of the remainder is added, and an error of 1 is corrected. This is exact in f32 as well. Division by 0 gives -1."""
 
     def magnitude(v):
         return w.map("abs", [v], v.dtype)
@@ -217,7 +217,7 @@ def _whole_quotient(w, a, b):
 
 def _compare(name, w, e, a, b):
     if name == "lt" and b.is_number(0) and w.counted(a) is not None:
-        return w.number(False, BOOL, e.out.shape)  # what counts from 0 needs no wrapping
+        return w.number(False, BOOL, e.out.shape)  # values that count from 0 are not negative
     if name in ("ge", "gt") and b.is_number(0) and w.softmaxes.of(a, "sum") is not None:
         return w.number(True, BOOL, e.out.shape)
     return w.map(name, [a, b], BOOL)
@@ -256,7 +256,7 @@ def _clamp(w, e, low, x, high):
     return w.map("min", [w.map("max", [x, low], x.dtype), high], x.dtype)
 
 
-# --- the same elements
+# --- views and copies
 
 
 @handles("stop_gradient", "copy", "copy_p", "name", "optimization_barrier", "device_put")
@@ -274,7 +274,7 @@ def _convert(w, e, x):
 
 
 def _whole_of(w, x, dtype):
-    """A cast of floats: to whole numbers the nearest one that there is, and 0 of a NaN."""
+    """Casts floats as XLA does: to the nearest representable integer, NaN to 0."""
     if DTYPES.floating(dtype) or dtype == BOOL or x.number is not None:
         return w.cast(x, dtype)
     ends = np.iinfo(dtype)
@@ -309,7 +309,7 @@ def _broadcast_in_dim(w, e, x, *sizes):
 
 
 def _reshaped(w, x, shape):
-    """What counts still does where dimensions of 1 come and go."""
+    """Reshapes a value. A value that counts along a dimension still counts if only dimensions of 1 change."""
     count = w.counted(x)
     made = w.reshape(x, shape)
     if count is not None and made.arange is None:
@@ -324,7 +324,7 @@ def _reshaped(w, x, shape):
 def _reshape(w, e, x, *sizes):
     if sizes:
         raise w.refuse("sizes that depend on values have no form in a tensor program")
-    if e.primitive == "reshape" and e.params.get("dimensions"):  # the order in which it is read
+    if e.primitive == "reshape" and e.params.get("dimensions"):  # the order in which the elements are read
         x = w.transpose(x, [int(d) for d in e.params["dimensions"]])
     return _reshaped(w, x, e.out.shape)
 
@@ -395,7 +395,7 @@ def _pad(w, e, x, number):
 
 
 def _spread_out(w, x, axis, step):
-    """Zeros between the elements along an axis: the gradient of a slice with steps."""
+    """Inserts zeros between the elements along an axis: the gradient of a strided slice."""
     front = [axis, *(d for d in range(x.rank) if d != axis)]
     size = (x.shape[axis] - 1) * step + 1 if x.shape[axis] else 0
     made = w.scatter_add(w.scaled(w.iota([x.shape[axis]], 0), step), w.transpose(x, front), size)
@@ -420,7 +420,7 @@ def _joined(w, parts, axis):
     return made
 
 
-# --- made of nothing
+# --- without operands
 
 
 @handles("iota")
@@ -452,7 +452,7 @@ def _reduce_sum(w, e, x):
 
 
 def _reduced(w, kind, x, axes):
-    """Dimensions of 1 go without a sum or a maximum."""
+    """Reduces a value; dimensions of size 1 are dropped without a reduction."""
     ones = [d for d in axes if x.shape[d] == 1]
     axes = [d - sum(one < d for one in ones) for d in axes if d not in ones]
     x = w.reshape(x, [s for d, s in enumerate(x.shape) if d not in ones])
@@ -501,7 +501,7 @@ def _all(w, e, x):
     return w.map("logical_not", [_any(w, e, w.map("logical_not", [x], BOOL))], BOOL)
 
 
-# --- products
+# --- matrix products
 
 
 @handles("dot_general")
@@ -517,7 +517,7 @@ def _dot_general(w, e, a, b):
     elif factors != out and out != DTYPES.f32:
         factors = DTYPES.f32
     elif w.native and {a.dtype, b.dtype} == {DTYPES.f32, DTYPES.bf16} and e.params.get("precision") is None:
-        # As the transposes of a 16-bit product with an f32 result have it: the f32 is rounded.
+        # JAX transposes a 16-bit product with an f32 result into this form; the f32 operand is rounded.
         factors = DTYPES.bf16
     made = DTYPES.f32 if factors in DTYPES.narrow and out == DTYPES.f32 else factors
     a, b = w.cast(a, factors), w.cast(b, factors)
@@ -525,7 +525,7 @@ def _dot_general(w, e, a, b):
 
 
 def swapped_product(product: Equation, turn: Equation) -> Equation | None:
-    """The transpose of a matrix product, as a product of its own: nothing is transposed."""
+    """Returns the transpose of a matrix product as a matrix product with swapped operands, or None."""
     (ca, cb), (ba, bb) = product.params["dimension_numbers"]
     if len(ba) or len(product.out.shape) != 2 or tuple(turn.params["permutation"]) != (1, 0):
         return None

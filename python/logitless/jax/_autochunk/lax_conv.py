@@ -1,4 +1,4 @@
-"""Convolutions of JAX that are products: of patches that do not overlap, or of one that is the whole image."""
+"""Convolutions of JAX that are matrix products, with non-overlapping patches or a kernel as large as the image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _convolution(w, e, x, kernel):
     w.precisions.add(p["precision"])
     patches = Patches(x.shape[x_spec[1]], sizes, patch)
     made = patches.convolved(w, w.transpose(x, list(x_spec)), w.transpose(kernel, list(kernel_spec)), out)
-    # [N, count..., O] as it is asked for.
+    # The product is [N, count..., O]; it is permuted to the requested layout.
     natural = [0, made.rank - 1, *range(1, made.rank - 1)]
     dims = [0] * made.rank
     for place, d in zip(out_spec, natural):

@@ -1,4 +1,4 @@
-"""Primitives that read and write by index, in a tensor program."""
+"""Lowers primitives that read and write by index to a tensor program."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from logitless._autochunk.rows import written_rows
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.lax import BOOL, JaxWriter, handles
 
-_MOST = 16  # indices of one row, one operation each
+_MOST = 16  # the most indices of one row; each takes an operation
 
 
 @dataclass
 class Index:
-    """How an array of indices [*batch, K] addresses an operand. Dimensions of the operand are one of three kinds."""
+    """How an array of indices [*batch, K] addresses an operand. Each dimension of the operand is paired, indexed or
+    whole."""
 
     batch: tuple[int, ...]
-    paired: dict[int, int]  # dimension of the operand -> dimension of the batch that counts it
-    columns: dict[int, Value]  # dimension of the operand -> index along it, of the batch's shape
-    whole: list[int]  # dimensions read as they are
-    inside: Value | None  # where all indices are inside; None where they are known to be
+    paired: dict[int, int]  # dimension of the operand -> dimension of the batch with the same index
+    columns: dict[int, Value]  # dimension of the operand -> index along it, of shape [*batch]
+    whole: list[int]  # dimensions that are read in full
+    inside: Value | None  # whether all indices are in range; None if they are known to be
 
 
 def _columns(w: JaxWriter, indices: Value) -> list[Value]:
-    """The index along each addressed dimension."""
+    """Returns the index along each addressed dimension."""
     last = indices.rank - 1
     count, batch = indices.shape[last], indices.shape[:last]
     parts, axis = w.parts.get(indices.name, ([], -1))
@@ -49,8 +50,9 @@ def _squeezed(w: JaxWriter, v: Value, shape: Sequence[int]) -> Value:
 
 
 def _address(w: JaxWriter, e, x: Value, indices: Value, mapped, fixed, batching, batches, slices) -> Index:
-    """mapped: dimensions that the columns of the indices address, but for the fixed ones. batching, batches: dimensions
-    of operand and indices that go together. slices: how much of each dimension is read."""
+    """Analyses how indices address x. mapped: the dimension that each column of the indices addresses; fixed ones are
+    skipped. batching, batches: paired dimensions of the operand and the indices. slices: the size of the slice along
+    each dimension."""
     batch = indices.shape[:-1]
     paired = {int(d): int(b) for d, b in zip(batching, batches)}
     columns, tests = {}, []
@@ -65,7 +67,7 @@ def _address(w: JaxWriter, e, x: Value, indices: Value, mapped, fixed, batching,
             paired[d] = counted
             continue
         mode = str(e.params["mode"]).rsplit(".", 1)[-1]
-        # XLA's own gather clips what was promised to be inside; its scatter leaves it out.
+        # XLA's gather clamps indices promised to be in range; its scatter drops those that are not.
         if mode == "CLIP" or (mode == "PROMISE_IN_BOUNDS" and e.primitive == "gather" and not w.known(column, size)):
             column = w.map("max", [column, w.number(0, column.dtype)], column.dtype)
             column = w.map("min", [column, w.number(size - 1, column.dtype)], column.dtype)
@@ -84,7 +86,8 @@ def _address(w: JaxWriter, e, x: Value, indices: Value, mapped, fixed, batching,
 
 
 def _merged(w: JaxWriter, x: Value, at: Index) -> tuple[Value, Index, list[int]]:
-    """The operand with its addressed dimensions as one: [paired, addressed, whole], and the order that was put in."""
+    """Merges the addressed dimensions into one. Returns the operand as [paired, addressed, whole], its addressing, and
+    the permutation of its dimensions."""
     order = [*at.paired, *at.columns, *at.whole]
     x = w.transpose(x, order)
     first, count = len(at.paired), len(at.columns)
@@ -92,7 +95,7 @@ def _merged(w: JaxWriter, x: Value, at: Index) -> tuple[Value, Index, list[int]]
     for k, column in enumerate(at.columns.values()):
         size = x.shape[first + k]
         flat = column if flat is None else w.add(w.scaled(flat, size), column)
-    if at.inside is not None:  # one that is outside along one dimension could be inside as a whole
+    if at.inside is not None:  # an index out of range in one dimension may be in range once merged
         flat = w.map("select", [at.inside, flat, w.number(-1, flat.dtype)], flat.dtype)
     shape = [*x.shape[:first], math.prod(x.shape[first : first + count]), *x.shape[first + count :]]
     paired = {i: b for i, b in enumerate(at.paired.values())}
@@ -101,13 +104,13 @@ def _merged(w: JaxWriter, x: Value, at: Index) -> tuple[Value, Index, list[int]]
 
 
 def _free(at: Index) -> list[int]:
-    """Dimensions of the batch that no dimension of the operand counts, but for those of size 1."""
+    """Returns the batch dimensions that are not paired and not of size 1."""
     return [b for b in range(len(at.batch)) if b not in at.paired.values() and at.batch[b] != 1]
 
 
 def _several(x: Value, at: Index) -> list[int] | None:
-    """Where each row has several indices, and nothing is read but what they say: the dimension of the batch for each
-    of the operand."""
+    """Returns the batch dimension for each dimension of the operand, if it is a gather of several indices per row
+    without whole dimensions. Returns None otherwise."""
     free = _free(at)
     if len(free) != 1 or at.whole or len(at.columns) != 1:
         return None
@@ -115,13 +118,14 @@ def _several(x: Value, at: Index) -> list[int] | None:
 
 
 def _as_operand(w: JaxWriter, v: Value, at: Index, order: list[int]) -> Value:
-    """v [*batch] with its dimensions in the order of the operand's."""
+    """Returns v [*batch] with its dimensions in the operand's order."""
     used = sorted(order)
     return w.transpose(w.reshape(v, [at.batch[b] for b in used]), [used.index(b) for b in order])
 
 
 def _per_row(w: JaxWriter, at: Index) -> list[int]:
-    """The one dimension of the batch that no dimension of the operand counts, if its size is not 1."""
+    """Returns the one batch dimension that is not paired, if its size is not 1. Raises for more than `_MOST` indices a
+    row."""
     free = _free(at)
     if len(free) > 1 or (free and at.batch[free[0]] > _MOST):
         sizes = [at.batch[b] for b in free]
@@ -130,7 +134,7 @@ def _per_row(w: JaxWriter, at: Index) -> list[int]:
 
 
 def _of_rows(w: JaxWriter, v: Value, at: Index, free: list[int], k: int, tail: Sequence[int] = ()) -> Value:
-    """v [*batch, *tail] at one index of each row, its dimensions in the order of the operand's paired ones."""
+    """Returns v [*batch, *tail] at the k-th index of each row, with dimensions in the order of the paired ones."""
     for b in free:
         v = w.slice(v, b, k, k + 1)
     counted = list(at.paired.values())
@@ -140,19 +144,19 @@ def _of_rows(w: JaxWriter, v: Value, at: Index, free: list[int], k: int, tail: S
 
 
 def _rows_first(at: Index) -> Index:
-    """With paired dimensions in the order that they have in the operand."""
+    """Returns the addressing with paired dimensions in the operand's order."""
     return Index(at.batch, dict(sorted(at.paired.items())), at.columns, at.whole, at.inside)
 
 
 def _placed(w: JaxWriter, v: Value, rank: int, offsets: Sequence[int]) -> Value:
-    """[*batch, *whole] with the whole dimensions where the offsets say."""
+    """Moves the whole dimensions of [*batch, *whole] to the positions in offsets."""
     first = rank - len(offsets)
     batch, whole = iter(range(first)), iter(range(first, rank))
     return w.transpose(v, [next(whole) if d in offsets else next(batch) for d in range(rank)])
 
 
 def _numbers(w: JaxWriter, x: Value, indices: Value, mapped, slices) -> dict[int, int]:
-    """Dimensions of which several elements are addressed, from a number on -> that number."""
+    """Returns the dimensions of which a slice of several elements is read at a constant offset, with that offset."""
     found = {}
     for d, column in zip((int(m) for m in mapped), _columns(w, indices)):
         if slices[d] not in (1, x.shape[d]) and column.number is not None:
@@ -183,7 +187,7 @@ def _gather(w, e, x, indices):
     made = w.reshape(made, [*at.batch, *shape])
     if inside is not None:
         made = _filled(w, e, made, w.broadcast_dims(inside, made.shape, list(range(len(at.batch)))))
-    # Dimensions of 1 that are addressed, and kept, are among the offsets.
+    # Addressed dimensions of size 1 that are not collapsed are among the offsets.
     if len(offsets) != len(shape):
         made = w.reshape(made, [*at.batch, *(e.params["slice_sizes"][d] for d in kept)])
     return _placed(w, made, made.rank, offsets)
@@ -198,13 +202,13 @@ def _filled(w, e, made, inside):
 
 
 def _taken(w, x, at: Index) -> Value:
-    """[*batch, *whole]: whole rows."""
+    """Gathers whole rows: [*batch, *whole]."""
     [(axis, index)] = at.columns.items()
     return w.take(w.transpose(x, [axis, *at.whole]), index)
 
 
 def _picked(w, x, at: Index) -> Value:
-    """[*batch, *whole]: one element of each row, or a few."""
+    """Picks one or a few elements of each row: [*batch, *whole]."""
     [(axis, index)] = at.columns.items()
     order = _several(x, at)
     if order is not None:
@@ -278,7 +282,7 @@ def _scatter_add(w, e, x, indices, updates):
 
 
 def _rows_of_updates(w, x, at: Index, free, k, index, updates) -> tuple[Value, Value]:
-    """Index and update of each row, in the shape of the operand without the addressed dimension."""
+    """Returns the index and the update of each row, in the operand's shape without the addressed dimension."""
     [axis] = at.columns
     rest = [d for d in range(x.rank) if d != axis]
     counted = [rest.index(d) for d in at.paired]
@@ -289,7 +293,7 @@ def _rows_of_updates(w, x, at: Index, free, k, index, updates) -> tuple[Value, V
 
 
 def _put_into_rows(w, x, at: Index, free: int, index, updates) -> Value:
-    """Many updates of each row, added along the one dimension that is addressed; its place is the free one's."""
+    """Adds many updates per row along the addressed dimension, which corresponds to the free batch dimension."""
     [axis] = at.columns
     kept = [b for b in range(len(at.batch)) if b == free or b in at.paired.values()]
     have = [axis if b == free else next(d for d, p in at.paired.items() if p == b) for b in kept]
@@ -345,7 +349,7 @@ def _scatter(w, e, x, indices, updates):
 
 
 def _start(w, x, axis, start, size) -> int | None:
-    """Where a slice begins, if that is a number."""
+    """Returns the start of a slice if it is constant, else None."""
     if size == x.shape[axis]:
         return 0
     return None if start.number is None else min(max(int(start.number), 0), x.shape[axis] - size)
@@ -390,7 +394,7 @@ def _written(w, x, part, axes, begins):
 
 
 def _written_at(w, x, part, starts, begins) -> Value:
-    """Where each dimension's index is that of the part, which has one element along those with a computed start."""
+    """Writes a part of size 1 along every dimension whose start is computed, by a select on the dimensions' indices."""
     here, axes = None, list(range(x.rank))
     for axis, (start, begin, size) in enumerate(zip(starts, begins, part.shape)):
         if size == x.shape[axis]:

@@ -1,4 +1,4 @@
-"""Primitives with an order, in a tensor program: running sums and sorting."""
+"""Lowers ordered primitives to a tensor program: running sums and sorts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _cumlogsumexp(w, e, x):
 
 @handles("sort")
 def _sort(w, e, *operands):
-    """Of a key and what counts along the same dimension, which becomes the indices."""
+    """Lowers a sort by one key. Other operands must count along its dimension; they become the indices."""
     axis, key = int(e.params["dimension"]), operands[0]
     if e.params["num_keys"] != 1:
         raise w.refuse(f"a sort by {e.params['num_keys']} keys has no form in a tensor program; expected one")

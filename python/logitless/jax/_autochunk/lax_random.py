@@ -1,6 +1,6 @@
-"""Random numbers of JAX in a tensor program: those that jax.random draws, to the bit, which come by counter there too.
+"""Lowers the random numbers of JAX to a tensor program, bit for bit: both draw them from a counter.
 
-What JAX spells out, bits >> 9 | 1.0 as an f32, minus 1, is the function `random` of tensor programs.
+JAX computes `bits >> 9 | 1.0` as an f32, minus 1. This pattern is the function `random` of tensor programs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _random_bits(w, e, words):
 
 
 def _bits(w, drawn: Value, kind: str) -> Value:
-    """On the way from bits to a number, which nothing else may read."""
+    """Returns a placeholder for random bits on the way to a number. No other primitive may read it."""
     made = Value(w.fresh("bits"), DTYPES.i64, drawn.shape)
     w.bits[made.name] = kind, drawn
     return made
@@ -70,5 +70,5 @@ def _or(w, e, a, b):
 
 @handles("bitcast_convert_type")
 def _bitcast(w, e, x):
-    """In [1, 2): what JAX subtracts from it gives the number again, without rounding."""
+    """Returns a number in [1, 2). JAX then subtracts 1, which gives the drawn number without rounding."""
     return w.add(_step(w, x, "number"), w.number(1, DTYPES.f32))

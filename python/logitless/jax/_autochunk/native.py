@@ -1,4 +1,4 @@
-"""Programs that the library runs as custom calls of an XLA program: their arena is one of XLA's temporaries."""
+"""Programs that the library runs as custom calls of an XLA program. Their arena is one of XLA's temporaries."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def _compute_capability() -> int:
 
 
 def machine_of(device: int) -> Machine:
-    """What programs are compiled for; on the CPU the number of threads decides nothing (compiler.h)."""
+    """Returns the machine that programs are compiled for. On the CPU the number of threads does not affect the result
+    (compiler.h)."""
     if device == c.DEVICE_CPU:
         return Machine(head_engine=True)
     return Machine(c.DEVICE_CUDA, _compute_capability(), threads=0, head_engine=True)
 
 
 def default_machine() -> Machine:
-    """That of JAX's backend, where a budget is to be met."""
+    """Returns the machine of JAX's default backend, for which budgets are checked."""
     backend = jax.default_backend()
     if backend not in ("cpu", "gpu"):
         raise NotImplementedError(f"autochunk: executor='native' runs on cpu and cuda; JAX's backend is {backend}")
@@ -36,12 +37,13 @@ def default_machine() -> Machine:
 
 
 def buffer_bytes(arena_bytes: int) -> int:
-    """Of the result that holds an arena, which begins at an address that suits a GPU."""
+    """Returns the size of the buffer that holds an arena, with padding for a GPU's alignment."""
     return arena_bytes + _ffi.ALIGNMENT
 
 
 def run(request: Request, axes: frozenset[str], *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """What the program computes of its parameters, in order. axes: of a shard_map, that all arrays vary over."""
+    """Runs the program on its parameters and returns its results, in order. axes: the axes of a shard_map over which
+    all arrays vary."""
 
     def on(device: int, *operands):
         threads = _ffi.threads_of(device)

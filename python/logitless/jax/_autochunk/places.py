@@ -1,4 +1,4 @@
-"""The lines of a function that its primitives, and their gradients, come from."""
+"""Lines of the user's function that its primitives, and their gradients, come from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRACER = os.path.join(os.path.dirname(__file__), "trace.py")
 
 
 def place_of(source) -> str:
-    """ "loss.py:12: logits = h @ w.T" of the source_info of an equation; "" where nothing is known."""
+    """Returns the line of an equation's source_info, such as "loss.py:12: logits = h @ w.T"; "" if unknown."""
     frames = getattr(getattr(source, "traceback", None), "frames", None) or ()
     within = itertools.takewhile(lambda frame: frame.file_name != _TRACER, frames)
     found = chosen([(frame.file_name, frame.line_num) for frame in within], _JAX)
@@ -25,7 +25,7 @@ def place_of(source) -> str:
 
 
 def place_of_error(error: BaseException) -> str:
-    """The line that an error passed through, for a message to begin with."""
+    """Returns the line that raised an error, as the prefix of a message."""
     frames = [(frame.filename, frame.lineno) for frame in reversed(traceback.extract_tb(error.__traceback__))]
     found = chosen(frames, _JAX)
     return f"{shown(*found)}: " if found else ""

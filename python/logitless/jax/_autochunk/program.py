@@ -1,4 +1,4 @@
-"""A traced function as the text of a tensor program."""
+"""Converts a traced function to the text of a tensor program."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from logitless.jax._autochunk.trace import Constant, Equation, Program, Ref
 @dataclass
 class Text:
     text: str
-    parameters: list[str]  # that it reads, in order
-    precision: object  # of its products, as jax.lax takes it
-    places: dict[str, str]  # of values: the line of the user's code
-    calls: list[Call]  # of JAX, that it has
-    bound: dict[str, Callable]  # what names in their texts stand for
+    parameters: list[str]  # the parameters that it reads, in order
+    precision: object  # of its matrix products, as jax.lax takes it
+    places: dict[str, str]  # the line of the user's code of each value
+    calls: list[Call]  # JAX functions that it calls
+    bound: dict[str, Callable]  # the functions behind names in the calls' texts
 
 
 def to_text(
@@ -36,8 +36,9 @@ def to_text(
     native: bool = False,
     axes: frozenset[str] = frozenset(),
 ) -> Text:
-    """names: of inputs and captured arrays. results: the outputs that are wanted. ones: inputs that are 1, as scalar
-    tangents. native: for the library to run. axes: of a shard_map, that values vary over."""
+    """Writes the text of a program. names: of inputs and captured arrays. results: the outputs that are wanted. ones:
+    inputs that are the constant 1, such as the upstream gradient of a scalar loss. native: the library runs it. axes:
+    the axes of a shard_map over which values vary."""
     w = NativeWriter() if native else JaxWriter()
     w.axes = axes
     w.taken.update(names.values())
@@ -82,20 +83,20 @@ def to_text(
 
 
 def _handled(w: JaxWriter, e: Equation, value: Callable) -> tuple[Value, ...]:
-    """What the equation is in a tensor program. value: of an input, for a primitive."""
+    """Lowers an equation. value: returns the value of an input for a primitive."""
     handler = HANDLERS.get(e.primitive)
     if handler is None:
         raise Unsupported(f"autochunk: {w.prefix}{e} has no form in a tensor program")
     for ref in e.inputs:
         w.type(held(ref.dtype, e.primitive), ref.shape)
-    for ref in e.outputs:  # as they are held
+    for ref in e.outputs:  # in the dtypes that hold them
         w.type(ref.dtype, ref.shape)
     made = handler(w, e, *(value(x, e.primitive) for x in e.inputs))
     return made if isinstance(made, tuple) else (made,)
 
 
 def _as_it_is(w: JaxWriter, e: Equation, value: Callable, live: set, error: Unsupported) -> tuple[Value | None, ...]:
-    """The equation as JAX has it, or the error with the reason why it cannot be so."""
+    """Runs the equation as JAX does, or raises the error with the reason why that is impossible."""
     why = why_not(w, e)
     if why:
         raise Unsupported(str(error) if why in str(error) else f"{error}; {why}") from error
@@ -103,7 +104,7 @@ def _as_it_is(w: JaxWriter, e: Equation, value: Callable, live: set, error: Unsu
 
 
 def _without_transposes(equations: Sequence[Equation], results) -> list[Equation]:
-    """A matrix product that only its transpose reads gives the transpose at once."""
+    """Fuses a transpose into the matrix product that it alone reads."""
     uses: dict[Ref, int] = {}
     for v in [*(v for e in equations for v in e.inputs), *results]:
         if isinstance(v, Ref):
@@ -114,7 +115,7 @@ def _without_transposes(equations: Sequence[Equation], results) -> list[Equation
     for e in equations:
         source = made.get(e.inputs[0]) if e.primitive == "transpose" and uses.get(e.inputs[0]) == 1 else None
         cast = source if source is not None and source.primitive == "convert_element_type" else None
-        if cast is not None:  # between the two
+        if cast is not None:  # a cast between the two
             source = made.get(cast.inputs[0]) if uses.get(cast.inputs[0]) == 1 else None
         if source is not None and source.primitive == "dot_general":
             turned = e.outputs if cast is None else [Ref(e.out.shape, source.out.dtype)]
@@ -133,7 +134,7 @@ def _without_transposes(equations: Sequence[Equation], results) -> list[Equation
 
 
 def _precision(w: JaxWriter):
-    """One for all products of a program, since its statements have none of their own: the highest."""
+    """Returns one precision for all matrix products of a program, the highest asked for: statements have none."""
     asked = [p for p in w.precisions if p is not None]
     if not asked:
         return None

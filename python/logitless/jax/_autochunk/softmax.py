@@ -1,8 +1,8 @@
-"""Log-sum-exps, which JAX spells out, found again.
+"""Recognises log-sum-exps, which JAX writes out as arithmetic.
 
-A softmax is written with a maximum m that cancels: s = sum exp(x - m), log s + m, exp(x - m) / s. With lse = log sum
-exp x these are exp(lse - m), lse and exp(x - lse). The maximum goes, the sum merges over chunks of what is summed, and
-nothing of the size of x is kept from one to the other.
+JAX writes a softmax with a maximum m that cancels: s = sum exp(x - m), log s + m, exp(x - m) / s. With lse = log sum
+exp x, these are exp(lse - m), lse and exp(x - lse). In this form the maximum disappears, and the sum merges over
+chunks. No value of x's size is saved between the steps.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from logitless.jax._autochunk.dtypes import DTYPES
 
 @dataclass(frozen=True)
 class Note:
-    """What a value is, of x along axes."""
+    """The role of a value in a softmax of x along axes."""
 
     kind: str  # "max" m; "finite" of m; "shifted" x - m; "exp" of it; "sum" s; "log" s; "quotient" part / s
     x: Value
     axes: tuple[int, ...]
     top: Value | None = None  # m, without the axes
-    lse: Value | None = None  # without the axes, in a wide dtype
+    lse: Value | None = None  # without the axes, in the dtype of accumulation
     part: Value | None = None
 
 
 class Softmaxes:
-    """Notes on the values of a writer. Each method gives None where a primitive is what it is elsewhere."""
+    """Roles of a writer's values. Each method returns None if its primitive is lowered as usual."""
 
     def __init__(self, writer: Writer):
         self.w = writer
         self.notes: dict[str, Note] = {}
 
     def root(self, v: Value) -> Value:
-        """What a reshape was made of."""
+        """Returns the source of a reshape, or the value itself."""
         w = self.w
         return w.views[v.name] if v.name in w.views and v.name not in w.dims else v
 
@@ -48,7 +48,7 @@ class Softmaxes:
         return v
 
     def row(self, v: Value, x: Value, axes) -> Value | None:
-        """What v repeats along the axes of x, if it does."""
+        """Returns the value that v repeats along the axes of x, or None."""
         rest = [s for d, s in enumerate(x.shape) if d not in axes]
         count = 1
         for s in rest:
@@ -70,7 +70,7 @@ class Softmaxes:
     def spread(self, row: Value, x: Value, axes) -> Value:
         return self.w.reshape(row, [1 if d in axes else s for d, s in enumerate(x.shape)])
 
-    # --- the values above
+    # --- the roles above
     def maximum(self, m: Value, x: Value, axes) -> Value:
         return self.keep(m, Note("max", x, tuple(axes))) if DTYPES.floating(x.dtype) else m
 
@@ -79,7 +79,7 @@ class Softmaxes:
         return test if note is None else self.keep(test, Note("finite", note.x, note.axes, self.root(m)))
 
     def guarded(self, made: Value, test: Value, other: Value, m: Value) -> Value:
-        """m where it is finite, else 0."""
+        """Marks m, replaced by 0 where it is not finite."""
         note = self.of(test, "finite")
         same = note is not None and other.is_number(0) and self.root(m).name == note.top.name
         return self.keep(made, Note("max", note.x, note.axes)) if same else made
@@ -130,7 +130,7 @@ class Softmaxes:
         return self._apart(log, a.dtype)
 
     def shift(self, made: Value, x: Value, b: Value) -> Value:
-        """x - m"""
+        """Marks x - m."""
         axes = self._axes_of(b, x)
         row = None if axes is None else self.row(b, x, axes)
         if row is None or made.name == x.name:
@@ -155,7 +155,7 @@ class Softmaxes:
         return self.keep(made, Note("quotient", note.x, note.axes, note.top, note.lse, a))
 
     def mul(self, a: Value, b: Value) -> Value | None:
-        """part / s exp(x - m)"""
+        """Lowers part / s * exp(x - m) to part * exp(x - lse)."""
         for v, other in ((a, b), (b, a)):
             note = self.of(v, "exp")
             row = self.row(other, v, note.axes) if note is not None else None
@@ -168,7 +168,7 @@ class Softmaxes:
         return None
 
     def pick(self, v: Value, picked: Callable[[Value], Value], axis: int) -> Value | None:
-        """An element, or several, of each row of x - m: m is not needed in the row."""
+        """Picks one or several elements of each row of x - m, as elements of x minus m."""
         note = self.of(v, "shifted")
         if note is None or note.axes != (axis,):
             return None
@@ -183,7 +183,7 @@ class Softmaxes:
         return one.x.name == other.x.name and one.axes == other.axes
 
     def _apart(self, note: Note, dtype) -> Value:
-        """x - lse"""
+        """Returns x - lse."""
         x = self.w.cast(note.x, note.lse.dtype)
         return self.w.cast(self.w.sub(x, self.spread(note.lse, x, note.axes)), dtype)
 

@@ -1,7 +1,7 @@
-"""Compiled programs as readable Python: plain JAX, a ``lax.fori_loop`` for each loop of the program.
+"""Emits compiled programs as readable JAX: plain jnp code, with a ``lax.fori_loop`` for each loop.
 
-The results of a loop are its state: chunks are written into them in place, sums added to. The last round, where it is
-shorter, is the same function once more.
+The results of a loop are its carry: chunks are written into it in place, sums are added to it. If the last chunk is
+shorter, the same function is called once more for it.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class Scope(BaseScope):
             return text
         if op in ("max", "min"):
             return f"jnp.{op}imum({texts[0]}, {texts[1]})"
-        if terms[1].number and terms[2].number:  # of Python numbers alone JAX makes its default dtype
+        if terms[1].number and terms[2].number:  # JAX converts Python numbers alone to its default dtype
             texts[1] = self._scalar(terms[1]).text
         return f"jnp.where({', '.join(texts)})"
 
-    # --- operations: the same elements
+    # --- operations: views and copies
     def op_constant(self, node: Node) -> None:
         self.constant(node, condition=node.type.dtype == bool)
 
@@ -112,7 +112,7 @@ class Scope(BaseScope):
             self.cast_number(node, x)
         elif node.type.dtype == x.type.dtype and x.text not in self.e.starts:
             self.terms[value] = replace(x, type=node.type)
-        elif x.text in self.e.starts:  # a Python number in the last round
+        elif x.text in self.e.starts:  # a Python number in the last chunk
             self.bind(value, f"jnp.asarray({x.text}, {self.dtype(node.type)})", node.type)
         else:
             self.bind(value, f"{x.text}.astype({self.dtype(node.type)})", node.type, x.present)
@@ -152,7 +152,7 @@ class Scope(BaseScope):
         arange = f"jnp.arange({node.type.shape[axis]}, dtype={self.dtype(node.type)})"
         self.terms[node.results[0]] = self.counted(node, arange)
 
-    # --- operations: reductions and products
+    # --- operations: reductions and matrix products
     def op_reduce_sum(self, node: Node, x: Term) -> None:
         text, dims = self.reduced(node, x)
         self.bind(node.results[0], f"{text}.sum({dims}, dtype={self.dtype(node.type)})", node.type)
@@ -180,7 +180,7 @@ class Scope(BaseScope):
         text = f"lax.dot_general({self.full(a)}, {self.full(b)}, ({dims}){more}{wide})"
         self.bind(node.results[0], text, node.type)
 
-    # --- operations: as JAX has them
+    # --- operations that JAX itself runs
     def op_extern(self, node: Node, *operands: Term) -> None:
         call, read = self.e.calls[int(node.attributes["call"])], node.numbers("result")
         names = {k: self.e.names.fresh(self.e.results.get(r, r)) for k, r in zip(read, node.results)}
@@ -232,11 +232,11 @@ class Scope(BaseScope):
 class Emitter(BaseEmitter):
     def __init__(self, graph: Graph, name: str, precision: str, axes: Sequence[str], calls: Sequence[Call]):
         super().__init__(graph, name, _RESERVED)
-        self.calls = calls  # of JAX, by their number
-        self.precision = precision  # of products, as Python
-        self.axes = axes  # of a shard_map, that values vary over
-        self.results: dict[str, str] = {}  # names of values of the function that it returns
-        self.starts: set[str] = set()  # names of the first element of a chunk
+        self.calls = calls  # JAX functions, by number
+        self.precision = precision  # of matrix products, as Python source
+        self.axes = axes  # the axes of a shard_map over which values vary
+        self.results: dict[str, str] = {}  # the names of values that the function returns
+        self.starts: set[str] = set()  # names of the index of a chunk's first element
 
     def run(self) -> str:
         outer, arguments = {}, []
@@ -338,7 +338,7 @@ class Emitter(BaseEmitter):
 def to_source(
     text: str, name: str, precision: str = "", axes: Sequence[str] = (), calls: Sequence[Call] = ()
 ) -> str:
-    """A module with the function of a compiled program: its parameters in, a tuple of its results out. precision: of
-    products, as Python; "" is JAX's default. axes: of a shard_map, that the parameters vary over. calls: of JAX, that
-    it has."""
+    """Returns a module with a function that maps a compiled program's parameters to a tuple of its results. precision:
+    of matrix products, as Python source; "" is JAX's default. axes: the axes of a shard_map over which the parameters
+    vary. calls: JAX functions that the program calls."""
     return Emitter(merged(parse(text, run_dtypes())), name, precision, axes, calls).run()

@@ -1,4 +1,5 @@
-"""A function of arrays, and its gradients, as a list of primitives. Nothing runs: only shapes and dtypes are read."""
+"""Traces a function of arrays, and its gradients, to a list of primitives. Nothing runs: tracing reads shapes and
+dtypes only."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from logitless.jax._autochunk.places import place_of, place_of_error
 
 ARRAY = object()
 
-# Primitives that are a function of their operands: parameter that holds it.
+# Primitives that call a function, and the parameter that holds it.
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -34,12 +35,12 @@ _CALLS = {
 }
 
 
-_ROUNDS = 64  # of a scan, one after another
+_ROUNDS = 64  # the longest scan that is unrolled
 
 
 @dataclass(eq=False)
 class Ref:
-    """A value that a primitive makes, an input, or an array that the function holds."""
+    """A result of a primitive, an input, or a captured array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -47,7 +48,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Constant:
-    """A number."""
+    """A constant."""
 
     number: object
     shape: tuple[int, ...]
@@ -60,9 +61,9 @@ class Equation:
     params: dict
     inputs: list[Ref | Constant]
     outputs: list[Ref]
-    source: object = None  # where JAX says that it comes from
-    called: str = ""  # the line of the call that it is part of, which JAX may have traced for another line
-    own: object = None  # JAX's primitive
+    source: object = None  # JAX's source_info
+    called: str = ""  # the line of the enclosing call: JAX may have traced the function for another caller
+    own: object = None  # JAX's primitive object
     effects: frozenset = frozenset()
 
     @property
@@ -74,22 +75,22 @@ class Equation:
         return self.outputs[0]
 
     def __str__(self) -> str:
-        """sort(float32[4, 8])"""
+        """Formats the equation, such as sort(float32[4, 8])."""
         return f"{self.primitive}({', '.join(f'{x.dtype}{list(x.shape)}' for x in self.inputs)})"
 
 
 @dataclass
 class Program:
-    """Primitives in order, without calls of functions."""
+    """Primitives in order, with function calls inlined."""
 
     inputs: list[Ref]
     equations: list[Equation]
     outputs: list[Ref | Constant]
-    captured: dict[Ref, jax.Array]  # arrays that the function made, or closes over
-    keys: dict[Ref, Ref] = field(default_factory=dict)  # words that random numbers are drawn with: their key
+    captured: dict[Ref, jax.Array]  # arrays that the function makes or closes over
+    keys: dict[Ref, Ref] = field(default_factory=dict)  # the halves [2] of each random key -> the key
 
     def live(self, wanted: Sequence[Ref | Constant]) -> tuple[list[Equation], set[Ref]]:
-        """The equations that these need, in order, and all values that are read."""
+        """Returns the equations that these values need, in order, and the set of all values that are read."""
         needed = {v for v in wanted if isinstance(v, Ref)}
         kept = []
         for equation in reversed(self.equations):
@@ -158,7 +159,7 @@ class _Flattener:
         return made
 
     def _scan(self, eqn, inputs: list, called: str) -> list | None:
-        """The rounds one after another, where they are few."""
+        """Unrolls a short scan. Returns None for a long one."""
         p, place = eqn.params, called or place_of(eqn.source_info)
         if p["length"] > _ROUNDS:
             return None
@@ -191,7 +192,7 @@ class _Flattener:
         return self._add(place, "concatenate", rows, (len(rows), *shape), dtype, dimension=0)
 
     def _cond(self, eqn, inputs: list, called: str) -> list:
-        """What each branch gives, and a selection from it."""
+        """Runs every branch and selects among their results."""
         place = called or place_of(eqn.source_info)
         which, *operands = inputs
         branches = eqn.params["branches"]
@@ -204,7 +205,8 @@ class _Flattener:
 
 
 def _dtype(aval):
-    """Extended ones, as of random keys, are no dtypes of numpy; lowering refuses them by name."""
+    """Returns numpy's dtype. Extended dtypes, such as random keys, are returned as they are; lowering rejects them by
+    name."""
     try:
         return np.dtype(aval.dtype)
     except TypeError:
@@ -212,8 +214,8 @@ def _dtype(aval):
 
 
 def _without_keys(equations: list[Equation]) -> tuple[list[Equation], dict[Ref, Ref]]:
-    """Random bits drawn with the words of a key, i32 [2], in its place: keys are made outside the program."""
-    words: dict[Ref, Ref] = {}  # of each key
+    """Replaces each random key by its halves, i32 [2], as an input: keys are computed outside the program."""
+    words: dict[Ref, Ref] = {}  # the halves of each key
     made = []
     for e in equations:
         key = e.inputs[0] if e.primitive == "random_bits" else None
@@ -225,7 +227,7 @@ def _without_keys(equations: list[Equation]) -> tuple[list[Equation], dict[Ref, 
 
 
 def key_words(program: Program, key: Ref, given: dict[Ref, jax.Array]) -> jax.Array:
-    """The words of a key, of the program's inputs."""
+    """Computes the two 32-bit halves of a random key from the program's inputs."""
     values = {**program.captured, **given}
 
     def read(x):
@@ -261,11 +263,11 @@ def floating(dtype) -> bool:
 
 @dataclass
 class Traced:
-    """What a function computes of its arrays, for one set of shapes and dtypes."""
+    """A traced function, for one set of shapes and dtypes."""
 
-    program: Program  # inputs -> outputs that are arrays
-    tree: object  # of all outputs
-    constants: list  # outputs that are no arrays; ARRAY where one stands
+    program: Program  # maps inputs to the outputs that are arrays
+    tree: object  # the tree of all outputs
+    constants: list  # outputs that are not arrays; ARRAY in place of one that is
 
 
 def trace(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> Traced:
@@ -287,7 +289,8 @@ def is_array(leaf) -> bool:
 
 
 def trace_gradients(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct], wanted: Sequence[bool]) -> Program:
-    """Inputs and a tangent for each floating output -> outputs, and gradients by the inputs that are wanted."""
+    """Traces inputs and an upstream gradient for each floating output -> outputs, and gradients by the wanted inputs.
+    """
     with tracing():
         sample = jax.eval_shape(lambda *given: [o for o in jax.tree.leaves(function(*given)) if is_array(o)], *inputs)
     places = [i for i, o in enumerate(sample) if floating(o.dtype)]

@@ -1,2 +1,2 @@
-"""What training libraries need of logitless.jax beyond a call: docs/recipes says which library needs what. ``levanter``
-is imported when ``levanter.patch()`` is called."""
+"""Integrations of logitless.jax with training libraries: docs/recipes describes each. ``levanter`` is imported when
+``levanter.patch()`` is called."""

@@ -1,7 +1,7 @@
-"""levanter's fused cross entropy on the library.
+"""levanter's fused cross entropy, computed by the library.
 
-levanter's models compute their loss by ``levanter.kernels.pallas.fused_cross_entropy_loss``, whose implementations are a
-table of functions of arrays. ``patch()`` puts the library in the places that levanter takes by itself on CPUs and GPUs.
+levanter's models compute their loss with ``levanter.kernels.pallas.fused_cross_entropy_loss``, which has a table of
+implementations. ``patch()`` replaces the entries that levanter chooses by default on CPUs and GPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..._library import parse_bytes
 from ..head import linear_logprobs
 
 _MODULE = "levanter.kernels.pallas.fused_cross_entropy_loss"
-_NAMES = ("xla", "batched_xla")  # those that levanter takes by itself
+_NAMES = ("xla", "batched_xla")  # levanter's default implementations
 _replaced: dict[str, Any] = {}
 
 
@@ -27,13 +27,14 @@ def loss_and_lse(
     logit_soft_cap: float | None = None, precision: Any = None, return_argmax: bool = False,
     memory_budget: int | str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """An implementation as levanter's table has them: (loss, lse) [B] of softmax(x @ w), each with gradients.
+    """Returns (loss, lse) [B] of softmax(x @ w), with gradients of both, in the interface of levanter's table.
 
-    x: [B, H]. labels: [B]. w: [H, V], in the dtype that both of their dtypes promote to, in which they are multiplied.
-    block_sizes: of other kernels; the workspace follows from memory_budget. dtype: of the results; sums are float32
-    whatever it is. precision: products of float32 are float32's on a CPU; on a GPU nothing but the default is promised.
-
-    Raises NotImplementedError for return_argmax, so that levanter goes on to its next implementation.
+    x: [B, H]. labels: [B]. w: [H, V]. Both are multiplied in the dtype that theirs promote to.
+    block_sizes: ignored; the workspace follows from memory_budget.
+    dtype: of the results; sums are float32 regardless.
+    precision: ignored. On a CPU, float32 matrix products run in float32; on a GPU only the default precision is
+        guaranteed.
+    Raises NotImplementedError for return_argmax, so that levanter falls back to its next implementation.
     """
     if return_argmax:
         raise NotImplementedError("return_argmax: expected False, got True")
@@ -48,12 +49,12 @@ def loss_and_lse(
 
 
 def patch(memory_budget: int | str | None = None) -> None:
-    """Has levanter's default implementations computed by the library; ``unpatch()`` undoes it. Programs that are compiled
-    already stay as they are.
+    """Replaces levanter's default implementations by the library; ``unpatch()`` restores them. Programs that are
+    already compiled do not change.
 
-    memory_budget: of a call, as of ``linear_logprobs``.
+    memory_budget: of a call, as in ``linear_logprobs``.
 
-    Raises ImportError without levanter, NotImplementedError for a version without that table.
+    Raises ImportError without levanter, and NotImplementedError for a version without that table.
     """
     parse_bytes(memory_budget)
     table = _table()

@@ -1,8 +1,8 @@
-"""MaxText's loss without logits on the library.
+"""MaxText's loss without logits, computed by the library.
 
-With ``num_vocab_tiling`` above 1 MaxText's trainer gives the last layer's hidden states to ``vocab_tiling_nnx_loss``, which
-asks the model for the logits of a part of the tokens at a time. ``patch()`` puts ``vocab_tiling_nnx_loss`` below, of the
-same arguments, in its place: the final norm as before, and the library for what follows.
+With ``num_vocab_tiling`` above 1, MaxText's trainer passes the last layer's hidden states to ``vocab_tiling_nnx_loss``.
+That function computes the logits of a part of the tokens at a time. ``patch()`` replaces it by the function of the same
+name below, which applies the final norm and then calls the library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..sharding import Sharding
 
 _NAME = "vocab_tiling_nnx_loss"
 _MODULES = ("maxtext.utils.vocabulary_tiling", "maxtext.trainers.pre_train.train")
-_IGNORED = -(1 << 31)  # no word of any vocabulary
+_IGNORED = -(1 << 31)  # not a token id of any vocabulary
 _replaced: dict[str, Any] = {}
 
 
@@ -30,15 +30,17 @@ def vocab_tiling_nnx_loss(
     model: Any, hidden_states: jax.Array, data: Mapping[str, jax.Array], config: Any, is_train: bool,
     *, memory_budget: int | str | None = None, sharding: Sharding | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(sum over tokens of cross entropy + z_loss_multiplier lse^2, that of the latter), float32. The first has gradients
-    by the model's parameters and hidden_states.
+    """Returns (sum over tokens of cross entropy + z_loss_multiplier lse^2, the sum of the z-loss terms), float32. The
+    first has gradients by the model's parameters and hidden_states.
 
-    hidden_states: [B, T, D] before the final norm. data: "targets" [B, T] and "targets_segmentation" [B, T], 0 of tokens
-    that count for nothing. memory_budget, sharding: as of ``linear_cross_entropy``. model, config: MaxText's; ``logits_via_embedding`` or ``logits_dense``, soft cap, scale and dtypes
-    are followed. Sums of logits are float32 whatever ``cast_logits_to_fp32`` says.
+    hidden_states: [B, T, D] before the final norm.
+    data: "targets" [B, T] and "targets_segmentation" [B, T], which is 0 for ignored tokens.
+    memory_budget, sharding: as in ``linear_cross_entropy``.
+    model, config: MaxText's. The head is ``logits_via_embedding`` or ``logits_dense``, with MaxText's softcap, scale
+        and dtypes. Sums of logits are float32 whatever ``cast_logits_to_fp32`` says.
 
-    Raises ValueError for a mesh of several devices without sharding or explicit axes, NotImplementedError for a quantised
-    head.
+    Raises ValueError for a mesh of several devices without sharding or explicit axes, and NotImplementedError for a
+    quantised head.
     """
     several = model.mesh is not None and model.mesh.size > 1
     if several and sharding is None and AxisType.Explicit not in model.mesh.axis_types:
@@ -58,9 +60,9 @@ def vocab_tiling_nnx_loss(
 
 
 def _head(model: Any, config: Any) -> tuple[jax.Array, jax.Array | None, Any, dict[str, Any]]:
-    """(weight [V, D], bias [V], the dtype both operands are multiplied in, softcap and scale)"""
+    """Returns (weight [V, D], bias [V], the dtype of both operands, softcap and scale)."""
     if config.logits_via_embedding:
-        # MaxText rounds a tied table to bfloat16 for this product whatever the other dtypes are.
+        # MaxText always rounds a tied table to bfloat16 for this matrix product.
         table = model.token_embedder.embedding[...].astype(jnp.bfloat16)
         dtype = jnp.promote_types(jnp.bfloat16, config.dtype)
         scale = table.shape[-1] ** -0.5 if config.normalize_embedding_logits else 1.0
@@ -74,13 +76,13 @@ def _head(model: Any, config: Any) -> tuple[jax.Array, jax.Array | None, Any, di
 
 
 def patch(memory_budget: int | str | None = None, sharding: Sharding | None = None) -> None:
-    """Has MaxText's trainer take the library's loss where ``num_vocab_tiling`` is above 1, whatever the number;
-    ``unpatch()`` undoes it. Steps that are compiled already stay as they are.
+    """Makes MaxText's trainer use the library's loss wherever ``num_vocab_tiling`` is above 1; ``unpatch()`` restores
+    it. Steps that are already compiled do not change.
 
-    memory_budget: of a call, as of ``linear_cross_entropy``. sharding: where tokens and the words of the head lie on the
-    model's mesh; of one device it needs none.
+    memory_budget: of a call, as in ``linear_cross_entropy``.
+    sharding: how tokens and vocabulary are sharded over the model's mesh; not needed on one device.
 
-    Raises ImportError without MaxText, NotImplementedError for a version without that function.
+    Raises ImportError without MaxText, and NotImplementedError for a version without that function.
     """
     parse_bytes(memory_budget)
     modules = [importlib.import_module(name) for name in _MODULES]

@@ -1,5 +1,5 @@
-"""Ready-made losses of preferences, policies and distillation on hidden states and the vocabulary matrix, in the names
-and conventions of TRL and Liger, without logits. docs/ready_losses.md has them in one table.
+"""Ready-made losses for preferences, policies and distillation, computed from hidden states and the vocabulary matrix
+without logits. Names and conventions follow TRL and Liger. docs/ready_losses.md lists them in one table.
 
     from logitless.jax.losses import dpo_loss, grpo_loss, jsd_loss
 

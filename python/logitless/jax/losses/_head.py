@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens and sequences, and the checks of arrays that the losses share."""
+"""Log-probabilities of tokens and sequences, and checks of arrays that the losses share."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from ..head import linear_logprobs
 
 
 class Tokens(NamedTuple):
-    """Of the tokens [B, T] of some sequences; 0 for those that are ignored."""
+    """Outputs of the head for the tokens [B, T] of some sequences; 0 for ignored tokens."""
 
     logps: jax.Array
     entropy: jax.Array
     valid: jax.Array  # bool
 
     def sums(self, average: bool = False) -> jax.Array:
-        """[B]: the log-probability of each sequence, or its mean over the sequence's tokens (0 of no token)."""
+        """Returns [B]: the log-probability of each sequence, or its mean over the sequence's tokens (0 without tokens).
+        """
         total = self.logps.sum(-1)
         return total / jnp.maximum(self.valid.sum(-1), 1) if average else total
 
 
 def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
-    """An array of one of the shapes."""
+    """Returns a checked array of one of the shapes."""
     if value is None:
         raise TypeError(f"{name}: expected an array, got NoneType")
     found = _arguments.array(name, value)
@@ -38,7 +39,7 @@ def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
 
 
 def fixed(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
-    """The same, without a gradient, of floats, as float32."""
+    """Returns a checked array of floats of one of the shapes, as float32 without a gradient."""
     found = shaped(name, value, *shapes)
     if not jnp.issubdtype(found.dtype, jnp.floating):
         raise TypeError(f"{name}: expected floats, got {found.dtype.name}")
@@ -46,7 +47,7 @@ def fixed(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
 
 
 def sequences(hidden: ArrayLike, targets: ArrayLike, even: bool = False) -> tuple[jax.Array, jax.Array]:
-    """hidden [B, T, D] and targets [B, T]; ``even``: that B is."""
+    """Returns checked hidden [B, T, D] and targets [B, T]. ``even``: B must be even."""
     states = _arguments.floats("hidden", hidden)
     if states.ndim != 3:
         raise ValueError(f"hidden: expected [B, T, D], got {list(states.shape)}")
@@ -59,7 +60,8 @@ def sequences(hidden: ArrayLike, targets: ArrayLike, even: bool = False) -> tupl
 
 
 def shifted(targets: jax.Array, ignore_index: int) -> jax.Array:
-    """The target of each position is that of the next one, of the last none. hidden is not copied."""
+    """Shifts targets by one: each position's target is that of the next position, and the last has none. hidden is not
+    copied."""
     return jnp.concatenate([targets[:, 1:], jnp.full_like(targets[:, :1], ignore_index)], 1)
 
 
@@ -69,15 +71,15 @@ def tokens(hidden: ArrayLike, weight: ArrayLike, targets: jax.Array, bias: Array
 
 
 class Reference(NamedTuple):
-    """Where a reference model's log-probabilities come from: its hidden states and head. A head that is not given is
-    the policy's, as with adapters that are switched off in the body."""
+    """The hidden states and head of a reference model. A head that is not given is the policy's, as with adapters that
+    are disabled for the reference."""
 
     hidden: ArrayLike | None
     weight: ArrayLike | None
     bias: ArrayLike | None
 
     def tokens(self, weight: ArrayLike, targets: jax.Array, bias: ArrayLike | None, head: Head) -> Tokens:
-        """Without a gradient: one pass."""
+        """Returns the reference's log-probabilities, without a gradient: one GEMM."""
         states = _arguments.floats("ref_hidden", self.hidden)
         if states.shape[:-1] != targets.shape:
             raise ValueError(f"ref_hidden: expected {list(targets.shape) + ['D']}, got {list(states.shape)}")
@@ -91,7 +93,8 @@ class Reference(NamedTuple):
         return tokens(states, words, targets, shift, head)
 
     def check(self, given: str, given_value: Any) -> bool:
-        """Whether there is one. Raises where parts of it are missing, or beside log-probabilities that were given."""
+        """Returns whether there is a reference. Raises if parts of it are missing, or if log-probabilities are given
+        too."""
         for name, value in (("ref_weight", self.weight), ("ref_bias", self.bias)):
             if value is not None and self.hidden is None:
                 raise ValueError(f"ref_hidden: expected it beside {name}, got None")

@@ -1,8 +1,10 @@
-"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, the teacher's best K words.
+"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, and the teacher's top K.
 
-Neither model's logits exist as a whole. The divergences, which need both distributions, are programs of ``autochunk``
-that the library runs, a chunk of tokens at a time: one pass of the teacher, three of the student with the gradients of
-a mean or sum, which are made with the loss. The best K words are the teacher's in chunks, and the student's head."""
+Neither model's logits are stored. The divergences need both distributions; they are ``autochunk`` programs that the
+library runs, a chunk of tokens at a time. They take one GEMM of the teacher, and three of the student with the
+gradients of a mean or sum, computed with the loss. The top-K loss computes the teacher's top K in chunks, and then the
+student's head.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,16 @@ DIVERGENCE: dict[str, Any] = dict(
     teacher_logit_scale=1.0, executor="native", **HEAD,
 )
 
-_ARGUMENTS = f"""hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16 or float16. bias: [V].
-        teacher_hidden: [..., D']. teacher_weight: [V, D'], its dtype. teacher_bias: [V]. No gradients.
-        targets: [...], int32 or int64: tokens of ``ignore_index`` count for nothing; None: all count.
+_ARGUMENTS = f"""hidden: [..., D]. weight: [V, D], of the same dtype: float32, bfloat16 or float16. bias: [V].
+        teacher_hidden: [..., D']. teacher_weight: [V, D'], the dtype of teacher_hidden. teacher_bias: [V]. No gradients.
+        targets: [...], int32 or int64: tokens of ``ignore_index`` are ignored; None: all tokens count.
         reduction: "none" (loss [...]), "mean" over the tokens that count, "sum".
-        normalizer: "mean" divides by this number above 0, or array of one, instead.
-        weight_hard_loss: from 0: so much of the cross entropy of targets, at temperature 1, is added, as in Liger.
-        weight_soft_loss: from 0: the divergence times this. At a temperature t gradients are about 1 / t^2 as large;
-            Hinton et al. make up for it by t^2, given here.
-        teacher_softcap, teacher_logit_scale: of the teacher's logits; the temperature is both models'.
-        executor: autochunk's: "native", the library, on a CPU or GPU, or "python", JAX's operations.
+        normalizer: "mean" divides by this positive number, or array of one element, instead.
+        weight_hard_loss: at least 0: the weight of the cross entropy of targets, at temperature 1, as in Liger.
+        weight_soft_loss: at least 0: the weight of the divergence. At a temperature t gradients shrink by about
+            1 / t^2; Hinton et al. compensate with a weight of t^2.
+        teacher_softcap, teacher_logit_scale: of the teacher's logits; both models share the temperature.
+        executor: of autochunk: "native", the library, on a CPU or GPU, or "python", JAX's operations.
         {HEAD_DOCS.replace(" and cost nothing", "")}"""
 
 
@@ -56,14 +58,14 @@ class DivergenceKeywords(HeadKeywords, total=False):
 
 
 class TopK(NamedTuple):
-    """The K words of each token to which a teacher gives the greatest logits, greatest first. Without gradients."""
+    """The K token ids with a teacher's largest logits at each position, largest first. Without gradients."""
 
     words: jax.Array  # [..., K] int32
-    log_probs: jax.Array  # [..., K] float32: of the whole vocabulary
+    log_probs: jax.Array  # [..., K] float32: of the full vocabulary
 
 
 class _Form(NamedTuple):
-    """What a divergence is, but for tensors: constants of a program."""
+    """The options of a divergence, as constants of its program."""
 
     beta: float
     temperature: float
@@ -73,13 +75,14 @@ class _Form(NamedTuple):
     teacher_scale: float
     hard: float
     soft: float
-    masked: bool  # some tokens may count for nothing
+    masked: bool  # some tokens may be ignored
     summed: bool
 
 
 @jax.custom_vjp
 def _product(hidden: jax.Array, weight: jax.Array) -> jax.Array:
-    """[N, V] float32. Gradients are rounded by the products that make them: JAX's own rule has a float32 copy of them."""
+    """Returns hidden weight^T [N, V] in float32. The matrix products of the backward round the gradients. JAX's own
+    rule would store a float32 copy of them."""
     return jnp.matmul(hidden, weight.T, preferred_element_type=jnp.float32)
 
 
@@ -101,17 +104,20 @@ def _logits(hidden, weight, bias, softcap: float | None, scale: float) -> jax.Ar
 
 
 def _log_share(apart: jax.Array, share: float) -> jax.Array:
-    """log(X / (share X + (1 - share) Y)) of log(Y / X). Where X is below exp(-80) of Y it is off, and X nothing."""
+    """Returns log(X / (share X + (1 - share) Y)), given log(Y / X). It is inexact where X < exp(-80) Y, where X is
+    negligible."""
     return -jnp.log(share + (1 - share) * jnp.exp(jnp.minimum(apart, 80.0)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _divergence(student: jax.Array, teacher: jax.Array, beta: float) -> jax.Array:
-    """[N] of logits [N, V], whose temperature they have, with a gradient of the student's.
+    """Returns the divergence [N] of logits [N, V], which are scaled by the temperature. It has a gradient by the
+    student.
 
-    With p and q, their probabilities, the gradient is w - p sum(w), where w = (1 - beta) p log(p / m), or p log(p / q) of
-    beta 1, is the derivative by log p but for what is the same for all words. Of beta 0 it is p - q. So a loop over
-    chunks of words waits for two numbers a row, or for the normalisers alone."""
+    Let p and q be the student's and the teacher's probabilities. The gradient is w - p sum(w), with w = (1 - beta) p
+    log(p / m), or p log(p / q) for beta 1. This w is the derivative by log p, up to a constant. For beta 0 the gradient
+    is p - q. So a loop over vocabulary chunks needs only two numbers per row in advance, or only the normalisers.
+    """
     return _divergence_forward(student, teacher, beta)[0]
 
 
@@ -130,7 +136,7 @@ def _divergence_forward(student, teacher, beta: float):
 
 def _divergence_backward(beta: float, saved, tangent):
     student, teacher, *normalisers, own = saved
-    # -log p and -log q: of the forward's p and q all that follows would be kept, [N, V], instead of made again.
+    # These are -log p and -log q. Using the forward's p and q would save them, [N, V], instead of recomputing them.
     p, q = (n[:, None] - z for z, n in zip((student, teacher), normalisers))
     if beta == 0.0:
         return tangent[:, None] * (jnp.exp(-p) - jnp.exp(-q)), jnp.zeros_like(teacher)
@@ -143,7 +149,8 @@ _divergence.defvjp(_divergence_forward, _divergence_backward)
 
 @jax.custom_vjp
 def _masked(hidden: jax.Array, counts: jax.Array) -> jax.Array:
-    """Rows [N, D] that count, and zeros. Those have no gradient that would have to be masked as well."""
+    """Replaces ignored rows of hidden [N, D] by zeros. The gradient of those rows is zero already, so it is not masked.
+    """
     return jnp.where(counts, hidden, jnp.zeros((), hidden.dtype))
 
 
@@ -151,10 +158,10 @@ _masked.defvjp(lambda hidden, counts: (_masked(hidden, counts), None), lambda _,
 
 
 def _program(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, rows, words, form: tuple):
-    """The plain formula, which autochunk cuts. rows [N]: factors of the tokens' losses."""
+    """Computes the loss by the plain formula, which autochunk chunks. rows [N]: factors of the tokens' losses."""
     f = _Form(*form)
-    # What is no number at ignored tokens counts for nothing, either. Only the student's hidden states, which the
-    # gradient of weight is made of, are worth a copy.
+    # NaN or infinity at ignored tokens must not spread. Only the student's hidden states are copied, since the gradient
+    # of weight reads them.
     counts = rows[:, None] != 0.0
     hidden = _masked(hidden, counts) if f.masked else hidden
     student = _logits(hidden, weight, bias, f.softcap, f.scale)
@@ -177,7 +184,7 @@ def _best(hidden, weight, bias, softcap, scale, k: int):
 
 @functools.lru_cache(maxsize=64)
 def _chunked(what: str, memory_budget: int | str | None, executor: str):
-    """The formula in chunks; a budget that cannot be met is an error."""
+    """Returns the chunked formula; a budget that cannot be met is an error."""
     function = _program if what == "divergence" else _best
     made = autochunk(function, memory_budget=memory_budget, executor=executor, strict=memory_budget is not None)
     made.limits = replace(made.limits, slack=SLACK)
@@ -185,7 +192,7 @@ def _chunked(what: str, memory_budget: int | str | None, executor: str):
 
 
 def _checked_head(name: str, hidden: Any, weight: Any, bias: Any):
-    """As the program takes them: [N, D], [V, D] of one dtype. name: "" or "teacher_"."""
+    """Returns the checked head in the program's form: [N, D] and [V, D] of one dtype. name: "" or "teacher_"."""
     for part, value in (("hidden", hidden), ("weight", weight)):
         if value is None:
             raise TypeError(f"{name}{part}: expected an array, got NoneType")
@@ -197,7 +204,7 @@ def _checked_head(name: str, hidden: Any, weight: Any, bias: Any):
 
 
 def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: int):
-    """The teacher's head without gradients, of the same tokens and words."""
+    """Returns the teacher's head without gradients, checked to have the same tokens and vocabulary."""
     found = _checked_head("teacher_", hidden, weight, bias)
     if jnp.shape(hidden)[:-1] != lead:
         raise ValueError(f"teacher_hidden: expected {list(lead) + ['D']}, got {list(jnp.shape(hidden))}")
@@ -210,7 +217,8 @@ def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: 
 
 
 def _valid(targets: ArrayLike | None, lead: tuple[int, ...], ignore_index: int, vocab: int):
-    """(whether each token counts [N], its word or 0 [N], whether its target is no word [N]) of targets [...]."""
+    """Returns three arrays [N] for targets [...]: whether each token counts, its token id or 0, and whether its target
+    is out of range."""
     if targets is None:
         return jnp.ones(math.prod(lead), jnp.bool_), None, None
     flat = shaped("targets", _arguments.indices("targets", targets), lead).reshape(-1)
@@ -220,7 +228,7 @@ def _valid(targets: ArrayLike | None, lead: tuple[int, ...], ignore_index: int, 
 
 
 def _divisor(reduction: str, normalizer: Any, valid: jax.Array):
-    """What a mean divides by; None for the others."""
+    """Returns the divisor of a mean; None for other reductions."""
     if choice("reduction", reduction, ("none", "mean", "sum")) != "mean":
         if normalizer is not None:
             raise ValueError(f"normalizer: expected None with reduction {reduction!r}, got {normalizer!r}")
@@ -277,30 +285,32 @@ def jsd_loss(
     beta: float = 0.5,
     **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
-    """Generalised Jensen-Shannon divergence of the next word (Agarwal et al. 2024, GKD, equation 2): with the teacher's
-    distribution q, the student's p and m = beta q + (1 - beta) p, beta KL(q || m) + (1 - beta) KL(p || m). beta 0 is
-    KL(q || p), 1 is KL(p || q), their limits divided by beta and 1 - beta, as TRL and Liger have them.
+    """Generalised Jensen-Shannon divergence of the next token (Agarwal et al. 2024, GKD, equation 2).
+
+    Let q be the teacher's distribution, p the student's, and m = beta q + (1 - beta) p. The divergence is beta KL(q ||
+    m) + (1 - beta) KL(p || m). beta 0 is KL(q || p) and beta 1 is KL(p || q): the limits divided by beta and 1 - beta,
+    as in TRL and Liger.
 
     Args:
         {arguments}
         beta: from 0 to 1.
 
-    Biases are finite. Returns the loss, float32, with gradients of hidden, weight and bias.
+    Biases must be finite. Returns the loss, float32, with gradients by hidden, weight and bias.
 
-    One pass of the teacher, and three of the student with the gradients of a mean or sum, which are made with the loss
-    and kept until the backward. Those of "none" and of float16 are made in the backward, with both models' logits once
-    more: two passes and four. Where hidden or weight is frozen there is one less.
+    The cost is one GEMM of the teacher, and three of the student with the gradients of a mean or sum. Those gradients
+    are computed with the loss and saved until the backward. The gradients of "none" and of float16 are computed in the
+    backward, which recomputes both models' logits: two GEMMs of the teacher and four of the student. A frozen hidden or
+    weight saves one.
 
-    Memory: the program's, within ``memory_budget``. None: the least of the plans that compute nothing twice and are
-    predicted to take no more than a fifth longer than the fastest, which has all logits. Budgets below that, and below the
-    fp32 sums of a 16-bit weight's gradient (4 V D bytes), make both models' logits twice (``explain_divergence``). A
-    program is planned, in about a second,
-    for each number of tokens: pad to few of them with ``ignore_index``, whose tokens are computed like others. On a GPU
-    the library's needs NVRTC (docs/gpu.md).
+    Memory: the program's, within ``memory_budget``. None chooses the plan of least memory among those that recompute
+    nothing. Its predicted time is at most a fifth above that of the fastest plan, which stores all logits. A smaller
+    budget recomputes both models' logits. So does one below the fp32 sums of a 16-bit weight's gradient, 4 V D bytes
+    (``explain_divergence``). Planning takes about a second for each new number of tokens: pad to a few sizes with
+    ``ignore_index``; padding costs as much as other tokens. On a GPU the native executor needs NVRTC (docs/gpu.md).
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came; ValueError for a budget that cannot
-            be met. Targets of which one is neither a word nor ignore_index give NaN.
+        ValueError, TypeError: the message names the argument, the expected value and the given one. ValueError for a
+            budget that cannot be met. If a target is neither in [0, V) nor ignore_index, the loss is NaN.
     """
     beta = number("beta", beta, 0.0, 1.0)
     return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options)
@@ -316,8 +326,8 @@ def forward_kl_loss(
     teacher_bias: ArrayLike | None = None,
     **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
-    """KL(q || p) of the next word, q the teacher's distribution and p the student's (Hinton et al. 2015): the mean of
-    sum_j q_j (log q_j - log p_j). Arguments, result, passes, memory and errors: as ``jsd_loss``."""
+    """KL(q || p) of the next token, with the teacher's distribution q and the student's p (Hinton et al. 2015): the
+    mean of sum_j q_j (log q_j - log p_j). Arguments, result, cost, memory and errors: as in ``jsd_loss``."""
     return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 0.0, options)
 
 
@@ -331,8 +341,9 @@ def reverse_kl_loss(
     teacher_bias: ArrayLike | None = None,
     **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
-    """KL(p || q) of the next word, p the student's distribution and q the teacher's (Gu et al. 2024, MiniLLM, of each
-    word): the mean of sum_j p_j (log p_j - log q_j). Arguments, result, passes, memory and errors: as ``jsd_loss``."""
+    """KL(p || q) of the next token, with the student's distribution p and the teacher's q (Gu et al. 2024, MiniLLM, per
+    token): the mean of sum_j p_j (log p_j - log q_j). Arguments, result, cost, memory and errors: as in ``jsd_loss``.
+    """
     return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 1.0, options)
 
 
@@ -348,9 +359,10 @@ def explain_divergence(
     beta: float = 0.5,
     **options: Unpack[DivergenceKeywords],
 ) -> str:
-    """The plan of ``jsd_loss`` of the same arguments (beta 0: ``forward_kl_loss``, 1: ``reverse_kl_loss``) and of its
-    gradients by hidden and weight: what is cut, along what and how finely, and the memory beyond inputs and results
-    before and after. Nothing is run, and ``jax.ShapeDtypeStruct`` are taken for arrays."""
+    """Describes the plan of ``jsd_loss`` with the same arguments, and of its gradients by hidden and weight (beta 0:
+    ``forward_kl_loss``, 1: ``reverse_kl_loss``). It lists what is chunked, along which dimension and how finely, and
+    the memory beyond inputs and results before and after. Nothing runs, and ``jax.ShapeDtypeStruct`` are accepted for
+    arrays."""
 
     def total(states, words, *others):
         return jnp.sum(jsd_loss(states, words, *others, beta=beta, **options))
@@ -370,11 +382,13 @@ def teacher_top_k(
     k: int,
     **head: Unpack[HeadKeywords],
 ) -> TopK:
-    """The k words of each token with a teacher's greatest logits, and their log-probabilities: to store, or for
-    ``top_k_loss``. teacher_hidden [..., D'], teacher_weight [V, D'], teacher_bias [V]; k from 1 to V.
+    """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities, to store
+    or for ``top_k_loss``.
 
-    One pass, no gradients, a chunk of tokens at a time within ``memory_budget`` (bytes, or text such as "512MiB"). Of
-    softcap, logit_scale and temperature: as ``jsd_loss``; a temperature is part of the log-probabilities.
+    teacher_hidden: [..., D']. teacher_weight: [V, D']. teacher_bias: [V]. k: from 1 to V.
+
+    It takes one GEMM, without gradients, a chunk of tokens at a time within ``memory_budget`` (bytes, or text such as
+    "512MiB"). softcap, logit_scale, temperature: as in ``jsd_loss``; the log-probabilities include the temperature.
     """
     found = head_of({**HEAD, **head})
     checked = _checked_head("teacher_", teacher_hidden, teacher_weight, teacher_bias)
@@ -404,33 +418,36 @@ def top_k_loss(
     normalizer: ArrayLike | None = None,
     **head: Unpack[HeadKeywords],
 ) -> jax.Array:
-    """KL(q || p) from a teacher's best K words, p the student's distribution over all words, q the teacher's:
+    """KL(q || p) restricted to a teacher's top K, with the student's distribution p over the vocabulary and the
+    teacher's q.
 
-    - its K words by themselves, q renormalised to 1: sum_k q_k (log q_k - log p_k)
-    - ``tail``: with one more outcome, any other word, of probability 1 - sum_k q_k and 1 - sum_k p_k: a lower bound of
-      KL(q || p) over all words, 0 where p = q, which the first is not (Anshumann et al. 2025)
+    - Without ``tail``: over the K entries alone, with q renormalised to 1: sum_k q_k (log q_k - log p_k).
+    - With ``tail``: one more outcome stands for all other entries, with probabilities 1 - sum_k q_k and 1 - sum_k p_k.
+    This is a lower bound of KL(q || p) over the vocabulary, and is 0 where p = q, unlike the first (Anshumann et al.
+    2025).
 
     Args:
-        hidden: [..., D]. weight: [V, D], its dtype. bias: [V].
-        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K]. An entry of
-            word ``ignore_index`` or log-probability -inf is none: padding of tokens with fewer than K.
-        targets: [...]: tokens of ``ignore_index`` count for nothing; None: all count.
-        reduction, normalizer: as of ``jsd_loss``.
+        hidden: [..., D]. weight: [V, D], of the same dtype. bias: [V].
+        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K]. Entries
+            with token id ``ignore_index`` or log-probability -inf are padding, for tokens with fewer than K.
+        targets: [...]: tokens of ``ignore_index`` are ignored; None: all tokens count.
+        reduction, normalizer: as in ``jsd_loss``.
         {head}
 
-    Returns the loss, float32, with gradients of hidden, weight and bias.
+    Returns the loss, float32, with gradients by hidden, weight and bias.
 
-    The student's head alone: three passes with the gradients of a mean or sum; with ``tail`` or "none" four.
+    Only the student's head is computed: three GEMMs with the gradients of a mean or sum, or four with ``tail`` or
+    "none".
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came.
+        ValueError, TypeError: the message names the argument, the expected value and the given one.
     """
     found = head_of(head)
     lead = _arguments.floats("hidden", hidden).shape[:-1]
     words, log_probs = _stored(top_k, lead)
     valid = _valid(targets, lead, found.ignore_index, jnp.shape(weight)[0])[0].reshape(lead)
     divisor = _divisor(reduction, normalizer, valid)
-    if found.ignore_index >= 0:  # it may be one of the teacher's words
+    if found.ignore_index >= 0:  # it may be one of the teacher's token ids
         raise ValueError(f"ignore_index: expected a number below 0 beside words of a teacher, got {found.ignore_index}")
     absent = (words == found.ignore_index) | jnp.isneginf(log_probs)
     words = jnp.where(valid[..., None] & ~absent, words, found.ignore_index)
@@ -450,7 +467,7 @@ def top_k_loss(
     return total if divisor is None else total / divisor
 
 
-_NONE = -1e30  # a log-probability of nothing, whose differences are numbers
+_NONE = -1e30  # a log-probability of zero probability, with finite differences
 
 
 def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -463,13 +480,14 @@ def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
 
 
 def _log_rest(log_probs: jax.Array) -> jax.Array:
-    """[...]: the log-probability of all other words; of none that of the least number that fp32 sums tell from 0."""
+    """Returns [...]: the log-probability of all other entries. It is bounded from below by the rounding unit of the
+    sums."""
     known = jnp.minimum(jax.nn.logsumexp(log_probs, -1), -jnp.finfo(log_probs.dtype).eps)
     return jnp.log(-jnp.expm1(known))
 
 
 def _with_tail(logps: jax.Array, log_q: jax.Array, valid: jax.Array, absent: jax.Array) -> jax.Array:
-    """[...] of [..., K]."""
+    """Returns the divergence with a tail, [...], from log-probabilities [..., K]."""
     # Ignored tokens and entries have log-probabilities of 0.
     logps = jnp.where(valid[..., None] & ~absent, logps, log_q)
     rest_p, rest_q = _log_rest(logps), _log_rest(log_q)

@@ -1,8 +1,9 @@
-"""Losses of policies: GRPO, Dr. GRPO, DAPO, GSPO, PPO, with a divergence from a reference and an entropy bonus.
+"""Policy losses: GRPO, Dr. GRPO, DAPO, GSPO, PPO, with a divergence from a reference and an entropy bonus.
 
-All are one surrogate of a token, min(rho A, clip(rho) A), and differ in the ratio rho, in the clip and in what they
-divide by. The policy's head runs once forward and three times backward (four with an entropy bonus), a reference's
-once, without gradients; no logits exist. Of frozen tensors no gradient is computed."""
+Each loss is a surrogate per token, min(rho A, clip(rho) A). They differ in the ratio rho, the clip and the divisor. The
+policy's head takes one GEMM forward and three backward (four with an entropy bonus). A reference takes one, without
+gradients. Logits are not stored, and gradients of frozen tensors are not computed.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +29,26 @@ POLICY: dict[str, Any] = dict(
 
 _ARGUMENTS = f"""hidden: [B, T, D], the states that predicted the tokens; float32, bfloat16 or float16.
         weight: [V, D], the dtype of hidden. bias: [V].
-        targets: [B, T], int32 or int64: the tokens that were drawn; ``ignore_index`` where there is none.
-        mask: [B, T], bool or numbers: tokens of 0 count for nothing, as those of ``ignore_index``.
-        old_per_token_logps: [B, T], of the policy that drew the tokens; None: this policy's own, and the ratio is 1.
+        targets: [B, T], int32 or int64: the sampled tokens; ``ignore_index`` where there is none.
+        mask: [B, T], bool or numbers: tokens with 0 are ignored, like those of ``ignore_index``.
+        old_per_token_logps: [B, T], of the policy that sampled the tokens; None: this policy's own, with a ratio of 1.
         ref_per_token_logps: [B, T], of the reference; or ref_hidden [B, T, D'], ref_weight [V, D'], ref_bias [V]: one
-            pass, no gradients; without ref_weight the policy's head, as of now.
-        beta: from 0, weight of the divergence from the reference, which it needs and which needs it.
-        kl_estimator: of a token, with d = log pi_ref - log pi: "k1" -d, "k2" d^2 / 2, "k3" exp(d) - d - 1.
-        entropy_coef: the entropy of a token, times this, is subtracted from its loss; it costs a pass more backward.
-        delta: the ratio is at most this, clipped or not (two-sided clipping); None: no bound.
-        normalizer: a number above 0, or an array of one, to divide by instead: of all micro-batches, say.
+            GEMM, no gradients. Without ref_weight, the reference uses the policy's current head.
+        beta: at least 0, the weight of the divergence: above 0 with a reference, and 0 without one.
+        kl_estimator: per token, with d = log pi_ref - log pi: "k1" -d, "k2" d^2 / 2, "k3" exp(d) - d - 1.
+        entropy_coef: the entropy of a token, times this, is subtracted from its loss; costs one more GEMM backward.
+        delta: upper bound of the ratio, clipped or not (two-sided clipping); None: no bound.
+        normalizer: a positive number, or array of one element, that replaces the divisor: the tokens of all
+            micro-batches, for example.
         {HEAD_DOCS}"""
 
 _RETURNS = """Returns:
-        PolicyLoss: the loss with a gradient; without one log-probabilities, entropies, divergence, shares clipped.
+        PolicyLoss: the loss, with a gradient; log-probabilities, entropies, divergence and clip ratios, without one.
 
-    Memory: the head's plan, within ``memory_budget``, and a few numbers a token.
+    Memory: the head's plan, within ``memory_budget``, and a few numbers per token.
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came."""
+        ValueError, TypeError: the message names the argument, the expected value and the given one."""
 
 
 class PolicyKeywords(HeadKeywords, total=False):
@@ -64,14 +66,14 @@ class PolicyKeywords(HeadKeywords, total=False):
 
 
 class PolicyLoss(NamedTuple):
-    """Only ``loss`` has a gradient. Means are over the tokens that count."""
+    """A policy loss. Only ``loss`` has a gradient. Means are over the tokens that count."""
 
     loss: jax.Array  # []
     logps: jax.Array  # [B, T], the old_per_token_logps of later steps; 0 for ignored tokens
     entropy: jax.Array  # [B, T], nats; 0 for ignored tokens
-    kl: jax.Array  # []: mean divergence from the reference by the estimator; 0 without one
-    clip_ratio_low: jax.Array  # []: share of tokens of negative advantage whose ratio is below the clip
-    clip_ratio_high: jax.Array  # []: share of tokens of positive advantage whose ratio is above it
+    kl: jax.Array  # []: mean estimated divergence from the reference; 0 without one
+    clip_ratio_low: jax.Array  # []: fraction of tokens of negative advantage whose ratio is below the clip
+    clip_ratio_high: jax.Array  # []: fraction of tokens of positive advantage whose ratio is above it
 
 
 class _Clip(NamedTuple):
@@ -81,17 +83,19 @@ class _Clip(NamedTuple):
 
 
 def _documented(function: Function) -> Function:
-    """Puts {arguments} and {returns} in."""
+    """Fills {arguments} and {returns} of a docstring."""
     if function.__doc__:
         function.__doc__ = function.__doc__.replace("{arguments}", _ARGUMENTS).replace("{returns}", _RETURNS)
     return function
 
 
 def group_advantages(rewards: ArrayLike, group_size: int, *, scale: bool = True, epsilon: float = 1e-4) -> jax.Array:
-    """Advantages [B] of rewards [B], ``group_size`` answers to each prompt one after another: reward less the group's
-    mean, over the group's standard deviation (n - 1, as TRL has it) + epsilon with ``scale`` (GRPO, Shao et al. 2024);
-    without it Dr. GRPO's (Liu et al. 2025). Raises ValueError where B is no multiple of group_size, TypeError where
-    rewards are whole numbers."""
+    """Returns advantages [B] of rewards [B], with ``group_size`` consecutive completions per prompt.
+
+    An advantage is the reward minus the group's mean. With ``scale``, it is divided by the group's standard deviation
+    (n - 1, as in TRL) + epsilon (GRPO, Shao et al. 2024). Without it, this is Dr. GRPO (Liu et al. 2025). Raises
+    ValueError if B is not a multiple of group_size, and TypeError for integer rewards.
+    """
     size = count("group_size", group_size, 2 if flag("scale", scale) else 1)
     found = _arguments.floats("rewards", rewards)
     if found.ndim != 1 or found.shape[0] % size:
@@ -110,20 +114,20 @@ def _masked(targets: jax.Array, mask: ArrayLike | None, ignore_index: int) -> ja
 
 
 def _apart(name: str, given: ArrayLike, found: Tokens) -> jax.Array:
-    """log pi less what was given [B, T]; 0 for ignored tokens, whatever was given there."""
+    """Returns log pi minus the given log-probabilities [B, T]; 0 for ignored tokens."""
     other = fixed(name, given, found.logps.shape)
     return jnp.where(found.valid, found.logps - other, 0.0)
 
 
 def _kl(estimator: str, apart: jax.Array) -> jax.Array:
-    """Of log pi - log pi_ref [B, T] (Schulman, Approximating KL divergence, 2020)."""
+    """Estimates the divergence from log pi - log pi_ref [B, T] (Schulman, Approximating KL divergence, 2020)."""
     if estimator == "k1":
         return apart
     return 0.5 * apart**2 if estimator == "k2" else jnp.expm1(-apart) + apart
 
 
 def _sum(values: jax.Array, valid: jax.Array) -> jax.Array:
-    """Over the tokens that count, whatever stands at the others."""
+    """Sums over the tokens that count; the others may hold anything."""
     return jnp.where(valid, values, 0.0).sum()
 
 
@@ -132,12 +136,12 @@ def _mean(values: jax.Array, valid: jax.Array) -> jax.Array:
 
 
 def _sequence_mean(values: jax.Array, valid: jax.Array) -> jax.Array:
-    """[B, 1]: over each sequence's tokens; 0 of no token."""
+    """Returns [B, 1]: the mean over each sequence's tokens; 0 without tokens."""
     return jnp.where(valid, values, 0.0).sum(-1, keepdims=True) / jnp.maximum(valid.sum(-1, keepdims=True), 1)
 
 
 def _by_sequence(each: jax.Array, valid: jax.Array) -> tuple[jax.Array, Any]:
-    """The sum over the sequences of their tokens' means, and what it is divided by."""
+    """Returns the sum over sequences of their token means, and its divisor."""
     return _sequence_mean(each, valid).sum(), max(each.shape[0], 1)
 
 
@@ -150,7 +154,8 @@ def _by_constant(length: int | None) -> Callable[[jax.Array, jax.Array], tuple[j
 
 
 def _exp(apart: jax.Array) -> jax.Array:
-    """exp, below the greatest number by enough for products: a ratio beyond has a gradient of 0 and not NaN."""
+    """Returns exp, bounded so that products with it do not overflow: ratios beyond have a gradient of 0, not NaN.
+    """
     return jnp.exp(jnp.minimum(apart, math.log(jnp.finfo(apart.dtype).max) - 10))
 
 
@@ -159,12 +164,12 @@ def _token_ratio(apart: jax.Array, valid: jax.Array) -> jax.Array:
 
 
 def _sequence_ratio(apart: jax.Array, valid: jax.Array) -> jax.Array:
-    """[B, 1]: the geometric mean of a sequence's ratios."""
+    """Returns [B, 1]: the geometric mean of a sequence's ratios."""
     return _exp(_sequence_mean(apart, valid))
 
 
 def _sequence_token_ratio(apart: jax.Array, valid: jax.Array) -> jax.Array:
-    """[B, T]: a sequence's ratio, each token's with its own gradient (GSPO-token)."""
+    """Returns [B, T]: a sequence's ratio, with each token's own gradient (GSPO-token)."""
     of_sequence = jax.lax.stop_gradient(_sequence_ratio(apart, valid))
     return of_sequence * jnp.exp(apart - jax.lax.stop_gradient(apart))
 
@@ -244,14 +249,15 @@ def grpo_loss(
     epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """Group relative policy optimization (Shao et al. 2024, equation 3): the mean over the sequences of their tokens'
-    mean of -min(rho A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A) + beta KL, rho = pi / pi_old. The paper takes
-    beta = 0.04.
+    """Group relative policy optimization (Shao et al. 2024, equation 3).
+
+    The mean over sequences of their token means of -min(rho A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A) + beta
+    KL, with rho = pi / pi_old. The paper uses beta = 0.04.
 
     Args:
         {arguments}
-        advantages: [B], or [B, T]: of ``group_advantages`` and the like. No gradient.
-        epsilon_low, epsilon_high: from 0, the lower one to 1.
+        advantages: [B] or [B, T], such as those of ``group_advantages``. No gradient.
+        epsilon_low: from 0 to 1. epsilon_high: at least 0.
 
     {returns}
     """
@@ -273,9 +279,10 @@ def dr_grpo_loss(
     epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """Dr. GRPO (Liu et al. 2025): ``grpo_loss``'s tokens, their sum over B max_completion_length, a constant, so that
-    no length of an answer is preferred; None: T. Its advantages are not divided by a deviation (``group_advantages(...,
-    scale=False)``). Arguments, results, memory and errors: as ``grpo_loss``."""
+    """Dr. GRPO (Liu et al. 2025): the sum of ``grpo_loss``'s token losses, divided by the constant B
+    max_completion_length. So the loss does not depend on the lengths of completions. None: T. Advantages are not
+    divided by a standard deviation (``group_advantages(..., scale=False)``). Arguments, results, memory and errors: as
+    in ``grpo_loss``."""
     length = None if max_completion_length is None else count("max_completion_length", max_completion_length)
     return _policy_loss(
         hidden, weight, targets, advantages, bias, options, _token_ratio, _by_constant(length),
@@ -295,9 +302,9 @@ def dapo_loss(
     epsilon_high: float = 0.28,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """DAPO (Yu et al. 2025, equation 8): ``grpo_loss``'s tokens with a higher upper clip, their mean over all tokens of
-    the batch; over several processes or micro-batches give the tokens of all as ``normalizer``. Arguments, results,
-    memory and errors: as ``grpo_loss``."""
+    """DAPO (Yu et al. 2025, equation 8): ``grpo_loss``'s token losses with a higher upper clip, and their mean over all
+    tokens of the batch. Over several processes or micro-batches, pass the total token count as ``normalizer``.
+    Arguments, results, memory and errors: as in ``grpo_loss``."""
     return _policy_loss(
         hidden, weight, targets, advantages, bias, options, _token_ratio, _by_token, (epsilon_low, epsilon_high)
     )
@@ -316,11 +323,12 @@ def gspo_loss(
     epsilon_high: float = 4e-4,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """Group sequence policy optimization (Zheng et al. 2025): the mean over the sequences of -min(s A, clip(s) A), s
-    the geometric mean of a sequence's token ratios.
+    """Group sequence policy optimization (Zheng et al. 2025): the mean over sequences of -min(s A, clip(s) A), with the
+    geometric mean s of a sequence's token ratios.
 
-    token_level: GSPO-token of the paper, which takes advantages [B, T]: the value of s for each token, with the token's
-    own gradient. Arguments, results, memory and errors: as ``grpo_loss``; advantages are [B] else."""
+    token_level: the paper's GSPO-token, with advantages [B, T]: each token has the value s, with its own gradient.
+        Otherwise advantages are [B]. Arguments, results, memory and errors: as in ``grpo_loss``.
+    """
     if not flag("token_level", token_level):
         fixed("advantages", advantages, jnp.shape(targets)[:1])
     ratio = _sequence_token_ratio if token_level else _sequence_ratio
@@ -341,10 +349,12 @@ def ppo_loss(
     epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """The policy's part of proximal policy optimization (Schulman et al. 2017, equations 7 and 9): the mean over all
-    tokens of -min(rho A, clip(rho) A) - entropy_coef H + beta KL, H a token's entropy in nats, over the whole
-    vocabulary. The paper takes entropy_coef = 0.01. Advantages are [B, T], as of a critic, or [B]. Arguments, results,
-    memory and errors: as ``grpo_loss``."""
+    """The policy loss of proximal policy optimization (Schulman et al. 2017, equations 7 and 9).
+
+    The mean over all tokens of -min(rho A, clip(rho) A) - entropy_coef H + beta KL, with a token's entropy H in nats
+    over the full vocabulary. The paper uses entropy_coef = 0.01. Advantages are [B, T], such as a critic's, or [B].
+    Arguments, results, memory and errors: as in ``grpo_loss``.
+    """
     return _policy_loss(
         hidden, weight, targets, advantages, bias, options, _token_ratio, _by_token, (epsilon_low, epsilon_high)
     )

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen words, for sampling and evaluation."""
+"""Log-probabilities of given token ids, for sampling and evaluation."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ def selective_log_softmax(
     batch_invariant: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> jax.Array:
-    """``log_softmax(logits, -1).gather(-1, index)`` of a head, without the logits: TRL's function of this name, of
-    hidden states.
+    """``log_softmax(logits, -1).gather(-1, index)`` of a head, without the logits: TRL's function of this name, applied
+    to hidden states.
 
     Args:
-        hidden: [..., D], float32, bfloat16 or float16. weight: [V, D], its dtype. bias: [V].
-        index: [...] or [..., K], int32 or int64: a word, or K words, of each token.
-        batch_invariant: raises NotImplementedError where a token's bits could depend on the other tokens of the call:
-            on a GPU. See below.
+        hidden: [..., D], float32, bfloat16 or float16. weight: [V, D], of the same dtype. bias: [V].
+        index: [...] or [..., K], int32 or int64: one or K token ids per token.
+        batch_invariant: raises NotImplementedError if a token's result could depend on other tokens of the call: on a
+            GPU. See below.
         {head}
 
     Returns:
         Log-probabilities, float32, shaped as index; 0 for ``ignore_index``. With gradients.
 
-    The same bits whatever the batch: on a CPU the log-probability of a token depends on its hidden state, the head, its
-    word and the options alone, not on how many tokens there are with it, where it stands among them, what they are,
-    whether gradients are asked for, the memory budget, or the number of threads. It does depend on the dtype and on
-    the kernel, and so on the machine (``logitless.kernels()``; ``LOGITLESS_CPU`` pins one).
+    Results are batch-invariant on a CPU, bit for bit. The log-probability of a token depends only on its hidden state,
+    the head, its token id and the options. It does not depend on the number, order or values of other tokens. Nor does
+    it depend on whether gradients are computed, on the memory budget, or on the number of threads. It does depend on
+    the dtype and the kernel, and so on the machine (``logitless.kernels()``; ``LOGITLESS_CPU`` pins one).
 
-    One pass forward, three backward. Memory: the plan's workspace, within ``memory_budget``.
+    Cost: one GEMM forward, three backward. Memory: the plan's workspace, within ``memory_budget``.
 
-    Raises: as ``linear_logprobs``; ValueError and TypeError naming the argument.
+    Raises: as ``linear_logprobs``; ValueError and TypeError that name the argument.
     """
     found = head_of(head)
     if flag("batch_invariant", batch_invariant):
         _check_invariance()
     try:
         return linear_logprobs(hidden, weight, index, bias, **found._asdict())[0]
-    except (TypeError, ValueError) as error:  # the argument as it is called here
+    except (TypeError, ValueError) as error:  # the argument by its name here
         if str(error).startswith("targets:"):
             raise type(error)("index:" + str(error)[len("targets:") :]) from None
         raise

@@ -1,4 +1,4 @@
-"""Chunks any function of tensors: its values that would dominate memory exist one chunk at a time.
+"""Chunks any function of tensors: values that would dominate memory exist one chunk at a time.
 
     @autochunk(memory_budget="64MiB")
     def loss(hidden, weight, target):
@@ -62,31 +62,34 @@ def autochunk(
     unsupported: str = "error",
     executor: str = "auto",
 ):
-    """``fn`` with its big values computed chunk by chunk, forward and backward; also a decorator.
+    """Returns ``fn`` with its large values computed chunk by chunk, forward and backward. Also a decorator.
 
-    fn: a function of tensors (arguments may be nested, other arguments must be hashable), an ``nn.Module``, a method of
-    one, or a function that names one; returns tensors. It is traced for each new set of shapes, dtypes, devices and
-    other arguments, and must compute the same whenever these are the same.
-
+    fn: a function of tensors, an ``nn.Module``, a method of one, or a function that refers to one. It returns tensors.
+        Arguments may be nested, and other arguments must be hashable. It is traced for each new set of shapes, dtypes,
+        devices and other arguments, and must compute the same whenever these are the same.
     memory_budget: bytes, or text such as "512MiB", that values may take beyond inputs and results (outputs, gradients).
-    None: chunk wherever that computes nothing twice. chunks: of every loop instead, None or 0 for as many as pay.
-    gradients: "forward" computes them with the outputs and multiplies them by the tangent in backward, which needs one
-    differentiable output of one element and holds the gradients from forward to backward; "backward" computes the
-    outputs now, and computes what the gradients need of them again in backward; "auto" is "forward" where that can be
-    and nothing is fp16, whose loss scaling is a tangent.
-    A budget that no plan meets is a warning, and the plan of the least memory runs.
-    strict: a budget that is not met, or a big value that could not be cut, is a ValueError instead.
-    unsupported: "error" raises ``Unsupported`` (a NotImplementedError) naming the operation that cannot be expressed;
-    "run" warns with the same text, and runs ``fn`` itself.
-    executor: "auto" is "native" on a CPU, unless the library does not take the function or needs more memory over the
-    budget, and "python" elsewhere; ``explain()`` says which, and why. "python" runs generated PyTorch; "native" has the
-    library run the program, with its head engine, in one tensor of PyTorch's allocator, on the current stream of a GPU
-    (docs/gpu.md: what it needs there) or on torch.get_num_threads() threads of the CPU, with the same bits for any
-    number of them; inside torch.compile it is one operator (of "auto" a graph break), inside of a CUDA graph its
-    kernels. memory_budget then bounds that tensor and the copies of inputs that are not contiguous; on the CPU kernels
-    take some MiB more for each thread beyond the first.
+        None: chunk wherever nothing is recomputed.
+    chunks: the number of chunks of every loop, instead of a budget. None or 0: the compiler chooses.
+    gradients: when they are computed.
+        "forward": with the outputs; backward multiplies them by the upstream gradient. This needs one differentiable
+        output of one element, and holds the gradients from forward to backward.
+        "backward": in backward, which recomputes the values that it needs.
+        "auto": "forward" where possible, unless a value is fp16: loss scaling enters through the upstream gradient.
+    strict: raise ValueError if no plan meets the budget, or if a large value cannot be chunked. Otherwise a missed
+        budget is a warning, and the plan of least memory runs.
+    unsupported: "error" raises ``Unsupported`` (a NotImplementedError) that names the operation without a form in the
+        compiler. "run" warns with the same text and runs ``fn`` itself.
+    executor: how the program runs; ``explain()`` names the choice of "auto" and its reason.
+        "auto": "native" on a CPU, unless the library does not support the function or exceeds the budget by more;
+        "python" elsewhere.
+        "python": generated PyTorch.
+        "native": the library runs the program with its head engine, in one tensor of PyTorch's allocator. It uses the
+        current stream of a GPU (requirements: docs/gpu.md), or torch.get_num_threads() threads of the CPU. Its results
+        do not depend on the number of threads. Inside torch.compile it is one operator ("auto" is a graph break);
+        inside a CUDA graph, its kernels. memory_budget then bounds that tensor and the copies of inputs that are not
+        contiguous. On the CPU, kernels take some MiB more for each thread beyond the first.
 
-    The result has ``explain()`` and ``source()``. A second derivative is an error, and so are torch.func's transforms
-    of a native function inside of torch.compile.
+    The result has ``explain()`` and ``source()``. Second derivatives raise errors. So do torch.func's transforms of a
+    native function inside torch.compile.
     """
     return make(AutoChunked, fn, memory_budget, chunks, gradients, strict, unsupported, executor)

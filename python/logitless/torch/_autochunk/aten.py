@@ -1,4 +1,4 @@
-"""What each ATen operation is in a tensor program: one function for each, by its name."""
+"""Lowers ATen operations to a tensor program: one function per operation, by name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from logitless._autochunk.lower import Value, Writer, rounded, rules_of
 from logitless.torch._autochunk.dtypes import DTYPES
 
-# name -> function(writer, result, *arguments): tensors among the arguments are Values, result is the fake tensor, or
-# tuple of them, that PyTorch infers.
+# name -> function(writer, result, *arguments). Tensor arguments are Values. result is the fake tensor that PyTorch
+# infers, or a tuple of them.
 HANDLERS: dict[str, Callable] = {}
 handles = rules_of(HANDLERS)
 
@@ -33,7 +33,7 @@ def value_of(w: Writer, x, dtype: torch.dtype) -> Value:
 
 
 def _common(w: Writer, a, b) -> torch.dtype:
-    """The dtype that PyTorch computes with."""
+    """Returns the dtype in which PyTorch computes."""
 
     def sample(x):
         return torch.empty((1,) * x.rank, dtype=x.dtype, device="meta") if isinstance(x, Value) else x
@@ -58,7 +58,7 @@ def _sign(w, out, x):
     made = w.map("sign", [x], out.dtype)
     if not w.native or not out.dtype.is_floating_point:
         return made
-    missing = w.map("ne", [x, x], torch.bool)  # of a NaN PyTorch has 0
+    missing = w.map("ne", [x, x], torch.bool)  # PyTorch's sign of NaN is 0
     return w.map("select", [missing, w.number(0, out.dtype), made], out.dtype)
 
 
@@ -106,8 +106,8 @@ def _whole_part(w, x):
 
 
 def _check_divisor(w, out, b):
-    """Refuses the quotients, cut to a whole number, that a quotient of floats is not exact enough for: PyTorch runs them. The
-    library has those of whole numbers to 2^53, which f64 has exactly, by a number that is not 0."""
+    """Rejects integer quotients and remainders for which a float quotient is not exact enough; PyTorch runs those. The
+    library computes them for integers up to 2^53, which are exact in f64, divided by a nonzero constant."""
     number = b.number if isinstance(b, Value) else b
     if out.dtype.is_floating_point or not w.native or not number:
         raise w.refuse(f"quotients of {out.dtype} cut to whole numbers are PyTorch's own")
@@ -200,7 +200,7 @@ def _where(w, out, condition, a, b):
 
 @handles("remainder")
 def _remainder(w, out, a, b):
-    """a - floor(a / b) b"""
+    """Returns a - floor(a / b) b."""
     _check_divisor(w, out, b)
     dtype = torch.float64
     a, b = value_of(w, a, dtype), value_of(w, b, dtype)
@@ -232,7 +232,7 @@ def _gelu(w, out, x, approximate="none"):
     return w.cast(w.mul(w.scaled(x, 0.5), w.add(share, w.number(1, x.dtype))), out.dtype)
 
 
-# --- the same elements
+# --- views and copies
 
 
 @handles("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "lift_fresh", "_conj", "positive")
@@ -319,7 +319,7 @@ def _slice(w, out, x, dim=0, begin=None, end=None, step=1):
 
 
 def _stepped(w, begin, step, count):
-    """begin, begin + step, ..."""
+    """Returns [begin, begin + step, ...] with count elements."""
     return w.add(w.scaled(w.iota([count], 0), step), w.number(begin, torch.int64))
 
 
@@ -337,7 +337,7 @@ def _slice_scatter(w, out, x, source, dim=0, begin=None, end=None, step=1):
 
 
 def _stepped_scatter(w, x, source, axis, index):
-    """x with rows along the axis replaced, which no two indices share."""
+    """Replaces rows of x along the axis. The indices must be distinct."""
     front = [axis, *(d for d in range(x.rank) if d != axis)]
     back = [front.index(d) for d in range(x.rank)]
     source = w.broadcast(w.cast(source, x.dtype), [index.shape[0] if d == axis else s for d, s in enumerate(x.shape)])
@@ -381,7 +381,7 @@ def _unbind(w, out, x, dim=0):
 @handles("cat")
 def _cat(w, out, parts, dim=0):
     rank = len(out.shape)
-    parts = [w.cast(p, out.dtype) for p in parts if p.rank == rank]  # [0] of any rank is left out, as PyTorch does
+    parts = [w.cast(p, out.dtype) for p in parts if p.rank == rank]  # PyTorch skips tensors of shape [0]
     return w.concat(parts, axis_of(dim, rank))
 
 
@@ -401,14 +401,14 @@ def _constant_pad(w, out, x, pads, number=0):
     return x
 
 
-# --- made of nothing
+# --- without tensor operands
 
 
 def _filled(number, w, out, *ignored, **also_ignored):
     return w.number(number, out.dtype, out.shape)
 
 
-# What is in memory that nothing wrote is never read.
+# Uninitialised memory is never read before it is written.
 for _name in ("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty"):
     HANDLERS[_name] = partial(_filled, 0)
 for _name in ("empty_strided", "empty_permuted", "new_empty_strided"):
@@ -445,7 +445,7 @@ def _sum(w, out, x, dims=None, keep=False, dtype=None):
     dims = _axes(dims, x.rank)
     if not out.dtype.is_floating_point or not x.dtype.is_floating_point:
         x = w.cast(x, out.dtype)
-    if x.dtype == torch.float64:  # to a narrower dtype
+    if x.dtype == torch.float64:  # casts to a narrower dtype afterwards
         return w.cast(w.reduce("reduce_sum", x, dims, keep), out.dtype)
     direct = out.dtype in (x.dtype, torch.float32, torch.float64)
     return w.cast(w.reduce("reduce_sum", x, dims, keep, out.dtype if direct else None), out.dtype)
@@ -461,7 +461,7 @@ def _mean(w, out, x, dims=None, keep=False, dtype=None):
 
 
 def _spread(w, x, dims, correction):
-    """Mean and variance in the wide dtype, dimensions kept."""
+    """Returns mean and variance in the dtype of accumulation, with the reduced dimensions kept."""
     x = w.cast(x, DTYPES.wide(x.dtype))
     count = math.prod(x.shape[d] for d in dims)
     mean = w.div(w.reduce("reduce_sum", x, dims, True), w.number(count, x.dtype))
@@ -499,7 +499,7 @@ def _layer_norm(w, out, x, shape, gain, bias, epsilon):
 
 
 def _ordered(w, x):
-    """Conditions as numbers, which have a maximum."""
+    """Converts booleans to integers, which have a maximum."""
     return w.cast(x, torch.int32) if x.dtype == torch.bool else x
 
 
@@ -575,7 +575,7 @@ def _softmax(w, out, x, dim, half_to_float):
     return w.cast(made, out.dtype)
 
 
-# --- products
+# --- matrix products
 
 
 @handles("mm")

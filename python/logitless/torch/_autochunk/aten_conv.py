@@ -1,4 +1,4 @@
-"""Convolutions of PyTorch that are products, and their gradients."""
+"""Convolutions of PyTorch that are matrix products, and their gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _patches(w, x, weight, stride, padding, dilation, transposed, groups) -> Pat
 
 
 def _last(w, grad: Value) -> Value:
-    """[N, O, count...] as [N, count..., O]."""
+    """Transposes [N, O, count...] to [N, count..., O]."""
     return w.transpose(grad, [0, *range(2, grad.rank), 1])
 
 

@@ -1,4 +1,4 @@
-"""ATen operations that read and write by index, in a tensor program."""
+"""Lowers ATen operations that read and write by index to a tensor program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _index_select(w, out, x, dim, index):
 
 
 def _taken(w, x, axis, index, shape):
-    """x along one axis by an index of any rank."""
+    """Gathers x along one axis by an index of any rank."""
     front = [axis, *(d for d in range(x.rank) if d != axis)]
     rows = w.take(w.transpose(x, front), index)
     dims = [index.rank + d for d in range(axis)] + list(range(index.rank))
@@ -44,11 +44,11 @@ def _taken(w, x, axis, index, shape):
     return w.reshape(w.transpose(rows, dims), shape)
 
 
-_MOST = 16  # written along an axis, one operation each
+_MOST = 16  # the most indices of scatter along the axis; each takes an operation
 
 
 def _axis(w, x, dim, index):
-    """The axis of scatter, whose index has all that x has along the others."""
+    """Returns the axis of a scatter, whose index must have x's size along all other axes."""
     axis = axis_of(dim, x.rank)
     for d, (s, full) in enumerate(zip(index.shape, x.shape)):
         if d != axis and s != full:
@@ -60,7 +60,7 @@ def _axis(w, x, dim, index):
 
 
 def _columns(w, x, dim, index):
-    """(axis, the index of each column) of scatter, whose index has few entries along the axis."""
+    """Returns (axis, the index of each column) of a scatter with few indices along the axis."""
     axis = _axis(w, x, dim, index)
     if index.shape[axis] > _MOST:
         raise w.refuse(f"{index.shape[axis]} indices along dim {dim} have no form; expected at most {_MOST}")
@@ -92,7 +92,7 @@ def _is_wide(index, axis) -> bool:
 
 
 def _scattered_wide(w, x, axis, index, source, added):
-    """Of more indices a row than are written one after another."""
+    """Scatters more indices per row than are written one by one."""
     one_each = isinstance(source, Value) and source.rank > 0
     if one_each:
         for d, size in enumerate(index.shape):
@@ -126,7 +126,8 @@ def _scattered(w, x, dim, index, source, added):
 
 
 def _written(w, x, axis, index, part, added):
-    """x with one element of each row replaced by part, or part added to it; both have the shape without the axis."""
+    """Replaces one element of each row of x by part, or adds part to it. index and part have the shape without the
+    axis."""
     if x.is_number(0):
         return w.one_hot(index, part, x.shape, axis)
     if added:
@@ -161,7 +162,7 @@ def _scatter_reduce(w, out, x, dim, index, source, reduce, include_self=True):
 
 
 def _wrapped(w, index, size, dim):
-    """Negative indices count from the end."""
+    """Maps negative indices to positions counted from the end."""
     if index.dtype == torch.bool:
         raise w.refuse(
             "a mask as an index has no form in a tensor program: its shape depends on values; expected torch.where"
@@ -175,8 +176,8 @@ def _wrapped(w, index, size, dim):
 
 
 def _one_per_row(w, x, indices):
-    """(axis, index) where all but the last index count the rows: x[arange(N), i], x[arange(B)[:, None], arange(T), i].
-    None for others."""
+    """Returns (axis, index) if all indices but the last enumerate the rows: x[arange(N), i], x[arange(B)[:, None],
+    arange(T), i]. Returns None otherwise."""
     count = len(indices)
     if any(i is None for i in indices) or count < 2:
         return None
@@ -210,7 +211,7 @@ def _index(w, out, x, indices):
 
 
 def _flat_index(w, x, indices, given):
-    """One index, and the rows it counts, in place of several of the first dimensions."""
+    """Merges indices of several leading dimensions into one. Returns it and the number of rows that it addresses."""
     if given != list(range(len(given))):
         raise w.refuse("several indices with a slice before or between them have no form in a tensor program")
     shape = torch.broadcast_shapes(*(i.shape for i in indices if i is not None))
@@ -218,7 +219,7 @@ def _flat_index(w, x, indices, given):
     for d in given:
         index = w.cast(_wrapped(w, indices[d], x.shape[d], d), torch.int64)
         flat = w.add(w.scaled(flat, x.shape[d]) if d else flat, index)
-        if w.device != "cpu" and not w.known(index, x.shape[d]):  # one of several could be inside as a whole
+        if w.device != "cpu" and not w.known(index, x.shape[d]):  # a merged index may hide one out of range
             outside.append(w.map("logical_not", [w.inside(index, x.shape[d])], torch.bool))
     for test in outside:
         flat = w.map("select", [test, w.number(-1, torch.int64), flat], torch.int64)
@@ -253,7 +254,7 @@ def _index_put(w, out, x, indices, source, accumulate=False):
 
 
 def _put_where(w, x, mask, axis, source, accumulate):
-    """x[mask] = one number."""
+    """Lowers x[mask] = a scalar."""
     if math.prod(source.shape) != 1 or accumulate:
         raise w.refuse(
             "writing several values where a mask says has no form in a tensor program: how many depends on values; "
@@ -264,7 +265,7 @@ def _put_where(w, x, mask, axis, source, accumulate):
 
 
 def _written_rows(w, x, indices, given, source):
-    """Rows of x replaced by those of the source; of equal indices the last one's."""
+    """Replaces rows of x by those of the source; for equal indices the last one wins."""
     if len(given) == 1:
         axis = given[0]
         index = _wrapped(w, indices[axis], x.shape[axis], axis)
@@ -280,7 +281,7 @@ def _written_rows(w, x, indices, given, source):
 
 
 def _places(w, mask):
-    """How many are true before each true one, of a mask as one row; 0 of the others."""
+    """Returns, for each true element of a flattened mask, the number of true elements before it; 0 for the others."""
     flat = w.reshape(mask, [math.prod(mask.shape)])
     before = w.scan("cumsum", w.cast(flat, torch.int64), 0)
     return w.map("select", [flat, w.sub(before, w.number(1, torch.int64)), w.number(0, torch.int64)], torch.int64)
@@ -288,7 +289,7 @@ def _places(w, mask):
 
 @handles("masked_scatter")
 def _masked_scatter(w, out, x, mask, source):
-    """Where the mask is true, the elements of the source in order."""
+    """Replaces the elements where the mask is true by the source's elements, in order."""
     shape, count = out.shape, math.prod(out.shape)
     x, mask = w.broadcast(x, shape), w.broadcast(mask, shape)
     taken = w.take(w.reshape(source, [math.prod(source.shape)]), _places(w, mask))

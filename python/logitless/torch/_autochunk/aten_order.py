@@ -1,4 +1,4 @@
-"""ATen operations with an order, in a tensor program: running sums, sorting, diagonals; margins of several classes."""
+"""Lowers ATen operations with an order to a tensor program: running sums, sorts, diagonals, multi-class margins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _sortable(w, x):
 
 
 def _sorted(w, x, dim, count, descending):
-    """(values, indices) of the shape of x, but for the count along dim."""
+    """Returns (values, indices) in x's shape, with size count along dim."""
     if x.rank == 0:
         return x, w.number(0, torch.int64)
     values, index = w.sort(_sortable(w, x), axis_of(dim, x.rank), count, descending)
@@ -61,7 +61,7 @@ def _topk(w, out, x, k, dim=-1, largest=True, sorted=True):
 
 
 def _at(w, out, pair, dim, k):
-    """Number k of what is sorted."""
+    """Returns the k-th of the sorted elements."""
     parts = (w.slice(v, axis_of(dim, v.rank), k, k + 1) if v.rank else v for v in pair)
     return tuple(w.reshape(part, o.shape) for part, o in zip(parts, out))
 
@@ -73,7 +73,7 @@ def _kthvalue(w, out, x, k, dim=-1, keepdim=False):
 
 @handles("median")
 def _median(w, out, x, dim=None, keepdim=False):
-    """The lower one of two, and a NaN where there is one, which a sort puts last."""
+    """Returns the lower median of an even count, and NaN if there is one: a sort puts it last."""
     if dim is None:
         flat = w.reshape(x, [math.prod(x.shape)])
         return _median(w, (out, torch.empty((), dtype=torch.int64, device="meta")), flat, 0)[0]
@@ -88,7 +88,7 @@ def _median(w, out, x, dim=None, keepdim=False):
 
 @handles("bucketize", "searchsorted")
 def _bucketize(w, out, x, bounds, out_int32=False, right=False, side=None, sorter=None):
-    """How many of the bounds, which ascend, stand before."""
+    """Counts the bounds, in ascending order, that are before each element."""
     if w.op.startswith("aten.searchsorted"):
         x, bounds = bounds, x
     if bounds.rank != 1 or sorter is not None:
@@ -96,7 +96,7 @@ def _bucketize(w, out, x, bounds, out_int32=False, right=False, side=None, sorte
     dtype = torch.promote_types(x.dtype, bounds.dtype)
     spread = w.reshape(value_of(w, x, dtype), [*x.shape, 1])
     after = w.map("gt" if right or side == "right" else "ge", [value_of(w, bounds, dtype), spread], torch.bool)
-    before = w.map("logical_not", [after], torch.bool)  # all bounds are before a NaN
+    before = w.map("logical_not", [after], torch.bool)  # all bounds are before NaN
     return w.reduce("reduce_sum", w.cast(before, out.dtype), [x.rank])
 
 
@@ -104,7 +104,7 @@ def _bucketize(w, out, x, bounds, out_int32=False, right=False, side=None, sorte
 
 
 def _on_diagonal(w, shape, rows, columns, offset):
-    """Where the index along `columns` is that along `rows` plus the offset."""
+    """Returns whether the index along `columns` equals that along `rows` plus the offset."""
     ones = [1] * len(shape)
     row = w.iota([*ones[:rows], shape[rows], *ones[rows + 1 :]], rows)
     column = w.iota([*ones[:columns], shape[columns], *ones[columns + 1 :]], columns)
@@ -136,19 +136,20 @@ def _diagonal_scatter(w, out, x, source, offset=0, dim1=0, dim2=1):
     first = max(-offset, 0)
     source = w.pad(w.cast(source, x.dtype), source.rank - 1, first, x.shape[rows] - first - source.shape[-1])
     others = [d for d in range(x.rank) if d not in (rows, columns)]
-    # The source's dimensions are the others, then the diagonal; those of x in their order.
+    # The source's dimensions are the others, then the diagonal. They are permuted to x's order.
     have = [*others, rows]
     source = w.transpose(source, [have.index(d) for d in sorted(have)])
     whole = w.broadcast_dims(source, x.shape, sorted(have))
     return w.map("select", [_on_diagonal(w, list(x.shape), rows, columns, offset), whole, x], x.dtype)
 
 
-# --- margins of several classes
+# --- multi-class margins
 
 
 @handles("multi_margin_loss_backward")
 def _multi_margin_backward(w, out, tangent, x, target, p, margin, weight=None, reduction=1):
-    """Of the mean over classes of max(0, margin - x[target] + x)^p, but for the target's own, times its weight."""
+    """The gradient of the mean over classes of max(0, margin - x[target] + x)^p, without the target's class, times its
+    weight."""
     shape = x.shape
     x = w.reshape(x, [1, *shape]) if x.rank == 1 else x
     rows, classes = x.shape
@@ -169,7 +170,7 @@ def _multi_margin_backward(w, out, tangent, x, target, p, margin, weight=None, r
     return w.reshape(made, shape)
 
 
-# --- functions that have an approximation
+# --- functions computed by approximations
 
 
 @handles("erfinv")

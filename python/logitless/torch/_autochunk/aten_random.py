@@ -1,5 +1,5 @@
-"""Random numbers of ATen in a tensor program: by counter, so that every element has its own whatever is cut or computed
-again. The key is an input, drawn from the framework's generator at each call."""
+"""Lowers random numbers of ATen to a tensor program. They are drawn from a counter, so that each element is the same
+however it is chunked or recomputed. The key is an input, drawn from the framework's generator at each call."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from logitless._autochunk.lower import Value
 from logitless.torch._autochunk.aten import handles, value_of
 from logitless.torch._autochunk.dtypes import DTYPES
 
-_STREAMS = 4  # of each operation
-_MOST = 1 << 32  # elements of an operation: the lower word of a counter
+_STREAMS = 4  # streams of counters per operation
+_MOST = 1 << 32  # the most elements of an operation: the low half of a counter
 
-# Operations that draw, in the order in which a graph has them.
+# Operations that draw random numbers.
 DRAWING = {
     *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "multinomial", "poisson"),
     *("bernoulli", "bernoulli_", "uniform", "uniform_", "normal", "normal_", "exponential", "exponential_"),
@@ -25,7 +25,7 @@ DRAWING = {
 
 
 def _uniform(w, shape, stream=0) -> Value:
-    """f32 in [0, 1), multiples of 2^-23."""
+    """Returns f32 numbers in [0, 1), multiples of 2^-23."""
     if math.prod(shape) > _MOST:
         raise w.refuse(f"random numbers of {list(shape)} are more than the {_MOST} that a counter tells apart")
     counter = w.number((_STREAMS * w.drawn + stream) * _MOST, torch.int64)
@@ -40,7 +40,7 @@ def _uniform(w, shape, stream=0) -> Value:
 
 
 def _between(w, shape, dtype, stream=0) -> Value:
-    """In [0, 1) with as many bits as the dtype has there: rounding must not give 1."""
+    """Returns numbers in [0, 1) with as many bits as the dtype has there, so that rounding never gives 1."""
     first = _uniform(w, shape, stream)
     if dtype == torch.float64:
         more = w.cast(_uniform(w, shape, stream + 1), dtype)
@@ -52,7 +52,7 @@ def _between(w, shape, dtype, stream=0) -> Value:
 
 
 def _inside(w, shape, dtype, stream=0) -> Value:
-    """In (0, 1), in the wide dtype."""
+    """Returns numbers in (0, 1), in the dtype of accumulation."""
     made = _between(w, shape, DTYPES.wide(dtype), stream)
     return w.add(made, w.number(2.0 ** (-47 if dtype == torch.float64 else -24), made.dtype))
 
@@ -62,7 +62,7 @@ def _log(w, x):
 
 
 def _normal(w, shape, dtype) -> Value:
-    """Box and Muller's, of two numbers each."""
+    """Returns normal numbers by the Box-Muller transform, from two uniform numbers each."""
     radius = w.map("sqrt", [w.scaled(_log(w, _inside(w, shape, dtype)), -2)], DTYPES.wide(dtype))
     angle = w.scaled(_inside(w, shape, dtype, 2), 2 * math.pi)
     return w.mul(radius, w.map("cos", [angle], angle.dtype))
@@ -117,8 +117,8 @@ def _exponential_of(w, out, x, rate=1.0, generator=None):
 
 @handles("bernoulli", "bernoulli_")
 def _bernoulli(w, out, x, p=None, generator=None):
-    """1 where a number is below the probability: p, or x itself."""
-    if p is None:  # left out where it is what the overload takes without one
+    """Returns 1 where a random number is below the probability: p, or x itself."""
+    if p is None:  # p is omitted if it equals the overload's default
         p = 0.5 if w.op.endswith(".float") else x
     wide = torch.float64 if isinstance(p, Value) and p.dtype == torch.float64 else torch.float32
     drawn = _between(w, out.shape, wide)
@@ -142,7 +142,7 @@ def _randperm(w, out, count, **ignored):
 
 @handles("multinomial")
 def _multinomial(w, out, p, samples, replacement=False, generator=None):
-    """The first of an exponential race: e / p is least at i with a probability of p[i] / sum p."""
+    """Samples by an exponential race: e / p is least at i with probability p[i] / sum p."""
     if replacement and samples > 1:
         raise w.refuse("several draws with replacement have no form in a tensor program; expected replacement=False")
     if p.dtype in DTYPES.narrow:

@@ -1,4 +1,4 @@
-"""F.scaled_dot_product_attention as one operation, on every device, with its gradient as another."""
+"""F.scaled_dot_product_attention as one operation on every device, and its gradient as another."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from logitless._autochunk.lower import broadcast_shapes
 from logitless.torch._autochunk.aten import handles
 from logitless.torch._autochunk.dtypes import DTYPES
 
-# What traces hold. They have shapes alone and never run: q [B, H, T, D], k and v [B, Hkv, S, D], bias
-# [1 or B, 1 or H, 1 or T, S].
+# Operations that stand for attention in traces. They define shapes alone and never run: q [B, H, T, D], k and v [B,
+# Hkv, S, D], bias [1 or B, 1 or H, 1 or T, S].
 _FORWARD = "(Tensor q, Tensor k, Tensor v, Tensor? bias, bool causal, float scale) -> (Tensor, Tensor)"
 _BACKWARD = (
     "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, Tensor? bias, bool causal, float scale)"
@@ -53,7 +53,7 @@ torch.library.register_autograd("logitless::attention", _backward, setup_context
 
 
 class OneAttention(TorchFunctionMode):
-    """F.scaled_dot_product_attention becomes the operation above where that has its meaning."""
+    """Replaces F.scaled_dot_product_attention by the operation above wherever their meanings agree."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -62,7 +62,7 @@ class OneAttention(TorchFunctionMode):
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """None where the operation has not the meaning of the arguments."""
+    """Returns attention as the operation above, or None if the operation cannot express the arguments."""
     tensors = _cast([query, key, value])
     q, k, v = tensors
     if dropout_p != 0 or any(t.dim() < 2 or t.numel() == 0 for t in tensors):
@@ -87,7 +87,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 
 def _cast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """As autocast does."""
+    """Casts as autocast does."""
     device = tensors[0].device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return tensors
@@ -98,7 +98,7 @@ def _cast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _leads(q, k, v, grouped: bool) -> list[tuple[int, ...]] | None:
-    """The dimensions before the last two, spread to those of each other; of k and v with heads of their own."""
+    """Broadcasts the dimensions before the last two. With grouped heads, k and v keep their own number of heads."""
     if grouped and min(len(q), len(k), len(v)) < 1:
         return None
     try:
@@ -119,7 +119,7 @@ def _of_rank_4(t: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
 
 
 def _bias(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """A mask as what is added to scores; None where it is no mask of them, or wants a gradient."""
+    """Converts a mask to an additive bias. Returns None if its shape does not fit or it needs a gradient."""
     whole = (*q.shape[:3], k.shape[2])
     if mask.requires_grad or mask.dim() > 4 or mask.dtype not in (torch.bool, q.dtype):
         return None
@@ -137,7 +137,7 @@ def _one(q, k, v, causal: bool, scale: float, bias=None) -> torch.Tensor:
 
 
 def _aligned(q, k, v, scale: float) -> torch.Tensor:
-    """PyTorch's causal mask begins at the first query and the first key, the operation's ends at the last of both."""
+    """Aligns causal masks. PyTorch aligns the mask at the first query and key, the operation at the last of both."""
     queries, keys = q.shape[2], k.shape[2]
     if queries <= keys:
         return _one(q, k[:, :, :queries], v[:, :, :queries], True, scale)
@@ -149,12 +149,13 @@ def _aligned(q, k, v, scale: float) -> torch.Tensor:
 
 
 def _has_kernel(w, q, bias) -> bool:
-    """Of what plans and of what runs: the library takes no f64, its kernels of GPUs no bias, and no long rows."""
+    """Returns whether attention has a kernel. The library has none for f64; its GPU kernels support no bias and no long
+    rows."""
     if q.dtype == torch.float64 or (bias is not None and w.native and w.device != "cpu"):
         return False
     if w.native or w.device == "cpu":
         return w.device == "cpu" or q.shape[3] <= LARGEST_DIM
-    return q.shape[3] <= LARGEST_DIM and q.shape[3] % 8 == 0  # PyTorch's, which are efficient for these alone
+    return q.shape[3] <= LARGEST_DIM and q.shape[3] % 8 == 0  # PyTorch's fused kernels need a multiple of 8
 
 
 @handles("attention")

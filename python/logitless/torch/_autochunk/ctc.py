@@ -1,5 +1,5 @@
-"""F.ctc_loss of lengths in tensors, whose values decide how wide PyTorch's alphas are: here they are as wide as padded
-targets can make them."""
+"""F.ctc_loss with lengths in tensors. PyTorch's alphas are as wide as the longest target, which depends on values. Here
+they have the width that padded targets allow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 from logitless._autochunk.externs import Call
 from logitless.torch._autochunk.aten import handles
 
-# What traces hold. They have shapes alone and never run: log_probs [T, N, V], targets [N, S] or all of them in a row,
-# lengths [N]. Alphas are [N, T, 2 S + 1]; of targets in a row there are none, and the gradient makes its own.
+# Operations that stand for it in traces. They define shapes alone and never run: log_probs [T, N, V], targets [N, S] or
+# concatenated, lengths [N]. Alphas are [N, T, 2 S + 1]. Concatenated targets have none; their gradient recomputes them.
 _FORWARD = (
     "(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, bool zero_infinity)"
     " -> (Tensor, Tensor)"
@@ -50,7 +50,7 @@ torch.library.register_autograd("logitless::ctc_loss", _backward, setup_context=
 
 
 class OneCtc(TorchFunctionMode):
-    """F.ctc_loss becomes the operation above where PyTorch's own would look at lengths."""
+    """Replaces F.ctc_loss by the operation above where PyTorch's own would read the lengths."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -61,7 +61,7 @@ class OneCtc(TorchFunctionMode):
 def _ctc_loss(
     log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False
 ) -> torch.Tensor | None:
-    """None where the operation has not the meaning of the arguments."""
+    """Returns the loss by the operation above, or None if the operation cannot express the arguments."""
     if targets.dim() not in (1, 2) or reduction not in ("none", "mean", "sum"):
         return None
     if torch.is_autocast_enabled(log_probs.device.type):

@@ -1,5 +1,5 @@
-"""ATen operations that have no form in a tensor program: calls of PyTorch, whole or along dimensions of which each part
-is computed by itself."""
+"""ATen operations without a form in a tensor program. PyTorch runs them, at once or chunk by chunk along independent
+dimensions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from logitless.torch._autochunk.aten_random import DRAWING
 
 
 def why_not(w: Writer, target, args: Sequence, kwargs: dict, out) -> str:
-    """Why an operation cannot run as PyTorch has it; "" where it can."""
+    """Returns the reason why PyTorch cannot run an operation inside the program; "" if it can."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return "expected an ATen operation"
     if torch.Tag.nondeterministic_seeded in target.tags or target._schema.name.removeprefix("aten::") in DRAWING:
@@ -36,25 +36,25 @@ def _tensors(out) -> list[torch.Tensor]:
 
 
 def _keeps_statistics(target, args: Sequence, kwargs: dict) -> bool:
-    """Whether it is a batch norm that writes running statistics, which the schemas of some do not say."""
+    """Returns whether it is a batch norm that updates running statistics. Some schemas do not declare that mutation."""
     named = _named(target, args, kwargs)
     running = next((named[name] for name in ("running_mean", "running_var") if named.get(name) is not None), None)
     return running is not None and bool(named.get("training", named.get("train", False)))
 
 
 def _named(target, args: Sequence, kwargs: dict) -> dict:
-    """Arguments by the names of the schema."""
+    """Returns the arguments by the schema's names."""
     named = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
     named.update(zip([a.name for a in target._schema.arguments], args))
     return {**named, **kwargs}
 
 
 class _Mask:
-    """The argument that says which results are wanted."""
+    """Stands for the argument that selects the results."""
 
 
 def _pieces(x, operands: list[Value], device: str) -> list:
-    """An argument as Python: texts, and the number of an operand where one stands."""
+    """Returns an argument as Python source: texts, with the index of an operand in place of a tensor."""
     if isinstance(x, Value):
         operands.append(x)
         return [len(operands) - 1]
@@ -71,7 +71,7 @@ def _pieces(x, operands: list[Value], device: str) -> list:
 
 
 def _call(target, args: Sequence, kwargs: dict, operands: list[Value], device: str) -> tuple[Call, dict]:
-    """The call, and its arguments by the names of the schema. operands: its tensors are added."""
+    """Returns the call, and its arguments by the schema's names. operands: extended by the call's tensors."""
     named = _named(target, args, kwargs)
     given = [a.name for a in target._schema.arguments[: len(args)]]
     shown: list = []
@@ -93,7 +93,8 @@ def _call(target, args: Sequence, kwargs: dict, operands: list[Value], device: s
 
 
 def run_as_it_is(w: Writer, target, out, args: Sequence, kwargs: dict, wanted: Sequence[int]):
-    """The results of an operation that PyTorch runs. wanted: of several results those that something reads."""
+    """Returns the results of an operation that PyTorch runs. wanted: the indices of results that are read, if there are
+    several."""
     operands: list[Value] = []
     call, named = _call(target, args, kwargs, operands, w.device)
     outs = out if isinstance(out, (list, tuple)) else [out]
@@ -106,7 +107,7 @@ def run_as_it_is(w: Writer, target, out, args: Sequence, kwargs: dict, wanted: S
     return tuple(made) if call.count is not None else made[0]
 
 
-# --- what of an operation is independent: rows for one result, by the name of the operation
+# --- independent dimensions of operations: rows for one result, by the operation's name
 
 _ALONG: dict[str, Callable] = {}
 _rules = rules_of(_ALONG)
@@ -127,7 +128,7 @@ def _fits(row: Row, shapes: Sequence[Sequence[int]]) -> bool:
 
 @_rules("cumprod", "cummax", "cummin", "prod", "mode", "nanmedian", "renorm")
 def _all_but_one(named, shapes, k, out):
-    """Along every dimension but the one that is gone through."""
+    """Chunks along every dimension except the one that is scanned or reduced."""
     [shape] = shapes[:1]
     if "dim" not in named or len(shapes) != 1 or not shape:
         return []
@@ -141,7 +142,7 @@ def _all_but_one(named, shapes, k, out):
 
 @_rules("convolution")
 def _convolution(named, shapes, k, out):
-    """Along images, and along the channels that are made."""
+    """Chunks along images and output channels."""
     rest = [0] * (len(shapes) - 2)
     rows = [[0, *[WHOLE] * (len(shapes) - 1), 0]]
     if named["groups"] == 1:
@@ -157,7 +158,7 @@ def _convolution_backward(named, shapes, k, out):
 @_rules("max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward")
 @_rules("_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "adaptive_max_pool2d", "adaptive_max_pool2d_backward")
 def _of_images(named, shapes, k, out):
-    """Every map of pixels by itself."""
+    """Chunks along images and channels: every feature map is independent."""
     return [[d] * (len(shapes) + 1) for d in range(len(out) - 2)]
 
 

@@ -1,4 +1,4 @@
-"""A function with compiled programs in place of its forward and backward."""
+"""Replaces a function's forward and backward by compiled programs."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, trac
 
 @dataclass
 class Plan:
-    """What runs for one set of shapes, dtypes, devices and constants."""
+    """The programs for one set of shapes, dtypes, devices and constants."""
 
     traced: Traced
     limits: Limits
-    forward: Compiled  # of the outputs; with joint set, of the gradients for a tangent of 1 as well
-    backward: Compiled | None = None  # of the gradients, from inputs and tangents
+    forward: Compiled  # computes the outputs; if joint, also the gradients for an upstream gradient of 1
+    backward: Compiled | None = None  # computes the gradients from inputs and upstream gradients
     joint: bool = False
-    seed: str = ""  # the parameter that random numbers come from, if some are drawn: then the last of the tensors
-    not_native: str = ""  # why the library does not run it, where that was left open
-    itself: Callable[[], int | None] = lambda: None  # bytes that the function takes unchunked
+    seed: str = ""  # the parameter with the random seed, the last of the tensors; "" if nothing random is drawn
+    not_native: str = ""  # with executor "auto": the reason why the library does not run it
+    itself: Callable[[], int | None] = lambda: None  # bytes that the unchunked function takes
 
     def inputs(self, compiled: Compiled, tensors: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor] = ()):
         given = list(tensors)
@@ -61,24 +61,28 @@ class Plan:
 
     @property
     def over(self) -> int:
-        """Bytes over the budget."""
+        """The bytes over the budget."""
         took = max(made.after for made in (self.forward, self.backward) if made is not None)
         return max(took - self.limits.budget, 0) if self.limits.budget > 0 else 0
 
     @property
     def has_grad(self) -> list[bool]:
-        """Of each tensor that a call is given: whether there is a gradient by it."""
+        """A flag for each tensor of a call: a gradient by it exists."""
         return [*self.traced.has_grad, *([False] if self.seed else [])]
 
     def gradients(
         self, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], owned: bool = False
     ) -> Sequence[torch.Tensor]:
-        """Of the inputs that have one. saved: gradients for a tangent of 1 with joint set, else the inputs. tangents: of
-        the differentiable outputs. owned: no one else has the memory of those gradients, which may be the results'."""
+        """Returns the gradients of the inputs that have one.
+
+        saved: gradients for an upstream gradient of 1 if joint, else the inputs. tangents: upstream gradients of the
+            differentiable outputs. owned: the saved gradients' memory is not shared, and may be overwritten by the
+            results.
+        """
         if self.joint:
-            # A scalar tensor keeps the dtype of the gradients.
+            # A tensor of rank 0 does not promote the dtype of the gradients.
             tangent = tangents[0].reshape(())
-            if owned and all(type(t) is torch.Tensor for t in saved):  # no tracer's
+            if owned and all(type(t) is torch.Tensor for t in saved):  # not a tracer's tensors
                 return _ops.scaled(saved, tangent)
             return [gradient * tangent for gradient in saved]
         return self.run(self.backward, saved, tangents)
@@ -106,11 +110,11 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *tangents):
-        if torch.is_grad_enabled():  # gradients are recorded for create_graph=True alone
+        if torch.is_grad_enabled():  # backward is recorded only under create_graph=True
             raise NotImplementedError(SECOND)
         plan = ctx.plan
         wanted = [t for t, yes in zip(tangents, plan.traced.differentiable) if yes]
-        # The library writes each result into memory of its own; PyTorch's operations may return what they were given.
+        # The library writes each result into its own memory. PyTorch's operations may return their inputs.
         gradients = iter(plan.gradients(ctx.saved_tensors, wanted, owned=plan.limits.native))
         return (None, *(next(gradients) if has else None for has in plan.has_grad))
 
@@ -124,8 +128,9 @@ def plan_for(
     gradients: str,
     around: Around,
 ) -> Plan:
-    """As ``make_plan``, with an executor chosen where the limits leave it open: on a CPU the library, whose loops are fused,
-    unless it does not take the function or takes more memory over the budget than generated code; else that."""
+    """Returns a plan as ``make_plan`` does, choosing the executor if the limits leave it open. On a CPU the library,
+    whose loops are fused, is chosen. Generated code is chosen if the library does not support the function, or exceeds
+    the budget by more."""
 
     def plan(native: bool) -> Plan:
         chosen = replace(limits, native=native, auto=False)
@@ -137,7 +142,7 @@ def plan_for(
     if tensors[0].device.type == "cpu":
         try:
             made = plan(native=True)
-        except (Unsupported, ValueError) as error:  # if it is of the function, the other says it again
+        except (Unsupported, ValueError) as error:  # an error of the function itself is raised by the other plan too
             why = str(error)
     if made is not None and made.over == 0:
         return made
@@ -159,8 +164,9 @@ def make_plan(
     gradients: str,
     around: Around,
 ) -> Plan:
-    """tensors: fake. needs: whether each needs a gradient. around: of ``alone``, within which this is called."""
-    # A native program reads contiguous copies: what is traced does not depend on strides.
+    """Makes a plan. tensors: fake. needs: whether each needs a gradient. around: the result of ``alone``, the context
+    of this call."""
+    # A native program reads contiguous copies, so the trace does not depend on strides.
     samples = _fakes([(_layout(t)[0], _contiguous_strides(t), t) for t in tensors]) if limits.native else tensors
     traced = trace(function, samples, names, needs, around)
     count = sum(traced.differentiable)
@@ -177,7 +183,7 @@ def make_plan(
     def compiled(graph, parameters, results, name, ones=()):
         made = to_text(graph, parameters, results, ones, name, limits.native, seed)
         inputs = [everything[p] for p in made.parameters]
-        checks = None if name == "backward" else made.checks  # which its forward has made
+        checks = None if name == "backward" else made.checks  # the forward has made them
         if limits.native:
             return _native(made.text, name, made.parameters, inputs, limits, made.places, checks)
 
@@ -208,8 +214,8 @@ def make_plan(
 
 
 def _eager_bytes(function: Callable, tensors: Sequence[FakeTensor], needs: Sequence[bool]) -> int | None:
-    """What the function, and its gradients, take beyond inputs and results as PyTorch runs them; None where that is not
-    known, as of sizes that depend on values."""
+    """Returns the bytes that the eager function and its gradients take beyond inputs and results. Returns None if
+    unknown, for example with sizes that depend on values."""
     with alone(), tensors[0].fake_mode, torch.enable_grad():
         leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs)]
         try:
@@ -220,13 +226,13 @@ def _eager_bytes(function: Callable, tensors: Sequence[FakeTensor], needs: Seque
                     ones = [torch.ones_like(o) for o in sources]
                     wanted = [t for t in leaves if t.requires_grad]
                     results += [g for g in torch.autograd.grad(sources, wanted, ones, allow_unused=True) if g is not None]
-        except Exception:  # whatever it is, there is only a line less to tell
+        except Exception:  # any error here only drops a line of the report
             return None
         return recorder.peak(results)
 
 
 def _seed_name(traced: Traced) -> str:
-    """Of the parameter that random numbers come from; "" where none are drawn."""
+    """Returns the name of the parameter with the random seed, or "" if nothing random is drawn."""
     drawn = drawing(traced.forward)
     if traced.joint is not None and len(drawing(traced.joint)) > len(drawn):
         raise Unsupported(
@@ -240,7 +246,7 @@ def _seed_name(traced: Traced) -> str:
 
 
 def _python_checks(checks: Checks, calls: Sequence[Call]) -> Callable:
-    """Returns the generated code of the checks."""
+    """Returns the generated function of the checks."""
     program = Program(checks.text, chunk=False, externs=True)
     function = load(to_source(parse(program.text, DTYPES), "checks", False, calls), "checks")
 
@@ -282,7 +288,7 @@ def _has_half(graph: torch.fx.GraphModule) -> bool:
 
 
 def _parameters(graph: torch.fx.GraphModule, given: list[str], captured: list[str]) -> list[str]:
-    """A name for each placeholder: those of tensors that a graph captured come last, in an order of its own."""
+    """Returns a name for each placeholder. Captured tensors come last, in the graph's own order."""
     rest = iter(given)
     return [
         captured[n.meta["captured"]] if "captured" in n.meta else next(rest)
@@ -292,11 +298,11 @@ def _parameters(graph: torch.fx.GraphModule, given: list[str], captured: list[st
 
 
 class _Shim(torch.nn.Module):
-    """A function as a module that has the modules it uses, so that their parameters become inputs."""
+    """A module that wraps a function and holds the modules that it uses, so that their parameters become inputs."""
 
     def __init__(self, function: Callable, modules: dict[str, torch.nn.Module]):
         super().__init__()
-        self.function = (function,)  # a tuple, so that a module is not registered a second time
+        self.function = (function,)  # the tuple hides a module from registration
         for name, module in modules.items():
             self.add_module(name, module)
 
@@ -305,7 +311,7 @@ class _Shim(torch.nn.Module):
 
 
 def _modules(function: Callable) -> dict[str, torch.nn.Module]:
-    """The modules that a function is, is a method of, or names."""
+    """Returns the modules that a function is, is a method of, or refers to."""
     if isinstance(function, torch.nn.Module):
         return {"module": function}
     found = {}
@@ -330,23 +336,23 @@ _LAYERS = os.path.join(_TORCH, "nn", "modules") + os.sep
 
 
 def _skips(file: str) -> bool:
-    """Returns whether it is PyTorch's own code, but for layers, whose attributes are options."""
+    """Returns whether a file is PyTorch's own code, except layers, whose attributes are options."""
     return file.startswith(_TORCH) and (not file.startswith(_LAYERS) or file.endswith(os.sep + "module.py"))
 
 
-# By key: what a trace of torch.compile refers to.
+# Functions by key, to which a trace of torch.compile refers.
 _functions: weakref.WeakValueDictionary[str, AutoChunked] = weakref.WeakValueDictionary()
 _keys = itertools.count()
 
 
 def _in_graph(key: str, state: dict[str, torch.Tensor], args, kwargs):
-    """A call while torch.compile traces: the operators of its plan become part of the graph."""
+    """Runs a call while torch.compile traces; the operators of its plan become part of the graph."""
     args, kwargs = pytree.tree_map(specialized, (args, kwargs))
     return _functions[key].in_graph(state, args, kwargs)
 
 
 def specialized(leaf):
-    """A number that torch.compile would let vary, as it is: plans are for numbers."""
+    """Specialises a number that torch.compile would treat as symbolic, since plans are for concrete numbers."""
     kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
     return kinds[type(leaf)](leaf) if type(leaf) in kinds else leaf
 
@@ -356,7 +362,7 @@ _in_graph = getattr(torch._dynamo, "nonstrict_trace", torch.compiler.disable)(_i
 
 
 class AutoChunked(ChunkedFunction[P, R]):
-    """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
+    """The return type of ``autochunk``: callable like the function, with ``explain`` and ``source``."""
 
     executors = (AUTO, *EXECUTORS)
 
@@ -379,10 +385,10 @@ class AutoChunked(ChunkedFunction[P, R]):
             return _in_graph(self._key, state, args, kwargs)
         return self._run(args, kwargs)
 
-    # A generated function is run as it is: torch.compile does not look inside.
+    # torch.compile does not trace generated functions.
     @torch.compiler.disable
     def _run(self, args, kwargs):
-        if is_tracing():  # inside of another, whose options hold
+        if is_tracing():  # inside another chunked function, whose options apply
             return self._function(*args, **kwargs)
         transforms.refuse_forward_mode()
         plan, tensors = self._plan(args, kwargs)
@@ -390,7 +396,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         return self._function(*args, **kwargs) if isinstance(plan, str) else outputs_of(plan, tensors)
 
     def in_graph(self, state: dict[str, torch.Tensor], args, kwargs):
-        """The same of a tracer's tensors. state: parameters and buffers of the modules that the function uses."""
+        """Runs a call on a tracer's tensors. state: parameters and buffers of the modules that the function uses."""
         transforms.refuse_in_graph()
         if _modules(self._function) != self._used:
             raise RuntimeError(
@@ -414,14 +420,15 @@ class AutoChunked(ChunkedFunction[P, R]):
         return outputs_of(plan, tensors)
 
     def missed(self, plan: Plan) -> None:
-        """Tells of a new plan that does not meet the budget."""
+        """Warns of a new plan that does not meet the budget."""
         warn_missed(plan.limits, [plan.forward, plan.backward])
 
     def _planned(self, args, kwargs) -> Plan | str:
         return self._plan(args, kwargs)[0]
 
     def _plan(self, args, kwargs, given_state=None) -> tuple[Plan | str, list[torch.Tensor]]:
-        """given_state: what a tracer has in the place of parameters and buffers, if one traces."""
+        """Returns the plan, or why there is none, and the tensors. given_state: a tracer's tensors in place of
+        parameters and buffers."""
         modules = _modules(self._function)
         shim = _Shim(self._function, modules) if modules else None
         state = {}
@@ -483,9 +490,9 @@ class AutoChunked(ChunkedFunction[P, R]):
 
 
 def outputs_of(plan: Plan, tensors: Sequence[torch.Tensor]):
-    """What the function returns of a call with these inputs."""
+    """Runs the plan and returns the function's outputs."""
     if plan.seed:
-        # Under vmap as its randomness says: one for each example, one for all, or an error.
+        # vmap's randomness option applies: a seed per example, one for all, or an error.
         tensors = [*tensors, torch.randint(0, 1 << 32, (2,), dtype=torch.int64, device=tensors[0].device)]
     if transforms.active():
         outputs = transforms.Transformed.apply(plan, *tensors)
@@ -511,7 +518,7 @@ def _contiguous_strides(t: torch.Tensor) -> tuple[int, ...]:
 
 
 def _fakes(tensors: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]]) -> list[torch.Tensor]:
-    """Tensors without numbers, of the sizes and strides given, in dtype and device as the others."""
+    """Returns fake tensors of these sizes and strides, with the dtype and device of the given ones."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         return [
             torch.empty_strided(shape, strides, dtype=t.dtype, device=t.device) for shape, strides, t in tensors

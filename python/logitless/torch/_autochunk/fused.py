@@ -1,5 +1,5 @@
-"""What PyTorch has one operation for, found in compiled programs that spell it out: a softmax with its log-sum-exp, and
-numbers at an index of each row. Each would be several passes over a big value, with others beside it."""
+"""Replaces patterns of compiled programs by single PyTorch operations: a softmax with its log-sum-exp, and a scatter at
+one index per row. Unfused, each takes several passes over a large value, and temporaries of its size."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from logitless._autochunk.parse import Graph, Node, Type
 
 
 def fused(graph: Graph) -> Graph:
-    """The graph, with these operations of PyTorch's beside those of tensor programs:
-    softmax x axis(d): the softmax along a dimension and, where something reads it, the log-sum-exp
+    """Returns the graph with these PyTorch operations in addition to those of tensor programs:
+
+    softmax x axis(d): the softmax along a dimension and, if it is read, the log-sum-exp
     log_softmax x axis(d)
-    put index, updates axis(d) row(1): a put whose operands lack the dimension, as a pick's do; outside of it is no place
+    put index, updates axis(d) row(1): a put whose operands lack the dimension, like a pick's; indices out of range are
+    dropped
     """
     graph.nodes = _Fusion(graph.nodes, dict(graph.parameters), [v for _, v in graph.results]).run()
     return graph
 
 
 class _Fusion:
-    """Of the statements of the function, or of a loop's body."""
+    """Fuses the statements of the function, or of a loop's body."""
 
     def __init__(self, nodes: list[Node], types: dict[str, Type], ends: Iterable[str], first: str = ""):
         self.nodes = nodes
-        self.first = first  # the number of the chunk's first element
+        self.first = first  # the index of the chunk's first element
         self.makers = {r: n for n in nodes for r in n.results}
         self.types = {**types, **{n.results[0]: n.type for n in nodes if n.type is not None}}
         self.readers: dict[str, list[Node]] = {}
@@ -48,7 +50,7 @@ class _Fusion:
         return self.read()
 
     def read(self) -> list[Node]:
-        """The statements whose results something reads."""
+        """Returns the statements whose results are read."""
         wanted, kept = set(self.ends), []
         for node in reversed(self.nodes):
             if wanted.intersection(node.results):
@@ -56,9 +58,9 @@ class _Fusion:
                 kept.append(node)
         return kept[::-1]
 
-    # --- what reads what
+    # --- readers of values
     def only(self, value: str) -> list[Node]:
-        """The readers of a value that nothing outside reads; else none."""
+        """Returns the readers of a value that is not a result of the graph; else none."""
         return [] if value in self.ends else self.readers.get(value, [])
 
     def made(self, value: str, *ops: str) -> Node | None:
@@ -66,7 +68,7 @@ class _Fusion:
         return node if node is not None and node.op in ops else None
 
     def replace(self, gone: list[Node], new: list[Node], at: int) -> None:
-        """New statements before the one at a place, and others out of it."""
+        """Inserts new statements before index at, and removes others."""
         before, after = self.nodes[:at], self.nodes[at:]
         self.nodes = [n for n in before if n not in gone] + new + [n for n in after if n not in gone]
         for node in gone:
@@ -101,7 +103,7 @@ class _Fusion:
             new = Node(last.results, op, [x], attributes, last.type, location=last.location)
             self.replace([lse, spread, difference, *powers[:alone]], [new], self.nodes.index(last))
         elif alone:
-            # Both at once where the softmax can stand in the place of what it is made of.
+            # Both are computed at once if the softmax can replace its operand.
             again = [r for r in self.readers[spread.results[0]] if r is not difference]
             at = min(self.nodes.index(n) for n in [*others, powers[0], *again, *([spread] if again else [])])
             if all(r in (lse, difference) or self.nodes.index(r) < at for r in self.readers[x]) and x not in self.ends:
@@ -110,16 +112,16 @@ class _Fusion:
                 self.replace([lse, difference, powers[0]], [new], at)
 
     def less(self, x: str, spread: Node, axis: int) -> list[Node]:
-        """The differences of x and a log-sum-exp along a dimension."""
+        """Returns the differences of x and a log-sum-exp along a dimension."""
         if spread.op != "broadcast" or axis in spread.numbers("dims") or spread.type.shape != self.types[x].shape:
             return []
         mine = [spread.results[0]]
         return [r for r in self.readers.get(mine[0], []) if r.op == "sub" and r.operands == [x, *mine]]
 
-    # --- a log-sum-exp behind all else that reads its operand, whose memory it may then use up
+    # --- moves a log-sum-exp after the other readers of its operand, so that it can overwrite the operand
     def late(self, lse: Node) -> None:
         at = self.nodes.index(lse)
-        waiting, moved = set(lse.results), [lse]  # it, and what reads it
+        waiting, moved = set(lse.results), [lse]  # it, and its readers
         for node in self.nodes[at + 1 :]:
             if waiting.intersection(node.operands):
                 waiting.update(node.results)
@@ -132,7 +134,7 @@ class _Fusion:
         soon = [n for n in self.nodes[at : last + 1] if not any(n is m for m in moved)]
         self.nodes[at : last + 1] = soon + late
 
-    # --- numbers where a counter is an index, and 0 elsewhere
+    # --- values where a counter equals an index, and 0 elsewhere
     def put(self, select: Node) -> None:
         hit, part = self.made(select.operands[0], "eq"), self.made(select.operands[1], "broadcast")
         zero = self.made(select.operands[2], "constant")
@@ -159,7 +161,7 @@ class _Fusion:
             return
 
     def counted(self, value: str) -> tuple[int | None, str]:
-        """The dimension along which a value is the number of the element; and the value that is added to it, if one is."""
+        """Returns the dimension along which a value counts, and the value that is added to the count, if any."""
         node = self.made(value, "iota", "add", "broadcast")
         if node is None or node.op != "broadcast":
             return self.counter(node)
@@ -167,7 +169,7 @@ class _Fusion:
         return (None, "") if axis is None or len(dims) != 1 else (dims[0], first)
 
     def counter(self, node: Node | None) -> tuple[int | None, str]:
-        """The same of the elements' numbers as they are, or with the chunk's first one added."""
+        """Returns the same for a value that is not broadcast: a count from 0 or from the chunk's first index."""
         if node is None or node.op == "iota":
             return (None, "") if node is None else (node.numbers("axis")[0], "")
         for numbers, offset in (node.operands, node.operands[::-1]):

@@ -1,6 +1,6 @@
 """Functions that stand beside a generated one where it uses them."""
 
-# Of an index counted from the first element of a chunk: outside the chunk it gives 0.
+# An index counted from the first element of a chunk may be out of range, and then gives 0.
 HELPERS = {
     "_random": '''
 def _random(key0, key1, counter):
@@ -70,7 +70,7 @@ def _scatter_add(rows, index, updates, dtype):
 ''',
     "_attend": '''
 def _attend(q, k, v, **options):
-    """Of rows whose numbers lie side by side, which is what fused kernels take."""
+    """Attention of operands with contiguous rows, which fused kernels need."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 ''',

@@ -1,4 +1,4 @@
-"""What is written into the memory of a value that nothing reads any more."""
+"""Writes results into the memory of values that are not read any more."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from logitless._autochunk.text import INFIX, UNARY, Term
 
 
 class InPlace(BaseScope):
-    """The part of a scope that knows of this."""
+    """The part of a scope that reuses memory."""
 
     def writable(self, value: str) -> bool:
-        """Whether the value is whole, in memory of its own, and read here for the last time."""
+        """Returns whether the value is complete, owns its memory, and is read here for the last time."""
         t = self.terms[value]
         return t.owned and all(t.present) and not t.number and self.dies(value)
 
     def becomes(self, value: str, operand: str, type_: Type) -> None:
-        """The value is what the memory of the operand holds from now on."""
+        """Marks the value as stored in the operand's memory."""
         self.names[value] = self.names.pop(self.root.get(operand, operand), [])
         self.keep(value, replace(self.terms[operand], type=type_))
 
     def add_put(self, node: Node) -> None:
-        """A sum of a value and a put."""
+        """Adds a put to a value."""
         [value] = node.results
         [put] = [v for v in node.operands if v in self.puts]
         [other] = [v for v in node.operands if v != put]
@@ -53,8 +53,8 @@ class InPlace(BaseScope):
     op_log_softmax = op_softmax
 
     def op_reduce_lse(self, node: Node, x: Term) -> None:
-        """By the softmax in the memory of what is reduced, or of a wider copy: PyTorch's own makes one, and its
-        exponentials of far smaller numbers are slow."""
+        """Computes the log-sum-exp through a softmax in the operand's memory, or in a wider copy. PyTorch's own makes a
+        copy, and its exponentials of very negative numbers are slow."""
         (text, dims), type_ = self.reduced(node, x), node.type
         wide = f".to({type_.dtype})" if type_.dtype != x.type.dtype else ""
         [first, *more] = node.numbers("dims")
@@ -66,7 +66,7 @@ class InPlace(BaseScope):
 
     @staticmethod
     def in_place(op: str, place: int, texts: list[str], terms: list[Term]) -> str | None:
-        """A function of an operand, written into it; None where it has no such form."""
+        """Returns a function that overwrites an operand, or None if there is no such form."""
         me, other = texts[place], texts[1 - place] if len(texts) == 2 else ""
         if op in UNARY or op == "neg":
             return f"{me}.{op}_()"

@@ -1,5 +1,5 @@
-"""``x[mask]`` while a function is traced: how many rows it has depends on values, so all rows stay, and what they are
-reduced to counts those of the mask alone. Gradients of the other rows are exactly 0."""
+"""Traces ``x[mask]``, whose number of rows depends on values. All rows are kept, and reductions count only those of the
+mask. Gradients of the other rows are exactly 0."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.overrides import TorchFunctionMode
 
 
 class MaskRefused(Exception):
-    """What has no form of rows by a mask, and what would do."""
+    """An operation on ``x[mask]`` without a form. The message names an alternative."""
 
 
 class Selected:
-    """``x[mask]``, as all rows of x [N, ...] and mask [N]. Of a zeroed one the rows that the mask leaves out are 0."""
+    """``x[mask]``, represented by all rows of x [N, ...] and mask [N]. zeroed: rows outside of the mask are 0."""
 
     def __init__(self, rows: torch.Tensor, mask: torch.Tensor, key: tuple, zeroed: bool):
         self.rows, self.mask, self.key, self.zeroed = rows, mask, key, zeroed
@@ -24,17 +24,17 @@ class Selected:
         return Selected(rows, self.mask, self.key, zeroed)
 
     def clean(self) -> Selected:
-        """The same, zeroed. What comes back to the other rows as a gradient, be it 0 * inf, ends here."""
+        """Returns the rows with zeros outside of the mask. This also stops gradients of those rows, such as 0 * inf."""
         if self.zeroed:
             return self
         mask = self.mask.reshape([-1] + [1] * (self.rows.dim() - 1))
         return self.like(torch.where(mask, self.rows, torch.zeros((), dtype=self.rows.dtype)), True)
 
     def count(self) -> torch.Tensor:
-        """Elements, a scalar i64."""
+        """Returns the number of elements, a scalar i64."""
         return self.mask.sum() * math.prod(self.rows.shape[1:])
 
-    # --- what a tensor has
+    # --- the interface of a tensor
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         return _applied(func, args, kwargs or {})
@@ -68,7 +68,7 @@ class Selected:
 
 
 class Sizes:
-    """The shape of x[mask]: the first size is a tensor."""
+    """The shape of x[mask], whose first size is a tensor."""
 
     def __init__(self, of: Selected):
         self._of = of
@@ -102,11 +102,11 @@ for _name in _OPERATORS.split():
 Selected.__hash__ = object.__hash__
 
 
-# --- where they come from
+# --- creation
 
 
 class MaskedRows(TorchFunctionMode):
-    """Inside, indexing by a mask gives Selected."""
+    """A mode in which indexing by a mask returns Selected."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -131,7 +131,7 @@ def _indexed(x, index) -> Selected | None:
     if any(not (o is Ellipsis or (isinstance(o, slice) and o == slice(None))) for o in others):
         return None
     if mask.dim() == 0 or mask.dim() > x.dim() or x.shape[: mask.dim()] != mask.shape:
-        return None  # PyTorch says what is wrong
+        return None  # PyTorch raises for it
     return _selected(x, mask)
 
 
@@ -147,13 +147,13 @@ def _same_mask(a: Selected, b: Selected) -> bool:
         return False
     if x is y:
         return True
-    # Views of one mask, as mask.view(-1) is each time.
+    # Views of one mask: mask.view(-1), for example, makes a new one each time.
     storages = [t.untyped_storage()._cdata for t in (x, y)]
     whole = all(t.is_contiguous() and t.storage_offset() == x.storage_offset() for t in (x, y))
     return whole and storages[0] == storages[1]
 
 
-# --- what is made of them
+# --- operations
 
 
 def _name_of(func) -> str:
@@ -163,7 +163,7 @@ def _name_of(func) -> str:
 
 def _applied(func, args, kwargs):
     name = _name_of(func)
-    if name == "get":  # of an attribute
+    if name == "get":  # an attribute's getter
         raise MaskRefused(f"{func} of x[mask] has no form")
     found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Selected)]
     if any(not _same_mask(found[0], other) for other in found):
@@ -182,7 +182,7 @@ def _rows(tree):
 
 
 def _check_shapes(first: Selected, name: str, args, kwargs) -> None:
-    """That operands are rows by the mask, or broadcast over rows."""
+    """Checks that operands are rows by the same mask, or broadcast over rows."""
     for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, Selected):
             fits = leaf.ndim == first.ndim
@@ -204,7 +204,7 @@ def _elementwise(first, func, args, kwargs):
 
 
 def _each(first, func, args, kwargs):
-    """Each element alone, 0 of 0: casts."""
+    """Applies a function elementwise that maps 0 to 0, such as a cast."""
     return first.like(func(*_rows(args), **kwargs), first.zeroed)
 
 
@@ -223,7 +223,7 @@ def _dims(first: Selected, dim) -> list[int]:
 
 
 def _along(first, func, args, kwargs):
-    """Along a dimension that is not the rows': x, dim, ..."""
+    """Applies a function along a dimension other than the rows: x, dim, ..."""
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     name = _name_of(func)
     if not isinstance(dim, int) or dim % (first.ndim + (name == "unsqueeze")) == 0:
@@ -250,7 +250,7 @@ def _reduced(first, dim=None, keepdim=False, *, dtype=None, mean):
         return torch.sum(rows, dims, keepdim, dtype=kept)
     if not kept.is_floating_point:
         raise MaskRefused(f"mean of {rows.dtype} has no form; expected floating point, or dtype=")
-    wide = torch.float64 if kept == torch.float64 else torch.float32  # rounded once, as mean() is
+    wide = torch.float64 if kept == torch.float64 else torch.float32  # rounded once, like mean()
     count = first.mask.sum() * math.prod(rows.shape[d] for d in dims if d != 0)
     return (torch.sum(rows, dims, keepdim, dtype=wide) / count).to(kept)
 
@@ -269,7 +269,7 @@ def _cross_entropy(first, func, args, kwargs):
 
 
 def _loss(first, func, args, kwargs):
-    """A loss of F with a reduction."""
+    """Applies a loss of F with a reduction."""
     name = _name_of(func)
     if len(args) > 2:
         raise MaskRefused(f"{name} of x[mask] has a form with options by their names")
@@ -283,7 +283,7 @@ def _loss(first, func, args, kwargs):
 
 
 def _shaped(first, func, args, kwargs):
-    """view and reshape where nothing moves."""
+    """Applies view and reshape if they do not change the shape."""
     sizes = args[1:] if len(args) != 2 or isinstance(args[1], int) else tuple(args[1])
     rest = tuple(first.rows.shape[1:])
     if len(sizes) == first.ndim and isinstance(sizes[0], int) and sizes[0] == -1 and tuple(sizes[1:]) == rest:
@@ -347,7 +347,7 @@ _RULES = {
 
 
 def check_outputs(outputs) -> None:
-    """That none is x[mask]."""
+    """Checks that no output is x[mask]."""
     for output in outputs:
         if isinstance(output, Selected):
             raise MaskRefused(

@@ -1,4 +1,4 @@
-"""What a generated function allocates, known without running it: it is run on meta tensors, which have no data."""
+"""Determines the allocations of a generated function without computing: it runs on meta tensors, which have no data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from logitless.torch._autochunk.attention import OneAttention
 
 
 def _ctc_loss(log_probs, targets, *rest):
-    """With alphas as wide as targets can make them."""
+    """Returns the loss and alphas, as wide as the targets' shape allows."""
     frames, count, _ = log_probs.shape
     return log_probs.new_empty(count), log_probs.new_empty(count, frames, 2 * targets.shape[-1] + 1)
 
 
-# What meta tensors lack.
+# Operations without a meta kernel.
 _META = {
     torch.ops.aten.mm.dtype: lambda a, b, dtype: a.new_empty(a.shape[0], b.shape[1], dtype=dtype),
     torch.ops.aten.addmm.dtype_out: lambda *args, out, **options: out,
@@ -33,20 +33,21 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _in_order(x: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> int:
-    """Bytes of the copies that a convolution makes of what is not in its order: channels last where an operand is so."""
+    """Returns the bytes of copies that a convolution makes of operands in another memory format: channels last if one
+    operand is."""
     order = torch.channels_last if _channels_last(x, weight) else torch.contiguous_format
     return sum(_bytes(t) for t in (x, weight, *others) if not t.is_contiguous(memory_format=order))
 
 
 def _channels_last(*tensors: torch.Tensor) -> bool:
-    """Whether a convolution keeps this order, as it does where one of its operands has it."""
+    """Returns whether a convolution computes in channels last, as it does if an operand has that format."""
     return any(
         t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last) for t in tensors
     )
 
 
 def _blocked(dtype: torch.dtype) -> bool:
-    """Whether the CPU has kernels for a dtype that want operands in an order of their own."""
+    """Returns whether the CPU has kernels for a dtype that need a blocked layout."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
     if dtype == torch.bfloat16:
@@ -55,22 +56,22 @@ def _blocked(dtype: torch.dtype) -> bool:
 
 
 def _convolving(cpu: bool, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor, groups: int) -> int:
-    """Beside the operands and the result. made: that, or its gradient."""
+    """Returns the bytes of temporaries. made: the result, or its gradient."""
     if not cpu:
         return _in_order(x, weight)
     if _blocked(x.dtype) and x.shape[0] > 1:
         return 0 if _channels_last(x, weight) else _bytes(x) + _bytes(weight) + _bytes(made)
     if x.shape[0] * weight.shape[0] == 0:
         return 0
-    patch = groups * weight[0].numel()  # that a column holds, of all channels
+    patch = groups * weight[0].numel()  # elements of an im2col column, over all channels
     return x.shape[0] * patch * made[0, 0].numel() * x.element_size()
 
 
-# Bytes that operations hold meanwhile: whether on a CPU, result, arguments.
+# Temporary bytes of operations, as functions of: whether on a CPU, result, arguments.
 _HELD = {
     # the exponentials and the maxima
     torch.ops.aten.logsumexp.default: lambda cpu, made, x, *rest: _bytes(x) + _bytes(made),
-    # as many betas as alphas
+    # betas, of the size of alphas
     torch.ops.aten._ctc_loss_backward.Tensor: lambda cpu, made, *args: _bytes(args[6]),
     torch.ops.aten.convolution.default: lambda cpu, made, x, weight, *rest: _convolving(cpu, x, weight, made, rest[-1]),
     torch.ops.aten.convolution_backward.default: (
@@ -82,17 +83,17 @@ _SOFTMAXES = {f"aten::{name}" for name in ("softmax", "_softmax", "log_softmax",
 
 
 class Recorder(TorchDispatchMode):
-    """Records when memory of tensors is taken and given back, from the operations that run inside."""
+    """Records allocations and frees of tensors by the operations that run inside."""
 
     def __init__(self, known: Sequence[torch.Tensor] = (), device: str = "cpu"):
-        """device: the kind that what runs inside is for."""
+        """device: the device type that the recorded code is for."""
         super().__init__()
         self._cpu = device == "cpu"
-        self.events: list[tuple[int, int]] = []  # (number of an allocation, bytes; negative when given back)
-        self.largest = 0  # bytes of one allocation
+        self.events: list[tuple[int, int]] = []  # (number of an allocation, bytes; negative for a free)
+        self.largest = 0  # bytes of the largest allocation
         self._known = {self._key(t) for t in known}
         self._live: dict[int, list] = {}  # storage -> [number of the allocation, bytes, tensors]
-        self._refs: dict = {}  # by id: weak references compare what they refer to
+        self._refs: dict = {}  # by id: weak references compare equal if their referents do
         self._count = 0
 
     @staticmethod
@@ -105,7 +106,7 @@ class Recorder(TorchDispatchMode):
         for tensor in pytree.tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)
-        if func._schema.name in _SOFTMAXES and not args[0].is_contiguous():  # copies that are, of what it reads and writes
+        if func._schema.name in _SOFTMAXES and not args[0].is_contiguous():  # they copy strided tensors
             copies = 2 if "out" in (kwargs or {}) else 1
             self._temporary(copies * args[0].numel() * args[0].element_size())
         if func in _HELD:
@@ -140,7 +141,7 @@ class Recorder(TorchDispatchMode):
             del self._live[key]
 
     def peak(self, results: Sequence[torch.Tensor] = ()) -> int:
-        """The most bytes at a time, those of the results left out."""
+        """Returns the peak bytes, without those of the results."""
         entries = [self._live.get(self._key(t)) for t in results]
         ignored = {entry[0] for entry in entries if entry is not None}
         now = most = 0
@@ -152,12 +153,12 @@ class Recorder(TorchDispatchMode):
 
 
 def _two_rounds(*bounds: int) -> range:
-    """All rounds of a loop but the last need the same memory."""
+    """Runs two iterations of a loop: all but the last need the same memory."""
     return range(*bounds)[:2]
 
 
 def peak_bytes(source: str, name: str, inputs: Sequence[torch.Tensor]) -> int:
-    """Bytes that a generated function takes beyond its inputs and results."""
+    """Returns the peak bytes of a generated function beyond its inputs and results."""
     function = load(source, name, {"range": _two_rounds})
     given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
     with torch.no_grad(), OneAttention(), Recorder(given, inputs[0].device.type) as recorder:

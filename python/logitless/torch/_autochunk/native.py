@@ -19,8 +19,8 @@ from logitless.torch._engine import current_stream, on_device
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _ALIGNMENT = 16  # of tensors on a GPU
-_KEPT = 256  # programs made ready, the ones used last
-_captured: set[Runner] = set()  # a CUDA graph may launch their kernels at any time
+_KEPT = 256  # prepared programs, least recently used evicted
+_captured: set[Runner] = set()  # runners whose kernels a CUDA graph may launch at any time
 
 
 def check_device(device: torch.device) -> None:
@@ -31,7 +31,8 @@ def check_device(device: torch.device) -> None:
 
 
 def machine_of(device: torch.device) -> Machine:
-    """What programs for a device are compiled for; on the CPU the number of threads decides nothing (compiler.h)."""
+    """Returns the machine that programs for a device are compiled for. On the CPU the number of threads does not affect
+    the result (compiler.h)."""
     if device.type == "cpu":
         return Machine(head_engine=True)
     major, minor = torch.cuda.get_device_capability(device)
@@ -39,16 +40,16 @@ def machine_of(device: torch.device) -> Machine:
 
 
 def input_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Of the copies that a run makes of its inputs."""
+    """Returns the bytes of the copies that a run makes of its inputs."""
     return sum(t.numel() * t.element_size() for t in tensors if not t.is_contiguous())
 
 
 class Runner:
-    """A program made ready for a device, or for threads of the CPU."""
+    """A program prepared for a device, or for a number of CPU threads."""
 
     def __init__(self, request: Request, device: torch.device):
         self.device = device
-        self.checks = None  # of indices, on a CPU
+        self.checks = None  # index checks, on a CPU
         made = program(request)
         self.results = [(r.shape, getattr(DTYPES, r.dtype)) for r in made.results]
         self.arena_bytes = made.arena_bytes
@@ -65,8 +66,9 @@ class Runner:
             )
         self.prepared = on_device(device, lambda: PreparedProgram(made, c.context(c.DEVICE_CUDA, device.index)))
 
-    def __del__(self, ending=sys.is_finalizing):  # at the interpreter's end this module is empty
-        # Kernels may still run: their code is given back after them, and not where a wait would end a capture.
+    def __del__(self, ending=sys.is_finalizing):  # this module is empty at interpreter exit
+        # Kernels may still run, so their code is freed after a synchronisation. During a capture, synchronising is
+        # invalid.
         if getattr(self, "prepared", None) is None or self.device.type == "cpu" or ending():
             return
         if torch.cuda.is_current_stream_capturing():
@@ -90,7 +92,7 @@ class Runner:
         return made
 
     def _here(self, i: int, t: torch.Tensor) -> torch.Tensor:
-        """Input i on the program's device; a number of the CPU may stand beside tensors of a GPU, as in PyTorch."""
+        """Returns input i on the program's device. As in PyTorch, a CPU scalar may accompany GPU tensors."""
         if t.dim() == 0 and t.device.type == "cpu":
             t = t.to(self.device)
         _memory.check(f"input {i} of a program", t, self.device, "the first")
@@ -110,7 +112,7 @@ def _runner(request: Request, device: torch.device) -> Runner:
 
 
 def runner(request: Request, device: torch.device) -> Runner:
-    """The request made ready for a device, one for equal ones."""
+    """Returns the prepared program for a device, cached by request."""
     if device.type == "cpu":
         request = request.on(threads=torch.get_num_threads())
     return _runner(request, device)
@@ -124,7 +126,8 @@ def _request(inputs, text: str, budget: int, chunks: int, chunk: bool, head_engi
     return made.on(head_engine=head_engine)
 
 
-# All that a program depends on is an argument: a graph of torch.compile outlives what was compiled, and is stored.
+# The operator's arguments determine the program, since a graph of torch.compile outlives the process's state and is
+# stored.
 @torch.library.custom_op("logitless::program", mutates_args=(), schema=_SCHEMA)
 def program_op(inputs, text, budget, chunks, chunk, head_engine, checks=""):
     return runner(_request(inputs, text, budget, chunks, chunk, head_engine, checks), inputs[0].device).run(inputs)
@@ -137,12 +140,12 @@ def _(inputs, text, budget, chunks, chunk, head_engine, checks=""):
 
 
 def is_traced(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a tracer, as torch.compile's, has put its own in the place of tensors."""
+    """Returns whether tensors are a tracer's, such as torch.compile's."""
     return any(type(t) not in PLAIN for t in tensors)
 
 
 def run(request: Request, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What the program computes of its parameters, in order."""
+    """Runs the program on its parameters and returns its results, in order."""
     if is_traced(inputs):
         machine = request.machine
         op = torch.ops.logitless.program

@@ -1,4 +1,4 @@
-"""F.one_hot as a write by index, whose classes are checked: traced without values PyTorch's own is a comparison."""
+"""Traces F.one_hot as a scatter with checked classes. PyTorch's own, traced without values, becomes a comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class OneHot(TorchFunctionMode):
-    """F.one_hot with a number of classes becomes a scatter."""
+    """Replaces F.one_hot with a known number of classes by a scatter."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         made = _one_hot(*args, **(kwargs or {})) if func is torch.nn.functional.one_hot else None

@@ -1,5 +1,5 @@
-"""The lines of a function that its operations, and their gradients, come from: stack traces of FX nodes while it is
-traced, and lines made of those."""
+"""Lines of a function that its operations, and their gradients, come from. Stack traces are set on FX nodes during
+tracing, and formatted afterwards."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from logitless._autochunk.places import chosen, shown
 
 _TORCH = (os.path.dirname(torch.__file__) + os.sep,)
 _TRACER = os.path.join(os.path.dirname(__file__), "trace.py")
-_LABEL = "logitless.place"  # of the metadata of autograd's nodes
+_LABEL = "logitless.place"  # the key in the metadata of autograd's nodes
 
 
 def place_of(stack_trace: str | None) -> str:
-    """ "loss.py:12: logits = (h @ w.T).float()" of a traced node; "" where nothing is known."""
+    """Returns the line of a traced node, such as "loss.py:12: logits = (h @ w.T).float()"; "" if unknown."""
     frames = re.findall(r'File "(.+?)", line (\d+)', stack_trace or "")
     found = chosen([(file, int(line)) for file, line in reversed(frames)], _TORCH)
     return shown(*found) if found else ""
 
 
 def _calling() -> str:
-    """Of the frames between the tracer and a call of PyTorch, the one to name."""
+    """Returns the frame to name, among those between the tracer and a call of PyTorch."""
     frame, frames = sys._getframe(2), []
     while frame is not None and frame.f_code.co_filename != _TRACER:
         frames.append((frame.f_code.co_filename, frame.f_lineno))
@@ -43,13 +43,14 @@ def _set(text: str) -> None:
 
 
 class Places(TorchFunctionMode):
-    """Inside, each call of PyTorch is known as of its line, and so are its gradients where they are computed."""
+    """A mode that records the line of each call of PyTorch, and of its gradients."""
 
     def __init__(self, transformed: bool):
-        """transformed: whether a transform of torch.func is around what is traced, whose tensors it cannot see."""
+        """transformed: whether torch.func's transforms surround the traced function. Their tensors are hidden from it.
+        """
         super().__init__()
         self.transformed = transformed
-        self.last = ""  # what was called last
+        self.last = ""  # the most recent call
         self._preserved = fx_traceback.preserve_node_meta()
 
     def __enter__(self):
@@ -88,7 +89,7 @@ def _check_closed_over(tensor) -> None:
 
 
 def _label(grad_fn, text: str) -> None:
-    """All of its history that has no line has this one: a call may make several nodes."""
+    """Labels all unlabelled nodes of an autograd history, since a call may make several."""
     work = [grad_fn]
     while work:
         node = work.pop()

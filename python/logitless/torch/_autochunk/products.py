@@ -1,4 +1,4 @@
-"""Products of a compiled program: of matrices or of batches of them, whatever dimensions they contract."""
+"""Matrix products of a compiled program, with or without batches, for any contracted dimensions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from logitless._autochunk.text import Term, sizes
 
 
 class Products(BaseScope):
-    """The part of a scope that writes them. What a loop sums is added to where it is, by the product itself."""
+    """The part of a scope that writes matrix products. A product that a loop accumulates adds to its accumulator
+    directly."""
 
     def op_dot(self, node: Node, a: Term, b: Term) -> None:
         [value] = node.results
@@ -52,7 +53,7 @@ class Products(BaseScope):
         return f"({product}){shaped}" if shaped else product
 
     def matrices(self, node: Node, a: Term, b: Term) -> tuple[str, str] | None:
-        """The factors of a matrix product, if it is one: dimensions that stand together are one."""
+        """Returns the operands as matrices, or None if that needs a copy: adjacent dimensions are flattened."""
         (ca, cb), (ba, _) = node.pair("contract"), node.pair("batch")
         if ba:
             return None
@@ -60,8 +61,8 @@ class Products(BaseScope):
         return None if first is None or second is None else (first, second)
 
     def _matrix(self, t: Term, contract: list[int], before: bool) -> str | None:
-        """The array with its contracted dimensions as the columns, or as the rows `before` the others; None where they
-        stand apart."""
+        """Returns the array as a matrix. Contracted dimensions become the rows if `before`, else the columns. Returns
+        None if they are not adjacent."""
         rank, count = len(t.type.shape), len(contract)
         leading = contract == list(range(count))
         if not 0 < count < rank or not (leading or contract == list(range(rank - count, rank))):
@@ -73,14 +74,15 @@ class Products(BaseScope):
         return text.removesuffix(".t()") if text.endswith(".t()") else f"{text}.t()"
 
     def batches(self, node: Node, a: Term, b: Term) -> tuple[str, str, tuple[int, int, int]]:
-        """The factors of a product of batches, and how many dimensions of the result are of the batch, rows, columns."""
+        """Returns the operands as batches of matrices. Also returns the number of the result's dimensions in batch,
+        rows and columns."""
         (ca, cb), (ba, bb) = node.pair("contract"), node.pair("batch")
         fa, fb = ([d for d in range(len(t.type.shape)) if d not in (*c, *p)] for t, c, p in ((a, ca, ba), (b, cb, bb)))
         groups = (len(ba), len(fa), len(fb))
         return self._batch(a, (ba, fa, ca)), self._batch(b, (bb, cb, fb)), groups
 
     def _batch(self, t: Term, groups: Sequence[list[int]]) -> str:
-        """The array as batches of matrices: each group of dimensions as one."""
+        """Returns the array as batches of matrices; each group of dimensions is flattened."""
         text, order = self.full(t), [d for group in groups for d in group]
         if order == [0, 2, 1]:
             text = f"{text}.mT"
@@ -90,7 +92,7 @@ class Products(BaseScope):
 
 
 def _grouped(text: str, counts: Sequence[int]) -> str:
-    """An array with so many neighbouring dimensions as one; of none a dimension of 1."""
+    """Flattens groups of neighbouring dimensions, counts[i] each. An empty group becomes a dimension of size 1."""
     first = sum(counts)
     for count in reversed(counts):
         first -= count

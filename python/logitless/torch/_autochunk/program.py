@@ -1,4 +1,4 @@
-"""A traced graph as the text of a tensor program."""
+"""Converts a traced graph to the text of a tensor program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.externs import run_as_it_is, why_not
 from logitless.torch._autochunk.places import place_of
 
-# Results that are other names of memory, as far as writing in place goes, beside those whose schemas say so.
+# Operations that may alias their first argument, in addition to those whose schemas declare it.
 _VIEWS = {
     *("alias", "detach", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand", "permute", "transpose"),
     *("t", "slice", "select", "split", "split_with_sizes", "unbind", "getitem"),
@@ -34,7 +34,7 @@ def _name(node: torch.fx.Node) -> str:
 
 
 def _is_view(node: torch.fx.Node) -> bool:
-    """Whether its results may be other names of its first argument's memory."""
+    """Returns whether the results may alias the first argument."""
     if isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable:
         if any(r.alias_info is not None for r in node.target._schema.returns):
             return True
@@ -42,7 +42,7 @@ def _is_view(node: torch.fx.Node) -> bool:
 
 
 def _described(node: torch.fx.Node) -> str:
-    """aten.sort.default(float32[4, 8], 1)"""
+    """Describes a node, such as aten.sort.default(float32[4, 8], 1)."""
 
     def one(x):
         if isinstance(x, torch.fx.Node):
@@ -58,7 +58,7 @@ def _writes(node: torch.fx.Node) -> bool:
 
 
 def _check_write(w: Writer, node: torch.fx.Node, base: dict, order: dict) -> None:
-    """Writing in place is replacing, where nothing else sees the memory afterwards."""
+    """Checks that a write in place can become a new value: no alias reads the memory afterwards."""
     target = node.args[0]
     root = base[target]
     if root.op == "placeholder":
@@ -74,12 +74,12 @@ def _check_write(w: Writer, node: torch.fx.Node, base: dict, order: dict) -> Non
 
 
 def drawing(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """The operations that draw random numbers, in order."""
+    """Returns the operations that draw random numbers, in order."""
     return [n for n in graph.graph.nodes if n.op == "call_function" and _name(n) in DRAWING]
 
 
 def _device(made) -> str:
-    """The kind of device that a node's results are on."""
+    """Returns the device type of a node's results."""
     return next((t.device.type for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)), "cpu")
 
 
@@ -92,10 +92,10 @@ def _outputs(graph: torch.fx.GraphModule) -> list:
 @dataclass
 class Text:
     text: str
-    parameters: list[str]  # that it reads, in order
-    places: dict[str, str]  # of values: the line of the user's code
-    calls: list[Call]  # of PyTorch, that it has
-    checks: Checks | None  # of its indices
+    parameters: list[str]  # the parameters that it reads, in order
+    places: dict[str, str]  # the line of the user's code of each value
+    calls: list[Call]  # PyTorch functions that it calls
+    checks: Checks | None  # the checks of its indices
 
 
 def to_text(
@@ -107,8 +107,9 @@ def to_text(
     native: bool = False,
     seed: str = "",
 ) -> Text:
-    """parameters: one name for each placeholder, in order. results: a name for each output, None for one that is not wanted. ones: placeholders that are
-    1, as scalar tangents. native: for the library to run. seed: the parameter that random numbers come from."""
+    """Writes the text of a program. parameters: a name for each placeholder, in order. results: a name for each output,
+    or None to omit it. ones: placeholders that are the constant 1, such as the upstream gradient of a scalar loss.
+    native: the library runs it. seed: the parameter with the random seed."""
     w = HeadWriter(DTYPES)
     w.native = native
     widened = _widened(graph) if native else set()
@@ -177,19 +178,19 @@ def to_text(
 
 
 def _handled(w: Writer, node: torch.fx.Node, out, arguments: Sequence, options: dict):
-    """What the operation is in a tensor program."""
+    """Lowers an operation."""
     name = _name(node)
     handler = HANDLERS.get(name) or (HANDLERS.get(name[:-1]) if _writes(node) else None)
     if handler is None or not _known(node):
         raise Unsupported(f"autochunk: {w.prefix}{_described(node)} has no form in a tensor program")
     try:
         return handler(w, out, *arguments, **options)
-    except TypeError as error:  # an argument that the handler does not know
+    except TypeError as error:  # an argument that the handler does not accept
         raise Unsupported(f"autochunk: {w.prefix}{_described(node)}: {error}") from error
 
 
 def _as_it_is(w: Writer, node, out, arguments, options, live: set, error: Unsupported):
-    """The operation as a call of PyTorch, or the error with the reason why it cannot be one."""
+    """Makes the operation a call of PyTorch, or raises the error with the reason why that is impossible."""
     why = why_not(w, node.target, arguments, options, out)
     if why:
         raise Unsupported(str(error) if why in str(error) else f"{error}; {why}") from error
@@ -198,7 +199,8 @@ def _as_it_is(w: Writer, node, out, arguments, options, live: set, error: Unsupp
 
 
 def _widened(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """Products of 16-bit matrices that are read in f32 alone, and what lies between: f32 is what they are summed in."""
+    """Returns the matrix products of 16-bit operands that are read in f32 alone, and the views between. They are
+    accumulated in f32 anyway."""
     found = set()
     for node in graph.graph.nodes:
         if node.op != "call_function" or _name(node) not in ("mm", "bmm"):
@@ -223,7 +225,7 @@ def _live(roots: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
             continue
         live.add(node)
         work += node.all_input_nodes
-        # What is written into a value belongs to it.
+        # A write into a live value is live.
         for user in node.users:
             if _writes(user) and user.args[0] is node:
                 work.append(user)
@@ -235,7 +237,7 @@ def _known(node: torch.fx.Node) -> bool:
 
 
 def _checked(w: Writer, made, out):
-    """What a handler made, which must be what PyTorch infers."""
+    """Checks that a handler's result has the shape and dtype that PyTorch infers."""
     if isinstance(out, (list, tuple)):
         return tuple(_checked(w, m, o) for m, o in zip(made, out))
     if made is None:  # nothing reads it

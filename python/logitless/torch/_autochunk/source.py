@@ -1,4 +1,4 @@
-"""Compiled programs as readable Python: plain torch operations, a `for` loop for each loop of the program."""
+"""Emits compiled programs as readable PyTorch: plain torch operations, with a `for` loop for each loop."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _VIEWS = {"reshape", "transpose", "slice", "broadcast", "stop_gradient"}
 
 
 class Scope(CallScope, InPlace, Products):
-    """With the last use of each value's memory, which is then written into or given back."""
+    """Tracks the last use of each value's memory, which is then overwritten or freed."""
 
     def __init__(self, emitter: Emitter, nodes: list[Node], ends: Sequence[str], outer: dict[str, Term], indent: str):
         super().__init__(emitter, nodes, outer, indent)
-        self.root: dict[str, str] = {}  # of values that may share memory
-        self.last: dict[str, int] = {}  # use of each root
+        self.root: dict[str, str] = {}  # the value whose memory each value may share
+        self.last: dict[str, int] = {}  # the last use of each root
         self.uses: dict[str, int] = {}
-        self.names: dict[str, list[str]] = {}  # Python names of each root
+        self.names: dict[str, list[str]] = {}  # the Python names of each root
         self.types: dict[str, Type] = {}
-        self.now = 0  # the node that is being written
-        self.sums: dict[str, str] = {}  # of products that are added to: where
-        self.puts: dict[str, tuple[Node, Term, Term]] = {}  # what a sum writes into its other operand
+        self.now = 0  # the index of the node being written
+        self.sums: dict[str, str] = {}  # accumulators of matrix products that add in place
+        self.puts: dict[str, tuple[Node, Term, Term]] = {}  # puts that a sum writes into its other operand
         self.makers = {r: i for i, n in enumerate(nodes) for r in n.results}
         for i, node in enumerate(nodes):
             view = node.op in _VIEWS
@@ -108,7 +108,7 @@ class Scope(CallScope, InPlace, Products):
             self.release(at)
 
     def release(self, at: int) -> None:
-        """Big values go when nothing reads them any more."""
+        """Deletes large values after their last use."""
         dead = []
         for root, last in self.last.items():
             if last == at and root in self.makers and self.e.big(self.types.get(root)):
@@ -135,7 +135,7 @@ class Scope(CallScope, InPlace, Products):
         for place, (operand, t) in enumerate(zip(node.operands, terms)):
             same = t.type.dtype == type_.dtype and t.present == present and t.owned
             root = self.root.get(operand, operand)
-            shared = sum(self.root.get(o, o) == root for o in node.operands) > 1  # x - x.t() reads what it writes
+            shared = sum(self.root.get(o, o) == root for o in node.operands) > 1  # x - x.t() would read what it writes
             if not same or not self.dies(operand) or shared or not any(present):
                 continue
             text = self.in_place(node.op, place, texts, terms)
@@ -161,7 +161,7 @@ class Scope(CallScope, InPlace, Products):
                 x, number = (texts[1], texts[0]) if terms[0].number else texts
                 return f"{x}.clamp({'min' if op == 'max' else 'max'}={number})"
             return f"torch.{op}imum({texts[0]}, {texts[1]})"
-        if terms[1].number and terms[2].number:  # of Python numbers alone PyTorch makes its default dtype
+        if terms[1].number and terms[2].number:  # PyTorch converts Python numbers alone to its default dtype
             texts[1] = f"torch.full((), {texts[1]}, dtype={type_.dtype}, device=device)"
         return f"torch.where({', '.join(texts)})"
 
@@ -266,7 +266,7 @@ class Scope(CallScope, InPlace, Products):
         for value, name, type_ in zip(node.results, names, node.types):
             self.keep(value, Term(name, type_, (True,) * len(type_.shape), owned=True))
 
-    # --- operations: indices. Only those along a chunked axis can be outside of it.
+    # --- operations: indices. Only an index along a chunked axis can be out of range.
     def _cut(self, size: str) -> bool:
         return not size.isdigit()
 
@@ -338,8 +338,8 @@ class Scope(CallScope, InPlace, Products):
 class Emitter(BaseEmitter):
     def __init__(self, graph: Graph, name: str, wide_products: bool, calls: Sequence[Call]):
         super().__init__(graph, name, {"torch", "device", "range", "float", "min", "_", *HELPERS})
-        self.calls = calls  # of PyTorch, by their number
-        # Products of 16-bit matrices with f32 results: a kernel of GPUs alone.
+        self.calls = calls  # PyTorch functions, by number
+        # Matrix products of 16-bit operands with an f32 result; only GPUs have such kernels.
         self.wide_products = wide_products
         self.chunks: dict[str, int] = {}
         self.largest = max([self.bytes(t) for t in self._types(graph.nodes)], default=0)
@@ -356,7 +356,7 @@ class Emitter(BaseEmitter):
         return self.elements(type_) * type_.dtype.itemsize
 
     def elements(self, type_: Type) -> int:
-        return math.prod(eval(s, {"__builtins__": {}}, self.chunks) for s in type_.shape)  # of the compiler's own text
+        return math.prod(eval(s, {"__builtins__": {}}, self.chunks) for s in type_.shape)  # the compiler's own text
 
     def big(self, type_: Type | None) -> bool:
         return type_ is None or self.bytes(type_) * 64 >= self.largest
@@ -376,7 +376,7 @@ class Emitter(BaseEmitter):
         for _, value in self.graph.results:
             term = scope.terms[value]
             text = scope.full(term)
-            made = scope.root.get(value, value) in scope.makers  # inputs and views of them are not results
+            made = scope.root.get(value, value) in scope.makers  # inputs and views of them must be copied
             own = term.number or (made and term.text == text and text not in returned)
             returned.append(text if own else f"{text}.clone(memory_format=torch.contiguous_format)")
         self.lines.append(f"    return {', '.join(returned)}{',' if len(returned) == 1 else ''}")
@@ -455,6 +455,6 @@ class Emitter(BaseEmitter):
 
 
 def to_source(graph: Graph, name: str, wide_products: bool, calls: Sequence[Call] = ()) -> str:
-    """A module with the function: parameters of the graph in, a tuple of its results out. The graph is used up. calls:
-    of PyTorch, that it has."""
+    """Returns a module with a function that maps the graph's parameters to a tuple of its results. The graph is
+    consumed. calls: PyTorch functions that the program calls."""
     return Emitter(fused(without_statistics(merged(graph))), name, wide_products, calls).run()

@@ -1,5 +1,5 @@
-"""Operations of compiled programs that are one call of PyTorch with results of its own: attention, and what has no form
-in a tensor program."""
+"""Operations of compiled programs that are one call of PyTorch: attention, and operations without a form in a tensor
+program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CallScope(BaseScope):
     def op_attention_grad(self, node: Node, q: Term, k: Term, v: Term, out: Term, *rest: Term) -> None:
         names = [self.e.names.fresh(r) for r in node.results]
         *rest, bias = rest if node.attributes.get("bias") == "1" else (*rest, None)
-        if len(rest) == 2:  # what the attention beside it left
+        if len(rest) == 2:  # the results of the paired attention
             function = rest[0].text
         else:
             function = f"{self.attended('_attention', node, q, k, v, bias)}[1]"
@@ -43,7 +43,7 @@ class CallScope(BaseScope):
             self.keep(value, Term(name, type_, (True,) * 4, owned=True))
 
     def attended(self, helper: str, node: Node, q: Term, k: Term, v: Term, bias: Term | None = None) -> str:
-        """A call of a helper, of which one needs the other."""
+        """Returns a call of an attention helper. One helper calls the other."""
         causal = node.attributes["causal"] == "1"
         if causal and q.type.shape[2] != k.type.shape[2]:
             raise Unsupported("autochunk: causal attention of fewer queries than keys has no form in PyTorch")

@@ -1,4 +1,5 @@
-"""A function of tensors, and its gradients, as FX graphs of core ATen operations. Nothing runs: tensors are fake."""
+"""Traces a function of tensors, and its gradients, to FX graphs of core ATen operations. Tensors are fake, and nothing
+runs."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ aten = torch.ops.aten
 
 TENSOR = object()
 
-# Core ATen has these decomposed, tensor programs have them whole; and the other way round.
+# Operations that core ATen decomposes and tensor programs do not; and the reverse.
 _KEPT = (aten.logsumexp.default, aten.embedding_dense_backward.default, aten.roll.default, aten.eye.default, aten.eye.m)
 _ALSO = (aten.elu, aten.leaky_relu, aten.leaky_relu_backward, aten.elu_backward, aten.hardtanh_backward, aten.addcmul)
 
 
-# What would do in the place of operations whose results have sizes that depend on values.
+# Alternatives to operations whose result shapes depend on values.
 _INSTEAD = {
     "nonzero": "expected a mask over all rows in the place of x[mask]: torch.where(mask, loss, 0).sum() / mask.sum()",
     "masked_select": "expected torch.where(mask, x, 0)",
@@ -50,18 +51,18 @@ _INSTEAD = {
 
 @dataclass
 class Traced:
-    """What a function computes of its tensors, for one set of shapes, dtypes and devices."""
+    """A traced function, for one set of shapes, dtypes and devices."""
 
-    names: list[str]  # of the inputs, then of the captured tensors
-    captured: list[torch.Tensor]  # tensors that the function made, or closes over
+    names: list[str]  # names of the inputs, then of the captured tensors
+    captured: list[torch.Tensor]  # tensors that the function makes or closes over
     forward: torch.fx.GraphModule  # inputs -> tensor outputs
-    joint: torch.fx.GraphModule | None  # inputs, then tangents -> outputs, then gradients that are not None
-    needs_grad: list[bool]  # of each input
-    has_grad: list[bool]  # of each input: whether joint returns its gradient
-    differentiable: list[bool]  # of each tensor output
+    joint: torch.fx.GraphModule | None  # inputs, upstream gradients -> outputs, gradients that are not None
+    needs_grad: list[bool]  # for each input
+    has_grad: list[bool]  # for each input: whether joint returns its gradient
+    differentiable: list[bool]  # for each tensor output
     outputs: list[torch.Tensor]  # fake
-    spec: pytree.TreeSpec  # of the outputs
-    constants: list  # outputs that are no tensors; TENSOR where one stands
+    spec: pytree.TreeSpec  # the tree of the outputs
+    constants: list  # outputs that are not tensors; TENSOR in place of one that is
 
 
 @functools.cache
@@ -74,7 +75,7 @@ def _decompositions() -> dict:
 
 @contextlib.contextmanager
 def _no_transforms():
-    """None of torch.func's around."""
+    """Leaves all transforms of torch.func for the duration."""
     stack = []
     try:
         while peek_interpreter_stack() is not None:
@@ -90,16 +91,16 @@ def _same(x):
 
 
 class Around(NamedTuple):
-    """What a caller is inside of, that a trace has to know."""
+    """The caller's context that a trace depends on."""
 
     grad: bool  # gradients are enabled
-    transformed: bool  # a transform of torch.func
+    transformed: bool  # a transform of torch.func is active
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[Around]:
-    """Nothing that the caller is inside of sees what is traced: transforms, modes, hooks of saved tensors (checkpoints
-    count them), a tracer's state."""
+    """Isolates a trace from the caller's context: transforms, modes, a tracer's state, and hooks of saved tensors
+    (checkpoints count them)."""
     around = Around(torch.is_grad_enabled(), peek_interpreter_stack() is not None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(tracing())
@@ -116,7 +117,7 @@ def alone() -> Iterator[Around]:
 def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> torch.fx.GraphModule:
     places = Places(around.transformed)
     try:
-        # Other attention than one operation: PyTorch's kernels have no decomposition.
+        # Attention outside of OneAttention uses the math backend, since PyTorch's fused kernels have no decomposition.
         with places, sdpa_kernel(SDPBackend.MATH), OneAttention(), OneCtc(), OneHot(), MaskedRows():
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
@@ -144,7 +145,7 @@ def _at(places: Places) -> str:
 def _captured(
     graph: torch.fx.GraphModule, known: dict[int, int], names: list[str], tensors: list, around: Around
 ) -> None:
-    """Makes inputs of the tensors a graph holds: known maps the id of each to its place."""
+    """Makes inputs of the tensors that a graph holds. known: maps the id of each to its index."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     anchor = placeholders[-1]
     made = {}
@@ -182,12 +183,12 @@ def _captured(
 def trace(
     function: Callable, inputs: Sequence[FakeTensor], names: Sequence[str], needs_grad: Sequence[bool], around: Around
 ) -> Traced:
-    """Traces ``function(*inputs)``, and its gradients by the inputs that need one, for a tangent of each output. To be
-    called within ``alone``, with what that gave."""
+    """Traces ``function(*inputs)`` and its gradients by the inputs that need one, with an upstream gradient for each
+    output. It must be called within ``alone``. around: the result of ``alone``."""
     found = {}
 
     def call(tensors):
-        # Inputs appear once with and once without a history, as autograd gives them to a Function.
+        # Inputs appear once with and once without a history, as autograd passes them to a Function.
         leaves = [t.detach().requires_grad_() if need else t for t, need in zip(tensors, needs_grad)]
         with torch.enable_grad():
             flat, spec = pytree.tree_flatten(function(*leaves))

@@ -1,5 +1,5 @@
-"""Plans under torch.func: grad, vjp, jacrev, and vmap as one example after another. Second derivatives and forward mode
-are refused by name."""
+"""Plans under torch.func: grad, vjp, jacrev, and vmap, which runs one example after another. Second derivatives and
+forward mode raise errors that name them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def active() -> bool:
 
 
 def refuse_forward_mode() -> None:
-    """Of torch.autograd.forward_ad by itself; within torch.func rules tell."""
+    """Raises in forward mode of torch.autograd.forward_ad. Within torch.func, the rules below raise."""
     if not active() and torch.autograd.forward_ad._current_level >= 0:
         raise NotImplementedError(
             f"autochunk: there is no rule for forward-mode derivatives (torch.autograd.forward_ad){ADVICE}"
@@ -23,7 +23,7 @@ def refuse_forward_mode() -> None:
 
 
 def refuse_in_graph() -> None:
-    """Inside of torch.compile."""
+    """Raises for transforms and forward mode inside torch.compile."""
     refuse_forward_mode()
     if active():
         name = retrieve_current_functorch_interpreter().key().name.lower()
@@ -34,7 +34,7 @@ def refuse_in_graph() -> None:
 
 
 def requires_grad(tensor: torch.Tensor) -> bool:
-    """Of a tensor, or of one inside that a transform has wrapped."""
+    """Returns whether a tensor, or one that transforms have wrapped, requires a gradient."""
     while not tensor.requires_grad:
         if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return False
@@ -61,7 +61,7 @@ def _one_by_one(rules, info, in_dims, args):
 
 
 class Transformed(_Rules):
-    """Of a plan and its inputs: the outputs, and behind them what a joint plan keeps for backward."""
+    """Maps a plan and its inputs to the outputs, followed by the values that a joint plan saves for backward."""
 
     @staticmethod
     def forward(plan, *tensors):
@@ -82,12 +82,12 @@ class Transformed(_Rules):
     @staticmethod
     def backward(ctx, *tangents):
         plan, traced = ctx.plan, ctx.plan.traced
-        if any(t is not None for t in tangents[ctx.count :]):  # of the gradients
+        if any(t is not None for t in tangents[ctx.count :]):  # upstream gradients of the gradients
             raise NotImplementedError(SECOND)
         wanted = [(t, o) for t, o, yes in zip(tangents, traced.outputs, traced.differentiable) if yes]
         if all(t is None for t, _ in wanted) or not any(plan.has_grad):
             return (None,) * (1 + len(plan.has_grad))
-        saved = ctx.saved_tensors  # once: a checkpoint computes them again
+        saved = ctx.saved_tensors  # read once, since each read under a checkpoint recomputes them
         full = [torch.zeros(o.shape, dtype=o.dtype, device=saved[0].device) if t is None else t for t, o in wanted]
         made = iter(_Gradients.apply(plan, len(saved), *saved, *full))
         return (None, *(next(made) if has else None for has in plan.has_grad))
@@ -98,7 +98,7 @@ class Transformed(_Rules):
 
 
 class _Gradients(_Rules):
-    """Of a plan, how many tensors it saved, these, and tangents: the gradients that there are."""
+    """Maps a plan, the number of saved tensors, these, and upstream gradients to the existing gradients."""
 
     @staticmethod
     def forward(plan, count, *tensors):

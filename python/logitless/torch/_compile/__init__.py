@@ -1,4 +1,4 @@
-"""torch.compile(model, backend="logitless"): what pays is chunked by logitless, the rest is compiled by Inductor.
+"""torch.compile(model, backend="logitless"): logitless chunks the regions that benefit, Inductor compiles the rest.
 
     loss = torch.compile(lambda **batch: model(**batch).loss, backend="logitless", options={"memory_budget": "2GiB"})
     loss(input_ids=ids, labels=ids).backward()
@@ -26,17 +26,18 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Options:
-    """Of ``torch.compile(..., options={...})``."""
+    """The options of ``torch.compile(..., options={...})``."""
 
-    memory_budget: int | str | None = None  # of each region, as autochunk's
-    min_bytes: int | str = "16MiB"  # of the smallest product that a region is looked for around
+    memory_budget: int | str | None = None  # of each region, as in autochunk
+    min_bytes: int | str = "16MiB"  # the least size of a matrix product that seeds a region
     ratio: float = 8.0  # see regions.grow
-    inner: str | Callable = "inductor"  # backend of the rest
-    inner_options: Mapping[str, Any] = field(default_factory=dict)  # its own options
+    inner: str | Callable = "inductor"  # the backend of the rest
+    inner_options: Mapping[str, Any] = field(default_factory=dict)  # options of that backend
 
 
 def checked(options: Mapping[str, Any] | None, mode: str | None) -> Options:
-    """Raises ValueError for an option that is none, TypeError and ValueError for values that are none."""
+    """Returns the checked options. Raises ValueError for an unknown option, TypeError and ValueError for invalid
+    values."""
     given = dict(options or {})
     known = Options.__dataclass_fields__
     for name in given:
@@ -68,12 +69,13 @@ def backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable:
-    """The compiler that ``torch.compile(backend="logitless")`` calls with each graph.
+    """Compiles a graph; ``torch.compile(backend="logitless")`` calls it for each.
 
-    Regions around products of at least ``min_bytes`` become programs of the library, each one operator, where that
-    lowers their memory; they are specialised on shapes. All else, and regions with an operation that has no form in a
-    tensor program, goes to ``inner``. ``explain_compiled`` tells what was done. A graph that returns its logits, as a model
-    does whose output has them beside the loss, keeps them: a warning says so before the rest is compiled.
+    Regions around matrix products of at least ``min_bytes`` become programs of the library, one operator each, if that
+    lowers their memory. They are specialised on shapes. Everything else goes to ``inner``, as do regions with an
+    operation that has no form in a tensor program. ``explain_compiled`` reports the decisions. A graph that returns its
+    logits cannot chunk them, for example a model whose output has them beside the loss. A warning says so before the
+    rest is compiled.
     """
     wanted = checked(options, mode)
     min_bytes = parse_bytes(wanted.min_bytes)
@@ -94,7 +96,7 @@ def backend(
 
     told.refused += regions.find(graph.graph, min_bytes, wanted.ratio, take)
     for what, why in told.refused:
-        if why == regions.RETURNED:  # told before the rest is compiled, which may take minutes
+        if why == regions.RETURNED:  # before compiling the rest, which may take minutes
             warnings.warn(f"torch.compile, backend '{NAME}': not chunked: {what}: {why}", stacklevel=2)
     graph.graph.lint()
     graph.recompile()
@@ -114,10 +116,10 @@ def _inner(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], wanted: O
     return compiler(graph, example_inputs, **given)
 
 
-backend.reset = run.graphs.clear  # by torch._dynamo.reset()
+backend.reset = run.graphs.clear  # called by torch._dynamo.reset()
 
 
 def register() -> None:
-    """Makes the name known to torch.compile, where the package is not installed and its entry point not there."""
+    """Registers the backend with torch.compile, in case the package's entry point is not installed."""
     if NAME not in torch._dynamo.list_backends():
         torch._dynamo.register_backend(backend, name=NAME)

@@ -1,4 +1,4 @@
-"""What operations of a graph that torch.compile has captured do besides making values."""
+"""Side effects of operations in a graph that torch.compile has captured."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 _IN_PLACE = {
     f for name, f in vars(operator).items() if name.startswith("i") and name[1:] in vars(operator)
-}  # iadd beside add
-REGION = "logitless_region"  # the name of functions that stand for regions
-_STATISTICS = {"batch_norm", "instance_norm"}  # running ones are written
+}  # such as iadd for add
+REGION = "logitless_region"  # the name of functions that replace regions
+_STATISTICS = {"batch_norm", "instance_norm"}  # they update running statistics
 
 
 def name_of(node: torch.fx.Node) -> str:
-    """Of the function or method, without a module."""
+    """Returns the name of the function or method, without a module."""
     if isinstance(node.target, str):
         return node.target
     if isinstance(node.target, torch._ops.OpOverload):
@@ -24,7 +24,7 @@ def name_of(node: torch.fx.Node) -> str:
 
 
 def mutates(node: torch.fx.Node) -> bool:
-    """Whether it writes into memory that exists, or may."""
+    """Returns whether a node may write into existing memory."""
     if node.op == "call_module":
         return True
     if node.op not in ("call_function", "call_method"):
@@ -40,7 +40,7 @@ def mutates(node: torch.fx.Node) -> bool:
 
 
 def _asked_to(node: torch.fx.Node) -> bool:
-    """By an argument named inplace."""
+    """Returns whether an argument named inplace asks for it."""
     if node.kwargs.get("inplace"):
         return True
     try:
@@ -52,7 +52,7 @@ def _asked_to(node: torch.fx.Node) -> bool:
 
 
 def written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What one that mutates may write into."""
+    """Returns the nodes that a mutating node may write into."""
     if isinstance(node.target, torch._ops.OpOverload) or node.op == "call_module" or name_of(node) in _STATISTICS:
         return node.all_input_nodes
     given = [*node.args[:1], node.kwargs.get("input"), node.kwargs.get("out")]
@@ -60,8 +60,8 @@ def written(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def opaque(node: torch.fx.Node) -> bool:
-    """Whether what it does is unknown, or changes how others compute: gradients or autocast on and off, operators of
-    higher order."""
+    """Returns whether a node's effect is unknown or changes how others compute: switches of gradients or autocast,
+    higher-order operators."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     if isinstance(node.target, torch._ops.HigherOrderOperator):

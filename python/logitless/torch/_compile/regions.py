@@ -1,4 +1,5 @@
-"""Parts of a captured graph around values that dwarf what is kept of them: logits and their losses, scores of attention."""
+"""Regions of a captured graph around values that are far larger than their results: logits and losses, attention
+scores."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from logitless.torch._autochunk.places import place_of
 from logitless.torch._compile.effects import mutates, name_of, opaque, written
 
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "__rmatmul__"}
-# What joins a region behind its big values, where it is small: the arithmetic of losses.
+# Small operations that join a region after its large values: the arithmetic of losses.
 _TAIL = {
     *("add", "sub", "mul", "truediv", "div", "neg", "pow", "square", "sqrt", "exp", "log", "log1p", "abs", "sigmoid"),
     *("logsigmoid", "log_sigmoid", "softplus", "relu", "mean", "sum", "logsumexp", "where", "masked_fill", "clamp"),
@@ -23,8 +24,8 @@ _TAIL = {
     *("reshape", "flatten", "squeeze", "unsqueeze", "type_as", "rsub", "radd", "rmul"),
 }
 _TURNS = {"t", "T", "mT", "transpose", "permute", "swapaxes", "contiguous"}
-_TINY = 8  # numbers of a row
-_MOST_PRODUCTS = 8  # of a region: what has more is no longer a part of the graph but the graph
+_TINY = 8  # elements per row
+_MOST_PRODUCTS = 8  # matrix products of a region; with more, a region is most of the graph
 _CONVERSIONS = {"float", "half", "bfloat16", "double", "to", "type_as", "view", "reshape", "flatten", *_TURNS}
 _OUTSIDE = ("placeholder", "get_attr", "output")
 
@@ -36,7 +37,7 @@ RETURNED = (
 
 
 class Refused(Exception):
-    """Why there is no region around a value."""
+    """The reason why there is no region around a value."""
 
 
 @dataclass
@@ -57,7 +58,7 @@ def _hint(size) -> int | None:
 
 
 def shape_of(tensor: torch.Tensor) -> list[int]:
-    """Sizes, of symbolic ones those that the trace was made with; those that depend on values count as 0."""
+    """Returns sizes. Symbolic ones are those of the trace; sizes that depend on values count as 0."""
     return [_hint(s) or 0 for s in tensor.shape]
 
 
@@ -66,7 +67,7 @@ def numel(node: Node) -> int:
 
 
 def described(node: Node) -> str:
-    """ "model.py:12: logits = self.head(x): linear float32[4096, 50304]" """
+    """Describes a node, such as "model.py:12: logits = self.head(x): linear float32[4096, 50304]"."""
     place = place_of(node.stack_trace)
     [tensor, *_] = leaves(node)
     kind = f"{name_of(node)} {str(tensor.dtype).removeprefix('torch.')}{shape_of(tensor)}"
@@ -78,7 +79,7 @@ def _is_product(node: Node) -> bool:
 
 
 def _is_given(node: Node) -> bool:
-    """Whether it is an input of the graph, as weights are, in whatever form."""
+    """Returns whether a value is an input of the graph, such as a weight, up to casts and views."""
     while node.op not in ("placeholder", "get_attr"):
         if name_of(node) not in _CONVERSIONS and node.target is not getattr or not node.all_input_nodes:
             return False
@@ -87,8 +88,8 @@ def _is_given(node: Node) -> bool:
 
 
 def seeds(graph: Graph, min_bytes: int, ratio: float) -> list[Node]:
-    """Products whose result has so many bytes, and is so many times as large as what the graph made them of; the largest
-    first."""
+    """Returns matrix products, largest first, whose result has at least min_bytes. It must also be ratio times as large
+    as the computed operands."""
     found = {}
     for node in graph.nodes:
         if _is_product(node):
@@ -122,7 +123,7 @@ class _Grower:
         return 2 * numel(node) >= self.size
 
     def join(self, node: Node) -> None:
-        """With all that reads its big values, and makes those that it reads."""
+        """Adds a node, all readers of its large values, and the makers of those that it reads."""
         work = [node]
         while work:
             node = work.pop()
@@ -142,7 +143,7 @@ class _Grower:
             work += [a for a in node.all_input_nodes if a.op not in _OUTSIDE and self.big(a)]
 
     def close(self) -> None:
-        """With what lies on a path from one of its values to another."""
+        """Adds all nodes on paths between nodes of the region."""
         while True:
             after = _reached(self.inside, lambda n: n.users)
             before = _reached(self.inside, lambda n: n.all_input_nodes)
@@ -153,7 +154,7 @@ class _Grower:
                 self.join(node)
 
     def follow(self) -> None:
-        """With the small arithmetic behind it, to the loss."""
+        """Adds the small arithmetic after it, up to the loss."""
         for node in self.seed.graph.nodes:
             if node in self.inside or node.op in _OUTSIDE or name_of(node) not in _TAIL or not leaves(node):
                 continue
@@ -161,7 +162,7 @@ class _Grower:
                 self.inside.add(node)
 
     def turn(self) -> None:
-        """With transposes that nothing else reads: outside they would be copies."""
+        """Adds transposes that only the region reads; outside they would be copies."""
         work = list(self.inside)
         while work:
             for a in work.pop().all_input_nodes:
@@ -186,8 +187,8 @@ class _Grower:
 
 
 def grow(seed: Node, ratio: float) -> Region:
-    """The region around a product. ratio: how much larger it must be than all that leaves the region, unless that is a
-    scalar, whose gradients are computed with it. Raises Refused."""
+    """Returns the region around a matrix product. ratio: how much larger the product must be than the region's outputs.
+    A scalar output is exempt, since gradients are computed with it. Raises Refused."""
     grower = _Grower(seed)
     grower.join(seed)
     grower.close()
@@ -211,7 +212,7 @@ def grow(seed: Node, ratio: float) -> Region:
 
 
 def extracted(owner: GraphModule, region: Region) -> GraphModule:
-    """A function of the region's inputs that gives a tuple of its outputs."""
+    """Returns a graph that maps the region's inputs to a tuple of its outputs."""
     graph, made = Graph(), {}
     for node in region.inputs:
         made[node] = graph.placeholder(node.name)
@@ -223,8 +224,8 @@ def extracted(owner: GraphModule, region: Region) -> GraphModule:
 
 
 def replace(graph: Graph, region: Region, function) -> None:
-    """The region's nodes by one call of the function, which gives a tuple. Nodes among those of the region are put
-    before it, or behind if they read something of it."""
+    """Replaces the region's nodes by one call of the function, which returns a tuple. Other nodes between them move
+    before it, or after it if they depend on it."""
     inside, after = set(region.nodes), _reached(region.nodes, lambda n: n.users)
     nodes = list(graph.nodes)
     first, last = nodes.index(region.nodes[0]), nodes.index(region.nodes[-1])
@@ -246,8 +247,8 @@ def replace(graph: Graph, region: Region, function) -> None:
 
 
 def find(graph: Graph, min_bytes: int, ratio: float, take) -> Sequence[tuple[str, str]]:
-    """Gives regions to ``take``, which replaces them, until there is none. Returns products around which there is none,
-    each with the reason."""
+    """Passes regions to ``take``, which replaces them, until there is none. Returns the matrix products without a
+    region, each with the reason."""
     refused: dict[Node, str] = {}
     while True:
         rest = [s for s in seeds(graph, min_bytes, ratio) if s not in refused]

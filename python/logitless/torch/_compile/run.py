@@ -1,4 +1,4 @@
-"""Regions as functions of a captured graph: programs of the library where that pays, and what stood there where not."""
+"""Regions as functions of a captured graph: programs of the library if that pays, else the original operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("logitless.torch.compile")
 
 
 class _Body:
-    """A region's graph as a function, whose operations keep the lines that they come from."""
+    """A region's graph as a function, whose operations keep their source lines."""
 
     def __init__(self, module: torch.fx.GraphModule):
         self.module = module
@@ -40,7 +40,7 @@ def _signature(module: torch.fx.GraphModule) -> inspect.Signature:
 
 
 class ChunkedRegion(AutoChunked):
-    """What stands in the place of a region: called by the tracer of AOTAutograd, whose tensors have no numbers."""
+    """The function that replaces a region. The tracer of AOTAutograd calls it with fake tensors."""
 
     def __init__(self, owner: torch.fx.GraphModule, region: Region, limits: Limits, min_bytes: int):
         self.body = extracted(owner, region)
@@ -48,7 +48,7 @@ class ChunkedRegion(AutoChunked):
         self.__name__ = self.__qualname__ = REGION
         self.what = described(region.seed)
         self.min_bytes = min_bytes
-        self.told: list[str] = []  # what was done, each different text once
+        self.told: list[str] = []  # distinct reports of the decisions
 
     def __call__(self, *inputs):
         plan, tensors = self._decided(inputs)
@@ -60,7 +60,7 @@ class ChunkedRegion(AutoChunked):
         return str(error)
 
     def missed(self, plan: Plan) -> None:
-        """Nothing: whether it runs is not known yet."""
+        """Does nothing, since it is not yet decided whether the plan runs."""
 
     def _decided(self, inputs) -> tuple[Plan | str, list[torch.Tensor]]:
         try:
@@ -71,7 +71,7 @@ class ChunkedRegion(AutoChunked):
             plan, tensors = self._plan(pytree.tree_map(specialized, inputs), {}, {})
             if not isinstance(plan, str):
                 plan = self._worthwhile(plan, tensors[0].device)
-        # Whatever it is that cannot be had, the graph is compiled without it.
+        # Any error here only means that the graph is compiled without the region.
         except Exception as error:
             plan, tensors = f"{type(error).__name__}: {error}", []
         text = f"not chunked: {self.what}: {plan}" if isinstance(plan, str) else f"chunked: {self.what}\n{plan.describe()}"
@@ -92,13 +92,13 @@ class ChunkedRegion(AutoChunked):
         super().missed(plan)
         with alone():
             for compiled in made:
-                native.runner(compiled.request, device)  # what a GPU lacks is known now
+                native.runner(compiled.request, device)  # raises now if a GPU lacks a requirement
         return plan
 
 
 @dataclass
 class CompiledGraph:
-    """What became of a graph."""
+    """The decisions about a graph."""
 
     number: int
     operations: int
@@ -120,6 +120,7 @@ graphs: deque[CompiledGraph] = deque(maxlen=_KEPT)
 
 
 def explain_compiled() -> str:
-    """What ``torch.compile(..., backend="logitless")`` did with the graphs that it compiled in this process, the last 64
-    of them: which parts are chunked, with their memory before and after, and which are not and why."""
+    """Reports what ``torch.compile(..., backend="logitless")`` did with the last 64 graphs that it compiled in this
+    process. It lists the parts that are chunked, with their memory before and after, and those that are not, with the
+    reason."""
     return "\n".join(graph.describe() for graph in graphs) + "\n" if graphs else "no graph was compiled\n"

@@ -1,9 +1,9 @@
-"""Logits that are computed when something other than a loss reads them: ``lazy_head``.
+"""Lazy logits, which are computed only if something other than a loss reads them: ``lazy_head``.
 
-``_patch.py`` changes a model's head for one of ``_linear.py``; ``_call.py`` is a call of it, ``_form.py`` what is made
-of its logits, ``_tensor.py`` the tensor that stands for them, ``_views.py`` and ``_copies.py`` the operations that
-keep it lazy, ``_losses.py`` the functions that need no logits, ``_gradient.py`` what flows back, ``_warnings.py`` says
-what reads logits after all.
+``_patch.py`` replaces a model's head by one of ``_linear.py``. ``_call.py`` is a call of it, and ``_form.py`` the
+formula computed from its logits. ``_tensor.py`` is the tensor that represents them. ``_views.py`` and ``_copies.py``
+have the operations that keep it lazy, ``_losses.py`` the functions that need no logits. ``_gradient.py`` is the
+gradient that flows back. ``_warnings.py`` reports what reads logits after all.
 """
 
 from . import _losses  # noqa: F401  (registers its rules)

@@ -1,4 +1,4 @@
-"""One call of the head: what its logits follow from, and whether they still do."""
+"""One call of the head: the tensors that determine its logits, and checks that they are unchanged."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ _TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("PRO
 
 
 def _version(t: Optional[Tensor]) -> int:
-    """Inference tensors count no versions."""
+    """Returns a tensor's version, 0 for inference tensors, which have none."""
     return 0 if t is None or t.is_inference() else t._version
 
 
 class HeadCall:
     """``linear(hidden, weight, bias)`` [..., V], not computed.
 
-    Holds aliases without a graph, the versions they had, and, of a weight that FSDP shards again after the call, the
-    shards it came from.
+    It holds detached aliases and their versions. If FSDP reshards the weight after the call, it also holds the shards
+    that the weight was gathered from.
 
     Args:
         hidden: [..., D]. weight: [V, D]. bias: [V] or None. Weight and bias may be DTensors.
         compute: the dtype that autocast asked for at the call, or None.
-        module: the head, asked for its weight once its storage is gone; or None.
+        module: the head, which provides its weight after its storage is freed; or None.
         shards: the module's weight before it was gathered for the call, if it is a DTensor.
-        far: a FarFieldHead that a loss of it is a step of, or None.
-        same: hidden is the same on all ranks of a DTensor weight (tensor parallelism), not each rank's own.
+        far: a FarFieldHead of which a loss is one step, or None.
+        same: hidden is replicated over the ranks of a DTensor weight (tensor parallelism), rather than different on
+            each.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], compute=None, module=None, shards=None,
@@ -44,7 +45,7 @@ class HeadCall:
         self.tracks = tuple(
             torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)
         )
-        # An edit of an inference tensor counts no version, so that nothing would tell of one: its rows are copied.
+        # Inference tensors have no versions, so that an edit would go unnoticed: the rows are copied.
         self.hidden = hidden.clone() if hidden.is_inference() else hidden.detach()
         self._flat = FlatShards.of(weight)
         self.weight, self.bias = lasting(weight), lasting(bias)
@@ -57,14 +58,14 @@ class HeadCall:
         flat = [] if self._flat is None else self._flat.parameters()
         parameters = [("weight", weight), ("bias", bias), ("weight", shards), *(("weight", p) for p in flat)]
         self._parameters = [(name, weakref.ref(t)) for name, t in parameters if t is not None]
-        self._stepped: Optional[str] = None  # a parameter that an optimizer has stepped, whether or not versions tell
+        self._stepped: Optional[str] = None  # a parameter that an optimizer stepped, even if its version did not change
         _live.add(self)
 
     def _tensors(self) -> dict[str, Optional[Tensor]]:
         return dict(hidden=self.hidden, weight=self.weight, bias=self.bias)
 
     def arguments(self) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-        """(hidden, weight, bias) as they were at the call. Raises RuntimeError once one of them has changed."""
+        """Returns (hidden, weight, bias) as they were at the call. Raises RuntimeError if one of them has changed."""
         self.check()
         found = []
         for name, t in self._tensors().items():
@@ -74,13 +75,14 @@ class HeadCall:
         return tuple(found)
 
     def gathered(self) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-        """The same with DTensors whole, where ``linear`` needs that; every rank of their mesh comes here."""
+        """Returns the arguments with DTensors gathered, if ``linear`` needs that. Collective over the ranks of their
+        mesh."""
         hidden, weight, bias = self.arguments()
         return (hidden, weight, bias) if self.same else (hidden, whole(weight), whole(bias))
 
     @property
     def spread(self) -> bool:
-        """Whether ranks work on a loss together, whatever rows each has."""
+        """True if ranks compute a loss together."""
         return _is_dtensor(self.weight)
 
     def check(self) -> None:
@@ -93,7 +95,7 @@ class HeadCall:
                 )
 
     def _gathered(self, name: str, t: Tensor) -> Tensor:
-        """A parameter that FSDP has sharded again, gathered once more; every rank comes here."""
+        """Gathers a parameter that FSDP has resharded. Collective."""
         made = None if self._flat is None else self._flat.gathered(t)
         if made is not None:
             return made
@@ -109,7 +111,7 @@ class HeadCall:
         )
 
     def linear(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        """As PyTorch computes it at the call: under autocast in its dtype."""
+        """Computes the logits as PyTorch does at the call: under autocast in its dtype."""
         with torch.autocast(hidden.device.type, enabled=False):
             if self._compute is not None:
                 hidden, weight = hidden.to(self._compute), weight.to(self._compute)
@@ -117,7 +119,7 @@ class HeadCall:
             return (split_logits if self.same else F.linear)(hidden, weight, bias)
 
     def autocast(self):
-        """The autocast state of the call, for a loss that is to cast as it would have."""
+        """Returns the autocast context of the call, for a loss that must cast alike."""
         kind = self.hidden.device.type
         return torch.autocast(kind, dtype=self._compute, enabled=self._compute is not None, cache_enabled=False)
 
@@ -126,7 +128,8 @@ _live: weakref.WeakSet[HeadCall] = weakref.WeakSet()
 
 
 def _after_step(optimizer, args, kwargs) -> None:
-    """Some optimizers write through ``.data`` or kernels of their own, which no version counts."""
+    """Marks parameters after an optimizer step. Some optimizers write through ``.data`` or own kernels, which change no
+    version."""
     if not _live:
         return
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -140,11 +143,12 @@ register_optimizer_step_post_hook(_after_step)
 
 
 def refusal(hidden, weight, bias) -> Optional[str]:
-    """None where logits of these can be promised: tensors of a device and a dtype that the losses take, plain ones, or
-    weights that are DTensors beside plain hidden states. Else the reason, empty where real logits are no loss."""
+    """Returns None if logits of these tensors can be lazy. That needs a device and dtype of the losses, and plain
+    tensors or DTensor weights beside plain hidden states. Otherwise it returns the reason, empty if real logits are
+    expected anyway."""
     plain = (Tensor, nn.Parameter)
     spread = _is_dtensor(weight)
-    # Under a transform of torch.func or a tracer the class of a result is theirs.
+    # Under a transform of torch.func or a tracer, results have another class.
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "under a transform of torch.func"
     if torch._C._get_tracing_state() is not None or any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):

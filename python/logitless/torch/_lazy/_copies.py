@@ -1,5 +1,5 @@
-"""New values made of promised logits that are promises too: casts, clones, rows picked, scales, softcaps, added biases,
-log-softmax. Each rule takes the lazy argument and the rest, and gives the form of the result, or None."""
+"""Operations on lazy logits that give new lazy values: casts, clones, row picks, scales, softcaps, added biases,
+log-softmax. A rule takes the lazy argument's form and the other arguments, and returns the result's form, or None."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _cast(form: Form, x, func, args, kwargs) -> Optional[Form]:
     dtype, device = kwargs.get("dtype") or x.dtype, kwargs.get("device")
     if device is not None and (device.type != x.device.type or device.index not in (None, x.device.index)):
         return None
-    # A narrower number would round what a loss reads.
+    # A narrower dtype would round the values that a loss reads.
     if not dtype.is_floating_point or torch.finfo(dtype).bits < torch.finfo(x.dtype).bits:
         return None
     return form.with_step(lambda z: z.to(dtype, copy=True))
@@ -46,12 +46,12 @@ def _index_select(form: Form, x, func, args, kwargs) -> Optional[Form]:
     if dim % x.dim() == form.vocab:
         return None
     index = index.clone()
-    torch.empty(1, dtype=torch.bool, device=x.device).expand(x.shape[dim]).index_select(0, index)  # in range?
+    torch.empty(1, dtype=torch.bool, device=x.device).expand(x.shape[dim]).index_select(0, index)  # range check
     return form.with_rows(lambda h: h.index_select(dim, index), form.vocab)
 
 
 def _number(value) -> Optional[float]:
-    """Of a number, or of a tensor of the CPU without dimensions: to ask a GPU for its would wait for it."""
+    """Returns the value of a number or a scalar CPU tensor; a GPU's would need a synchronisation."""
     if isinstance(value, Tensor):
         if value.device.type != "cpu" or value.dim() or value.is_complex() or value.dtype == torch.bool:
             return None
@@ -72,7 +72,7 @@ def _scaled(form: Form, factor: float, step: Callable) -> Optional[Form]:
 
 
 def _frozen(value):
-    """What a tensor holds now: it may be edited later."""
+    """Returns a copy of a tensor's current values, since it may be edited later."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
@@ -130,7 +130,7 @@ def _add(form: Form, x, func, args, kwargs) -> Optional[Form]:
 
 
 def _add_bias(form: Form, x, bias: Tensor) -> Optional[Form]:
-    """[V], or [1, ..., V] of no more dimensions."""
+    """Adds a bias [V], or [1, ..., V] with at most x's rank."""
     if form.vocab != x.dim() - 1 or bias.dim() > x.dim() or bias.numel() != x.shape[-1] or form.scale != 1.0:
         return None
     if bias.dim() == 0 or bias.shape[-1] != x.shape[-1] or not bias.dtype.is_floating_point or form.words is not None:
@@ -142,7 +142,7 @@ def _add_bias(form: Form, x, bias: Tensor) -> Optional[Form]:
 
 
 def positions(args: list) -> list:
-    """The arguments of a pick with its masks as indices."""
+    """Returns the arguments of a pick with masks converted to indices."""
     if not isinstance(args[0], (list, tuple)):
         return args
     found: list[Optional[Tensor]] = []

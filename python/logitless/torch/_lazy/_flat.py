@@ -1,4 +1,5 @@
-"""Weights that FSDP1 frees after a unit's forward: views of a flat parameter, which are gathered once more for a loss."""
+"""Weights that FSDP1 frees after a unit's forward: views of a flat parameter, which are gathered once more for a loss.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +11,19 @@ from torch import Tensor
 
 
 def _is_flat(base) -> bool:
-    """Returns whether a tensor is FSDP1's, with shards elsewhere."""
+    """Returns whether a tensor is a flat parameter of FSDP1, with shards elsewhere."""
     return getattr(base, "_is_flat_param", False) and hasattr(base, "_padded_unsharded_size")
 
 
 def _of_all_ranks(flat) -> bool:
-    """Returns whether the default group's ranks have the shards, each one; FSDP1 does not tell the group."""
+    """Returns whether the ranks of the default group hold the shards. FSDP1 does not expose its group."""
     import torch.distributed as dist
 
     return flat._local_shard.numel() * dist.get_world_size() == flat._padded_unsharded_size.numel()
 
 
 class FlatShards:
-    """The flat parameter that weight and bias of a head's call are views of, and the versions that it had."""
+    """The flat parameter of which a head's weight and bias are views, and its versions at the call."""
 
     def __init__(self, flat):
         self._flat = weakref.ref(flat)
@@ -30,12 +31,12 @@ class FlatShards:
 
     @staticmethod
     def of(weight: Tensor) -> Optional[FlatShards]:
-        """None of weights that stay where they are, and of those whose ranks are unknown (HYBRID_SHARD)."""
+        """Returns None for weights that are not freed, and for those whose ranks are unknown (HYBRID_SHARD)."""
         flat = weight._base
         return FlatShards(flat) if _is_flat(flat) and _of_all_ranks(flat) else None
 
     def parameters(self) -> list[Tensor]:
-        """What optimizers step: the flat parameter, or with use_orig_params the parameters that it stands for."""
+        """Returns the parameters that optimizers step: the flat one and, with use_orig_params, the original ones."""
         flat = self._flat()
         return [] if flat is None else [flat, *(flat._params or ())]
 
@@ -43,7 +44,7 @@ class FlatShards:
         return [p._version for p in (flat, *(flat._params or ()))]
 
     def gathered(self, view: Tensor) -> Optional[Tensor]:
-        """The numbers of a view whose memory was freed; every rank comes here. None once they have changed."""
+        """All-gathers the values of a view whose memory was freed. Collective. Returns None if they have changed."""
         import torch.distributed as dist
 
         flat = self._flat()
@@ -56,7 +57,7 @@ class FlatShards:
 
 
 def lasting(t: Optional[Tensor]) -> Optional[Tensor]:
-    """The tensor without its graph: a copy where FSDP1 may free its memory and the ranks that gather it are unknown."""
+    """Returns the detached tensor. It is a copy if FSDP1 may free its memory and the ranks that hold it are unknown."""
     if t is None:
         return None
     return t.detach().clone() if _is_flat(t._base) and FlatShards.of(t) is None else t.detach()

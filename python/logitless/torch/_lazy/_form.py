@@ -1,4 +1,4 @@
-"""What a promise of logits is worth: a formula in rows of hidden states, words of the weight and a few numbers."""
+"""The formula of lazy logits, in terms of rows of hidden states, a vocabulary range and a few numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ._parallel import replicated_on
 
 @dataclass(frozen=True)
 class Part:
-    """``coefficient * linear(rows(hidden), weight, bias)``; ``steps`` makes it of the product as PyTorch would."""
+    """``coefficient * linear(rows(hidden), weight, bias)``. ``steps`` computes it from the matrix product, as PyTorch
+    would."""
 
     call: HeadCall
     rows: tuple[Callable, ...] = ()
@@ -24,17 +25,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Form:
-    """``factor * log_softmax(softcap(scale * (sum of parts + shift)))``, where log_softmax, softcap and shift may be
-    missing.
+    """``factor * log_softmax(softcap(scale * (sum of parts + shift)))``. The log_softmax, softcap and shift are
+    optional.
 
-    The rows of a part keep the vocabulary's dimension where the value has it, with D in the place of V. ``steps``
-    computes the value from the sum of the parts, with the roundings of the operations that were called.
+    The rows of a part keep the vocabulary's dimension at the value's position, with D in place of V. ``steps`` computes
+    the value from the sum of the parts, with the rounding of the called operations.
     """
 
     parts: tuple[Part, ...]
     vocab: int  # the vocabulary's dimension, counted from the front
     steps: tuple[Callable, ...] = ()
-    words: Optional[tuple[int, int]] = None  # the range of words, None for all
+    words: Optional[tuple[int, int]] = None  # the vocabulary range; None: all
     scale: float = 1.0
     softcap: Optional[float] = None
     after_tanh: bool = False  # between the tanh of a softcap and the factor that completes it
@@ -53,12 +54,12 @@ class Form:
 
     @property
     def spread(self) -> bool:
-        """Whether ranks compute it together."""
+        """True if ranks compute it together."""
         return any(c.spread for c in self.calls)
 
     @property
     def tracks(self) -> bool:
-        """Whether a gradient of the value reaches the calls."""
+        """True if a gradient of the value reaches the calls."""
         return not self.detached and all(any(c.tracks) for c in self.calls)
 
     def with_rows(self, row: Callable, vocab: int) -> Form:
@@ -68,7 +69,8 @@ class Form:
         return replace(self, steps=(*self.steps, step), **changes)
 
     def value(self) -> Tensor:
-        """As real operations give it; a new tensor without a graph. Steps run with the vocabulary last."""
+        """Computes the value as real operations would. Returns a new tensor without a graph. Steps run with the
+        vocabulary last."""
         total = None
         with torch.no_grad():
             for p in self.parts:
@@ -96,7 +98,7 @@ class Form:
         return hidden.movedim(self.vocab, -1), weight, bias
 
     def leaves(self, track: bool) -> list[tuple[Tensor, Tensor, Optional[Tensor]]]:
-        """Of each part's call hidden, weight and bias, to differentiate by."""
+        """Returns each part's hidden, weight and bias, as leaves to differentiate by."""
         return [
             tuple(
                 None if t is None else t.detach().requires_grad_(track and tracked)
@@ -106,9 +108,9 @@ class Form:
         ]
 
     def head(self, leaves) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-        """(hidden [..., D'], weight [V', D'], bias): one head of all parts, differentiable in ``leaves``. Parts stand
-        side by side in D', which copies the weights when there are several. NotImplementedError: of DTensors more than
-        one part, some of the words, or numbers added."""
+        """Returns (hidden [..., D'], weight [V', D'], bias): one head of all parts, differentiable in ``leaves``. Parts
+        are concatenated along D', which copies the weights if there are several. Raises NotImplementedError for
+        DTensors with several parts, a vocabulary range or a shift."""
         if self.spread and (len(self.parts) > 1 or self.words is not None or self.shift is not None):
             raise NotImplementedError("lazy_head: of a head that is a DTensor, all words of its own logits alone")
         rows, weights, biases = [], [], []

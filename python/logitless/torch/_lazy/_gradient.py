@@ -1,8 +1,8 @@
-"""``LazyGradient``: the gradient of lazy logits, of which the gradients of hidden and weight are known already.
+"""``LazyGradient``: the gradient of lazy logits, which carries the known gradients of hidden and weight.
 
-A loss without logits sends it back through the graph of the logits that it read, so that hooks, DDP and FSDP see a
-backward pass like any other. The derivatives of views and of what ``_copies.py`` keeps hand it on; the head's call
-takes the gradients of hidden and weight out of it; whatever else looks at it gets numbers.
+A loss without logits sends it back through the graph of its logits, so that hooks, DDP and FSDP see an ordinary
+backward. The derivatives of views and of the operations in ``_copies.py`` pass it on. The head's call extracts the
+gradients of hidden and weight. Any other operation reads its values, which are then computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._tensor import LazyLogits
 
 aten = torch.ops.aten
 
-# By the nodes of PyTorch's graph that hand it on: the operations in which they do.
+# Autograd nodes that pass it on, and the operations of their derivatives.
 _SHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.clone.default, aten.alias.default,
            aten.detach.default)
 _NODES: dict[str, tuple] = {
@@ -43,7 +43,7 @@ _NODES: dict[str, tuple] = {
     "ToCopy": (aten._to_copy.default, aten.clone.default),
     "Index": (aten.new_zeros.default, aten.index_put.default, aten._index_put_impl.default),
     "IndexSelect": (aten.new_zeros.default, aten.index_add.default),
-    "Add": (aten._to_copy.default,),  # to the dtype of logits beside an addend of more bits
+    "Add": (aten._to_copy.default,),  # to the logits' dtype, if the other addend is wider
     "Mul": (aten.mul.Tensor, aten.mul.Scalar),
     "Div": (aten.div.Tensor, aten.div.Scalar),
     "Neg": (aten.neg.default,),
@@ -53,7 +53,7 @@ _NODES: dict[str, tuple] = {
 
 
 class LazyGradient(_tensor.Lazy):
-    _known: dict[HeadCall, list]  # gradients (hidden, weight, bias) that came together
+    _known: dict[HeadCall, list]  # gradients (hidden, weight, bias) of each call, one for each use
     _make: Callable[[], Tensor]
     _made: Optional[Tensor]
 
@@ -76,12 +76,12 @@ class LazyGradient(_tensor.Lazy):
         return self.materialize()
 
     def _any_nan(self) -> Tensor:
-        """Returns whether a gradient that comes of it has a NaN: what anomaly detection asks of each gradient."""
+        """Returns whether a resulting gradient has a NaN: anomaly detection asks this of each gradient."""
         found = [g.isnan().any() for known in self._known.values() for gs in known for g in gs if g is not None]
         return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=self.device)
 
     def materialize(self) -> Tensor:
-        """The numbers."""
+        """Computes the values."""
         if self._made is None:
             with _autograd_again():
                 made = self._make().detach()
@@ -94,7 +94,7 @@ class LazyGradient(_tensor.Lazy):
 
 @contextlib.contextmanager
 def _autograd_again():
-    """Gradients may be recorded, also below autograd, where an operation on a LazyGradient runs."""
+    """Enables recording of gradients, also below autograd, where operations on a LazyGradient run."""
     keys = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         keys = keys - torch._C.DispatchKeySet(key)
@@ -164,13 +164,13 @@ def _handed(func, args, kwargs) -> LazyGradient:
 
 
 def refuse_spread_derivatives(spread: bool) -> None:
-    """In a backward that is differentiated."""
+    """Raises in a backward that is itself differentiated."""
     if spread and torch.is_grad_enabled():
         raise NotImplementedError("lazy_head: second derivatives of a head whose words are on several ranks")
 
 
 class Head(torch.autograd.Function):
-    """A call of the head: (hidden, weight, bias, call) -> lazy logits."""
+    """A call of the head as an autograd function: (hidden, weight, bias, call) -> lazy logits."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, head):
@@ -205,7 +205,7 @@ class Head(torch.autograd.Function):
 
 
 def _total(gradients: list):
-    """The sum of several (hidden, weight, bias)."""
+    """Sums several (hidden, weight, bias)."""
     first, *more = gradients
     if not more:
         return first

@@ -1,4 +1,4 @@
-"""A linear layer whose outputs are lazy logits: made of a model's own by changing its class, and back."""
+"""A linear layer whose outputs are lazy logits. A model's own layer becomes lazy by a change of its class, and back."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since 
 
 
 class _Thread(threading.local):
-    shards = None  # the weight of the head being called, before FSDP2 gathered it
+    shards = None  # the called head's weight before FSDP2 gathered it
 
 
 _thread = _Thread()
 
 
 def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None, same=False) -> Tensor:
-    """``F.linear(hidden, weight, bias)``, as LazyLogits where they can be promised: floating tensors of a CPU or a GPU,
-    plain, or with weights that are DTensors."""
+    """``F.linear(hidden, weight, bias)``, as LazyLogits if possible: floating tensors on a CPU or GPU, plain or with
+    DTensor weights."""
     if torch.compiler.is_compiling():
         return _linear(hidden, weight, bias)
     why = refusal(hidden, weight, bias)
@@ -41,14 +41,15 @@ def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shard
         return made
     compute = compute_dtype(hidden)
     like = _like(hidden, weight, bias, compute)
-    flat = like._base is not None  # of two dimensions, and what is returned a view
+    flat = like._base is not None  # two-dimensional, returned as a view
     rows = hidden.reshape(-1, hidden.shape[-1]) if flat else hidden
     logits = Head.apply(rows, weight, bias, HeadCall(rows, weight, bias, compute, module, shards, far, same))
     return logits.view(like.shape) if flat else logits
 
 
 def _linear(hidden: Tensor, weight: Tensor, bias) -> Tensor:
-    """Real logits. DTensor weights beside plain hidden states are gathered, and get the mean of the ranks' gradients."""
+    """Computes real logits. DTensor weights beside plain hidden states are gathered, and get the mean of the ranks'
+    gradients."""
     if _is_dtensor(weight) and not _is_dtensor(hidden):
         hidden, weight, _, bias = local(hidden, weight, None, bias)
     return nn.functional.linear(hidden, weight, bias)
@@ -65,12 +66,12 @@ def _like(hidden: Tensor, weight: Tensor, bias, compute) -> Tensor:
 
 
 class LazyLinear(nn.Linear):
-    """A linear head whose logits are lazy. Made of an ``nn.Linear`` by changing its class, and back."""
+    """A linear head whose logits are lazy: an ``nn.Linear`` whose class is changed, and can be changed back."""
 
-    _plain = nn.Linear  # the class that this is the lazy one of
+    _plain = nn.Linear  # the eager class
 
     def __call__(self, *args, **kwargs):
-        # Not as self.weight: a parametrization computes that anew, and a spectral norm iterates.
+        # Reading self.weight would recompute a parametrization, and a spectral norm would iterate.
         weight = self._parameters.get("weight")
         if not hasattr(weight, "full_tensor"):
             return super().__call__(*args, **kwargs)
@@ -90,7 +91,7 @@ class LazyLinear(nn.Linear):
         weight, bias = self.weight, self.bias
         input, same = local_states(self, weight, input)
         if _is_dtensor(weight) and not torch.is_autocast_enabled(input.device.type):
-            # FSDP's MixedPrecisionPolicy casts what it gathers, which this is not.
+            # FSDP's MixedPrecisionPolicy casts only the parameters that it gathers.
             weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
         if torch.compiler.is_compiling():
             if torch.compiler.is_dynamo_compiling() and not _is_exporting() and not _is_dtensor(weight):
@@ -103,7 +104,7 @@ class LazyLinear(nn.Linear):
         return self.__dict__.get("far_field") if self.training else None
 
     def __reduce_ex__(self, protocol):
-        """By the plain class, which has a name: the lazy one of a subclass has none that pickle finds."""
+        """Pickles by the eager class: pickle cannot find the lazy subclass of a subclass by name."""
         made = super().__reduce_ex__(protocol)
         plain = type(self).__dict__.get("_plain", nn.Linear)
         return made if plain is nn.Linear else (_empty, (plain,), *made[2:])
@@ -115,7 +116,7 @@ def _empty(plain: type) -> LazyLinear:
 
 
 def lazy_class(of: type) -> type | None:
-    """The lazy class of a head's. None for one that computes its logits in its own way, such as from quantised weights."""
+    """Returns the lazy class for a head's class, or None for one with its own forward, such as quantised weights."""
     if of is nn.Linear:
         return LazyLinear
     if not issubclass(of, nn.Linear) or of.forward is not nn.Linear.forward:
@@ -125,7 +126,8 @@ def lazy_class(of: type) -> type | None:
 
 
 def _plain_class(of: type) -> type:
-    """The class without laziness, also of one that was derived from the lazy one: parametrized, or sharded by FSDP2."""
+    """Returns the class without laziness, also for one derived from the lazy class: parametrized, or sharded by FSDP2.
+    """
     if "_plain" in of.__dict__:
         return of._plain
     if not issubclass(of, LazyLinear):
@@ -139,9 +141,9 @@ def is_lazy(module: nn.Module) -> bool:
 
 
 def make_lazy(layer: nn.Module, far_field: FarFieldHead | None = None) -> None:
-    """Makes a layer lazy, if its class has a lazy one; is one already: nothing changes but far_field."""
+    """Makes a layer lazy if its class supports it. On a lazy layer it only sets far_field."""
     if far_field is not None:
-        layer.__dict__["far_field"] = far_field  # no submodule: the state dict stays as it is
+        layer.__dict__["far_field"] = far_field  # not a submodule, so the state dict is unchanged
     if not is_lazy(layer):
         layer.__class__ = lazy_class(type(layer))
         put_aside(layer)
@@ -158,7 +160,7 @@ def make_plain(layer: nn.Module) -> None:
 
 
 def _bind(layer: nn.Module) -> None:
-    """Forwards that Accelerate's hooks have kept of the layer become those of its class."""
+    """Rebinds forwards that Accelerate's hooks have stored to the layer's class."""
     for name in ("forward", "_old_forward"):
         kept = layer.__dict__.get(name)
         if isinstance(kept, types.MethodType) and kept.__func__ in (LazyLinear.forward, nn.Linear.forward):
@@ -180,9 +182,9 @@ def head_of(model: nn.Module) -> nn.Module:
 
 
 def linears_of(model: nn.Module) -> list[nn.Module]:
-    """The head itself; or of an adapter around it the layers whose outputs are logits, the one wrapped and the last
-    of each adapter; or, where the model calls an embedding its head, the layer that shares its weight or alone has
-    its shape."""
+    """Returns the layers whose outputs are logits: the head, or the wrapped layer and the last layer of each adapter.
+    If the model's head is an embedding, this is the linear layer that shares its weight, or the only one with its
+    shape."""
     head = head_of(model)
     if isinstance(head, nn.Embedding):
         alike = [m for m in model.modules() if isinstance(m, nn.Linear) and m.weight.shape == head.weight.shape]
@@ -191,7 +193,7 @@ def linears_of(model: nn.Module) -> list[nn.Module]:
 
 
 def linears_in(head: nn.Module) -> list[nn.Module]:
-    """Those of its layers that give logits."""
+    """Returns the linear layers of a head that output logits."""
     if isinstance(head, nn.Linear):
         return [head]
     linears = [m for m in head.modules() if isinstance(m, nn.Linear)]

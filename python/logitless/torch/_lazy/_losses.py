@@ -1,7 +1,7 @@
-"""Functions that read promised logits and need none: cross entropy, the likelihood of targets, log-sum-exp.
+"""Functions of lazy logits that need no logits: cross entropy, likelihood of targets, log-sum-exp.
 
-Each rule takes the arguments of PyTorch's function and returns NotImplemented where it does not apply; then the
-function gets numbers.
+Each rule takes the arguments of PyTorch's function. It returns NotImplemented if it does not apply; then the logits are
+computed for the function.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from ._gradient import LazyGradient, refuse_spread_derivatives
 from ._tensor import RULES, LazyLogits, shadow, top_hooks
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-_NO_TARGET = -(1 << 40)  # an ignore_index that no index is
+_NO_TARGET = -(1 << 40)  # an ignore_index outside of any range
 
 
 def _open(x) -> bool:
-    """Whether a loss of x may go without logits: a promise not kept yet, whose gradient reaches the head's calls."""
+    """Returns whether a loss of x may run without logits: they are not computed yet, and x's gradient reaches the
+    head's calls."""
     return (
         isinstance(x, LazyLogits)
         and x._form is not None
@@ -39,7 +40,7 @@ def _has(x, vocab: int, log: bool) -> bool:
 
 
 def _is_batch(gradient: Tensor) -> bool:
-    """Returns whether vmap runs the backward, as is_grads_batched has it."""
+    """Returns whether vmap runs the backward, as with is_grads_batched."""
     return torch._C._functorch.is_batchedtensor(gradient) or torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
@@ -55,7 +56,7 @@ class _Fused(torch.autograd.Function):
         if track:
             ctx.form, ctx.leaves, ctx.plain = form, leaves, plain
             ctx.x, ctx.version, ctx.dtype = x, x._version, dtype
-            ctx.checks = keeps and top_hooks(True) is None  # hooks hold what was saved, whatever is edited later
+            ctx.checks = keeps and top_hooks(True) is None  # hooks copy saved tensors, so later edits are harmless
             with shadow():
                 ctx.like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         result = ctx.inner.detach()
@@ -74,7 +75,7 @@ class _Fused(torch.autograd.Function):
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"LazyLogits {list(ctx.x.shape)} is at version {ctx.x._version}; expected version {ctx.version} instead"
             )
-        # Derivatives of derivatives (create_graph), and of several upstream gradients at a time, are those of real logits.
+        # create_graph, and batches of upstream gradients, use the derivatives of real logits.
         if torch.is_grad_enabled() or _is_batch(upstream):
             refuse_spread_derivatives(form.spread)
             if ctx.x._version != ctx.version:
@@ -104,29 +105,29 @@ class _Fused(torch.autograd.Function):
 
 
 def _dtype(x: LazyLogits, tiny: Callable) -> torch.dtype:
-    """Of what PyTorch's function gives for x under autocast: as for ``tiny``, it on logits of one token and two words."""
+    """Returns the result's dtype of PyTorch's function on x under autocast. tiny: the function, for logits [1, 2]."""
     with torch.no_grad():
         return tiny(torch.zeros(1, 2, dtype=x.dtype, device=x.device)).dtype
 
 
 def _loss_of(form: Form, reduction: str, soft: bool = False) -> Callable:
-    """linear_cross_entropy, or the step of the far field that stands for it."""
+    """Returns linear_cross_entropy, or the far-field head whose step replaces it."""
     far = form.parts[0].call.far
     return linear_cross_entropy if far is None or soft or reduction == "none" else far
 
 
 def _apply(x: LazyLogits, fused: Callable, plain: Callable, tiny: Callable, dtype=None, keeps=False):
-    """NotImplemented when the arguments are such as the fused function refuses, so that PyTorch says why.
-    keeps: PyTorch's function keeps x for its backward."""
+    """Applies the fused function to x. Returns NotImplemented if it rejects the arguments, so that PyTorch raises the
+    error. keeps: PyTorch's function saves x for its backward."""
     track = torch.is_grad_enabled() and x.requires_grad
     try:
         result = _dtype(x, tiny) if torch.is_autocast_enabled(x.device.type) else dtype or x.dtype
         return _Fused.apply(x, fused, plain, track, result, keeps)
     except (ValueError, TypeError, NotImplementedError) as error:
         if track and x._form.parts[0].call.far is not None:
-            raise  # what the far field refuses is not computed in another way
+            raise  # a call that the far field rejects has no fallback
         if x._form.spread and not isinstance(error, NotImplementedError):
-            raise  # all ranks raise it, and their next calls are to be the same
+            raise  # all ranks raise it, and must make the same calls afterwards
         return NotImplemented
 
 
@@ -150,7 +151,7 @@ def _cross_entropy(
         )
         if reduction != "mean" or soft:
             return loss
-        valid = target != ignore_index  # PyTorch's mean of no token is not a number
+        valid = target != ignore_index  # PyTorch's mean of no token is NaN
         some = valid.any() if weight is None else (weight[torch.where(valid, target, 0)] * valid).sum() != 0
         return torch.where(some, loss, torch.full_like(loss, math.nan))
 
@@ -200,7 +201,7 @@ def _nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, 
 
 
 def _last(x, dim) -> bool:
-    """Whether dim is the vocabulary's, and the last."""
+    """Returns whether dim is the vocabulary's and the last."""
     return isinstance(dim, int) and _open(x) and x._form.vocab == x.dim() - 1 and dim in (-1, x.dim() - 1)
 
 
@@ -238,7 +239,7 @@ def _logsumexp(input, dim, keepdim=False, *, out=None):
 
 
 def _sum(input, dim=None, keepdim=False, *, dtype=None):
-    """Of log-probabilities over the words, as label smoothing has it."""
+    """Sums log-probabilities over the vocabulary, as label smoothing does."""
     x = input
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
     if not _last(x, dim) or not x._form.log or x.dim() < 2 or dtype not in (None, x.dtype, torch.float32):

@@ -1,7 +1,7 @@
-"""Lazy heads under tensor parallelism, whose hidden states are the same on all ranks that share its words.
+"""Lazy heads under tensor parallelism, with hidden states replicated over the ranks that share the vocabulary.
 
-What splits a head stands around its forward and gathers what that returns: a forward in the head's place
-(transformers' ``tp_plan``), or a hook (PyTorch's ``parallelize_module``). It is put aside while the logits are lazy.
+Code that shards a head wraps its forward and gathers the result: a replaced forward (transformers' ``tp_plan``), or a
+hook (PyTorch's ``parallelize_module``). The wrapper is removed while the logits are lazy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _is_replica(hidden, weight) -> bool:
 
 
 def put_aside(head: nn.Module) -> None:
-    """What gathers the logits of a head whose weight is a DTensor; does nothing to others."""
+    """Removes the wrappers that gather the logits of a head with a DTensor weight; does nothing to other heads."""
     if not _is_dtensor(head._parameters.get("weight")):
         return
     aside = head.__dict__.setdefault(_ASIDE, {"forward": None, "hooks": {}})
@@ -39,8 +39,8 @@ def put_back(head: nn.Module) -> None:
 
 
 def local_states(head: nn.Module, weight, hidden: Tensor) -> tuple[Tensor, bool]:
-    """(plain hidden states, whether they are the same on all ranks of the mesh of the head's weight). A DTensor that is
-    placed otherwise stays as it is."""
+    """Returns (plain hidden states, whether they are replicated over the mesh of the head's weight). A DTensor with
+    other placements is returned unchanged."""
     if not _is_dtensor(weight):
         return hidden, False
     if _is_dtensor(hidden):
@@ -52,7 +52,7 @@ def local_states(head: nn.Module, weight, hidden: Tensor) -> tuple[Tensor, bool]
 
 
 def replicated_on(weight, hidden: Tensor) -> Tensor:
-    """Hidden states that are the same on all ranks as a DTensor that says so."""
+    """Returns replicated hidden states as a DTensor."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = weight.device_mesh
@@ -60,7 +60,7 @@ def replicated_on(weight, hidden: Tensor) -> Tensor:
 
 
 def split_logits(hidden: Tensor, weight, bias) -> Tensor:
-    """``linear`` of each rank's words, then gathered: no rank needs the words of another."""
+    """Computes ``linear`` on each rank's vocabulary shard and gathers the result; weights are not gathered."""
     if bias is not None and not _is_dtensor(bias):
         bias = replicated_on(weight, bias)
     return nn.functional.linear(replicated_on(weight, hidden), weight, bias).full_tensor()

@@ -1,4 +1,4 @@
-"""Changing a model's head for one whose logits are lazy, and back; and following it where it is replaced later."""
+"""Makes a model's head lazy, and back; and follows it if it is replaced later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _convertible(linears: list[nn.Module]) -> bool:
 
 
 def _called(model: nn.Module) -> bool:
-    """Returns whether its head has been called, or is gone."""
+    """Returns whether the model's head has been called, or no longer exists."""
     try:
         return any(m.__dict__.get("_lazy_called") for m in linears_of(model))
     except ValueError:
@@ -43,7 +43,7 @@ def _warn_uncalled(model: nn.Module, when: str) -> None:
 
 
 class _Watch:
-    """A hook that looks once whether a forward of the model has called its head."""
+    """A hook that checks, after one forward of the model, whether it called the head."""
 
     def __call__(self, module, args, output):
         if torch.compiler.is_compiling():
@@ -58,7 +58,7 @@ _uncalled: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose heads 
 
 
 def _after_step(optimizer, args, kwargs) -> None:
-    """What wraps a model may run its forward without the hooks."""
+    """Checks heads after an optimizer step, since a wrapper may run a model's forward without its hooks."""
     if not _uncalled:
         return
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -76,11 +76,11 @@ register_optimizer_step_post_hook(_after_step)
 # --- A head that is replaced.
 
 
-_TOLD = "_lazy_told"  # of a module that has replaced a lazy head: a warning has named it
+_TOLD = "_lazy_told"  # marks a module that replaced a lazy head, once a warning has named it
 
 
 def _follow(model: nn.Module, name: str, new: nn.Module, far_field: Optional[FarFieldHead]) -> None:
-    """Makes what has replaced a lazy head lazy, or warns."""
+    """Makes a replaced lazy head's successor lazy, or warns."""
     linears = linears_in(new)
     if _convertible(linears):
         for m in linears:
@@ -96,7 +96,7 @@ def _follow(model: nn.Module, name: str, new: nn.Module, far_field: Optional[Far
 
 
 def _registered(parent: nn.Module, name: str, new) -> None:
-    """Of every module that becomes another's."""
+    """Handles the registration of every submodule."""
     old = parent._modules.get(name)
     if isinstance(old, LazyLinear) and isinstance(new, nn.Module) and new is not old:
         _follow(parent, name, new, old.__dict__.get("far_field"))
@@ -106,8 +106,8 @@ register_module_module_registration_hook(_registered)
 
 
 class _Follow:
-    """A hook that looks before each forward whether the model's head is lazy still: some replace it unseen, by the
-    dictionary of a model's modules."""
+    """A hook that checks before each forward whether the model's head is still lazy. Some code replaces it unnoticed,
+    through the dict of modules."""
 
     def __init__(self, far_field: Optional[FarFieldHead]):
         self.far_field = far_field
@@ -136,20 +136,21 @@ def _remove_hooks(model: nn.Module, *kinds: type) -> None:
 def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -> nn.Module:
     """Makes the model's loss run without logits; returns the model.
 
-    The model's head (``get_output_embeddings()`` or ``lm_head``), an ``nn.Linear`` or an adapter around one, returns
-    ``LazyLogits`` from now on: a tensor that behaves as real logits would, but computes them only when something
-    other than a loss reads them. Weights, names, signatures and the state dict stay as they are; the model pickles,
-    saves and generates. ``unpatch(model)`` restores it. Of a model that has its head elsewhere give the head itself, an
-    ``nn.Linear``: ``lazy_head(model.output)``. What replaces the head later (``resize_token_embeddings``, an adapter)
-    becomes lazy as well, and a LazyHeadWarning says what cannot.
+    The model's head (``get_output_embeddings()`` or ``lm_head``) is an ``nn.Linear``, or an adapter around one. From
+    now on it returns ``LazyLogits``: a tensor that behaves like real logits, but computes them only if something other
+    than a loss reads them. Weights, names, signatures and the state dict do not change; the model pickles, saves and
+    generates. ``unpatch(model)`` restores it. For a model with its head elsewhere, pass the head itself, an
+    ``nn.Linear``: ``lazy_head(model.output)``. A later replacement of the head (``resize_token_embeddings``, an
+    adapter) becomes lazy as well, or a LazyHeadWarning names it.
 
-    far_field: an error, or a FarFieldHead: in training a cross entropy (mean or sum, of words) of the logits is a step of
-    it, ``head.far_field`` of the head from then on. All else that reads the logits, evaluation and losses without
-    gradients are exact. Its state is no part of the model's state dict; keep ``head.far_field.state_dict()`` beside it.
+    far_field: an error, or a FarFieldHead. In training, a cross entropy of the logits (mean or sum, with token ids) is
+        then one step of it. The head's attribute ``head.far_field`` holds it. Other readers of the logits are exact, as
+        are evaluation and losses without gradients. Its state is not in the model's state dict: save
+        ``head.far_field.state_dict()`` too.
 
-    Raises TypeError when the head has no ``nn.Linear`` that computes as ``nn.Linear`` does (quantised, say),
-    ValueError when the model has no head. Warns with LazyHeadWarning when the first forward, or the first step of an
-    optimizer of its parameters, comes without a call of the head.
+    Raises TypeError if the head has no ``nn.Linear`` with its standard forward, for example if it is quantised. Raises
+    ValueError if the model has no head. Warns with LazyHeadWarning if the first forward, or the first optimizer step of
+    its parameters, happens without a call of the head.
     """
     linears = linears_of(model)
     if not _convertible(linears):
@@ -173,7 +174,7 @@ def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Undoes ``lazy_head``; a model without a lazy head stays as it is. Returns the model."""
+    """Undoes ``lazy_head``; a model without a lazy head is not changed. Returns the model."""
     for m in linears_of(model):
         make_plain(m)
     _remove_hooks(model, _Follow, _Watch)

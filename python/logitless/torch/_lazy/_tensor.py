@@ -1,9 +1,8 @@
-"""``LazyLogits``: a tensor whose numbers are made when something asks for them.
+"""``LazyLogits``: a tensor whose values are computed when something reads them.
 
-To autograd it is an ordinary tensor, with its own graph, versions and views. Below autograd, where kernels run, a
-view of it is another LazyLogits on the same storage; what ``_copies.py`` knows makes another promise; whatever else
-reads it gets numbers; and what writes to it, or could, makes the one real tensor that all its views share from then
-on.
+To autograd it is an ordinary tensor, with its own graph, versions and views. Below autograd, where kernels run, a view
+of it is another LazyLogits on the same storage. Operations in ``_copies.py`` give new lazy values. Other readers get
+computed values. Writes, and operations that could write, compute the real tensor, which all views share from then on.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from . import _copies, _views, _warnings
 from ._form import Form
 
 class Storage:
-    """What a promise and its views share: the real logits, once they are made."""
+    """The storage that lazy logits and their views share: the real logits, once computed."""
 
     def __init__(self, form: Form, like: Tensor):
         self.form, self.like = form, like
         self.real: Optional[Tensor] = None
-        self.part: Callable[[], Optional[LazyLogits]] = lambda: None  # the view of which alone numbers were read
+        self.part: Callable[[], Optional[LazyLogits]] = lambda: None  # the only view whose values were computed
 
     def make(self, asked: bool = False) -> Tensor:
-        """The logits, in memory laid out as PyTorch would. asked: by name, which needs no warning."""
+        """Returns the logits, in PyTorch's memory layout. asked: requested explicitly, which needs no warning."""
         if self.real is None:
             self.real = laid_out(self.form.value(), self.like)
             if not asked:
                 _warnings.warn_made(self.real)
             part = self.part()
-            if part is not None:  # what was read once reads the same again, bit for bit
+            if part is not None:  # a second read must return the same bits as the first
                 with torch.no_grad():
                     part._along(self.real).copy_(part._read)
         return self.real
@@ -43,8 +42,8 @@ class Storage:
 
 @contextlib.contextmanager
 def shadow():
-    """Around tensors of the meta device that stand for logits: hooks of saved tensors and modes of the caller's, which
-    would ask them for numbers or count their bytes, see nothing of them."""
+    """A context for meta tensors that stand for logits. It hides them from the caller's modes and hooks of saved
+    tensors, which would read their values or count their bytes."""
     hooks: Any = contextlib.nullcontext()
     if torch._C._autograd._saved_tensors_hooks_is_enabled():
         hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
@@ -53,7 +52,7 @@ def shadow():
 
 
 def laid_out(made: Tensor, like: Tensor) -> Tensor:
-    """made, with its dimensions in the order in memory that like's have."""
+    """Returns made with its dimensions in like's memory order."""
     with shadow():
         dense = torch.empty_like(like)
     if all(n == 1 or a == b for n, a, b in zip(made.shape, made.stride(), dense.stride())):
@@ -62,14 +61,14 @@ def laid_out(made: Tensor, like: Tensor) -> Tensor:
 
 
 def _meta(x: Tensor) -> Tensor:
-    """Sizes, strides and dtype alone."""
+    """Returns a meta tensor with x's sizes, strides and dtype."""
     extent = x.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
     room = torch.empty(max(extent, 0), dtype=x.dtype, device="meta")
     return room.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 class Lazy(Tensor):
-    """A tensor whose numbers are made when they are asked for."""
+    """A tensor whose values are computed on demand."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -81,23 +80,23 @@ class Lazy(Tensor):
         return func(self._ordinary(), protocol)
 
     def _ordinary(self) -> Tensor:
-        """The numbers in an ordinary tensor, with a gradient to this one."""
+        """Returns the values in an ordinary tensor, with a gradient to this one."""
         raise NotImplementedError
 
 
 class LazyLogits(Lazy):
-    """Logits [..., V] that are not computed yet, or something made of them. See ``lazy_head``."""
+    """Logits [..., V] that are not computed yet, or a value derived from them. See ``lazy_head``."""
 
     _storage: Storage
-    _form: Optional[Form]  # None for a view that is none of rows
-    _chain: tuple[Callable[[Tensor], Tensor], ...]  # from the storage's real tensor to this view of it
-    _of: Optional[LazyLogits]  # of a view that is none of rows: what the last of the chain is a part of
+    _form: Optional[Form]  # None for a view that does not select rows
+    _chain: tuple[Callable[[Tensor], Tensor], ...]  # maps the storage's real tensor to this view
+    _of: Optional[LazyLogits]  # for a view that does not select rows: the argument of the chain's last step
     _view: Optional[Tensor]
     _read: Optional[Tensor]
 
     @staticmethod
     def __new__(cls, storage: Storage, form: Optional[Form], like: Tensor, device, chain=()):
-        """``like``: a meta tensor with its sizes, strides, offset and dtype."""
+        """Makes lazy logits. ``like``: a meta tensor with their sizes, strides, offset and dtype."""
         self = Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device
         )
@@ -120,12 +119,11 @@ class LazyLogits(Lazy):
 
     @property
     def is_real(self) -> bool:
-        """Whether the logits that this is a view of have been computed."""
+        """True once the logits of the shared storage have been computed."""
         return self._storage.real is not None
 
     def materialize(self) -> Tensor:
-        """The same numbers in an ordinary tensor, with the same memory as this one's from now on and a gradient to
-        it."""
+        """Returns the values as an ordinary tensor that shares this one's memory, with a gradient to it."""
         self._storage.make(asked=True)
         return self._ordinary()
 
@@ -135,7 +133,7 @@ class LazyLogits(Lazy):
     # Below autograd:
 
     def _real(self) -> Tensor:
-        """This view of the one real tensor, which is made now if there is none."""
+        """Returns this view of the real tensor, which is computed if it does not exist."""
         real = self._storage.make()
         if self._view is None:
             self._view, self._read = self._along(real), None
@@ -149,7 +147,8 @@ class LazyLogits(Lazy):
         return view
 
     def _numbers(self) -> Tensor:
-        """For an operation that only reads: of some rows of a promise those alone are computed."""
+        """Returns the values for an operation that only reads. If this view selects few rows, only those are computed.
+        """
         storage, form = self._storage, self._form
         if self._of is not None and storage.real is None:
             rows = self._of._numbers()
@@ -157,7 +156,7 @@ class LazyLogits(Lazy):
         overlaps = any(n > 1 and s == 0 for n, s in zip(self.shape, self.stride()))
         if storage.real is not None or form is None or overlaps or self.numel() > storage.like.numel() // 2:
             return self._real()
-        if form.spread:  # ranks gather together, once, however many rows each has
+        if form.spread:  # ranks gather once, together, for any number of rows
             return self._real()
         if self._read is None:
             if storage.part() is not None:
@@ -181,7 +180,8 @@ class _Ordinary(torch.autograd.Function):
 
 
 def promise(form: Form, like: Tensor, device) -> LazyLogits:
-    """Logits of that form with a storage of their own. ``like``: a meta tensor of their shape, strides and dtype."""
+    """Returns lazy logits of this form with their own storage. ``like``: a meta tensor of their shape, strides and
+    dtype."""
     return LazyLogits(Storage(form, like), form, like, device)
 
 
@@ -201,14 +201,14 @@ def _kind(func) -> str:
 
 @functools.cache
 def _written(func) -> frozenset:
-    """Positions and names of the arguments that func writes to."""
+    """Returns the positions and names of the arguments that func writes to."""
     written = [(k, a) for k, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
     return frozenset(k for k, _ in written) | frozenset(a.name for _, a in written)
 
 
 @functools.cache
 def _composite(func) -> bool:
-    """Whether func is written in other operations, into which autograd takes it apart; inference mode does not."""
+    """Returns whether func is composed of other operations. Autograd decomposes it; inference mode does not."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
@@ -229,7 +229,7 @@ def dispatch(func, args, kwargs):
 
 
 def _mapped(value, of: Callable, kind: type = LazyLogits):
-    """``value`` with ``of`` each tensor of that kind in it."""
+    """Returns ``value`` with ``of`` applied to each tensor of that kind in it."""
     if isinstance(value, kind):
         return of(value)
     if isinstance(value, (list, tuple)):
@@ -240,7 +240,7 @@ def _mapped(value, of: Callable, kind: type = LazyLogits):
 
 
 _aten = torch.ops.aten
-_PARTS = (_aten.select.int, _aten.slice.Tensor, _aten.detach.default, _aten.alias.default)  # of whatever memory
+_PARTS = (_aten.select.int, _aten.slice.Tensor, _aten.detach.default, _aten.alias.default)  # for any memory
 
 
 def _views_of(func, x: LazyLogits, args, kwargs):
@@ -268,7 +268,7 @@ def _views_of(func, x: LazyLogits, args, kwargs):
 
 
 def _kept(func, args, kwargs) -> Optional[LazyLogits]:
-    """The promise that func makes of one, or None."""
+    """Returns the lazy result of func, or None if it has none."""
     rule = _copies.RULES.get(func)
     if rule is None:
         return None
@@ -284,8 +284,8 @@ def _kept(func, args, kwargs) -> Optional[LazyLogits]:
 
 
 def _like(func, x: LazyLogits, form: Form, rest, kwargs) -> Tensor:
-    """What func makes of x, as a meta tensor."""
-    if func in _copies.PICKS:  # by what indices hold
+    """Returns the result of func on x as a meta tensor."""
+    if func in _copies.PICKS:  # their shapes depend on the indices' values
         rest = _copies.positions(rest)
         return func(_meta(x), *torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to("meta"), rest))
     rest = [_meta(a) if isinstance(a, LazyLogits) else
@@ -310,7 +310,7 @@ def _write(func, args, kwargs):
         with no_dispatch():
             func(*args, **kwargs)
 
-    if func._schema.name.startswith("aten::_foreach_"):  # autograd counts versions of none of their tensors
+    if func._schema.name.startswith("aten::_foreach_"):  # autograd does not bump their versions
         torch.autograd.graph.increment_version(list(wrappers.values()))
 
     def wrapper(value):
@@ -339,7 +339,7 @@ top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lamb
 
 
 def _hooks_for_numbers():
-    """The caller's hooks of saved tensors, of which promises are kept: numbers alone are theirs to store."""
+    """Wraps the caller's hooks of saved tensors, so that they see only computed values. Lazy values bypass them."""
     hooks = top_hooks(True)
     if hooks is None:
         return contextlib.nullcontext()
@@ -356,10 +356,10 @@ def _hooks_for_numbers():
 
 
 def _ordinarily(func):
-    """Of functions that need memory to point to."""
+    """Returns the rule of a function that needs a pointer to memory."""
 
     def rule(*args, **kwargs):
-        with torch.enable_grad():  # a view for NumPy, say, is refused whatever the mode
+        with torch.enable_grad():  # some functions reject a view that requires a gradient in any mode, such as numpy()
             args, kwargs = (_mapped(a, lambda x: x._ordinary(), Lazy) for a in (args, kwargs))
         return func(*args, **kwargs)
 
@@ -367,7 +367,7 @@ def _ordinarily(func):
 
 
 def _unless_real(answer):
-    """Of questions about memory that a promise does not have."""
+    """Returns the rule of a query about memory, which lazy logits do not have."""
     return lambda x, *args, **kwargs: answer if isinstance(x, LazyLogits) and not x.is_real else NotImplemented
 
 

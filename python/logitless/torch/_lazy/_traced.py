@@ -1,8 +1,9 @@
-"""Lazy heads under torch.compile: logits that remember where they come from while their graph is recorded.
+"""Lazy heads under torch.compile: traced logits that remember the head's arguments while the graph is recorded.
 
-The graph gets the head's matrix product as always, and a cross entropy that does not read it; what nothing reads the
-compiler removes. So a compiled function that returns the loss alone has no logits, and one that returns them as well,
-as a model does, has them once, in the model's dtype. Whatever is not known here makes the loss read the logits.
+The graph contains the head's matrix product, and a cross entropy that does not read it; the compiler removes values
+that nothing reads. So a compiled function that returns only the loss computes no logits. One that returns them too,
+like a whole model, computes them once, in the model's dtype. After an operation that is unknown here, the loss reads
+the logits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..loss import linear_cross_entropy
 
 
 class Source:
-    """Of one head call: how it was made, and whether something may have written to its logits."""
+    """The arguments of one head call, and whether its logits may have been modified."""
 
     def __init__(self, weight, bias, grad: bool, autocast: bool, far):
         self.weight, self.bias, self.grad, self.autocast, self.far = weight, bias, grad, autocast, far
@@ -25,7 +26,7 @@ class Source:
 
 
 class TracedLogits(Tensor):
-    """Real logits of a graph being recorded; outside of it a tensor like any other."""
+    """Real logits of a graph that is being recorded; outside of it an ordinary tensor."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -43,7 +44,7 @@ class TracedLogits(Tensor):
                 rows = _KEPT[func](x, *args[1:])
                 if rows is not None:
                     return _kept(func, x, args, rows)
-            x._source.clean = False  # it may write, or give something away that does
+            x._source.clean = False  # it may write, or return an alias that is written
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -86,7 +87,7 @@ def _kept(func, x, args, rows):
     return _marked(logits, rows, x._source, scale, softcap, after_tanh)
 
 
-# Each gives the hidden states of the result, or None.
+# Each rule returns the hidden states of the result, or None.
 
 
 def _view(x, *size):
@@ -171,7 +172,7 @@ def _cross_entropy(
         x._rows, source.weight, target, source.bias, class_weight=weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing, softcap=x._softcap, logit_scale=x._scale,
     )
-    if reduction == "mean":  # PyTorch's mean of no token is not a number
+    if reduction == "mean":  # PyTorch's mean of no token is NaN
         valid = target != ignore_index
         some = valid.any() if weight is None else (weight[torch.where(valid, target, 0)] * valid).sum() != 0
         loss = torch.where(some, loss, torch.full_like(loss, math.nan))

@@ -1,7 +1,7 @@
-"""Views of promised logits: the same view of the hidden states, where it leaves the vocabulary whole.
+"""Views of lazy logits: the same view of the hidden states, if the vocabulary's dimension is preserved.
 
-Each rule takes the form of the viewed, its shape and the arguments of the operation, and gives the form of the view,
-or a list for several, or None where the view is none of rows.
+Each rule takes the form of the viewed value, its shape and the operation's arguments. It returns the view's form, a
+list for several views, or None if the view does not select rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _view(form: Form, shape, size):
     if -1 in size:
         rest = math.prod(s for s in size if s != -1)
         size[size.index(-1)] = math.prod(shape) // rest if rest else 0
-    # The vocabulary stays whole when as much stands before it, and after it, as did.
+    # The vocabulary's dimension is preserved if the sizes before it and after it have the same products.
     before, after = math.prod(shape[: form.vocab]), math.prod(shape[form.vocab + 1 :])
     words = shape[form.vocab]
     for k, s in enumerate(size):
@@ -139,7 +139,7 @@ RULES: dict[Any, Callable] = {
 
 
 def forms(func, form: Form | None, shape, args, kwargs, count: int) -> list[Form | None]:
-    """Of each of ``count`` views that func makes of a value of this form and shape."""
+    """Returns the forms of the ``count`` views that func makes of a value of this form and shape."""
     rule = RULES.get(func)
     found = None if form is None or rule is None else rule(form, tuple(shape), *args, **kwargs)
     return found if isinstance(found, list) else [found] * count

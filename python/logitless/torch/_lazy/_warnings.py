@@ -1,4 +1,4 @@
-"""Warnings of logits that are computed after all: the operation that reads them, and the caller's line that asks for it."""
+"""Warnings about logits that are computed after all. They name the operation that reads them and the caller's line."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Callable, Optional
 
 from torch import Tensor
 
-WARN_BYTES = 16 << 20  # logits of fewer bytes, such as a generated token's, are no surprise
+WARN_BYTES = 16 << 20  # logits of fewer bytes, such as those of a generated token, are expected
 _OWN = frozenset(("torch", "logitless"))
-_LIBRARIES = frozenset(("transformers",))  # named beside the caller's line
-# By a library that computes tokens' scores in its own way: what puts logitless there.
+_LIBRARIES = frozenset(("transformers",))  # libraries that are named besides the caller's line
+# Libraries with their own scoring of tokens, and the integrations that replace it.
 INTEGRATIONS = {"trl": "logitless.torch.integrations.trl", "verl": "logitless.torch.integrations.verl"}
 
 _operations: set[CodeType] = set()
 
 
 class LazyHeadWarning(UserWarning):
-    """Logits that were to be avoided have been made, or a head that was to avoid them was not called."""
+    """A warning that logits were computed although a lazy head should avoid it, or that a lazy head was not called."""
 
 
 def names_operation(function: Callable) -> Callable:
-    """Marks a function whose argument ``func`` is what reads logits."""
+    """Marks a function whose argument ``func`` is the operation that reads logits."""
     _operations.add(function.__code__)
     return function
 
@@ -33,13 +33,13 @@ def _library(frame: FrameType) -> str:
 
 
 def integration(library: str) -> str:
-    """Advice for where a library is at work, or nothing."""
+    """Returns advice for a library with an integration, or ""."""
     found = INTEGRATIONS.get(library)
     return "" if found is None else f"; for what {library} computes of tokens call {found}.patch() once"
 
 
 def is_at_work(library: str) -> bool:
-    """Returns whether the integration of a library has been put there."""
+    """Returns whether the integration of a library is installed."""
     module = sys.modules.get(INTEGRATIONS[library])
     return module is not None and module.patched()
 
@@ -51,7 +51,7 @@ def _name(func) -> str:
 
 
 def warn(what: str, by: str = "") -> None:
-    """Warns of ``what`` at the caller's line, the first outside of torch, logitless and transformers."""
+    """Warns with ``what`` at the caller's line, the first one outside of torch, logitless and transformers."""
     frame: Optional[FrameType] = sys._getframe(1)
     level = 2
     while frame is not None and _library(frame) in _LIBRARIES | _OWN:
@@ -60,7 +60,7 @@ def warn(what: str, by: str = "") -> None:
 
 
 def _reader() -> str:
-    """The operation that is running, the first line outside of torch and logitless, and the caller's."""
+    """Describes the running operation, the first line outside of torch and logitless, and the caller's line."""
     frame: Optional[FrameType] = sys._getframe(1)
     reads = "something"
     while frame is not None and _library(frame) in _OWN:
@@ -79,8 +79,8 @@ def _reader() -> str:
 
 
 def warn_made(made: Tensor, what: str = "logits", why: str = "") -> None:
-    """Warns of logits, or of a tensor of their size, that have been computed and are large. ``why``: the reason where no
-    operation has read them."""
+    """Warns if computed logits, or a tensor of their size, are large. ``why``: the reason, if no operation has read
+    them."""
     size = made.numel() * made.element_size()
     if size >= WARN_BYTES:
         warn(f"{what} {list(made.shape)} ({size >> 20} MiB) are computed after all, {why or 'read by ' + _reader()}")

@@ -1,5 +1,5 @@
-"""What training libraries need of logitless beyond a call: docs/recipes says which library needs what.
+"""Integrations with training libraries; docs/recipes describes each.
 
-``trl`` and ``verl`` put the library where those compute the scores of tokens, and import them when asked to.
-``torchtune``, ``torchtitan`` and ``axolotl`` hold classes of their interfaces, and import theirs at once.
+``trl`` and ``verl`` replace the libraries' scoring of tokens, and import them when patched. ``torchtune``,
+``torchtitan`` and ``axolotl`` define classes of their interfaces, and import them at once.
 """

@@ -1,4 +1,4 @@
-"""What trainers read of tokens besides their log-probabilities."""
+"""Scores of tokens that trainers read besides log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
 
 class TokenScores(NamedTuple):
-    """Of tokens [N], float32 (float64 of float64); None where not asked for."""
+    """Scores of tokens [N], float32 (float64 for float64 inputs); None for those not asked for."""
 
     log_probs: Tensor  # with a gradient
     entropy: Optional[Tensor]  # with a gradient
     log_sum_sq_probs: Optional[Tensor]  # log(sum_v p_v^2)
-    mean_logits: Optional[Tensor]  # over the words
-    is_top1: Optional[Tensor]  # bool: the target is the first of the words with the largest logit
+    mean_logits: Optional[Tensor]  # mean over the vocabulary
+    is_top1: Optional[Tensor]  # bool: the target is the first entry with the largest logit
 
 
 def score_tokens(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], *, temperature: float,
     softcap: Optional[float], logit_scale: float, outputs: tuple[str, ...], memory_budget: int | str | None = None,
 ) -> TokenScores:
-    """Scores of ``softcap(logit_scale * (hidden @ weight.T + bias)) / temperature``, which never exists as a whole.
+    """Returns scores from the logits ``softcap(logit_scale * (hidden @ weight.T + bias)) / temperature``, which are not
+    stored.
 
     Args:
-        hidden: [N, D]. weight: [V, D]. bias: [V] or None. target: [N], words.
-        outputs: some of ``OUTPUTS``, and names that are always computed.
+        hidden: [N, D]. weight: [V, D]. bias: [V] or None. target: [N], token ids.
+        outputs: some of ``OUTPUTS``; other names are computed anyway.
 
-    One pass, or two or three: ``mean_logits`` under a softcap and ``log_sum_sq_probs`` take one each. Backward as
-    ``linear_logprobs``, whose memory and errors these are.
+    It takes one GEMM, and one more each for ``mean_logits`` under a softcap and for ``log_sum_sq_probs``. Backward,
+    memory and errors are those of ``linear_logprobs``.
     """
     scale, cap = logit_scale / temperature, None if softcap is None else softcap / temperature
     scaled = dict(softcap=cap, logit_scale=scale, memory_budget=memory_budget)
     top, entropies = "is_top1" in outputs, "entropy" in outputs
-    # A gradient of the entropy would find what is kept of no use.
+    # Saved exponentials do not serve a gradient of the entropy.
     asked = Asked(argmax=top, entropy=entropies, keep=False if entropies else None)
     log_probs, entropy, lse, word = token_log_probs(hidden, weight, target, bias, asked, ignore_index=_NONE, **scaled)
     squares = mean = None
@@ -52,12 +53,12 @@ def score_tokens(
     return TokenScores(log_probs, entropy if entropies else None, squares, mean, word == target if top else None)
 
 
-_NONE = -(1 << 40)  # an ignore_index that no target is
+_NONE = -(1 << 40)  # an ignore_index outside of any target's range
 
 
 def _mean_logits(hidden, weight, target, bias, lse, scaled) -> Tensor:
-    """[N]. Without a softcap the mean of the words' logits is the logit of their mean, which takes no pass; with one,
-    the cross entropy against the uniform distribution is lse less it."""
+    """Returns the mean logits [N]. Without a softcap, the mean logit is the logit of the mean row, which takes no GEMM
+    over the vocabulary. With one, it is lse minus the cross entropy against the uniform distribution."""
     if scaled["softcap"] is None:
         mean = lse.new_tensor(0.0) if bias is None else bias.mean(dtype=lse.dtype)
         return (hidden.to(lse.dtype) @ weight.mean(0, dtype=lse.dtype) + mean) * scaled["logit_scale"]

@@ -14,19 +14,19 @@ from axolotl.integrations.base import BasePlugin
 
 from .._lazy import lazy_head
 
-# Of configurations: each computes the loss in a way that never calls the head, or takes its logits apart.
+# Options that compute the loss without calling the head, or that split its logits.
 _OTHERS = ("cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy")
 
 
 class LogitlessPlugin(BasePlugin):
-    """Trains (supervised, adapters or the whole model) with a lazy head.
+    """Trains with a lazy head (supervised, adapters or the full model).
 
-    Raises ValueError beside another loss without logits, NotImplementedError for ``rl``, whose trainers read the logits
-    for their metrics.
+    Raises ValueError together with another loss without logits. Raises NotImplementedError for ``rl``, whose trainers
+    read the logits for their metrics.
     """
 
     def post_model_load(self, cfg: Any, model: nn.Module) -> None:
-        """Called once the model and its adapters are there."""
+        """Is called once the model and its adapters are loaded."""
         for name in _OTHERS:
             if cfg.get(name):
                 raise ValueError(f"{name}: expected false beside LogitlessPlugin, got {cfg.get(name)!r}")

@@ -16,11 +16,11 @@ from .._lazy import lazy_head
 
 
 class LazyLoss(ChunkedLossWrapper):
-    """``ChunkedLossWrapper`` whose chunks have no logits, so that one chunk is enough. The trainer gives it the model's
-    ``lm_head``, which becomes lazy; under FSDP2 that is the sharded module.
+    """A ``ChunkedLossWrapper`` whose chunks have no logits, so that one chunk suffices. The trainer passes it the
+    model's ``lm_head``, which becomes lazy; under FSDP2 this is the sharded module.
 
-    Raises ValueError where the loss is to be compiled: a compiled function would be handed the logits; NotImplementedError
-    for an ``lm_head`` of tensor parallelism.
+    Raises ValueError if the loss is to be compiled, since a compiled function would receive the logits. Raises
+    NotImplementedError for an ``lm_head`` under tensor parallelism.
     """
 
     @dataclass(kw_only=True, slots=True)

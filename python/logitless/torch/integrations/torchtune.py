@@ -23,17 +23,17 @@ from ..loss import linear_cross_entropy
 
 
 class LinearCrossEntropyLoss(SFTLoss, nn.Module):
-    """torchtune's loss of this name without its chunks of logits: the mean over the tokens that are not ignored.
+    """torchtune's loss of this name, without chunks of logits: the mean over the tokens that are not ignored.
 
     Args:
-        ignore_index: tokens of this target cost nothing.
-        memory_budget: of a call, as of ``linear_cross_entropy``.
+        ignore_index: tokens with this target cost nothing.
+        memory_budget: of a call, as in ``linear_cross_entropy``.
 
-    ``set_model_output(model)`` makes the model return hidden states and takes its output layer: an ``nn.Linear``, with a
-    bias or not, or a ``TiedLinear``. Sharded weights are gathered for the call. ``forward(outputs [B, T, D], targets
-    [B, T])`` returns the loss; of no token it is 0.
+    ``set_model_output(model)`` makes the model return hidden states and takes its output layer: an ``nn.Linear``, with
+    or without a bias, or a ``TiedLinear``. Sharded weights are gathered for the call. ``forward(outputs [B, T, D],
+    targets [B, T])`` returns the loss, which is 0 without tokens.
 
-    Raises NotImplementedError for tensor parallelism, TypeError for another output layer, as of LoRA.
+    Raises NotImplementedError for tensor parallelism, and TypeError for another output layer, such as LoRA's.
     """
 
     def __init__(self, ignore_index: int = -100, memory_budget: int | str | None = None):
@@ -46,11 +46,11 @@ class LinearCrossEntropyLoss(SFTLoss, nn.Module):
         head = model.output
         _weight_and_bias(head)
         model.skip_output_layer = True
-        # Not registered: the parameters are the model's.
+        # It is not registered, since the parameters belong to the model.
         self.__dict__["linear_projection"] = head
 
     def apply_compile_strategy(self, *args: Any, **kwargs: Any) -> LinearCrossEntropyLoss:
-        """Nothing of it is PyTorch's to compile."""
+        """Does nothing, since PyTorch cannot compile any part of this loss."""
         return self
 
     def patch_tp_plan(self, tp_plan: dict) -> dict:

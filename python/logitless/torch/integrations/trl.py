@@ -1,9 +1,9 @@
-"""TRL's trainers on the library.
+"""TRL's trainers, with scores computed by the library.
 
-TRL (from 1.16) gives a model a fused head: ``model(..., labels=labels, fused_lm_head=True)`` scores the tokens from the
-backbone's hidden states and ``lm_head.weight``, tile by tile, and never calls the head, so that ``lazy_head`` has
-nothing to do there. ``patch()`` has the library compute what the tiles did; SFT, DPO, GRPO, KTO, RLOO and all else that
-is built on that head run on it, and nothing of theirs changes.
+TRL (from 1.16) gives a model a fused head. ``model(..., labels=labels, fused_lm_head=True)`` scores the tokens from the
+backbone's hidden states and ``lm_head.weight``, tile by tile. It never calls the head, so ``lazy_head`` has no effect
+there. ``patch()`` replaces the tiles by the library. SFT, DPO, GRPO, KTO, RLOO and other trainers on that head then use
+it without changes.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from ... import _library as c
 from ._scores import OUTPUTS, score_tokens
 
 _NAME = "_ChunkedLogProbFunction"
-# Of ChunkedLogProbFunction.forward, behind ctx.
+# The parameters of ChunkedLogProbFunction.forward after ctx.
 _PARAMETERS = (
     "hidden", "weight", "bias", "targets", "temperature", "chunk_size", "final_logit_softcapping", "logit_scale", "outputs",
 )
 
 
 class FusedScores:
-    """Stands for ``trl.kernels.ChunkedLogProbFunction``: ``apply`` has its arguments and results."""
+    """Replaces ``trl.kernels.ChunkedLogProbFunction``: ``apply`` has its arguments and results."""
 
     def __init__(self, replaced: Any, memory_budget: int | str | None):
         self.replaced, self.memory_budget = replaced, memory_budget
-        self.calls = 0  # that the library has served
+        self.calls = 0  # calls that the library has served
 
     def apply(
         self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], targets: Tensor, temperature: float, chunk_size: int,
         final_logit_softcapping: Optional[float] = None, logit_scale: float = 1.0, outputs: tuple[str, ...] = OUTPUTS,
     ) -> tuple[Optional[Tensor], ...]:
-        """(log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1) [N], float32, None where not among ``outputs``.
+        """Returns (log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1) [N], float32, None if not in
+        ``outputs``.
 
         hidden: [N, D]. weight: [V, D]. bias: [V] or None. targets: [N]. A weight of another dtype than hidden is cast
-        outside of autocast, as TRL casts its tiles, and so is whole in both dtypes meanwhile. chunk_size is TRL's; the
-        workspace follows from memory_budget.
+            outside of autocast, as TRL casts its tiles; it then exists in both dtypes. chunk_size is ignored; the
+            workspace follows from memory_budget.
 
-        Raises NotImplementedError for a weight that DeepSpeed's ZeRO-3 shards, which is there in the forward alone.
+        Raises NotImplementedError for a weight that DeepSpeed's ZeRO-3 shards, which is available in the forward alone.
         """
         if hasattr(weight, "ds_status"):
             raise NotImplementedError(
@@ -64,12 +65,12 @@ class FusedScores:
 
 
 def patch(memory_budget: int | str | None = None) -> FusedScores:
-    """Has the fused heads of this process's TRL computed by the library, those of trainers that are there already as
-    well. Returns what computes them, whose ``calls`` counts its work. ``unpatch()`` undoes it.
+    """Makes the library compute the fused heads of this process's TRL, including those of existing trainers. Returns
+    the replacement, whose ``calls`` counts its calls. ``unpatch()`` undoes it.
 
-    memory_budget: of a call of the head, as of ``linear_logprobs``.
+    memory_budget: of a call of the head, as in ``linear_logprobs``.
 
-    Raises ImportError without TRL, NotImplementedError for a version whose fused head is another.
+    Raises ImportError without TRL, and NotImplementedError for a version with another fused head.
     """
     c.parse_bytes(memory_budget)
     utils = _utils()

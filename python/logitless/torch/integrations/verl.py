@@ -1,9 +1,9 @@
-"""verl's fused kernels on the library.
+"""verl's fused kernels, computed by the library.
 
-With ``use_fused_kernels`` and the backend "torch" or "liger" the forwards that verl gives its models compute
-log-probabilities and entropies by ``verl.utils.experimental.torch_functional.FusedLinearForPPO``, which they look up at
-each call. ``patch()`` puts the library there. Workers of verl are processes of their own: call it in each, as by
-``external_lib`` of the model's configuration.
+With ``use_fused_kernels`` and the backend "torch" or "liger", verl's model forwards compute log-probabilities and
+entropies with ``verl.utils.experimental.torch_functional.FusedLinearForPPO``. They look it up at each call, and
+``patch()`` replaces it. verl's workers are separate processes: call it in each, for example through ``external_lib`` of
+the model's configuration.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..loss import linear_logprobs
 _MODULE = "verl.utils.experimental.torch_functional"
 _NAME = "FusedLinearForPPO"
 _PARAMETERS = ("hidden_states", "vocab_weights", "input_ids", "temperature")
-_NONE = -(1 << 40)  # an ignore_index that no word is
+_NONE = -(1 << 40)  # an ignore_index outside of any token id's range
 
 _budget: int | str | None = None
 
 
 class FusedLinearForPPO(nn.Module):
-    """verl's class of this name. ``impl_backend`` is which of verl's kernels it stands for, and ``chunk_size`` theirs: the
-    workspace follows from the budget of ``patch``."""
+    """verl's class of this name. ``impl_backend`` names the verl kernels that it replaces. ``chunk_size`` is ignored:
+    the workspace follows from the budget of ``patch``."""
 
     replaced: Any = None
-    calls = 0  # of all of them, that the library has served
+    calls = 0  # calls of all instances that the library has served
 
     def __init__(self, chunk_size: int = 512, impl_backend: str = "torch"):
         super().__init__()
@@ -42,9 +42,10 @@ class FusedLinearForPPO(nn.Module):
     def forward(
         self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """(log-probabilities, entropies) [...], float32, of softmax(hidden_states @ vocab_weights.T / temperature).
+        """Returns (log-probabilities, entropies) [...], float32, of softmax(hidden_states @ vocab_weights.T /
+        temperature).
 
-        hidden_states: [..., D]. vocab_weights: [V, D]. input_ids: [...], the word that follows each position.
+        hidden_states: [..., D]. vocab_weights: [V, D]. input_ids: [...], the token id that follows each position.
         """
         if isinstance(temperature, Tensor):
             if temperature.numel() != 1:
@@ -60,12 +61,12 @@ class FusedLinearForPPO(nn.Module):
 
 
 def patch(memory_budget: int | str | None = None) -> type[FusedLinearForPPO]:
-    """Has this process's verl compute its fused kernels by the library. Returns what does, whose ``calls`` counts its
-    work. ``unpatch()`` undoes it.
+    """Makes the library compute the fused kernels of this process's verl. Returns the replacement, whose ``calls``
+    counts its calls. ``unpatch()`` undoes it.
 
-    memory_budget: of a call, as of ``linear_logprobs``.
+    memory_budget: of a call, as in ``linear_logprobs``.
 
-    Raises ImportError without verl, NotImplementedError for a version whose fused kernels are called otherwise.
+    Raises ImportError without verl, and NotImplementedError for a version that calls its fused kernels differently.
     """
     global _budget
     c.parse_bytes(memory_budget)

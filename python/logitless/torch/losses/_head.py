@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens and sequences, and the checks of tensors that the losses share."""
+"""Log-probabilities of tokens and sequences, and checks of tensors that the losses share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .. import _distributed, _memory
 from ..loss import Asked, token_log_probs
 
 
-_NUMBERS = ("normalizer", "kl")  # that may be tensors of one, on the CPU too
+_NUMBERS = ("normalizer", "kl")  # arguments that may be one-element tensors, also on the CPU
 
 
 def takes(defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
-    """``_losses.takes`` of a function of tensors that all lie where the first does, its hidden states."""
+    """``_losses.takes`` for a function of tensors, which must all be on the device of the first, its hidden states."""
 
     def decorated(function: Function) -> Function:
         names = list(inspect.signature(function).parameters)
@@ -49,14 +49,16 @@ def _check_memory(name: str, value: Any, device: torch.device, beside: str) -> N
 
 
 class Tokens(NamedTuple):
-    """Of the tokens [B, T] of some sequences; 0 for those that are ignored. The entropy is empty where it is not wanted."""
+    """Outputs of the head for the tokens [B, T] of some sequences; 0 for ignored tokens. An entropy that is not wanted
+    is empty."""
 
     logps: Tensor
     entropy: Tensor
     valid: Tensor  # bool
 
     def sums(self, average: bool = False) -> Tensor:
-        """[B]: the log-probability of each sequence, or its mean over the sequence's tokens (0 of no token)."""
+        """Returns [B]: the log-probability of each sequence, or its mean over the sequence's tokens (0 without tokens).
+        """
         total = self.logps.sum(-1)
         return total / self.valid.sum(-1).clamp(min=1) if average else total
 
@@ -68,7 +70,7 @@ def tensor(name: str, value: Any) -> Tensor:
 
 
 def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> Tensor:
-    """A tensor of one of the shapes."""
+    """Returns a checked tensor of one of the shapes."""
     if tuple(tensor(name, value).shape) not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise ValueError(f"{name}: expected {wanted}, got {list(value.shape)}")
@@ -76,7 +78,7 @@ def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> Tensor:
 
 
 def sequences(hidden: Any, target: Any, even: bool = False) -> None:
-    """That hidden is [B, T, D] and target [B, T]; ``even``: that B is."""
+    """Checks hidden [B, T, D] and target [B, T]. ``even``: B must be even."""
     if tensor("hidden", hidden).dim() != 3:
         raise ValueError(f"hidden: expected [B, T, D], got {list(hidden.shape)}")
     shaped("target", target, tuple(hidden.shape[:2]))
@@ -89,14 +91,15 @@ def sequences(hidden: Any, target: Any, even: bool = False) -> None:
 
 
 def shifted(target: Tensor, ignore_index: int) -> Tensor:
-    """The target of each position is that of the next one, of the last none. hidden is not copied."""
+    """Shifts targets by one: each position's target is that of the next position, and the last has none. hidden is not
+    copied."""
     return torch.cat([target[:, 1:], torch.full_like(target[:, :1], ignore_index)], 1)
 
 
 def tokens(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head, entropy: Optional[bool] = None
 ) -> Tokens:
-    """entropy: None where it is not wanted, else whether it has a gradient."""
+    """Computes the head's outputs. entropy: None if it is not wanted, else whether it has a gradient."""
     _distributed.replicated("hidden", hidden)
     target = _distributed.replicated("target", target)
     asked = Asked(entropy=entropy is not None, keep=False if entropy else None)
@@ -105,15 +108,15 @@ def tokens(
 
 
 class Reference(NamedTuple):
-    """Where a reference model's log-probabilities come from: its hidden states and head. A head that is not given is
-    the policy's, as with adapters that are switched off in the body."""
+    """The hidden states and head of a reference model. A head that is not given is the policy's, as with adapters that
+    are disabled for the reference."""
 
     hidden: Optional[Tensor]
     weight: Optional[Tensor]
     bias: Optional[Tensor]
 
     def tokens(self, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head) -> Tokens:
-        """Without a gradient: one pass."""
+        """Returns the reference's log-probabilities, without a gradient: one GEMM."""
         hidden = tensor("ref_hidden", self.hidden)
         if tuple(hidden.shape[:-1]) != tuple(target.shape):
             raise ValueError(f"ref_hidden: expected {list(target.shape) + ['D']}, got {list(hidden.shape)}")
@@ -125,7 +128,8 @@ class Reference(NamedTuple):
             return tokens(hidden, self.weight, target, self.bias, head)
 
     def check(self, given: str, given_value: Any) -> bool:
-        """Whether there is one. Raises where parts of it are missing, or beside log-probabilities that were given."""
+        """Returns whether there is a reference. Raises if parts of it are missing, or if log-probabilities are given
+        too."""
         for name, value in (("ref_weight", self.weight), ("ref_bias", self.bias)):
             if value is not None and self.hidden is None:
                 raise ValueError(f"ref_hidden: expected it beside {name}, got None")

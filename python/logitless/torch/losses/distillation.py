@@ -1,8 +1,10 @@
-"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, the teacher's best K words.
+"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, and the teacher's top K.
 
-Neither model's logits exist as a whole. The divergences, which need both distributions, are programs of ``autochunk``
-that the library runs, a chunk of tokens at a time: one pass of the teacher, three of the student with the gradients of
-a mean or sum, which are made with the loss. The best K words are the teacher's in chunks, and the student's head."""
+Neither model's logits are stored. The divergences need both distributions; they are ``autochunk`` programs that the
+library runs, a chunk of tokens at a time. They take one GEMM of the teacher, and three of the student with the
+gradients of a mean or sum, computed with the loss. The top-K loss computes the teacher's top K in chunks, and then the
+student's head.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,17 @@ DIVERGENCE: dict[str, Any] = dict(
     teacher_logit_scale=1.0, executor="native", **HEAD,
 )
 
-_ARGUMENTS = f"""hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16, float16 or float64. bias: [V].
-            A weight that is a sharded DTensor, the teacher's, too, is gathered on each rank, with a warning that names it.
-        teacher_hidden: [..., D']. teacher_weight: [V, D'], its dtype. teacher_bias: [V]. No gradients.
-        target: [...], int32 or int64: tokens of ``ignore_index`` count for nothing; None: all count.
+_ARGUMENTS = f"""hidden: [..., D]. weight: [V, D], of the same dtype: float32, bfloat16, float16 or float64. bias: [V].
+            Every rank gathers a weight that is a sharded DTensor, also the teacher's; a warning names it.
+        teacher_hidden: [..., D']. teacher_weight: [V, D'], the dtype of teacher_hidden. teacher_bias: [V]. No gradients.
+        target: [...], int32 or int64: tokens of ``ignore_index`` are ignored; None: all tokens count.
         reduction: "none" (loss [...]), "mean" over the tokens that count, "sum".
-        normalizer: "mean" divides by this number above 0, or tensor of one, instead.
-        weight_hard_loss: from 0: so much of the cross entropy of target, at temperature 1, is added, as in Liger.
-        weight_soft_loss: from 0: the divergence times this. At a temperature t gradients are about 1 / t^2 as large;
-            Hinton et al. make up for it by t^2, given here.
-        teacher_softcap, teacher_logit_scale: of the teacher's logits; the temperature is both models'.
-        executor: autochunk's: "native", the library, on a CPU or GPU, or "python", PyTorch's operations.
+        normalizer: "mean" divides by this positive number, or tensor of one element, instead.
+        weight_hard_loss: at least 0: the weight of the cross entropy of target, at temperature 1, as in Liger.
+        weight_soft_loss: at least 0: the weight of the divergence. At a temperature t gradients shrink by about
+            1 / t^2; Hinton et al. compensate with a weight of t^2.
+        teacher_softcap, teacher_logit_scale: of the teacher's logits; both models share the temperature.
+        executor: of autochunk: "native", the library, on a CPU or GPU, or "python", PyTorch's operations.
         {HEAD_DOCS.replace(" and cost nothing", "")}"""
 
 
@@ -56,14 +58,14 @@ class DivergenceKeywords(HeadKeywords, total=False):
 
 
 class TopK(NamedTuple):
-    """The K words of each token to which a teacher gives the greatest logits, greatest first. Without gradients."""
+    """The K token ids with a teacher's largest logits at each position, largest first. Without gradients."""
 
     words: Tensor  # [..., K] int64
-    log_probs: Tensor  # [..., K] float32 (float64 of float64): of the whole vocabulary
+    log_probs: Tensor  # [..., K] float32 (float64 for float64 inputs): of the full vocabulary
 
 
 class _Form(NamedTuple):
-    """What a divergence is, but for tensors: constants of a program."""
+    """The options of a divergence, as constants of its program."""
 
     beta: float
     temperature: float
@@ -73,7 +75,7 @@ class _Form(NamedTuple):
     teacher_scale: float
     hard: float
     soft: float
-    masked: bool  # some tokens may count for nothing
+    masked: bool  # some tokens may be ignored
     summed: bool
 
 
@@ -87,16 +89,18 @@ def _logits(given: dict[str, Tensor], of: str, softcap: float, scale: float) -> 
 
 
 def _log_share(apart: Tensor, share: float) -> Tensor:
-    """log(X / (share X + (1 - share) Y)) of log(Y / X). Where X is below exp(-80) of Y it is off, and X nothing."""
+    """Returns log(X / (share X + (1 - share) Y)), given log(Y / X). It is inexact where X < exp(-80) Y, where X is
+    negligible."""
     return -torch.log(share + (1 - share) * torch.exp(apart.clamp(max=80.0)))
 
 
 class _Divergence(torch.autograd.Function):
-    """[N] of logits [N, V], whose temperature they have, with a gradient of the student's.
+    """The divergence [N] of logits [N, V], which are scaled by the temperature. It has a gradient by the student.
 
-    With p and q, their probabilities, the gradient is w - p sum(w), where w = (1 - beta) p log(p / m), or p log(p / q) of
-    beta 1, is the derivative by log p but for what is the same for all words. Of beta 0 it is p - q. So a loop over
-    chunks of words waits for two numbers a row, or for the normalisers alone."""
+    Let p and q be the student's and the teacher's probabilities. The gradient is w - p sum(w), with w = (1 - beta) p
+    log(p / m), or p log(p / q) for beta 1. This w is the derivative by log p, up to a constant. For beta 0 the gradient
+    is p - q. So a loop over vocabulary chunks needs only two numbers per row in advance, or only the normalisers.
+    """
 
     @staticmethod
     def forward(ctx, student: Tensor, teacher: Tensor, beta: float) -> Tensor:
@@ -116,7 +120,7 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     def backward(ctx, tangent: Tensor):
         student, teacher, *normalisers, own = ctx.saved_tensors
-        # -log p and -log q: of the forward's p and q all that follows would be kept, [N, V], instead of made again.
+        # These are -log p and -log q. Using the forward's p and q would save them, [N, V], instead of recomputing them.
         p, q = (n[:, None] - z for z, n in zip((student, teacher), normalisers))
         if ctx.beta == 0.0:
             return tangent[:, None] * ((-p).exp() - (-q).exp()), None, None
@@ -125,7 +129,8 @@ class _Divergence(torch.autograd.Function):
 
 
 class _Masked(torch.autograd.Function):
-    """Rows [N, D] that count, and zeros. Those have no gradient that would have to be masked as well."""
+    """Replaces ignored rows of hidden [N, D] by zeros. The gradient of those rows is zero already, so it is not masked.
+    """
 
     @staticmethod
     def forward(ctx, hidden: Tensor, counts: Tensor) -> Tensor:
@@ -137,11 +142,11 @@ class _Masked(torch.autograd.Function):
 
 
 def _program(given: dict[str, Tensor], form: tuple) -> Tensor:
-    """The plain formula, which autochunk cuts. given: by the names of the arguments those that there are, rows [N],
-    factors of the tokens' losses, and with a hard loss words [N]."""
+    """Computes the loss by the plain formula, which autochunk chunks. given: tensors by the names of the arguments;
+    rows [N], factors of the tokens' losses; and with a hard loss the target ids [N]."""
     f = _Form(*form)
-    # What is no number at ignored tokens counts for nothing, either. Only the student's hidden states, which the
-    # gradient of weight is made of, are worth a copy.
+    # NaN or infinity at ignored tokens must not spread. Only the student's hidden states are copied, since the gradient
+    # of weight reads them.
     counts = given["rows"][:, None] != 0.0
     if f.masked:
         given = {**given, "hidden": _Masked.apply(given["hidden"], counts)}
@@ -162,14 +167,14 @@ def _best(given: dict[str, Tensor], softcap: float, scale: float, k: int) -> tup
     return words, values - z.logsumexp(-1, keepdim=True)
 
 
-_MADE: dict[str, Any] = {}  # formulas in chunks, of each budget and executor that was asked for
+_MADE: dict[str, Any] = {}  # chunked formulas, by budget and executor
 
 
-# A text, which torch.compile takes for a constant; the function it stands for is a global's, as it wants.
+# torch.compile treats a string as a constant, and finds the function through a global.
 @torch.compiler.assume_constant_result
 def _key(what: str, memory_budget: int | str | None, executor: str) -> str:
-    """Under which the formula is in _MADE. A budget that cannot be met is an error of its call."""
-    from .._autochunk import autochunk  # takes PyTorch's compiler with it
+    """Returns the key of the formula in _MADE. A budget that cannot be met raises at the call."""
+    from .._autochunk import autochunk  # it imports PyTorch's compiler
 
     key = f"{what} {memory_budget!r} {executor}"
     if key not in _MADE:
@@ -186,8 +191,7 @@ def _chunked(what: str, memory_budget: int | str | None, executor: str):
 
 
 def _say_what_is_gathered(name: str, weight: Tensor) -> None:
-    """Words of a divergence are not sharded: a weight that is has to be whole on every rank, which nobody should learn from
-    a profile."""
+    """Warns that a sharded weight is gathered on every rank: divergences do not support a sharded vocabulary."""
     placements = getattr(weight, "placements", ())
     if torch.compiler.is_compiling() or not any(p.is_shard() for p in placements) or weight.device_mesh.size() == 1:
         return
@@ -200,8 +204,8 @@ def _say_what_is_gathered(name: str, weight: Tensor) -> None:
 
 
 def _checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, Tensor]:
-    """As the program takes them: [N, D], [V, D] of one dtype, on one device; a bias where there is one. name: "" or
-    "teacher_"."""
+    """Returns the checked head in the program's form: [N, D] and [V, D] of one dtype, on one device, and a bias if
+    given. name: "" or "teacher_"."""
     for part, value in (("hidden", hidden), ("weight", weight)):
         tensor(name + part, value)
     if bias is not None:
@@ -220,7 +224,7 @@ def _checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, T
 
 
 def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: int):
-    """The teacher's head without gradients, of the same tokens and words."""
+    """Returns the teacher's head without gradients, checked to have the same tokens and vocabulary."""
     if tuple(tensor("teacher_hidden", hidden).shape[:-1]) != lead:
         raise ValueError(f"teacher_hidden: expected {list(lead) + ['D']}, got {list(hidden.shape)}")
     if tensor("teacher_weight", weight).dim() == 2 and weight.shape[0] != vocab:
@@ -234,7 +238,8 @@ def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: 
 
 
 def _valid(target: Optional[Tensor], lead: tuple[int, ...], ignore_index: int, vocab: int, like: Tensor):
-    """(whether each token counts [N], its word or 0 [N], whether its target is no word [N]) of target [...]."""
+    """Returns three tensors [N] for target [...]: whether each token counts, its token id or 0, and whether its target
+    is out of range."""
     if target is None:
         every = torch.ones(lead, dtype=torch.bool, device=like.device).flatten()
         return every, None, None
@@ -253,7 +258,7 @@ def _valid(target: Optional[Tensor], lead: tuple[int, ...], ignore_index: int, v
 
 
 def _divisor(reduction: str, normalizer: Any, valid: Tensor):
-    """What a mean divides by; None for the others."""
+    """Returns the divisor of a mean; None for other reductions."""
     if choice("reduction", reduction, ("none", "mean", "sum")) != "mean":
         if normalizer is not None:
             raise ValueError(f"normalizer: expected None with reduction {reduction!r}, got {normalizer!r}")
@@ -266,7 +271,7 @@ def _divisor(reduction: str, normalizer: Any, valid: Tensor):
 
 
 class _Call(NamedTuple):
-    """A divergence as its program takes it."""
+    """A divergence in the form of its program."""
 
     chunked: Any
     given: dict[str, Tensor]
@@ -301,7 +306,7 @@ def _call(
     if divisor is not None:
         rows = rows / divisor
     if bad is not None:
-        rows = torch.where(bad, math.nan, rows)  # where nothing waits to see a bad target
+        rows = torch.where(bad, math.nan, rows)  # on a GPU the host does not wait for an error
     chunked = _chunked("divergence", head.memory_budget, choice("executor", a["executor"], ("native", "python")))
     of_words = {"words": words} if form.hard else {}
     return _Call(chunked, {**student, **teacher, "rows": rows, **of_words}, form, lead)
@@ -325,30 +330,35 @@ def jsd_loss(
     beta: float = 0.5,
     **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
-    """Generalised Jensen-Shannon divergence of the next word (Agarwal et al. 2024, GKD, equation 2): with the teacher's
-    distribution q, the student's p and m = beta q + (1 - beta) p, beta KL(q || m) + (1 - beta) KL(p || m). beta 0 is
-    KL(q || p), 1 is KL(p || q), their limits divided by beta and 1 - beta, as TRL and Liger have them.
+    """Generalised Jensen-Shannon divergence of the next token (Agarwal et al. 2024, GKD, equation 2).
+
+    Let q be the teacher's distribution, p the student's, and m = beta q + (1 - beta) p. The divergence is beta KL(q ||
+    m) + (1 - beta) KL(p || m). beta 0 is KL(q || p) and beta 1 is KL(p || q): the limits divided by beta and 1 - beta,
+    as in TRL and Liger.
 
     Args:
         {arguments}
         beta: from 0 to 1.
 
-    Biases are finite. Returns the loss, float32 (float64 of float64), with gradients of hidden, weight and bias.
+    Biases must be finite. Returns the loss, float32 (float64 for float64 inputs), with gradients by hidden, weight and
+    bias.
 
-    One pass of the teacher, and three of the student with the gradients of a mean or sum, which are made with the loss
-    and kept until the backward. Those of "none" and of float16 are made in the backward, with both models' logits once
-    more: two passes and four. Where hidden or weight is frozen there is one less.
+    The cost is one GEMM of the teacher, and three of the student with the gradients of a mean or sum. Those gradients
+    are computed with the loss and saved until the backward. The gradients of "none" and of float16 are computed in the
+    backward, which recomputes both models' logits: two GEMMs of the teacher and four of the student. A frozen hidden or
+    weight saves one.
 
-    Memory: the program's, within ``memory_budget``. None: the least of the plans that compute nothing twice and are
-    predicted to take no more than a fifth longer than the fastest, which has all logits. Budgets below that, and below the
-    fp32 sums of a 16-bit weight's gradient (4 V D bytes), make both models' logits twice (``explain_divergence``). The
-    backward multiplies the gradients where they are. A program is planned, in about a second,
-    for each number of tokens: pad to few of them with ``ignore_index``, whose tokens are computed like others. On a GPU
-    the library's needs NVRTC (docs/gpu.md).
+    Memory: the program's, within ``memory_budget``. None chooses the plan of least memory among those that recompute
+    nothing. Its predicted time is at most a fifth above that of the fastest plan, which stores all logits. A smaller
+    budget recomputes both models' logits. So does one below the fp32 sums of a 16-bit weight's gradient, 4 V D bytes
+    (``explain_divergence``). The backward scales the gradients in place. Planning takes about a second for each new
+    number of tokens: pad to a few sizes with ``ignore_index``; padding costs as much as other tokens. On a GPU the
+    native executor needs NVRTC (docs/gpu.md).
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came; ValueError for a budget that cannot
-            be met. A target that is neither a word nor ignore_index is a ValueError on the CPU, NaN on a GPU.
+        ValueError, TypeError: the message names the argument, the expected value and the given one. ValueError for a
+            budget that cannot be met. A target that is neither in [0, V) nor ignore_index is a ValueError on the CPU,
+            and gives NaN on a GPU.
     """
     beta = number("beta", beta, 0.0, 1.0)
     return _call(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options).run()
@@ -364,8 +374,8 @@ def forward_kl_loss(
     teacher_bias: Optional[Tensor] = None,
     **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
-    """KL(q || p) of the next word, q the teacher's distribution and p the student's (Hinton et al. 2015): the mean of
-    sum_j q_j (log q_j - log p_j). Arguments, result, passes, memory and errors: as ``jsd_loss``."""
+    """KL(q || p) of the next token, with the teacher's distribution q and the student's p (Hinton et al. 2015): the
+    mean of sum_j q_j (log q_j - log p_j). Arguments, result, cost, memory and errors: as in ``jsd_loss``."""
     return _call(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 0.0, options).run()
 
 
@@ -379,8 +389,9 @@ def reverse_kl_loss(
     teacher_bias: Optional[Tensor] = None,
     **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
-    """KL(p || q) of the next word, p the student's distribution and q the teacher's (Gu et al. 2024, MiniLLM, of each
-    word): the mean of sum_j p_j (log p_j - log q_j). Arguments, result, passes, memory and errors: as ``jsd_loss``."""
+    """KL(p || q) of the next token, with the student's distribution p and the teacher's q (Gu et al. 2024, MiniLLM, per
+    token): the mean of sum_j p_j (log p_j - log q_j). Arguments, result, cost, memory and errors: as in ``jsd_loss``.
+    """
     return _call(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 1.0, options).run()
 
 
@@ -396,9 +407,9 @@ def explain_divergence(
     beta: float = 0.5,
     **options: Unpack[DivergenceKeywords],
 ) -> str:
-    """The plan of ``jsd_loss`` of the same arguments (beta 0: ``forward_kl_loss``, 1: ``reverse_kl_loss``): what is
-    cut, along what and how finely, and the memory beyond inputs and results before and after. Nothing is run;
-    gradients are those of the tensors that want one."""
+    """Describes the plan of ``jsd_loss`` with the same arguments (beta 0: ``forward_kl_loss``, 1: ``reverse_kl_loss``).
+    It lists what is chunked, along which dimension and how finely, and the memory beyond inputs and results before and
+    after. Nothing runs. It includes the gradients of tensors that require one."""
     beta = number("beta", beta, 0.0, 1.0)
     call = _call(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options)
     return call.chunked.explain(call.given, tuple(call.form))
@@ -413,11 +424,13 @@ def teacher_top_k(
     k: int,
     **head: Unpack[HeadKeywords],
 ) -> TopK:
-    """The k words of each token with a teacher's greatest logits, and their log-probabilities: to store, or for
-    ``top_k_loss``. teacher_hidden [..., D'], teacher_weight [V, D'], teacher_bias [V]; k from 1 to V.
+    """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities, to store
+    or for ``top_k_loss``.
 
-    One pass, no gradients, a chunk of tokens at a time within ``memory_budget`` (bytes, or text such as "512MiB"). Of
-    softcap, logit_scale and temperature: as ``jsd_loss``; a temperature is part of the log-probabilities.
+    teacher_hidden: [..., D']. teacher_weight: [V, D']. teacher_bias: [V]. k: from 1 to V.
+
+    It takes one GEMM, without gradients, a chunk of tokens at a time within ``memory_budget`` (bytes, or text such as
+    "512MiB"). softcap, logit_scale, temperature: as in ``jsd_loss``; the log-probabilities include the temperature.
     """
     found = head_of({**HEAD, **head})
     with torch.no_grad():
@@ -445,26 +458,29 @@ def top_k_loss(
     normalizer: Optional[float | Tensor] = None,
     **head: Unpack[HeadKeywords],
 ) -> Tensor:
-    """KL(q || p) from a teacher's best K words, p the student's distribution over all words, q the teacher's:
+    """KL(q || p) restricted to a teacher's top K, with the student's distribution p over the vocabulary and the
+    teacher's q.
 
-    - its K words by themselves, q renormalised to 1: sum_k q_k (log q_k - log p_k)
-    - ``tail``: with one more outcome, any other word, of probability 1 - sum_k q_k and 1 - sum_k p_k: a lower bound of
-      KL(q || p) over all words, 0 where p = q, which the first is not (Anshumann et al. 2025)
+    - Without ``tail``: over the K entries alone, with q renormalised to 1: sum_k q_k (log q_k - log p_k).
+    - With ``tail``: one more outcome stands for all other entries, with probabilities 1 - sum_k q_k and 1 - sum_k p_k.
+    This is a lower bound of KL(q || p) over the vocabulary, and is 0 where p = q, unlike the first (Anshumann et al.
+    2025).
 
     Args:
-        hidden: [..., D]. weight: [V, D], its dtype. bias: [V].
-        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K]. An entry of
-            word ``ignore_index`` or log-probability -inf is none: padding of tokens with fewer than K.
-        target: [...]: tokens of ``ignore_index`` count for nothing; None: all count.
-        reduction, normalizer: as of ``jsd_loss``.
+        hidden: [..., D]. weight: [V, D], of the same dtype. bias: [V].
+        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K]. Entries
+            with token id ``ignore_index`` or log-probability -inf are padding, for tokens with fewer than K.
+        target: [...]: tokens of ``ignore_index`` are ignored; None: all tokens count.
+        reduction, normalizer: as in ``jsd_loss``.
         {head}
 
-    Returns the loss, float32 (float64 of float64), with gradients of hidden, weight and bias.
+    Returns the loss, float32 (float64 for float64 inputs), with gradients by hidden, weight and bias.
 
-    The student's head alone: three passes with the gradients of a mean or sum; with ``tail`` or "none" four.
+    Only the student's head is computed: three GEMMs with the gradients of a mean or sum, or four with ``tail`` or
+    "none".
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came.
+        ValueError, TypeError: the message names the argument, the expected value and the given one.
     """
     found = head_of(head)
     lead = tuple(tensor("hidden", hidden).shape[:-1])
@@ -472,7 +488,7 @@ def top_k_loss(
     vocab = tensor("weight", weight).shape[0]
     valid = _valid(target, lead, found.ignore_index, vocab, words)[0].reshape(lead)
     divisor = _divisor(reduction, normalizer, valid)
-    if found.ignore_index >= 0:  # it may be one of the teacher's words
+    if found.ignore_index >= 0:  # it may be one of the teacher's token ids
         raise ValueError(f"ignore_index: expected a number below 0 beside words of a teacher, got {found.ignore_index}")
     absent = (words == found.ignore_index) | torch.isneginf(log_probs)
     words = torch.where(valid[..., None] & ~absent, words, found.ignore_index)
@@ -493,7 +509,7 @@ def top_k_loss(
     return total if divisor is None else total / divisor
 
 
-_NONE = -1e30  # a log-probability of nothing, whose differences are numbers
+_NONE = -1e30  # a log-probability of zero probability, with finite differences
 
 
 def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -510,13 +526,14 @@ def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _log_rest(log_probs: Tensor) -> Tensor:
-    """[...]: the log-probability of all other words; of none that of the least number that fp32 sums tell from 0."""
+    """Returns [...]: the log-probability of all other entries. It is bounded from below by the rounding unit of the
+    sums."""
     known = log_probs.logsumexp(-1).clamp(max=-torch.finfo(log_probs.dtype).eps)
     return torch.log(-torch.expm1(known))
 
 
 def _with_tail(logps: Tensor, log_q: Tensor, valid: Tensor, absent: Tensor) -> Tensor:
-    """[...] of [..., K]."""
+    """Returns the divergence with a tail, [...], from log-probabilities [..., K]."""
     # Ignored tokens and entries have log-probabilities of 0.
     logps = torch.where(valid[..., None] & ~absent, logps, log_q)
     rest_p, rest_q = _log_rest(logps), _log_rest(log_q)

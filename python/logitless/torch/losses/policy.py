@@ -1,8 +1,9 @@
-"""Losses of policies: GRPO, Dr. GRPO, DAPO, GSPO, PPO, with a divergence from a reference and an entropy bonus.
+"""Policy losses: GRPO, Dr. GRPO, DAPO, GSPO, PPO, with a divergence from a reference and an entropy bonus.
 
-All are one surrogate of a token, min(rho A, clip(rho) A), and differ in the ratio rho, in the clip and in what they
-divide by. The policy's head runs once forward and three times backward (four with an entropy bonus; on a GPU mostly
-twice without one), a reference's once, without gradients; no logits exist. Of frozen tensors no gradient is computed."""
+Each loss is a surrogate per token, min(rho A, clip(rho) A). They differ in the ratio rho, the clip and the divisor. The
+policy's head takes one GEMM forward and three backward: four with an entropy bonus, and on a GPU mostly two without
+one. A reference takes one, without gradients. Logits are not stored, and gradients of frozen tensors are not computed.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +27,29 @@ POLICY: dict[str, Any] = dict(
 
 _ARGUMENTS = f"""hidden: [B, T, D], the states that predicted the tokens; float32, bfloat16, float16, or float64 slowly.
         weight: [V, D], the dtype of hidden. bias: [V].
-        target: [B, T], int32 or int64: the tokens that were drawn; ``ignore_index`` where there is none.
-        mask: [B, T], bool or numbers: tokens of 0 count for nothing, as those of ``ignore_index``.
-        old_per_token_logps: [B, T], of the policy that drew the tokens; None: this policy's own, and the ratio is 1.
+        target: [B, T], int32 or int64: the sampled tokens; ``ignore_index`` where there is none.
+        mask: [B, T], bool or numbers: tokens with 0 are ignored, like those of ``ignore_index``.
+        old_per_token_logps: [B, T], of the policy that sampled the tokens; None: this policy's own, with a ratio of 1.
         ref_per_token_logps: [B, T], of the reference; or ref_hidden [B, T, D'], ref_weight [V, D'], ref_bias [V]: one
-            pass, no gradients; without ref_weight the policy's head, as of now.
-        beta: from 0, weight of the divergence from the reference, which it needs and which needs it.
-        kl_estimator: of a token, with d = log pi_ref - log pi: "k1" -d, "k2" d^2 / 2, "k3" exp(d) - d - 1.
-        entropy_coef: the entropy of a token, times this, is subtracted from its loss; a pass more backward, two on a GPU.
-        delta: the ratio is at most this, clipped or not (two-sided clipping); None: no bound.
-        normalizer: a number above 0, or a tensor of one, to divide by instead: of all micro-batches, say.
+            GEMM, no gradients. Without ref_weight, the reference uses the policy's current head.
+        beta: at least 0, the weight of the divergence: above 0 with a reference, and 0 without one.
+        kl_estimator: per token, with d = log pi_ref - log pi: "k1" -d, "k2" d^2 / 2, "k3" exp(d) - d - 1.
+        entropy_coef: the entropy of a token, times this, is subtracted from its loss; costs one more GEMM backward, two
+            on a GPU.
+        delta: upper bound of the ratio, clipped or not (two-sided clipping); None: no bound.
+        normalizer: a positive number, or tensor of one element, that replaces the divisor: the tokens of all
+            micro-batches, for example.
         {HEAD_DOCS}"""
 
 _RETURNS = """Returns:
-        PolicyLoss: the loss with a gradient; without one log-probabilities, entropies, divergence, shares clipped.
+        PolicyLoss: the loss, with a gradient; log-probabilities, entropies, divergence and clip ratios, without one.
 
-    Memory: the head's plan, within ``memory_budget``, and a few numbers a token; on a GPU, where exp(z) of all tokens
-    fits and entropy_coef is 0, it and weight's gradient exist from the forward on, for a pass less.
+    Memory: the head's plan, within ``memory_budget``, and a few numbers per token. On a GPU, if exp(z) of all tokens
+    fits and entropy_coef is 0, a GEMM is saved: the plan's workspace and weight's gradient then exist from the forward
+    on.
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came."""
+        ValueError, TypeError: the message names the argument, the expected value and the given one."""
 
 
 class PolicyKeywords(HeadKeywords, total=False):
@@ -63,14 +67,14 @@ class PolicyKeywords(HeadKeywords, total=False):
 
 
 class PolicyLoss(NamedTuple):
-    """Only ``loss`` has a gradient. Means are over the tokens that count."""
+    """A policy loss. Only ``loss`` has a gradient. Means are over the tokens that count."""
 
     loss: Tensor  # []
     logps: Tensor  # [B, T], the old_per_token_logps of later steps; 0 for ignored tokens
     entropy: Tensor  # [B, T], nats; 0 for ignored tokens
-    kl: Tensor  # []: mean divergence from the reference by the estimator; 0 without one
-    clip_ratio_low: Tensor  # []: share of tokens of negative advantage whose ratio is below the clip
-    clip_ratio_high: Tensor  # []: share of tokens of positive advantage whose ratio is above it
+    kl: Tensor  # []: mean estimated divergence from the reference; 0 without one
+    clip_ratio_low: Tensor  # []: fraction of tokens of negative advantage whose ratio is below the clip
+    clip_ratio_high: Tensor  # []: fraction of tokens of positive advantage whose ratio is above it
 
 
 class _Clip(NamedTuple):
@@ -80,17 +84,19 @@ class _Clip(NamedTuple):
 
 
 def _documented(function: Function) -> Function:
-    """Puts {arguments} and {returns} in."""
+    """Fills {arguments} and {returns} of a docstring."""
     if function.__doc__:
         function.__doc__ = function.__doc__.replace("{arguments}", _ARGUMENTS).replace("{returns}", _RETURNS)
     return function
 
 
 def group_advantages(rewards: Tensor, group_size: int, *, scale: bool = True, epsilon: float = 1e-4) -> Tensor:
-    """Advantages [B] of rewards [B], ``group_size`` answers to each prompt one after another: reward less the group's
-    mean, over the group's standard deviation (n - 1, as TRL has it) + epsilon with ``scale`` (GRPO, Shao et al. 2024);
-    without it Dr. GRPO's (Liu et al. 2025). Raises ValueError where B is no multiple of group_size, TypeError where
-    rewards are whole numbers."""
+    """Returns advantages [B] of rewards [B], with ``group_size`` consecutive completions per prompt.
+
+    An advantage is the reward minus the group's mean. With ``scale``, it is divided by the group's standard deviation
+    (n - 1, as in TRL) + epsilon (GRPO, Shao et al. 2024). Without it, this is Dr. GRPO (Liu et al. 2025). Raises
+    ValueError if B is not a multiple of group_size, and TypeError for integer rewards.
+    """
     size = count("group_size", group_size, 2 if flag("scale", scale) else 1)
     if tensor("rewards", rewards).dim() != 1 or rewards.shape[0] % size:
         raise ValueError(f"rewards: expected [B], B a multiple of {size}, got {list(rewards.shape)}")
@@ -110,20 +116,20 @@ def _masked(target: Tensor, mask: Optional[Tensor], ignore_index: int) -> Tensor
 
 
 def _apart(name: str, given: Tensor, found: Tokens) -> Tensor:
-    """log pi less what was given [B, T]; 0 for ignored tokens, whatever was given there."""
+    """Returns log pi minus the given log-probabilities [B, T]; 0 for ignored tokens."""
     other = shaped(name, given, tuple(found.logps.shape)).detach().to(found.logps.dtype)
     return torch.where(found.valid, found.logps - other, 0.0)
 
 
 def _kl(estimator: str, apart: Tensor) -> Tensor:
-    """Of log pi - log pi_ref [B, T] (Schulman, Approximating KL divergence, 2020)."""
+    """Estimates the divergence from log pi - log pi_ref [B, T] (Schulman, Approximating KL divergence, 2020)."""
     if estimator == "k1":
         return apart
     return 0.5 * apart.square() if estimator == "k2" else torch.expm1(-apart) + apart
 
 
 def _sum(values: Tensor, valid: Tensor) -> Tensor:
-    """Over the tokens that count, whatever stands at the others."""
+    """Sums over the tokens that count; the others may hold anything."""
     return torch.where(valid, values, 0.0).sum()
 
 
@@ -132,12 +138,12 @@ def _mean(values: Tensor, valid: Tensor) -> Tensor:
 
 
 def _sequence_mean(values: Tensor, valid: Tensor) -> Tensor:
-    """[B, 1]: over each sequence's tokens; 0 of no token."""
+    """Returns [B, 1]: the mean over each sequence's tokens; 0 without tokens."""
     return torch.where(valid, values, 0.0).sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
 
 
 def _by_sequence(each: Tensor, valid: Tensor) -> tuple[Tensor, Any]:
-    """The sum over the sequences of their tokens' means, and what it is divided by."""
+    """Returns the sum over sequences of their token means, and its divisor."""
     return _sequence_mean(each, valid).sum(), max(each.shape[0], 1)
 
 
@@ -150,7 +156,8 @@ def _by_constant(length: Optional[int]) -> Callable[[Tensor, Tensor], tuple[Tens
 
 
 def _exp(apart: Tensor) -> Tensor:
-    """exp, below the greatest number by enough for products: a ratio beyond has a gradient of 0 and not NaN."""
+    """Returns exp, bounded so that products with it do not overflow: ratios beyond have a gradient of 0, not NaN.
+    """
     return apart.clamp(max=math.log(torch.finfo(apart.dtype).max) - 10).exp()
 
 
@@ -159,12 +166,12 @@ def _token_ratio(apart: Tensor, valid: Tensor) -> Tensor:
 
 
 def _sequence_ratio(apart: Tensor, valid: Tensor) -> Tensor:
-    """[B, 1]: the geometric mean of a sequence's ratios."""
+    """Returns [B, 1]: the geometric mean of a sequence's ratios."""
     return _exp(_sequence_mean(apart, valid))
 
 
 def _sequence_token_ratio(apart: Tensor, valid: Tensor) -> Tensor:
-    """[B, T]: a sequence's ratio, each token's with its own gradient (GSPO-token)."""
+    """Returns [B, T]: a sequence's ratio, with each token's own gradient (GSPO-token)."""
     return _exp(_sequence_mean(apart, valid)).detach() * (apart - apart.detach()).exp()
 
 
@@ -244,14 +251,15 @@ def grpo_loss(
     epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """Group relative policy optimization (Shao et al. 2024, equation 3): the mean over the sequences of their tokens'
-    mean of -min(rho A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A) + beta KL, rho = pi / pi_old. The paper takes
-    beta = 0.04.
+    """Group relative policy optimization (Shao et al. 2024, equation 3).
+
+    The mean over sequences of their token means of -min(rho A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A) + beta
+    KL, with rho = pi / pi_old. The paper uses beta = 0.04.
 
     Args:
         {arguments}
-        advantages: [B], or [B, T]: of ``group_advantages`` and the like. No gradient.
-        epsilon_low, epsilon_high: from 0, the lower one to 1.
+        advantages: [B] or [B, T], such as those of ``group_advantages``. No gradient.
+        epsilon_low: from 0 to 1. epsilon_high: at least 0.
 
     {returns}
     """
@@ -273,9 +281,10 @@ def dr_grpo_loss(
     epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """Dr. GRPO (Liu et al. 2025): ``grpo_loss``'s tokens, their sum over B max_completion_length, a constant, so that
-    no length of an answer is preferred; None: T. Its advantages are not divided by a deviation (``group_advantages(...,
-    scale=False)``). Arguments, results, memory and errors: as ``grpo_loss``."""
+    """Dr. GRPO (Liu et al. 2025): the sum of ``grpo_loss``'s token losses, divided by the constant B
+    max_completion_length. So the loss does not depend on the lengths of completions. None: T. Advantages are not
+    divided by a standard deviation (``group_advantages(..., scale=False)``). Arguments, results, memory and errors: as
+    in ``grpo_loss``."""
     length = None if max_completion_length is None else count("max_completion_length", max_completion_length)
     return _policy_loss(
         hidden, weight, target, advantages, bias, options, _token_ratio, _by_constant(length),
@@ -295,9 +304,9 @@ def dapo_loss(
     epsilon_high: float = 0.28,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """DAPO (Yu et al. 2025, equation 8): ``grpo_loss``'s tokens with a higher upper clip, their mean over all tokens of
-    the batch; over several processes or micro-batches give the tokens of all as ``normalizer``. Arguments, results,
-    memory and errors: as ``grpo_loss``."""
+    """DAPO (Yu et al. 2025, equation 8): ``grpo_loss``'s token losses with a higher upper clip, and their mean over all
+    tokens of the batch. Over several processes or micro-batches, pass the total token count as ``normalizer``.
+    Arguments, results, memory and errors: as in ``grpo_loss``."""
     return _policy_loss(
         hidden, weight, target, advantages, bias, options, _token_ratio, _by_token, (epsilon_low, epsilon_high)
     )
@@ -316,11 +325,12 @@ def gspo_loss(
     epsilon_high: float = 4e-4,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """Group sequence policy optimization (Zheng et al. 2025): the mean over the sequences of -min(s A, clip(s) A), s
-    the geometric mean of a sequence's token ratios.
+    """Group sequence policy optimization (Zheng et al. 2025): the mean over sequences of -min(s A, clip(s) A), with the
+    geometric mean s of a sequence's token ratios.
 
-    token_level: GSPO-token of the paper, which takes advantages [B, T]: the value of s for each token, with the token's
-    own gradient. Arguments, results, memory and errors: as ``grpo_loss``; advantages are [B] else."""
+    token_level: the paper's GSPO-token, with advantages [B, T]: each token has the value s, with its own gradient.
+        Otherwise advantages are [B]. Arguments, results, memory and errors: as in ``grpo_loss``.
+    """
     if not flag("token_level", token_level):
         shaped("advantages", advantages, tuple(tensor("target", target).shape[:1]))
     ratio = _sequence_token_ratio if token_level else _sequence_ratio
@@ -341,10 +351,12 @@ def ppo_loss(
     epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """The policy's part of proximal policy optimization (Schulman et al. 2017, equations 7 and 9): the mean over all
-    tokens of -min(rho A, clip(rho) A) - entropy_coef H + beta KL, H a token's entropy in nats, over the whole
-    vocabulary. The paper takes entropy_coef = 0.01. Advantages are [B, T], as of a critic, or [B]. Arguments, results,
-    memory and errors: as ``grpo_loss``."""
+    """The policy loss of proximal policy optimization (Schulman et al. 2017, equations 7 and 9).
+
+    The mean over all tokens of -min(rho A, clip(rho) A) - entropy_coef H + beta KL, with a token's entropy H in nats
+    over the full vocabulary. The paper uses entropy_coef = 0.01. Advantages are [B, T], such as a critic's, or [B].
+    Arguments, results, memory and errors: as in ``grpo_loss``.
+    """
     return _policy_loss(
         hidden, weight, target, advantages, bias, options, _token_ratio, _by_token, (epsilon_low, epsilon_high)
     )

@@ -1,8 +1,9 @@
-"""Losses of preferences: DPO, IPO, SimPO, ORPO, CPO of pairs, KTO of single sequences.
+"""Preference losses: DPO, IPO, SimPO, ORPO and CPO on pairs, KTO on single sequences.
 
-Pairs lie as TRL and Liger have them: the first half of the sequences is chosen, the second rejected, pair i being
-sequences i and B + i. The policy's head runs once forward and three times backward, a reference's once, without
-gradients; no logits exist. Of frozen tensors no gradient is computed."""
+Pairs are arranged as in TRL and Liger. The first half of the sequences is chosen, the second rejected: pair i is
+sequences i and B + i. The policy's head takes one GEMM forward and three backward. A reference takes one, without
+gradients. Logits are not stored, and gradients of frozen tensors are not computed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ REFERENCE = dict(
 
 
 class ReferenceKeywords(HeadKeywords, total=False):
-    """Of ``dpo_loss``."""
+    """Keywords of ``dpo_loss`` about the reference."""
 
     ref_chosen_logps: Optional[Tensor]
     ref_rejected_logps: Optional[Tensor]
@@ -46,7 +47,8 @@ class ReferenceKeywords(HeadKeywords, total=False):
 
 
 class PreferenceLoss(NamedTuple):
-    """Only ``loss`` has a gradient. Log-probabilities are of sequences, summed or averaged as the loss has them."""
+    """A preference loss. Only ``loss`` has a gradient. Log-probabilities are of sequences, summed or averaged as the
+    loss uses them."""
 
     loss: Tensor  # []
     chosen_logps: Tensor  # [B]
@@ -57,17 +59,17 @@ class PreferenceLoss(NamedTuple):
 
     @property
     def margins(self) -> Tensor:
-        """[B]: by how much the chosen reward is greater."""
+        """[B]: the chosen reward minus the rejected one."""
         return self.chosen_rewards - self.rejected_rewards
 
     @property
     def accuracies(self) -> Tensor:
-        """[B]: 1 where it is, else 0."""
+        """[B]: 1 where the margin is positive, else 0."""
         return (self.margins > 0).to(self.margins.dtype)
 
 
 class KTOLoss(NamedTuple):
-    """Only ``loss`` has a gradient."""
+    """A KTO loss. Only ``loss`` has a gradient."""
 
     loss: Tensor  # []
     logps: Tensor  # [B]
@@ -76,12 +78,12 @@ class KTOLoss(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """Of B pairs."""
+    """Log-probabilities of B pairs."""
 
     chosen: Tensor  # [B]
     rejected: Tensor  # [B]
     nll: Tensor  # []
-    target: Tensor  # [2 B, T], as it was scored
+    target: Tensor  # [2 B, T], as scored
     scored: Tensor  # [B] bool: both sequences have tokens
 
     def result(self, loss: Tensor, chosen_rewards: Tensor, rejected_rewards: Tensor) -> PreferenceLoss:
@@ -94,7 +96,8 @@ def _target(target: Tensor, shift: bool, head: Head) -> Tensor:
 
 
 def _with_nll(hidden, weight, target, bias, head: Head, shift: bool, nll_target) -> tuple[Tokens, Tensor, Tensor]:
-    """Tokens of target, and log-probabilities of nll_target and whether they count, of the chosen half: one pass."""
+    """Returns the tokens of target. For the chosen half, it also returns the log-probabilities of nll_target and
+    whether they count, from the same GEMM."""
     batch, length = target.shape
     given = shaped("nll_target", nll_target, (batch, length), (batch // 2, length))
     if given.dtype not in (torch.int32, torch.int64):
@@ -125,7 +128,7 @@ def _pairs(hidden, weight, target, bias, head: Head, shift: bool, average: bool,
 def _reference_pairs(
     pairs: _Pairs, weight, bias, head: Head, reference: Reference, chosen, rejected, free: bool, average: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [B] of the reference, without gradients."""
+    """Returns the reference's log-probabilities [B], without gradients."""
     any_given = chosen if chosen is not None else rejected
     computed = reference.check("ref_chosen_logps", any_given)
     if flag("reference_free", free):
@@ -145,18 +148,18 @@ def _reference_pairs(
 
 
 def _smoothed(logits: Tensor, label_smoothing: float) -> Tensor:
-    """The negative log-likelihood of the preference, labels being wrong with a probability of label_smoothing."""
+    """Returns the negative log-likelihood of the preference, if labels are wrong with probability label_smoothing."""
     return -F.logsigmoid(logits) * (1 - label_smoothing) - F.logsigmoid(-logits) * label_smoothing
 
 
 def _exo(logits: Tensor, label_smoothing: float) -> Tensor:
-    """KL of the policy's preference from the smoothed label."""
+    """Returns the KL divergence of the policy's preference from the smoothed label."""
     right, wrong = F.logsigmoid(logits), F.logsigmoid(-logits)
     return right.exp() * (right - math.log1p(-label_smoothing)) + wrong.exp() * (wrong - math.log(label_smoothing))
 
 
 def _dpo(kind: str, chosen: Tensor, rejected: Tensor, beta: float, smoothing: float) -> Tensor:
-    """[B], of the log-ratios of policy to reference [B]."""
+    """Returns the loss [B] from log-ratios [B] of policy to reference."""
     margin = chosen - rejected
     if kind == "sigmoid":
         return _smoothed(beta * margin, smoothing)
@@ -182,7 +185,7 @@ def _dpo(kind: str, chosen: Tensor, rejected: Tensor, beta: float, smoothing: fl
 def _of_batch(
     kind: str, pairs: _Pairs, reference: tuple[Tensor, Tensor], beta: float, smoothing: float, delta, tau: float
 ) -> Tensor:
-    """[B] of every kind; those of sorted log-ratios are of the batch."""
+    """Returns the loss [B] of every kind. Kinds that sort log-ratios couple the pairs of the batch."""
     chosen, rejected = pairs.chosen - reference[0], pairs.rejected - reference[1]
     if kind == "bco_pair":
         center = torch.cat([beta * chosen, beta * rejected]).mean().detach() if delta is None else delta
@@ -194,7 +197,7 @@ def _of_batch(
         return _smoothed(beta * (chosen.sort().values - rejected.sort().values), smoothing)
     if kind == "discopop":
         x = beta * (chosen - rejected)
-        log_g = F.logsigmoid(x / tau)  # together with -x: exp(-x) may be infinite where g is 0
+        log_g = F.logsigmoid(x / tau)  # added to -x, since exp(-x) may be infinite where g is 0
         return -F.logsigmoid(x) * torch.sigmoid(-x / tau) + (log_g - x).exp()
     return _dpo(kind, chosen, rejected, beta, smoothing)
 
@@ -234,9 +237,10 @@ def dpo_loss(
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
-    """Direct preference optimization (Rafailov et al. 2023, equation 7) and its relatives, as TRL names them.
+    """Direct preference optimization (Rafailov et al. 2023, equation 7) and its variants, with TRL's names.
 
-    With r_w and r_l the log-ratios log pi(y) - log pi_ref(y) of chosen and rejected sequences and d = r_w - r_l:
+    Let r_w and r_l be the log-ratios log pi(y) - log pi_ref(y) of chosen and rejected sequences, and d = r_w - r_l. The
+    loss of a pair is:
 
     - "sigmoid": -(1 - e) log s(beta d) - e log s(-beta d), e = label_smoothing: cDPO (Mitchell 2023)
     - "robust": (-(1 - e) log s(beta d) + e log s(-beta d)) / (1 - 2 e) (Chowdhury et al. 2024)
@@ -247,34 +251,35 @@ def dpo_loss(
     - "sppo_hard": (r_w - 1 / (2 beta))^2 + (r_l + 1 / (2 beta))^2 (Wu et al. 2024)
     - "apo_zero": 1 - s(beta r_w) + s(beta r_l); "apo_down": s(beta r_w) + 1 - s(beta d) (D'Oosterlinck et al. 2024)
     - "bco_pair": -log s(beta r_w - bco_delta) - log s(bco_delta - beta r_l) (Jung et al. 2024)
-    - "aot": "sigmoid" with the sorted log pi_w - log pi_l less the sorted log pi_ref_w - log pi_ref_l for d;
-      "aot_pair", "aot_unpaired" in newer TRL: with the sorted r_w less the sorted r_l (Melnyk et al. 2024)
+    - "aot": "sigmoid" with d = sorted(log pi_w - log pi_l) - sorted(log pi_ref_w - log pi_ref_l);
+      "aot_pair", "aot_unpaired" in newer TRL: with d = sorted(r_w) - sorted(r_l) (Melnyk et al. 2024)
     - "discopop": (1 - g) -log s(x) + g exp(-x), x = beta d, g = s(x / discopop_tau) (Lu et al. 2024)
 
     Args:
         hidden: [2 B, T, D], chosen sequences, then rejected ones; float32, bfloat16, float16, or float64 slowly.
         weight: [V, D], the dtype of hidden. bias: [V].
         target: [2 B, T], int32 or int64; prompts and padding are ``ignore_index``.
-        ref_chosen_logps, ref_rejected_logps: [B], of the reference; averaged where average_log_prob is.
-        ref_hidden, ref_weight, ref_bias: instead of these, the reference's hidden states [2 B, T, D'] and head
-            [V, D'], [V]: one pass, no gradients. Without ref_weight the policy's head, as of now.
+        ref_chosen_logps, ref_rejected_logps: [B], of the reference; averaged if average_log_prob is set.
+        ref_hidden, ref_weight, ref_bias: instead of these, the reference's hidden states [2 B, T, D'] and head [V, D'],
+            [V]: one GEMM, no gradients. Without ref_weight, the reference uses the policy's current head.
         reference_free: no reference: its log-probabilities are 0.
-        beta: above 0. label_smoothing: from 0 to below 0.5.
-        bco_delta: of "bco_pair", a number or tensor of one, without a gradient: TRL has a running mean of the rewards.
-            None: the mean of beta r_w and beta r_l of these pairs.
-        discopop_tau: of "discopop", above 0; None: 0.05.
-        average_log_prob: divide by the tokens of the sequence.
-        shift: hidden and target are of the same positions, and position t predicts target t + 1.
+        beta: above 0. label_smoothing: at least 0 and below 0.5.
+        bco_delta: for "bco_pair": a number or tensor of one element, without a gradient. TRL uses a running mean of the
+            rewards. None: the mean of beta r_w and beta r_l of these pairs.
+        discopop_tau: for "discopop", above 0; None: 0.05.
+        average_log_prob: divide by the number of tokens of the sequence.
+        shift: hidden and target have the same positions, and position t predicts target t + 1.
         {head}
 
     Returns:
-        PreferenceLoss: the mean over the pairs, and without gradients the log-probabilities and the rewards beta r.
+        PreferenceLoss: the mean over the pairs; without gradients, the log-probabilities and the rewards beta r.
 
-    Memory: the head's plan, within ``memory_budget``, and a few numbers a token. 1 pass forward, 3 backward;
-    on a GPU, where exp(z) of all tokens fits, 2 backward, and the plan and weight's gradient exist from the forward on.
+    Memory: the head's plan, within ``memory_budget``, and a few numbers per token. Cost: 1 GEMM forward, 3 backward. On
+    a GPU, if exp(z) of all tokens fits, it is 2 backward. The plan's workspace and weight's gradient then exist from
+    the forward on.
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came.
+        ValueError, TypeError: the message names the argument, the expected value and the given one.
     """
     options = head_of(head)
     kind = choice("loss_type", loss_type, DPO_TYPES)
@@ -305,11 +310,11 @@ def ipo_loss(
     average_log_prob: bool = True,
     **more: Unpack[ReferenceKeywords],
 ) -> PreferenceLoss:
-    """Identity preference optimization (Azar et al. 2023, equation 17): the mean of (d - 1 / (2 beta))^2, d the
-    log-ratio of the chosen sequence less that of the rejected one, beta the paper's tau.
+    """Identity preference optimization (Azar et al. 2023, equation 17): the mean of (d - 1 / (2 beta))^2. Here d is the
+    log-ratio of the chosen sequence minus that of the rejected one, and beta is the paper's tau.
 
-    average_log_prob: as in TRL; with False the log-ratios are sums over tokens, as in the paper. All else as of
-    ``dpo_loss``: the reference's arguments, shift, results, memory and errors.
+    average_log_prob: as in TRL; with False the log-ratios are sums over tokens, as in the paper. Other arguments,
+        results, memory and errors: as in ``dpo_loss``.
         {head}
     """
     return dpo_loss(
@@ -331,12 +336,12 @@ def simpo_loss(
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
-    """Simple preference optimization (Meng et al. 2024), without a reference:
-    -log s(beta (m_w - m_l) - gamma), m the mean log-probability of a sequence's tokens.
+    """Simple preference optimization (Meng et al. 2024), without a reference: -log s(beta (m_w - m_l) - gamma), with
+    the mean log-probability m of a sequence's tokens.
 
-    beta and gamma have the defaults of TRL and Liger; the paper takes beta from 2 to 2.5 and gamma from 0.3 to 1.6.
-    alpha: weight of the chosen tokens' mean negative log-probability, which is added (CPO-SimPO). label_smoothing: from
-    0 to below 0.5. Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta m.
+    beta, gamma: the defaults are those of TRL and Liger; the paper uses 2 to 2.5 and 0.3 to 1.6. alpha: weight of the
+        added mean negative log-probability of the chosen tokens (CPO-SimPO). label_smoothing: at least 0 and below 0.5.
+        Shapes, shift, memory and errors: as in ``dpo_loss``. Rewards: beta m.
         {head}
     """
     options = head_of(head)
@@ -364,13 +369,13 @@ def cpo_loss(
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
-    """Contrastive preference optimization (Xu et al. 2024): -log s(beta (log pi_w - log pi_l)) + alpha NLL,
-    NLL the mean negative log-probability of the chosen tokens.
+    """Contrastive preference optimization (Xu et al. 2024): -log s(beta (log pi_w - log pi_l)) + alpha NLL, with the
+    mean negative log-probability NLL of the chosen tokens.
 
     loss_type: "sigmoid"; "hinge", max(0, 1 - beta d); "ipo", (d - 1 / (2 beta))^2, as in TRL. alpha: TRL's cpo_alpha.
-    label_smoothing: from 0 to below 0.5, of "sigmoid". average_log_prob: divide by the tokens of the sequence; None:
-    with "ipo", as TRL does. nll_target: as of ``orpo_loss``. Shapes, shift, memory and errors: as ``dpo_loss``.
-    Rewards: beta log pi. The NLL takes no pass of its own.
+        label_smoothing: for "sigmoid", at least 0 and below 0.5. average_log_prob: divide by the number of tokens of
+        the sequence; None: only with "ipo", as TRL does. nll_target: as in ``orpo_loss``. Shapes, shift, memory and
+        errors: as in ``dpo_loss``. Rewards: beta log pi. The NLL takes no GEMM of its own.
         {head}
     """
     options = head_of(head)
@@ -384,7 +389,7 @@ def cpo_loss(
 
 
 def _log_odds(logps: Tensor) -> Tensor:
-    """log(p / (1 - p)) of log p; of p = 1 that of the next number below."""
+    """Returns log(p / (1 - p)) given log p. p = 1 is replaced by the next smaller number."""
     below_one = logps.clamp(max=-torch.finfo(logps.dtype).eps)
     return logps - torch.log(-torch.expm1(below_one))
 
@@ -401,15 +406,15 @@ def orpo_loss(
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
-    """Odds ratio preference optimization (Hong et al. 2024), without a reference:
-    NLL - beta log s(log odds_w - log odds_l), odds = p / (1 - p) of p = exp(mean log-probability of the tokens), NLL
-    the mean negative log-probability of the chosen tokens.
+    """Odds ratio preference optimization (Hong et al. 2024), without a reference: NLL - beta log s(log odds_w - log
+    odds_l). The odds are p / (1 - p), with p = exp(mean log-probability of the tokens). NLL is the mean negative
+    log-probability of the chosen tokens.
 
-    beta: from 0, the paper's lambda. nll_target: [2 B, T] or [B, T], int32 or int64, what the NLL is of instead of the
-    chosen sequences' target, and shifted as that: with the words of prompts, too, as TRL has it. Those of rejected
-    sequences do not count. A pair of which a sequence has no token has no odds, and adds 0 to that term (NaN in TRL).
-    Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta m, m the mean log-probability. The NLL takes no
-    pass of its own.
+    beta: at least 0, the paper's lambda. nll_target: [2 B, T] or [B, T], int32 or int64: targets of the NLL instead of
+        the chosen sequences' own, with the same shift; they may include the prompt, as in TRL. Entries of rejected
+        sequences are ignored. A pair with an empty sequence has no odds, and adds 0 to that term (NaN in TRL). Shapes,
+        shift, memory and errors: as in ``dpo_loss``. Rewards: beta m, with the mean log-probability m. The NLL takes no
+        GEMM of its own.
         {head}
     """
     options = head_of(head)
@@ -423,7 +428,7 @@ def orpo_loss(
 def _log_ratio(
     hidden, weight, target, bias, head: Head, ref_logps, reference: Reference, average: bool, shift: bool
 ) -> tuple[Tensor, Tensor]:
-    """(log pi [B], log pi - log pi_ref [B]) of single sequences."""
+    """Returns (log pi [B], log pi - log pi_ref [B]) of single sequences."""
     sequences(hidden, target)
     target = _target(target, shift, head)
     found: Tokens = tokens(hidden, weight, target, bias, head)
@@ -450,9 +455,9 @@ def kto_kl(
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> Tensor:
-    """KTO's estimate of the divergence from the reference (Ethayarajh et al. 2024), a number without a
-    gradient: max(0, mean(log pi - log pi_ref)), of prompts with the answers to others. Over several processes take the
-    mean of theirs. Arguments: as ``kto_loss``. One pass, one more of a reference.
+    """KTO's estimate of the divergence from the reference (Ethayarajh et al. 2024), a number without a gradient: max(0,
+    mean(log pi - log pi_ref)). The sequences are prompts with completions of other prompts. Over several processes,
+    average their results. Arguments: as in ``kto_loss``. Cost: one GEMM, and one more for a reference.
         {head}
     """
     with torch.no_grad():
@@ -484,25 +489,26 @@ def kto_loss(
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> KTOLoss:
-    """Kahneman-Tversky optimization (Ethayarajh et al. 2024), of sequences that are each good or bad. With
-    the log-ratio r = log pi(y) - log pi_ref(y) and the divergence kl:
+    """Kahneman-Tversky optimization (Ethayarajh et al. 2024), on sequences that are each desirable or undesirable.
 
-    - "kto": desirable_weight (1 - s(beta (r - kl))) of good ones, undesirable_weight (1 - s(beta (kl - r))) of bad ones
+    Let r = log pi(y) - log pi_ref(y) be the log-ratio, and kl the divergence. The loss of a sequence is:
+
+    - "kto": desirable_weight (1 - s(beta (r - kl))) if desirable, undesirable_weight (1 - s(beta (kl - r))) if not
     - "apo_zero_unpaired": the same with kl = 0 (D'Oosterlinck et al. 2024)
 
     Args:
         hidden: [B, T, D]. target: [B, T]. weight: [V, D]. bias: [V].
-        preference_labels: [B] bool: whether the sequence is good.
-        kl: a number, or a tensor of one: ``kto_kl`` of mismatched pairs; 0.0 leaves it out.
-        ref_logps: [B]; or ref_hidden, ref_weight, ref_bias: as of ``dpo_loss``.
-        beta, desirable_weight, undesirable_weight: above 0, from 0.
-        average_log_prob, shift: as of ``dpo_loss``.
+        preference_labels: [B] bool: whether the sequence is desirable.
+        kl: a number, or a tensor of one element: ``kto_kl`` of mismatched pairs; 0.0 omits it.
+        ref_logps: [B]; or ref_hidden, ref_weight, ref_bias: as in ``dpo_loss``.
+        beta: above 0. desirable_weight, undesirable_weight: at least 0.
+        average_log_prob, shift: as in ``dpo_loss``.
         {head}
 
     Returns:
-        KTOLoss: the mean over the sequences; without gradients log pi, rewards beta r, and kl.
+        KTOLoss: the mean over the sequences; without gradients, log pi, the rewards beta r, and kl.
 
-    Memory and errors: as ``dpo_loss``.
+    Memory and errors: as in ``dpo_loss``.
     """
     options = head_of(head)
     kind = choice("loss_type", loss_type, ("kto", "apo_zero_unpaired"))
@@ -525,7 +531,8 @@ def kto_loss(
 
 
 def _one(name: str, value: Tensor | float, like: Tensor) -> Tensor:
-    """A number without a gradient, beside ``like``."""
+    """Returns a number, or a tensor of one element, as a scalar without a gradient, in the dtype and on the device of
+    ``like``."""
     if not isinstance(value, Tensor):
         return like.new_full((), number(name, value))
     if value.numel() != 1:
