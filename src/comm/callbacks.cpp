@@ -1,4 +1,5 @@
-// Collectives of the caller's, numbered, and dead after the first failure.
+// Communicator of the caller's own collectives. It numbers calls, and fails permanently at the
+// first failure.
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -53,7 +54,7 @@ class Callbacks final : public Communicator {
 
   void abort(std::string_view reason) noexcept override {
     set_failure(concat("communicator: rank ", rank(), " gave up: ", reason));
-    // Where a callback has failed here, too: the others may not know.
+    // Aborts even if a callback has failed here: the other ranks may not know.
     if (!aborted_.exchange(true) && callbacks_.abort) callbacks_.abort(reason);
   }
 
@@ -80,7 +81,7 @@ class Callbacks final : public Communicator {
     throw_if_failed();
   }
 
-  // The first one counts.
+  // Only the first failure is kept.
   void set_failure(const std::string& failure) {
     const std::lock_guard lock(mutex_);
     if (failure_.empty()) failure_ = failure;
@@ -92,7 +93,7 @@ class Callbacks final : public Communicator {
 
   const CommunicatorCallbacks callbacks_;
   std::uint64_t calls_ = 0;
-  mutable std::mutex mutex_;  // abort() comes from any thread
+  mutable std::mutex mutex_;  // abort() may be called from any thread
   std::string failure_;
   std::atomic<bool> aborted_ = false;
 };

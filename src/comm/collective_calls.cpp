@@ -54,7 +54,7 @@ void CollectiveCalls::tell(const std::exception_ptr& exception) noexcept {
     if (on_device() && header_.exchange > 0) return communicator_->abort(text_);
     meet_at(Stage::end, ExchangeKind::none, 0);
   } catch (...) {
-    // What this rank throws is its own.
+    // The other ranks could not be informed; this rank rethrows its own error.
   }
 }
 
@@ -67,7 +67,7 @@ void CollectiveCalls::meet_at(Stage stage, ExchangeKind kind, std::size_t bytes_
   header_.kind = kind;
   header_.bytes_each = bytes_each;
   if (stage == Stage::exchange) header_.exchange += 1;
-  // Whatever comes out of a meeting comes out on all ranks, or the group has failed.
+  // A barrier throws on all ranks, or the group has failed: no further report is needed.
   told_ = true;
   meet(*communicator_, header_, text_, all_);
   told_ = false;

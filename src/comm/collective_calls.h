@@ -1,4 +1,4 @@
-// Calls of a plan that ranks make together: they all return, or they all throw.
+// Collective calls of a plan: all ranks return, or all throw.
 #pragma once
 
 #include <cstddef>
@@ -14,23 +14,22 @@
 
 namespace logitless {
 
-// Every exchange is preceded by one of 64 bytes a rank, in which a rank that has failed says so;
-// another one ends the call. On a GPU, where exchanges are enqueued, the first one alone is: what
-// is wrong with a call is known by then. Not shared between threads.
+// A barrier of 64 bytes a rank precedes every exchange, and one ends the call; a failed rank
+// reports its status there. On a GPU, where exchanges are enqueued, only the first exchange has a
+// barrier: argument errors are known by then. Not shared between threads.
 class CollectiveCalls {
  public:
-  // Of a plan that the ranks have agreed on (Agreement::plan).
+  // `plan` is the number of the ranks' agreement (Agreement::plan).
   CollectiveCalls(std::shared_ptr<Communicator> communicator, std::uint64_t plan);
 
   Communicator& communicator() const { return *communicator_; }
 
-  // One call: runs `body`, which makes its exchanges by the functions below, in the same order on
-  // all ranks. Returns when the bodies of all ranks have ended well. Otherwise throws on all of
-  // them: what the body threw on the ranks where it did, and elsewhere the same with the rank's
-  // name, "rank 2: ...", at the next exchange. The next call is possible then. Also throws
-  // InvalidArgument on all ranks where they are not in the same call, of the same plan, at the same
-  // exchange ("rank 2: call 5, rank 0: call 6"), and DeviceError when the group fails. On a GPU a
-  // body that throws after its first exchange gives the group up.
+  // Runs one call: `body` makes its exchanges by the functions below, in the same order on all
+  // ranks. Returns when the bodies of all ranks have returned. If one throws, all ranks throw: it
+  // its own exception, the others the same with the rank's name, "rank 2: ...", at their next
+  // exchange. The next call is then possible. Throws InvalidArgument on all ranks if they differ in
+  // call, plan or exchange ("rank 2: call 5, rank 0: call 6"). Throws DeviceError when the group
+  // fails. On a GPU a body that throws after its first exchange aborts the group.
   template <typename F>
   void run(const F& body) {
     begin();
@@ -43,23 +42,23 @@ class CollectiveCalls {
     }
   }
 
-  // As Communicator's; stream: of a GPU's.
+  // Exchanges of the communicator; stream is only for a GPU.
   void all_gather(const void* mine, void* all, std::size_t bytes_each, void* stream = nullptr);
   void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
                   void* stream = nullptr);
 
-  // Exchanges made while it exists are a group of the communicator's. Not the first of a call.
+  // Groups the communicator's exchanges during its lifetime. Not for the first exchange of a call.
   class Together {
    public:
     explicit Together(CollectiveCalls& calls) : communicator_(*calls.communicator_) {
       communicator_.begin_group();
     }
-    // Throws what end_group() does, unless something is thrown already.
+    // Throws as end_group() does, unless an exception is already in flight.
     ~Together() noexcept(false) {
       try {
         communicator_.end_group();
       } catch (...) {
-        if (std::uncaught_exceptions() == exceptions_) throw;  // else the first one counts
+        if (std::uncaught_exceptions() == exceptions_) throw;  // else the first exception is kept
       }
     }
     Together(const Together&) = delete;
@@ -70,13 +69,13 @@ class CollectiveCalls {
     const int exceptions_ = std::uncaught_exceptions();
   };
 
-  // Before the first exchange of a call on a GPU: how many tokens this rank calls with, where all
-  // are to call with as many. Elsewhere each exchange's bytes say it. order: of a far field's
-  // words, the same number on ranks with orders of one share_order.
+  // Checks before the first exchange of a call on a GPU that all ranks have the same number of
+  // tokens. On the CPU the byte counts of exchanges check it. order identifies the far field's
+  // order: it is equal on ranks with orders of one share_order.
   void tokens(std::int64_t count, std::uint64_t order = 0);
 
-  // This rank's targets have one that is no word: all ranks throw InvalidArgument at the next
-  // exchange, or at the end. The first of a call counts.
+  // Reports a target outside the vocabulary: all ranks throw InvalidArgument at the next exchange,
+  // or at the end. Only the first of a call is kept.
   void bad_target(std::int64_t position, std::int64_t target);
 
  private:
@@ -88,8 +87,8 @@ class CollectiveCalls {
   bool on_device() const { return communicator_->device() != DeviceKind::cpu; }
 
   std::shared_ptr<Communicator> communicator_;
-  StatusHeader header_;  // of this rank, now
-  std::string text_;     // what it says with a bad status
+  StatusHeader header_;  // current header of this rank
+  std::string text_;     // error text beside a bad status
   bool told_ = false;    // all ranks know why this call throws
   std::vector<StatusHeader> all_;
 };

@@ -20,8 +20,8 @@ constexpr std::uint64_t kVersion = (std::uint64_t{LOGITLESS_VERSION_MAJOR} << 32
                                    (std::uint64_t{LOGITLESS_VERSION_MINOR} << 16) |
                                    std::uint64_t{LOGITLESS_VERSION_PATCH};
 
-// Numbers in the machine's order: ranks of a group run the same version on the same kind of
-// machine.
+// Serialises numbers in the machine's byte order: ranks of a group run the same version on the same
+// kind of machine.
 class Writer {
  public:
   void number(std::int64_t value) {

@@ -1,5 +1,5 @@
-// Agreement of ranks before a plan is made: everything is compared once, and calls of the plan need
-// not negotiate again.
+// Agreement of ranks before a plan is made. Everything is compared once, so that calls of the plan
+// need no negotiation.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +14,27 @@
 
 namespace logitless {
 
-// Words [first, end) of the vocabulary.
+// Vocabulary entries [first, end).
 struct WordRun {
   std::int64_t first = 0, end = 0;
 
   bool operator==(const WordRun&) const = default;
 };
 
-// The runs of a table of words, in its order.
+// Returns the runs of consecutive entries of a table, in its order.
 std::vector<WordRun> runs_of(std::span<const std::int32_t> table);
 
-// What one rank says of the plan that it wants.
+// One rank's proposal for a plan.
 class PlanDigest {
  public:
-  // What must be equal on all ranks: shapes, dtypes, options, sizes of plans. Differences are
-  // looked for in the order of these calls; names and values are their text.
+  // Adds a property that must be equal on all ranks: shapes, dtypes, options, sizes of plans.
+  // Differences are searched in the order of these calls and reported as text.
   void same(std::string_view name, std::int64_t value);
   void same(std::string_view name, std::string_view value);
-  // What may differ, and all ranks get to know: counts of tokens.
+  // Adds a local property that all ranks learn and that may differ, such as a token count.
   void own(std::string_view name, std::int64_t value);
-  // The words of this rank, in the order of its rows. With those of the other ranks they must cover
-  // [0, vocab) once; a rank may have none.
+  // Sets the local vocabulary shard, in the order of its rows. The shards of all ranks must cover
+  // [0, vocab) exactly once; a shard may be empty.
   void words(std::int64_t vocab, std::span<const WordRun> runs);
 
  private:
@@ -45,22 +45,24 @@ class PlanDigest {
   std::vector<WordRun> runs_;
 };
 
-// What all ranks know then: the same on each of them.
+// The common result, the same on all ranks.
 struct Agreement {
-  std::uint64_t plan = 0;                        // a hash of everything that was said, never 0
+  std::uint64_t plan = 0;                        // hash of all digests, never 0
   std::vector<std::vector<WordRun>> words = {};  // by rank
   std::vector<std::vector<std::pair<std::string, std::int64_t>>> own = {};
 
-  std::int64_t own_of(int rank, std::string_view name) const;  // throws InternalError: not said
+  std::int64_t own_of(int rank, std::string_view name) const;  // throws InternalError if absent
 };
 
-// Collective: `fill` says what this rank wants, by throwing if need be, and all ranks compare.
-// Throws the same on every rank:
-// - what `fill` threw, in the class of the first rank that did: "rank 2: weight is [3, 4100]; ..."
-// - InvalidArgument with the first difference, "rank 2: dim 4096, rank 0: 4100"; also of versions
-//   of the library, and when one rank makes a plan and another a call
-// - InvalidArgument naming the first word that is on no rank, or on two, or is none
-// and DeviceError when the group fails. Memory: what all ranks say, twice.
+// Exchanges and compares the digests that `fill` makes. Collective. Throws the same on every rank:
+// - an exception of `fill`, in the class of the first rank that threw: "rank 2: weight is [3,
+//   4100]; ..."
+// - InvalidArgument with the first difference, "rank 2: dim 4096, rank 0: 4100". It is also thrown
+//   for different library versions, and when one rank makes a plan and another a call
+// - InvalidArgument naming the first vocabulary entry that is on no rank, on two, or out of range
+// - DeviceError when the group fails
+//
+// Memory: all digests, twice.
 Agreement agree(Communicator& communicator, const std::function<void(PlanDigest&)>& fill);
 
 }  // namespace logitless

@@ -1,6 +1,6 @@
-// NCCL as a communicator: every wait of the host has a limit, and ends in an abort, but that of a
-// split of a blocking communicator, which NCCL makes in the call. On one host what is received in
-// exchange_memory goes by the copy engines, without NCCL.
+// Communicator over NCCL. Every wait of the host has a limit and ends in an abort. The exception is
+// the split of a blocking communicator, which NCCL completes inside the call. On one host,
+// exchanges into exchange_memory use the copy engines instead of NCCL.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -33,13 +33,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// As NCCL has it, of hosts whose GPUs do not reach each other's memory though they say so.
+// Returns whether NCCL_P2P_DISABLE forbids peer access, on hosts whose GPUs wrongly report it.
 bool forbids_peers() {
   const char* const said = std::getenv("NCCL_P2P_DISABLE");
   return said != nullptr && *said != '\0' && std::string_view(said) != "0";
 }
 
-// Makes a GPU the thread's current one for a while.
+// Sets the thread's current GPU in a scope.
 class OnGpu {
  public:
   explicit OnGpu(int gpu) noexcept { set(gpu); }
@@ -52,7 +52,7 @@ class OnGpu {
     try {
       cuda::set_current_device(gpu);
     } catch (const Error&) {
-      // It is gone, or the driver is.
+      // The GPU or the driver is gone.
     }
   }
   static int current() noexcept {
@@ -93,7 +93,7 @@ class Nccl final : public Communicator {
         rank_.destroy();
       }
     } catch (const Error&) {
-      // NcclRank aborts what is left.
+      // The destructor of NcclRank aborts the rest.
     }
     rank_.abort();
     if (peers_ == nullptr) return;
@@ -137,7 +137,7 @@ class Nccl final : public Communicator {
       wait(stream_.get(), limit_);
       cuda::copy_to_host(all, gathered, bytes_each * ranks, stream_.get());
     } catch (const DeviceError& e) {
-      abort(e.what());  // the others wait for this rank
+      abort(e.what());  // the other ranks wait for this one
       throw;
     }
   }
@@ -150,7 +150,7 @@ class Nccl final : public Communicator {
   }
   void end_group() override {
     {
-      // What was begun is ended, even where the group has failed meanwhile.
+      // A begun NCCL group must be ended, even if this group has failed meanwhile.
       const std::lock_guard lock(mutex_);
       if (!std::exchange(grouped_, false)) return;
       try {
@@ -165,11 +165,11 @@ class Nccl final : public Communicator {
 
   void* exchange_memory(std::size_t bytes) override {
     void* const held = peers_ == nullptr ? nullptr : peers_->memory_of(bytes);
-    if (held != nullptr) return held;  // on all ranks
+    if (held != nullptr) return held;  // the result is the same on all ranks
     if (!copies_ || !on_board_ || size() == 1) return nullptr;
     if (bytes < kLeastShared * static_cast<std::size_t>(size())) return nullptr;
     require_gpu();
-    // A quarter more than the last one, so that plans of ever more tokens take few of them.
+    // Grows by a quarter, so that plans of ever more tokens reallocate rarely.
     constexpr std::size_t kUnit = std::size_t{2} << 20;
     if (peers_ != nullptr) bytes = std::max(bytes, peers_->largest() / 4 * 5);
     return shared_memory((bytes + kUnit - 1) / kUnit * kUnit);
@@ -202,8 +202,8 @@ class Nccl final : public Communicator {
             ", but the thread's current one is ", cuda::current_device());
   }
 
-  // What a rank that has given up did not come to has not been done, though NCCL ended it; nor is
-  // there a later call of such a group.
+  // Throws if a rank that has aborted did not make all calls: NCCL ended the work without its data.
+  // A failed group makes no later calls.
   void require_all_made() const {
     if (!has_board_ || board_.all_made(calls_)) return;
     const std::string gone = board_.gone(calls_);
@@ -224,17 +224,18 @@ class Nccl final : public Communicator {
     });
   }
 
-  // Asks until `done` says yes. Throws DeviceError when it does, or when the limit is over; the
-  // group has failed then.
+  // Polls until `done` returns true. Throws DeviceError when `done` throws or the limit is
+  // exceeded; the group has failed then.
   template <typename F>
   void poll(std::string_view what, milliseconds limit, const F& done) {
     using Clock = std::chrono::steady_clock;
-    constexpr milliseconds kLongest = std::chrono::hours(24 * 365 * 100);  // no limit, to a clock
+    // Within the clock's range.
+    constexpr milliseconds kLongest = std::chrono::hours(24 * 365 * 100);
     limit = std::min(limit, kLongest);
     const Clock::time_point start = Clock::now();
     for (int asked = 0;; ++asked) {
       {
-        const std::lock_guard lock(mutex_);  // abort() comes from any thread
+        const std::lock_guard lock(mutex_);  // abort() may be called from any thread
         if (!failure_.empty()) throw DeviceError(failure_);
         try {
           if (done()) return;
@@ -250,7 +251,7 @@ class Nccl final : public Communicator {
           throw DeviceError(failure_);
         }
       }
-      // NCCL's thread takes some tens of microseconds for a call, other ranks may take long.
+      // NCCL's thread takes tens of microseconds for a call; other ranks may take long.
       if (asked < kYields) {
         std::this_thread::yield();
       } else {
@@ -259,7 +260,8 @@ class Nccl final : public Communicator {
     }
   }
 
-  // Collective. Null, on all ranks, where one of them cannot reach another's memory, or has none.
+  // Allocates exchange memory. Collective: null on all ranks if one cannot reach another's memory,
+  // or has none.
   void* shared_memory(std::size_t bytes) {
     cuda::PeerMemory mine;
     try {
@@ -270,7 +272,7 @@ class Nccl final : public Communicator {
       }
       mine = peers_->allocate(bytes);
     } catch (const DeviceError&) {
-      // Told to the others: there is no handle.
+      // The missing handle reports the failure to the other ranks.
     }
     std::vector<cuda::PeerMemory> of_all(static_cast<std::size_t>(size()));
     all_gather_host(&mine, of_all.data(), sizeof(mine));
@@ -305,8 +307,8 @@ class Nccl final : public Communicator {
     }
   }
 
-  // Of a group that has failed: this GPU waits for no other one any more. Those that are done with
-  // all that they wait for are to finish what they have begun, before anything is written there.
+  // Releases this GPU's waits for other GPUs after a group failure. It first gives ranks with all
+  // their data kPause to finish, before their memory is overwritten.
   void let_go(const std::stop_token& stop) const {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
@@ -331,7 +333,7 @@ class Nccl final : public Communicator {
     }
   }
 
-  // Between ranks of one host, which the GPU's work does not keep waiting.
+  // All-gather between ranks of one host by shared memory, independent of GPU work.
   void gather_on_board(const void* mine, void* all, std::size_t bytes_each) {
     last_ = call_text(++calls_, "all_gather", bytes_each);
     board_.arrive(calls_);
@@ -346,12 +348,12 @@ class Nccl final : public Communicator {
     }
   }
 
-  // NCCL itself does not tell who is missing.
+  // NCCL itself does not report the missing ranks.
   std::string missing() const {
     return has_board_ ? board_.missing(calls_) : "other ranks have not arrived";
   }
 
-  // Rank 0's random name for it goes to all of them.
+  // Opens the shared board under rank 0's random name, which all ranks receive.
   void join_board() {
     std::vector<std::uint64_t> names(static_cast<std::size_t>(size()));
     std::random_device random;
@@ -365,7 +367,7 @@ class Nccl final : public Communicator {
     all_gather_host(&joined, all.data(), sizeof(joined));
     board_.close();
     has_board_ = true;
-    // All of them say so, or none goes by it.
+    // A property counts only if it holds on all ranks.
     const auto agreed = [&](bool here) {
       const char said = here ? 1 : 0;
       all_gather_host(&said, all.data(), sizeof(said));
@@ -373,7 +375,7 @@ class Nccl final : public Communicator {
     };
     copies_ = agreed(copies_);
     on_board_ = agreed(board_.all_here());
-    calls_ = 0;  // the caller's are counted
+    calls_ = 0;  // only the caller's calls are counted
     last_ = "no call";
     board_.arrive(0);
   }
@@ -387,19 +389,20 @@ class Nccl final : public Communicator {
   }
 
   static constexpr milliseconds kWatch{200};
-  // For the GPUs of ranks that are slower than one whose process has ended after the same calls.
+  // Grace period for slower GPUs when a rank's process has ended after the same calls.
   static constexpr milliseconds kGrace{5000};
   static constexpr milliseconds kPause{1000};
-  static constexpr milliseconds kFinish{10000};  // what is let go still writes to others
-  // Of each rank: exchanges of less are faster by NCCL.
+  static constexpr milliseconds kFinish{10000};  // released work still writes to other ranks
+  // Bytes of each rank below which NCCL is faster.
   static constexpr std::size_t kLeastShared = std::size_t{1} << 20;
   static constexpr int kYields = 1000;
-  static constexpr int kLooks = 4000;  // between looks at who is gone: 0.2 s, asleep
+  // Polls between checks of other processes: 0.2 s while sleeping.
+  static constexpr int kLooks = 4000;
 
   const milliseconds limit_;
   const int gpu_;
-  const std::shared_ptr<void> stream_;  // of all_gather_host
-  bool copies_;  // there may be exchange_memory, where the GPUs reach the others'
+  const std::shared_ptr<void> stream_;  // for all_gather_host
+  bool copies_;  // exchange_memory is possible: the GPUs reach each other's memory
   std::mutex mutex_;
   cuda::NcclRank rank_;
   RankBoard board_;
@@ -407,11 +410,11 @@ class Nccl final : public Communicator {
   bool on_board_ = false;  // all ranks are on this host
   bool grouped_ = false;   // between begin_group() and end_group()
   std::atomic<std::uint64_t> calls_ = 0;
-  std::string last_ = "no call";  // the last call's text
+  std::string last_ = "no call";  // text of the last call
   std::string failure_;
   std::unique_ptr<cuda::PeerCopies> peers_;
-  std::jthread letting_go_;  // of a group that has failed
-  std::jthread watch_;       // last: it sees all of the above
+  std::jthread letting_go_;  // runs after the group has failed
+  std::jthread watch_;       // last member: it reads all of the above
 };
 
 void check_options(const char* what, const NcclOptions& options) {

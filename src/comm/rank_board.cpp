@@ -23,33 +23,34 @@
 namespace logitless {
 namespace {
 
-// Of this process, by the number of its file; 0 where the system has none.
+// Returns the PID namespace of this process, as the number of its file; 0 where the system has
+// none.
 std::uint64_t pid_namespace() noexcept {
   struct stat file = {};
   return stat("/proc/self/ns/pid", &file) == 0 ? file.st_ino : 0;
 }
 
-// Whether it is a plain file that nobody else can write: anybody makes files in the folder, under
-// any name.
+// Returns whether the file is regular and nobody else can write it: anyone can create files in the
+// folder, under any name.
 bool is_of_this_user(int descriptor) noexcept {
   struct stat file = {};
   return fstat(descriptor, &file) == 0 && S_ISREG(file.st_mode) && file.st_uid == geteuid() &&
          !may_be_written_by_others(file) && file.st_nlink == 1;
 }
 
-// In place of a process.
-constexpr std::int64_t kLeft = -1;  // the communicator is destroyed
+// Special values in place of a process number.
+constexpr std::int64_t kLeft = -1;  // its communicator is destroyed
 constexpr std::int64_t kGaveUp = -2;
 
-// Not of a fork, whose parent it is that has the number.
+// Marks the rank as left, unless this is a fork: the entry has the parent's number.
 void leave(std::atomic<std::int64_t>& entry) noexcept {
   std::int64_t mine = getpid();
   entry.compare_exchange_strong(mine, kLeft);
 }
 
-// Where the boards of this process have its number. A process that ends in order leaves them: plans
-// may keep communicators until then, and no destructor says so. What it has told its GPU is to be
-// done by then, as others may wait for it.
+// All board entries of this process. Plans may keep communicators until the process exits, without
+// a destructor call. An atexit handler therefore marks the entries as left. The process must wait
+// for its GPU work before that, as other ranks may depend on it.
 class Entries {
  public:
   static Entries& of_process() {
@@ -80,22 +81,22 @@ class Entries {
 
 }  // namespace
 
-// A new file is zeros: nobody, who has made no call.
+// A new file is all zeros, which means no process and no calls.
 struct alignas(64) RankBoard::Rank {
   std::atomic<std::uint64_t> calls;
-  std::atomic<std::int64_t> process;  // 0: not of this host; or one of those above
-  std::atomic<std::uint64_t> round;   // of an exchange, begun
-  std::atomic<std::uint64_t> space;   // the PID namespace that the process has its number in
-  std::atomic<std::uint64_t> closed;  // 1: has no memory of others open
-  // Of this round and the last one, which others may still read: they have all come to this one
-  // before the next one is written.
+  std::atomic<std::int64_t> process;  // 0: not on this host; or a special value above
+  std::atomic<std::uint64_t> round;   // round of the current exchange
+  std::atomic<std::uint64_t> space;   // PID namespace of `process`
+  std::atomic<std::uint64_t> closed;  // 1: has closed all memory of other ranks
+  // Slots of this round and the last one, which other ranks may still read. All ranks have entered
+  // this round before the next slot is written.
   struct Slot {
     std::uint64_t bytes;
     std::byte data[kMostBytes];
   } slots[2];
 };
 
-// Whole pages.
+// Rounded up to whole pages.
 std::size_t RankBoard::own_bytes() const noexcept {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   return (static_cast<std::size_t>(size_) * sizeof(Rank) + page - 1) / page * page;
@@ -113,7 +114,7 @@ RankBoard::RankBoard(const std::string& name, int rank, int size, std::size_t mo
   }
   path_ = path;
   const std::size_t bytes = own_bytes() + more;
-  // Allocates, so that a full file system says so here.
+  // Allocates now, so that a full file system is noticed here.
   if (posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0) {
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory != MAP_FAILED) {
@@ -219,7 +220,7 @@ bool RankBoard::has_ended(const Rank& rank) noexcept {
   const std::int64_t process = rank.process;
   if (process <= 0 || rank.space != pid_namespace()) return false;
   if (kill(static_cast<pid_t>(process), 0) != 0) return errno == ESRCH;
-  // One that has ended and that its parent has not asked about yet still has its number.
+  // A zombie, which has ended but has not been reaped by its parent, still has its number.
   std::ifstream file(concat("/proc/", process, "/stat"));
   const std::string stat{std::istreambuf_iterator<char>(file), {}};
   const std::size_t name = stat.rfind(')');

@@ -1,5 +1,5 @@
-// Memory that the processes of a host share: how far the ranks of a group have come, and an
-// exchange between all of them that takes a microsecond where they meet, and no GPU.
+// Shared memory of the processes of a host. It shows the progress of a group's ranks, and serves
+// all-gathers that take a microsecond once all have arrived, without the GPU.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace logitless {
 
-// One rank's view. Where the host has no shared memory it knows of nobody, and says so.
+// One rank's view. Without shared memory it knows of no other rank.
 class RankBoard {
  public:
   RankBoard() = default;
-  // `name`: hexadecimal, the same on all ranks of the group and on those of no other one. The board
-  // has no name any more once close() is called, which all ranks do when all have been made. Beside
-  // it `more` bytes, whole pages, that are zeros at first.
+  // `name` is hexadecimal, the same on all ranks of the group and different for every other group.
+  // close() removes the name; all ranks call it when all boards have been made. The board is
+  // followed by `more` bytes in whole pages, initially zero.
   RankBoard(const std::string& name, int rank, int size, std::size_t more = 0);
   ~RankBoard();
   RankBoard(RankBoard&& other) noexcept;
@@ -22,44 +22,45 @@ class RankBoard {
 
   void close() noexcept;
 
-  // This rank makes the call of this number.
+  // Records that this rank makes the call of this number.
   void arrive(std::uint64_t call) noexcept;
 
-  // Whatever it makes, no rank is to wait for it any more.
+  // Records that this rank has aborted: no other rank should wait for it.
   void give_up() noexcept;
 
-  // Of those that will not make the call any more: processes that have ended, ranks that have given
-  // up, communicators that were destroyed before it, or that were there when their process ended in
-  // order. "": none known.
+  // Describes the ranks that will not make the call. Their process has ended, they have aborted, or
+  // their communicator was destroyed before it or at a normal exit. "" if none is known.
   std::string gone(std::uint64_t call) const;
 
-  // Whether all ranks have made the call, and none has given up: what those of them that are gone
-  // have told their GPUs may all be done.
+  // Returns whether all ranks have made the call and none has aborted. GPU work of ended ranks may
+  // then still be complete.
   bool all_made(std::uint64_t call) const noexcept;
 
-  // Whether all ranks are processes of this host that have joined the board.
+  // Returns whether all ranks are processes of this host that have joined the board.
   bool all_here() const noexcept;
 
-  // Whether another rank is in this process, or nothing is known of them.
+  // Returns whether another rank is in this process, or may be.
   bool may_share_process() const noexcept;
 
-  // This rank has nothing of the other ones' memory open any more; whether none has, or is there.
+  // Record that this rank has closed the memory of other ranks; return whether all have, or have
+  // ended.
   void close_memory() noexcept;
   bool all_closed_memory() const noexcept;
 
-  // Rounds of an exchange between ranks that are all here, each the same ones: put() until all have
-  // put(), then take(). At most kMostBytes of each rank.
+  // Rounds of an all-gather between ranks that are all on the board: put() until all_put(), then
+  // take(). At most kMostBytes of each rank.
   static constexpr std::size_t kMostBytes = 4096;
   void put(const void* mine, std::size_t bytes) noexcept;
   bool all_put() const noexcept;
-  // all[r * stride] is what rank r has put. False: some other number of bytes than this rank.
+  // Writes rank r's data to all[r * stride]. Returns false if a rank has put another number of
+  // bytes.
   bool take(void* all, std::size_t stride) const noexcept;
 
-  // The bytes beside it, at a whole page; null where it knows of nobody.
+  // Returns the page-aligned bytes after the board; null without shared memory.
   void* more() const noexcept;
 
-  // The ranks that have not made the call, in words: "rank 1 has made 2 calls, rank 3's process has
-  // ended"; or that there are none, or none known.
+  // Describes the ranks that have not made the call: "rank 1 has made 2 calls, rank 3's process has
+  // ended". It also says if there are none, or none known.
   std::string missing(std::uint64_t call) const;
 
  private:
@@ -69,7 +70,7 @@ class RankBoard {
 
   std::size_t own_bytes() const noexcept;
 
-  Rank* ranks_ = nullptr;  // [size_], shared
+  Rank* ranks_ = nullptr;  // [size_], shared memory
   std::size_t more_ = 0;   // bytes
   int rank_ = 0, size_ = 0;
   std::uint64_t round_ = 0;

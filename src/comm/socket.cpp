@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Of one attempt: a host may have several addresses, of which one does not answer.
+// Limit of one attempt: a host may have several addresses, one of which does not respond.
 constexpr milliseconds kAttempt = std::chrono::seconds(5);
 constexpr milliseconds kFirstPause{10}, kLongestPause{200};  // between attempts
 
@@ -40,9 +40,10 @@ void set_up(int descriptor) {
   const auto set = [&](int level, int name, int value) {
     ::setsockopt(descriptor, level, name, &value, sizeof(value));
   };
-  set(SOL_SOCKET, SO_REUSEADDR, 1);  // the port of a group before this one is free again at once
+  set(SOL_SOCKET, SO_REUSEADDR, 1);  // the port of an earlier group is free at once
   set(IPPROTO_TCP, TCP_NODELAY, 1);
-  // A host that is switched off sends no end: it is missed after 25 seconds.
+  // A host that is switched off does not close its connections: keep-alives notice after 25
+  // seconds.
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
@@ -87,7 +88,8 @@ int port_of(const Address& address) {
                    : reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port);
 }
 
-// Where nobody listens at a port of this host, the system may choose it as this end's port, too.
+// Returns whether the socket is connected with itself: the system may choose a free local port as
+// its own end's port.
 bool is_connected_with_itself(int descriptor) {
   const Address here = name_of_end(descriptor, ::getsockname);
   const Address there = name_of_end(descriptor, ::getpeername);
@@ -124,7 +126,7 @@ Socket& Socket::operator=(Socket&& other) noexcept {
 }
 
 Socket Socket::listen(int port) {
-  // A socket of IPv6 takes both families; hosts may have IPv4 alone.
+  // An IPv6 socket accepts both families; some hosts have only IPv4.
   for (const int family : {AF_INET6, AF_INET}) {
     Socket made(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!made.is_open()) continue;
@@ -186,8 +188,8 @@ std::string Socket::address() const {
   char text[NI_MAXHOST] = {};
   if (::getnameinfo(address.any(), address.size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) !=
       0)
-    return {};  // it is gone
-  // An address of IPv4 as a socket of both families has it.
+    return {};  // the peer is gone
+  // A dual-stack socket shows IPv4 addresses as mapped ones.
   constexpr std::string_view kMapped = "::ffff:";
   std::string_view name = text;
   if (name.starts_with(kMapped)) name.remove_prefix(kMapped.size());
@@ -202,7 +204,7 @@ Socket Socket::accept(std::string& full) const {
     constexpr int kFull[] = {EMFILE, ENFILE, ENOBUFS, ENOMEM};
     if (is_one_of(errno, kOurs)) fail("accept");
     if (is_one_of(errno, kFull)) full = std::strerror(errno);
-    return {};  // whatever befell the one who had connected
+    return {};  // any other error concerns the connecting peer
   }
   Socket made(other);
   set_up(other);

@@ -1,4 +1,4 @@
-// TCP sockets that do not block, as the ranks of a group use them.
+// Non-blocking TCP sockets for the ranks of a group.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace logitless {
 
-// Owns its descriptor. All throw DeviceError with the system's words.
+// Owns its descriptor. All functions throw DeviceError with the system's message.
 class Socket {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -19,10 +19,10 @@ class Socket {
   Socket(Socket&& other) noexcept;
   Socket& operator=(Socket&& other) noexcept;
 
-  // On all addresses of this host, IPv6's and IPv4's; port 0: any that is free.
+  // Listens on all IPv6 and IPv4 addresses of this host; port 0: any free port.
   static Socket listen(int port);
-  // Asks again until somebody listens there; throws when the deadline is over. `meanwhile`: called
-  // between attempts with the reason why the last one failed.
+  // Retries until a listener accepts; throws at the deadline. `meanwhile` is called between
+  // attempts with the reason of the last failure.
   static Socket connect(const std::string& host, int port, Deadline deadline,
                         const std::function<void(const std::string&)>& meanwhile = {});
 
@@ -30,24 +30,25 @@ class Socket {
   int descriptor() const { return descriptor_; }
   int port() const;             // of this end
   std::string address() const;  // of the other end, numeric
-  // Who has connected, one at a time; not open where nobody has. `full`: why one that has connected
-  // cannot be taken now, where descriptors or memory are at their end; "" otherwise.
+  // Returns the next connection, or a closed socket if there is none. `full` is the reason why a
+  // connection cannot be accepted now (no descriptors or memory left), else "".
   Socket accept(std::string& full) const;
-  // Nothing more is sent; the other end reads what was, and then the end.
+  // Ends sending: the other end reads the remaining data and then the end.
   void end_sending() const;
 
-  // Some of the bytes: how many, 0 where none go now. `closed`: set where the other end is gone.
+  // Transfer some of the bytes and return their number, 0 if none are possible now. `closed` is set
+  // if the other end is gone.
   std::size_t send_some(const void* data, std::size_t bytes, bool& closed) const;
   std::size_t receive_some(void* data, std::size_t bytes, bool& closed, bool peek = false) const;
-  // All of them; false when the deadline is over or the other end is gone.
+  // Transfer all bytes; false when the deadline has passed or the other end is gone.
   bool send_all(const void* data, std::size_t bytes, Deadline deadline) const;
   bool receive_all(void* data, std::size_t bytes, Deadline deadline) const;
 
-  // False when the deadline is over and nothing has come.
+  // Returns false when the deadline has passed without data.
   bool wait_to_receive(Deadline deadline) const;
 
  private:
-  // For an event of poll(); false when the deadline is over.
+  // Waits for an event of poll(); false when the deadline has passed.
   bool wait(short event, Deadline deadline) const;
 
   int descriptor_ = -1;

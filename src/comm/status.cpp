@@ -34,7 +34,7 @@ std::string place_of(const StatusHeader& header) {
                 exchange_text(gather ? "all_gather" : "all_to_all", header.bytes_each), ")");
 }
 
-// Throws unless all are `same` as rank 0's; `place` is what a rank says of where it is.
+// Throws unless all headers are `same` as rank 0's; `place` describes a header.
 template <typename Same, typename Place>
 void require_same(const std::vector<StatusHeader>& all, const Same& same, const Place& place) {
   for (std::size_t r = 1; r < all.size(); ++r) {
@@ -48,7 +48,7 @@ auto equal(T StatusHeader::*field) {
   return [field](const StatusHeader& a, const StatusHeader& b) { return a.*field == b.*field; };
 }
 
-// Also of ranks with a bad status.
+// Compares calls, also those of ranks with a bad status.
 void check_calls(const std::vector<StatusHeader>& all) {
   using H = StatusHeader;
   require_same(all, equal(&H::protocol),
@@ -62,7 +62,7 @@ void check_calls(const std::vector<StatusHeader>& all) {
   require_same(all, equal(&H::call), call_of);
 }
 
-// Sizes of plans may differ.
+// Returns whether two ranks are at the same exchange; sizes of plans may differ.
 bool same_place(const StatusHeader& a, const StatusHeader& b) {
   return a.stage == b.stage && a.exchange == b.exchange && a.kind == b.kind &&
          (a.bytes_each == b.bytes_each || a.stage == Stage::plan);
@@ -81,7 +81,7 @@ bool same_place(const StatusHeader& a, const StatusHeader& b) {
   }
 }
 
-// Collective. What the bad ones have to say.
+// Exchanges the error texts and throws those of the ranks with a bad status. Collective.
 [[noreturn]] void throw_bad(Communicator& communicator, const std::vector<StatusHeader>& all,
                             const std::string& text) {
   using Text = std::array<char, kTextBytes + 1>;

@@ -15,17 +15,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kGreeting = std::chrono::seconds(5);  // to say who one is
-constexpr milliseconds kFarewell = std::chrono::seconds(1);  // to read why one was turned away
-constexpr milliseconds kLeast{250};                          // even where there are too many
-constexpr int kTick = 50;                                    // ms between looks at the time
+constexpr milliseconds kGreeting = std::chrono::seconds(5);  // time to send a greeting
+constexpr milliseconds kFarewell = std::chrono::seconds(1);  // time to read the rejection
+constexpr milliseconds kLeast{250};  // least time, even when there are too many
+constexpr int kTick = 50;            // ms between checks of the time
 
 }  // namespace
 
 std::vector<TcpCallers::Caller> TcpCallers::greetings() {
   wait_for_news();
   std::vector<Caller> greeted;
-  // Those who were taken earlier first: what they have said makes room.
+  // Reads earlier callers first: those that finish free slots.
   for (int round = 0; round < 2; ++round) {
     for (Caller& caller : callers_) {
       if (read(caller)) greeted.push_back(std::move(caller));
@@ -37,7 +37,7 @@ std::vector<TcpCallers::Caller> TcpCallers::greetings() {
 }
 
 void TcpCallers::wait_for_news() const {
-  // Who waits at a full listener is no news.
+  // A connection at a full listener is no news.
   const bool full = !full_.empty() || callers_.size() >= kMost;
   std::vector<pollfd> asked;
   if (!full) asked.push_back({listener_.descriptor(), POLLIN, 0});
@@ -57,7 +57,7 @@ void TcpCallers::take_more() {
   }
 }
 
-// Drops the one who has been here longest; nobody who has only just come.
+// Drops the oldest caller, unless it has only just connected.
 bool TcpCallers::make_room() {
   const auto first =
       std::min_element(callers_.begin(), callers_.end(),

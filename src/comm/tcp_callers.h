@@ -1,4 +1,4 @@
-// Those who connect to a rank, until it is known who they are.
+// Incoming connections of a rank that have not identified themselves.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace logitless {
 
-// Anybody may connect, and say anything or nothing: each has some seconds to greet, there are never
-// more than kMost of them, and nothing that they do throws.
+// Any process may connect and send anything or nothing. Each caller has some seconds to greet, at
+// most kMost wait at a time, and none of their errors throws.
 class TcpCallers {
  public:
   static constexpr std::size_t kMost = 128;
@@ -20,22 +20,22 @@ class TcpCallers {
     Socket socket;
     TcpHello hello;
     std::size_t received = 0;  // bytes of it
-    bool leaves = false;       // it was turned away, and reads why
+    bool leaves = false;       // rejected; reads the reason
     Socket::Deadline since = {}, until = {};
   };
 
-  // Listens at the port; 0: any that is free.
+  // Listens at the port; 0: any free port.
   explicit TcpCallers(int port) : listener_(Socket::listen(port)) {}
 
   int port() const { return listener_.port(); }
-  // Waits for news, for a twentieth of a second at most, and returns those who have greeted.
+  // Waits for news for at most a twentieth of a second, and returns the callers that have greeted.
   std::vector<Caller> greetings();
-  // It comes again with the next greetings, while it has time.
+  // Returns it again with the next greetings, until its time is over.
   void keep(Caller caller);
-  // Tells it why, as InvalidArgument.
+  // Sends it the reason, as InvalidArgument.
   void turn_away(Caller caller, const std::string& why);
 
-  // Returns who was turned away last, and why more cannot be taken: "; 2 were turned away, ...".
+  // Returns the last rejected caller, and why more cannot be accepted: "; 2 were turned away, ...".
   std::string trouble() const;
 
  private:
@@ -43,12 +43,12 @@ class TcpCallers {
   void take_more();
   bool make_room();
   void tell(Caller& caller, const std::string& why);
-  // Whether it has greeted; its socket is no longer open when it never will.
+  // Returns whether it has greeted; closes its socket when it never will.
   bool read(Caller& caller);
 
   Socket listener_;
   std::vector<Caller> callers_;
-  std::string full_, why_;  // the last one was turned away
+  std::string full_, why_;  // resources are exhausted; reason of the last rejection
   std::size_t turned_away_ = 0;
 };
 

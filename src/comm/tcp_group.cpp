@@ -1,6 +1,6 @@
-// Ranks that are processes, each connected with every other one by TCP. A call sends a header and
-// the bytes to each of them and takes theirs, all at once; who differs, fails or is gone is seen by
-// what comes instead.
+// Communicator of processes with a TCP connection between each two. A call sends a header and its
+// data to each rank and receives theirs, all concurrently. Differing, failed and vanished ranks are
+// recognised by what arrives.
 #include <poll.h>
 
 #include <algorithm>
@@ -29,16 +29,17 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kGoodbye = std::chrono::seconds(2);  // to tell the others of a failure
-// What is sent to a host that was switched off is not known to be lost for a quarter of an hour.
+// Time to report a failure to the other ranks.
+constexpr milliseconds kGoodbye = std::chrono::seconds(2);
+// Data sent to a host that was switched off is only known to be lost after a quarter of an hour.
 constexpr milliseconds kStragglers = std::chrono::seconds(2);
-constexpr int kTick = 50;  // ms between looks at the time, and at what other threads say
+constexpr int kTick = 50;  // ms between checks of the time and of other threads
 
 std::string_view name_of(TcpKind kind) {
   return kind == TcpKind::all_gather ? "all_gather" : "all_to_all";
 }
 
-// mine + stride * r goes to rank r; from rank r comes to + bytes * r.
+// Sends mine + stride * r to rank r; receives into to + bytes * r from rank r.
 struct Exchange {
   TcpHeader header;
   const std::byte* mine = nullptr;
@@ -52,16 +53,16 @@ struct Peer {
   TcpLink link;
   TcpHeader theirs;                    // in this call
   std::size_t sent = 0, received = 0;  // of header and bytes in this call
-  bool ended = false;                  // no more comes, or goes, for calls
-  bool left = false;                   // nor on the control connection, which said nothing
+  bool ended = false;                  // its connection for calls is closed
+  bool left = false;                   // so is the control connection, without a failure
   Clock::time_point left_at = {};
 };
 
-// What ended the group, as a rank tells it to the others.
+// The reason of a group's failure, as ranks exchange it.
 struct Failure {
   TcpKind kind = TcpKind::failure;
-  std::string what;  // "rank 1 gave up: out of memory"; "" where nothing has failed
-  std::string text;  // with the call; "": it is not known yet
+  std::string what;  // "rank 1 gave up: out of memory"; "": no failure
+  std::string text;  // with the call; "": not known yet
 };
 
 class Tcp final : public Communicator {
@@ -102,7 +103,7 @@ class Tcp final : public Communicator {
   void abort(std::string_view reason) noexcept override {
     try {
       set_failure({TcpKind::failure, concat("rank ", rank_, " gave up: ", reason), {}});
-      const std::lock_guard calling(calling_);  // a call that runs ends by it
+      const std::lock_guard calling(calling_);  // a running call ends by it
       tell();
     } catch (const std::exception&) {
       aborted_ = true;
@@ -114,7 +115,7 @@ class Tcp final : public Communicator {
     return static_cast<std::size_t>(rank) * bytes;
   }
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
-  // Those of the other ranks of which `is` holds.
+  // Returns the other ranks for which `is` holds.
   template <typename Is>
   std::vector<int> others(const Is& is) {
     std::vector<int> ranks;
@@ -135,7 +136,7 @@ class Tcp final : public Communicator {
     try {
       run();
     } catch (const std::exception& error) {
-      if (!aborted_) fail(error.what());  // a socket's
+      if (!aborted_) fail(error.what());  // an error of a socket
       throw;
     }
     exchange_ = {};
@@ -156,7 +157,7 @@ class Tcp final : public Communicator {
       if (busy.empty()) return;
       if (!heard_.what.empty()) fail_as(heard_);
       hear_control();
-      // Bytes that were sent before the news come first.
+      // Data sent before the failure is processed first.
       if (!heard_.what.empty()) continue;
       const std::vector<int> gone = others([&](const Peer& p) {
         return p.left && unfinished(p) &&
@@ -190,13 +191,14 @@ class Tcp final : public Communicator {
       if (events != 0 && !p.ended)
         asked.push_back({p.link.calls.descriptor(), static_cast<short>(events), 0});
     }
-    // Who is furthest behind has the first deadline, and knows best who is missing.
+    // The rank that is furthest behind has the first deadline, and knows best which ranks are
+    // missing.
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     ::poll(asked.data(), static_cast<nfds_t>(asked.size()),
            static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, kTick)));
   }
 
-  // Whatever goes now, and comes.
+  // Sends as much as possible now.
   void send(int rank) {
     Peer& p = peer(rank);
     bool closed = p.ended;
@@ -210,7 +212,7 @@ class Tcp final : public Communicator {
       }
     };
     piece(&exchange_.header, 0, sizeof(TcpHeader));
-    if (differs(p)) return;  // and takes no bytes
+    if (differs(p)) return;  // its call differs: it takes no data
     piece(exchange_.mine + offset(rank, exchange_.stride), sizeof(TcpHeader),
           exchange_.header.bytes);
     p.ended = p.ended || (closed && p.received == exchange_.whole());
@@ -233,7 +235,7 @@ class Tcp final : public Communicator {
           exchange_.header.bytes);
   }
 
-  // Notes the failure that a rank tells, and who has left.
+  // Records failures that ranks report, and ranks that have left.
   void hear_control() {
     for (const int r : others([](const Peer& p) { return !p.left; })) {
       if (!heard_.what.empty()) return;
@@ -258,7 +260,7 @@ class Tcp final : public Communicator {
     return p.theirs.kind != own.kind || p.theirs.bytes != own.bytes;
   }
 
-  // When all have said what they call, all of them see the same.
+  // Compares calls only when all headers are known, so that all ranks see the same difference.
   void compare_calls() {
     if (!others([](const Peer& p) { return p.received < sizeof(TcpHeader); }).empty()) return;
     const auto header = [&](int r) { return r == rank_ ? exchange_.header : peer(r).theirs; };
@@ -275,8 +277,8 @@ class Tcp final : public Communicator {
     }
   }
 
-  // Between calls; `ends`: a rank that has left counts as a failure. A call that runs finds out by
-  // itself.
+  // Checks for failures between calls; a running call finds them itself. `ends`: a rank that has
+  // left counts as a failure.
   void look(bool ends) {
     throw_if_known();
     const std::unique_lock calling(calling_, std::try_to_lock);
@@ -293,7 +295,7 @@ class Tcp final : public Communicator {
                   ": the process has ended, or given its communicator up");
   }
 
-  // Once, to all that are there.
+  // Reports the failure to all connected ranks, once.
   void tell() {
     if (std::exchange(told_, true)) return;
     std::string all;
@@ -305,7 +307,7 @@ class Tcp final : public Communicator {
       try {
         peer(r).link.control.send_all(all.data(), all.size(), Clock::now() + kGoodbye);
       } catch (const Error&) {
-        // It learns by the end of this process.
+        // It notices when this process ends.
       }
     }
   }
@@ -319,7 +321,7 @@ class Tcp final : public Communicator {
     throw_if_known();
     throw InternalError("communicator: a failure that is none");
   }
-  // Whether it is the first one, which counts.
+  // Returns whether it is the first failure, which is kept.
   bool set_failure(const Failure& failure) {
     const std::lock_guard lock(mutex_);
     if (!failure_.what.empty()) return false;
@@ -327,7 +329,7 @@ class Tcp final : public Communicator {
     aborted_ = true;
     return true;
   }
-  // In a call, or with calling_ held.
+  // Called in a call, or with calling_ held.
   void throw_if_failed() {
     if (!aborted_) return;
     tell();
@@ -342,14 +344,14 @@ class Tcp final : public Communicator {
 
   const int rank_;
   const milliseconds limit_;
-  std::mutex calling_;  // held by a call, and by who looks at the sockets between calls
+  std::mutex calling_;  // held by a call, and by checks of the sockets between calls
   std::vector<Peer> peers_;
-  Exchange exchange_;  // of the call that runs
+  Exchange exchange_;  // of the running call
   std::uint64_t calls_ = 0;
-  std::string call_;          // how errors name it
-  Failure heard_;             // what another rank told
-  bool told_ = false;         // the others know of the failure
-  mutable std::mutex mutex_;  // abort() comes from any thread
+  std::string call_;          // its name in errors
+  Failure heard_;             // failure reported by another rank
+  bool told_ = false;         // the other ranks know of the failure
+  mutable std::mutex mutex_;  // abort() may be called from any thread
   Failure failure_;
   std::atomic<bool> aborted_ = false;
 };
@@ -376,7 +378,7 @@ std::shared_ptr<Communicator> make_tcp(const std::string& host, int port, int ra
           "make_tcp: job: expected text, got a byte 0");
   require(after.count() >= 0, "make_tcp: waiting_after: expected 0 ms or more, got ",
           after.count());
-  // The end of a wait must be a time: a century is for ever.
+  // Limits the wait to a century, within the clock's range.
   const auto most = std::chrono::duration_cast<milliseconds>(std::chrono::years(100));
   TcpJoin how = {
       host, port, rank, size, options.job, {}, {}, options.waiting, std::min(after, most)};

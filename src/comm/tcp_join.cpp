@@ -24,8 +24,9 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kGreeting = std::chrono::seconds(5);  // between a rank's two connections
-constexpr milliseconds kGoodbye = std::chrono::seconds(1);   // to tell the others of a failure
-constexpr int kTick = 50;                                    // ms between looks at the time
+// Time to report a failure to the other ranks.
+constexpr milliseconds kGoodbye = std::chrono::seconds(1);
+constexpr int kTick = 50;  // ms between checks of the time
 
 bool is_of_this_host(std::string_view address) {
   return address.starts_with("127.") || address == "::1";
@@ -69,7 +70,7 @@ class Joining {
   Socket& control(int rank) { return link(rank).control; }
   TcpPlace& place(int rank) { return places_[static_cast<std::size_t>(rank)]; }
 
-  // Rank 0 sees those of its own host at addresses that mean another host elsewhere.
+  // Replaces a loopback address that rank 0 sees for ranks of its host by rank 0's own address.
   std::string address_of(int rank) {
     const std::string address = place(rank).address.data();
     return is_of_this_host(address) ? control(0).address() : address;
@@ -87,7 +88,7 @@ class Joining {
     }
     say_hello(to, TcpChannel::control, own_port);
     try {
-      // It listens, or has failed.
+      // It is listening, or has failed.
       link(to).calls = Socket::connect(host, port, std::min(deadline_, Clock::now() + kGreeting));
     } catch (const DeviceError&) {
       throw_told(to);
@@ -116,7 +117,7 @@ class Joining {
     }
   }
 
-  // Says whether it is a connection of one of the ranks, which is kept.
+  // Returns whether the caller is a connection of one of the ranks; keeps it then.
   bool take(TcpCallers& callers, TcpCallers::Caller caller) {
     const TcpHello& hello = caller.hello;
     const int rank = hello.rank;
@@ -127,18 +128,18 @@ class Joining {
       return false;
     }
     if (const std::string why = mistake(hello); !why.empty()) {
-      // Without a name it may be of another job, for which this one does not end.
+      // Without a job name it may belong to another job, which must not end this one.
       if (job.empty()) {
         callers.turn_away(std::move(caller), why);
         return false;
       }
-      refused_ = std::move(caller.socket);  // it is told why
+      refused_ = std::move(caller.socket);  // it receives the reason
       throw InvalidArgument(why);
     }
     const auto r = static_cast<std::size_t>(rank);
     if (hello.channel == TcpChannel::calls) {
       if (!control(rank).is_open()) {
-        callers.keep(std::move(caller));  // its first connection may be heard later
+        callers.keep(std::move(caller));  // its control connection may be read later
         return false;
       }
       if (hello.process != processes_[r]) {
@@ -155,7 +156,7 @@ class Joining {
     return true;
   }
 
-  // What a greeting of this group says that cannot be; "": nothing.
+  // Returns the mistake in a greeting of this group, or "".
   std::string mistake(const TcpHello& hello) {
     const int rank = hello.rank;
     if (hello.size != size())
@@ -176,7 +177,7 @@ class Joining {
     return job.empty() ? "none" : concat("'", printable(job), "'");
   }
 
-  // Tells the caller what this rank waits for, now and then.
+  // Reports periodically, to the caller, what this rank waits for.
   template <typename Text>
   void notice(const Text& text) {
     const Clock::time_point now = Clock::now();
@@ -186,7 +187,7 @@ class Joining {
     how_.waiting(concat("rank ", rank_, " of ", size(), " waits for ", text()));
   }
 
-  // One that has come may have gone again, or have failed.
+  // Checks whether a connected rank has left or failed.
   void look_at_those_here() {
     for (int r = 0; r < size(); ++r) {
       TcpHeader header;
@@ -200,7 +201,8 @@ class Joining {
 
   void receive_places() {
     TcpHeader header;
-    // Rank 0, whose time ends when this rank's does, says who is missing.
+    // Waits a little longer than rank 0, whose deadline is the same and which reports the missing
+    // ranks.
     const Clock::time_point last = deadline_ + kGoodbye;
     while (!control(0).wait_to_receive(Clock::now() + milliseconds(kTick)) && Clock::now() < last) {
       notice([&] {
@@ -252,7 +254,7 @@ class Joining {
     throw DeviceError(concat("rank ", rank, " of ", size(), " has left"));
   }
 
-  // What the rank says before it leaves.
+  // Throws the failure that the rank sent before it left.
   [[noreturn]] void throw_told(int rank) {
     TcpHeader header;
     if (!control(rank).receive_all(&header, sizeof(header), Clock::now() + kGoodbye)) fail_of(rank);
@@ -281,7 +283,7 @@ class Joining {
           other.control.send_all(all.data(), all.size(), Clock::now() + kGoodbye);
       }
     } catch (const std::exception&) {
-      // They learn of it when this process ends.
+      // They notice when this process ends.
     }
   }
 
@@ -293,7 +295,7 @@ class Joining {
   milliseconds pause_;
   std::vector<TcpLink> ranks_;
   std::vector<TcpPlace> places_;
-  std::vector<std::uint64_t> processes_;  // which connections are of one
+  std::vector<std::uint64_t> processes_;  // pair the connections of one process
   Socket refused_;
 };
 

@@ -1,4 +1,4 @@
-// How ranks that are processes find each other.
+// Rendezvous of ranks that are processes.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace logitless {
 
-// What connects two ranks.
+// The two connections between two ranks.
 struct TcpLink {
   Socket calls, control;
 };
@@ -20,21 +20,23 @@ struct TcpJoin {
   std::string host;  // of rank 0
   int port = 0;
   int rank = 0, size = 1;
-  std::string job;  // "": no name, and anybody may be of another one
+  std::string job;  // "": no name; others may belong to another job
   Socket::Deadline deadline;
-  std::string limit_text;                         // how errors name the time there was
-  std::function<void(std::string_view)> waiting;  // told who is missing; may be empty
-  std::chrono::milliseconds waiting_after{0};     // first, then each time after twice as long
+  std::string limit_text;                         // the limit in errors
+  std::function<void(std::string_view)> waiting;  // receives the missing ranks; may be empty
+  std::chrono::milliseconds waiting_after{0};  // time before the first report; it doubles with each
 };
 
-// Connects this rank with each other one: rank 0 listens at the port of its host, learns where the
-// others listen and tells them; each then connects with those before it. By rank; this rank's own
-// is not open. Afterwards failures alone are said on the control connections. Who connects and is
-// no rank is left alone; a rank of another job, version or, in a group without a name, size, or one
-// that has come before, is told so and throws InvalidArgument, while the others wait on. Throws
-// DeviceError naming the ranks that have not come when the deadline is over, or one that has gone
-// again; InvalidArgument where ranks of one named job do not agree on the size, or two have the
-// same number. What one of them throws those that have come throw, too.
+// Connects this rank with each other one and returns the connections by rank; this rank's own is
+// not open. Rank 0 listens at the port of its host and collects and distributes the addresses of
+// all ranks. Each rank then connects with the ranks before it. Afterwards the control connections
+// carry only failures.
+//
+// Connections from outside the group are ignored. A rank of another job or version is rejected and
+// throws InvalidArgument, while the others wait on. In a group without a name, the same holds for
+// another size or a duplicate rank. Throws DeviceError naming the ranks missing at the deadline, or
+// one that has left again. Throws InvalidArgument if ranks of one named job differ in size or share
+// a number. A failure of one rank is thrown on all that have connected.
 std::vector<TcpLink> join_by_tcp(const TcpJoin& how);
 
 }  // namespace logitless

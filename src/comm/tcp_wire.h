@@ -1,4 +1,4 @@
-// What ranks say to each other over TCP: numbers in the machine's order, which all hosts share.
+// Wire format of the ranks over TCP: numbers in the machine's byte order, which all hosts share.
 #pragma once
 
 #include <algorithm>
@@ -11,32 +11,33 @@
 namespace logitless {
 
 inline constexpr std::uint64_t kTcpMagic = 0x6c6f6769746c3032;  // of this format
-inline constexpr std::uint64_t kTcpVersion = 0xffff;  // bits of the magic that tell formats apart
-inline constexpr std::size_t kMostTcpReason = 4096;   // bytes of a failure's text
+// Bits of the magic that differ between formats
+inline constexpr std::uint64_t kTcpVersion = 0xffff;
+inline constexpr std::size_t kMostTcpReason = 4096;  // bytes of a failure's text
 
 enum class TcpKind : std::uint32_t {
   all_gather = 1,
   all_to_all = 2,
-  places = 3,   // what rank 0 knows when all have come: a TcpPlace for each rank
-  failure = 4,  // the text of what went wrong: DeviceError
-  invalid = 5,  // the same: InvalidArgument
+  places = 3,   // from rank 0 when all have come: a TcpPlace for each rank
+  failure = 4,  // error text of a DeviceError
+  invalid = 5,  // error text of an InvalidArgument
 };
 
-// Ahead of everything but a TcpHello. Places and failures are said on the control connection.
+// Precedes every message except TcpHello. Addresses and failures use the control connection.
 struct TcpHeader {
   std::uint64_t magic = kTcpMagic;
   TcpKind kind = TcpKind::failure;
   std::uint32_t reserved = 0;
-  std::uint64_t bytes = 0;  // follow
+  std::uint64_t bytes = 0;  // of the data after it
 };
 
-// Two connections of each pair of ranks: what fails is not kept waiting behind bytes of a call.
+// The two connections of a pair of ranks: failures do not queue behind a call's data.
 enum class TcpChannel : std::int32_t { calls = 1, control = 2 };
 
 inline constexpr std::size_t kMostTcpJob = 63;  // bytes of a job's name
 
-// First on a connection, by who made it. port: where this rank listens for those after it. process:
-// a number that its two connections share, and nobody else's.
+// First message of a connection, from the rank that made it. `port`: this rank listens there for
+// later ranks. `process`: a random number that its two connections share.
 struct TcpHello {
   std::uint64_t magic = kTcpMagic;
   std::int32_t rank = 0, size = 0, port = 0;
@@ -50,10 +51,10 @@ struct TcpPlace {
   std::int32_t port = 0, reserved = 0;
 };
 
-// Of this format or another one of the library's.
+// Returns whether the magic belongs to any format of this library.
 inline bool is_ours(std::uint64_t magic) { return ((magic ^ kTcpMagic) & ~kTcpVersion) == 0; }
 
-// Every format says failures like this.
+// Returns whether the header announces a failure, in any format.
 inline bool is_failure(const TcpHeader& header) {
   return is_ours(header.magic) &&
          (header.kind == TcpKind::failure || header.kind == TcpKind::invalid);

@@ -1,4 +1,4 @@
-// Ranks that are threads: each copies what it needs out of the others' memory between two meetings,
+// Communicator of threads. Each copies its data from the other ranks' memory between two barriers:
 // one when all have arrived, one when all have copied.
 #include <algorithm>
 #include <chrono>
@@ -34,7 +34,7 @@ class ThreadGroup {
 
   int size() const { return static_cast<int>(ranks_.size()); }
 
-  // copy(calls of all ranks, by rank) runs when all have arrived and none has gone on.
+  // Barrier that runs copy(), when all have arrived and none has left.
   template <typename Copy>
   void meet(int rank, const Call& call, const Copy& copy) {
     std::unique_lock lock(mutex_);
@@ -51,7 +51,7 @@ class ThreadGroup {
                          limit_.count(), " ms"),
                   number);
     }
-    // Who had failed before the last one arrived made the last one throw: all or none go on.
+    // A failure before the last arrival makes the last rank throw: either all continue or none.
     if (!all_arrived()) throw_if_failed();
     const std::string difference = difference_of_calls(number);
     if (!difference.empty()) {
@@ -59,13 +59,14 @@ class ThreadGroup {
       changed_.notify_all();
     }
     lock.unlock();
-    // The others' entries stay as they are until this rank has copied.
+    // The other ranks' entries do not change until this rank has copied.
     if (difference.empty()) copy();
     lock.lock();
     self.copied = number;
     const auto all_copied = [&] { return all_at(&Rank::copied, number); };
     if (all_copied()) changed_.notify_all();
-    // No limit: they all are copying. Memory must not be read after its owner's call has returned.
+    // There is no limit, since all are copying. Memory must not be read after its owner's call has
+    // returned.
     changed_.wait(lock, all_copied);
     if (!difference.empty()) throw InvalidArgument(difference);
   }
@@ -121,7 +122,7 @@ class ThreadGroup {
       set_failure(concat(ranks_text(gone), " of ", size(), " left before it"), number);
   }
 
-  // The first failure counts. `number`: the call that it happened in or before.
+  // Records the first failure, in or before the call of this number.
   void set_failure(const std::string& what, std::uint64_t number) {
     if (failure_.empty()) {
       const auto waits = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) {
@@ -140,7 +141,8 @@ class ThreadGroup {
     if (!failure_.empty()) throw DeviceError(failure_);
   }
 
-  // Empty when all ranks make the same call, or the first two that do not. The same on every rank.
+  // Returns "" when all ranks make the same call, else the first difference. The same on every
+  // rank.
   std::string difference_of_calls(std::uint64_t number) const {
     const Call& first = ranks_.front().call;
     for (std::size_t r = 1; r < ranks_.size(); ++r) {
@@ -208,7 +210,7 @@ std::vector<std::shared_ptr<Communicator>> make_thread_group(int size, milliseco
   require(size >= 1, "make_thread_group: size: expected 1 or more, got ", size);
   require(limit.count() >= 1, "make_thread_group: limit: expected 1 ms or more, got ",
           limit.count());
-  // The end of a wait must be a time: a century is for ever.
+  // Limits the wait to a century, within the clock's range.
   const auto most = std::chrono::duration_cast<milliseconds>(std::chrono::years(100));
   const auto group = std::make_shared<ThreadGroup>(size, std::min(limit, most));
   std::vector<std::shared_ptr<Communicator>> ranks;
