@@ -1,4 +1,4 @@
-// Sums of a far-field call, over its chunks; on a GPU they lie in its memory.
+// Sums of a far-field call over its chunks; on a GPU they are in device memory.
 #pragma once
 
 #include <cmath>
@@ -8,12 +8,12 @@
 
 namespace logitless {
 
-// Of the pairs that a call of far_both samples, whose masses are estimated and then computed: over
-// their tokens that have a gradient, in parts of a token's total.
+// Sums over the sampled pairs of a far_both call, whose masses are both estimated and computed.
+// They cover tokens with a gradient; masses are fractions of a token's total.
 struct FarSampled {
   double tokens;
-  double error_squared;  // exact mass less the estimate
-  double most;           // the largest exact mass; NaN where one is
+  double error_squared;  // exact mass minus the estimate
+  double most;           // largest exact mass; NaN where one is
 
   LOGITLESS_HOST_DEVICE void add(const FarSampled& other) {
     tokens += other.tokens;
@@ -23,15 +23,15 @@ struct FarSampled {
 };
 
 struct FarSums {
-  std::int64_t kept;      // pairs of tiles (on a GPU groups of them) and blocks of tokens
-  std::int64_t sampled;   // others, of FarSample
-  std::int64_t pairs;     // all of blocks with a token that counts
-  std::int64_t fallback;  // chunks that kept everything
+  std::int64_t kept;      // selected pairs of tiles (on a GPU groups of them) and blocks of tokens
+  std::int64_t sampled;   // skipped pairs sampled by FarSample
+  std::int64_t pairs;     // all pairs of blocks with a token that counts
+  std::int64_t fallback;  // chunks that selected everything
   double bound_squared;
   double norm_squared;
-  // How many tokens each of those audited stands for; 0: one.
+  // Tokens that each audited one stands for; 0: one.
   double audit_share;
-  // Of the tokens audited: |far - exact|^2 and |exact|^2 of d_hidden, and of lse.
+  // Errors of the audited tokens: |far - exact|^2 and |exact|^2 of d_hidden, and of lse.
   std::int64_t audited;
   double audit_error_squared;
   double audit_norm_squared;

@@ -1,12 +1,13 @@
-// The log-probability of a word.
+// The log-probability of a vocabulary entry.
 #pragma once
 
 #include "math/host_device.h"
 
 namespace logitless {
 
-// z - lse. Of a word that has all of the probability the rounding of z and lse may leave it above
-// 0: then 0. What is further above belongs to logits out of range, and stays for all to see.
+// Returns z - lse. Where an entry has all of the probability, rounding of z and lse may leave a
+// value slightly above 0: returns 0 then. Larger positive values come from logits out of range and
+// are returned unchanged.
 LOGITLESS_HOST_DEVICE inline double log_prob_of(double z, double lse) {
   const double found = z - lse;
   const double rounding = 1e-5 * (1.0 + (lse < 0.0 ? -lse : lse));

@@ -8,14 +8,14 @@
 
 namespace logitless {
 
-// log2 of e as fp32 has it, which kernels multiply logits by, and its inverse. What a state stands
-// for is read by the same number: with the exact one every lse would be 1.3e-8 of itself off, and
-// the loss of logits at 1e5 by 1.3e-3.
+// log2 of e as rounded to fp32, by which kernels multiply logits, and its inverse. value() must use
+// the same number: with the exact one every lse would have a relative error of 1.3e-8. The loss of
+// logits at 1e5 would be off by 1.3e-3.
 inline constexpr double kLog2E = 1.44269502162933349609375;
 inline constexpr double kLn2 = 1.0 / kLog2E;
 
-// Of logits in log2, which fp32 rounds to 64 at these and loses beyond them: a row with a greater
-// one is no number, and words with a lesser one are masked, as -inf is.
+// Limits of logits in log2, at which the fp32 spacing is 64. A row with a larger logit becomes NaN,
+// and entries with a smaller one are masked, as with -inf.
 inline constexpr float kMostExponent = 0x1p30f;
 inline constexpr float kLeastExponent = -0x1p30f;
 
@@ -32,25 +32,25 @@ LOGITLESS_HOST_DEVICE inline LseState merge(LseState a, LseState b) {
   return {top, a.sum * exp2f(a.exponent - top) + b.sum * exp2f(b.exponent - top)};
 }
 
-// log of what the state stands for; -inf when empty.
+// Returns the natural log of the represented sum; -inf when empty.
 LOGITLESS_HOST_DEVICE inline double value(LseState state) {
   return (static_cast<double>(state.exponent) + log2(static_cast<double>(state.sum))) * kLn2;
 }
 
-// The entropy -sum_j p_j log p_j of x_j that sum to `sum`, from mean = sum_j x_j log2 x_j / sum. No
-// number in it grows with the logits.
+// Returns the entropy -sum_j p_j log p_j of x_j with sum `sum`, given mean = sum_j x_j log2 x_j /
+// sum. No intermediate value grows with the logits.
 LOGITLESS_HOST_DEVICE inline double entropy_of(double sum, double mean) {
   return (log2(sum) - mean) * kLn2;
 }
 
-// sum_j x_j log2 x_j of x_j that sum to `sum`, taken against another exponent than their own,
-// before it is scaled by 2^(own - exponent) as they are.
+// Rebases sum_j x_j log2 x_j, of x_j with sum `sum`, from the exponent `own` to `exponent`. The
+// scaling by 2^(own - exponent) is left to the caller.
 LOGITLESS_HOST_DEVICE inline double entropy_against(double exponent, double own, double sum,
                                                     double entropy) {
   return entropy + (own - exponent) * sum;
 }
 
-// The state of a known log-sum-exp.
+// Returns the state of a known log-sum-exp.
 LOGITLESS_HOST_DEVICE inline LseState lse_state(double lse) {
   if (!(lse > -INFINITY)) return {0.0f, lse == -INFINITY ? 0.0f : static_cast<float>(lse)};
   const double exponent = floor(lse * kLog2E);

@@ -1,5 +1,4 @@
-// The finaliser of splitmix64 (Steele, Lea, Flood 2014): numbers that look random, the same
-// everywhere.
+// The finaliser of splitmix64 (Steele, Lea, Flood 2014): a portable pseudo-random hash.
 #pragma once
 
 #include <cstdint>

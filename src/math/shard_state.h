@@ -1,14 +1,13 @@
-// What the ranks of a sharded vocabulary know of one token, each of its own words, and what follows
-// of all words. Every rank merges the same records in the order of ranks, in double, and rounds
-// once: all get the same bits.
+// Merge of one token's statistics over the ranks of a sharded vocabulary. Every rank merges the
+// same records in the order of ranks, in double, and rounds once: all get the same bits.
 //
-//   exponent e = max_r e_r      S = sum_r s_r 2^(e_r - e)      lse = ln 2 (e + log2 S)
-//   H = ln 2 (log2 S - sum_r (E_r + (e_r - e) s_r) 2^(e_r - e) / S)
-//   sum_j omega_j z_j = sum_r m_r
+//  exponent e = max_r e_r      S = sum_r s_r 2^(e_r - e)      lse = ln 2 (e + log2 S)
+//  H = ln 2 (log2 S - sum_r (E_r + (e_r - e) s_r) 2^(e_r - e) / S)
+//  sum_j w_j z_j = sum_r m_r
 //
-// Scaling is exact, since exponents are integral: the merge of online softmax (Milakov and
-// Gimelshein, 2018), which TransformerEngine's parallel cross entropy does after one all-gather,
-// too. The logit of a target is copied from its word's rank, and never summed.
+// Scaling is exact, since exponents are integral. This is the merge of online softmax (Milakov and
+// Gimelshein, 2018), also in TransformerEngine's parallel cross entropy after one all-gather. The
+// logit of a target is copied from the rank of its shard, and never summed.
 #pragma once
 
 #include <cmath>
@@ -20,18 +19,18 @@
 
 namespace logitless {
 
-// Of the words of one rank; as it is here, of none.
+// Statistics of one rank's vocabulary shard; the default is that of an empty one.
 struct ShardState {
   float exponent = 0.0f;          // e_r, integral
   float sum = 0.0f;               // s_r: sum_j 2^(z_j log2e - e_r)
   double entropy = 0.0;           // E_r: sum_j x_j log2 x_j of x_j = 2^(z_j log2e - e_r)
-  double weighted = 0.0;          // m_r: sum_j omega_j z_j
-  float best = -INFINITY;         // greatest logit
-  std::int32_t word = INT32_MAX;  // that has it, the lowest among equals; of the whole vocabulary
+  double weighted = 0.0;          // m_r: sum_j w_j z_j
+  float best = -INFINITY;         // largest logit
+  std::int32_t word = INT32_MAX;  // its global vocabulary id, the lowest of equal ones
 };
 
-// What a rank tells the others of a token. `wide` is the sum that lse comes from: the same bits for
-// any number of ranks.
+// A rank's record of a token. `wide` is the sum that lse is computed from: the same bits for any
+// number of ranks.
 struct TokenRecord {
   WideSum wide;
   ShardState state;
@@ -40,10 +39,11 @@ struct TokenRecord {
 // The logit of a target on one rank.
 struct ShardTarget {
   float logit = 0.0f;
-  std::int32_t here = 0;  // 1 on the word's rank alone
+  std::int32_t here = 0;  // 1 only on the rank of its shard
 };
 
-// Of two parts of the words, on any number of ranks; `sum` tells no more than whether there is any.
+// Merges two parts of the vocabulary, on any number of ranks; `sum` only shows whether there is
+// any.
 LOGITLESS_HOST_DEVICE inline void merge_into(ShardState& all, const ShardState& part) {
   if (part.sum != 0.0f) {
     const float top = all.sum == 0.0f ? part.exponent : fmaxf(all.exponent, part.exponent);
@@ -63,7 +63,7 @@ LOGITLESS_HOST_DEVICE inline void merge_into(ShardState& all, const ShardState& 
   }
 }
 
-// Of all words.
+// Statistics of the global vocabulary.
 struct MergedState {
   double exponent = 0.0;
   double sum = 0.0;
@@ -72,11 +72,11 @@ struct MergedState {
   float best = -INFINITY;
   std::int32_t word = INT32_MAX;
 
-  // -inf where all words are masked.
+  // -inf where all entries are masked.
   LOGITLESS_HOST_DEVICE double lse() const { return (exponent + log2(sum)) * kLn2; }
 };
 
-// log2 sum_r 2^(of(r)) of some ranks' totals, in their order.
+// Returns log2 sum_r 2^(of(r)) of the ranks' totals, in their order.
 template <typename Of>
 LOGITLESS_HOST_DEVICE float log2_of_sum(int ranks, const Of& of) {
   float top = -INFINITY;
@@ -87,7 +87,7 @@ LOGITLESS_HOST_DEVICE float log2_of_sum(int ranks, const Of& of) {
   return top == -INFINITY && sum == ranks ? top : top + static_cast<float>(log2(sum));
 }
 
-// state(r): the ShardState of rank r.
+// Merges the ShardState state(r) of each rank r.
 template <typename State>
 LOGITLESS_HOST_DEVICE MergedState merge_shards(int ranks, const State& state) {
   MergedState all;

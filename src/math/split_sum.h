@@ -1,13 +1,13 @@
-// A sum kept in 24 bits: the upper 16 of its fp32 bits, which are a bf16, and the 8 after them. The
-// last 8 are dropped, and taken to be a repetition of the 8 before: as often too much as too
-// little, and nothing where the sum is a bf16. A sum is off by less than 2^-15 of itself for each
-// time it is put away, by 2^-16.3 in the root of the mean square; a bf16 is off by up to 2^-8.
+// A sum stored in 24 bits: the upper 16 of its fp32 bits, which are a bf16, and the next 8. The
+// last 8 bits are dropped and restored as a copy of the 8 before them. That is unbiased, and exact
+// where the sum is a bf16. Each store has a relative error below 2^-15, and of 2^-16.3 root mean
+// square; that of a bf16 is up to 2^-8.
 //
-// These functions are the meaning; kernels/cuda/head/split_sums_sm90.cuh does the same to words of
-// two and four sums by byte permutations, and is held to it by the chunk tests on a GPU.
+// These functions define the format. kernels/cuda/head/split_sums_sm90.cuh does the same to
+// registers of two and four sums by byte permutations; the chunk tests on a GPU compare the two.
 //
-// Inputs are the results of arithmetic: a NaN whose upper 16 bits were those of an infinity would
-// become one.
+// Inputs are results of arithmetic: a NaN whose upper 16 bits are those of an infinity would become
+// one.
 #pragma once
 
 #include <cstdint>

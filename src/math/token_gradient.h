@@ -1,6 +1,7 @@
-// The closed form of every loss's gradient with respect to one token's logits (docs/losses.md):
+// The closed form of every loss's gradient with respect to one token's logits (docs/losses.md),
+// with the logit weights w:
 //
-//   dz_j = p_j (alpha + beta z_j) + gamma omega_j + sum_k delta_k [j == idx_k]
+//  dz_j = p_j (alpha + beta z_j) + gamma w_j + sum_k delta_k [j == idx_k]
 //   da_j = dz_j * s * (1 - (z_j / c)^2)
 #pragma once
 
@@ -24,15 +25,15 @@ struct TokenGradient {
   double gamma = 0.0;
 };
 
-// H = lse - sum_j p_j z_j, so dH/dz_j = p_j (lse - H - z_j).
+// With H = lse - sum_j p_j z_j, dH/dz_j = p_j (lse - H - z_j).
 LOGITLESS_HOST_DEVICE inline TokenGradient token_gradient(const TokenCotangent& g, double lse,
                                                           double entropy) {
   const double g_entropy_term = g.entropy == 0.0 ? 0.0 : g.entropy * (lse - entropy);
   return {g.lse + g_entropy_term, -g.entropy, g.weighted_sum};
 }
 
-// da at a target: p (alpha + beta z) + gamma omega + delta without the cancellation of p against 1,
-// since for cross entropy alpha = -delta and p alpha + delta = alpha (p - 1).
+// Returns da at a target: p (alpha + beta z) + gamma w + delta, without the cancellation of p
+// against 1. For cross entropy alpha = -delta, and p alpha + delta = alpha (p - 1).
 LOGITLESS_HOST_DEVICE inline double target_coefficient(const TokenGradient& g, double log_prob,
                                                        double z, double omega, double delta,
                                                        double scale, double cap) {

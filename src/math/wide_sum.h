@@ -1,12 +1,12 @@
-// A sum of positive numbers in fixed point that is the same bits in whatever order and grouping
-// they are added: of words in one call, or of those that several ranks have.
+// An order-independent sum of positive numbers in fixed point: any order and grouping gives
+// the same bits. It sums over the vocabulary in one call, or over several ranks.
 //
-// Bits stand at absolute positions, in bins of 64 (Kulisch's accumulator; bins that drop what lies
-// far below are Demmel and Nguyen's, "Fast reproducible floating-point summation", 2013). The two
-// uppermost bins that any number reaches are kept, 128 bits in all, and carries beside each bin, so
-// that nothing is passed between bins before the end: what is dropped of a number then depends on
-// the uppermost bin of all numbers alone. A sum of n numbers is short of the exact one by less than
-// n 2^-64 of it.
+// Bits have absolute positions, in bins of 64 (Kulisch's accumulator). Bins that drop small
+// contributions are due to Demmel and Nguyen, "Fast reproducible floating-point summation", 2013.
+// The two highest bins that any number reaches are kept, 128 bits in all, with a carry beside each
+// bin. Nothing moves between bins before the end, so the dropped bits of a number depend only on
+// the highest bin of all numbers. A sum of n numbers is below the exact one by a relative error of
+// less than n 2^-64.
 #pragma once
 
 #include <cmath>
@@ -19,8 +19,8 @@ namespace logitless {
 
 class WideSum {
  public:
-  // += value * 2^exponent. value >= 0, exponent integral and within 2^31. NaN and infinity make the
-  // sum NaN.
+  // Adds value * 2^exponent, with value >= 0 and an integral exponent within 2^31. NaN and infinity
+  // make the sum NaN.
   LOGITLESS_HOST_DEVICE void add(double value, double exponent) {
     std::uint64_t mantissa;
     std::memcpy(&mantissa, &value, sizeof(mantissa));
@@ -31,7 +31,7 @@ class WideSum {
     }
     mantissa &= (std::uint64_t{1} << 52) - 1;
     if (biased > 0) mantissa |= std::uint64_t{1} << 52;
-    // Of the mantissa's lowest bit.
+    // Absolute position of the mantissa's lowest bit.
     const std::int64_t place =
         (biased > 0 ? biased : 1) - 1075 + static_cast<std::int64_t>(exponent);
     const std::int64_t bin = place >> 6;
@@ -49,7 +49,7 @@ class WideSum {
 
   LOGITLESS_HOST_DEVICE bool empty() const { return top_ == kNone; }
 
-  // The sum times 2^-exponent, rounded to double; 0 and infinity beyond its range.
+  // Returns the sum times 2^-exponent, rounded to double; 0 and infinity beyond its range.
   LOGITLESS_HOST_DEVICE double scaled(double exponent) const {
     if (top_ == kNaN) return NAN;
     if (top_ == kNone) return 0.0;
@@ -82,9 +82,9 @@ class WideSum {
     carry_[at] += carry + (bits_[at] < before ? 1 : 0);
   }
 
-  std::uint64_t bits_[2] = {0, 0};   // of bins top - 1 and top
-  std::uint32_t carry_[2] = {0, 0};  // times 2^64: for 2^32 numbers
-  std::int32_t top_ = kNone;         // that bin's bits count 2^(64 top)
+  std::uint64_t bits_[2] = {0, 0};   // bins top - 1 and top
+  std::uint32_t carry_[2] = {0, 0};  // times 2^64; enough for 2^32 numbers
+  std::int32_t top_ = kNone;         // bits of that bin count 2^(64 top)
   std::int32_t unused_ = 0;          // sent with the rest
 };
 static_assert(sizeof(WideSum) == 32);
