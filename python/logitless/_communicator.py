@@ -89,8 +89,8 @@ class Communicator:
         rank: int, size: int, all_gather: Exchange, all_to_all: Exchange, abort: Callable[[str], Any] | None = None
     ) -> Communicator:
         """Joins a group that uses the caller's collectives. ``all_gather(mine, all)`` fills ``all`` with every rank's
-        ``mine``, in rank order. ``all_to_all(pieces, pieces_of_all)`` sends the r-th of ``size`` equal parts of its first buffer to rank r. An
-        exception that they raise becomes the cause of the call's ``LogitlessError``."""
+        ``mine``, in rank order. ``all_to_all(pieces, pieces_of_all)`` sends the r-th of ``size`` equal parts of its
+        first buffer to rank r. An exception that they raise becomes the cause of the call's ``LogitlessError``."""
         raised: list[BaseException] = []
         options = new(CommunicatorCallbacksOptions)
         options.rank, options.size = rank, size

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 AxisName = str | tuple[str, ...]
 
-_IGNORED = -(2**31)  # a shard's ignore_index: no position of a target in any shard
+_IGNORED = -(2**31)  # a shard's ignore_index, outside of any shard's range
 
 _MASKED = -1e6  # bias of an empty shard: far below any logit, and small enough for exact sums in log2
 
@@ -38,7 +38,7 @@ class _Shard(NamedTuple):
 
     lead: tuple[int, ...]
     axis: AxisName
-    vocab: int  # of all shards
+    vocab: int  # the global size
     inputs: dict[str, jax.Array | None]  # hidden [N, D], weight [V / shards, D], bias
     targets: jax.Array  # [N], as given
     valid: jax.Array  # [N]: not ignored

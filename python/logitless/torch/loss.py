@@ -196,7 +196,7 @@ class Prepared(NamedTuple):
     token_weight: Optional[Tensor]
     target_weight: Optional[Tensor]
     lead: torch.Size  # the leading sizes of hidden before it was flattened
-    per_token: int  # K of weighted targets [..., K], else 0
+    per_token: int  # K for weighted targets [..., K], else 0
     single: bool  # hidden [D]
 
     def tensors(self):

@@ -1,4 +1,4 @@
-"""Functions that stand beside a generated one where it uses them."""
+"""Sources of helper functions, which are emitted beside a generated function that calls them."""
 
 # An index counted from the first element of a chunk may be out of range, and then gives 0.
 HELPERS = {

@@ -1,4 +1,4 @@
-"""Functions that stand beside a generated one where it uses them."""
+"""Sources of helper functions, which are emitted beside a generated function that calls them."""
 
 # An index counted from the first element of a chunk may be out of range, and then gives 0.
 HELPERS = {
@@ -25,7 +25,7 @@ def _random(key0, key1, counter):
 ''',
     "_softmax_": '''
 def _softmax_(x, dim):
-    """x becomes its softmax. Returns the log-sum-exp that it had."""
+    """Overwrites x by its softmax. Returns the log-sum-exp of x."""
     top = x.amax(dim)
     torch.softmax(x, dim, out=x)
     return torch.where(top.isinf(), top, top - x.amax(dim).log())
@@ -84,7 +84,7 @@ def _attention(q, k, v, **options):
 ''',
     "_ctc_loss": '''
 def _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
-    """Losses, and alphas, which lengths make narrower than targets can."""
+    """Returns losses, and alphas padded to the width of the targets."""
     losses, alphas = torch._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
     return losses, torch.nn.functional.pad(alphas, (0, 2 * targets.shape[-1] + 1 - alphas.shape[-1]))
 ''',
