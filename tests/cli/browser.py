@@ -1,4 +1,4 @@
-"""A page in a real browser, where there is one: what it measures of texts and pictures."""
+"""Measures texts and pictures of a page in a real browser, where one is installed."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
                 if (path := shutil.which(name))), None)
 
-# Overlapping texts of a picture, texts that leave it, and whether the page is wider than the window. A text's box is
+# Finds overlapping texts of a picture, texts outside it, and whether the page is wider than the window. A text's box is
 # taller than its letters: two lines may touch.
 MEASURE = """<script>
 const found = {overlaps: [], outside: [], svgs: 0, paths: 0, titles: 0};
@@ -38,7 +38,7 @@ document.body.setAttribute('data-found', JSON.stringify(found));
 @unittest.skipUnless(BROWSER, "there is no Chromium or Chrome here")
 class PageTest(unittest.TestCase):
     def assert_legible(self, page, svgs, width=1100):
-        """page: its path. Returns what was measured."""
+        """page: path of a page. Returns the measurements."""
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / "page.html"
             copy.write_text(page.read_text().replace("</body>", MEASURE))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the command `logitless` (path in LOGITLESS_CLI) on small files and compares with a computation in Python."""
+"""Runs the command `logitless` (path in LOGITLESS_CLI) on small files, and compares with a computation in Python."""
 
 import json
 import os
@@ -73,7 +73,7 @@ class CliTest(unittest.TestCase):
             self.assertLessEqual(abs(a - e), tolerance * (scale + abs(e)) + 1e-12, f"{what}[{i}]: {a}, expected {e}")
 
     def assert_error(self, done, code, *parts):
-        """One line on standard error, nothing on standard output."""
+        """Asserts one line on standard error, and no standard output."""
         self.assertEqual(done.returncode, code, done.stderr)
         self.assertEqual(done.stdout or "", "")
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
@@ -233,7 +233,7 @@ class LossTest(CliTest):
                 self.assertEqual([tensors[t][0] for t in ("d_hidden", "d_weight", "lse")], [stored, stored, "F32"])
                 self.assert_close(tensors["d_weight"][2], want.d_weight, 1.2e-2)
 
-                # Stored in 16 bits, converted back: the same numbers in f32.
+                # 16-bit tensors converted to f32 have the same values.
                 file = self.dir / f"{name}.safetensors"
                 write_safetensors(file, {"hidden": (stored, [N, D], small.hidden), "weight": (stored, [V, D], small.weight),
                                          "targets": ("I32", [N], small.targets)})
@@ -241,8 +241,8 @@ class LossTest(CliTest):
                                        delta=1e-5 * want.loss)
 
     def test_conversion_to_f16_rounds(self):
-        # Ties, subnormals, the largest number and what rounds to it. With weights of 0 every p is 1/2, and the gradient of
-        # the weights is half of what hidden was rounded to.
+        # Ties, subnormals, the largest number and numbers that round to it. With weights of 0 every p is 1/2, and the
+        # gradient of the weights is half of the rounded hidden state.
         values = [1.0 + 2.0**-11, 1.0 + 3 * 2.0**-11, 2.0**-24, 2.0**-25, 1.5 * 2.0**-24, 2047.5 * 2.0**-25, 65504.0,
                   65519.0, -1.0 - 2.0**-11, 0.0, -3.1e-6]
         file, out = self.dir / "round.safetensors", self.dir / "rounded.safetensors"
@@ -461,7 +461,7 @@ class OtherCommandsTest(CliTest):
         self.assertEqual(kernels[-1], {"name": "reference", "runnable": True})
         lines = run("kernels").stdout.splitlines()
         self.assertEqual([line.split()[0] for line in lines], ["kernel"] + [k["name"] for k in kernels])
-        # Each is what it says: runnable ones run, others are refused.
+        # Runnable kernels run, others are refused.
         for kernel in kernels:
             done = run("loss", *self.basics(), "--kernel", kernel["name"], "--dtype", "bf16")
             self.assertEqual(done.returncode == 0, kernel["runnable"], f"{kernel}: {done.stderr}")
@@ -478,7 +478,7 @@ class OtherCommandsTest(CliTest):
         self.assertEqual({name: tuple(shape) for name, (_, shape, _) in tensors.items()},
                          {"words": (V,), "average": (V,), "axes": (D, D), "variance": (1, D), "log2_caution": (1,)})
         self.assertAlmostEqual(sum(tensors["average"][2]), 1.0, delta=1e-5)
-        # What it is for.
+        # The order serves a far-field loss.
         far = self.loss("--plan", "far-both", "--order", out, inputs=self.basics())
         self.assertEqual((far["plan"], far["kept"]), ("far_both", 1.0))
         plain = run("order", *inputs, "--out", out)
@@ -545,7 +545,7 @@ class OtherCommandsTest(CliTest):
             self.assertEqual(row["peak_bytes"], row["workspace_bytes"])
             self.assertLess(row["loss_difference"], 1e-5)
             self.assertAlmostEqual(row["loss"], got["unfused"]["loss"], delta=1e-5 * row["loss"])
-            # A loss alone beside a loss alone, with gradients beside one with gradients.
+            # A loss alone is compared with a loss alone, and gradients with gradients.
             like = "loss_seconds" if row["plan"] == "forward" else "seconds"
             self.assertAlmostEqual(row["of_unfused"], row["seconds"] / got["unfused"][like], delta=1e-9 * row["of_unfused"])
             if row["plan"] == "forward":
@@ -556,7 +556,7 @@ class OtherCommandsTest(CliTest):
         return got
 
     def test_bench(self):
-        # Not multiples of any block, and more than one of each.
+        # The sizes are no multiples of any block, and span several of each.
         sizes = ["--tokens", 203, "--dim", 261, "--vocab", 1601]
         got = self.check_bench(*sizes, "--dtype", "f32", tolerance=1e-5)
         self.assertEqual((got["tokens"], got["dim"], got["vocab"], got["dtype"]), (203, 261, 1601, "f32"))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs `logitless compile` (path of the command in LOGITLESS_CLI): what it reports, writes and refuses."""
+"""Runs `logitless compile` (path of the command in LOGITLESS_CLI), and checks its reports, files and refusals."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import unittest
 from pathlib import Path
 
 CLI = os.environ.get("LOGITLESS_CLI", "")
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU's compute capability would be the default
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # otherwise a GPU's compute capability is the default
 PROGRAM = """graph head(%h: bf16[N, 64], %w: bf16[5000, 64], %t: i64[N]) {
   %z = dot %h, %w contract(1; 1) : f32[N, 5000]
   %l = reduce_lse %z dims(1)
@@ -53,7 +53,7 @@ class CompileTest(unittest.TestCase):
         self.assertIn("on the head engine, dense plan", text)
         loops = self.good(self.file, "--size", "N=1000", "--no-head-engine")
         self.assertIn("along dimension 0: 1000 in", loops)
-        # What has changed the arena stands beside it, with the peak after it; where nothing has, nothing does.
+        # The report names the cause of a changed arena, and the peak after it; without a change it names none.
         plain = self.good(self.file, "--size", "N=1000", "--no-chunk")
         for report, after in ((text, "with the head engine"), (loops, "with loops")):
             self.assertRegex(report, rf"\narena: \S+ MiB without loops, \S+ MiB {after}\n")
@@ -93,7 +93,7 @@ class CompileTest(unittest.TestCase):
         page = self.dir / "memory.html"
         self.assertEqual(self.good(self.file, "--size", "N=1000", "--html", page), f"wrote {page}\n")
         text = page.read_text()
-        self.assertEqual(text.count("<svg"), 3)  # with loops, without, and memory against time
+        self.assertEqual(text.count("<svg"), 3)  # with loops, without, and memory over time
         for wanted in ("bytes that live while it runs", "instruction, in the order", ">z<", "dot f32[1000, 5000]", "d_h"):
             self.assertIn(wanted, text)
         self.assertNotIn("Measured time", text)
@@ -130,7 +130,7 @@ class CompileTest(unittest.TestCase):
         self.assertEqual(self.good(*model, "--capability", "90").splitlines()[:4], text.splitlines()[:4])
         self.assertNotIn("kernel hopper", self.good(*model, "--capability", "80", "--no-head-engine"))
         done = self.run_command(*model, "--capability", "80")
-        if done.returncode != 0:  # where cuBLAS is not there: a list on one line
+        if done.returncode != 0:  # without cuBLAS: a list on one line
             self.assertIn("no kernel takes this head: hopper: runs on compute capability 9.0 alone", done.stderr)
         self.refused(2, "--time: this ", *model, "--time", "1")
         self.refused(2, "--threads: cannot be given beside --device cuda", *model, "--threads", "2")
@@ -149,12 +149,12 @@ class CompileTest(unittest.TestCase):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
         text = self.good("--model", folder, "--batch", "2", "--length", "32", "--no-chunk", "--text")
-        # Nothing but the small table of sines is put together or copied for positions.
+        # Only the small table of sines is concatenated; nothing is copied for positions.
         self.assertEqual([line.split(" : ")[1] for line in text.splitlines() if "= concat" in line], ["f32[32, 2, 8]"])
         self.assertNotIn("= pad", text)
         self.assertEqual(text.count("= flip"), 4)
         self.assertIn("%rope.cos: f32[32, 8]", text)
-        # Lengths are the context's, up to 2048; weights count, tables do not.
+        # The default length is the context, up to 2048. Weights count as memory of training, tables do not.
         text = self.good("--model", folder / "config.json", "--batch", "1", "--dtype", "f32", "--text", "--no-chunk")
         self.assertIn("%tokens: i64[1, 2048]", text)
         weights = 4 * (512 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64 + 3 * 64)
@@ -167,7 +167,7 @@ class CompileTest(unittest.TestCase):
         return folder / "broken.json"
 
     def test_profiles(self):
-        # A loop's instructions count in each of its 7 rounds; the loop itself does not.
+        # A loop's instructions are counted in each of its 7 rounds; the loop itself is not counted.
         arguments = [self.file, "--size", "N=1000", "--chunks", "7", "--time", "2", "--profile"]
         table = self.good(*arguments).splitlines()
         self.assertRegex(table[0], r"^time: ")
@@ -180,7 +180,7 @@ class CompileTest(unittest.TestCase):
         self.assertEqual([i["seconds"] for i in profile], sorted((i["seconds"] for i in profile), reverse=True))
         self.assertFalse([i for i in profile if i["instructions"].startswith("loop")])
         products = [i for i in profile if i["instructions"].startswith("product ")]
-        self.assertEqual({i["count"] for i in products}, {1, 6})  # chunks of 143 rows, and the rest
+        self.assertEqual({i["count"] for i in products}, {1, 6})  # chunks of 143 rows, and the remainder
         self.assertEqual(sum(i["flops"] for i in products), 3 * 2 * 1000 * 5000 * 64)
         self.refused(2, "--profile goes with --time", self.file, "--size", "N=10", "--profile")
 

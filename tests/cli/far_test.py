@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The far field on the command line: logitless loss --plan far-backward, far-both (the command: LOGITLESS_CLI)."""
+"""Runs the far field on the command line: `logitless loss --plan far-backward, far-both` (the command:
+LOGITLESS_CLI)."""
 
 import json
 import math
@@ -12,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cli_test import CLI, CliTest, run  # noqa: E402
 from tensor_files import read_safetensors, rounded, write_safetensors  # noqa: E402
 
-# Enough words that the planner takes the far field, at a tau as coarse as this.
+# The vocabulary is large enough for the planner to take the far field, at a coarse tau.
 TOKENS, DIM, VOCAB, TAU = 60, 6, 6400, 0.2
-# More words, so that the tiles of the targets, all kept, are few; far-both is predicted to keep more.
+# A larger vocabulary, so that the tiles of the targets, all selected, are few; far-both is predicted to select more
+# tiles.
 BOTH_VOCAB, TAU_BOTH = 19200, 0.08
 
 
@@ -27,7 +29,7 @@ def norm(a):
 
 
 class FarCliTest(CliTest):
-    """A head of 50 clusters of words, shuffled, a few of which hold the mass of each token."""
+    """A head with 50 shuffled clusters of vocabulary entries, a few of which hold the mass of each token."""
 
     @classmethod
     def setUpClass(cls):
@@ -75,7 +77,7 @@ class FarLossTest(FarCliTest):
         self.assertEqual(sorted(far), sorted(dense))
         self.assert_close(far["lse"][2], dense["lse"][2], 1e-6)
         error = distance(far["d_hidden"][2], dense["d_hidden"][2])
-        # All valid tokens were audited, so the audit saw this very error.
+        # All valid tokens were audited, so the audit measured this very error.
         self.assertEqual(got["audited_tokens"], TOKENS - 1)
         self.assertAlmostEqual(got["audited_error"], error / norm(dense["d_hidden"][2]),
                                delta=1e-3 * got["audited_error"] + 1e-5)
@@ -99,7 +101,7 @@ class FarLossTest(FarCliTest):
         self.assertEqual(sorted(tensors["words"][2]), list(range(VOCAB)))
         self.assertEqual(tensors["average"][:2], ("F32", [VOCAB]))
         self.assertAlmostEqual(sum(tensors["average"][2]), 1.0, delta=1e-4)
-        # An order from fewer tokens is another one; written again it is the same file.
+        # An order from fewer tokens is different; one that is written again is the same file.
         again = self.dir / "again.safetensors"
         self.far("--order", order, "--save-order", again)
         self.assertEqual(again.read_bytes(), order.read_bytes())
@@ -110,7 +112,7 @@ class FarLossTest(FarCliTest):
     def test_the_fresh_order_keeps_the_budget_or_says_so(self):
         got = self.far("--budget", "1MiB")
         self.assertLessEqual(got["order_bytes"], 1 << 20)
-        # Copies of the rows, averages, words and positions: they have no plan to be cut by.
+        # Copies of the rows, averages, entries and positions, which are not part of a plan under the budget.
         self.assertGreater(got["order_bytes"], 20 * VOCAB)
         order = self.dir / "budget_order.safetensors"
         self.far("--save-order", order)
@@ -149,7 +151,8 @@ class FarLossTest(FarCliTest):
         self.assertRegex(lines["error of d_hidden"].strip(), r"^at most \S+$")
 
     def test_a_small_vocabulary_has_the_plan_it_asks_for(self):
-        # 23 words are one tile, which every token keeps: the far field all the same, audited, and as good as exact.
+        # 23 vocabulary entries are one tile, which every token selects. The plan is still a far-field one, audited, and
+        # almost exact.
         exact_out, out = self.dir / "exact_small.safetensors", self.dir / "far_small.safetensors"
         exact = self.loss("--plan", "dense", "--out", exact_out)
         for plan, name in (("far-backward", "far_backward"), ("far-both", "far_both")):
@@ -188,14 +191,15 @@ class FarBothTest(FarCliTest):
         self.assertEqual((got["plan"], got["tokens"], got["valid_tokens"]), ("far_both", TOKENS, TOKENS - 1))
         self.assertGreater(got["kept"], 0.0)
         self.assertLess(got["kept"], 2.0 / 3.0)
-        # Both moments, tokens along the axes, the far products of the backward: 128 times thinner than a pass.
+        # Costs of both moments, the projection of tokens onto the axes, and the skipped tiles' GEMMs in the backward.
+        # The latter are 128 times smaller than the head's.
         self.assertAlmostEqual(got["passes"], 4.0 * got["kept"] + 4.0 / 128.0 + DIM / BOTH_VOCAB, delta=1e-9)
         self.assertFalse(got["dense_fallback"])
         self.assertNotIn("bound", got)
         self.assertEqual(got["peak_bytes"], got["workspace_bytes"])
         far, dense = read_safetensors(far_out), read_safetensors(exact_out)
         self.assertEqual(sorted(far), sorted(dense))
-        # All valid tokens were audited; the outputs are fp32, so are lse around 10.
+        # All valid tokens were audited. The outputs are fp32, so lse around 10 has its rounding.
         self.assertEqual(got["audited_tokens"], TOKENS - 1)
         off = [a - b for a, b in zip(far["lse"][2], dense["lse"][2])]
         self.assertAlmostEqual(got["audited_lse_error"], norm(off) / math.sqrt(TOKENS - 1), delta=1e-5)
@@ -224,7 +228,7 @@ class FarBothTest(FarCliTest):
                           "axes": ("F32", [DIM, DIM]), "variance": ("F32", [tiles, DIM]),
                           "log2_caution": ("F32", [tiles])})
         self.assertGreaterEqual(min(tensors["log2_caution"][2]), 0.0)
-        # far-backward takes the same order, and writes one without moments, which far-both refuses.
+        # far-backward takes the same order. It writes orders without moments, which far-both refuses.
         self.assertEqual(self.loss("--plan", "far-backward", "--tau", TAU, "--order", order,
                                    inputs=self.basics(self.huge))["plan"], "far_backward")
         bare = self.dir / "bare.safetensors"
@@ -291,7 +295,7 @@ class FarErrorTest(FarCliTest):
         self.assert_error(run(*basics, "--order", other), 2,
                           f"logitless loss: --order: {other} is of 3 words, --weight has {VOCAB}")
         missing = self.dir / "no_order.safetensors"
-        # Also where the planner would not come to use it.
+        # Files are checked even if the planner would not use them.
         for arguments in (basics, ["loss", *self.basics(), "--plan", "far-backward"]):
             self.assert_error(run(*arguments, "--order", missing), 2,
                               f"logitless loss: --order: there is no file '{missing}'")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What the commands (path of `logitless` in LOGITLESS_CLI) write over: no file of another kind, none that is read, no two outputs
-in one place, the old file where the disk refuses the new one, and a whole model wherever --export points."""
+"""Tests which files the commands (path of `logitless` in LOGITLESS_CLI) overwrite. They never replace a file of
+another kind, an input, or another output. The old file stays where the disk refuses the new one, and --export always
+leaves a complete model."""
 
 import json
 import os
@@ -24,7 +25,7 @@ def files_in(folder):
 
 
 class PairsTest(CommandTest):
-    """Each case names files of a folder of its own by letters and words below it."""
+    """Each case has its own folder, and names its files by letters or texts."""
 
     def refused(self, arguments, message, there):
         folder = self.dir / f"pair{len(list(self.dir.iterdir()))}"
@@ -84,7 +85,7 @@ class PairsTest(CommandTest):
         done = run(*options, "--cache", self.dir / "new_file/words", "--save", self.dir / "new_file")
         self.assertIn(f"--save: '{self.dir / 'new_file'}' is a file, and the folder of '{self.dir / 'new_file/words'}' of --cache",
                       done.stderr)
-        # Options that are refused leave no folder behind.
+        # Refused options leave no folder behind.
         done = run(*options, "--cache", self.dir / "left", "--export", self.dir / "left_too", "--save", "/proc/x")
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertFalse((self.dir / "left").exists() or (self.dir / "left_too").exists())
@@ -180,13 +181,13 @@ class OverWhatIsThereTest(CommandTest):
 
 class ExportTest(CommandTest):
     def loads(self, folder, like):
-        """Trains from the model without moving it, and returns what is exported again as one file."""
+        """Trains from the model with a rate of 0, and asserts that it is exported unchanged as one file."""
         whole = self.dir / "again.safetensors"
         self.train("--length", 8, "--batch", 2, "--steps", 1, "--lr", 0, *QUIET, "--init", folder, "--export", whole)
         self.assertEqual(whole.read_bytes(), like)
 
     def test_over_a_model(self):
-        """Shards over shards of the same and of another number, one file over shards, and shards over one file."""
+        """Replaces shards by shards of the same and of another number, shards by one file, and one file by shards."""
         plain = self.dir / "plain.safetensors"
         base = [*SIZES, *QUIET, "--steps"]
         self.train(*base, 1, "--export", plain)
@@ -239,7 +240,7 @@ class ExportTest(CommandTest):
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn("cannot write: File too large", done.stderr)
             self.assertEqual({p: p.read_bytes() for p in folder.iterdir()}, before)
-        # What a killed export left goes with the next one; a link of that name does not.
+        # The next export removes the leftovers of a killed one, but not a link of that name.
         (folder / ".export-abcdef").mkdir()
         (folder / ".export-abcdef/model.safetensors").write_text("half")
         (folder / ".export-link").symlink_to(self.dir)
@@ -249,7 +250,7 @@ class ExportTest(CommandTest):
 
 
 def limited(most_bytes, *arguments):
-    """The command where no file may grow beyond `most_bytes`, as on a full disk."""
+    """Runs the command with a limit of `most_bytes` for files, which acts as a full disk."""
     command = [CLI, *map(str, arguments)]
     # pylint: disable-next=subprocess-popen-preexec-fn
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120,
@@ -272,7 +273,7 @@ class FullDiskTest(CommandTest):
         self.assertIn('"step": 8', done.stdout)
         self.assertIn(f"--save: the checkpoint of step 8 cannot be written: '{save}'", done.stderr)
         self.assertFalse(list(self.dir.glob("*.tmp")))
-        # A far field's state is kept as well.
+        # No file remains where neither the checkpoint nor the far field's state fits.
         done = limited(20_000, *base, "--steps", 2, "--far-field", 0.1, "--save", other)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertFalse(other.exists())

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`logitless plan` for a GPU that need not be here (path of the command in LOGITLESS_CLI), and tensors of files that hold one."""
+"""Runs `logitless plan` for a GPU that need not exist (path of the command in LOGITLESS_CLI), and reads files of a
+single tensor."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs `logitless loss` (the command's path in LOGITLESS_CLI) on a trained head.
 
-Real heads are looked for in LOGITLESS_DATA_DIR and skipped when they are not there; that of bench/heads is unpacked.
+Real heads are read from LOGITLESS_DATA_DIR, and skipped if missing; that of bench/heads is unpacked.
 """
 
 import json
@@ -24,7 +24,7 @@ PACKED_HEAD = Path(__file__).resolve().parents[2] / "bench/heads/gpt2_131072.saf
 
 
 def of(path):
-    """What a file of a head gives to the command."""
+    """Returns the options of the command for a file of a head."""
     return ["--hidden", f"{path}:hidden", "--weight", f"{path}:weight_q*weight_scale", "--targets", f"{path}:targets"]
 
 

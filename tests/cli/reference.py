@@ -1,4 +1,4 @@
-"""Cross entropy and its gradients, written out in double precision over flat lists."""
+"""Reference cross entropy and its gradients, in double precision over flat lists."""
 
 import math
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ def cross_entropy(head, *, reduction="mean", label_smoothing=0.0, z_loss=0.0, so
     sparse = head.target_weight is not None
 
     def entries(i):
-        """(word, weight of its -log p) of one token; none if it is ignored."""
+        """Returns the pairs (token id, weight of its -log p) of one token; none if it is ignored."""
         if sparse:
             return [(t, w) for t, w in zip(head.targets[i], head.target_weight[i]) if t != ignore_index]
         return [(head.targets[i], 1.0)] if head.targets[i] != ignore_index else []

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the command (path in LOGITLESS_CLI) would read and not use is refused by its name, before any work is done."""
+"""Checks that options without effect are refused by name, before any work (path of the command in LOGITLESS_CLI)."""
 
 import os
 import subprocess
@@ -123,7 +123,7 @@ class RefusalTest(unittest.TestCase):
         for option in ("--log", "--save", "--export"):
             for folder in (texts, link):
                 for name in ("a.txt", "new.safetensors"):
-                    if (option, name) == ("--export", "a.txt"):  # a file of another kind wherever it lies
+                    if (option, name) == ("--export", "a.txt"):  # a file of another kind is refused anywhere
                         message = f"{option}: '{texts / name}': is a file, expected a folder or FILE.safetensors"
                     else:
                         message = f"{option}: '{texts / name}' lies in '{folder}' of --text, whose files are read"

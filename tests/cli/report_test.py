@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The log of `logitless train`, and the page that `logitless report` makes of it (path of the command in LOGITLESS_CLI)."""
+"""Tests the log of `logitless train`, and the page that `logitless report` makes of it (path of the command in
+LOGITLESS_CLI)."""
 
 import html.parser
 import json
@@ -29,7 +30,7 @@ def lines_of(path, kind=None):
 
 
 class Balanced(html.parser.HTMLParser):
-    """Elements that are closed in the order that they were opened in; what they would fetch."""
+    """Checks that elements are closed in the order of nesting, and records what the page would fetch."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +70,7 @@ class LogTest(CommandTest):
         log = self.dir / "cut.log.jsonl"
         self.train(*SIZES, *QUIET, "--steps", 4, "--save", save)
         whole = log.read_bytes()
-        # As if the run had been killed on its way to the next checkpoint: steps that it forgets, and half a line.
+        # Simulates a run killed before the next checkpoint: lines of steps after the last one, and half a line.
         later = {**lines_of(log, "step")[-1], "step": 5}
         log.write_bytes(whole + json.dumps(later).encode() + b"\n" + b'{"kind":"step","st')
         kept = log.read_bytes()
@@ -81,7 +82,7 @@ class LogTest(CommandTest):
             self.assertEqual([s["step"] for s in lines_of(path, "step")], [1, 2, 3, 4, 5, 6])
             self.assertEqual([s["tokens"] for s in lines_of(path, "step")], [16 * i for i in range(1, 7)])
             self.assertEqual([h["first_step"] for h in lines_of(path, "run")], [0, 4])
-        # What both runs learnt is the same.
+        # Both runs have the same losses.
         self.assertEqual(*([s["loss"] for s in lines_of(p, "step")] for p in (log, self.dir / "other.log.jsonl")))
 
     def test_a_run_without_a_file_has_a_log_where_it_is_told_one(self):
@@ -123,7 +124,7 @@ class LogTest(CommandTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["steps"], whole["steps"])
         self.assertEqual(done.stderr.count("cannot be written: File too large; the run goes on"), 1, done.stderr)
-        # Whole lines, as far as there was room.
+        # The log has complete lines up to the limit.
         self.assertEqual([s["step"] for s in lines_of(log, "step")][:3], [1, 2, 3])
         self.assertTrue(log.read_bytes().endswith(b"}\n"))
         self.assertFalse(save.exists())
@@ -168,7 +169,7 @@ class ReportTest(CommandTest):
         self.assertIn("The last line of the log is not whole", out.read_text())
 
     def test_names_are_text(self):
-        # Options of a header are whatever the run was given.
+        # The options in a header are arbitrary text.
         first, rest = self.log.read_text().split("\n", 1)
         header = json.loads(first)
         header["options"]["text"] = ["<script>x</script>"]
@@ -255,7 +256,7 @@ class BrowserTest(PageTest, CommandTest):
                               capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, f"wrote {out}\n"), done.stderr)
         found = self.assert_legible(out, svgs=3)
-        self.assertGreater(found["titles"], 100)  # an instruction each
+        self.assertGreater(found["titles"], 100)  # one for each instruction
 
 
 if __name__ == "__main__":

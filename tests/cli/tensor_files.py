@@ -1,4 +1,4 @@
-"""Tensors as nested-free lists, written as safetensors or npy and read back, by the standard library alone."""
+"""Writes and reads tensors, as flat lists, in safetensors or npy files, using the standard library only."""
 
 import json
 import math
@@ -9,7 +9,7 @@ NPY_CODES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I8": "|i1", "I32": "<i4"
 
 
 def bf16_bits(value):
-    """The 16 bits of the nearest bfloat16, ties to even."""
+    """Returns the 16 bits of the nearest bfloat16, ties to even."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
@@ -19,7 +19,7 @@ def bf16_value(bits):
 
 
 def rounded(values, dtype):
-    """The values as `dtype` holds them."""
+    """Returns the values rounded to `dtype`."""
     if dtype == "BF16":
         return [bf16_value(bf16_bits(v)) for v in values]
     return list(struct.unpack(f"<{len(values)}{CODES[dtype]}", encode(values, dtype)))
@@ -39,7 +39,7 @@ def decode(data, dtype):
 
 
 def write_safetensors(path, tensors, pad=0):
-    """tensors: {name: (dtype, shape, values)}. `pad` spaces after the header move the data off alignment."""
+    """Writes tensors: {name: (dtype, shape, values)}. `pad` spaces after the header misalign the data."""
     header, data = {}, b""
     for name, (dtype, shape, values) in tensors.items():
         assert math.prod(shape) == len(values), name
@@ -52,7 +52,7 @@ def write_safetensors(path, tensors, pad=0):
 
 
 def read_safetensors(path):
-    """{name: (dtype, shape, values)}"""
+    """Returns {name: (dtype, shape, values)}."""
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + size])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`logitless train` (path of the command in LOGITLESS_CLI) as the ranks of a launched run: processes with the variables of
-torchrun and mpirun, each with threads of its own, or a GPU."""
+"""Runs `logitless train` (path of the command in LOGITLESS_CLI) as the ranks of a launched run: processes with the
+variables of torchrun and mpirun, each with its own threads or GPU."""
 
 import json
 import os
@@ -42,7 +42,8 @@ def srun(rank, size, port):
 
 class LaunchTest(CommandTest):
     def launch(self, size, *arguments, launcher=torchrun, own=None, sizes=None, model=(*SIZES, *QUIET)):
-        """The ranks' processes; `own`: further arguments by rank, `sizes`: what a rank is told of the size."""
+        """Starts the processes of the ranks. `own`: further arguments by rank; `sizes`: the size in a rank's
+        environment."""
         port = free_port()
         processes = []
         for rank in range(size):
@@ -63,7 +64,7 @@ class LaunchTest(CommandTest):
     @staticmethod
     def fresh():
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)  # a runner in the background may ignore it
+            signal.signal(number, signal.SIG_DFL)  # a background runner may ignore it
 
     @staticmethod
     def end(process):
@@ -72,7 +73,7 @@ class LaunchTest(CommandTest):
 
     @staticmethod
     def ends(processes):
-        """(exit status, standard output, standard error) of each."""
+        """Returns (exit status, standard output, standard error) of each process."""
         ended = []
         for process in processes:
             out, err = process.communicate(timeout=120)
@@ -80,7 +81,7 @@ class LaunchTest(CommandTest):
         return ended
 
     def trained(self, size, *arguments, launcher=torchrun, **more):
-        """The first rank's report; the others say nothing."""
+        """Returns rank 0's report, and asserts that the others print nothing."""
         ended = self.ends(self.launch(size, "--json", *arguments, launcher=launcher, **more))
         self.assertEqual([code for code, _, _ in ended], [0] * size, ended)
         for _, out, err in ended[1:]:
@@ -88,7 +89,7 @@ class LaunchTest(CommandTest):
         return json.loads(ended[0][1])
 
     def stepping(self, size, *arguments):
-        """Processes whose first step is done."""
+        """Starts processes and waits for their first step."""
         processes = self.launch(size, "--steps", 1000000, *arguments)
         for line in processes[0].stdout:
             if line.startswith("step "):
@@ -157,7 +158,7 @@ class ProcessesTest(LaunchTest):
                 try:
                     behind.bind(("127.0.0.1", port + (1000 if port <= 64535 else -1000)))
                 except OSError:
-                    continue  # the other one is taken
+                    continue  # the other port is in use
                 behind.close()
                 report = self.trained(2, "--steps", 2, launcher=lambda rank, size, _: {
                     **torchrun(rank, size, port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
@@ -176,7 +177,7 @@ class ProcessesTest(LaunchTest):
             self.assertIn(f"stopped by {signal.Signals(number).name} after step {step} of 1000000", ended[0][1])
             self.assertEqual([out for _, out, _ in ended[1:]], ["", ""])
             self.assertIn("stopping after this step", ended[rank][2])
-        # As torchrun does.
+        # torchrun sends SIGTERM.
         processes = self.stepping(2)
         for process in processes:
             process.send_signal(signal.SIGTERM)
@@ -196,7 +197,7 @@ class ProcessesTest(LaunchTest):
 
 class ProcessesFailTest(LaunchTest):
     def assert_all_name(self, ended, text, codes):
-        """Each says why in a line that has the text, in the order of ranks."""
+        """Asserts that each rank, in order, reports the reason in a line that contains the text."""
         self.assertEqual([code for code, _, _ in ended], codes, ended)
         for _, out, err in ended:
             self.assertRegex(err.strip().splitlines()[-1], f"^logitless train: .*{text}")
@@ -257,7 +258,7 @@ class ProcessesFailTest(LaunchTest):
             self.assert_all_name(ended, f"make_tcp: size: rank 1 has {other}, rank 0: 3$", [2, 2])
 
     def test_one_that_waits_says_for_whom(self):
-        """Beside a rank of another run, which is told that it is none of this one."""
+        """A rank of another run connects, and gets an error that it does not belong to this one."""
         first, other = self.launch(2, "--steps", 4, sizes={0: 3, 1: 2})
         _, _, err = self.ends([other])[0]
         self.assertRegex(err, "make_tcp: size: rank 1 has 2, rank 0: 3\n$")

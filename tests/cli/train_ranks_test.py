@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`logitless train --ranks` (path of the command in LOGITLESS_CLI): ranks that are threads, each with a part of the CPU."""
+"""Runs `logitless train --ranks` (path of the command in LOGITLESS_CLI): ranks that are threads, each with a part of
+the CPU."""
 
 import json
 import os
@@ -71,7 +72,7 @@ class RanksTest(CommandTest):
         self.assertRegex(done.stderr, "the (validation )?loss of step [0-9]+ is .*was not written")
 
     def test_end_where_one_cannot_read(self):
-        # Token 400 of a vocabulary of 300, which only some rank's batch has, and not before the first step.
+        # A token outside the vocabulary, 400 of 300, which only one rank reads, and after the first step.
         bad = self.dir / "bad.bin"
         shard(bad, [1] * 1201)
         command = [CLI, "train", "--data", bad, "--val", self.val, *SIZES, *QUIET, "--steps", 1000000, "--ranks", 2]
@@ -99,7 +100,7 @@ class RanksTest(CommandTest):
         self.assert_error([*untied, "--no-head-engine"], "--shard-head: cannot be given beside --no-head-engine")
         self.assert_error([*untied, "--no-chunk"], "--shard-head: cannot be given beside --no-chunk")
         self.assert_error([*untied, "--device", "cuda"], "--device: cuda does not serve --shard-head without --dtype bf16")
-        # Logits of a few kilobytes are no head of the engine.
+        # Logits of a few kilobytes are too small for the head engine.
         done = run(*untied)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, "shard_head: .*the program has no head operation")
@@ -114,7 +115,7 @@ class RanksStopTest(StopTest):
         step = int(self.metadata(save)["step"])
         self.assertIn(f"after step {step} of", text)
 
-    # Those of one rank are run elsewhere.
+    # The base class tests these with one rank.
     test_signals_finish_the_step_and_save = None
     test_without_save_it_says_that_nothing_is_kept = None
 

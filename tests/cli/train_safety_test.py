@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What `logitless train` (path of the command in LOGITLESS_CLI) keeps, finds early and says: diverged and stopped runs, files
-that cannot be written or were made to hurt, budgets, and the files beside a model."""
+"""Tests the safety of `logitless train` (path of the command in LOGITLESS_CLI): diverged and stopped runs,
+unwritable and hostile files, budgets, and the files next to a model."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class DivergedTest(CommandTest):
         save, out = self.dir / "run.safetensors", self.dir / "model.safetensors"
         self.train(*SIZES, *QUIET, "--steps", 4, "--save", save)
         good = save.read_bytes()
-        # One step more, after which nothing is a number but the loss that was computed before it.
+        # One more step, after which everything is NaN except the loss, which was computed before the update.
         done = run("--resume", save, "--save", save, "--export", out, "--steps", 5, "--warmup", 0, "--lr", "1e38", "--min-lr",
                    "1e38", "--json", *QUIET)
         self.assertEqual(done.returncode, 1, done.stderr)
@@ -174,7 +174,7 @@ class FilesTest(CommandTest):
         self.assertTrue(list(other.iterdir()))
 
     def test_resume_from_another_folder(self):
-        """Relative paths of a checkpoint start from where its run was begun, or are found in the current folder."""
+        """Relative paths of a checkpoint start from the folder where its run began, or else from the current folder."""
         began, other = self.dir / "began", self.dir / "elsewhere"
         for folder, word in ((began, "int"), (other, "float")):
             (folder / "text").mkdir(parents=True)
@@ -192,7 +192,7 @@ class FilesTest(CommandTest):
         said = train(other, "--resume", "../began/run.safetensors", "--save", "on.safetensors", "--steps", 2)
         self.assertIn(f"tokenizer and words from {began}/words/", said)
         self.assertEqual(sorted(p.name for p in other.iterdir()), ["on.log.jsonl", "on.safetensors", "text"])
-        # From the same folder the checkpoint stays the same; a folder that was moved finds its files, too.
+        # A run resumed in its folder writes the same checkpoint. A folder that was moved finds its files, too.
         train(began, "--resume", "run.safetensors", "--save", "again.safetensors")
         self.assertEqual((began / "run.safetensors").read_bytes(), (began / "again.safetensors").read_bytes())
         moved = began.rename(self.dir / "moved")
@@ -249,7 +249,7 @@ class CraftedTest(CommandTest):
             for value in numbers:
                 if value in allowed.get(name, []) and not isinstance(value, bool):
                     continue
-                if name in ("steps", "warmup"):  # given on the command line, so not read
+                if name in ("steps", "warmup"):  # given on the command line, so not read from the file
                     continue
                 done = self.crafted(with_option(name, value))
                 with self.subTest(name=name, value=value):
@@ -315,7 +315,7 @@ class ModelFilesTest(CommandTest):
                          {"model_type": "gpt2", "vocab_size": 300, "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 8})
         self.assertFalse(config["tie_word_embeddings"])
         self.assertFalse((folder / "tokenizer.model").exists())
-        # All sizes are the file's.
+        # The file defines all sizes.
         got = self.train("--length", 8, "--batch", 2, "--steps", 1, "--lr", 0, *QUIET, "--init", out)
         self.assertEqual({k: got["model"][k] for k in ("vocab", "context", "dim", "heads", "layers", "untied")},
                          {"vocab": 300, "context": 8, "dim": 16, "heads": 2, "layers": 1, "untied": True})
@@ -330,7 +330,7 @@ class ModelFilesTest(CommandTest):
         self.assertEqual(self.train("--length", 8, "--steps", 1, *QUIET, "--init", out, "--heads", 4)["model"]["heads"], 4)
         (folder / "config.json").write_text('{"n_head": 0}')
         self.assert_error(["--data", self.data, "--init", out, "--length", 8], f"--init: '{folder / 'config.json'}': n_head: expected")
-        # The config.json of another model is not replaced.
+        # The config.json of another model type is not replaced.
         (folder / "config.json").write_text('{"model_type": "llama"}')
         self.assert_error(["--data", self.data, *SIZES, *QUIET, "--steps", 1, "--export", out],
                           f"--export: '{folder / 'config.json'}': expected that of a GPT-2, which may be replaced, found")
@@ -356,7 +356,7 @@ class ModelFilesTest(CommandTest):
         for left, right in fast["model"]["merges"]:
             self.assertIn(left + right, vocab)
         self.assertGreater(len(fast["model"]["merges"]), 10)
-        # Another text, the same words.
+        # Another text keeps the tokenizer.
         (text / "more.txt").write_text("something else altogether, " * 200)
         again = self.dir / "words_again"
         again.mkdir()
@@ -368,7 +368,7 @@ class ModelFilesTest(CommandTest):
 
 
 def field(number, value):
-    """A field of a protocol buffer: bytes, or a number."""
+    """Encodes a field of a protocol buffer: bytes, or a number."""
     def varint(count):
         return bytes([count & 127 | 128]) + varint(count >> 7) if count > 127 else bytes([count])
     if isinstance(value, float):
@@ -379,7 +379,7 @@ def field(number, value):
 
 
 def sentence_pieces(end=b"</s>", last=b"in", charsmap=b"", dummy_prefix=0):
-    """A SentencePiece BPE model: special words, bytes, two letters and a pair of them."""
+    """Makes a SentencePiece BPE model of special tokens, bytes, two letters and their pair."""
     pieces = [(b"<unk>", 0.0, 2), (end, 0.0, 3), *((f"<0x{i:02X}>".encode(), 0.0, 6) for i in range(256)),
               (last, 0.0, 1), (b"i", -1.0, 1), (b"n", -2.0, 1)]
     return (b"".join(field(1, field(1, text) + field(2, score) + field(3, kind)) for text, score, kind in pieces)
@@ -434,7 +434,7 @@ class TokenizerFilesTest(CommandTest):
         self.assertEqual(found[0], sentence_pieces())
         self.assertEqual(json.loads(found[1])["model"]["merges"], [["i", "n"]])
         self.assertEqual(json.loads(found[2])["eos_token"], "</s>")
-        # One with a blank before each text has no tokenizer.json that is the same, but its own.
+        # A model with a blank before each text has no equivalent tokenizer.json, but may bring its own.
         llama = sentence_pieces(dummy_prefix=1)
         said, found = exported(llama)
         self.assertIn("without a tokenizer.json, which has not add_dummy_prefix", said)
@@ -447,7 +447,7 @@ class TokenizerFilesTest(CommandTest):
         done = self.run_with(sentence_pieces(dummy_prefix=1), cache="blank_words")
         self.assertEqual(done.returncode, 0, done.stderr)
         words = read_safetensors(next((self.dir / "blank_words").iterdir()))
-        blank = [2 + byte for byte in "\u2581".encode()]  # which is no piece of this model
+        blank = [2 + byte for byte in "\u2581".encode()]  # not in this model's vocabulary
         for name, text in (("train", b"int main() { return 0; }\n" * 392), ("held_out", b"int main() { return 0; }\n" * 8)):
             found = words[name][2]
             self.assertEqual(found[:4], [*blank, 258], name)

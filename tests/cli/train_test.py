@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs `logitless train` (path of the command in LOGITLESS_CLI) on small files: runs, resumes, and what it refuses."""
+"""Runs `logitless train` (path of the command in LOGITLESS_CLI) on small files: runs, resumed runs and refusals."""
 
 import json
 import math
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tensor_files import read_safetensors, write_safetensors  # noqa: E402
 
 CLI = os.environ.get("LOGITLESS_CLI", "")
-# Runs of the CPU, wherever the tests run; those of a GPU are in tests/train/device_trainer_test.cpp.
+# All runs here are on the CPU; tests/train/device_trainer_test.cpp runs on a GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 SIZES = ["--vocab", "300", "--dim", "16", "--heads", "2", "--layers", "1", "--length", "8", "--batch", "2"]
 
@@ -235,7 +235,7 @@ class TrainTest(CommandTest):
 
     def test_far_field(self):
         whole, half, rest, none = (self.dir / f"far_{name}.safetensors" for name in ("whole", "half", "rest", "none"))
-        # An order is begun at step 100 and taken over at 104; the half stops between.
+        # A vocabulary order is started at step 100 and used from 104; the first half stops between.
         options = [*SIZES[2:], "--vocab", 50257, "--sample", 0, "--warmup", 1, "--lr", 0.001, "--min-lr", 0.001,
                    "--eval-every", 200, "--far-field", 0.3]
         expected = self.train(*options, "--steps", 112, "--save", whole)
@@ -248,7 +248,7 @@ class TrainTest(CommandTest):
         self.assertEqual(expected["far_refusal"], "")
         self.train(*options, "--steps", 102, "--save", half)
         self.assertTrue(half.with_suffix(".far.safetensors").exists())
-        done = run("--resume", half, "--steps", 112, "--save", rest, "--sample", 0)  # its far field is the checkpoint's
+        done = run("--resume", half, "--steps", 112, "--save", rest, "--sample", 0)  # the far field's options are the checkpoint's
         self.assertEqual(done.returncode, 0, done.stderr)
         for part in ("far field: workspace ", f"far field: dense {far['dense_steps']} of 112, orders 1, kept ",
                      f"far field +{far['dense_steps']} of 112 steps of the head dense"):

@@ -1,4 +1,4 @@
-// Checkpoints of the log-bilinear example.
+// Tests of the checkpoints of the log-bilinear example.
 #include <gtest/gtest.h>
 #include <logitless/logitless.h>
 

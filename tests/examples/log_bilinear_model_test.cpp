@@ -1,5 +1,5 @@
-// The parts of the log-bilinear example that calculate: products, gradients of the whole model,
-// optimisers, order.
+// Tests of the computations of the log-bilinear example: matrix products, gradients of the model,
+// optimisers, vocabulary order.
 #include <gtest/gtest.h>
 #include <logitless/logitless.h>
 
@@ -72,8 +72,9 @@ struct Variant {
 
 class WholeModel : public testing::TestWithParam<Variant> {};
 
-// Central differences of the mean loss, with the head in fp32, along each parameter's own gradient
-// (where it is largest, so that a wrong factor shows) and in single elements.
+// Central differences of the mean loss, with the head in fp32. They are taken along each
+// parameter's gradient, where it is largest, so that a wrong factor shows. Single elements are
+// checked as well.
 TEST_P(WholeModel, GradientsAreThoseOfFiniteDifferences) {
   constexpr std::int64_t kVocab = 61;
   constexpr std::int64_t kDim = 20;
@@ -85,7 +86,8 @@ TEST_P(WholeModel, GradientsAreThoseOfFiniteDifferences) {
               context.threads(), &meter);
   Head head(context, {kVocab, kDim, kBatch, logitless::DType::f32}, 0, {}, &meter);
   model.initialise(5, random_values(kVocab, 6));
-  for (Parameter& parameter : model.parameters()) {  // larger than new ones: every path counts
+  for (Parameter& parameter :
+       model.parameters()) {  // larger than initial values, so that every path counts
     for (std::int64_t i = 0; i < parameter.numel(); ++i) {
       parameter.value()[i] += 0.3f * normal(7, static_cast<std::uint64_t>(i));
     }
@@ -103,7 +105,7 @@ TEST_P(WholeModel, GradientsAreThoseOfFiniteDifferences) {
     return -head.evaluate(hidden, targets.data(), kBatch, model.biases().value()).mean_log_prob;
   };
   std::vector<std::int32_t> earlier(
-      contexts);  // a first step on other words must leave nothing behind
+      contexts);  // a first step on other tokens must leave nothing behind
   for (std::int32_t& word : earlier) word += kVocab - 31;
   for (const std::vector<std::int32_t>& words : {earlier, contexts}) {
     head.set_weight(model.word_vectors().value());
@@ -164,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(Variants, WholeModel,
                                   (given.param.shared_vectors ? "_shared" : "_separate");
                          });
 
-// One parameter [3, 2] with a gradient, for the optimisers.
+// Makes one parameter [3, 2] with a gradient, for the optimisers.
 std::vector<Parameter> one_parameter(bool row_sparse) {
   std::vector<Parameter> parameters;
   Parameter& parameter = parameters.emplace_back("weights", 3, 2, nullptr);

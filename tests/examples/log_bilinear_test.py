@@ -1,4 +1,4 @@
-"""Whole runs of examples/log_bilinear on a small text: it learns, goes on bit by bit where it stopped, says what is wrong."""
+"""Runs examples/log_bilinear on a small text: it learns, resumes to the same bits, and reports errors."""
 
 import argparse
 import filecmp
@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 PROGRAM = None
-SOURCES = Path(__file__).resolve().parents[2] / "src"  # the text: the project's own, copied so that it does not change
+SOURCES = Path(__file__).resolve().parents[2] / "src"  # the text: the project's sources, copied so that it does not change
 SMALL = {"--vocab": 512, "--dim": 24, "--context": 4, "--batch": 64, "--valid-tokens": 1000, "--generate": 0, "--threads": 1,
          "--log-every": 0, "--lr": 0.01}
 
@@ -34,7 +34,8 @@ class Runs(unittest.TestCase):
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=100, cwd=self.root)
 
     def train(self, out, *arguments):
-        """A small run on the text, its checkpoints in OUT; what it printed. The arguments, in pairs, take the place of SMALL's."""
+        """Trains on the text, with checkpoints in OUT, and returns the output. The arguments, in pairs, override
+        SMALL's."""
         options = {**SMALL, "--text": self.text, **dict(zip(arguments[::2], arguments[1::2]))}
         return self.finish(out, *[word for pair in options.items() for word in pair])
 
