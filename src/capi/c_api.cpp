@@ -1,4 +1,5 @@
-// The C ABI: every function converts, calls, and turns exceptions into status codes.
+// The C ABI: every function converts its arguments, calls the C++ API, and turns exceptions into
+// status codes.
 #include "logitless/c_api.h"
 
 #include <memory>
@@ -62,7 +63,7 @@ ContextOptions context_options_from(const logitless_context_options* from) {
   return options;
 }
 
-// The names, kept for as long as the library is loaded; empty if they cannot be had.
+// Returns the names, which live as long as the library is loaded; empty if they are unavailable.
 const std::vector<std::string>& kernels(bool runnable) noexcept {
   static const std::vector<std::string> none;
   try {
@@ -281,7 +282,7 @@ logitless_status logitless_cross_entropy(logitless_context* context, const logit
                                          logitless_loss_statistics* statistics) {
   return guarded([&] {
     if (statistics != nullptr)
-      check_struct_size(statistics, "statistics");  // before anything is written
+      check_struct_size(statistics, "statistics");  // before any output is written
     const LossPlan& p = plan_of(plan);
     const LossStatistics made =
         cross_entropy(context_of(context), p, options_from(options), inputs_from(inputs),
@@ -366,7 +367,7 @@ logitless_status logitless_head_backward(logitless_context* context, const logit
   });
 }
 
-// ---- A forward whose exponentials stay
+// ---- The saved head: a forward whose exponentials stay for the backward
 
 logitless_status logitless_plan_head_kept(const logitless_context* context,
                                           const logitless_head_options* options,

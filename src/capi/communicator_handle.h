@@ -1,4 +1,4 @@
-// What the handle of a communicator holds.
+// Handle of a communicator.
 #pragma once
 
 #include <memory>

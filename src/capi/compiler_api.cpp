@@ -1,4 +1,4 @@
-// The compiler over the C ABI: a program's text in, a program ready to run out.
+// The compiler over the C ABI: from a program's text to a prepared program.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -79,8 +79,8 @@ void write_tensor(const std::vector<CompiledProgram::Tensor>& all, std::size_t i
   write_struct(c, to, "tensor");
 }
 
-// Throws InvalidArgument naming a result, or the arena, and what it shares memory with. Numbers of
-// pointers that are wrong are the program's to refuse.
+// Throws InvalidArgument naming a result, or the arena, and the buffer that it overlaps. The
+// program itself refuses a wrong number of pointers.
 void require_results_apart(const CompiledProgram& program, std::span<const void* const> parameters,
                            std::span<void* const> results, const void* arena) {
   struct Range {
@@ -105,7 +105,7 @@ void require_results_apart(const CompiledProgram& program, std::span<const void*
   add(arena, program.arena_bytes(), "the arena", "", true);
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  // Parameters may share memory. Of those behind, the one that reaches furthest of either kind.
+  // Parameters may overlap each other. Furthest-reaching earlier range of either kind.
   const Range* reach[2] = {nullptr, nullptr};
   const auto text = [](const Range& r) {
     return concat(r.what, r.name, r.name.empty() ? "" : "'");
@@ -122,7 +122,7 @@ void require_results_apart(const CompiledProgram& program, std::span<const void*
   }
 }
 
-// The pointers of a run or an enqueue.
+// The arguments of a run or an enqueue.
 struct Pointers {
   const void* const* parameters;
   std::size_t parameter_count;

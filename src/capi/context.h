@@ -1,4 +1,4 @@
-// The handle of a context, for the files of the C ABI.
+// Handle of a context, for the files of the C ABI.
 #pragma once
 
 #include "core/check.h"

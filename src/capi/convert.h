@@ -1,4 +1,5 @@
-// C structs to C++ values and back: sizes checked, enums checked, messages naming the field.
+// Conversion between C structs and C++ values. Sizes and enums are checked; messages name the
+// field.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 
 namespace logitless::capi {
 
-// The numbers of a loss's formula from one struct of options to another.
+// Copies the numeric options of the loss from one struct to another.
 template <typename From, typename To>
 void copy_loss_numbers(const From& from, To& to) {
   const auto source = loss_numbers(from);
@@ -24,7 +25,7 @@ void copy_loss_numbers(const From& from, To& to) {
   for (std::size_t i = 0; i < source.size(); ++i) *target[i].value = *source[i].value;
 }
 
-// What _init writes; specialised where zero is not the default.
+// Returns the defaults that _init writes; specialised where zero is not the default.
 template <typename T>
 T defaults() {
   T value{};
@@ -81,8 +82,8 @@ inline logitless_program_options defaults() {
   return value;
 }
 
-// Writes the defaults into the caller's struct, whose header may be older (shorter) or newer
-// (longer, zero-filled).
+// Writes the defaults into the caller's struct. Its header may be older (shorter) or newer (longer,
+// zero-filled).
 template <typename T>
 void init(T* to, std::size_t struct_size) {
   if (to == nullptr || struct_size < sizeof(to->struct_size)) return;
@@ -93,7 +94,7 @@ void init(T* to, std::size_t struct_size) {
 }
 
 // Sizes of version 1 of the ABI: no header has shorter structs. A struct that may grow, or has
-// grown, names its last field of then.
+// grown, names the last field of that version.
 template <typename T>
 constexpr std::size_t least_size() {
   return sizeof(T);
@@ -138,7 +139,7 @@ void check_struct_size(const T* from, const char* name) {
           ", expected ", sizeof(T), "; was its _init called?");
 }
 
-// The caller's struct as this library knows it.
+// Returns the caller's struct in this library's layout.
 template <typename T>
 T read_struct(const T* from, const char* name) {
   check_struct_size(from, name);
@@ -156,13 +157,13 @@ T read_struct(const T* from, const char* name) {
   return value;
 }
 
-// The same where NULL stands for the defaults.
+// The same with NULL for the defaults.
 template <typename T>
 T read_optional_struct(const T* from, const char* name) {
   return from == nullptr ? defaults<T>() : read_struct(from, name);
 }
 
-// Into the caller's struct, as much as it has room for; the rest of a longer one is left.
+// Writes as much of the caller's struct as it has space for; the rest of a longer one is unchanged.
 template <typename T>
 void write_struct(T value, T* to, const char* name) {
   check_struct_size(to, name);
@@ -184,7 +185,8 @@ inline DeviceKind device_from(logitless_device device, const char* name) {
   return device == LOGITLESS_DEVICE_CUDA ? DeviceKind::cuda : DeviceKind::cpu;
 }
 
-// Undefined for NULL. Writable views are made of the same struct, since C cannot tell.
+// Returns an undefined view for NULL. Writable views are made from the same struct, since C does
+// not distinguish them.
 inline TensorView view_from(const logitless_tensor* tensor, const char* name) {
   if (tensor == nullptr) return {};
   require(tensor->rank >= 0 && tensor->rank <= LOGITLESS_MAX_RANK, name, ": rank ", tensor->rank,
@@ -207,7 +209,7 @@ inline Accuracy accuracy_from(logitless_accuracy accuracy, const char* name) {
   return static_cast<Accuracy>(accuracy);
 }
 
-// `absent`: whether a plan may be for a GPU that is not here.
+// `absent` says whether a plan may be for a GPU that is not present.
 inline PlanRequest request_from(const logitless_plan_request* from, const DeviceLimits& device,
                                 bool absent = false) {
   const logitless_plan_request c = read_optional_struct(from, "request");

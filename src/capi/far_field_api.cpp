@@ -19,7 +19,7 @@ using namespace logitless::capi;  // NOLINT
 
 struct logitless_far_head {
   FarFieldHead head;
-  // What the last call that returned a pointer returned.
+  // Last results of the calls that return a pointer.
   std::string explanation;
   std::vector<std::byte> state;
 };
@@ -211,7 +211,7 @@ logitless_status logitless_far_head_step(logitless_far_head* head,
                                          logitless_loss_statistics* statistics) {
   return guarded([&] {
     if (statistics != nullptr)
-      check_struct_size(statistics, "statistics");  // before anything is written
+      check_struct_size(statistics, "statistics");  // before any output is written
     const LossStatistics made =
         head_of(head).step(options_from(options), inputs_from(inputs), outputs_from(outputs));
     if (statistics != nullptr) write_statistics(made, statistics);

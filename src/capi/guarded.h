@@ -1,4 +1,4 @@
-// Exceptions to status codes, for every function of the C ABI.
+// Turns exceptions into status codes, for every function of the C ABI.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@
 
 namespace logitless::capi {
 
-// Keeps the text for logitless_last_error() of this thread, and returns the status.
+// Stores the text for logitless_last_error() of this thread, and returns the status.
 logitless_status fail(logitless_status status, const char* text) noexcept;
 
 template <typename F>

@@ -1,4 +1,4 @@
-// Words over ranks over the C ABI, beside what calls take in their inputs.
+// Vocabulary-parallel heads over the C ABI: all functions besides the calls that take a sharding.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -15,7 +15,7 @@ using namespace logitless::capi;  // NOLINT
 
 namespace {
 
-// Of a rank that may have no words.
+// Returns an empty order for a rank with an empty vocabulary shard.
 VocabOrder optional_order(const logitless_vocab_order* handle) {
   return handle == nullptr ? VocabOrder() : handle->order;
 }

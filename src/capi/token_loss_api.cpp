@@ -1,4 +1,4 @@
-// The loss of a token over the C ABI: math/token_loss.h on tensors of doubles.
+// The loss of a token over the C ABI: math/token_loss.h on f64 tensors.
 #include <array>
 #include <span>
 

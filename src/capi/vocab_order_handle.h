@@ -1,4 +1,4 @@
-// What the handle of an order of the vocabulary holds.
+// Handle of an order of the vocabulary.
 #pragma once
 
 #include "core/check.h"
