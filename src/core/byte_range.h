@@ -1,4 +1,4 @@
-// Where in memory the elements of a view lie.
+// Memory range of a view's elements.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct ByteRange {
   bool meets(const ByteRange& other) const { return begin < other.end && other.begin < end; }
 };
 
-// From the lowest byte of an element to behind the highest; empty for a view without elements. None
-// when offsets in bytes are not of 64 bits, or addresses wrap.
+// Returns the range from the lowest byte of an element to the end of the highest; empty for a view
+// without elements. Returns nothing when byte offsets exceed 64 bits, or addresses wrap.
 std::optional<ByteRange> byte_range(const ConstTensorView& view);
 
 }  // namespace logitless

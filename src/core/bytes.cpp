@@ -1,4 +1,4 @@
-// Byte counts as text, both ways.
+// Byte counts to and from text.
 #include "logitless/bytes.h"
 
 #include <array>

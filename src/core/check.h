@@ -1,4 +1,4 @@
-// Throwing with a message made of parts: require(ok, "weight is [", a, "]").
+// Exceptions whose message is concatenated from parts: require(ok, "weight is [", a, "]").
 #pragma once
 
 #include <sstream>
@@ -15,14 +15,14 @@ std::string concat(const Parts&... parts) {
   return std::move(out).str();
 }
 
-// The caller's mistake.
+// Throws for a mistake of the caller.
 template <typename... Parts>
 void require(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]]
     throw InvalidArgument(concat(parts...));
 }
 
-// Ours.
+// Throws for a bug of the library.
 template <typename... Parts>
 void check(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]]

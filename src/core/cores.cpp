@@ -19,14 +19,14 @@ int affinity_cores() {
   return std::max(1, CPU_COUNT_S(sizeof(masks), masks));
 }
 
-// Version 2: "QUOTA PERIOD" or "max PERIOD", in microseconds. Infinite where there is none.
+// Version 2: "QUOTA PERIOD" or "max PERIOD", in microseconds. Infinite without a quota.
 double quota_v2(const fs::path& group) {
   std::ifstream file(group / "cpu.max");
   double quota = 0.0, period = 0.0;
   return file >> quota >> period && quota > 0.0 && period > 0.0 ? quota / period : HUGE_VAL;
 }
 
-// Version 1: a file each; a quota of -1 is none.
+// Version 1: one file for each; a quota of -1 is none.
 double quota_v1(const fs::path& group) {
   std::ifstream quota_file(group / "cpu.cfs_quota_us"), period_file(group / "cpu.cfs_period_us");
   double quota = 0.0, period = 0.0;
@@ -35,9 +35,8 @@ double quota_v1(const fs::path& group) {
              : HUGE_VAL;
 }
 
-// The least of `path` (absolute, as the kernel names it) and the groups above it. Inside a
-// container the mount may begin at the process's own group: folders that are not there have no
-// quota.
+// Returns the least quota of `path` (absolute, as the kernel names it) and its parent groups.
+// Inside a container the mount may begin at the process's own group: missing folders have no quota.
 double least_quota(const fs::path& mount, const fs::path& path, double (*quota)(const fs::path&)) {
   double least = quota(mount);
   fs::path group = mount;
@@ -67,7 +66,7 @@ int quota_cores(const fs::path& proc_cgroup, const fs::path& mount) {
       }
     }
   }
-  constexpr double kMostCores = 1e6;  // a quota beyond any machine is none
+  constexpr double kMostCores = 1e6;  // a quota beyond any machine counts as none
   return least < kMostCores ? std::max(1, static_cast<int>(std::ceil(least))) : 0;
 }
 

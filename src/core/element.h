@@ -1,5 +1,5 @@
-// One element of a strided view as double or integer: for small arrays and for the reference, not
-// for hot loops.
+// Access to one element of a strided view as double or integer, for small arrays and the reference
+// kernel. It is too slow for hot loops.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ inline double load_element(const void* data, DType dtype, std::int64_t index) {
   return 0.0;
 }
 
-// Rounds once: double to f32, and from there to 16 bit.
+// Rounds once from double to f32, and from there to 16 bit.
 inline void store_element(void* data, DType dtype, std::int64_t index, double value) {
   switch (dtype) {
     case DType::f32:

@@ -42,9 +42,9 @@ class Descriptor {
   throw DeviceError(concat("'", path, "': ", what, ": ", std::generic_category().message(code)));
 }
 
-// The end of a chain of links, so that a rename replaces the file and not the link. A link that
-// leads nowhere is replaced itself. A link of another user is refused: whoever planted it chose the
-// file that is overwritten.
+// Returns the end of a chain of links, so that a rename replaces the file and not the link. A
+// dangling link is replaced itself. Another user's link is refused: it could choose the file that
+// is overwritten.
 std::string follow_links(const std::string& path) {
   constexpr int kMostLinks = 40;
   std::string end = path;
@@ -62,7 +62,7 @@ std::string follow_links(const std::string& path) {
   return path;
 }
 
-// Returns whether `name` is TARGET.PID-NUMBER.tmp, as AtomicFile calls its temporaries.
+// Returns whether `name` is TARGET.PID-NUMBER.tmp, the form of AtomicFile's temporaries.
 bool is_temporary_of(std::string_view target, std::string_view name) {
   const auto take_digits = [&] {
     const std::size_t count = std::min(name.find_first_not_of("0123456789"), name.size());
@@ -77,8 +77,8 @@ bool is_temporary_of(std::string_view target, std::string_view name) {
   return take(target) && take(".") && take_digits() && take("-") && take_digits() && name == ".tmp";
 }
 
-// Removes the temporaries of `target` that no writer holds locked: those of killed processes. Where
-// the file system has no locks, none.
+// Removes the temporaries of `target` that no writer holds locked: those of killed processes.
+// Removes none where the file system has no locks.
 void remove_leftovers(const std::string& target) {
   const std::filesystem::path path(target);
   const std::string name = path.filename().string();
@@ -95,13 +95,14 @@ void remove_leftovers(const std::string& target) {
   }
 }
 
-// A new file that its process holds locked, so that others leave it alone; -1 with errno otherwise.
+// Creates a file that this process holds locked, so that others do not remove it; -1 with errno on
+// failure.
 int create_locked(const std::string& path, mode_t mode) {
-  // O_EXCL: never somebody else's file, not even one planted under the name.
+  // O_EXCL never opens another process's file, not even one planted under the name.
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
   if (file < 0) return -1;
   struct stat status {};
-  // Somebody who takes leftovers away may have come between the two calls.
+  // Another process may have removed the file as a leftover between the two calls.
   if (::flock(file, LOCK_EX) != 0 || ::fstat(file, &status) != 0 || status.st_nlink > 0) {
     return file;
   }
@@ -113,8 +114,7 @@ int create_locked(const std::string& path, mode_t mode) {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
-  // Opening a pipe that nobody writes would wait for ever without O_NONBLOCK; for files it changes
-  // nothing.
+  // O_NONBLOCK: opening a pipe without a writer would block forever. It has no effect on files.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) fail_with_errno(path, "cannot open");
   struct stat status {};
@@ -154,7 +154,8 @@ AtomicFile::AtomicFile(const std::string& path, FileUse use)
     temporary_.clear();
     fail("cannot create a temporary file beside it");
   }
-  // Another owner's file may refuse; then the new one is more private than the old, never less.
+  // Changing the mode of another owner's file may fail; the new file is then more private than the
+  // old one.
   if (keeps_mode) static_cast<void>(::fchmod(descriptor_, status.st_mode & 0777));
 }
 
@@ -183,8 +184,8 @@ void AtomicFile::commit() {
   if (closed != 0) fail("cannot close");
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot rename onto it");
   temporary_.clear();
-  // The rename itself survives a power cut once the directory is flushed. Not every file system
-  // can; the file is complete either way.
+  // Flushing the directory makes the rename survive a power failure. Some file systems cannot; the
+  // file is complete either way.
   const std::string parent = std::filesystem::path(target_).parent_path().string();
   const Descriptor directory(
       ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -196,8 +197,7 @@ void write_elements(AtomicFile& file, const ConstTensorView& view) {
   const std::size_t item = size_of(view.dtype());
   const auto* data = static_cast<const std::byte*>(view.data());
 
-  // The trailing dimensions that lie contiguous form runs; `outer` dimensions are stepped through
-  // by stride.
+  // Contiguous trailing dimensions form runs; the `outer` dimensions are iterated by stride.
   int outer = view.rank();
   std::int64_t run = 1;
   while (outer > 0 && (view.size(outer - 1) == 1 || view.stride(outer - 1) == run))

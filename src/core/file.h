@@ -1,4 +1,4 @@
-// Files: read by mapping, replaced as a whole.
+// Files: read by mapping, replaced atomically.
 #pragma once
 
 #include <cstddef>
@@ -27,12 +27,11 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// A file that appears whole or not at all: bytes go to a temporary beside `path`, which commit()
-// flushes to the disk and renames. Without commit() the temporary is removed and `path` stays as it
-// was. Temporaries are new files under names that nobody can foresee; those that a killed process
-// left beside the same `path` are removed first. `use` says what happens to links and permissions.
-// Throws DeviceError, or InvalidArgument when `path` exists and is not a file, or is a link of
-// another user.
+// A file that is written completely or not at all: bytes go to a temporary beside `path`, which
+// commit() flushes and renames. Without commit() the temporary is removed and `path` is unchanged.
+// Temporaries are new files with unpredictable names; those of killed processes beside the same
+// `path` are removed first. `use` determines links and permissions. Throws DeviceError, or
+// InvalidArgument when `path` exists and is not a file, or is another user's link.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path, FileUse use = FileUse::output);
@@ -51,8 +50,8 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-// Appends the elements of `view`, last dimension fastest, whatever its strides, through a buffer of
-// fixed size.
+// Appends the elements of `view`, of any strides, with the last dimension fastest, through a buffer
+// of fixed size.
 void write_elements(AtomicFile& file, const ConstTensorView& view);
 
 }  // namespace logitless

@@ -1,5 +1,5 @@
-// Names for contents: the same bytes, the same name, on every machine and in every version. No
-// defence against somebody who looks for two contents of one name.
+// Names for contents: the same bytes have the same name on every machine and in every version. It
+// does not resist deliberate collisions.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Files that a cache may believe: those that nobody but the user, or root, can have put there.
+// Files that a cache may trust: only the user or root can have written them.
 #pragma once
 
 #include <sys/stat.h>
@@ -19,7 +19,7 @@ inline bool may_be_written_by_others(const struct stat& status) {
   return (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
 }
 
-// Returns why a folder is no place for a cache, or "" where it is one or is not there yet.
+// Returns why a folder is unsuitable for a cache, or "" if it is suitable or does not exist yet.
 inline std::string cache_refusal(const std::string& folder) {
   struct stat link {
   }, status{};
@@ -33,8 +33,8 @@ inline std::string cache_refusal(const std::string& folder) {
   return "";
 }
 
-// Makes the folder of a cache, which its owner alone may open, and the folders above it. Returns
-// why it is no place for one, or "".
+// Makes the folder of a cache, which only its owner may open, and its parent folders. Returns why
+// it is unsuitable, or "".
 inline std::string make_cache_folder(const std::string& folder) {
   const std::filesystem::path path = std::filesystem::path(folder) / "";  // one form of the name
   const std::filesystem::path itself = path.parent_path();

@@ -1,4 +1,4 @@
-// Text that came from elsewhere, for messages.
+// Foreign text in messages.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace logitless {
 
-// Returns the bytes of the UTF-8 character at the front that a terminal shows; 0: it is none.
+// Returns the bytes of the first UTF-8 character if a terminal shows it, else 0.
 inline std::size_t shown_bytes(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = byte(0);
@@ -19,19 +19,19 @@ inline std::size_t shown_bytes(std::string_view text) {
   }
   const unsigned second = byte(1);
   const bool control = first == 0xc2 && second < 0xa0;
-  // Longer than need be, surrogates, beyond the last character.
+  // Overlong encodings, surrogates, and code points beyond the last.
   const bool wrong = (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
                      (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);
-  // Marks that turn the direction of what follows.
+  // Marks that change the direction of text.
   const bool turns = text.starts_with("\u200e") || text.starts_with("\u200f") ||
                      (first == 0xe2 && second == 0x80 && byte(2) >= 0xa8 && byte(2) <= 0xae) ||
                      (first == 0xe2 && second == 0x81 && byte(2) >= 0xa6 && byte(2) <= 0xa9);
   return control || wrong || turns ? 0 : length;
 }
 
-// Returns the text with everything that a terminal would obey instead of show written out: control
-// characters, marks that turn the direction of text, and bytes that are no UTF-8, as \x1b; a new
-// line as \n.
+// Returns the text with everything escaped that a terminal would obey instead of show. Control
+// characters, direction marks and bytes that are not UTF-8 become \x1b and the like; a new line
+// becomes \n.
 inline std::string printable(std::string_view text) {
   constexpr const char* kDigits = "0123456789abcdef";
   std::string result;

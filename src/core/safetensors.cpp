@@ -19,8 +19,8 @@ namespace {
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr std::size_t kLengthBytes = 8;
 
-// Every type of the format. Those without a DType are carried, their size checked, but not opened
-// as tensors.
+// Every type of the format. Tensors of types without a DType are listed and their size is checked,
+// but they cannot be opened.
 struct StoredType {
   std::string_view name;
   int bits;
@@ -172,7 +172,7 @@ class HeaderReader : public JsonEvents {
     throw InvalidArgument(concat("'", path_, "': ", parts...));
   }
 
-  // A value of the wrong kind for where the reader is.
+  // Reports a value of the wrong kind for the reader's state.
   [[noreturn]] bool unexpected(const std::string& what) {
     switch (at_) {
       case At::kFile:
@@ -201,7 +201,7 @@ class HeaderReader : public JsonEvents {
   int offsets_seen_ = 0;
 };
 
-// Length of the JSON text, after checking that the file can hold it and that it may be JSON.
+// Returns the length of the JSON text. It checks that the file can hold it and that it may be JSON.
 std::size_t header_length(std::span<const std::byte> file, const std::string& path) {
   require(file.size() >= kLengthBytes, "'", path, "': ", file.size(),
           " bytes are too few for a safetensors or npy file");
@@ -215,19 +215,19 @@ std::size_t header_length(std::span<const std::byte> file, const std::string& pa
           " bytes, expected 2 to ", kMaxSafetensorsHeader);
   const std::byte* text = file.data() + kLengthBytes;
   require(text[0] == std::byte{'{'}, "'", path, "': the header does not start with '{'");
-  // The JSON parser would take a zero byte for the end of its input and never see what follows.
+  // The JSON parser would stop at a zero byte and ignore the rest.
   require(std::memchr(text, 0, length) == nullptr, "'", path, "': zero byte in the header");
   return static_cast<std::size_t>(length);
 }
 
-// Sets the dtype, and checks that the shape needs the bytes that the offsets give.
+// Sets the dtype, and checks that the shape has as many bytes as the offsets.
 void check_size(StoredTensor& tensor, const std::string& path) {
   const auto name = [&] { return concat("'", path, "': tensor ", quoted_text(tensor.name)); };
   const auto numel = checked_numel(tensor.shape);
   if (!numel)
     throw InvalidArgument(concat(name(), ": shape ", shape_text(tensor.shape), " overflows"));
   const StoredType* type = find_type(tensor.dtype_text);
-  if (type == nullptr) return;  // nothing to hold the size against; opening the tensor says so
+  if (type == nullptr) return;  // its size cannot be checked; opening the tensor reports it
   tensor.dtype = type->dtype;
   // numel < 2^60 and bits <= 64: whole bytes first, so that nothing overflows.
   const std::int64_t bits = type->bits;
@@ -243,8 +243,7 @@ void check_size(StoredTensor& tensor, const std::string& path) {
   }
 }
 
-// Sorts the tensors by their bytes, and checks that they cover [0, data_bytes) with neither holes
-// nor overlap.
+// Sorts the tensors by offset, and checks that they cover [0, data_bytes) without holes or overlap.
 void check_coverage(std::vector<StoredTensor>& tensors, std::size_t data_bytes,
                     const std::string& path) {
   std::stable_sort(tensors.begin(), tensors.end(),
@@ -269,7 +268,7 @@ void check_coverage(std::vector<StoredTensor>& tensors, std::size_t data_bytes,
           " bytes at the end belong to no tensor");
 }
 
-// JSON text of a string. Throws InvalidArgument unless it is UTF-8.
+// Returns the JSON text of a string. Throws InvalidArgument unless it is UTF-8.
 std::string json_text(const std::string& text, const std::string& path) {
   try {
     return Json(text).dump();

@@ -1,5 +1,4 @@
-// The safetensors container: u64 header length, JSON header, bytes. Parsing looks at the header
-// only.
+// The safetensors container: u64 header length, JSON header, bytes. Parsing reads only the header.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +12,22 @@
 
 namespace logitless {
 
-// Longer headers are refused by reader and writer, as by the format's own implementation.
+// Reader and writer refuse longer headers, like the format's own implementation.
 inline constexpr std::size_t kMaxSafetensorsHeader = 100'000'000;
 
-// The tensors of a whole file in memory; `path` stands in messages. Memory used is proportional to
-// the header, whatever it claims. Throws InvalidArgument unless the header is well formed and the
+// Returns the tensors of a whole file in memory; `path` appears in messages. Memory is proportional
+// to the header's actual size. Throws InvalidArgument unless the header is well formed and the
 // tensors cover the data exactly.
 TensorIndex parse_safetensors(std::span<const std::byte> file, const std::string& path);
 
-// The 8 length bytes and the header for `tensors`, whose data follow in the order given. Padded
-// with spaces to a multiple of 64 bytes, so that the data start aligned. Throws InvalidArgument,
-// naming `path` and the tensor.
+// Returns the 8 length bytes and the header for `tensors`, whose data follow in this order. It is
+// padded with spaces to a multiple of 64 bytes, so that the data are aligned. Throws
+// InvalidArgument naming `path` and the tensor.
 std::string safetensors_header(std::span<const NamedTensor* const> tensors,
                                const std::map<std::string, std::string>& metadata,
                                const std::string& path);
 
-// What write_safetensors would write, of contiguous tensors.
+// Returns the bytes that write_safetensors would write, for contiguous tensors.
 std::vector<std::byte> safetensors_bytes(std::span<const NamedTensor> tensors,
                                          const std::map<std::string, std::string>& metadata);
 

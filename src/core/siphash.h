@@ -1,5 +1,5 @@
-// SipHash-2-4 of 128 bits (Aumasson and Bernstein): who does not know the key cannot make the hash
-// of any bytes.
+// SipHash-2-4 of 128 bits (Aumasson and Bernstein): a keyed hash that cannot be computed without
+// the key.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ class SipHash {
   }
 
  private:
-  // Little-endian, whatever the machine is.
+  // Reads little-endian on any machine.
   static std::uint64_t word(std::string_view bytes, std::size_t count) {
     std::uint64_t value = 0;
     for (std::size_t i = 0; i < count; ++i)
@@ -60,7 +60,7 @@ class SipHash {
   std::array<std::uint64_t, 4> state_;
 };
 
-// 32 hexadecimal digits, those of each byte in the order of the hash's bytes.
+// Returns 32 hexadecimal digits, in the order of the hash's bytes.
 inline std::string siphash(std::string_view key, std::string_view bytes) {
   std::string text;
   for (const std::uint64_t word : SipHash(key).of(bytes)) {

@@ -1,4 +1,4 @@
-// Waiting without giving the core away, for as long as that is likely to pay.
+// Waiting that spins for as long as that is likely to pay, before it sleeps.
 #pragma once
 
 #include <sys/resource.h>
@@ -16,12 +16,12 @@ inline void pause_core() {
 #endif
 }
 
-// One of each thread. To sleep and be woken costs some 10 us on an idle machine, and 50 in a
-// virtual one whose idle cores halt; to spin costs the core's time, which on a busy machine is
-// taken off this process's share, and off the very thread that is waited for.
+// Spinner of one thread. Sleeping and waking costs some 10 us on an idle machine, and 50 in a
+// virtual one whose idle cores halt. Spinning costs the core's time. On a busy machine that comes
+// out of this process's share, and even from the thread that is waited for.
 class Spinner {
  public:
-  // Spins until ready() or the time is up; whether ready() was seen.
+  // Spins until ready() or the time limit; returns whether ready() held.
   template <typename Ready>
   bool wait(Ready&& ready) {
     if (ready()) return true;
@@ -42,8 +42,8 @@ class Spinner {
     return false;
   }
 
-  // Around a sleep. Waits that are always longer than kMost end the spinning, and the first short
-  // one brings it back.
+  // Called around a sleep. Waits that are always longer than kMost disable spinning, and the first
+  // short one enables it again.
   void falls_asleep() { asleep_ = Clock::now(); }
   void wakes() {
     const Clock::duration slept = Clock::now() - asleep_;
@@ -53,16 +53,16 @@ class Spinner {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // Between the parallel loops of a training step lie single-threaded ones of up to some 300 us.
+  // The serial parts between the parallel loops of a training step take up to some 300 us.
   static constexpr std::chrono::microseconds kMost{500};
-  static constexpr int kPauses = 8;  // between looks at the clock: 0.3 us or less
+  static constexpr int kPauses = 8;  // between readings of the clock: 0.3 us or less
   static constexpr int kMisses = 8;
   static constexpr std::chrono::milliseconds kLookEvery{1}, kWindow{20}, kContest{50};
   static constexpr int kPreemptions = 2, kLostShare = 8;
 
-  // Do others want the cores? Of the time in which this thread wanted one, they had an eighth. The
-  // kernel's own threads preempt as often, and are done in microseconds; a thread that waits for
-  // something else is not preempted.
+  // Detects competition for the cores: other processes had an eighth of the time in which this
+  // thread wanted one. The kernel's own threads preempt as often, but only for microseconds. A
+  // thread that waits for something else is not preempted.
   void look(Clock::time_point now) {
     looked_ = now;
     rusage usage;
@@ -86,7 +86,7 @@ class Spinner {
 
   int misses_ = 0;
   Clock::time_point looked_, contested_until_, asleep_;
-  // Of the window that is being looked at.
+  // Measurements of the current window.
   Clock::time_point since_;
   Clock::duration slept_{}, ran_{};
   long preempted_ = 0;

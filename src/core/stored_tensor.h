@@ -1,4 +1,4 @@
-// What a tensor file says about its tensors, before any of their bytes are looked at.
+// A tensor file's descriptions of its tensors, before any of their bytes are read.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 
 namespace logitless {
 
-// Parsers promise: begin <= end <= bytes in the file, and where `dtype` is set, end - begin is
-// exactly the bytes of the shape, whose sizes are not negative and whose product, zeros left out,
-// fits 63 bits.
+// Parsers guarantee begin <= end <= bytes in the file. Where `dtype` is set, end - begin is exactly
+// the bytes of the shape. Its sizes are not negative, and their product, zeros left out, fits 63
+// bits.
 struct StoredTensor {
   std::string name;
   std::string dtype_text;      // as the file spells it
@@ -31,7 +31,7 @@ struct TensorIndex {
   std::map<std::string, std::string> metadata;
 };
 
-// Text from a file made fit for a message: in quotes, control bytes as ?, cut after 80 bytes
+// Quotes text from a file for a message: control bytes become ?, and it is cut after 80 bytes
 // between characters.
 inline std::string quoted_text(std::string_view text) {
   constexpr std::size_t kLongest = 80;
@@ -44,9 +44,9 @@ inline std::string quoted_text(std::string_view text) {
   return result + (length < text.size() ? "...'" : "'");
 }
 
-// Number of elements of `shape`, none negative; 0 when any is zero. Empty when the product, zeros
-// left out, is over 2^60 - 1: then strides and bytes could overflow too, even those of a tensor
-// without elements.
+// Returns the number of elements of `shape`, none negative; 0 when any is zero. Empty when the
+// product, zeros left out, exceeds 2^60 - 1. Strides and bytes could then overflow, even for a
+// tensor without elements.
 inline std::optional<std::int64_t> checked_numel(const std::vector<std::int64_t>& shape) {
   std::int64_t product = 1;
   bool empty = false;

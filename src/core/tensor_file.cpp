@@ -28,7 +28,7 @@ struct TensorFile::Impl {
   std::vector<std::string> names;
   std::unordered_map<std::string, std::size_t> position;  // in index.tensors
 
-  // Copies of tensors that lie unaligned for their type, made when first asked for, null before.
+  // Aligned copies of unaligned tensors, made on first use, null before.
   std::mutex copies_mutex;
   std::vector<Buffer> copies;
 
@@ -55,7 +55,7 @@ struct TensorFile::Impl {
                                  "; there are: ", names.empty() ? "none" : known));
   }
 
-  // The tensor's bytes, aligned to `alignment`: where they lie if that will do, else a copy.
+  // Returns the tensor's bytes with this alignment: in place if possible, else a copy.
   const void* aligned_data(std::size_t tensor, std::size_t alignment) {
     const std::size_t begin = index.tensors[tensor].begin;
     const std::size_t size = index.tensors[tensor].end - begin;
@@ -116,8 +116,7 @@ const std::map<std::string, std::string>& TensorFile::metadata() const {
 
 namespace {
 
-// Wide elements first: without gaps, which the format forbids, this is what keeps every tensor
-// aligned.
+// Sorts large elements first: the format forbids gaps, and this order keeps every tensor aligned.
 std::vector<const NamedTensor*> file_order(std::span<const NamedTensor> tensors) {
   std::vector<const NamedTensor*> order;
   for (const NamedTensor& tensor : tensors) order.push_back(&tensor);

@@ -7,7 +7,7 @@
 namespace logitless {
 namespace {
 
-// The rank of a view with this many sizes. Throws InvalidArgument when it is over kMaxRank.
+// Returns the rank of a view with this many sizes. Throws InvalidArgument when it exceeds kMaxRank.
 std::size_t checked_rank(std::size_t sizes) {
   require(sizes <= kMaxRank, "tensor view: rank ", sizes, " is over ", kMaxRank);
   return sizes;

@@ -18,7 +18,7 @@
 
 namespace logitless {
 
-// A loop, on its caller's stack. Helpers see it between enter() and leave().
+// A parallel loop, on its caller's stack. Helpers access it between enter() and leave().
 struct Region {
   Region(std::int64_t count, const TaskFunction& body) : tasks(count), function(body) {}
 
@@ -59,7 +59,7 @@ struct Region {
 
 namespace {
 
-// state_: open | waiting: the caller sleeps on finished_ | places left | helpers inside.
+// Bits of state_: open | waiting (the caller sleeps on finished_) | free slots | helpers inside.
 constexpr std::uint32_t kOpen = 1u << 31, kWaiting = 1u << 30;
 constexpr std::uint32_t kPlace = 1u << 15, kInside = 1;
 constexpr std::uint32_t places(std::uint32_t state) { return state / kPlace & 0x7fff; }
@@ -70,7 +70,7 @@ static_assert(ThreadPool::kMostThreads < 0x7fff);
 thread_local bool t_in_region = false;
 thread_local Spinner t_spinner;
 
-// The mask of a thread may change; asking each time would cost as much as a small region.
+// Caches the thread's affinity: reading it each time would cost as much as a small region.
 int cores_of_this_thread() {
   constexpr int kRegions = 512;
   thread_local int cores = 0, regions = 0;
@@ -96,8 +96,8 @@ ThreadPool& ThreadPool::process() {
   return *pool;
 }
 
-// Only the forking thread is left. The old pool is left as it is, helpers' numbers and all, but for
-// a caller that forked inside its region and would wait for them.
+// Only the forking thread survives in the child. The old pool is left unchanged, its helper count
+// included. An exception is a caller that forked inside its region and would wait for helpers.
 void ThreadPool::after_fork_in_child() {
   ThreadPool* pool = process_pool.exchange(nullptr);
   if (pool == nullptr) return;
@@ -107,7 +107,7 @@ void ThreadPool::after_fork_in_child() {
 
 ThreadPool::~ThreadPool() {
   ending_.store(true);
-  state_.fetch_xor(kWaiting);  // any change: one on the way to its sleep does not begin it
+  state_.fetch_xor(kWaiting);  // any change prevents a helper from starting to sleep
   while (live_.load() > 0) {
     futex_wake(state_, kMostThreads);
     pause_core();
@@ -127,7 +127,7 @@ void ThreadPool::run(int threads, std::int64_t tasks, const TaskFunction& functi
   const int team = std::min(most, cores_ > 0 ? cores_ : cores_of_this_thread());
   t_in_region = true;
   bool opened = false;
-  // Where another caller has the pool, this one begins alone and looks again after each task.
+  // If another caller holds the pool, this one begins alone and retries after each task.
   do {
     opened = opened || try_open(region, team);
   } while (region.step(0));
@@ -148,9 +148,9 @@ bool ThreadPool::try_open(Region& region, int team) {
   return true;
 }
 
-// Wakes as many as places want, beyond those who are awake and will see for themselves. A helper
-// counts itself asleep before it looks at the state for the last time, so one of the two sees the
-// other.
+// Wakes as many helpers as there are free slots, except those awake that will notice by themselves.
+// A helper counts itself asleep before its last look at the state, so one of the two always notices
+// the other.
 void ThreadPool::wake(int count) {
   const int asleep = asleep_.load(std::memory_order_seq_cst);
   const int wanted = std::min(asleep, count - (helpers() - asleep));
@@ -195,7 +195,7 @@ void ThreadPool::close() {
 }
 
 void ThreadPool::serve() {
-  t_in_region = true;  // loops of tasks run here
+  t_in_region = true;  // nested loops run on this thread
   const auto called = [this] {
     return can_enter(state_.load(std::memory_order_relaxed)) ||
            ending_.load(std::memory_order_relaxed);
@@ -210,7 +210,7 @@ void ThreadPool::serve() {
   live_.fetch_sub(1);
 }
 
-// Takes a place in the open region and works in it; false where there is none.
+// Takes a slot in the open region and works in it; returns false if there is none.
 bool ThreadPool::enter() {
   std::uint32_t state = state_.load(std::memory_order_relaxed);
   do {
@@ -225,14 +225,14 @@ bool ThreadPool::enter() {
   return true;
 }
 
-// Closes the region, whose tasks are all taken, and wakes a caller who sleeps.
+// Closes the region, whose tasks are all claimed, and wakes a sleeping caller.
 void ThreadPool::leave() {
   std::uint32_t state = state_.load(std::memory_order_relaxed), left = 0;
   do {
     left = (state & ~kOpen) - kInside;
   } while (!state_.compare_exchange_weak(state, left, std::memory_order_acq_rel,
                                          std::memory_order_relaxed));
-  // From here on the region may be gone, and another one open.
+  // The region may be destroyed after this point, and another one opened.
   if ((left & kWaiting) != 0 && inside(left) == 0) {
     finished_.fetch_add(1, std::memory_order_release);
     futex_wake(finished_, 1);
@@ -243,7 +243,8 @@ void ThreadPool::sleep() {
   asleep_.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t state = state_.load(std::memory_order_seq_cst);
   const bool woken = !can_enter(state) && !ending_.load() && futex_wait(state_, state);
-  if (!woken) asleep_.fetch_sub(1, std::memory_order_relaxed);  // wake() counts those it wakes
+  // Wake() subtracts the helpers that it wakes
+  if (!woken) asleep_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 bool ThreadPool::start_thread(ThreadPool& pool, int index) {
@@ -255,7 +256,7 @@ bool ThreadPool::start_thread(ThreadPool& pool, int index) {
   pthread_attr_t attributes;
   if (birth == nullptr || pthread_attr_init(&attributes) != 0) return false;
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  // A fault's own signals stay open, for the handlers that report it.
+  // Signals of faults stay unblocked, for the handlers that report them.
   sigset_t signals, before;
   sigfillset(&signals);
   for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT}) {
@@ -267,14 +268,14 @@ bool ThreadPool::start_thread(ThreadPool& pool, int index) {
       &thread, &attributes,
       [](void* given) -> void* {
         const std::unique_ptr<Birth> born(static_cast<Birth*>(given));
-        char name[16];  // the most that Linux takes
+        char name[16];  // the longest name in Linux
         std::snprintf(name, sizeof(name), "logitless-%d", born->index);
         pthread_setname_np(pthread_self(), name);
         born->pool->serve();
         return nullptr;
       },
       birth.get());
-  if (status == 0) (void)birth.release();  // the thread's
+  if (status == 0) (void)birth.release();  // owned by the thread
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_attr_destroy(&attributes);
   return status == 0;

@@ -1,13 +1,13 @@
 // The threads of parallel_for (logitless/parallel.h).
 //
-// A region is one loop. Its caller publishes it in one word, `state_`, and works on it; helpers
-// enter by taking a place in the word while the region is open. Whoever finds no task left closes
-// it, and the caller then waits for helpers that have entered, and for no others: one that the
-// system did not run in time finds the region closed. Tasks are claimed one by one, so a thread
-// that loses its core holds up one task.
+// A region is one loop. Its caller publishes it in one atomic, `state_`, and works on it. Helpers
+// enter by taking a slot of `state_` while the region is open. A thread that finds no task left
+// closes the region. The caller then waits only for helpers that have entered: a helper that was
+// scheduled too late finds the region closed. Tasks are claimed one by one, so a thread that loses
+// its core delays one task.
 //
-// A thread that waits first spins, for fractions of a millisecond, unless that has not paid
-// lately or the machine is busy (Spinner), and then sleeps in a futex.
+// A waiting thread first spins for fractions of a millisecond, then sleeps in a futex. It does not
+// spin if that has not paid lately or the machine is busy (Spinner).
 #pragma once
 
 #include <atomic>
@@ -21,25 +21,26 @@ struct Region;
 
 class ThreadPool {
  public:
-  // Starts helper `index`, which calls serve(); false when the system gives no thread.
+  // Starts helper `index`, which calls serve(); returns false when the system provides no thread.
   using Start = bool (*)(ThreadPool& pool, int index);
 
-  static constexpr int kMostThreads = 1024;  // of a region, its caller included
+  static constexpr int kMostThreads = 1024;  // of a region, including its caller
 
-  // cores: threads at work at once; 0: the cores that the caller of a region may use.
+  // `cores` is the number of threads at work at once; 0: the cores that the caller of a region may
+  // use.
   explicit ThreadPool(int cores = 0, Start start = start_thread) : cores_(cores), start_(start) {}
   // Ends the helpers. No region may be running.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // The process's own, which is never destroyed: helpers may outlive main().
+  // The process's own pool, which is never destroyed: helpers may outlive main().
   static ThreadPool& process();
 
-  // parallel_for on this pool.
+  // Runs parallel_for on this pool.
   void run(int threads, std::int64_t tasks, const TaskFunction& function);
 
-  // A named thread with the signals that other threads can take blocked.
+  // Starts a named thread that blocks the signals that other threads can handle.
   static bool start_thread(ThreadPool& pool, int index);
   void serve();
 
@@ -58,10 +59,10 @@ class ThreadPool {
   const int cores_;
   const Start start_;
 
-  // What helpers spin on, alone in its cache line.
+  // Helpers spin on this atomic, which is alone in its cache line.
   alignas(64) std::atomic<std::uint32_t> state_{0};
-  Region* region_ = nullptr;                // of the open region; read by those who have entered
-  std::atomic<std::uint32_t> finished_{0};  // counts what the waiting caller sleeps on
+  Region* region_ = nullptr;                // the open region; read by helpers that have entered
+  std::atomic<std::uint32_t> finished_{0};  // futex of the waiting caller
 
   alignas(64) std::atomic<bool> led_{false};  // a caller has a region open or is closing it
   std::atomic<int> helpers_{0};
@@ -69,7 +70,7 @@ class ThreadPool {
   std::atomic<int> live_{0};
   std::atomic<bool> ending_{false};
   std::atomic<bool> forked_{false};  // in a child: the helpers are gone
-  int refusals_ = 0;                 // regions until a refused thread is asked for again
+  int refusals_ = 0;                 // regions until another attempt to start a refused thread
 };
 
 }  // namespace logitless
