@@ -9,7 +9,7 @@ namespace {
 
 using Other = nlohmann::ordered_json;
 
-// nlohmann's events are ours.
+// Forwards nlohmann's events to JsonEvents.
 struct Forward {
   JsonEvents& to;
 
@@ -19,7 +19,7 @@ struct Forward {
   bool number_unsigned(std::uint64_t value) { return to.number_unsigned(value); }
   bool number_float(double value, const std::string& text) { return to.number_float(value, text); }
   bool string(std::string& text) { return to.string(text); }
-  bool binary(Other::binary_t&) { return false; }  // no text has it
+  bool binary(Other::binary_t&) { return false; }  // does not occur in text
   bool start_object(std::size_t) { return to.start_object(); }
   bool key(std::string& name) { return to.key(name); }
   bool end_object() { return to.end_object(); }
@@ -31,7 +31,7 @@ struct Forward {
   }
 };
 
-// The last of each name, where the first of it was.
+// Keeps the last member of each name, at the position of the first.
 void drop_repeated(Json::Object& members) {
   std::vector<std::size_t> order(members.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -56,7 +56,7 @@ void drop_repeated(Json::Object& members) {
   members = std::move(kept);
 }
 
-// Makes a value of the events.
+// Builds a value from events.
 class Builder : public JsonEvents {
  public:
   Json take() { return std::move(result_); }
@@ -132,7 +132,7 @@ Other other_of(const Json& json) {
     for (const Json& element : json) elements.push_back(other_of(element));
     return elements;
   }
-  Other::object_t members;  // a vector, whose emplace would search
+  Other::object_t members;  // a vector; its emplace would search
   members.reserve(json.size());
   for (const auto& [name, value] : json.items()) members.push_back({name, other_of(value)});
   return members;
@@ -153,7 +153,7 @@ Json::Json(Object object) : value_(std::move(object)) {}
 Json::~Json() = default;
 Json::Json(const Json& other) = default;
 Json::Json(Json&& other) noexcept = default;
-// The other one may be an element of this one, which goes with its old value.
+// `other` may be an element of this one and is destroyed with the old value.
 Json& Json::operator=(const Json& other) { return *this = Json(other); }
 Json& Json::operator=(Json&& other) noexcept {
   Value taken = std::move(other.value_);
@@ -320,7 +320,7 @@ const Json::Object& Json::items() const {
 
 bool operator==(const Json& a, const Json& b) {
   if (a.is_number() && b.is_number() && a.value_.index() != b.value_.index()) {
-    // Of two kinds: a whole number over INT64_MAX is no other whole number.
+    // Different kinds: an integer above INT64_MAX equals no signed one.
     return !(a.is_number_integer() && b.is_number_integer()) && a.as_double() == b.as_double();
   }
   return a.value_ == b.value_;

@@ -1,5 +1,5 @@
-// Values of JSON. The one file that knows the headers of nlohmann::json, which read and print its
-// text, is json.cpp: each file that includes them compiles the whole parser again.
+// JSON values. Only json.cpp includes the headers of nlohmann::json, which read and print the text:
+// each file that includes them compiles the whole parser.
 #pragma once
 
 #include <concepts>
@@ -16,22 +16,22 @@
 
 namespace logitless {
 
-// Text that is no JSON, or a value that is not what was asked for.
+// Error for text that is not JSON, or a value of another kind than requested.
 class JsonError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// What a text may have in it that is not UTF-8, as JSON is.
+// Treatment of text that is not valid UTF-8, which JSON requires.
 enum class NotUtf8 {
   refuse,         // JsonError
-  replace,        // U+FFFD stands for it
-  replace_ascii,  // the same, and \u for all that is not ASCII
+  replace,        // U+FFFD replaces it
+  replace_ascii,  // the same, with \u for all that is not ASCII
 };
 
-// null, true or false, a number, a text, an array, or an object, whose members keep their order.
-// As in braces of C++, {{"name", 1}, {"shape", {2, 3}}} is an object, as all of its elements are
-// pairs that begin with a text; {1, 2} and {{1, 2}} are arrays.
+// A JSON value: null, a boolean, a number, a string, an array, or an object that keeps the order of
+// its members. In braces, {{"name", 1}, {"shape", {2, 3}}} is an object, as all of its elements are
+// pairs that begin with a string. {1, 2} and {{1, 2}} are arrays.
 class Json {
  public:
   using Array = std::vector<Json>;
@@ -40,7 +40,7 @@ class Json {
 
   Json() = default;
   Json(std::nullptr_t) {}
-  template <std::same_as<bool> T>  // and nothing that converts to bool
+  template <std::same_as<bool> T>  // excludes types that convert to bool
   Json(T value) : value_(value) {}
   template <std::integral T>
   requires(!std::same_as<T, bool>) Json(T value) {
@@ -68,55 +68,54 @@ class Json {
 
   static Json array() { return Json(Array()); }
   static Json object() { return Json(Object()); }
-  // Of members of one name the last one counts. Throws JsonError, which says what and where; so are
-  // more than kMostDepth arrays and objects in each other.
+  // Parses a text; the last member of a repeated name counts. Throws JsonError with reason and
+  // position, also for more than kMostDepth nested arrays and objects.
   static Json parse(std::string_view text);
-  // None of a text that is no JSON.
+  // Returns nothing for a text that is not JSON.
   static std::optional<Json> try_parse(std::string_view text);
   static constexpr int kMostDepth = 1000;
 
-  // On one line, or with this many blanks for each level.
+  // Prints on one line, or with this many blanks for each level.
   std::string dump(int indent = -1, NotUtf8 not_utf8 = NotUtf8::refuse) const;
   friend std::ostream& operator<<(std::ostream& out, const Json& json);
 
   bool is_null() const { return value_.index() == 0; }
   bool is_boolean() const { return std::holds_alternative<bool>(value_); }
   bool is_number() const { return is_number_integer() || std::holds_alternative<double>(value_); }
-  // Written without a fraction or an exponent.
+  // Returns whether it was written without a fraction or an exponent.
   bool is_number_integer() const;
-  bool is_number_unsigned() const;  // of those, from 0 on
+  bool is_number_unsigned() const;  // a non-negative integer
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_array() const { return std::holds_alternative<Array>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }
 
-  // Throws JsonError of another kind of value. Numbers become what static_cast makes of them.
+  // Throws JsonError for another kind of value. Numbers are converted by static_cast.
   template <typename T>
   T get() const;
   const std::string& text() const;
 
-  // Of an array, an object or neither, which has none.
+  // Number of elements or members; 0 for other kinds.
   std::size_t size() const;
   bool empty() const { return size() == 0; }
 
   // --- arrays
-  // Throws JsonError without such an element.
+  // Throws JsonError for a missing element.
   const Json& at(std::size_t index) const;
   const Json& operator[](std::size_t index) const { return at(index); }
   Json& operator[](std::size_t index) { return const_cast<Json&>(at(index)); }
-  // Null becomes an array.
+  // Appends a value; null becomes an array first.
   void push_back(Json value);
   Array::const_iterator begin() const { return elements().begin(); }
   Array::const_iterator end() const { return elements().end(); }
 
-  // --- objects. Members are searched for one after the other.
-  // nullptr without it.
+  // --- objects. Members are searched linearly. Returns nullptr for a missing member.
   const Json* find(std::string_view name) const;
   bool contains(std::string_view name) const { return find(name) != nullptr; }
-  // Throws JsonError without it.
+  // Throws JsonError for a missing member.
   const Json& at(std::string_view name) const;
   const Json& operator[](std::string_view name) const { return at(name); }
   Json value(std::string_view name, Json otherwise) const;
-  // Null where there was none; null itself becomes an object.
+  // Inserts null for a missing member; null itself becomes an object first.
   Json& operator[](std::string_view name);
   // Sets each member of `other`.
   void update(Json other);
@@ -127,7 +126,7 @@ class Json {
   friend bool operator==(const Json& a, const Json& b);
 
  private:
-  // A whole number is an int64 if it can be.
+  // An integer is stored as int64 where possible.
   using Value = std::variant<std::nullptr_t, bool, std::int64_t, std::uint64_t, double, std::string,
                              Array, Object>;
 
@@ -159,8 +158,8 @@ T Json::get() const {
   }
 }
 
-// What a text of JSON has in it, one after the other, for files that are not made values of. Each
-// answers whether to go on.
+// Events of a JSON text in order, for files that are read without building values. Each returns
+// whether to continue.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;
@@ -175,10 +174,10 @@ class JsonEvents {
   virtual bool end_object() = 0;
   virtual bool start_array() = 0;
   virtual bool end_array() = 0;
-  // Not JSON: after `position` bytes. The last of them.
+  // Not JSON, after `position` bytes; the last event.
   virtual void parse_error(std::size_t position, const std::string& what) = 0;
 };
-// Whether all of it was read. Nothing recurses, however deep the text is.
+// Parses a text and returns whether all of it was read. It does not recurse, whatever the nesting.
 bool parse_json(std::string_view text, JsonEvents& events);
 
 }  // namespace logitless
