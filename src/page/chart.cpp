@@ -12,9 +12,10 @@ namespace logitless::page {
 namespace {
 
 constexpr double kWidth = 900.0, kLeft = 92.0, kRight = 18.0, kTop = 14.0, kBottom = 46.0;
-constexpr double kLegend = 20.0;           // a line of it
-constexpr double kLetter = 6.6;            // about the width of one
-constexpr std::size_t kMostPoints = 1500;  // of a line: more are drawn as what they span
+constexpr double kLegend = 20.0;  // height of a line of the legend
+constexpr double kLetter = 6.6;   // approximate width of a letter
+// Points drawn of a line: longer ones are drawn as minima and maxima
+constexpr std::size_t kMostPoints = 1500;
 
 std::string number(const char* format, double value) {
   char text[48];
@@ -23,7 +24,7 @@ std::string number(const char* format, double value) {
 }
 std::string place(double value) { return number("%.1f", value); }
 
-// As few digits as tell it, without an empty fraction.
+// Formats a number with few significant digits, without an empty fraction.
 std::string digits(double value, int significant) {
   char text[48];
   std::snprintf(text, sizeof(text), "%.*g", significant, value);
@@ -37,7 +38,7 @@ std::string scaled(double value, double factor, const std::array<const char*, N>
     value /= factor;
     ++i;
   }
-  // Four digits up to 9999: 1013 MiB.
+  // Keeps four digits up to 9999, as in 1013 MiB.
   return digits(value, std::abs(value) >= 1000.0 ? 4 : 3) + " " + names[i];
 }
 
@@ -99,7 +100,7 @@ std::vector<double> ticks(double least, double most, Unit unit, bool logarithmic
 
 namespace {
 
-// From numbers to places in the drawing.
+// Maps numbers to coordinates of the drawing.
 struct Scale {
   double least = 0.0, most = 1.0, from = 0.0, to = 1.0;
   bool logarithmic = false;
@@ -150,7 +151,7 @@ class Drawing {
     if (!any_) return;
     if (chart.end > x.most) x.most = chart.end;
     if (chart.most_y > y.most) y.most = chart.most_y;
-    // Words of marks stand above what is drawn.
+    // Labels of marks are above the curves.
     const bool words = std::any_of(chart.marks.begin(), chart.marks.end(),
                                    [](const Mark& m) { return !m.horizontal; });
     const double room = chart.y.logarithmic ? 0.0 : (words ? 0.12 : 0.05) * (y.most - y.least);
@@ -185,7 +186,7 @@ class Drawing {
   double top_ = 0.0, bottom_ = 0.0;
   int legend_lines_ = 0;
   std::string legend_, out_;
-  std::vector<Range> written_;  // where words of upright marks stand
+  std::vector<Range> written_;  // positions of the labels of upright marks
 
   static std::string colour(const Curve& curve) {
     return "var(--c" + std::to_string(curve.colour % kColours) + ")";
@@ -226,7 +227,7 @@ class Drawing {
     }
     for (const double at : ticks(x_.least, x_.most, chart_.x.unit, chart_.x.logarithmic)) {
       line("grid", x_(at), top_, x_(at), bottom_);
-      // The last one would run out of the drawing.
+      // A centred last label would exceed the drawing.
       const bool last = x_(at) > kWidth - kRight - 24.0;
       words(last ? kWidth - 4.0 : x_(at), bottom_ + 16.0, last ? "end" : "middle",
             text_of(at, chart_.x.unit));
@@ -239,7 +240,7 @@ class Drawing {
           (" transform=\"rotate(-90 16 " + middle + ")\"").c_str());
   }
 
-  // Of each run of points, where there are very many, the lowest and the highest.
+  // Thins very many points: returns the lowest and the highest of each run.
   std::vector<Point> thinned(const std::vector<Point>& points) const {
     if (points.size() <= kMostPoints) return points;
     std::vector<Point> kept;
@@ -289,7 +290,7 @@ class Drawing {
     return name.empty() ? std::string() : "<title>" + escaped(name) + "</title>";
   }
 
-  // One path for all, and where they have names, something to point at over it.
+  // Draws all bars as one path, and transparent targets for tooltips where they have names.
   void bars(const Curve& curve) {
     std::string d, over;
     for (std::size_t i = 0; i < curve.points.size(); ++i) {
@@ -325,7 +326,7 @@ class Drawing {
     const double length = kLetter * static_cast<double>(mark.text.size());
     const Range text = right ? Range{x - 6.0 - length, x} : Range{x, x + 6.0 + length};
     for (const Range& other : written_) {
-      if (text.least < other.most && other.least < text.most) return;  // no words over words
+      if (text.least < other.most && other.least < text.most) return;  // avoids overlapping labels
     }
     written_.push_back(text);
     words(right ? x - 6.0 : x + 6.0, top_ + 14.0, right ? "end" : "start", mark.text,

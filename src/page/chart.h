@@ -1,5 +1,5 @@
-// Curves as SVG for pages that stand alone: axes with names and units, a legend, and names of
-// points that a browser shows where the pointer is. No scripts.
+// Curves as SVG for self-contained pages: axes with names and units, a legend, and tooltips for
+// named points. No scripts.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,28 @@
 namespace logitless::page {
 
 enum class Unit : std::uint8_t { number, bytes, seconds, percent };
-// "1.5 MiB", "20 ms", "12 %", "3e-4": as axes and tables write it.
+// Formats a value for axes and tables: "1.5 MiB", "20 ms", "12 %", "3e-4".
 std::string text_of(double value, Unit unit);
 
 struct Axis {
   std::string name = {};
   Unit unit = Unit::number;
   bool from_zero = false;
-  bool logarithmic = false;  // of positive numbers; others are left out
+  bool logarithmic = false;  // omits numbers that are not positive
 };
 
 struct Point {
   double x = 0.0, y = 0.0;
-  double base = 0.0;      // of bars: their lower end
-  std::string name = {};  // shown where the pointer is
+  double base = 0.0;      // lower end of a bar
+  std::string name = {};  // tooltip
 };
 
 struct Curve {
   enum class Shape : std::uint8_t {
-    line,  // broken where a number is not finite
+    line,  // interrupted where a number is not finite
     dots,
     line_and_dots,
-    bars,  // from `base` to y, as wide as from x to the next point's
+    bars,  // from `base` to y, as wide as from x to the next point
   };
   std::string name;  // in the legend; empty: none
   Shape shape = Shape::line;
@@ -41,7 +41,7 @@ struct Curve {
 };
 inline constexpr int kColours = 7;
 
-// A dashed line across, with words beside it.
+// A dashed line with a label beside it.
 struct Mark {
   double at = 0.0;
   bool horizontal = false;
@@ -52,15 +52,15 @@ struct Chart {
   Axis x = {}, y = {};
   std::vector<Curve> curves = {};
   std::vector<Mark> marks = {};
-  double end = 0.0;     // of x, where bars end; 0: at the last point
-  double most_y = 0.0;  // of y, so that charts share a scale; 0: the largest
+  double end = 0.0;     // end of the last bar in x; 0: at the last point
+  double most_y = 0.0;  // largest y, so that charts share a scale; 0: automatic
   double height = 260.0;
 };
 
-// An <svg> element; a line that says so where there is nothing to draw.
+// Returns an <svg> element, or a line of text if there is nothing to draw.
 std::string svg(const Chart& chart);
 
-// Positions of an axis from `least` to `most`, 3 to 7 of them: round in the unit.
+// Returns 3 to 7 positions of an axis from `least` to `most`, round in the unit.
 std::vector<double> ticks(double least, double most, Unit unit, bool logarithmic);
 
 }  // namespace logitless::page

@@ -3,7 +3,7 @@
 namespace logitless::page {
 namespace {
 
-// Colours are told apart by those who see red and green alike (Okabe and Ito 2008).
+// The palette is safe for red-green colour blindness (Okabe and Ito 2008).
 constexpr std::string_view kStyle = R"(
 :root { --ink: #222; --paper: #fff; --panel: #f7f7f5; --rule: #d8d8d4; --faint: #666;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #e69f00; --c5: #56b4e9; --c6: #777; }

@@ -1,4 +1,4 @@
-// What pages are made of beside charts.
+// HTML of pages: escaping, documents and tables.
 #pragma once
 
 #include <string>
@@ -7,17 +7,17 @@
 
 namespace logitless::page {
 
-// Safe inside elements and quoted attributes.
+// Escapes text for elements and quoted attributes.
 std::string escaped(std::string_view text);
 
-// One whole page; `body` is HTML, the title is not.
+// Returns a whole page; `body` is HTML, the title is text.
 std::string document(std::string_view title, std::string_view body);
 
 class Table {
  public:
   // align: '<' or '>' for each column.
   Table(std::vector<std::string> header, std::string align);
-  // Texts, not HTML.
+  // Adds a row; cells are text, not HTML.
   void add(const std::vector<std::string>& cells);
   bool empty() const { return rows_.empty(); }
   std::string html() const;
