@@ -36,7 +36,7 @@ TensorView view_of(std::string_view name, const ffi::AnyBuffer& buffer) {
                     std::span(sizes.begin(), sizes.size()));
 }
 
-// Takes the first of the names off the list.
+// Removes and returns the first of the names.
 std::string_view next_name(std::string_view* names) {
   const std::size_t end = names->find(',');
   const std::string_view name = names->substr(0, end);

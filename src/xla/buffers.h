@@ -1,7 +1,7 @@
-// What XLA hands to a handler, as the library's values.
+// Conversion of XLA's arguments to the library's values.
 //
-// Buffers come by name: the attribute "inputs" lists the names of the arguments and "outputs" those
-// of the results, separated by commas and in the order of the buffers. Each is contiguous, last
+// Buffers are named: the attribute "inputs" lists the names of the arguments and "outputs" those of
+// the results, separated by commas and in the order of the buffers. Each is contiguous, last
 // dimension fastest.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace logitless::xla_handlers {
 
-// A name, and the view that its buffer goes to.
+// A name, and the view that receives its buffer.
 struct InputSlot {
   std::string_view name;
   ConstTensorView* view;
@@ -33,8 +33,8 @@ struct Buffer {
   std::size_t bytes;
 };
 
-// The memory of a buffer from its first address that is a multiple of 256 on: the alignment that
-// the library asks for on a GPU, where XLA promises less.
+// Returns the memory of a buffer from its first multiple of 256 on: the alignment that the library
+// requires on a GPU. XLA guarantees less.
 Workspace aligned_workspace(Buffer buffer);
 
 // One call of a handler.
@@ -44,7 +44,7 @@ class Call {
        xla::ffi::Dictionary attributes)
       : arguments_(arguments), results_(results), attributes_(attributes) {}
 
-  // Throws InternalError when there is none of the name and type.
+  // Throws InternalError when there is no attribute of this name and type.
   template <typename T>
   T attribute(std::string_view name) const {
     const auto value = attributes_.get<T>(name);
@@ -53,19 +53,19 @@ class Call {
     return *value;
   }
 
-  // Every argument goes to the slot of its name. Throws InternalError when there is no such slot or
-  // the names are not as many as the buffers.
+  // Assigns every argument to the slot of its name. Throws InternalError when there is no such
+  // slot, or names and buffers differ in number.
   void read_inputs(std::initializer_list<InputSlot> slots) const;
-  // The same of the results. The one called "workspace" is kept for workspace().
+  // Assigns the results likewise. The one called "workspace" is reserved for workspace().
   void read_outputs(std::initializer_list<OutputSlot> slots);
 
   Workspace workspace() const;
 
-  // Without names, in order.
+  // All buffers in order, regardless of names.
   std::vector<Buffer> arguments() const;
   std::vector<Buffer> results() const;
 
-  // Dtypes and shapes of all buffers: equal for equal programs.
+  // Returns dtypes and shapes of all buffers: equal for equal programs.
   std::string signature() const;
 
  private:

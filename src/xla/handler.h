@@ -1,4 +1,5 @@
-// What every XLA FFI handler is made of: where it runs, errors as XLA's, its two symbols.
+// Common parts of the XLA FFI handlers: the device of a call, conversion of errors, and the two
+// symbols.
 #pragma once
 
 #include <cfenv>
@@ -12,15 +13,15 @@ namespace logitless::xla_handlers {
 
 namespace ffi = xla::ffi;
 
-// Where a call runs.
+// Device and stream of a call.
 struct Place {
   DeviceKind device = DeviceKind::cpu;
   int device_index = 0;
   void* stream = nullptr;
 };
 
-// XLA's threads flush denormal numbers to zero; the library's results hold for the default
-// rounding and denormals, on this thread as on those of its parallel regions.
+// Restores the default floating-point environment. XLA's threads flush denormal numbers to zero;
+// the library's results assume default rounding and denormals.
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment() {
@@ -37,7 +38,7 @@ class DefaultFloatEnvironment {
 
 using Run = void (*)(const Place&, Call);
 
-// The library's exceptions as XLA's errors, with their text.
+// Turns the library's exceptions into XLA's errors with their text.
 inline ffi::Error guarded(Run run, const Place& place, const Call& call) noexcept {
   try {
     const DefaultFloatEnvironment floats;
@@ -84,8 +85,8 @@ inline auto cuda_binding() {
 
 }  // namespace logitless::xla_handlers
 
-// The symbols of a handler, logitless_xla_NAME_cpu and _cuda. What follows the name is what
-// XLA_FFI_DEFINE_HANDLER_SYMBOL takes after a binding: traits, of the GPU's.
+// Defines the symbols of a handler, logitless_xla_NAME_cpu and _cuda. The arguments after the name
+// are those that XLA_FFI_DEFINE_HANDLER_SYMBOL takes after a binding: traits of the GPU handler.
 #define LOGITLESS_XLA_HANDLERS(name, ...)                                                  \
   extern "C" LOGITLESS_API XLA_FFI_Error* logitless_xla_##name##_cpu(XLA_FFI_CallFrame*);  \
   extern "C" LOGITLESS_API XLA_FFI_Error* logitless_xla_##name##_cuda(XLA_FFI_CallFrame*); \

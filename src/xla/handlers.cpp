@@ -1,10 +1,10 @@
 // XLA FFI handlers: the losses as custom calls of a compiled program. logitless.jax registers them
 // for the CPU and for CUDA.
 //
-// A handler but that of the far field allocates no memory of tensors and waits for nothing: its
-// workspace is one of XLA's result buffers, sized by the caller from a plan for the same call.
-// Attributes beside the names of the buffers: the options of the call under the names they have in
-// the library, memory_budget, and threads (of the CPU).
+// Except for the far field, a handler allocates no tensor memory and does not wait. Its workspace
+// is one of XLA's result buffers, sized by the caller from a plan for the same call. Attributes
+// besides the buffer names: the options of the call under their names in the library,
+// memory_budget, and threads (of the CPU).
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -31,7 +31,7 @@ Context context_of(const Place& place, const Call& call) {
   return Context(std::move(options));
 }
 
-// The plan that `make` makes, made once for each key and kept: a program's calls repeat.
+// Returns the plan from `make`, cached by key: a program's calls repeat.
 template <typename Make>
 const LossPlan& remembered_plan(const std::string& key, Make&& make) {
   static std::mutex mutex;
@@ -98,7 +98,7 @@ void run_cross_entropy(const Place& place, Call call) {
   cross_entropy(context, plan, options, in, out, call.workspace());
 }
 
-// ---- The far field: the state of a head goes in and comes out as bytes
+// ---- The far field: the state of a head is an input and an output, as bytes
 
 FarFieldOptions far_options(const Call& call) {
   FarFieldOptions options;
@@ -114,7 +114,8 @@ FarFieldOptions far_options(const Call& call) {
   return options;
 }
 
-// A length of 8 bytes and as many of FarFieldHead::state(), or zeros before the first step.
+// Reads a length of 8 bytes and as many bytes of FarFieldHead::state(); zeros before the first
+// step.
 std::span<const std::byte> read_state(const ConstTensorView& state) {
   std::uint64_t length = 0;
   const std::span all(static_cast<const std::byte*>(state.data()),

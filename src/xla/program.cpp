@@ -1,11 +1,11 @@
 // XLA FFI handlers of tensor programs (docs/ir.md): a custom call that computes the results of a
 // text, in XLA's memory. logitless.jax's autochunk makes such calls.
 //
-// Arguments are the program's parameters, results its results and then the arena, a buffer of
-// bytes, 256 more than the program's arena has. Attributes: text; memory_budget, chunks, chunk,
-// head_engine and threads of CompileOptions. A text is compiled once in a process for each GPU, and
-// for the CPU; on a GPU before the first run, when XLA initialises its program, so that runs only
-// enqueue and may be recorded into command buffers.
+// Arguments are the program's parameters. Results are its results and then the arena, a byte buffer
+// of 256 bytes more than the program's arena. Attributes: text; memory_budget, chunks, chunk,
+// head_engine and threads of CompileOptions. A process compiles a text once for each GPU, and once
+// for the CPU. On a GPU that happens when XLA initialises its program, so that runs only enqueue
+// and may be recorded into command buffers.
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,7 +38,8 @@ ReadyProgram make_ready(const std::string& text, CompileOptions options, const P
   return ready;
 }
 
-// What was made for a call, once for equal ones; XLA's programs may run as long as the process.
+// Returns the compiled program of a call, cached for equal ones; XLA's programs may run as long as
+// the process.
 const ReadyProgram& ready_program(const Place& place, const Call& call) {
   const std::string text(call.attribute<std::string_view>("text"));
   CompileOptions options;
