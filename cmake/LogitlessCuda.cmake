@@ -1,6 +1,7 @@
-# CUDA as a language where nvcc is (LOGITLESS_CUDA AUTO), and LOGITLESS_HAS_CUDA.
-# logitless_cuda_layer(NAME [HOPPER] SOURCES file...): as logitless_layer, of files compiled by nvcc for Hopper and, unless
-# HOPPER says that they are for nothing else, as PTX for GPUs from compute capability 8.0 on.
+# Enables the CUDA language where nvcc is found (LOGITLESS_CUDA AUTO), and sets LOGITLESS_HAS_CUDA.
+#
+# logitless_cuda_layer(NAME [HOPPER] SOURCES file...) is logitless_layer for files compiled by nvcc. They are compiled
+# for Hopper and, unless HOPPER is given, as PTX for GPUs from compute capability 8.0 on.
 set(LOGITLESS_HAS_CUDA OFF)
 if(NOT LOGITLESS_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "LOGITLESS_CUDA is '${LOGITLESS_CUDA}'; expected AUTO, ON or OFF")

@@ -1,7 +1,7 @@
-# Installation: the shared library, its headers, the logitless command, find_package(logitless) and pkg-config.
-# Whatever the library links stays inside it: users of an installed logitless need no other package.
+# Installation: the shared library, its headers, the logitless command, find_package(logitless) and pkg-config. The
+# library contains all that it links: users of an installed logitless need no other package.
 
-# The version stands in two places that must agree: project() and the public header.
+# The version is written in two files that must agree: project() and the public header.
 file(READ "${PROJECT_SOURCE_DIR}/include/logitless/version.h" version_header)
 foreach(part MAJOR MINOR PATCH)
   string(REGEX MATCH "LOGITLESS_VERSION_${part} ([0-9]+)" found "${version_header}")
@@ -22,14 +22,14 @@ install(TARGETS logitless EXPORT logitless_targets
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/logitless DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h")
 
-# From bin/ to the library, wherever the prefix is moved to.
+# Relative path from bin/ to the library, which survives a moved prefix.
 file(RELATIVE_PATH bin_to_lib "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_FULL_LIBDIR}")
 if(TARGET logitless_cli)
   set_target_properties(logitless_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
   install(TARGETS logitless_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
-# Everything that is installed, and nothing else: what `make install` builds.
+# All installed targets and nothing else: `make install` builds this.
 add_custom_target(installed DEPENDS logitless)
 if(TARGET logitless_cli)
   add_dependencies(installed logitless_cli)
@@ -44,7 +44,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/logitlessConfigVersion.cm
 install(FILES ${PROJECT_BINARY_DIR}/logitlessConfig.cmake ${PROJECT_BINARY_DIR}/logitlessConfigVersion.cmake
         DESTINATION ${package_dir})
 
-# The .pc file finds its prefix from where it lies.
+# The .pc file computes its prefix from its own location.
 set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pc_to_prefix "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
 string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
@@ -53,8 +53,8 @@ file(RELATIVE_PATH pc_includedir "${CMAKE_INSTALL_PREFIX}" "${CMAKE_INSTALL_FULL
 configure_file(${CMAKE_CURRENT_LIST_DIR}/logitless.pc.in ${PROJECT_BINARY_DIR}/logitless.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/logitless.pc DESTINATION ${pkgconfig_dir})
 
-# The Python wheel (pyproject.toml): the library beside the package that loads it, with what it links and Python's users
-# may not have.
+# The Python wheel (pyproject.toml): the library beside the package that loads it, with the libraries that it links and
+# that Python's users may lack.
 if(LOGITLESS_PYTHON)
   set_target_properties(logitless PROPERTIES INSTALL_RPATH "$ORIGIN")
   install(TARGETS logitless LIBRARY DESTINATION logitless/lib COMPONENT python)

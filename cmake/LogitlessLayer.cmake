@@ -1,5 +1,5 @@
 # logitless_layer(NAME SOURCES file... [NEEDS target...])
-# One folder of src/: an object library whose objects end up in liblogitless. NEEDS are the layers below it
+# Adds one folder of src/: an object library whose objects end up in liblogitless. NEEDS are the layers below it
 # (tools/check_layers.py checks the includes) and outside libraries.
 function(logitless_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;NEEDS" ${ARGN})

@@ -1,8 +1,8 @@
-# Packages of the system, before anything else is looked at: a machine without some of them hears of all in one line.
+# Finds the system's packages before all else: a machine without some of them reports all in one line.
 
 set(LOGITLESS_MISSING "")
 
-# logitless_package(NAME DEBIAN): find_package(NAME), which Debian's package DEBIAN has.
+# logitless_package(NAME DEBIAN) runs find_package(NAME); Debian's package DEBIAN provides it.
 macro(logitless_package name debian)
   find_package(${name} QUIET)
   if(NOT ${name}_FOUND)
@@ -10,7 +10,7 @@ macro(logitless_package name debian)
   endif()
 endmacro()
 
-# logitless_header(VARIABLE NAME DEBIAN): where the header NAME of Debian's package DEBIAN is.
+# logitless_header(VARIABLE NAME DEBIAN) sets VARIABLE to the folder of the header NAME of Debian's package DEBIAN.
 macro(logitless_header variable name debian)
   find_path(${variable} ${name})
   if(NOT ${variable})
@@ -34,6 +34,6 @@ endif()
 
 if(LOGITLESS_MISSING)
   list(JOIN LOGITLESS_MISSING " " missing)
-  # A line that begins with a space is printed as it is, however long.
+  # A line that begins with a space is printed unwrapped.
   message(FATAL_ERROR " logitless: missing ${missing}; on Debian: apt-get install -y ${missing}")
 endif()

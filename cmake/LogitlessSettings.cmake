@@ -10,8 +10,8 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 
-# What one checkout compiled serves the others: paths below the checkout are hashed as relative ones, and the folder
-# that the compiler ran in (of which debug information tells) is not hashed.
+# Shares compiled objects between checkouts. Paths below the checkout are hashed as relative ones. The compiler's
+# working directory, which debug information contains, is not hashed.
 find_program(LOGITLESS_CCACHE ccache)
 find_program(LOGITLESS_ENV env)
 if(LOGITLESS_CCACHE)
@@ -24,11 +24,11 @@ if(LOGITLESS_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${logitless_launcher})
 endif()
 
-# Contraction off: a*b+c is fused only where the code says so, so results do not depend on the compiler's mood.
+# Disables contraction: a*b+c is fused only where the code says so, so that results do not depend on the compiler.
 add_library(logitless_settings INTERFACE)
 target_compile_options(logitless_settings INTERFACE -Wall -Wextra -Wshadow -ffp-contract=off
                        $<$<BOOL:${LOGITLESS_WARNINGS_AS_ERRORS}>:-Werror>)
-# GCC 12 sees overlapping copies in every string + string (its bug 105651).
+# GCC 12 reports overlapping copies in every string + string (its bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(logitless_settings INTERFACE -Wno-restrict)
 endif()

@@ -42,12 +42,12 @@ function(logitless_test name)
   endif()
   target_link_libraries(${name} PRIVATE ${library} logitless_settings ${ARG_LIBRARIES} GTest::gtest_main)
 
-  # Found when ctest starts, not while building: a program that crashes fails as a test and not as a build.
-  # Names without the values of parameters: a bracket in one would lose the test from the list and so its label.
+  # Discovers tests when ctest starts, not in the build: a program that crashes then fails as a test. Names omit the
+  # values of parameters: a bracket in one would drop the test and its label from the list.
   gtest_discover_tests(${name} TEST_PREFIX "${name}." TEST_LIST ${name}_cases NO_PRETTY_VALUES
                        DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        PROPERTIES ENVIRONMENT "LOGITLESS_DATA_DIR=${LOGITLESS_DATA_DIR}")
-  # A list of labels does not survive gtest_discover_tests(PROPERTIES): set them in a file that ctest reads after.
+  # Sets labels in a file that ctest reads afterwards: gtest_discover_tests(PROPERTIES) cannot pass a list of them.
   set(script "${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake")
   file(CONFIGURE OUTPUT "${script}" @ONLY CONTENT [[
 if(@name@_cases)

@@ -1,5 +1,6 @@
-# XLA's FFI headers (jaxlib carries them): LOGITLESS_HAS_XLA, whether the handlers of logitless.jax are built, and
-# LOGITLESS_XLA_HEADERS, the folder. Looked for at each configuration, since a wheel's build environment does not last.
+# Finds XLA's FFI headers, which jaxlib contains. LOGITLESS_HAS_XLA says whether the handlers of logitless.jax are
+# built; LOGITLESS_XLA_HEADERS is the headers' folder. It searches at each configuration, since a wheel's build
+# environment is temporary.
 set(LOGITLESS_HAS_XLA OFF)
 set(LOGITLESS_XLA_HEADERS "${LOGITLESS_XLA_INCLUDE_DIR}")
 if(NOT LOGITLESS_XLA MATCHES "^(AUTO|ON|OFF)$")
