@@ -29,7 +29,7 @@ jobs=${JOBS:-$(nproc)}
 targets=()
 [[ $# -gt 0 ]] && targets=(--target "$@")
 
-# Configuring again is quick and notices new folders. Its text is of interest only when it fails or comes first.
+# Configuring again is quick and notices new folders. Its output is shown only when it fails or comes first.
 if [[ -f "$build/build.ninja" ]]; then
   log=$(mktemp)
   trap 'rm -f "$log"' EXIT

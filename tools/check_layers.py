@@ -20,26 +20,26 @@ from pathlib import Path, PurePosixPath
 MAX_LINES = 600
 
 PUBLIC = ("include/logitless/",)
-# What a kernel may know of the public headers: numbers, tensors and shapes, and neither plans nor calls.
+# Public headers that a kernel may include: numbers, tensors and shapes, but neither plans nor calls.
 PUBLIC_BASE = tuple(f"include/logitless/{name}.h" for name in (
     "bytes", "context", "dtype", "error", "export", "head_shape", "memory", "parallel", "tensor_file", "tensor_view",
     "version"))
 CORE = ("src/core/", *PUBLIC)
 BELOW_KERNELS = ("src/math/", "src/core/", *PUBLIC_BASE)
 KERNEL_INTERFACE = ("src/kernels/cpu_*.h", "src/kernels/forced_kernel.h", "src/kernels/device_*.h")
-# What the kernels of one device share, whatever they compute.
+# Headers that all kernels of one device share.
 CPU_BASE = ("src/kernels/cpu/*", *KERNEL_INTERFACE, *BELOW_KERNELS)
 CUDA_BASE = ("src/kernels/cuda/*", "src/kernels/cuda/device/", *KERNEL_INTERFACE, *BELOW_KERNELS)
 BELOW_HEAD = (*KERNEL_INTERFACE, "src/comm/", "src/math/", *CORE)
-# The floors of src/head: calls, far, plan, cpu and cuda beside each other, and the headers that they share.
+# The layers of src/head (calls, far, plan, cpu and cuda are side by side), and the headers that they share.
 HEAD_BASE = ("src/head/*.h", *BELOW_HEAD)
 HEAD_PLAN = ("src/head/cpu/layout.h", "src/head/cuda/layout.h", *HEAD_BASE)
 HEAD_FAR = ("src/head/plan/", "src/head/cuda/order.h", "src/head/cuda/views.h", *HEAD_BASE)
-# The rows of operations declare what a layer asks of them, and define nothing of it: any layer may ask.
+# The entries of operations declare the requirements of each layer, and define none of them: any layer may include them.
 OPERATIONS = "src/compiler/ops/op.h"
 IR = ("src/compiler/ir/", OPERATIONS, *CORE)
 ANALYSIS = ("src/compiler/analysis/", *IR)
-# Plans are made for a target, which says what its kernels need.
+# Plans are made for a target, which holds the requirements of its kernels.
 TARGET = "src/compiler/target/target.h"
 COMPILER_PLAN = ("src/compiler/plan/", TARGET, *ANALYSIS)
 
@@ -97,7 +97,7 @@ LAYERS = (
     ("bench/", PUBLIC),
 )
 
-# Tests and fuzzers may include anything; the other checks hold for them as well.
+# Tests and fuzzers may include anything; the other checks apply to them as well.
 ROOTS = ("include", "src", "examples", "bench", "tests", "fuzz", "tools", "cmake")
 FREE_FOLDERS = ("tests/", "fuzz/")
 
@@ -109,10 +109,10 @@ CUDA_FOLDERS = ("src/kernels/cuda/",)
 CUDA_HEADER = re.compile(r"(cuda|cublas|curand|cudnn|cufft|cusparse|nccl|nvrtc|nvtx)\w*\.h(pp)?$|cuda_\w+|"
                          r"(cute|cutlass|cub|thrust|cuda|cooperative_groups|nvtx3)/|(cooperative_groups|mma)\.h$")
 CUDA_QUESTION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|elifdef|elifndef)\b.*CUDA")
-# The one question allowed elsewhere: arithmetic for both sides asks whether nvcc reads it.
+# The one test allowed elsewhere: arithmetic for CPU and GPU tests for nvcc.
 HOST_DEVICE_QUESTION = re.compile(r"^\s*#\s*(if|ifdef)\b\s*(defined\s*\(?\s*)?__CUDACC__\s*\)?\s*$")
 
-# (how the name in the include begins, the one file of src that includes it). Each other one would emit its templates
+# (first part of the include, the one file of src that includes it). Every further one would instantiate its templates
 # again: half a minute for a file under the sanitizers.
 SLOW_HEADERS = (("CLI/", "src/cli/options.cpp"), ("nlohmann/", "src/json/json.cpp"))
 
@@ -121,12 +121,12 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
 def resolve(root, file, name):
-    """The path below `root` that an include of `name` in `file` reads, or None when it is not ours."""
+    """Returns the path below `root` that an include of `name` in `file` reads, or None for a foreign one."""
     for base in (file.parent, PurePosixPath("include"), PurePosixPath("src"), PurePosixPath(".")):
         path = PurePosixPath(os.path.normpath(base / name))
         if ".." not in path.parts and (root / path).is_file():
             return path
-    # Not there (yet): still ours when its first folder is one of ours.
+    # A file that does not exist (yet) is still ours when its first folder is.
     first = PurePosixPath(name).parts[0]
     if first == "logitless":
         return PurePosixPath("include") / name
@@ -136,7 +136,7 @@ def resolve(root, file, name):
 
 
 def lies_in(path, pattern):
-    """Whether the path is the file `pattern`, or below it when `pattern` ends in /."""
+    """Returns whether the path is the file `pattern`, or below it when `pattern` ends in /."""
     parts, wanted = path.parts, PurePosixPath(pattern).parts
     if pattern.endswith("/"):
         if len(parts) <= len(wanted):
@@ -148,13 +148,13 @@ def lies_in(path, pattern):
 
 
 def layer_of(path):
-    """(the folder that decides for this file, what it may include), or None without a row in LAYERS."""
+    """Returns (the folder that decides for this file, its allowed includes), or None without an entry in LAYERS."""
     for folder, allowed in LAYERS:
         if lies_in(path, folder):
             if not folder.endswith("/"):
                 return folder, allowed
             own = "/".join(path.parts[: len(PurePosixPath(folder).parts)]) + "/"
-            # These hold folders of other layers, which are not their own.
+            # These folders contain other layers, which may not be included freely.
             return own, allowed if own in ("src/kernels/", "src/compiler/") else (own, *allowed)
     return None
 
@@ -232,7 +232,7 @@ def files_of(root):
 
 
 def check_tree(root):
-    """("file:line: text" for each violation, number of files read)."""
+    """Returns ("file:line: text" for each violation, number of files read)."""
     violations, count = [], 0
     for path in files_of(root):
         count += 1

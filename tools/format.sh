@@ -1,10 +1,11 @@
 #!/bin/bash
-# Formats all C++ of the tree in place: tools/format.sh        Only checks, and names what differs: tools/format.sh --check
+# Formats all C++ of the tree in place: tools/format.sh
+# Lists the files that differ, without changing them: tools/format.sh --check
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tools/setup.sh format
-formatter=${CLANG_FORMAT:-clang-format-14}  # another version breaks lines elsewhere
+formatter=${CLANG_FORMAT:-clang-format-14}  # other versions break lines differently
 folders=()
 for folder in include src tests examples bench fuzz; do [[ -d "$folder" ]] && folders+=("$folder"); done
 mapfile -t files < <(find "${folders[@]}" -type f \

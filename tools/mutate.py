@@ -60,7 +60,7 @@ class Mutant:
 
 
 def python_code(text):
-    """The columns of each line that hold code: {line: [column is code]}; comments and strings are not code."""
+    """Returns {line: [column is code]}; comments and strings are not code."""
     code = {n: [True] * len(line) for n, line in enumerate(text.splitlines(), 1)}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in (tokenize.COMMENT, tokenize.STRING):
@@ -73,7 +73,7 @@ def python_code(text):
 
 
 def cpp_code(text):
-    """As python_code, of C++: comments, strings and the preprocessor are not code."""
+    """python_code for C++: comments, strings and the preprocessor are not code."""
     code = {}
     blank = re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|^[ \t]*#[^\n]*',
                    lambda m: re.sub(r"[^\n]", "\0", m.group()), text, flags=re.DOTALL | re.MULTILINE)
@@ -83,7 +83,8 @@ def cpp_code(text):
 
 
 def python_statements(text):
-    """Lines that are one whole statement without which the file still compiles: calls and assignments in functions."""
+    """Returns lines that are one whole statement without which the file still compiles: calls and assignments in
+    functions."""
     found = set()
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -96,7 +97,7 @@ def python_statements(text):
 
 
 def mutants_of(path, text, lines=None):
-    """All mutants of a file, in the order of its lines. lines: (first, last), both included."""
+    """Returns all mutants of a file, in the order of its lines. lines: (first, last), inclusive."""
     is_python = path.suffix == ".py"
     code = python_code(text) if is_python else cpp_code(text)
     edits = EDITS["both"] + EDITS[".py" if is_python else "C++"]
@@ -134,8 +135,8 @@ def compiles(text):
 
 
 def run(command, timeout):
-    """The command's exit status, None when it took longer than timeout seconds. Its processes are ended."""
-    # Python compares its cached bytecode with a file by size and whole seconds; a mutant may have both of another.
+    """Returns the command's exit status, None when it took longer than timeout seconds. Its processes are ended."""
+    # Python compares its cached bytecode with a file by size and whole seconds, which may be equal for two mutants.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(command, shell=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True, env=environment)
@@ -152,7 +153,7 @@ def run(command, timeout):
 
 
 def verdict(arguments):
-    """What became of the mutant that the files hold."""
+    """Returns the fate of the mutant that the files hold."""
     if arguments.build and run(arguments.build, arguments.timeout) != 0:
         return "does not compile"
     status = run(arguments.test, arguments.timeout)

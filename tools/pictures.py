@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
-"""Draws the pictures of the documents again: docs/pictures/NAME.svg.
+"""Draws the pictures of the documents: docs/pictures/NAME.svg.
 
-    tools/pictures.py [NAME ...] [--head real_head_late.safetensors] [--logitless build/src/cli/logitless]
+   tools/pictures.py [NAME ...] [--head real_head_late.safetensors] [--logitless build/src/cli/logitless]
 
-head: the plans' way through the logits. memory: a GPT-2 step's, from `logitless compile`. far_field: the tiles kept of a
-trained model's head (--head; numpy). layers: who may include whom. ranks: words over ranks. Without a name: all that can be drawn here.
+- head: how the plans iterate over the logits
+- memory: that of a GPT-2 step, from `logitless compile`
+- far_field: the selected tiles of a trained model's head (--head; numpy)
+- layers: which layer may include which
+- ranks: a sharded vocabulary
+
+Without a name it draws all that this machine can.
 """
 
 import argparse

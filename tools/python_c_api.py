@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes what Python knows of the C ABI from its headers, include/logitless/c_*.h: tools/python_c_api.py
+"""Writes Python's declarations of the C ABI from its headers, include/logitless/c_*.h: tools/python_c_api.py
 
   python/logitless/_c_api.py        structs, constants, functions, defaults and options, with the header's comments
   python/logitless/torch/loss.pyi   the terms of the loss, between the lines that say so
 
 With --check it writes nothing, names the files that are not up to date, and fails if there are any. The headers are
-plain: typedefs of structs, enums, handles and function pointers, functions marked LOGITLESS_API. A field's comment
-says its default as "default X" (0 where it says none) and a number's range at its beginning as "in [a, b]" or ">= a".
+plain: typedefs of structs, enums, handles and function pointers, functions marked LOGITLESS_API. A field's comment gives its default as "default X" (0 where
+it gives none). It gives a number's range at its beginning as "in [a, b]" or ">= a".
 """
 
 import argparse
@@ -30,8 +30,8 @@ SCALARS = {
     "int32_t": "c_int32", "int64_t": "c_int64", "uint64_t": "c_uint64", "size_t": "c_size_t", "float": "c_float",
     "double": "c_double",
 }
-# Options that Python hands on as values: the struct, and what they are called there. Numbers, enums and 64-bit
-# integers; flags are left to arguments of Python's own.
+# Options that Python passes on as values: the struct, and their name there. Numbers, enums and 64-bit integers; flags
+# are arguments of Python's own.
 VALUES = {"logitless_cross_entropy_options": "CrossEntropyValues", "logitless_head_options": "HeadValues"}
 TERMS = "logitless_loss_terms"
 BEGIN, END = "    # The terms of the loss, written by tools/python_c_api.py {", "    # }"
@@ -57,7 +57,7 @@ class Token:
 @dataclass
 class Field:
     name: str
-    kind: str  # as C has it, without const: "float", "logitless_tensor *"
+    kind: str  # type in C, without const: "float", "logitless_tensor *"
     count: str = ""  # of an array
     text: str = ""
 
@@ -74,7 +74,7 @@ class Header:
 
 
 def plain(comment):
-    """The words of a comment on one line."""
+    """Returns the text of a comment on one line."""
     inner = comment[2:-2] if comment.startswith("/*") else comment[2:]
     return " ".join(re.sub(r"^[ \t]*\*(?!/)", " ", inner, flags=re.MULTILINE).split())
 
@@ -101,8 +101,8 @@ def declaration(tokens):
 
 
 def fields_of(tokens):
-    """Fields between braces. A comment that begins on the line of a field's end is that field's; any other one is the
-    next one's."""
+    """Fields between braces. A comment that begins on the line of a field's end belongs to that field; any other
+    one belongs to the next field."""
     fields, part, leading, ended = [], [], "", 0
     for t in tokens:
         if t.kind == "comment":
@@ -130,7 +130,7 @@ def split(tokens, mark=","):
 
 
 def statements(tokens):
-    """(comment before it, tokens up to its semicolon) of each declaration at the outermost level."""
+    """Yields (comment before it, tokens up to its semicolon) of each declaration at the outermost level."""
     comment, part, depth = "", [], 0
     for t in tokens:
         if t.kind == "line":
@@ -240,7 +240,7 @@ class Writer:
 
     @staticmethod
     def packed(parts, indent=" " * 8):
-        """The parts, which stay whole, on as few lines as hold them."""
+        """Packs the parts, without splitting one, into as few lines as possible."""
         line = ""
         for part in parts:
             if line and len(indent) + len(line) + 1 + len(part) > WIDTH:
@@ -343,7 +343,7 @@ class Writer:
         yield from ("}", "")
 
     def in_order(self):
-        """Names of structs, each after those that it points to."""
+        """Returns the names of structs, each after those that it points to."""
         found = []
 
         def add(name):

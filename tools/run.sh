@@ -1,12 +1,13 @@
 #!/bin/bash
 # Builds the command and trains with it: tools/run.sh [argument of `logitless train`...]
-# GPU kernels take longer to compile than all else. Where nvcc is found and no GPU, they are left out, in a folder of its
-# own, ${BUILD}-cpu, so that neither this nor a build with them undoes the other; unless CMAKE_ARGS has -DLOGITLESS_CUDA=...,
-# or the command was built in $BUILD before. GPU_HERE names a command that says by its status whether there is a GPU.
+# GPU kernels take longer to compile than everything else. They are left out where nvcc is found but no GPU. The build
+# folder is then ${BUILD}-cpu, so that neither build undoes the other. This does not apply if CMAKE_ARGS has
+# -DLOGITLESS_CUDA=..., or the command was built in $BUILD before. GPU_HERE names a command whose status says whether
+# there is a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# The driver, as the system has it with a GPU, in a container or under WSL.
+# Looks for the driver, in a container or under WSL as well.
 gpu_here() {
   local file
   for file in /proc/driver/nvidia/version /dev/nvidiactl /dev/nvidia0 /dev/dxg; do

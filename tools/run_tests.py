@@ -30,7 +30,7 @@ def parse_arguments(argv):
 
 
 def ctest_of(build_dir):
-    """The ctest that belongs to the cmake that configured the tree."""
+    """Returns the ctest that belongs to the cmake that configured the tree."""
     cache = build_dir / "CMakeCache.txt"
     if not cache.exists():
         sys.exit(f"run_tests.py: {build_dir} is not a configured build tree (no CMakeCache.txt)")
@@ -39,7 +39,7 @@ def ctest_of(build_dir):
 
 
 def count(junit):
-    """(passed, failed names, skipped) of one JUnit file written by ctest."""
+    """Returns (passed, failed names, skipped) of one JUnit file written by ctest."""
     passed, failed, skipped = 0, [], 0
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
         status = case.get("status")
@@ -56,7 +56,7 @@ def count(junit):
 
 
 def unlabelled(ctest, build_dir, environment):
-    """Names of tests that no label selects."""
+    """Returns names of tests that no label selects."""
     listing = subprocess.run([ctest, "--test-dir", str(build_dir), "--show-only=json-v1"], env=environment,
                              stdout=subprocess.PIPE, check=True).stdout
     names = []
@@ -74,7 +74,7 @@ def summary(passed, failed, skipped):
 def main(argv):
     arguments = parse_arguments(argv)
     ctest = ctest_of(arguments.build_dir)
-    # A request for more memory than there is must fail as it does for users, not end the program.
+    # An impossible allocation must fail as it does for users, not end the program.
     environment = {"ASAN_OPTIONS": "allocator_may_return_null=1", "TSAN_OPTIONS": "allocator_may_return_null=1",
                    **os.environ}
 

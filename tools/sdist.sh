@@ -1,7 +1,8 @@
 #!/bin/bash
-# Makes the source distribution, from which pip builds the wheel where no checkout is: tools/sdist.sh FOLDER [PYTHON]
-# FOLDER holds it afterwards, and no other of logitless. In it are git's files and nothing else: what git neither knows nor
-# ignores is refused by name; but for the heads of bench/heads, which are large. PYTHON has scikit-build-core; without it that is fetched (beside the tools of tools/wheel.sh).
+# Makes the source distribution, from which pip builds the wheel without a checkout: tools/sdist.sh FOLDER [PYTHON]
+# FOLDER holds it afterwards, and no other of logitless. It contains only git's files, without the heads of bench/heads,
+# which are large. Files that git neither knows nor ignores are refused by name. PYTHON has scikit-build-core; without
+# it that is fetched (beside the tools of tools/wheel.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

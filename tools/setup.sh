@@ -1,10 +1,10 @@
 #!/bin/bash
-# Makes sure that what a build needs is installed: tools/setup.sh [format]
-# "format" asks for the formatter too. Quick and silent when nothing is missing. Otherwise installs with apt when root
-# or when sudo asks for no password, or prints the line to run and exits 1.
+# Checks that all packages that a build needs are installed: tools/setup.sh [format]
+# "format" adds the formatter. Quick and silent when nothing is missing. Otherwise it installs with apt when root or
+# when sudo needs no password, or prints the line to run and exits 1.
 set -euo pipefail
 
-# package, or package:command where a command in PATH from anywhere else will do as well
+# package, or package:command where a command in PATH from any other source will do as well
 wanted=(build-essential cmake:cmake ninja-build:ninja ccache:ccache pkg-config:pkg-config python3:python3 python3-venv
         libhwy-dev libeigen3-dev libfmt-dev nlohmann-json3-dev libcli11-dev libgtest-dev libsentencepiece-dev
         libpcre2-dev libutf8proc-dev)

@@ -1,4 +1,4 @@
-"""What an installed wheel can do; tools/try_wheel.sh runs it. An argument "torch" tries the loss on the CPU."""
+"""Tests an installed wheel; tools/try_wheel.sh runs it. An argument "torch" tests the loss on the CPU."""
 
 import sys
 from pathlib import Path

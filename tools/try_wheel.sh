@@ -1,7 +1,7 @@
 #!/bin/bash
-# Tries a wheel where nothing else is: tools/try_wheel.sh WHEEL [torch]
-# In a virtual environment of its own with what pip installs for it, numpy; with "torch" then with PyTorch, too, in the
-# version of tests/python/requirements.txt.
+# Tries a wheel in a new virtual environment: tools/try_wheel.sh WHEEL [torch]
+# It has only numpy, which pip installs for the wheel; with "torch" also PyTorch, in the version of
+# tests/python/requirements.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,7 +11,7 @@ trap 'rm -rf "$fresh"' EXIT
 python3 -m venv "$fresh"
 install=("$fresh/bin/python" -m pip install --quiet --disable-pip-version-check)
 
-# Outside of the checkout, and without this shell's variables: no library is found that a stranger would not find.
+# Runs outside of the checkout and without this shell's variables, so that it finds only a user's libraries.
 try() { (cd / && env -i PATH=/usr/bin:/bin "$fresh/bin/python" -I - "$@") <tools/try_wheel.py; }
 
 "${install[@]}" "$wheel"

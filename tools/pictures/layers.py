@@ -1,4 +1,4 @@
-"""Who stands on whom: the layers of this tree."""
+"""The layers of this tree, each on those that it may include."""
 
 from svg import BLUE, FAINT, GREEN, GREY, LINE, ORANGE, PALE_BLUE, PALE_GREEN, PALE_ORANGE, Picture
 

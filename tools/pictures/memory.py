@@ -1,4 +1,4 @@
-"""What lives in the arena of a GPT-2 step, instruction by instruction, without loops and with the head engine and loops."""
+"""Live values in the arena of a GPT-2 step, by instruction, without loops and with the head engine and loops."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A head whose words are spread over three ranks: what each has, and what travels."""
+"""A vocabulary-parallel head on three ranks: their shards, and the exchanges."""
 
 from svg import BLUE, FAINT, GREEN, GREY, INK, LINE, ORANGE, PALE_BLUE, PALE_GREEN, Picture
 
@@ -8,7 +8,7 @@ COLOURS = ("#d9e9ff", "#ffe9d6", "#e6dcf7")  # tokens of rank 0, 1, 2
 
 
 def band(p, y, text, more):
-    """An exchange: all ranks meet."""
+    """Draws an exchange between all ranks."""
     for r in range(RANKS):
         x = LEFT + r * SPACE + WIDTH / 2
         p.line(x, y - 22, x, y - 3, FAINT, arrow=True)
@@ -19,7 +19,7 @@ def band(p, y, text, more):
 
 
 def tokens(p, x, y, own, note):
-    """The tokens of a chunk: all of them, or a rank's own."""
+    """Draws the tokens of a chunk: all of them, or those of one rank."""
     for r in range(RANKS):
         if own is None or own == r:
             p.rect(x + r * WIDTH / RANKS, y, WIDTH / RANKS, 24, COLOURS[r], LINE)

@@ -1,4 +1,4 @@
-"""As much of SVG as the pictures of the documents need: rectangles, lines and text on white."""
+"""A minimal SVG writer for the pictures of the documents: rectangles, lines and text on white."""
 
 from xml.sax.saxutils import escape
 
@@ -10,7 +10,7 @@ GREY = "#eaeef2"
 
 
 class Picture:
-    """Coordinates are pixels, y downwards; `about` is what the picture says to those who cannot see it."""
+    """An SVG picture. Coordinates are pixels, y downwards; `about` is its text alternative."""
 
     def __init__(self, width, height, about):
         self.width, self.height, self.about = width, height, about
@@ -33,7 +33,7 @@ class Picture:
         self.parts.append(f'<path d="{steps}" fill="{fill}" stroke="{stroke}" stroke-width="{width:g}"/>')
 
     def cells(self, rects, fill):
-        """Many rectangles of one colour, (x, y, width, height) each."""
+        """Draws many rectangles of one colour, (x, y, width, height) each."""
         d = "".join(f"M{x:g} {y:g}h{w:g}v{h:g}h-{w:g}z" for x, y, w, h in rects)
         self.parts.append(f'<path d="{d}" fill="{fill}"/>')
 
@@ -48,7 +48,7 @@ class Picture:
             self.text(x, y + i * (step or size * 1.35), row, size, fill, anchor)
 
     def box(self, x, y, width, height, rows, fill=GREY, stroke=LINE, size=13):
-        """A rounded box with lines of text in its middle, the first in bold."""
+        """Draws a rounded box with lines of text in its middle, the first in bold."""
         self.rect(x, y, width, height, fill, stroke, radius=6)
         top = y + height / 2 - (len(rows) - 1) * size * 0.675 + size * 0.35
         for i, row in enumerate(rows):
