@@ -1,4 +1,4 @@
-// The optimiser against its definition in double.
+// Compares the optimiser with its definition in double.
 #include "train/adamw.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Checkpoints and Hugging Face's files: what is written is read, and what does not fit is named.
+// Tests of checkpoints and of Hugging Face's files: round trips, and errors that name the fault.
 #include "train/checkpoint.h"
 
 #include <fmt/format.h>
@@ -59,7 +59,7 @@ struct State {
 
 class CheckpointTest : public TestFolder {
  protected:
-  // A file with changed tensors or metadata.
+  // A file whose tensors or metadata a test changes.
   struct File {
     explicit File(const std::string& path) : source(path), metadata(source.metadata()) {
       for (const std::string& name : source.names()) tensors.push_back({name, source.tensor(name)});
@@ -192,7 +192,7 @@ TEST_F(CheckpointTest, ReadsThePrefixMasksAndHead) {
   const State separate(untied);
   load_weights(path("untied"), *make_gpt(untied), separate.values);
   EXPECT_EQ(separate.values[separate.list.size() - 1][5], 0.25f);
-  // Without a head of its own it starts as a copy.
+  // An untied head that the file lacks starts as a copy of the embedding.
   load_weights(path("plain"), *make_gpt(untied), separate.values);
   EXPECT_TRUE(std::equal(separate.values[0].begin(), separate.values[0].end(),
                          separate.values[separate.list.size() - 1].begin()));

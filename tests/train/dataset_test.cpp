@@ -1,4 +1,4 @@
-// Shards of llm.c, and the order of windows.
+// Tests of llm.c's shards, and of the order of windows.
 #include "train/dataset.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ class DatasetTest : public TestFolder {
 
 using Row = std::vector<std::int64_t>;
 
-// As a step's data is read ahead while the validation's is.
+// A thread prefetches the data of steps while validation data is read.
 TEST_F(DatasetTest, PartsOfAShardAreReadAtTheSameTime) {
   const auto [train, valid] =
       Dataset::of_shards({shard("a.bin", counting(0, 4001))}, 8, 5000).split(100);
@@ -171,7 +171,7 @@ TEST_F(DatasetTest, ABatchIsAFunctionOfItsNumberAlone) {
   const Batch late = one.shuffled_batch(3, 40, 4), direct = two.shuffled_batch(3, 40, 4);
   EXPECT_EQ(late.tokens, direct.tokens);
   EXPECT_EQ(late.targets, direct.targets);
-  // A batch of 4 is two of 2.
+  // A batch of 4 equals two batches of 2.
   const Batch half = two.shuffled_batch(3, 42, 2);
   EXPECT_TRUE(std::equal(half.tokens.begin(), half.tokens.end(), late.tokens.begin() + 14));
 }

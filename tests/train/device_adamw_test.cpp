@@ -1,4 +1,5 @@
-// A GPU's optimizer against the CPU's; its streams, events and graphs. Skips without a GPU.
+// Compares a GPU's optimiser with the CPU's, and tests streams, events and graphs. Skips without a
+// GPU.
 #include "logitless/device_adamw.h"
 
 #include <gtest/gtest.h>
@@ -28,10 +29,10 @@ Floats noise(std::size_t size, std::uint64_t seed, double scale = 1.0) {
   return values;
 }
 
-// Everything that an optimizer of tensors of some sizes needs, on a device.
+// The device buffers and the optimiser of tensors of given sizes.
 class Optimizer {
  public:
-  // Tensors begin `shift` elements into what was allocated.
+  // Tensors begin `shift` elements after the start of their allocations.
   Optimizer(const Context& context, const DeviceAdamWOptions& options,
             const std::vector<std::size_t>& sizes, std::size_t shift = 0)
       : context_(context),
@@ -77,7 +78,7 @@ class Optimizer {
       adamw->add_loss(loss_.as<float>(), stream_.handle());
     stream_.wait();
   }
-  // Whether all bf16 copies are their values rounded; those that are wanted.
+  // Returns whether all existing bf16 copies equal their rounded values.
   bool keeps_rounded() {
     bool all = true;
     for (const DeviceAdamWTensor& t : tensors) {
@@ -126,7 +127,7 @@ class DeviceAdamWTest : public testing::Test {
 
 const std::vector<std::size_t> kSizes = {40000, 7, 0, 8192, 8193, 3, 16390, 1};
 
-// A step of both from the same numbers. sizes: sums of the terms of m, without their signs.
+// Compares a step of both from the same state. sizes: running sums of the absolute terms of m.
 void expect_same_step(Optimizer& device, const AdamWOptions& options, double clip,
                       std::vector<Floats>& values, std::vector<Floats>& ms, std::vector<Floats>& vs,
                       std::vector<Floats>& sizes, const std::vector<Floats>& gradients,
@@ -152,7 +153,8 @@ void expect_same_step(Optimizer& device, const AdamWOptions& options, double cli
     const Floats m = device.get(device.tensors[t].m, kSizes[t]);
     const Floats v = device.get(device.tensors[t].v, kSizes[t]);
     for (std::size_t i = 0; i < kSizes[t]; ++i) {
-      // Some roundings of f32: of all terms of m, which may cancel, and of the step.
+      // The tolerance is a few roundings of f32, in all terms of m, which may cancel, and in the
+      // step.
       sizes[t][i] =
           0.9f * sizes[t][i] + 0.1f * static_cast<float>(scale * std::abs(gradients[t][i]));
       ASSERT_NEAR(m[i], ms[t][i], 6e-7 * sizes[t][i]);
@@ -243,7 +245,7 @@ TEST_F(DeviceAdamWTest, ChangesNothingFromAStepThatIsNoNumberOn) {
       EXPECT_EQ(device.step(2, 0.1).skipped, 1);
       EXPECT_EQ(state(), good);
       EXPECT_EQ(device.keeps_rounded(), true) << "no copy of what was not written";
-      // And a good one after it.
+      // A step with finite gradients follows.
       device.put(device.tensors[4].gradient, noise(kSizes[4], 9));
       device.loss(1.0f, true);
       const DeviceAdamWReport after = device.step(3, 0.1);

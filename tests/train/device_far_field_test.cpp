@@ -1,5 +1,5 @@
-// Training with the far field on a GPU: dense steps to the bit, far-field ones about the same, and
-// the same bits resumed. Skips without a Hopper GPU.
+// Tests training with the far field on a GPU: dense steps have the same bits as without it,
+// far-field steps similar losses, and resumed runs the same bits. Skips without a Hopper GPU.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -80,7 +80,7 @@ TEST_P(DeviceFarTrainer, AResumedRunHasTheSameBits) {
   const TrainOptions o = options(GetParam());
   Trainer whole = trainer(o);
   const std::vector<double> expected = losses(whole, 9);
-  for (const int half : {4, 7}) {  // while the order waits, and after
+  for (const int half : {4, 7}) {  // before the new order is used, and after
     SCOPED_TRACE(half);
     Trainer first = trainer(o), second = trainer(o);
     std::vector<double> parts = losses(first, half);

@@ -1,5 +1,5 @@
-// Ranks that share the steps of a run on a GPU: threads that share one card, since tests have no
-// more. Skips without a GPU.
+// Tests ranks that share the steps of a run on a GPU. They are threads on a single GPU. Skips
+// without a GPU.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::seconds;
 
-// The driver, for what users' own communicators do with it.
+// Calls of the CUDA driver, as users' communicators make them.
 class Driver {
  public:
   void synchronize(void* stream) const { check(synchronize_(stream)); }
@@ -45,7 +45,7 @@ class Driver {
       found<int (*)(std::uint64_t, std::uint64_t, std::size_t, void*)>("cuMemcpyDtoDAsync_v2");
 };
 
-// Copies from the other ranks' memory, once all have written it and until all have read it.
+// Makes a communicator that copies from the other ranks' memory, between two barriers.
 std::shared_ptr<Communicator> on_one_card(const std::shared_ptr<Communicator>& host) {
   const auto exchange = [host](const void* mine, void* to, std::size_t bytes, std::size_t offset,
                                void* stream) {
@@ -113,7 +113,7 @@ struct Left {
   bool operator==(const Left&) const = default;
 };
 
-// Steps as a run takes them: the next one starts before the last one's result is asked for.
+// Runs steps as a training run does: the next step starts before the last result is requested.
 Left run(Trainer& trainer, int steps) {
   Left left;
   const auto take = [&](const std::optional<StepResult>& result) {
@@ -213,7 +213,7 @@ TEST_F(DeviceRanksTest, GoOnFromACheckpointAsOneRun) {
        }))
     EXPECT_EQ(outcome.text, "");
   for (const Left& left : rest) EXPECT_EQ(left.values, whole.values);
-  // And one rank with the batches of both.
+  // One rank resumes with the batches of both.
   TrainOptions one = options();
   one.accumulate = 2;
   const std::unique_ptr<Trainer> alone = trainer_of(one, model);
@@ -221,7 +221,8 @@ TEST_F(DeviceRanksTest, GoOnFromACheckpointAsOneRun) {
   EXPECT_NEAR(run(*alone, 5).losses[4], rest[0].losses[4], 2e-4);
 }
 
-// Heads over ranks are captured with their exchanges: GPUs of their own, by NCCL.
+// Vocabulary-parallel heads are captured with their exchanges, which needs NCCL and a GPU for each
+// rank.
 class DeviceShardedHead : public TestFolder {
  protected:
   static constexpr int kRanks = 2;
@@ -316,7 +317,7 @@ TEST_F(DeviceShardedHead, TakesLessMemoryThanAWholeOne) {
   };
   TrainOptions whole = sharded();
   whole.shard_head = false;
-  // Half of the head's gradient, f32, and of its copy.
+  // The difference is half of the head's f32 gradient and of its bf16 copy.
   EXPECT_NEAR(taken(whole) - taken(sharded()), 65536 / 2 * 64 * (4.0 + 2.0), 1e5);
 }
 

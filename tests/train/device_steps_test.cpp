@@ -1,4 +1,4 @@
-// Steps on a GPU are enqueued, and nothing waits for them but what asks for their losses.
+// Tests that steps on a GPU are asynchronous: only a request for losses waits.
 #include "train/device_steps.h"
 
 #include <dlfcn.h>
@@ -20,7 +20,8 @@ namespace {
 
 constexpr std::int64_t kVocab = 300, kLength = 16, kRows = 2;
 
-// Holds up a stream until it is opened, or for so long that a caller who waits for it is found out.
+// Blocks a stream until it is opened, or until a timeout that reveals a caller who waits for the
+// stream.
 class Gate {
  public:
   explicit Gate(void* stream) {
@@ -32,7 +33,7 @@ class Gate {
     const Function wait = [](void* gate) { static_cast<Gate*>(gate)->hold(); };
     if (launch(stream, wait, this) != 0) throw DeviceError("cuLaunchHostFunc failed");
   }
-  // Whether it still held.
+  // Opens the gate. Returns whether the stream was still blocked.
   bool open() {
     const std::lock_guard lock(mutex_);
     const bool held = !gave_up_;
@@ -62,7 +63,7 @@ Batch batch_at(std::int64_t first) {
   return batch;
 }
 
-// A small GPT with its steps, from the same weights every time.
+// A small GPT with its steps, always from the same weights.
 struct Steps {
   explicit Steps(std::int64_t accumulate) {
     GptConfig config;
@@ -124,7 +125,7 @@ TEST_F(DeviceStepsTest, AreStartedWithoutWaitingForTheDevice) {
       waited.start(step);
       expected.push_back(waited.steps->finish().loss);
     }
-    // As many as there are pinned buffers for.
+    // The number of steps for which there are pinned buffers.
     const std::int64_t ahead = accumulate == 1 ? 2 : 1;
     Gate gate(held.steps->stream());
     for (std::int64_t step = 1; step <= ahead; ++step) held.start(step);

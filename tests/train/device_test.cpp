@@ -1,4 +1,4 @@
-// Where a run goes, and what it takes of a GPU's memory: said without a GPU.
+// Tests the choice of the device of a run, and the memory statement for a GPU. Needs no GPU.
 #include <gtest/gtest.h>
 
 #include "logitless/bytes.h"

@@ -1,4 +1,5 @@
-// Training on a GPU against the CPU's, and what does not change a bit of it. Skips without a GPU.
+// Compares training on a GPU with the CPU, and tests options that must not change a bit. Skips
+// without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ ModelPtr small(DType dtype = DType::f32) {
   return make_gpt(config);
 }
 
-// Queries in groups, rotated by position.
+// Makes a Llama with grouped queries and rotary positions.
 ModelPtr small_llama(DType dtype) {
   LlamaConfig config;
   config.type = "llama";
@@ -63,7 +64,7 @@ TrainOptions on(DeviceKind device) {
 }
 const TrainOptions kGpu = on(DeviceKind::cuda), kCpu = on(DeviceKind::cpu);
 
-// Words that follow from the one before, most of the time.
+// Makes data in which a token mostly determines the next one.
 Dataset data(std::int64_t windows, std::uint64_t seed) {
   std::vector<std::int32_t> words = {0};
   while (std::ssize(words) < windows * kLength + 1) {
@@ -86,7 +87,8 @@ std::vector<float> all_values(const Trainer& t) {
   return all;
 }
 
-// Whether the card has as much free after `act` as before, in one of some tries: others may use it.
+// Returns whether the GPU has as much free memory after `act` as before, in one of several tries:
+// other processes may use it.
 bool keeps_free_memory(const std::function<void()>& act) {
   ContextOptions here;
   here.device = DeviceKind::cuda;
@@ -149,8 +151,9 @@ TEST_F(DeviceTrainerTest, LosesWhatTheCpuLosesInFloat) {
   EXPECT_EQ(gpu.generate({3, 24}, 5, likeliest), cpu.generate({3, 24}, 5, likeliest));
 }
 
-// Products round where bf16 does on both, but sums have other orders: what a step differs by is
-// some roundings of 2^-9 of single activations, averaged over 128 tokens, and grows with steps.
+// Both round to bf16 at the same points, but add in other orders. A step therefore differs by some
+// roundings of 2^-9 of single activations, averaged over 128 tokens; the difference grows with
+// steps.
 TEST_F(DeviceTrainerTest, LosesAboutWhatTheCpuLosesInHalf) {
   Trainer cpu = trainer(kCpu, small(DType::bf16)), gpu = trainer(kGpu, small(DType::bf16));
   const std::vector<double> a = losses(cpu, kSteps), b = losses(gpu, kSteps);
@@ -159,7 +162,7 @@ TEST_F(DeviceTrainerTest, LosesAboutWhatTheCpuLosesInHalf) {
   EXPECT_LT(b.back(), b.front() - 0.5);
 }
 
-// Sums of other orders move no loss of a whole run by a thousandth.
+// Other orders of addition change no loss of a whole run by a thousandth.
 TEST_F(DeviceTrainerTest, LosesWhatTheCpuLosesOver200Steps) {
   constexpr int kRun = 200;
   const auto run = [](TrainOptions o) {
@@ -186,7 +189,7 @@ TEST_F(DeviceTrainerTest, ALlamaLosesWhatTheCpuLoses) {
   }
 }
 
-// Of f32 numbers, in the 2-norm.
+// Returns the relative difference of f32 tensors in the 2-norm.
 double relative_2norm(const Bytes& x, const Bytes& y) {
   std::vector<float> a(x.size() / sizeof(float)), b(y.size() / sizeof(float));
   std::memcpy(a.data(), x.data(), x.size());
@@ -212,7 +215,7 @@ TEST_F(DeviceTrainerTest, RoundedWeightsChangeNoBit) {
         EXPECT_TRUE(rounded == expected) << pair.name;
         continue;
       }
-      // Loops that a cast stood between are one group, whose sums of columns have another order.
+      // Loops that were separated by a cast become one group, which adds columns in another order.
       for (std::size_t i = 0; i < expected.size(); ++i)
         EXPECT_LT(relative_2norm(rounded[i], expected[i]), 1e-4) << pair.name << " result " << i;
     }
@@ -231,7 +234,7 @@ TEST_F(DeviceTrainerTest, GivesTheSameBitsAgainAndResumed) {
     first.validate(3);
     first.save(path("half.safetensors"), "{}");
     Trainer second = trainer(kGpu, small(dtype));
-    losses(second, 2);  // what resuming has to undo
+    losses(second, 2);  // steps that resume() must undo
     second.resume(path("half.safetensors"));
     EXPECT_EQ(second.steps_done(), 7);
     EXPECT_EQ(losses(second, kSteps - 7),
@@ -293,7 +296,7 @@ TEST_F(DeviceTrainerTest, MicroBatchesMakeTheLargerBatch) {
 
 TEST_F(DeviceTrainerTest, ARunThatDivergesKeepsTheLastGoodWeights) {
   for (const bool ahead : {false, true}) {
-    // Until a rate of this size makes numbers that are none.
+    // Trains until this rate produces values that are not finite.
     TrainOptions o = kGpu;
     o.schedule = {1e20, 1e20, 0, 1000};
     o.clip = 0.0;
@@ -316,7 +319,7 @@ TEST_F(DeviceTrainerTest, ARunThatDivergesKeepsTheLastGoodWeights) {
     EXPECT_EQ(t.steps_done(), done);
     losses(good, done);
     EXPECT_EQ(all_values(t), all_values(good));
-    // The same step again says the same.
+    // Repeating the step throws the same error.
     try {
       t.step();
       ADD_FAILURE() << "nothing was thrown";
@@ -343,7 +346,7 @@ TEST_F(DeviceTrainerTest, TakesNoMemoryWhileItRuns) {
 
 TEST_F(DeviceTrainerTest, SaysWhatDoesNotFitBeforeItTakesAny) {
   TrainOptions o = kGpu;
-  o.batch = std::int64_t{1} << 21;  // hidden states of 16 GiB, dozens of them
+  o.batch = std::int64_t{1} << 21;  // hidden states of 16 GiB, in dozens of tensors
   o.chunk = false;
   EXPECT_TRUE(keeps_free_memory([&] {
     try {

@@ -1,8 +1,9 @@
-// Words of texts by a tokenizer.json, for the comparison with Hugging Face's tokenizers:
-//   encode_words TOKENIZER.json < TEXTS > WORDS
-// TEXTS: of each text its bytes' count, u32, and the bytes. WORDS: the count of those before a text
-// and them; then of each text its words' count and the words, and the count of the words' bytes and
-// the bytes; all counts u32, words i32. What was refused: exit status 1 and the message.
+// Encodes texts with a tokenizer.json, for the comparison with Hugging Face's tokenizers:
+//   encode_words TOKENIZER.json < TEXTS > IDS
+// TEXTS has for each text its count of bytes, u32, and the bytes. IDS has first the count of token
+// ids before a text, and these ids. It then has for each text the count of token ids, the ids, the
+// count of decoded bytes, and these bytes. All counts are u32, ids i32. If the tokenizer is
+// refused, the exit status is 1 and the message is printed.
 #include <cstdint>
 #include <cstdio>
 #include <exception>

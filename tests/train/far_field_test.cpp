@@ -1,4 +1,4 @@
-// Training with the far field: what resumes, what does not matter, and where it is not taken.
+// Tests training with the far field: resumed runs, options without effect, and refusals.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -86,7 +86,7 @@ TEST_P(FarTrainer, AResumedRunHasTheSameBits) {
     Trainer whole = trainer(o);
     const std::vector<double> expected = losses(whole, 8);
     ASSERT_TRUE(whole.far_field()->report().far);
-    // While the order is made, and after.
+    // Stops while the order is made, and after.
     for (const int half : accumulate == 1 ? std::vector<int>{4, 7} : std::vector<int>{5}) {
       SCOPED_TRACE(half);
       Trainer first = trainer(o), second = trainer(o);
@@ -105,7 +105,7 @@ TEST_P(FarTrainer, AResumedRunHasTheSameBits) {
   }
 }
 
-// A run of two ranks, from a checkpoint if there is one.
+// The results of one of two ranks; the run starts from a checkpoint if one is given.
 struct OfRank {
   std::vector<double> losses;
   std::string said;
@@ -164,7 +164,7 @@ TEST_F(FarTrainerTest, ThreadsDoNotMatter) {
   EXPECT_LT(one.far_field()->report().dense_steps, 7);
 }
 
-// On the CPU a batch is done again before its gradients are added to those of the batch before.
+// On the CPU a batch is recomputed before its gradients are added to those of the batch before.
 TEST_F(FarTrainerTest, AccumulatedBatchesThatMissTheErrorAreDoneAgain) {
   TrainOptions o = options();
   o.accumulate = 2;
@@ -198,8 +198,8 @@ TEST_F(FarTrainerTest, CheckpointsWithAndWithoutAFarField) {
   EXPECT_EQ(dense.steps_done(), 3);
 }
 
-// The checkpoint's rename is first: a process killed after it leaves the far field's file under the
-// name it was written with.
+// The checkpoint is renamed first: a process killed after it leaves the far field's file under its
+// temporary name.
 TEST_F(FarTrainerTest, ResumesAPairWhoseWriterWasKilledBetweenTheRenames) {
   for (const bool first_save : {true, false}) {
     SCOPED_TRACE(first_save);
@@ -222,7 +222,7 @@ TEST_F(FarTrainerTest, ResumesAPairWhoseWriterWasKilledBetweenTheRenames) {
     const int done = first_save ? 3 : 4;
     EXPECT_EQ(losses(rest, 7 - done), std::vector<double>(expected.begin() + done, expected.end()));
     EXPECT_TRUE(same_values(whole, rest));
-    // Killed before the checkpoint's rename, it leaves one that belongs to no checkpoint.
+    // A process killed before the checkpoint's rename leaves a state that belongs to no checkpoint.
     Trainer again = trainer(options());
     half.save(path("a.safetensors"), "{}");
     losses(half, 1);

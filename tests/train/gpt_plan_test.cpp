@@ -1,4 +1,4 @@
-// What a step of GPT-2 moves about in memory: nothing around attention.
+// Tests that a training step of GPT-2 copies nothing around attention.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -33,7 +33,7 @@ TEST(Gpt2Step, HasNoPadAndNoCopyAroundAttention) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const train::GptConfig config{100, 24, 32, 4, 2, true, dtype};
     CompileOptions options;
-    options.chunk = false;  // loops over such small values would be chosen by other rules
+    options.chunk = false;  // other rules would choose loops over such small values
     const CompiledProgram program =
         compile(train::build_step(*train::make_gpt(config), 3, 24), options);
     const ir::Graph graph = ir::parse(program.text()).graph;
@@ -45,7 +45,7 @@ TEST(Gpt2Step, HasNoPadAndNoCopyAroundAttention) {
       const auto* a = std::get_if<ir::Attention>(&i.what);
       if (a == nullptr) continue;
       ++attentions;
-      // Queries, keys and values side by side in rows of 96, what comes of them in rows of 32.
+      // Queries, keys and values are adjacent in rows of 96; the result has rows of 32.
       for (const ir::View* v : {&a->q, &a->k, &a->v})
         EXPECT_EQ(v->strides, (std::vector<std::int64_t>{24 * 96, 8, 96, 1}));
       EXPECT_EQ(a->out.strides, (std::vector<std::int64_t>{24 * 32, 8, 32, 1}));

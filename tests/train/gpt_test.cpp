@@ -1,4 +1,4 @@
-// The graphs of GPT-2 in the float64 interpreter, against plain loops and finite differences.
+// Compares the graphs of GPT-2 in the float64 interpreter with plain loops and finite differences.
 #include "train/gpt.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ GptConfig tiny(bool tied) {
   return config;
 }
 
-// Large enough that every part of the network matters.
+// Returns parameters large enough for every part of the network to matter.
 NamedNumbers random_parameters(const GptConfig& config) {
   NamedNumbers result;
   std::uint64_t stream = 0;
@@ -64,7 +64,7 @@ ir::Tensors inputs(const GptConfig& config, const NamedNumbers& parameters) {
   return tensors;
 }
 
-// Only those that the graph has.
+// Runs a graph with those of the tensors that it has.
 ir::Tensors run(const Graph& graph, const ir::Tensors& all) {
   ir::Tensors given;
   for (const std::string& name : graph.parameter_names()) given[name] = all.at(name);
@@ -105,7 +105,7 @@ TEST_P(GptGraphTest, LogitsAreThoseAfterTheLastToken) {
           .at("logits");
   ASSERT_EQ(logits.shape, (std::vector<std::int64_t>{kBatch, config.vocab}));
   const PlainGpt plain(config, parameters);
-  // Row 0 ends at position 1: what stands after it does not matter.
+  // Row 0 ends at position 1; later tokens have no effect.
   const Numbers first = plain.logits({kTokens.begin(), kTokens.begin() + 2});
   const Numbers second = plain.logits({kTokens.begin() + kLength, kTokens.end()});
   const auto vocab = static_cast<std::size_t>(config.vocab);
@@ -127,7 +127,7 @@ TEST_P(GptGraphTest, GradientsAreThoseOfFiniteDifferences) {
     const ir::Tensor& gradient = results.at("d_" + p.name);
     ASSERT_EQ(gradient.shape, p.shape);
     const auto count = static_cast<std::size_t>(p.numel());
-    // Some elements of each; all of a vector.
+    // Checks some elements of each matrix, and all of a vector.
     for (std::size_t i = 0; i<count; i += count> 24 ? 7 : 1) {
       NamedNumbers moved = parameters;
       const auto loss_at = [&](double by) {

@@ -1,4 +1,4 @@
-// What the variables of torchrun, Open MPI, MPICH and Slurm mean.
+// Tests the variables of torchrun, Open MPI, MPICH and Slurm.
 #include "train/launched_rank.h"
 
 #include <gtest/gtest.h>
@@ -83,7 +83,7 @@ TEST(LaunchedRank, OfMpi) {
                      {"MPI_LOCALNRANKS", "2"},
                      {"MASTER_PORT", "1"}};
   expect(intel, {0, 2, 0, "127.0.0.1", 1, "PMI_SIZE"});
-  // Old versions tell nothing of the host.
+  // Old versions give no variables of the host.
   intel.erase("MPI_LOCALRANKID");
   intel.erase("MPI_LOCALNRANKS");
   intel["MASTER_ADDR"] = "a";
@@ -97,7 +97,7 @@ TEST(LaunchedRank, OfSlurm) {
   srun["SLURM_NNODES"] = "2";
   EXPECT_EQ(refusal(srun),
             "MASTER_ADDR: expected the host of rank 0, since SLURM_NTASKS is 3, got nothing");
-  // A batch script is one process, however many the job may start.
+  // A batch script is one process, whatever the size of the job.
   srun.erase("SLURM_STEP_ID");
   EXPECT_FALSE(find(srun));
 }
@@ -108,7 +108,8 @@ TEST(LaunchedRank, NamesOfJobs) {
     return find(variables)->job;
   };
   EXPECT_EQ(job(torchrun(), {}), "");
-  EXPECT_EQ(job(torchrun(), {{"TORCHELASTIC_RUN_ID", "none"}}), "");  // torchrun's own word
+  EXPECT_EQ(job(torchrun(), {{"TORCHELASTIC_RUN_ID", "none"}}),
+            "");  // torchrun's value for no name
   EXPECT_EQ(job(torchrun(), {{"TORCHELASTIC_RUN_ID", "7f"}}), "7f");
   EXPECT_EQ(job(torchrun(), {{"TORCHELASTIC_RUN_ID", std::string(99, 'x')}}), std::string(63, 'x'));
   EXPECT_EQ(job(torchrun(), {{"TORCHELASTIC_RUN_ID", "7f"}, {"LOGITLESS_JOB", "a"}}), "a");
@@ -128,7 +129,7 @@ TEST(LaunchedRank, NamesOfJobs) {
   EXPECT_EQ(refusal(variables), "LOGITLESS_JOB: expected 63 bytes at most, got 64");
 }
 
-// torchrun under srun or mpirun, as clusters start it.
+// Clusters start torchrun under srun or mpirun.
 TEST(LaunchedRank, TheInnermostLauncherCounts) {
   Variables both = torchrun();
   both["SLURM_PROCID"] = "0";

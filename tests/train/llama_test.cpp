@@ -1,5 +1,5 @@
-// Llama and Qwen: the tables of positions, the graphs in the float64 interpreter, and config.json.
-// That they compute what transformers does is tested in tests/python/train.
+// Tests Llama and Qwen: the tables of positions, the graphs in the float64 interpreter, and
+// config.json. tests/python/train compares the models with transformers.
 #include "train/llama.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ LlamaConfig tiny(const std::string& type, bool tied) {
 
 // --- positions
 
-// The table's numbers against angles in long double.
+// Compares the tables with angles in long double.
 TEST(RopeTest, TablesAreRoundedOnce) {
   const std::int64_t size = 64, length = 131072;
   const double theta = 500000.0;
@@ -52,7 +52,7 @@ TEST(RopeTest, TablesAreRoundedOnce) {
           std::pow(static_cast<long double>(theta), -2.0L * static_cast<long double>(i) / size);
       const long double angle = static_cast<long double>(t) * frequency;
       const auto at = static_cast<std::size_t>(t * (size / 2) + i);
-      // Half a unit of the last place of f32, and the angle's own error in double.
+      // The bound is half a unit in the last place of f32, and the angle's error in double.
       constexpr double kBound = 0x1p-25 + 1e-10;
       EXPECT_NEAR(tables.cos[at], static_cast<double>(std::cos(angle)), kBound) << t << " " << i;
       EXPECT_NEAR(tables.sin[at], static_cast<double>(std::sin(angle)), kBound) << t << " " << i;
@@ -96,7 +96,7 @@ ir::Tensor row_of(const std::vector<std::int64_t>& values, std::vector<std::int6
   return {std::move(shape), std::vector<double>(values.begin(), values.end())};
 }
 
-// Large enough that every part of the network matters.
+// Returns inputs large enough for every part of the network to matter.
 ir::Tensors inputs(const Model& model) {
   ir::Tensors tensors;
   std::uint64_t stream = 0;
@@ -176,7 +176,7 @@ TEST_P(LlamaGraphTest, GradientsAreThoseOfFiniteDifferences) {
 TEST_P(LlamaGraphTest, LogitsAreThoseAfterTheLastToken) {
   const ModelPtr m = model();
   ir::Tensors in = inputs(*m);
-  // One target in each row, at the position of its last token.
+  // Each row has one target, at the position of its last token.
   const std::int64_t none = kIgnoredTarget;
   in["targets"] = row_of({none, 7, none, none, none, none, none, 2}, {kBatch, kLength});
   const double total = run(build_loss(*m, kBatch, kLength), in).at("loss").data[0];
@@ -195,7 +195,7 @@ TEST_P(LlamaGraphTest, PositionsMatterByTheirDistance) {
   const ModelPtr m = model();
   ir::Tensors in = inputs(*m);
   const double loss = run(build_loss(*m, kBatch, kLength), in).at("loss").data[0];
-  // The same angle added to all positions changes nothing, another for each does.
+  // Adding one angle to all positions changes nothing; adding a different one to each does.
   for (const double by : {0.7, 0.0}) {
     ir::Tensors moved = in;
     std::vector<double>&cos = moved.at("rope.cos").data, &sin = moved.at("rope.sin").data;
@@ -233,7 +233,7 @@ TEST(LlamaConfigTest, PresetsHaveTheSizesOfTheirNames) {
     for (const Parameter& p : make_llama(llama_preset(name))->parameters()) total += p.numel();
     return total;
   };
-  // What transformers counts in models of the released configurations.
+  // The numbers of parameters that transformers counts for the released configurations.
   EXPECT_EQ(count("llama-2-7b"), 6738415616);
   EXPECT_EQ(count("llama-3.1-8b"), 8030261248);
   EXPECT_EQ(count("llama-3.2-1b"), 1235814400);
@@ -304,13 +304,13 @@ TEST(LlamaConfigTest, HasTransformersDefaults) {
   EXPECT_EQ(parse_llama_config(json).head_size, 128);
   json["architectures"] = {"Qwen2ForCausalLM"};
   json["model_type"] = "qwen2";
-  // A window that is named and not used.
+  // A sliding window that is configured and not used.
   json["sliding_window"] = 4096;
   json["use_sliding_window"] = false;
   config = parse_llama_config(json);
   EXPECT_TRUE(config.qkv_bias);
   EXPECT_FALSE(config.out_bias);
-  // Positions as transformers 4 and 5 write them.
+  // The position fields of transformers 4 and 5.
   const Json scaling = {{"rope_type", "llama3"},
                         {"factor", 8.0},
                         {"low_freq_factor", 1.0},

@@ -1,4 +1,4 @@
-// GPT-2 written down once more, in plain double loops: what the graphs are compared with.
+// A reference GPT-2 in plain loops in double, with which the graphs are compared.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@ class PlainGpt {
   PlainGpt(const GptConfig& config, const NamedNumbers& parameters)
       : config_(config), parameters_(parameters) {}
 
-  // Logits [T, V] of one row of tokens.
+  // Returns the logits [T, V] of one row of tokens.
   Numbers logits(const std::vector<std::int64_t>& tokens) const {
     const std::size_t length = tokens.size(), dim = size(config_.dim), vocab = size(config_.vocab);
     Numbers x(length * dim);
@@ -53,7 +53,7 @@ class PlainGpt {
     return z;
   }
 
-  // Sum over the targets of one row that are not ignored.
+  // Returns the sum over the targets of one row that are not ignored.
   double loss(const std::vector<std::int64_t>& tokens,
               const std::vector<std::int64_t>& targets) const {
     const Numbers z = logits(tokens);
@@ -105,7 +105,7 @@ class PlainGpt {
     return y;
   }
 
-  // Causal attention of qkv [T, 3 D].
+  // Returns causal attention of qkv [T, 3 D].
   Numbers mixed(const Numbers& qkv, std::size_t length) const {
     const std::size_t dim = size(config_.dim), heads = size(config_.heads), width = dim / heads;
     const auto part = [&](std::size_t t, std::size_t which, std::size_t head, std::size_t d) {

@@ -1,4 +1,5 @@
-// Who updates what: every element once, on some rank, whole and aligned where programs read it.
+// Tests the sharding of parameters: one rank updates each element, and tensors that programs read
+// are contiguous and aligned.
 #include "train/rank_pieces.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +54,7 @@ TEST(RankPiecesTest, OwnEquallyMuch) {
   }
 }
 
-// 1001 rows of 24; the unit of rows is 8.
+// Adds a row-sharded tensor of 1001 rows of 24 elements; the unit of rows is 8.
 RankPieces with_own_rows(int rank, int ranks, bool rounded) {
   std::vector<std::size_t> counts = kCounts;
   std::vector<ParameterUse> uses = kUses;
@@ -79,7 +80,8 @@ TEST(RankPiecesTest, RowsOfTheirOwnAreExchangedByNobody) {
             EXPECT_LT(s.at, pieces.shared_end());
             continue;
           }
-          // From its first row on, without gaps, in what is here and in what it owns.
+          // The slices cover the rank's rows without gaps, both in the local part of the set and in
+          // the shard.
           const std::size_t first = pieces.first_here(2);
           EXPECT_EQ(s.begin, static_cast<std::size_t>(rows.first) * 24 + updated);
           EXPECT_EQ(s.at, first + updated);
@@ -138,7 +140,7 @@ TEST(RankPiecesTest, KeepWholeWhatProgramsRead) {
       EXPECT_LE(pieces.master_of(s) + s.count, pieces.masters());
       EXPECT_EQ(pieces.master_of(s) < pieces.owned_before_masters(), !kUses[s.tensor].master);
     }
-    // Masters that nothing reads whole: a piece of them.
+    // A rank holds only its shard of masters that programs do not read.
     EXPECT_LT(pieces.owned_before_masters(),
               (64 + 12345 + 4096) / static_cast<std::size_t>(ranks) + 1024);
   }
@@ -161,7 +163,7 @@ TEST(RankPiecesTest, OfOneRankAreTheTensorsInTheirOrder) {
   EXPECT_EQ(pieces.layout().end, at);
 }
 
-// --- Buckets whose gradients are whole.
+// --- Buckets with complete gradients
 
 TEST(GradientBucketsTest, AreWholeWithTheLastOfTheirTensors) {
   for (const int ranks : {1, 2, 3, 8}) {

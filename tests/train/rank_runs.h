@@ -1,4 +1,4 @@
-// Runs of trainers that share their steps, as threads on the CPU, and what they leave.
+// Runs trainers that share their steps, as threads on the CPU, and collects their results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace logitless::train {
 
-// What a run of some steps leaves.
+// The results of a run of some steps.
 struct Left {
   std::vector<double> losses, norms;
   std::vector<float> values;
@@ -47,7 +47,7 @@ inline double furthest(const std::vector<float>& a, const std::vector<float>& b)
 
 using MakeTrainer = std::function<std::unique_ptr<Trainer>(const TrainOptions&)>;
 
-// Of each rank; `act` has the trainer of a rank, and what it throws aborts the group.
+// Runs act(trainer) on each rank and returns the outcomes; an exception of `act` aborts the group.
 template <typename Act>
 std::vector<Outcome> on_ranks(int ranks, const TrainOptions& o, const MakeTrainer& make,
                               const Act& act) {

@@ -1,4 +1,4 @@
-// Ranks that share the steps of a run, as threads on the CPU.
+// Tests ranks that share the steps of a run, as threads on the CPU.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -18,7 +18,7 @@ TrainOptions options() {
   o.batch = 2;
   o.schedule = {3e-3, 1e-3, 2, 20};
   o.threads = 1;
-  o.bucket = 4096;  // several, and some that tensors share
+  o.bucket = 4096;  // several buckets, some with several tensors
   return o;
 }
 
@@ -52,7 +52,7 @@ TEST_F(RanksTest, LearnWhatOneRankLearnsOfAllTheirBatches) {
         EXPECT_NEAR(left[0].norms[step] / expected.norms[step], 1.0, 1e-4);
       }
       EXPECT_NEAR(left[0].validation, expected.validation, 2e-5);
-      // Adam's first steps are a rate long in whatever direction rounding gives.
+      // Adam's first steps have the length of the rate, in a direction that depends on rounding.
       EXPECT_LT(furthest(left[0].values, expected.values), 2e-3);
     }
   }
@@ -91,7 +91,7 @@ TEST_F(RanksTest, GoOnFromACheckpointAsOneRunInAnyNumber) {
   EXPECT_EQ(rest[0].values, whole.values);
   EXPECT_EQ(rest[1].values, whole.values);
 
-  // One rank with the batches of two, and four with half of them each.
+  // One rank resumes with the batches of two, and four ranks with half of them each.
   TrainOptions one = options();
   one.accumulate = 2;
   const std::unique_ptr<Trainer> alone = trainer_of(one);

@@ -1,4 +1,4 @@
-// The thread that reads beside the steps: order, restarts, errors.
+// Tests the prefetching thread: order, restarts, errors.
 #include "train/read_ahead.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kSlots = 3;
 constexpr std::int64_t kStride = 4;
 
-// Slots of one number each.
+// A reader with slots of one number each.
 struct Numbers {
   std::array<std::int64_t, kSlots> slots{};
   std::atomic<std::int64_t> reads{0}, bad{-1};
@@ -27,7 +27,7 @@ struct Numbers {
   std::int64_t next(std::int64_t position) {
     const std::size_t slot = ahead.take(position);
     const std::int64_t found = slots[slot];
-    slots[slot] = -1;  // the caller's until it is given back
+    slots[slot] = -1;  // belongs to the caller until it is given back
     ahead.give_back(slot);
     return found;
   }

@@ -1,4 +1,4 @@
-// Steps of models in less memory: values computed again by products and attention.
+// Tests training steps in less memory, in which GEMMs and attention are recomputed.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -17,7 +17,7 @@ CompileOptions plain() {
   return options;
 }
 
-// Small enough that no value is infinite.
+// Returns inputs small enough that no value is infinite.
 ir::Tensors inputs_of(const CompiledProgram& program) {
   ir::Tensors inputs = random_inputs(CompilerAccess::state(program).graph, 5);
   for (const CompiledProgram::Tensor& t : program.parameters()) {

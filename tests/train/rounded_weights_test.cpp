@@ -1,4 +1,5 @@
-// Programs that read rounded copies of weights compute what those compute that round them.
+// Tests that programs which read rounded copies of weights compute the same as those which round
+// them.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -58,7 +59,8 @@ ModelPtr llama(bool tied) {
   return make_llama(config);
 }
 
-// Without loops: which are formed depends on memory, which copies change, and they cut sums.
+// Without loops: copies change the memory, which decides the loops, and loops change the order of
+// sums.
 TEST(RoundedWeightsTest, ChangeNoBit) {
   for (const ModelPtr& model : {gpt(true), gpt(false), llama(true), llama(false)}) {
     for (const ProgramPair& pair : program_pairs(*model)) {
@@ -72,7 +74,8 @@ TEST(RoundedWeightsTest, ChangeNoBit) {
   }
 }
 
-// What nobody reads is no parameter; a table of words that is the head's too is read both ways.
+// Parameters that are not read are dropped. A token embedding that is also the head's weight is
+// read as master and as copy.
 TEST(RoundedWeightsTest, AreReadInsteadOfTheirMasters) {
   const auto expect = [](const ModelPtr& model, const std::string& words) {
     for (const bool step : {true, false}) {

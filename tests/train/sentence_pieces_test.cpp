@@ -1,5 +1,4 @@
-// Tokenizers of SentencePiece that were made elsewhere: words, what is refused, what goes with an
-// export.
+// Tests imported SentencePiece tokenizers: words, refusals, and the files of an export.
 #include "train/sentence_pieces.h"
 
 #include <fmt/format.h>
@@ -30,7 +29,8 @@ namespace {
 namespace fs = std::filesystem;
 using Options = std::map<std::string, std::string>;
 
-// Words, blanks, blank lines, characters that maps change, and others that no piece has.
+// Returns a text with words, blanks, blank lines, characters that maps change, and others without a
+// piece.
 std::string text_of(int seed) {
   std::ostringstream text;
   for (std::uint64_t i = 0; i < 300; ++i) {
@@ -51,7 +51,7 @@ struct Sentences : sentencepiece::SentenceIterator {
   sentencepiece::util::Status status() const override { return {}; }
 };
 
-// A serialised model.
+// Trains a model and returns it serialised.
 std::string trained(const Options& more) {
   std::unordered_map<std::string, std::string> options = {{"model_type", "bpe"},
                                                           {"vocab_size", "350"},
@@ -93,7 +93,7 @@ const std::map<std::string, Options> kForms = {
 
 class SentencePiecesTest : public TestFolder {};
 
-// The words of a text are those of the library for the whole of it, whatever is done by lines.
+// The words of a text equal the library's for the whole text, also where it is tokenised by lines.
 TEST_F(SentencePiecesTest, WordsAreTheLibrarys) {
   for (const auto& [name, options] : kForms) {
     SCOPED_TRACE(name);
@@ -126,7 +126,7 @@ TEST_F(SentencePiecesTest, RefusesWhatWouldFailAfterTheRun) {
   expect_message([&] { tokenizer_of("no model"); }, "tokenizer: expected a SentencePiece model");
   const std::string good = trained({});
   const SentencePieceModel model = parse_sentence_pieces(good);
-  const std::size_t id = 280;  // of a piece of letters
+  const std::size_t id = 280;  // id of a piece of letters
   const std::string& text = model.pieces[id].text;
   const std::size_t at = good.find(text);
   ASSERT_NE(at, std::string::npos);
@@ -141,7 +141,7 @@ TEST_F(SentencePiecesTest, RefusesWhatWouldFailAfterTheRun) {
   expect_message([&] { tokenizer_of(bad); }, "found no number as score of piece");
 }
 
-// Maps of characters that lead out of their own bytes, on which the library walks without bounds.
+// Maps of characters that lead outside their bytes; the library walks them without bounds checks.
 TEST_F(SentencePiecesTest, RefusesHostileMapsOfCharacters) {
   const std::string good = trained({{"normalization_rule_name", "nmt_nfkc"}});
   const std::string map = parse_sentence_pieces(good).normalizer.charsmap;
@@ -169,7 +169,7 @@ TEST_F(SentencePiecesTest, RefusesHostileMapsOfCharacters) {
   std::string other = map;
   other.back() = 'x';
   expect_message([&] { tokenizer_of(with_map(other)); }, damaged);
-  // Every child of the root leads to the root: a loop.
+  // Every child of the root is the root: a loop.
   other = map;
   for (std::uint32_t c = 1; c < 256; ++c) {
     const std::uint32_t unit = c | c << 10;
@@ -178,7 +178,7 @@ TEST_F(SentencePiecesTest, RefusesHostileMapsOfCharacters) {
   const std::uint32_t root = 0;
   std::memcpy(other.data() + 4, &root, 4);
   expect_message([&] { tokenizer_of(with_map(other)); }, damaged);
-  // Damage anywhere is refused, or harmless.
+  // Any damage is refused, or harmless.
   const std::string text = text_of(1) + "\xef\xac\x81\xe2\x91\xa0\xe3\x8d\xbf";
   int refused = 0;
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
@@ -204,7 +204,7 @@ std::string field(char key, const std::string& bytes) {
   return std::string(1, key) + varint(bytes.size()) + bytes;
 }
 
-// A field of a type that the library skips does not hide the map that it reads.
+// A field with a type that the library skips does not hide the map that it reads.
 TEST_F(SentencePiecesTest, ReadsTheMapThatTheLibraryReads) {
   const std::string hostile = field('\x12', std::string(64, '\xff'));
   const std::string hidden = hostile + field('\x32', "") + std::string("\x10\x00", 2);
@@ -215,7 +215,7 @@ TEST_F(SentencePiecesTest, ReadsTheMapThatTheLibraryReads) {
   expect_message([&] { parse_sentence_pieces(later); }, "a damaged map of characters");
 }
 
-// As long a piece as a file may have has a merge at each of two cuts and is looked for at no other.
+// The longest piece of a file has a merge at each of two cuts, and is searched at no other cut.
 TEST_F(SentencePiecesTest, LongPiecesAreExported) {
   SentencePieceModel model;
   model.type = SentencePieceModel::Type::bpe;

@@ -1,4 +1,4 @@
-// Trainers whose ranks have a share of the head's words each.
+// Tests trainers with a vocabulary-parallel head.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -24,7 +24,7 @@ TrainOptions options(bool shard_head) {
   return o;
 }
 
-// Logits are enough for the head engine; no number of ranks divides the words.
+// The logits are large enough for the head engine; no number of ranks divides the vocabulary.
 ModelPtr model(bool tied = false) {
   GptConfig config;
   config.vocab = 8219;
@@ -52,9 +52,9 @@ TEST_F(ShardedHeadTest, LearnsWhatAWholeOneDoes) {
       EXPECT_NEAR(left[0].losses[step], expected.losses[step], 2e-5) << ranks << " ranks";
       EXPECT_NEAR(left[0].norms[step] / expected.norms[step], 1.0, 1e-4);
     }
-    // Of 5 windows some ranks have none in the last round.
+    // With 5 windows some ranks have none in the last round.
     EXPECT_NEAR(left[0].validation, expected.validation, 2e-5);
-    // Adam's first steps are a rate long in whatever direction rounding gives.
+    // Adam's first steps have the length of the rate, in a direction that depends on rounding.
     EXPECT_LT(furthest(left[0].values, expected.values), 2e-3);
     for (const Left& other : left) EXPECT_EQ(other, left[0]);
   }
@@ -86,7 +86,7 @@ TEST_F(ShardedHeadTest, GoesOnFromACheckpointInAnyNumber) {
   EXPECT_EQ(rest[1].values, whole.values);
   EXPECT_EQ(rest[0].validation, whole.validation);
 
-  // One rank with the batches of two, and two with the whole head each.
+  // One rank resumes with the batches of two, and two ranks with the full head each.
   TrainOptions one = options(true);
   one.accumulate = 2;
   const std::unique_ptr<Trainer> alone = trainer_of(one);
@@ -167,7 +167,7 @@ TEST_F(ShardedHeadTest, IsRefusedByName) {
   TrainOptions small = options(true);
   small.memory_budget = 1000;
   refused(small, trainer_of, "leave too little of a budget of 1000 B");
-  // Where the losses are no head of the engine all ranks say so.
+  // Without a head operation in the program all ranks throw.
   TrainOptions loops = options(true);
   loops.head_engine = false;
   for (const Outcome& outcome : on_ranks(2, loops, trainer_of, [](Trainer&) {})) {

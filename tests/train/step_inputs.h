@@ -1,4 +1,4 @@
-// What the programs of a model are run on in tests: weights, their rounded copies, words.
+// Inputs of a model's programs in tests: weights, their rounded copies, tokens.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ namespace logitless::train {
 
 using Bytes = std::vector<std::byte>;
 
-// bf16 bits of the nearest, to even.
+// Returns the bits of the nearest bf16, ties to even.
 inline std::uint16_t nearest_bf16(float value) {
   std::uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Of each parameter of the program, in its order.
+// Returns the inputs in the order of the program's parameters.
 inline std::vector<Bytes> step_inputs(const Model& model, const CompiledProgram& program) {
   std::map<std::string, std::vector<float>> floats;
   const std::vector<Parameter> list = model.parameters();
@@ -66,7 +66,7 @@ inline std::vector<Bytes> step_inputs(const Model& model, const CompiledProgram&
   return inputs;
 }
 
-// The programs of a model over four rows of 32 words, both ways.
+// The programs of a model over four rows of 32 tokens, in both forms.
 struct ProgramPair {
   std::string name;
   Graph masters, rounded;

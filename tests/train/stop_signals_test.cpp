@@ -1,4 +1,5 @@
-// The first signal is kept, the second ends the process, and what was ignored stays ignored.
+// Tests that the first signal is recorded, that the second ends the process, and that ignored
+// signals stay ignored.
 #include "train/stop_signals.h"
 
 #include <gtest/gtest.h>

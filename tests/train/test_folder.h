@@ -1,4 +1,4 @@
-// What tests of files share: a folder of its own for each test, gone with it, and refusals.
+// Shared by tests of files: a temporary folder for each test, and the check of errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class TestFolder : public testing::Test {
   std::filesystem::path root_;
 };
 
-// That an InvalidArgument with this text in it is thrown.
+// Expects `act` to throw an InvalidArgument whose message contains `text`.
 inline void expect_message(const std::function<void()>& act, const std::string& text) {
   try {
     act();

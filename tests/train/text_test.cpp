@@ -1,4 +1,4 @@
-// Text found on the machine, its tokenizer and its cache.
+// Tests the text of a machine, its tokenizer and its cache.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ class TextTest : public TestFolder {
     options.max_file_bytes = 5000;
     return read_corpus(options);
   }
-  // Different text for each number, with words to find.
+  // Returns a different text for each number, with recurring words.
   static std::string lines(int number, int count) {
     std::string text;
     for (int i = 0; i < count; ++i) {
@@ -104,7 +104,7 @@ TEST_F(CorpusTest, SaysWhatIsMissing) {
   }
 }
 
-// One for each start of a character that is cut short, and for each other byte.
+// One U+FFFD replaces each start of a truncated character, and each other byte.
 TEST(Utf8Test, ReplacesWhatIsNoCharacter) {
   const std::string mark = "\xef\xbf\xbd";
   const std::pair<std::string, std::string> cases[] = {
@@ -115,7 +115,7 @@ TEST(Utf8Test, ReplacesWhatIsNoCharacter) {
       {"\xff\xfe", mark + mark},
       {"\xed\xa0\x80", mark + mark + mark},             // a surrogate
       {"\xc0\x80\xe0\x80", mark + mark + mark + mark},  // overlong
-      {"\xf4\x90\x80\x80", mark + mark + mark + mark},  // beyond the last
+      {"\xf4\x90\x80\x80", mark + mark + mark + mark},  // beyond the last code point
       {"\xe2\x82\xf0\x9f\x98\x80", mark + "\xf0\x9f\x98\x80"},
   };
   for (const auto& [text, expected] : cases) EXPECT_EQ(replace_invalid_utf8(text), expected);
@@ -131,7 +131,7 @@ TEST_F(TokenizerTest, KeepsEveryByteOfTheText) {
       "  two blanks,\ttab,\t\t\t\t\t\tsix tabs, end  \n\n\n   ",
       "CR LF\r\n\r\nnever seen: \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80 \x01\x7f",
       std::string(5000, 'x') + std::string(3000, ' ') + "\n",
-      "\xe2\x82\xac" + std::string(1022, 'a') + "\xe2\x82\xac\xe2\x82\xac",  // cut inside neither
+      "\xe2\x82\xac" + std::string(1022, 'a') + "\xe2\x82\xac\xe2\x82\xac",  // no character is cut
       "",
   };
   for (const std::string& text : texts) {
@@ -161,7 +161,7 @@ TEST_F(TokenizerTest, IsTheSameFromTheTextAndFromTheCache) {
   EXPECT_NE(tokenize(corpus, 401, (root_ / "cache").string(), 2, say).key, kept.key);
 }
 
-// Words of the vocabulary, but not those that were written.
+// The damaged words are in the vocabulary, but are not those that were written.
 TEST_F(TokenizerTest, MakesADamagedCacheAgain) {
   for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
   const Corpus corpus = read();
@@ -188,7 +188,7 @@ TEST_F(TokenizerTest, MakesADamagedCacheAgain) {
   EXPECT_EQ(again.key, made.key);
 }
 
-// Nothing is built of a tokenizer that is not the one that was written.
+// A tokenizer in the cache is not loaded if it differs from the one that was written.
 TEST_F(TokenizerTest, ChecksACacheBeforeItIsUsed) {
   for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
   const Corpus corpus = read();
@@ -216,7 +216,7 @@ TEST_F(TokenizerTest, ChecksACacheBeforeItIsUsed) {
   write_safetensors(cache.string(), tensors, file.metadata());
   again("is not as it was written");
 
-  // What another user may have planted, and a link to a file of this one's.
+  // Files that another user may have planted, and a link to a file of this user.
   fs::copy_file(cache, root_ / "mine");
   fs::remove(cache);
   fs::create_symlink(root_ / "mine", cache);
@@ -229,7 +229,7 @@ TEST_F(TokenizerTest, ChecksACacheBeforeItIsUsed) {
     ASSERT_EQ(chown(cache.c_str(), 65534, 65534), 0);
     again("may have been written by another user");
   }
-  // A folder that others may write is neither read nor written.
+  // A folder that other users may write is neither read nor written.
   fs::permissions(root_ / "cache", fs::perms::others_write, fs::perm_options::add);
   fs::remove(cache);
   said.clear();
@@ -238,7 +238,7 @@ TEST_F(TokenizerTest, ChecksACacheBeforeItIsUsed) {
   EXPECT_TRUE(fs::is_empty(root_ / "cache"));
 }
 
-// The words of another tokenizer, which has its own place in the cache.
+// The words are those of an imported tokenizer, which has a separate cache entry.
 TEST_F(TokenizerTest, TakesATokenizerMadeElsewhere) {
   for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
   const Corpus corpus = read();

@@ -1,4 +1,5 @@
-// Training with compiled programs: what does not change the result, and that it is one.
+// Tests training with compiled programs: it learns, and options that must not change the result do
+// not.
 #include "train/trainer.h"
 
 #include <gtest/gtest.h>
@@ -221,7 +222,7 @@ TEST_F(TrainerTest, ExportedWeightsComeBack) {
   EXPECT_EQ(t.validate(5), other.validate(5));
 }
 
-// Logits of 0, so that the loss is log V, and head weights whose gradients are past fp32.
+// Logits are 0, so that the loss is log V, and the head's weights make gradients beyond fp32.
 TEST_F(TrainerTest, StopsBeforeANormThatIsNoNumber) {
   const GptConfig config = small(/*tied=*/false);
   for (const std::int64_t accumulate : {1, 2}) {

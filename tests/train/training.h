@@ -1,4 +1,4 @@
-// Steps of a trainer, and what it holds, as the tests of training compare them.
+// Runs steps of a trainer and compares parameters, for tests of training.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ inline std::vector<double> losses(Trainer& trainer, int steps) {
   return result;
 }
 
-// An order begun at step 3, tried at 5, and audits every two steps after that.
+// Returns options with an order started at step 3 and tried at 5, and with audits every two steps.
 inline FarFieldOptions quick_far_field(Accuracy accuracy) {
   FarFieldOptions o;
   o.accuracy = accuracy;
@@ -25,7 +25,7 @@ inline FarFieldOptions quick_far_field(Accuracy accuracy) {
   return o;
 }
 
-// Of all parameters, to the bit.
+// Returns whether all parameters have the same bits.
 inline bool same_values(const Trainer& a, const Trainer& b) {
   for (std::size_t i = 0; i < a.values().size(); ++i) {
     if (!std::ranges::equal(a.values()[i], b.values()[i])) return false;

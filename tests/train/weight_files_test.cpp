@@ -1,4 +1,4 @@
-// Weights in Hugging Face's files: dtypes, shards and their index, and what does not fit.
+// Tests weights in Hugging Face's files: dtypes, shards and their index, and errors.
 #include "train/weight_files.h"
 
 #include <fmt/format.h>
@@ -97,7 +97,7 @@ TEST_F(WeightFilesTest, ShardsGiveBackEveryBit) {
     EXPECT_LE(held, 1000u) << names[i];
     EXPECT_EQ(shard.metadata().at("format"), "pt");
   }
-  // Each tensor is a file of its own where none fits.
+  // Each tensor gets its own file where no two fit into one.
   const Weights other(tiny());
   saved.save(path("one.safetensors"), {DType::f32, 1});
   other.load(path("one.safetensors.index.json"));
@@ -110,7 +110,7 @@ TEST_F(WeightFilesTest, SavingReplacesWhatWasThere) {
   second.save(model(), {DType::f32, 1000});
   read.load(weights_path(root_.string()));
   EXPECT_TRUE(read == second);
-  // One file in place of shards, and shards in place of it: what is found is what was saved last.
+  // One file replaces shards, and shards replace it; a load finds the last save.
   first.save(model());
   EXPECT_EQ(weights_path(root_.string()), model());
   EXPECT_FALSE(fs::exists(index()));
@@ -127,7 +127,7 @@ TEST_F(WeightFilesTest, SixteenBitsAreRoundedOnceAndReadExactly) {
   const Weights saved(tiny(), 5);
   for (const DType dtype : {DType::bf16, DType::f16}) {
     SCOPED_TRACE(name_of(dtype));
-    // 16-bit tensors of all files but one.
+    // All tensors are 16-bit, in several files.
     saved.save(model(), {dtype, 400});
     const Weights read(tiny()), again(tiny());
     read.load(weights_path(root_.string()));
@@ -141,7 +141,7 @@ TEST_F(WeightFilesTest, SixteenBitsAreRoundedOnceAndReadExactly) {
     }
     EXPECT_LE(largest, unit);
     EXPECT_GT(largest, unit / 4.0);
-    // What is representable stays as it is.
+    // Representable values stay the same.
     read.save(path("again.safetensors"), {dtype, kShardBytes});
     again.load(path("again.safetensors"));
     EXPECT_TRUE(again == read);
@@ -149,7 +149,7 @@ TEST_F(WeightFilesTest, SixteenBitsAreRoundedOnceAndReadExactly) {
   }
 }
 
-// The tensors of one file, to be changed and written again.
+// The tensors of one file, which a test changes and writes again.
 struct Tensors {
   explicit Tensors(const std::string& path) : source(path) {
     for (const std::string& name : source.names()) list.push_back({name, source.tensor(name)});
@@ -206,7 +206,7 @@ TEST_F(WeightFilesTest, ReadsThePrefixOldBuffersAndHeads) {
   write_safetensors(path("bare.safetensors"), tensors.list, {});
   read.load(path("bare.safetensors"));
   EXPECT_TRUE(read == saved);
-  // A tied model takes a head that is the table of words, and no other.
+  // A tied model accepts a head only if it equals the token embedding.
   expect_message([&] { Weights(tiny(true)).load(path("good.safetensors")); },
                  "tensor 'lm_head.weight': expected the numbers of embed_tokens.weight");
   Tensors copied(path("good.safetensors"));
@@ -218,7 +218,7 @@ TEST_F(WeightFilesTest, ReadsThePrefixOldBuffersAndHeads) {
   const Weights tied(tiny(true)), headless(tiny());
   tied.load(path("copied.safetensors"));
   tied.load(path("headless.safetensors"));
-  // A head of its own starts as a copy where the file has none.
+  // An untied head that the file lacks starts as a copy of the embedding.
   headless.load(path("headless.safetensors"));
   EXPECT_TRUE(std::ranges::equal(headless.values[0], headless.values[headless.list.size() - 1]));
 }
@@ -251,7 +251,7 @@ TEST_F(WeightFilesTest, AnIndexIsHeldToItsShards) {
           "weight_map: 'more': there is no file '" + path("gone.safetensors"));
   write("model.safetensors.index.json", "{");
   expect_message([&] { Weights(tiny()).load(index()); }, "weight_map: expected an object");
-  // A tensor in two shards.
+  // A tensor is in two shards.
   write("model.safetensors.index.json", good.dump());
   const std::string first = fmt::format("model-00001-of-{}", file.substr(15));
   fs::copy_file(path(first), path("twice.safetensors"));

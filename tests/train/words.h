@@ -1,4 +1,4 @@
-// Data to train on that has something to learn.
+// Training data from which a model can learn.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace logitless::train {
 
 inline constexpr std::int64_t kWords = 600, kWindow = 16;
 
-// Words that follow from the one before, most of the time.
+// Makes data in which a token mostly determines the next one.
 inline Dataset words_of(std::int64_t windows, std::uint64_t seed) {
   std::vector<std::int32_t> words = {0};
   while (std::ssize(words) < windows * kWindow + 1) {
