@@ -314,7 +314,7 @@ def ipo_loss(
     log-ratio of the chosen sequence minus that of the rejected one, and beta is the paper's tau.
 
     average_log_prob: as in TRL; with False the log-ratios are sums over tokens, as in the paper. Other arguments,
-        results, memory and errors: as in ``dpo_loss``.
+    results, memory and errors: as in ``dpo_loss``.
         {head}
     """
     return dpo_loss(
@@ -340,8 +340,8 @@ def simpo_loss(
     the mean log-probability m of a sequence's tokens.
 
     beta, gamma: the defaults are those of TRL and Liger; the paper uses 2 to 2.5 and 0.3 to 1.6. alpha: weight of the
-        added mean negative log-probability of the chosen tokens (CPO-SimPO). label_smoothing: at least 0 and below 0.5.
-        Shapes, shift, memory and errors: as in ``dpo_loss``. Rewards: beta m.
+    added mean negative log-probability of the chosen tokens (CPO-SimPO). label_smoothing: at least 0 and below 0.5.
+    Shapes, shift, memory and errors: as in ``dpo_loss``. Rewards: beta m.
         {head}
     """
     options = head_of(head)
@@ -373,9 +373,9 @@ def cpo_loss(
     mean negative log-probability NLL of the chosen tokens.
 
     loss_type: "sigmoid"; "hinge", max(0, 1 - beta d); "ipo", (d - 1 / (2 beta))^2, as in TRL. alpha: TRL's cpo_alpha.
-        label_smoothing: for "sigmoid", at least 0 and below 0.5. average_log_prob: divide by the number of tokens of
-        the sequence; None: only with "ipo", as TRL does. nll_target: as in ``orpo_loss``. Shapes, shift, memory and
-        errors: as in ``dpo_loss``. Rewards: beta log pi. The NLL takes no GEMM of its own.
+    label_smoothing: for "sigmoid", at least 0 and below 0.5. average_log_prob: divide by the number of tokens of the
+    sequence; None: only with "ipo", as TRL does. nll_target: as in ``orpo_loss``. Shapes, shift, memory and errors: as
+    in ``dpo_loss``. Rewards: beta log pi. The NLL takes no GEMM of its own.
         {head}
     """
     options = head_of(head)
@@ -411,10 +411,10 @@ def orpo_loss(
     log-probability of the chosen tokens.
 
     beta: at least 0, the paper's lambda. nll_target: [2 B, T] or [B, T], int32 or int64: targets of the NLL instead of
-        the chosen sequences' own, with the same shift; they may include the prompt, as in TRL. Entries of rejected
-        sequences are ignored. A pair with an empty sequence has no odds, and adds 0 to that term (NaN in TRL). Shapes,
-        shift, memory and errors: as in ``dpo_loss``. Rewards: beta m, with the mean log-probability m. The NLL takes no
-        GEMM of its own.
+    the chosen sequences' own, with the same shift; they may include the prompt, as in TRL. Entries of rejected
+    sequences are ignored. A pair with an empty sequence has no odds, and adds 0 to that term (NaN in TRL). Shapes,
+    shift, memory and errors: as in ``dpo_loss``. Rewards: beta m, with the mean log-probability m. The NLL takes no
+    GEMM of its own.
         {head}
     """
     options = head_of(head)
