@@ -1,5 +1,5 @@
-// The loss of three tokens over five words and its gradient, computed by logitless and again by
-// hand.
+// The loss of three tokens over a vocabulary of five and its gradient, computed by logitless and
+// directly.
 #include <logitless/logitless.h>
 
 #include <array>
@@ -46,7 +46,7 @@ Result by_logitless() {
   return result;
 }
 
-// mean over tokens of log(sum_j exp z_j) - z_target, with all logits z at hand.
+// Computes the mean over tokens of log(sum_j exp z_j) - z_target from all logits z.
 Result by_hand() {
   Result result;
   for (int token = 0; token < kTokens; ++token) {

@@ -1,4 +1,4 @@
-// What the model learns from: a word of the stream and the words before it.
+// Training examples: a token of the stream and the tokens before it.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace log_bilinear {
 
-// Example e is the word at position e + context of the stream. Ids and streams outlive the object.
+// Example e is the token at position e + context of the stream. Ids and streams outlive the object.
 class Examples {
  public:
   // Throws std::runtime_error when the stream is not longer than the context.
@@ -14,7 +14,7 @@ class Examples {
 
   std::int64_t size() const { return size_; }
 
-  // contexts [count, n], the nearest word first; targets [count].
+  // Takes examples: contexts [count, n], the nearest token first; targets [count].
   void take(const std::vector<std::int64_t>& examples, std::int32_t* contexts,
             std::int32_t* targets) const;
 

@@ -9,7 +9,7 @@ namespace {
 
 using logitless::DType;
 
-// bf16, nearest, ties to even. Weights that are not finite stay so.
+// Rounds to bf16, nearest, ties to even. Weights that are not finite stay so.
 std::uint16_t round_to_bf16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;

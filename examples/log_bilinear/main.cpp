@@ -1,5 +1,4 @@
-// Trains a log-bilinear language model on the text of this machine, without ever holding its
-// logits.
+// Trains a log-bilinear language model on the text of this machine, without its full logits.
 #include <fmt/format.h>
 #include <logitless/logitless.h>
 
@@ -20,7 +19,7 @@ using logitless::train::CorpusOptions;
 namespace {
 
 constexpr int kExitError = 1;
-constexpr int kExitInterrupted = 130;  // as shells expect of a program ended by Ctrl-C
+constexpr int kExitInterrupted = 130;  // shells expect it of a program ended by Ctrl-C
 
 std::string plural(std::size_t count, const char* noun) {
   return fmt::format("{} {}{}", format_count(static_cast<std::int64_t>(count)), noun,

@@ -4,8 +4,8 @@
 
 #include "logitless/parallel.h"
 
-// One source, compiled for AVX2 as well; the loader picks. Elsewhere the compiler's target is all
-// there is.
+// Compiles one source for AVX2 as well, and the loader picks. Elsewhere there is only the
+// compiler's target.
 #if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__AVX2__)
 #define LOG_BILINEAR_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
@@ -15,13 +15,14 @@
 namespace log_bilinear {
 namespace {
 
-// A tile of the result that stays in registers: 6 x 16 floats are 12 AVX registers of 16.
+// A register tile of the result: 6 x 16 floats are 12 of 16 AVX registers.
 constexpr std::int64_t kRows = 6;
 constexpr std::int64_t kColumns = 16;
 
 typedef float Lane __attribute__((vector_size(32), aligned(4), may_alias));
 
-// out[r * out_row + c] = sum over k of left(r, k) * right[k * right_row + c], for a whole tile.
+// Computes out[r * out_row + c] = sum over k of left(r, k) * right[k * right_row + c] for a whole
+// tile.
 LOG_BILINEAR_CLONES void multiply_tile(std::int64_t inner, const float* left, std::int64_t left_row,
                                        std::int64_t left_column, const float* right,
                                        std::int64_t right_row, float* out, std::int64_t out_row) {
@@ -45,7 +46,7 @@ LOG_BILINEAR_CLONES void multiply_tile(std::int64_t inner, const float* left, st
   }
 }
 
-// The same for the rest at the right and lower edges.
+// The same for the partial tiles at the right and lower edges.
 void multiply_edge(std::int64_t rows, std::int64_t columns, std::int64_t inner, const float* left,
                    std::int64_t left_row, std::int64_t left_column, const float* right,
                    std::int64_t right_row, float* out, std::int64_t out_row) {
@@ -63,8 +64,8 @@ void multiply_edge(std::int64_t rows, std::int64_t columns, std::int64_t inner, 
 
 void multiply(int threads, std::int64_t rows, std::int64_t columns, std::int64_t inner,
               const LeftFactor& left, const float* right, float* out) {
-  // Column panels outside: the panel of `right`, inner x 16 floats, is read again for every row
-  // tile from the cache.
+  // Column panels are the outer loop: the panel of `right`, inner x 16 floats, stays in the cache
+  // for all row tiles.
   const std::int64_t row_tiles = (rows + kRows - 1) / kRows;
   const std::int64_t column_tiles = (columns + kColumns - 1) / kColumns;
   logitless::parallel_for(threads, column_tiles * row_tiles, [&](std::int64_t task, int) {

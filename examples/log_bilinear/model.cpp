@@ -13,7 +13,7 @@ using logitless::train::mix;
 using logitless::train::normal;
 namespace {
 
-constexpr float kWordScale = 0.1f;  // standard deviation of an element of a new word vector
+constexpr float kWordScale = 0.1f;  // standard deviation of an element of a new token vector
 
 std::size_t float_bytes(std::int64_t count) {
   return static_cast<std::size_t>(count) * sizeof(float);
@@ -85,7 +85,7 @@ void Model::gather(const std::int32_t* contexts, std::int64_t rows) {
   const std::int64_t count = rows * shape_.context;
   const float* from = context_vectors().value();
   float* to = gathered_.as<float>();
-  constexpr std::int64_t kRows = 64;  // of a task
+  constexpr std::int64_t kRows = 64;  // rows of a task
   logitless::parallel_ranges(threads_, count, kRows, [&](std::int64_t i, std::int64_t last) {
     for (; i < last; ++i) std::copy_n(from + contexts[i] * dim, dim, to + i * dim);
   });
@@ -120,7 +120,8 @@ void Model::backward(const std::int32_t* contexts, std::int64_t rows) {
   const float* c = matrices().value();
   float* dc = matrices().gradient();
   if (shape_.full_matrices) {
-    // dC = in^T dh, then the gradients of the gathered vectors, dh C^T, in their place.
+    // Computes dC = in^T dh, then overwrites `in` with the gradients of the gathered vectors, dh
+    // C^T.
     multiply(threads_, inner, dim, rows, {in, 1, inner}, dh, dc);
     float* ct = transposed_.as<float>();
     transpose(threads_, inner, dim, c, ct);
@@ -143,7 +144,7 @@ void Model::backward(const std::int32_t* contexts, std::int64_t rows) {
   scatter(contexts, rows);
 }
 
-// The rows of this step, in place of those of the step before; rows left get their zeros back.
+// Replaces the rows of the last step by those of this one; rows of the last step become zero again.
 void Model::note_touched(const std::int32_t* contexts, std::int64_t count) {
   Parameter& vectors = context_vectors();
   for (const std::int32_t word : vectors.touched) {
@@ -158,10 +159,9 @@ void Model::note_touched(const std::int32_t* contexts, std::int64_t count) {
   }
 }
 
-// A word met twice gets both gradients, always in the same order: threads share the columns, not
-// the rows.
+// Adds the gradients of a repeated token in a fixed order: threads split the columns, not the rows.
 void Model::scatter(const std::int32_t* contexts, std::int64_t rows) {
-  constexpr std::int64_t kSlice = 16;  // columns: one cache line
+  constexpr std::int64_t kSlice = 16;  // columns of one cache line
   const std::int64_t dim = shape_.dim;
   const std::int64_t count = rows * shape_.context;
   const float* from = gathered_.as<float>();

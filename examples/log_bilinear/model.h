@@ -1,9 +1,10 @@
 // The body of the log-bilinear language model (Mnih and Hinton, 2007) and its parameters.
 //
-//   h_t = sum_{k=1..n} r_{w(t-k)} C_k          r: a vector for each context word, C_k: a matrix for
-//   each position P(w(t) = v) = softmax_v(h_t . q_v + b_v)   the head: see head.h
+//   h_t = sum_{k=1..n} r_{w(t-k)} C_k
+//   P(w(t) = v) = softmax_v(h_t . q_v + b_v)   the head: see head.h
 //
-// C_k is a full [D, D] matrix or a diagonal. With shared word vectors q = r, as in the paper.
+// with a vector r for each context token and a matrix C_k for each position. C_k is a full [D, D]
+// matrix or a diagonal. With shared token vectors q = r, as in the paper.
 #pragma once
 
 #include <logitless/memory.h>
@@ -17,7 +18,7 @@ namespace log_bilinear {
 struct ModelShape {
   std::int64_t vocab = 0;
   std::int64_t dim = 0;
-  std::int64_t context = 0;  // n: words seen
+  std::int64_t context = 0;  // n: tokens of context
   bool full_matrices = true;
   bool shared_vectors = true;
 };
@@ -33,7 +34,7 @@ struct Parameter {
   std::string name;
   std::int64_t rows;
   std::int64_t columns;
-  bool decayed = true;      // by the optimiser's weight decay
+  bool decayed = true;      // weight decay applies
   bool row_sparse = false;  // only rows in `touched` have a gradient; the others hold zeros
   std::vector<std::int32_t> touched;
   logitless::Buffer value_memory;
@@ -42,20 +43,21 @@ struct Parameter {
 
 class Model {
  public:
-  // For at most `batch` tokens at a time. Weights and activations count in `meter`, which must
-  // outlive the model.
+  // Makes a model for at most `batch` tokens at a time. Weights and activations count in `meter`,
+  // which must outlive the model.
   Model(const ModelShape& shape, std::int64_t batch, int threads, logitless::MemoryMeter* meter);
 
-  // Small random word vectors, matrices that let near words through most, and biases that alone
+  // Initialises small random token vectors, and matrices that weight near tokens most. Biases alone
   // give the unigram model.
   void initialise(std::uint64_t seed, const std::vector<float>& unigram_log_probability);
 
-  // contexts [rows, n], the nearest word first. Returns h [rows, D], valid until the next call.
+  // Computes h. contexts [rows, n], the nearest token first. Returns h [rows, D], valid until the
+  // next call.
   const float* forward(const std::int32_t* contexts, std::int64_t rows);
 
-  // After forward with the same contexts, and with the head's share in the gradients of word
-  // vectors, biases and h (see hidden_gradient): writes the gradients of the matrices and adds to
-  // (shared) or writes (separate) those of context vectors.
+  // Runs after forward with the same contexts, and after the head has written its gradients of
+  // token vectors, biases and h (see hidden_gradient). Writes the gradients of the matrices, and
+  // adds to (shared) or writes (separate) those of context vectors.
   void backward(const std::int32_t* contexts, std::int64_t rows);
 
   const ModelShape& shape() const { return shape_; }
@@ -77,11 +79,11 @@ class Model {
   ModelShape shape_;
   int threads_;
   std::vector<Parameter> parameters_;
-  std::vector<std::uint8_t> is_touched_;  // [V]: separate context vectors alone
+  std::vector<std::uint8_t> is_touched_;  // [V]: only for separate context vectors
   logitless::Buffer gathered_;            // [batch, n D]: context vectors, then their gradients
   logitless::Buffer hidden_;              // [batch, D]
   logitless::Buffer hidden_gradient_;     // [batch, D]
-  logitless::Buffer transposed_;          // [D, n D]: the matrices, full ones alone
+  logitless::Buffer transposed_;          // [D, n D]: the matrices, only full ones
 };
 
 }  // namespace log_bilinear

@@ -9,7 +9,7 @@
 namespace log_bilinear {
 namespace {
 
-// Calls update(first, count) for stretches of elements, in parallel: whole parameters in blocks,
+// Calls update(first, count) for ranges of elements, in parallel: whole parameters in blocks,
 // sparse ones row by row.
 template <typename Update>
 void for_each_stretch(const Parameter& parameter, int threads, const Update& update) {

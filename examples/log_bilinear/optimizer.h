@@ -21,9 +21,9 @@ struct OptimizerOptions {
   float weight_decay = 0.0f;  // decoupled, times the learning rate
 };
 
-// Row-sparse parameters (the context vectors when they are separate) are updated lazily: only the
-// rows of the step's words move, and the moments and the decay of the others wait. That is exact
-// for Adagrad without decay, and the usual approximation for AdamW.
+// Updates row-sparse parameters (separate context vectors) lazily: only rows of the step's tokens
+// move, and moments and decay of the others wait. That is exact for Adagrad without decay, and the
+// usual approximation for AdamW.
 class Optimizer {
  public:
   // Running sums of one parameter, in its shape.
@@ -50,8 +50,8 @@ class Optimizer {
   std::vector<State> state_;  // AdamW: two in a row for each parameter; Adagrad: one
 };
 
-// Rises in a line over `warmup` steps, then falls as half a cosine and reaches 0 after the last of
-// `steps`. `step` counts from 1.
+// Learning rate of a step: rises linearly over `warmup` steps, then falls as half a cosine to 0
+// after the last of `steps`. `step` counts from 1.
 double scheduled_rate(double peak, std::int64_t step, std::int64_t warmup, std::int64_t steps);
 
 }  // namespace log_bilinear

@@ -13,7 +13,7 @@
 namespace log_bilinear {
 namespace {
 
-// A training option's text form, for the checkpoint.
+// Text form of a training option, for the checkpoint.
 struct Field {
   std::string name;
   std::function<std::string()> get;
@@ -49,7 +49,7 @@ Field field(std::string name, T& value) {
           [&value](const std::string& text) { from_text(text, value); }};
 }
 
-// Everything that changes the numbers. The names are those of the command line.
+// Returns the options that change the numbers, under the names of the command line.
 std::vector<Field> training_fields(Options& options) {
   return {
       field("text", options.text),
@@ -181,7 +181,7 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--prompt", o.prompt, "What they follow")->capture_default_str();
 }
 
-// Options of the checkpoint for those not given; those given must agree, but for --steps.
+// Takes options that were not given from the checkpoint. Given ones must agree, except --steps.
 void take_options_of_checkpoint(const CLI::App& app, Options& options) {
   const logitless::TensorFile file(options.resume);
   const std::map<std::string, std::string>& stored = file.metadata();

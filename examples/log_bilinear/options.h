@@ -1,4 +1,4 @@
-// What the user may choose.
+// Options of the command line.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +28,9 @@ struct Options {
   std::int64_t batch = 512;
   std::int64_t warmup = -1;  // steps; -1: a twentieth of all
   std::uint64_t seed = 1;
-  std::string dtype = "bf16";     // or f32: of the head's products
+  std::string dtype = "bf16";     // or f32: dtype of the head's GEMMs
   std::size_t memory_budget = 0;  // of the head's workspace; 0: the library's default
-  double far_field = 0.0;         // error wanted of gradients by the far field; 0: exact
+  double far_field = 0.0;         // wanted error of the far field's gradients; 0: exact
   bool far_both = false;          // the loss may be approximated, too
   // Running
   int threads = 0;  // 0: all
@@ -46,13 +46,13 @@ struct Options {
   std::string prompt = "#include <";
 };
 
-// Those that decide what is learnt, by name, for the checkpoint.
+// Returns the options that change the result, by name, for the checkpoint.
 std::map<std::string, std::string> training_options(const Options& options);
 
-// Reads the command line, and with --resume the rest of the training options from the checkpoint's
-// metadata. `exit_code` is -1 when the program shall go on; otherwise help or an error has been
-// printed. Throws std::runtime_error on a checkpoint that is not one, or an option given that
-// differs from it.
+// Reads the command line, and with --resume the remaining training options from the checkpoint's
+// metadata. `exit_code` is -1 if the program is to continue; otherwise help or an error has been
+// printed. Throws std::runtime_error on an invalid checkpoint, or a given option that differs from
+// it.
 Options parse_options(int argc, char** argv, int& exit_code);
 
 }  // namespace log_bilinear

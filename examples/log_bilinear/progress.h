@@ -1,4 +1,4 @@
-// What the program tells while it works.
+// Progress output.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ class Progress {
   Clock::time_point start_ = Clock::now();
 };
 
-// Sum of a stretch of time with breaks.
+// Total of a time with breaks.
 class Timer {
  public:
   void start() { begun_ = Clock::now(); }
@@ -32,9 +32,9 @@ class Timer {
   double total_ = 0.0;
 };
 
-// 75.2 -> "1:15".
+// Formats seconds: 75.2 becomes "1:15".
 std::string format_duration(double seconds);
-// 1234567 -> "1,234,567".
+// Formats a count: 1234567 becomes "1,234,567".
 std::string format_count(std::int64_t count);
 
 }  // namespace log_bilinear

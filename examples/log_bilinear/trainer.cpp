@@ -23,7 +23,7 @@ namespace {
 
 volatile std::sig_atomic_t interrupted = 0;
 
-// Frequencies with one occurrence added to each word.
+// Computes log frequencies, with one occurrence added to each vocabulary entry.
 std::vector<float> unigram_log_probability(const std::vector<std::int32_t>& words,
                                            std::int64_t vocab) {
   std::vector<std::int64_t> counts(static_cast<std::size_t>(vocab), 1);
@@ -36,7 +36,7 @@ std::vector<float> unigram_log_probability(const std::vector<std::int32_t>& word
   return result;
 }
 
-// Spread evenly over the held-out text.
+// Returns examples spread evenly over the held-out text.
 std::vector<std::int64_t> validation_examples(const Examples& held_out, std::int64_t wanted) {
   const std::int64_t count = std::min(wanted, held_out.size());
   std::vector<std::int64_t> examples(static_cast<std::size_t>(count));
@@ -59,7 +59,7 @@ OptimizerOptions optimizer_options(const Options& options) {
   return result;
 }
 
-// Beside the checkpoint: what the far field knows.
+// Returns the file of the far field's state, beside the checkpoint.
 std::string far_state_of(const std::string& checkpoint) {
   return std::filesystem::path(checkpoint).replace_extension(".far.safetensors").string();
 }
@@ -217,7 +217,7 @@ double Trainer::tokens_per_second() const {
   return training_.seconds() > 0.0 ? words / training_.seconds() : 0.0;
 }
 
-// One row of logits is small enough to write out.
+// Computes logits directly: one row is small.
 std::string Trainer::generate(const std::string& prompt, std::int64_t count, double temperature) {
   std::vector<std::int32_t> words;
   text_.tokenizer.encode(prompt, words);
@@ -233,7 +233,7 @@ std::string Trainer::generate(const std::string& prompt, std::int64_t count, dou
       nearest[k] = k < words.size() ? words[words.size() - 1 - k] : text_.tokenizer.end_of_text();
     }
     const float* h = model_.forward(nearest.data(), 1);
-    constexpr std::int64_t kWords = 256;  // of a task
+    constexpr std::int64_t kWords = 256;  // entries of a task
     logitless::parallel_ranges(threads, vocab, kWords, [&](std::int64_t v, std::int64_t last) {
       for (; v < last; ++v) {
         float sum = 0.0f;

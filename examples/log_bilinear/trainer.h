@@ -1,4 +1,4 @@
-// A training run: steps, validation, checkpoints, and words written by the model.
+// A training run: steps, validation, checkpoints, and generated text.
 #pragma once
 
 #include <logitless/logitless.h>
@@ -21,8 +21,8 @@ namespace log_bilinear {
 using logitless::train::TokenizedText;
 
 struct Validation {
-  double loss = 0.0;      // nats a word
-  double accuracy = 0.0;  // share of words that were the likeliest
+  double loss = 0.0;      // nats a token
+  double accuracy = 0.0;  // share of tokens that were the likeliest
   double perplexity() const;
 };
 
@@ -30,7 +30,7 @@ enum class Outcome : std::uint8_t { finished, stopped, interrupted };
 
 class Trainer {
  public:
-  // All must outlive the trainer. Resumes when the options say so.
+  // All arguments must outlive the trainer. It resumes when the options say so.
   Trainer(const Options& options, const TokenizedText& text, const logitless::Context& context,
           const Progress& progress);
 
@@ -39,16 +39,16 @@ class Trainer {
   Outcome run();
 
   Validation validate();
-  // Perplexity of the same words by their frequency in the training text alone.
+  // Perplexity of the same tokens by their frequency in the training text alone.
   double unigram_perplexity() const;
-  // `count` words after the prompt, drawn at a temperature.
+  // Generates `count` tokens after the prompt, sampled at a temperature.
   std::string generate(const std::string& prompt, std::int64_t count, double temperature);
 
   std::int64_t step() const { return step_; }
   double tokens_per_second() const;  // of the steps of this process
   const Model& model() const { return model_; }
   const Head& head() const { return head_; }
-  // Weights, gradients, optimiser sums and activations: everything but the head's workspaces.
+  // Meter of weights, gradients, optimiser sums and activations, without the head's workspaces.
   const logitless::MemoryMeter& memory() const { return memory_; }
   const std::string& checkpoint() const { return checkpoint_; }
 
@@ -78,7 +78,7 @@ class Trainer {
   std::string checkpoint_;  // the last one written
 };
 
-// From now on an interrupt (Ctrl-C) makes run() stop after its step; a second one ends the program.
+// Makes an interrupt (Ctrl-C) stop run() after its step; a second one ends the program.
 void install_interrupt();
 
 }  // namespace log_bilinear

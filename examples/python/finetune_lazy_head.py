@@ -28,7 +28,7 @@ def main():
     if not args.plain:
         lazy_head(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    # A text that can be learnt: each word follows from the one before.
+    # A text that can be learnt: each token follows from the one before.
     words = torch.arange(64).repeat(8)[:256]
     ids = (words[None] * 37 + torch.arange(2)[:, None]) % 1000 + 3
     for step in range(args.steps):

@@ -12,7 +12,8 @@ IGNORED = -100
 
 
 def grpo_loss(log_prob, old_log_prob, reference, advantage, mask, clip=0.2, beta=0.04):
-    """log_prob, old_log_prob, reference, mask [G, T]; advantage [G]: of the G answers to one question."""
+    """Returns the loss. log_prob, old_log_prob, reference, mask [G, T]; advantage [G] of the G answers to one question.
+    """
     ratio = torch.exp(log_prob - old_log_prob)
     gain = torch.minimum(ratio * advantage[:, None], ratio.clamp(1 - clip, 1 + clip) * advantage[:, None])
     difference = reference - log_prob
@@ -21,7 +22,7 @@ def grpo_loss(log_prob, old_log_prob, reference, advantage, mask, clip=0.2, beta
 
 
 def dpo_loss(chosen, rejected, reference_chosen, reference_rejected, beta=0.1):
-    """Log-probabilities of whole answers [B]."""
+    """Returns the loss from log-probabilities of whole answers [B]."""
     margin = (chosen - reference_chosen) - (rejected - reference_rejected)
     return -torch.nn.functional.logsigmoid(beta * margin).mean()
 

@@ -1,8 +1,8 @@
-"""Trains a tiny language model with JAX on a made-up language, and says what its loss holds in memory.
+"""Trains a tiny language model with JAX on a made-up language, and prints the memory of its loss.
 
     python examples/python/jax_training_step.py
 
-The model predicts the next token from the last four: embeddings, one hidden layer, and a head of 16384 words whose
+The model predicts the next token from the last four: embeddings, one hidden layer, and a head of 16384 entries whose
 weight is the embedding. All steps are one compiled program: lax.scan over steps, and within a step over microbatches,
 whose gradients are summed. Runs in seconds on a CPU.
 """
@@ -31,7 +31,7 @@ def initial_parameters(key):
 
 
 def hidden_states(parameters, tokens):
-    """tokens [B, T + CONTEXT] -> hidden [B, T, DIM], of the CONTEXT tokens before each position."""
+    """Maps tokens [B, T + CONTEXT] to hidden [B, T, DIM], from the CONTEXT tokens before each position."""
     embedded = parameters["embedding"][tokens]
     length = tokens.shape[1] - CONTEXT
     windows = jnp.concatenate([embedded[:, i : i + length] for i in range(CONTEXT)], -1)
@@ -52,7 +52,8 @@ def loss_with_logits(parameters, tokens):
 
 
 def microbatches(key, count, batch, length):
-    """[count, batch, length + CONTEXT]: each token follows from the one before by a rule, now and then from nothing."""
+    """Returns [count, batch, length + CONTEXT]: each token follows from the one before by a rule, or sometimes at
+    random."""
 
     def follow(token, key):
         random, noise = jax.random.split(key)
@@ -62,7 +63,7 @@ def microbatches(key, count, batch, length):
 
     first = jnp.zeros((count, batch), jnp.int32)
     tokens = jax.lax.scan(follow, first, jax.random.split(key, length + CONTEXT))[1]
-    return 251 * jnp.moveaxis(tokens, 0, -1)  # words from all over the vocabulary
+    return 251 * jnp.moveaxis(tokens, 0, -1)  # ids from all over the vocabulary
 
 
 def training_step(state, key, *, accumulated, batch, length, rate):
@@ -87,7 +88,7 @@ def training_step(state, key, *, accumulated, batch, length, rate):
 
 
 def temporary_bytes(loss, batch, length):
-    """Bytes that a compiled value_and_grad of the loss holds beyond parameters, tokens and gradients."""
+    """Returns the bytes that a compiled value_and_grad of the loss holds beyond parameters, tokens and gradients."""
     parameters = jax.eval_shape(initial_parameters, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((batch, length + CONTEXT), jnp.int32)
     return jax.jit(jax.value_and_grad(loss)).lower(parameters, tokens).compile().memory_analysis().temp_size_in_bytes

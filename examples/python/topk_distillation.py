@@ -1,4 +1,4 @@
-"""Distillation from a teacher's K most likely words a token, stored as indices and weights: no logits of the student.
+"""Distillation from a teacher's K most likely tokens, stored as indices and weights: no logits of the student.
 
     python examples/python/topk_distillation.py [--steps N]
 """
@@ -17,7 +17,7 @@ def main():
     tokens, dim, vocab, k = 256, 48, 20000, 16
     states = torch.randn(tokens, dim)
     teacher = torch.randn(vocab, dim) * 4 / dim**0.5
-    with torch.no_grad():  # once, and kept
+    with torch.no_grad():  # once, and stored
         best = (states @ teacher.t()).log_softmax(-1).topk(k)
     words, weights = best.indices, best.values.exp()
     head = torch.nn.Parameter(torch.randn(vocab, dim) * 0.02)
