@@ -1,4 +1,4 @@
-// A kernel for tests of how many tiles the far field keeps, which goes by a kernel's blocks of
+// A kernel for tests of how many tiles the far field selects, which depends on a kernel's blocks of
 // tokens.
 #pragma once
 

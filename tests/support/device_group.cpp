@@ -7,8 +7,8 @@
 namespace logitless::test {
 namespace {
 
-// Copies from the other ranks' memory, once all of them have written it and until all have read it:
-// on the streams, so that what goes on beside an exchange does.
+// Copies from the other ranks' memory, after all of them have written it and until all have read
+// it. It does so on the streams, so that concurrent work proceeds.
 class DeviceRank : public Communicator {
  public:
   explicit DeviceRank(std::shared_ptr<Communicator> host)

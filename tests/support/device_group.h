@@ -1,5 +1,5 @@
-// A group whose ranks are threads that share one GPU: exchanges of its memory without NCCL, which
-// wants a GPU for each rank.
+// A group whose ranks are threads that share one GPU. It exchanges GPU memory without NCCL, which
+// needs a GPU for each rank.
 #pragma once
 
 #include <chrono>

@@ -23,7 +23,7 @@ double to_bf16(double v) {
   return static_cast<double>(
       std::bit_cast<float>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u));
 }
-// A number that the library knows to +- error before it rounds it: what it may become.
+// Range of a rounded number that the library knows to +- error before rounding.
 struct Rounded {
   double value, slack;
 };
@@ -82,7 +82,7 @@ struct Tiles {
   std::vector<double> mean, mean_slack, centroid, base, centroid_size;
 };
 
-// Estimated log masses of one token, and how far rounding may carry them.
+// Estimates the log masses of one token, and their rounding slack.
 void estimate(const OracleProblem& p, const VocabOrder& order, const Tiles& tiles, DType dtype,
               std::int64_t token, std::vector<double>& value, std::vector<double>& slack) {
   const std::int64_t dim = p.dim;
@@ -169,7 +169,7 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
   std::int64_t kept_pairs = 0, pairs = 0;
   const auto end_of = [&](std::int64_t tile) { return std::min(p.vocab, (tile + 1) * kTile); };
   for (const auto& chunk : far_blocks(p, order, grid)) {
-    // [block][token][tile], and [block][tile].
+    // Indices are [block][token][tile], and [block][tile].
     std::vector<std::vector<std::vector<double>>> value(chunk.size()), slack(chunk.size());
     std::vector<std::vector<bool>> kept(chunk.size());
     std::int64_t count = 0;
@@ -265,7 +265,7 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
 
         const double up = upstream[i] * token.weight * p.logit_scale;
         const double alpha = up * (token.total + 2 * p.z_loss * lse);
-        // Of the whole softmax part, from lse.
+        // Relative slack of the softmax part, from lse.
         const double turn =
             loose + (alpha != 0 ? std::abs(up * 2 * p.z_loss * loose / alpha) : 0.0);
         std::vector<double> soft_row(dim, 0.0);
@@ -373,16 +373,16 @@ FarBothAnswer call_far_both(const FarBothProblem& problem, RunSpec run) {
   return out;
 }
 
-// A tau that keeps about `fraction` of the pairs, in a gap.
+// Returns a tau, in a gap, that selects about `fraction` of the pairs.
 static float both_tau(std::vector<MassRange> masses, double fraction) {
   std::sort(masses.begin(), masses.end(),
             [](const MassRange& a, const MassRange& b) { return a.low > b.low; });
   const auto count = static_cast<std::int64_t>(masses.size());
-  std::vector<double> rest(count + 1, 0.0);  // the largest of those from here on
+  std::vector<double> rest(count + 1, 0.0);  // largest of the remaining ones
   for (std::int64_t at = count; at-- > 0;) rest[at] = std::max(rest[at + 1], masses[at].high);
   const auto wanted = std::clamp<std::int64_t>(
       static_cast<std::int64_t>(fraction * static_cast<double>(count)), 1, count - 1);
-  // The nearest place with a gap of 5 %, below 1.
+  // Finds the nearest position with a gap of 5 %, below 1.
   for (std::int64_t away = 0; away < count; ++away) {
     for (const std::int64_t at : {wanted - away, wanted + away}) {
       if (at < 1 || at >= count || rest[at] > 0.9 || masses[at - 1].low < 1.05 * rest[at]) continue;

@@ -77,7 +77,7 @@ void expect_audited_error(const HeadAnswer& a, const HeadAnswer& exact,
     }
   }
   ASSERT_GT(error, 0.0);
-  // Both are of the same numbers, summed in another order.
+  // Both sum the same numbers in different orders.
   const double measured = std::sqrt(error / size);
   EXPECT_NEAR(a.statistics.far.audited_error, measured, 1e-3 * measured + 1e-6);
 }

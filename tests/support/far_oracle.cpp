@@ -27,7 +27,7 @@ std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& o
 
 namespace {
 
-// With the ignored tokens after the others, in no block.
+// Blocks with ignored tokens after the others, in no block.
 std::vector<std::vector<std::vector<std::int64_t>>> uneven_blocks(
     const std::vector<std::int64_t>& valid, std::int64_t tokens, const FarGrid& grid) {
   const auto count = static_cast<std::int64_t>(valid.size());
@@ -69,7 +69,7 @@ namespace {
 
 constexpr std::int64_t kTile = 128;
 
-// One token's terms: da_ij = soft_j + flat_j everywhere, and hard_j besides at targets.
+// One token's terms: da_ij = soft_j + flat_j everywhere, plus hard_j at targets.
 struct TokenTerms {
   std::vector<double> soft, flat, hard;
   std::vector<bool> target;
@@ -85,7 +85,7 @@ class Terms {
     const double z = logits_.z[i * p_.vocab + j];
     return p_.softcap > 0 ? 1 - (z / p_.softcap) * (z / p_.softcap) : 1.0;
   }
-  // p_ij times the softcap's slope: what a tile's mass is made of.
+  // p_ij times the softcap's slope: the addends of a tile's mass.
   double mass(std::int64_t i, std::int64_t j) const {
     return std::exp(logits_.z[i * p_.vocab + j] - logits_.lse[i]) * slope(i, j);
   }
@@ -145,7 +145,7 @@ void add(double factor, const double* from, std::int64_t n, double* to) {
   for (std::int64_t k = 0; k < n; ++k) to[k] += factor * from[k];
 }
 
-// Tiles as points.
+// Centroids of the tiles.
 struct Tiles {
   Tiles(const OracleProblem& p, const VocabOrder& order)
       : count((p.vocab + kTile - 1) / kTile), share(p.vocab), centroid(count * p.dim, 0.0) {
@@ -215,7 +215,7 @@ float far_tau(const OracleProblem& p, const std::vector<double>& upstream, const
   const auto count = static_cast<std::int64_t>(masses.size());
   const auto wanted = std::clamp<std::int64_t>(
       static_cast<std::int64_t>(fraction * static_cast<double>(count)), 1, count - 1);
-  // The nearest place of the list with a gap of at least 5 %.
+  // Finds the nearest position of the list with a gap of at least 5 %.
   for (std::int64_t away = 0; away < count; ++away) {
     for (const std::int64_t at : {wanted - away, wanted + away}) {
       if (at < 1 || at >= count || masses[at - 1] < 1.05 * masses[at]) continue;

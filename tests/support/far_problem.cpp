@@ -52,7 +52,7 @@ FarProblem::FarProblem(const HeadSpec& s, double span) : HeadProblem(s) {
   if (s.bias) {
     for (std::int64_t j = 0; j < s.vocab; ++j) bias.set(j, 0.3 * normal(random));
   }
-  if (s.per_token > 1) {  // a word twice in a token
+  if (s.per_token > 1) {  // a repeated target in a token
     for (std::int64_t i = 0; i < s.tokens; i += 3)
       targets.set(i * s.per_token + 1, targets.get(i * s.per_token));
   }
@@ -80,7 +80,8 @@ std::vector<std::string> far_kernels() {
       out.push_back(name);
   }
 #ifdef __SANITIZE_ADDRESS__
-  // The two engines once each, and not for every instruction set: minutes become a quarter of them.
+  // Tests the two engines once each, not every instruction set: that takes a quarter of the
+  // minutes.
   const auto other = [](const std::string& name) {
     return name != "avx2" && name != "amx_bf16_emulated" && !is_device_kernel(name);
   };
@@ -137,8 +138,8 @@ FarAnswer run_far(const FarProblem& problem, RunSpec run, double fraction) {
     return out;
   };
   if (run.tau != 0.0f) return answer();
-  // The cut into chunks depends on tau where two are about as fast, and on a GPU blocks do, so that
-  // another one may be needed.
+  // The chunks depend on tau where two choices are about as fast, and on a GPU blocks do. Another
+  // trial may then be needed.
   RunSpec trial = run;
   trial.tau = 0.02f;
   trial.audit_rows = 0;
@@ -204,7 +205,7 @@ void expect_far_field(const FarProblem& problem, const RunSpec& run, const FarAn
     EXPECT_NEAR(a.loss.get(0), total, 2e-6 * (1 + std::abs(total)));
   }
 
-  // The choice of tiles is the oracle's, and was clear.
+  // The choice of tiles is the oracle's, with a margin.
   EXPECT_GT(far.nearest, 0.01) << "a mass is too near tau for this test: " << a.tau;
   EXPECT_DOUBLE_EQ(a.statistics.far.kept, far.kept);
   EXPECT_EQ(a.statistics.far.dense_fallback, far.kept == 1.0 || far.fallback);
@@ -232,9 +233,9 @@ void expect_far_field(const FarProblem& problem, const RunSpec& run, const FarAn
       EXPECT_EQ(bound, 0.0) << i;
     }
     EXPECT_LE(std::sqrt(error), bound * (1 + 1e-5) + contract * far.row_size[i]) << "token " << i;
-    // No less than sum_J F_J r_J, which is what makes it a bound, and no more than it has to be:
-    // the 16 bits cost at most four times themselves. (A 16-bit centroid is itself off by 2^-9 of
-    // its length, by which the radius differs.)
+    // The bound is at least sum_J F_J r_J and not too large: the 16-bit part costs at most four
+    // times itself. (A 16-bit centroid has an error of 2^-9 of its length, by which the radius
+    // differs.)
     const double centroid = problem.spec.dtype == DType::f32 ? 0.0 : 2.0 / 0.75 * far.slack[i];
     EXPECT_GE(bound, (1 - 1e-4) * far.bound[i] - centroid - 1e-12) << "token " << i;
     EXPECT_LE(bound, 1.01 * far.bound[i] + 4.0 * far.slack[i] + centroid + 1e-12) << "token " << i;

@@ -1,4 +1,5 @@
-// Heads whose softmax is peaked by tiles of an order, and far-field calls beside their oracle.
+// Heads whose softmax is concentrated on tiles of an order, and far-field calls beside their
+// oracle.
 #pragma once
 
 #include <string>
@@ -10,18 +11,19 @@
 namespace logitless::test {
 
 struct FarProblem : HeadProblem {
-  // Logits fall from tile to tile of the order, a random permutation of the words with random
-  // averages, over a span of nats; which tiles lead depends on the third of the tokens.
+  // Logits fall from tile to tile of the order over a span of nats. The order is a random
+  // permutation of the vocabulary with random averages. The leading tiles depend on the third of
+  // the tokens.
   explicit FarProblem(const HeadSpec& spec, double span = 9.0);
-  // -inf for every seventeenth word that is no target, and for a whole tile where there are
-  // several.
+  // Sets the bias to -inf for every seventeenth entry that is no target, and for a whole tile where
+  // there are several.
   void mask_words();
   VocabOrder order;
 };
 
-// Of tested_kernels (support/mirror.h), those that have a far field.
+// Returns the tested_kernels (support/mirror.h) that have a far field.
 std::vector<std::string> far_kernels();
-// How a plan cuts tokens and words.
+// Returns how a plan divides tokens and vocabulary.
 FarGrid far_grid(const HeadAnswer& answer);
 
 struct FarAnswer : HeadAnswer {
@@ -30,20 +32,22 @@ struct FarAnswer : HeadAnswer {
   double tau = 0;
 };
 
-// The gradients upstream of each token's loss, by the options of the problem.
+// Returns the upstream gradients of each token's loss, by the options of the problem.
 std::vector<double> upstream_of(const HeadProblem& problem, const RunSpec& run);
 
-// A far-field call at a tau that keeps about `fraction` of the pairs (run.tau = 0), or at run.tau.
+// Runs a far-field call at run.tau, or if that is 0 at a tau that selects about `fraction` of the
+// pairs.
 FarAnswer run_far(const FarProblem& problem, RunSpec run, double fraction = 0.4);
 
 // The same call without its oracle, at run.tau.
 FarAnswer call_far(const FarProblem& problem, RunSpec run);
 
-// The least budget of a far-field plan for the call, which the error of a budget of one byte names.
+// Returns the least budget of a far-field plan for the call, which the error of a one-byte budget
+// names.
 std::size_t least_far_budget(const FarProblem& problem, RunSpec run);
 
-// Everything the call promises: lse and loss as exact plans, the gradients of the oracle's far
-// field, and the bound of their error.
+// Checks all guarantees of the call: lse and loss as in exact plans, the gradients of the oracle's
+// far field, and the bound of their error.
 void expect_far_field(const FarProblem& problem, const RunSpec& run, const FarAnswer& answer);
 
 double norm(const std::vector<double>& v);

@@ -5,7 +5,7 @@
 namespace logitless::test {
 namespace {
 
-// Bytes from a view's first element to the end of its last.
+// Returns the bytes from a view's first element to the end of its last.
 template <typename View>
 std::size_t span_of(const View& view) {
   if (view.numel() == 0) return 0;

@@ -1,5 +1,4 @@
-// Tensors of a test where the kernel under test reads them: the host's as they are, or copies on
-// the GPU.
+// Tensors of a test in the memory of the kernel under test: the host's own, or copies on the GPU.
 #pragma once
 
 #include <memory>
@@ -11,7 +10,7 @@
 
 namespace logitless::test {
 
-// Kernels that a parameterised test runs on: this machine's, or the GPU's in the binaries that link
+// Kernels of a parameterised test: this machine's, or the GPU's in the binaries that link
 // cuda_kernels.cpp.
 std::vector<std::string> tested_kernels();
 bool is_device_kernel(const std::string& kernel);
@@ -20,9 +19,9 @@ Context make_context(const std::string& kernel, int threads = 2);
 class Mirror {
  public:
   explicit Mirror(const std::string& kernel) : device_(is_device_kernel(kernel)) {}
-  // The same strides over a copy, or the view itself on the CPU.
+  // Returns a copy with the same strides, or the view itself on the CPU.
   ConstTensorView in(const ConstTensorView& view);
-  // What the view holds is copied there and, by finish, back.
+  // Copies the view's contents to the device and, by finish, back.
   TensorView out(const TensorView& view);
   CrossEntropyInputs in(const CrossEntropyInputs& inputs);
   CrossEntropyOutputs out(const CrossEntropyOutputs& outputs);

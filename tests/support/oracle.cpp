@@ -104,7 +104,7 @@ OracleGradients oracle_gradients(const OracleProblem& p, const std::vector<doubl
   for (std::int64_t i = 0; i < p.tokens; ++i) {
     if (oracle_ignored(p, i)) continue;
     const double w = upstream[i] * token_weight(p, i);
-    double mass = 0;  // of the terms lse - z
+    double mass = 0;  // sum of the terms lse - z
     double* row = dz.data() + i * p.vocab;
     for (std::int64_t slot = i * p.per_token; slot < (i + 1) * p.per_token; ++slot) {
       const std::int64_t y = p.targets[slot];

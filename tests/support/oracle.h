@@ -1,5 +1,5 @@
-// The loss and its gradients in float64 with every logit in memory: what all tests compare with.
-// Written apart from the library, from the formulas of the public headers.
+// The loss and its gradients in float64 with every logit in memory: the reference of all tests.
+// Written independently of the library, from the formulas of the public headers.
 #pragma once
 
 #include <cstdint>
@@ -28,10 +28,10 @@ struct OracleLogits {
 
 OracleLogits oracle_logits(const OracleProblem& p);
 bool oracle_ignored(const OracleProblem& p, std::int64_t token);
-// Loss of one token, 0 where ignored, given its row of logits [V]: a function of the logits alone,
-// so that its derivative can be taken by differences.
+// Loss of one token, 0 where ignored, given its row of logits [V]. It is a function of the logits
+// alone, so that its derivative can be computed by differences.
 double oracle_token_loss(const OracleProblem& p, std::int64_t token, const double* z);
-// What reduction mean divides by.
+// Divisor of reduction mean.
 double oracle_normalizer(const OracleProblem& p);
 
 struct OracleGradients {

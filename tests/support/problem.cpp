@@ -17,7 +17,7 @@ namespace logitless::test {
 
 Tensor::Tensor(DType dtype, std::vector<std::int64_t> shape)
     : defined_(true), dtype_(dtype), shape_(std::move(shape)) {
-  // Poisoned: what nobody writes is not a number.
+  // Poisoned: an element that is never written is NaN.
   bytes_.assign(static_cast<std::size_t>(numel()) * size_of(dtype), std::byte{0xff});
 }
 
@@ -152,7 +152,7 @@ void HeadProblem::refresh_oracle() {
 
 namespace {
 
-// The valid ones, in the order of a far-field plan's blocks.
+// Valid tokens in the order of a far-field plan's blocks.
 std::vector<std::int64_t> host_tokens(const LossPlan& plan, const Workspace& workspace,
                                       std::int64_t valid) {
   const auto* const rows = reinterpret_cast<const std::int64_t*>(
@@ -160,7 +160,7 @@ std::vector<std::int64_t> host_tokens(const LossPlan& plan, const Workspace& wor
   return {rows, rows + valid};
 }
 
-// What sort_tokens has left.
+// Result of sort_tokens on the GPU.
 std::vector<std::int64_t> device_tokens(const LossPlan& plan, const Workspace& workspace) {
   const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
                                               plan.features, cuda::sizes_of(plan));

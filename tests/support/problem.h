@@ -1,4 +1,4 @@
-// Random heads as tensors and as oracle problems, and the library's answers as doubles.
+// Random heads as tensors and as oracle problems, and the library's results as doubles.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class Tensor {
   bool defined() const { return defined_; }
   TensorView view();
   ConstTensorView view() const;
-  // Undefined view where the tensor is.
+  // Returns an undefined view for an undefined tensor.
   double get(std::int64_t flat) const;
   void set(std::int64_t flat, double value);
   void fill(double value);
@@ -52,12 +52,12 @@ struct HeadSpec {
 };
 std::string describe(const HeadSpec& spec);
 
-// Inputs in the library's dtypes and the same numbers, rounded, for the oracle.
+// Inputs in the library's dtypes, and the same rounded numbers for the oracle.
 struct HeadProblem {
   explicit HeadProblem(const HeadSpec& spec);
   CrossEntropyInputs inputs() const;
   CrossEntropyOptions options() const;
-  // After a change of the tensors: the oracle gets what they hold now.
+  // Updates the oracle after a change of the tensors.
   void refresh_oracle();
 
   HeadSpec spec;
@@ -69,14 +69,14 @@ struct HeadAnswer {
   Tensor loss, d_hidden, d_weight, d_bias, lse, log_prob, target_logit, entropy, argmax;
   LossStatistics statistics;
   LossPlan plan;
-  // Of far-field plans on a GPU: the tokens in the order of their blocks, ignored ones last.
+  // Tokens of a far-field plan on a GPU in the order of their blocks, ignored ones last.
   std::vector<std::int64_t> order_of_tokens;
 };
 
 struct RunSpec {
   std::optional<PlanKind> plan;  // none: the planner's choice
   double stored_fraction = 0.5;
-  float tau = 0.0f;  // of the far field, as PlanRequest has them; the order goes in by `change`
+  float tau = 0.0f;  // of the far field, as in PlanRequest; `change` sets the order
   std::int64_t audit_rows = 0;
   std::int64_t sample_every = 0;
   std::size_t budget = 0;
@@ -84,33 +84,33 @@ struct RunSpec {
   std::string kernel;
   int threads = 2;
   bool gradients = true;
-  bool d_hidden = true, d_weight = true, d_bias = true;  // of gradients, those asked for
+  bool d_hidden = true, d_weight = true, d_bias = true;  // requested gradients
   std::vector<double> grad_losses;  // upstream of each token with reduction none; empty: grad_loss
   bool extras = false;              // entropy and argmax
   std::optional<DType> gradient_dtype;  // none: f32
   double grad_loss = 1.0;
-  // A last change of what is handed over.
+  // Final change of the arguments.
   std::function<void(CrossEntropyOptions&, CrossEntropyInputs&, CrossEntropyOutputs&)> change;
 };
-// Makes the tensors that the run wants in `answer`, which must stay where it is.
+// Makes the tensors that the run wants in `answer`, which must not move.
 CrossEntropyOutputs make_outputs(const HeadSpec& spec, const RunSpec& run, HeadAnswer& answer);
 HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run);
 
-// Loss, lse and the gradients of the call against float64, in the bounds of the numbers contract:
+// Compares loss, lse and gradients of the call with float64, within the numerical contract:
 // relative L2 error of gradients 4e-3 (16 bit) or 1e-5 (fp32), of lse 1e-6.
 void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run);
-// The same of an answer that there is already.
+// The same for an existing answer.
 void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run,
                            const HeadAnswer& answer);
 double gradient_bound(DType dtype);
 inline constexpr double kLseBound = 1e-6;
 
-// Whether the kernel takes the problem at all; one that declines says why.
+// Returns whether the kernel supports the problem; one that does not gives a reason.
 bool accepts(const std::string& kernel, const HeadSpec& spec);
-// Whether the kernel has plans of a kind with gradients at all.
+// Returns whether the kernel has plans of a kind with gradients.
 bool offers(const std::string& kernel, PlanKind kind);
 
-// ||a - b|| / ||b||, or ||a|| where b is 0. NaN anywhere gives infinity.
+// Returns ||a - b|| / ||b||, or ||a|| where b is 0. NaN anywhere gives infinity.
 double relative_error(const std::vector<double>& a, const std::vector<double>& b);
 
 }  // namespace logitless::test

@@ -1,4 +1,4 @@
-// Heads of a trained language model, which the tests of them look for in LOGITLESS_DATA_DIR.
+// Heads of a trained language model, which tests read from LOGITLESS_DATA_DIR.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace logitless::test {
 
-// Of real_head_<name>.safetensors, which may not be there.
+// Returns the path of real_head_<name>.safetensors, which may not exist.
 std::string real_head_path(const std::string& name);
 
-// weight = bf16(weight_q * weight_scale[:, None]), as the files' metadata says.
+// weight = bf16(weight_q * weight_scale[:, None]), see the files' metadata.
 Tensor dequantised_weight(const TensorFile& file);
 
 }  // namespace logitless::test

@@ -20,7 +20,7 @@ std::FILE* file() {
   return opened;
 }
 
-// FNV-1a: a change of one bit changes it, and nobody attacks it.
+// FNV-1a: any changed bit changes it; it need not resist attacks.
 struct Hash {
   void add(std::span<const std::byte> bytes) {
     for (const std::byte b : bytes) {
@@ -43,7 +43,7 @@ void write(std::string_view what, const Hash& hash) {
     test = name;
     count = 0;
   }
-  // One write a line: programs that append to the same file do not mix within one.
+  // A single write for each line: programs that append to the same file do not mix within one.
   const std::string line = name + "\t" + std::to_string(count++) + "\t" + std::string(what) + "\t";
   std::fprintf(file(), "%s%016" PRIx64 "\n", line.c_str(), hash.value);
   std::fflush(file());

@@ -1,4 +1,4 @@
-// What tests compute, as hashes in a file, so that two builds can be compared to the bit
+// Hashes of test results in a file, so that two builds can be compared to the bit
 // (tests/record.py). Nothing is done unless LOGITLESS_RECORD names a file to append to.
 #pragma once
 
@@ -12,14 +12,14 @@ namespace logitless::test {
 
 bool recording();
 
-// One line: the running test, the how manyeth record of it, `what`, and the bytes' hash.
+// Writes one line: the running test, the number of its record, `what`, and the bytes' hash.
 void record(std::string_view what, std::span<const std::byte> bytes);
 void record(std::string_view what, std::string_view text);
 
-// The elements in the order of their indices, in the host's memory.
+// Records the elements in the order of their indices; host memory.
 void record(std::string_view what, const ConstTensorView& view);
 
-// Every output there is, in the host's memory, and the statistics.
+// Records every defined output, in host memory, and the statistics.
 void record(const CrossEntropyOutputs& outputs, const LossStatistics& statistics);
 
 }  // namespace logitless::test

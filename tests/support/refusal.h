@@ -1,4 +1,4 @@
-// What a call that is refused says.
+// Message of a refused call.
 #pragma once
 
 #include <exception>
@@ -8,7 +8,7 @@
 
 namespace logitless::test {
 
-// The message of the E that the call throws; "accepted" where it throws nothing.
+// Returns the message of the E that the call throws; "accepted" if it throws nothing.
 template <typename E = InvalidArgument, typename F>
 std::string message_of(F&& call) {
   try {

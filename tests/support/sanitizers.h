@@ -1,4 +1,4 @@
-// Under which sanitizer a test runs, for those that try fewer cases there.
+// Names the sanitizer of a test run, for tests with fewer cases there.
 #pragma once
 
 namespace logitless::test {

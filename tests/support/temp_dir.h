@@ -11,7 +11,7 @@
 
 namespace logitless {
 
-// A directory that exists as long as the object, of no other test and no other run of this one.
+// A directory that lives as long as the object, unique to this test and run.
 class TempDir {
  public:
   TempDir() {

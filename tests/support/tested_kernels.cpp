@@ -7,7 +7,7 @@ namespace logitless::test {
 std::vector<std::string> tested_kernels() {
   std::vector<std::string> names = kernel_names();
 #ifdef __SANITIZE_THREAD__
-  // Threads share work in the engines, of which there are two beside the reference: once each.
+  // Threads share work in the two engines and in the reference: tests each once.
   const auto other = [](const std::string& name) {
     return name != "avx2" && name != "amx_bf16_emulated" && name != "reference";
   };
