@@ -1,4 +1,4 @@
-// Every status, the text of the last error, structs of other sizes, null handles.
+// Tests of errors: every status, the text of the last error, structs of other sizes, null handles.
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static void check_error(const char* what, logitless_status actual, logitless_sta
   CHECK(strstr(logitless_last_error(), part) != NULL, "%s: expected '%s' in the text", what, part);
 }
 
-// A call that works, for tests to break in one place.
+// A valid call, in which a test breaks one argument.
 typedef struct Call {
   Head head;
   float loss;
@@ -138,7 +138,7 @@ static void test_invalid_calls(logitless_context* context) {
   free(block);
 }
 
-// Strides that leave the address space, and outputs in the memory of others.
+// Tests strides that leave the address space, and outputs that overlap other memory.
 static void test_memory(logitless_context* context) {
   static const int64_t kFar[] = {INT64_MAX, INT64_MAX / 2, INT64_MIN, INT64_MIN / 16,
                                  INT64_MAX / 16};
@@ -161,7 +161,7 @@ static void test_memory(logitless_context* context) {
     check_error("output's stride", plan_of(context, &call, &plan), LOGITLESS_INVALID_ARGUMENT,
                 "loss: the addresses of");
   }
-  // Of a dimension of one element the stride does not matter.
+  // The stride of a dimension of size 1 does not matter.
   make_call(&call);
   call.weight = tensor(call.head.weight, LOGITLESS_F32, 2, 1, kDim);
   call.weight.strides[0] = INT64_MAX;
@@ -193,7 +193,7 @@ static void test_memory(logitless_context* context) {
   log_prob.data = columns + kTokens;
   REFUSED("loss in a gradient", "loss: f32[] shares memory with d_hidden");
   CHECK(call.loss == 42.0f, "a failed call wrote its output");
-  // Two columns of one matrix have memory of their own; the same column twice does not.
+  // Two columns of one matrix do not overlap; the same column twice does.
   call.loss_tensor.data = &call.loss;
   lse.data = columns;
   log_prob.data = columns + 1;
@@ -262,8 +262,8 @@ static void test_null(logitless_context* context) {
   CHECK(plan == NULL, "a failed call wrote its output");
 }
 
-// Structs of an older header are refused below the first version's size, of a newer one taken while
-// the rest is zero.
+// Structs of an older header are refused below the first version's size. Those of a newer one are
+// accepted while the rest is zero.
 static void test_struct_sizes(logitless_context* context) {
   struct {
     logitless_cross_entropy_options options;
@@ -279,7 +279,7 @@ static void test_struct_sizes(logitless_context* context) {
               LOGITLESS_INVALID_ARGUMENT, "options: struct_size is 0");
   logitless_cross_entropy_options_init(&options, sizeof options);
   options.struct_size =
-      offsetof(logitless_cross_entropy_options, accumulate);  // no version had that
+      offsetof(logitless_cross_entropy_options, accumulate);  // no version had that size
   check_error("short",
               logitless_plan_cross_entropy(context, &options, &call.in, &call.out, NULL, &plan),
               LOGITLESS_INVALID_ARGUMENT, "struct_size");
@@ -334,7 +334,7 @@ static void test_contexts(void) {
   CHECK(context == NULL, "a failed call wrote its output");
 }
 
-// An exception of a type that the library does not know must end as a status too.
+// An exception of a type unknown to the library must become a status, too.
 static void test_internal_error(void) {
   Call call;
   logitless_plan* plan = NULL;
@@ -350,8 +350,8 @@ static void test_internal_error(void) {
   logitless_context_destroy(context);
 }
 
-// std::bad_alloc: the name of a kernel too long to be copied. Sanitizers end the process on failing
-// allocations.
+// Causes std::bad_alloc by a kernel name too long to be copied. Sanitizers end the process on
+// failing allocations.
 static void test_out_of_memory(void) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const size_t length = (size_t)64 << 20;
@@ -367,7 +367,7 @@ static void test_out_of_memory(void) {
   logitless_context_options_init(&options, sizeof options);
   options.kernel = name;
   limit = before;
-  limit.rlim_cur = 1 << 20;  // below what is mapped: nothing more can be
+  limit.rlim_cur = 1 << 20;  // below the mapped memory: no further allocation succeeds
   CHECK(setrlimit(RLIMIT_AS, &limit) == 0, "setrlimit");
   status = logitless_context_create(&options, &context);
   CHECK(setrlimit(RLIMIT_AS, &before) == 0, "setrlimit");
@@ -382,7 +382,7 @@ static void* read_last_error(void* text) {
   return NULL;
 }
 
-// Each thread has a last error of its own.
+// Each thread has its own last error.
 static void test_threads(void) {
   char text[64] = "?";
   pthread_t thread;

@@ -34,7 +34,8 @@ static void with_sizes(logitless_program_options* options) {
   options->threads = 1;
 }
 
-// The sum over rows of the log-sum-exp of their logits, and its gradient by h.
+// Computes the sum over rows of the log-sum-exp of their logits, and its gradient with respect to
+// h.
 static void expect_lse(const float* h, const float* w, double* loss, double* d_h) {
   int row, column, i;
   *loss = 0.0;
@@ -62,7 +63,7 @@ static void check_tensor(const logitless_program_tensor* t, const char* name, in
   CHECK(rank == 0 || t->shape[0] == size0, "%s", name);
 }
 
-// The same results by the way of GPUs, which a program of the CPU can go too.
+// Checks the same results by logitless_program_enqueue, which serves CPU programs as well.
 static void test_enqueue(const logitless_program* program, const void* const* parameters,
                          void* const* results, void* arena, size_t bytes) {
   logitless_prepared_program* prepared = NULL;
@@ -232,7 +233,7 @@ static void test_refusals(void) {
   CHECK(program == NULL, "a failed call wrote its output");
 }
 
-// Compiling for a GPU takes none, and the struct of a header before GPUs is one of the CPU.
+// Compiling for a GPU needs none, and a struct of a header before GPUs means the CPU.
 static void test_devices(void) {
   logitless_program_options options;
   logitless_program* program = NULL;

@@ -8,7 +8,7 @@
 
 static const double kTolerance = 2e-5;
 
-// 64-byte aligned memory in a larger block.
+// Returns 64-byte aligned memory in a larger block.
 static void* aligned_workspace(size_t bytes, void** block) {
   *block = malloc(bytes + 64);
   return *block == NULL ? NULL : (void*)(((uintptr_t)*block + 63) / 64 * 64);
@@ -87,7 +87,7 @@ static void count_trace(const char* line, void* user) {
   ++*(int*)user;
 }
 
-// The loss of `kind` with the gradients, or without for the forward plan.
+// Checks the loss of `kind` with its gradients, or without for the forward plan.
 static void check_loss(logitless_context* context, const Options* options,
                        logitless_plan_kind kind) {
   const int gradients = kind != LOGITLESS_PLAN_FORWARD;
@@ -324,7 +324,7 @@ static void test_head(const char* kernel) {
   logitless_context_destroy(context);
 }
 
-// A plan made of sizes alone, and what it says of itself.
+// Tests a plan made from sizes alone, and its description.
 static void test_plan_head(void) {
   logitless_context* context = make_context(NULL, NULL, NULL);
   logitless_head_features features;

@@ -1,4 +1,5 @@
-// logitless_token_losses: the formula term by term, its derivatives as differences, errors.
+// Tests of logitless_token_losses: the formula term by term, its derivatives by differences,
+// errors.
 #include <math.h>
 #include <string.h>
 
@@ -6,7 +7,7 @@
 
 enum { kRows = 4, kTargets = 2 };
 
-// Row 3 is ignored, and the second target of row 1.
+// Row 3 and the second target of row 1 are ignored.
 typedef struct Rows {
   double lse[kRows], target_logit[kRows * kTargets], target_weight[kRows * kTargets];
   double token_weight[kRows], logit_sum[kRows];
@@ -62,7 +63,7 @@ static double expected_loss(const Rows* r, const logitless_loss_terms* terms, in
   return r->token_weight[i] * (loss + terms->z_loss * lse * lse);
 }
 
-// Derivative of row i's loss by one of the numbers of `rows`.
+// Derivative of row i's loss with respect to one number of `rows`, by differences.
 static double difference(Rows* rows, double* number, const logitless_loss_terms* terms, int i) {
   const double step = 1e-5, kept = *number;
   Found up, down;
@@ -104,7 +105,7 @@ static void test_formula(void) {
   }
 }
 
-// A masked target of weight 0 loses nothing, and an ignored token whatever its numbers are.
+// A masked target of weight 0 adds no loss, and neither does an ignored token with any numbers.
 static void test_infinities(void) {
   Rows rows = kTable;
   Found found;
@@ -115,7 +116,7 @@ static void test_infinities(void) {
   CHECK(found.d_target_logit[3] == 0 && found.loss[3] == 0, "loss %g", found.loss[3]);
 }
 
-// Only what is required, one target a token, and tensors that are not contiguous.
+// Tests only the required inputs, one target a token, and tensors that are not contiguous.
 static void test_defaults(void) {
   double lse[4] = {2.0, -1.0, 3.0, -1.0}, logit[2] = {0.5, 1.0}, loss[2] = {-1, -1};
   logitless_tensor t_lse = tensor(lse, LOGITLESS_F64, 1, 2, 0);

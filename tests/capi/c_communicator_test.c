@@ -1,4 +1,4 @@
-// Groups of ranks over the C ABI: threads, callbacks, and what is refused.
+// Tests of communicators over the C ABI: threads, callbacks, and refusals.
 #include "logitless/c_communicator.h"
 
 #include <pthread.h>
@@ -14,7 +14,7 @@ static void refused(const char* what, logitless_status actual, logitless_status 
   CHECK(strstr(logitless_last_error(), part) != NULL, "%s: expected '%s' in the text", what, part);
 }
 
-// What a rank did, since checks are counted by one thread.
+// Results of a rank, since only one thread counts checks.
 typedef struct Rank {
   logitless_communicator* communicator;
   logitless_status all_gather, all_to_all, host;

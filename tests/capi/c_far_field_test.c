@@ -1,5 +1,5 @@
-// The far field from C: steps with the bits of the C++ head, resumed ones too; orders of the
-// caller's; what is refused.
+// Tests of the far field from C: steps have the bits of the C++ head, also after resuming; the
+// caller's own orders; refusals.
 #define _POSIX_C_SOURCE 200809L
 #include <stddef.h>
 #include <stdlib.h>
@@ -19,7 +19,8 @@ static float number(uint64_t* seed) {  // in [-1, 1)
   return (float)((double)(*seed >> 40) / (1 << 23) - 1.0);
 }
 
-// Tiles of similar words, taken in turn; tokens of four topics.
+// Makes a problem whose tiles hold similar vocabulary entries, interleaved; tokens have four
+// topics.
 static FarProblem* make_problem(void) {
   FarProblem* p = malloc(sizeof *p);
   const int tiles = kFarVocab / 128;
@@ -111,7 +112,7 @@ static logitless_far_field_report report_of(const logitless_far_head* head) {
   return r;
 }
 
-// An order is begun at step 3, saved while it is made at step 4, taken over and tried at 5.
+// An order is begun at step 3, saved in progress at step 4, put to use and tried at step 5.
 static void test_steps(logitless_context* context, const char* path) {
   const logitless_far_field_options options = quick();
   FarProblem* p = make_problem();
@@ -178,7 +179,7 @@ static void test_steps(logitless_context* context, const char* path) {
   free(p);
 }
 
-// One call with an order of the caller's; bytes of its gradients in p.
+// Runs one call with the caller's own order; its gradients are stored in p.
 static logitless_loss_statistics far_call(logitless_context* context, FarProblem* p,
                                           logitless_accuracy accuracy,
                                           const logitless_vocab_order* order) {
@@ -262,7 +263,7 @@ static void test_orders(logitless_context* context, const char* path) {
   free(p);
 }
 
-// Structs of before the far field, whose new fields are not looked at.
+// Tests structs from before the far field, whose new fields are not read.
 static void test_older_structs(logitless_context* context) {
   FarProblem* p = make_problem();
   Call c;
@@ -294,8 +295,8 @@ static void test_older_structs(logitless_context* context) {
   free(p);
 }
 
-// States with a byte changed, half of them in the header: refused with the head left as it was, or
-// taken for the state that they are, and steps go on.
+// Tests states with one changed byte, half of them in the header. They are refused and leave the
+// head unchanged, or accepted as valid states, and steps continue.
 static void test_damaged_states(logitless_context* context) {
   logitless_far_field_options o = quick();
   logitless_far_head* head = NULL;
@@ -307,7 +308,7 @@ static void test_damaged_states(logitless_context* context) {
   int i, refused = 0, taken = 0;
   o.refresh_every = 1;
   CHECK(logitless_far_head_create(context, &o, &head) == LOGITLESS_OK, "create");
-  for (i = 0; i < 4; ++i) step(head, p);  // an order, and another one that is being made
+  for (i = 0; i < 4; ++i) step(head, p);  // an order, and another one in progress
   CHECK(logitless_far_head_state(head, &state, &size) == LOGITLESS_OK, "state");
   bytes = malloc(size);
   memcpy(bytes, state, size);
@@ -384,7 +385,7 @@ static void test_refused(logitless_context* context, const char* path) {
   check_error("d_hidden", logitless_far_head_step(head, NULL, &c.in, &c.out, NULL),
               LOGITLESS_INVALID_ARGUMENT, "d_hidden");
   step(head, p);
-  // The order being made is of all words, the weight now of fewer.
+  // The order in progress covers the full vocabulary, but the weight is now smaller.
   make_call(&c, p);
   c.t[1].shape[0] = c.t[5].shape[0] = kFarVocab - 128;
   check_error("vocab", logitless_far_head_step(head, NULL, &c.in, &c.out, NULL),
@@ -403,7 +404,7 @@ static void test_refused(logitless_context* context, const char* path) {
               LOGITLESS_INVALID_ARGUMENT, "state");
   check_error("none", logitless_far_head_set_state(head, bytes, 0), LOGITLESS_INVALID_ARGUMENT,
               "state");
-  bytes[size / 2] ^= 0x40;  // in the words: no permutation, or an average that is none
+  bytes[size / 2] ^= 0x40;  // in the order: no permutation, or an invalid average
   bytes[size / 2 + 7] ^= 0x7f;
   check_error("flipped", logitless_far_head_set_state(head, bytes, size),
               LOGITLESS_INVALID_ARGUMENT, "words");

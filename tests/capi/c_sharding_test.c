@@ -1,5 +1,5 @@
-// A head whose words are spread over ranks, over the C ABI: threads with rows of the weight each,
-// one of them none, against the whole loss in doubles; and what is refused.
+// Tests of a vocabulary-parallel head over the C ABI, on threads with one shard each, one of them
+// empty. The loss is compared with the global one in doubles; and refusals.
 #include "logitless/c_sharding.h"
 
 #include <pthread.h>
@@ -12,12 +12,12 @@
 enum { kRanks = 3 };
 static const int kFirst[kRanks + 1] = {0, 4, 4, kVocab};
 
-// What a rank is given and makes; checks are counted by one thread.
+// Inputs and results of a rank; only one thread counts checks.
 typedef struct Rank {
   const logitless_communicator* words;
   Head* head;
   int rank, bad_target;
-  int far_plan, far_head; /* by a far-field plan, whose few words are all kept; by a far head */
+  int far_plan, far_head; /* far-field plan, whose small shard is selected entirely; far head */
   double kept, imbalance;
   logitless_status planned, called;
   char error[300];
@@ -25,7 +25,7 @@ typedef struct Rank {
   pthread_t thread;
 } Rank;
 
-// Of rows in their own order, for all ranks.
+// Makes an order of a shard's rows in their own sequence, for all ranks.
 static logitless_status make_order(const logitless_context* context,
                                    const logitless_sharding* sharding,
                                    const logitless_cross_entropy_inputs* in, int rows,
@@ -74,7 +74,7 @@ static void run(Rank* r, logitless_context* context) {
   logitless_loss_statistics statistics;
   logitless_vocab_order* order = NULL;
   logitless_far_head* head = NULL;
-  void* block = NULL;  // with a workspace that is aligned in it
+  void* block = NULL;  // holds an aligned workspace
   memcpy(targets, r->head->targets, sizeof targets);
   if (r->bad_target) targets[0] = kVocab;
   logitless_cross_entropy_options_init(&options, sizeof options);
@@ -177,7 +177,7 @@ static void test_a_bad_target(Rank* ranks) {
   ranks[1].bad_target = 0;
 }
 
-// Of a struct that cannot be read the others learn nothing: one rank alone.
+// A struct that cannot be read fails on one rank alone, without notice to the others.
 static void test_refusals(Head* head) {
   logitless_communicator* alone = NULL;
   logitless_tensor hidden = tensor(head->hidden, LOGITLESS_F32, 2, kTokens, kDim);
@@ -279,7 +279,7 @@ void test_sharding(void) {
   test_refusals(&head);
   for (r = 0; r < kRanks; ++r) ranks[r].far_plan = 1;
   test_words(ranks);
-  // A tile on each of the two ranks that have words.
+  // Each of the two ranks with a shard has one tile.
   for (r = 0; r < kRanks; ++r)
     CHECK(ranks[r].kept == 1.0 && ranks[r].imbalance == 1.5, "rank %d: kept %g, imbalance %g", r,
           ranks[r].kept, ranks[r].imbalance);

@@ -5,7 +5,7 @@
 
 int failures = 0;
 
-// In [-1, 1), from a fixed sequence.
+// Returns a number in [-1, 1) from a fixed sequence.
 static float next_random(uint32_t* state) {
   *state = *state * 1664525u + 1013904223u;
   return (float)(*state >> 8) / 8388608.0f - 1.0f;
@@ -23,7 +23,7 @@ void make_head(Head* head) {
   head->targets[2] = -100;
 }
 
-// Logits z of one token and the per-token outputs.
+// Computes the logits z of one token and the per-token outputs.
 static void forward_token(const Head* head, const Options* options, int i, double* z, Expected* e) {
   double top = -INFINITY, sum = 0.0, weighted = 0.0;
   int j, d;
@@ -45,7 +45,7 @@ static void forward_token(const Head* head, const Options* options, int i, doubl
   e->log_prob[i] = z[head->targets[i]] - e->lse[i];
 }
 
-// Adds one token's gradients from those of its logits.
+// Adds one token's gradients, given those of its logits.
 static void backward_token(const Head* head, const Options* options, int i, const double* z,
                            const double* dz, Expected* e) {
   int j, d;

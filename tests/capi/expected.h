@@ -1,4 +1,5 @@
-// What the C tests share: a check macro, a small head, and its loss computed directly in doubles.
+// Shared parts of the C tests: a check macro, a small head, and its loss computed directly in
+// doubles.
 #pragma once
 
 #include <stdio.h>
@@ -46,13 +47,13 @@ typedef struct Expected {
 } Expected;
 
 void make_head(Head* head);
-// Mean cross entropy times grad_loss, its gradients, and the outputs of each token.
+// Computes the mean cross entropy times grad_loss, its gradients, and the outputs of each token.
 void expect_cross_entropy(const Head* head, const Options* options, double grad_loss,
                           Expected* expected);
-// Gradients of sum_i (g_lse lse_i + g_log_prob log_prob_i + g_entropy entropy_i).
+// Computes gradients of sum_i (g_lse lse_i + g_log_prob log_prob_i + g_entropy entropy_i).
 void expect_head_backward(const Head* head, const Options* options, double g_lse, double g_log_prob,
                           double g_entropy, Expected* expected);
-// Checks that all are within `tolerance` of what is expected, absolutely and relatively.
+// Checks that all are within `tolerance` of the expected values, absolutely and relatively.
 void check_close(const char* what, const float* actual, const double* expected, int count,
                  double tolerance);
 logitless_tensor tensor(void* data, logitless_dtype dtype, int rank, int64_t size0, int64_t size1);
@@ -70,7 +71,7 @@ void test_communicators(void);
 void test_far_field(void);
 void test_sharding(void);
 
-// A head that gains from the far field, and what a step of it wrote.
+// A head that gains from the far field, and the outputs of one step.
 enum { kFarTokens = 64, kFarDim = 8, kFarVocab = 65536 };
 typedef struct FarProblem {
   float hidden[kFarTokens * kFarDim], d_hidden[kFarTokens * kFarDim];
@@ -78,7 +79,7 @@ typedef struct FarProblem {
   int64_t targets[kFarTokens];
   float loss;
 } FarProblem;
-// far_field_cpp.cpp: a head of the C++ interface, of one thread; a step returns its passes.
+// A head of the C++ interface with one thread, in far_field_cpp.cpp; a step returns its GEMM count.
 typedef struct CppFarHead CppFarHead;
 CppFarHead* cpp_far_head(const logitless_far_field_options* options);
 void cpp_far_head_destroy(CppFarHead* head);

@@ -1,4 +1,4 @@
-// The same steps by the C++ interface, which the C tests compare bits with.
+// The same steps by the C++ interface, with which the C tests compare bits.
 #include <cstdint>
 #include <span>
 

@@ -1,4 +1,4 @@
-// What the C tests need of C++.
+// C++ helpers of the C tests.
 #include <stdexcept>
 
 #include "expected.h"
@@ -12,7 +12,7 @@
 // Breaks the contract of a trace callback: the library must not let the exception out.
 void throwing_trace(const char*, void*) { throw std::runtime_error("thrown by the trace"); }
 
-// The C files may be compiled without the sanitizer that the library has.
+// The C files may be compiled without the sanitizer of the library.
 int ends_on_failing_allocation(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return 1;
