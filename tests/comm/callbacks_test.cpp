@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Callbacks that hand everything on to a rank of another group.
+// Callbacks that forward everything to a rank of another group.
 CommunicatorCallbacks to(const std::shared_ptr<Communicator>& inner) {
   CommunicatorCallbacks callbacks;
   callbacks.rank = inner->rank();
@@ -68,7 +68,7 @@ TEST(Callbacks, AFailureIsForGood) {
   EXPECT_EQ(calls, 1);
 }
 
-// The others may not know that a callback failed here.
+// The other ranks may not know that a callback failed here.
 TEST(Callbacks, AbortAfterAFailureReachesTheCaller) {
   int aborts = 0;
   CommunicatorCallbacks callbacks = to(make_thread_group(1)[0]);
@@ -113,7 +113,7 @@ TEST(Callbacks, OfAGpu) {
   EXPECT_TRUE(communicator->capturable());
   EXPECT_EQ(communicator->device(), DeviceKind::cuda);
   int mine = 1, all = 0;
-  communicator->all_gather_host(nullptr, nullptr, 0);  // nobody hears of nothing
+  communicator->all_gather_host(nullptr, nullptr, 0);  // an empty call calls nothing
   communicator->all_gather_host(&mine, &all, sizeof(int));
   communicator->wait(nullptr, milliseconds(5));
   EXPECT_EQ(outcome_of([&] { communicator->wait(nullptr, milliseconds(7)); }),

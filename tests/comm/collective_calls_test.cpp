@@ -22,8 +22,8 @@ constexpr std::uint64_t kPlan = 0x1234;
 
 Outcome invalid(const std::string& text) { return {"InvalidArgument", text}; }
 
-// A body's work: two exchanges, whose results are what they should be. `point` runs before each and
-// after the last: 0, 1, 2.
+// Work of a body: two exchanges, whose results are checked. `point` runs before each and after the
+// last: 0, 1, 2.
 void work(CollectiveCalls& calls, const std::function<void(int)>& point) {
   const int size = calls.communicator().size(), rank = calls.communicator().rank();
   std::vector<int> mine(static_cast<std::size_t>(size), rank), all(mine.size()), ranks;
@@ -37,7 +37,7 @@ void work(CollectiveCalls& calls, const std::function<void(int)>& point) {
   point(2);
 }
 
-// Each rank makes its calls; what each of them threw, by rank.
+// Runs each rank's calls; returns the exceptions by rank.
 std::vector<Outcome> run(int size, const std::function<void(CollectiveCalls&, int rank)>& body,
                          std::chrono::milliseconds limit = kCommunicatorLimit) {
   Ranks ranks = make_thread_group(size, limit);
@@ -60,7 +60,7 @@ TEST(CollectiveCalls, ReturnWhateverTheTiming) {
   }
 }
 
-// Whichever rank fails, wherever: all throw, and the next call is as good as any.
+// All ranks throw if any rank fails at any point, and the next call works.
 TEST(CollectiveCalls, AllThrowWhereOneFails) {
   for (int size = 1; size <= 8; ++size) {
     for (int where = 0; where <= 2; ++where) {
@@ -110,7 +110,7 @@ TEST(CollectiveCalls, ABadTargetIsEverybodys) {
           work(calls, [&](int point) {
             if (rank != 1 || point != where) return;
             calls.bad_target(17, 128256);
-            calls.bad_target(18, -1);  // the first counts
+            calls.bad_target(18, -1);  // only the first is kept
           });
         });
       });
@@ -121,7 +121,7 @@ TEST(CollectiveCalls, ABadTargetIsEverybodys) {
   }
 }
 
-// The next call of the rank that skipped one takes its place; the last one is missed.
+// The rank that skipped a call arrives at it with its next one, and is missing at the last.
 TEST(CollectiveCalls, ASkippedCallIsMissed) {
   const auto outcomes = run(3, [](CollectiveCalls& calls, int rank) {
     for (int call = 0; call < 3; ++call) {
@@ -134,7 +134,7 @@ TEST(CollectiveCalls, ASkippedCallIsMissed) {
   EXPECT_EQ(outcomes, (std::vector<Outcome>{expected, expected, {}}));
 }
 
-// Of two plans in turn: the rank is in the other one's call.
+// Alternates two plans: the rank is in the other one's call.
 TEST(CollectiveCalls, ASkippedCallOfAnotherPlanIsNamed) {
   const Ranks ranks = make_thread_group(3);
   const auto outcomes = run_ranks(ranks, [&](Communicator& c) {
@@ -191,7 +191,7 @@ TEST(CollectiveCalls, ARankThatEndsIsMissed) {
       auto calls = std::make_unique<CollectiveCalls>(
           std::move(ranks[static_cast<std::size_t>(rank)]), kPlan);
       if (rank != 1) return calls->run([&] { work(*calls, [](int) {}); });
-      // Its exchanges by hand, and then no more of them.
+      // It makes its exchanges by hand, and then no more of them.
       Communicator& mine = calls->communicator();
       StatusHeader header;
       header.plan = kPlan;

@@ -17,7 +17,7 @@ namespace {
 
 using Fill = std::function<void(int rank, PlanDigest& digest)>;
 
-// What every rank throws; they all must throw the same.
+// Returns the exception that every rank throws; all must be the same.
 Outcome refusal(int size, const Fill& fill) {
   const Ranks ranks = make_thread_group(size);
   const auto outcomes = run_ranks(ranks, [&](Communicator& c) {
@@ -26,7 +26,7 @@ Outcome refusal(int size, const Fill& fill) {
     agree(c, [&](PlanDigest& digest) { fill(c.rank(), digest); });
   });
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome, outcomes[0]);
-  // The group is none the worse for it.
+  // The group stays usable.
   const auto after = run_ranks(ranks, [](Communicator& c) { agree(c, [](PlanDigest&) {}); });
   EXPECT_EQ(after, std::vector<Outcome>(ranks.size()));
   return outcomes[0];
@@ -109,7 +109,7 @@ TEST(Digest, TellsWhatARankThrew) {
     const int bad = size / 2;
     EXPECT_EQ(refusal(size,
                       [&](int rank, PlanDigest& digest) {
-                        digest.same("dim", rank);  // would differ: what was thrown goes first
+                        digest.same("dim", rank);  // would differ, but exceptions come first
                         if (rank == bad) throw InvalidArgument("weight is [3, 4100]\x1b[m");
                       }),
               invalid("rank " + std::to_string(bad) + ": weight is [3, 4100]\\x1b[m"));
@@ -141,7 +141,7 @@ TEST(Digest, WordsAreCoveredOnce) {
   EXPECT_EQ(
       cover({{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}}, {{1, 2}, {3, 4}, {5, 6}, {7, 8}, {9, 10}}}),
       fine);
-  EXPECT_EQ(cover({{{0, 5}, {7, 7}}, {{5, 10}}}), fine);  // an empty run is nowhere
+  EXPECT_EQ(cover({{{0, 5}, {7, 7}}, {{5, 10}}}), fine);  // an empty run is ignored
   EXPECT_EQ(cover({{{0, 5}}, {{6, 10}}}), invalid("word 5 is on no rank"));
   EXPECT_EQ(cover({{{1, 5}}, {{5, 10}}}), invalid("word 0 is on no rank"));
   EXPECT_EQ(cover({{{0, 5}}, {{5, 9}}}), invalid("word 9 is on no rank"));

@@ -1,4 +1,5 @@
-// Calls whose exchanges are enqueued, as on a GPU: the hosts meet once, before the first of them.
+// Tests of calls whose exchanges are enqueued, as on a GPU: one host barrier precedes the first
+// exchange.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -12,7 +13,7 @@
 namespace logitless {
 namespace {
 
-// The host's memory in place of a GPU's.
+// Host memory in place of a GPU's.
 class LikeGpu : public Communicator {
  public:
   explicit LikeGpu(std::shared_ptr<Communicator> host) : host_(std::move(host)) {}
@@ -79,7 +80,7 @@ TEST(GpuCalls, WhatFailsBeforeTheFirstExchangeAllThrow) {
     const Outcome found = outcome_of(failing);
     EXPECT_EQ(found.kind, "InvalidArgument");
     EXPECT_NE(found.text.find("hidden: expected something else"), std::string::npos) << found.text;
-    calls.run([&] { exchange(calls); });  // the next one is possible
+    calls.run([&] { exchange(calls); });  // the next call is possible
   });
   EXPECT_EQ(outcomes, std::vector<Outcome>(3));
 }

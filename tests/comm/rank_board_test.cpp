@@ -27,7 +27,7 @@ std::string name_of_test() {
   return concat("test-", test->name(), "-", getpid());
 }
 
-// Runs it in a process that then ends as if killed: nothing is said.
+// Runs `body` in a child process that then ends abruptly, as if killed.
 void in_a_child(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
@@ -40,7 +40,7 @@ void in_a_child(const std::function<void()>& body) {
 TEST(RankBoard, SaysWhoHasNotArrived) {
   const std::string name = name_of_test();
   auto first = std::make_unique<RankBoard>(name, 0, 3);
-  EXPECT_EQ(first->missing(1), "rank 0 has made 0 calls");  // the others are nowhere yet
+  EXPECT_EQ(first->missing(1), "rank 0 has made 0 calls");  // the others have not joined yet
   first->arrive(3);
   EXPECT_EQ(first->missing(3), "of 2 ranks nothing is known on this host");
   RankBoard second(name, 1, 3);
@@ -57,7 +57,7 @@ TEST(RankBoard, SaysWhoHasNotArrived) {
   EXPECT_EQ(first->missing(1), "all ranks have made the call, and one has not run it");
 }
 
-// What somebody else has put at its name is neither followed nor trusted.
+// A foreign file of its name is neither followed nor trusted.
 TEST(RankBoard, FilesOfOthersAreLeftAlone) {
   const std::string name = name_of_test();
   const std::filesystem::path path = "/dev/shm/logitless-" + name,
@@ -88,20 +88,20 @@ TEST(RankBoard, AProcessThatHasEnded) {
   in_a_child([&] {
     RankBoard other(name, 1, 2);
     other.arrive(1);
-    _exit(0);  // before a destructor
+    _exit(0);  // without a destructor
   });
   EXPECT_EQ(mine.missing(2), "rank 1's process has ended");
   EXPECT_EQ(mine.missing(1), "all ranks have made the call, and one has not run it");
 }
 
-// A rank that has made the call, and whose process ends in order, is not missed for it; one that
-// has not is. The fork has the parent's board, too, and leaves it alone.
+// A rank that has made the call before a normal exit is not missing from it; one that has not is.
+// The fork also has the parent's board, and does not touch it.
 TEST(RankBoard, AProcessThatEndsInOrderHasLeft) {
   const std::string name = name_of_test();
   RankBoard mine(name, 0, 2);
   mine.arrive(2);
   in_a_child([&] {
-    static auto* const other = new RankBoard(name, 1, 2);  // as plans that are never freed keep it
+    static auto* const other = new RankBoard(name, 1, 2);  // as in plans that are never freed
     other->arrive(2);
     std::exit(0);
   });
@@ -125,7 +125,7 @@ TEST(RankBoard, NamesWhoIsGone) {
   third->arrive(1);
   third.reset();
   EXPECT_EQ(mine.gone(2), "rank 1's process has ended, rank 2 has left after 1 call");
-  EXPECT_FALSE(mine.all_made(1));  // rank 1 has not
+  EXPECT_FALSE(mine.all_made(1));  // rank 1 has not made it
   EXPECT_EQ(mine.gone(1), "rank 1's process has ended");
 }
 
@@ -225,7 +225,7 @@ TEST(RankBoard, HasBytesBesideIt) {
   EXPECT_TRUE(std::all_of(of_b, of_b + 2 * page, [](unsigned char c) { return c == 0; }));
   of_a[2 * page - 1] = 7;
   EXPECT_EQ(of_b[2 * page - 1], 7);
-  a.arrive(3);  // the two do not meet
+  a.arrive(3);  // the areas do not overlap
   EXPECT_EQ(of_b[0], 0);
   const RankBoard moved = std::move(a);
   EXPECT_EQ(moved.more(), of_a);

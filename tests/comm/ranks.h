@@ -1,4 +1,4 @@
-// One thread for each rank of a group, and what each of them threw.
+// One thread for each rank of a group, and their exceptions.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@
 namespace logitless {
 
 struct Outcome {
-  std::string kind;  // "" when nothing was thrown
+  std::string kind;  // "" if nothing was thrown
   std::string text;
 
   bool operator==(const Outcome&) const = default;

@@ -1,4 +1,4 @@
-// Ranks by TCP as threads of one process: what they exchange, and how a group fails.
+// Tests of TCP groups with threads of one process as ranks: exchanges and failures.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kShort{500};
 constexpr milliseconds kLong = std::chrono::hours(1);
-constexpr std::size_t kBig = 12 << 20;  // more than sockets keep
+constexpr std::size_t kBig = 12 << 20;  // more than sockets buffer
 const Outcome kFine;
 
 Outcome failure(const std::string& text) { return {"DeviceError", "communicator: " + text}; }
@@ -79,7 +79,7 @@ TEST(TcpGroup, NamesWhoDidNotArrive) {
     int mine = 0;
     std::vector<int> all(4);
     c.all_gather(&mine, all.data(), sizeof(int), nullptr);
-    // Come too late, and learn of it at once.
+    // Arrive too late, and fail at once.
     if (c.rank() == 1 || c.rank() == 3) until_failed(c);
     c.all_gather(&mine, all.data(), sizeof(int), nullptr);
   });
@@ -87,7 +87,7 @@ TEST(TcpGroup, NamesWhoDidNotArrive) {
   for (const std::size_t r : {0U, 2U})
     EXPECT_EQ(outcomes[r], failure("call 2 (all_gather of 4 bytes): " + text));
   for (const std::size_t r : {1U, 3U}) EXPECT_EQ(outcomes[r], failure("after call 1: " + text));
-  // So does every later call, of whatever kind.
+  // Every later call of any kind fails likewise.
   for (std::size_t r = 0; r < 4; ++r) {
     EXPECT_EQ(outcome_of([&] { ranks[r]->all_to_all(nullptr, nullptr, 0, nullptr); }), outcomes[r]);
     EXPECT_EQ(outcome_of([&] { ranks[r]->all_gather_host(nullptr, nullptr, 0); }), outcomes[r]);
@@ -95,7 +95,7 @@ TEST(TcpGroup, NamesWhoDidNotArrive) {
   }
 }
 
-// A rank that is late for one of those that waited hears of it behind the bytes of the call.
+// A late rank receives the failure after the call's data.
 TEST(TcpGroup, WhoComesLateLearnsWhy) {
   const Ranks ranks = make_tcp_group(3, kShort);
   std::atomic<bool> over = false;
@@ -139,7 +139,7 @@ TEST(TcpGroup, NamesCallsThatDiffer) {
 }
 
 TEST(TcpGroup, ARankThatLeavesIsMissedAtOnce) {
-  for (const bool before : {false, true}) {  // before the others wait for it, or while they do
+  for (const bool before : {false, true}) {  // before the other ranks wait for it, or while they do
     for (const std::size_t bytes : {std::size_t{1}, kBig}) {
       Ranks ranks = make_tcp_group(3, kLong);
       const Ranks rest{ranks[0], ranks[2]};
@@ -161,7 +161,7 @@ TEST(TcpGroup, ARankThatLeavesIsMissedAtOnce) {
   }
 }
 
-// Who throws after a call that all have made leaves no other in the middle of it.
+// A rank that fails after a complete call does not interrupt the other ranks in that call.
 TEST(TcpGroup, ACallThatAllHaveMadeEndsWell) {
   for (int repeat = 0; repeat < 100; ++repeat) {
     const auto outcomes = run_ranks(make_tcp_group(2), [&](Communicator& c) {
@@ -183,7 +183,7 @@ TEST(TcpGroup, ARankMayLeaveAfterItsLastCall) {
       for (int call = 0; call < 3; ++call)
         c.all_gather(mine.data(), all.data(), mine.size(), nullptr);
       if (c.rank() == 0) c.wait(nullptr, kShort);
-      ranks[static_cast<std::size_t>(c.rank())].reset();  // the last owner: c is gone
+      ranks[static_cast<std::size_t>(c.rank())].reset();  // the last owner: c is destroyed
     });
     EXPECT_EQ(outcomes, std::vector<Outcome>(3));
   }
@@ -218,7 +218,7 @@ TEST(TcpGroup, ARankThatGivesUpWakesTheOthers) {
   }
 }
 
-// Another thread of a rank that waits in a call, and that is in the middle of its bytes.
+// Aborts from another thread, while the rank waits in a call and while it transfers data.
 TEST(TcpGroup, AnyThreadMayGiveUp) {
   const Ranks ranks = make_tcp_group(3, kLong);
   std::thread aborts([&] {
@@ -236,7 +236,7 @@ TEST(TcpGroup, AnyThreadMayGiveUp) {
   }
 }
 
-// A terminal shows what another process says, and obeys none of it.
+// Control characters from another process are escaped for terminals.
 TEST(TcpGroup, ReasonsOfOthersAreEscaped) {
   const Ranks ranks = make_tcp_group(2);
   ranks[0]->abort("\x1b]0;title\a\r\nerror: \xff \u00e9");

@@ -1,4 +1,4 @@
-// How ranks by TCP find each other, as threads of one process, whoever else connects.
+// Tests of the rendezvous of TCP ranks, as threads of one process, with foreign connections.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -67,7 +67,7 @@ bool say(const Socket& socket, const std::string& bytes) {
 std::string bytes_of(const TcpHello& hello) {
   return {reinterpret_cast<const char*>(&hello), sizeof(hello)};
 }
-// What it is told, and with which kind, before the end of the connection.
+// Returns the failure text and kind that arrive before the end of the connection.
 std::string told(const Socket& socket) {
   const auto soon = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   TcpHeader header;
@@ -103,7 +103,7 @@ TEST(TcpJoin, NamesWhoDoesNotCome) {
       << alone[0].text;
 }
 
-// Where the job has a name they are of it, and all of them end.
+// With a job name the ranks belong together, and all of them throw.
 TEST(TcpJoin, SizesAndRanksMustAgree) {
   const auto sizes = join_all({{0, 3}, {1, 2}}, free_port(), within(kLong, "a"));
   const Outcome size = {"InvalidArgument", "make_tcp: size: rank 1 has 2, rank 0: 3"};
@@ -121,12 +121,12 @@ TEST(TcpJoin, APortThatIsTaken) {
                                                      ": Address already in use"}));
 }
 
-// Rank 0 waits for rank 1 while somebody else says something, all at once or a byte at a time.
+// A foreign connection that sends bytes at once or one at a time, while rank 0 waits for rank 1.
 struct Stranger {
   const char* name;
   std::string bytes;
-  std::string told = {};                            // "": nothing, and its connection ends
-  enum { answered, leaves, stays } end = answered;  // leaves before it is answered, or never
+  std::string told = {};                            // "": nothing, and the connection ends
+  enum { answered, leaves, stays } end = answered;  // leaves before an answer, or never
 };
 
 TcpHello hello_of(const std::string& job, int rank, int size,
@@ -175,7 +175,7 @@ TEST_P(TcpStranger, IsToldAndEndsNothing) {
       const Socket stranger = call(port);
       const std::string& bytes = GetParam().bytes;
       for (std::size_t at = 0; slow && at + 1 < bytes.size(); ++at) {
-        if (!say(stranger, bytes.substr(at, 1))) break;  // it is known already
+        if (!say(stranger, bytes.substr(at, 1))) break;  // it has been recognised already
         if (at % 16 == 0) std::this_thread::sleep_for(milliseconds(1));
       }
       if (!slow) {
@@ -197,7 +197,7 @@ TEST_P(TcpStranger, IsToldAndEndsNothing) {
 INSTANTIATE_TEST_SUITE_P(Each, TcpStranger, testing::ValuesIn(strangers()),
                          [](const auto& of) { return of.param.name; });
 
-// Their own error says so, and the others' says it when the right ones do not come.
+// Their own error names the reason, and so does rank 0's if the right ranks do not come.
 TEST(TcpJoin, RanksOfOtherJobsAreTurnedAway) {
   const int port = free_port();
   std::vector<Outcome> outcomes;
@@ -223,7 +223,7 @@ TEST(TcpJoin, RanksOfOtherJobsAreTurnedAway) {
   EXPECT_NE(unnamed[0].text.find("size: rank 1 has 2, rank 0: 3"), std::string::npos);
 }
 
-// Another process of the same number and size: the first one counts, with both of its connections.
+// Another process has the same number and size: the first one counts, with both of its connections.
 TEST(TcpJoin, ASecondOfTheSameNumberIsTurnedAway) {
   const int port = free_port();
   const auto outcomes = join_all({{0, 3}, {1, 3}, {1, 3}}, port, within(kShort));
@@ -234,7 +234,7 @@ TEST(TcpJoin, ASecondOfTheSameNumberIsTurnedAway) {
   EXPECT_EQ((outcomes[1] == twice) + (outcomes[2] == twice), 1);
   EXPECT_EQ(outcomes[0].text.substr(0, late.text.size()), late.text);
 
-  // One that comes with its second connection first.
+  // A connection for calls arrives before its control connection.
   const int third = free_port();
   std::thread waits([&] { EXPECT_EQ(join(third, 0, 2, within(kLong)), kFine); });
   const Socket before = call(third);
@@ -244,7 +244,7 @@ TEST(TcpJoin, ASecondOfTheSameNumberIsTurnedAway) {
   waits.join();
 }
 
-// More than there is room for, and more than it ever keeps.
+// Tests more connections than there are descriptors, and more than it ever keeps.
 TEST(TcpJoin, HundredsThatSayNothing) {
   const int port = free_port();
   Outcome first;
@@ -287,7 +287,7 @@ TEST(TcpJoin, SaysWhoIsMissing) {
   EXPECT_EQ(join(port, 0, 2, stops), (Outcome{"DeviceError", "make_tcp: enough"}));
 }
 
-// Whoever listens in rank 0's place, and says something or nothing.
+// Another program listens at rank 0's port, and sends something or nothing.
 TEST(TcpJoin, WhatListensMayBeNoRank) {
   const auto answer = [](const std::string& bytes) {
     const Socket listener = Socket::listen(0);
@@ -311,7 +311,7 @@ TEST(TcpJoin, WhatListensMayBeNoRank) {
   EXPECT_EQ(answer(failure_bytes(TcpKind::failure, "\x1b[2Jno\n")), "make_tcp: \\x1b[2Jno\\n");
 }
 
-// One that says that it is a rank, and then nothing sensible.
+// A connection that claims to be a rank, and then sends garbage.
 TEST(TcpJoin, ARankThatLeavesAgainIsNamed) {
   const int port = free_port();
   std::vector<Outcome> outcomes;

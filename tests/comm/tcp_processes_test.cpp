@@ -1,5 +1,5 @@
-// Ranks by TCP that are processes: what is left of a group when one of them is killed. The program
-// starts no threads: its children are forked.
+// Tests of TCP ranks that are processes: the behaviour of a group when one of them is killed. The
+// program starts no threads: its children are forked.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -23,9 +23,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLong = std::chrono::hours(1);
-constexpr unsigned kMostSeconds = 60;  // of a process, whatever goes wrong
+constexpr unsigned kMostSeconds = 60;  // lifetime of a process in any case
 
-// A process for each rank of a group, which tells by a pipe what became of it.
+// A process for each rank of a group, which reports its outcome by a pipe.
 class Processes {
  public:
   using Body = std::function<void(Communicator&)>;
@@ -63,7 +63,7 @@ class Processes {
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
 
-  // A line that the rank says; "" when its process has ended instead.
+  // Returns a line from the rank; "" when its process has ended instead.
   std::string hear(int rank) {
     std::string line;
     char letter = 0;
@@ -71,7 +71,7 @@ class Processes {
     return line;
   }
   void send(int rank, int signal) { ::kill(child(rank).id, signal); }
-  // What it threw; waits for its end.
+  // Returns its exception; waits for its end.
   Outcome outcome(int rank) {
     const std::string line = hear(rank);
     ::waitpid(child(rank).id, nullptr, 0);
@@ -110,7 +110,7 @@ TEST(TcpProcesses, MoveWhatThreadsMove) {
   }
 }
 
-// Rank 1 is killed while the others exchange with it over and over, a little and a lot.
+// Rank 1 is killed while the others exchange small and large messages with it.
 TEST(TcpProcesses, SurvivorsNameTheOneThatWasKilled) {
   for (const std::size_t bytes : {std::size_t{64}, std::size_t{4} << 20}) {
     Processes ranks(4, kLong, [&](Communicator& c) {
@@ -141,7 +141,7 @@ TEST(TcpProcesses, OneThatIsKilledBetweenCallsIsNamedByTheNext) {
   EXPECT_NE(ranks.outcome(0).text.find("rank 1 of 2 has left"), std::string::npos);
 }
 
-// It is there, and says nothing: the limit ends the call.
+// A stopped process sends nothing: the limit ends the call.
 TEST(TcpProcesses, OneThatStandsStillIsNamedAtTheLimit) {
   Processes ranks(3, std::chrono::seconds(2), [&](Communicator& c) {
     char mine = 'a', all[3];
@@ -159,7 +159,7 @@ TEST(TcpProcesses, OneThatStandsStillIsNamedAtTheLimit) {
   EXPECT_NE(ranks.outcome(2).text.find("2 of 3 did not "), std::string::npos);
 }
 
-// Each ends as soon as it knows.
+// Each rank ends as soon as it knows.
 TEST(TcpProcesses, CallsThatDifferAreNamedByAll) {
   for (int repeat = 0; repeat < 10; ++repeat) {
     Processes ranks(4, kLong, [&](Communicator& c) {
@@ -177,7 +177,7 @@ TEST(TcpProcesses, CallsThatDifferAreNamedByAll) {
   }
 }
 
-// Rank 0 may open no more files while hundreds of connections say nothing.
+// Rank 0 may open no more files while hundreds of connections are silent.
 TEST(TcpProcesses, SilentConnectionsTakeNoFilesThatRanksNeed) {
   const int port = free_port();
   int ends[2] = {};

@@ -1,4 +1,4 @@
-// Groups by TCP on this host, at ports that are free.
+// TCP groups on this host, at free ports.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@ namespace logitless {
 
 inline int free_port() { return Socket::listen(0).port(); }
 
-// Made by a thread for each rank.
+// Each rank is made by its own thread.
 inline Ranks make_tcp_group(int size, std::chrono::milliseconds limit = std::chrono::minutes(1)) {
   const int port = free_port();
   Ranks ranks(static_cast<std::size_t>(size));
@@ -27,7 +27,7 @@ inline Ranks make_tcp_group(int size, std::chrono::milliseconds limit = std::chr
   return ranks;
 }
 
-// Calls of both kinds and of many sizes; what all of them gave this rank.
+// Makes calls of both kinds and many sizes; returns all that this rank received.
 inline std::vector<std::byte> exchange_a_lot(Communicator& c) {
   std::vector<std::byte> got;
   const auto size = static_cast<std::size_t>(c.size());
@@ -49,7 +49,7 @@ inline std::vector<std::byte> exchange_a_lot(Communicator& c) {
   return got;
 }
 
-// The same of all ranks of a group of threads.
+// Returns the same for all ranks of a group of threads.
 inline std::vector<std::vector<std::byte>> exchanged_by_threads(int size) {
   std::vector<std::vector<std::byte>> got(static_cast<std::size_t>(size));
   run_ranks(make_thread_group(size),

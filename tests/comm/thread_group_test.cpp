@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kShort{500};
 const Outcome kFine;
 
-// A number that says whose it is: of call, from, to.
+// A number that encodes call, sender and receiver.
 std::int64_t value(int call, int from, int to) { return call * 10000 + from * 100 + to; }
 
 TEST(ThreadGroup, MovesBytesWhateverTheTiming) {
@@ -44,7 +44,7 @@ TEST(ThreadGroup, MovesBytesWhateverTheTiming) {
           }
           c.all_to_all(mine.data(), all.data(), bytes_each, nullptr);
         }
-        mine.assign(mine.size(), -1);  // the others have read it
+        mine.assign(mine.size(), -1);  // the other ranks have read it
         EXPECT_EQ(all, expected) << "call " << call << " of " << size;
       }
     });
@@ -74,7 +74,7 @@ TEST(ThreadGroup, NamesWhoDidNotArrive) {
     c.all_gather(&mine, all.data(), sizeof(int), nullptr);
     --waiting;
     if (c.rank() == 1 || c.rank() == 3) {
-      // Comes too late, and learns of it at once.
+      // Comes too late, and fails at once.
       while (waiting != 0 || outcome_of([&] { c.wait(nullptr, kShort); }) == kFine)
         std::this_thread::yield();
     }
@@ -84,7 +84,7 @@ TEST(ThreadGroup, NamesWhoDidNotArrive) {
                          "communicator: call 2 (all_gather of 4 bytes): ranks 1 and 3 of 4 did not "
                          "arrive within 500 ms"};
   EXPECT_EQ(outcomes, std::vector<Outcome>(4, expected));
-  // So does every later call, of whatever kind.
+  // Every later call of any kind fails likewise.
   for (const auto& rank : ranks) {
     EXPECT_EQ(outcome_of([&] { rank->all_to_all(nullptr, nullptr, 0, nullptr); }), expected);
     EXPECT_EQ(outcome_of([&] { rank->all_gather_host(nullptr, nullptr, 0); }), expected);
@@ -112,7 +112,7 @@ TEST(ThreadGroup, NamesCallsThatDiffer) {
 }
 
 TEST(ThreadGroup, ARankThatEndsIsMissedAtOnce) {
-  for (const bool before : {false, true}) {  // before the others wait for it, or while they do
+  for (const bool before : {false, true}) {  // before the other ranks wait for it, or while they do
     Ranks ranks = make_thread_group(3, std::chrono::hours(1));
     Ranks rest{ranks[0], ranks[2]};
     if (before) ranks[1].reset();
@@ -137,7 +137,7 @@ TEST(ThreadGroup, ARankMayEndAfterItsLastCall) {
     const auto outcomes = run_ranks(ranks, [&](Communicator& c) {
       char mine = 'a', all[3];
       for (int call = 0; call < 3; ++call) c.all_gather(&mine, all, 1, nullptr);
-      ranks[static_cast<std::size_t>(c.rank())].reset();  // the last owner: c is gone
+      ranks[static_cast<std::size_t>(c.rank())].reset();  // the last owner: c is destroyed
     });
     EXPECT_EQ(outcomes, std::vector<Outcome>(3));
   }
@@ -160,7 +160,8 @@ TEST(ThreadGroup, ARankThatGivesUpWakesTheOthers) {
   EXPECT_EQ(outcomes, std::vector<Outcome>(3, expected));
 }
 
-// Whoever throws has not been read from, and whoever returns has all: at every moment of a failure.
+// At every moment of a failure, a rank that throws has not been read from, and one that returns has
+// all data.
 TEST(ThreadGroup, AllGoOnOrNone) {
   for (int repeat = 0; repeat < 50; ++repeat) {
     const Ranks ranks = make_thread_group(4);
