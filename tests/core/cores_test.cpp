@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A tree of control groups in a folder of its own.
+// A tree of control groups in a separate folder.
 class QuotaCores : public testing::Test {
  protected:
   QuotaCores() : root_(directory_.file("cgroups")) {}
@@ -54,7 +54,7 @@ TEST_F(QuotaCores, TheLeastOfTheGroupsAbove) {
   EXPECT_EQ(cores(), 3);
 }
 
-// Inside a container the path is the host's, and the mount the container's own group.
+// Inside a container the path is that of the host, and the mount that of the container's own group.
 TEST_F(QuotaCores, OfTheMountItself) {
   write("self", "0::/kubepods/pod1/container");
   write("cpu.max", "200000 100000");

@@ -68,7 +68,7 @@ TEST(Printable, ShowsWhatATerminalWouldObey) {
   EXPECT_EQ(printable("\x1b[31m\a\r\b\t\x7f"), "\\x1b[31m\\x07\\x0d\\x08\\x09\\x7f");
   EXPECT_EQ(printable("one\ntwo"), "one\\ntwo");
   EXPECT_EQ(printable(std::string_view("a\0b", 3)), "a\\x00b");
-  EXPECT_EQ(printable("\u009b31m"), "\\xc2\\x9b31m");  // a control of two bytes
+  EXPECT_EQ(printable("\u009b31m"), "\\xc2\\x9b31m");  // a control character of two bytes
   EXPECT_EQ(printable("\u202e\u2066\u2028\u200f"),
             "\\xe2\\x80\\xae\\xe2\\x81\\xa6\\xe2\\x80\\xa8\\xe2\\x80\\x8f");
 }
@@ -77,10 +77,10 @@ TEST(Printable, WritesOutWhatIsNoUtf8) {
   EXPECT_EQ(printable("\xff\x80x"), "\\xff\\x80x");
   EXPECT_EQ(printable("\xc3"), "\\xc3");  // ends early
   EXPECT_EQ(printable("\xe2\x82"), "\\xe2\\x82");
-  EXPECT_EQ(printable("\xc0\x9b"), "\\xc0\\x9b");  // longer than need be
+  EXPECT_EQ(printable("\xc0\x9b"), "\\xc0\\x9b");  // overlong
   EXPECT_EQ(printable("\xe0\x80\x9b"), "\\xe0\\x80\\x9b");
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");           // half of a surrogate pair
-  EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // beyond the last one
+  EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // beyond the last code point
 }
 
 TEST(CheckedNumel, LeavesZerosOutOfTheOverflowCheck) {

@@ -1,4 +1,4 @@
-// Ways to make the operating system refuse.
+// Scopes in which the operating system refuses operations.
 #pragma once
 
 #include <sys/resource.h>

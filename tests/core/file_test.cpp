@@ -104,7 +104,7 @@ TEST(AtomicFile, AppearsWholeWithCommit) {
     AtomicFile file(path);
     file.write("one ", 4);
     EXPECT_FALSE(std::filesystem::exists(path));
-    EXPECT_EQ(directory.listing().size(), 1u);  // the temporary stands beside
+    EXPECT_EQ(directory.listing().size(), 1u);  // the temporary is beside it
     file.write("", 0);
     file.write("two", 3);
     file.commit();
@@ -130,7 +130,7 @@ TEST(AtomicFile, WithoutCommitNothingHappened) {
   EXPECT_EQ(read_whole(path), "old");
 }
 
-// What a process leaves that was killed while it wrote goes with the next writer of the same file.
+// A temporary of a killed process is removed by the next writer of the same file.
 TEST(AtomicFile, RemovesWhatAKilledProcessLeft) {
   const TempDir directory;
   const std::string path = directory.file("x");
@@ -144,7 +144,7 @@ TEST(AtomicFile, RemovesWhatAKilledProcessLeft) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFSIGNALED(status));
   ASSERT_EQ(directory.listing().size(), 1u);
-  // Not temporaries of x, or not of this library.
+  // Names that are not temporaries of x, or not of this library.
   const Names others = {"x.tmp",     "x.1-.tmp",   "x.1-2.tmp2",
                         "x.a-1.tmp", "xy.1-2.tmp", "x.far.1-2.tmp"};
   for (const std::string& name : others) write_whole(directory.file(name), "kept");
@@ -245,7 +245,7 @@ TEST(AtomicFile, FollowsNoLinkOfAnotherUser) {
   EXPECT_FALSE(std::filesystem::is_symlink(link));
 }
 
-// A cache's file belongs to its owner alone, whatever lay under its name.
+// A cache's file belongs to its owner alone, whatever had its name before.
 TEST(AtomicFile, OfACacheReplacesLinksAndIsPrivate) {
   const TempDir directory;
   const std::string target = directory.file("target"), link = directory.file("link");
@@ -328,7 +328,7 @@ TEST(AtomicFile, FullDiskLeavesTheOldFile) {
     const std::string message = message_of<DeviceError>([&] {
       AtomicFile file(path);
       file.write(large.data(), 4000);
-      file.write(large.data(), large.size());  // partly done, then refused
+      file.write(large.data(), large.size());  // partly written, then refused
       file.commit();
     });
     EXPECT_EQ(message, "'" + path + "': cannot write: File too large");
@@ -343,7 +343,7 @@ TEST(AtomicFile, RefusedRenameLeavesNothingBehind) {
   {
     AtomicFile file(path);
     file.write("x", 1);
-    ASSERT_EQ(mkdir(path.c_str(), 0777), 0);  // somebody was faster
+    ASSERT_EQ(mkdir(path.c_str(), 0777), 0);  // another process created it meanwhile
     EXPECT_EQ(message_of<DeviceError>([&] { file.commit(); }),
               "'" + path + "': cannot rename onto it: Is a directory");
   }
@@ -354,7 +354,7 @@ TEST(AtomicFile, RefusedRenameLeavesNothingBehind) {
 struct Strided {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;
-  std::int64_t origin = 0;  // element of the memory that index 0 means
+  std::int64_t origin = 0;  // element of the memory at index 0
 };
 
 TEST(WriteElements, FollowsEveryStride) {
@@ -368,15 +368,15 @@ TEST(WriteElements, FollowsEveryStride) {
       {{0}, {3}},
       {{3, 4}, {4, 1}},
       {{3, 4}, {1, 3}},                     // transposed
-      {{3, 4}, {-4, -1}, 11},               // turned round
-      {{3, 4}, {0, 1}},                     // a row repeated
+      {{3, 4}, {-4, -1}, 11},               // reversed
+      {{3, 4}, {0, 1}},                     // a repeated row
       {{3, 4}, {9, 2}},                     // every other column of some rows
       {{1, 4}, {99, 1}},                    // strides of sizes 1 do not matter
       {{4, 1}, {1, 99}},                    // nor of the last one
       {{2, 0, 3}, {1, 1, 1}},               // nothing to write
-      {{2, 3, 4}, {20, 4, 1}},              // contiguous within, apart outside
+      {{2, 3, 4}, {20, 4, 1}},              // contiguous inside, strided outside
       {{2, 3, 4}, {1, 2, 6}},               // all reversed
-      {{2, 3, 1, 2}, {-50, 7, -3, 0}, 50},  // some of everything
+      {{2, 3, 1, 2}, {-50, 7, -3, 0}, 50},  // a mixture
       {{70, 700}, {701, 1}},                // runs of 5600 bytes: many stagings
       {{90'000, 3}, {1, 1}},                // runs that overlap, and do not divide the staging
       {{49'000}, {2}},                      // runs of one element, more than one staging

@@ -13,8 +13,8 @@
 namespace logitless {
 namespace {
 
-// A 16-bit format by its numbers, for oracles that share nothing with the integer arithmetic under
-// test.
+// A 16-bit format by its parameters, for oracles that share nothing with the integer arithmetic
+// under test.
 struct Format {
   const char* name;
   int fraction_bits;
@@ -23,7 +23,7 @@ struct Format {
   std::uint16_t (*encode)(float);
 
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
-  int least_exponent() const { return 1 - bias(); }  // of normal numbers
+  int least_exponent() const { return 1 - bias(); }  // for normal numbers
 };
 constexpr Format kFormats[] = {{"bf16", 7, 8, bf16_to_float, float_to_bf16},
                                {"f16", 10, 5, f16_to_float, float_to_f16}};
@@ -41,8 +41,8 @@ double decode_oracle(const Format& format, std::uint16_t bits) {
                            exponent - format.bias() - format.fraction_bits);
 }
 
-// The nearest number of the format, ties to even, infinity past the largest. Exact: a float has
-// room in a double, and nearbyint rounds ties to even.
+// Returns the nearest number of the format, ties to even, infinity past the largest. It is exact: a
+// double holds any float, and nearbyint rounds ties to even.
 double round_oracle(const Format& format, float value) {
   if (!std::isfinite(value) || value == 0.0f) return value;
   const int exponent = std::max(std::ilogb(value), format.least_exponent());
@@ -52,7 +52,7 @@ double round_oracle(const Format& format, float value) {
                                                                   : rounded;
 }
 
-// Names the first few mismatches only.
+// Reports only the first few mismatches.
 class Half : public testing::TestWithParam<Format> {
  protected:
   void expect_rounded(float value) {
@@ -105,8 +105,8 @@ TEST_P(Half, RoundsRandomFloatsToNearestEven) {
   std::mt19937 random(1);
   for (int i = 0; i < 1'000'000; ++i)
     expect_rounded(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
-  // Random bits seldom fall into f16's range: once more with exponents around it, subnormals and
-  // overflow included.
+  // Random bits are seldom in f16's range: these have exponents around it, subnormals and overflow
+  // included.
   for (int i = 0; i < 1'000'000; ++i) {
     const std::uint32_t exponent = 127 - 30 + random() % 50;
     const std::uint32_t sign_and_fraction = static_cast<std::uint32_t>(random()) & 0x807fffffu;
@@ -114,8 +114,8 @@ TEST_P(Half, RoundsRandomFloatsToNearestEven) {
   }
 }
 
-// Halfway between each two neighbours, and one float to either side: where rounding goes wrong if
-// it does.
+// Points halfway between neighbours, and one float to either side, where rounding errors would
+// appear.
 TEST_P(Half, RoundsHalfwayPointsToEven) {
   for (int i = 0; i < 0x7fff; ++i) {
     const double low = decode_oracle(GetParam(), static_cast<std::uint16_t>(i));
@@ -141,7 +141,7 @@ TEST_P(Half, KeepsSpecialValues) {
   EXPECT_EQ(format.encode(-INFINITY), infinity | 0x8000);
   EXPECT_EQ(format.encode(std::numeric_limits<float>::max()), infinity);
   EXPECT_EQ(format.decode(format.encode(std::numeric_limits<float>::denorm_min())), 0.0f);
-  // NaN whose payload lies only in the bits that are dropped must not become infinity.
+  // NaN whose payload has only dropped bits must not become infinity.
   for (const std::uint32_t bits : {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu}) {
     EXPECT_TRUE(std::isnan(format.decode(format.encode(std::bit_cast<float>(bits))))) << bits;
   }

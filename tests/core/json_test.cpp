@@ -1,4 +1,4 @@
-// Values of JSON: what braces make of C++, what is read, and what is printed.
+// Tests of JSON values: conversion from braces, reading, and printing.
 #include "json/json.h"
 
 #include <gtest/gtest.h>

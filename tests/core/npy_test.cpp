@@ -1,4 +1,4 @@
-// The npy container by hand-made bytes: what it accepts, and each way to be refused.
+// Tests of the npy container with hand-made bytes: accepted files, and each refusal.
 #include "core/npy.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ std::string dict(const std::string& descr, const std::string& order, const std::
   return "{'descr': " + descr + ", 'fortran_order': " + order + ", 'shape': " + shape + ", }\n";
 }
 
-// The message that opening the bytes gives, without the quoted name before it.
+// Returns the message from opening the bytes, without the quoted name before it.
 std::string refusal(const std::string& file) {
   const ExactBytes bytes(file);
   const std::string message =
@@ -115,7 +115,7 @@ TEST(NpyReader, RefusesMagicVersionAndLength) {
   };
   for (const std::string& magic : {""s, "\x93NUMP"s, "\x93NUMPY"s.substr(1), "\x93numpy\1\0"s})
     EXPECT_EQ(parse(magic), "'file': no npy magic at the start");
-  // Without the magic, a file is taken for safetensors.
+  // A file without the magic counts as safetensors.
   EXPECT_EQ(refusal("\x93NUMPX\1\0{}"s),
             "not a safetensors file, or cut short: the first 8 bytes tell of a header of "
             "378576894774931 bytes, but 2 follow");
@@ -262,7 +262,7 @@ TEST(NpyReader, RefusesDataOfAnotherSize) {
   }
 }
 
-// By the bytes: these are NumPy's own for the same arrays.
+// The expected bytes are NumPy's own for the same arrays.
 TEST(NpyWriter, WritesTheHeaderThatNumpyWrites) {
   using std::string_literals::operator""s;
   const std::pair<ConstTensorView, std::string> cases[] = {

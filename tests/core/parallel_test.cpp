@@ -29,7 +29,7 @@ TEST_P(ParallelFor, RunsEachTaskOnce) {
 
 TEST_P(ParallelFor, NumbersThreadsBelowTheLimit) {
   std::atomic<int> outside{0};
-  // One slot per thread without a lock: two threads of one number would race, and lose counts.
+  // One slot per thread without a lock: two threads of one number would race and lose counts.
   std::vector<std::int64_t> counts(static_cast<std::size_t>(GetParam()), 0);
   parallel_for(GetParam(), 5000, [&](std::int64_t, int thread) {
     if (thread < 0 || thread >= GetParam()) {
@@ -104,7 +104,7 @@ TEST(ParallelForTeam, NoThreadsMeansOne) {
   }
 }
 
-// Sets an environment variable, and puts it back.
+// Sets an environment variable, and restores it.
 class ScopedEnvironment {
  public:
   ScopedEnvironment(const char* name, const char* value) : name_(name) {

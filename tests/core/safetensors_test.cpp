@@ -1,4 +1,4 @@
-// The safetensors container by hand-made bytes: what it accepts, and each way to be refused.
+// Tests of the safetensors container with hand-made bytes: accepted files, and each refusal.
 #include "core/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -17,13 +17,13 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-// {"a": {...}} with each field as given.
+// Returns {"a": {...}} with each field as given.
 std::string one(const std::string& dtype, const std::string& shape, const std::string& offsets) {
   return R"({"a":{"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets +
          "}}";
 }
 
-// The message that opening the bytes gives, without the quoted name before it.
+// Returns the message from opening the bytes, without the quoted name before it.
 std::string refusal(const std::string& file) {
   const ExactBytes bytes(file);
   const std::string message =
@@ -206,7 +206,7 @@ TEST(SafetensorsReader, RefusesWhatIsNotJson) {
   };
   for (const auto& [header, message] : cases)
     EXPECT_EQ(refusal(safetensors_bytes(header, "")), message) << header;
-  // A length one too short leaves the last bracket to the data, one too long takes a byte of them.
+  // A length of one too few leaves the last bracket to the data; one too many takes a byte of them.
   const std::string good = one("\"I8\"", "[1]", "[0,1]");
   EXPECT_EQ(refusal(safetensors_bytes(good, "x")), "");
   const std::string bytes = std::to_string(good.size());
@@ -217,7 +217,7 @@ TEST(SafetensorsReader, RefusesWhatIsNotJson) {
 }
 
 TEST(SafetensorsReader, RefusesDeepNestingWhereItBegins) {
-  constexpr std::size_t kDepth = 1'000'000;  // would end a parser that recurses
+  constexpr std::size_t kDepth = 1'000'000;  // would crash a recursive parser
   std::string objects;
   for (std::size_t i = 0; i < kDepth; ++i) objects += R"({"a":)";
   const Case cases[] = {
@@ -333,7 +333,7 @@ TEST(SafetensorsReader, RefusesShapesThatOverflow) {
     EXPECT_EQ(refusal(safetensors_bytes(one("\"unknown\"", shape, "[0,0]"), "")),
               "tensor 'a': shape " + text + " overflows");
   }
-  // The largest that does not: 8 * (2^60 - 1) bytes are counted right.
+  // The largest one without overflow: 8 * (2^60 - 1) bytes are counted right.
   EXPECT_EQ(
       refusal(safetensors_bytes(one("\"F64\"", "[1152921504606846975]", "[0,0]"), "")),
       "tensor 'a': F64[1152921504606846975] needs 9223372036854775800 bytes, but data_offsets "
@@ -407,7 +407,7 @@ TEST(SafetensorsReader, ThousandsOfTensorsAreNoTrouble) {
   EXPECT_TRUE(message.ends_with("'t18', 't19' and 19980 more")) << message;
 }
 
-// By the bytes, so that reader and writer cannot be wrong together.
+// Compares bytes, so that reader and writer cannot share an error.
 TEST(SafetensorsWriter, WritesThisVeryHeader) {
   const float memory[2] = {};
   const NamedTensor a{"a", {memory, DType::f32, {2}}};
@@ -425,7 +425,7 @@ TEST(SafetensorsWriter, WritesThisVeryHeader) {
 }
 
 TEST(SafetensorsWriter, RefusesFilesPastTheLargestOffset) {
-  // All elements are one: no memory is needed to ask for 2^63 bytes.
+  // All elements are the same one: 2^63 bytes need no memory.
   const double value = 0.0;
   const std::vector<std::int64_t> shape = {std::int64_t{1} << 59};
   const std::vector<std::int64_t> strides = {0};

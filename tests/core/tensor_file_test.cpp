@@ -1,5 +1,5 @@
-// Both containers through the public interface: what is written comes back, and what fails changes
-// nothing.
+// Tests of both containers through the public interface: written data are read back, and failures
+// change nothing.
 #include "logitless/tensor_file.h"
 
 #include <gtest/gtest.h>
@@ -126,8 +126,8 @@ TEST(TensorFile, WideElementsComeFirstSoThatAllAreAligned) {
             "'x': no tensor 'i9'; there are: 'i64', 'none', 'f32', 'i32', 'bf16', 'i8'");
 }
 
-// Wherever the bytes lie and however long the header is: views are aligned, and a copy is made only
-// when it must be, once.
+// Views are aligned for any offset of the bytes and any length of the header. A copy is made only
+// when needed, once.
 TEST(TensorFile, UnalignedDataAreCopiedOnce) {
   const RandomTensor tensor(DType::f64, {3}, 1);
   const std::string data = elements_of(tensor.view());
@@ -242,7 +242,7 @@ TEST(TensorFile, NamesComeBack) {
   for (const std::string& name : names) EXPECT_EQ(file.tensor(name).numel(), 1);
 }
 
-// Both formats, the same small content.
+// Returns a small file of either format with the same content.
 std::string small_file(const std::string& format) {
   const TempDir directory;
   const RandomTensor a(DType::f32, {2, 3}, 1);
@@ -267,7 +267,7 @@ TEST_P(DamagedTensorFile, EveryPrefixIsRefused) {
     const ExactBytes bytes(prefix);
     const std::string message = message_of<InvalidArgument>([&] { TensorFile(bytes.get(), "x"); });
     EXPECT_TRUE(message.starts_with("'x': ")) << length << ": " << message;
-    if (length % 16 == 0) {  // mapped files say the same
+    if (length % 16 == 0) {  // mapped files report the same
       write_whole(directory.file("x"), prefix);
       EXPECT_EQ(message_of<InvalidArgument>([&] { TensorFile(directory.file("x")); }),
                 "'" + directory.file("x") + "'" + message.substr(3));
@@ -282,8 +282,8 @@ TEST_P(DamagedTensorFile, SurplusIsRefused) {
                                 : "'x': 1 bytes at the end belong to no tensor");
 }
 
-// A changed byte of the header may make another file that is well formed, but never one whose
-// tensors reach out of it.
+// A changed byte of the header may make another valid file, but never one with tensors outside of
+// it.
 TEST_P(DamagedTensorFile, EveryByteOfTheHeaderMayChange) {
   const std::string whole = small_file(GetParam());
   const std::size_t data = GetParam() == "npy" ? 24 : 29;
@@ -301,7 +301,7 @@ TEST_P(DamagedTensorFile, EveryByteOfTheHeaderMayChange) {
         for (const std::string& name : file.names()) {
           try {
             total += elements_of(file.tensor(name)).size();
-          } catch (const InvalidArgument&) {  // a dtype that is not read
+          } catch (const InvalidArgument&) {  // an unsupported dtype
           }
         }
         EXPECT_LE(total, data) << at << " " << flip;
@@ -332,7 +332,7 @@ TEST(TensorFile, PathsThatCannotBeRead) {
             "'" + empty + "': 0 bytes are too few for a safetensors or npy file");
 }
 
-// Each refusal leaves an existing file, and a folder without one, as they were.
+// Each refusal leaves an existing file, and a folder without one, unchanged.
 TEST(WriteSafetensors, RefusesBeforeAnythingIsWritten) {
   const float value = 1.0f;
   const ConstTensorView good(&value, DType::f32, {1});

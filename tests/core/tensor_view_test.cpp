@@ -35,7 +35,7 @@ TEST(TensorView, ContiguousStridesFollowTheShape) {
   EXPECT_EQ(describe(view), "f32[2, 3, 4]");
 }
 
-// Sizes as users have them.
+// Sizes of the types that users have.
 TEST(TensorView, TakesAnyWholeNumbers) {
   float memory[24] = {};
   std::size_t rows = 2;

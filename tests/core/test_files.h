@@ -1,4 +1,4 @@
-// What the tests of files share: a directory of their own, whole-file reading and writing, the
+// Shared parts of the tests of files: a temporary directory, whole-file reading and writing, the
 // message of an error.
 #pragma once
 
@@ -37,8 +37,7 @@ inline std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// The bytes of a safetensors file made by hand. `length` in place of the header's own where it is
-// given.
+// Returns the bytes of a hand-made safetensors file. `length`, if given, replaces the header's own.
 inline std::string safetensors_bytes(const std::string& header, const std::string& data,
                                      std::optional<std::uint64_t> length = {}) {
   const std::uint64_t stored = length.value_or(header.size());
@@ -47,7 +46,7 @@ inline std::string safetensors_bytes(const std::string& header, const std::strin
   return file + header + data;
 }
 
-// The bytes of a npy file of format major.0 made by hand, `length` as above.
+// Returns the bytes of a hand-made npy file of format major.0, with `length` as above.
 inline std::string npy_bytes(int major, const std::string& dict, const std::string& data,
                              std::optional<std::uint32_t> length = {}) {
   const std::uint32_t stored = length.value_or(static_cast<std::uint32_t>(dict.size()));
@@ -56,8 +55,8 @@ inline std::string npy_bytes(int major, const std::string& dict, const std::stri
   return std::string("\x93NUMPY") + static_cast<char>(major) + '\0' + text + dict + data;
 }
 
-// A copy in a block of exactly its size, `shift` bytes off an aligned address: reading past either
-// end is an error that AddressSanitizer sees.
+// A copy in a block of exactly its size, `shift` bytes off an aligned address: AddressSanitizer
+// detects reads past either end.
 class ExactBytes {
  public:
   explicit ExactBytes(const std::string& bytes, std::size_t shift = 0)
@@ -71,8 +70,8 @@ class ExactBytes {
   std::span<const std::byte> bytes_;
 };
 
-// The message of the Expected that `function` throws; "" when nothing is thrown. Other exceptions
-// pass through.
+// Returns the message of the Expected that `function` throws; "" if nothing is thrown. Other
+// exceptions pass through.
 template <typename Expected, typename F>
 std::string message_of(F&& function) {
   try {

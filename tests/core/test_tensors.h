@@ -13,7 +13,7 @@
 
 namespace logitless {
 
-// Contiguous, and any bits whatever: the files carry NaN and subnormal numbers as they are.
+// A contiguous tensor of random bits: files keep NaN and subnormal numbers unchanged.
 class RandomTensor {
  public:
   RandomTensor(DType dtype, std::vector<std::int64_t> shape, unsigned seed)
@@ -39,7 +39,7 @@ inline std::vector<std::int64_t> shape_of(const ConstTensorView& view) {
   return shape;
 }
 
-// The bytes of the elements, last dimension fastest, each found by its own index arithmetic.
+// Returns the bytes of the elements, last dimension fastest, by separate index arithmetic.
 inline std::string elements_of(const ConstTensorView& view) {
   const auto item = static_cast<std::int64_t>(size_of(view.dtype()));
   std::string bytes;
@@ -57,7 +57,7 @@ inline std::string elements_of(const ConstTensorView& view) {
   return bytes;
 }
 
-// Dtype, shape and bytes, as text for EXPECT_EQ.
+// Returns dtype, shape and bytes as text for EXPECT_EQ.
 inline std::string content_of(const ConstTensorView& view) {
   std::string text = std::string(name_of(view.dtype())) + "[";
   for (const std::int64_t size : shape_of(view)) text += std::to_string(size) + " ";

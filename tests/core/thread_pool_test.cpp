@@ -23,12 +23,12 @@ namespace logitless {
 namespace {
 
 #if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;  // ends a forked child that starts threads
+constexpr bool kThreadSanitizer = true;  // it ends a forked child that starts threads
 #else
 constexpr bool kThreadSanitizer = false;
 #endif
 
-// A gate that tasks wait at. Waiting yields: the machine may have one core.
+// A gate at which tasks wait. Waiting yields: the machine may have one core.
 class Gate {
  public:
   void open() { open_.store(true); }
@@ -47,7 +47,7 @@ std::int64_t sum_of(ThreadPool& pool, int threads, std::int64_t tasks) {
 }
 constexpr std::int64_t sum_below(std::int64_t n) { return n * (n - 1) / 2; }
 
-// Runs two tasks that each wait for the other: only two threads end it.
+// Runs two tasks that wait for each other: it ends only with two threads.
 void meet(ThreadPool& pool) {
   std::atomic<int> begun{0};
   pool.run(2, 2, [&](std::int64_t, int) {
@@ -82,7 +82,7 @@ TEST(ThreadPool, HasNoMoreThreadsThanCores) {
 TEST(ThreadPool, TakesTheCoresOfTheCallersMask) {
   ThreadPool pool;
   std::int64_t sum = 0;
-  std::thread([&] {  // a mask of its own
+  std::thread([&] {  // has its own mask
     cpu_set_t mask;
     ASSERT_EQ(sched_getaffinity(0, sizeof(mask), &mask), 0);
     int first = 0;
@@ -121,7 +121,7 @@ TEST(ThreadPool, GoesOnWithTheThreadsItGets) {
   EXPECT_EQ(one.helpers(), 1);
 }
 
-// As the system does it: no process of this user may have another thread.
+// The system's limit: no process of this user may start another thread.
 TEST(ThreadPool, GoesOnWhereTheSystemStartsNoThread) {
   if (kThreadSanitizer) GTEST_SKIP() << "needs a child of its own";
   const pid_t child = fork();
@@ -129,7 +129,7 @@ TEST(ThreadPool, GoesOnWhereTheSystemStartsNoThread) {
   if (child == 0) {
     const rlimit none{0, 0};
     bool right = setrlimit(RLIMIT_NPROC, &none) == 0;
-    // Root is free of the limit.
+    // The limit does not apply to root.
     right = right && (getuid() != 0 || setuid(65534) == 0);
     ThreadPool pool(4);
     right = right && sum_of(pool, 4, 100) == sum_below(100) && pool.helpers() == 0;
@@ -152,14 +152,14 @@ TEST(ThreadPool, DoesNotWaitForAHelperThatHasNotEntered) {
   });
   for (int i = 0; i < 100; ++i) ASSERT_EQ(sum_of(pool, 2, 20), sum_below(20));
   gate.open();
-  meet(pool);  // late, and welcome
+  meet(pool);  // the late helper still works
 }
 
 TEST(ThreadPool, DoesNotWaitForAnotherCallersTask) {
   ThreadPool pool(3);
   Gate gate;
   std::atomic<int> begun{0};
-  std::thread other([&] {  // holds itself and both helpers
+  std::thread other([&] {  // occupies itself and both helpers
     pool.run(3, 3, [&](std::int64_t, int) {
       ++begun;
       gate.wait();
@@ -171,7 +171,7 @@ TEST(ThreadPool, DoesNotWaitForAnotherCallersTask) {
   other.join();
 }
 
-// A caller that found the pool taken gets it once it is free, in the middle of its loop.
+// A caller that found the pool occupied gets it as soon as it is free, in the middle of its loop.
 TEST(ThreadPool, HelpsACallerThatBeganAlone) {
   ThreadPool pool(2);
   Gate gate, left;
@@ -206,7 +206,7 @@ TEST(ThreadPool, ServesManyCallersAtOnce) {
     callers.emplace_back([&, caller] {
       for (int i = 0; i < 2000; ++i) {
         const std::int64_t tasks = 1 + (i * 7 + caller) % 40;
-        std::vector<std::int64_t> of_thread(4, 0);  // a race if two threads had one number
+        std::vector<std::int64_t> of_thread(4, 0);  // would race if two threads had one number
         pool.run(4, tasks, [&](std::int64_t task, int thread) {
           of_thread[static_cast<std::size_t>(thread)] += task;
         });
@@ -232,7 +232,7 @@ TEST(ThreadPool, RunsLoopsOfTasksOnTheirThread) {
   });
   EXPECT_EQ(runs, 60);
   EXPECT_EQ(elsewhere, 0);
-  meet(pool);  // the caller is outside again
+  meet(pool);  // the caller is outside a loop again
 }
 
 TEST(ThreadPool, IsWholeAfterErrors) {
@@ -284,7 +284,7 @@ TEST(ThreadPool, HelpersHaveNamesAndTakeNoSignals) {
   EXPECT_EQ(sigismember(&mask, SIGSEGV), 0);
 }
 
-// fork() takes the calling thread alone along; the child must not wait for the others.
+// fork() copies only the calling thread; the child must not wait for the others.
 TEST(ThreadPool, ChildHasAPoolOfItsOwn) {
   if (kThreadSanitizer) GTEST_SKIP() << "forked children may not start threads under it";
   ThreadPool& parent = ThreadPool::process();
@@ -306,7 +306,7 @@ TEST(ThreadPool, ChildHasAPoolOfItsOwn) {
   EXPECT_EQ(sum_of(parent, 4, 100), sum_below(100));
 }
 
-// A child of a task has lost the helpers that are in the loop: it fails by name, and hangs nowhere.
+// A child of a task has lost the helpers in the loop: it fails by name, and does not hang.
 TEST(ThreadPool, ChildForkedInsideALoopCannotGoOnWithIt) {
   if (kThreadSanitizer) GTEST_SKIP() << "forked children may not start threads under it";
   cpu_set_t mask;
