@@ -10,7 +10,7 @@
 namespace logitless::test {
 namespace {
 
-// Of the logits [begin, end).
+// Returns the state of the logits [begin, end).
 ShardState state_of(const std::vector<double>& z, const std::vector<double>& omega, int begin,
                     int end) {
   ShardState s;

@@ -37,7 +37,7 @@ TEST(SplitSum, KeepsWhatABf16Is) {
   }
 }
 
-// The NaN of an x86 processor's and of a GPU's arithmetic, and infinities.
+// NaN of an x86 processor's and of a GPU's arithmetic, and infinities.
 TEST(SplitSum, KeepsWhatIsNoNumber) {
   for (const std::uint32_t bits : {0x7fffffffu, 0x7fc00000u, 0xffc00000u})
     EXPECT_TRUE(std::isnan(there_and_back(std::bit_cast<float>(bits)))) << bits;

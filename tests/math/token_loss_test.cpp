@@ -1,5 +1,5 @@
-// The loss of a token: derivatives as differences, times the upstream gradient. The formula's value
-// is held to float64 by the tests of kernels and of the C ABI.
+// Tests of the loss of a token: derivatives by differences, times the upstream gradient. The tests
+// of kernels and of the C ABI compare its value with float64.
 #include "math/token_loss.h"
 
 #include <gtest/gtest.h>

@@ -15,7 +15,7 @@ struct Term {
   double value, exponent;
 };
 
-// As the tiles of a vocabulary leave them: fp32 sums and exponents over `bits` bits.
+// Returns terms like those of vocabulary tiles: fp32 sums, and exponents over `bits` bits.
 std::vector<Term> random_terms(int count, double bits, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> share(0.0, 128.0), place(-bits, bits);
@@ -51,7 +51,7 @@ TEST(WideSum, IsExactToTheRoundingOfADouble) {
   }
 }
 
-// Orders, and groups as ranks have them: what a running maximum with truncation would not survive.
+// Random orders, and groups as on ranks, which a running maximum with truncation would not survive.
 TEST(WideSum, OrderAndGroupingDoNotChangeABit) {
   std::mt19937 random(11);
   for (const double bits : {2.0, 63.0, 64.0, 65.0, 130.0, 1e9}) {
@@ -71,7 +71,7 @@ TEST(WideSum, OrderAndGroupingDoNotChangeABit) {
 }
 
 TEST(WideSum, CarriesAreKept) {
-  // 2^20 times the largest number of a bin, beside one in the bin above.
+  // Adds the largest number of a bin 2^20 times, beside one in the bin above.
   WideSum sum;
   constexpr int kCount = 1 << 20;
   const double most = 0x1p53 - 1;
