@@ -16,7 +16,7 @@ library() {
 }
 
 case $step in
-  # Installed below one prefix and moved to another: nothing may remember where it was.
+  # Installs below one prefix and moves it to another: nothing may remember the first.
   install)
     rm -rf "$work"
     mkdir -p "$work"
@@ -27,7 +27,7 @@ case $step in
     if grep -rIlE "$work/staging|$source|$build" "$prefix"; then fail "these files name a folder of the build"; fi
     ;;
 
-  # The package config must be enough by itself, so finding any library that logitless is made with is forbidden.
+  # The package config must be sufficient: finding any library that logitless is built with is forbidden.
   cmake)
     hide=()
     for package in hwy fmt nlohmann_json Threads; do hide+=("-DCMAKE_DISABLE_FIND_PACKAGE_$package=ON"); done
@@ -48,11 +48,11 @@ case $step in
     [[ ${flags[*]} != *hwy* && ${flags[*]} != *pthread* ]] || fail "private libraries leak: ${flags[*]}"
     "$cxx" -std=c++20 -Wall -Wextra -Werror "$source/examples/consumer/consumer.cpp" "${flags[@]}" \
       -o "$work/pkg-config/consumer"
-    # Its flags are enough to run it, too: the prefix is none that the loader knows.
+    # Its flags are sufficient to run it, too: the loader does not know the prefix.
     env -u LD_LIBRARY_PATH "$work/pkg-config/consumer"
     ;;
 
-  # The target of `make install` has all that is installed, and nothing else is built for it.
+  # The target of `make install` covers all that is installed, and builds nothing else.
   built)
     [[ -f $build/build.ninja ]] || exit 0
     inputs=$(ninja -C "$build" -t inputs installed)
@@ -61,7 +61,7 @@ case $step in
     if grep -E '^(tests|bench|examples|fuzz)/' <<<"$inputs"; then fail "these are built for target installed"; fi
     ;;
 
-  # The version in the file's name, and no symbols but ours and the standard library's.
+  # Checks the version in the file's name, and that only our symbols and the standard library's are exported.
   symbols)
     so=$(library)
     version=$(PKG_CONFIG_PATH=$(dirname "$so")/pkgconfig pkg-config --modversion logitless)
@@ -76,7 +76,7 @@ case $step in
     [[ -z $private ]] || fail "private symbols are exported: $private"
     ;;
 
-  # The installed command finds the installed library.
+  # Checks that the installed command finds the installed library.
   command)
     env -u LD_LIBRARY_PATH "$prefix/bin/logitless" --help >"$work/help.txt" || fail "logitless --help failed"
     [[ -s $work/help.txt ]] || fail "logitless --help says nothing"

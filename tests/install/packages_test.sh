@@ -1,5 +1,6 @@
 #!/bin/bash
-# A machine without some of the packages hears of them in one line: packages_test.sh SOURCE_DIR WORK_DIR CMAKE CXX
+# Checks that a machine without some of the packages reports them in one line: packages_test.sh SOURCE_DIR WORK_DIR
+# CMAKE CXX
 set -uo pipefail
 
 source=$1 work=$2 cmake=$3 cxx=$4

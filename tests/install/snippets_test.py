@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compiles every C++ snippet of the documents against an installed prefix, as a stranger would, and runs it.
+"""Compiles every C++ snippet of the documents against an installed prefix, as a user would, and runs it.
 
-snippets_test.py SOURCE_DIR WORK_DIR CMAKE CXX. WORK_DIR/prefix is the installation. All snippets are compiled, linked and
-run with the flags of pkg-config alone; those of README.md by find_package as well.
+snippets_test.py SOURCE_DIR WORK_DIR CMAKE CXX. WORK_DIR/prefix is the installation. All snippets are compiled, linked
+and run with the flags of pkg-config alone; those of README.md by find_package as well.
 """
 
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
 LANGUAGES = {".cpp": ["-x", "c++", "-std=c++20"], ".c": ["-x", "c", "-std=c11"]}
 
-# What a reader has before a snippet: (document, first line of the snippet): file scope, then what stands before it in main and
-# after it. Sizes are std::size_t, as containers have them.
+# Context of each snippet: (document, first line of the snippet): file scope, then the code before it in main and after
+# it. Sizes are std::size_t, as containers have them.
 TENSORS = """
   std::size_t n = 6, d = 16, v = 300;
   std::vector<std::uint16_t> hidden(n * d), weights(v * d), d_x(n * d);
@@ -165,10 +165,10 @@ SNIPPETS = {
 """, "return status == LOGITLESS_OK && bytes > 0 && fabsf(loss - logf(5.0f)) < 1e-5f ? 0 : 1;"),
 }
 
-# Those that a C compiler takes, by itself.
+# Snippets that a C compiler accepts.
 IN_C = {("docs/cpp.md", "#include <stdint.h>"), ("docs/far_field.md", "logitless_far_field_options wanted;")}
 
-# One field of each struct by its name, sizes of any type: nothing of that is worth a warning.
+# One field of each struct by its name, and sizes of any type: none may cause a warning.
 FIELDS = """
   std::size_t n = 4;
   use(CrossEntropyOptions{.label_smoothing = 0.1f}, CrossEntropyInputs{.grad_loss = 2.0}, CrossEntropyOutputs{.loss = {}});
@@ -208,14 +208,14 @@ def run(*command, **options):
 
 
 def snippets_of(path):
-    """(number of the line after the fence, text) of each C or C++ snippet."""
+    """Yields (number of the line after the fence, text) of each C or C++ snippet."""
     text = path.read_text(encoding="utf-8")
     for found in re.finditer(r"^[ \t]*```(?:c|cpp|c\+\+|cc|cxx)[ \t]*\n(.*?)^[ \t]*```", text, re.M | re.S | re.I):
         yield text.count("\n", 0, found.start(1)) + 1, found.group(1)
 
 
 def unit(document, line, text, before, setup, after):
-    """A translation unit: the snippet in main, its #include lines at file scope."""
+    """Returns a translation unit: the snippet in main, its #include lines at file scope."""
     body = text.splitlines()
     includes = [row for row in body if row.startswith("#include")]
     body = ["" if row.startswith("#include") else row for row in body]
@@ -244,7 +244,7 @@ def main(source, work, cmake, cxx):
     if left:
         fail(f"no snippet begins as these entries of SNIPPETS say: {sorted(left)}")
 
-    # Nothing but what pkg-config says, and no path of a library in the environment.
+    # Only the flags of pkg-config, and no path of a library in the environment.
     environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
     config = next(prefix.glob("**/logitless.pc"), None) or fail(f"no logitless.pc below {prefix}")
     flags = run("pkg-config", "--cflags", "--libs", "logitless",
