@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import check_layers  # noqa: E402
 
-# A tree in order: one file for each folder, with the includes that its layer allows.
+# A valid tree: one file for each folder, with the includes that its layer allows.
 GOOD = {
     "include/logitless/api.h": '#pragma once\n#include <vector>\n#include "logitless/api.h"\n',
     "include/logitless/dtype.h": "#pragma once\n",
@@ -77,7 +77,7 @@ GOOD = {
 
 
 class Tree(unittest.TestCase):
-    """Tests on one copy of GOOD on disk."""
+    """Base of tests on one copy of GOOD on disk."""
 
     @classmethod
     def setUpClass(cls):
@@ -88,7 +88,7 @@ class Tree(unittest.TestCase):
             write(cls.root / name, text)
 
     def check(self, changes):
-        """What the checker says of GOOD with these files changed or added."""
+        """Returns the checker's findings for GOOD with these files changed or added."""
         for name, text in changes.items():
             write(self.root / name, text)
         violations = check_layers.check_tree(self.root)[0]
@@ -109,7 +109,7 @@ class Includes(Tree):
     def test_a_tree_in_order_has_no_violation(self):
         self.assertEqual(self.check({}), [])
 
-    # (file, what it may not include)
+    # (file, forbidden include)
     FORBIDDEN = (
         ("include/logitless/bad.h", "core/check.h"),
         ("src/core/bad.cpp", "math/lse.h"),

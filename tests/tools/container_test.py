@@ -1,5 +1,6 @@
-"""packaging/Containerfile, which is not built here: what it copies is there, and the packages of its last stage are those
-that the command and the library link. LOGITLESS_CLI names the command; without it the packages are not looked at."""
+"""Tests of packaging/Containerfile without building it. Its copied files exist, and the packages of its last stage are
+those that the command and the library link. LOGITLESS_CLI names the command; without it the packages are not checked.
+"""
 
 import fnmatch
 import os
@@ -16,7 +17,7 @@ IN_EVERY_IMAGE = {"libc6", "libgcc-s1"}
 
 
 def instructions():
-    """(keyword, argument) in order, lines that go on joined."""
+    """Yields (keyword, argument) in order, with continued lines joined."""
     text = "\n".join(line for line in RECIPE.read_text().split("\n") if not line.startswith("#"))
     for line in re.sub(r"\\\n\s*", " ", text).split("\n"):
         if line:
@@ -24,19 +25,19 @@ def instructions():
 
 
 def linked(path):
-    """Names of what it links itself; the rest comes with the packages of these."""
+    """Returns the names of its direct dependencies; the others come with the packages of these."""
     listed = subprocess.run(["readelf", "--dynamic", path], stdout=subprocess.PIPE, text=True, check=True).stdout
     return set(re.findall(r"\(NEEDED\).*\[(.*)\]", listed))
 
 
 def found(path):
-    """Name -> file of all that the loader finds for it."""
+    """Returns name -> file of all that the loader finds for it."""
     listed = subprocess.run(["ldd", path], stdout=subprocess.PIPE, text=True, check=True).stdout
     return dict(re.findall(r"^\s*(\S+) => (\S+)", listed, re.M))
 
 
 def package_of(path):
-    # A package may have /lib where the loader says /usr/lib, and the other way round.
+    # A package may list /lib where the loader reports /usr/lib, and vice versa.
     other = path[len("/usr") :] if path.startswith("/usr/") else "/usr" + path
     for name in (path, other):
         asked = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True, check=False)
@@ -58,7 +59,7 @@ class ContainerTest(unittest.TestCase):
                     stages.add(name[1])
             for stage in re.findall(r"--from=(\S+)", argument):
                 self.assertIn(stage, stages)
-        # The libraries of one Debian are not those of another.
+        # Stages must use one Debian release: libraries differ between releases.
         self.assertEqual(bases, ["debian:12-slim"] * 2)
 
     def test_what_is_copied_is_there_and_not_left_out(self):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every link of the documents leads somewhere: files, headings and pictures; and every file of the tree that they name
-in backticks is there. documents_test.py SOURCE_DIR"""
+"""Tests of links and file names in the documents. Every link leads to a file, heading or picture, and every file of the
+tree that they name in backticks exists. documents_test.py SOURCE_DIR"""
 
 import re
 import sys
@@ -12,7 +12,7 @@ def without_code(text):
 
 
 def anchors_of(text):
-    """Of each heading, as GitHub makes them."""
+    """Returns the anchor of each heading, by GitHub's rule."""
     made = []
     for heading in re.findall(r"^#+[ \t]+(.*?)[ \t]*$", without_code(text), re.M):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
@@ -27,7 +27,7 @@ def documents(source):
 
 
 def alternatives(name):
-    """a/{b,c}/d -> a/b/d, a/c/d"""
+    """Expands a/{b,c}/d to a/b/d, a/c/d."""
     found = re.search(r"\{([^{}]*)\}", name)
     if found is None:
         return [name]
@@ -36,7 +36,8 @@ def alternatives(name):
 
 
 def wrong_files(source, texts):
-    """`src/math/softcap.h`, `tests/head/range_test.cpp`, `src/kernels/cpu_*.h`; NAME is any, endings may be missing."""
+    """Returns names of missing files: `src/math/softcap.h`, `tests/head/range_test.cpp`, `src/kernels/cpu_*.h`. NAME is
+    a wildcard, and endings may be missing."""
     names = [path.name for path in source.iterdir() if path.is_dir()]
     folders = "|".join(name for name in names if not name.startswith(("build", ".")))
     found = 0

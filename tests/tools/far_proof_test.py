@@ -1,4 +1,4 @@
-"""bench/far_proof: which text is taken, where it goes, and what its report makes of logs."""
+"""Tests of bench/far_proof: its selection of text, where it writes, and its report of logs."""
 
 import array
 import contextlib
@@ -110,7 +110,8 @@ class Text(unittest.TestCase):
 
 
 def log(way, seed, off=0.0, ms=10.0, far_ms=6.0, steps=40):
-    """As `logitless train` writes it: far from step 11 on, an audit each 5 steps, an order that takes 50 ms at step 10."""
+    """Returns a log like that of `logitless train`: far from step 11 on, an audit each 5 steps, an order that takes 50
+    ms at step 10."""
     far_field = 0.01 if way != "dense" else 0.0
     lines = [{"kind": "run", "logitless": "0.1.0", "steps": steps, "tokens_per_step": 100, "train_tokens": 8000,
               "device": "NVIDIA H200", "model": {"type": "gpt2", "layers": 1, "dim": 8, "vocab": 1000, "dtype": "bf16"},
@@ -132,7 +133,7 @@ def log(way, seed, off=0.0, ms=10.0, far_ms=6.0, steps=40):
     return lines + [{"kind": "end", "step": steps, "reason": "done"}]
 
 
-# Writes its arguments as its log, and, with a far field, ends when it is told to; of seed 7 it fails.
+# Writes its arguments as its log, and, with a far field, ends on an interrupt; fails for seed 7.
 FAKE = """#!/bin/sh
 trap 'kill $!; exit 130' INT
 case "$*" in *"--seed 7"*) echo "--seed: no such seed"; exit 1;; esac
@@ -155,7 +156,7 @@ class Run(unittest.TestCase):
                 Path(folder, f"{name}_600.bin").touch()
             Path(folder, "logitless").write_text(FAKE, encoding="utf-8")
             Path(folder, "logitless").chmod(0o755)
-            # 2.5 batches of 4 x 8: rounded to the even 2.
+            # 2.5 batches of 4 x 8, rounded to the even 2.
             done = self.run_script(folder, "--ways", "dense,both", "--run-limit", "1", "--tokens", "80", "--batch", "4",
                                    "--length", "8", "--", "--threads", "1")
             self.assertEqual(done.returncode, 0, done.stdout)

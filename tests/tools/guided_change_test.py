@@ -1,4 +1,4 @@
-"""docs/guided_change.md: its diffs are lines of the tree; taken out, they leave nothing of the option behind."""
+"""Tests of docs/guided_change.md: its diffs are lines of the tree, and removing them leaves nothing of the option."""
 
 import re
 import sys
@@ -15,12 +15,12 @@ PAGE = ROOT / "docs" / "guided_change.md"
 OPTION = "z_loss"
 SECOND_PART = "\n## An option that changes the logits\n"
 GENERATED = {Path("python/logitless/_c_api.py"), Path("python/logitless/torch/loss.pyi")}
-# The fields that the first version of a struct ended with: not of a change that comes later.
+# It holds the last fields of the first version of a struct, not later ones.
 LEAST_SIZES = Path("src/capi/convert.h")
 
 
 def hunks(text):
-    """(path, lines before the change, lines after it) of each hunk."""
+    """Yields (path, lines before the change, lines after it) of each hunk."""
     for block in re.findall(r"^```diff\n(.*?)^```$", text, re.M | re.S):
         for part in re.split(r"^--- a/", block, flags=re.M)[1:]:
             old, new, *lines = part.split("\n")[:-1]
@@ -33,7 +33,7 @@ def hunks(text):
 
 
 def place(lines, wanted):
-    """Where the lines stand one after the other: indices of their beginnings."""
+    """Returns the indices at which the wanted lines begin, one after the other."""
     return [i for i in range(len(lines)) if lines[i : i + len(wanted)] == wanted]
 
 
@@ -75,7 +75,7 @@ class GuidedChangeTest(unittest.TestCase):
         ]
         self.assertEqual(left, [])
 
-        # What is written from the headers has lost it, too.
+        # The files that are written from the headers have lost it, too.
         with tempfile.TemporaryDirectory() as folder:
             for path in (*python_c_api.HEADERS, *GENERATED):
                 target = Path(folder) / path
@@ -98,7 +98,7 @@ class GuidedChangeTest(unittest.TestCase):
         for name in set(re.findall(r"`([A-Za-z_]\w+)(?:\(\))?`", prose)):
             with self.subTest(name=name):
                 self.assertTrue(any(re.search(rf"\b{name}\b", text) for text in sources))
-        # Code that is quoted, and not a diff.
+        # Quoted code that is not a diff.
         for block in re.findall(r"^```cpp\n(.*?)^```$", self.text, re.M | re.S):
             wanted = " ".join(block.split())
             self.assertTrue(any(wanted in " ".join(text.split()) for text in sources), block)

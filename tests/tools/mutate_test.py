@@ -1,4 +1,4 @@
-"""tools/mutate.py names the mutants that a test misses, and those alone, and leaves the files as they were."""
+"""Tests that tools/mutate.py names exactly the mutants that a test misses, and restores the files."""
 
 import subprocess
 import sys

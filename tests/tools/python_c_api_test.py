@@ -1,4 +1,5 @@
-"""tools/python_c_api.py: the files in the tree are what it writes, and it reads what a header may hold."""
+"""Tests of tools/python_c_api.py: the files in the tree are up to date, and it reads everything that a header may hold.
+"""
 
 import ctypes
 import shutil

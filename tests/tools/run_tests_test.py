@@ -1,4 +1,4 @@
-"""tools/run_tests.py counts what ctest reports, believes no empty run, and fails when a test does."""
+"""Tests that tools/run_tests.py counts ctest's results, rejects an empty run, and fails when a test does."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools/run_tests.py"
 
-# Stands for ctest: writes the JUnit file and the listing it was given, and exits with the status it was given.
+# Stands for ctest: writes the given JUnit file and listing, and exits with the given status.
 FAKE_CTEST = """#!{python}
 import json, os, sys
 folder = os.path.dirname(os.path.abspath(__file__))
@@ -34,7 +34,7 @@ CASES = {
 
 
 def run(cases, *arguments, status=0, labels=("fast",), write_junit=True):
-    """The finished script on a ctest that reports these (name, kind) pairs, and what ctest was called with."""
+    """Returns the finished script on a ctest that reports these (name, kind) pairs, and the arguments of ctest."""
     with tempfile.TemporaryDirectory() as folder:
         ctest = Path(folder, "ctest")
         ctest.write_text(FAKE_CTEST.format(python=sys.executable, status=status))

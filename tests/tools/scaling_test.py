@@ -1,4 +1,4 @@
-"""bench/scaling: what it would run on which GPUs, what it makes of what was said, and a command that fails."""
+"""Tests of bench/scaling: its commands for the GPUs, its report of their output, and a failing command."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""tools/setup.sh installs what is missing as root or through sudo, and otherwise says what to run."""
+"""Tests that tools/setup.sh installs missing packages as root or through sudo, and otherwise prints the line to run."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools/setup.sh"
 
-# Each fake command adds its name and arguments to the log, and does what the test asked for.
+# Each fake command adds its name and arguments to the log, and does what the test requests.
 DPKG_QUERY = """#!/bin/bash
 for package in "${@:4}"; do
   [[ " $MISSING " == *" $package "* ]] || printf 'installed:%s ' "$package"
@@ -26,7 +26,7 @@ FAKES = {
 
 
 def setup(missing, *arguments, user_id=0, sudo="no", tools=(), without=()):
-    """(status, output, log of what was called) of setup.sh where these packages are missing."""
+    """Returns (status, output, log of calls) of setup.sh where these packages are missing."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in {**FAKES, **{tool: "#!/bin/bash\n" for tool in tools}}.items():
             if name not in without:
