@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the pictures of the documents: docs/pictures/NAME.svg.
 
-   tools/pictures.py [NAME ...] [--head real_head_late.safetensors] [--logitless build/src/cli/logitless]
+    tools/pictures.py [NAME ...] [--head real_head_late.safetensors] [--logitless build/src/cli/logitless]
 
 - head: how the plans iterate over the logits
 - memory: that of a GPT-2 step, from `logitless compile`

@@ -5,8 +5,9 @@
   python/logitless/torch/loss.pyi   the terms of the loss, between the lines that say so
 
 With --check it writes nothing, names the files that are not up to date, and fails if there are any. The headers are
-plain: typedefs of structs, enums, handles and function pointers, functions marked LOGITLESS_API. A field's comment gives its default as "default X" (0 where
-it gives none). It gives a number's range at its beginning as "in [a, b]" or ">= a".
+plain: typedefs of structs, enums, handles and function pointers, functions marked LOGITLESS_API. A field's comment
+gives its default as "default X" (0 where it gives none). It gives a number's range at its beginning as "in [a, b]" or
+">= a".
 """
 
 import argparse

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Makes the virtual environment of the Python tests, with this checkout's wheel installed as users install it:
-#  tools/python_env.sh FOLDER
+#   tools/python_env.sh FOLDER
 # Packages are tests/python/requirements.txt. It is quick when they are there already. The wheel (tools/wheel.sh) is
 # built every time, and kept in FOLDER/wheels. Its build folder is beside FOLDER's parent, as deep as the other builds.
 # Paths are then the same for ccache (cmake/LogitlessSettings.cmake), and little is compiled.

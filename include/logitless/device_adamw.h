@@ -74,8 +74,8 @@ class LOGITLESS_API DeviceAdamW {
   // Enqueue on a cudaStream_t, in this order for each step: the first micro-batch's loss, f32 [];
   // those of the others; then the step. With
   // g = gradient * min(1, clip / norm):
-  //  m = beta1 m + (1 - beta1) g         v = beta2 v + (1 - beta2) g^2
-  //  value = (decay ? kept : 1) value - move m / (sqrt(v inverse2) + epsilon)
+  //   m = beta1 m + (1 - beta1) g         v = beta2 v + (1 - beta2) g^2
+  //   value = (decay ? kept : 1) value - move m / (sqrt(v inverse2) + epsilon)
   // A step whose loss or norm is not finite changes nothing, and neither does any later step until
   // reset().
   void first_loss(const float* loss, void* stream) const;

@@ -197,7 +197,7 @@ LOGITLESS_API Value silu(Value x);
 // Rotary position embedding (Su et al. 2021). Elements i and i + D / 2 of the last dimension, of
 // size D, form a pair. Each pair is rotated by the angle of position t, the index along `axis`:
 //
-//  (a, b) -> (a cos - b sin, b cos + a sin)     cos, sin f32 [T, D / 2]
+//   (a, b) -> (a cos - b sin, b cos + a sin)     cos, sin f32 [T, D / 2]
 //
 // It is computed in f32 and rounded once to the dtype of x, which is not f64. D is a number and
 // even.

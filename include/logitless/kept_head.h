@@ -2,10 +2,10 @@
 // in 16 bit (32 for f32 inputs), stays from one to the other. It serves losses that need all
 // log-probabilities of a batch before any gradient can begin.
 //
-//  const LossPlan plan = plan_head_kept(context, options, inputs, outputs, gradients, request);
-//  head_forward_kept(context, plan, options, inputs, outputs, gradients, workspace);
-//  ... the loss of outputs, and its derivatives by them: cotangents ...
-//  head_backward_kept(context, plan, options, inputs, cotangents, gradients, workspace);
+//   const LossPlan plan = plan_head_kept(context, options, inputs, outputs, gradients, request);
+//   head_forward_kept(context, plan, options, inputs, outputs, gradients, workspace);
+//   ... the loss of outputs, and its derivatives by them: cotangents ...
+//   head_backward_kept(context, plan, options, inputs, cotangents, gradients, workspace);
 //
 // Between the two calls nothing else may write to the workspace or to d_weight, which holds no
 // gradient until the backward is done. The backward overwrites the saved exponentials, so a forward

@@ -1,9 +1,9 @@
 // Merge of one token's statistics over the ranks of a sharded vocabulary. Every rank merges the
 // same records in the order of ranks, in double, and rounds once: all get the same bits.
 //
-//  exponent e = max_r e_r      S = sum_r s_r 2^(e_r - e)      lse = ln 2 (e + log2 S)
-//  H = ln 2 (log2 S - sum_r (E_r + (e_r - e) s_r) 2^(e_r - e) / S)
-//  sum_j w_j z_j = sum_r m_r
+//   exponent e = max_r e_r      S = sum_r s_r 2^(e_r - e)      lse = ln 2 (e + log2 S)
+//   H = ln 2 (log2 S - sum_r (E_r + (e_r - e) s_r) 2^(e_r - e) / S)
+//   sum_j w_j z_j = sum_r m_r
 //
 // Scaling is exact, since exponents are integral. This is the merge of online softmax (Milakov and
 // Gimelshein, 2018), also in TransformerEngine's parallel cross entropy after one all-gather. The

@@ -1,7 +1,7 @@
 // The closed form of every loss's gradient with respect to one token's logits (docs/losses.md),
 // with the logit weights w:
 //
-//  dz_j = p_j (alpha + beta z_j) + gamma w_j + sum_k delta_k [j == idx_k]
+//   dz_j = p_j (alpha + beta z_j) + gamma w_j + sum_k delta_k [j == idx_k]
 //   da_j = dz_j * s * (1 - (z_j / c)^2)
 #pragma once
 

@@ -1,7 +1,7 @@
 // The loss of one token and its derivatives, from the token's log-sum-exp on: the formula of
 // logitless/cross_entropy.h. The CPU engine, the GPU engine and the C ABI all use it.
 //
-//  loss = weight * (sum_k w_k (lse - z_k) + eps / V (C lse - m) + zeta lse^2)
+//   loss = weight * (sum_k w_k (lse - z_k) + eps / V (C lse - m) + zeta lse^2)
 //
 // Here w_k = (1 - eps) * class weight * target weight of target k. m = sum_j c_j z_j with the class
 // weights c, and C = sum_j c_j.
