@@ -16,7 +16,7 @@ namespace bench {
 namespace {
 
 #if defined(__x86_64__)
-// Independent products on four accumulators: nothing but the tile unit's rate limits them.
+// Multiplies independent tiles into four accumulators: only the rate of the tile unit limits them.
 double run_tiles(std::int64_t rounds) {
   struct alignas(64) {
     std::uint8_t palette = 1, start = 0, reserved[14] = {};

@@ -2,8 +2,7 @@
 
 namespace bench {
 
-// FLOP/s of `threads` threads that do nothing but bf16 tile products on registers; 0 where there is
-// no AMX.
+// Returns the FLOP/s of `threads` threads that multiply bf16 tiles in registers; 0 without AMX.
 double amx_peak_flops(int threads);
 
 }  // namespace bench

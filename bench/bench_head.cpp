@@ -1,11 +1,11 @@
-// The head's plans against the peak of the tile unit and oneDNN's GEMM, all in one process.
+// Compares the head's plans with the peak of the tile unit and oneDNN's GEMM, in one process.
 //
 //   bench_head [--tokens N] [--dim D] [--vocab V] [--dtype bf16] [--threads T] [--repeat R]
 //   [--kernel NAME] [--json]
 //   bench_head --device cuda [--only HEAD] [--row PLAN] [--real-head FILE...] [--repeat R] [--json]
 //
-// Prints medians of R runs, interleaved, after a warm-up; rates in TFLOP/s of 2 N V D per pass.
-// Fresh random data.
+// Prints medians of R interleaved runs, after a warm-up, and rates in TFLOP/s of 2 N V D per GEMM
+// of the head. Data is random and fresh.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -43,7 +43,7 @@ struct Options {
   bool json = false;
 };
 
-// Roughly normal numbers (a sum of four uniform ones) of a given deviation, as `dtype`.
+// Returns roughly normal numbers (sums of four uniform ones) of a given deviation, as `dtype`.
 Buffer random_tensor(DType dtype, std::int64_t count, float deviation, std::uint64_t seed) {
   Buffer out(static_cast<std::size_t>(count) * size_of(dtype));
   std::uint64_t state = seed * 0x9e3779b97f4a7c15ull + 1;

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Speed of `logitless train` beside processes that only compute, against what a fair share of the cores would give.
+"""Measures the throughput of `logitless train` beside busy processes, relative to a fair share of the cores.
 
     python3 bench/busy_machine.py [--busy 0,1,2] [--rounds 5] [--steps 60] [NAME=COMMAND ...] [-- TRAINING OPTIONS]
 
-COMMAND is a logitless command, with `env NAME=VALUE` before it where wanted; several are compared, interleaved round by
-round (default: this=build/src/cli/logitless). Prints for each command and number of busy processes the median tokens/s,
-its ratio to the same command's on the idle machine, that ratio to a fair share, processor time a token, and times a
-thread slept or lost its core in a step. A fair share of C cores for T threads beside B busy ones is min(1, C / (T + B)).
-The last column is how many threads of other programs wanted a core meanwhile: they make the shares too low. On a machine
-that others use, --most-others 0.3 waits for quiet moments, and repeats the runs that were disturbed.
+COMMAND is a logitless command, with `env NAME=VALUE` before it where needed; several are compared, interleaved round by
+round (default: this=build/src/cli/logitless). Prints a row for each command and number of busy processes:
+
+- the median tokens/s, and its ratio to the same command's on the idle machine
+- that ratio over a fair share, which is min(1, C / (T + B)) for T threads on C cores beside B busy processes
+- processor time per token, and how often a thread slept or lost its core in a step
+- the mean number of runnable threads of other programs, which make the shares too low
+
+On a machine that others use, --most-others 0.3 waits for quiet moments, and repeats the runs that were disturbed.
 """
 import argparse
 import json
@@ -23,13 +26,13 @@ import time
 
 
 def runnable():
-    """Threads of the whole machine that run or want to."""
+    """Returns the number of runnable threads on the machine."""
     with open("/proc/stat") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("procs_running"))
 
 
 class Watch:
-    """Mean of runnable() while it is open."""
+    """Measures the mean of runnable() while it is open."""
 
     def __enter__(self):
         self.samples, self.end = [], threading.Event()
@@ -39,7 +42,7 @@ class Watch:
 
     def look(self):
         while not self.end.wait(0.05):
-            self.samples.append(runnable() - 1)  # without this thread
+            self.samples.append(runnable() - 1)  # excludes this thread
 
     def __exit__(self, *_):
         self.end.set()
@@ -58,7 +61,8 @@ def wait_for_quiet(most, limit):
 
 
 def measure(command, training, busy, threads, limit):
-    """(tokens/s, processor seconds a second, sleeps a second, preemptions a second, others' runnable threads)."""
+    """Returns tokens/s, processor seconds, sleeps and preemptions per second, and the runnable threads of other
+    programs."""
     loads = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
         time.sleep(0.2)
@@ -100,7 +104,7 @@ def main():
     counts = [int(text) for text in args.busy.split(",")]
     cores = len(os.sched_getaffinity(0))
 
-    for command in commands.values():  # tokenizer and words, once
+    for command in commands.values():  # caches tokenizer and token ids
         first = [*shlex.split(command), "train", "--json", *training, "--steps", "1"]
         subprocess.run(first, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     training += ["--steps", str(args.steps)]

@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
-"""logitless.torch.autochunk by its two executors against the function it is given, eagerly and by torch.compile: the losses of
-tests/python/torch/losses_battery, outputs and gradients.
+"""Compares both executors of logitless.torch.autochunk with the given function, eager and under torch.compile. The losses
+are those of tests/python/torch/losses_battery, with their outputs and gradients.
 
     python bench/compare_autochunk.py [--loss NAME|FAMILY|all ...] [--tokens N --dim D --vocab V] [--dtype T] [--device cpu|cuda]
                                       [--budget BYTES|SHARE ...] [--chunks N ...] [--executors auto python native]
                                       [--inductor plain chunker] [--repeat R] [--json FILE] [--explain]
     python bench/compare_autochunk.py --summary FILE ... [--clock times|cpu_times]
 
-Random and fresh. N x V are the numbers of each loss's big value, whatever it is. A budget of 0 is none, 0.25 a quarter of the big value; chunks
-are forced ones, which take heads off the engine. --inductor: torch.compile as it is, and with its own auto-chunker. Each is run R
-times by turns after a warm-up; prints median ms of forward and backward, the ratio to the function itself by the clock and in processor
-time (which others on the machine disturb less, and which does not see a thread wait), the peak of PyTorch's allocator beyond inputs,
-gradients among it, and the seconds of the first call (tracing, compiling). Of autochunk's plans also what they report beyond inputs and
-results, and what was measured of the same. --json: a line for each loss, which --summary reads. --apart: each loss in a process of its
-own, as what ran before decides which of the function's big values are fresh pages, and so its time by up to two.
+Inputs are random and fresh. N x V is the size of each loss's large value. A budget of 0 is none, 0.25 a quarter of the
+large value. --chunks forces numbers of chunks, which bypasses the head engine. --inductor runs torch.compile, and
+torch.compile with its own chunker. All are run R times, interleaved, after a warm-up. Prints for each:
+
+- the median ms of forward and backward, by wall clock and by processor time, and the ratios to the function itself;
+  processor time is less disturbed by other load, but excludes waiting
+- the peak of PyTorch's allocator beyond inputs, gradients included
+- the seconds of the first call (tracing, compiling)
+- for autochunk's plans, the predicted and the measured memory beyond inputs and results
+
+--json writes a line for each loss, which --summary reads. --apart runs each loss in its own process. Earlier runs
+decide which large values of the function are fresh pages, which changes its time by a factor of up to two.
 """
 import argparse
 import json
@@ -25,7 +30,7 @@ import time
 import warnings
 from pathlib import Path
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # of PyTorch's profiler, which counts memory; before torch
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences PyTorch's profiler, which counts memory; set before importing torch
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/python/torch"))
@@ -37,7 +42,7 @@ FIRST = "the function"
 
 
 def cases(wanted):
-    """In the order in which they are named, those of a family or all in the battery's."""
+    """Returns the cases in the order of their names; those of a family, or all, in the battery's order."""
     found = [c for w in wanted for c in CASES.values() if w in ("all", c.name, c.family)]
     unknown = set(wanted) - {"all"} - {c.name for c in found} - {c.family for c in found}
     if unknown:
@@ -47,7 +52,7 @@ def cases(wanted):
 
 
 def budget_of(text, case, sizes):
-    """Bytes or text of --budget; None: none."""
+    """Returns the bytes of --budget, or its text; None for no budget."""
     if text == "0":
         return None
     try:
@@ -58,7 +63,7 @@ def budget_of(text, case, sizes):
 
 
 def runs_of(args, case, sizes):
-    """What is compared, by name."""
+    """Returns the contenders, by name."""
     runs = {FIRST: case.function}
     for kind in args.inductor:
         runs[f"torch.compile{', its chunker' if kind == 'chunker' else ''}"] = inductor(case.function, kind)
@@ -80,13 +85,13 @@ def inductor(function, kind):
 
 
 class Meter:
-    """Times a step, and measures its memory."""
+    """Measures the time and memory of a step."""
 
     def __init__(self, device):
         self.gpu = device == "cuda"
 
     def seconds(self, step):
-        """By the clock, and of processor time of all threads."""
+        """Returns wall-clock seconds, and processor seconds of all threads."""
         if self.gpu:
             torch.cuda.synchronize()
         start, worked = time.perf_counter(), time.process_time()
@@ -108,7 +113,7 @@ class Meter:
 
 
 def report_of(chunked, given, meter):
-    """What a plan says it takes beyond inputs and results, and what it does take."""
+    """Returns the memory of a plan beyond inputs and results, predicted and measured."""
     plan = chunked.last
     if isinstance(plan, str):
         return None
@@ -117,7 +122,7 @@ def report_of(chunked, given, meter):
 
 
 def measured(args, case, sizes):
-    """{name: what was found of it} for one loss."""
+    """Returns {name: measurements} for one loss."""
     given = case.arguments(sizes, args.device, getattr(torch, args.dtype))
     meter, found, ready = Meter(args.device), {}, {}
     for name, function in runs_of(args, case, sizes).items():
@@ -136,7 +141,7 @@ def measured(args, case, sizes):
         except torch.OutOfMemoryError:
             found[name] = {"failed": "out of memory"}
             continue
-        except Exception as error:  # a loss that one of them does not take is a row of the table
+        except Exception as error:  # an unsupported loss is a row of the table
             found[name] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
             continue
         found[name], ready[name] = entry, step
@@ -150,7 +155,7 @@ def measured(args, case, sizes):
 
 
 def ratio(found, name, clock):
-    """Of medians, to the function's; NaN where that does not run."""
+    """Returns the ratio of medians to the function's; NaN where the function does not run."""
     first = found[FIRST]
     return statistics.median(found[name][clock]) / statistics.median(first[clock]) if clock in first else float("nan")
 
@@ -171,7 +176,8 @@ def show(case, sizes, found):
 
 
 def summarize(lines, clock):
-    """How many losses are chunked within a quarter, median and worst ratio, and report against measured, of each way."""
+    """Prints for each contender the losses chunked within a quarter, median and worst ratio, and predicted over
+    measured memory."""
     names = dict.fromkeys(name for line in lines for name in line["found"] if name != FIRST)
     print(f"{len(lines)} losses")
     for name in names:
@@ -229,7 +235,7 @@ def main():
             raise SystemExit("--apart: expected --json as well, to gather what the processes find")
         for case in chosen:
             others = [word for word in sys.argv if word != "--apart"]
-            subprocess.run([sys.executable, *others, "--loss", case.name], check=True)  # the last --loss counts
+            subprocess.run([sys.executable, *others, "--loss", case.name], check=True)  # the last --loss is effective
         return summarize([json.loads(text) for text in args.json.read_text().splitlines()], args.clock)
     kind = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{args.tokens} x {args.dim} x {args.vocab}, {args.dtype}, PyTorch {torch.__version__}, {kind}", flush=True)

@@ -1,35 +1,43 @@
 #!/usr/bin/env python3
-"""A head whose words are spread over the GPUs of a host, beside what users have there today: loss and gradients of hidden and
+"""Compares a vocabulary-parallel head on the GPUs of a host with its alternatives: loss and gradients of hidden and
 weight, communication included.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
-        [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--targets WORDS] [--row NAME ...] [--rounds R]
+        [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--targets COUNT] [--row NAME ...] [--rounds R]
         [--steps S] [--exchanges process_group | kernels] [--ctas N] [--error | --bits N | --profile NAME] [--json FILE]
         [--real-head FILE [--accuracy far_both|far_backward]]
 
 Rows:
-  alone              every GPU has a whole head of its own, at the same time: what efficiency is measured against
-  sp                 words spread, each rank brings its part of the tokens (sequence-parallel input)
-  vp                 words spread, all tokens on all ranks
-  ft                 words spread, each rank has all of N tokens of its own (FSDP): tokens move
-  fw                 the same, weights move
-  megatron           eager: bf16 logits of the words here, lse, target and gradients of hidden all-reduced
-  megatron_sp        the same after an all-gather of tokens, gradients of hidden reduce-scattered
-  loss_parallel      PyTorch's, of DTensors
-  far_alone          of --real-head alone: the far field, FarFieldHead's steps between orders and audits, a whole head on every GPU
-  far_sp, far_vp     the same with words spread, tokens too or not; efficiency against far_alone
+- alone: every GPU has a full head, all at the same time; the baseline of efficiency
+- sp: vocabulary-parallel with sequence-parallel input, so that each rank has a shard of the tokens
+- vp: vocabulary-parallel, all tokens on all ranks
+- ft: vocabulary-parallel, each rank has N tokens of its own (FSDP); token-dispatched
+- fw: the same, weight-gathered
+- megatron: eager; bf16 logits of the local vocabulary shard; lse, target and gradients of hidden are all-reduced
+- megatron_sp: the same after an all-gather of tokens; gradients of hidden are reduce-scattered
+- loss_parallel: PyTorch's, on DTensors
+- far_alone: only with --real-head; FarFieldHead's steps between orders and audits, a full head on every GPU
+- far_sp, far_vp: the same, vocabulary-parallel with and without sequence-parallel input; their baseline is far_alone
 
-Rounds by turns; each round times --steps calls in a row by events, after one that puts the host ahead. Printed: milliseconds of the slowest rank, the median of rounds;
-memory beyond inputs, gradients among it, by PyTorch's allocator, and what the library's group of NCCL took beside it; the host's milliseconds until a call is enqueued; efficiency, the
-median of rounds of `alone` over the row's time and number of ranks (for ft and fw, whose tokens are as many for each rank, over the
-time). --exchanges: by the process group's collectives or by NCCL's kernels alone in place of the library's as they are by themselves; --ctas:
-the most thread blocks of one of NCCL's. --profile: what a step of each row is made of on
-the first rank's GPU, in place of times. --error: the relative errors of d_weight and d_hidden against float64 over some words and
-tokens of the first rank (of alone, sp, vp), in place of times. --targets: tokens' targets are among so many words, as those of a text are
-among few; without it among all.
-NCCL_NVLS_ENABLE=0 is set where it is not.
---real-head: hidden states, targets and weights of a trained head (safetensors: hidden, weight_q, weight_scale, targets), rotated into
---dim columns, in place of random ones; its words are renamed so that each rank's range has been dealt out, as deal_words does.
+Rows are interleaved in rounds. Each round times --steps successive calls by events, after one call that lets the host
+run ahead. Prints for each row:
+
+- the milliseconds of the slowest rank, the median of rounds
+- memory beyond inputs, gradients included, by PyTorch's allocator, and the memory of the library's NCCL group
+- the host's milliseconds to enqueue a call
+- efficiency: the median over rounds of the time of `alone` over that of the row and the number of ranks; for ft and fw,
+  with as many tokens on each rank, over the time of the row
+
+Options:
+- --exchanges: exchanges by the process group's collectives, or by NCCL's kernels only, instead of the default
+- --ctas: the largest number of CTAs of an NCCL kernel
+- --profile: prints the kernels of a step of each row on rank 0, instead of times
+- --error: prints relative errors of d_weight and d_hidden against float64, on a sample of rank 0 (alone, sp, vp)
+- --targets: draws targets from this many token ids, as a text does; by default from all
+- --real-head: a trained head (safetensors: hidden, weight_q, weight_scale, targets) instead of random numbers. It is
+  rotated into --dim columns, and its vocabulary is interleaved over the ranks, as deal_words does
+
+NCCL_NVLS_ENABLE=0 is set unless it has a value.
 """
 import argparse
 import json
@@ -43,12 +51,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-FAR_FIRST = 150  # steps before a far-field head's first order, and between orders: no other falls in a measurement
+FAR_FIRST = 150  # steps before a far-field head's first order and between orders, so that no measurement contains another one
 HEADS = {"llama": (8192, 4096, 128256), "gemma": (16384, 2304, 256000), "gpt2": (32768, 768, 50304)}
 
 
 class Rows:
-    """Each row: a function that makes the loss and gradients once."""
+    """The rows of the table; each computes the loss and gradients once."""
 
     def __init__(self, args, rank, device):
         from logitless.torch import Sharding, linear_cross_entropy
@@ -71,7 +79,7 @@ class Rows:
         self.counts = [borders[r + 1] - borders[r] for r in range(args.ranks)]
 
     def inputs(self, name):
-        """(hidden, weight, target) whose gradients are made."""
+        """Returns (hidden, weight, target), whose gradients are computed."""
         if name in ("alone", "far_alone"):
             return self.hidden.clone().requires_grad_(), self.weight.clone().requires_grad_(), self.target
         split = name in ("sp", "megatron_sp", "far_sp")
@@ -109,7 +117,7 @@ class Rows:
         if name not in self.far:
             self.far[name] = FarFieldHead(accuracy=self.accuracy, sample_every=0, refresh_every=FAR_FIRST, refresh_delay=0,
                                           audit_every=10**6)
-            for _ in range(FAR_FIRST + 1):  # to the trial of its order
+            for _ in range(FAR_FIRST + 1):  # up to the trial of its order
                 self._far(name, hidden, weight, target, **more)
             if not self.far[name].report.far:
                 raise RuntimeError(self.far[name].explain())
@@ -147,7 +155,8 @@ class Rows:
 
 
 def real_head(args, device):
-    """hidden, weight, target of a file, in args.dim columns by orthonormal rows; words renamed as dealt out to the ranks."""
+    """Returns hidden, weight and target of a file, rotated into args.dim columns; the vocabulary is interleaved over
+    the ranks."""
     from safetensors.torch import load_file
 
     of = {name: t.to(device) for name, t in load_file(args.real_head).items()}
@@ -163,7 +172,7 @@ def real_head(args, device):
 
 
 class _Megatron(torch.autograd.Function):
-    """As Megatron-LM's eager path does: logits of the words here in bf16, softmax in fp32, three all-reduces."""
+    """Megatron-LM's eager path: bf16 logits of the local vocabulary shard, softmax in fp32, three all-reduces."""
 
     @staticmethod
     def forward(ctx, hidden, weight, target, rows, gathers):
@@ -205,7 +214,7 @@ class _Megatron(torch.autograd.Function):
 
 
 def measure(rows, name, args):
-    """Of rounds of each row by turns: the times of one round."""
+    """Measures one round of a row; rounds of the rows are interleaved."""
     inputs = rows.inputs(name)
     rows.step(name, *inputs)
     torch.cuda.synchronize()
@@ -221,7 +230,7 @@ def measure(rows, name, args):
     def round():
         dist.barrier()
         torch.cuda.synchronize()
-        rows.step(name, *inputs)  # the host is ahead from here on, as in a run of many
+        rows.step(name, *inputs)  # lets the host run ahead, as in a run of many steps
         begin.record()
         start = time.perf_counter()
         for _ in range(args.steps):
@@ -237,7 +246,7 @@ def measure(rows, name, args):
 
 
 def profile(rows, name, args):
-    """What one step is made of on the first rank's GPU: kernels and copies by name, and where there are none."""
+    """Prints a step on rank 0's GPU: kernels and copies by name, and idle time."""
     inputs = rows.inputs(name)
     for _ in range(3):
         rows.step(name, *inputs)
@@ -276,7 +285,7 @@ def profile(rows, name, args):
 
 
 def same_bits(rows, name, args):
-    """Whether so many steps give the gradients of the first one, to the bit, on every rank."""
+    """Checks that --bits steps give the gradients of the first one, to the bit, on every rank."""
     inputs = rows.inputs(name)
     rows.step(name, *inputs)
     first = [t.grad.clone() for t in inputs[:2]]
@@ -291,7 +300,8 @@ def same_bits(rows, name, args):
 
 
 def errors(rows, name):
-    """Greatest relative error of each gradient against float64, over some tokens and words of this rank."""
+    """Returns the greatest relative error of each gradient against float64, over some tokens and entries of this
+    rank."""
     hidden, weight, target = rows.inputs(name)
     rows.step(name, hidden, weight, target)
     x, w = rows.hidden.double(), rows.weight.double()
@@ -317,7 +327,7 @@ def errors(rows, name):
 
 
 def exchange_by(args, device):
-    """Makes the world's exchanges what --exchanges and --ctas say; returns the MiB of the GPU that they took."""
+    """Configures exchanges as --exchanges and --ctas require. Returns the MiB of GPU memory that they took."""
     from logitless.torch import _ranks, configure_exchanges
 
     torch.cuda.synchronize()
@@ -354,7 +364,7 @@ def work(rank, args, port):
         for name in args.row:
             try:
                 made[name] = measure(rows, name, args)
-            except Exception as error:  # what a peer cannot do is said
+            except Exception as error:  # a peer's failure is reported
                 if rank == 0:
                     print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
                 if name not in ("loss_parallel",):
@@ -368,7 +378,7 @@ def work(rank, args, port):
                            "host_ms": statistics.median(host)}
             alone = "far_alone" if name.startswith("far") else "alone"
             base = times.get(alone)
-            if base and name != alone:  # of each round: a card's clock changes from one to the next
+            if base and name != alone:  # per round, because a GPU's clock changes between rounds
                 share = 1 if name in ("ft", "fw") else args.ranks
                 found[name]["efficiency"] = statistics.median(a / b / share for a, b in zip(base, times[name]))
     if rank == 0 and found:

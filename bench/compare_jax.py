@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The head under JAX: logitless against full logits and against a scan with rematerialisation, loss and both gradients.
+"""Compares the head under JAX with full logits and with a scan with rematerialisation: loss and both gradients.
 
     python bench/compare_jax.py [--head llama|axlearn | --tokens N --dim D --vocab V] [--repeat R] [--budget BYTES ...]
 
-bf16, random and fresh. Prints median ms and the compiled program's temporaries beyond inputs and outputs.
+Inputs are bf16, random and fresh. Prints median ms, and the compiled program's temporaries beyond inputs and outputs.
 """
 import argparse
 import statistics
@@ -22,7 +22,7 @@ def full(x, w, y):
 
 
 def rounded(x, w, y):
-    """Logits in bf16, as most code has them: 8 bits of each."""
+    """Loss of logits rounded to bf16, as in most code: 8 bits of each."""
     z = jnp.matmul(x, w.T).astype(jnp.float32)
     return -jnp.take_along_axis(jax.nn.log_softmax(z), y[:, None], 1).mean()
 

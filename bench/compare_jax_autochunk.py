@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""logitless.jax.autochunk against the function it is given and against a scan with rematerialisation written by hand:
-outputs and gradients under jit.
+"""Compares logitless.jax.autochunk with the given function, and with a hand-written scan with rematerialisation: outputs
+and gradients under jit.
 
     python bench/compare_jax_autochunk.py [--loss z_loss|distillation|grpo] [--tokens N --dim D --vocab V] [--dtype T]
                                           [--chunk ROWS] [--budget BYTES ...] [--executors python native] [--repeat R]
 
-Random and fresh. Each is run R times by turns; prints median ms, the ratio to the function itself, and the compiled
-program's temporaries beyond inputs and outputs. The scan takes ROWS tokens at a time.
+Inputs are random and fresh. All are run R times, interleaved. Prints median ms, the ratio to the function itself, and
+the compiled program's temporaries beyond inputs and outputs. The scan takes ROWS tokens at a time.
 """
 import argparse
 import statistics
@@ -22,7 +22,7 @@ def logits_of(hidden, weight):
 
 
 def z_loss(arrays, weights):
-    """The mean cross entropy with a z-loss."""
+    """Mean cross entropy with a z-loss."""
     logits = logits_of(arrays["hidden"], weights["weight"])
     lse = jax.nn.logsumexp(logits, -1)
     nll = lse - jnp.take_along_axis(logits, arrays["target"][:, None], 1)[:, 0]
@@ -30,14 +30,14 @@ def z_loss(arrays, weights):
 
 
 def distillation(arrays, weights):
-    """The mean KL divergence from a teacher with a head of its own."""
+    """Mean KL divergence from a teacher with its own head."""
     student = jax.nn.log_softmax(logits_of(arrays["hidden"], weights["weight"]))
     teacher = jax.nn.log_softmax(logits_of(arrays["teacher"], jax.lax.stop_gradient(weights["teacher_weight"])))
     return (jnp.exp(teacher) * (teacher - student)).sum(-1).mean()
 
 
 def grpo(arrays, weights):
-    """A clipped ratio with an entropy bonus."""
+    """Clipped policy ratio with an entropy bonus."""
     log_p = jax.nn.log_softmax(logits_of(arrays["hidden"], weights["weight"]))
     of_target = jnp.take_along_axis(log_p, arrays["target"][:, None], 1)[:, 0]
     ratio = jnp.exp(of_target - jax.lax.stop_gradient(arrays["before"]))
@@ -77,7 +77,7 @@ def problem(n, d, v, dtype):
 
 
 def step_of(loss):
-    """The loss, and its gradients by hidden and weight."""
+    """Returns a function that computes the loss and its gradients of hidden and weight."""
 
     def step(arrays, weights):
         def of(hidden, weight):

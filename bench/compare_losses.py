@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""The ready-made losses on PyTorch's tensors against their plain formulas on whole logits, and Liger's where it is
-installed: loss and gradients by hidden and weight, time and memory.
+"""Compares the ready-made losses on PyTorch tensors with their plain formulas on full logits, and with Liger's where it is
+installed: loss and gradients of hidden and weight, time and memory.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_losses.py
         [--loss dpo grpo jsd forward_kl] [--sequences B --length T --dim D --vocab V] [--dtype bfloat16|float32]
         [--device cuda|cpu] [--budget 1GiB 256MiB ...] [--repeat R]
 
-Medians of R rounds by turns, the first call of each apart; the peak is of what PyTorch's allocator gives out beyond the
-inputs, gradients counted in (on the CPU by the profiler, kernels' own temporaries among it); then how far the gradients
-are from the plain formula's, relative, in the 2-norm. Each budget has a row, which says so where the library refuses it,
-or where the peak without the gradients is above it. Reference and teacher have
-hidden states of their own and one head of their own.
+Times are medians of R interleaved rounds; first calls are listed separately. The peak is that of PyTorch's allocator
+beyond the inputs, gradients included. On the CPU the profiler measures it, with the kernels' temporaries. The last
+column is the relative difference of gradients to the plain formula, in the 2-norm. Each budget has a row, which reports
+a refusal of the library, or a peak without gradients above the budget. Reference and teacher have their own hidden
+states and share one head.
 """
 import argparse
 import statistics
@@ -82,7 +82,7 @@ def plain_divergence(b, beta):
 
 
 def liger(name):
-    """Liger's loss of this name as a function of a batch. Raises ImportError where there is none."""
+    """Returns Liger's loss of this name as a function of a batch. Raises ImportError where Liger has none."""
     from liger_kernel import chunked_loss
 
     flat = lambda t: t.reshape(-1, t.shape[-1])
@@ -137,7 +137,7 @@ def peak(run, device):
 
 
 def refused(run):
-    """Why the library does not take the budget; nothing where it does."""
+    """Returns why the library refuses the budget; None where it does not."""
     try:
         run()
     except ValueError as error:
@@ -145,10 +145,10 @@ def refused(run):
 
 
 def beyond(peak_bytes, label, batch):
-    """What a row says of its budget."""
+    """Returns a row's remark on its budget."""
     budget = parse_bytes(label.partition(", ")[2] or None)
     over = peak_bytes - sum(t.numel() * t.element_size() for t in (batch.hidden, batch.weight)) - budget
-    # A loss has a few numbers a token beside.
+    # A loss has a few more numbers per token.
     return f"  {over / 2**20:.1f} MiB beyond its budget" if budget and over > 256 * batch.words.numel() else ""
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What docs/recipes save: the peak of PyTorch's allocator in one training step of each library that is installed, with
-its own loss and with logitless's, beyond the model.
+"""Measures the memory that docs/recipes save: the peak of PyTorch's allocator in one training step of each installed
+library, with its own loss and with logitless's, beyond the model.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_recipes.py
         [--recipe NAME ...] [--sequences B --length T --dim D --vocab V] [--budget 8MiB]
 
-A tiny Llama of two layers, float32, on the CPU; gradients are counted in. Recipes: trainer, trl-sft, trl-dpo, trl-grpo,
-torchtune, verl, plain (the model by itself, as Accelerate and Lightning call it).
+The model is a tiny Llama of two layers, float32, on the CPU; gradients are included. Recipes: trainer, trl-sft,
+trl-dpo, trl-grpo, torchtune, verl, plain (the model by itself, as Accelerate and Lightning call it).
 """
 import argparse
 import gc
@@ -136,7 +136,7 @@ RECIPES = {
 
 
 def peak(recipe, setting, ours):
-    """MiB. Trainers are garbage in cycles, which is not to be freed while another one is measured."""
+    """Returns MiB. Trainers are cyclic garbage, which must not be freed while another one is measured."""
     step = recipe(setting, ours)
     gc.collect()
     return peak_of(step)[0] / 2**20

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What docs/recipes save in JAX: temporaries of the compiled loss and its gradients, with each library's own loss and with
-logitless's, beyond inputs and gradients.
+"""Measures the memory that docs/recipes save in JAX: temporaries of the compiled loss and its gradients beyond inputs and
+gradients, with each library's own loss and with logitless's.
 
     LOGITLESS_LIBRARY=... PYTHONPATH=python python3 bench/compare_recipes_jax.py
         [--recipe flax levanter maxtext] [--sequences B --length T --dim D --vocab V] [--budget 8MiB]
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/python/jax"))
 
 
 def temporaries(function, *arguments):
-    """MiB."""
+    """Returns the MiB of temporaries of the compiled function and its gradients."""
     program = jax.jit(jax.value_and_grad(function, tuple(range(len(arguments))))).lower(*arguments).compile()
     return program.memory_analysis().temp_size_in_bytes / 2**20
 
@@ -31,7 +31,7 @@ def arrays(args, stored):
 
 
 def flax(args, stored):
-    """nnx.Embed's attend, and nnx.Linear."""
+    """Measures nnx.Embed's attend, and nnx.Linear."""
     import optax
 
     hidden, weight, targets = arrays(args, stored)
@@ -64,14 +64,14 @@ def levanter(args, stored):
 
     before = temporaries(loss, hidden, weight)
     integration.patch(memory_budget=args.budget)
-    # Another function, which jax.jit has not seen.
+    # A new function object avoids jax.jit's cache.
     after = temporaries(lambda *a: loss(*a), hidden, weight)
     integration.unpatch()
     return [before, after]
 
 
 def maxtext(args, stored):
-    """On a model of MaxText's names: what its loss does with whole logits, and the library's loss in its place."""
+    """Measures a model with MaxText's names: its loss on full logits, and the library's loss instead."""
     import test_recipes_maxtext as names
 
     from logitless.jax.integrations import maxtext as integration

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A head whose words are sharded over processes, where it stays and where it is gathered for the call: loss and
-gradients of a batch for each rank. By gloo on the CPU, or by NCCL with a GPU for each process (bfloat16); with one
-process what the exchanges and merges cost beside a call without them.
+"""Compares a head that is sharded over processes as vocabulary-parallel and as weight-gathered: loss and gradients of a
+batch for each rank. Uses gloo on the CPU, or NCCL with a GPU for each process (bfloat16). With one process it measures
+the cost of exchanges and merges, compared with a call without them.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_sharded.py
         [--device cpu|cuda] [--ranks 2] [--tokens N] [--dim D] [--vocab V] [--repeat R]
 
-Medians of R rounds by turns, after one of each that is not counted, of rank 0; one thread a process on the CPU.
+Prints medians of R interleaved rounds on rank 0, after a warm-up of each; on the CPU with one thread per process.
 """
 import argparse
 import multiprocessing

@@ -1,19 +1,25 @@
 #!/usr/bin/env python3
-"""The head on PyTorch's tensors: logitless against what else is installed, forward and backward, in one process.
+"""Compares the head on PyTorch tensors with the other installed packages, forward and backward, in one process.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_torch.py
         [--head gemma|llama|gpt2 | --tokens N --dim D --vocab V | --real FILE --dim D] [--device cuda|cpu] [--rounds R]
         [--only TEXT] [--json]
 
-Contenders, each where its package is there: PyTorch eager (cross_entropy of the fp32 logits), torch.compile of it,
-cut_cross_entropy with its filter and without, Liger's Triton loss and its two of SM90, quack's chunked loss, and
-logitless: its PyTorch call as it is, with budgets, and plans through the C library. Inputs are bf16, random and fresh,
-or a real head (safetensors with hidden, weight, targets) rotated into D columns. d_hidden of sampled tokens and
-d_weight of sampled words are held against float64.
+Contenders, each where its package is installed:
+- PyTorch eager (cross_entropy of the fp32 logits), and torch.compile of it
+- cut_cross_entropy with and without its filter
+- Liger's Triton loss and its two for SM90, and quack's chunked loss
+- logitless: its PyTorch call by default and with budgets, and plans through the C library
 
-One table: median ms over rounds that go through all contenders, each timed after 150 ms of itself (the clock of a GPU
-follows the power of what ran before); its ratio to the floor, the three products of the head by torch.mm in the same
-rounds; peak MiB above the inputs, gradients counted in (GPU); the two relative errors.
+Inputs are bf16, random and fresh, or a real head (safetensors with hidden, weight, targets) rotated into D columns.
+d_hidden of sampled tokens and d_weight of sampled vocabulary entries are compared with float64.
+
+Prints one table. Its columns are:
+- median ms over interleaved rounds; each contender is timed after 150 ms of itself, because a GPU's clock follows the
+  power of the last run
+- the ratio to the roofline, which is the time of the head's three GEMMs by torch.mm in the same rounds
+- peak MiB above the inputs, gradients included (GPU)
+- the two relative errors
 """
 import argparse
 import json
@@ -32,7 +38,7 @@ def random_head(tokens, dim, vocab, device):
 
 
 def real_head(path, tokens, dim, device):
-    """A trained head whose logits stay exactly what they are: both sides times the same orthonormal columns."""
+    """Reads a trained head and multiplies both sides by the same orthonormal columns, which preserves logits."""
     from safetensors.torch import load_file
 
     head = load_file(path)
@@ -44,7 +50,7 @@ def real_head(path, tokens, dim, device):
 
 
 def exact_gradients(x, w, y, tokens, words):
-    """d_hidden of the tokens and d_weight of the words in float64, of the mean loss."""
+    """Returns d_hidden of `tokens` and d_weight of `words`, in float64, for the mean loss."""
     lse = torch.empty(x.shape[0], dtype=torch.float64, device=x.device)
     step = max(1, (1 << 26) // w.shape[0])
     w64 = w.double()
@@ -58,7 +64,7 @@ def exact_gradients(x, w, y, tokens, words):
 
 
 def losses(y):
-    """name -> function that makes the loss of leaves x and w, for each package that is installed."""
+    """Returns {name: function that builds the loss from leaves x and w} for each installed package."""
     F = torch.nn.functional
     from logitless.torch import linear_cross_entropy as ours
 
@@ -74,7 +80,7 @@ def losses(y):
     def add(name, make):
         try:
             found[name] = make()
-        except Exception as error:  # not installed, or not for this machine
+        except Exception as error:  # not installed, or not supported on this machine
             print(f"{name}: not here ({type(error).__name__}: {str(error)[:200]})")
 
     def cut(**options):
@@ -87,12 +93,12 @@ def losses(y):
 
         return lambda a, b: (lambda out: out[0] if isinstance(out, tuple) else out)(function.apply(a, b, y))
 
-    def liger_dense_sm90():  # keeps all logits
+    def liger_dense_sm90():  # saves all logits
         from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import liger_fused_linear_cross_entropy_sm90
 
         return lambda a, b: liger_fused_linear_cross_entropy_sm90(a, b, y)
 
-    def liger_scaled_sm90():  # of each token, computes them again
+    def liger_scaled_sm90():  # of each token; recomputes the logits
         from liger_kernel.ops.cutedsl.ops import LigerFusedScaledCrossEntropySM90Function as function
 
         return lambda a, b: (lambda out: out[0] if isinstance(out, tuple) else out)(function.apply(a, b, y)).mean()
@@ -113,7 +119,7 @@ def losses(y):
 
 
 def through_c(x, w, y, kind, weight_dtype, budget):
-    """A run of one plan of the C library, with its gradients."""
+    """Returns a function that runs one plan of the C library, with its gradients."""
     import ctypes
 
     from logitless import _library as c
@@ -224,7 +230,7 @@ def main():
             rows[name] = {"name": name, "peak": peak, "times": [],
                           "d_hidden_error": error(d_hidden[sampled], exact_hidden),
                           "d_weight_error": error(d_weight[words], exact_weight)}
-        except Exception as failure:  # of a peer on this shape: the others still count
+        except Exception as failure:  # a peer fails on this shape; the others are still measured
             print(f"{name}: {type(failure).__name__}: {str(failure)[:300]}")
         run = d_hidden = d_weight = None
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The head on the CPU: logitless against PyTorch in bf16, forward and backward, in one run.
+"""Compares the head on the CPU with PyTorch in bf16, forward and backward, in one run.
 
     python3 bench/compare_torch_cpu.py --bench build/bench/bench_head [--tokens N --dim D --vocab V --threads T --repeat R]
 
-Times cross_entropy(linear(x, w).float(), y) and, where this PyTorch has it, linear_cross_entropy in every chunking
-that it offers, interleaved with runs of bench_head. Prints medians and their ratios. Fresh random data. Leave
-OMP_PROC_BIND unset: with it, idle threads of PyTorch spin on the cores that bench_head runs on.
+Times cross_entropy(linear(x, w).float(), y) and, where this PyTorch has it, every chunking of linear_cross_entropy,
+interleaved with runs of bench_head. Prints medians and their ratios. Inputs are random and fresh. Leave OMP_PROC_BIND
+unset: with it, idle threads of PyTorch spin on the cores that bench_head runs on.
 """
 import argparse
 import json
@@ -55,11 +55,11 @@ def main():
             start = time.perf_counter()
             try:
                 run().backward()
-            except Exception as error:  # a chunking this version does not offer
+            except Exception as error:  # a chunking that this version lacks
                 if repeat < 0:
                     print(f"{name}: {type(error).__name__}: {str(error)[:200]}")
                 continue
-            # A run so slow that once is enough is not repeated.
+            # A very slow run is timed once.
             seconds = time.perf_counter() - start
             if repeat >= 0 or seconds > 15:
                 times[name].append(seconds)

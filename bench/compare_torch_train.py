@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A training step of GPT-2 (124M) on the CPU: logitless against PyTorch, forward and backward, by turns in one run.
+"""Compares a training step of GPT-2 (124M) on the CPU with PyTorch's, forward and backward, interleaved in one run.
 
     python3 bench/compare_torch_train.py --logitless build/src/cli/logitless [--batch B --length T --threads N]
                                          [--rounds R] [--dtype bf16|f32|both]
 
-A round times one step of PyTorch (bf16: autocast over fp32 weights; f32: plain) after one that is not counted, and
-`logitless compile --model gpt2 --time 1`, whose weights are fp32 and activations the same dtype. Neither updates
-weights. Random tokens. Prints the rounds, medians and the median of the rounds' ratios. On a machine that does
-something else too, PyTorch's threads wait for each other and the ratio says little: there, compare processor time with
-one thread. Leave OMP_PROC_BIND unset: with it, idle threads of PyTorch spin on the cores that logitless runs on.
+A round times one step of PyTorch (bf16: autocast over fp32 weights; f32: plain) after a warm-up step, and
+`logitless compile --model gpt2 --time 1`, with fp32 weights and the same dtype of activations. Neither updates weights.
+Tokens are random. Prints the rounds, medians and the median of the rounds' ratios. On a busy machine PyTorch's threads
+wait for each other and the ratio is unreliable: compare processor time with one thread instead. Leave OMP_PROC_BIND
+unset: with it, idle threads of PyTorch spin on the cores that logitless runs on.
 """
 import argparse
 import re
@@ -95,7 +95,7 @@ def main():
     for dtype in ("bf16", "f32") if args.dtype == "both" else (args.dtype,):
         theirs, ours = [], []
         for number in range(args.rounds):
-            torch_step(model, tokens, targets, dtype)  # finds its memory and threads again
+            torch_step(model, tokens, targets, dtype)  # warms up memory and threads
             seconds, processor = torch_step(model, tokens, targets, dtype)
             theirs.append(seconds)
             ours.append(our_step(args, dtype))

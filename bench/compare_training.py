@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Whole training steps of a GPT-2 or a Llama on one GPU: `logitless train` beside PyTorch, by turns in one run.
+"""Compares whole training steps of a GPT-2 or a Llama on one GPU, by `logitless train` and by PyTorch, interleaved.
 
     python3 bench/compare_training.py --logitless build/src/cli/logitless [--model gpt2 --batch 32 --length 1024]
         [--steps 20] [--rounds 5] [--peers eager,compile,head] [--budget BYTES]
 
-PyTorch's model is a module of ours with the same shapes (torch_models.py): bf16 autocast over fp32 weights, AdamW
-(fused), clipping to a norm of 1, random tokens; `compile` is torch.compile of loss and backward, `head` the same with
-the loss by logitless.torch.linear_cross_entropy (which must be importable). A round times `--steps` steps of each after some that
-are not counted; every run is a process of its own, with the GPU to itself. Prints the rounds, then a line for each:
-median tokens/s, the most that its allocator held, and what the driver had taken beyond an empty context. With --json one
-JSON object.
+PyTorch's model is a module with the same shapes (torch_models.py): bf16 autocast over fp32 weights, fused AdamW,
+clipping to a norm of 1, random tokens. `compile` is torch.compile of loss and backward; `head` is the same with the
+loss by logitless.torch.linear_cross_entropy, which must be importable. A round times `--steps` steps of each, after a
+warm-up; every run is a process that has the GPU to itself. Prints the rounds, then a line for each contender: median
+tokens/s, the peak of its allocator, and the driver's memory beyond an empty context. With --json prints one JSON
+object.
 """
 import argparse
 import json
@@ -26,7 +26,7 @@ WARM_UP = 8
 
 
 def torch_run(args, kind):
-    """Seconds of `steps` steps in a process of its own: this function is that process."""
+    """Measures the seconds of `steps` steps; this function runs in its own process."""
     import torch
     import torch.nn.functional as F
     import torch_models
@@ -104,7 +104,7 @@ def our_run(args, shard, ranks):
 
 
 def write_shard(path, tokens, llama):
-    """A file of llm.c's format: u16 of GPT-2's words, or u32 of Llama 3's."""
+    """Writes a file in llm.c's format: u16 with GPT-2's token ids, or u32 with Llama 3's."""
     numbers = random.Random(1)
     magic, version, vocab, code = (20240801, 7, 128256, "I") if llama else (20240520, 1, 50257, "H")
     words = struct.pack(f"<{tokens}{code}", *(numbers.randrange(vocab) for _ in range(tokens)))

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Seconds that compiling takes: training steps by the command, a long function and a Llama by logitless.torch.autochunk.
+"""Measures the seconds of compiling: training steps by the command, a long function and a Llama by
+logitless.torch.autochunk.
 
     python bench/compile_time.py [--logitless build/src/cli/logitless] [--only command autochunk] [--repeat R]
 
-Compiles without running: GPT-2 XL with a budget and without, 12 layers with the shape of Llama 3.2 1B, and a chain of
-1000 operations with its gradient. Each R times; prints medians by the clock and in processor time, which others on the
-machine disturb less, and what came out.
+Compiles without running: GPT-2 XL with and without a budget, 12 layers with the shape of Llama 3.2 1B, and a chain of
+1000 operations with its gradient. Each is compiled R times. Prints medians of wall-clock and of processor time, which
+other load disturbs less, and the resulting memory.
 """
 import argparse
 import json
@@ -34,7 +35,7 @@ OPERATIONS = 1000
 
 
 def chain(x, weight):
-    """1000 operations, of which every fiftieth is a product."""
+    """Applies 1000 operations, of which every fiftieth is a matrix product."""
     for i in range(OPERATIONS // 2):
         x = torch.tanh(x) if i % 25 else x @ weight
         x = x * 1.01
@@ -42,7 +43,7 @@ def chain(x, weight):
 
 
 def chain_text():
-    """One like it as the compiler reads it, with its gradient."""
+    """Returns a similar program as text for the compiler, with its gradient."""
     lines, last = [], "x"
     for i in range(OPERATIONS // 2):
         made = f"tanh %{last}" if i % 25 else f"dot %{last}, %w contract(1; 0)"
@@ -52,7 +53,7 @@ def chain_text():
 
 
 def timed(run, repeat, who):
-    """Median seconds by the clock and of the processor, and what run() gave last."""
+    """Returns the median seconds of wall clock and processor, and the last result of run()."""
     clock, worked = [], []
     for _ in range(repeat):
         start, before = time.perf_counter(), resource.getrusage(who)
@@ -64,13 +65,13 @@ def timed(run, repeat, who):
 
 
 def command(arguments):
-    """What a run of the command says in its second line: memory without loops and with."""
+    """Runs the command and returns its second line: memory without and with loops."""
     done = subprocess.run(arguments, capture_output=True, text=True)
     return (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()[-1 if done.returncode else 1]
 
 
 def chunked(function, args, **options):
-    """Plans the function anew; the line of its report about memory."""
+    """Plans the function again; returns the report's line about memory."""
     return autochunk(function, **options).explain(*args).splitlines()[1]
 
 

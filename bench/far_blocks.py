@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Which tokens share a block of the far field: tiles kept and errors, by the order that tokens come in.
+"""Compares ways to group tokens into blocks of the far field: selected tiles and errors, by the order of tokens.
 
     python3 bench/far_blocks.py --logitless build/src/cli/logitless real_head_late.safetensors [--block 256] [--tiles 2]
 
-Masses and errors are of float32 without the roundings of a kernel: gradients from the tiles kept for a block of --block
-tokens, --tiles at a time, and the other tiles' masses at their centroids, against all of them. The vocabulary's order is
-made from the first --rows tokens. "kept tiles" is what the GPU does (sort_tokens in src/kernels/device_far.h).
+Masses and errors are computed in float32, without a kernel's roundings. Gradients are made from the tiles selected for
+a block of --block tokens, --tiles at a time. The masses of skipped tiles are put at their centroids. The errors are
+against all tiles. The vocabulary order is made from the first --rows tokens. The GPU uses the order "kept tiles"
+(sort_tokens in src/kernels/device_far.h).
 """
 
 import argparse
@@ -16,12 +17,12 @@ import numpy as np
 
 from far_field import load, rotated, save
 
-TILE = 128  # words
-CLASSES, PLACES = 64, 1024  # parts of the order that last tiles are told apart by, and mean places
+TILE = 128  # vocabulary entries
+CLASSES, PLACES = 64, 1024  # resolution of the last selected tile, and of the mean position
 
 
 def log_sums(hidden, weight):
-    """lse of each token, a slab of tokens at a time."""
+    """Returns lse of each token; computes 512 tokens at a time."""
     lse = np.empty(len(hidden), np.float32)
     for i in range(0, len(hidden), 512):
         z = hidden[i : i + 512] @ weight.T
@@ -31,11 +32,11 @@ def log_sums(hidden, weight):
 
 
 def token_orders(wanted, target_position):
-    """Tokens in the orders compared. wanted [tokens, tiles]: what each keeps by itself."""
+    """Returns the compared orders of tokens. wanted [tokens, tiles]: the tiles that each token selects by itself."""
     tiles = wanted.shape[1]
     breadth = wanted.sum(1)
     place = (wanted * np.arange(tiles)).sum(1) / np.maximum(breadth, 1)
-    last = np.where(wanted.any(1), tiles - 1 - np.argmax(wanted[:, ::-1], 1), tiles)  # nothing: after all others
+    last = np.where(wanted.any(1), tiles - 1 - np.argmax(wanted[:, ::-1], 1), tiles)  # without a tile: after all others
     return {
         "as they come": np.arange(len(wanted)),
         "target": np.argsort(target_position, kind="stable"),

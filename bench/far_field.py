@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""The far field on real heads: kept tiles, errors and times of forward and backward against the dense plan.
+"""Measures the far field on real heads: selected tiles, errors and times of forward and backward against the dense plan.
 
     python3 bench/far_field.py --logitless build/src/cli/logitless ../shared/data/real_head_late.safetensors
                                [--dim 1024] [--rows 1536] [--tau 0.003] [--repeat 5] [--rounds 3] [--dtype bf16]
                                [--sample-every 16] [--order first|between|same]
 
-The order is made from the first --rows tokens, everything else is of the last: tokens that it has not seen, of other text.
---order between: of tokens all over the file, and others between them; same: of the same ones. --dim multiplies hidden and weight by a random orthonormal [d, dim], which leaves every logit as it is. Times are medians of
---repeat calls, in --rounds rounds of one plan after another; ratios are of the same round, their median is printed.
-Errors are relative L2 errors of the gradients in fp32 against the dense plan's: of d_weight also by rows, from the
-largest of the dense plan's to the smallest, of d_hidden what the worst tokens make of it. --sample-every N: d_weight is corrected by a sample; printed besides is the
-error of the mean over N seeds.
+The order is made from the first --rows tokens, everything else is measured on the last --rows, which are unseen tokens
+of other text. --order between makes it from tokens spread over the file, and measures others between them; --order same
+measures the same tokens. --dim multiplies hidden and weight by a random orthonormal [d, dim], which preserves logits.
+
+Times are medians of --repeat calls, in --rounds rounds in which plans alternate; the median of each round's ratio is
+printed. Errors are relative L2 errors of the fp32 gradients against the dense plan's. Those of d_weight are also listed
+by rows, sorted by the size of the dense gradient; those of d_hidden by the worst tokens. With --sample-every N d_weight
+is corrected by a sample, and the error of the mean over N seeds is printed as well.
 """
 
 import argparse
@@ -24,11 +26,11 @@ from pathlib import Path
 import numpy as np
 
 PLANS = ("dense", "far-backward", "far-both")
-ROWS = (0, 1024, 8192, 32768)  # of d_weight, by size: where classes begin
+ROWS = (0, 1024, 8192, 32768)  # begins of the classes of d_weight's rows, by size
 
 
 def load(path):
-    """Tensors of a safetensors file; bf16 widened to float32."""
+    """Returns the tensors of a safetensors file; bf16 is widened to float32."""
     raw = Path(path).read_bytes()
     size = struct.unpack("<Q", raw[:8])[0]
     kinds = {"BF16": np.uint16, "I8": np.int8, "F32": np.float32, "I32": np.int32, "I64": np.int64}
@@ -54,7 +56,7 @@ def save(path, tensors):
 
 
 def rotated(tensors, dim):
-    """The head in `dim` dimensions: the same logits."""
+    """Returns the head rotated into `dim` dimensions, with the same logits."""
     weight = tensors["weight"] if "weight" in tensors else tensors["weight_q"] * tensors["weight_scale"][:, None]
     hidden, weight = tensors["hidden"].astype(np.float32), weight.astype(np.float32)
     if dim and dim != hidden.shape[1]:
@@ -64,12 +66,12 @@ def rotated(tensors, dim):
 
 
 def relative(got, exact):
-    """Relative L2 error."""
+    """Returns the relative L2 error."""
     return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
 
 
 def of_order(tensors, rows, order):
-    """The tokens that the order is made from, then those that are looked at."""
+    """Returns the tokens that the order is made from, then those that are measured."""
     tokens = len(tensors["hidden"])
     first, last = np.arange(rows), np.arange(tokens - rows, tokens)
     if order == "same":
@@ -85,7 +87,7 @@ def of_order(tensors, rows, order):
 
 
 def by_tokens(got, exact):
-    """What the worst tokens make of d_hidden's error."""
+    """Returns the errors of d_hidden's worst tokens, and the error without them."""
     errors, sizes = np.linalg.norm(got - exact, axis=1), np.linalg.norm(exact, axis=1)
     squares = np.sort(errors.astype(np.float64) ** 2)[::-1]
     rest = np.sqrt(squares[16:].sum()) / np.linalg.norm(exact)
@@ -95,7 +97,7 @@ def by_tokens(got, exact):
 
 
 def by_rows(got, exact):
-    """Errors of d_weight by classes of rows, and of the median row."""
+    """Returns the errors of d_weight by classes of rows, and of the median row."""
     sizes = np.linalg.norm(exact, axis=1)
     order = np.argsort(-sizes, kind="stable")
     order = order[sizes[order] > 0.0]

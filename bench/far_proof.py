@@ -1,20 +1,27 @@
 #!/usr/bin/env python3
-"""The far field on whole training runs: the same run dense, far backward and far both ways, side by side.
+"""Tests the far field on whole training runs: the same run with dense, far-backward and far-both gradients.
 
-    python3 bench/far_proof_text.py --out words                     # tokens, from the text that the machine has
+    python3 bench/far_proof_text.py --out words                     # tokens, from text on this machine
+
     python3 bench/far_proof.py run --words words --vocab 131072 --ways dense,backward,both --seeds 1 --out runs
+
     python3 bench/far_proof.py report runs [...]                    # a table, and pictures as SVG
+
     python3 bench/far_proof.py error runs/gpt2_131072_backward_1 --words words
+
     python3 bench/far_proof.py losses runs/gpt2_131072_dense_1 runs/gpt2_131072_both_1 --words words
+
     python3 bench/far_proof.py capture runs/gpt2_131072_dense_1 --words words --out head.safetensors
 
-`run`: a process of `logitless train` for each seed and way, one after the other, with the same starting values and the
-same batches; runs/NAME.jsonl.gz is its log, with --export runs/NAME/ the model. A run that would pass --limit (of the
-whole command) or --run-limit ends with what there is. What stands after `--` goes to every `logitless train` as it is.
-`error`, `capture`: of a model that a run has left (--export; --save for the far field's own order), the gradients' errors
-by word frequency, and its head as a file; on the GPU where there is one. `losses`: of several
-such models on the same held-out tokens, and how far they are apart, with standard errors.
-`report`: any folders with such logs; needs no run to be whole, and no dense run, where there is nothing to compare with.
+`run` starts a process of `logitless train` for each seed and way, one after the other, with the same initial weights
+and batches. The log is runs/NAME.jsonl.gz; with --export the model is in runs/NAME/. A run that would exceed --limit
+(for the whole command) or --run-limit is stopped, and its results so far are kept. Arguments after `--` are passed to
+every `logitless train`.
+
+`error` and `capture` take the model of a run (--export, or --save for the far field's own order). `error` prints the
+errors of gradients by token frequency, `capture` writes the head to a file. Both use a GPU if there is one. `losses`
+compares several models on the same held-out tokens: losses and differences, with standard errors. `report` takes any
+folders with such logs. Runs may be incomplete, and a dense run may be missing; there is then no comparison.
 """
 
 import argparse
@@ -30,7 +37,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WAYS = {"dense": [], "backward": ["--far-field", "{error}"], "both": ["--far-field", "{error}", "--far-both"]}
 MODELS = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20)}  # layers, dim, heads
-LEAST_SECONDS = 15  # that a run is begun with
+LEAST_SECONDS = 15  # least time left to start a run
 
 
 def command_of(args, way, seed, log):
@@ -41,7 +48,7 @@ def command_of(args, way, seed, log):
                "--batch", args.batch, "--length", args.length, "--accumulate", args.accumulate, "--steps", steps,
                "--ranks", args.ranks, "--lr", args.lr, "--seed", seed, "--eval-every", max(1, steps // args.validations), "--sample", 0, "--log", log]
     if args.model != "none":
-        layers, dim, heads = MODELS[args.model]  # --model has a vocabulary of its own
+        layers, dim, heads = MODELS[args.model]  # --model has its own vocabulary
         command += ["--layers", layers, "--dim", dim, "--heads", heads]
     if args.export:
         command += ["--export", log.with_suffix("")]
@@ -51,7 +58,8 @@ def command_of(args, way, seed, log):
 
 
 def run_one(args, command, log, seconds):
-    """Ends the process by SIGINT after so many seconds; prints what it says. Returns what the exit status means."""
+    """Runs a command and stops it by SIGINT after `seconds`; prints its output. Returns the meaning of the exit
+    status."""
     with open(log.with_suffix(".txt"), "w", encoding="utf-8") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         try:

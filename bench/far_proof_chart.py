@@ -1,4 +1,4 @@
-"""Curves and marks over one axis, as SVG in the style of docs/pictures."""
+"""Draws curves and marks over one axis, as SVG in the style of docs/pictures."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ LEFT, TOP, WIDTH, HEIGHT = 80, 78, 700, 280
 
 
 def ticks(low, high, count=6):
-    """Round numbers from low to high."""
+    """Returns round numbers from low to high."""
     raw = (high - low) / count or 1.0
     unit = 10.0 ** math.floor(math.log10(raw))
     step = min((m * unit for m in (1, 2, 5, 10) if m * unit >= raw * 0.999), default=raw)
@@ -22,15 +22,16 @@ def ticks(low, high, count=6):
 
 
 def log_ticks(low, high):
-    """Logarithms of 1, 2 and 5 times powers of ten."""
+    """Returns logarithms of 1, 2 and 5 times powers of ten."""
     powers = range(math.floor(low), math.ceil(high) + 1)
     return [y for power in powers for y in (power, power + math.log10(2), power + math.log10(5)) if low <= y <= high]
 
 
 class Chart:
-    """curves: {"label", "colour", "points": [(x, y)], "dots": only dots, "width"}; lines: (y, label) across.
+    """Collects curves and horizontal lines.
 
-    log: y, all above 0, by powers of ten.
+    curves: {"label", "colour", "points": [(x, y)], "dots": only dots, "width"}; lines: (y, label). log: logarithmic
+    y axis, all y above 0.
     """
 
     def __init__(self, title, note, x_name, y_name, log=False):
@@ -45,7 +46,7 @@ class Chart:
             self.curves.append({"label": label, "colour": colour, "points": points, "dots": dots, "width": width})
 
     def write(self, path, low=None, high=None):
-        """Whether there was anything to draw. What lies outside of [low, high] is drawn at the edge."""
+        """Writes the picture, and returns whether there is one. Points outside [low, high] are drawn at the edge."""
         if not self.curves:
             return False
         xs = [x for c in self.curves for x, _ in c["points"]]

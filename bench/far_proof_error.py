@@ -1,4 +1,4 @@
-"""How far off the gradients of a trained head are, by how often a word was learnt from; needs PyTorch."""
+"""Measures errors of the gradients of a trained head, by how often a token was seen in training; needs PyTorch."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from far_proof_head import ROWS, Head, log_header
 
 ROOT = Path(__file__).resolve().parents[1]
 CLASSES = 10
-SAMPLE_EVERY = 16  # FarFieldHead's
-FIRST_ORDER, TRIES = 32, 64  # steps before the order of a run without one; most steps that are waited for far ones
+SAMPLE_EVERY = 16  # as in FarFieldHead
+FIRST_ORDER, TRIES = 32, 64  # steps before the first order of a run without one; most steps to wait for far-field ones
 LABELS = {"backward": "far_backward", "both": "far_both"}
 
 
 def exact(head, hidden, targets):
-    """(d_hidden, d_weight) of the mean loss, in f64."""
+    """Returns (d_hidden, d_weight) of the mean loss, in f64."""
     weight = head.weight.double()
     d_hidden, d_weight = torch.empty_like(hidden, dtype=torch.float64), torch.zeros_like(weight)
     for first in range(0, len(hidden), ROWS):
@@ -33,7 +33,7 @@ def exact(head, hidden, targets):
 
 
 def gradients(loss_of, head, hidden, targets):
-    """In f32, of products in bf16."""
+    """Returns the gradients in f32; GEMMs are in bf16."""
     leaves = [hidden.clone().requires_grad_(), head.weight.clone().requires_grad_()]
     with torch.autocast(head.device.type, torch.bfloat16):
         loss = loss_of(*leaves, targets)
@@ -46,8 +46,9 @@ def torch_loss(hidden, weight, targets):
 
 
 class Errors:
-    """Relative 2-norms against the exact gradients: of d_hidden, of d_weight, and of d_weight's rows by classes of words, of
-    all of a class and of those that are no target here, whose gradient is of softmax alone."""
+    """Relative errors in the 2-norm against the exact gradients: d_hidden, d_weight, and classes of d_weight's rows
+    by frequency. For each class there is a second error without the targets of these tokens, whose gradient comes
+    from the softmax alone."""
 
     def __init__(self, head, hidden, targets):
         self.d_hidden, self.d_weight = exact(head, hidden, targets)
@@ -69,19 +70,19 @@ class Errors:
 
 
 def far_steps(logitless, head, hidden, targets, others, accuracy, error, state, count):
-    """[(d_hidden, d_weight, part kept)] of `count` far-field steps or fewer, all of one order that these tokens have not
-    made: that of the run's state, or one from other tokens. And the head's report."""
+    """Returns [(d_hidden, d_weight, selected part)] of at most `count` far-field steps, and the head's report. All
+    steps have one order, which was not made from these tokens: that of the run's state, or one from other tokens."""
     def begun():
         more = {} if state else {"refresh_every": FIRST_ORDER}
-        far = logitless.FarFieldHead(error, accuracy=accuracy, audit_every=1 << 30, **more)  # audits change tau
+        far = logitless.FarFieldHead(error, accuracy=accuracy, audit_every=1 << 30, **more)  # no audits, because they change tau
         if state:
             far.set_extra_state(state)
         while not state and far.report.refreshes == 0 and far.report.steps < 2 * FIRST_ORDER:
             gradients(far, head, *others)
         return far
 
-    # The blocks that d_weight is corrected from are each taken once in the steps from one multiple of the period on; where
-    # an order is taken over too soon for that, from any.
+    # Each block of the sample for d_weight is taken once in a period of steps that begins at a multiple of the period.
+    # If an order is used for fewer steps than that, any steps are taken.
     for period in (SAMPLE_EVERY, 1):
         far, steps = begun(), []
         orders = far.report.refreshes
@@ -102,7 +103,7 @@ def far_steps(logitless, head, hidden, targets, others, accuracy, error, state, 
 
 
 def library(args):
-    """logitless.torch."""
+    """Imports logitless.torch with the library of the arguments."""
     sys.path.insert(0, str(ROOT / "python"))
     os.environ.setdefault("LOGITLESS_LIBRARY", str(args.library))
     import logitless.torch
@@ -111,8 +112,9 @@ def library(args):
 
 
 def measured(args, head, way, error, state):
-    """Errors, rows of the table (name -> numbers), what could not be measured and why, tokens."""
-    count = min(args.tokens, len(head.hidden) // 2)  # the others make an order where there is none
+    """Returns the errors, the rows of the table (name -> numbers), failures with their reasons, and the number of
+    tokens."""
+    count = min(args.tokens, len(head.hidden) // 2)  # the others make an order if the run has none
     hidden, targets = head.hidden[:count], head.targets[:count]
     others = head.hidden[count : 2 * count], head.targets[count : 2 * count]
     errors, rows, missing = Errors(head, hidden, targets), {}, []
@@ -131,7 +133,7 @@ def measured(args, head, way, error, state):
     for name in ("dense", *([way] if state else LABELS)):
         try:
             add_dense() if name == "dense" else add_far(name)
-        except Exception as why:  # the other rows cost minutes of a GPU
+        except Exception as why:  # the other rows took minutes on a GPU
             missing.append(f"{name}: {type(why).__name__}: {why}")
     return errors, rows, missing, count
 
@@ -141,7 +143,7 @@ def percent(value):
 
 
 def table(head, errors, rows):
-    """Markdown."""
+    """Returns the table as Markdown."""
     tokens, weights = head.counts.sum(), errors.sizes.sum()
     lines = [["words, by frequency", "times learnt from", "of tokens learnt", "of d_weight", *rows], ["---"] * (4 + len(rows))]
     for part, classes in (("by_class", errors.classes), ("unmet", errors.unmet)):

@@ -1,5 +1,5 @@
-"""The head of a model that `logitless train --export` wrote, or of its checkpoint where a run was stopped, with hidden states
-of held-out tokens; needs PyTorch."""
+"""Reads the head of a model from `logitless train --export`, or from the checkpoint of a stopped run, and computes hidden
+states of held-out tokens; needs PyTorch."""
 
 import gzip
 import json
@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from far_field import load
 
 ROWS = 1024  # tokens whose logits are held at a time
-TILES = 16 * 128  # words that a head cut short is a multiple of
+TILES = 16 * 128  # a truncated vocabulary is a multiple of it
 
 
 class Head:
-    """hidden [N, D] and weight [V, D] f32 with the values that bf16 has, targets [N] i64, counts [V] of training."""
+    """A head: hidden [N, D] and weight [V, D], f32 with bf16 values; targets [N] i64; counts [V] in the training
+    data."""
 
     def __init__(self, folder, words, tokens, device):
         tensors, length, heads = read_model(folder, device)
@@ -36,14 +37,14 @@ class Head:
         self.device = self.hidden.device
 
     def losses(self, weight=None, targets=None):
-        """Of each token in nats."""
+        """Returns the loss of each token in nats."""
         weight, targets = self.weight if weight is None else weight, self.targets if targets is None else targets
         return torch.cat([F.cross_entropy(x @ weight.T, t, reduction="none")
                           for x, t in zip(self.hidden.split(ROWS), targets.split(ROWS))])
 
 
 def read_model(folder, device):
-    """Tensors of a GPT-2 by name, how many positions it has, and heads."""
+    """Returns the tensors of a GPT-2 by name, its context and its number of heads."""
     exported = folder / "config.json"
     if exported.exists():
         config = json.loads(exported.read_text(encoding="utf-8"))
@@ -62,7 +63,7 @@ def read_model(folder, device):
 
 
 def metadata(path):
-    """Of a safetensors file."""
+    """Returns the metadata of a safetensors file."""
     with path.open("rb") as file:
         return json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))["__metadata__"]
 
@@ -72,14 +73,14 @@ def rounded(tensor):
 
 
 def read_tokens(path):
-    """Of a file of llm.c."""
+    """Maps the tokens of a file of llm.c."""
     magic, _, count = struct.unpack("<3i", path.open("rb").read(12))
     return np.memmap(path, "<u2" if magic == 20240520 else "<u4", "r", 1024, (count,))
 
 
 @torch.no_grad()
 def gpt2_hidden(t, heads, tokens):
-    """[B, T] -> [B, T, D], after the last norm; in f32."""
+    """Computes hidden states after the last norm, in f32: [B, T] -> [B, T, D]."""
     dim = t["wte.weight"].shape[1]
 
     def norm(x, name):
@@ -99,7 +100,7 @@ def gpt2_hidden(t, heads, tokens):
 
 
 def log_lines(folder):
-    """Of the run's log, which is beside the folder; none where there is no log."""
+    """Returns the lines of the run's log, which is next to the folder; none without a log."""
     for path in (folder.with_name(folder.name + ".jsonl.gz"), folder.with_name(folder.name + ".jsonl")):
         if path.exists():
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
@@ -108,20 +109,20 @@ def log_lines(folder):
 
 
 def log_header(folder):
-    """First line of the run's log; None where there is none."""
+    """Returns the first line of the run's log; None without a log."""
     return next(iter(log_lines(folder)), None)
 
 
 def steps_of(folder):
-    """That the model has made, by the run's log; "?" where there is none."""
+    """Returns the steps that the model was trained for, from the run's log; "?" without a log."""
     if not (folder / "config.json").exists():
         return metadata(folder / "run.safetensors")["step"]
     return max((line["step"] for line in log_lines(folder) if "step" in line), default="?")
 
 
 def quantised(weight, bits):
-    """int8 rows with a factor each, as bench_head --real-head and the tests read them: of 4 bits in steps of 0.4 of a row's root
-    mean square, so that what is packed takes 3.4 bits each."""
+    """Quantises rows to int8 with a factor each, for bench_head --real-head and the tests. 4-bit steps are 0.4 of a
+    row's root mean square, so that compressed numbers take 3.4 bits each."""
     if bits == 8:
         scale = weight.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
     else:
@@ -130,7 +131,7 @@ def quantised(weight, bits):
 
 
 def write_capture(path, tensors, about):
-    """tensors: name -> (dtype of safetensors, numpy array)."""
+    """Writes tensors: name -> (dtype of safetensors, numpy array)."""
     header, at = {"__metadata__": about}, 0
     for name, (kind, values) in tensors.items():
         header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [at, at + values.nbytes]}
@@ -144,7 +145,8 @@ def write_capture(path, tensors, about):
 
 
 def words_that_fit(head, most):
-    """The most frequent words, in their own order; all, where hidden states and int8 rows of all take `most` bytes."""
+    """Returns the most frequent token ids, ascending, whose int8 rows fit into `most` bytes with the hidden states;
+    all if they fit."""
     room = int((most - head.hidden.numel() * 2 - len(head.targets) * 4 - 4096) // (head.dim + 4))
     if room >= head.vocab:
         return torch.arange(head.vocab, device=head.device)
@@ -156,7 +158,8 @@ def words_that_fit(head, most):
 
 
 def capture(args):
-    """Tokens whose targets were cut off are left out; the softmax is over the words that are kept."""
+    """Writes the head to a file. Tokens whose targets were removed are left out; the softmax is over the remaining
+    vocabulary."""
     head = Head(args.folder, args.words, args.tokens, args.device)
     before = head.losses().mean().item()
     words = words_that_fit(head, args.most)

@@ -1,4 +1,4 @@
-"""Losses of trained models on the same held-out tokens, token by token; needs PyTorch."""
+"""Compares losses of trained models on the same held-out tokens, token by token; needs PyTorch."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,11 @@ import torch
 
 from far_proof_head import Head
 
-BANDS = 4  # of words, by how often they were learnt from: as many tokens in each
+BANDS = 4  # bands of targets, by frequency in training, with equally many tokens
 
 
 def of_models(folders, words, tokens, device):
-    """Losses [N] of each model, targets [N], counts [V] of training, tokens of a window."""
+    """Returns losses [N] of each model, targets [N], counts [V] in the training data, and tokens per window."""
     losses = []
     for folder in folders:
         head = Head(folder, words, tokens, device)
@@ -21,13 +21,13 @@ def of_models(folders, words, tokens, device):
 
 
 def mean_and_error(values, length):
-    """Mean, and its standard error where windows are taken to be independent, but not the tokens of one."""
+    """Returns the mean and its standard error; windows are independent, tokens of one window are not."""
     whole = values[: len(values) // length * length].view(-1, length).mean(1)
     return values.mean().item(), (whole.std() / len(whole) ** 0.5).item() if len(whole) > 1 else float("nan")
 
 
 def bands(targets, counts):
-    """Tokens by how often their word was learnt from, the most frequent first: (least, most, places)."""
+    """Groups tokens by the frequency of their target in training, the most frequent first: (least, most, positions)."""
     order = torch.sort(counts[targets], descending=True, stable=True).indices
     return [(counts[targets[part[-1]]].item(), counts[targets[part[0]]].item(), part) for part in order.chunk(BANDS)]
 

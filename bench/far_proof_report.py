@@ -1,4 +1,4 @@
-"""What the logs of `far_proof.py run` say: report.md, and pictures beside it."""
+"""Reports the logs of `far_proof.py run`: report.md, with pictures next to it."""
 
 import gzip
 import json
@@ -9,18 +9,18 @@ from far_proof_chart import COLOURS, Chart
 
 WAYS = ("dense", "backward", "both")
 QUARTERS = 4
-ORDER_BEFORE, ORDER_AFTER = 6, 1  # steps about the one that takes an order over, in which it is made
-ABOUT = 20                        # steps on each side whose median is a step's time without an order
+ORDER_BEFORE, ORDER_AFTER = 6, 1  # steps before and after the first one with a new order, in which the order is made
+ABOUT = 20                        # steps on each side, whose median is the time of a step without an order
 
 
 class Run:
-    """Of one log. steps: [step, loss, seconds, far field's counts or None]."""
+    """The data of one log. steps: [step, loss, seconds, far field's counts or None]."""
 
     def __init__(self, path):
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
             lines = []
             for text in file:
-                if text.endswith("\n"):  # a run that was killed may have left half a line
+                if text.endswith("\n"):  # a killed run may leave half a line
                     lines.append(json.loads(text))
         self.path = path
         self.header = next(line for line in lines if line["kind"] == "run")
@@ -41,7 +41,7 @@ class Run:
         return [s["seconds"] for s, far in zip(self.steps, self.far_steps()) if keep(far)]
 
     def far_steps(self):
-        """Of each step, whether its head was far. A GPU's log may be a step off."""
+        """Returns whether the head was far in each step. A GPU's log may be off by a step."""
         before, out = 0, []
         for step in self.steps:
             far = step.get("far_field")
@@ -50,7 +50,7 @@ class Run:
         return out
 
     def elapsed(self):
-        """Seconds of steps until each step, validations not counted."""
+        """Returns the cumulated seconds at each step, without validations."""
         total, out = 0.0, {}
         for step in self.steps:
             total += step["seconds"]
@@ -58,7 +58,7 @@ class Run:
         return out
 
     def audits(self):
-        """[(step, error)]: of lines where there was one more."""
+        """Returns [(step, error)] of the lines with a new audit."""
         count, out = 0, []
         for step in self.steps:
             far = step.get("far_field")
@@ -68,7 +68,7 @@ class Run:
         return out
 
     def kept(self):
-        """[(step, part kept)], from the running mean: of each far-field step, on a GPU of those audited."""
+        """Returns [(step, selected part)], from the running mean: of each far-field step; on a GPU of audited steps."""
         count, mean, out = 0, 0.0, []
         for step in self.steps:
             far = step.get("far_field")
@@ -81,7 +81,8 @@ class Run:
         return out
 
     def orders(self):
-        """[(step, seconds)]: what the steps that make and take over an order took beyond the median of those about."""
+        """Returns [(step, seconds)]: the extra time of steps that make and adopt an order, over the median of their
+        neighbours."""
         count, out, times = 0, [], [s["seconds"] for s in self.steps]
         for i, step in enumerate(self.steps):
             far = step.get("far_field")
@@ -100,7 +101,8 @@ class Run:
         return ", ".join(text(of(part)) if part else "-" for part in parts)
 
     def head_share(self):
-        """Of the multiply-adds of a step's products; causal attention by half. None: of another kind of model."""
+        """Returns the head's share of the multiply-adds in a step's GEMMs; causal attention counts half. None for
+        other kinds of models."""
         kind, layers, dim, vocab, _, length = self.kind[:6]
         if kind != "gpt2":
             return None
@@ -122,7 +124,7 @@ def table(head, rows):
 
 
 def loss_table(runs, dense):
-    """Validation at the last step that a run and the dense run of its seed share."""
+    """Returns validation losses at the last common step of a run and the dense run of its seed."""
     rows = []
     for run in runs:
         if not run.validations:
@@ -241,7 +243,7 @@ def draw(runs, dense, out, tag, title):
 
 
 def text_table(folders):
-    """Of the text that was learnt from."""
+    """Returns a table of the training text."""
     for folder in folders:
         if (folder / "text.json").exists():
             made = json.loads((folder / "text.json").read_text(encoding="utf-8"))

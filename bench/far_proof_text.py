@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Words for a training run from the text that a machine has: llm.c's token files, with a tokenizer of their own.
+"""Makes tokens for a training run from text on this machine: llm.c's token files, with a tokenizer trained on them.
 
     python3 bench/far_proof_text.py --out words [--vocab 50257 131072] [--tokens 120e6] [--text ROOT ...]
 
-Text: documents, manuals, headers and sources under the roots, .gz opened. Left out are files that are no UTF-8, short, or
-machine-made (very long lines, few letters, many digits), exact copies, and those whose first 2 kB have the letters of
-another's. What is kept, held out and in which order is by content hashes alone: neither names nor the order of folders
-matter. A held-out file is dropped if more than a quarter of its long lines stand in a training file, and is cut to pieces
-of --piece tokens, so that the first validation windows are of many files. A byte-level BPE is trained once, at the largest
-vocabulary, on a sample of the training files; smaller ones are its first words.
+The text is documents, manuals, headers and sources below the roots; .gz files are opened. Excluded are short files,
+files that are not UTF-8, and machine-made ones (very long lines, few letters, many digits). Exact copies are excluded,
+and so are files whose first 2 kB have the same letters as another's. Content hashes alone decide which files are kept,
+which are held out, and their order; names and the order of folders have no effect.
 
-Writes train_V.bin, val_V.bin (u16, or u32 from 65537 words on), tokenizer_V.json for each V, and text.json: files, bytes
-and tokens by kind. Needs Hugging Face's tokenizers.
+A held-out file is dropped if more than a quarter of its long lines occur in a training file. It is cut to --piece
+tokens, so that the first validation windows come from many files. A byte-level BPE is trained once, at the largest
+vocabulary, on a sample of the training files; smaller vocabularies are its first words.
+
+Writes train_V.bin, val_V.bin (u16, or u32 from 65537 words on), tokenizer_V.json for each V, and text.json: files,
+bytes and tokens by kind. Needs Hugging Face's tokenizers.
 """
 
 import argparse
@@ -31,7 +33,7 @@ import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
 
-KINDS = {  # by the end of the name, .gz taken off
+KINDS = {  # by the extension, without .gz
     "python": ".py .pyi .pyx .pxd .ipynb",
     "c and c++": ".h .hh .hpp .hxx .inl .c .cc .cpp .cxx .cu .cuh .tcc .ipp",
     "documents": ".md .rst .txt .text .tex .texi .adoc .info .readme .news .changes",
@@ -43,7 +45,7 @@ KINDS = {  # by the end of the name, .gz taken off
 KIND_OF = {end: kind for kind, ends in KINDS.items() for end in ends.split()}
 LEAST, HEAD, LONG_LINE, END = 256, 2048, 40, "<|end|>"
 HELD_OUT_PARTS = 65536
-# GPT-2's pieces, as far as Python's classes go; a piece is split again by the tokenizer's own pattern.
+# GPT-2's pieces, within Python's character classes; the tokenizer's pattern splits a piece again.
 PIECES = re.compile(r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 
 
@@ -60,7 +62,7 @@ def kind_of(path):
 
 
 def text_of(path, most):
-    """Decoded, at most `most` bytes of it up to the end of a line; None where that is no UTF-8."""
+    """Returns at most `most` bytes of a file, decoded, up to the end of a line; None where they are not UTF-8."""
     try:
         with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as file:
             raw = file.read(most + 1)
@@ -72,7 +74,7 @@ def text_of(path, most):
 
 
 def is_written(text):
-    """By a person, as far as a glance tells."""
+    """Returns whether a person probably wrote the text."""
     lines = text.split("\n")
     if len(text) < LEAST or "\0" in text or max(map(len, lines)) > 4000 or len(text) > 160 * len(lines):
         return False
@@ -81,7 +83,7 @@ def is_written(text):
 
 
 def looked_at(job):
-    """(path, kind, bytes, hash of the content, hash of the letters it begins with); None: left out."""
+    """Returns (path, kind, bytes, hash of the content, hash of its first letters); None: excluded."""
     path, kind, most = job
     text = text_of(path, most)
     if text is None or not is_written(text):
@@ -93,7 +95,7 @@ def looked_at(job):
 
 
 def paths_under(roots):
-    """Of files with a kind, no link followed, sorted."""
+    """Returns sorted paths of files of a known kind; links are not followed."""
     found = set()
     for root in roots:
         root = os.path.realpath(root)
@@ -104,7 +106,8 @@ def paths_under(roots):
 
 
 def collect(pool, roots, most_of_file, most, share):
-    """Files in the order of their content hashes, and what was left out. At most `most` bytes, `share` of them of a kind."""
+    """Returns files in the order of their content hashes, and the counts of excluded ones. At most `most` bytes,
+    `share` of them of one kind."""
     jobs = [(path, kind_of(path), most_of_file) for path in paths_under(roots)]
     left_out = Counter()
     by_digest, heads, by_kind, total, kept = {}, set(), Counter(), 0, []
@@ -151,7 +154,8 @@ def chunks(files, count):
 
 
 def without_leaks(processes, train, held_out, most):
-    """Held-out files that are not made of training files' lines; lines of them, and of those lines found in training."""
+    """Returns held-out files that do not consist of lines of training files, their lines, and the lines found in
+    training."""
     lines = {f["path"]: long_lines(text_of(f["path"], most) or "") for f in held_out}
     with multiprocessing.Pool(processes, watch, (set().union(*lines.values()),)) as pool:
         jobs = [([f["path"] for f in part], most) for part in chunks(train, 256)]
@@ -161,7 +165,7 @@ def without_leaks(processes, train, held_out, most):
 
 
 def train_tokenizer(files, most_of_file, vocab, sample):
-    """Trained on the beginning of every file, as much of each as makes `sample` bytes in all."""
+    """Trains a tokenizer on a selection of files with `sample` bytes in all."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -172,7 +176,7 @@ def train_tokenizer(files, most_of_file, vocab, sample):
     part = min(1.0, sample / max(1, sum(f["bytes"] for f in files)))
 
     def texts():
-        for f in files:  # whole files, so that rare words of long ones are not lost
+        for f in files:  # whole files, so that rare words of long ones count
             if int(f["digest"][:8], 16) < part * 2**32:
                 yield text_of(f["path"], most_of_file)
 
@@ -181,7 +185,7 @@ def train_tokenizer(files, most_of_file, vocab, sample):
 
 
 def first_words(tokenizer, vocab):
-    """The same tokenizer stopped at `vocab` words: merges are made one after the other, each a word's number."""
+    """Returns the tokenizer truncated to `vocab` words: merges are in the order of the words that they make."""
     model = tokenizer["model"]
     merges = []
     for pair in model["merges"]:
@@ -194,7 +198,7 @@ def first_words(tokenizer, vocab):
 
 
 class Words(dict):
-    """Of a piece of text, each piece encoded once: some 10 times as fast as the tokenizer on whole texts."""
+    """A cache of encoded pieces: about 10 times as fast as the tokenizer on whole texts."""
 
     def __init__(self, text):
         super().__init__()
@@ -217,7 +221,7 @@ def begin_encoding(text):
 
 
 def encoded(job):
-    """Words and the end token of each file, all of it or the piece that its hash chooses."""
+    """Returns the token ids and the end token of each file, or of a slice of it that its hash selects."""
     files, most, piece, kind = job
     out = []
     for f in files:
@@ -230,7 +234,7 @@ def encoded(job):
 
 
 def write_tokens(path, parts, vocab, most):
-    """llm.c's format; at most `most` tokens. Tokens of each part that were written."""
+    """Writes at most `most` tokens in llm.c's format. Returns the number of tokens written for each part."""
     magic, version = (20240801, 7) if vocab > 65536 else (20240520, 1)
     counts, total = [], 0
     with open(path, "wb") as file:
@@ -248,7 +252,7 @@ def write_tokens(path, parts, vocab, most):
 
 
 def encode(args, tokenizer, vocab, train, held_out):
-    """Writes both files; a table of tokens by kind."""
+    """Writes both files; returns a table of tokens by kind."""
     text = json.dumps(first_words(tokenizer, vocab))
     (args.out / f"tokenizer_{vocab}.json").write_text(text, encoding="utf-8")
     kind, table = "I" if vocab > 65536 else "H", {}
@@ -305,7 +309,7 @@ def main():
     say(f"{len(train)} files, {sum(f['bytes'] for f in train) / 1e6:.1f} MB; held out {len(held_out)}, "
         f"{leaked} of their {lines} long lines are in the training text; left out: "
         + ", ".join(f"{count} {why}" for why, count in sorted(left_out.items())))
-    with multiprocessing.Pool(1) as pool:  # its threads are not in the processes that encode
+    with multiprocessing.Pool(1) as pool:  # a separate process, so that encoding processes do not inherit its threads
         tokenizer = pool.apply(train_tokenizer, (train, args.file_bytes, max(args.vocab), args.sample))
     say(f"BPE of {len(tokenizer['model']['vocab'])} words")
     kinds = defaultdict(lambda: {"files": 0, "bytes": 0})

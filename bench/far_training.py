@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""What the far field costs a training run, and which gradient of it: examples/log_bilinear's model in PyTorch.
+"""Measures the loss that the far field costs a training run, and which gradient causes it, on the model of
+examples/log_bilinear in PyTorch.
 
     python3 bench/far_training.py --words ~/.cache/logitless/HASH.safetensors [--seeds 1 2 3]
                                   [--variants dense far far-hidden far-weight sample:16]
 
-The words are those that examples/log_bilinear has left in its cache. Products are exact, and tiles and blocks are chosen
-as docs/far_field.md says, at a fixed tau and with orders every --every steps, so that the only difference between
-variants is what stands for the far tiles: in both gradients (far), in d_hidden or d_weight alone, or in both with a
-sample in d_weight (sample:M). Makes the probabilities of a batch whole, several times: for a GPU, seconds a run.
-Prints validation losses at each quarter, in nats.
+The token ids are those that examples/log_bilinear has cached. GEMMs are exact. Tiles and blocks are selected as in
+docs/far_field.md, with a fixed tau and a new order every --every steps. Variants differ only in the gradients that use
+skipped tiles: both (far), d_hidden or d_weight alone, or both with a sample in d_weight (sample:M). Holds the
+probabilities of a batch in full, several times; a run takes seconds on a GPU. Prints validation losses at each quarter,
+in nats.
 """
 
 import argparse
@@ -22,7 +23,8 @@ TILE, BLOCK, STRATA, CONTEXT = 128, 128, 16, 8
 
 
 def make_order(weight, average, seed=0):
-    """Strata by probability, each split by principal directions: include/logitless/vocab_order.h."""
+    """Makes a vocabulary order: strata by probability, each split by principal directions
+    (include/logitless/vocab_order.h)."""
     random = torch.Generator().manual_seed(seed)
     words = torch.sort(average, descending=True, stable=True).indices.view(STRATA, -1)
     while words.shape[1] > TILE:
@@ -39,7 +41,8 @@ def make_order(weight, average, seed=0):
 
 
 def far(p, average, tau, every=0, step=0):
-    """p [N, V], targets 0, by position: far tiles by their mass, sampled where every > 0."""
+    """Approximates p [N, V], by position, with targets 0: skipped tiles are replaced by their mass, and sampled if
+    every > 0."""
     tokens, vocab = p.shape
     tiles, blocks = vocab // TILE, tokens // BLOCK
     exact = p.view(tokens, tiles, TILE)
@@ -57,7 +60,7 @@ def far(p, average, tau, every=0, step=0):
 
 
 def head_gradients(variant, hidden, weight, bias, targets, order, average, tau, step):
-    """Of the mean loss: d_hidden, d_weight, d_bias."""
+    """Returns d_hidden, d_weight and d_bias of the mean loss."""
     tokens = len(hidden)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)

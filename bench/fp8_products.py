@@ -1,31 +1,37 @@
 #!/usr/bin/env python3
-"""The head's two gradient products in fp8, altogether or as a middle field: errors against float64, and times.
+"""Measures the head's two gradient GEMMs in fp8, for all tiles or for a middle field: errors against float64, and times.
 
     python3 bench/fp8_products.py errors [../shared/data/real_head_late.safetensors ...] [--only TEXT] [--tokens 1024]
                                          [--text /usr/include ...] [--steps 300] [--early 8 6]
     python3 bench/fp8_products.py times [--shapes 8192,4096,128256 ...] [--repeat 5] [--seconds 50]
 
-errors: of each head, the gradients of mean cross entropy from E = p without the target's, rounded as each row says,
-and from W and X rounded as well; forward, lse and the target's own coefficient (p_y - 1, of bf16 rows) are exact.
-Heads: the files, whole and cut to their --vocab first words (ids run from frequent to rare); a random one, and one that
-is trained here from --text, once a batch's loss is under each --early and after --steps, of --vocab words in --dim.
-Errors are relative L2 errors against float64; of d_weight also by rows, from the largest to the smallest. "by row": one
-scale for a token (d_hidden) or word (d_weight), which sums are multiplied by at the end; "and tile": another for each
-so many words or tokens, so that sums are rescaled on the way. "one E": the same for both products, a token's scale
-folded into x and a tile's into w. Scales of w's and x's rows are factors of E before it is rounded. "apart": so large
-probabilities are taken out of E and exact, as the target's is. Sums are of fp32, or cut to 14 bits after every 32 of k
-and taken over into fp32 every 128 of k or never, about what a Hopper tensor core does.
+errors: computes the gradients of mean cross entropy for each head. E is p without the target's, rounded as each row
+states; W and X are rounded as well. Forward, lse and the target's coefficient (p_y - 1, from bf16 rows) are exact.
+Heads are the files, complete and cut to their first --vocab token ids (ids run from frequent to rare), and a random
+one. Another head is trained from --text, with --vocab entries of --dim numbers. It is measured when a batch's loss
+falls below each --early, and after --steps.
 
-The middle field: a tile of 128 words is near for a block of 128 tokens where its mass without the target is over tau
-near for one of them: bf16; else middle where its mass is over tau far: fp8 by row; else far: mass and centroid. The
-order is made from other tokens, and tokens are sorted by the tiles that they keep, as the far field does. Times that it
-predicts are of the floor: one forward, near and middle tiles' logits again, two products, the middle's at half time;
-"stored": without logits again, from a chunk's that are held.
+Errors are relative L2 errors against float64; those of d_weight are also listed by rows, from the largest to the
+smallest. Terms in the rows are:
+- "by row": one scale for a token (d_hidden) or vocabulary entry (d_weight), applied to the sums at the end
+- "and tile": another scale for each tile of entries or tokens, so that partial sums are rescaled
+- "one E": the same E for both GEMMs, with a token's scale folded into x and a tile's into w
+- "apart": probabilities above a bound are removed from E and exact, as the target's is
 
-times: one GPU that has fp8. The floor is the head's three products by torch.mm; then the chunked loss with E in fp8,
-one E for both products in both layouts, by parts and whole, beside the same with bf16. A part's time is that of all
-chunks together. "off" is against the fp32 product of the same fp8 numbers, of whole losses against float64 (some tokens
-and words of random values). Without a GPU (--device cpu, small --shapes) only the mathematics is tried.
+Scales of the rows of w and x are multiplied into E before it is rounded. Sums are in fp32, or cut to 14 bits after
+every 32 of k. The latter are promoted to fp32 every 128 of k or never, roughly as in a Hopper tensor core.
+
+The middle field divides tiles of 128 entries for each block of 128 tokens. A tile is near (bf16) where its mass without
+the target is above tau near for one of the tokens. It is middle (fp8 by row) where its mass is above tau far, and
+otherwise far (mass and centroid). The order is made from other tokens, and tokens are sorted by their selected tiles,
+as in the far field. Predicted times are fractions of the roofline. They have one forward, the recomputed logits of near
+and middle tiles, and two GEMMs, at half the time for the middle. "stored" reads saved logits instead of recomputing.
+
+times: needs one GPU with fp8. The roofline is the time of the head's three GEMMs by torch.mm. The chunked loss has E in
+fp8, one E for both GEMMs in both layouts. It is timed by parts and as a whole, beside the same in bf16. The time of a
+part is that of all chunks together. "off" is the error against the fp32 product of the same fp8 numbers; for whole
+losses it is against float64, on some tokens and entries of random values. Without a GPU (--device cpu, small --shapes)
+only the mathematics is tested.
 """
 
 import argparse
@@ -48,14 +54,14 @@ from fp8_products_times import SHAPES, line, times
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 TILE = BLOCK = 128
-CONTEXT, BATCH = 8, 512  # of the model that is trained here
-STEP = 32  # of k, in one instruction
+CONTEXT, BATCH = 8, 512  # of the model trained in this script
+STEP = 32  # k of one instruction
 TAU_FAR, TAU_NEAR = (0.003, 0.001, 0.0003, 0.0001), (0.03, 0.1, 0.3)
 
 
 @dataclass
 class Head:
-    """Values that bf16 has, in f32: hidden [N, D], weight [V, D], others [M, D] that make the order; targets [N]."""
+    """A head in f32 with bf16 values: hidden [N, D], weight [V, D], others [M, D] that make the order; targets [N]."""
 
     name: str
     hidden: torch.Tensor
@@ -74,7 +80,7 @@ def name_of(path):
 
 
 def head_of_file(name, path, vocab, args):
-    """The last tokens, with targets among the first `vocab` words; the first tokens are the others."""
+    """Reads a head: the last tokens, with targets among the first `vocab` ids; the first tokens are the others."""
     tensors = {name: torch.from_numpy(values) for name, values in rotated(load(path), 0).items()}
     weight, others = tensors["weight"][:vocab], tensors["hidden"][: args.rows]
     known = tensors["targets"] < len(weight)
@@ -98,7 +104,7 @@ def files_of(folders):
 
 
 def words_of(folders, vocab, most):
-    """Ids by frequency of the words of `most` characters of text; the last id is every other word."""
+    """Tokenizes `most` characters of text; ids are sorted by frequency, and the last one stands for all rarer tokens."""
     words, size, seen = [], 0, set()
     for path in files_of(folders):
         text = path.read_text(encoding="utf-8", errors="ignore")
@@ -114,7 +120,8 @@ def words_of(folders, vocab, most):
 
 
 class Model:
-    """log-bilinear: the layer-normed sum of CONTEXT words' vectors, each times its place's matrix; tied."""
+    """A log-bilinear model: hidden is the layer norm of a sum over CONTEXT embeddings, each multiplied by a matrix
+    for its position; tied."""
 
     def __init__(self, args):
         random = torch.Generator().manual_seed(0)
@@ -137,7 +144,7 @@ class Model:
 
 
 def trained_heads(args):
-    """The same model, early and late, with hidden states of text that it has not seen."""
+    """Trains a model; returns its heads, early and late, with hidden states of unseen text."""
     text = words_of(args.text, args.vocab, args.characters).to(args.device)
     train, held_out = text.tensor_split([len(text) * 19 // 20])
     model, random = Model(args), torch.Generator().manual_seed(1)
@@ -157,7 +164,8 @@ def trained_heads(args):
 
 
 class Exact:
-    """Gradients of the sum, not the mean, in f64; in f32 p [N, V] without the targets', and their coefficients."""
+    """Exact gradients of the sum (not the mean), in f64; p [N, V] without the targets', and their coefficients, in
+    f32."""
 
     def __init__(self, head):
         self.head, weight, tokens = head, head.weight.double(), len(head.hidden)
@@ -186,7 +194,7 @@ class Exact:
         return d_hidden, d_weight.index_add(0, head.targets, self.coefficient[:, None] * head.hidden)
 
     def errors(self, d_hidden, d_weight):
-        """Of d_hidden, d_weight, its classes of rows and its median row."""
+        """Returns errors of d_hidden, d_weight, its classes of rows and its median row."""
         off = (d_weight - self.d_weight).norm(dim=1)
         classes = [self.by_size[a:b] for a, b in zip(ROWS, (*ROWS[1:], None)) if a < len(self.by_size)]
         parts = [(off[rows].norm() / self.sizes[rows].norm()).item() for rows in classes]
@@ -197,16 +205,16 @@ class Exact:
 
 @dataclass(frozen=True)
 class Form:
-    """What the products read: E (kind, scales), and w and x: `rows` scaled, by `one` scale, or bf16."""
+    """The operands of the GEMMs: E (kind, scales), and w and x: scaled by `rows`, by `one` scale, or bf16."""
 
     name: str
     kind: torch.dtype = E4M3
     operands: str = "rows"
-    tile: int = 0  # 0: a scale a row
+    tile: int = 0  # 0: a scale for each row
     power: bool = False  # scales are powers of two
-    shared: str = ""  # one E for both products: scaled by "token", or by "token and tile"
-    apart: float = 0.0  # larger probabilities are exact and apart, as the targets are
-    sums: int | None = None  # 14 bits, taken over into fp32 every so many of k; 0: never
+    shared: str = ""  # one E for both GEMMs: scaled by "token", or by "token and tile"
+    apart: float = 0.0  # larger probabilities are removed and exact, as the targets' are
+    sums: int | None = None  # sums in 14 bits, promoted to fp32 after this many of k; 0: never
 
 
 ROW = Form("E by row; w, x by row")
@@ -239,12 +247,12 @@ def scale_of(largest, kind, power=False):
 
 
 def rounded(values, kind, scale):
-    """Still divided by their scale."""
+    """Returns the rounded values, still divided by their scale."""
     return (values / scale).to(kind).float()
 
 
 def rounded_rows(e, form):
-    """e [M, K] >= 0 with a scale for each row, or row and `tile` columns."""
+    """Rounds e [M, K] >= 0 with a scale for each row, or for each row and `tile` columns."""
     if form.kind == torch.bfloat16:
         return e.bfloat16().float()
     parts = e.unflatten(1, (-1, form.tile or e.shape[1]))
@@ -253,7 +261,7 @@ def rounded_rows(e, form):
 
 
 def operand(m, form):
-    """w or x in e4m3, and the factors of its rows that E has to take."""
+    """Returns w or x in e4m3, and the factors of its rows that E must include."""
     if form.operands == "bf16":
         return m, None
     if form.operands == "one":
@@ -283,7 +291,7 @@ def product(e, m, form):
 
 
 def shared_products(p, w, x, form):
-    """One E for both: a token's scale goes into x, a tile's into w."""
+    """Uses one E for both GEMMs: a token's scale is folded into x, a tile's into w."""
     token = scale_of(p.amax(1, keepdim=True), form.kind)
     tile = p.new_ones(len(w))
     if form.shared == "token and tile":
@@ -301,7 +309,7 @@ def both_products(p, w, x, form):
 
 
 def with_largest_apart(p, w, x, form):
-    """Both products, and how many words a token has apart."""
+    """Returns both products, and the mean number of removed entries of a token."""
     rows, words = torch.nonzero(p > form.apart, as_tuple=True)
     values = p[rows, words][:, None]
     d_hidden, d_weight = both_products(p * (p <= form.apart), w, x, form)
@@ -311,7 +319,7 @@ def with_largest_apart(p, w, x, form):
 
 
 def eager(head):
-    """d_hidden and d_weight from bf16 logits, as PyTorch has them: their gradient is bf16, and so are the results."""
+    """Returns d_hidden and d_weight from bf16 logits, as in eager PyTorch: their gradient and the results are bf16."""
     tokens = len(head.hidden)
     p = torch.softmax((head.hidden @ head.weight.T).bfloat16().float(), 1)
     p[torch.arange(tokens, device=p.device), head.targets] -= 1
@@ -320,7 +328,7 @@ def eager(head):
 
 
 class Field:
-    """The vocabulary in an order's tiles: masses, shares and centroids."""
+    """The vocabulary in the tiles of an order: masses, shares and centroids."""
 
     def __init__(self, head, exact):
         self.head, self.exact = head, exact
@@ -336,7 +344,7 @@ class Field:
         self.mass = self.rest.scatter_add(1, self.target[:, None] // TILE, 1 + exact.coefficient[:, None])
 
     def fields(self, tau_far, tau_near):
-        """near, middle, far [N, tiles]; tokens sorted by the tiles that they keep make a block."""
+        """Returns near, middle, far [N, tiles]; tokens sorted by their selected tiles form blocks."""
         wanted = self.mass > tau_far
         rows = torch.from_numpy(token_orders(wanted.cpu().numpy(), self.target.cpu().numpy())["kept tiles"])
         rows = rows.to(wanted.device)

@@ -1,4 +1,4 @@
-"""The times of bench/fp8_products.py: a chunked loss with its gradient products in fp8, on one GPU; needs PyTorch."""
+"""Times for bench/fp8_products.py: a chunked loss with its gradient GEMMs in fp8, on one GPU; needs PyTorch."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ def line(*cells):
 
 
 def both_layouts(m, factor):
-    """[R, C], times a factor for each row, in e4m3 by one scale, and turned; and the scale."""
+    """Returns [R, C], multiplied by a factor for each row, in e4m3 with one scale; its transpose; and the scale."""
     m = m.float() * factor
     scale = m.abs().amax() / LARGEST
     m = (m / scale).to(E4M3)
@@ -26,14 +26,14 @@ def both_layouts(m, factor):
 
 
 def statistics_of(z, y):
-    """Of logits' rows: the largest without the target, and lse."""
+    """Returns for each row of logits the largest without the target, and lse."""
     z = z.float()
     word = torch.arange(z.shape[1], device=z.device)
     return torch.where(word == y[:, None], -math.inf, z).amax(1), torch.logsumexp(z, 1)
 
 
 def exponentials(z, top, y):
-    """E without the targets, times 448 over its row's largest, in both layouts."""
+    """Returns E without the targets, times 448 over its row's largest, in both layouts."""
     word = torch.arange(z.shape[1], device=z.device)
     e = torch.exp(z.float() - top[:, None]) * LARGEST
     e = torch.where(word == y[:, None], 0.0, e).to(E4M3)
@@ -46,7 +46,7 @@ def gradient_bf16(z, lse, y):
 
 
 class Compiled:
-    """A function by torch.compile; as it is where that fails, said once."""
+    """A function under torch.compile; eager, with one message, where that fails."""
 
     def __init__(self, function, device):
         self.function = self.run = function
@@ -65,14 +65,14 @@ class Compiled:
 
 
 def fp8_product(a, b_turned, fast, *scales, out=torch.float32):
-    """a [M, K] times the transpose of b_turned [N, K]; one scale, or one of each."""
+    """Returns a [M, K] times the transpose of b_turned [N, K], with one scale, or one for each."""
     if len(scales) == 1:
         scales = torch.ones_like(scales[0]), *scales
     return torch._scaled_mm(a, b_turned.t(), *scales, out_dtype=out, use_fast_accum=fast)
 
 
 def bf16_product(a, b):
-    """In fp32 where this PyTorch has that."""
+    """Returns a product in fp32 where this PyTorch supports it."""
     try:
         return torch.mm(a, b, out_dtype=torch.float32)
     except (TypeError, RuntimeError):
@@ -127,7 +127,7 @@ class Loss:
         return self.d_hidden, self.d_weight
 
     def off_exact(self):
-        """The larger of d_hidden's and d_weight's errors against f64, of some tokens and words."""
+        """Returns the larger error of d_hidden and d_weight against f64, on some tokens and vocabulary entries."""
         tokens, words = (torch.arange(0, len(m), max(1, len(m) // SAMPLE), device=m.device) for m in (self.x, self.w))
         words = torch.cat([self.y[:SAMPLE], words])
         exact = [m * len(self.x) for m in exact_gradients(self.x, self.w, self.y, tokens, words)]
@@ -156,7 +156,7 @@ class Clock:
         return events[0].elapsed_time(events[1])
 
     def milliseconds(self, run):
-        """Median, after the GPU has been busy with the same for a while."""
+        """Returns the median, after a warm-up with the same work."""
         run()
         self.synchronize()
         until = time.perf_counter() + self.warm
@@ -180,7 +180,7 @@ class Table:
         line(name, f"{ms:.3f}", f"{ms / self.floor:.3f}", rate, "" if off is None else f"{off:.1e}")
 
     def part(self, name, make, count=1, work=0, bytes_=0, off=None):
-        """make() -> what is timed, `count` times a loss. Milliseconds of all, or None."""
+        """Times the result of make(), which a loss runs `count` times. Returns the milliseconds of all, or None."""
         if time.perf_counter() > self.clock.end:
             print(f"{name}: left out, no time", flush=True)
             return None
@@ -199,12 +199,12 @@ def relative(got, exact):
 
 
 def off_first_rows(a, b_turned):
-    """Of a product's first rows, against fp32 of the same numbers."""
+    """Returns a function for the error of a product's first rows against fp32 of the same numbers."""
     return lambda got: relative(got[:SAMPLE], a[:SAMPLE].float() @ b_turned.float().T)
 
 
 def floor_of(loss, clock):
-    """Milliseconds of the three products alone."""
+    """Returns the milliseconds of the three GEMMs alone."""
     block = torch.randn(loss.shape[0], loss.shape[2], device=loss.x.device, dtype=torch.bfloat16)
     runs = [lambda: loss.x @ loss.w.t(), lambda: block @ loss.w, lambda: block.t() @ loss.x]
     return [clock.milliseconds(run) for run in runs]
@@ -257,7 +257,7 @@ def time_shape(shape, args):
 
 
 def time_row_wise(table, sides, count, work):
-    """Last: the kernels of older libraries for it have been known to fault."""
+    """Timed last, because kernels of older libraries may fault."""
     for name, (a, b) in sides.items():
         scales = torch.ones(len(a), 1, device=a.device), torch.ones(1, len(b), device=a.device)
         for fast in (True, False):

@@ -36,7 +36,7 @@ std::function<void()> onednn_gemm(const void* hidden, const void* weight, std::i
     stream->wait();
   };
 } catch (const dnnl::error& error) {
-  std::cerr << "oneDNN: " << error.what() << "; left out\n";  // no bf16 on this processor
+  std::cerr << "oneDNN: " << error.what() << "; left out\n";  // this processor has no bf16
   return {};
 }
 

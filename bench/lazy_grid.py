@@ -1,16 +1,16 @@
-"""Which language models of the installed transformers train under lazy_head, and how.
+"""Tests which language models of the installed transformers train under lazy_head, and how.
 
-    python bench/lazy_grid.py [--only WORD] [--verbose]
+    python bench/lazy_grid.py [--only TEXT] [--verbose]
 
-For each class of the mappings for causal, sequence-to-sequence, masked and image-text models, a tiny, randomly
-initialised model is made, and its loss and gradients computed with and without lazy_head, each class in a process of
-its own. A class is
+Takes each class of the mappings for causal, sequence-to-sequence, masked and image-text models. Makes a tiny model with
+random weights, and computes its loss and gradients with and without lazy_head, each class in its own process. The
+result of a class is one of:
 
-    saves      the loss and every gradient are right and no logits were made
-    falls back they are right and logits were made
-    refused    lazy_head raised, and said why
-    wrong      a loss or a gradient differs
-    no loss    the class has no loss or no tiny model that runs; not counted
+- saves: the loss and every gradient are right and no logits were made
+- falls back: they are right and logits were made
+- refused: lazy_head raised an error that names the reason
+- wrong: a loss or a gradient differs
+- no loss: the class has no loss or no tiny model that runs; not counted
 """
 
 import argparse
@@ -33,7 +33,7 @@ MAPPINGS = dict(
     image="MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 )
 VOCAB, DIM, TOKENS = 480, 64, 16
-# Attributes of configurations, by name; the first that matches part of a name counts.
+# Attributes of configurations, by name; the first match with a part of the name counts.
 SIZES = {
     "vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB, "hidden_size": DIM, "d_model": DIM, "n_embd": DIM,
     "embedding_size": DIM, "embed_dim": DIM, "dim": DIM, "emb_dim": DIM, "word_embed_proj_dim": DIM, "projection_dim": DIM,
@@ -60,11 +60,11 @@ SIZES = {
 
 
 def overrides(config_class, depth=0):
-    """Arguments that make a configuration tiny, those of its parts included."""
+    """Returns arguments that make a configuration and its parts tiny."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         default = config_class()
-    # Names go by the attribute map: n_embd is hidden_size, say.
+    # The attribute map renames attributes: n_embd is hidden_size, for instance.
     chosen = {}
     known = dict(vars(default))
     for name, value in known.items():
@@ -90,7 +90,7 @@ def overrides(config_class, depth=0):
     return chosen
 
 
-# Sizes that some classes take only as they are by default.
+# Sizes that some classes accept only with their defaults.
 LEAVE = [
     (),
     ("head_dim",),
@@ -123,7 +123,7 @@ def tiny(cls, kind, leave=()):
         if hasattr(part, "use_cache"):
             part.use_cache = False
     model = cls(config).eval().float()
-    with torch.no_grad():  # biases and norms of ones and zeros hide mistakes
+    with torch.no_grad():  # initial biases of 0 and norms of 1 hide mistakes
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.02)
     return model
@@ -196,7 +196,7 @@ def main():
     parser.add_argument("--only", default="", help="classes whose names have this word")
     parser.add_argument("--verbose", action="store_true", help="also what was not counted, and why")
     args = parser.parse_args()
-    import logitless.torch  # noqa: F401  (once, for all processes, as most of transformers is)
+    import logitless.torch  # noqa: F401  (imported once for all processes, like most of transformers)
 
     for name in ("LlamaForCausalLM", "BartForConditionalGeneration", "LlavaForConditionalGeneration", "BertForMaskedLM"):
         getattr(transformers, name)

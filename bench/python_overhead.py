@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
-"""Host time of linear_cross_entropy on a tiny problem, forward and backward, and of the C calls inside it.
+"""Measures the host time of linear_cross_entropy on a tiny problem, forward and backward, and of its C calls.
 
     python bench/python_overhead.py [--calls N] [--rounds R] [--device cpu|cuda] [--profile]
 
-Medians of rounds in microseconds, until the calls have returned (a GPU may still be at work: rounds are short enough for
-its queue): forward with a gradient to come, the C call in it, both with the backward, the C calls of those, and PyTorch's
-cross_entropy(linear(x, w), y) forward and backward on the same tensors. --profile lists where Python spends it.
+Prints medians of rounds in microseconds, until the calls have returned; a GPU may still be busy, but rounds are short
+enough for its queue. The rows are:
+
+- forward with a gradient to come, and the C call in it
+- forward and backward, and their C calls
+- PyTorch's cross_entropy(linear(x, w), y), forward and backward on the same tensors
+
+--profile lists where Python spends the time.
 """
 import argparse
 import cProfile
@@ -43,7 +48,8 @@ def main():
         return run
 
     def fresh():
-        """Outputs that nobody frees while the C calls write to them: each call of the others leaves its own's addresses."""
+        """Allocates the outputs of the C calls and keeps them alive: each call of another row leaves its own
+        addresses in the arguments."""
         nonlocal made
         made = call.run(hidden, weight, None, target)
 

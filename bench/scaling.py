@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""The scaling run: the head, training, bits, links and a killed rank on 1, 2, 4, 8 GPUs of a host, one after another, as a table.
+"""Makes a table of scaling: the head, training, bits, links and a killed rank on 1, 2, 4 and 8 GPUs of a host.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/scaling.py --out scaling
         [--programs build] [--ranks 1,2,4,8] [--real-head FILE] [--only head far train links bits fault] [--dry-run]
 
-head   compare_distributed.py: tokens spread, tokens on all, tokens move, weights move, beside a whole head on each GPU
-far    the same of the far field both ways, with a --real-head in 4096 columns
-train  compare_training.py: GPT-2 124M, half a million tokens a step
-links  bench_links, bits (100 steps, the same bits on all ranks), fault (SIGKILL of a rank): on the most GPUs alone
+- head: compare_distributed.py with all rows of a vocabulary-parallel head, beside a full head on each GPU
+- far: the same with the far field (far_both), with a --real-head in 4096 columns
+- train: compare_training.py with GPT-2 124M, half a million tokens to a step
+- links: bench_links, on the largest number of GPUs
+- bits: 100 steps with the same bits on all ranks, on the largest number of GPUs
+- fault: SIGKILL of a rank, on the largest number of GPUs
 
-Numbers of GPUs that the host has not are left out, and named. Writes what each command said, the JSON of the first three, and scaling.md;
-exit status 1 where a command failed.
+Numbers of GPUs that the host lacks are left out, and listed. Writes the output of each command, the JSON of the first
+three, and scaling.md; the exit status is 1 where a command failed.
 """
 
 import argparse
@@ -30,11 +32,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("head", "far", "train", "links", "bits", "fault")
 HEAD_ROWS = {"sp": "tokens spread", "vp": "tokens on all", "ft": "tokens move", "fw": "weights move"}
 FAR_ROWS = {"far_sp": "far both ways, tokens spread", "far_vp": "far both ways, tokens on all"}
-BATCHES = 16  # of 32 x 1024 tokens in a step of training
+BATCHES = 16  # micro-batches of 32 x 1024 tokens in a training step
 
 
 def commands(args, ranks, most):
-    """(name, command, seconds) of so many GPUs."""
+    """Returns (name, command, seconds) for `ranks` GPUs."""
     distributed = [sys.executable, ROOT / "bench/compare_distributed.py", "--ranks", ranks]
     real = ["--real-head", args.real_head, "--dim", 4096]
     if "head" in args.only and ranks > 1:
@@ -57,7 +59,7 @@ def commands(args, ranks, most):
 
 
 def run(name, command, seconds, out):
-    """Whether it ended well; what it said is in `out`."""
+    """Runs a command with its output in `out`. Returns whether it succeeded."""
     start = time.monotonic()
     with open(out / f"{name}.txt", "w", encoding="utf-8") as said:
         process = subprocess.Popen(list(map(str, command)), stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
@@ -72,7 +74,7 @@ def run(name, command, seconds, out):
 
 
 def fault(ranks):
-    """Processes of faults_gpu_worker.py, the last of which is killed: the others are to raise its name."""
+    """Starts processes of faults_gpu_worker.py and kills the last one; the others must raise an error with its rank."""
     sys.path.insert(0, str(ROOT / "tests/python/torch"))
     import worker_process
 
@@ -100,13 +102,13 @@ def read_json(path):
 
 
 def tokens_per_second(path):
-    """Of logitless in what compare_training.py printed; None where it did not."""
+    """Returns logitless's tokens/s in the output of compare_training.py; None if it is missing."""
     found = re.findall(r"logitless(?: x\d+)?: +([0-9.]+) tokens/s", path.read_text(encoding="utf-8")) if path.exists() else []
     return float(found[-1]) if found else None
 
 
 def table(out, ranks):
-    """Markdown."""
+    """Returns the table as Markdown."""
     lines = ["| | " + " | ".join(f"{g} GPU{'s' if g > 1 else ''}" for g in ranks) + " |", "|---" * (len(ranks) + 1) + "|"]
 
     def row(title, cell):

@@ -1,4 +1,4 @@
-"""Language models of PyTorch with the shapes of `logitless train`'s, for compare_training.py. Each gives the hidden
+"""Language models in PyTorch with the shapes of `logitless train`'s, for compare_training.py. Each returns the hidden
 states before the head and has the head's weight as `head`."""
 import math
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 
 def attend(q, k, v):
-    """Causal attention of [B, T, H, D] into [B, T, H D]; heads of k and v are shared where they are fewer."""
+    """Returns causal attention, [B, T, H, D] -> [B, T, H D]; fewer heads of k and v are shared."""
     y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
                                        enable_gqa=k.shape[2] != q.shape[2])
     return y.transpose(1, 2).flatten(2)
@@ -47,7 +47,7 @@ class Gpt(nn.Module):
 
 
 def rotate(x, cosines, sines):
-    """Rotary positions of [B, T, H, D], halves beside each other as Hugging Face has them."""
+    """Rotates [B, T, H, D] by position; pairs are the two halves, as in Hugging Face."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1)
 
@@ -72,7 +72,7 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """Of Llama 3.2: head and words are one table."""
+    """The model of Llama 3.2, with a tied head."""
 
     def __init__(self, vocab, length, layers, dim, heads, kv_heads, inner):
         super().__init__()
@@ -96,8 +96,8 @@ class Llama(nn.Module):
         return self.norm(x)
 
 
-# What `logitless train --model` calls so. PyTorch's table of GPT-2 is padded to a multiple of 64 words, which its
-# products are faster with.
+# The sizes of `logitless train --model`. PyTorch's embedding of GPT-2 is padded to a multiple of 64 entries, which
+# makes its GEMMs faster.
 SIZES = {
     "gpt2": dict(layers=12, dim=768, heads=12),
     "gpt2-medium": dict(layers=24, dim=1024, heads=16),

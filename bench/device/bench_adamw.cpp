@@ -1,5 +1,5 @@
-// AdamW over the tensors of a GPT-2 124M on a GPU: milliseconds and bytes a second of a step, and
-// of adding a micro-batch's gradients. A line of JSON.
+// Times AdamW on the tensors of a GPT-2 124M on a GPU: milliseconds and bandwidth of a step, and of
+// adding a micro-batch's gradients. Prints a line of JSON.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -25,7 +25,7 @@ std::vector<std::int64_t> gpt2_counts() {
   return counts;
 }
 
-// Median of 20 times of 5 calls, after as many.
+// Returns the median of 20 rounds of 5 calls, after as many for warm-up.
 double milliseconds(const std::function<void()>& call) {
   constexpr int kRounds = 20, kCalls = 5;
   cuda::Timer timer;
@@ -71,8 +71,7 @@ void run() {
   const DeviceAdamW adamw(context, {.clip = 1.0}, tensors);
   const double step = milliseconds(
       [&] { adamw.step(small.as<DeviceAdamWRates>(), small.as<DeviceAdamWReport>(256), nullptr); });
-  // The norm reads gradients; the step reads four tensors and writes three, and half of one in
-  // bf16.
+  // The norm reads gradients. The step reads four tensors and writes three, and a bf16 copy.
   const double bytes = 8.5 * static_cast<double>(total * sizeof(float));
   const nlohmann::ordered_json line = {{"device", device_status(context).name},
                                        {"parameters", total},

@@ -1,6 +1,6 @@
-// Attention of the compiler's programs on a GPU: milliseconds and TFLOP/s of forward and backward,
-// one line of JSON a shape. Causal work counts half: 2 products forward, 5 backward, whatever the
-// kernels do. bench/compare_attention.py puts PyTorch's beside it.
+// Times attention in the compiler's programs on a GPU: milliseconds and TFLOP/s of forward and
+// backward, one line of JSON for each shape. Causal work counts half: 2 GEMMs forward and 5
+// backward, whatever the kernels do. bench/compare_attention.py compares it with PyTorch's.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@ struct Shape {
   std::int64_t batch, heads, kv_heads, length, dim;
 };
 
-// Normal numbers.
+// Returns normal random numbers.
 DeviceMemory random_bf16(std::int64_t count, unsigned seed) {
   DeviceMemory memory(static_cast<std::size_t>(count) * 2);
   std::mt19937 random(seed);
@@ -37,7 +37,7 @@ DeviceMemory random_bf16(std::int64_t count, unsigned seed) {
   return memory;
 }
 
-// Median of `rounds` times of 10 calls, after 50 ms of them.
+// Returns the median of `rounds` rounds of 10 calls, after 50 ms of warm-up.
 double milliseconds(int rounds, const std::function<void()>& call) {
   cuda::Timer timer;
   for (float spent = 0.0f; spent < 50.0f;) {
@@ -55,7 +55,8 @@ double milliseconds(int rounds, const std::function<void()>& call) {
   return times[static_cast<std::size_t>(rounds / 2)];
 }
 
-// q, k, v (and their gradients) are columns of one matrix, as a transformer's product leaves them.
+// q, k, v (and their gradients) are columns of one matrix, the result of a transformer's fused
+// projection.
 nlohmann::json measure(const Shape& s, bool causal, int rounds) {
   const std::int64_t width = (s.heads + 2 * s.kv_heads) * s.dim;
   const std::int64_t tokens = s.batch * s.length;

@@ -29,11 +29,11 @@ struct Shape {
 struct Head {
   Shape shape;
   DeviceMemory hidden, weight, targets;
-  VocabOrder order;  // of real heads
+  VocabOrder order;  // of real heads only
   nlohmann::json order_ms;
 };
 
-// Normal numbers: a block of 4 Mi of them, repeated.
+// Returns normal random numbers: a block of 4 Mi of them, repeated.
 DeviceMemory normal_matrix(std::int64_t rows, std::int64_t columns, float deviation,
                            unsigned seed) {
   const auto count = static_cast<std::size_t>(rows * columns);
@@ -69,14 +69,13 @@ Head random_head(const Shape& s) {
           {}};
 }
 
-// The order of a head from its first 1536 tokens, and what making it takes: nothing here is of the
-// tokens that are measured but those.
+// Makes a head's order from its first 1536 tokens, which are not measured, and records its cost.
 void make_order(Head& head, const Context& context) {
   const Shape& s = head.shape;
   const std::int64_t sizes[] = {std::min<std::int64_t>(1536, s.tokens), s.dim};
   const ConstTensorView sample(head.hidden.data(), DType::bf16, sizes);
   const ConstTensorView weight(head.weight.data(), DType::bf16, {s.vocab, s.dim});
-  for (int round = 0; round < 2; ++round) {  // the first one loads kernels
+  for (int round = 0; round < 2; ++round) {  // the first round loads kernels
     auto from = std::chrono::steady_clock::now();
     const auto lap = [&](const char* what) {
       const auto now = std::chrono::steady_clock::now();
@@ -94,8 +93,8 @@ void make_order(Head& head, const Context& context) {
 
 std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// A real head in more columns: hidden and weight times the same matrix with orthonormal rows, so
-// that the logits stay what they are.
+// Reads a real head and widens it: hidden and weight are multiplied by the same matrix with
+// orthonormal rows, which preserves the logits.
 Head rotated_head(const std::string& path, std::int64_t dim, const CublasGemm& cublas,
                   const Context& context) {
   const TensorFile file(path);
@@ -113,7 +112,7 @@ Head rotated_head(const std::string& path, std::int64_t dim, const CublasGemm& c
           float_to_bf16(static_cast<float>(q[j * rank + k]) * scale[j]);
     }
   }
-  // Gram-Schmidt on normal rows, column-wise stored for the product.
+  // Gram-Schmidt on normal rows, stored by columns for the GEMM.
   std::mt19937_64 random(7);
   std::normal_distribution<double> normal;
   std::vector<std::vector<double>> rows(static_cast<std::size_t>(rank));
@@ -172,7 +171,7 @@ struct Row {
   }
 };
 
-// One plan with its tensors.
+// A plan with its tensors.
 struct PlanRun {
   LossPlan plan;
   std::unique_ptr<Workspace> workspace;
@@ -189,7 +188,7 @@ struct PlanCase {
   std::int64_t sample_every = 0;
 };
 
-// |a - b| / |b|.
+// Returns |a - b| / |b|.
 double relative(const std::vector<float>& a, const std::vector<float>& b) {
   double difference = 0.0, size = 0.0;
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -200,7 +199,7 @@ double relative(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(difference / size);
 }
 
-// Gradients of the far field against the dense plan's, in fp32.
+// Compares gradients of the far field with the dense plan's, in fp32.
 nlohmann::json far_errors(const Head& head, PlanKind kind, const Context& context) {
   const Shape& s = head.shape;
   const CrossEntropyOptions options;
@@ -334,8 +333,8 @@ nlohmann::json measure(const Head& head, const DeviceBenchOptions& o, const Cubl
 
   const std::size_t used = cuda::memory_in_use();
   cuda::Timer timer;
-  // A GPU at its power limit runs at the clock that the last tenths of a second allowed: each row
-  // is timed after as long of itself, in rounds.
+  // A GPU at its power limit has a clock that depends on the last tenths of a second. Each row is
+  // therefore timed after as long of itself, in rounds.
   constexpr int kRounds = 3;
   constexpr float kWarmMs = 150.0f;
   for (int round = 0; round < kRounds; ++round) {

@@ -1,4 +1,5 @@
-// bench_head --device cuda: the plans of the head against cuBLAS's three products, on a GPU.
+// bench_head --device cuda: compares the plans of the head with the roofline, the three GEMMs of
+// cuBLAS.
 #pragma once
 
 #include <string>
@@ -9,8 +10,8 @@ namespace logitless::bench {
 struct DeviceBenchOptions {
   int repeat = 9;
   bool json = false;
-  std::string only;  // a head's name, or all
-  std::string row;   // plans with this in their name alone, without cuBLAS; or all
+  std::string only;  // a head's name; empty: all
+  std::string row;   // only plans with this in their name, without cuBLAS; empty: all
   std::vector<std::string> real_heads;  // safetensors files, rotated to 4096 and 768 columns
 };
 int bench_device(const DeviceBenchOptions& options);

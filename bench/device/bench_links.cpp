@@ -1,6 +1,6 @@
-// Exchanges between the GPUs of one host by NCCL's kernels, a thread for each GPU: microseconds of
-// the slowest rank's median, "us" from a captured graph and "us_enqueued" call by call; GB/s that
-// each GPU receives in a graph; bytes of the device that NCCL takes. Lines of JSON. NVLink's
+// Times exchanges between the GPUs of one host by NCCL's kernels, with a thread for each GPU.
+// Prints lines of JSON: microseconds of the slowest rank's median, "us" in a captured graph and
+// "us_enqueued" call by call; GB/s received by each GPU in a graph; device memory of NCCL. NVLink's
 // multicast stays off.
 //
 //   bench_links [RANKS [TOKENS DIM]]   default: all GPUs, 8192 tokens of 4096
@@ -31,7 +31,7 @@ struct Case {
   std::size_t bytes_each;
 };
 
-// Median microseconds of a call: kCalls of them as `launch` gives them to the stream.
+// Returns the median microseconds of a call; launch() enqueues kCalls of them.
 double median_us(const DeviceStream& stream, std::barrier<>& together,
                  const std::function<void()>& launch) {
   cuda::Timer timer;
@@ -76,7 +76,7 @@ void run(int ranks, std::size_t tokens, std::size_t dim) {
     const NcclId id = make_nccl_id();
     std::vector<std::vector<Times>> times(cases.size(), std::vector<Times>(size));
     std::barrier<> together(ranks);
-    std::size_t group_bytes = 0;  // of the device, that NCCL keeps after all cases
+    std::size_t group_bytes = 0;  // device memory that NCCL holds after all cases
     const auto time_rank = [&](int rank) {
       cuda::set_current_device(rank);
       ContextOptions on_gpu;

@@ -1,7 +1,7 @@
-// The products of a GPT-2's training step on a GPU with what they do to their sums, by each of the
-// algorithms that cuBLASLt's heuristic names: a line each, milliseconds and TFLOP/s, after one of
-// what programs run. The numbers behind are those of cublasLt.h: an algorithm, its tile, stages,
-// cluster, and parts that the sums are cut into.
+// Times the GEMMs of a GPT-2's training step on a GPU with their epilogues, by each algorithm of
+// cuBLASLt's heuristic. Prints a line for each with milliseconds and TFLOP/s, after a line for the
+// algorithm that programs use. The other numbers are those of cublasLt.h: algorithm, tile, stages,
+// cluster and split-K.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -26,7 +26,7 @@ cuda::MatrixLayout matrix(DType dtype, std::int64_t row_stride, std::int64_t col
   return {dtype, 0, row_stride, col_stride, 16};
 }
 
-// Of rows of `width` in and `out` out: forward, and both gradients.
+// Returns the GEMMs of a layer's linear maps on `rows` tokens: forward, and both gradients.
 std::vector<Case> cases_of(std::int64_t rows, std::int64_t width) {
   const std::int64_t inner = 4 * width;
   std::vector<Case> list;
@@ -75,15 +75,15 @@ std::vector<Case> cases_of(std::int64_t rows, std::int64_t width) {
     if (l.in == inner) again(d_x, "gelu gradient", gradient);
     add(name + ", d_weight", l.in, l.out, rows, matrix(narrow, 1, l.in), matrix(narrow, l.out, 1),
         DType::f32);
-    // The same as rows of the other dimension.
+    // The same with the result transposed.
     add(name + ", d_weight transposed", l.out, l.in, rows, matrix(narrow, 1, l.out),
         matrix(narrow, l.in, 1), DType::f32);
   }
   return list;
 }
 
-// Of a loop over chunks of rows, logits of `words` words at a time: with rows that follow one
-// another, and with rows at multiples of 16 bytes.
+// Returns the GEMMs of a loop over chunks of rows with logits of `words` vocabulary entries. Rows
+// are contiguous, or at multiples of 16 bytes.
 std::vector<Case> cases_of_chunk(std::int64_t rows, std::int64_t width, std::int64_t words) {
   std::vector<Case> list;
   for (const bool apart : {false, true}) {
@@ -122,7 +122,7 @@ std::vector<Case> cases_of_chunk(std::int64_t rows, std::int64_t width, std::int
   return list;
 }
 
-// Median of 7 times of 4 calls, after two.
+// Returns the median of 7 rounds of 4 calls, after two rounds of warm-up.
 double milliseconds(const std::function<void()>& call) {
   constexpr int kRounds = 7, kCalls = 4;
   cuda::Timer timer;
@@ -137,7 +137,8 @@ double milliseconds(const std::function<void()>& call) {
   return static_cast<double>(times[kRounds / 2]);
 }
 
-// Normal numbers in bf16 everywhere: what the multipliers draw depends on bits.
+// Fills memory with normal random numbers in bf16: the power of the multipliers depends on the
+// bits.
 void fill(const DeviceBuffer& memory, const DeviceStream& stream) {
   constexpr std::size_t kCount = std::size_t{1} << 20;
   std::vector<std::uint16_t> numbers(kCount);
@@ -160,7 +161,7 @@ void run(std::int64_t rows, std::int64_t width, std::int64_t words, int algorith
   options.device = DeviceKind::cuda;
   const Context context(options);
   const DeviceStream stream(context);
-  // f32 of the inner width, or of the words
+  // f32 matrices with the inner width, or with the vocabulary entries
   const auto large = static_cast<std::size_t>(
       std::max({rows * width * 4, rows * (words + 8), (words + 8) * width}) * 4 / 256 * 256 + 256);
   const DeviceBuffer memory(context, 4 * large);

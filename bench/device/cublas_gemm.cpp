@@ -36,7 +36,7 @@ CublasGemm::CublasGemm() {
   if (create(&handle_) != 0) missing_ = "cublasCreate failed";
 }
 
-// In cuBLAS's column-major terms: c^T [n, m] = op(b)^T . op(a)^T.
+// Calls the column-major cuBLAS: c^T [n, m] = op(b)^T . op(a)^T.
 void CublasGemm::run(bool a_transposed, bool b_transposed, const void* a, const void* b, void* c,
                      std::int64_t m, std::int64_t n, std::int64_t k) const {
   const float one = 1.0f;

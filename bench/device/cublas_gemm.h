@@ -1,5 +1,5 @@
-// cuBLAS's bf16 products as the floor to compare with, loaded at run time: no development files are
-// needed to build.
+// The bf16 GEMMs of cuBLAS, as the roofline. cuBLAS is loaded at run time: building needs no
+// development files.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace logitless::bench {
 
-// Matrices on the device, bf16, row-major and contiguous; products on the default stream,
-// accumulated in fp32.
+// Multiplies bf16 matrices on the device, row-major and contiguous. GEMMs run on the default stream
+// and accumulate in fp32.
 class CublasGemm {
  public:
   CublasGemm();
-  // Empty, or why cuBLAS could not be loaded.
+  // Returns "", or why cuBLAS could not be loaded.
   const std::string& missing() const { return missing_; }
-  // c [m, n] = a [m, k] . b [n, k]^T
+  // Computes c [m, n] = a [m, k] . b [n, k]^T.
   void multiply(const void* a, const void* b, void* c, std::int64_t m, std::int64_t n,
                 std::int64_t k) const;
-  // c [m, n] = a [m, k] . b [k, n]
+  // Computes c [m, n] = a [m, k] . b [k, n].
   void multiply_plain(const void* a, const void* b, void* c, std::int64_t m, std::int64_t n,
                       std::int64_t k) const;
-  // c [m, n] = a [k, m]^T . b [k, n]
+  // Computes c [m, n] = a [k, m]^T . b [k, n].
   void multiply_transposed(const void* a, const void* b, void* c, std::int64_t m, std::int64_t n,
                            std::int64_t k) const;
 
