@@ -1,8 +1,8 @@
 # logitless_test(NAME SOURCES file... LABELS fast|slow|cuda [threads...] [LIBRARIES target...] [INSTALLED_API])
 # One test program on GoogleTest; every TEST in it is a test of ctest named NAME.Suite.Case.
-#   LABELS      exactly one of fast, slow and cuda (skips without a GPU); threads marks what the ThreadSanitizer build runs
-#   LIBRARIES   what it links beside GoogleTest
-#   INSTALLED_API  link the shared library as users do; without it logitless_internal, which shows everything in src/
+#   LABELS      exactly one of fast, slow and cuda (skips without a GPU); threads: ThreadSanitizer build, too
+#   LIBRARIES   linked libraries beside GoogleTest
+#   INSTALLED_API  links the shared library as users do; without it logitless_internal, which exposes all of src/
 # Targets tests_fast, tests_slow and tests_threads build the programs of one label.
 include(GoogleTest)
 

@@ -43,8 +43,8 @@ ANALYSIS = ("src/compiler/analysis/", *IR)
 TARGET = "src/compiler/target/target.h"
 COMPILER_PLAN = ("src/compiler/plan/", TARGET, *ANALYSIS)
 
-# (folder, what it may include). The first folder that holds the file decides, so inner folders come first. An entry
-# that ends in / is a folder, another one is a file; * stands for any name. A file may include its own folder, too.
+# (folder, its allowed includes). The first folder that contains the file decides, so inner folders come first. An entry
+# that ends in / is a folder, any other one is a file; * is a wildcard. A file may include its own folder, too.
 LAYERS = (
     ("include/logitless/", PUBLIC),
     ("src/json/", ()),

@@ -168,8 +168,7 @@ typedef struct logitless_plan_info {
   size_t struct_size;
   const char* kernel;
   uint64_t workspace_bytes;
-  uint64_t
-      logits_bytes; /* what the fp32 logits of the unfused loss would take: tokens * vocab * 4 */
+  uint64_t logits_bytes;  /* fp32 logits of the unfused loss: tokens * vocab * 4 */
   uint64_t memory_budget; /* of the request; 0: the default */
   int64_t tokens;         /* the most tokens of a call */
   int64_t dim;
@@ -493,7 +492,7 @@ LOGITLESS_API logitless_status logitless_scale_gradients(logitless_context* cont
 typedef struct logitless_program_options {
   size_t struct_size;
   const char* const* size_names; /* the program's sizes: size_count names */
-  const int64_t* size_values;    /* and as many values; both NULL where size_count is 0 */
+  const int64_t* size_values;    /* size_count values; both NULL where size_count is 0 */
   size_t size_count;
   uint64_t memory_budget; /* bytes of values in the arena; 0: chunk, but recompute nothing */
   int64_t chunks;         /* chunks of every loop; 0: chosen */

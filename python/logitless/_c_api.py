@@ -134,7 +134,7 @@ class PlanInfo(Structure):
     struct_size: int
     kernel: Any
     workspace_bytes: int
-    logits_bytes: int  # what the fp32 logits of the unfused loss would take: tokens * vocab * 4
+    logits_bytes: int  # fp32 logits of the unfused loss: tokens * vocab * 4
     memory_budget: int  # of the request; 0: the default
     tokens: int  # the most tokens of a call
     dim: int
@@ -460,7 +460,7 @@ class ProgramOptions(Structure):
 
     struct_size: int
     size_names: Any  # the program's sizes: size_count names
-    size_values: Any  # and as many values; both NULL where size_count is 0
+    size_values: Any  # size_count values; both NULL where size_count is 0
     size_count: int
     memory_budget: int  # bytes of values in the arena; 0: chunk, but recompute nothing
     chunks: int  # chunks of every loop; 0: chosen
