@@ -60,7 +60,7 @@ enum { LOGITLESS_REDUCTION_NONE = 0, LOGITLESS_REDUCTION_MEAN = 1, LOGITLESS_RED
 
 typedef int32_t logitless_plan_kind;
 enum {
-  LOGITLESS_PLAN_ANY = -1,         /* only in a request: the fastest that fits */
+  LOGITLESS_PLAN_ANY = -1,         /* only in a request: as its budget says */
   LOGITLESS_PLAN_FORWARD = 0,      /* 1 GEMM of tokens * vocab * dim; no gradients */
   LOGITLESS_PLAN_DENSE = 1,        /* 3 GEMMs; one chunk's exponentials saved in 16 bit */
   LOGITLESS_PLAN_RECOMPUTE = 2,    /* 4 GEMMs; least memory */
@@ -150,8 +150,9 @@ LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
 
 typedef struct logitless_plan_request {
   size_t struct_size;
-  /* Ceiling in bytes of the workspace beyond inputs and outputs. 0: the default of PlanRequest in
-   * plan.h, at most a quarter to three tenths of the fp32 logits where a plan is that small. */
+  /* Ceiling in bytes of the workspace beyond inputs and outputs, used as plan.h says. 0: the
+   * default of PlanRequest in plan.h, at most a quarter to three tenths of the fp32 logits where a
+   * plan is that small. */
   uint64_t memory_budget;
   double stored_fraction;     /* LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits */
   logitless_plan_kind kind;   /* default LOGITLESS_PLAN_ANY */

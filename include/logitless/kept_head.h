@@ -17,10 +17,10 @@
 namespace logitless {
 
 // Makes a dense plan with all tokens in one chunk, for both calls. Part of the saved exponentials
-// lies in d_weight where possible (contiguous rows, no accumulation). memory_budget 0 is at most
-// three tenths of the fp32 logits, or 19 MiB. request.kind is dense or none. Throws InvalidArgument
-// naming the least plan where none fits. Throws Unsupported on the CPU, for a vocabulary over
-// several ranks, the far field, and a softcap beside weighted_logit_sum.
+// lies in d_weight where possible (contiguous rows, no accumulation). memory_budget is a ceiling as
+// in plan.h; 0 is at most three tenths of the fp32 logits, or 19 MiB. request.kind is dense or
+// none. Throws InvalidArgument naming the least plan where none fits. Throws Unsupported on the
+// CPU, for a vocabulary over several ranks, the far field, and a softcap beside weighted_logit_sum.
 LOGITLESS_API LossPlan plan_head_kept(const HeadOptions& options, const HeadInputs& inputs,
                                       const HeadOutputs& outputs, const HeadGradients& gradients,
                                       const PlanRequest& request = {});

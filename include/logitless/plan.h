@@ -1,4 +1,4 @@
-// Plans of a head: from a memory budget to the fastest plan that fits, with the reasons.
+// Plans of a head: from a memory budget to a fast plan that fits, with the reasons.
 #pragma once
 
 #include <cstddef>
@@ -42,9 +42,12 @@ struct PlanRequest {
   // Device of the plan. By default it is that of the given context, or else of a Context{}. A plan
   // runs in contexts with as many threads as it was made for.
   DeviceLimits device = {};
-  // Ceiling in bytes of the plan's memory beyond inputs and outputs. The fastest plan that fits is
-  // taken. If that exceeds the fp32 logits and no kind is requested, the default plan is taken
-  // where it is smaller.
+  // Ceiling in bytes of the plan's memory beyond inputs and outputs. A plan takes no more of it
+  // than its speed is worth: its predicted time is within 1 % of the best below the ceiling, and
+  // each such hundredth saves at least a tenth of the workspace. It stays below the fp32 logits, or
+  // what a default may take, where such a plan exists. A head of at most 64 MiB of fp32 logits
+  // takes the default plan if that is smaller and at most 6 % slower. A requested kind and the far
+  // field take the fastest plan below the same ceiling.
   //
   // 0 is the default: the least workspace within 3 % of the best predicted time, among plans of at
   // most a quarter of the fp32 logits. That limit is 16 MiB at least (512 MiB where the far field
@@ -52,7 +55,7 @@ struct PlanRequest {
   // least one is taken. A vocabulary sharded over GPUs has 1 % instead of 3 %. Its exchange buffers
   // of up to 16384 tokens of dim numbers each come on top.
   std::size_t memory_budget = 0;
-  // A kind to use, or none: the fastest that fits.
+  // A kind to use, or none: the planner chooses.
   std::optional<PlanKind> kind = {};
   // Fraction of PlanKind::stored, in (0, 1), or 0 for as much as the budget holds.
   double stored_fraction = 0.0;
@@ -122,9 +125,10 @@ class LOGITLESS_API LossPlan {
   double predicted_seconds = 0.0;  // approximate on the CPU: the work over a kernel's nominal rate
   std::size_t memory_budget = 0;   // 0: the default
   // The limit of the default plan for one thread (chunks do not depend on their number); 0 where
-  // the least plan exceeds it.
+  // the least plan exceeds it. Under a budget the ceiling of the plan, or 0 for a requested kind.
   std::size_t default_limit = 0;
   float tau = 0.0f;               // threshold of the far field, else 0
+  bool budget_is_plenty = false;  // under a budget: this is the default plan
   std::int64_t sample_every = 0;  // likewise
   // The exact plan of the audited tokens of the far field, or null.
   std::shared_ptr<const LossPlan> audit;
@@ -153,11 +157,10 @@ class LOGITLESS_API LossPlan {
   std::size_t workspace_bytes_ = 0;
 };
 
-// Chooses the fastest plan that fits; among plans about as fast (3 %), one smaller than the fp32
-// logits. Pure: it uses request.device, and only where that is open the threads of a Context{} and
-// the kernels that this processor runs. Throws InvalidArgument on impossible sizes, or a budget
-// below every plan, naming the least one and its large parts. Throws Unsupported with the reason
-// when a requested kind cannot serve the features.
+// Chooses a plan as PlanRequest::memory_budget says. Pure: it uses request.device, and only where
+// that is open the threads of a Context{} and the kernels that this processor runs. Throws
+// InvalidArgument on impossible sizes, or a budget below every plan, naming the least one and its
+// large parts. Throws Unsupported with the reason when a requested kind cannot serve the features.
 LOGITLESS_API LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
                                  const PlanRequest& request = {});
 // The same for the device and threads of a context. Throws InvalidArgument when request.device is

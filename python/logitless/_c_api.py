@@ -109,8 +109,8 @@ class ContextOptions(Structure):
 
 class PlanRequest(Structure):
     struct_size: int
-    # Ceiling in bytes of the workspace beyond inputs and outputs. 0: the default of PlanRequest in plan.h, at most a
-    # quarter to three tenths of the fp32 logits where a plan is that small.
+    # Ceiling in bytes of the workspace beyond inputs and outputs, used as plan.h says. 0: the default of PlanRequest in
+    # plan.h, at most a quarter to three tenths of the fp32 logits where a plan is that small.
     memory_budget: int
     stored_fraction: float  # LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits
     kind: int  # default LOGITLESS_PLAN_ANY

@@ -66,6 +66,20 @@ TEST_F(KeptPlan, TakesNoMoreThanADefaultMay) {
   EXPECT_GT(plan().workspace_bytes(), 2 * kTokens * kVocab);
 }
 
+// 2 GiB of exponentials in the workspace are less than a hundredth faster than a fifth of them.
+TEST_F(KeptPlan, TakesNoMoreOfABudgetThanSpeedIsWorth) {
+  const LossPlan free = plan();
+  request.memory_budget = 64_GiB;
+  const LossPlan made = plan();
+  EXPECT_EQ(made.memory_budget, 64_GiB);
+  EXPECT_EQ(made.default_limit, made.logits_bytes());
+  EXPECT_GE(made.weight_ranges > 0 ? made.first_tokens : made.chunk_tokens, kTokens);
+  EXPECT_LT(made.workspace_bytes(), 2 * kTokens * kVocab) << made.explain();
+  EXPECT_LE(made.predicted_seconds, 1.01 * free.predicted_seconds);
+  request.memory_budget = made.workspace_bytes();
+  EXPECT_LE(plan().workspace_bytes(), made.workspace_bytes());
+}
+
 TEST_F(KeptPlan, RefusesWhatItCannotKeep) {
   request.kind = PlanKind::recompute;
   EXPECT_THROW(plan(), InvalidArgument);

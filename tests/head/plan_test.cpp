@@ -64,7 +64,9 @@ TEST(Plan, Table) {
       {"no gradients", head, {}, 0, {}, PlanKind::forward, 1, 1},
       {"enough memory", head, gradients(), 512_MiB, {}, PlanKind::dense, 3, 3},
       {"one gradient", head, hidden_alone, 512_MiB, {}, PlanKind::dense, 2, 2},
-      {"little memory", head, gradients(), 24_MiB, {}, PlanKind::stored, 3.9, 4},
+      {"little memory", head, gradients(), 48_MiB, {}, PlanKind::stored, 3.85, 4},
+      // 768 words of exp(z) would save 0.1 % of the time and take 7 % more.
+      {"very little", head, gradients(), 24_MiB, {}, PlanKind::recompute, 4, 4},
       {"between", head, gradients(), 100_MiB, PlanKind::stored, PlanKind::stored, 3.01, 3.99},
       {"asked for", head, gradients(), 0, PlanKind::recompute, PlanKind::recompute, 4, 4},
       {"entropy gradient", head, entropy_gradient, 0, {}, PlanKind::recompute, 4, 4},
@@ -349,7 +351,7 @@ TEST(Plan, MoreMemoryIsNeverSlowerAndNeverExceeded) {
   };
   const std::vector<std::string> kernels = kernel_names();
   int planned = 0;
-  for (int trial = 0; trial < 300; ++trial) {
+  for (int trial = 0; trial < 120; ++trial) {
     HeadShape shape{draw(1, 5000), draw(1, 700), draw(1, 70000),
                     draw(0, 1) == 0 ? DType::bf16 : DType::f32};
     HeadFeatures f;
@@ -381,15 +383,14 @@ TEST(Plan, MoreMemoryIsNeverSlowerAndNeverExceeded) {
       }
       ++planned;
       ASSERT_LE(plan.workspace_bytes(), budget) << plan.explain();
-      // Of what is as fast within 1 %, as predictions go, the least memory is taken. What would
-      // take more than the logits gives way to the plan of no budget, which is within 3 % of those
-      // of a quarter of the logits.
-      if (plan.default_limit != 0) continue;
+      // The best predicted time below it is met within 1 %. Heads of few logits take the plan of no
+      // budget, which is within 3 %.
+      if (plan.budget_is_plenty) continue;
       ASSERT_LE(plan.predicted_seconds, before * 1.01) << plan.explain();
       before = std::min(before, plan.predicted_seconds);
     }
   }
-  EXPECT_GT(planned, 2000);
+  EXPECT_GT(planned, 1000);
 }
 
 // One panel of tokens and one tile of words, beyond what the caller gives and gets: on any kernel,
@@ -432,23 +433,6 @@ TEST(Plan, DWeightHasAPassOfItsOwnWhereItsSumsDoNotFit) {
   EXPECT_EQ(plan_head(head, f, request_of(256_MiB)).weight_words, 0);
   EXPECT_EQ(plan_head(head, f, request_of(0)).weight_words, 0);
   EXPECT_EQ(plan_head(head, gradients(), request_of(6_MiB)).weight_words, 0);
-}
-
-// No budget, however large, makes a head take more than its logits that takes less without one.
-TEST(Plan, ABudgetIsACeiling) {
-  const HeadShape head{1024, 64, 8192, DType::f32};
-  for (const std::string& kernel : kernel_names(false)) {
-    PlanRequest request = request_of(0, {}, kernel);
-    if (kernel == "amx_bf16" || kernel == "avx512_bf16" || kernel == "amx_bf16_emulated") continue;
-    const LossPlan free = plan_head(head, gradients(), request);
-    EXPECT_LT(free.workspace_bytes(), free.logits_bytes());
-    for (const std::size_t budget : {64_MiB, 256_MiB, 64_GiB}) {
-      request.memory_budget = budget;
-      const LossPlan plan = plan_head(head, gradients(), request);
-      EXPECT_LE(plan.workspace_bytes(), plan.logits_bytes()) << plan.explain();
-      EXPECT_EQ(plan.memory_budget, budget);
-    }
-  }
 }
 
 TEST(Plan, ExplainSaysEverything) {

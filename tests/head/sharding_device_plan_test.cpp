@@ -113,6 +113,22 @@ TEST_F(ShardingDevicePlan, WordsThatAreUnevenByATileKeepThem) {
   for (const LossPlan& plan : made) EXPECT_EQ(plan.passes, 3.0) << plan.explain();
 }
 
+// A budget is a ceiling for ranks, too: no more than speed is worth, and the same chunks on all.
+TEST_F(ShardingDevicePlan, PlentyOfMemoryIsNotTaken) {
+  for (const bool spread : {false, true}) {
+    request.memory_budget = 0;
+    const std::vector<LossPlan> free = plans({32256, 32000, 32000, 32000}, spread);
+    request.memory_budget = 64_GiB;
+    const std::vector<LossPlan> made = plans({32256, 32000, 32000, 32000}, spread);
+    expect_alike(made);
+    for (std::size_t r = 0; r < made.size(); ++r) {
+      EXPECT_EQ(made[r].passes, 3.0) << made[r].explain();
+      EXPECT_LE(made[r].predicted_seconds, 1.01 * free[r].predicted_seconds);
+      EXPECT_LE(made[r].workspace_bytes(), made[r].logits_bytes()) << made[r].explain();
+    }
+  }
+}
+
 TEST_F(ShardingDevicePlan, RanksWithoutWordsGoByTheOthers) {
   request.memory_budget = 500_MiB;
   const std::vector<LossPlan> made = plans({0, 64128, 0, 64128}, false);

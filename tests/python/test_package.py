@@ -40,6 +40,26 @@ def test_explain():
         logitless.explain(4096, 512, 32000, memory_budget=1000)
 
 
+def test_a_plan_in_256_mib_on_every_kernel(monkeypatch):
+    """Llama-3-8B's head, and the JAX package's small one, which takes no more of a budget than without one."""
+    for kernel in logitless.kernels():
+        monkeypatch.setenv("LOGITLESS_CPU", kernel)
+        for threads in (1, 2, 16):
+            for dtype in ("bf16", "f16", "f32"):
+                large = logitless.explain(8192, 4096, 128256, dtype, threads=threads, memory_budget="256MiB")
+                assert workspace_mib(large) <= 256.0, (kernel, large)
+            small = logitless.explain(1024, 64, 8192, "f32", threads=threads, memory_budget="256MiB")
+            default = logitless.explain(1024, 64, 8192, "f32", threads=threads)
+            assert workspace_mib(small) <= workspace_mib(default) < 32.0, (kernel, small)
+    monkeypatch.delenv("LOGITLESS_CPU")
+    assert workspace_mib(logitless.explain(8192, 4096, 128256, device="cuda", memory_budget="256MiB")) <= 256.0
+
+
+def workspace_mib(text: str) -> float:
+    number, unit = re.search(r"workspace ([0-9.]+) ([KMG]iB)", text).groups()
+    return float(number) * {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[unit]
+
+
 def test_explain_for_a_gpu_that_is_not_here():
     """Budgets are met and kernels are those of the capability; a workspace is of the GPU's own plans."""
     sizes = (8192, 4096, 128256)

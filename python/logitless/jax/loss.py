@@ -218,6 +218,7 @@ def linear_cross_entropy(
         return_target_logits: also returns the logits of the targets, shaped as targets, with a gradient; 0 for ignored
             ones. They and the log-sum-exp cost one more GEMM, and three in a backward that reaches them.
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
+            It is a ceiling: a call takes no more than its speed is worth, and less than the fp32 logits if a plan does.
         sharding: how vocabulary and tokens are sharded over a mesh. None: taken from the types of hidden and weight, if
             explicit. A sharded vocabulary costs four GEMMs and rejects target_weight, accuracy and return_argmax.
 

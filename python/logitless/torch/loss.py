@@ -136,7 +136,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         return_target_logits: also returns the logits of the targets, shaped as target, with a gradient; 0 for ignored
             ones. They, and an lse with a gradient, cost one more GEMM (4). With label_smoothing, class_weight or
             target_weight they take a separate head: 1 GEMM, and 3 in a backward that reaches them.
-        memory_budget: bytes, or text such as "512MiB", that the call may take beyond its inputs and gradients. The
+        memory_budget: bytes, or text such as "512MiB", that the call may take beyond its inputs and gradients. It is
+            a ceiling: a call takes no more than its speed is worth, and less than the fp32 logits if a plan does. The
             default is the least workspace whose predicted time is within 3 % of the best, among plans below a limit.
             The limit is a quarter of the fp32 logits (at least 16 MiB), or three tenths for a plan that saves exp(z) of
             all tokens. If no plan is below it, the least plan runs.

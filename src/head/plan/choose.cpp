@@ -30,6 +30,16 @@ class PlanBuilder {
     least_ = true;
     return *this;
   }
+  // d_weight has no pass of its own.
+  PlanBuilder& with_weight_together() {
+    weight_apart_ = false;
+    return *this;
+  }
+  // The fastest plan, whatever another that is about as fast would take.
+  PlanBuilder& of_any_size() {
+    any_size_ = true;
+    return *this;
+  }
   PlanBuilder& in_one_chunk() {
     one_chunk_ = true;
     return *this;
@@ -52,7 +62,8 @@ class PlanBuilder {
                            .audited = audited(),
                            .dealt = dealt(),
                            .one_chunk = one_chunk_,
-                           .weight_apart = !least_},
+                           .weight_apart = weight_apart_,
+                           .any_size = any_size_},
                           request_.device, plan_);
     std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
                                    PlanKind::recompute};
@@ -170,7 +181,11 @@ class PlanBuilder {
     request.device = request_.device;
     request.device.threads = plan_.threads;
     request.device.kernel = plan_.kernel;
-    return PlanBuilder(shape_, features, request).or_least().build().workspace_bytes();
+    return PlanBuilder(shape_, features, request)
+        .or_least()
+        .with_weight_together()
+        .build()
+        .workspace_bytes();
   }
 
   bool dealt() const { return request_.sharding.dealt || request_.sharding.word_table.defined(); }
@@ -198,7 +213,7 @@ class PlanBuilder {
     request.memory_budget = search_->audit_budget();
     request.kind = PlanKind::recompute;
     return std::make_shared<const LossPlan>(
-        PlanBuilder(shape, features, request).or_least().build());
+        PlanBuilder(shape, features, request).or_least().with_weight_together().build());
   }
 
   void choose(const std::vector<SizedPlan>& sized) {
@@ -311,6 +326,8 @@ class PlanBuilder {
   const PlanRequest& request_;
   bool least_ = false;      // the least plan, whatever the budget
   bool one_chunk_ = false;  // a dense plan of all tokens at once
+  bool weight_apart_ = true;
+  bool any_size_ = false;
   LossPlan plan_;
   std::unique_ptr<PlanSearch> search_;
 };
@@ -339,12 +356,14 @@ std::size_t exchange_limit(const HeadShape& shape, const HeadFeatures& features)
   return cuda::exchange_bytes(shape, features, {.chunk = kLarge}) + static_cast<std::size_t>(sums);
 }
 
+bool is_far_wanted(const PlanRequest& request) {
+  return request.accuracy != Accuracy::exact || (request.kind.has_value() && is_far(*request.kind));
+}
+
 LossPlan plan_without_budget(const HeadShape& shape, const HeadFeatures& features,
                              const PlanRequest& request) {
-  const bool far =
-      request.accuracy != Accuracy::exact || (request.kind.has_value() && is_far(*request.kind));
   const bool on_cpu = request.device.kind == DeviceKind::cpu;
-  std::size_t limit = default_limit(shape, far);
+  std::size_t limit = default_limit(shape, is_far_wanted(request));
   if (!on_cpu) limit += exchange_limit(shape, features);
   const double slack = default_slack(features, on_cpu);
   LossPlan plan = default_plan(limit, slack, [&](std::size_t budget) {
@@ -352,7 +371,7 @@ LossPlan plan_without_budget(const HeadShape& shape, const HeadFeatures& feature
     within.memory_budget = budget;
     // The bits of sums go by chunks, and these not by threads.
     if (on_cpu && request.device.threads >= 0) within.device.threads = 1;
-    return PlanBuilder(shape, features, within).or_least().build();
+    return PlanBuilder(shape, features, within).or_least().with_weight_together().build();
   });
   if (on_cpu) {
     const int threads = request.device.threads;
@@ -361,17 +380,89 @@ LossPlan plan_without_budget(const HeadShape& shape, const HeadFeatures& feature
   return plan;
 }
 
-// A budget is a ceiling: where the fastest plan below it takes more than the fp32 logits would, it
-// is what is chosen without one, if that is less. A kind that is asked for takes what it is given.
+// Makes plans of one request for some threads, as default_plan.h asks for them.
+class BudgetPlans {
+ public:
+  BudgetPlans(const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request,
+              bool one_chunk)
+      : shape_(shape), features_(features), request_(request), one_chunk_(one_chunk) {}
+
+  // The least workspace below `limit` that is worth its time; above it where no plan is as small.
+  LossPlan below(std::size_t limit, int threads) {
+    request_.device.threads = threads;
+    LossPlan fastest = build(limit, false);
+    if (fastest.workspace_bytes() > limit || has_its_size()) return fastest;
+    const double best = build(limit, true).predicted_seconds;
+    LossPlan plan = least_worth_its_time(fastest, best,
+                                         [&](std::size_t budget) { return build(budget, false); });
+    keep_reasons(fastest, plan, kBudgetSlack);
+    return plan;
+  }
+
+ private:
+  // A kind that is asked for takes what makes it fast, and predictions do not know how many tiles
+  // fewer the far field keeps of larger chunks.
+  bool has_its_size() const {
+    return !one_chunk_ && (request_.kind.has_value() || request_.accuracy != Accuracy::exact);
+  }
+  LossPlan build(std::size_t budget, bool any_size) {
+    request_.memory_budget = budget;
+    PlanBuilder builder(shape_, features_, request_);
+    builder.or_least();
+    if (one_chunk_) builder.in_one_chunk();
+    if (any_size) builder.of_any_size();
+    return builder.build();
+  }
+
+  const HeadShape& shape_;
+  const HeadFeatures& features_;
+  PlanRequest request_;
+  const bool one_chunk_;
+};
+
+// A budget is a ceiling, of which no more is taken than speed is worth: not more than the fp32
+// logits, or what a default may take, unless no plan is as small.
+LossPlan plan_within(const HeadShape& shape, const HeadFeatures& features,
+                     const PlanRequest& request, bool one_chunk) {
+  check_request(shape, features, request);
+  const std::size_t budget = request.memory_budget;
+  const bool on_cpu = request.device.kind == DeviceKind::cpu;
+  std::size_t ceiling = budget_ceiling(shape, is_far_wanted(request), budget);
+  if (!on_cpu) ceiling = std::min(budget, ceiling + exchange_limit(shape, features));
+  const int wanted = request.device.threads;
+  const int threads = on_cpu && wanted == 0 ? default_threads() : wanted;
+  BudgetPlans plans(shape, features, request, one_chunk);
+  for (const std::size_t limit : {ceiling, budget}) {
+    // The bits of sums go by chunks, and these not by threads where all have room.
+    LossPlan plan = plans.below(limit, on_cpu ? 1 : threads);
+    if (on_cpu && threads > 1) {
+      plan = with_default_threads(std::move(plan), threads);
+      if (plan.workspace_bytes() > limit) plan = plans.below(limit, threads);
+    }
+    if (plan.workspace_bytes() > limit) continue;
+    plan.memory_budget = budget;
+    if (!request.kind.has_value() || one_chunk) plan.default_limit = limit;
+    return plan;
+  }
+  PlanBuilder refusing(shape, features, request);
+  if (one_chunk) refusing.in_one_chunk();
+  return refusing.build();
+}
+
 LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
                   const PlanRequest& request) {
-  if (request.memory_budget == 0) return plan_without_budget(shape, features, request);
-  LossPlan plan = PlanBuilder(shape, features, request).build();
-  if (request.kind.has_value() || plan.workspace_bytes() <= plan.logits_bytes()) return plan;
-  LossPlan free = plan_without_budget(shape, features, request);
-  if (free.workspace_bytes() >= plan.workspace_bytes()) return plan;
-  free.memory_budget = request.memory_budget;
-  return free;
+  const std::size_t budget = request.memory_budget;
+  if (budget == 0) return plan_without_budget(shape, features, request);
+  LossPlan plan = plan_within(shape, features, request, false);
+  const bool large = plan.workspace_bytes() > plan.logits_bytes();
+  if (request.kind.has_value() || (!large && plan.logits_bytes() > kFewLogits)) return plan;
+  LossPlan less = plan_without_budget(shape, features, request);
+  const double most = (1.0 + kFewLogitsSlack) * plan.predicted_seconds;
+  if (less.workspace_bytes() >= plan.workspace_bytes()) return plan;
+  if (!large && less.predicted_seconds > most) return plan;
+  less.memory_budget = budget;
+  less.budget_is_plenty = true;
+  return less;
 }
 
 PlanRequest for_context(const Context& context, PlanRequest request) {
@@ -415,7 +506,7 @@ LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
     builder.in_one_chunk();
     return (least ? builder.or_least() : builder).build();
   };
-  if (request.memory_budget != 0) return build(request.memory_budget, false);
+  if (request.memory_budget != 0) return plan_within(shape, features, within, true);
   LossPlan plan = default_plan(default_limit(shape, false), default_slack(features, false),
                                [&](std::size_t budget) { return build(budget, true); });
   // No more than what a default takes, which without this rule would be the least there is.

@@ -8,22 +8,59 @@
 namespace logitless {
 namespace {
 
-// What is asked for exactly enough: the bytes, or a 64th of them.
-constexpr std::size_t kExact = 1_MiB;
+// The search for bytes ends at so many, under a budget and without one, or at a 64th of them.
+constexpr std::size_t kExact = 64_KiB;
+constexpr std::size_t kExactDefault = 1_MiB;
 
-// The candidates as they are with all of the limit, but for the kind that was taken.
-void keep_reasons(const LossPlan& at_limit, LossPlan& chosen, double slack) {
+// More memory is hardly ever slower, so the least that will do is found by halving. A plan may take
+// less than one for a smaller budget, since it takes the least that is about as fast.
+template <typename Takes>
+LossPlan least_of(LossPlan chosen, std::size_t exact, const Takes& takes,
+                  const std::function<LossPlan(std::size_t)>& plan) {
+  std::size_t low = 0;
+  while (chosen.workspace_bytes() > low &&
+         chosen.workspace_bytes() - low > std::max(exact, chosen.workspace_bytes() / 64)) {
+    const std::size_t middle = low + (chosen.workspace_bytes() - low) / 2;
+    LossPlan less = plan(middle);
+    if (less.workspace_bytes() <= middle && takes(less)) {
+      chosen = std::move(less);
+    } else {
+      low = middle;
+    }
+  }
+  return chosen;
+}
+
+}  // namespace
+
+void keep_reasons(const LossPlan& fastest, LossPlan& chosen, double slack) {
   for (PlanCandidate& c : chosen.candidates) {
     if (c.kind == chosen.kind) continue;
-    for (const PlanCandidate& other : at_limit.candidates) {
+    for (const PlanCandidate& other : fastest.candidates) {
       if (other.kind == c.kind) c = other;
     }
-    if (c.kind == at_limit.kind)
+    if (c.kind == fastest.kind)
       c.reason = concat("not worth the memory: less than ", slack * 100.0, " % faster");
   }
 }
 
-}  // namespace
+std::size_t budget_ceiling(const HeadShape& shape, bool far, std::size_t budget) {
+  const double logits = 4.0 * static_cast<double>(shape.tokens) * static_cast<double>(shape.vocab);
+  return std::min(budget, std::max(default_limit(shape, far),
+                                   static_cast<std::size_t>(std::min(logits, 1e18))));
+}
+
+LossPlan least_worth_its_time(const LossPlan& fastest, double best_seconds,
+                              const std::function<LossPlan(std::size_t)>& plan) {
+  const auto takes = [&](const LossPlan& p) {
+    const double longer = p.predicted_seconds / fastest.predicted_seconds - 1.0;
+    const double saved = 1.0 - static_cast<double>(p.workspace_bytes()) /
+                                   static_cast<double>(fastest.workspace_bytes());
+    return p.predicted_seconds <= (1.0 + kBudgetSlack) * best_seconds &&
+           saved >= kBytesForTime * longer;
+  };
+  return least_of(fastest, kExact, takes, plan);
+}
 
 std::size_t default_limit(const HeadShape& shape, bool far) {
   const double logits = 4.0 * static_cast<double>(shape.tokens) * static_cast<double>(shape.vocab);
@@ -38,21 +75,10 @@ LossPlan default_plan(std::size_t limit, double slack,
   };
   LossPlan fastest = plan(most);
   if (!allows(fastest)) fastest = plan(limit);
-  LossPlan chosen = fastest;
-  // More memory is hardly ever slower, so the least that will do is found by halving. A plan may
-  // take less than one for a smaller budget, since it takes the least that is about as fast.
-  std::size_t low = 0;
-  while (allows(chosen) && chosen.workspace_bytes() > low &&
-         chosen.workspace_bytes() - low > std::max(kExact, chosen.workspace_bytes() / 64)) {
-    const std::size_t middle = low + (chosen.workspace_bytes() - low) / 2;
-    LossPlan less = plan(middle);
-    if (less.workspace_bytes() <= middle && allows(less) &&
-        less.predicted_seconds <= (1.0 + slack) * fastest.predicted_seconds) {
-      chosen = std::move(less);
-    } else {
-      low = middle;
-    }
-  }
+  const auto takes = [&](const LossPlan& p) {
+    return allows(p) && p.predicted_seconds <= (1.0 + slack) * fastest.predicted_seconds;
+  };
+  LossPlan chosen = allows(fastest) ? least_of(fastest, kExactDefault, takes, plan) : fastest;
   keep_reasons(fastest, chosen, slack);
   chosen.memory_budget = 0;
   chosen.default_limit = !allows(chosen) ? 0 : chosen.workspace_bytes() <= limit ? limit : most;

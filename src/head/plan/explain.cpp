@@ -58,7 +58,12 @@ std::string LossPlan::explain() const {
   }
   std::istringstream movements(movement);
   for (std::string line; std::getline(movements, line);) out << "  " << line << "\n";
-  if (default_limit != 0) {
+  if (default_limit != 0 && memory_budget != 0 && !budget_is_plenty) {
+    out << "  budget " << format_bytes(memory_budget) << ": within " << kBudgetSlack * 100.0
+        << " % of the best predicted time below " << format_bytes(default_limit)
+        << ", for that much of the time at least " << kBudgetSlack * kBytesForTime * 100.0
+        << " % less workspace\n";
+  } else if (default_limit != 0) {
     out << (memory_budget == 0 ? "  no budget was given: the" : "  below the budget: the")
         << " least workspace within " << default_slack(features, threads > 0) * 100.0
         << " % of the best predicted time below " << format_bytes(default_limit) << "\n";

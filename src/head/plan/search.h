@@ -32,6 +32,7 @@ struct PlanProblem {
   bool one_chunk = false;  // of all tokens, of a dense plan
   // d_weight may have a pass of its own.
   bool weight_apart = false;
+  bool any_size = false;  // the fastest sizes, whatever others that are about as fast would take
 };
 
 class PlanSearch {

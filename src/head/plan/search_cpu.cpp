@@ -165,7 +165,8 @@ SizedPlan CpuSearch::best(PlanKind kind, std::size_t budget) const {
     if (better) return apart;
   }
   // A stored plan is there to fill the budget, and the far field keeps fewer tiles of large chunks.
-  if (found.bytes > budget || kind == PlanKind::stored || is_far(kind)) return found;
+  const bool keeps_size = kind == PlanKind::stored || is_far(kind) || p_.any_size;
+  if (found.bytes > budget || keeps_size) return found;
   return leanest(kind, found, budget);
 }
 

@@ -56,7 +56,7 @@ SizedPlan GatheredCpuSearch::best(PlanKind kind, std::size_t budget) const {
   BestSize fastest(budget);
   offer_all([&](const SizedPlan& s) { fastest.offer(s, seconds(kind, s.sizes)); });
   SizedPlan best = fastest.found();
-  if (best.bytes > budget) return best;
+  if (best.bytes > budget || p_.any_size) return best;
   const double most = seconds(kind, best.sizes) * (1.0 + kSameSpeed);
   offer_all([&](const SizedPlan& s) {
     if (s.bytes <= budget && s.alone < best.alone && seconds(kind, s.sizes) <= most) best = s;

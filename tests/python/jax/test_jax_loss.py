@@ -222,3 +222,18 @@ def test_any_budget_gives_the_same_loss():
     assert relative_error(least[0], most[0]) < 1e-6
     for one, other in zip(least[1], most[1]):
         assert relative_error(one, other) < 1e-5
+
+
+def test_a_budget_is_a_ceiling():
+    """A small head takes of a large budget no more than of none, which is less than its fp32 logits."""
+    tokens, dim, vocab = 1024, 64, 8192
+    kinds = (((tokens, dim), "float32"), ((vocab, dim), "float32"), ((tokens,), "int32"))
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
+
+    def held(budget):
+        step = jax.value_and_grad(functools.partial(linear_cross_entropy, memory_budget=budget), (0, 1))
+        return jax.jit(step).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    logits = tokens * vocab * 4
+    assert held("256MiB") <= held(None)
+    assert held(None) < logits or not ON_CPU  # cuBLAS has a chunk's fp32 logits and what it multiplies

@@ -288,3 +288,29 @@ def test_memory_stays_within_the_budget():
     hidden, weight, target, _ = problem(9, (512,), 32, 20000, torch.float32)
     with pytest.raises(ValueError, match="below the least plan"):
         linear_cross_entropy(hidden, weight, target, memory_budget=1000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_budget_is_a_ceiling(monkeypatch, dtype):
+    """A small head takes of a large budget no more than of none; a larger one no more than its fp32 logits."""
+    from logitless.torch import _engine
+
+    taken = []
+    made = _engine.Call.__init__
+
+    def noted(self, *arguments):
+        made(self, *arguments)
+        taken.append(self.workspace_bytes)
+
+    monkeypatch.setattr(_engine.Call, "__init__", noted)
+    for tokens, dim, vocab in ((1024, 64, 8192), (512, 16, 40000)):
+        hidden, weight, target, _ = problem(11, (tokens,), dim, vocab, dtype)
+        taken.clear()
+        for budget in (None, "256MiB", "16GiB"):
+            linear_cross_entropy(hidden, weight, target, memory_budget=budget)
+        default, budgeted, plenty = taken
+        assert budgeted == plenty
+        if tokens * vocab * 4 <= 64 << 20:
+            assert budgeted <= default
+        if hidden.device.type == "cpu":
+            assert budgeted < tokens * vocab * 4
