@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "support/dots.h"
+
 namespace logitless::test {
 namespace {
 
@@ -32,9 +34,8 @@ OracleLogits oracle_logits(const OracleProblem& p) {
   out.z.resize(p.tokens * p.vocab);
   for (std::int64_t i = 0; i < p.tokens; ++i) {
     for (std::int64_t j = 0; j < p.vocab; ++j) {
-      double a = p.bias.empty() ? 0.0 : p.bias[j];
-      for (std::int64_t k = 0; k < p.dim; ++k)
-        a += p.hidden[i * p.dim + k] * p.weight[j * p.dim + k];
+      double a = add_dot(p.bias.empty() ? 0.0 : p.bias[j], p.hidden.data() + i * p.dim,
+                         p.weight.data() + j * p.dim, p.dim);
       a *= p.logit_scale;
       out.z[i * p.vocab + j] = p.softcap > 0 ? p.softcap * std::tanh(a / p.softcap) : a;
     }
@@ -89,10 +90,8 @@ OracleGradients oracle_chain(const OracleProblem& p, const OracleLogits& logits,
       const double z = logits.z[i * p.vocab + j];
       da *= p.logit_scale * (p.softcap > 0 ? 1 - (z / p.softcap) * (z / p.softcap) : 1.0);
       g.d_bias[j] += da;
-      for (std::int64_t k = 0; k < p.dim; ++k) {
-        g.d_hidden[i * p.dim + k] += da * p.weight[j * p.dim + k];
-        g.d_weight[j * p.dim + k] += da * p.hidden[i * p.dim + k];
-      }
+      add_scaled(g.d_hidden.data() + i * p.dim, da, p.weight.data() + j * p.dim, p.dim);
+      add_scaled(g.d_weight.data() + j * p.dim, da, p.hidden.data() + i * p.dim, p.dim);
     }
   }
   return g;

@@ -7,16 +7,33 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <new>
 #include <random>
 #include <vector>
 
 #include "core/element.h"
 #include "kernels/cpu_tensor.h"
+#include "support/dots.h"
 
 namespace logitless::test {
 
 inline constexpr DType kFloats[] = {DType::f32, DType::bf16, DType::f16};
+
+// The first n or more of a seed's numbers from -1 to 1, which are drawn once.
+inline const std::vector<double>& uniform_numbers(std::uint64_t seed, std::int64_t n) {
+  struct Sequence {
+    std::mt19937_64 generator;
+    std::vector<double> numbers;
+  };
+  static std::map<std::uint64_t, Sequence> sequences;
+  const auto [found, fresh] = sequences.try_emplace(seed);
+  auto& [generator, numbers] = found->second;
+  if (fresh) generator.seed(seed);
+  std::uniform_real_distribution<double> uniform(-1.0, 1.0);
+  while (static_cast<std::int64_t>(numbers.size()) < n) numbers.push_back(uniform(generator));
+  return numbers;
+}
 
 // Values of a tensor as its dtype holds them: in memory and as doubles.
 struct Values {
@@ -24,19 +41,23 @@ struct Values {
   std::vector<std::byte> bytes;
   Values(DType type, std::int64_t n, double fill = 0.0) : dtype(type) {
     bytes.resize(static_cast<std::size_t>(n) * size_of(type));
-    for (std::int64_t i = 0; i < n; ++i) set(i, fill);
+    for (std::int64_t i = 0; fill != 0.0 && i < n; ++i) set(i, fill);
   }
   static Values random(DType type, std::int64_t n, std::uint64_t seed) {
     Values values(type, n);
-    std::mt19937_64 generator(seed);
-    std::uniform_real_distribution<double> uniform(-1.0, 1.0);
-    for (std::int64_t i = 0; i < n; ++i) values.set(i, uniform(generator));
+    const std::vector<double>& numbers = uniform_numbers(seed, n);
+    for (std::int64_t i = 0; i < n; ++i) values.set(i, numbers[static_cast<std::size_t>(i)]);
     return values;
   }
   double operator[](std::int64_t i) const { return load_element(bytes.data(), dtype, i); }
   void set(std::int64_t i, double x) { store_element(bytes.data(), dtype, i, x); }
   void* data() { return bytes.data(); }
   const void* data() const { return bytes.data(); }
+  std::vector<double> doubles() const {
+    std::vector<double> x(bytes.size() / size_of(dtype));
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = (*this)[static_cast<std::int64_t>(i)];
+    return x;
+  }
 };
 
 // One rounding to the dtype.
@@ -114,6 +135,7 @@ inline void check_gemm(const GemmCase& c) {
   ASSERT_EQ(results[0].bytes, results[1].bytes) << "1 and 3 threads";
 
   Values& out = results[0];
+  const std::vector<double> wide_a = a.doubles(), wide_b = b.doubles();
   std::vector<bool> written(static_cast<std::size_t>(c.batch * p.c.batch_stride), false);
   for (std::int64_t s = 0; s < c.batch; ++s) {
     for (std::int64_t i = 0; i < c.m; ++i) {
@@ -121,22 +143,21 @@ inline void check_gemm(const GemmCase& c) {
         const std::int64_t at = s * p.c.batch_stride + i * p.c.row_stride + j * p.c.col_stride;
         written[static_cast<std::size_t>(at)] = true;
         double sum = c.accumulate ? before[at] : 0.0, size = std::abs(sum);
-        for (std::int64_t k = 0; k < c.k; ++k) {
-          const double x = a[s * p.a.batch_stride + i * p.a.row_stride + k * p.a.col_stride] *
-                           b[s * p.b.batch_stride + k * p.b.row_stride + j * p.b.col_stride];
-          sum += x;
-          size += std::abs(x);
-        }
+        add_products(wide_a.data() + s * p.a.batch_stride + i * p.a.row_stride, p.a.col_stride,
+                     wide_b.data() + s * p.b.batch_stride + j * p.b.col_stride, p.b.row_stride, c.k,
+                     sum, size);
         const double bound = epsilon_of(c.out) * std::abs(sum) +
                              (c.dtype == DType::f64 ? 1e-15 : 1e-6) * size +
                              (c.out == DType::f16 ? 0x1p-24 : 0.0);
+        if (std::abs(out[at] - sum) <= bound) continue;  // quicker than an assertion
         ASSERT_NEAR(out[at], sum, bound) << "at " << s << " " << i << " " << j;
       }
     }
   }
   for (std::size_t i = 0; i < written.size(); ++i) {
     const auto at = static_cast<std::int64_t>(i);
-    ASSERT_TRUE(written[i] || out[at] == before[at]) << "element " << i << " lies between rows";
+    if (written[i]) continue;
+    ASSERT_EQ(out[at], before[at]) << "element " << i << " lies between rows";
   }
 }
 
@@ -194,16 +215,13 @@ struct AttentionTensors {
            (!shape.segments ||
             query_segments[b * shape.queries + t] == key_segments[b * shape.keys + s]);
   }
-  // The score, -inf where the query does not see the key, and the derivative of its softcap.
-  double score(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s,
-               double& slope) const {
+  // The score of a query [D] and a key [D], -inf where the query does not see the key, and the
+  // derivative of its softcap.
+  double score(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s, const double* query,
+               const double* key, double& slope) const {
     slope = 1.0;
     if (!sees(b, t, s)) return -kInf;
-    const std::int64_t row = at(true, b, h, t),
-                       key = at(false, b, h / (shape.heads / shape.kv_heads), s);
-    double z = 0.0;
-    for (std::int64_t i = 0; i < shape.dim; ++i) z += q[row + i] * k[key + i];
-    z *= static_cast<double>(shape.scale);
+    double z = add_dot(0.0, query, key, shape.dim) * static_cast<double>(shape.scale);
     if (shape.softcap != 0.0f) {
       const auto cap = static_cast<double>(shape.softcap);
       const double tanh = std::tanh(z / cap);
@@ -281,6 +299,8 @@ inline void check_attention(const AttentionShape& shape) {
   const std::int64_t dim = shape.dim;
   std::vector<double> out(r.out.bytes.size() / size_of(shape.dtype)), dq(out.size());
   std::vector<double> dk(r.dk.bytes.size() / size_of(shape.dtype)), dv(dk.size());
+  const std::vector<double> wide_q = x.q.doubles(), wide_k = x.k.doubles(), wide_v = x.v.doubles(),
+                            wide_d_out = x.d_out.doubles();
   const auto cell = [](std::vector<double>& v, std::int64_t i) -> double& {
     return v[static_cast<std::size_t>(i)];
   };
@@ -289,10 +309,13 @@ inline void check_attention(const AttentionShape& shape) {
       const std::int64_t kv = h / (shape.heads / shape.kv_heads);
       for (std::int64_t t = 0; t < shape.queries; ++t) {
         const std::int64_t row = x.at(true, b, h, t);
+        const double *query = wide_q.data() + row, *given = wide_d_out.data() + row;
         std::vector<double> p(static_cast<std::size_t>(shape.keys)), slope(p.size());
         double sum = 0.0;
-        for (std::int64_t s = 0; s < shape.keys; ++s)
-          sum += cell(p, s) = std::exp(x.score(b, h, t, s, cell(slope, s)));
+        for (std::int64_t s = 0; s < shape.keys; ++s) {
+          const double* key = wide_k.data() + x.at(false, b, kv, s);
+          sum += cell(p, s) = std::exp(x.score(b, h, t, s, query, key, cell(slope, s)));
+        }
         const float lse =
             r.lse[static_cast<std::size_t>((b * shape.heads + h) * shape.queries + t)];
         if (sum == 0.0) {
@@ -304,21 +327,16 @@ inline void check_attention(const AttentionShape& shape) {
         for (std::int64_t s = 0; s < shape.keys; ++s) {
           const std::int64_t key = x.at(false, b, kv, s);
           cell(p, s) /= sum == 0.0 ? 1.0 : sum;
-          for (std::int64_t i = 0; i < dim; ++i) {
-            cell(out, row + i) += cell(p, s) * x.v[key + i];
-            cell(dv, key + i) += cell(p, s) * x.d_out[row + i];
-            delta += cell(p, s) * x.v[key + i] * x.d_out[row + i];
-          }
+          add_scaled(out.data() + row, cell(p, s), wide_v.data() + key, dim);
+          add_scaled(dv.data() + key, cell(p, s), given, dim);
+          delta += cell(p, s) * add_dot(0.0, wide_v.data() + key, given, dim);
         }
         for (std::int64_t s = 0; s < shape.keys; ++s) {
           const std::int64_t key = x.at(false, b, kv, s);
-          double g = -delta;
-          for (std::int64_t i = 0; i < dim; ++i) g += x.v[key + i] * x.d_out[row + i];
+          double g = add_dot(-delta, wide_v.data() + key, given, dim);
           g *= cell(p, s) * cell(slope, s) * static_cast<double>(shape.scale);
-          for (std::int64_t i = 0; i < dim; ++i) {
-            cell(dq, row + i) += g * x.k[key + i];
-            cell(dk, key + i) += g * x.q[row + i];
-          }
+          add_scaled(dq.data() + row, g, wide_k.data() + key, dim);
+          add_scaled(dk.data() + key, g, query, dim);
         }
       }
     }
