@@ -12,6 +12,8 @@ foreach(label fast slow cuda threads)
   endif()
 endforeach()
 
+set(LOGITLESS_TEST_OPTIONS "" CACHE STRING "Options of the compiler for the sources of the test programs alone")
+
 set(data_default "${PROJECT_SOURCE_DIR}/../shared/data")
 if(DEFINED ENV{LOGITLESS_DATA_DIR})
   set(data_default "$ENV{LOGITLESS_DATA_DIR}")
@@ -41,6 +43,8 @@ function(logitless_test name)
     set(library logitless::logitless)
   endif()
   target_link_libraries(${name} PRIVATE ${library} logitless_settings ${ARG_LIBRARIES} GTest::gtest_main)
+  target_compile_options(${name} PRIVATE ${LOGITLESS_TEST_OPTIONS})
+  logitless_precompile(${name} tests_headers)
 
   # Discovers tests when ctest starts, not in the build: a program that crashes then fails as a test. Names omit the
   # values of parameters: a bracket in one would drop the test and its label from the list.
