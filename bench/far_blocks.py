@@ -91,7 +91,7 @@ def main():
         p = np.exp(hidden @ w.T - lse[:, None])
         own = np.flatnonzero(target // TILE == tile)
         rest = p.copy()
-        rest[own, target[own] % TILE] = 0.0  # a target's own coefficient is exact
+        rest[own, target[own] % TILE] = 0.0  # a target's coefficient is exact
         p[own, target[own] % TILE] -= 1.0
         d_hidden += p @ w
         d_weight_squared += np.square(p.T @ hidden).sum()

@@ -36,10 +36,9 @@ class ProcessRank {
   int size() const { return launched_.size; }
 
   // Within `body` all ranks make the same calls of the following functions, in the same order.
+
   // Throws InvalidArgument on all ranks, "rank 1: --batch 4, rank 0: 2", unless the values of all
   // ranks are equal.
-
-  // Throws InvalidArgument on all ranks, "rank 1: --batch 4, rank 0: 2", unless all say the same.
   void agree(const Facts& mine);
   // Runs `body` on rank 0 first, then on the others, which find its results in a cache.
   void first_on_rank_0(const std::function<void()>& body);

@@ -27,7 +27,7 @@ struct TokenizerModel {
   std::int32_t end_of_text_word = -1;
   // Imported tokenizers only: files next to it, which are exported with it.
   std::string config;  // tokenizer_config.json
-  std::string fast;    // tokenizer.json beside a tokenizer.model
+  std::string fast;    // tokenizer.json next to a tokenizer.model
 
   bool operator==(const TokenizerModel&) const = default;
 };
