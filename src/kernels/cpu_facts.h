@@ -1,6 +1,6 @@
-// What the choice of a CPU kernel asks of the processor and the operating system: the machine's
-// part of a plan, beside the number of threads, which PlanRequest::device has. No size of a cache
-// is in it.
+// Properties of the processor and operating system that the choice of a CPU kernel depends on. They
+// are the machine's part of a plan, beside the number of threads in PlanRequest::device. Cache
+// sizes are not among them.
 #pragma once
 
 #include <string>
@@ -13,15 +13,15 @@ struct CpuFacts {
   std::string avx512 = "the processor has no AVX-512";
   std::string avx512_bf16 = "the processor has no AVX-512 bf16 dot product";
   std::string amx_bf16 = "the processor has no AMX bf16 tiles";
-  // Whether that dot product beats multiply-adds in fp32: on AMD's cores, not on Intel's.
+  // True if that dot product beats fp32 multiply-adds: on AMD's cores, not on Intel's.
   bool dot_product_is_fast = false;
 };
 
-// This machine's, or those assumed.
+// Facts of this machine, or the assumed ones.
 const CpuFacts& cpu_facts();
 
-// Plans are made as on another processor while it lives, by all threads; calls of kernels that the
-// facts exclude are refused. For tests: kernels that the facts add must not be called.
+// Makes all threads plan for another processor while it lives. Calls of kernels that the facts
+// exclude are refused. For tests: kernels that the facts add must not be called.
 class AssumedCpu {
  public:
   explicit AssumedCpu(CpuFacts facts);

@@ -1,8 +1,8 @@
-// Attention on a GPU. No CUDA headers here: a build without CUDA answers every call with the
-// reason.
+// Fused attention on a GPU. It includes no CUDA headers; in a build without CUDA every call throws
+// the reason.
 //
-// Calls enqueue on a stream and return: nothing waits or allocates, all may be captured into a CUDA
-// graph. The same operands give the same bits: sums have a fixed order, and no sum is atomic.
+// Calls enqueue on a stream. They neither wait nor allocate, and may be captured into a CUDA graph.
+// Results are deterministic: sums have a fixed order and use no atomics.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 
 namespace logitless::cuda {
 
-// softmax(scale * q k^T) v, row by row, without the matrix of scores.
-//   q, out [B, H, T, D]    k, v [B, Hkv, S, D]    H a multiple of Hkv: query head h reads h / (H /
-//   Hkv)
-// Products are summed in fp32; probabilities and gradients of scores are rounded to the dtype of
-// the operands for their products. Causal: query t sees the keys s <= t + (S - T). A row that sees
-// no key gives 0, and -inf as its log-sum-exp.
+// softmax(scale * q k^T) v without materialising the scores.
+//   q, out [B, H, T, D]    k, v [B, Hkv, S, D]    H a multiple of Hkv
+//   query head h reads key head h / (H / Hkv)
+// Sums are fp32; probabilities and score gradients are rounded to the dtype of the operands for
+// their GEMMs. Causal: query t sees the keys s <= t + (S - T). A row that sees no key gives 0, and
+// -inf as its log-sum-exp.
 struct AttentionCall {
   // The last dimension is contiguous; strides count elements.
   struct Operand {
@@ -35,22 +35,22 @@ struct AttentionCall {
   bool causal = false;
   float scale = 1.0f;
   Operand q, k, v;
-  // Log-sum-exp of each row of scaled scores [B, H, T], contiguous. Written by the forward, read by
-  // the backward.
+  // Log-sum-exp of each row of scaled scores [B, H, T], contiguous. The forward writes it, the
+  // backward reads it.
   float* lse = nullptr;
-  // The forward's.
+  // Output of the forward.
   Output result;
-  // The backward's: out and lse as the forward left them; d_q, d_k, d_v are written, not added to.
+  // Operands of the backward: out and lse of the forward. d_q, d_k, d_v are written, not added to.
   Operand out, d_out;
   Output d_q, d_k, d_v;
   void* scratch = nullptr;  // attention_scratch_bytes(), aligned to 256
   Stream stream = nullptr;
 };
 
-// Empty, or why no kernel of a device of this compute capability takes the call, naming what was
-// expected. Reads sizes, dtype and flags; strides and pointers must be known only to the calls.
+// Returns why no kernel for this compute capability supports the call, naming the expected values,
+// or empty. Reads sizes, dtype and flags only.
 std::string attention_unsupported(const AttentionCall& call, int compute_capability);
-// Of both directions. Pure: reads sizes, dtype and flags.
+// Scratch of either direction. Pure: reads sizes, dtype and flags.
 std::size_t attention_scratch_bytes(const AttentionCall& call, bool backward,
                                     int compute_capability);
 void attention_forward(const AttentionCall& call);

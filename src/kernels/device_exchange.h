@@ -1,5 +1,5 @@
-// NCCL, which is found at run time: bytes between GPUs. No CUDA headers here: a build without CUDA
-// answers every call with the reason.
+// NCCL, loaded at run time: exchanges of bytes between GPUs. It includes no CUDA headers; in a
+// build without CUDA every call throws the reason.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,20 @@ namespace logitless::cuda {
 
 inline constexpr std::size_t kNcclIdBytes = 128;
 
-// Empty, or why there is no NCCL: not found by the loader, or older than 2.19.
+// Returns why there is no NCCL (not found by the loader, or older than 2.19), or empty.
 const std::string& nccl_missing();
 
-// Throws Unsupported where NCCL is missing, DeviceError. `id` [kNcclIdBytes].
+// Throws Unsupported where NCCL is missing, and DeviceError. `id` [kNcclIdBytes].
 void make_nccl_id(std::byte* id);
 
-// One rank's end of a group, on the thread's current device; non-blocking: after the constructor
-// and after each call but abort(), ready() is asked until it says yes. Stays where it is. All
+// One rank's NCCL communicator, on the thread's current device. It is non-blocking: after the
+// constructor and each call but abort(), poll ready() until it is true. Not movable. All functions
 // throw DeviceError with NCCL's text, and the constructors Unsupported where NCCL is missing.
 class NcclRank {
  public:
-  // max_ctas: the most thread blocks of a call's kernel; 0: NCCL chooses.
+  // max_ctas: most CTAs of a call's kernel; 0: NCCL chooses.
   NcclRank(const std::byte* id, int rank, int size, int max_ctas);
-  // A group of its own with the ranks of another one (ncclCommSplit).
+  // Makes a separate communicator with the ranks of `parent` (ncclCommSplit).
   NcclRank(void* parent, int max_ctas);
   ~NcclRank() {
     abort();
@@ -44,21 +44,21 @@ class NcclRank {
   void all_gather(const void* mine, void* all, std::size_t bytes_each, Stream stream);
   void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each, Stream stream);
 
-  // What is between the two is enqueued at the end; ready() is asked then.
+  // Calls between the two are enqueued by end_group(); poll ready() after it.
   void begin_group();
   void end_group();
 
-  // finalize(), ready() until it says yes, destroy(): or else the destructor aborts.
+  // Shutdown: finalize(), poll ready(), destroy(). Otherwise the destructor aborts.
   void finalize();
   void destroy();
-  // Ends the kernels that wait for other ranks. Nothing may be called afterwards.
+  // Ends kernels that wait for other ranks. No call may follow.
   void abort() noexcept;
 
  private:
   int rank_ = 0, size_ = 1;
-  // Written by NCCL's thread until it is ready; of a split that never ended it stays for ever.
+  // Written by NCCL's thread until ready; leaked if a split never ends.
   std::unique_ptr<void*> comm_ = std::make_unique<void*>(nullptr);
-  void* parent_ = nullptr;  // not null: being split off
+  void* parent_ = nullptr;  // not null: the split is not complete
 };
 
 }  // namespace logitless::cuda

@@ -1,5 +1,5 @@
-// Matrix products on a GPU: cuBLASLt, which is found at run time, and a kernel of our own for what
-// it does not take. No CUDA headers here: a build without CUDA answers every call with the reason.
+// GEMM on a GPU: cuBLASLt, loaded at run time, and a kernel of our own for layouts that it does not
+// take. It includes no CUDA headers; in a build without CUDA every call throws the reason.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@
 
 namespace logitless::cuda {
 
-// A matrix of a batch: element (b, i, j) at data + b * batch_stride + i * row_stride + j *
-// col_stride, in elements. The strides may be 0 or negative in an operand, not in the result.
-// `alignment`: bytes that every use's address is a multiple of.
+// A matrix of a batch: element (b, i, j) is at data + b * batch_stride + i * row_stride + j *
+// col_stride, in elements. Strides may be 0 or negative in an operand, not in the result.
+// `alignment`: bytes that divide the address in every use.
 struct MatrixLayout {
   DType dtype = DType::f32;
   std::int64_t batch_stride = 0;
@@ -25,12 +25,11 @@ struct MatrixLayout {
   bool operator==(const MatrixLayout&) const = default;
 };
 
-// What a product does to its sums before they are stored: s = a . b + bias + residual, rounded to
-// c's dtype once where the library does it, and else once more in between. Of one batch that is not
-// accumulated.
-//   c    s, or gelu(s), or, of gelu_gradient, s gelu'(aux); gelu by tanh
-//   aux  of gelu: s, written
-//   bias [n], residual [m, n], aux [m, n], of c's dtype
+// GEMM epilogue: s = a . b + bias + residual. It is rounded to c's dtype once where the library
+// fuses it, otherwise once more in between. Only for one batch that is not accumulated.
+//   c    s, or gelu(s), or with gelu_gradient s gelu'(aux); gelu by tanh
+//   aux  with gelu: s, written
+//   bias [n], residual [m, n], aux [m, n], in c's dtype
 struct ProductEpilogue {
   bool bias = false, residual = false, gelu = false, gelu_gradient = false;
   MatrixLayout residual_layout = {}, aux_layout = {};
@@ -42,8 +41,8 @@ struct ProductEpilogue {
 
 // c[b] (+)= a[b] . b[b]:  a [m, k], b [k, n], c [m, n].
 //   a, b: equal dtypes, f32 | bf16 | f16 | f64; c: f32, bf16 or f16, or f64 of f64
-// Sums are fp32 (f64: f64; f32 operands are multiplied in fp32, not in tf32) and rounded to c's
-// dtype once.
+// Sums are fp32 (f64: f64) and rounded to c's dtype once. f32 operands are multiplied in fp32, not
+// in tf32.
 struct ProductShape {
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
   MatrixLayout a, b, c;
@@ -52,7 +51,7 @@ struct ProductShape {
   bool operator==(const ProductShape&) const = default;
 };
 
-// Addresses of one run, in the device's memory. Null: not there.
+// Device addresses of one run. Null: none.
 struct ProductCall {
   const void *a = nullptr, *b = nullptr;
   void* c = nullptr;
@@ -62,34 +61,33 @@ struct ProductCall {
   Stream stream = nullptr;
 };
 
-// Bytes that the product may use. Pure.
+// Workspace that the GEMM may use. Pure.
 std::size_t product_workspace_bytes(const ProductShape& shape);
 
-// Handles and the algorithm of one product on the current device. The algorithm is one that
-// cuBLASLt's heuristic names among those without atomic sums, the first or one that was measured to
-// be faster: the same bits every time, with the same library on the same kind of device.
+// Handles and algorithm of one GEMM on the current device. The algorithm is among those of
+// cuBLASLt's heuristic without atomic sums: the first, or one that was measured to be faster. The
+// same library on the same kind of device gives the same bits every time.
 class Product {
  public:
   static constexpr int kBest = -1;
-  // Throws Unsupported naming what is missing, DeviceError. `choice`: the so many-th algorithm that
-  // the heuristic names, for what compares them; where there are fewer, `algorithm` is empty.
+  // Throws Unsupported naming what is missing, and DeviceError. `choice`: index into the
+  // heuristic's algorithms, for benchmarks; `algorithm` is empty if there are fewer.
   explicit Product(const ProductShape& shape, int choice = kBest);
   ~Product();
 
-  // Enqueues; neither waits nor allocates, and may be captured into a CUDA graph. From several
-  // threads at a time.
+  // Enqueues; neither waits nor allocates, and may be captured into a CUDA graph. Thread-safe.
   void run(const ProductCall& call) const;
   // "cublaslt" or "strided"
   const char* kernel() const;
-  // What cuBLASLt says of its algorithm, by its own numbers; empty without it.
+  // Describes cuBLASLt's algorithm by its own numbers; empty without it.
   std::string algorithm() const;
-  // Whether the library's kernel has the epilogue in it; else kernels of our own follow.
+  // Returns true if the library's kernel fuses the epilogue; otherwise kernels of our own follow.
   bool fused() const;
 
  private:
   struct State;
   struct Part;
-  std::vector<Part> parts_;  // the first is nearly all of it
+  std::vector<Part> parts_;  // the first covers nearly all of the GEMM
 };
 
 }  // namespace logitless::cuda

@@ -1,8 +1,8 @@
-// Rows and elements by index on a GPU. No CUDA headers here: a build without CUDA answers every
-// call with the reason.
+// Gather and scatter by index on a GPU. It includes no CUDA headers; in a build without CUDA every
+// call throws the reason.
 //
-// Calls enqueue on a stream; they neither wait nor allocate, and may be captured into a CUDA graph.
-// The same operands give the same bits. Indices are i32 or i64.
+// Calls enqueue on a stream. They neither wait nor allocate, and may be captured into a CUDA graph.
+// Results are deterministic. Indices are i32 or i64.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct TakeCall {
 void take_rows(const TakeCall& call);
 
 // out[index[i], :] += updates[i, :] for i in order; indices outside [0, rows) add nothing.
-// Contiguous. The updates of a row are added up 128 at a time, in order, then those sums in order.
+// Contiguous. The updates of a row are summed 128 at a time in order, then those sums in order.
 struct ScatterCall {
   const void* index = nullptr;    // [count]
   const void* updates = nullptr;  // [count, width]
@@ -37,7 +37,7 @@ struct ScatterCall {
   void* workspace = nullptr;  // scatter_workspace_bytes(), aligned to 256
   Stream stream = nullptr;
 };
-// Pure: of sizes and dtypes. About 24 bytes for each index, and one row in 64.
+// Depends on sizes and dtypes alone: about 24 bytes for each index, and one row in 64.
 std::size_t scatter_workspace_bytes(const ScatterCall& call);
 void scatter_add_rows(const ScatterCall& call);
 
@@ -52,8 +52,8 @@ struct Strides {
   std::int64_t of[kMostDims] = {};
 };
 
-// out[p] = x[p, index[p]] along an axis of `size` elements `step` apart; 0 outside. Several along
-// it: x_strides are 0 there.
+// out[p] = x[p, index[p]] along an axis of `size` elements `step` apart; 0 outside [0, size).
+// x_strides is 0 along the picked axis if `out` has it.
 struct PickCall {
   StridedSpace space;  // of out
   const void* x = nullptr;
@@ -106,8 +106,8 @@ struct FillCall {
 };
 void fill_elements(const FillCall& call);
 
-// The targets of a program's head as the loss engine takes them: -1 where ignored, word 0 where a
-// target is outside [0, vocab), whose logit has no gradient then.
+// Converts the targets of a program's head for the loss engine: -1 where ignored. A target outside
+// [0, vocab) becomes entry 0, and its logit gets no gradient.
 struct HeadTargetsCall {
   const void* targets = nullptr;  // [tokens]
   DType dtype = DType::i64;

@@ -1,5 +1,5 @@
-// Memory that the GPUs of a host write into each other's, by their copy engines, with flags in the
-// host's memory by which they meet. No CUDA headers here: a build without CUDA has none.
+// Peer-to-peer memory of the GPUs of a host, written by copy engines, with barrier flags in host
+// memory. It includes no CUDA headers; a build without CUDA has no peers.
 #pragma once
 
 #include <array>
@@ -13,63 +13,63 @@
 
 namespace logitless::cuda {
 
-// By what other ranks find a part of a rank's memory; told to them as bytes.
+// Describes a part of a rank's memory so that other ranks can map it; exchanged as bytes.
 struct PeerMemory {
-  std::array<std::byte, 64> handle{};  // of another process's memory; zeros: there is none
+  std::array<std::byte, 64> handle{};  // IPC handle for other processes; zeros: none
   std::uint64_t address = 0;           // in its own process
   std::int64_t process = 0;
   std::uint64_t bytes = 0;
 };
 
-// One rank's end. Exchanges run one after another on the device. What waits in
-// one for a rank that does not come is ended by let_go(), and writes what it would have written
-// had that rank come.
+// One rank's end. Exchanges run one after another on the device. let_go() ends an exchange that
+// waits for a missing rank; it then writes as if that rank had arrived.
 class PeerCopies {
  public:
-  // Of `size` ranks: bytes that all of them see, zeros at first, whole pages at a whole page.
+  // Bytes of the flags for `size` ranks: shared, initially zero, page-aligned full pages.
   static std::size_t flag_bytes(int size);
-  // On the thread's current device, which the rank's calls are made on. Throws DeviceError where
-  // the device cannot see `flags`, or wait for them.
+  // Binds to the thread's current device, as the rank's later calls do. Throws DeviceError where
+  // the device cannot map `flags` or wait for them.
   PeerCopies(int rank, int size, void* flags);
   ~PeerCopies();
   PeerCopies(const PeerCopies&) = delete;
   PeerCopies& operator=(const PeerCopies&) = delete;
 
-  // Of this rank's GPU; without a handle where it is short of memory or has no way to tell others.
+  // Allocates on this rank's GPU. Without a handle if memory is short or cannot be exported.
   PeerMemory allocate(std::size_t bytes);
-  // What all ranks have just allocated, in their order. False: this rank cannot reach one of them,
-  // and nothing is open.
+  // Maps the latest allocations of all ranks, in rank order. Returns false if one of them is out of
+  // reach; nothing is mapped then.
   bool open(std::span<const PeerMemory> of_all);
-  // What was allocated last goes.
+  // Frees the latest allocation.
   void drop() noexcept;
-  // This rank's first of so many bytes or more; null: there is none. Bytes of the largest.
+  // Returns this rank's first part of at least so many bytes, or null.
   void* memory_of(std::size_t bytes) const;
   std::size_t largest() const { return parts_.empty() ? 0 : parts_.back().bytes; }
 
-  // Whether so many bytes from an address on are in one part of open memory.
+  // Returns true if the address and so many bytes after it lie in one mapped part.
   bool holds(const void* address, std::size_t bytes) const;
 
-  // Enqueue. What is written is held, at the same offset on all ranks; what is read is anywhere.
+  // Enqueue. The destination is in mapped memory, at the same offset on all ranks; the source is
+  // anywhere.
   void all_gather(const void* mine, void* all, std::size_t bytes_each, Stream stream) const;
   void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
                   Stream stream) const;
 
-  // Whether the last exchange is done, which a graph may have launched.
+  // Returns true if the last exchange is done; a graph may have launched it.
   bool done() const;
-  // What waits on this GPU goes on, once: said again and again until its streams are done.
+  // Releases the current waits on this GPU; call it until its streams are done.
   void let_go() const noexcept;
-  // Closes what this rank has of the others: no exchange is in flight, and none follows.
+  // Unmaps the other ranks' memory: no exchange is in flight, and none follows.
   void close() noexcept;
-  // The same, and this rank's memory goes. Waits for the GPU.
+  // close(), then frees this rank's memory. Waits for the GPU.
   void free() noexcept;
 
  private:
-  // Memory that goes with its last holder: of this rank, of another one in this process, which may
-  // still be written to when that rank has ended, or what is mapped of another process's.
+  // Memory that is freed with its last holder. It is this rank's, another rank's of this process
+  // (which may still be written after that rank has ended), or mapped from another process.
   using Memory = std::shared_ptr<std::byte>;
   struct Part {
     std::size_t bytes = 0;
-    std::vector<Memory> of_rank;  // null: not open
+    std::vector<Memory> of_rank;  // null: not mapped
   };
   static Memory of_this_process(std::uint64_t address);
   enum Meeting { kReady, kDone };

@@ -1,44 +1,44 @@
-// Words of a head over ranks, on a GPU: what a rank makes of the others' answers. Sums run in the
-// order of ranks, so that all of them get the same bits.
+// Vocabulary-parallel head on a GPU: how a rank merges the results of all ranks. Sums run in rank
+// order, so that all ranks get the same bits.
 #pragma once
 
 #include "kernels/device_gradient.h"
 
 namespace logitless::cuda {
 
-// logits [slots] of target_logits of all ranks, all [ranks, slots]: a target is on one of them.
+// Merges target logits of all ranks, all [ranks, slots], into logits [slots]; one rank has each
+// target.
 void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits, Stream stream);
 
-// The outputs of `chunk` for all words, from the records [ranks, tokens] of each rank's own and
-// chunk.given_logits.
+// Computes the outputs of `chunk` for the global vocabulary from the records [ranks, tokens] of all
+// ranks and chunk.given_logits.
 void merge_records(const ForwardCall& chunk, const TokenRecord* records, int ranks);
 
-// What the calls of some words each leave of the same tokens, one after another: states [tokens] of
-// all of them from chunk.records, logits [tokens, K] from target_logits' `found`. The first sets
-// both.
+// Merges, call after call, the results of several vocabulary shards for the same tokens:
+// chunk.records into states [tokens], `found` of target_logits into logits [tokens, K]. The first
+// call initialises both.
 void absorb_records(const ForwardCall& chunk, const float* found, bool first, TokenRecord* states,
                     float* logits);
 
-// Of a rank without words, in place of a forward: its records, and bad_target.
+// Replaces the forward on a rank with an empty shard: writes its records and bad_target.
 void forward_nothing(const ForwardCall& chunk);
 
-// This rank's part of a chunk of spread tokens: hidden [step, dim] of the dtype of `all` and
-// targets [step, K] are its tokens [first, first + count), and then rows of 0 without a target. A
-// target out of range is noted in all.bad_target.
+// This rank's part of a chunk of sequence-parallel tokens. hidden [step, dim], in the dtype of
+// `all`, and targets [step, K] are its tokens [first, first + count), padded with rows of 0 without
+// a target. A target out of range is noted in all.bad_target.
 struct OwnTokens {
   std::int64_t first = 0, count = 0, step = 0;
-  const std::int32_t* rows = nullptr;  // [all tokens] which come first; null: as they are
+  const std::int32_t* rows = nullptr;  // [all tokens] their order; null: the identity
   void* hidden = nullptr;
   std::int64_t* targets = nullptr;
 };
 void copy_own_tokens(const ForwardCall& all, const OwnTokens& own);
 
-// values_of_rows [rows] = values of the words that a table [rows] says.
+// values_of_rows [rows] = values[table[row]] for each row of `table`.
 void take_words(const float* values, const std::int32_t* table, std::int64_t rows,
                 float* values_of_rows, Stream stream);
 
-// Words of rows that lie together, `each` of every rank: table [ranks * each], of row i of rank r
-// first_words[r] + i.
+// Fills table [ranks * each] with token ids: row i of rank r is first_words[r] + i.
 struct FirstWords {
   int ranks = 0;
   std::int32_t of[64] = {};
@@ -46,12 +46,12 @@ struct FirstWords {
 void number_words(const FirstWords& first_words, std::int64_t each, std::int32_t* table,
                   Stream stream);
 
-// rows x columns of sums over ranks of pieces [ranks, count], rounded to `out`; columns a multiple
-// of 4, count of all rows and more.
+// Sums shards [ranks, count] over ranks and rounds them to `out` [rows, columns]: the local step of
+// a reduce-scatter. columns is a multiple of 4; count is at least rows * columns.
 void round_pieces(const float* pieces, int ranks, std::int64_t count, std::int64_t rows,
                   std::int64_t columns, const GradientOutput& out, Stream stream);
 
-// sums [count] = sum over ranks of pieces [ranks, count].
+// sums [count] = sum over ranks of [ranks, count].
 void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums, Stream stream);
 void add_pieces(const double* pieces, int ranks, std::int64_t count, double* sums, Stream stream);
 

@@ -1,8 +1,8 @@
-// Streams, events, captured graphs, and memory of the host that a GPU reads and writes by itself.
-// No CUDA headers here: a build without CUDA answers every call with the reason.
+// Streams, events, captured graphs, and pinned host memory that a GPU accesses directly. It
+// includes no CUDA headers; in a build without CUDA every call throws the reason.
 //
-// Handles are of the thread's current device, and go with the last copy of the pointer. All throw
-// DeviceError.
+// Handles belong to the thread's current device, and are destroyed with the last copy of the
+// pointer. All functions throw DeviceError.
 #pragma once
 
 #include <cstddef>
@@ -14,31 +14,32 @@
 namespace logitless::cuda {
 
 std::string device_name(int index);
-// Makes it the thread's current one.
+// Makes a device the thread's current one.
 void set_current_device(int index);
 
-// Bytes of the current device, as its driver has them.
+// Bytes of the current device, as the driver reports them.
 struct MemorySizes {
   std::size_t free = 0, total = 0;
 };
 MemorySizes memory_sizes();
 
-// get() is the Stream, which does not wait for the default one. Thread blocks of an urgent one come
-// before those of others that wait for the processors, too.
+// Makes a stream that does not synchronise with the default one; get() is the Stream. Thread blocks
+// of an urgent stream are scheduled before waiting ones of other streams.
 std::shared_ptr<void> make_stream(bool urgent = false);
 std::shared_ptr<void> make_event();
-// One that can be read by seconds_between().
+// Makes an event for seconds_between().
 std::shared_ptr<void> make_timed_event();
-// While the stream is captured: a part of the graph, each launch of which records it for others.
+// Records an event during stream capture as a node of the graph, so that each launch records it for
+// other streams.
 void record_event_of_graph(void* event, Stream stream);
-// Both have happened.
+// Seconds between two timed events, which have both happened.
 double seconds_between(void* from, void* to);
-// Page-locked memory of the host.
+// Page-locked host memory.
 std::shared_ptr<void> make_pinned(std::size_t bytes);
 
-// Whether the stream has nothing left to do.
+// Returns true if the stream has no work left.
 bool stream_ready(Stream stream);
-// While it lives the thread may allocate and wait though it captures a graph: on other streams.
+// Lets the thread allocate and synchronise on other streams while it captures a graph.
 class BesideCapture {
  public:
   BesideCapture();
@@ -50,17 +51,16 @@ class BesideCapture {
   int before_ = 0;
 };
 void record_event(void* event, Stream stream);
-// What the stream is told from here on waits for what the event was recorded after.
+// Work enqueued on the stream from here on waits for the event.
 void stream_wait(Stream stream, void* event);
-// The same, and nothing while the stream is captured.
+// The same, but no effect while the stream is captured.
 void record_event_if_running(void* event, Stream stream);
 void stream_wait_if_running(Stream stream, void* event);
-// The host waits for what the stream had before the event was recorded; not at all where it never
-// was.
+// Makes the host wait for the work before the event; returns at once if it was never recorded.
 void wait_event(void* event);
-// Whether wait_event() would return at once.
+// Returns true if wait_event() would return at once.
 bool event_passed(void* event);
-// Enqueues; one side may be pinned memory.
+// Enqueues a copy; one side may be pinned host memory.
 void copy_async(void* to, const void* from, std::size_t bytes, Stream stream);
 struct RowsTo {
   void* data;
@@ -70,12 +70,12 @@ struct RowsFrom {
   const void* data;
   std::size_t stride;
 };
-// The same of rows of so many bytes.
+// Enqueues a copy of rows of row_bytes each.
 void copy_rows_async(const RowsTo& to, const RowsFrom& from, std::size_t row_bytes,
                      std::size_t rows, Stream stream);
 
-// What the thread enqueues on the stream from here on is kept and not run, until end_capture()
-// makes it a graph that is ready to launch, or abandon_capture() forgets it.
+// Captures the thread's work on the stream from here on instead of running it. end_capture() turns
+// it into a graph that is ready to launch, abandon_capture() discards it.
 void begin_capture(Stream stream);
 std::shared_ptr<void> end_capture(Stream stream);
 void abandon_capture(Stream stream) noexcept;

@@ -58,7 +58,8 @@ const HeadKernel& choose_head_kernel(std::string_view wanted, const HeadShape& s
                                      const HeadFeatures& features, std::string* reasons) {
   if (!wanted.empty()) {
     const HeadKernel& kernel = find_head_kernel(wanted);
-    // Not whether it runs here: the plan may be for another machine. The engine asks.
+    // Does not check that it runs here: the plan may be for another machine. The engine checks
+    // that.
     const Support reason = kernel.supports(shape, features);
     if (!reason.empty()) throw Unsupported(concat("kernel ", wanted, ": ", reason));
     return kernel;

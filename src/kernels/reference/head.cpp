@@ -1,5 +1,5 @@
-// The head in float64, one logit after another, as the formulas of docs/losses.md read. Slow, and
-// right.
+// Reference kernel of the head in float64, logit by logit, following the formulas of
+// docs/losses.md.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -21,12 +21,12 @@ double logit(const ChunkCommon& chunk, std::int64_t token, std::int64_t word) {
   double sum = chunk.bias == nullptr ? 0.0 : chunk.bias[word];
   for (std::int64_t k = 0; k < chunk.shape.dim; ++k)
     sum += at(chunk.hidden, token, k) * at(chunk.weight, word, k);
-  // A logit is fp32's, as the target's is that comes back: their differences are exact then.
+  // Logits are rounded to fp32, as the returned target logit is: their differences are then exact.
   return static_cast<float>(
       softcap(sum * chunk.features->logit_scale, static_cast<double>(chunk.features->softcap)));
 }
 
-// A row of doubles for each thread: logits of one token, or one row of a gradient.
+// Scratch of a thread, a row of doubles: the logits of a token, or a row of a gradient.
 std::int64_t row_elements(const HeadShape& shape) {
   return round_up(std::max(shape.vocab, shape.dim), 8);
 }
@@ -61,7 +61,7 @@ void forward_token(const ForwardChunk& chunk, std::int64_t token, double* z) {
     }
     weighted += (chunk.omega == nullptr ? 1.0 : static_cast<double>(chunk.omega[j])) * z[j];
   }
-  // Of fp32, in which it is kept, and within the bounds of all kernels.
+  // Rounded to fp32, as it is stored, and within the bounds of all kernels.
   const double exponent = exponent_of(top);
   double sum = 0.0;
   double entropy = 0.0;
@@ -97,7 +97,7 @@ void forward(const ForwardChunk& chunk) {
   });
 }
 
-// d loss / d (x . w + b) of one token and word.
+// Returns d loss / d (x . w + b) of a token and a vocabulary entry.
 double logit_gradient(const BackwardChunk& chunk, std::int64_t token, std::int64_t word) {
   const std::int64_t per_token = chunk.features->targets_per_token;
   double exact = 0.0;
@@ -118,7 +118,7 @@ double logit_gradient(const BackwardChunk& chunk, std::int64_t token, std::int64
   return g * softcap_slope(z, static_cast<double>(chunk.features->softcap));
 }
 
-// What d_weight holds between chunks, in fp32; see WeightGradientSink.
+// Loads the fp32 value of d_weight between chunks; see WeightGradientSink.
 double load_weight(const WeightGradientSink& sink, std::int64_t dim, std::int64_t word,
                    std::int64_t k) {
   const std::int64_t index = word * sink.row_stride + k * sink.col_stride;

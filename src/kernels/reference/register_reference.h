@@ -1,4 +1,4 @@
-// The float64 oracle's row of the kernel registry.
+// Registry entry of the float64 reference kernel.
 #pragma once
 
 #include "kernels/cpu_head.h"
