@@ -47,8 +47,8 @@ void gemm(const GemmProblem& problem, std::byte* scratch);
 
 // Fused attention: softmax(z) v with scores z = softcap(scale * q k^T) + bias, without
 // materialising z.
-//   q, out [B, H, T, D]    k, v [B, Hkv, S, D]    H a multiple of Hkv
-//   query head h reads key head h / (H / Hkv)
+//   q, out [B, H, T, D]    k, v [B, Hkv, S, D]    H a multiple of Hkv.
+//   Query head h reads key head h / (H / Hkv).
 // Sums are fp32. The bf16 tile kernels round probabilities and score gradients to bf16 for their
 // GEMMs; elsewhere they stay fp32.
 //

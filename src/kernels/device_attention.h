@@ -15,8 +15,8 @@
 namespace logitless::cuda {
 
 // softmax(scale * q k^T) v without materialising the scores.
-//   q, out [B, H, T, D]    k, v [B, Hkv, S, D]    H a multiple of Hkv
-//   query head h reads key head h / (H / Hkv)
+//   q, out [B, H, T, D]    k, v [B, Hkv, S, D]    H a multiple of Hkv.
+//   Query head h reads key head h / (H / Hkv).
 // Sums are fp32; probabilities and score gradients are rounded to the dtype of the operands for
 // their GEMMs. Causal: query t sees the keys s <= t + (S - T). A row that sees no key gives 0, and
 // -inf as its log-sum-exp.

@@ -18,7 +18,7 @@
 namespace logitless::cuda {
 namespace {
 
-// The contents of a file that no other user can have written.
+// Reads a file that no other user can have written.
 std::optional<std::string> read_own(const std::string& path) {
   if (!is_own_file(path)) return std::nullopt;
   std::ifstream file(path, std::ios::binary);
@@ -31,11 +31,11 @@ void write_own(const std::string& path, std::string_view bytes) {
   try {
     write_file(path, bytes, FileUse::cache);
   } catch (const Error&) {
-    return;  // the code is made again the next time
+    return;  // the code is compiled again the next time
   }
 }
 
-// The key of the folder, which is drawn where there is none. None where it cannot be kept.
+// Returns the folder's key, drawing one where there is none; nothing where it cannot be stored.
 std::optional<std::string> key_of(const std::string& folder) {
   const std::string path = (std::filesystem::path(folder) / "key").string();
   const auto found = [&]() -> std::optional<std::string> {
@@ -49,10 +49,10 @@ std::optional<std::string> key_of(const std::string& folder) {
   if (::getrandom(drawn.data(), drawn.size(), 0) != static_cast<ssize_t>(drawn.size()))
     return std::nullopt;
   write_own(path, drawn);
-  return found();  // of several processes the last one's
+  return found();  // of several processes, the last one's key counts
 }
 
-// A file: one line of title, name, bytes of code, proof; then the code.
+// A file holds one line of title, name, bytes of code and MAC; then the code.
 std::string header_of(const std::string& key, const std::string& name, std::string_view content,
                       std::string_view code) {
   const std::string proven = concat(content.size(), " ", content, code);

@@ -74,7 +74,7 @@ void cublas_multiply(const Gemm& g, void* workspace, Stream stream) {
   require_cublas(f.set_pointer_mode(h, kPointersOnDevice), "cublasSetPointerMode");
   const auto narrow = [](std::int64_t value) { return static_cast<int>(value); };
   const int type = type_of(g.dtype);
-  // In cuBLAS's column-major terms: c^T [n, m] = op(b)^T op(a)^T.
+  // cuBLAS is column-major: c^T [n, m] = op(b)^T op(a)^T.
   require_cublas(
       f.gemm(h, g.b_transposed ? kTranspose : kNoTranspose,
              g.a_transposed ? kTranspose : kNoTranspose, narrow(g.n), narrow(g.m), narrow(g.k),

@@ -1,4 +1,4 @@
-// cuBLAS, found at run time: the library neither links nor needs it to start.
+// cuBLAS, loaded at run time: the library neither links to it nor needs it to start.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace logitless::cuda {
 
-// Row-major c [m, n] (fp32) = alpha op(a) op(b) + beta c; a is [m, k], or [k, m] when transposed, b
-// [k, n] or [n, k]; strides of rows in elements. a and b are of one dtype; sums in fp32, and fp32
-// operands are multiplied as such (no TF32). alpha and beta are floats of the device.
+// Row-major c [m, n] (fp32) = alpha op(a) op(b) + beta c. a is [m, k], or [k, m] when transposed; b
+// is [k, n] or [n, k]. Strides of rows are in elements. a and b have one dtype; sums are fp32, and
+// fp32 operands are not rounded to TF32. alpha and beta are floats on the device.
 struct Gemm {
   DType dtype = DType::bf16;
   std::int64_t m = 0, n = 0, k = 0;
@@ -26,13 +26,13 @@ struct Gemm {
   const float* beta = nullptr;
 };
 
-// What cuBLAS works in; the same for every call, or its results would depend on it.
+// Bytes of cuBLAS's workspace. All calls pass the same size, because results may depend on it.
 inline constexpr std::size_t kCublasBytes = std::size_t{32} << 20;
 
-// Empty, or why cuBLAS cannot be used. Empty without a GPU, too: plans for one elsewhere do without
-// the library.
+// Returns why cuBLAS cannot be used, or empty. Also empty without a GPU: plans for another machine
+// do not need the library.
 const std::string& cublas_missing();
-// Makes this thread's handle for the current device: the one thing that allocates.
+// Makes this thread's handle for the current device. Only this call allocates.
 void cublas_prepare();
 // Enqueues; workspace has kCublasBytes, aligned to 256. Throws DeviceError.
 void cublas_multiply(const Gemm& gemm, void* workspace, Stream stream);

@@ -1,4 +1,4 @@
-// cuSOLVER, found at run time.
+// cuSOLVER, loaded at run time.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace logitless::cuda {
 
-// Empty, or why cuSOLVER cannot be used.
+// Returns why cuSOLVER cannot be used, or empty.
 const std::string& cusolver_missing();
 
-// Bytes that symmetric_eigen works in. Makes this thread's handle for the current device. Throws
+// Workspace bytes of symmetric_eigen. Makes this thread's handle for the current device. Throws
 // DeviceError.
 std::size_t eigen_workspace_bytes(std::int64_t dim);
-// matrix [dim, dim] f32, symmetric, becomes its eigenvectors, one a row, and values [dim] its
-// eigenvalues, ascending. Workspace: eigen_workspace_bytes(dim), aligned to 256; it begins with an
-// int that is 0 where it converged. Enqueues. Throws DeviceError.
+// Replaces a symmetric matrix [dim, dim] f32 by its eigenvectors, one a row, and writes its
+// eigenvalues to values [dim], ascending. Workspace: eigen_workspace_bytes(dim), aligned to 256. It
+// begins with an int that is 0 if the solver converged. Enqueues. Throws DeviceError.
 void symmetric_eigen(float* matrix, std::int64_t dim, float* values, void* workspace,
                      Stream stream);
 

@@ -1,4 +1,4 @@
-// Devices, their memory, copies.
+// Devices, device memory and copies.
 #include <utility>
 
 #include "kernels/cuda/device/error.cuh"
@@ -15,7 +15,7 @@ cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream)
 int device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
-    cudaGetLastError();  // without a driver: not an error that later calls should find
+    cudaGetLastError();  // without a driver: clears the error, which later calls must not see
     return 0;
   }
   return count;

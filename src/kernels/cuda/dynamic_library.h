@@ -1,4 +1,4 @@
-// Libraries that are found at run time, and their handles.
+// Shared libraries that are loaded at run time, and their handles.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,12 +11,12 @@
 
 namespace logitless::cuda {
 
-// A handle for each device, of a thread; never destroyed, since at exit the driver may be gone
-// before.
+// Library handles of one thread, one for each device. They are never destroyed, since at exit the
+// driver may already be gone.
 class DeviceHandles {
  public:
   using Create = int (*)(void**);
-  // The current device's. Throws Unsupported with what is `missing`, DeviceError.
+  // Returns the current device's handle. Throws Unsupported with `missing`, or DeviceError.
   void* get(const char* title, const std::string& missing, Create create) {
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= kDevices)

@@ -1,4 +1,4 @@
-// A library that is looked for at run time. No CUDA headers.
+// A shared library that is loaded at run time. No CUDA headers.
 #pragma once
 
 #include <dlfcn.h>
@@ -13,7 +13,7 @@ namespace logitless::cuda {
 
 class DynamicLibrary {
  public:
-  // The first of `names` that the loader finds.
+  // Loads the first of `names` that the loader finds.
   DynamicLibrary(const char* title, std::initializer_list<const char*> names) : title_(title) {
     for (const char* name : names) {
       library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -29,7 +29,7 @@ class DynamicLibrary {
     if (found == nullptr && missing_.empty()) missing_ = concat(title_, " has no ", name);
     std::memcpy(&function, &found, sizeof(found));
   }
-  // Empty, or what there is not.
+  // Returns what is missing, or empty.
   const std::string& missing() const { return missing_; }
 
  private:

@@ -9,7 +9,7 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr int kLoads = 12040;  // CUDA's version that loads by function
+constexpr int kLoads = 12040;  // CUDA version that can load single functions
 
 std::vector<const void*>& files() {
   static std::vector<const void*> of_library;
@@ -43,7 +43,7 @@ void load_kernels() {
   for (const void* const symbol : files()) {
     cudaFunction_t function = nullptr;
     const cudaError_t status = cudaGetFuncBySymbol(&function, symbol);
-    // Hopper's, on another GPU.
+    // A Hopper kernel on another GPU.
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
       cudaGetLastError();
       continue;

@@ -1,4 +1,4 @@
-// Machine code in the current device.
+// Machine code loaded into the current device.
 #include <cuda_runtime_api.h>
 
 #include "core/check.h"
@@ -29,7 +29,7 @@ void* Module::kernel(const std::string& name) const {
   require_cuda(
       cudaLibraryGetKernel(&kernel, static_cast<cudaLibrary_t>(library_.get()), name.c_str()),
       "cudaLibraryGetKernel", name);
-  // Code is loaded when it is first asked about: here, not in a launch, which may be captured.
+  // The first query loads the code: do it here, not in a launch, which may be captured.
   cudaFuncAttributes attributes;
   require_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes", name);
   return kernel;
@@ -37,7 +37,7 @@ void* Module::kernel(const std::string& name) const {
 
 void launch(void* kernel, const LaunchShape& shape, std::span<void* const> arguments,
             Stream stream) {
-  // The runtime takes the array as its own, and reads it alone.
+  // The runtime's parameter type is not const, but it only reads the array.
   require_cuda(cudaLaunchKernel(kernel, dim3(shape.grid[0], shape.grid[1], shape.grid[2]),
                                 dim3(shape.block), const_cast<void**>(arguments.data()),
                                 shape.shared_bytes, static_cast<cudaStream_t>(stream)),

@@ -1,4 +1,4 @@
-// NCCL's functions and structs are declared here: it is found at run time, in whatever version.
+// Declares NCCL's functions and structs: it is loaded at run time, in any version from 2.19 on.
 #include <limits>
 
 #include "core/check.h"
@@ -14,14 +14,15 @@ using Comm = void*;
 // Values of nccl.h.
 constexpr int kSuccess = 0, kInProgress = 7;
 constexpr int kUint8 = 1;
-constexpr int kOldest = 21900;  // 2.19.0: the last call of this file to appear was ncclCommSplit
+constexpr int kOldest = 21900;  // 2.19.0 has ncclCommSplit, the newest call of this file
 constexpr int kUndefined = std::numeric_limits<int>::min();
 
 struct Id {
   std::byte bytes[kNcclIdBytes];
 };
 
-// ncclConfig_t of 2.19: later ones are longer, and take a shorter one by its size and version.
+// ncclConfig_t of 2.19. Later versions are longer, and accept a shorter one by its size and
+// version.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -56,7 +57,7 @@ struct Functions {
 };
 
 Functions load() {
-  // The copy that a framework has loaded, wherever it lies: the loader knows it by this name.
+  // The loader finds the copy that a framework has loaded by this name.
   DynamicLibrary library("NCCL", {"libnccl.so.2"});
   Functions out;
   library.find("ncclGetVersion", out.version);
@@ -142,7 +143,7 @@ bool NcclRank::ready() {
   const Functions& nccl = functions();
   int state = kSuccess;
   if (parent_ != nullptr) {
-    // Until the parent is done with the split there may be no communicator to ask.
+    // Until the parent completes the split there may be no communicator to query.
     require_nccl(nccl.state(parent_, &state), "ncclCommGetAsyncError", parent_);
     require_nccl(state, "ncclCommSplit", parent_);
     if (state == kInProgress || *comm_ == nullptr) return false;

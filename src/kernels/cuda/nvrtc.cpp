@@ -1,4 +1,4 @@
-// CUDA C++ text to machine code, by the compiler that CUDA has as a library.
+// Compiles CUDA C++ text to machine code with NVRTC.
 #include <array>
 #include <string>
 
@@ -56,7 +56,7 @@ void require_nvrtc(int status, const char* what) {
 }
 
 std::array<std::string, 3> flags_for(int capability) {
-  // Kernels of 9.0 and later may use what only their architecture has.
+  // Kernels for 9.0 and later may use architecture-specific instructions.
   return {concat("--gpu-architecture=sm_", capability, capability >= 90 ? "a" : ""), "--std=c++17",
           "--disable-warnings"};
 }

@@ -1,5 +1,5 @@
-// Copies into the memory of other GPUs of the host. A flag is 1 from when its rank is told until
-// that rank has seen it; there are no counts, so that captured graphs may be launched again.
+// Copies into the memory of other GPUs of the host. A flag is 1 from when another rank signals it
+// until its rank has seen it. There are no counters, so captured graphs can be relaunched.
 #include <cuda.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr std::size_t kFlagBytes = 64;  // a line of the host's memory each
+constexpr std::size_t kFlagBytes = 64;  // one cache line of host memory each
 
 using BatchMemOp = CUresult (*)(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
 
@@ -27,7 +27,7 @@ BatchMemOp batch_mem_op() {
   return function;
 }
 
-// Seen after all that the stream has written before.
+// The write becomes visible after all earlier writes of the stream.
 CUstreamBatchMemOpParams write_op(CUdeviceptr address, cuuint32_t value) {
   CUstreamBatchMemOpParams op{};
   op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
@@ -54,7 +54,7 @@ void enqueue(std::vector<CUstreamBatchMemOpParams> ops, Stream stream) {
 
 std::size_t flags_size(std::size_t ranks) { return ranks * 2 * ranks * kFlagBytes; }
 
-// What ranks of this process have allocated, by address, for others of this process.
+// Allocations of this process's ranks by address, for other ranks of the process.
 std::mutex allocated_mutex;
 std::map<std::uint64_t, std::weak_ptr<std::byte>>& allocated() {
   static auto* const of_process = new std::map<std::uint64_t, std::weak_ptr<std::byte>>;
@@ -112,7 +112,7 @@ PeerCopies::PeerCopies(int rank, int size, void* flags)
   }
 }
 
-// By the one that nobody else writes.
+// Tests flag operations with this rank's own flag, which no other rank writes.
 void PeerCopies::try_flags() const {
   const int rank = static_cast<int>(rank_);
   const CUdeviceptr flag = device_flags_ + flag_of(rank, kReady, rank);
@@ -226,14 +226,14 @@ bool PeerCopies::holds(const void* address, std::size_t bytes) const {
   return part_of(address, bytes) != nullptr;
 }
 
-// Of those that `rank` waits for.
+// Offset of the flag that `rank` waits for and `from` sets.
 std::size_t PeerCopies::flag_of(int rank, Meeting meeting, int from) const {
   const auto r = static_cast<std::size_t>(rank), f = static_cast<std::size_t>(from);
   return ((r * 2 + static_cast<std::size_t>(meeting)) * size_ + f) * kFlagBytes;
 }
 
-// A rank's flag is 0 again before that rank can be told anew: it was seen, then this rank told the
-// other one that waits for it in the next meeting.
+// A flag is 0 again before it can be signalled next: its rank has seen it, and only then signals
+// the other rank, which waits for that signal in the next barrier.
 void PeerCopies::meet(Meeting meeting, Stream stream) const {
   const int rank = static_cast<int>(rank_), size = static_cast<int>(size_);
   std::vector<CUstreamBatchMemOpParams> ops;
@@ -247,8 +247,8 @@ void PeerCopies::meet(Meeting meeting, Stream stream) const {
   enqueue(std::move(ops), stream);
 }
 
-// To rank r from mine + r * step, to `to` there, as this rank's part. Each begins with the next
-// one, so that no GPU is written to by all others at once.
+// Copies mine + r * step to rank r, as this rank's part of `to` there. Each rank starts with the
+// next one, so that no GPU is written by all others at once.
 void PeerCopies::exchange(const void* mine, std::size_t step, void* to, std::size_t bytes_each,
                           Stream stream) const {
   const Part& part = *part_of(to, bytes_each * size_);

@@ -1,4 +1,4 @@
-// Streams, events, captured graphs, pinned memory.
+// Streams, events, captured graphs and pinned memory.
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/device_stream.h"
 
@@ -83,7 +83,7 @@ BesideCapture::~BesideCapture() {
 bool stream_ready(Stream stream) {
   const cudaError_t state = cudaStreamQuery(stream_of(stream));
   if (state == cudaErrorNotReady) {
-    cudaGetLastError();  // no error of anybody's
+    cudaGetLastError();  // clears the status, which is no error
     return false;
   }
   require_cuda(state, "CUDA stream");
@@ -106,7 +106,7 @@ void wait_event(void* event) { require_cuda(cudaEventSynchronize(event_of(event)
 bool event_passed(void* event) {
   const cudaError_t state = cudaEventQuery(event_of(event));
   if (state == cudaErrorNotReady) {
-    cudaGetLastError();  // no error of anybody's
+    cudaGetLastError();  // clears the status, which is no error
     return false;
   }
   require_cuda(state, "CUDA stream");
@@ -139,7 +139,7 @@ std::shared_ptr<void> end_capture(Stream stream) {
   require_cuda(made, "graph");
   std::shared_ptr<void> graph(
       ready, [](void* held) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(held)); });
-  // What it takes of the device it takes now, and not at the first launch.
+  // Uploads the graph now, so that its device memory is not allocated at the first launch.
   require_cuda(cudaGraphUpload(ready, stream_of(stream)), "graph");
   return graph;
 }

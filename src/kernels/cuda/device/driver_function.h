@@ -1,4 +1,4 @@
-// Functions of the driver, found at run time, so that none is needed to link or to start.
+// Driver functions looked up at run time, so that linking and starting need no driver.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 
 namespace logitless::cuda {
 
-// As CUDA of this version has it (12000: 12.0). Throws DeviceError where the driver has none of
-// that name.
+// Returns the function as of this CUDA version (12000: 12.0). Throws DeviceError where the driver
+// has none of that name.
 template <typename Function>
 Function driver_function(const char* name, unsigned version = 12000) {
   void* found = nullptr;

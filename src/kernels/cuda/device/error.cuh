@@ -1,4 +1,4 @@
-// CUDA's error codes as exceptions.
+// Converts CUDA error codes to exceptions.
 #pragma once
 
 #include <cuda_runtime.h>

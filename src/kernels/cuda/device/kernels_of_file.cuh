@@ -1,9 +1,9 @@
-// Makes the kernels of the .cu file that includes it known to load_kernels() (device_module.h).
+// Registers the kernels of the .cu file that includes it with load_kernels() (device_module.h).
 #pragma once
 
 namespace logitless::cuda {
 
-// `kernel`: any of the file's, which are one module.
+// `kernel`: any kernel of the file; all are in one module.
 class KernelsOfFile {
  public:
   explicit KernelsOfFile(const void* kernel);

@@ -1,4 +1,4 @@
-// The floating-point types of a head on the device, as float.
+// Conversions between float and the floating-point types of a head on the device.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,7 +27,7 @@ __device__ __forceinline__ __half rounded<__half>(float v) {
   return __float2half(v);
 }
 
-// f(T{}) for the type of a dtype.
+// Calls f(T{}) with the type of a dtype.
 template <typename F>
 void with_type(DType dtype, F f) {
   if (dtype == DType::bf16) {

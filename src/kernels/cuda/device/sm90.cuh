@@ -23,7 +23,7 @@ __device__ __forceinline__ void barrier_expect(std::uint64_t* bar, std::uint32_t
 __device__ __forceinline__ void barrier_arrive(std::uint64_t* bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
 }
-// Makes initialised barriers known to the cluster and to the copy engine.
+// Makes initialised barriers visible to the cluster and to TMA.
 __device__ __forceinline__ void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -36,9 +36,9 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
 }
-// Arrives at the same barrier of a CTA of the cluster. Orders nothing but what the copy engine and
-// the tensor cores do: a release at cluster scope is a memory barrier, and cost a fifth of the
-// speed.
+// Arrives at the same barrier of a CTA of the cluster. It is relaxed: it orders only TMA and
+// tensor-core accesses. A release at cluster scope is a full memory barrier, and cost a fifth of
+// the throughput.
 __device__ __forceinline__ void barrier_arrive_at(std::uint64_t* bar, std::uint32_t cta) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
@@ -59,8 +59,7 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* bar, std::uint32_t p
       : "memory");
 }
 
-// What the second-level cache should do with the lines of a copy: keep them before others, or let
-// them go first.
+// L2 eviction policies of a copy: evict last, or evict first.
 __device__ __forceinline__ std::uint64_t keep_policy() {
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -72,7 +71,7 @@ __device__ __forceinline__ std::uint64_t pass_policy() {
   return policy;
 }
 
-// One box of a 2-D tensor map to shared memory; (x, y): x along the contiguous dimension.
+// Loads one box of a 2-D tensor map to shared memory; x runs along the contiguous dimension.
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, std::uint64_t* bar,
                                          int x, int y) {
   asm volatile(
@@ -110,7 +109,7 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* 
       : "memory");
 }
 
-// One box of a 4-D tensor map, see head_map: columns from x on, rows from y on of a head.
+// Loads one box of a 4-D tensor map, see head_map: columns from x on, rows from y on of a head.
 __device__ __forceinline__ void tma_load_head(void* to, const CUtensorMap* map, std::uint64_t* bar,
                                               int x, int y, int head, int batch) {
   asm volatile(
@@ -129,8 +128,8 @@ __device__ __forceinline__ void tma_store_head(const CUtensorMap* map, const voi
       : "memory");
 }
 
-// One box of shared memory to a 2-D tensor map: stored, or added to what is there (fp32). What lies
-// outside the tensor is left out. Reads of shared memory end with tma_wait_reads.
+// Stores one box of shared memory to a 2-D tensor map, or adds it (fp32). Elements outside the
+// tensor are left out. tma_wait_reads waits until shared memory has been read.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int x, int y,
                                           std::uint64_t policy) {
   asm volatile(
@@ -147,13 +146,13 @@ __device__ __forceinline__ void tma_add(const CUtensorMap* map, const void* from
       "r"(smem_address(from)), "r"(x), "r"(y), "l"(policy)
       : "memory");
 }
-// Bytes of shared memory (a multiple of 16, from addresses that are ones) to memory.
+// Copies shared memory to global memory: bytes and addresses are multiples of 16.
 __device__ __forceinline__ void bulk_store(void* to, const void* from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                "r"(smem_address(from)), "r"(bytes)
                : "memory");
 }
-// Memory to shared memory, likewise.
+// Copies global memory to shared memory, likewise.
 __device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes,
                                           std::uint64_t* bar) {
   asm volatile(
@@ -162,7 +161,7 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes,
       "l"(from), "r"(bytes), "r"(smem_address(bar))
       : "memory");
 }
-// fp32 of shared memory added to memory, likewise.
+// Adds fp32 of shared memory to global memory, likewise.
 __device__ __forceinline__ void bulk_add(float* to, const void* from, int bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
@@ -172,24 +171,24 @@ __device__ __forceinline__ void bulk_add(float* to, const void* from, int bytes)
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// At most N groups of this thread's stores have still to read their boxes.
+// Waits until at most N groups of this thread's stores have still to read shared memory.
 template <int N>
 __device__ __forceinline__ void tma_wait_reads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-// At most N groups of this thread's stores are still under way: what the others wrote is there.
+// Waits until at most N groups of this thread's stores are in flight; the others' writes are
+// visible.
 template <int N>
 __device__ __forceinline__ void tma_wait_writes() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
-// What threads wrote to shared memory becomes visible to the copy engine.
+// Makes threads' writes to shared memory visible to TMA.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// What threads read or wrote anywhere comes before what the copy engine does next.
+// Orders threads' accesses to any memory before the next TMA operations.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
-// Asks for one box of a tensor map, or for bytes (a multiple of 16, from an address that is one),
-// in the second-level cache.
+// Prefetches one box of a tensor map, or bytes (size and address multiples of 16), into L2.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int x, int y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(
                    reinterpret_cast<std::uint64_t>(map)),
@@ -199,7 +198,8 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int x, int 
 __device__ __forceinline__ void bulk_prefetch(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
-// Four 8 x 8 matrices of bf16 from registers; lane 8 m + r names row r of matrix m, 16 bytes.
+// Stores four 8 x 8 matrices of bf16; lane 8 m + r passes the address of row r of matrix m, 16
+// bytes.
 __device__ __forceinline__ void store_matrices(void* row, std::uint32_t a, std::uint32_t b,
                                                std::uint32_t c, std::uint32_t d) {
   asm volatile(
@@ -207,7 +207,7 @@ __device__ __forceinline__ void store_matrices(void* row, std::uint32_t a, std::
       "r"(a), "r"(b), "r"(c), "r"(d)
       : "memory");
 }
-// Named barriers of `threads` threads: to wait, or only to let others go; id 1 to 15.
+// Named barriers of `threads` threads, to wait or only to arrive; id 1 to 15.
 __device__ __forceinline__ void threads_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -219,8 +219,8 @@ __device__ __forceinline__ void warpgroup_sync(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
-// Shared-memory matrix descriptor, 128-byte swizzle. start is 16-byte aligned; for K-major operands
-// the rows of 64 elements (128 B) follow one another, 8 rows to a group of 1024 B.
+// Shared-memory matrix descriptor with 128-byte swizzle. start is 16-byte aligned. K-major operands
+// have contiguous rows of 64 elements (128 B), 8 rows to a group of 1024 B.
 __device__ __forceinline__ std::uint64_t wgmma_descriptor(const void* start,
                                                           std::uint32_t leading_bytes,
                                                           std::uint32_t stride_bytes) {
@@ -251,8 +251,7 @@ __device__ __forceinline__ void registers_shrink() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// d [64][256] (+)= a [64][16] . b [16][256]; kTransposeA/B: the operand lies with M or N
-// contiguous.
+// d [64][256] (+)= a [64][16] . b [16][256]; kTransposeA/B: the operand has M or N contiguous.
 template <int kTransposeA, int kTransposeB>
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], std::uint64_t a, std::uint64_t b,
                                                  int add) {

@@ -1,4 +1,4 @@
-// Tensor maps: how the tensor memory accelerator sees a matrix.
+// Tensor maps: descriptors of a matrix for TMA.
 #pragma once
 
 #include <cuda.h>
@@ -29,8 +29,8 @@ inline EncodeTiled encode_tiled() {
   return function;
 }
 
-// Boxes of box_rows rows x 128 bytes, swizzled by 128 bytes; 0 outside the matrix. f32 or bf16, the
-// row stride in elements, a multiple of 16 bytes.
+// Tensor map with boxes of box_rows rows x 128 bytes and 128-byte swizzle; reads 0 outside the
+// matrix. f32 or bf16; the row stride counts elements and is a multiple of 16 bytes.
 inline CUtensorMap matrix_map(const void* data, DType dtype, std::int64_t rows,
                               std::int64_t columns, std::int64_t row_stride, int box_rows) {
   CUtensorMap map;
@@ -49,14 +49,15 @@ inline CUtensorMap matrix_map(const void* data, DType dtype, std::int64_t rows,
   return map;
 }
 
-// bf16 rows [batch, heads, rows, dim] of given strides in elements, multiples of 8, the last
-// dimension contiguous. Boxes of box_rows rows x 64 columns of one head, swizzled by 128 bytes; 0
-// outside.
+// Tensor map of bf16 [batch, heads, rows, dim]. Strides count elements and are multiples of 8; the
+// last dimension is contiguous. Boxes are box_rows rows x 64 columns of one head with 128-byte
+// swizzle; reads 0 outside.
 inline CUtensorMap head_map(const void* data, std::int64_t batch, std::int64_t heads,
                             std::int64_t rows, std::int64_t dim, std::int64_t stride_b,
                             std::int64_t stride_h, std::int64_t stride_t, int box_rows) {
   CUtensorMap map;
-  const auto bytes = [](std::int64_t size, std::int64_t stride) {  // one of something has no stride
+  // a dimension of size 1 has no stride
+  const auto bytes = [](std::int64_t size, std::int64_t stride) {
     return static_cast<cuuint64_t>(size <= 1 ? 16 : stride * 2);
   };
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(dim), static_cast<cuuint64_t>(rows),
@@ -74,11 +75,11 @@ inline CUtensorMap head_map(const void* data, std::int64_t batch, std::int64_t h
   return map;
 }
 
-// A block of logits: a map for each of its ranges of words, or one.
+// Tensor maps of a block of logits: one for each vocabulary range, or a single one.
 struct BlockMaps {
   CUtensorMap of[kMostWordRanges];
-  int first[kMostWordRanges + 1];  // words; no word is beyond the last range
-  // f(map, column) of a word. The address of the one map of most blocks is a constant.
+  int first[kMostWordRanges + 1];  // vocabulary entries; none is beyond the last range
+  // Calls f(map, column) for an entry. In the common case of one map its address is constant.
   template <typename F>
   __device__ __forceinline__ void at(int word, const F& f) const {
     if (first[1] == INT_MAX) return f(of, word);
@@ -87,7 +88,7 @@ struct BlockMaps {
     f(of + range, word - first[range]);
   }
 };
-// Boxes of box_rows tokens x 64 words.
+// Boxes are box_rows tokens x 64 vocabulary entries.
 inline BlockMaps block_maps(const LogitBlock& block, const WordRanges& ranges, std::int64_t tokens,
                             int box_rows) {
   BlockMaps maps{};
@@ -105,7 +106,7 @@ inline BlockMaps block_maps(const LogitBlock& block, const WordRanges& ranges, s
   return maps;
 }
 
-// Asked of the driver once for each device.
+// SMs of the current device, queried once for each device.
 inline int processor_count() {
   constexpr int kDevices = 64;
   static std::array<std::atomic<int>, kDevices> known{};
@@ -118,8 +119,8 @@ inline int processor_count() {
   return count;
 }
 
-// Lets a kernel take so much shared memory, always the same for one kernel. Said to the driver once
-// for each thread and device.
+// Raises a kernel's limit of dynamic shared memory, always to the same value for one kernel. Sets
+// it once for each thread and device.
 template <typename Kernel>
 void allow_shared(Kernel kernel, int bytes) {
   thread_local std::vector<std::pair<const void*, int>> allowed;

@@ -1,13 +1,13 @@
-// Sizes of the tiles that Hopper's kernels make. No CUDA: plans are made without a device.
+// Tile sizes of the Hopper kernels. No CUDA: plans are made without a device.
 #pragma once
 
 #include <cstdint>
 
 namespace logitless::cuda {
 
-inline constexpr int kTileRows = 128;  // of a CTA
+inline constexpr int kTileRows = 128;  // rows of a CTA
 inline constexpr int kTileColumns = 256;
-inline constexpr int kStep = 64;  // of the contracted dimension
+inline constexpr int kStep = 64;  // along the contracted dimension
 inline constexpr int kClusterCtas = 2;
 inline constexpr int kClusterRows = kClusterCtas * kTileRows;
 

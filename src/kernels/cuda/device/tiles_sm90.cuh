@@ -1,11 +1,11 @@
-// What the kernels over tiles share: the stages of operands in shared memory, and the way of a tile
-// of results from registers to memory.
+// Building blocks of the persistent tile kernels: the operand pipeline in shared memory, and the
+// epilogue's store of a tile from registers to memory.
 //
-// A cluster of two CTAs makes 256 x 256 results, each CTA 128 x 256: one warp of loads (tensor
-// memory accelerator, 4 stages of 64 along the contracted dimension) and two warpgroups of
-// products, 64 x 256 of fp32 accumulators each; while one finishes its tile, the other keeps the
-// tensor cores busy. The columns' operand is the same for both CTAs: each loads half of it for
-// both.
+// A cluster of two CTAs computes 256 x 256 results, each CTA 128 x 256. The kernels are
+// warp-specialised. One producer warp issues TMA loads into a 4-stage pipeline, with steps of 64
+// along the contracted dimension. Two consumer warpgroups run wgmma on 64 x 256 fp32 accumulators
+// each. While one runs its epilogue, the other keeps the tensor cores busy. Both CTAs read the same
+// column operand: each loads half of it and multicasts it to both.
 #pragma once
 
 #include <type_traits>
@@ -17,18 +17,18 @@
 namespace logitless::cuda {
 
 inline constexpr int kStages = 4;
-inline constexpr int kRowBytes = kTileRows * kStep * 2;  // one stage of the rows' operand
+inline constexpr int kRowBytes = kTileRows * kStep * 2;  // one stage of the row operand
 inline constexpr int kColumnBytes = kTileColumns * kStep * 2;
 inline constexpr int kStageBytes = kRowBytes + kColumnBytes;
 inline constexpr int kTileThreads = 384;
-// 64 rows of 128 bytes, swizzled: what one store takes.
+// One TMA store: 64 rows of 128 bytes, swizzled.
 inline constexpr int kBoxBytes = 64 * 128;
 inline constexpr int kBoxesPerConsumer = 2;
-// Stages, boxes, barriers, and room to align to the swizzle's 1024 bytes.
+// Stages, boxes, barriers, and padding to align to the swizzle's 1024 bytes.
 inline constexpr int kTileShared =
     kStages * kStageBytes + 2 * kBoxesPerConsumer * kBoxBytes + 2 * kStages * 8 + 1024;
 
-// The shared memory of a CTA.
+// Shared memory of a CTA.
 struct TileMemory {
   __device__ __forceinline__ explicit TileMemory(unsigned char* raw)
       : rows(reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) &
@@ -41,7 +41,7 @@ struct TileMemory {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kStages; ++s) {
         barrier_init(full + s, 1);
-        barrier_init(empty + s, 8 * kClusterCtas);  // the product warps of both CTAs
+        barrier_init(empty + s, 8 * kClusterCtas);  // the consumer warps of both CTAs
       }
       barrier_init_fence();
     }
@@ -54,7 +54,7 @@ struct TileMemory {
   std::uint64_t* empty;
 };
 
-// The stage in turn.
+// The current pipeline stage and its phase.
 struct StageCursor {
   int stage = 0;
   std::uint32_t phase = 0;
@@ -66,19 +66,19 @@ struct StageCursor {
   }
 };
 
-// Keeps the clusters of a launch close together, so that what several of them read comes from DRAM
-// once: nobody begins a stretch before all have loaded the one before the last. Waits are bounded:
-// where not all clusters run at once, the pace is lost and nothing else.
+// Keeps the clusters of a launch close together, so that operands that several of them read come
+// from DRAM once. No cluster begins a stretch of steps before all have loaded the one before the
+// last. Waits are bounded: if not all clusters are resident, only the pacing is lost.
 class Pace {
  public:
-  // counters: 0 before the launch, one for each stretch; null: no pace.
+  // counters: 0 before the launch, one for each stretch; null: no pacing.
   __device__ __forceinline__ explicit Pace(unsigned* counters)
       : counters_(counters), leads_(counters != nullptr && cluster_rank() == 0) {}
   __device__ __forceinline__ void loaded(int stretch) const {
     if (leads_) atomicAdd(counters_ + stretch, 1u);
   }
   __device__ __forceinline__ void wait(int stretch, int clusters) const {
-    if (!leads_) return;  // held by its partner
+    if (!leads_) return;  // its partner holds it back
     const volatile unsigned* const counter = counters_ + stretch;
     for (int i = 0; i < 1000 && *counter < static_cast<unsigned>(clusters); ++i) __nanosleep(40);
   }
@@ -88,14 +88,14 @@ class Pace {
   bool leads_;
 };
 
-// Register 4 i + 2 h + j of a thread's accumulators: row lane / 4 + 8 h of its warp's 16, column
-// 8 i + 2 (lane % 4) + j of the tile.
-__device__ __forceinline__ int accumulator_row() {  // of the 128, for h = 0
+// Register 4 i + 2 h + j of a thread's accumulators is row lane / 4 + 8 h of its warp's 16 and
+// column 8 i + 2 (lane % 4) + j of the tile.
+__device__ __forceinline__ int accumulator_row() {  // row of 128, for h = 0
   return (threadIdx.x / 128 - 1) * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
 }
 __device__ __forceinline__ int accumulator_column() { return threadIdx.x % 4 * 2; }
 
-// Puts tiles of one consumer warpgroup, 64 x 256, into a tensor map of boxes of 64 rows x 128
+// Stores 64 x 256 tiles of one consumer warpgroup by TMA, in double-buffered boxes of 64 rows x 128
 // bytes.
 class TileWriter {
  public:
@@ -104,7 +104,7 @@ class TileWriter {
         boxes_(memory.boxes + consumer_ * kBoxesPerConsumer * kBoxBytes),
         row_(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) {}
 
-  // (column, row): place of the warpgroup's first element. Map: a CUtensorMap, or BlockMaps.
+  // (column, row): position of the warpgroup's first element. Map: a CUtensorMap, or BlockMaps.
   template <typename Map>
   __device__ __forceinline__ void put_bf16(const float (&z)[128], const Map* map, int column,
                                            int row) {
@@ -141,8 +141,9 @@ class TileWriter {
       end_box(map, box, column + 32 * b, row, add);
     }
   }
-  // As put_bf16, words of two bf16 each: words(b, w) for w in [0, 16) are those of registers 32 b +
-  // 2 w and the next. in_order: they lie in the order of ordered_place instead of their own.
+  // Like put_bf16 with registers of two bf16 each: `words(b, w)`, w in [0, 16), packs accumulators
+  // 32 b + 2 w and the next. in_order: stored in the layout of OrderedPlace instead of the
+  // matrix's.
   template <typename Words>
   __device__ __forceinline__ void put_words(const Words& words, bool in_order,
                                             const CUtensorMap* map, int column, int row) {
@@ -166,7 +167,7 @@ class TileWriter {
       end_box(map, box, column + 64 * b, row, false);
     }
   }
-  // 16 bytes of each thread for each g in [0, 8), one thread's after another's, 2048 for each g.
+  // Stores 16 bytes of each thread for each g in [0, 8): threads in order, 2048 bytes for each g.
   template <typename Bytes>
   __device__ __forceinline__ void put_bytes(const Bytes& bytes, void* to) {
 #pragma unroll
@@ -182,29 +183,29 @@ class TileWriter {
       tma_commit();
     }
   }
-  // Of 64 rows x 128 bytes: where a thread's four groups of 16 bytes are in which it keeps what it
-  // alone reads, so that eight threads have a row.
+  // Layout of a box of 64 rows x 128 bytes that only the same thread reads back: position of its
+  // four 16-byte groups, so that eight threads cover a row.
   struct OrderedPlace {
     __device__ __forceinline__ explicit OrderedPlace(int k)
         : row(static_cast<int>(threadIdx.x / 32 % 4 * 16 + k * 4 + threadIdx.x % 32 / 8)),
           chunk(static_cast<int>(threadIdx.x % 8)) {}
     int row, chunk;
   };
-  // A quarter of the boxes, each warp's own until the next put.
+  // Bytes of a warp's quarter of the boxes, which it may use until the next put.
   static constexpr int kWarpBytes = kBoxesPerConsumer * kBoxBytes / 4;
   __device__ __forceinline__ unsigned char* memory_of_warp() const {
     if (leads()) tma_wait_reads<0>();
     warpgroup_sync(consumer_ + 1);
     return boxes_ + threadIdx.x / 32 % 4 * kWarpBytes;
   }
-  // Before the CTA ends.
+  // Waits for the stores; call it before the CTA exits.
   __device__ __forceinline__ void drain() const {
     if (leads()) tma_wait_reads<0>();
   }
 
  private:
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
-  // Byte of 16-byte chunk `chunk` of the thread's row, as the 128-byte swizzle has it.
+  // Byte offset of 16-byte chunk `chunk` of the thread's row under the 128-byte swizzle.
   __device__ __forceinline__ int place(int chunk, int h, int byte) const {
     return (row_ + 8 * h) * 128 + ((chunk ^ (row_ & 7)) << 4) + byte;
   }
@@ -233,7 +234,7 @@ class TileWriter {
   int consumer_;
   unsigned char* boxes_;
   int row_;
-  std::uint64_t policy_ = pass_policy();  // results are read long after, or not here
+  std::uint64_t policy_ = pass_policy();  // results are read long after, or not by this kernel
 };
 
 }  // namespace logitless::cuda

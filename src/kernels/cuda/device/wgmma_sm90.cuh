@@ -1,6 +1,6 @@
-// Matrix products of a warpgroup, of 64 rows: d [64][2 n] (+)= a [64][16] . b [16][2 n] in fp32,
-// bf16 operands. a: in shared memory, or in registers, as accumulators of a product before are when
-// they are rounded. kTransposeA/B: the operand lies with M or N contiguous. See sm90.cuh.
+// wgmma of a warpgroup on 64 rows: d [64][2 n] (+)= a [64][16] . b [16][2 n], fp32 accumulators and
+// bf16 operands. a is in shared memory, or in registers in the layout of rounded accumulators of an
+// earlier wgmma. kTransposeA/B: the operand has M or N contiguous. See sm90.cuh.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace logitless::cuda {
 
-// Keeps what uses the accumulators behind the wait for them.
+// Keeps the compiler from moving uses of the accumulators before the wait for them.
 template <int N>
 __device__ __forceinline__ void wgmma_registers(float (&d)[N]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// A block of logits row by row: targets, ignored tokens, factors; sums over its rows.
+// Row kernels on a block of logits: targets, ignored tokens, factors, sums over its rows.
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kRowThreads = 128;
 
-// Sum of delta over the slots of a row with the same word.
+// Sums delta over the slots of a row with the same target.
 __device__ double delta_of_word(const BlockCall& b, std::int64_t row, std::int64_t word) {
   const int per_token = b.chunk.shape.targets_per_token;
   const std::int64_t slot = row * per_token;
@@ -32,7 +32,7 @@ __device__ bool named_before(const BlockCall& b, std::int64_t row, int k, std::i
   return false;
 }
 
-// to = factor * x; 0 where the factor is, whatever x is.
+// to = factor * x; 0 where the factor is 0, even if x is not finite.
 template <typename T>
 __device__ void scale_row(const T* x, T* to, std::int64_t columns, float factor) {
   constexpr int kVector = 16 / sizeof(T);
@@ -50,13 +50,13 @@ __device__ void scale_row(const T* x, T* to, std::int64_t columns, float factor)
     to[k] = rounded<T>(factor == 0.0f ? 0.0f : factor * as_float(x[k]));
 }
 
-// A token's row of the block, in one piece or in ranges of words.
+// A token's row of the block, contiguous or in vocabulary ranges.
 template <typename T>
 class BlockRow {
  public:
   __device__ BlockRow(const BlockCall& b, std::int64_t row) : b_(b), row_(row) {}
   __device__ bool exists() const { return ranges().count > 0 || b_.block.data != nullptr; }
-  // Of b.words.
+  // Clears a column in [0, `b.words`).
   __device__ void clear(std::int64_t word) const { *place(word) = rounded<T>(0.0f); }
   __device__ void clear_all() const {
     if (ranges().count == 0) return clear_words(place(0), b_.words);
@@ -80,7 +80,7 @@ class BlockRow {
   std::int64_t row_;
 };
 
-// One block of threads for each token.
+// A thread block for each token.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   const ForwardCall& c = b.chunk;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
     const std::int64_t slot = row * per_token + k;
     const std::int64_t word = target_of(c, slot);
     float coefficient = 0.0f;
-    const std::int64_t place = row_of_word(c, word) - b.first_word;  // in the block
+    const std::int64_t place = row_of_word(c, word) - b.first_word;  // column of the block
     if (is_here(c, word) && place >= 0 && place < b.words && !named_before(b, row, k, word)) {
       const double omega = c.omega == nullptr ? 1.0 : c.omega[b.first_word + place];
       coefficient =
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
 constexpr int kColumns = 256;  // of a thread block of the column sums
 constexpr int kRowGroups = 8;
 
-// partial [parts][columns].
+// Writes partial [parts][columns].
 template <typename T>
 __global__ void __launch_bounds__(32 * kRowGroups)
     sum_column_parts(const ColumnSumCall c, float* partial) {
@@ -189,14 +189,14 @@ __global__ void __launch_bounds__(256)
 }
 
 constexpr int kScaleThreads = 256;
-constexpr int kScaleLoads = 4;  // of 16 bytes, of a thread at a time
+constexpr int kScaleLoads = 4;  // 16-byte loads of a thread in flight
 
 template <typename T>
 __device__ void scale_rows(const ScaleCall::Gradient& g, float factor) {
   constexpr int kPack = 16 / static_cast<int>(sizeof(T));
   const bool packs = reinterpret_cast<std::uintptr_t>(g.out.data) % 16 == 0 &&
                      (g.rows == 1 || g.out.stride % kPack == 0);
-  const std::int64_t whole = packs ? g.columns / kPack : 0;  // packs of a row
+  const std::int64_t whole = packs ? g.columns / kPack : 0;  // 16-byte packs of a row
   constexpr std::int64_t kPart = kScaleThreads * kScaleLoads;
   const std::int64_t parts = (whole + kPart - 1) / kPart;
   for (std::int64_t i = blockIdx.x; i < g.rows * parts; i += gridDim.x) {
@@ -217,7 +217,7 @@ __device__ void scale_rows(const ScaleCall::Gradient& g, float factor) {
       row[first + k * kScaleThreads] = packed[k];
     }
   }
-  const std::int64_t rest = g.columns - whole * kPack;  // a row's last, or all of it
+  const std::int64_t rest = g.columns - whole * kPack;  // a row's tail, or all of it
   const std::int64_t threads = std::int64_t{gridDim.x} * kScaleThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kScaleThreads + threadIdx.x; i < g.rows * rest;
        i += threads) {

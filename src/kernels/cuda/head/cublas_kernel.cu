@@ -1,5 +1,5 @@
-// The head by cuBLAS and one pass over each token's logits, which a chunk keeps in fp32: for every
-// dtype, width and GPU that the Hopper kernels do not take. Slower, and needs more memory.
+// Head by cuBLAS and row kernels over each token's logits, which a chunk stores in fp32. For every
+// dtype, width and GPU that the Hopper kernels do not support. It is slower and needs more memory.
 #include <algorithm>
 
 #include "kernels/cuda/cublas.h"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// On the device: 0, 1, what f16 blocks are multiplied by, and its inverse.
+// Device scalars: 0, 1, the scale of f16 blocks, and its inverse.
 struct Scalars {
   float zero, one, block_scale, block_unscale;
 };
@@ -52,7 +52,7 @@ __device__ RowSums merged(const RowSums& a, const RowSums& b) {
           first ? a.index : b.index};
 }
 
-// One block of threads for each token.
+// A thread block for each token.
 __global__ void __launch_bounds__(kThreads)
     finish_rows(const ForwardCall c, const float* logits, std::int64_t stride, float* tops,
                 float* inverse_sums) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       if (c.shape.weighted_sum) mine.weighted += (c.omega == nullptr ? 1.0f : c.omega[j]) * v;
     }
-    // Of words that are all masked the sum is 0, whatever it is taken against.
+    // If all entries are masked, the sum is 0 for any reference.
     const float top = isfinite(mine.top) ? mine.top : 0.0f;
     float sum = 0.0f;
     for (std::int64_t j = threadIdx.x, n = 0; j < c.shape.vocab; j += kThreads) {
@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(kThreads)
   if (c.argmax != nullptr) c.argmax[row] = valid ? all.index + static_cast<int>(c.first_word) : -1;
 }
 
-// f16 has no room for gradients of a mean over many tokens: its blocks are multiplied by a power of
-// two that brings the greatest coefficient to 2^10.
+// f16 has too little range for gradients of a mean over many tokens. A power of two scales its
+// blocks so that the greatest coefficient is near 2^10.
 __global__ void __launch_bounds__(kThreads)
     set_scale(const RowCoefficients* rows, std::int64_t tokens, bool narrow, Scalars* scalars) {
   __shared__ float shared[kThreads];
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t word = b.first_word + at;
   const RowCoefficients r = b.rows[row];
   const float z = transformed(logits[row * stride + word], c, word);
-  // Against the greatest logit and not lse: their difference is exact where it matters.
+  // Relative to the greatest logit, not to lse: their difference is exact where it matters.
   const float p =
       r.alpha == 0.0f && r.beta == 0.0f ? 0.0f : expf(z - tops[row]) * inverse_sums[row];
   float dz = r.alpha * p;
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void set_scalars(Scalars* scalars) { *scalars = {0.0f, 1.0f, 1.0f, 1.0f}; }
 
-// d_hidden (fp32) += coefficient * row of weight. One block for each token.
+// d_hidden (fp32) += coefficient * row of weight. A thread block for each token.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) add_hidden_targets(const ProductsCall c) {
   const std::int64_t row = blockIdx.x;
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads) add_hidden_targets(const ProductsCal
   }
 }
 
-// d_weight (fp32) += omega * hidden_sum. One block for each word.
+// d_weight (fp32) += logit weight * hidden_sum. A thread block for each vocabulary entry.
 __global__ void __launch_bounds__(kThreads) add_weight_smoothing(const ProductsCall c) {
   const std::int64_t word = blockIdx.x;
   const float omega = c.omega == nullptr ? 1.0f : c.omega[word];

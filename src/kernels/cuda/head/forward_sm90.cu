@@ -1,4 +1,4 @@
-// The forward call: workspace, tensor maps, launches.
+// Host side of the forward call: workspace, tensor maps, launches.
 #include <algorithm>
 #include <tuple>
 
@@ -15,14 +15,14 @@
 namespace logitless::cuda {
 namespace {
 
-// Pairs of token tiles whose hidden states take a third of an H200's second-level cache.
+// Pairs of token tiles whose hidden states take a third of an H200's L2.
 int group_of(std::int64_t dim) {
   constexpr std::int64_t kBytes = std::int64_t{16} << 20;
   return static_cast<int>(std::max<std::int64_t>(1, kBytes / (kClusterRows * dim * 2)));
 }
 
-// A launch for each group, of some length: within one the clusters stay close enough together to
-// share what they read, over a long one they drift apart.
+// Launches each group separately if it is long enough. Within a short launch the clusters stay
+// close enough together to share operands in L2; over a long one they drift apart.
 template <ForwardMode kMode, bool kStore>
 void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const BlockMaps& block,
             const ForwardArguments& all, cudaStream_t stream) {
@@ -35,7 +35,7 @@ void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const BlockMap
     require_cuda(cudaGetLastError(), "kept tiles of the forward kernel");
     return;
   }
-  constexpr int kLeastRounds = 16;  // of a launch, or its last one weighs too much
+  constexpr int kLeastRounds = 16;  // tiles per cluster of a launch, or its tail costs too much
   ForwardArguments a = all;
   const int clusters = processors / kClusterCtas;
   const auto groups = static_cast<int>(ceil_div(all.token_pairs, all.group));
@@ -64,8 +64,8 @@ CUtensorMap word_map(const void* rows, std::int64_t words, std::int64_t dim, std
   return matrix_map(rows, DType::bf16, words, dim, stride, kTileColumns / 2);
 }
 
-// run(map of the words, arguments) over the vocabulary: in one piece, or in the far field's slabs
-// of words by position, nothing of which is read where *wanted is 0.
+// run(map of the weight, arguments) over the vocabulary. It runs once, or for each vocabulary block
+// of the far field with rows gathered by position. Nothing is read where *wanted is 0.
 template <typename Run>
 void sweep(const ForwardCall& c, const ForwardArguments& tiles, const int* wanted, GatherPart part,
            const Run& run) {
@@ -118,7 +118,7 @@ std::string hopper_unsupported(const ForwardCall& c) {
 
 namespace {
 
-// Where a call's parts lie, and what its launches over tiles share.
+// Workspace pointers of a call, and arguments common to its tile launches.
 struct Forward {
   explicit Forward(const ForwardCall& c)
       : call(c),
@@ -171,7 +171,7 @@ struct Forward {
   Partials partials(const ForwardArguments& a) const {
     return {layout.rows, a.word_tiles, a.sums, a.entropy, a.weighted, a.best, a.best_index};
   }
-  // Where they are wanted.
+  // Writes c.records if they are wanted.
   void write_records(const Partials& of_tiles, const float* more) const {
     if (call.records == nullptr) return;
     cuda::write_records<<<row_blocks, dim3(kRowsPerBlock, kRecordParts), 0, stream>>>(
@@ -274,14 +274,14 @@ void hopper_forward_tiles(const ForwardCall& c) {
   const Partials partials = f.partials(tiles);
   const CUtensorMap hidden = f.hidden();
   const BlockMaps block = f.block();
-  // First against the targets' exponents; then, for tokens whose sums left the range, against the
-  // greatest logit's.
+  // The first round takes the targets' exponents as references. The second repairs tokens whose
+  // sums left the range, with the greatest logit as reference.
   for (const bool again : {false, true}) {
     tiles.wanted = again ? f.repair : f.active;
     const int* const any = tiles.wanted + tiles.token_pairs;
     if (again) {
       ForwardArguments greatest = tiles;
-      greatest.best = tiles.sums;  // free until the sums are made
+      greatest.best = tiles.sums;  // free until the sums are computed
       sweep(c, greatest, any, GatherPart::rows, [&](const CUtensorMap& weight, const auto& a) {
         launch<ForwardMode::kReference, false>(hidden, weight, block, a, f.stream);
       });

@@ -1,10 +1,12 @@
-// The logits of a tile of 128 tokens x 256 words, in registers, and what is made of them there: per
-// token and tile what the log-sum-exp, the entropy, the weighted sum and the argmax need, and, for
-// gradients, exp(z) or the gradient of the logits in bf16. No logit leaves the multiprocessor.
+// Persistent forward kernel of the head on Hopper. The mainloop computes the logits of a tile of
+// 128 tokens x 256 vocabulary entries in registers, and the epilogue reduces them there. Per token
+// and tile it writes the partial results of log-sum-exp, entropy, weighted sum and argmax. For
+// gradients it also writes exp(z) or the gradient of the logits in bf16. Logits never leave the SM.
 //
-// Exponentials are taken against a reference exponent of each token that is fixed before: with it
-// the sums of all tiles add up as they are, and no maximum is sought here. References come from the
-// same pass over one tile (kReference), or over all of them where a sum left the range of fp32.
+// Exponentials are relative to a reference exponent of each token that is fixed beforehand. So the
+// sums of all tiles add up directly, and no running maximum is needed. References come from the
+// target logits. Where a sum leaves the range of fp32, a launch with kReference finds the greatest
+// logit, and the tokens are recomputed.
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
@@ -13,48 +15,49 @@
 
 namespace logitless::cuda {
 
-// kPlain: scale alone. kPlainEntropy: the same, and the entropy. kGeneral: bias, softcap, and all
-// outputs beyond lse. kReference: the greatest logit of each token and tile, into `best`.
-// kGradient: the gradient of the logits. kPlainGradient: the same of scale alone and cross entropy
-// alone.
+// kPlain: scale alone. kPlainEntropy: scale and entropy. kGeneral: bias, softcap, and all outputs
+// beyond lse. kReference: the greatest logit of each token and tile, into `best`. kGradient: the
+// gradient of the logits. kPlainGradient: the same with scale and cross entropy alone.
 enum class ForwardMode { kPlain, kPlainEntropy, kGeneral, kReference, kGradient, kPlainGradient };
 
-// Arrays [word tiles][padded tokens].
+// Arguments of a launch. Arrays are [vocabulary tiles][padded tokens].
 struct ForwardArguments {
   int vocab;
-  int token_pairs;  // of tiles: ceil(tokens / 256)
-  int first_pair;   // of this launch
+  int token_pairs;  // pairs of token tiles: ceil(tokens / 256)
+  int first_pair;   // first pair of this launch
   int launch_pairs;
-  int word_tiles;    // visited
+  int word_tiles;    // vocabulary tiles visited
   int steps;         // ceil(dim / 64)
-  int group;         // pairs whose hidden states stay in the second-level cache
-  int stored_tiles;  // whose exp(z) or gradients are stored
+  int group;         // pairs whose hidden states stay in L2
+  int stored_tiles;  // vocabulary tiles with stored exp(z) or gradients
   std::int64_t padded_tokens;
   float scale;
   float cap;
   const float* bias;
   const float* omega;
   const float* reference;  // [padded tokens], integral
-  float* sums;             // of 2^(z log2e - reference)
-  float* entropy;          // of x log2 x, x = 2^(z log2e - reference), or null
-  float* weighted;         // of omega z, or null
+  float* sums;             // sums of 2^(z log2e - reference)
+  float* entropy;          // sums of x log2 x, x = 2^(z log2e - reference), or null
+  float* weighted;         // sums of logit weight times z, or null
   float* best;             // greatest z, or null
   int* best_index;
-  const int* wanted;  // [token_pairs + 1]: 0 skips the pair, 0 in the last all; null: none skipped
-  bool smooths;       // kGradient adds gamma omega
-  const RowCoefficients* rows;  // [padded tokens], of kGradient
-  // Of the far field. [2 word tiles][padded tokens]: of 128 words each, the exponentials times the
-  // slope of the softcap; null: not wanted. With kGradient and kPlainGradient: estimates of them,
-  // by `groups`, null where they are none; of sampled tiles see normalize_sampled.
+  // [token_pairs + 1]: 0 skips the pair, 0 in the last skips all; null: none skipped
+  const int* wanted;
+  bool smooths;                 // kGradient adds gamma times the logit weights
+  const RowCoefficients* rows;  // [padded tokens], for kGradient
+  // [2 vocabulary tiles][padded tokens], far field: for each 128 entries, the sum of the
+  // exponentials times the slope of the softcap; null: not wanted. With kGradient and
+  // kPlainGradient: their estimates, indexed by `groups`, or null where masses are exact. For
+  // sampled tiles see normalize_sampled.
   float* masses;
-  const std::int32_t* groups;  // [word tiles]
-  // The tiles of a launch, far_entry(word tile, sampled, pair), of list_begin[0] to
-  // list_begin[word_tiles]; word tiles from first_tile on. Null: all of them.
+  const std::int32_t* groups;  // [vocabulary tiles]
+  // Tile list of a block-sparse launch: far_entry(vocabulary tile, sampled, pair), entries
+  // list_begin[0] to list_begin[word_tiles], vocabulary tiles from first_tile on. Null: all tiles.
   const std::uint32_t* list;
   const int* list_begin;
   int first_tile;
-  float sampled;              // a factor of kGradient's and kPlainGradient's sampled tiles
-  const std::int32_t* words;  // ids by position, of argmax; null: the positions
+  float sampled;              // factor of sampled tiles in kGradient and kPlainGradient
+  const std::int32_t* words;  // token ids by position, for argmax; null: the positions
 };
 
 inline constexpr float kLog2EFloat = static_cast<float>(kLog2E);
@@ -65,8 +68,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// To 1.2e-6 of itself, in a dozen instructions without a branch: 1 - 2 / (1 + e^2x), and for small
-// x its series.
+// tanh with a relative error of 1.2e-6, in a dozen instructions without a branch: 1 - 2 / (1 +
+// e^2x), and a series for small x.
 __device__ __forceinline__ float tanh_fast(float x) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + exp2_fast(x * (2.0f * kLog2EFloat))));
@@ -76,14 +79,14 @@ __device__ __forceinline__ float tanh_fast(float x) {
   return fabsf(x) < 0.25f ? x * series : fmaf(-2.0f, r, 1.0f);
 }
 
-// 256 words of a slab for a pair of token tiles.
+// 256 vocabulary entries for a pair of token tiles.
 struct Tile {
   int pair;
-  int word;      // tile
-  bool sampled;  // of the far field: not kept
+  int word;      // vocabulary tile
+  bool sampled;  // of the far field: sampled, not selected
 };
-// Tiles of a launch in an order that keeps a group of token tiles in the second-level cache while
-// the weights stream past.
+// Maps a tile index of a launch to a tile. The order keeps a group of token tiles in L2 while the
+// weights stream past.
 __device__ __forceinline__ Tile tile_of(int index, const ForwardArguments& a) {
   if (a.list != nullptr) {
     const std::uint32_t entry = a.list[index];
@@ -96,7 +99,7 @@ __device__ __forceinline__ Tile tile_of(int index, const ForwardArguments& a) {
   return {a.first_pair + first + within % rows, within / rows, false};
 }
 
-// Over the four lanes that share a row of an accumulator.
+// Reductions over the four lanes that share an accumulator row.
 __device__ __forceinline__ float quad_sum(float v) {
   v += __shfl_xor_sync(~0u, v, 1);
   return v + __shfl_xor_sync(~0u, v, 2);
@@ -106,7 +109,7 @@ __device__ __forceinline__ float quad_max(float v) {
   return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
 }
 
-// A thread's share of a tile, see accumulator_row.
+// A thread's part of a tile, see accumulator_row.
 struct TilePlace {
   __device__ __forceinline__ TilePlace(const ForwardArguments& a, std::int64_t token,
                                        const Tile& tile)
@@ -118,17 +121,17 @@ struct TilePlace {
         normalizes(tile.sampled && a.masses != nullptr),
         writes(threadIdx.x % 4 == 0),
         whole((tile.word + 1) * kTileColumns <= a.vocab) {}
-  std::int64_t row;  // of the thread's upper half; 8 more for the lower
-  int word;          // tile
-  int first;         // word of register 0
-  std::int64_t out;  // place in the arrays of partial results
+  std::int64_t row;  // token row for h = 0; 8 more for h = 1
+  int word;          // vocabulary tile
+  int first;         // vocabulary entry of register 0
+  std::int64_t out;  // index in the arrays of partial results
   float factor;      // of gradients
-  bool normalizes;   // them by the tile's own mass
-  bool writes;       // one lane of the four that share a row
-  bool whole;        // all words of the tile exist
+  bool normalizes;   // gradients are normalised with the tile's exact mass
+  bool writes;       // first of the four lanes that share a row
+  bool whole;        // the tile is full, not clipped by vocab
 };
 
-// The masses of a token in the two halves of a tile.
+// Writes the masses of a token in the two halves of a tile.
 __device__ __forceinline__ void put_masses(float low, float high, const ForwardArguments& a,
                                            const TilePlace& at, int h) {
   low = quad_sum(low);
@@ -139,9 +142,9 @@ __device__ __forceinline__ void put_masses(float low, float high, const ForwardA
   a.masses[first + a.padded_tokens] = high;
 }
 
-// What a token's gradients in a sampled tile are multiplied by, where masses are estimates: the
-// tile's own, the lanes' parts of which are `part`, takes its estimate's place in the token's
-// total. Leaves in the masses' place what the estimate is off by and the mass itself, of the total.
+// Returns the factor of a token's gradients in a sampled tile where masses are estimates. The
+// tile's exact mass, of which each lane holds `part`, replaces its estimate in the token's total.
+// Overwrites the tile's masses with the estimate's error and the exact mass, relative to the total.
 __device__ __forceinline__ float normalize_sampled(float part, const ForwardArguments& a,
                                                    const TilePlace& at, int h, float lse_bits) {
   const float exact = quad_sum(part);
@@ -157,14 +160,14 @@ __device__ __forceinline__ float normalize_sampled(float part, const ForwardArgu
   return total > 0.0f ? 1.0f / total : isnan(total) ? total : 1.0f;
 }
 
-// Leaves the exponentials in z; 0 past the last word.
+// Replaces z by its exponentials; 0 past the vocabulary's end.
 template <bool kEntropy>
 __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArguments& a,
                                           const TilePlace& at) {
   const float factor = a.scale * kLog2EFloat;
-  const float none = copysignf(3e38f, -factor);  // its exponential is 0, and 0 times it
+  const float none = copysignf(3e38f, -factor);  // its exponential is 0, and so is 0 times it
   const auto exists = [&](int reg) { return at.first + reg / 4 * 8 + reg % 2 < a.vocab; };
-  if (!kEntropy && !at.whole) {  // within the loop below it is slower, but spills less
+  if (!kEntropy && !at.whole) {  // inside the loop below it is slower, but spills less
 #pragma unroll
     for (int i = 0; i < 128; ++i) {
       if (!exists(i)) z[i] = none;
@@ -173,14 +176,14 @@ __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArgument
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float k = a.reference[at.row + 8 * h];
-    float sum[2] = {};  // of 128 words each
+    float sum[2] = {};  // 128 entries each
     float entropy = 0.0f;
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const int reg = i / 2 * 4 + 2 * h + i % 2;
       const float product = !kEntropy || at.whole || exists(reg) ? z[reg] : none;
       float bits = fmaf(product, factor, -k);
-      if constexpr (kEntropy) bits = fmaxf(bits, -3e38f);  // 0 times it is 0
+      if constexpr (kEntropy) bits = fmaxf(bits, -3e38f);  // so that 0 times it is 0
       const float e = exp2_fast(bits);
       sum[i / 32] += e;
       if constexpr (kEntropy) entropy = fmaf(e, bits, entropy);
@@ -196,8 +199,8 @@ __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArgument
   }
 }
 
-// z = softcap(scale * (z + bias)); -inf past the last word. Functions of a capped logit are long,
-// and so apart from those of one that is not.
+// z = softcap(scale * (z + bias)); -inf past the vocabulary's end. kCapped is a template parameter,
+// since functions of a capped logit are much longer.
 template <bool kCapped>
 __device__ __forceinline__ void transform(float (&z)[128], const ForwardArguments& a,
                                           const TilePlace& at) {
@@ -227,7 +230,7 @@ __device__ __forceinline__ int word_at(const ForwardArguments& a, int position) 
   return a.words == nullptr ? position : position < a.vocab ? a.words[position] : 0x7fffffff;
 }
 
-// The lowest word among equals.
+// The lowest token id wins ties.
 __device__ __forceinline__ void find_argmax(const float (&z)[128], const ForwardArguments& a,
                                             const TilePlace& at, int h) {
   float top = -INFINITY;
@@ -257,13 +260,13 @@ __device__ __forceinline__ void find_argmax(const float (&z)[128], const Forward
   }
 }
 
-// Of the softcap at the capped logit v; `inverse` is 1 / cap.
+// Slope of the softcap at the capped logit v; `inverse` is 1 / cap.
 template <bool kCapped>
 __device__ __forceinline__ float slope(float v, float inverse) {
   return kCapped ? (1.0f - v * inverse) * (1.0f + v * inverse) : 1.0f;
 }
 
-// Leaves in z, with kStore, the exponentials times the slope of the softcap.
+// With kStore, replaces z by the exponentials times the slope of the softcap.
 template <bool kStore, bool kCapped>
 __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArguments& a,
                                             const TilePlace& at, int h) {
@@ -278,7 +281,7 @@ __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArgume
     const float bits = fmaf(v, kLog2EFloat, -k);
     const float e = exp2_fast(bits);
     sum += e;
-    if (a.entropy != nullptr) entropy += e == 0.0f ? 0.0f : e * bits;  // a masked word is 0 * -inf
+    if (a.entropy != nullptr) entropy += e == 0.0f ? 0.0f : e * bits;  // a masked entry is 0 * -inf
     const int word = at.first + i / 2 * 8 + i % 2;
     if (a.weighted != nullptr && (at.whole || word < a.vocab))
       weighted += (a.omega == nullptr ? 1.0f : a.omega[word]) * v;
@@ -298,7 +301,7 @@ __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArgume
   }
 }
 
-// The gradient of the raw logits, but for the targets' own part.
+// Gradient of the raw logits, without the targets' own part.
 template <bool kCapped>
 __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments& a,
                                          const TilePlace& at, int h) {
@@ -443,7 +446,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
                                  wgmma_descriptor(w + j * 32, 16, 1024), k > 0 || j > 0);
         }
         wgmma_commit();
-        wgmma_wait<1>();  // the products of the step before are done with its stage
+        wgmma_wait<1>();  // the GEMM step before is done with its stage
         if (previous >= 0 && lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
         previous = at.stage;
         at.advance();
@@ -459,7 +462,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     }
     if constexpr (kStore) writer.drain();
   }
-  cluster_sync();  // no CTA leaves while the other may still signal it
+  cluster_sync();  // no CTA exits while the other may still signal it
 }
 
 }  // namespace logitless::cuda

@@ -1,4 +1,4 @@
-// The products of the backward pass: schedule, tensor maps, launch.
+// Host side of the gradient GEMMs: schedule, tensor maps, launch.
 #include <algorithm>
 
 #include "kernels/cuda/device/kernels_of_file.cuh"
@@ -25,12 +25,12 @@ ProductArguments product(const GradientOutput& out, std::int64_t rows, std::int6
   return p;
 }
 
-// How many tiles of d_weight the clusters do that have a tile of d_hidden less than the others.
+// Sets the number of d_weight tiles for clusters with one tile of d_hidden less than the others.
 void balance(GradientArguments& a, int clusters) {
   const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
   const int weight_tiles = a.weight.row_pairs * a.weight.column_tiles;
   a.early_first = hidden_tiles % clusters;
-  if (a.early_first == 0 || weight_tiles == 0) return;  // all alike
+  if (a.early_first == 0 || weight_tiles == 0) return;  // all have the same number
   const std::int64_t early =
       std::int64_t{clusters - a.early_first} * a.hidden.steps / (a.weight.steps + kFinish);
   a.early_tiles = static_cast<int>(std::min<std::int64_t>(early, weight_tiles));
@@ -71,12 +71,12 @@ FarSlabArguments far_slab(const ProductsCall& c) {
   return out;
 }
 
-// d_hidden in parts: the first of the workspace's bytes count paces, the sums come after them.
+// Split-K of d_hidden: the workspace begins with the pace counters, then come the partial sums.
 struct HiddenParts {
   explicit HiddenParts(const ProductsCall& c) {
     if (c.d_hidden.data != nullptr && c.far.call == nullptr)
       count = hopper_hidden_parts(c.tokens, c.dim);
-    // The last chunk may want more of them than those that the workspace is made for.
+    // The last chunk may want a larger factor than the workspace allows.
     while (count > 1 &&
            hopper_products_bytes(c.tokens, c.dim, c.block_words, count) > c.kernel_workspace_bytes)
       --count;
@@ -88,7 +88,7 @@ struct HiddenParts {
   float* sums = nullptr;
 };
 
-// What the first launch makes d_weight of: all words, or their first range.
+// Vocabulary entries of d_weight in the first launch: all, or those of the first range.
 std::int64_t weight_words(const ProductsCall& c) {
   return c.ranges.count == 0 ? c.block_words : c.ranges.words(0);
 }
@@ -96,7 +96,7 @@ LogitBlock weight_block(const ProductsCall& c) {
   return c.ranges.count == 0 ? c.block : LogitBlock{c.ranges.data[0], c.ranges.stride(0)};
 }
 
-// d_weight of range r alone.
+// The call for d_weight of range r alone.
 ProductsCall weight_range(const ProductsCall& c, int r) {
   ProductsCall p = c;
   const std::int64_t first = c.ranges.first[r];
@@ -156,7 +156,8 @@ GradientArguments arguments_of(const ProductsCall& c, const HiddenParts& parts) 
   return a;
 }
 
-// In the order of the kernel's parameters; what a call does not have is any map.
+// Tensor maps in the order of the kernel's parameters; maps that a call does not need are
+// arbitrary.
 struct ProductMaps {
   ProductMaps(const ProductsCall& c, const HiddenParts& parts) {
     const LogitBlock of_weight = weight_block(c);
@@ -204,7 +205,7 @@ bool lists_targets(const ProductsCall& c) {
   return c.d_weight.data != nullptr && c.entries.begin != nullptr;
 }
 
-// One launch, but for the targets of an fp32 d_weight.
+// One launch, plus one for the targets of an fp32 d_weight.
 void multiply_block(const ProductsCall& c) {
   const bool has_hidden = c.d_hidden.data != nullptr;
   const auto stream = static_cast<cudaStream_t>(c.stream);
@@ -226,12 +227,12 @@ void multiply_block(const ProductsCall& c) {
   const int tiles =
       a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;
   const int clusters = std::min(processor_count() / kClusterCtas, tiles);
-  if (far) {  // its tiles are of any length: each cluster has as many
+  if (far) {  // tiles vary in length, so each cluster gets the same number
     a.late_first = a.hidden.row_pairs * a.hidden.column_tiles % clusters;
   } else {
     balance(a, clusters);
   }
-  // Short tiles lose more to waiting than they gain; narrow heads fit the cache.
+  // Waits cost short tiles more than they gain; narrow heads fit into L2.
   constexpr int kPacedSteps = 1024;
   constexpr int kPacedColumns = 8;
   a.paced = !far && ceil_div(c.dim, kTileColumns) >= kPacedColumns &&
@@ -246,9 +247,9 @@ void multiply_block(const ProductsCall& c) {
 
 }  // namespace
 
-// In ranges, the first launch makes all of d_hidden, for which it reads all of the block, and
-// writes d_weight where none of it lies; each later one writes over what the one before has read
-// last.
+// With ranges, the first launch computes all of d_hidden, which reads the entire block. It
+// also computes d_weight of the first range, whose output aliases none of the block. Each later
+// launch overwrites the range that the one before has read last.
 void hopper_gradient_products(const ProductsCall& c) {
   const bool has_weight = c.d_weight.data != nullptr;
   if (c.tokens == 0 || (c.d_hidden.data == nullptr && !has_weight)) return;

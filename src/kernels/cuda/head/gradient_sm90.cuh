@@ -1,9 +1,9 @@
-// The two products of the backward pass over one block of the gradient of the logits (or of
-// exp(z)), in one launch: d_hidden = block . weight and d_weight = block^T . hidden.
+// The two gradient GEMMs of the head, in one persistent launch over one block of the gradient of
+// the logits (or of exp(z)): d_hidden = block . weight and d_weight = block^T . hidden.
 //
-// Tiles of d_hidden are few and long (they contract the whole slab of words), tiles of d_weight
-// many and short. A fixed schedule gives each cluster its tiles of d_hidden first; those with one
-// less, or none, meanwhile work on d_weight, and in the end all do.
+// Tiles of d_hidden are few and long, since they contract the full vocabulary block; tiles of
+// d_weight are many and short. A static schedule gives each cluster its tiles of d_hidden first.
+// Clusters with one less, or none, meanwhile work on d_weight; in the end all do.
 #pragma once
 
 #include "kernels/cuda/head/gradient_tiles_sm90.cuh"
@@ -11,7 +11,7 @@
 
 namespace logitless::cuda {
 
-// The first of [from, end) whose bit is set, or end.
+// Returns the first index of [from, end) whose bit is set, or end.
 __device__ __forceinline__ int next_kept(const std::uint32_t* bits, int from, int end) {
   while (from < end) {
     const std::uint32_t rest = __ldg(bits + from / 32) >> (from % 32);
@@ -21,7 +21,7 @@ __device__ __forceinline__ int next_kept(const std::uint32_t* bits, int from, in
   return end;
 }
 
-// The first step of a tile of d_hidden, and how many: none where its tokens are ignored.
+// First step of a d_hidden tile, and its number of steps: 0 where all its tokens are ignored.
 __device__ __forceinline__ int first_step(const GradientArguments& a, int pair) {
   return pair / a.hidden_pairs * a.hidden.steps;
 }
@@ -29,13 +29,13 @@ __device__ __forceinline__ int hidden_steps(const GradientArguments& a, int pair
   if (a.active != nullptr && a.active[pair % a.hidden_pairs] == 0) return 0;
   return min(a.hidden.steps, a.hidden_steps - first_step(a, pair));
 }
-// Whether a step of d_weight has a token that counts.
+// Returns true if a step of d_weight has a token that is not ignored.
 __device__ __forceinline__ bool step_active(const GradientArguments& a, int k) {
   return a.active == nullptr || a.active[k * kStep / kClusterRows] != 0;
 }
 
-// f(step) for the steps of a tile that are loaded, in order. Of the far field: 4 for each group of
-// words (d_hidden) or block of tokens (d_weight) kept.
+// Calls f(step) for the steps of a tile that are loaded, in order. The far field (block-sparse) has
+// 4 steps for each selected group of entries (d_hidden) or block of tokens (d_weight).
 template <bool kHidden, bool kFar, typename F>
 __device__ __forceinline__ void for_steps(const GradientArguments& a, int pair, const F& f) {
   if constexpr (kFar) {
@@ -60,8 +60,8 @@ __device__ __forceinline__ void for_steps(const GradientArguments& a, int pair, 
   }
 }
 
-// Multiplies what the producer loads, one tile. False if that was nothing: z is 0 then and left as
-// is.
+// Mainloop of a consumer: multiplies the stages of one tile. Returns false if there are none; z is
+// then unchanged and stands for 0.
 template <bool kHidden, bool kFar>
 __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& at,
                                          const GradientArguments& a, int pair, float (&z)[128]) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& 
     wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kStep / 16; ++j) {
-      // Operands with M or N contiguous: 64 of it after another 8192 bytes, 8 of k after 1024.
+      // MN-major operands: the next 64 elements are 8192 bytes on, the next 8 of k 1024.
       const std::uint64_t columns = wgmma_descriptor(c + j * 2048, 8192, 1024);
       if constexpr (kHidden) {
         wgmma_m64n256k16<0, 1>(z, wgmma_descriptor(r + j * 32, 16, 1024), columns,
@@ -96,7 +96,7 @@ __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& 
   return previous >= 0;
 }
 
-// value = products * factor[row] (d_hidden) + row part * column part.
+// Epilogue: value = GEMM * factor[row] (d_hidden) + row part * column part.
 template <bool kHidden, bool kRankOne>
 __device__ __forceinline__ void finish_product(float (&z)[128], const GradientArguments& a, int row,
                                                int column) {
@@ -123,10 +123,11 @@ __device__ __forceinline__ void finish_product(float (&z)[128], const GradientAr
   }
 }
 
-// The loads of one tile. `block`: BlockMaps for d_hidden, which contracts all words, and for
-// d_weight the map of the one range that it is of.
+// Producer's loads of one tile. `block`: BlockMaps for d_hidden, which contracts all entries; for
+// d_weight the map of its own range.
 //
-// d_hidden paces stretches of a tile (the first of them is `stretch`, `clusters` have such a tile).
+// Tiles of d_hidden are paced in stretches; `stretch` is the first of the tile, and `clusters` have
+// such a tile.
 template <bool kHidden, bool kFar, bool kSums, typename Block>
 __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clusters,
                                           const TileMemory& memory, StageCursor& at,
@@ -171,14 +172,15 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
     load_sums(memory, at, a.sums, out, pair * kClusterCtas + rank, tile % p.column_tiles,
               p.column_tiles);
   const int steps = kPaced ? hidden_steps(a, pair) : 0;
-  if (kPaced && steps < p.steps) {  // others may wait for stretches that this tile has not
+  if (kPaced && steps < p.steps) {  // others may wait for stretches that this tile lacks
     const int made = max(stretches_of(steps) - 1, 0);
     for (int k = (made + 1) * kStretch; k < p.steps; k += kStretch)
       pace.loaded(stretch + k / kStretch - 1);
   }
 }
 
-// d_weight of a slab of the far field += share of its tile's, and the rank-one part.
+// Epilogue of d_weight in the far field: adds share times the tile's gradient, and the rank-one
+// part.
 template <bool kRankOne>
 __device__ __forceinline__ void finish_words(float (&z)[128], const GradientArguments& a, int row,
                                              int column) {
@@ -199,8 +201,8 @@ __device__ __forceinline__ void finish_words(float (&z)[128], const GradientArgu
   }
 }
 
-// To the words' own rows, from registers: a copy of the tensor memory accelerator takes rows that
-// follow one another. Four threads write 32 bytes of a row.
+// Scatters to the rows of the vocabulary entries from registers, since a TMA store needs adjacent
+// rows. Four threads write 32 bytes of a row.
 __device__ __forceinline__ void put_words(float (&z)[128], const GradientArguments& a, int row,
                                           int column) {
   const ProductArguments& p = a.weight;
@@ -244,7 +246,7 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   using Targets = std::conditional_t<kAdds, TargetRows<kHidden, kFar>, NoTargetRows>;
   const Targets targets(a, row + accumulator_row() - static_cast<int>(threadIdx.x % 32 / 4));
   const bool any = multiply<kHidden, kFar>(memory, at, a, pair, z);
-  if (kFar && !any) return;  // d_hidden is added to; d_weight see put_far_words
+  if (kFar && !any) return;  // d_hidden is accumulated; for d_weight see put_far_words
 #pragma unroll
   for (int i = 0; i < 128; ++i) z[i] = any ? z[i] : 0.0f;
   if constexpr (kFar && !kHidden) {
@@ -264,7 +266,7 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
       add_running(z, a.sums, sums_of(), whole);
     }
   }
-  if (!kHidden || a.hidden.row_pairs == a.hidden_pairs) {  // else add_parts does it
+  if (!kHidden || a.hidden.row_pairs == a.hidden_pairs) {  // with split-K add_parts does it
     finish_product<kHidden, kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
     if constexpr (kAdds) targets.add_to(z, a, writer.memory_of_warp(), column);
   }
@@ -282,7 +284,8 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   }
 }
 
-// d_hidden from the sums of its parts, as finish_product has it. A block for each token.
+// Sums the split-K parts of d_hidden, with the epilogue of finish_product. A thread block for each
+// token.
 template <typename T>
 __global__ void __launch_bounds__(128)
     add_parts(const GradientArguments a, const float* parts, int columns, T* out,
@@ -310,21 +313,22 @@ __global__ void __launch_bounds__(128)
     }
     T& to = out[row * stride + c];
     if constexpr (sizeof(T) == 2) {
-      to = __float2bfloat16(value);  // add: never, see sums_hidden
+      to = __float2bfloat16(value);  // add never happens here, see sums_hidden
     } else {
       to = add ? to + value : value;
     }
   }
 }
 
-// kRankOne: some output has a column part. kEntries: d_weight gets its targets here; where it is
-// fp32, add_weight_targets does it after, at a tenth of the time.
+// kRankOne: some output has a column part. kEntries: the epilogue adds the targets to d_weight; for
+// fp32, add_weight_targets does so afterwards in a tenth of the time.
 //
-// Maps: the block by rows of 64 words x 128 tokens and by 64 words x 64 tokens; weight and hidden
-// by boxes of 64 x 64; the outputs by boxes of 64 rows x 128 bytes.
+// Maps: the block in boxes of 128 tokens x 64 entries and of 64 tokens x 64 entries; weight and
+// hidden in boxes of 64 x 64; the outputs in boxes of 64 rows x 128 bytes.
 //
-// kFar: a slab of the far field. kSums: d_weight is added to sums, or becomes one (a kernel of its
-// own: what it needs of registers would cost the others a tenth of their speed).
+// kFar: a vocabulary block of the far field. kSums: d_weight is added to running sums, or becomes
+// one. It is a separate kernel, since its registers would cost the others a tenth of their
+// throughput.
 template <bool kRankOne, bool kEntries, bool kFar, bool kSums>
 __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
     gradient_tiles(const __grid_constant__ BlockMaps block_rows,
@@ -350,8 +354,8 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
       const int stretches = stretches_of(a.hidden.steps);
       const int first_late = (hidden_tiles + clusters - 1) / clusters * stretches;
-      int round = 0;  // of d_hidden
-      int late = 0;   // rounds that all clusters take part in
+      int round = 0;  // rounds of d_hidden
+      int late = 0;   // rounds in which all clusters take part
       while (schedule.next(is_hidden, tile)) {
         if (is_hidden) {
           load_tile<true, kFar, false>(pace, round * stretches,

@@ -1,4 +1,4 @@
-// What the products of the backward pass are told, and the order of their tiles.
+// Arguments of the gradient GEMMs, and the static schedule of their tiles.
 #pragma once
 
 #include "kernels/cuda/head/sizes.h"
@@ -6,22 +6,22 @@
 
 namespace logitless::cuda {
 
-// One output. value = products * factor[row] (d_hidden) + row_part[row] * column_part[column].
+// One output: value = GEMM * factor[row] (d_hidden) + row_part[row] * column_part[column].
 struct ProductArguments {
-  int row_pairs;     // of tiles: ceil(rows / 256); 0: not wanted
+  int row_pairs;     // pairs of row tiles: ceil(rows / 256); 0: not wanted
   int column_tiles;  // ceil(columns / 256)
-  int steps;         // of 64 along the contracted dimension
+  int steps;         // steps of 64 along the contracted dimension
   int rows;
   int columns;
-  const float* factor;    // of d_hidden
-  const float* row_part;  // null: 1, of a column part
+  const float* factor;    // for d_hidden
+  const float* row_part;  // factor of the column part; null: 1
   int row_part_stride;
   const float* column_part;  // null: none
-  bool add;                  // fp32: to what is there
+  bool add;                  // fp32: adds to the present contents
   bool narrow;               // bf16, else fp32
 };
 
-// Of a slab of the far field: what is kept, and where d_weight goes.
+// A vocabulary block of the far field: its selected tiles, and the destination of d_weight.
 struct FarSlabArguments {
   const std::uint32_t* block_groups;  // [pairs of token tiles][group_bits]
   const std::uint32_t* group_blocks;  // [groups][block_bits]
@@ -30,32 +30,32 @@ struct FarSlabArguments {
   int first_group;
   int groups;
   int blocks;
-  const std::int32_t* list_begin;   // FarCall's, of the slab's first group
-  const std::int32_t* order_words;  // of the slab's first position
+  const std::int32_t* list_begin;   // FarCall's, from the block's first group on
+  const std::int32_t* order_words;  // from the block's first position on
   const float* share;               // likewise
-  const float* tile_gradient;       // [tiles of 128 words][columns], of the slab's first tile
+  const float* tile_gradient;  // [tiles of 128 entries][columns], from the block's first tile on
   void* d_weight;
   std::int64_t stride;
 };
 
 struct GradientArguments {
-  // With several parts each contracts a run of the steps, and hidden is their results one below the
-  // other, 256 row_pairs of rows each: row_pairs are those of all parts, steps those of one.
+  // With split-K, each part contracts a run of the steps. The partial results are stacked, 256
+  // row_pairs rows each: row_pairs counts those of all parts, steps those of one.
   ProductArguments hidden;
   int hidden_pairs;  // of one part
   int hidden_steps;  // of all parts
   ProductArguments weight;
-  int early_tiles;  // of d_weight, done by the clusters that have one tile of d_hidden less
+  int early_tiles;  // tiles of d_weight for the clusters with one tile of d_hidden less
   int early_first;  // the first of those clusters; they are the last ones
-  int late_first;   // the cluster that begins the rest of d_weight
+  int late_first;   // the cluster that starts the rest of d_weight
   unsigned* pace;
-  bool paced;  // worth it: what the clusters read is more than the second-level cache holds
-  // Targets, apart in fp32.
+  bool paced;  // pacing is worth it: the clusters read more than L2 holds
+  // Targets, added in fp32 by the epilogue.
   int targets_per_token;
   int first_word;
   const int* words;          // [tokens, K]
   const float* coefficient;  // [tokens, K]
-  const int* entry_begin;    // [words + 1]
+  const int* entry_begin;    // [entries of the block + 1]
   const int* entry_token;
   const float* entry_coefficient;
   const float* many;                 // ProductsCall's
@@ -63,8 +63,8 @@ struct GradientArguments {
   std::int64_t weight_stride;
   const __nv_bfloat16* hidden_rows;
   std::int64_t hidden_stride;
-  const int* active;  // [token pairs]: 0: all tokens ignored, nothing is read; null: all active
-  SplitSums sums;     // of a bf16 d_weight
+  const int* active;  // [token pairs]: 0: all tokens ignored, the pair is skipped; null: all active
+  SplitSums sums;     // running sums of a bf16 d_weight
   FarSlabArguments far;
 };
 
@@ -80,7 +80,7 @@ class TileSchedule {
         hidden_(cluster),
         early_(cluster - a.early_first),
         late_(a.early_tiles + (cluster + clusters - a.late_first) % clusters) {}
-  // False at the end.
+  // Returns false at the end.
   __device__ __forceinline__ bool next(bool& is_hidden, int& tile) {
     is_hidden = hidden_ < hidden_tiles_;
     if (is_hidden) {

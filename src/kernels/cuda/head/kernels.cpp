@@ -7,7 +7,7 @@ namespace logitless::cuda {
 
 namespace {
 
-// Of an H200 at its sustained clock.
+// Rates of an H200 at its sustained clock.
 DeviceRates hopper_rates(DType) {
   return {.forward_flops = 695e12,
           .product_flops = 690e12,

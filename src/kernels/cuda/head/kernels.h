@@ -1,4 +1,4 @@
-// The kernels that multiply: the table of device_gradient.h, and where its functions are.
+// Head kernels on GPUs: functions of the kernel table in device_gradient.h, and their files.
 #pragma once
 
 #include "kernels/device_gradient.h"
@@ -7,30 +7,30 @@ namespace logitless::cuda {
 
 // forward_sm90.cu, gradient_sm90.cu: bf16, dim a multiple of 8.
 //
-// Why it does not take such a head; empty if it does.
+// Returns why such a head is not supported, or empty.
 std::string hopper_unsupported(const ForwardShape& shape);
-// tokens / 256 x vocab / 256 tiles leave 4 bytes for each token and tile of 256 words (one float
-// more for each of entropy and weighted_sum, two for argmax), and a few bytes a token.
+// tokens / 256 x vocab / 256 tiles write 4 bytes for each token and tile of 256 entries, plus a few
+// bytes a token. Entropy and weighted_sum add a float each, argmax two.
 std::size_t hopper_workspace_bytes(const ForwardShape& shape);
 void hopper_forward(const ForwardCall& call);
 void hopper_target_logits(const ForwardCall& call, float* logits);
-// FarForward's.
+// Stages of FarForward.
 void hopper_begin_forward(const ForwardCall& call);
 float* hopper_own_target_logits(const ForwardCall& call);
 void hopper_forward_tiles(const ForwardCall& call);
 void hopper_forward_kept(const ForwardCall& call);
 void hopper_gradient_block(const BlockCall& call);
 void hopper_gradient_products(const ProductsCall& call);
-// What hopper_gradient_products needs of kernel_workspace for a chunk, and blocks of at most so
-// many words.
+// kernel_workspace bytes of hopper_gradient_products for a chunk and blocks of at most so many
+// vocabulary entries.
 std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
 
-// cublas_kernel.cu.
+// cublas_kernel.cu: any dtype, width and GPU.
 std::string cublas_unsupported(const ForwardShape& shape);
 std::size_t cublas_workspace_bytes(const ForwardShape& shape);
 void cublas_forward(const ForwardCall& call);
 void cublas_gradient_block(const BlockCall& call);
-// What the gradient is times the block; of the device.
+// Returns the device address of the factor that undoes the block's scaling.
 const float* cublas_block_unscale(const ForwardCall& call);
 void cublas_gradient_products(const ProductsCall& call);
 

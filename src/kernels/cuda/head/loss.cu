@@ -1,4 +1,4 @@
-// Losses of tokens, sums over all of them in a fixed order, and the coefficients of the gradient.
+// Token losses, their sums over all tokens in a fixed order, and the gradient coefficients.
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
@@ -16,7 +16,7 @@ namespace {
 constexpr int kThreads = kLossThreads;
 
 using Sums = LossSums;
-// At the start of the workspace; partial sums [blocks] follow.
+// The start of the workspace; partial sums [blocks] follow.
 struct Totals {
   double class_weight;
   double upstream;
@@ -28,7 +28,7 @@ __device__ Sums plus(const Sums& a, const Sums& b) {
           a.correct + b.correct};
 }
 
-// Sum over the threads of a block, in order of their halvings; all threads get it.
+// Sums over the threads of a block by a fixed halving tree; all threads get the result.
 template <typename T>
 __device__ T block_sum(T mine) {
   __shared__ T shared[kThreads];
@@ -49,13 +49,13 @@ __device__ double token_weight(const LossCall& c, std::int64_t token) {
   return c.token_weight == nullptr ? 1.0 : c.token_weight[token];
 }
 
-// What `mean` divides by, of a token.
+// A token's part of the divisor of `mean`.
 __device__ double share_of(const LossCall& c, const ForwardCall& all, std::int64_t row) {
   if (row >= c.tokens || !counts(all, row)) return 0.0;
   const double share = token_weight(c, row);
   return c.target_weight == nullptr ? share * class_weight(c, target_of(all, row)) : share;
 }
-// partial [blocks]: of 256 tokens each.
+// partial [blocks]: sums of 256 tokens each.
 __global__ void __launch_bounds__(kThreads)
     shares_of_blocks(const LossCall c, const ForwardCall all, double* partial) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// Over all tokens, by one block. partial null: what shares_of_blocks has of them, made here.
+// Sums over all tokens, in one block. partial null: computes the sums of shares_of_blocks itself.
 __device__ double all_shares(const LossCall& c, const ForwardCall& all, const double* partial,
                              int blocks) {
   double shares = 0.0;
@@ -71,7 +71,7 @@ __device__ double all_shares(const LossCall& c, const ForwardCall& all, const do
     for (int b = 0; b < blocks; ++b) {
       const double sum = block_sum(share_of(c, all, std::int64_t{b} * kThreads + threadIdx.x));
       if (threadIdx.x == b) shares = sum;
-      __syncthreads();  // of block_sum's memory
+      __syncthreads();  // until all threads have read block_sum's memory
     }
   } else {
     for (int b = threadIdx.x; b < blocks; b += kThreads) shares += partial[b];
@@ -104,13 +104,13 @@ __global__ void __launch_bounds__(kThreads)
   c.statistics->normalizer = normalizer;
   c.statistics->bad_rank = -1;
   totals->class_weight = classes;
-  // Nothing to average: gradients are 0 and not 0 / 0.
+  // Nothing to average: gradients are 0, not 0 / 0.
   totals->upstream = c.reduction != LossReduction::mean ? c.grad_loss
                      : normalizer == 0.0                ? 0.0
                                                         : c.grad_loss / normalizer;
 }
 
-// From the sums of all tokens. single: one target a token.
+// Writes the loss from the sums of all tokens. single: one target for each token.
 __device__ void write_loss(const LossCall& c, bool single, const Sums& all) {
   DeviceStatistics& s = *c.statistics;
   s.valid_tokens = all.valid;
@@ -126,7 +126,7 @@ __device__ void write_loss(const LossCall& c, bool single, const Sums& all) {
   *c.loss = s.bad_target == kNoBadTarget && s.bad_rank < 0 ? static_cast<float>(loss) : nanf("");
 }
 
-// partial null: the call's only block, which writes the loss itself.
+// partial null: a single block, which writes the loss itself.
 __global__ void __launch_bounds__(kThreads)
     losses_of_tokens(const LossCall c, const ForwardCall f, const Totals* totals, Sums* partial,
                      RowCoefficients* rows, float* deltas) {
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x > 0) return;
   *to = {all.loss, all.lse, all.log_prob, all.valid, all.correct, c.statistics->bad_target};
 }
-// By one thread.
+// Run by one thread.
 __global__ void add_ranks(const LossCall c, bool single, const RankLoss* ranks, int count) {
   Sums all{};
   for (int r = 0; r < count; ++r) {
@@ -248,14 +248,14 @@ __global__ void __launch_bounds__(kThreads)
   rows[row] = answer;
 }
 
-constexpr int kFewBlocks = 4;  // which one block of threads goes through sooner than a launch comes
+constexpr int kFewBlocks = 4;  // blocks that one thread block sums in less time than a launch takes
 
 template <typename T>
 T* partials(const LossCall& c) {
   return reinterpret_cast<T*>(static_cast<std::byte*>(c.workspace) + 256);
 }
 
-// Of many tokens the weights of blocks of them; null: of few.
+// Sums of weights of 256 tokens each; null where there are few tokens.
 const double* block_shares(const LossCall& c, const ForwardCall& all, int blocks) {
   if (blocks <= kFewBlocks) return nullptr;
   auto* const partial = partials<double>(c);
@@ -264,7 +264,7 @@ const double* block_shares(const LossCall& c, const ForwardCall& all, int blocks
   return partial;
 }
 
-// One block has all tokens, which are one chunk then: chunks have 256 and more.
+// One thread block covers all tokens, which are then one chunk: chunks have at least 256.
 bool finishes_at_once(const LossCall& c) { return c.finishes && c.tokens <= kThreads; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Merges of what ranks tell one another: a few microseconds each beside the products.
+// Merges of values that ranks exchange: a few microseconds each, small beside the GEMMs.
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
   table[row] = first_words.of[row / each] + static_cast<std::int32_t>(row % each);
 }
 
-// One block of threads for each row.
+// A thread block for each row.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     round_sums_of_ranks(const float* pieces, int ranks, std::int64_t count, std::int64_t columns,
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) write_nothing(const ForwardCall c) {
   }
 }
 
-// One block of threads for each row.
+// A thread block for each row.
 __global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, const OwnTokens own) {
   const std::int64_t row = blockIdx.x;
   const bool here = row < own.count;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, con
 }  // namespace
 
 void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits, Stream stream) {
-  sum_ranks(all, ranks, slots, logits, stream);  // those of other ranks are 0
+  sum_ranks(all, ranks, slots, logits, stream);  // a target's logit is 0 on all other ranks
 }
 
 void take_words(const float* values, const std::int32_t* table, std::int64_t rows,

@@ -48,7 +48,7 @@ std::string hopper_unsupported(const ForwardShape& s) {
 
 std::size_t hopper_workspace_bytes(const ForwardShape& shape) {
   const std::size_t forward = HopperLayout(shape).total;
-  // The products come when the forward's is free again.
+  // The gradient GEMMs reuse the forward's workspace.
   return shape.gradients
              ? std::max(forward, hopper_products_bytes(shape.tokens, shape.dim, shape.vocab))
              : forward;
@@ -58,7 +58,8 @@ int hopper_hidden_parts(std::int64_t tokens, std::int64_t dim) {
   constexpr double kClusters = 66.0;
   const auto columns = static_cast<double>(ceil_div(dim, kTileColumns));
   const auto tiles = static_cast<double>(ceil_div(tokens, kClusterRows)) * columns;
-  // Steps of a tile to the steps of a cluster if all had the same; both go with the words.
+  // Steps of a tile relative to the steps of a cluster under perfect balance; both scale with the
+  // vocabulary.
   const double share =
       kClusters /
       (tiles + columns * (static_cast<double>(ceil_div(tokens, kStep)) + kFinish) / 4.0);

@@ -1,5 +1,5 @@
-// Where things lie in the workspaces of the head's kernels. No CUDA: plans are made without a
-// device, and in a build without CUDA.
+// Layouts of the workspaces of the head's kernels. No CUDA: plans are made without a device, and in
+// a build without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace logitless::cuda {
 
-// Offsets in bytes of the workspace of Hopper's forward.
+// Byte offsets in the workspace of the Hopper forward.
 struct HopperLayout {
   explicit HopperLayout(const ForwardShape& shape);
 
@@ -22,22 +22,22 @@ struct HopperLayout {
   std::size_t take(std::int64_t bytes);
 };
 
-// Of Hopper's products.
-inline constexpr int kFinish = 5;    // steps of d_weight that the end of a tile takes as long as
-inline constexpr int kStretch = 16;  // steps of d_hidden between two looks at the others
+// Schedule of the Hopper gradient GEMMs.
+inline constexpr int kFinish = 5;    // epilogue of a d_weight tile, in mainloop steps
+inline constexpr int kStretch = 16;  // mainloop steps of d_hidden between two waits of Pace
 constexpr LOGITLESS_HOST_DEVICE int stretches_of(int steps) {
   return (steps + kStretch - 1) / kStretch;
 }
-// Parts of d_hidden: more than one where its tiles are so few and so long that the clusters with
-// none would be done with d_weight before them. From sizes alone, for 66 clusters (an H200).
+// Split-K factor of d_hidden. It is more than 1 where tiles are so few and long that clusters
+// without one would finish d_weight first. It depends on sizes alone, for 66 clusters (an H200).
 int hopper_hidden_parts(std::int64_t tokens, std::int64_t dim);
-// Counters of Pace, whatever the number of multiprocessors.
+// Bytes of Pace's counters, for any number of SMs.
 std::size_t hopper_pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
-// Of so many parts.
+// Workspace with a split-K factor of `parts`.
 std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words,
                                   int parts);
 
-// Offsets in bytes of the workspace of the head by cuBLAS.
+// Byte offsets in the workspace of the cuBLAS head.
 struct CublasLayout {
   explicit CublasLayout(const ForwardShape& shape);
 
@@ -48,10 +48,10 @@ struct CublasLayout {
  private:
   std::size_t take(std::int64_t bytes);
 };
-// Why cuBLAS takes no such head; empty if it does, where it is.
+// Returns why the cuBLAS head does not support such a shape, or empty. Assumes that cuBLAS exists.
 std::string cublas_refuses(const ForwardShape& shape);
 
-// Of the losses: threads of a block, one token each; and what each block sums up.
+// Losses: threads of a block, one token each; and the sums of each block.
 inline constexpr int kLossThreads = 256;
 struct LossSums {
   double loss, lse, log_prob;
@@ -59,7 +59,7 @@ struct LossSums {
 };
 int loss_blocks(std::int64_t tokens);
 
-// Runs of rows that column sums are summed in, apart: many where there are few columns.
+// Row slices that column sums are split into (split-K): many where there are few columns.
 int column_sum_parts(std::int64_t columns);
 
 }  // namespace logitless::cuda

@@ -1,7 +1,7 @@
-// The running sums of a bf16 d_weight over chunks of tokens: 16 bits of each in d_weight's own
-// memory, 8 in the workspace (math/split_sum.h). Between chunks the memory of a consumer's 64 x 256
-// results holds its sums in the order of its registers (TileWriter::OrderedPlace), so that reads
-// are whole lines; the last chunk leaves them rounded, in place.
+// Running sums of a bf16 d_weight over chunks of tokens: 16 bits of each in d_weight's own memory,
+// 8 in the workspace (math/split_sum.h). Between chunks the memory of a consumer's 64 x 256 results
+// holds its sums in register order (TileWriter::OrderedPlace), so that reads are full cache lines.
+// The last chunk writes them rounded and in row-major order.
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
@@ -10,14 +10,14 @@
 
 namespace logitless::cuda {
 
-// Of one launch.
+// Split sums of one launch.
 struct SplitSums {
   RunningSums running;
-  __nv_bfloat16* high;  // d_weight of the launch's first word
+  __nv_bfloat16* high;  // d_weight from the launch's first vocabulary entry on
   std::int64_t stride;  // in elements
 };
 
-// Bytes of low for a tile of a CTA, 128 x 256.
+// Bytes of `low` for a tile of a CTA, 128 x 256.
 inline constexpr int kSplitTileBytes = kTileRows * kTileColumns;
 
 __device__ __forceinline__ std::uint8_t* low_tile(const SplitSums& s, int row_tile, int column_tile,
@@ -26,7 +26,7 @@ __device__ __forceinline__ std::uint8_t* low_tile(const SplitSums& s, int row_ti
          (static_cast<std::int64_t>(row_tile) * column_tiles + column_tile) * kSplitTileBytes;
 }
 
-// Brings a CTA's tile of sums to the second-level cache, long before they are added.
+// Prefetches a CTA's tile of sums into L2, long before they are added.
 __device__ __forceinline__ void prefetch_sums(const SplitSums& s, const CUtensorMap* high,
                                               int row_tile, int column_tile, int column_tiles) {
   for (int y = 0; y < kTileRows; y += 64) {
@@ -36,8 +36,9 @@ __device__ __forceinline__ void prefetch_sums(const SplitSums& s, const CUtensor
   bulk_prefetch(low_tile(s, row_tile, column_tile, column_tiles), kSplitTileBytes);
 }
 
-// Whether the sums of a cluster's tile come by way of two stages, one of each consumer, after those
-// of its products: 64 x 256 of 16 bits in the columns' part, their bytes in the rows'.
+// Returns true if the sums of a cluster's tile are loaded through two pipeline stages, one for each
+// consumer, after those of the mainloop. The 16-bit halves (64 x 256) are in a stage's column part,
+// the bytes in its row part.
 __device__ __forceinline__ bool stages_sums(const SplitSums& s, int rows, int columns, int pair,
                                             int column_tile) {
   return s.running.from == SumsFrom::sums && (pair + 1) * kClusterRows <= rows &&
@@ -61,10 +62,10 @@ __device__ __forceinline__ void load_sums(const TileMemory& memory, StageCursor&
   }
 }
 
-// A consumer's 64 x 256 sums. Register 4 i + 2 h + j: accumulator_row, accumulator_column.
+// Sums of a consumer, 64 x 256. Register 4 i + 2 h + j: accumulator_row, accumulator_column.
 class TileSums {
  public:
-  // Of a tile of a matrix of rows x columns.
+  // The tile is part of a matrix of rows x columns.
   __device__ __forceinline__ TileSums(const SplitSums& s, int rows, int columns, int row_tile,
                                       int column_tile, int column_tiles)
       : stride_(s.stride),
@@ -77,7 +78,7 @@ class TileSums {
 
   __device__ __forceinline__ std::uint8_t* low() const { return low_; }
 
-  // Registers 16 g to 16 g + 15: words of two bf16, and a byte for each.
+  // Registers 16 g to 16 g + 15: pairs of bf16, and a byte for each.
   struct Group {
     unsigned high[8];
     uint4 low;
@@ -119,16 +120,16 @@ class TileSums {
   }
 
   std::int64_t stride_;
-  int rows_, columns_;  // from the consumer's first on
+  int rows_, columns_;  // counted from the consumer's first on
   __nv_bfloat16* high_;
   std::uint8_t* low_;
 };
 
-// join_sum of half `kElement % 2` of a word of two bf16 and byte kElement of `low`.
+// join_sum of half `kElement % 2` of a bf16 pair and byte kElement of `low`.
 template <int kElement>
 __device__ __forceinline__ float joined(unsigned pair, unsigned low) {
-  // Of the bytes of pair (0 to 3) and low (4 to 7): the lower two of the result are both the byte
-  // of low.
+  // Byte indices of pair (0 to 3) and low (4 to 7): the two low bytes of the result are both the
+  // byte of `low`.
   constexpr unsigned kByte = 4 + kElement;
   constexpr unsigned kHalf = kElement % 2 == 0 ? 0x1000 : 0x3200;
   return __uint_as_float(__byte_perm(pair, low, kHalf | kByte << 4 | kByte));
@@ -146,11 +147,11 @@ __device__ __forceinline__ unsigned part_of(const uint4& v, int q) {
   return q == 0 ? v.x : q == 1 ? v.y : q == 2 ? v.z : v.w;
 }
 
-// z += what d_weight and low hold; kLow: both, else d_weight alone.
+// z += the contents of d_weight and low (kLow), or of d_weight alone.
 template <bool kInPlace, bool kLow>
 __device__ __forceinline__ void add_sums(float (&z)[128], const TileSums& sums) {
   constexpr int kGroups = 8;
-  constexpr int kAhead = 3;  // groups whose loads are in flight
+  constexpr int kAhead = 3;  // groups with loads in flight
   TileSums::Group groups[kGroups];
 #pragma unroll
   for (int g = 0; g < kAhead; ++g) groups[g] = sums.load<kInPlace, kLow>(g);
@@ -174,13 +175,13 @@ __device__ __forceinline__ void add_sums(float (&z)[128], const TileSums& sums) 
   }
 }
 
-// z += the sums that load_sums has brought.
+// z += the sums that load_sums has loaded.
 __device__ __forceinline__ void add_staged(float (&z)[128], const TileMemory& memory,
                                            StageCursor& at) {
   const int consumer = static_cast<int>(threadIdx.x / 128) - 1;
   int stages[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {  // of both: a barrier's phases are waited for one by one
+  for (int half = 0; half < 2; ++half) {  // waits for both: no phase of a barrier may be skipped
     barrier_wait(memory.full + at.stage, at.phase);
     stages[half] = at.stage;
     at.advance();
@@ -207,9 +208,8 @@ __device__ __forceinline__ void add_staged(float (&z)[128], const TileMemory& me
     if (lane < kClusterCtas) barrier_arrive_at(memory.empty + stages[half], lane);
 }
 
-// z += the sums so far. Afterwards what was read may be written over, by any thread and by the copy
-// engine. `whole`: the matrix has all rows and columns of the CTA's tile; where it has not, the 16
-// bits stay in their places.
+// z += the running sums. Afterwards any thread or TMA may overwrite the memory that was read.
+// `whole`: the CTA's tile is full. In a clipped tile the 16-bit halves stay in row-major order.
 __device__ __forceinline__ void add_running(float (&z)[128], const SplitSums& s,
                                             const TileSums& sums, bool whole) {
   if (s.running.from == SumsFrom::nothing) return;
@@ -224,12 +224,12 @@ __device__ __forceinline__ void add_running(float (&z)[128], const SplitSums& s,
   proxy_fence();
 }
 
-// (column, row): place of the consumer's first element.
+// (column, row): position of the consumer's first element.
 __device__ __forceinline__ void put_running(const float (&z)[128], TileWriter& writer,
                                             const TileSums& sums, bool whole,
                                             const CUtensorMap* map, int column, int row) {
-  // Not __float_as_uint: the compiler would keep z as integers throughout, and wait for each
-  // product before the next (ptxas says so, C7520).
+  // Not __float_as_uint: the compiler would keep z as integers throughout and serialise the wgmmas
+  // (ptxas warning C7520).
   const auto bits = [&](int at) {
     unsigned out;
     asm("mov.b32 %0, %1;" : "=r"(out) : "f"(z[at]));

@@ -1,4 +1,4 @@
-// A chunk's targets in the order of their words.
+// Sorts a chunk's targets by vocabulary entry.
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(kThreads) read_words(const ForwardCall c, std:
   words[slot] = row_or_none(c, slot);
 }
 
-constexpr std::int32_t kOthers = 512;  // compared by one block of threads
+constexpr std::int32_t kOthers = 512;  // slots that one thread block compares
 
-// places [count], 0 before: the number of slots that come before each.
+// Adds to `places` [count], initially 0, the number of slots that come before each.
 __global__ void __launch_bounds__(kThreads)
     rank_slots(const std::int32_t* words, std::int32_t count, std::int32_t* places) {
   __shared__ std::int32_t others[kOthers];
@@ -44,10 +44,11 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 8
   for (std::int32_t i = 0; i < length; ++i)
     before += others[i] < word || (others[i] == word && first + i < slot) ? 1 : 0;
-  atomicAdd(places + slot, before);  // of integers: in any order
+  atomicAdd(places + slot, before);  // of integers: the order does not matter
 }
 
-// All of it by one block, for at most as many slots as it has threads. word_of(slot).
+// Sorts everything in one block, for at most as many slots as it has threads. word_of(slot) is the
+// key.
 constexpr std::int32_t kOneBlock = 1024;
 template <typename WordOf>
 __device__ __forceinline__ void order_in_block(const WordOf& word_of, const TargetOrder& order,
@@ -75,8 +76,8 @@ __global__ void __launch_bounds__(kOneBlock)
   order_in_block([&](std::int32_t slot) { return order.words[slot]; }, order, count);
 }
 
-// With counts: those of each word, those before it, slots in any order among equals, and then in
-// theirs. Word vocab stands for none.
+// Counting sort: histogram, prefix sums, scatter in any order among equals, then rank among equals.
+// Key `vocab` stands for none.
 __device__ __forceinline__ std::int32_t counted_word(std::int32_t word, std::int32_t vocab) {
   return word == kNoWord ? vocab : word;
 }
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
   if (slot >= count) return;
   const std::int32_t word = counted_word(words[slot], vocab);
-  if (word == vocab) {  // nobody looks at these: they stay where they are
+  if (word == vocab) {  // nothing reads these: they are not sorted
     places[slot] = -1;
     return;
   }
@@ -142,7 +143,8 @@ __global__ void __launch_bounds__(kThreads)
   if (slot < count && places[slot] >= 0) slots[places[slot]] = slot;
 }
 
-// begin [words + 1]: where a word would stand in the order; and the entries in it.
+// Writes begin [entries of the block + 1] by binary search in the sorted targets, and the block's
+// entries.
 __global__ void __launch_bounds__(kThreads)
     write_entries(const BlockCall b, const TargetOrder order, std::int32_t count,
                   const TargetEntries entries) {
@@ -181,7 +183,7 @@ __global__ void __launch_bounds__(kThreads)
   d_bias[word] += static_cast<float>(sum);
 }
 
-// Sum of the entries [first, end), of one column.
+// Sums the entries [first, end) in one column.
 template <typename T>
 __device__ float sum_entries(const ProductsCall& c, std::int32_t first, std::int32_t end,
                              std::int64_t column) {
@@ -195,9 +197,9 @@ __device__ float sum_entries(const ProductsCall& c, std::int32_t first, std::int
   return sum;
 }
 
-// d_weight += coefficients * hidden. The entries of the block's words lie together; blocks of
-// threads share them and 256 columns, and that which has a word's first entry does them all, in
-// order.
+// d_weight += coefficients * hidden. The entries of the block are adjacent, and thread blocks share
+// them, each for 256 columns. The thread block with a vocabulary entry's first target sums all of
+// them, in order.
 constexpr std::int64_t kEntryBlocks = 1024;
 template <typename T>
 __global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
@@ -213,13 +215,13 @@ __global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
   }
 }
 
-// A block for each 256 columns of each row of `many`: of the one word of many entries that begins
-// among this row's entries, if there is one.
+// A thread block for 256 columns of a row of `many`. It sums the one vocabulary entry with many
+// targets whose first target is in this row's slots, if there is one.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) sum_words(const ProductsCall c, float* many) {
   const std::int64_t slots = c.tokens * c.targets_per_token;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  __shared__ std::int32_t found[2];  // its entries, [begin, end)
+  __shared__ std::int32_t found[2];  // its targets, [begin, end)
   if (threadIdx.x == 0) found[0] = found[1] = 0;
   __syncthreads();
   const std::int64_t first =

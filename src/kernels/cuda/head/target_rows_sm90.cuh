@@ -1,5 +1,5 @@
-// What targets add to a tile of results in registers: rows of hidden to d_weight, rows of the
-// weight to d_hidden, in fp32 and apart from the products.
+// Epilogue of targets: adds rows of hidden to d_weight and rows of the weight to d_hidden, to a
+// tile in registers. These sums are in fp32 and separate from the GEMM.
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
@@ -7,7 +7,7 @@
 
 namespace logitless::cuda {
 
-// A thread's part of a row of floats comes in so many loads of two columns, 8 apart, at a time.
+// Loads of two columns, 8 apart, that a thread keeps in flight for its part of a row of floats.
 inline constexpr int kFloatLoads = 8;
 __device__ __forceinline__ void load_floats(float2 (&v)[kFloatLoads], int part, const float* row,
                                             int column, int columns) {
@@ -17,8 +17,7 @@ __device__ __forceinline__ void load_floats(float2 (&v)[kFloatLoads], int part, 
     v[i] = c < columns ? *reinterpret_cast<const float2*>(row + c) : make_float2(0.0f, 0.0f);
   }
 }
-// z (the half h of a thread's rows) += factor * row, of which columns from `column` on are the
-// thread's.
+// z (half h of a thread's rows) += factor * row. The thread's columns of the row start at `column`.
 __device__ __forceinline__ void add_floats(float (&z)[128], int h, float factor, const float* row,
                                            int column, int columns) {
 #pragma unroll
@@ -34,7 +33,7 @@ __device__ __forceinline__ void add_floats(float (&z)[128], int h, float factor,
     }
   }
 }
-// The same of one row for both halves.
+// The same with one row for both halves.
 __device__ __forceinline__ void add_floats(float (&z)[128], const float (&factors)[2],
                                            const float* row, int column, int columns) {
 #pragma unroll
@@ -50,24 +49,26 @@ __device__ __forceinline__ void add_floats(float (&z)[128], const float (&factor
   }
 }
 
-// To shared memory, without registers on the way; there for this thread after copies_wait().
+// Asynchronous copy to shared memory, bypassing registers; visible to this thread after
+// copies_wait().
 __device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(to)), "l"(from)
                : "memory");
 }
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// What targets add to a warp's 16 rows of results. Rows of the other matrix come to shared memory
-// some at a time, all of these at once and each by one load of the warp: where each thread loaded
-// those of its own two rows one after the other, the longest of these chains held up both CTAs'
-// products (a sixth of d_weight's time).
+// Adds the targets of a warp's 16 rows of results. Several rows of the other matrix at a time are
+// copied to shared memory, all in flight at once. One load of the warp copies a row. When each
+// thread loaded the rows of its own two results serially, the longest chain stalled both CTAs'
+// GEMMs (a sixth of d_weight's time).
 //
-// kHidden: d_hidden's tokens get rows of the weight, else d_weight's words those of hidden, their
-// entries; kFar: of a slab of the far field, whose words are in the order's positions.
+// kHidden: tokens of d_hidden get rows of the weight. Otherwise vocabulary entries of d_weight get
+// the rows of hidden of their targets. kFar: a vocabulary block of the far field, indexed by
+// position.
 template <bool kHidden, bool kFar>
 class TargetRows {
  public:
-  // The warp's first row. Before a tile's products, so that what is read here is there after them.
+  // Takes the warp's first row. Construct it before a tile's mainloop, which hides the loads here.
   __device__ __forceinline__ TargetRows(const GradientArguments& a, int row) {
     row += lane();
     if (lane() >= kResults || row >= (kHidden ? a.hidden : a.weight).rows) return;
@@ -81,20 +82,20 @@ class TargetRows {
     }
   }
 
-  // z += their parts, in their order. `memory`: TileWriter::memory_of_warp; `tile_column`: the
-  // tile's first.
+  // z += their parts, in order. `memory`: TileWriter::memory_of_warp; `tile_column`: first column
+  // of the tile.
   __device__ __forceinline__ void add_to(float (&z)[128], const GradientArguments& a,
                                          unsigned char* memory, int tile_column) const {
     if (__all_sync(kAll, count_ == 0)) return;
     const int here = summed_apart(count_) ? 0 : count_;
-    int slot = here;  // of the warp's: sums of the results so far
+    int slot = here;  // slots of the warp: prefix sums over its results
 #pragma unroll
     for (int by = 1; by < kResults; by *= 2) {
       const int before = __shfl_up_sync(kAll, slot, by);
       if (lane() >= by) slot += before;
     }
     const int slots = __shfl_sync(kAll, slot, kResults - 1);
-    slot -= here;           // the first of the lane's
+    slot -= here;           // the lane's first slot
     int first[2], last[2];  // slots of the thread's two rows
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -124,9 +125,10 @@ class TargetRows {
  private:
   static constexpr unsigned kAll = 0xffffffffu;
   static constexpr int kResults = 16;
-  static constexpr int kRows = 7;                          // at a time
-  static constexpr int kRowBytes = kTileColumns * 2 + 16;  // in other banks than the one before
-  static constexpr int kCoefficients = kRows * kRowBytes;  // floats, after the rows
+  static constexpr int kRows = 7;  // rows copied at a time
+  // padded, so that rows start in different banks
+  static constexpr int kRowBytes = kTileColumns * 2 + 16;
+  static constexpr int kCoefficients = kRows * kRowBytes;  // offset of the rows' float coefficients
   static_assert(kCoefficients + kRows * 4 <= TileWriter::kWarpBytes);
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
@@ -134,7 +136,8 @@ class TargetRows {
     return !kHidden && count > kFewEntries;
   }
 
-  // Of a slot, which may differ from lane to lane; `slot_of_result`: of lanes to 16.
+  // Returns the entry of a slot, which may differ from lane to lane. `slot_of_result`: in lanes
+  // below 16.
   __device__ __forceinline__ int entry_of(int slot, int slot_of_result) const {
     int result = 0;
 #pragma unroll
@@ -143,8 +146,8 @@ class TargetRows {
     return __shfl_sync(kAll, begin_, result) + slot - __shfl_sync(kAll, slot_of_result, result);
   }
 
-  // The lanes' entries, of the first `count`. Rows of coefficient 0 may be none: they stay as they
-  // are.
+  // Copies the rows of the lanes' first `count` entries. Rows of coefficient 0 may not exist: they
+  // are not copied.
   static __device__ __forceinline__ void load_rows(const GradientArguments& a, int entry, int count,
                                                    unsigned char* memory, int tile_column) {
     const int column = tile_column + lane() * 8;
@@ -153,7 +156,7 @@ class TargetRows {
     const std::int64_t stride = kHidden ? a.weight_stride : a.hidden_stride;
     int row = 0;
     float coefficient = 0.0f;
-    __syncwarp();  // what was there before has been read
+    __syncwarp();  // the previous contents have been read
     if (lane() < count) {
       coefficient = __ldg((kHidden ? a.coefficient : a.entry_coefficient) + entry);
       row = kHidden ? __ldg(a.words + entry) - a.first_word : __ldg(a.entry_token + entry);
@@ -168,7 +171,7 @@ class TargetRows {
     copies_wait();
     __syncwarp();
   }
-  // Of a row's columns from here on, of which there are so many: an even number.
+  // Copies up to 8 of the remaining `columns` of a row, an even number.
   static __device__ __forceinline__ void copy_eight(unsigned char* to, const __nv_bfloat16* from,
                                                     int columns) {
     if (columns >= 8) return copy_16_bytes(to, from);
@@ -191,7 +194,7 @@ class TargetRows {
     }
   }
 
-  int begin_ = 0;  // of lanes to 16: their result's entries, or targets
+  int begin_ = 0;  // in lanes below 16: first entry or target of their result
   int count_ = 0;
 };
 struct NoTargetRows {

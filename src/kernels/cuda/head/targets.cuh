@@ -1,23 +1,23 @@
-// Targets of tokens.
+// Lookup of tokens' targets.
 #pragma once
 
 #include "kernels/device_head.h"
 
 namespace logitless::cuda {
 
-// The token of a row of a chunk, among all of the call's.
+// Index of a chunk's row among all tokens of the call.
 __device__ __forceinline__ std::int64_t token_of(const ForwardCall& c, std::int64_t row) {
   row += c.first_token;
   return c.rows == nullptr ? row : c.rows[row];
 }
-// The place of a chunk's slot [tokens, K] among the call's targets.
+// Index of a chunk's slot [tokens, K] among the call's targets.
 __device__ __forceinline__ std::int64_t place_of(const ForwardCall& c, std::int64_t slot) {
   const int per_token = c.shape.targets_per_token;
   if (c.rows == nullptr) return slot + c.first_token * per_token;
   return token_of(c, slot / per_token) * per_token + slot % per_token;
 }
 
-// The target of a slot [tokens, K] of a chunk; ignore_index where the row has none.
+// Target of a slot [tokens, K] of a chunk; ignore_index where the row has none.
 __device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int64_t slot) {
   slot = place_of(c, slot);
   if (c.sequence > 0) {  // K = 1
@@ -27,19 +27,19 @@ __device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int
   return c.wide_targets ? static_cast<const std::int64_t*>(c.targets)[slot]
                         : static_cast<const std::int32_t*>(c.targets)[slot];
 }
-// Whether it is a target: a word of the whole vocabulary, wherever its row of weight is.
+// Returns true if it is a target: an id of the global vocabulary, whichever shard has its row.
 __device__ __forceinline__ bool is_target(const ForwardCall& c, std::int64_t word) {
   return word >= 0 && word < c.vocab_of_targets() && word != c.ignore_index;
 }
-// Returns whether it is neither a target nor ignore_index.
+// Returns true if it is neither a target nor ignore_index.
 __device__ __forceinline__ bool is_bad(const ForwardCall& c, std::int64_t word) {
   return word != c.ignore_index && !is_target(c, word);
 }
-// The log-probability of a target without a logit here: 0, NaN where the target is bad.
+// Log-probability of a target without a local logit: 0, or NaN where the target is bad.
 __device__ __forceinline__ float without_logit(const ForwardCall& c, std::int64_t word) {
   return is_bad(c, word) ? nanf("") : 0.0f;
 }
-// Its row among those of weight; where it is not here, none of [0, vocab).
+// Local row of weight of a token id; outside [0, vocab) if the shard has none.
 __device__ __forceinline__ std::int64_t row_of_word(const ForwardCall& c, std::int64_t word) {
   if (c.word_table == nullptr) return word - c.first_word;
   std::int64_t first = 0, end = c.shape.vocab;
@@ -57,12 +57,12 @@ __device__ __forceinline__ std::int32_t word_of_row(const ForwardCall& c, std::i
   return c.word_table != nullptr ? c.word_table[row]
                                  : static_cast<std::int32_t>(c.first_word) + row;
 }
-// Whether it is a target with its row among those of weight.
+// Returns true if it is a target with a local row of weight.
 __device__ __forceinline__ bool is_here(const ForwardCall& c, std::int64_t word) {
   const std::int64_t row = row_of_word(c, word);
   return is_target(c, word) && row >= 0 && row < c.shape.vocab;
 }
-// Whether a token has a target.
+// Returns true if a token has a target.
 __device__ __forceinline__ bool counts(const ForwardCall& c, std::int64_t row) {
   const int per_token = c.shape.targets_per_token;
   for (int k = 0; k < per_token; ++k)

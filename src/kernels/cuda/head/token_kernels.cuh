@@ -1,5 +1,5 @@
-// What surrounds the tiles of the forward pass, a few microseconds each: logits of the targets,
-// reference exponents, and the tiles' partial sums made into outputs.
+// Small kernels around the forward tiles, a few microseconds each: target logits, reference
+// exponents, and the reduction of the tiles' partial sums to outputs.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,25 +15,25 @@
 
 namespace logitless::cuda {
 
-// What the token kernels leave of a chunk beside numbers of its tokens, each [token pairs + 1]: the
-// last element is of all pairs.
+// Flags of a chunk's pairs of token tiles, each [token pairs + 1]: the last element is for all
+// pairs.
 struct TokenFlags {
   int* active = nullptr;  // 1 for 256 tokens with a target
   int* repair = nullptr;  // 1 for 256 tokens with a sum out of range
   int token_pairs = 0;
 };
 
-// What guess_reference adds to.
+// Resets the values that guess_reference accumulates.
 __device__ __forceinline__ void clear(const ForwardCall& c, const TokenFlags& flags) {
   flags.active[flags.token_pairs] = 0;
   flags.repair[flags.token_pairs] = 0;
   if (c.first_token == 0) *c.bad_target = kNoBadTarget;
 }
-// By one thread: where target_logits is not run.
+// Run by one thread, where target_logits is not run.
 __global__ void clear_flags(const ForwardCall c, const TokenFlags flags) { clear(c, flags); }
 
-// One warp for each target: logits [tokens, K] = z, 0 where it is not here. Clears the flags, if
-// there are any.
+// One warp for each target: logits [tokens, K] = z, 0 where the shard has no row for it. Resets the
+// flags, if there are any.
 __global__ void __launch_bounds__(256)
     target_logits(const ForwardCall c, float* logits, const TokenFlags flags) {
   if (flags.active != nullptr && blockIdx.x == 0 && threadIdx.x == 0) clear(c, flags);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(256)
   if (lane == 0) logits[slot] = z;
 }
 
-// Partial sums of the tiles of one call, [word tiles][padded tokens] each.
+// Partial results of the tiles of one call, [vocabulary tiles][padded tokens] each.
 struct Partials {
   std::int64_t padded_tokens;
   int word_tiles;
@@ -74,20 +74,20 @@ struct Partials {
 inline constexpr int kRowsPerBlock = 32;
 inline constexpr int kParts = 32;  // threads of one token, each with a run of tiles
 
-// The exponent of 2 of a logit, rounded up; 0 where it is none that fp32 has.
+// Exponent of 2 of a logit, rounded up; 0 where the logit is not finite.
 __device__ __forceinline__ float reference_of(float logit) {
   const float exponent = ceilf(logit * static_cast<float>(kLog2E));
   return isfinite(exponent) ? exponent : 0.0f;
 }
 
-// Whether a call's target logits have that of this word: given, or made of the rows here.
+// Returns true if the target logits of a call include this one: given, or computed from local rows.
 __device__ __forceinline__ bool has_logit(const ForwardCall& c, std::int64_t word) {
   return c.given_logits != nullptr ? is_target(c, word) : is_here(c, word);
 }
 
-// reference[token] = the exponent of the greatest of its targets' logits, 0 where there is none:
-// seldom more than some tens of bits below the greatest logit. A block for each pair of tiles,
-// whose flags it sets; a target out of range is noted in bad_target.
+// reference[token] = the exponent of the greatest of its target logits, 0 where there is none. It
+// is seldom more than some tens of bits below the greatest logit's. A thread block for each pair of
+// tiles sets its flags; a target out of range is noted in bad_target.
 __global__ void __launch_bounds__(256)
     guess_reference(const ForwardCall c, const float* target_logits, const TokenFlags flags,
                     float* reference) {
@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
                   float* reference) {
   __shared__ float tops[kParts][kRowsPerBlock];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
-  if (wanted != nullptr && wanted[row / 256] == 0) return;  // a block lies in one pair of tiles
+  // a thread block is within one pair of tiles
+  if (wanted != nullptr && wanted[row / 256] == 0) return;
   const int run = (word_tiles + kParts - 1) / kParts;
   const int end = min(word_tiles, (static_cast<int>(threadIdx.y) + 1) * run);
   float top = -INFINITY;
@@ -135,13 +136,13 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   reference[row] = reference_of(top);
 }
 
-// Sums outside these leave too little of fp32's range for the exponentials or for their factors:
-// the reference was of another magnitude than the greatest logit.
+// Bounds of a token's sum. Outside them fp32 has too little range left for the exponentials or
+// their factors: the reference was far from the greatest logit.
 inline constexpr double kLeastSum = 0x1p-20;
 inline constexpr double kMostSum = 0x1p60;
 
-// Whether a token's reference came from given logits. Sums of some of the words may be as small as
-// they like then: that of all words is at least 1/2.
+// Returns true if a token's reference came from given logits. Sums of a vocabulary shard may then
+// be arbitrarily small, since the global sum is at least 1/2.
 __device__ __forceinline__ bool has_given_reference(const ForwardCall& c, std::int64_t row) {
   if (c.given_logits == nullptr) return false;
   float top = -INFINITY;
@@ -151,15 +152,15 @@ __device__ __forceinline__ bool has_given_reference(const ForwardCall& c, std::i
   return isfinite(top);
 }
 
-// Tiles of words by position come in no order of their words.
+// Breaks ties by token id, since tiles by position do not ascend in ids.
 __device__ __forceinline__ bool leads(float best, int index, float than, int its_index) {
   return best > than || (best == than && index < its_index);
 }
 
-// Adds up the partials in a fixed order, in double, and writes the outputs: of all tokens, or of
-// the pairs of tiles `wanted`; `more` [padded tokens], unless null, to the sums. `repair` [token
-// pairs + 1], unless null, gets a 1 for each 256 tokens with a sum out of range, and in its last
-// element.
+// Adds up the partials in a fixed order, in double, and writes the outputs. `wanted` restricts this
+// to some pairs of tiles; null: all tokens. `more` [padded tokens], unless null, is added to the
+// sums. `repair` [token pairs + 1], unless null, gets a 1 for each 256 tokens with a sum out of
+// range, and in its last element.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     write_outputs(const ForwardCall c, const Partials p, const float* reference,
                   const float* target_logits, const int* wanted, int* repair, const int* active,
@@ -230,13 +231,13 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
 // Threads of one token that add up its record.
 inline constexpr int kRecordParts = 8;
 
-// c.records from the partials, of tokens that no repair follows. Sums of tiles are added in fixed
-// point, so that they are the same bits however tiles are spread over calls. `more` as in
+// Writes c.records from the partials, for tokens without a repair. Sums of tiles are added in fixed
+// point, so that their bits do not depend on how tiles are distributed over calls. `more` as in
 // write_outputs.
 __global__ void __launch_bounds__(kRowsPerBlock* kRecordParts)
     write_records(const ForwardCall c, const Partials p, const float* reference, const int* active,
                   const float* more) {
-  // Records have constructors, which shared memory has not.
+  // Shared memory cannot hold types with constructors.
   __shared__ alignas(TokenRecord)
       std::byte memory[kRecordParts * kRowsPerBlock * sizeof(TokenRecord)];
   auto* const parts = reinterpret_cast<TokenRecord*>(memory) + threadIdx.x;

@@ -1,4 +1,4 @@
-// Stands in for NCCL, and copies between GPUs, in a build without CUDA.
+// Stubs of NCCL and of peer copies for a build without CUDA.
 #include "core/check.h"
 #include "kernels/device_exchange.h"
 #include "kernels/device_peers.h"

@@ -1,4 +1,4 @@
-// Stands in for the CUDA kernels in a build without CUDA.
+// Stubs of the CUDA kernels for a build without CUDA.
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/head/kernels.h"
@@ -50,7 +50,7 @@ void hopper_forward_tiles(const ForwardCall&) { refuse(); }
 void hopper_forward_kept(const ForwardCall&) { refuse(); }
 void hopper_gradient_block(const BlockCall&) { refuse(); }
 void hopper_gradient_products(const ProductsCall&) { refuse(); }
-// Of a machine that has it.
+// Plans assume a machine that has cuBLAS.
 std::string cublas_unsupported(const ForwardShape& shape) { return cublas_refuses(shape); }
 void cublas_prepare() { refuse(); }
 void cublas_forward(const ForwardCall&) { refuse(); }

@@ -1,4 +1,4 @@
-// Stands in for what compiled programs ask of a GPU in a build without CUDA.
+// Stubs of the device kernels of compiled programs for a build without CUDA.
 #include "core/check.h"
 #include "kernels/device_gemm.h"
 #include "kernels/device_index.h"

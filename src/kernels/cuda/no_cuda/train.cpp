@@ -1,4 +1,4 @@
-// Stands in for what training asks of a GPU in a build without CUDA.
+// Stubs of the device kernels and streams of training for a build without CUDA.
 #include "core/check.h"
 #include "kernels/device_adamw.h"
 #include "kernels/device_stream.h"

@@ -1,4 +1,4 @@
-// AdamW over many tensors, the norm of their gradients.
+// Fused AdamW over many tensors, and their gradient norm.
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/device/error.cuh"
@@ -8,10 +8,10 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr int kThreads = 256;       // of a cut
-constexpr int kTotalThreads = 512;  // that add up the sums of all cuts
+constexpr int kThreads = 256;       // threads of a block, which updates one cut of a tensor
+constexpr int kTotalThreads = 512;  // threads that add up the sums of all cuts
 
-// Sum over the threads of a block, in order of their halvings; thread 0 gets it.
+// Sums over the threads of a block by a fixed halving tree; thread 0 gets the result.
 template <int kCount>
 __device__ double block_sum(double mine) {
   __shared__ double shared[kCount];
@@ -24,7 +24,7 @@ __device__ double block_sum(double mine) {
   return shared[0];
 }
 
-// The elements of a block of threads, by fours as far as there are four.
+// The elements of a thread block, as float4 vectors and a tail.
 struct Piece {
   AdamWTensor tensor;
   std::int64_t begin, fours, end;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// Of the partial sums; thread 0 gets it.
+// Adds up the partial sums; thread 0 gets the result.
 __device__ double total_of(const double* partial, std::int64_t blocks) {
   double mine = 0.0;
   for (std::int64_t b = threadIdx.x; b < blocks; b += kTotalThreads) mine += partial[b];
@@ -173,7 +173,7 @@ __global__ void set_loss(AdamWState* state, const float* loss, bool add) {
   state->loss = (add ? state->loss : 0.0) + static_cast<double>(*loss);
 }
 
-// The parts of the memory.
+// Pointers to the parts of the optimizer's memory.
 struct Parts {
   const AdamWTensor* tensors;
   const AdamWCut* cuts;

@@ -1,4 +1,4 @@
-// The optimizer's tables as its kernels read them.
+// Tables of the optimizer, as its kernels read them.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,17 @@
 
 namespace logitless::cuda {
 
-inline constexpr std::int64_t kAdamWBlock = 8192;  // elements of a block of threads, at most
+inline constexpr std::int64_t kAdamWBlock = 8192;  // most elements of a thread block
 
-// What a block of threads works on: elements [begin, begin + kAdamWBlock) of a tensor, as far as
-// there are.
+// The elements of a thread block: [begin, begin + kAdamWBlock) of a tensor, clipped to its end.
 struct AdamWCut {
   std::int64_t tensor = 0, begin = 0;
 };
 
 struct AdamWState {
   double loss = 0.0;         // sum over micro-batches
-  std::int64_t failed = 0;   // 1: a loss or norm was no finite number
-  float gradient_scale = 0;  // of clipping
+  std::int64_t failed = 0;   // 1: a loss or norm was not finite
+  float gradient_scale = 0;  // factor that clips the gradients
 };
 
 }  // namespace logitless::cuda
