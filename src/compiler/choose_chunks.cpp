@@ -11,7 +11,8 @@ namespace {
 
 bool kept(const Plan& plan) { return plan.graph.size() > 0; }
 
-// The fastest within the budget, the smaller of two; else the smallest.
+// Returns the fastest plan within the budget, of equally fast ones the smaller; without one, the
+// smallest plan.
 std::size_t within(const SearchResult& found, const ChunkRequest& request) {
   const auto bytes = [&](std::size_t i) {
     const Plan& p = *found.plans[i];
@@ -31,7 +32,7 @@ std::size_t within(const SearchResult& found, const ChunkRequest& request) {
   return best;
 }
 
-// "no loops", "2 loops: gelu %h f32[N, V] in 16 chunks, ...".
+// Returns a plan's loops as text: "no loops", "2 loops: gelu %h f32[N, V] in 16 chunks, ...".
 std::string text_of(const Plan& plan) {
   std::int64_t head = 0;
   for (const Node& n : plan.graph.nodes())
@@ -66,7 +67,7 @@ std::vector<PlanPoint> front_of(const SearchResult& found, std::size_t chosen) {
   return points;
 }
 
-// Of the plan, and of those it was made of.
+// Collects the refusals of the chosen plan and of the plans it was derived from.
 std::vector<std::string> refusals_of(const SearchResult& found, std::size_t chosen, bool free) {
   std::vector<std::string> list;
   std::set<std::string> seen;

@@ -40,7 +40,7 @@ ChunkChoice with(const ChunkChoice& base, RecomputeChoice again) {
   return choice;
 }
 
-// Loops beside what is computed again.
+// Adds loops to a choice that recomputes values.
 ChunkChoice with_loops(const ChunkChoice& again, const ChunkRequest& request) {
   ChunkChoice more = ChunkSearch(again.graph, request).choice();
   more.regions.insert(more.regions.begin(), again.regions.begin(), again.regions.end());
@@ -59,7 +59,7 @@ PlanPoint point_of(const ChunkChoice& again, const ChunkRequest& request, double
   return point;
 }
 
-// Plans that no other one beats, and the one that is chosen.
+// Sorts out the plans that another plan beats; the chosen plan stays.
 std::vector<PlanPoint> front_of(std::vector<PlanPoint> plans) {
   std::stable_sort(plans.begin(), plans.end(), [](const PlanPoint& a, const PlanPoint& b) {
     return std::tuple(a.value_bytes, a.seconds, !a.chosen) <
@@ -74,7 +74,7 @@ std::vector<PlanPoint> front_of(std::vector<PlanPoint> plans) {
   return plans;
 }
 
-// The best of those that compute values again, if it is better than the loops.
+// Returns the best choice that recomputes values if it is better than loops alone.
 std::optional<ChunkChoice> recomputed(const ChunkSearch& found, const ChunkChoice& loops,
                                       const ChunkRequest& request) {
   std::optional<ChunkChoice> best;

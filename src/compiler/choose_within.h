@@ -1,4 +1,4 @@
-// Loops, values computed again, or both: what a budget is met with.
+// Meets a budget by loops, by recomputing values, or by both.
 #pragma once
 
 #include "compiler/choose_chunks.h"
@@ -6,10 +6,12 @@
 
 namespace logitless::ir {
 
-// The choice of a ChunkSearch, or where a budget asks for more than costs nothing, of that and of
-// values computed again (recompute_within.h) beside loops that cost nothing the fastest within the
-// budget, of two as fast the smaller. Where none is within it, loops are looked for around values
-// that are computed again, too, and what is over the budget has the fewest bytes.
+// Returns the choice of a ChunkSearch where it costs no time. A budget that asks for more also
+// considers recomputed values (recompute_within.h) beside loops that cost nothing.
+//
+// The result is the fastest plan within the budget, of two equally fast ones the smaller. Where no
+// plan is within the budget, loops around recomputed values are searched for, too. Of plans over
+// the budget the one with the fewest bytes is returned.
 ChunkChoice choose_within(const Graph& graph, const ChunkRequest& request);
 
 }  // namespace logitless::ir

@@ -1,4 +1,4 @@
-// What a compilation leaves: the program, and what the reports tell of it.
+// The state of a compiled program: the program itself and the data of its reports.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ struct CompiledProgram::State {
     int nodes = 0;
   };
   ir::Graph graph;            // after the last pass
-  ir::Graph unchunked_graph;  // that `unchunked` was made of
+  ir::Graph unchunked_graph;  // the graph of `unchunked`
   ir::Program program, unchunked;
   std::shared_ptr<const ir::Backend> backend;  // runs the program
   DeviceLimits device;
@@ -30,19 +30,19 @@ struct CompiledProgram::State {
   std::vector<ir::ChunkedRegion> regions;
   std::vector<std::string> refusals;
   std::vector<PlanPoint> plans;
-  std::string search;  // how the plans were searched for, and what bounded that; empty: not at all
+  std::string search;  // how plans were searched for and the bound of the search; empty: no search
   std::vector<PassTime> passes;
-  // What the budget bounds, of a program.
+  // Returns the bytes of a program that the budget bounds.
   std::int64_t bounded_bytes(const ir::Program& p) const {
     return budget_with_scratch ? p.arena_bytes : p.value_bytes;
   }
   std::int64_t budget = 0;
   bool budget_with_scratch = false;
-  double predicted_seconds = 0.0, unchunked_seconds = 0.0;  // of a run
-  double seconds = 0.0;                                     // of compiling
+  double predicted_seconds = 0.0, unchunked_seconds = 0.0;  // predicted for one run
+  double seconds = 0.0;                                     // spent compiling
   int threads = 1;
   ir::RecomputedValues recomputed;
-  std::string extern_name;  // of an operation that the caller runs; empty: there is none
+  std::string extern_name;  // name of an operation that the caller runs; empty: none
 };
 
 class PreparedProgram::State {
@@ -51,7 +51,7 @@ class PreparedProgram::State {
   std::unique_ptr<const ir::Prepared> prepared;
 };
 
-// Of a PreparedProgram's calls.
+// Checks the arguments of a PreparedProgram's calls.
 void check_device_pointers(const CompiledProgram::State& state,
                            std::span<const void* const> parameters, std::span<void* const> results,
                            void* arena);

@@ -90,11 +90,12 @@ void check_options(const CompileOptions& options) {
     require(options.threads == 0, "compile: threads is ", options.threads,
             " of a program for a GPU, expected 0");
   }
-  (void)forced_kernel();  // of the tensor kernels, which ask no more when they run
+  // Checks the environment variable now: tensor kernels no longer check it when they run.
+  (void)forced_kernel();
   require(options.chunks >= 0, "compile: chunks is ", options.chunks, ", expected 0 or more");
 }
 
-// The graph with every size a number.
+// Returns the graph with all symbolic sizes bound to numbers.
 ir::Graph bound(const ir::Graph& graph, const Bindings& sizes) {
   require(!graph.outputs().empty(), "compile: the program has no results");
   const std::vector<std::string> symbols = graph.symbols();
@@ -113,7 +114,8 @@ ir::Graph bound(const ir::Graph& graph, const Bindings& sizes) {
   return result;
 }
 
-// By output. Throws InvalidArgument of a name that no result has, or of one that is not added up.
+// Returns a flag for each output: whether its result is added to. Throws InvalidArgument for an
+// unknown name and for a result that cannot be added to.
 std::vector<bool> added_outputs(const ir::Graph& graph, const std::vector<std::string>& names) {
   std::vector<bool> added(names.empty() ? 0 : graph.outputs().size());
   const std::vector<CompiledProgram::Tensor> results = tensors(graph, true);
@@ -127,7 +129,7 @@ std::vector<bool> added_outputs(const ir::Graph& graph, const std::vector<std::s
   return added;
 }
 
-// What the first operation is called that the caller runs; "" where there is none.
+// Returns the name of the first operation that the caller runs, or "" without one.
 std::string first_extern(const ir::Graph& graph) {
   for (const ir::Node& n : graph.nodes()) {
     if (n.op == ir::Op::extern_call) return ir::description_of(n);
@@ -137,7 +139,7 @@ std::string first_extern(const ir::Graph& graph) {
   return {};
 }
 
-// Of programs that are run here.
+// Throws Unsupported for programs with operations that the caller runs.
 void check_no_extern(const CompiledProgram::State& s, const char* what) {
   if (!s.extern_name.empty())
     throw Unsupported(concat(what, ": ", s.extern_name,

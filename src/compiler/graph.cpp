@@ -1,4 +1,4 @@
-// The public builder: thin calls of ir::Graph::add, and the composites.
+// The public graph builder: thin wrappers of ir::Graph::add, and composite operations.
 #include "logitless/graph.h"
 
 #include <algorithm>
@@ -33,7 +33,8 @@ Value add(ir::Op op, const std::vector<Value>& operands, ir::Attributes attribut
   return out(operands[0], graph(operands[0]).add(op, std::move(ids), std::move(attributes)));
 }
 
-// NumPy's rule: shapes are aligned at their last dimensions, a 1 or a missing one is repeated.
+// NumPy's broadcasting: shapes are aligned at their last dimensions; a 1 or a missing dimension is
+// repeated.
 Shape common_shape(const Shape& a, const Shape& b, std::string_view what) {
   Shape result = a.size() >= b.size() ? a : b;
   for (std::size_t i = 1; i <= std::min(a.size(), b.size()); ++i) {
@@ -48,7 +49,8 @@ Shape common_shape(const Shape& a, const Shape& b, std::string_view what) {
 Value stretched(Value x, const Shape& shape) {
   const Shape from = x.shape();
   if (from == shape) return x;
-  // Dimensions of size 1 that grow are taken away first: a broadcast repeats, it does not stretch.
+  // Removes dimensions of size 1 that grow: a broadcast repeats values, it does not stretch
+  // dimensions.
   Shape kept;
   std::vector<int> dims;
   const std::size_t lead = shape.size() - from.size();
@@ -343,7 +345,7 @@ Value put(Value index, Value updates, int axis, Dim size) {
 }
 
 namespace {
-// A reduction over one dimension, repeated along it again.
+// Broadcasts the result of a reduction over `dim` back along that dimension.
 Value spread(Value x, Value reduced_value, int dim) {
   return broadcast(reduced_value, x.shape(), ir::other_dims(x.rank(), {dim}));
 }
@@ -379,7 +381,8 @@ Value rotate(Value x, Value cos, Value sin, int axis) {
           text_of(cos.shape()), " and ", text_of(sin.shape()), ", expected ", text_of(table));
   require(cos.dtype() == DType::f32 && sin.dtype() == DType::f32 && x.dtype() != DType::f64,
           "rotate: cos and sin are f32, and x is not f64");
-  // Pairs stand along a dimension of two, which the sine turns around: b, a of a, b.
+  // Reshapes to pairs along a dimension of two, where the rotation swaps them: (a, b) becomes (b,
+  // a).
   Shape pairs(shape.begin(), shape.end() - 1);
   pairs.insert(pairs.end(), {Dim(2), half});
   const int rank = static_cast<int>(pairs.size());

@@ -1,4 +1,4 @@
-// From the public handles to the graph behind them.
+// Access from the public handles to the graph behind them.
 #pragma once
 
 #include "compiler/ir/graph.h"

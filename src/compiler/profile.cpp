@@ -1,4 +1,4 @@
-// What each kind of instruction of a program takes.
+// Times each kind of instruction of a program.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -10,7 +10,7 @@
 namespace logitless {
 namespace {
 
-// Those that are alike as one, those that take the most first.
+// Merges instructions of one kind and sorts them by their time, the longest first.
 std::vector<InstructionTime> merged(const ir::Timed& timed, int repeat) {
   std::map<std::string, InstructionTime> kinds;
   for (std::size_t i = 0; i < timed.instructions.size(); ++i) {
@@ -65,7 +65,7 @@ std::vector<InstructionTime> CompiledProgram::profile(std::span<const void* cons
                                                       std::span<void* const> results, void* arena,
                                                       int repeat) const {
   check_repeat(repeat);
-  run(parameters, results, arena);  // checks, and warms up
+  run(parameters, results, arena);  // checks the arguments, and warms up
   HostClock clock;
   for (int r = 0; r < repeat; ++r) {
     clock.start();

@@ -15,9 +15,10 @@ namespace logitless::ir {
 namespace {
 
 constexpr int kMostCuts = 32;
-constexpr int kSamples = 8;           // of the curve, for a report
-constexpr std::int64_t kParts = 256;  // of what can be given up: choices nearer are one
-constexpr std::int64_t kNear = 16;    // parts of it at which a curve is seen to rise
+constexpr int kSamples = 8;  // points of the curve in a report
+// Resolution: the bisection ends at this fraction of the range.
+constexpr std::int64_t kParts = 256;
+constexpr std::int64_t kNear = 16;  // fraction of the range at which neighbours are compared
 
 using Point = RecomputeCurve::Point;
 
@@ -35,20 +36,23 @@ std::vector<bool> stored_nodes(const Graph& graph) {
   return stored;
 }
 
-// What the machine multiplies in 16 bit while it reads or writes a byte.
+// Returns the multiply-adds in 16 bit that the machine does in the time of one byte of traffic.
 double multiply_adds_per_byte(const Rates& rates) { return rates.products16 / (2.0 * rates.bytes); }
 
-// No machine of these rates takes less for them.
+// Returns a lower bound of the time of so many multiply-adds.
 double least_seconds(double multiply_adds, const Rates& rates) {
   return 2.0 * multiply_adds / std::max(rates.products16, rates.products32);
 }
 
-// Choices are named by the bytes that they may keep over the peak, and found by halving the range
-// of these. Which halves there are does not depend on the budget, and where a choice fits into one
-// it fits into any larger one, which turns to the same half or to the one of less work: so no
-// budget gets more work than a smaller one. With less kept the peak sinks until what is made again
-// lives at the peak itself; a choice behind that point fits into nothing that one before it does
-// not.
+// Bisection over the bytes that a choice may keep live at the peak. Each value of `kept` names the
+// choice of least work that keeps at most so many bytes.
+//
+// The midpoints do not depend on the budget. A choice that fits into one budget fits into any
+// larger one. There the bisection turns to the same half or to the one with less work, so no budget
+// gets more work than a smaller one.
+//
+// The less is kept, the lower is the peak, until the recomputed values themselves live at the peak.
+// Choices beyond that point need more memory again and are no use.
 class Search {
  public:
   Search(const Graph& graph, const Program& program, const ChunkRequest& request,
@@ -98,7 +102,7 @@ class Search {
   }
 
  private:
-  enum class Way { fits, more, less };  // of what is kept, where it does not fit
+  enum class Way { fits, more, less };  // of the values kept, if the choice does not fit
 
   const Graph& graph_;
   const Program& program_;
@@ -107,17 +111,19 @@ class Search {
   const Point most_, least_;
   RecomputeCuts own_cuts_;
   RecomputeCuts& cuts_;
-  std::map<std::int64_t, std::int64_t> bytes_;  // by what is kept
-  // The last that was made, and the one of the least memory.
+  std::map<std::int64_t, std::int64_t> bytes_;  // memory of choices, by `kept`
+  // The choice lowered last, and the choice of the least memory.
   std::shared_ptr<const RecomputeChoice> last_, smallest_;
 
-  // That of the curve, once for the same two: each search of it begins at its ends.
+  // Returns the curve's choice between two others. Each bisection begins at the same ends, so
+  // results are cached.
   const std::optional<Point>& between(const Point& more, const Point& less) {
     const auto [found, is_new] = cuts_.between.try_emplace({more.weight, less.weight});
     if (is_new) found->second = curve_.between(more, less);
     return found->second;
   }
-  // The choice of least work that keeps at most `kept` bytes; the last where none does.
+  // Returns the choice of least work that keeps at most `kept` bytes, or the smallest choice if
+  // none does.
   Point keeping(std::int64_t kept) {
     Point more = most_, less = least_;
     for (int i = 0; i < kMostCuts; ++i) {
@@ -127,12 +133,12 @@ class Search {
     }
     return less;
   }
-  // A value given up lowers the peak by its bytes at most.
+  // Returns an upper bound of `kept`: giving up a value lowers the peak by at most its bytes.
   std::int64_t most_kept_within(std::int64_t budget) const {
     return most_.kept - (bytes_of(program_, request_) - budget);
   }
 
-  // Its program.
+  // Lowers the choice of a point and predicts its time.
   std::shared_ptr<const RecomputeChoice> made(const Point& point) {
     auto choice = std::make_shared<RecomputeChoice>();
     choice->graph = curve_.graph_of(point);
@@ -161,7 +167,7 @@ class Search {
     if (bytes <= budget) return Way::fits;
     return bytes > bytes_before(point) ? Way::more : Way::less;
   }
-  // Of a choice near it that keeps more.
+  // Returns the memory of a neighbouring choice that keeps more.
   std::int64_t bytes_before(const Point& point) {
     std::int64_t more = std::max<std::int64_t>((most_.kept - least_.kept) / kNear, 1);
     for (; point.kept + more < most_.kept; more *= 2) {
@@ -171,12 +177,14 @@ class Search {
     return bytes_of(program_, request_);
   }
 
-  // The last choice that fits where `way` says of each whether it does, and which half is next.
+  // Bisects. `ask(point)` says whether a choice fits, or else which half is next. Returns the last
+  // choice that fits, or null.
   template <typename Ask>
   std::shared_ptr<const RecomputeChoice> halve(Ask&& ask) {
     std::shared_ptr<const RecomputeChoice> fitting;
     const std::int64_t part = std::max<std::int64_t>((most_.kept - least_.kept) / kParts, 1);
-    std::int64_t low = least_.kept - 1, high = most_.kept;  // choices keep more, less
+    // Exclusive and inclusive bounds of `kept`.
+    std::int64_t low = least_.kept - 1, high = most_.kept;
     while (high - low > part) {
       const std::int64_t middle = low + (high - low) / 2;
       const Point point = keeping(middle);

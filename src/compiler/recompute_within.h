@@ -1,4 +1,5 @@
-// How much is computed again by products for a budget: decided by the memory plan itself.
+// Chooses how much to recompute by matrix products for a budget, measured by the memory plan
+// itself.
 #pragma once
 
 #include <cstdint>
@@ -19,36 +20,38 @@ struct RecomputeChoice {
   Graph graph;
   Program program;
   double seconds = 0.0;        // predicted, of a run
-  int values = 0;              // results of products and the like that are made once more
-  std::int64_t given_up = 0;   // bytes that lived over the peak and no longer do
-  double multiply_adds = 0.0;  // more than the graph's
+  int values = 0;              // results of matrix products and the like that are recomputed
+  std::int64_t given_up = 0;   // bytes that were live at the peak and no longer are
+  double multiply_adds = 0.0;  // beyond those of the graph
 };
 
-// Choices that were asked for: graphs that differ in their heads' workspace have the same ones.
+// Cache of choices. Graphs that differ only in the workspace of their heads share it.
 struct RecomputeCuts {
   std::optional<RecomputeCurve> curve;  // of a graph that still exists
   std::map<std::pair<double, double>, std::optional<RecomputeCurve::Point>> between;  // by weights
 };
 
-// Of the choices of passes/recompute_segments.h the one of the least work whose memory is at most
-// request.budget; none where there is none, or it takes `seconds` or more. `program` is the graph
-// lowered. A larger budget never gets more work: both ask the same choices in the same order
-// (recompute_within.cpp). Lowers about as many choices as the logarithm of their number. `cuts`: of
-// graphs asked about before.
+// Returns the choice of least work (passes/recompute_segments.h) whose memory is at most
+// request.budget. Returns nothing if there is none or if it takes `seconds` or more. `program` is
+// the graph lowered.
+//
+// A larger budget never gets more work: the search is a bisection whose midpoints do not depend on
+// the budget (recompute_within.cpp). It lowers about log2 of the number of choices. `cuts` caches
+// choices of earlier graphs.
 std::optional<RecomputeChoice> recompute_within(
     const Graph& graph, const Program& program, const ChunkRequest& request,
     double seconds = std::numeric_limits<double>::infinity(), RecomputeCuts* cuts = nullptr);
 
-// The one of the least memory found, whatever the budget; none where that is not less than that of
-// `program`.
+// Returns the choice of the least memory, whatever the budget; nothing if `program` takes no more.
 std::optional<RecomputeChoice> least_recomputed(const Graph& graph, const Program& program,
                                                 const ChunkRequest& request);
 
-// Some of the choices, from more that is kept to less.
+// Returns sample choices, from the one that keeps the most to the one that keeps the least.
 std::vector<RecomputeChoice> sample_recomputed(const Graph& graph, const Program& program,
                                                const ChunkRequest& request);
 
-// What a request counts of a program: its values, with the scratch of kernels where it asks so.
+// Returns the bytes that the budget bounds: values, and with them the scratch of kernels if the
+// request says so.
 inline std::int64_t bytes_of(const Program& program, const ChunkRequest& request) {
   return request.with_scratch ? program.arena_bytes : program.value_bytes;
 }

@@ -1,4 +1,5 @@
-// Nodes that play one role in several places of a program: the layers of a network.
+// Finds nodes that play the same role in repeated parts of a program, as in the layers of a
+// network.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +9,9 @@
 
 namespace logitless::ir {
 
-// A number for each node: equal for nodes of the same operation, dimensions and types whose
-// operands and readers are so, too. Unequal nodes have unequal numbers but for accidents of a
-// 64-bit hash, so what follows from it must hold for any nodes.
+// Returns a hash for each node. Nodes have equal hashes if they have the same operation, dimensions
+// and types, and operands and readers with equal hashes. Different nodes may collide, so
+// conclusions from equal hashes must be harmless for any nodes.
 std::vector<std::uint64_t> roles_of(const Graph& graph);
 
 }  // namespace logitless::ir

@@ -1,4 +1,4 @@
-// smaller-chunks: of the loops that run at the peak.
+// smaller-chunks: reduces the chunks of the loops that run at the peak.
 #include <bit>
 
 #include "compiler/passes/form_loops.h"
@@ -20,14 +20,14 @@ Move resized(const Plan& plan, std::size_t region, std::int64_t chunk) {
 
 namespace {
 
-// The region that a loop is of. The end where it is none of the search's.
+// Returns the region of a loop, or the end if the search did not make it.
 std::size_t region_of(const Plan& plan, const LoopRun& run) {
   std::size_t r = 0;
   while (r < plan.regions.size() && plan.regions[r].group != group_of(run.symbol)) ++r;
   return r;
 }
 
-// The largest chunk below this one of which 2, 4, 8, ... are the whole axis.
+// Returns the largest chunk below this one that cuts the axis into 2, 4, 8, ... equal parts.
 std::int64_t even_below(std::int64_t extent, std::int64_t chunk, const Target& target) {
   std::int64_t rounds = 2;
   while (chunk_of(extent, rounds, target) >= chunk) rounds *= 2;
@@ -47,7 +47,7 @@ void propose_chunks(const Plan& plan, const Peak& peak, MoveSink& sink) {
   if (region == plan.regions.size() || loop->chunk < 2 || !sink.begin(kNoNode, 0)) return;
   const auto below =
       static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(loop->chunk - 1)));
-  // Whole tiles of rows, or parts that leave no small one for the end.
+  // Tries a power of two, which fills tiles of rows, then equal parts without a small remainder.
   const std::int64_t even = even_below(plan.regions[region].extent, loop->chunk, sink.target());
   if (sink.consider(resized(plan, region, below)) && even != below && sink.spacious())
     sink.consider(resized(plan, region, even));

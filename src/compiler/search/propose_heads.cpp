@@ -1,4 +1,4 @@
-// smaller-heads: less workspace for the head engine, where it runs at the peak.
+// smaller-heads: reduces the workspace of a head that runs at the peak.
 #include "compiler/passes/lower_heads.h"
 #include "compiler/search/plan.h"
 

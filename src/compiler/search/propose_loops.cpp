@@ -1,4 +1,4 @@
-// form-loops: a region around a big value becomes loops, and with it those alike.
+// form-loops: turns a region around a big value, and all regions like it, into loops.
 #include <algorithm>
 #include <bit>
 #include <map>
@@ -18,17 +18,17 @@
 namespace logitless::ir {
 namespace {
 
-constexpr int kMostRoles = 8;  // of values, tried at one peak
+constexpr int kMostRoles = 8;  // roles of values that are tried at one peak
 constexpr std::size_t kLeastRoles = 2;
-constexpr int kFirstChunks = 16;  // other numbers are moves of their own
+constexpr int kFirstChunks = 16;  // the first number of chunks; other numbers are separate moves
 
-// Values of one role that live at the peak.
+// The values of one role that are live at the peak.
 struct Role {
   std::vector<int> nodes;  // the biggest first
   std::int64_t bytes = 0;
 };
 
-// A graph and who reads its nodes: computed once for all regions of it.
+// A graph and the readers of its nodes, computed once for all its regions.
 struct Source {
   explicit Source(Graph g) : own(std::move(g)), graph(*own), users(graph.users()) {}
   explicit Source(const Graph* g) : graph(*g), users(graph.users()) {}
@@ -40,9 +40,9 @@ struct Source {
   const Lists<int> users;
 };
 
-// The region around a value, with as few phases as the tangents allow.
+// The region around a value, with as few phases as cotangents allow.
 struct Candidate {
-  std::shared_ptr<const Source> source;  // before loops; tangents made 1 where that saves phases
+  std::shared_ptr<const Source> source;  // before loops; cotangents are 1 where that saves phases
   Region region;
   const Graph& graph() const { return source->graph; }
   std::vector<int> alike;  // other seeds of the role, in that graph
@@ -78,7 +78,7 @@ std::vector<Split> splits_of(const Type& type) {
     for (int count = 1; d + count <= rank; ++count) {
       extent *= sizes[static_cast<std::size_t>(d + count - 1)];
       const Split s = normalized(sizes, {d, count, 1});
-      // All of a value at once is no cut of rows: the last dimension joins no group.
+      // A cut must divide rows: a single chunk is no cut, and the last dimension joins no group.
       if (s != Split{d, count, 1} || extent < 2 || (count > 1 && d + count == rank)) continue;
       splits.push_back(s);
     }
@@ -86,8 +86,8 @@ std::vector<Split> splits_of(const Type& type) {
   return splits;
 }
 
-// Elements of the axis whose products are thick enough: rows of the seed, or columns where those
-// are cut.
+// Returns the elements of the axis that make matrix products efficient: rows of the seed, or
+// columns if those are cut.
 std::int64_t thick(const Graph& graph, const Region& region, std::int64_t rows_wanted) {
   const Split& split = *region.split(region.seed);
   const std::vector<std::int64_t> sizes = sizes_of(graph.type(region.seed));
@@ -109,7 +109,7 @@ std::int64_t first_chunk(const Graph& graph, const Region& region, const MoveSin
                   (extent + 1) / 2);
 }
 
-// The regions of all alike seeds that can run as loops beside the first.
+// Returns the regions of all equal seeds that can run as loops beside the first one.
 std::vector<LoopCut> cuts_of(const Candidate& c, std::int64_t chunk) {
   std::vector<LoopCut> cuts;
   cuts.push_back({c.region, chunk});
@@ -139,7 +139,7 @@ void describe(const Graph& graph, const LoopCut& cut, bool unit_tangents, Chunke
   region.boundaries = cut.region.boundaries;
 }
 
-// Nothing where its loops would be too long.
+// Returns the move with these loops, or nothing if the loops would be too long.
 std::optional<Move> formed(const Plan& plan, const Candidate& c, std::span<const LoopCut> cuts) {
   ChunkedRegion region;
   region.group = new_group(c.graph());
@@ -156,15 +156,15 @@ std::optional<Move> formed(const Plan& plan, const Candidate& c, std::span<const
   return move;
 }
 
-// The region's loops without its wide sums, which get loops of their own along another dimension:
-// for the work of what they are made of. Nothing where there are none.
+// Returns the region's loops without its large sums, which get loops along another dimension. The
+// inputs of the sums are then computed twice. Returns nothing if there are no such sums.
 std::optional<Move> formed_apart(const Plan& plan, const Candidate& c, const MoveSink& sink) {
   const std::optional<SumsApart> apart = sums_apart(c.graph(), c.region, plan.bytes / kLeastShare);
   if (!apart) return std::nullopt;
   const Graph& graph = apart->graph;
   std::vector<LoopCut> cuts;
   for (const Region* r : {&apart->region, &apart->copies}) {
-    // What is not below the sums has no use: less work is as small.
+    // Chunks must take less memory than the sums did: otherwise a move with less work is as small.
     const std::int64_t small = std::max<std::int64_t>(apart->bytes / 2 * r->extent / plan.bytes, 1);
     const auto even = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(small)));
     cuts.push_back({*r, std::min(first_chunk(graph, *r, sink), even), new_group(graph)});
@@ -181,7 +181,7 @@ std::optional<Move> formed_apart(const Plan& plan, const Candidate& c, const Mov
   return move;
 }
 
-// Values that live at the peak by role, what takes the most first.
+// Returns the roles of values that are live at the peak, those with the most bytes first.
 std::vector<Role> roles_at(const Plan& plan, const Peak& peak,
                            const std::vector<std::uint64_t>& roles) {
   std::map<std::uint64_t, std::size_t> place;
@@ -197,12 +197,12 @@ std::vector<Role> roles_at(const Plan& plan, const Peak& peak,
   }
   std::stable_sort(list.begin(), list.end(),
                    [](const Role& a, const Role& b) { return a.bytes > b.bytes; });
-  // Small ones may still lead to a region of many.
+  // Small values may still lead to a large region, so a few roles are always kept.
   while (list.size() > kLeastRoles && list.back().bytes * kLeastShare < plan.bytes) list.pop_back();
   return list;
 }
 
-// Whether an earlier candidate's region holds the value cut so.
+// Returns whether an earlier candidate's region contains the value with this cut.
 bool covered(const std::vector<Candidate>& candidates, int node, const Split& split) {
   return std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& c) {
     const Split* s = c.unit ? nullptr : c.region.split({node, 0});
@@ -253,7 +253,7 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
       if (room && sink.spacious() && sink.chunks() == 0) {
         if (move = formed_apart(plan, c, sink); move) room = sink.consider(std::move(*move));
       }
-      // What costs work is also there for half of them.
+      // Tries half of the regions, too: moves that cost work then cost half of it.
       if (room && cuts.size() > 3 && c.region.phases > 1) {
         if (move = formed(plan, c, std::span(cuts).first(cuts.size() / 2)); move)
           room = sink.consider(std::move(*move));

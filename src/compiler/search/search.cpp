@@ -13,14 +13,16 @@
 namespace logitless::ir {
 namespace {
 
-// Bounds of the search. Nodes of graphs lowered, so that large programs get fewer plans.
+// Bounds of the search. `kMostNodes` bounds the nodes of all lowered graphs, so large programs get
+// fewer plans.
 constexpr int kMostPlans = 64, kLeastPlans = 12, kSpacious = 40;
 constexpr std::int64_t kMostNodes = 36000;
 
-constexpr double kMostFreeSeconds = 1.1;  // of a plan without a budget, as a part of what it was
+// A plan without a budget may take this factor of the time without loops
+constexpr double kMostFreeSeconds = 1.1;
 constexpr double kSameWork = 1e-3;
-constexpr double kSecondsForBytes = 10.0;  // 1 % more time must bring 10 % less memory
-constexpr int kMostFlat = 4;               // moves in a row that leave the peak as high as it was
+constexpr double kSecondsForBytes = 10.0;  // 1 % more time must save 10 % of the memory
+constexpr int kMostFlat = 4;               // consecutive moves that leave the peak equally high
 
 constexpr const char* kInVain = "a loop would not lower the peak";
 
@@ -66,7 +68,7 @@ class Search final : public MoveSink {
     return result;
   }
 
-  // --- of the moves
+  // --- interface of moves
   const Target& target() const final { return request_.target; }
   std::int64_t chunks() const final { return request_.chunks; }
   bool begin(int node, std::uint64_t role) final {
@@ -127,12 +129,12 @@ class Search final : public MoveSink {
   const SearchRequest& request_;
   const Rates rates_;
   std::vector<std::unique_ptr<Plan>> plans_;
-  std::vector<std::set<int>> asked_;  // of each plan: nodes whose moves were considered
-  std::vector<bool> explored_;        // of each plan: in full
-  std::vector<int> first_;            // of each plan: the first of the same graph
-  int planned_ = 0;                   // plans that are the first of their graph
-  std::vector<double> mass_;          // of each plan: how much lives near its peak, how long
-  std::vector<std::int64_t> inside_;  // of each plan: what a chunk of one element takes
+  std::vector<std::set<int>> asked_;  // by plan: nodes whose moves were considered
+  std::vector<bool> explored_;        // by plan: all moves were considered
+  std::vector<int> first_;            // by plan: the first plan with an equal graph
+  int planned_ = 0;                   // distinct graphs
+  std::vector<double> mass_;          // by plan: bytes near the peak times their duration
+  std::vector<std::int64_t> inside_;  // by plan: the memory with chunks of one element
   int room_ = 1;
   std::set<std::uint64_t> in_vain_;  // roles whose moves were not free or lowered nothing
   std::uint64_t role_ = 0;
@@ -144,7 +146,7 @@ class Search final : public MoveSink {
     if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(std::move(text));
   }
 
-  // Small programs: fewer rounds may be free where many take too long.
+  // Tries larger chunks in small programs, where many rounds cost time.
   void try_larger_chunks() {
     if (request_.chunks > 0) return;
     const std::size_t end = plans_.size();
@@ -168,7 +170,8 @@ class Search final : public MoveSink {
   const Plan& plan(std::size_t i) const { return *plans_[i]; }
   const Plan& root() const { return *plans_.front(); }
 
-  // A plan of this graph that is there already, made in another order of moves; -1: none.
+  // Returns an existing plan with an equal graph, made by the same moves in another order; -1:
+  // none.
   int twin_of(const Graph& graph) const {
     for (std::size_t i = 0; i < plans_.size(); ++i) {
       if (plan(i).graph.size() == graph.size() && same_graph(plan(i).graph, graph))
@@ -183,7 +186,7 @@ class Search final : public MoveSink {
     p->program = known ? plan(static_cast<std::size_t>(twin)).program
                        : lower_without_offsets(move.graph, request_.target, request_.added,
                                                InstructionOrder::for_memory, request_.bodies);
-    // Other plans get them at the end, where they are kept.
+    // Other plans get their offsets at the end if they are still needed.
     if (request_.with_scratch && !known) give_offsets(p->program);
     first_.push_back(twin >= 0 ? twin : static_cast<int>(plans_.size()));
     planned_ += twin < 0;
@@ -201,7 +204,7 @@ class Search final : public MoveSink {
       r.before = plan(expanding_).bytes;
       r.extra_work = before > 0.0 ? p->work / before - 1.0 : 0.0;
     }
-    for (ChunkedRegion& r : p->regions) {  // those that a move made together are one
+    for (ChunkedRegion& r : p->regions) {  // regions made by one move count as one
       if (r.before == p->regions.back().before) r.after = p->bytes;
     }
     mass_.push_back(mass_of(p->program));
@@ -221,7 +224,8 @@ class Search final : public MoveSink {
     return mass;
   }
 
-  // Neither loops elsewhere nor smaller chunks lower it; without a loop, all.
+  // Returns the bytes that neither other loops nor smaller chunks can reduce; all bytes without a
+  // loop.
   static std::int64_t bytes_inside(const Plan& p) {
     std::int64_t most = -1;
     for (const Instruction& i : p.program.instructions) {
@@ -249,8 +253,9 @@ class Search final : public MoveSink {
     return a.bytes <= b.bytes && a.seconds <= b.seconds && a.work <= b.work * (1.0 + kSameWork) &&
            (a.bytes < b.bytes || less_scratch || a.seconds < b.seconds);
   }
-  // A loop that takes much of all with chunks of one element comes no lower: plans with another cut
-  // of the same values, of pairs of sequences by rows, stay beside it.
+  // Returns whether plan `i` may reach less memory than plan `than`, whose loops take much even
+  // with chunks of one element. So plans with another cut of the same values stay beside it: pairs
+  // of sequences, cut by rows.
   bool may_come_lower(std::size_t i, std::size_t than) const {
     constexpr std::int64_t kMuch = 16;
     return spacious() && inside_[than] * kMuch >= root().bytes && inside_[i] < inside_[than] / 2;
@@ -261,12 +266,12 @@ class Search final : public MoveSink {
     }
     return false;
   }
-  // Less is better: what time is worth in bytes.
+  // Score of a plan without a budget, the less the better: bytes and time on one logarithmic scale.
   double free_score(const Plan& p) const {
     return std::log(static_cast<double>(std::max<std::int64_t>(p.bytes, 1))) +
            kSecondsForBytes * p.seconds / root().seconds;
   }
-  // More is better: the share of bytes that goes for each share of time.
+  // Benefit of a move, the more the better: the fraction of bytes saved per fraction of time lost.
   static double gain(const Plan& p, const Plan& from) {
     constexpr double kNothing = 0.005;
     return std::log(static_cast<double>(from.bytes) /
@@ -274,7 +279,7 @@ class Search final : public MoveSink {
            (std::max(p.seconds / from.seconds - 1.0, 0.0) + kNothing);
   }
 
-  // --- the way down
+  // --- descent
   void dive(std::size_t at, bool free) {
     for (int flat = 0; !bounded_;) {
       expand(at, free);
@@ -285,13 +290,14 @@ class Search final : public MoveSink {
       next = with_fewer_chunks(next, free);
       forget(next);
       at = next;
-      // What lowered one of two peaks is beaten by what it came from, until the other one follows.
+      // Ends at a plan that another one beats. While only one of two equally high peaks is lowered
+      // (flat > 0), the parent beats it, so the descent goes on.
       if (!free && flat == 0 && beaten(at)) break;
     }
     forget(at);
   }
 
-  // Of a plan that was explored, to another one of the same graph.
+  // Copies the findings of an explored plan to another plan of the same graph.
   void share_findings(std::size_t from, std::size_t to) {
     explored_[to] = true;
     if (from == to) return;
@@ -300,7 +306,7 @@ class Search final : public MoveSink {
   }
 
   void expand(std::size_t at, bool free) {
-    // What follows from a plan, and was looked for, follows from it in another place as well.
+    // Reuses the findings of the first plan with the same graph, if it has been explored.
     const auto first = static_cast<std::size_t>(first_[at]);
     if (explored_[first]) share_findings(first, at);
     if (explored_[at] || plan(at).graph.size() == 0) return;
@@ -312,7 +318,7 @@ class Search final : public MoveSink {
     peak.instruction =
         static_cast<int>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
     peak.live = live_at(plan(at).program, peak.instruction, Counted::values);
-    // What an instruction takes for itself comes first where it is the most.
+    // Moves for an instruction's own memory come first if that is the largest buffer at the peak.
     const bool itself =
         !peak.live.empty() &&
         plan(at).program.buffers[static_cast<std::size_t>(peak.live.front())].node < 0;
@@ -342,21 +348,21 @@ class Search final : public MoveSink {
     }
     return list;
   }
-  // The plan itself where there is none.
+  // Returns the child with the best score, or the plan itself if no child improves on it.
   std::size_t best_child(std::size_t at, bool free) const {
     const Plan& from = plan(at);
     std::size_t best = at;
     for (const std::size_t i : children(at, [&](const Plan& p) { return lowers(p, from); })) {
       const Plan& p = plan(i);
       if (free && !is_free(p, from)) continue;
-      // Of candidates alike the first stays: it cuts the outer dimension.
+      // The first of equal candidates wins: it cuts the outer dimension.
       const bool better = best == at || (free ? free_score(p) < free_score(plan(best)) - 1e-3
                                               : gain(p, from) > 1.001 * gain(plan(best), from));
       if (better) best = i;
     }
     return best;
   }
-  // Of two peaks of one height a move lowers one.
+  // Returns a child whose peak is equally high: of two equal peaks the move lowered one.
   std::size_t flattest_child(std::size_t at, bool free) const {
     constexpr double kLess = 0.9;
     const Plan& from = plan(at);
@@ -368,7 +374,7 @@ class Search final : public MoveSink {
     return best;
   }
 
-  // The same with larger chunks in the loops made last, while that costs next to nothing.
+  // Returns a plan with larger chunks in the latest loops, as long as that costs almost no memory.
   std::size_t with_fewer_chunks(std::size_t at, bool free) {
     if (request_.chunks > 0 || plan(at).from < 0 ||
         plan(at).regions.size() <= plan(static_cast<std::size_t>(plan(at).from)).regions.size())
@@ -388,7 +394,7 @@ class Search final : public MoveSink {
     return at;
   }
 
-  // Graphs and programs of plans that nobody will choose or go on from.
+  // Drops graphs and programs of plans that will be neither chosen nor explored.
   void forget(std::size_t but) {
     for (std::size_t i = 1; i < plans_.size(); ++i) {
       if (i == but || i == free_choice_ || plan(i).graph.size() == 0 || !beaten(i)) continue;
@@ -397,7 +403,7 @@ class Search final : public MoveSink {
     }
   }
 
-  // --- ends
+  // --- results
   std::size_t least() const {
     std::size_t least = 0;
     for (std::size_t i = 1; i < plans_.size(); ++i) {
@@ -407,7 +413,7 @@ class Search final : public MoveSink {
     }
     return least;
   }
-  // Of those that nothing beats, the one that was found first.
+  // Returns the first unexplored plan that no other plan beats.
   int unexplored() const {
     for (std::size_t i = 0; i < plans_.size(); ++i) {
       if (!explored_[i] && plan(i).graph.size() > 0 && !beaten(i)) return static_cast<int>(i);

@@ -1,5 +1,5 @@
-// The search for programs that take less memory: from the peak, by moves, to a front of bytes and
-// predicted seconds.
+// The search for programs of less memory. It starts at the peak and applies moves until it has a
+// Pareto front of bytes and predicted seconds.
 #pragma once
 
 #include <memory>
@@ -15,26 +15,26 @@ struct SearchRequest {
   const Target& target;
   std::int64_t chunks = 0;       // of every loop; 0: chosen
   std::vector<bool> added = {};  // as lower() takes it
-  // False: only plans that compute nothing twice and are predicted to take little more time.
+  // False: only plans that recompute nothing and are predicted to take little more time.
   bool paid = true;
-  // Whether plans are compared by the scratch of kernels, too, which depends on threads: so do then
-  // the plans, and the bits of sums.
+  // Compares plans by the scratch of kernels, too. That depends on threads, so plans and the bits
+  // of sums then depend on them as well.
   bool with_scratch = false;
   LoweredBodies* bodies = nullptr;  // as lower() takes it
 };
 
 struct SearchResult {
-  // All that were kept: the first is the graph as it came, `free` the one to take without a budget.
-  // A plan that another one beats in bytes, seconds and work has no graph and no program.
+  // The first plan is the graph without moves, `free` is the one to take without a budget. A plan
+  // that another one beats in bytes, seconds and work has no graph and no program.
   std::vector<std::unique_ptr<Plan>> plans;
   std::size_t free = 0;
-  int planned = 0;       // lowered and planned
-  bool bounded = false;  // there were moves left, and no room for them
-  int room = 0;          // for so many plans
+  int planned = 0;       // plans that were lowered
+  bool bounded = false;  // moves were left when the capacity was used up
+  int room = 0;          // capacity: the most plans
 };
 
-// Does not depend on a budget, so that a larger one never gets a worse plan. What it finds are
-// all plans of the free search and, where `paid`, those of the search that goes on from there.
+// Does not depend on a budget, so a larger budget never gets a worse plan. Returns all plans of the
+// free search and, if `paid`, those of the search that continues from there.
 SearchResult search(const Graph& graph, const SearchRequest& request);
 
 }  // namespace logitless::ir
