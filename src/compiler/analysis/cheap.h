@@ -1,13 +1,13 @@
-// What each of several readers computes for itself.
+// Values that are cheap enough for each reader to recompute.
 #pragma once
 
 #include "compiler/ir/graph.h"
 
 namespace logitless::ir {
 
-// At most so many steps, operands among them, and nothing costly.
+// The most steps of a cheap value, with those of its operands; none may be costly.
 inline constexpr int kCheapSteps = 8;
-// An exponential and the like.
+// Returns whether the node computes an exponential or the like.
 bool is_costly(const Node& node);
 
 }  // namespace logitless::ir

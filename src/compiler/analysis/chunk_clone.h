@@ -1,4 +1,4 @@
-// A node written into the body of a loop, to run on one chunk.
+// Copies a node into the body of a loop, where it runs on one chunk.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace logitless::ir {
 
-// Dimensions of a cut value that stand together become one of the chunk's size.
+// How the adjacent dimensions of a cut value collapse into one of the chunk's size.
 struct Collapse {
   bool cut = false;
   Split s;
@@ -24,10 +24,10 @@ struct Collapse {
 Dim chunk_size(const Loop& loop, std::int64_t factor);
 Collapse collapse(const Loop& loop, const Split& split);
 
-// What the rule of an operation changes: attributes and operands, before add().
+// The interface for clone rules: a rule changes attributes and operands and then calls add().
 class ChunkClone {
  public:
-  // `first`: the number of the chunk's first element. small: the result is a few numbers a row.
+  // `first`: index of the chunk's first element. `small`: the result is a few numbers for each row.
   ChunkClone(Loop& loop, Value first, const Node& node, const Chunked& how,
              std::vector<Value> inputs, bool small);
 
@@ -38,13 +38,13 @@ class ChunkClone {
   Attributes a;
   std::vector<Value> operands;
 
-  // An index counted from the chunk's first element instead of the axis's, or back.
+  // Converts an index along the axis to one from the chunk's first element, or back.
   Value shift(Value index, std::int64_t factor, Function f);
   Dim size(std::int64_t factor) const { return chunk_size(loop_, factor); }
 
-  // The node. What is to be summed over the chunks is wide.
+  // Adds the node; sums over the chunks get a wide dtype.
   Value add();
-  // `value`, in f64 where it is merged and small: merging rounds once a chunk.
+  // Returns `value`, in f64 if it is small and merged over chunks, since each merge rounds.
   Value merged(Value value);
 
  private:

@@ -1,4 +1,4 @@
-// Parts that the operations' cut rules are made of.
+// Building blocks of the operations' cut rules.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace logitless::ir {
 
-// What a cut rule sees.
+// The node and the graph that a cut rule reads.
 struct CutNode {
   const Graph& graph;
   const Node& node;
@@ -18,11 +18,11 @@ struct CutNode {
     return sizes_of(graph.type(node.operands[operand]));
   }
   int rank(std::size_t operand) const { return graph.type(node.operands[operand]).rank(); }
-  // The same of every operand.
+  // Returns the same need for every operand.
   Needs each(const Need& need) const { return Needs(node.operands.size(), need); }
 };
 
-// Where a cut operand leads: the cut of the result, or the partial result itself, or neither.
+// The consequence of a cut operand: the cut of the result, or a partial result, or neither.
 struct Lead {
   std::optional<Split> result = std::nullopt;
   std::optional<Chunked> merged = std::nullopt;
@@ -36,7 +36,7 @@ inline Chunked cut(const Split& result, Needs needs) {
 inline Chunked partial(Chunked::Kind kind, Needs needs) {
   return {kind, {}, std::move(needs), false};
 }
-// A sum over chunks of a cut operand 0 whose indices count from the chunk's first element.
+// A sum over chunks of cut operand 0, whose indices count from the chunk's first element.
 inline Lead shifted_sum(const Split& s) {
   if (s.count > 1) return {};
   Chunked c = partial(Chunked::Kind::sum, {part(s), Need{}});
@@ -44,12 +44,13 @@ inline Lead shifted_sum(const Split& s) {
   return {std::nullopt, c};
 }
 
-// Dimensions s of one value are list[s] of another: cut there, if they stand side by side there.
+// Maps dimensions s of one value to list[s] of another. Returns nothing unless they are adjacent
+// there.
 std::optional<Split> through(const Split& s, const std::vector<int>& list);
-// The same in the other direction: dimension d here is at list's index of d there, or nowhere.
+// Maps in the other direction: dimension d becomes its index in `list`, or is not found.
 enum class Found : std::uint8_t { all, none, mixed };
 Found found(const Split& s, const std::vector<int>& list, Split& to);
-// The result's cut where `found` has all of it.
+// Returns the result's cut if all dimensions are found.
 Lead lead_to(const Split& s, const std::vector<int>& list);
 
 }  // namespace logitless::ir

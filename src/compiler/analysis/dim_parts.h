@@ -1,5 +1,5 @@
-// Dimensions as what reshapes and transposes made them of: sizes and strides that one dimension
-// need not have a single one of.
+// Dimensions as products of parts, each with a size and a stride. Reshapes and transposes can make
+// dimensions that have no single stride.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@ namespace logitless::ir {
 struct DimPart {
   std::int64_t size = 1, stride = 0;
 };
-// Of one dimension, outermost first; none of size 1.
+// The parts of one dimension, outermost first, without parts of size 1.
 using DimParts = std::vector<DimPart>;
 
 std::vector<DimParts> parts_of(const std::vector<std::int64_t>& shape,
                                const std::vector<std::int64_t>& strides);
-// Of memory in the order of the dimensions.
+// Returns the parts of contiguous memory.
 std::vector<DimParts> parts_of(const std::vector<std::int64_t>& shape);
 std::vector<DimParts> transposed_parts(const std::vector<DimParts>& dims,
                                        const std::vector<int>& order);
-// The same elements in order as dimensions of these sizes; none where a part would be cut unevenly,
-// or where there are no elements.
+// Returns the parts after a reshape to `shape`. Returns nothing if a part would be cut unevenly, or
+// if there are no elements.
 std::optional<std::vector<DimParts>> reshaped_parts(const std::vector<DimParts>& dims,
                                                     const std::vector<std::int64_t>& shape);
-// As few parts as there are strides.
+// Merges adjacent parts that have one common stride.
 DimParts joined_parts(const DimParts& parts);
-// Of the dimension, 0 of one of size 1; none of several parts.
+// Returns the stride of the dimension, 0 if its size is 1; nothing if it has several parts.
 std::optional<std::int64_t> stride_of(const DimParts& parts);
 
 }  // namespace logitless::ir

@@ -1,4 +1,4 @@
-// What an operation's degree rule sees: a node, and the degree of each operand in one scalar.
+// The input of an operation's degree rule: a node, and the degree of each operand in one scalar.
 #pragma once
 
 #include <vector>
@@ -7,21 +7,21 @@
 
 namespace logitless::ir {
 
-// Degrees: 0 does not depend on the scalar, 1 is linear and homogeneous in it, -1 is neither.
+// Degrees: 0 is independent of the scalar, 1 is linear and homogeneous in it, -1 is neither.
 struct Linearity {
   const Graph& graph;
   const Node& node;
-  std::vector<int> in;  // of the operands: 0 or 1, and one of them is 1
+  std::vector<int> in;  // degrees of the operands: 0 or 1, and at least one is 1
 
-  // 1 where all operands from `first` on are of degree 1, but for zeros.
+  // Returns 1 if all operands from `first` on have degree 1 or are zeros.
   int equal(std::size_t first) const;
-  // 1 where operand i does not depend on the scalar.
+  // Returns 1 if operand i does not depend on the scalar.
   int without(std::size_t i) const { return in[i] == 0 ? 1 : -1; }
-  // A product of the first two.
+  // Returns the degree of a product of the first two operands.
   int product() const { return in[0] + in[1] <= 1 ? 1 : -1; }
 };
 
-// Of each node in one scalar.
+// Returns the degree of each node in a scalar.
 std::vector<int> degrees(const Graph& graph, Value scalar);
 
 }  // namespace logitless::ir

@@ -12,7 +12,7 @@
 namespace logitless::ir {
 namespace {
 
-// Rows of the seed, or columns where those are cut.
+// Returns the rows of the seed, or its columns if those are cut.
 std::int64_t rows_of(const Graph& graph, Value seed, const Split& split) {
   const std::vector<std::int64_t> sizes = sizes_of(graph.type(seed));
   std::int64_t rows = elements_of(graph.type(seed)) / std::max<std::int64_t>(sizes.back(), 1);
@@ -28,12 +28,12 @@ bool is_tiny(std::int64_t elements, std::int64_t seed, std::int64_t rows) {
   return 16 * elements <= seed && elements <= kNumbersPerRow * rows;
 }
 
-constexpr std::size_t kMostNodes = 1000;  // of a region that all values lead through
+constexpr std::size_t kMostNodes = 1000;  // of a region with Leading::all
 
-// Which small values may lead from one big value to another.
+// The small values that may connect one big value to another.
 enum class Leading : std::uint8_t {
   tiny,  // a few numbers for each row
-  all,   // whatever is not big: a hidden state, the scores of all classes
+  all,   // all that are not big: a hidden state, the scores of all classes
 };
 
 class Grower {
@@ -62,7 +62,7 @@ class Grower {
     }
     region_.nodes.sort();
     if (leading_ == Leading::tiny) return pruned(std::move(region_), false);
-    // Joining them may have to wait for a later phase.
+    // Joins may have to wait for a later phase, so the region without them is tried, too.
     Region joined = pruned(region_, true);
     if (joined.phases < 2) return joined;
     Region apart = pruned(std::move(region_), false);
@@ -108,8 +108,9 @@ class Grower {
       }
     }
   }
-  // Made of indices and numbers alone, of the size of a few rows at least, and read by few: a mask
-  // that would be whole outside. One that many layers read stays there.
+  // Returns whether the value is a mask that is best made inside: computed from indices and
+  // constants alone, at least a few rows large, and read by few nodes. A mask that many layers read
+  // stays outside.
   bool is_own_mask(Value v) const {
     constexpr std::size_t kFewReaders = 2;
     constexpr std::int64_t kLeastShare = 64;
@@ -130,7 +131,8 @@ class Grower {
     };
     return made(made, v);
   }
-  // Result `index` is to be cut so: the relation is asked of result 0, and must agree.
+  // Returns how the node runs if result `index` is cut so. Cut rules are for result 0, whose
+  // consequences must agree.
   std::optional<Chunked> chunked_by_value(Value v, const Split& s) const {
     std::optional<Chunked> c = chunked_by_result(g_, v.node, s);
     if (c && c->results[static_cast<std::size_t>(v.index)] != s) c.reset();
@@ -162,7 +164,8 @@ class Grower {
         } else if (big_node(user) || leads({user, 0})) {
           enter(user, *c);
         } else if (from_big) {
-          region_.nodes.emplace(user, *c);  // of middle size: a result, and nothing grows from it
+          // Medium size: it is a result, and the region does not grow from it.
+          region_.nodes.emplace(user, *c);
         }
         break;
       }
@@ -175,7 +178,7 @@ class Grower {
     return region;
   }
 
-  // Small nodes stay only where they read a big value, or lead to one, or `join` some that stay.
+  // Removes small nodes, except those that read a big value, lead to one, or `join` remaining ones.
   void prune(Region& region, bool join) {
     const auto size = static_cast<std::size_t>(g_.size());
     std::vector<bool> wanted(size), leads(size);
@@ -192,7 +195,7 @@ class Grower {
         if (flows(region, g_, node, i))
           wanted[static_cast<std::size_t>(g_.node(node).operands[i].node)] = true;
       }
-      // Only small values that feed a big one, or another small one on the way to it.
+      // Keeps small values only if they feed a big one, or a small one that leads to a big one.
       const bool on_the_way = how.kind == Chunked::Kind::split && (big_node(node) || leads[at]);
       for (std::size_t i = 0; on_the_way && i < how.needs.size(); ++i) {
         const auto p = static_cast<std::size_t>(g_.node(node).operands[i].node);
@@ -202,7 +205,8 @@ class Grower {
     }
     region.nodes.keep(wanted);
   }
-  // Several wide values that become one, as parts of a gradient do: one leaves the loop instead.
+  // Returns whether the node joins several wide values into one, like the parts of a gradient. Then
+  // one value leaves the loop instead of several.
   bool joins_wide(const Region& region, int node, const Chunked& how) const {
     const std::int64_t elements = elements_of(g_.node(node).results[0]);
     if (how.kind != Chunked::Kind::split || tiny(elements)) return false;
@@ -216,7 +220,8 @@ class Grower {
   void find_phases(Region& region) const {
     region.phase.assign(static_cast<std::size_t>(g_.size()), 0);
     if (region.nodes.empty()) return;
-    // No node before the first one inside waits, and none inside for one behind the last.
+    // Nodes before the first one inside read nothing inside, and nothing inside reads nodes after
+    // the last one, so neither can wait.
     for (int id = region.nodes.begin()->first; id <= region.nodes.rbegin()->first; ++id) {
       const Node& n = g_.node(id);
       int& phase = region.phase[static_cast<std::size_t>(id)];
@@ -233,7 +238,7 @@ class Grower {
   }
 };
 
-// --- unit tangents
+// --- unit cotangents
 
 class UnitTangent {
  public:
@@ -244,7 +249,8 @@ class UnitTangent {
     out_.name = g_.name;
     for (int id = 0; id < g_.size(); ++id) {
       const Node& n = g_.node(id);
-      if (region_.inside(id) && degree_[static_cast<std::size_t>(id)] == 1) continue;  // on demand
+      // Copied on demand.
+      if (region_.inside(id) && degree_[static_cast<std::size_t>(id)] == 1) continue;
       std::vector<Value> operands;
       for (const Value v : n.operands) operands.push_back(plain(v));
       plain_[id] = out_.copy(g_, id, std::move(operands)).node;
@@ -274,7 +280,7 @@ class UnitTangent {
     if (found != plain_.end()) return {found->second, v.index};
     const auto done = scaled_.find(v);
     if (done != scaled_.end()) return done->second;
-    // A linear node of the region, wanted outside: times the scalar, in fp32.
+    // A linear node of the region that is read outside: its unit value times the scalar, in fp32.
     const Value x = unit(v);
     const Type type = g_.type(v);
     const Value s = plain(scalar_);
@@ -301,7 +307,7 @@ class UnitTangent {
     return scaled_[v] = product;
   }
 
-  // The value for a scalar of 1.
+  // Returns the value for a scalar of 1.
   Value unit(Value v) {
     if (!linear(v)) return plain(v);
     const auto found = unit_.find(v.node);
@@ -376,8 +382,8 @@ Region grow_region(const Graph& graph, Value seed, const Split& split) {
 Region grow_region(const Graph& graph, const Lists<int>& users, Value seed, const Split& split) {
   Region region = Grower(graph, users, seed, Leading::tiny).run(split);
   if (region.phases < 2) return region;
-  // What leads from the big values of one phase to those of the next is computed in every chunk, be
-  // it wide: that costs memory of a chunk, and another phase the big values once more.
+  // Values between the big values of two phases are computed in every chunk, even wide ones. That
+  // costs memory of a chunk; another phase would recompute the big values.
   Region wide = Grower(graph, users, seed, Leading::all).run(split);
   return !wide.nodes.empty() && wide.phases < region.phases ? wide : region;
 }

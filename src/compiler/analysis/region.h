@@ -1,12 +1,13 @@
-// Which nodes run in a loop over chunks, and in which of its phases.
+// Finds the nodes that run in a loop over chunks, and their phases.
 //
-// A region is grown around one big value. It holds the big values that can be cut along with it,
-// small ones that lead from one of them to another (a row's log-sum-exp), and whatever consumes a
-// big value: its result is small, and is kept or merged over the chunks. A conflict or an operation
-// that cannot be cut ends the region there: the value is made whole, with the reason noted.
+// A region is grown around one big value. It contains the big values that can be cut along with it,
+// and the small values that connect them, such as a row's log-sum-exp. It also contains the
+// consumers of big values, whose small results are stored or merged over the chunks. The region
+// ends at a conflict and at an operation that cannot be cut. The value there is computed in full,
+// and the reason is recorded.
 //
-// What depends on a result of all chunks (a column's sum, a loss squared) is of a later phase. Each
-// phase is a loop of its own that computes big values again.
+// Nodes that depend on a result of all chunks, such as a column sum or a squared loss, belong to a
+// later phase. Each phase is a separate loop that recomputes big values.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,8 @@
 
 namespace logitless::ir {
 
-// Nodes of a graph and how each of them runs on a chunk. Iterated over in their order, once sort()
-// has been called after the last emplace().
+// The nodes of a region, and how each runs on a chunk. Iteration is in graph order after sort(),
+// which must follow the last emplace().
 class ChunkedNodes {
  public:
   using Entry = std::pair<int, Chunked>;
@@ -34,10 +35,10 @@ class ChunkedNodes {
   const Chunked& at(int node) const {
     return entries_[static_cast<std::size_t>(place(node))].second;
   }
-  // A node that is there already stays as it is.
+  // Does nothing if the node is present.
   void emplace(int node, const Chunked& how);
   void sort();
-  // Keeps the nodes for which keep[node].
+  // Keeps the nodes with keep[node].
   void keep(const std::vector<bool>& keep);
   void clear();
 
@@ -50,7 +51,7 @@ class ChunkedNodes {
 
  private:
   std::vector<Entry> entries_;
-  std::vector<int> place_;  // of each node, in entries_; -1, or behind the end: not there
+  std::vector<int> place_;  // index in entries_ by node; absent: -1, or past the end
 
   int place(int node) const {
     const auto at = static_cast<std::size_t>(node);
@@ -61,38 +62,39 @@ class ChunkedNodes {
 
 struct Region {
   Value seed;
-  std::int64_t extent = 0;              // of the axis
-  ChunkedNodes nodes;                   // none of nothing, which every reader makes itself
-  std::vector<int> phase;               // of each node of the graph up to the last one inside
-  int phases = 0;                       // loops
-  std::vector<std::string> boundaries;  // big values that had to be whole, and why
+  std::int64_t extent = 0;  // of the axis
+  ChunkedNodes nodes;       // without constants, which every reader makes itself
+  std::vector<int> phase;   // by node of the graph, up to the last one inside
+  int phases = 0;           // loops
+  // Big values that had to be computed in full, and the reasons.
+  std::vector<std::string> boundaries;
 
   bool inside(int node) const { return nodes.contains(node); }
-  // Not null where the value exists chunk by chunk.
+  // Returns null unless the value exists chunk by chunk.
   const Split* split(Value v) const;
 };
 
-// A value as large as half the seed, elements counted.
+// Returns whether a value has at least half of the seed's elements.
 inline bool is_big(std::int64_t elements, std::int64_t seed) { return 2 * elements >= seed; }
-// A few numbers for each row of the seed (or column, where those are cut): what may lead from one
-// big value to another.
+// Returns whether a value has a few numbers for each row of the seed, or for each column if those
+// are cut. Tiny values may connect big values.
 bool is_tiny(std::int64_t elements, const Graph& graph, Value seed, const Split& split);
 
-// The region around `seed` cut so. Empty nodes when the seed itself cannot be cut.
+// Grows the region around `seed` with this cut. It has no nodes if the seed cannot be cut.
 Region grow_region(const Graph& graph, Value seed, const Split& split);
-// The same with graph.users() at hand, where many are grown.
+// Reuses graph.users() when many regions are grown.
 Region grow_region(const Graph& graph, const Lists<int>& users, Value seed, const Split& split);
 
-// Whether operand i of a node inside is read chunk by chunk from the same chunk's computation.
+// Returns whether operand i of an inside node comes from the same chunk's computation.
 bool flows(const Region& region, const Graph& graph, int node, std::size_t i);
 
-// Scalars that later phases wait for, though everything inside depends on them linearly: a gradient
-// is then computed for 1 and multiplied when the loop is done. Returns the graph rewritten so, or
-// nothing where there is no such scalar.
+// Replaces scalars that later phases wait for although the region depends on them linearly. The
+// gradient is then computed for a scalar of 1 and multiplied after the loop. Returns the rewritten
+// graph, or nothing without such a scalar.
 struct UnitTangents {
   Graph graph;
-  Value seed;               // of the region, in it
-  std::vector<int> copies;  // by node of the old graph: the one that is now its like; -1: none
+  Value seed;               // the region's seed in the new graph
+  std::vector<int> copies;  // by node of the old graph: its counterpart in the new graph; -1: none
 };
 std::optional<UnitTangents> unit_tangents(const Graph& graph, const Region& region);
 

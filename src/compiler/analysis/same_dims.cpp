@@ -17,7 +17,7 @@ void add_all(std::vector<SameDim>& list, std::size_t operand, int rank) {
   for (int d = 0; d < rank; ++d) list.push_back({operand, d, d});
 }
 
-// Dimensions before and behind which there are equally many elements in both.
+// Adds dimensions with equally many elements before them in both shapes, and after them.
 void add_reshaped(std::vector<SameDim>& list, const std::vector<std::int64_t>& from,
                   const std::vector<std::int64_t>& to) {
   std::size_t i = 0, j = 0;

@@ -1,4 +1,4 @@
-// Dimensions that an operation leaves as they are: index by index the same in an operand and in the
+// Finds dimensions that an operation preserves: each index is the same in an operand and in the
 // result.
 #pragma once
 
@@ -15,14 +15,15 @@ struct SameDim {
   int to = 0;    // of the result
 };
 
-// Of a node of one result that a part of can be computed by itself; empty for all others. Of a
-// reshape, the dimensions that stay one; of a slice or a pad, those that stay whole.
+// Returns the preserved dimensions of a node with one result that can be computed in parts; empty
+// for other nodes. A reshape preserves unsplit dimensions; a slice or a pad preserves those of
+// unchanged size.
 std::vector<SameDim> same_dims(const Graph& graph, int node);
 
-// Dimensions of each operand of a dot that it sums over, in pairs.
+// Returns the pairs of dimensions that a dot sums over.
 std::vector<std::pair<int, int>> summed_dims(const Node& dot);
 
-// Multiply-adds of all products of the graph; loops are not counted.
+// Returns the multiply-adds of all matrix products of the graph, without those in loops.
 double product_work(const Graph& graph);
 
 }  // namespace logitless::ir

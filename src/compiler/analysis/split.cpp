@@ -83,7 +83,7 @@ std::optional<Chunked> chunked_by_operand(const Graph& graph, int node, std::siz
   if (to.merged) return to.merged;
   if (!to.result) return std::nullopt;
   std::optional<Chunked> c = chunked_by_result(graph, node, *to.result);
-  // The relation holds in both directions, or not at all.
+  // The relation must hold in both directions.
   if (!c || c->needs[i] != Need{false, operand}) return std::nullopt;
   return c;
 }

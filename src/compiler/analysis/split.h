@@ -1,5 +1,5 @@
-// How one operation runs chunk by chunk: the relations between a cut of its result and cuts of its
-// operands. Sizes are bound.
+// How one operation runs chunk by chunk: relations between cuts of its result and of its operands.
+// Sizes are bound.
 #pragma once
 
 #include <optional>
@@ -10,9 +10,9 @@
 
 namespace logitless::ir {
 
-// A value cut along the loop's axis. Dimensions [dim, dim + count) together, in row-major order,
-// hold `factor` elements for each one of the axis. Always normalized: the fewest dimensions, so
-// that count is 1 wherever a chunk is a slice of one dimension.
+// The cut of a value along the loop's axis. Dimensions [dim, dim + count), flattened in row-major
+// order, hold `factor` elements for each element of the axis. Always normalized to the fewest
+// dimensions, so count is 1 if a chunk is a slice of one dimension.
 struct Split {
   int dim = 0;
   int count = 1;
@@ -22,7 +22,7 @@ struct Split {
 std::string text_of(const Split& split);
 Split normalized(const std::vector<std::int64_t>& shape, Split split);
 
-// What a chunk of a node reads of one operand.
+// The part of an operand that a chunk of a node reads.
 struct Need {
   bool whole = true;
   Split split;
@@ -31,28 +31,28 @@ struct Need {
 
 using Needs = Few<Need, 3>;
 
-// A node run on one chunk.
+// How a node runs on one chunk.
 struct Chunked {
   enum class Kind : std::uint8_t {
     split,
     sum,
     max,
     lse
-  };  // all but split: to be merged over chunks
+  };  // all but split are merged over the chunks
   Kind kind = Kind::split;
   Few<Split, 2> results;  // kind split: of each result
   Needs needs;            // of each operand
-  // Indices into the cut dimension count from the chunk's first element: of iota, of the index
-  // operands of pick, take and scatter_add.
+  // Indices into the cut dimension count from the chunk's first element. Concerns iota, and the
+  // index operands of pick, take and scatter_add.
   bool shifted = false;
   bool operator==(const Chunked&) const = default;
 };
 
 std::vector<std::int64_t> sizes_of(const Type& type);
 
-// The node, when result 0 is to be cut so; nothing when it cannot.
+// Returns how the node runs if result 0 is cut so; nothing if it cannot.
 std::optional<Chunked> chunked_by_result(const Graph& graph, int node, const Split& result);
-// The node, when operand i comes cut so.
+// Returns how the node runs if operand i is cut so.
 std::optional<Chunked> chunked_by_operand(const Graph& graph, int node, std::size_t i,
                                           const Split& operand);
 

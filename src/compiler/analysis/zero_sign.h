@@ -1,4 +1,4 @@
-// Where -0 instead of 0 makes a difference, by what the operations' rows say.
+// Finds nodes where -0 instead of 0 makes a difference, by the rules of the operations.
 #pragma once
 
 #include <vector>
@@ -7,11 +7,11 @@
 
 namespace logitless::ir {
 
-// For each node: whether the sign of a zero in one of its results can be seen: in a result of the
-// graph, or by what divides by it.
+// Returns for each node whether the sign of a zero in its results is visible, in a result of the
+// graph or in a division.
 std::vector<bool> zero_sign_is_seen(const Graph& graph);
 
-// For each node: whether no result of it holds -0, whatever the parameters hold.
+// Returns for each node whether its results never hold -0, for any parameters.
 std::vector<bool> has_no_negative_zero(const Graph& graph);
 
 }  // namespace logitless::ir

@@ -1,5 +1,5 @@
-// Where the buffers of a running program are: found from the arena and the caller's pointers, one
-// frame for the program and one for each loop that it is in.
+// Maps the buffers of a running program to addresses in the arena and in the caller's memory. A
+// program has one frame, and so has each enclosing loop.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@ namespace logitless::ir {
 struct Frame {
   const Program& program;
   std::byte* arena;
-  // Of a whole program.
+  // Set for a full program.
   std::span<const void* const> parameters = {};
   std::span<void* const> results = {};
-  // Of a loop's body: the loop, the frame it runs in, and its argument.
+  // Set for a loop's body: the loop, the frame around it, and the loop's argument.
   const LoopRun* loop = nullptr;
   const Frame* outer = nullptr;
   std::int64_t first = 0;
@@ -26,8 +26,8 @@ struct Frame {
   }
 };
 
-// f(a, b, c) with the addresses of each product that a batch kernel takes at once: of the outer
-// dimensions all but the innermost are gone through.
+// Calls f(a, b, c) with the addresses of each batch of matrix products that one kernel call
+// computes. Iterates over all outer dimensions but the innermost.
 template <typename F>
 void for_each_batch(const Gemm& g, const Frame& frame, const F& f) {
   const std::size_t outer = g.outer.empty() ? 0 : g.outer.size() - 1;

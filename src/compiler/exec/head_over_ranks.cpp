@@ -9,7 +9,7 @@
 namespace logitless {
 namespace {
 
-// [rows, D] or [rows] of what is [V, D] or [V].
+// Returns rows [rows, D] or [rows] of a view [V, D] or [V].
 template <typename View>
 View rows_of(const View& all, std::int64_t rows) {
   if (!all.defined()) return all;
@@ -50,7 +50,7 @@ void HeadOverRanks::State::make_plan(const PlanRequest& request, const PlanOfRan
   of_ranks.sharding = sharding;
   plan = plan_sharded(
       sharding, of_ranks, [&] { return checked_head(); }, plan_alone);
-  // The caller's table may be gone later.
+  // Keeps a copy: the caller's table may not outlive this call.
   const std::vector<std::int32_t>& table = plan.agreement->table;
   if (sharding.word_table.defined())
     sharding.word_table = {table.data(), DType::i32, {table.size()}};
@@ -101,7 +101,7 @@ const HeadRun& head_alone(const Program& program) {
       refuse("'s head makes or takes ", what, " that is not ", result ? "a result" : "a parameter",
              " as it is");
     }
-    // A rank holds a part of it, and all of what the other operands are.
+    // A rank holds a shard of it, but all of the other operands.
     for (const View* other : {&head.x, &head.w, &head.targets, &head.bias}) {
       if (!result && other != &view && other->buffer == view.buffer)
         refuse(" reads ", what, " of its head as another operand of the head, too");

@@ -1,4 +1,5 @@
-// What a HeadOverRanks holds, and how runs of its program's head become calls of this rank's rows.
+// The state of a HeadOverRanks, and how the program's head becomes a call on this rank's vocabulary
+// shard.
 #pragma once
 
 #include <cstddef>
@@ -17,34 +18,34 @@ namespace logitless {
 struct HeadOverRanks::State {
   std::shared_ptr<const void> owner;  // of the program
   const ir::Program* program = nullptr;
-  DeviceKind device = DeviceKind::cpu;  // that it was compiled for
-  const ir::HeadRun* head = nullptr;    // its
+  DeviceKind device = DeviceKind::cpu;  // that the program was compiled for
+  const ir::HeadRun* head = nullptr;    // of the program
   Context context;
   Sharding sharding;
-  std::int64_t rows = 0;          // of weight here
-  std::size_t memory_budget = 0;  // as asked for
+  std::int64_t rows = 0;          // of the local weight shard
+  std::size_t memory_budget = 0;  // as requested
   LossPlan plan;
   std::size_t own_bytes = 0;           // of `workspace`; 0: the program's is large enough
-  std::optional<Workspace> workspace;  // from the first run on
+  std::optional<Workspace> workspace;  // allocated by the first run
 
-  // Collective: checks what is given and makes the plan; `plan` is of this rank alone.
+  // Checks the arguments and makes the plan; `plan` makes the plan of this rank alone. Collective.
   void make_plan(const PlanRequest& request, const PlanOfRank& plan);
-  // room: bytes that the program has for its head's workspace.
+  // `room`: workspace bytes that the program has for its head.
   void set_room(std::size_t room);
   ShardedHead checked_head();
-  void allocate();  // the workspace, where it is not the program's
-  // `of_program`: what the arena holds the dense head in.
+  void allocate();  // allocates the workspace unless the program's is used
+  // Returns the workspace for the head. `of_program`: the arena's workspace of the dense head.
   const Workspace& workspace_for(const Workspace& of_program);
-  // `call` of the program's head, with operands of all words: of this rank's rows.
+  // Replaces the operands of the full vocabulary in `call` by the rows of this rank.
   void set_rows(HeadCall& call) const;
 };
 
 namespace ir {
 
-// The one head of the program, which alone has to do with its weight, its bias and their gradients.
-// Throws Unsupported, saying what else has, or that there is none.
+// Returns the program's only head, which alone uses its weight, its bias and their gradients.
+// Throws Unsupported if something else uses them or if there is no head.
 const HeadRun& head_alone(const Program& program);
-// Throws InvalidArgument where it was made for another program's.
+// Throws InvalidArgument if `ranks` was made for another program.
 void require_head(const HeadOverRanks::State& ranks, const Program& program);
 
 }  // namespace ir

@@ -3,7 +3,7 @@
 namespace logitless::ir {
 namespace {
 
-// The buffer whose memory it is.
+// Returns the buffer that owns the memory.
 int memory_of(const Program& program, int buffer) {
   for (;;) {
     const int other = program.buffers[static_cast<std::size_t>(buffer)].shared_with;

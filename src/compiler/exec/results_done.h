@@ -1,4 +1,4 @@
-// When the results of a program are done while it runs.
+// Reports when the results of a running program are complete.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace logitless::ir {
 
-// Calls done(result) after the last instruction that reads or writes it: each result once, those
-// that no instruction touches at the end.
+// Calls done(result) once for each result, after the last instruction that reads or writes it.
+// Results that no instruction touches are reported at the end.
 class ResultsDone final : public Observer {
  public:
   ResultsDone(const Program& program, const std::function<void(std::size_t)>& done);
   void after(const Instruction& instruction) override;
   void after_loop(const Instruction& loop) override { after(loop); }
-  // All of the program has run.
+  // Must be called when all of the program has run.
   void end() const;
 
  private:

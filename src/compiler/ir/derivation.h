@@ -1,5 +1,5 @@
-// What a gradient rule sees: one node, the gradients of its results, and the graph that it writes
-// those of its operands into.
+// The context of a gradient rule: one node, the gradients of its results, and the graph to which
+// the rule adds the gradients of its operands.
 #pragma once
 
 #include <utility>
@@ -11,8 +11,8 @@ namespace logitless::ir {
 
 class Derivation {
  public:
-  // gradients[i]: of result i, not valid() where nothing depends on it. The first is.
-  // wanted[i]: something needs the gradient of operand i.
+  // gradients[i]: gradient of result i, invalid if nothing depends on it; that of result 0 is
+  // valid. wanted[i]: something needs the gradient of operand i.
   Derivation(Graph& graph, int node, std::vector<Value> gradients, std::vector<bool> wanted)
       : g(graph),
         n(graph.node(node)),
@@ -22,7 +22,7 @@ class Derivation {
         id_(node) {}
 
   Graph& g;
-  const Node n;  // a copy: the graph grows
+  const Node n;  // a copy, since the graph grows
   const std::vector<Value> results;
   const Value dy;
 
@@ -30,7 +30,7 @@ class Derivation {
   Value x(std::size_t i) const { return n.operands[i]; }
   Value y(int i = 0) const { return {id_, i}; }
   const Type& operand_type(std::size_t i) const { return g.type(n.operands[i]); }
-  // In every element of the first result's type.
+  // Returns a constant of the first result's type.
   Value number(double value) { return constant(g, value, n.results[0]); }
   Value op(Function f, Value a, Value b = {}, Value c = {}) {
     std::vector<Value> operands = {a};
@@ -39,7 +39,7 @@ class Derivation {
     return map(g, f, std::move(operands));
   }
   Value times(Value a, Value b) { return op(Function::mul, a, b); }
-  // Of no operand.
+  // Returns no gradient for any operand.
   std::vector<Value> none() const { return std::vector<Value>(n.operands.size()); }
 
  private:

@@ -8,11 +8,11 @@
 namespace logitless {
 namespace {
 
-// Sizes of more terms, or terms of more factors, are mistakes, and slow ones.
+// More terms or factors are mistakes, and slow ones.
 constexpr std::size_t kMostTerms = 256;
 constexpr std::size_t kMostFactors = 32;
 
-// The lowest number has no negative, and so no text that reads back.
+// The lowest integer has no negative, so its text could not be read back.
 std::int64_t multiplied(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
   require(!__builtin_mul_overflow(a, b, &result) && result != INT64_MIN,

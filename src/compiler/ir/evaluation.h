@@ -1,5 +1,5 @@
-// What the interpreter gives an operation to evaluate, and helpers for row-major tensors of
-// doubles. The executor has none of this: the two must agree without sharing arithmetic.
+// The interpreter's interface for operations, and helpers for row-major tensors of doubles. The
+// executor shares none of this arithmetic: the two must agree independently.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ void each(const Index& shape, F&& visit) {
     for (std::size_t d = shape.size(); d-- > 0 && ++at[d] == shape[d];) at[d] = 0;
   }
 }
-// The one result of a node, element(index) at each index.
+// Returns a node's only result, with element(index) at each index.
 template <typename F>
 std::vector<Tensor> filled(const Evaluation& e, F&& element) {
   Tensor out = tensor_of(e.node.results[0]);
@@ -59,7 +59,7 @@ inline Index permuted(const Index& at, const std::vector<int>& dims) {
   return result;
 }
 
-// Two parts of a reduction put together, and the reduction of nothing.
+// Merges two parts of a reduction; start() is the reduction of no elements.
 double merged(Reduce kind, double a, double b);
 double start(Reduce kind);
 

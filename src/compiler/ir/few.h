@@ -1,4 +1,4 @@
-// A list that is short nearly always: up to kFew items without an allocation.
+// A list that stores up to kFew items without an allocation.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ class Few {
  private:
   std::size_t size_ = 0;
   std::array<T, kFew> few_{};
-  std::vector<T> many_;  // all of them, where they are more
+  std::vector<T> many_;  // all items if there are more than kFew
 };
 
 }  // namespace logitless::ir

@@ -50,8 +50,8 @@ constexpr std::array kFunctions = {
     FunctionInfo{random, "random", 3, counter},
 };
 
-// Salmon et al., "Parallel random numbers: as easy as 1, 2, 3": the two words of Threefry-2x32
-// after 20 rounds, of which the exclusive or is taken.
+// Salmon et al., "Parallel random numbers: as easy as 1, 2, 3". Returns the exclusive or of the two
+// 32-bit results of Threefry-2x32 after 20 rounds.
 std::uint32_t threefry(std::uint32_t key0, std::uint32_t key1, std::uint64_t counter) {
   constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const std::uint32_t keys[3] = {key0, key1, key0 ^ key1 ^ 0x1BD11BDAu};

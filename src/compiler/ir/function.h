@@ -1,4 +1,4 @@
-// The scalar functions of `map`: one table with their names, operands and values.
+// The scalar functions of `map`, with their names, operand types and values.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ enum class Function : std::uint8_t {
   logical_or,
   logical_not,
   select,
-  random,  // by counter: Threefry-2x32, 20 rounds, of key (a, b) and counter c
+  random,  // counter-based: Threefry-2x32, 20 rounds, with key (a, b) and counter c
 };
 
 enum class FunctionKind : std::uint8_t {
@@ -61,10 +61,10 @@ struct FunctionInfo {
 
 const FunctionInfo& info_of(Function function);
 std::optional<Function> find_function(std::string_view name);
-// Of `random`: a number in [0, 1), a multiple of 2^-23, from 32 bits that key and counter give.
-// Words of the key count modulo 2^32; the counter's upper 32 bits are its first word.
+// `random` returns a number in [0, 1), a multiple of 2^-23, from 32 random bits. Each key counts
+// modulo 2^32. The upper 32 bits of the counter come first.
 
-// The value in double. Unused operands are ignored.
+// Evaluates a function in double. Unused operands are ignored.
 double evaluate(Function function, double a, double b, double c);
 
 }  // namespace logitless::ir

@@ -22,7 +22,7 @@ std::string_view title_of(const Node& n) {
 
 namespace {
 
-// "exp f32[4, N]", with a name before it: "NAME (exp) f32[4, N]".
+// Returns "exp f32[4, N]", or with a name "NAME (exp) f32[4, N]".
 std::string title_and_type(const Node& n, const std::string& name) {
   return name.empty() ? concat(title_of(n), " ", text_of(n.results[0]))
                       : concat(name, " (", title_of(n), ") ", text_of(n.results[0]));
@@ -53,7 +53,7 @@ std::string_view name_of(Reduce kind) {
 
 namespace {
 
-// What the text form can say.
+// Checks that the text form can express the name.
 void check_name(std::string_view what, std::string_view text) {
   const bool ok = !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.';
@@ -77,7 +77,7 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
           name_of(op), ": an operand is no value of this graph");
     types.push_back(&type(v));
   }
-  // Sums keep the dtype of what they add unless another one is asked for.
+  // Sums keep the operand's dtype unless another one is requested.
   const bool summing = row_of(op).sums;
   check_location(name_of(op), attributes.location);
   if (op != Op::parameter && hint.empty()) hint = origin_name_;
@@ -95,7 +95,7 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
     });
     if (!ok) throw InvalidArgument(concat(name_of(op), ": the result is ", text_of(result)));
   }
-  // The attribute always holds the whole type, so that printing and comparing need no cases.
+  // The attribute always holds the full type, so that printing and comparing need no special cases.
   if (!summing && results.size() == 1) attributes.type = results[0];
   nodes_.push_back(
       {op, std::move(operands), std::move(attributes), std::move(results), std::move(hint)});
@@ -104,7 +104,7 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
 
 Value Graph::copy(const Graph& from, int id, std::vector<Value> operands) {
   const Node& n = from.node(id);
-  // A graph has a parameter's name once: it is looked for where one is made, not in each copy.
+  // Parameter names are unique in a graph: checked when a parameter is made, not in each copy.
   bool same = n.op == Op::parameter || (origin_name_.empty() && origin_location_.empty());
   for (std::size_t i = 0; i < operands.size() && same; ++i) {
     const Value v = operands[i];
@@ -227,7 +227,7 @@ std::int64_t elements_of(const Type& type) {
   std::int64_t count = 1;
   for (const Dim& dim : type.shape) {
     if (!dim.is_constant() || __builtin_mul_overflow(count, dim.value(), &count))
-      return product(type.shape).value();  // or an error
+      return product(type.shape).value();  // overflow throws
   }
   return count;
 }
@@ -281,7 +281,7 @@ Graph bind(const Graph& graph, const Bindings& bindings) {
     }
     return bound;
   };
-  std::map<const Loop*, std::shared_ptr<const Loop>> bound_loops;  // alike ones are one
+  std::map<const Loop*, std::shared_ptr<const Loop>> bound_loops;  // equal bodies are shared
   for (const Node& n : graph.nodes()) {
     Attributes attributes = n.attributes;
     attributes.type.shape = bind_shape(attributes.type.shape);

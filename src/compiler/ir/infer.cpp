@@ -1,5 +1,5 @@
-// Types of results from operands and attributes: the operations' rules, and what they have in
-// common.
+// Infers the types of results from operands and attributes: dispatches to the operations' rules and
+// checks common conditions.
 #include <set>
 
 #include "compiler/ir/typing.h"

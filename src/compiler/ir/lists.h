@@ -1,5 +1,5 @@
-// Lists that stand one behind the other in one array: as many as there are nodes of a graph, or
-// steps of a schedule, most of them short.
+// Many short lists stored consecutively in one array, such as one for each node of a graph or step
+// of a schedule.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ class Lists {
  public:
   Lists() = default;
 
-  // `count` lists of the items that fill(put) puts by put(list, item), in the order in which they
-  // are put. fill is called twice, and puts the same both times.
+  // Returns `count` lists. fill(put) calls put(list, item) in the order of the items. `fill` is
+  // called twice and must put the same items.
   template <typename Fill>
   static Lists grouped(std::size_t count, Fill&& fill) {
     Lists lists;
@@ -39,7 +39,7 @@ class Lists {
   }
   std::size_t items() const { return items_.size(); }
 
-  // Appends a list: items one by one, then its end.
+  // Appends a list: its items one by one, then end_list().
   void put(const T& item) { items_.push_back(item); }
   void end_list() { begin_.push_back(items_.size()); }
   void add(std::span<const T> list) {

@@ -1,4 +1,5 @@
-// A hand-written parser of one token of look-ahead. Every error has a place; nothing else throws.
+// A hand-written parser with one token of look-ahead. Every error has a source position; no other
+// exception is thrown.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -15,7 +16,7 @@
 namespace logitless::ir {
 namespace {
 
-constexpr int kMaxDepth = 16;  // of loops and of parentheses in sizes
+constexpr int kMaxDepth = 16;  // of nested loops and of parentheses in sizes
 
 enum class TokenKind : std::uint8_t { name, value, number, quoted, symbol, end };
 struct Token {
@@ -83,7 +84,7 @@ class Parser final : private TextReader {
   [[noreturn]] void fail(const Token& at, const std::string& message) const {
     throw InvalidArgument(concat(file_, ":", at.line, ":", at.column, ": ", message));
   }
-  // What the graph refuses gets the place of `at`.
+  // Adds the source position of `at` to errors of the graph.
   template <typename F>
   auto guard(const Token& at, F&& call) const -> decltype(call()) {
     try {
@@ -140,8 +141,8 @@ class Parser final : private TextReader {
     }
     token_.text = text_.substr(begin, at_ - begin);
   }
-  // Characters of the text in quotes that begins at i, quotes included; 0: none does, or it does
-  // not end in its line.
+  // Returns the length of the quoted text that begins at i, with its quotes; 0 if there is none or
+  // it does not end in its line.
   std::size_t quoted(std::size_t i) const {
     if (text_[i] != '"') return 0;
     const std::size_t end = text_.find_first_of("\"\n", i + 1);
@@ -268,7 +269,7 @@ class Parser final : private TextReader {
   void define(Scope& scope, const std::string& name, Value value, const Token& at) const {
     if (!scope.emplace(name, value).second) fail(at, concat("%", name, " is defined twice"));
   }
-  // @ "loss.py:12"
+  // Parses an optional location: @ "loss.py:12".
   std::string location() {
     if (!accept("@")) return {};
     if (token_.kind != TokenKind::quoted)
@@ -317,7 +318,7 @@ class Parser final : private TextReader {
       } while (accept(","));
       symbol("=");
       const Token what = token_;
-      // Several results are printed as NAME_0, NAME_1; a number is no name.
+      // Several results are printed as NAME_0, NAME_1: the hint is the name without its number.
       std::string hint = names[0].first;
       if (names.size() > 1 && hint.size() > 2 && hint.ends_with("_0")) hint.resize(hint.size() - 2);
       if (std::isdigit(static_cast<unsigned char>(hint[0])) != 0) hint.clear();
@@ -331,7 +332,8 @@ class Parser final : private TextReader {
     }
   }
 
-  // "reduce_sum", "exp", "dot": an operation and what its name says of the attributes.
+  // Returns the operation of a name, "reduce_sum", "exp", "dot", and sets the attributes in the
+  // name.
   static const Operation* operation_of(std::string_view name, Attributes& attributes) {
     for (const Operation* row : operations()) {
       if (row->reads != nullptr ? row->reads(name, attributes)
@@ -370,7 +372,7 @@ class Parser final : private TextReader {
     return value;
   }
 
-  // The keys of the operation at `at`, in any order.
+  // Parses the keys of the operation at `at`, in any order.
   void keys(const Operation& row, const std::string& name, Attributes& a, const Token& at) {
     std::vector<bool> seen(row.keys.size());
     while (token_.kind == TokenKind::name && !is("return") && !is("differentiate")) {
@@ -391,7 +393,7 @@ class Parser final : private TextReader {
     }
   }
 
-  // --- what keys hold: TextReader
+  // --- contents of keys: TextReader
   int dimension() final {
     const Token at = token_;
     const std::int64_t value = integer();

@@ -12,7 +12,7 @@ class Printer {
  public:
   std::string out;
 
-  // Names are hints made unique; values without one are numbered.
+  // Hints are made unique; values without a hint are numbered.
   void name_values(const Graph& graph) {
     names_.clear();
     std::set<std::string> taken;
@@ -20,7 +20,7 @@ class Printer {
       const Node& n = graph.node(id);
       if (n.op == Op::parameter) taken.insert(n.attributes->name);
     }
-    int statement = -1;  // parameters do not count: they are printed first wherever they stand
+    int statement = -1;  // parameters do not count: they are printed first
     for (int id = 0; id < graph.size(); ++id) {
       const Node& n = graph.node(id);
       if (n.op == Op::parameter) {
@@ -39,7 +39,7 @@ class Printer {
         }
         return true;
       };
-      // Several results get one number, so that the first still tells the name of the others.
+      // Several results share one number, so that the first name determines the others.
       std::string name = hint;
       for (int k = 1; !free(name); ++k) name = concat(hint, "_", k);
       for (std::size_t i = 0; i < results; ++i) {

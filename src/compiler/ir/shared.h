@@ -1,4 +1,4 @@
-// A value that is not changed any more: its copies are one.
+// An immutable value that copies share.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class Shared {
   const T* operator->() const { return value_.get(); }
   operator const T&() const { return *value_; }  // NOLINT: implicit on purpose
 
-  // Whether both are copies of one, and so equal; others may be equal, too.
+  // Returns whether both share one value, which makes them equal; others may be equal, too.
   bool is(const Shared& other) const { return value_ == other.value_; }
 
  private:

@@ -9,8 +9,8 @@
 
 namespace logitless::ir {
 
-// Gradients asked for by the text itself: of the sum of outputs times cotangents.
-//   differentiate loss wrt %h, %w          differentiate loss, aux by %g wrt %h
+// Gradients that the text itself requests: of the sum of outputs times cotangents.
+//    differentiate loss wrt %h, %w          differentiate loss, aux by %g wrt %h
 struct GradientRequest {
   struct Term {
     std::string output;
@@ -27,12 +27,12 @@ struct ParsedGraph {
   std::vector<GradientRequest> gradients;
 };
 
-// Throws InvalidArgument "FILE:LINE:COLUMN: message".
+// Parses a program. Throws InvalidArgument "FILE:LINE:COLUMN: message".
 ParsedGraph parse(std::string_view text, std::string_view file = "program");
 
 std::string print(const Graph& graph, const std::vector<GradientRequest>& gradients = {});
 
-// "bf16[4, N]". Throws InvalidArgument.
+// Parses a type, "bf16[4, N]". Throws InvalidArgument.
 Type parse_type(std::string_view text);
 
 }  // namespace logitless::ir

@@ -1,4 +1,4 @@
-// What a typing rule sees, and what it expects.
+// The context of a typing rule, and checks of its operands.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@
 
 namespace logitless::ir {
 
-// Parts of messages.
+// Formats parts of messages.
 inline std::string shown(const Type& type) { return text_of(type); }
 inline std::string shown(const Shape& shape) { return text_of(shape); }
 template <typename T>
@@ -20,12 +20,12 @@ const T& shown(const T& part) {
 bool is_float(DType dtype);
 
 struct Typing {
-  std::string_view what;  // of errors
+  std::string_view what;  // prefix of errors
   const std::vector<const Type*>& operands;
   const Attributes& a;
 
   const Type& in(int i) const { return *operands[static_cast<std::size_t>(i)]; }
-  // Parts are texts, numbers, types and shapes: those are written out only to be thrown.
+  // Parts are texts, numbers, types and shapes, which are formatted only when the error is thrown.
   template <typename... Parts>
   void expect(bool ok, const Parts&... parts) const {
     if (!ok) throw InvalidArgument(concat(what, ": ", shown(parts)...));
@@ -33,10 +33,10 @@ struct Typing {
   void count(std::size_t wanted) const;
   void index(int i) const;
   void floating(int i) const;
-  // Every entry in [0, rank), none twice.
+  // Checks that all entries are in [0, rank) and distinct.
   void dimensions(const std::vector<int>& dims, int rank, const char* name) const;
   void axis(int rank) const;
-  // The dtype asked for, or `natural`; wider sums alone are allowed.
+  // Returns the requested dtype, or `natural`; only wider sums are allowed.
   DType wider(DType natural) const;
 };
 

@@ -34,7 +34,7 @@ Stage as_run(const State& state) { return {state.program, state.graph}; }
 
 namespace {
 
-// Of the result that takes so many bytes.
+// Returns the type of the node's result with so many bytes.
 const ir::Type& type_of(const ir::Node& n, std::int64_t bytes) {
   for (const ir::Type& type : n.results) {
     if (ir::bytes_of(type) == bytes) return type;
@@ -58,7 +58,8 @@ Peak peak_of(const Stage& stage) {
       const std::string type = ir::text_of(type_of(n, buffer.bytes));
       live.operation = concat(ir::title_of(n), " ", type);
       live.location = n.attributes->location;
-      if (n.op != ir::Op::parameter && n.name.empty()) live.name.clear();  // "tanh.17" tells less
+      // "tanh.17" says less than the operation.
+      if (n.op != ir::Op::parameter && n.name.empty()) live.name.clear();
       live.text =
           live.name.empty() ? live.operation : concat(live.name, " (", ir::title_of(n), ") ", type);
       if (!live.location.empty()) live.text += ", " + live.location;
@@ -127,8 +128,8 @@ void count_bodies(const ir::Program& program, Uses& uses) {
   }
 }
 
-// `of`: whose work all of it is; null: that of the layers that the names say. A body that loops
-// share has the names of one of them, so theirs count.
+// Adds work by layer. `of`: the layer of all of it; null: layers follow from the names. Loops that
+// share a body have the names of one of them, so `of` names the loop's layer.
 void add_work(const ir::Program& program, double times, const Uses& uses, const std::string* of,
               std::vector<Work>& list) {
   for (const ir::Instruction& i : program.instructions) {

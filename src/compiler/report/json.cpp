@@ -1,4 +1,4 @@
-// What was done and why, as JSON.
+// The compilation report as JSON.
 
 #include "json/json.h"
 

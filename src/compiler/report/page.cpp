@@ -21,7 +21,7 @@ using State = CompiledProgram::State;
 using page::text_of;
 using page::Unit;
 
-constexpr std::size_t kMostRows = 24;  // of a table that could have thousands
+constexpr std::size_t kMostRows = 24;  // rows of a table that could have thousands
 
 std::string section(const std::string& title) { return "<h2>" + page::escaped(title) + "</h2>\n"; }
 std::string note(const std::string& text) {
@@ -71,7 +71,7 @@ std::string summary(const State& s, const std::string& after) {
   return facts.html();
 }
 
-// Memory over the instructions of one stage.
+// Draws the memory over the instructions of one stage.
 std::string memory_chart(const Stage& stage, const Peak& peak, double top) {
   const std::vector<std::int64_t> bytes = ir::live_bytes(stage.program);
   page::Curve curve{{}, page::Curve::Shape::bars, 0};
@@ -96,7 +96,7 @@ std::string memory_chart(const Stage& stage, const Peak& peak, double top) {
   return page::svg(chart);
 }
 
-// A column for places only where a program has some.
+// The column of source locations appears only if the program has some.
 std::string live_table(const Peak& peak) {
   const bool places = std::any_of(peak.live.begin(), peak.live.end(),
                                   [](const Live& l) { return !l.location.empty(); });
@@ -155,7 +155,7 @@ std::string heads_section(const State& s) {
   return table.empty() ? std::string() : section("Heads") + table.html();
 }
 
-// The layers with the most work, in the order of the program.
+// Shows the layers with the most work, in the order of the program.
 std::string work_section(const State& s) {
   std::vector<Work> work = work_by_layer(s.program);
   const auto weight = [](const Work& w) { return w.forward + w.backward + w.bytes; };

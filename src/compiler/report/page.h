@@ -1,4 +1,4 @@
-// The parts of the compiler's page that are worth a test of their own.
+// Parts of the HTML report that have tests.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace logitless::report {
 
-// A section with memory against predicted time, or against multiply-adds where no time is known,
-// and a table of the points. Empty of no points.
+// Returns a section with a chart of memory against predicted time and a table of the points.
+// Without known times the chart has multiply-adds. Returns an empty text without points.
 std::string trade_off(std::vector<PlanPoint> points);
 
 }  // namespace logitless::report

@@ -1,4 +1,4 @@
-// What was done and why, as text.
+// The compilation report as text.
 #include <algorithm>
 #include <map>
 #include <variant>
@@ -37,7 +37,7 @@ std::string head_text(const std::string& name, const ir::HeadRun& head) {
                 " passes, workspace ", bytes_text(head.scratch_bytes), "\n");
 }
 
-// "products with epilogues: 24 with bias; 12 with bias, residual"
+// Returns "products with epilogues: 24 with bias; 12 with bias, residual".
 std::string epilogues_text(const ir::Program& program) {
   std::vector<std::pair<std::string, int>> counts;
   for (const auto& [name, what] : epilogues(program)) {
@@ -88,7 +88,7 @@ std::string recomputed_text(const ir::RecomputedValues& r) {
                 fixed(100.0 * r.extra_work, 1), " % more multiply-adds\n");
 }
 
-// What other budgets would bring: at most `most` of the plans, the chosen one among them.
+// Lists at most `most` of the plans for other budgets, with the chosen one among them.
 std::string plans_text(const State& s, std::size_t most) {
   if (s.plans.size() < 2) return {};
   std::string text = "plans (bytes of values, predicted seconds, multiply-adds):\n";
@@ -116,14 +116,15 @@ std::string work_text(const State& s, const std::string& after) {
                 " read and written\n");
 }
 
-// "%layer0.mlp" of a node, with the place where it was written, if one is known.
+// Returns "%layer0.mlp" for a node, with its source location if known.
 std::string name_and_place(const ir::Node& n) {
   const std::string& place = n.attributes->location;
   return concat("%", n.name.empty() ? std::string(ir::title_of(n)) : n.name,
                 place.empty() ? "" : ", " + place);
 }
 
-// A comment for each body that several loops share, whose names and places are one loop's.
+// Adds a comment for each body that several loops share: its names and locations are those of one
+// loop.
 std::string shared_bodies(const ir::Graph& graph) {
   std::vector<const ir::Loop*> order;
   std::map<const ir::Loop*, std::vector<const ir::Node*>> loops;

@@ -42,7 +42,7 @@ std::vector<std::uint64_t> roles_of(const Graph& graph) {
   std::vector<std::uint64_t> own, roles;
   for (const Node& n : graph.nodes()) own.push_back(alone(n));
   roles = own;
-  // Hashes of each node's readers, summed in any order
+  // Hashes of each node's readers, summed in any order.
   std::vector<std::uint64_t> readers(own.size(), 0);
   for (int id = 0; id < graph.size(); ++id) {
     const auto at = static_cast<std::size_t>(id);

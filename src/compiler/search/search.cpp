@@ -18,7 +18,7 @@ namespace {
 constexpr int kMostPlans = 64, kLeastPlans = 12, kSpacious = 40;
 constexpr std::int64_t kMostNodes = 36000;
 
-// A plan without a budget may take this factor of the time without loops
+// A plan without a budget may take this factor of the time without loops.
 constexpr double kMostFreeSeconds = 1.1;
 constexpr double kSameWork = 1e-3;
 constexpr double kSecondsForBytes = 10.0;  // 1 % more time must save 10 % of the memory

@@ -91,7 +91,7 @@ std::int64_t CpuTarget::parts_bytes(const Pointwise& reduction) const {
   return reduction.parts * kept * (reduction.wide ? 8 : 4);
 }
 
-// Planned for one thread, so that neither chunks nor bits depend on how many there are.
+// Plans for one thread, so that neither chunks nor bits depend on the number of threads.
 HeadPlan CpuTarget::head_plan(const HeadShape& shape, const HeadFeatures& features,
                               std::int64_t workspace) const {
   ContextOptions options;
@@ -103,7 +103,7 @@ HeadPlan CpuTarget::head_plan(const HeadShape& shape, const HeadFeatures& featur
   request.device.threads = 1;
   LossPlan alone = workspace > 0 ? plan_within(shape, features, request, workspace)
                                  : plan_without_limit(shape, features, request, kMostHeadBytes);
-  // Targets as the engine takes them, then its workspace.
+  // The scratch holds targets as int64, followed by the engine's workspace.
   const std::size_t targets = (static_cast<std::size_t>(shape.tokens) * 8 + 63) / 64 * 64;
   head.value_bytes = static_cast<std::int64_t>(targets + alone.workspace_bytes());
   head.plan = std::make_shared<const LossPlan>(with_threads(std::move(alone), threads_));

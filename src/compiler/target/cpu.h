@@ -1,4 +1,4 @@
-// The CPU as a target, and instructions as its kernels take them.
+// The CPU as a target, and conversions of instructions to its kernels' arguments.
 #pragma once
 
 #include "compiler/target/target.h"
@@ -6,8 +6,8 @@
 
 namespace logitless::ir {
 
-// Decisions do not depend on `threads`; the scratch of kernels does. Without `strided_products`:
-// of a program that others run, whose products copy what has no strides.
+// Decisions do not depend on `threads`, but the scratch of kernels does. `strided_products` is
+// false for programs that others run, whose matrix products copy operands without plain strides.
 class CpuTarget final : public Target {
  public:
   explicit CpuTarget(int threads, bool strided_products = true)
@@ -29,7 +29,7 @@ class CpuTarget final : public Target {
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;
-  // Of a nominal core, whatever machine compiles.
+  // Rates of a nominal core, independent of the machine that compiles.
   Rates rates() const final;
   std::int64_t thick_rows() const final { return 64; }
 
@@ -38,9 +38,9 @@ class CpuTarget final : public Target {
   bool strided_products_;
 };
 
-// The product over (inner-most outer, m, n, k), pointers left null.
+// Returns the matrix product over (innermost outer dimension, m, n, k) with null pointers.
 GemmProblem gemm_problem(const Gemm& gemm, int threads);
-// Its sizes.
+// Returns the sizes of an attention.
 AttentionShape attention_shape(const Attention& attention, int threads);
 
 }  // namespace logitless::ir

@@ -120,8 +120,8 @@ Rates CudaTarget::rates() const {
   Rates r;
   r.launch = 2.5e-6;
   r.tile_rows = r.tile_columns = 128;
-  // An exponential a score, and backward the sums of d_q as well: within 20 % of what Hopper's
-  // kernels take from 1024 to 4096 keys.
+  // Costs in exponentials: one for each score, and more in the backward for the sums of d_q. Within
+  // 20 % of Hopper's kernels from 1024 to 4096 keys.
   r.attention_products = 1.0;
   r.score_functions = 1.0;
   r.score_gradient_functions = 4.0;

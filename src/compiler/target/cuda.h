@@ -1,4 +1,4 @@
-// A GPU as a target, and instructions as its kernels take them.
+// A GPU as a target, and conversions of instructions to its kernels' arguments.
 #pragma once
 
 #include <span>
@@ -27,13 +27,13 @@ class CudaTarget final : public Target {
   bool groups_rows() const final { return true; }
   bool heads_add() const final { return true; }
   bool epilogues() const final { return epilogues_; }
-  // Where they were measured: elsewhere the library may run them slower than loops do.
+  // Only where they were measured: elsewhere the library may run them slower than separate loops.
   bool gelu_epilogues() const final { return epilogues_ && compute_capability_ == 90; }
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;
-  // What large products and copies reach of an A100 (compute capability 80), of a smaller GPU of
-  // its generation or the next (to 89), of an H200 (90) and of a B200 (from 100).
+  // Measured rates of large matrix products and copies. By compute capability: A100 (80), smaller
+  // GPUs of its generation and the next (to 89), H200 (90) and B200 (from 100).
   Rates rates() const final;
   std::int64_t thick_rows() const final { return 2048; }
 
@@ -42,14 +42,14 @@ class CudaTarget final : public Target {
   bool epilogues_;
 };
 
-// The product over (inner-most outer, m, n, k). `alignments`: bytes that the buffers' addresses are
-// multiples of, by buffer; empty: unknown, 16.
+// Returns the matrix product over (innermost outer dimension, m, n, k). `alignments`: bytes that
+// divide the buffers' addresses, by buffer; empty: unknown, taken as 16.
 cuda::ProductShape product_shape(const Gemm& gemm, std::span<const std::int64_t> alignments);
-// Sizes and flags; strides and pointers are left to the call.
+// Returns sizes and flags; the caller adds strides and pointers.
 cuda::AttentionCall attention_call(const Attention& attention);
 cuda::ScatterCall scatter_call(const ScatterAdd& scatter);
 
-// Of a head's scratch: targets as the engine takes them, d_logit of those, the engine's workspace.
+// Layout of a head's scratch: targets int64 [N], their d_logit, the engine's workspace.
 struct HeadScratch {
   std::int64_t deltas = 0, workspace = 0;  // bytes; targets are at 0
 };

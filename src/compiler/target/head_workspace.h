@@ -1,4 +1,4 @@
-// Plans of a program's heads by what their workspace may take.
+// Chooses plans of a program's heads by their workspace.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,13 @@
 
 namespace logitless::ir {
 
-// The fastest plan within `bytes`, or within the least power of two times it that one fits into.
+// Returns the fastest plan within `bytes`, or within the least power of two times `bytes` that any
+// plan fits into.
 LossPlan plan_within(const HeadShape& shape, const HeadFeatures& features, PlanRequest request,
                      std::int64_t bytes);
 
-// Nothing is computed twice: the dense plan, in an eighth of the logits' bytes and at most `most`.
+// Returns the dense plan, which recomputes nothing, with an eighth of the logits' bytes and at most
+// `most`.
 LossPlan plan_without_limit(const HeadShape& shape, const HeadFeatures& features,
                             PlanRequest request, std::int64_t most);
 

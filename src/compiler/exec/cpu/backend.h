@@ -5,8 +5,8 @@
 
 namespace logitless::ir {
 
-// Allocates nothing but, with `far`, what far_plan() takes and orders. Tasks are the program's own,
-// so results do not depend on `threads`.
+// Allocates nothing but the plan of far_plan() and orders, and these only with `far`. The program
+// fixes the tasks, so results do not depend on `threads`.
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(int threads) : threads_(threads) {}

@@ -1,5 +1,5 @@
-// Evaluates elementwise loops block by block: registers of kBlock numbers, one vector function a
-// step.
+// Evaluates elementwise loops block by block: each register holds kBlock numbers, and each step is
+// one vectorised function.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace logitless::ir {
 
-inline constexpr std::int64_t kBlock = 512;  // numbers of a register
+inline constexpr std::int64_t kBlock = 512;  // numbers in a register
 inline constexpr int kMaxDims = 12;
 
 inline VectorOp vector_op(Function function) {
@@ -89,7 +89,7 @@ inline VectorOp vector_op(Function function) {
     case Function::select:
       return VectorOp::select;
     case Function::random:
-      break;  // random.cpp
+      break;  // evaluated in random.cpp
   }
   throw InternalError("a function without a vector form");
 }
@@ -103,7 +103,7 @@ constexpr DType register_dtype() {
   return std::is_same_v<R, float> ? DType::f32 : DType::f64;
 }
 
-// n numbers from memory with a stride.
+// Loads n numbers from memory with a stride.
 template <typename R>
 void gather(const View& view, const std::byte* at, std::int64_t stride, R* to, std::int64_t n) {
   if (stride == 0) {
@@ -140,7 +140,7 @@ void round_to(DType dtype, const R* from, R* to, std::int64_t n) {
   }
 }
 
-// Evaluates blocks of one loop; one for each thread's task, on its stack.
+// Evaluates blocks of one loop; each task has one on its stack.
 template <typename R>
 class Block {
  public:
@@ -172,8 +172,8 @@ class Block {
     }
   }
 
-  // Registers of `rows` times n elements from `coordinates` on, along the innermost dimension and
-  // the one before it. The last step writes to `direct` if that is not null.
+  // Evaluates `rows` times n elements from `coordinates` on, along the last two dimensions. The
+  // last step writes to `direct` unless that is null.
   const R* run(const std::int64_t* coordinates, std::int64_t rows, std::int64_t n,
                R* direct = nullptr) {
     const std::size_t rank = loop_.shape.size();
@@ -218,7 +218,7 @@ class Block {
     return at_[static_cast<std::size_t>(loop_.store.source)];
   }
 
-  // Where the result is stored.
+  // Returns the address of the result's element.
   std::byte* stored(const std::int64_t* coordinates) const {
     return address(out_, loop_.store.view, coordinates);
   }
@@ -229,10 +229,11 @@ class Block {
   std::array<const std::byte*, kMaxRegisters> memory_;  // buffers of leaves in memory
   std::array<std::conditional_t<std::is_same_v<R, float>, VectorFunction, VectorFunctionF64>,
              kMaxRegisters>
-      functions_;  // of the steps
+      functions_;  // by step
   std::array<const R*, kMaxRegisters> at_;
   alignas(
-      64) std::array<R, kMaxRegisters * kBlock> storage_;  // not set: only used ones are written
+      // Not initialised: only used registers are written.
+      64) std::array<R, kMaxRegisters * kBlock> storage_;
   template <typename Byte>
   static Byte* address(Byte* buffer, const View& view, const std::int64_t* coordinates) {
     std::int64_t offset = view.offset;
@@ -240,7 +241,7 @@ class Block {
       offset += coordinates[d] * view.strides[d];
     return buffer + offset * static_cast<std::int64_t>(size_of(view.dtype));
   }
-  // The numbers of elements along a dimension.
+  // Fills a register with the indices along a dimension.
   void fill_numbers(std::size_t dim, const std::int64_t* coordinates, std::int64_t rows,
                     std::int64_t n, R* to) const {
     const std::size_t rank = loop_.shape.size();
@@ -260,7 +261,7 @@ inline std::int64_t count_of_blocks(std::int64_t n, std::int64_t block) {
   return (n + block - 1) / block;
 }
 
-// A block of a loop's last dimensions: all of several short rows, or a part of a long one.
+// The block size over a loop's last dimensions: several short rows, or a part of a long one.
 struct BlockShape {
   std::int64_t rows = 1, columns = kBlock;
 

@@ -1,4 +1,4 @@
-// Rows of numbers from memory to the registers of a loop and back, whatever their dtypes.
+// Loads and stores rows of numbers of any dtype to and from the registers of a loop.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace logitless::ir {
 
-// f(element) of an element's type, with how it becomes a number and a number it. 16-bit floats are
-// their bits.
+// Calls f with an element of the dtype's type and its conversions to and from a number. 16-bit
+// floats are passed as their bits.
 template <typename F>
 void with_element(DType dtype, F&& f) {
   const auto number = [&]<typename T>(T) {
@@ -39,12 +39,12 @@ void with_element(DType dtype, F&& f) {
   throw InternalError("elements of no dtype");
 }
 
-// n elements, `stride` of them apart.
+// Loads n elements that are `stride` elements apart.
 template <typename R>
 void load_numbers(DType dtype, const std::byte* at, std::int64_t stride, R* to, std::int64_t n) {
   with_element(dtype, [&]<typename T>(T, auto number, auto) {
     const auto* from = reinterpret_cast<const T*>(at);
-    if (stride == 1) {  // a loop of its own, which compilers make vectors of
+    if (stride == 1) {  // a separate loop, which compilers vectorise
       for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<R>(number(from[i]));
     } else {
       for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<R>(number(from[i * stride]));
@@ -52,7 +52,7 @@ void load_numbers(DType dtype, const std::byte* at, std::int64_t stride, R* to, 
   });
 }
 
-// The same back; accumulate: added, in double.
+// Stores n numbers; with `accumulate` they are added in double.
 template <typename R>
 void store_numbers(DType dtype, std::byte* at, std::int64_t stride, const R* from, std::int64_t n,
                    bool accumulate) {

@@ -22,19 +22,19 @@ float* floats(const View& view, const Frame& frame) {
   return view.buffer < 0 ? nullptr : reinterpret_cast<float*>(frame.address(view));
 }
 
-// Planned for one thread, as the dense plan is, so that bits do not depend on how many there are.
+// Returns a plan for one thread, as the dense plan is, so that bits do not depend on the threads.
 LossPlan far_plan_of(const HeadRun& h, PlanRequest request) {
   request.device.threads = 1;
   return with_threads(plan_head(h.plan->shape, h.plan->features, request), h.context->threads());
 }
 
-// Of the scratch: the engine's targets; behind them is its workspace.
+// The scratch holds the engine's targets, int64 [N], followed by its workspace.
 std::int64_t targets_bytes(const HeadRun& h) { return (h.plan->shape.tokens * 8 + 63) / 64 * 64; }
 std::size_t workspace_bytes(const HeadRun& h) {
   return static_cast<std::size_t>(h.scratch_bytes - targets_bytes(h));
 }
 
-// One run of a head: its operands where they are, and what becomes of each token.
+// One run of a head: the addresses of its operands, and the results of each token.
 class HeadOfProgram {
  public:
   HeadOfProgram(const HeadRun& head, const Frame& frame)
@@ -46,8 +46,8 @@ class HeadOfProgram {
         logit_(floats(head.logit, frame)),
         d_lse_(floats(head.d_lse, frame)),
         d_logit_(floats(head.d_logit, frame)) {
-    // The engine refuses targets outside the vocabulary. Here those have no logit: the rows read
-    // word 0 and leave it alone.
+    // The engine refuses targets outside the vocabulary. The program gives these no logit: their
+    // rows read vocabulary entry 0 and ignore it.
     auto* words = reinterpret_cast<std::int64_t*>(scratch_);
     for (std::int64_t row = 0; row < rows(); ++row) {
       const std::int64_t word = target(row);
@@ -87,8 +87,8 @@ class HeadOfProgram {
     });
   }
 
-  // Under the controller: its far-field step, or the dense one, which overwrites whatever that
-  // left.
+  // Runs the controller's far-field step, or the dense step, which overwrites all results of the
+  // other.
   void run_far(FarFieldAccess::State& far) const {
     FarController& controller = far.controller;
     const HeadFeatures& features = h_.plan->features;

@@ -1,5 +1,5 @@
-// Along one axis of strided tensors: running sums, sorting, and adding by index. A row is all that
-// stands along the axis; rows are shared out among threads, each goes through its own in order.
+// Operations along one axis of strided tensors: running sums, sorting, and adding by index. A row
+// holds the elements along the axis. Threads share the rows, and each row is processed in order.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,9 +14,9 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kTask = 1 << 15;  // elements of a task, about
+constexpr std::int64_t kTask = 1 << 15;  // elements of a task, approximately
 
-// f.template operator()<dtype>(): element loads and stores of a dtype that is known.
+// Calls f.template operator()<dtype>() with the dtype as a constant.
 template <class F>
 void with_dtype(DType dtype, F&& f) {
   switch (dtype) {
@@ -37,7 +37,7 @@ void with_dtype(DType dtype, F&& f) {
   }
 }
 
-// What sums are in: whole numbers are exact.
+// The type of sums; integers are summed exactly.
 template <DType kType>
 using Sum = std::conditional_t<kType == DType::i32 || kType == DType::i64, std::int64_t, double>;
 
@@ -58,7 +58,7 @@ void store(std::byte* data, std::int64_t at, Sum<kType> value) {
   }
 }
 
-// Rows of tensors that agree in all dimensions but the axis.
+// The rows of tensors that agree in all dimensions but the axis.
 struct Rows {
   const View& like;
   std::size_t axis;
@@ -68,7 +68,7 @@ struct Rows {
     for (std::size_t d = 0; d < like.shape.size(); ++d) n *= d == axis ? 1 : like.shape[d];
     return n;
   }
-  // Where row `flat` begins in each view, in elements.
+  // Returns the offset of row `flat` in each view, in elements.
   template <std::size_t N>
   std::array<std::int64_t, N> offsets(std::int64_t flat,
                                       const std::array<const View*, N>& views) const {
@@ -84,7 +84,7 @@ struct Rows {
   std::int64_t step(const View& v) const { return v.strides[axis]; }
   std::int64_t size(const View& v) const { return v.shape[axis]; }
 
-  // visit(first, end): rows of one task.
+  // Calls visit(first, end) with the rows of each task.
   template <class F>
   void share(std::int64_t elements_of_row, std::int64_t least, int threads, F&& visit) const {
     const std::int64_t rows = count();
@@ -96,9 +96,9 @@ struct Rows {
   }
 };
 
-constexpr std::int64_t kSide = 16;  // rows that stand side by side go on together
+constexpr std::int64_t kSide = 16;  // adjacent rows that are processed together
 
-// log(exp(a) + exp(b)); -inf is that of nothing.
+// Returns log(exp(a) + exp(b)); -inf is its neutral element.
 double log_sum(double a, double b) {
   const double top = std::isnan(a) || a > b ? a : b;
   if (std::isinf(top)) return top;
@@ -140,7 +140,7 @@ void scan(const Scan& s, const Frame& frame, int threads) {
   });
 }
 
-// Indices of one row in a heap, at its root the one that comes last: no memory but the result's.
+// A heap of indices of one row, the last in order at its root. It is stored in the result alone.
 template <DType kType>
 struct Heap {
   const std::byte* x;
@@ -151,7 +151,8 @@ struct Heap {
 
   std::int64_t& place(std::int64_t i) const { return index[i * step]; }
   Sum<kType> key(std::int64_t i) const { return load<kType>(x, at_x + i * step_x); }
-  // Whether element a comes before b: a NaN is greater than all, equal ones stay in order.
+  // Returns whether element a precedes b: a NaN is greater than all numbers, equal elements stay in
+  // order.
   bool before(std::int64_t a, std::int64_t b) const {
     const Sum<kType> p = key(a), q = key(b);
     if (p < q) return !descending;
@@ -171,7 +172,7 @@ struct Heap {
     }
     place(i) = moved;
   }
-  // The first `kept` of `size` elements, in order.
+  // Sorts the first `kept` of `size` elements.
   void sort(std::int64_t size, std::int64_t kept) const {
     for (std::int64_t i = 0; i < kept; ++i) place(i) = i;
     for (std::int64_t i = kept / 2; i-- > 0;) sink(i, kept);

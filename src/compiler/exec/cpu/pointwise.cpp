@@ -17,9 +17,9 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kTask = 1 << 15;  // elements of a task, about
+constexpr std::int64_t kTask = 1 << 15;  // elements of a task, approximately
 
-// n numbers to memory.
+// Stores n numbers.
 template <typename R>
 void put(const View& view, std::byte* at, std::int64_t stride, const R* from, std::int64_t n,
          bool accumulate) {
@@ -50,7 +50,7 @@ void put_rows(const View& view, std::byte* at, const R* from, std::int64_t rows,
     put(view, at + r * bytes, stride, from + r * n, n, accumulate);
 }
 
-// Coordinates of element `flat` of the first `dims` dimensions.
+// Computes the coordinates of element `flat` over `dims` dimensions from `first` on.
 void unravel(const std::vector<std::int64_t>& shape, std::size_t first, std::size_t dims,
              std::int64_t flat, std::int64_t* coordinates) {
   for (std::size_t d = first + dims; d-- > first;) {
@@ -94,7 +94,7 @@ void elementwise(const Pointwise& loop, const Frame& frame, int threads) {
     Block<R> block(loop, frame);
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t end = std::min(items, (task + 1) * per_task);
-    std::int64_t last = -1;  // the item's index of the outer dimensions
+    std::int64_t last = -1;  // the item's index over the outer dimensions
     for (std::int64_t item = task * per_task; item < end; ++item) {
       const std::int64_t index = item / (down * across);
       if (last < 0) {
@@ -117,13 +117,13 @@ void elementwise(const Pointwise& loop, const Frame& frame, int threads) {
   });
 }
 
-// A result to memory.
+// Stores one result.
 void finish(const Pointwise::Store& to, std::byte* memory, double value) {
   store_element(memory, to.view.dtype, 0,
                 to.accumulate ? load_element(memory, to.view.dtype, 0) + value : value);
 }
 
-// Rows of few elements along one dimension, several at a time.
+// Reduces several short rows at a time along one dimension.
 template <typename R>
 void reduce_short_rows(const Pointwise& loop, const BlockShape& shape, const Frame& frame,
                        int threads) {
@@ -153,7 +153,7 @@ void reduce_short_rows(const Pointwise& loop, const BlockShape& shape, const Fra
   });
 }
 
-// Adds up the elements of a row whose first reduced dimension goes from begin to end.
+// Adds up the elements of a row whose first reduced index is in [begin, end).
 template <typename R>
 void add_row(const Pointwise& loop, const BlockShape& shape, Block<R>& block, std::int64_t begin,
              std::int64_t end, std::int64_t* at, Sum<R>& sum) {
@@ -267,8 +267,8 @@ void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
   }
 }
 
-// Adds up a block of columns, from `at` on: several short rows of them where more than the last
-// dimension is kept, else several short rows of what is reduced.
+// Adds up a block of columns from `at` on. The block has several short rows of kept elements if
+// more than the last dimension is kept, else several short rows of reduced ones.
 template <typename R>
 void add_columns(const Pointwise& loop, const BlockShape& shape, Block<R>& block,
                  std::int64_t begin, std::int64_t end, std::int64_t rows, std::int64_t n,
@@ -309,7 +309,7 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
                     kept = rank - reduced;
   const BlockShape shape(loop.shape, true);
-  const bool several = kept > 1;  // rows of what is kept
+  const bool several = kept > 1;  // a block has several rows of kept elements
   const std::int64_t inner = loop.shape[rank - 1], lines = several ? loop.shape[rank - 2] : 1;
   const std::int64_t height = several ? shape.rows : 1;
   const std::int64_t across = count_of_blocks(inner, shape.columns),
@@ -321,7 +321,8 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
   const Pointwise::Store& to = loop.store;
   R* const sums = parts > 1 ? reinterpret_cast<R*>(frame.address(loop.scratch)) : nullptr;
   const R start = loop.reduce == Reduce::max ? -std::numeric_limits<R>::infinity() : R(0);
-  // Of a block of columns: its place, its first column, how many rows and numbers of a row.
+  // Finds a block of columns: its coordinates, its first column, its rows and the numbers in each
+  // row.
   const auto place = [&](std::int64_t item, std::int64_t* at) {
     struct Found {
       std::int64_t column, rows, n;
@@ -377,7 +378,7 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
 template <typename R>
 void run(const Pointwise& loop, const Frame& frame, int threads) {
   check(loop.shape.size() <= kMaxDims, "a loop over ", loop.shape.size(), " dimensions");
-  if (!loop.reduction || loop.reduced == 0) {  // what is reduced is one element
+  if (!loop.reduction || loop.reduced == 0) {  // one element is reduced
     elementwise<R>(loop, frame, threads);
   } else if (loop.columns && loop.reduced < static_cast<int>(loop.shape.size())) {
     reduce_columns<R>(loop, frame, threads);

@@ -1,4 +1,4 @@
-// Threefry-2x32 of 20 rounds, in blocks that the compiler makes vectors of.
+// Threefry-2x32 with 20 rounds, in blocks that compilers vectorise.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -26,7 +26,7 @@ void mix(Block& b) {
     b.y[i] = (b.y[i] << kBy | b.y[i] >> (32 - kBy)) ^ b.x[i];
   }
 }
-// Four rounds, and the parts of the key that follow them. Of the key's words, the third is the
+// Computes four rounds and adds the next part of the key. The third key word of 32 bits is the
 // exclusive or of the others and a constant.
 template <int kA, int kB, int kC, int kD>
 void four_rounds(Block& b, int group) {

@@ -1,4 +1,4 @@
-// What a row of a reduction comes to, block by block.
+// The result of a reduced row, accumulated block by block.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 
 namespace logitless::ir {
 
-// sum is that of the exponentials of numbers less top, the greatest of them: log(sum) + top is
-// their log-sum-exp. Starts with top = -inf and sum = 0. An infinity is as far from itself as any
-// number; a NaN is in the sum, and stays there.
+// Updates an online log-sum-exp, which is log(sum) + top: `top` is the maximum, `sum` adds exp(x -
+// top). Starts with top = -inf and sum = 0. The difference of equal infinities counts as 0. A NaN
+// enters the sum and stays there.
 template <typename R>
 inline void add_exponential(R x, R& top, R& sum) {
   const R next = std::max(top, x);  // a NaN is not taken
@@ -25,7 +25,7 @@ inline void add_exponential(R x, R& top, R& sum) {
   top = next;
 }
 
-// R: the type of the numbers, float or double.
+// R: type of the numbers, float or double.
 template <typename R>
 class Sum {
  public:

@@ -17,7 +17,7 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kTask = 1 << 15;  // elements of a task, about
+constexpr std::int64_t kTask = 1 << 15;  // elements of a task, approximately
 
 void run_gemm(const Gemm& g, const Frame& frame, int threads) {
   GemmProblem p = gemm_problem(g, threads);
@@ -52,7 +52,7 @@ void run_take(const Take& t, const Frame& frame, int threads) {
   });
 }
 
-// Each task owns columns of the result and walks all indices in order.
+// Each task owns columns of the result and goes through all indices in order.
 template <typename T>
 void scatter(const ScatterAdd& s, const Frame& frame, int threads) {
   const std::int64_t rows = s.out.shape[0];
@@ -129,7 +129,7 @@ void copy_element(DType dtype, std::byte* to, std::int64_t i, const std::byte* f
   }
 }
 
-// Offsets in `views` of element `flat` of a shape.
+// Returns the offsets of element `flat` of a shape for several strides.
 template <std::size_t N>
 std::array<std::int64_t, N> offsets(
     const std::vector<std::int64_t>& shape, std::int64_t flat,
@@ -143,7 +143,7 @@ std::array<std::int64_t, N> offsets(
   return at;
 }
 
-// The strides of x without one dimension, in a fixed array: nothing is allocated.
+// The strides of x without one dimension, in a fixed array, so nothing is allocated.
 struct Strides {
   std::array<std::int64_t, 12> values{};
   std::size_t count = 0;
@@ -161,7 +161,7 @@ void run_pick(const Pick& p, const Frame& frame, int threads) {
   const std::byte* x = frame.address(p.x);
   const std::byte* index = frame.address(p.index);
   std::byte* out = frame.address(p.out);
-  // Of several indices each counts along the axis, which the row then begins at.
+  // With several indices the row begins at index 0 of the axis, and each index counts along it.
   const bool several = p.out.shape.size() == p.x.shape.size();
   Strides rows = without(p.x, several ? -1 : p.axis);
   if (several) rows.values[static_cast<std::size_t>(p.axis)] = 0;
@@ -190,7 +190,7 @@ void run_pick(const Pick& p, const Frame& frame, int threads) {
   });
 }
 
-// Each row by one task, its updates in order.
+// Each row is processed by one task, with its updates in order.
 template <typename T>
 void put(const Put& p, const Frame& frame, int threads) {
   const auto axis = static_cast<std::size_t>(p.axis);
@@ -256,7 +256,7 @@ void run_argmax(const ArgMax& m, const Frame& frame, int threads) {
       double top = 0.0;
       for (std::int64_t k = 0; k < size; ++k) {
         const double v = load_element(x, m.x.dtype, at + k * step);
-        // The first of equals; a NaN is greater than all.
+        // Takes the first of equal elements; a NaN is greater than all numbers.
         if (k == 0 || v > top || (std::isnan(v) && !std::isnan(top))) {
           top = v;
           best = k;
@@ -315,7 +315,7 @@ void run_loop(const LoopRun& loop, const Frame& frame, int threads, Observer* ob
   std::byte* arena = loop.arena >= 0 ? frame.address(loop.arena) : nullptr;
   for (std::int64_t first = 0; first < loop.extent; first += loop.chunk) {
     const Program& body = first + loop.chunk <= loop.extent ? *loop.body : *loop.tail;
-    // Heads are not in loops.
+    // Loops contain no heads.
     run_program({body, arena, {}, {}, &loop, &frame, first}, threads, {}, observer);
   }
 }

@@ -1,4 +1,4 @@
-// One instruction each.
+// Functions that run one instruction each on the CPU.
 #pragma once
 
 #include "compiler/exec/backend.h"
@@ -7,14 +7,15 @@
 
 namespace logitless::ir {
 
-// observer: or null.
+// `observer` may be null.
 void run_program(const Frame& frame, int threads, const HeadUnder& under, Observer* observer);
 // pointwise.cpp
 void run_pointwise(const Pointwise& loop, const Frame& frame, int threads);
 // order.cpp
 void run_scan(const Scan& scan, const Frame& frame, int threads);
 void run_sort(const Sort& sort, const Frame& frame, int threads);
-// random.cpp. Function::random of n keys and counters, whole numbers; out may be one of them.
+// random.cpp. Evaluates Function::random for n integer keys and counters; `out` may alias one of
+// them.
 void random_numbers(const double* key0, const double* key1, const double* counter, double* out,
                     std::int64_t n);
 // head.cpp

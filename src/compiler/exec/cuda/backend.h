@@ -1,4 +1,4 @@
-// Runs programs on a GPU: kernels are generated and loaded once, in prepare(); a run enqueues them.
+// Runs programs on a GPU: prepare() generates and loads the kernels once, a run enqueues them.
 #pragma once
 
 #include "compiler/exec/backend.h"
@@ -9,7 +9,7 @@ class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(int compute_capability) : compute_capability_(compute_capability) {}
 
-  // Throws InvalidArgument: there is prepare().
+  // Throws InvalidArgument: programs on a GPU need prepare().
   void run(const Program& program, std::span<const void* const> parameters,
            std::span<void* const> results, std::byte* arena, const HeadUnder& under,
            Observer* observer) const final;

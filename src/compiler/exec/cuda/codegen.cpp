@@ -12,7 +12,7 @@
 namespace logitless::ir {
 namespace {
 
-// Without the reduced dimensions: what a reduction of one element, or of none, is.
+// Removes the reduced dimensions, for reductions of one element or of none.
 Pointwise without_reduced(Pointwise loop) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced);
   const std::size_t begin = loop.columns ? 0 : rank - reduced;
@@ -51,7 +51,7 @@ Pointwise of_nothing(const Pointwise& loop) {
   return out;
 }
 
-// The loop as the kernels take it: a reduction has something to reduce, and columns have both.
+// Simplifies a loop for the kernels, whose reductions have at least two elements.
 Pointwise simplified(const Pointwise& loop) {
   if (!loop.reduction) return loop;
   Pointwise out = loop;

@@ -23,7 +23,7 @@ float* floats(const View& view, const Frame& frame) {
   return view.buffer < 0 ? nullptr : reinterpret_cast<float*>(frame.address(view));
 }
 
-// One run of a head: its operands where they are, and what becomes of each token.
+// One run of a head: the addresses of its operands, and the results of each token.
 class HeadOfProgram {
  public:
   HeadOfProgram(const HeadRun& head, const Frame& frame, void* stream)
@@ -79,8 +79,8 @@ class HeadOfProgram {
     });
   }
 
-  // Under the controller: its far-field step, or the dense one, which overwrites whatever that
-  // left.
+  // Runs the controller's far-field step, or the dense step, which overwrites all results of the
+  // other.
   void run_far(FarFieldAccess::State& far) const {
     FarController& controller = far.controller;
     const Context& context = controller.context();
@@ -102,7 +102,7 @@ class HeadOfProgram {
       engine.run(tokens());
       engine.audit(tokens());
       cuda::clear_missing_logits(targets_, logit_);
-      if (!step.audit) return {};  // not worth waiting for
+      if (!step.audit) return {};  // no audit, so no reason to wait
       return cuda::far_statistics(context, plan, *call.workspace);
     };
     take_far_step(
@@ -169,21 +169,21 @@ void plan_over_gpus(HeadOverRanks::State& ranks, std::size_t memory_budget) {
       return plan_alone(ranks.context, s, f, r);
     });
   };
-  std::size_t room = 0;  // of any head: which is the one is for all ranks to say together
+  std::size_t room = 0;  // of any head: the ranks must agree on which one
   for (const Instruction& i : ranks.program->instructions) {
     const auto* head = std::get_if<HeadRun>(&i.what);
     if (head == nullptr) continue;
     room = static_cast<std::size_t>(head->scratch_bytes -
                                     head_scratch(head->plan->shape.tokens).workspace);
   }
-  // What the arena has already, if that is enough, then what is allowed beside it.
+  // Tries the workspace in the arena first, then the allowed memory beside it.
   if (room > 0) {
     try {
       plan(room);
       ranks.set_room(room);
       if (memory_budget == 0 || ranks.plan.exchange_bytes <= memory_budget) return;
     } catch (const InvalidArgument&) {
-      // As all ranks find. What is wrong with the arguments is thrown below.
+      // All ranks fail alike. Invalid arguments are reported by the second attempt below.
     }
   }
   plan(memory_budget);

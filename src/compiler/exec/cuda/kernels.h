@@ -1,4 +1,4 @@
-// The kinds of kernels that codegen.cpp puts together.
+// Generators of the kinds of kernels that codegen.cpp combines.
 #pragma once
 
 #include <cstdint>
@@ -11,33 +11,34 @@
 
 namespace logitless::ir {
 
-// Each element by itself.
+// Generates the kernel of an elementwise loop.
 GeneratedKernel map_kernel(const Pointwise& loop, std::span<const std::int64_t> alignments);
 
-// How a reduction's elements are cut into parts, whose states are merged in order: by its shape.
+// How a reduction is split into parts, whose states are merged in order; depends on its shape
+// alone.
 struct Parts {
-  std::int64_t count = 1, length = 0;  // of reduced elements; the last part may be shorter
+  std::int64_t count = 1, length = 0;  // in reduced elements; the last part may be shorter
 };
 Parts row_parts(const Pointwise& loop);
 Parts column_parts(const Pointwise& loop);
-std::int64_t state_bytes(const Pointwise& loop);  // of a part of one result
+std::int64_t state_bytes(const Pointwise& loop);  // of one part of one result
 
-// The last dimensions are reduced; more than one element is.
+// Generates kernels that reduce the last dimensions, with more than one element.
 std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
                                          std::span<const std::int64_t> alignments);
-// The first ones.
+// Generates kernels that reduce the first dimensions.
 std::vector<GeneratedKernel> column_kernels(const Pointwise& loop,
                                             std::span<const std::int64_t> alignments);
 
-// [loops, parts, columns] states in scratch become the results of reductions of columns over one
-// shape, all of one kind.
+// Generates the kernel that merges states [loops, parts, columns] in scratch into the results of
+// column reductions. These have one shape and one kind.
 GeneratedKernel merge_column_parts(std::span<const Pointwise* const> loops, const Parts& parts);
 
-// The address of the result's first element.
+// Returns the argument with the address of the result's first element.
 KernelArgument stored_argument(const Pointwise& loop);
-// Sizes as [a, b, c].
+// Formats sizes as [a, b, c].
 std::string shape_text(const std::vector<std::int64_t>& shape);
-// Sum<float>, Max<double>, ...
+// Returns the type of the states: Sum<float>, Max<double>, ...
 std::string state_type(const Pointwise& loop);
 
 }  // namespace logitless::ir

@@ -10,9 +10,10 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kNarrow = std::int64_t{1} << 31;  // numbers below fit 32 bits, with room
+// Indices below fit into 32 bits with a margin.
+constexpr std::int64_t kNarrow = std::int64_t{1} << 31;
 
-// One past the last element that the view reaches, counted from its first.
+// Returns the number of elements from the view's first to its last, inclusive.
 std::int64_t extent_of(const View& view, const std::vector<std::int64_t>& shape) {
   std::int64_t extent = 1;
   for (std::size_t d = 0; d < shape.size(); ++d)
@@ -26,7 +27,7 @@ std::int64_t inner_stride(const View& view) {
 
 constexpr std::int64_t kAccess = 16;  // bytes
 
-// Whether an item of `width` elements begins where accesses of up to 16 bytes may.
+// Returns whether items of `width` elements are aligned for accesses of up to 16 bytes.
 bool is_aligned(const View& view, std::int64_t width, std::span<const std::int64_t> alignments) {
   const auto size = static_cast<std::int64_t>(size_of(view.dtype));
   const std::int64_t access = std::min(width * size, kAccess);
@@ -34,7 +35,7 @@ bool is_aligned(const View& view, std::int64_t width, std::span<const std::int64
          alignments[static_cast<std::size_t>(view.buffer)] % access == 0;
 }
 
-// Whether elements differ along every dimension: its memory is as large as the index space.
+// Returns whether no stride is 0, so that the memory is as large as the index space.
 bool is_whole(const View& view) {
   return std::find(view.strides.begin(), view.strides.end(), 0) == view.strides.end();
 }
@@ -71,7 +72,8 @@ Vectors choose_vectors(const Pointwise& loop, std::span<const std::int64_t> alig
     if (leaf.kind == Pointwise::Leaf::Kind::memory) views.push_back(&leaf.view);
   }
   if (stores) views.push_back(&loop.store.view);
-  // The largest elements of those that memory is moved for: what is repeated comes from caches.
+  // Takes the largest element type among the views of full size: repeated elements come from
+  // caches.
   std::int64_t largest = 0, whole = 0;
   for (const View* view : views) {
     if (inner_stride(*view) != 1) continue;
@@ -124,7 +126,7 @@ std::string_view cuda_type(DType dtype) {
 }
 
 LoopText::LoopText(const Pointwise& loop, Vectors vectors) : loop_(loop), vectors_(vectors) {
-  // Steps back are of signed numbers, which the wide ones are.
+  // Negative strides need signed indices, and only the wide ones are signed.
   const auto reaches = [&](const View& view) {
     return extent_of(view, loop.shape) >= kNarrow ||
            std::any_of(view.strides.begin(), view.strides.end(),
@@ -212,7 +214,7 @@ LoopText::Read LoopText::read_of(const View& view) const {
   return stride == 1 ? Read::vector : stride == 0 ? Read::one : Read::each;
 }
 
-// i0 * 768u + i1, and `element` strides of the innermost dimension on.
+// Returns "i0 * 768u + i1", with `element` times the innermost stride added.
 std::string LoopText::offset(const View& view, std::size_t first, std::size_t last,
                              std::string_view element) const {
   std::string out;

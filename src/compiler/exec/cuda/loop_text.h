@@ -1,5 +1,4 @@
-// The parts that the texts of all kernels of one loop are put together from: coordinates, loads,
-// steps, stores.
+// The common parts of the texts of a loop's kernels: coordinates, loads, steps, stores.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@
 
 namespace logitless::ir {
 
-// Lines of CUDA C++, indented by the braces they hold.
+// Lines of CUDA C++, indented by their braces.
 class Lines {
  public:
   template <typename... Parts>
@@ -32,13 +31,13 @@ class Lines {
 std::int64_t ceil_div(std::int64_t a, std::int64_t b);
 std::int64_t count_of(const std::vector<std::int64_t>& shape, std::size_t first, std::size_t last);
 
-// How elements are taken together.
+// How elements are vectorised.
 struct Vectors {
-  int width = 1;      // elements of one item
-  bool flat = false;  // items run over all elements in order, not along the innermost dimension
+  int width = 1;      // elements of an item
+  bool flat = false;  // items cover all elements in order, not rows along the innermost dimension
 };
-// The widest items that the views allow. `stores`: the result is written along the innermost
-// dimension, too.
+// Returns the widest items that the views allow. `stores`: the result, too, is written along the
+// innermost dimension.
 Vectors choose_vectors(const Pointwise& loop, std::span<const std::int64_t> alignments,
                        bool stores);
 
@@ -48,27 +47,27 @@ class LoopText {
 
   std::string_view real() const { return loop_.wide ? "double" : "float"; }
   std::string_view index() const { return wide_index_ ? "long long" : "unsigned"; }
-  std::string number(std::int64_t n) const;  // of type index()
+  std::string number(std::int64_t n) const;  // literal of type index()
 
-  // `const bf16* a0, float* to`, and what they are.
+  // Returns the parameters, `const bf16* a0, float* to`, and the arguments for them.
   std::string parameters() const;
   std::vector<KernelArgument> arguments() const;
 
-  // Declares i<d> of dimensions [first, last) from their flat number.
+  // Declares i<d> of the dimensions [first, last), computed from their flat index.
   void coordinates(Lines& lines, std::size_t first, std::size_t last,
                    const std::string& flat) const;
-  // Declares arrays for what leaves read: x<leaf>, `copies` of them where that is more than 1.
+  // Declares arrays x<leaf> for the loaded elements; `copies` of them if more than 1.
   void declare_loads(Lines& lines, int copies) const;
-  // Reads an item; `copy`: "" or "[u]". `flat`: its first element, where items are flat.
+  // Loads an item; `copy` is "" or "[u]". `flat`: index of its first element if items are flat.
   void loads(Lines& lines, const std::string& copy, const std::string& flat = {}) const;
-  // Computes element j of an item; returns the name of what is stored or reduced.
+  // Computes element j of an item; returns the name of the value to be stored or reduced.
   std::string steps(Lines& lines, const std::string& copy, const std::string& flat = {}) const;
 
-  // The element of the result at coordinates of dimensions [first, last), and its new value.
+  // Returns the offset of the result's element at coordinates of dimensions [first, last).
   std::string stored_offset(std::size_t first, std::size_t last) const;
   void store_one(Lines& lines, const std::string& offset, const std::string& value) const;
   bool stores_vectors() const;
-  std::string converted(const std::string& value) const;  // to the result's dtype
+  std::string converted(const std::string& value) const;  // converted to the result's dtype
   std::string_view stored_type() const;
 
  private:
@@ -80,8 +79,8 @@ class LoopText {
   Vectors vectors_;
   bool wide_index_ = false;
   std::vector<Parameter> parameters_;  // of leaves in memory, without the result
-  std::vector<int> parameter_of_;      // by leaf; -1
-  std::vector<bool> used_;             // registers
+  std::vector<int> parameter_of_;      // by leaf; -1: none
+  std::vector<bool> used_;             // by register
 
   enum class Read { vector, one, each };
   Read read_of(const View& view) const;
@@ -93,8 +92,8 @@ class LoopText {
 
 std::string_view cuda_type(DType dtype);
 
-// entry, source, arguments of a kernel with these lines as its body. `blocks`: that a
-// multiprocessor is to hold at a time, which bounds the registers of a thread.
+// Returns the kernel with these lines as its body: entry, source and arguments. `blocks`: the
+// blocks that an SM must hold at a time, which bounds the registers of a thread.
 GeneratedKernel make_kernel(const std::string& kind, const std::string& comment,
                             const std::string& parameters, const Lines& body, unsigned block,
                             unsigned blocks = 1);

@@ -1,5 +1,5 @@
-// Elementwise loops: an item of neighbouring elements at a time, one or a few items a thread, all
-// loads before the first store.
+// Elementwise loops. Each thread processes one or a few items of neighbouring elements, and issues
+// all loads before the first store.
 #include <algorithm>
 #include <optional>
 
@@ -11,10 +11,10 @@ namespace {
 
 constexpr unsigned kBlock = 256;
 
-// Items of a thread: enough loads in flight where there are threads enough.
+// Returns the items of a thread: enough loads in flight if there are enough threads.
 int items_of_thread(const Pointwise& loop, int width, std::int64_t items) {
   constexpr std::int64_t kInFlight = 64;        // bytes of a thread
-  constexpr std::int64_t kManyItems = 1 << 20;  // threads of more than one wave of any GPU
+  constexpr std::int64_t kManyItems = 1 << 20;  // threads for more than one wave of any GPU
   std::int64_t bytes = 0;
   for (const Pointwise::Leaf& leaf : loop.leaves) {
     if (leaf.kind == Pointwise::Leaf::Kind::memory && !leaf.view.strides.empty() &&
@@ -28,11 +28,11 @@ int items_of_thread(const Pointwise& loop, int width, std::int64_t items) {
   return count;
 }
 
-// The loop over rows as long as whole items are, where there is a gap behind each row that is long
-// enough: what lies there is read, and never written.
+// Returns the loop over rows rounded up to full items, if the gap behind each row is long enough.
+// The gap is read and never written.
 std::optional<Pointwise> over_whole_items(const Pointwise& loop,
                                           std::span<const std::int64_t> alignments) {
-  constexpr std::int64_t kItem = 8;  // the widest
+  constexpr std::int64_t kItem = 8;  // the widest item
   const std::size_t rank = loop.shape.size();
   if (rank < 2 || loop.shape.back() % kItem == 0 || loop.shape.back() < kItem) return std::nullopt;
   Pointwise whole = loop;
@@ -67,7 +67,7 @@ GeneratedKernel map_kernel(const Pointwise& given, std::span<const std::int64_t>
   const bool guarded = items % per_block != 0;
 
   Lines lines;
-  // The item's first element and its coordinates.
+  // Declares the item's first element and its coordinates.
   const auto locate = [&] {
     if (guarded && copies > 1) lines.add("if (item >= ", text.number(items), ") break;");
     const std::string element =

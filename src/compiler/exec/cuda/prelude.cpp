@@ -26,7 +26,7 @@ __device__ inline f16 to_f16(float x) {
 
 __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
 
-// The number of the lane that differs in the bits of `mask`.
+// Returns the x of the lane whose index differs in the bits of `mask`.
 template <class R>
 __device__ inline R other_lane(R x, int mask) {
   return __shfl_xor_sync(0xffffffffu, x, mask);
@@ -43,7 +43,7 @@ __device__ inline long long number(long long x) { return x; }
 __device__ inline float round_bf16(float x) { return number(to_bf16(x)); }
 __device__ inline float round_f16(float x) { return number(to_f16(x)); }
 
-// N elements by accesses of at most 16 bytes.
+// N elements, accessed by at most 16 bytes at a time.
 template <int N, class T>
 struct alignas(N * sizeof(T)) Pack {
   T at[N];
@@ -70,7 +70,7 @@ __device__ inline void store(T* to, const T (&from)[N]) {
   }
 }
 
-// A NaN in gives a NaN out.
+// Returns NaN if an operand is NaN.
 template <class R>
 __device__ inline R maximum(R a, R b) {
   return a > b || a != a ? a : b;
@@ -100,7 +100,7 @@ __device__ inline R sigmoid(R x) {
 
 __device__ inline unsigned rotated(unsigned x, int by) { return x << by | x >> (32 - by); }
 
-// Threefry-2x32 of 20 rounds: both words together, as a number in [0, 1).
+// Threefry-2x32 with 20 rounds: the exclusive or of its results as a number in [0, 1).
 __device__ inline double random_number(double key0, double key1, double counter) {
   const unsigned long long at = (unsigned long long)(long long)counter;
   const unsigned k0 = (unsigned)(long long)key0, k1 = (unsigned)(long long)key1;
@@ -118,7 +118,7 @@ __device__ inline double random_number(double key0, double key1, double counter)
   return (double)((x ^ y) >> 9) * 1.1920928955078125e-7;
 }
 
-// Of N numbers in pairs: a fixed tree.
+// Returns the sum of N numbers, added in pairs: a fixed tree.
 template <int N, class R>
 __device__ inline R tree_sum(const R (&x)[N]) {
   R sum[N];
@@ -139,7 +139,7 @@ __device__ inline R tree_maximum(const R (&x)[N]) {
   return top;
 }
 
-// What a part of a reduction came to. No constructors: they lie in shared memory.
+// States of a reduction's part. They have no constructors, since they lie in shared memory.
 template <class R>
 struct Sum {
   R sum;
@@ -160,7 +160,7 @@ struct Max {
   __device__ void across(int mask) { merge(Max{other_lane(top, mask)}); }
   __device__ R value() const { return top; }
 };
-// log(sum of exponentials) = top + log(sum), where infinities are left out of the sum.
+// The log-sum-exp is top + log(sum); infinities are left out of the sum.
 template <class R>
 struct LogSum {
   R top, sum;
@@ -168,7 +168,7 @@ struct LogSum {
     top = -R(infinity());
     sum = R(0);
   }
-  // What is subtracted in exponents: an infinite maximum is no use there.
+  // Returns the number that is subtracted in exponents: top, or 0 if that is infinite.
   __device__ static R shift(R top) {
     return top == R(infinity()) || top == -R(infinity()) ? R(0) : top;
   }
@@ -194,12 +194,12 @@ struct LogSum {
   }
 };
 
-// Of `lanes` neighbours, a power of two up to 32; all of them know it then.
+// Merges the states of `lanes` neighbours, a power of two up to 32. All lanes get the result.
 template <class State>
 __device__ inline void across_lanes(State& state, int lanes) {
   for (int mask = lanes / 2; mask > 0; mask /= 2) state.across(mask);
 }
-// Of a block of `warps` warps, in the order of the warps; thread 0 knows it then.
+// Merges the states of a block's `warps` warps in their order. Thread 0 gets the result.
 template <class State>
 __device__ inline void across_block(State& state, State* shared, int warps) {
   across_lanes(state, 32);

@@ -1,15 +1,15 @@
-// What every generated kernel may use.
+// The functions that every generated kernel may use.
 #pragma once
 
 #include <string_view>
 
 namespace logitless::ir {
 
-// Numbers of 16 bits, functions that CUDA's built-in ones lack, reductions. Reads nothing but what
-// prelude_machine() defines, so a test may put the host's in its place.
+// Returns 16-bit numbers, functions that CUDA lacks, and reductions. They need only what
+// prelude_machine() defines, so tests may substitute the host's versions.
 std::string_view prelude();
 
-// Conversions by PTX and the exchange between lanes.
+// Returns conversions by PTX and shuffles between lanes.
 std::string_view prelude_machine();
 
 }  // namespace logitless::ir

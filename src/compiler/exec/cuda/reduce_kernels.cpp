@@ -1,6 +1,6 @@
-// Reductions. Rows: a group of lanes, or a block, owns a row or a part of one. Columns: a block
-// owns neighbouring columns of a part of the rows. States of parts are merged by a second kernel.
-// The order of all additions is a function of the shape.
+// Reductions. Rows: a group of lanes or a block owns a row or a part of one. Columns: a block owns
+// neighbouring columns of a part of the rows. A second kernel merges the states of parts. The shape
+// determines the order of all additions.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -14,12 +14,12 @@ namespace logitless::ir {
 namespace {
 
 constexpr std::int64_t kBlock = 256;
-constexpr std::int64_t kWarpRow = 1024;     // elements up to which a row is a warp's
-constexpr std::int64_t kManyBlocks = 1024;  // that fill any GPU
-constexpr std::int64_t kLongest = 1 << 16;  // elements of a row's part: bounds what rounds away
+constexpr std::int64_t kWarpRow = 1024;     // a warp owns rows of at most so many elements
+constexpr std::int64_t kManyBlocks = 1024;  // enough to fill any GPU
+constexpr std::int64_t kLongest = 1 << 16;  // elements of a row's part: bounds the rounding error
 
 struct Sizes {
-  std::size_t rank, border;    // dimensions; where the second group of them begins
+  std::size_t rank, border;    // dimensions; the first index of the second group of dimensions
   std::int64_t kept, reduced;  // elements
 };
 Sizes sizes_of(const Pointwise& loop) {
@@ -39,7 +39,7 @@ Parts cut(std::int64_t elements, std::int64_t parts, std::int64_t multiple) {
   return {ceil_div(elements, length), length};
 }
 
-// The parameters of the result, or of the parts' states.
+// Returns the parameters of the result, or of the parts' states.
 std::string target(const LoopText& text, const Pointwise& loop, bool to_scratch) {
   return to_scratch ? concat(state_type(loop), "* parts") : concat(text.stored_type(), "* to");
 }
@@ -47,8 +47,8 @@ KernelArgument target_argument(const Pointwise& loop, bool to_scratch) {
   return to_scratch ? KernelArgument{KernelArgument::Kind::scratch, -1, 0} : stored_argument(loop);
 }
 
-// Reads the item at the coordinates that are declared, and adds its elements to `state`: as one
-// sum, or to state[j] each.
+// Loads the item at the declared coordinates and adds its elements to `state`, as one sum, or to
+// state[j] separately.
 void add_item(Lines& lines, const LoopText& text, int width, bool each) {
   text.declare_loads(lines, 1);
   text.loads(lines, "");
@@ -66,7 +66,7 @@ void add_item(Lines& lines, const LoopText& text, int width, bool each) {
   if (!each) lines.add("state.add(v);");
 }
 
-// The states of parts, [rows, parts], become results: a warp a row.
+// Merges the states of parts, [rows, parts], into results; a warp owns a row.
 GeneratedKernel merge_row_parts(const Pointwise& loop, const Parts& parts) {
   const Sizes n = sizes_of(loop);
   const LoopText text(loop, {});
@@ -94,12 +94,12 @@ GeneratedKernel merge_row_parts(const Pointwise& loop, const Parts& parts) {
   return kernel;
 }
 
-// x * 4, or x.
+// Returns "x * n", or "x" if n is 1.
 std::string times(const char* x, std::int64_t n) {
   return n == 1 ? std::string(x) : concat(x, " * ", n);
 }
 
-// Declares shared[ys][xs * width], fills it with state[j] of all threads and adds up over y.
+// Declares shared[ys][xs * width], fills it with state[j] of all threads and adds over y.
 void sum_over_y(Lines& lines, const Pointwise& loop, std::int64_t xs, std::int64_t ys,
                 std::int64_t width) {
   if (ys == 1) return;
@@ -194,7 +194,7 @@ Parts row_parts(const Pointwise& loop) {
 }
 
 Parts column_parts(const Pointwise& loop) {
-  constexpr std::int64_t kColumns = 128;                        // of a block, about
+  constexpr std::int64_t kColumns = 128;                        // of a block, approximately
   constexpr std::int64_t kElements = 1 << 14, kLeastRows = 64;  // of a part
   constexpr std::int64_t kMostParts = 256, kMostRows = 1 << 13;
   const Sizes n = sizes_of(loop);
@@ -212,7 +212,7 @@ std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
   const Parts parts = row_parts(loop);
   const bool in_parts = parts.count > 1;
   const std::int64_t width = vectors.width;
-  // Threads of a row, and of a block.
+  // Threads of a row and of a block.
   const bool by_lanes = n.reduced <= kWarpRow;
   const std::int64_t threads =
       by_lanes ? std::min<std::int64_t>(power_of_two(ceil_div(n.reduced, width)), 32) : kBlock;
@@ -221,7 +221,7 @@ std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
   Lines lines;
   const auto number = [&](std::int64_t x) { return text.number(x); };
   if (rows_of_block > 1) {
-    // Rows beyond the last are computed as the last: whole warps take part in exchanges.
+    // Lanes beyond the last row recompute the last row: full warps must take part in shuffles.
     lines.add("const int lane = threadIdx.x % ", threads, ";");
     lines.add("const ", text.index(), " own = (", text.index(), ")blockIdx.x * ",
               number(rows_of_block), " + threadIdx.x / ", threads, ";");
@@ -256,8 +256,8 @@ std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
     add_item(lines, text, static_cast<int>(width), false);
     lines.add("}");
   } else {
-    // Four elements at a time, those beyond the end as the last and then left out: no load waits
-    // for a branch.
+    // Loads four elements at a time. Elements beyond the end load the last one and are then masked
+    // out, so that no load waits for a branch.
     const std::int64_t several = std::min<std::int64_t>(ceil_div(parts.length, threads), 4);
     lines.add("for (", text.index(), " some = ", begin, "lane; some < ", end,
               "; some += ", number(threads * several), ") {");

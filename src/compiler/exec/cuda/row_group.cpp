@@ -1,6 +1,6 @@
-// Row groups: lanes of one warp, or a few warps, own a row and keep its elements in registers
-// from stage to stage. Where there are sums of columns a block goes through a fixed part of the
-// rows, and a kernel after it adds up the parts in order.
+// Row groups. Lanes of one warp, or a few warps, own a row and keep its elements in registers from
+// stage to stage. With column sums a block owns a fixed part of the rows, and a second kernel adds
+// the parts in order.
 #include <algorithm>
 #include <bit>
 #include <set>
@@ -13,26 +13,26 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kThreads = 256;  // of a block, about
+constexpr std::int64_t kThreads = 256;  // of a block, approximately
 constexpr std::int64_t kMostThreads = 1024;
 
 bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
 
-// Blocks of so many threads that a multiprocessor holds at a time, with registers enough for a
-// kernel that sums columns.
+// Returns the blocks of so many threads that fit on an SM at a time, with enough registers for
+// column sums.
 std::int64_t blocks_at_a_time(std::int64_t threads) {
   constexpr std::int64_t kRegisters = 65536, kOfThread = 80, kMost = 8;
   return std::clamp<std::int64_t>(kRegisters / (kOfThread * threads), 1, kMost);
 }
 
-// Parts of the rows that a sum of columns is cut into, a block each: by the shape alone. As many as
-// large GPUs have at a time, so that none waits for the others to end.
+// How a column sum splits the rows, one block for each part; depends on the shape alone. There are
+// as many parts as large GPUs run blocks at a time, so that they form one wave.
 struct RowParts {
   std::int64_t count = 1, rows = 0;  // of a part
 };
 RowParts parts_of(const RowGroup& g) {
   constexpr std::int64_t kLeastRows = 32, kItem = 8, kMultiprocessors = 128, kMost = 512;
-  const std::int64_t row = ceil_div(ceil_div(g.columns, kItem), 32) * 32;  // threads of one
+  const std::int64_t row = ceil_div(ceil_div(g.columns, kItem), 32) * 32;  // threads of a row
   const std::int64_t most =
       kMultiprocessors * blocks_at_a_time(row * std::max<std::int64_t>(kThreads / row, 1));
   const std::int64_t wanted =
@@ -49,11 +49,11 @@ std::vector<std::size_t> column_sums(const RowGroup& g) {
   return list;
 }
 
-// How a row lies over threads.
+// How a row is mapped to threads.
 struct Mapping {
   std::int64_t width = 1;    // neighbouring elements of an item
   std::int64_t items = 1;    // of a thread: its k-th begins at element (k * threads + lane) * width
-  std::int64_t threads = 1;  // of a row: a power of two up to 32, or whole warps
+  std::int64_t threads = 1;  // of a row: a power of two up to 32, or full warps
   std::int64_t rows = 1;     // of a block at a time
 
   bool is_exact(std::int64_t columns) const { return width * items * threads == columns; }
@@ -113,14 +113,14 @@ class GroupText {
 
  private:
   const RowGroup& g_;
-  const std::vector<std::size_t> sums_;  // stages
+  const std::vector<std::size_t> sums_;  // stages with column sums
   const RowParts parts_;
   Mapping m_;
   bool wide_index_ = false, takes_first_ = false;
-  std::vector<View> sources_;        // what is read from memory: one for each address and dtype
-  std::vector<View> elements_;       // of those [rows, columns], each read once
-  std::vector<View> rows_;           // and of those [rows]
-  std::set<std::size_t> forwarded_;  // stages that later ones read
+  std::vector<View> sources_;        // the views that are loaded: one for each address and dtype
+  std::vector<View> elements_;       // those with elements [rows, columns], each loaded once
+  std::vector<View> rows_;           // those with rows [rows]
+  std::set<std::size_t> forwarded_;  // stages whose values later stages read
 
   static std::int64_t offset_bytes(const View& v) {
     return v.offset * static_cast<std::int64_t>(size_of(v.dtype));
@@ -154,7 +154,7 @@ class GroupText {
     if (v.strides[1] == 0) return v.strides[0] == 0 ? Read::one : Read::row;
     return v.strides[0] == 0 ? Read::column : Read::element;
   }
-  // Rows by their stride alone, whatever space they are read in.
+  // Keeps the stride of the rows alone, whatever the view's shape.
   static View row_view(View v) {
     v.strides = {v.strides[0]};
     return v;
@@ -187,7 +187,7 @@ class GroupText {
 
   void choose_mapping(std::span<const std::int64_t> alignments) {
     constexpr std::int64_t kMostWidth = 8, kAccess = 16, kMostItems = 8;
-    constexpr std::int64_t kRegisters = 120;        // for elements, about
+    constexpr std::int64_t kRegisters = 120;        // for elements, approximately
     constexpr std::int64_t kMostShared = 32 << 10;  // bytes
     const auto fits = [&](const View& v, std::int64_t width) {
       const auto size = static_cast<std::int64_t>(size_of(v.dtype));
@@ -196,7 +196,7 @@ class GroupText {
              alignments[static_cast<std::size_t>(v.buffer)] % access == 0;
     };
     std::vector<const View*> views;
-    // Of registers, for each element of a row that a thread has.
+    // Bytes of registers for each element of a row that a thread holds.
     std::int64_t bytes = 4 * static_cast<std::int64_t>(sums_.size() + 1);
     for (const View& v : elements_) bytes += static_cast<std::int64_t>(size_of(v.dtype));
     for (std::size_t s = 0; s < g_.stages.size(); ++s) {
@@ -217,8 +217,8 @@ class GroupText {
                                          [&](const View* v) { return fits(*v, m_.width); })))
       m_.width /= 2;
     const std::int64_t row = ceil_div(g_.columns, m_.width);  // items
-    // As few threads as hold the row in their registers, where they exchange sums, and as many as
-    // it has items, where each element is by itself: more of them wait for memory at a time.
+    // Rows with sums use as few threads as can hold the row in registers, since threads exchange
+    // sums. Other rows use as many threads as they have items, for more loads in flight.
     const std::int64_t some =
         has_row_sums()
             ? std::clamp<std::int64_t>(kRegisters * 4 / (bytes * m_.width), 1, kMostItems)
@@ -250,7 +250,8 @@ class GroupText {
   std::string number(std::int64_t n) const { return concat(n, wide_index_ ? "ll" : "u"); }
   bool exact() const { return m_.is_exact(g_.columns); }
 
-  // For each item of the thread, with its first element `c`; `in`: whether it is one of the row's.
+  // Opens the loop over a thread's items with first element `c`; `in` says whether the item is in
+  // the row.
   void each_item(Lines& lines) const {
     lines.add("#pragma unroll");
     lines.add("for (int k = 0; k < ", m_.items, "; ++k) {");
@@ -286,7 +287,7 @@ class GroupText {
     }
     if (!sums_.empty() && m_.rows > 1)
       lines.add("__shared__ float sums[", m_.rows, "][", g_.columns, "];");
-    // Rows beyond the last are computed as the last: whole warps take part in exchanges.
+    // Lanes beyond the last row recompute the last row: full warps must take part in shuffles.
     if (sums_.empty()) {
       lines.add("{");
       lines.add("const ", index(), " own = (", index(), ")blockIdx.x * ", number(m_.rows), " + y;");
@@ -307,7 +308,7 @@ class GroupText {
     return v.strides[0] == 0 ? "0" : concat("row * ", number(v.strides[0]));
   }
 
-  // What lies in memory, before anything is computed.
+  // Declares the loads, which come before any computation.
   void loads(Lines& lines) const {
     for (std::size_t i = 0; i < rows_.size(); ++i)
       lines.add("const ", cuda_type(rows_[i].dtype), " w", i, " = a", source_of(rows_[i]), "[",
@@ -327,7 +328,7 @@ class GroupText {
     lines.add("}");
   }
 
-  // The steps of a stage; at element j of item k, or of the row. Returns the value's name.
+  // Writes the steps of a stage, for element j of item k or for the row. Returns the value's name.
   std::string steps(Lines& lines, std::size_t s) {
     const Pointwise& loop = g_.stages[s].loop;
     const std::size_t leaves = loop.leaves.size();
@@ -371,7 +372,7 @@ class GroupText {
     }
   }
 
-  // Numbers of columns, an item of them.
+  // Loads the column values of an item.
   void column_loads(Lines& lines, std::size_t s) const {
     const Pointwise& loop = g_.stages[s].loop;
     for (std::size_t i = 0; i < loop.leaves.size(); ++i) {
@@ -392,7 +393,7 @@ class GroupText {
     if (dtype == DType::f16) return concat("to_f16(", value, ")");
     return concat("(", cuda_type(dtype), ")(", value, ")");
   }
-  // As it reads back from its buffer.
+  // Returns the value as it would be read back from its buffer, rounded to its dtype.
   static std::string read_back(DType dtype, const std::string& value) {
     return dtype == DType::f32 ? value : concat("(float)number(", converted(dtype, value), ")");
   }
@@ -495,7 +496,7 @@ class GroupText {
     lines.add("if (valid && lane == 0) ", at, " = ", converted(to.view.dtype, value), ";");
   }
 
-  // The block's part of a sum of columns, added up over the rows that it computes at a time.
+  // Adds the block's part of a column sum over the rows that the block computes at a time.
   void finish_sum(Lines& lines, std::size_t s) const {
     const std::string to = concat("p", s, "[blockIdx.x * ", number(g_.columns), " + ");
     if (m_.rows == 1) {

@@ -1,4 +1,4 @@
-// One step of a loop as an expression of CUDA C++.
+// Formats one step of a loop as an expression of CUDA C++.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace logitless::ir {
 // `wide`: registers are double, else float. Operands are names or literals.
 std::string step_text(const Pointwise::Step& step, bool wide, const std::string& a,
                       const std::string& b, const std::string& c);
-// A number as the register holds it.
+// Returns a literal of the register's type.
 std::string literal(double number, bool wide);
 
 }  // namespace logitless::ir

@@ -72,7 +72,7 @@ void Steps::bind(KernelSet& set) {
   }
 }
 
-// One instruction.
+// Enqueues one instruction.
 struct Steps::Enqueue {
   const Frame& frame;
   const Step& step;
@@ -157,7 +157,7 @@ struct Steps::Enqueue {
     for (std::size_t d = 0; d < out.shape.size(); ++d) space.sizes[d] = out.shape[d];
     return space;
   }
-  // Without dimension `axis`; -1: all.
+  // Returns the strides without dimension `axis`; -1: all.
   static cuda::Strides strides_of(const View& v, int axis = -1) {
     cuda::Strides strides;
     int to = 0;
@@ -222,9 +222,9 @@ struct Steps::Enqueue {
     cuda::find_largest(call);
   }
 
-  // Programs with it are not run.
+  // Programs with externs are not run.
   void operator()(const ExternRun&) const { throw InternalError("an extern on a GPU"); }
-  // The target refuses these when it compiles.
+  // The target refuses these instructions when a program is compiled.
   void operator()(const Scan&) const { throw InternalError("a scan on a GPU"); }
   void operator()(const Sort&) const { throw InternalError("a sort on a GPU"); }
 

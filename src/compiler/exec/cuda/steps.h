@@ -1,4 +1,4 @@
-// The instructions of a program on a GPU: what is made of each beforehand, and how it is enqueued.
+// The prepared instructions of a program on a GPU, and how they are enqueued.
 #pragma once
 
 #include <map>
@@ -17,10 +17,11 @@
 
 namespace logitless::ir {
 
-// The kernels of a program and of its loops: one module, equal ones once; products likewise.
+// The kernels of a program and of its loops: one module in which equal kernels are stored once. The
+// same holds for matrix products.
 class KernelSet {
  public:
-  // Before load(): kernels that the program needs.
+  // Adds kernels that the program needs, before load().
   void add(const std::vector<GeneratedKernel>& kernels);
   void load(int compute_capability);
   void* find(const std::string& entry) const;
@@ -33,15 +34,15 @@ class KernelSet {
   std::vector<std::pair<cuda::ProductShape, std::shared_ptr<const cuda::Product>>> products_;
 };
 
-// A program or the body of a loop, prepared.
+// A prepared program or body of a loop.
 class Steps {
  public:
-  // Generates kernels into `set`, which is loaded before bind(). alignments: bytes that addresses
-  // of the program's buffers are multiples of, by buffer.
+  // Generates kernels into `set`, which is loaded before bind(). alignments[b]: bytes that divide
+  // the address of buffer b.
   Steps(const Program& program, const std::vector<std::int64_t>& alignments, KernelSet& set);
   void bind(KernelSet& set);
-  // On the stream of the context. observer: of each instruction, or null. under: of
-  // the heads.
+  // Enqueues on the stream of the context. `observer` is notified of each instruction and may be
+  // null; `under` applies to the heads.
   void enqueue(const Frame& frame, const Context& context, Observer* observer = nullptr,
                const HeadUnder& under = {}) const;
 
@@ -67,9 +68,9 @@ class Steps {
 // head.cpp
 void enqueue_head(const HeadRun& head, const Frame& frame, const Context& context,
                   const HeadUnder& under);
-// They throw InvalidArgument where its context is of the CPU.
+// Throws InvalidArgument if far's context is of the CPU.
 const Context& context_of(const FarFieldHead& far);
-// The plan of audited steps.
+// Returns the plan of audited steps; throws likewise.
 LossPlan far_plan_of(const HeadRun& head, const FarFieldHead& far);
 // See Backend::plan().
 void plan_over_gpus(HeadOverRanks::State& ranks, std::size_t memory_budget);

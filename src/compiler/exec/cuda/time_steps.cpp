@@ -5,7 +5,7 @@
 namespace logitless::ir {
 namespace {
 
-// An event before the first instruction and after each.
+// Records an event before the first instruction and after each one.
 class EventClock final : public Observer {
  public:
   explicit EventClock(void* stream) : stream_(stream) {}
@@ -15,7 +15,7 @@ class EventClock final : public Observer {
     timed.seconds.push_back(0.0);
     record();
   }
-  // All that they saw has happened.
+  // Adds up the seconds between the events, all of which must have completed.
   void read() {
     for (std::size_t i = 0; i < timed.seconds.size(); ++i)
       timed.seconds[i] += cuda::seconds_between(events_[i].get(), events_[i + 1].get());
@@ -38,7 +38,7 @@ Timed time_steps(const Steps& steps, const Frame& frame, const Context& context,
   const Context on_stream = context.on(stream.get());
   steps.enqueue(frame, on_stream);
   EventClock clock(stream.get());
-  // A graph, so that the device never waits for the host.
+  // Captures a graph, so that the device never waits for the host.
   cuda::begin_capture(stream.get());
   try {
     clock.start();

@@ -1,12 +1,12 @@
-// What each instruction of a program takes on a GPU.
+// Times each instruction of a program on a GPU.
 #pragma once
 
 #include "compiler/exec/cuda/steps.h"
 
 namespace logitless::ir {
 
-// One run to warm up, one of the captured graph in which an event follows each instruction, and
-// `repeat` of that graph which are timed. Waits.
+// Runs once to warm up, then once with a captured graph that records an event after each
+// instruction. Then times `repeat` runs of that graph. Waits.
 Timed time_steps(const Steps& steps, const Frame& frame, const Context& context, int repeat);
 
 }  // namespace logitless::ir
