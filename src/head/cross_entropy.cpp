@@ -116,7 +116,7 @@ HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyI
   f.logit_scale = options.logit_scale;
   f.softcap = options.softcap;
   f.label_smoothing = options.label_smoothing != 0.0f;
-  // Class weights enter the kernel as weights of the smoothing term alone.
+  // Class weights enter the kernel only as weights of the smoothing term.
   f.vocab_weight = in.class_weight.defined() && f.label_smoothing;
   f.entropy = out.entropy.defined();
   f.argmax = out.argmax.defined();
@@ -138,7 +138,8 @@ HeadShape shape_of(const CrossEntropyInputs& in) {
 
 namespace {
 
-// Collective where the inputs are sharded. plan(shape, features, request): the plan of one rank.
+// Plans the calls with `plan(shape, features, request)`, which returns one rank's plan. Collective
+// if the inputs are sharded.
 template <typename Plan>
 LossPlan plan_calls(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                     const CrossEntropyOutputs& out, const PlanRequest& request, DeviceKind device,

@@ -44,7 +44,7 @@ std::vector<std::int32_t> deal_words(std::int64_t vocab, int ranks, std::span<co
   std::uint64_t state = mix64(seed);
   for (std::int64_t at = 0; at < vocab; at += ranks) {
     const std::int64_t count = std::min<std::int64_t>(ranks, vocab - at);
-    // The last few go to the first ranks: whose shares are one larger.
+    // The last, incomplete group goes to the first ranks, so their shares are one larger.
     std::iota(order.begin(), order.end(), 0);
     for (std::int64_t i = count - 1; i > 0; --i) {
       state = mix64(state);

@@ -6,7 +6,8 @@
 namespace logitless {
 namespace {
 
-// Of each token all far tiles are off as those sampled are, and independently.
+// Estimates the error from the sampled tiles: all skipped tiles of a token are assumed to have
+// their mean squared error, independently.
 void tell_sampled(const LossPlan& plan, const FarSums& sums, std::int64_t tile_words,
                   FarFieldStatistics& out) {
   const FarSampled& s = sums.of_sample;
@@ -37,7 +38,7 @@ FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums,
   tell_sampled(plan, sums, tile_words, out);
   if (plan.audit == nullptr || sums.audited == 0) return out;
   out.audited_tokens = sums.audited;
-  out.audited_error = sums.audit_norm_squared == 0.0  // NaN: no number
+  out.audited_error = sums.audit_norm_squared == 0.0  // a NaN norm stays NaN
                           ? 0.0
                           : std::sqrt(sums.audit_error_squared / sums.audit_norm_squared);
   out.audited_lse_error = std::sqrt(sums.lse_error_squared / static_cast<double>(sums.audited));
@@ -47,7 +48,8 @@ FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums,
 
 namespace {
 
-// What ranks have of tokens of their own. Each token audited counts for those that it stands for.
+// Adds the sums over tokens of ranks with sharded tokens. An audited token is weighted by the
+// number of tokens that it represents.
 void add_tokens(std::span<const FarSums> ranks, FarSums& sums) {
   sums.norm_squared = sums.audit_error_squared = sums.audit_norm_squared = 0.0;
   sums.lse_error_squared = sums.lse_error_max = 0.0;

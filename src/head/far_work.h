@@ -1,4 +1,4 @@
-// What a far-field call did: its passes, and its statistics from the sums of its chunks.
+// GEMM counts and statistics of a far-field call, from the sums of its chunks.
 #pragma once
 
 #include <span>
@@ -12,14 +12,16 @@ constexpr bool is_far(PlanKind kind) {
   return kind == PlanKind::far_backward || kind == PlanKind::far_both;
 }
 
-// Above this part of the tiles to keep there is nothing to gain: all are kept, and planners choose
-// a dense plan.
+// Above this fraction of selected tiles the far field gains nothing: all tiles are selected, and
+// planners choose a dense plan.
 inline constexpr double kMostKept = 2.0 / 3.0;
 
-// Passes over tokens * vocab * dim of a call that kept and sampled these parts of its tiles: the
-// forward (of far_both: of the kept tiles, and the estimates), the logits of the kept tiles again,
-// their gradients, and two products with one point for each tile. Of the sampled ones logits and
-// d_weight.
+// Returns the GEMMs (of tokens * vocab * dim multiply-adds) of a call with these fractions of
+// selected and sampled tiles.
+// - The forward is full, or for far_both that of the selected tiles and the estimates.
+// - The backward recomputes the logits of the selected tiles and computes their gradients. Two
+//   low-rank products take one centroid for each tile.
+// - Sampled tiles take their logits and d_weight.
 inline double far_passes(PlanKind kind, double kept, double sampled, const HeadShape& shape,
                          const HeadFeatures& features) {
   const double gradients = (features.d_hidden ? 1.0 : 0.0) + (features.d_weight ? 1.0 : 0.0);
@@ -27,7 +29,7 @@ inline double far_passes(PlanKind kind, double kept, double sampled, const HeadS
       gradients > 0.0 || features.d_bias
           ? kept * (1.0 + gradients) + gradients / 128.0 + sampled * (features.d_weight ? 2.0 : 1.0)
           : 0.0;
-  // Means, variances, and the tokens along the axes.
+  // The estimates take means, variances, and the projection of the tokens on the axes.
   const double forward =
       kind == PlanKind::far_both
           ? kept + 2.0 / 128.0 + static_cast<double>(shape.dim) / static_cast<double>(shape.vocab)
@@ -35,16 +37,17 @@ inline double far_passes(PlanKind kind, double kept, double sampled, const HeadS
   return forward + backward;
 }
 
-// tile_words: of a pair, what is kept or not for a block.
+// Returns the statistics of a call on one device. `tile_words` is the vocabulary entries of a tile,
+// the unit of selection.
 FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums,
                                   std::int64_t tile_words);
-// Of words over ranks, from the sums of each: what is of tokens that all ranks have is the same in
-// all of them.
+// Returns the statistics of a sharded vocabulary from the sums of all ranks. Sums over tokens that
+// all ranks have are equal on all of them, and are taken once.
 FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const FarSums> ranks,
                                            std::int64_t tile_words);
 
-// Whether one of `ranks` has so many of the tiles of all that keeping its own is keeping what there
-// is.
+// Returns whether one of `ranks` has so large a share of all tiles that selecting all of its local
+// tiles counts as a dense fallback.
 inline bool holds_its_part(std::int64_t tiles, std::int64_t tiles_of_all, int ranks) {
   return static_cast<double>(tiles) * ranks > kMostKept * static_cast<double>(tiles_of_all);
 }

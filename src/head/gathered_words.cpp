@@ -5,7 +5,8 @@
 namespace logitless {
 namespace {
 
-constexpr std::int64_t kRowBlock = 256;  // sums of lse are the same for whole ones
+constexpr std::int64_t kRowBlock = 256;  // multiple of rows for which the sums of lse have the same
+                                         // bits
 
 std::size_t aligned(std::int64_t bytes) { return static_cast<std::size_t>(round_up(bytes, 64)); }
 

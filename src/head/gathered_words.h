@@ -1,5 +1,6 @@
-// Words whose rows travel to the tokens of other ranks: a piece holds some rows of each rank or, of
-// a weight by columns, all ranks' columns of some rows. All ranks go through the same pieces.
+// Weight-gathered heads: rows of the weight travel to the tokens of other ranks, one slice at a
+// time. A slice has some rows of each rank or, for a weight sharded by columns, all ranks' columns
+// of some rows. All ranks go through the same slices in the same order.
 #pragma once
 
 #include <algorithm>
@@ -13,20 +14,21 @@
 
 namespace logitless {
 
-// What all ranks know of one another's words.
+// Vocabulary shards of all ranks, as every rank knows them.
 struct GatheredWords {
   struct Of {
-    std::int64_t first = 0;  // word of row 0, where words follow one another
+    std::int64_t first = 0;  // entry of row 0, if the entries are consecutive
     std::int64_t rows = 0;
   };
-  std::vector<Of> ranks;              // by columns the first has all words, and the others none
-  std::vector<std::int64_t> columns;  // of each rank; empty: rows travel
-  bool tables = false;                // of some rank they do not: words travel with their rows
+  std::vector<Of> ranks;              // sharded by columns: rank 0 has all entries, the others none
+  std::vector<std::int64_t> columns;  // of each rank; empty if the weight is sharded by rows
+  bool tables = false;                // the entries of some rank are not consecutive, so ids travel
+                                      // with their rows
 
   std::int64_t most_rows() const;
-  std::int64_t most_columns() const;  // 0 where rows travel
-  // f(rank, the first of its columns, how many) for the ranks that have some; none where rows
-  // travel.
+  std::int64_t most_columns() const;  // 0 if the weight is sharded by rows
+  // Calls f(rank, first column, column count) for each rank that has columns; never for a weight
+  // sharded by rows.
   template <typename F>
   void each_columns(const F& f) const {
     std::int64_t first = 0;
@@ -37,23 +39,23 @@ struct GatheredWords {
 GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_ranks,
                              std::vector<std::int64_t> columns);
 
-// Columns of a rank's rows in a piece, where it has most.
+// Returns the most columns that a rank contributes to a slice.
 inline std::int64_t piece_columns(const HeadShape& shape, const HeadFeatures& features) {
   return features.gathered_columns > 0 ? features.gathered_columns : shape.dim;
 }
-// Calls of the kernel for each piece: of each rank's rows.
+// Returns the number of kernel calls for a slice: one for the rows of each rank.
 inline std::int64_t piece_blocks(const HeadFeatures& features) {
   return features.gathered_columns > 0 ? 1 : features.word_ranks;
 }
-// Whether the rows of all ranks in a piece lie together, so that they can be one call: nothing else
-// of them travels with them.
+// Returns whether the rows of all ranks in a slice are contiguous, so that one kernel call can take
+// them. That requires that nothing else travels with them.
 inline constexpr int kMostTogether = 64;
 inline bool rows_lie_together(const HeadFeatures& features) {
   return features.gathered_columns == 0 && features.word_ranks <= kMostTogether && !features.bias &&
          !features.d_bias && !features.vocab_weight;
 }
 
-// Rows of a rank in a piece: [first, first + count) of its own.
+// Rows of a rank in a slice: local rows [first, first + count).
 struct PieceRows {
   std::int64_t first = 0, count = 0;
 };
@@ -65,9 +67,9 @@ inline PieceRows rows_in_piece(std::int64_t piece, std::int64_t piece_rows, std:
   return {first, std::clamp<std::int64_t>(rows - first, 0, piece_rows)};
 }
 
-// What one rank gives to a piece of B rows: [B, C] of the weight, of its C columns without gaps,
-// then the rest, each part on a multiple of 64 bytes. C is D where rows travel; by columns no bias
-// and no words travel.
+// Layout of one rank's contribution to a slice of B rows: weight [B, C] without gaps, then bias and
+// ids, each aligned to 64 bytes. C is D for a weight sharded by rows. Sharded by columns, C is the
+// rank's columns, and neither bias nor ids travel.
 struct PieceLayout {
   std::size_t bias = 0;   // f32 [B], with a bias
   std::size_t words = 0;  // i32 [B], with tables
@@ -75,20 +77,22 @@ struct PieceLayout {
 };
 PieceLayout piece_layout(const HeadShape& shape, const HeadFeatures& features,
                          std::int64_t piece_rows, bool tables);
-// And what one rank gets of a piece from another: f32 [B, C] of d_weight, then f32 [B] of d_bias.
+// Layout of the gradient sums that a rank receives for a slice from another: d_weight f32 [B, C],
+// then d_bias f32 [B].
 struct PieceSums {
   std::size_t d_bias = 0;
-  std::size_t bytes = 0;  // 0: neither is wanted
+  std::size_t bytes = 0;  // 0: neither is requested
 };
 PieceSums piece_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t piece_rows);
-// By columns, beside both: a piece put together, rows with all columns and their bias; and the sums
-// of all columns and of d_bias. Of no bytes where rows travel.
+// Layouts of the additional buffers of a weight sharded by columns: the assembled slice, rows with
+// all columns and their bias, and the sums of all columns and of d_bias. Empty for a weight sharded
+// by rows.
 PieceLayout whole_piece(const HeadShape& shape, const HeadFeatures& features,
                         std::int64_t piece_rows);
 PieceSums whole_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t piece_rows);
 
-// The sizes of pieces worth a thought, the largest first: whole blocks of 256 rows, half of a
-// rank's at most; all of them where they are no more than such a block.
+// Returns the candidate sizes of slices, the largest first: multiples of 256 rows, at most half of
+// a rank's rows. A rank of at most 256 rows has one slice of all of them.
 std::vector<std::int64_t> piece_sizes(std::int64_t most_rows);
 
 }  // namespace logitless

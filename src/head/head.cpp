@@ -13,7 +13,7 @@
 namespace logitless {
 namespace {
 
-// K of targets [..., K], or 1 of targets [...].
+// Returns K for targets [..., K], and 1 for targets [...].
 int targets_per_token(const HeadInputs& in) {
   return in.targets.rank() == in.hidden.rank()
              ? static_cast<int>(in.targets.size(in.targets.rank() - 1))
@@ -91,7 +91,8 @@ HeadFeatures backward_features(const HeadOptions& options, const HeadInputs& in,
   return f;
 }
 
-// d_weight: of a forward that uses its memory.
+// Throws unless the outputs are apart from the inputs and from each other. `d_weight` is given for
+// a forward that uses its memory.
 void require_own_memory(const HeadInputs& in, const HeadOutputs& out,
                         const ConstTensorView& d_weight = {}) {
   require_apart({{"lse", out.lse},
@@ -151,7 +152,8 @@ TokenOutputs token_outputs(const HeadOutputs& out) {
           .argmax = out.argmax};
 }
 
-// Collective where the inputs are sharded. features(): after all checks; plan as plan_alone.
+// Plans the calls; collective if the inputs are sharded. `features()` is called after all checks,
+// and `plan` has the arguments of `plan_alone`.
 template <typename Features, typename Plan>
 LossPlan plan_calls(const HeadOptions& options, const HeadInputs& in, const PlanRequest& request,
                     DeviceKind device, const Features& features, const Plan& plan) {
@@ -181,9 +183,9 @@ auto planner(const Context& context) {
   };
 }
 
-// --- Of a forward whose exponentials stay until the backward.
+// --- A forward whose exponentials are saved until the backward.
 
-// Cotangents may be of all outputs but the entropy.
+// Features of a saved head: any output but the entropy may have a cotangent.
 HeadFeatures kept_features(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
                            const HeadGradients& to) {
   if (is_sharded(in.sharding))
@@ -198,7 +200,7 @@ HeadFeatures kept_features(const HeadOptions& options, const HeadInputs& in, con
   return f;
 }
 
-// Of a backward: what the forward has left goes by the plan.
+// Features of the backward of a saved head. The plan determines what the forward has saved.
 HeadFeatures kept_features(const LossPlan& plan, const HeadOptions& options, const HeadInputs& in,
                            const HeadCotangents& g, const HeadGradients& to) {
   require(!g.entropy.defined(),

@@ -1,4 +1,4 @@
-// One call of the head, checked, from validation to the engine of a device.
+// One checked call of the head, passed from validation to the engine of a device.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,15 @@ struct HeadOperands {
   ConstTensorView hidden;   // [..., D]
   ConstTensorView weight;   // [V, D]
   ConstTensorView bias;     // [V], or none
-  ConstTensorView omega;    // [whole V], or none: 1. Weights of the weighted logit sum
+  ConstTensorView omega;    // [global V], or none for 1: weights of the weighted logit sum
   ConstTensorView targets;  // [...] or [..., K]
   std::int64_t ignore_index = -100;
-  // T: row i has the target of row i + 1, and the last row of each T none. 0: its own.
+  // Sequence length T: row i has the target of row i + 1, and the last row of each sequence has
+  // none. 0: each row has the target of the same index.
   std::int64_t sequence = 0;
 };
 
-// Of each token; none where it is not wanted. Rows of ignored tokens get 0 (argmax: -1).
+// Per-token outputs; an undefined view is not computed. Rows of ignored tokens are 0 (argmax: -1).
 struct TokenOutputs {
   TensorView lse;
   TensorView target_logit;  // [..., K]
@@ -35,38 +36,39 @@ struct TokenOutputs {
   TensorView argmax;
 };
 
-// Of far-field plans.
+// Operands of far-field plans.
 struct FarOperands {
   const VocabOrder* order = nullptr;
   std::uint64_t sample_seed = 0;
   TensorView d_hidden_bound;  // 0 with exact plans
 };
 
-// Where exchanges on a GPU are enqueued that go on beside the products of a call: a stream of their
-// own, and events that it and the call's stream wait for one another by.
+// The communication stream of a GPU, on which exchanges overlap the GEMMs of a call, and the events
+// that order it and the call's stream.
 struct ExchangeLane {
   std::shared_ptr<void> stream;
-  std::shared_ptr<void> start;        // what a chunk is made from is there; a piece's room is free
-  std::shared_ptr<void> ready;        // a chunk is made; a piece has come
-  std::shared_ptr<void> hidden_done;  // a chunk's pieces of d_hidden are made
-  std::shared_ptr<void> exchanged;    // and have come, or the sums of a piece
-  // i32 [rows]: Sharding::word_table on the device; null: words follow one another.
+  std::shared_ptr<void> start;        // the inputs of a chunk exist; the buffer of a slice is free
+  std::shared_ptr<void> ready;        // a chunk is computed; a slice has arrived
+  std::shared_ptr<void> hidden_done;  // the slices of a chunk's d_hidden are computed
+  std::shared_ptr<void> exchanged;    // those slices, or sums of a weight slice, have arrived
+  // i32 [rows]: Sharding::word_table on the device; null: the entries are consecutive.
   std::shared_ptr<const void> word_table;
-  // Of the communicator, in place of the workspace's part for exchanges; null: none. The event, one
-  // for all plans of the group: the last call that received there is done with it.
+  // Exchange memory of the communicator, which replaces the workspace's part for exchanges; null:
+  // none. The event is shared by all plans of the group: the last call that received into the
+  // memory no longer reads it.
   void* memory = nullptr;
   std::shared_ptr<void> memory_free;
 };
 
-// Of words spread over ranks.
+// Operands of a vocabulary-parallel call.
 struct ShardOperands {
   CollectiveCalls* calls = nullptr;     // null: no sharding
   CollectiveCalls* replicas = nullptr;  // null: none
-  ShardWords words{0};                  // here; may be none, and shape.vocab is 1 then
+  ShardWords words{0};                  // the local shard; may be empty, and shape.vocab is 1 then
   bool tokens = false;
   const ExchangeLane* lane = nullptr;       // on a GPU
-  const GatheredWords* gathered = nullptr;  // null: weights stay. Else shape.vocab is all words
-  std::int64_t first_tile = 0, tiles = 0;   // of the ranks before this one, of all ranks
+  const GatheredWords* gathered = nullptr;  // null: not gathered. Else shape.vocab is global
+  std::int64_t first_tile = 0, tiles = 0;   // of earlier ranks, and of all
 
   bool sharded() const { return calls != nullptr; }
   int ranks() const { return calls->communicator().size(); }
@@ -77,11 +79,11 @@ struct HeadCall {
   const Context* context = nullptr;
   const LossPlan* plan = nullptr;
   const Workspace* workspace = nullptr;
-  HeadShape shape;  // of this call: tokens may be fewer than the plan's
+  HeadShape shape;  // of this call; it may have fewer tokens than the plan
   HeadFeatures features;
   HeadOperands in;
   TokenOutputs out;
-  HeadGradients gradients;  // added to what they hold where features.accumulate
+  HeadGradients gradients;  // added to the present values if features.accumulate
   FarOperands far;
   ShardOperands shard;
 };

@@ -11,8 +11,8 @@
 namespace logitless {
 namespace {
 
-// What a rank sends in a second: between H200s of one host through NCCL's kernels
-// (docs/distributed.md), and between processes of one host by way of its memory, about.
+// Returns the approximate bytes a second that a rank sends: between H200s of one host through
+// NCCL's kernels (docs/distributed.md), or between processes of one host through its memory.
 double link_bytes(DeviceKind device) { return device == DeviceKind::cpu ? 2e9 : 225e9; }
 
 constexpr std::int64_t kImpossible = -1;
@@ -44,7 +44,7 @@ MovementPlans::MovementPlans(const Sharding& sharding, MovementProblem problem)
     : p_(std::move(problem)),
       spread_(sharding.tokens),
       planned_(sharding.tokens && sharding.moves == Movement::planned) {
-  // Known of all ranks.
+  // These conditions are equal on all ranks.
   const bool cannot = p_.device != DeviceKind::cpu && p_.words.tables;
   const bool by_columns = !p_.words.columns.empty();
   if (planned_ && cannot) weights_.refusal = "words that a word_table says move on the CPU alone";
@@ -118,10 +118,10 @@ bool MovementPlans::begin_alike(const Agreement& said) {
   std::int64_t least_first = 0, least = 0, most = 0;
   bool any = false;
   for (int r = 0; r < p_.ranks(); ++r) {
-    // A rank without words goes by the others.
+    // A rank without vocabulary entries follows the chunks of the others.
     if (!tokens_.wanted || p_.words.ranks[static_cast<std::size_t>(r)].rows == 0) continue;
     const std::int64_t chunk = said.own_of(r, said_as(Movement::tokens, "size"));
-    if (chunk == 0) continue;  // it has no plan, and so none is taken
+    if (chunk == 0) continue;  // this rank has no plan, so none is chosen
     const std::int64_t first = said.own_of(r, "first tokens");
     least_first = any ? std::min(least_first, first) : first;
     least = any ? std::min(least, chunk) : chunk;
@@ -139,7 +139,8 @@ bool MovementPlans::begin_alike(const Agreement& said) {
   return false;
 }
 
-// Of the exchanges whose bytes grow with dim. size: what all ranks have of the plan's.
+// Returns the bytes that a rank sends in exchanges proportional to dim. `size` is the chunk or
+// slice size that all ranks can use.
 double MovementPlans::bytes_of(Movement moves, std::int64_t size) const {
   const HeadFeatures& f = p_.features;
   const std::int64_t columns = p_.words.columns.empty() ? p_.shape.dim : p_.words.most_columns();
@@ -150,7 +151,7 @@ double MovementPlans::bytes_of(Movement moves, std::int64_t size) const {
     return row * static_cast<double>(p_.tokens) * (element + (f.d_hidden ? gradient : 0.0));
   const bool again = f.d_hidden || f.d_weight || f.d_bias;
   const auto pieces = static_cast<double>(piece_count(p_.words.most_rows(), size));
-  // A GPU has the last two when the backward begins.
+  // A GPU still holds the last two slices when the backward begins.
   const double kept = p_.device == DeviceKind::cpu ? 1.0 : std::min(pieces, 2.0);
   const double gathered = again ? 2.0 * pieces - kept : pieces;
   return row * static_cast<double>(size) *
@@ -168,7 +169,7 @@ void MovementPlans::meet(Way& way, const Agreement& said) const {
       way.plan.reset();
     }
     most = std::max(most, nanoseconds);
-    // A rank without words goes through the chunks of the others.
+    // A rank without vocabulary entries goes through the chunks of the others.
     if (way.moves == Movement::tokens && p_.words.ranks[static_cast<std::size_t>(r)].rows == 0)
       continue;
     way.size = std::min(way.size, said.own_of(r, said_as(way.moves, "size")));
@@ -177,7 +178,7 @@ void MovementPlans::meet(Way& way, const Agreement& said) const {
   way.bytes = bytes_of(way.moves, way.size);
   const double computes = static_cast<double>(most) * 1e-9;
   const double sends = way.bytes / link_bytes(p_.device);
-  // A GPU exchanges a piece beside the products of another.
+  // A GPU overlaps the exchange of a slice with the GEMMs of another.
   const bool beside = p_.device != DeviceKind::cpu && way.moves == Movement::weights;
   const auto pieces = static_cast<double>(piece_count(p_.words.most_rows(), way.size));
   way.seconds =
@@ -197,7 +198,7 @@ LossPlan MovementPlans::agreed(const Agreement& said) {
   return plan;
 }
 
-// What is exchanged is as large as the rank with the least of it has it.
+// Returns the plan with the smallest chunk or slice of all ranks.
 LossPlan MovementPlans::taken(Way& way) const {
   if (way.moves == Movement::weights) return with_piece(std::move(*way.plan), way.size, p_.device);
   const std::int64_t chunk = spread_ ? std::max<std::int64_t>(way.size, p_.ranks()) : way.size;

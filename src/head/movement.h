@@ -1,5 +1,6 @@
-// What moves between ranks whose tokens are spread: hidden states to the words, or rows of weight
-// to the tokens. All ranks take the same, by what they know of one another.
+// The tensors that travel between ranks with sharded tokens: hidden states to the vocabulary shards
+// (token-dispatched), or rows of weight to the tokens (weight-gathered). Every rank makes the same
+// choice, from sizes and times that all ranks have exchanged.
 #pragma once
 
 #include <exception>
@@ -17,37 +18,37 @@ namespace logitless {
 
 std::string_view name_of(Movement moves);
 
-// What plans of one sharded head differ by.
+// Inputs of the choice between the two movements of one sharded head.
 struct MovementProblem {
-  HeadShape shape;  // this rank's: its words, 1 or more
+  HeadShape shape;  // local: the rank's vocabulary shard, 1 entry or more
   HeadFeatures features;
   DeviceKind device = DeviceKind::cpu;
-  std::int64_t tokens = 0;  // of this rank; of spread ones the most of a rank
+  std::int64_t tokens = 0;  // of this rank; if tokens are sharded, the most of any rank
   GatheredWords words;
   int rank = 0;
-  bool far = false;  // a far field may be planned, of words that stay
+  bool far = false;  // a far field may be planned, whose weights are not gathered
 
   int ranks() const { return static_cast<int>(words.ranks.size()); }
 };
 
-// The plans of a sharded head, and which of them is taken.
+// Makes the candidate plans of a sharded head and chooses one of them.
 class MovementPlans {
  public:
   using Planner = std::function<LossPlan(const HeadShape&, const HeadFeatures&)>;
 
   MovementPlans(const Sharding& sharding, MovementProblem problem);
 
-  // Makes what may be taken, and says its sizes. Throws what the planner throws of the plan asked
-  // for; of the one whose tokens move where neither can be made.
+  // Makes the candidate plans and adds their sizes to the digest. Throws the planner's error for a
+  // requested movement, or that of the token-dispatched plan if neither can be made.
   void make(const Planner& planner, PlanDigest& digest);
-  // Of this rank, whose tokens move, as made last; an exact one of nothing where there is none.
+  // Returns this rank's token-dispatched plan as last made; an empty exact plan if there is none.
   LossPlan with_tokens() const { return tokens_.plan.value_or(LossPlan()); }
-  // Whether the chunks of what they have said can be gone through together. A rank plans its other
-  // chunks by a first one whose exponentials lie in d_weight's memory; where these differ, it makes
-  // none the next time.
+  // Returns whether all ranks can go through their chunks together. The size of a first chunk that
+  // reuses d_weight's memory determines a rank's other chunks. If these differ between ranks, the
+  // next plan reuses nothing.
   bool begin_alike(const Agreement& said);
-  // Of what all ranks have said: the same on each of them. Throws InvalidArgument where each way
-  // has a rank without a plan.
+  // Returns the plan that all ranks agree on: the same movement on each. Throws InvalidArgument if
+  // some rank has no plan for each of the movements.
   LossPlan agreed(const Agreement& said);
 
  private:
@@ -56,10 +57,10 @@ class MovementPlans {
     bool wanted = false;
     std::optional<LossPlan> plan = {};  // of this rank
     std::exception_ptr error = {};      // why there is none
-    std::string refusal = {};           // the same in words
-    std::int64_t size = 0;              // the least chunk, or piece, of a rank
-    double seconds = 0.0;               // of the slowest rank, exchanges included
-    double bytes = 0.0;                 // that a rank sends
+    std::string refusal = {};           // the message of the error
+    std::int64_t size = 0;              // the smallest chunk, or slice, of any rank
+    double seconds = 0.0;               // of the slowest rank, including exchanges
+    double bytes = 0.0;                 // sent by a rank
   };
   void try_plan(Way& way, const Planner& planner) const;
   void meet(Way& way, const Agreement& said) const;
@@ -71,8 +72,8 @@ class MovementPlans {
   MovementProblem p_;
   bool spread_;
   bool planned_;
-  bool lends_ = true;  // d_weight's memory
-  // Of chunks of tokens, all ranks', where the first one is another: weight_ranges, and its tokens.
+  bool lends_ = true;  // whether chunks may reuse d_weight's memory
+  // If the first chunk of all ranks has its own size: weight_ranges, and its tokens.
   int ranges_ = 0;
   std::int64_t first_ = 0;
   Way tokens_{Movement::tokens};

@@ -1,4 +1,4 @@
-// Outputs that share memory with inputs or each other.
+// Detection of outputs that share memory with inputs or with each other.
 #pragma once
 
 #include <initializer_list>
@@ -14,8 +14,9 @@ struct NamedView {
 };
 
 // Throws InvalidArgument naming both tensors when an output certainly shares memory with an input
-// or another output: contiguous ones that meet, and others whose first element lies in them or at
-// the same place. Views that interleave, such as two columns of one matrix, do not share.
+// or another output. Two contiguous views share if their ranges overlap. Other views share if their
+// first element lies within the other view or coincides with its first element. Interleaved views,
+// such as two columns of one matrix, do not share.
 void require_apart(std::initializer_list<NamedView> outputs,
                    std::initializer_list<NamedView> inputs);
 

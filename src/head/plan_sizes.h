@@ -1,4 +1,4 @@
-// The sizes of a plan, whatever device it is for.
+// The sizes of a plan, independent of its device.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace logitless {
 
-// Of LossPlan, which says what they are.
+// Sizes of a LossPlan, which documents each of them.
 struct PlanSizes {
   std::int64_t chunk_tokens = 0;
   std::int64_t slab_vocab = 0;
@@ -27,8 +27,8 @@ inline PlanSizes plan_sizes(const LossPlan& plan) {
           .weight_words = plan.weight_words};
 }
 
-// Whether a plan is for calls like this one. How d_weight lies in memory matters only where it
-// holds something else meanwhile.
+// Returns whether a plan fits calls with these features. The strides of d_weight matter only if its
+// memory is reused before it holds d_weight.
 inline bool serves(const LossPlan& plan, HeadFeatures features) {
   if (plan.weight_ranges == 0) features.d_weight_strided = plan.features.d_weight_strided;
   return plan.features == features;

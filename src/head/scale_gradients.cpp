@@ -12,7 +12,8 @@
 namespace logitless {
 namespace {
 
-// A gradient as rows; throws unless it is one of floats whose elements are its own.
+// Returns a gradient as rows. Throws unless it is a float tensor whose elements are distinct in
+// memory.
 RowMatrix gradient_rows(std::string_view name, const TensorView& view, bool vector) {
   require(is_head_float(view.dtype()), name, ": expected f32, bf16 or f16, got ",
           name_of(view.dtype()));

@@ -1,4 +1,4 @@
-// Far-field plans of words that are spread over ranks: all ranks take one kind, or none does.
+// Far-field plans of a sharded vocabulary: all ranks take the same kind, or none does.
 #pragma once
 
 #include <optional>
@@ -8,19 +8,19 @@
 
 namespace logitless {
 
-// What of the request must be the same on all ranks.
+// Adds the fields of the request that must be equal on all ranks.
 void say_far_field(const PlanRequest& request, PlanDigest& digest);
-// Of the plan that a rank with so many rows of weight would take, which may be exact.
+// Adds the kind of the plan that a rank would choose, possibly exact, and its `rows` of weight.
 void say_far_plan(const LossPlan& plan, std::int64_t rows, PlanDigest& digest);
 
-// Where the ranks' plans are not all of one far field, or all exact: the request that makes them
-// so. The ranks with at least half as many words as the one with most decide: a far field that all
-// of them would take, or exact plans.
+// Returns a request that makes the ranks' plans alike, or nothing if they are all of one far-field
+// kind or all exact. Ranks with at least half as many rows as the largest decide: a far-field kind
+// that all of them chose, or else exact plans.
 std::optional<PlanRequest> common_request(const PlanRequest& request, const Agreement& plans);
-// Why `plan` is not the far-field one that this rank would have taken.
+// Appends to `plan` why it is not the far-field plan that this rank would have chosen.
 void say_what_was_wanted(const LossPlan& wanted, LossPlan& plan);
 
-// The plan with chunks, and its audit's, that all ranks have room for.
+// Returns the plan with the audit's largest chunk that fits on all ranks.
 LossPlan with_common_audit(LossPlan plan, const Agreement& plans, DeviceKind device);
 
 }  // namespace logitless

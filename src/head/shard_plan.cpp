@@ -41,7 +41,8 @@ void say_features(const HeadFeatures& f, PlanDigest& digest) {
   digest.same("accumulate", f.accumulate);
   digest.same("ranks of the words", f.word_ranks);
   digest.same("sharded tokens", f.tokens_sharded);
-  // Of tokens on all ranks its sums are told as what they are rounded to.
+  // If all ranks have the same tokens, partial sums of d_hidden are exchanged in its dtype, which
+  // therefore must agree.
   const bool everywhere = f.word_ranks > 0 && !f.tokens_sharded && f.d_hidden;
   digest.same("dtype of d_hidden", everywhere ? name_of(f.d_hidden_dtype) : "each rank's own");
 }
@@ -59,13 +60,13 @@ void say(const ShardedHead& head, const Sharding& sharding, PlanDigest& digest) 
   digest.same("replicas", sharding.replicas == nullptr ? 0 : sharding.replicas->size());
   sharding.tokens ? digest.own("tokens", head.shape.tokens)
                   : digest.same("tokens", head.shape.tokens);
-  // All ranks have columns of all words: one says them.
+  // Sharded by columns, each rank has columns of the whole vocabulary: rank 0 reports it.
   const bool others = by_columns(sharding) && sharding.words->rank() > 0;
   digest.words(sharding.vocab,
                others ? std::vector<WordRun>{} : words_of(sharding, head.shape.vocab));
 }
 
-// Of each rank, in their order. Throws InvalidArgument where they are not those of hidden.
+// Returns the columns of each rank. Throws InvalidArgument unless they add up to those of hidden.
 std::vector<std::int64_t> columns_of_ranks(const Sharding& sharding, std::int64_t dim,
                                            const Agreement& agreed) {
   std::vector<std::int64_t> columns;
@@ -80,7 +81,7 @@ std::vector<std::int64_t> columns_of_ranks(const Sharding& sharding, std::int64_
   return columns;
 }
 
-// Tokens that a rank may bring to a call.
+// Returns the most tokens that a rank may bring to a call.
 std::int64_t tokens_of_rank(const Sharding& sharding, const HeadShape& shape,
                             const Agreement& agreed) {
   if (!sharding.tokens) return shape.tokens;
@@ -94,7 +95,7 @@ std::string_view text_of(DeviceKind device) {
   return device == DeviceKind::cpu ? "the CPU" : "a GPU";
 }
 
-// Of the ranks before `rank`, each of which has whole tiles and a last one.
+// Returns the tiles of the ranks before `rank`. The last tile of a rank may be partial.
 std::int64_t tiles_before(const std::vector<std::vector<WordRun>>& words, int rank) {
   std::int64_t tiles = 0;
   for (int r = 0; r < rank; ++r) {
@@ -105,13 +106,14 @@ std::int64_t tiles_before(const std::vector<std::vector<WordRun>>& words, int ra
   return tiles;
 }
 
-// Collective: of the group's own memory what is received, and less workspace. Null: it has none.
+// Moves the receive buffers from the workspace into the group's exchange memory. Collective.
+// Returns null if the group has no such memory.
 void* take_exchange_memory(Communicator& words, LossPlan& plan) {
   const auto bytes_of = [](const LossPlan& p) {
     return cuda::exchange_bytes(p.shape, p.features, cuda::sizes_of(p));
   };
   const std::size_t bytes = bytes_of(plan);
-  // An audit's call is another one of the same words.
+  // An audit is another call with the same vocabulary, so it uses the same memory.
   const std::size_t most = plan.audit == nullptr ? bytes : std::max(bytes, bytes_of(*plan.audit));
   void* const memory = bytes == 0 ? nullptr : words.exchange_memory(most);
   if (memory == nullptr) return nullptr;
@@ -120,7 +122,7 @@ void* take_exchange_memory(Communicator& words, LossPlan& plan) {
   return memory;
 }
 
-// One for all plans that receive there.
+// Returns the event that is shared by all plans that receive into this memory.
 std::shared_ptr<void> event_of_memory(const void* memory) {
   static std::mutex mutex;
   static std::map<const void*, std::weak_ptr<void>> events;
@@ -131,7 +133,7 @@ std::shared_ptr<void> event_of_memory(const void* memory) {
   return event;
 }
 
-// Of the ranks that hold the words together.
+// Plans for the ranks of one vocabulary group.
 LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
                     const std::function<ShardedHead()>& head, const PlanOfRank& plan) {
   Communicator& words = *sharding.words;
@@ -145,7 +147,8 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   const Agreement sizes = agree(words, say_sizes);
 
   HeadShape shape = mine.shape;
-  shape.vocab = std::max<std::int64_t>(shape.vocab, 1);  // kernels of a rank without words rest
+  shape.vocab = std::max<std::int64_t>(shape.vocab, 1);  // a rank without vocabulary entries runs
+                                                         // no kernels
   shape.whole_vocab = sharding.vocab;
   const std::int64_t tokens = tokens_of_rank(sharding, shape, sizes);
   const GatheredWords of_ranks =
@@ -189,7 +192,7 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   return made;
 }
 
-// Of plan_head: the shape and features are all there is.
+// Plans for plan_head, which has the shape and features but no tensors.
 template <typename Plan>
 LossPlan plan_shape(const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request, DeviceKind device, const Plan& plan) {
@@ -243,7 +246,7 @@ void set_sharding(const Sharding& sharding, HeadFeatures& features) {
   if (!is_sharded(sharding)) return;
   features.word_ranks = sharding.words->size();
   features.tokens_sharded = sharding.tokens;
-  features.gathered_rows = features.gathered_columns = 0;  // the plan says
+  features.gathered_rows = features.gathered_columns = 0;  // the plan sets them
 }
 
 std::vector<WordRun> words_of(const Sharding& sharding, std::int64_t rows) {
@@ -315,7 +318,7 @@ LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,
                       const std::function<ShardedHead()>& head, const PlanOfRank& plan) {
   if (sharding.replicas == nullptr) return plan_words(sharding, request, head, plan);
   LossPlan made;
-  // What one group of words throws is said to the replicas in the others.
+  // An error in one vocabulary group is propagated to the replicas in the others.
   const Agreement agreed = agree(*sharding.replicas, [&](PlanDigest& digest) {
     made = plan_words(sharding, request, head, plan);
     digest.same("vocab", sharding.vocab);

@@ -1,4 +1,4 @@
-// Which words of a whole vocabulary the rows of a rank's weight are.
+// Maps the rows of a rank's weight to entries of the global vocabulary, and back.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@ namespace logitless {
 
 class ShardWords {
  public:
-  // All words, each its own row.
+  // The full vocabulary: entry i is row i.
   explicit ShardWords(std::int64_t rows) : rows_(rows) {}
-  // Words [first, first + rows), or those of a table [rows], ascending.
+  // Entries [first, first + rows), or those of an ascending table [rows].
   ShardWords(std::int64_t first, std::int64_t rows, const std::int32_t* table)
       : rows_(rows), first_(first), table_(table) {}
   ShardWords(const Sharding& sharding, std::int64_t rows)
@@ -20,7 +20,7 @@ class ShardWords {
         first_(sharding.first_word),
         table_(static_cast<const std::int32_t*>(sharding.word_table.data())) {}
 
-  // Those of rows [first, first + rows).
+  // Returns the entries of rows [first, first + rows).
   ShardWords part(std::int64_t first, std::int64_t rows) const {
     return table_ != nullptr ? ShardWords(0, rows, table_ + first)
                              : ShardWords(first_ + first, rows, nullptr);
@@ -30,7 +30,7 @@ class ShardWords {
   std::int64_t word(std::int64_t row) const {
     return table_ != nullptr ? table_[row] : first_ + row;
   }
-  // -1: the word is on another rank.
+  // Returns the row of an entry, or -1 if it belongs to another rank.
   std::int32_t row(std::int64_t word) const {
     if (table_ == nullptr) {
       const std::int64_t row = word - first_;

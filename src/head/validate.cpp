@@ -14,7 +14,7 @@ RowMatrix as_rows(std::string_view name, const ConstTensorView& view) {
   out.columns = view.size(last);
   out.column_stride = view.size(last) == 1 ? 1 : view.stride(last);
   out.rows = 1;
-  // The stride of the innermost leading dimension that has more than one element.
+  // row_stride is the stride of the innermost leading dimension that has more than one element.
   bool found = false;
   for (int d = last - 1; d >= 0; --d) {
     if (view.size(d) != 1) {

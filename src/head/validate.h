@@ -1,4 +1,4 @@
-// Checks shared by the calls of the head: shapes, dtypes, strides, with messages that name the
+// Argument checks that the calls of the head share: shapes, dtypes and strides. Messages name the
 // argument.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace logitless {
 
-// A [..., D] tensor as rows: leading dimensions must collapse to one stride.
+// A [..., D] tensor as a matrix of rows, whose leading dimensions collapse to one stride.
 struct RowMatrix {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -19,11 +19,11 @@ struct RowMatrix {
   std::int64_t column_stride = 1;
 };
 
-// Throws InvalidArgument when the leading dimensions do not collapse, naming the argument and its
-// strides.
+// Returns `view` as rows. Throws InvalidArgument naming the argument and its strides if the leading
+// dimensions do not collapse.
 RowMatrix as_rows(std::string_view name, const ConstTensorView& view);
 
-// Element offsets of a tensor of any strides by flat index (last dimension fastest).
+// Maps a flat index (last dimension fastest) to the element offset in a tensor of any strides.
 class FlatIndex {
  public:
   FlatIndex() = default;
@@ -45,7 +45,7 @@ class FlatIndex {
   std::int64_t strides_[kMaxRank] = {};
 };
 
-// An optional per-token array of floats, and how to read it.
+// Reads an optional per-token array of floats.
 class TokenFloats {
  public:
   TokenFloats() = default;
@@ -62,7 +62,7 @@ class TokenFloats {
   bool defined_ = false;
 };
 
-// An optional per-token output of floats or indices.
+// Writes an optional per-token output of floats or indices.
 class TokenOutput {
  public:
   TokenOutput() = default;
@@ -81,34 +81,34 @@ class TokenOutput {
   bool defined_ = false;
 };
 
-// Throws unless the view has data, or no elements.
+// Throws unless the view has data or no elements.
 void require_data(std::string_view name, const ConstTensorView& view);
-// Throws unless `view` is undefined or of this dtype with the leading dimensions of hidden (and
-// `last` after them if >= 0).
+// Throws unless `view` is undefined, or has an allowed dtype and the leading dimensions of hidden,
+// followed by `last` if that is >= 0.
 void require_per_token(std::string_view name, const ConstTensorView& view,
                        const ConstTensorView& hidden, bool index_dtype, std::int64_t last = -1);
-// Throws when elements of an output share memory: where a stride is 0.
+// Throws if elements of an output share memory: a stride is 0.
 void require_own_elements(std::string_view name, const ConstTensorView& view);
-// require_per_token for an output.
+// Does require_per_token for an output.
 void require_per_token_output(std::string_view name, const ConstTensorView& view,
                               const ConstTensorView& hidden, bool index_dtype,
                               std::int64_t last = -1);
 // Throws unless `view` is undefined or [size] of f32 or `other`.
 void require_vector(std::string_view name, const ConstTensorView& view, std::int64_t size,
                     DType other);
-// Throws unless `view` is undefined or shaped like `like`, of its dtype or f32.
+// Throws unless `view` is undefined, or has the shape of `like` and its dtype or f32.
 void require_gradient(std::string_view name, const ConstTensorView& view,
                       const ConstTensorView& like);
-// hidden, weight, bias against each other; returns the sizes. least_rows: that weight must have;
-// columns: that it has, -1: those of hidden.
+// Checks hidden, weight and bias against each other and returns their sizes. `least_rows` is the
+// minimum of weight's rows. `columns` is the number of its columns; -1: those of hidden.
 HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight,
                        const ConstTensorView& bias, std::int64_t least_rows = 1,
                        std::int64_t columns = -1);
-// Throws when an option is not finite or out of range.
+// Throws if an option is not finite or out of range.
 void require_transform(float logit_scale, float softcap);
-// Throws unless least <= value <= most, which at the greatest float is no bound.
+// Throws unless least <= value <= most. The largest float as `most` is no bound.
 void require_in_range(std::string_view name, double value, double least, double most);
-// The numbers of a loss's formula (loss_numbers) in their ranges.
+// Throws unless the numbers of a loss's formula (loss_numbers) are within their ranges.
 template <typename Options>
 void require_loss_numbers(const Options& options) {
   for (const auto& number : loss_numbers(options))

@@ -1,4 +1,4 @@
-// What an order keeps beside what its users see: copies on devices.
+// Private data of VocabOrder, including its copies on devices.
 #pragma once
 
 #include <map>
@@ -11,7 +11,7 @@
 
 namespace logitless {
 
-// By device; guarded by the mutex.
+// Copies by device index; guarded by the mutex.
 struct DeviceCopies {
   std::mutex mutex;
   std::map<int, cuda::DeviceMemory> memory;
@@ -25,9 +25,9 @@ struct VocabOrder::Data {
   std::int64_t dim = 0;
   std::vector<float> axes, variance, log2_caution;
   std::vector<std::int32_t> places;  // of share_order
-  std::uint64_t common = 0;          // a hash of them: the same on ranks that have the same
-  bool identity = true;              // the words are their positions
-  // Words and positions i32, share f32 [vocab], places i32, one after the other.
+  std::uint64_t common = 0;          // hash of the above; equal on ranks with equal orders
+  bool identity = true;              // each entry is at the position of its id
+  // Entries and positions i32, share f32 [vocab], share_order i32, consecutively.
   std::shared_ptr<DeviceCopies> on_devices = std::make_shared<DeviceCopies>();
   // axes and variance bf16, log2_caution f32.
   std::shared_ptr<DeviceCopies> moments_on_devices;
@@ -36,7 +36,7 @@ struct VocabOrder::Data {
 struct VocabOrderAccess {
   using Data = VocabOrder::Data;
   static const Data& of(const VocabOrder& order) { return *order.data_; }
-  // The same order, or one of no words, with these places.
+  // Returns the same order, or an empty one, with this share_order.
   static VocabOrder with_places(const VocabOrder& order, std::vector<std::int32_t> places);
 };
 
