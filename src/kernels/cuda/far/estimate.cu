@@ -1,5 +1,5 @@
-// The masses of tiles from two moments of their words: three thin products by cuBLAS, and what is
-// between them.
+// Estimates the masses of tiles from two moments of their rows: three thin cuBLAS GEMMs, and the
+// kernels between them.
 //
 //   log2 M_iJ ~ log2_base_J + (s x_i . mean_J + s^2 / 2 sum_a (x_i . axis_a)^2 variance_Ja) log2 e
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kTile = static_cast<int>(kFarTile);
 
-// A thread block for each tile, a thread for each word. bias by position, or null.
+// A thread block for each tile, a thread for each vocabulary entry. bias by position, or null.
 __global__ void __launch_bounds__(kTile)
     weigh_words(const float* bias, float scale, int vocab, float* weights, float* log2_base) {
   __shared__ float values[kTile];
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) to[i] = __float2bfloat16(from[i] * from[i]);
 }
 
-// mass [tiles][padded]: from x . mean to the estimates' log2.
+// Turns mass [tiles][padded] from x . mean into log2 of the estimates.
 __global__ void __launch_bounds__(kThreads)
     combine(float* mass, std::int64_t padded, const float* forms, std::int64_t rows,
             const float* log2_base, float scale) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kRows = 32;
 constexpr int kParts = 32;
 
-// total and reference of each token, and its masses against that.
+// Computes total and reference of each token, and its masses relative to the reference.
 __global__ void __launch_bounds__(kRows* kParts)
     set_totals(const ForwardCall c, float* mass, std::int64_t padded, int tiles, float* total,
                float* reference) {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kRows* kParts)
     mass[t * padded + row] = exp2f(mass[t * padded + row] - exponent);
 }
 
-// Over the tiles that are not kept.
+// Sums the masses of the skipped tiles.
 __global__ void __launch_bounds__(kRows* kParts)
     add_masses(const float* mass, std::int64_t padded, int tiles, std::int64_t tokens,
                const std::int32_t* groups, const std::uint32_t* block_groups, int bits,
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kMeasureParts = 128;
 static_assert(kMeasureParts * sizeof(FarSampled) <= kFarPartials * sizeof(double));
 
-// Of the block's threads, in the order of their halvings.
+// Sums over the threads of a block by a fixed halving tree.
 __device__ FarSampled sum_of_block(const FarSampled& mine) {
   __shared__ FarSampled parts[kThreads];
   parts[threadIdx.x] = mine;

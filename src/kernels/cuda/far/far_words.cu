@@ -1,5 +1,5 @@
-// d_weight of the words that no block of tokens keeps: what their tiles have as one point, and
-// their targets.
+// d_weight of vocabulary entries that no block of tokens selects: their share of the tile's
+// centroid gradient, and their targets.
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVector = 8;                            // columns of a thread
 constexpr int kColumns = 512;                         // of a thread block
-constexpr int kRows = kThreads * kVector / kColumns;  // at a time
+constexpr int kRows = kThreads * kVector / kColumns;  // rows at a time
 
 template <typename T>
 struct alignas(16) Vector {
@@ -19,23 +19,23 @@ struct alignas(16) Vector {
 };
 
 struct WordArguments {
-  const std::int32_t* words;       // by position
-  const float* share;              // likewise
-  const float* omega;              // likewise; null: 1
-  const std::int32_t* list_begin;  // of each group
+  const std::int32_t* words;       // token ids by position
+  const float* share;              // by position
+  const float* omega;              // logit weights by position; null: 1
+  const std::int32_t* list_begin;  // list offsets of the groups
   const float* tile_gradient;      // [T, dim]
   const float* hidden_sum;         // [dim]; null: none
-  TargetEntries entries;           // begin null: not here
+  TargetEntries entries;           // begin null: the GEMM's epilogue does not add targets
   const float* many;
   const __nv_bfloat16* hidden;
   std::int64_t hidden_stride;
   std::int64_t dim;  // a multiple of kVector
   std::int64_t vocab;
   std::int64_t stride;  // of the output
-  bool add;             // fp32 alone
+  bool add;             // fp32 only
 };
 
-// sums += the targets' part of a word's row, as the products add it.
+// sums += the targets' part of an entry's row, as in the epilogue of the GEMM.
 __device__ __forceinline__ void add_targets(float (&sums)[kVector], const WordArguments& a,
                                             std::int32_t word, std::int64_t column) {
   const int begin = a.entries.begin[word];
@@ -108,7 +108,8 @@ void put_far_words(const ProductsCall& c) {
   a.list_begin = far.list_begin;
   a.tile_gradient = c.far.tile_gradient;
   a.hidden_sum = c.hidden_sum;
-  if (c.d_weight.dtype != DType::f32) a.entries = c.entries;  // else add_weight_targets
+  // for f32 add_weight_targets adds them
+  if (c.d_weight.dtype != DType::f32) a.entries = c.entries;
   a.many = c.many;
   a.hidden = static_cast<const __nv_bfloat16*>(c.hidden);
   a.hidden_stride = c.hidden_stride;

@@ -1,4 +1,4 @@
-// Rows of the weights and of the tokens through their orders, and tiles of words as points.
+// Gathers rows of weights and tokens by their orders, and computes centroids of tiles.
 #include <utility>
 
 #include "kernels/cuda/device/error.cuh"
@@ -20,18 +20,18 @@ struct alignas(16) Vector {
 };
 
 struct GatherArguments {
-  const std::int32_t* words;  // from the slab's first position on; null: the identity
-  const float* share;         // likewise
+  const std::int32_t* words;  // token ids from the block's first position on; null: the identity
+  const float* share;         // by position, likewise
   const __nv_bfloat16* weight;
   std::int64_t stride;
   __nv_bfloat16* rows;      // null: no copy
-  __nv_bfloat16* centroid;  // of the slab's first tile; null: not wanted
-  const float* weights;     // of the mean, as share of the centroid
+  __nv_bfloat16* centroid;  // from the block's first tile on; null: not wanted
+  const float* weights;     // weights of the mean, as share for the centroid
   __nv_bfloat16* mean;      // null: not wanted
   std::int64_t dim;
-  int count;  // words of the slab
+  int count;  // entries of the vocabulary block
   const int* wanted;
-  const std::int32_t* list_begin;  // of the slab's first group; null: all of its groups
+  const std::int32_t* list_begin;  // from the block's first group on; null: all groups
 };
 
 // A thread block for each tile and kColumns columns.
@@ -85,12 +85,12 @@ __device__ float warp_sum(float v) {
   return v;
 }
 
-// Rows of a tile that a thread block measures: a warp for each.
+// Rows of a tile that a thread block measures, a warp for each.
 constexpr int kMeasured = kThreads / 32;
 
-// A thread block for each tile and kMeasured rows of it: the greatest distance from the centroid in
-// `radius`, squared, which begins as 0; floats that are not negative, NaN above all, are as whole
-// numbers are. `groups` [2 groups]: whose tiles.
+// A thread block for each tile and kMeasured rows of it. atomicMax of the squared distance from the
+// centroid into `radius`, initially 0: non-negative floats, and NaN above all, compare like
+// integers. `groups` [2 groups]: the tiles' groups.
 __global__ void __launch_bounds__(kThreads)
     measure_tile(const GatherArguments a, const std::int32_t* groups, float* radius,
                  float* distance) {

@@ -1,11 +1,11 @@
-// Tiles of words as points, for the estimates of their masses.
+// Centroids and means of vocabulary tiles, for the estimates of their masses.
 #pragma once
 
 #include "kernels/device_head.h"
 
 namespace logitless::cuda {
 
-// Centroids and means of all tiles: FarCall::centroid and FarEstimate::mean, from
+// Computes the centroids and means of all tiles: FarCall::centroid and FarEstimate::mean, from
 // FarEstimate::word_weight.
 void gather_points(const ForwardCall& call);
 

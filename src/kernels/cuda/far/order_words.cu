@@ -1,6 +1,6 @@
-// Bisection of the vocabulary, all parts of a level at a time. Parts are runs of positions, of
-// sizes that the host knows; two sorts a level move the words: by projection within a part, and
-// back to the order of words within its halves.
+// Recursive bisection of the vocabulary, all parts of a level at a time. Parts are runs of
+// positions with sizes known to the host. Two sorts per level move the entries: by projection
+// within a part, and back to ascending ids within its halves.
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
 #include <vector>
@@ -17,10 +17,10 @@ namespace {
 constexpr std::int64_t kTile = 128;
 constexpr int kThreads = 256;
 constexpr int kDirectionThreads = 512;
-// Rows that stand for a part when its principal direction is looked for, and steps of that.
+// Rows sampled from a part for its principal direction, and steps of the power iteration.
 constexpr int kSample = 256;
 constexpr int kPowerSteps = 5;
-// Parts whose directions are looked for at a time.
+// Parts whose directions are computed at a time.
 constexpr int kParts = 256;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -39,7 +39,7 @@ struct OrderLayout {
     keys = take(v * 8);
     sorted_keys = take(v * 8);
     other_words = take(v * 4);
-    begins = take((v / kTile + 2) * 4);  // a part is a tile at least, but the last
+    begins = take((v / kTile + 2) * 4);  // a part has at least a tile, except the last
     directions = take(3 * kParts * static_cast<std::size_t>(dim) * 4);
     cub::DeviceRadixSort::SortPairs(nullptr, sort_bytes, static_cast<std::uint64_t*>(nullptr),
                                     static_cast<std::uint64_t*>(nullptr),
@@ -52,14 +52,14 @@ struct OrderLayout {
   std::size_t total = 0;
 };
 
-// Bits in the order of the numbers; NaN last.
+// Maps a float to bits in the same order; NaN comes last.
 __device__ __forceinline__ std::uint32_t ordered_bits(float v) {
   if (isnan(v)) return ~0u;
-  const std::uint32_t bits = __float_as_uint(v + 0.0f);  // -0 as 0
+  const std::uint32_t bits = __float_as_uint(v + 0.0f);  // -0 counts as 0
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// The part that a position is in: the last that begins at it or before.
+// Returns the part of a position: the last that begins at or before it.
 __device__ __forceinline__ int part_of(const std::int32_t* begins, int parts, int position) {
   int low = 0;
   int high = parts;
@@ -70,7 +70,7 @@ __device__ __forceinline__ int part_of(const std::int32_t* begins, int parts, in
   return low;
 }
 
-// Falling averages; words ascend among equals, as they stand.
+// Keys for descending averages; the stable sort keeps ids ascending among equals.
 __global__ void __launch_bounds__(kThreads)
     key_averages(const float* average, int vocab, std::uint64_t* keys, std::int32_t* words) {
   const int word = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
   words[word] = word;
 }
 
-// Words by the part their position is in, and ascending in each.
+// Keys by the part of an entry's position, then by ascending id.
 __global__ void __launch_bounds__(kThreads)
     key_words(const std::int32_t* words, int vocab, const std::int32_t* begins, int parts,
               std::uint64_t* keys) {
@@ -98,7 +98,7 @@ struct LevelArguments {
   const std::int32_t* begins;  // [parts + 1]
   int parts;
   int first_part;     // of this launch
-  float* directions;  // [kParts, dim], and as many means and sums
+  float* directions;  // [kParts, dim], followed by as many means and sums
   std::uint64_t seed;
   std::uint64_t* keys;
 };
@@ -108,7 +108,7 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
-// Over the threads of a block, the same for all of them.
+// Sums over the threads of a block; all threads get the result.
 __device__ float block_sum(float v) {
   __shared__ float parts[kDirectionThreads / 32];
   v = warp_sum(v);
@@ -174,14 +174,14 @@ __global__ void __launch_bounds__(kDirectionThreads) find_directions(const Level
       squares = fmaf(sum, sum, squares);
     }
     const float norm = sqrtf(block_sum(squares));
-    if (!(norm > 0.0f) || !isfinite(norm)) return;  // rows all equal: any direction serves
+    if (!(norm > 0.0f) || !isfinite(norm)) return;  // all rows are equal: any direction serves
     for (std::int64_t k = threadIdx.x; k < a.dim; k += kDirectionThreads)
       direction[k] = next[k] / norm;
   }
 }
 
-// A warp for each position of the launch's parts: keys by part, then projection. Words of parts
-// that are not split keep their places.
+// A warp for each position of the launch's parts: keys by part, then by projection. Entries of
+// parts that are not split keep their order.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     project_words(const LevelArguments a, int first_position, int end_position) {
@@ -240,7 +240,7 @@ class Bisection {
     return bits;
   }
 
-  // Parts of more than a tile at the middle, in whole tiles.
+  // Splits parts of more than a tile in the middle, at a tile boundary.
   static std::vector<std::int32_t> split(const std::vector<std::int32_t>& begins) {
     std::vector<std::int32_t> out;
     for (std::size_t p = 0; p + 1 < begins.size(); ++p) {
@@ -254,7 +254,7 @@ class Bisection {
     return out;
   }
 
-  // Words by keys, stable.
+  // Sorts entries by keys; stable.
   void sort(int bits) {
     std::size_t bytes = layout_.sort_bytes;
     auto* const other = reinterpret_cast<std::int32_t*>(base_ + layout_.other_words);
@@ -268,7 +268,7 @@ class Bisection {
                  "sorted words");
   }
 
-  // To the device, and the words of each part in their own order.
+  // Copies the parts to the device and sorts the entries of each part by id.
   void set_parts(const std::vector<std::int32_t>& parts) {
     copy_to_device(begins(), parts.data(), parts.size() * 4, call_.stream);
     key_words<<<blocks_of(vocab_), kThreads, 0, stream_>>>(

@@ -1,4 +1,4 @@
-// What ranks tell one another of a far field: a few microseconds each beside the products.
+// Merges of far-field values that ranks exchange: a few microseconds each, small beside the GEMMs.
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/head/targets.cuh"
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
   to[token_of(c, row)] = record;
 }
 
-// One block of threads.
+// One thread block.
 __global__ void __launch_bounds__(kThreads)
     sum_bounds(const float* all, int ranks, std::int64_t tokens, float* bounds, FarSums* sums) {
   __shared__ double parts[kThreads];
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
   if (row < c.shape.tokens) output[token_of(c, row)] = counts(c, row) ? bounds[row] : 0.0f;
 }
 
-// kernel(arguments...) with a thread for each of `count`.
+// Launches kernel(arguments...) with `count` threads.
 template <typename Kernel, typename... Arguments>
 void launch(const char* what, Kernel kernel, std::int64_t count, Stream stream,
             const Arguments&... arguments) {

@@ -1,4 +1,4 @@
-// The far field row by row: masses as a block of gradients, targets, bounds, sums.
+// Row kernels of the far field: masses as a block of gradients, targets, bounds, sums.
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
@@ -13,17 +13,17 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSide = 32;  // of a transposed square
+constexpr int kSide = 32;  // side of a transposed square
 constexpr std::int64_t kChunkPlaces = chunk_keys(0);
 
 struct BlockArguments {
   const std::int32_t* groups;  // FarCall::groups
-  const float* mass;           // by these
+  const float* mass;           // indexed by these
   const float* reference;
   const RowCoefficients* rows;
   const std::uint32_t* block_groups;
   const std::uint32_t* group_blocks;
-  float sampled;  // a factor of what is sampled
+  float sampled;  // factor of sampled pairs
   __nv_bfloat16* block;
   std::int64_t stride;
   std::int64_t tokens;
@@ -31,10 +31,10 @@ struct BlockArguments {
   int tiles;
   int blocks;
   int bits;        // 32-bit words of the groups of a block
-  int block_bits;  // of the blocks of a group
+  int block_bits;  // 32-bit words of the blocks of a group
 };
 
-// Of the order's own tiles, which masses and radii are of.
+// Index of a tile in the original order, which indexes masses and radii.
 __device__ __forceinline__ std::int64_t own_tile(const BlockArguments& a, int tile) {
   return 2 * static_cast<std::int64_t>(a.groups[tile / 2]) + tile % 2;
 }
@@ -44,16 +44,16 @@ __device__ __forceinline__ float mass_of(const BlockArguments& a, int tile, std:
 __device__ __forceinline__ bool keeps(const BlockArguments& a, std::int64_t token, int group) {
   return has_bit(a.block_groups + token / kFarBlock * a.bits, group);
 }
-// Or samples.
+// Returns true if the pair is selected or sampled.
 __device__ __forceinline__ bool lists(const BlockArguments& a, std::int64_t token, int group) {
   return has_bit(a.group_blocks + group * a.block_bits, static_cast<int>(token / kFarBlock));
 }
-// alpha P_iJ = factor * mass.
+// alpha P_iJ = mass_factor * mass.
 __device__ __forceinline__ float mass_factor(const BlockArguments& a, std::int64_t token) {
   const RowCoefficients r = a.rows[token];
   return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(a.reference[token] - r.lse_bits);
 }
-// Of a group that is not kept.
+// Factor of a skipped group: that of the sample, or 1.
 __device__ __forceinline__ float sample_factor(const BlockArguments& a, std::int64_t token,
                                                int group) {
   return a.sampled != 1.0f && lists(a, token, group) ? a.sampled : 1.0f;
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) transpose_masses(const BlockArgument
   const int lane = static_cast<int>(threadIdx.x) % kSide;
   for (int row = static_cast<int>(threadIdx.x) / kSide; row < kSide; row += kThreads / kSide) {
     const int tile = first_tile + row;
-    const std::int64_t token = first_token + lane;  // below the padded ones
+    const std::int64_t token = first_token + lane;  // below the padded number
     float value = 0.0f;
     if (tile < a.tiles && token < a.tokens && !keeps(a, token, tile / 2)) {
       const float factor = mass_factor(a, token);
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(kThreads) transpose_masses(const BlockArgument
   }
 }
 
-// A thread for each target: the first of a token in its tile takes all of the token's targets there
-// out of the mass.
+// A thread for each target. The first target of a token in a tile removes all of the token's
+// targets there from the mass.
 __global__ void __launch_bounds__(kThreads)
     remove_targets(const ForwardCall c, const DeviceOrder order, const BlockArguments a) {
   const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -99,11 +99,11 @@ __global__ void __launch_bounds__(kThreads)
   const float factor = mass_factor(a, token);
   if (factor == 0.0f) return;
   const float mass = mass_of(a, tile, token);
-  float taken = 0.0f;  // of the probability
+  float taken = 0.0f;  // part of the probability
   for (std::int64_t other = token * per_token; other < (token + 1) * per_token; ++other) {
     const std::int64_t named = target_of(c, other);
     if (!is_here(c, named) || order.positions[row_of_word(c, named)] / kFarTile != tile) continue;
-    if (other < slot) return;  // that one's thread does it
+    if (other < slot) return;  // the other target's thread does it
     bool again = false;
     for (std::int64_t before = slot; before < other; ++before)
       again = again || target_of(c, before) == named;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 constexpr int kWarps = kThreads / 32;
-// What a mass in bf16 is off by at most, relative, twice over.
+// Twice the largest relative error of a mass in bf16.
 constexpr float kRounding = 0x1p-8f;
 
 // A warp for each token.
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x % 32 == 0) bound[token] = sum;
 }
 
-// A thread block for each group, a thread for each word of it.
+// A thread block for each group, a thread for each of its entries.
 __global__ void __launch_bounds__(kFarGroup)
     sum_bias_words(const BlockArguments a, const DeviceOrder order, std::int64_t first,
                    std::int64_t vocab, const float* factor, const float* tile_sum, bool add,
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kFarGroup)
   to = static_cast<float>(add ? static_cast<double>(to) + total : total);
 }
 
-// Sum over the threads of a block in the order of their halvings.
+// Sums over the threads of a block by a fixed halving tree.
 __device__ double block_sum(double mine) {
   __shared__ double parts[kThreads];
   __syncthreads();
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(kParts) add_sums(const double* partial, FarSum
   sums->bound_squared += bound;
 }
 
-// Of a token's first target; -1 where that has none.
+// Position of a token's first target; -1 if there is none.
 __device__ std::int64_t place_of_token(const ForwardCall& c, const DeviceOrder& order,
                                        std::int64_t row) {
   const std::int64_t word = target_of(c, row * c.shape.targets_per_token);
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kThreads)
               std::int32_t* keys) {
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (token >= all.shape.tokens) return;
-  std::int64_t key = places + 1 + token;  // each its own, and after all others
+  std::int64_t key = places + 1 + token;  // a unique key after all others
   if (counts(all, token)) key = place_of_token(all, order, token) + 1;
   keys[token] = static_cast<std::int32_t>(key);
 }
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(kThreads)
     audit.d_hidden[to * c.shape.dim + k] = as_float(d_hidden[blockIdx.x * stride + k]);
 }
 
-// A thread block for each token audited.
+// A thread block for each audited token.
 __global__ void __launch_bounds__(kThreads)
     compare_rows(const FarAudit audit, const float* exact, std::int64_t dim) {
   const std::int64_t first = blockIdx.x * dim;

@@ -1,5 +1,4 @@
-// Which tiles of words are kept for a block of tokens: by masses, estimates, targets and the
-// sample.
+// Selects vocabulary tiles for each block of tokens: by masses, estimates, targets and the sample.
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/far/selection.cuh"
@@ -29,7 +28,7 @@ __global__ void __launch_bounds__(kFarBlock) mark_groups(const SelectArguments a
 
 constexpr int kListThreads = 1024;
 
-// Over all threads up to this one.
+// Inclusive prefix sum over the threads of a block.
 __device__ int scan_counts(int mine) {
   __shared__ int counts[kListThreads];
   __syncthreads();
@@ -44,7 +43,8 @@ __device__ int scan_counts(int mine) {
   return counts[threadIdx.x];
 }
 
-// One thread block: which group is at each place. whole: of the last one all words exist.
+// Partitions the groups stably: selected ones first. One thread block. whole: the last group is
+// full.
 __global__ void __launch_bounds__(kListThreads)
     order_groups(const SelectArguments a, bool as_they_are, bool whole) {
   const int run = (a.groups + kListThreads - 1) / kListThreads;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kListThreads)
   for (int group = begin; group < end; ++group) a.order[kept(group) ? place++ : rest++] = group;
 }
 
-// A thread block for each block of tokens: its bits by place.
+// Permutes the bits of a block of tokens to arranged positions; a thread block for each.
 __global__ void __launch_bounds__(kThreads) arrange_bits(const SelectArguments a) {
   extern __shared__ std::uint32_t bits[];
   std::uint32_t* const own = a.block_groups + blockIdx.x * a.group_bits;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) arrange_bits(const SelectArguments a
   }
 }
 
-// A thread block for each group's place, a thread for each word.
+// A thread block for each arranged group, a thread for each vocabulary entry.
 __global__ void __launch_bounds__(kFarGroup)
     arrange_words(const DeviceOrder order, const FarArrangement to, std::int64_t vocab) {
   const std::int64_t from = to.groups[blockIdx.x] * kFarGroup + threadIdx.x;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kFarGroup)
   to.positions[word] = static_cast<std::int32_t>(place);
 }
 
-// A thread block for each tile's place; dim a multiple of 8.
+// A thread block for each arranged tile; dim is a multiple of 8.
 __global__ void __launch_bounds__(kThreads)
     arrange_centroids(const void* from, const FarArrangement to, std::int64_t dim) {
   const std::int64_t tile = 2 * to.groups[blockIdx.x / 2] + blockIdx.x % 2;
@@ -115,8 +115,8 @@ __device__ std::int64_t list_sum(std::int64_t mine) {
   return parts[0];
 }
 
-// One thread block: all of them where too many are kept, the transposed bits with the sample, and
-// the list.
+// One thread block: selects all pairs where too many are selected, transposes the bits including
+// the sample, and writes the list.
 __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArguments a) {
   const int words = a.group_bits;
   const int block_words = a.block_bits;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
     a.sums->fallback |= all && a.tells_fallback ? 1 : 0;
   }
   __syncthreads();
-  // A run of groups for each thread, so that the list ascends.
+  // Each thread has a contiguous run of groups, so that the list ascends.
   const int run = (a.groups + kListThreads - 1) / kListThreads;
   const int begin = min(a.groups, static_cast<int>(threadIdx.x) * run);
   const int end = min(a.groups, begin + run);
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
   a.sums->sampled += until - kept;
 }
 
-// Where a target has more than tau. logits [tokens, K].
+// Also selects tiles in which a target has more than tau. logits [tokens, K].
 __global__ void __launch_bounds__(kThreads)
     mark_targets(const ForwardCall c, const DeviceOrder order, const SelectArguments a,
                  const float* logits) {

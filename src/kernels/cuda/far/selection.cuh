@@ -1,4 +1,4 @@
-// Which tiles the far field keeps for a token.
+// Selection of the far field's tiles: arguments, and the threshold of a token.
 #pragma once
 
 #include "kernels/device_far.h"
@@ -12,7 +12,7 @@ __device__ __forceinline__ bool has_bit(const std::uint32_t* bits, int at) {
 struct SelectArguments {
   const float* mass;  // [2 groups][padded tokens]
   const float* reference;
-  const RowCoefficients* rows;  // null: estimates, with
+  const RowCoefficients* rows;  // null: selects by estimates, with
   const float* total;           // log2 of their sum; -inf for tokens without a target
   const float* caution;
   std::int32_t* order;          // [groups] FarArrangement::groups
@@ -27,20 +27,20 @@ struct SelectArguments {
   int groups;
   int blocks;
   int group_bits;  // 32-bit words of the groups of a block
-  int block_bits;  // of the blocks of a group
+  int block_bits;  // 32-bit words of the blocks of a group
   float tau;
   float most_kept;
   bool tells_fallback;
-  bool chosen;  // before: only the sample is new
+  bool chosen;  // already selected: only the sample is added
   FarSample sample;
-  // [blocks]: 0: no token of the block counts; it keeps nothing, and has no logits.
+  // [blocks]: 0: all tokens of the block are ignored; it selects nothing, and has no logits.
   const int* active;
 };
 
-// Of a chunk, for estimates; with `rows` set after, for exact masses.
+// Arguments of a chunk for estimates; set `rows` afterwards for exact masses.
 SelectArguments select_arguments(const ForwardCall& call);
 
-// A token keeps tiles of more than this mass; infinite: none, a NaN's too.
+// A token selects tiles with more than this mass; infinite: none, likewise for a NaN.
 __device__ __forceinline__ float least_mass(const SelectArguments& a, std::int64_t token) {
   if (token >= a.tokens) return INFINITY;
   if (a.rows == nullptr) {

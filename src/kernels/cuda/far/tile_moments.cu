@@ -1,7 +1,7 @@
-// The moments of tiles on a GPU, as src/head/far/tile_moments.cpp has them on the CPU: axes from
-// the second moments of tokens and residuals, each tile's variance along them, and how far the
-// masses that follow from both fall short of the exact ones. Matrices are row-major; eigenvectors
-// are rows.
+// Moments of tiles on a GPU, as in src/head/far/tile_moments.cpp on the CPU. Axes follow from the
+// second moments of tokens and residuals, then each tile's variance along them. Cautions say how
+// far the estimated masses fall short of the exact ones. Matrices are row-major; eigenvectors are
+// rows.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -20,17 +20,17 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTile = static_cast<int>(kFarTile);
-constexpr std::int64_t kSlab = 8192;  // residuals at a time
-// Residuals that the axes are found from, at least this many for each of dim.
+constexpr std::int64_t kSlab = 8192;  // residuals processed at a time
+// The axes are computed from at least this many residuals for each of dim.
 constexpr std::int64_t kResiduals = 24;
-// Part of the tokens' mean second moment added to all of them.
+// Ridge: this part of the tokens' mean second moment is added to the diagonal.
 constexpr float kRidge = 1e-2f;
 
 unsigned blocks_of(std::int64_t count, std::int64_t each = kThreads) {
   return static_cast<unsigned>((count + each - 1) / each);
 }
 
-// What the forward and the estimates of a call with all tokens in one chunk write.
+// Workspace of a forward and estimates with all tokens in one chunk.
 struct MomentsLayout {
   explicit MomentsLayout(const ForwardShape& shape) {
     const std::int64_t d = shape.dim;
@@ -58,7 +58,7 @@ struct MomentsLayout {
     caution = take(tiles * 4);
     constants = take(4 * 4);
     failed = take(4);
-    // As take_far in src/head/cuda/layout.cpp.
+    // Same fields as take_far in src/head/cuda/layout.cpp.
     targets = take(shape.tokens * 4);
     lse = take(shape.tokens * 4);
     target_logit = take(shape.tokens * 4);
@@ -92,7 +92,8 @@ struct MomentsLayout {
   std::size_t total = 0;
 };
 
-// `each` residuals of a tile, evenly spaced; 0 where it has fewer. A thread block for each.
+// Takes `each` evenly spaced residuals of a tile; 0 where it has fewer. A thread block for each
+// residual.
 __global__ void __launch_bounds__(kThreads)
     take_residuals(const __nv_bfloat16* weight, std::int64_t stride, const std::int32_t* words,
                    int vocab, int first_tile, int each, const __nv_bfloat16* mean, std::int64_t dim,
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void note_failure(const int* info, int* failed) {
   if (*info != 0) *failed = 1;
 }
-// The identity where something failed: weights or tokens that are no numbers have no axes.
+// Replaces the matrix by the identity after a failure: non-finite weights or tokens have no axes.
 __global__ void __launch_bounds__(kThreads)
     replace_failed(float* matrix, std::int64_t dim, const int* failed) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -163,12 +164,12 @@ __global__ void __launch_bounds__(kThreads) add_ridge(float* matrix, std::int64_
   for (std::int64_t k = threadIdx.x; k < dim; k += kThreads) matrix[k * dim + k] += ridge;
 }
 
-// root: rows times the root of their value; inverse: by it.
+// root: rows times the root of their eigenvalue; inverse: divided by it.
 __global__ void __launch_bounds__(kThreads)
     scale_rows(float* root, float* inverse, const float* values, std::int64_t dim) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= dim * dim) return;
-  // Rounding may leave what the ridge has made positive below it.
+  // Rounding may push eigenvalues below the ridge.
   const float size = sqrtf(fmaxf(values[i / dim], 1e-7f * values[dim - 1]));
   const float v = root[i];
   root[i] = v * size;
@@ -182,10 +183,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct CautionArguments {
-  const float* mass;  // [T][padded], against `reference`
+  const float* mass;  // [T][padded], relative to `reference`
   const float* reference;
   const float* lse;
-  const float* estimated;  // likewise, against estimated_reference
+  const float* estimated;  // likewise, relative to estimated_reference
   const float* estimated_reference;
   const float* total;  // log2
   std::int64_t padded;
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(kThreads) find_caution(const CautionArguments 
     const float share =
         log2f(a.mass[first + row]) + a.reference[row] - a.lse[row] * static_cast<float>(kLog2E);
     if (!(share > a.log2_floor)) continue;
-    // An estimate below all numbers is as good as one at their end.
+    // Clamps an estimate that underflows to the smallest float.
     const float estimate = log2f(fmaxf(a.estimated[first + row], 1.2e-38f)) +
                            a.estimated_reference[row] - a.total[row];
     const float short_by = share - estimate;
@@ -301,7 +302,7 @@ class TileMoments {
     head_.workspace = base_ + layout_.forward;
   }
 
-  // c [m, n] = alpha op(a) op(b) + beta c.
+  // GEMM: c [m, n] = alpha op(a) op(b) + beta c.
   struct Operand {
     const void* data;
     std::int64_t stride;
@@ -341,13 +342,13 @@ class TileMoments {
   }
   void eigen(float* matrix) const {
     check(matrix);
-    replace(matrix);  // the solver is given numbers in any case
+    replace(matrix);  // the solver always gets finite numbers
     symmetric_eigen(matrix, dim_, at<float>(layout_.values), base_ + layout_.solver, head_.stream);
     note_failure<<<1, 1, 0, stream_>>>(at<int>(layout_.solver), at<int>(layout_.failed));
     require_cuda(cudaGetLastError(), "axes");
   }
 
-  // f(first tile, tiles) for slabs of tiles, with `each` residuals of each tile.
+  // Calls f(first tile, tiles) for runs of tiles, with `each` residuals of each tile.
   template <typename F>
   void for_residuals(std::int64_t each, const F& f) const {
     const std::int64_t step = kSlab / each;
@@ -363,8 +364,8 @@ class TileMoments {
     }
   }
 
-  // A diagonal form serves best where the tokens have no direction of their own: along the axes of
-  // the residuals in coordinates that make the tokens' second moment the identity.
+  // A diagonal form fits best where the tokens are isotropic. So the axes are those of the
+  // residuals in coordinates that make the tokens' second moment the identity.
   void find_axes() const {
     float* const root = at<float>(layout_.root);
     float* const inverse = at<float>(layout_.inverse);
@@ -427,7 +428,7 @@ class TileMoments {
     estimate_masses(c);
   }
 
-  // Weights and means as the estimates have them.
+  // Weights and means as the estimates use them.
   void set_means(ForwardCall c) {
     FarCall far = far_;
     far.estimate = &estimate_;

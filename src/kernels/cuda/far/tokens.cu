@@ -1,7 +1,7 @@
-// A chunk's tokens in the order of the tiles they keep: a block of tokens keeps what one of them
-// does, so that like tokens keep least together. Like are tokens whose last tile is in the same
-// part of the order (rare words are at its end, and most tokens need none), and, among those, whose
-// tiles lie about the same place.
+// Sorts a chunk's tokens by the tiles that they select. A block selects the union of its tokens'
+// tiles, so blocks of similar tokens select fewest. Tokens are similar if their last tile is in the
+// same part of the order: rare entries are at its end, and most tokens need none. Among those, the
+// mean position of their tiles counts.
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
@@ -17,7 +17,7 @@ constexpr int kRows = 32;
 constexpr int kParts = 32;
 constexpr int kMoveThreads = 1024;
 
-// Parts of the order that last tiles are told apart by, and places of tiles in each.
+// Parts of the order that distinguish last tiles, and mean positions of tiles within each.
 constexpr std::int32_t kClasses = 64;
 constexpr std::int32_t kPlaces = 1024;
 constexpr std::int32_t kKeys = kClasses * kPlaces;
@@ -51,9 +51,8 @@ __global__ void __launch_bounds__(kRows* kParts)
     mine.last = max(mine.last, other.last);
     mine.sum += other.sum;
   }
-  // Others have a key each: many equal ones take long to tell apart. A token whose total is no
-  // number comes with those that do not count, so that the others' blocks are what they are without
-  // it.
+  // All others have unique keys, since many equal ones are slow to sort. Tokens with a NaN total
+  // come with the ignored ones, so that they do not change the others' blocks.
   auto key = static_cast<std::int32_t>(kKeys + row);
   if (!counts(c, row) || isnan(a.rows == nullptr ? a.total[row] : a.rows[row].lse_bits)) {
     key += static_cast<std::int32_t>(a.tokens);
@@ -65,7 +64,7 @@ __global__ void __launch_bounds__(kRows* kParts)
   keys[row] = key;
 }
 
-// A thread block for each vector, which goes through shared memory.
+// A thread block permutes each vector through shared memory.
 __global__ void __launch_bounds__(kMoveThreads)
     move_values(const TokenValues v, const std::int32_t* from, int tokens) {
   extern __shared__ std::uint32_t values[];

@@ -1,10 +1,10 @@
-// Which implementation takes a call of attention.
+// Chooses the implementation for a call of attention.
 #include "kernels/cuda/tensor/attention.h"
 
 namespace logitless::cuda {
 
 bool attention_sm90_takes(const AttentionCall& call, bool backward) {
-  // What the tensor memory accelerator asks of rows.
+  // TMA's requirements on addresses and strides.
   const auto suits = [&](const auto& view, std::int64_t heads, std::int64_t rows) {
     const auto strided = [](std::int64_t size, std::int64_t stride) {
       return size == 1 || (stride > 0 && stride % 8 == 0 && stride < std::int64_t{1} << 38);

@@ -1,17 +1,17 @@
-// The implementations behind kernels/device_attention.h. No CUDA headers here.
+// Implementations of kernels/device_attention.h. No CUDA headers here.
 #pragma once
 
 #include "kernels/device_attention.h"
 
 namespace logitless::cuda {
 
-// Every dtype, shape and stride, compute capability 8.0 and more.
+// Any dtype, shape and stride, compute capability 8.0 or later.
 void attention_any_forward(const AttentionCall& call);
 void attention_any_backward(const AttentionCall& call);
 
 // bf16 on compute capability 9.0, dim a multiple of 8 up to 128, scale > 0.
 bool attention_sm90_takes_sizes(const AttentionCall& call, int compute_capability);
-// Whether the places of the operands and outputs suit it, too.
+// Also checks addresses and strides of the operands and outputs.
 bool attention_sm90_takes(const AttentionCall& call, bool backward);
 void attention_sm90_forward(const AttentionCall& call);
 void attention_sm90_backward(const AttentionCall& call);

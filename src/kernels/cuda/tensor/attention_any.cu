@@ -1,7 +1,8 @@
-// Attention of every dtype, shape and stride: by mma.sync where it can, else by plain arithmetic.
+// Attention for every dtype, shape and stride: by mma.sync where possible, otherwise by plain
+// arithmetic.
 //
-// The backward makes the scores twice, once for d_k and d_v and once for d_q, so that every output
-// has one owner and its sum one order.
+// The backward computes the scores twice, for d_k and d_v and for d_q. So every output belongs to
+// one CTA and has a fixed order of sums.
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention.h"
@@ -13,8 +14,8 @@ namespace {
 
 constexpr int kDeltaThreads = 256;
 
-// delta [B, H, T] = sum over D of out * d_out: what the gradient of a row's scores subtracts.
-// `lanes` threads a row, a power of two up to 32: at most 8 columns at a time each.
+// delta [B, H, T] = sum over D of out * d_out, which the softmax gradient subtracts. `lanes`
+// threads a row, a power of two up to 32, take at most 8 columns at a time.
 template <typename T>
 __global__ void __launch_bounds__(kDeltaThreads)
     sum_deltas(const AttentionArguments a, int lanes, float* delta) {
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kDeltaThreads)
   if (row < rows && lane == 0) delta[row] = sum;
 }
 
-// most_shared: of any call of the kernel.
+// most_shared: largest shared memory of any call of the kernel.
 template <typename Kernel>
 void launch(Kernel kernel, int blocks, int threads, int shared, int most_shared,
             const AttentionArguments& a, Stream stream, const char* what) {
@@ -60,7 +61,7 @@ void launch(Kernel kernel, int blocks, int threads, int shared, int most_shared,
 
 bool by_mma(const AttentionCall& call) { return call.dtype != DType::f32 && call.dim <= 128; }
 
-// f(T{}, dim) with the type of the call and 64 or 128 as a constant.
+// Calls f(T{}, dim) with the type of the call and 64 or 128 as a constant.
 template <typename F>
 void with_mma_shape(const AttentionCall& call, F f) {
   const auto with_dim = [&](auto type) {

@@ -1,4 +1,4 @@
-// An attention call as its kernels see it.
+// Kernel arguments of an attention call.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@ namespace logitless::cuda {
 struct AttentionRows {
   void* data;
   std::int64_t stride_b, stride_h, stride_t;
-  bool aligned;  // every row begins at a multiple of 16 bytes and has a multiple of 8 elements
+  bool aligned;  // every row starts at a multiple of 16 bytes and has a multiple of 8 elements
 
   template <typename T>
   __device__ __forceinline__ T* head(int b, int h) const {
@@ -31,11 +31,11 @@ struct AttentionArguments {
 
   // Query t sees the keys before t + first_hidden(), and no key from `keys` on.
   __host__ __device__ int first_hidden() const { return causal ? keys - queries + 1 : keys; }
-  // Keys that the queries before `end` see.
+  // Number of keys that the queries before `end` see.
   __device__ __forceinline__ int keys_before(int end) const {
     return causal ? max(0, min(keys, end - 1 + first_hidden())) : keys;
   }
-  // The first query that sees a key from `key` on.
+  // First query that sees a key from `key` on.
   __device__ __forceinline__ int first_query(int key) const {
     return causal ? max(0, key - first_hidden() + 1) : 0;
   }

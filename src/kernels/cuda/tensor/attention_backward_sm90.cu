@@ -1,4 +1,4 @@
-// Attention backward on Hopper: scratch, tensor maps and launches.
+// Host side of the attention backward on Hopper: scratch, tensor maps and launches.
 #include <algorithm>
 #include <type_traits>
 
@@ -32,7 +32,8 @@ void launch(const AttentionCall& call) {
 
   AttentionOrder order{};
   order.heads = a.batch * a.kv_heads;
-  // As many heads as there are processors: blocks of one head follow one another, and none waits.
+  // A group has as many heads as there are SMs: consecutive blocks of a head do not wait for each
+  // other.
   order.group = std::min(order.heads, processor_count());
   order.blocks = static_cast<int>(ceil_div(call.keys, Shared::kBlock));
   const auto kernel = attention_backward_kernel<kDim>;

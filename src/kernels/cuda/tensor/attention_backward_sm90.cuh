@@ -1,14 +1,16 @@
-// Attention backward on Hopper: bf16, dim <= kDim, 64 or 128. Five products, and no sum whose order
-// is left to chance.
+// Attention backward on Hopper: bf16, dim <= kDim, 64 or 128. Five GEMMs, and no sum in arbitrary
+// order.
 //
-// A CTA takes 128 keys of a kv head at a time, 64 for each of its two warpgroups of products, which
-// have d_k and d_v of them in registers. The queries that see them pass by in tiles of kQueryTile.
-// Scores are made transposed, keys by queries, so that they are the left operands of d_k and d_v as
-// they are; through shared memory they become that of d_q.
+// A CTA takes 128 keys of a kv head at a time, 64 for each of its two consumer warpgroups. These
+// hold d_k and d_v in registers. The queries that see the keys stream through in tiles of
+// kQueryTile. Scores are computed transposed, keys x queries, so that they are directly the left
+// operands of d_k and d_v. For d_q they pass through shared memory.
 //
-// d_q of a tile is the sum of what its blocks of keys add, in fp32 and in the order of the blocks:
-// a counter for each tile says how many have. The first stores, the last adds what is there, rounds
-// and writes d_q. CTAs take blocks by a ticket, the first blocks of all heads of a group before the
+// d_q of a tile is accumulated over its blocks of keys in fp32, in the order of the blocks. A
+// counter of each tile counts the blocks that have added to it. The first block stores. The last
+// adds the accumulated sum, rounds and writes d_q. CTAs take blocks by a ticket, the first blocks
+// of all heads of a group before the second ones. So a CTA only waits for earlier tickets, whose
+// CTAs are resident or done.
 // second ones: a CTA waits for tickets before its own alone, which others have or had.
 #pragma once
 
@@ -17,12 +19,12 @@
 
 namespace logitless::cuda {
 
-// Of the backward's scratch: fp32, rows of a head padded to whole tiles.
+// Scratch of the backward: fp32, rows of a head padded to full tiles.
 struct BackwardScratch {
-  float* reference;    // [B H][padded]: log-sum-exps as powers of two, +inf where nothing is seen
+  float* reference;    // [B H][padded]: log-sum-exp in log2, +inf where no key is seen
   float* delta;        // [B H][padded]
   unsigned* counters;  // [B H][tiles]: blocks of keys that have added to d_q; then the ticket
-  float* d_q;          // [B H][tiles][kQueryTile kDim], in the order of the threads' registers
+  float* d_q;          // [B H][tiles][kQueryTile kDim], in register order
   int padded;
 };
 
@@ -31,8 +33,8 @@ struct BackwardShared {
   static constexpr int kAtoms = kDim / 64;
   static constexpr int kQueryTile = attention_query_tile(kDim);
   static constexpr int kBlock = 128;                     // keys
-  static constexpr int kStages = 2;                      // of queries
-  static constexpr int kKeyStages = kDim == 64 ? 2 : 1;  // as room is
+  static constexpr int kStages = 2;                      // pipeline stages of queries
+  static constexpr int kKeyStages = kDim == 64 ? 2 : 1;  // as shared memory allows
   static constexpr int kKeyBytes = kBlock * kDim * 2;
   static constexpr int kTileBytes = kQueryTile * kDim * 2;
   static constexpr int kScoreBytes = kBlock * kQueryTile * 2;
@@ -87,18 +89,18 @@ struct BackwardShared {
   unsigned char *k, *v;      // [key stages][atoms][128 keys][128 bytes]
   unsigned char *q, *d_out;  // [stages][atoms][kQueryTile][128 bytes]
   unsigned char* d_scores;   // [2][query atoms][128 keys][128 bytes]
-  unsigned char* d_q;        // fp32, in the order of the threads' registers
+  unsigned char* d_q;        // fp32, in register order
   float *reference, *delta;  // [stages][kQueryTile]
   std::uint64_t *keys_full, *keys_empty, *q_full, *q_empty, *d_out_full, *d_out_empty, *d_q_full,
       *d_q_empty, *sums_full, *ticket_full, *ticket_empty;
   int* ticket;
 };
 
-// A block of keys, and the tiles of queries that pass by: of each query head of the group.
+// A block of keys, and the tiles of queries that stream through, for each query head of the group.
 template <int kDim>
 struct KeyBlock {
   using Shared = BackwardShared<kDim>;
-  // order: of kv heads and blocks of keys.
+  // order: over kv heads and blocks of keys.
   __device__ __forceinline__ KeyBlock(const AttentionArguments& a, const AttentionOrder& order,
                                       int ticket) {
     int head;
@@ -107,14 +109,14 @@ struct KeyBlock {
     kv = head % a.kv_heads;
     group = a.heads / a.kv_heads;
     first_key = block * Shared::kBlock;
-    // The first block passes them all, so that d_q of queries that see nothing is written.
+    // The first block visits all tiles, so that d_q of queries that see no key is written.
     first_tile = block == 0 ? 0 : a.first_query(first_key) / Shared::kQueryTile;
     tiles = (a.queries + Shared::kQueryTile - 1) / Shared::kQueryTile - first_tile;
   }
   __device__ __forceinline__ int count() const { return tiles * group; }
   __device__ __forceinline__ int query_head(int i) const { return kv * group + i / tiles; }
   __device__ __forceinline__ int query_tile(int i) const { return first_tile + i % tiles; }
-  // Whether no later block adds to d_q of a tile.
+  // Returns true if no later block adds to d_q of a tile.
   __device__ __forceinline__ bool last(const AttentionArguments& a, int tile) const {
     const int keys = a.keys_before(min((tile + 1) * Shared::kQueryTile, a.queries));
     return block >= (keys - 1) / Shared::kBlock;
@@ -122,7 +124,7 @@ struct KeyBlock {
   int block, b, kv, group, first_key, first_tile, tiles;
 };
 
-// The next ticket of the CTA, for a warp of products. -1: there is none.
+// Reads the CTA's next ticket in a consumer warp; -1: none is left.
 struct TicketReader {
   std::uint32_t phase = 0;
   template <typename Shared>
@@ -132,12 +134,13 @@ struct TicketReader {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(shared.ticket_empty);
     phase ^= 1;
-    // Known to be the same in all lanes: products may be under way across what depends on it.
+    // Broadcast, so that the compiler knows it is warp-uniform: wgmmas may be in flight across
+    // branches on it.
     return __shfl_sync(~0u, ticket < count ? ticket : -1, 0);
   }
 };
 
-// What loads: one thread, which draws the tickets, too.
+// Producer: one thread, which also draws the tickets.
 template <int kDim>
 __device__ __forceinline__ void load_backward(
     const BackwardShared<kDim>& shared, const AttentionArguments& a, const AttentionOrder& order,
@@ -196,7 +199,7 @@ __device__ __forceinline__ void store_release(unsigned* to, unsigned value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// What adds up d_q: one thread. Where a block is the last of a tile, it fetches the sums before.
+// Accumulates d_q: one thread. Where a block is the last of a tile, it fetches the earlier sum.
 template <int kDim>
 __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& shared,
                                                     const AttentionArguments& a,
@@ -213,8 +216,8 @@ __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& 
     if (ticket >= order.count()) return;
     const KeyBlock<kDim> block(a, order, ticket);
     const auto done = static_cast<unsigned>(block.block);
-    unsigned* written = nullptr;  // counter of the tile whose sums are on their way
-    // Says so when all but the latest `kLater` sums are in memory.
+    unsigned* written = nullptr;  // counter of the tile whose sums are in flight
+    // Publishes the counter when all but the latest `kLater` sums are in memory.
     const auto tell = [&]<int kLater>(std::integral_constant<int, kLater>) {
       if (written == nullptr) return;
       tma_wait_writes<kLater>();
@@ -260,21 +263,21 @@ __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& 
   }
 }
 
-// A warpgroup's 64 keys.
+// A consumer warpgroup with its 64 keys.
 template <int kDim>
 struct BackwardGroup {
   using Shared = BackwardShared<kDim>;
   static constexpr int kTile = Shared::kQueryTile;
-  static constexpr int kSums = kTile * kDim / 256;  // of d_q, of a thread
+  static constexpr int kSums = kTile * kDim / 256;  // d_q elements of a thread
   const AttentionArguments& a;
   const Shared& shared;
-  const int group;  // of the CTA's
+  const int group;  // index in the CTA
   RingCursor<Shared::kStages> at;
   RingCursor<Shared::kKeyStages> keys_at;
   std::uint32_t d_q_phase = 0, sums_phase = 0;
   int d_scores_at = 0;
   float d_k[kDim / 2], d_v[kDim / 2];
-  float s[kTile / 2];  // scores, then probabilities
+  float s[kTile / 2];  // scores, later probabilities
 
   __device__ __forceinline__ void release(std::uint64_t* empty) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty);
@@ -319,7 +322,7 @@ struct BackwardGroup {
     for (int i = 0; i < N / 2; ++i) p[i / 4][i % 4] = bf16_pair(z[2 * i], z[2 * i + 1]);
   }
 
-  // Scores to probabilities; `query` and `key`: the first of the tile and of the warpgroup.
+  // Turns scores into probabilities; `query` and `key`: first of the tile and of the warpgroup.
   __device__ __forceinline__ void make_probabilities(int query, int key) {
     const float log2_scale = a.scale * kLog2OfE;
     const float* const reference =
@@ -339,7 +342,7 @@ struct BackwardGroup {
       if (!a.sees(column + i / 4 * 8 + i % 2, row + i / 2 % 2 * 8)) s[i] = 0.0f;
     }
   }
-  // d: gradients of probabilities to those of scores.
+  // Turns d from gradients of probabilities into gradients of scores.
   __device__ __forceinline__ void make_score_gradients(float (&d)[kTile / 2]) const {
     const float* const delta =
         shared.delta + at.stage * kTile + static_cast<int>(threadIdx.x % 4) * 2;
@@ -362,7 +365,7 @@ struct BackwardGroup {
                      p[c][0], p[c][1], p[c][2], p[c][3]);
     }
   }
-  // d_q of tile i to where it is added up, or, from the last block, to its rows.
+  // Passes d_q of tile i to the accumulation, or writes its rows from the last block.
   __device__ __forceinline__ void put_query_gradients(float (&d_q)[kSums],
                                                       const KeyBlock<kDim>& block, int i) {
     const int tile = block.query_tile(i);
@@ -453,7 +456,8 @@ struct BackwardGroup {
     put_query_gradients(d_q, block, count - 1);
   }
 
-  // The warpgroup's [64][2 N] times factor to rows of an output, below `count`, from a column on.
+  // Stores the warpgroup's [64][2 N] times factor to rows of an output below `count`, from a column
+  // on.
   template <int N>
   __device__ __forceinline__ void store(const float (&sum)[N], float factor,
                                         const AttentionRows& rows, int b, int head, int first,
@@ -475,7 +479,8 @@ struct BackwardGroup {
   }
 };
 
-// Maps: queries and d_out in boxes of kQueryTile rows, keys and values of 128. tickets: 0 before.
+// Maps: queries and d_out in boxes of kQueryTile rows, keys and values of 128. tickets: initially
+// 0.
 template <int kDim>
 __global__ void __launch_bounds__(384, 1)
     attention_backward_kernel(const __grid_constant__ CUtensorMap q_map,
@@ -490,7 +495,7 @@ __global__ void __launch_bounds__(384, 1)
   const Shared shared(backward_memory);
   shared.init_barriers();
   if (threadIdx.x < 128) {
-    registers_shrink<40>();  // 128 x 40 + 256 x 232 is what 384 threads begin with
+    registers_shrink<40>();  // 128 x 40 + 256 x 232 registers are those that 384 threads start with
     if (threadIdx.x == 0) {
       load_backward<kDim>(shared, a, order, scratch, tickets, &q_map, &d_out_map, &k_map, &v_map);
     } else if (threadIdx.x == 32) {
@@ -510,7 +515,8 @@ __global__ void __launch_bounds__(384, 1)
   }
 }
 
-// What the backward reads of each row, and counters of 0. `lanes` threads a row, kDim / 8.
+// Prepares each row's reference and delta, and clears the counters. `lanes` threads a row, kDim /
+// 8.
 template <int kDim>
 __global__ void __launch_bounds__(256)
     prepare_backward(const AttentionArguments a, const BackwardScratch scratch, int counters) {

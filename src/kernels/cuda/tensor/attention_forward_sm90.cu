@@ -1,4 +1,4 @@
-// Attention forward on Hopper: tensor maps and launches.
+// Host side of the attention forward on Hopper: tensor maps and launches.
 #include <algorithm>
 
 #include "kernels/cuda/device/kernels_of_file.cuh"

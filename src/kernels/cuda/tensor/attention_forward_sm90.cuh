@@ -1,10 +1,10 @@
-// Attention forward on Hopper: bf16, dim <= kDim, 64 or 128.
+// Attention forward on Hopper: bf16, dim <= kDim, 64 or 128. A persistent, warp-specialised kernel.
 //
-// A CTA stays on its processor and takes blocks of queries, 64 for each of its warpgroups of
-// products; one more warp loads. The keys that a block sees pass by in tiles of 128, the last
-// first: there alone are keys to hide. A warpgroup has its scores, probabilities and sums in
-// registers. While it makes exponentials, its own next scores and the other warpgroup's products
-// keep the tensor cores busy.
+// A CTA takes blocks of queries, 64 for each of its consumer warpgroups; one producer warp issues
+// TMA loads. The keys that a block sees stream through in tiles of 128, the last first: only there
+// are keys masked. A warpgroup holds its scores, probabilities and sums in registers. While it
+// computes exponentials, its next scores and the other warpgroup's GEMMs keep the tensor cores
+// busy.
 #pragma once
 
 #include "kernels/cuda/device/wgmma_sm90.cuh"
@@ -13,7 +13,7 @@
 namespace logitless::cuda {
 
 inline constexpr int kKeyTile = 128;
-inline constexpr int kGroups = 2;  // warpgroups of products
+inline constexpr int kGroups = 2;  // consumer warpgroups
 inline constexpr float kLog2OfE = 1.4426950408889634f;
 inline constexpr float kLnOf2 = 0.6931471805599453f;
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ std::uint32_t bf16_pair(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// Over the four lanes that share a row of an accumulator.
+// Reductions over the four lanes that share an accumulator row.
 __device__ __forceinline__ float max_of_row(float v) {
   v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
   return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
@@ -38,7 +38,7 @@ __device__ __forceinline__ float sum_of_row(float v) {
   return v + __shfl_xor_sync(~0u, v, 2);
 }
 
-// Which of kStages buffers is next, and how often they have been around.
+// Current stage of a ring of kStages buffers, and the parity of its rounds.
 template <int kStages>
 struct RingCursor {
   int stage = 0;
@@ -51,15 +51,15 @@ struct RingCursor {
   }
 };
 
-// Blocks in the order in which CTAs take them. Heads are in groups, as many as there are
-// processors: their operands stay in the second-level cache, and a processor has blocks of all
-// lengths. In a group the blocks that have most to do come first, all heads' before the next.
+// Order in which CTAs take blocks. Heads form groups of as many heads as there are SMs: their
+// operands stay in L2, and an SM gets blocks of all lengths. In a group the longest blocks come
+// first, those of all heads before the next.
 struct AttentionOrder {
-  int heads;   // of all batches
-  int group;   // heads
-  int blocks;  // of a head
+  int heads;   // over the full batch
+  int group;   // heads of a group
+  int blocks;  // blocks of a head
   __host__ __device__ int count() const { return heads * blocks; }
-  // `level`: of the block, 0 first.
+  // `level`: rank of the block, 0 first.
   __device__ __forceinline__ void place(int index, int& head, int& level) const {
     const int first = index / (group * blocks) * group;
     const int local = index - first * blocks;
@@ -69,7 +69,7 @@ struct AttentionOrder {
   }
 };
 
-// A block of queries, and how many tiles of keys pass by: one where it sees nothing, all hidden.
+// A block of queries and its number of key tiles: one, fully masked, where it sees no key.
 struct ForwardBlock {
   __device__ __forceinline__ ForwardBlock(const AttentionArguments& a, const AttentionOrder& order,
                                           int index, int queries) {
@@ -81,7 +81,7 @@ struct ForwardBlock {
   int head, first, tiles;
 };
 
-// Operands in shared memory lie in atoms of 64 columns, each [rows][128 bytes], swizzled.
+// Operands in shared memory are in atoms of 64 columns, each [rows][128 bytes], swizzled.
 template <int kDim>
 struct ForwardShared {
   static constexpr int kAtoms = kDim / 64;
@@ -126,10 +126,10 @@ struct ForwardShared {
   unsigned char* k;
   unsigned char* v;
   std::uint64_t *q_full, *q_empty, *k_full, *k_empty, *v_full, *v_empty;
-  std::uint64_t* out_full;  // [2][kGroups]: results lie where the queries were
+  std::uint64_t* out_full;  // [2][kGroups]: results overwrite the queries
 };
 
-// scores [64][128] = q . k^T; the products are begun, not waited for.
+// Starts scores [64][128] = q . k^T without waiting for the wgmmas.
 template <int kDim>
 __device__ __forceinline__ void begin_scores(float (&s)[64], const unsigned char* q,
                                              const unsigned char* k) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void begin_scores(float (&s)[64], const unsigned char
   }
   wgmma_commit();
 }
-// out [64][kDim] (+)= p . v
+// Starts out [64][kDim] (+)= p . v.
 template <int kDim>
 __device__ __forceinline__ void begin_values(float (&out)[kDim / 2], const std::uint32_t (&p)[8][4],
                                              const unsigned char* v, bool add) {
@@ -153,13 +153,13 @@ __device__ __forceinline__ void begin_values(float (&out)[kDim / 2], const std::
   wgmma_commit();
 }
 
-// The running softmax of a thread's two rows.
+// Online softmax of a thread's two rows.
 struct ForwardSoftmax {
-  float top[2] = {-INFINITY, -INFINITY};  // of the scores before they are scaled
-  float sum[2] = {0.0f, 0.0f};            // of the thread's columns
-  float alpha[2];                         // what sums of the tiles before are times
+  float top[2] = {-INFINITY, -INFINITY};  // maximum of the unscaled scores
+  float sum[2] = {0.0f, 0.0f};            // sums of the thread's columns
+  float alpha[2];                         // factor that rescales the sums so far
 
-  // Scores to their exponentials.
+  // Replaces scores by their exponentials.
   __device__ __forceinline__ void add(float (&s)[64], float log2_scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -180,7 +180,7 @@ struct ForwardSoftmax {
       top[h] = now;
     }
   }
-  // factor: what the rows' sums of values are times. `first`: the warpgroup's first query.
+  // factor: normalises the rows' sums of values. `first`: the warpgroup's first query.
   __device__ __forceinline__ void finish(const AttentionArguments& a, int head, int first,
                                          float (&factor)[2]) const {
 #pragma unroll
@@ -205,19 +205,19 @@ __device__ __forceinline__ void round_scores(std::uint32_t (&p)[8][4], const flo
   }
 }
 
-// A warpgroup's block: 64 queries from `first` on of one head.
+// A consumer warpgroup's block: 64 queries from `first` on of one head.
 template <int kDim>
 struct ForwardGroup {
   using Shared = ForwardShared<kDim>;
   const AttentionArguments& a;
   const Shared& shared;
-  const int group;  // of the CTA's
+  const int group;  // index in the CTA
   RingCursor<Shared::kStages> k_at, v_at;
   float out[kDim / 2];
   float s[64];
   std::uint32_t p[8][4];
 
-  // Products of one warpgroup are begun together, then those of the other.
+  // Ping-pong scheduling: one warpgroup issues its wgmmas together, then the other.
   __device__ __forceinline__ void take_turn() const { threads_sync(kGroups + 2 + group, 256); }
   __device__ __forceinline__ void pass_turn() const {
     threads_arrive(kGroups + 2 + (1 - group), 256);
@@ -225,7 +225,7 @@ struct ForwardGroup {
   __device__ __forceinline__ void release(std::uint64_t* empty) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty);
   }
-  // -inf for keys from `limit` of the upper or lower row on.
+  // Masks keys from `limit` of the upper or lower row on with -inf.
   __device__ __forceinline__ void hide(int key, const int (&limit)[2]) {
     const int left = key + static_cast<int>(threadIdx.x % 4) * 2;
 #pragma unroll
@@ -234,13 +234,13 @@ struct ForwardGroup {
     }
   }
 
-  // The scores of a block's last tile of keys.
+  // Starts the scores of a block's last tile of keys.
   __device__ __forceinline__ void begin(const unsigned char* q) {
     barrier_wait(shared.k_full + k_at.stage, k_at.phase);
     wgmma_fence();
     begin_scores<kDim>(s, q, shared.k + k_at.stage * Shared::kTileBytes);
   }
-  // From there to the sums of the values of all tiles.
+  // Runs the mainloop from there to the sums of the values of all tiles.
   __device__ __forceinline__ void run(const unsigned char* q, int first, int tiles,
                                       ForwardSoftmax& softmax) {
     const float log2_scale = a.scale * kLog2OfE;
@@ -288,8 +288,8 @@ struct ForwardGroup {
     v_at.advance();
   }
 
-  // The results to shared memory, where the queries were. No thread goes another way than the
-  // others: the next products are under way.
+  // Stores the results to shared memory, over the queries. Control flow is uniform, since the next
+  // wgmmas are in flight.
   __device__ __forceinline__ void store(unsigned char* box, const float (&factor)[2]) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int row = static_cast<int>(threadIdx.x % 128 / 32 * 16) + lane % 16;
@@ -308,7 +308,7 @@ struct ForwardGroup {
   }
 };
 
-// What stores the results: one thread.
+// Stores the results by TMA: one thread.
 template <int kDim>
 __device__ __forceinline__ void store_results(const ForwardShared<kDim>& shared,
                                               const AttentionArguments& a,
@@ -387,7 +387,7 @@ __global__ void __launch_bounds__(384, 1)
   const auto queries = [&] {
     return shared.q + (q_at.stage * kGroups + work.group) * Shared::kGroupBytes;
   };
-  wgmma_registers(work.out);  // have their first values before products are under way
+  wgmma_registers(work.out);  // initialises the accumulators before wgmmas are in flight
   barrier_wait(shared.q_full + q_at.stage, q_at.phase);
   work.take_turn();
   work.begin(queries());
@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(384, 1)
       finish();
       break;
     }
-    // The next block's first scores are made while this one is put away.
+    // The next block's first scores overlap with the epilogue of this one.
     barrier_wait(shared.q_full + q_at.stage, q_at.phase);
     work.take_turn();
     work.begin(queries());

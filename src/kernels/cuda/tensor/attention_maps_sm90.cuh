@@ -1,4 +1,4 @@
-// What the launches of attention on Hopper share.
+// Tensor maps of attention on Hopper.
 #pragma once
 
 #include "kernels/cuda/device/tensor_map.cuh"

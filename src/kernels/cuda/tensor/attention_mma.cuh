@@ -1,9 +1,9 @@
-// Attention of bf16 and f16 by mma.sync: compute capability 8.0 and more, dim <= kDim, 64 or 128.
+// Attention of bf16 and f16 by mma.sync: compute capability 8.0 or later, dim <= kDim, 64 or 128.
 //
 // A CTA of four warps owns 64 rows, 16 a warp: queries in the forward and for d_q, keys for d_k and
-// d_v. The other side passes through shared memory by tiles. Scores stay in registers, where the
-// accumulators of one product are the left operand of the next. The owner's sums run along the
-// tiles in order.
+// d_v. The other operand streams through shared memory in tiles. Scores stay in registers, where
+// the accumulators of one GEMM are the left operand of the next. The owner's sums follow the order
+// of the tiles.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,11 +21,11 @@ inline constexpr int kOwnedRows = 64;
 inline constexpr float kAttentionLog2E = 1.4426950408889634f;
 inline constexpr float kAttentionLn2 = 0.6931471805599453f;
 
-// Elements from row to row in shared memory: 16 bytes more than a row, so that eight rows at the
-// same column lie in different banks.
+// Elements from row to row in shared memory: padded by 16 bytes, so that eight rows at the same
+// column are in different banks.
 template <int kDim>
 inline constexpr int kMmaPitch = kDim + 8;
-// Rows of a tile that passes, in the backward: what registers hold of its scores.
+// Rows of a streamed tile in the backward, limited by the registers of its scores.
 template <int kDim>
 inline constexpr int kPassingRows = kDim <= 64 ? 64 : 32;
 
@@ -52,7 +52,7 @@ __device__ __forceinline__ void copies_commit() {
 }
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Four 8 x 8 matrices; lane 8 m + r names row r of matrix m.
+// Loads four 8 x 8 matrices; lane 8 m + r passes the address of row r of matrix m.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices(std::uint32_t (&d)[4], const void* row) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
@@ -105,7 +105,7 @@ __device__ __forceinline__ std::uint32_t pair_of<__half>(float low, float high) 
   return *reinterpret_cast<const std::uint32_t*>(&v);
 }
 
-// Rows [first, first + kRows) of a head into shared memory; 0 past its last row and column.
+// Loads rows [first, first + kRows) of a head into shared memory; 0 past its last row and column.
 template <int kRows, int kDim, typename T>
 __device__ __forceinline__ void load_rows(T* to, const T* head, const AttentionRows& rows,
                                           int first, int count, int dim) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void load_rows(T* to, const T* head, const AttentionR
   }
 }
 
-// z [16][8 kBlocks] += rows of a . rows of b, transposed; a: the warp's 16 rows.
+// z [16][8 kBlocks] += a . b^T; a: the warp's 16 rows.
 template <int kBlocks, int kDim, typename T>
 __device__ __forceinline__ void multiply_rows(float (&z)[kBlocks][4], const T* a, const T* b) {
   const int lane = threadIdx.x % 32;
@@ -169,7 +169,7 @@ __device__ __forceinline__ void multiply_scores(float (&sum)[kDim / 8][4],
   }
 }
 
-// The thread's part of 16 rows from `row` on, times factor[upper, lower half].
+// Stores the thread's part of 16 rows from `row` on, times factor[upper, lower half].
 template <int kDim, typename T>
 __device__ __forceinline__ void store_rows(const float (&sum)[kDim / 8][4],
                                            const float (&factor)[2], T* head,
@@ -193,7 +193,7 @@ __device__ __forceinline__ void store_rows(const float (&sum)[kDim / 8][4],
   }
 }
 
-// Over the four lanes that share a row.
+// Reductions over the four lanes that share a row.
 __device__ __forceinline__ float row_max(float v) {
   v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
   return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
@@ -203,12 +203,13 @@ __device__ __forceinline__ float row_sum(float v) {
   return v + __shfl_xor_sync(~0u, v, 2);
 }
 
-// The running softmax of a thread's two rows, in powers of two.
+// Online softmax of a thread's two rows, in log2 units.
 struct RunningSoftmax {
   float top[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.0f, 0.0f};  // of the thread's columns
+  float sum[2] = {0.0f, 0.0f};  // sums of the thread's columns
 
-  // z: scaled scores, -inf where hidden, to their exponentials; alpha: what sums so far are times.
+  // Replaces scaled scores z, -inf where masked, by exponentials; alpha: factor that rescales the
+  // sums so far.
   template <int kBlocks>
   __device__ __forceinline__ void add(float (&z)[kBlocks][4], float (&alpha)[2]) {
 #pragma unroll
@@ -231,7 +232,7 @@ struct RunningSoftmax {
   }
 };
 
-// CTAs: the last block of queries, which sees most, of all heads first.
+// CTA order: the last block of queries, which sees most keys, of all heads first.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kMmaThreads) forward_mma(const AttentionArguments a) {
   constexpr int kTile = 64;
@@ -297,8 +298,8 @@ __global__ void __launch_bounds__(kMmaThreads) forward_mma(const AttentionArgume
   store_rows<kDim>(sum, inverse, a.out.head<T>(b, h), a.out, first + warp_row, a.queries, a.dim);
 }
 
-// What a query's probabilities are taken against, in powers of two: +inf, and so probabilities of
-// 0, for a row that is not there or sees no key.
+// Log2 reference of a query's probabilities: +inf, which gives probabilities of 0, for a row that
+// does not exist or sees no key.
 __device__ __forceinline__ float reference_of(const AttentionArguments& a, std::int64_t head,
                                               int query) {
   if (query >= a.queries) return INFINITY;
@@ -310,7 +311,7 @@ __device__ __forceinline__ float delta_of(const AttentionArguments& a, std::int6
   return query < a.queries ? a.delta[head * a.queries + query] : 0.0f;
 }
 
-// d_k and d_v of 64 keys of a kv head: over the heads of its group, over the queries that see them.
+// d_k and d_v of 64 keys of a kv head: over the heads of its group and the queries that see them.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kMmaThreads) key_gradients_mma(const AttentionArguments a) {
   constexpr int kTile = kPassingRows<kDim>;

@@ -1,9 +1,9 @@
-// Attention by plain arithmetic, for every dtype and dim <= 256: slow and right.
+// Attention by plain arithmetic, for every dtype and dim <= 256: slow reference path.
 //
-// A warp owns a row: a query in the forward and for d_q, a key for d_k and d_v. The rows of the
-// other side pass through shared memory, 32 at a time in fp32: each lane makes the scores of one of
-// them, and then each lane adds them all up in its columns, lane, lane + 32, ... Sums have the
-// order of the rows.
+// A warp owns a row: a query in the forward and for d_q, a key for d_k and d_v. Rows of the other
+// operand stream through shared memory, 32 at a time in fp32. Each lane computes the score of one
+// of them. Then each lane accumulates all of them in its columns: lane, lane + 32, ... Sums follow
+// the order of the rows.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace logitless::cuda {
 inline constexpr int kPlainWarps = 8;
 inline constexpr int kPlainTile = 32;
 inline constexpr int kPlainMaxDim = 256;
-inline constexpr int kPlainColumns = kPlainMaxDim / 32;  // of a lane
+inline constexpr int kPlainColumns = kPlainMaxDim / 32;  // columns of a lane
 
 // Two tiles, and two rows of each warp.
 constexpr int plain_shared(int dim) {
@@ -33,7 +33,7 @@ struct PlainMemory {
   float* rows[2];  // the warp's
 };
 
-// Rows [first, first + 32) of a head; 0 past its last.
+// Loads rows [first, first + 32) of a head; 0 past its last.
 template <typename T>
 __device__ __forceinline__ void load_plain_tile(float* to, const T* head, const AttentionRows& rows,
                                                 int first, int count, int dim) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ float plain_warp_sum(float v) {
   return v;
 }
 
-// Place of a CTA: a block of kPlainWarps rows of one head of [B, heads].
+// Position of a CTA: a block of kPlainWarps rows of one head of [B, heads].
 struct PlainPlace {
   __device__ __forceinline__ PlainPlace(int batch, int heads)
       : head(static_cast<int>(blockIdx.x) % (batch * heads)),
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kPlainWarps * 32) forward_plain(const Attentio
   }
 }
 
-// The probability of a key for a query, and the gradient of their scaled score.
+// Probability of a key for a query, and the gradient of their scaled score.
 struct PlainScore {
   __device__ __forceinline__ PlainScore(const AttentionArguments& a, std::int64_t head, int query,
                                         int key, const float* q, const float* k, const float* v,

@@ -39,7 +39,7 @@ std::string attention_unsupported(const AttentionCall& call, int compute_capabil
   if (call.kv_heads < 1 || call.heads % call.kv_heads != 0)
     return concat("attention: heads: expected a multiple of the ", call.kv_heads,
                   " heads of keys, got ", call.heads);
-  // Places of a head's rows are 32 bits, those of blocks too.
+  // Row indices of a head are 32 bits, and block indices too.
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   for (const std::int64_t rows : {call.queries, call.keys}) {
     if (rows > kMost || call.batch * call.heads > kMost ||

@@ -1,5 +1,5 @@
-// Where things lie in the scratch of attention. No CUDA: plans are made without a device, and in a
-// build without CUDA.
+// Scratch layout of attention. No CUDA: plans are made without a device, and in a build without
+// CUDA.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace logitless::cuda {
 
-// Queries of a tile of Hopper's backward, by the width of its kernel: 64 or 128.
+// Queries of a tile in the Hopper backward, by the width of its kernel: 64 or 128.
 constexpr int attention_query_tile(int width) { return width == 64 ? 128 : 64; }
 constexpr int attention_width(std::int64_t dim) { return dim <= 64 ? 64 : 128; }
 
-// Of Hopper's backward, offsets in bytes.
+// Byte offsets in the scratch of the Hopper backward.
 struct AttentionBackwardPlaces {
   explicit AttentionBackwardPlaces(const AttentionCall& call);
-  std::int64_t padded;  // queries
+  std::int64_t padded;  // queries, padded to full tiles
   std::size_t rows, counters, delta, counters_at, d_q, bytes;
 };
 

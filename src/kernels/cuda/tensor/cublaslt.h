@@ -1,4 +1,4 @@
-// What this library calls of cuBLASLt.
+// Declarations of the part of cuBLASLt that this library calls.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,11 +10,11 @@
 namespace logitless::cuda::lt {
 
 using Handle = void*;
-using Descriptor = void*;  // of a product
+using Descriptor = void*;  // of a matrix product
 using Layout = void*;
 using Preference = void*;
 
-// cublasLtMatmulAlgo_t and cublasLtMatmulHeuristicResult_t.
+// Layouts of cublasLtMatmulAlgo_t and cublasLtMatmulHeuristicResult_t.
 struct Algorithm {
   std::uint64_t data[8];
 };
@@ -31,7 +31,7 @@ inline constexpr int kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14;
 inline constexpr int kCompute32F = 68, kCompute32FPedantic = 69, kCompute64FPedantic = 71;
 inline constexpr int kDescriptorTransposeA = 3, kDescriptorTransposeB = 4, kDescriptorEpilogue = 7,
                      kDescriptorBias = 8, kDescriptorAux = 11, kDescriptorAuxLeading = 12;
-// What an epilogue does; the sums that gelu is of, and those of its gradient, are aux.
+// Epilogues; aux is the input of gelu, which its gradient reads.
 inline constexpr std::int32_t kEpilogueBias = 4, kEpilogueGelu = 32 | 128,
                               kEpilogueGeluGradient = 64 | 128;
 inline constexpr int kLayoutBatchCount = 5, kLayoutBatchStride = 6;
@@ -41,7 +41,7 @@ inline constexpr int kAlgorithmId = 0, kAlgorithmTile = 1, kAlgorithmSplit = 2,
 inline constexpr std::uint32_t kReduceInComputeType = 2;  // no atomics, no narrow partial sums
 
 struct Functions {
-  std::string missing;  // empty, or what there is not
+  std::string missing;  // what is missing, or empty
   int (*create)(Handle*) = nullptr;
   int (*make_descriptor)(Descriptor*, int, int) = nullptr;
   int (*free_descriptor)(Descriptor) = nullptr;
@@ -61,7 +61,7 @@ struct Functions {
 };
 const Functions& functions();
 
-// kAlgorithm...; -1 where the library does not say.
+// Returns an attribute kAlgorithm...; -1 where the library does not report it.
 std::int64_t attribute_of(const Algorithm& algorithm, int attribute);
 
 }  // namespace logitless::cuda::lt

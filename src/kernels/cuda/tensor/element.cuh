@@ -1,4 +1,4 @@
-// Elements of any dtype by their index.
+// Loads and stores of elements of any dtype by index.
 #pragma once
 
 #include <cstdint>

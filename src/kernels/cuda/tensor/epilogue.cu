@@ -8,7 +8,7 @@
 namespace logitless::cuda {
 namespace {
 
-// x and tanh(sqrt(2 / pi) (x + 0.044715 x^3)).
+// gelu's tanh approximation: tanh(sqrt(2 / pi) (x + 0.044715 x^3)).
 constexpr float kScale = 0.7978845608028654f, kCube = 0.044715f;
 __device__ float gelu_tanh(float x) { return tanhf(kScale * (x + kCube * x * x * x)); }
 __device__ float gelu(float x) { return 0.5f * x * (1.0f + gelu_tanh(x)); }
@@ -18,7 +18,7 @@ __device__ float gelu_gradient(float x) {
 }
 
 constexpr int kThreads = 256;
-// A thread an element.
+// A thread for each element.
 __global__ void __launch_bounds__(kThreads)
     finish_elements(const ProductShape s, const ProductCall call) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -1,11 +1,11 @@
-// Epilogues apart from their products: what a library's kernels do not take.
+// Separate epilogue kernels, for epilogues that the library's GEMMs cannot fuse.
 #pragma once
 
 #include "kernels/device_gemm.h"
 
 namespace logitless::cuda {
 
-// c += bias + residual in place, where c holds the product rounded to its dtype.
+// c += bias + residual in place, where c holds the GEMM's result rounded to its dtype.
 void apply_epilogue(const ProductShape& shape, const ProductCall& call);
 
 }  // namespace logitless::cuda

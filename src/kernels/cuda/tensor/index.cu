@@ -1,4 +1,4 @@
-// Rows and elements by index: gathers, picks, the largest, fills, and the targets of heads.
+// Indexed rows and elements: gather, pick, argmax, fill, and the targets of heads.
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
@@ -24,7 +24,7 @@ std::int64_t count_of(const StridedSpace& space) {
   return count;
 }
 
-// Offset of element `flat`.
+// Returns the offset of element `flat`.
 __device__ std::int64_t offset_of(const StridedSpace& space, const Strides& strides,
                                   std::int64_t flat) {
   std::int64_t at = 0;
@@ -35,7 +35,7 @@ __device__ std::int64_t offset_of(const StridedSpace& space, const Strides& stri
   return at;
 }
 
-// A warp for each row, a Word at a time.
+// A warp for each row; copies elements of type `Word`.
 template <typename Word>
 __global__ void __launch_bounds__(kThreads) take_kernel(const TakeCall c, std::int64_t words) {
   const auto* const table = static_cast<const Word*>(c.table);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(const PickCall c, std::i
   }
 }
 
-// A thread for each row: its updates in order.
+// A thread for each row adds its updates in order.
 template <typename Sum>
 __global__ void __launch_bounds__(kThreads) put_kernel(const PutCall c, std::int64_t rows) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;

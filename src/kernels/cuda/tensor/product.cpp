@@ -56,7 +56,7 @@ const Functions& functions() {
 
 std::int64_t attribute_of(const Algorithm& algorithm, int attribute) {
   std::int32_t value = -1;
-  std::int16_t narrow = -1;  // of clusters alone
+  std::int16_t narrow = -1;  // clusters alone are 16-bit
   const bool cluster = attribute == kAlgorithmCluster;
   std::size_t written = 0;
   const int status = functions().get_algorithm(&algorithm, attribute,
@@ -116,10 +116,10 @@ LayoutOwner layout_of(const ColumnMajor& m, const MatrixLayout& from, std::int64
 
 struct Product::State {
   ProductShape shape;
-  lt::Handle handle = nullptr;  // of the thread that made it; any may use it
+  lt::Handle handle = nullptr;  // of the creating thread; any thread may use it
   bool swapped = false, fused = false;
-  DescriptorOwner descriptor;  // null: the strided kernel
-  mutable std::mutex held;     // addresses of bias and aux, which the descriptor holds
+  DescriptorOwner descriptor;  // null: uses the strided kernel
+  mutable std::mutex held;     // guards the addresses of bias and aux in the descriptor
   LayoutOwner a, b, c, residual;
   int choice = kBest;
   lt::Algorithm algorithm{};
@@ -175,7 +175,7 @@ void Product::State::set_epilogue() {
                             (e.bias ? lt::kEpilogueBias : 0);
   if (kind != 0) set(lt::kDescriptorEpilogue, kind, "epilogue");
   if (e.has_aux()) set(lt::kDescriptorAuxLeading, e.aux_layout.row_stride, "aux");
-  // Aligned as those are.
+  // Placeholders with the alignment of the real addresses.
   const auto* const some = reinterpret_cast<const void*>(std::uintptr_t{256});
   set_addresses(some, some);
   if (e.residual) {
@@ -187,7 +187,7 @@ void Product::State::set_epilogue() {
   }
 }
 
-// Whether there is an algorithm.
+// Returns true if there is an algorithm.
 bool Product::State::choose() {
   const lt::Functions& f = lt::functions();
   lt::Preference wanted = nullptr;
@@ -210,7 +210,7 @@ bool Product::State::choose() {
                                 sizeof(bytes)),
                "alignment");
   }
-  constexpr int kNamed = 12;  // a preferred one is among these, or is not to be had
+  constexpr int kNamed = 12;  // a preferred algorithm is among these or unavailable
   std::vector<lt::Found> found(static_cast<std::size_t>(std::max(kNamed, choice + 1)));
   int count = 0;
   const int status = f.find_algorithms(handle, descriptor.get(), a.get(), b.get(),
@@ -225,7 +225,7 @@ bool Product::State::choose() {
   return true;
 }
 
-// Of those that the heuristic names.
+// Returns the index of the preferred algorithm among the heuristic's.
 int Product::State::best_of(std::span<const lt::Found> found) const {
   const bool fuses = fused || !shape.epilogue.any();
   if (!fuses) return 0;
@@ -261,7 +261,7 @@ void Product::State::run(const ProductCall& call) const {
       "cublasLtMatmul");
 }
 
-// A product by one kernel, and where its matrices begin.
+// A part of the GEMM with one kernel, and byte offsets of its matrices.
 struct Product::Part {
   std::shared_ptr<const State> state;
   std::int64_t a = 0, b = 0, c = 0;  // bytes
@@ -275,7 +275,8 @@ const std::byte* at(const void* data, std::int64_t bytes) {
 
 }  // namespace
 
-// The library with the epilogue; the library and a kernel behind it; kernels of our own.
+// Tries the library with a fused epilogue, then the library and a separate epilogue, then our own
+// kernels.
 std::shared_ptr<const Product::State> Product::State::make(const ProductShape& shape, int choice) {
   auto state = std::make_shared<State>();
   state->shape = shape;

@@ -5,10 +5,10 @@
 namespace logitless::cuda {
 namespace {
 
-// [rows, columns] with these strides, as it lies or transposed.
+// Returns a matrix [rows, columns] with these strides as column-major, directly or transposed.
 ColumnMajor column_major(std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
                          std::int64_t col_stride) {
-  // A stride that is never taken is any.
+  // A stride along a dimension of size 1 may have any value.
   const auto fits = [](std::int64_t inner, std::int64_t inner_stride, std::int64_t outer,
                        std::int64_t outer_stride) {
     return (inner_stride == 1 || inner == 1) && (outer_stride >= inner || outer == 1);
@@ -38,7 +38,7 @@ LtForm form_of(const ProductShape& s, bool swapped) {
 }  // namespace
 
 LtForm form_of(const ProductShape& s) {
-  const LtForm rows = form_of(s, true);  // c by rows: what programs have nearly always
+  const LtForm rows = form_of(s, true);  // row-major c is the usual case
   return rows.possible() ? rows : form_of(s, false);
 }
 
@@ -52,7 +52,7 @@ bool suits_lt(const ProductShape& s) {
     return m.alignment % static_cast<std::int64_t>(size_of(m.dtype)) == 0;
   };
   const auto apart = s.batch == 1 || s.c.batch_stride != 0;
-  // It rounds a product before it adds it to a narrow c.
+  // It rounds the GEMM before it adds it to a 16-bit c.
   const bool once = !s.accumulate || size_of(out) >= 4;
   return types && apart && once && aligned(s.a) && aligned(s.b) && aligned(s.c) && s.k > 0 &&
          s.m < kMost && s.n < kMost && s.k < kMost && s.batch < kMost && form_of(s).possible();
@@ -60,7 +60,7 @@ bool suits_lt(const ProductShape& s) {
 
 bool suits_lt_epilogue(const ProductShape& s) {
   const ProductEpilogue& e = s.epilogue;
-  // Rows of c are its columns, along which the bias goes.
+  // Rows of a row-major c are cuBLASLt's columns, along which the bias runs.
   if (s.batch != 1 || s.accumulate || !suits_lt(s) || !form_of(s).swapped ||
       s.c.dtype != s.a.dtype || size_of(s.c.dtype) != 2)
     return false;
@@ -73,13 +73,13 @@ bool suits_lt_epilogue(const ProductShape& s) {
 }
 
 std::vector<LtAlgorithm> preferred_algorithms(const ProductShape& s) {
-  constexpr int kHopper = 66, kHopperGradient = 39;          // with gelu's gradient another
+  constexpr int kHopper = 66, kHopperGradient = 39;          // with gelu_gradient another id
   constexpr int k128x128 = 20, k96x128 = 28, k128x160 = 29;  // tiles
   constexpr int k2x1 = 3, k1x2 = 5;                          // clusters
   constexpr std::int64_t kShort = 2048;
   const ProductEpilogue& e = s.epilogue;
-  // Of 16-bit results that cost as much to write as to sum: smaller tiles, whose epilogues run
-  // beside another's products.
+  // Writing 16-bit results of a short mainloop costs as much as multiplying. Smaller tiles
+  // overlap their epilogues with other tiles' mainloops.
   if (size_of(s.c.dtype) != 2) return {};
   if (e.gelu) return {{kHopper, k96x128, k2x1}, {kHopper, k96x128, k1x2}};
   if (e.gelu_gradient) return {{kHopperGradient, k128x128, k1x2}};
@@ -91,8 +91,8 @@ std::vector<LtAlgorithm> preferred_algorithms(const ProductShape& s) {
 
 namespace {
 
-constexpr std::int64_t kVector = 8;             // elements of 16 bits in 16 bytes
-constexpr double kLeastWorthCutting = 1 << 28;  // multiply-adds: those of two launches
+constexpr std::int64_t kVector = 8;             // 16-bit elements in 16 bytes
+constexpr double kLeastWorthCutting = 1 << 28;  // multiply-adds that take as long as two launches
 
 bool begins_aligned(const MatrixLayout& m) {
   const auto element = static_cast<std::int64_t>(size_of(m.dtype));
@@ -101,7 +101,7 @@ bool begins_aligned(const MatrixLayout& m) {
          apart * element % 16 == 0;
 }
 
-// The last few of one dimension, taken off `whole`.
+// Cuts the last few elements of one dimension off `whole`.
 ProductPart take_last(ProductShape& whole, std::int64_t ProductShape::*size) {
   ProductPart last{whole};
   const std::int64_t first = whole.*size / kVector * kVector;
@@ -143,7 +143,7 @@ std::vector<ProductPart> parts_of(const ProductShape& s) {
     last.push_back(take_last(whole, &ProductShape::m));
   if (odd(s.n, s.b.col_stride == 1 || s.c.col_stride == 1))
     last.push_back(take_last(whole, &ProductShape::n));
-  // The sums of a narrow c would be rounded in between.
+  // With a 16-bit c the sums would be rounded in between.
   if (odd(s.k, s.a.col_stride == 1 || s.b.row_stride == 1) && size_of(s.c.dtype) >= 4)
     last.push_back(take_last(whole, &ProductShape::k));
   parts.insert(parts.end(), last.begin(), last.end());
@@ -151,7 +151,7 @@ std::vector<ProductPart> parts_of(const ProductShape& s) {
 }
 
 std::size_t product_workspace_bytes(const ProductShape& shape) {
-  // A product cut along k keeps its parts there, each as large as c in the type that sums; parts of
+  // Split-K keeps its partial results there, each as large as c in the accumulator type. Parts with
   // a shorter k do not pay.
   constexpr std::int64_t kShortest = 512, kMostParts = 16, kCounters = 256 << 10;
   if (!suits_lt(shape)) return 0;

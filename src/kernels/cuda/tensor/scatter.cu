@@ -1,4 +1,4 @@
-// Sums of rows by index, in a fixed order: indices are sorted, and runs of equal ones added up.
+// scatter_add in a fixed order: indices are sorted, and runs of equal ones summed.
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
@@ -10,11 +10,11 @@
 namespace logitless::cuda {
 namespace {
 
-// --- Stable sort of keys below 2^bits by digits of kDigitBits bits, from the lowest.
+// --- Stable radix sort of keys below 2^bits, least significant digit first.
 
 constexpr int kWarps = kSortThreads / 32;
 
-// Rows outside become `rows`, behind all others.
+// Indices out of range become `rows`, after all others.
 __global__ void __launch_bounds__(kSortThreads)
     number_keys(const ScatterCall c, std::uint32_t* keys, std::int32_t* positions) {
   const std::int64_t step = std::int64_t{gridDim.x} * kSortThreads;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kSortThreads)
   counts[std::int64_t{threadIdx.x} * gridDim.x + blockIdx.x] = found[threadIdx.x];
 }
 
-// Sums of all before, in place. One block.
+// Exclusive prefix sum in place. One block.
 __global__ void __launch_bounds__(1024) sum_before(std::uint32_t* counts, std::int64_t count) {
   __shared__ std::uint32_t sums[1024];
   std::uint32_t before = 0;
@@ -61,12 +61,12 @@ __global__ void __launch_bounds__(1024) sum_before(std::uint32_t* counts, std::i
   }
 }
 
-// Each key to its place: those of the tile before it with the same digit come before.
+// Scatters each key to its position: keys of earlier tiles with the same digit come first.
 __global__ void __launch_bounds__(kSortThreads)
     place_keys(const std::uint32_t* keys, const std::int32_t* positions, std::int64_t count,
                int shift, const std::uint32_t* starts, std::uint32_t* keys_to,
                std::int32_t* positions_to) {
-  __shared__ std::uint32_t next[kDigits];  // place of the next key of a digit
+  __shared__ std::uint32_t next[kDigits];  // position of the next key of a digit
   __shared__ std::uint32_t of_warp[kWarps][kDigits];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   next[threadIdx.x] = starts[std::int64_t{threadIdx.x} * gridDim.x + blockIdx.x];
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kSortThreads)
     const int rank = __popc(equal & ((1u << lane) - 1));
     if (valid && rank == 0) of_warp[warp][digit] = static_cast<std::uint32_t>(__popc(equal));
     __syncthreads();
-    // Places of the warps' first keys of digit threadIdx.x.
+    // Positions of the warps' first keys of digit threadIdx.x.
     std::uint32_t place = next[threadIdx.x];
     for (int w = 0; w < kWarps; ++w) {
       const std::uint32_t own = of_warp[w][threadIdx.x];
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(kSortThreads)
 
 constexpr int kSumThreads = 128;
 
-// Tile t has the sorted updates [128 t, 128 t + 128). A run inside is added to its row; of one that
-// goes on in the next tile the part here is left in tails[t], of one that comes from the tile
-// before in heads[t].
+// Tile t sums the sorted updates [128 t, 128 t + 128). A run inside the tile is added to its row.
+// The part of a run that continues in the next tile goes to tails[t], of one that began in an
+// earlier tile to heads[t].
 template <typename Out>
 __global__ void __launch_bounds__(kSumThreads)
     sum_runs(const ScatterCall c, const std::uint32_t* keys, const std::int32_t* positions,
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-// The runs over several tiles: tails[t], then the heads after it, in order.
+// Joins the runs that span tiles: tails[t], then the following heads, in order.
 template <typename Out>
 __global__ void __launch_bounds__(kSumThreads)
     join_runs(const ScatterCall c, const std::uint32_t* keys, const Out* heads, const Out* tails) {
@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(kSumThreads)
   if (end >= c.count) return;
   const std::uint32_t key = keys[end - 1];
   if (key == static_cast<std::uint32_t>(c.rows) || keys[end] != key) return;
-  if (first > 0 && keys[first - 1] == key && keys[first] == key) return;  // begun before
+  // it began in an earlier tile
+  if (first > 0 && keys[first - 1] == key && keys[first] == key) return;
   Out sum = tails[blockIdx.x * c.width + column];
   for (std::int64_t tile = blockIdx.x + 1; tile * kRun < c.count && keys[tile * kRun] == key;
        ++tile)

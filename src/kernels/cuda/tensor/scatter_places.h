@@ -1,5 +1,4 @@
-// Where things lie in the workspace of a scatter_add, and the sizes of its tiles. No CUDA: plans
-// are made without a device.
+// Workspace layout of scatter_add, and its tile sizes. No CUDA: plans are made without a device.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +8,20 @@
 
 namespace logitless::cuda {
 
-// The sort: digits of kDigitBits bits, tiles of kSortTile keys.
+// Radix sort: digits of kDigitBits bits, tiles of kSortTile keys.
 inline constexpr int kDigitBits = 8;
 inline constexpr int kDigits = 1 << kDigitBits;
 inline constexpr int kSortThreads = 256;
 inline constexpr int kRounds = 8;  // keys of each thread
 inline constexpr int kSortTile = kSortThreads * kRounds;
-// The sums: updates added up at a time.
+// Updates that a thread sums at a time.
 inline constexpr int kRun = 128;
 
 constexpr std::int64_t tiles_of(std::int64_t count, std::int64_t tile) {
   return (count + tile - 1) / tile;
 }
 
-// Offsets in bytes, each a multiple of 256.
+// Byte offsets, multiples of 256.
 struct ScatterPlaces {
   std::size_t keys[2], positions[2], counts, heads, tails, end;
 };

@@ -8,11 +8,11 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr int kTile = 64;      // of rows and of columns
-constexpr int kDepth = 16;     // of the inner dimension at a time
+constexpr int kTile = 64;      // rows and columns of a tile
+constexpr int kDepth = 16;     // steps along the inner dimension
 constexpr int kThreads = 256;  // each with 4 x 4 elements
 
-// Sum: float, or double of f64.
+// Sum: float, or double for f64.
 template <typename Sum>
 __global__ void __launch_bounds__(kThreads)
     multiply_tiles(const ProductShape s, const void* a, const void* b, void* c) {
