@@ -25,29 +25,31 @@ namespace {
 constexpr double kFirstTau = 0.003;
 constexpr double kLeastTau = 0.0005;
 constexpr double kMostTau = 0.01;
-// Orders come at most so many steps apart, unless options begin with more.
+// Largest interval in steps between orders, unless the options begin with a larger one.
 constexpr std::int64_t kMostInterval = 6400;
-// Of any option that counts: sums with the steps of a run stay within 64 bits.
+// Limit of every option that counts, so that sums with the steps of a run fit in 64 bits.
 constexpr std::int64_t kMostOption = INT64_C(1) << 40;
-// What tau is multiplied by where an audit has found a third of the error wanted or less: until one
-// has missed it, and from then on. A run of audits is far from alike: of a training run whose tau
-// rose by a quarter each time until one missed, one in ten did (docs/far_field_figures.md).
+// Factors on tau after an audit with at most a third of the allowed error: kFirstRise before any
+// audit has missed, kRise after the first miss. Successive audits vary widely. In a training run
+// whose tau rose by a quarter until a miss, one audit in ten missed (docs/far_field_figures.md).
 constexpr double kFirstRise = 1.25;
 constexpr double kRise = 1.05;
-// And where one has missed it that was no trial, or was an order's first after others that kept it:
-// a single token that is wholly off makes an audit of 128 miss by 9 %, with any tau
+// Factor on tau after a miss that is no trial, or is the first with an order that followed accepted
+// ones. One token that is wholly wrong makes an audit of 128 miss by 9 % with any tau
 // (docs/far_field_figures.md).
 constexpr double kFall = 0.7;
-// Trials with one order, tau lowered from each to the next, before the far field is left alone.
+// Trials with one order, each with a lower tau than the last, before the far field is suspended.
 constexpr int kTrials = 3;
-// Both ways a token whose likely word no token of the order's sample had is wholly off with any tau
-// (docs/far_field_figures.md#a-wider-head). Where more of the audits miss than this, of some
-// kBothAudits, steps go backward alone, whose masses are exact.
+// In far_both, a token is wholly wrong with any tau if its likely entry is unlikely for all tokens
+// of the order's sample (docs/far_field_figures.md#a-wider-head). If more than kMostMissed of the
+// audits miss, averaged over about kBothAudits, steps change to far_backward, whose masses are
+// exact.
 constexpr double kBothAudits = 8.0;
 constexpr double kMostMissed = 0.4;
-constexpr double kFewMissed = 0.2;  // both ways are right for these tokens after all
+constexpr double kFewMissed = 0.2;  // far_both serves these tokens again
 
-// What the state is besides orders, in the order of the file; before steps could go backward alone.
+// Sizes of the saved state besides orders, in the order of the file. The `Before` sizes are those
+// of files that precede the change to far_backward.
 constexpr std::size_t kCounts = 20, kCountsBefore = 16;
 constexpr std::size_t kNumbers = 6, kNumbersBefore = 4;
 
@@ -67,7 +69,7 @@ void check(const FarFieldOptions& o) {
   }
 }
 
-// All of a state's values or, of one saved before there were so many, the first `before`.
+// Reads all values of a state, or the first `before` of a state saved by an older version.
 template <typename T, std::size_t kCount>
 void read_values(const ConstTensorView& from, DType dtype, std::size_t before,
                  const std::string& path, const char* name, std::array<T, kCount>& to) {
@@ -97,7 +99,8 @@ PlanRequest FarController::request(const FarStep& step) const {
   request.memory_budget = options_.memory_budget;
   if (!step.far) return request;
   request.accuracy = accuracy();
-  // Ranks settle with an order whether the far field is worth while, whatever tokens each has then.
+  // Ranks decide together with an order whether to use the far field, independent of the tokens
+  // that each has in this step.
   if (settled()) {
     const VocabOrder& order = s_.order.empty() ? s_.pending : s_.order;
     const bool both = request.accuracy == Accuracy::far_both && order.has_moments();
@@ -114,15 +117,15 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
   const bool far = settled() || is_far(audited.kind);
   if (!far && options_.replicas == nullptr) {
     if (s_.backward && s_.report.steps >= s_.both_again && source.hidden.numel() > 0) {
-      go_both_ways();  // backward alone is not worth while here
+      go_both_ways();  // far_backward does not pay off here
       s_.report.far = s_.trial_due = false;
-      if (s_.takeover >= 0 && s_.takeover <= s_.report.steps) {  // of long ago
+      if (s_.takeover >= 0 && s_.takeover <= s_.report.steps) {  // of an old step
         s_.pending = {};
         s_.takeover = -1;
       }
       if (s_.takeover < 0) s_.next_refresh = s_.report.steps;
     } else if ((s_.trial_due && s_.trials > 0) || s_.report.tau < kFirstTau) {
-      // This tau would keep too much. From the first one again, with a new order.
+      // This tau would select too many tiles. A new order starts from the first tau.
       leave("a tau that might keep the error keeps too many tiles");
       s_.report.tau = kFirstTau;
     } else {
@@ -148,7 +151,7 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
   return {true, audit, trial, goes_both(audited)};
 }
 
-// Whether the step's plan is of both ways: replicas settle it with this step's order.
+// Returns whether the step's plan is far_both: replicas decide that together with an order.
 bool FarController::goes_both(const LossPlan& audited) const {
   return (settled() ? request({.far = true}).kind : audited.kind) == PlanKind::far_both;
 }
@@ -162,7 +165,7 @@ bool FarController::accept(const FarStep& step, const FarFieldStatistics& found,
   ++s_.far_steps;
   s_.report.mean_kept += (far.kept - s_.report.mean_kept) / static_cast<double>(s_.far_steps);
   bool keep = true;
-  // Without tokens, or with gradients that are 0 (weights of 0), an audit tells nothing.
+  // Without tokens, or with gradients of 0 (weights of 0), an audit measures nothing.
   const double error = far.audited_tokens > 0 ? error_of(far) : 0.0;
   if (step.audit && error != 0.0) {
     s_.last_audit = s_.report.steps;
@@ -229,7 +232,7 @@ void FarController::set_layout(const std::string& layout, bool same) {
   s_.reason = "the order was of words spread otherwise; a new one is due";
 }
 
-// What an order is made from. copy: the source is not there any more when it is.
+// Takes the sample that an order is made from. `copy`: the source will not outlive the call.
 OrderSample FarController::look(const OrderSource& source, bool copy) const {
   OrderSample s = source.sharding.words != nullptr
                       ? sample_of_ranks(context_, source, options_.sample_rows)
@@ -246,9 +249,9 @@ bool FarController::settled() const {
   return options_.replicas != nullptr && !(s_.order.empty() && s_.pending.empty());
 }
 
-// far: whether the planner would take the far field for these tokens.
+// `far`: the planner would choose the far field for these tokens.
 void FarController::start_order(const OrderSource& source, bool far) {
-  // Not from a step without tokens: the next one that has some will do.
+  // A step without tokens starts no order; the next step with tokens does.
   const bool tokens = source.hidden.numel() > 0 || source.tokens_elsewhere;
   if (!tokens && options_.replicas == nullptr) return;
   if (options_.replicas != nullptr) {
@@ -269,7 +272,7 @@ void FarController::start_order(const OrderSource& source, bool far) {
     own.kernel = context_.device().kernel;
     making_ = std::async(std::launch::async, [s, own] { return make_order(Context(own), *s); });
   }
-  // Nothing above has thrown: there is one.
+  // Nothing above has thrown, so an order is being made.
   s_.next_refresh = s_.report.steps + s_.interval;
   s_.takeover = s_.report.steps + options_.refresh_delay;
   s_.making_vocab = source.weight.size(0);
@@ -285,7 +288,7 @@ void FarController::take_over() {
   ++s_.report.refreshes;
 }
 
-// Where making it fails there is none, and the next step begins another one.
+// If making the order fails, there is none, and the next step starts another.
 void FarController::wait_for_order() {
   if (!making_.valid()) return;
   try {
@@ -297,20 +300,20 @@ void FarController::wait_for_order() {
   }
 }
 
-// Of the next far-field step.
+// Accuracy of the next far-field step.
 Accuracy FarController::accuracy() const {
   return s_.backward ? Accuracy::far_backward : options_.accuracy;
 }
 
-// The error that the options bound, of an audited step. NaN where one of them is.
+// Returns the error of an audited step that the options bound. NaN if either error is NaN.
 double FarController::error_of(const FarFieldStatistics& far) const {
   const double gradients = far.audited_error, lse = far.audited_lse_error;
   if (accuracy() != Accuracy::far_both || std::isnan(gradients)) return gradients;
   return gradients > lse ? gradients : lse;
 }
 
-// After an audited far-field step. Returns whether its gradients may stay.
-// fallback: everything was kept, since that would have been nearly so.
+// Judges an audited far-field step. Returns whether its gradients may be used. `fallback`: all
+// tiles were selected, since nearly all would have been.
 bool FarController::judge(double error, const FarStep& step, bool fallback) {
   ++s_.report.audits;
   s_.report.last_error = error;
@@ -340,7 +343,7 @@ bool FarController::judge(double error, const FarStep& step, bool fallback) {
   return judge_miss(error, step);
 }
 
-// Of audits of both ways.
+// Records whether an audit of far_both missed.
 void FarController::note_both(bool missed) {
   s_.both_missed += ((missed ? 1.0 : 0.0) - s_.both_missed) / kBothAudits;
   if (!missed && s_.both_missed < kFewMissed) s_.both_wait = 0;
@@ -350,12 +353,12 @@ bool FarController::judge_miss(double error, const FarStep& step) {
   s_.report.far = false;
   ++s_.misses;
   if (step.both && s_.both_missed > kMostMissed) {
-    if (!step.trial) s_.next_refresh = s_.report.steps;  // the order may have aged, besides
+    if (!step.trial) s_.next_refresh = s_.report.steps;  // the order may have aged, too
     go_backward();
     return false;
   }
   if (!step.trial) {
-    // The order has aged: a new one as soon as it can be made. Or tau was too large.
+    // The order may have aged, so a new one is due as soon as possible. Or tau was too large.
     s_.report.tau = std::max(kLeastTau, s_.report.tau * kFall);
     s_.interval = std::max<std::int64_t>(s_.interval / 2, options_.refresh_delay + 1);
     s_.next_refresh = s_.report.steps;
@@ -375,9 +378,9 @@ bool FarController::judge_miss(double error, const FarStep& step) {
   return false;
 }
 
-// A trial with the order there is; both ways again with an order of later, put off twice as long
-// each time. Each way has a tau of its own; how often orders come, which misses both ways have made
-// often, begins anew.
+// Changes to far_backward and makes a trial with the current order. far_both is tried again with a
+// later order, after a delay that doubles each time. Each kind has its own tau. The interval
+// between orders, which misses of far_both have shortened, is reset.
 void FarController::go_backward() {
   s_.backward = true;
   std::swap(s_.report.tau, s_.other_tau);
@@ -390,7 +393,7 @@ void FarController::go_backward() {
   s_.reason = "both ways miss the error; a trial backward alone";
 }
 
-// Not with a tau that trials have lowered in vain.
+// Changes back to far_both, with at least the first tau: trials may have lowered its own in vain.
 void FarController::go_both_ways() {
   s_.backward = false;
   std::swap(s_.report.tau, s_.other_tau);
@@ -403,7 +406,7 @@ std::int64_t FarController::most_interval() const {
   return std::max(kMostInterval, options_.refresh_every);
 }
 
-// Dense for a while, longer each time.
+// Suspends the far field, each time for longer.
 void FarController::leave(const char* why) {
   s_.report.far = s_.trial_due = false;
   s_.trials = 0;
@@ -415,7 +418,7 @@ void FarController::leave(const char* why) {
 std::string FarController::explain() const {
   const FarFieldReport& r = s_.report;
   std::ostringstream out;
-  out << std::setprecision(3);  // what varies from step to step beyond these digits says nothing
+  out << std::setprecision(3);  // further digits vary from step to step without meaning
   out << "next step: " << (r.far || s_.trial_due ? name_of(accuracy()) : "dense") << ", "
       << s_.reason << "\n"
       << "  " << r.steps << " steps, " << r.dense_steps << " dense (" << r.repeated_steps
@@ -442,7 +445,7 @@ std::vector<double> FarController::numbers() const {
   return {r.last_error, r.worst_kept_error, r.tau, r.mean_kept, s_.both_missed, s_.other_tau};
 }
 
-// `write(tensors, metadata)` of the state.
+// Calls `write(tensors, metadata)` with the state.
 template <typename Write>
 void FarController::write(Write&& write) {
   wait_for_order();
@@ -535,7 +538,7 @@ void FarController::read(const TensorFile& file, const std::string& path) {
   r.mean_kept = n[3];
   s.both_missed = n[4];
   s.other_tau = numbers.numel() == kNumbers ? n[5] : kFirstTau;
-  // Sums of these and of what options allow stay within 64 bits.
+  // Sums of these counts and of values that options allow fit in 64 bits.
   constexpr std::int64_t kMostCount = INT64_C(1) << 60;
   const bool counts_hold = std::all_of(c.begin(), c.end(), [](std::int64_t count) {
     return count >= -kMostCount && count <= kMostCount;

@@ -1,5 +1,5 @@
-// Which steps of a head are far-field ones, with which order and tau: the decisions of FarFieldHead
-// (docs/far_field.md), made from the statistics of its steps. Plans and computes no step itself.
+// The decisions of FarFieldHead (docs/far_field.md), made from the statistics of its steps: which
+// steps use the far field, and with which order and tau. It neither plans nor computes a step.
 #pragma once
 
 #include <cstddef>
@@ -18,39 +18,39 @@ namespace logitless {
 
 struct FarStep {
   bool far = false;    // else dense
-  bool audit = false;  // of a far-field step: its error is to be measured
-  bool trial = false;  // of an order, or of a tau; audited
-  bool both = false;   // by a plan of both ways
+  bool audit = false;  // measure the error of this far-field step
+  bool trial = false;  // audited step that tries an order or a tau
+  bool both = false;   // its plan is far_both
 };
 
-// What has been found and decided, plain values: a step that fails goes back to what it began with.
+// All findings and decisions of a controller as plain values, so that a failed step can be undone.
 struct FarDecisions {
   FarFieldReport report;
   VocabOrder order, pending;
-  std::int64_t making_vocab = 0;  // words of the order that is being made or pending
-  std::int64_t order_step = 0;    // the step whose weights the order is of
-  std::int64_t takeover = -1;     // of the one pending; -1: none is
+  std::int64_t making_vocab = 0;  // vocabulary of the order that is being made or pending
+  std::int64_t order_step = 0;    // step whose weights the order was made from
+  std::int64_t takeover = -1;     // step at which the pending order takes over; -1: none
   std::int64_t interval = 0, next_refresh = 0, wait = 0, last_audit = 0;
   std::int64_t far_steps = 0;
-  int trials = 0;           // with the order, which missed the error
-  std::int64_t misses = 0;  // audits that did
+  int trials = 0;           // with the current order, that missed the error
+  std::int64_t misses = 0;  // audits that missed the error
   bool trial_due = false;
-  // Of far_both: whether steps go backward alone, since both ways missed the error; from which step
-  // on an order's trial that keeps it has both ways tried again, and how long that was put off.
+  // With far_both: whether steps have changed to far_backward after misses. From step both_again
+  // on, an accepted trial of an order changes back; both_wait is the delay until then.
   bool backward = false;
   std::int64_t both_again = 0, both_wait = 0;
   std::int64_t backward_steps = 0;
-  double both_missed = 0.0;  // of the last audits of both ways, the part that missed
-  double other_tau = 0.0;    // that the way not gone now had; report.tau is that of the other
+  double both_missed = 0.0;  // moving average of misses over audits of far_both
+  double other_tau = 0.0;    // tau of the kind that is not in use; report.tau is that of the other
   std::string reason = "no order has been made";
-  std::string layout;  // which words of a sharding the orders are of; empty without
+  std::string layout;  // description of the vocabulary shard of the orders; empty without sharding
 };
 
-// A step is begin(), the computation it asks for, and, of a far-field one, accept(): as
-// take_far_step() does it, which withdraws a step that throws.
+// A step is begin(), the computation that it requests and, if that is far, accept().
+// take_far_step() calls them in this order and withdraws a step that throws.
 class FarController {
  public:
-  // See FarFieldHead. Keeps a copy of the context, and with it the meter of its memory.
+  // See FarFieldHead. Copies the context, including its memory meter.
   FarController(const Context& context, const FarFieldOptions& options);
 
   const Context& context() const { return context_; }
@@ -58,41 +58,43 @@ class FarController {
   const FarFieldReport& report() const { return s_.report; }
   const VocabOrder& order() const { return s_.order; }
 
-  // What a step's plan is asked for.
+  // Returns the plan request of a step.
   PlanRequest request(const FarStep& step) const;
 
-  // `audited` is the plan for request({far, audit}): where it is no far-field plan, nothing is to
-  // be gained and the step is dense; with replicas an order is made only where that is so on none.
-  // An order may be begun from `source`, or taken over, for which this waits.
+  // Decides the next step. `audited` is the plan for request({far, audit}); if it is exact, the far
+  // field gains nothing and the step is dense. With replicas, an order is made only if it is far on
+  // all of them. May start an order from `source`, or wait for one and take it over.
   FarStep begin(const LossPlan& audited, const OrderSource& source);
-  // After a far-field step whose statistics are known, an audited one in any case: whether it
-  // stands. If not, the caller does it again densely; without `may_repeat` it stands in any case.
-  // An audit that had no gradient to judge by, no token or one of 0 alone, is due again. With
-  // replicas both are collective.
+  // Judges a far-field step whose statistics are known, as they must be for an audited one. Returns
+  // whether it stands; if not, the caller repeats it densely. Without `may_repeat` it always
+  // stands. An audit without any nonzero gradient is due again. With replicas, begin() and accept()
+  // are collective.
   bool accept(const FarStep& step, const FarFieldStatistics& found, bool may_repeat = true);
 
-  // Of ranks whose controllers decide alike: what has to be the same on all of them, by name and in
-  // words.
+  // Returns the names and values of settings that must be equal on all ranks whose controllers
+  // decide alike.
   std::vector<std::pair<std::string, std::string>> common() const;
-  // Whether the orders, if there are any, are of the words that `layout` describes ("": all).
+  // Returns whether all orders are of the shard that `layout` describes ("": the full vocabulary).
   bool has_layout(const std::string& layout) const;
-  // Before anything else of a step: the layout of its words, and whether the orders of all ranks
-  // are of theirs. Where they are not all are dropped, and a new one is due.
+  // Sets the layout of the shard before anything else of a step. If the orders of some rank are of
+  // another layout (`same` is false), all are dropped and a new one is due.
   void set_layout(const std::string& layout, bool same);
 
-  // Before begin(): what withdraw() goes back to. Waits for an order that the step may take over.
+  // Returns the state that withdraw() restores. Called before begin(); waits for an order that the
+  // step may take over.
   FarDecisions before_step();
-  // As if the step had not begun: an order begun by it is dropped, for which this waits.
+  // Restores the state before a step that failed. Waits for an order that the step has started, and
+  // drops it.
   void withdraw(FarDecisions before);
 
-  // As FarFieldHead's.
+  // See FarFieldHead.
   std::string explain() const;
   void save(const std::string& path);
   void load(const std::string& path);
   std::vector<std::byte> state();
   void set_state(std::span<const std::byte> state);
-  // Throws InvalidArgument where there is an order of another number of words, one being made
-  // included, or moments of another dim.
+  // Throws InvalidArgument if an order, also one being made, has another vocabulary size, or its
+  // moments another dim.
   void require_head(std::int64_t vocab, std::int64_t dim) const;
 
  private:
@@ -122,8 +124,8 @@ class FarController {
   Context context_;
   FarFieldOptions options_;
   FarDecisions s_;
-  // Makes the pending order. Destroying or replacing it waits for the thread, as std::async's
-  // futures do.
+  // Makes the pending order. Destroying or replacing it waits for the thread, like all futures of
+  // std::async.
   std::future<VocabOrder> making_;
 };
 

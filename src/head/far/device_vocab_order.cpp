@@ -1,4 +1,4 @@
-// Orders of the vocabulary made on a GPU.
+// Vocabulary orders made on a GPU.
 #include <cmath>
 #include <memory>
 #include <string>
@@ -44,7 +44,7 @@ VocabOrder device_vocab_order(const Context& context, const ConstTensorView& wei
 
 namespace {
 
-// The moments of the words here, in the device's memory.
+// Moments of the local vocabulary shard, in device memory.
 class DeviceTileMoments {
  public:
   DeviceTileMoments(const Context& context, const VocabOrder& order, const ConstTensorView& hidden,
@@ -83,7 +83,7 @@ class DeviceTileMoments {
     totals_ = cuda::measure_moments(call_);
   }
 
-  // log2 of the totals of each row of hidden, exact and estimated.
+  // Fetches log2 of the exact and the estimated total of each row of hidden.
   void fetch_totals(std::vector<float>& exact, std::vector<float>& estimated) const {
     fetch(exact, totals_.lse);
     fetch(estimated, totals_.log2_estimated);

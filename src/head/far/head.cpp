@@ -1,4 +1,4 @@
-// cross_entropy under the controller of the far field.
+// cross_entropy steps under the far field's controller.
 #include "head/far/head.h"
 
 #include <array>
@@ -18,7 +18,7 @@ void require_step(const CrossEntropyOutputs& out) {
   require(out.d_hidden.defined(), "d_hidden: expected one, since audits measure its error");
 }
 
-// Which words this rank has.
+// Returns a description of this rank's vocabulary shard.
 std::string layout_of(const Sharding& sharding, std::int64_t rows) {
   const Communicator& words = *sharding.words;
   std::string out = concat("rank ", words.rank(), " of ", words.size(), ": ", rows, " of ",
@@ -29,9 +29,9 @@ std::string layout_of(const Sharding& sharding, std::int64_t rows) {
                                                 static_cast<std::size_t>(rows) * 4}));
 }
 
-// Of words spread over ranks, before a step: that all of them take the same one, plans that one of
-// them has to make, orders that are of other words on one of them. Whether all have the memory for
-// the plans that there are.
+// Prepares a step of a sharded vocabulary, collectively. All ranks agree on the step, on the plans
+// to be made, and to drop orders that on some rank are of another shard. Returns whether all ranks
+// have the workspace for their plans.
 bool meet(FarController& controller, FarPlans& plans, const CrossEntropyOptions& options,
           const CrossEntropyInputs& in, const CrossEntropyOutputs& out, OrderSource& source) {
   std::string layout;
@@ -121,10 +121,11 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
     return *state_->last;
   };
   LossStatistics stats;
-  bool again = false;  // a dense step after a far one: on a GPU it has been waited for already
+  bool again = false;  // this is a dense step after a far one; a GPU has already waited for that
   take_far_step(
       controller, source,
-      /*may_repeat=*/!options.accumulate,  // what has been added to accumulated gradients stays
+      /*may_repeat=*/!options.accumulate,  // values added to accumulated gradients cannot be
+                                           // removed
       plan_of,
       [&](const FarStep& step) -> std::optional<FarFieldStatistics> {
         CrossEntropyInputs far_in = in;

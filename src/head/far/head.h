@@ -1,5 +1,4 @@
-// What a FarFieldHead holds, for the two that run steps under it: its own step, and the heads of
-// compiled programs.
+// The state of a FarFieldHead, shared by its own steps and the heads of compiled programs.
 #pragma once
 
 #include <optional>
@@ -12,7 +11,7 @@ namespace logitless {
 struct FarFieldHead::State {
   FarController controller;
   FarPlans plans;
-  // Of the last step, if it succeeded; on a GPU the plan tells where its statistics are.
+  // Statistics of the last step, if it succeeded. On a GPU, the plan locates them.
   std::optional<LossStatistics> last;
   LossPlan last_plan;
 };

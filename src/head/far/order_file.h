@@ -1,4 +1,4 @@
-// Orders as tensors of a safetensors file, several in one file by prefix.
+// Vocabulary orders as tensors of a safetensors file, several per file by prefix.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace logitless {
 
-// Views of the order's data, named prefix + words, average, axes, ...
+// Appends views of the order's data, named prefix + words, average, axes, ...
 void append_order(const VocabOrder& order, const std::string& prefix,
                   std::vector<NamedTensor>& tensors);
-// Throws InvalidArgument naming the file and the tensor that is not as it should be.
+// Reads an order. Throws InvalidArgument naming the file and the invalid tensor.
 VocabOrder order_of(const TensorFile& file, const std::string& path, const std::string& prefix);
 
 }  // namespace logitless

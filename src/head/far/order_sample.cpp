@@ -9,10 +9,10 @@
 namespace logitless {
 namespace {
 
-// Of the average probabilities, what stays of the old ones when an order is made.
+// Weight of the old average probabilities when an order is made.
 constexpr float kMemory = 0.5f;
 
-// `count` rows of m, evenly spaced; `view` becomes one of the copy.
+// Copies `count` evenly spaced rows of m; `view` becomes a view of the copy.
 Buffer copy_rows(const ConstTensorView& m, std::int64_t count, MemoryMeter* meter,
                  ConstTensorView& view) {
   const std::int64_t rows = m.size(0);

@@ -13,7 +13,7 @@ std::size_t FarPlans::slot_of(const PlanRequest& request) {
 bool FarPlans::Slot::serves(const HeadShape& shape, const HeadFeatures& features,
                             const PlanRequest& request) const {
   if (plan.kernel.empty() || tau != request.tau || accuracy != request.accuracy) return false;
-  // What ranks have settled together as they planned, whatever was asked for.
+  // Fields that the ranks have agreed on while planning, independent of the request.
   HeadFeatures settled = features;
   settled.gathered_rows = plan.features.gathered_rows;
   settled.gathered_columns = plan.features.gathered_columns;
@@ -72,7 +72,7 @@ void FarPlans::drop(unsigned kinds) {
 
 const Workspace& FarPlans::workspace_for(const Context& context, const LossPlan& plan) {
   if (workspace_ == nullptr || workspace_->bytes() < plan.workspace_bytes()) {
-    workspace_.reset();  // before there are two
+    workspace_.reset();  // frees the old one first, so that both never exist
     workspace_ = std::make_unique<Workspace>(context, plan);
   }
   return *workspace_;

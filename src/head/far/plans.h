@@ -13,27 +13,28 @@ namespace logitless {
 
 class FarPlans {
  public:
-  // A plan for at least this shape, these features and exactly this request: the one there is, or
-  // one that `make` makes. It stays until the next of its kind (exact, far, far with an audit).
+  // Returns a plan for at least this shape, these features and exactly this request: the present
+  // one, or one that `make` makes. It stays valid until the next of its kind (exact, far, far with
+  // an audit).
   const LossPlan& get(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                       const PlanRequest& request,
                       const std::function<LossPlan(const PlanRequest&)>& make);
-  // Of calls with a sharding: the kinds of plan, one bit each, that this rank has to make for these
-  // requests. Ranks make plans together, so that what one is to make all have to.
+  // Returns the kinds of plans that this rank must make for these requests of sharded calls, one
+  // bit each. Planning is collective, so all ranks make a plan that one of them needs.
   unsigned missing(const HeadShape& shape, const HeadFeatures& features,
                    std::span<const PlanRequest> requests, const Sharding& sharding) const;
   void drop(unsigned kinds);
-  // How many have been made.
+  // Returns the number of plans made so far.
   std::int64_t made() const { return made_; }
-  // Whether the workspace there is serves all plans that there are.
+  // Returns whether the current workspace is large enough for all current plans.
   bool has_room() const;
-  // Of the plan's size or larger; grows, which replaces it.
+  // Returns a workspace of at least the plan's size, replaced if it must grow.
   const Workspace& workspace_for(const Context& context, const LossPlan& plan);
 
  private:
   struct Slot {
     LossPlan plan;
-    // What it was made for: where the planner takes an exact one, the plan does not say.
+    // The request that the plan was made for, which an exact plan does not record.
     float tau = 0.0f;
     Accuracy accuracy = Accuracy::exact;
     bool serves(const HeadShape& shape, const HeadFeatures& features,

@@ -13,14 +13,14 @@
 namespace logitless {
 namespace {
 
-// Of an order that is sent round: each rank's part of an exchange.
+// Bytes that each rank contributes to one exchange of an order.
 constexpr std::size_t kPiece = std::size_t{1} << 20;
 
 void tell(const FarFacts& common, PlanDigest& digest) {
   for (const auto& [name, text] : common) digest.same(name, text);
 }
 
-// Those of all ranks, exactly.
+// Exchanges the values of all ranks with all their bits.
 void own_number(PlanDigest& digest, const char* name, double value) {
   digest.own(name, std::bit_cast<std::int64_t>(value));
 }
@@ -49,7 +49,7 @@ FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFact
   for (int r = 0; r < ranks.size(); ++r) {
     out.dense_fallback = out.dense_fallback || agreed.own_of(r, "fallback") != 0;
     const double of_rank = number_of(agreed, r, "kept");
-    if (of_rank < 1.0 || agreed.own_of(r, "fallback") != 0) {  // or it has no pairs
+    if (of_rank < 1.0 || agreed.own_of(r, "fallback") != 0) {  // or the rank has no pairs
       kept += of_rank;
       keepers += 1.0;
     }

@@ -1,5 +1,5 @@
-// Heads of the same words on several ranks, each with tokens of its own: what they decide by is of
-// all of them.
+// Data-parallel heads: full vocabularies on several ranks, each with its own tokens. Decisions use
+// the statistics of all of them.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,18 @@ namespace logitless {
 
 using FarFacts = std::vector<std::pair<std::string, std::string>>;  // FarController::common()
 
-// Collective, as all below. What the ranks found in a step: the mean of what those with tokens
-// keep, errors over all tokens audited of ranks that had a gradient to judge by, whether one fell
-// back to a dense plan. Throws InvalidArgument on all ranks where `common` differs.
+// Combines the statistics of a step over all ranks; collective, like everything below. The fraction
+// of selected tiles is the mean over ranks with tokens. Errors are over all audited tokens of ranks
+// with a nonzero gradient. dense_fallback is set if any rank fell back. Throws InvalidArgument on
+// all ranks if `common` differs.
 FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFacts& common,
                                               const FarFieldStatistics& mine);
 
-// The order that the first rank with tokens makes, on all of them: none where no rank has tokens,
-// or one that has some would not take the far field for them. What making it throws all throw.
-// Extra memory: twice the order's bytes, and 1 MiB for each rank.
+// Makes an order on the first rank with tokens, and returns it on all of them. Returns none if no
+// rank has tokens, or one with tokens would not use the far field for them. Errors are thrown on
+// all ranks. Extra memory: twice the order's bytes, and 1 MiB for each rank.
 struct ReplicasOrder {
-  bool tokens = false;  // a rank has some
+  bool tokens = false;  // some rank has tokens
   VocabOrder order = {};
 };
 ReplicasOrder order_of_replicas(Communicator& ranks, const FarFacts& common, bool tokens, bool far,

@@ -1,4 +1,4 @@
-// Rows of the caller's matrices as floats, outside of kernels.
+// Access to rows of the caller's matrices as floats, outside of kernels.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace logitless {
 
-// Row `row` of a matrix of any strides, f32, bf16 or f16, widened into to [columns].
+// Widens one row of a matrix of any strides, in f32, bf16 or f16, into to [columns].
 inline void load_row(const ConstTensorView& m, std::int64_t row, float* to) {
   const std::int64_t at = row * m.stride(0);
   if (m.stride(1) == 1) {

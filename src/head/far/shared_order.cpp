@@ -19,7 +19,7 @@
 namespace logitless {
 namespace {
 
-// sample_of_ranks on a GPU: rows as far apart as in look_at, those of a rank after another's.
+// Does sample_of_ranks on a GPU: rows are spaced as in look_at, and concatenated by rank.
 OrderSample device_sample(const Context& context, const OrderSource& source, std::int64_t rows) {
   const Sharding& sharding = source.sharding;
   RowMatrix m;
@@ -126,7 +126,7 @@ OrderSample sample_of_ranks(const Context& context, const OrderSource& source, s
     all += agreed.own_of(r, "tokens");
   }
   const std::int64_t count = std::min(rows, all);
-  // Row i of the sample is token i all / count of those of all ranks, one rank's after another's.
+  // Row i of the sample is token i * all / count of all ranks' tokens, concatenated by rank.
   const auto first_of = [&](std::int64_t token) { return ceil_div(token * count, all); };
   std::int64_t most = 0, of_ranks = 0;
   for (int r = 0; r < ranks; ++r) {

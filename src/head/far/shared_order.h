@@ -1,5 +1,5 @@
-// Orders of words that are spread over ranks. Whatever may throw on one rank is done while ranks
-// agree on something, so that all of them throw it.
+// Orders of a sharded vocabulary. Everything that may throw on one rank runs during an agreement,
+// so that all ranks throw it.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,26 @@
 
 namespace logitless {
 
-// Of what an order is made from. Throws InvalidArgument on shapes and communicators; collective
-// with a sharding, and thrown on all ranks.
+// Checks the input of an order and returns its sizes. Throws InvalidArgument on wrong shapes and
+// communicators. Collective with a sharding, and errors are thrown on all ranks.
 HeadShape require_order_source(const Context& context, const ConstTensorView& hidden,
                                const ConstTensorView& weight, const ConstTensorView& bias,
                                const Sharding& sharding);
-// `mine`, or those of all ranks where tokens are spread over them. Collective with a sharding.
+// Returns `mine`, or the sum over all ranks if tokens are sharded. Collective with a sharding.
 std::int64_t sampled_tokens(const Sharding& sharding, std::int64_t mine);
 
-// `body` on all ranks, which all throw where one does.
+// Runs `body` on all ranks; all of them throw if one does.
 void together(const Sharding& sharding, const std::function<void()>& body);
 
-// Rows of all ranks' tokens, evenly spaced and the same on all ranks, as sample_of takes them of
-// one: at most `rows`, on a GPU some more for each rank. The sample's sharding is of tokens that
-// are the same everywhere.
+// Returns a sample of all ranks' tokens, evenly spaced and the same on all ranks, like sample_of on
+// one. It has at most `rows` tokens; on a GPU it may have some more for each rank. The sample's
+// sharding has tokens that are the same on all ranks.
 OrderSample sample_of_ranks(const Context& context, const OrderSource& source, std::int64_t rows);
 
-// log2 of the sum over ranks of 2^(mine[i]), i < count, in the order of ranks.
+// Replaces mine[i], i < count, by log2 of the sum over ranks of 2^mine[i], in the order of ranks.
 void sum_log2(const Sharding& sharding, float* mine, std::int64_t count);
 
-// make_order, collective; with the places of all ranks' words.
+// Does make_order collectively, including the share_order of all ranks' entries.
 VocabOrder make_shared_order(const Context& context, const OrderSample& sample);
 
 }  // namespace logitless

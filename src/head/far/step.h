@@ -1,5 +1,5 @@
-// A step under a controller, for the two that take them: FarFieldHead::step, and the heads of
-// compiled programs.
+// A step under a controller, for its two callers: FarFieldHead::step, and the heads of compiled
+// programs.
 #pragma once
 
 #include <optional>
@@ -10,16 +10,17 @@
 
 namespace logitless {
 
-// plan_of(FarStep): the plan for the controller's request.
-// run_far(FarStep): computes it; its statistics, or none where they are not known yet, which no
-//   audited step may answer.
-// run_dense(): computes the exact plan's step, over whatever a far one left.
-// A call that throws is no step: what the controller had decided is as it was.
+// Takes one step.
+// - plan_of(FarStep) returns the plan for the controller's request.
+// - run_far(FarStep) computes it and returns its statistics, or none if they are not known yet. An
+//   audited step must return them.
+// - run_dense() computes the step with the exact plan, overwriting the results of a far-field one.
+// A call that throws is no step: the controller's state is restored.
 template <typename PlanOf, typename RunFar, typename RunDense>
 void take_far_step(FarController& controller, const OrderSource& source, bool may_repeat,
                    PlanOf&& plan_of, RunFar&& run_far, RunDense&& run_dense) {
   const LossPlan& audited = plan_of(FarStep{.far = true, .audit = true});
-  if (source.sharding.words == nullptr) {  // else ranks have looked at it together
+  if (source.sharding.words == nullptr) {  // else the ranks have checked it together
     controller.set_layout("", controller.has_layout(""));
     controller.require_head(source.weight.size(0), source.weight.size(1));
   }

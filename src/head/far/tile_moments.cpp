@@ -1,4 +1,4 @@
-// The moments of the tiles of a vocabulary order, for the far field's forward.
+// Moments of the tiles of a vocabulary order, for the far field's forward.
 #include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
@@ -20,16 +20,16 @@
 namespace logitless {
 namespace {
 
-// Residuals that the principal axes are found from, at least this many for each of dim.
+// Least residuals per dimension from which the principal axes are computed.
 constexpr std::int64_t kResiduals = 24;
-// Part of the tokens' mean second moment added to all of them: fewer tokens than dim leave some at
-// 0.
+// Ridge added to the tokens' second moment, as a fraction of its mean eigenvalue: with fewer tokens
+// than dim it is singular.
 constexpr float kRidge = 1e-2f;
 
 using Matrix = Eigen::MatrixXf;
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// c [m, n] = a [m, k] . b [n, k]^T, of contiguous floats.
+// Computes c [m, n] = a [m, k] . b [n, k]^T with contiguous floats.
 void multiply(const float* a, std::int64_t m, const float* b, std::int64_t n, std::int64_t k,
               float* c, int threads, std::vector<std::byte>& scratch) {
   GemmProblem p;
@@ -76,7 +76,7 @@ class TileMoments {
     find_caution();
     return order_.with_moments(dim_, axes_, variance_, caution_);
   }
-  // The same on all ranks that hold the words.
+  // Measures collectively on all ranks of the vocabulary.
   VocabOrder measure_shared() {
     together(sharding_, [&] { tiles_ > 0 ? measure_here() : no_tiles(); });
     sum_log2(sharding_, exact_total_.data(), rows_);
@@ -96,7 +96,7 @@ class TileMoments {
     std::vector<std::byte> scratch;
   };
 
-  // Moments, and the masses of the rows of hidden in the tiles here.
+  // Computes the moments of the local tiles, and the masses of the rows of hidden in them.
   void measure_here() {
     log2_base_.resize(static_cast<std::size_t>(tiles_));
     means_.resize(static_cast<std::size_t>(tiles_ * dim_));
@@ -119,8 +119,8 @@ class TileMoments {
            static_cast<double>(load_element(bias_.data(), bias_.dtype(), word * bias_.stride(0)));
   }
 
-  // Residuals of a tile's rows from their mean, each weighted by exp(s bias), into worker.rows;
-  // returns the weights.
+  // Computes into worker.rows the residuals of a tile's rows from their mean, weighted by exp(s
+  // bias). Returns the weights.
   std::vector<float> residuals(std::int64_t tile, Worker& worker) {
     const std::int64_t count = words_of(tile);
     worker.rows.resize(static_cast<std::size_t>(kVocabTile * dim_));
@@ -149,7 +149,7 @@ class TileMoments {
     return share;
   }
 
-  // Axes of residuals taken evenly from all tiles.
+  // Computes the principal axes of residuals sampled evenly from all tiles.
   void find_axes() {
     const std::int64_t each =
         std::clamp<std::int64_t>(ceil_div(kResiduals * dim_, tiles_), 1, kVocabTile);
@@ -163,8 +163,8 @@ class TileMoments {
         std::copy_n(row, dim_, sample.data() + (tile * each + i) * dim_);
       }
     });
-    // A diagonal form serves best where the tokens have no direction of their own: along the axes
-    // of the residuals in coordinates that make the tokens' second moment the identity.
+    // A diagonal form is best if the tokens are isotropic. The axes are therefore those of the
+    // residuals in coordinates that whiten the tokens' second moment.
     const Matrix tokens = second_moment(hidden_.data(), rows_);
     const float ridge =
         kRidge * tokens.trace() / static_cast<float>(dim_) + std::numeric_limits<float>::min();
@@ -177,13 +177,13 @@ class TileMoments {
     const Eigen::SelfAdjointEigenSolver<Matrix> solver(root.transpose() * residual * root);
     RowMajor axes = (inverse * solver.eigenvectors()).transpose();
     RowMajor along = (root * solver.eigenvectors()).transpose();
-    // Weights or tokens that are no numbers have no axes; the estimates will be none themselves.
+    // Weights or tokens with NaN or infinities have no axes; the estimates will be NaN anyway.
     if (!axes.allFinite() || !along.allFinite()) axes = along = RowMajor::Identity(dim_, dim_);
     axes_.assign(axes.data(), axes.data() + axes.size());
     along_.assign(along.data(), along.data() + along.size());
   }
 
-  // rows^T rows / count of [count, dim] floats.
+  // Returns rows^T rows / count of [count, dim] floats.
   Matrix second_moment(const float* rows, std::int64_t count) const {
     Matrix out(dim_, dim_);
     GemmProblem p;
@@ -216,7 +216,8 @@ class TileMoments {
     }
   }
 
-  // Masses of all tiles for the rows of hidden, exact and estimated, log2, and their totals.
+  // Computes log2 of the exact and estimated masses of all tiles for the rows of hidden, and their
+  // totals.
   void find_masses() {
     const std::size_t size = static_cast<std::size_t>(rows_ * tiles_);
     std::vector<float> forms(size);
@@ -273,7 +274,7 @@ class TileMoments {
     }
   }
 
-  // From the totals of all tiles, those of other ranks included.
+  // Computes cautions from the totals of all tiles, including those of other ranks.
   void find_caution() {
     caution_.assign(static_cast<std::size_t>(tiles_), 0.0f);
     const float log2_floor = std::log2(tau_ / 3.0f);

@@ -112,7 +112,7 @@ VocabOrder VocabOrder::with_moments(std::int64_t dim, std::span<const float> axe
                                     std::span<const float> log2_caution) const {
   require(!empty(), "order: expected one that was made or loaded, got an empty one");
   const std::int64_t tiles = ceil_div(vocab(), kVocabTile);
-  // So that dim * dim and tiles * dim are within 64 bits.
+  // dim * dim and tiles * dim must fit in 64 bits.
   require(dim >= 1 && dim <= INT32_MAX, "dim: expected 1 to ", INT32_MAX, ", got ", dim);
   for (const auto& [name, values, size] :
        {std::tuple{"axes", axes, dim * dim}, std::tuple{"variance", variance, tiles * dim},
@@ -165,7 +165,8 @@ void append_order(const VocabOrder& order, const std::string& prefix,
 }
 
 VocabOrder order_of(const TensorFile& file, const std::string& path, const std::string& prefix) {
-  // Of these sizes, -1 for one that the tensor gives, whose name is `open`.
+  // Returns a tensor of these sizes; -1 stands for a size, named `open`, that the tensor
+  // determines.
   const auto tensor = [&](const char* name, DType dtype, std::initializer_list<std::int64_t> sizes,
                           const char* open = "") {
     const ConstTensorView view = file.tensor(prefix + name);
@@ -226,7 +227,7 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
   require(tokens > 0, "hidden: expected tokens to average over, got ", describe(hidden));
   const bool device = context.device().kind == DeviceKind::cuda;
   std::vector<cuda::DeviceMemory> copies;
-  // A vector where the context's kernels read it.
+  // Copies a vector to where the context's kernels read it.
   const auto placed = [&](void* values, std::size_t bytes) {
     if (!device) return values;
     cuda::DeviceMemory& copy = copies.emplace_back(bytes);
@@ -246,10 +247,10 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
   in.hidden = hidden;
   in.weight = weight;
   in.sharding = sharding;
-  in.sharding.replicas = nullptr;  // nothing is a mean
+  in.sharding.replicas = nullptr;  // no result is a mean
   HeadCotangents cotangents;
   HeadGradients gradients;
-  // What one rank alone may fail at.
+  // Runs code that may fail on one rank alone.
   const auto safely = [&](const std::function<void()>& body) {
     is_sharded(sharding) ? together(sharding, body) : body();
   };
@@ -280,18 +281,18 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
   if (device)
     cuda::copy_to_host(average.data(), gradients.d_bias.data(), vocab_bytes, context.stream());
   average.resize(static_cast<std::size_t>(rows));
-  // The gradient is of scale * (x . w + b), and rounding may leave a -0.
+  // The gradient is that of scale * (x . w + b), and rounding may leave a -0.
   for (float& p : average) p = std::max(0.0f, p / logit_scale);
   return average;
 }
 
 namespace {
 
-// Rows of the weights that stand for a part when its principal direction is looked for.
+// Rows of the weights that are sampled to estimate the principal direction of a part.
 constexpr std::int64_t kSample = 256;
 constexpr int kPowerSteps = 5;
 
-// A small generator of its own, so that every platform makes the same order (splitmix64).
+// Local random number generator (splitmix64), so that all platforms make the same order.
 std::uint64_t next_random(std::uint64_t& state) {
   std::uint64_t z = (state += 0x9e3779b97f4a7c15ULL);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -299,7 +300,7 @@ std::uint64_t next_random(std::uint64_t& state) {
   return z ^ (z >> 31);
 }
 
-// Splits one stratum down to tiles.
+// Splits one stratum down to tiles by recursive bisection.
 class Bisector {
  public:
   Bisector(const ConstTensorView& weight, std::uint64_t seed)
@@ -324,7 +325,7 @@ class Bisector {
       keys_[i] = {dot(row_.data(), direction_.data(), dim_), words[i]};
     }
     const std::int64_t half = std::max(count / 2 / kVocabTile * kVocabTile, kVocabTile);
-    // By (projection, word), a total order unless a row has a NaN: those go by word, last.
+    // Keys are ordered by (projection, token id), a total order. Rows with NaN come last, by id.
     std::nth_element(keys_.begin(), keys_.begin() + half, keys_.end(),
                      [](const Key& a, const Key& b) {
                        const bool a_nan = std::isnan(a.value), b_nan = std::isnan(b.value);
@@ -333,7 +334,7 @@ class Bisector {
                        return a.word < b.word;
                      });
     for (std::int64_t i = 0; i < count; ++i) words[i] = keys_[i].word;
-    // The halves are sets until here: nth_element leaves them in an order of its own.
+    // nth_element leaves each half in an unspecified order, so both are sorted.
     std::sort(words.begin(), words.begin() + half);
     std::sort(words.begin() + half, words.end());
     split(words.first(static_cast<std::size_t>(half)));
@@ -346,7 +347,7 @@ class Bisector {
     std::int64_t word;
   };
 
-  // The first principal direction of evenly spaced rows, by power iteration.
+  // Computes the first principal direction of evenly spaced rows by power iteration.
   void find_direction(std::span<const std::int64_t> words) {
     const auto count = static_cast<std::int64_t>(words.size());
     const std::int64_t sampled = std::min(count, kSample);
@@ -367,7 +368,9 @@ class Bisector {
         add_scaled(row, dot(row, direction_.data(), dim_), next_.data(), dim_);
       }
       const float norm = std::sqrt(dot(next_.data(), next_.data(), dim_));
-      if (!(norm > 0.0f) || !std::isfinite(norm)) return;  // rows all equal: any direction serves
+      if (!(norm > 0.0f) || !std::isfinite(norm))
+        return;  // all rows are equal: any direction
+                 // serves
       for (std::int64_t k = 0; k < dim_; ++k) direction_[k] = next_[k] / norm;
     }
   }
@@ -395,7 +398,7 @@ VocabOrder make_vocab_order(const Context& context, const ConstTensorView& weigh
     require(std::isfinite(average[i]) && average[i] >= 0.0f, "average: expected numbers >= 0, got ",
             average[i], " for word ", i);
   }
-  // Strata of whole tiles, so that no tile spans two of them.
+  // Strata consist of full tiles, so that no tile spans two of them.
   const std::int64_t per = round_up(ceil_div(vocab, options.strata), kVocabTile);
   if (context.device().kind == DeviceKind::cuda)
     return device_vocab_order(context, weight, average, per, options.seed);

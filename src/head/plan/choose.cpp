@@ -19,23 +19,23 @@ namespace {
 
 constexpr float kDefaultTau = 0.003f;
 
-// Fills a LossPlan: one candidate for each kind, then the choice.
+// Builds a LossPlan: sizes one candidate for each kind, then chooses.
 class PlanBuilder {
  public:
   PlanBuilder(const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request)
       : shape_(shape), features_(features), request_(request) {}
 
-  // The least plan where none fits, instead of an error.
+  // Returns the smallest plan instead of an error if none fits.
   PlanBuilder& or_least() {
     least_ = true;
     return *this;
   }
-  // d_weight has no pass of its own.
+  // Computes d_weight in the same loop as the other gradients.
   PlanBuilder& with_weight_together() {
     weight_apart_ = false;
     return *this;
   }
-  // The fastest plan, whatever another that is about as fast would take.
+  // Takes the fastest plan, even if a smaller one is about as fast.
   PlanBuilder& of_any_size() {
     any_size_ = true;
     return *this;
@@ -85,7 +85,7 @@ class PlanBuilder {
   }
 
  private:
-  // The candidates, with their sizes.
+  // Adds and sizes the candidates.
   std::vector<SizedPlan> size_all(const std::vector<PlanKind>& kinds) {
     std::vector<SizedPlan> sized;
     for (const PlanKind kind : kinds) {
@@ -98,12 +98,12 @@ class PlanBuilder {
     return sized;
   }
 
-  // Of a kind that serves; `before` are the sizes of the candidates before it.
+  // Sizes a kind that can serve; `before` are the sizes of the earlier candidates.
   SizedPlan size(PlanCandidate& candidate, const std::vector<SizedPlan>& before) const {
     const std::size_t budget = request_.memory_budget;
     const PlanKind kind = candidate.kind;
     SizedPlan best = search_->best(kind, budget);
-    // All of exp(z) fits: what dense holds, which is sized before it.
+    // A stored plan that saves all of exp(z) is the dense plan, which has been sized before.
     const bool is_dense = kind == PlanKind::stored && !request_.kind.has_value() &&
                           best.bytes <= budget && search_->stores_all(best.sizes) &&
                           plan_.candidates.back().possible;
@@ -122,7 +122,7 @@ class PlanBuilder {
     return best;
   }
 
-  // Why a kind cannot serve the features at all, or has nothing to gain; empty if it can.
+  // Returns why a kind cannot serve the features or gains nothing; empty if it can.
   std::string refusal(PlanKind kind) const {
     const bool gradients = features_.d_hidden || features_.d_weight || features_.d_bias;
     if (kind == PlanKind::forward) return gradients ? "gradients are wanted" : "";
@@ -147,7 +147,7 @@ class PlanBuilder {
     return {};
   }
 
-  // Of kinds that may be chosen but were not asked for.
+  // Returns why a far-field kind that was not requested gains nothing; empty if it gains.
   std::string little_to_gain(PlanKind kind) const {
     const double kept = predicted_kept(kind, shape_, features_, dealt(), plan_.tau);
     if (request_.kind.has_value() || kept <= kMostKept) return {};
@@ -158,7 +158,8 @@ class PlanBuilder {
                   ": nothing to gain");
   }
 
-  // Where a 16-bit d_weight makes a kind as large as that: so much, and what f32 would need.
+  // Returns the share of a 16-bit d_weight's fp32 sums in the size of a kind, and the size with an
+  // fp32 d_weight. Empty if there are no such sums.
   std::string because_of_sums(PlanKind kind, const PlanSizes& sizes) const {
     const std::size_t sums = search_->weight_sums(kind, sizes);
     if (sums == 0 || sizes.weight_words > 0) return {};
@@ -189,13 +190,13 @@ class PlanBuilder {
   }
 
   bool dealt() const { return request_.sharding.dealt || request_.sharding.word_table.defined(); }
-  // On GPUs as many on each rank, where tokens are spread.
+  // Returns the audited tokens. If tokens are sharded over GPUs, each rank has as many.
   std::int64_t audited() const {
     const std::int64_t tokens = std::min(request_.audit_rows, shape_.tokens);
     const bool spread = features_.tokens_sharded && request_.device.kind != DeviceKind::cpu;
     return spread ? round_up(tokens, std::int64_t{features_.word_ranks}) : tokens;
   }
-  // d_hidden of the audited tokens, with little memory.
+  // Plans d_hidden of the audited tokens with little memory.
   std::shared_ptr<const LossPlan> plan_audit() const {
     HeadShape shape = shape_;
     shape.tokens = audited();
@@ -222,7 +223,7 @@ class PlanBuilder {
     for (int i = 0; i < static_cast<int>(sized.size()); ++i) {
       const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(i)];
       if (request_.kind.has_value() && c.kind != *request_.kind) continue;
-      // Sized but over the budget: the least of them is what an error names, or the default takes.
+      // The smallest candidate over the budget is named by the error, or is the default.
       if (c.workspace_bytes > 0 &&
           (least < 0 || c.workspace_bytes < plan_.candidates[least].workspace_bytes))
         least = i;
@@ -257,7 +258,8 @@ class PlanBuilder {
     }
   }
 
-  // Of a plan that holds more than the fp32 logits would: what the fastest that does not takes.
+  // Explains a plan larger than the fp32 logits by the workspace of the fastest plan that is
+  // smaller.
   std::string why_so_much() const {
     const std::size_t logits = plan_.logits_bytes();
     const PlanCandidate* found = nullptr;
@@ -292,7 +294,7 @@ class PlanBuilder {
                   name_of(winner.kind));
   }
 
-  // Of the plan that was chosen.
+  // Returns whether the chosen plan describes its contents.
   bool says_contents() const {
     return std::any_of(
         plan_.candidates.begin(), plan_.candidates.end(),
@@ -303,7 +305,7 @@ class PlanBuilder {
     const std::size_t budget = request_.memory_budget;
     if (least >= 0) {
       const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(least)];
-      // What its own reason says of them.
+      // The candidate's reason already explains its sums.
       constexpr std::string_view kBefore = " of workspace";
       const std::size_t at = c.reason.find(kBefore);
       const std::string sums = at == std::string::npos ? "" : c.reason.substr(at + kBefore.size());
@@ -324,15 +326,15 @@ class PlanBuilder {
   const HeadShape& shape_;
   const HeadFeatures& features_;
   const PlanRequest& request_;
-  bool least_ = false;      // the least plan, whatever the budget
-  bool one_chunk_ = false;  // a dense plan of all tokens at once
+  bool least_ = false;      // take the smallest plan, whatever the budget
+  bool one_chunk_ = false;  // dense plan of all tokens at once
   bool weight_apart_ = true;
   bool any_size_ = false;
   LossPlan plan_;
   std::unique_ptr<PlanSearch> search_;
 };
 
-// Of a plan for one thread.
+// Scales a plan for one thread to `threads`.
 LossPlan with_default_threads(LossPlan plan, int threads) {
   plan = with_threads(std::move(plan), threads);
   plan.predicted_seconds /= threads;
@@ -346,10 +348,11 @@ LossPlan with_default_threads(LossPlan plan, int threads) {
   return plan;
 }
 
-// Beside what a plan of one rank's words takes: what large chunks exchange, with the sums of
-// d_hidden.
+// Returns the additional limit for exchange buffers of large chunks, including sums of d_hidden,
+// beyond the limit of a local plan.
 std::size_t exchange_limit(const HeadShape& shape, const HeadFeatures& features) {
-  constexpr std::int64_t kLarge = 16384;  // tokens, that products and exchanges run well with
+  constexpr std::int64_t kLarge = 16384;  // tokens with which GEMMs and exchanges run near their
+                                          // full throughput
   const std::int64_t tokens = std::clamp<std::int64_t>(shape.tokens, 1, kLarge);
   const bool sends = features.word_ranks > 0 && features.gathered_rows == 0 && features.d_hidden;
   const std::int64_t sums = sends ? tokens * shape.dim * 4 : 0;  // received sums are exchanged
@@ -369,7 +372,7 @@ LossPlan plan_without_budget(const HeadShape& shape, const HeadFeatures& feature
   LossPlan plan = default_plan(limit, slack, [&](std::size_t budget) {
     PlanRequest within = request;
     within.memory_budget = budget;
-    // The bits of sums go by chunks, and these not by threads.
+    // Chunk sizes determine the bits of sums, so they must not depend on the threads.
     if (on_cpu && request.device.threads >= 0) within.device.threads = 1;
     return PlanBuilder(shape, features, within).or_least().with_weight_together().build();
   });
@@ -380,14 +383,15 @@ LossPlan plan_without_budget(const HeadShape& shape, const HeadFeatures& feature
   return plan;
 }
 
-// Makes plans of one request for some threads, as default_plan.h asks for them.
+// Makes the plans of one request for any number of threads, for default_plan.h.
 class BudgetPlans {
  public:
   BudgetPlans(const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request,
               bool one_chunk)
       : shape_(shape), features_(features), request_(request), one_chunk_(one_chunk) {}
 
-  // The least workspace below `limit` that is worth its time; above it where no plan is as small.
+  // Returns the least workspace below `limit` that is worth its time, or more than `limit` if no
+  // plan is that small.
   LossPlan below(std::size_t limit, int threads) {
     request_.device.threads = threads;
     LossPlan fastest = build(limit, false);
@@ -400,8 +404,8 @@ class BudgetPlans {
   }
 
  private:
-  // A kind that is asked for takes what makes it fast, and predictions do not know how many tiles
-  // fewer the far field keeps of larger chunks.
+  // A requested kind takes the fastest sizes. So does the far field: predictions do not model that
+  // it selects fewer tiles with larger chunks.
   bool has_its_size() const {
     return !one_chunk_ && (request_.kind.has_value() || request_.accuracy != Accuracy::exact);
   }
@@ -420,8 +424,8 @@ class BudgetPlans {
   const bool one_chunk_;
 };
 
-// A budget is a ceiling, of which no more is taken than speed is worth: not more than the fp32
-// logits, or what a default may take, unless no plan is as small.
+// Plans within a budget, which is a ceiling: a plan takes no more memory than its speed is worth.
+// It stays below the fp32 logits or the default's limit unless no plan is that small.
 LossPlan plan_within(const HeadShape& shape, const HeadFeatures& features,
                      const PlanRequest& request, bool one_chunk) {
   check_request(shape, features, request);
@@ -433,7 +437,8 @@ LossPlan plan_within(const HeadShape& shape, const HeadFeatures& features,
   const int threads = on_cpu && wanted == 0 ? default_threads() : wanted;
   BudgetPlans plans(shape, features, request, one_chunk);
   for (const std::size_t limit : {ceiling, budget}) {
-    // The bits of sums go by chunks, and these not by threads where all have room.
+    // Chunk sizes determine the bits of sums, so they depend on the threads only if the scratch of
+    // all threads does not fit.
     LossPlan plan = plans.below(limit, on_cpu ? 1 : threads);
     if (on_cpu && threads > 1) {
       plan = with_default_threads(std::move(plan), threads);
@@ -509,7 +514,7 @@ LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
   if (request.memory_budget != 0) return plan_within(shape, features, within, true);
   LossPlan plan = default_plan(default_limit(shape, false), default_slack(features, false),
                                [&](std::size_t budget) { return build(budget, true); });
-  // No more than what a default takes, which without this rule would be the least there is.
+  // The rule takes at most a default's limit; without it the default would be the smallest plan.
   return plan.default_limit != 0 ? plan : build(default_limit(shape, false) / 5 * 6, false);
 }
 
@@ -520,7 +525,7 @@ LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
 
 namespace {
 
-// The workspace of a plan whose sizes were set.
+// Recomputes the workspace of a plan whose sizes have changed.
 LossPlan with_own_sizes(LossPlan plan, DeviceKind device) {
   if (device == DeviceKind::cpu) return with_threads(std::move(plan), plan.threads);
   const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,

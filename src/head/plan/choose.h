@@ -1,32 +1,32 @@
-// The choice of a plan. What is decided here holds on every device: which kinds there are, why one
-// cannot serve, what a default is, which of those that fit is taken.
+// The choice of a plan, independent of the device: which kinds exist, why one cannot serve, the
+// default, and which of the fitting plans is chosen.
 #pragma once
 
 #include "logitless/plan.h"
 
 namespace logitless {
 
-// plan_head of this rank alone: features may be sharded, request.sharding is not looked at.
+// Does plan_head on this rank alone: features may be sharded, and request.sharding is ignored.
 LossPlan plan_alone(const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request);
 LossPlan plan_alone(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request);
 
-// A dense plan with all tokens in one chunk, on a GPU: of kept_head.h.
+// Makes a dense plan with all tokens in one chunk on a GPU, for kept_head.h.
 LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
                            const PlanRequest& request);
 LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
                            const HeadFeatures& features, const PlanRequest& request);
 
-// A CPU's plan with room for this many threads, its audit's too. Chunks stay as they were planned,
-// so that results do not depend on how many threads there are.
+// Returns a CPU plan with scratch for `threads`, including that of its audit. Chunks keep their
+// sizes, so that results do not depend on the number of threads.
 LossPlan with_threads(LossPlan plan, int threads);
-// The same plan, of an exact kind on a GPU, with chunks of so many tokens, and its workspace.
+// Returns an exact GPU plan with chunks of `tokens`, and its workspace.
 LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device);
-// And one of weights that move, with pieces of so many rows of each rank.
+// Returns a weight-gathered plan with slices of `rows` of each rank, and its workspace.
 LossPlan with_piece(LossPlan plan, std::int64_t rows, DeviceKind device);
 
-// Who may set what a plan's user may not.
+// Write access to private members of LossPlan.
 struct LossPlanAccess {
   static void set_workspace_bytes(LossPlan& plan, std::size_t bytes) {
     plan.workspace_bytes_ = bytes;

@@ -1,4 +1,4 @@
-// What is big in the workspace of a plan, in words.
+// Text about the large parts of a plan's workspace.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,9 @@
 
 namespace logitless {
 
-// "exp(z) of 1024 tokens x 40000 words in 16 bits, 79.0 MiB; sums of d_weight beside its bf16,
-// 58.6 MiB; the rest, chunks and slabs, 8.1 MiB", of a workspace of `total` bytes on the CPU.
+// Returns text such as `exp(z) of 1024 tokens x 40000 words in 16 bits, 79.0 MiB; sums of d_weight
+// beside its bf16, 58.6 MiB; the rest, chunks and slabs, 8.1 MiB`. `total` is the bytes of the
+// workspace on the CPU.
 std::string describe_contents(const HeadKernel& kernel, const HeadShape& shape,
                               const HeadFeatures& features, const ChunkSizes& sizes,
                               std::size_t total);

@@ -8,12 +8,14 @@
 namespace logitless {
 namespace {
 
-// The search for bytes ends at so many, under a budget and without one, or at a 64th of them.
+// The bisection over bytes stops at this resolution, with a budget and without one, or at 1/64 of
+// the workspace.
 constexpr std::size_t kExact = 64_KiB;
 constexpr std::size_t kExactDefault = 1_MiB;
 
-// More memory is hardly ever slower, so the least that will do is found by halving. A plan may take
-// less than one for a smaller budget, since it takes the least that is about as fast.
+// Finds the smallest acceptable plan by bisection, since more memory is hardly ever slower. A plan
+// may be smaller than one for a smaller budget, because each takes the smallest sizes that are
+// about as fast.
 template <typename Takes>
 LossPlan least_of(LossPlan chosen, std::size_t exact, const Takes& takes,
                   const std::function<LossPlan(std::size_t)>& plan) {
@@ -69,7 +71,7 @@ std::size_t default_limit(const HeadShape& shape, bool far) {
 
 LossPlan default_plan(std::size_t limit, double slack,
                       const std::function<LossPlan(std::size_t)>& plan) {
-  const std::size_t most = limit + limit / 5;  // for a dense plan in one chunk
+  const std::size_t most = limit + limit / 5;  // limit of a dense plan in one chunk
   const auto allows = [&](const LossPlan& p) {
     return p.workspace_bytes() <= (is_dense_in_one_chunk(p) ? most : limit);
   };

@@ -1,5 +1,5 @@
-// How much memory a plan's speed is worth: the plan of a request that names no memory budget, and
-// what one that does takes below it.
+// The trade of memory for speed: the plan of a request without a memory budget, and the plan below
+// the ceiling of a budget.
 #pragma once
 
 #include <cstddef>
@@ -10,47 +10,48 @@
 
 namespace logitless {
 
-// The least workspace within `slack` of the best predicted time among plans of at most
-// `limit` bytes, or a fifth more for a dense plan in one chunk, which has no sums to put away
-// between chunks; the least plan where none is that small.
+// Returns the plan with the least workspace within `slack` of the best predicted time, among plans
+// of at most `limit` bytes. A dense plan in one chunk, which keeps no sums between chunks, may take
+// a fifth more. Returns the smallest plan if none is that small.
 //
-// plan(budget): the fastest plan that fits, or the least one where none does.
+// `plan(budget)` returns the fastest plan that fits, or the smallest if none does.
 LossPlan default_plan(std::size_t limit, double slack,
                       const std::function<LossPlan(std::size_t)>& plan);
 
-// A quarter of the fp32 logits, 16 MiB at least: who asks for no logits expects to take less memory
-// than they do, and small problems have little to save. 512 MiB at least for those who allow the
-// far field, whose centroids and sums of d_hidden do not shrink with the logits.
+// Returns a quarter of the fp32 logits, at least 16 MiB: a default should take clearly less memory
+// than logits, and small problems have little to save. If the far field is allowed, it is at least
+// 512 MiB, because centroids and sums of d_hidden do not shrink with the logits.
 std::size_t default_limit(const HeadShape& shape, bool far);
 
-// Of words over a GPU's ranks it is less: several GPUs are taken for their speed.
+// Slack of a default's time. It is smaller for a vocabulary sharded over GPUs, which are used for
+// speed.
 inline double default_slack(const HeadFeatures& features, bool on_cpu) {
   return features.word_ranks > 0 && !on_cpu ? 0.01 : 0.03;
 }
 
-// Under a budget: the most of the best predicted time that less workspace is worth, and what part
-// of the workspace each such part of the time must save, as in compiled programs.
+// With a budget, the largest loss of predicted time that less workspace is worth, and the relative
+// workspace saved per relative time lost. Compiled programs use the same.
 inline constexpr double kBudgetSlack = 0.01;
 inline constexpr double kBytesForTime = 10.0;
 
-// Heads of so few logits take under a budget what they take without one, where that is less and
-// no slower than this beside the plan of the budget.
+// With a budget, a head of so few logits takes the default plan if that is smaller and at most this
+// fraction slower.
 inline constexpr std::size_t kFewLogits = 64_MiB;
 inline constexpr double kFewLogitsSlack = 0.06;
 
-// The workspace that a budget may be used for: at most the fp32 logits, or what a default may take
-// where these are less.
+// Returns the workspace that a plan under a budget may use: at most the fp32 logits or the
+// default's limit, whichever is larger.
 std::size_t budget_ceiling(const HeadShape& shape, bool far, std::size_t budget);
 
-// The least workspace that is worth its time beside `fastest`, whose time is best_seconds or a
-// little more.
+// Returns the plan with the least workspace that is worth its time compared to `fastest`, whose
+// time is best_seconds or slightly more.
 //
-// plan(budget): the fastest plan that fits, or one of more bytes where none does.
+// `plan(budget)` returns the fastest plan that fits, or a larger one if none does.
 LossPlan least_worth_its_time(const LossPlan& fastest, double best_seconds,
                               const std::function<LossPlan(std::size_t)>& plan);
 
-// The candidates of `chosen` as they are with all of the memory that `fastest` had, but for the
-// kind that was taken.
+// Replaces the candidates of `chosen`, except that of its kind, by those of `fastest`, which had
+// all of the memory.
 void keep_reasons(const LossPlan& fastest, LossPlan& chosen, double slack);
 
 }  // namespace logitless

@@ -1,4 +1,4 @@
-// A plan in words.
+// Text of a plan.
 #include <cstdio>
 #include <sstream>
 

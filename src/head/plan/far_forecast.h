@@ -1,4 +1,4 @@
-// What the far field would do, before any call: for the choice of a plan.
+// Predictions of the far field's work before any call, for the choice of a plan.
 #pragma once
 
 #include <algorithm>
@@ -9,18 +9,18 @@
 
 namespace logitless {
 
-// The far field keeps about this part of the tiles: fitted to a head of V = 131072 (6 and 10 % at
-// tau 0.003) and, in how it grows, to one of 32768 (docs/far_field.md). For the choice of a plan
-// alone.
+// Returns the predicted fraction of selected tiles. It is fitted to a head of V = 131072 (6 and 10
+// % at tau 0.003); its growth with V is fitted to one of 32768 (docs/far_field.md). Only the choice
+// of a plan uses it.
 inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau) {
   const double words = static_cast<double>(vocab) / 131072.0;
   const double reference = kind == PlanKind::far_both ? 0.1 : 0.055;
   return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
 }
 
-// Of words spread over ranks, of the one that keeps most: what a step takes goes by it. Ids run
-// from frequent to rare, so that the first of ranks with a range of them each keeps nearly all;
-// `dealt`: a table may have dealt them out.
+// Predicts the largest fraction of selected tiles over the ranks of a sharded vocabulary, which
+// determines the time of a step. Ids run from frequent to rare, so with one range each the first
+// rank selects nearly all. `dealt`: the vocabulary may be interleaved.
 inline double predicted_kept(PlanKind kind, const HeadShape& shape, const HeadFeatures& features,
                              bool dealt, double tau) {
   if (features.word_ranks == 0) return predicted_kept(kind, shape.vocab, tau);
@@ -28,7 +28,7 @@ inline double predicted_kept(PlanKind kind, const HeadShape& shape, const HeadFe
   return std::min(1.0, dealt ? kept : kept * features.word_ranks);
 }
 
-// The part of the pairs that a call samples which keeps this part of them.
+// Returns the fraction of pairs that a call samples if it selects the fraction `kept`.
 inline double predicted_sample(double kept, std::int64_t sample_every,
                                const HeadFeatures& features) {
   return sample_every > 0 && (features.d_weight || features.d_bias)
@@ -36,7 +36,7 @@ inline double predicted_sample(double kept, std::int64_t sample_every,
              : 0.0;
 }
 
-// Why a far-field plan's mathematics cannot serve the features; empty if it can.
+// Returns why the mathematics of a far-field kind cannot serve the features; empty if they can.
 inline const char* far_unsuited(PlanKind kind, const HeadFeatures& features) {
   if (features.entropy_gradient)
     return "a gradient through the entropy weighs each word by its logit, which a tile's mass does "

@@ -1,5 +1,6 @@
-// The search for the sizes of a plan: what choosing one asks of a device. Policy that holds on
-// every device is in choose.cpp, costs and sizes in search_cpu.cpp and search_cuda.cpp.
+// The search for the sizes of a plan, with one implementation for each kind of device. The policy
+// common to all devices is in choose.cpp; costs and sizes are in search_cpu.cpp and
+// search_cuda.cpp.
 #pragma once
 
 #include <algorithm>
@@ -17,22 +18,22 @@ namespace logitless {
 struct SizedPlan {
   PlanSizes sizes;
   std::size_t bytes = 0;  // 0: none
-  std::size_t alone = 0;  // for one thread, of a CPU's plan
+  std::size_t alone = 0;  // for one thread, of a CPU plan
 };
 
-// What a search is for. tau, sample_every and audited (tokens) are of the far field.
+// Inputs of a search. tau, sample_every and audited (tokens) concern the far field.
 struct PlanProblem {
   HeadShape shape;
   HeadFeatures features;
-  double stored_fraction = 0.0;  // of the stored kind; 0: as much as fits
+  double stored_fraction = 0.0;  // for the stored kind; 0: as much as fits
   float tau = 0.0f;
   std::int64_t sample_every = 0;
   std::int64_t audited = 0;
-  bool dealt = false;      // of words spread over ranks: by a table
-  bool one_chunk = false;  // of all tokens, of a dense plan
-  // d_weight may have a pass of its own.
+  bool dealt = false;      // a table may interleave the sharded vocabulary
+  bool one_chunk = false;  // one chunk of all tokens, for a dense plan
+  // d_weight may be computed separately, with one more GEMM.
   bool weight_apart = false;
-  bool any_size = false;  // the fastest sizes, whatever others that are about as fast would take
+  bool any_size = false;  // take the fastest sizes, even if smaller ones are about as fast
 };
 
 class PlanSearch {
@@ -42,27 +43,29 @@ class PlanSearch {
   PlanSearch(const PlanSearch&) = delete;
   PlanSearch& operator=(const PlanSearch&) = delete;
 
-  // The workspace of the plan that audits the far field, which comes after everything else.
+  // Reserves the workspace of the plan that audits the far field, after all other buffers.
   void reserve_audit(std::size_t bytes) { audit_bytes_ = bytes; }
 
-  // Why the kernel has no plan of a kind whose mathematics serve the features; empty if it has.
+  // Returns why the kernel has no plan of a kind whose mathematics serve the features; empty if it
+  // has one.
   virtual std::string refusal(PlanKind kind) const = 0;
-  // The kernel keeps the logits of a chunk: its one plan with gradients is dense.
+  // Returns whether the kernel saves the logits of a chunk; then its only plan with gradients is
+  // dense.
   virtual bool keeps_logits() const { return false; }
-  // What the plan of an audit may take; the least plan where none is as small.
+  // Returns the budget of an audit's plan; the smallest plan is taken if none fits.
   virtual std::size_t audit_budget() const { return 1; }
 
-  // The fastest sizes that fit into the budget, or nearly; where none fit, those that take least.
+  // Returns the fastest sizes within the budget, or nearly the fastest; the smallest if none fit.
   virtual SizedPlan best(PlanKind kind, std::size_t budget) const = 0;
-  // Passes over tokens * vocab * dim multiply-adds.
+  // Returns the GEMMs of tokens * vocab * dim multiply-adds.
   virtual double passes(PlanKind kind, const PlanSizes& sizes) const = 0;
   virtual double seconds(PlanKind kind, const PlanSizes& sizes) const = 0;
-  // Whether exp(z) of the whole vocabulary is kept by a stored plan, which is the dense one then.
+  // Returns whether a stored plan saves exp(z) of the full vocabulary, and so is the dense plan.
   virtual bool stores_all(const PlanSizes&) const { return false; }
 
-  // What is big in a workspace, in words; empty: not said.
+  // Describes the large parts of the workspace; empty if the device does not.
   virtual std::string contents(PlanKind, const SizedPlan&) const { return {}; }
-  // Bytes of it that a 16-bit d_weight keeps of its sums over several chunks.
+  // Returns the bytes of the workspace that hold sums of a 16-bit d_weight over several chunks.
   virtual std::size_t weight_sums(PlanKind, const PlanSizes&) const { return 0; }
 
  protected:
@@ -70,12 +73,12 @@ class PlanSearch {
   std::size_t audit_bytes_ = 0;
 };
 
-// For the device of the request. Sets kernel, kernel_reasons and threads of `plan`. Throws
-// Unsupported when no kernel takes the head.
+// Makes the search for the device of the request. Sets kernel, kernel_reasons and threads of
+// `plan`. Throws Unsupported if no kernel takes the head.
 std::unique_ptr<PlanSearch> make_search(const PlanProblem& problem, const DeviceLimits& device,
                                         LossPlan& plan);
 
-// The fastest of what fits into a budget; of none that fits, the least.
+// Keeps the fastest of the sizes that fit into a budget, or the smallest if none fits.
 class BestSize {
  public:
   explicit BestSize(std::size_t budget) : budget_(budget) {}
@@ -96,8 +99,8 @@ class BestSize {
   double seconds_ = 0.0;
 };
 
-// The last of [low, high) that holds, of a condition that holds up to some number; low where none
-// does.
+// Returns the last number in [low, high) for which a monotone condition holds, by bisection; low if
+// there is none.
 template <typename Holds>
 std::int64_t last_that(std::int64_t low, std::int64_t high, Holds holds) {
   while (high - low > 1) {
@@ -107,7 +110,7 @@ std::int64_t last_that(std::int64_t low, std::int64_t high, Holds holds) {
   return low;
 }
 
-// Of a stored plan: the fraction asked for, in whole tiles.
+// Returns the requested fraction of a stored plan in whole tiles.
 inline std::int64_t stored_tiles(double fraction, std::int64_t tiles) {
   return std::clamp<std::int64_t>(std::llround(fraction * static_cast<double>(tiles)), 1, tiles);
 }

@@ -12,7 +12,7 @@
 namespace logitless {
 namespace {
 
-// More tokens in a chunk than this gain nothing: what is done once per chunk is amortised.
+// Largest useful chunks: beyond these sizes the work per chunk is amortised.
 constexpr std::int64_t kForwardTokens = 2048;
 constexpr std::int64_t kMostTokens = 8192;
 
@@ -22,7 +22,7 @@ std::int64_t most_tokens(PlanKind kind) {
   return kind == PlanKind::forward ? kForwardTokens : kMostTokens;
 }
 
-// Numbers of chunks, the tokens divided evenly among them.
+// The possible numbers of chunks; tokens are divided evenly among them.
 struct ChunkCounts {
   ChunkCounts(const HeadShape& shape, PlanKind kind)
       : tokens(std::max<std::int64_t>(shape.tokens, 1)),
@@ -32,11 +32,11 @@ struct ChunkCounts {
   std::int64_t chunk(std::int64_t count) const { return ceil_div(tokens, count); }
 };
 
-// Predicted times within this part of each other count as the same, which is less than what they
-// are worth.
+// Relative difference below which predicted times count as equal; their accuracy is lower than
+// that.
 constexpr double kSameSpeed = 0.01;
 
-// Calls function(slab) for each width of slab; the forward plan has none.
+// Calls the function with each vocabulary block size; the forward plan has none.
 template <typename F>
 void each_slab(PlanKind kind, const HeadShape& shape, F function) {
   if (kind == PlanKind::forward) return function(std::int64_t{0});
@@ -66,8 +66,8 @@ SizedPlan CpuSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t slab
                       .stored_vocab = kind == PlanKind::dense ? padded_vocab(p_.shape) : 0});
 }
 
-// With slabs of this width: the most tokens a chunk may have to fit; what takes the least if none
-// does.
+// Returns the largest chunks that fit with vocabulary blocks of this size, or the smallest sizes if
+// none fit.
 SizedPlan CpuSearch::largest(PlanKind kind, std::int64_t slab, std::size_t budget,
                              std::int64_t weight_words) const {
   const ChunkCounts counts(p_.shape, kind);
@@ -80,14 +80,14 @@ SizedPlan CpuSearch::largest(PlanKind kind, std::int64_t slab, std::size_t budge
   const SizedPlan fewest = with(counts.fewest);
   if (fewest.bytes <= budget) return fewest;
   const SizedPlan smallest = with(counts.most);
-  // One chunk may take less than many: a 16-bit d_weight needs no sums beside it then.
+  // One chunk may take less than many, because a 16-bit d_weight then needs no fp32 sums.
   if (smallest.bytes > budget) return fewest.bytes < smallest.bytes ? fewest : smallest;
   return with(last_that(counts.fewest, counts.most,
                         [&](std::int64_t count) { return with(count).bytes > budget; }) +
               1);
 }
 
-// As many stored tiles as asked for, or as fit; one where none does.
+// Returns sizes with the requested number of stored tiles, or as many as fit; one if none fits.
 SizedPlan CpuSearch::with_stored(std::int64_t tokens, std::int64_t slab, std::size_t budget) const {
   const std::int64_t tiles = padded_vocab(p_.shape) / kVocabTile;
   const auto with = [&](std::int64_t count) {
@@ -99,13 +99,13 @@ SizedPlan CpuSearch::with_stored(std::int64_t tokens, std::int64_t slab, std::si
       last_that(1, tiles + 1, [&](std::int64_t count) { return with(count).bytes <= budget; }));
 }
 
-// The best of each width of slab.
+// Returns the best sizes over all vocabulary block sizes.
 SizedPlan CpuSearch::fastest(PlanKind kind, std::size_t budget) const {
   BestSize best(budget);
   const auto offer = [&](const SizedPlan& sized) { best.offer(sized, seconds(kind, sized.sizes)); };
   each_slab(kind, p_.shape, [&](std::int64_t slab) {
     if (kind != PlanKind::stored) return offer(largest(kind, slab, budget));
-    // Smaller chunks leave more room to store: which is better depends on the budget.
+    // Smaller chunks leave more memory for stored tiles; which is better depends on the budget.
     const ChunkCounts counts(p_.shape, kind);
     for (std::int64_t count = counts.fewest;; count *= 2) {
       offer(with_stored(counts.chunk(count), slab, budget));
@@ -115,8 +115,8 @@ SizedPlan CpuSearch::fastest(PlanKind kind, std::size_t budget) const {
   return best.found();
 }
 
-// The sums of a 16-bit d_weight are those of all words but where it is made some words at a time,
-// for which tokens of other ranks would have to come again.
+// Separate blocks of d_weight limit the fp32 sums of a 16-bit d_weight to some entries at a time.
+// With sharded tokens, they would have to be exchanged once more for each block.
 bool CpuSearch::weight_may_be_apart(PlanKind kind) const {
   const HeadFeatures& f = p_.features;
   return kind == PlanKind::recompute && p_.weight_apart && f.d_weight &&
@@ -135,7 +135,7 @@ SizedPlan CpuSearch::with_weight_apart(PlanKind kind, std::size_t budget) const 
   }
 }
 
-// The sizes that take least of those as fast as the fastest.
+// Returns the smallest sizes that are about as fast as the fastest.
 SizedPlan CpuSearch::leanest(PlanKind kind, const SizedPlan& fastest, std::size_t budget) const {
   const double most = seconds(kind, fastest.sizes) * (1.0 + kSameSpeed);
   const auto fast = [&](const SizedPlan& sized) { return seconds(kind, sized.sizes) <= most; };
@@ -147,7 +147,7 @@ SizedPlan CpuSearch::leanest(PlanKind kind, const SizedPlan& fastest, std::size_
   each_slab(kind, p_.shape, [&](std::int64_t slab) {
     const auto with = [&](std::int64_t count) { return sized(kind, counts.chunk(count), slab); };
     offer(with(counts.fewest));
-    // More chunks are slower.
+    // More chunks are slower, so the condition is monotone.
     offer(with(last_that(counts.fewest, counts.most + 1,
                          [&](std::int64_t count) { return fast(with(count)); })));
   });
@@ -164,7 +164,7 @@ SizedPlan CpuSearch::best(PlanKind kind, std::size_t budget) const {
             : apart.bytes <= budget && seconds(kind, apart.sizes) < seconds(kind, found.sizes);
     if (better) return apart;
   }
-  // A stored plan is there to fill the budget, and the far field keeps fewer tiles of large chunks.
+  // A stored plan should fill the budget, and the far field selects fewer tiles with large chunks.
   const bool keeps_size = kind == PlanKind::stored || is_far(kind) || p_.any_size;
   if (found.bytes > budget || keeps_size) return found;
   return leanest(kind, found, budget);
@@ -202,7 +202,7 @@ double CpuSearch::passes(PlanKind kind, const PlanSizes& sizes) const {
   }
   const double stored = static_cast<double>(std::min(sizes.stored_vocab, p_.shape.vocab)) /
                         static_cast<double>(p_.shape.vocab);
-  // Logits once more for a d_weight apart, unless nothing else comes of the first time.
+  // Separate d_weight recomputes the logits, unless no other gradient used the first ones.
   const double again = sizes.weight_words > 0 && (f.d_hidden || f.d_bias) ? 1.0 : 0.0;
   return 2.0 - stored + again + (f.d_hidden ? 1.0 : 0.0) + (f.d_weight ? 1.0 : 0.0);
 }
@@ -223,7 +223,7 @@ double CpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
                       static_cast<double>(std::max<std::int64_t>(sizes.slab_vocab, 1)))
           : 0.0;
   const double hidden = static_cast<double>(shape.tokens) * static_cast<double>(shape.dim);
-  const double calls =  // of tokens that are packed twice
+  const double calls =  // packing of hidden, which happens twice
       sizes.weight_words > 0 ? 2.0 * std::ceil(static_cast<double>(shape.vocab) /
                                                static_cast<double>(sizes.weight_words))
                              : 0.0;

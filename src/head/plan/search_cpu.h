@@ -1,4 +1,4 @@
-// Sizes of a CPU's plans, and what they cost.
+// Sizes and predicted times of CPU plans.
 #pragma once
 
 #include "head/plan/search.h"
@@ -6,19 +6,19 @@
 
 namespace logitless {
 
-// What is not about fitting is decided by what sizes would take for one thread, so that chunks, and
-// with them the bits of sums, do not depend on how many threads there are.
+// Every decision other than fitting uses the sizes for one thread. Chunks, and with them the bits
+// of sums, thus do not depend on the number of threads.
 class CpuSearch final : public PlanSearch {
  public:
   CpuSearch(const PlanProblem& problem, const HeadKernel& kernel, int threads)
       : PlanSearch(problem), kernel_(kernel), threads_(threads) {}
 
   std::string refusal(PlanKind kind) const override;
-  // Of the sizes that fit, among those about as fast as the fastest (1 %) the ones that take least
-  // (of the stored kind and the far field: the fastest).
+  // Returns the smallest of the fitting sizes that are within 1 % of the fastest. The stored kind
+  // and the far field take the fastest.
   SizedPlan best(PlanKind kind, std::size_t budget) const override;
   double passes(PlanKind kind, const PlanSizes& sizes) const override;
-  // At the kernel's nominal rate.
+  // Predicts the time at the kernel's nominal rate.
   double seconds(PlanKind kind, const PlanSizes& sizes) const override;
   bool stores_all(const PlanSizes& sizes) const override;
   std::string contents(PlanKind kind, const SizedPlan& sized) const override;

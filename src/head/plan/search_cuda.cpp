@@ -11,16 +11,19 @@
 namespace logitless {
 namespace {
 
-constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a tile
+constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, and vocabulary entries of a tile
 
-// What the tiles of an H200's clusters, of 256 x 256 each, multiply and add for each token.
+// Operations for each token of one round of d_weight tiles: 66 CTA clusters of an H200, 256 x 256
+// each.
 constexpr double kRoundProducts = 2.0 * 66 * 256 * 256;
 
-// Of far-field plans, fitted to twenty of two heads on an H200, all of which they meet within 10 %
-// (docs/far_field_figures.md): of the dense products' rate, what those of kept tiles reach; seconds
-// of a chunk, of a slab, and of a token and tile, whose masses are estimated, sorted and read;
-// bytes a second of what is gathered and written; and the groups that some block keeps, for each
-// part of the pairs that are kept.
+// Rates of far-field plans, fitted to twenty plans of two heads on an H200, with errors below 10 %
+// (docs/far_field_figures.md):
+// - the throughput of the selected tiles' GEMMs relative to the dense ones
+// - seconds of a chunk, of a vocabulary block, and of a token and tile (its mass is estimated,
+//   sorted and read)
+// - bytes a second of gathered and written rows
+// - groups that some block selects, relative to the fraction of selected pairs
 constexpr double kFarRate = 0.605;
 constexpr double kFarChunkSeconds = 220e-6;
 constexpr double kFarSlabSeconds = 21e-6;
@@ -131,13 +134,14 @@ void CudaSearch::offer_stored(std::int64_t chunk, Offers& offers) const {
     return PlanSizes{chunk, stored, stored};
   };
   if (p_.stored_fraction > 0.0) return offers.add(sizes(stored_tiles(p_.stored_fraction, tiles)));
-  // All of them would be the dense plan.
+  // Storing all tiles would be the dense plan.
   offers.add(sizes(last_that(1, tiles, [&](std::int64_t count) {
     return bytes(PlanKind::stored, sizes(count)) <= offers.budget;
   })));
 }
 
-// All tokens in one chunk, some words' exponentials in d_weight's memory.
+// Offers sizes with all tokens in one chunk, where d_weight's memory holds the exponentials of a
+// part of the vocabulary.
 void CudaSearch::offer_kept(std::int64_t slab, Offers& offers) const {
   PlanSizes sizes{tokens_, slab, slab, 0, tokens_};
   if (slab >= p_.shape.vocab || bytes(PlanKind::stored, sizes) > offers.budget) return;
@@ -158,13 +162,13 @@ bool CudaSearch::lends_weight() const {
          f.gathered_rows == 0;
 }
 
-// Chunks are multiples of it: each rank has as many of their tokens where these are spread.
+// Returns the unit of chunk sizes. If tokens are sharded, each rank has as many tokens of a chunk.
 std::int64_t CudaSearch::least_chunk() const {
   return kPair * (p_.features.tokens_sharded ? p_.features.word_ranks : 1);
 }
 
-// The first of `chunks` chunks has as many tokens as take the workspace that each of the others
-// needs.
+// Offers sizes whose first chunk reuses d_weight's memory, with as many tokens as need the same
+// workspace as each of the other chunks.
 void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
   const std::int64_t vocab = p_.shape.vocab;
   const std::int64_t unit = least_chunk();
@@ -193,14 +197,14 @@ void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
                       });
     const cuda::WordRanges words = lent(first);
     if (first >= rest(first) && words.count > 0) {
-      // A range more that saves little is not worth its round.
+      // Another block of d_weight must save enough to pay for its partial round of tiles.
       const std::int64_t block = first * words.stride(words.count - 1);
       if (chunks == 1 && block > least - least / 40) break;
       least = block;
       offers.add(sizes(first));
     }
-    // What the others leave that have one unit less: more than they need, it may be, but less
-    // than they had.
+    // A larger first chunk leaves one unit less for each of the other chunks, and may still take
+    // less workspace than the candidate above.
     const std::int64_t more = round_up(tokens_ - (chunks - 1) * (rest(first) - unit), unit);
     if (chunks > 1 && more > first && more < tokens_ && lent(more).count > 0)
       offers.add(sizes(more));
@@ -221,7 +225,7 @@ double CudaSearch::sampled(PlanKind kind) const {
   return predicted_sample(kept(kind), p_.sample_every, p_.features);
 }
 
-// Fraction of the words multiplied again.
+// Returns the fraction of the logits that the backward recomputes.
 double CudaSearch::again(PlanKind kind, const PlanSizes& sizes) const {
   if (is_far(kind)) return kept(kind) + sampled(kind);
   if (sizes.slab_vocab == 0 || kernel_.keeps_logits) return 0.0;
@@ -247,7 +251,7 @@ double CudaSearch::far_seconds(PlanKind kind, const PlanSizes& sizes) const {
   const bool both = kind == PlanKind::far_both;
   const double sample = sampled(kind);
   const double groups = std::min(1.0, kKeptGroups * kept(kind));
-  // Rows are read and written where a slab's list has them: means or radii read them once more.
+  // Rows of the selected groups are read and written; their means or radii read them once more.
   double rows = 2.0 + chunks * 4.0 * (both ? groups : 1.0);
   double out = (both ? kept(kind) + 2.0 / 128.0 + d / v : 1.0) * forward +
                chunks * kFarChunkSeconds + n * v / 128.0 * kFarTileSeconds;
@@ -261,7 +265,7 @@ double CudaSearch::far_seconds(PlanKind kind, const PlanSizes& sizes) const {
   if (f.d_weight) {
     out += again(kind, sizes) * pass / (r.product_flops * kFarRate) + thin;
     if (sample > 0.0) out += thin;
-    rows += 4.0 + 12.0 * (chunks - 1.0);  // of d_weight, added to from the second on
+    rows += 4.0 + 12.0 * (chunks - 1.0);  // d_weight, accumulated from the second chunk on
   }
   return out + (rows * v * d + 16.0 * n * d) / kFarBytesPerSecond;
 }
@@ -287,7 +291,7 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
     for (std::int64_t word = sizes.stored_vocab; word < shape.vocab; slabs += 1.0)
       word += cuda::slab_of(shape, p_.features, device, word).words;
     out += again(kind, sizes) * forward + chunks * slabs * r.slab_seconds;
-    bytes += 3.0 * n * v * (shape.dtype == DType::f32 ? 4.0 : 2.0);  // the block
+    bytes += 3.0 * n * v * (shape.dtype == DType::f32 ? 4.0 : 2.0);  // the vocabulary block
     if (p_.features.d_hidden) {
       out += pass / r.product_flops;
       bytes += (slabs - 1.0) * n * d * 8.0;
@@ -297,7 +301,7 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
       const bool split = cuda::splits_weight(kernel_, tokens_, p_.features, device);
       bytes += (chunks - 1.0) * v * d * (split ? 6.0 : 8.0);  // sums read and written
       if (split) out += (chunks - 1.0) * v * d * r.sum_seconds;
-      // Each range but one ends in half a round of tiles.
+      // Each block of d_weight except one ends in half a round of tiles.
       if (ranged) out += (sizes.weight_ranges - 1.0) * first * kRoundProducts / 2 / r.product_flops;
       if (cuda::sums_weight(kernel_, tokens_, p_.features, device)) bytes += v * d * 10.0;
     }

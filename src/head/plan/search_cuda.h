@@ -1,4 +1,4 @@
-// Sizes of a GPU's plans, and what they cost.
+// Sizes and predicted times of GPU plans.
 #pragma once
 
 #include "head/cuda/layout.h"
@@ -6,8 +6,8 @@
 
 namespace logitless {
 
-// The kernel of that name, or the first that takes the head on such a GPU; `reasons` gets a line
-// for each one declined. Throws Unsupported when none does.
+// Returns the kernel that the limits name, or the first that takes the head on such a GPU.
+// `reasons` gets a line for each kernel that declined. Throws Unsupported if none takes it.
 const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
                                                const DeviceLimits& device, std::string* reasons);
 
@@ -20,7 +20,7 @@ class CudaSearch final : public PlanSearch {
 
   std::string refusal(PlanKind kind) const override;
   bool keeps_logits() const override { return kernel_.keeps_logits; }
-  // Slabs of few words would take longer than the rest of the call.
+  // Small vocabulary blocks would take longer than the rest of the call.
   std::size_t audit_budget() const override { return 64_MiB; }
   SizedPlan best(PlanKind kind, std::size_t budget) const override;
   double passes(PlanKind kind, const PlanSizes& sizes) const override;
@@ -33,7 +33,7 @@ class CudaSearch final : public PlanSearch {
   void offer_stored(std::int64_t chunk, Offers& offers) const;
   void offer_ranges(std::int64_t chunks, Offers& offers) const;
   void offer_kept(std::int64_t slab, Offers& offers) const;
-  // Whether d_weight's memory may hold exponentials before it holds d_weight.
+  // Returns whether d_weight's memory may hold exponentials before it holds d_weight.
   bool lends_weight() const;
   std::int64_t least_chunk() const;
   std::size_t bytes(PlanKind kind, const PlanSizes& sizes) const;

@@ -35,8 +35,8 @@ SizedPlan GatheredCpuSearch::sized(PlanKind kind, const PlanSizes& sizes) const 
   return {.sizes = sizes, .bytes = bytes_for(threads_), .alone = bytes_for(1)};
 }
 
-// Of what fits the fastest, and of those about as fast (1 %) the one that takes least for one
-// thread, so that sizes do not depend on how many there are.
+// Returns the fastest sizes that fit; among those within 1 % of it, the smallest for one thread, so
+// that sizes do not depend on the number of threads.
 SizedPlan GatheredCpuSearch::best(PlanKind kind, std::size_t budget) const {
   const std::int64_t tokens = std::max<std::int64_t>(p_.shape.tokens, 1);
   const auto offer_all = [&](const auto& offer) {

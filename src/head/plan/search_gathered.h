@@ -1,4 +1,5 @@
-// Sizes of plans whose weights move: pieces of rows, chunks of tokens, slabs of a piece's words.
+// Sizes of weight-gathered plans: slices of rows, chunks of tokens, and vocabulary blocks of a
+// slice.
 #pragma once
 
 #include "head/plan/search.h"
@@ -6,7 +7,7 @@
 
 namespace logitless {
 
-// What holds on any device.
+// The part that is common to all devices.
 class GatheredSearch : public PlanSearch {
  public:
   using PlanSearch::PlanSearch;
@@ -20,7 +21,7 @@ class GatheredCpuSearch final : public GatheredSearch {
       : GatheredSearch(problem), kernel_(kernel), threads_(threads) {}
 
   SizedPlan best(PlanKind kind, std::size_t budget) const override;
-  // At the kernel's nominal rate, without the exchanges.
+  // Predicts the time at the kernel's nominal rate, without the exchanges.
   double seconds(PlanKind kind, const PlanSizes& sizes) const override;
 
  private:

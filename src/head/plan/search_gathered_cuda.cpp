@@ -47,14 +47,14 @@ double GatheredCudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const 
       blocks * static_cast<double>(ceil_div(cuda::words_of_call(f, sizes.piece_rows),
                                             std::max<std::int64_t>(sizes.slab_vocab, 1)));
   out += forward + blocks * r.chunk_seconds + slabs * r.slab_seconds;
-  double bytes = 3.0 * n * v * 2.0;  // blocks of gradients
+  double bytes = 3.0 * n * v * 2.0;  // vocabulary blocks of gradients
   if (f.d_hidden) {
     out += pass / r.product_flops;
     bytes += slabs * n * d * 8.0;
   }
   if (f.d_weight) {
     out += pass / r.product_flops;
-    bytes += v * d * 12.0;  // sums of a piece, and of the ranks
+    bytes += v * d * 12.0;  // sums of a slice, and of the ranks
   }
   return out + bytes / r.bytes_per_second;
 }

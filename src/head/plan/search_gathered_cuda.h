@@ -1,4 +1,4 @@
-// Sizes of a GPU's plans whose weights move: pieces of rows, slabs of a piece's words. All tokens
+// Sizes of weight-gathered GPU plans: slices of rows, and vocabulary blocks of a slice. All tokens
 // of a rank are one chunk.
 #pragma once
 
@@ -15,7 +15,7 @@ class GatheredCudaSearch final : public GatheredSearch {
         tokens_(std::max<std::int64_t>(problem.shape.tokens, 1)) {}
 
   SizedPlan best(PlanKind kind, std::size_t budget) const override;
-  // Without the exchanges.
+  // Predicts the time without the exchanges.
   double seconds(PlanKind kind, const PlanSizes& sizes) const override;
 
  private:

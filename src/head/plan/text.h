@@ -1,4 +1,4 @@
-// Numbers of plans in words.
+// Numbers of plans as text.
 #pragma once
 
 #include <cstdio>
