@@ -1,5 +1,6 @@
-// attention and its gradient: softmax(z) v of scores z made of scale q k^T, [batch, heads, length,
-// dim]. Keys and values may have fewer heads, which groups of query heads share.
+// attention and its gradient: softmax(z) v, where z is scale q k^T with a mask, a bias and a
+// softcap. Operands are [batch, heads, length, dim]. Keys and values may have fewer heads, each
+// shared by a group of query heads.
 #include <cmath>
 #include <cstdlib>
 
@@ -36,7 +37,7 @@ using oracle::tensor_of;
 
 // --- types
 
-// Scores and its operands, which begin at operand i.
+// Checks Scores and its operands, which begin at operand i.
 void scores_types(const Typing& r, int i) {
   const Scores& s = r.a.scores;
   const Type &q = r.in(0), &k = r.in(1);
@@ -64,7 +65,7 @@ void scores_types(const Typing& r, int i) {
   }
 }
 
-// q, k, v and, of the gradient, out, lse and d_out; returns the type of lse.
+// Checks q, k, v, and for the gradient out, lse and d_out; returns the type of lse.
 Type lse_type(const Typing& r, std::size_t operands) {
   r.count(operands + r.a.scores.operands());
   const Type &q = r.in(0), &k = r.in(1);
@@ -104,12 +105,12 @@ constexpr TextKey kKeys[] = {
 
 // --- float64
 
-// Query heads for each one of keys and values.
+// Returns the number of query heads for each head of keys and values.
 std::int64_t group_of(const Tensor& q, const Tensor& k) {
   return q.shape[1] / std::max<std::int64_t>(k.shape[1], 1);
 }
 
-// The scores of an attention; Scores' operands begin at operand `first`.
+// The scores of an attention; the operands of Scores begin at operand `first`.
 class ScoresValue {
  public:
   ScoresValue(const Evaluation& e, std::size_t first)
@@ -118,7 +119,7 @@ class ScoresValue {
     if (s_.segments) queries_ = &e.in(first), keys_ = &e.in(first + 1);
   }
 
-  // -inf where query t does not see key s. slope: of the softcap.
+  // Returns the score, or -inf if query t does not see key s. slope: derivative of the softcap.
   double at(const Index& row, std::int64_t s, double* slope = nullptr) const {
     if (!sees(row, s)) return -std::numeric_limits<double>::infinity();
     double z = 0.0;
@@ -152,7 +153,7 @@ class ScoresValue {
   }
 };
 
-// Probabilities [B, H, T, S] of the scores; lse if wanted.
+// Returns the probabilities [B, H, T, S] of the scores, and lse if it is not null.
 Tensor probabilities(const ScoresValue& scores, const Tensor& q, const Tensor& k, Tensor* lse) {
   Tensor p{{q.shape[0], q.shape[1], q.shape[2], k.shape[2]}, {}};
   p.data.resize(static_cast<std::size_t>(oracle::count(p.shape)));
@@ -233,16 +234,16 @@ std::vector<Value> attention_gradient(Derivation& d) {
   return gradients;
 }
 
-// --- chunks: of the batch, or of whole groups of heads
+// --- chunks: along the batch, or along groups of heads
 
 std::int64_t group_of(const CutNode& c) {
   return c.shape(0)[1] / std::max<std::int64_t>(c.shape(1)[1], 1);
 }
 
-// Operands before those of Scores.
+// Returns the number of operands before those of Scores.
 std::size_t plain_operands(const CutNode& c) { return c.node.op == Op::attention_grad ? 6 : 3; }
 
-// What operand i of Scores needs for a cut of the queries' batch or heads.
+// Returns the part of operand i of Scores that a cut of the queries' batch or heads reads.
 Need scores_need(const CutNode& c, std::size_t i, const Split& s) {
   const bool bias = c.node.attributes->scores.bias && i == plain_operands(c);
   if (bias) return c.shape(i)[static_cast<std::size_t>(s.dim)] == 1 ? Need{} : part(s);
@@ -275,7 +276,7 @@ Lead attention_lead(const CutNode& c, std::size_t i, const Split& s) {
 
 // --- instructions
 
-// Kernels write rows of contiguous elements, wherever they are; the log-sum-exp as it comes.
+// Kernels write rows of contiguous elements at any strides, and a contiguous log-sum-exp.
 bool has_rows(const View& view) { return view.strides[3] == 1 || view.shape[3] == 1; }
 bool attention_place(Lowering& l, Value v, const Destination& to) {
   const bool can = to.view.shape.size() == 4 ? has_rows(to.view) : is_contiguous(to.view);

@@ -1,5 +1,5 @@
-// dot: a general contraction. The result's dimensions are those of the batch, then those of a
-// alone, then those of b alone.
+// dot: a general contraction. The result's dimensions are the batch, then the free dimensions of a,
+// then those of b.
 #include <algorithm>
 #include <array>
 
@@ -62,8 +62,9 @@ constexpr TextKey kKeys[] = {
 
 // --- float64
 
-// Where dimension d of an operand is found: in the result's index, or -1 - i: contracted one i.
-// `next`: the first of its own dimensions in the result, then the one behind them.
+// Returns for each dimension d of an operand its position in the result, or -1 - i for contracted
+// dimension i. `next` is the position of the operand's first free dimension, and is advanced past
+// them.
 std::vector<int> places_of(std::size_t rank, const std::vector<int>& batch,
                            const std::vector<int>& contract, int& next) {
   std::vector<int> place(rank, 0);
@@ -112,15 +113,15 @@ namespace {
 
 // --- gradient
 
-// One operand's part in a dot.
+// One operand's dimensions in a dot.
 struct Side {
   std::size_t operand;
   const std::vector<int>&batch, &contract;
   std::vector<int> free;
 };
 
-// dy . other over the free dimensions of the other operand, which begin at first_contracted in dy,
-// with the dimensions brought into the order of this one.
+// Returns dy . other, contracted over the free dimensions of the other operand, which begin at
+// first_contracted in dy. The dimensions are transposed to this operand's order.
 Value side_gradient(Derivation& d, const Side& to, const Side& other, int first_contracted) {
   const DType dtype = d.operand_type(to.operand).dtype;
   Attributes a;
@@ -130,8 +131,8 @@ Value side_gradient(Derivation& d, const Side& to, const Side& other, int first_
     a.contract_a.push_back(first_contracted + static_cast<int>(i));
   a.contract_b = other.free;
   const Value product = d.g.add(Op::dot, {cast(d.g, d.dy, dtype), d.x(other.operand)}, a);
-  // The product's dimensions: batch, free of `to`, then the contracted ones as they stand in the
-  // other operand.
+  // The product's dimensions: batch, those free in `to`, then the contracted ones in the order of
+  // the other operand.
   std::vector<int> place = joined(to.batch, to.free);
   std::vector<int> order(other.contract);
   std::sort(order.begin(), order.end());
@@ -191,7 +192,7 @@ std::optional<Chunked> dot_cut(const CutNode& c, const Split& s) {
   return std::nullopt;
 }
 
-// Along a dimension of the result, or a partial sum along a contracted one.
+// A cut follows a dimension of the result; along a contracted dimension it leads to a partial sum.
 Lead dot_lead(const CutNode& c, std::size_t i, const Split& s) {
   const Places p = places(c);
   Split to;
@@ -224,7 +225,7 @@ bool dot_place(Lowering& l, Value v, const Destination& to) {
   return adds && l.write_there(v, to);
 }
 
-// Dimensions that two of the three tensors have, with the strides in both.
+// Dimensions that two of the three tensors share, with their strides in both.
 struct Axes {
   std::vector<std::int64_t> size, first, second;
   void add(std::int64_t n, std::int64_t s, std::int64_t t) {
@@ -233,7 +234,7 @@ struct Axes {
     second.push_back(t);
   }
   void merge() { merge_dims(size, {&first, &second}, std::vector<bool>(size.size(), false)); }
-  // The longest stays, the others go; 1 and 0 where there is none.
+  // Removes the longest dimension and returns it; 1 and 0 if there is none.
   std::array<std::int64_t, 3> longest() {
     if (size.empty()) return {1, 0, 0};
     const auto at =
@@ -256,7 +257,7 @@ Axes contracted_axes(const Attributes& at, const View& a, const View& b) {
   return k;
 }
 
-// Whether the dimensions are one in memory.
+// Returns whether the dimensions can be merged into one in memory.
 bool is_one(const View& x, const std::vector<int>& dims) {
   Axes axes;
   for (const int d : dims)
@@ -266,7 +267,7 @@ bool is_one(const View& x, const std::vector<int>& dims) {
   return axes.size.size() <= 1;
 }
 
-// Dimensions `contract` brought together at the end of a copy.
+// Copies x with the dimensions `contract` at its end.
 View together(Lowering& l, int id, const View& x, const std::vector<int>& contract) {
   const std::vector<int> order =
       joined(other_dims(static_cast<int>(x.shape.size()), contract), contract);
@@ -276,7 +277,7 @@ View together(Lowering& l, int id, const View& x, const std::vector<int>& contra
   return transposed(l.copied(transposed(x, order), l.name_of_node(id) + " operand"), back);
 }
 
-// What runs around the m, n, k of a product, with the strides in a, b and c.
+// The batch dimensions around the m, n, k of a product, with strides in a, b and c.
 struct Outer {
   std::vector<std::int64_t> size, a, b, c;
   void add(std::int64_t n, std::int64_t sa, std::int64_t sb, std::int64_t sc) {
@@ -285,7 +286,7 @@ struct Outer {
     b.push_back(sb);
     c.push_back(sc);
   }
-  // Dimensions that are one in memory run as one.
+  // Merges dimensions that are adjacent in memory.
   void merge() { merge_dims(size, {&a, &b, &c}, std::vector<bool>(size.size(), false)); }
 };
 
@@ -297,7 +298,7 @@ void strides_of(View& view, std::vector<std::int64_t> outer, std::int64_t rows,
   view.strides.push_back(columns);
 }
 
-// The product with one dimension each as m, n and k and the others around it.
+// Returns the product with one dimension each for m, n and k and the others as batch.
 Gemm gemm_of(const Attributes& at, const View& a, const View& b, const View& c, Axes k) {
   Outer outer;
   Axes m, n;
@@ -337,7 +338,7 @@ Gemm gemm_of(const Attributes& at, const View& a, const View& b, const View& c, 
   return gemm;
 }
 
-// Multiply-adds.
+// Returns the multiply-adds.
 double work_of(const Gemm& gemm) {
   double work =
       static_cast<double>(gemm.m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
@@ -352,7 +353,7 @@ Gemm dot_gemm(Lowering& l, int id) {
   const Attributes& at = n.attributes;
   View a = l.memory_of(n.operands[0]), b = l.memory_of(n.operands[1]);
   Axes k = contracted_axes(at, a, b);
-  // Contracted dimensions that are not one in memory: one operand is copied, or both.
+  // Contracted dimensions that cannot be merged in memory: copies one operand, or both.
   if (k.size.size() > 1) {
     const bool one_a = is_one(a, at.contract_a), one_b = is_one(b, at.contract_b);
     if (one_a && (!one_b || elements_of(b) <= elements_of(a))) {
@@ -375,13 +376,13 @@ Gemm dot_gemm(Lowering& l, int id) {
 
 namespace {
 
-// The contracted dimensions but the longest, each of whose elements is a product of its own that
-// adds to those before it: where that passes over less memory than a copy of an operand, whose
-// dimensions would be one. None: the product is one, or better made of a copy.
+// Returns contracted dimensions that are split into separate products, one for each element, which
+// accumulate. The longest dimension stays. Splitting pays if it moves less memory than a copy of an
+// operand whose dimensions can be merged. Empty: one product, perhaps of a copy.
 Axes pieces_of(const Lowering& l, const Type& made, const View& a, const View& b, Axes k) {
   const bool adds = made.dtype == DType::f32 || made.dtype == DType::f64;
   if (!adds || !l.target().strided_products() || k.size.size() < 2) return {};
-  constexpr std::int64_t kLeast = 16;  // along which a sum is worth its result's load and store
+  constexpr std::int64_t kLeast = 16;  // shortest sum that is worth loading and storing the result
   const std::int64_t along = k.longest()[0];
   std::int64_t count = 1;
   for (const std::int64_t n : k.size) count *= n;
@@ -389,7 +390,7 @@ Axes pieces_of(const Lowering& l, const Type& made, const View& a, const View& b
   return count > 0 && along >= kLeast && less ? k : Axes{};
 }
 
-// To the next index; false behind the last.
+// Advances to the next index; false after the last one.
 bool advance(std::vector<std::int64_t>& at, const std::vector<std::int64_t>& sizes) {
   for (std::size_t d = at.size(); d-- > 0;) {
     if (++at[d] < sizes[d]) return true;

@@ -1,4 +1,4 @@
-// What dot and fused_dot have in common.
+// Common functions of dot and fused_dot.
 #pragma once
 
 #include <vector>
@@ -12,10 +12,10 @@ class Lowering;     // plan/lowering.h
 struct Evaluation;  // ir/evaluation.h
 struct Typing;      // ir/typing.h
 
-// Of the first two operands and Attributes' batch and contract dimensions.
+// Type and value from the first two operands and Attributes' batch and contract dimensions.
 std::vector<Type> dot_type(const Typing& typing);
 std::vector<Tensor> dot_value(const Evaluation& evaluation);
-// The product that makes result 0 of the node where it must go, its work counted.
+// Returns the product that writes result 0 of the node to its destination, and counts its work.
 Gemm dot_gemm(Lowering& lowering, int node);
 
 }  // namespace logitless::ir

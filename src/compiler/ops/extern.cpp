@@ -1,5 +1,5 @@
-// extern: a call that whoever compiles the program runs. All that is known of it is its types, and
-// along which dimensions parts of it are computed from parts.
+// extern: a call that the compiler's caller runs. The compiler knows its types, and the dimensions
+// along which chunks of it are computed from chunks.
 #include <algorithm>
 #include <cmath>
 
@@ -73,7 +73,7 @@ constexpr TextKey kKeys[] = {
     {"along", read_along, written_along, false},
 };
 
-// --- float64: what is given
+// --- float64: the caller gives the value
 
 std::vector<Tensor> extern_value(const Evaluation& e) {
   require(e.externs != nullptr, "interpret: extern: call ", e.node.attributes->call.id,
@@ -83,14 +83,14 @@ std::vector<Tensor> extern_value(const Evaluation& e) {
 
 // --- chunks
 
-// What a chunk of each operand is where the row is cut.
+// Returns the part of each operand that a chunk reads if dimensions `row` are cut.
 Needs needs_of(const std::vector<int>& row, const Split& s) {
   Needs needs;
   for (std::size_t i = 0; i + 1 < row.size(); ++i)
     needs.push_back(row[i] == kWhole ? Need{} : part({row[i], 1, s.factor}));
   return needs;
 }
-// Only whole dimensions: a call is of tensors of as many dimensions as it has.
+// Cuts single dimensions only, since the rank of a call's tensors is fixed.
 std::optional<Chunked> extern_cut(const CutNode& c, const Split& s) {
   for (const std::vector<int>& row : c.a.call.along) {
     if (s.count == 1 && row.back() == s.dim) return cut(s, needs_of(row, s));
@@ -148,7 +148,7 @@ double extern_work(const Graph& graph, const Node& node) {
     return i < node.operands.size() ? graph.type(node.operands[i]) : node.results[0];
   };
   double rows = 1.0, rest = 0.0;
-  std::vector<double> shares(node.operands.size() + 1, 1.0);  // of the rows in each tensor
+  std::vector<double> shares(node.operands.size() + 1, 1.0);  // fraction of each tensor's rows
   for (const std::vector<int>& row : node.attributes->call.along) {
     double size = 1.0;
     for (std::size_t i = 0; i < row.size(); ++i) {

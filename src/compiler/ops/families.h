@@ -1,4 +1,4 @@
-// The rows of each family, one file each.
+// The operations of each family; each family has its own file.
 #pragma once
 
 #include <span>
@@ -20,14 +20,14 @@ std::span<const Operation> head_operations();
 std::span<const Operation> fused_dot_operations();
 std::span<const Operation> extern_operations();
 
-// --- columns that several rows have
+// --- functions that several operations share
 
-// Of what only compiling makes: throws InvalidArgument.
+// Throws InvalidArgument: operations that only the compiler makes have no gradient.
 std::vector<Value> compiled_gradient(Derivation& derivation);
-// Element by element: every operand is cut as the result is.
+// Elementwise operations: every operand is cut like the result.
 std::optional<Chunked> cut_as_result(const CutNode& c, const Split& result);
 Lead cut_as_operand(const CutNode& c, std::size_t i, const Split& operand);
-// 1: linear in what it reads.
+// Degree of operations that are linear in their operands.
 int linear(const Linearity& operands);
 
 }  // namespace logitless::ir

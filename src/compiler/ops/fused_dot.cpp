@@ -1,5 +1,4 @@
-// fused_dot: a dot and what its product does to the sums before it stores them. Made by
-// fuse_epilogues.
+// fused_dot: a dot with an epilogue on its sums before they are stored. Made by fuse_epilogues.
 #include <cmath>
 #include <numbers>
 
@@ -92,8 +91,8 @@ std::vector<Tensor> fused_dot_value(const Evaluation& e) {
 
 // --- instruction
 
-// Elements from row to row of a view whose rows begin at multiples of 16 bytes, equally far apart:
-// what cuBLASLt's epilogues take; 0 of another.
+// Returns the row stride in elements of a view that cuBLASLt's epilogues accept, or 0. Its rows
+// must begin at multiples of 16 bytes with a constant stride.
 std::int64_t row_step(const View& v) {
   constexpr std::int64_t kMultiple = 8;  // elements of 16 bits
   View rows = v;
@@ -106,12 +105,12 @@ std::int64_t row_step(const View& v) {
   return fits ? step : 0;
 }
 
-// Elements from row to row: of the result, of what is added, and of aux.
+// Row strides in elements: of the result, of the residual and of aux.
 struct Steps {
   std::int64_t c = 0, residual = 0, aux = 0;
 };
 
-// The product at one index of its outer dimensions.
+// Returns the product at one index of its batch dimensions.
 Gemm at_outer(const Gemm& gemm, std::int64_t index, const Steps& steps) {
   if (gemm.outer.empty()) return gemm;
   Gemm one = gemm;
@@ -148,8 +147,8 @@ void fused_dot_emit(Lowering& l, int id) {
   if (steps.c == 0)
     throw Unsupported(concat("fused_dot: the result is ", text_of(n.results[0]),
                              ", expected rows of a multiple of 8 elements"));
-  const std::int64_t m_stride = gemm.c.strides[gemm.outer.size()];  // 0 of one row
-  // Its strides as the product takes them: over (m, n), beside the result.
+  const std::int64_t m_stride = gemm.c.strides[gemm.outer.size()];  // 0 for a single row
+  // Returns the view with the product's strides over (m, n).
   const auto beside = [&](View view, std::int64_t& step) {
     step = row_step(view);
     view.strides = {m_stride > 0 ? m_stride / steps.c * step : step, 1};

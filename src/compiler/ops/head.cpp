@@ -1,4 +1,4 @@
-// head: log-sum-exp and target's logit of each row of a large vocabulary, and their gradients, by
+// head: log-sum-exp and target's logit of each row over a large vocabulary, and their gradients, by
 // the head engine. Made by lower-heads.
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
@@ -46,7 +46,7 @@ std::vector<Type> head_types(const Typing& r) {
 // --- text
 
 void read_scale(TextReader& in, Attributes& a) {
-  a.number = a.head.scale = in.real();  // eliminate-common compares numbers
+  a.number = a.head.scale = in.real();  // eliminate-common compares `number`
 }
 void read_gradients(TextReader& in, Attributes& a) {
   a.head.gradients = true;
@@ -75,7 +75,7 @@ constexpr TextKey kKeys[] = {
 
 // --- float64
 
-// The logits of one row, and their derivatives by what goes into the softcap.
+// The logits of one row and their derivatives with respect to the softcap's argument.
 struct Row {
   std::vector<double> z, slope;
 };
@@ -152,12 +152,12 @@ std::vector<Tensor> head_value(const Evaluation& e) { return HeadValue(e).run();
 
 bool head_place(Lowering& l, Value v, const Destination& to) {
   const bool dense = v.index >= 3 || is_contiguous(to.view);
-  // The last ones are gradients of what is f32 where results are added to.
+  // Results from 2 on are gradients; those that are added to are f32.
   const bool adds = to.kind == Destination::Kind::sum && v.index >= 2 && l.target().heads_add();
   return dense && (adds || to.kind == Destination::Kind::write) && l.write_there(v, to);
 }
 
-// The engine adds to all gradients, or to none: those that are not added to begin with 0.
+// The engine adds to all gradients or to none, so gradients that are not added to are zeroed first.
 bool begin_sums(Lowering& l, int id, std::int32_t results, const HeadRun& run) {
   const View* const views[] = {&run.d_x, &run.d_w, &run.d_bias};
   std::vector<const View*> fresh;

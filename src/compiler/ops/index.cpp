@@ -1,4 +1,4 @@
-// Reading and adding where indices say: take, scatter_add, pick, put. Indices outside read 0 and
+// Indexed reads and additions: take, scatter_add, pick, put. Indices outside the range read 0 and
 // add nothing.
 #include <algorithm>
 
@@ -31,7 +31,7 @@ std::vector<Type> take_type(const Typing& r) {
   type.shape.insert(type.shape.end(), r.in(0).shape.begin() + 1, r.in(0).shape.end());
   return {type};
 }
-// Elements of one of `rows` rows.
+// Returns the elements of each of `rows` rows.
 std::size_t width_of(const Tensor& t, std::int64_t rows) {
   return t.data.size() / static_cast<std::size_t>(std::max<std::int64_t>(rows, 1));
 }
@@ -65,14 +65,14 @@ Lead take_lead(const CutNode& c, std::size_t i, const Split& s) {
   return shifted_sum(s);
 }
 int indexed_degree(const Linearity& l) { return l.without(1); }
-// Indices into a cut table count from its chunk.
+// Indices into a cut table are relative to its chunk.
 Value take_clone(ChunkClone& c) {
   if (c.how.shifted)
     c.operands[1] = c.shift(c.operands[1], c.how.needs[0].split.factor, Function::sub);
   return c.merged(c.add());
 }
 
-// An index is no number.
+// The sign of a zero index has no effect.
 ZeroSign read_zeros(const Node&, std::size_t operand) {
   return operand == 0 ? ZeroSign::moves : ZeroSign::loses;
 }
@@ -160,7 +160,7 @@ void scatter_emit(Lowering& l, int id) {
   scatter.updates = l.contiguous(n.operands[1]);
   const Type type = n.results[0];
   const bool narrow = size_of(type.dtype) == 2;
-  // Sums of floats are fp32 at least, whatever the result is.
+  // Sums of floats are fp32 at least, whatever the result's dtype.
   scatter.out =
       narrow ? l.new_view({DType::f32, type.shape}, l.name_of_node(id) + " sums") : l.result_of(v);
   if (!l.accumulates(v) || narrow) l.fill(scatter.out, 0.0);
@@ -224,7 +224,7 @@ std::vector<Value> pick_gradient(Derivation& d) {
       Value{}};
 }
 std::vector<int> other_axes(const CutNode& c) { return other_dims(c.rank(0), {c.a.axis}); }
-// Several indices along the axis, which the result has, too.
+// Returns whether there are several indices along the axis, which the result then keeps.
 bool picks_several(const CutNode& c) { return c.rank(0) == c.rank(1); }
 
 std::optional<Chunked> pick_cut(const CutNode& c, const Split& s) {
@@ -324,7 +324,7 @@ void put_emit(Lowering& l, int id) {
   put.axis = n.attributes->axis;
   const Type type = n.results[0];
   const bool narrow = size_of(type.dtype) == 2;
-  // Sums of floats are fp32 at least, whatever the result is.
+  // Sums of floats are fp32 at least, whatever the result's dtype.
   put.out =
       narrow ? l.new_view({DType::f32, type.shape}, l.name_of_node(id) + " sums") : l.result_of(v);
   if (!l.accumulates(v) || narrow) l.fill(put.out, 0.0);

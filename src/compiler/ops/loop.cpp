@@ -1,5 +1,5 @@
-// loop: a body that runs for each chunk of an axis. Made by passes; its text, which holds
-// statements, is the grammar's (ir/parse.cpp, ir/print.cpp).
+// loop: a body that runs for each chunk of an axis. Made by passes. Its text contains statements,
+// so ir/parse.cpp and ir/print.cpp handle it.
 #include <algorithm>
 
 #include "compiler/analysis/split.h"
@@ -20,7 +20,7 @@ using oracle::at;
 using oracle::each;
 using oracle::Index;
 
-// The size along an axis of a cut value: of all, or of a chunk.
+// Returns the size of a cut value along an axis of the full or the chunk's extent.
 Dim extent_of(const Dim& axis, std::int64_t factor) { return axis * Dim(factor); }
 
 void check_parameters(const Typing& r, const Loop& loop) {
@@ -42,7 +42,7 @@ void check_parameters(const Typing& r, const Loop& loop) {
       const auto axis = static_cast<std::size_t>(how.axis);
       const Dim all = extent_of(Dim(loop.extent), how.factor);
       r.expect(axis < expected.shape.size(), "operand ", i, " is cut along dimension ", axis);
-      if (expected.shape[axis] != all)  // texts are made only to be shown
+      if (expected.shape[axis] != all)  // formats only on failure
         r.expect(false, "operand ", i, " is ", expected, ", expected ", all.text(),
                  " along dimension ", axis);
       expected.shape[axis] = extent_of(Dim::symbol(loop.symbol), how.factor);
@@ -82,7 +82,7 @@ std::vector<Type> loop_types(const Typing& r) {
 
 // --- float64
 
-// What the chunk from element `first` on reads of an operand.
+// Returns the part of an operand that the chunk from element `first` on reads.
 Tensor chunk_of(const Tensor& whole, const Loop::Input& how, const Type& type, std::int64_t first) {
   if (how.kind == Loop::In::whole) return whole;
   Tensor part = oracle::tensor_of(type);
@@ -131,7 +131,7 @@ std::vector<Tensor> loop_value(const Evaluation& e) {
   return results;
 }
 
-// --- instructions: the body lowered for a whole chunk and for the last, shorter one
+// --- instructions: the body is lowered for full chunks and for a shorter last one
 
 bool loop_place(Lowering& l, Value v, const Destination& to) {
   const Loop& loop = *l.node(v.node).attributes->loop;
@@ -141,14 +141,14 @@ bool loop_place(Lowering& l, Value v, const Destination& to) {
   return can && l.write_there(v, to);
 }
 
-// The maximum of nothing.
+// Returns the maximum of no elements.
 double lowest(DType dtype) {
   if (dtype == DType::i32) return static_cast<double>(std::numeric_limits<std::int32_t>::min());
   if (dtype == DType::i64) return static_cast<double>(std::numeric_limits<std::int64_t>::min());
   return -std::numeric_limits<double>::infinity();
 }
 
-// What a round reads or writes of a value outside.
+// Returns the slice of an outer value that a round reads or writes.
 LoopRun::Slice slice_of(const View& outer, bool cut, int axis, std::int64_t factor) {
   const auto size = static_cast<std::int64_t>(size_of(outer.dtype));
   LoopRun::Slice s;
@@ -168,13 +168,13 @@ bool share_memory(const std::vector<View>& results) {
   return false;
 }
 
-// A body's parameters and results: parts of the memory outside, the i-th one slice i.
+// Binds a body's parameters and results to external memory; the i-th one is slice i.
 void set_memory(Lowering& inner, const Graph& body, const Lowering& l, const Loop& loop,
                 const std::vector<View>& operands, const std::vector<View>& results) {
   const std::vector<int> parameters = body.parameters();
   inner.set_first(parameters[0]);
   int slot = 0;
-  // The strides of the value outside, with the sizes of a chunk.
+  // Returns a view with the strides of the outer value and the sizes of a chunk.
   const auto part = [&](View view, const Type& type) {
     view.buffer = inner.add_external(0, l.name_of_buffer(view.buffer), slot++);
     view.offset = 0;
@@ -193,7 +193,7 @@ void set_memory(Lowering& inner, const Graph& body, const Lowering& l, const Loo
   }
 }
 
-// The body for chunks of `chunk`. Its parameters and results are external.
+// Lowers the body for chunks of `chunk` elements. Its parameters and results are external.
 LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBodies::Key& key,
                                  const Graph& bound, const std::vector<View>& operands,
                                  const std::vector<View>& results) {
@@ -212,7 +212,7 @@ LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBod
   return {std::make_shared<const Program>(std::move(program)), parts_wait};
 }
 
-// All that lowered_body() depends on.
+// Returns a text of everything that lowered_body() depends on.
 std::string description_of(const Lowering& l, const Loop& loop, const LoweredBodies::Key& key,
                            const Graph& bound, const std::vector<View>& operands,
                            const std::vector<View>& results) {
@@ -231,7 +231,7 @@ std::shared_ptr<const Program> body_of(Lowering& l, const std::shared_ptr<const 
                                        std::int64_t chunk, const std::vector<View>& operands,
                                        const std::vector<View>& results) {
   LoweredBodies::Key key{loop.get(), chunk, l.keeps_order(), l.parts_in_place(), {}};
-  // Sums in one memory are added up in the order of the nodes.
+  // Sums that share memory are added in the order of the nodes.
   key.keeps_order = key.keeps_order || share_memory(results);
   for (const auto* views : {&operands, &results}) {
     for (const View& view : *views)

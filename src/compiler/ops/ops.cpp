@@ -1,4 +1,4 @@
-// The table of operations, from the families.
+// The table of operations, collected from the families.
 #include <array>
 #include <initializer_list>
 

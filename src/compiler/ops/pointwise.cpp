@@ -1,5 +1,5 @@
-// Values made of nothing, and what is computed element by element: parameter, constant, iota, map,
-// cast, stop_gradient.
+// Values without operands and elementwise operations: parameter, constant, iota, map, cast,
+// stop_gradient.
 #include <cmath>
 #include <numbers>
 
@@ -123,7 +123,7 @@ std::vector<Tensor> map_value(const Evaluation& e) {
   return {std::move(out)};
 }
 
-// Of functions of one operand.
+// Returns the derivative of a function of one operand.
 Value derivative_of_one(Derivation& d) {
   using enum Function;
   const Value x = d.x(0), y = d.y(), dy = d.dy;
@@ -156,7 +156,7 @@ Value derivative_of_one(Derivation& d) {
     case cos:
       return d.op(neg, d.times(dy, d.op(sin, x)));
     default:
-      return {};  // floor, sign, logic
+      return {};  // floor, sign, logical functions
   }
 }
 
@@ -285,7 +285,7 @@ std::vector<Value> cast_gradient(Derivation& d) {
 }
 
 ZeroSign cast_zeros(const Node& n, std::size_t) {
-  // -0.5 is -0 as a whole number.
+  // Truncating -0.5 to an integer gives -0 in doubles.
   return is_whole(n.results[0].dtype) ? ZeroSign::makes : ZeroSign::moves;
 }
 int cast_degree(const Linearity& l) {

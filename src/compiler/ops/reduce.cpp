@@ -1,4 +1,4 @@
-// reduce: sum, max, log-sum-exp or argmax over dimensions, which vanish.
+// reduce: sum, max, log-sum-exp or argmax over dimensions, which are removed.
 #include <algorithm>
 
 #include "compiler/analysis/chunk_clone.h"
@@ -20,7 +20,7 @@ using oracle::each;
 using oracle::Index;
 using oracle::permuted;
 
-// By kind; of errors.
+// Names in errors, by kind.
 constexpr std::string_view kNames[] = {"reduce_sum", "reduce_max", "reduce_lse", "reduce_argmax"};
 
 std::vector<Type> reduce_type(const Typing& given) {
@@ -68,7 +68,7 @@ Tensor argmax_value(const Evaluation& e, const std::vector<int>& kept) {
   each(x.shape, [&](const Index& index) {
     const std::size_t to = oracle::offset(out.shape, permuted(index, kept));
     const double v = at(x, index);
-    // The first of equals; a NaN is greater than all.
+    // Takes the first of equal elements; a NaN is greater than all numbers.
     if (!seen[to] || v > best.data[to] || (std::isnan(v) && !std::isnan(best.data[to]))) {
       best.data[to] = v;
       out.data[to] = static_cast<double>(index[searched]);
@@ -78,7 +78,7 @@ Tensor argmax_value(const Evaluation& e, const std::vector<int>& kept) {
   return out;
 }
 
-// Two passes: sums of exponentials against the maximum.
+// Two passes: the maximum, then the sum of exponentials relative to it.
 Tensor lse_value(const Evaluation& e, const std::vector<int>& kept) {
   const Tensor& x = e.in(0);
   Tensor top = oracle::tensor_of(e.node.results[0], oracle::start(Reduce::max));
@@ -115,7 +115,7 @@ std::vector<Tensor> reduce_value(const Evaluation& e) {
 std::vector<Value> reduce_gradient(Derivation& d) {
   const Type to = d.operand_type(0);
   const std::vector<int>& dims = d.n.attributes->dims;
-  // Over the operand: the gradient or value of the result.
+  // Broadcasts the gradient or value of the result over the operand.
   const auto spread = [&](Value v) {
     return broadcast(d.g, cast(d.g, v, to.dtype), to.shape, other_dims(to.rank(), dims));
   };
@@ -180,7 +180,7 @@ void argmax_emit(Lowering& l, int id) {
   l.push(id, ArgMax{transposed(x, order), l.result_of({id, 0})});
 }
 
-// The loop's dimensions become those of `order`.
+// Permutes the loop's dimensions to `order`.
 void reorder(Pointwise& loop, const std::vector<int>& order) {
   std::vector<int> place(order.size());
   for (std::size_t i = 0; i < order.size(); ++i)
@@ -195,8 +195,9 @@ void reorder(Pointwise& loop, const std::vector<int>& order) {
   }
 }
 
-// Few results of many elements: parts, added in order. Rows are tasks by themselves and are cut
-// only where there are too few of them, into no more parts than make enough.
+// Returns the number of parts of a reduction with few results and many elements; parts are added in
+// order. Each row is a task. Rows are split only if there are too few of them, into no more parts
+// than needed.
 std::int64_t parts_of(const Pointwise& loop, std::int64_t rows, std::int64_t reduced) {
   constexpr std::int64_t kPart = 8192, kTasks = 64, kMostColumns = 4096, kLeastOfRow = 512;
   if (loop.reduce == Reduce::lse || loop.reduced == 0 || rows * reduced <= 2 * kPart) return 1;
@@ -231,12 +232,12 @@ void reduce_emit(Lowering& l, int id) {
   loop.reduce = n.attributes->reduce;
   loop.columns = !kept.empty() && dims.back() != from.rank() - 1 && rows > 1;
   loop.reduced = static_cast<int>(dims.size());
-  // Dimensions in the loop's order: what is kept, then what is reduced, or the other way round.
+  // Dimensions in the loop's order: kept before reduced, or the reverse for columns.
   std::vector<int> order = loop.columns ? dims : kept;
   order.insert(order.end(), (loop.columns ? kept : dims).begin(),
                (loop.columns ? kept : dims).end());
   reorder(loop, order);
-  std::vector<int> spread;  // where the kept ones stand now
+  std::vector<int> spread;  // current positions of the kept dimensions
   for (std::size_t i = 0; i < kept.size(); ++i)
     spread.push_back(static_cast<int>(loop.columns ? dims.size() + i : i));
   loop.store = {source, broadcasted(out, loop.shape, spread), l.accumulates({id, 0})};

@@ -1,4 +1,4 @@
-// cumsum, cumlse: sums, or log-sum-exps, of what stands up to each element along an axis.
+// cumsum, cumlse: running sums or log-sum-exps along an axis.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -65,8 +65,9 @@ Value scanned(Derivation& d, Reduce kind, Value x) {
   back.reverse = !back.reverse;
   return d.g.add(Op::scan, {x}, back);
 }
-// Of an element whose log-sum-exps are y: the sum of dy exp(x - y) over those that hold it. By
-// logarithms of dy's positive and negative parts, so that no exponential overflows.
+// The gradient of log-sum-exps y at element x is the sum of dy exp(x - y) over the results that
+// include x. Computed by logarithms of dy's positive and negative parts, so that no exponential
+// overflows.
 std::vector<Value> scan_gradient(Derivation& d) {
   using enum Function;
   if (!is_float(d.n.results[0].dtype)) return d.none();

@@ -1,4 +1,4 @@
-// Elements where they are: broadcast, reshape, transpose, slice, pad, concat, flip.
+// Operations that move elements: broadcast, reshape, transpose, slice, pad, concat, flip.
 #include "compiler/analysis/chunk_clone.h"
 #include "compiler/analysis/cut.h"
 #include "compiler/analysis/linearity.h"
@@ -80,7 +80,7 @@ std::vector<Value> reshape_gradient(Derivation& d) {
   return {reshape(d.g, d.dy, d.operand_type(0).shape)};
 }
 
-// The cut of a reshaped value: the same range of elements, as dimensions of `to`.
+// Returns the same range of elements as a cut in the dimensions of `to`.
 std::optional<Split> reshaped_cut(const std::vector<std::int64_t>& from,
                                   const std::vector<std::int64_t>& to, const Split& s) {
   std::int64_t outer = 1, middle = 1;
@@ -134,8 +134,8 @@ std::vector<int> inverse(const std::vector<int>& dims) {
     back[static_cast<std::size_t>(dims[i])] = static_cast<int>(i);
   return back;
 }
-// Where the operand's memory would have to be for the result to be in order: none where strides
-// cannot say it. `v` becomes what is moved about.
+// Returns the layout of the operand for which the result of moves is contiguous, or nothing if
+// strides cannot express it. Sets `v` to the operand below the reshapes and transposes.
 std::optional<View> place_of_moved(const Lowering& l, Value& v) {
   std::optional<View> view = View{};
   view->shape = sizes_of(l.type(v));
@@ -153,7 +153,7 @@ std::optional<View> place_of_moved(const Lowering& l, Value& v) {
     v = n.operands[0];
   }
 }
-// The value as a view of what it moves about, if that is in order.
+// Returns the value as a view of the operand below its moves, if that is contiguous.
 std::optional<View> moved(const Lowering& l, Value v) {
   const Node& n = l.graph().node(v);
   if (n.op != Op::reshape && n.op != Op::transpose) {
@@ -167,8 +167,8 @@ std::optional<View> moved(const Lowering& l, Value v) {
   return n.op == Op::reshape ? reshaped(*from, sizes_of(n.results[0]))
                              : transposed(*from, n.attributes->dims);
 }
-// A result of transposed dimensions that become one would be a copy: what makes the value writes it
-// in that order at once, in rows.
+// A reshape that merges transposed dimensions would need a copy. Instead the operand's instruction
+// writes its result in the transposed order, if that has contiguous rows.
 void reshape_arrange(Lowering& l, int id) {
   const Value from = l.node(id).operands[0];
   const std::optional<View> operand = moved(l, from);
@@ -239,7 +239,7 @@ std::vector<Type> slice_type(const Typing& r) {
   }
   return {type};
 }
-// The index of the larger side.
+// Returns the index in the larger tensor.
 Index shifted(Index index, const Shape& begin) {
   for (std::size_t d = 0; d < index.size(); ++d) index[d] += begin[d].value();
   return index;
@@ -328,7 +328,7 @@ bool write_place(Lowering& l, Value v, const Destination& to) {
 void pad_arrange(Lowering& l, int id) {
   l.place_parts(id, {numbers(l.node(id).attributes->begin)});
 }
-// The margins of one dimension after the other, and what is between them.
+// Fills the margins of one dimension after the other, then copies the operand between them.
 void pad_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   View out = l.result_of({id, 0});
@@ -406,7 +406,7 @@ Value concat_clone(ChunkClone& c) {
   c.a.axis = c.from[0].dim(c.a.axis);
   return c.add();
 }
-// The first index of each part.
+// Returns the first index of each part.
 std::vector<std::vector<std::int64_t>> begins_of(const Lowering& l, const Node& n) {
   const auto axis = static_cast<std::size_t>(n.attributes->axis);
   std::vector<std::int64_t> at(n.results[0].shape.size(), 0);
@@ -447,7 +447,7 @@ std::optional<Chunked> flip_cut(const CutNode& c, const Split& s) {
   return inside(c.a.axis, s) ? std::nullopt : cut_as_result(c, s);
 }
 bool flip_place(Lowering& l, Value v, const Destination& to) { return l.write_there(v, to); }
-// No view: so what is computed is computed there backwards, and needs no memory.
+// Not a view: readers compute the operand backwards, which needs no memory.
 int flip_register(PointwiseBuilder& b, Value v) {
   const Node& n = b.graph().node(v);
   return b.backwards(n.operands[0], n.attributes->axis);

@@ -1,5 +1,5 @@
-// sort: the first of the elements along an axis in order, with their indices. put: its transpose
-// among others, updates added where indices along an axis say.
+// sort: the first elements along an axis in sorted order, with their indices. Its gradient is put,
+// which adds updates at indices along an axis.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -21,7 +21,7 @@ using oracle::Index;
 
 std::size_t axis_of(const Node& n) { return static_cast<std::size_t>(n.attributes->axis); }
 
-// A size along the axis that is an attribute: how many are kept, or of the whole result.
+// A size along the axis as an attribute: the number of sorted elements, or the size of the result.
 constexpr TextKey size_key(std::string_view name) {
   return {name, [](TextReader& in, Attributes& a) { a.begin = in.sizes(); },
           [](const Attributes& a) { return written(a.begin); }};
@@ -45,7 +45,7 @@ std::vector<Type> sort_types(const Typing& r) {
 constexpr TextKey kSortKeys[] = {key<&Attributes::axis>("axis"), size_key("count"),
                                  key<&Attributes::reverse>("descending")};
 
-// Whether a goes before b: a NaN is greater than all, equal ones stay in order.
+// Returns whether a precedes b: a NaN is greater than all numbers, equal elements stay in order.
 bool goes_before(double a, double b, bool descending) {
   if (std::isnan(a) || std::isnan(b))
     return std::isnan(descending ? a : b) && !std::isnan(descending ? b : a);

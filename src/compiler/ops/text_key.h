@@ -1,4 +1,4 @@
-// Keys of the text form from the attribute that they hold.
+// Makes keys of the text form from the attributes that they hold.
 #pragma once
 
 #include <charconv>
@@ -19,7 +19,7 @@ inline void read_text(TextReader& in, Shape& to) { to = in.sizes(); }
 inline std::string written(int value) { return std::to_string(value); }
 inline std::string written(bool value) { return value ? "1" : "0"; }
 inline std::string written(std::int64_t value) { return std::to_string(value); }
-// Shortest text that reads back as the same double.
+// Returns the shortest text that reads back as the same double.
 inline std::string written(double value) {
   char text[40];
   return {text, std::to_chars(text, text + sizeof(text), value).ptr};
@@ -34,19 +34,19 @@ inline std::string written(const Shape& shape) {
   return text.substr(1, text.size() - 2);
 }
 
-// "NAME(value)" of one attribute.
+// Makes the key "NAME(value)" of one attribute.
 template <auto kMember>
 constexpr TextKey key(std::string_view name, bool required = true) {
   return {name, [](TextReader& in, Attributes& a) { read_text(in, a.*kMember); },
           [](const Attributes& a) { return written(a.*kMember); }, required};
 }
-// The same of a member of Attributes::head.
+// Makes the key of a member of Attributes::head.
 template <auto kMember>
 constexpr TextKey head_key(std::string_view name) {
   return {name, [](TextReader& in, Attributes& a) { read_text(in, a.head.*kMember); },
           [](const Attributes& a) { return written(a.head.*kMember); }};
 }
-// The same of a member of Attributes::scores; one that is not required is left out where it is 0.
+// Makes the key of a member of Attributes::scores; an optional key is omitted if it is 0.
 template <auto kMember, bool kRequired = false>
 constexpr TextKey scores_key(std::string_view name) {
   return {name, [](TextReader& in, Attributes& a) { read_text(in, a.scores.*kMember); },
@@ -56,7 +56,7 @@ constexpr TextKey scores_key(std::string_view name) {
           },
           kRequired};
 }
-// "NAME(list; list)".
+// Makes the key "NAME(list; list)".
 template <auto kFirst, auto kSecond>
 constexpr TextKey pair_key(std::string_view name) {
   return {name,
@@ -67,7 +67,7 @@ constexpr TextKey pair_key(std::string_view name) {
           },
           [](const Attributes& a) { return written(a.*kFirst) + "; " + written(a.*kSecond); }};
 }
-// The same, left out where the first list is empty.
+// Like pair_key(), but omitted if the first list is empty.
 template <auto kFirst, auto kSecond>
 constexpr TextKey optional_pair_key(std::string_view name) {
   TextKey pair = pair_key<kFirst, kSecond>(name);

@@ -1,4 +1,4 @@
-// Where in a graph the most bytes live.
+// Finds the point of a graph at which the most bytes are live.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace logitless::ir {
 
-// Of all results.
+// Returns the bytes of all results of a node.
 std::int64_t bytes_of_node(const Node& node);
 
-// The node before which the most bytes live, as if every value that is not a view had memory of its
-// own. Sizes are bound.
+// Returns the node before which the most bytes are live, if every value but views has separate
+// memory. Sizes are bound.
 int busiest(const Graph& graph);
 
 }  // namespace logitless::ir

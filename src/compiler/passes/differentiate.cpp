@@ -12,7 +12,7 @@
 namespace logitless::ir {
 namespace {
 
-// In the order of the operands; not valid(): none.
+// Returns the gradients in the order of the operands; an invalid value means none.
 std::vector<Value> gradients_of_operands(Graph& graph, int node, std::vector<Value> results,
                                          std::vector<bool> wanted) {
   const auto rule = row_of(graph.node(node).op).gradient;
@@ -22,7 +22,7 @@ std::vector<Value> gradients_of_operands(Graph& graph, int node, std::vector<Val
   return rule(derivation);
 }
 
-// "d_x" of a value x that has a name.
+// Returns "d_x" for a value x with a name.
 std::string name_of_gradient(const Graph& graph, Value of) {
   const Node& n = graph.node(of);
   const std::string& name = n.op == Op::parameter ? n.attributes->name : n.name;
@@ -35,7 +35,7 @@ std::vector<Value> gradients(Graph& graph, const std::vector<Value>& outputs,
                              const std::vector<Value>& cotangents, const std::vector<Value>& wrt) {
   require(cotangents.empty() || cotangents.size() == outputs.size(),
           "differentiate: ", outputs.size(), " outputs but ", cotangents.size(), " cotangents");
-  // What depends on wrt.
+  // Marks the nodes that depend on wrt.
   const int end = graph.size();
   std::vector<bool> active(static_cast<std::size_t>(end));
   for (const Value v : wrt) {

@@ -39,7 +39,7 @@ Graph eliminate_dead(const Graph& graph) { return eliminate_dead(Graph(graph)); 
 
 namespace {
 
-// Of what is the same in equal nodes, a part.
+// Returns a hash of some of the data that equal nodes share.
 std::size_t hash_of(const Node& n, const std::vector<Value>& operands) {
   std::size_t hash = static_cast<std::size_t>(n.op);
   const auto add = [&](auto value) {
@@ -57,7 +57,7 @@ std::size_t hash_of(const Node& n, const std::vector<Value>& operands) {
   return hash;
 }
 
-// For each node the first that computes the same.
+// Returns for each node the first one that computes the same.
 std::vector<int> first_equal(const Graph& graph) {
   const auto key_of = [](const Node& n, const std::vector<Value>& operands) {
     const Attributes& a = n.attributes;
@@ -72,7 +72,7 @@ std::vector<int> first_equal(const Graph& graph) {
       key.push_back(v.node);
       key.push_back(v.index);
     }
-    // -0 and 0, and NaN, must not meet: bits, not values.
+    // Compares bits, not values, since -0 and 0, and NaNs, must stay apart.
     const Head& head = a.head;
     for (const double number : {a.number, head.scale, head.softcap, a.scores.softcap})
       key.push_back(std::bit_cast<std::int64_t>(number));
@@ -112,7 +112,7 @@ std::vector<int> first_equal(const Graph& graph) {
     for (const Value v : n.operands)
       operands.push_back({same[static_cast<std::size_t>(v.node)], v.index});
   };
-  // Nodes by their hashes: each at the first free place from there.
+  // A hash table of nodes with linear probing.
   struct Seen {
     std::size_t hash = 0;
     int id = -1;
@@ -159,7 +159,7 @@ Graph eliminate_common_of_loops(Graph graph) {
   const std::vector<int> same = first_equal(graph);
   std::vector<int> to = themselves(graph);
   bool any = false;
-  std::map<int, int> first;  // of a loop's operands
+  std::map<int, int> first;  // by operand of a loop
   for (const Node& n : graph.nodes()) {
     if (n.op != Op::loop) continue;
     first.clear();

@@ -11,7 +11,7 @@ namespace logitless::ir {
 namespace {
 
 struct Match {
-  std::map<int, Value> nodes;  // of the pattern: what each is in the graph
+  std::map<int, Value> nodes;  // by node of the pattern: its counterpart in the graph
   std::map<int, Cotangent> cotangents;
 };
 
@@ -66,7 +66,7 @@ class HeadFinder {
   const Graph& g_;
   const Lists<int>& users_;
 
-  // The operand of a broadcast along the last dimension.
+  // Returns the operand of a broadcast along the last dimension.
   Value spreads(Value v) const {
     const Node& n = g_.node(v);
     const bool rows = n.op == Op::broadcast && is_identity(n.attributes->dims) &&
@@ -79,8 +79,7 @@ class HeadFinder {
     if (n.op != Op::constant || !n.attributes->begin.empty()) return std::nullopt;
     return n.attributes->number;
   }
-  // The only reader of z in the forward: a map that is not part of a gradient has z or a number
-  // beside it.
+  // Returns the first map with `function` that reads z, which is the forward's; -1 if none.
   int reader(int z, Function function) const {
     for (const int u : users_[static_cast<std::size_t>(z)]) {
       if (g_.node(u).op == Op::map && g_.node(u).attributes->function == function) return u;
@@ -110,7 +109,7 @@ class HeadFinder {
       if (scaled < 0 || (function == Function::div && g_.node(scaled).operands[0].node != f.z))
         continue;
       const std::optional<double> s = number(other(scaled, f.z));
-      // What goes into a tanh belongs to the softcap.
+      // A scaling before a tanh belongs to the softcap.
       if (!s || *s == 0.0 || reader(scaled, Function::tanh) >= 0) continue;
       f.scale = function == Function::mul ? *s : 1.0 / *s;
       f.z = scaled;
@@ -118,7 +117,7 @@ class HeadFinder {
     }
     return false;
   }
-  // c tanh(u / c), divided or multiplied by 1 / c.
+  // Matches c tanh(u / c), divided or multiplied by 1 / c.
   bool softcap(FoundHead& f) const {
     if (f.softcap != 0.0) return false;
     for (const Function function : {Function::div, Function::mul}) {
@@ -141,16 +140,16 @@ class HeadFinder {
   }
 };
 
-// The head alone, with its gradients by two cotangents: what to look for.
+// The pattern to search for: the head alone, with its gradients for two cotangents.
 struct Pattern {
   Graph graph;
-  std::map<int, Value> known;   // parameters that are values of the graph
-  int d_lse = -1, d_pick = -1;  // parameters that are anything; -1: no such part
+  std::map<int, Value> known;   // parameters that stand for values of the graph
+  int d_lse = -1, d_pick = -1;  // wildcard parameters; -1: absent
   Value d_x, d_w, d_bias;
 };
 
-// Each role has a parameter of its own, also where two of them are one value of the graph: a
-// gradient flows through one operand at a time.
+// Each role has its own parameter, even if two roles are one value of the graph: a gradient flows
+// through one operand at a time.
 Pattern pattern_of(const Graph& graph, const FoundHead& f, bool with_lse, bool with_pick) {
   Graph p;
   const auto parameter = [&](const char* name, const Type& type) {
@@ -204,7 +203,7 @@ Pattern pattern_of(const Graph& graph, const FoundHead& f, bool with_lse, bool w
   Value* const results[] = {&out.d_x, &out.d_w, &out.d_bias};
   for (std::size_t i = 0; i < wrt.size(); ++i) {
     Value v = out.graph.outputs()[i].value;
-    // The graph may have another order of dimensions, or sums of another dtype, after it.
+    // The graph may order dimensions otherwise, or have sums of another dtype, behind it.
     while (out.graph.node(v).op == Op::transpose || out.graph.node(v).op == Op::cast)
       v = out.graph.node(v).operands[0];
     *results[i] = v;
@@ -216,7 +215,8 @@ class Matcher {
  public:
   Matcher(const Graph& graph, const Pattern& pattern) : g_(graph), p_(pattern) {}
 
-  // The node of the graph that computes a value of the pattern, -1 if none. Adds to what is known.
+  // Returns the node of the graph that computes a value of the pattern, -1 if none. Extends the
+  // match.
   int find(Value wanted, Match& match) const {
     if (!wanted.valid()) return -1;
     const Node& root = p_.graph.node(wanted);
@@ -258,7 +258,7 @@ class Matcher {
     if (const auto seen = m.nodes.find(p.node); seen != m.nodes.end()) return seen->second == a;
     if (pn.op != an.op || p.index != a.index) return false;
     if (root ? pn.results[0].shape != an.results[0].shape : pn.results != an.results) return false;
-    // A gradient that is the same for some rows comes spread to all of the logits at once.
+    // A gradient that is constant over some rows is broadcast to all logits at once.
     if (pn.op == Op::broadcast && wild(pn.operands[0])) {
       const std::vector<int>& dims = an.attributes->dims;
       const int rows = pn.results[0].rank() - 1;
@@ -298,7 +298,7 @@ std::optional<FoundHead> find_head(const Graph& graph, const Lists<int>& users, 
 }
 
 HeadGradients find_head_gradients(const Graph& graph, const FoundHead& head) {
-  // Of lse and pick, or of one alone.
+  // Tries gradients of both lse and pick, then of each alone.
   for (const auto& [lse, pick] : {std::pair{true, true}, {true, false}, {false, true}}) {
     const Pattern pattern = pattern_of(graph, head, lse, pick);
     const Matcher matcher(graph, pattern);

@@ -1,4 +1,4 @@
-// Heads in a graph, and their gradients: what lower-heads looks for.
+// Finds heads and their gradients in a graph, for lower-heads.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 
 namespace logitless::ir {
 
-// A head around one product.
+// A head around one matrix product.
 struct FoundHead {
   Value x, w, bias, targets;
   double scale = 1.0, softcap = 0.0;
@@ -20,25 +20,25 @@ struct FoundHead {
   bool pick_log_prob = false;  // pick of z - lse
 };
 
-// A wildcard of the pattern: what it stands for in the graph, spread over the rows where it is
-// smaller.
+// A wildcard of the pattern: its value in the graph, broadcast over the rows if it is smaller.
 struct Cotangent {
   Value value;
-  std::vector<int> dims;  // of the rows, that the dimensions of value are
+  std::vector<int> dims;  // the rows' dimensions of the value's dimensions
   auto operator<=>(const Cotangent&) const = default;
 };
 
-// The head whose logits begin with node `dot`, if there is one. users: graph.users().
+// Returns the head whose logits begin with node `dot`, if there is one. users: graph.users().
 std::optional<FoundHead> find_head(const Graph& graph, const Lists<int>& users, int dot);
 
 struct HeadGradients {
-  Cotangent d_lse, d_pick;              // invalid: 0
-  int d_x = -1, d_w = -1, d_bias = -1;  // products and the sum over rows; -1: not in the graph
+  Cotangent d_lse, d_pick;  // invalid: 0
+  // Matrix products and the sum over rows; -1: not in the graph.
+  int d_x = -1, d_w = -1, d_bias = -1;
   bool any() const { return d_x >= 0 || d_w >= 0 || d_bias >= 0; }
 };
 
-// Where the graph computes the head's gradients: found by differentiating the head alone, and
-// comparing up to the order of sums and products.
+// Returns the nodes that compute the head's gradients. The head alone is differentiated and
+// compared with the graph, up to the order of sums and products.
 HeadGradients find_head_gradients(const Graph& graph, const FoundHead& head);
 
 }  // namespace logitless::ir

@@ -14,8 +14,8 @@
 namespace logitless::ir {
 namespace {
 
-// Phases that each compute those before it again make programs as long as the square of their
-// number, which nobody would run: each node so many times, where there are more than a few.
+// Phases that recompute earlier ones make programs whose length grows with the square of their
+// number. Bounds: each node so many times, if there are more than a few nodes.
 constexpr std::size_t kMostTimes = 4, kFewNodes = 1500;
 
 class LoopFormer {
@@ -46,7 +46,7 @@ class LoopFormer {
     for (const Output& output : g_.outputs()) leaves_[number(output.value)] = true;
   }
 
-  // Nothing where loops wait for each other, or are too long.
+  // Returns nothing if loops wait for each other, or are too long.
   std::optional<Graph> run() {
     std::size_t once = 0, nodes = 0;
     for (const LoopPlan& loop : loops_) {
@@ -71,30 +71,30 @@ class LoopFormer {
     int phase = 0;
     std::int64_t chunk = 1;
     std::string group;
-    std::vector<int> body = {};       // nodes of the graph computed in it, in order
-    std::vector<Value> results = {};  // values that leave it
-    std::vector<Read> inputs = {};    // values that enter it, and how
-    int first = 0;                    // its place in the order of nodes
+    std::vector<int> body = {};       // nodes of the graph that the body computes, in order
+    std::vector<Value> results = {};  // values that leave the loop
+    std::vector<Read> inputs = {};    // values that enter the loop, and the parts read
+    int first = 0;                    // its position in the order of nodes
   };
 
   const Graph& g_;
   const std::string group_;
   const Lists<int> users_;
-  std::vector<int> cut_of_;               // of each node; -1: outside
-  std::vector<int> first_loop_;           // of each cut
-  std::vector<std::size_t> first_value_;  // of each node, among all values
+  std::vector<int> cut_of_;               // by node; -1: outside
+  std::vector<int> first_loop_;           // by cut
+  std::vector<std::size_t> first_value_;  // by node: index of its first value
   std::size_t values_ = 0;
   std::vector<LoopPlan> loops_;
-  std::vector<bool> leaves_;  // of each value: a result, or of a phase and read by later ones
+  std::vector<bool> leaves_;  // by value: it is a result, or later phases read it
   Graph out_;
-  std::vector<Value> mapped_;  // of each value
+  std::vector<Value> mapped_;  // by value
   std::vector<std::pair<const LoopPlan*, std::shared_ptr<const Loop>>> bodies_;
 
   std::size_t number(Value v) const {
     return first_value_[static_cast<std::size_t>(v.node)] + static_cast<std::size_t>(v.index);
   }
   bool inside(int node) const { return cut_of_[static_cast<std::size_t>(node)] >= 0; }
-  // The loop that makes the results of a node inside.
+  // Returns the loop that makes the results of an inside node.
   int loop_of(int node) const {
     const auto first = static_cast<std::size_t>(cut_of_[static_cast<std::size_t>(node)]);
     const int loop = first_loop_[first];
@@ -106,7 +106,7 @@ class LoopFormer {
     return is_big(elements_of(g_.type(v)), elements_of(g_.type(r.seed)));
   }
 
-  // Whether a value leaves the loop of its own phase.
+  // Returns whether a value leaves the loop of its own phase.
   bool leaves(const Region& r, Value v) const {
     if (leaves_[number(v)]) return true;
     for (const int u : users_[static_cast<std::size_t>(v.node)]) {
@@ -118,20 +118,22 @@ class LoopFormer {
     return false;
   }
 
-  // Whether a loop computes operand i of a node of its body itself: then or once more.
+  // Returns whether a loop computes operand i of a node of its body itself, for the first time or
+  // again.
   bool computed(const LoopPlan& loop, int node, std::size_t i) const {
     const Value v = g_.node(node).operands[i];
     return flows(loop.region, g_, node, i) &&
            (phase(loop.region, v.node) == loop.phase || big(loop.region, v));
   }
-  // Whether the body makes the operand of nothing.
+  // Returns whether the body makes the operand, which has no operands itself.
   bool made(Value v, const Need& need) const {
     return row_of(g_.node(v).op).of_nothing &&
            (need.whole || chunked_by_result(g_, v.node, need.split).has_value());
   }
   static Need normal(const Need& need) { return need.whole ? Need{} : need; }
 
-  // Decides what a loop computes. Later phases come first: they say what they read of it.
+  // Decides the body of a loop. Runs from the last phase to the first, since phases demand values
+  // of earlier ones.
   void demand(LoopPlan& loop) {
     const Region& r = loop.region;
     std::vector<int> work;
@@ -166,7 +168,8 @@ class LoopFormer {
           continue;
         }
         if (made(v, how.needs[i])) continue;
-        if (flows(r, g_, node, i)) leaves_[number(v)] = true;  // an earlier phase keeps it
+        // The loop of an earlier phase stores it.
+        if (flows(r, g_, node, i)) leaves_[number(v)] = true;
         const Read read{v, normal(how.needs[i])};
         if (reads.insert(read).second) loop.inputs.push_back(read);
       }
@@ -174,8 +177,8 @@ class LoopFormer {
     std::sort(loop.body.begin(), loop.body.end());
   }
 
-  // --- the new graph: nodes outside and loops, in the order of the old one as far as loops allow.
-  // Nothing where loops wait for each other. Loops follow the nodes in number.
+  // --- the new graph: outside nodes and loops, in the old order as far as loops allow. Returns
+  // nothing if loops wait for each other. Loops are numbered after the nodes.
   std::optional<std::vector<int>> order() const {
     const int loops = static_cast<int>(loops_.size());
     const int units = g_.size() + loops;
@@ -240,7 +243,7 @@ class LoopFormer {
   }
   Value mapped(Value v) const { return mapped_[number(v)]; }
 
-  // The fp32 sum of a loop that v is the rounding of, if it has this dtype.
+  // Returns the fp32 sum of a loop that v rounds, if it has this dtype.
   Value unrounded(Value v, DType dtype) const {
     if (out_.node(v).op != Op::cast) return {};
     const Value sum = out_.node(v).operands[0];
@@ -290,8 +293,8 @@ class LoopFormer {
     }
   }
 
-  // That of a loop alike, if there is one: layers of a network share one, which has the names of
-  // the first of them.
+  // Returns the body of an equal loop, if there is one. Layers of a network share a body, which has
+  // the names of the first one.
   std::shared_ptr<const Loop> body_for(const LoopPlan& plan) {
     for (const auto& [other, loop] : bodies_) {
       if (alike(*other, plan)) return loop;
@@ -300,8 +303,8 @@ class LoopFormer {
     return bodies_.back().second;
   }
 
-  // Whether the nodes of one loop, in their order, are those of the other but for names and places,
-  // and read the same inputs.
+  // Returns whether two loops have the same nodes in the same order and read the same inputs. Names
+  // and locations may differ.
   bool alike(const LoopPlan& a, const LoopPlan& b) const {
     const Region &ra = a.region, &rb = b.region;
     if (ra.extent != rb.extent || a.chunk != b.chunk || a.group != b.group ||
@@ -417,7 +420,7 @@ class LoopFormer {
     return clone(loop, r, v.node, *chunked_by_result(g_, v.node, need.split), {}, first);
   }
 
-  // The node on a chunk, written into the body.
+  // Adds the node on a chunk to the body.
   Value clone(Loop& loop, const Region& r, int id, const Chunked& how, std::vector<Value> operands,
               Value first) const {
     const Node& n = g_.node(id);

@@ -1,4 +1,4 @@
-// Regions become loops: one for each phase.
+// Turns regions into loops, one for each phase.
 #pragma once
 
 #include <optional>
@@ -10,33 +10,33 @@
 
 namespace logitless::ir {
 
-// A region, and how many elements of its axis a chunk has at most.
+// A region, and the most elements of its axis in a chunk.
 struct LoopCut {
   Region region;
   std::int64_t chunk = 1;
-  std::string group = {};  // of its loops, where that is not the one of all
+  std::string group = {};  // of its loops; empty: the common one
 };
 
-// The graph with the nodes of the region moved into the bodies of real loops over chunks of at most
-// `chunk` elements of the axis. Results of a phase that later ones read are kept when they are not
-// big, and computed again when they are. Sums over the chunks run in fp32 (f64 of f64). The body's
-// sizes hold the symbol of the loop, so the graph does not grow with the number of chunks.
-// Expects bound sizes; keeps results and their types.
+// Moves the nodes of the region into the bodies of loops over chunks of at most `chunk` elements.
+// Results that later phases read are stored if they are small and recomputed if they are big. Sums
+// over the chunks are fp32 (f64 for f64). Sizes in the body contain the loop's symbol, so the graph
+// does not grow with the number of chunks. Expects bound sizes; keeps results and their types.
 Graph form_loops(const Graph& graph, const Region& region, std::int64_t chunk);
 
-// The same of several regions at once; no node is in two of them. The loops are of group `group`:
-// their symbols are "group", "group_1", "group_2" and so on. Loops that compute the same of other
-// inputs, as those of a network's layers, share one body. Nothing where loops of two regions would
-// wait for each other, or phases that compute each other again would make a program of many times
-// the length.
+// Forms loops of several disjoint regions at once. The loops belong to `group`: their symbols are
+// "group", "group_1", "group_2" and so on. Loops that compute the same from other inputs, like
+// those of a network's layers, share one body.
+//
+// Returns nothing if loops of two regions would wait for each other. The same holds if phases that
+// recompute each other would make the program many times as long.
 std::optional<Graph> form_loops(const Graph& graph, std::span<const LoopCut> cuts,
                                 const std::string& group);
 
-// What a loop's symbol says of its group, and a group that no loop of the graph has.
+// group_of() returns the group of a loop's symbol, new_group() a group without loops in the graph.
 std::string group_of(const std::string& symbol);
 std::string new_group(const Graph& graph);
 
-// The graph with chunks of `chunk` elements in the loops of a group; nothing else changes.
+// Sets the chunks of a group's loops to `chunk` elements.
 Graph resize_loops(const Graph& graph, const std::string& group, std::int64_t chunk);
 
 }  // namespace logitless::ir

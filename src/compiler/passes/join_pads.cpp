@@ -11,23 +11,23 @@
 namespace logitless::ir {
 namespace {
 
-// What stands at [begin, end) of the axis: a value, converted to each of `casts` in turn.
+// The content of [begin, end) of the axis: a value that is converted to each of `casts` in turn.
 struct Part {
   Value value;
   std::vector<DType> casts;
   Dim begin, end;
 };
 
-// rest + what is zero but for the parts, which stand in order and apart along `axis`.
+// A sum: rest + (zeros, except for disjoint parts in order along `axis`).
 struct Sum {
-  Value rest;  // not valid: none
+  Value rest;  // invalid: none
   int axis = -1;
   std::vector<Part> parts;
 };
 
 bool is_add(const Node& n) { return n.op == Op::map && n.attributes->function == Function::add; }
 
-// The one axis that a pad makes longer.
+// Returns the one axis that a pad extends.
 std::optional<int> padded_axis(const Node& pad) {
   std::optional<int> axis;
   for (std::size_t d = 0; d < pad.attributes->begin.size(); ++d) {
@@ -38,13 +38,13 @@ std::optional<int> padded_axis(const Node& pad) {
   return axis;
 }
 
-// Whether a ends where b begins or before, for any sizes.
+// Returns whether a ends before or where b begins, for any sizes.
 bool is_before(const Part& a, const Part& b) {
   const Dim gap = b.begin - a.end;
   return gap.is_constant() && gap.value() >= 0;
 }
 
-// All of the parts in order, or nothing where two of them may overlap.
+// Returns all parts in order, or nothing if two of them may overlap.
 std::optional<std::vector<Part>> joined(std::vector<Part> parts, const std::vector<Part>& more) {
   for (const Part& part : more) {
     std::size_t at = 0;
@@ -86,14 +86,14 @@ class Joiner {
  private:
   const Graph& g_;
   std::vector<int> uses_;  // as an operand and as an output
-  std::vector<int> to_;    // the node written for one of g_
+  std::vector<int> to_;    // by node of g_: the new node
   const std::vector<bool> seen_, no_negative_zero_;
-  std::vector<Sum> sums_;  // of the first result of each node
+  std::vector<Sum> sums_;  // by node: the sum that is its first result
   Graph out_;
 
-  // --- what there is
+  // --- analysis
 
-  // An operand as the sum that its only reader may take apart.
+  // Returns an operand as a sum, if the only reader may take it apart.
   Sum operand(Value v) const {
     const auto at = static_cast<std::size_t>(v.node);
     return uses_[at] == 1 && !sums_[at].parts.empty() ? sums_[at] : Sum{v, -1, {}};
@@ -130,7 +130,7 @@ class Joiner {
     return inner;
   }
 
-  // Zeros are added to no more than one rest: then no other sum changes its order.
+  // Zeros are added to at most one rest, so that no other sum changes its order.
   std::optional<Sum> sum_of_add(const Node& n) const {
     Sum a = operand(n.operands[0]);
     const Sum b = operand(n.operands[1]);
@@ -141,7 +141,8 @@ class Joiner {
     return Sum{a.rest.valid() ? a.rest : b.rest, std::max(a.axis, b.axis), std::move(*parts)};
   }
 
-  // Whether the node is written anew: several parts, or one that was padded or cast on its way.
+  // Returns whether the node is rewritten: it has several parts, or one that was padded or cast
+  // before.
   bool is_joined(int id) const {
     const Node& n = g_.node(id);
     const std::vector<Part>& parts = sums_[static_cast<std::size_t>(id)].parts;
@@ -167,7 +168,7 @@ class Joiner {
     return read;
   }
 
-  // --- what is written
+  // --- writing
 
   Value written(Value v) const { return {to_[static_cast<std::size_t>(v.node)], v.index}; }
 
@@ -183,7 +184,7 @@ class Joiner {
     return out_.add(n.op, std::move(operands), std::move(a), n.name).node;
   }
 
-  // A part with the zeros between it and its neighbours.
+  // Returns a part with the zeros between it and its neighbours.
   Value padded(const Part& part, bool sees_sign, int axis, const Dim& low, const Dim& high) {
     Value v = written(part.value);
     for (const DType dtype : part.casts) v = cast(out_, v, dtype);
@@ -200,7 +201,7 @@ class Joiner {
     const Node& n = g_.node(id);
     const Origin origin(out_, {}, n.attributes->location);
     const Sum& sum = sums_[static_cast<std::size_t>(id)];
-    // A lone pad adds nothing to its operand.
+    // A single pad adds nothing to its operand.
     const bool sees_sign = seen_[static_cast<std::size_t>(id)] && sum.parts.size() > 1;
     const Dim size = n.results[0].shape[static_cast<std::size_t>(sum.axis)];
     std::vector<Value> parts;

@@ -12,8 +12,8 @@
 namespace logitless::ir {
 namespace {
 
-// One head to be written: `forward` replaces lse and pick, and the roots, where there are any,
-// come from it or from a second operation.
+// One head to be lowered. `forward` replaces lse and pick. The gradients, if any, come from the
+// same operation or from a second one.
 struct Lowered {
   FoundHead found;
   HeadGradients gradients;
@@ -38,7 +38,7 @@ class Writer {
   const Lowered& h_;
   Graph out_;
   std::vector<Value> to_;
-  Value forward_, backward_;  // the first results
+  Value forward_, backward_;  // first results of the operations
 
   Value value(Value v) const {
     const Value first = to_[static_cast<std::size_t>(v.node)];
@@ -71,7 +71,7 @@ class Writer {
     }
   }
 
-  // x where there is a logit, else 0.
+  // Returns x where the target has a logit, else 0.
   Value where_inside(Value x) {
     const Value targets = needed(h_.found.targets);
     const Type type = out_.type(targets);
@@ -108,7 +108,7 @@ class Writer {
     if (gradients) {
       Value d_lse = spread(h_.gradients.d_lse);
       const Value d_pick = spread(h_.gradients.d_pick);
-      // log p = logit - lse, where there is a logit.
+      // log p = logit - lse where the target has a logit.
       if (f.pick_log_prob && h_.gradients.d_pick.value.valid())
         d_lse = map(out_, Function::sub, {d_lse, where_inside(d_pick)});
       operands.push_back(d_lse);
@@ -128,7 +128,7 @@ class HeadLowering {
   HeadLowering(const Graph& graph, const Lists<int>& users, std::int64_t workspace)
       : g_(graph), users_(users), workspace_(workspace) {}
 
-  // The graph with the head around this product as one operation, if it is one.
+  // Returns the graph with the head around this dot as one operation, if it is a head.
   std::optional<Graph> at(int dot) const {
     const std::optional<FoundHead> found = find_head(g_, users_, dot);
     if (!found) return std::nullopt;
@@ -140,7 +140,7 @@ class HeadLowering {
     if (h.head.bias && g_.type(found->bias).dtype != DType::f32 &&
         g_.type(found->bias).dtype != g_.type(found->x).dtype)
       return std::nullopt;
-    // Something else reads the logits: they are needed after all.
+    // Gives up if the logits have other readers: they are needed anyway.
     Graph out = Writer(g_, h).run();
     if (count(out, Op::dot) + products(h) > count(g_, Op::dot)) return std::nullopt;
     return out;
@@ -168,7 +168,7 @@ class HeadLowering {
     h.head.workspace = workspace_;
     return h;
   }
-  // Products that the operation stands for.
+  // Returns the number of matrix products that the operation replaces.
   static int products(const Lowered& h) {
     return 1 + (h.gradients.d_x >= 0 ? 1 : 0) + (h.gradients.d_w >= 0 ? 1 : 0);
   }
@@ -190,9 +190,9 @@ class HeadLowering {
     return false;
   }
 
-  // --- rows that cost nothing
+  // --- rows that can be skipped
 
-  // The c of a condition `targets == c`.
+  // Returns the c of a condition `targets == c`.
   std::optional<std::int64_t> equals_target(Value condition, const FoundHead& f) const {
     const Node& n = g_.node(condition);
     if (n.op != Op::map || n.attributes->function != Function::eq) return std::nullopt;
@@ -210,7 +210,7 @@ class HeadLowering {
     while (g_.node(v).op == Op::broadcast) v = g_.node(v).operands[0];
     return g_.node(v).op == Op::constant && g_.node(v).attributes->number == 0.0;
   }
-  // Whether nothing sees a row of this value where the target is c.
+  // Returns whether nothing reads a row of this value if the target is c.
   bool masked(int id, std::int64_t c, const FoundHead& f, const std::set<int>& region,
               int depth) const {
     for (const Output& o : g_.outputs()) {
@@ -231,7 +231,7 @@ class HeadLowering {
     }
     return true;
   }
-  // Whether a gradient is 0 where the target is c.
+  // Returns whether a gradient is 0 if the target is c.
   bool zero_at(const Cotangent& cotangent, std::int64_t c, const FoundHead& f) const {
     if (!cotangent.value.valid()) return true;
     if (!is_identity(cotangent.dims) ||
@@ -246,7 +246,7 @@ class HeadLowering {
   }
   std::optional<std::int64_t> ignored_target(const Lowered& h) const {
     const FoundHead& f = h.found;
-    // What the operation replaces reads lse as well.
+    // The nodes that the operation replaces read lse as well.
     std::set<int> region;
     std::vector<int> work;
     for (const int id :
@@ -284,7 +284,7 @@ Graph lower_heads(const Graph& graph, std::int64_t workspace, std::int64_t least
     if (std::optional<Graph> lowered = HeadLowering(current, users, workspace).at(id)) {
       current = std::move(*lowered);
       users = current.users();
-      id = -1;  // numbers have changed
+      id = -1;  // start again: node ids have changed
     }
   }
   return current;

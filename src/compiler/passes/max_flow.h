@@ -1,4 +1,4 @@
-// The largest flow through a network, and so its smallest cut.
+// Maximum flow through a network, which also gives its minimum cut.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@ namespace logitless::ir {
 // Capacity of an edge that is never cut.
 inline constexpr std::int64_t kInfinite = std::numeric_limits<std::int64_t>::max() / 4;
 
-// Largest flow by shortest augmenting layers (Dinitz, 1970).
+// Maximum flow by shortest augmenting layers (Dinitz, 1970).
 class Flow {
  public:
   explicit Flow(int nodes) : begin_(static_cast<std::size_t>(nodes) + 1) {}
 
-  // Returns the edge's number.
+  // Adds an edge and returns its index.
   std::size_t add(int from, int to, std::int64_t capacity) {
     edges_.push_back({to, capacity});
     edges_.push_back({from, 0});
@@ -27,20 +27,20 @@ class Flow {
     ++begin_[static_cast<std::size_t>(to) + 1];
     return edges_.size() - 2;
   }
-  // Before it has run.
+  // Must be called before run().
   void set_capacity(std::size_t edge, std::int64_t capacity) { edges_[edge].capacity = capacity; }
 
-  // Whether the same edges were added in the same order.
+  // Returns whether both have the same edges in the same order.
   bool operator==(const Flow& other) const {
     return begin_.size() == other.begin_.size() && edges_ == other.edges_;
   }
 
-  // Once all edges are there; run() does it where it was not done. Copies of what is prepared need
-  // not be.
+  // Must be called after the last edge; run() calls it if needed. Copies of a prepared network are
+  // prepared.
   void prepare() {
     if (sorted_.empty()) sort_edges();
   }
-  // Once.
+  // Runs once.
   void run(int source, int sink) {
     prepare();
     while (layer(source, sink)) {
@@ -50,7 +50,7 @@ class Flow {
     }
   }
 
-  // Nodes from which the sink can still be reached.
+  // Returns the nodes from which the sink is reachable in the residual network.
   std::vector<bool> reaching(int sink) const {
     std::vector<bool> seen(begin_.size() - 1);
     std::vector<int> queue = {sink};
@@ -74,9 +74,9 @@ class Flow {
     std::int64_t capacity;
     bool operator==(const Edge&) const = default;
   };
-  std::vector<Edge> edges_;         // each before the one that gives its flow back
-  std::vector<std::size_t> begin_;  // of each node's edges, in sorted_
-  std::vector<int> sorted_;         // edges by the node they leave, then as they came
+  std::vector<Edge> edges_;         // each edge precedes its reverse edge
+  std::vector<std::size_t> begin_;  // by node: begin of its edges in sorted_
+  std::vector<int> sorted_;         // edges by the node that they leave, then by their order
   std::vector<int> level_, queue_;
   std::vector<std::size_t> next_;
 
@@ -104,7 +104,8 @@ class Flow {
         const Edge& edge = edges_[static_cast<std::size_t>(e)];
         if (edge.capacity <= 0 || level_[static_cast<std::size_t>(edge.to)] >= 0) continue;
         level_[static_cast<std::size_t>(edge.to)] = level_[static_cast<std::size_t>(v)] + 1;
-        // Those that come later are as far from the source: no way leads through them.
+        // Later nodes have the same distance from the source, so no shortest path passes through
+        // them.
         if (edge.to == sink) return true;
         queue_.push_back(edge.to);
       }

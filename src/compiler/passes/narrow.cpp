@@ -22,7 +22,7 @@ using Box = std::vector<Range>;
 Range both(const Range& a, const Range& b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
-// What is left of a sum; all of it where that is nothing, which is rare, and 0 either way.
+// Intersects the ranges; returns `all` if the intersection is empty, which is rare and correct.
 Range within(const Range& all, const Range& part) {
   const Range r = both(all, part);
   return r.empty() ? all : r;
@@ -45,7 +45,7 @@ bool is_empty(const Box& box) {
 
 std::size_t at(int d) { return static_cast<std::size_t>(d); }
 
-// Whether the operation can be written for a part of its result.
+// Returns whether the operation can compute a part of its result.
 bool has_parts(const Node& n) {
   switch (n.op) {
     case Op::map:
@@ -67,8 +67,8 @@ bool has_parts(const Node& n) {
   }
 }
 
-// Whether zeros in operand i, whatever the others are, are zeros in the result: of those that an
-// operation of a pad's gradient meets.
+// Returns whether zeros in an operand give zeros in the result, whatever the other operands. Covers
+// operations in the gradient of a pad.
 bool keeps_zeros(const Node& n) {
   switch (n.op) {
     case Op::cast:
@@ -88,7 +88,7 @@ bool keeps_zeros(const Node& n) {
   }
 }
 
-// Zeros in both operands are zeros in the result.
+// Zeros in both operands give zeros in the result.
 bool is_sum(const Node& n) {
   return n.op == Op::map && n.operands.size() == 2 && n.operands[0].index == 0 &&
          n.operands[1].index == 0 &&
@@ -114,7 +114,7 @@ class Narrower {
 
  private:
   const Graph& g_;
-  const std::vector<Box> same_;  // of each node: all of its first result
+  const std::vector<Box> same_;  // by node: the full box of its first result
   std::vector<Box> nonzero_, read_;
   std::vector<std::vector<SameDim>> dims_;
   Graph out_;
@@ -149,7 +149,7 @@ class Narrower {
     }
   }
 
-  // What a node whose part `box` is computed reads of operand i.
+  // Returns the box of operand i that is read to compute `box` of a node.
   Box needed(int id, std::size_t i, const Box& box) const {
     const Node& n = g_.node(id);
     const Value v = n.operands[i];
@@ -197,7 +197,7 @@ class Narrower {
     for (int id = g_.size() - 1; id >= 0; --id) {
       const Node& n = g_.node(id);
       Box& box = read_[at(id)];
-      // Nothing but zeros, or nothing that is read: rare, and left as it is.
+      // A box that is empty or without readers is rare and stays full.
       if (!has_parts(n) || is_empty(box)) box = same_[at(id)];
       if (n.op == Op::reshape) widen_reshape(id);
       for (std::size_t i = 0; i < n.operands.size(); ++i) {
@@ -205,7 +205,7 @@ class Narrower {
       }
     }
   }
-  // A reshape is written for parts of the dimensions that stay one.
+  // A reshape computes parts only along dimensions that it preserves.
   void widen_reshape(int id) {
     Box& box = read_[at(id)];
     const Box& all = same_[at(id)];
@@ -219,15 +219,15 @@ class Narrower {
   bool any() const {
     for (int id = 0; id < g_.size(); ++id) {
       const Node& n = g_.node(id);
-      // Views, numbers and what a slice reads anyway are nothing gained.
+      // Views, constants and pads gain nothing.
       if (read_[at(id)] != same_[at(id)] && n.op != Op::pad && n.op != Op::constant) return true;
     }
     return false;
   }
 
-  // --- what is written
+  // --- writing
 
-  // The value in a box: of what was computed, and zeros around it.
+  // Returns a box of the value: the computed part, with zeros around it.
   Value part(Value v, const Box& box) {
     const Box have = box_of(v);
     const Value made = made_.at(v);
@@ -273,7 +273,7 @@ class Narrower {
     const bool partial = box != same_[at(id)];
     Value made;
     if (n.op == Op::slice || (partial && n.op == Op::pad)) {
-      made = operands[0];  // the operand's own part
+      made = operands[0];  // the part of the operand
       if (out_.node(made).name.empty()) out_.set_hint(made.node, n.name);
     } else if (partial && (n.op == Op::broadcast || n.op == Op::reshape || n.op == Op::constant)) {
       Attributes a = n.attributes;
@@ -291,7 +291,7 @@ class Narrower {
 }  // namespace
 
 Graph narrow(const Graph& graph) {
-  // No part of nothing is less.
+  // Graphs with empty values stay as they are.
   for (const Node& n : graph.nodes()) {
     if (elements_of(n.results[0]) == 0) return graph;
   }

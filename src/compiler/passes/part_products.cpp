@@ -41,7 +41,7 @@ class PartProducts {
  private:
   const Graph& g_;
   Graph out_;
-  std::vector<Value> new_;  // the first result of each node
+  std::vector<Value> new_;  // by node: its new first result
   std::map<Value, std::optional<std::vector<DimParts>>> known_;
 
   Value mapped(Value v) const {
@@ -49,13 +49,13 @@ class PartProducts {
     return {first.node, first.index + v.index};
   }
 
-  // Of a value of the new graph.
+  // Skips reshapes of a value of the new graph.
   Value before_reshapes(Value v) const {
     while (out_.node(v).op == Op::reshape) v = out_.node(v).operands[0];
     return v;
   }
 
-  // As dimensions of the value that reshapes and transposes move about.
+  // Returns the value's dimensions in terms of the value below its reshapes and transposes.
   const std::optional<std::vector<DimParts>>& parts(Value v) {
     const auto found = known_.find(v);
     if (found != known_.end()) return found->second;
@@ -65,14 +65,15 @@ class PartProducts {
       made = parts(n.operands[0]);
       if (made && n.op == Op::transpose) made = transposed_parts(*made, n.attributes->dims);
       if (made && n.op == Op::reshape) made = reshaped_parts(*made, sizes_of(n.results[0]));
-    } else if (n.op != Op::attention && n.op != Op::attention_grad) {  // those write where it suits
+      // Attention writes any layout.
+    } else if (n.op != Op::attention && n.op != Op::attention_grad) {
       made = parts_of(sizes_of(g_.type(v)));
     }
     return known_[v] = std::move(made);
   }
 
-  // The sizes that each dimension of an operand is better parted into: one of those that are one
-  // in memory. Rows are read by vectors: where none is long, a copy that has some is better.
+  // Returns the sizes into which each dimension of an operand should be split: those that are
+  // contiguous in memory. Kernels read rows by vectors, so a copy is better if no row is long.
   std::vector<Sizes> wanted(Value v, const std::vector<int>& batch) {
     constexpr std::int64_t kLeastRow = 8;
     const Sizes shape = sizes_of(g_.type(v));
@@ -96,7 +97,7 @@ class PartProducts {
     return row ? found : sizes;
   }
 
-  // Invalid: the product stays as it is.
+  // Returns the rewritten dot, or an invalid value if it stays.
   Value parted(int id) {
     const Node& n = g_.node(id);
     Attributes a = n.attributes;
@@ -134,7 +135,7 @@ class PartProducts {
     }
     return reshape(out_, before_reshapes(mapped(v)), std::move(shape));
   }
-  // Dimensions as those that they were parted into.
+  // Returns the indices of dimensions after the split.
   static std::vector<int> places(const std::vector<Sizes>& dims, const std::vector<int>& of) {
     std::vector<int> first(dims.size() + 1, 0), to;
     for (std::size_t d = 0; d < dims.size(); ++d)

@@ -22,7 +22,7 @@
 namespace logitless::ir {
 namespace {
 
-// A pass that reads and writes the graph alone.
+// Wraps a pass that reads and writes the graph alone.
 template <Graph (*kPass)(const Graph&)>
 void rewrite(Compilation& c) {
   c.graph = kPass(c.graph);
@@ -49,8 +49,8 @@ void call_head_engine(Compilation& c) {
 }
 
 bool chunks_wanted(const Compilation& c) { return c.chunk; }
-// Whether the loops compute nothing twice, and no product as large as `largest` is left beside
-// them.
+// Returns whether the loops recompute nothing, and no matrix product as large as `largest` is
+// outside of them.
 bool is_settled(const ChunkChoice& choice, std::int64_t largest) {
   for (const ChunkedRegion& region : choice.regions) {
     if (region.extra_work > 1e-3) return false;
@@ -59,8 +59,8 @@ bool is_settled(const ChunkChoice& choice, std::int64_t largest) {
     return n.op == Op::dot && elements_of(n.results[0]) >= largest;
   });
 }
-// Within the budget comes first, then less work, then the lower peak. While none is within it, work
-// weighs twice what memory does.
+// Compares by budget first, then by work, then by peak. If neither is within the budget, the work
+// counts squared: it weighs twice as much as memory.
 bool is_better(const Program& a, const Program& b, const Compilation& c) {
   const auto bytes = [&](const Program& p) {
     return c.budget_with_scratch ? p.arena_bytes : p.value_bytes;
@@ -81,7 +81,7 @@ void choose(Compilation& c) {
   const ChunkRequest request{c.target, c.budget, c.budget_with_scratch, c.explore, c.chunks,
                              c.added,  &c.bodies};
   ChunkChoice choice = choose_within(c.graph, request);
-  // Rows as sequences, or as pairs of them, may be what a chunk has to hold.
+  // Refined rows, as sequences or pairs of them, may allow other chunks.
   const Value product = largest_product(c.graph);
   if (product.valid() && !is_settled(choice, elements_of(c.graph.type(product)))) {
     if (const std::optional<Graph> refined = refine_axes(c.graph, product)) {

@@ -1,4 +1,4 @@
-// Everything that happens to a graph between bind() and the program that runs.
+// The passes between bind() and the program that runs.
 #pragma once
 
 #include <cstdint>
@@ -15,29 +15,29 @@
 
 namespace logitless::ir {
 
-// What passes read and write.
+// The state that passes read and write.
 struct Compilation {
   const Target& target;
-  // As CompileOptions has them.
+  // Options as in CompileOptions.
   std::int64_t budget = 0, chunks = 0;
   bool chunk = true, head_engine = true;
   bool budget_with_scratch = false, explore = false;
-  std::vector<bool> added = {};  // by output: added to what is there; empty: none
+  std::vector<bool> added = {};  // by output: added to existing values; empty: none
 
   Graph graph = {};
-  Graph written = {};          // as it was before values were computed again
+  Graph written = {};          // the graph before values were recomputed
   Graph unchunked_graph = {};  // without loops and heads
-  Program unchunked = {};      // of that graph
-  Program program = {};        // what runs
+  Program unchunked = {};      // program of that graph
+  Program program = {};        // the program that runs
   std::vector<ChunkedRegion> regions = {};
   std::vector<std::string> refusals = {};
   std::vector<PlanPoint> plans = {};
   std::string search = {};
   RecomputedValues recomputed = {};
-  LoweredBodies bodies = {};  // of loops, of all plans
+  LoweredBodies bodies = {};  // of the loops of all plans
 };
 
-// A step: results, parameters and their order stay.
+// One pass: results, parameters and their order stay.
 struct Pass {
   std::string_view name;
   void (*run)(Compilation&);
@@ -45,7 +45,7 @@ struct Pass {
 };
 std::span<const Pass> pipeline();
 
-// Runs the passes whose time has come, verifies the graph after each, and tells `after` of it: the
+// Runs the passes whose condition holds and verifies the graph after each. Calls `after` with the
 // pass and its seconds.
 void run_pipeline(Compilation& compilation,
                   const std::function<void(const Pass&, double seconds)>& after);

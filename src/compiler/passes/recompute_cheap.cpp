@@ -19,7 +19,8 @@ Graph recompute_cheap(const Graph& graph) {
   const int cut = busiest(graph);
   std::set<int> results;
   for (const Output& o : graph.outputs()) results.insert(o.value.node);
-  // Two flow nodes for each node before the cut: its edge in to out is cut where it is kept.
+  // Each node before the cut has two flow nodes. The edge between them is cut if the value is
+  // stored.
   Flow flow(2 * cut + 2);
   const int source = 2 * cut, sink = 2 * cut + 1;
   for (int id = 0; id < cut; ++id) {
@@ -54,7 +55,7 @@ Graph recompute_cheap(const Graph& graph) {
     for (const Value v : n.operands) operands.push_back(operand(v));
     return out.copy(graph, id, std::move(operands)).node;
   };
-  // A value read after the cut: kept, or computed there from what is.
+  // A value that is read after the cut is stored, or recomputed there from stored values.
   auto after = [&](auto&& self, Value v) -> Value {
     const auto at = static_cast<std::size_t>(v.node);
     if (v.node >= cut || !late[2 * at] || !is_cheap(graph.node(v).op)) return {early[at], v.index};

@@ -1,14 +1,14 @@
-// Elementwise values that would live over the peak are computed again after it.
+// recompute-cheap: recomputes elementwise values after the peak instead of storing them across it.
 #pragma once
 
 #include "compiler/ir/graph.h"
 
 namespace logitless::ir {
 
-// Where the most bytes live, between the nodes before and after, a minimum cut chooses what is
-// kept: of all sets of values from which the rest can be had by elementwise operations and views,
-// the one of the fewest bytes, and of equal ones the one that computes least again. Products,
-// reductions and gathers are never run twice. Expects bound sizes; keeps results.
+// Splits the graph where the most bytes are live, and chooses the values to store by a minimum cut.
+// All other values must follow from the stored ones by elementwise operations and views. The cut
+// has the fewest bytes and, among equals, the least recomputation. Matrix products, reductions and
+// gathers never run twice. Expects bound sizes; keeps results.
 Graph recompute_cheap(const Graph& graph);
 
 }  // namespace logitless::ir

@@ -11,10 +11,10 @@
 namespace logitless::ir {
 namespace {
 
-// Of values alike the first of a graph is this much dearer to keep than the last, so that prices
-// tell them apart.
+// Among equal values the first one of a graph is this much more expensive to store than the last,
+// so that prices distinguish them.
 constexpr double kTilt = 0.25;
-// Flow is counted in parts of a byte.
+// Flow is counted in fractions of a byte.
 constexpr double kParts = 1024.0;
 constexpr double kMostFlow = 1e16;
 
@@ -28,7 +28,7 @@ double size_of_dim(const Type& type, int dim) {
 
 double elements(const Type& type) { return static_cast<double>(elements_of(type)); }
 
-// That the node reads and writes.
+// Returns the bytes that the node reads and writes.
 double bytes_named(const Graph& graph, int node) {
   const Node& n = graph.node(node);
   auto bytes = static_cast<double>(bytes_of_node(n));
@@ -112,8 +112,8 @@ RecomputeCurve::RecomputeCurve(const Graph& graph, double multiply_adds_per_byte
   make_flow();
 }
 
-// Of a sum and what it is added to, the one that comes first is written and the other added to it:
-// made again it would come last.
+// The earlier operand of an accumulating sum is written first, and the other one is added to it.
+// Recomputed it would come last, so it is pinned.
 void RecomputeCurve::pin_first(int id) {
   const Node& n = g_.node(id);
   if (n.op != Op::map || n.attributes->function != Function::add) return;
@@ -208,7 +208,7 @@ Graph RecomputeCurve::graph_of(const Point& point) const {
     const bool round = id < cut_ && point.again[static_cast<std::size_t>(id)] && is_rounded(id);
     return round ? cast(out, cast(out, made, DType::f32), n.results[0].dtype).node : made.node;
   };
-  // A value read after the cut: kept, or computed there from what is.
+  // A value that is read after the cut is stored, or recomputed there from stored values.
   auto after = [&](auto&& self, Value v) -> Value {
     const auto at = static_cast<std::size_t>(v.node);
     if (v.node >= cut_ || !point.again[at]) return {early[at], v.index};

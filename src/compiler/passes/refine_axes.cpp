@@ -17,9 +17,9 @@ namespace logitless::ir {
 namespace {
 
 using Sizes = std::vector<std::int64_t>;
-// What a dimension is made of: row-major sizes whose product is its own.
+// The factors of a dimension: row-major sizes whose product is its size.
 using Factors = Sizes;
-using Form = std::vector<Factors>;  // of each dimension of a value
+using Form = std::vector<Factors>;  // by dimension of a value
 
 constexpr std::int64_t kMostParts = 8;  // of a dimension that slices divide
 
@@ -28,7 +28,7 @@ std::int64_t product(const Sizes& list) {
   return std::accumulate(list.begin(), list.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-// Elements behind each border between two factors.
+// Returns the numbers of elements behind each border between two factors.
 std::set<std::int64_t> borders(const Factors& factors) {
   std::set<std::int64_t> list;
   std::int64_t behind = 1;
@@ -39,7 +39,7 @@ std::set<std::int64_t> borders(const Factors& factors) {
   list.erase(product(factors));
   return list;
 }
-// Nothing where they are not multiples of each other.
+// Returns nothing if they are not multiples of each other.
 std::optional<Factors> factors_of(std::int64_t size, const std::set<std::int64_t>& borders) {
   Factors factors;
   std::int64_t behind = 1;
@@ -65,7 +65,7 @@ Form plain(const Type& type) {
   for (const std::int64_t s : sizes_of(type)) form.push_back({s});
   return form;
 }
-// Dimensions d of the value in the form: the first of each, and all of them.
+// Returns the first, and all, flat dimensions of dimension d in the form.
 int first_of(const Form& form, int d) {
   int first = 0;
   for (int i = 0; i < d; ++i) first += static_cast<int>(form[at(i)].size());
@@ -80,7 +80,7 @@ std::vector<int> all_of(const Form& form, const std::vector<int>& dims) {
   return list;
 }
 
-// Sizes of the parts that slices and pads of a dimension leave it in: [begin, end) of `size`.
+// Returns the size of parts whose borders include those of the slice or pad [begin, end) of `size`.
 std::int64_t part_of(std::int64_t begin, std::int64_t end, std::int64_t size) {
   const std::int64_t part = std::gcd(std::gcd(begin, end), size);
   return part > 1 && part < size && size / part <= kMostParts ? part : size;
@@ -102,7 +102,7 @@ bool is_opaque(const Graph& graph, const Node& n) {
     case Op::reduce:
     case Op::dot:
       return false;
-    case Op::pick:  // several along the axis, which would have to stay one
+    case Op::pick:  // several indices along the axis, which must stay one dimension
       return graph.type(n.operands[0]).rank() == n.results[0].rank();
     default:
       return true;
@@ -137,19 +137,20 @@ class Refiner {
   const Value seed_;
   const std::int64_t big_;
   std::set<int> scope_;     // nodes whose results may be refined
-  std::vector<Form> form_;  // of each node's first result
+  std::vector<Form> form_;  // by node: form of its first result
   Graph out_;
   std::map<Value, Value> made_;
   std::map<std::pair<Value, Sizes>, Value> shaped_;
 
   bool big(Value v) const { return is_big(elements_of(g_.type(v)), big_); }
   Form plain_of(Value v) const { return plain(g_.type(v)); }
-  // Results behind the first are never refined: nodes that have some are opaque.
+  // Nodes with several results are opaque, so only first results are refined.
   Form form_of(Value v) const { return v.index == 0 ? form_[at(v.node)] : plain_of(v); }
 
-  // --- which dimensions
+  // --- analysis
 
-  // What the seed leads to, up to products of something else, parameters and scalars.
+  // Collects the nodes reachable from the seed, up to other matrix products, parameters and
+  // scalars.
   void find_scope() {
     std::deque<int> queue = {seed_.node};
     scope_.insert(seed_.node);
@@ -169,7 +170,7 @@ class Refiner {
     }
   }
 
-  // Both have the borders of both, if they can.
+  // Gives both the borders of both, if possible.
   bool unite(Factors& a, Factors& b) {
     if (a == b || product(a) != product(b)) return false;
     std::set<std::int64_t> all = borders(a);
@@ -215,7 +216,7 @@ class Refiner {
     return changed;
   }
 
-  // Borders of the one inside of a dimension of the other.
+  // Adds borders of one that lie inside a dimension of the other.
   bool relate_reshaped(Form& a, Form& b) {
     bool changed = false;
     const auto add = [&](const Form& from, Form& to) {
@@ -241,7 +242,7 @@ class Refiner {
     return changed;
   }
 
-  // A slice's operand and result, or a pad's result and operand.
+  // Relates a slice's operand and result, or a pad's result and operand.
   bool relate_part(const Node& n, Form& whole, Form& part) {
     bool changed = false;
     for (std::size_t d = 0; d < whole.size(); ++d) {
@@ -252,7 +253,7 @@ class Refiner {
       if (p == size) continue;
       changed = border(whole[d], p) || changed;
       changed = border(part[d], p) || changed;
-      // Inside of a part they are alike.
+      // Inside of a part the borders are the same.
       for (const std::int64_t b : borders(whole[d])) {
         if (b < p) changed = border(part[d], b) || changed;
       }
@@ -263,7 +264,7 @@ class Refiner {
     return changed;
   }
 
-  // --- what is written
+  // --- writing
 
   Value in_form(Value v, const Form& form) {
     const Sizes sizes = flat(form);
@@ -272,7 +273,7 @@ class Refiner {
     return found->second;
   }
 
-  // What the node wants of operand i, whose own form is `own`, where its result has form `to`.
+  // Returns the form that the node needs of operand i with form `own`, if its result has form `to`.
   Form wanted(int id, std::size_t i, const Form& own, const Form& to) const {
     const Node& n = g_.node(id);
     Form form = plain_of(n.operands[i]);
@@ -359,8 +360,8 @@ class Refiner {
                     std::move(attributes), n.name);
   }
 
-  // A slice, a pad or a concat along a dimension whose parts it takes whole; along any other the
-  // dimension is one.
+  // Writes a slice, a pad or a concat along a dimension whose parts it takes whole. Along other
+  // dimensions the factors are merged.
   Value written_part(int id, const Node& n, const Form& to) {
     Form small = to, large = to;  // of the operand of a pad or concat, and of its result
     if (n.op == Op::slice) large = wanted(id, 0, {}, to);
@@ -425,7 +426,7 @@ class Refiner {
 }  // namespace
 
 std::optional<Graph> refine_axes(const Graph& graph, Value seed) {
-  // Nothing is nothing in any shape.
+  // Empty values have no factors.
   for (const Node& n : graph.nodes()) {
     if (elements_of(n.results[0]) == 0) return std::nullopt;
   }

@@ -1,4 +1,4 @@
-// refine-axes: the rows of a product as the dimensions that its readers make of them.
+// refine-axes: splits the rows of a matrix product into the dimensions that its readers use.
 #pragma once
 
 #include <optional>
@@ -7,19 +7,18 @@
 
 namespace logitless::ir {
 
-// Around `seed`, the result of a product: a dimension that a reshape on the way makes several of is
-// several from the product on, and one that is sliced at multiples of a part (the chosen and the
-// rejected half of a batch) is parts of it. Every operation in between is written for those
-// dimensions; where nothing says how, at operands of products, parameters and results, there is a
-// reshape.
+// Refines dimensions around `seed`, the result of a matrix product. A dimension that a reshape
+// splits later is split from the product on. A dimension that is sliced at multiples of a part (the
+// chosen and the rejected half of a batch) is split into these parts. All operations in between are
+// rewritten. Reshapes are added at operands of matrix products, parameters and results.
 //
-//   reshape(dot(h[6, D], w)) : [2, 3, V]   ->   dot(reshape(h) [2, 3, D], w)
+//    reshape(dot(h[6, D], w)) : [2, 3, V]   ->   dot(reshape(h) [2, 3, D], w)
 //
-// No work is added, and a slice can move above the product (narrow.h), a chunk hold whole sequences
-// or pairs of them. Sizes are bound. Nothing where nothing changes.
+// This adds no work, lets a slice move above the product (narrow.h) and lets a chunk hold full
+// sequences or pairs of them. Sizes are bound. Returns nothing if nothing changes.
 std::optional<Graph> refine_axes(const Graph& graph, Value seed);
 
-// The largest result of a product, and not valid() where there is none.
+// Returns the largest result of a matrix product; invalid if there is none.
 Value largest_product(const Graph& graph);
 
 }  // namespace logitless::ir

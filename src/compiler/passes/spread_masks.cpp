@@ -11,15 +11,16 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kSmall = 8;    // elements for each one of what it is made of
-constexpr std::int64_t kLeast = 256;  // of the largest value, that are worth it
-constexpr int kMostMemory = 2;        // values read, as of what each reader computes
+constexpr std::int64_t kSmall = 8;    // least ratio of its elements to those of its inputs
+constexpr std::int64_t kLeast = 256;  // the largest value has at most so many times its elements
+// Values read from memory, as for values that readers recompute.
+constexpr int kMostMemory = 2;
 
 bool is_elementwise(const Node& n) { return row_of(n.op).work == Work::elementwise; }
 std::size_t at(int d) { return static_cast<std::size_t>(d); }
 
-// Dimensions of a reshape's operand as dimensions of its result, where it does no more than add and
-// drop dimensions of 1; -1 for those.
+// Maps dimensions of a reshape's operand to those of its result if it only adds and removes
+// dimensions of 1, which map to -1. Otherwise returns nothing.
 std::optional<std::vector<int>> squeezed(const Shape& from, const Shape& to) {
   std::vector<int> dims(from.size(), -1);
   std::size_t j = 0;
@@ -65,7 +66,7 @@ class Spreader {
   const Lists<int> users_;
   std::vector<int> outputs_;
   std::int64_t largest_ = 0;
-  std::int64_t elements_ = 0;  // of what is spread now
+  std::int64_t elements_ = 0;  // of the value that is being spread
   Graph out_;
   std::vector<int> to_;
 
@@ -87,7 +88,8 @@ class Spreader {
     return is_made(v, elements, steps, memory) && steps <= kCheapSteps && memory <= kMostMemory;
   }
 
-  // Whether the value is computed in few steps from what is small beside `elements`.
+  // Returns whether the value is computed in few steps from values that are small beside
+  // `elements`.
   bool is_made(Value v, std::int64_t elements, int& steps, int& memory) const {
     const Node& n = g_.node(v);
     if (n.op == Op::constant || n.op == Op::iota) {
@@ -108,7 +110,8 @@ class Spreader {
                        [&](Value o) { return is_made(o, elements, steps, memory); });
   }
 
-  // The value in `shape`, its dimension i being dims[i] there; -1: of size 1, and nowhere.
+  // Returns the value in `shape`, where its dimension i is dims[i]; -1: it has size 1 and is
+  // dropped.
   Value spread(Value v, const Shape& shape, const std::vector<int>& dims) {
     const Node& n = g_.node(v);
     const Type type{g_.type(v).dtype, shape};
@@ -140,7 +143,7 @@ class Spreader {
     return out_.copy(g_, v.node, std::move(operands));
   }
 
-  // A small value itself.
+  // Places a small value itself.
   Value placed(Value v, const Shape& shape, const std::vector<int>& dims) {
     Shape kept;
     std::vector<int> to;

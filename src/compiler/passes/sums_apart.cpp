@@ -7,7 +7,7 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kSumBytes = 4;  // of an element
+constexpr std::int64_t kSumBytes = 4;  // bytes of an element
 
 class Parter {
  public:
@@ -24,7 +24,7 @@ class Parter {
       bytes_ += bytes;
     }
     if (sums_.empty()) return std::nullopt;
-    // Operands come before their readers.
+    // Iterates from readers to operands.
     for (auto it = region_.nodes.rbegin(); it != region_.nodes.rend(); ++it) {
       const int node = it->first;
       if (!sums_.contains(node) && !copied_.contains(node)) continue;
@@ -45,7 +45,7 @@ class Parter {
   const std::int64_t seed_;
   std::int64_t bytes_ = 0;
   std::set<int> sums_, copied_;    // nodes of the graph
-  std::vector<int> place_, copy_;  // of each node in the new graph: itself, and its copy or itself
+  std::vector<int> place_, copy_;  // by node: its new index, and that of its copy if there is one
   Graph out_;
 
   static int at(const std::vector<int>& places, int node) {

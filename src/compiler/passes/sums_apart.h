@@ -1,9 +1,9 @@
-// Wide sums over the chunks of a region, made of copies of its big values.
+// sums-apart: separates large sums over the chunks of a region, with copies of the big values.
 //
-// The gradient by a 16-bit weight [V, D] of logits [N, V] that are cut along N takes fp32 sums of
-// twice its size, however small the chunks. Made of the logits computed once more, with the rows'
-// statistics of the first time, it can be cut along V, and is no sum then: for those products again
-// the chunks alone decide the memory.
+// Example: logits [N, V] that are cut along N. The gradient of a 16-bit weight [V, D] is a sum over
+// chunks in fp32, twice the weight's size, however small the chunks are. If the logits are
+// recomputed from the saved row statistics, the gradient can be cut along V and is no sum. Then the
+// chunks alone determine the memory, for one more matrix product.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ namespace logitless::ir {
 
 struct SumsApart {
   Graph graph;
-  Region region;           // the given one in `graph`, without the sums
+  Region region;           // the given region in `graph`, without the sums
   std::int64_t bytes = 0;  // of the sums, in fp32
-  Region copies;  // what the sums are made of there, and they themselves, cut otherwise; one phase
+  Region copies;           // the sums and the copies they need, cut otherwise; one phase
 };
 
-// Nothing where the region has several phases, where no 16-bit result of it is a sum that takes
-// `least` bytes in fp32, or where the copies cannot be cut so that all of those are parts of their
-// results. Expects bound sizes; keeps results and their types.
+// Returns nothing if the region has several phases, or no 16-bit result that is a sum of `least`
+// bytes in fp32. The same holds if no cut of the copies makes all sums parts of results. Expects
+// bound sizes; keeps results and their types.
 std::optional<SumsApart> sums_apart(const Graph& graph, const Region& region, std::int64_t least);
 
 }  // namespace logitless::ir

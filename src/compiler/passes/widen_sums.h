@@ -1,8 +1,8 @@
-// cast f32 (dot ... : bf16)  ->  dot ... : f32
+// widen-sums: cast f32 (dot ... : bf16)  ->  dot ... : f32
 //
-// A sum that is rounded to 16 bit only to be widened again is kept as it was added up: gradients of
-// fp32 weights that are used in bf16. Also through transposes and reshapes in between. Expects
-// single use of what is widened; keeps results and their types.
+// Keeps the fp32 sum if the rounded 16-bit result is only widened again, as in gradients of fp32
+// weights that are used in bf16. Looks through transposes and reshapes. Expects a single reader of
+// the widened value; keeps results and their types.
 #pragma once
 
 #include "compiler/ir/graph.h"
