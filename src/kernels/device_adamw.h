@@ -59,7 +59,7 @@ std::vector<std::byte> adamw_tables(std::span<const AdamWTensor> tensors);
 
 struct AdamWCall {
   AdamWPlaces places;
-  void* memory = nullptr;                                        // places.end bytes, aligned to 256
+  void* memory = nullptr;  // `places.end` bytes, aligned to 256
   float beta1 = 0.0f, beta2 = 0.0f, keep1 = 0.0f, keep2 = 0.0f;  // keep: 1 - beta
   float epsilon = 0.0f;
   double clip = 0.0;  // gradient norm to clip at; 0: no clipping

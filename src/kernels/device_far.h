@@ -246,7 +246,7 @@ void clear_targets(const BlockCall& call);
 
 // Writes d_weight of the entries whose group is in no block's list, which the GEMMs of vocabulary
 // blocks leave out. It is share_j of their tile's gradient, plus smoothing, plus targets of a
-// 16-bit d_weight. far.first_position is 0; entries and logit weights are of the whole order.
+// 16-bit d_weight. far.first_position is 0; entries and logit weights are of the full order.
 void put_far_words(const ProductsCall& call);
 
 // d_bias_j (+)= sum over the selected and sampled blocks of the gradients + share_j tile_sum_J,

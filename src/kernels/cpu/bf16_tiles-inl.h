@@ -1,8 +1,9 @@
-// One 32 x 32 block of products of bf16 tiles: on the AMX unit, by AVX-512 dot products, or in
-// plain C++ (tests on any machine).
+// Micro-kernels for one 32 x 32 block of a bf16 GEMM: on the AMX unit, by AVX-512 dot products, or
+// in plain C++ (tests on any machine).
 //
-// A tiles are [16 rows][32 k], B tiles [16 pairs of k][16 columns][2]; both contiguous, 512
-// elements. A k step has two of each beside each other in memory.
+// A tiles are [16 rows][32 k], B tiles [16 pairs of k][16 columns][2]; both are 512 contiguous
+// elements.
+// A k step has two adjacent tiles of each.
 #if defined(LOGITLESS_BF16_TILES_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_BF16_TILES_INL_H
 #undef LOGITLESS_BF16_TILES_INL_H
@@ -27,8 +28,8 @@ namespace logitless::cpu::HWY_NAMESPACE {
 
 inline constexpr std::int64_t kTile = 512;  // elements
 
-// c [32][32] (+)= a . b over `steps` steps of 32 k. a_step and b_step: elements between steps. Of c
-// only the first `rows` rows are wanted, if those are less.
+// c [32][32] (+)= a . b over `steps` steps of 32 k. a_step and b_step: elements between steps. Only
+// the first `rows` rows of c need be computed.
 struct EmulatedTiles {
   using Bf16 = PortableBf16;
   struct Session {};
@@ -55,7 +56,7 @@ struct EmulatedTiles {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 struct HardwareTiles {
   using Bf16 = HardwareBf16;
-  // The tile registers are this thread's while a Session lives: 8 tiles of 16 rows x 64 bytes.
+  // Configures this thread's tile registers for its lifetime: 8 tiles of 16 rows x 64 bytes.
   class Session {
    public:
     Session() {
@@ -112,8 +113,8 @@ struct HardwareTiles {
   }
 };
 
-// By vdpbf16ps, named and not by intrinsic: AVX3 does not imply it. 8 rows x 2 vectors of
-// accumulators, one row of B, one broadcast pair of A.
+// Uses vdpbf16ps in inline assembly, since AVX3 does not imply it. Register blocking: 8 rows x 2
+// vectors of accumulators, one row of B, one broadcast pair of A.
 struct DotTiles {
   using Bf16 = HardwareBf16;
   struct Session {};
@@ -160,8 +161,8 @@ struct DotTiles {
 };
 #endif
 
-// to [16][to_stride] = from [16][from_stride] transposed, 32-bit words; those of `from` may be
-// pairs of 16 bits, at any even address.
+// Transposes 16 x 16 elements of 32 bits: to [16][to_stride] = from [16][from_stride]^T. Elements
+// of `from` may be pairs of 16 bits, at any even address.
 template <class From, class Word>
 HWY_INLINE void TransposeWords(const From* HWY_RESTRICT from, std::int64_t from_stride,
                                Word* HWY_RESTRICT to, std::int64_t to_stride) {

@@ -22,7 +22,7 @@ bool cpuid_bit(unsigned leaf, unsigned subleaf, int reg, int bit) {
   return (r[reg] >> bit & 1u) != 0;
 }
 
-// Linux gives a process the 8 KiB of tile state on request alone.
+// Linux gives a process the 8 KiB of tile state only on request.
 bool request_tiles() {
   constexpr long kArchReqXcompPerm = 0x1023;
   constexpr long kTileData = 18;
@@ -37,7 +37,7 @@ std::string amx_bf16_missing() {
   constexpr int kEdx = 3;
   if (!cpuid_bit(7, 0, kEdx, 24) || !cpuid_bit(7, 0, kEdx, 22))
     return "the processor has no AMX bf16 tiles";
-  const std::string bf16 = avx512_bf16_missing();  // its conversions are used beside the tiles
+  const std::string bf16 = avx512_bf16_missing();  // its conversions are used with the tiles
   if (!bf16.empty()) return bf16;
   static const bool granted = request_tiles();
   if (!granted) return "the operating system does not grant the AMX tile state";

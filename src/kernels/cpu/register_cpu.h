@@ -1,4 +1,4 @@
-// The CPU's rows of the kernel registry, best first.
+// Registry entries of the CPU kernels, best first.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 namespace logitless::cpu {
 
 std::vector<HeadKernel> simd_kernels(bool dot_product_is_fast);
-// The code of amx_bf16 with the tile unit in plain C++: slow, runs anywhere, for tests.
+// The code of amx_bf16 with emulated tiles in plain C++: slow, runs anywhere, for tests.
 HeadKernel emulated_amx_kernel();
 
 }  // namespace logitless::cpu

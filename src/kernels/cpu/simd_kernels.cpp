@@ -1,6 +1,6 @@
 // All SIMD targets of the CPU kernels: Highway compiles this file once for each.
 #undef HWY_DISABLED_TARGETS
-// Targets nobody would choose beside those kept; SVE has no arrays of vectors.
+// Disabled targets are never better than the others; SVE cannot have arrays of vectors.
 #define HWY_DISABLED_TARGETS \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
@@ -78,7 +78,7 @@ Support amx_runnable() {
   return reason.empty() ? cpu_facts().amx_bf16 : reason;
 }
 #endif
-// The portable target needs nothing.
+// The portable target has no requirements.
 Support always_runnable() { return {}; }
 
 Support supports_any(const HeadShape&, const HeadFeatures&) { return {}; }
@@ -108,9 +108,9 @@ std::vector<HeadKernel> simd_kernels([[maybe_unused]] bool dot_product_is_fast) 
   const HeadKernel dot =
       row(N_AVX3::KernelDot(), "avx512_bf16", dot_runnable, 100e9, supports_bf16);
   const HeadKernel wide = row(N_AVX3::KernelF32(), "avx512", avx512_runnable, 110e9);
-  // Half the speed of `avx512` on Intel's cores (docs/benchmarks.md), where vdpbf16ps keeps its
-  // unit busy four times as long as a multiply-add; on AMD's as long as one, for twice the
-  // products.
+  // On Intel's cores it has half the throughput of `avx512` (docs/benchmarks.md), since vdpbf16ps
+  // occupies its unit four times as long as a multiply-add. On AMD's it takes as long as one, for
+  // twice the multiply-adds.
   rows.push_back(dot_product_is_fast ? dot : wide);
   rows.push_back(dot_product_is_fast ? wide : dot);
 #endif

@@ -38,7 +38,7 @@ HWY_INLINE V Exp2(V t) {
   p = hn::MulAdd(p, f, hn::Set(d, 2.401536107e-01f));
   p = hn::MulAdd(p, f, hn::Set(d, 6.931530833e-01f));
   p = hn::MulAdd(p, f, hn::Set(d, 9.999999404e-01f));
-  // Scaling by the floor of t; not less than -126 is true of NaN too.
+  // Scales by 2^floor(t). The comparison "not less than -126" is also true for NaN.
   const __mmask16 keep = _mm512_cmp_ps_mask(t.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return V{_mm512_maskz_scalef_ps(keep, p.raw, t.raw)};
 }
@@ -48,7 +48,7 @@ HWY_INLINE V Exp2(V t) {
   const DI di;
   const V low = hn::Set(d, -126.0f);
   const auto tiny = hn::Lt(t, low);
-  // IfThenElse and not Max: NaN must pass.
+  // IfThenElse instead of Max, so that NaN passes.
   const V x = hn::IfThenElse(tiny, low, t);
   const V n = hn::Round(x);
   const V f = hn::Sub(x, n);
@@ -61,12 +61,13 @@ HWY_INLINE V Exp2(V t) {
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
   const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, n));
   const V r = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
-  // A NaN converts to a meaningless integer: give the NaN itself back.
+  // A NaN converts to a meaningless integer, so the NaN itself is returned.
   return hn::IfThenElse(hn::IsNaN(t), t, hn::IfThenZeroElse(tiny, r));
 }
 #endif
 
-// log2 of exp(x) 2^-k, rounded once: the product is as large as x may be, the result small.
+// log2 of exp(x) 2^-k with a single rounding (FMA): x log2(e) may be large although the result is
+// small.
 HWY_INLINE V Log2OfExp(V x, V k) {
   const D d;
 #if HWY_NATIVE_FMA
@@ -129,8 +130,7 @@ HWY_INLINE V Tanh(V x) {
   return hn::IfThenElse(hn::Lt(a, hn::Set(d, 0.625f)), small, large);
 }
 
-// bf16 bits of each lane in the low half of a 32-bit lane, rounded to nearest even; a NaN stays
-// one.
+// bf16 bits of each lane in the low half of a 32-bit lane, rounded to nearest even; NaN stays NaN.
 HWY_INLINE hn::Vec<DU> Bf16Bits(V v) {
   const DU du;
   const auto bits = hn::BitCast(du, v);
@@ -145,19 +145,19 @@ HWY_INLINE void StoreBf16(V v, std::uint16_t* HWY_RESTRICT to) {
   hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, Bf16Bits(v))), du16, to);
 }
 
-// How fp32 becomes bf16: by integer arithmetic on any target, or by the instructions that come with
-// AVX-512 bf16.
+// Conversion of fp32 to bf16: by integer arithmetic on any target, or with AVX-512 bf16
+// instructions.
 struct PortableBf16 {
   static HWY_INLINE void Store(V v, std::uint16_t* HWY_RESTRICT to) { StoreBf16(v, to); }
-  // Each lane: bf16 of `even` in the low half, of `odd` in the high half.
+  // Packs each lane: bf16 of `even` in the low half, of `odd` in the high half.
   static HWY_INLINE hn::Vec<DU> Pair(V even, V odd) {
     return hn::Or(Bf16Bits(even), hn::ShiftLeft<16>(Bf16Bits(odd)));
   }
 };
 
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
-// Only for processors with avx512_bf16, which AVX3 does not imply: hence instructions by name and
-// not by intrinsic.
+// Only for processors with avx512_bf16, which the AVX3 target does not imply: hence inline assembly
+// instead of intrinsics.
 struct HardwareBf16 {
   static HWY_INLINE void Store(V v, std::uint16_t* HWY_RESTRICT to) {
     __m256i bits;
@@ -182,7 +182,7 @@ HWY_INLINE V LoadBf16(const std::uint16_t* HWY_RESTRICT from) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(du16, from))));
 }
 
-// The bits of core/half.h, on vectors.
+// Vector versions of core/half.h, bit for bit.
 HWY_INLINE V LoadF16(const std::uint16_t* HWY_RESTRICT from) {
   const D d;
   const DU du;

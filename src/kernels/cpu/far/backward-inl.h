@@ -1,11 +1,13 @@
-// The backward of the far field over one chunk: kept tiles exactly, the others by their mass.
+// Backward of the far field over one chunk (block-sparse): exact for selected tiles, by mass for
+// skipped ones.
 //
-// far:  the masses of 128 tiles are to the centroids what the gradients of 128 words are to their
-//       weights: one dense block of the backward, 128 times thinner than the vocabulary.
-// near: slabs of tiles. Phase 1, a task per tile: its logits again, for the blocks that keep it or
-//       sample it; their gradient; d_weight of its words, the far tokens' part included. Phase 2, a
-//       task per block of tokens and columns: d_hidden += gradient . weights, over the tiles it
-//       keeps.
+// far:  a dense backward in which tiles take the place of vocabulary entries. Masses are its
+//       logit gradients and centroids its weights: 128 times smaller than the vocabulary.
+// near: vocabulary blocks of selected tiles, in two phases.
+//   Phase 1, a task per tile: recomputes its logits for the blocks that select or sample it, then
+//   their gradients and d_weight of its entries, including the part of skipped pairs.
+//   Phase 2, a task per block of tokens and columns: d_hidden += gradient . weights, over the
+//   block's selected tiles.
 #if defined(LOGITLESS_FAR_BACKWARD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_FAR_BACKWARD_INL_H
 #undef LOGITLESS_FAR_BACKWARD_INL_H
@@ -29,8 +31,8 @@ inline PanelCoefficients CoefficientsAt(const BackwardChunk& chunk, std::int64_t
           chunk.slope == nullptr ? nullptr : chunk.slope + token, nullptr};
 }
 
-// d_hidden of the far tiles, and the gradient of each tile as one point: tile_gradient = sum_i
-// F_iJ x_i, tile_sum = sum_i F_iJ.
+// Computes d_hidden of the skipped tiles, and the gradient of each tile as one point: tile_gradient
+// = sum_i F_iJ x_i, tile_sum = sum_i F_iJ.
 template <class Engine>
 void FarProducts(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
   using Element = typename Engine::Element;
@@ -77,8 +79,8 @@ void FarProducts(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory)
   }
 }
 
-// Over the tiles that are far: the error of each token's d_hidden is at most sum_J |F_iJ| r_J, and
-// what the 16 bits of the masses lose; added to what RemoveTargets left.
+// Bounds the error of each token's d_hidden over the skipped tiles: sum_J |F_iJ| r_J plus the
+// rounding of masses to 16 bits. Adds to the bound that RemoveTargets initialised.
 template <class Engine>
 void FarBounds(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t panel,
                float* HWY_RESTRICT g) {
@@ -98,8 +100,8 @@ void FarBounds(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, s
   for (std::int64_t t = 0; t < tokens; ++t) chunk.bound[panel * kPanel + t] += bound[t];
 }
 
-// Calls f(block, pair, sampled) for the blocks that keep a tile or sample it, by block. Pairs of
-// the tile are numbered from 0, those kept first.
+// Calls f(block, pair, sampled) for the blocks that select or sample a tile, in order. Pairs of the
+// tile are numbered from 0, selected ones first.
 template <class Engine, class F>
 void ForPairs(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
               const F& f) {
@@ -115,14 +117,15 @@ void ForPairs(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, st
   }
 }
 
-// The probabilities of a tile, of a token's total with the tile's estimate in it, of one with their
-// own sum there: divided by the result. Sums are never below their own part, whatever is rounded.
+// Returns a token's total after replacing a tile's estimate by its exact mass; both are relative to
+// the old total. A total is never below the exact mass, whatever the rounding.
 inline float WithExactMass(float estimated, float exact) {
   const float total = std::max(1.0f + (exact - estimated), exact);
   return total > 0.0f || std::isnan(total) ? total : 1.0f;
 }
 
-// g [words][kPanel] of a sampled tile whose mass was estimated as far [kPanel], by that of its own.
+// Normalises g [vocabulary entries][kPanel] of a sampled tile with its exact mass instead of its
+// estimate far [kPanel].
 template <std::int64_t kPanel>
 void NormalizeSampled(const FarBackwardChunk& chunk, std::int64_t first,
                       const float* HWY_RESTRICT far, std::int64_t words, float* HWY_RESTRICT g,
@@ -136,7 +139,7 @@ void NormalizeSampled(const FarBackwardChunk& chunk, std::int64_t first,
       sums[t] = 1.0f;
       continue;
     }
-    const float alpha =  // `linear` is of exponentials against 2^exponent
+    const float alpha =  // linear is relative to 2^exponent
         chunk.linear[token] * std::exp2(chunk.log2_total[token] - chunk.exponent[token]);
     const float exact = sums[t] / alpha, estimated = far[t] / alpha;
     const auto off = static_cast<double>(exact - estimated);
@@ -147,7 +150,7 @@ void NormalizeSampled(const FarBackwardChunk& chunk, std::int64_t first,
     for (std::int64_t t = 0; t < kPanel; ++t) g[r * kPanel + t] *= sums[t];
 }
 
-// Of a sampled pair: the gradient less what the tile's mass gives its words, times `every`.
+// Gradient of a sampled pair: the exact one minus that of the tile's mass, times `every`.
 template <class Engine>
 void SubtractFar(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
                  std::int64_t panel, std::int64_t words, float* HWY_RESTRICT g, FarSampled& found) {
@@ -163,7 +166,7 @@ void SubtractFar(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory,
   }
 }
 
-// The gradient of the logits of one tile for the blocks that keep or sample it, and its part of
+// Gradient of the logits of one tile for the blocks that select or sample it, and its part of
 // d_bias.
 template <class Engine>
 void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
@@ -202,7 +205,7 @@ void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory
   });
 }
 
-// Phase 1 of one tile: everything of its words.
+// Phase 1 of one tile: all gradients of its vocabulary entries.
 template <class Engine>
 void NearTile(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
               std::int64_t slab_tile, float flat_total, int thread) {
@@ -266,7 +269,7 @@ void NearTile(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, st
   }
 }
 
-// Phase 2 over the kept tiles of the slab [first, + tiles).
+// Phase 2 over the selected tiles of the vocabulary block [first, + tiles).
 template <class Engine>
 void NearHidden(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t first,
                 std::int64_t tiles) {
@@ -292,8 +295,8 @@ void NearHidden(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, 
   });
 }
 
-// d_hidden of one panel: label smoothing, targets, its norms, the audit's copy, and out to the
-// caller's rows.
+// Finishes d_hidden of one panel: adds label smoothing and targets, computes its norms, copies rows
+// for the audit, and stores the caller's rows.
 template <class Engine>
 void FinishFarHidden(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory,
                      std::int64_t panel) {
@@ -338,7 +341,7 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
     }
   }
   FarProducts(chunk, memory);
-  if (!chunk.selected) {  // or masses are estimates, and have no bound
+  if (!chunk.selected) {  // estimated masses have no bound
     parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int thread) {
       FarBounds(chunk, memory, p, memory.template of_thread<float>(thread, layout.logits));
     });

@@ -1,10 +1,10 @@
-// The forward of the far field over one chunk: every tile's mass from two moments of its words, and
-// exact logits for the tiles that matter.
+// Forward of the far field over one chunk: the mass of every tile estimated from two moments of its
+// rows, and exact logits for the selected tiles.
 //
-// estimate: a task per 128 tiles. Their means and variances are to the tokens, and to the squares
-//           of the tokens along the principal axes, what 128 words are in the dense forward: two
-//           blocks of logits, 128 times fewer than the vocabulary's.
-// near:     a task per segment, as in the dense forward, over the tiles and blocks kept.
+// estimate: a task per 128 tiles, as a dense forward in which tiles take the place of vocabulary
+//           entries. Means are multiplied with the tokens, variances with the squares of the tokens
+//           along the principal axes: two blocks of logits, 128 times smaller than the vocabulary.
+// near:     a task per segment, as in the dense forward, over the selected tiles and blocks.
 #if defined(LOGITLESS_FAR_FORWARD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_FAR_FORWARD_INL_H
 #undef LOGITLESS_FAR_FORWARD_INL_H
@@ -28,7 +28,7 @@ MatrixRows FarMatrix(const void* data, std::int64_t dim) {
   return {data, FarDtype<Engine>(), dim, 1, nullptr};
 }
 
-// (x . axis)^2 of kVocabTile axes for all tokens.
+// Computes (x . axis)^2 of kVocabTile axes for all tokens.
 template <class Engine>
 void SquareAlongAxes(const FarForwardChunk& chunk, const FarMemory<Engine>& memory,
                      std::int64_t group, int thread) {
@@ -57,8 +57,8 @@ void SquareAlongAxes(const FarForwardChunk& chunk, const FarMemory<Engine>& memo
   }
 }
 
-// Estimates of one panel, log2, in z [tiles][kPanel] from x . mean, with q [tiles][kPanel] the
-// quadratic forms; their codes, and the sum of what they stand for.
+// Computes the log2 estimates of one panel in z [tiles][kPanel] from x . mean and the quadratic
+// forms q [tiles][kPanel]. Stores their codes, and the sum of the masses that the codes represent.
 template <class Engine>
 void KeepEstimates(const FarForwardChunk& chunk, const FarMemory<Engine>& memory,
                    std::int64_t first_tile, std::int64_t tiles, std::int64_t panel,
@@ -146,8 +146,8 @@ void TotalEstimates(const FarMemory<Engine>& memory, std::int64_t panel, float* 
   }
 }
 
-// The forward of a segment over what is kept. Every target's tile is kept for its block, so that no
-// target is passed by but those of tokens whose total is no number.
+// Predicate of a segment's forward over selected tiles. Every target's tile is selected for its
+// block. So no target is skipped, except those of tokens with a NaN total.
 template <class Engine>
 struct KeepNear {
   const FarMemory<Engine>& memory;
@@ -160,7 +160,7 @@ struct KeepNear {
   }
 };
 
-// The far tiles' masses to the sums of one panel.
+// Adds the masses of skipped tiles to the sums of one panel.
 template <class Engine>
 void AddFarMass(const FarForwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t panel) {
   constexpr std::int64_t kPanel = Engine::kPanel;
@@ -181,7 +181,7 @@ void AddFarMass(const FarForwardChunk& chunk, const FarMemory<Engine>& memory, s
     const V near_exponent = hn::Load(d, exponent);
     const V near_sum = hn::Load(d, sums);
     const V estimated = hn::Ceil(hn::LoadU(d, total + t));
-    // Without anything near, as on a rank that has no target, its exponent says nothing.
+    // Without selected tiles, as on a rank that has no target, the near exponent is meaningless.
     const auto nothing = hn::Eq(near_sum, hn::Zero(d));
     const auto far_only = hn::And(nothing, hn::Gt(estimated, hn::Set(d, -INFINITY)));
     const V top = hn::IfThenElse(far_only, estimated, hn::Max(near_exponent, estimated));
@@ -207,7 +207,7 @@ void AddFarMass(const FarForwardChunk& chunk, const FarMemory<Engine>& memory, s
   }
 }
 
-// sum_j omega_j z_ij without the logits: s (x_i . sum_j omega_j w_j + sum_j omega_j b_j).
+// sum_j omega_j z_ij without logits: s (x_i . sum_j omega_j w_j + sum_j omega_j b_j).
 inline void WeightedSums(const FarForwardChunk& chunk) {
   const double scale = chunk.features->logit_scale;
   double biased = 0.0;
@@ -246,7 +246,7 @@ template <class Engine>
 void RunFarForward(const FarForwardChunk& call) {
   const FarMemory<Engine> memory(call);
   FarForwardChunk chunk = call;
-  chunk.weighted_sum = nullptr;  // not a sum over what is kept
+  chunk.weighted_sum = nullptr;  // needs the full vocabulary, not only selected tiles
   const Layout& layout = memory.layout;
   MarkTiles(chunk, memory, chunk.tau, nullptr, chunk.log2_total, chunk.points.log2_caution);
   for (std::int64_t tile = 0; tile < layout.tiles; ++tile) {

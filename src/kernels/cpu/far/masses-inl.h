@@ -1,5 +1,5 @@
-// The far field's own part of a chunk's scratch memory: tile masses, which tiles are kept, and the
-// gradients of the others from their masses.
+// Far-field part of a chunk's scratch: tile masses, the selected tiles, and the gradients of
+// skipped ones from their masses.
 #if defined(LOGITLESS_FAR_MASSES_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_FAR_MASSES_INL_H
 #undef LOGITLESS_FAR_MASSES_INL_H
@@ -19,7 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-// Blocks of far_row_block tokens, and what is known of each tile for each.
+// Blocks of far_row_block tokens, and the state of each tile for each block.
 template <class Engine>
 class FarMemory : public ChunkMemory<Engine> {
  public:
@@ -36,14 +36,14 @@ class FarMemory : public ChunkMemory<Engine> {
   std::uint16_t* threshold(std::int64_t segment) const {
     return this->template at<std::uint16_t>(layout.threshold) + segment * layout.tokens;
   }
-  // [blocks] of one tile: 1 where it is kept.
+  // [blocks] of one tile: 1 where it is selected.
   std::uint8_t* kept(std::int64_t tile) const {
     return this->template at<std::uint8_t>(layout.kept) + tile * blocks;
   }
-  // Pairs of a tile and a block that keeps or samples it, numbered through the slab, by tile: where
-  // those of its t-th tile begin. First those kept.
+  // Start of each tile's pairs in the vocabulary block. A pair is a tile and a block of tokens that
+  // selects or samples it; a tile's selected pairs come first.
   std::int32_t* pair_begin() const { return this->template at<std::int32_t>(layout.pair_begin); }
-  // Of far_both, by tile of the slab.
+  // Errors of the sample's estimates in far_both, by tile of the vocabulary block.
   FarSampled* of_sample() const { return this->template at<FarSampled>(layout.of_sample); }
   typename Engine::Element* pair(std::int64_t index) const {
     return this->slab_gradient() + index * kVocabTile * kBlock;
@@ -71,8 +71,8 @@ class FarMemory : public ChunkMemory<Engine> {
   const std::int64_t blocks;
 };
 
-// The codes of tau of each token's total, above which a mass keeps its tile. Tokens with linear 0
-// (null: none) keep nothing.
+// Writes the threshold codes, tau of each token's total: a mass above selects its tile. Tokens with
+// linear 0 select nothing (`linear` null: no such tokens).
 template <class Engine>
 void SetThresholds(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float tau,
                    const float* linear, const float* log2_total) {
@@ -85,7 +85,7 @@ void SetThresholds(const ChunkCommon& chunk, const FarMemory<Engine>& memory, fl
       std::int32_t code = kMassTop;
       if (t < chunk.tokens && (linear == nullptr || linear[t] != 0.0f) && base[t] > -INFINITY) {
         const float steps = (log2_total[t] + log2_tau - base[t]) * kMassSteps;
-        // A mass too large for the codes is kept; a NaN keeps nothing.
+        // A mass too large for the codes is selected; a NaN selects nothing.
         code = steps >= static_cast<float>(kMassTop - 1 - kMassBase) ? kMassTop - 1
                : steps > static_cast<float>(-kMassBase)
                    ? static_cast<std::int32_t>(std::floor(steps)) + kMassBase
@@ -97,7 +97,7 @@ void SetThresholds(const ChunkCommon& chunk, const FarMemory<Engine>& memory, fl
   });
 }
 
-// What is added to the codes of a tile's masses. log2_caution [tiles] or null: nothing.
+// Code offset that a tile's caution adds to its masses. log2_caution [tiles] or null: none.
 inline int CautionOf(const float* log2_caution, std::int64_t tile) {
   return log2_caution == nullptr ? 0
                                  : static_cast<int>(std::min(log2_caution[tile] * kMassSteps,
@@ -107,8 +107,8 @@ inline int WithCaution(std::uint16_t code, int caution) {
   return code == 0 ? 0 : std::min(code + caution, kMassTop);
 }
 
-// Marks the tiles to keep: for a block when the mass of one of its tokens, caution included, is
-// above its threshold.
+// Selects a tile for a block when the mass of one of its tokens, caution included, is above the
+// token's threshold.
 template <class Engine>
 void MarkTiles(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float tau,
                const float* linear, const float* log2_total, const float* log2_caution) {
@@ -138,7 +138,7 @@ std::int64_t CountKept(const FarMemory<Engine>& memory) {
   return count;
 }
 
-// All tiles, where more than most_kept of them are kept.
+// Selects all tiles where more than most_kept of them are selected.
 template <class Engine>
 void KeepAllOfMany(const FarMemory<Engine>& memory, double most_kept) {
   const std::int64_t all = memory.layout.tiles * memory.blocks;
@@ -146,8 +146,9 @@ void KeepAllOfMany(const FarMemory<Engine>& memory, double most_kept) {
     std::memset(memory.kept(0), 1, static_cast<std::size_t>(all));
 }
 
-// The target's own part out of the mass of each far tile: its coefficient is exact and has it. What
-// is left is known to 16 bits of what there was, not of itself: that much begins the bound.
+// Removes the targets' own part from the masses of skipped tiles, since their exact coefficients
+// include it. The remainder has the absolute rounding error of the original mass, which initialises
+// the bound.
 template <class Engine>
 void RemoveTargets(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
   const std::int64_t per_token = chunk.features->targets_per_token;
@@ -174,7 +175,7 @@ void RemoveTargets(const FarBackwardChunk& chunk, const FarMemory<Engine>& memor
   });
 }
 
-// da of one tile as a point for one panel: mass * linear. to [kPanel].
+// Gradient da of one tile as a point for one panel: mass * linear. to [kPanel].
 template <class Engine>
 void FarRow(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
             std::int64_t panel, float* HWY_RESTRICT to) {
@@ -188,13 +189,13 @@ void FarRow(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std:
     const V shift = hn::Sub(LoadMass(mass + t, hn::LoadU(d, base + t)),
                             hn::LoadU(d, chunk.exponent + token + t));
     const V e = hn::IfThenElse(hn::IsNaN(linear), linear, Exp2(shift));
-    // Padding has linear 0 and any mass.
+    // Padding has linear 0 and arbitrary masses.
     hn::Store(hn::IfThenZeroElse(hn::Eq(linear, hn::Zero(d)), hn::Mul(linear, e)), d, to + t);
   }
 }
 
-// da of far tiles [first, + tiles), at most kVocabTile, for one panel: 0 where kept.
-// g [kVocabTile][kPanel].
+// Gradient da of skipped tiles [first, + tiles), at most kVocabTile, for one panel: 0 where
+// selected. g [kVocabTile][kPanel].
 template <class Engine>
 void FarGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t first,
                  std::int64_t tiles, std::int64_t panel, float* HWY_RESTRICT g) {

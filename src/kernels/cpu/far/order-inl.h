@@ -1,7 +1,7 @@
-// A chunk's tokens in the order of the tiles they keep: a block of tokens keeps what one of them
-// does, so that like tokens keep least together. Like are tokens whose last tile is in the same
-// part of the order (rare words are at its end, and most tokens need none), and, among those, whose
-// tiles lie about the same place.
+// Sorts a chunk's tokens by the tiles that they select. A block selects the union of its tokens'
+// tiles, so blocks of similar tokens select fewest. Tokens are similar if their last tile is in the
+// same part of the order: rare entries are at its end, and most tokens need none. Among those, the
+// mean position of their tiles counts.
 #if defined(LOGITLESS_FAR_ORDER_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_FAR_ORDER_INL_H
 #undef LOGITLESS_FAR_ORDER_INL_H

@@ -1,4 +1,4 @@
-// Each tile of the vocabulary as one point: what a call of the far field begins with.
+// Centroids and means of the vocabulary tiles, computed at the start of a far-field call.
 #if defined(LOGITLESS_FAR_POINTS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_FAR_POINTS_INL_H
 #undef LOGITLESS_FAR_POINTS_INL_H
@@ -23,7 +23,8 @@ constexpr DType FarDtype() {
   return sizeof(typename Engine::Element) == 2 ? DType::bf16 : DType::f32;
 }
 
-// The words of a tile weighted by exp(s bias), in share, which sums to 1; returns log2 of the sum.
+// Writes the weights exp(s bias) of a tile's entries, normalised to sum 1, to `share`. Returns log2
+// of their sum.
 inline float BiasShare(const ChunkCommon& chunk, std::int64_t first, std::int64_t words,
                        float* share) {
   if (chunk.bias == nullptr) {
@@ -46,8 +47,8 @@ inline float BiasShare(const ChunkCommon& chunk, std::int64_t first, std::int64_
   return total > 0.0 ? static_cast<float>(top * kLog2E + std::log2(total)) : -INFINITY;
 }
 
-// One column block of a tile's point: sum_r share_r row_r to `out` in the kernel's dtype, and as it
-// was rounded to point.
+// Computes one column block of a tile's point, sum_r share_r row_r. Writes it to `out` in the
+// kernel's dtype, and the rounded values to `point`.
 template <class Engine>
 void StorePoint(const float* HWY_RESTRICT rows, std::int64_t stride, std::int64_t words,
                 std::int64_t columns, const float* HWY_RESTRICT share, void* out, std::int64_t at,
@@ -61,8 +62,8 @@ void StorePoint(const float* HWY_RESTRICT rows, std::int64_t stride, std::int64_
   }
 }
 
-// A tile's centroid and its radius; or, for a forward by moments, its mean: masses have no rigorous
-// bound then.
+// Computes a tile's centroid and radius. For a forward by moments it computes the mean instead:
+// estimated masses have no rigorous bound.
 template <class Engine>
 void PrepareTile(const FarPrepare& chunk, std::int64_t tile) {
   constexpr std::int64_t kStep = 256;
@@ -99,7 +100,7 @@ void RunFarPrepare(const FarPrepare& chunk) {
   parallel_for(chunk.threads, ceil_div(chunk.shape.vocab, kVocabTile),
                [&](std::int64_t tile, int) { PrepareTile<Engine>(chunk, tile); });
   if (chunk.points.weighted_total == nullptr) return;
-  // Every task sums all words of its columns, in order.
+  // Each task sums its columns over the full vocabulary, in order.
   constexpr std::int64_t kColumns = 64;
   parallel_for(chunk.threads, ceil_div(dim, kColumns), [&](std::int64_t task, int) {
     const std::int64_t at = task * kColumns;

@@ -1,12 +1,12 @@
 // Engine of "amx_bf16", "avx512_bf16" and "amx_bf16_emulated": bf16 operands packed as AMX tiles,
-// products summed in fp32. Tiles (bf16_tiles-inl.h) is what multiplies.
+// fp32 sums. `Tiles` (bf16_tiles-inl.h) is the micro-kernel.
 //
-// Every packed operand is a sequence of k steps (32 values of the contracted dimension), each with
+// Every packed operand is a sequence of k steps (32 values of the contracted dimension). A step has
 // the two tiles of 32 rows or columns:
-//   tokens of the logits       [panel][dim / 32][2 tiles]
-//   weights of the logits      [4 blocks of 32 words][dim / 32][2 tiles]
-//   gradient for d_weight      [panel = k step][kTileGroup x 8 tiles of 16 words]
-//   gradient for d_hidden      [panel][slab / 32][2 tiles of 16 tokens]
+//   tokens of the logits       [panel][dim / 32][2 tiles];
+//   weights of the logits      [4 blocks of 32 entries][dim / 32][2 tiles];
+//   gradient for d_weight      [panel = k step][kTileGroup x 8 tiles of 16 entries];
+//   gradient for d_hidden      [panel][vocabulary block / 32][2 tiles of 16 tokens];
 //   hidden, weights as B rows  [panel of 32 columns][k / 32][2 tiles]
 #if defined(LOGITLESS_BF16_ENGINE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_BF16_ENGINE_INL_H
@@ -34,12 +34,12 @@ struct EngineBf16 {
   static constexpr int kRows = 32;
   static constexpr int kPanel = 32;
   static constexpr std::int64_t kStep = 2 * kTile;  // elements of a k step of one operand
-  // k steps of one pass over an L1-resident slice: 16 KiB of each operand in the forward, where the
-  // logits stay in L1 too; twice that in the gradients, whose sums come from L2.
+  // Cache blocking: k steps of an L1-resident slice. The forward takes 16 KiB of each operand,
+  // since the logits stay in L1 too. The gradients take twice that, since their sums come from L2.
   static constexpr std::int64_t kDepth = 8;
   static constexpr std::int64_t kGradientDepth = 16;
-  // Vocabulary tiles whose d_weight is computed together: the tokens' packed hidden states, which
-  // come from the last cache level, are read once for all of them.
+  // Vocabulary tiles whose d_weight is computed together: the packed hidden states, which come from
+  // the last-level cache, are read once for all of them.
   static constexpr std::int64_t kTileGroup = 2;
   static constexpr std::int64_t kTokenBlock = 256;
   static constexpr EngineTraits kTraits{2, kPanel, 32, true, kTileGroup};
@@ -59,8 +59,8 @@ struct EngineBf16 {
     }
   }
 
-  // values [kVocabTile][kPanel] as k = [k, k + kVocabTile) of a panel of tokens; k past dim_k are
-  // dropped.
+  // Packs values [kVocabTile][kPanel] as k = [k, k + kVocabTile) of a panel of tokens; k past dim_k
+  // are dropped.
   static void EmitTokens(const float* HWY_RESTRICT values, std::int64_t k, std::int64_t dim_k,
                          Element* HWY_RESTRICT panel) {
     const D d;
@@ -130,14 +130,14 @@ struct EngineBf16 {
   struct Gradient {
     Element* slab;            // null when d_hidden is not wanted
     Element* tile;            // null when d_weight is not wanted
-    std::int64_t slab_steps;  // k steps of the slab
+    std::int64_t slab_steps;  // k steps of the vocabulary block
   };
   static Gradient TileGradient(Element* slab, std::int64_t, Element* tile, const Layout& layout) {
     return {layout.d_hidden_wanted ? slab : nullptr, layout.d_weight_wanted ? tile : nullptr,
             layout.slab_vocab / 32};
   }
-  // One tile and one block of tokens apart from others: `pair` is a slab of one tile, `tile` the
-  // part of the thread's gradient tile from the block's first panel on.
+  // Destination of a single tile and block of tokens. `pair` is a vocabulary block of one tile;
+  // `tile` is the thread's gradient tile, used from the block's first panel on.
   static Gradient PairGradient(Element* pair, std::int64_t, Element* tile, std::int64_t first_panel,
                                const Layout& layout) {
     return {layout.d_hidden_wanted ? pair : nullptr,
@@ -156,7 +156,7 @@ struct EngineBf16 {
         Bf16::Store(hn::Load(d, g + i), at + i);
     }
     if (to.slab == nullptr) return;
-    alignas(64) std::uint32_t words[16 * 32];  // [pair of words][token]
+    alignas(64) std::uint32_t words[16 * 32];  // [pair of vocabulary entries][token]
     for (std::int64_t k = 0; k < kVocabTile; k += 32) {
       for (std::int64_t i = 0; i < 16; ++i) {
         const float* even = g + (k + 2 * i) * kPanel;
@@ -206,7 +206,7 @@ struct EngineBf16 {
   }
 
  private:
-  // Row k of the operand, 0 past the last.
+  // Loads row k of the operand, 0 past the last.
   static HWY_INLINE void LoadPadded(const MatrixRows& m, std::int64_t first, std::int64_t k,
                                     std::int64_t count, std::int64_t column, std::int64_t n,
                                     std::uint16_t* HWY_RESTRICT to) {

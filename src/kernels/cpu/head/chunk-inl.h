@@ -1,12 +1,13 @@
-// The two calls of a kernel, forward and backward over one chunk of tokens, for any engine that
+// Forward and backward of a kernel over one chunk of tokens, templated on the engine that
 // multiplies tiles.
 //
-// forward:  tiles of 128 words x panels of tokens; a tile's weights are packed once and meet every
-//           panel of the chunk.
-// backward: slabs of tiles. Phase 1, a task per group of tiles: the gradient of their logits (from
-//           stored exponentials or from logits computed again), d_bias, d_weight. Phase 2, a task
-//           per block of d_hidden: += gradient . weights.
-// Every output element is owned by one task and summed in a fixed order.
+// forward:  tiles of 128 vocabulary entries x panels of tokens; a tile's weights are packed
+//           once and multiplied with every panel of the chunk.
+// backward: vocabulary blocks of tiles, in two phases.
+//   Phase 1, a task per group of tiles: the gradient of their logits (from saved exponentials or
+//   recomputed logits), d_bias, d_weight.
+//   Phase 2, a task per block of d_hidden: += gradient . weights.
+// Every output element belongs to one task and is summed in a fixed order.
 #if defined(LOGITLESS_CHUNK_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_CHUNK_INL_H
 #undef LOGITLESS_CHUNK_INL_H
@@ -28,7 +29,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-// The scratch memory of one chunk by name.
+// Named parts of a chunk's scratch.
 template <class Engine>
 class ChunkMemory {
  public:
@@ -110,7 +111,7 @@ class ChunkMemory {
 
   const Layout layout;
   const std::int64_t panels;
-  const std::int64_t tokens;  // whole panels
+  const std::int64_t tokens;  // full panels
 
   template <typename T>
   T* at(std::size_t offset) const {
@@ -127,14 +128,13 @@ inline LogitTransform TileTransform(const ChunkCommon& chunk, std::int64_t first
           chunk.omega == nullptr ? nullptr : chunk.omega + first_word};
 }
 
-// Walks the sparse entries of one tile panel by panel.
+// Iterates over the sparse entries of one tile, panel by panel.
 class EntryCursor {
  public:
   EntryCursor(const SparseTargets& targets, std::int64_t tile)
       : at_(targets.entries + targets.tile_begin[tile]),
         end_(targets.entries + targets.tile_begin[tile + 1]) {}
-  // Calls function(entry) for the entries of tokens below `token`, from where the last call
-  // stopped.
+  // Calls function(entry) for the entries of tokens below `token`, continuing from the last call.
   template <typename F>
   void until(std::int64_t token, F function) {
     for (; at_ != end_ && at_->token < token; ++at_) function(*at_);
@@ -145,7 +145,7 @@ class EntryCursor {
   const SparseEntry* end_;
 };
 
-// Which tiles a forward computes, and for which panels: all.
+// Predicate of the tiles and panels that a forward computes: all.
 struct KeepAll {
   static bool any(std::int64_t) { return true; }
   bool operator()(std::int64_t, std::int64_t) const { return true; }
@@ -194,7 +194,7 @@ void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory
   }
 }
 
-// Joins the segments of one panel, in order.
+// Merges the segments of one panel, in order.
 template <class Engine>
 void MergeSegments(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
                    std::int64_t panel) {
@@ -265,8 +265,8 @@ void RunForward(const ForwardChunk& chunk) {
                [&](std::int64_t p, int) { MergeSegments(chunk, memory, p); });
 }
 
-// The gradient of the logits of one tile, packed for the products, and its part of d_bias. `slot`:
-// the tile's place in its group.
+// Computes the gradient of the logits of one tile, packed for the GEMMs, and its part of d_bias.
+// `slot`: the tile's index in its group.
 template <class Engine, typename Stored>
 void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
                    std::int64_t slab_tile, std::int64_t slot,
@@ -309,8 +309,8 @@ void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
   }
 }
 
-// Phase 1 for the tiles [tile, + tiles), at most Engine::kTileGroup: the gradients of their logits
-// and what follows from those alone.
+// Phase 1 for the tiles [tile, + tiles), at most Engine::kTileGroup: the gradients of their logits,
+// d_bias and d_weight.
 template <class Engine, typename Stored>
 void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
                    std::int64_t tiles, std::int64_t slab_tile, int thread) {
@@ -337,7 +337,7 @@ void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
       const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
       LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words,
                          round_up(words, Engine::kRows), column, columns, c, layout.column_block);
-      // Nothing comes of the tokens that pad a panel: few tokens would wait for many of them.
+      // Skips the tokens that pad a panel: with few tokens they would be much of the work.
       Engine::WeightGradient(gradient, words, memory.x_backward(), chunk.tokens, layout.tokens,
                              column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
       for (const SparseEntry* e = entries; e != entries_end; ++e) {
@@ -354,7 +354,7 @@ void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
   }
 }
 
-// += coefficient * weight of a token's targets.
+// Adds coefficient * weight of a token's targets.
 inline void AddTargets(const BackwardChunk& chunk, std::int64_t token, float* HWY_RESTRICT row) {
   const std::int64_t per_token = chunk.features->targets_per_token;
   for (std::int64_t slot = token * per_token; slot < (token + 1) * per_token; ++slot) {
@@ -363,14 +363,14 @@ inline void AddTargets(const BackwardChunk& chunk, std::int64_t token, float* HW
   }
 }
 
-// d_hidden of one token out to the caller's row.
+// Stores d_hidden of one token to the caller's row.
 inline void StoreHidden(const BackwardChunk& chunk, std::int64_t token, const float* row) {
   const HiddenGradientSink& to = chunk.d_hidden;
   StoreRow(to.data, to.dtype, to.rows[token] * to.row_stride, to.col_stride, to.accumulate,
            chunk.shape.dim, row);
 }
 
-// Hidden states packed for d_weight, sums of d_hidden set to 0.
+// Packs hidden states for d_weight, and clears the sums of d_hidden.
 template <class Engine>
 void PackForBackward(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory) {
   constexpr std::int64_t kPanel = Engine::kPanel;
@@ -387,7 +387,7 @@ void PackForBackward(const BackwardChunk& chunk, const ChunkMemory<Engine>& memo
   });
 }
 
-// d_hidden += gradient . weights, over a slab of `tiles` tiles that every token has part in.
+// d_hidden += gradient . weights over a vocabulary block of `tiles` tiles, for all tokens.
 template <class Engine>
 void AddSlabToHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
                      std::int64_t tiles) {

@@ -8,7 +8,7 @@
 namespace logitless::cpu {
 namespace {
 
-// Hands out 64-byte aligned pieces, one after another.
+// Bump allocator of 64-byte aligned ranges.
 class Stack {
  public:
   std::size_t take(std::int64_t bytes) {
@@ -35,7 +35,7 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.dim_n = round_up(shape.dim, engine.token_panel);
   out.tiles = ceil_div(shape.vocab, kVocabTile);
   out.tiles_per_segment = std::min(ceil_div(out.tiles, kSegments), kMaxSegmentTiles);
-  // Of the far field: whole segments in each group of kVocabTile tiles.
+  // The far field needs a whole number of segments in each group of kVocabTile tiles.
   if (sizes.far) {
     out.tiles_per_segment = std::min(
         static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(out.tiles_per_segment))),
@@ -44,7 +44,7 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.segments = ceil_div(out.tiles, out.tiles_per_segment);
   out.column_block = std::min(kColumnBlock / engine.token_panel * engine.token_panel, out.dim_n);
   out.stored_element_bytes = static_cast<std::int64_t>(stored_element_bytes(shape.dtype));
-  // Off a power of two, so that rows of a column do not fall on one cache set.
+  // Not a power of two, so that rows of a column do not share a cache set.
   out.gradient_stride = out.tokens + 16;
   out.slab_vocab = sizes.slab_vocab;
   out.d_hidden_wanted = d_hidden;
@@ -64,7 +64,8 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
       shared.take(out.segments * out.tokens * (out.state.floats * 4 + out.state.doubles * 8));
   out.stored = shared.take(stored_tiles * kVocabTile * out.tokens * out.stored_element_bytes);
   out.stored_exponent = shared.take(stored_tiles * out.tokens * 4);
-  // Of the far field: tokens in whole blocks, since pairs of a tile and a block lie apart.
+  // The far field pads tokens to full blocks, since pairs of a tile and a block are stored
+  // separately.
   const std::int64_t block = far_block_panels(engine.token_panel) * engine.token_panel;
   const std::int64_t gradient_tokens =
       sizes.far ? std::max(round_up(out.tokens, block), out.gradient_stride) : out.gradient_stride;
@@ -99,7 +100,7 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.forms = own.take(sizes.far_forward ? kVocabTile * engine.token_panel * 4 : 0);
   out.d_weight = own.take(d_weight ? engine.tile_group * kVocabTile * out.column_block * 4 : 0);
   out.thread_bytes = own.top();
-  // No region has more tasks that take a thread's part, however many threads there are.
+  // No parallel region has more tasks that use a thread's part, however many threads there are.
   std::int64_t tasks = sizes.forward_only ? out.segments : out.tiles;
   if (sizes.far)
     tasks = std::max({tasks, out.tokens / engine.token_panel, ceil_div(shape.dim, kVocabTile)});

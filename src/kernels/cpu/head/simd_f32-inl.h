@@ -1,8 +1,8 @@
-// Engine "f32": operands widened to fp32, products by fused multiply-add. Any dtype, any target.
+// Engine "f32": operands widened to fp32, GEMMs by fused multiply-add. Any dtype, any target.
 //
-// Packed layouts: a B panel is [k][kPanel] floats, the panels of one operand one after another. A
-// operands are read in place by strides (rs between rows, cs along k), so the slab's gradient
-// [vocab][tokens] serves both products.
+// Packed layouts: a B panel is [k][kPanel] floats; the panels of an operand are adjacent. A
+// operands are read in place with strides (rs between rows, cs along k). So the gradient of the
+// vocabulary block [vocab][tokens] serves both GEMMs.
 #if defined(LOGITLESS_SIMD_F32_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_SIMD_F32_INL_H
 #undef LOGITLESS_SIMD_F32_INL_H
@@ -24,20 +24,20 @@ struct EngineF32 {
   using Element = float;
   using Bf16 = PortableBf16;
   struct Session {};  // nothing to set up in a thread
-  // Registers: kRows x kVectors accumulators, one row of B, one broadcast. 16 on AVX2, 32 on
-  // AVX-512 and NEON.
+  // Register blocking: kRows x kVectors accumulators, one row of B, one broadcast. 16 registers on
+  // AVX2, 32 on AVX-512 and NEON.
   static constexpr int kLanes = static_cast<int>(kMaxLanes);
   static constexpr int kRows = (HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM) ? 8 : 4;
   static constexpr int kVectors = kLanes == 1 ? 4 : 3;
   static constexpr int kPanel = kVectors * kLanes;
   static_assert(kPanel % kRows == 0, "blocks of whole panels are blocks of whole micro-tiles");
-  // k of one pass over an L1-resident slice of a B panel.
+  // Cache blocking: k of an L1-resident slice of a B panel.
   static constexpr std::int64_t kDepth = 256;
   static constexpr std::int64_t kTileGroup = 1;
   static constexpr std::int64_t kTokenBlock = 128;
   static constexpr EngineTraits kTraits{4, kPanel, 1, false, kTileGroup};
 
-  // Rows = tokens, contracted along columns: panel[k][t].
+  // Packs rows of tokens, contracted along columns: panel[k][t].
   static void PackTokens(const MatrixRows& x, std::int64_t first, std::int64_t tokens,
                          std::int64_t dim, std::int64_t, Element* HWY_RESTRICT panel) {
     constexpr std::int64_t kStep = 256;
@@ -55,8 +55,8 @@ struct EngineF32 {
     }
   }
 
-  // Rows [first, first + count) as k = [at, at + padded) of every panel of `out` (panels of `depth`
-  // rows); rows past count and columns past dim are 0.
+  // Packs rows [first, first + count) as k = [at, at + padded) of every panel of `out` (panels of
+  // `depth` rows). Rows past count and columns past dim are 0.
   static void PackRows(const MatrixRows& m, std::int64_t first, std::int64_t count,
                        std::int64_t padded, std::int64_t dim, std::int64_t at, std::int64_t depth,
                        Element* HWY_RESTRICT out) {
@@ -71,7 +71,7 @@ struct EngineF32 {
     }
   }
 
-  // Vocabulary rows as the A operand of the logits: [kVocabTile][stride].
+  // Packs vocabulary rows as the A operand of the logits: [kVocabTile][stride].
   static void PackWeightTile(const MatrixRows& w, std::int64_t first, std::int64_t count,
                              std::int64_t dim, std::int64_t dim_k, Element* HWY_RESTRICT tile) {
     for (std::int64_t r = 0; r < round_up(count, kRows); ++r) {
@@ -83,8 +83,8 @@ struct EngineF32 {
     }
   }
 
-  // values [kVocabTile][kPanel] as k = [k, k + kVocabTile) of a panel of tokens; k past dim_k are
-  // dropped.
+  // Packs values [kVocabTile][kPanel] as k = [k, k + kVocabTile) of a panel of tokens; k past dim_k
+  // are dropped.
   static void EmitTokens(const float* HWY_RESTRICT values, std::int64_t k, std::int64_t dim_k,
                          Element* HWY_RESTRICT panel) {
     std::memcpy(panel + k * kPanel, values,
@@ -95,7 +95,7 @@ struct EngineF32 {
   static void Logits(const Element* tile, std::int64_t rows, const Element* panel,
                      std::int64_t tokens, std::int64_t dim_k, float* HWY_RESTRICT z) {
     const int vectors = static_cast<int>(ceil_div(tokens, kLanes));
-    // Lanes without a token must still hold numbers: their exponentials are multiplied by 0.
+    // Lanes without a token must hold finite numbers: their exponentials are multiplied by 0.
     if (vectors < kVectors)
       std::memset(z, 0, static_cast<std::size_t>(rows * kPanel) * sizeof(float));
     for (std::int64_t k = 0; k < dim_k; k += kDepth) {
@@ -107,7 +107,7 @@ struct EngineF32 {
     }
   }
 
-  // Where the gradient of one vocabulary tile goes: row j of the slab is slab + j * stride.
+  // Destination of a vocabulary tile's gradient: row j is at `slab + j * stride`.
   struct Gradient {
     Element* slab;        // rows of this tile
     std::int64_t stride;  // between them
@@ -130,14 +130,14 @@ struct EngineF32 {
              panels, tokens, c, ldc);
   }
 
-  // Where the gradient of one tile and one block of tokens goes, apart from others: [kVocabTile]
-  // [block tokens] at `pair`.
+  // Destination of a single tile and block of tokens: [kVocabTile][block tokens] at `pair`.
   static Gradient PairGradient(Element* pair, std::int64_t block_tokens, Element*, std::int64_t,
                                const Layout&) {
     return {pair, block_tokens};
   }
 
-  // c [tokens][ldc] += gradient of the slab [slab_depth][tokens of this block]^T . w panels.
+  // c [tokens][ldc] += gradient of the vocabulary block [entries][tokens of this block]^T . w
+  // panels.
   static void HiddenGradient(const Element* slab, std::int64_t stride, std::int64_t first_token,
                              std::int64_t tokens, std::int64_t, const Element* w,
                              std::int64_t words, std::int64_t depth, std::int64_t first_panel,

@@ -1,4 +1,4 @@
-// Rows of the caller's matrices as floats or as raw 16-bit patterns.
+// Loads and stores of rows of the caller's matrices, as floats or raw 16-bit patterns.
 #if defined(LOGITLESS_SIMD_ROWS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_SIMD_ROWS_INL_H
 #undef LOGITLESS_SIMD_ROWS_INL_H
@@ -86,7 +86,8 @@ HWY_INLINE float SquaredDistance(const float* HWY_RESTRICT a, const float* HWY_R
   return total;
 }
 
-// Columns of one output row: data[base + i * stride] = values[i] (+ what it holds), rounded once.
+// Stores columns of one output row: data[base + i * stride] = values[i] (+ its contents), rounded
+// once.
 HWY_INLINE void StoreRow(void* data, DType dtype, std::int64_t base, std::int64_t stride,
                          bool accumulate, std::int64_t count, const float* HWY_RESTRICT values) {
   const D d;

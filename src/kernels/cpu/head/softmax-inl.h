@@ -1,5 +1,5 @@
-// The work on one block of logits, z [kVocabTile words][panel tokens], between the matrix products:
-// tokens lie along the lanes, so every reduction over words is vertical.
+// Epilogues on one block of logits, z [kVocabTile entries][panel tokens], between the GEMMs. Tokens
+// lie along the SIMD lanes, so every reduction over the vocabulary is vertical.
 #if defined(LOGITLESS_SOFTMAX_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_SOFTMAX_INL_H
 #undef LOGITLESS_SOFTMAX_INL_H
@@ -17,33 +17,33 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-// What turns x . w into z, for one tile of words.
+// Parameters that turn x . w into z, for one vocabulary tile.
 struct LogitTransform {
   float scale = 1.0f;
   float cap = 0.0f;
-  const float* bias = nullptr;   // of the tile's first word, or null
-  const float* omega = nullptr;  // likewise
+  const float* bias = nullptr;   // from the tile's first entry on, or null
+  const float* omega = nullptr;  // logit weights, likewise
 };
 
-// Running per-token values of one segment and panel.
+// Running per-token state of one segment and panel.
 struct PanelState {
   float* exponent;
   float* sum;
   float* best = nullptr;        // with argmax
   float* best_index = nullptr;  // an int32 in a float's bits
-  double* entropy = nullptr;    // sum_j x log2 x of x = 2^(z log2e - exponent)
+  double* entropy = nullptr;    // sum_j x log2 x, x = 2^(z log2e - exponent)
   double* weighted = nullptr;
-  WideSum* wide = nullptr;  // of words spread over ranks
-  float* base = nullptr;    // with tile masses: what they are relative to; -inf until one has mass
+  WideSum* wide = nullptr;  // for a vocabulary-parallel head
+  float* base = nullptr;    // with tile masses: their reference; -inf until a tile has mass
 };
 
-// A tile's mass sum_j exp(z_ij) (times the softcap's slope) in 16 bit: log2 of it relative to a
-// base of the row, in steps of 1/256, so within 2^(1/512). 0: no mass, or under 2^-127 of the base;
-// kMassTop: as much or more than that stands for.
+// Code of a tile's mass sum_j exp(z_ij) (times the softcap's slope) in 16 bits: its log2 relative
+// to a base of the row, in steps of 1/256, so within 2^(1/512). 0: no mass, or under 2^-127 of the
+// base. kMassTop: at least the largest mass.
 inline constexpr float kMassSteps = 256.0f;
 inline constexpr std::int32_t kMassBase = 32768;
 inline constexpr std::int32_t kMassTop = 65535;
-// Relative error of a mass: 2^(1/512) - 1, that of Log2 included.
+// Relative error of a mass: 2^(1/512) - 1 plus that of Log2.
 inline constexpr float kMassError = 1.5e-3f;
 
 inline void ResetState(const PanelState& state, std::int64_t tokens) {
@@ -81,7 +81,7 @@ HWY_INLINE void TransformBlock(const LogitTransform& f, std::int64_t words, floa
   }
 }
 
-// (1 - (z / c)^2), from the capped z.
+// Slope of the softcap, 1 - (z / c)^2, at the capped z.
 HWY_INLINE V CapSlope(V z, V inverse) {
   const D d;
   const V r = hn::Mul(z, inverse);
@@ -100,7 +100,7 @@ HWY_INLINE void StoreElement(V v, T* to) {
 HWY_INLINE V LoadElement(const std::uint16_t* from) { return LoadBf16(from); }
 HWY_INLINE V LoadElement(const float* from) { return hn::Load(D(), from); }
 
-// Codes of log2 masses relative to `base`; 0 for -inf and NaN.
+// Encodes log2 masses relative to `base`; 0 for -inf and NaN.
 HWY_INLINE hn::Vec<DI> MassCode(V log2_mass, V base) {
   const D d;
   const DI di;
@@ -111,7 +111,7 @@ HWY_INLINE hn::Vec<DI> MassCode(V log2_mass, V base) {
                         hn::NearestInt(clamped));
 }
 
-// The masses of one tile, `top` and `sum` as AbsorbBlock has them, to code [kPanel].
+// Stores the mass codes of one tile, with `k` and `sum` of AbsorbBlock, to code [kPanel].
 HWY_INLINE void StoreMass(V k, V sum, std::int64_t t, const PanelState& state,
                           std::uint16_t* HWY_RESTRICT code) {
   const D d;
@@ -125,7 +125,7 @@ HWY_INLINE void StoreMass(V k, V sum, std::int64_t t, const PanelState& state,
   hn::StoreU(hn::DemoteTo(du16, MassCode(log2_mass, base)), du16, code + t);
 }
 
-// log2 masses from their codes; -inf for 0.
+// Decodes log2 masses; -inf for 0.
 HWY_INLINE V LoadMass(const std::uint16_t* HWY_RESTRICT code, V base) {
   const D d;
   const DI di;
@@ -136,7 +136,7 @@ HWY_INLINE V LoadMass(const std::uint16_t* HWY_RESTRICT code, V base) {
                         value);
 }
 
-// What AbsorbBlock adds beyond the sums, for the tokens of the lanes from t on.
+// Optional parts of AbsorbBlock, for the tokens of the lanes from t on.
 template <int kPanel>
 HWY_INLINE void AbsorbBest(std::int64_t first_word, std::int64_t words, const float* HWY_RESTRICT z,
                            std::int64_t t, const PanelState& state) {
@@ -155,8 +155,8 @@ HWY_INLINE void AbsorbBest(std::int64_t first_word, std::int64_t words, const fl
   hn::StoreU(hn::BitCast(d, index), d, state.best_index + t);
 }
 
-// One side of a merge of entropies: its sum of exponentials, what its exponent is above the common
-// one, and 2 to that.
+// One side of a merge of entropies: its exponent minus the common one, its sum of exponentials, and
+// 2^shift.
 struct EntropyPart {
   V shift, sum, scale;
 };
@@ -170,7 +170,7 @@ HWY_INLINE void AbsorbEntropy(std::int64_t words, const float* HWY_RESTRICT z, s
   for (std::int64_t r = 0; r < words; ++r) {
     const V bits = Log2OfExp(hn::Load(d, z + r * kPanel + t), k);
     const V e = Exp2(bits);
-    // A masked word is 0 * -inf.
+    // A masked entry is 0 * -inf.
     sum = hn::Add(sum, hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, bits)));
   }
   HWY_ALIGN float own[kMaxLanes];
@@ -180,7 +180,7 @@ HWY_INLINE void AbsorbEntropy(std::int64_t words, const float* HWY_RESTRICT z, s
   for (const EntropyPart* part : {&old_part, &new_part}) {
     for (const V v : {part->shift, part->sum, part->scale}) hn::Store(v, d, numbers[at++]);
   }
-  // Of a side without words the scale is 0, and its other numbers may be anything.
+  // An empty side has scale 0, and its other values are arbitrary.
   const auto scaled = [&](double entropy, int side, std::size_t i) {
     const float scale = numbers[side + 2][i];
     if (scale == 0.0f) return 0.0;
@@ -197,8 +197,8 @@ HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t words,
   const D d;
   HWY_ALIGN float part[kMaxLanes];
   HWY_ALIGN float base[kMaxLanes];
-  // Logits with a large common offset are summed less a multiple of 64 within all of them, so that
-  // fp32 keeps what tells them apart.
+  // Logits with a large common offset are summed relative to a multiple of 64 within their range,
+  // so that fp32 keeps their differences.
   V least = hn::Load(d, z + t), most = least;
   for (std::int64_t r = 1; r < words; ++r) {
     const V x = hn::Load(d, z + r * kPanel + t);
@@ -230,8 +230,8 @@ HWY_INLINE void AbsorbWide(V k, V sum, WideSum* HWY_RESTRICT wide) {
   for (std::size_t i = 0; i < hn::Lanes(d); ++i) wide[i].add(sums[i], exponents[i]);
 }
 
-// Adds the block to the running state. With mass: keeps the codes of the block's masses in it. With
-// Stored: keeps 2^(z log2e - k) (times the softcap's slope) of each word and token in stored
+// Adds the block to the running state, as an online softmax. With `mass` it also stores the codes
+// of the block's masses. With Stored it saves 2^(z log2e - k) (times the softcap's slope) in stored
 // [kVocabTile][kPanel], and k, integral, in stored_exponent [kPanel].
 template <int kPanel, class Bf16, typename Stored>
 HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, std::int64_t words,
@@ -246,9 +246,9 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     V top = lowest;
     for (std::int64_t r = 0; r < words; ++r) top = hn::Max(top, hn::Load(d, z + r * kPanel + t));
-    // Integral, so that rescaling is exact, and no exponential is over 1, but for rounding. Beyond
-    // the bounds a logit could be any distance from its own ceiling: below, the words are masked;
-    // above, the token has no number, since a sum without them would pass for one.
+    // The exponent is integral, so that rescaling is exact, and exponentials are at most 1 up to
+    // rounding. Beyond the bounds a logit may be far from its own ceiling. Below them the entries
+    // are masked. Above them the token becomes NaN, since a sum without them would look valid.
     const V ceiling = hn::Max(hn::Ceil(hn::Mul(top, log2e)), hn::Set(d, kLeastExponent));
     const V bounded =
         hn::IfThenElse(hn::Gt(ceiling, hn::Set(d, kMostExponent)), hn::NaN(d), ceiling);
@@ -262,7 +262,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
         if (f.cap != 0.0f) e = hn::Mul(e, CapSlope(x, inverse));
         StoreElement<Bf16>(e, stored + r * kPanel + t);
       }
-      // A tile without mass must not scale: its exponent may lie above the row's.
+      // A tile without mass must not scale: its exponent may be above the row's.
       hn::StoreU(hn::IfThenElse(hn::Eq(sum, hn::Zero(d)), lowest, k), d, stored_exponent + t);
     } else {
       for (std::int64_t r = 0; r < words; ++r) {
@@ -288,7 +288,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
     const V high = hn::IfThenElse(none, k, hn::IfThenElse(nothing, old_k, hn::Max(old_k, k)));
     const V old_factor = PowerOfTwo(hn::Sub(old_k, high));
     const V new_factor = PowerOfTwo(hn::Sub(k, high));
-    // The factors of empty sides may be anything: mask them.
+    // The factors of empty sides are arbitrary: mask them.
     const V old_part = hn::IfThenZeroElse(none, hn::Mul(old_sum, old_factor));
     const V new_part = hn::IfThenZeroElse(nothing, hn::Mul(sum, new_factor));
     hn::StoreU(high, d, state.exponent + t);
@@ -305,7 +305,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
   }
 }
 
-// Row coefficients of one panel; see BackwardChunk.
+// Gradient coefficients of one panel; see BackwardChunk.
 struct PanelCoefficients {
   const float* exponent;
   const float* linear;
@@ -313,7 +313,7 @@ struct PanelCoefficients {
   const float* flat = nullptr;
 };
 
-// z [words][kPanel] -> da in place. Masked words (e = 0) have no linear part.
+// z [entries][kPanel] -> da in place. Masked entries (e = 0) have no linear part.
 template <int kPanel>
 HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficients& c,
                                    std::int64_t words, float* HWY_RESTRICT z) {
@@ -344,7 +344,7 @@ HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficie
   }
 }
 
-// The same from what AbsorbBlock stored.
+// The same from exponentials that AbsorbBlock saved.
 template <int kPanel, typename Stored>
 HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficients& c,
                                    std::int64_t words, const Stored* HWY_RESTRICT stored,
@@ -365,7 +365,7 @@ HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficie
   }
 }
 
-// sums[r] += sum over the panel's tokens of g[r], lanes first, then across.
+// sums[r] += sum over the panel's tokens of g[r], lane by lane first, then across lanes.
 template <int kPanel>
 HWY_INLINE void SumTokens(std::int64_t words, const float* HWY_RESTRICT g,
                           float* HWY_RESTRICT sums) {

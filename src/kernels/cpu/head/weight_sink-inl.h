@@ -1,4 +1,4 @@
-// The fp32 value of d_weight between chunks, and its one rounding at the end.
+// Accumulation of d_weight in fp32 between chunks, and its single rounding at the end.
 #if defined(LOGITLESS_WEIGHT_SINK_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_WEIGHT_SINK_INL_H
 #undef LOGITLESS_WEIGHT_SINK_INL_H
@@ -15,8 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-// c [padded][ldc] = what rows [first_word, + words), columns [column, + columns) hold so far; 0
-// elsewhere.
+// Loads the sums so far of rows [`first_word`, + `words`) and columns [`column`, + `columns`) to c
+// [padded][ldc]; 0 elsewhere.
 inline void LoadWeightGradient(const WeightGradientSink& sink, std::int64_t dim,
                                std::int64_t first_word, std::int64_t words, std::int64_t padded,
                                std::int64_t column, std::int64_t columns, float* HWY_RESTRICT c,

@@ -1,9 +1,9 @@
-// Attention by blocks of queries x keys: the scores of one block at a time, in L2.
+// Fused attention by blocks of queries x keys: the scores of one block at a time stay in L2.
 //
-// Forward: a task owns (b, h, query block) and runs over the keys with a running maximum and sum.
-// Backward: scores are recomputed from the log-sum-exp. A task owns (b, kv head, key block) for dk
-// and dv, and another (b, h, query block) for dq; where dq is f32 and there are enough kv heads, a
-// task owns a kv head, and adds to dq as it goes. Sums run along blocks in order either way: the
+// Forward: a task owns (b, h, query block) and runs an online softmax over the keys. Backward:
+// scores are recomputed from the log-sum-exp. A task owns (b, kv head, key block) for dk and dv,
+// and another (b, h, query block) for dq. Where dq is f32 and there are enough kv heads, a task
+// owns a kv head, and accumulates dq as well. Sums run along blocks in order either way, so the
 // bits are the same.
 #if defined(LOGITLESS_TENSOR_ATTENTION_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_TENSOR_ATTENTION_INL_H
@@ -26,19 +26,19 @@ HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
 inline constexpr std::int64_t kQueryBlock = 192;
-inline constexpr std::int64_t kKeyBlock = 144;  // whole panels of FloatGemm on every target
-inline constexpr std::int64_t kStrip = 48;      // rows or keys with one bound of what they see
+inline constexpr std::int64_t kKeyBlock = 144;  // full panels of FloatGemm on every target
+inline constexpr std::int64_t kStrip = 48;      // rows or keys that share one bound of the mask
 static_assert(kKeyBlock % FloatGemm::kColumns == 0 && kQueryBlock % FloatGemm::kRows == 0);
 
-// Floats of a thread's scratch.
+// Layout of a thread's scratch, in floats.
 struct AttentionBuffers {
-  std::int64_t q = 0, d_out = 0;          // [kQueryBlock][dim], where they are not f32
+  std::int64_t q = 0, d_out = 0;          // [kQueryBlock][dim], unless f32
   std::int64_t scores = 0, d_scores = 0;  // [kQueryBlock][kKeyBlock]
-  std::int64_t k = 0, v = 0;              // keys, values as panels: depth dim or, forward v, keys
-  std::int64_t rows = 0, key_rows = 0;    // panels of dim columns, depth queries or keys
+  std::int64_t k = 0, v = 0;  // keys, values as panels of depth dim, or keys for the forward's v
+  std::int64_t rows = 0, key_rows = 0;    // panels of dim columns, of depth queries or keys
   std::int64_t sum = 0, sum2 = 0;         // [kQueryBlock][dim_n], [kKeyBlock][dim_n]
   std::int64_t row_max = 0, row_sum = 0;  // [kQueryBlock]
-  std::int64_t slope = 0;                 // [kKeyBlock], of a softcap
+  std::int64_t slope = 0;                 // [kKeyBlock], for a softcap
   std::int64_t total = 0;
 };
 
@@ -48,7 +48,7 @@ struct AttentionPlan {
   std::int64_t dim_n = 0, query_blocks = 0, key_blocks = 0, group = 0;
   Reach reach;
   std::int64_t delta = 0;   // floats before the threads' buffers: sum(out * d_out) [B, H, T]
-  float log2_scale = 0.0f;  // of scores as powers of two
+  float log2_scale = 0.0f;  // scale of log2 scores
   bool changes = false;     // rows of scores go through FinishScores
   bool by_head = false;     // backward: a task owns a kv head
   std::size_t total = 0;    // bytes
@@ -94,7 +94,7 @@ inline AttentionPlan PlanAttention(const AttentionShape& shape, bool backward) {
   return plan;
 }
 
-// Rows [first, first + rows) as the left operand of a product along dim.
+// Rows [first, first + rows) as the left operand of a GEMM along dim.
 inline FloatGemm::Left LeftRows(const HeadRows& x, std::int64_t first, std::int64_t rows,
                                 std::int64_t dim, float* copy) {
   const std::int64_t at = x.offset + first * x.stride;
@@ -110,7 +110,7 @@ inline FloatGemm::Left From(FloatGemm::Left x, std::int64_t row) {
   x.data += row * x.row_stride;
   return x;
 }
-// Rows of a block of scores, and the block transposed: its rows are keys, its depth queries.
+// Rows of a block of scores as left operand, and its transpose: rows are keys, depth is queries.
 inline FloatGemm::Left ScoreRows(const float* scores) {
   return {scores, kKeyBlock, 1, kKeyBlock * FloatGemm::kRows};
 }
@@ -118,7 +118,7 @@ inline FloatGemm::Left ScoreColumns(const float* scores) {
   return {scores, 1, kKeyBlock, FloatGemm::kRows};
 }
 
-// Rows as the right operand: transposed (depth dim) or as they are (depth rows).
+// Packs rows as the right operand: transposed (depth dim) or not (depth rows).
 inline void PackTransposedRows(const HeadRows& x, std::int64_t first, std::int64_t rows,
                                std::int64_t dim, float* to) {
   PackPanels<FloatGemm::kColumns>(x.data, x.dtype, x.offset + first * x.stride, x.stride, 1, rows,
@@ -130,9 +130,9 @@ inline void PackRows(const HeadRows& x, std::int64_t first, std::int64_t rows, s
                                   rows, to);
 }
 
-// Which part of the block of queries [q0, q0 + rows) and keys [k0, k0 + keys) the mask leaves.
+// Unmasked part of the block of queries [q0, q0 + rows) and keys [k0, k0 + keys).
 struct BlockMask {
-  std::int64_t first_row;  // rows before see no key of the block; a multiple of FloatGemm::kRows
+  std::int64_t first_row;  // earlier rows see no key of the block; a multiple of FloatGemm::kRows
   std::int64_t diagonal;   // row r sees the first r + diagonal keys
   std::int64_t keys;
   std::int64_t Limit(std::int64_t row) const {
@@ -146,8 +146,8 @@ inline BlockMask MaskOf(const AttentionPlan& plan, std::int64_t q0, std::int64_t
   const std::int64_t first = std::clamp<std::int64_t>(1 - diagonal, 0, rows);
   return {first / FloatGemm::kRows * FloatGemm::kRows, diagonal, keys};
 }
-// f(row, count, keys) for strips of the rows: the last row of a strip sees `keys` keys. One strip
-// where every row sees all.
+// Calls f(row, count, keys) for strips of rows, of which the last row sees `keys` keys. There is
+// one strip if every row sees all keys.
 template <class F>
 HWY_INLINE void ForStrips(const BlockMask& mask, std::int64_t rows, const F& f) {
   static_assert(kStrip % FloatGemm::kRows == 0);
@@ -159,7 +159,7 @@ HWY_INLINE void ForStrips(const BlockMask& mask, std::int64_t rows, const F& f) 
     r += count;
   }
 }
-// scores [rows][kKeyBlock] = x . panels of keys, where the mask lets a score be seen.
+// scores [rows][kKeyBlock] = x . panels of keys, except masked scores.
 inline void MultiplyScores(const BlockMask& mask, std::int64_t rows, const FloatGemm::Left& x,
                            const float* panels, std::int64_t dim, float* scores) {
   ForStrips(mask, rows, [&](std::int64_t r, std::int64_t count, std::int64_t keys) {
@@ -177,13 +177,13 @@ inline void AddScoresTimes(const BlockMask& mask, std::int64_t rows, const float
                      true);
   });
 }
-// to [keys][ld] += scores transposed . rows [mask.first_row, rows) of queries as panels.
+// to [keys][ld] += scores^T . rows [mask.first_row, rows) of queries as panels.
 inline void AddScoresTransposedTimes(const BlockMask& mask, std::int64_t rows, const float* scores,
                                      const float* panels, std::int64_t columns, float* to,
                                      std::int64_t ld) {
   const std::int64_t first = mask.first_row;
   for (std::int64_t key = 0; key < mask.keys;) {
-    // Every row sees the keys before Limit(first): they go together.
+    // Every row sees the keys before Limit(first): they are processed together.
     const std::int64_t together = std::max(kStrip, mask.Limit(first) / kStrip * kStrip - key);
     const std::int64_t count = std::min(together, mask.keys - key);
     const std::int64_t start = std::max(first, key + 1 - mask.diagonal);  // the first that sees key
@@ -196,15 +196,15 @@ inline void AddScoresTransposedTimes(const BlockMask& mask, std::int64_t rows, c
     key += count;
   }
 }
-// s[limit, n) = -inf up to a whole vector; returns the whole vectors' length.
+// s[limit, n) = -inf, up to a full vector; returns the padded length.
 HWY_INLINE std::int64_t MaskRow(float* s, std::int64_t limit, std::int64_t n) {
   const std::int64_t padded = round_up(n, FloatGemm::kColumns);
   std::fill(s + limit, s + padded, -std::numeric_limits<float>::infinity());
   return padded;
 }
 
-// s = 2^(s * scale - top), where top is at least the running maximum; the running sum follows.
-// Returns what earlier sums of the row are to be multiplied by.
+// Online softmax step: s = 2^(s * scale - top), where top is at least the running maximum. Updates
+// the running sum, and returns the factor that rescales earlier sums of the row.
 HWY_INLINE float SoftmaxRow(float* HWY_RESTRICT s, std::int64_t limit, std::int64_t n, float scale,
                             float& row_max, float& row_sum) {
   const D d;
@@ -291,7 +291,8 @@ inline void RunAttentionForward(const AttentionShape& shape, const AttentionOper
   });
 }
 
-// From scores s and gradients g of the probabilities of one row: s = p, g = p (g - delta) scale.
+// Turns scores s and gradients g of the probabilities of one row into s = p, g = p (g - delta)
+// scale.
 HWY_INLINE void GradientRow(float* HWY_RESTRICT s, float* HWY_RESTRICT g, std::int64_t limit,
                             std::int64_t n, float log2_scale, float scale, float lse, float delta) {
   const D d;
@@ -310,7 +311,7 @@ HWY_INLINE void GradientRow(float* HWY_RESTRICT s, float* HWY_RESTRICT g, std::i
   std::fill(g + limit, g + padded, 0.0f);
 }
 
-// Probabilities and gradients of the scores of one block, into at.scores and at.d_scores, from the
+// Computes probabilities and score gradients of one block into at.scores and at.d_scores, from the
 // panels at.k and at.v.
 inline BlockMask GradientBlock(const AttentionPlan& plan, const BackwardOperands& x, std::int64_t b,
                                std::int64_t h, std::int64_t q0, std::int64_t rows, std::int64_t k0,
@@ -346,7 +347,7 @@ inline void QueryTask(const AttentionPlan& plan, const BackwardOperands& x, std:
   float* sum = scratch + at.sum;
   std::fill(sum, sum + rows * plan.dim_n, 0.0f);
   for (std::int64_t k0 = task.first_key; k0 < task.end_key; k0 += kKeyBlock) {
-    // Whole blocks, as KeyTask takes them: the same sums.
+    // Same full blocks as KeyTask, so the sums are the same.
     const std::int64_t n = std::min(kKeyBlock, shape.keys - k0);
     PackTransposedRows(task.keys, k0, n, shape.dim, scratch + at.k);
     PackTransposedRows(task.values, k0, n, shape.dim, scratch + at.v);
@@ -358,7 +359,7 @@ inline void QueryTask(const AttentionPlan& plan, const BackwardOperands& x, std:
   StoreRows(x.dq, shape, b, h, q0, rows, sum, plan.dim_n);
 }
 
-// dk and dv of a block of keys; with plan.by_head its part of dq too.
+// Computes dk and dv of a block of keys; with plan.by_head its part of dq too.
 inline void KeyTask(const AttentionPlan& plan, const BackwardOperands& x, std::int64_t b,
                     std::int64_t kv_head, std::int64_t k0, float* scratch) {
   const AttentionShape& shape = plan.shape;

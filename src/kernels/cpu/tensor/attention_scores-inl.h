@@ -1,5 +1,5 @@
-// What attention does to its scores beside the scale: which keys a query can reach by its place,
-// and per row softcap, bias, window and segments.
+// Score modifications of attention: keys that a query can reach by position, and per row softcap,
+// bias, window and segments.
 #if defined(LOGITLESS_TENSOR_ATTENTION_SCORES_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_TENSOR_ATTENTION_SCORES_INL_H
 #undef LOGITLESS_TENSOR_ATTENTION_SCORES_INL_H
@@ -19,17 +19,17 @@ namespace logitless::cpu::HWY_NAMESPACE {
 
 // Query t reaches the keys t + first <= s <= t + last.
 struct Reach {
-  bool bounded = false;   // by last
-  bool windowed = false;  // by first
+  bool bounded = false;   // last bounds the keys
+  bool windowed = false;  // first bounds the keys
   std::int64_t first = 0, last = 0;
-  // Of the queries [begin, end): the keys [FirstKey, EndKey), the first filled down to a unit.
+  // Keys [FirstKey, EndKey) of the queries [begin, end); FirstKey is rounded down to `unit`.
   std::int64_t EndKey(std::int64_t end, std::int64_t keys) const {
     return bounded ? std::clamp<std::int64_t>(end + last, 0, keys) : keys;
   }
   std::int64_t FirstKey(std::int64_t begin, std::int64_t keys, std::int64_t unit) const {
     return windowed ? std::clamp<std::int64_t>(begin + first, 0, keys) / unit * unit : 0;
   }
-  // Of the keys [begin, end): the queries that may see one.
+  // Queries that may see one of the keys [begin, end).
   std::int64_t FirstQuery(std::int64_t begin, std::int64_t queries, std::int64_t unit) const {
     return bounded ? std::clamp<std::int64_t>(begin - last, 0, queries) / unit * unit : 0;
   }
@@ -42,19 +42,19 @@ inline Reach ReachOf(const AttentionShape& shape) {
   Reach reach;
   reach.windowed = shape.window > 0;
   reach.bounded = shape.causal || reach.windowed;
-  // No window is longer than all there is, which keeps sums of places small.
+  // Clamps the window to all positions, which avoids overflow of sums.
   const std::int64_t window = std::min(shape.window, shape.keys + shape.queries);
   reach.last = shape.causal ? offset : offset + window - 1;
   reach.first = offset - window + 1;
   return reach;
 }
 
-// Whether rows of scores go through FinishScores.
+// Returns true if rows of scores go through FinishScores.
 inline bool ChangesScores(const AttentionShape& shape) {
   return shape.softcap != 0.0f || shape.window > 0 || shape.bias || shape.segments;
 }
 
-// The scores of query t of (b, h) and keys from k0 on.
+// Identifies the scores of query t of (b, h) and keys from k0 on.
 struct ScoreRow {
   std::int64_t b, h, t, k0;
 };
@@ -84,8 +84,8 @@ HWY_INLINE void AddBias(const AttentionBias& bias, const ScoreRow& row, std::int
   });
 }
 
-// s [n], whole vectors of memory: from products of a query with keys to scores as powers of two,
-// -inf where the query does not see the key; the bound `last` of its reach is the caller's. slope
+// Turns dot products s [n] (padded to full vectors) of a query with keys into log2 scores: -inf
+// where the query does not see the key. The caller applies the bound `last` of its reach. slope
 // [n], if wanted: the derivative of the softcap.
 inline void FinishScores(const AttentionShape& shape, const ScoreRow& row, std::int64_t n,
                          float* HWY_RESTRICT s, float* HWY_RESTRICT slope) {
@@ -119,8 +119,8 @@ inline void FinishScores(const AttentionShape& shape, const ScoreRow& row, std::
   }
 }
 
-// The same before the gradient of a row: s as above, and where there is a softcap g [n], gradients
-// of the probabilities, becomes (g - delta) slope, and delta 0. slope: scratch.
+// The same before the gradient of a row: s as above. With a softcap, gradients of the probabilities
+// g [n] become (g - delta) slope, and delta 0. slope: scratch.
 inline void FinishGradients(const AttentionShape& shape, const ScoreRow& row, std::int64_t n,
                             float* HWY_RESTRICT s, float* HWY_RESTRICT g, float* HWY_RESTRICT slope,
                             float& delta) {

@@ -1,8 +1,7 @@
-// What the ways to attend share: how a call is cut into tasks, what a task reads, and what it
-// leaves.
+// Common parts of the attention engines: decomposition into tasks, their inputs and outputs.
 //
-// A plan has the AttentionShape `shape`, dim_n (dim filled up, the stride of rows of sums),
-// query_blocks and key_blocks, group (query heads of a kv head), reach and by_head.
+// Fields of a plan: the AttentionShape `shape`; dim_n (dim padded, the stride of rows of sums);
+// query_blocks and key_blocks; group (query heads of a kv head); reach; by_head.
 #if defined(LOGITLESS_TENSOR_ATTENTION_TASKS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_TENSOR_ATTENTION_TASKS_INL_H
 #undef LOGITLESS_TENSOR_ATTENTION_TASKS_INL_H
@@ -24,7 +23,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-// task(b, h, query block, thread). The last queries first: a causal mask leaves them the most keys.
+// Calls task(b, h, query block, thread), last queries first: with a causal mask they see most keys.
 template <class Plan, class Task>
 void ForQueryBlocks(const Plan& plan, const Task& task) {
   const AttentionShape& shape = plan.shape;
@@ -35,7 +34,7 @@ void ForQueryBlocks(const Plan& plan, const Task& task) {
                  task(head / shape.heads, head % shape.heads, block, thread);
                });
 }
-// task(b, kv head, key block, thread)
+// Calls task(b, kv head, key block, thread).
 template <class Plan, class Task>
 void ForKeyBlocks(const Plan& plan, const Task& task) {
   const AttentionShape& shape = plan.shape;
@@ -47,10 +46,10 @@ void ForKeyBlocks(const Plan& plan, const Task& task) {
                });
 }
 
-// The tasks of a backward. begin(b, h, query block, thread) comes before all; then, with
-// plan.by_head, heads(b, kv head, thread) does everything of a kv head and its query heads;
-// without, keys(b, kv head, key block, thread) dk and dv, and queries(b, h, query block, thread)
-// dq.
+// Runs the tasks of a backward. begin(b, h, query block, thread) comes before all others. With
+// plan.by_head, heads(b, kv head, thread) then computes everything of a kv head and its query
+// heads. Without, keys(b, kv head, key block, thread) computes dk and dv, and queries(b, h, query
+// block, thread) dq.
 template <class Plan, class Begin, class Heads, class Keys, class Queries>
 void ForBackwardTasks(const Plan& plan, const Begin& begin, const Heads& heads, const Keys& keys,
                       const Queries& queries) {
@@ -66,7 +65,7 @@ void ForBackwardTasks(const Plan& plan, const Begin& begin, const Heads& heads, 
   ForQueryBlocks(plan, queries);
 }
 
-// The part of an operand that belongs to one (b, h): rows of dim contiguous elements.
+// Rows of an operand for one (b, h): dim contiguous elements each.
 struct HeadRows {
   const void* data;
   DType dtype;
@@ -83,11 +82,11 @@ struct BackwardOperands {
   const AttentionOutput &dq, &dk, &dv;
 };
 
-// What a task of the queries [q0, q0 + rows) of a head reads.
+// Inputs of a task for the queries [q0, q0 + rows) of a head.
 struct QueryTaskRows {
   HeadRows q, d_out, keys, values;
   std::int64_t rows;
-  std::int64_t first_key, end_key;  // that some of the queries may see; the first a whole block's
+  std::int64_t first_key, end_key;  // keys that some query may see; starts at a block boundary
 };
 template <class Plan>
 QueryTaskRows RowsOfQueries(const Plan& plan, const BackwardOperands& x, std::int64_t b,
@@ -134,7 +133,7 @@ inline void StoreRow(const AttentionOutput& to, DType dtype, std::int64_t offset
   FromF32(dtype, x, static_cast<std::byte*>(to.data) + offset * size, dim);
 }
 
-// sums [rows][ld] as the rows [first, first + rows) of head h.
+// Stores sums [rows][ld] as the rows [first, first + rows) of head h.
 inline void StoreRows(const AttentionOutput& to, const AttentionShape& shape, std::int64_t b,
                       std::int64_t h, std::int64_t first, std::int64_t rows, const float* sums,
                       std::int64_t ld) {
@@ -143,18 +142,18 @@ inline void StoreRows(const AttentionOutput& to, const AttentionShape& shape, st
     StoreRow(to, shape.dtype, offset + r * to.stride_t, sums + r * ld, shape.dim);
 }
 
-// Of the sum of 2^(x - row_max): a row's log-sum-exp.
+// Log-sum-exp of a row, from the sum of 2^(x - row_max).
 inline float LogSumExp(float row_max, float row_sum) {
   const double power = static_cast<double>(row_max) + std::log2(static_cast<double>(row_sum));
   return static_cast<float>(power * kLn2);
 }
 
-// Of rows that have seen no key.
+// Initialises the softmax of rows that have seen no key.
 inline void StartSoftmax(std::int64_t rows, float* row_max, float* row_sum) {
   std::fill(row_max, row_max + rows, -std::numeric_limits<float>::infinity());
   std::fill(row_sum, row_sum + rows, 0.0f);
 }
-// out and lse of the queries [q0, q0 + rows) from what they have summed; sums [rows][dim_n].
+// Computes out and lse of the queries [q0, q0 + rows) from their sums [rows][dim_n].
 template <class Plan>
 void FinishSoftmax(const Plan& plan, std::int64_t b, std::int64_t h, std::int64_t q0,
                    std::int64_t rows, const float* row_max, const float* row_sum, float* sums,

@@ -1,12 +1,11 @@
-// Attention of bf16 by bf16_tiles-inl.h: blocks of queries x keys as in attention-inl.h, the
-// scores of one panel of 32 queries at a time, in L1.
+// Fused attention of bf16 by bf16_tiles-inl.h: blocks of queries x keys as in attention-inl.h. The
+// scores of one panel of 32 queries at a time stay in L1.
 //
-// Scores, softmax and every sum are fp32; probabilities and gradients of scores are rounded to bf16
-// for the products that they go into. Backward: a task owns (b, kv head, key block) for dk and dv,
-// which grow transposed so that probabilities are the right operand as they are computed, and
-// another (b, h, query block) for dq; where there are enough kv heads, and dq of one in fp32 is
-// small, a task owns a kv head and the scores are recomputed once. The sums are the same either
-// way.
+// Scores, softmax and every sum are fp32; probabilities and score gradients are rounded to bf16 for
+// their GEMMs. Backward: a task owns (b, kv head, key block) for dk and dv. These accumulate
+// transposed, so that probabilities are the right operand as computed. Another task owns (b, h,
+// query block) for dq. With enough kv heads and a small fp32 dq, a task owns a kv head, and scores
+// are recomputed once. The sums are the same either way.
 #if defined(LOGITLESS_TENSOR_ATTENTION_TILES_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_TENSOR_ATTENTION_TILES_INL_H
 #undef LOGITLESS_TENSOR_ATTENTION_TILES_INL_H
@@ -29,13 +28,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-inline constexpr std::int64_t kSide = 32;  // rows, columns and k of a product of tiles
-inline constexpr std::int64_t kSideElements = 2 * kTile;            // of a panel's step of 32 k
+inline constexpr std::int64_t kSide = 32;                 // rows, columns and k of a micro-kernel
+inline constexpr std::int64_t kSideElements = 2 * kTile;  // elements of a panel's step of 32 k
 inline constexpr std::int64_t kTileQueries = 256, kTileKeys = 128;  // of a block
 inline constexpr std::int64_t kQuerySteps = kTileQueries / kSide, kKeySteps = kTileKeys / kSide;
-inline constexpr std::size_t kMostHeadBytes = std::size_t{4} << 20;  // of dq in fp32, a thread
+inline constexpr std::size_t kMostHeadBytes = std::size_t{4} << 20;  // of a thread's fp32 dq
 
-// Bytes into a thread's scratch.
+// Layout of a thread's scratch, in bytes.
 struct TileAttentionBuffers {
   std::size_t scores = 0, d_scores = 0;          // fp32 [32][kTileKeys]
   std::size_t q = 0, d_out = 0;                  // left panels: queries, k: dim
@@ -48,18 +47,18 @@ struct TileAttentionBuffers {
   std::size_t dk = 0, dv = 0;            // fp32 [dim_n][kTileKeys]
   std::size_t row_max = 0, row_sum = 0;  // fp32 [kTileQueries]
   std::size_t rows_out = 0;              // fp32 [16][dim_n]
-  std::size_t slope = 0;                 // fp32 [kTileKeys], of a softcap
+  std::size_t slope = 0;                 // fp32 [kTileKeys], for a softcap
   std::size_t total = 0;
 };
 
 struct TileAttentionPlan {
   AttentionShape shape;
   TileAttentionBuffers at;
-  std::int64_t dim_steps = 0, dim_n = 0;  // dim in steps of 32, and filled up to them
+  std::int64_t dim_steps = 0, dim_n = 0;  // dim in steps of 32, and padded to them
   std::int64_t query_blocks = 0, key_blocks = 0, group = 0;
-  std::int64_t head_rows = 0;  // queries filled up to whole panels
+  std::int64_t head_rows = 0;  // queries padded to full panels
   Reach reach;
-  float log2_scale = 0.0f;  // of scores as powers of two
+  float log2_scale = 0.0f;  // scale of log2 scores
   bool changes = false;     // rows of scores go through FinishScores
   bool by_head = false;     // backward: a task owns a kv head
   std::size_t delta = 0;    // bytes before the threads' buffers: sum(out * d_out) [B, H, T]
@@ -124,8 +123,8 @@ inline TileAttentionPlan PlanTileAttention(const AttentionShape& shape, bool bac
   return plan;
 }
 
-// Rows of a head as panels. "Rows": they are the panels' rows or columns, and dim is k; "columns":
-// dim is, and they are k.
+// Packs rows of a head into panels. "Rows": they are the panels' rows or columns, and dim is k.
+// "Columns": dim is the rows or columns, and they are k.
 template <class Tiles>
 struct HeadPanels {
   using Gemm = TileGemm<Tiles>;
@@ -150,7 +149,7 @@ struct HeadPanels {
   }
 };
 
-// c [32][32 panels] (+)= a . b: one panel of a, of b panels with room for `room` steps of k.
+// c [32][32 panels] (+)= a . b: one panel of a, panels of b with a capacity of `room` steps of k.
 template <class Tiles>
 HWY_INLINE void MultiplyPanels(const std::uint16_t* a, const std::uint16_t* b, std::int64_t room,
                                std::int64_t panels, std::int64_t steps, float* c, std::int64_t ldc,
@@ -161,13 +160,14 @@ HWY_INLINE void MultiplyPanels(const std::uint16_t* a, const std::uint16_t* b, s
   }
 }
 
-// What the queries of a block see of its keys: query row r the first r + diagonal.
+// Mask of a block: query row r sees the first r + diagonal keys.
 struct TileMask {
   std::int64_t diagonal, rows, keys;
   std::int64_t Limit(std::int64_t row) const {
     return std::clamp<std::int64_t>(row + diagonal, 0, keys);
   }
-  // Steps of 32 keys that some row of panel i sees, and the first panel that sees any of step j.
+  // Steps of 32 keys that some row of panel i sees, and the first panel that sees any key of step
+  // j.
   std::int64_t KeySteps(std::int64_t i) const {
     return ceil_div(Limit(std::min(i * kSide + kSide, rows) - 1), kSide);
   }
@@ -180,9 +180,9 @@ inline TileMask TileMaskOf(const TileAttentionPlan& plan, std::int64_t q0, std::
                            std::int64_t k0, std::int64_t keys) {
   return {plan.reach.bounded ? q0 + plan.reach.last - k0 + 1 : keys, rows, keys};
 }
-// p = 2^(s * scale - top) of a row's first `limit` scores, 0 from there to `end`; top is at least
-// the running maximum, and the running sum follows. p: a row of a left panel. Returns what earlier
-// sums of the row are to be multiplied by.
+// Online softmax step on a row's first `limit` scores: p = 2^(s * scale - top), 0 from there to
+// `end`, where top is at least the running maximum. Updates the running sum. p is a row of a left
+// panel. Returns the factor that rescales earlier sums of the row.
 template <class Bf16>
 HWY_INLINE float SoftmaxTileRow(const float* HWY_RESTRICT s, std::int64_t limit, std::int64_t end,
                                 float scale, float& row_max, float& row_sum,
@@ -274,15 +274,15 @@ void TileForwardTask(const TileAttentionPlan& plan, std::int64_t b, std::int64_t
   FinishSoftmax(plan, b, h, q0, rows, row_max, row_sum, sum, out, lse);
 }
 
-// What the gradient of a row of scores takes: how many keys it sees, lse as a power of two, delta.
+// Per-row inputs of the score gradient: number of keys seen, log2 lse, delta.
 struct RowTerms {
   std::int64_t limit = 0;
   float shift = 0.0f, delta = 0.0f;
 };
 
-// From scores s and gradients g of the probabilities, [2][kTileKeys]: p and p (g - delta) scale of
-// two rows, 0 from their limits to `end`. p, d_s: their pairs in right panels with room for
-// kQuerySteps; left: their rows of a left panel, of p (g - delta) scale.
+// Turns scores s and gradients g of the probabilities, [2][kTileKeys], into p and p (g - delta)
+// scale of two rows, 0 from their limits to `end`. p, d_s: pairs of the rows in right panels with a
+// capacity of kQuerySteps. left: the rows of p (g - delta) scale in a left panel.
 template <class Bf16>
 HWY_INLINE void GradientTileRows(const float* HWY_RESTRICT s, const float* HWY_RESTRICT g,
                                  const RowTerms (&rows)[2], std::int64_t end, float log2_scale,
@@ -323,8 +323,9 @@ HWY_INLINE void GradientTileRows(const float* HWY_RESTRICT s, const float* HWY_R
   }
 }
 
-// Probabilities and gradients of the scores of panel i of a block, from the panels at.q, at.d_out,
-// at.k and at.v, into at.p, at.d_s and at.left. `block`: the block's first query and key.
+// Computes probabilities and score gradients of panel i of a block. Reads the panels at.q,
+// at.d_out, at.k and at.v; writes at.p, at.d_s and at.left. `block`: the block's first query and
+// key.
 template <class Tiles>
 void TileGradientPanel(const TileAttentionPlan& plan, const BackwardOperands& x,
                        const TileMask& mask, std::int64_t i, const ScoreRow& block,
@@ -375,7 +376,7 @@ void TileQueryTask(const TileAttentionPlan& plan, const BackwardOperands& x, std
   float* sum = reinterpret_cast<float*>(scratch + at.sum);
   std::fill(sum, sum + round_up(rows, kSide) * plan.dim_n, 0.0f);
   for (std::int64_t k0 = task.first_key; k0 < task.end_key; k0 += kTileKeys) {
-    // Whole blocks, as TileKeyTask takes them: the same sums.
+    // Same full blocks as TileKeyTask, so the sums are the same.
     const std::int64_t n = std::min(kTileKeys, shape.keys - k0);
     const TileMask mask = TileMaskOf(plan, q0, rows, k0, n);
     Panels::RightRows(task.keys, k0, n, shape.dim, panels(at.k));
@@ -390,7 +391,7 @@ void TileQueryTask(const TileAttentionPlan& plan, const BackwardOperands& x, std
   StoreRows(x.dq, shape, b, h, q0, rows, sum, plan.dim_n);
 }
 
-// dk or dv of keys [k0, k0 + n) from sums [dim_n][kTileKeys], by way of `rows` [16][dim_n].
+// Stores dk or dv of keys [k0, k0 + n) from sums [dim_n][kTileKeys], through `rows` [16][dim_n].
 inline void StoreTransposed(const TileAttentionPlan& plan, const AttentionOutput& to,
                             std::int64_t offset, std::int64_t n, const float* sums, float* rows) {
   for (std::int64_t j = 0; j < n; j += 16) {
@@ -402,7 +403,7 @@ inline void StoreTransposed(const TileAttentionPlan& plan, const AttentionOutput
   }
 }
 
-// dk and dv of a block of keys; with plan.by_head its part of dq, in at.sum, too.
+// Computes dk and dv of a block of keys; with plan.by_head also its part of dq, in at.sum.
 template <class Tiles>
 void TileKeyTask(const TileAttentionPlan& plan, const BackwardOperands& x, std::int64_t b,
                  std::int64_t kv_head, std::int64_t k0, std::byte* scratch) {
@@ -464,7 +465,7 @@ void TileKeyTask(const TileAttentionPlan& plan, const BackwardOperands& x, std::
   StoreTransposed(plan, x.dv, offset(x.dv), n, dv, floats(at.rows_out));
 }
 
-// All of the gradients of a kv head and its query heads.
+// Computes all gradients of a kv head and its query heads.
 template <class Tiles>
 void TileHeadTask(const TileAttentionPlan& plan, const BackwardOperands& x, std::int64_t b,
                   std::int64_t kv_head, std::byte* scratch) {

@@ -16,7 +16,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-// f(engine) for the way this processor multiplies the problem best.
+// Calls f(engine) with this processor's best GEMM engine for the problem.
 template <class F>
 auto WithEngine([[maybe_unused]] const GemmProblem& problem, F&& f) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
@@ -66,7 +66,7 @@ struct TileAttention {
   }
 };
 
-// f(engine) for the way this processor attends best.
+// Calls f(engine) with this processor's best attention engine.
 template <class F>
 auto WithAttention([[maybe_unused]] const AttentionShape& shape, F&& f) {
   if (shape.dtype == DType::bf16) {
@@ -118,8 +118,8 @@ namespace logitless {
 namespace cpu {
 namespace {
 
-// The place of tensor_level()'s target in the tables of HWY_EXPORT, as HWY_DYNAMIC_DISPATCH finds
-// it for the processor's best.
+// Index of tensor_level()'s target in the tables of HWY_EXPORT, as HWY_DYNAMIC_DISPATCH finds it
+// for the processor's best.
 std::size_t target_index() {
 #if (HWY_TARGETS & (HWY_TARGETS - 1)) == 0
   return 0;
@@ -154,7 +154,7 @@ HWY_EXPORT(AttentionScratchBytes);
 HWY_EXPORT(AttentionForward);
 HWY_EXPORT(AttentionBackward);
 
-// One element by <cmath>: all of f64, and what has no vectors in f32.
+// Computes one element with <cmath>: all of f64, and f32 functions without a vector version.
 template <class T>
 T scalar_function(VectorOp op, T a, T b, T c) {
   const auto truth = [](bool x) { return x ? T(1) : T(0); };

@@ -1,10 +1,10 @@
-// Matrix products of packed panels (GotoBLAS): engine "float" widens any operand to fp32, engine
-// "tiles" multiplies bf16 by bf16_tiles-inl.h.
+// GEMM of packed panels (GotoBLAS): FloatGemm widens any operand to fp32, TileGemm multiplies bf16
+// by the micro-kernels of bf16_tiles-inl.h.
 //
-// A task owns a tile of c. For each block of k it packs its columns of b once, then rows of a by
-// blocks that stay in L2, and multiplies micro-tiles whose slice of b stays in L1. An element of c
-// is the sum over blocks of k, in order, of sums along k, in order, wherever the tiles are cut: so
-// the cut may depend on the number of threads and the bits do not.
+// A task owns a tile of c. For each block of k it packs its columns of b once, then rows of a in
+// blocks that stay in L2. The micro-kernel's slice of b stays in L1. An element of c is the sum
+// over blocks of k in order, of sums along k in order, independent of the tiling. So the tiling may
+// depend on the number of threads without changing bits.
 #if defined(LOGITLESS_TENSOR_GEMM_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_TENSOR_GEMM_INL_H
 #undef LOGITLESS_TENSOR_GEMM_INL_H
@@ -32,7 +32,7 @@ namespace logitless::cpu::HWY_NAMESPACE {
 inline constexpr bool kTransposes8 = true;
 using D8 = hn::CappedTag<float, 8>;
 
-// r[i] lane j becomes r[j] lane i.
+// Transposes 8 x 8: r[i] lane j becomes r[j] lane i.
 HWY_INLINE void Transpose8(__m256 (&r)[8]) {
   __m256 a[8], b[8];
 #pragma GCC unroll 4
@@ -54,8 +54,8 @@ HWY_INLINE void Transpose8(__m256 (&r)[8]) {
   }
 }
 
-// One panel of P rows (`rows` of them there), 8 | depth, k contiguous. Where 8 does not divide P
-// the stores of 8 reach into the next row, and up to 2 floats past the panel.
+// Packs one panel of P rows (`rows` of them exist), depth a multiple of 8, k contiguous. Where 8
+// does not divide P, stores of 8 reach into the next row, and up to 2 floats past the panel.
 template <int P, class Source>
 HWY_INLINE void PackTransposed(const typename Source::T* from, std::int64_t stride,
                                std::int64_t rows, std::int64_t depth, float* HWY_RESTRICT to) {
@@ -81,15 +81,16 @@ template <int P, class Source>
 void PackTransposed(const typename Source::T*, std::int64_t, std::int64_t, std::int64_t, float*) {}
 #endif
 
-// Rows p of a matrix (stride_p between them, stride_k along k) as panels to[p / P][depth][P] of
-// floats, rows past count 0. Writes up to 2 floats past the last panel.
+// Packs rows p of a matrix (stride_p between them, stride_k along k) into panels to[p /
+// P][depth][P] of floats; rows past count are 0. Writes up to 2 floats past the last panel.
 template <int P, class Source>
 void PackPanels(const typename Source::T* from, std::int64_t stride_p, std::int64_t stride_k,
                 std::int64_t count, std::int64_t depth, float* HWY_RESTRICT to) {
   using DP = hn::CappedTag<float, P % 16 == 0 ? 16 : 8>;
   constexpr std::int64_t kWide = static_cast<std::int64_t>(hn::MaxLanes(DP()));
   constexpr std::int64_t kRead = (P + kWide - 1) / kWide * kWide;
-  constexpr std::int64_t kGroup = 4 * P;  // panels filled together: longer runs of a row of k
+  // panels filled together, for longer contiguous reads along a row of k
+  constexpr std::int64_t kGroup = 4 * P;
   const DP d;
   if (stride_p == 1) {
     for (std::int64_t group = 0; group < count; group += kGroup) {
@@ -140,8 +141,8 @@ struct FloatGemm {
   using Element = float;
   struct Session {};  // nothing to set up in a thread
   static constexpr int kLanes = static_cast<int>(kMaxLanes);
-  // Accumulators, one row of b and a broadcast fill the registers: 16 on AVX2, 32 on AVX-512 and
-  // NEON.
+  // Register blocking: accumulators, one row of b and a broadcast fill the registers: 16 on AVX2,
+  // 32 on AVX-512 and NEON.
   static constexpr bool kManyRegisters = HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM;
   static constexpr int kRows = kManyRegisters ? 8 : (HWY_TARGET == HWY_AVX2 ? 6 : 4);
   static constexpr int kVectors = kManyRegisters ? 3 : 2;
@@ -149,7 +150,7 @@ struct FloatGemm {
   static constexpr std::int64_t kDepth = kLanes == 16 ? 192 : 320;
   static constexpr std::int64_t kDepthAlign = 8;
   static constexpr std::int64_t kRowBlock = 144;
-  static constexpr std::int64_t kSlack = 16;  // elements past a packed operand that are written
+  static constexpr std::int64_t kSlack = 16;  // elements that may be written past a packed operand
   static constexpr bool kReadsInPlace = true;
 
   static void PackA(const GemmOperand& a, std::int64_t offset, std::int64_t rows,
@@ -161,7 +162,7 @@ struct FloatGemm {
     PackPanels<kColumns>(b.data, b.dtype, offset, b.col_stride, b.row_stride, columns, depth, to);
   }
 
-  // Where an operand of a block stands: packed panels, or a matrix of floats in place.
+  // Operand of a block: packed panels, or a matrix of floats in place.
   struct Left {
     const float* data;
     std::int64_t row_stride, depth_stride, panel_stride;  // panel: kRows rows
@@ -177,7 +178,7 @@ struct FloatGemm {
     return {b, kColumns, kColumns * depth};
   }
 
-  // c [rows][ldc] (+)= a . b. Reads whole panels of b, exactly `rows` rows of an a in place.
+  // c [rows][ldc] (+)= a . b. Reads full panels of b, and exactly `rows` rows of an a in place.
   static void Block(const Left& a, std::int64_t rows, const Right& b, std::int64_t columns,
                     std::int64_t depth, float* c, std::int64_t ldc, bool add) {
     const bool packed = a.row_stride == 1 && a.depth_stride == kRows && b.depth_stride == kColumns;
@@ -221,8 +222,8 @@ struct FloatGemm {
   using TileFunction = void (*)(const float*, std::int64_t, std::int64_t, const float*,
                                 std::int64_t, std::int64_t, float*, std::int64_t, bool);
 
-  // c [R][N vectors] (+)= a . b: the sum goes on from what is in c, so that cutting k anywhere,
-  // into blocks or into calls that accumulate, gives the same bits.
+  // c [R][N vectors] (+)= a . b. The sum continues from the contents of c, so that splitting k,
+  // into blocks or accumulating calls, gives the same bits.
   template <int R, int N>
   static HWY_INLINE void Multiply(const float* HWY_RESTRICT a, std::int64_t rs, std::int64_t cs,
                                   const float* HWY_RESTRICT b, std::int64_t ldb, std::int64_t depth,
@@ -325,13 +326,14 @@ struct TileGemm {
   }
 
  private:
-  // Tiles of a hold rows of pairs of k, tiles of b columns of pairs: one is the other transposed.
+  // Tiles of a hold rows of pairs of k, tiles of b columns of pairs: one is the transpose of the
+  // other.
   template <bool kIsA>
   static void Pack(const GemmOperand& from, std::int64_t offset, std::int64_t stride_p,
                    std::int64_t stride_k, std::int64_t count, std::int64_t depth, Element* to) {
     const auto* data = static_cast<const std::uint16_t*>(from.data) + offset;
     const std::int64_t steps = ceil_div(depth, 32);
-    // Panels that go along k together: longer runs of a row of k.
+    // Panels packed together along k, for longer contiguous reads along a row of k.
     const std::int64_t group = stride_p == 1 ? 4 * 32 : 32;
     for (std::int64_t first = 0; first < count; first += group) {
       for (std::int64_t k = 0; k < depth; k += 32) {
@@ -351,7 +353,7 @@ struct TileGemm {
     }
   }
 
-  // 32 x 32 of them: rows of contiguous k.
+  // Packs 32 x 32 elements: rows of contiguous k.
   template <bool kIsA>
   static HWY_INLINE void PackRows(const std::uint16_t* HWY_RESTRICT from, std::int64_t stride_p,
                                   Element* HWY_RESTRICT to) {
@@ -365,7 +367,7 @@ struct TileGemm {
       }
     }
   }
-  // 32 x 32 of them: contiguous for each k.
+  // Packs 32 x 32 elements: contiguous for each k.
   template <bool kIsA>
   static HWY_INLINE void PackColumns(const std::uint16_t* HWY_RESTRICT from, std::int64_t stride_k,
                                      Element* HWY_RESTRICT to) {
@@ -388,7 +390,7 @@ struct TileGemm {
       if constexpr (kIsA) TransposeWords(tile, 16, out, 16);
     }
   }
-  // np x nk of them, anywhere, the rest 0.
+  // Packs np x nk elements with any strides, the rest 0.
   template <bool kIsA>
   static void PackPart(const std::uint16_t* from, std::int64_t stride_p, std::int64_t stride_k,
                        std::int64_t np, std::int64_t nk, Element* to) {
@@ -401,7 +403,7 @@ struct TileGemm {
 };
 
 struct GemmPlan {
-  GemmProblem problem;                            // transposed where that makes c's rows contiguous
+  GemmProblem problem;                            // transposed if that makes c's rows contiguous
   std::int64_t rows = 0, columns = 0, depth = 0;  // of a tile of c and a block of k
   std::int64_t tiles_m = 0, tiles_n = 0, tasks = 0;
   std::int64_t ldc = 0;
@@ -424,7 +426,8 @@ GemmPlan PlanGemm(const GemmProblem& given) {
   GemmPlan plan;
   GemmProblem& p = plan.problem;
   p = given;
-  if (p.n == 1 && p.m > 1 && p.a.row_stride != 1) p.c.col_stride = 1;  // says nothing
+  // the stride of a single column is arbitrary
+  if (p.n == 1 && p.m > 1 && p.a.row_stride != 1) p.c.col_stride = 1;
   const bool column = p.n < 8 && p.n < p.m && p.a.row_stride == 1 && p.c.row_stride == 1;
   if ((p.c.col_stride != 1 && p.c.row_stride == 1) || column) p = Transposed(p);
   plan.direct_c = p.c.dtype == DType::f32 && p.c.col_stride == 1;
@@ -441,7 +444,7 @@ GemmPlan PlanGemm(const GemmProblem& given) {
   const auto halve = [](std::int64_t& side, std::int64_t unit) {
     side = round_up(ceil_div(side, 2), unit);
   };
-  // Four tasks for each thread, and accumulators beside c of 1 MiB at most.
+  // At least four tasks for each thread, and at most 1 MiB of separate accumulators.
   while ((p.threads > 1 && tasks() < 4 * p.threads && std::max(rows, columns) > kMinSide) ||
          (!plan.direct_c && rows * columns > (std::int64_t{1} << 18))) {
     if (rows >= columns) {
@@ -460,7 +463,7 @@ GemmPlan PlanGemm(const GemmProblem& given) {
   plan.ldc = plan.direct_c ? p.c.row_stride : columns;
 
   if (Engine::kReadsInPlace && p.a.dtype == DType::f32) {
-    // Packing costs about as much as reading an operand in place a few times; rows of b that share
+    // Packing costs about as much as reading an operand in place a few times. Rows of b that map to
     // few cache sets are better packed.
     plan.direct_a = columns <= 4 * Engine::kColumns;
     plan.direct_b = p.b.col_stride == 1 &&
@@ -482,7 +485,7 @@ GemmPlan PlanGemm(const GemmProblem& given) {
   return plan;
 }
 
-// Between a tile of c and accumulators [rows][ld]: elements of any dtype and strides.
+// Conversions between a tile of c, of any dtype and strides, and accumulators [rows][ld].
 inline void LoadTile(const GemmOutput& c, std::int64_t offset, std::int64_t rows,
                      std::int64_t columns, float* to, std::int64_t ld) {
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -507,7 +510,7 @@ inline void StoreTile(const GemmOutput& c, std::int64_t offset, std::int64_t row
   }
 }
 
-// Tile (i0, j0) of matrix `batch` of c; scratch is this thread's.
+// Computes tile (i0, j0) of matrix `batch` of c; scratch is this thread's.
 template <class Engine>
 void GemmTask(const GemmPlan& plan, std::int64_t batch, std::int64_t i0, std::int64_t j0,
               std::byte* scratch) {

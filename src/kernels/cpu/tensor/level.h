@@ -1,4 +1,4 @@
-// Which of the instruction sets they are compiled for the tensor kernels run with.
+// Instruction set of the tensor kernels, chosen among the compiled ones.
 #pragma once
 
 #include <cstdint>
@@ -7,22 +7,22 @@
 namespace logitless::cpu {
 
 struct TensorLevel {
-  std::int64_t targets = 0;  // of Highway, to choose the best from; 0: the portable one
-  bool tiles = false;        // bf16 products by AMX tiles,
+  std::int64_t targets = 0;  // Highway targets to choose the best from; 0: the portable one
+  bool tiles = false;        // bf16 GEMM by AMX tiles,
   bool dot = false;          // by AVX-512's dot product,
-  bool emulated = false;     // or by tiles in plain C++
+  bool emulated = false;     // or by emulated tiles in plain C++
 };
 
-// What a kernel of the head is named after (kernel_names()), for those of tensors; "": the best of
-// this processor. The name is known, and this processor can run it.
+// Returns the level that a head kernel's name (kernel_names()) stands for; "": the best of this
+// processor. The name must be known, and this processor must support it.
 TensorLevel tensor_level_of(std::string_view kernel);
 
-// That of LOGITLESS_CPU when first asked for. Scratch sizes depend on it, so it stays, but for
-// tests, which set it while no kernel runs.
+// Level of LOGITLESS_CPU at the first call. It then stays, since scratch sizes depend on it. Only
+// tests set it, while no kernel runs.
 const TensorLevel& tensor_level();
 void set_tensor_level(const TensorLevel& level);
 
-// Highway's name of the instruction set that this leads to.
+// Highway's name of the chosen instruction set.
 std::string_view tensor_target();
 
 }  // namespace logitless::cpu

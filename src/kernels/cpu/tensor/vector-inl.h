@@ -1,4 +1,4 @@
-// Functions, conversions and reductions of contiguous vectors, once per Highway target.
+// Functions, conversions and reductions of contiguous vectors, compiled once per Highway target.
 #if defined(LOGITLESS_TENSOR_VECTOR_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_TENSOR_VECTOR_INL_H
 #undef LOGITLESS_TENSOR_VECTOR_INL_H
@@ -19,7 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-// How elements of a dtype are read and written as floats: by vectors of any tag, and one at a time.
+// Loads and stores of a dtype's elements as floats: vectors of any tag, and single elements.
 struct SourceF32 {
   using T = float;
   static HWY_INLINE float One(T x) { return x; }
@@ -109,7 +109,7 @@ inline void FromF32(DType dtype, const float* from, void* to, std::int64_t n) {
   });
 }
 
-// FromF32 and ToF32 in one.
+// FromF32 followed by ToF32.
 inline void RoundF32(DType dtype, const float* from, float* to, std::int64_t n) {
   with_source(dtype, [&]<class Source>() {
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(D()));
@@ -120,7 +120,7 @@ inline void RoundF32(DType dtype, const float* from, float* to, std::int64_t n) 
   });
 }
 
-// 2^n for integral n in [-252, 254], in two factors: 2^128 alone is infinite.
+// x 2^n for integral n in [-252, 254], in two factors: 2^128 alone is infinite.
 HWY_INLINE V ScaleByPowerOfTwo(V x, V n) {
   const D d;
   const DI di;
@@ -132,8 +132,8 @@ HWY_INLINE V ScaleByPowerOfTwo(V x, V n) {
   return hn::Mul(hn::Mul(x, first), second);
 }
 
-// e^x = 2^n (1 + q), q = e^r - 1 for |r| <= ln(2) / 2. x in [-110, 90], the rest saturates; NaN is
-// the caller's to give back. Polynomials here and below are minimax fits of the relative error.
+// e^x = 2^n (1 + q), q = e^r - 1 for |r| <= ln(2) / 2. x in [-110, 90], beyond it saturates;
+// callers handle NaN. Polynomials here and below are minimax fits of the relative error.
 struct ExpParts {
   V n, q;
 };
@@ -200,10 +200,10 @@ HWY_INLINE V Log(V x) {
   y = hn::IfThenElse(hn::Eq(x, infinity), infinity, y);
   y = hn::IfThenElse(hn::Eq(x, hn::Zero(d)), hn::Set(d, -kInfinity), y);
   const V nan = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
-  return hn::IfThenElse(hn::Ge(x, hn::Zero(d)), y, nan);  // of NaN too
+  return hn::IfThenElse(hn::Ge(x, hn::Zero(d)), y, nan);  // also for NaN
 }
 
-// log(u) for the float u nearest to 1 + x, and what x has beside u - 1 by the slope there.
+// log(u) for the float u nearest to 1 + x, times x / (u - 1) to correct for the rounding of u.
 HWY_INLINE V Log1p(V x) {
   const D d;
   const V u = hn::Add(hn::Set(d, 1.0f), x);
@@ -214,7 +214,7 @@ HWY_INLINE V Log1p(V x) {
   return hn::IfThenElse(itself, x, y);
 }
 
-// x + x p(x^2) near 0, 1 - exp(-|x| q(|x|)) from there to 4, where it is 1.
+// x + x p(x^2) near 0, 1 - exp(-|x| q(|x|)) up to 4, and 1 beyond.
 HWY_INLINE V Erf(V x) {
   const D d;
   const V a = hn::Abs(x);
@@ -252,7 +252,7 @@ HWY_INLINE V MinNan(V a, V b) {
   return hn::IfThenElse(hn::IsNaN(a), a, hn::IfThenElse(hn::IsNaN(b), b, hn::Min(a, b)));
 }
 
-// f on vectors; the last ones, short of a vector, by a mask, or by way of copies filled up with 1.
+// Applies f to vectors. The tail, short of a vector, uses a mask, or copies padded with 1.
 template <int kInputs, class F>
 HWY_INLINE void Map(const float* a, const float* b, const float* c, float* out, std::int64_t n,
                     const F& f) {
@@ -342,7 +342,7 @@ void SelectVector(const float* a, const float* b, const float* c, float* out, st
          [](V x, V y, V z) HWY_ATTR { return hn::IfThenElse(hn::Eq(x, hn::Zero(D())), z, y); });
 }
 
-// Null for the functions that <cmath> serves.
+// Returns null for functions computed with <cmath>.
 inline VectorFunction FunctionOf(VectorOp op) {
   switch (op) {
 #define LOGITLESS_CASE(name, Name) \
@@ -386,7 +386,7 @@ inline VectorFunction FunctionOf(VectorOp op) {
   return nullptr;
 }
 
-// Four accumulators, then their lanes in order, then the elements short of a vector.
+// Four accumulators, then their lanes in order, then the tail.
 template <class Combine>
 HWY_INLINE float Reduce(const float* x, std::int64_t n, float empty, const Combine& combine) {
   const D d;
@@ -412,7 +412,7 @@ HWY_INLINE float Reduce(const float* x, std::int64_t n, float empty, const Combi
 }
 
 inline float RowSum(const float* x, std::int64_t n) {
-  if (n < static_cast<std::int64_t>(hn::Lanes(D()))) {  // what Reduce would give
+  if (n < static_cast<std::int64_t>(hn::Lanes(D()))) {  // same result as Reduce
     float sum = 0.0f;
     for (std::int64_t i = 0; i < n; ++i) sum += x[i];
     return sum;
@@ -424,7 +424,7 @@ inline float RowMax(const float* x, std::int64_t n) {
                 [](V a, V b) HWY_ATTR { return MaxNan(a, b); });
 }
 
-// Four sums at a time, so that a multiply-add waits for none of the last three.
+// Four independent sums, which hide the latency of the multiply-add.
 inline float Dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, std::int64_t n) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -449,13 +449,13 @@ inline void AddScaledTo(const float* x, float factor, float* y, std::int64_t n) 
 inline LseState RowLse(const float* x, std::int64_t n) {
   const float top = RowMax(x, n);
   if (top == -std::numeric_limits<float>::infinity()) return {};
-  // Infinite or NaN, whatever it is merged with.
+  // Stays infinite or NaN in any merge.
   if (!(std::abs(top) < std::numeric_limits<float>::infinity()))
     return {std::numeric_limits<float>::max(), top};
-  // Here fp32 is so coarse that the sum is no more than its largest term.
+  // fp32 is so coarse here that the sum equals its largest term.
   if (std::abs(top) * kLog2EFloat >= kMostExponent) return {top * kLog2EFloat, 1.0f};
-  // (x - exponent ln(2)) log2(e): subtracting first, and in two exact parts, leaves small numbers
-  // to round where the power is large.
+  // (x - exponent ln(2)) log2(e): subtracting first, in two exact parts, keeps the rounding error
+  // small where the power is large.
   const float exponent = std::floor(top * kLog2EFloat);
   const D d;
   const V high = hn::Set(d, exponent * 0.693359375f), low = hn::Set(d, exponent * -2.12194440e-4f);
@@ -487,7 +487,7 @@ inline void AddExponentials(const float* x, float* top, float* sum, std::int64_t
   const V one = hn::Set(d, 1.0f);
   const auto next = [&](V t, V v) HWY_ATTR { return hn::IfThenElse(hn::Gt(v, t), v, t); };
   Map<3>(x, top, sum, sum, n, [&](V v, V t, V s) HWY_ATTR {
-    const V most = next(t, v);  // a NaN is not taken
+    const V most = next(t, v);  // a NaN is never the maximum
     const V a = hn::IfThenElse(hn::Eq(t, most), one, Exp(hn::Sub(t, most)));
     const V b = hn::IfThenElse(hn::Eq(v, most), one, Exp(hn::Sub(v, most)));
     return hn::MulAdd(s, a, b);

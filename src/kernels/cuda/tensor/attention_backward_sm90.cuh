@@ -11,7 +11,6 @@
 // adds the accumulated sum, rounds and writes d_q. CTAs take blocks by a ticket, the first blocks
 // of all heads of a group before the second ones. So a CTA only waits for earlier tickets, whose
 // CTAs are resident or done.
-// second ones: a CTA waits for tickets before its own alone, which others have or had.
 #pragma once
 
 #include "kernels/cuda/tensor/attention_forward_sm90.cuh"
