@@ -133,6 +133,9 @@ Answer apart(const Head& head, const Upstream& upstream) {
   return answer;
 }
 
+// Two plans sum in fp32 in different orders: the products of a logit where cuBLAS splits them by
+// the size of the chunk, and the sums of each tile. Of 20000 logits of 320 products with a sum of
+// size 3 the greatest difference between two orders is 3.7e-6 (1 + |z|), and 9e-7 in the mean.
 void expect_near(const Tensor& a, const Tensor& b) {
   for (std::int64_t i = 0; i < a.numel(); ++i)
     ASSERT_NEAR(a.get(i), b.get(i), 4e-6 * (1 + std::abs(b.get(i)))) << i;
