@@ -418,6 +418,7 @@ def jsd(**options):
 BAD = {
     "hidden: expected \\[B, T, D\\]": lambda: losses.orpo_loss(HIDDEN[0], WEIGHT, WORDS[0]),
     "hidden: expected \\[2 B, T, D\\]": lambda: losses.orpo_loss(HIDDEN[:3], WEIGHT, WORDS[:3]),
+    "the chosen .* the rejected ones, got \\[0, 6, 5\\]": lambda: losses.orpo_loss(HIDDEN[:0], WEIGHT, WORDS[:0]),
     "targets: expected \\[6, 6\\]": lambda: losses.orpo_loss(HIDDEN, WEIGHT, WORDS[:, 1:]),
     "beta: expected a number above 0": lambda: dpo(**REFERENCE, beta=0.0),
     "loss_type: expected one of": lambda: dpo(**REFERENCE, loss_type="bco"),
@@ -430,6 +431,7 @@ BAD = {
     "ref_weight: expected \\[23, D\\]": lambda: dpo(ref_hidden=REF_HIDDEN, ref_weight=REF_WEIGHT[1:]),
     "kl: expected a number": lambda: losses.kto_loss(HIDDEN, WEIGHT, WORDS, np.ones(6, bool), **REFERENCE),
     "advantages: expected \\[6\\] or \\[6, 6\\]": lambda: losses.ppo_loss(HIDDEN, WEIGHT, WORDS, np.zeros(5)),
+    "advantages: expected \\[6\\], got \\[6, 6\\]": lambda: losses.gspo_loss(HIDDEN, WEIGHT, WORDS, np.zeros((6, 6), np.float32)),
     "ref_per_token_logps: expected it or": lambda: grpo(beta=0.1),
     "normalizer: expected a number above 0": lambda: grpo(normalizer=0),
     "temperature: expected a number above 0": lambda: grpo(temperature=0.0),

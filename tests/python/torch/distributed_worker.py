@@ -11,7 +11,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    from logitless.torch import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
+    from logitless.torch import LinearCrossEntropy, linear_cross_entropy, linear_logprobs, losses
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -74,6 +74,12 @@ def main(rank: int, port: str, ranks: int) -> None:
     plain = weight.clone().requires_grad_()
     torch.log_softmax(hidden[0] @ plain.t(), -1).gather(1, target[0][:, None]).sum().backward()
     assert torch.allclose(w.grad.full_tensor(), plain.grad, atol=1e-4)
+    # So are the sequences of a loss that masks by its targets.
+    w.grad, plain.grad = None, None
+    x, y = (distribute_tensor(t, mesh, [Replicate()]) for t in (hidden, target))
+    losses.simpo_loss(x, w, y).loss.backward()
+    losses.simpo_loss(hidden, plain, target).loss.backward()
+    assert torch.allclose(w.grad.full_tensor(), plain.grad, atol=1e-5)
     try:
         linear_cross_entropy(distribute_tensor(hidden[0], mesh, [Shard(1)]), w, target[0])
     except NotImplementedError as error:

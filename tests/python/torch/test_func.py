@@ -4,7 +4,7 @@ import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from logitless.torch import LinearCrossEntropy, lazy_head, linear_cross_entropy, linear_logprobs
+from logitless.torch import LinearCrossEntropy, _func, lazy_head, linear_cross_entropy, linear_logprobs
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 
 G = oracle.generator(0)
@@ -43,8 +43,9 @@ def test_transforms(name):
     wanted = grad(lambda w: vmap(theirs, (None, 0, 0))(w, xs, ys).sum())(W)
     assert close(grad(lambda w: vmap(ours, (None, 0, 0))(w, xs, ys).sum())(W), wanted)
     assert close(jacrev(lambda w: ours(w, X, Y))(W), jacrev(lambda w: theirs(w, X, Y))(W))
-    # Gradients of PyTorch's usual kind go through.
+    # Gradients of PyTorch's usual kind go through, and have the same bits where nothing is transformed.
     w = W.clone().requires_grad_()
+    assert torch.equal(grad(ours)(W, X, Y), torch.autograd.grad(ours(w, X, Y), w)[0])
     vmap(ours, (None, 0, 0))(w, xs, ys).sum().backward()
     assert close(w.grad, wanted)
 
@@ -55,6 +56,30 @@ def test_refused_by_name(name):
         jvp(lambda w: OURS[name](w, X, Y), (W,), (W,))
     with pytest.raises(NotImplementedError, match="second derivatives"):
         grad(lambda w: grad(OURS[name])(w, X, Y).square().sum())(W)
+
+
+@pytest.mark.parametrize("output", range(3))
+def test_outputs_that_are_not_used_have_no_cotangent(output, monkeypatch):
+    """That of the entropy, were it 0, would make the logits once more."""
+    given, kept = [], _func._head_backward
+    monkeypatch.setattr(_func, "_head_backward", lambda *a: (given.append([t is not None for t in a[4:7]]), kept(*a))[1])
+    grad(lambda w: linear_logprobs(X, w, Y, B)[output].sum())(W)
+    assert given and all(names == [k == output for k in range(3)] for names in given)
+
+
+class Blind(torch.autograd.Function):
+    """The identity, through which no gradient goes."""
+
+    generate_vmap_rule = True
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    forward = staticmethod(lambda x: x.clone())
+    backward = staticmethod(lambda ctx, d: None)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_gradient_that_nothing_follows_from(name):
+    found = grad(lambda w: (Blind.apply(grad(OURS[name])(w, X, Y)) + 2 * w).sum())(W)
+    assert torch.equal(found, torch.full_like(W, 2.0))
 
 
 def test_functional_call():

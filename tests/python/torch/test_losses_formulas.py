@@ -506,6 +506,7 @@ def test_bits_that_are_not_promised_are_refused():
 BAD = {
     "hidden: expected \\[B, T, D\\]": lambda p: losses.dpo_loss(p.hidden[0], p.weight, p.words[0], **p.reference),
     "hidden: expected \\[2 B, T, D\\]": lambda p: losses.simpo_loss(p.hidden[:3], p.weight, p.words[:3]),
+    "the chosen .* the rejected ones, got \\[0, 6, 5\\]": lambda p: losses.simpo_loss(p.hidden[:0], p.weight, p.words[:0]),
     "target: expected \\[6, 6\\]": lambda p: losses.orpo_loss(p.hidden, p.weight, p.words[:, 1:]),
     "weight: expected \\[V, 5\\]": lambda p: losses.cpo_loss(p.hidden, p.weight[:, 1:], p.words),
     "beta: expected a number above 0, got 0": lambda p: losses.dpo_loss(*p.arguments, **p.reference, beta=0),
