@@ -180,6 +180,10 @@ std::string refusal(const std::function<void()>& body) {
 }
 
 TEST(Errors, EachBadArgumentIsNamedAndNothingIsWritten) {
+  const Context context;
+  const Call good;
+  const LossPlan plan = plan_cross_entropy(context, good.options, good.in, good.out);
+  const Workspace workspace(context, plan);
   for (const Row& row : kRows) {
     SCOPED_TRACE(row.message);
     Call call;
@@ -188,6 +192,13 @@ TEST(Errors, EachBadArgumentIsNamedAndNothingIsWritten) {
     expect_message(
         refusal([&] { cross_entropy(Context(), call.options, call.in, call.out, call.budget); }),
         row.message);
+    // A call with a plan of its own checks its arguments itself.
+    if (call.budget == 0) {
+      EXPECT_NE(refusal([&] {
+                  cross_entropy(context, plan, call.options, call.in, call.out, workspace);
+                }),
+                "accepted");
+    }
     for (Tensor* t : call.outputs()) {
       for (const double value : t->values()) EXPECT_EQ(value, 7.0);
     }

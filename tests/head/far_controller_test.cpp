@@ -430,6 +430,29 @@ TEST_F(FarControllerTest, AnExactPlanMeansDenseAndSaysWhy) {
   EXPECT_NE(c.explain().find("next step: dense"), std::string::npos);
 }
 
+TEST_F(FarControllerTest, AnOrderRemembersTheAverageOfTheOneBefore) {
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  const std::vector<float> before(c.order().average().begin(), c.order().average().end());
+  for (float& x : hidden_) x = 1.0f - x;
+  for (int i = 0; i < 100 && c.report().refreshes < 2; ++i) {
+    c.accept(step, step.audit ? error(0.005) : unaudited());
+    step = begin(c);
+  }
+  ASSERT_EQ(c.report().refreshes, 2);
+  const std::vector<float> now =
+      average_of(context_, sample_of(source(), options_.sample_rows, /*copy=*/false, nullptr));
+  double off = 0.0, changed = 0.0;
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    off += std::abs(c.order().average()[i] - now[i]);
+    changed += std::abs(before[i] - now[i]);
+  }
+  EXPECT_GT(changed, 0.1);
+  EXPECT_GT(off, 0.1 * changed);
+  EXPECT_LT(off, 0.9 * changed);
+}
+
 TEST_F(FarControllerTest, OrdersSampleEvenlySpacedTokens) {
   const OrderSample looked = sample_of(source(), 3, /*copy=*/false, &context_.memory());
   EXPECT_EQ(looked.weight.data(), weight_.data());
