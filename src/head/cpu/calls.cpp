@@ -10,7 +10,7 @@
 namespace logitless::cpu {
 namespace {
 
-// The losses of a call's tokens: their weights, and the formula of math/token_loss.h.
+// Computes the losses of a call's tokens from their weights and the formula of math/token_loss.h.
 class TokenLosses {
  public:
   TokenLosses(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
@@ -35,13 +35,14 @@ class TokenLosses {
   double target_weight(std::int64_t row, int k) const {
     return target_weight_.get(row * targets_.per_token() + k, 1.0f);
   }
-  // What `mean` divides by, of one token.
+  // Returns a token's contribution to the divisor of `mean`.
   double share(std::int64_t row) const {
     if (target_weight_.defined()) return token_weight(row);
     return token_weight(row) * class_weight(targets_.word(row, 0));
   }
 
-  // The loss of a token; its derivatives times `upstream` into the answer.
+  // Returns the loss of a token. Writes its derivatives times `upstream` into the gradient
+  // coefficients.
   double operator()(const TokenResult& r, double upstream, TokenAnswer& answer) const {
     TokenLoss loss(terms_, token_weight(r.row), upstream);
     for (int k = 0; k < targets_.per_token(); ++k) {
@@ -81,7 +82,7 @@ struct LossSums {
   }
 };
 
-// Of the ranks that the calls are of, in their order.
+// Sums over the ranks of the communicator, in their order.
 template <typename Sum>
 Sum sum_of_ranks(CollectiveCalls& calls, const Sum& mine) {
   std::vector<Sum> all(static_cast<std::size_t>(calls.communicator().size()));
@@ -91,15 +92,14 @@ Sum sum_of_ranks(CollectiveCalls& calls, const Sum& mine) {
   return sum;
 }
 
-// What `mean` divides by: over the ranks of the tokens, and over the groups that it is over as
-// well.
+// Returns the divisor of `mean`: the sum over the ranks of sharded tokens, and over the replicas.
 double normalizer_of(const ShardOperands& shard, double shares) {
   if (shard.tokens) shares = sum_of_ranks(*shard.calls, shares);
   if (shard.replicas != nullptr) shares = sum_of_ranks(*shard.replicas, shares);
   return shares;
 }
 
-// Per-token outputs by flat index.
+// Writes per-token outputs by flat index.
 struct Outputs {
   Outputs(const HeadCall& call, const TensorView& token_loss)
       : loss(token_loss),
@@ -134,7 +134,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   for (std::int64_t i = 0; i < valid; ++i) shares += token_losses.share(engine.valid_rows()[i]);
   shares = normalizer_of(call.shard, shares);
   stats.normalizer = options.normalizer.value_or(shares);
-  // Nothing to average: loss and gradients are 0 and not 0 / 0.
+  // Nothing to average: loss and gradients are 0 instead of 0 / 0.
   const bool empty = stats.normalizer == 0.0;
   const double divisor = options.reduction == Reduction::mean ? stats.normalizer : 1.0;
   const double upstream =

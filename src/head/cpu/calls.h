@@ -1,4 +1,4 @@
-// The calls of the head on a CPU; head/cuda/calls.h has the same for a GPU.
+// The calls of the head on a CPU; head/cuda/calls.h declares the same for a GPU.
 #pragma once
 
 #include "head/head_call.h"

@@ -12,7 +12,7 @@
 namespace logitless::cpu {
 namespace {
 
-// `count` elements of a vector as contiguous floats, in the order of place(j).
+// Copies `count` elements of a vector as contiguous floats; element j is read at index `place(j)`.
 template <typename Place>
 const float* as_floats(const ConstTensorView& view, std::int64_t count, const Place& place,
                        float* room) {
@@ -81,14 +81,14 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
             call.far.order->has_moments() ? concat(", got some of ", call.far.order->dim())
                                           : ", got none");
   }
-  // The audit's plan has its own after this one's.
+  // The audit's plan has its own workspace behind this one's.
   const std::size_t needed =
       layout_.total + (plan_.audit != nullptr ? plan_.audit->workspace_bytes() : 0);
   require(call.workspace->bytes() >= needed, "workspace: ", call.workspace->bytes(),
           " bytes, the plan needs ", needed);
   require(reinterpret_cast<std::uintptr_t>(call.workspace->data()) % 64 == 0,
           "workspace: expected an address aligned to 64 bytes");
-  // Collapsing is checked before anything is written.
+  // Strides are checked before anything is written.
   for (const auto& [name, view] :
        {std::pair<std::string_view, ConstTensorView>{"hidden", call.in.hidden},
         {"d_hidden", call.gradients.d_hidden}}) {
@@ -154,7 +154,7 @@ void Engine::run(TokenFunction function) {
     std::fill_n(at<float>(layout_.d_bias), call_.shape.vocab, 0.0f);
   }
   if (far()) start_far();
-  // Chunks of equal size: a short last one would waste the work that is done once per chunk.
+  // Chunks have equal sizes: a short last one would waste the fixed work of a chunk.
   const std::int64_t room =
       call_.shard.tokens ? sizes_.tokens / call_.shard.ranks() : sizes_.tokens;
   const std::int64_t chunks = ceil_div(std::max<std::int64_t>(most, 1), room);
@@ -179,7 +179,7 @@ Engine::ChunkTokens Engine::chunk_tokens(std::int64_t first) const {
   return out;
 }
 
-// From the words of the chunk's tokens.
+// Sorts the chunk's targets, whose token ids are already read.
 void Engine::sort_chunk_targets(const ChunkCommon& chunk) const {
   sort_targets({at<std::int32_t>(layout_.words), const_cast<std::int32_t*>(chunk.targets.words),
                 at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin)},
@@ -265,7 +265,8 @@ void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens,
   }
   if (!backward) return;
   if (exchanges_tokens()) exchange_answers(chunk);
-  // Kernels read whole panels: no exponential of what follows the last token is other than 0.
+  // Kernels read full panels, so the padding after the last token has an exponent that makes its
+  // exponentials 0.
   float* const linear = at<float>(layout_.linear);
   float* const slope = plan_.features.entropy_gradient ? at<float>(layout_.slope) : nullptr;
   float* const flat = plan_.features.label_smoothing ? at<float>(layout_.flat) : nullptr;
@@ -278,7 +279,7 @@ void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens,
   }
 }
 
-// What the backward of a token multiplies by, from the gradients with respect to its outputs.
+// Computes the gradient coefficients of a token from the cotangents of its outputs.
 void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
                               const TokenCotangent& cotangent, const double* delta) const {
   const int per_token = plan_.features.targets_per_token;
@@ -289,7 +290,7 @@ void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
       chunk.entropy_sum == nullptr ? 0.0 : entropy_of(chunk.sum[t], chunk.entropy_sum[t]);
   TokenGradient g = token_gradient(cotangent, lse, entropy);
   const double inverse = scale / static_cast<double>(chunk.sum[t]);
-  // The kernel's slope is by log2 of its exponentials, which do not grow with the logits.
+  // The kernel multiplies beta by log2 of its exponentials, which stay bounded for large logits.
   const double alpha =
       g.beta == 0.0 ? g.alpha : g.alpha + g.beta * kLn2 * static_cast<double>(chunk.exponent[t]);
   at<float>(layout_.linear)[t] = static_cast<float>(alpha * inverse);
@@ -298,7 +299,7 @@ void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
   if (plan_.features.label_smoothing)
     at<float>(layout_.flat)[t] = static_cast<float>(g.gamma * scale);
   if (far()) {
-    // `flat` goes to every word alike, targets too.
+    // The kernel adds gamma to all entries, including targets.
     g.gamma = 0.0;
     at<float>(layout_.far.log2_total)[t] = chunk.exponent[t] + std::log2(chunk.sum[t]);
   }
@@ -306,7 +307,7 @@ void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
   for (int k = 0; k < per_token; ++k) {
     const std::int32_t place = chunk.targets.words[t * per_token + k];
     if (place < 0) continue;
-    // The softmax part belongs to a word once, however often it stands among a token's targets.
+    // The softmax part belongs to an entry once, however often it is among a token's targets.
     const bool repeated = std::find(words, words + k, words[k]) != words + k;
     const double z = chunk.target_logit[t * per_token + k];
     const double omega = omega_ == nullptr ? 1.0 : omega_[place];
@@ -373,8 +374,8 @@ WeightGradientSink Engine::weight_sink(bool first_chunk, bool last_chunk) const 
   return sink;
 }
 
-// Gradients that no chunk writes: rows of ignored tokens, and d_weight when there is no valid token
-// at all.
+// Clears gradients that no chunk writes: rows of ignored tokens, and d_weight if there is no valid
+// token.
 void Engine::clear_ignored() const {
   if (call_.features.accumulate) return;
   const int threads = plan_.threads;

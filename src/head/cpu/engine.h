@@ -1,5 +1,5 @@
-// The chunk loop under every call of the head: forward of a chunk, a function of each token's
-// outputs, backward.
+// The chunk loop of every call of the head: forward of a chunk, a function of each token's outputs,
+// backward.
 #pragma once
 
 #include <cstdint>
@@ -17,28 +17,28 @@
 
 namespace logitless::cpu {
 
-// What the forward found for one token.
+// Forward outputs of one token.
 struct TokenResult {
   std::int64_t row = 0;  // of hidden
   double lse = 0.0;
-  const float* target_logit = nullptr;  // [K]; entries of ignored targets are meaningless
+  const float* target_logit = nullptr;  // [K]; undefined for ignored targets
   const std::int32_t* words = nullptr;  // [K]; -1 where ignored
-  double entropy = 0.0;                 // when asked for
+  double entropy = 0.0;                 // when requested
   double weighted_sum = 0.0;            // with label smoothing
-  std::int32_t argmax = 0;              // when asked for
+  std::int32_t argmax = 0;              // when requested
 
   double log_prob(int k) const { return log_prob_of(target_logit[k], lse); }
 };
 
-// What the loss makes of it: gradients with respect to the token's outputs. delta [K] is for
-// target_logit, the share of log_prob included, and starts at 0.
+// The loss's gradients with respect to a token's outputs. delta [K] is for target_logit, includes
+// the part of log_prob, and starts at 0.
 struct TokenAnswer {
   TokenCotangent cotangent;
   double* delta = nullptr;
 };
 
-// Borrowed callable void(const TokenResult&, TokenAnswer&), called by one thread for the valid
-// tokens: in order, or with far-field plans in the order of their targets.
+// Non-owning callable void(const TokenResult&, TokenAnswer&). One thread calls it for the valid
+// tokens, in their order, or with far-field plans in the order of their targets.
 class TokenFunction {
  public:
   template <typename F>
@@ -57,7 +57,7 @@ class TokenFunction {
   void (*call_)(void*, const TokenResult&, TokenAnswer&);
 };
 
-// Of an audit: these valid rows alone, and the rows of d_hidden they go to.
+// Selected valid rows, for an audit, and the rows of d_hidden that they are written to.
 struct ChosenRows {
   std::span<const std::int64_t> rows = {};
   const std::int64_t* to = nullptr;  // null: all valid rows
@@ -67,24 +67,24 @@ struct ChosenRows {
 
 class Engine {
  public:
-  // Throws InvalidArgument when plan or workspace do not fit the call, or a target is out of range.
+  // Throws InvalidArgument if plan or workspace do not fit the call, or a target is out of range.
   // Writes no output.
   explicit Engine(const HeadCall& call, const ChosenRows& chosen = {});
 
   std::int64_t valid_tokens() const { return valid_; }
-  // With sharded tokens all ranks', else this call's. After run.
+  // Returns the valid tokens after run: of all ranks if tokens are sharded, else of this call.
   std::int64_t all_valid_tokens() const { return all_valid_; }
   const std::int64_t* valid_rows() const { return at<std::int64_t>(layout_.rows); }
 
   const TargetReader& targets() const { return targets_; }
 
-  // Of far-field plans, after run: computes lse and d_hidden of the tokens to audit exactly, and
-  // compares. `function` as in run.
+  // Computes lse and d_hidden of the audited tokens exactly and compares, after run of a far-field
+  // plan. `function` as in run.
   void audit(TokenFunction function);
-  // After run, and after the audit.
+  // Returns the statistics after run and the audit.
   FarFieldStatistics far_statistics() const;
 
-  // Runs all chunks and leaves every gradient asked for complete, rows of ignored tokens included.
+  // Runs all chunks. All requested gradients are then complete, including rows of ignored tokens.
   void run(TokenFunction function);
 
  private:
@@ -92,19 +92,19 @@ class Engine {
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(static_cast<std::byte*>(call_.workspace->data()) + offset);
   }
-  // The tokens of a chunk. Its own, of this call's hidden, are [first, first + own_count) of the
-  // valid rows; all of them, but with sharded tokens.
+  // The tokens of a chunk. The local ones are [first, first + own_count) of this call's valid rows.
+  // Without sharded tokens, all are local.
   struct ChunkTokens {
     std::int64_t first = 0, count = 0, own_count = 0;
   };
-  // Which of its own a token of the chunk is; -1: another rank's.
+  // Returns the local index of a chunk's token; -1: it belongs to another rank.
   std::int64_t own_of(std::int64_t token) const {
     if (!exchanges_tokens()) return token;
     const std::int64_t own =
         at<std::int64_t>(layout_.shard.place)[token] - call_.shard.rank() * step_;
     return own >= 0 && own < step_ ? own : -1;
   }
-  std::int64_t count_tokens();  // of the rank that has most
+  std::int64_t count_tokens();  // of the rank with the most
   ChunkTokens chunk_tokens(std::int64_t first) const;
   void set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const;
   void set_outputs(ForwardChunk& chunk) const;
@@ -118,13 +118,13 @@ class Engine {
   void backward(const ForwardChunk& forward, const ChunkTokens& tokens, bool first_chunk,
                 bool last_chunk);
   WeightGradientSink weight_sink(bool first_chunk, bool last_chunk) const;
-  // Of a d_weight with a pass of its own (weight_pass.cpp).
+  // Separate computation of d_weight (weight_pass.cpp).
   bool weight_apart() const { return sizes_.weight_words > 0; }
   void keep_coefficients(const ForwardChunk& chunk, std::int64_t first) const;
   void run_weight_pass() const;
   void weight_of_words(std::int64_t first_word, std::int64_t words, const ChunkTokens& tokens,
                        bool first_chunk, bool last_chunk) const;
-  // Of words spread over ranks (shard_engine.cpp).
+  // Vocabulary-parallel calls (shard_engine.cpp).
   bool sharded() const { return call_.shard.sharded(); }
   bool empty() const { return sharded() && words_.rows() == 0; }
   void gather_counts();
@@ -136,7 +136,7 @@ class Engine {
   void put_answer(std::int64_t own, const TokenAnswer& answer) const;
   void exchange_answers(const ForwardChunk& chunk) const;
   void exchange_hidden(const ChunkTokens& tokens);
-  // Of both (shard_far_engine.cpp).
+  // Vocabulary-parallel far field (shard_far_engine.cpp).
   void require_common_order() const;
   void sort_by_targets(const ChunkTokens& tokens) const;
   void exchange_estimates(float* log2_total, std::int64_t tokens) const;
@@ -145,9 +145,9 @@ class Engine {
   void exchange_bounds(const ChunkTokens& tokens);
   void choose_audited_of_ranks();
   FarFieldStatistics statistics_of_ranks() const;
-  // Whether the words here are so many that nothing is gained where all of them are kept.
+  // Returns whether the local shard is so large that selecting all of its tiles gains nothing.
   bool holds_its_part() const;
-  // Of words gathered from their ranks (gathered_engine.cpp).
+  // Weight-gathered calls (gathered_engine.cpp).
   struct PieceBlock;
   bool gathered() const { return call_.shard.gathered != nullptr; }
   bool exchanges_tokens() const { return call_.shard.tokens && !gathered(); }
@@ -167,18 +167,18 @@ class Engine {
   void add_sums(std::int64_t piece) const;
   ShardState state_of(const ForwardChunk& chunk, std::int64_t token, const ShardWords& words) const;
   void store_hidden(std::int64_t first, std::int64_t count, const float* sums) const;
-  // Of far-field plans (far_engine.cpp).
+  // Far-field plans (far_engine.cpp).
   bool far() const { return sizes_.far; }
-  // Of the weight, at a position of what the kernel walks.
+  // Returns the row of the weight at a position of the kernel's order.
   std::int64_t row_at(std::int64_t position) const {
     return far() ? call_.far.order->words()[position] : position;
   }
   void start_far();
-  std::int64_t audited_row(std::int64_t i) const;  // of the valid ones
+  std::int64_t audited_row(std::int64_t i) const;  // index among the valid rows
   void far_forward(const ForwardChunk& forward, std::int64_t first) const;
   void far_backward(const BackwardChunk& backward, std::int64_t first);
-  // Their tokens by the tiles that they keep (far_order.cpp): from the order of a chunk into that
-  // of its blocks, and back.
+  // Sorting of tokens by their selected tiles (far_order.cpp): from the order of a chunk to that of
+  // its blocks, and back.
   enum class Way : std::uint8_t { to_blocks, back };
   void sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const float* linear,
                      const float* caution) const;
@@ -200,10 +200,11 @@ class Engine {
   ShardWords words_;
   std::int64_t valid_ = 0;
   std::int64_t all_valid_ = 0;
-  std::int64_t step_ = 0;  // of the valid rows, from chunk to chunk
+  std::int64_t step_ = 0;  // valid rows from chunk to chunk
   const float* bias_ = nullptr;
   const float* omega_ = nullptr;
-  // Of this call's tokens; and of all ranks', from the first of this one's on.
+  // Audited tokens of this call, and of all ranks; index of this call's first; valid tokens of
+  // earlier ranks.
   std::int64_t audited_ = 0, all_audited_ = 0, first_audited_ = 0, valid_before_ = 0;
   FarSums far_sums_ = {};
   TokenOutput bound_;

@@ -28,7 +28,7 @@ TilePoints Engine::tile_points() const {
   return points;
 }
 
-// What holds for all chunks: tiles as points, tokens to audit.
+// Prepares data shared by all chunks: tile centroids and the tokens to audit.
 void Engine::start_far() {
   far_sums_ = {};
   if (sharded()) require_common_order();
@@ -45,9 +45,9 @@ void Engine::start_far() {
     from_f32(kernel_.far_dtype, order.variance().data(), at<std::byte>(layout_.far.variance),
              static_cast<std::int64_t>(order.variance().size()));
   }
-  // Tokens of one target are alike, and blocks of like tokens keep fewer tiles (8.1 % instead
-  // of 9.4 % of a real head; docs/far_field.md). On several ranks by all their orders, one after
-  // another.
+  // Tokens with the same target are similar, and blocks of similar tokens select fewer tiles (8.1 %
+  // instead of 9.4 % for a real head; docs/far_field.md). Several ranks use the concatenation of
+  // their orders.
   const auto places = sharded() ? call_.far.order->places() : call_.far.order->positions();
   const auto place = [&](std::int64_t row) {
     const std::int64_t word = targets_.word(row, 0);
@@ -64,7 +64,7 @@ void Engine::start_far() {
   if (call_.shard.tokens) choose_audited_of_ranks();
 }
 
-// Evenly spaced among them, those of the ranks one after another.
+// Audited tokens are evenly spaced over the valid tokens of all ranks, concatenated by rank.
 std::int64_t Engine::audited_row(std::int64_t i) const {
   return (first_audited_ + i) * all_valid_ / all_audited_ - valid_before_;
 }
@@ -87,7 +87,7 @@ void Engine::far_forward(const ForwardChunk& forward, std::int64_t first) const 
   move(chunk.log2_total, chunk.tokens, Way::to_blocks);
   kernel_.far_forward(chunk);
   if (!sharded()) return;
-  // Ranks tell of tokens in the order that all have.
+  // Ranks exchange data of tokens in their common order.
   move_rows(forward, first, Way::back);
   for (float* const of : {chunk.exponent, chunk.sum, chunk.log2_total})
     move(of, chunk.tokens, Way::back);
@@ -123,7 +123,7 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
       const std::int64_t token = audited_row(i) - first;
       if (token < 0 || token >= chunk.tokens) continue;
       audit_row[token] = static_cast<std::int32_t>(i);
-      // In double, as the tokens' function sees it.
+      // The audit compares lse in double, as the token function receives it.
       at<double>(layout_.audit.lse)[i] =
           value(LseState{chunk.exponent[token], at<float>(layout_.sum)[token]});
     }
@@ -158,7 +158,7 @@ void Engine::audit(TokenFunction function) {
   if (all_audited_ == 0) return;
   const std::int64_t dim = call_.shape.dim;
   const std::int64_t room = plan_.audit->shape.tokens;
-  // Of the order that all chunks have now.
+  // The audited rows are those of the order that all chunks have now.
   auto* rows = at<std::int64_t>(layout_.audit.rows);
   for (std::int64_t i = 0; i < audited_; ++i) {
     rows[i] = valid_rows()[audited_row(i)];

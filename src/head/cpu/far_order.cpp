@@ -1,5 +1,5 @@
-// Blocks of tokens that keep alike: a chunk's tokens in the order of the tiles they keep. Words
-// over ranks have an order on each; what is told between them is in the one that the chunk came in.
+// Sorts a chunk's tokens by the tiles that they select, so that blocks have similar selections.
+// Each rank of a sharded vocabulary has its own order; exchanges use the order of the chunk.
 #include <algorithm>
 #include <numeric>
 
@@ -21,7 +21,7 @@ void Engine::move(T* values, std::int64_t tokens, Way way, std::int64_t each) co
 template void Engine::move(float*, std::int64_t, Way, std::int64_t) const;
 template void Engine::move(double*, std::int64_t, Way, std::int64_t) const;
 
-// Where the tokens' rows are, their words, and the targets that these are.
+// Moves the tokens' rows, their token ids, and the targets that follow from these.
 void Engine::move_rows(const ChunkCommon& chunk, std::int64_t first, Way way) const {
   if (!call_.shard.tokens) move(at<std::int64_t>(layout_.rows) + first, chunk.tokens, way);
   if (sharded()) move(at<std::int64_t>(layout_.shard.place), chunk.tokens, way);
@@ -29,8 +29,8 @@ void Engine::move_rows(const ChunkCommon& chunk, std::int64_t first, Way way) co
   sort_chunk_targets(chunk);
 }
 
-// By masses of the forward, with `linear`, or by estimates. Moves rows, targets and masses; what
-// else there is of tokens the caller does.
+// Sorts by masses of the forward, given `linear`, or by estimates. Moves rows, targets and masses;
+// the caller moves other per-token data.
 void Engine::sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const float* linear,
                            const float* caution) const {
   FarKeys keys;
@@ -53,8 +53,8 @@ void Engine::sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const f
   kernel_.far_move(masses);
 }
 
-// Before the backward: of far_both's forward the blocks are chosen already, and on several ranks
-// the tokens have gone back from them.
+// Orders the blocks before the backward. far_both has chosen them in its forward, but on several
+// ranks its tokens are back in the common order.
 void Engine::order_blocks(const BackwardChunk& chunk, std::int64_t first) const {
   const bool chosen = plan_.kind == PlanKind::far_both;
   if (chosen && !sharded()) return;

@@ -1,9 +1,11 @@
-// Weights move: every rank runs its own tokens against all words, whose rows come to it piece by
-// piece, in the forward and in the backward, last piece first, where the last one is still there.
-// Each rank's rows of a piece are a call of the kernel; what it leaves of the tokens is merged in
-// the order of pieces and ranks. Gradients of the rows go back to their rank, which adds up those
-// of all ranks' tokens. Of a weight by columns a piece is rows of which each rank gives its
-// columns, one call of the kernel.
+// Weight-gathered calls: every rank computes its local tokens against the full vocabulary. Rows of
+// the weight arrive slice by slice in the forward. They arrive once more in the backward in reverse
+// order, where the last slice is still present. One kernel call takes one rank's rows of a slice.
+// Its per-token results are merged in the order of slices and ranks. Gradients of the rows return
+// to their rank, which adds the sums of all ranks' tokens.
+//
+// If the weight is sharded by columns, each rank contributes its columns of a slice's rows, and one
+// kernel call takes the slice.
 #include <algorithm>
 #include <cstring>
 
@@ -14,11 +16,11 @@
 
 namespace logitless::cpu {
 
-// Rows of one rank in a piece.
+// The rows of one rank in a slice.
 struct Engine::PieceBlock {
   int rank = 0;
   ShardWords words{0};
-  const std::byte* rows = nullptr;  // [words, D]
+  const std::byte* rows = nullptr;  // [rows of the block, D]
   const float* bias = nullptr;
   const float* omega = nullptr;
 };
@@ -73,7 +75,7 @@ void Engine::gather_piece(std::int64_t piece) const {
   });
 }
 
-// function(block) for the ranks that have rows in the piece, in their order.
+// Calls function(block) for the ranks that have rows in the slice, in their order.
 template <typename F>
 void Engine::each_block(std::int64_t piece, const F& function) const {
   for (int r = 0; r < call_.shard.ranks(); ++r) {
@@ -110,7 +112,7 @@ Engine::PieceBlock Engine::block_of(int rank, std::int64_t piece) const {
   return block;
 }
 
-// Of the valid tokens [first, first + count).
+// Sets the operands of a block's rows and the valid tokens [first, first + count).
 void Engine::set_block(ChunkCommon& chunk, const PieceBlock& block, std::int64_t first,
                        std::int64_t count) const {
   const int per_token = plan_.features.targets_per_token;
@@ -135,7 +137,7 @@ void Engine::set_block(ChunkCommon& chunk, const PieceBlock& block, std::int64_t
   chunk.scratch = at<std::byte>(layout_.scratch);
 }
 
-// The forward of a block's words, and what it says of the tokens into their states.
+// Computes the forward of a block's rows and merges the results into the tokens' states.
 void Engine::absorb_block(const PieceBlock& block, std::int64_t first, std::int64_t count) const {
   const GatheredLayout& layout = layout_.gathered;
   ForwardChunk chunk;
@@ -158,7 +160,7 @@ void Engine::absorb_block(const PieceBlock& block, std::int64_t first, std::int6
   }
 }
 
-// All tokens as one chunk, whose words are all words.
+// Returns all tokens as one chunk over the full vocabulary.
 ForwardChunk Engine::all_tokens() const {
   ForwardChunk chunk;
   chunk.shape = plan_.shape;
@@ -182,14 +184,15 @@ void Engine::finish_states(const ForwardChunk& chunk) const {
   }
 }
 
-// d_hidden, d_weight and d_bias of the valid tokens [first, first + count) and a block's words.
+// Computes d_hidden, d_weight and d_bias of a block's rows and the valid tokens [first, first +
+// count).
 void Engine::backward_block(const PieceBlock& block, std::int64_t first, std::int64_t count,
                             bool first_block) const {
   const HeadFeatures& features = plan_.features;
   const GatheredLayout& layout = layout_.gathered;
   BackwardChunk chunk;
   set_block(chunk, block, first, count);
-  // Kernels read whole panels: what follows the last token is 0, its exponentials too.
+  // Kernels read full panels, so the padding after the last token is 0, including its exponentials.
   const std::int64_t end = std::min(round_up(count, 64), sizes_.tokens) + 64;
   const auto part = [&](std::size_t to, std::size_t from, double rest = 0.0) {
     float* const values = at<float>(to);
@@ -238,7 +241,8 @@ void Engine::backward_block(const PieceBlock& block, std::int64_t first, std::in
   kernel_.backward(chunk);
 }
 
-// By columns: those of each rank, and all of d_bias, into its part of the sums.
+// Splits the sums of a weight sharded by columns: each rank's part gets its columns, and all of
+// d_bias.
 void Engine::deal_sums(std::int64_t rows) const {
   const HeadFeatures& features = plan_.features;
   const PieceSums whole = whole_sums(call_.shape, features, plan_.piece_rows);
@@ -261,8 +265,8 @@ void Engine::deal_sums(std::int64_t rows) const {
                 floats(rows));
 }
 
-// The sums of a piece go to the ranks of its rows or columns, which add those of all ranks in their
-// order and in fp32, and round once.
+// Sends the sums of a slice to the ranks of its rows or columns. They add those of all ranks in
+// fp32, in the order of ranks, and round once.
 void Engine::add_sums(std::int64_t piece) const {
   const PieceSums layout = piece_sums(call_.shape, plan_.features, plan_.piece_rows);
   if (layout.bytes == 0) return;

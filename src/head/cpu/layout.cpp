@@ -35,7 +35,8 @@ std::size_t weight_sum_bytes(const HeadShape& shape, const HeadFeatures& feature
 
 namespace {
 
-// Kernels read coefficients by whole panels: room for the largest panel beyond the last token.
+// Padding of per-token arrays after the last token, since kernels read coefficients by full panels:
+// the size of the largest panel.
 constexpr std::int64_t kPanelRoom = 64;
 
 template <typename Take>
@@ -91,7 +92,7 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
   const std::int64_t tokens = gathered ? shape.tokens : sizes.tokens;
   const std::int64_t slots = tokens * features.targets_per_token;
   const std::int64_t chunk_slots = sizes.tokens * features.targets_per_token;
-  const std::int64_t words = gathered ? sizes.piece_rows : shape.vocab;  // of a kernel's call
+  const std::int64_t words = gathered ? sizes.piece_rows : shape.vocab;  // of one kernel call
   const bool backward = !sizes.forward_only;
   out.rows = take(shape.tokens * 8);
 

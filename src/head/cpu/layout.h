@@ -1,5 +1,4 @@
-// Where everything of a call lies inside the caller's workspace: one pure function for the planner
-// and the engine.
+// Workspace layout of a call on a CPU: one pure function for the planner and the engine.
 #pragma once
 
 #include <cstddef>
@@ -14,43 +13,43 @@ namespace logitless::cpu {
 ChunkSizes chunk_sizes(PlanKind kind, const PlanSizes& sizes, int threads);
 ChunkSizes chunk_sizes(const LossPlan& plan);
 
-// Offsets in bytes. C = tokens of a chunk, K = targets per token.
+// Far-field buffers, as offsets in bytes. C = tokens of a chunk, K = targets per token.
 struct FarLayout {
-  std::size_t positions = 0;       // i32 [C K]: of the words
+  std::size_t positions = 0;       // i32 [C K]: of the targets
   std::size_t centroid = 0;        // [tiles, D] in the kernel's far_dtype
   std::size_t radius = 0;          // f32 [tiles]
   std::size_t centroid_norm = 0;   // f32 [tiles]
   std::size_t weighted_total = 0;  // f32 [D] with label smoothing
-  std::size_t mean = 0;            // of far_both: [tiles, D] in far_dtype
+  std::size_t mean = 0;            // far_both: [tiles, D] in far_dtype
   std::size_t log2_base = 0;       // f32 [tiles]
   std::size_t axes = 0;            // [D, D] and [tiles, D] in far_dtype, unless that is f32
   std::size_t variance = 0;
   std::size_t log2_total = 0;    // f32 [C]
   std::size_t bound = 0;         // f32 [C]
   std::size_t norm_squared = 0;  // f64 [C]
-  // Of tokens by the tiles they keep
+  // Sorting of tokens by selected tiles
   std::size_t keys = 0;  // i32 [C]
-  std::size_t from = 0;  // i32 [C]: which token of the chunk each was
-  std::size_t room = 0;  // f32 [threads, C], or what the largest array of the tokens takes
+  std::size_t from = 0;  // i32 [C]: index in the chunk of each sorted token
+  std::size_t room = 0;  // f32 [threads, C], or the bytes of the largest per-token array
 };
-// Of the tokens audited.
+// Buffers of the audited tokens.
 struct AuditLayout {
   std::size_t row = 0;    // i32 [C]
-  std::size_t far = 0;    // f32 [audited, D]: what the far field made of them
-  std::size_t exact = 0;  // f32 [audited, D]: what they are
+  std::size_t far = 0;    // f32 [audited, D]: d_hidden of the far field
+  std::size_t exact = 0;  // f32 [audited, D]: exact d_hidden
   std::size_t rows = 0;   // i64 [2, audited]: rows of hidden; 0, 1, 2, ...
   std::size_t lse = 0;    // f64 [audited]
 };
-// What a token's own rank tells of it with sharded tokens, as TokenCotangent; K derivatives by the
-// target logits follow.
+// Cotangents of a token that its rank sends to all ranks with sharded tokens, as in TokenCotangent.
+// K derivatives with respect to the target logits follow.
 struct TokenAnswerRecord {
   double lse, entropy, weighted_sum;
 };
-// Of words spread over G ranks. B = ceil(C / G): tokens of a rank.
+// Buffers of a vocabulary sharded over G ranks. B = ceil(C / G): tokens of a rank.
 struct ShardLayout {
   std::size_t counts = 0;   // i64 [G]: valid tokens of each rank
-  std::size_t place = 0;    // i64 [C]: rows of the chunk's tokens in hidden, pieces
-  std::size_t rows = 0;     // i32 [C K]: of weight, of the targets here
+  std::size_t place = 0;    // i64 [C]: index of each token in the exchanged buffers
+  std::size_t rows = 0;     // i32 [C K]: local rows of the targets
   std::size_t best = 0;     // f32 [C]
   std::size_t wide = 0;     // WideSum [C]
   std::size_t records = 0;  // [G], C TokenRecords and C K ShardTargets each
@@ -58,37 +57,37 @@ struct ShardLayout {
   std::size_t hidden = 0;   // [G, B, D]
   std::size_t words = 0;    // i32 [G, B, K]
   std::size_t answers = 0;  // [G, B], a TokenAnswerRecord and K doubles each
-  std::size_t far = 0;      // of the far field, f32 [G, C]: estimated totals, bounds
-  // With d_hidden, f32 [G, B, D] each: for all ranks, from all ranks
+  std::size_t far = 0;      // far field, f32 [G, C]: estimated totals, bounds
+  // With d_hidden, f32 [G, B, D] each: sent to all ranks, received from all ranks
   std::size_t pieces = 0;
   std::size_t received = 0;
 };
-// Of words gathered from G ranks, B rows of each at a time. N = tokens of the plan, all of this
-// rank. Layout's arrays of a chunk, but for entries and tile_begin, are of all N tokens then.
+// Buffers of a weight gathered from G ranks, B rows of each at a time. N = local tokens of the
+// plan. The arrays of Layout for a chunk, except entries and tile_begin, then have all N tokens.
 struct GatheredLayout {
-  std::size_t states = 0;   // TokenRecord [N]: of the pieces so far
-  std::size_t places = 0;   // i32 [C K]: rows of a piece, of the targets in it
+  std::size_t states = 0;   // TokenRecord [N]: merged over the slices so far
+  std::size_t places = 0;   // i32 [C K]: rows of the targets in the slice
   std::size_t outside = 0;  // i64 [C]: 0, 1, 2, ...: rows of sums of d_hidden
-  // Of a chunk and one rank's rows of a piece: outputs of the kernel, then what its backward reads
+  // Buffers of a chunk and one rank's rows of a slice: outputs of the forward kernel, then inputs
+  // of its backward
   std::size_t exponent = 0, sum = 0, linear = 0, slope = 0, flat = 0;  // f32 [C + panel]
   std::size_t entropy = 0, weighted = 0;                               // f64 [C]
   std::size_t argmax = 0, best = 0;                                    // i32 [C], f32 [C]
   std::size_t wide = 0;                                                // WideSum [C]
   std::size_t omega = 0;                                               // f32 [B]
   std::size_t piece = 0;                                               // [G] of PieceLayout
-  std::size_t sums = 0;        // [G] of PieceSums: for all ranks
-  std::size_t received = 0;    // [G] of PieceSums: from all ranks; where the piece was
+  std::size_t sums = 0;        // [G] of PieceSums: sent to all ranks
+  std::size_t received = 0;    // [G] of PieceSums: from all ranks; reuses the slice
   std::size_t whole = 0;       // bytes of whole_piece
-  std::size_t whole_sums = 0;  // the bytes of whole_sums
-  std::size_t d_hidden = 0;    // f32 [N, D]: sums over pieces of a 16-bit d_hidden
+  std::size_t whole_sums = 0;  // bytes of whole_sums
+  std::size_t d_hidden = 0;    // f32 [N, D]: sums over slices of a 16-bit d_hidden
 };
-// What is kept of all N tokens until their part of d_weight is made, where that has a pass of its
-// own.
+// Data of all N tokens that is saved for a separate computation of d_weight.
 struct KeptLayout {
   std::size_t exponent = 0, linear = 0, slope = 0, flat = 0;  // f32 [N]
   std::size_t coefficient = 0;                                // f32 [N K]
   std::size_t words = 0;                                      // i32 [N K]
-  std::size_t places = 0;  // i32 [C K]: which of the words at hand the targets are
+  std::size_t places = 0;  // i32 [C K]: indices of the targets in the current block
 };
 struct Layout {
   std::size_t rows = 0;          // int64 [tokens]: rows of hidden that are not ignored
@@ -107,17 +106,17 @@ struct Layout {
   std::size_t tile_begin = 0;    // i32 [tiles + 1]
   std::size_t delta = 0;         // f64 [K]
   std::size_t bias = 0;          // f32 [V] with a bias
-  std::size_t omega = 0;         // f32 [V] with class weights; by word where words are gathered
-  std::size_t d_bias = 0;        // f32 [V] when asked for
-  // fp32 [V, D] or its low halves, for a 16-bit d_weight over several chunks; of weight_words where
-  // it has a pass of its own
+  std::size_t omega = 0;         // f32 [V] with class weights; by token id if weights are gathered
+  std::size_t d_bias = 0;        // f32 [V] when requested
+  // fp32 sums [V, D], or their low halves, for a 16-bit d_weight over several chunks. Of
+  // weight_words rows if d_weight is computed separately.
   std::size_t d_weight = 0;
   KeptLayout kept;
   FarLayout far;
   AuditLayout audit;
   ShardLayout shard;
   GatheredLayout gathered;
-  std::size_t scratch = 0;  // of the kernel
+  std::size_t scratch = 0;  // kernel's scratch
   std::size_t total = 0;
 };
 
@@ -125,8 +124,8 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
                  const ChunkSizes& sizes, std::int64_t audited = 0);
 Layout layout_of(const LossPlan& plan);
 
-// Bytes of the sums kept beside a 16-bit d_weight that several chunks add to, of the words whose
-// d_weight is made at a time; else 0.
+// Returns the bytes of the additional sums for a 16-bit d_weight that several chunks add to: of the
+// rows that are computed at a time; else 0.
 std::size_t weight_sum_bytes(const HeadShape& shape, const HeadFeatures& features,
                              const ChunkSizes& sizes);
 

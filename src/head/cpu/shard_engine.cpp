@@ -1,6 +1,6 @@
-// What ranks that hold a part of the words each tell one another for a chunk: tokens where these
-// are spread, too, the states of all tokens, and pieces of d_hidden. Everything is merged in the
-// order of ranks, so that all get the same bits.
+// Exchanges of a vocabulary-parallel chunk: tokens if these are sharded, the states of all tokens,
+// and partial sums of d_hidden. Everything is merged in the order of ranks, so that all ranks get
+// the same bits.
 #include <algorithm>
 #include <cstring>
 
@@ -22,7 +22,7 @@ void Engine::gather_counts() {
   call_.shard.calls->all_gather(counts + call_.shard.rank(), counts, sizeof(std::int64_t));
 }
 
-// Where the tokens of a chunk stand in what is exchanged of them, and their targets.
+// Computes the indices of a chunk's tokens in the exchanged buffers, and their targets.
 void Engine::place_tokens(const ChunkTokens& tokens, std::int32_t* words) const {
   auto* const place = at<std::int64_t>(layout_.shard.place);
   if (!call_.shard.tokens) {
@@ -43,7 +43,7 @@ void Engine::place_tokens(const ChunkTokens& tokens, std::int32_t* words) const 
     std::copy_n(all + place[t] * per_token, per_token, words + t * per_token);
 }
 
-// Hidden states and targets of a chunk's tokens, from all ranks.
+// All-gathers the hidden states and targets of a chunk's tokens.
 void Engine::gather_tokens(const ChunkTokens& tokens) const {
   CollectiveCalls& calls = *call_.shard.calls;
   const int rank = call_.shard.rank();
@@ -57,7 +57,7 @@ void Engine::gather_tokens(const ChunkTokens& tokens) const {
   const auto* const from = static_cast<const std::byte*>(call_.in.hidden.data());
   parallel_for(plan_.threads, step_, [&](std::int64_t i, int) {
     std::byte* const to = mine + bytes(i, row_bytes);
-    if (i >= tokens.own_count) {  // nobody reads it
+    if (i >= tokens.own_count) {  // never read
       std::memset(to, 0, row_bytes);
       return;
     }
@@ -76,7 +76,7 @@ void Engine::gather_tokens(const ChunkTokens& tokens) const {
   calls.all_gather(own, words, bytes(step_ * per_token, sizeof(std::int32_t)));
 }
 
-// The forward of no words.
+// The forward of a rank without vocabulary entries.
 void Engine::forward_nothing(const ForwardChunk& chunk) const {
   for (std::int64_t t = 0; t < chunk.tokens; ++t) {
     chunk.exponent[t] = 0.0f;
@@ -88,7 +88,7 @@ void Engine::forward_nothing(const ForwardChunk& chunk) const {
   }
 }
 
-// Of one token after the forward of some words.
+// Returns the state of one token after the forward over `words`.
 ShardState Engine::state_of(const ForwardChunk& chunk, std::int64_t t,
                             const ShardWords& words) const {
   ShardState state;
@@ -104,7 +104,7 @@ ShardState Engine::state_of(const ForwardChunk& chunk, std::int64_t t,
   return state;
 }
 
-// The outputs of the forward become those of all words.
+// Merges the outputs of the forward over the ranks into those of the global vocabulary.
 void Engine::exchange_states(const ForwardChunk& chunk) const {
   const std::int64_t count = chunk.tokens;
   const int per_token = plan_.features.targets_per_token;
@@ -136,7 +136,7 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
         merge_shards(ranks, [&](int r) -> const ShardState& { return record_of(r, t).state; });
     WideSum wide;
     for (int r = 0; r < ranks; ++r) wide.add(record_of(r, t).wide);
-    // Masses that are estimates are in no wide sum.
+    // Estimated masses are not part of the wide sum.
     const double sum = chunk.wide != nullptr ? wide.scaled(merged.exponent) : merged.sum;
     chunk.exponent[t] = static_cast<float>(merged.exponent);
     chunk.sum[t] = static_cast<float>(sum);
@@ -166,7 +166,8 @@ void Engine::put_answer(std::int64_t own, const TokenAnswer& answer) const {
               reinterpret_cast<double*>(at + sizeof(TokenAnswerRecord)));
 }
 
-// Of sharded tokens: what their own ranks make of them, and everyone's coefficients from that.
+// All-gathers the cotangents of sharded tokens from their ranks. Every rank then computes the
+// coefficients of all of them.
 void Engine::exchange_answers(const ForwardChunk& chunk) const {
   std::byte* const all = answer_of(0);
   const auto of_rank = static_cast<std::size_t>(answer_of(step_) - all);
@@ -182,8 +183,9 @@ void Engine::exchange_answers(const ForwardChunk& chunk) const {
   }
 }
 
-// Each rank adds up the pieces of its tokens, in the order of ranks and in fp32, and rounds them
-// once. Where all ranks have all tokens, each adds up a part of them and tells the sums.
+// Reduces d_hidden. Each rank adds the partial sums of its tokens in fp32, in the order of ranks,
+// and rounds once. If all ranks have all tokens, each adds a part of them, and the sums are
+// all-gathered.
 void Engine::exchange_hidden(const ChunkTokens& tokens) {
   CollectiveCalls& calls = *call_.shard.calls;
   const int ranks = call_.shard.ranks();
@@ -214,7 +216,7 @@ void Engine::exchange_hidden(const ChunkTokens& tokens) {
   store_hidden(tokens.first, count, rows);
 }
 
-// sums [count, D] of the valid rows from `first` on are rounded to d_hidden.
+// Rounds sums [count, D] of the valid rows from `first` on into d_hidden.
 void Engine::store_hidden(std::int64_t first, std::int64_t count, const float* sums) const {
   const std::int64_t dim = call_.shape.dim;
   const TensorView& to = call_.gradients.d_hidden;

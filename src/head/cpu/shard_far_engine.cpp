@@ -1,5 +1,5 @@
-// The far field of words spread over ranks: tiles are chosen by each rank on its own, from totals
-// of all of them; what is told of a call is of all ranks, the same on each.
+// The vocabulary-parallel far field. Each rank selects local tiles by itself, from global totals.
+// All exchanged data is global, and equal on all ranks.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,7 +12,7 @@
 
 namespace logitless::cpu {
 
-// Without one ranks would put different tokens into a chunk.
+// Without a common order, ranks would put different tokens into a chunk.
 void Engine::require_common_order() const {
   const VocabOrder& order = *call_.far.order;
   require(static_cast<std::int64_t>(order.places().size()) == call_.shape.whole_vocab,
@@ -29,7 +29,7 @@ void Engine::require_common_order() const {
   }
 }
 
-// Like tokens into the same blocks, whichever rank they are from.
+// Sorts similar tokens into the same blocks, whichever rank they come from.
 void Engine::sort_by_targets(const ChunkTokens& tokens) const {
   auto* const place = at<std::int64_t>(layout_.shard.place);
   const auto* const words = at<std::int32_t>(layout_.shard.words);
@@ -44,7 +44,7 @@ void Engine::sort_by_targets(const ChunkTokens& tokens) const {
   });
 }
 
-// Of the tiles here become those of all ranks' tiles.
+// Replaces the totals of the local tiles by those of all ranks' tiles.
 void Engine::exchange_estimates(float* log2_total, std::int64_t tokens) const {
   auto* const all = at<float>(layout_.shard.far);
   const int ranks = call_.shard.ranks();
@@ -55,7 +55,7 @@ void Engine::exchange_estimates(float* log2_total, std::int64_t tokens) const {
     log2_total[t] = log2_of_sum(ranks, [&](int r) { return all[r * tokens + t]; });
 }
 
-// With tokens spread over ranks, those of them that are audited.
+// Determines the audited tokens of this rank, if tokens are sharded.
 void Engine::choose_audited_of_ranks() {
   const auto* const counts = at<std::int64_t>(layout_.shard.counts);
   valid_before_ = 0;
@@ -68,7 +68,7 @@ void Engine::choose_audited_of_ranks() {
   audited_ = first_of(valid_before_ + valid_) - first_audited_;
 }
 
-// Their lse, in double, as the tokens' function sees it.
+// Saves lse of the audited tokens, in double, as the token function receives it.
 void Engine::keep_audited(const ForwardChunk& chunk, const ChunkTokens& tokens) const {
   std::int64_t next = 0;
   for (std::int64_t t = 0; t < tokens.count; ++t) {
@@ -81,7 +81,8 @@ void Engine::keep_audited(const ForwardChunk& chunk, const ChunkTokens& tokens) 
   }
 }
 
-// Of d_hidden [count, D] of all words, before it is rounded: norms, and the rows of audited tokens.
+// Computes norms of d_hidden [count, D] over the global vocabulary before rounding, and saves the
+// rows of audited tokens.
 void Engine::keep_far_hidden(const ChunkTokens& tokens, const float* rows, std::int64_t count) {
   const std::int64_t dim = call_.shape.dim;
   auto* const norms = at<double>(layout_.far.norm_squared);
@@ -100,7 +101,7 @@ void Engine::keep_far_hidden(const ChunkTokens& tokens, const float* rows, std::
   }
 }
 
-// The error of a token's d_hidden is at most what the ranks' bounds are together.
+// The error of a token's d_hidden is at most the sum of the ranks' bounds.
 void Engine::exchange_bounds(const ChunkTokens& tokens) {
   auto* const all = at<float>(layout_.shard.far);
   float* const mine = all + call_.shard.rank() * tokens.count;

@@ -48,8 +48,8 @@ void sort_targets(const ChunkTargets& to, std::int64_t count, int per_token, std
     if (at >= 0) ++tile_begin[at / kVocabTile + 1];
   }
   for (std::int64_t tile = 0; tile < tiles; ++tile) tile_begin[tile + 1] += tile_begin[tile];
-  // A stable counting sort: tile_begin[tile] walks to the tile's end, and is set back by one tile
-  // after.
+  // A stable counting sort. Each tile_begin[tile] advances to the end of its tile, so the array is
+  // shifted back by one tile afterwards.
   for (std::int64_t slot = 0; slot < count * per_token; ++slot) {
     const std::int32_t at = to.places[slot];
     if (at < 0) continue;

@@ -1,6 +1,6 @@
-// The pass of a d_weight that is made some words at a time: for each of them over all chunks, from
-// what the chunks left of their tokens, so that the fp32 sums of those words alone are in memory.
-// Sums run in the order that they have without it, and have the same bits.
+// Separate computation of d_weight, one vocabulary block at a time over all chunks, from saved data
+// of the tokens. Only the fp32 sums of that block are in memory. Sums have the same order, and so
+// the same bits, as those of the joint computation.
 #include <algorithm>
 
 #include "head/cpu/engine.h"
@@ -50,7 +50,7 @@ void Engine::weight_of_words(std::int64_t first_word, std::int64_t words, const 
                 at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin)},
                count, plan_.features.targets_per_token, words,
                WordPlaces(words_.part(first_word, words)));
-  // Kernels read whole panels: what follows the last token is 0, its exponentials too.
+  // Kernels read full panels, so the padding after the last token is 0, including its exponentials.
   const std::int64_t end = std::min(round_up(count, 64) + 64, sizes_.tokens + 64);
   const auto part = [&](std::size_t from, std::size_t to, double rest = 0.0) {
     float* const values = at<float>(to);

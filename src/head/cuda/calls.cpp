@@ -72,7 +72,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
     token_losses(loss, chunk, rows, delta);
   });
   call.shard.tokens ? engine.finish_sharded(loss) : finish_loss(loss, all);
-  // Of the audit the coefficients are wanted alone; what begin_loss has left is of all tokens.
+  // The audit needs only the coefficients; begin_loss has already covered all tokens.
   LossCall audit = loss;
   audit.loss = nullptr;
   audit.wide_argmax = nullptr;

@@ -1,5 +1,5 @@
-// The calls of the head on a GPU: what head/cpu/calls.h has for a CPU. They enqueue and return;
-// what a GPU asks of a call beyond the CPU is checked here.
+// The calls of the head on a GPU, like head/cpu/calls.h for a CPU. They enqueue and return, after
+// checks that are specific to GPUs.
 #pragma once
 
 #include "head/head_call.h"
@@ -7,15 +7,15 @@
 
 namespace logitless::cuda {
 
-// loss: one f32, or [...] with reduction none; or none. Of the statistics `tokens` alone is known.
+// loss: one f32, or [...] with reduction none; or none. Only `tokens` of the statistics is known.
 LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& options,
                              const CrossEntropyInputs& in, const TensorView& loss);
-// Of an audited far-field plan's last run in the workspace. Waits.
+// Returns the statistics of an audited far-field plan's last run in the workspace. Waits for it.
 FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
                                   const Workspace& workspace);
 void head_forward(const HeadCall& call);
 void head_backward(const HeadCall& call, const HeadCotangents& cotangents);
-// Of kept_head.h: call.out is none.
+// Saved heads, see kept_head.h: call.out is none.
 void head_forward_kept(const HeadCall& call, const TokenOutputs& out);
 void head_backward_kept(const HeadCall& call, const HeadCotangents& cotangents);
 

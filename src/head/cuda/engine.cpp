@@ -9,7 +9,7 @@
 namespace logitless::cuda {
 namespace {
 
-// Byte offset of a row, in elements of the dtype.
+// Advances a pointer by a number of elements of the dtype.
 template <typename Pointer>
 Pointer advance(Pointer data, std::int64_t elements, DType dtype) {
   using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte,
@@ -55,7 +55,7 @@ void Engine::require_fit() const {
   require(serves(*call_.plan, call_.features),
           "plan: made for other options, inputs or outputs than this call's; plan again with the "
           "same arguments");
-  // The audit's own plan has its part after this one's.
+  // The audit's plan has its own workspace behind this one's.
   require(call_.workspace->bytes() >= call_.plan->workspace_bytes(),
           "workspace: ", call_.workspace->bytes(), " bytes, the plan needs ",
           call_.plan->workspace_bytes());
@@ -93,7 +93,7 @@ void Engine::set_operands() {
   all.omega = floats_of("omega", in.omega);
   if (!sharded()) return;
   all.whole_vocab = call_.shape.whole_vocab;
-  if (gathered()) return;  // the words of each block are set with it
+  if (gathered()) return;  // each block sets its own vocabulary entries
   all.first_word = call_.shard.words.rows() > 0 ? call_.shard.words.word(0) : 0;
   all.word_table = static_cast<const std::int32_t*>(call_.shard.lane->word_table.get());
   if (all.omega == nullptr) return;
@@ -192,7 +192,7 @@ void Engine::run(const ChunkFunction& tokens) {
   const std::int64_t total = all.shape.tokens;
   std::int64_t first = 0;
   if (sizes_.far) begin_far();
-  do {  // once even without tokens: outputs are still cleared
+  do {  // runs once even without tokens, so that outputs are cleared
     const std::int64_t most = first == 0 ? sizes_.first_chunk() : sizes_.chunk;
     const ForwardCall chunk =
         chunk_call(first, std::min(std::max<std::int64_t>(most, 1), total - first));
@@ -209,7 +209,7 @@ void Engine::run(const ChunkFunction& tokens) {
   if (total == 0) clear_weights();
 }
 
-// Of no token.
+// Clears the gradients of a call without tokens.
 void Engine::clear_weights() const {
   if (features_.accumulate) return;
   for (const auto& [out, rows] :
@@ -288,7 +288,7 @@ void Engine::backward(const ForwardCall& chunk, bool first_chunk) {
   round_chunk(chunk);
 }
 
-// Where the block of words that are not kept lies, and how many they are.
+// Sets the offset and size of a vocabulary block whose exponentials are not saved.
 void Engine::set_slab(BlockCall& b) const {
   const LentSlab slab = slab_of(call_.plan->shape, features_, sizes_, b.first_word);
   b.words = std::min(slab.words, b.chunk.shape.vocab - b.first_word);
@@ -301,7 +301,7 @@ void Engine::set_slab(BlockCall& b) const {
   }
 }
 
-// What all products of a chunk share.
+// Returns the operands that all GEMMs of a chunk share.
 ProductsCall Engine::products_call(const ForwardCall& c) const {
   ProductsCall p;
   p.tokens = c.shape.tokens;
@@ -322,7 +322,7 @@ ProductsCall Engine::products_call(const ForwardCall& c) const {
   return p;
 }
 
-// sum_j omega_j w_j over rows of the weights, for d_hidden.
+// Computes sum_j omega_j w_j over rows of the weights, for d_hidden.
 void Engine::sum_weights(const ForwardCall& c, const void* rows, std::int64_t count,
                          const float* omega) {
   ColumnSumCall sum;
@@ -338,7 +338,7 @@ void Engine::sum_weights(const ForwardCall& c, const void* rows, std::int64_t co
   sum_columns(sum);
 }
 
-// sum_i gamma_i x_i, for d_weight.
+// Computes sum_i gamma_i x_i, for d_weight.
 void Engine::sum_hidden(const ForwardCall& c) {
   ColumnSumCall sum;
   sum.dtype = c.shape.dtype;
@@ -354,10 +354,11 @@ void Engine::sum_hidden(const ForwardCall& c) {
   sum_columns(sum);
 }
 
-// Where products of the chunk's tokens go; what comes first overwrites, unless the call adds.
+// Returns the output of the chunk's d_hidden GEMMs. The first one overwrites, unless the call
+// accumulates.
 GradientOutput Engine::hidden_sums(const ForwardCall& c, bool first) const {
   if (round_hidden_) {
-    // A far field's are in this rank's order, and are put into that of the pieces.
+    // The far field's sums are in the local order and are scattered into that of the exchange.
     const bool local = sizes_.far && sharded();
     return {at<std::byte>(local ? layout_.shard.received : layout_.gradients.d_hidden), c.shape.dim,
             DType::f32, !first || adds_hidden_};
@@ -415,7 +416,7 @@ void Engine::products(const BlockCall& block, bool first_chunk, bool first_slab)
     p.omega = omega;
     if (wants_hidden()) {
       p.weight_sum = at<float>(layout_.gradients.weight_sum);
-      if (first_chunk || sizes_.slab < c.shape.vocab)  // else still there
+      if (first_chunk || sizes_.slab < c.shape.vocab)  // else it is still there
         sum_weights(c, p.weight, p.block_words, omega);
     }
     if (d_weight_.data != nullptr) {
@@ -463,7 +464,7 @@ void Engine::sum_bias(const BlockCall& block, bool first_chunk) {
   add_bias_parts(block, sums);
 }
 
-// The targets' and the smoothing's part of d_bias.
+// Adds the parts of targets and smoothing to d_bias.
 void Engine::add_bias_parts(const BlockCall& block, float* sums) const {
   const ForwardCall& c = block.chunk;
   add_bias_targets(target_entries(), block.words, sums, c.stream);

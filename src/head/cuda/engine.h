@@ -10,8 +10,8 @@
 
 namespace logitless::cuda {
 
-// A function of a chunk's tokens between forward and backward: fills rows and delta (null without
-// gradients).
+// Non-owning function of a chunk's tokens between forward and backward. It fills rows and delta
+// (null without gradients).
 class ChunkFunction {
  public:
   template <typename F>
@@ -29,50 +29,51 @@ class ChunkFunction {
   void (*call_)(void*, const ForwardCall&, RowCoefficients*, float*);
 };
 
-// One call, which outlives it.
+// Runs one call, which must outlive the engine.
 class Engine {
  public:
-  // Throws InvalidArgument when plan or workspace do not fit the call, or a tensor has strides that
-  // the kernels do not read. Of a far-field plan the first call with an order on a device copies it
-  // there, and waits for that.
+  // Throws InvalidArgument if plan or workspace do not fit the call, or the kernels do not support
+  // a tensor's strides. The first call of a far-field plan with an order on a device copies the
+  // order there, and waits for the copy.
   explicit Engine(const HeadCall& call);
 
-  // Of all tokens; output pointers are of all tokens too, and null where the caller has none.
+  // Operands of all tokens. Output pointers are those of the caller, null if not requested.
   ForwardCall all;
 
-  // After run, of far-field plans with an audit: the engine of the exact plan of its tokens, and
-  // their comparison with what run has left. `tokens` as in run.
+  // Audits after run of a far-field plan: an engine runs the exact plan of the audited tokens, and
+  // the results are compared. `tokens` as in run.
   void audit(const ChunkFunction& tokens) const;
-  // An i64 argmax, for the caller to fill from the chunks' i32 ones; null where there is none.
+  // Returns the i64 argmax that the caller fills from the chunks' i32 ones; null if there is none.
   std::int64_t* wide_argmax() const { return wide_argmax_; }
 
-  // Of words over ranks, collective. What a mean divides by, over the ranks of the tokens and the
-  // replicas; null: the tokens here are all. And, of sharded tokens, in place of finish_loss.
+  // Returns the divisor of a mean over the ranks of sharded tokens and the replicas; null if the
+  // local tokens are all. Collective, like finish_sharded, which replaces finish_loss for sharded
+  // tokens.
   const double* shares_of_ranks(const LossCall& loss) const;
   void finish_sharded(const LossCall& loss) const;
-  // Of a far field, after audit: the sums of all ranks, for far_statistics.
+  // All-gathers the far field's sums of all ranks, after the audit, for far_statistics.
   void tell_far_sums() const;
 
   DeviceStatistics* statistics() const;
   void* loss_workspace() const;
   void run(const ChunkFunction& tokens);
-  // run in two calls, each by an engine of its own, of a dense plan of all tokens at once: the
-  // block of exponentials and the outputs, all in the workspace, stay as they are in between. The
-  // outputs are those of `all`; null those that are not wanted.
+  // Split `run` into two calls, each with its own engine, for a dense plan of all tokens at once.
+  // The block of exponentials and the outputs stay in the workspace in between. The outputs are
+  // those of `all`; null ones are not requested.
   ForwardCall forward_kept();
   void backward_kept(const ChunkFunction& tokens);
 
  private:
-  // A chunk of spread words.
+  // A chunk of a vocabulary-parallel call.
   struct ShardChunk {
-    std::int64_t first = 0, step = 0;  // tokens, of each rank where they are spread
-    int buffer = 0;                    // where what it is made from lies
+    std::int64_t first = 0, step = 0;  // tokens; of each rank if tokens are sharded
+    int buffer = 0;                    // index of its input buffers
   };
 
-  // What both kinds of engine begin with: no output and no gradient is set.
+  // Initializes the members common to both kinds of engine; sets no outputs and no gradients.
   struct OperandsAlone {};
   Engine(const HeadCall& call, OperandsAlone);
-  // Of an audit: the tokens of `all` in the order of audit.rows.
+  // The engine of an audit: the tokens of `all` in the order of audit.rows.
   Engine(const HeadCall& call, const Engine& far, const FarAudit& audit);
   void require_fit() const;
   void set_operands();
@@ -94,7 +95,7 @@ class Engine {
   GradientOutput hidden_sums(const ForwardCall& chunk, bool first) const;
   GradientOutput weight_sums(bool first_chunk) const;
   RunningSums running_sums(const BlockCall& block, bool first_chunk) const;
-  // far_engine.cpp
+  // Implemented in far_engine.cpp.
   void set_far();
   void far_forward(const ForwardCall& chunk);
   void far_backward(const ForwardCall& chunk, bool first_chunk);
@@ -109,13 +110,13 @@ class Engine {
   TargetOrder token_order() const;
   void* hidden_rows() const { return base_ + layout_.far.hidden_rows; }
   FarAudit far_audit() const;
-  // shard_engine.cpp
+  // Implemented in shard_engine.cpp.
   bool sharded() const { return call_.shard.sharded(); }
-  // A rank without tokens has no d_hidden, and pieces of the other ranks'.
+  // A rank without tokens has no d_hidden, but partial sums for the other ranks.
   bool wants_hidden() const {
     return d_hidden_.data != nullptr || (sharded() && features_.d_hidden);
   }
-  // What one rank alone would throw at after the first exchange.
+  // Throws errors that one rank alone would otherwise throw after the first exchange.
   void require_shard() const;
   void meet_tokens() const;
   void run_sharded(const ChunkFunction& tokens);
@@ -124,7 +125,7 @@ class Engine {
   ForwardCall made_chunk(const ShardChunk& of);
   void give_target_logits(ForwardCall& chunk, int buffer);
   void forward_sharded(ForwardCall& chunk);
-  // Whether a chunk is put together in the workspace.
+  // Returns whether chunks are assembled in the workspace.
   bool makes_chunks() const { return call_.shard.tokens || sizes_.far; }
   void own_tokens(const ForwardCall& chunk, std::int64_t first, const ChunkFunction& tokens) const;
   void own_outputs(const ForwardCall& own) const;
@@ -133,7 +134,7 @@ class Engine {
   void send_hidden(const ShardChunk& of, std::int64_t tokens) const;
   void finish_hidden();
   Stream lane() const { return call_.shard.lane->stream.get(); }
-  // shard_far_engine.cpp
+  // Implemented in shard_far_engine.cpp.
   bool empty() const { return call_.shard.words.rows() == 0; }
   std::uint64_t common_order() const;
   void begin_shared_far();
@@ -145,7 +146,7 @@ class Engine {
   void backward_local(const ForwardCall& chunk, const ShardChunk& of);
   void exchange_bounds(const ForwardCall& chunk, const ShardChunk& of) const;
   void finish_far_hidden(const float* sums, const ShardChunk& of) const;
-  // gathered_engine.cpp
+  // Implemented in gathered_engine.cpp.
   struct PieceBlock;
   bool gathered() const { return call_.shard.gathered != nullptr; }
   void run_gathered(const ChunkFunction& tokens);
@@ -186,28 +187,30 @@ class Engine {
 
   const HeadCall& call_;
   const DeviceKernel& kernel_;
-  const HeadFeatures features_;  // of the kernel's calls
+  const HeadFeatures features_;  // features of the kernel's calls
   Sizes sizes_;
   Layout layout_;
-  const std::int64_t layout_tokens_;  // of the plan
+  const std::int64_t layout_tokens_;  // tokens of the plan
   std::byte* base_;
-  std::byte* exchange_;            // where the offsets from layout_.exchange on count from
-  std::size_t forward_bytes_ = 0;  // of the kernel's workspace
-  FarCall far_;                    // of far-field plans
-  DeviceOrder order_;              // the call's, of which far_ has it or what is arranged of it
+  std::byte* exchange_;            // base of the offsets from layout_.exchange on
+  std::size_t forward_bytes_ = 0;  // size of the kernel's workspace
+  FarCall far_;                    // with far-field plans
+  DeviceOrder order_;              // the call's order; far_ has it or an arrangement of it
   FarEstimate estimate_;
-  ForwardCall local_;           // of a far field over ranks: the chunk as this rank has it
-  std::int64_t far_chunk_ = 0;  // which its sample is of
+  ForwardCall local_;           // vocabulary-parallel far field: the chunk in the local order
+  std::int64_t far_chunk_ = 0;  // chunk of far_'s sample
   float* bound_output_ = nullptr;
-  bool last_chunk_ = true;  // of the call
-  // Whose d_hidden is on its way; step 0: none's.
+  bool last_chunk_ = true;  // last chunk of the call
+  // Chunk whose d_hidden is being exchanged; step 0: none.
   ShardChunk pending_;
   std::int64_t* wide_argmax_ = nullptr;
   GradientOutput d_hidden_, d_weight_, d_bias_;
-  // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.
+  // Sums of a 16-bit gradient go to fp32 buffers of the workspace, which are rounded at the end,
+  // and else to the outputs themselves.
   bool round_hidden_ = false;
   bool round_weight_ = false;
-  // Of words gathered from other ranks: d_hidden has sums of others already; where d_bias's go.
+  // With gathered weights: whether d_hidden already has sums of other slices, and the sums of
+  // d_bias.
   bool adds_hidden_ = false;
   float* bias_sums_ = nullptr;
 };

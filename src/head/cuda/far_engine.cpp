@@ -1,8 +1,8 @@
 // The far field's part of the engine on a GPU: the backward of a chunk by its tile masses.
 //
-// far:  the masses of all tiles that are not kept are one block, 128 times thinner than the
-//       vocabulary, and the centroids its words.
-// near: slabs of words by position; their gradients where they are kept, and their products.
+// far:  the masses of all skipped tiles form one block, 128 times thinner than the vocabulary,
+// whose rows of weight are the centroids.
+// near: vocabulary blocks by position, with the gradients of selected tiles and their GEMMs.
 #include <algorithm>
 #include <array>
 
@@ -85,13 +85,13 @@ void Engine::set_estimate(const VocabOrder& order) {
   far_.estimate = &estimate_;
 }
 
-// The call's order, until a chunk's tiles are chosen.
+// Uses the call's order, until a chunk's tiles are selected.
 void Engine::use_own_order() {
   far_.order = order_;
   far_.centroid = base_ + layout_.far.centroid;
   far_.groups = nullptr;
 }
-// And from then on, see FarCall::groups.
+// Uses the arranged order after the selection, see FarCall::groups.
 void Engine::use_arranged_order(const ForwardCall& chunk) {
   const FarArrangement& to = far_.arranged;
   far_.groups = to.groups;
@@ -103,7 +103,7 @@ void Engine::use_arranged_order(const ForwardCall& chunk) {
   gather_vectors(chunk);
 }
 
-// What is of all tokens: their order, and sum_j omega_j w_j.
+// Computes data of all tokens: their order, and sum_j omega_j w_j.
 void Engine::begin_far() {
   fill_device(far_.sums, 0, sizeof(FarSums), all.stream);
   if (all.shape.tokens == 0) return;
@@ -116,8 +116,8 @@ void Engine::sum_all_weights() {
     sum_weights(all, all.weight, all.shape.vocab, all.omega);
 }
 
-// Of far_both what is kept is chosen by estimates, before the forward, which computes that alone;
-// else after it, by the masses it leaves.
+// Runs the forward. far_both selects tiles by estimates and computes only those; far_backward
+// computes all and selects by their masses.
 void Engine::far_forward(const ForwardCall& c) {
   const FarForward& forward = *kernel_.far;
   use_own_order();
@@ -131,7 +131,7 @@ void Engine::far_forward(const ForwardCall& c) {
   forward_kept_tiles(c, forward.target_logits(c));
 }
 
-// By the estimates and their totals. target_logits [tokens, K].
+// Selects tiles by the estimates and their totals, and computes them. target_logits [tokens, K].
 void Engine::forward_kept_tiles(const ForwardCall& c, float* target_logits) {
   const int per_token = c.shape.targets_per_token;
   sort_tokens(c, nullptr,
@@ -148,8 +148,8 @@ TargetOrder Engine::token_order() const {
           at<std::int32_t>(layout_.far.token_places), at<std::int32_t>(layout_.far.token_counts)};
 }
 
-// Tokens in the order of blocks: everything of the chunk is in that order, and its outputs are the
-// workspace's until they are scattered.
+// Sets the chunk's operands in the order of blocks. Its outputs are in the workspace until they are
+// scattered.
 void Engine::order_chunk(ForwardCall& c) const {
   c.far = &far_;
   c.rows = at<std::int32_t>(layout_.far.token_rows);
@@ -159,7 +159,7 @@ void Engine::order_chunk(ForwardCall& c) const {
   c.argmax = nullptr;
 }
 
-// Tokens by the tiles they keep, with what the backward reads of them.
+// Sorts tokens by their selected tiles, with all per-token inputs of the backward.
 void Engine::sort_chunk(const ForwardCall& c) const {
   const std::int64_t per_token = c.shape.targets_per_token;
   constexpr std::int64_t kCoefficients = sizeof(RowCoefficients) / sizeof(float);
@@ -178,7 +178,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
   BlockCall b = block_call(chunk);
   b.block = {};
   b.words = vocab;
-  if (!sizes_.both) sort_chunk(chunk);  // or the forward has
+  if (!sizes_.both) sort_chunk(chunk);  // far_both has sorted in the forward
   order_targets(chunk, target_order());
   prepare_block(b);
   list_targets(b, target_order(), target_entries());
@@ -189,7 +189,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
   if (!sizes_.both) {
     select_tiles(chunk, b.rows);
     use_arranged_order(chunk);
-  } else if (far_.sample.every > 0) {  // the forward has chosen
+  } else if (far_.sample.every > 0) {  // far_both has selected in the forward
     sample_tiles(chunk);
   }
   const LogitBlock masses{base_ + layout_.far.block, padded_words(far_tile_count(vocab))};
@@ -203,7 +203,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
     slab.words = std::min(far_.slab_words, vocab - slab.first);
     b.first_word = slab.first;
     b.words = slab.words;
-    // The weights' tiles are the same for all chunks; estimates have no bound.
+    // Tiles of the weights are the same for all chunks; estimates have no bound.
     const bool radii = first_chunk && !sizes_.both;
     b.weight_rows = gather_slab(chunk, slab, radii ? GatherPart::radii : GatherPart::rows, nullptr);
     kernel_.gradient_block(b);
@@ -224,7 +224,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
   }
   float* const bound = sizes_.both ? nullptr : at<float>(layout_.far.bound);
   if (bound != nullptr) far_bounds(b, masses, bound);
-  if (sharded()) return;  // the rest is of all ranks' words
+  if (sharded()) return;  // the remaining sums need the global vocabulary
   const GradientOutput d_hidden = d_hidden_.data == nullptr ? d_hidden_ : hidden_sums(chunk, true);
   if (sizes_.audited > 0) {
     if (first_chunk) count_audited(all, far_audit());
@@ -236,7 +236,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
 
 FarAudit Engine::far_audit() const {
   FarAudit a;
-  // As many on each rank that has them.
+  // With sharded tokens, each rank audits equally many.
   const std::int64_t wanted =
       call_.shard.tokens ? sizes_.audited / call_.shard.ranks() : sizes_.audited;
   a.tokens = std::min(wanted, all.shape.tokens);
@@ -249,7 +249,7 @@ FarAudit Engine::far_audit() const {
   return a;
 }
 
-// The exact plan's engine over the tokens that are audited, as they were gathered.
+// Makes the exact plan's engine for the audited tokens, which it gathers.
 Engine::Engine(const HeadCall& call, const Engine& far, const FarAudit& audit)
     : Engine(call, OperandsAlone()) {
   const ForwardCall own = all;
@@ -286,8 +286,8 @@ void Engine::audit(const ChunkFunction& tokens) const {
   compare_audited(exact.all, a, at<float>(layout_.audit.exact), far_.sums);
 }
 
-// The far tiles' part of d_hidden, with what is of all words: targets and smoothing; and the
-// gradient of each tile as one point.
+// Computes the skipped tiles' part of d_hidden, including targets and smoothing of the full
+// vocabulary, and the gradient of each tile's centroid.
 void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
   const ForwardCall& c = block.chunk;
   const std::int64_t tiles = far_tile_count(c.shape.vocab);
@@ -328,10 +328,10 @@ void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
   if (d_weight_.data != nullptr && smooths_apart(features_)) sum_hidden(c);
 }
 
-// Of the words from `position` on, but for the block.
+// Returns the operands for the entries from `position` on, without the block.
 ProductsCall Engine::near_call(const ForwardCall& c, bool first_chunk, std::int64_t position) {
   ProductsCall p = products_call(c);
-  p.targets_per_token = 0;  // far_products has them
+  p.targets_per_token = 0;  // far_products adds them
   p.weight_stride = far_.order.identity ? c.weight_stride : c.shape.dim;
   p.far = {.call = &far_, .vocab = c.shape.vocab, .first_position = position};
   if (wants_hidden()) p.d_hidden = hidden_sums(c, false);

@@ -1,13 +1,14 @@
-// Weights move: every rank runs its own tokens, all in one chunk, against all words, whose rows
-// come to it piece by piece, in the forward and in the backward, last piece first, where the last
-// one is still there. Each rank's rows of a piece are a call of the kernel. Everything is enqueued;
-// all ranks go through the same pieces, however many tokens they have. Where rows alone travel
-// those of all ranks are one call, with a table of their words. Of a weight by columns a piece is
-// rows of which each rank gives its columns, one call, too.
+// Weight-gathered calls: every rank computes its local tokens, all in one chunk, against the full
+// vocabulary. Rows of the weight arrive slice by slice in the forward. They arrive once more in the
+// backward in reverse order, where the last slices are still present. One kernel call takes one
+// rank's rows of a slice. If nothing else travels with the rows, one call takes those of all ranks,
+// with a table of their ids. If the weight is sharded by columns, each rank contributes its
+// columns, and one call takes the slice. Everything is enqueued. All ranks go through the same
+// slices, however many tokens they have.
 //
-// Exchanges are on the lane: the next piece comes, and the sums of the last one travel, while this
-// one is multiplied. Of several pieces both have two places, so that the backward finds the last
-// two.
+// Exchanges run on the communication stream: the next slice arrives, and the sums of the last one
+// are sent, while the current one is computed. With several slices, both are double-buffered, so
+// that the backward finds the last two.
 #include <algorithm>
 
 #include "core/check.h"
@@ -24,7 +25,7 @@ std::size_t bytes(std::int64_t count, std::size_t each) {
   return static_cast<std::size_t>(count) * each;
 }
 
-// The bias of all words is gathered at once.
+// The full bias is gathered at once.
 PieceLayout layout_of_piece(const HeadShape& shape, HeadFeatures features, std::int64_t rows) {
   features.bias = false;
   return piece_layout(shape, features, rows, false);
@@ -32,13 +33,13 @@ PieceLayout layout_of_piece(const HeadShape& shape, HeadFeatures features, std::
 
 }  // namespace
 
-// Rows of one rank in a piece, or of all.
+// The rows of one rank in a slice, or of all ranks.
 struct Engine::PieceBlock {
   int rank = 0;
   std::int64_t first_word = 0, words = 0;
-  const std::byte* rows = nullptr;  // [words, D]
+  const std::byte* rows = nullptr;  // [rows of the block, D]
   const float* bias = nullptr;
-  const std::int32_t* table = nullptr;  // [words] of rows of all ranks
+  const std::int32_t* table = nullptr;  // [rows of the block], with rows of all ranks
 };
 
 void Engine::gather_bias() const {
@@ -51,7 +52,8 @@ void Engine::gather_bias() const {
   shard.calls->all_gather(mine, biases, bytes(bias_rows(features_), sizeof(float)), all.stream);
 }
 
-// What the lane does from here on comes after what the call's stream has been told so far.
+// Orders subsequent work on the communication stream after everything enqueued on the call's stream
+// so far.
 void Engine::lane_follows() const {
   record_event(call_.shard.lane->start.get(), all.stream);
   stream_wait(lane(), call_.shard.lane->start.get());
@@ -97,7 +99,8 @@ void Engine::gather_piece(std::int64_t piece) const {
   record_event(shard.lane->ready.get(), stream);
 }
 
-// Of a piece that all ranks have all rows of, in the order of their words, so that the table is.
+// Returns whether one kernel call can take the slice: all ranks have all of its rows, contiguous,
+// and in ascending order of ids, as the table must be.
 bool Engine::joins_ranks(std::int64_t piece) const {
   if (!rows_lie_together(features_) || call_.shard.gathered->tables) return false;
   const auto lie_together = [&](std::size_t of_rank, std::size_t element) {
@@ -125,8 +128,8 @@ Engine::PieceBlock Engine::joined_block(std::int64_t piece) const {
   return {.words = words.ranks * sizes_.piece, .rows = piece_at(piece), .table = table};
 }
 
-// function(block) for the ranks that have rows in the piece, in their order, or once for all; none
-// without tokens.
+// Calls function(block) for the ranks that have rows in the slice, in their order, or once for all.
+// Does nothing without tokens.
 template <typename F>
 void Engine::each_block(std::int64_t piece, const F& function) {
   if (all.shape.tokens == 0) return;
@@ -155,7 +158,7 @@ Engine::PieceBlock Engine::block_of(int rank, std::int64_t piece) const {
   return block;
 }
 
-// Operands of a call of all tokens and a block's words.
+// Sets the operands of a call with all tokens and a block's rows.
 void Engine::set_block(ForwardCall& chunk, const PieceBlock& block) const {
   chunk.shape.vocab = block.words;
   chunk.weight = block.rows;
@@ -166,7 +169,8 @@ void Engine::set_block(ForwardCall& chunk, const PieceBlock& block) const {
   if (all.omega != nullptr) chunk.omega = all.omega + block.first_word;
 }
 
-// References are the same for every word: those of targets are on other ranks, and known late.
+// Exponentials use the same reference for all entries, because the target's logit may be on another
+// rank and arrive late.
 void Engine::forward_block(const PieceBlock& block, bool first) const {
   const GatheredLayout& layout = layout_.gathered;
   ForwardCall chunk = chunk_call(0, all.shape.tokens);
@@ -182,7 +186,7 @@ void Engine::forward_block(const PieceBlock& block, bool first) const {
   absorb_records(chunk, found, first, at<TokenRecord>(layout.states), at<float>(layout.logits));
 }
 
-// d_hidden of all words so far, and a block's d_weight and d_bias.
+// Adds a block's part of d_hidden and computes its d_weight and d_bias.
 void Engine::backward_block(const ForwardCall& tokens, const PieceBlock& block,
                             std::byte* sums_of) {
   const bool by_columns = features_.gathered_columns > 0;
@@ -201,7 +205,8 @@ void Engine::backward_block(const ForwardCall& tokens, const PieceBlock& block,
   adds_hidden_ = true;
 }
 
-// By columns: those of each rank, and all of d_bias, into its part of the sums.
+// Splits the sums of a weight sharded by columns: each rank's part gets its columns, and all of
+// d_bias.
 void Engine::deal_sums(std::int64_t rows, std::byte* sums) const {
   const PieceSums whole = whole_sums(call_.shape, features_, sizes_.piece);
   const PieceSums part = piece_sums(call_.shape, features_, sizes_.piece);
@@ -220,7 +225,7 @@ void Engine::deal_sums(std::int64_t rows, std::byte* sums) const {
     copy_async(sums + bytes(r, part.bytes) + part.d_bias, from + whole.d_bias, bias, all.stream);
 }
 
-// The sums of a piece go to the ranks of its rows or columns.
+// Sends the sums of a slice to the ranks of its rows or columns.
 void Engine::send_sums(std::int64_t piece) const {
   const PieceSums layout = piece_sums(call_.shape, features_, sizes_.piece);
   if (layout.bytes == 0) return;
@@ -236,7 +241,7 @@ void Engine::send_sums(std::int64_t piece) const {
   record_event(shard.lane->exchanged.get(), lane());
 }
 
-// These add those of all ranks in their order and in fp32, and round once.
+// Adds the received sums of all ranks in fp32, in their order, and rounds once.
 void Engine::add_sums(std::int64_t piece, const GradientOutput& d_weight,
                       const GradientOutput& d_bias) const {
   const PieceSums layout = piece_sums(call_.shape, features_, sizes_.piece);
@@ -245,7 +250,8 @@ void Engine::add_sums(std::int64_t piece, const GradientOutput& d_weight,
   stream_wait(all.stream, shard.lane->exchanged.get());
   const PieceRows own = rows_in_piece(piece, sizes_.piece, shard.words.rows());
   if (own.count == 0) return;
-  auto* const mine = reinterpret_cast<float*>(sums_at(piece));  // sent, and free
+  auto* const mine = reinterpret_cast<float*>(sums_at(piece));  // already sent, so the buffer is
+                                                                // free
   auto* const received = at<float>(layout_.gathered.received);
   const auto numbers = static_cast<std::int64_t>(layout.bytes / sizeof(float));
   const std::int64_t columns = call_.in.weight.size(1);
@@ -254,7 +260,7 @@ void Engine::add_sums(std::int64_t piece, const GradientOutput& d_weight,
     return out;
   };
   const GradientOutput of_words = from(d_weight, own.first * d_weight.stride);
-  if (!features_.d_bias && columns % 4 == 0)  // layout.bytes is of 16 each
+  if (!features_.d_bias && columns % 4 == 0)  // layout.bytes is a multiple of 16
     return round_pieces(received, shard.ranks(), numbers, own.count, columns, of_words, all.stream);
   add_pieces(received, shard.ranks(), numbers, mine, all.stream);
   if (features_.d_weight) round_sums(mine, own.count, columns, of_words, all.stream);

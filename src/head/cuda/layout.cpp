@@ -11,7 +11,7 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a tile
+constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, and vocabulary entries of a tile
 
 template <typename Take>
 FarLayout take_far(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes,
@@ -129,9 +129,10 @@ ShardFarLayout take_shard_far(const HeadFeatures& f, std::int64_t chunk, const T
 
 bool exchanges_hidden(const HeadFeatures& f) { return f.word_ranks > 0 && f.gathered_rows == 0; }
 
-// What is received is at the end of everything else: what has many bytes, and what comes beside
-// another chunk's products, which leave no processor free. A kernel that moved it would wait for
-// their end, having taken on another rank processors from products there that begin late.
+// Takes the receive buffers, which come last in the workspace: large ones, and those that are
+// received beside another chunk's GEMMs. These GEMMs occupy all SMs, so a kernel that copied the
+// data would wait for their end. It would also have taken SMs from GEMMs that start late on another
+// rank.
 template <typename Take>
 void take_tokens(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes, Layout& out,
                  const Take& take) {
@@ -148,7 +149,7 @@ void take_tokens(const HeadShape& shape, const HeadFeatures& f, const Sizes& siz
   out.shard.received = take(whole * shape.dim * 4, f.d_hidden);
 }
 
-// Bytes from one rank, of a piece that is multiplied.
+// Returns the bytes that one rank contributes to a slice.
 std::int64_t piece_bytes(const HeadShape& shape, HeadFeatures f, const Sizes& sizes) {
   f.bias = false;
   return static_cast<std::int64_t>(piece_layout(shape, f, sizes.piece, false).bytes);
@@ -259,7 +260,7 @@ namespace {
 RowBytes row_bytes(const HeadShape& shape, const HeadFeatures& f) {
   return {shape.dim * static_cast<std::int64_t>(size_of(f.d_weight_dtype)), 0};
 }
-// Some words are not kept, and blocks of theirs lie in d_weight's memory too.
+// Returns whether blocks of entries that are not saved also reuse d_weight's memory.
 bool lends_slabs(const HeadShape& shape, const Sizes& sizes) {
   return sizes.ranges > 0 && sizes.slab < shape.vocab;
 }
@@ -286,16 +287,17 @@ LentSlab slab_of(const HeadShape& shape, const HeadFeatures& f, const Sizes& siz
 
 namespace {
 
-// Words of the largest block, wherever it lies.
+// Returns the entries of the largest vocabulary block, in either memory.
 std::int64_t most_words(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes) {
   const std::int64_t most = std::max(sizes.slab, sizes.stored);
   return lends_slabs(shape, sizes)
-             ? std::max(most, slab_of(shape, f, sizes, sizes.stored).words)  // they get shorter
+             ? std::max(most,
+                        slab_of(shape, f, sizes, sizes.stored).words)  // later blocks are smaller
              : most;
 }
 
-// [tokens, slab padded to 256] of the largest chunk, 16 bit, 32 for f32; of a first chunk in ranges
-// the last of them alone.
+// Returns the bytes of the block [tokens, entries padded to 256] of the largest chunk, in 16 bit,
+// or 32 for f32. If a first chunk reuses d_weight's memory, only its last block counts.
 std::int64_t block_bytes(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& f,
                          const Sizes& sizes) {
   const std::int64_t element = shape.dtype == DType::f32 ? 4 : 2;
@@ -351,7 +353,8 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   of_chunk.tokens = chunk;
   auto of_kernel = static_cast<std::int64_t>(kernel.workspace_bytes(forward_shape(of_chunk, f)));
   gradients.many = out.total;
-  if (adds_entries(kernel, tokens, f, sizes)) {  // in what the forward alone needs, if it fits
+  if (adds_entries(kernel, tokens, f, sizes)) {  // reuses the memory that only the forward needs,
+                                                 // if it fits
     const auto products =
         static_cast<std::int64_t>(kernel.products_bytes(chunk, shape.dim, shape.vocab));
     gradients.many += static_cast<std::size_t>(round_up(products, 256));
@@ -393,7 +396,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   if (!exchanges_hidden(f))
     gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
   const auto swept = static_cast<std::int64_t>(out.total - by_position) / (shape.dim * 2);
-  if (exchanges_hidden(f))  // a chunk's goes to other ranks while the next one sweeps
+  if (exchanges_hidden(f))  // a chunk's d_hidden is sent while the next chunk uses that memory
     gradients.d_hidden =
         take(round_up(chunk, std::int64_t{f.word_ranks}) * shape.dim * 4, f.d_hidden);
   gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));

@@ -1,5 +1,4 @@
-// Where everything of a call on a GPU lies inside the caller's workspace: one pure function for the
-// planner and the engine.
+// Workspace layout of a call on a GPU: one pure function for the planner and the engine.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +11,19 @@
 
 namespace logitless::cuda {
 
-// What a plan comes down to. Words beyond `stored` are multiplied again, `slab` at a time.
+// Sizes of a plan on a GPU. Logits of entries beyond `stored` are recomputed, `slab` at a time.
 struct Sizes {
   std::int64_t chunk = 0;  // tokens: all, or a multiple of 256
-  std::int64_t slab = 0;   // words of a block in the workspace, 0 without gradients
+  std::int64_t slab = 0;   // entries of a vocabulary block in the workspace, 0 without gradients
   std::int64_t stored =
-      0;           // words whose exponentials the forward keeps; without ranges, at most slab
-  int ranges = 0;  // of the words kept, see word_ranges.h: of the first chunk; 0: none
+      0;           // entries whose exponentials the forward saves; without ranges, at most `slab`
+  int ranges = 0;  // blocks of the first chunk's saved entries, see word_ranges.h; 0: none
   std::int64_t first = 0;    // tokens of the first chunk, with ranges
-  bool far = false;          // words by position, gathered a slab at a time
+  bool far = false;          // entries by position, gathered one block at a time
   bool both = false;         // the forward estimates masses
-  std::int64_t audited = 0;  // tokens; their own exact plan's workspace comes after this one's
-  // Where weights move: rows of each rank in a piece, whose words are all that a call of the
-  // kernel has; a chunk has all tokens. 0: they stay
+  std::int64_t audited = 0;  // tokens; the workspace of their exact plan follows this one's
+  // With gathered weights, the rows of each rank in a slice; a kernel call has no other entries,
+  // and a chunk has all tokens. 0: weights are not gathered.
   std::int64_t piece = 0;
 
   std::int64_t first_chunk() const { return ranges > 0 ? first : chunk; }
@@ -43,7 +42,7 @@ struct GradientLayout {
   std::size_t words = 0;          // i32 [C, K], of TargetOrder
   std::size_t slots = 0;          // i32 [C, K]
   std::size_t places = 0;         // i32 [C, K]
-  std::size_t counts = 0;         // i32 [2 (V + 2)], of many targets
+  std::size_t counts = 0;         // i32 [2 (V + 2)], with many targets
   std::size_t entry_begin = 0;    // i32 [most_words + 1], of TargetEntries
   std::size_t entry_words = 0;    // i32 [C, K]
   std::size_t entry_tokens = 0;   // i32 [C, K]
@@ -53,15 +52,15 @@ struct GradientLayout {
   std::size_t active = 0;         // i32 [P / 256 + 1]
   std::size_t block = 0;          // block_bytes
   std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, see scales_hidden
-  std::size_t d_hidden = 0;       // f32 [C, D]: sums over slabs of a 16-bit d_hidden
+  std::size_t d_hidden = 0;       // f32 [C, D]: sums over vocabulary blocks of a 16-bit d_hidden
   std::size_t d_weight = 0;       // f32 [V, D]: sums over chunks of a 16-bit d_weight
-  std::size_t weight_low = 0;     // running_sum_bytes: what d_weight lacks of such sums
+  std::size_t weight_low = 0;     // running_sum_bytes: lower bytes of the sums in d_weight
   std::size_t d_bias = 0;         // f32 [V]
   std::size_t weight_sum = 0;     // f32 [D], of smoothing
   std::size_t hidden_sum = 0;     // f32 [D]
-  std::size_t column_sums = 0;    // of sum_columns
+  std::size_t column_sums = 0;    // workspace of sum_columns
 };
-// Of device_far.h; T = far_tile_count(V), G = far_group_count(V), B = P / 256.
+// Buffers of device_far.h. T = far_tile_count(V), G = far_group_count(V), B = P / 256.
 struct FarLayout {
   // FarArrangement: [G], [V], [V], [V], bf16 [T, D]
   std::size_t groups = 0, arranged_words = 0, arranged_positions = 0, arranged_share = 0,
@@ -71,17 +70,17 @@ struct FarLayout {
   std::size_t token_keys = 0;     // i32 [N]
   std::size_t token_rows = 0;     // i32 [N]: tokens in the order of blocks
   std::size_t token_places = 0;   // i32 [N]
-  std::size_t token_counts = 0;   // i32 [2 (token_keys(V, N) + 2)], of many tokens
+  std::size_t token_counts = 0;   // i32 [2 (token_keys(V, N) + 2)], with many tokens
   std::size_t chunk_keys = 0;     // i32 [C], of sort_tokens
   std::size_t chunk_rows = 0;     // i32 [C]
   std::size_t chunk_places = 0;   // i32 [C]
-  std::size_t chunk_counts = 0;   // i32 [2 (chunk_keys(C) + 2)], of many tokens
+  std::size_t chunk_counts = 0;   // i32 [2 (chunk_keys(C) + 2)], with many tokens
   std::size_t hidden_rows = 0;    // [C, D] in the dtype of hidden
-  std::size_t gathered = 0;       // [slab, D] in the dtype of hidden
-  std::int64_t swept = 0;         // words that have room there in the forward, when block,
-                                  // scaled_hidden and d_hidden after it are free
+  std::size_t gathered = 0;       // [`slab`, D] in the dtype of hidden
+  std::int64_t swept = 0;         // entries that fit there in the forward, when the following
+                                  // block, scaled_hidden and d_hidden are free
   std::size_t bias = 0;           // f32 [V] with a bias
-  std::size_t omega = 0;          // f32 [V] with omega
+  std::size_t omega = 0;          // f32 [V] with logit weights
   std::size_t mass = 0;           // f32 [2 G, P]
   std::size_t centroid = 0;       // bf16 [T, D]
   std::size_t radius = 0;         // f32 [T]
@@ -95,7 +94,7 @@ struct FarLayout {
   std::size_t tile_sum = 0;       // f32 [T] with d_bias
   std::size_t bound = 0;          // f32 [C]
 };
-// R = estimate_rows(C).
+// Buffers of far_both's estimates. R = estimate_rows(C).
 struct EstimateLayout {
   std::size_t word_weight = 0;  // f32 [V]
   std::size_t log2_base = 0;    // f32 [T]
@@ -108,16 +107,17 @@ struct EstimateLayout {
   std::size_t constants = 0;    // f32 [3]
   std::size_t products = 0;     // kEstimateBytes
 };
-// Of words over G ranks. B = tokens of a rank in a chunk, C / G, with sharded tokens. What a chunk
-// is made from is there twice where there are several: the next one's comes meanwhile.
+// Buffers of a vocabulary sharded over G ranks. B = C / G tokens of a rank in a chunk, with sharded
+// tokens. With several chunks, their inputs are double-buffered: those of the next chunk arrive
+// during the current one.
 struct ShardLayout {
-  std::size_t logits = 0;     // f32 [G, C, K]: of the targets, on each rank
+  std::size_t logits = 0;     // f32 [G, C, K]: of the targets, from each rank
   std::size_t given[2] = {};  // f32 [C, K]
   std::size_t records = 0;    // TokenRecord [G, C]
-  std::size_t omega = 0;      // f32 [V] with omega: of this rank's rows, by a word_table
-  // With d_hidden; sums_hidden's are of G ceil(C / G) tokens
+  std::size_t omega = 0;      // f32 [V] with logit weights: of the local rows, by a word_table
+  // With d_hidden; the buffer of sums_hidden then has G ceil(C / G) tokens
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
-  // With sharded tokens; the first three of a far field in any case
+  // With sharded tokens; the first three also with the far field
   std::size_t hidden[2] = {};   // [C, D] in the dtype of hidden
   std::size_t targets[2] = {};  // i64 [C, K]
   std::size_t bad_target = 0;   // u64, of the chunk
@@ -126,50 +126,50 @@ struct ShardLayout {
   std::size_t losses = 0;       // RankLoss [G]
   std::size_t shares = 0;       // f64 [kMostRanks + 1]
 };
-// Of a far field over ranks: what is told in the ranks' common order of a chunk's tokens, and what
-// is computed from in this rank's own, by the tiles that it keeps. P = C padded to 256.
+// Buffers of a vocabulary-parallel far field. Exchanges use the ranks' common order of a chunk's
+// tokens. Computations use the local order, by selected tiles. P = C padded to 256.
 struct ShardFarLayout {
   std::size_t sums = 0;          // FarSums [G]
-  std::size_t values = 0;        // f32 [G, C]: totals or bounds, of each rank's words
-  std::size_t merged = 0;        // f32 [C]: of all words
+  std::size_t values = 0;        // f32 [G, C]: totals or bounds of each rank's shard
+  std::size_t merged = 0;        // f32 [C]: of the global vocabulary
   std::size_t answers = 0;       // RowCoefficients [P]
   std::size_t delta = 0;         // f32 [C, K]
-  std::size_t rows = 0;          // i32 [C]: the tokens in this rank's order, and of them:
+  std::size_t rows = 0;          // i32 [C]: tokens in the local order, as in the following:
   std::size_t given = 0;         // f32 [C, K]
   std::size_t records = 0;       // TokenRecord [C]
   std::size_t lse = 0;           // f32 [C]
   std::size_t log_prob = 0;      // f32 [C, K]
   std::size_t target_logit = 0;  // f32 [C, K]
 };
-// Of words gathered from G ranks, with N tokens of this rank.
+// Buffers of a weight gathered from G ranks, with N local tokens.
 struct GatheredLayout {
-  std::size_t records = 0;    // TokenRecord [N]: of one call's rows of a piece
-  std::size_t words = 0;      // i32 [words_of_call], where the rows of all ranks are one call
-  std::size_t states = 0;     // TokenRecord [N]: of all so far
-  std::size_t found = 0;      // f32 [N, K]: logits of the targets there
+  std::size_t records = 0;    // TokenRecord [N]: of one call's rows
+  std::size_t words = 0;      // i32 [words_of_call], if one call takes the rows of all ranks
+  std::size_t states = 0;     // TokenRecord [N]: merged over the calls so far
+  std::size_t found = 0;      // f32 [N, K]: logits of the targets in a call
   std::size_t logits = 0;     // f32 [N, K]: of all targets
-  std::size_t no_logits = 0;  // f32 [N, K]: NaN, so that exponentials are taken against 1
+  std::size_t no_logits = 0;  // f32 [N, K]: NaN, which makes 1 the reference of exponentials
   std::size_t bias = 0;       // f32 [G, bias_rows], with a bias; not by columns
-  // Of several pieces two of each, but for received; of one received is where the piece was.
-  std::size_t piece = 0;       // [G] of PieceLayout, without bias and words
-  std::size_t sums = 0;        // [G] of PieceSums: for all ranks
-  std::size_t received = 0;    // [G] of PieceSums: from all ranks
-  std::size_t whole = 0;       // whole_piece up to its bias; of several pieces two
-  std::size_t whole_sums = 0;  // the bytes of whole_sums
+  // Double-buffered with several slices, except `received`, which with one slice reuses its buffer.
+  std::size_t piece = 0;       // [G] of PieceLayout, without bias and ids
+  std::size_t sums = 0;        // [G] of PieceSums: sent to all ranks
+  std::size_t received = 0;    // [G] of PieceSums: received from all ranks
+  std::size_t whole = 0;       // whole_piece up to its bias; two with several slices
+  std::size_t whole_sums = 0;  // bytes of whole_sums
 };
-// Of the rank that has most; at 16 bytes.
+// Returns the rows of bias per rank: those of the largest shard, rounded up to 16 bytes.
 inline std::int64_t bias_rows(const HeadFeatures& f) { return (f.gathered_rows + 3) / 4 * 4; }
 bool several_pieces(const HeadFeatures& f, const Sizes& sizes);
-// Words of the largest call of the kernel where weights move.
+// Returns the entries of the largest kernel call with gathered weights.
 std::int64_t words_of_call(const HeadFeatures& f, std::int64_t piece);
-// Of what kernels are called with where weights move: sums of a piece's d_weight are fp32, and made
-// anew.
+// Returns the features of kernel calls with gathered weights: sums of a slice's d_weight are fp32
+// and overwritten.
 HeadFeatures features_of_pieces(HeadFeatures features);
 
-// Of groups that a mean is over.
+// Most ranks of a group that a mean is over.
 inline constexpr int kMostRanks = 4096;
 
-// Of A tokens audited.
+// Buffers of A audited tokens.
 struct AuditLayout {
   std::size_t rows = 0;       // i32 [A]
   std::size_t valid = 0;      // i32
@@ -182,14 +182,14 @@ struct AuditLayout {
 };
 struct Layout {
   std::size_t statistics = 0;    // DeviceStatistics
-  std::size_t loss = 0;          // of the loss calls
+  std::size_t loss = 0;          // workspace of the loss kernels
   std::size_t lse = 0;           // f32 [C]
   std::size_t log_prob = 0;      // f32 [C, K]
   std::size_t target_logit = 0;  // f32 [C, K] with gradients, or sharded tokens
   std::size_t weighted_sum = 0;  // f32 [C] with label smoothing
   std::size_t entropy = 0;       // f32 [C] with a gradient through it
-  std::size_t argmax = 0;        // i32 [C] when asked for
-  std::size_t forward = 0;       // of the kernel's forward
+  std::size_t argmax = 0;        // i32 [C] when requested
+  std::size_t forward = 0;       // workspace of the forward kernel
   GradientLayout gradients;
   FarLayout far;
   EstimateLayout estimates;
@@ -197,41 +197,44 @@ struct Layout {
   ShardLayout shard;
   ShardFarLayout shard_far;
   GatheredLayout gathered;
-  // From here on: what is received of dim numbers a token or a word, hidden, sums of d_hidden, rows
-  // and sums of d_weight, and of several chunks what one is made from, targets and their logits;
-  // which may lie in a communicator's memory instead. With words over ranks.
+  // Start of the receive buffers of a vocabulary sharded over ranks, which may lie in a
+  // communicator's memory instead. They hold data of dim numbers per token or entry: hidden, sums
+  // of d_hidden, and rows and sums of d_weight. With several chunks, they also hold a chunk's
+  // inputs, targets and their logits.
   std::size_t exchange = 0;
   std::size_t total = 0;
 };
-// Bytes of `exchange` to `total`.
+// Returns the bytes from `exchange` to `total`.
 std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& features,
                            const Sizes& sizes);
-// Of the first chunk, without data; none without ranges, and where no word is kept.
+// Returns the blocks of the first chunk, without data pointers; none without ranges or if no entry
+// is saved.
 LentRanges ranges_of(const DeviceKernel& kernel, const HeadShape& shape,
                      const HeadFeatures& features, const Sizes& sizes);
-// The block of the words from `first` on, which are not kept.
+// Returns the block of entries from `first` on, which are not saved.
 LentSlab slab_of(const HeadShape& shape, const HeadFeatures& features, const Sizes& sizes,
                  std::int64_t first);
 Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
                  const Sizes& sizes);
 
-// Whether d_weight is a product with a copy of hidden: times a factor of each token, for
-// exponentials, and without what ignored tokens hold.
+// Returns whether the GEMM of d_weight reads a copy of hidden. The copy is scaled by a factor per
+// token for saved exponentials, and 0 for ignored tokens.
 inline bool scales_hidden(const DeviceKernel& kernel, const HeadFeatures& f, const Sizes& sizes) {
   return f.d_weight && (sizes.stored > 0 || kernel.keeps_logits);
 }
-// Whether a 16-bit d_weight holds its own sums over chunks, but for 8 bits in the workspace.
+// Returns whether a 16-bit d_weight holds the sums over chunks itself, except for 8 bits each in
+// the workspace.
 inline bool splits_weight(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
                           const Sizes& sizes) {
   return f.d_weight && f.d_weight_dtype != DType::f32 && kernel.splits_sums && !sizes.far &&
          sizes.first_chunk() < tokens;
 }
-// Whether a 16-bit gradient is summed in fp32 first: over slabs of words or chunks of tokens, onto
-// what it holds, or since the kernel knows no other.
+// Returns whether a 16-bit gradient is first summed in fp32: over vocabulary blocks, over chunks of
+// tokens, onto present values, or because the kernel supports nothing else.
 inline bool sums_hidden(const DeviceKernel& kernel, std::int64_t vocab, const HeadFeatures& f,
                         const Sizes& sizes) {
   if (sizes.far) return f.d_hidden;         // its rows are in another order
-  if (f.word_ranks > 0) return f.d_hidden;  // pieces for other ranks
+  if (f.word_ranks > 0) return f.d_hidden;  // partial sums for other ranks
   return f.d_hidden && f.d_hidden_dtype != DType::f32 &&
          (sizes.slab < vocab || f.accumulate || kernel.keeps_logits);
 }
@@ -240,13 +243,14 @@ inline bool sums_weight(const DeviceKernel& kernel, std::int64_t tokens, const H
   return f.d_weight && f.d_weight_dtype != DType::f32 && (!kernel.splits_sums || sizes.far) &&
          (sizes.first_chunk() < tokens || f.accumulate || kernel.keeps_logits);
 }
-// Whether targets are added to a 16-bit d_weight before it is rounded, in the products.
+// Returns whether the GEMM's epilogue adds targets to a 16-bit d_weight before it is rounded.
 inline bool adds_entries(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
                          const Sizes& sizes) {
   return f.d_weight && f.d_weight_dtype != DType::f32 && !sums_weight(kernel, tokens, f, sizes);
 }
 inline bool wants_gradients(const HeadFeatures& f) { return f.d_hidden || f.d_weight || f.d_bias; }
-// Smoothing as two products of vectors, exact; under a softcap it is part of the block.
+// Returns whether smoothing is computed separately and exactly, as two outer products. With a
+// softcap it is part of the block.
 inline bool smooths_apart(const HeadFeatures& f) {
   return f.label_smoothing && f.softcap == 0.0f && wants_gradients(f);
 }

@@ -1,4 +1,4 @@
-// Orders where a GPU's kernels read them.
+// Copies of vocabulary orders in GPU memory.
 #pragma once
 
 #include "kernels/device_far.h"
@@ -6,10 +6,10 @@
 
 namespace logitless::cuda {
 
-// On the thread's device: copied there by the first call, which waits; it stays as long as the
-// order. Throws DeviceError when memory is short.
+// Returns the order on the thread's device. The first call copies it there and waits; the copy
+// lives as long as the order. Throws DeviceError if memory is short.
 DeviceOrder device_order(const VocabOrder& order);
-// Of an order with moments, likewise.
+// Returns the moments of an order that has them, likewise.
 DeviceMoments device_moments(const VocabOrder& order);
 
 }  // namespace logitless::cuda

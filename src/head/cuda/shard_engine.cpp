@@ -1,5 +1,5 @@
-// The chunk loop of words over ranks, and of tokens where these are spread, too: what is exchanged,
-// and when. Everything is enqueued; all ranks go through the same chunks.
+// The chunk loop of a vocabulary-parallel call, also with sharded tokens: the exchanges and their
+// schedule. Everything is enqueued, and all ranks go through the same chunks.
 #include <algorithm>
 #include <utility>
 
@@ -38,14 +38,15 @@ void Engine::meet_tokens() const {
   call_.shard.calls->tokens(call_.shard.tokens ? 0 : all.shape.tokens, common_order());
 }
 
-// Whoever waits for the call's stream waits for the lane.
+// Makes the call's stream wait for the communication stream, so that whoever waits for the former
+// waits for both.
 void Engine::join_lane() const {
   record_event(call_.shard.lane->exchanged.get(), lane());
   stream_wait(all.stream, call_.shard.lane->exchanged.get());
 }
 
-// Calls of a group receive in one memory, whatever their streams. What a graph holds its launches
-// are to be ordered by.
+// Runs a call that receives into the group's shared memory: it waits for the last call that did, on
+// any stream. Launches of a captured graph must be ordered by the caller.
 void Engine::with_lane(const std::function<void()>& run) const {
   void* const free = call_.shard.lane->memory_free.get();
   if (free != nullptr) stream_wait_if_running(all.stream, free);
@@ -62,9 +63,9 @@ void Engine::with_lane(const std::function<void()>& run) const {
   leave();
 }
 
-// A chunk's exchanges of many bytes are on the lane, beside the products: what the next chunk is
-// made from comes while this one's gradients are multiplied, its d_hidden travels while the rest of
-// d_weight is, or the next forward. All ranks enqueue the same exchanges in the same order.
+// Runs the chunks with large exchanges on the communication stream, overlapping the GEMMs. The next
+// chunk's inputs arrive while this one's gradients are computed. Its d_hidden is sent during the
+// rest of d_weight, or the next forward. All ranks enqueue the same exchanges in the same order.
 void Engine::run_sharded(const ChunkFunction& tokens) {
   with_lane([&] { run_chunks(tokens); });
 }
@@ -75,7 +76,8 @@ void Engine::run_chunks(const ChunkFunction& tokens) {
   const bool gradients = wants_gradients(features_);
   meet_tokens();
   const std::int64_t ranks = shard.ranks();
-  // Of spread tokens the greatest number of a rank, as planned, and of a chunk those of each rank.
+  // With sharded tokens, the total is the planned maximum per rank, and a chunk has as many tokens
+  // of each rank.
   const std::int64_t total = shard.tokens ? layout_tokens_ / ranks : all.shape.tokens;
   if (makes_chunks()) fill_device(statistics(), 0xff, 2 * sizeof(std::uint64_t), all.stream);
   if (sizes_.far) begin_shared_far();
@@ -118,8 +120,8 @@ void Engine::run_chunks(const ChunkFunction& tokens) {
   if (total == 0) clear_weights();
 }
 
-// On the lane, after what the call's stream has enqueued so far: the tokens of all ranks, and the
-// logits of their targets.
+// Prepares a chunk on the communication stream, after everything enqueued on the call's stream so
+// far: the tokens of all ranks, and the logits of their targets.
 ForwardCall Engine::prepare_chunk(const ShardChunk& of) {
   const ExchangeLane& shared = *call_.shard.lane;
   const Stream stream = all.stream;
@@ -138,9 +140,9 @@ ForwardCall Engine::prepare_chunk(const ShardChunk& of) {
   return chunk;
 }
 
-// A chunk of `step` tokens, of each rank where they are spread, from its token `first` on; of a far
-// field, in its order. Targets that are none are -1 in it; ranks with fewer tokens have such ones
-// after their own.
+// Assembles a chunk of `step` tokens (of each rank if tokens are sharded) from token `first` on. A
+// far field's chunk is in its order. Targets are -1 where ignored. Ranks with fewer tokens are
+// padded with such ones.
 ForwardCall Engine::made_chunk(const ShardChunk& of) {
   CollectiveCalls& calls = *call_.shard.calls;
   const std::int64_t ranks = call_.shard.tokens ? call_.shard.ranks() : 1;
@@ -164,7 +166,7 @@ ForwardCall Engine::made_chunk(const ShardChunk& of) {
     calls.all_gather(own.targets, targets, bytes(step * per_token, sizeof(*targets)), all.stream);
   }
 
-  // Outputs are in the workspace, the tokens of one rank after those of another.
+  // Outputs are in the workspace, concatenated by rank.
   const ForwardOutputs outputs = all;
   static_cast<ForwardOutputs&>(all) = {};
   ForwardCall chunk = chunk_call(0, ranks * step);
@@ -197,7 +199,7 @@ void Engine::give_target_logits(ForwardCall& chunk, int buffer) {
   chunk.given_logits = given;
 }
 
-// The outputs of a chunk for all words.
+// Computes the outputs of a chunk over the global vocabulary.
 void Engine::forward_sharded(ForwardCall& chunk) {
   const int ranks = call_.shard.ranks();
   auto* const records = at<TokenRecord>(layout_.shard.records);
@@ -208,8 +210,8 @@ void Engine::forward_sharded(ForwardCall& chunk) {
   merge_records(chunk, records, ranks);
 }
 
-// Of a chunk that was made: each rank says what its own tokens are to get, and where they are
-// spread all learn of it.
+// Computes the coefficients of the local tokens of an assembled chunk. Sharded tokens' coefficients
+// are then all-gathered.
 void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
                         const ChunkFunction& tokens) const {
   const ShardOperands& shard = call_.shard;
@@ -253,7 +255,7 @@ void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
   shard.calls->all_gather(own_delta, delta, delta_bytes, all.stream);
 }
 
-// From the workspace to where the caller wants them.
+// Copies outputs from the workspace to the caller's tensors.
 void Engine::own_outputs(const ForwardCall& own) const {
   if (sizes_.far) {
     if (sizes_.audited > 0) keep_audited(own, far_audit(), {});
@@ -291,14 +293,15 @@ void Engine::backward_sharded(const ForwardCall& chunk, const ShardChunk& of) {
   pending_ = of;
 }
 
-// Whether ranks tell each other rounded sums of d_hidden: each token's are made once, by one rank.
+// Returns whether ranks exchange rounded sums of d_hidden: one rank computes the complete sum of
+// each token.
 bool Engine::tells_rounded() const {
   return !call_.shard.tokens && !sizes_.far && d_hidden_.dtype != DType::f32 &&
          !features_.accumulate;
 }
 
-// To the ranks whose tokens they are. Where all ranks have all tokens, each adds up a part of them
-// and tells the sums, which come where the pieces were received.
+// Sends partial sums of d_hidden to the ranks of their tokens. If all ranks have all tokens, each
+// adds a part of them, and the sums are all-gathered into the receive buffer.
 void Engine::send_hidden(const ShardChunk& of, std::int64_t tokens) const {
   CollectiveCalls& calls = *call_.shard.calls;
   const int ranks = call_.shard.ranks();
@@ -322,7 +325,7 @@ void Engine::send_hidden(const ShardChunk& of, std::int64_t tokens) const {
                   static_cast<std::size_t>(tokens), lane());
 }
 
-// Pieces are added up in the order of ranks and in fp32, and rounded once.
+// Adds the partial sums in fp32, in the order of ranks, and rounds once.
 void Engine::finish_hidden() {
   const ShardChunk of = std::exchange(pending_, ShardChunk());
   if (of.step == 0) return;
@@ -355,7 +358,7 @@ const double* Engine::shares_of_ranks(const LossCall& loss) const {
   sum_shares(loss, all, total);
   const auto sum_over = [&](CollectiveCalls& calls) {
     calls.all_gather(total, of_all, sizeof(double), all.stream);
-    // The sum is of one number from each rank.
+    // Adds one number from each rank.
     add_pieces(of_all, calls.communicator().size(), 1, total, all.stream);
   };
   if (shard.tokens) sum_over(*shard.calls);

@@ -1,6 +1,6 @@
-// The far field of words over ranks: tiles are chosen by each rank on its own, from totals of all
-// of them. What is exchanged of a chunk's tokens is in the order that it was made in, the same on
-// all ranks; each rank computes in an order of its own, by the tiles that it keeps.
+// The vocabulary-parallel far field on a GPU. Each rank selects local tiles by itself, from global
+// totals. Exchanges use the order in which a chunk was made, the same on all ranks. Each rank
+// computes in its local order, by its selected tiles.
 #include "core/check.h"
 #include "head/cuda/engine.h"
 #include "head/vocab_order_access.h"
@@ -20,7 +20,8 @@ std::size_t bytes(std::int64_t count, std::size_t each = sizeof(float)) {
 
 }  // namespace
 
-// The same on ranks whose orders were shared together: others put other tokens into a chunk.
+// Returns a hash that is equal on ranks whose orders were shared together. Ranks with other orders
+// would put other tokens into a chunk.
 std::uint64_t Engine::common_order() const {
   return sizes_.far ? VocabOrderAccess::of(*call_.far.order).common : 0;
 }
@@ -32,7 +33,7 @@ void Engine::begin_shared_far() {
   if (!empty()) sum_all_weights();
 }
 
-// The chunk's tokens as this rank computes them.
+// Returns the chunk's tokens in the local order.
 ForwardCall Engine::local_call(const ForwardCall& chunk) const {
   const ShardFarLayout& own = layout_.shard_far;
   ForwardCall c = chunk;
@@ -48,7 +49,8 @@ ForwardCall Engine::local_call(const ForwardCall& chunk) const {
   return c;
 }
 
-// The records of all words, of far_both with the estimates of what is not kept.
+// Computes the records over the global vocabulary; for far_both they include the estimates of
+// skipped tiles.
 void Engine::forward_shared_far(ForwardCall& chunk, bool first_chunk) {
   const std::int64_t tokens = chunk.shape.tokens;
   auto* const records = at<TokenRecord>(layout_.shard.records);
@@ -90,7 +92,7 @@ void Engine::forward_local(const ForwardCall& chunk, bool first_chunk) {
   if (c.shape.tokens > 0) forward_kept_tiles(c, given);
 }
 
-// Of the estimates here become those of all ranks'. Null: of no words.
+// Replaces the totals of the local estimates by those of all ranks'. Null: the shard is empty.
 void Engine::exchange_totals(const ForwardCall* local, std::int64_t tokens) const {
   auto* const of_ranks = at<float>(layout_.shard_far.values);
   auto* const merged = at<float>(layout_.shard_far.merged);
@@ -102,7 +104,7 @@ void Engine::exchange_totals(const ForwardCall* local, std::int64_t tokens) cons
   if (local != nullptr) take_rows(*local, merged, 1, estimate_.total);
 }
 
-// This rank's tokens [first, first + step), in the order that chunks take them.
+// Returns this rank's tokens [first, first + step), in the order of the chunks.
 ForwardCall Engine::own_rows(std::int64_t first, std::int64_t step) const {
   ForwardCall own = all;
   own.shape.tokens = std::clamp<std::int64_t>(all.shape.tokens - first, 0, step);
@@ -113,7 +115,7 @@ ForwardCall Engine::own_rows(std::int64_t first, std::int64_t step) const {
   return own;
 }
 
-// The gradients of the words here; of d_hidden their pieces.
+// Computes the gradients of the local shard, and its partial sums of d_hidden.
 void Engine::backward_local(const ForwardCall& chunk, const ShardChunk& of) {
   const ForwardCall& c = local_;
   const std::int64_t tokens = c.shape.tokens;
@@ -135,7 +137,7 @@ void Engine::backward_local(const ForwardCall& chunk, const ShardChunk& of) {
   record_event(call_.shard.lane->hidden_done.get(), c.stream);
 }
 
-// The error of a token's d_hidden is at most what the ranks' bounds are together.
+// The error of a token's d_hidden is at most the sum of the ranks' bounds.
 void Engine::exchange_bounds(const ForwardCall& chunk, const ShardChunk& of) const {
   const std::int64_t tokens = chunk.shape.tokens;
   auto* const of_ranks = at<float>(layout_.shard_far.values);
@@ -150,14 +152,15 @@ void Engine::exchange_bounds(const ForwardCall& chunk, const ShardChunk& of) con
   give_bounds(own_rows(of.first, of.step), merged + row, bound_output_);
 }
 
-// sums [step, D]: d_hidden of all words before it is rounded. Its norm, the rows of audited tokens.
+// Computes the norm and saves the rows of audited tokens, from sums [step, D]: d_hidden of the
+// global vocabulary before rounding.
 void Engine::finish_far_hidden(const float* sums, const ShardChunk& of) const {
   const ForwardCall own = own_rows(of.first, of.step);
   const GradientOutput unrounded{const_cast<float*>(sums), own.shape.dim, DType::f32, false};
   finish_far(own, unrounded, nullptr, nullptr, at<double>(layout_.far.partial));
   if (sizes_.audited > 0) {
     ForwardCall rows = own;
-    rows.lse = nullptr;  // is there already
+    rows.lse = nullptr;  // already saved
     keep_audited(rows, far_audit(), unrounded);
   }
   round_sums(sums, own.shape.tokens, own.shape.dim, d_hidden_, own.stream, own.rows + of.first);

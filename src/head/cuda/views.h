@@ -1,4 +1,4 @@
-// Tensors as a GPU's kernels take them.
+// Tensors in the form that the GPU kernels take.
 #pragma once
 
 #include <string_view>
@@ -7,12 +7,12 @@
 
 namespace logitless::cuda {
 
-// A matrix of the device, or a tensor as one; throws unless its rows are contiguous.
+// Returns a device matrix, or a tensor as one. Throws unless its rows are contiguous.
 RowMatrix rows_of(std::string_view name, const ConstTensorView& view);
-// An optional fp32 vector or output of the device; throws unless contiguous.
+// Returns an optional fp32 vector or output of the device. Throws unless it is contiguous.
 const float* floats_of(std::string_view name, const ConstTensorView& view);
 float* floats_of(std::string_view name, const TensorView& view);
-// Throws unless contiguous or undefined.
+// Throws unless the tensor is contiguous or undefined.
 void require_contiguous(std::string_view name, const ConstTensorView& view);
 
 }  // namespace logitless::cuda

@@ -6,10 +6,10 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr std::int64_t kTile = 256;             // words
-constexpr std::int64_t kTileBytes = kTile * 2;  // of a token
+constexpr std::int64_t kTile = 256;             // vocabulary entries
+constexpr std::int64_t kTileBytes = kTile * 2;  // per token
 
-// Tiles of words whose exponentials lie in so many rows.
+// Tiles whose exponentials fit into a number of rows.
 struct Room {
   Room(std::int64_t tokens, std::int64_t rows, const RowBytes& row)
       : weight(rows * row.weight / (tokens * kTileBytes)),
@@ -19,16 +19,17 @@ struct Room {
 
 struct Kept {
   std::int64_t tokens;
-  std::int64_t words;   // in the ranges
-  std::int64_t beyond;  // rows of other words, after theirs
+  std::int64_t words;   // in the blocks
+  std::int64_t beyond;  // rows of other entries, after those of the blocks
   RowBytes row;
   int count;
 };
 
 using Lengths = std::array<std::int64_t, kMostWordRanges>;  // tiles
 
-// Of the ranges where the last has so many and each other as many as have room, and no more than
-// the next one has: all but the last but one, which has the rows beyond besides.
+// Returns the lengths of the blocks for a given length of the last. Each earlier block is as long
+// as fits into the next one's rows, and no longer than the next one. The second to last may also
+// use the rows beyond.
 Lengths lengths_with(const Kept& k, std::int64_t last) {
   Lengths lengths{};
   lengths[k.count - 1] = last;
@@ -54,12 +55,12 @@ void append(LentRanges& out, std::int64_t tiles, LentRanges::Place place, std::i
       static_cast<std::int32_t>(std::min(words, parts.first[parts.count - 1] + tiles * kTile));
 }
 
-// The ranges in parts; lengths are those of all tiles or more.
+// Lays out the blocks, possibly in two parts each. `lengths` cover all tiles or more.
 LentRanges place_ranges(const Kept& k, Lengths lengths) {
   lengths[0] -= beyond_all(k, lengths);
   if (lengths[0] < 1) return {};
   LentRanges out;
-  std::int64_t next = 0;  // the first word of range r + 1
+  std::int64_t next = 0;  // first entry of block r + 1
   for (int r = 0; r < k.count; ++r) {
     if (out.ranges.count + 2 > kMostWordRanges + (r + 1 == k.count ? 1 : 0)) return {};
     next += lengths[r] * kTile;
@@ -83,7 +84,7 @@ LentRanges lent_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& 
   const Kept kept{std::max<std::int64_t>(tokens, 1), vocab, 0, row, count};
   const std::int64_t tiles = (vocab + kTile - 1) / kTile;
   if (count < 2 || count > kMostWordRanges || tiles < count) return {};
-  std::int64_t fewer = 0;  // too few
+  std::int64_t fewer = 0;  // number of tiles that is too small
   std::int64_t last = tiles;
   while (last - fewer > 1) {
     const std::int64_t middle = fewer + (last - fewer) / 2;

@@ -1,17 +1,17 @@
-// A chunk's exponentials, or blocks of its gradients, in the memory that d_weight has not come to
-// yet.
+// Exponentials of a chunk, or blocks of its gradients, that reuse the memory of d_weight before it
+// is computed.
 //
-// d_weight is made in ranges of words, one after another. The exponentials of each range but the
-// last lie where d_weight of the next range will be written, those of the last in the workspace: a
-// range is written over what the range before it has just been made from. With g = tokens * 2 /
-// (bytes of a row of d_weight) each range is g times as long as the one before it, so that the
-// workspace holds about 1 - 1 / g of the exponentials; where g is 1 or less, ranges are equally
-// long. Where d_weight keeps lower bytes of its sums in the workspace (RunningSums), these are room
-// of the same kind: a range may lie in both, in two parts.
+// d_weight is computed in vocabulary blocks, one after another. The exponentials of each block but
+// the last lie where d_weight of the next block will be written; those of the last are in the
+// workspace. Each block's d_weight thus overwrites the exponentials of the block before, which are
+// no longer needed. Let g = tokens * 2 / (bytes of a row of d_weight). Each block is g times as
+// long as the one before it, and the workspace holds about 1 - 1 / g of the exponentials. If g is 1
+// or less, blocks are equally long. The lower bytes of d_weight's sums in the workspace
+// (RunningSums), if any, are reused too. A block may then lie in both memories, in two parts.
 //
-// Where some words alone are kept, the rows of all the others are room too, until their gradients
-// come: so about 1 / g of the words can be kept. The others come in slabs, whose blocks lie in the
-// rows that follow them, or in the workspace where these are few.
+// If only a part of the vocabulary is saved, the rows of all other entries are free until their
+// gradients are computed. About 1 / g of the entries can then be saved. The others are processed in
+// vocabulary blocks that lie in the rows after their own, or in the workspace if few rows are left.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@
 
 namespace logitless::cuda {
 
-// Bytes of a word's row.
+// Bytes of the row of one vocabulary entry.
 struct RowBytes {
   std::int64_t weight = 0;  // of d_weight, without gaps
   std::int64_t low = 0;     // of the sums' lower bytes; 0: there are none
@@ -31,23 +31,23 @@ struct LentRanges {
     bool low = false;  // in the lower bytes
     std::int32_t row = 0;
   };
-  std::array<Place, kMostWordRanges> places{};  // but for the last
+  std::array<Place, kMostWordRanges> places{};  // for all but the last
 };
 
-// The ranges whose last one is least. None where the vocabulary has no `count` ranges of 256 words,
-// or they come in more parts than kMostWordRanges.
+// Returns the blocks with the shortest last one. Returns none if the vocabulary has fewer than
+// `count` tiles of 256, or there are more parts than kMostWordRanges.
 LentRanges lent_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, int count);
-// The most words in `count` ranges, the last of which has at most `last` words. None where that is
-// no more than `last`, or they come in fewer ranges.
+// Returns blocks that save the most entries with `count` blocks, the last of at most `last`
+// entries. Returns none if that is no more than `last`, or takes fewer blocks.
 LentRanges kept_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, int count,
                        std::int64_t last);
 
-// Words whose gradients exist at a time.
+// A vocabulary block whose gradients exist at one time.
 struct LentSlab {
   std::int64_t words = 0;
-  bool in_weight = false;  // the block lies in d_weight's rows after the slab's own
+  bool in_weight = false;  // in d_weight's rows after the block's own entries
 };
-// The slab from word `first` on; `least`: words that the workspace has room for.
+// Returns the vocabulary block from entry `first` on; `least` entries fit in the workspace.
 LentSlab lent_slab(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, std::int64_t first,
                    std::int64_t least);
 

@@ -40,7 +40,7 @@ constexpr double kRise = 1.05;
 constexpr double kFall = 0.7;
 // Trials with one order, each with a lower tau than the last, before the far field is suspended.
 constexpr int kTrials = 3;
-// In far_both, a token is wholly wrong with any tau if its likely entry is unlikely for all tokens
+// A token is wholly wrong with any tau of far_both if its likely entry is unlikely for all tokens
 // of the order's sample (docs/far_field_figures.md#a-wider-head). If more than kMostMissed of the
 // audits miss, averaged over about kBothAudits, steps change to far_backward, whose masses are
 // exact.
