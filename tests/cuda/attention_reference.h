@@ -1,4 +1,4 @@
-// Attention and its gradients in float64, with bounds of what rounding may do to each element.
+// Attention and its gradients in float64, with bounds of each element's rounding error.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct AttentionSizes {
   double scale = 1.0;
 };
 
-// A tensor [B, H, rows, D], contiguous, and a bound of the error of each of its elements.
+// A contiguous tensor [B, H, rows, D], and an error bound for each of its elements.
 struct Bounded {
   std::vector<double> value, bound;
   void resize(std::int64_t n) {
@@ -32,7 +32,7 @@ struct AttentionExact {
   Bounded out, lse, d_q, d_k, d_v;
 };
 
-// One rounding: relative, and absolute where numbers are subnormal.
+// Error of one rounding: relative, and absolute for subnormal numbers.
 struct Rounding {
   double relative, tiny;
 };
@@ -60,11 +60,11 @@ inline void add(double* value, double* size, double w, double w_size, const doub
 
 }  // namespace detail
 
-// q, d_out [B, H, T, D]; k, v [B, Hkv, S, D], as the dtype holds them.
+// q, d_out [B, H, T, D]; k, v [B, Hkv, S, D], rounded to the dtype.
 //
-// Kernels round probabilities, gradients of scores and results to the dtype, and sum in fp32.
-// Errors of fp32: `kSum` of the sizes that are added, for the products of tensor cores and for sums
-// of thousands of terms; exponentials err by that of their argument.
+// Kernels round probabilities, score gradients and results to the dtype, and sum in fp32. The fp32
+// error is `kSum` of the magnitudes summed, both for tensor-core GEMMs and for sums of thousands of
+// terms. Exponentials have the error of their argument.
 inline AttentionExact exact_attention(const AttentionSizes& c, const std::vector<double>& q,
                                       const std::vector<double>& k, const std::vector<double>& v,
                                       const std::vector<double>& d_out) {
@@ -78,7 +78,7 @@ inline AttentionExact exact_attention(const AttentionSizes& c, const std::vector
   exact.d_k.resize(c.batch * c.kv_heads * c.keys * dim);
   exact.d_v.resize(c.batch * c.kv_heads * c.keys * dim);
 
-  // Of queries t = begin, begin + step, ... of a head; d_k and d_v of one thread.
+  // Computes queries t = begin, begin + step, ... of a head; d_k and d_v are of one thread.
   const auto part = [&](std::int64_t head, std::int64_t begin, std::int64_t step, Bounded& d_k,
                         Bounded& d_v) {
     const std::int64_t kv = head / c.heads * c.kv_heads + head % c.heads / (c.heads / c.kv_heads);

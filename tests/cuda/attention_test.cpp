@@ -1,5 +1,5 @@
-// Attention on a GPU against float64: shapes, dtypes, strides, the same bits every time, and
-// nothing written beside the outputs.
+// Attention on a GPU against float64: shapes, dtypes, strides, determinism, and no writes outside
+// the outputs.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -23,11 +23,11 @@ namespace {
 using cuda::AttentionCall;
 using cuda::DeviceMemory;
 
-// How tensors lie: [B, T, H, D]; q, k, v (and their gradients) as columns of one matrix; rows and
-// heads at odd places, so that no address but the first is aligned.
+// Memory layouts: [B, T, H, D]; q, k, v (and their gradients) as columns of one matrix; rows and
+// heads at odd offsets, so that no address but the first is aligned.
 enum class Lie { apart, columns, odd };
 
-// A matrix of `rows` rows on the device: filled with a mark, so that writes beside a view are seen.
+// A matrix of `rows` rows on the device, filled with a mark that reveals writes outside a view.
 class Matrix {
  public:
   Matrix(DType dtype, std::int64_t rows, std::int64_t width)
@@ -37,7 +37,7 @@ class Matrix {
               std::byte{0xa5}),
         memory_(host_.size()) {}
   std::int64_t width() const { return width_; }
-  // Element `column` of row 0.
+  // Address of element `column` of row 0.
   void* at(std::int64_t column) const {
     return static_cast<std::byte*>(memory_.data()) +
            (kGuard + static_cast<std::size_t>(column)) * size_of(dtype_);
@@ -153,7 +153,7 @@ struct DeviceAttention {
     const int capability = cuda::compute_capability(0);
     EXPECT_EQ(cuda::attention_unsupported(c, capability), "");
     for (const bool backward : {false, true}) {
-      // In words of 4 bytes, as the guards count.
+      // Counts 4-byte elements, as the guards do.
       scratch[backward] = std::make_unique<Matrix>(
           DType::f32, 1,
           static_cast<std::int64_t>(cuda::attention_scratch_bytes(c, backward, capability) + 3) /
@@ -178,7 +178,7 @@ struct DeviceAttention {
       if (m) m->receive();
     lse->receive();
   }
-  // What was written, in the matrices of the outputs, marks and all.
+  // Returns the matrices of the outputs, marks included.
   std::vector<std::byte> bytes() {
     receive();
     std::vector<std::byte> all = lse->bytes();
@@ -186,7 +186,7 @@ struct DeviceAttention {
       if (m) all.insert(all.end(), m->bytes().begin(), m->bytes().end());
     return all;
   }
-  // After the outputs' own elements are marked again, all is.
+  // Overwrites the outputs' own elements with the mark and expects the mark everywhere.
   void expect_guards() {
     for (const Tensor4* t : {&out, &d_q, &d_k, &d_v})
       t->each([&](std::int64_t, std::int64_t at) { t->matrix->mark_again(at); });
@@ -332,7 +332,7 @@ TEST_F(CudaAttention, ColumnsOfOneMatrixAndOddStrides) {
   }
 }
 
-// Scores of tens: the running maximum moves, most probabilities are nearly 0.
+// Large scores: the running maximum moves, most probabilities are nearly 0.
 TEST_F(CudaAttention, LargeScores) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     for (const double scale : {5.0, -5.0, 0.0}) check({1, 2, 1, 300, 300, 64, dtype, true, scale});
@@ -349,7 +349,7 @@ TEST_F(CudaAttention, NothingToDo) {
   }
 }
 
-// A query that is no number spoils its own rows, and the gradients of the keys that it sees.
+// A query with a NaN affects only its own rows, and the gradients of the keys that it sees.
 TEST_F(CudaAttention, NanStaysInItsRow) {
   DeviceAttention device({1, 1, 1, 200, 200, 64, DType::bf16, true, 0.125}, Lie::apart);
   device.q.matrix->set(70 * 64 + 3, NAN);
@@ -367,7 +367,7 @@ TEST_F(CudaAttention, NanStaysInItsRow) {
   }
 }
 
-// Keeps the processors busy on another stream, with work of changing size.
+// Keeps the SMs busy on another stream, with work of changing size.
 class Load {
  public:
   Load() : thread_([this] { run(); }) {}
@@ -422,7 +422,7 @@ TEST_F(CudaAttention, SameBitsEveryTime) {
   cudaStreamDestroy(stream);
 }
 
-// As one CUDA graph, replayed.
+// Captures the calls into one CUDA graph and replays it.
 TEST_F(CudaAttention, IsCaptured) {
   for (const std::int64_t dim : {64, 40}) {
     DeviceAttention device({2, 4, 2, 500, 500, dim, DType::bf16, true, 0.1}, Lie::apart);

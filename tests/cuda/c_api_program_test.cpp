@@ -1,5 +1,4 @@
-// Programs of a GPU over the C ABI: compiled, prepared, enqueued eagerly and inside of a CUDA
-// graph.
+// Programs on a GPU over the C ABI: compiled, prepared, enqueued eagerly and in a CUDA graph.
 #include <gtest/gtest.h>
 #include <logitless/c_api.h>
 #include <logitless/device.h>

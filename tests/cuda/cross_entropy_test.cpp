@@ -1,5 +1,5 @@
-// What the calls on a GPU promise beyond the numbers: the caller's stream, no wait and no
-// allocation, bad targets by the status, the same bits, refusals.
+// Guarantees of calls on a GPU beyond the numbers: the caller's stream, no synchronisation or
+// allocation, bad targets by the status, determinism, refusals.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ class CudaCrossEntropy : public testing::Test {
   }
 };
 
-// A call's tensors on the device.
+// Tensors of a call on the device.
 struct DeviceRun {
   DeviceRun(const HeadProblem& problem, const std::string& kernel, void* stream)
       : mirror(kernel),
@@ -214,8 +214,8 @@ TEST_F(CudaCrossEntropy, NextTokenShiftsTheTargets) {
   }
 }
 
-// Tokens that are ignored a few hundred at a time are not multiplied; what their hidden states hold
-// does not matter to plans that keep exponentials.
+// Blocks of 256 ignored tokens are skipped, and plans that save exponentials do not depend on their
+// hidden states.
 TEST_F(CudaCrossEntropy, IgnoredTokensLeaveNoTrace) {
   HeadSpec spec = spec_of();
   spec.tokens = 1500;
@@ -241,7 +241,7 @@ TEST_F(CudaCrossEntropy, IgnoredTokensLeaveNoTrace) {
   }
 }
 
-// More targets in a chunk than are ordered by comparing all pairs; some words many times.
+// More targets in a chunk than are sorted by comparing all pairs, some of them many times.
 TEST_F(CudaCrossEntropy, ManyTargetsAToken) {
   HeadSpec spec = spec_of();
   spec.tokens = 300;
@@ -267,8 +267,8 @@ TEST_F(CudaCrossEntropy, ManyTargetsAToken) {
   }
 }
 
-// Runs of words that one thread or one tile has alone, masked, where all other logits are far below
-// 0.
+// Masks runs of vocabulary entries that a thread or tile handles alone, where all other logits are
+// far below 0.
 TEST_F(CudaCrossEntropy, MaskedRunsOfWordsAreNobodysGreatest) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     HeadProblem problem(spec_of(dtype));
@@ -286,7 +286,7 @@ TEST_F(CudaCrossEntropy, MaskedRunsOfWordsAreNobodysGreatest) {
       run.kernel = kernel;
       const HeadAnswer answer = run_head(problem, run);
       EXPECT_LE(relative_error(answer.lse.values(), cpu.lse.values()), kLseBound);
-      EXPECT_NEAR(answer.loss.get(0), cpu.loss.get(0), 2e-4);  // of logits of 2000
+      EXPECT_NEAR(answer.loss.get(0), cpu.loss.get(0), 2e-4);  // logits are near 2000
       for (std::int64_t i = 0; i < problem.spec.tokens; ++i) {
         const double word = answer.argmax.get(i);
         ASSERT_GE(word, 300.0);

@@ -1,5 +1,5 @@
-// Linked into the binaries that run the head's tests on a GPU: its kernels are those tested. Where
-// no GPU is, none of them is, and this file's own test says why.
+// Linked into the binaries that run the head's tests on a GPU: selects the GPU kernels as the
+// tested ones. Without a GPU there are none, and this file's test reports the reason.
 #include <gtest/gtest.h>
 
 #include "kernels/device_gradient.h"

@@ -1,4 +1,4 @@
-// Programs whose products take epilogues on a GPU, and the same without them, against the float64
+// Programs with GEMM epilogues on a GPU, and the same without epilogues, against the float64
 // interpreter.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
@@ -47,8 +47,7 @@ TEST(EpiloguesOnGpu, AgreeWithTheInterpreterAndRepeatTheirBits) {
         const int found = epilogues_of(CompilerAccess::state(compiled).program);
         EXPECT_EQ(found > 0, form != 0) << compiled.explain();
         const ir::Tensors once = execute_on_gpu(compiled, inputs);
-        // Half again what the CPU's program is from the interpreter; the loss is a sum that
-        // cancels.
+        // 1.5 times the error of the CPU's program; the loss is a sum that cancels.
         for (const auto& [name, value] : wanted) {
           if (name == "loss") continue;
           EXPECT_LT(relative_2norm(once.at(name), value), dtype == DType::f16 ? 3.5e-3 : 0.025)
@@ -60,9 +59,8 @@ TEST(EpiloguesOnGpu, AgreeWithTheInterpreterAndRepeatTheirBits) {
   }
 }
 
-// Loops behind a product read their rows with those before it: gelu and its gradient. (With the
-// bias in the product, gelu's loops are over elements in order, and the sum of columns stays
-// apart.)
+// Loops after a GEMM read the same rows as those before it: gelu and its gradient. (With the bias
+// in the GEMM, gelu's loops are over elements in order, and the column sum is separate.)
 TEST(RowGroups, JoinAcrossAProduct) {
   CompileOptions options = for_gpu();
   options.epilogues = false;

@@ -1,5 +1,5 @@
-// Groups of GPUs by NCCL: one process with a thread for each GPU, and two processes. Needs two GPUs
-// and libnccl.so.2; skips without.
+// Groups of GPUs over NCCL: one process with a thread for each GPU, and two processes. Needs two
+// GPUs and libnccl.so.2; skips without.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -32,10 +32,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// NVLink's multicast is never used: before NCCL is loaded.
+// Disables NVLink multicast before NCCL is loaded.
 [[maybe_unused]] const int kNoMulticast = setenv("NCCL_NVLS_ENABLE", "0", 1);
 
-// One rank: its GPU, a stream there, its end of the group.
+// A rank: its GPU, a stream, and its end of the group.
 struct Gpu {
   Context context;
   DeviceStream stream;
@@ -61,7 +61,7 @@ class Exchange : public testing::Test {
     if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus < 2) GTEST_SKIP() << "two GPUs are needed";
     ranks_ = std::min(gpus, 4);
   }
-  // body(gpu) in a thread for each rank; what each threw.
+  // Runs body(gpu) in a thread for each rank, and returns what each threw.
   std::vector<Outcome> run(const std::function<void(Gpu&)>& body, const NcclOptions& options = {}) {
     const NcclId id = make_nccl_id();
     std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks_));
@@ -85,13 +85,13 @@ class Exchange : public testing::Test {
   int ranks_ = 0;
 };
 
-// Byte i of what `from` gives `to`.
+// Byte i of the data that rank `from` sends to `to`.
 unsigned char byte_of(std::size_t i, int from, int to) {
   return static_cast<unsigned char>(i * 7 + static_cast<std::size_t>(from) * 31 +
                                     static_cast<std::size_t>(to) * 101);
 }
 
-// Where exchanges of so many bytes read and write: of a GPU's own, or a part of `shared`.
+// Buffers of an exchange: of the GPU's own memory, or a part of `shared`.
 struct Places {
   Places(Gpu& gpu, std::size_t bytes, void* shared) {
     const auto ranks = static_cast<std::size_t>(gpu.group->size());
@@ -106,8 +106,8 @@ struct Places {
   int used = 0;
 };
 
-// One all_gather and one all_to_all, compared byte for byte, both at once. With a graph: replayed
-// three times, with other bytes.
+// One all_gather and one all_to_all, in flight together, compared byte for byte. With a graph:
+// replayed three times with different bytes.
 void expect_exchanges(Gpu& gpu, std::size_t bytes, bool graph, void* shared = nullptr) {
   const int size = gpu.group->size(), rank = gpu.group->rank();
   const auto ranks = static_cast<std::size_t>(size);
@@ -169,7 +169,7 @@ TEST_F(Exchange, MovesBytes) {
   }
 }
 
-// By copy engines, where the GPUs reach each other's memory.
+// Exchanges by copy engines, where the GPUs reach each other's memory.
 TEST_F(Exchange, IntoTheGroupsMemory) {
   std::atomic<int> without = 0;
   const auto outcomes = run([&](Gpu& gpu) {
@@ -188,7 +188,7 @@ TEST_F(Exchange, IntoTheGroupsMemory) {
     EXPECT_NE(more, memory);
     expect_exchanges(gpu, kBytes, false, more);
     expect_exchanges(gpu, kBytes, false, memory);
-    // In place, and from memory that is not the group's.
+    // Exchanges in place, and from memory that does not belong to the group.
     const auto rank = static_cast<std::size_t>(gpu.group->rank());
     const std::vector<char> given(kBytes, static_cast<char>('a' + rank));
     std::vector<char> got(kBytes);
@@ -209,7 +209,7 @@ TEST_F(Exchange, IntoTheGroupsMemory) {
   if (without > 0) GTEST_SKIP() << "the GPUs do not reach each other's memory";
 }
 
-// What waits in a copy for a rank that does not come is let go, and the group's end is in order.
+// An exchange that waits for a missing rank is released, and the group still shuts down cleanly.
 TEST_F(Exchange, ARankThatDoesNotCopyIsMissed) {
   std::atomic<int> failed{0}, without{0};
   const auto outcomes = run([&](Gpu& gpu) {
@@ -261,7 +261,7 @@ TEST_F(Exchange, HostsMeet) {
 
 TEST_F(Exchange, IsCaptured) {
   const auto outcomes = run([](Gpu& gpu) {
-    expect_exchanges(gpu, 1000, true);  // the first call of the group at that
+    expect_exchanges(gpu, 1000, true);  // the group's first call of this kind
     expect_exchanges(gpu, 500000, false);
     expect_exchanges(gpu, 500000, true);
   });
@@ -325,7 +325,7 @@ TEST_F(Exchange, ARankThatDoesNotArriveIsMissed) {
     EXPECT_NE(outcome.text.find("not done within 300 ms; rank 0 has made 2 calls"),
               std::string::npos)
         << outcome.text;
-    // At once from here on, and the stream is free again.
+    // Calls from here on fail at once, and the stream is idle again.
     const auto call = [&] {
       gpu.group->all_to_all(memory.data(), memory.as<char>(2048), 8, gpu.queue());
     };
@@ -335,7 +335,7 @@ TEST_F(Exchange, ARankThatDoesNotArriveIsMissed) {
     ++failed;
   });
   EXPECT_EQ(outcomes, fine());
-  // Another group of the same GPUs is as good as any.
+  // Another group of the same GPUs works.
   EXPECT_EQ(run([](Gpu& gpu) { expect_exchanges(gpu, 1000, false); }), fine());
 }
 
@@ -387,7 +387,7 @@ TEST_F(Exchange, ARankMayEndFirst) {
 }
 
 TEST_F(Exchange, SplitsACommunicatorOfOthers) {
-  // A caller's own, made by NCCL's plainest call.
+  // The caller's own communicator, made with NCCL's simplest call.
   void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   ASSERT_NE(library, nullptr);
   int (*make)(void**, int, NcclId, int) = nullptr;
@@ -396,8 +396,8 @@ TEST_F(Exchange, SplitsACommunicatorOfOthers) {
   std::memcpy(&make, &found[0], sizeof(make));
   std::memcpy(&destroy, &found[1], sizeof(destroy));
   const NcclId id = make_nccl_id();
-  // The last of the threads to end a group frees memory of all GPUs, and that waits for whatever
-  // runs there: nothing may.
+  // The last thread to end a group frees memory of all GPUs, which waits for all work there:
+  // nothing may run.
   std::barrier<> together(ranks_);
   const auto outcomes = run([&](Gpu& gpu) {
     const int rank = gpu.group->rank(), size = gpu.group->size();
@@ -412,7 +412,7 @@ TEST_F(Exchange, SplitsACommunicatorOfOthers) {
     EXPECT_EQ(split.group->size(), size);
     expect_exchanges(split, 12345, false);
     together.arrive_and_wait();
-    EXPECT_EQ(destroy(theirs), 0);  // ours is its own
+    EXPECT_EQ(destroy(theirs), 0);  // ours is separate
     together.arrive_and_wait();
     expect_exchanges(split, 12345, true);
     expect_exchanges(gpu, 12345, false);
@@ -439,9 +439,9 @@ TEST_F(Exchange, NamesTheWrongGpu) {
 constexpr const char* kChildId = "LOGITLESS_EXCHANGE_TEST_ID";
 constexpr const char* kWatch = "LOGITLESS_EXCHANGE_TEST_WATCH";
 
-constexpr std::size_t kCopied = std::size_t{1} << 20;  // by the copy engines
+constexpr std::size_t kCopied = std::size_t{1} << 20;  // bytes of copies by copy engines
 
-// Rank 1 of the test below, as a process of its own: waits to be killed.
+// Rank 1 of the test below in its own process: waits to be killed.
 TEST_F(Exchange, Child) {
   const char* const hex = std::getenv(kChildId);
   if (hex == nullptr) GTEST_SKIP() << "a part of AProcessThatIsKilledIsMissed";
@@ -457,7 +457,8 @@ TEST_F(Exchange, Child) {
   pause();
 }
 
-// Rank 0's end of a group whose rank 1 was killed: gather(bytes) enqueues what waits for it.
+// Rank 0's end of a group whose rank 1 was killed: gather(bytes) enqueues an exchange that waits
+// for it.
 void with_a_killed_rank(
     const NcclOptions& options,
     const std::function<void(Gpu&, const std::function<void(std::size_t)>&)>& body) {
@@ -496,7 +497,7 @@ TEST_F(Exchange, AProcessThatIsKilledIsMissed) {
       EXPECT_EQ(outcome.kind, "DeviceError");
       EXPECT_NE(outcome.text.find(concat("(all_gather of ", bytes, " bytes)")), std::string::npos)
           << outcome.text;
-      // NCCL may see the end of the connection first.
+      // NCCL may notice the closed connection first.
       if (outcome.text.find("not done within") != std::string::npos) {
         EXPECT_NE(outcome.text.find("rank 1's process has ended"), std::string::npos)
             << outcome.text;
@@ -506,7 +507,7 @@ TEST_F(Exchange, AProcessThatIsKilledIsMissed) {
   }
 }
 
-// Nobody asks the group: the thread that watches ends what waits.
+// No call polls the group: the watching thread ends the waits.
 TEST_F(Exchange, AProcessThatIsKilledIsSeen) {
   NcclOptions options;
   options.watch = true;

@@ -1,5 +1,5 @@
-// What the far field of a training run does on a GPU: moments of tiles against the CPU's, and the
-// controller, its orders made there.
+// Far field of a training run on a GPU: moments of tiles against the CPU's, and the controller with
+// orders made on the GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,8 @@ VocabOrder measured(const Training& t, const VocabOrder& order, const std::strin
                        bias ? mirror.in(t.bias.view()) : ConstTensorView(), 0.9f, 0.01f);
 }
 
-// sum_a (x . u_a)^2 v_Ja of tokens and tiles: axes may differ in sign and order, forms not.
+// Quadratic forms sum_a (x . u_a)^2 v_Ja of tokens and tiles: unlike axes, they do not depend on
+// sign and order.
 std::vector<double> forms(const Training& t, const VocabOrder& order) {
   std::vector<double> all;
   const std::int64_t tiles = (t.vocab + kTile - 1) / kTile;
@@ -51,7 +52,7 @@ TEST(CudaMoments, AreTheCpus) {
     const VocabOrder cpu = measured(t, order, "", bias);
     const VocabOrder gpu = measured(t, order, "hopper", bias);
     EXPECT_EQ(gpu.dim(), t.dim);
-    // The GPU's residuals are rounded to bf16, once each.
+    // The GPU rounds its residuals to bf16 once.
     EXPECT_LE(relative_error(forms(t, gpu), forms(t, cpu)), 0x1p-8);
     for (std::size_t tile = 0; tile < cpu.log2_caution().size(); ++tile)
       EXPECT_NEAR(gpu.log2_caution()[tile], cpu.log2_caution()[tile], 0.02) << tile;
@@ -71,7 +72,7 @@ TEST(CudaMoments, NaNsGiveFiniteOnes) {
     if (what == 1) t.weight.set(100 * t.dim, INFINITY);
     if (what == 2) t.hidden.fill(0.0);
     const VocabOrder order(t.words, std::vector<float>(t.words.size(), 1.0f));
-    EXPECT_TRUE(measured(t, order, "hopper", true).has_moments()) << what;  // checks all of them
+    EXPECT_TRUE(measured(t, order, "hopper", true).has_moments()) << what;  // checks all moments
   }
 }
 
@@ -105,7 +106,7 @@ TEST_P(CudaFarHead, TrainsAndFallsBack) {
     EXPECT_EQ(s.tokens, t.tokens);
     EXPECT_EQ(all.valid_tokens, t.tokens);
     const bool far = all.far.passes > 0.0;
-    // An order is made at step 5 and taken over, and tried, at 8; and again with a smaller tau.
+    // An order is made at step 5, adopted and tried at step 8, and again with a smaller tau.
     if (step < 8 || step >= 10) {
       EXPECT_EQ(far, step >= 8) << head.explain();
     }
@@ -137,7 +138,7 @@ TEST_P(CudaFarHead, TrainsAndFallsBack) {
   const Training exact = t.dense();
   if (head.report().repeated_steps > repeated) {
     EXPECT_TRUE(t.results() == exact.results()) << "done again densely";
-  } else {  // most of it was kept, which is then all of it
+  } else {  // most tiles were selected, so all of them were
     EXPECT_NE(head.explain().find("two thirds"), std::string::npos) << head.explain();
     EXPECT_LE(relative_error(t.d_hidden.values(), exact.d_hidden.values()),
               gradient_bound(DType::bf16));
@@ -159,7 +160,7 @@ TEST_P(CudaFarHead, RunsRepeatToTheBitAndResume) {
     }
     EXPECT_TRUE(head.report().far) << head.explain();
   }
-  for (const std::int64_t at : {6, 9}) {  // before its order is taken over, and after
+  for (const std::int64_t at : {6, 9}) {  // before its order is adopted, and after
     FarFieldHead head(context_, quick(GetParam()));
     Training t;
     for (std::int64_t step = 1; step <= at; ++step) {

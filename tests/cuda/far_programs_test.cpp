@@ -1,5 +1,5 @@
-// Heads of compiled programs on a GPU under a FarFieldHead: dense steps to the bit, far-field ones
-// within the error, misses done again, and what is refused.
+// Heads of compiled programs on a GPU under a FarFieldHead: dense steps bit for bit, far-field
+// steps within the error, repeated steps, and refusals.
 #include "compiler/far_programs.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,8 @@ TEST_P(CudaFarPrograms, AreDenseThenWithinTheError) {
     steps.push_back(execute_on_gpu(program, inputs, 1, &far));
     const ir::Tensors& got = steps.back();
     EXPECT_EQ(far.report().steps, step);
-    // Step 3 is a trial; one that misses the error is done again, and tried with a smaller tau.
+    // Step 3 is a trial. A trial that misses the error bound is repeated densely, and tried with a
+    // smaller tau.
     if (far.report().dense_steps > dense_steps) {
       dense_steps = far.report().dense_steps;
       EXPECT_TRUE(step < 3 || far.report().repeated_steps > 0) << far.explain();

@@ -1,4 +1,4 @@
-// A small synthetic training run on a GPU, whose far field is worth taking.
+// A small synthetic training run on a GPU, for which the far field pays.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@ inline bool has_hopper() {
   return std::find(kernels.begin(), kernels.end(), "hopper") != kernels.end();
 }
 
-// Words in clusters of whole tiles, shuffled among those of a rank; tokens of a few topics; both
-// moved a little by every step.
+// Vocabulary entries in clusters of full tiles, shuffled within a rank; tokens of a few topics.
+// Every step moves both a little.
 struct Training {
   explicit Training(std::int64_t words_wanted = 131072, std::int64_t columns = 128,
                     std::int64_t rows = 2048, double spread = 0.02, std::int64_t ranks = 1,
@@ -94,7 +94,7 @@ struct Training {
       for (std::int64_t k = 0; k < dim; ++k)
         weight.set(j * dim + k, weight.get(j * dim + k) - rate * d_weight.get(j * dim + k));
   }
-  // Words change places: an order of before is worth nothing.
+  // Swaps vocabulary entries, so that an earlier order is useless.
   void shake() {
     for (std::int64_t j = 0; j < vocab / 2; ++j) {
       for (std::int64_t k = 0; k < dim; ++k) {
@@ -110,7 +110,7 @@ struct Training {
     record("results", d_weight.bytes());
     return {loss.bytes(), lse.bytes(), d_hidden.bytes(), d_weight.bytes()};
   }
-  // The exact plan's.
+  // Returns the results of the exact plan.
   Training dense() const {
     Training copy = *this;
     const Context context = make_context("hopper");
@@ -126,7 +126,7 @@ struct Training {
   }
 
   std::int64_t vocab, dim, tokens;
-  std::vector<std::int64_t> words;  // cluster by cluster
+  std::vector<std::int64_t> words;  // token ids, cluster by cluster
   Tensor hidden, weight, bias, targets, loss, lse, d_hidden, d_weight;
 };
 

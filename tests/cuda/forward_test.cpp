@@ -1,4 +1,4 @@
-// The forward kernel on a GPU against float64: shapes, options, masks, and what must not happen.
+// Forward kernel on a GPU against float64: shapes, options, masks, guarded memory.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 using cuda::DeviceMemory;
 
-// Bytes on the device with a pattern on both sides, which must still be there in the end.
+// Device memory with a guard pattern on both sides.
 class Guarded {
  public:
   Guarded() = default;
@@ -216,8 +216,8 @@ TEST_F(CudaForward, OptionsAndPairsOfOptions) {
   }
 }
 
-// References come from the first 256 words; where the rest lies hundreds of nats above, the sums
-// overflow and are made again.
+// References come from the target logits; where other logits are hundreds of nats above them, the
+// sums overflow and are recomputed.
 TEST_F(CudaForward, LogitsFarAboveTheReference) {
   for (const bool extras : {false, true}) {
     HeadSpec spec = spec_of(600, 16, 1000);
@@ -292,8 +292,8 @@ TEST_F(CudaForward, BadTargetIsReportedByItsPosition) {
   device.expect_guards();
 }
 
-// The words in ranges, each by a call of its own with the logits of all targets from outside: sums
-// against one reference, which merge to those of all words at once.
+// The vocabulary in ranges, one call each, with the logits of all targets given. Sums relative to
+// one reference merge to those of the full vocabulary.
 TEST_F(CudaForward, RangesOfWordsAddUp) {
   struct Case {
     bool peaked;  // the ranges' sums leave fp32's range, above and below
@@ -371,7 +371,7 @@ TEST_F(CudaForward, RangesOfWordsAddUp) {
         EXPECT_TRUE(best[i] >= borders[r] && best[i] < borders[r + 1]) << best[i];
         const double share = std::exp(static_cast<double>(part_lse[i]) - lse[i]);
         sums[i] += share;
-        // H = lse - sum p z, and the part's own H is of its own p.
+        // H = lse - sum p z; the range's H is that of its own p.
         if (share > 0.0) entropy[i] += share * (part_lse[i] - part_entropy[i]);
       }
     }

@@ -1,5 +1,5 @@
-// Kernels generated for loops, compiled by NVRTC and run: every function, dtype, layout, reduction
-// and kind of size against float64, twice each. Skips without a GPU or without NVRTC.
+// Kernels generated for loops, compiled by NVRTC and run twice each: every function, dtype, layout,
+// reduction and kind of size against float64. Skips without a GPU or without NVRTC.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -15,7 +15,7 @@
 namespace logitless::test {
 namespace {
 
-// Empty, or why nothing runs here.
+// Returns why nothing runs here, or empty.
 std::string missing() {
   if (cuda::device_count() == 0) return cuda::device_missing(0);
   try {

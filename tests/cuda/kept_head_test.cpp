@@ -1,4 +1,4 @@
-// Exponentials that stay from a forward to its backward: outputs are those of head_forward, and
+// Exponentials saved from a forward to its backward: outputs equal those of head_forward, and
 // gradients have the bits of head_backward with the same plan.
 #include "logitless/kept_head.h"
 
@@ -15,7 +15,7 @@
 namespace logitless::test {
 namespace {
 
-// A head with its tensors, wherever the kernel reads them.
+// A head with its tensors, on the kernel's device.
 struct Head {
   Head(const std::string& name, const HeadSpec& spec) : kernel(name), problem(spec) {
     options.softcap = spec.softcap;
@@ -88,8 +88,8 @@ PlanRequest request_of(const Context& context, std::size_t budget = std::size_t{
   return request;
 }
 
-// all: of the outputs, too, whose bits and gradients go with what else there is to be made. share:
-// of the memory that a plan takes which has enough, where there is a plan with so much.
+// all: also with the optional outputs, on which bits and gradients depend. share: part of the
+// plan's memory that is offered, where a plan fits into it.
 Answer kept(const Head& head, const Upstream& upstream, bool all, double share = 1.0) {
   Answer answer(head);
   Mirror mirror(head.kernel);
@@ -114,7 +114,7 @@ Answer kept(const Head& head, const Upstream& upstream, bool all, double share =
   return answer;
 }
 
-// By two calls, the backward with the plan that keeps.
+// Two separate calls, the backward with the plan that saves exponentials.
 Answer apart(const Head& head, const Upstream& upstream) {
   Answer answer(head);
   Mirror mirror(head.kernel);
@@ -189,7 +189,7 @@ TEST_P(KeptHead, GradientsHaveTheBitsOfOneCallAndOutputsThoseOfTheForward) {
   }
 }
 
-// The tensors of a pair of calls on the device, and their plan.
+// Tensors of a pair of calls on the device, and their plan.
 struct Pair {
   explicit Pair(const Head& of)
       : head(of),

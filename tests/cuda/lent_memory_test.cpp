@@ -1,5 +1,5 @@
-// Exponentials of the first chunk in d_weight's own memory, until d_weight is written there: the
-// numbers are those of plans that keep them in the workspace.
+// Plans that store the first chunk's exponentials in d_weight's own memory (aliased until d_weight
+// is written): the same numbers as plans that save them in the workspace.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -53,14 +53,14 @@ void expect_equal_bits(const HeadAnswer& a, const HeadAnswer& b) {
   EXPECT_EQ(a.argmax.bytes(), b.argmax.bytes());
 }
 
-// Every option that keeps exponentials at all, and sizes that leave tiles and ranges ragged: the
-// bits of the plan that has all of them in the workspace.
+// Every option that saves exponentials, and sizes with ragged tiles and ranges: the bits of the
+// plan with everything in the workspace.
 TEST_F(LentMemory, OneChunkHasTheBitsOfAllInTheWorkspace) {
   std::vector<HeadSpec> specs = {
-      spec_of(700, 320, 2100),   // eight tiles of words and a rest
-      spec_of(1030, 264, 4097),  // one word in the last tile
+      spec_of(700, 320, 2100),   // eight vocabulary tiles and a rest
+      spec_of(1030, 264, 4097),  // one entry in the last tile
       spec_of(520, 512, 5000),   // more columns than tokens
-      spec_of(2048, 64, 9000),   // few columns: d_hidden in parts
+      spec_of(2048, 64, 9000),   // few columns: split-K of d_hidden
       spec_of(900, 320, 3072),
   };
   specs[0].bias = true;
@@ -76,7 +76,7 @@ TEST_F(LentMemory, OneChunkHasTheBitsOfAllInTheWorkspace) {
   specs[4].logit_scale = 0.5f;
   for (const HeadSpec& spec : specs) {
     HeadProblem problem(spec);
-    for (std::int64_t i = 256; i < 512; ++i)  // a pair of tiles that nobody multiplies
+    for (std::int64_t i = 256; i < 512; ++i)  // a pair of tiles that is skipped
       for (int k = 0; k < spec.per_token; ++k) problem.targets.set(i * spec.per_token + k, -100.0);
     problem.refresh_oracle();
     for (const DType gradient : {DType::bf16, DType::f32}) {
@@ -135,7 +135,7 @@ TEST_F(LentMemory, FirstOfSeveralChunks) {
   }
 }
 
-// A call on the device with memory of its own.
+// A call on the device with its own memory.
 struct Call {
   Call(const HeadProblem& p, DType weight)
       : problem(p),
@@ -157,7 +157,7 @@ struct Call {
   LossPlan plan(std::size_t budget, PlanKind kind = PlanKind::dense) const {
     return plan_cross_entropy(problem.options(), in, out, {context.device(), budget, kind, 0.0});
   }
-  // Plans with less and less memory that lend d_weight's.
+  // Plans with less and less memory that alias d_weight's.
   std::vector<LossPlan> lent_plans(PlanKind kind) const {
     std::vector<LossPlan> found;
     std::size_t bytes = plan(std::size_t{1} << 30).workspace_bytes();
@@ -165,7 +165,7 @@ struct Call {
       LossPlan made;
       try {
         made = plan(bytes - 1, kind);
-      } catch (const InvalidArgument&) {  // no plan takes so little
+      } catch (const InvalidArgument&) {  // no plan fits into so little
         break;
       }
       if (made.weight_ranges > 0 && made.workspace_bytes() != before) found.push_back(made);
@@ -207,8 +207,9 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
   return std::sqrt(difference / size);
 }
 
-// Exponentials of some words, and blocks of the others, in d_weight's memory: d_weight has the bits
-// of the dense plan for the words kept, of recompute for the others; d_hidden sums in other parts.
+// Saves exponentials of some entries in d_weight's memory, and recomputes blocks of the others
+// there. d_weight has the bits of the dense plan for the saved entries and of recompute for the
+// others. d_hidden sums in other parts.
 TEST_F(LentMemory, SomeWordsKeptOrNone) {
   std::vector<HeadSpec> specs = {spec_of(1030, 64, 12000), spec_of(700, 512, 4097),
                                  spec_of(300, 320, 3300), spec_of(1500, 64, 20000)};
@@ -322,7 +323,7 @@ TEST_F(LentMemory, ServesFewerTokensThanItIsMadeFor) {
   }
 }
 
-// Rows with gaps have no room; d_weight that is added to is no room at all.
+// d_weight cannot be aliased if its rows have gaps or it accumulates.
 TEST_F(LentMemory, NotWhereDWeightHasGapsOrIsAddedTo) {
   const HeadProblem problem(spec_of(1030, 264, 4097));
   Call call(problem, DType::bf16);

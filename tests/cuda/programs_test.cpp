@@ -1,4 +1,4 @@
-// Compiled programs on a GPU against the float64 interpreter: the programs that chunkers give up
+// Compiled programs on a GPU against the float64 interpreter: programs that other chunkers give up
 // on, random ones, and each operation by itself.
 #include "compiler/programs.h"
 
@@ -115,9 +115,9 @@ TEST(GpuProgram, RandomOnes) {
   }
 }
 
-// Without a GPU too.
+// Runs without a GPU, too.
 
-// The loss of 301 words, whose rows would begin anywhere, and its gradients.
+// Loss of 301 classes, whose rows would start at unaligned addresses, and its gradients.
 TEST(GpuProgram, PutsRowsOfAnOddLengthApart) {
   if (!gpu()) GTEST_SKIP() << "no CUDA device";
   Graph graph("words");

@@ -1,5 +1,5 @@
-// Row groups on a GPU: loops over one space of rows and columns in one kernel, against the float64
-// interpreter.
+// Row groups on a GPU: loops over the same rows and columns fused into one kernel, against the
+// float64 interpreter.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -23,7 +23,7 @@ CompileOptions for_gpu() {
   return options;
 }
 
-// A residual, a layer norm of it, a second reduction beside, and all gradients.
+// A residual, its layer norm, a second reduction, and all gradients.
 Graph norms(std::int64_t rows, std::int64_t columns, DType dtype) {
   Graph graph("norms");
   const auto parameter = [&](const char* name, const Shape& shape) {
@@ -47,7 +47,7 @@ Graph norms(std::int64_t rows, std::int64_t columns, DType dtype) {
   return graph;
 }
 
-// A gated MLP as Llama has it, and all gradients.
+// A gated MLP as in Llama, and all gradients.
 Graph gated(std::int64_t rows, std::int64_t inner, DType dtype) {
   Graph graph("gated");
   constexpr std::int64_t kDim = 64;
@@ -79,7 +79,7 @@ std::vector<const ir::RowGroup*> groups_of(const ir::Program& program) {
   return groups;
 }
 
-// Without a GPU too.
+// Runs without a GPU, too.
 TEST(RowGroups, TakeALayerNormInOne) {
   const CompiledProgram compiled = compile(norms(256, 768, DType::f32), for_gpu());
   const auto groups = groups_of(program_of(compiled));
@@ -102,7 +102,7 @@ TEST(RowGroups, TakeALayerNormInOne) {
   EXPECT_TRUE(groups_of(program_of(compile(norms(256, 768, DType::f32)))).empty());
 }
 
-// The gradient of `down` lies between them: its product waits.
+// The gradient of `down` is between them: its GEMM waits.
 TEST(RowGroups, TakeAGatedMlpsBackwardInOne) {
   const CompiledProgram compiled = compile(gated(512, 1024, DType::bf16), for_gpu());
   std::size_t most = 0;
@@ -114,8 +114,8 @@ TEST(RowGroups, TakeAGatedMlpsBackwardInOne) {
   EXPECT_EQ(most, 3u) << "the product with `down` again, and two gradients\n" << compiled.text();
 }
 
-// A layer with a bias and tanh, of a residual and a layer norm of it, and all gradients: the bias
-// is the product's, so that tanh's loops are over elements in order.
+// A layer with bias and tanh on a residual and its layer norm, and all gradients. The GEMM adds the
+// bias, so that tanh's loops are over elements in order.
 Graph layers(std::int64_t rows, DType dtype) {
   Graph graph("layers");
   constexpr std::int64_t kDim = 64, kInner = 96;
@@ -148,7 +148,7 @@ int column_sums_of(const ir::RowGroup& group) {
       [](const auto& stage) { return ir::kind_of(stage.loop) == ir::StageKind::column_sum; }));
 }
 
-// Behind a product, of elements in order; and those of a layer norm's gradient.
+// Column sums after a GEMM, over elements in order; and those of a layer norm's gradient.
 TEST(RowGroups, TakeTheSumsOfColumnsOfBiases) {
   const CompiledProgram compiled = compile(layers(512, DType::bf16), for_gpu());
   int alone = 0, in_inner = 0, all = 0;
@@ -166,7 +166,7 @@ TEST(RowGroups, TakeTheSumsOfColumnsOfBiases) {
 
 TEST(RowGroups, OfLayersAgreeWithTheInterpreter) {
   if (!gpu()) GTEST_SKIP() << "no CUDA device";
-  for (const std::int64_t rows : {64, 4104}) {  // parts enough for a block of more threads
+  for (const std::int64_t rows : {64, 4104}) {  // enough parts for a block of more threads
     for (const DType dtype : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(testing::Message() << rows << ' ' << name_of(dtype));
       const Graph graph = layers(rows, dtype);

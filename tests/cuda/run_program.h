@@ -1,4 +1,4 @@
-// Running compiled programs on a GPU in tests.
+// Runs compiled programs on a GPU in tests.
 #pragma once
 
 #include <logitless/compiler.h>
@@ -11,12 +11,12 @@
 
 namespace logitless::test {
 
-// The current device as compile() takes it, or none without one.
+// Limits of the current device for compile(), or none without a device.
 std::optional<DeviceLimits> gpu();
 
-// As execute() of compiler/run.h, on the device: results as doubles; the arena is filled with NaN
-// and fenced. `times`: runs one after another into the same memory; the last one's results. far:
-// null, or what its head is under. before: as of execute().
+// Runs like execute() of compiler/run.h, on the device, and returns results as doubles. The arena
+// is filled with NaN and guarded. `times`: consecutive runs in the same memory; the last one's
+// results count. far: the FarFieldHead of its head, or null. before: as in execute().
 ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs, int times = 1,
                            FarFieldHead* far = nullptr, const ir::Tensors& before = {});
 

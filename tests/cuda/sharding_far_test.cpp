@@ -1,5 +1,5 @@
-// The far field of words over ranks that share a GPU: against float64, what it promises beside the
-// numbers, and its training head.
+// Far field of a vocabulary-parallel head whose ranks share a GPU: against float64, guarantees
+// beyond the numbers, and its training head.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr DType kType = DType::bf16;
 
-// One block of tokens to a chunk, so that every rank has the same ones in it.
+// One block of tokens per chunk, so that it has the same tokens on every rank.
 HeadSpec spec_of(std::int64_t tokens = 240, std::int64_t tiles = 32) {
   HeadSpec spec;
   spec.tokens = tokens;
@@ -101,8 +101,8 @@ TEST_F(CudaShardingFar, BothWaysIsTheOraclesForEachOption) {
   }
 }
 
-// Several chunks and blocks, tokens in orders of each rank's own: within the bound of the exact
-// gradients, which the audit finds; with everything kept they are exact.
+// Several chunks and blocks, with each rank's own order of tokens. Errors are within the bound,
+// which the audit measures; with all tiles selected gradients are exact.
 TEST_F(CudaShardingFar, AnyWordsOnARank) {
   HeadSpec spec = spec_of(1500, 40);
   spec.bias = true;
@@ -118,7 +118,7 @@ TEST_F(CudaShardingFar, AnyWordsOnARank) {
       SCOPED_TRACE(words.name + ", tokens " + tokens.name);
       RunSpec run = run_of();
       run.tau = 0.05f;
-      run.audit_rows = 3 * 1500;  // all that any rank has
+      run.audit_rows = 3 * 1500;  // all tokens of any rank
       run.extras = true;
       run.chunk_tokens = tokens.sharded() ? 768 : 512;
       const FarAnswer a = call_sharded_far(problem, split, run, tokens);
@@ -186,7 +186,7 @@ TEST_F(CudaShardingFar, TheSameBitsWhateverTheRanksTiming) {
   }
 }
 
-// Over all seeds each pair is taken once, of whichever rank.
+// Over all seeds each pair is sampled once, on whichever rank.
 TEST_F(CudaShardingFar, SamplesAverageToTheExactGradient) {
   HeadSpec spec = spec_of(1100);
   const FarProblem problem(spec);
@@ -249,7 +249,7 @@ TEST_F(CudaShardingFar, NoTokenAtAll) {
   }
 }
 
-// Ranks whose orders were not made together would put other tokens into a chunk.
+// Ranks with orders that were not made together would put different tokens into a chunk.
 TEST_F(CudaShardingFar, AnOrderOfItsOwnIsNamed) {
   const FarProblem problem(spec_of());
   const FarSplit split = deal_tiles(problem.order, 2);
@@ -297,12 +297,12 @@ TEST_F(CudaShardingFar, AnOrderOfItsOwnIsNamed) {
              "words of all ranks, got one without places");
 }
 
-// --- The head of a training run.
+// --- Head of a training run.
 
 using CudaShardingFarHead = testing::TestWithParam<Accuracy>;
 
-// As a head of one rank does: dense until the trial of its first order, at step 8; far from the
-// exact gradients by no more than an audit allows; dense again where all words have moved.
+// Like a head of one rank: dense until the trial of its first order at step 8, then far with errors
+// that the audit allows. Dense again after all vocabulary entries have moved.
 TEST_P(CudaShardingFarHead, DecidesAlikeOnAllRanks) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
   if (!cuda::moments_unsupported().empty()) GTEST_SKIP() << cuda::moments_unsupported();

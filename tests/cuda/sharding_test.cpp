@@ -1,5 +1,5 @@
-// Words and tokens over ranks that share a GPU: what a call there promises beyond the numbers, and
-// what it refuses.
+// Vocabulary- and sequence-parallel heads whose ranks share a GPU: guarantees beyond the numbers,
+// and refusals.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -46,7 +46,7 @@ class CudaSharding : public testing::Test {
     const TokenSplit spread{"spread", {500, 0, 100}};
     return {{"replicated"}, spread, with_weights_moving(spread, 256), with_columns(spread, 256)};
   }
-  // The plan's answer on each rank, or what it throws; nothing is run.
+  // Returns the plan's outcome on each rank, or what it throws; runs nothing.
   std::vector<Outcome> plan_all(
       const std::function<void(CrossEntropyInputs&, CrossEntropyOutputs&, PlanRequest&)>& change,
       bool of_gpu = true) const {
@@ -96,7 +96,7 @@ TEST_F(CudaSharding, RunsAreTheSameWhateverTheRanksTiming) {
   }
 }
 
-// Where no bias travels with them the rows of all ranks in a piece are one call.
+// Without a bias to exchange, the rows of all ranks in a slice form one call.
 TEST_F(CudaSharding, RowsThatMoveTogetherAreTheSameWhateverTheRanksTiming) {
   HeadSpec together = spec();
   together.bias = false;
@@ -135,7 +135,7 @@ TEST_F(CudaSharding, AddsToWhatGradientsHold) {
   }
 }
 
-// The loss is NaN everywhere, and the status names where the target is.
+// The loss is NaN on all ranks, and the status names the target's rank and index.
 TEST_F(CudaSharding, ABadTargetIsKnownToAllRanks) {
   HeadProblem problem(spec());
   problem.targets.set(550, 1100.0);
@@ -167,7 +167,7 @@ TEST_F(CudaSharding, ABadTargetIsKnownToAllRanks) {
   }
 }
 
-// Two groups of two ranks, each with tokens of its own: the mean is over all tokens.
+// Two groups of two ranks (data parallel), each with its own tokens: the mean is over all tokens.
 TEST_F(CudaSharding, MeanOverReplicas) {
   HeadSpec s = spec();
   s.token_weight = true;
@@ -223,14 +223,15 @@ TEST_F(CudaSharding, StaysInTheBudget) {
       return answer.plan.workspace_bytes();
     };
     const std::size_t plenty = bytes_of(1_GiB);
-    const bool weights = tokens.moves == Movement::weights;  // whose least is close to it
+    // weight-gathered plans, whose minimum is close to it
+    const bool weights = tokens.moves == Movement::weights;
     const std::size_t less = weights ? plenty * 9 / 10 : plenty * 2 / 3;
     EXPECT_LE(bytes_of(less), less) << tokens.name;
   }
 }
 
-// Rows of weight, the last piece of them once and the others twice, the bias once, and sums of
-// d_weight and d_bias.
+// Rows of weight (the last slice once, the others twice), the bias once, and sums of d_weight and
+// d_bias.
 TEST_F(CudaSharding, WeightsThatMoveSendWhatTheFormulaSays) {
   const HeadProblem problem(spec());
   std::atomic<std::int64_t> sent = 0;
@@ -242,7 +243,7 @@ TEST_F(CudaSharding, WeightsThatMoveSendWhatTheFormulaSays) {
     sent = 0;
     run_sharded(problem, run);
     ASSERT_FALSE(HasFailure());
-    // Of words [401, 1100); of all words, whose columns are 40 at most and whose bias stays.
+    // Entries [401, 1100) only; or all entries, with at most 40 columns and a bias that stays.
     const std::int64_t pieces = tokens.columns ? 5 : 3, columns = tokens.columns ? 40 : 72;
     const std::int64_t bias = tokens.columns ? 0 : 700 * 4;
     const std::int64_t rows = (2 * pieces - 2) * 256 * columns * 2 + bias;

@@ -1,4 +1,4 @@
-// Products and rows by index on a GPU against the same in double on the host.
+// GEMM and indexed rows on a GPU against double on the host.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ class OnGpu : public testing::Test {
 using GpuProducts = OnGpu;
 using GpuIndex = OnGpu;
 
-// A tensor on both sides, rounded to its dtype.
+// A tensor on host and device, rounded to its dtype.
 struct Mirror {
   DType dtype;
   std::vector<std::byte> host;
@@ -132,8 +132,8 @@ TEST_F(GpuProducts, AgreeWithDouble) {
   }
 }
 
-// Sizes that are no multiples of 8, of rows that begin at multiples of 16 bytes: the last few of
-// each dimension are products of their own.
+// Sizes that are no multiples of 8, with rows that start at multiples of 16 bytes: the last few of
+// each dimension are separate GEMMs.
 TEST_F(GpuProducts, OfOddSizesAgreeWithDouble) {
   const auto up = [](std::int64_t size) { return (size + 7) / 8 * 8; };
   for (int form = 0; form < 5; ++form) {
@@ -151,8 +151,8 @@ TEST_F(GpuProducts, OfOddSizesAgreeWithDouble) {
   }
 }
 
-// The library may round the product before it adds to it, as a kernel of its own behind the product
-// does. Results and residuals by rows that lie `apart` elements more than they are long.
+// The library may round the GEMM before it adds to it, as a separate epilogue kernel does. Rows of
+// results and residuals are `apart` elements longer than their contents.
 void check_epilogue(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
                     ProductEpilogue epilogue, std::int64_t apart, bool fused) {
   const std::int64_t step = n + apart;
@@ -213,7 +213,7 @@ TEST_F(GpuProducts, TakeEpilogues) {
       e.residual = residual;
       check_epilogue(dtype, 70, 96, 80, e, 0, true);
       check_epilogue(dtype, 64, 128, 64, e, 16, true);
-      check_epilogue(dtype, 33, 37, 19, e, 0, false);  // rows that begin anywhere
+      check_epilogue(dtype, 33, 37, 19, e, 0, false);  // unaligned rows
       e.bias_alignment = 2;
       if (bias) check_epilogue(dtype, 70, 96, 80, e, 0, false);
     }
@@ -227,7 +227,7 @@ double gelu_derivative(double x) {
   return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 0.134145 * x * x);
 }
 
-// gelu of the sums, with those beside it, or the sums times its derivative at aux.
+// gelu of the sums, which go to aux, or the sums times its derivative at aux.
 void check_gelu(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
                 const ProductEpilogue& epilogue, std::int64_t apart, bool fused) {
   const std::int64_t step = n + apart;
@@ -258,7 +258,7 @@ void check_gelu(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
   c.to_host();
   aux.to_host();
   const double unit = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
-  constexpr double kOfTanh = 0x1p-9;  // what a fast one leaves of the derivative
+  constexpr double kOfTanh = 0x1p-9;  // error of a fast tanh in the derivative
   double worst = 0.0, worst_aux = 0.0;
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t j = 0; j < step; ++j) {
@@ -300,7 +300,7 @@ TEST_F(GpuProducts, TakeGeluAndItsGradient) {
       check_gelu(dtype, 70, 96, 80, e, 0, true);
       check_gelu(dtype, 1, 104, 72, e, 0, false);
       check_gelu(dtype, 64, 128, 64, e, 16, true);
-      check_gelu(dtype, 33, 37, 19, e, 0, false);  // rows that begin anywhere
+      check_gelu(dtype, 33, 37, 19, e, 0, false);  // unaligned rows
     }
   }
 }
@@ -311,8 +311,8 @@ TEST_F(GpuProducts, TakeStridesThatMatrixUnitsDoNot) {
   s.m = 70;
   s.n = 65;
   s.k = 19;
-  s.a = {DType::bf16, 0, 40, 2, 2};        // one for all, every other element
-  s.b = {DType::bf16, 19 * 65, 65, 1, 2};  // rows that begin anywhere
+  s.a = {DType::bf16, 0, 40, 2, 2};        // batch stride 0, every other element
+  s.b = {DType::bf16, 19 * 65, 65, 1, 2};  // unaligned rows
   s.c = {DType::f32, 70 * 130, 130, 2, 4};
   check_product(s);
   s.a = {DType::bf16, 3, 0, 1, 2};  // every row the same
@@ -342,7 +342,7 @@ void check_scatter(DType index_dtype, DType dtype, DType out_dtype, std::int64_t
   std::mt19937_64 rng(static_cast<std::uint64_t>(count + rows));
   Mirror index(index_dtype, count);
   for (std::int64_t i = 0; i < count; ++i) {
-    // Some rows far more often than others, some indices outside.
+    // Some rows are far more frequent than others, some indices are out of range.
     const auto draw = static_cast<std::int64_t>(rng() % static_cast<std::uint64_t>(rows + 2)) - 1;
     index.set(i, static_cast<double>(rng() % 4 < static_cast<unsigned>(spread) ? draw : rows / 2));
   }
@@ -385,7 +385,7 @@ void check_scatter(DType index_dtype, DType dtype, DType out_dtype, std::int64_t
   }
   EXPECT_EQ(out.host, again.host);
   const double unit = out_dtype == DType::f64 ? 0x1p-53 : out_dtype == DType::f32 ? 0x1p-24 : 0.0;
-  // In runs of 128, then their sums.
+  // Sums of runs of 128, then their sums.
   const double depth = 130.0 + static_cast<double>(count) / 128.0;
   for (std::size_t i = 0; i < expected.size(); ++i) {
     ASSERT_LE(std::abs(out.get(static_cast<std::int64_t>(i)) - expected[i]),

@@ -1,4 +1,4 @@
-// The cache of machine code: what it keeps, and what it does not believe.
+// Cache of machine code: hits, misses, and files that it must not trust.
 #include "kernels/cuda/cubin_cache.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Sets a variable, or removes it, until the end of the scope.
+// Sets or unsets an environment variable until the end of the scope.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -53,7 +53,7 @@ class CubinCache : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_.parent_path().parent_path()); }
 
-  // "code of <content>", and whether it had to be made.
+  // Returns "code of <content>", and counts in made_ whether it was compiled.
   std::string get(const std::string& content) {
     made_ = 0;
     return cached(folder_.string(), content, [&] {
@@ -151,7 +151,7 @@ TEST_F(CubinCache, AFolderThatCannotBeWrittenIsNoError) {
   EXPECT_EQ(made_, 1);
 }
 
-// Code that the GPU runs is this user's own, or it is made again.
+// Code that the GPU runs was written by this user, or it is compiled again.
 TEST_F(CubinCache, BelievesNothingThatOthersCanHaveWritten) {
   get("a");
   const fs::path path = files().at(0);
@@ -190,7 +190,7 @@ TEST_F(CubinCache, ProvesCodeByAKeyOfItsOwn) {
   EXPECT_EQ(fs::status(key()).permissions(), fs::perms::owner_read | fs::perms::owner_write);
   const std::string secret = read(key()), whole = read(path);
   EXPECT_EQ(secret.size(), kSipHashKey);
-  // With another key, or one that others may have read, what is there proves nothing.
+  // A different key, or one that others may have read, authenticates nothing.
   for (const bool open : {false, true}) {
     if (open) {
       fs::permissions(key(), fs::perms::others_read, fs::perm_options::add);
@@ -208,7 +208,7 @@ TEST_F(CubinCache, ProvesCodeByAKeyOfItsOwn) {
   EXPECT_FALSE(fs::is_symlink(key()));
 }
 
-// The vectors of the paper's authors: the key 00 01 .. 0f, the bytes 00 01 .. of each length.
+// Test vectors of the paper's authors: the key 00 01 .. 0f, the bytes 00 01 .. of each length.
 TEST(SipHash, IsThatOfItsAuthors) {
   std::string key, bytes;
   for (char c = 0; c < 16; ++c) key += c;
@@ -242,7 +242,7 @@ TEST(CubinFolder, IsThatOfTheEnvironment) {
   EXPECT_EQ(cubin_folder(), "");
 }
 
-// The whole way, where there is NVRTC.
+// End to end, where there is NVRTC.
 TEST_F(CubinCache, KeepsWhatNvrtcMakes) {
   const Variable own("LOGITLESS_CACHE", folder_.c_str());
   const std::string text = "extern \"C\" __global__ void f(int* x) { *x = 1; }";

@@ -1,5 +1,5 @@
-// Workspaces of a GPU's kernels, by their shapes alone: the same in every build, with CUDA or
-// without. The figures are counted by hand from what the kernels keep.
+// Workspaces of the GPU kernels depend on shapes alone: they are the same in every build, with or
+// without CUDA. The figures are counted by hand from the buffers of the kernels.
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/head/kernels.h"
@@ -34,7 +34,7 @@ TEST(DeviceSizes, OfTheHopperForward) {
   constexpr std::size_t kPlain = 2 * 4096 + 2 * 256 + 1024 * 197 * 4;
   ForwardShape shape = gpt2_head(1024);
   EXPECT_EQ(hopper_workspace_bytes(shape), kPlain);
-  shape.tokens = 1000;  // padded; target logits are not, but by 256 bytes
+  shape.tokens = 1000;  // tokens are padded; target logits only to 256 bytes
   EXPECT_EQ(hopper_workspace_bytes(shape), kPlain);
   shape.entropy = shape.weighted_sum = shape.argmax = true;
   EXPECT_EQ(hopper_workspace_bytes(shape), kPlain + 4 * (1024 * 197 * 4));
@@ -42,11 +42,11 @@ TEST(DeviceSizes, OfTheHopperForward) {
 
 TEST(DeviceSizes, OfTheHopperProducts) {
   // 4 x 3 tiles of d_hidden in ceil(786 / 16) stretches and 197 x 3 of d_weight, a counter each. 12
-  // tiles are few for 66 clusters: shares of 66 / (12 + 3 x 21 / 4) = 2.38, 5 parts.
+  // tiles are few for 66 clusters: a share of 66 / (12 + 3 x 21 / 4) = 2.38 gives split-K by 5.
   constexpr std::size_t kCounters = (12 * 50 + 591) * 4;
   constexpr std::size_t kPace = (kCounters + 255) / 256 * 256;
   EXPECT_EQ(hopper_products_bytes(1024, 768, 50257), 5 * kPace + 5 * 1024 * 768 * 4);
-  // 128 x 3 tiles keep all busy: one part, whose sums are d_hidden itself.
+  // 128 x 3 tiles keep all clusters busy: no split-K, and no partial sums.
   constexpr std::size_t kMany = ((384 * 50 + 591) * 4 + 255) / 256 * 256;
   EXPECT_EQ(hopper_products_bytes(32768, 768, 50257), kMany);
   ForwardShape shape = gpt2_head(1024);
@@ -81,8 +81,8 @@ TEST(DeviceSizes, OfAttention) {
   EXPECT_EQ(attention_scratch_bytes(call, false, 90), 0u);
   // A sum of each row.
   EXPECT_EQ(attention_scratch_bytes(call, true, 80), 24 * 1000 * 4u);
-  // Of 1024 rows a head a reference, a sum and d_q in fp32, and a counter of each tile of 128 and
-  // one more.
+  // 1024 padded rows a head: a reference, a sum and d_q in fp32 for each; a counter of each tile of
+  // 128, and one more.
   EXPECT_EQ(attention_scratch_bytes(call, true, 90), 24 * 1024 * (2 + 64) * 4 + 1024u);
   call.dim = 80;  // as 128, in tiles of 64
   EXPECT_EQ(attention_scratch_bytes(call, true, 90), 24 * 1024 * (2 + 128) * 4 + 1792u);

@@ -1,4 +1,4 @@
-// Every kernel this machine runs, over one table of shapes and options, against float64.
+// Every kernel that this machine runs, over one table of shapes and options, against float64.
 #include <gtest/gtest.h>
 
 #include "support/mirror.h"

@@ -1,5 +1,5 @@
-// How products are cut whose sizes are no multiples of 8: every multiply-add once, the first part
-// aligned, sums of a narrow result never rounded in between.
+// Cutting of GEMMs whose sizes are no multiples of 8: every multiply-add happens once, the first
+// part is aligned, and sums of a 16-bit result are not rounded in between.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -25,7 +25,7 @@ ProductShape shape(std::int64_t m, std::int64_t n, std::int64_t k, const MatrixL
   s.c = c;
   return s;
 }
-// Of rows of logits that begin at multiples of `stride` words.
+// GEMM of logits whose rows start at multiples of `stride` elements.
 ProductShape logits(std::int64_t stride) {
   return shape(kRows, kWords, kDim, layout(DType::bf16, kDim, 1), layout(DType::bf16, 1, kDim),
                layout(DType::f32, stride, 1));

@@ -1,4 +1,4 @@
-// Checks of the tensor kernels against float64; the same bits on 1 and 3 threads.
+// Checks of the tensor kernels against float64, with equal bits on 1 and 3 threads.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace logitless::test {
 
 inline constexpr DType kFloats[] = {DType::f32, DType::bf16, DType::f16};
 
-// The first n or more of a seed's numbers from -1 to 1, which are drawn once.
+// Returns at least n numbers in [-1, 1] of a seed, drawn once.
 inline const std::vector<double>& uniform_numbers(std::uint64_t seed, std::int64_t n) {
   struct Sequence {
     std::mt19937_64 generator;
@@ -35,7 +35,7 @@ inline const std::vector<double>& uniform_numbers(std::uint64_t seed, std::int64
   return numbers;
 }
 
-// Values of a tensor as its dtype holds them: in memory and as doubles.
+// Values of a tensor, rounded to its dtype: in memory and as doubles.
 struct Values {
   DType dtype = DType::f32;
   std::vector<std::byte> bytes;
@@ -60,13 +60,13 @@ struct Values {
   }
 };
 
-// One rounding to the dtype.
+// Relative error of one rounding to the dtype.
 inline double epsilon_of(DType dtype) {
   if (dtype == DType::f64) return 1e-15;
   return dtype == DType::f32 ? 6e-8 : (dtype == DType::bf16 ? 0x1p-8 : 0x1p-11);
 }
 
-// 64-byte aligned, and exactly as long as was asked for: sanitizers see what is written past it.
+// 64-byte aligned memory of the exact size, so that sanitizers see writes past it.
 struct Scratch {
   static constexpr std::align_val_t kAlign{64};
   std::byte* data;
@@ -85,7 +85,7 @@ struct GemmCase {
   bool emulated = false;
 };
 
-// Rows and columns of [rows, columns], a gap of 3 between rows.
+// Strides of [rows, columns] with a gap of 3 between rows.
 inline void strides(bool transposed, std::int64_t rows, std::int64_t columns, std::int64_t spread,
                     std::int64_t& batch, std::int64_t& row, std::int64_t& column) {
   const std::int64_t outer = (transposed ? rows : columns) * spread + 3;
@@ -149,7 +149,7 @@ inline void check_gemm(const GemmCase& c) {
         const double bound = epsilon_of(c.out) * std::abs(sum) +
                              (c.dtype == DType::f64 ? 1e-15 : 1e-6) * size +
                              (c.out == DType::f16 ? 0x1p-24 : 0.0);
-        if (std::abs(out[at] - sum) <= bound) continue;  // quicker than an assertion
+        if (std::abs(out[at] - sum) <= bound) continue;  // faster than an assertion
         ASSERT_NEAR(out[at], sum, bound) << "at " << s << " " << i << " " << j;
       }
     }
@@ -163,8 +163,9 @@ inline void check_gemm(const GemmCase& c) {
 
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// Tensors [B, H, T, D] lie as [B, T, H, D], as projections leave them. A shape with a bias has its
-// dtype, and strides of 0 where it repeats; every tenth number of it is -inf.
+// Tensors [B, H, T, D] are stored as [B, T, H, D], as projections write them. `shape.bias`, if
+// any, gives the dtype of the bias, and strides of 0 where it broadcasts. Every tenth number of it
+// is -inf.
 struct AttentionTensors {
   AttentionShape shape;
   Values q, k, v, d_out;
@@ -192,7 +193,7 @@ struct AttentionTensors {
     for (std::int64_t i = 3; i < count; i += 10) bias.set(i, -kInf);
     rows.data = bias.data();
   }
-  // Of 21 tokens each, in the order of places, the first elsewhere in each row of the batch.
+  // Segments of 21 tokens, in order of position, with a different start in each row of the batch.
   void make_segments() {
     AttentionSegments& s = *shape.segments;
     const auto make = [&](std::int64_t length, std::int64_t& stride) {
@@ -215,7 +216,7 @@ struct AttentionTensors {
            (!shape.segments ||
             query_segments[b * shape.queries + t] == key_segments[b * shape.keys + s]);
   }
-  // The score of a query [D] and a key [D], -inf where the query does not see the key, and the
+  // Score of a query [D] and a key [D], -inf where the query does not see the key; slope:
   // derivative of its softcap.
   double score(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s, const double* query,
                const double* key, double& slope) const {
@@ -255,7 +256,7 @@ struct AttentionResult {
 inline AttentionResult run_attention(const AttentionTensors& x, int threads) {
   AttentionShape shape = x.shape;  // with pointers into x
   shape.threads = threads;
-  const double mark = 77.0;  // every element is written
+  const double mark = 77.0;  // must be overwritten everywhere
   AttentionResult r{
       Values(shape.dtype, x.size(true), mark), Values(shape.dtype, x.size(true), mark),
       Values(shape.dtype, x.size(false), mark), Values(shape.dtype, x.size(false), mark),

@@ -1,4 +1,4 @@
-// The tensor kernels against float64, over odd and tiny shapes; the same bits on 1 and 3 threads.
+// Tensor kernels against float64 over odd and tiny shapes, with equal bits on 1 and 3 threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ TEST(TensorGemm, ShapesAndTransposes) {
         c.m = m;
         c.n = n;
         c.k = k;
-        // Every shape with both transposes; what else differs walks along.
+        // Every shape with all transposes; the other options vary along.
         for (int t = 0; t < 4; ++t, ++number) {
           c.transposed_a = (t & 1) != 0;
           c.transposed_b = (t & 2) != 0;
@@ -210,7 +210,7 @@ TEST(TensorVector, EveryFunctionOverManyMagnitudes) {
                       << ", expected " << expected;
       }
     }
-    // The same in f64, and in place, and by parts shorter than a vector.
+    // The same in f64, in place, and in parts shorter than a vector.
     const std::vector<double> a64(a.begin(), a.end()), b64(b.begin(), b.end()),
         c64(c.begin(), c.end());
     std::vector<double> out64(a.size());
@@ -283,7 +283,7 @@ TEST(TensorVector, ConversionsRoundToNearestEven) {
       }
     }
   }
-  // Halfway between two values of 16 bits: to the even one.
+  // Ties between two 16-bit values round to the even one.
   const float ties[] = {1.0f + 0x1p-8f, 1.0f + 3 * 0x1p-8f, 1.0f + 0x1p-11f, 1.0f + 3 * 0x1p-11f};
   Values bf16(DType::bf16, 4), f16(DType::f16, 4);
   from_f32(DType::bf16, ties, bf16.data(), 4);

@@ -1,4 +1,4 @@
-// The tensor kernels of each instruction set that this processor has.
+// Tensor kernels of each instruction set that this processor supports.
 #include "kernels/cpu/tensor/level.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace logitless::test {
 namespace {
 
-// Runs the kernels of a name while it lives.
+// Selects the kernels of a name for its lifetime.
 class Forced {
  public:
   explicit Forced(const std::string& kernel) : before_(cpu::tensor_level()) {
@@ -33,7 +33,7 @@ class Forced {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// What Highway calls plain C++ depends on the compiler.
+// Highway's name of plain C++ depends on the compiler.
 bool portable(std::string_view target) { return target == "EMU128" || target == "SCALAR"; }
 
 TEST(TensorLevel, RunsTheInstructionSetOfItsName) {
@@ -53,7 +53,7 @@ TEST(TensorLevel, RunsTheInstructionSetOfItsName) {
   }
 }
 
-// With LOGITLESS_CPU set, ctest runs it once more.
+// Runs once more under ctest with LOGITLESS_CPU set.
 TEST(TensorLevel, IsThatOfTheEnvironment) {
   const cpu::TensorLevel expected = cpu::tensor_level_of(forced_kernel());
   EXPECT_EQ(cpu::tensor_level().targets, expected.targets);
@@ -96,7 +96,7 @@ TEST(TensorLevel, AttendsAlike) {
       check_attention({1, 4, 2, 33, 70, 40, dtype, true, 0.3f, 1});
       check_attention({1, 1, 1, 150, 90, 8, dtype, false, 0.7f, 1});
     }
-    // Blocks of queries and of keys, whole and not; heads that share keys, enough of them for three
+    // Blocks of queries and keys, full and ragged; heads that share keys, enough of them for three
     // threads and not; one query; queries that see no key.
     for (const bool causal : {false, true}) {
       check_attention({1, 2, 1, 300, 270, 24, DType::bf16, causal, 0.5f, 1});
@@ -108,7 +108,7 @@ TEST(TensorLevel, AttendsAlike) {
   }
 }
 
-// Softcap, window, bias and segments, each alone and all of them; blocks that a window leaves out,
+// Softcap, window, bias and segments, each alone and all together: blocks outside of a window,
 // windows longer than everything, queries whose segment has no key.
 TEST(TensorLevel, ChangesScoresAlike) {
   const auto all = [](AttentionShape shape) {
@@ -142,14 +142,15 @@ TEST(TensorLevel, ChangesScoresAlike) {
   }
 }
 
-// Scores of -inf weigh nothing; a row of nothing else gives 0 and -inf. NaN in gives NaN out.
+// Scores of -inf have no weight; a row of only these gives 0 and -inf. NaN in gives NaN out.
 TEST(TensorLevel, AttendsToInfinityAndNan) {
   const AttentionShape shape{1, 1, 1, 40, 150, 8, DType::bf16, false, 0.5f, 1};
   for (const std::string& name : kernel_names()) {
     SCOPED_TRACE(name);
     const Forced forced(name);
     AttentionTensors x(shape);
-    // Row 0 meets -inf in every key, row 1 in the keys from 60 on, the others in none.
+    // Row 0 has a score of -inf with every key, row 1 with the keys from 60 on, the others with
+    // none.
     for (std::int64_t t = 0; t < 40; ++t) {
       for (std::int64_t i = 0; i < 8; ++i) x.q.set(x.at(true, 0, 0, t) + i, i == 7 ? 1.0 : 0.0);
       x.q.set(x.at(true, 0, 0, t), t == 0 ? 1e30 : 0.0);
