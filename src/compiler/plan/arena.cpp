@@ -18,7 +18,7 @@ int owner(const Program& program, int buffer) {
   return buffer;
 }
 
-// The operand whose memory the result of a pointwise instruction takes, or -1.
+// Returns the operand whose memory the result of a pointwise instruction reuses, or -1.
 int replaced(const Program& program, const Pointwise& p, int instruction) {
   const Buffer& to = program.buffers[static_cast<std::size_t>(p.store.view.buffer)];
   for (const int operand : replaceable(program, p)) {
@@ -56,15 +56,15 @@ std::vector<int> replaceable(const Program& program, const Pointwise& p) {
 
 namespace {
 
-// Intervals that have their places, by where these begin: all, and those that meet each part of the
-// time. A short one is compared with those of one or two parts.
+// Intervals with assigned offsets, sorted by offset. Each level divides time into parts and lists
+// the intervals of each part. A short interval is compared only with those of one or two parts.
 class Placed {
  public:
   explicit Placed(int last) {
     for (const int parts : {kParts, 1}) levels_.push_back(Level(last, parts));
   }
 
-  // The lowest place of so many bytes beside those that meet first .. last.
+  // Returns the lowest offset for so many bytes beside the intervals live in [first, last].
   std::int64_t lowest(int first, int last, std::int64_t bytes) const {
     const Level& level = *std::find_if(levels_.begin(), levels_.end(), [&](const Level& l) {
       return l.part(last) - l.part(first) <= 1;
@@ -72,7 +72,7 @@ class Placed {
     const std::vector<Place>& a = level.places[level.part(first)];
     const std::vector<Place>& b = level.places[level.part(last)];
     std::int64_t at = 0;
-    const auto behind = [&](const Place& y) {  // false: there is room before it
+    const auto behind = [&](const Place& y) {  // false: the gap before it is large enough
       if (y.last < first || last < y.first) return true;
       if (y.begin >= at + bytes) return false;
       at = std::max(at, y.end);
@@ -105,7 +105,7 @@ class Placed {
   }
 
  private:
-  static constexpr int kParts = 16;  // with more, what is long takes its place in many lists
+  static constexpr int kParts = 16;  // with more parts, long intervals are in many lists
   struct Place {
     int first, last;
     std::int64_t begin, end;
@@ -169,10 +169,11 @@ void find_lifetimes(Program& program) {
   }
 }
 
-// Buffers with memory of their own, and those that take it over from them.
+// Buffers with separate memory, and those that reuse it.
 struct Intervals {
   std::vector<Interval> list;
-  std::vector<int> slot;  // of each buffer: its interval; -1: that of another buffer, or none
+  // Intervals by buffer; -1: it shares another buffer's memory, or needs none.
+  std::vector<int> slot;
 };
 Intervals intervals_of(const Program& program) {
   Intervals intervals{{}, std::vector<int>(program.buffers.size(), -1)};
@@ -221,7 +222,7 @@ bool plan_memory(Program& program, const std::vector<int>& order) {
   permute(program.instructions, order);
   plan_memory(program);
   const std::int64_t value_bytes = program.value_bytes;
-  // What lives at once takes as much, wherever it lies.
+  // The old order needs at least its live bytes, at any offsets.
   if (value_bytes < *std::max_element(live.begin(), live.end())) return true;
   std::vector<int> back(order.size());
   for (std::size_t i = 0; i < order.size(); ++i)
@@ -261,7 +262,7 @@ std::vector<int> live_at(const Program& program, int instruction, Counted counte
     const Buffer& x = program.buffers[b];
     if (x.place != Place::arena || x.first < 0 || x.first > instruction || x.last < instruction)
       continue;
-    // Memory handed over counts once, under its new name.
+    // Reused memory counts once, for its new owner.
     const bool handed =
         x.last == instruction &&
         std::any_of(program.buffers.begin(), program.buffers.end(), [&](const Buffer& y) {

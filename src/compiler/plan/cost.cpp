@@ -17,7 +17,7 @@ double rounded_up(std::int64_t size, std::int64_t tile) {
   return static_cast<double>((size + tile - 1) / tile * tile);
 }
 
-// Takes about as long as exp; the others a fraction of that.
+// Returns whether a function takes about as long as exp; others take a fraction of that.
 bool is_slow(Function function) {
   constexpr Function kSlow[] = {Function::exp,  Function::log, Function::log1p,   Function::expm1,
                                 Function::tanh, Function::erf, Function::sigmoid, Function::sin,
@@ -25,14 +25,14 @@ bool is_slow(Function function) {
   return std::find(std::begin(kSlow), std::end(kSlow), function) != std::end(kSlow);
 }
 
-// Seconds of what an instruction computes: beside it, its bytes move.
+// Seconds of an instruction's arithmetic; memory traffic overlaps with it.
 struct Compute {
   const Rates& rates;
 
   double operator()(const Pointwise& p) const {
     double elements = 1.0;
     for (const std::int64_t size : p.shape) elements *= static_cast<double>(size);
-    constexpr double kCheap = 1.0 / 16.0;  // of a function, as a part of exp
+    constexpr double kCheap = 1.0 / 16.0;  // cost relative to exp
     double steps = p.reduction ? (p.reduce == Reduce::lse ? 1.0 : kCheap) : 0.0;
     for (const Pointwise::Step& s : p.steps)
       steps += s.kind == Pointwise::Step::Kind::function && is_slow(s.function) ? 1.0 : kCheap;
@@ -44,7 +44,7 @@ struct Compute {
     return seconds;
   }
   double operator()(const Gemm& g) const {
-    constexpr double kPart = 1024.0;  // of the inner dimension, which units may share
+    constexpr double kPart = 1024.0;  // of the inner dimension, which units may share (split-K)
     double outer = 1.0;
     for (const std::int64_t size : g.outer) outer *= static_cast<double>(size);
     const auto k = static_cast<double>(g.k);
@@ -77,7 +77,7 @@ struct Compute {
   }
 };
 
-// Seconds of gelu and its gradient behind a product, and of what they read and write beside it.
+// Returns the seconds of a gelu epilogue or its gradient, with its additional reads and writes.
 double epilogue_seconds(const Instruction& i, const Rates& rates) {
   const auto* gemm = std::get_if<Gemm>(&i.what);
   if (gemm == nullptr || gemm->aux.buffer < 0) return 0.0;
@@ -86,8 +86,8 @@ double epilogue_seconds(const Instruction& i, const Rates& rates) {
          (static_cast<double>(size_of(gemm->aux.dtype)) / rates.bytes + 1.0 / rates.functions);
 }
 
-// Bytes of sums that are read and written again, while nothing is computed: of a product that adds
-// to its result, and of a head that adds to d_weight once for each chunk of tokens.
+// Returns the bytes of sums that are read and written without overlap. They belong to products that
+// add to their results, and to heads that add to d_weight for each chunk.
 double sum_bytes(const Instruction& i) {
   if (const auto* gemm = std::get_if<Gemm>(&i.what); gemm != nullptr && gemm->accumulate) {
     double bytes = 2.0 * static_cast<double>(size_of(gemm->c.dtype));

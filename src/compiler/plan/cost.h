@@ -1,4 +1,4 @@
-// What a program is predicted to take, from the rates of the machine that it is for.
+// Predicts the time of a program from the rates of its target.
 #pragma once
 
 #include "compiler/plan/program.h"
@@ -6,11 +6,12 @@
 
 namespace logitless::ir {
 
-// Seconds of one run. An instruction takes what is longer, its products and functions or its bytes,
-// and a launch beside it; a loop its body once for each round. Products run at their rate where
-// tiles of their result fill the machine: thin ones compute rows that are not there, small ones
-// leave units idle. Sums over chunks pay for the bytes that they read and write in each round
-// beside all that. Pure, and the same for any number of threads.
+// Returns the seconds of one run, by a roofline model. An instruction takes the longer of its
+// arithmetic and its memory traffic, and a launch. A loop takes its body once for each round.
+//
+// Matrix products run at their full rate if tiles of their result fill the machine. Thin ones
+// compute rows that do not exist, and small ones leave units idle. Sums over chunks also pay for
+// the bytes that each round reads and writes. Pure, and the same for any number of threads.
 double predicted_seconds(const Program& program, const Rates& rates);
 double predicted_seconds(const Instruction& instruction, const Rates& rates);
 

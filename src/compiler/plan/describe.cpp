@@ -107,7 +107,7 @@ struct Flops {
     for (const std::int64_t size : g.outer) flops *= static_cast<double>(size);
     return flops;
   }
-  // Forward two products of queries with keys, backward five.
+  // The forward has two products of queries and keys, the backward five.
   double operator()(const Attention& a) const {
     const auto queries = static_cast<double>(elements_of(a.q)),
                keys = static_cast<double>(a.k.shape[2]) * (a.scores.causal ? 0.5 : 1.0),

@@ -1,4 +1,4 @@
-// What instructions do, in words and in numbers: for reports and for what times them.
+// Describes instructions in text and in numbers, for reports and timings.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace logitless::ir {
 
-// Kind, sizes and dtypes: equal for instructions that are alike, whatever their memory is.
+// Returns kind, sizes and dtypes: equal for equal instructions, whatever their memory.
 std::string describe(const Instruction& instruction);
 
-// Floating-point operations of products, of attention (half of them where it is causal) and of
-// heads by the passes of their plan; 0 of all others, and of a loop.
+// Returns the floating-point operations of matrix products, of attention (half if causal) and of
+// heads by the GEMMs of their plan. Returns 0 for other instructions and for loops.
 double flops_of(const Instruction& instruction);
 
 }  // namespace logitless::ir

@@ -1,5 +1,5 @@
-// Products that do more than multiply: what is added to their results becomes part of them, so that
-// it costs no pass over memory.
+// Fuses operations on the results of matrix products into their epilogues, which saves passes over
+// memory.
 #pragma once
 
 #include <vector>
@@ -10,22 +10,21 @@ namespace logitless::ir {
 
 struct WithEpilogues {
   Graph graph;
-  std::vector<int> origin;  // the node of the graph before that each stands for
+  std::vector<int> origin;  // by node: the node of the original graph that it stands for
 };
 
-// Dots in 16 bits and what follows them become one fused_dot each:
+// Fuses 16-bit dots and their readers into fused_dot nodes:
 //
-//   dot + bias          the bias along the last dimension
-//   dot [+ bias] + x    x in memory, the sum read more than once or by no loop, and the product not
-//                       deeper than wide
-//   gelu(dot [+ bias])  of `with_gelu`, by tanh (plan/gelu_pattern.h), read by more than loops; the
-//   sum stays beside
-//                       it. The first of equal ones: what is computed again stays a loop
-//   dot * gelu'(x)      of `with_gelu`, x in memory, the product of it read by more than loops
+//   - dot + bias: the bias along the last dimension
+//   - dot [+ bias] + x: x in memory, the sum read more than once or not by a loop, and the product
+//     not deeper than wide
+//   - gelu(dot [+ bias]), if `with_gelu`: the tanh form (plan/gelu_pattern.h), not read by loops
+//     alone. The sum is stored, too; further equal gelus stay loops
+//   - dot * gelu'(x), if `with_gelu`: x in memory, the product not read by loops alone
 //
-// Values on the way are no results, and nothing else reads them, but functions of a sum that stays.
-// The node stands where the last of those that it replaces stood, or at the sum that stays. Sizes
-// are bound. Results, their order and their types stay.
+// Values in between must not be results, and must have no other readers, except functions of a
+// stored sum. The new node is at the position of the last node that it replaces, or at the stored
+// sum. Sizes are bound. Results, their order and their types stay.
 WithEpilogues fuse_epilogues(const Graph& graph, bool with_gelu);
 
 }  // namespace logitless::ir

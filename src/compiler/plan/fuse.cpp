@@ -10,9 +10,9 @@
 namespace logitless::ir {
 namespace {
 
-// Registers that one loop may use, with room for leaves of a reduction.
+// The most registers of one loop, with a margin for leaves of a reduction.
 constexpr int kMostSteps = 40;
-// Of a loop as it ends up, shared values counted once; merging into a result takes some more.
+// Registers of a final loop, where shared values count once; merging into a result takes some more.
 constexpr std::size_t kMostRegistersUsed = 48;
 
 bool reads_elementwise(const Node& user, Value v) {
@@ -21,10 +21,10 @@ bool reads_elementwise(const Node& user, Value v) {
          user.operands[0] == v;
 }
 
-// Its loop has f64 registers, which the readers' loops need not have.
+// Random numbers need f64 registers, which the readers' loops may not have.
 bool draws(const Node& n) { return n.op == Op::map && n.attributes->function == Function::random; }
 
-// The first of a set of values, as many as matter.
+// The first few of a set of values.
 class FirstValues {
  public:
   static constexpr std::size_t kMatter = 3;  // more than a cheap loop reads
@@ -49,10 +49,10 @@ struct Cost {
   FirstValues memory;  // values of the full shape that it reads
 };
 
-// A node in a register, and the dimensions it is read backwards along: bit d.
+// A node in a register, and its reversed dimensions: bit d.
 using Register = std::pair<int, unsigned>;
 
-// What the loop of a node holds in registers: it, what it computes, and what it reads.
+// Collects the registers of a node's loop: its result, the values it computes, and those it reads.
 void find_registers(const Graph& graph, const std::vector<bool>& inlined, int id,
                     std::vector<Register>& used) {
   const auto computed = [&](int node) {
@@ -104,7 +104,7 @@ class Inliner {
   std::vector<bool> inlined_, output_;
   std::vector<Cost> cost_;
 
-  // Whether every reader could compute the node.
+  // Returns whether every reader could compute the node.
   bool readable(int id) const {
     const auto at = static_cast<std::size_t>(id);
     const std::span<const int> readers = users_[at];
@@ -114,7 +114,7 @@ class Inliner {
            });
   }
 
-  // What an elementwise node takes to compute, operands without memory included.
+  // Computes the cost of an elementwise node, including operands without memory.
   void count(int id) {
     const Node& n = g_.node(id);
     Cost& c = cost_[static_cast<std::size_t>(id)];
@@ -133,7 +133,7 @@ class Inliner {
       }
     }
     if (c.steps <= kMostSteps) return;
-    // Too long for one loop: the longest operand gets memory.
+    // The loop is too long, so the longest operand gets memory.
     const auto steps = [&](Value v) { return cost_[static_cast<std::size_t>(v.node)].steps; };
     Value longest = n.operands[0];
     for (const Value v : n.operands) {
@@ -160,10 +160,10 @@ class Inliner {
     }
   }
 
-  // One loop around several readers: a value whose readers all end in the same stored value.
+  // Fuses several readers into one loop if they all end in the same stored value.
   void inline_shared() {
     constexpr int kNone = -1, kSeveral = -2;
-    std::vector<int> loop(inlined_.size(), kNone);  // that ends up computing a node
+    std::vector<int> loop(inlined_.size(), kNone);  // by node: the loop that computes it
     for (int id = g_.size() - 1; id >= 0; --id) {
       const auto at = static_cast<std::size_t>(id);
       if (!is_elementwise(g_.node(id))) {
@@ -181,8 +181,8 @@ class Inliner {
     }
   }
 
-  // What is shared was counted once for each reader, or not at all: the loops that are too long
-  // give memory to a value in their middle.
+  // Splits loops that are too long at a value in their middle. The costs so far count shared values
+  // once for each reader, or not at all.
   void shorten() {
     std::vector<Register> used;
     for (int id = 0; id < g_.size(); ++id) {
@@ -196,7 +196,7 @@ class Inliner {
       }
     }
   }
-  // The longest of the values computed in the loop of `id` that is a loop of its own.
+  // Returns the value computed in the loop of `id` that would make the longest separate loop.
   int middle_of(const std::vector<Register>& used, int id) const {
     int middle = -1;
     std::size_t most = 0;

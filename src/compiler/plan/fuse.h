@@ -1,4 +1,4 @@
-// Which values of elementwise operations get memory, and which are computed where they are read.
+// Decides which elementwise values are stored, and which are computed where they are read.
 #pragma once
 
 #include <vector>
@@ -7,17 +7,17 @@
 
 namespace logitless::ir {
 
-// For each node: true when it is a map, cast, constant or iota whose value has no memory of its
-// own: each reader computes it. Readers are maps, casts and reductions. A value with several
-// readers is computed in each when that is a few cheap steps, or it is one of `again`, and stored
-// otherwise.
+// Returns for each node whether it is inlined: a map, cast, constant or iota without memory, which
+// each reader computes. Readers are maps, casts and reductions. A value with several readers is
+// inlined if it takes a few cheap steps or is one of `again`.
 std::vector<bool> inlined_nodes(const Graph& graph, const std::vector<int>& again = {});
 
-// Whether each reader of an elementwise value could compute it, with the same bits: it is no result
-// and in f32 or f64.
+// Returns whether each reader of an elementwise value could compute it with the same bits. The
+// value must be f32 or f64 and no result of the graph.
 bool may_be_made_again(const Graph& graph, int node);
 
-// map, cast, broadcast of a constant, constant, iota: what a pointwise loop can compute.
+// Returns whether a pointwise loop can compute the node: map, cast, broadcast of a constant,
+// constant, iota.
 bool is_elementwise(const Node& node);
 
 }  // namespace logitless::ir

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kPoints = 20;
 using Samples = std::array<double, kPoints>;
 
-// Both tails, where gelu is 0 and x; the bend; around 0.
+// Points in both tails, where gelu is 0 and x, in the bend, and around 0.
 constexpr Samples kX = {-40.0, -9.75, -5.25,  -3.5,   -2.75, -1.875, -1.25, -0.75, -0.3125, -0.01,
                         0.0,   0.02,  0.4375, 0.8125, 1.5,   2.25,   3.125, 4.75,  8.5,     31.0};
 constexpr Samples kDy = {0.7, -1.3, 2.1,  0.35, -0.9, 1.7,  -2.3, 0.6,  1.1, -0.45,
@@ -28,7 +28,7 @@ double gelu_derivative(double x) {
   return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * kScale * (1.0 + 3.0 * kCube * x * x);
 }
 
-// Analytic: two of their compositions that agree at these points are one function.
+// Analytic functions: two compositions of these that agree at the points are one function.
 bool is_smooth(Function function) {
   switch (function) {
     case Function::neg:
@@ -46,14 +46,14 @@ bool is_smooth(Function function) {
   }
 }
 
-// What elementwise nodes come to at the points.
+// Evaluates elementwise nodes at the points.
 class Evaluator {
  public:
   Evaluator(const Graph& graph, DType least) : g_(graph), least_(size_of(least)) {}
 
   void give(Value v, const Samples& samples) { known_[v] = samples; }
 
-  // Null: something else is in it, or too much.
+  // Returns null if the value depends on anything else or has too many nodes.
   const Samples* at(Value v) {
     const auto found = known_.find(v);
     if (found != known_.end()) return &found->second;
@@ -106,7 +106,7 @@ bool equals(const Samples* found, Wanted&& wanted) {
   if (found == nullptr) return false;
   for (std::size_t p = 0; p < kPoints; ++p) {
     const double value = wanted(p);
-    // Not for NaN either.
+    // Fails for NaN, too.
     if (!(std::abs((*found)[p] - value) <= kTolerance * (1.0 + std::abs(value)))) return false;
   }
   return true;

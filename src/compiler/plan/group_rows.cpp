@@ -8,15 +8,15 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kLeastRows = 64;                         // else rows are cut into parts
-constexpr std::int64_t kLeastColumns = 8, kMostColumns = 8192;  // that registers hold
+constexpr std::int64_t kLeastRows = 64;                         // fewer rows are split into parts
+constexpr std::int64_t kLeastColumns = 8, kMostColumns = 8192;  // bounded by registers
 constexpr std::size_t kMostStages = 16;
-constexpr std::size_t kMostViews = 40;   // arguments of a kernel
-constexpr std::size_t kMostBetween = 2;  // products between loops of a group
+constexpr std::size_t kMostViews = 40;   // kernel arguments
+constexpr std::size_t kMostBetween = 2;  // matrix products between loops of a group
 
 bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
 
-// [rows * columns] in order as [rows, columns].
+// Reshapes a loop over [rows * columns] to [rows, columns].
 std::optional<Pointwise> unfolded(Pointwise loop, std::int64_t rows, std::int64_t columns) {
   const auto unfold = [&](View& view) {
     const std::int64_t stride = view.strides[0];
@@ -31,7 +31,7 @@ std::optional<Pointwise> unfolded(Pointwise loop, std::int64_t rows, std::int64_
   return loop;
 }
 
-// Elements of a row lie side by side, rows behind each other.
+// Returns whether rows are contiguous and in order.
 bool is_whole(const View& view, std::int64_t columns) {
   return view.strides[1] == 1 && view.strides[0] >= columns;
 }
@@ -40,7 +40,7 @@ bool same_memory(const View& a, const View& b) {
   return a.buffer == b.buffer && a.offset == b.offset && a.dtype == b.dtype;
 }
 
-// Stages of one group, as they are collected.
+// The stages of one group while they are collected.
 class Collector {
  public:
   Collector(std::int64_t rows, std::int64_t columns) {
@@ -48,7 +48,7 @@ class Collector {
     group_.columns = columns;
   }
 
-  // Adds the loop if it can be a stage after those there are.
+  // Adds the loop if it can be a stage after the existing ones.
   bool add(const Pointwise& loop) {
     if (group_.stages.size() == kMostStages) return false;
     std::optional<Pointwise> stage = stage_of(loop, group_.rows, group_.columns);
@@ -83,7 +83,7 @@ class Collector {
            std::any_of(group_.stages.begin(), group_.stages.end(),
                        [](const RowGroup::Stage& s) { return kind_of(s.loop) != StageKind::rows; });
   }
-  // Whether it reads what a stage reads from memory or makes.
+  // Returns whether the loop reads a value that a stage reads or makes.
   bool shares(const Pointwise& loop) const {
     return std::any_of(loop.leaves.begin(), loop.leaves.end(), [&](const Pointwise::Leaf& leaf) {
       return is_memory(leaf) &&
@@ -94,15 +94,15 @@ class Collector {
 
  private:
   RowGroup group_;
-  std::set<int> read_, written_;  // buffers, read from memory and written
-  std::size_t views_ = 0;         // of memory that stages read and write
+  std::set<int> read_, written_;  // buffers that stages read from memory, and write
+  std::size_t views_ = 0;         // memory operands of all stages
 };
 
 const Pointwise* loop_at(const std::vector<Instruction>& list, std::size_t i) {
   return i < list.size() ? std::get_if<Pointwise>(&list[i].what) : nullptr;
 }
 
-// Rows and columns of `count` elements in order, where no loop says which.
+// Returns rows and columns for `count` contiguous elements if no loop determines them.
 std::optional<std::pair<std::int64_t, std::int64_t>> space_of(std::int64_t count) {
   for (std::int64_t columns = 2048; columns >= 256; columns -= 8) {
     if (count % columns == 0 && count / columns >= kLeastRows)
@@ -111,8 +111,8 @@ std::optional<std::pair<std::int64_t, std::int64_t>> space_of(std::int64_t count
   return std::nullopt;
 }
 
-// The space of the first loop from i on that has rows and columns, among loops alone; of elements
-// in order, where there is none, that of a loop behind products over as many.
+// Returns the space of the first loop from i on that has rows and columns. If there is none among
+// adjacent loops, a loop behind matrix products with as many elements determines it.
 std::optional<std::pair<std::int64_t, std::int64_t>> space_at(const std::vector<Instruction>& list,
                                                               std::size_t i) {
   const Pointwise* const first = loop_at(list, i);
@@ -139,19 +139,19 @@ bool meet(const std::vector<int>& a, const std::vector<int>& b) {
   return std::any_of(a.begin(), a.end(),
                      [&](int x) { return x >= 0 && std::find(b.begin(), b.end(), x) != b.end(); });
 }
-// In either order they do the same.
+// Returns whether two instructions give the same results in either order.
 bool commute(const Instruction& a, const Instruction& b) {
   const std::vector<int> read_a = reads_of(a), read_b = reads_of(b);
   const std::vector<int> written_a = writes_of(a), written_b = writes_of(b);
   return !meet(written_a, read_b) && !meet(written_b, read_a) && !meet(written_a, written_b);
 }
 
-// A group, and the products between its loops, which go before it or after it: a product of what
-// some of its loops make, like the gradient of a weight, need not part them from the others.
+// A group, and the matrix products between its loops, which are moved before or after the group. So
+// a product of some of its values, like the gradient of a weight, does not split it.
 struct Run {
   Collector loops;
-  std::vector<std::size_t> members, before, after;  // instructions
-  std::size_t end = 0;                              // behind the last member
+  std::vector<std::size_t> members, before, after;  // instruction indices
+  std::size_t end = 0;                              // past the last member
 };
 
 bool commutes_with(const std::vector<Instruction>& list, std::size_t i,
@@ -164,7 +164,7 @@ Run run_at(const std::vector<Instruction>& list, std::size_t begin,
            std::pair<std::int64_t, std::int64_t> space) {
   Run run{Collector(space.first, space.second), {}, {}, {}, begin};
   Run longer = run;
-  bool shares = true;  // loops behind a product, with those before it
+  bool shares = true;  // loops behind a product share values with those before it
   for (std::size_t i = begin; i < list.size(); ++i) {
     if (const Pointwise* loop = loop_at(list, i)) {
       shares = shares || longer.loops.shares(*loop);
@@ -185,7 +185,7 @@ Run run_at(const std::vector<Instruction>& list, std::size_t begin,
   return run;
 }
 
-// Values that their group alone reads have no memory.
+// Removes the memory of values that only their own group reads.
 void drop_stores(Program& program) {
   std::vector<int> readers(program.buffers.size(), 0), writers(program.buffers.size(), 0);
   const auto count = [](std::vector<int>& of, const std::vector<int>& buffers) {

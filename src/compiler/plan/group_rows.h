@@ -1,5 +1,5 @@
-// Neighbouring loops over one space of rows and columns become row groups: a layer norm reads its
-// rows once.
+// Fuses neighbouring loops over the same rows and columns into row groups, so that a layer norm
+// reads its rows once.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +9,24 @@
 
 namespace logitless::ir {
 
-// What a stage of a row group makes.
+// The result of a stage of a row group.
 enum class StageKind : std::uint8_t {
-  elements,    // of [rows, columns]
-  rows,        // of [rows], from numbers of rows
-  row_sum,     // of [rows]: a reduction, of any kind
-  column_sum,  // of [columns]
+  elements,    // [rows, columns]
+  rows,        // [rows], from values of rows
+  row_sum,     // [rows], a reduction of any kind
+  column_sum,  // [columns]
 };
-// Of a stage's loop in the form that stage_of() gives it.
+// Returns the kind of a stage's loop in the form of stage_of().
 StageKind kind_of(const Pointwise& loop);
 
-// The loop as a stage over [rows, columns], or none when it cannot be one.
+// Returns the loop as a stage over [rows, columns], or nothing if it cannot be one.
 std::optional<Pointwise> stage_of(const Pointwise& loop, std::int64_t rows, std::int64_t columns);
 
-// Where the stage that makes what a leaf reads is in the group, or -1: it is read from memory.
+// Returns the index of the stage that makes a leaf's value, or -1 if it is read from memory.
 int maker_of(const RowGroup& group, std::size_t stage, const Pointwise::Leaf& leaf);
 
-// Before memory is planned: runs of two loops and more become groups, in the same order; products
-// between them go before a group or behind it; values that are read in their group alone lose their
+// Turns runs of two or more loops into groups, in the same order, before memory is planned. Matrix
+// products in between move before or after a group. Values that only their group reads lose their
 // memory. Column sums get scratch of `target`.
 class Target;
 void group_rows(Program& program, const Target& target);

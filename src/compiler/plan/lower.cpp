@@ -107,7 +107,7 @@ void Lowering::set_destination(std::size_t output, Destination destination) {
 
 bool Lowering::place(Value v, const Destination& to) {
   if (destinations_.contains(v)) return false;
-  // Others would read what it was added to.
+  // Other readers would see the sum instead of the value.
   if ((to.kind != Destination::Kind::write || to.added_to) && uses(v) > 1) return false;
   const auto rule = row_of(g_.node(v).op).place;
   return rule != nullptr && rule(*this, v, to);
@@ -243,7 +243,7 @@ const View& Lowering::memory_of(Value v) {
   const Node& n = g_.node(v);
   const Operation& row = row_of(n.op);
   if (row.view != nullptr) return memory(v) = row.view(*this, v);
-  // A number or an elementwise value that was left to its readers; or the argument, in memory.
+  // Constants and elementwise values that were left to their readers, or the argument, in memory.
   check(row.registers != nullptr || is_first(v), "lower: ", row.name, " is read before it is made");
   const View view = new_view_of(v);
   compute(v, {view, Destination::Kind::write});
@@ -282,7 +282,8 @@ Program Lowering::run() {
   }
   for (int id = 0; id < g_.size(); ++id) {
     const std::size_t before = p_.instructions.size();
-    if (const auto emit = row_of(g_.node(id).op).emit) emit(*this, id);  // else where it is read
+    // Without a rule its readers compute it.
+    if (const auto emit = row_of(g_.node(id).op).emit) emit(*this, id);
     for (std::size_t i = before; i < p_.instructions.size(); ++i) p_.instructions[i].node = id;
   }
   for (const auto& [output, to] : copies_) copy_to(g_.outputs()[output].value, to);
@@ -335,7 +336,7 @@ Program lower_as_it_is(const Graph& graph, const Target& target, const std::vect
   const auto smaller = [&](const std::vector<int>& again) {
     Program program = with(again, /*parts_in_place=*/true);
     if (!parts_wait) return program;
-    // Memory that waits for its last part may stand at the peak, where copies would not.
+    // Memory that waits for its last part may be live at the peak, where copies would not be.
     Program copies = with(again, /*parts_in_place=*/false);
     return copies.value_bytes < program.value_bytes ? copies : program;
   };

@@ -1,4 +1,4 @@
-// A graph of bound sizes becomes a Program.
+// Lowers a graph with bound sizes to a Program.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,21 @@
 namespace logitless::ir {
 
 enum class InstructionOrder : std::uint8_t {
-  for_memory,  // that of plan/order_for_memory.h
-  given,       // that of the nodes
+  for_memory,  // the order of plan/order_for_memory.h
+  given,       // the order of the nodes
 };
 
-// Instructions in order, memory planned. `added`: by the graph's outputs, whether
-// one is added to what the caller's memory holds; empty: none is. Throws Unsupported naming an
-// operation and dtype that no kernel of the target takes. `bodies`: of loops lowered before for the
-// same target, where other graphs share them.
+// Lowers a graph to instructions in order, with memory planned. `added`: by output, whether it is
+// added to the caller's memory; empty: none is. `bodies`: cache of loops lowered for the same
+// target, which other graphs share.
+//
+// Throws Unsupported with the operation and dtype if the target has no kernel.
 Program lower(const Graph& graph, const Target& target, const std::vector<bool>& added = {},
               InstructionOrder order = InstructionOrder::for_memory,
               LoweredBodies* bodies = nullptr);
 
-// The same until give_offsets() (arena.h): for those who make many and keep few. Its arena_bytes
-// are 0.
+// Lowers without offsets (give_offsets() of arena.h), for searches that discard most programs.
+// arena_bytes is 0.
 Program lower_without_offsets(const Graph& graph, const Target& target,
                               const std::vector<bool>& added, InstructionOrder order,
                               LoweredBodies* bodies);

@@ -1,4 +1,4 @@
-// Elementwise operations become loops of Pointwise.
+// Lowers elementwise operations to Pointwise loops.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -38,7 +38,7 @@ int PointwiseBuilder::compute(Value v) {
 int PointwiseBuilder::make(Value v) {
   const Node& n = graph().node(v);
   if (row_of(n.op).of_nothing) return compute(v);
-  // A number or the argument is the same in every element, wherever it is spread to.
+  // Constants and the argument are equal in all elements, so their broadcasts need no memory.
   Value from = v;
   while (graph().node(from).op == Op::broadcast || graph().node(from).op == Op::reshape)
     from = graph().node(from).operands[0];
@@ -87,11 +87,11 @@ int PointwiseBuilder::round(DType dtype, int a) {
 }
 int PointwiseBuilder::leaf(Pointwise::Leaf leaf) {
   loop_.leaves.push_back(std::move(leaf));
-  return static_cast<int>(loop_.leaves.size());  // from 1
+  return static_cast<int>(loop_.leaves.size());  // positive, from 1
 }
 int PointwiseBuilder::add_step(const Pointwise::Step& step) {
   loop_.steps.push_back(step);
-  return -static_cast<int>(loop_.steps.size());  // negative until the leaves are counted
+  return -static_cast<int>(loop_.steps.size());  // negative until the number of leaves is known
 }
 
 Pointwise PointwiseBuilder::finish() {
@@ -107,7 +107,7 @@ namespace {
 
 constexpr std::int64_t kExactInFloat = std::int64_t{1} << 24;
 
-// Whether a register is 0 or 1.
+// Returns whether a register is 0 or 1.
 bool is_truth(const Pointwise& loop, int reg) {
   const int leaves = static_cast<int>(loop.leaves.size());
   if (reg < leaves) {
@@ -122,15 +122,15 @@ bool is_truth(const Pointwise& loop, int reg) {
   return std::find(std::begin(kTruths), std::end(kTruths), s.function) != std::end(kTruths);
 }
 
-// Whether it is exact in f32: a truth, and how many of them are true.
+// Returns whether the result is exact in f32: a truth value, or a small sum of them.
 bool is_small(const Pointwise& loop) {
   std::int64_t elements = 1;
   for (const std::int64_t size : loop.shape) elements *= size;
   return (!loop.reduction || elements <= kExactInFloat) && is_truth(loop, loop.store.source);
 }
 
-// How far a register of f32 tells whole numbers apart: all that it holds; from each small one,
-// since greater ones are rounded in order; or not at all.
+// How exactly an f32 register holds integers. exact: all of them. ordered: small ones exactly, and
+// larger ones rounded in order. unknown: comparisons may be wrong.
 enum class Whole : std::uint8_t { exact, ordered, unknown };
 
 Whole wholeness(const Pointwise::Leaf& leaf) {
@@ -157,7 +157,7 @@ Whole wholeness(const Pointwise::Step& s, Whole a, Whole b, Whole c) {
   }
 }
 
-// Returns whether whole numbers are compared that f32 may take for one another.
+// Returns whether the loop compares integers that f32 may confuse.
 bool compares_whole(const Pointwise& loop) {
   std::vector<Whole> of;
   for (const Pointwise::Leaf& leaf : loop.leaves) of.push_back(wholeness(leaf));
@@ -177,7 +177,7 @@ bool compares_whole(const Pointwise& loop) {
   return false;
 }
 
-// Whether registers must be f64.
+// Returns whether registers must be f64.
 bool is_wide(const Pointwise& loop) {
   const DType stored = loop.store.view.dtype;
   bool wide = stored == DType::f64 || (is_index(stored) && !is_small(loop));
@@ -189,7 +189,7 @@ bool is_wide(const Pointwise& loop) {
   for (const Pointwise::Step& s : loop.steps)
     wide = wide || (s.kind == Pointwise::Step::Kind::round ? s.dtype == DType::f64
                                                            : s.function == Function::random);
-  // Numbers that another loop computes in f32 too have the bits of f32 here.
+  // Values that another loop computes in f32 must have the bits of f32 here, too.
   const bool reads_numbers =
       std::any_of(loop.leaves.begin(), loop.leaves.end(), [](const Pointwise::Leaf& leaf) {
         return leaf.kind == Pointwise::Leaf::Kind::memory && !is_index(leaf.view.dtype);
@@ -206,7 +206,7 @@ void finish_pointwise(Pointwise& loop) {
     if (leaf.kind == Pointwise::Leaf::Kind::iota) fixed[static_cast<std::size_t>(leaf.dim)] = true;
   }
   loop.wide = is_wide(loop);
-  // A border between what is kept and what is reduced stays where it is.
+  // Kept and reduced dimensions must not be merged.
   const std::size_t border = loop.columns ? static_cast<std::size_t>(loop.reduced)
                                           : rank - static_cast<std::size_t>(loop.reduced);
   std::vector<std::vector<std::int64_t>*> strides;
@@ -217,7 +217,7 @@ void finish_pointwise(Pointwise& loop) {
   strides.push_back(&loop.store.view.strides);
   std::vector<std::int64_t> marks(rank, 0);
   if (loop.reduction) {
-    // Strides that no merge across the border satisfies.
+    // Strides that prevent a merge across the border.
     std::int64_t mark = 1;
     for (std::size_t d = rank; d-- > 0;) {
       if (d + 1 == border) mark = -1;
@@ -261,7 +261,7 @@ void Lowering::compute(Value v, const Destination& to) {
   if (to.kind == Destination::Kind::max) {
     r = builder.step(Function::max, builder.memory(to.view), r, PointwiseBuilder::kNone);
   } else if (to.kind == Destination::Kind::lse) {
-    // max + log(exp(a - max) + exp(b - max)); both -inf stay so.
+    // max + log(exp(a - max) + exp(b - max)), also if both are -inf.
     const int a = builder.memory(to.view), none = PointwiseBuilder::kNone;
     const int top = builder.step(Function::max, a, r, none);
     const int low = builder.constant(-std::numeric_limits<double>::infinity());

@@ -1,5 +1,5 @@
-// Bodies of loops that were lowered before. Loops alike share a body in the graph (form_loops.h),
-// and a graph that a pass made of another one has most of its loops, so that few are lowered.
+// A cache of lowered loop bodies. Equal loops share a body in the graph (form_loops.h), and graphs
+// made from each other share most loops, so few bodies are lowered.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace logitless::ir {
 
-// All of one target. Names in the programs are those of the first loop that had the body.
+// All bodies are for one target. Names in a program are those of the first loop with the body.
 class LoweredBodies {
  public:
-  // All that a body's program depends on.
+  // Everything that a body's program depends on.
   struct Key {
     const Loop* loop = nullptr;
     std::int64_t chunk = 0;
@@ -27,10 +27,10 @@ class LoweredBodies {
   };
   struct Body {
     std::shared_ptr<const Program> program;
-    bool parts_wait = false;  // as Lowering has it
+    bool parts_wait = false;  // Lowering::parts_wait()
   };
 
-  // nullptr: not yet.
+  // Returns nullptr if the body is not lowered yet.
   const Body* find(const Key& key) const {
     const auto found = bodies_.find(key);
     return found != bodies_.end() ? &found->second : nullptr;
@@ -39,8 +39,8 @@ class LoweredBodies {
     loops_.push_back(std::move(loop));
     return bodies_.insert_or_assign(std::move(key), std::move(body)).first->second;
   }
-  // The program of a body, made by `make` unless one of the same description was: loops formed anew
-  // around the same values, in another graph of a search.
+  // Returns a body with this description, or calls `make`. Loops that another graph of a search
+  // forms around the same values have one description.
   template <typename Make>
   const Body& described(std::string description, Make&& make) {
     const auto [found, is_new] = described_.try_emplace(std::move(description));
@@ -51,7 +51,7 @@ class LoweredBodies {
  private:
   std::map<Key, Body> bodies_;
   std::unordered_map<std::string, Body> described_;
-  std::vector<std::shared_ptr<const Loop>> loops_;  // whose addresses stand in keys
+  std::vector<std::shared_ptr<const Loop>> loops_;  // keeps the addresses in keys valid
 };
 
 }  // namespace logitless::ir

@@ -1,4 +1,4 @@
-// The state of lowering one graph, and what the operations' rules ask of it.
+// The state of lowering one graph, and the interface for the operations' rules.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace logitless::ir {
 
-// Where a result must go: the caller's memory, or a loop's.
+// The destination of a result: memory of the caller or of a loop.
 struct Destination {
   View view;
   enum class Kind : std::uint8_t {
@@ -22,37 +22,37 @@ struct Destination {
     sum,
     max,
     lse
-  } kind = Kind::write;   // all but write: merged
-  bool added_to = false;  // something else is added there later
+  } kind = Kind::write;   // all but write merge
+  bool added_to = false;  // a later instruction adds to the result
 
-  // The same of a value that is this one reshaped, moved, or a part of it.
+  // Returns the destination of a value that is a reshape, move or part of this one.
   Destination with(View other) const { return {std::move(other), kind, added_to}; }
 };
 
 class Lowering {
  public:
-  // Without `parts_in_place`, parts of a concat or a pad that others are waited for are copied.
-  // `again`: elementwise values that each of their readers computes.
+  // parts_in_place: parts of a concat or pad are written in place even if they wait for others;
+  // else they are copied. again: elementwise values that each reader computes.
   Lowering(const Graph& graph, const Target& target, LoweredBodies& bodies,
            bool parts_in_place = true, const std::vector<int>& again = {});
 
   // --- before run()
   int add_buffer(Place place, std::int64_t bytes, const std::string& name,
                  std::int64_t value_bytes = -1);
-  // Memory given by the caller, or by the loop around: the `slot`-th.
+  // Adds memory that the caller or the enclosing loop gives: number `slot`.
   int add_external(std::int64_t bytes, const std::string& name, int slot);
-  // The memory of parameter `id`, and of a result.
+  // Sets the memory of parameter `id`, and of a result.
   void set_parameter(int id, View view) { memory({id, 0}) = std::move(view); }
   void set_destination(std::size_t output, Destination destination);
-  // Parameter `id` is the number of the chunk's first element.
+  // Parameter `id` is the index of the chunk's first element.
   void set_first(int id);
-  // Without offsets in the arena (give_offsets).
+  // Returns the program without offsets in the arena (give_offsets()).
   Program run();
   bool parts_in_place() const { return parts_in_place_; }
-  // Instructions stay in the order of their nodes.
+  // Keeps instructions in the order of their nodes.
   void keep_order() { keeps_order_ = true; }
   bool keeps_order() const { return keeps_order_; }
-  // After run(): whether memory of the arena holds a part while it waits for the others.
+  // After run(): returns whether arena memory holds a part while it waits for the others.
   bool parts_wait() const { return parts_wait_; }
 
   // --- the graph
@@ -67,38 +67,40 @@ class Lowering {
   bool is_first(Value v) const { return v.node == first_; }
 
   // --- memory
-  // Of any value; views are made, elementwise values computed.
+  // Returns the memory of any value; makes views and computes elementwise values.
   const View& memory_of(Value v);
-  // Whether that is known already.
+  // Returns whether the value has memory already.
   bool has_memory(Value v) const { return memory_[number(v)].buffer >= 0; }
-  View result_of(Value v);  // new memory, or its destination's
+  View result_of(Value v);  // new memory, or the destination's
   bool accumulates(Value v) const;
   View contiguous(Value v);
   View copied(const View& view, const std::string& name);
   View new_view(const Type& type, const std::string& name, int node = -1);
-  // Of a value: with rows apart as the target wants them of products.
+  // Returns new memory for a value; rows are aligned if the target wants that for its matrix
+  // products.
   View new_view_of(Value v);
-  // Whether the instruction that makes the value can write it where it must go; then it will.
+  // Asks the instruction that makes the value to write it to the destination; returns whether it
+  // can.
   bool place(Value v, const Destination& to);
-  // Where a value goes, which is new memory if nothing was said before.
+  // Returns the destination of a value: new memory unless one is set.
   Destination destination_of(Value v);
-  // The parts of node `id` are written into its result, from `begins` on, where their instructions
-  // can do that.
+  // Writes the parts of node `id` into its result at `begins` if their instructions can.
   void place_parts(int id, const std::vector<std::vector<std::int64_t>>& begins);
-  // The operand's value at `begin` of `out`, if it is not there already.
+  // Copies the operand's value to `begin` of `out` unless it is there already.
   void move_part(int id, Value part, const View& out, const std::vector<std::int64_t>& begin);
-  // New memory for a value that is `made`'s in another order, written there if that can be.
+  // Gives a value new memory in another order of dimensions, which `made`'s instruction writes if
+  // it can.
   void place_view(Value v, Value made);
-  // The end of an operation's rule for it: the instruction writes there.
+  // Ends the place rule of an operation: its instruction writes to the destination.
   bool write_there(Value v, const Destination& to);
-  // a + b, where b is a sum that can be added to what is there: a is written, then b added; or both
-  // are added.
+  // Places a + b, where b is a sum that can be added to existing values. Either a is written and b
+  // added, or both are added.
   bool place_sum(Value v, const Destination& to);
-  // The same in new memory, where b is a put and nothing else was said of a + b.
+  // Does the same in new memory if b is a put and a + b has no destination.
   void arrange_put(Value v);
 
-  // --- instructions. `what` makes the value of node `id`, or something on the way to it. Throws
-  // Unsupported where the target refuses it.
+  // --- instructions. `what` makes the value of node `id`, or an intermediate one. Throws
+  // Unsupported if the target refuses it.
   template <typename What>
   void push(int id, What what) {
     Instruction instruction{name_of_node(id), std::move(what)};
@@ -110,11 +112,11 @@ class Lowering {
     p_.instructions.push_back(std::move(instruction));
   }
   void fill(const View& view, double number);
-  // A loop around parts did what parts_wait() tells.
+  // Records that the body of a loop has waiting parts (parts_wait()).
   void note_waiting(bool parts_wait) { parts_wait_ = parts_wait_ || parts_wait; }
-  // An elementwise value, or any other through memory, in one loop.
+  // Computes a value in one loop: elementwise, or any other through memory.
   void compute(Value v, const Destination& to);
-  // The same of a node, unless its readers compute it.
+  // Computes an elementwise node unless its readers do.
   void emit_elementwise(int id);
   void count_work(double multiply_adds) { p_.multiply_adds += multiply_adds; }
   void count_merged(std::int64_t bytes) { p_.merged_bytes += static_cast<double>(bytes); }
@@ -125,29 +127,30 @@ class Lowering {
   LoweredBodies& bodies_;
   Program p_;
   std::vector<bool> inlined_;
-  std::vector<std::size_t> first_value_;  // of each node, among all values
-  std::vector<int> uses_;                 // of each value: readers and outputs
-  std::vector<View> memory_;              // of each value; no buffer: not yet
-  std::vector<bool> absorbed_;            // sums whose second operand adds itself to the first
-  std::map<int, Value> rests_;  // of absorbed ones, the operand that has to be added by a copy
-  std::map<Value, Destination> destinations_;  // of values whose instruction writes them in place
+  std::vector<std::size_t> first_value_;  // by node: index of its first value
+  std::vector<int> uses_;                 // by value: readers and outputs
+  std::vector<View> memory_;              // by value; no buffer: not yet
+  // Sums whose second operand is added to the first in place.
+  std::vector<bool> absorbed_;
+  std::map<int, Value> rests_;                 // by absorbed sum: the operand that a copy must add
+  std::map<Value, Destination> destinations_;  // by value whose instruction writes it in place
   std::vector<std::pair<std::size_t, Destination>> copies_;  // results that are copied at the end
   int first_ = -1;
   bool parts_in_place_, parts_wait_ = false, keeps_order_ = false;
-  std::vector<Value> aligned_;  // values whose rows are to be aligned, in order
+  std::vector<Value> aligned_;  // values with aligned rows, in order
 
   std::size_t number(Value v) const {
     return first_value_[static_cast<std::size_t>(v.node)] + static_cast<std::size_t>(v.index);
   }
   int& uses(Value v) { return uses_[number(v)]; }
   View& memory(Value v) { return memory_[number(v)]; }
-  int maker_of(Value v) const;  // the node whose result is moved about to be this value
+  int maker_of(Value v) const;  // returns the node whose moved result is this value
   void copy_to(Value v, const Destination& to);
   void require_supported(const Instruction& instruction) const;
-  int add_scratch(std::int64_t bytes, int id);  // -1 of none
+  int add_scratch(std::int64_t bytes, int id);  // returns -1 for no bytes
 };
 
-// Strided copy or conversion of one view to another of equal shape.
+// Returns a strided copy or conversion of one view to another of equal shape.
 Pointwise copy_loop(const View& from, const View& to, bool accumulate);
 
 }  // namespace logitless::ir

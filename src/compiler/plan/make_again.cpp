@@ -11,10 +11,10 @@ namespace logitless::ir {
 namespace {
 
 constexpr int kMostRounds = 4;
-constexpr std::int64_t kLeastShare = 16;   // of the peak, which a value takes
-constexpr double kSecondsForBytes = 10.0;  // 1 % more time must bring 10 % less memory
+constexpr std::int64_t kLeastShare = 16;   // least fraction of the peak that a value takes
+constexpr double kSecondsForBytes = 10.0;  // 1 % more time must save 10 % of the memory
 
-// At the peak, beside those that are made again already.
+// Returns values at the peak that are not recomputed yet.
 std::vector<int> candidates(const Graph& graph, const Program& program,
                             const std::vector<int>& again) {
   std::vector<int> nodes;

@@ -1,5 +1,5 @@
-// Elementwise values of several readers that stand where a program needs the most memory: made
-// again by each reader, where that is worth its time.
+// Recomputes elementwise values with several readers if they are live at the peak and it is worth
+// the time.
 #pragma once
 
 #include <functional>
@@ -11,9 +11,9 @@
 
 namespace logitless::ir {
 
-// The program that `lower` makes of the graph with none of these values made again, or with those
-// of a few rounds, each round those at the peak of the program before: the erf of a gelu, which the
-// activation and its gradient read. Results have the same bits.
+// Returns the program that `lower` makes without recomputed values, or with those of a few rounds.
+// Each round adds the values at the peak of the previous program. An example is the erf of a gelu,
+// which the activation and its gradient read. Results have the same bits.
 Program making_again(const Graph& graph, const Target& target,
                      const std::function<Program(const std::vector<int>& again)>& lower);
 

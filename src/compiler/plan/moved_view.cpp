@@ -22,7 +22,7 @@ bool moves(const Lowering& l, Value v) {
   return (op == Op::reshape || op == Op::transpose) && !l.has_memory(v);
 }
 
-// strided: stays true where all on the way has strides.
+// strided: stays true if all intermediate values have strides.
 std::optional<Moved> moved_of(Lowering& l, Value v, bool& strided) {
   if (!moves(l, v)) {
     const View& memory = l.memory_of(v);

@@ -1,5 +1,4 @@
-// What reshapes and transposes make of memory, where something on the way has no strides of its
-// own.
+// Views of memory through reshapes and transposes whose intermediate values have no single strides.
 #pragma once
 
 #include <optional>
@@ -11,9 +10,9 @@ namespace logitless::ir {
 
 class Lowering;  // plan/lowering.h
 
-// The value as a view of what its reshapes and transposes move about: dimensions that became one
-// may be parted again, as [B, H, T] -> [H, B, T] -> [H, B T] -> [H, B, T]. None where strides
-// cannot say it of the value itself, or can of all on the way (then it is a view of its operand).
+// Returns the value as a view of the value below its reshapes and transposes. Merged dimensions may
+// be split again, as in [B, H, T] -> [H, B, T] -> [H, B T] -> [H, B, T]. Returns nothing if strides
+// cannot express the value, or if all intermediate values have strides (a plain view).
 std::optional<View> moved_view(Lowering& lowering, Value v);
 
 }  // namespace logitless::ir

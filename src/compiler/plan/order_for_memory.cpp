@@ -9,7 +9,7 @@
 namespace logitless::ir {
 namespace {
 
-// By slot of a loop's body: whether a chunk writes there.
+// Collects the slots of a loop's body that a chunk writes.
 void note_written(const Program& body, std::set<int>& slots) {
   for (const Instruction& instruction : body.instructions) {
     for (const int b : writes_of(instruction)) {
@@ -19,7 +19,7 @@ void note_written(const Program& body, std::set<int>& slots) {
   }
 }
 
-// writes_of() without what a loop only reads.
+// writes_of() without buffers that a loop only reads.
 void add_written_by(const Instruction& instruction, std::vector<int>& buffers) {
   const auto* loop = std::get_if<LoopRun>(&instruction.what);
   if (loop == nullptr) return add_writes_of(instruction, buffers);
@@ -36,7 +36,7 @@ void make_unique(std::vector<int>& list) {
   list.erase(std::unique(list.begin(), list.end()), list.end());
 }
 
-// Finds the steps that each instruction must follow, one after the other.
+// Finds the steps that each instruction must follow, in program order.
 class Accesses {
  public:
   explicit Accesses(std::size_t buffers) : accesses_(buffers) {}
@@ -66,7 +66,7 @@ class Accesses {
   }
 
  private:
-  // Who wrote a buffer last, and who has read it since.
+  // The last writer of a buffer, and its readers since.
   struct Access {
     int writer = -1;
     std::vector<int> readers;

@@ -1,4 +1,4 @@
-// Instructions in an order in which less memory is needed at once.
+// Orders instructions for a lower peak of memory.
 #pragma once
 
 #include <vector>
@@ -8,15 +8,15 @@
 
 namespace logitless::ir {
 
-// The instructions as steps and the arena's buffers as values. An instruction that writes memory
-// keeps its place before and after all that name that memory, the caller's included: results have
-// the same bits in every order. Buffers without value bytes, scratch of kernels, do not count, so
-// that the order does not depend on threads.
+// Returns the instructions as steps and the arena's buffers as values. An instruction that writes
+// memory keeps its order relative to all accesses to that memory, the caller's included. So results
+// have the same bits in every order. Scratch of kernels does not count, so that the order does not
+// depend on threads.
 Schedule schedule_of(const Program& program);
 
-// Plans memory (plan_memory) with the instructions in another order where the arena's values then
-// take less, else in the given one. Instructions are moved and not changed: what was fused, is
-// added to or is written in place stays so. Once they are all there, before memory is planned.
+// Reorders the instructions if the arena's values then take less memory, and plans memory
+// (plan_memory). Instructions are moved, not changed: fusions, accumulations and writes in place
+// stay. Call it after the last instruction, before memory is planned.
 void order_for_memory(Program& program);
 
 }  // namespace logitless::ir

@@ -1,4 +1,4 @@
-// Collects the leaves and steps of one loop.
+// Builds one loop from its leaves and steps.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,11 @@ class PointwiseBuilder {
     loop_.steps.reserve(kUsual);
   }
 
-  // The register of a value: from memory, or computed where it has none.
+  // Returns the register of a value, which is loaded, or computed if it has no memory.
   int value(Value v);
-  // The node itself, whether or not it has memory.
+  // Returns the register of the node computed here, even if it has memory.
   int compute(Value v);
-  // That of a value read from the last element to the first along a dimension.
+  // Returns the register of a value that is read backwards along a dimension.
   int backwards(Value v, int dim);
 
   int constant(double number);
@@ -34,28 +34,28 @@ class PointwiseBuilder {
   int round(DType dtype, int a);
   const Graph& graph() const { return l_.graph(); }
 
-  // Numbers the registers: leaves first, then steps. Register `r` of the building time becomes:
+  // Renumbers a register when the loop is finished: leaves first, then steps.
   int final(int r) const { return r > 0 ? r - 1 : static_cast<int>(loop_.leaves.size()) - r - 1; }
   Pointwise finish();
 
  private:
   Lowering& l_;
   Pointwise loop_;
-  unsigned backwards_ = 0;                  // bit d: dimension d is read from its end
-  static constexpr std::size_t kUsual = 4;  // leaves, and steps
+  unsigned backwards_ = 0;                  // bit d: dimension d is read backwards
+  static constexpr std::size_t kUsual = 4;  // of leaves, and of steps
   struct Register {
     Value value;
     unsigned backwards;
     int number;
   };
-  std::vector<Register> registers_;  // kMaxRegisters at most
+  std::vector<Register> registers_;  // at most kMaxRegisters
 
   int leaf(Pointwise::Leaf leaf);
   int add_step(const Pointwise::Step& step);
   int make(Value v);
 };
 
-// Merges dimensions, decides the width of registers.
+// Merges dimensions and decides the width of registers.
 void finish_pointwise(Pointwise& loop);
 
 }  // namespace logitless::ir

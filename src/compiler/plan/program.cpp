@@ -5,7 +5,7 @@
 namespace logitless::ir {
 namespace {
 
-// Visitors that append buffers to a list, those that there are.
+// Appends an instruction's existing buffers to a list.
 class Named {
  public:
   explicit Named(std::vector<int>& list) : list_(list) {}
@@ -51,7 +51,7 @@ struct Reads : Named {
     for (const LoopRun::Slice& slice : l.slices) add(slice.outer);
   }
   void operator()(const HeadRun& h) const { add(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit); }
-  // What a stage makes and later ones read is in registers.
+  // Values between stages are in registers.
   void operator()(const RowGroup& g) const {
     std::vector<int> read, made;
     for (const RowGroup::Stage& stage : g.stages) {
@@ -112,7 +112,7 @@ struct Writes : Named {
   }
 };
 
-// Bytes of the elements of a view, those that share memory counted once.
+// Returns the bytes of a view's elements; elements that share memory count once.
 double bytes_in(const View& view) {
   if (view.buffer < 0) return 0.0;
   auto bytes = static_cast<double>(size_of(view.dtype));
@@ -126,7 +126,7 @@ double sum_of(const Views&... views) {
   return (bytes_in(views) + ...);
 }
 
-// A product's view has strides for more dimensions than it has sizes.
+// The view of a matrix product has strides for more dimensions than sizes.
 double bytes_in(const Gemm& g, View view, std::int64_t rows, std::int64_t columns) {
   if (view.buffer < 0) return 0.0;
   view.shape = g.outer;
@@ -172,7 +172,7 @@ struct Moved {
     return sum_of(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit, h.lse, h.logit, h.d_x, h.d_w,
                   h.d_bias);
   }
-  // What several stages read is read once.
+  // A value that several stages read is loaded once.
   double operator()(const RowGroup& g) const {
     double bytes = 0.0;
     std::vector<std::pair<int, std::int64_t>> seen;

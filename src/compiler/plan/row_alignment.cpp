@@ -11,11 +11,11 @@ constexpr std::int64_t kLeastColumns = 256;
 
 bool is_product(const Node& n) { return n.op == Op::dot || n.op == Op::fused_dot; }
 
-// Whether the reader takes rows with gaps between them as they are.
+// Returns whether the reader accepts rows with gaps between them.
 bool takes_gaps(const Graph& g, const Node& reader, Value v) {
   switch (reader.op) {
     case Op::reshape: {
-      // Of the dimensions before the last one.
+      // A broadcast of the dimensions before the last one.
       const Shape &from = g.type(v).shape, &to = reader.results[0].shape;
       return !to.empty() && to.back().value() == from.back().value();
     }
@@ -37,7 +37,8 @@ std::vector<Value> values_of_products(const Graph& g, std::int64_t bytes) {
   const auto at = [](int id) { return static_cast<std::size_t>(id); };
   std::vector<bool> wanted(at(g.size()), false), gaps(at(g.size()), true);
   for (const Output& o : g.outputs()) gaps[at(o.value.node)] = false;
-  // Readers first: what is a product's through views, and what has a reader that wants no gaps.
+  // Iterates from readers to operands. Marks values of matrix products, also through views, and
+  // values with a reader that accepts no gaps.
   for (int id = g.size() - 1; id >= 0; --id) {
     const Node& n = g.node(id);
     const bool moves = n.op == Op::reshape || n.op == Op::transpose;

@@ -1,4 +1,4 @@
-// Which values have rows that begin at multiples of what products want.
+// Chooses values whose rows are aligned for matrix products.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace logitless::ir {
 
-// Operands and results of dots, whose own rows do not begin at multiples of `bytes`: long ones, so
-// that little memory is lost, and read by nothing that wants them side by side. In order. Sizes are
+// Returns operands and results of dots whose rows do not begin at multiples of `bytes`, in order.
+// Their rows are long, so padding loses little memory, and all readers accept gaps. Sizes are
 // bound.
 std::vector<Value> values_of_products(const Graph& graph, std::int64_t bytes);
 

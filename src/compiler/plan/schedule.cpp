@@ -18,9 +18,9 @@ using Order = std::vector<int>;
 using Mask = std::uint64_t;
 
 constexpr int kMostExact = 64;        // steps in a mask
-constexpr int kWindow = 32;           // steps of a stretch that is ordered by itself
-constexpr int kMostSets = 1 << 14;    // visited for one order
-constexpr int kMostWindowSets = 512;  // the same of a stretch
+constexpr int kWindow = 32;           // steps of a window that is ordered separately
+constexpr int kMostSets = 1 << 14;    // sets visited for one order
+constexpr int kMostWindowSets = 512;  // sets visited for a window
 constexpr int kMostWindows = 64;
 constexpr int kMostRounds = 4;
 
@@ -32,7 +32,7 @@ Lists<int> steps_by_value(const Schedule& s) {
   });
 }
 
-// What lives while steps run one after the other.
+// The live values while steps run in an order.
 class Memory {
  public:
   explicit Memory(const Schedule& s) : s_(s), steps_(s.bytes.size()) {
@@ -42,7 +42,7 @@ class Memory {
     left_ = steps_;
   }
 
-  // Bytes that live while the step runs, and how many more do when it has run.
+  // Returns the live bytes while the step runs, and the growth after it.
   std::int64_t during(int step) const {
     std::int64_t bytes = live_;
     for (const int v : values(step)) bytes += begins(v) ? size(v) : 0;
@@ -57,7 +57,7 @@ class Memory {
       bytes += (begins(v) ? size(v) : 0) - (left(v) == 1 ? size(v) : 0);
     return bytes;
   }
-  // Tells of values whose steps may grow memory by less now.
+  // Runs a step. Reports values whose other steps may now grow memory by less.
   template <typename Tell>
   void run(int step, Tell&& tell) {
     live_ += growth(step);
@@ -70,8 +70,8 @@ class Memory {
 
  private:
   const Schedule& s_;
-  std::vector<int> steps_;  // of each value: how many name it
-  std::vector<int> left_;   // of those, how many have not run
+  std::vector<int> steps_;  // by value: number of steps that name it
+  std::vector<int> left_;   // by value: number of these steps that have not run
   std::int64_t live_ = 0;
 
   std::span<const int> values(int step) const { return s_.values[static_cast<std::size_t>(step)]; }
@@ -82,7 +82,7 @@ class Memory {
 
 struct Peak {
   std::int64_t bytes = 0;
-  int at = 0;  // the first place in the order where they live
+  int at = 0;  // its first position in the order
 };
 Peak find_peak(const Schedule& s, const Order& order) {
   Memory memory(s);
@@ -95,7 +95,7 @@ Peak find_peak(const Schedule& s, const Order& order) {
   return peak;
 }
 
-// No order does with less: what one step names lives at once.
+// A lower bound of the peak of all orders: the bytes that one step names are live together.
 std::int64_t least_peak(const Schedule& s) {
   std::int64_t most = 0;
   for (std::size_t i = 0; i < s.steps(); ++i) {
@@ -110,7 +110,7 @@ std::int64_t least_peak(const Schedule& s) {
 
 // --- many steps
 
-// Step i of the result is order[i].
+// Renumbers the steps: step i of the result is order[i].
 Schedule renumbered(const Schedule& s, const Order& order) {
   std::vector<int> place(order.size());
   for (std::size_t i = 0; i < order.size(); ++i)
@@ -128,7 +128,7 @@ Schedule renumbered(const Schedule& s, const Order& order) {
   return to;
 }
 
-// The steps that wait for each one.
+// Returns for each step the steps that wait for it.
 Lists<int> steps_behind(const Schedule& s) {
   return Lists<int>::grouped(s.steps(), [&](auto&& put) {
     for (std::size_t i = 0; i < s.steps(); ++i) {
@@ -138,7 +138,7 @@ Lists<int> steps_behind(const Schedule& s) {
   });
 }
 
-// Time running backwards: what lives is the same.
+// Reverses time, which does not change the live values.
 Schedule reversed(const Schedule& s) {
   const std::size_t count = s.steps();
   const Lists<int> behind = steps_behind(s);
@@ -155,15 +155,15 @@ Schedule reversed(const Schedule& s) {
   return to;
 }
 
-// The given order, but steps after which no more lives than before run as soon as they can and no
-// more than `most` lives while they do.
+// Keeps the given order, but runs steps early that do not grow memory. They run as soon as they are
+// ready and need no more than `most` bytes.
 Order eager(const Schedule& s, std::int64_t most) {
   const std::size_t count = s.steps();
   std::vector<int> waiting(count);
   const Lists<int> next = steps_behind(s), steps_of = steps_by_value(s);
   std::vector<bool> ran(count), in_free(count);
   using Queue = std::priority_queue<int, std::vector<int>, std::greater<>>;
-  Queue ready, free;  // of those that are ready, the ones that may pay
+  Queue ready, free;  // subsets of the ready steps that may pay
   std::vector<int> put_off;
   const auto may_pay = [&](int step) {
     const auto at = static_cast<std::size_t>(step);
@@ -223,12 +223,12 @@ Order composed(const Order& outer, const Order& inner) {
 
 // --- few steps: the optimum
 
-// A number for each of many sets: the lowest peak at which its steps have run.
+// A hash table from sets of steps to the lowest peak at which the set has run.
 class Peaks {
  public:
   static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
 
-  // kNone of a set that was not asked for before. Until the next call.
+  // Returns a reference that is valid until the next call; kNone for a new set.
   std::int64_t& of(Mask set) {
     if (2 * (count_ + 1) > slots_.size()) grow();
     Slot& slot = slot_of(set);
@@ -245,7 +245,8 @@ class Peaks {
     std::int64_t peak = kNone;
     bool used = false;
   };
-  std::vector<Slot> slots_ = std::vector<Slot>(64);  // a power of two, at most half of them used
+  // Size is a power of two, at most half of it used.
+  std::vector<Slot> slots_ = std::vector<Slot>(64);
   std::size_t count_ = 0;
 
   Slot& slot_of(Mask set) {
@@ -263,10 +264,10 @@ class Peaks {
   }
 };
 
-// A stretch of an order: steps first .. first + count - 1, by their places in it.
+// A window of an order: steps first .. first + count - 1, by their positions in it.
 class Window {
  public:
-  // `steps`: steps_by_value(s). `most`: the peak that is to be beaten.
+  // `steps`: steps_by_value(s). `most`: the peak to improve on.
   Window(const Schedule& s, const Lists<int>& steps, const Order& order, int first, int count,
          std::int64_t most)
       : count_(count), most_(most) {
@@ -302,28 +303,29 @@ class Window {
     }
   }
 
-  // The order of the lowest peak, by places in the stretch; none where it is not below `most`, or
-  // `sets` sets are not enough to find it. Sets of steps that have run, lowest peak first.
+  // Returns the order of the lowest peak, as positions in the window. Searches sets of finished
+  // steps by increasing peak (Dijkstra). Returns nothing if no peak is below `most`, or if more
+  // than `sets` sets are needed.
   std::optional<Order> best(int sets) {
     push({0, 0, live_, -1, -1});
     while (!queue_.empty() && static_cast<int>(found_.size()) <= sets) {
       const int at = std::get<2>(queue_.top());
       queue_.pop();
       const Found now = found_[static_cast<std::size_t>(at)];
-      if (now.peak > seen_.of(now.ran)) continue;  // reached with less in the meantime
+      if (now.peak > seen_.of(now.ran)) continue;  // found with a lower peak meanwhile
       if (std::popcount(now.ran) == count_) return way_to(at);
       extend(now, at);
     }
     return std::nullopt;
   }
-  // After best(): whether an order below `most` would have been found.
+  // After best(): returns whether the search was complete, so that no lower order exists.
   bool seen_all() const { return queue_.empty(); }
 
  private:
   struct Inner {
     std::int64_t bytes;
-    Mask steps;         // that name it, of the stretch
-    bool lives, stays;  // named before, after the stretch
+    Mask steps;         // steps of the window that name it
+    bool lives, stays;  // named before, after the window
   };
   struct Step {
     std::vector<int> values;
@@ -333,7 +335,7 @@ class Window {
   struct Found {
     Mask ran;
     std::int64_t peak, live;
-    int from, step;  // how it was reached
+    int from, step;  // predecessor of the state
   };
   const int count_;
   const std::int64_t most_;
@@ -341,8 +343,8 @@ class Window {
   std::vector<Step> steps_;
   std::int64_t live_ = 0;
   std::vector<Found> found_;
-  std::vector<Found> all_;  // extend(): what may follow
-  Peaks seen_;              // the lowest of each set
+  std::vector<Found> all_;  // extend(): possible next states
+  Peaks seen_;              // lowest peak of each set
   using Entry = std::tuple<std::int64_t, int, int>;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
 
@@ -384,7 +386,7 @@ class Window {
       if ((now.ran >> step & 1) != 0) continue;
       if ((steps_[static_cast<std::size_t>(step)].after & ~now.ran) != 0) continue;
       all_.push_back(after(now, at, step));
-      // Nothing is lost by a step that leaves no more than it found, below the peak: it goes first.
+      // A step that frees memory without raising the peak can go first.
       if (all_.back().live <= now.live && all_.back().peak == now.peak) {
         push(all_.back());
         return;
@@ -403,7 +405,7 @@ class Window {
   }
 };
 
-// Stretches around the peak, each in its own best order, while that lowers the peak.
+// Orders windows around the peak, each optimally, as long as that lowers the peak.
 void order_windows(const Schedule& s, Order& order, Peak& peak) {
   const int count = static_cast<int>(order.size());
   const Lists<int> steps = steps_by_value(s);

@@ -1,4 +1,4 @@
-// In which order steps run, so that little memory is needed at once.
+// Orders steps so that the peak of memory is low.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,15 @@
 
 namespace logitless::ir {
 
-// Steps and the values they name. A value lives from the first step that names it to the last.
+// Steps and the values that they name. A value is live from the first to the last step that names
+// it.
 struct Schedule {
   using Take = std::pair<int, int>;
-  std::vector<std::int64_t> bytes;  // of each value
-  // Of each step, in an order that is one of those allowed:
-  Lists<int> values;  // that it reads or writes, each once
-  Lists<int> after;   // steps that run before it
-  // {a, b}: where it is the last step of a and the first of b, b takes a's memory: as many bytes.
+  std::vector<std::int64_t> bytes;  // by value
+  // Lists by step, in an allowed order:
+  Lists<int> values;  // values that it reads or writes, without duplicates
+  Lists<int> after;   // steps that must run before it
+  // {a, b}: if a step is the last of a and the first of b, b reuses a's memory of equal size.
   Lists<Take> takes;
 
   std::size_t steps() const { return values.size(); }
@@ -29,13 +30,14 @@ struct Schedule {
   }
 };
 
-// The most bytes that live at once when steps run in this order.
+// Returns the peak of live bytes when steps run in this order.
 std::int64_t peak_of(const Schedule& schedule, const std::vector<int>& order);
 
-// An order whose peak is no higher than the given one's, which stays where none lower is found.
-// The optimum of up to 64 steps, unless there are too many sets of steps that could have run at
-// some time (kMostSets in the source). More steps: those that free memory run early, those that
-// take some late, and stretches around the peak are ordered by themselves.
+// Returns an order with a peak no higher than that of the given order, which is the fallback.
+//
+// Up to 64 steps are ordered optimally, unless too many sets of steps are possible (kMostSets).
+// With more steps, those that free memory run early and those that take memory run late. Windows
+// around the peak are then ordered optimally.
 std::vector<int> order_of_least_peak(const Schedule& schedule);
 
 }  // namespace logitless::ir

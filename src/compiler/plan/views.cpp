@@ -66,7 +66,8 @@ std::optional<View> reshaped(const View& view, const std::vector<std::int64_t>& 
   to.shape = shape;
   to.strides.assign(shape.size(), 0);
   if (elements_of(view) == 0) return to;  // nothing to find
-  // Runs of dimensions of both sides with equal products; within a run the old ones must be one.
+  // Matches runs of dimensions with equal products on both sides. The old dimensions of a run must
+  // be mergeable.
   std::vector<std::int64_t> sizes, strides;
   for (std::size_t d = 0; d < view.shape.size(); ++d) {
     if (view.shape[d] == 1) continue;
@@ -106,8 +107,7 @@ std::vector<int> merge_dims(std::vector<std::int64_t>& shape,
   for (const std::vector<std::int64_t>* s : strides)
     check(s->size() == shape.size(), "merge_dims: ranks disagree");
   std::vector<int> to(shape.size(), -1);
-  // Entries before `kept` are those of the result; the one that was merged last is of old dimension
-  // `last`.
+  // Entries before `kept` are final; old dimension `last` was merged last.
   std::size_t kept = 0, last = shape.size();
   for (std::size_t d = 0; d < to.size(); ++d) {
     const std::int64_t size = shape[d];

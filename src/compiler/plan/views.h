@@ -1,4 +1,4 @@
-// Reshaping tensors in memory without moving them.
+// Reshapes tensors in memory without copies.
 #pragma once
 
 #include <optional>
@@ -13,14 +13,14 @@ View sliced(const View& view, const std::vector<std::int64_t>& begin,
             const std::vector<std::int64_t>& shape);
 View broadcasted(const View& view, const std::vector<std::int64_t>& shape,
                  const std::vector<int>& dims);
-// Views of equal shape: whether each element of one is that of the other.
+// Returns whether two views of equal shape have the same elements at all indices.
 bool same_elements(const View& a, const View& b);
-// Nothing where strides cannot say it.
+// Returns nothing if strides cannot express the result.
 std::optional<View> reshaped(const View& view, const std::vector<std::int64_t>& shape);
 
-// Index spaces of equal order become one dimension where every one of `strides` allows it:
-// strides[i] has an entry for each dimension of shape. Dimensions of size 1 vanish. `fixed`
-// dimensions stay themselves. Returns for each dimension the one it went to, or -1.
+// Merges dimensions of an index space if all `strides` allow it; strides[i] has an entry for each
+// dimension of shape. Dimensions of size 1 are removed, `fixed` dimensions stay. Returns the new
+// dimension of each old one, or -1.
 std::vector<int> merge_dims(std::vector<std::int64_t>& shape,
                             const std::vector<std::vector<std::int64_t>*>& strides,
                             const std::vector<bool>& fixed);
