@@ -454,16 +454,13 @@ inline LseState RowLse(const float* x, std::int64_t n) {
     return {std::numeric_limits<float>::max(), top};
   // fp32 is so coarse here that the sum equals its largest term.
   if (std::abs(top) * kLog2EFloat >= kMostExponent) return {top * kLog2EFloat, 1.0f};
-  // (x - exponent ln(2)) log2(e): subtracting first, in two exact parts, keeps the rounding error
-  // small where the power is large.
   const float exponent = std::floor(top * kLog2EFloat);
   const D d;
-  const V high = hn::Set(d, exponent * 0.693359375f), low = hn::Set(d, exponent * -2.12194440e-4f);
-  const V log2e = hn::Set(d, kLog2EFloat);
+  const V shift = hn::Set(d, exponent);
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   V acc[2] = {hn::Zero(d), hn::Zero(d)};
-  const auto power = [&](V v)
-                         HWY_ATTR { return Exp2(hn::Mul(hn::Sub(hn::Sub(v, high), low), log2e)); };
+  // The power is rounded once, where it is small, whatever x and the exponent have in common.
+  const auto power = [&](V v) HWY_ATTR { return Exp2(Log2OfExp(v, shift)); };
   std::int64_t i = 0;
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
     acc[0] = hn::Add(acc[0], power(hn::LoadU(d, x + i)));
