@@ -1,8 +1,9 @@
 """Losses of a head whose vocabulary is sharded over a mesh axis, for use inside jax.shard_map.
 
-Each device runs the library's head on its vocabulary shard. The devices exchange a few numbers per token: the largest
-log-sum-exp, the sum of exponentials, and the target's logit. A shard's softmax is scaled by exp(lse_shard - lse), which
-makes it the softmax over the full vocabulary.
+Each device runs the library's head on its vocabulary shard. The devices exchange a few numbers per token: the target's
+logit, and the largest log-sum-exp and the sum of exponentials relative to that logit. A common offset of the logits thus
+cancels before anything is rounded. A shard's softmax is scaled by exp(lse_shard - lse), which makes it the softmax over
+the full vocabulary.
 """
 
 from __future__ import annotations
@@ -82,11 +83,38 @@ def _local_head(shard: _Shard, outputs: tuple[str, ...], vocab_weight: jax.Array
     return dict(zip(outputs, found))
 
 
-def _whole_lse(shard: _Shard, local_lse: jax.Array) -> jax.Array:
-    """Returns the log-sum-exp over all shards; ignored rows hold a finite number."""
-    local_lse = jnp.where(shard.valid, local_lse, 0.0)
-    top = jax.lax.pmax(jax.lax.stop_gradient(local_lse), shard.axis)
-    return top + jnp.log(jax.lax.psum(jnp.exp(local_lse - top), shard.axis))
+class _Merged(NamedTuple):
+    """Log-sum-exps of tokens [N], relative to a reference without gradient; ignored rows hold finite numbers."""
+
+    reference: jax.Array  # the target's logit; 0 where that is masked
+    local: jax.Array  # this shard's log-sum-exp - reference
+    whole: jax.Array  # log-sum-exp over all shards - reference
+    target_logit: jax.Array
+
+    @property
+    def lse(self) -> jax.Array:
+        return self.reference + self.whole
+
+    @property
+    def nll(self) -> jax.Array:
+        return self.whole + (self.reference - self.target_logit)
+
+
+_MERGED = ("target_logit", "log_prob", "lse")  # outputs of a shard's head that _merged() reads
+
+
+def _merged(shard: _Shard, found: dict[str, jax.Array]) -> _Merged:
+    target_logit = _of_target(shard, found["target_logit"])
+    fixed = jax.lax.stop_gradient(target_logit)
+    reference = jnp.where(jnp.isfinite(fixed), fixed, 0.0)
+    rounded = jnp.where(shard.valid, found["lse"], 0.0) - reference
+    # The head rounds log_prob = logit - lse once; lse alone is rounded at the size of the offset.
+    exact = (found["target_logit"] - reference) - found["log_prob"]
+    rest = jax.lax.stop_gradient(exact - rounded)
+    local = rounded + jnp.where(shard.valid & jnp.isfinite(rest), rest, 0.0)
+    top = jax.lax.pmax(jax.lax.stop_gradient(local), shard.axis)
+    whole = top + jnp.log(jax.lax.psum(jnp.exp(local - top), shard.axis))
+    return _Merged(reference, local, whole, target_logit)
 
 
 def _of_target(shard: _Shard, value: jax.Array) -> jax.Array:
@@ -127,13 +155,13 @@ def vocab_parallel_logprobs(
     weight is not sharded over the axis, where shard_map checks it (check_vma).
     """
     shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
-    found = _local_head(shard, ("target_logit", "entropy", "lse"))
-    lse = _whole_lse(shard, found["lse"])
-    logprob = _of_target(shard, found["target_logit"]) - lse
+    found = _local_head(shard, (*_MERGED, "entropy"))
+    merged = _merged(shard, found)
     # A shard's mean logit is lse_shard - entropy_shard, and its share of the probability is exp(lse_shard - lse).
-    local_lse = jnp.where(shard.valid, found["lse"], 0.0)
-    entropy = lse - jax.lax.psum(jnp.exp(local_lse - lse) * (local_lse - found["entropy"]), axis_name)
-    return tuple(jnp.where(shard.valid, value, 0.0).reshape(shard.lead) for value in (logprob, entropy, lse))
+    less = merged.whole - merged.local
+    entropy = jax.lax.psum(jnp.exp(-less) * (less + found["entropy"]), axis_name)
+    results = (-merged.nll, entropy, merged.lse)
+    return tuple(jnp.where(shard.valid, value, 0.0).reshape(shard.lead) for value in results)
 
 
 def _terms(given: dict[str, Any]) -> LossOptions:
@@ -234,9 +262,10 @@ def token_losses(
     tokens = jnp.ones(shard.targets.shape, jnp.float32) if tokens is None else tokens.reshape(-1)
     tokens = jnp.where(shard.valid, tokens, 0.0)
 
-    outputs = ("target_logit", "lse") + (("weighted_logit_sum",) if smoothing else ())
+    outputs = _MERGED + (("weighted_logit_sum",) if smoothing else ())
     found = _local_head(shard, outputs, classes if smoothing else None)
-    lse = _whole_lse(shard, found["lse"])
+    merged = _merged(shard, found)
+    lse, target_logit = merged.lse, merged.target_logit
     if classes is None:
         of_class, class_total = jnp.ones_like(tokens), float(shard.vocab)
     else:
@@ -246,8 +275,7 @@ def token_losses(
     if smoothing:
         logit_sum = jax.lax.psum(jnp.where(shard.valid, found["weighted_logit_sum"], 0.0), axis_name)
         rest = _token_loss.Smoothing(shard.vocab, class_total, logit_sum)
-    target_logit = _of_target(shard, found["target_logit"])
-    losses = _token_loss.formula(jnp, options, lse, lse - target_logit, of_class, rest)
+    losses = _token_loss.formula(jnp, options, lse, merged.nll, of_class, rest)
     losses = jnp.where(tokens == 0.0, 0.0, tokens * losses)
     lse, target_logit = (jnp.where(shard.valid, value, 0.0) for value in (lse, target_logit))
     return tuple(value.reshape(shard.lead) for value in (losses, tokens * of_class, lse, target_logit))

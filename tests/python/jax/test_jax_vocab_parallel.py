@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from jax_oracle import check_gradients, problem, relative_error
+from jax_oracle import check_gradients, doubles, enable_x64, problem, relative_error
 
 from logitless.jax import (
     linear_cross_entropy,
@@ -121,6 +121,42 @@ def test_logprobs_entropy_and_lse(check_vma):
         assert relative_error(one, other) < 2e-6 and one[0, 0] == 0.0
     gradients = jax.jit(jax.grad(weighted(parallel), (0, 1, 3)))(*arrays)
     check_gradients(gradients, jax.grad(weighted(whole), (0, 1, 3))(*arrays))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e5])
+def test_an_offset_of_all_logits_cancels(offset):
+    hidden, weight, targets, bias = problem(vocab=VOCAB)
+    # Whole sixteenths: fp32 holds the logits exactly with any of the offsets.
+    hidden, weight, bias = jnp.round(4 * hidden) / 4, jnp.round(4 * weight) / 4, jnp.round(4 * bias) / 4 + offset
+    factors = jnp.asarray(np.random.default_rng(5).normal(size=(3, 3, 7)), "float32")
+
+    def weighted(function):
+        def total(*a):
+            loss, (log_prob, entropy) = function(*a)
+            return loss + (factors[0] * log_prob).sum() + (factors[1] * entropy).sum()
+
+        return total
+
+    parallel = sharded(
+        lambda *a: (
+            vocab_parallel_linear_cross_entropy(*a, axis_name="tp", reduction="sum"),
+            vocab_parallel_logprobs(*a, axis_name="tp")[:2],
+        )
+    )
+    with enable_x64(True):
+        exact = tuple(jnp.asarray(a) for a in doubles(hidden, weight)) + (targets, jnp.asarray(doubles(bias)[0] - offset))
+
+        def reference(hidden, weight, targets, bias):
+            log_p = jax.nn.log_softmax(hidden @ weight.T + bias)
+            valid = targets >= 0
+            log_prob = jnp.where(valid, jnp.take_along_axis(log_p, jnp.where(valid, targets, 0)[..., None], -1)[..., 0], 0.0)
+            return -log_prob.sum(), (log_prob, jnp.where(valid, -(jnp.exp(log_p) * log_p).sum(-1), 0.0))
+
+        expected = jax.tree.leaves(reference(*exact))
+        others = jax.grad(weighted(reference), (0, 1, 3))(*exact)
+    for value, whole in zip(jax.tree.leaves(parallel(hidden, weight, targets, bias)), expected, strict=True):
+        assert relative_error(value, whole) < 1e-6
+    check_gradients(jax.jit(jax.grad(weighted(parallel), (0, 1, 3)))(hidden, weight, targets, bias), others)
 
 
 def test_weights_have_gradients_too():
