@@ -168,7 +168,7 @@ void add_scaled(const float* x, float factor, float* y, std::int64_t n);
 void add_to(const float* x, float* y, std::int64_t n);
 void max_to(const float* x, float* y, std::int64_t n);
 // Adds exp(x[i] - top[i]) to sum[i], where top[i] is the running maximum: an online softmax. Start
-// with top = -inf and sum = 0. An infinity minus itself counts as a number; a NaN stays in sum.
+// with top = -inf and sum = 0. An infinity minus itself counts as 0; a NaN stays in sum.
 void add_exponentials(const float* x, float* top, float* sum, std::int64_t n);
 
 namespace cpu {
