@@ -192,7 +192,7 @@ def add_report(commands):
 
 
 def add_head(commands):
-    for name, act, what in (("error", error, "error of the head's gradients by word frequency"),
+    for name, act, what in (("error", error, "error of the head's gradients by token frequency"),
                             ("capture", capture, "hidden states, targets and the head, as a file for bench_head")):
         parser = commands.add_parser(name, help=what, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         parser.add_argument("folder", type=Path, help="of a model that run --export or --save wrote (the far field's state: --save)")

@@ -164,7 +164,7 @@ def table(head, errors, rows):
 
 def draw(folder, name, rows, title):
     for part, which in (("by_class", ""), ("unmet", " that are no target here")):
-        note = f"relative error of d_weight's rows{which}, by tenths of the words, the most frequent first"
+        note = f"relative error of d_weight's rows{which}, by tenths of the vocabulary, the most frequent first"
         chart = Chart(title, note, "tenth", "%", log=True)
         for row_name, row in rows.items():
             colour = COLOURS[row_name.split(",")[0].split(" ")[0]]
@@ -193,7 +193,7 @@ def error(args):
     (out / f"{name}.md").write_text(text, encoding="utf-8")
     numbers = {"loss": losses.mean().item(), "tokens": count, "rows": rows, "missing": missing}
     (out / f"{name}.json").write_text(json.dumps(numbers, indent=1), encoding="utf-8")
-    draw(out, name, rows, f"{head.vocab} words, dim {head.dim}: error of the head's gradient by word frequency")
+    draw(out, name, rows, f"vocabulary {head.vocab}, dim {head.dim}: error of the head's gradient by token frequency")
     print(text)
     return 1 if missing else 0
 

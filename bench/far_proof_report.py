@@ -278,7 +278,7 @@ def write_report(folders, out, promised, head_ms):
         runs.sort(key=lambda run: (WAYS.index(run.way), run.seed))
         dense = {run.seed: run for run in runs if run.way == "dense"}
         name, layers, dim, vocab, tokens, length, _, steps = kind
-        title = f"{name}, {layers} layers of {dim}, {vocab} words, {tokens} tokens a step"
+        title = f"{name}, {layers} layers of {dim}, vocabulary {vocab}, {tokens} tokens a step"
         header = runs[0].header
         epochs = tokens * steps / header["train_tokens"]
         text += (f"## {title}\n{steps} steps, {tokens * steps / 1e6:.1f}M tokens, {epochs:.2f} times the "

@@ -16,18 +16,18 @@ def rectangle(p, x, title, rows):
 
 def draw(path, **_):
     p = Picture(3 * SPACE + 60, 440, "The N by V rectangle of logits: the plain loss keeps all of it, a dense plan one chunk of rows, "
-                "a recompute plan one slab of one chunk")
+                "a recompute plan one vocabulary block of one chunk")
     chunk, slab = HEIGHT / CHUNKS, WIDTH / SLABS
 
     x = LEFT
     rectangle(p, x, "Plain loss", ["the logits, and their gradient,", "are whole in memory"])
     p.rect(x, TOP, WIDTH, HEIGHT, "#ffd8d3", "#cf222e")
     p.text(x + WIDTH / 2, TOP + HEIGHT / 2 + 5, "all of N x V, more than once", 13, "#a40e26", "middle")
-    p.text(x + WIDTH / 2, TOP + HEIGHT + 20, "V words", 12, FAINT, "middle")
+    p.text(x + WIDTH / 2, TOP + HEIGHT + 20, "V entries", 12, FAINT, "middle")
     p.text(x - 10, TOP + HEIGHT / 2, "N tokens", 12, FAINT, "middle", turn=-90)
 
     x += SPACE
-    rectangle(p, x, "Dense plan: 3 passes", ["one chunk of tokens at a time;", "its exponentials are kept until its backward"])
+    rectangle(p, x, "Dense plan: 3 GEMMs", ["one chunk of tokens at a time;", "its exponentials are saved for its backward"])
     for i in range(1, CHUNKS):
         p.line(x, TOP + i * chunk, x + WIDTH, TOP + i * chunk, LINE)
     p.rect(x, TOP + chunk, WIDTH, chunk, PALE_BLUE, BLUE)
@@ -36,7 +36,7 @@ def draw(path, **_):
     p.text(x + WIDTH / 2, TOP + 2.5 * chunk + 5, "not begun", 12, FAINT, "middle")
 
     x += SPACE
-    rectangle(p, x, "Recompute plan: 4 passes", ["one slab of words of a chunk at a time;", "logits are computed twice, none is kept"])
+    rectangle(p, x, "Recompute plan: 4 GEMMs", ["one vocabulary block of a chunk at a time;", "logits are computed twice, none is saved"])
     for i in range(1, CHUNKS):
         p.line(x, TOP + i * chunk, x + WIDTH, TOP + i * chunk, LINE)
     p.rect(x, TOP + chunk, WIDTH, chunk, GREY, LINE)
@@ -45,12 +45,12 @@ def draw(path, **_):
         p.line(x + 2 * slab + i * slab / 4, TOP + chunk, x + 2 * slab + i * slab / 4, TOP + 2 * chunk, GREEN, 0.6)
         p.line(x + 2 * slab, TOP + chunk + i * chunk / 4, x + 3 * slab, TOP + chunk + i * chunk / 4, GREEN, 0.6)
     p.line(x + 2.5 * slab, TOP + 2 * chunk + 22, x + 2.5 * slab, TOP + 2 * chunk + 3, FAINT, arrow=True)
-    p.lines(x + WIDTH / 2, TOP + 2 * chunk + 38, ["gradients of a slab, tile by tile"], 12, FAINT, "middle")
+    p.lines(x + WIDTH / 2, TOP + 2 * chunk + 38, ["gradients of a vocabulary block, tile by tile"], 12, FAINT, "middle")
 
     y = TOP + HEIGHT + 46
     p.rect(LEFT, y, 3 * SPACE - 20, 54, "#ffffff", LINE, radius=6)
     p.text(LEFT + 14, y + 22, "chunk: rows of tokens that go through forward and backward together", 12, BLUE)
-    p.text(LEFT + 14, y + 42, "slab: words whose gradients are in memory at one time", 12, GREEN)
-    p.text(LEFT + 470, y + 22, "tile: the logits that a kernel has in registers (128 words)", 12, INK)
+    p.text(LEFT + 14, y + 42, "vocabulary block: entries whose gradients are in memory", 12, GREEN)
+    p.text(LEFT + 470, y + 22, "tile: the logits that a kernel has in registers (128 entries)", 12, INK)
     p.text(LEFT + 470, y + 42, "beside them in any plan: inputs and their gradients", 12, ORANGE)
     p.write(path)

@@ -50,9 +50,9 @@ def draw(path, head=None, logitless="build/src/cli/logitless", **_):
     blocks, tiles = kept.shape
     cell = 12
     height = blocks * cell
-    p = Picture(960, TOP + height + 150, f"Of {tiles} tiles a block of tokens keeps {100 * kept.mean():.0f} percent on average")
-    p.text(LEFT, 28, f"A trained model's head: {tiles * TILE} words in {tiles} tiles, blocks of {BLOCK} tokens", 16, bold=True)
-    p.lines(LEFT, 48, [f"Blue: kept, computed exactly ({100 * kept.mean():.1f} %, tau {TAU}). Grey: far, one point with the tile's mass."],
+    p = Picture(960, TOP + height + 150, f"Of {tiles} tiles a block of tokens selects {100 * kept.mean():.0f} percent on average")
+    p.text(LEFT, 28, f"A trained model's head: {tiles * TILE} entries in {tiles} tiles, blocks of {BLOCK} tokens", 16, bold=True)
+    p.lines(LEFT, 48, [f"Blue: selected, computed exactly ({100 * kept.mean():.1f} %, tau {TAU}). Grey: skipped, a centroid with the tile's mass."],
             12, FAINT)
     p.rect(LEFT, TOP, WIDTH, height, GREY)
     step = WIDTH / tiles
@@ -62,14 +62,14 @@ def draw(path, head=None, logitless="build/src/cli/logitless", **_):
         rects += [(round(LEFT + a * step, 1), TOP + b * cell, round((e - a) * step, 1), cell - 1) for a, e in edges.reshape(-1, 2)]
     p.cells(rects, BLUE)
     p.text(LEFT - 10, TOP + height / 2, "blocks of tokens", 12, FAINT, "middle", turn=-90)
-    p.text(LEFT, TOP + height + 18, "words of high average probability", 12, FAINT)
-    p.text(LEFT + WIDTH, TOP + height + 18, "rare words", 12, FAINT, "end")
+    p.text(LEFT, TOP + height + 18, "entries of high average probability", 12, FAINT)
+    p.text(LEFT + WIDTH, TOP + height + 18, "rare entries", 12, FAINT, "end")
     y = TOP + height + 44
     p.rect(LEFT, y, 26, 26, BLUE)
-    p.lines(LEFT + 38, y + 12, ["kept: every logit and its gradient,", "as in the dense plan"], 12, INK)
+    p.lines(LEFT + 38, y + 12, ["selected: every logit and its gradient,", "as in the dense plan"], 12, INK)
     p.rect(LEFT + 330, y, 26, 26, GREY, LINE)
     p.rect(LEFT + 341, y + 11, 4, 4, ORANGE)
-    p.lines(LEFT + 368, y + 12, ["far: the probability of the tile, times one point,", "the mean of its words' rows"], 12, INK)
-    p.text(LEFT, y + 62, "Targets are exact wherever they are. Mass is conserved: only its spread inside a far tile is approximated.", 13, INK)
+    p.lines(LEFT + 368, y + 12, ["skipped: the probability of the tile, times its", "centroid, the mean of its rows"], 12, INK)
+    p.text(LEFT, y + 62, "Targets are exact wherever they are. Mass is conserved: only its spread inside a skipped tile is approximated.", 13, INK)
     p.write(path)
     return None

@@ -28,24 +28,24 @@ def tokens(p, x, y, own, note):
 
 
 def draw(path, **_):
-    p = Picture(END + 60, 624, "Three ranks with a third of the words each: tokens are gathered, a record of each token is exchanged "
-                "between forward and backward, pieces of d_hidden are summed in the order of ranks")
+    p = Picture(END + 60, 624, "Three ranks with a third of the vocabulary each: tokens are gathered, a record of each token is exchanged "
+                "between forward and backward, slices of d_hidden are summed in the order of ranks")
     for r in range(RANKS):
         x = LEFT + r * SPACE
         p.text(x + WIDTH / 2, 26, f"rank {r}", 16, INK, "middle", bold=True)
         tokens(p, x, 40, r, "hidden: its own tokens")
         tokens(p, x, 176, None, "hidden of a chunk, of all ranks")
         p.rect(x, 232, WIDTH, 44, "#ffffff", LINE, dash="4 3")
-        p.text(x + WIDTH / 2, 250, "logits of its own words", 12, INK, "middle")
+        p.text(x + WIDTH / 2, 250, "logits of its local vocabulary", 12, INK, "middle")
         p.text(x + WIDTH / 2, 267, "weight [V/3, D] stays; tile by tile", 12, FAINT, "middle")
         p.rect(x, 370, WIDTH, 28, GREY, LINE)
         p.text(x + WIDTH / 2, 389, "loss: the same bits on all ranks", 12, INK, "middle")
         p.rect(x, 406, WIDTH, 28, PALE_GREEN, GREEN)
         p.text(x + WIDTH / 2, 425, "d_weight [V/3, D]: done, and stays", 12, GREEN, "middle")
-        tokens(p, x, 442, None, "d_hidden of its words: pieces, fp32")
+        tokens(p, x, 442, None, "d_hidden of its shard: slices, fp32")
         tokens(p, x, 574, r, "d_hidden: its own tokens")
     band(p, 106, "all_gather", "hidden and targets of a chunk; nothing where tokens are on all ranks")
     band(p, 300, "all_gather", "a record of each token: exponent and sum, target's logit, what the options need; merged in the order of ranks")
-    band(p, 508, "all_to_all", "each token's pieces to its rank, which adds them in the order of ranks and rounds once")
+    band(p, 508, "all_to_all", "each token's slices to its rank, which adds them in the order of ranks and rounds once")
     p.text(END + 20, 320, "Neither weight nor d_weight travels", 12, ORANGE, "middle", turn=-90)
     p.write(path)
