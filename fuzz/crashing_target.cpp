@@ -1,5 +1,5 @@
-// A target with bugs, to see that the driver finds and reports them: text of 3 bytes that is not
-// "abc" aborts, one longer by more than 3 bytes throws.
+// A target with planted bugs, to test that the driver finds and reports them. Text of 3 bytes other
+// than "abc" aborts, more than 6 bytes throw.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,8 +1,9 @@
-// main() for a fuzz target without libFuzzer: the corpus as it is, then mutations of it. Each
-// mutation follows from the seed and its number alone, so that any one can be run again.
+// main() for a fuzz target without libFuzzer. It runs the corpus, then mutations of it. The seed
+// and a mutation's number determine the mutation, so any one can be run again.
 //
-//   fuzz_x [--seed N] [--first N] [--runs N] [--dict FILE] PATH...    PATH: a file, or a folder of
-//   them
+//    fuzz_x [--seed N] [--first N] [--runs N] [--dict FILE] PATH...
+//
+// PATH is a file, or a folder of files.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -20,7 +21,7 @@
 #include "fuzz/mutate.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
-// There under AddressSanitizer and UndefinedBehaviorSanitizer.
+// Defined under AddressSanitizer and UndefinedBehaviorSanitizer.
 extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)());
 
 namespace logitless::fuzz {
@@ -29,7 +30,7 @@ namespace {
 constexpr unsigned kSecondsForOneInput = 30;
 constexpr int kCrashStatus = 70;
 
-// What runs now, for a report from a signal handler: nothing here is allocated there.
+// The current input, for reports from a signal handler, which must not allocate.
 std::string current_input;
 std::string current_command;
 constexpr char kCrashFile[] = "crash-input";
@@ -69,7 +70,7 @@ void report() {
 void install_handlers() {
   std::vector<int> signals = {SIGABRT, SIGALRM};
   if (__sanitizer_set_death_callback != nullptr) {
-    __sanitizer_set_death_callback(report);  // the sanitizer tells more of the other signals
+    __sanitizer_set_death_callback(report);  // the sanitizer reports more about the other signals
   } else {
     signals.insert(signals.end(), {SIGSEGV, SIGBUS, SIGFPE, SIGILL});
   }
@@ -141,7 +142,7 @@ std::string whole_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// The files that the paths name, by name, so that the numbers mean the same everywhere.
+// Returns the files that the paths name, sorted, so that numbers mean the same everywhere.
 std::vector<std::string> list_files(const std::vector<std::string>& paths) {
   std::vector<std::string> files;
   for (const std::string& path : paths) {

@@ -1,5 +1,5 @@
-// Any bytes as the text of a program: refused with a place, or a graph that verifies and prints to
-// a text that reads back as the same.
+// Parses any bytes as the text of a program. The parser must refuse them with a position, or return
+// a graph that verifies. The printed graph must read back as the same.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +19,7 @@ void expect(bool ok, const char* what) {
 }
 
 bool has_place(const std::string& message) {
-  // input:LINE:COLUMN: text
+  // The message must begin with "input:LINE:COLUMN: ".
   const std::string_view start = "input:";
   if (message.rfind(start, 0) != 0) return false;
   const std::size_t line = message.find_first_not_of("0123456789", start.size());

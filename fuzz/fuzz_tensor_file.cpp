@@ -1,5 +1,5 @@
-// Any bytes as a tensor file: refused with InvalidArgument or read whole, and then what is written
-// from it reads back the same. Anything else aborts.
+// Reads any bytes as a tensor file. The reader must throw InvalidArgument, or read all of it so
+// that a written copy reads back the same. Anything else aborts.
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ void expect(bool ok, std::string_view what) {
   std::abort();
 }
 
-// Files go to memory where the system has such a folder.
+// A temporary folder, in memory if the system has such a file system.
 class Folder {
  public:
   Folder() {
@@ -49,7 +49,7 @@ class Folder {
     std::filesystem::remove_all(path_, ignored);
   }
   std::string file(const char* name) const { return path_ / name; }
-  // What a writer forgot to remove would be one more.
+  // Checks that no writer has left a file behind.
   void expect_files(std::ptrdiff_t count) const {
     using Iterator = std::filesystem::directory_iterator;
     expect(std::distance(Iterator(path_), Iterator()) <= count, "a temporary file was left behind");
@@ -64,7 +64,7 @@ const Folder& folder() {
   return instance;
 }
 
-// A copy in a block of its own size, `shift` bytes off an aligned address.
+// A copy in a block of its exact size, `shift` bytes off an aligned address.
 class Copy {
  public:
   Copy(std::span<const std::byte> bytes, std::size_t shift)
@@ -85,11 +85,11 @@ std::string bytes_of(const ConstTensorView& view) {
   return {static_cast<const char*>(view.data()), static_cast<std::size_t>(view.bytes())};
 }
 
-// Dtype, shape and bytes.
+// Returns dtype, shape and bytes.
 std::string content_of(const ConstTensorView& view) { return describe(view) + bytes_of(view); }
 
-// The tensor, unless its dtype or rank is not one of the library's; nothing else may be refused
-// once the file is open.
+// Opens a tensor. Returns nothing if the library has no such dtype or rank; no other refusal is
+// allowed once the file is open.
 std::optional<ConstTensorView> opened(const TensorFile& file, const std::string& name) {
   expect(file.contains(name), "a name of names() is not contained");
   try {
@@ -103,7 +103,7 @@ std::optional<ConstTensorView> opened(const TensorFile& file, const std::string&
   }
 }
 
-// Everything that a file says; its refusal when it does not open.
+// The full content of a file, or the refusal if it does not open.
 struct Reading {
   std::string refusal;
   std::vector<std::string> names;
@@ -134,7 +134,7 @@ Reading read_all(std::span<const std::byte> bytes) {
   }
 }
 
-// Where the header starts and how long it is, by the formats' own words.
+// Start and length of the header, computed independently from the format descriptions.
 struct HeaderSpan {
   std::size_t length_at;
   std::size_t length_bytes;
@@ -147,7 +147,8 @@ HeaderSpan header_of(std::span<const std::byte> file) {
   return {8, file.size() > 6 && file[6] == std::byte{1} ? std::size_t{2} : std::size_t{4}};
 }
 
-// The tensors share out the data: no byte is read twice or by none. `file` opened `bytes`.
+// Checks that the tensors cover the data: each byte is read exactly once. `file` was opened from
+// `bytes`.
 void check_sizes(std::span<const std::byte> bytes, const TensorFile& file) {
   const HeaderSpan header = header_of(bytes);
   std::uint64_t length = 0;
@@ -186,7 +187,7 @@ void write_back_safetensors(const TensorFile& file, const Reading& reading) {
   const Reading read = read_all(again);
   expect(read.contents == reading.contents, "written tensors read back otherwise");
   expect(read.metadata == reading.metadata, "written metadata read back otherwise");
-  // A file that the library wrote is written again byte for byte.
+  // A file that the library wrote must be written again byte for byte.
   std::vector<NamedTensor> in_order;
   for (const std::string& name : again.names()) in_order.push_back({name, again.tensor(name)});
   const std::string second = folder().file("second");
@@ -213,7 +214,7 @@ void check(std::span<const std::byte> input) {
   const Reading reading = read_all(copy.bytes());
   expect(read_all(Copy(input, 1).bytes()) == reading, "what is read depends on where it lies");
 
-  // Each parser on its own gets the bytes that are meant for the other, too.
+  // Each parser also gets the bytes that are meant for the other one.
   for (const auto& parse : {parse_safetensors, parse_npy}) {
     try {
       parse(copy.bytes(), "input");
@@ -229,8 +230,8 @@ void check(std::span<const std::byte> input) {
   folder().expect_files(3);
 }
 
-// The input with its header length put right, so that changes of the header reach past the first
-// check. Empty where no end of a header is found.
+// Returns the input with a correct header length, so that mutations of the header pass the first
+// check. Empty if no end of a header is found.
 std::vector<std::byte> with_right_length(std::span<const std::byte> input) {
   std::vector<std::byte> bytes(input.begin(), input.end());
   const std::string_view text(reinterpret_cast<const char*>(input.data()), input.size());

@@ -7,13 +7,13 @@
 namespace logitless::fuzz {
 namespace {
 
-// SplitMix64: a counter passed through a mixer; good enough to choose, and the same everywhere.
+// SplitMix64: a mixed counter; good enough for choices and the same on all machines.
 class Random {
  public:
   Random(std::uint64_t seed, std::uint64_t number) : state_(mix(seed) ^ number) {}
 
   std::uint64_t bits() { return mix(state_ += 0x9e3779b97f4a7c15u); }
-  // From 0 to count - 1; 0 when count is 0.
+  // Returns a number below `count`, or 0 if count is 0.
   std::size_t below(std::size_t count) {
     return count == 0 ? 0 : static_cast<std::size_t>(bits() % count);
   }
@@ -28,7 +28,7 @@ class Random {
   std::uint64_t state_;
 };
 
-// Where arithmetic on sizes goes wrong.
+// Numbers at which arithmetic on sizes goes wrong.
 constexpr std::uint64_t kEdges[] = {0,
                                     1,
                                     2,
@@ -68,7 +68,7 @@ std::uint64_t edited(std::uint64_t value, Random& random) {
 void edit_binary_number(std::string& bytes, Random& random) {
   const std::size_t width = std::size_t{1} << random.below(4);
   if (bytes.size() < width) return;
-  // Half of them at the start, where lengths stand.
+  // Half of the changes are at the start, where lengths are stored.
   const std::size_t last = bytes.size() - width;
   const std::size_t at =
       random.below((random.below(2) == 0 ? std::min<std::size_t>(last, 12) : last) + 1);
@@ -78,7 +78,7 @@ void edit_binary_number(std::string& bytes, Random& random) {
   std::memcpy(bytes.data() + at, &value, width);
 }
 
-// One of the numbers written in digits.
+// Changes one of the decimal numbers in the text.
 void edit_text_number(std::string& bytes, Random& random) {
   const auto digit = [&](std::size_t i) {
     return std::isdigit(static_cast<unsigned char>(bytes[i])) != 0;
@@ -102,7 +102,7 @@ struct Piece {
   std::size_t size;
 };
 
-// Short ones mostly.
+// Prefers short slices.
 Piece piece_of(const std::string& bytes, Random& random) {
   const std::size_t at = random.below(bytes.size() + 1);
   const std::size_t longest = bytes.size() - at;

@@ -1,4 +1,4 @@
-// Deterministic damage to files.
+// Deterministic mutations of files.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace logitless::fuzz {
 
-// Strings of a dictionary in libFuzzer's format: lines name="text" with \xAB, \" and \\ escaped,
-// and comments from #.
+// Parses a dictionary in libFuzzer's format: lines name="text" with \xAB, \" and \\ escaped, and
+// comments after #.
 std::vector<std::string> parse_dict(std::string_view text);
 
-// One file of `corpus`, not empty, with a few changes: bits, bytes, numbers in text and in binary,
-// pieces removed, repeated, exchanged for a token or for a piece of another file. The same for the
-// same arguments, on any machine.
+// Returns one non-empty file of `corpus` with a few changes to bits, bytes, and numbers in text and
+// in binary. Slices are removed, repeated, or replaced by a token or by a slice of another file.
+// Equal arguments give equal results on any machine.
 std::string mutate(const std::vector<std::string>& corpus, const std::vector<std::string>& tokens,
                    std::uint64_t seed, std::uint64_t number);
 

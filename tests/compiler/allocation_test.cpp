@@ -1,4 +1,4 @@
-// Running a compiled program allocates nothing.
+// A run of a compiled program allocates nothing.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,8 +8,8 @@
 #include "compiler/programs.h"
 #include "logitless/compiler.h"
 
-// Allocations while counting, by anything that goes through operator new. (Inlined, they would look
-// to the compiler like a new that is freed by free.)
+// Counts calls of operator new while `counting`. Not inlined: the compiler would see a new that is
+// freed by free().
 static std::atomic<bool> counting{false};
 static std::atomic<int> allocations{0};
 
@@ -34,7 +34,7 @@ TEST(Run, AllocatesNothing) {
     CompileOptions options;
     options.sizes = p.sizes;
     options.memory_budget = 1;
-    options.threads = 1;  // a thread pool of the machine's may allocate
+    options.threads = 1;  // a machine-sized thread pool may allocate
     const CompiledProgram program = compile(p.make(DType::bf16), options);
     std::vector<std::vector<std::byte>> memory;
     std::vector<const void*> parameters;

@@ -1,5 +1,5 @@
-// Attention whose scores are changed: run and refused, within loops and memory. gradient_test.cpp
-// has its derivatives, plan_test.cpp its cuts, level_test.cpp of the kernels its arithmetic.
+// Attention with masks, biases and softcaps: run and refused, in loops and in memory. Derivatives
+// are in gradient_test.cpp, cuts in plan_test.cpp, arithmetic in the kernels' level_test.cpp.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 #include <logitless/error.h>
@@ -15,7 +15,7 @@
 namespace logitless::test {
 namespace {
 
-// Queries of two heads for each one of keys, every change of scores, and all gradients.
+// Two query heads for each key head, all options of scores, and all gradients.
 std::string everything(const std::string& t) {
   return "graph g(%q: " + t + "[2, 4, 9, 8], %k: " + t + "[2, 2, 13, 8], %v: " + t +
          "[2, 2, 13, 8], %g: " + t + "[2, 4, 9, 8], %b: " + t +
@@ -41,7 +41,7 @@ TEST(AttentionScores, RunAsTheInterpreterSays) {
   }
 }
 
-// A mask that a broadcast repeats is read where it lies.
+// A mask that a broadcast repeats is read in place.
 TEST(AttentionScores, ReadABiasInItsPlace) {
   const ir::Program program = ir::lower(
       ir::parse("graph g(%q: f32[2, 4, 9, 8], %k: f32[2, 2, 13, 8], %b: f32[9, 13]) { %m = "
@@ -106,7 +106,7 @@ TEST(AttentionScores, AreBuiltFromOptions) {
   EXPECT_THROW((void)attention(q, k, k, options), InvalidArgument);
 }
 
-// Two attentions that differ in nothing else are two.
+// Attentions that differ in one attribute are not merged.
 TEST(AttentionScores, TellAttentionsApart) {
   const CompiledProgram program = compile(Graph::parse(
       "graph g(%q: f32[1, 1, 6, 4]) { %a, %l = attention %q, %q, %q causal(1) scale(1) window(2) "

@@ -1,5 +1,5 @@
-// What is generated for loops on a GPU: the text itself, and what it computes when the host's
-// compiler reads it.
+// Generated kernels of loops for a GPU: their text, and their results when the host's compiler
+// compiles it.
 #include "compiler/exec/cuda/codegen.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace logitless::test {
 namespace {
 
-// Kernels on a copy of the arena that is aligned as memory of a device is.
+// Runs kernels on a copy of the arena with the alignment of device memory.
 KernelRunner on(const HostKernels& host) {
   return [&host](const LoopCase& c, std::span<const ir::GeneratedKernel> kernels,
                  std::int64_t scratch_bytes, std::vector<std::byte>& arena) {

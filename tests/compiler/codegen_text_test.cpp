@@ -1,4 +1,4 @@
-// The text that is generated for loops, and what decides it.
+// The text of generated kernels, and the decisions in it.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -147,7 +147,7 @@ columns_fc22ade3f8ec47bc(const float* a0, float* to) {
 )cuda");
 }
 
-// Layers of one shape have one kernel, whatever their buffers.
+// Layers of equal shapes share a kernel, whatever their buffers.
 TEST(CodegenText, IsSharedByEqualLoops) {
   const auto kernels = kernels_of(
       "graph g(%x: f32[4, 100], %y: f32[4, 100], %z: f32[4, 104]) {\n"
@@ -163,7 +163,7 @@ TEST(CodegenText, IsSharedByEqualLoops) {
   EXPECT_EQ(module.find("#include"), std::string::npos);
 }
 
-// Accesses of 16 bytes where addresses are known to allow them.
+// Accesses are 16 bytes wide if the addresses are known to be aligned.
 TEST(CodegenText, FollowsAlignment) {
   LoopCase c = loops_of("graph g(%x: f32[4, 100]) { %a = exp %x return a: %a }").at(0);
   EXPECT_NE(ir::generate(c.loop, c.alignments)[0].source.find("float x0[4];"), std::string::npos);
@@ -173,7 +173,7 @@ TEST(CodegenText, FollowsAlignment) {
   EXPECT_NE(ir::generate(c.loop, c.alignments)[0].source.find("float x0;"), std::string::npos);
 }
 
-// Rows of odd length in vectors, where gaps behind them are long enough to be read.
+// Rows of odd length use vectors if the gaps behind them are long enough to be read.
 TEST(CodegenText, ReadsGapsBehindRowsAndLeavesThem) {
   LoopCase c = loops_of(
                    "graph g(%x: f32[4, 37], %s: f32[37]) { %b = broadcast %s dims(1) : f32[4, 37] "
@@ -209,7 +209,7 @@ TEST(CodegenText, CountsIn64BitsOnlyWhereItMust) {
   EXPECT_NE(wide.find("(long long)blockIdx.x * "), std::string::npos) << wide;
 }
 
-// Two states of rows that are cut; the shape decides where.
+// Rows that are split need two states; the shape decides where to split.
 TEST(CodegenText, ScratchIsOfTheShape) {
   const auto bytes = [](const std::string& graph) {
     return ir::pointwise_scratch_bytes(loops_of(graph).at(0).loop);
@@ -224,7 +224,7 @@ TEST(CodegenText, ScratchIsOfTheShape) {
             32 * 8);
 }
 
-// A body's slices begin at multiples of their rounds, which may be less than what is around has.
+// A body's slices are aligned to their step per round, which may be less than the outer alignment.
 TEST(CodegenText, AlignmentOfALoopsBuffers) {
   ir::Program body;
   for (int slot = 0; slot < 3; ++slot) {

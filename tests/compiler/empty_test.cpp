@@ -1,4 +1,4 @@
-// Programs at sizes of 0 and 1: batches without tokens, vocabularies of one word.
+// Programs at sizes of 0 and 1: batches without tokens, vocabularies of one entry.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -12,7 +12,7 @@
 namespace logitless::test {
 namespace {
 
-// Means of nothing are NaN on both sides.
+// Means of no elements are NaN on both sides.
 bool same(double a, double b, double tolerance) {
   return (std::isnan(a) && std::isnan(b)) || a == b ||
          std::abs(a - b) <= tolerance * (1 + std::abs(b));
@@ -22,7 +22,7 @@ TEST(Sizes, OfZeroAndOneGiveTheInterpretersResults) {
   for (const NamedProgram& p : programs()) {
     for (const auto& [name, usual] : p.sizes) {
       for (const int trial : {0, 1, 2, 3}) {
-        // T - 1 labels of a sequence.
+        // The labels of a sequence are T - 1.
         if (p.name.starts_with("shifted") && name == "T" && trial < 2) continue;
         Bindings sizes = p.sizes;
         sizes[name] = trial / 2;

@@ -1,5 +1,4 @@
-// What products add before they store their sums: where that is found, where it is not, and that it
-// is the same as before in float64.
+// Epilogues of matrix products: where they are found, where not, and equal results in float64.
 #include "compiler/plan/epilogues.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +14,7 @@
 namespace logitless::test {
 namespace {
 
-// x [16, 24] . w [24, 32] and what is done to it.
+// Returns a program with x [16, 24] . w [24, 32] and these statements on the result.
 std::string text(const std::string& statements, const std::string& results) {
   return "graph g(%x: bf16[16, 24], %w: bf16[24, 32], %b: bf16[32], %c: bf16[16], %r: bf16[16, "
          "32], "
@@ -25,7 +24,7 @@ std::string text(const std::string& statements, const std::string& results) {
          statements + "  return " + results + "\n}\n";
 }
 
-// The epilogues of the graph's products, in order. Checks that nothing else changed.
+// Returns the epilogues of the graph's products, in order. Checks that nothing else changed.
 std::vector<std::string> found(const std::string& text) {
   const ir::Graph graph = ir::parse(text).graph;
   const ir::WithEpilogues with = ir::fuse_epilogues(graph, /*with_gelu=*/true);
@@ -61,7 +60,7 @@ TEST(Epilogues, TakeAResidual) {
 }
 
 TEST(Epilogues, LeaveResidualsOfDeepProductsAndThoseThatNobodyStores) {
-  // 32 deep, 24 wide.
+  // The product is 32 deep and 24 wide.
   EXPECT_EQ(found(text("  %e = dot %r, %v contract(1; 0) : bf16[16, 24]\n"
                        "  %z = add %e, %y : bf16[16, 24]\n",
                        "z: %z, d: %d")),
@@ -70,13 +69,13 @@ TEST(Epilogues, LeaveResidualsOfDeepProductsAndThoseThatNobodyStores) {
   EXPECT_EQ(
       found(text("  %z = add %d, %r : bf16[16, 32]\n  %t = tanh %z : bf16[16, 32]\n", "t: %t")),
       List{});
-  // What is added is computed in the same loop.
+  // The same loop computes the added value.
   EXPECT_EQ(
       found(text("  %h = tanh %r : bf16[16, 32]\n  %z = add %d, %h : bf16[16, 32]\n", "z: %z")),
       List{});
 }
 
-// gelu of %NAME by tanh, as %g, of this shape.
+// Returns the text of gelu (tanh form) of %NAME, as %g, of this shape.
 std::string gelu_of(const std::string& name, const std::string& shape = "bf16[16, 32]",
                     const std::string& cube = "0.044715") {
   const auto line = [&](const std::string& text) { return "  " + text + " : " + shape + "\n"; };
@@ -92,7 +91,7 @@ std::string gelu_of(const std::string& name, const std::string& shape = "bf16[16
 TEST(Epilogues, TakeAGeluAndKeepWhatItIsOf) {
   EXPECT_EQ(found(text(kBias + gelu_of("%a"), "g: %g, a: %a")), List{"bias, gelu"});
   EXPECT_EQ(found(text(gelu_of("%d"), "g: %g, d: %d")), List{"gelu"});
-  // Nobody else reads the sum; another product reads gelu.
+  // Only a matrix product reads the gelu, and nothing else the sum.
   EXPECT_EQ(found(text(kBias + gelu_of("%a") + "  %e = dot %g, %v contract(1; 0) : bf16[16, 24]\n",
                        "e: %e")),
             List{"bias, gelu"});
@@ -103,12 +102,12 @@ TEST(Epilogues, TakeAGeluAndKeepWhatItIsOf) {
                            "  %h = mul %a, %s2 : bf16[16, 32]\n",
                        "h: %h, a: %a")),
             List{"bias, gelu"});
-  // In f32 in between.
+  // The intermediate values are f32.
   EXPECT_EQ(found(text(kBias + "  %f = cast %a : f32[16, 32]\n" + gelu_of("%f", "f32[16, 32]") +
                            "  %h = cast %g : bf16[16, 32]\n",
                        "h: %h, a: %a")),
             List{"bias, gelu"});
-  // The second of two equal ones is computed again, by choice of others.
+  // The second of two equal gelus is recomputed: other passes decide that.
   EXPECT_EQ(found(text(kBias + gelu_of("%a") +
                            "  %again = mul %t1, %half : bf16[16, 32]\n"
                            "  %e = dot %again, %v contract(1; 0) : bf16[16, 24]\n",
@@ -128,7 +127,7 @@ TEST(Epilogues, LeaveOtherFunctionsThanGelu) {
                          "  %h = mul %a, %kh : bf16[16, 32]\n  %g = mul %h, %f1 : bf16[16, 32]\n",
                  "g: %g, a: %a")),
       List{"bias"});
-  // Of a sum with something else; read by a loop alone; of rows that begin anywhere.
+  // No gelu of the sum: of another sum; read by a loop alone; with unaligned rows.
   EXPECT_EQ(
       found(text(kBias + "  %b2 = mul %a, %r : bf16[16, 32]\n" + gelu_of("%b2"), "g: %g, a: %a")),
       List{"bias"});
@@ -145,7 +144,7 @@ TEST(Epilogues, LeaveOtherFunctionsThanGelu) {
             List{});
 }
 
-// dy gelu'(%r) of the product, as %q.
+// Returns the text of dy gelu'(%r) of the product, as %q.
 std::string gradient_text(const std::string& cube = "0.044715") {
   const auto line = [](const std::string& text) { return "  " + text + " : bf16[16, 32]\n"; };
   return gelu_of("%r", "bf16[16, 32]", cube) + line("%k4 = constant value(" + cube + ")") +
@@ -158,26 +157,26 @@ std::string gradient_text(const std::string& cube = "0.044715") {
 
 TEST(Epilogues, TakeAGelusGradient) {
   EXPECT_EQ(found(text(gradient_text(), "q: %q")), List{"gelu gradient"});
-  // Functions of x alone may be read elsewhere.
+  // Functions of x alone may have other readers.
   EXPECT_EQ(found(text(gradient_text(), "q: %q, g: %g")), List{"gelu gradient"});
 }
 
 TEST(Epilogues, LeaveAGelusGradientWhoseParts) {
-  // Are wanted: of the product, and on the way.
+  // The parts are results: the product, and an intermediate value.
   EXPECT_EQ(found(text(gradient_text(), "q: %q, d: %d")), List{});
   EXPECT_EQ(found(text(gradient_text(), "q: %q, d4: %d4")), List{});
-  // Are others.
+  // The constant differs.
   EXPECT_EQ(found(text(gradient_text("0.0447"), "q: %q")), List{});
-  // Nobody stores.
+  // No reader stores the gradient.
   EXPECT_EQ(found(text(gradient_text() + "  %n = mul %q, %r : bf16[16, 32]\n", "n: %n")), List{});
 }
 
 TEST(Epilogues, AreNotFoundWhereTheyMustNotBe) {
-  // Two readers; a result; the same value twice.
+  // The sum has two readers; is a result; is added to itself.
   EXPECT_EQ(found(text(kBias + "  %n = neg %d : bf16[16, 32]\n", "a: %a, n: %n")), List{});
   EXPECT_EQ(found(text(kBias, "a: %a, d: %d")), List{});
   EXPECT_EQ(found(text("  %a = add %d, %d : bf16[16, 32]\n", "a: %a")), List{});
-  // Along the other dimension; another function.
+  // The bias is along the other dimension; the function is another.
   EXPECT_EQ(found(text("  %s = broadcast %c dims(0) : bf16[16, 32]\n"
                        "  %a = add %d, %s : bf16[16, 32]\n",
                        "a: %a")),
@@ -186,7 +185,7 @@ TEST(Epilogues, AreNotFoundWhereTheyMustNotBe) {
                        "  %a = sub %d, %s : bf16[16, 32]\n",
                        "a: %a")),
             List{});
-  // f32, and f32 from bf16; rows that begin anywhere; a batch.
+  // The dtype is f32, or f32 from bf16; rows are unaligned; there is a batch.
   EXPECT_EQ(found("graph g(%x: f32[16, 24], %w: f32[24, 32], %b: f32[32]) {\n"
                   "  %d = dot %x, %w contract(1; 0) : f32[16, 32]\n"
                   "  %s = broadcast %b dims(1) : f32[16, 32]\n"
@@ -233,7 +232,7 @@ TEST(Epilogues, AreInProgramsOfAGpu) {
             std::string::npos)
       << with.explain();
   EXPECT_NE(with.report_json().find("\"epilogue\": \"bias, residual\""), std::string::npos);
-  // Gelu where that was measured.
+  // Gelu epilogues are used only where they were measured.
   options.device.compute_capability = 80;
   EXPECT_EQ(of_program(compile(graph, options)),
             (List{"bias, residual", "bias", "bias", "residual"}));

@@ -1,5 +1,5 @@
-// Operations that the caller runs: what is refused, what a compiled program has of them, and that
-// chunks of them are what they are whole.
+// Operations that the caller runs: what is refused, what compiled programs contain, and that
+// chunked calls equal full ones.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 #include <logitless/context.h>
@@ -93,7 +93,7 @@ TEST(Extern, IsOneForEqualCallsAlone) {
   EXPECT_EQ(externs("call(0) result(1)"), 2U);
 }
 
-// Squares of rows, by call 0; the sum of x^T d over rows, by call 1.
+// Computes squares of rows by call 0, and the sum of x^T d over rows by call 1.
 ir::Tensor value(const ir::Node& n, const std::vector<const ir::Tensor*>& operands) {
   ir::Tensor out = *operands[0];
   if (n.attributes->call.id == 0) {
@@ -112,7 +112,7 @@ ir::Tensor value(const ir::Node& n, const std::vector<const ir::Tensor*>& operan
   return out;
 }
 
-// Between two products of many columns: the loop goes through it, and the sum becomes one of parts.
+// An extern between two wide products is inside their loop, and its sum is merged over chunks.
 TEST(Extern, IsPartOfALoopAlongItsRows) {
   const std::string text =
       "graph g(%x: f32[512, 8], %w: f32[8, 256]) { %z = dot %x, %w contract(1; 0) %e = exp %z %s = "

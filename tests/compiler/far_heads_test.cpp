@@ -1,5 +1,6 @@
-// Heads of compiled programs under a FarFieldHead: dense steps to the bit, far-field ones within
-// the error, misses done again before gradients are used, and the programs that have no such head.
+// Heads of compiled programs under a FarFieldHead: dense steps are bit-equal, and far-field steps
+// are within the error. Misses are repeated before gradients are used. Programs without such a head
+// are refused.
 #include <gtest/gtest.h>
 
 #include "compiler/far_programs.h"
@@ -61,7 +62,7 @@ TEST_P(FarHeads, AreDenseThenWithinTheError) {
   EXPECT_LT(r.mean_kept, 0.67);
   EXPECT_GE(context.memory().peak_bytes(), plan.workspace_bytes());
 
-  // Another run, of other threads.
+  // Runs another program with other threads.
   const CompiledProgram more = compiled(c.text, 3);
   const Context context_of_more = context_of(2);
   FarFieldHead again(context_of_more, quick_far_field(c.accuracy));
@@ -87,7 +88,8 @@ TEST(FarHeadsSteps, MissesAreDoneAgainDensely) {
   EXPECT_EQ(far.report().dense_steps, 6);
 }
 
-// Equal logits: every tile of 32768 words has more than tau, all are kept, and computed exactly.
+// With equal logits all tiles of 32768 vocabulary entries are above tau, so all are selected and
+// computed exactly.
 TEST(FarHeadsSteps, AllTilesKeptAreTheDenseGradients) {
   const std::string text =
       far_graph(std::string(kFarLogits) + kFarLoss + kFarGrad, "", {.words = 32768});
@@ -182,7 +184,8 @@ TEST(FarHeadsRefusals, AnOrderOfAnotherVocabulary) {
   const Context context = context_of();
   FarFieldHead far(context, quick_far_field(Accuracy::far_backward));
   const ir::Tensors inputs = far_inputs(program);
-  for (int step = 1; step <= 2; ++step) execute(program, inputs, &far);  // one is being made
+  // An order is being computed.
+  for (int step = 1; step <= 2; ++step) execute(program, inputs, &far);
   EXPECT_THROW(execute(other, far_inputs(other), &far), InvalidArgument);
   EXPECT_EQ(far.report().steps, 2);
 }

@@ -9,7 +9,7 @@
 namespace logitless::test {
 namespace {
 
-// Sizes of the text below, by others.
+// Replaces the sizes in the text.
 std::string with_sizes(std::string text, FarSizes sizes) {
   const auto replace = [&](const std::string& from, const std::string& to) {
     for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos;) {
@@ -78,7 +78,7 @@ ir::Tensors far_inputs(const CompiledProgram& program, double spread) {
     if (t.name == "w" || t.name == "m") words_of = &t;
   }
   const std::int64_t words = words_of->shape[0], dim = words_of->shape[1];
-  // Logits as far apart in any dimension.
+  // Logits have the same spread in any dimension.
   const double unit = std::sqrt(8.0 / static_cast<double>(dim));
   std::mt19937_64 random(5);
   std::normal_distribution<double> normal;

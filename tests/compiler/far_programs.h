@@ -1,4 +1,4 @@
-// Programs of one head that may take the far field, for both machines.
+// Programs with one head for the far field, for CPU and GPU.
 #pragma once
 
 #include <string>
@@ -15,9 +15,10 @@ struct FarSizes {
   const char* dtype = "f32";  // of %x and %w
 };
 
-// %x [tokens, dim], %w [words, dim], %t i64 [tokens]: parameters, and what `more` adds.
+// Returns a program with %x [tokens, dim], %w [vocab, dim] and %t i64 [tokens]; `more` adds
+// parameters.
 std::string far_graph(const std::string& body, const std::string& more = "", FarSizes sizes = {});
-// %z of %x and %w; the sum %s of cross entropies of %z and %t; its gradients.
+// The logits %z of %x and %w; the sum %s of cross entropies of %z and %t; its gradients.
 extern const char* const kFarLogits;
 extern const char* const kFarLoss;
 extern const char* const kFarGrad;
@@ -30,15 +31,16 @@ struct FarCase {
 void PrintTo(const FarCase& c, std::ostream* out);
 std::vector<FarCase> far_cases(FarSizes sizes = {});
 
-// Words in clusters, tokens of a few topics; some targets ignored or outside the vocabulary.
-// spread: of the words of a cluster, beside their centers'; of the tokens of a topic twice that.
+// Returns vocabulary entries in clusters and tokens of a few topics; some targets are ignored or
+// outside the vocabulary. spread: of a cluster's entries relative to their centers; tokens of a
+// topic have twice that.
 ir::Tensors far_inputs(const CompiledProgram& program, double spread = 0.1);
 
-// An order begun at step 2, and tried at 3.
+// An order that is computed from step 2 on and tried at step 3.
 FarFieldOptions quick_far_field(Accuracy accuracy);
 
 bool same_bits(const ir::Tensors& a, const ir::Tensors& b);
-// In the 2-norm.
+// Returns the relative error in the 2-norm.
 double relative_2norm(const ir::Tensor& x, const ir::Tensor& y);
 
 }  // namespace logitless::test

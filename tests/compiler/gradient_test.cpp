@@ -1,5 +1,5 @@
-// Gradients where rules go wrong: kinks, indices outside, masked rows, views of nothing, second
-// derivatives. rules_test.cpp has the plain cases.
+// Gradients in special cases: kinks, indices outside the range, masked rows, empty views, second
+// derivatives. Plain cases are in rules_test.cpp.
 #include <gtest/gtest.h>
 #include <logitless/error.h>
 
@@ -23,7 +23,7 @@ ir::Graph with_gradients(const ir::ParsedGraph& parsed) {
   return graph;
 }
 
-// sum_i <output_i, cotangent_i> of one request.
+// Returns sum_i <output_i, cotangent_i> of one request.
 double objective(const ir::ParsedGraph& parsed, const ir::GradientRequest& request,
                  const ir::Tensors& inputs) {
   const ir::Tensors values = ir::interpret(parsed.graph, inputs);
@@ -36,7 +36,7 @@ double objective(const ir::ParsedGraph& parsed, const ir::GradientRequest& reque
   return sum;
 }
 
-// Each gradient of each request against central differences.
+// Compares each gradient of each request with central differences.
 void compare(const ir::ParsedGraph& parsed, const ir::Tensors& inputs) {
   const ir::Graph full = with_gradients(parsed);
   const ir::Tensors results = ir::interpret(full, inputs);
@@ -87,7 +87,7 @@ std::string refused(const std::string& text) {
   return refusal([&] { with_gradients(ir::parse(text)); });
 }
 
-// Away from kinks, on both sides of 0 where the function is defined there.
+// Returns arguments away from kinks, on both sides of 0 if the function is defined there.
 ir::Tensor arguments(ir::Function f, int operand) {
   using enum ir::Function;
   const bool positive = f == log || f == sqrt || f == rsqrt || (f == pow && operand == 0);
@@ -142,11 +142,11 @@ TEST(GradientOf, TiesAndKinksIsPyTorchs) {
     EXPECT_EQ(gradient(text, at, "x"), f == "max" ? larger : smaller);
     EXPECT_EQ(gradient(text, at, "z"), f == "max" ? smaller : larger);
   }
-  // Both operands the same value: the halves add up.
+  // Both operands are the same value: the halves add up.
   EXPECT_EQ(gradient("graph g(%x: f64[3]) { %y = max %x, %x return y: %y differentiate y wrt %x }",
                      {{"x", x}}, "x"),
             (Numbers{1, 1, 1}));
-  // Along each row, and with a cotangent that is shared among the ties.
+  // Ties share the cotangent of their row.
   EXPECT_EQ(gradient("graph g(%x: f64[2, 3], %g: f64[2]) { %y = reduce_max %x dims(1) return y: "
                      "%y differentiate y by %g wrt %x }",
                      {{"x", {{2, 3}, {5, 5, 5, 1, 2, 2}}}, {"g", {{2}, {6, 8}}}}, "x"),
@@ -213,7 +213,7 @@ TEST(GradientOf, ReductionsOverAnyDimensions) {
 }
 
 TEST(GradientOf, ProductsInAnyOrderOfDimensions) {
-  // The contracted dimensions are named in an order that neither operand has.
+  // The order of the contracted dimensions is that of neither operand.
   check(
       "graph g(%a: f64[2, 3, 4, 5], %b: f64[4, 6, 5, 3], %g: f64[2, 6]) { %y = dot %a, %b "
       "contract(3, 1, 2; 2, 3, 0) return y: %y differentiate y by %g wrt %a, %b }");
@@ -235,7 +235,7 @@ TEST(GradientOf, ProductsInAnyOrderOfDimensions) {
 }
 
 TEST(GradientOf, IndicesOutsideAreNothing) {
-  const ir::Tensor index{{5}, {-100, 3, 1, 4, 1}};  // of 4: 4 and -100 are outside, 1 comes twice
+  const ir::Tensor index{{5}, {-100, 3, 1, 4, 1}};  // of 4: 4 and -100 are outside, 1 occurs twice
   for (const char* dtype : {"i32", "i64"}) {
     const std::string type = std::string(dtype) + "[5]";
     check("graph g(%w: f64[4, 2], %t: " + type +
@@ -259,7 +259,7 @@ TEST(GradientOf, IndicesOutsideAreNothing) {
 }
 
 TEST(GradientOf, AttentionOfAnyLengthsAndGroups) {
-  for (const char* queries : {"2", "4", "6"}) {  // of 4 keys: of 6 queries the first two see none
+  for (const char* queries : {"2", "4", "6"}) {  // with 4 keys, the first two of 6 queries see none
     for (const char* heads : {"1", "2", "4"}) {
       for (const char* causal : {"0", "1"}) {
         const std::string q = std::string("f64[2, 4, ") + queries + ", 3]";
@@ -270,7 +270,7 @@ TEST(GradientOf, AttentionOfAnyLengthsAndGroups) {
       }
     }
   }
-  // Scores that are changed; some queries see no key.
+  // With options of scores; some queries see no key.
   for (const char* scores :
        {"softcap(0.7)", "window(2)", "softcap(1.5) window(1)", "softcap(0.5) window(3)"}) {
     for (const char* causal : {"0", "1"}) {
@@ -285,7 +285,7 @@ TEST(GradientOf, AttentionOfAnyLengthsAndGroups) {
       "%b: f64[1, 2, 3, 4], %s: i64[2, 3], %t: i64[2, 4]) { %o, %l = attention %q, %k, %v, %b, %s, "
       "%t causal(0) scale(0.9) softcap(1.2) window(3) bias(1) segments(1) return y: %o "
       "differentiate y by %g wrt %q, %k, %v }");
-  // One value in all three places, and queries of which only a part is used.
+  // One value for all three operands, and a slice of the queries is used.
   check(
       "graph g(%q: f64[1, 2, 3, 2]) { %o, %l = attention %q, %q, %q causal(1) scale(1) %s = slice "
       "%o begin(0, 0, 1, 0) end(1, 2, 2, 2) %y = tanh %s return y: %y differentiate y wrt %q }");
@@ -365,7 +365,7 @@ TEST(GradientRequests, HoldBeforeSizesAreBound) {
             0.0);
 }
 
-// The gradient of a gradient's product with %v, which is a Hessian's with %v.
+// Checks the derivative of <gradient, %v>, which is the Hessian times %v.
 void check_twice(const std::string& text) {
   SCOPED_TRACE(text);
   ir::ParsedGraph parsed = ir::parse(text);

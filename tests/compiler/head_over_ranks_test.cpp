@@ -1,5 +1,5 @@
-// Programs whose head is over ranks: what one program makes of all tokens and words; and what has
-// no such head.
+// Programs with the head over ranks give the results of one program with all tokens and the full
+// vocabulary. Programs without such a head are refused.
 #include "logitless/head_over_ranks.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ CompiledProgram program_of(const std::string& body, const std::string& more, std
   return compile(Graph::parse(far_graph(body, more, sizes)), options);
 }
 
-// A bias, a softcap, a scale, and targets that are ignored.
+// With a bias, a softcap, a scale, and ignored targets.
 const std::string kMore = ", %b: f32[WORDS]";
 const std::string kBody =
     "%y = dot %x, %w contract(1; 1) : f32[TOKENS, WORDS] %a = broadcast %b dims(1) : f32[TOKENS, "
@@ -68,10 +68,11 @@ struct Results {
   Floats d_x, d_w, d_b;
 };
 
-// Runs a program with `tokens` tokens from `first` on and words from `first_word` on.
+// Runs a program with `tokens` tokens from `first` on and the vocabulary entries from `first_word`
+// on.
 Results run(const CompiledProgram& program, const Problem& p, std::int64_t first,
             std::int64_t tokens, std::int64_t first_word, std::int64_t rows, HeadOverRanks* head) {
-  // Of exactly the rows that are here.
+  // Tensors have exactly the local rows.
   const auto part = [](const Floats& of, std::int64_t begin, std::int64_t count) {
     return Floats(of.begin() + begin, of.begin() + begin + count);
   };
@@ -125,7 +126,7 @@ Sharding words_of(const std::shared_ptr<Communicator>& ranks, std::int64_t first
   return sharding;
 }
 
-// Words [borders[r], borders[r + 1]) are on rank r.
+// Rank r holds the vocabulary entries [borders[r], borders[r + 1]).
 std::vector<Results> over_ranks(const Problem& p, const std::vector<std::int64_t>& borders,
                                 int threads = 1, std::size_t budget = 0) {
   const int ranks = static_cast<int>(borders.size()) - 1;
@@ -180,7 +181,7 @@ TEST(HeadOverRanks, HasTheSameBitsForAnyThreadsAndKeepsItsBudget) {
   EXPECT_LT(difference(small[1].d_w, one[1].d_w.data()), 1e-5);
 }
 
-// What each rank throws that makes a head of this program.
+// A program and the error that each rank throws when it makes the head.
 struct Wanted {
   std::string body = kBody, more = kMore;
   std::int64_t rows = 6000;  // of the first rank; the second has the rest
@@ -217,7 +218,7 @@ TEST(HeadOverRanks, IsRefusedOnAllRanks) {
                  "sharding: weight: expected words");
   expect_refused({.body = "%s = reduce_sum %x dims(0, 1) return s: %s", .more = ""}, "Unsupported",
                  "has no head operation");
-  // The table of words is the head's weight, too.
+  // The embedding table is the head's weight, too.
   const std::string tied =
       "%u = take %w, %i %k = add %x, %u %z = dot %k, %w contract(1; 1) : f32[TOKENS, WORDS]";
   expect_refused({.body = tied + kFarLoss + kFarGrad, .more = ", %i: i64[TOKENS]"}, "Unsupported",

@@ -1,4 +1,4 @@
-// Heads that the compiler hands to the head engine: which, and that they compute the same.
+// Heads that the compiler gives to the head engine: which ones, and equal results.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@
 namespace logitless::test {
 namespace {
 
-// Of 70 tokens and 4000 words: logits just above what is left alone.
+// A head of 70 tokens and 4000 vocabulary entries, just above the least size.
 constexpr const char* kPlain = "%z = dot %x, %w contract(1; 1) : f32[70, 4000]";
 constexpr const char* kLoss =
     " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %s = reduce_sum %d "
@@ -26,7 +26,7 @@ struct Case {
   std::string name;
   std::string text;
   int operations = 1;    // `head` in the compiled program
-  bool ignored = false;  // rows without a target cost nothing
+  bool ignored = false;  // rows without a target are skipped
   bool sixteen_bit = false;
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -62,7 +62,7 @@ std::vector<Case> cases() {
            "%o, %d %s = reduce_sum %e dims(0) return s: %s" +
            grad),
        1, true});
-  // The gradient of lse depends on lse: a forward, then gradients that go forward again.
+  // The gradient of lse depends on lse, so a forward comes first, and the gradients run it again.
   list.push_back({"ZLoss",
                   f32(plain +
                       " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %q = "
@@ -114,7 +114,7 @@ std::vector<Case> cases() {
   return list;
 }
 
-// Heads whose operands are one value, or made of one: hidden states against each other.
+// Heads whose operands are one value, or computed from one: hidden states against each other.
 std::vector<Case> aliased_cases() {
   struct Sides {
     const char *name, *text, *x, *w;
@@ -189,13 +189,13 @@ ir::Tensors inputs_of(const ir::Graph& graph) {
     targets.data[i] = i % 7 == 3    ? -100.0
                       : i % 11 == 5 ? vocab
                                     : std::fmod(static_cast<double>(i * 57), vocab);
-  if (!inputs.contains("w") && inputs.contains("m")) {  // as the program reads them
+  if (!inputs.contains("w") && inputs.contains("m")) {  // rounded as the program reads them
     for (double& x : inputs.at("m").data) x = bf16_to_float(float_to_bf16(static_cast<float>(x)));
   }
   return inputs;
 }
 
-// The same with fewer tokens and words, for the interpreter.
+// Returns the program with fewer tokens and vocabulary entries, for the interpreter.
 std::string small(std::string text) {
   for (const auto& [from, to] :
        {std::pair{"70", "14"}, {"35", "7"}, {"4000", "90"}, {"5000", "60"}}) {
@@ -228,7 +228,7 @@ TEST_P(Heads, MeanTheSame) {
   EXPECT_EQ(ir::print(ir::parse(ir::print(lowered)).graph), ir::print(lowered));
 }
 
-// The largest relative error of a result in the 2-norm.
+// Returns the largest relative error of a result in the 2-norm.
 double error(const ir::Tensors& a, const ir::Tensors& b) {
   double worst = 0.0;
   for (const auto& [name, y] : b) {
@@ -252,7 +252,7 @@ TEST_P(Heads, RunOnTheEngine) {
   const CompiledProgram compiled = compile(source, options);
   EXPECT_NE(compiled.explain().find("on the head engine"), std::string::npos);
   const ir::Tensors results = execute(compiled, inputs);
-  // Where the program is all fp32, running it as it is written says as much as the interpreter.
+  // Running the unmodified fp32 program is as good a reference as the interpreter.
   options.chunk = false;
   const ir::Tensors wanted = c.sixteen_bit ? ir::interpret(GraphAccess::of(source), inputs)
                                            : execute(compile(source, options), inputs);
@@ -278,7 +278,7 @@ TEST(HeadsLeftAlone, WhereAnythingElseReadsTheLogits) {
   EXPECT_TRUE(lowers(f32(plain + loss + grad)));
   EXPECT_FALSE(lowers(f32(plain + loss + ", z: %z" + grad)));
   EXPECT_FALSE(lowers(f32(plain + " %a = argmax %z dims(1)" + loss + ", a: %a" + grad)));
-  // A penalty on the logits: the gradient of the logits has a part the engine does not know.
+  // A penalty on the logits adds a part to their gradient that the engine does not know.
   EXPECT_FALSE(lowers(f32(plain +
                           " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %q "
                           "= mul %z, %z %r = reduce_sum %q dims(1) %e = add %d, %r %s = reduce_sum "
@@ -312,8 +312,8 @@ TEST(HeadsLeftAlone, WhenLoopsAreAskedFor) {
   EXPECT_FALSE(lowers(text, options));
 }
 
-// A gradient that the engine makes, as the operand of products that are looked at for their own
-// loops: hidden states out of a concatenation along the dimension that is summed.
+// The engine's gradient is an operand of products that may get loops. The hidden states come from a
+// concatenation along the summed dimension.
 TEST(HeadsBesideProducts, OfConcatenations) {
   const Graph source = Graph::parse(
       "graph g(%h: f32[72, 24], %m: f32[48, 24], %w: f32[4000, 24], %t: i64[72]) { %f = flip %h "
@@ -371,7 +371,7 @@ TEST(HeadsText, NamesWhatIsWrong) {
             std::string::npos);
 }
 
-// Without a head, too: products and vectors follow the variable as well.
+// Programs without a head follow the variable, too: matrix products and vectors.
 TEST(Compile, RefusesAKernelThatThereIsNot) {
   const Graph graph = Graph::parse("graph g(%x: f32[2, 3]) { %y = exp %x return y: %y }");
   setenv("LOGITLESS_CPU", "slide_rule", 1);

@@ -14,7 +14,7 @@
 namespace logitless::test {
 namespace {
 
-// In the place of CUDA's words, and of the part of the prelude that is the machine's.
+// Replaces CUDA's keywords and the machine-dependent part of the prelude.
 constexpr const char* kHost = R"host(
 #include <cmath>
 #include <cstdint>
@@ -125,7 +125,7 @@ std::string read(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A folder that vanishes.
+// A folder that is removed at the end.
 struct Folder {
   std::filesystem::path path;
   Folder() {

@@ -1,5 +1,5 @@
-// Generated kernels on this machine: their text compiled by the host's C++ compiler, the threads of
-// a block run by turns up to where they wait for each other.
+// Runs generated kernels on the CPU. The host's C++ compiler compiles their text, and the threads
+// of a block take turns between barriers.
 #pragma once
 
 #include <memory>
@@ -12,16 +12,16 @@ namespace logitless::test {
 
 class HostKernels {
  public:
-  // Throws InternalError with the compiler's complaint.
+  // Throws InternalError with the compiler's message.
   explicit HostKernels(std::span<const ir::GeneratedKernel> kernels);
-  // `arguments`: the address of each, as cuda::launch() takes them.
+  // `arguments`: the address of each, as for cuda::launch().
   void run(const ir::GeneratedKernel& kernel, std::span<void* const> arguments) const;
 
  private:
   std::shared_ptr<void> library_;
 };
 
-// Whether this machine has the compiler that built this test.
+// Returns whether this machine has the compiler that built this test.
 bool has_host_compiler();
 
 }  // namespace logitless::test

@@ -1,5 +1,5 @@
-// The IR itself: sizes as polynomials, names that print the same again, every refusal of the parser
-// and of the builder, verify and bind. text_test.cpp has the round trip of every operation.
+// The IR: sizes as polynomials, names that print unchanged, all errors of the parser and the
+// builder, verify and bind. Round trips of all operations are in text_test.cpp.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 #include <logitless/error.h>
@@ -80,7 +80,7 @@ TEST(Sizes, DoNotOverflow) {
             "a size overflows 64 bits: 9223372036854775807 + 1");
   EXPECT_EQ(refusal([&] { Dim(most) * Dim(-2); }),
             "a size overflows 64 bits: 9223372036854775807 * -2");
-  // The lowest number of 64 bits has no text that reads back.
+  // The lowest 64-bit integer has no text that reads back.
   EXPECT_EQ(refusal([&] { Dim(-most) - Dim(1); }),
             "a size overflows 64 bits: -9223372036854775807 + -1");
   const Dim n = Dim::symbol("N");
@@ -170,8 +170,8 @@ struct Bad {
   std::string message;
 };
 
-// Statements about %x: f32[4, 6], %z: f32[4, 6], %n: i64[4], %c: i8[4, 6], %q: f32[2, 4, 6, 8].
-// They begin at column 1 of line 2.
+// Puts a statement about %x: f32[4, 6], %z: f32[4, 6], %n: i64[4], %c: i8[4, 6], %q: f32[2, 4, 6,
+// 8] at column 1 of line 2.
 Bad body(const std::string& statement, const std::string& message) {
   return {
       "graph g(%x: f32[4, 6], %z: f32[4, 6], %n: i64[4], %c: i8[4, 6], %q: f32[2, 4, 6, 8]) {\n" +
@@ -359,9 +359,9 @@ ir::Graph small_graph() {
              "axis(0) factor(1) } return y: %l }")
       .graph;
 }
-// A graph is broken by force: passes cannot.
+// Breaks a graph by force, which passes cannot.
 ir::Node& node(ir::Graph& g, int id) { return const_cast<ir::Node&>(g.node(id)); }
-// A node with other attributes.
+// Gives a node other attributes.
 void with(ir::Graph& g, int id, const std::function<void(ir::Attributes&)>& change) {
   ir::Attributes attributes = *node(g, id).attributes;
   change(attributes);

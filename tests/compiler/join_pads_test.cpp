@@ -1,4 +1,5 @@
-// Sums of pads as concats: what is joined and what stays, as text, and every bit of random sums.
+// Sums of pads become concats: the text of what is joined and what stays, and the bits of random
+// sums.
 #include "compiler/passes/join_pads.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +22,7 @@ void expect_joined(const std::string& before, const std::string& after) {
 }
 void expect_left(const std::string& text) { expect_joined(text, text); }
 
-// A graph whose parts are products, which hold no -0, and whose result is a sum.
+// Returns a graph whose parts are matrix products, which contain no -0, and whose result is a sum.
 std::string of_products(const std::string& body) {
   return "graph g(%x: f32[4, 3], %w: f32[3, 2], %v: f32[3, 5], %r: f32[4, 9]) { %a = dot %x, %w "
          "contract(1; 0) %b = dot %x, %v contract(1; 0) " +
@@ -58,16 +59,16 @@ TEST(JoinPads, BesideWhatElseIsAdded) {
   for (const char* sum : {"%t = add %r, %p %s = add %t, %q", "%t = add %p, %r %s = add %q, %t",
                           "%t = add %p, %q %s = add %t, %r"})
     expect_joined(of_products(pads + sum), joined);
-  // Added to different values: another order would have other bits.
+  // Parts that are added to different values stay: another order would change bits.
   expect_left(of_products(pads + "%e = exp %r %t = add %r, %p %u = add %e, %q %s = add %t, %u"));
-  // A single pad of a sum is what it was.
+  // A single pad in a sum stays.
   expect_left(
       "graph g(%a: f32[4, 2], %r: f32[4, 9]) { %p = pad %a low(0, 0) high(0, 7) %s = add %r, %p "
       "return s: %s }");
 }
 
 TEST(JoinPads, SlicesOfSlices) {
-  // Two parts of what is itself a part, and the other part.
+  // Joins a part that is itself joined from two parts.
   expect_joined(of_products("%p = pad %a low(0, 0) high(0, 2) %q = pad %a low(0, 2) high(0, 0) "
                             "%t = add %p, %q %u = pad %t low(0, 0) high(0, 5) %o = pad %b low(0, "
                             "4) high(0, 0) %s = add %u, %o"),
@@ -91,11 +92,11 @@ TEST(JoinPads, ThroughCasts) {
 TEST(JoinPads, LeavesWhatOverlapsOrIsReadTwice) {
   const std::string pads = "%p = pad %a low(0, 0) high(0, 7) %q = pad %b low(0, 1) high(0, 3) ";
   expect_left(of_products(pads + "%s = add %p, %q"));
-  // Along different dimensions.
+  // Pads along different dimensions stay.
   expect_left(
       "graph g(%a: f32[4, 3], %b: f32[2, 5]) { %p = pad %a low(0, 2) high(0, 0) %q = pad %b low(2, "
       "0) high(0, 0) %s = add %p, %q return s: %s }");
-  // A partial sum that is read twice is one concat, and stays what is read.
+  // A partial sum with two readers becomes one concat, and its readers read that.
   expect_joined(of_products("%p = pad %a low(0, 0) high(0, 7) %q = pad %b low(0, 2) high(0, 2) "
                             "%t = add %p, %q %o = pad %a low(0, 7) high(0, 0) %u = add %t, %o %s "
                             "= mul %t, %u"),
@@ -111,7 +112,7 @@ TEST(JoinPads, OfAnySize) {
                     "%p = pad %a low(0, 0) high(0, M) %q = pad %b low(0, K) high(0, 0) %s "
                     "= add %p, %q return s: %s }",
                 parameters + "%s = concat %a, %b axis(1) return s: %s }");
-  // Whether they overlap depends on the sizes.
+  // The sizes decide whether the parts overlap.
   expect_left(parameters +
               "%p = pad %a low(0, 0) high(0, 2 * M) %q = pad %b low(0, M) high(0, K) "
               "%s = add %p, %q return s: %s }");
@@ -128,7 +129,7 @@ TEST(JoinPads, InTheBodyOfALoop) {
                 loop("%s = concat %d, %d axis(1)"));
 }
 
-// -0 + 0 is 0: where that can be told from -0, a part that may be -0 is added to 0 as it was.
+// -0 + 0 is 0. If the difference can be seen, a part that may be -0 is still added to 0.
 TEST(JoinPads, NegativeZero) {
   const auto graph = [](const std::string& sum, const std::string& rest) {
     return "graph g(%x: f32[2], %w: f32[4, 3]) { %n = neg %x " + sum + rest + " }";
@@ -160,7 +161,7 @@ class RandomSum {
                   ir::map(g_, ir::Function::div, {ir::constant(g_, 1.0, g_.type(sum)), sum}));
     return std::move(g_);
   }
-  // -0 and 0 half of the time, and numbers whose sums depend on their order.
+  // Half are -0 and 0, and the others have sums that depend on their order.
   ir::Tensors inputs(const ir::Graph& graph) {
     ir::Tensors inputs;
     std::normal_distribution<double> normal;

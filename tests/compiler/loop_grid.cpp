@@ -27,7 +27,7 @@ constexpr DType kFloats[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
 constexpr DType kAll[] = {DType::f32, DType::bf16, DType::f16, DType::f64,
                           DType::i32, DType::i64,  DType::i8};
 
-// Builds one loop; buffers are numbered as they come.
+// Builds one loop; buffers are numbered in order.
 class LoopBuilder {
  public:
   explicit LoopBuilder(Sizes shape) { loop_.shape = std::move(shape); }
@@ -47,7 +47,7 @@ class LoopBuilder {
     loop_.leaves.push_back(leaf);
     return static_cast<int>(loop_.leaves.size()) - 1;
   }
-  // After all leaves.
+  // Must follow all leaves.
   int step(Function f, int a, int b = -1, int c = -1) {
     loop_.steps.push_back({Pointwise::Step::Kind::function, f, DType::f32, a, b, c});
     return static_cast<int>(loop_.leaves.size() + loop_.steps.size()) - 1;
@@ -96,7 +96,7 @@ void add_reduction(Reduce kind, DType dtype, bool columns, Sizes shape, int redu
                    std::vector<LoopCase>& out, bool special = false, bool accumulate = false) {
   LoopBuilder b(shape);
   const int x = b.memory(dtype), y = b.memory(dtype);
-  // Of special values alone one operand is reduced: their products are NaN too often.
+  // With special values one operand is reduced: products would be NaN too often.
   const int r = special ? x : b.step(Function::add, x, b.step(Function::mul, y, y));
   Sizes strides(shape.size(), 0);
   std::int64_t below = 1;
@@ -182,7 +182,7 @@ std::vector<LoopCase> layout_cases() {
       }
     }
   }
-  // Vectors across rows whose length is odd, with what is repeated along them.
+  // Vectors across rows of odd length, with operands that repeat along them.
   for (const Sizes& odd : {Sizes{16, 37}, Sizes{8, 3, 5}}) {
     LoopBuilder b(odd);
     Sizes along(odd.size(), 0);
@@ -193,7 +193,7 @@ std::vector<LoopCase> layout_cases() {
     b.store(r, DType::bf16, ir::contiguous_strides(odd), 0, true);
     out.push_back(make_case(concat("odd rows of rank ", odd.size()), b.loop()));
   }
-  // Rows of odd length with gaps behind them, which items of vectors reach into and leave alone.
+  // Rows of odd length with gaps behind them, which vector items read and must not change.
   for (const bool accumulate : {false, true}) {
     for (const Sizes& odd : {Sizes{16, 37}, Sizes{3, 5, 41}}) {
       LoopBuilder b(odd);
@@ -231,11 +231,11 @@ std::vector<LoopCase> layout_cases() {
       }
     }
   }
-  // As large as the grid of the widest elementwise kernels.
+  // This loop is as large as the grid of the widest elementwise kernels.
   LoopBuilder b({2048, 4096});
   b.store(b.memory(DType::bf16), DType::bf16);
   out.push_back(make_case("a copy of 16 MiB", b.loop()));
-  // Addresses of no better alignment than 16 bytes, and than one element.
+  // Addresses are aligned to 16 bytes, or to one element only.
   for (const std::int64_t alignment : {16, 8, 2}) {
     LoopBuilder loop({40, 64});
     loop.store(loop.memory(DType::bf16), DType::bf16);
@@ -249,7 +249,7 @@ std::vector<LoopCase> reduction_cases(bool large) {
   std::vector<LoopCase> out;
   for (const Reduce kind : {Reduce::sum, Reduce::max, Reduce::lse}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
-      // Both ways, as rows and as columns.
+      // Reduces both rows and columns.
       const auto add = [&](std::int64_t rows, std::int64_t length) {
         add_reduction(kind, dtype, false, {rows, length}, 1, out);
         add_reduction(kind, dtype, true, {length, rows}, 1, out);

@@ -1,4 +1,4 @@
-// Loops for the code generator's tests: every function, dtype, layout, reduction and kind of size.
+// Loops for tests of the code generator: all functions, dtypes, layouts, reductions and sizes.
 #pragma once
 
 #include <span>
@@ -8,16 +8,15 @@
 
 namespace logitless::test {
 
-// Each function of each dtype that it takes, special values included; conversions of each dtype to
-// each.
+// Returns loops with each function of each dtype, including special values, and all conversions.
 std::vector<LoopCase> function_cases();
-// Operands and results contiguous, strided, transposed, repeated, beside an even address, of 0 and
-// 1 elements; numbers of elements, arguments of loops, sums in place.
+// Returns loops with operands and results that are contiguous, strided, transposed, repeated or
+// unaligned, with 0 and 1 elements. Also constants, arguments of loops, and sums in place.
 std::vector<LoopCase> layout_cases();
-// Sums, maxima and log-sum-exps along rows and columns. `large`: up to 65536 rows and 50257
-// columns, which a GPU takes at once.
+// Returns sums, maxima and log-sum-exps along rows and columns. `large`: up to 65536 rows and 50257
+// columns, which a GPU computes at once.
 std::vector<LoopCase> reduction_cases(bool large);
-// The loops of all programs of programs.h, chunked and not; once each that has kernels of its own.
+// Returns the loops of all programs of programs.h, chunked and not, without loops of equal kernels.
 std::vector<LoopCase> program_cases(std::span<const DType> dtypes);
 
 }  // namespace logitless::test

@@ -48,7 +48,7 @@ void random_fill(std::byte* to, std::int64_t bytes, DType dtype, bool special,
                                  -100.0,
                                  65519.0};
   std::normal_distribution<float> normal;
-  constexpr std::int64_t kDistinct = 65521;  // numbers, then the same ones again
+  constexpr std::int64_t kDistinct = 65521;  // numbers repeat after so many
   const auto size = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t n = bytes / size, distinct = std::min(n, kDistinct);
   for (std::int64_t i = 0; i < distinct; ++i) {
@@ -67,7 +67,7 @@ void random_fill(std::byte* to, std::int64_t bytes, DType dtype, bool special,
     std::copy_n(to, std::min(distinct, n - i) * size, to + i * size);
 }
 
-// Calls f(element) for each element of the view, 0 strides apart.
+// Calls f(element) for each distinct element of the view.
 template <typename F>
 void each_element(const View& view, const std::vector<std::int64_t>& shape, F&& f) {
   std::vector<std::int64_t> at(shape.size(), 0);
@@ -89,7 +89,7 @@ void each_element(const View& view, const std::vector<std::int64_t>& shape, F&& 
   }
 }
 
-// What the loop reduces or stores, in double: contiguous over the index space.
+// Returns the values that the loop reduces or stores in double, contiguous over the index space.
 std::vector<double> elements_in_double(const LoopCase& c, const std::vector<std::byte>& arena) {
   LoopCase wide = c;
   Pointwise& loop = wide.loop;
@@ -131,8 +131,9 @@ void each_position(const View& view, const std::vector<std::int64_t>& shape, F&&
   }
 }
 
-// The results by element of the result's buffer, without what they may be added to. A NaN makes the
-// maximum and the log-sum-exp of its row NaN; else an infinite maximum is the log-sum-exp.
+// Returns the results by element of the result's buffer, without values that they are added to. A
+// NaN makes the maximum and the log-sum-exp of its row NaN; otherwise an infinite maximum is the
+// log-sum-exp.
 std::vector<double> in_double(const LoopCase& c, const std::vector<std::byte>& arena) {
   const Pointwise& loop = c.loop;
   const View& view = loop.store.view;
@@ -170,7 +171,7 @@ double tolerance_of(const LoopCase& c) {
   return c.loop.wide ? 1e-12 : 2e-6;
 }
 
-// The step between the smallest numbers that the dtype has.
+// Returns the distance of the smallest numbers of the dtype.
 double least_of(DType dtype) {
   switch (dtype) {
     case DType::f16:
@@ -215,7 +216,7 @@ LoopCase make_case(const std::string& name, const Pointwise& loop,
   for (std::size_t b = 0; b < c.program.buffers.size(); ++b) {
     ir::Buffer& buffer = c.program.buffers[b];
     buffer.place = ir::Place::arena;
-    // A gap between buffers, and no better alignment than was promised.
+    // Buffers have gaps between them and no better alignment than promised.
     buffer.offset = (end + 64 + 255) / 256 * 256 + c.alignments[b] % 256;
     end = buffer.offset + buffer.bytes;
   }
@@ -300,7 +301,7 @@ void check_case(const LoopCase& c, std::uint64_t seed, const KernelRunner& run) 
                           ? got == want
                           : std::abs(got - want) <= tolerance * (scale + std::abs(want)) + least;
     if (!same && ++wrong <= 3) ADD_FAILURE() << "element " << i << ": " << got << ", not " << want;
-    // Erased, so that what is left of `one` is what nothing may have changed.
+    // Erases the result, so that the rest of `one` must be unchanged.
     const std::size_t size = size_of(view.dtype),
                       from = static_cast<std::size_t>(at) + static_cast<std::size_t>(i) * size;
     std::copy_n(memory.arena.begin() + static_cast<std::ptrdiff_t>(from), size,

@@ -1,5 +1,4 @@
-// Loops by themselves: their memory filled at random, what they come to in double, and the kernels
-// that are generated for them, run by whatever runs kernels.
+// Tests single loops: random memory, expected results in double, and runs of generated kernels.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +16,18 @@ struct LoopCase {
   std::string name;
   ir::Pointwise loop;
   ir::Program program;                   // its buffers, all in one arena
-  std::vector<std::int64_t> alignments;  // of the buffers: as much as is claimed, and not more
+  std::vector<std::int64_t> alignments;  // of the buffers: exactly as much as is claimed
   std::int64_t first = 0;                // the argument of the loop's body
-  bool rounds = false;                   // to 16 bits, somewhere
-  // Operands hold NaN, infinities, zeros and other ends of functions, too, and errors are relative
-  // to each result alone.
+  bool rounds = false;                   // rounds to 16 bits somewhere
+  // Operands contain NaN, infinities, zeros and other special values, and errors are relative to
+  // each result alone.
   bool special = false;
 };
 
-// The loop on buffers of its own. alignments[b]: of the loop's buffer b; 256 without them.
+// Returns a case with separate buffers for the loop. alignments[b]: of buffer b; 256 if empty.
 LoopCase make_case(const std::string& name, const ir::Pointwise& loop,
                    std::span<const std::int64_t> alignments = {});
-// All loops of a program and of the bodies in it.
+// Returns all loops of a program and of its loops' bodies.
 std::vector<LoopCase> cases_of(const std::string& name, const ir::Program& program);
 
 struct Memory {
@@ -36,14 +35,14 @@ struct Memory {
 };
 Memory random_memory(const LoopCase& c, std::uint64_t seed);
 
-// Runs kernels on the arena in place, whose scratch, if any, it fills with NaN before.
+// Runs kernels in place on the arena, after filling their scratch with NaN.
 using KernelRunner =
     std::function<void(const LoopCase& c, std::span<const ir::GeneratedKernel> kernels,
                        std::int64_t scratch_bytes, std::vector<std::byte>& arena)>;
 
-// Runs the case and compares: the results with float64 within `tolerance` of the size of their
-// root mean square and of themselves, everything else with what was there, and two runs with each
-// other. Fails as GoogleTest does.
+// Runs the case twice. Results must agree with float64 within `tolerance` of their root mean square
+// and of themselves. All other memory must be unchanged, and both runs must agree. Fails as
+// GoogleTest does.
 void check_case(const LoopCase& c, std::uint64_t seed, const KernelRunner& run);
 
 }  // namespace logitless::test

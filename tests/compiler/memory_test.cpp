@@ -1,4 +1,4 @@
-// The memory plan: no two living buffers overlap, little is wasted, and nothing else is touched.
+// The memory plan: live buffers do not overlap, little is wasted, and other memory is not touched.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ TEST(Arena, LivingBuffersDoNotOverlap) {
   }
 }
 
-// By definition: the largest first, each as low as no other one that it meets is in its way.
+// Follows the definition: places the largest first, each at the lowest free offset.
 std::vector<std::int64_t> lowest_places(const std::vector<ir::Interval>& list) {
   std::vector<std::size_t> order(list.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -77,7 +77,7 @@ TEST(Arena, TakesTheLowestPlaces) {
   for (int round = 0; round < 60; ++round) {
     const int times = 1 + static_cast<int>(rng() % (round % 2 == 0 ? 30 : 900));
     std::vector<ir::Interval> list = random_intervals(rng, 20 + 10 * round, times);
-    for (ir::Interval& x : list) {  // many are short, and some of nothing
+    for (ir::Interval& x : list) {  // many are short, and some are empty
       if (rng() % 4 != 0) x.last = std::min<int>(x.last, x.first + static_cast<int>(rng() % 5));
       if (rng() % 20 == 0) x.bytes = 0;
     }
@@ -87,7 +87,7 @@ TEST(Arena, TakesTheLowestPlaces) {
   }
 }
 
-// The best of all orders of placing each interval as low as it goes: that is an optimum.
+// Returns the best arena over all orders of placement, which is the optimum.
 std::int64_t optimum(const std::vector<ir::Interval>& list) {
   std::vector<std::size_t> order(list.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -135,7 +135,7 @@ TEST(Arena, HoldsBuffersWhileTheyLive) {
     CompileOptions options;
     options.sizes = p.sizes;
     const CompiledProgram compiled = compile(p.make(DType::f32), options);
-    // Results written over a poisoned arena of exactly its size, behind which a guard stays whole.
+    // Runs over a poisoned arena of exact size, with a guard behind it.
     const ir::Graph graph = ir::parse(p.make(DType::f32).text()).graph;
     const ir::Tensors inputs = random_inputs(ir::bind(graph, p.sizes), 5);
     const ir::Tensors once = execute(compiled, inputs);
@@ -182,7 +182,7 @@ double moved(const std::string& text) {
 TEST(BytesMoved, OfEachOperandAndResultOnce) {
   const std::string x = "graph g(%x: f32[6, 4], %w: f32[4, 3], %b: bf16[3], %t: i64[6]) { ";
   EXPECT_EQ(moved(x + "%y = dot %x, %w contract(1; 0) return y: %y }"), 4 * (24 + 12 + 18));
-  // The row of a broadcast once, what is computed on the way not at all.
+  // A broadcast row counts once, and intermediate values do not count.
   EXPECT_EQ(moved(x + "%c = cast %b : f32[3] %e = exp %c %y = broadcast %e dims(1) : f32[6, 3] %z "
                       "= broadcast %b dims(1) : bf16[6, 3] %f = cast %z : f32[6, 3] %s = add %y, "
                       "%f return s: %s }"),
@@ -192,7 +192,7 @@ TEST(BytesMoved, OfEachOperandAndResultOnce) {
 }
 
 TEST(BytesMoved, OfAllRoundsOfALoop) {
-  // 5 rows in chunks of 2; the weight in each, and what is added up there and back.
+  // 5 rows in chunks of 2: each chunk reads the weight, and reads and writes the sum.
   const double rows = 4 * 3 * 5, weight = 4 * 3, sum = 4.0;
   EXPECT_EQ(moved("graph g(%x: f32[5, 3], %w: f32[3]) { %y = loop c extent(5) chunk(2) (%first, %p "
                   "= slice %x axis(0) factor(1), %q = whole %w) { %d = dot %p, %q contract(1; 0) "

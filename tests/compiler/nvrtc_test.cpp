@@ -1,4 +1,4 @@
-// NVRTC compiles what is generated for every program: no GPU is needed. Skips without NVRTC.
+// NVRTC compiles the generated kernels of every program. Needs no GPU; skips without NVRTC.
 #include <gtest/gtest.h>
 
 #include "compiler/exec/cuda/codegen.h"

@@ -1,6 +1,6 @@
-// Each operation's row against itself: its text reads back, its gradient is its derivative, cut
-// into chunks it gives what it gives whole, and its instructions compute what the interpreter does.
-// An operation without an example here fails.
+// Checks each operation's table entry: its text reads back, its gradient is its derivative, its
+// chunks equal the full result. Its instructions compute the interpreter's results. An operation
+// without an example here fails.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -25,7 +25,7 @@ struct Example {
   bool executed = true;
 };
 
-// Of f64 where there is a gradient to compare; results named y* are differentiated by %x*.
+// Examples are f64 if they have a gradient; results named y* are differentiated by %x*.
 const Example kExamples[] = {
     {ir::Op::parameter, "graph g(%x: f64[3]) { return y: %x }"},
     {ir::Op::constant,
@@ -46,7 +46,7 @@ const Example kExamples[] = {
     {ir::Op::concat,
      "graph g(%x: f64[2, 4], %x2: f64[3, 4]) { %y = concat %x, %x2 axis(0) return y: %y }"},
     {ir::Op::flip, "graph g(%x: f64[3, 4, 2]) { %y = flip %x axis(1) return y: %y }"},
-    // Backwards through what is computed where it is read: an index, a product, a table.
+    // Reverses values that are computed where they are read: an index, a product, a table.
     {ir::Op::flip,
      "graph g(%x: f64[3, 4], %q: f64[4]) { %i = iota axis(1) : i64[3, 4] %c = cast %i : f64[3, 4] "
      "%t = broadcast %q dims(1) : f64[3, 4] %m = mul %x, %t %p = mul %m, %c %f = flip %p axis(1) "
@@ -60,7 +60,7 @@ const Example kExamples[] = {
     {ir::Op::scatter_add,
      "graph g(%x: f64[5, 3], %t: i64[5]) { %y = scatter_add %t, %x rows(6) return y: %y }"},
     {ir::Op::pick, "graph g(%x: f64[5, 7], %t: i64[5]) { %y = pick %x, %t axis(1) return y: %y }"},
-    // Several of each row, and one twice.
+    // Several indices in each row, one of them twice.
     {ir::Op::pick,
      "graph g(%x: f64[5, 7, 2], %t: i64[5, 4, 2]) { %y = pick %x, %t axis(1) return y: %y }"},
     {ir::Op::put,
@@ -87,7 +87,7 @@ const Example kExamples[] = {
     {ir::Op::attention,
      "graph g(%x: f64[2, 2, 3, 2], %x2: f64[2, 1, 3, 2]) { %y, %l = attention %x, %x2, %x2 "
      "causal(1) scale(0.5) return y: %y }",
-     false},  // no kernel takes f64
+     false},  // no kernel supports f64
     {ir::Op::attention_grad,
      "graph g(%q: f32[2, 2, 3, 2], %k: f32[2, 1, 3, 2]) { %o, %l = attention %q, %k, %k causal(0) "
      "scale(0.5) %a, %b, %c = attention_grad %q, %k, %k, %o, %l, %q causal(0) scale(0.5) return a: "
@@ -97,7 +97,7 @@ const Example kExamples[] = {
     {ir::Op::loop,
      "graph g(%q: f32[6, 2]) { %r = loop c extent(6) chunk(4) (%first, %p = slice %q axis(0) "
      "factor(1)) { %e = exp %p return e: stack %e axis(0) factor(1) } return r: %r }"},
-    // The number of the first element where only memory will do.
+    // Reads the index of the first element from memory.
     {ir::Op::loop,
      "graph g(%w: f32[9, 3], %q: f32[6, 2]) { %r, %s = loop c extent(6) chunk(4) (%first, %p = "
      "slice %q axis(0) factor(1), %t = whole %w) { %row = take %t, %first %b = broadcast %row "
@@ -111,7 +111,7 @@ const Example kExamples[] = {
      "graph g(%q: bf16[4, 8], %w: bf16[8, 16], %b: bf16[16], %r: bf16[4, 16]) { %z = fused_dot %q, "
      "%w, %b, %r contract(1; 0) bias(1) residual(1) : bf16[4, 16] return z: %z }",
      false},
-    // Each row with all of the second operand, and a sum over rows.
+    // Reads each row with all of the second operand; call 1 sums over rows.
     {ir::Op::extern_call,
      "graph g(%q: f32[4, 3], %w: f32[3, 3]) { %s = extern %q, %w call(0) result(0) along(0, whole, "
      "0; whole, 1, 1) : f32[4, 3] return s: %s }",
@@ -122,7 +122,7 @@ const Example kExamples[] = {
      false},
 };
 
-// A product of matrices, of a's columns or, of call 1, rows.
+// A matrix product, of a's columns or, for call 1, rows.
 ir::Tensor product(const ir::Node& n, const std::vector<const ir::Tensor*>& operands) {
   const ir::Tensor &a = *operands[0], &b = *operands[1];
   const bool by_rows = n.attributes->call.id == 1;
@@ -158,7 +158,7 @@ TEST(Operations, HaveRowsAndExamples) {
     EXPECT_TRUE(names.insert(row.name).second);
     EXPECT_NE(row.infer, nullptr);
     EXPECT_TRUE(row.evaluate != nullptr || row.op == ir::Op::parameter);
-    // There is a way to run it.
+    // The operation can be run in some way.
     EXPECT_TRUE(row.emit != nullptr || row.view != nullptr || row.registers != nullptr ||
                 row.op == ir::Op::parameter);
     EXPECT_TRUE(std::any_of(std::begin(kExamples), std::end(kExamples),
@@ -186,7 +186,7 @@ TEST(Operations, ComputeWhatTheInterpreterDoes) {
   }
 }
 
-// A sum of products with fixed numbers, so that the derivative by each result is another.
+// A weighted sum with fixed weights, so that the derivatives of all results differ.
 double objective(const ir::Graph& graph, const ir::Tensors& inputs) {
   const ir::Tensor y = ir::interpret(graph, inputs).at("y");
   double sum = 0.0;
@@ -225,7 +225,8 @@ TEST(Operations, HaveTheGradientOfTheirMeaning) {
   EXPECT_GE(compared, 14);
 }
 
-// The last node cut along each dimension, as a loop of chunks of 2: the same as whole.
+// Cuts the last node along each dimension into a loop of chunks of 2, which must equal the full
+// result.
 TEST(Operations, GiveTheSameInChunks) {
   int cuts = 0;
   for (const Example& e : kExamples) {
@@ -246,7 +247,7 @@ TEST(Operations, GiveTheSameInChunks) {
 
 // --- the sign of zeros
 
-// A node by itself, on parameters.
+// Returns a graph of one node with parameters as operands.
 ir::Graph alone(const ir::Graph& graph, const ir::Node& n) {
   ir::Graph g;
   std::vector<ir::Value> operands;
@@ -264,7 +265,7 @@ ir::Graph alone(const ir::Graph& graph, const ir::Node& n) {
 
 bool is_negative_zero(double x) { return x == 0.0 && std::signbit(x); }
 
-// What changes when the zeros of operand i become -0, against what the row says.
+// Compares the effect of -0 instead of 0 in operand i with the table entry.
 void expect_signs(const ir::Graph& g, const ir::Node& n, std::size_t i, ir::Tensors inputs) {
   const ir::ZeroSign sign = ir::row_of(n.op).zero_sign(n, i);
   const ir::Tensors before = ir::interpret(g, inputs);

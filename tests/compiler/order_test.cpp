@@ -1,5 +1,5 @@
-// The order of instructions: the optimum by brute force, never worse than the given one, and the
-// same bits.
+// The order of instructions: optimal by brute force, never worse than the given one, with equal
+// bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using Order = std::vector<int>;
 
 // --- schedules
 
-// Steps that make a value from some of those before, and some that add to one of an earlier step.
+// Returns steps that make a value from earlier ones, and steps that add to an earlier value.
 ir::Schedule random_schedule(std::mt19937& rng, int count) {
   const auto below = [&](int n) { return static_cast<int>(rng() % static_cast<unsigned>(n)); };
   ir::Schedule s;
@@ -69,7 +69,7 @@ bool is_allowed(const ir::Schedule& s, const Order& order) {
   return true;
 }
 
-// By definition: what lives at each step is what has been named and will be, or is now.
+// Follows the definition: a value is live from the first to the last step that names it.
 std::int64_t peak_by_definition(const ir::Schedule& s, const Order& order) {
   std::int64_t peak = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -150,7 +150,7 @@ TEST(Schedule, OfManyStepsIsAllowedAndNoHigher) {
   EXPECT_GT(lower, 30);
 }
 
-// The given order stays where no other is lower.
+// The given order stays if no other is lower.
 TEST(Schedule, MovesNothingInVain) {
   ir::Schedule s;
   s.bytes = {64, 64, 64};
@@ -175,7 +175,7 @@ std::string names_of(const ir::Program& program) {
   return names;
 }
 
-// The activation is read for the last time before its gradient is made.
+// The last read of the activation precedes its gradient.
 TEST(OrderForMemory, GradientsOfWeightsComeBeforeThoseOfActivations) {
   const ir::Graph graph =
       ir::parse(
@@ -198,11 +198,11 @@ CompileOptions options_of(const Bindings& sizes, bool chunk) {
   options.sizes = sizes;
   options.chunk = chunk;
   options.memory_budget = chunk ? 1 : 0;
-  options.threads = 1;  // more than there are cores wait for each other, slowly
+  options.threads = 1;  // more threads than cores would wait for each other
   return options;
 }
 
-// The program with its instructions in the order of the nodes.
+// Returns the program with its instructions in the order of the nodes.
 CompiledProgram in_given_order(const CompiledProgram& program) {
   auto state = std::make_shared<CompiledProgram::State>(CompilerAccess::state(program));
   state->program = lowered(state->graph, ir::InstructionOrder::given);
@@ -216,8 +216,8 @@ void expect_same_bits(const CompiledProgram& program, std::uint64_t seed) {
     EXPECT_EQ(tensor.data, expected.at(name).data) << name;
 }
 
-// Both the activation and its gradient read the sigmoid of this gelu, and each computes it: beside
-// the hidden values there is the one or the other.
+// The activation and its gradient both read the sigmoid of this gelu, and each computes it. So only
+// one of them is live beside the hidden values.
 Graph gelu_mlp(DType dtype) {
   Graph g("gelu_mlp");
   const Value x = g.parameter("x", dtype, {256, 16}), up = g.parameter("up", dtype, {16, 512}),
@@ -254,7 +254,7 @@ TEST(MakeAgain, WhatTheChunksOfALoopKeep) {
   expect_same_bits(program, 5);
 }
 
-// Memory rounds to 16 bits: such values are kept.
+// Values that memory rounds to 16 bits are not recomputed.
 TEST(MakeAgain, NothingThatMemoryRounds) {
   const CompiledProgram program = compile(gelu_mlp(DType::bf16), options_of({}, false));
   expect_same_bits(program, 5);

@@ -1,5 +1,5 @@
-// Values made of parts, each written where it belongs by what makes it: concats, pads, and results
-// of attention as columns.
+// Values made of parts, each written in place by its instruction: concats, pads, and results of
+// attention as columns.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -98,7 +98,7 @@ TEST(Attention, ReadsAndWritesColumns) {
 // --- parts
 
 TEST(Parts, AreWrittenByWhatMakesThem) {
-  // A product, an elementwise value, a sum of rows, and a concat of two.
+  // The parts are a matrix product, an elementwise value, a row sum, and a concat of two.
   const ir::Program plan = lowered(
       "graph g(%x: f32[6, 4], %w: f32[4, 3]) { %a = dot %x, %w contract(1; 0) %b = exp %x %c = "
       "reduce_sum %x dims(1) %d = reshape %c : f32[6, 1] %e = tanh %x %f = concat %d, %e axis(1) "
@@ -121,11 +121,11 @@ TEST(Parts, ThatCannotBeWrittenThereAreCopied) {
   const std::string text =
       "graph g(%x: f32[6, 4], %w: f32[4, 3]) { %a = dot %x, %w contract(1; 0) %y = concat %x, %a, "
       "%a axis(1) return y: %y }";
-  EXPECT_EQ(copies(lowered(text)).size(), 2u);  // the parameter, and %a once more
+  EXPECT_EQ(copies(lowered(text)).size(), 2u);  // the parameter, and %a a second time
   expect_right(Graph::parse(text), 1, 2e-6);
 }
 
-// Memory for all of the parts waits for the last one: not where that would be at the peak.
+// Memory for all parts waits for the last one, except if that would be at the peak.
 TEST(Parts, DoNotRaiseThePeak) {
   const auto text = [](int elements) {
     return "graph g(%x: f32[16, 4], %w: f32[4, 4], %v: f32[" + std::to_string(elements) +
@@ -139,7 +139,7 @@ TEST(Parts, DoNotRaiseThePeak) {
   for (const int elements : {10, 1000}) expect_right(Graph::parse(text(elements)), 1, 2e-5);
 }
 
-// What is added to in place must not be read by others afterwards.
+// A value that others read later must not be added to in place.
 TEST(Parts, ThatAreReadAgainAreNotAddedTo) {
   const std::string start =
       "graph g(%x: f32[6, 4], %w: f32[4, 3], %v: f32[4, 6], %u: f32[9, 4], %t: f32[4, 2]) { %a = "
@@ -149,7 +149,7 @@ TEST(Parts, ThatAreReadAgainAreNotAddedTo) {
     const std::string text =
         start + sum + "%y = add %c, %b %e = dot %a, %a contract(1; 1) return y: %y, e: %e }";
     expect_right(Graph::parse(text), 5, 2e-6);
-    // Nothing that reads %a after the sum may find it there.
+    // No instruction after the sum reads %a.
     int summed = -1;
     for (const ir::Instruction& i : lowered(text).instructions) {
       const auto* product = std::get_if<ir::Gemm>(&i.what);
@@ -188,7 +188,7 @@ class Sliced {
   const std::int64_t rows_ = 24;
 
   int below(int n) { return static_cast<int>(rng_() % static_cast<unsigned>(n)); }
-  // A slice of a slice, along columns and sometimes rows.
+  // Slices a slice along columns and sometimes rows.
   Value part() {
     Value v = whole_[static_cast<std::size_t>(below(static_cast<int>(whole_.size())))];
     for (int i = 1 + below(2); i > 0; --i) {
@@ -230,7 +230,7 @@ TEST(Parts, OfRandomPrograms) {
   EXPECT_GT(joined, kAddressSanitizer ? 5U : 50U);
 }
 
-// A loop over rows of three parts: the gradient of the whole is joined in the body.
+// A loop over rows of three parts: the body joins the gradient of the full value.
 TEST(Parts, InChunks) {
   const Graph graph = Graph::parse(
       "graph g(%x: f64[90, 6], %w: f64[6, 300]) { %y = dot %x, %w contract(1; 0) %a = slice %y "

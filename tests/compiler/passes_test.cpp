@@ -1,4 +1,4 @@
-// Passes as text before and after, and what the chunker decides.
+// Passes as text before and after, and the chunker's decisions.
 #include <gtest/gtest.h>
 
 #include "compiler/compiled.h"
@@ -46,7 +46,7 @@ TEST(EliminateCommon, TellsNumbersApart) {
                    "%t return u: %u }");
 }
 
-// Two heads of the same operands are the same where everything that they were asked for is.
+// Heads of the same operands are merged only if all their attributes agree.
 TEST(EliminateCommon, TellsHeadsApart) {
   const std::string start = "graph g(%h: f32[4, 8], %w: f32[16, 8], %t: i64[4]) { ";
   const auto head = [](const std::string& options) { return "head %h, %w, %t " + options + " "; };
@@ -61,7 +61,7 @@ TEST(EliminateCommon, TellsHeadsApart) {
         "bias(0) scale(1) softcap(0) ignored(-1) workspace(0)"}) {
     expect_rewritten(ir::eliminate_common, two(plain, head(options)), two(plain, head(options)));
   }
-  // Results of one type, of x the one and of w the other.
+  // Both results have one type, but are gradients of x and of w.
   const std::string gradients =
       "graph g(%x: f32[8, 3], %w: f32[8, 3], %t: i64[8], %a: f32[8], %b: f32[8]) { "
       "%l, %z, %dx = head %x, %w, %t, %a, %b bias(0) scale(1) softcap(0) "
@@ -72,7 +72,7 @@ TEST(EliminateCommon, TellsHeadsApart) {
 }
 
 TEST(RecomputeCheap, KeepsOneOfTwo) {
-  // %x and its exponential are both read after the peak: the exponential is made again.
+  // %x and its exponential are both read after the peak, so the exponential is recomputed.
   const std::string head = "graph g(%w: f32[64, 64]) { %x = dot %w, %w contract(1; 0) %e = exp %x ";
   const std::string peak =
       "%p = dot %e, %e contract(; ) %l = reduce_sum %p dims(0, 1, 2, 3) %b = broadcast %l dims() : "
@@ -80,7 +80,7 @@ TEST(RecomputeCheap, KeepsOneOfTwo) {
   expect_rewritten(ir::recompute_cheap,
                    head + peak + "%q = mul %e, %b %s = mul %q, %x return s: %s }",
                    head + peak + "%e_1 = exp %x %q = mul %e_1, %b %s = mul %q, %x return s: %s }");
-  // Alone it is kept: making it again would need %x instead.
+  // If only the exponential is read, it is stored: recomputing it would store %x instead.
   const std::string alone = head + peak + "%q = mul %e, %b return q: %q }";
   expect_rewritten(ir::recompute_cheap, alone, alone);
 }
@@ -122,7 +122,7 @@ TEST(Phases, NothingIsComputedTwiceWithoutABudget) {
 }
 
 TEST(Boundaries, AreReportedAndStrictRefusesThem) {
-  // The logits beside themselves in both dimensions: whole there, chunked elsewhere.
+  // The logits are concatenated with themselves in both dimensions: full there, chunked elsewhere.
   const std::string text =
       "graph g(%x: f32[600, 8], %w: f32[400, 8], %v: f32[400, 8], %t: i64[600]) { %z = dot %x, %w "
       "contract(1; 1) %zz = "
@@ -149,7 +149,7 @@ TEST(Boundaries, AreReportedAndStrictRefusesThem) {
 }
 
 TEST(Fusion, OfLongChainsFitsTheRegisters) {
-  // Values that are read many times, all in one loop: more than it has registers for.
+  // One loop has values with many readers, more than its registers hold.
   std::string text = "graph g(%x: f32[64, 8], %y: f32[64, 8]) { %v0 = exp %x ";
   constexpr int kSteps = 300;
   for (int i = 1; i <= kSteps; ++i) {

@@ -1,5 +1,5 @@
-// Cuts, loops and memory against brute force: every cut of every operation, random graphs, views
-// against index arithmetic, and what a program writes.
+// Cuts, loops and memory against brute force: all cuts of all operations, random graphs, views
+// against index arithmetic, and the memory that programs write.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -28,8 +28,7 @@ using Sizes = std::vector<std::int64_t>;
 
 // --- cuts
 
-// One operation of each kind and of many forms, each graph's last node. Indices come from 0 to 6:
-// some are outside.
+// Graphs whose last node is an operation, in many forms. Indices are 0 to 6, and some are outside.
 const std::vector<std::string>& operations() {
   static const std::vector<std::string> list = {
       "%x: f64[4, 6] ; add %x, %x",
@@ -153,7 +152,7 @@ TEST(Cuts, OfEveryResultRunChunkByChunk) {
   }
 }
 
-// The operand is the seed, made by an operation of its own, and the node follows it.
+// Another node makes the operand, which is the seed, and the tested node follows it.
 TEST(Cuts, OfEveryOperandRunChunkByChunk) {
   std::set<std::pair<std::string, ir::Chunked::Kind>> seen;
   for (const std::string& operation : operations()) {
@@ -219,7 +218,7 @@ class RandomGraph {
  private:
   std::mt19937_64 rng_;
   ir::Graph g_;
-  std::vector<ir::Value> values_;  // of floats, all bounded
+  std::vector<ir::Value> values_;  // bounded floats
   int indices_ = 0;
 
   int below(int n) { return static_cast<int>(rng_() % static_cast<unsigned>(n)); }
@@ -236,7 +235,7 @@ class RandomGraph {
     if (real) values_.push_back(v);
     return v;
   }
-  // Computed by a node half the time, so that indices are cut as well.
+  // Half of the indices are computed by a node, so that indices are cut as well.
   ir::Value index(const Shape& shape) {
     const DType dtype = below(2) == 0 ? DType::i32 : DType::i64;
     const ir::Value v = parameter("t" + std::to_string(indices_++), {dtype, shape});
@@ -264,7 +263,7 @@ class RandomGraph {
     a.axis = d;
     ir::Value y;
     const int kind = below(rank > 0 ? 15 : 2);
-    if (ir::elements_of(g_.type(x)) > 600 && kind != 4) return;  // grows no further
+    if (ir::elements_of(g_.type(x)) > 600 && kind != 4) return;  // limits the growth
     switch (kind) {
       case 0:
         y = ir::map(g_, ir::Function::sin, {x});
@@ -314,7 +313,7 @@ class RandomGraph {
       case 7:
         y = g_.add(ir::Op::concat, {x, bounded(x)}, a);
         break;
-      case 8: {  // with itself or with the last value, over one dimension that both have
+      case 8: {  // a dot with itself or the last value, over one common dimension
         a = {};
         const ir::Value z = below(2) == 0 ? x : last;
         const Shape other = g_.type(z).shape;
@@ -326,7 +325,7 @@ class RandomGraph {
         y = bounded(g_.add(ir::Op::dot, {x, z}, a));
         break;
       }
-      case 9: {  // batched over d, contracted over another
+      case 9: {  // a dot batched over d, contracted over another dimension
         if (rank < 2) return;
         a = {};
         a.batch_a = a.batch_b = {d};
@@ -347,7 +346,7 @@ class RandomGraph {
         y = g_.add(ir::Op::pick, {x, index(to)}, a);
         break;
       }
-      case 13: {  // by where an element is
+      case 13: {  // a function of an element's index
         const ir::Value at = ir::iota(g_, {DType::i64, s}, d);
         const ir::Value two = ir::constant(g_, 2.0, {DType::i64, s});
         const ir::Value low = ir::map(g_, ir::Function::lt, {at, two});
@@ -407,7 +406,7 @@ TEST(Compiled, RandomGraphsGiveTheInterpretersResults) {
 
 // --- views
 
-// Offsets of a view's elements in row-major order.
+// Returns the offsets of a view's elements in row-major order.
 Sizes offsets_of(const ir::View& v) {
   Sizes offsets, at(v.shape.size());
   for (std::int64_t n = ir::elements_of(v); n > 0; --n) {
@@ -416,7 +415,7 @@ Sizes offsets_of(const ir::View& v) {
   }
   return offsets;
 }
-// Whether strides can say where the elements of the shape are, at these offsets.
+// Returns whether strides can express elements of this shape at these offsets.
 bool strides_exist(const Sizes& offsets, const Sizes& shape) {
   ir::View v;
   v.shape = shape;
@@ -446,7 +445,7 @@ TEST(Views, ReshapeExactlyWhatStridesCanSay) {
     }
     if (below(2) == 0) v = ir::transposed(v, {1, 2, 0});
     if (below(3) == 0) v = ir::broadcasted(v, {v.shape[0], 2, v.shape[1], v.shape[2]}, {0, 2, 3});
-    // Any shape of as many elements.
+    // Picks any shape of as many elements.
     Sizes to;
     for (std::int64_t left = ir::elements_of(v); left > 1 || below(3) == 0;) {
       const std::int64_t size = 1 + below(4);
@@ -476,7 +475,7 @@ TEST(Views, ReshapeExactlyWhatStridesCanSay) {
 
 // --- memory
 
-// No two buffers that live at once overlap, but for those that hand their memory over.
+// Checks that live buffers do not overlap, except those that reuse memory.
 void expect_apart(const ir::Program& program) {
   const auto owner = [&](std::size_t b) {
     while (program.buffers[b].shared_with >= 0)
@@ -534,7 +533,7 @@ TEST(Memory, OfProgramsDoesNotOverlap) {
   }
 }
 
-// Memory between two guards, full of a pattern.
+// Memory between two guards, filled with a pattern.
 class Guarded {
  public:
   explicit Guarded(std::size_t bytes) : bytes_(bytes) {
@@ -569,7 +568,7 @@ TEST(Memory, OutsideOfTheArenaAndTheResultsIsNotWritten) {
     for (const bool chunk : {false, true}) {
       SCOPED_TRACE(p.name + (chunk ? " chunked" : ""));
       CompileOptions options = options_of(p, chunk);
-      options.threads = 1;  // more than there are cores wait for each other, slowly
+      options.threads = 1;  // more threads than cores would wait for each other
       const CompiledProgram program = compile(p.make(DType::f32), options);
       std::vector<Guarded> parameters, results;
       std::vector<const void*> in;

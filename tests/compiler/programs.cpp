@@ -10,7 +10,7 @@ struct Head {
   Value hidden, weight, targets, logits;
 };
 
-// logits [N, V] of hidden [N, D] and weight [V, D].
+// Returns a head: logits [N, V] of hidden [N, D] and weight [V, D].
 Head head(DType dtype, bool f32_logits = true) {
   Head h{Graph("head"), {}, {}, {}, {}};
   const Dim n = Dim::symbol("N"), d = Dim::symbol("D"), v = Dim::symbol("V");
@@ -202,13 +202,13 @@ Graph auxiliary(DType dtype) {  // a penalty on the hidden states beside the los
   return finish(std::move(h), mean(nll(h.logits, h.targets), {0}) + penalty * 0.01);
 }
 
-Graph squared(DType dtype) {  // the tangent depends on the loss
+Graph squared(DType dtype) {  // the loss is squared, so the cotangent depends on it
   Head h = head(dtype);
   const Value loss = mean(nll(h.logits, h.targets), {0});
   return finish(std::move(h), loss * loss);
 }
 
-Graph focal(DType dtype) {  // a cotangent of each row that depends on the row's own loss
+Graph focal(DType dtype) {  // each row's cotangent depends on the row's own loss
   Head h = head(dtype);
   const Value loss = nll(h.logits, h.targets);
   return finish(std::move(h), mean(square(1.0 - exp(-loss)) * loss, {0}));
@@ -223,7 +223,7 @@ Graph naive_softmax(DType dtype) {  // maximum, exponentials and sum written out
   return finish(std::move(h), mean(lse - pick(shifted_logits, h.targets, 1), {0}));
 }
 
-Graph attention_scores(DType dtype) {  // softmax(q k^T) v as most people write it
+Graph attention_scores(DType dtype) {  // softmax(q k^T) v as usually written
   Graph g("attention_scores");
   const Dim b = Dim::symbol("B"), n = Dim::symbol("H"), t = Dim::symbol("T"), d = Dim::symbol("D");
   const Value q = g.parameter("q", dtype, {b, n, t, d}), k = g.parameter("k", dtype, {b, n, t, d}),
@@ -238,7 +238,7 @@ Graph attention_scores(DType dtype) {  // softmax(q k^T) v as most people write 
   return g;
 }
 
-Graph two_losses(DType dtype) {  // two scalars, each with a tangent of its own
+Graph two_losses(DType dtype) {  // two scalars, each with its own cotangent
   Head h = head(dtype);
   const Value lse = logsumexp(h.logits, {1});
   const Value ce = mean(lse - pick(h.logits, h.targets, 1), {0}), z = mean(square(lse), {0});

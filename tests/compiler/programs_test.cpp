@@ -1,4 +1,4 @@
-// Every program that chunkers give up on: chunked here, with the same numbers.
+// Programs that other chunkers give up on are chunked here, with the same results.
 #include "compiler/programs.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ CompileOptions options_of(const NamedProgram& program, std::size_t budget,
   return options;
 }
 
-// The most elements of a value in memory, whole or in a loop.
+// Returns the most elements of a value in memory, outside or inside of loops.
 std::int64_t largest(const ir::Graph& graph) {
   std::int64_t most = 0;
   for (const ir::Node& n : graph.nodes()) {
@@ -90,7 +90,7 @@ TEST_P(Programs, Bfloat16IsRoundedOnce) {
   const double whole = difference(execute(compile(graph, unchunked), inputs), expected);
   const double chunked = difference(execute(compile(graph, options_of(p, 1)), inputs), expected);
   EXPECT_LT(whole, 0.03);
-  // Sums over chunks are fp32: cutting adds no error beyond the order of sums.
+  // Sums over chunks are fp32: chunking adds no error beyond the order of sums.
   EXPECT_LT(chunked, std::max(1.3 * whole, 0.008));
 }
 
@@ -130,7 +130,7 @@ TEST(Compile, SameBitsForAnyThreadsAndEveryRun) {
   }
 }
 
-// A product and a gather's gradient of one parameter, as of a tied table of words.
+// One parameter has the gradients of a matrix product and of a gather, like a tied embedding table.
 TEST(Compile, SumsOfSeveralGradientsTakeNoMemoryOfTheirOwn) {
   Graph graph("tied");
   const Value w = graph.parameter("w", DType::f32, {600, 64});

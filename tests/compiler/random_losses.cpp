@@ -27,7 +27,7 @@ class Author {
     dim_ = dims[below(4)];
     rows_ = head ? 130 + 130 * 3 * below(2) : 6 * (1 + below(4));
     words_ = head ? (1 << 18) / rows_ + 8 * (1 + below(3)) : 8 * (3 + below(8));
-    if (head && below(3) == 0) rows_ = words_ = 520;  // then either may be the other
+    if (head && below(3) == 0) rows_ = words_ = 520;  // then each may stand for the other
     if (!head && below(3) == 0) words_ = rows_;
     Value loss = loss_of(logits());
     if (below(4) == 0) loss = loss + loss_of(logits()) * 0.3;
@@ -51,7 +51,7 @@ class Author {
   std::int64_t rows_ = 0, words_ = 0, dim_ = 0;
   std::vector<Value> parameters_;              // floats
   std::map<Matrix, std::vector<Value>> made_;  // by shape
-  std::map<Matrix, Value> indices_;            // by how many, and how many they choose from
+  std::map<Matrix, Value> indices_;            // by their number and the size they index
 
   int below(std::int64_t n) { return static_cast<int>(rng_() % static_cast<std::uint64_t>(n)); }
   template <typename T>
@@ -72,7 +72,7 @@ class Author {
     return indices_[{count, limit}] = g_.parameter(name, DType::i64, {count});
   }
 
-  // --- matrices of the dtype, of size about one
+  // --- matrices of the dtype, with entries of size about one
 
   Value hidden(std::int64_t rows, std::int64_t columns, int depth = 3) {
     std::vector<Value>& known = made_[{rows, columns}];
@@ -94,7 +94,7 @@ class Author {
         const std::int64_t first = 1 + below(rows - 1);
         return concat({again(first, columns), again(rows - first, columns)}, 0);
       }
-      case 2: {  // two halves, as of one state and the one behind it
+      case 2: {  // two halves, like those of a state and its successor
         const Value both = concat({again(rows, columns), again(rows, columns)}, 1);
         return matmul(both, again(2 * columns, columns)) * 0.3;
       }
@@ -183,7 +183,7 @@ class Author {
     }
   }
 
-  // Two of half the rows each, the last position of each without a target.
+  // Two sequences of half the rows each; the last position of each has no target.
   Value of_sequences(const Value& x, const Value& w, DotOptions options) {
     options.contract_a = {2};
     const Value z = dot(reshape(x, {2, rows_ / 2, dim_}), w, options);
@@ -209,7 +209,7 @@ class Author {
         const Value log_p = pick(log_softmax(z, 1), t, 1);
         return mean(square(1.0 - exp(log_p)) * log_p, {0}) * -1.0;
       }
-      case 4:  // both ways
+      case 4:  // both directions
         return mean(lse - pick(z, t, 1), {0}) + mean(logsumexp(z, {0}), {0});
       case 5:
         return mean(lse * lse, {0}) + sum(pick(z, t, 1) * lse, {0}) * 0.01;
@@ -231,7 +231,7 @@ class Author {
         const Value c = cumsum(z, 1) * 0.1;
         return mean(logcumsumexp(c, 1), {0, 1});
       }
-      case 11: {  // the largest few, none of which are equal
+      case 11: {  // the largest few, which are all different
         const Value apart = z + cast(g_.iota({words}, 0), wide_) * 0.01;
         return mean(log_softmax(sort(apart, 1, 4, true).values, 1), {0, 1}) +
                mean(max(apart, {1}), {0});

@@ -1,5 +1,5 @@
-// Random losses as people write them: hidden states and weights made in some way, their products,
-// and what is made of those, with gradients by all parameters.
+// Random losses in the way people write them: hidden states, weights, their products and losses of
+// these, with gradients by all parameters.
 #pragma once
 
 #include <logitless/graph.h>
@@ -10,11 +10,11 @@ namespace logitless::test {
 
 enum class LossSize : std::uint8_t {
   small,  // for the interpreter: some hundred logits
-  head,   // as the head engine takes them: 1 MiB of logits, and few operations on them
+  head,   // for the head engine: 1 MiB of logits, and few operations on them
 };
 
-// Parameters named t... are indices of at most the size that their name ends in; the others are of
-// this dtype, f64 or f32 or a 16-bit one.
+// Parameters named t... are indices below the size that ends their name. The others have this
+// dtype: f64, f32 or 16 bit.
 Graph random_loss(std::uint64_t seed, DType dtype, LossSize size);
 
 }  // namespace logitless::test

@@ -1,5 +1,5 @@
 // Random losses under random settings, against the interpreter. `compiler_random_test --first 1000
-// --count 500` does so many of each kind, from that seed on, instead of the few of every build.
+// --count 500` runs so many of each kind from that seed on, instead of a few.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -19,10 +19,10 @@ namespace logitless::test {
 namespace {
 
 struct Seeds {
-  std::uint64_t first = 1, count = 0;  // 0: as many as the test says
+  std::uint64_t first = 1, count = 0;  // 0: the test's default
 } asked;
 
-// Most of them choose; some are no index.
+// Most indices are valid; some are outside the range.
 ir::Tensors inputs_of(const ir::Graph& graph, std::uint64_t seed) {
   ir::Tensors inputs = random_inputs(graph, seed);
   std::mt19937_64 rng(seed);
@@ -54,8 +54,8 @@ double norm(const std::vector<double>& x) {
   for (const double v : x) squares += v * v;
   return std::sqrt(squares);
 }
-// The largest relative error of a result in the 2-norm. Of one that is next to nothing beside
-// others, what is left of theirs, it is taken as a share of theirs.
+// Returns the largest relative error of a result in the 2-norm. For a result that is almost zero
+// beside others, the error is relative to theirs.
 double error(const ir::Tensors& a, const ir::Tensors& b) {
   double worst = 0.0, largest = 0.0;
   for (const auto& [name, y] : b) largest = std::max(largest, norm(y.data));
@@ -68,7 +68,7 @@ double error(const ir::Tensors& a, const ir::Tensors& b) {
   return worst;
 }
 
-// As far from the interpreter as the program itself is, executed as it is written, and a rounding.
+// The error must be at most that of the program run without changes, plus a rounding.
 void check(DType dtype, LossSize size, std::uint64_t count, double rounding) {
   for (std::uint64_t i = 0; i < (asked.count > 0 ? asked.count : count); ++i) {
     const std::uint64_t seed = asked.first + i;

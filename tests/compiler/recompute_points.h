@@ -1,4 +1,4 @@
-// The choices of a curve, and what programs make of them.
+// The choices of a RecomputeCurve, and their programs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace logitless::test {
 
-// From the one that keeps most to the one that keeps least.
+// Returns the choices, from the one that stores most to the one that stores least.
 inline std::vector<ir::RecomputeCurve::Point> points_of(const ir::RecomputeCurve& curve) {
   std::vector<ir::RecomputeCurve::Point> points = {curve.cheapest()};
   const auto between = [&](auto&& self, const ir::RecomputeCurve::Point& more,
@@ -33,7 +33,7 @@ inline std::vector<ir::RecomputeCurve::Point> points_of(const ir::RecomputeCurve
   return points;
 }
 
-// A program of this graph as it is.
+// Returns a program of this graph without further passes.
 inline CompiledProgram program_of(const CompiledProgram& like, const ir::Graph& graph) {
   auto state = std::make_shared<CompiledProgram::State>(CompilerAccess::state(like));
   state->graph = graph;
@@ -41,8 +41,7 @@ inline CompiledProgram program_of(const CompiledProgram& like, const ir::Graph& 
   return CompilerAccess::make(std::move(state));
 }
 
-// Results of every third choice, and of the last, are those of the program to the last bit. Returns
-// how many there were.
+// Checks that every third choice, and the last one, gives bit-equal results. Returns their number.
 inline int expect_same_bits(const CompiledProgram& program, const ir::Tensors& inputs) {
   const ir::Graph& graph = CompilerAccess::state(program).graph;
   const ir::Tensors expected = execute(program_of(program, graph), inputs);

@@ -1,4 +1,4 @@
-// Values computed again by products: which, what that costs, and the same bits.
+// Values that are recomputed by matrix products: which, at what cost, and with equal bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace logitless::test {
 namespace {
 
-// Two layers of 1 KiB each, and what reads them again.
+// Two layers of 1 KiB each, and a backward that reads them again.
 const char* const kTwoLayers =
     "graph g(%x: f32[16, 4], %u: f32[4, 16], %v: f32[16, 16], %w: f32[16, 16]) {"
     "%a = dot %x, %u contract(1; 0) %ta = tanh %a %b = dot %ta, %v contract(1; 0) %tb = tanh %b "
@@ -98,8 +98,8 @@ TEST(RecomputeSegments, KeepsTheBitsOfAllPrograms) {
   EXPECT_GT(count, 10);
 }
 
-// Values that are computed again are those of a plan without a budget: what that one says of its
-// loops must not ask for the budget that there is.
+// Values are recomputed in a plan without a budget. The messages about its loops must not ask for
+// the budget that is given.
 TEST(RecomputeWithin, ABudgetThatIsNamedIsNotAskedFor) {
   const ir::CpuTarget target(1);
   std::int64_t asked = 0;
@@ -137,7 +137,7 @@ TEST(RecomputeWithin, MeetsABudgetWithTheLeastWork) {
   EXPECT_LE(all->program.value_bytes, one->program.value_bytes);
 }
 
-// Layers alike with what they read added to what they make, and a loss of words.
+// Equal layers with residuals, and a loss over the vocabulary.
 Graph layers(int count) {
   Graph g("layers");
   const std::int64_t rows = 8192, dim = 64, hidden = 256, vocab = 8192;
@@ -160,14 +160,14 @@ Graph layers(int count) {
   return g;
 }
 
-// Bytes and seconds of one are at most those of the other, and one of them is less.
+// Returns whether a has at most the bytes and seconds of b, and less of one of them.
 bool beats(const PlanPoint& a, const PlanPoint& b) {
   return a.value_bytes <= b.value_bytes && a.seconds <= b.seconds &&
          (a.value_bytes < b.value_bytes || a.seconds < b.seconds);
 }
 
-// A budget that is met with less workspace for the head, with values computed again, or with both:
-// what costs least, down to the last value of a layer, which takes 8 MiB.
+// A budget is met by less workspace for the head, by recomputed values, or by both. The cheapest is
+// chosen, down to the last value of a layer, which takes 8 MiB.
 TEST(RecomputeWithin, NoBudgetGetsAPlanThatAnotherOneBeats) {
   const Graph graph = layers(4);
   CompileOptions options;

@@ -1,5 +1,5 @@
-// What a chunk holds: losses whose chunks must be sequences or pairs of them, slices that move
-// above a product, classes and hidden states that lead from one big value to the next.
+// The regions of losses whose chunks must be sequences or pairs of them. Slices move above a matrix
+// product, and classes and hidden states connect big values.
 #include <gtest/gtest.h>
 
 #include "compiler/analysis/region.h"
@@ -31,7 +31,7 @@ TEST(Narrow, SliceAboveTheProduct) {
                   start +
                       "%0 = slice %h begin(0, 1, 0) end(2, 5, 3) %z = dot %0, %w contract(2; 1) "
                       "%e = exp %z return s: %e }");
-  // Two that together read all of it, and one that reads it whole: nothing is saved.
+  // Two slices that together read everything, and a reader of all of it: nothing is saved.
   for (const char* rest :
        {"%a = slice %z begin(0, 0, 0) end(2, 4, 7) %b = slice %z begin(0, 1, 0) end(2, 5, 7) "
         "return a: %a, b: %b }",
@@ -53,8 +53,8 @@ TEST(Narrow, PadBelowTheProduct) {
                       "high(0, 1, 0) return x: %3, y: %y }");
 }
 
-// The gradients of logits that are read whole and, for the first sequences, by a slice (CPO, SLiC):
-// the last position is zero in both.
+// Logits are read in full and, for the first sequences, by a slice (CPO, SLiC). The gradient of the
+// last position is zero in both.
 TEST(Narrow, PadsThatAreAddedUp) {
   const std::string start = "graph g(%a: f64[1, 4, 7], %b: f64[2, 4, 7], %w: f64[7, 3]) { ";
   for (const std::string function : {"add", "sub"}) {
@@ -69,7 +69,7 @@ TEST(Narrow, PadsThatAreAddedUp) {
   }
 }
 
-// Zeros that meet nothing but zeros.
+// Zeros are multiplied by zeros only.
 TEST(Narrow, ProductsOfApartPads) {
   const std::string start = "graph g(%a: f64[2, 3], %b: f64[2, 4]) { ";
   const std::string text =
@@ -84,7 +84,7 @@ TEST(Narrow, ProductsOfApartPads) {
 }
 
 TEST(Narrow, ThroughViews) {
-  // As traced: rows in one dimension around the product, positions in one of their own.
+  // The traced form: rows are one dimension around the product, and positions are a separate one.
   const std::string start = "graph g(%h: f64[10, 3], %w: f64[7, 3]) { ";
   expect_narrowed(ir::narrow_products,
                   start +
@@ -110,7 +110,7 @@ TEST(RefineAxes, HalvesOfABatch) {
   EXPECT_EQ(refined->type(ir::largest_product(*refined)), (ir::Type{DType::f64, {2, 2, 3, 7}}));
   const ir::Tensors inputs = random_inputs(graph, 1);
   EXPECT_LT(difference(ir::interpret(*refined, inputs), ir::interpret(graph, inputs)), 1e-12);
-  // Nothing makes anything of these rows.
+  // No reader splits these rows.
   const ir::Graph plain = ir::parse(start + "return l: %l }").graph;
   EXPECT_FALSE(ir::refine_axes(plain, ir::largest_product(plain)));
 }
@@ -132,7 +132,7 @@ TEST(RefineAxes, ReadsEachResultOfAnOperation) {
   EXPECT_LT(difference(ir::interpret(*refined, inputs), ir::interpret(graph, inputs)), 1e-12);
 }
 
-// The gradient of many indices of a row goes into the memory that the row's softmax has.
+// The gradient of many indices of a row is added to the memory of the row's softmax.
 TEST(Puts, GoIntoTheOtherGradient) {
   const std::string text =
       "graph g(%h: f32[64, 8], %w: f32[1024, 8], %y: i64[64, 40], %t: f32[64, 40]) { %z = dot %h, "
@@ -150,8 +150,8 @@ TEST(Puts, GoIntoTheOtherGradient) {
             1e-5);
 }
 
-// A window of positions takes more steps than each reader would compute: a chunk of scores makes
-// its rows. One that many layers read is made once, and whole.
+// A mask of positions takes more steps than each reader would recompute, so a chunk of scores makes
+// its rows. A mask that many layers read is made once, in full.
 TEST(Masks, OfManyStepsAreCutWithWhatTheyMask) {
   for (const int layers : {1, 3}) {
     std::string text =
@@ -176,7 +176,8 @@ TEST(Masks, OfManyStepsAreCutWithWhatTheyMask) {
   }
 }
 
-// Scores with a causal mask and a bias by distance: neither is in memory, nor is their sum.
+// Scores with a causal mask and a bias by distance: neither of these is in memory, nor is their
+// sum.
 TEST(Masks, TakeNoMemory) {
   const std::string text =
       "graph g(%x: f32[2, 4, 96, 96], %s: f32[4]) { %i = iota axis(0) : i64[96, 96] %j = iota "
@@ -195,7 +196,7 @@ TEST(Masks, TakeNoMemory) {
             1e-5);
 }
 
-// --- programs, and into how many phases they fall
+// --- programs, and their numbers of phases
 
 struct Case {
   const char* name;
@@ -217,7 +218,7 @@ std::string sequences(int batch, int length, bool shifted) {
                   : "%ys = reshape %y : i64[" + b + ", " + t + "] ");
 }
 
-std::string preference(bool shifted) {  // chosen sequences, then as many that were rejected
+std::string preference(bool shifted) {  // chosen sequences, then as many rejected ones
   std::string text = sequences(16, shifted ? 17 : 16, shifted);
   const std::string z = shifted ? "%zs" : "%z";
   return text + "%l = reduce_lse " + z + " dims(2) %p = pick " + z +
@@ -234,7 +235,7 @@ std::string shifted_mean() {
          kGradients;
 }
 
-std::string by_sequence() {  // rows [B * T] that are sequences only after the loss of each token
+std::string by_sequence() {  // rows [B * T] become sequences only after the loss of each token
   return "graph g(%h: F[256, 4], %w: F[512, 4], %y: i64[256]) { %z = dot %h, %w contract(1; 1) %l "
          "= reduce_lse %z dims(1) %p = pick %z, %y axis(1) %lp = sub %p, %l %ls = reshape %lp : "
          "F[8, 32] %q = reduce_sum %ls dims(1) %s = sigmoid %q %g = log %s %loss = reduce_sum %g "
@@ -287,7 +288,7 @@ Graph program(const Case& c, const std::string& dtype) {
 
 class ChunkedLosses : public testing::TestWithParam<Case> {};
 
-// Without a budget nothing may be computed twice: one phase, or no loop.
+// Without a budget nothing may be recomputed: one phase, or no loop.
 TEST_P(ChunkedLosses, OnePhaseAndNoMoreWork) {
   CompileOptions options;
   options.threads = 1;

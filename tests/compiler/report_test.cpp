@@ -1,4 +1,4 @@
-// Names and places of operations through the compiler, and what reports say of them.
+// Names and source locations of operations through the compiler, and in reports.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -83,7 +83,7 @@ TEST(Locations, AreThoseOfTheForwardOperationInGradients) {
   EXPECT_EQ(found, 2);
 }
 
-// Every product and exponential of a compiled program, loops included.
+// Visits all matrix products and exponentials of a compiled program, also in loops.
 void visit(const ir::Graph& graph, const std::function<void(const ir::Node&)>& see) {
   for (const ir::Node& n : graph.nodes()) {
     see(n);
@@ -111,7 +111,7 @@ TEST(Locations, LiveThroughEveryPass) {
       }
     });
     EXPECT_GE(products, 3);
-    // Without loops the logits are the most there is.
+    // Without loops the logits are the largest value.
     EXPECT_NE(program.explain().find(" z (dot) f32[64, 3000], loss.py:7\n"), std::string::npos)
         << program.explain();
     EXPECT_NE(program.report_html().find("<td>loss.py:7</td>"), std::string::npos);
@@ -150,7 +150,7 @@ TEST(Names, OfScopesStandInOneAnother) {
   EXPECT_EQ(Graph::parse(text).text(), text);
   for (const char* name : {"", "3", ".a", "a b", "a\"", "%a"})
     EXPECT_THROW(Scope(g, name), InvalidArgument) << name;
-  // A refused name leaves the ones around as they were.
+  // A refused name leaves the outer ones unchanged.
   EXPECT_EQ(GraphAccess::of(g).origin_name(), "");
 }
 
@@ -185,7 +185,7 @@ TEST(Reports, CountTheWorkOfLoopsInFull) {
   EXPECT_EQ(work, 3.0 * 64 * 3000 * 16);
 }
 
-// Loops alike share a body, which has the names of one of them.
+// Equal loops share a body, which has the names of one of them.
 TEST(Reports, CountTheWorkOfEachLayerWhoseLoopsAreAlike) {
   std::string parameters = "%x: f32[512, 64]", text, x = "x";
   for (const char* k : {"0", "1", "2"}) {
@@ -236,7 +236,7 @@ TEST(Reports, DrawTheTradeOfMemoryAgainstTime) {
   EXPECT_NE(timed.find(">predicted time of a run</text>"), std::string::npos);
   EXPECT_NE(timed.find("<td>all &lt;loops&gt; (this one)</td>"), std::string::npos);
   EXPECT_LT(timed.find("<td>all"), timed.find("<td>no loops</td>"));  // by memory
-  // Without predictions, multiply-adds are the cost.
+  // Without predicted times, multiply-adds are the cost.
   std::vector<PlanPoint> untimed = points;
   untimed[0].seconds = 0.0;
   EXPECT_NE(report::trade_off(untimed).find(">more multiply-adds</text>"), std::string::npos);
@@ -281,7 +281,7 @@ TEST(Charts, KeepThePeaksOfManyPoints) {
   chart.curves.push_back(curve);
   const std::string svg = page::svg(chart);
   EXPECT_LT(svg.size(), 60000u);
-  // The drawing's highest place: 5 % below its upper end.
+  // The highest point of the drawing is 5 % below its upper edge.
   chart.curves[0].points = {{0, 1.0}, {77777, 1000.0}, {99999, 1.0}};
   const std::string few = page::svg(chart);
   const auto highest = [](const std::string& text) {

@@ -1,4 +1,4 @@
-// A block of a transformer without its attention, and what training computes of it.
+// A transformer block without its attention, with the gradients of training.
 #pragma once
 
 #include <logitless/graph.h>
@@ -7,7 +7,7 @@
 
 namespace logitless::test {
 
-// A linear layer, gelu and a residual with all gradients: what training compiles.
+// Returns a linear layer, gelu and a residual with all gradients, as compiled for training.
 inline Graph residual_block(std::int64_t rows, DType dtype) {
   Graph graph("block");
   const auto parameter = [&](const char* name, const Shape& shape) {

@@ -1,4 +1,4 @@
-// What is told to be done is not written again, and is told before the program is over.
+// A result that is reported as done is not written again, and is reported before the program ends.
 #include "compiler/exec/results_done.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// A program's memory, the parameters small numbers of whatever dtype.
+// A program's memory; parameters are small numbers of any dtype.
 struct Memory {
   explicit Memory(const CompiledProgram& compiled)
       : program(CompilerAccess::state(compiled).program) {
@@ -73,7 +73,7 @@ TEST_P(ResultsDoneOf, AreFinalOnceEach) {
     observer.end();
     EXPECT_EQ(run.outputs, run.finals);
     for (const int t : times) EXPECT_EQ(t, 1);
-    // Without loops something of several results is done while another one is not.
+    // Without loops some results are done before others.
     if (!chunk && times.size() > 1) {
       EXPECT_GT(early, 0);
     }

@@ -1,5 +1,4 @@
-// The rotary embedding that graph.h writes: against its definition in double, its gradient, and
-// what it takes when it runs.
+// The rotary embedding of graph.h: against its definition in double, its gradient, and its memory.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kBatch = 2, kLength = 5, kHeads = 3, kSize = 8, kHalf = kSize / 2;
 
-// y and, with a cotangent g, the gradient d of x.
+// Returns y and, with a cotangent g, the gradient d of x.
 Graph rotation(DType dtype) {
   Graph graph("rotation");
   const Shape shape = {kBatch, kLength, kHeads, kSize};
@@ -39,7 +38,7 @@ ir::Tensors inputs(const Graph& graph) {
   return tensors;
 }
 
-// Pairs i and i + kHalf of `name`, turned by the angle times `direction`.
+// Rotates the pairs (i, i + kHalf) of `name` by the angle times `direction`.
 std::vector<double> turned(const ir::Tensors& in, const std::string& name, double direction) {
   const std::vector<double>& x = in.at(name).data;
   std::vector<double> y(x.size());
@@ -78,14 +77,15 @@ TEST(RotateTest, RunsAsItIsInterpreted) {
   }
 }
 
-// One pass over x and one over its gradient: neither halves nor what is turned around get memory.
+// One pass over x and one over its gradient: neither halves nor swapped pairs get memory.
 TEST(RotateTest, KeepsNothingOfTheSizeOfItsOperand) {
   Graph graph("rotation");
   const Shape shape = {2, 64, 32, 64};
   const Value x = graph.parameter("x", DType::bf16, shape);
   const Value cos = graph.parameter("cos", DType::f32, {64, 32});
   const Value sin = graph.parameter("sin", DType::f32, {64, 32});
-  const Value y = rotate(x * 0.5, cos, sin, 1);  // what is computed is computed backwards, too
+  // An elementwise operand is computed backwards, too.
+  const Value y = rotate(x * 0.5, cos, sin, 1);
   graph.result("y", y);
   const Value g = graph.parameter("g", DType::bf16, shape);
   graph.result("d", graph.gradients({y}, {x}, {g})[0]);
@@ -97,7 +97,8 @@ TEST(RotateTest, KeepsNothingOfTheSizeOfItsOperand) {
   EXPECT_LT(4 * tables, operand / 4);
 }
 
-// What is read forwards and backwards takes registers for each: loops are cut before they run out.
+// A value that is read forwards and backwards takes two registers: loops are cut before they run
+// out.
 TEST(RotateTest, EveryDirectionTakesRegisters) {
   Graph graph("directions");
   Value sum;

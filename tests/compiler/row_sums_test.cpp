@@ -1,5 +1,5 @@
-// Sums along the last dimension: of any length, whole blocks and less, of many rows and of few,
-// which are cut into parts.
+// Sums along the last dimension: any length, full blocks and less, many rows, and few rows, which
+// are split into parts.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -53,10 +53,10 @@ TEST(RowSums, AreCutWhereThereAreFewRows) {
     EXPECT_EQ(parts("f32[3, 1000000]", 1, threads), 22);
     EXPECT_EQ(parts("f32[63, 100000]", 1, threads), 2);
     EXPECT_EQ(parts("f32[40, 600]", 1, threads), 1);
-    // A layer norm's, and few enough that every one is a task.
+    // A layer norm's rows, and rows few enough for one task each.
     EXPECT_EQ(parts("f32[4096, 768]", 1, threads), 1);
     EXPECT_EQ(parts("f32[64, 1000000]", 1, threads), 1);
-    // Its bias: sums of columns, which are few tasks.
+    // Its bias: column sums, which are few tasks.
     EXPECT_EQ(parts("f32[4096, 768]", 0, threads), 64);
   }
 }

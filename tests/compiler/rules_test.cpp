@@ -11,7 +11,8 @@
 namespace logitless::test {
 namespace {
 
-// The gradients asked for in the text, all of one request, whose terms have cotangents g0, g1, ...
+// Checks the gradients that the text requests, all in one request, whose terms have cotangents g0,
+// g1, ...
 void check(const std::string& text, double shift = 0.0) {
   SCOPED_TRACE(text);
   const ir::ParsedGraph parsed = ir::parse(text);

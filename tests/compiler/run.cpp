@@ -64,7 +64,7 @@ ir::Tensors sum(ir::Tensors a, const ir::Tensors& b) {
 
 ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs, FarFieldHead* far,
                     const ir::Tensors& before) {
-  // Each tensor alone in a block of exactly its size, so that sanitizers see every step outside.
+  // Each tensor has a block of its exact size, so that sanitizers see accesses outside.
   std::vector<std::unique_ptr<std::byte, decltype(&std::free)>> memory;
   const auto block = [&](std::size_t bytes) {
     const std::size_t rounded = (bytes + 63) / 64 * 64;

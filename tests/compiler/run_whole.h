@@ -1,4 +1,4 @@
-// Programs without loops, by a number of threads.
+// Runs programs without loops, with a number of threads.
 #pragma once
 
 #include "compiler/run.h"

@@ -1,4 +1,5 @@
-// What has an order: running sums, sorting, writing by index, and random numbers by counter.
+// Operations with an order: running sums, sorting, indexed writes, and counter-based random
+// numbers.
 #include <gtest/gtest.h>
 #include <logitless/error.h>
 
@@ -20,7 +21,7 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// What the executor makes, and the interpreter too, to the last bit.
+// Returns the executor's results, which must equal the interpreter's to the last bit.
 ir::Tensors run(const std::string& text, const ir::Tensors& inputs) {
   const Graph graph = Graph::parse(text);
   ir::Tensors made = execute(compile(graph), inputs);
@@ -81,7 +82,7 @@ TEST(Sorting, RefusesWhatIsNotThere) {
 }
 
 TEST(RunningSums, OfWholeNumbersAreExact) {
-  constexpr double kFar = 4503599627370496.0;  // a double's sums are exact below twice this
+  constexpr double kFar = 4503599627370496.0;  // sums of doubles are exact below twice this
   const ir::Tensors made =
       run("graph g(%x: i64[4]) { %a = cumsum %x axis(0) reverse(0) %b = cumsum %x axis(0) "
           "reverse(1) return a: %a, b: %b }",
@@ -110,7 +111,7 @@ TEST(Put, AddsWhatMeetsAndDropsWhatIsOutside) {
   EXPECT_EQ(made.at("y").data, Numbers({4, 0, 2, 0, 21, 0}));
 }
 
-// Along the axis that is written to as well, where indices count from the chunk.
+// Cuts along the axis that is written, where indices count from the chunk.
 TEST(Put, IsTheSameInChunksOfWhatItWrites) {
   const ir::Graph graph = ir::parse(
                               "graph g(%i: i64[3, 4], %x: f64[3, 4]) { %y = put %i, %x "
@@ -126,7 +127,8 @@ TEST(Put, IsTheSameInChunksOfWhatItWrites) {
   }
 }
 
-// Salmon et al., Random123's known answers: the exclusive or of both words, its upper 23 bits.
+// Known answers of Random123 (Salmon et al.): the upper 23 bits of the exclusive or of both
+// outputs.
 TEST(RandomNumbers, AreThoseOfThreefry) {
   const auto number = [](double key0, double key1, double counter) {
     return std::ldexp(ir::evaluate(ir::Function::random, key0, key1, counter), 23);
@@ -134,12 +136,12 @@ TEST(RandomNumbers, AreThoseOfThreefry) {
   EXPECT_EQ(number(0, 0, 0), (0x6b200159u ^ 0x99ba4efeu) >> 9);
   EXPECT_EQ(number(-1, -1, -1), (0x1cb996fcu ^ 0xbb002be7u) >> 9);
   EXPECT_EQ(number(0xffffffffu, 0xffffffffu, -1), number(-1, -1, -1));
-  // Words of a counter whose upper one a double still holds beside the lower.
+  // The upper 32 bits of a counter change the result; a double holds them beside the lower ones.
   EXPECT_NE(number(1, 2, 3), number(1, 2, 3 + 4294967296.0));
   EXPECT_NE(number(1, 2, 3), number(2, 1, 3));
 }
 
-// However they are cut, whatever loop they are part of.
+// Random numbers do not depend on chunks and loops.
 TEST(RandomNumbers, HaveTheSameBitsInChunks) {
   const Graph graph = Graph::parse(
       "graph g(%k: i64[7, 90], %x: f32[7, 90]) { %i = iota axis(0) : i64[7, 90] %j = "

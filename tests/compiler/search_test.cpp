@@ -1,5 +1,5 @@
-// The search for programs of less memory: more of a budget never gets a plan that less of it beats,
-// and nothing about a program makes it give up without a word.
+// The search for programs of less memory: a larger budget never gets a plan that a smaller one
+// beats. The search never gives up silently.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -45,7 +45,7 @@ TEST_P(Search, MoreBytesBuyTime) {
     EXPECT_GT(front[i].value_bytes, front[i - 1].value_bytes) << all.explain();
     EXPECT_TRUE(front[i].seconds < front[i - 1].seconds || front[i].chosen) << all.explain();
   }
-  // Exploring changes what is known and not what is chosen.
+  // Exploring changes what is known, not what is chosen.
   EXPECT_EQ(compiled(p.make(DType::f32), p.sizes, 0).text(), all.text());
 }
 
@@ -75,7 +75,7 @@ TEST_P(Search, ABudgetTakesTheFastestPlanWithinIt) {
   }
 }
 
-// The bits of sums go by chunks, and these not by threads.
+// The bits of sums depend on chunks, and these do not depend on threads.
 TEST_P(Search, PlansAreTheSameForAnyNumberOfThreads) {
   const NamedProgram& p = GetParam();
   const Graph graph = p.make(DType::f32);
@@ -101,7 +101,7 @@ TEST_P(Search, NoNumberOfChunksBeatsIt) {
   for (const std::int64_t chunks : {2, 4, 8, 16, 32, 64}) {
     const CompiledProgram forced = compiled(graph, p.sizes, 0, chunks);
     for (const PlanPoint& ours : all.plans()) {
-      if (ours.chosen) continue;  // what is free is chosen for its bytes as well
+      if (ours.chosen) continue;  // free plans are chosen for their bytes as well
       EXPECT_FALSE(beats(chosen(forced), ours))
           << chunks << " chunks take " << chosen(forced).value_bytes << " bytes and "
           << chosen(forced).seconds << " s, ours " << ours.value_bytes << " and " << ours.seconds
@@ -114,7 +114,7 @@ TEST_P(Search, NoNumberOfChunksBeatsIt) {
 INSTANTIATE_TEST_SUITE_P(All, Search, testing::ValuesIn(programs()),
                          [](const auto& test) { return test.param.name; });
 
-// --- budgets that were met with work that another plan does without
+// --- budgets that were met with work that another plan avoids
 
 Graph with_gradients(Graph graph, Value loss, const std::vector<Value>& wrt) {
   graph.result("loss", loss);
@@ -123,7 +123,7 @@ Graph with_gradients(Graph graph, Value loss, const std::vector<Value>& wrt) {
   return graph;
 }
 
-// softmax(q k^T, where a query sees no later key) v, written out.
+// Causal attention written out: softmax(q k^T with a mask) v.
 Graph causal_attention(std::int64_t heads, std::int64_t length, std::int64_t dim) {
   Graph g("causal_attention");
   std::vector<Value> in;
@@ -173,8 +173,9 @@ TEST(SearchWithABudget, TakesNoWorkThatAnotherPlanDoesWithout) {
   expect_met_for_nothing(entropy_only(4096, 256, 16384), 16_MB);
 }
 
-// Log-probabilities of sequences whose first half is compared with the second, by two models of
-// which one learns. In one phase a chunk holds two sequences, a quarter of all of them.
+// Log-probabilities of sequences by two models, one of which learns. The first half of the
+// sequences is compared with the second. In one phase a chunk holds two sequences, a quarter of
+// all.
 Graph compared_pairs(std::int64_t pairs, std::int64_t length, std::int64_t dim,
                      std::int64_t vocab) {
   Graph g("compared_pairs");
@@ -192,8 +193,8 @@ Graph compared_pairs(std::int64_t pairs, std::int64_t length, std::int64_t dim,
   return with_gradients(std::move(g), loss, {in[0], in[1]});
 }
 
-// Two big values: while the other one is whole, no cut of the first lowers the peak, and the one
-// that computes nothing twice is the fastest. Others must not be forgotten for that.
+// Two big values: while one of them is full, no cut of the other lowers the peak, and the cut
+// without recomputation is the fastest. The other cuts must not be dropped for that.
 TEST(SearchWithABudget, TriesOtherCutsThanOneThatIsAsLowAsItComes) {
   constexpr std::int64_t kPairs = 4, kLength = 32, kVocab = 1024;
   const std::size_t big = 2 * kPairs * kLength * kVocab * 4;
@@ -206,7 +207,8 @@ TEST(SearchWithABudget, TriesOtherCutsThanOneThatIsAsLowAsItComes) {
 
 // --- programs of many parts
 
-// Attention of one sequence, which cannot be cut, a layer norm and an MLP: `layers` of them.
+// Returns `layers` blocks of attention over one sequence, which cannot be cut, a layer norm and an
+// MLP.
 Graph blocks(std::int64_t layers, std::int64_t rows, std::int64_t dim) {
   Graph g("blocks");
   Value x = g.parameter("x", DType::f32, {rows, dim});
@@ -226,7 +228,7 @@ Graph blocks(std::int64_t layers, std::int64_t rows, std::int64_t dim) {
   return with_gradients(std::move(g), loss, wrt);
 }
 
-// Functions that keep their operand for the gradient, one after another.
+// Returns a chain of functions that store their operand for the gradient.
 Graph chain(int length, std::int64_t rows, std::int64_t columns) {
   Graph g("chain");
   const Value x = g.parameter("x", DType::f32, {rows, columns});
@@ -250,7 +252,7 @@ Graph many_heads(int heads, std::int64_t rows, std::int64_t vocab) {
   return with_gradients(std::move(g), loss, wrt);
 }
 
-// Loops that meet a part of the bytes without them.
+// Checks that loops reach a fraction of the bytes without loops.
 CompiledProgram expect_loops(const Graph& graph, double part) {
   CompileOptions whole;
   whole.chunk = false;

@@ -1,4 +1,4 @@
-// Elementwise loops and reductions whose last dimension is short, of every dtype and order of
+// Elementwise loops and reductions with a short last dimension, for all dtypes and orders of
 // dimensions.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
@@ -25,7 +25,7 @@ void check_program(const std::string& text, double tolerance) {
 }
 
 TEST(ShortRows, AreMappedAndReduced) {
-  // %y stands in another order, so that no two dimensions of the loop are one.
+  // %y has another order, so that no dimensions of the loop can be merged.
   constexpr const char* kShapes[][3] = {{"3, 5, 7, 9", "9, 7, 5, 3", "3, 5"},
                                         {"40, 2, 60, 8", "8, 60, 2, 40", "40, 2"},
                                         {"2, 1, 300, 1", "1, 300, 1, 2", "2, 1"},
@@ -81,7 +81,7 @@ const ir::Pointwise& last_loop(const ir::Program& program) {
   return std::get<ir::Pointwise>(program.instructions.back().what);
 }
 
-// How many are true is exact in f32 as far as 2^24; other whole numbers are not.
+// Counts of true values are exact in f32 up to 2^24; other integers are not.
 TEST(ShortRows, CountsAreMadeOfF32) {
   const auto wide = [](const std::string& type, const std::string& truth) {
     const std::string text = "graph g(%x: " + type + ", %y: " + type + ") {\n  %h = " + truth +

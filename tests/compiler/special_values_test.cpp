@@ -1,5 +1,5 @@
-// Infinities and NaN in reductions, along rows and columns, in one block and across several: what
-// the interpreter says of them.
+// Infinities and NaN in reductions, along rows and columns, in one block and across several,
+// against the interpreter.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -17,12 +17,12 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Rows of numbers of the size of `level` with special ones at two places, in every order.
+// Returns rows of numbers near `level` with special values at two positions, in every order.
 std::vector<double> rows_of(std::int64_t columns, double level, std::int64_t* rows) {
   constexpr double kSpecial[] = {kNan, kInf, -kInf, 1.0};
   std::vector<double> x;
   *rows = 0;
-  const double step = std::abs(level) < 100.0 ? 0.25 : 0.0;  // numbers of every dtype
+  const double step = std::abs(level) < 100.0 ? 0.25 : 0.0;  // representable in every dtype
   const auto add = [&](double fill, std::int64_t i, double a, std::int64_t j, double b) {
     for (std::int64_t k = 0; k < columns; ++k)
       x.push_back(k == i ? a : k == j ? b : fill == 0.0 ? level + step * (k % 3) : fill);
@@ -108,7 +108,7 @@ TEST_P(SpecialValues, OfReductions) {
   }
 }
 
-// Numbers whose exponentials are beyond every range, and, in f32, whose products with log2(e) are.
+// Numbers whose exponentials overflow and, in f32, whose products with log2(e) overflow.
 INSTANTIATE_TEST_SUITE_P(All, SpecialValues,
                          testing::Values(Case{"f64", 0.5, 1e-12}, Case{"f64", 1e5, 1e-12},
                                          Case{"f64", -1e300, 1e-12}, Case{"f32", 0.5, 2e-6},
@@ -120,8 +120,8 @@ INSTANTIATE_TEST_SUITE_P(All, SpecialValues,
                            return made.param.dtype + "_" + std::to_string(made.index);
                          });
 
-// Neighbours that f32 rounds to one number are two: of each other, of a number, of one that is
-// computed.
+// Neighbouring integers that f32 rounds to one number compare as different. They are compared with
+// each other, with a constant and with a computed one.
 TEST(WholeNumbers, AreToldApart) {
   const std::vector<double> x = {16777216,   16777217,   2147483646,
                                  2147483647, 8589934592, 8589934593};

@@ -1,5 +1,5 @@
-// Products that read memory as it lies: values whose reshapes come back to strides, and contracted
-// dimensions that stand apart.
+// Matrix products that read memory in place: values whose reshapes return to strides, and
+// contracted dimensions that are not adjacent.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 struct Counts {
   int products = 0, others = 0;
-  std::int64_t copied = 0;  // bytes of the arena
+  std::int64_t copied = 0;  // bytes in the arena
   double work = 0.0;
   auto operator<=>(const Counts&) const = default;
 };
@@ -38,7 +38,7 @@ void expect_right(const std::string& text) {
   EXPECT_EQ(difference(once, run_whole(graph, inputs, 3)), 0.0) << text;
 }
 
-// Pixels of images become rows of one matrix, which has no strides, and pixels again.
+// Pixels of images become rows of one matrix, which has no strides, and then pixels again.
 const std::string kPixels =
     "graph g(%x: f32[2, 6, 5, 7], %w: f32[9, 6]) {\n"
     "%t = transpose %x dims(0, 2, 3, 1) %rows = reshape %t : f32[70, 6]\n";
@@ -51,7 +51,7 @@ TEST(Strides, OfRowsThatArePartedAgainNeedNoCopy) {
                              "%y = dot %p, %w contract(3; 1) return y: %y }";
   EXPECT_EQ(counts(parted), (Counts{1, 0, 0, 2 * 35 * 6 * 9.0}));
   expect_right(parted);
-  // Through a transpose, and in other parts.
+  // With a transpose, and split otherwise.
   const std::string turned = kPixels +
                              "%u = transpose %rows dims(1, 0) %p = reshape %u : f32[3, 2, 2, 35]\n"
                              "%v = reshape %w : f32[9, 3, 2]\n"
@@ -64,14 +64,14 @@ TEST(Strides, OfRowsAsTheyAreAreACopyOfAll) {
   const std::string rows = kPixels + "%y = dot %rows, %w contract(1; 1) return y: %y }";
   EXPECT_EQ(counts(rows), (Counts{1, 1, kCopy, 2 * 35 * 6 * 9.0}));
   expect_right(rows);
-  // What is there already is read by others, too.
+  // Reuses a copy that exists for another reader.
   const std::string both =
       kPixels +
       "%y = dot %rows, %w contract(1; 1) %p = reshape %rows : f32[2, 5, 7, 6]\n"
       "%z = dot %p, %w contract(3; 1) return y: %y, z: %z }";
   EXPECT_EQ(counts(both), (Counts{2, 1, kCopy, 4 * 35 * 6 * 9.0}));
   expect_right(both);
-  // Rows of which a part is half a pixel's line.
+  // A part of the rows is half of an image line.
   const std::string across = kPixels +
                              "%p = reshape %rows : f32[10, 7, 6] %y = dot %p, %w contract(2; 1)\n"
                              "%q = reshape %rows : f32[35, 2, 6] %z = dot %q, %w contract(2; 1)\n"
@@ -80,7 +80,7 @@ TEST(Strides, OfRowsAsTheyAreAreACopyOfAll) {
   expect_right(across);
 }
 
-// The gradient by weights of a 1 x 1 convolution: a sum over images and pixels.
+// The weight gradient of a 1 x 1 convolution: a sum over images and pixels.
 const std::string kImages =
     "graph g(%x: f32[2, 6, 5, 7], %d: f32[2, 9, 5, 7], %s: f32[9, 6]) {\n"
     "%y = dot %d, %x contract(0, 2, 3; 0, 2, 3)\n";
@@ -89,7 +89,7 @@ TEST(Strides, OfContractedDimensionsApartAreProductsThatAdd) {
   const std::string alone = kImages + "return y: %y }";
   EXPECT_EQ(counts(alone), (Counts{2, 0, 0, 2 * 35 * 6 * 9.0}));
   expect_right(alone);
-  expect_right(kImages + "%z = add %s, %y return z: %z }");  // and to something else
+  expect_right(kImages + "%z = add %s, %y return z: %z }");  // added to another value
 }
 
 TEST(Strides, OfManyContractedDimensionsAreACopy) {
@@ -101,7 +101,7 @@ TEST(Strides, OfManyContractedDimensionsAreACopy) {
   const std::string more =
       "graph g(%x: f32[40, 6, 30], %d: f32[40, 9, 30]) {\n"
       "%y = dot %d, %x contract(0, 2; 0, 2) return y: %y }";
-  EXPECT_EQ(counts(more).products, 30);  // 29 times 54 numbers, less than a copy's 7200
+  EXPECT_EQ(counts(more).products, 30);  // 29 times 54 numbers is less than a copy's 7200
   expect_right(more);
   const std::string wide =
       "graph g(%x: f32[4, 60, 3], %d: f32[4, 90, 3]) {\n"
@@ -115,7 +115,7 @@ TEST(Strides, OfManyContractedDimensionsAreACopy) {
   EXPECT_EQ(counts(narrow).products, 1);
 }
 
-// --- dimensions that an einsum made one
+// --- dimensions that an einsum merged
 
 void expect_parted(const std::string& before, const std::string& after) {
   const ir::Graph result = ir::part_products(ir::parse(before).graph);
@@ -140,7 +140,7 @@ TEST(PartProducts, ThatAreFreeInOneOperand) {
 }
 
 TEST(PartProducts, ThatAreContracted) {
-  // The other operand has them in order.
+  // The other operand has the dimensions in order.
   const std::string head = "graph g(%h: f32[6, 32], %w: f32[4, 3, 8]) {\n";
   expect_parted(head + kUnits + "%y = dot %h, %u contract(1; 1) return y: %y }",
                 head +
@@ -154,7 +154,7 @@ TEST(PartProducts, NotOfWhatHasStrides) {
   expect_left(head +
               "%t = transpose %v dims(2, 0, 1) %u = reshape %t : f32[3, 32] "
               "%y = dot %x, %u contract(1; 0) return y: %y }");
-  // No row of eight: a copy is read faster.
+  // No row has eight elements, so a copy is read faster.
   const std::string thin = "graph g(%x: f32[6, 3], %w: f32[4, 3, 7]) {\n";
   expect_left(thin +
               "%t = transpose %w dims(1, 0, 2) %u = reshape %t : f32[3, 28] "

@@ -1,4 +1,4 @@
-// Sums of a 16-bit gradient apart from the region that would need them in fp32.
+// Separates the sum of a 16-bit gradient from a region that would need it in fp32.
 #include "compiler/passes/sums_apart.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,8 @@
 namespace logitless::test {
 namespace {
 
-// The entropy of rows, but for what a gradient by logits adds to it, with gradients of this dtype.
+// Returns the entropy of rows, without a part of its gradient by the logits, with gradients of this
+// dtype.
 std::string entropy(const std::string& shapes, const std::string& dtype) {
   return "graph g(" + shapes +
          ") {\n"
@@ -62,7 +63,7 @@ TEST(SumsApart, CopiesReadTheRowsOfTheFirst) {
   const std::optional<ir::Graph> loops = ir::form_loops(apart->graph, cuts, "first");
   ASSERT_TRUE(loops);
   ir::verify(*loops);
-  // One loop of each group, and no sum over chunks in either.
+  // Each group has one loop, and none sums over chunks.
   std::vector<std::string> groups;
   for (const ir::Node& n : loops->nodes()) {
     if (n.op != ir::Op::loop) continue;
@@ -78,7 +79,7 @@ TEST(SumsApart, CopiesReadTheRowsOfTheFirst) {
 
 TEST(SumsApart, NothingWhereItSavesNothing) {
   const Bindings sizes = {{"N", 12}, {"V", 40}, {"D", 6}};
-  // fp32 sums are the result itself; along the words there are several phases.
+  // fp32 sums are the result itself; along the vocabulary there are several phases.
   const ir::Graph wide = bound(entropy(kShapes, "f32"), sizes);
   EXPECT_FALSE(ir::sums_apart(wide, region_of(wide, "z", 0), 1));
   const ir::Graph graph = bound(entropy(kShapes, "bf16"), sizes);

@@ -1,4 +1,4 @@
-// Lowering asks a target what it must know of a machine, and nothing else.
+// Lowering depends on a machine only through its Target.
 #include <gtest/gtest.h>
 #include <logitless/error.h>
 
@@ -9,7 +9,7 @@
 namespace logitless::test {
 namespace {
 
-// A machine that is not this one.
+// A target that differs from this machine.
 class OtherTarget final : public ir::Target {
  public:
   std::int64_t alignment() const final { return 256; }
@@ -52,7 +52,7 @@ TEST(Lowering, AsksTheTarget) {
   EXPECT_EQ(scratch, 2);
 }
 
-// The strides of a product's operands and results from row to row.
+// Row strides of a product's operands and result.
 struct RowSteps {
   std::int64_t a = 0, b = 0, c = 0;
   bool operator==(const RowSteps&) const = default;
@@ -67,7 +67,7 @@ std::vector<RowSteps> steps_of(const ir::Program& program) {
 }
 
 TEST(Lowering, PutsRowsOfProductsWhereTheTargetWantsThem) {
-  // 300 wide in f32, 301 in bf16: rows of 1200 bytes, and of 602.
+  // Rows of 300 f32 and of 301 bf16 numbers: 1200 and 602 bytes.
   const std::string text =
       "graph g(%x: bf16[40, 24], %w: bf16[24, 301], %v: bf16[301, 300]) {\n"
       "  %z = dot %x, %w contract(1; 0) : bf16[40, 301]\n  %t = tanh %z : bf16[40, 301]\n"
@@ -89,13 +89,13 @@ TEST(Lowering, LeavesRowsTogetherForThoseThatWantThemSo) {
                       .graph,
                   ir::CudaTarget(90)))[0];
   };
-  // A result; what is read in another shape; what rows are taken of.
+  // Not aligned: a result; a value that is read in another shape; a table of rows.
   EXPECT_EQ(steps("", "z: %z").c, 301);
   EXPECT_EQ(
       steps("  %r = reshape %z : bf16[12040]\n  %s = reduce_sum %r dims(0) : f32[]\n", "s: %s").c,
       301);
   EXPECT_EQ(steps("  %r = take %z, %i\n", "r: %r").c, 301);
-  // The same dimensions but the first ones.
+  // Aligned: only the first dimensions differ.
   EXPECT_EQ(steps("  %r = reshape %z : bf16[8, 5, 301]\n"
                   "  %s = reduce_sum %r dims(2) : f32[8, 5]\n",
                   "s: %s")

@@ -1,4 +1,4 @@
-// The text form: round trips, and the place and words of every error.
+// The text form: round trips, and the position and message of every error.
 #include "compiler/ir/text.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace logitless::test {
 namespace {
 
-// Every operation once.
+// Contains every operation once.
 constexpr const char* kEverything =
     R"(graph all(%x: f32[N, 8], %w: bf16[16, 8], %t: i64[N], %u: f32[N, 8], %q: f32[2, 4, 6, 8]) {
   %c = constant value(-1.5e-3) : f32[N, 8]
