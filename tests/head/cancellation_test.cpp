@@ -1,4 +1,4 @@
-// Gradients whose parts cancel: the error is bounded by the parts, not by what is left of them
+// Gradients whose parts cancel: the error is bounded by the size of the parts, not of their sum
 // (docs/losses.md).
 #include <gtest/gtest.h>
 
@@ -23,7 +23,11 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   return norm(difference);
 }
 
-// sum_j m_ij |w_j| and sum_i m_ij |x_i| with m_ij = p_ij + eps / V, or the target's coefficient.
+// Returns sum_j m_ij
+// w_j
+// and sum_i m_ij
+// x_i
+// , where m_ij = p_ij + eps / V, or the target's coefficient.
 OracleGradients parts_of(const HeadProblem& problem) {
   OracleProblem p = problem.oracle;
   const OracleLogits logits = oracle_logits(p);

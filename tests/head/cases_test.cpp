@@ -13,7 +13,7 @@ namespace {
 class CasesTest : public testing::TestWithParam<std::string> {
  protected:
   DType dtype() const { return accepts(GetParam(), HeadSpec{}) ? DType::f32 : DType::bf16; }
-  // Against float64 for f32 and bf16 inputs, under the planner's choice and every kind there is.
+  // Compares f32 and bf16 inputs with float64, under the planner's choice and under each plan kind.
   void expect_all(HeadSpec spec, RunSpec run = {}) {
     run.kernel = GetParam();
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -47,7 +47,7 @@ TEST_P(CasesTest, PaddingIsNotCountedAsZeroLogits) {
       for (std::int64_t i = 0; i < spec.tokens; ++i)
         EXPECT_NEAR(answer.lse.get(i), std::log(static_cast<double>(vocab)), 1e-3);
     }
-    if (vocab > 1) expect_all(spec);  // log 1 = 0 leaves no size for a relative error
+    if (vocab > 1) expect_all(spec);  // log 1 = 0 has no relative error
   }
 }
 
@@ -105,7 +105,8 @@ TEST_P(CasesTest, OneTokenSevenTokensOneColumn) {
       spec.dim = dim;
       spec.vocab = 70;
       spec.weight_scale = 2.0;
-      // Rounding of one row of three numbers does not average out: a seed where it does not cancel.
+      // Rounding errors of a row of three numbers do not average out: this seed avoids a
+      // cancellation.
       spec.seed = static_cast<std::uint64_t>(tokens * 100 + dim + 7);
       expect_all(spec);
     }
@@ -120,7 +121,7 @@ TEST_P(CasesTest, ManyTokensOddInNumber) {
   spec.weight_scale = 2.0;
   RunSpec run;
   if (GetParam() == "reference" || GetParam() == "amx_bf16_emulated") {
-    spec.tokens = 8519 / 16;  // slow ones: odd all the same
+    spec.tokens = 8519 / 16;  // fewer tokens for slow kernels, still odd
   }
   expect_all(spec, run);
 }
@@ -145,7 +146,7 @@ TEST_P(CasesTest, FrozenInputs) {
   }
 }
 
-// The probability of the target is 0 in fp32, its loss is not, and dz is -1 there.
+// The target's probability is 0 in fp32, but its loss is finite, and dz is -1 there.
 TEST_P(CasesTest, TargetFarBelowTheRest) {
   for (const double far : {80.0, 95.0, 300.0, 3000.0}) {
     HeadSpec spec;
@@ -156,7 +157,7 @@ TEST_P(CasesTest, TargetFarBelowTheRest) {
     HeadProblem problem(spec);
     for (std::int64_t i = 0; i < spec.tokens; ++i) problem.hidden.set(i * spec.dim, far);
     for (std::int64_t j = 0; j < spec.vocab; ++j)
-      problem.weight.set(j * spec.dim, j < 128 ? -1.0 : 0.0);  // far below: a whole tile
+      problem.weight.set(j * spec.dim, j < 128 ? -1.0 : 0.0);  // full tile far below
     for (std::int64_t i = 0; i < spec.tokens; ++i)
       problem.targets.set(i, static_cast<double>(i * 20));
     problem.refresh_oracle();

@@ -1,5 +1,5 @@
-// How a plan cuts a problem up must not show: chunks, 16-bit gradients gathered over several of
-// them, and gradients added to what is there.
+// Results do not depend on how a plan splits a problem: chunks, 16-bit gradients accumulated over
+// several of them, and gradients added to present values.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -27,7 +27,7 @@ class ChunksTest : public testing::TestWithParam<std::string> {
     spec.ignored = 0.1;
     return spec;
   }
-  // The same problem in one chunk and in as many as the least budget makes.
+  // Runs the same problem in one chunk, and in as many as the least budget yields.
   std::pair<HeadAnswer, HeadAnswer> large_and_small(const HeadProblem& problem, RunSpec run) const {
     run.kernel = GetParam();
     run.plan = PlanKind::dense;
@@ -41,7 +41,7 @@ class ChunksTest : public testing::TestWithParam<std::string> {
     EXPECT_LT(small.plan.chunk_tokens * 2, problem.spec.tokens);
     return {std::move(large), std::move(small)};
   }
-  // The least budget that dense takes, by bisection.
+  // Returns the least budget that dense fits in, by bisection.
   static std::size_t least_budget(const HeadProblem& problem, RunSpec run) {
     std::size_t low = 0;
     std::size_t high = run.budget;
@@ -82,7 +82,7 @@ TEST_P(ChunksTest, SameLossAndHiddenGradientWhateverTheChunk) {
     if (!accepts(GetParam(), spec)) continue;
     SCOPED_TRACE(name_of(dtype));
     const auto [large, small] = large_and_small(HeadProblem(spec), {});
-    if (is_device_kernel(GetParam())) {  // sums of other lengths, other kernels of cuBLAS
+    if (is_device_kernel(GetParam())) {  // sums have other lengths, and cuBLAS picks other kernels
       EXPECT_LE(relative_error(small.loss.values(), large.loss.values()), 1e-6);
       EXPECT_LE(relative_error(small.lse.values(), large.lse.values()), 1e-6);
       EXPECT_LE(relative_error(small.d_hidden.values(), large.d_hidden.values()),
@@ -97,8 +97,8 @@ TEST_P(ChunksTest, SameLossAndHiddenGradientWhateverTheChunk) {
   }
 }
 
-// A d_weight made some words at a time, under a budget without room for the sums of all, has the
-// bits of one that is made with everything else.
+// A separate d_weight has the bits of one that is computed with the other gradients. The budget
+// does not hold the sums of the full vocabulary.
 TEST_P(ChunksTest, SameBitsOfADWeightWithAPassOfItsOwn) {
   if (is_device_kernel(GetParam())) GTEST_SKIP() << "a plan of the CPU";
   for (const DType dtype : {DType::bf16, DType::f16}) {
@@ -115,7 +115,7 @@ TEST_P(ChunksTest, SameBitsOfADWeightWithAPassOfItsOwn) {
       run.kernel = GetParam();
       run.gradient_dtype = dtype;
       run.plan = PlanKind::recompute;
-      run.d_hidden = option != 2;  // and without anything else to make
+      run.d_hidden = option != 2;  // also without other gradients
       run.d_bias = option != 2;
       run.budget = 1;
       try {
@@ -141,14 +141,14 @@ TEST_P(ChunksTest, SameBitsOfADWeightWithAPassOfItsOwn) {
   }
 }
 
-// A 16-bit d_weight is gathered in more than 16 bits and rounded once: what many chunks give is at
+// A 16-bit d_weight is accumulated in more than 16 bits and rounded once: with many chunks it is at
 // most one rounding away from the fp32 gradient.
 TEST_P(ChunksTest, SixteenBitWeightGradientIsRoundedOnce) {
   for (const auto& [dtype, dim] :
        {std::pair{DType::bf16, 24}, {DType::f16, 24}, {DType::bf16, 264}}) {
     HeadSpec spec = several();
     spec.dtype = dtype;
-    spec.dim = dim;  // on a GPU sums lie otherwise where a tile of 256 columns is whole
+    spec.dim = dim;  // a GPU has another layout of the sums for full tiles of 256 columns
     if (!accepts(GetParam(), spec)) continue;
     SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(dim));
     const HeadProblem problem(spec);
@@ -160,7 +160,7 @@ TEST_P(ChunksTest, SixteenBitWeightGradientIsRoundedOnce) {
     std::int64_t differ = 0;
     for (std::int64_t at = 0; at < spec.vocab * spec.dim; ++at) {
       const double exact = large.d_weight.get(at);
-      // Half a unit in the last place, f16's subnormals included, and fp32 order of summation.
+      // Half a ulp, including f16's subnormals, and the error of fp32 sums in another order.
       EXPECT_NEAR(small16.d_weight.get(at), exact, unit * 1.001 * std::abs(exact) + 6e-8);
       differ += small16.d_weight.get(at) != large16.d_weight.get(at);
     }
@@ -180,7 +180,7 @@ TEST_P(ChunksTest, AccumulateAdds) {
         run.kernel = GetParam();
         run.plan = kind;
         run.gradient_dtype = gradient;
-        run.grad_loss = 100.0;  // gradients of a size with what is there
+        run.grad_loss = 100.0;  // gradients are of the size of the present values
         if (small && kind == PlanKind::dense) {
           run.budget = std::size_t{1} << 30;
           run.budget = least_budget(problem, run) + 65536;

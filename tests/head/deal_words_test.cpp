@@ -1,5 +1,5 @@
-// Words dealt over ranks: a permutation, its inverse, and, on heads of a trained language model,
-// how even the kept tiles of the ranks are.
+// Interleaved vocabularies: the permutation, its inverse and, on heads of a trained language model,
+// the balance of selected tiles over the ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ TEST(DealWords, IsAPermutationInStrata) {
       }
       for (std::size_t i = 0; i < dealt.size(); ++i)
         EXPECT_EQ(inverse[static_cast<std::size_t>(dealt[i])], static_cast<std::int32_t>(i));
-      for (std::int64_t at = 0; at + ranks <= vocab; at += ranks) {  // each stratum on all ranks
+      for (std::int64_t at = 0; at + ranks <= vocab; at += ranks) {  // each stratum is on all ranks
         std::vector<int> of(rank_of.begin() + at, rank_of.begin() + at + ranks);
         std::sort(of.begin(), of.end());
         for (int r = 0; r < ranks; ++r) EXPECT_EQ(of[static_cast<std::size_t>(r)], r);
@@ -43,7 +43,8 @@ TEST(DealWords, IsAPermutationInStrata) {
   }
   EXPECT_EQ(deal_words(1000, 4), deal_words(1000, 4)) << "the same everywhere";
   EXPECT_NE(deal_words(1000, 4), deal_words(1000, 4, {}, 1));
-  // By average: the words of the first stratum are the most frequent ones, equals by id.
+  // Ordered by average: the most frequent entries form the first stratum; equal ones are ordered by
+  // id.
   const std::vector<float> average = {0.0f, 3.0f, 1.0f, 2.0f};
   const std::vector<std::int32_t> dealt = deal_words(4, 2, average);
   const auto on_first = [&](std::int32_t word) { return dealt[0] == word || dealt[1] == word; };
@@ -61,7 +62,8 @@ TEST(DealWords, Errors) {
   EXPECT_THROW(inverse_of_dealt(std::vector<std::int32_t>{1, 1}), InvalidArgument);
 }
 
-// Of the last tokens, orders from the first ones. Ranks after one another by ids are far from even.
+// The last tokens of the file, with orders made from the first ones. Without interleaving, ranges
+// of ids are far from balanced.
 class DealtRealHead : public testing::TestWithParam<const char*> {};
 
 TEST_P(DealtRealHead, KeepsTheSameOnAllRanks) {

@@ -1,4 +1,4 @@
-// What a GPU's memory, streams and optimizer say without a GPU, and do with one.
+// Memory, streams and optimizer of a GPU: their errors without a GPU, and their results with one.
 #include "logitless/device.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ TEST(DeviceTest, AdamWsTablesGrowWithBlocks) {
   const auto bytes = [](std::vector<std::int64_t> counts) { return DeviceAdamW::bytes(counts); };
   EXPECT_GT(bytes({1}), 0U);
   EXPECT_EQ(bytes({1}), bytes({8192}));
-  // A cut of 16 bytes and a sum of 8 for each 8192 elements.
+  // The workspace has 16 bytes for a block and 8 for a sum, for each 8192 elements.
   EXPECT_EQ(bytes({8192 * 1024}) - bytes({8192 * 512}), 512U * 24U);
   EXPECT_GE(bytes(std::vector<std::int64_t>(100, 3)), 100U * (56U + 24U));
 }

@@ -1,4 +1,4 @@
-// Every bad argument is refused with a message that names it, and nothing has been written then.
+// Every invalid argument is refused with a message that names it, before anything is written.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kTokens = 6, kDim = 4, kVocab = 9;
 
-// A call that is right; each row of the table makes one thing wrong.
+// A valid call; each table entry makes one argument invalid.
 struct Call {
   Call() : problem(spec()) {
     in = problem.inputs();
@@ -60,7 +60,7 @@ struct Call {
 };
 
 struct Row {
-  const char* message;  // all of it, or its beginning if it ends in "..."
+  const char* message;  // the full message, or its beginning if it ends in "..."
   void (*change)(Call&);
 };
 
@@ -192,7 +192,7 @@ TEST(Errors, EachBadArgumentIsNamedAndNothingIsWritten) {
     expect_message(
         refusal([&] { cross_entropy(Context(), call.options, call.in, call.out, call.budget); }),
         row.message);
-    // A call with a plan of its own checks its arguments itself.
+    // more tokens than needed are fine
     if (call.budget == 0) {
       EXPECT_NE(refusal([&] {
                   cross_entropy(context, plan, call.options, call.in, call.out, workspace);
@@ -236,7 +236,9 @@ TEST(Errors, PlansAndWorkspacesOfOtherCalls) {
   shape.tokens = kTokens - 1;
   EXPECT_EQ(run(plan_head(shape, plan.features, request), workspace),
             "plan: made for at most 5 tokens, called with 6");
-  shape.tokens = kTokens + 100;  // room for more is fine
+  shape.tokens = kTokens + 100;  // A plan may be made for another machine, but is refused when it
+                                 // is used here. The machine of this test has no vector
+                                 // instructions, so most kernels are those of other machines.
   const LossPlan larger = plan_head(shape, plan.features, request);
   EXPECT_EQ(run(larger, Workspace(context, larger)), "accepted");
 
@@ -269,8 +271,7 @@ TEST(Errors, Contexts) {
   }
 }
 
-// A plan may be made for another machine, and is refused when it is used here.
-// A machine without vector instructions: kernels that this one runs are other machines' there.
+// there is one instruction set, which every machine has
 TEST(Errors, KernelsOfOtherMachines) {
   const AssumedCpu plain{CpuFacts{}};
   const std::vector<std::string> runnable = kernel_names();

@@ -1,5 +1,5 @@
-// The far field both ways against float64: the loss from kept tiles and estimated masses, and
-// gradients of that; what it promises beside, and what it refuses.
+// far_both against float64: the loss from selected tiles and estimated masses, and its gradients.
+// Also its guarantees and refusals.
 #include "support/far_both.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 
 class FarBoth : public FarKernels {
  protected:
-  // Words no multiple of a tile, D odd.
+  // The vocabulary is no multiple of a tile, and D is odd.
   HeadSpec spec() const { return FarKernels::spec(150, 9, 17 * 128 + 37, 3); }
 };
 
@@ -37,10 +37,10 @@ TEST_P(FarBoth, IsTheOraclesForEachDtypeAndShape) {
     std::int64_t tokens, dim, vocab;
   };
   const Shape shapes[] = {
-      {300, 13, 17 * 128 + 37},  // a last tile of few words, a last block of few tokens
-      {128, 16, 12 * 128},       // whole tiles, one whole block
+      {300, 13, 17 * 128 + 37},  // small last tile, small last block of tokens
+      {128, 16, 12 * 128},       // full tiles, one full block
       {600, 24, 21 * 128 + 5},   // several blocks of tokens on a GPU
-      {129, 1, 12 * 128 + 1},    // a tile of one word
+      {129, 1, 12 * 128 + 1},    // tile of one entry
       {1, 7, 9 * 128 + 127},     // one token
       {40, 3, 70 * 128 + 5},     // several tiles in a segment
       {20, 3, 131 * 128 + 9},    // more than one group of means
@@ -58,8 +58,8 @@ TEST_P(FarBoth, IsTheOraclesForEachDtypeAndShape) {
   }
 }
 
-// The comparisons above would see exact numbers, estimates without their quadratic form, and far
-// tiles that were dropped.
+// The comparisons above would detect exact results, estimates without their quadratic form, and
+// dropped skipped tiles.
 TEST_P(FarBoth, IsNeitherExactNorDropped) {
   HeadSpec s = spec();
   s.bias = true;
@@ -89,7 +89,7 @@ TEST_P(FarBoth, IsNeitherExactNorDropped) {
   RunSpec r = run();
   r.tau = static_cast<float>(a.tau);
   EXPECT_GT(lse_of_far(run_far_both(problem, r).oracle), s.tokens / 2);
-  // With more caution more tiles are kept.
+  // More caution selects more tiles.
   const std::vector<float> careful(order.log2_caution().size(), 6.0f);
   problem.order = order.with_moments(s.dim, order.axes(), order.variance(), careful);
   EXPECT_GT(call_far_both(problem, r).statistics.far.kept, a.statistics.far.kept);
@@ -183,7 +183,7 @@ TEST_P(FarBoth, SeveralChunks) {
     const FarBothAnswer a = check(problem, r);
     EXPECT_EQ(a.plan.workspace_bytes(), r.budget);
     EXPECT_LT(a.plan.chunk_tokens * 3, a.statistics.valid_tokens);
-    // 16-bit gradients: sums between chunks are still fp32, which takes room.
+    // 16-bit gradients still need fp32 sums between chunks, which take memory.
     r.gradient_dtype = dtype;
     r.budget += static_cast<std::size_t>(4 * s.vocab * s.dim) + 256;
     EXPECT_LT(check(problem, r).plan.chunk_tokens * 2, a.statistics.valid_tokens);
@@ -235,7 +235,7 @@ TEST_P(FarBoth, Accumulates) {
   const FarBothAnswer plain = check(problem, run());
   RunSpec r = run();
   r.tau = static_cast<float>(plain.tau);
-  r.audit_rows = 32;  // of this call's part alone
+  r.audit_rows = 32;  // of this call's part only
   r.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
     o.accumulate = true;
     for (TensorView* view : {&out.d_hidden, &out.d_weight, &out.d_bias})
@@ -244,7 +244,7 @@ TEST_P(FarBoth, Accumulates) {
   const FarBothAnswer added = call_far_both(problem, r);
   const auto compare = [](const Tensor& got, const Tensor& part) {
     for (std::int64_t i = 0; i < got.numel(); ++i)
-      // The sums begin at 0.5 and round at every product added to them: some 300 times by 3e-8.
+      // The sums begin at 0.5 and round with every product added: some 300 times by 3e-8.
       ASSERT_NEAR(got.get(i), 0.5 + part.get(i), 2e-6) << i;
   };
   compare(added.d_hidden, plain.d_hidden);
@@ -297,7 +297,7 @@ TEST_P(FarBoth, ThreadsAndRunsGiveTheSameBits) {
   }
 }
 
-// What the audit measured, measured here over the tokens evenly spaced among the valid ones.
+// The audit's errors equal those computed here for tokens evenly spaced among the valid ones.
 TEST_P(FarBoth, TheAuditMeasuresTheErrors) {
   for (const int per_token : {1, 3}) {
     HeadSpec s = spec();
@@ -327,7 +327,7 @@ TEST_P(FarBoth, TheAuditMeasuresTheErrors) {
         most = std::max(most, std::abs(off));
       }
       ASSERT_GT(most, 1e-4);
-      // The exact lse of the audit is within the contract of float64's.
+      // The exact lse of the audit is within its documented error of float64's.
       EXPECT_NEAR(a.statistics.far.audited_lse_error,
                   std::sqrt(squares / static_cast<double>(tokens.size())), 2 * kLseBound * 20);
       EXPECT_NEAR(a.statistics.far.audited_lse_error_max, most, 2 * kLseBound * 20);
@@ -356,7 +356,8 @@ TEST_P(FarBoth, ATinyTauKeepsEverything) {
   EXPECT_LE(relative_error(a.lse.values(), logits.lse), kLseBound);
 }
 
-// Only targets' tiles are kept, on a GPU those above tau alone, and everything else is an estimate.
+// Only targets' tiles are selected (on a GPU only those above tau), and everything else is an
+// estimate.
 TEST_P(FarBoth, ATauAboveEveryMassKeepsNoMoreThanTheTargets) {
   HeadSpec s = spec();
   s.bias = true;
@@ -396,13 +397,13 @@ TEST_P(FarBoth, ANaNStaysInItsRow) {
   problem.hidden.set(kBad * s.dim + 3, NAN);
   const FarBothAnswer a = call_far_both(problem, r);
   EXPECT_TRUE(std::isnan(a.loss.get(0)));
-  // Nothing was measured: no error of 0.
+  // Nothing was measured, so the error must not be 0.
   r.audit_rows = 1000;
   const FarFieldStatistics far = call_far_both(problem, r).statistics.far;
   EXPECT_TRUE(std::isnan(far.audited_error)) << far.audited_error;
   EXPECT_TRUE(std::isnan(far.audited_lse_error)) << far.audited_lse_error;
   EXPECT_TRUE(std::isnan(far.audited_lse_error_max)) << far.audited_lse_error_max;
-  // The others' blocks and tiles are those of a call without it.
+  // The other tokens have the blocks and tiles of a call without the bad one.
   problem.targets.set(kBad, static_cast<double>(problem.oracle.ignore_index));
   const FarBothAnswer without = call_far_both(problem, r);
   for (std::int64_t i = 0; i < s.tokens; ++i) {
@@ -472,7 +473,7 @@ TEST(FarBothRefusals, OfCalls) {
   EXPECT_EQ(call(), "d_hidden_bound: plan far_both has none; its audit measures the error");
   r.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.order = problem.order; };
   EXPECT_EQ(call(), "accepted");
-  // far_backward leaves moments alone, even of another dim.
+  // far_backward ignores moments, even of another dim.
   r.plan = PlanKind::far_backward;
   r.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.order = other; };
   EXPECT_EQ(call(), "accepted");
@@ -498,7 +499,7 @@ TEST(FarBothRefusals, OfPlans) {
     EXPECT_EQ(refused(f), "no plan: far_both: argmax and entropy need every word's logit");
   }
   EXPECT_EQ(refused(HeadFeatures()), "no plan: far_both: no gradient is wanted");
-  // By accuracy it is one candidate of several, and a refusal of it no error.
+  // Requested by accuracy, it is one candidate of several, and its refusal is no error.
   PlanRequest request;
   request.accuracy = Accuracy::far_both;
   EXPECT_EQ(plan_head(shape, features, request).kind, PlanKind::far_both);

@@ -1,5 +1,5 @@
-// A FarController of a small head on one thread, whose steps are not computed: what they find is
-// said.
+// A FarController of a small head on one thread. Its steps are not computed: the test supplies
+// their statistics.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class FarControllerTest : public testing::Test {
     if (c.request({.far = true}).accuracy == Accuracy::far_both) plan.kind = PlanKind::far_both;
     return c.begin(plan, source());
   }
-  // Begins steps until one is a far-field one, and says how many were dense.
+  // Begins steps until one uses the far field, and returns the number of dense ones.
   int until_far(FarController& c, FarStep& step) const {
     int dense = 0;
     for (step = begin(c); !step.far && dense < 1000; step = begin(c)) ++dense;
@@ -50,13 +50,13 @@ class FarControllerTest : public testing::Test {
     s.audited_error = e;
     return s;
   }
-  // Of a batch whose tokens are all ignored.
+  // Returns the statistics of a batch whose tokens are all ignored.
   static FarFieldStatistics without_tokens() {
     FarFieldStatistics s;
     s.audited_error = -1.0;
     return s;
   }
-  // A step that throws before it has computed anything.
+  // Takes a step that throws before it has computed anything.
   void fail(FarController& c, const OrderSource& from) const {
     const auto thrown = [] { throw InvalidArgument("no such target"); };
     take_far_step(
@@ -67,7 +67,7 @@ class FarControllerTest : public testing::Test {
         },
         thrown);
   }
-  // Tokens of another dim than the words: of these no order can be made.
+  // Returns tokens whose dim differs from that of the weight, so that no order can be made.
   OrderSource mismatched() const {
     OrderSource bad = source();
     bad.hidden = ConstTensorView(hidden_.data(), DType::f32, {kTokens, kDim / 2});

@@ -1,4 +1,4 @@
-// The decisions of the far field's controller, from statistics made up: no step is computed.
+// Decisions of the far field's controller, from made-up statistics: no step is computed.
 #include "head/far_controller.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ TEST_F(FarControllerTest, RequestsAreThoseOfTheStep) {
 TEST_F(FarControllerTest, ATrialThenAuditsEveryFewSteps) {
   FarController c(context_, options_);
   FarStep step;
-  EXPECT_EQ(until_far(c, step), 9);  // an order, and its trial, at step 10
+  EXPECT_EQ(until_far(c, step), 9);  // an order, and its trial at step 10
   EXPECT_TRUE(step.trial && step.audit);
   EXPECT_EQ(c.report().refreshes, 1);
   EXPECT_TRUE(c.accept(step, error(0.005)));
@@ -99,8 +99,8 @@ TEST_F(FarControllerTest, TheWorstErrorKeptIsNoNumbersOneToo) {
   EXPECT_EQ(again.report().worst_kept_error, INFINITY);
 }
 
-// Ignored tokens say nothing of an order, and neither do gradients of 0: no step goes by it before
-// one that has others.
+// Ignored tokens and gradients of 0 measure nothing, so no step uses the order until a trial with
+// gradients.
 TEST_F(FarControllerTest, ATrialWithoutGradientsIsDueAgain) {
   for (const bool after_another : {false, true}) {
     SCOPED_TRACE(after_another);
@@ -123,7 +123,7 @@ TEST_F(FarControllerTest, ATrialWithoutGradientsIsDueAgain) {
       FarController resumed(context_, options_);
       resumed.set_state(c.state());
       EXPECT_TRUE(begin(resumed).trial);
-      // A plan that may not be far leaves the trial due, too.
+      // If the plan is exact, the trial stays due, too.
       exact_.kind = PlanKind::dense;
       EXPECT_FALSE(c.begin(exact_, source()).far);
       step = begin(c);
@@ -134,7 +134,7 @@ TEST_F(FarControllerTest, ATrialWithoutGradientsIsDueAgain) {
     EXPECT_EQ(c.report().audits, audits + 1);
     step = begin(c);
     EXPECT_TRUE(step.far && !step.trial && !step.audit);
-    // An audit that is due the same.
+    // The same holds for a due audit.
     for (; !step.audit; step = begin(c)) c.accept(step, unaudited());
     EXPECT_TRUE(c.accept(step, error(0.0)));
     EXPECT_TRUE(begin(c).audit);
@@ -142,14 +142,14 @@ TEST_F(FarControllerTest, ATrialWithoutGradientsIsDueAgain) {
   }
 }
 
-// Whatever was due is due again: an order, its trial, an audit.
+// After a failed step, an order, its trial or an audit is due again.
 TEST_F(FarControllerTest, AStepThatThrowsIsNone) {
   for (const std::int64_t delay : {0, 3}) {
     SCOPED_TRACE(delay);
     options_.refresh_delay = delay;
     FarController one(context_, options_), other(context_, options_);
     for (int i = 0; i < 40; ++i) {
-      // Asking for the state waits for an order that is being made: now and then it is not asked.
+      // Reading the state waits for an order that is being made, so only some steps read it.
       const bool asked = i % 4 == 0;
       const std::vector<std::byte> before = asked ? other.state() : std::vector<std::byte>();
       EXPECT_EQ(message_of([&] { fail(other, source()); }), "no such target");
@@ -161,7 +161,7 @@ TEST_F(FarControllerTest, AStepThatThrowsIsNone) {
       ASSERT_EQ(a.trial, b.trial) << i;
       ASSERT_EQ(a.audit, b.audit) << i;
       if (!a.far) continue;
-      // Audits miss the error now and then.
+      // Some audits miss the error.
       const FarFieldStatistics s = a.audit ? error(i % 3 == 0 ? 0.02 : 0.006) : unaudited();
       ASSERT_EQ(one.accept(a, s), other.accept(b, s)) << i;
     }
@@ -177,7 +177,8 @@ TEST_F(FarControllerTest, AnOrderThatCannotBeMadeIsBegunAgain) {
     options_.refresh_delay = delay;
     FarController c(context_, options_);
     for (int i = 1; i < 10; ++i) EXPECT_FALSE(begin(c).far);
-    if (delay > 0) {  // its thread fails, which the step that waits for it says
+    if (delay > 0) {  // the thread that makes the order fails, and the step that waits for it
+                      // throws
       EXPECT_NO_THROW(c.begin(far_, mismatched()));
       EXPECT_FALSE(begin(c).far);
       EXPECT_FALSE(begin(c).far);
@@ -198,7 +199,7 @@ TEST_F(FarControllerTest, AnOrderThatCannotBeMadeIsBegunAgain) {
   }
 }
 
-// The trace of another context would be the other's.
+// A copy of the context has its trace and memory meter.
 TEST_F(FarControllerTest, KeepsItsContext) {
   std::vector<std::string> lines;
   ContextOptions traced = one_;
@@ -213,7 +214,7 @@ TEST_F(FarControllerTest, KeepsItsContext) {
 }
 
 TEST_F(FarControllerTest, IntervalsAreNeverShorterThanTheFirst) {
-  options_.refresh_every = 10000;  // such as 100, of 100 batches each
+  options_.refresh_every = 10000;  // for example 100, of 100 batches each
   FarController c(context_, options_);
   std::vector<std::int64_t> trials;
   while (c.report().steps < 40000) {
@@ -261,7 +262,7 @@ TEST_F(FarControllerTest, TrialsLowerTauThenWaitLongerEachTime) {
     EXPECT_TRUE(step.trial);
     EXPECT_FALSE(c.accept(step, error(0.5)));
   }
-  // Three with the first order; with the least tau one with each.
+  // Three trials with the first order; with the least tau, one with each.
   EXPECT_EQ(waits, (std::vector<int>{9, 0, 0, 9, 19, 39}));
   EXPECT_GT(taus[0], taus[1]);
   EXPECT_GT(taus[1], taus[2]);
@@ -269,7 +270,8 @@ TEST_F(FarControllerTest, TrialsLowerTauThenWaitLongerEachTime) {
   EXPECT_EQ(c.report().repeated_steps, 6);
 }
 
-// Bad luck with the tokens audited, where tau has kept the error before; more than that once more.
+// The miss may be due to the choice of audited tokens, since tau has kept the error before. A
+// second miss lowers tau further.
 TEST_F(FarControllerTest, AMissOfAnOrdersFirstTrialLowersTauALittle) {
   FarController c(context_, options_);
   FarStep step;
@@ -297,7 +299,7 @@ TEST_F(FarControllerTest, TauRisesWhereThereIsRoom) {
   EXPECT_NEAR(c.report().tau, 1.25 * before, 1e-12);
 }
 
-// What an audit has missed with is not gone back to at once.
+// tau does not return at once to a value with which an audit has missed.
 TEST_F(FarControllerTest, TauFallsWhereAnAuditMissesAndRisesSlowlyFromThenOn) {
   FarController c(context_, options_);
   FarStep step;
@@ -317,7 +319,7 @@ TEST_F(FarControllerTest, TauFallsWhereAnAuditMissesAndRisesSlowlyFromThenOn) {
   EXPECT_TRUE(step.trial);
   EXPECT_TRUE(c.accept(step, error(options_.error / 4)));
   EXPECT_NEAR(c.report().tau, 1.05 * tau, 1e-12);
-  // A run that goes on from here goes on so.
+  // A resumed run continues in the same way.
   FarController again(context_, options_);
   again.set_state(c.state());
   tau = again.report().tau;
@@ -330,8 +332,8 @@ TEST_F(FarControllerTest, TauFallsWhereAnAuditMissesAndRisesSlowlyFromThenOn) {
   EXPECT_NEAR(again.report().tau, 1.05 * tau, 1e-12);
 }
 
-// Such a tau may keep so much that the planner takes exact plans, with which nothing is audited.
-// From the first one again then, after a while.
+// Such a tau may select so many tiles that the planner takes exact plans, which are never audited.
+// After a while, the first tau is used again.
 TEST_F(FarControllerTest, ATauThatThePlannerRefusesIsGivenUp) {
   FarController c(context_, options_);
   const double first = c.report().tau;
@@ -408,13 +410,13 @@ TEST_F(FarControllerTest, RefusesAStateThatNoneCouldHave) {
   crafted("counts", 8, std::int64_t{0});               // interval
   crafted("counts", 10, std::int64_t{-1});             // wait
   crafted("counts", 13, (std::int64_t{1} << 32) + 1);  // trials
-  crafted("counts", 16, std::int64_t{1});              // backward alone, of far_backward
+  crafted("counts", 16, std::int64_t{1});              // changed kind, with far_backward
   for (const std::size_t i : {17, 18, 19}) crafted("counts", i, std::int64_t{-1});
   for (const double value : {-1.0, 2.0, 1e300, static_cast<double>(NAN)}) {
     crafted("numbers", 2, value);  // tau
-    crafted("numbers", 3, value);  // kept
-    crafted("numbers", 4, value);  // of both ways, missed
-    crafted("numbers", 5, value);  // tau of the other way
+    crafted("numbers", 3, value);  // selected fraction
+    crafted("numbers", 4, value);  // misses of far_both
+    crafted("numbers", 5, value);  // tau of the other kind
   }
   FarController again(context_, options_);
   again.load(path);

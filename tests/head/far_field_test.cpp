@@ -1,5 +1,5 @@
-// The far field against float64: gradients from kept tiles and the masses of the others, over every
-// kernel that has one and every option that changes the gradient.
+// The far field against float64: gradients from selected tiles and the masses of skipped ones, on
+// every kernel that has it and with every option that changes the gradient.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,14 +21,15 @@ class FarField : public testing::TestWithParam<std::string> {
     return r;
   }
   bool skipped(const HeadSpec& spec) const { return !accepts(GetParam(), spec); }
-  // What the kernel takes: bf16 where it is no fp32, whole eights of columns where it must.
+  // Adapts the spec to the kernel: bf16 if it does not take fp32, and multiples of eight columns if
+  // required.
   void fit(HeadSpec& spec) const {
     if (skipped(spec)) spec.dtype = DType::bf16;
     if (skipped(spec)) spec.dim = (spec.dim + 7) / 8 * 8;
   }
 };
 
-// Words no multiple of a tile, D odd.
+// The vocabulary is no multiple of a tile, and D is odd.
 HeadSpec small_spec() {
   HeadSpec spec;
   spec.tokens = 300;
@@ -57,9 +58,9 @@ TEST_P(FarField, IsTheOraclesForEachDtypeAndShape) {
     std::int64_t tokens, dim, vocab;
   };
   const Shape shapes[] = {
-      {300, 13, 11 * 128 + 37},  // a last tile of few words, a last block of few tokens
-      {128, 16, 8 * 128},        // whole tiles, one whole block
-      {129, 1, 6 * 128 + 1},     // a tile of one word
+      {300, 13, 11 * 128 + 37},  // small last tile, small last block of tokens
+      {128, 16, 8 * 128},        // full tiles, one full block
+      {129, 1, 6 * 128 + 1},     // tile of one entry
       {1, 7, 9 * 128 + 127},     // one token
       {40, 3, 70 * 128 + 5},     // several tiles in a segment
       {17, 600, 5 * 128 + 64},   // more than one block of columns
@@ -78,8 +79,8 @@ TEST_P(FarField, IsTheOraclesForEachDtypeAndShape) {
   }
 }
 
-// Far from what exact gradients are: the comparison above would see a plan that keeps everything,
-// and one that drops what is far.
+// Results are far from exact gradients: the comparison above would detect a plan that selects
+// everything, and one that drops skipped tiles.
 TEST_P(FarField, IsNeitherExactNorDropped) {
   HeadSpec spec = small_spec();
   fit(spec);
@@ -88,7 +89,8 @@ TEST_P(FarField, IsNeitherExactNorDropped) {
   const FarAnswer a = check(problem, run());
   const FarOracle& o = a.oracle;
   const double contract = gradient_bound(spec.dtype);
-  if (spec.dtype == DType::f32) {  // in 16 bit the far field of d_hidden lies within their rounding
+  if (spec.dtype == DType::f32) {  // in 16 bit, the skipped tiles' part of d_hidden is within its
+                                   // rounding error
     EXPECT_GT(distance(o.exact.d_hidden, o.far.d_hidden),
               3 * (o.hidden_slack + contract * norm(o.far.d_hidden)));
   }
@@ -96,7 +98,8 @@ TEST_P(FarField, IsNeitherExactNorDropped) {
             3 * (o.weight_slack + contract * norm(o.far.d_weight)));
   EXPECT_GT(distance(o.exact.d_bias, o.far.d_bias),
             3 * (o.bias_slack + contract * norm(o.far.d_bias)));
-  // The mass is conserved: d_bias sums to 0 as the exact one does, but for what 16 bits lose.
+  // The mass is conserved: the sum of d_bias is 0, like that of the exact one, except for 16-bit
+  // rounding.
   double total = 0, exact = 0, size = 0;
   for (std::int64_t j = 0; j < spec.vocab; ++j) {
     total += a.d_bias.get(j);
@@ -166,7 +169,7 @@ TEST_P(FarField, MaskedWords) {
   HeadSpec spec = small_spec();
   fit(spec);
   spec.bias = true;
-  spec.ignored = 0.8;  // so that whole tiles without a target can be masked
+  spec.ignored = 0.8;  // enough to mask full tiles without a target
   spec.tokens = 60;
   FarProblem problem(spec);
   problem.mask_words();
@@ -182,7 +185,7 @@ TEST_P(FarField, SeveralChunks) {
     spec.dtype = dtype;
     spec.bias = true;
     spec.ignored = 0.1;
-    if (is_device_kernel(GetParam())) {  // its chunks are of 256 tokens at least
+    if (is_device_kernel(GetParam())) {  // its chunks have at least 256 tokens
       spec.tokens = 1100;
       spec.dim = 8;
     }
@@ -194,7 +197,7 @@ TEST_P(FarField, SeveralChunks) {
     r.tau = 0.0f;
     const FarAnswer a = check(problem, r);
     EXPECT_LT(a.plan.chunk_tokens * 3, a.statistics.valid_tokens);
-    // 16-bit gradients: sums between chunks are still fp32, which takes room.
+    // 16-bit gradients still need fp32 sums between chunks, which take memory.
     r.gradient_dtype = dtype;
     r.budget += static_cast<std::size_t>(4 * (spec.vocab + spec.tokens) * spec.dim) + 1024;
     EXPECT_LT(check(problem, r).plan.chunk_tokens * 2, a.statistics.valid_tokens);
@@ -217,7 +220,7 @@ TEST_P(FarField, UpstreamGradients) {
   for (std::int64_t i = 0; i < spec.tokens; ++i)
     r.grad_losses.push_back(i % 3 == 0 ? 0.0 : static_cast<double>(i % 7) - 3.0);
   check(problem, r);
-  // A whole block without gradient keeps nothing and gets nothing.
+  // A block without gradients selects nothing and gets 0.
   r.grad_losses.assign(static_cast<std::size_t>(spec.tokens), 0.0);
   r.grad_losses.back() = 1.0;
   const FarAnswer last = check(problem, r, 0.2);
@@ -253,7 +256,7 @@ TEST_P(FarField, Accumulates) {
   const FarAnswer plain = check(problem, run());
   RunSpec r = run();
   r.tau = static_cast<float>(plain.tau);
-  r.audit_rows = 32;  // of this call's part alone
+  r.audit_rows = 32;  // of this call's part only
   r.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
     o.accumulate = true;
     for (TensorView* view : {&out.d_hidden, &out.d_weight, &out.d_bias})
@@ -262,7 +265,7 @@ TEST_P(FarField, Accumulates) {
   const FarAnswer added = call_far(problem, r);
   const auto compare = [](const Tensor& got, const Tensor& part) {
     for (std::int64_t i = 0; i < got.numel(); ++i)
-      // The sums begin at 0.5 and round at every product added to them: some 300 times by 3e-8.
+      // The sums begin at 0.5 and round with every product added: some 300 times by 3e-8.
       ASSERT_NEAR(got.get(i), 0.5 + part.get(i), 2e-6) << i;
   };
   compare(added.d_hidden, plain.d_hidden);
@@ -299,7 +302,7 @@ TEST_P(FarField, NextToken) {
   EXPECT_GT(a.statistics.far.audited_error, 0.0);
 }
 
-// Rows of the weights apart, and columns too; gaps of d_weight stay as they are.
+// Weights with strides between rows and columns. Gaps of d_weight are not written.
 TEST_P(FarField, StridedWeightsAndGradients) {
   HeadSpec spec = small_spec();
   fit(spec);
@@ -308,7 +311,7 @@ TEST_P(FarField, StridedWeightsAndGradients) {
   const std::int64_t shape[] = {spec.vocab, spec.dim};
   std::vector<std::pair<std::int64_t, std::int64_t>> strides_of = {
       {spec.dim + 3, 1}, {2 * spec.dim + 1, 2}, {1, spec.vocab + 5}};
-  if (is_device_kernel(GetParam())) strides_of = {{spec.dim + 8, 1}};  // rows of whole 16 bytes
+  if (is_device_kernel(GetParam())) strides_of = {{spec.dim + 8, 1}};  // rows of full 16 bytes
   for (const auto& [row, column] : strides_of) {
     SCOPED_TRACE(row);
     const std::int64_t last = (spec.vocab - 1) * row + (spec.dim - 1) * column + 1;
@@ -340,7 +343,7 @@ TEST_P(FarField, StridedWeightsAndGradients) {
   }
 }
 
-// The order that the library makes itself, and the identity.
+// The library's order, and the identity.
 TEST_P(FarField, OrdersOfTheLibraryAndOfTheWords) {
   HeadSpec spec = small_spec();
   fit(spec);
@@ -352,12 +355,12 @@ TEST_P(FarField, OrdersOfTheLibraryAndOfTheWords) {
       make_vocab_order(context, std::as_const(problem.weight).view(), average, OrderOptions{4, 9});
   const FarAnswer made = check(problem, run());
   const double error = distance(made.d_hidden.values(), made.oracle.exact.d_hidden);
-  // Dropping the far tiles would lose about bias_slack / 1.5e-3 of the gradient; their averages,
-  // over words that resemble each other, a small part of that.
+  // Dropping the skipped tiles would lose about bias_slack / 1.5e-3 of the gradient. Their
+  // centroids, over similar entries, lose a small part of that.
   const double dropped = made.oracle.hidden_slack / 1.5e-3;
   EXPECT_LT(error, 0.3 * dropped);
 
-  // By word id tiles are mixtures, so all have about the same mass: the choice is by token.
+  // Ordered by id, tiles are mixtures with about equal masses: the selection is by token.
   std::vector<std::int64_t> words(problem.order.words().begin(), problem.order.words().end());
   std::sort(words.begin(), words.end());
   problem.order = VocabOrder(words, average);
@@ -381,7 +384,7 @@ TEST_P(FarField, ExtraOutputsAreThoseOfWordsNotPositions) {
   EXPECT_LE(relative_error(far.log_prob.values(), dense.log_prob.values()), 1e-6);
 }
 
-// The audit's memory comes after everything else, and a call that brings no order has none to walk.
+// The audit's memory follows all other buffers, and a call without an order is refused.
 TEST_P(FarField, RefusesAWorkspaceWithoutItsAuditAndACallWithoutAnOrder) {
   HeadSpec spec = small_spec();
   fit(spec);

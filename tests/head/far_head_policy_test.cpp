@@ -1,4 +1,4 @@
-// When a FarFieldHead stays dense, and which calls and files it refuses: what those leave behind.
+// Dense steps of a FarFieldHead, and the calls and files that it refuses, which change nothing.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,8 +14,8 @@
 namespace logitless::test {
 namespace {
 
-// Up to three trials with one order, then waits, each twice as long as the one before: also where
-// the smaller tau of the next trial would keep too much of a vocabulary to be worth one.
+// Up to three trials with one order, then waits that double each time. This includes a smaller tau
+// that would select too much of a small vocabulary to be worth a trial.
 TEST(FarHeadPolicy, AnImpossibleErrorStaysDense) {
   for (const std::int64_t vocab : {131072, 32768}) {
     SCOPED_TRACE(vocab);
@@ -50,7 +50,7 @@ TEST(FarHeadPolicy, AnImpossibleErrorStaysDense) {
   }
 }
 
-// A run that has diverged: orders of such weights are made, and no trial is taken for a good one.
+// A run that has diverged: orders are made from such weights, but no trial is accepted.
 TEST(FarHeadPolicy, NaNsStayDense) {
   for (const bool weights : {false, true}) {
     SCOPED_TRACE(weights);
@@ -134,7 +134,7 @@ TEST(FarHeadErrors, OptionsAreNamed) {
   EXPECT_EQ(message_of([&] { FarFieldHead(context, FarFieldOptions()); }), "accepted");
 }
 
-// With the most of each, which a state holds as well.
+// The largest values of all options, with a state that holds them.
 TEST(FarHeadErrors, TheLargestOptionsAreTaken) {
   const Context context = context_of();
   FarFieldOptions o;
@@ -153,8 +153,8 @@ TEST(FarHeadErrors, TheLargestOptionsAreTaken) {
   EXPECT_EQ(resumed.explain(), making.explain());
 }
 
-// A call with a bad target, before each good one: at first, where an order is begun and taken over,
-// at trials and audits.
+// A call with a bad target before each good one: at the start, where an order is begun and taken
+// over, at trials and at audits.
 TEST(FarHeadErrors, ABadTargetIsNoStep) {
   const Context context = context_of();
   FarFieldHead one(context, quick()), other(context, quick());
@@ -179,7 +179,7 @@ TEST(FarHeadErrors, ABadTargetIsNoStep) {
   EXPECT_GE(one.report().audits, 2);
 }
 
-// Steps count in its memory's meter, whatever becomes of the context that was given.
+// Steps count in the memory meter of its context, even after the original is replaced.
 TEST(FarHeadErrors, OutlivesItsContext) {
   Context context = context_of();
   Training t;
@@ -209,7 +209,7 @@ TEST(FarHeadErrors, CallsThatThrowLeaveTheStateAlone) {
   EXPECT_EQ(head.report().steps, 1);
 }
 
-// An order of one vocabulary, in use or being made, is none of another one.
+// An order of one vocabulary, in use or being made, is refused for another one.
 TEST(FarHeadErrors, AnotherVocabularyIsRefused) {
   const Context context = context_of();
   Training t, other(65536 + 128);
@@ -226,7 +226,7 @@ TEST(FarHeadErrors, AnotherVocabularyIsRefused) {
   }
 }
 
-// A loss that is multiplied by 0, as a batch of weights 0 is: the error of its gradients is none.
+// A loss multiplied by 0, like that of a batch with weights of 0: its gradients have no error.
 TEST(FarHeadPolicy, GradientsOfZeroTryNoOrder) {
   const Context context = context_of();
   FarFieldOptions o = quick();

@@ -1,5 +1,5 @@
-// The controller of the far field over small synthetic runs: when it is dense, when an order is
-// taken over, what an audit does, and that runs repeat, saved and resumed ones too.
+// The controller of the far field in small synthetic runs: dense steps, the takeover of an order,
+// the effect of audits, and reproducible runs, also when saved and resumed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ double relative(const std::vector<float>& a, const std::vector<float>& b) {
                         std::vector<double>(b.begin(), b.end()));
 }
 
-// d_hidden of results().
+// Returns d_hidden of results().
 std::vector<float> hidden_of(const std::vector<float>& results) {
   const auto first = results.begin() + 1 + Training::kTokens;
   return {first, first + Training::kTokens * Training::kDim};
@@ -41,7 +41,7 @@ TEST_P(FarHead, IsDenseUntilATrialOfTheFirstOrder) {
     const std::vector<float> exact = t.dense(context);
     const LossStatistics s = t.step(head);
     const FarFieldReport& r = head.report();
-    // An order is begun at step 5 and taken over, and tried, at 8.
+    // An order is begun at step 5, and taken over and tried at 8.
     EXPECT_EQ(far_step(s), step >= 8);
     EXPECT_EQ(head.order().empty(), step < 8);
     EXPECT_EQ(next_far, step > 8) << "what `far` said of this step";
@@ -54,7 +54,7 @@ TEST_P(FarHead, IsDenseUntilATrialOfTheFirstOrder) {
       EXPECT_GT(s.far.kept, 0.0);
       EXPECT_LT(s.far.kept, 0.6);
       EXPECT_NE(t.results(), exact);
-      // Steps between audits are as good, nearly: the weights move little.
+      // Steps between audits are nearly as good, because the weights move little.
       EXPECT_LE(relative(t.d_hidden, hidden_of(exact)), 0.1);
     }
     if (audited(s)) {
@@ -67,7 +67,7 @@ TEST_P(FarHead, IsDenseUntilATrialOfTheFirstOrder) {
       EXPECT_LE(error, 0.05) << "the heads of this test are to be kept";
       worst = std::max(worst, error);
       last_audit = step;
-      // The same error against another exact plan: roundings apart.
+      // The same error against another exact plan, up to rounding.
       EXPECT_NEAR(relative(t.d_hidden, hidden_of(exact)), s.far.audited_error, 1e-5);
     } else if (far_step(s)) {
       EXPECT_LT(step - last_audit, 3) << "an audit was due";
@@ -97,7 +97,7 @@ TEST_P(FarHead, AnAuditNoticesNewWeights) {
   const Context context = context_of();
   FarFieldHead head(context, [] {
     FarFieldOptions o = quick(GetParam());
-    o.refresh_every = 20;  // only the audit's own notice makes an order soon
+    o.refresh_every = 20;  // only a missed audit makes an order soon
     return o;
   }());
   Training t;
@@ -118,7 +118,7 @@ TEST_P(FarHead, AnAuditNoticesNewWeights) {
   const std::int64_t refreshes = head.report().refreshes;
   for (std::int64_t after = 1; after <= 5; ++after) {
     const LossStatistics s = t.step(head);
-    // Begun at the next step, there three later: at refresh_delay, and kept.
+    // Begun at the next step and taken over refresh_delay = 3 steps later.
     EXPECT_EQ(head.report().refreshes, refreshes + (after >= 4 ? 1 : 0)) << after;
     EXPECT_EQ(far_step(s), after >= 4) << after;
     if (after == 4) {
@@ -148,7 +148,7 @@ TEST_P(FarHead, AccumulatedStepsAreNotDoneAgain) {
   EXPECT_EQ(head.report().repeated_steps, 0);
   EXPECT_GT(head.report().last_error, 0.05);
   EXPECT_EQ(head.report().worst_kept_error, head.report().last_error) << "what stays is kept";
-  // Once, not twice: what was added is a gradient's size from 0.25, and not the exact one's.
+  // It is added once: the difference from 0.25 has a gradient's size and is not the exact gradient.
   const std::vector<float> exact = t.dense(context);
   double error = 0, sum = 0, size = 0;
   for (std::size_t i = 0; i < t.d_hidden.size(); ++i) {
@@ -162,7 +162,7 @@ TEST_P(FarHead, AccumulatedStepsAreNotDoneAgain) {
   EXPECT_FALSE(far_step(t.step(head, add)));
 }
 
-// The outputs of each step up to the last.
+// Returns the outputs of each step up to the last.
 std::vector<std::vector<float>> run_of(FarFieldHead& head, Training& t, std::int64_t last,
                                        FarFieldReport* report = nullptr) {
   std::vector<std::vector<float>> all;
@@ -188,7 +188,7 @@ TEST_P(FarHead, RunsRepeatToTheBitAndResume) {
     whole = run_of(head, t, kLast, &whole_report);
     EXPECT_TRUE(whole_report.far);
   }
-  {  // another run, of other threads
+  {  // another run, with other threads
     const Context context = context_of(3);
     FarFieldHead head(context, quick(GetParam()));
     Training t;
@@ -252,7 +252,7 @@ INSTANTIATE_TEST_SUITE_P(Accuracies, FarHead,
                          testing::Values(Accuracy::far_backward, Accuracy::far_both),
                          [](const auto& a) { return std::string(name_of(a.param)); });
 
-// Each step takes another sample, which two of them complete: every block of every tile.
+// Each step takes another sample, and two of them cover every block of every tile.
 TEST(FarHeadSample, StepsAverageToTheExactGradientOfTheWeights) {
   const Context context = context_of();
   FarFieldOptions o = quick();

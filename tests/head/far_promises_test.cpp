@@ -1,5 +1,5 @@
-// What the far field promises beside its numbers: a rigorous bound, an audit that measures, the
-// same bits from any number of threads, memory as planned, and refusals that say why.
+// Guarantees of the far field: a rigorous bound, an audit that measures, the same bits with any
+// number of threads, memory as planned, and refusals with reasons.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,9 +17,8 @@ class FarPromises : public FarKernels {
   HeadSpec spec() const { return FarKernels::spec(200, 11, 12 * 128 + 7, 4); }
 };
 
-// The part of the mass that is a target's own is taken out of a mass in 16 bit, once however often
-// the word stands among the targets: what is left may be lost in its rounding, which the bound has
-// to know.
+// A target's own part is subtracted from its tile's mass in 16 bit, once however often the entry is
+// among the targets. The difference may be lost in rounding, which the bound must include.
 TEST_P(FarPromises, TheBoundHoldsWhereATileIsAllButATarget) {
   HeadSpec s = spec();
   s.tokens = 60;
@@ -30,8 +29,8 @@ TEST_P(FarPromises, TheBoundHoldsWhereATileIsAllButATarget) {
       s.per_token = per_token;
       s.vocab = 5 * 128 + words;
       FarProblem problem(s);
-      // Two tiles of 0.4 each, three of nothing, and a tile of less than 0.3 of one or two words
-      // alike, the first every token's target.
+      // Two tiles have 0.4 each, three have nothing. A last tile of one or two equal entries, the
+      // first of which is every token's target, has less than 0.3.
       for (std::int64_t at = 0; at < s.vocab; ++at) {
         for (std::int64_t k = 0; k < s.dim; ++k) {
           const double alone = k == 0 ? (words == 1 ? 2.6 : 2.0) : 0.0;
@@ -52,7 +51,7 @@ TEST_P(FarPromises, TheBoundHoldsWhereATileIsAllButATarget) {
   }
 }
 
-// Many tokens with targets in far tiles that they dominate.
+// Many tokens with targets in skipped tiles that they dominate.
 TEST_P(FarPromises, TheBoundHoldsForEveryToken) {
   for (const bool everything : {false, true}) {
     HeadSpec s = spec();
@@ -93,8 +92,8 @@ TEST_P(FarPromises, ExactPlansHaveABoundOfZero) {
   }
 }
 
-// What the audit measured, measured here over the tokens evenly spaced among the valid ones:
-// against the kernel's own exact plan, and that against float64.
+// The audit's error equals the one computed here for tokens evenly spaced among the valid ones,
+// against the kernel's own exact plan. That plan is compared with float64.
 TEST_P(FarPromises, TheAuditMeasuresTheError) {
   for (const int per_token : {1, 3}) {
     HeadSpec s = spec();
@@ -114,7 +113,7 @@ TEST_P(FarPromises, TheAuditMeasuresTheError) {
       r.audit_rows = rows;
       const FarAnswer a = call_far(problem, r);
       expect_audited_error(a, exact, audited_tokens(plain.oracle.valid, rows), s.dim);
-      // The audit changes nothing.
+      // The audit changes no result.
       EXPECT_EQ(a.d_hidden.bytes(), plain.d_hidden.bytes());
       EXPECT_EQ(a.d_weight.bytes(), plain.d_weight.bytes());
       EXPECT_EQ(a.bound.bytes(), plain.bound.bytes());
@@ -139,7 +138,7 @@ TEST_P(FarPromises, ATinyTauKeepsEverything) {
   EXPECT_EQ(a.statistics.far.passes, 4.0 + 2.0 / 128.0);
 }
 
-// With everything far there are still the mass and the targets.
+// If all tiles are skipped, the mass and the targets remain.
 TEST_P(FarPromises, ATauAboveEveryMassKeepsNothing) {
   HeadSpec s = spec();
   s.bias = true;
@@ -193,7 +192,7 @@ TEST_P(FarPromises, ANaNStaysInItsRow) {
   RunSpec r = run();
   r.tau = static_cast<float>(clean.tau);
   const FarAnswer a = call_far(problem, r);
-  // The others' blocks and tiles are those of a call without it.
+  // The other tokens have the blocks and tiles of a call without the bad one.
   problem.targets.set(kBad, static_cast<double>(problem.oracle.ignore_index));
   const FarAnswer without = call_far(problem, r);
   EXPECT_TRUE(std::isnan(a.loss.get(0)));
@@ -219,7 +218,7 @@ TEST_P(FarPromises, ANaNStaysInItsRow) {
   }
 }
 
-// Logits of one tile 100 nats and more apart from the others': codes of 16 bit do not reach.
+// Logits of one tile are 100 nats and more away from the others, beyond the range of 16-bit codes.
 TEST_P(FarPromises, MassesFarBelowAndAboveTheFirst) {
   for (const double shift : {-150.0, 150.0}) {
     HeadSpec s = spec();
@@ -239,7 +238,8 @@ TEST_P(FarPromises, MassesFarBelowAndAboveTheFirst) {
       r.tau = static_cast<float>(tau);
       const FarAnswer a = run_far(problem, r);
       const double contract = gradient_bound(s.dtype);
-      // Which tiles are kept may differ (a mass too large for its code is): the bound may not.
+      // The selection may differ, since a mass too large for its code is selected. The bound may
+      // not.
       for (std::int64_t i = 0; i < s.tokens; ++i) {
         double error = 0;
         for (std::int64_t k = 0; k < s.dim; ++k)
@@ -312,7 +312,7 @@ TEST(FarRefusals, OfCalls) {
   expect_contains(call(), "d_hidden_bound: expected shape [50]");
   r.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.order = problem.order; };
   EXPECT_EQ(call(), "accepted");
-  // Other plans leave the order alone, even one of another vocabulary.
+  // Other plans ignore the order, even one of another vocabulary.
   r.plan = PlanKind::dense;
   r.tau = 0.0f;
   r.change = [&](auto&, CrossEntropyInputs& in, auto&) {
@@ -340,7 +340,7 @@ TEST(FarRefusals, NothingIsWrittenBeforeThem) {
   EXPECT_EQ(lse.bytes(), lse_before);
 }
 
-// By its name it is taken where there is nothing to gain, and audited.
+// Requested by kind, it is used where it gains nothing, and audited.
 TEST(FarPromises, ASmallVocabularyHasThePlanItAsksFor) {
   for (const std::int64_t vocab : {3, 130}) {
     HeadSpec spec;
@@ -459,13 +459,13 @@ TEST(FarPlans, ByAccuracyWhereItIsFaster) {
   EXPECT_FALSE(candidate(small)->possible);
   EXPECT_EQ(candidate(small)->reason,
             "would keep about 100 % of the tiles of 1000 words: nothing to gain");
-  // Asked for by kind it is taken all the same.
+  // Requested by kind, it is used nevertheless.
   request.kind = PlanKind::far_backward;
   EXPECT_EQ(plan_head(shape, features, request).kind, PlanKind::far_backward);
 
-  // Exact plans do not consider it.
+  // Exact requests do not consider it.
   EXPECT_EQ(candidate(plan_head(shape, features, {})), nullptr);
-  // Nor do features it cannot serve make an error of accuracy alone.
+  // Features that it cannot serve are no error when only accuracy is requested.
   request = {};
   request.accuracy = Accuracy::far_backward;
   features.softcap = 5.0f;

@@ -1,6 +1,6 @@
 // The far field on heads of a trained language model, at the default tau: the table of
-// docs/far_field.md, whose order and averages come from other tokens. Looked for in
-// LOGITLESS_DATA_DIR; skipped when they are not there.
+// docs/far_field.md. Order and averages come from other tokens. The files are in
+// LOGITLESS_DATA_DIR; the tests are skipped without them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr std::int64_t kTokens = 1536;  // the last ones; the order is made from
 
 struct Head {
   const char* name;
-  double kept, d_hidden_error, d_weight_error;  // of docs/far_field_figures.md, at tau 0.003
+  double kept, d_hidden_error, d_weight_error;  // from docs/far_field_figures.md, at tau 0.003
 };
 
 ConstTensorView rows_of(const ConstTensorView& view, std::int64_t first) {
@@ -47,7 +47,7 @@ struct Result {
   LossStatistics statistics;
 };
 
-// The far field both ways: the lse of tokens that neither the order nor its moments have seen.
+// Checks far_both: lse of tokens that were used neither for the order nor for its moments.
 void expect_both(const Result& exact, const Result& both) {
   double squares = 0, most = 0;
   for (std::int64_t i = 0; i < kTokens; ++i) {
@@ -66,7 +66,8 @@ void expect_both(const Result& exact, const Result& both) {
   testing::Test::RecordProperty("both_lse_rms", std::to_string(rms));
   testing::Test::RecordProperty("both_d_hidden_error", std::to_string(d_hidden));
   testing::Test::RecordProperty("both_d_weight_error", std::to_string(d_weight));
-  // The design's table, tau 0.003: 7.4 % of the tiles kept early, 12.2 % late.
+  // The table of docs/far_field.md, tau 0.003: 7.4 % of the tiles are selected early in training,
+  // 12.2 % late.
   EXPECT_LE(rms, 0.005);
   EXPECT_LE(most, 0.1);
   EXPECT_GT(rms, 1e-5) << "exact";
@@ -77,7 +78,7 @@ void expect_both(const Result& exact, const Result& both) {
   EXPECT_LT(s.passes, 1.2);
   EXPECT_EQ(s.bound, -1.0);
   EXPECT_FALSE(s.dense_fallback);
-  // Of 1536 tokens the errors of lse average out.
+  // Errors of lse average out over 1536 tokens.
   EXPECT_NEAR(both.loss.get(0), exact.loss.get(0), rms);
 }
 

@@ -1,5 +1,5 @@
-// Controllers of the far field on ranks that have all words each: they decide alike, by the errors
-// of all, with one order.
+// Controllers of the far field on data-parallel ranks: they decide alike, by the errors of all
+// ranks, with one order.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -27,7 +27,7 @@ class FarReplicas : public testing::Test {
     options_.audit_every = 2;
   }
 
-  // body(controller, rank) on each rank, which gives the group up where it throws.
+  // Runs body(controller, rank) on each rank, which aborts the group if it throws.
   std::vector<Outcome> on_ranks(int ranks,
                                 const std::function<void(FarController&, int)>& body) const {
     const Ranks group = make_thread_group(ranks, std::chrono::seconds(30));
@@ -50,7 +50,7 @@ class FarReplicas : public testing::Test {
     for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.text, "");
   }
 
-  // Hidden states that differ between ranks.
+  // Returns hidden states that differ between ranks.
   std::vector<float> hidden(int rank) const {
     std::vector<float> out;
     for (std::int64_t i = 0; i < kTokens * kDim; ++i)
@@ -81,7 +81,7 @@ class FarReplicas : public testing::Test {
 
 TEST_F(FarReplicas, DecideByTheErrorsOfAll) {
   std::vector<std::string> said(3);
-  std::vector<int> kept(3);  // not of bool: ranks write at once
+  std::vector<int> kept(3);  // not bool, because ranks write concurrently
   std::vector<VocabOrder> orders(3);
   expect_none(on_ranks(3, [&](FarController& c, int rank) {
     const auto r = static_cast<std::size_t>(rank);
@@ -89,14 +89,14 @@ TEST_F(FarReplicas, DecideByTheErrorsOfAll) {
     FarStep step;
     for (int i = 0; i < 4; ++i) step = begin(c, x);
     ASSERT_TRUE(step.far && step.trial);
-    // 0.006 over all: one rank alone would have missed 0.01.
+    // The error is 0.006 over all ranks; one rank alone would have missed 0.01.
     EXPECT_TRUE(c.accept(step, found(rank == 2 ? 0.0104 : 0.001, 0.1 * (rank + 1))));
     EXPECT_NEAR(c.report().last_error, std::sqrt((2 * 1e-6 + 0.0104 * 0.0104) / 3), 1e-12);
     EXPECT_NEAR(c.report().mean_kept, 0.2, 1e-12);
     begin(c, x);
     step = begin(c, x);
     ASSERT_TRUE(step.audit && !step.trial);
-    // A rank without tokens has no say; 0.012 is too much, for those within 0.01, too.
+    // A rank without tokens does not count. 0.012 is too much, also for ranks within 0.01.
     kept[r] =
         c.accept(step, rank == 0 ? found(0.0, 0.0, 0) : found(rank == 1 ? 0.004 : 0.0165, 0.3));
     said[r] = c.explain();
@@ -111,7 +111,7 @@ TEST_F(FarReplicas, DecideByTheErrorsOfAll) {
   }
 }
 
-// Though each rank's planner had its own word before the first order was there.
+// The planners of the ranks decide separately before the first order exists.
 TEST_F(FarReplicas, GoBackwardAloneTogether) {
   options_.accuracy = Accuracy::far_both;
   options_.refresh_delay = 0;
@@ -151,13 +151,13 @@ TEST_F(FarReplicas, AnOrderIsOfTheFirstRankWithTokens) {
   const VocabOrder of_first = order_with([](int, int) { return true; });
   const VocabOrder of_second = order_with([](int rank, int) { return rank == 1; });
   EXPECT_FALSE(std::ranges::equal(of_first.average(), of_second.average()));
-  // One step later, since none has tokens when it is due.
+  // It is made one step later, since no rank has tokens when it is due.
   const VocabOrder later = order_with([](int, int step) { return step > 2; });
   EXPECT_TRUE(std::ranges::equal(of_first.average(), later.average()));
   EXPECT_TRUE(order_with([](int, int) { return false; }).empty());
 }
 
-// What a rank's own tokens would make its planner choose is settled with the order.
+// The ranks agree with the order on the choice that each planner would make for its tokens.
 TEST_F(FarReplicas, OneForWhichExactPlansAreFaster) {
   const auto said_with = [&](const std::function<bool(int rank, int step)>& is_dense) {
     std::vector<std::string> said(2);
@@ -169,7 +169,7 @@ TEST_F(FarReplicas, OneForWhichExactPlansAreFaster) {
         const FarStep step = begin(c, hidden(rank), kDim, kind);
         far[r] += step.far ? 1 : 0;
         if (!step.far) continue;
-        EXPECT_TRUE(c.request(step).kind.has_value());  // a far plan, whatever would be faster
+        EXPECT_TRUE(c.request(step).kind.has_value());  // a far plan, even if another is faster
         c.accept(step, found(step.audit ? 0.001 : -1.0, 0.1, step.audit ? kTokens : 0));
       }
       said[r] = c.explain();

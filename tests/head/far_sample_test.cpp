@@ -1,5 +1,5 @@
-// The sample of the far field: d_weight and d_bias are off in one call, and exact in the mean over
-// the seeds.
+// Sampling of the far field: d_weight and d_bias have an error in one call, and are exact in the
+// mean over the seeds.
 #include "math/far_sample.h"
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ void add(const std::vector<double>& from, double factor, std::vector<double>& to
   for (std::size_t i = 0; i < from.size(); ++i) to[i] += factor * from[i];
 }
 
-// Over `every` seeds; returns the answer without a sample.
+// Checks the mean over `every` seeds; returns the results without a sample.
 FarAnswer expect_exact_mean(const FarProblem& problem, RunSpec run, std::int64_t every) {
   SCOPED_TRACE(describe(problem.spec));
   FarAnswer mass = run_far(problem, run);
@@ -112,7 +112,7 @@ FarAnswer expect_exact_mean(const FarProblem& problem, RunSpec run, std::int64_t
 TEST_P(FarSampled, TheMeanOverSeedsIsExact) {
   const FarProblem problem(spec());
   const FarAnswer mass = expect_exact_mean(problem, run(), 5);  // more than there are blocks
-  // Which the mass alone is not.
+  // The mass alone is not exact.
   EXPECT_GT(distance(mass.d_weight.values(), mass.oracle.exact.d_weight),
             3 * gradient_bound(problem.spec.dtype) * norm(mass.oracle.exact.d_weight));
   expect_exact_mean(problem, run(), 1);
@@ -178,7 +178,7 @@ TEST_P(FarSampled, ThreadsAndRunsGiveTheSameBits) {
   }
 }
 
-// Exact beside the lse of the call, which is estimated, with each tile's own mass in it.
+// far_both is exact with respect to the estimated lse of the call, with each tile's own mass in it.
 TEST_P(FarSampled, BothWays) {
   const HeadSpec s = FarKernels::spec(12, 9, 61 * 128 + 37, 3);
   const FarBothProblem problem(s);
@@ -198,7 +198,7 @@ TEST_P(FarSampled, BothWays) {
   EXPECT_NEAR(taken, 1 - mass.statistics.far.kept, 1e-12);
   const logitless::FarSampled& found = mass.oracle.of_sample;
   const double groups = found.tokens / static_cast<double>(s.tokens);
-  // A mass is known to what its estimate and 16 bits are off by.
+  // A mass is known up to the errors of its estimate and of 16 bits.
   EXPECT_NEAR(std::sqrt(error_squared / taken),
               std::sqrt(groups * found.error_squared / found.tokens),
               0.02 * std::sqrt(groups * found.error_squared / found.tokens));
@@ -210,12 +210,12 @@ TEST_P(FarSampled, BothWays) {
   EXPECT_EQ(mass.statistics.far.sampled_lse_error, 0.0);
 }
 
-// Masses far above their estimates, as those of words that stand apart from a tile: a word's
-// probability counts once for each token at most, `every` times over in a sample.
+// Masses far above their estimates, like those of entries that differ from their tile: a
+// probability counts once for each token at most, `every` times in a sample.
 TEST_P(FarSampled, BothWaysEstimatesFarTooLow) {
   const HeadSpec s = FarKernels::spec(12, 9, 61 * 128 + 37, 3);
   FarBothProblem problem(s);
-  // Logits of 25 in a tile of no target, which its moments do not know of.
+  // Logits of 25 in a tile without targets, which its moments do not include.
   double size = 0;
   for (std::int64_t k = 0; k < s.dim; ++k) size += std::pow(problem.hidden.get(k), 2);
   const std::int64_t word = problem.order.words()[128 + 3];

@@ -8,7 +8,7 @@
 namespace logitless::test {
 namespace {
 
-// The order of a rank's rows, from its words position by position; `table` has them by row.
+// Returns the order of a rank's rows, from its token ids by position; `table` has them by row.
 VocabOrder order_of_rows(const VocabOrder& whole, const std::vector<std::int32_t>& table,
                          const std::vector<std::int64_t>& words) {
   if (words.empty()) return {};

@@ -1,5 +1,5 @@
-// The order that tokens are put in for the far field: that blocks of it keep less, on a GPU that it
-// is the one that the header says, by masses of float64; and blocks of ignored tokens.
+// The order of tokens in the far field. Its blocks select fewer tiles; on a GPU it is the
+// documented one, by float64 masses. Also blocks of ignored tokens.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,8 +16,9 @@ constexpr std::int64_t kTile = 128;
 
 class FarTokens : public FarKernels {};
 
-// Keys of tokens by their masses above tau: the part of the order, of 64, that the last one is in,
-// then the mean place, in 1024ths; those that keep nothing after them, ignored ones last.
+// Returns the keys of tokens by their masses above tau: first the part of the order (of 64) with
+// the last such tile, then the mean position in 1024ths. Tokens that select nothing come after
+// them, and ignored ones last.
 std::vector<std::int64_t> keys_of(const FarProblem& problem, double tau) {
   const OracleProblem& p = problem.oracle;
   const OracleLogits logits = oracle_logits(p);
@@ -42,7 +43,7 @@ std::vector<std::int64_t> keys_of(const FarProblem& problem, double tau) {
   return keys;
 }
 
-// Chunks are cut from the tokens by their targets, ignored ones last, and sorted each.
+// Chunks are cut from the tokens sorted by target, with ignored ones last, and each is sorted.
 std::vector<std::int64_t> expected_order(const FarProblem& problem, double tau,
                                          std::int64_t chunk_tokens) {
   std::vector<std::int64_t> order = far_tokens(problem.oracle, problem.order, FarGrid());
@@ -72,16 +73,16 @@ TEST_P(FarTokens, AreInTheOrderOfWhatTheyKeep) {
     if (is_device_kernel(GetParam())) {
       EXPECT_EQ(a.order_of_tokens,
                 expected_order(problem, static_cast<double>(r.tau), a.plan.chunk_tokens));
-    } else {  // a mass in 16 bits may be on either side of tau; of the tokens that count
+    } else {  // a 16-bit mass may be on either side of tau; only tokens that are not ignored
       std::vector<std::int64_t> taken = a.order_of_tokens;
       std::vector<std::int64_t> all = far_tokens(problem.oracle, problem.order, FarGrid());
       std::sort(taken.begin(), taken.end());
       std::sort(all.begin(), all.end());
       EXPECT_EQ(taken, all);
     }
-    if (chunks) continue;  // of a block each
+    if (chunks) continue;  // of one block each
     EXPECT_FALSE(a.statistics.far.dense_fallback);
-    // Less than by targets.
+    // It selects less than the order by targets.
     FarGrid grid = far_grid(a);
     grid.order_of_tokens.clear();
     const FarOracle by_targets = far_oracle(problem.oracle, upstream_of(problem, r), problem.order,
@@ -90,13 +91,13 @@ TEST_P(FarTokens, AreInTheOrderOfWhatTheyKeep) {
   }
 }
 
-// Where everything is kept, blocks without a token that counts are not: their logits are not there.
+// If all tiles are selected, blocks of ignored tokens still are not: their logits do not exist.
 TEST_P(FarTokens, IgnoredBlocksAreLeftOutWhereEverythingIsKept) {
   HeadSpec s = spec(1024, 16, 9 * kTile + 37, 4);
   s.bias = true;
   RunSpec r = run();
   r.tau = 1e-7f;
-  const FarAnswer full = call_far(FarProblem(s), r);  // leaves its memory to what comes
+  const FarAnswer full = call_far(FarProblem(s), r);  // its values stay in the memory
   EXPECT_TRUE(full.statistics.far.dense_fallback);
   for (const double ignored : {0.3, 0.8}) {
     s.ignored = ignored;

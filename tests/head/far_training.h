@@ -1,4 +1,4 @@
-// A small synthetic training run under a FarFieldHead, whose far field is worth taking.
+// A small synthetic training run under a FarFieldHead that gains from the far field.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,8 @@
 
 namespace logitless::test {
 
-// Words in clusters, shuffled; tokens of a few topics; both moved a little by every step.
+// Vocabulary entries in shuffled clusters, and tokens of a few topics; every step moves both
+// slightly.
 struct Training {
   explicit Training(std::int64_t words_wanted = 65536)
       : vocab(words_wanted), weight(vocab * kDim), d_weight(vocab * kDim) {
@@ -61,16 +62,16 @@ struct Training {
     for (std::size_t i = 0; i < weight.size(); ++i) weight[i] -= rate * d_weight[i];
     for (std::size_t i = 0; i < hidden.size(); ++i) hidden[i] -= rate * d_hidden[i];
   }
-  // Words change places: an order of before is worth nothing.
+  // Exchanges the rows, so that an earlier order is worthless.
   void shake() { std::reverse(weight.begin(), weight.end()); }
-  // Every output of the last step.
+  // Returns all outputs of the last step.
   std::vector<float> results() const {
     std::vector<float> all = {loss};
     for (const auto* v : {&lse, &d_hidden, &d_weight}) all.insert(all.end(), v->begin(), v->end());
     record("results", std::as_bytes(std::span(all)));
     return all;
   }
-  // What the exact plan gives.
+  // Returns the results of the exact plan.
   std::vector<float> dense(const Context& context) const {
     Training copy = *this;
     PlanRequest request;
@@ -89,7 +90,8 @@ struct Training {
   float loss = 0;
 };
 
-// One thread unless threads are what is tested: those of a busy machine wait for each other.
+// Returns a context with one thread, except in tests of threads: threads of a busy machine wait for
+// each other.
 inline Context context_of(int threads = 1) {
   ContextOptions options;
   options.threads = threads;

@@ -1,5 +1,4 @@
-// A FarFieldHead of both ways that misses the error: when it goes backward alone, and when both
-// ways again.
+// A FarFieldHead with far_both that misses the error: the change to far_backward, and back.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,12 +29,12 @@ TEST_F(FarControllerTest, BothErrorsOfFarBothCount) {
   }
 }
 
-// Both ways miss with any tau; backward alone keeps the error.
+// far_both misses with any tau; far_backward keeps the error.
 TEST_F(FarControllerTest, WhereBothWaysMissStepsGoBackwardAlone) {
   options_.accuracy = Accuracy::far_both;
   FarController c(context_, options_);
   int repeated = 0, both_trials = 0, backward = 0;
-  std::vector<std::int64_t> tried;  // steps in which both ways were
+  std::vector<std::int64_t> tried;  // steps that used far_both
   for (int i = 1; i <= 400; ++i) {
     const FarStep step = begin(c);
     if (!step.far) continue;
@@ -58,7 +57,7 @@ TEST_F(FarControllerTest, WhereBothWaysMissStepsGoBackwardAlone) {
   EXPECT_NE(c.explain().find("next step: far_backward"), std::string::npos) << c.explain();
   EXPECT_NE(c.explain().find(std::to_string(backward) + " steps backward alone"), std::string::npos)
       << c.explain();
-  // What it has found is part of the state.
+  // The misses are part of the state.
   FarController again(context_, options_);
   again.set_state(c.state());
   EXPECT_EQ(again.explain(), c.explain());
@@ -131,7 +130,7 @@ TEST_F(FarControllerTest, BothWaysAreTriedAgainWhereBackwardAloneIsNotWorthWhile
   EXPECT_GT(again, 20);
 }
 
-// As under a softcap: it is no other way then.
+// A softcap, for example, makes far_both plans far_backward: there is no other kind to change to.
 TEST_F(FarControllerTest, APlanBackwardForBothWaysThatMissesIsLeftAlone) {
   options_.accuracy = Accuracy::far_both;
   FarController c(context_, options_);
@@ -145,8 +144,8 @@ TEST_F(FarControllerTest, APlanBackwardForBothWaysThatMissesIsLeftAlone) {
       << c.explain();
 }
 
-// Trials of both ways lower tau as far as it goes; backward alone begins with the first one, as
-// both ways do when they are tried again.
+// Trials of far_both lower tau to its minimum. far_backward begins with the first tau, and so does
+// far_both when it is tried again.
 TEST_F(FarControllerTest, ATauLoweredInVainIsNotKept) {
   options_.accuracy = Accuracy::far_both;
   FarController c(context_, options_);
@@ -181,7 +180,7 @@ TEST_F(FarControllerTest, EachWayHasItsOwnTauAndOrdersComeAsAtFirst) {
   }
   EXPECT_NE(c.report().tau, both);
   EXPECT_EQ(c.report().tau, 0.003);
-  // Backward alone, trials of orders as far apart as at first.
+  // With far_backward, trials of orders have the initial interval.
   std::vector<std::int64_t> trials;
   for (int i = 0; i < 25 && !goes_both(); ++i) {
     step = begin(c);
@@ -192,7 +191,7 @@ TEST_F(FarControllerTest, EachWayHasItsOwnTauAndOrdersComeAsAtFirst) {
   EXPECT_GE(trials[trials.size() - 1] - trials[trials.size() - 2], options_.refresh_every);
 }
 
-// Both ways and backward alone may have the same tau.
+// far_both and far_backward may have the same tau.
 TEST_F(FarControllerTest, AnotherAccuracyIsAnotherPlan) {
   const HeadShape shape{kTokens, kDim, kWords, DType::f32};
   FarPlans plans;

@@ -1,5 +1,5 @@
-// Plans of a head whose exponentials stay from forward to backward: all tokens in one chunk, within
-// a memory that makes sense, or a refusal that says why.
+// Plans of a saved head: all tokens in one chunk within reasonable memory, or a refusal with the
+// reason.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -60,13 +60,13 @@ TEST_F(KeptPlan, HasNoSmallerChunksForASmallerBudget) {
 }
 
 TEST_F(KeptPlan, TakesNoMoreThanADefaultMay) {
-  to.d_weight = {};  // whose memory would hold half of them
+  to.d_weight = {};  // its memory would hold half of them
   EXPECT_THROW(plan(), InvalidArgument);
   request.memory_budget = 3_GiB;
   EXPECT_GT(plan().workspace_bytes(), 2 * kTokens * kVocab);
 }
 
-// 2 GiB of exponentials in the workspace are less than a hundredth faster than a fifth of them.
+// With 2 GiB of exponentials in the workspace it is less than 1 % faster than with a fifth of them.
 TEST_F(KeptPlan, TakesNoMoreOfABudgetThanSpeedIsWorth) {
   const LossPlan free = plan();
   request.memory_budget = 64_GiB;

@@ -1,5 +1,5 @@
-// More logits than 32 bits count, with answers known in closed form: hidden and weight take few
-// values, so that the softmax is one over a handful of words.
+// More logits than 32 bits count, with results in closed form: hidden and weight have few values,
+// so the softmax has a handful of distinct terms.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 constexpr int kKinds = 8;
 
 struct Closed {
-  // One column; token i holds x[i % 8], word j holds w[j % 8].
+  // One column; token i has x[i % 8], vocabulary entry j has w[j % 8].
   Closed(std::int64_t tokens, std::int64_t vocab, DType dtype)
       : hidden(dtype, {tokens, 1}), weight(dtype, {vocab, 1}), targets(DType::i32, {tokens}) {
     for (std::int64_t i = 0; i < tokens; ++i) {

@@ -1,5 +1,5 @@
-// Plans of several recorded processors, made on any: the machine enters by CpuFacts and the number
-// of threads alone.
+// Plans for several recorded processors, made on any machine: it matters only by its CpuFacts and
+// number of threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,8 +17,8 @@ struct Machine {
   const char* name;
   int threads;
   CpuFacts facts;
-  const char* f32;   // the kernel of f32 and f16 heads
-  const char* bf16;  // of bf16 heads
+  const char* f32;   // kernel of f32 and f16 heads
+  const char* bf16;  // kernel of bf16 heads
 };
 
 CpuFacts with(bool avx2, bool avx512, bool dot, bool tiles, bool fast_dot) {
@@ -43,7 +43,7 @@ const Machine kMachines[] = {
 
 class Machines : public testing::TestWithParam<Machine> {
  protected:
-  // Kernels of other instruction sets are not built in: what is there is the best of it.
+  // Kernels of other instruction sets are not built, so the best available one is expected.
   static bool has(const std::string& name) {
     const std::vector<std::string> all = kernel_names(false);
     return std::find(all.begin(), all.end(), name) != all.end();
@@ -96,7 +96,7 @@ TEST_P(Machines, PlansHoldWhatIsPromisedOfThem) {
       const int threads = GetParam().threads;
       const LossPlan free = plan(shape, features, 0, threads);
       EXPECT_EQ(free.threads, threads);
-      // Bits of sums go by chunks, and these by no machine's threads.
+      // Chunks determine the bits of sums, so they must not depend on the machine's threads.
       const LossPlan alone = plan(shape, features, 0, 1);
       EXPECT_EQ(free.kind, alone.kind);
       EXPECT_EQ(free.chunk_tokens, alone.chunk_tokens);

@@ -1,4 +1,4 @@
-// What is left out must stay out: ignored tokens, masked words, and rows that are not numbers.
+// Masked data has no effect: ignored tokens, masked vocabulary entries, and rows with NaN.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -57,7 +57,7 @@ TEST_P(MasksTest, AllTokensIgnored) {
   for (const double g : answer.d_weight.values()) EXPECT_EQ(g, 0.0);
 }
 
-// Ignored tokens have no gradient, and the others the bits they have without them.
+// Ignored tokens have no gradient, and the others have the bits of a call without them.
 TEST_P(MasksTest, IgnoredTokensLeaveNoTrace) {
   HeadSpec spec = small();
   spec.reduction = Reduction::sum;
@@ -80,7 +80,7 @@ TEST_P(MasksTest, IgnoredTokensLeaveNoTrace) {
   const HeadAnswer a = run_head(all, run());
   const HeadAnswer b = run_head(rest, run());
   EXPECT_EQ(a.statistics.valid_tokens, 13);
-  if (GetParam() == "cublas") {  // other sizes, other kernels of cuBLAS
+  if (GetParam() == "cublas") {  // other sizes select other cuBLAS kernels
     EXPECT_LE(relative_error(a.loss.values(), b.loss.values()), 1e-6);
     EXPECT_LE(relative_error(a.d_weight.values(), b.d_weight.values()), 1e-6);
     for (const std::int64_t i : {0, 5, 6, 16})
@@ -149,8 +149,8 @@ TEST_P(MasksTest, MaskedTargetHasInfiniteLoss) {
     EXPECT_EQ(std::isinf(answer.loss.get(i)), i == 2) << i;
 }
 
-// Every word masked: no distribution, and no crash.
-// As masks are often written: the same bits as with -inf, also where a whole tile of words has it.
+// Masks are often written as large negative biases: they have the same bits as -inf, also in a full
+// tile.
 TEST_P(MasksTest, HugeNegativeBiasesAreMasks) {
   HeadSpec spec = small();
   spec.bias = true;
@@ -215,7 +215,7 @@ TEST_P(MasksTest, NanStaysInItsRow) {
           }
         }
       }
-      EXPECT_TRUE(std::isnan(answer.d_weight.get(0)));  // every word's gradient sums over the row
+      EXPECT_TRUE(std::isnan(answer.d_weight.get(0)));  // every entry's gradient sums over the row
     }
   }
 }

@@ -1,5 +1,5 @@
-// The oracle's own gradients, proven by central differences in float64 for each option and each
-// pair of options. kernel_test then holds every kernel against the oracle over the same pairs.
+// The oracle's gradients, proven by central differences in float64 for each option and each pair of
+// options. kernel_test then compares every kernel with the oracle over the same pairs.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -69,7 +69,7 @@ TEST(Oracle, GradientsAreThoseOfFiniteDifferences) {
   }
 }
 
-// Numbers small enough for pencil and paper: logits 0 and log 3, so p = 1/4 and 3/4.
+// Numbers that can be checked by hand: logits 0 and log 3, so p = 1/4 and 3/4.
 TEST(Oracle, ByHand) {
   OracleProblem p;
   p.tokens = 1;

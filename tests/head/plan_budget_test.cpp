@@ -1,6 +1,6 @@
-// A memory budget is a ceiling, of which a plan takes no more than its speed is worth: on any
-// kernel, of any kind, and where tokens or weights move between ranks. All inputs are recorded:
-// nothing here depends on the machine.
+// A memory budget is a ceiling: a plan takes no more of it than its speed is worth. This holds for
+// every kernel and kind, and for token-dispatched and weight-gathered heads. All inputs are
+// recorded, so nothing depends on the machine.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ PlanRequest on_gpu(int capability, std::size_t budget) {
   return request;
 }
 
-// Kernels that take fp32, of any machine.
+// Returns the kernels of all machines that take fp32.
 std::vector<std::string> wide_kernels() {
   std::vector<std::string> names;
   for (const std::string& name : kernel_names(false)) {
@@ -62,7 +62,7 @@ void expect_worth_it(const HeadShape& shape, const HeadFeatures& features,
   SCOPED_TRACE(plan.explain());
   EXPECT_EQ(plan.memory_budget, request.memory_budget);
   EXPECT_LE(plan.workspace_bytes(), std::min(request.memory_budget, ceiling));
-  // No budget is faster by more than a hundredth whose plan holds no more than that.
+  // No plan within the ceiling is more than 1 % faster.
   double best = plan.predicted_seconds;
   for (std::size_t budget = plan.workspace_bytes() / 4; budget <= request.memory_budget;
        budget += budget / 2) {
@@ -76,7 +76,7 @@ void expect_worth_it(const HeadShape& shape, const HeadFeatures& features,
     if (budget > 2 * ceiling) break;
   }
   EXPECT_LE(plan.predicted_seconds, 1.01 * best);
-  // A default that is as fast takes no less: up to what halving tells apart.
+  // A default that is as fast is not smaller, up to the resolution of the bisection.
   if (free.predicted_seconds <= plan.predicted_seconds &&
       free.workspace_bytes() <= request.memory_budget) {
     EXPECT_LE(plan.workspace_bytes(),
@@ -84,8 +84,8 @@ void expect_worth_it(const HeadShape& shape, const HeadFeatures& features,
   }
 }
 
-// The head of 1024 tokens, 64 columns and 8192 words took 37.3 MiB of 256, and 10.4 of none: its
-// logits are 32.
+// The head of 1024 tokens, 64 columns and a vocabulary of 8192 took 37.3 MiB of a budget of 256,
+// and 10.4 without one. Its logits are 32 MiB.
 TEST(PlanBudget, OfASmallHeadIsTheDefaultWhereThatFits) {
   const HeadShape head{1024, 64, 8192, DType::f32};
   for (const std::string& kernel : wide_kernels()) {
@@ -115,8 +115,8 @@ TEST(PlanBudget, OfASmallHeadIsTheDefaultWhereThatFits) {
   }
 }
 
-// Few tokens of a wide head have few logits, and their exponentials save a GEMM: worth more than
-// the 16 MiB of a default.
+// A wide head with few tokens has few logits, and saving their exponentials saves a GEMM. That is
+// worth more than the 16 MiB of a default.
 TEST(PlanBudget, OfFewTokensBuysAPass) {
   const HeadShape head{128, 4096, 128256, DType::bf16};
   const PlanRequest none = on_cpu("amx_bf16_emulated", 2, 0);
@@ -149,8 +149,7 @@ TEST(PlanBudget, OfRecordedProcessorsIsNoLargerThanADefaultAsFast) {
   }
 }
 
-// Llama-3-8B's head in 256 MiB, with gradients as explain() has them, on each kernel that runs
-// somewhere.
+// Llama-3-8B's head in 256 MiB, with gradients as in explain(), on each kernel of any machine.
 TEST(PlanBudget, OfLlamasHeadHasAPlanOnEveryKernelOfACpu) {
   for (const std::string& kernel : kernel_names(false)) {
     for (const int threads : {1, 2, 16}) {
@@ -169,7 +168,7 @@ TEST(PlanBudget, OfLlamasHeadHasAPlanOnEveryKernelOfACpu) {
   }
 }
 
-// Sums have the same bits for any number of threads that have room.
+// Sums have the same bits for any number of threads whose scratch fits.
 TEST(PlanBudget, HasTheSameChunksForAnyThreadsThatFit) {
   for (const std::string kernel : {"amx_bf16_emulated", "scalar"}) {
     for (const HeadShape& shape : {HeadShape{2048, 512, 65536, DType::bf16}, kLlama}) {
@@ -190,7 +189,7 @@ TEST(PlanBudget, HasTheSameChunksForAnyThreadsThatFit) {
   }
 }
 
-// Plans for a GPU that need not be here: heads of docs/benchmarks.md and a small one.
+// Plans for GPUs that need not be present: heads of docs/benchmarks.md and a small one.
 TEST(PlanBudget, HoldsOnGpus) {
   for (const int capability : {80, 90}) {
     for (const HeadShape& shape :
@@ -199,7 +198,7 @@ TEST(PlanBudget, HoldsOnGpus) {
       for (const DType dtype : {DType::f32, shape.dtype}) {
         SCOPED_TRACE(capability);
         const PlanRequest request = on_gpu(capability, 16_GiB);
-        // cuBLAS has fp32 logits of a chunk, and beside them what it multiplies.
+        // cuBLAS plans hold a chunk's fp32 logits and the GEMM operands.
         const bool wide = capability == 80;
         expect_worth_it(shape, gradients(dtype), request, wide ? 16_GiB : std::max(logits, 16_MiB));
       }
@@ -207,7 +206,7 @@ TEST(PlanBudget, HoldsOnGpus) {
   }
 }
 
-// Stored plans keep as much of exp(z) as speed is worth, and do not fill the budget.
+// Stored plans save as much of exp(z) as speed is worth, and do not fill the budget.
 TEST(PlanBudget, OfStoredExponentialsIsNotFilled) {
   HeadFeatures f = gradients(DType::bf16);
   int stored = 0;
@@ -227,7 +226,7 @@ TEST(PlanBudget, OfStoredExponentialsIsNotFilled) {
   EXPECT_GT(stored, 0);
 }
 
-// Tokens of all ranks come to each rank's words: plans of one of four ranks.
+// Token-dispatched plans of one of four ranks.
 TEST(PlanBudget, HoldsWhereTokensMove) {
   HeadShape shape = kLlama;
   shape.vocab = 32064;
@@ -239,13 +238,13 @@ TEST(PlanBudget, HoldsWhereTokensMove) {
       f.word_ranks = 4;
       f.tokens_sharded = spread;
       expect_worth_it(shape, f, on_cpu("amx_bf16_emulated", 2, 16_GiB), logits);
-      // Exchanges come on top, as they do in a default.
+      // Exchange buffers come on top, as in a default.
       expect_worth_it(shape, f, on_gpu(90, 16_GiB), logits + 16384ull * 4096 * 12);
     }
   }
 }
 
-// Rows of the weight move to each rank's tokens.
+// Weight-gathered plans of one of four ranks.
 TEST(PlanBudget, HoldsWhereWeightsMove) {
   HeadShape shape = kLlama;
   shape.tokens = 2048;
@@ -259,8 +258,8 @@ TEST(PlanBudget, HoldsWhereWeightsMove) {
   expect_worth_it(shape, f, on_gpu(90, 16_GiB), logits + 2048ull * 4096 * 12);
 }
 
-// The far field takes what makes it fastest, below the same ceiling: it keeps fewer tiles of large
-// chunks, which no prediction knows.
+// The far field takes its fastest sizes below the same ceiling: it selects fewer tiles with larger
+// chunks, which predictions do not model.
 TEST(PlanBudget, OfAFarFieldHasTheSameCeiling) {
   const HeadShape shapes[] = {{8192, 1024, 131072, DType::bf16}, {512, 512, 131072, DType::bf16}};
   for (const HeadShape& shape : shapes) {
@@ -281,11 +280,11 @@ TEST(PlanBudget, OfAFarFieldHasTheSameCeiling) {
   }
 }
 
-// A hundredth of the time is not given up for a few hundredths of the memory, but for half of it.
+// 1 % of the time is not given up for a few percent of the memory, but for half of it.
 TEST(PlanBudget, GivesUpNoTimeForLittleMemory) {
   const std::vector<std::string> known = kernel_names(false);
   if (std::find(known.begin(), known.end(), "amx_bf16") != known.end()) {
-    // Stored exponentials of all but 2304 words would take 3 % less.
+    // A stored plan without the exponentials of 2304 entries would take 3 % less.
     const LossPlan dense =
         plan_head({2048, 512, 65536, DType::bf16}, gradients(), on_cpu("amx_bf16", 2, 2_GiB));
     EXPECT_EQ(dense.kind, PlanKind::dense) << dense.explain();

@@ -1,4 +1,4 @@
-// What a plan holds: the least at its speed, and what the planner says of it.
+// The memory of a plan: the least at its speed, and the planner's messages about it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,7 +17,7 @@ HeadFeatures gradients(DType dtype = DType::f32) {
   return f;
 }
 
-// On kernels that any machine plans for.
+// Returns a request with a kernel that any machine plans for.
 PlanRequest request_of(std::size_t budget, std::optional<PlanKind> kind = std::nullopt,
                        const std::string& kernel = "amx_bf16_emulated") {
   return {.device = {.threads = 2, .kernel = kernel}, .memory_budget = budget, .kind = kind};
@@ -53,13 +53,13 @@ TEST(PlanMemory, Holds16BitSumsAndSaysWhatF32Needs) {
               std::string::npos)
         << text;
     EXPECT_NE(text.find(" with d_weight_dtype f32)"), std::string::npos) << text;
-    // What it says is so, up to the digits it says it in.
+    // The message is true, up to its number of digits.
     const std::size_t least = number_after(text, "several chunks (");
     const LossPlan f32 = plan_head(head, gradients(), request_of(least + 64_KiB, kind));
     EXPECT_LE(f32.workspace_bytes(), least + 64_KiB);
     EXPECT_LT(least, 64_MiB);
   }
-  // A fraction of its own is in nobody's way.
+  // A requested fraction does not interfere.
   PlanRequest stored = request_of(300_MiB, PlanKind::stored);
   stored.stored_fraction = 0.5;
   try {
@@ -82,14 +82,14 @@ TEST(PlanMemory, StoredIsNotCalledSlowerThanTheDensePlanItIs) {
   EXPECT_EQ(stored.predicted_seconds, candidate(plan, PlanKind::dense).predicted_seconds);
   EXPECT_FALSE(stored.possible);
   EXPECT_EQ(stored.reason, "all of exp(z) fits: that is dense");
-  // By its name it is to be had all the same.
+  // Requested by kind, it is available nevertheless.
   EXPECT_EQ(
       plan_head({1024, 768, 40000, DType::bf16}, gradients(), request_of(512_MiB, PlanKind::stored))
           .kind,
       PlanKind::stored);
 }
 
-// The memory of a candidate is what it needs for its time: any less is slower, or too little.
+// A candidate's memory is what its time requires: with less it is slower or does not fit.
 TEST(PlanMemory, ACandidateHoldsTheLeastAtItsSpeed) {
   for (const std::string kernel : {"amx_bf16_emulated", "scalar", "avx2"}) {
     for (const HeadShape& shape :
@@ -109,7 +109,7 @@ TEST(PlanMemory, ACandidateHoldsTheLeastAtItsSpeed) {
             return plan_head(shape, gradients(dtype), request);
           };
           EXPECT_LE(with(c.workspace_bytes).predicted_seconds, c.predicted_seconds * 1.01);
-          // The speed is that of the budget, within a hundredth.
+          // The speed is that of the budget, within 1 %.
           EXPECT_LE(c.predicted_seconds, with(64_GiB).predicted_seconds * 1.01);
           try {
             EXPECT_GT(with(c.workspace_bytes - 1).predicted_seconds, c.predicted_seconds);
@@ -124,20 +124,20 @@ TEST(PlanMemory, ACandidateHoldsTheLeastAtItsSpeed) {
 }
 
 TEST(PlanMemory, MoreThanTheLogitsComesWithAWord) {
-  // A chunk of exp(z) in 16 bits is half of them, and the slabs of so few words are the rest.
+  // A chunk of exp(z) in 16 bits is half of the logits, and the vocabulary blocks are the rest.
   const HeadShape head{64, 1024, 2048, DType::bf16};
   const LossPlan plan =
       plan_head(head, gradients(), request_of(16_MiB, PlanKind::recompute, "scalar"));
   ASSERT_GT(plan.workspace_bytes(), plan.logits_bytes()) << plan.explain();
   EXPECT_EQ(plan.note.rfind("the fp32 logits would be less", 0), 0u);
   EXPECT_NE(plan.explain().find(plan.note), std::string::npos);
-  // So few logits that any plan holds more.
+  // The logits are so small that any plan holds more.
   const LossPlan tiny =
       plan_head({2, 64, 100, DType::f32}, gradients(), request_of(0, {}, "scalar"));
   EXPECT_EQ(tiny.note, "the fp32 logits would be less: any plan of this head holds more");
 }
 
-// Parts of a workspace are named with their sizes, and these are true.
+// Parts of a workspace are named with their sizes, which are correct.
 TEST(PlanMemory, SaysWhatIsKept) {
   const HeadShape head{1024, 768, 40000, DType::bf16};
   const LossPlan plan = plan_head(head, gradients(), request_of(0));

@@ -1,4 +1,4 @@
-// The planner as a pure function: a table of choices, what holds for any problem, and what it says.
+// The planner as a pure function: a table of choices, invariants for any problem, and messages.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ PlanRequest request_of(std::size_t budget, std::optional<PlanKind> kind = std::n
                        const std::string& kernel = "amx_bf16_emulated") {
   PlanRequest r;
   r.device.threads = 2;
-  r.device.kernel = kernel;  // tables hold on any machine
+  r.device.kernel = kernel;  // the table holds on any machine
   r.memory_budget = budget;
   r.kind = kind;
   return r;
@@ -65,7 +65,7 @@ TEST(Plan, Table) {
       {"enough memory", head, gradients(), 512_MiB, {}, PlanKind::dense, 3, 3},
       {"one gradient", head, hidden_alone, 512_MiB, {}, PlanKind::dense, 2, 2},
       {"little memory", head, gradients(), 48_MiB, {}, PlanKind::stored, 3.85, 4},
-      // 768 words of exp(z) would save 0.1 % of the time and take 7 % more.
+      // Saving 768 entries of exp(z) would save 0.1 % of the time and take 7 % more memory.
       {"very little", head, gradients(), 24_MiB, {}, PlanKind::recompute, 4, 4},
       {"between", head, gradients(), 100_MiB, PlanKind::stored, PlanKind::stored, 3.01, 3.99},
       {"asked for", head, gradients(), 0, PlanKind::recompute, PlanKind::recompute, 4, 4},
@@ -130,15 +130,15 @@ TEST(Plan, BudgetBelowEveryPlanNamesTheLeastOne) {
   EXPECT_EQ(text.rfind("memory_budget: 1000 B (1000 bytes) is below the least plan, recompute", 0),
             0u)
       << text;
-  // The number it names is enough, and one byte less is not.
+  // The budget that it names is enough, and one byte less is not.
   const std::size_t open = text.rfind('(');
   const std::size_t least = std::stoull(text.substr(open + 1));
   EXPECT_EQ(plan_head(head, gradients(), request_of(least)).workspace_bytes(), least);
   EXPECT_THROW(plan_head(head, gradients(), request_of(least - 1)), InvalidArgument);
 }
 
-// Without a budget: the least workspace within 3 % of the best time among plans of at most a
-// quarter of the fp32 logits, or three tenths for a dense plan in one chunk.
+// Without a budget, the plan is the least workspace within 3 % of the best time. Plans may take at
+// most a quarter of the fp32 logits, or three tenths for a dense plan in one chunk.
 TEST(Plan, DefaultIsTheLeastWorkspaceNearTheBestTime) {
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
     for (const HeadShape& shape : {HeadShape{8192, 4096, 128256, DType::bf16},
@@ -169,12 +169,12 @@ TEST(Plan, DefaultIsTheLeastWorkspaceNearTheBestTime) {
       EXPECT_LE(plan.workspace_bytes(), limit);
       request.memory_budget = limit;
       double best = plan_head(shape, f, request).predicted_seconds;
-      // With a budget above the limit the search may come by a faster plan below it.
+      // With a budget above the limit, the search may find a faster plan below it.
       request.memory_budget = plan.logits_bytes() / 4 + plan.logits_bytes() / 4 / 5;
       const LossPlan above = plan_head(shape, f, request);
       if (above.workspace_bytes() <= limit) best = std::min(best, above.predicted_seconds);
       EXPECT_LE(plan.predicted_seconds, 1.03 * best);
-      // A tenth less would be slower than that, if it is to be had at all.
+      // A tenth less memory would be slower than that, if possible at all.
       request.memory_budget = plan.workspace_bytes() * 9 / 10;
       try {
         EXPECT_GT(plan_head(shape, f, request).predicted_seconds, 1.03 * best);
@@ -189,8 +189,8 @@ TEST(Plan, DefaultIsTheLeastWorkspaceNearTheBestTime) {
   }
 }
 
-// In little memory half of Llama-3-8B's words are kept in the rows of the others, and slabs are
-// few.
+// With little memory, half of Llama-3-8B's vocabulary is saved in the rows of the other half, with
+// few vocabulary blocks.
 TEST(Plan, DWeightsMemoryIsLentToSomeWordsAndToSlabs) {
   const HeadShape llama{8192, 4096, 128256, DType::bf16};
   HeadFeatures f = gradients();
@@ -221,7 +221,7 @@ TEST(Plan, DWeightsMemoryIsLentToSomeWordsAndToSlabs) {
   EXPECT_EQ(plan_head(llama, f, request).weight_ranges, 0);
 }
 
-// A GPU's dense plan may keep exponentials of its first chunk where d_weight will be.
+// A GPU's dense plan may store exponentials of its first chunk in d_weight's memory.
 TEST(Plan, DWeightsMemoryIsLentWhereItCanBe) {
   const HeadShape llama{8192, 4096, 128256, DType::bf16};
   HeadFeatures f = gradients();
@@ -238,7 +238,7 @@ TEST(Plan, DWeightsMemoryIsLentWhereItCanBe) {
   } catch (const Unsupported&) {
     GTEST_SKIP() << "a build without CUDA";
   }
-  EXPECT_EQ(dense(4_GiB).weight_ranges, 0);  // room enough
+  EXPECT_EQ(dense(4_GiB).weight_ranges, 0);  // enough memory without it
   const LossPlan half = dense(1200_MiB);
   EXPECT_GT(half.weight_ranges, 0);
   EXPECT_EQ(half.first_tokens, llama.tokens);
@@ -255,7 +255,7 @@ TEST(Plan, DWeightsMemoryIsLentWhereItCanBe) {
                                    " tokens, then of " + std::to_string(several.chunk_tokens)),
             std::string::npos)
       << several.explain();
-  f.d_weight_dtype = DType::f32;  // twice the room
+  f.d_weight_dtype = DType::f32;  // twice the memory
   EXPECT_EQ(dense(400_MiB).first_tokens, llama.tokens);
   const auto refuses = [&](const std::string& reason) {
     const LossPlan plan = dense(1200_MiB);
@@ -270,9 +270,8 @@ TEST(Plan, DWeightsMemoryIsLentWhereItCanBe) {
   refuses("holds no exp(z) meanwhile: d_weight is added to what it holds");
 }
 
-// Chunks decide the bits of sums.
-// What the forward of a GPU's far field gathers at a time: as much as has room before the
-// backward's blocks, and never less than these have.
+// The forward of a GPU's far field gathers as much at a time as fits before the backward's blocks,
+// and never less than they hold.
 TEST(Plan, FarForwardsGatherAtLeastASlab) {
   for (const auto& [tokens, dim, vocab] :
        {std::tuple{16, 1024, 100}, std::tuple{1, 8, 1}, std::tuple{40, 4096, 300},
@@ -333,7 +332,7 @@ TEST(Plan, DefaultBudgetGivesWayWhereNothingFits) {
   const LossPlan plan = plan_head(large, gradients(), request_of(0));
   EXPECT_GT(plan.workspace_bytes(), 0u);
   EXPECT_THROW(plan_head(large, gradients(), request_of(1_MiB)), InvalidArgument);
-  // Per-word memory alone is more than the logits of one token.
+  // Memory per vocabulary entry alone exceeds the logits of one token.
   const HeadShape wide{1, 64, 4'000'000, DType::bf16};
   HeadFeatures with_bias = gradients();
   with_bias.bias = with_bias.d_bias = true;
@@ -383,8 +382,8 @@ TEST(Plan, MoreMemoryIsNeverSlowerAndNeverExceeded) {
       }
       ++planned;
       ASSERT_LE(plan.workspace_bytes(), budget) << plan.explain();
-      // The best predicted time below it is met within 1 %. Heads of few logits take the plan of no
-      // budget, which is within 3 %.
+      // The time is within 1 % of the best below the budget. Heads with few logits take the plan
+      // without a budget, which is within 3 %.
       if (plan.budget_is_plenty) continue;
       ASSERT_LE(plan.predicted_seconds, before * 1.01) << plan.explain();
       before = std::min(before, plan.predicted_seconds);
@@ -393,8 +392,8 @@ TEST(Plan, MoreMemoryIsNeverSlowerAndNeverExceeded) {
   EXPECT_GT(planned, 1000);
 }
 
-// One panel of tokens and one tile of words, beyond what the caller gives and gets: on any kernel,
-// for any head, from any budget that holds it.
+// One panel of tokens and one vocabulary tile suffice beyond inputs and outputs. So any budget that
+// holds them has a plan, on any kernel and for any head.
 TEST(Plan, AnyBudgetHasAPlan) {
   const HeadShape head{8192, 4096, 128256, DType::bf16};
   for (const std::string& kernel : kernel_names(false)) {
@@ -420,7 +419,7 @@ TEST(Plan, AnyBudgetHasAPlan) {
   }
 }
 
-// The pass of its own costs time, and is in no plan that has room without it.
+// A separate d_weight costs time, and no plan has it that fits without it.
 TEST(Plan, DWeightHasAPassOfItsOwnWhereItsSumsDoNotFit) {
   HeadFeatures f = gradients();
   f.d_weight_dtype = DType::bf16;

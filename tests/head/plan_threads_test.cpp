@@ -1,4 +1,4 @@
-// Whose threads a plan is for: the context's, all by itself; and a plan for others is refused.
+// Plans use the threads of their context, and are refused by one with another number.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -34,7 +34,7 @@ struct Calls {
   }
 };
 
-// OMP_NUM_THREADS is how many a Context takes that is told none.
+// OMP_NUM_THREADS is the default number of a Context's threads.
 class PlanThreads : public testing::Test {
  protected:
   void SetUp() override {

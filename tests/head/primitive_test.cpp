@@ -1,5 +1,5 @@
-// head_forward and head_backward: each output against float64, each cotangent alone and all of
-// them together against central differences in the logits.
+// head_forward and head_backward: each output is compared with float64. Each cotangent, and all of
+// them together, are compared with central differences in the logits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ struct Cotangents {
   Tensor lse, entropy, weighted, target_logit, log_prob;
 };
 
-// sum of cotangent times output for one token.
+// Returns the sum of cotangent times output for one token.
 double scalar_of(const OracleProblem& p, const Cotangents& g, std::int64_t token, const double* z) {
   const Values v = values_of(p, token, z);
   const auto at = [](const Tensor& t, std::int64_t i) { return t.defined() ? t.get(i) : 0.0; };
@@ -106,13 +106,13 @@ class PrimitiveTest : public testing::TestWithParam<std::string> {
   static HeadProblem problem_of(const Variant& variant, DType dtype) {
     HeadSpec spec;
     spec.tokens = 5;
-    spec.dim = 29;  // enough numbers for a relative error to settle
+    spec.dim = 29;  // enough numbers for a stable relative error
     spec.vocab = 150;
     spec.dtype = dtype;
     spec.weight_scale = 2.0;
     variant.change(spec);
     HeadProblem problem(spec);
-    if (spec.per_token > 1) {  // a word twice, and an entry left out, in tokens that count
+    if (spec.per_token > 1) {  // a repeated target and an ignored one, in valid tokens
       problem.targets.set(1, 3);
       problem.targets.set(0, 3);
       problem.targets.set(2, -100);
@@ -142,7 +142,7 @@ class PrimitiveTest : public testing::TestWithParam<std::string> {
       *view = mirror.in(*view);
     return in;
   }
-  // Each accepted variant in f32 and bf16.
+  // Calls body for each accepted variant in f32 and bf16.
   void each(const std::function<void(const HeadProblem&)>& body) const {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const Variant& variant : kVariants) {
@@ -200,7 +200,7 @@ TEST_P(PrimitiveTest, OutputsAreThoseOfFloat64) {
   });
 }
 
-// Of words that have all of the probability, whose logits and sums round differently.
+// Entries with all of the probability, whose logits and sums round differently.
 TEST_P(PrimitiveTest, NoLogProbabilityIsAboveZero) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     HeadSpec spec;

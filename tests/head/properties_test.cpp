@@ -1,4 +1,4 @@
-// What holds for softmax cross entropy whatever the numbers are, on every kernel.
+// Properties of softmax cross entropy that hold for all numbers, on every kernel.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,12 +58,12 @@ TEST_P(PropertiesTest, EqualLogitsCostLogV) {
     EXPECT_NEAR(a.loss.get(0), log_v, 1e-6 * (1 + log_v));
     for (std::int64_t i = 0; i < spec.tokens; ++i) {
       EXPECT_NEAR(a.entropy.get(i), log_v, 1e-5 * (1 + log_v));
-      EXPECT_EQ(a.argmax.get(i), 0.0);  // the lowest among equals
+      EXPECT_EQ(a.argmax.get(i), 0.0);  // the lowest among equal ones
     }
   }
 }
 
-// sum_j dz_ij = 0: seen as d_bias, which sums dz over the tokens.
+// sum_j dz_ij = 0, measured by d_bias, which sums dz over the tokens.
 TEST_P(PropertiesTest, GradientOfLogitsSumsToZero) {
   HeadSpec spec = small();
   spec.bias = true;
@@ -72,14 +72,16 @@ TEST_P(PropertiesTest, GradientOfLogitsSumsToZero) {
     const std::vector<double> d_bias = answer(HeadProblem(s)).d_bias.values();
     return std::accumulate(d_bias.begin(), d_bias.end(), 0.0);
   };
-  // 2 N is the most that |dz| sums to; 16-bit kernels round each entry by up to 2^-8 of itself.
+  //
+  // dz
+  // sums to at most 2 N; 16-bit kernels round each entry by up to 2^-8 of itself.
   const double bound = spec.dtype == DType::f32 ? 1e-4 : 46 * std::ldexp(1.0, -8) / 10;
   EXPECT_NEAR(total(spec), 0.0, bound);
   spec.class_weight = spec.token_weight = true;
   EXPECT_NEAR(total(spec), 0.0, bound);
   spec.label_smoothing = 0.2f;
   EXPECT_NEAR(total(spec), 0.0, bound);
-  spec.z_loss = 0.1f;  // a penalty that does not: the test can fail
+  spec.z_loss = 0.1f;  // a penalty without this property: the test can fail
   EXPECT_GT(std::abs(total(spec)), 0.1);
 }
 
@@ -130,7 +132,7 @@ TEST_P(PropertiesTest, GradientsAreLinearInTheUpstream) {
   const HeadProblem problem(spec);
   RunSpec run;
   const HeadAnswer one = answer(problem, run);
-  run.grad_loss = 4.0;  // a power of two: the same bits but for the exponent
+  run.grad_loss = 4.0;  // a power of two changes only the exponent
   const HeadAnswer four = answer(problem, run);
   EXPECT_EQ(one.loss.bytes(), four.loss.bytes());
   for (std::int64_t at = 0; at < spec.tokens * spec.dim; ++at)
@@ -144,8 +146,8 @@ TEST_P(PropertiesTest, GradientsAreLinearInTheUpstream) {
             1e-6);
 }
 
-// Two halves of a batch under the normalizer of the whole add up to the whole: gradient
-// accumulation.
+// Two halves of a batch with the normalizer of the full batch add up to the full batch, as in
+// gradient accumulation.
 TEST_P(PropertiesTest, HalvesAddUpToTheWhole) {
   HeadSpec spec = small();
   spec.tokens = 40;

@@ -1,5 +1,5 @@
-// Logits of any size: right in the documented range, and never a finite number that is wrong beyond
-// it (docs/losses.md).
+// Logits of any size: correct in the documented range, and never finite but wrong beyond it
+// (docs/losses.md).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,7 +15,8 @@ constexpr double kRange = 7e8;
 
 class RangeTest : public testing::TestWithParam<std::string> {
  protected:
-  // Words 5, 140 and 299 have these biases, in tiles of their own; all others `rest`.
+  // Returns a problem where entries 5, 140 and 299, in different tiles, have these biases, and all
+  // others `rest`.
   static HeadProblem problem(double first, double second, double third, double rest) {
     HeadSpec spec;
     spec.tokens = 17;
@@ -35,7 +36,7 @@ class RangeTest : public testing::TestWithParam<std::string> {
     return problem;
   }
 
-  // `within`: the logits are in the range, so that nothing but the right number will do.
+  // `within`: the logits are in the documented range, so the result must be correct.
   static void expect_right_or_none(const HeadProblem& problem, bool within) {
     const OracleLogits exact = oracle_logits(problem.oracle);
     for (const PlanKind kind : {PlanKind::forward, PlanKind::dense, PlanKind::recompute}) {
@@ -57,7 +58,7 @@ class RangeTest : public testing::TestWithParam<std::string> {
         if (!std::isfinite(lse)) continue;
         EXPECT_NEAR(lse, expected, 1e-6 * std::abs(expected) + 1e-5);
         if (!fits) continue;
-        // Both of the difference are fp32's.
+        // Both terms of the difference are rounded to fp32.
         EXPECT_NEAR(answer.loss.get(i), expected - z,
                     1e-6 * (std::abs(expected) + std::abs(z)) + 1e-5);
       }
@@ -80,14 +81,13 @@ TEST_P(RangeTest, AllLogitsFarBelowZero) {
                          -1e10, -1e12, -1e30, -3e38}) {
     SCOPED_TRACE(z);
     expect_right_or_none(problem(z, z, z, z), z >= -kRange);
-    // The others are masked, and what is left is right.
+    // The others are masked, and the remaining one is correct.
     expect_right_or_none(problem(-1e3, z, z, z), true);
   }
 }
 
-// Logits that fp32 has exactly, all of them `offset` away from 0: what follows from their
-// differences is what it is without that. Gradients and label smoothing of a GPU are by an lse in
-// fp32.
+// Logits that are exact in fp32 and share an `offset`: everything that depends on their differences
+// is unchanged. A GPU's gradients and label smoothing use an fp32 lse.
 TEST_P(RangeTest, ACommonOffsetChangesNoDifference) {
   for (const float smoothing : {0.0f, 0.1f}) {
     if (smoothing != 0.0f && is_device_kernel(GetParam())) continue;
@@ -140,8 +140,8 @@ TEST_P(RangeTest, ACommonOffsetChangesNoDifference) {
   }
 }
 
-// The probability of a word far above all others is 1, whatever its logit and the log-sum-exp were
-// rounded to.
+// An entry far above all others has probability 1, however its logit and the log-sum-exp were
+// rounded.
 TEST_P(RangeTest, ACertainTargetHasNoGradient) {
   for (const double z : {1e2, 1e3, 1e5, 3e6}) {
     HeadProblem p = problem(z, 0.0, 0.0, 0.0);

@@ -1,5 +1,5 @@
-// Heads of a trained language model, early and late in training, against float64. Looked for in
-// LOGITLESS_DATA_DIR; the tests skip when they are not there.
+// Heads of a trained language model, early and late in training, against float64. The files are in
+// LOGITLESS_DATA_DIR; the tests are skipped without them.
 #include "support/real_head.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace logitless::test {
 namespace {
 
 constexpr std::int64_t kTokens = 32;
-constexpr std::int64_t kSpacing = 251;  // takes the tokens from all of the text
+constexpr std::int64_t kSpacing = 251;  // takes tokens from all of the text
 
 Tensor copy_rows(const ConstTensorView& view, std::int64_t rows, std::int64_t spacing) {
   const std::int64_t columns = view.rank() == 2 ? view.size(1) : 1;
@@ -60,7 +60,7 @@ TEST_P(RealHead, LossAndGradientsAreThoseOfFloat64) {
   EXPECT_LT(nll, 8.0) << "not what a trained head gives: log V is 11.8";
   std::vector<std::string> kernels = tested_kernels();
   if (kernels.empty()) GTEST_SKIP() << "there is no GPU";
-  if (!is_device_kernel(kernels.front())) kernels = {""};  // on the CPU the best alone
+  if (!is_device_kernel(kernels.front())) kernels = {""};  // on the CPU only the best
   for (const std::string& kernel : kernels) {
     for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
       if (!offers(kernel, kind)) continue;

@@ -1,4 +1,4 @@
-// scale_gradients on every device, dtype and layout: products in fp32, rounded once.
+// scale_gradients on every device, dtype and layout: products are fp32 and rounded once.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 class ScaleGradientsTest : public testing::TestWithParam<std::string> {};
 
-// The number in a dtype: set rounds to nearest even.
+// Returns the number in a dtype, rounded to nearest even.
 double rounded(double value, DType dtype) {
   Tensor t(dtype, {1});
   t.set(0, value);
@@ -56,7 +56,7 @@ TEST_P(ScaleGradientsTest, ProductsAreRoundedOnce) {
   }
 }
 
-// Rows apart, and none that begins at a multiple of 16 bytes: what lies between them stays.
+// Rows have gaps, and none begins at a multiple of 16 bytes. The gaps are not written.
 TEST_P(ScaleGradientsTest, RowsMayLieApart) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     Tensor memory(dtype, {20, 33});

@@ -48,7 +48,7 @@ class Watched : public Communicator {
   RandomDelays delay_;
 };
 
-// Rows of a tensor whose rows have `columns` elements.
+// Returns some rows of a tensor whose rows have `columns` elements.
 Tensor rows_of(const Tensor& t, std::vector<std::int64_t> shape, std::int64_t columns,
                const std::vector<std::int64_t>& rows) {
   if (!t.defined()) return {};
@@ -264,7 +264,7 @@ HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
   out = mirror.out(out);
   a.plan = plan_cross_entropy(options, in, out, request);
   const DeviceKind device = context.device().kind;
-  // Where weights move a GPU's plans have all tokens in one chunk, and whole blocks of words.
+  // Weight-gathered plans of a GPU have all tokens in one chunk, and full vocabulary blocks.
   const bool gpu = device == DeviceKind::cuda;
   const bool moving = a.plan.piece_rows > 0;
   if (run.chunk_tokens > 0 && !(gpu && moving))
@@ -283,7 +283,7 @@ HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
 
 using Field = Tensor HeadAnswer::*;
 
-// The parts of a tensor whose rows have `columns` elements, at rows(rank).
+// Assembles a tensor whose rows have `columns` elements; each part goes to rows(rank).
 template <typename Rows>
 Tensor put_together(const std::vector<HeadAnswer>& ranks, Field field,
                     std::vector<std::int64_t> shape, const Rows& rows) {
@@ -303,7 +303,7 @@ Tensor put_together(const std::vector<HeadAnswer>& ranks, Field field,
   return out;
 }
 
-// d_weight of ranks that have columns of it.
+// Assembles d_weight of ranks that each have some of its columns.
 Tensor columns_together(const std::vector<RankProblem>& parts,
                         const std::vector<HeadAnswer>& answers, const HeadSpec& s) {
   if (!answers.front().d_weight.defined()) return {};

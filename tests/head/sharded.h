@@ -1,4 +1,5 @@
-// A head whose words, and maybe tokens, are spread over ranks that are threads, put together again.
+// A head with its vocabulary, and optionally its tokens, sharded over ranks that are threads;
+// results are assembled.
 #pragma once
 
 #include <atomic>
@@ -13,56 +14,57 @@
 
 namespace logitless::test {
 
-// The words of each rank, ascending; those of a rank follow one another unless `table`.
+// Vocabulary entries of each rank, ascending, and consecutive unless `table`.
 struct WordSplit {
   std::string name;
   std::vector<std::vector<std::int32_t>> ranks = {};
   bool table = false;
 };
-// [borders[r], borders[r + 1]) on rank r.
+// Rank r has entries [borders[r], borders[r + 1]).
 WordSplit words_at(std::string name, const std::vector<std::int64_t>& borders);
 WordSplit even_words(int ranks, std::int64_t vocab);
-// Every word on a rank by chance.
+// Each entry is on a random rank.
 WordSplit dealt_words(int ranks, std::int64_t vocab);
-// Of these and others: one word, none, a table.
+// Returns these and other splits: one entry, none, a table.
 std::vector<WordSplit> word_splits(int ranks, std::int64_t vocab);
 
-// How many tokens each rank has; empty: all of them have all.
+// Tokens of each rank; empty: all ranks have all tokens.
 struct TokenSplit {
   std::string name;
   std::vector<std::int64_t> counts = {};
-  Movement moves = Movement::tokens;  // of sharded ones
-  std::int64_t piece_rows = 0;        // where weights move: of each rank at a time; 0: as planned
-  bool columns = false;               // ranks have columns of all words, instead of words
+  Movement moves = Movement::tokens;  // for sharded tokens
+  std::int64_t piece_rows = 0;        // with gathered weights, rows of each rank in a slice; 0: as
+                                      // planned
+  bool columns = false;               // ranks have columns of the full vocabulary instead of rows
   bool sharded() const { return !counts.empty(); }
 };
-// All on all ranks, uneven ones, all on the last rank; and these with weights that move, as planned
-// and in pieces of a few rows, and by columns.
+// Returns splits with all tokens on all ranks, uneven ones, and all on the last rank. The same with
+// gathered weights: as planned, in slices of a few rows, and by columns.
 std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens, bool weights_move = true);
-// Weights move to these tokens.
+// Returns the split with gathered weights.
 TokenSplit with_weights_moving(TokenSplit tokens, std::int64_t piece_rows = 0);
 TokenSplit with_columns(TokenSplit tokens, std::int64_t piece_rows = 0);
-// Columns of the ranks before this one: more on each than on the one before, none on the first of
-// many.
+// Returns the columns of earlier ranks: each rank has more than the one before, and the first of
+// many has none.
 std::int64_t columns_before(int rank, int ranks, std::int64_t dim);
 
 struct ShardedRun {
   WordSplit words = {};
   TokenSplit tokens = {};
   RunSpec run = {};                           // its `change` is applied on each rank
-  unsigned delays = 0;                        // a seed: each exchange waits for a random time
-  std::atomic<std::int64_t>* sent = nullptr;  // bytes that leave a rank, over all of them
-  // Groups to average over: problems that stand beside this one. Empty: none.
+  unsigned delays = 0;                        // seed of random waits before exchanges
+  std::atomic<std::int64_t>* sent = nullptr;  // bytes sent, over all ranks
+  // Replica groups of the mean, whose problems run beside this one. Empty: none.
   std::shared_ptr<Communicator> replicas = {};
   std::function<void(int rank, const LossPlan&, const Context&)> after = {};
 };
 
-// One rank's part of a problem.
+// One rank's shard of a problem.
 struct RankProblem {
   RankProblem(const HeadProblem& whole, const ShardedRun& run, int rank);
   Sharding sharding(std::shared_ptr<Communicator> words) const;
 
-  HeadProblem part;  // class_weight is whole
+  HeadProblem part;  // class_weight is global
   std::vector<std::int32_t> words;
   Tensor table;
   std::int64_t vocab = 0, first_token = 0;
@@ -72,21 +74,21 @@ struct RankProblem {
   std::int64_t columns = 0;
 };
 
-// Of the kernels under test those that take such a head; each says no by name else.
+// Returns whether a kernel under test takes such a head; the others must refuse it by name.
 bool takes_shards(const std::string& kernel, const HeadSpec& spec, const WordSplit& words = {},
                   Movement moves = Movement::tokens);
 
-// Threads, for the kernel under test: of the CPU's memory or a GPU's.
+// Makes a group of threads for the kernel's memory, CPU or GPU.
 Ranks make_group(const std::string& kernel, int size);
 
-// Runs all ranks and puts their answers together: the outputs of words and of sharded tokens one
-// after another. What several ranks have must be the same bits, which is expected here.
+// Runs all ranks and assembles their results: vocabulary shards and sharded tokens are
+// concatenated. Results that several ranks have are expected to have the same bits.
 HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run);
 
-// To the bit.
+// Expects equal bits.
 void expect_same_far(const FarFieldStatistics& a, const FarFieldStatistics& b);
 
-// A communicator that waits before each exchange and counts what leaves the rank.
+// Returns a communicator that waits before each exchange and counts the bytes sent.
 std::shared_ptr<Communicator> watched(std::shared_ptr<Communicator> real, unsigned delays,
                                       std::atomic<std::int64_t>* sent);
 

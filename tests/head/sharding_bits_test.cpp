@@ -1,4 +1,4 @@
-// The same bits, whatever the number of ranks and how the words are spread over them.
+// Results have the same bits for any number of ranks and any split of the vocabulary.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -14,7 +14,7 @@ class ShardingBits : public testing::TestWithParam<std::string> {};
 
 TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    // Peaked, and with fewer words in the last tile.
+    // A peaked distribution, and a partial last tile.
     HeadSpec spec{.tokens = 37,
                   .dim = 24,
                   .vocab = 2040,
@@ -27,9 +27,9 @@ TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
     RunSpec run;
     run.kernel = GetParam();
     run.threads = 1;
-    run.chunk_tokens = is_device_kernel(GetParam()) ? 0 : 40;  // a GPU: all in one
+    run.chunk_tokens = is_device_kernel(GetParam()) ? 0 : 40;  // a GPU takes all in one chunk
     const HeadAnswer one = run_sharded(problem, {.words = even_words(1, 2040), .run = run});
-    // On a GPU exponentials are against another reference where weights move.
+    // On a GPU, exponentials have another reference if weights are gathered.
     const TokenSplit alone = with_weights_moving({"one rank", {37}}, 256);
     const HeadAnswer one_moving =
         run_sharded(problem, {.words = even_words(1, 2040), .tokens = alone, .run = run});
@@ -38,7 +38,7 @@ TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
         words_at("2", {0, 1024, 2040}), words_at("2, uneven", {0, 256, 2040}),
         words_at("4", {0, 512, 1024, 1536, 2040}),
         words_at("8", {0, 256, 512, 768, 1024, 1280, 1536, 1792, 2040})};
-    splits.push_back(splits[2]);  // blocks of 256 words dealt out
+    splits.push_back(splits[2]);  // interleaved blocks of 256 entries
     splits.back().table = true;
     splits.back().name = "4, a table";
     for (auto& words : splits.back().ranks) words.clear();
@@ -59,7 +59,7 @@ TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
         EXPECT_EQ(answer.lse.bytes(), expected.lse.bytes());
         EXPECT_EQ(answer.log_prob.bytes(), expected.log_prob.bytes());
         EXPECT_EQ(answer.target_logit.bytes(), expected.target_logit.bytes());
-        if (!tokens.sharded()) {  // in one order
+        if (!tokens.sharded()) {  // their order is the same
           EXPECT_EQ(answer.loss.bytes(), one.loss.bytes());
           EXPECT_EQ(answer.d_weight.bytes(), one.d_weight.bytes());
           EXPECT_EQ(answer.d_bias.bytes(), one.d_bias.bytes());

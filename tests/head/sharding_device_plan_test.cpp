@@ -1,5 +1,5 @@
-// Plans of words over the ranks of GPUs, of which none is needed: the chunks that all go through,
-// where exponentials lie, and what it takes.
+// Plans of a vocabulary sharded over GPUs, without any GPU: common chunks, the memory of
+// exponentials, and workspace sizes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace logitless::test {
 namespace {
 
-// Moves nothing but the hosts' memory, and may have some of its own.
+// Exchanges only host memory, and may have exchange memory.
 class GpuGroup : public Communicator {
  public:
   GpuGroup(std::shared_ptr<Communicator> host, std::byte* memory)
@@ -51,7 +51,8 @@ class ShardingDevicePlan : public testing::Test {
       GTEST_SKIP() << "a build without CUDA: " << e.what();
     }
   }
-  // Of ranks with so many words each, and as many of the tokens where these are spread.
+  // Returns the plans of ranks with these shard sizes, and equal numbers of tokens if these are
+  // sharded.
   std::vector<LossPlan> plans(const std::vector<std::int64_t>& words, bool spread) {
     const int ranks = static_cast<int>(words.size());
     std::vector<LossPlan> out(words.size());
@@ -97,8 +98,8 @@ TEST_F(ShardingDevicePlan, KeepsExponentialsInThreePasses) {
       expect_alike(made);
       EXPECT_EQ(made[0].passes, 3.0) << ranks << "\n" << made[0].explain();
       EXPECT_TRUE(ranks > 4 || made[0].weight_ranges > 0) << made[0].explain();
-      // Its part of one GPU's plan, but for a copy of hidden; and pieces, what is received of them,
-      // and all hidden states.
+      // Its share of one GPU's plan except for a copy of hidden, plus sent and received sums and
+      // all hidden states.
       EXPECT_LE(made[0].workspace_bytes(),
                 alone.workspace_bytes() / static_cast<std::size_t>(ranks) +
                     of_tokens(spread ? 12 : 10) + 8_MiB)
@@ -113,7 +114,8 @@ TEST_F(ShardingDevicePlan, WordsThatAreUnevenByATileKeepThem) {
   for (const LossPlan& plan : made) EXPECT_EQ(plan.passes, 3.0) << plan.explain();
 }
 
-// A budget is a ceiling for ranks, too: no more than speed is worth, and the same chunks on all.
+// A budget is a ceiling for ranks, too: they take no more than speed is worth, and have the same
+// chunks.
 TEST_F(ShardingDevicePlan, PlentyOfMemoryIsNotTaken) {
   for (const bool spread : {false, true}) {
     request.memory_budget = 0;
@@ -160,7 +162,7 @@ TEST_F(ShardingDevicePlan, ExchangesTakeTheGroupsMemoryWhereItHasSome) {
   EXPECT_EQ(with[0].exchange_bytes + with[0].workspace_bytes(), without[0].workspace_bytes());
 }
 
-// What the communicator is asked for is what the layout ends with.
+// The exchange memory replaces the end of the layout.
 TEST_F(ShardingDevicePlan, WhatIsReceivedIsTheEndOfTheWorkspace) {
   std::byte some;
   memory = &some;
@@ -178,8 +180,8 @@ TEST_F(ShardingDevicePlan, WhatIsReceivedIsTheEndOfTheWorkspace) {
   expect_end(true, 60_MiB);
 }
 
-// What the next chunk is made from comes while products have all processors: NCCL's kernels would
-// wait for their end, on other ranks in the place of products.
+// The next chunk's inputs arrive while GEMMs occupy all SMs. NCCL's kernels would wait for their
+// end, and take SMs from GEMMs on other ranks.
 TEST_F(ShardingDevicePlan, OfSeveralChunksAllThatComesBesideProductsIsInTheGroupsMemory) {
   std::byte some;
   memory = &some;
@@ -200,7 +202,7 @@ TEST_F(ShardingDevicePlan, OfSeveralChunksAllThatComesBesideProductsIsInTheGroup
     EXPECT_LT(at, one.exchange) << "NCCL has less of a few bytes where nothing else runs";
 }
 
-// A chunk's d_hidden is on its way while the next forward gathers rows of the weight.
+// A chunk's d_hidden is being sent while the next forward gathers rows of the weight.
 TEST_F(ShardingDevicePlan, FarForwardsLeaveWhatIsSentAlone) {
   request.kind = PlanKind::far_backward;
   for (const std::size_t budget : {440_MiB, 500_MiB, 600_MiB}) {

@@ -1,4 +1,4 @@
-// What a sharded plan or call refuses, on every rank alike.
+// Refusals of sharded plans and calls, equal on every rank.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -17,7 +17,7 @@ constexpr int kRanks = 3;
 using Change =
     std::function<void(int rank, CrossEntropyOptions&, CrossEntropyInputs&, PlanRequest&)>;
 
-// Everything of one rank, so that more than one call can be made.
+// All state of one rank, so that it can make several calls.
 struct RankCall {
   RankCall(const HeadProblem& whole, const ShardedRun& run, std::shared_ptr<Communicator> group)
       : problem(whole, run, group->rank()),
@@ -125,7 +125,8 @@ TEST(ShardingErrors, RanksThatDifferAreNamed) {
              "InvalidArgument", "rank 1: hidden");
 }
 
-// Sums of tokens that all ranks have are told rounded; of a rank's own tokens they are its own.
+// Sums of tokens that all ranks have are exchanged in d_hidden's dtype. Ranks with local tokens may
+// have different dtypes.
 TEST(ShardingErrors, DtypesOfDHidden) {
   const HeadProblem problem(
       {.tokens = kTokens, .dim = kDim, .vocab = kVocab, .dtype = DType::bf16, .seed = 2});
@@ -189,12 +190,12 @@ TEST(ShardingErrors, WordsThatAreNoPartition) {
   };
   expect_all(plan_all(even_run(), move(-1)), "InvalidArgument", "word 32 is on rank 0");
   expect_all(plan_all(even_run(), move(1)), "InvalidArgument", "word 33 is on no rank");
-  // The whole weight given where a shard is wanted.
+  // The full weight is given instead of a shard.
   ShardedRun whole{.words = even_words(1, kVocab)};
   whole.words.ranks.assign(kRanks, whole.words.ranks.front());
   expect_all(plan_all(whole, [](int, auto&, auto&, auto&) {}), "InvalidArgument",
              "word 0 is on rank 0 and on rank 1");
-  // Rows beyond the vocabulary.
+  // Rows exceed the vocabulary.
   expect_all(plan_all(even_run(), [](int, auto&, CrossEntropyInputs& in,
                                      auto&) { in.sharding.vocab = kVocab - 1; }),
              "InvalidArgument", "are not in [0, 99)");
@@ -204,7 +205,7 @@ TEST(ShardingErrors, WordsThatAreNoPartition) {
              "rank 1: sharding: word_table: expected ascending words");
 }
 
-// One rank may bring at most what the greatest of them had when it was planned.
+// A rank may bring at most as many tokens as the largest rank had when the plan was made.
 TEST(ShardingErrors, MoreTokensOfARankThanPlanned) {
   expect_all(run_all(small_problem(), spread_run(),
                      [](int, RankCall& c) {
@@ -217,10 +218,10 @@ TEST(ShardingErrors, MoreTokensOfARankThanPlanned) {
              "InvalidArgument", "plan: made for at most 5 tokens of a rank, called with 8");
 }
 
-// Two groups of words beside each other, whose means divide by the tokens of both.
+// Two vocabulary groups whose means divide by the tokens of both.
 class ShardingReplicas : public testing::Test {
  protected:
-  // outcomes of `body` on the four ranks; number 0 and 1 hold one copy of the words.
+  // Returns outcomes of `body` on the four ranks; numbers 0 and 1 hold one copy of the vocabulary.
   std::vector<Outcome> run(const std::function<void(int number, RankCall&)>& body) const {
     return run_ranks(make_thread_group(4), [&](Communicator& me) {
       const int number = me.rank();

@@ -1,5 +1,5 @@
-// FarFieldHead with words spread over ranks: the same decisions on all of them, runs that repeat
-// and resume, states of another layout, errors.
+// FarFieldHead with a sharded vocabulary: equal decisions on all ranks, reproducible and resumed
+// runs, states of another layout, errors.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,7 +25,7 @@ struct Rows {
   std::int64_t first, end;
 };
 
-// The heads of all ranks, over one Training.
+// The heads of all ranks, for one Training.
 class ShardedHeads {
  public:
   using Change = std::function<void(int rank, CrossEntropyInputs&, CrossEntropyOutputs&)>;
@@ -42,7 +42,7 @@ class ShardedHeads {
   FarFieldHead& head(int rank) { return *heads_[static_cast<std::size_t>(rank)]; }
   const Ranks& group() const { return group_; }
 
-  // A step of all ranks; the gradients of t are those of all of them.
+  // Takes a step on all ranks; the gradients of t are the global ones.
   std::vector<Outcome> try_step(Training& t, const Change& change = {},
                                 const CrossEntropyOptions& options = {}) {
     statistics_.assign(static_cast<std::size_t>(ranks()), {});
@@ -96,7 +96,7 @@ class ShardedHeads {
       if (rank == 0) t.loss = loss;
     });
   }
-  // The same on all ranks, or a failure.
+  // Takes a step and expects equal results on all ranks.
   LossStatistics step(Training& t, const CrossEntropyOptions& options = {}) {
     for (const Outcome& outcome : try_step(t, {}, options)) EXPECT_EQ(outcome.text, "");
     for (int r = 1; r < ranks(); ++r) {
@@ -128,7 +128,7 @@ const std::vector<Rows> kReplicated = {};
 
 std::vector<Rows> spread(int ranks) {
   std::vector<Rows> rows;
-  for (int r = 0; r < ranks; ++r)  // none on rank 1 of more than 2
+  for (int r = 0; r < ranks; ++r)  // rank 1 of more than 2 has none
     rows.push_back({Training::kTokens * r / ranks, Training::kTokens * (r + 1) / ranks});
   if (ranks > 2) {
     rows[0].end = rows[1].end;
@@ -139,8 +139,8 @@ std::vector<Rows> spread(int ranks) {
 
 class ShardingFarHead : public testing::TestWithParam<Accuracy> {};
 
-// As a head of one rank is: dense until the trial of the first order, begun at step 5 and taken
-// over at 8.
+// Like a head on one rank, it is dense until the trial of the first order, which is begun at step 5
+// and taken over at 8.
 TEST_P(ShardingFarHead, DecidesAlikeOnAllRanks) {
   for (const int ranks : {1, 2, 4}) {
     for (const bool spread_tokens : {false, true}) {
@@ -148,7 +148,7 @@ TEST_P(ShardingFarHead, DecidesAlikeOnAllRanks) {
       SCOPED_TRACE(std::to_string(ranks) + (spread_tokens ? ", tokens spread" : ""));
       WordSplit words = even_words(ranks, kVocab);
       if (ranks == 4) words = words_at("one empty", {0, 20000, 20000, 42000, kVocab});
-      words.table = ranks == 4;  // else the first rank is taken to keep too much
+      words.table = ranks == 4;  // else the first rank is assumed to select too much
       ShardedHeads heads(words, spread_tokens ? spread(ranks) : kReplicated, quick(GetParam()));
       Training t;
       const Context context = context_of();
@@ -227,7 +227,7 @@ TEST_P(ShardingFarHead, RunsRepeatToTheBitAndResume) {
     ShardedHeads heads(words, tokens, quick(GetParam()), 3, 7);
     EXPECT_TRUE(run_of(heads, again, kLast) == whole);
   }
-  // Before the first order, while it is pending, and after it.
+  // Saved before the first order, while it is pending, and after it.
   Training then;
   ShardedHeads saved(words, tokens, quick(GetParam()));
   for (const std::int64_t at : {2, 6, 9}) {
@@ -249,8 +249,7 @@ INSTANTIATE_TEST_SUITE_P(Accuracies, ShardingFarHead,
                          testing::Values(Accuracy::far_backward, Accuracy::far_both),
                          [](const auto& a) { return std::string(name_of(a.param)); });
 
-// A file for each rank says whose it is: another layout keeps what was decided, and asks for an
-// order.
+// Each rank's state names its layout: another layout keeps the decisions, but drops the order.
 TEST(ShardingFarHeadState, OfAnotherLayoutAsksForANewOrder) {
   Training t;
   ShardedHeads two(even_words(2, kVocab), kReplicated, quick());
@@ -265,10 +264,10 @@ TEST(ShardingFarHeadState, OfAnotherLayoutAsksForANewOrder) {
     EXPECT_EQ(head.report().audits, two.head(0).report().audits);
     EXPECT_TRUE(head.order().empty());
     for (int i = 0; i < 2; ++i) EXPECT_FALSE(far_step(step())) << i;
-    EXPECT_TRUE(far_step(step())) << head.explain();  // of an order begun at once, 3 steps later
+    EXPECT_TRUE(far_step(step())) << head.explain();  // with an order begun at once, 3 steps later
     EXPECT_EQ(head.report().refreshes, 2);
   };
-  {  // of more ranks, of a table
+  {  // more ranks, with a table
     for (WordSplit words : {even_words(4, kVocab), dealt_words(2, kVocab)}) {
       words.table = true;
       SCOPED_TRACE(words.name);
@@ -279,7 +278,7 @@ TEST(ShardingFarHeadState, OfAnotherLayoutAsksForANewOrder) {
       ASSERT_FALSE(HasFailure());
     }
   }
-  {  // of one rank alone, and from there
+  {  // to a single rank, and back
     const Context context = context_of();
     FarFieldHead alone(context, quick());
     alone.set_state(states[1]);
@@ -290,7 +289,7 @@ TEST(ShardingFarHeadState, OfAnotherLayoutAsksForANewOrder) {
     EXPECT_FALSE(far_step(heads.step(now)));
     EXPECT_TRUE(heads.head(1).order().empty());
   }
-  {  // a file, back where it was
+  {  // states restored to their own layout
     const TempDir directory;
     two.head(1).save(directory.file("rank1.safetensors"));
     two.head(1).load(directory.file("rank1.safetensors"));
@@ -309,7 +308,7 @@ void expect_all(const std::vector<Outcome>& outcomes, const std::string& kind,
 TEST(ShardingFarHeadErrors, WhatOneRankThrowsAllThrowAndNoStepIsTaken) {
   ShardedHeads heads(even_words(2, kVocab), kReplicated, quick());
   Training t;
-  // Before an order is begun, at the step that would begin it, and in a far-field step.
+  // Failures before an order is begun, at the step that would begin it, and in a far-field step.
   for (const std::int64_t at : {1, 4, 8, 9}) {
     run_of(heads, t, at);
     SCOPED_TRACE(at);

@@ -1,5 +1,5 @@
-// What far-field calls of words over ranks promise beside their numbers: any words on a rank, the
-// same bits, audits, samples of d_weight, errors.
+// Guarantees of vocabulary-parallel far-field calls: any shards, the same bits, audits, samples of
+// d_weight, errors.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,10 +35,10 @@ std::vector<double> mean_upstream(const HeadProblem& problem) {
                              1.0 / oracle_normalizer(problem.oracle));
 }
 
-// Tiles of any words, short ones in the middle, a rank without words: the loss is exact, and
-// d_hidden within its bound; with everything kept all is exact.
+// Tiles of arbitrary entries, short ones in the middle, and a rank without entries. The loss is
+// exact and d_hidden within its bound; if all tiles are selected, everything is exact.
 TEST(ShardingFarPromises, AnyWordsOnARank) {
-  const HeadSpec spec = spec_of(300, 40);  // blocks of each rank's own
+  const HeadSpec spec = spec_of(300, 40);  // each rank has its own blocks
   const FarProblem problem(spec);
   const OracleGradients exact = oracle_gradients(problem.oracle, mean_upstream(problem));
   for (const WordSplit& words : word_splits(4, spec.vocab)) {
@@ -78,11 +78,11 @@ TEST(ShardingFarPromises, AnyWordsOnARank) {
   }
 }
 
-// Both ways likewise, with moments that the ranks measure together.
+// The same for far_both, with moments that the ranks measure together.
 TEST(ShardingFarPromises, AnyWordsOnARankBothWays) {
-  HeadSpec spec = spec_of(12, 60);  // few targets, whose tiles are kept in any case
+  HeadSpec spec = spec_of(12, 60);  // few targets, whose tiles are always selected
   spec.label_smoothing = 0.1f;
-  const FarBothProblem problem(spec, /*span=*/3.0);  // moments tell of any words together
+  const FarBothProblem problem(spec, /*span=*/3.0);  // moments are meaningful for arbitrary tiles
   const OracleGradients exact = oracle_gradients(problem.oracle, mean_upstream(problem));
   RunSpec run;
   run.plan = PlanKind::far_both;
@@ -104,7 +104,7 @@ TEST(ShardingFarPromises, AnyWordsOnARankBothWays) {
     EXPECT_GT(s.audited_error, 1e-6);
     EXPECT_LT(s.audited_error, 0.3);
     EXPECT_LT(s.audited_lse_error_max, 0.3);
-    // The audit's numbers are those of the answer.
+    // The audit's errors are those of the results.
     EXPECT_NEAR(s.audited_error, relative_error(a.d_hidden.values(), exact.d_hidden),
                 1e-4 * s.audited_error + 1e-6);
     EXPECT_EQ(s.bound, -1.0);
@@ -151,14 +151,14 @@ TEST(ShardingFarPromises, TheSameBitsWhateverTimingAndThreads) {
   }
 }
 
-// One rank with a sharding is one without, and ranks with whole tiles in one order make its
-// d_weight to rounding.
+// A sharding of one rank equals no sharding. Ranks with full tiles of one order compute its
+// d_weight up to rounding.
 TEST(ShardingFarPromises, IsThatOfOneRank) {
   HeadSpec spec = spec_of(150);
   FarProblem problem(spec);
   RunSpec run;
   run.tau = 0.02f;
-  run.audit_rows = 150;  // all, in whatever order
+  run.audit_rows = 150;  // all, in any order
   run.extras = true;
   run.chunk_tokens = 64;
   for (const int ranks : {1, 4}) {
@@ -183,8 +183,8 @@ TEST(ShardingFarPromises, IsThatOfOneRank) {
   }
 }
 
-// What orders are made from: averages over the tokens of all ranks against lse of all words, and
-// moments, whose cautions go by totals of all ranks.
+// The inputs of orders: averages over the tokens of all ranks with a global lse, and moments whose
+// cautions use global totals.
 TEST(ShardingFarPromises, OrdersAreMadeFromAllRanks) {
   const HeadSpec spec = spec_of(40, 10);
   const FarProblem problem(spec);
@@ -228,8 +228,8 @@ TEST(ShardingFarPromises, OrdersAreMadeFromAllRanks) {
                Unsupported);
 }
 
-// Over all seeds each pair is taken once, of whichever rank; tiles of two ranks are not taken
-// alike.
+// Over all seeds, each pair is sampled once, whichever its rank. Tiles of two ranks are sampled
+// differently.
 TEST(ShardingFarPromises, SamplesAverageToTheExactGradient) {
   HeadSpec spec = spec_of(400);
   const FarProblem problem(spec);
@@ -260,8 +260,8 @@ TEST(ShardingFarPromises, SamplesAverageToTheExactGradient) {
   EXPECT_LT(alike, 3);
 }
 
-// Beside what an exact plan sends: 4 bytes a token and rank, before tiles are chosen or of bounds,
-// the sums of the call, a hash of the order.
+// Traffic beyond that of an exact plan: 4 bytes per token and rank for totals or bounds, the sums
+// of the call, and a hash of the order.
 TEST(ShardingFarPromises, SendsLittleMore) {
   HeadSpec spec = spec_of(90);
   spec.ignored = 0.0;
@@ -327,7 +327,7 @@ TEST(ShardingFarPromises, NoTokenAtAll) {
   }
 }
 
-// --- What is refused, on all ranks.
+// --- Refusals on all ranks.
 
 using Change = std::function<void(int rank, CrossEntropyInputs&, PlanRequest&)>;
 
@@ -424,8 +424,8 @@ TEST(ShardingFarErrors, OrdersOfWordsThatDoNotFit) {
   EXPECT_THROW(share_order(VocabOrder(words, average), {}), InvalidArgument);
 }
 
-// The planner: ids run from frequent to rare, and the first of many ranges keeps nearly all. Ranks
-// whose words differ take one kind of plan.
+// The planner knows that ids run from frequent to rare, so the first of many ranges selects nearly
+// all. Ranks with different shards take one kind of plan.
 TEST(ShardingFarPlans, CountTheRankThatKeepsMost) {
   enum class Say { ranges, table, dealt };
   for (const auto& [ranks, say, kind] : {std::tuple{2, Say::ranges, PlanKind::far_backward},
@@ -434,7 +434,7 @@ TEST(ShardingFarPlans, CountTheRankThatKeepsMost) {
                                          std::tuple{16, Say::dealt, PlanKind::far_backward}}) {
     SCOPED_TRACE(ranks);
     const std::int64_t vocab = 131072;
-    std::vector<std::int64_t> borders = {0, 5};  // one of few words, one of none
+    std::vector<std::int64_t> borders = {0, 5};  // one rank with few entries, one with none
     borders.push_back(5);
     for (int r = 3; r <= ranks; ++r) borders.push_back(5 + (vocab - 5) * (r - 2) / (ranks - 2));
     if (ranks == 2) borders = {0, vocab / 2, vocab};

@@ -1,4 +1,4 @@
-// The far field of words spread over ranks against float64 and against one rank: the same tiles in
+// The vocabulary-parallel far field against float64, and against one rank with the same tiles in
 // one order.
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace logitless::test {
 namespace {
 
-// One block of tokens, so that every rank has the same ones in it.
+// Returns a spec with one block of tokens, so that every rank has the same tokens in it.
 HeadSpec spec_of(std::int64_t tokens = 120, std::int64_t tiles = 28) {
   HeadSpec spec;
   spec.tokens = tokens;
@@ -25,19 +25,19 @@ HeadSpec spec_of(std::int64_t tokens = 120, std::int64_t tiles = 28) {
   return spec;
 }
 
-// In bf16, too, after the first.
+// Inserts bf16 after the first option.
 std::vector<FarOption> with_bf16(std::vector<FarOption> options) {
   options.insert(options.begin() + 1, {"bf16", [](HeadSpec& s) { s.dtype = DType::bf16; }});
   return options;
 }
 
-// All on all ranks; uneven; none on some.
+// Returns splits of tokens: all on all ranks, uneven, and none on some.
 std::vector<TokenSplit> tokens_of(int ranks, std::int64_t tokens) {
   if (ranks == 1) return {{"replicated"}};
   return token_splits(ranks, tokens, false);
 }
 
-// All of them for the first option, and for the others by turns.
+// Returns all numbers of ranks for the first option, and one of them in turn for the others.
 std::vector<int> ranks_of(std::size_t option) {
   if (option == 0) return {1, 2, 4};
   return {option % 2 == 0 ? 2 : 4};
@@ -61,8 +61,8 @@ TEST(ShardingFar, BackwardIsTheOraclesForEachOption) {
       RunSpec run;
       for (const TokenSplit& tokens : tokens_of(ranks, spec.tokens)) {
         SCOPED_TRACE(trace(option.name, ranks, tokens));
-        run.chunk_tokens = spec.tokens * ranks;  // one chunk, whichever rank the tokens are on
-        if (run.tau == 0.0f) {                   // the cut into blocks does not depend on it
+        run.chunk_tokens = spec.tokens * ranks;  // one chunk, whichever rank has the tokens
+        if (run.tau == 0.0f) {                   // the blocks do not depend on it
           run.tau = 0.02f;
           grid = far_grid(call_sharded_far(problem, split, run, tokens));
           ASSERT_FALSE(HasFailure());

@@ -1,4 +1,4 @@
-// Words and tokens over ranks: every option and kernel against float64 and against one rank.
+// Sharded vocabulary and tokens: every option and kernel against float64 and against one rank.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -81,7 +81,7 @@ void expect_extras(const HeadProblem& problem, const HeadAnswer& answer) {
   }
 }
 
-// What two answers of the same head may differ by.
+// Expects two results of the same head to agree within their error bounds.
 void expect_close(const HeadAnswer& a, const HeadAnswer& b, DType dtype) {
   EXPECT_LE(relative_error(a.lse.values(), b.lse.values()), kLseBound);
   EXPECT_LE(relative_error(a.loss.values(), b.loss.values()), 1e-5);
@@ -90,13 +90,13 @@ void expect_close(const HeadAnswer& a, const HeadAnswer& b, DType dtype) {
     EXPECT_LE(relative_error((a.*field).values(), (b.*field).values()), 2 * gradient_bound(dtype));
 }
 
-// A GPU's kernels are of 16-bit heads and cut tokens at pairs of tiles.
+// A GPU's kernels take 16-bit heads and split tokens at pairs of tiles.
 struct Sizes {
   std::int64_t tokens, dim, vocab, chunk;
 };
 constexpr Sizes kOfCpu{11, 6, 300, 8}, kOfGpu{300, 24, 1100, 256};
 
-// The machine's own choice on the CPU; of a GPU those that take ranks.
+// Returns the machine's default kernel on the CPU, or those of a GPU that take ranks.
 std::vector<std::string> kernels_of_options() {
   const std::vector<std::string> kernels = tested_kernels();
   const HeadSpec spec{
@@ -134,7 +134,7 @@ TEST_P(ShardingOptions, MatchFloat64AndOneRank) {
     for (const WordSplit& words : word_splits(ranks, spec.vocab)) {
       for (const TokenSplit& tokens : token_splits(ranks, spec.tokens)) {
         if (!takes_shards(kernel, spec, words, tokens.moves)) continue;
-        // exp(z) is not kept
+        // exp(z) is not saved
         if (tokens.moves == Movement::weights && run.plan == PlanKind::stored) continue;
         SCOPED_TRACE(testing::Message()
                      << ranks << " ranks, words " << words.name << ", tokens " << tokens.name);

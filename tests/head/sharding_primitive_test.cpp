@@ -1,5 +1,5 @@
-// head_forward and head_backward of words over ranks: every output and cotangent as on one rank,
-// which primitive_test.cpp holds to float64.
+// head_forward and head_backward with a sharded vocabulary: every output and cotangent against one
+// rank, which primitive_test.cpp compares with float64.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kTokens = 10, kDim = 8, kVocab = 300;
 
-// Outputs, cotangents and gradients of the tokens and words of one rank.
+// Outputs, cotangents and gradients of one rank's tokens and vocabulary shard.
 struct Primitive {
   Primitive(const RankProblem& rank, const std::vector<double>& cotangents)
       : s(rank.part.spec), per_slot(s.tokens * s.per_token) {
@@ -29,7 +29,7 @@ struct Primitive {
     d_hidden = Tensor(DType::f32, {s.tokens, s.dim});
     d_weight = Tensor(DType::f32, {s.vocab, s.dim});
     d_bias = Tensor(DType::f32, {s.vocab});
-    // By token of the whole problem: 3 numbers, and 2 for each target.
+    // The cotangents of each token of the full problem: 3 numbers, and 2 for each target.
     const std::int64_t each = 3 + 2 * s.per_token;
     for (std::int64_t i = 0; i < s.tokens; ++i) {
       const double* const g = cotangents.data() + (rank.first_token + i) * each;
@@ -73,7 +73,7 @@ struct Primitive {
     head_backward(context, backward, options, in, g, to, workspace);
     mirror.finish();
     const std::vector<std::byte> first = d_weight.bytes();
-    head_backward(context, backward, options, in, g, to, workspace);  // and the same again
+    head_backward(context, backward, options, in, g, to, workspace);  // same results again
     mirror.finish();
     EXPECT_EQ(d_weight.bytes(), first);
   }

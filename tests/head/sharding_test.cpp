@@ -1,4 +1,4 @@
-// Words and tokens over ranks of a CPU: logits far apart, masks, NaN, gradients that are added to,
+// Sharded vocabulary and tokens on a CPU: logits far apart, masks, NaN, accumulated gradients,
 // strides, replicas.
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ TEST(Sharding, AllTargetsOnOneRank) {
   }
 }
 
-// Far below 0, and far apart between ranks: a maximum that starts at 0, or is of one rank alone.
+// Logits far below 0, and far apart between ranks: detects a maximum that starts at 0 or is local.
 TEST(Sharding, LogitsFarFromZeroAndFromEachOther) {
   for (const double shift : {-1e4, 1e4}) {
     HeadSpec spec{.tokens = 9, .dim = 4, .vocab = 200, .bias = true};
@@ -77,7 +77,7 @@ TEST(Sharding, NaNStaysInItsToken) {
   }
 }
 
-// Sums of a 16-bit d_hidden are fp32 from rank to rank, and rounded once.
+// Sums of a 16-bit d_hidden are exchanged in fp32 and rounded once.
 TEST(Sharding, ErrorOfDHiddenDoesNotGrowWithRanksOrChunks) {
   HeadSpec spec{.tokens = 64, .dim = 32, .vocab = 1024, .dtype = DType::bf16};
   const HeadProblem problem(spec);
@@ -119,7 +119,7 @@ TEST(Sharding, AddsToWhatGradientsHold) {
   }
 }
 
-// Rows of hidden and d_hidden with gaps between them, as [S, B, D] seen as [B, S, D] has.
+// Rows of hidden and d_hidden have gaps, like [S, B, D] viewed as [B, S, D].
 void expect_strides_are_read(const TokenSplit& tokens) {
   HeadSpec spec{.tokens = 12, .dim = kDim, .vocab = kVocab};
   const HeadProblem problem(spec);
@@ -160,13 +160,13 @@ TEST(Sharding, StridedHiddenOfSpreadTokens) {
   expect_strides_are_read(with_weights_moving(spread));
 }
 
-// Two groups of two ranks, each with tokens of its own: the mean is over all tokens.
+// Two groups of two ranks with different tokens: the mean is over all tokens.
 TEST(Sharding, MeanOverReplicas) {
   HeadSpec spec{.tokens = 12, .dim = kDim, .vocab = kVocab, .token_weight = true, .ignored = 0.3};
   const HeadProblem whole(spec);
   const std::vector<double> upstream(12, 1.0 / oracle_normalizer(whole.oracle));
   const OracleGradients exact = oracle_gradients(whole.oracle, upstream);
-  // The tokens of each group, as a problem of its own.
+  // The tokens of each group are a problem of their own.
   ShardedRun by_group{.words = even_words(1, kVocab), .tokens = {"groups", {5, 7}}};
   by_group.words.ranks.push_back(by_group.words.ranks.front());
   std::vector<HeadAnswer> answers(4);

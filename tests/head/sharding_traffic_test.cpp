@@ -1,4 +1,4 @@
-// Of ranks on a CPU: the same bits whatever their timing; what a sharded call takes and sends.
+// Ranks on a CPU: the same bits for any timing, and the memory and traffic of sharded calls.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -44,7 +44,8 @@ TEST(ShardingRuns, AreTheSameWhateverTheRanksTiming) {
   }
 }
 
-// As docs/distributed.md says: pieces of d_hidden and the hidden states, and the records of tokens.
+// The formula of docs/distributed.md: partial sums of d_hidden, hidden states, and records of
+// tokens.
 TEST(ShardingBytes, AreThoseOfTheFormula) {
   constexpr std::int64_t kTokens = 48, kDim = 16, kRecord = 64 + 8, kAnswer = 24 + 8;
   HeadSpec spec{.tokens = kTokens,
@@ -63,9 +64,9 @@ TEST(ShardingBytes, AreThoseOfTheFormula) {
       ASSERT_FALSE(HasFailure());
       const std::int64_t others = ranks - 1;
       const std::int64_t records = ranks * others * kTokens * kRecord;
-      const std::int64_t pieces = others * kTokens * kDim * 4;  // to their tokens' ranks
+      const std::int64_t pieces = others * kTokens * kDim * 4;  // sent to the ranks of their tokens
       const std::int64_t back = spread ? others * kTokens * kDim * 2 : pieces;
-      // Targets and answers of tokens, and of each rank its count and its sums.
+      // Targets and cotangents of tokens, and a count and sums of each rank.
       const std::int64_t of_tokens =
           spread ? others * kTokens * (4 + kAnswer) + ranks * others * (8 + 8 + 32) : 0;
       EXPECT_EQ(sent, records + pieces + back + of_tokens) << ranks << " ranks";
@@ -73,8 +74,8 @@ TEST(ShardingBytes, AreThoseOfTheFormula) {
   }
 }
 
-// Where weights move: their rows, the last piece of them once and the others twice, and sums of
-// d_weight; of each rank as many rows as the one with most has.
+// Weight-gathered traffic: rows of the weight (the last slice once, the others twice), and sums of
+// d_weight. Each rank counts with the rows of the largest.
 TEST(ShardingBytes, OfWeightsThatMoveAreThoseOfTheFormula) {
   constexpr std::int64_t kTokens = 48, kDim = 16, kVocab = 2400;
   for (const bool gradients : {false, true}) {
@@ -100,14 +101,14 @@ TEST(ShardingBytes, OfWeightsThatMoveAreThoseOfTheFormula) {
       const std::int64_t sums = 128 * (kDim * 4 + 4);  // with d_bias
       const std::int64_t of_rank =
           gradients ? (2 * pieces - 1) * rows + pieces * sums : pieces * rows;
-      // Of each rank its count, its share of the mean and its sums.
+      // A count, a share of the mean and sums of each rank.
       EXPECT_EQ(sent, ranks * (ranks - 1) * (of_rank + 8 + 8 + 32)) << ranks << " ranks";
     }
   }
 }
 
-// Chunks of tokens, and slabs, are a rank's own; pieces and the number of threads are not seen in
-// the bits of lse.
+// Chunks of tokens and vocabulary blocks may differ between ranks. Slices and the number of threads
+// do not change the bits of lse.
 TEST(ShardingBits, DoNotDependOnPiecesAndChunksOfTokens) {
   HeadSpec spec{.tokens = 90, .dim = 12, .vocab = 2300, .dtype = DType::bf16, .bias = true};
   const HeadProblem problem(spec);
@@ -143,7 +144,7 @@ TEST(ShardingMemory, IsThePlansWorkspace) {
   }
 }
 
-// A budget holds for the buffers of the exchanges, too.
+// A budget includes the buffers of the exchanges.
 TEST(ShardingMemory, StaysInTheBudget) {
   HeadSpec spec{.tokens = 600, .dim = 16, .vocab = 3000};
   const HeadProblem problem(spec);
@@ -168,7 +169,7 @@ TEST(ShardingMemory, StaysInTheBudget) {
   }
 }
 
-// Never the whole weight, nor the whole d_weight: with the least memory much less than either.
+// The full weight and the full d_weight are never held: the least memory is much less than either.
 TEST(ShardingMemory, WeightsThatMoveAreHeldInPieces) {
   constexpr std::int64_t kVocab = 20000, kDim = 64;
   const HeadProblem problem({.tokens = 64, .dim = kDim, .vocab = kVocab});
@@ -183,7 +184,7 @@ TEST(ShardingMemory, WeightsThatMoveAreHeldInPieces) {
   if (!HasFailure()) expect_matches_oracle(problem, run.run, answer);
 }
 
-// What moves is what takes less time, for all ranks alike, and the plan says why.
+// The faster movement is chosen on all ranks alike, and the plan explains it.
 TEST(ShardingMovement, IsPlannedByTokensAndWords) {
   struct Case {
     std::int64_t vocab;
@@ -209,7 +210,8 @@ TEST(ShardingMovement, IsPlannedByTokensAndWords) {
   }
 }
 
-// Of Llama 3's head on four ranks with 8192 tokens each: a fraction of the weight's 1002 MiB.
+// Llama 3's head on four ranks with 8192 tokens each: a rank holds a fraction of the weight's 1002
+// MiB.
 TEST(ShardingMovement, OfAGpuHoldsPiecesWithinTheBudget) {
   const HeadShape shape{
       .tokens = 8192, .dim = 4096, .vocab = 128256, .dtype = DType::bf16, .whole_vocab = 128256};

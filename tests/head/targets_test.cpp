@@ -64,7 +64,7 @@ TEST(SparseTargets, EqualTheDenseMixture) {
   HeadSpec spec = batch_spec();
   spec.per_token = 4;
   HeadProblem problem(spec);
-  // A word twice in a token, entries left out, a token left out.
+  // A repeated target, ignored targets, and an ignored token.
   problem.targets.set(1, problem.targets.get(0));
   problem.targets.set(4 * 5 + 2, -100);
   for (int k = 0; k < 4; ++k) problem.targets.set(4 * 7 + k, -100);
@@ -74,7 +74,7 @@ TEST(SparseTargets, EqualTheDenseMixture) {
     problem.spec.reduction = reduction;
     expect_matches_oracle(problem, run);
   }
-  // The mixture written out: sum_k w_k (lse - z_k), from one call with one target for each k.
+  // The mixture computed directly: sum_k w_k (lse - z_k), from one call with one target for each k.
   problem.spec.reduction = Reduction::none;
   const HeadAnswer mixed = run_head(problem, run);
   std::vector<double> expected(static_cast<std::size_t>(spec.tokens), 0.0);
@@ -139,7 +139,7 @@ TEST(Targets, IgnoreIndexMayBeAWord) {
   expect_matches_oracle(problem, run);
 }
 
-// A tensor laid out otherwise: each element at the place that the strides name, NaN between.
+// A tensor with other strides: each element is at its strided offset, with NaN in the gaps.
 struct Strided {
   Strided(const Tensor& t, std::int64_t row_count, std::int64_t column_count,
           std::int64_t rows_apart, std::int64_t columns_apart)

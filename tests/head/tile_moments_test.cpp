@@ -1,5 +1,5 @@
-// The moments of an order's tiles: the masses they estimate, the caution they come with, and that
-// they are the same from any threads, dtype and file.
+// Moments of an order's tiles: the estimated masses, their cautions, and equal results for any
+// threads, dtype and file.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kTile = 128;
 constexpr float kTau = 0.01f;
 
-// Words of a tile scattered about a mean of its own, alike in all directions, in a shuffled order.
+// Tiles whose entries are isotropically scattered about a mean, in a shuffled order.
 struct Head {
   Head(std::int64_t n, std::int64_t v, std::int64_t d, double spread, DType dtype,
        bool with_bias = false)
@@ -29,7 +29,7 @@ struct Head {
     std::iota(words.begin(), words.end(), 0);
     std::shuffle(words.begin(), words.end(), random);
     order = VocabOrder(words, std::vector<float>(vocab, 1.0f));
-    // Numbers that bf16 holds, so that heads of both dtypes are the same.
+    // Numbers that bf16 represents exactly, so that heads of both dtypes are the same.
     Tensor as_bf16(DType::bf16, {1});
     const auto draw = [&](double mean, double deviation) {
       as_bf16.set(0, mean + deviation * normal(random));
@@ -59,7 +59,7 @@ struct Head {
   VocabOrder order;
 };
 
-// [rows, tiles], log2: what the header says of masses and of their estimates.
+// log2 of masses and their estimates as documented in the header, [rows, tiles].
 struct Masses {
   Masses(const Head& h, const VocabOrder& order) : tiles((h.vocab + kTile - 1) / kTile) {
     const double s = h.scale;
@@ -122,10 +122,10 @@ void expect_moments(const VocabOrder& order, std::int64_t vocab, std::int64_t di
   for (const float v : order.log2_caution()) ASSERT_TRUE(std::isfinite(v) && v >= 0.0f);
 }
 
-// Logits of a tile have a deviation of about 0.8 about their mean, so the form is worth 0.32 nats
-// (0.46 bits). What is left: a skewness of 128 draws, 0.8^3 / 6 sqrt(6 / 128), and the sample's
-// covariances between the shared axes, 0.8^2 / 2 sqrt(2 / 128): 0.05 nats or 0.07 bits; 4 times
-// that and more for the longest tokens.
+// Logits of a tile have a standard deviation of about 0.8, so the form contributes 0.32 nats (0.46
+// bits). Two errors remain. The skewness of 128 draws is 0.8^3 / 6 sqrt(6 / 128). The sample's
+// covariances between the shared axes are 0.8^2 / 2 sqrt(2 / 128). Together that is 0.05 nats or
+// 0.07 bits, and 4 times as much and more for the longest tokens.
 TEST(TileMoments, EstimatesOfGaussianTilesAreClose) {
   for (const bool bias : {false, true}) {
     const Head head(60, 20 * kTile + 50, 9, 0.8, DType::f32, bias);
@@ -142,7 +142,7 @@ TEST(TileMoments, EstimatesOfGaussianTilesAreClose) {
   }
 }
 
-// In one dimension the form is the tile's variance itself, words weighted by exp(s bias).
+// With one dimension, the form is the tile's variance, whose entries are weighted by exp(s bias).
 TEST(TileMoments, OfOneDimensionAreTheVariance) {
   for (const bool bias : {false, true}) {
     Head head(30, 3 * kTile + 1, 1, 0.7, DType::f32, bias);
@@ -167,10 +167,11 @@ TEST(TileMoments, OfOneDimensionAreTheVariance) {
   }
 }
 
-// The most that a mass has been above its estimate, both of their totals: no more and no less.
+// The caution is the largest ratio of a mass to its estimate, relative to their totals: no more and
+// no less.
 TEST(TileMoments, TheCautionCoversTheSample) {
   Head head(80, 16 * kTile + 9, 7, 0.6, DType::f32);
-  // Words that stand apart from their tiles: for some tokens they are all of its mass.
+  // Entries that differ from their tiles: for some tokens they are all of its mass.
   for (const std::int64_t tile : {1, 5, 11})
     for (std::int64_t k = 0; k < head.dim; ++k)
       head.weight.set(head.order.words()[tile * kTile + 3] * head.dim + k,
@@ -193,7 +194,7 @@ TEST(TileMoments, TheCautionCoversTheSample) {
     EXPECT_NEAR(order.log2_caution()[j], needed[j], 1.4e-3) << "tile " << j;
   }
   EXPECT_GT(*std::max_element(needed.begin(), needed.end()), 1.0);
-  // A tile's tokens below tau / 3 do not count: with a tau near 1 hardly any do.
+  // Tokens below tau / 3 in a tile do not count: with a tau near 1 hardly any do.
   const VocabOrder bold = measure_tiles(Context(), head.order, std::as_const(head.hidden).view(),
                                         std::as_const(head.weight).view(), {}, 1.0f, 0.999f);
   EXPECT_TRUE(same(bold.variance(), order.variance()));
@@ -218,7 +219,7 @@ TEST(TileMoments, AreTheSameForThreadsDtypesAndFiles) {
   const VocabOrder loaded = VocabOrder::load(path);
   expect_same(loaded, first);
   EXPECT_TRUE(same(loaded.average(), first.average()));
-  // Strides of hidden: the same rows twice as far apart.
+  // Strides of hidden: the same rows with twice the row stride.
   Tensor wide(DType::f32, {50, 22});
   wide.fill(NAN);
   for (std::int64_t i = 0; i < 50; ++i)
@@ -247,7 +248,7 @@ TEST(TileMoments, NaNsAndMaskedTilesGiveFiniteMoments) {
     for (std::int64_t a = 0; a < head.dim; ++a) EXPECT_EQ(order.variance()[2 * head.dim + a], 0.0f);
     EXPECT_EQ(order.log2_caution()[2], 0.0f);
   }
-  // All words alike: no residuals, and the estimate is exact.
+  // All entries are equal: there are no residuals, and the estimate is exact.
   Head equal = clean;
   equal.bias = Tensor();
   equal.weight.fill(0.25);
@@ -295,7 +296,7 @@ TEST(TileMoments, ErrorsAreNamed) {
             }),
             "accepted");
 
-  // Moments given by hand.
+  // Moments given explicitly.
   const std::vector<float> axes(16, 1.0f), variance(12, 1.0f), caution(3, 0.0f);
   const auto with = [&](std::int64_t dim, std::vector<float> a, std::vector<float> v,
                         std::vector<float> c) {

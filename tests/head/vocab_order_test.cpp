@@ -1,4 +1,4 @@
-// Orders of the vocabulary: permutations by strata whose tiles gather words that are alike.
+// Vocabulary orders: permutations by strata, with similar entries in the same tile.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ std::vector<std::int64_t> words_of(const VocabOrder& order) {
   return {order.words().begin(), order.words().end()};
 }
 
-// A permutation, its inverse, and shares that sum to 1 in every tile.
+// Expects a permutation, its inverse, and shares that sum to 1 in every tile.
 void expect_valid(const VocabOrder& order, std::int64_t vocab) {
   ASSERT_EQ(order.vocab(), vocab);
   ASSERT_FALSE(order.empty());
@@ -60,8 +60,8 @@ void expect_valid(const VocabOrder& order, std::int64_t vocab) {
   }
 }
 
-// Orders made by the context of a kernel: of the first of those tested, since they are the same for
-// all of the CPU's, and for all of a GPU's.
+// Orders made by the context of a kernel: the first tested one of the CPU and of a GPU, since all
+// kernels of a device make the same.
 class Orders : public testing::TestWithParam<std::string> {
  protected:
   VocabOrder make(const Words& words, const OrderOptions& options = {}, int threads = 2) const {
@@ -81,7 +81,7 @@ TEST_P(Orders, IsAPermutationForAnySizes) {
   }
 }
 
-// Strata are whole tiles, as many as asked for where the words suffice.
+// Strata consist of full tiles, as many as requested if the vocabulary suffices.
 TEST_P(Orders, AveragesFallFromStratumToStratum) {
   for (const std::int64_t vocab : {4096, 5000, 16 * 128 + 1}) {
     const Words words(vocab, 6);
@@ -115,13 +115,12 @@ TEST_P(Orders, OneStratumOfATileEachIsByAverage) {
   for (std::int64_t first = 0; first < 1000; first += kTile) {
     const auto end = std::min<std::int64_t>(1000, first + kTile);
     std::vector<std::int64_t> expected(by_average.begin() + first, by_average.begin() + end);
-    std::sort(expected.begin(), expected.end());  // a tile is in word order
+    std::sort(expected.begin(), expected.end());  // a tile is ordered by id
     EXPECT_TRUE(std::equal(expected.begin(), expected.end(), order.words().begin() + first));
   }
 }
 
-// Clusters of 128 words each, shuffled, wide apart along one line or each half along a line of its
-// own.
+// Shuffled clusters of 128 entries, far apart along one line, or each half along its own line.
 struct Clusters : Words {
   Clusters(std::int64_t clusters, bool line, DType dtype)
       : Words(clusters * kTile, kDim, dtype, 7), cluster(average.size()) {
@@ -168,7 +167,7 @@ TEST_P(Orders, ATileGathersACluster) {
   }
 }
 
-// Equal averages and rows that can be told apart: no accident of memory decides.
+// Equal averages and distinguishable rows: the result does not depend on memory layout.
 TEST_P(Orders, AreTheSameForThreadsRunsDtypesAndRowsApart) {
   const Words words(6000, 17, DType::bf16);
   Words wide(6000, 17, DType::f32);
@@ -195,7 +194,7 @@ TEST(VocabOrder, IsTheSameForColumnsApart) {
   const Words words(6000, 17, DType::bf16);
   const VocabOrder first =
       make_vocab_order(make_context("", 1), words.view(), words.average, {5, 42});
-  // Rows and columns apart, NaN between.
+  // Rows and columns have gaps with NaN.
   const std::int64_t shape[] = {6000, 17};
   for (const auto& [row, column] : {std::pair<std::int64_t, std::int64_t>{40, 2}, {1, 6001}}) {
     Tensor apart(DType::bf16, {6000 * row + 17 * column});
@@ -228,8 +227,7 @@ TEST_P(Orders, OddWeightsDoNotCrash) {
   EXPECT_EQ(words_of(make(words, {2, 0}, 3)), words_of(order));
 }
 
-// Rows at random in a few directions: a tile's residuals are what bisection leaves, whoever does
-// it.
+// Random rows in a few directions: a tile's residuals are those of a bisection on any device.
 TEST_P(Orders, AreAsGoodAsTheCpus) {
   constexpr std::int64_t kVocab = 64 * kTile, kDim = 16;
   Words words(kVocab, kDim, DType::bf16, 5);
@@ -359,13 +357,14 @@ TEST_F(OrderFiles, BadOnesAreRefused) {
             path("bad") + ": average: expected f32[2], got f32[1]");
   EXPECT_NE(refused(DType::i64, {1, 0}, DType::f32, {1, 1}, "mean").find("average"),
             std::string::npos);
-  // Torn: no crash, an error.
+  // A truncated file is an error, not a crash.
   VocabOrder({{0}}, {{1.0f}}).save(path("torn"));
   std::filesystem::resize_file(path("torn"), std::filesystem::file_size(path("torn")) - 1);
   EXPECT_THROW(VocabOrder::load(path("torn")), Error);
 }
 
-// Of 4096 words, 32 tiles. Sizes whose products are 0 in 64 bits are no moments of nothing.
+// An order of 4096 entries has 32 tiles. Sizes whose products overflow to 0 in 64 bits are no empty
+// moments.
 TEST_F(OrderFiles, MomentsOfOtherSizesAreRefused) {
   std::vector<std::int64_t> words(4096);
   std::iota(words.begin(), words.end(), 0);
@@ -406,7 +405,7 @@ struct AverageCase {
 
 class AverageProbability : public testing::TestWithParam<std::string> {
  protected:
-  // Mean softmax over the tokens, of every dtype that the kernel takes.
+  // Checks the mean softmax over the tokens, for every dtype that the kernel takes.
   void check(const AverageCase& c) const {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       HeadSpec spec;
@@ -459,7 +458,7 @@ TEST_P(AverageProbability, IsThatOfFloat64) {
   for (const AverageCase& c : cases) check(c);
 }
 
-// With the cap's slope, as the gradients of the words have it.
+// Includes the softcap's slope, like the gradients of the weight.
 TEST_P(AverageProbability, UnderASoftcap) {
   check({33, 257, 0.6f, 4.0f, true, 0});
   check({1, 130, 2.0f, 3.0f, false, 0});

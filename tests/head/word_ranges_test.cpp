@@ -1,5 +1,5 @@
-// Exponentials in memory that d_weight has not come to yet: each range has room where the next one
-// will be written, and what is left for the workspace is about as little as can be.
+// Exponentials in memory that d_weight does not use yet: each block fits where the next one will be
+// written, and the remainder in the workspace is nearly minimal.
 #include "head/cuda/word_ranges.h"
 
 #include <gtest/gtest.h>
@@ -20,14 +20,14 @@ struct Head {
   cuda::RowBytes row;
 };
 
-// Nothing lies where a launch writes before it has been read: d_weight and the lower bytes of part
-// q are written when part q is read, in order.
+// Checks that no launch overwrites data before it is read: when part q is read, its d_weight and
+// the lower bytes are written, in order.
 void expect_sound(const Head& h, const LentRanges& lent, std::int64_t words) {
   const WordRanges& parts = lent.ranges;
   ASSERT_GE(parts.count, 2);
   EXPECT_EQ(parts.first[0], 0);
   EXPECT_EQ(parts.first[parts.count], words);
-  std::int64_t ends[2] = {0, 0};  // of what lies in d_weight, and in the lower bytes
+  std::int64_t ends[2] = {0, 0};  // ends of the parts in d_weight, and in the lower bytes
   for (int p = 0; p < parts.count; ++p) {
     EXPECT_EQ(parts.first[p] % 256, 0);
     ASSERT_GT(parts.words(p), 0);
@@ -62,7 +62,7 @@ TEST(WordRanges, HaveRoomInTheNextOneAndLeaveLittle) {
     if (lent.ranges.count == 0) continue;
     ++made;
     ASSERT_NO_FATAL_FAILURE(expect_sound(h, lent, h.vocab));
-    // Of lengths that need not be whole tiles.
+    // The bound is for lengths that need not be full tiles.
     const double growth = std::max(
         1.0, static_cast<double>(h.tokens) * 2.0 / static_cast<double>(h.row.weight + h.row.low));
     double parts = 0.0;
@@ -74,7 +74,8 @@ TEST(WordRanges, HaveRoomInTheNextOneAndLeaveLittle) {
 }
 
 TEST(WordRanges, OfKnownHeads) {
-  // Llama-3-8B's with 8192 tokens: half of the exponentials at most in bf16, an eighth in fp32.
+  // Llama-3-8B's head with 8192 tokens: at most half of the exponentials in bf16, an eighth in
+  // fp32.
   const LentRanges bf16 = lent_ranges(8192, 128256, {8192, 0}, 4);
   expect_sound({8192, 128256, {8192, 0}}, bf16, 128256);
   ASSERT_EQ(bf16.ranges.count, 4);
@@ -83,7 +84,7 @@ TEST(WordRanges, OfKnownHeads) {
   expect_sound({8192, 128256, {16384, 0}}, fp32, 128256);
   ASSERT_EQ(fp32.ranges.count, 8);
   EXPECT_NEAR(static_cast<double>(fp32.ranges.words(7)) / 128256.0, 1.0 / 8.0, 0.004);
-  // The first 5632 of Gemma-2-2B's tokens: 3 bytes of room an element.
+  // The first 5632 of Gemma-2-2B's tokens: 3 bytes of reused memory per element.
   const cuda::RowBytes gemma{2304 * 2, 2304};
   const LentRanges first = lent_ranges(5632, 256000, gemma, 4);
   expect_sound({5632, 256000, gemma}, first, 256000);
@@ -140,8 +141,8 @@ TEST(WordRanges, NoneWhereThereAreTooFewWords) {
   EXPECT_EQ(lent_ranges(700, 100000, {128, 0}, cuda::kMostWordRanges + 1).ranges.count, 0);
   EXPECT_EQ(lent_ranges(700, 100000, {128, 64}, cuda::kMostWordRanges).ranges.count,
             0);                                                     // 15 parts
-  EXPECT_EQ(lent_ranges(100000, 512, {16, 0}, 2).ranges.count, 0);  // a row has room for no tile
-  EXPECT_EQ(lent_ranges(256, 257, {1024, 0}, 2).ranges.count, 0);   // nor the single word after it
+  EXPECT_EQ(lent_ranges(100000, 512, {16, 0}, 2).ranges.count, 0);  // a row is smaller than a tile
+  EXPECT_EQ(lent_ranges(256, 257, {1024, 0}, 2).ranges.count, 0);   // nor does one entry fit
 }
 
 }  // namespace

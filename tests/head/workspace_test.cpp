@@ -1,5 +1,5 @@
-// Memory as promised: the workspace is what the formula says, nothing else is touched or allocated,
-// and none of it grows with the size of the logits.
+// Guarantees about memory: the workspace has the predicted size, nothing else is written or
+// allocated, and none of it grows with the size of the logits.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -10,8 +10,8 @@
 #include "support/problem.h"
 
 namespace {
-// Allocations while counting, by anything that goes through operator new. (Inlined, they would look
-// mismatched to the compiler.)
+// Counts allocations by anything that calls operator new. (Inlined, they would look mismatched to
+// the compiler.)
 thread_local bool counting = false;
 thread_local int allocations = 0;
 }  // namespace
@@ -39,7 +39,7 @@ namespace {
 
 constexpr std::size_t kGuard = 4096;
 
-// Everything one call needs, so that it can be made again and again.
+// All state of one call, so that it can be repeated.
 struct Call {
   Call(const HeadSpec& spec, const std::string& kernel, std::optional<PlanKind> kind)
       : problem(spec) {
@@ -63,7 +63,7 @@ struct Call {
     }
     ContextOptions options;
     options.kernel = kernel;
-    options.threads = 1;  // counts of this thread are all there is
+    options.threads = 1;  // the counters are per thread
     context = Context(options);
     request.device = context.device();
     request.kind = kind;
@@ -151,7 +151,8 @@ TEST_P(WorkspaceTest, IsExactlyTheFormulaAndNothingBeyondIsTouched) {
   });
 }
 
-// No more parts of the workspace than tasks that could take one: 391 words are four tiles.
+// The workspace has no more parts than tasks that could use one: a vocabulary of 391 has four
+// tiles.
 TEST_P(WorkspaceTest, ThreadsBeyondTheTasksTakeNothing) {
   each([](Call& call) {
     if (call.problem.spec.dtype != DType::f32) return;
@@ -191,7 +192,7 @@ TEST_P(WorkspaceTest, CallsRepeatBitForBitWhateverTheMemoryHeld) {
         if (t->defined()) std::memset(t->view().data(), pattern, t->bytes().size());
       }
       const bool forward = plan.kind == PlanKind::forward;
-      if (forward) {  // not asked for: they stay as they are
+      if (forward) {  // not requested: unchanged
         call.d_hidden.fill(0);
         call.d_weight.fill(0);
         if (call.d_bias.defined()) call.d_bias.fill(0);
@@ -208,7 +209,7 @@ TEST_P(WorkspaceTest, ACallAllocatesNothing) {
   each([](Call& call) {
     const LossPlan plan = call.plan();
     const Workspace workspace(call.context, plan);
-    call.run(plan, workspace);  // whatever is set up once
+    call.run(plan, workspace);  // does any initialisation that happens once
     allocations = 0;
     counting = true;
     call.run(plan, workspace);
@@ -225,7 +226,7 @@ TEST_P(WorkspaceTest, ACallAllocatesNothing) {
 INSTANTIATE_TEST_SUITE_P(AllKernels, WorkspaceTest, testing::ValuesIn(kernel_names()),
                          [](const auto& kernel) { return kernel.param; });
 
-// 20 times the vocabulary is 20 times the logits, and a few bytes for each word.
+// 20 times the vocabulary has 20 times the logits, and a few bytes for each entry.
 TEST(Memory, DoesNotGrowWithTheLogits) {
   for (const PlanKind kind : {PlanKind::forward, PlanKind::recompute}) {
     std::size_t peak[2] = {};
@@ -246,7 +247,7 @@ TEST(Memory, DoesNotGrowWithTheLogits) {
   }
 }
 
-// More tokens at the same budget are more chunks, not more memory: O(N) is a few bytes a token.
+// More tokens with the same budget take more chunks, not more memory: O(N) is a few bytes a token.
 TEST(Memory, OfDensePlansIsTheBudgetsForAnyNumberOfTokens) {
   std::size_t peak[2] = {};
   for (const int large : {0, 1}) {

@@ -73,7 +73,7 @@ struct ChunkTargets {
   SparseEntry* entries = nullptr;      // [count K]: of local targets
   std::int32_t* tile_begin = nullptr;  // [tiles + 1]
 };
-// Fills words [count K] with the targets of a chunk's rows.
+// Fills `words` [count K] with the targets of a chunk's rows.
 void read_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
                   std::int32_t* words);
 // Fills the other arrays from `words`, for a kernel with `vocab` local entries. Entries are sorted

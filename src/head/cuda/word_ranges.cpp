@@ -28,8 +28,8 @@ struct Kept {
 using Lengths = std::array<std::int64_t, kMostWordRanges>;  // tiles
 
 // Returns the lengths of the blocks for a given length of the last. Each earlier block is as long
-// as fits into the next one's rows, and no longer than the next one. The second to last may also
-// use the rows beyond.
+// as fits into the next one's rows. Without rows beyond, it is no longer than the next one; else
+// the second to last also uses the rows beyond.
 Lengths lengths_with(const Kept& k, std::int64_t last) {
   Lengths lengths{};
   lengths[k.count - 1] = last;
