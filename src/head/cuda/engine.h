@@ -205,8 +205,7 @@ class Engine {
   ShardChunk pending_;
   std::int64_t* wide_argmax_ = nullptr;
   GradientOutput d_hidden_, d_weight_, d_bias_;
-  // Sums of a 16-bit gradient go to fp32 buffers of the workspace, which are rounded at the end,
-  // and else to the outputs themselves.
+  // If set, sums go to fp32 buffers of the workspace, which are rounded into the output at the end.
   bool round_hidden_ = false;
   bool round_weight_ = false;
   // With gathered weights: whether d_hidden already has sums of other slices, and the sums of

@@ -514,7 +514,8 @@ LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
   if (request.memory_budget != 0) return plan_within(shape, features, within, true);
   LossPlan plan = default_plan(default_limit(shape, false), default_slack(features, false),
                                [&](std::size_t budget) { return build(budget, true); });
-  // The rule takes at most a default's limit; without it the default would be the smallest plan.
+  // If no plan is within the default's limit, a default would be the smallest plan; this throws
+  // instead.
   return plan.default_limit != 0 ? plan : build(default_limit(shape, false) / 5 * 6, false);
 }
 

@@ -223,7 +223,7 @@ double CpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
                       static_cast<double>(std::max<std::int64_t>(sizes.slab_vocab, 1)))
           : 0.0;
   const double hidden = static_cast<double>(shape.tokens) * static_cast<double>(shape.dim);
-  const double calls =  // packing of hidden, which happens twice
+  const double calls =  // each block packs hidden twice
       sizes.weight_words > 0 ? 2.0 * std::ceil(static_cast<double>(shape.vocab) /
                                                static_cast<double>(sizes.weight_words))
                              : 0.0;
