@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes fuzz/corpus/: small tensor files, good ones and bad ones, made from the formats' descriptions alone."""
+"""Writes fuzz/corpus/: small valid and invalid tensor files, made from the descriptions of the formats alone."""
 
 import json
 import struct
@@ -22,7 +22,7 @@ def numel(shape):
 
 
 def safetensors(tensors, metadata=None, pad=8):
-    """tensors: (name, dtype, shape) in the order of their bytes."""
+    """Returns a safetensors file. tensors: (name, dtype, shape) in the order of their bytes."""
     header, position = {}, 0
     if metadata is not None:
         header["__metadata__"] = metadata

@@ -16,8 +16,8 @@ struct ChunkRequest {
   bool with_scratch = false;        // the budget bounds the arena; false: values alone
   bool explore = false;             // also search for plans that a budget would allow
   std::int64_t chunks = 0;          // of every loop; 0: chosen
-  std::vector<bool> added = {};     // as lower() takes it
-  LoweredBodies* bodies = nullptr;  // as lower() takes it
+  std::vector<bool> added = {};     // argument of lower()
+  LoweredBodies* bodies = nullptr;  // argument of lower()
 };
 
 // Values that are recomputed by matrix products and other expensive operations

@@ -19,7 +19,7 @@ namespace logitless::ir {
 struct RecomputeChoice {
   Graph graph;
   Program program;
-  double seconds = 0.0;        // predicted, of a run
+  double seconds = 0.0;        // predicted time of a run
   int values = 0;              // results of matrix products and the like that are recomputed
   std::int64_t given_up = 0;   // bytes that were live at the peak and no longer are
   double multiply_adds = 0.0;  // beyond those of the graph

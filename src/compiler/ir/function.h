@@ -61,8 +61,8 @@ struct FunctionInfo {
 
 const FunctionInfo& info_of(Function function);
 std::optional<Function> find_function(std::string_view name);
-// `random` returns a number in [0, 1), a multiple of 2^-23, from 32 random bits. Each key counts
-// modulo 2^32. The upper 32 bits of the counter come first.
+// `random` returns a number in [0, 1), a multiple of 2^-23, from 32 random bits. Keys count modulo
+// 2^32. The counter's upper 32 bits are its first word of 32 bits.
 
 // Evaluates a function in double. Unused operands are ignored.
 double evaluate(Function function, double a, double b, double c);

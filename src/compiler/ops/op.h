@@ -41,7 +41,7 @@ struct TextKey {
   bool required = true;  // false: the key is omitted if its value is empty
 };
 
-// The cost of computing a value of the operation again.
+// The cost of recomputing a value of the operation.
 enum class Work : std::uint8_t {
   none,         // a view or a constant: no memory
   elementwise,  // computed where it is read, or stored

@@ -200,8 +200,8 @@ struct Program {
   std::vector<int> parameters;  // buffers, in the order of the graph's parameters
   std::vector<int> results;
   std::int64_t alignment = 64;  // of the arena and of offsets in it
-  // Values, and one pointer for each buffer: it counts a backend's tables, wherever they are
-  // stored.
+  // Bytes of the values, and a pointer for each buffer. Counts the tables that a backend may keep
+  // of these, wherever they are stored.
   std::int64_t arena_bytes = 0;
   // Bytes of the arena without the scratch of kernels. Independent of threads, so decisions based
   // on it are, too.

@@ -386,7 +386,7 @@ class Window {
       if ((now.ran >> step & 1) != 0) continue;
       if ((steps_[static_cast<std::size_t>(step)].after & ~now.ran) != 0) continue;
       all_.push_back(after(now, at, step));
-      // A step that frees memory without raising the peak can go first.
+      // A step that neither grows memory nor raises the peak can go first.
       if (all_.back().live <= now.live && all_.back().peak == now.peak) {
         push(all_.back());
         return;

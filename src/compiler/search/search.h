@@ -14,13 +14,13 @@ namespace logitless::ir {
 struct SearchRequest {
   const Target& target;
   std::int64_t chunks = 0;       // of every loop; 0: chosen
-  std::vector<bool> added = {};  // as lower() takes it
+  std::vector<bool> added = {};  // argument of lower()
   // False: only plans that recompute nothing and are predicted to take little more time.
   bool paid = true;
   // Compares plans by the scratch of kernels, too. That depends on threads, so plans and the bits
   // of sums then depend on them as well.
   bool with_scratch = false;
-  LoweredBodies* bodies = nullptr;  // as lower() takes it
+  LoweredBodies* bodies = nullptr;  // argument of lower()
 };
 
 struct SearchResult {

@@ -160,7 +160,7 @@ void run_head(const HeadRun& head, const Frame& frame, const HeadUnder& under) {
 void plan_over_ranks(HeadOverRanks::State& ranks, std::size_t memory_budget) {
   PlanRequest request;
   request.memory_budget = memory_budget;
-  request.device.threads = 1;  // as above
+  request.device.threads = 1;  // bits must not depend on threads
   ranks.make_plan(request, [](const HeadShape& shape, const HeadFeatures& features,
                               const PlanRequest& r) { return plan_alone(shape, features, r); });
   ranks.plan = with_threads(ranks.plan, ranks.head->context->threads());

@@ -51,7 +51,8 @@ Pointwise of_nothing(const Pointwise& loop) {
   return out;
 }
 
-// Simplifies a loop for the kernels, whose reductions have at least two elements.
+// Simplifies a loop for the kernels: their reductions have at least two elements, and their column
+// reductions have columns.
 Pointwise simplified(const Pointwise& loop) {
   if (!loop.reduction) return loop;
   Pointwise out = loop;
