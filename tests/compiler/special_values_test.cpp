@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -148,6 +149,90 @@ TEST(WholeNumbers, AreToldApart) {
       expect_same(got.at(name), tensor, 0.0);
     }
   }
+}
+
+// Parts of a row that a loop merges: inf in one of them, in all, and in none.
+TEST(SpecialValuesOfLoops, LogSumExpsAreMerged) {
+  const Graph graph = Graph::parse(
+      "graph g(%x: f32[4, 6]) {\n"
+      "  %s = loop c extent(6) chunk(2) (%first, %a = slice %x axis(1) factor(1)) {\n"
+      "    %l = reduce_lse %a dims(1)\n    return s: lse %l\n  }\n  return s: %s\n}\n",
+      "test");
+  const ir::Tensors inputs = {
+      {"x", {{4, 6}, {kInf,  1,     2,     3,     4,     5,     1, 2,    kInf, kInf, -kInf, kInf,
+                      -kInf, -kInf, -kInf, -kInf, -kInf, -kInf, 1, kNan, 2,    kInf, 3,     4}}}};
+  const ir::Tensors want = ir::interpret(GraphAccess::of(graph), inputs);
+  CompileOptions options;
+  options.chunk = false;
+  expect_same(execute(compile(graph, options), inputs).at("s"), want.at("s"), 0.0);
+  EXPECT_EQ(want.at("s").data[0], kInf);
+}
+
+// Results of `statements`, which read %x and %y of a dtype and a row of f32, %f.
+void check_integers(const std::string& dtype, const std::vector<double>& x,
+                    const std::vector<double>& y, const std::string& statements,
+                    const std::vector<std::string>& results) {
+  const std::string row = "[" + std::to_string(x.size()) + "]";
+  std::string text = "graph g(%x: " + dtype + row + ", %y: " + dtype + row + ", %f: f32" + row +
+                     ") {\n" + statements + "  return ";
+  for (const std::string& name : results)
+    text += (name == results[0] ? "" : ", ") + name + ": %" + name;
+  SCOPED_TRACE(text);
+  const Graph graph = Graph::parse(text + "\n}\n", "test");
+  const auto size = static_cast<std::int64_t>(x.size());
+  const ir::Tensors inputs = {
+      {"x", {{size}, x}}, {"y", {{size}, y}}, {"f", {{size}, std::vector<double>(x.size(), 1.5)}}};
+  const ir::Tensors want = ir::interpret(GraphAccess::of(graph), inputs);
+  const ir::Tensors got = execute(compile(graph, {}), inputs);
+  std::map<std::string, DType> types;
+  for (const ir::Output& o : GraphAccess::of(graph).outputs())
+    types[o.name] = GraphAccess::of(graph).type(o.value).dtype;
+  for (const auto& [name, tensor] : want) {
+    SCOPED_TRACE(name);
+    // The interpreter computes in doubles and does not round f32.
+    expect_same(got.at(name), tensor, types.at(name) == DType::f32 ? 0x1p-23 : 0.0);
+  }
+}
+
+std::string arithmetic_of(const std::string& dtype, std::size_t count) {
+  const std::string type = dtype + "[" + std::to_string(count) + "]";
+  return "  %add = add %x, %y\n  %sub = sub %x, %y\n  %mul = mul %x, %y\n  %neg = neg %x\n"
+         "  %abs = abs %x\n  %sign = sign %x\n  %most = max %add, %mul\n  %lt = lt %add, %x\n"
+         "  %mixed = select %lt, %f, %f\n  %sum = reduce_sum %x dims(0)\n"
+         "  %top = reduce_max %mul dims(0)\n  %at = argmax %sub dims(0)\n"
+         "  %c = constant value(65537) : " +
+         type +
+         "\n  %long = mul %c, %x\n"
+         "  %longer = mul %long, %c\n  %real = cast %longer : f32[" +
+         std::to_string(count) +
+         "]\n"
+         "  %one = constant value(1.0) : f32[" +
+         std::to_string(count) +
+         "]\n"
+         "  %two = add %one, %one\n  %eq = eq %longer, %y\n  %chosen = select %eq, %one, %two\n"
+         "  %scaled = mul %chosen, %f\n";
+}
+
+TEST(WholeNumbers, Wrap) {
+  const std::vector<std::string> results = {"add",  "sub",    "mul",   "neg",   "abs", "sign",
+                                            "most", "lt",     "mixed", "sum",   "top", "at",
+                                            "long", "longer", "real",  "scaled"};
+  const double top = 2147483647, bottom = -2147483648.0;
+  const std::vector<double> x = {top, bottom, top, bottom, 65536, -7, 16777217, 0},
+                            y = {1, -1, top, bottom, 65536, 16777217, 16777216, 65537};
+  check_integers("i32", x, y, arithmetic_of("i32", x.size()), results);
+  // Powers of 2, and their sums, that a double has beyond 2^53.
+  const std::vector<double> far = {0x1p62, -0x1p63, 0x1p32, 0x1p53, 3 * 0x1p60, -0x1p62},
+                            by = {4, -1, 0x1p32, 0x1p10, 16, -0x1p62};
+  check_integers("i64", far, by, arithmetic_of("i64", far.size()), results);
+}
+
+TEST(WholeNumbers, AreCastAsTheirDtypeHasThem) {
+  check_integers("i64", {0x1p32, 0x1p31, -0x1p31 - 1, 5}, {0, 0, 0, 0},
+                 "  %narrow = cast %x : i32[4]\n  %again = cast %narrow : i64[4]\n"
+                 "  %sum = add %again, %y\n  %number = cast %narrow : f32[4]\n"
+                 "  %plus = add %number, %f\n",
+                 {"narrow", "sum", "plus"});
 }
 
 }  // namespace

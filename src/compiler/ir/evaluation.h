@@ -59,6 +59,12 @@ inline Index permuted(const Index& at, const std::vector<int>& dims) {
   return result;
 }
 
+// Wraps an integer to i32 or i64. An i64 beyond 2^53 is rounded to a double afterwards; a number
+// outside of i64 becomes -2^63.
+double wrapped(DType dtype, double x);
+// Evaluates a function of integers modulo 2^32 or 2^64.
+double evaluate_integers(Function function, DType dtype, double a, double b, double c);
+
 // Merges two parts of a reduction; start() is the reduction of no elements.
 double merged(Reduce kind, double a, double b);
 double start(Reduce kind);

@@ -25,6 +25,39 @@ Tensor tensor_of(const Type& type, double fill) {
 
 namespace {
 
+std::uint64_t bits_of(double x) {
+  const bool inside = x >= -0x1p63 && x < 0x1p63;
+  return inside ? static_cast<std::uint64_t>(static_cast<std::int64_t>(x)) : std::uint64_t{1} << 63;
+}
+double number_of(DType dtype, std::uint64_t bits) {
+  return dtype == DType::i32 ? static_cast<double>(static_cast<std::int32_t>(bits))
+                             : static_cast<double>(static_cast<std::int64_t>(bits));
+}
+
+}  // namespace
+
+double wrapped(DType dtype, double x) { return number_of(dtype, bits_of(x)); }
+
+double evaluate_integers(Function function, DType dtype, double a, double b, double c) {
+  const std::uint64_t x = bits_of(a), y = bits_of(b);
+  switch (function) {
+    case Function::neg:
+      return number_of(dtype, -x);
+    case Function::abs:
+      return number_of(dtype, a < 0.0 ? -x : x);
+    case Function::add:
+      return number_of(dtype, x + y);
+    case Function::sub:
+      return number_of(dtype, x - y);
+    case Function::mul:
+      return number_of(dtype, x * y);
+    default:
+      return evaluate(function, a, b, c);
+  }
+}
+
+namespace {
+
 double log_add(double a, double b) {
   const double top = std::max(a, b);
   if (std::isnan(a) || std::isnan(b)) return a + b;

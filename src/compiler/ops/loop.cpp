@@ -172,7 +172,7 @@ bool share_memory(const std::vector<View>& results) {
 void set_memory(Lowering& inner, const Graph& body, const Lowering& l, const Loop& loop,
                 const std::vector<View>& operands, const std::vector<View>& results) {
   const std::vector<int> parameters = body.parameters();
-  inner.set_first(parameters[0]);
+  inner.set_first(parameters[0], loop.extent);
   int slot = 0;
   // Returns a view with the strides of the outer value and the sizes of a chunk.
   const auto part = [&](View view, const Type& type) {

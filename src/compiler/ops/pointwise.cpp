@@ -118,8 +118,13 @@ std::vector<Tensor> map_value(const Evaluation& e) {
   const auto in = [&](std::size_t operand, std::size_t i) {
     return operand < e.operands.size() ? e.in(operand).data[i] : 0.0;
   };
-  for (std::size_t i = 0; i < out.data.size(); ++i)
-    out.data[i] = evaluate(e.node.attributes->function, in(0, i), in(1, i), in(2, i));
+  const Function function = e.node.attributes->function;
+  const DType dtype = e.node.results[0].dtype;
+  for (std::size_t i = 0; i < out.data.size(); ++i) {
+    out.data[i] = is_index(dtype)
+                      ? oracle::evaluate_integers(function, dtype, in(0, i), in(1, i), in(2, i))
+                      : evaluate(function, in(0, i), in(1, i), in(2, i));
+  }
   return {std::move(out)};
 }
 
@@ -260,7 +265,7 @@ int map_register(PointwiseBuilder& b, Value v) {
   const Node& n = b.graph().node(v);
   int r[3] = {PointwiseBuilder::kNone, PointwiseBuilder::kNone, PointwiseBuilder::kNone};
   for (std::size_t i = 0; i < n.operands.size(); ++i) r[i] = b.value(n.operands[i]);
-  return b.step(n.attributes->function, r[0], r[1], r[2]);
+  return b.step(n.attributes->function, r[0], r[1], r[2], n.results[0].dtype);
 }
 void emit_elementwise(Lowering& l, int node) { l.emit_elementwise(node); }
 
@@ -276,6 +281,9 @@ std::vector<Tensor> cast_value(const Evaluation& e) {
   if (is_whole(e.node.attributes->type.dtype) &&
       !is_whole(e.graph.type(e.node.operands[0]).dtype)) {
     for (double& x : out.data) x = std::trunc(x);
+  }
+  if (e.node.results[0].dtype == DType::i32) {
+    for (double& x : out.data) x = std::isfinite(x) ? oracle::wrapped(DType::i32, x) : x;
   }
   return {std::move(out)};
 }
@@ -298,9 +306,11 @@ int cast_register(PointwiseBuilder& b, Value v) {
   const Node& n = b.graph().node(v);
   const int x = b.value(n.operands[0]);
   const DType from = b.graph().type(n.operands[0]).dtype, to = n.results[0].dtype;
-  const bool same = from == to || to == DType::f64 || (to == DType::f32 && from != DType::f64) ||
-                    (is_index(to) && is_whole(from));
-  return same ? x : b.round(to, x);
+  const bool widens = to == DType::f64 || (to == DType::f32 && from != DType::f64);
+  const bool same = is_index(to)     ? from == DType::i8 || from == DType::i32
+                    : is_index(from) ? false  // choose_registers() drops what rounds nothing
+                                     : widens;
+  return from == to || same ? x : b.round(to, x);
 }
 
 std::vector<Type> same_type(const Typing& r) {

@@ -106,6 +106,8 @@ std::vector<Tensor> reduce_value(const Evaluation& e) {
   each(x.shape, [&](const Index& index) {
     double& to = at(out, permuted(index, kept));
     to = oracle::merged(a.reduce, to, at(x, index));
+    if (is_index(e.node.results[0].dtype) && a.reduce == Reduce::sum)
+      to = oracle::wrapped(e.node.results[0].dtype, to);
   });
   return {std::move(out)};
 }

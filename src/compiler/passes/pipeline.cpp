@@ -14,6 +14,7 @@
 #include "compiler/passes/part_products.h"
 #include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/refine_axes.h"
+#include "compiler/passes/settle.h"
 #include "compiler/passes/sink_puts.h"
 #include "compiler/passes/spread_masks.h"
 #include "compiler/passes/widen_sums.h"
@@ -43,8 +44,9 @@ void plan_unchunked(Compilation& c) {
 
 bool heads_wanted(const Compilation& c) { return c.chunk && c.head_engine && c.chunks == 0; }
 void call_head_engine(Compilation& c) {
-  const Graph lowered = lower_heads(c.written, 0);
-  if (lowered.size() == c.written.size()) return;
+  const Graph written = drop_settling(c.written);
+  const Graph lowered = lower_heads(written, 0);
+  if (lowered.size() == written.size()) return;
   c.graph = recompute_cheap(lowered);
 }
 

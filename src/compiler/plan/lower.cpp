@@ -61,8 +61,9 @@ int Lowering::add_external(std::int64_t bytes, const std::string& name, int slot
   return buffer;
 }
 
-void Lowering::set_first(int id) {
+void Lowering::set_first(int id, std::int64_t last) {
   first_ = id;
+  last_first_ = last;
   add_buffer(Place::first, bytes_of(g_.node(id).results[0]), "first");
 }
 

@@ -45,6 +45,7 @@ int PointwiseBuilder::make(Value v) {
   if (l_.is_first(from)) {
     Pointwise::Leaf argument;
     argument.kind = Pointwise::Leaf::Kind::first;
+    argument.number = l_.last_first();
     return leaf(std::move(argument));
   }
   if (n.op == Op::broadcast || n.op == Op::reshape) {
@@ -67,7 +68,7 @@ int PointwiseBuilder::iota(int dim) {
   const int index = leaf(std::move(iota));
   if ((backwards_ >> static_cast<unsigned>(dim) & 1u) == 0) return index;
   const std::int64_t last = loop_.shape[static_cast<std::size_t>(dim)] - 1;
-  return step(Function::sub, constant(static_cast<double>(last)), index);
+  return step(Function::sub, constant(static_cast<double>(last)), index, kNone, DType::i64);
 }
 int PointwiseBuilder::memory(View view) {
   for (std::size_t d = 0; d < view.shape.size(); ++d) {
@@ -79,8 +80,8 @@ int PointwiseBuilder::memory(View view) {
   memory.view = std::move(view);
   return leaf(std::move(memory));
 }
-int PointwiseBuilder::step(Function f, int a, int b, int c) {
-  return add_step({Pointwise::Step::Kind::function, f, DType::f32, a, b, c});
+int PointwiseBuilder::step(Function f, int a, int b, int c, DType dtype) {
+  return add_step({Pointwise::Step::Kind::function, f, dtype, a, b, c});
 }
 int PointwiseBuilder::round(DType dtype, int a) {
   return add_step({Pointwise::Step::Kind::round, Function::neg, dtype, a, kNone, kNone});
@@ -103,109 +104,13 @@ Pointwise PointwiseBuilder::finish() {
   return std::move(loop_);
 }
 
-namespace {
-
-constexpr std::int64_t kExactInFloat = std::int64_t{1} << 24;
-
-// Returns whether a register is 0 or 1.
-bool is_truth(const Pointwise& loop, int reg) {
-  const int leaves = static_cast<int>(loop.leaves.size());
-  if (reg < leaves) {
-    const Pointwise::Leaf& leaf = loop.leaves[static_cast<std::size_t>(reg)];
-    return leaf.kind == Pointwise::Leaf::Kind::memory && leaf.view.dtype == DType::i8;
-  }
-  const Pointwise::Step& s = loop.steps[static_cast<std::size_t>(reg - leaves)];
-  if (s.kind == Pointwise::Step::Kind::round) return is_truth(loop, s.a);
-  constexpr Function kTruths[] = {
-      Function::eq, Function::ne,          Function::lt,         Function::le,         Function::gt,
-      Function::ge, Function::logical_and, Function::logical_or, Function::logical_not};
-  return std::find(std::begin(kTruths), std::end(kTruths), s.function) != std::end(kTruths);
-}
-
-// Returns whether the result is exact in f32: a truth value, or a small sum of them.
-bool is_small(const Pointwise& loop) {
-  std::int64_t elements = 1;
-  for (const std::int64_t size : loop.shape) elements *= size;
-  return (!loop.reduction || elements <= kExactInFloat) && is_truth(loop, loop.store.source);
-}
-
-// How exactly an f32 register holds integers. exact: all of them. ordered: small ones exactly, and
-// larger ones rounded in order. unknown: comparisons may be wrong.
-enum class Whole : std::uint8_t { exact, ordered, unknown };
-
-Whole wholeness(const Pointwise::Leaf& leaf) {
-  const double size = std::abs(leaf.number);
-  const bool large = size >= static_cast<double>(kExactInFloat) && std::isfinite(size);
-  if (leaf.kind == Pointwise::Leaf::Kind::constant) return large ? Whole::unknown : Whole::exact;
-  const bool read = leaf.kind == Pointwise::Leaf::Kind::memory && is_index(leaf.view.dtype);
-  return read ? Whole::ordered : Whole::exact;
-}
-
-Whole wholeness(const Pointwise::Step& s, Whole a, Whole b, Whole c) {
-  if (s.kind == Pointwise::Step::Kind::round) return is_index(s.dtype) ? a : Whole::exact;
-  switch (s.function) {
-    case Function::select:
-      return std::max(b, c);
-    case Function::max:
-    case Function::min:
-      return std::max(a, b);
-    case Function::add:
-    case Function::sub:
-      return a == Whole::exact || b == Whole::exact ? std::max(a, b) : Whole::unknown;
-    default:
-      return std::max(a, b) == Whole::exact ? Whole::exact : Whole::unknown;
-  }
-}
-
-// Returns whether the loop compares integers that f32 may confuse.
-bool compares_whole(const Pointwise& loop) {
-  std::vector<Whole> of;
-  for (const Pointwise::Leaf& leaf : loop.leaves) of.push_back(wholeness(leaf));
-  const auto at = [&](int reg) {
-    return reg < 0 ? Whole::exact : of[static_cast<std::size_t>(reg)];
-  };
-  for (const Pointwise::Step& s : loop.steps) {
-    const Whole a = at(s.a), b = at(s.b), most = std::max(a, b);
-    const bool truth = is_truth(loop, static_cast<int>(of.size()));
-    const bool logical = s.function == Function::logical_and ||
-                         s.function == Function::logical_or || s.function == Function::logical_not;
-    if (truth && !logical && s.kind == Pointwise::Step::Kind::function &&
-        (most == Whole::unknown || (most == Whole::ordered && a == b)))
-      return true;
-    of.push_back(truth ? Whole::exact : wholeness(s, a, b, at(s.c)));
-  }
-  return false;
-}
-
-// Returns whether registers must be f64.
-bool is_wide(const Pointwise& loop) {
-  const DType stored = loop.store.view.dtype;
-  bool wide = stored == DType::f64 || (is_index(stored) && !is_small(loop));
-  for (const Pointwise::Leaf& leaf : loop.leaves) {
-    if (leaf.kind == Pointwise::Leaf::Kind::iota)
-      wide = wide || loop.shape[static_cast<std::size_t>(leaf.dim)] > kExactInFloat;
-    if (leaf.kind == Pointwise::Leaf::Kind::memory) wide = wide || leaf.view.dtype == DType::f64;
-  }
-  for (const Pointwise::Step& s : loop.steps)
-    wide = wide || (s.kind == Pointwise::Step::Kind::round ? s.dtype == DType::f64
-                                                           : s.function == Function::random);
-  // Values that another loop computes in f32 must have the bits of f32 here, too.
-  const bool reads_numbers =
-      std::any_of(loop.leaves.begin(), loop.leaves.end(), [](const Pointwise::Leaf& leaf) {
-        return leaf.kind == Pointwise::Leaf::Kind::memory && !is_index(leaf.view.dtype);
-      });
-  return wide || (!reads_numbers && compares_whole(loop));
-}
-
-}  // namespace
-
 void finish_pointwise(Pointwise& loop) {
   const auto rank = loop.shape.size();
   std::vector<bool> fixed(rank, false);
   for (const Pointwise::Leaf& leaf : loop.leaves) {
     if (leaf.kind == Pointwise::Leaf::Kind::iota) fixed[static_cast<std::size_t>(leaf.dim)] = true;
   }
-  loop.wide = is_wide(loop);
+  choose_registers(loop);
   // Kept and reduced dimensions must not be merged.
   const std::size_t border = loop.columns ? static_cast<std::size_t>(loop.reduced)
                                           : rank - static_cast<std::size_t>(loop.reduced);
@@ -259,14 +164,16 @@ void Lowering::compute(Value v, const Destination& to) {
   PointwiseBuilder builder(*this, sizes_of(g_.type(v)));
   int r = builder.compute(v);
   if (to.kind == Destination::Kind::max) {
-    r = builder.step(Function::max, builder.memory(to.view), r, PointwiseBuilder::kNone);
+    r = builder.step(Function::max, builder.memory(to.view), r, PointwiseBuilder::kNone,
+                     to.view.dtype);
   } else if (to.kind == Destination::Kind::lse) {
-    // max + log(exp(a - max) + exp(b - max)), also if both are -inf.
+    // max + log(exp(a - max) + exp(b - max)), also if both are -inf or one is inf.
     const int a = builder.memory(to.view), none = PointwiseBuilder::kNone;
     const int top = builder.step(Function::max, a, r, none);
-    const int low = builder.constant(-std::numeric_limits<double>::infinity());
-    const int empty = builder.step(Function::eq, top, low, none);
-    const int safe = builder.step(Function::select, empty, builder.constant(0.0), top);
+    const int far = builder.constant(std::numeric_limits<double>::infinity());
+    const int infinite =
+        builder.step(Function::eq, builder.step(Function::abs, top, none, none), far, none);
+    const int safe = builder.step(Function::select, infinite, builder.constant(0.0), top);
     const int x =
         builder.step(Function::exp, builder.step(Function::sub, a, safe, none), none, none);
     const int y =

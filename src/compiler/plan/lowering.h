@@ -44,8 +44,8 @@ class Lowering {
   // Sets the memory of parameter `id`, and of a result.
   void set_parameter(int id, View view) { memory({id, 0}) = std::move(view); }
   void set_destination(std::size_t output, Destination destination);
-  // Parameter `id` is the index of the chunk's first element.
-  void set_first(int id);
+  // Parameter `id` is the index of the chunk's first element, `last` at most.
+  void set_first(int id, std::int64_t last);
   // Returns the program without offsets in the arena (give_offsets()).
   Program run();
   bool parts_in_place() const { return parts_in_place_; }
@@ -65,6 +65,7 @@ class Lowering {
   const std::string& name_of_buffer(int buffer) const;
   bool is_inlined(int id) const { return inlined_[static_cast<std::size_t>(id)]; }
   bool is_first(Value v) const { return v.node == first_; }
+  double last_first() const { return static_cast<double>(last_first_); }
 
   // --- memory
   // Returns the memory of any value; makes views and computes elementwise values.
@@ -136,6 +137,7 @@ class Lowering {
   std::map<Value, Destination> destinations_;  // by value whose instruction writes it in place
   std::vector<std::pair<std::size_t, Destination>> copies_;  // results that are copied at the end
   int first_ = -1;
+  std::int64_t last_first_ = 0;
   bool parts_in_place_, parts_wait_ = false, keeps_order_ = false;
   std::vector<Value> aligned_;  // values with aligned rows, in order
 

@@ -30,7 +30,8 @@ class PointwiseBuilder {
   int constant(double number);
   int iota(int dim);
   int memory(View view);
-  int step(Function f, int a, int b = kNone, int c = kNone);
+  // dtype: the result's, where it is i32 or i64.
+  int step(Function f, int a, int b = kNone, int c = kNone, DType dtype = DType::f32);
   int round(DType dtype, int a);
   const Graph& graph() const { return l_.graph(); }
 
@@ -57,5 +58,7 @@ class PointwiseBuilder {
 
 // Merges dimensions and decides the width of registers.
 void finish_pointwise(Pointwise& loop);
+// Sets `wide` and `exact`, and drops the conversions that registers so chosen need not make.
+void choose_registers(Pointwise& loop);
 
 }  // namespace logitless::ir

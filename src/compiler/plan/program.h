@@ -53,7 +53,7 @@ struct Pointwise {
     enum class Kind : std::uint8_t { memory, constant, iota, first };
     Kind kind = Kind::memory;
     View view;            // memory: strides over the index space
-    double number = 0.0;  // constant
+    double number = 0.0;  // constant; first: its greatest value
     int dim = 0;          // iota: dimension of the index space
     // first: the argument of a loop's body.
   };
@@ -61,7 +61,7 @@ struct Pointwise {
     enum class Kind : std::uint8_t { function, round };  // round: to `dtype` and back
     Kind kind = Kind::function;
     Function function = Function::neg;
-    DType dtype = DType::f32;
+    DType dtype = DType::f32;    // function: the result's, where it is i32 or i64
     int a = -1, b = -1, c = -1;  // registers
   };
   struct Store {
@@ -74,6 +74,9 @@ struct Pointwise {
   std::vector<Step> steps;
   Store store;
   bool wide = false;  // registers are f64
+  // Registers of i32 and i64 hold integers that wrap, because floats of this width would round
+  // them. Only CPUs heed it.
+  bool exact = false;
   // A reduction of one register, store.source, over `reduced` dimensions. By default these are the
   // last ones, and each task owns rows of results. With `columns` they are the first ones, and each
   // task owns columns; they are split into `parts` whose sums are added in order.

@@ -144,6 +144,8 @@ void round_to(DType dtype, const R* from, R* to, std::int64_t n) {
 template <typename R>
 class Block {
  public:
+  static constexpr bool kWritesDirectly = true;  // run() may write where the result is stored
+
   Block(const Pointwise& loop, const Frame& frame)
       : loop_(loop), out_(frame.address(loop.store.view.buffer)) {
     const int leaves = static_cast<int>(loop.leaves.size());

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/check.h"
 #include "core/half.h"
@@ -52,16 +53,31 @@ void load_numbers(DType dtype, const std::byte* at, std::int64_t stride, R* to, 
   });
 }
 
-// Stores n numbers; with `accumulate` they are added in double.
+// Returns to + x. Integers wrap; floats are added in double.
+template <typename T, typename R>
+T added(T to, R x) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(static_cast<std::uint64_t>(to) +
+                          static_cast<std::uint64_t>(static_cast<std::int64_t>(x)));
+  } else {
+    return static_cast<T>(static_cast<double>(to) + static_cast<double>(x));
+  }
+}
+
+// Stores n numbers; with `accumulate` they are added to the stored ones.
 template <typename R>
 void store_numbers(DType dtype, std::byte* at, std::int64_t stride, const R* from, std::int64_t n,
                    bool accumulate) {
   with_element(dtype, [&]<typename T>(T, auto number, auto element) {
     auto* to = reinterpret_cast<T*>(at);
     if (accumulate) {
-      for (std::int64_t i = 0; i < n; ++i)
-        to[i * stride] =
-            element(static_cast<double>(number(to[i * stride])) + static_cast<double>(from[i]));
+      for (std::int64_t i = 0; i < n; ++i) {
+        if constexpr (std::is_same_v<T, std::uint16_t>) {  // a 16-bit float
+          to[i * stride] = element(added<double>(number(to[i * stride]), from[i]));
+        } else {
+          to[i * stride] = added(to[i * stride], from[i]);
+        }
+      }
     } else if (stride == 1) {
       for (std::int64_t i = 0; i < n; ++i) to[i] = element(from[i]);
     } else {

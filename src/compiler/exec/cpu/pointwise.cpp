@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "compiler/exec/cpu/block.h"
+#include "compiler/exec/cpu/exact_block.h"
 #include "compiler/exec/cpu/row_result.h"
 #include "compiler/exec/cpu/run.h"
 #include "core/check.h"
@@ -73,7 +74,8 @@ std::int64_t product_of(const std::vector<std::int64_t>& shape, std::size_t firs
   return n;
 }
 
-template <typename R>
+// B: what computes blocks of numbers R.
+template <typename R, class B>
 void elementwise(const Pointwise& loop, const Frame& frame, int threads) {
   const std::size_t rank = loop.shape.size(), outer = rank > 2 ? rank - 2 : 0;
   const std::int64_t inner = rank > 0 ? loop.shape[rank - 1] : 1;
@@ -87,11 +89,14 @@ void elementwise(const Pointwise& loop, const Frame& frame, int threads) {
   const Pointwise::Store& to = loop.store;
   const bool dense = rank == 0 || (to.view.strides[rank - 1] == 1 &&
                                    (shape.rows == 1 || to.view.strides[rank - 2] == inner));
-  const bool direct = dense && to.view.dtype == register_dtype<R>() && !to.accumulate &&
+  // The sum of one element is no -0, as no sum is: it starts from 0.
+  const bool sums = loop.reduction && loop.reduce == Reduce::sum;
+  const bool direct = B::kWritesDirectly && dense && !sums &&
+                      to.view.dtype == register_dtype<R>() && !to.accumulate &&
                       !loop.steps.empty() &&
                       to.source == static_cast<int>(loop.leaves.size() + loop.steps.size()) - 1;
   parallel_for(threads, count_of_blocks(items, per_task), [&](std::int64_t task, int) {
-    Block<R> block(loop, frame);
+    B block(loop, frame);
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t end = std::min(items, (task + 1) * per_task);
     std::int64_t last = -1;  // the item's index over the outer dimensions
@@ -112,19 +117,29 @@ void elementwise(const Pointwise& loop, const Frame& frame, int threads) {
       std::byte* memory = block.stored(at.data());
       const R* values =
           block.run(at.data(), rows, n, direct ? reinterpret_cast<R*>(memory) : nullptr);
-      if (!direct) put_rows(to.view, memory, values, rows, n, to.accumulate);
+      if (sums) {
+        alignas(64) std::array<R, kBlock> sum;
+        for (std::int64_t i = 0; i < rows * n; ++i)
+          sum[static_cast<std::size_t>(i)] = values[i] + R(0);
+        put_rows(to.view, memory, sum.data(), rows, n, to.accumulate);
+      } else if (!direct) {
+        put_rows(to.view, memory, values, rows, n, to.accumulate);
+      }
     }
   });
 }
 
 // Stores one result.
+void finish(const Pointwise::Store& to, std::byte* memory, std::int64_t value) {
+  store_numbers(to.view.dtype, memory, 1, &value, 1, to.accumulate);
+}
 void finish(const Pointwise::Store& to, std::byte* memory, double value) {
   store_element(memory, to.view.dtype, 0,
                 to.accumulate ? load_element(memory, to.view.dtype, 0) + value : value);
 }
 
 // Reduces several short rows at a time along one dimension.
-template <typename R>
+template <typename R, class B>
 void reduce_short_rows(const Pointwise& loop, const BlockShape& shape, const Frame& frame,
                        int threads) {
   const std::size_t rank = loop.shape.size(), outer = rank - 2;
@@ -135,7 +150,7 @@ void reduce_short_rows(const Pointwise& loop, const BlockShape& shape, const Fra
   const Pointwise::Store& to = loop.store;
   const auto step = to.view.strides[outer] * static_cast<std::int64_t>(size_of(to.view.dtype));
   parallel_for(threads, count_of_blocks(items, per_task), [&](std::int64_t task, int) {
-    Block<R> block(loop, frame);
+    B block(loop, frame);
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t end = std::min(items, (task + 1) * per_task);
     for (std::int64_t item = task * per_task; item < end; ++item) {
@@ -154,8 +169,8 @@ void reduce_short_rows(const Pointwise& loop, const BlockShape& shape, const Fra
 }
 
 // Adds up the elements of a row whose first reduced index is in [begin, end).
-template <typename R>
-void add_row(const Pointwise& loop, const BlockShape& shape, Block<R>& block, std::int64_t begin,
+template <typename R, class B>
+void add_row(const Pointwise& loop, const BlockShape& shape, B& block, std::int64_t begin,
              std::int64_t end, std::int64_t* at, Sum<R>& sum) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
                     kept = rank - reduced;
@@ -189,14 +204,14 @@ void add_row(const Pointwise& loop, const BlockShape& shape, Block<R>& block, st
   }
 }
 
-template <typename R>
+template <typename R, class B>
 void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
                     kept = rank - reduced;
   const BlockShape shape(loop.shape, reduced > 1 || kept > 0);
   const std::int64_t parts = loop.parts;
   if (reduced == 1 && shape.rows > 1 && parts == 1)
-    return reduce_short_rows<R>(loop, shape, frame, threads);
+    return reduce_short_rows<R, B>(loop, shape, frame, threads);
   const std::int64_t rows = product_of(loop.shape, 0, kept);
   const std::int64_t first_size = loop.shape[kept];
   const Pointwise::Store& to = loop.store;
@@ -207,7 +222,7 @@ void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
   const std::int64_t items = rows * parts;
   R* const sums = parts > 1 ? reinterpret_cast<R*>(frame.address(loop.scratch)) : nullptr;
   parallel_for(threads, (items + per_task - 1) / per_task, [&](std::int64_t task, int) {
-    Block<R> block(loop, frame);
+    B block(loop, frame);
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t end = std::min(items, (task + 1) * per_task);
     for (std::int64_t item = task * per_task; item < end; ++item) {
@@ -235,8 +250,7 @@ void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
     for (std::int64_t row = task * rows_per_task; row < end; ++row) {
       unravel(loop.shape, 0, kept, row, at.data());
       Sum<R> sum(loop.reduce);
-      for (std::int64_t part = 0; part < parts; ++part)
-        sum.merge_value(static_cast<double>(sums[row * parts + part]));
+      for (std::int64_t part = 0; part < parts; ++part) sum.merge_value(sums[row * parts + part]);
       std::int64_t offset = to.view.offset;
       for (std::size_t d = 0; d < kept; ++d) offset += at[d] * to.view.strides[d];
       finish(to,
@@ -254,6 +268,11 @@ void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
     if (kind == Reduce::max) return max_to(x, sum, n);
     return add_exponentials(x, top, sum, n);
   }
+  if constexpr (std::is_integral_v<R>) {
+    for (std::int64_t i = 0; i < n; ++i)
+      sum[i] = kind == Reduce::sum ? wrapped_sum(sum[i], x[i]) : std::max(sum[i], x[i]);
+    return;
+  }
   switch (kind) {
     case Reduce::sum:
       for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
@@ -269,10 +288,10 @@ void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
 
 // Adds up a block of columns from `at` on. The block has several short rows of kept elements if
 // more than the last dimension is kept, else several short rows of reduced ones.
-template <typename R>
-void add_columns(const Pointwise& loop, const BlockShape& shape, Block<R>& block,
-                 std::int64_t begin, std::int64_t end, std::int64_t rows, std::int64_t n,
-                 std::int64_t* at, R* top, R* sum) {
+template <typename R, class B>
+void add_columns(const Pointwise& loop, const BlockShape& shape, B& block, std::int64_t begin,
+                 std::int64_t end, std::int64_t rows, std::int64_t n, std::int64_t* at, R* top,
+                 R* sum) {
   const auto reduced = static_cast<std::size_t>(loop.reduced);
   const bool kept_rows = reduced + 1 < loop.shape.size();
   if (kept_rows || shape.rows == 1) {
@@ -304,7 +323,7 @@ void add_columns(const Pointwise& loop, const BlockShape& shape, Block<R>& block
   }
 }
 
-template <typename R>
+template <typename R, class B>
 void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
                     kept = rank - reduced;
@@ -320,7 +339,7 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
   const std::int64_t parts = loop.parts, first_size = loop.shape[0];
   const Pointwise::Store& to = loop.store;
   R* const sums = parts > 1 ? reinterpret_cast<R*>(frame.address(loop.scratch)) : nullptr;
-  const R start = loop.reduce == Reduce::max ? -std::numeric_limits<R>::infinity() : R(0);
+  const R start = loop.reduce == Reduce::max ? least<R>() : R(0);
   // Finds a block of columns: its coordinates, its first column, its rows and the numbers in each
   // row.
   const auto place = [&](std::int64_t item, std::int64_t* at) {
@@ -337,19 +356,20 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
   };
   const std::int64_t items = outer * down * across;
   parallel_for(threads, parts * items, [&](std::int64_t task, int) {
-    Block<R> block(loop, frame);
+    B block(loop, frame);
     alignas(64) std::array<R, kBlock> sum, top;
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t part = task / items;
     const auto [column, rows, n] = place(task % items, at.data());
     sum.fill(start);
-    top.fill(-std::numeric_limits<R>::infinity());
+    top.fill(least<R>());
     add_columns(loop, shape, block, first_size * part / parts, first_size * (part + 1) / parts,
                 rows, n, at.data(), top.data(), sum.data());
     if (loop.reduce == Reduce::lse) {
       for (std::int64_t i = 0; i < rows * n; ++i)
         sum[static_cast<std::size_t>(i)] =
-            std::log(sum[static_cast<std::size_t>(i)]) + top[static_cast<std::size_t>(i)];
+            static_cast<R>(std::log(sum[static_cast<std::size_t>(i)])) +
+            top[static_cast<std::size_t>(i)];
     }
     if (parts > 1) {
       std::copy_n(sum.data(), rows * n, sums + part * columns + column);
@@ -375,22 +395,30 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
   });
 }
 
-template <typename R>
+template <typename R, class B = Block<R>>
 void run(const Pointwise& loop, const Frame& frame, int threads) {
   check(loop.shape.size() <= kMaxDims, "a loop over ", loop.shape.size(), " dimensions");
   if (!loop.reduction || loop.reduced == 0) {  // one element is reduced
-    elementwise<R>(loop, frame, threads);
+    elementwise<R, B>(loop, frame, threads);
   } else if (loop.columns && loop.reduced < static_cast<int>(loop.shape.size())) {
-    reduce_columns<R>(loop, frame, threads);
+    reduce_columns<R, B>(loop, frame, threads);
   } else {
-    reduce_rows<R>(loop, frame, threads);
+    reduce_rows<R, B>(loop, frame, threads);
   }
 }
 
 }  // namespace
 
 void run_pointwise(const Pointwise& loop, const Frame& frame, int threads) {
-  if (loop.wide) {
+  if (loop.exact) {
+    if (holds_integers(loop, loop.store.source)) {
+      run<std::int64_t, ExactBlock<double, std::int64_t>>(loop, frame, threads);
+    } else if (loop.wide) {
+      run<double, ExactBlock<double, double>>(loop, frame, threads);
+    } else {
+      run<float, ExactBlock<float, float>>(loop, frame, threads);
+    }
+  } else if (loop.wide) {
     run<double>(loop, frame, threads);
   } else {
     run<float>(loop, frame, threads);

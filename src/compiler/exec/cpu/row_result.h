@@ -25,12 +25,26 @@ inline void add_exponential(R x, R& top, R& sum) {
   top = next;
 }
 
-// R: type of the numbers, float or double.
+// Returns the start of a maximum: -inf, or the least integer.
+template <typename R>
+constexpr R least() {
+  return std::is_integral_v<R> ? std::numeric_limits<R>::min()
+                               : -std::numeric_limits<R>::infinity();
+}
+
+// Returns a + b, which wraps.
+inline std::int64_t wrapped_sum(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+}
+
+// R: type of the numbers: float, double, or std::int64_t for sums and maxima.
 template <typename R>
 class Sum {
  public:
+  using Result = std::conditional_t<std::is_integral_v<R>, std::int64_t, double>;
+
   explicit Sum(Reduce kind)
-      : kind_(kind), value_(kind == Reduce::sum ? 0.0 : -std::numeric_limits<double>::infinity()) {}
+      : kind_(kind), value_(kind == Reduce::sum ? Result{0} : least<Result>()) {}
   void add(const R* x, std::int64_t n) {
     if constexpr (std::is_same_v<R, float>) {
       switch (kind_) {
@@ -43,6 +57,8 @@ class Sum {
         default:
           lse_ = merge(lse_, row_lse(x, n));
       }
+    } else if constexpr (std::is_integral_v<R>) {
+      for (std::int64_t i = 0; i < n; ++i) merge_value(x[i]);
     } else {
       for (std::int64_t i = 0; i < n; ++i) {
         if (kind_ == Reduce::sum) {
@@ -55,25 +71,27 @@ class Sum {
       }
     }
   }
-  void merge_value(double v) {
-    if (kind_ == Reduce::sum) {
+  void merge_value(Result v) {
+    if constexpr (std::is_integral_v<R>) {
+      value_ = kind_ == Reduce::sum ? wrapped_sum(value_, v) : std::max(value_, v);
+    } else if (kind_ == Reduce::sum) {
       value_ += v;
     } else {
       maximum(v);
     }
   }
-  double value() const {
-    if (kind_ != Reduce::lse) return value_;
+  Result value() const {
+    if (kind_ != Reduce::lse || std::is_integral_v<R>) return value_;
     if constexpr (std::is_same_v<R, float>) return static_cast<double>(logitless::value(lse_));
-    return value_ + std::log(sum_);
+    return value_ + static_cast<Result>(std::log(sum_));
   }
 
  private:
   Reduce kind_;
-  double value_;
+  Result value_;
   double sum_ = 0.0;
   LseState lse_;
-  void maximum(double x) {
+  void maximum(Result x) {
     value_ = std::isnan(x) || std::isnan(value_) ? x + value_ : std::max(value_, x);
   }
 };

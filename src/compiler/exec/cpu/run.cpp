@@ -236,7 +236,9 @@ void run_put(const Put& p, const Frame& frame, int threads) {
   put<float>(p, frame, threads);
 }
 
-void run_argmax(const ArgMax& m, const Frame& frame, int threads) {
+// Number: what the elements are compared as.
+template <typename Number>
+void argmax(const ArgMax& m, const Frame& frame, int threads) {
   const std::int64_t count = elements_of(m.out);
   const std::byte* x = frame.address(m.x);
   std::byte* out = frame.address(m.out);
@@ -253,11 +255,16 @@ void run_argmax(const ArgMax& m, const Frame& frame, int threads) {
         rest /= m.out.shape[d];
       }
       std::int64_t best = 0;
-      double top = 0.0;
+      Number top{0};
       for (std::int64_t k = 0; k < size; ++k) {
-        const double v = load_element(x, m.x.dtype, at + k * step);
+        Number v;
+        if constexpr (std::is_integral_v<Number>) {
+          v = load_index(x, m.x.dtype, at + k * step);
+        } else {
+          v = load_element(x, m.x.dtype, at + k * step);
+        }
         // Takes the first of equal elements; a NaN is greater than all numbers.
-        if (k == 0 || v > top || (std::isnan(v) && !std::isnan(top))) {
+        if (k == 0 || v > top || (v != v && top == top)) {
           top = v;
           best = k;
         }
@@ -265,6 +272,11 @@ void run_argmax(const ArgMax& m, const Frame& frame, int threads) {
       reinterpret_cast<std::int64_t*>(out)[at_out] = best;
     }
   });
+}
+
+void run_argmax(const ArgMax& m, const Frame& frame, int threads) {
+  if (is_index(m.x.dtype)) return argmax<std::int64_t>(m, frame, threads);
+  argmax<double>(m, frame, threads);
 }
 
 void run_fill(const Fill& f, const Frame& frame, int threads) {
