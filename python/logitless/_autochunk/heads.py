@@ -77,6 +77,12 @@ class HeadWriter(Writer):
         return super().pick(v, index, axis)
 
     def map(self, function: str, operands: Sequence[Value], dtype) -> Value:
+        if function == "sub" and self.settled:
+            # The row of a softmax beside it is NaN there, and so is any sum of the two.
+            whole = self.broadcast(operands[1], broadcast_shapes(*(v.shape for v in operands)))
+            row, dims = self.repeats.get(whole.name, (whole, ()))
+            if whole.name in self.repeats and row.name in self.settled:
+                operands = [operands[0], self.broadcast_dims(self.settled[row.name], whole.shape, dims)]
         if function in ("add", "sub") and operands[0].shape == operands[1].shape:
             made = self._collected(function, *operands)
             if made is not None:

@@ -80,6 +80,7 @@ class Writer(Indices):
         self.puts: dict[str, Put] = {}
         self.sums: dict[str, tuple[str, Value, Value]] = {}  # the operands of each add and sub
         self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # the operand and dims of each broadcast
+        self.settled: dict[str, Value] = {}  # log-sum-exps as a softmax subtracts them (softmax.py)
         self.distinct: dict[str, int] = {}  # indices that are distinct along this dimension
         self.calls: dict[str, Call] = {}  # the framework's functions, by key
         self.seed: Value | None = None  # i64 [2], an input: the key of random numbers
@@ -290,15 +291,12 @@ class Writer(Indices):
         return made
 
     def _folded(self, function: str, operands: Sequence[Value], dtype) -> Value | None:
-        """Folds neutral elements and constants. Constants fold only where that does not round. Returns None if nothing
-        folds."""
+        """Folds neutral elements, and constants where that does not round. Returns None if nothing folds."""
         a, b = operands[0], operands[1] if len(operands) > 1 else operands[0]
-        neutral = {"mul": 1, "div": 1, "add": 0, "sub": 0}.get(function)
-        if neutral is not None:
-            if b.is_number(neutral) and a.dtype == dtype:
-                return a
-            if a.is_number(neutral) and function in ("mul", "add") and b.dtype == dtype:
-                return b
+        if self._neutral(function, b) and a.dtype == dtype:
+            return a
+        if function in ("mul", "add") and self._neutral(function, a) and b.dtype == dtype:
+            return b
         if function == "neg" and a.number is not None:
             return self.number(-a.number, dtype, a.shape)
         if function == "logical_and":
@@ -311,6 +309,13 @@ class Writer(Indices):
         if function == "select" and a.number is not None:
             return operands[1 if a.number else 2]
         return None
+
+    def _neutral(self, function: str, v: Value) -> bool:
+        """Returns whether x function v is x. For floats -0 + 0 is 0, and so is -0 - -0."""
+        if not v.is_number({"mul": 1, "div": 1, "add": 0, "sub": 0}.get(function, math.nan)):
+            return False
+        zero = function in ("add", "sub") and self.dtypes.floating(v.dtype)
+        return not zero or math.copysign(1, v.number) == (-1 if function == "add" else 1)
 
     def untransposed(self, v: Value) -> Value | None:
         """Returns the source of a transposed matrix, or None."""
@@ -574,7 +579,8 @@ def rounded(w: Writer, x: Value) -> Value:
     over, middle = w.sub(x, below), w.number(0.5, x.dtype)
     tie = w.map("logical_and", [w.map("eq", [over, middle], w.dtypes.i8), odd], w.dtypes.i8)
     up = w.map("logical_or", [w.map("gt", [over, middle], w.dtypes.i8), tie], w.dtypes.i8)
-    return w.map("select", [up, w.add(below, w.number(1, x.dtype)), below], x.dtype)
+    above = w.map("neg", [w.sub(w.map("neg", [below], x.dtype), w.number(1, x.dtype))], x.dtype)  # -0 of -1
+    return w.map("select", [up, above, below], x.dtype)
 
 
 def _list(numbers: Sequence[int]) -> str:

@@ -8,9 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from logitless._autochunk.checks import unpacked
+from logitless._autochunk.parse import parse
+from logitless._autochunk.text import load
 from logitless._compiler import Program
 from logitless.torch import autochunk
 from logitless.torch._autochunk import program
+from logitless.torch._autochunk.dtypes import DTYPES
+from logitless.torch._autochunk.source import to_source
 from logitless.torch._autochunk.trace import alone, trace
 
 if oracle.DEVICE != "cpu":
@@ -36,6 +40,13 @@ WHOLE = i(7, -7, 6, -6, 0, 1, -1, 2**52 + 1)
 TOP, BOTTOM = f(7, -7, 1, -1, 0, -0.0, INF, -INF, NAN, 5, -5, 1, 1), f(2, 2, 0, 0, 0, 3, 2, 2, 1, INF, INF, -INF, 0.1)
 ROWS = f([1, NAN, 3], [NAN, NAN, 0], [-INF, 1, 2], [-INF, -INF, -INF], [0, -0.0, 0], [2, 2, -1])
 EMPTY = torch.empty(3, 0)
+Z, W = torch.arange(20.0).reshape(4, 5), torch.arange(18.0).reshape(6, 3)
+TOPS = f([INF, 1, 2], [INF, INF, 0], [-INF, -INF, -INF], [INF, -INF, 0], [INF, NAN, 1], [1, 2, 3])  # rows with inf
+ZEROS = f(*(-0.0, 0.0) * 9)
+FRACTIONS = f(-0.3, -0.5, -0.7, -1.5, -2.5, 0.3, 0.5, 1.5, 2.5, 0.49999997, -0.49999997, 8388609, -8388609)
+LONG = i(2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**63 - 1, -(2**63), 2**63 - 2, 7, -7, 2**24 + 1, 0)
+INTS = i(2**31 - 1, -(2**31), 2**24 + 1, -7, dtype=torch.int32)
+NEAR = i(2**24 + 1, 2**24, 2**24 + 3, 2**24 + 2)  # that f32 takes for one another
 
 # name -> (function, its arguments)
 VALUES = {
@@ -66,6 +77,21 @@ VALUES = {
     "extremes of all": (lambda a: (a.max(), a.min(), a.argmax(), a.argmin()), ROWS),
     "sums of rows": (lambda a: (a.sum(1), a.mean(1), a.logsumexp(1), a.cumsum(1), a.logcumsumexp(1)), ROWS),
     "softmax": (lambda a: (a.softmax(1), a.log_softmax(1)), ROWS),
+    "softmax of inf": (lambda a: (a.softmax(1), a.log_softmax(1), a.logsumexp(1), a.logcumsumexp(1)), TOPS),
+    "softmax of inf alone": (lambda a: a.softmax(1), TOPS),
+    "log_softmax of inf alone": (lambda a: a.log_softmax(1), TOPS),
+    "softmax of inf in f64": (lambda a: (a.softmax(0), a.log_softmax(0), a.logsumexp(0)), TOPS.T.double()),
+    "cross entropy of inf": (lambda z, y: F.cross_entropy(z, y, reduction="none"), TOPS, i(1, 0, 1, 0, 0, 2)),
+    "gradients of a softmax of inf": (lambda a: (a.log_softmax(1) * 0.5 + a.softmax(1)).sum(), leaf([INF, 1.0], [1, 2])),
+    "integers that wrap": (lambda a: (a + 1, a - 1, a * 3, -a, a.abs(), a + a, a * a, a.sum(), a.cumsum(0)), LONG),
+    "order of integers": (lambda a: (a.clamp(5), a.max(), a.min(), a.argmax(), a.argmin(), *a.sort(), a == a.flip(0)), LONG),
+    "sums of rows of integers": (lambda a: (a.sum(0), a.sum(1), a.amax(0), a.amin(1), *a.min(1)), LONG.reshape(2, 5)),
+    "long quotients": (lambda a: tuple(q for b in (3, -7, 2**40 + 1, 1, -(2**62)) for q in (a // b, a % b)), LONG),
+    "long cut quotients": (lambda a: tuple(a.div(b, rounding_mode="trunc") for b in (3, -7, 2**40 + 1)), LONG),
+    "casts of integers": (lambda a: (a.int(), a.int() * 3, a.float(), (a + 1).float(), a.bool(), a.double()), LONG),
+    "i32 that wraps": (lambda a: (a + 1, a - 1, a * a, -a, a.abs(), a.sum(), a.amin(), a.argmin(), a.float(), (a + 1) < a), INTS),
+    "equal labels beside numbers": (lambda y, x: torch.where(y[:, None] == y.flip(0), x, -x) * 0.5, NEAR, Z[:, :4] + 1),
+    "sums of labels beside numbers": (lambda y, x: torch.where(y - 3 == 2**24, x, -x) + torch.where(y + y > 2**25 + 1, x, 0.0), NEAR, f(1, 2, 3, 4)),
     "order": (lambda a: (*a.sort(dim=1, stable=True), *a.sort(dim=1, descending=True, stable=True)), ROWS),
     "order of a few": (lambda a: (a.topk(2, 1)[0], a.topk(2, 1, largest=False)[0], a.median(1)[0], a.kthvalue(2, 1)[0]), ROWS),
     "bucketize": (lambda a: (torch.bucketize(a, f(0, 1, 2)), torch.bucketize(a, f(0, 1, 2), right=True)), SPECIAL),
@@ -81,6 +107,16 @@ VALUES = {
     "gradients of empty rows": (lambda a: a.logsumexp(1).sum(), leaf([-INF, -INF], [1, -INF])),
 }
 
+# The signs of zeros are PyTorch's.
+SIGNS = {
+    "neutral numbers": (lambda a: (a + 0.0, 0.0 + a, a + -0.0, a - 0.0, a - -0.0, 0.0 - a, a * 1, a / 1, -(-a), a**1), ZEROS),
+    "bounds": (lambda a: (a.relu(), a.clamp(0), a.clamp(max=0), a.clamp(0, 1), a.clamp(-1, 0), F.relu6(a)), ZEROS),
+    "choices": (lambda a: (torch.where(a == 0, a, a), torch.maximum(a, a), torch.minimum(a, a), a.sign(), a.abs()), ZEROS),
+    "rounding": (lambda a: (a.round(), a.trunc(), a.floor(), a.ceil()), torch.cat([FRACTIONS, ZEROS])),
+    "rounding f64": (lambda a: (a.round(), a.trunc(), a.floor(), a.ceil()), torch.cat([FRACTIONS, ZEROS]).double()),
+    "sums": (lambda a: (a[:, None].sum(1), a.mean(), a.cumsum(0), a + a, a - a, a * 0), ZEROS),
+}
+
 # What no executor may give a number for.
 REFUSED = {
     "quotient by 0": (lambda a, b: a // b, i(7, -7), i(0, 2)),
@@ -91,7 +127,6 @@ REFUSED = {
     "index of none": (lambda a: a.argmax(), EMPTY),
 }
 
-Z, W = torch.arange(20.0).reshape(4, 5), torch.arange(18.0).reshape(6, 3)
 FAR = 2**33  # as an i32 it would be 0
 # name -> (function, x, a good index, bad ones with where and what)
 INDICES = {
@@ -155,6 +190,15 @@ def test_the_sign_of_a_zero(executor):
         return 1 / (-a), 1 / a.floor(), 1 / a.ceil(), 1 / a.trunc(), 1 / (a * 3), 1 / a.sin(), 1 / a.expm1()
 
     compare(results(chunked(function, executor), [f(0.0, -0.0)]), results(function, [f(0.0, -0.0)]))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", SIGNS)
+def test_signs(name, executor):
+    function, x = SIGNS[name]
+    for got, wanted in zip(chunked(function, executor)(x), function(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+        assert got.signbit().tolist() == wanted.signbit().tolist()
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -249,6 +293,29 @@ def test_on_a_gpu_a_bad_label_is_a_nan(native, monkeypatch):
         loss, *_ = compiled.run(*(t.numpy() for t in tensors))
         assert (loss != loss) == (number != 3)
         tensors[2][place] = 0
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_on_a_gpu_generated_code_takes_any_index(name, monkeypatch):
+    """The code for a GPU, run here: none of PyTorch's operations gets an index outside, which would end the use of a GPU."""
+    monkeypatch.setattr(program, "_device", lambda made: "cuda")
+    function, x, index, bad = INDICES[name]
+    x = x.clone().requires_grad_()
+    with alone() as around, warnings.catch_warnings():
+        traced = trace(function, program_fakes([x, index]), ["x", "y"], [True, False], around)
+    made = program.to_text(traced.joint, ["x", "y", "t"], ["loss", "d_x"], [2], "main", False)
+    if made.calls:
+        pytest.skip(f"{made.calls[0].key} is PyTorch's, and so is what it makes of an index outside")
+    code = load(to_source(parse(Program(made.text).text, DTYPES), "main", False), "main")
+    given = {"x": x.detach(), "y": index, "t": torch.tensor(1.0)}
+    loss, d_x = code(*(given[p] for p in made.parameters))
+    function(x, index).backward()
+    compare([d_x], [x.grad])
+    for place, number in bad:
+        wrong = index.clone()
+        wrong[place] = number
+        loss, d_x = code(*({**given, "y": wrong}[p] for p in made.parameters))
+        assert loss.shape == () and d_x.shape == x.shape
 
 
 def program_fakes(tensors):

@@ -147,7 +147,7 @@ _rules = rules_of(_ALONG)
 
 _POINTWISE = {"lgamma", "digamma", "polygamma", "igamma", "igammac", "igamma_grad_a", "random_gamma_grad"}
 _POINTWISE |= {"regularized_incomplete_beta", "bessel_i0e", "bessel_i1e", "nextafter", "atan2", "cbrt", "zeta"}
-_POINTWISE |= {"asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "and", "or", "xor", "not", "pow", "rem"}
+_POINTWISE |= {"asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "and", "or", "xor", "not", "pow", "rem", "div"}
 _POINTWISE |= {"integer_pow", "shift_left", "shift_right_arithmetic", "shift_right_logical", "population_count", "clz"}
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from logitless._autochunk.heads import HeadWriter
-from logitless._autochunk.lower import Value, Writer, rules_of
+from logitless._autochunk.integers import cut_quotient, turned
+from logitless._autochunk.lower import Value, Writer, broadcast_shapes, rules_of
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.softmax import Softmaxes
 from logitless.jax._autochunk.trace import Equation
@@ -143,8 +144,9 @@ def _arithmetic(name, w, e, a, b):
         for x, other in ((a, b), (b, a)):
             if x.is_number(neutral):
                 return w.broadcast(other, e.out.shape)
+        a, b = _by_sign(name, a, b)
     if name == "div" and not DTYPES.floating(e.out.dtype):
-        return _whole_quotient(w, a, b)
+        return _whole_quotient(w, a, b)[0]
     find = getattr(w.softmaxes, name, None)
     found = find(a, b) if find is not None and DTYPES.floating(e.out.dtype) else None
     if found is not None:
@@ -153,6 +155,15 @@ def _arithmetic(name, w, e, a, b):
     if name == "sub":
         return w.softmaxes.shift(made, a, b)
     return w.softmaxes.quotient(made, a, b) if name == "div" else made
+
+
+def _by_sign(name, a, b):
+    """Orders operands. max and min give the second of equal zeros; JAX gives 0 for a maximum and -0 for a minimum."""
+    number, x = (b, a) if b.number is not None else (a, b)
+    if not number.is_number(0):
+        return a, b
+    first = (math.copysign(1, number.number) < 0) == (name == "max")
+    return (number, x) if first else (x, number)
 
 
 for _name in ("add", "sub", "mul", "div", "max", "min"):
@@ -187,32 +198,20 @@ def _rem(w, e, a, b):
     """Returns a - trunc(a / b) b."""
     if DTYPES.floating(e.out.dtype):
         raise w.refuse("remainders of floats are JAX's own: a quotient of floats is not exact enough for them")
-    return w.sub(a, w.mul(_whole_quotient(w, a, b), b))
+    return _whole_quotient(w, a, b)[1]
 
 
 def _whole_quotient(w, a, b):
-    """Returns a / b of integers, truncated toward 0. Tensor programs divide only floats, which round. So the quotient
-    of the remainder is added, and an error of 1 is corrected. This is exact in f32 as well. Division by 0 gives -1."""
-
-    def magnitude(v):
-        return w.map("abs", [v], v.dtype)
-
-    def rounded(x):
-        return w.cast(w.div(w.cast(x, DTYPES.f64), w.cast(y, DTYPES.f64)), x.dtype)
-
-    def count(test, *operands):
-        return w.cast(w.map(test, operands, BOOL), x.dtype)
-
-    x, y, zero = magnitude(a), magnitude(b), w.number(0, a.dtype)
-    quotient = rounded(x)
-    quotient = w.add(quotient, rounded(w.sub(x, w.mul(quotient, y))))
-    left = w.sub(x, w.mul(quotient, y))
-    quotient = w.sub(w.add(quotient, count("ge", left, y)), count("lt", left, zero))
-    apart = w.map("ne", [w.map("lt", [a, zero], BOOL), w.map("lt", [b, zero], BOOL)], BOOL)
-    quotient = w.map("select", [apart, w.map("neg", [quotient], a.dtype), quotient], a.dtype)
+    """Returns a / b of integers truncated toward 0, and the remainder. Division by 0 gives -1."""
+    if not w.native:
+        raise w.refuse("quotients of integers are JAX's own")
+    a, b = (w.broadcast(v, broadcast_shapes(a.shape, b.shape)) for v in (a, b))
+    quotient, left = cut_quotient(w, a, b)
     if b.number:
-        return quotient
-    return w.map("select", [w.map("eq", [b, zero], BOOL), w.number(-1, a.dtype), quotient], a.dtype)
+        return quotient, left
+    none = w.map("eq", [b, w.number(0, b.dtype)], BOOL)
+    choices = (w.number(-1, a.dtype), quotient), (a, left)
+    return tuple(w.map("select", [none, *choice], a.dtype) for choice in choices)
 
 
 def _compare(name, w, e, a, b):
@@ -253,7 +252,8 @@ def _select_n(w, e, which, *cases):
 
 @handles("clamp")
 def _clamp(w, e, low, x, high):
-    return w.map("min", [w.map("max", [x, low], x.dtype), high], x.dtype)
+    made = w.map("max", _by_sign("max", x, low), x.dtype)
+    return w.map("min", _by_sign("min", made, high), x.dtype)
 
 
 # --- views and copies
@@ -476,13 +476,13 @@ def _largest(w, e, x):
 def _reduce_min(w, e, x):
     if x.dtype == BOOL:
         return _all(w, e, x)
-    return w.map("neg", [_largest(w, e, w.map("neg", [x], x.dtype))], x.dtype)
+    return turned(w, _largest(w, e, turned(w, x)))
 
 
 @handles("argmax", "argmin")
 def _argmax(w, e, x):
     x = w.cast(x, DTYPES.i32) if x.dtype == BOOL else x
-    x = w.map("neg", [x], x.dtype) if e.primitive == "argmin" else x
+    x = turned(w, x) if e.primitive == "argmin" else x
     return w.cast(w.reduce("argmax", x, _axes(e), dtype=DTYPES.i64), e.out.dtype)
 
 

@@ -58,7 +58,10 @@ def _top_k(w, e, x):
 def _round(w, e, x):
     if int(e.params["rounding_method"]) == 1:
         return rounded(w, x)
-    size = w.map("floor", [w.add(w.map("abs", [x], x.dtype), w.number(0.5, x.dtype))], x.dtype)
+    size = w.map("abs", [x], x.dtype)
+    below = w.map("floor", [size], x.dtype)
+    up = w.map("ge", [w.sub(size, below), w.number(0.5, x.dtype)], BOOL)  # exact, as size + 0.5 is not
+    size = w.map("select", [up, w.add(below, w.number(1, x.dtype)), below], x.dtype)
     return w.mul(w.map("sign", [x], x.dtype), size)
 
 

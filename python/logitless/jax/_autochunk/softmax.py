@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from logitless._autochunk.lower import Value, Writer
+from logitless._autochunk.softmax import settled
 from logitless.jax._autochunk.dtypes import DTYPES
 
 
@@ -24,6 +25,7 @@ class Note:
     top: Value | None = None  # m, without the axes
     lse: Value | None = None  # without the axes, in the dtype of accumulation
     part: Value | None = None
+    finite: bool = False  # of m: 0 stands in the place of an infinite one
 
 
 class Softmaxes:
@@ -82,7 +84,7 @@ class Softmaxes:
         """Marks m, replaced by 0 where it is not finite."""
         note = self.of(test, "finite")
         same = note is not None and other.is_number(0) and self.root(m).name == note.top.name
-        return self.keep(made, Note("max", note.x, note.axes)) if same else made
+        return self.keep(made, Note("max", note.x, note.axes, finite=True)) if same else made
 
     def cast(self, made: Value, v: Value) -> Value:
         note = self.of(v, "exp", "sum", "log")
@@ -118,7 +120,8 @@ class Softmaxes:
         for v, other in ((a, b), (b, a)):
             note = self.of(v, "log")
             if note is not None and v.shape == other.shape and self.root(other).name == note.top.name:
-                return self.w.reshape(self.w.cast(note.lse, v.dtype), v.shape)
+                lse = note.lse if self._finite(note) else settled(self.w, note.lse)
+                return self.w.reshape(self.w.cast(lse, v.dtype), v.shape)
         return None
 
     def sub(self, a: Value, b: Value) -> Value | None:
@@ -182,12 +185,22 @@ class Softmaxes:
     def _same(self, one: Note, other: Note) -> bool:
         return one.x.name == other.x.name and one.axes == other.axes
 
+    def _subtracted(self, note: Note) -> Value:
+        """lse; NaN of rows with an m that is not finite, where JAX subtracts that."""
+        if not self._finite(note):
+            return settled(self.w, note.lse)
+        return self.w.settled.get(note.lse.name, note.lse)  # one softmax of both, which adds up to NaN
+
+    def _finite(self, note: Note) -> bool:
+        top = self.of(note.top, "max")
+        return top is not None and top.finite
+
     def _apart(self, note: Note, dtype) -> Value:
         """Returns x - lse."""
         x = self.w.cast(note.x, note.lse.dtype)
-        return self.w.cast(self.w.sub(x, self.spread(note.lse, x, note.axes)), dtype)
+        return self.w.cast(self.w.sub(x, self.spread(self._subtracted(note), x, note.axes)), dtype)
 
     def _share(self, note: Note, dtype) -> Value:
         x = self.w.cast(note.x, note.lse.dtype)
-        apart = self.w.sub(x, self.spread(note.lse, x, note.axes))
+        apart = self.w.sub(x, self.spread(self._subtracted(note), x, note.axes))
         return self.w.cast(self.w.map("exp", [apart], apart.dtype), dtype)

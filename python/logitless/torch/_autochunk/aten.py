@@ -8,7 +8,9 @@ from functools import partial
 
 import torch
 
+from logitless._autochunk.integers import cut_quotient, floor_quotient, turned
 from logitless._autochunk.lower import Value, Writer, rounded, rules_of
+from logitless._autochunk.softmax import settled
 from logitless.torch._autochunk.dtypes import DTYPES
 
 # name -> function(writer, result, *arguments). Tensor arguments are Values. result is the fake tensor that PyTorch
@@ -58,8 +60,9 @@ def _sign(w, out, x):
     made = w.map("sign", [x], out.dtype)
     if not w.native or not out.dtype.is_floating_point:
         return made
-    missing = w.map("ne", [x, x], torch.bool)  # PyTorch's sign of NaN is 0
-    return w.map("select", [missing, w.number(0, out.dtype), made], out.dtype)
+    # PyTorch's sign of NaN and of -0 is 0.
+    some = w.map("gt", [w.map("abs", [x], out.dtype), w.number(0, out.dtype)], torch.bool)
+    return w.map("select", [some, made, w.number(0, out.dtype)], out.dtype)
 
 
 def _binary(name, w, out, a, b, alpha=1):
@@ -89,25 +92,25 @@ def _div(w, out, a, b, rounding_mode=None):
     if rounding_mode is not None:
         if rounding_mode == "floor" or not out.dtype.is_floating_point:
             _check_divisor(w, out, b)
-        dtype = out.dtype if out.dtype.is_floating_point else torch.float64
-        quotient = w.map("div", [value_of(w, a, dtype), value_of(w, b, dtype)], dtype)
-        return w.cast((_whole_below if rounding_mode == "floor" else _whole_part)(w, quotient), out.dtype)
+        operands = value_of(w, a, out.dtype), value_of(w, b, out.dtype)
+        if not out.dtype.is_floating_point:
+            return (floor_quotient if rounding_mode == "floor" else cut_quotient)(w, *operands)[0]
+        return _whole_part(w, w.map("div", operands, out.dtype))
     return w.map("div", [value_of(w, a, out.dtype), value_of(w, b, out.dtype)], out.dtype)
 
 
-def _whole_below(w, x):
-    return w.map("floor", [x], x.dtype)
+def _whole_above(w, x):
+    return w.map("neg", [w.map("floor", [w.map("neg", [x], x.dtype)], x.dtype)], x.dtype)
 
 
 def _whole_part(w, x):
     negative = w.map("lt", [x, w.number(0, x.dtype)], torch.bool)
-    above = w.map("neg", [_whole_below(w, w.map("neg", [x], x.dtype))], x.dtype)
-    return w.map("select", [negative, above, _whole_below(w, x)], x.dtype)
+    return w.map("select", [negative, _whole_above(w, x), w.map("floor", [x], x.dtype)], x.dtype)
 
 
 def _check_divisor(w, out, b):
-    """Rejects integer quotients and remainders for which a float quotient is not exact enough; PyTorch runs those. The
-    library computes them for integers up to 2^53, which are exact in f64, divided by a nonzero constant."""
+    """Refuses the quotients, cut to a whole number, that a quotient of floats is not exact enough for: PyTorch runs them. The
+    library has those of integers, by a number that is not 0."""
     number = b.number if isinstance(b, Value) else b
     if out.dtype.is_floating_point or not w.native or not number:
         raise w.refuse(f"quotients of {out.dtype} cut to whole numbers are PyTorch's own")
@@ -115,7 +118,7 @@ def _check_divisor(w, out, b):
 
 @handles("ceil")
 def _ceil(w, out, x):
-    return w.map("neg", [_whole_below(w, w.map("neg", [x], x.dtype))], x.dtype) if x.dtype.is_floating_point else x
+    return _whole_above(w, x) if x.dtype.is_floating_point else x
 
 
 @handles("round")
@@ -137,7 +140,7 @@ def _reciprocal(w, out, x):
 
 @handles("relu")
 def _relu(w, out, x):
-    return w.map("max", [x, w.number(0, x.dtype)], out.dtype)
+    return w.map("max", [w.number(0, x.dtype), x], out.dtype)  # of equal zeros the second: -0 stays
 
 
 @handles("pow")
@@ -202,10 +205,7 @@ def _where(w, out, condition, a, b):
 def _remainder(w, out, a, b):
     """Returns a - floor(a / b) b."""
     _check_divisor(w, out, b)
-    dtype = torch.float64
-    a, b = value_of(w, a, dtype), value_of(w, b, dtype)
-    whole = w.map("floor", [w.map("div", [a, b], dtype)], dtype)
-    return w.cast(w.sub(a, w.mul(whole, b)), out.dtype)
+    return floor_quotient(w, value_of(w, a, out.dtype), value_of(w, b, out.dtype))[1]
 
 
 @handles("clamp", "clamp_min", "clamp_max", "hardtanh")
@@ -214,9 +214,9 @@ def _clamp(w, out, x, low=None, high=None):
         low, high = None, low
     x = w.cast(x, out.dtype)
     if low is not None:
-        x = w.map("max", [x, value_of(w, low, out.dtype)], out.dtype)
+        x = w.map("max", [value_of(w, low, out.dtype), x], out.dtype)
     if high is not None:
-        x = w.map("min", [x, value_of(w, high, out.dtype)], out.dtype)
+        x = w.map("min", [value_of(w, high, out.dtype), x], out.dtype)
     return x
 
 
@@ -511,8 +511,8 @@ def _amax(w, out, x, dims=None, keep=False):
 @handles("amin")
 def _amin(w, out, x, dims=None, keep=False):
     x = _ordered(w, x)
-    least = w.reduce("reduce_max", w.map("neg", [x], x.dtype), _axes(dims, x.rank), keep)
-    return w.cast(w.map("neg", [least], x.dtype), out.dtype)
+    least = w.reduce("reduce_max", turned(w, x), _axes(dims, x.rank), keep)
+    return w.cast(turned(w, least), out.dtype)
 
 
 @handles("max", "min")
@@ -521,10 +521,10 @@ def _max(w, out, x, dim=None, keep=False):
     if 0 in x.shape and (dim is None or x.rank == 0 or x.shape[axis_of(dim, x.rank)] == 0):
         raise IndexError(f"autochunk: {w.prefix}{w.asked}: expected elements along dim {dim}, got {list(x.shape)}")
     dtype, x = x.dtype, _ordered(w, x)
-    v = w.map("neg", [x], x.dtype) if least else x
+    v = turned(w, x) if least else x
     dims = _axes(dim, x.rank)
     top = w.reduce("reduce_max", v, dims, keep)
-    top = w.cast(w.map("neg", [top], x.dtype) if least else top, dtype)
+    top = w.cast(turned(w, top) if least else top, dtype)
     return top if dim is None else (top, w.reduce("argmax", v, dims, keep, torch.int64))
 
 
@@ -532,7 +532,7 @@ def _max(w, out, x, dim=None, keep=False):
 def _argmax(w, out, x, dim=None, keep=False):
     x = _ordered(w, x)
     if w.op.startswith("aten.argmin"):
-        x = w.map("neg", [x], x.dtype)
+        x = turned(w, x)
     x = w.reshape(x, [math.prod(x.shape)]) if dim is None else x
     return w.reshape(w.reduce("argmax", x, _axes(0 if dim is None else dim, x.rank), keep, torch.int64), out.shape)
 
@@ -568,8 +568,9 @@ def _logsumexp(w, out, x, dims, keep=False):
 
 @handles("_log_softmax", "_softmax")
 def _softmax(w, out, x, dim, half_to_float):
-    x = w.cast(x, DTYPES.wide(x.dtype))
-    made = w.sub(x, w.reduce("reduce_lse", x, [axis_of(dim, x.rank)], True))
+    x, axis = w.cast(x, DTYPES.wide(x.dtype)), axis_of(dim, x.rank)
+    lse = settled(w, w.reduce("reduce_lse", x, [axis]))
+    made = w.sub(x, w.reshape(lse, [1 if d == axis else s for d, s in enumerate(x.shape)]))
     if w.op.startswith("aten._softmax"):
         made = w.map("exp", [made], made.dtype)
     return w.cast(made, out.dtype)

@@ -88,20 +88,22 @@ class _Fusion:
         if type_.shape[dims[0]] == "0":
             return
         [axis] = dims
-        less = [(b, s) for b in self.readers.get(value, []) for s in self.less(x, b, axis)]
+        guard = self.guard(value)
+        given = guard[-1].results[0] if guard else value  # what a softmax subtracts
+        less = [(b, s) for b in self.readers.get(given, []) for s in self.less(x, b, axis)]
         if len(less) != 1:
             return
         [(spread, difference)] = less
         powers = self.only(difference.results[0])
         alone = len(powers) == 1 and powers[0].op == "exp"
-        others = [r for r in self.readers[value] if r is not spread]
-        kept = value in self.ends or others or self.only(spread.results[0]) != [difference]
+        others = [r for v in {value, given} for r in self.readers[v] if r is not spread and not any(r is n for n in guard)]
+        kept = not self.ends.isdisjoint({value, given}) or others or self.only(spread.results[0]) != [difference]
         attributes = {"axis": str(axis)}
         if not kept:
             last = powers[0] if alone else difference
             op = "softmax" if alone else "log_softmax"
             new = Node(last.results, op, [x], attributes, last.type, location=last.location)
-            self.replace([lse, spread, difference, *powers[:alone]], [new], self.nodes.index(last))
+            self.replace([lse, *guard, spread, difference, *powers[:alone]], [new], self.nodes.index(last))
         elif alone:
             # Both are computed at once if the softmax can replace its operand.
             again = [r for r in self.readers[spread.results[0]] if r is not difference]
@@ -109,7 +111,21 @@ class _Fusion:
             if all(r in (lse, difference) or self.nodes.index(r) < at for r in self.readers[x]) and x not in self.ends:
                 types = [powers[0].type, lse.type]
                 new = Node([*powers[0].results, value], "softmax", [x], attributes, types=types, location=lse.location)
-                self.replace([lse, difference, powers[0]], [new], at)
+                self.replace([lse, *guard, difference, powers[0]], [new, *guard], at)
+
+    def guard(self, lse: str) -> list[Node]:
+        """Returns the statements that make NaN of an infinite log-sum-exp (settled() in _autochunk/softmax.py), the last one's
+        result instead of which a softmax has it; none where there are no such."""
+        for size in self.readers.get(lse, []):
+            for finite in self.readers.get(size.results[0], []) if size.op == "abs" else []:
+                far = self.made(finite.operands[-1], "constant")
+                for select in self.readers.get(finite.results[0], []):
+                    chosen = select.op == "select" and select.operands[:2] == [finite.results[0], lse]
+                    if finite.op != "lt" or not chosen or far is None or float(far.attributes["value"]) != float("inf"):
+                        continue
+                    if self.only(size.results[0]) == [finite] and self.only(finite.results[0]) == [select]:
+                        return [size, finite, select]
+        return []
 
     def less(self, x: str, spread: Node, axis: int) -> list[Node]:
         """Returns the differences of x and a log-sum-exp along a dimension."""
