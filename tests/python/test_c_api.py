@@ -1,4 +1,4 @@
-"""What Python has of the C ABI against the library itself, and the formula that stands in both."""
+"""The C ABI as Python declares it, against the library itself, and the formula that both have."""
 
 import ctypes
 import itertools
@@ -62,7 +62,7 @@ def test_the_formula_is_the_librarys(values):
     with np.errstate(invalid="ignore"):
         mine = formula(np, options, lse, lse - target, class_weight, rest)
     made = of_library(options, lse, target[:, None], class_weight[:, None], rest=rest)
-    # Ulps of the greatest term: they may cancel.
+    # ulps of the greatest term, because terms may cancel
     size = np.abs(class_weight * np.where(class_weight == 0.0, 0.0, lse - target)) + options.z_loss * lse * lse
     if rest is not None:
         size += (np.abs(rest.class_total * lse) + np.abs(rest.logit_sum)) / rest.vocab

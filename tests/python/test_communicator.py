@@ -1,4 +1,4 @@
-"""Groups of ranks from Python: threads, callbacks, and MPI as docs/distributed.md brings it."""
+"""Groups of ranks from Python: threads, callbacks, and MPI as in docs/distributed.md."""
 
 import re
 import socket
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs/distributed.md"
 
 
 def run(bodies):
-    """Each of them in a thread; what each returned or raised."""
+    """Runs each function in a thread; returns what each returned or raised."""
     results = [None] * len(bodies)
 
     def one(i):
@@ -105,7 +105,7 @@ def test_what_a_callback_raises_is_the_cause():
         with pytest.raises(LogitlessError, match=r"call 1 \(all_gather of 2 bytes\) on rank 0") as raised:
             communicator.all_gather(b"ab", bytearray(2))
         assert isinstance(raised.value.__cause__, KeyError)
-    # Others may still wait for this rank: its caller is told, once.
+    # Others may still wait for this rank: its caller gets the reason, once.
     communicator.abort("it has failed")
     communicator.abort("once more")
     assert reasons == ["it has failed"]

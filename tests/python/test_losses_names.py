@@ -1,5 +1,5 @@
-"""The ready-made losses are the same in both frameworks by name: functions, arguments, defaults, results, and all of
-them are in the document's tables. Read from the source, so that no framework is imported."""
+"""The ready-made losses are the same in both frameworks by name: functions, arguments, defaults and results. The
+document's tables have all of them. Names are read from the source, so that no framework is imported."""
 
 import ast
 import re
@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def read(framework):
-    """By name: of each public function its arguments with their defaults, of each tuple of results its fields, of each
-    table of keywords its entries."""
+    """Returns by name: arguments with their defaults of each public function, fields of each tuple of results, entries
+    of each table of keywords."""
     found = {}
     for path in sorted((ROOT / "python/logitless" / framework / "losses").glob("[!_]*.py")):
         for node in ast.parse(path.read_text()).body:

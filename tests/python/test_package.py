@@ -1,4 +1,4 @@
-"""The package without a framework: what is in the wheel, and what it says of the library."""
+"""The package without a framework: the contents of the wheel, and its description of the library."""
 
 import importlib.metadata
 import os
@@ -31,7 +31,7 @@ def test_explain():
     text = logitless.explain(4096, 512, 32000, "bf16", memory_budget="64MiB")
     assert "4096 tokens x 32000 words x 512 (bf16)" in text and "not recompute" in text
     assert "what bf16 leaves of the sums of d_weight" in text
-    # Gradients of float16 wait for the loss scale in fp32.
+    # Gradients of float16 stay in fp32 until the loss scale is multiplied in.
     assert "of the sums of d_weight" not in logitless.explain(4096, 512, 32000, "f16", memory_budget="64MiB")
     assert "forward" in logitless.explain(10, 8, 30, gradients=False)
     with pytest.raises(ValueError, match="dtype: expected one of f32, bf16, f16, got 'f8'"):
@@ -41,7 +41,7 @@ def test_explain():
 
 
 def test_a_plan_in_256_mib_on_every_kernel(monkeypatch):
-    """Llama-3-8B's head, and the JAX package's small one, which takes no more of a budget than without one."""
+    """Llama-3-8B's head, and the JAX package's small one, which takes no more with a budget than without."""
     for kernel in logitless.kernels():
         monkeypatch.setenv("LOGITLESS_CPU", kernel)
         for threads in (1, 2, 16):
@@ -61,7 +61,7 @@ def workspace_mib(text: str) -> float:
 
 
 def test_explain_for_a_gpu_that_is_not_here():
-    """Budgets are met and kernels are those of the capability; a workspace is of the GPU's own plans."""
+    """Budgets are met, kernels are those of the capability, and a workspace is that of the GPU's own plans."""
     sizes = (8192, 4096, 128256)
     hopper = logitless.explain(*sizes, device="cuda", memory_budget="512MiB")
     assert "kernel hopper" in hopper and hopper == logitless.explain(*sizes, device="cuda", memory_budget="512MiB", compute_capability=90)
@@ -86,7 +86,7 @@ def test_a_missing_library_is_named(tmp_path):
     assert done.returncode != 0 and "cannot load" in done.stderr and "no.so" in done.stderr
 
 
-# Of every system that a manylinux tag admits (PEP 600).
+# Libraries that every system has which a manylinux tag admits (PEP 600).
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1", "libstdc++.so.6",
           "ld-linux-x86-64.so.2"}
 

@@ -1,4 +1,4 @@
-"""The source distribution (tools/sdist.sh): what is in it, and that a wheel's build is configured from it alone."""
+"""The source distribution (tools/sdist.sh): its contents, and a wheel's build that is configured from it alone."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the checkout with git's knowledge of it, and with what builds leave; the checkout may have more."""
+    """Copies the files of the checkout that git knows, and adds build outputs; the checkout may have more."""
     copy = tmp_path_factory.mktemp("copy")
     for entry in ROOT.iterdir():
         if entry.name == ".git" or entry.name.startswith("build"):
@@ -35,7 +35,7 @@ def checkout(tmp_path_factory):
     for stray in ("build/src/liblogitless.so", "build-wheel/CMakeCache.txt", "python/logitless/__pycache__/a.pyc"):
         (copy / stray).parent.mkdir(parents=True, exist_ok=True)
         (copy / stray).write_text("of a build")
-    (copy / "PKG-INFO").unlink(missing_ok=True)  # where the checkout is such an archive itself
+    (copy / "PKG-INFO").unlink(missing_ok=True)  # the checkout may be such an archive itself
     if shutil.which("git"):
         run("git", "init", "--quiet", copy)
         run("git", "-C", copy, "add", "--all")
@@ -44,7 +44,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unpacked(checkout, tmp_path_factory):
-    """The folder that its archive unpacks to."""
+    """Returns the folder that its archive unpacks to."""
     folder = tmp_path_factory.mktemp("sdist")
     run(checkout / "tools/sdist.sh", folder, sys.executable)
     assert [path.name for path in folder.iterdir()] == [f"logitless-{VERSION}.tar.gz"]
@@ -62,7 +62,7 @@ def files(folder):
 def test_it_holds_the_tree_and_nothing_of_a_build(unpacked):
     held = files(unpacked)
     for folder in ("cmake", "include", "src", "python", "tests", "examples", "bench", "tools", "docs"):
-        # Not caches of tools: __pycache__, .hypothesis, .pytest_cache. Heads to measure with are large.
+        # Excluded are caches of tools (__pycache__, .hypothesis, .pytest_cache) and the large heads of benchmarks.
         wanted = {f"{folder}/{name}" for name in files(ROOT / folder) if not re.search(r"(^|/)(__pycache__|\.)|^heads/.*\.(xz|safetensors)$", name)}
         assert wanted and wanted <= held, sorted(wanted - held)
     single = {"CMakeLists.txt", "pyproject.toml", "README.md", "PKG-INFO", "Makefile", "packaging/Containerfile"}
@@ -93,7 +93,7 @@ def test_a_wheels_build_is_configured_from_it(unpacked, tmp_path):
     settings = tomllib.loads((unpacked / "pyproject.toml").read_text())["tool"]["scikit-build"]
     defines = [f"-D{name}={value}" for name, value in settings["cmake"]["define"].items()]
     run("cmake", "-S", unpacked, "-B", tmp_path, "-G", "Ninja", "-DLOGITLESS_CUDA=OFF", "-DLOGITLESS_XLA=OFF", *defines)
-    # Every file that is to be compiled, and one compiled.
+    # Every file that is to be compiled is there, and one is compiled.
     listed = run("ninja", "-C", tmp_path, "-n", "-v", "logitless")
     sources = set(re.findall(r" -c (\S+)", listed))
     assert len(sources) > 100

@@ -37,7 +37,7 @@ def test_overloads_keep_the_signature(framework):
 
 
 def test_what_a_type_checker_sees(tmp_path):
-    """Where mypy is installed. It is shown this package alone: reading the frameworks takes minutes."""
+    """Runs mypy where it is installed. It sees this package alone: reading the frameworks takes minutes."""
     pytest.importorskip("mypy")
     (tmp_path / "logitless").symlink_to(Path(logitless.__file__).parent)
     options = ["--no-site-packages", "--follow-imports=silent", "--ignore-missing-imports", "--no-incremental"]

@@ -1,4 +1,4 @@
-"""Losses as they are written with logits, and arguments for them: what autochunk is given in the tests."""
+"""Losses written with logits, and arguments for them: the inputs of the autochunk tests."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ def targets(rows=ROWS, vocab=VOCAB, ignored=3):
 
 
 def integer_labels(logits, labels):
-    """As optax has it."""
+    """The cross entropy of optax."""
     shifted = logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True))
     of_label = jnp.take_along_axis(shifted, labels[..., None], -1)[..., 0]
     return jnp.log(jnp.exp(shifted).sum(-1)) - of_label
@@ -107,7 +107,7 @@ def grpo(hidden, weight, target, before, advantage):
 
 
 def bradley_terry(chosen, rejected, up, score):
-    """Rewards of pairs, from a wide layer."""
+    """Rewards of pairs, by a wide layer."""
 
     def reward(x):
         return jax.nn.gelu(x @ up) @ score
@@ -183,8 +183,8 @@ def floats(args):
 
 
 def run(fn, args):
-    """Outputs, and gradients by the floating arguments for tangents that are not 1, under jit: compiled once for a
-    function and shapes."""
+    """Returns outputs under jit, and gradients by the floating arguments for cotangents that are not 1. A function is
+    compiled once for its shapes."""
     return _run(fn, *args)
 
 
@@ -211,7 +211,7 @@ def tangent(rng, output):
 
 
 def exactly(fn, args):
-    """run in float64."""
+    """Returns what run() does in float64."""
     with enable_x64(True):
         args = [jnp.asarray(doubles(a)[0]) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in args]
         outputs, gradients = run(fn, args)
@@ -219,7 +219,7 @@ def exactly(fn, args):
 
 
 def check_same(found, expected, error):
-    """(outputs, gradients) of the same shapes, close in relative L2."""
+    """Checks (outputs, gradients): the same shapes, and a small relative error in L2."""
     for one, other in zip(found, expected):
         assert len(one) == len(other)
         for a, e in zip(one, other):

@@ -3,10 +3,10 @@
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # programs here compile for longer than they run
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # programs here take longer to compile than to run
 if os.environ["JAX_PLATFORMS"] != "cpu":  # a GPU multiplies float32 as TF32 otherwise
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
-# Programs of a few small operations: one LLVM module each, and the emitters that compile in half the time.
+# One LLVM module for each program of a few small operations, and emitters that halve the time of compilation.
 _FLAGS = {
     "--xla_force_host_platform_device_count": "4",
     "--xla_cpu_parallel_codegen_split_count": "1",

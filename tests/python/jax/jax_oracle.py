@@ -1,4 +1,4 @@
-"""The losses written with logits, in float64, and what is compared with them."""
+"""The losses written with logits, in float64, and the comparisons with them."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,11 @@ GRADIENT_ERROR = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 4e-3}  # relativ
 LSE_ERROR = 1e-6
 
 ON_CPU = jax.default_backend() == "cpu"
-BUDGET = "8MiB" if ON_CPU else "56MiB"  # a GPU's plans take more
+BUDGET = "8MiB" if ON_CPU else "56MiB"  # plans for GPUs take more
 
 
 def problem(shape=(3, 7), dim=16, vocab=101, dtype="float32", seed=0, bias=True, per_token=0, ignored=True):
-    """hidden, weight, targets, bias (or None): logits of a few nats, some targets ignored."""
+    """Returns hidden, weight, targets, bias (or None): logits of a few nats, some targets ignored."""
     rng = np.random.default_rng(seed)
     hidden = jnp.asarray(rng.normal(size=(*shape, dim)), dtype)
     weight = jnp.asarray(rng.normal(size=(vocab, dim)) * 1.5 / np.sqrt(dim), dtype)
@@ -79,7 +79,7 @@ def logprobs(hidden, weight, targets, bias=None, *, ignore_index=-100, softcap=N
 
 
 def in_float64(function, *arrays, **options):
-    """function's result and gradients by the float arrays, in float64."""
+    """Returns the function's result and its gradients by the float arrays, in float64."""
     with enable_x64(True):
         options = {k: doubles(v)[0] if hasattr(v, "shape") else v for k, v in options.items()}
         integers = [a is not None and jnp.issubdtype(a.dtype, jnp.integer) for a in arrays]

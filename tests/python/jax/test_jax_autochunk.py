@@ -74,7 +74,7 @@ def test_bfloat16_as_close_as_the_function_itself(fn):
 
 
 def test_sums_of_16_bit_are_fp32():
-    """A weight's gradient of many rows, whose parts cancel: a bf16 sum of chunks would be far off."""
+    """A weight's gradient of many rows, whose terms cancel: a bf16 sum over chunks would be far off."""
     hidden, weight = random(4000, 4, dtype="bfloat16"), random(200, 4, dtype="bfloat16")
     args = hidden, weight, whole(200, 4000)
     chunked = autochunk(cross_entropy, chunks=100)
@@ -83,7 +83,7 @@ def test_sums_of_16_bit_are_fp32():
 
 
 def test_the_scale_of_an_fp16_loss():
-    """Gradients that fp16 has no numbers for, but for the tangent."""
+    """Gradients that exceed fp16 until they are multiplied by the cotangent."""
 
     def faint(hidden, weight, target):
         return cross_entropy(hidden, weight, target) * 1e-7
@@ -169,7 +169,7 @@ def test_an_output_that_is_not_differentiable_leaves_one_pass():
 
 
 def outputs(hidden, weight, targets):
-    """A loss and, beside it, what linear_cross_entropy returns when asked: lse, accuracy, argmax, target logits."""
+    """A loss, and the optional outputs of linear_cross_entropy: lse, accuracy, argmax, target logits."""
     logits = hidden @ weight.T
     lse = jax.nn.logsumexp(logits, 1)
     target = jnp.take_along_axis(logits, targets[:, None], 1)[:, 0]

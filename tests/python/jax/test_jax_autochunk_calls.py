@@ -1,5 +1,5 @@
-"""First calls of autochunked functions inside of JAX's transformations and of other chunked functions; no rows; plans let
-go; the lines that messages name."""
+"""First calls of autochunked functions inside JAX's transformations and inside other chunked functions; calls without
+rows; release of plans; lines that messages name."""
 
 import re
 
@@ -92,7 +92,7 @@ def test_the_lines_that_messages_name():
         return x if x.sum() > 0 else 2 * x
 
     name = r"autochunk: test_jax_autochunk_calls\.py:\d+: "
-    # The second time JAX has rfft's own trace already, which is of another line.
+    # The second time JAX reuses its cached trace of rfft, which has another line.
     for fn in (of_frequencies, jax.jit(of_frequencies), lambda x: abs(jnp.fft.rfft(x)).mean()):
         line = r".*rfft\(x\)\)\.mean.*" if fn.__name__ == "<lambda>" else r"return abs\(jnp\.fft\.rfft\(doubled\)\)\.sum"
         with pytest.raises(Unsupported, match=rf"{name}{line}\S*: fft\(float32\[3, 4\]\)"):

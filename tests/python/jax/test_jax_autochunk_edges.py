@@ -1,4 +1,4 @@
-"""Edge cases of the primitives that autochunk lowers, by every executor: each is what JAX makes of it."""
+"""Edge cases of the primitives that autochunk lowers: every executor gives JAX's result."""
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ SIGNS = {
     "rounding": (lambda a: (jnp.round(a), jnp.trunc(a), jnp.floor(a), jnp.ceil(a), lax.round(a)), jnp.concatenate([FRACTIONS, ZEROS])),
 }
 
-# Of a function of one array: its value and its gradient.
+# Functions of one array, whose values and gradients are compared.
 GRADIENTS = {
     "at ties": (lambda a: a.max(1).sum() + jnp.maximum(a, a[:, ::-1]).sum(), f([1, 1, 0], [0, 0, 0])),
     "at 0": (lambda a: jnp.abs(a).sum() + jax.nn.relu(a).sum() + jnp.clip(a, 0, 1).sum() + jnp.sqrt(a).sum(), f(0, 1, 4)),
@@ -110,7 +110,7 @@ def compare(got, wanted):
 
 
 def run_or_refused(executor, call):
-    """What the library has no form of it refuses by name, as does no other executor."""
+    """Skips where the library has no form of an operation: it refuses by name, and no other executor does."""
     try:
         return call()
     except Unsupported as error:
@@ -145,7 +145,7 @@ def test_gradients(name, executor):
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_bad_labels_of_64_bit(executor):
-    """JAX takes 2^33 for 0, since it casts indices to 32 bit."""
+    """JAX wraps 2^33 to 0, because it casts indices to 32 bits."""
     with jax.enable_x64(True):
         z, y = Z.astype(jnp.float32), jnp.array([1, 2**33, 0, 4])
 

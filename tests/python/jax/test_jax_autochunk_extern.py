@@ -1,4 +1,4 @@
-"""Primitives without a form in a tensor program: JAX runs them as they are, and the rest is chunked around them."""
+"""Primitives without a form in a tensor program: JAX runs them, and the rest is chunked around them."""
 
 import re
 
@@ -39,7 +39,7 @@ def head_arguments():
 
 
 def check_same(fn, args, budget, wanted=(0, 1)):
-    """JAX's numbers and gradients. Returns the chunked function, which has run."""
+    """Checks numbers and gradients against JAX. Returns the chunked function, which has run."""
     chunked = autochunk(fn, memory_budget=budget)
     expected = jax.jit(jax.value_and_grad(fn, wanted))(*args)
     found = jax.jit(jax.value_and_grad(chunked, wanted))(*args)
@@ -50,12 +50,12 @@ def check_same(fn, args, budget, wanted=(0, 1)):
 
 
 def runs(chunked, name, *args):
-    """How explain() says that a primitive runs."""
+    """The line of explain() for a primitive that runs."""
     return re.findall(rf"\b{name} runs as JAX has it, (.*)", chunked.explain(*args))
 
 
 def stepped(h):
-    """A long scan, whose gradient is another."""
+    """A long scan, whose gradient is another scan."""
     return lax.scan(lambda c, x: (jnp.tanh(c + x), c), h[0], h)[1]
 
 
@@ -110,7 +110,7 @@ def test_the_source_names_what_is_no_python():
 
 
 def test_a_convolution_is_cut_along_images():
-    """With its gradients, of which the kernel's is a sum over images."""
+    """The kernel's gradient is a sum over images."""
 
     def loss(images, kernel):
         states = lax.conv_general_dilated(images, kernel, (1, 1), "SAME")

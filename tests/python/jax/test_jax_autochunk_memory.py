@@ -1,4 +1,4 @@
-"""The memory that chunked functions take, as XLA has it."""
+"""The memory that chunked functions take, measured by XLA."""
 
 import re
 
@@ -27,7 +27,8 @@ from logitless.jax import autochunk
 
 
 def temporaries(function, *args) -> int:
-    """Without the workspace that XLA has for cuBLAS, where its autotuner takes that on a GPU: 32 MiB of a Hopper."""
+    """Returns bytes of XLA's temporaries, without the scratch of cuBLAS that XLA's autotuner adds on a GPU: 32 MiB on a
+    Hopper."""
     compiled = jax.jit(function).lower(*args).compile()
     lent = re.findall(r's8\[(\d+)\].* custom-call\(.*custom_call_target="__cublas', compiled.as_text())
     return compiled.memory_analysis().temp_size_in_bytes - max(map(int, lent), default=0)
@@ -39,7 +40,7 @@ def temporaries(function, *args) -> int:
     ids=lambda v: getattr(v, "__name__", v),
 )
 def test_budgets_are_met(fn, budget):
-    """By the generated function, and by what is around it under jit."""
+    """The generated function meets the budget, and so does the jitted code around it."""
     rows, vocab = 400, 3000
     shapes = {ROWS: rows, VOCAB: vocab}
     args = arguments(fn)
@@ -77,7 +78,7 @@ def test_what_explain_says_is_what_xla_says():
 
 
 def test_chunks_of_the_vocabulary():
-    """Few rows: the vocabulary is cut, where indices count from the chunk's first word."""
+    """With few rows the vocabulary is cut, and indices count from the first vocabulary entry of the chunk."""
     args = random(2, DIM), random(20000, DIM), targets(2, 20000, ignored=1)
     chunked = autochunk(cross_entropy, memory_budget="64KiB")  # less than a row of logits
     check_same(run(chunked, args), exactly(cross_entropy, args), GRADIENT_ERROR["float32"])

@@ -95,7 +95,7 @@ def unit(x):
     return x / jnp.linalg.norm(x, axis=-1, keepdims=True) * 4
 
 
-ALIASED = {  # both sides of the logits, of one value
+ALIASED = {  # both operands of the logits come from one value
     "itself": lambda h: (h, h),
     "normalised": lambda h: (unit(h), unit(h)),
     "normalised one side": lambda h: (unit(h), h),
@@ -140,8 +140,8 @@ def test_the_budget_bounds_what_xla_holds(fn, budget, monkeypatch):
     named = dict(zip(plan.call.names, shapes))
     program = jax.jit(compiled.function).lower(*(named[p] for p in compiled.parameters)).compile()
     held = program.memory_analysis().temp_size_in_bytes
-    assert compiled.after <= held + 1024  # the arena is there,
-    assert held <= int(budget.removesuffix("KiB")) * 1024 + 1024  # and next to nothing beside it
+    assert compiled.after <= held + 1024  # the arena is among the temporaries,
+    assert held <= int(budget.removesuffix("KiB")) * 1024 + 1024  # and little else
 
 
 @pytest.mark.skipif(not ON_CPU, reason="threads are the CPU's")
@@ -214,7 +214,7 @@ def test_without_gradients_and_with_other_results():
 
 @pytest.mark.skipif(not ON_CPU, reason="of a machine without a GPU")
 def test_a_program_of_each_platform(monkeypatch):
-    """What a GPU's machine lowers: a call of its own for each platform, with the arena that the platform's takes."""
+    """A machine with a GPU lowers one call for each platform, with the arena that the platform needs."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(native, "_compute_capability", lambda: 90)
     jax.clear_caches()

@@ -1,4 +1,4 @@
-"""autochunk of what has an order: running sums, sorting, writing rows by index, loops of few rounds."""
+"""autochunk of ordered operations: running sums, sorting, writing rows by index, loops of few iterations."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What autochunk takes and refuses: primitives one after another, and options."""
+"""Primitives and options that autochunk takes or refuses, one after another."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def softmaxes(x, i):
 
 
 def masked_rows(x, i):
-    """A row with nothing in it."""
+    """A row without elements."""
     kept = jnp.where((i == i[0])[:, None], -jnp.inf, x)
     return jax.nn.logsumexp(kept, 1)
 
@@ -57,7 +57,7 @@ def indices(x, i):
     several = jnp.take_along_axis(x, jnp.stack([i, (i + 1) % 5], 1), 1)
     deep = x.reshape(4, 6, 10)[jnp.arange(4)[:, None], jnp.arange(6), i.reshape(4, 6)]
     two = jnp.exp(several).sum() + jnp.exp(jnp.take(x, i, axis=1)).sum() + jnp.exp(deep).sum()
-    some = jax.lax.gather(  # as x[2:5, 1:4] was before JAX 0.8
+    some = jax.lax.gather(  # the form that x[2:5, 1:4] had before JAX 0.8
         x,
         jnp.concatenate([jnp.full(1, 2), jnp.full(1, 1)]),
         jax.lax.GatherDimensionNumbers((0, 1), (), (0, 1)),
@@ -75,7 +75,7 @@ def writes(x, i):
 
 
 def outside(x, i):
-    """Of indices outside of the array: what each mode makes of them."""
+    """Reads and writes at indices outside of the array, in every mode."""
     far = i * 7 - 5
     one = jnp.take_along_axis(x, far[:, None], 1, mode="clip").sum() + x.at[far].get(mode="fill", fill_value=2).sum()
     return one + (x.at[far].add(x, mode="drop") ** 2).sum() + x.at[jnp.arange(24), far].get(mode="clip").var()
@@ -161,7 +161,7 @@ def test_primitives(fn):
 
 
 def test_whole_numbers_are_divided_exactly():
-    """Without x64, where only f32 divides."""
+    """Without x64, only f32 divides."""
     i = whole(17, 200)
     found, *_ = autochunk(integers)(random(200, 3), i)
     assert (found == integers(random(200, 3), i)[0]).all()
@@ -193,7 +193,7 @@ def test_embedding_shifted_labels_and_causal_attention():
 
 
 def test_chunks_of_a_table():
-    """Rows are read from, and added into, a big table one part of the table at a time."""
+    """A large table is read and added into one block of its rows at a time."""
 
     def fn(index, table, projection):
         return jnp.square(jax.nn.log_softmax(table @ projection)[index]).sum()
@@ -207,7 +207,7 @@ def test_chunks_of_a_table():
 
 def test_many_indices_of_a_row_are_one_operation():
     index = whole(VOCAB, 50, 40)
-    index = index.at[:, 1].set(index[:, 0])  # two that add up
+    index = index.at[:, 1].set(index[:, 0])  # two rows that add up
 
     def fn(hidden, weight, share):
         log_p = jax.nn.log_softmax(hidden @ weight.T, -1)
@@ -220,7 +220,7 @@ def test_many_indices_of_a_row_are_one_operation():
 
 
 def test_a_16_bit_softmax_is_one_of_fp32():
-    """As accurate as its rounding, where the function itself rounds at every step."""
+    """The error is that of rounding the result to bf16, although the function itself rounds at every step."""
     x = random(40, 600, dtype="bfloat16", scale=3.0)
     exact = jax.nn.softmax(x.astype("float32"))
     assert relative_error(autochunk(jax.nn.softmax)(x), exact) <= GRADIENT_ERROR["bfloat16"]
@@ -258,7 +258,7 @@ def test_refusals_name_the_primitive(fn, named):
 
 
 def test_a_gradient_that_is_refused():
-    """The outputs have a form, the gradients have none."""
+    """The outputs have a form in the library; the gradients have none."""
 
     @jax.custom_vjp
     def odd(x):

@@ -1,4 +1,5 @@
-"""What a chunked function reads besides its arguments, which may change; copies of it; budgets that are not met."""
+"""Values that a chunked function reads besides its arguments, which may change; copies of it; budgets that are not
+met."""
 
 import copy
 import pickle
@@ -45,7 +46,7 @@ def agrees(chunked, function):
 
 @pytest.mark.parametrize("executor", ["native", "python"])
 def test_what_changes_is_compiled_again(executor, monkeypatch):
-    """As the function itself would, a call sees a global, an attribute, a list, a numpy array and an array of now."""
+    """A call sees the present global, attribute, list, numpy array and array, like the function itself."""
     chunked = autochunk(of_what_is_held, executor=executor)
     agrees(chunked, of_what_is_held)
     monkeypatch.setitem(globals(), "TEMPERATURE", 0.5)

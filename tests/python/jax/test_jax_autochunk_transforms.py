@@ -12,7 +12,7 @@ from jax_oracle import relative_error
 
 from logitless.jax import autochunk
 
-exact = jax.jit(jax.value_and_grad(cross_entropy, (0, 1)))  # value, gradients by hidden and weight
+exact = jax.jit(jax.value_and_grad(cross_entropy, (0, 1)))  # returns the value, and gradients by hidden and weight
 
 def test_only_what_is_differentiated_is_computed():
     args = arguments(cross_entropy)
@@ -75,7 +75,7 @@ def test_vmap():
 
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 def test_shard_map():
-    """Rows of four devices, with a weight that all have."""
+    """Rows are sharded over four devices; the weight is replicated."""
     rows = ROWS // 4 * 4
     hidden, weight, target = arguments(cross_entropy)
     hidden, target = hidden[:rows], jnp.maximum(target[:rows], 0)

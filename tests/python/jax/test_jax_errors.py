@@ -144,7 +144,7 @@ def test_either_name_of_the_targets(function):
 
 
 def test_arrays_of_several_devices_are_refused():
-    """By JAX, before anything is called."""
+    """JAX refuses them before anything is called."""
     there = jax.devices()[1]
     for name in ("weight", "targets", "bias"):
         given = {n: jax.device_put(a, there if n == name else jax.devices()[0]) for n, a in ARGUMENTS.items()}

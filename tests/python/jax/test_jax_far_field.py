@@ -1,4 +1,4 @@
-"""The far field in JAX: the library's own bits, a state that goes through jit and scan, and what is refused."""
+"""The far field in JAX: the library's bits, a state that goes through jit and scan, and refusals."""
 
 import ctypes
 import re
@@ -87,7 +87,7 @@ def test_a_run_has_the_bits_of_the_library(whole):
 
 
 def test_a_run_resumes(whole):
-    """While an order is made, from the array that a checkpoint would hold."""
+    """Resumes while an order is made, from the array that a checkpoint would hold."""
     first, (state, hidden, weight) = run(far_field_state(V, D, **QUICK), 4)
     saved = np.asarray(state.data).copy()
     fresh = far_field_state(V, D, **QUICK)
@@ -97,7 +97,7 @@ def test_a_run_resumes(whole):
 
 
 def test_transformations():
-    """A scan carries the state, a checkpoint computes the same step again, and what is not differentiated is no step."""
+    """A scan carries the state; a checkpoint recomputes the same step; a call that is not differentiated is no step."""
     state = far_field_state(V, D, **AT_ONCE)
     two, (after, *_) = run(state, 2)
 
@@ -135,7 +135,7 @@ def test_far_both_has_room_for_two_orders():
     dict(normalizer=jnp.float32(7.0), token_weight=np.linspace(0, 1, 10, dtype=np.float32).reshape(2, 5)),
 ])
 def test_options_of_a_dense_step(options):
-    """A small vocabulary is always dense: the numbers of linear_cross_entropy."""
+    """A small vocabulary always takes the dense plan, with the numbers of linear_cross_entropy."""
     g = np.random.default_rng(1)
     hidden, weight, bias = (g.standard_normal(s).astype(np.float32) for s in ((2, 5, 8), (40, 8), (40,)))
     targets = g.integers(0, 40, (2, 5))
@@ -190,7 +190,7 @@ def test_a_damaged_state_fails():
 
 
 def test_the_documents_example():
-    """The Python of docs/far_field.md, with what a reader has before it."""
+    """Runs the Python of docs/far_field.md, after the lines that a reader has before it."""
     text = (Path(__file__).parents[3] / "docs" / "far_field.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^## JAX\n.*?^```python\n(.*?)^```", text, re.M | re.S)
     names = dict(

@@ -97,7 +97,7 @@ def test_any_shape_and_options(shape, dim, vocab, reduction, smoothing, z_loss, 
     expected, expected_gradients = in_float64(cross_entropy, *arrays, **options)
     assert abs(float(value) - expected) <= 3e-6 * max(1.0, abs(expected))
     for found, other in zip(gradients, expected_gradients):
-        # Of a vocabulary of one word, or where terms cancel, gradients are rounding alone.
+        # With one vocabulary entry, or where terms cancel, gradients are rounding errors alone.
         assert np.linalg.norm(np.float64(found) - other) <= 1e-5 * max(1.0, np.linalg.norm(other))
 
 
@@ -225,7 +225,7 @@ def test_any_budget_gives_the_same_loss():
 
 
 def test_a_budget_is_a_ceiling():
-    """A small head takes of a large budget no more than of none, which is less than its fp32 logits."""
+    """A small head takes no more with a large budget than without a budget, and that is less than its fp32 logits."""
     tokens, dim, vocab = 1024, 64, 8192
     kinds = (((tokens, dim), "float32"), ((vocab, dim), "float32"), ((tokens,), "int32"))
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]

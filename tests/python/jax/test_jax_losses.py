@@ -38,9 +38,9 @@ REFERENCE = dict(ref_hidden=REF_HIDDEN, ref_weight=REF_WEIGHT)
 
 
 def check(cases, tolerance=1e-5):
-    """cases: pairs of call(hidden, weight, bias), the loss or a tuple that begins with it, and the paper's, of the same
-    in float64. All are compiled as one program, and the gradients are those of a sum in which each has its own weight.
-    Returns what the calls gave."""
+    """Checks cases: pairs of call(hidden, weight, bias) and the paper's formula of the same in float64. A call returns
+    the loss or a tuple that begins with it. All are compiled as one program, and the gradients are those of a sum in
+    which each has its own weight. Returns the results of the calls."""
     calls, papers = zip(*cases)
     shares = [1.0 + 0.37 * i for i in range(len(cases))]
 
@@ -73,7 +73,7 @@ def ref_logps(head=None):
 
 
 def pairs(given, average=False, head=None, reference=True):
-    """r_w, r_l (or log pi of the two, without a reference) and the chosen words' NLL."""
+    """Returns r_w, r_l (or log pi of the two, without a reference) and the NLL of the chosen tokens."""
     own = logps(*given, head)
     apart = PAPER.sequence(own - ref_logps(head) if reference else own, WORDS, average)
     return apart[:B], apart[B:], -own[:B].sum() / VALID[:B].sum()
@@ -350,11 +350,11 @@ def test_distillation():
     ])
 
 
-# --- What holds for all.
+# --- All losses.
 
 
 def test_memory_is_within_the_budget():
-    """XLA's temporaries of bf16 losses, gradients by hidden and weight; logits would be 4 MiB."""
+    """Measures XLA's temporaries of bf16 losses and gradients by hidden and weight; logits would be 4 MiB."""
     rows, dim, vocab = 256, 16, 4096
     shapes = ((4, rows // 4, dim), (vocab, dim))
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes] * 2
@@ -377,7 +377,7 @@ def test_memory_is_within_the_budget():
 
 @pytest.mark.parametrize("dim", [2048, 4096])
 def test_half_of_ligers_memory_takes_six_products(monkeypatch, dim):
-    """Of 8192 tokens and 128256 words, planned for a GPU without one; no gradient has a copy in float32."""
+    """Plans 8192 tokens and 128256 vocabulary entries for a GPU, without one; no gradient has a copy in float32."""
     machine = Machine(library.DEVICE_CUDA, 90, threads=0, head_engine=True)
     monkeypatch.setattr(native, "default_machine", lambda: machine)
     monkeypatch.setattr(distillation, "_chunked", functools.lru_cache(distillation._chunked.__wrapped__))

@@ -1,4 +1,4 @@
-"""What linear_cross_entropy returns beside the loss: values, gradients, and company."""
+"""The outputs of linear_cross_entropy beside the loss: values, gradients, and combinations."""
 
 import itertools
 
@@ -14,7 +14,7 @@ NAMES = ("return_lse", "accuracy", "return_argmax", "return_target_logits")
 
 
 def expected(hidden, weight, targets, bias):
-    """By name; of targets [..., K], too, but for accuracy."""
+    """Returns the outputs by name. Targets may be [..., K] for all but accuracy."""
     z = logits(hidden, weight, bias)
     y = targets if targets.ndim == hidden.ndim else targets[..., None]
     valid = y != -100

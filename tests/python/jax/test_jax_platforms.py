@@ -1,4 +1,4 @@
-"""What a GPU's machine traces and lowers, seen from one without a GPU: plans for CUDA are stood in for."""
+"""Tracing and lowering on a machine with a GPU, tested without one: plans for CUDA are replaced by stand-ins."""
 
 import re
 

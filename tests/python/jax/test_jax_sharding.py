@@ -1,4 +1,4 @@
-"""Heads on meshes of four devices, said by an argument or by the arrays' types, against one device."""
+"""Heads on meshes of four devices, given by an argument or by the arrays' types, against one device."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ WEIGHTS = jnp.asarray(RANDOM.uniform(0.0, 2.0, TOKENS), "float32")
 
 
 def arrays():
-    """hidden, weight, targets, bias; one row of tokens is ignored as a whole."""
+    """Returns hidden, weight, targets, bias; all tokens of one row are ignored."""
     r = np.random.default_rng(1)
     targets = r.integers(0, VOCAB, TOKENS)
     targets[3], targets[5, 1] = -100, -100
@@ -47,7 +47,7 @@ LAYOUTS = {
 
 
 def placed(layout, *given):
-    """The arrays where the layout has them."""
+    """Returns the arrays with the sharding of the layout."""
     s = Sharding(mesh(), **layout)
     tokens, words = s.tokens if isinstance(s.tokens, P) else P(s.tokens), P(s.words)
     specs = (tokens, words, tokens, words)
@@ -82,7 +82,7 @@ def test_neither_words_nor_their_gradients_travel(name):
     rows = VOCAB // where._size(where._words)
     wide = [shape for shape, _ in moved if f"[{VOCAB},{DIM}]" in shape or f"[{VOCAB}]" in shape]
     assert moved and not wide, wide
-    if name in ("words", "fsdp"):  # with data beside words d_weight is summed over data
+    if name in ("words", "fsdp"):  # with data beside the vocabulary, d_weight is summed over data
         assert not [shape for shape, _ in moved if f"[{rows},{DIM}]" in shape]
 
 
@@ -167,7 +167,7 @@ def test_explicit_axes_without_a_mesh_around_the_call():
     given = [on(a, s) for a, s in zip(arrays(), (P("data"), P("model"), P("data"), P("model")))]
     weights = dict(class_weight=on(CLASSES, P("model")), token_weight=on(WEIGHTS, P("data")))
     assert relative_error(jax.jit(lambda *a: linear_cross_entropy(*a, **weights))(*given), expected) < 2e-6
-    where = Sharding(explicit, tokens="data", words="model")  # arrays that lie elsewhere are brought there
+    where = Sharding(explicit, tokens="data", words="model")  # arrays on other devices are copied
     found = jax.jit(lambda *a: linear_cross_entropy(*a, class_weight=CLASSES, token_weight=WEIGHTS, sharding=where))(*arrays())
     assert relative_error(found, expected) < 2e-6
     found = jax.jit(linear_cross_entropy)(hidden, on(weight, P("model")), targets, bias)
@@ -179,7 +179,7 @@ def test_few_dimensions():
     where = Sharding(mesh(), words="model")
     found = linear_cross_entropy(hidden[0, 0], weight, targets[0, 0], bias, sharding=where)
     assert relative_error(found, linear_cross_entropy(hidden[0, 0], weight, targets[0, 0], bias)) < 2e-6
-    where = Sharding(mesh(), tokens=P("data", None, None), words="model")  # as hidden itself has it
+    where = Sharding(mesh(), tokens=P("data", None, None), words="model")  # the layout of hidden itself
     assert relative_error(linear_cross_entropy(*arrays(), sharding=where), linear_cross_entropy(*arrays())) < 2e-6
 
 

@@ -1,4 +1,4 @@
-"""jit, grad, scan, checkpoint, vmap, and what a compiled program computes and holds."""
+"""jit, grad, scan, checkpoint and vmap, and what a compiled program computes and holds."""
 
 import re
 
@@ -17,7 +17,7 @@ def loss(hidden, weight, targets, bias=None):
 
 
 def calls(function, *arrays) -> list[tuple[str, str, str]]:
-    """(function of the library, inputs, outputs) of each custom call of a traced program."""
+    """Returns (function of the library, inputs, outputs) of each custom call of a traced program."""
     text = str(jax.make_jaxpr(function)(*arrays))
     inputs = re.findall(r"\('inputs', '([\w,]*)'\)", text)
     outputs = [names.removesuffix(",workspace") for names in re.findall(r"\('outputs', '([\w,]*)'\)", text)]

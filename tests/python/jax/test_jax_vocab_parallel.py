@@ -1,4 +1,4 @@
-"""Four shards of a vocabulary against the whole of it."""
+"""Four shards of a vocabulary against the full vocabulary."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def mesh(**axes):
 
 
 def sharded(function, check_vma=True, out_specs=P(), extra=()):
-    """function(hidden, weight, targets, bias, *extra) on four shards of weight and bias."""
+    """Runs function(hidden, weight, targets, bias, *extra) on four shards of weight and bias."""
     specs = (P(), P("tp"), P(), P("tp"), *extra)
     return jax.jit(jax.shard_map(function, mesh=mesh(tp=4), in_specs=specs, out_specs=out_specs, check_vma=check_vma))
 
@@ -52,7 +52,7 @@ def test_loss_and_gradients(options):
 
 
 def weighed(results):
-    """A number that depends on each result in a way of its own."""
+    """Returns a number that depends on each result in a different way."""
     return sum((f(r) * (1 + jnp.arange(r.size).reshape(r.shape) % 3)).sum() for f, r in zip((jnp.asarray, jnp.sin, jnp.cos), results))
 
 
@@ -126,7 +126,7 @@ def test_logprobs_entropy_and_lse(check_vma):
 @pytest.mark.parametrize("offset", [0.0, 1e4, 1e5])
 def test_an_offset_of_all_logits_cancels(offset):
     hidden, weight, targets, bias = problem(vocab=VOCAB)
-    # Whole sixteenths: fp32 holds the logits exactly with any of the offsets.
+    # Multiples of 1/16: fp32 holds the logits exactly with any of the offsets.
     hidden, weight, bias = jnp.round(4 * hidden) / 4, jnp.round(4 * weight) / 4, jnp.round(4 * bias) / 4 + offset
     factors = jnp.asarray(np.random.default_rng(5).normal(size=(3, 3, 7)), "float32")
 

@@ -1,4 +1,4 @@
-"""docs/recipes/levanter.md: the implementation, and levanter's own loss with it in place."""
+"""docs/recipes/levanter.md: the implementation, and levanter's own loss that calls it."""
 
 import re
 import sys

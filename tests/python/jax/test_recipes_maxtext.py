@@ -1,5 +1,5 @@
-"""docs/recipes/maxtext.md: the loss against one on whole logits, on a model with the names of MaxText 0.2.5's, and against
-MaxText's own functions where maxtext is installed."""
+"""docs/recipes/maxtext.md on a model with the names of MaxText 0.2.5, against a loss on full logits. Where maxtext is
+installed, its own functions are compared, too."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ B, T, D, V = 2, 12, 8, 3000
 
 
 class Leaf:
-    """Of an nnx.Param what the loss asks for."""
+    """The part of nnx.Param that the loss uses."""
 
     def __init__(self, value):
         self.value = value
@@ -27,7 +27,7 @@ class Leaf:
 
 
 def standing_in(tied, table, gain):
-    """The parts of MaxText's Transformer that make logits of hidden states."""
+    """The methods of MaxText's Transformer that make logits of hidden states."""
     norm = lambda y: (y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-6) * gain).astype(y.dtype)  # noqa: E731
     decoder = types.SimpleNamespace(decoder_norm=norm, dropout=lambda y, deterministic: y)
     if not tied:
@@ -75,7 +75,7 @@ def test_loss(tied):
         return on_logits(tied, *arrays, data, config)
 
     found, expected = (jax.jit(jax.value_and_grad(f, (0, 1, 2), has_aux=True))(*arrays) for f in (ours, plain))
-    # The gradient of a tied table is rounded to bfloat16 on its way, MaxText's as well.
+    # The gradient of a tied table is rounded to bfloat16 on its way, in MaxText as well.
     for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
         assert got.dtype == want.dtype and np.linalg.norm(got - want) <= (4e-3 if tied else 1e-5) * np.linalg.norm(want)
 
@@ -135,7 +135,7 @@ def test_patch(monkeypatch):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("tied", [False, True])
 def test_maxtext_itself(tied, dtype):
-    """Its function in tiles, and this one, on a model of its layers: loss, z-loss, and all gradients."""
+    """Runs MaxText's tiled function and this one on a model of its layers: loss, z-loss and all gradients agree."""
     tiling = pytest.importorskip("maxtext.utils.vocabulary_tiling", exc_type=ImportError)
     from flax import nnx
     from maxtext.common.common_types import ShardMode

@@ -4,7 +4,8 @@ import pytest
 
 
 def check_options(autochunk, function, array, expected):
-    """function: one that can be chunked. array: any. expected: what the framework calls one, as in "an array"."""
+    """Checks every refusal. function can be chunked; array is any array; expected is the framework's phrase for one, as
+    in "an array"."""
     with pytest.raises(ValueError, match="chunks: expected a whole number, 0 or more, got -1"):
         autochunk(function, chunks=-1)
     with pytest.raises(ValueError, match="expected 0 beside memory_budget, got 4"):

@@ -1,5 +1,5 @@
-"""What a type checker sees of functions that autochunk has decorated: for it to read, not to run. Of each line that
-ends in a comment the checker says that."""
+"""Functions that autochunk has decorated, as a type checker sees them: this file is read, not run. The comment at the
+end of a line is the checker's report of that line."""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,5 @@
-"""Losses as their papers write them, of whole logits, for either framework: ``xp`` is torch or jax.numpy. Plain and
-slow; nothing of the library is used. Logits are small enough for exp."""
+"""Losses as their papers write them, on full logits, for either framework: ``xp`` is torch or jax.numpy. They are plain
+and slow, and use nothing of the library. Logits are small enough for exp."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Papers:
         return z - self.xp.log(self.xp.exp(z).sum(-1))[..., None]
 
     def of_words(self, values, words):
-        """values[..., words]; words below 0 give 0."""
+        """Returns values[..., vocab_ids]; ids below 0 give 0."""
         chosen = words[..., None] == self.xp.arange(values.shape[-1])
         return self.xp.where(chosen, values, 0.0).sum(-1)
 
@@ -38,12 +38,12 @@ class Papers:
         return self.xp.log(self.sigmoid(x))
 
     def sequence(self, logps, words, average=False):
-        """[B] of [B, T]: log pi(y), or its mean over the words of y."""
+        """Returns [B] from [B, T]: log pi(y), or its mean over the tokens of y."""
         valid = words >= 0
         total = self.xp.where(valid, logps, 0.0).sum(-1)
         return total / valid.sum(-1) if average else total
 
-    # --- Preferences: r_w and r_l are log pi(y) - log pi_ref(y), or what stands for them, [B].
+    # --- Preferences: r_w and r_l [B] are log pi(y) - log pi_ref(y), or the reward in its place.
 
     def dpo(self, kind, r_w, r_l, beta, e=0.0):
         s, log_s = self.sigmoid, self.log_sigmoid
@@ -91,7 +91,7 @@ class Papers:
         unwanted = undesirable * (1 - self.sigmoid(beta * (kl - r)))
         return self.xp.where(good, wanted, unwanted).mean()
 
-    # --- Policies: log-probabilities [B, T], advantages [B, T]; words below 0 are no tokens.
+    # --- Policies: log-probabilities [B, T], advantages [B, T]; ids below 0 are no tokens.
 
     def surrogate(self, ratio, advantages, low, high, delta=None):
         clipped = self.xp.clip(ratio, 1 - low, 1 + high)
@@ -126,7 +126,7 @@ class Papers:
         return (beta * q * self.xp.log(q / m) + (1 - beta) * p * self.xp.log(p / m)).sum(-1)
 
     def top_k(self, z_p, z_q, words, tail):
-        """words [N, K]"""
+        """The divergence over K stored entries, `words` [N, K], and the tail."""
         p, q = self.xp.exp(self.log_p(z_p)), self.xp.exp(self.log_p(z_q))
         p_k, q_k = (self.of_words(a[..., None, :], words) for a in (p, q))
         if not tail:

@@ -22,12 +22,12 @@ import far_proof_losses  # noqa: E402
 import far_proof_text  # noqa: E402
 from far_field import load  # noqa: E402
 
-VOCAB, LENGTH = 4300, 16  # room for a head of 4096 words, and for none of 2048
+VOCAB, LENGTH = 4300, 16  # a capture can cut this vocabulary to 4096 entries
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with words, and a run of three steps with its model."""
+    """Returns a folder with a corpus, and a run of three steps with its model."""
     folder = tmp_path_factory.mktemp("far_proof")
     numbers = random.Random(1)
     for name, count in (("train", 4000), ("val", 40 * LENGTH + 1)):
@@ -70,7 +70,7 @@ def test_exact_gradients(trained):
 
 def test_capture(trained, tmp_path):
     words, run = trained
-    room = 4096 * 20 + 96 * 36 + 4096  # of 4096 words
+    room = 4096 * 20 + 96 * 36 + 4096  # of 4096 vocabulary entries
     for most, kept, bits in ((1 << 30, VOCAB, 8), (1 << 30, VOCAB, 4), (room, 4096, 8)):
         path = tmp_path / f"{kept}_{bits}.safetensors"
         far_proof_head.capture(SimpleNamespace(folder=run, words=words, tokens=96, device="cpu", most=most, out=path, bits=bits))

@@ -28,7 +28,7 @@ MODELS = {
 
 
 def make(name):
-    """A model in which every weight matters: norms and biases are no ones and zeros."""
+    """Makes a model in which every weight matters: norms and biases are neither ones nor zeros."""
     family, options = MODELS[name]
     config = getattr(transformers, family + "Config")(**{**SIZES, **options})
     torch.manual_seed(7)
@@ -80,7 +80,7 @@ def loss(model):
 
 
 def losses(model, rates):
-    """Of steps with all the data in each, so that the order of its windows does not matter."""
+    """Returns the losses of steps with all the data in each, so that the order of its windows does not matter."""
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
         [{"params": [p for p in parameters if p.dim() == 2], "weight_decay": 0.1},
@@ -122,7 +122,8 @@ def test_losses_of_steps(name, data, out, tmp_path):
 @pytest.mark.parametrize("data", ["u32"], indirect=True)
 @pytest.mark.parametrize("name, dtype", [*((name, "bf16") for name in MODELS), ("llama-groups-tied", "f32"), ("qwen3", "f32")])
 def test_weights_go_through_unchanged(name, dtype, data, out, tmp_path):
-    """Read, written in shards, read by transformers: the same model to the bit, and the same configuration."""
+    """Files are read, written in shards, and read by transformers: the same model to the bit, and the same
+    configuration."""
     model = make(name).to(torch.bfloat16 if dtype == "bf16" else torch.float32)
     model.save_pretrained(tmp_path / "model")
     before = train(data, "--init", tmp_path / "model", "--steps", 1, "--lr", 0, "--export", out,
@@ -138,7 +139,7 @@ def test_weights_go_through_unchanged(name, dtype, data, out, tmp_path):
     kept = ["vocab_size", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
             "max_position_embeddings", "initializer_range", "bos_token_id", "eos_token_id"]
     assert {key: getattr(again.config, key) for key in kept} == {key: getattr(model.config, key) for key in kept}
-    # What we wrote we read, too.
+    # The command reads the files that it wrote, too.
     assert train(data, "--init", out, "--steps", 1)["steps"][0]["loss"] == before["steps"][0]["loss"]
 
 
@@ -157,7 +158,7 @@ def test_resumes_to_the_same_bits(name, data, out, tmp_path):
     options = ["--init", tmp_path / "model", "--lr", 0.02, "--min-lr", 0.02, "--warmup", 0, "--seed", 5]
     whole = train(data, *options, "--steps", 4, "--save", out / "whole.safetensors")
     train(data, *options, "--steps", 2, "--save", out / "part.safetensors")
-    # The folder is not needed any more, and may have become another model's.
+    # The model's folder is no longer needed, and may belong to another model now.
     (tmp_path / "model" / "config.json").unlink()
     for threads in (1, 2):
         rest = train(data, "--resume", out / "part.safetensors", "--steps", 4, "--threads", threads,
@@ -185,7 +186,7 @@ def edited(folder, **fields):
 
 
 def test_from_scratch(data, out, tmp_path):
-    """--model takes the sizes alone: a preset's, or a config.json's."""
+    """--model takes the sizes alone, those of a preset or of a config.json."""
     transformers.Qwen3Config(**SIZES, head_dim=16, num_key_value_heads=2).save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):
         got = train(data, "--model", path, "--steps", 8, "--lr", 0.02, "--export", out)
@@ -220,13 +221,13 @@ def test_refusals(data, out, tmp_path):
     edited(folder, num_hidden_layers=3)
     assert "expected f32[32], found none" in refused(data, "--init", folder)
     edited(folder, num_hidden_layers=2, vocab_size=128256)
-    # Words of a tokenizer that is none.
+    # A corpus for a tokenizer.json that holds no tokenizer.
     (folder / "tokenizer.json").write_text("{}")
     text = tmp_path / "text.txt"
     text.write_text("some words " * 4000)
     done = subprocess.run([CLI, "train", "--init", folder, "--text", text, "--length", "16"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and f"--text: the tokenizer of '{folder / 'model.safetensors'}': model: expected an object" in done.stderr, done.stderr
-    # Another model's folder is not written over.
+    # A folder of another model is not overwritten.
     (out / "config.json").write_text('{"model_type": "gpt2"}')
     assert "expected that of a llama, which may be replaced" in refused(data, "--model", "llama-tiny", "--export", out)
     assert "--shard-size: is of --export" in refused(data, "--model", "llama-tiny", "--shard-size", "1MB")

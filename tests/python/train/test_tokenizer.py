@@ -1,5 +1,5 @@
-"""`logitless train` on tokenizer.json: the words of Hugging Face's tokenizers (LOGITLESS_ENCODE_WORDS is a program of
-the tests that writes ours)."""
+"""`logitless train` on tokenizer.json: the token ids of Hugging Face's tokenizers. LOGITLESS_ENCODE_WORDS is a test
+program that writes those of the library."""
 
 import glob
 import json
@@ -26,7 +26,7 @@ KINDS = ["llama3", "qwen2", "gpt2"]
 
 
 def source(count=40):
-    """Text that every Python has: its library's sources."""
+    """Returns text that every Python has: the sources of its library."""
     paths = sorted(glob.glob(os.path.join(sysconfig.get_path("stdlib"), "*.py")))[:count]
     return [open(path, encoding="utf-8").read() for path in paths]
 
@@ -37,7 +37,7 @@ def split(pattern):
 
 
 def make(kind, vocab=3000):
-    """A tokenizer in the shape of the published one, trained here."""
+    """Makes a tokenizer of the published kind, trained here."""
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=kind == "llama3"))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.pre_tokenizer = {"llama3": lambda: split(LLAMA3), "qwen2": lambda: split(QWEN2),
@@ -46,12 +46,12 @@ def make(kind, vocab=3000):
         tokenizer.normalizer = normalizers.NFC()
     trainer = trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
                                   show_progress=False)
-    # Accents, for words of several characters beyond ASCII.
+    # Accents, for tokens of several characters beyond ASCII.
     text = source(20) + ["Ünïcödé naïve façade Straße Привет мир 你好世界 こんにちは " * 50]
     tokenizer.train_from_iterator(text, trainer)
     names = {"llama3": ["<|begin_of_text|>", "<|end_of_text|>", "<|end_of_text|>more"],
              "qwen2": ["<|endoftext|>", "<|im_start|>"], "gpt2": ["<|endoftext|>"]}[kind]
-    # GPT-2's own file has its special word normalized.
+    # GPT-2's file has its special token normalized.
     tokenizer.add_special_tokens([tokenizers.AddedToken(name, normalized=kind == "gpt2") for name in names])
     if kind == "qwen2":
         tokenizer.add_tokens([tokenizers.AddedToken("<tool_call>", normalized=False, special=False),
@@ -79,7 +79,7 @@ def run(path, texts):
 
 
 def encode(path, texts):
-    """The words before a text, and of each of `texts`, bytes, its words and their bytes."""
+    """Returns the token ids before a text, and for each of `texts` (bytes) its token ids and their bytes."""
     done = run(path, texts)
     assert done.returncode == 0, done.stderr
     at = 0
@@ -109,7 +109,7 @@ def check(tokenizer, texts):
     for text, (words, data) in zip(texts, found):
         expected = made.encode(text).ids
         assert before + words == expected, ascii(text[:200])
-        # tokenizers reads the characters of an added word as bytes where each could be one.
+        # tokenizers takes the characters of an added token for bytes wherever each could be one.
         if "Caf" in text and made.token_to_id("Cafe\u0301!") is not None:
             assert data.decode() == "Cafe\u0301! Cafe\u0301! \u0301"
             continue
@@ -137,7 +137,7 @@ def test_sources(tokenizer):
 
 
 def test_random_texts(tokenizer):
-    # Characters that Unicode had when the normalizer of tokenizers was made.
+    # Only characters that Unicode had when the normalizer of tokenizers was written.
     old = unicodedata.ucd_3_2_0
     characters = [chr(c) for c in range(0x30000) if old.category(chr(c)) not in ("Cn", "Cs")]
     common = list(" \n\r\t'sdmtlevrSDaAzZ019.,!?-_<|>") + ["\u00e9", "\u0301", "\u3000", "\u00a0"]
@@ -166,7 +166,7 @@ def test_any_bytes_are_text(tokenizer):
 
 
 def test_older_files(tmp_path):
-    """Merges as lines, numbers above a gap, and no field that may be left out."""
+    """Files with merges as lines, and files without the optional fields."""
     made = make("gpt2")
     written = json.loads(made.to_str())
     model = written["model"]
@@ -281,14 +281,14 @@ def test_broken_files(tmp_path):
 
 @pytest.fixture
 def folder(tokenizer, tmp_path):
-    """A model of transformers with the tokenizer, and a text."""
+    """A model of transformers with the tokenizer, and a corpus."""
     made, path = tokenizer
     llama3 = made.token_to_id("<|begin_of_text|>") is not None
     sizes = {"vocab_size": made.get_vocab_size() + 5}
     config = (transformers.LlamaConfig(**sizes, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
               if llama3 else transformers.GPT2Config(**sizes, n_embd=32, n_layer=1, n_head=2, n_positions=64))
     end = "<|end_of_text|>" if llama3 else "<|endoftext|>"
-    # Half of the published models say it in one place, half in the other.
+    # Half of the published models have it in config.json, half in tokenizer_config.json.
     config.eos_token_id = made.token_to_id(end)
     torch.manual_seed(1)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
@@ -316,7 +316,7 @@ def test_training(folder):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["prompt"] == "def f(é):" and report["sample"]
-    # The words of the corpus: each file's, between what stands before and after a text.
+    # The token ids of the corpus: those of each file, between the ids before and after a text.
     stream = load_file(next((root / "cache").iterdir()))
     words, ends = [*stream["train"].tolist(), *stream["held_out"].tolist()], made.token_to_id(end)
     texts = {made.decode(made.encode(path.read_bytes().decode()).ids) for path in (root / "text").iterdir()}
@@ -327,18 +327,18 @@ def test_training(folder):
         found.append(made.decode(part))
         assert made.encode(found[-1]).ids == part
         at = stop + 1
-    # The ends of files are held out.
+    # Texts are split where the held-out part begins.
     assert len(texts) == 5 and {*found, *(a + b for a in found for b in found)} >= texts
-    # The folder goes on with the tokenizer.
+    # The exported folder has the tokenizer.
     assert (out / "tokenizer.json").read_bytes() == (root / "model" / "tokenizer.json").read_bytes()
     assert not (out / "tokenizer.model").exists()
     config = json.loads((out / "config.json").read_text())
     assert config["eos_token_id"] == ends and config["bos_token_id"] == (made.encode("").ids or [ends])[0]
     again = transformers.PreTrainedTokenizerFast.from_pretrained(out)
     assert again("some text = 1")["input_ids"] == made.encode("some text = 1").ids
-    # The cache has all of it.
+    # The second run reads the corpus from the cache.
     assert "tokenizer and words from" in train(root, "--text", root / "text").stderr
-    # A checkpoint goes on with the same words.
+    # A resumed run has the same token ids.
     half = train(root, "--text", root / "text", "--save", root / "half", "--lr", "0.001", "--warmup", "0", "--min-lr", "0.001")
     assert half.returncode == 0, half.stderr
     more = subprocess.run([CLI, "train", "--resume", root / "half", "--steps", "2", "--device", "cpu"], capture_output=True, text=True,
@@ -363,7 +363,7 @@ def test_training_refusals(folder):
     (model / "config.json").write_text(json.dumps({**config, "eos_token_id": 99999}))
     done = train(root, "--text", root / "text")
     assert done.returncode == 2 and f"expected the word between two texts below {made.get_vocab_size()}, found 99999" in done.stderr
-    # More words than the model has.
+    # More token ids than the model has.
     written = json.loads((model / "tokenizer.json").read_text())
     written["added_tokens"].append(token(id=made.get_vocab_size() + 9))
     (model / "tokenizer.json").write_text(json.dumps(written))
