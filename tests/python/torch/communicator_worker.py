@@ -1,6 +1,7 @@
-"""One of several gloo processes (worker_process.py). Says "ok" when everything held.
+"""One of several gloo processes (worker_process.py). Prints "ok" when all checks pass.
 
-The communicator is made as docs/distributed.md makes it."""
+The communicator is made with the code of docs/distributed.md.
+"""
 
 import os
 import re
@@ -15,7 +16,7 @@ PAGE = Path(__file__).parents[3] / "docs/distributed.md"
 
 
 def exchange(communicator, seed):
-    """Both exchanges, of random bytes that every rank can make; in sizes that are no multiple of anything."""
+    """Checks both exchanges with random bytes that every rank can generate, in odd sizes."""
     size, rank = communicator.size, communicator.rank
     for bytes_each in (1, 37, 100003):
         given = np.random.default_rng(seed).integers(0, 256, (size, size, bytes_each), np.uint8)  # from, to
@@ -35,13 +36,13 @@ def main(rank: int, port: str, ranks: int) -> None:
     communicator = space["from_group"]()
     assert (communicator.rank, communicator.size) == (rank, ranks)
     exchange(communicator, 1)
-    # A group of some of the ranks, in an order of its own.
+    # A group of some ranks, in another order.
     some = dist.new_group([ranks - 1, 0])
     if rank in (0, ranks - 1):
         exchange(space["from_group"](some), 2)
     exchange(communicator, 3)
 
-    # A process that ends takes the others' next call with it, and every later one.
+    # When a process ends, the other ranks' next call fails, and so does every later one.
     if rank == 1:
         print("ok", flush=True)
         os._exit(0)
@@ -55,4 +56,4 @@ def main(rank: int, port: str, ranks: int) -> None:
         else:
             raise AssertionError("the group lacks a rank")
     print("ok", flush=True)
-    os._exit(0)  # the process group has nobody to say goodbye to
+    os._exit(0)  # destroying the process group would wait for ranks that are gone

@@ -9,6 +9,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 DEVICE = os.environ.get("LOGITLESS_TEST_DEVICE", "cpu")
 if DEVICE != "cpu":
-    collect_ignore_glob = ["test_recipes_*.py"]  # their libraries are told to use the CPU
+    collect_ignore_glob = ["test_recipes_*.py"]  # makes their libraries use the CPU
     torch.set_default_device(DEVICE)
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,5 +1,4 @@
-"""One of two gloo processes with lazy heads (worker_process.py). Says "ok" when everything
-held."""
+"""One of two gloo processes with lazy heads (worker_process.py). Prints "ok" when all checks pass."""
 
 import os
 
@@ -21,7 +20,7 @@ class Model(nn.Module):
 
 
 def own_losses(spread, x, y, whole, rank):
-    """Losses of each rank's own tokens by words over ranks, beside those of one rank."""
+    """Losses of each rank's local tokens with a sharded vocabulary, against those of one process."""
     from torch.utils.checkpoint import checkpoint
 
     few = 0 if rank else len(x)
@@ -41,7 +40,7 @@ def own_losses(spread, x, y, whole, rank):
         mean = whole.lm_head.weight.grad
         dist.all_reduce(mean)
         assert torch.allclose(model.lm_head.weight.grad.full_tensor(), mean / 2, atol=1e-4), name
-    # What one rank raises all do, and the next call is in step.
+    # All ranks raise the error of one rank, and the next call is in step.
     model = spread()
     for wrong in (y.clone().fill_(99) if rank else y, y):
         try:
@@ -60,8 +59,8 @@ def own_losses(spread, x, y, whole, rank):
 
 
 def flat_units(hidden, target, ranks):
-    """FSDP1 frees a unit's weights after its forward: a head that is one trains as with real logits. ``ranks``: whether
-    those that have the shards are known, and gather them, or are not, and the head is copied."""
+    """FSDP1 frees a unit's weights after its forward: a head that is a unit trains as with real logits. ``ranks``:
+    whether the ranks that have the shards are known. If so they gather them; otherwise the head is copied."""
     from logitless.torch import LazyLogits, lazy_head
     from logitless.torch._lazy import _flat
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -145,7 +144,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     whole = Model()
     ((whole(hidden[0], target[0])[0] + whole(hidden[1], target[1])[0]) / 2).backward()
     for name, make in makers.items():
-        for outside in (False, True):  # the loss inside of the model's forward, or of its logits
+        for outside in (False, True):  # the loss is computed inside the model's forward, or from its logits
             model = make()
             for _ in range(2):
                 loss, z = model(hidden[rank], None if outside else target[rank])
@@ -157,11 +156,11 @@ def main(rank: int, port: str, ranks: int) -> None:
                     g = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
                     assert torch.allclose(g, q.grad, atol=1e-5), (name, outside, n)
                 model.zero_grad()
-            if name == "far":  # dense steps: the vocabulary is small
+            if name == "far":  # the steps are dense because the vocabulary is small
                 assert model.lm_head.far_field.report.steps == 2
     for known in (True, False):
         flat_units(hidden[rank], target[rank], known)
-    # After a step the logits of before can no longer be had, and say so.
+    # After a step, reading the logits of the old weights raises an error.
     for make in (root, unit, spread):
         model = make()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -174,11 +173,11 @@ def main(rank: int, port: str, ranks: int) -> None:
             assert "LazyLogits: " in str(error) and "weight" in str(error), error
         else:
             raise AssertionError("logits of changed weights")
-    # Reading them before it is what the real ones give.
+    # Reading them before the step gives the real logits.
     for make in (unit, spread):
         _, z = make()(hidden[rank])
         assert torch.allclose(z.detach() + 0, whole(hidden[rank])[1].detach(), atol=1e-5)
-    # Words over ranks: nothing of the head is gathered for a loss, of however many tokens; what reads the logits gathers it.
+    # Sharded vocabulary: a loss gathers nothing of the head, for any number of tokens; code that reads the logits does.
     model = spread()
     for tokens in (5, 5 * rank):
         x, y = hidden[rank, :tokens], target[rank, :tokens]
@@ -186,7 +185,7 @@ def main(rank: int, port: str, ranks: int) -> None:
             loss, z = model(x, y)
             loss.nan_to_num().backward()
         assert isinstance(z, LazyLogits) and not z.is_real and not traffic.redistributed and traffic.bytes > 0
-        assert loss.isnan() == (tokens == 0)  # PyTorch's mean of no token
+        assert loss.isnan() == (tokens == 0)  # PyTorch's mean over no tokens
         model.zero_grad()
     whole.zero_grad()
     sum(whole.lm_head(x).square().mean() for x in hidden).div(2).backward()
@@ -196,7 +195,7 @@ def main(rank: int, port: str, ranks: int) -> None:
         head(hidden[rank]).square().mean().backward()
         assert torch.allclose(model.lm_head.weight.grad.full_tensor(), whole.lm_head.weight.grad, atol=1e-5), compiled
     own_losses(spread, hidden[rank], target[rank], whole, rank)
-    # bf16 layers: the head's fp32 rows are cast as those that FSDP gathers.
+    # bf16 layers: the head's fp32 rows are cast like those that FSDP gathers.
     model = lazy_head(Model())
     fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.lm_head, mesh), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
     loss, z = model(hidden[rank], target[rank])
@@ -206,7 +205,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     found, wanted = model.lm_head.weight.grad.full_tensor(), whole.lm_head.weight.grad
     assert z.dtype == torch.bfloat16 and not z.is_real and found.dtype == torch.float32
     assert (found - wanted).norm() < 0.01 * wanted.norm()
-    # A part of the words has no form over ranks.
+    # Logits of a part of the vocabulary are computed from the gathered head.
     model, x, y = spread(), hidden[rank], target[rank] % 32
     assert torch.allclose(F.cross_entropy(model(x)[1][:, :32], y), F.cross_entropy(whole(x)[1][:, :32], y), atol=1e-5)
     dist.destroy_process_group()

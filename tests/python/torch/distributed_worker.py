@@ -1,4 +1,4 @@
-"""One of several gloo processes (worker_process.py). Says "ok" when everything held."""
+"""One of several gloo processes (worker_process.py). Prints "ok" when all checks pass."""
 
 import os
 
@@ -25,14 +25,15 @@ def main(rank: int, port: str, ranks: int) -> None:
     target = torch.randint(0, 60, (ranks, 20))
 
     def exact(batches, reduction):
-        """The mean over batches of each one's loss: d_hidden of each batch's own loss, d_weight, d_bias."""
+        """Returns the gradients of the mean of the batches' losses: d_hidden (each batch by its own loss), d_weight,
+        d_bias."""
         x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
         each = [nn.functional.cross_entropy(x[i] @ w.t() + b, target[i], reduction=reduction) for i in batches]
         d_w, d_b = torch.autograd.grad(sum(each) / len(each), (w, b), retain_graph=True)
         return torch.autograd.grad(sum(each), x)[0], d_w, d_b
 
-    # A sharded weight and each rank's own tokens: gathered for the loss, its gradient the mean over the ranks, as
-    # FSDP's is, sharded again.
+    # A sharded weight and the rank's local tokens: the loss gathers the weight. Its gradient is the mean over the
+    # ranks, sharded again, as in FSDP.
     layouts = [(mesh, [placement]) for placement in (Shard(0), Shard(1), Replicate())]
     if grid is not None:
         layouts += [(grid, [Replicate(), Shard(0)]), (grid, [Shard(0), Shard(1)])]
@@ -54,7 +55,7 @@ def main(rank: int, port: str, ranks: int) -> None:
             d_x, d_w, _ = exact([0], reduction)
             assert torch.allclose(w.grad.full_tensor(), d_w, atol=1e-4), placements
             assert torch.allclose(x.grad, d_x[0], atol=1e-5)
-    # The same step by FSDP itself: its gradient and that of a call on its sharded weight are one.
+    # The same step by FSDP has the gradient of a call on its sharded weight.
     head = nn.Linear(16, 60)
     with torch.no_grad():
         head.weight.copy_(weight)
@@ -67,14 +68,14 @@ def main(rank: int, port: str, ranks: int) -> None:
     linear_cross_entropy(hidden[rank], head.weight, target[rank], head.bias).backward()
     for p, g in zip((head.weight, head.bias), by_fsdp):
         assert torch.allclose(p.grad.full_tensor(), g, atol=1e-5)
-    # Everything replicated: each rank has the whole gradient.
+    # With everything replicated, each rank has the full gradient.
     w = distribute_tensor(weight, mesh, [Shard(0)]).requires_grad_()
     x = distribute_tensor(hidden[0], mesh, [Replicate()])
     linear_logprobs(x, w, target[0])[0].sum().backward()
     plain = weight.clone().requires_grad_()
     torch.log_softmax(hidden[0] @ plain.t(), -1).gather(1, target[0][:, None]).sum().backward()
     assert torch.allclose(w.grad.full_tensor(), plain.grad, atol=1e-4)
-    # So are the sequences of a loss that masks by its targets.
+    # The sequences of a loss that masks by its targets may be replicated, too.
     w.grad, plain.grad = None, None
     x, y = (distribute_tensor(t, mesh, [Replicate()]) for t in (hidden, target))
     losses.simpo_loss(x, w, y).loss.backward()
@@ -117,7 +118,7 @@ def main(rank: int, port: str, ranks: int) -> None:
 
 
 def far_field(rank: int, ranks: int, mesh) -> None:
-    """FSDP2: each rank's far field takes the steps of its own tokens, on the gathered weight."""
+    """FSDP2: the far field of each rank steps with its local tokens, on the gathered weight."""
     from logitless.torch import FarFieldHead
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
@@ -139,7 +140,7 @@ def far_field(rank: int, ranks: int, mesh) -> None:
         def forward(self, x, y):
             return self.far(x, self.weight, y)
 
-    for wrapped in (True, False):  # gathered by FSDP for its own forward, and by the call
+    for wrapped in (True, False):  # gathered by FSDP for the forward of the head, and by the call
         model = Model()
         fully_shard(model, mesh=mesh)
         forward = model if wrapped else model.forward

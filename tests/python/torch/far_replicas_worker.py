@@ -1,5 +1,5 @@
-"""One of several gloo processes (worker_process.py). Says "ok" when everything held: FarFieldHead on ranks that have all
-words and tokens of their own each, as under DistributedDataParallel."""
+"""One of several gloo processes (worker_process.py). Prints "ok" when all checks pass: FarFieldHead on ranks with the
+full vocabulary and local tokens each, as under DistributedDataParallel."""
 
 import os
 import pickle
@@ -29,7 +29,8 @@ def training(rank, ranks):
     from logitless.torch import FarFieldHead, linear_cross_entropy
 
     hidden, weight, target = problem()
-    # Of any number; the first rank has none when the first order is due, nor in a far step.
+    # Ranks have different numbers of tokens. The first rank has none when the first order is due, nor in one far-field
+    # step.
     cut = [0, 32, *(TOKENS * (r + 1) // ranks for r in range(1, ranks))]
     own = slice(cut[rank], cut[rank + 1])
     far, again = FarFieldHead(**QUICK, replicas=dist.group.WORLD), None
@@ -49,9 +50,9 @@ def training(rank, ranks):
         if x.numel():
             assert off(x.grad, exact_x.grad) < (0.1 if is_far else 3e-5), (step, is_far)
             assert off(w.grad, exact_w.grad) < (0.3 if is_far else 3e-5), (step, is_far)
-        # All that they decide by, orders included.
+        # The state that decisions depend on is the same on all ranks, orders included.
         assert same_on_all((far.report, far.explain(), far.get_extra_state()), ranks), far.explain()
-        if step == 4:  # the state of any of them, for all
+        if step == 4:  # the state of any rank serves all
             states = [far.get_extra_state()]
             dist.broadcast_object_list(states, src=ranks - 1)
             again = FarFieldHead(**QUICK, replicas=dist.group.WORLD)

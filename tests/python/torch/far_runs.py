@@ -1,10 +1,12 @@
-"""What the tests of FarFieldHead share: a run of steps of a small optimizer, and whether two have the same bits."""
+"""Shared code of the FarFieldHead tests: a run of steps with a small optimizer, and a comparison of two runs bit for
+bit."""
 
 import torch
 
 
 def run(loss_of, steps, start):
-    """loss_of(hidden, weight) a step: (loss, d_hidden, d_weight) of each, and where hidden and weight ended."""
+    """Runs steps of loss_of(hidden, weight). Returns (loss, d_hidden, d_weight) of each, and the final hidden and
+    weight."""
     hidden, weight = (t.clone().requires_grad_() for t in start)
     results = []
     for _ in range(steps):

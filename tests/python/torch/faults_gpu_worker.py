@@ -1,5 +1,5 @@
-"""One of several processes (worker_process.py) with a Hopper GPU each. Says "ok" when everything held: the others raise,
-naming the rank, where one is killed."""
+"""One of several processes (worker_process.py) with a Hopper GPU each. One is killed; the others print "ok" if they
+raise an error that names its rank."""
 
 import os
 import signal
@@ -36,4 +36,4 @@ def main(rank: int, port: str, ranks: int) -> None:
     assert 5 <= step <= 6, step
     print(f"raised after {time.monotonic() - start:.1f} s: {said}")
     print("ok", flush=True)
-    os._exit(0)  # PyTorch's own group waits for the rank that is gone
+    os._exit(0)  # destroying PyTorch's own group would wait for the rank that is gone

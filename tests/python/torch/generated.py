@@ -1,4 +1,4 @@
-"""autochunk whose functions run as generated code on every device."""
+"""autochunk with generated code on every device."""
 
 import functools
 

@@ -1,8 +1,8 @@
 """Random programs over logits, run on lazy and on real ones: every difference that a program can see is an error.
 
 A program is a list of operations; each takes one value made before (the logits are the first) and may make another.
-What is compared: values, shapes, strides, dtypes, requires_grad, is_leaf, whether there is a graph, versions, which
-values share memory, gradients of hidden states, weight and bias, gradients that hooks and retain_grad see, and the
+Compared are the values, their shapes, strides, dtypes, requires_grad, is_leaf, versions and graphs, and which values
+share memory. Gradients of hidden states, weight and bias are compared, those that hooks and retain_grad see, and the
 classes of errors.
 """
 
@@ -29,7 +29,7 @@ def _setitem(z, index, value):
     z[index] = value
 
 
-# Without .data: an edit through it spoils the gradients of real logits.
+# .data is left out: an edit through it spoils the gradients of real logits.
 VIEWS = {
     "view": lambda z: z.view(-1, z.shape[-1]),
     "view 3": lambda z: z.view(2, -1, z.shape[-1]),
@@ -93,8 +93,8 @@ COPIES = {
     "square": lambda z: z.square(),
     "stack": lambda z: torch.stack([z, z])[0],
 }
-# Without transpose_, unsqueeze_, squeeze_ and detach_: on a view of any tensor subclass PyTorch answers them with an
-# internal assertion or not at all; test_lazy_property.py has them on logits themselves.
+# transpose_, unsqueeze_, squeeze_ and detach_ are left out. On a view of any tensor subclass PyTorch fails an internal
+# assertion or does nothing; test_lazy_property.py has them on logits themselves.
 EDITS = {
     "mul_": lambda z: z.mul_(1.5),
     "add_": lambda z: z.add_(1.0),
@@ -134,11 +134,11 @@ LOSSES = {
     "mean of squares": lambda z: z.double().square().mean(),
     "max": lambda z: z.amax(),
 }
-if oracle.DEVICE != "cpu":  # PyTorch ends the process's use of the GPU
+if oracle.DEVICE != "cpu":  # PyTorch's error ends the use of the GPU in this process
     del LOSSES["bad target"]
 KINDS = {"view": VIEWS, "copy": COPIES, "edit": EDITS, "loss": LOSSES}
 ASKED = {
-    # A stride of one element says nothing, nor one of none.
+    # Strides of dimensions with one element or none have no meaning.
     "shape": lambda z: (z.shape, z.storage_offset(), z.dtype),
     "stride": lambda z: [s for n, s in zip(z.shape, z.stride()) if n > 1 and z.numel()],
     "requires_grad": lambda z: z.requires_grad,
@@ -152,7 +152,7 @@ ASKED = {
 
 
 def program(seed: int, length: int = 9):
-    """[(kind, name, which value, without gradients, watched by a hook or retain_grad)]."""
+    """Returns [(kind, name, which value, without gradients, watched by a hook or retain_grad)]."""
     r = random.Random(seed)
     weights = r.choice([(5, 3, 2, 3), (3, 2, 4, 2), (6, 2, 0, 4), (2, 6, 1, 3)])
     steps = []
@@ -173,7 +173,8 @@ def inputs(dtype, bias):
 
 
 def run(logits, steps, leaves):
-    """What a program shows: a list of (what, value); values are numbers, tensors or names of errors."""
+    """Returns all that a program observes as a list of (what, value); values are numbers, tensors or names of
+    errors."""
     seen, values, losses, watched = [], [logits], [], []
     for kind, name, which, quiet, watch in steps:
         z = values[-1] if which is None else values[int(which * len(values))]
@@ -205,7 +206,7 @@ def run(logits, steps, leaves):
         seen += [("gradient", t.grad) for t in leaves if t is not None]
         seen += [("of a value", _asked(v, "grad")) for v in values]
         seen += [("watched", g) for g in watched]
-    # Memory that two values share is at one distance in both worlds.
+    # Values that share memory lazily share it really, and the reverse.
     with torch.no_grad():
         seen += [("value", v.detach().clone()) for v in values]
         starts = [v.detach().untyped_storage().data_ptr() for v in values]
@@ -216,12 +217,12 @@ def run(logits, steps, leaves):
 def _asked(value, question):
     try:
         return ASKED[question](value)
-    except Exception as error:  # of a view whose base was edited, say
+    except Exception as error:  # for example, a view whose base was edited
         return type(error).__name__
 
 
 def difference(lazily, really, rtol, atol):
-    """The first thing that the two saw differently, or None."""
+    """Returns the first difference between the two runs, or None."""
     for (what, a), (also, b) in zip(lazily, really):
         if what != also or type(a) is not type(b) and not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
             return what, a, also, b

@@ -1,4 +1,4 @@
-"""The losses as PyTorch computes them from logits, in float64, and how far a result is from them."""
+"""The losses as PyTorch computes them from logits, in float64, and the errors of results against them."""
 
 import os
 
@@ -70,16 +70,16 @@ def logprobs(hidden, weight, target, bias=None, *, ignore_index=-100, softcap=No
 
 
 def leaves(*tensors, dtype=torch.float64):
-    """Copies with gradients of their own."""
+    """Returns copies with gradients of their own."""
     return [None if t is None else t.detach().to(dtype).requires_grad_(t.requires_grad) for t in tensors]
 
 
 def error(found, wanted):
-    """Relative error in the 2-norm."""
+    """Returns the relative error in the 2-norm."""
     found, wanted = found.detach().double(), wanted.detach().double()
     return ((found - wanted).norm() / wanted.norm().clamp(min=1e-30)).item()
 
 
-# The numbers contract: gradients of fp32 and of 16-bit inputs, and losses.
+# Checks the accuracy contract: gradients of fp32 and of 16-bit inputs, and losses.
 GRADIENT = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 4e-3, torch.float64: 1e-11}
 LOSS = {torch.float32: 1e-6, torch.bfloat16: 1e-6, torch.float16: 1e-6, torch.float64: 1e-12}

@@ -1,5 +1,5 @@
-"""One of several processes (worker_process.py) with a Hopper GPU each, by NCCL, or one that they share, by gloo. Says "ok" when
-everything held: FarFieldHead with words over ranks, against exact gradients of one process with all of them."""
+"""One of several processes (worker_process.py) with a Hopper GPU each by NCCL, or one GPU that they share by gloo.
+Prints "ok" when all checks pass: FarFieldHead with a sharded vocabulary, against exact gradients of one process."""
 
 import os
 
@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 from sharded_far_worker import off
 
-VOCAB, DIM, TOKENS = 258048, 128, 2048  # enough for a far plan to be predicted faster
-CLUSTER = 12 * 128  # words of so many tiles: as many clusters for each of 2, 3 or 4 ranks, few enough to be told apart by 4 topics
+VOCAB, DIM, TOKENS = 258048, 128, 2048  # large enough that a far-field plan is predicted to be faster
+CLUSTER = 12 * 128  # 12 tiles: equally many clusters for 2, 3 or 4 ranks, few enough to tell apart by 4 topics
 QUICK = dict(error=0.05, refresh_every=2, refresh_delay=1, audit_every=2, audit_rows=256, sample_rows=512)
 
 
 def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
-    apart = torch.cuda.device_count() >= ranks  # NCCL wants a GPU for each rank
+    apart = torch.cuda.device_count() >= ranks  # NCCL needs a GPU for each rank
     torch.cuda.set_device(rank if apart else 0)
     dist.init_process_group("nccl" if apart else "gloo", rank=rank, world_size=ranks)
     for accuracy in ("far_backward", "far_both"):
@@ -25,9 +25,10 @@ def main(rank: int, port: str, ranks: int) -> None:
 
 
 def problem(ranks):
-    """Words in clusters of whole tiles, in any order among those of a rank; tokens of a few topics. The same on all ranks."""
+    """Clusters of whole tiles of the vocabulary, shuffled within each rank, and tokens of a few topics. All ranks have
+    the same."""
     torch.manual_seed(5)
-    unit = (2.0 / DIM) ** 0.5  # tiles of two clusters are still told by two moments
+    unit = (2.0 / DIM) ** 0.5  # two moments distinguish tiles of two clusters
     centers = unit * torch.randn(VOCAB // CLUSTER, DIM).repeat_interleave(CLUSTER, 0)
     order = torch.cat([own[torch.randperm(len(own))] for own in torch.arange(VOCAB).chunk(ranks)])
     weight = (centers + 0.02 * unit * torch.randn(VOCAB, DIM))[order]
@@ -41,7 +42,7 @@ def training(rank, ranks, accuracy, tokens):
     hidden, weight, target = problem(ranks)
     rows = slice(VOCAB * rank // ranks, VOCAB * (rank + 1) // ranks)
     own = slice(TOKENS * rank // ranks, TOKENS * (rank + 1) // ranks) if tokens else slice(None)
-    sharding = Sharding(dist.group.WORLD, VOCAB, rows.start, tokens, dealt=True)  # each rank has as many frequent words
+    sharding = Sharding(dist.group.WORLD, VOCAB, rows.start, tokens, dealt=True)  # frequent entries are spread evenly
     far, again, far_steps = FarFieldHead(accuracy=accuracy, **QUICK), None, 0
     for step in range(1, 9):
         whole, states = weight.clone().requires_grad_(), hidden.clone().requires_grad_()
@@ -53,7 +54,7 @@ def training(rank, ranks, accuracy, tokens):
             loss = head(x, w, target[own], sharding=sharding)
             (2.0 * loss).backward()
             results.append((loss.detach(), x.grad, w.grad))
-        # A head that was loaded goes on with the same bits.
+        # A head that was loaded continues with the same bits.
         assert all(torch.equal(a, b) for a, b in zip(results[0], results[-1])), step
         is_far = far.statistics().passes > 0
         assert 1 <= far.statistics().imbalance <= ranks, far.statistics()

@@ -1,5 +1,5 @@
-"""One of several gloo processes (worker_process.py). Says "ok" when everything held: FarFieldHead with words over
-ranks, against exact gradients of one process with all of them."""
+"""One of several gloo processes (worker_process.py). Prints "ok" when all checks pass: FarFieldHead with a sharded
+vocabulary, against exact gradients of one process."""
 
 import os
 
@@ -17,14 +17,14 @@ def main(rank: int, port: str, ranks: int) -> None:
     even = [VOCAB * r // ranks for r in range(ranks + 1)]
     for tokens in (False, True):
         training(rank, ranks, even, tokens)
-    training(rank, ranks, [0] + [VOCAB // 2] * (ranks - 1) + [VOCAB], False)  # ranks between without words
+    training(rank, ranks, [0] + [VOCAB // 2] * (ranks - 1) + [VOCAB], False)  # inner ranks have no vocabulary
     errors(rank, ranks, even)
     dist.destroy_process_group()
     print("ok", flush=True)
 
 
 def problem():
-    """Words in clusters, in any order; tokens of a few topics."""
+    """Returns a vocabulary of shuffled clusters, and tokens of a few topics."""
     torch.manual_seed(5)
     centers = torch.randn(VOCAB // 128, DIM).repeat_interleave(128, 0)
     weight = (centers + 0.1 * torch.randn(VOCAB, DIM))[torch.randperm(VOCAB)]
@@ -58,7 +58,7 @@ def training(rank, ranks, cut, tokens):
             (2.0 * loss).backward()
             assert w.grad.shape == w.shape
             results.append((loss.detach(), x.grad, w.grad))
-        # A head that was loaded goes on with the same bits.
+        # A head that was loaded continues with the same bits.
         assert all(torch.equal(a, b) for a, b in zip(results[0], results[-1])), step
         is_far = far.statistics().passes > 0
         assert 1 <= far.statistics().imbalance <= ranks, far.statistics()
@@ -84,7 +84,7 @@ def training(rank, ranks, cut, tokens):
 
 
 def errors(rank, ranks, cut):
-    """What one rank is given wrong all of them raise, and it is no step; the next call is one."""
+    """All ranks raise the error of one rank, the call is no step, and the next call works."""
     from logitless.torch import FarFieldHead, Sharding
 
     hidden, weight, target = problem()

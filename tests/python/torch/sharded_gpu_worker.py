@@ -1,5 +1,5 @@
-"""One of several processes (worker_process.py) with a Hopper GPU each, by NCCL, or one that they share, by gloo. Says "ok" when
-everything held: words over ranks, against one process with all of them."""
+"""One of several processes (worker_process.py) with a Hopper GPU each by NCCL, or one GPU that they share by gloo.
+Prints "ok" when all checks pass: a sharded vocabulary, against one process with all of it."""
 
 import os
 import re
@@ -13,7 +13,7 @@ DIM, TOKENS = 40, 300
 
 def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
-    apart = torch.cuda.device_count() >= ranks  # NCCL wants a GPU for each rank
+    apart = torch.cuda.device_count() >= ranks  # NCCL needs a GPU for each rank
     torch.cuda.set_device(rank if apart else 0)
     dist.init_process_group("nccl" if apart else "gloo", rank=rank, world_size=ranks)
     from torch.distributed.device_mesh import init_device_mesh
@@ -25,7 +25,8 @@ def main(rank: int, port: str, ranks: int) -> None:
     refused(rank, ranks)
     if ranks > 1:
         mesh = init_device_mesh("cuda", (ranks,))
-        # Uneven; a rank without words, unless the other one would have a single word, whose loss is rounding.
+        # Uneven shards; one rank without vocabulary, unless the other would have one entry, whose loss is rounding
+        # alone.
         for vocab in (1031, ranks - 1 if ranks > 2 else 5):
             own_batches(rank, ranks, mesh, vocab)
             own_batches(rank, ranks, mesh, vocab, columns=True)
@@ -38,13 +39,13 @@ def main(rank: int, port: str, ranks: int) -> None:
 
 
 def problem(ranks, vocab):
-    """hidden [ranks, tokens, D], weight [V, D], bias [V], targets with some ignored; the same on all ranks."""
+    """Returns hidden [ranks, tokens, D], weight [V, D], bias [V], targets with some ignored; the same on all ranks."""
     torch.manual_seed(vocab)
     normal = lambda *shape: torch.randn(shape).to("cuda", torch.bfloat16)  # noqa: E731
     hidden, weight, bias = normal(ranks, TOKENS, DIM), normal(vocab, DIM) / 4, torch.randn(vocab).cuda()
     target = torch.randint(0, vocab, (ranks, TOKENS))
     target[:, ::4] = -100
-    target[-1, : TOKENS // 2] = -100  # ranks with other numbers of tokens that count
+    target[-1, : TOKENS // 2] = -100  # ranks have different numbers of tokens that count
     return hidden, weight, bias, target.cuda()
 
 
@@ -68,7 +69,8 @@ def rows_of(vocab, ranks, rank):
 
 
 def sharded(whole, mesh, rank, ranks, columns=False):
-    """gloo spreads no tensors of a GPU: each rank takes its own rows, or columns, of which a bias has none."""
+    """Makes a DTensor from local slices, since gloo scatters no GPU tensors: rows, or columns, of which a bias has
+    none."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     dim = min(int(columns), whole.dim() - 1)
@@ -79,14 +81,14 @@ def sharded(whole, mesh, rank, ranks, columns=False):
 
 
 def part_of(shape, ranks, rank, columns):
-    """The index of a rank's rows or columns."""
+    """Returns the index of a rank's rows or columns."""
     if columns:
         return (slice(None), rows_of(shape[1], ranks, rank)) if len(shape) == 2 else slice(None)
     return rows_of(shape[0], ranks, rank)
 
 
 def own_batches(rank, ranks, mesh, vocab, columns=False):
-    """FSDP: each rank's loss is its own, the weight's gradient the mean; also for upstream gradients of its own."""
+    """FSDP: each rank has its local loss, and the weight's gradient is the mean; upstream gradients may differ, too."""
     from logitless.torch import linear_cross_entropy
 
     hidden, weight, bias, target = problem(ranks, vocab)
@@ -134,7 +136,7 @@ def same_tokens(rank, ranks, mesh, vocab):
 
 
 def everywhere(t):
-    """That it has the same bits on all ranks."""
+    """Checks that a tensor has the same bits on all ranks."""
     if dist.get_world_size() == 1:
         return
     mine = t.float() if dist.get_backend() == "nccl" else t.float().cpu()
@@ -144,8 +146,8 @@ def everywhere(t):
 
 
 def plain(rank, ranks):
-    """Rows in plain tensors, tokens the same everywhere or each rank's own, of any number and from call to call others;
-    on a stream that is not the default one."""
+    """Rows in plain tensors, with tokens that are the same everywhere or local to each rank. Numbers of tokens vary
+    between ranks and calls; the stream is not the default one."""
     from logitless.torch import Sharding, linear_cross_entropy
 
     hidden, weight, _, target = problem(ranks, 1031)
@@ -213,11 +215,11 @@ def trained(rank, ranks, mesh):
 
 
 def exchanges(rank, ranks):
-    """By copy engines, by kernels of several widths, by the process group: the same bits."""
+    """Copy engines, kernels of several widths and the process group give the same bits."""
     from logitless.torch import configure_exchanges
 
     small = problem(ranks, 1031)
-    torch.manual_seed(7)  # what is moved is of 1 MiB and more for each rank, which NCCL has less of
+    torch.manual_seed(7)  # exchanges 1 MiB and more for each rank, above the buffers of NCCL
     large = torch.randn(ranks, 2048, 1024).to("cuda", torch.bfloat16), torch.randn(4096 * ranks, 1024).to("cuda", torch.bfloat16) / 32
     large = (*large, None, torch.randint(0, 4096 * ranks, (ranks, 2048)).cuda())
     found = []
@@ -241,7 +243,7 @@ def exchanges(rank, ranks):
 
 
 def several_calls(rank, ranks, group, hidden, weight, target, share):
-    """Loss and gradients of the last of three calls."""
+    """Returns the loss and gradients of the last of three calls."""
     from logitless.torch import Sharding, linear_cross_entropy
 
     vocab = len(weight)
@@ -256,7 +258,7 @@ def several_calls(rank, ranks, group, hidden, weight, target, share):
 
 
 def on_streams(rank, ranks, group, problem):
-    """Heads of one group on two streams that do not wait for one another receive in one memory."""
+    """Heads of one group on two independent streams share one receive buffer."""
     hidden, weight, _, target = problem
     results, streams = [], [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()

@@ -1,11 +1,11 @@
-"""What sharded_worker.py asks of the plans of calls that ranks make together."""
+"""Checks of sharded_worker.py for the plans of collective calls."""
 
 import torch
 import torch.distributed as dist
 
 
 def out_of_memory(rank, ranks):
-    """Of one rank: all raise, and the next call is possible."""
+    """One rank runs out of memory: all raise an error, and the next call works."""
     from unittest import mock
 
     from logitless.torch import Sharding, _engine, linear_cross_entropy
@@ -28,7 +28,8 @@ def out_of_memory(rank, ranks):
 
 
 def bounded(ranks):
-    """Plans that ranks made together are kept up to the bound, also where ranks keep others; each call is right."""
+    """Plans of collective calls are cached up to the bound, also where ranks cache different numbers; each call is
+    right."""
     from unittest import mock
 
     from logitless.torch import Sharding, _engine, linear_cross_entropy

@@ -1,5 +1,5 @@
-"""One of several gloo processes (worker_process.py). Says "ok" when everything held: words over ranks, against one
-process with all of them."""
+"""One of several gloo processes (worker_process.py). Prints "ok" when all checks pass: a sharded vocabulary, against
+one process with all of it."""
 
 import os
 import re
@@ -15,7 +15,8 @@ PAGE = Path(__file__).parents[3] / "docs/distributed.md"
 
 
 class Traffic:
-    """Bytes that this process gives to collectives of PyTorch's, and that no DTensor was gathered."""
+    """Counts the bytes that this process passes to PyTorch's collectives, and records each DTensor that was
+    gathered."""
 
     def __init__(self):
         self.bytes = 0
@@ -42,7 +43,7 @@ class Traffic:
                 self.redistributed.append(tuple(t.shape))
             return self.kept[2](t, mesh, placements, **more)
 
-        def gather_inside(t, *arguments, **more):  # of an operator that wants a DTensor whole
+        def gather_inside(t, *arguments, **more):  # called by operators that need the full DTensor
             self.redistributed.append(tuple(t.shape))
             return self.kept_functional(t, *arguments, **more)
 
@@ -68,7 +69,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (ranks,))
-    for vocab in (61, ranks - 1, 700):  # uneven, a rank without words, several tiles
+    for vocab in (61, ranks - 1, 700):  # uneven shards, a rank without vocabulary, several tiles
         own_batches(rank, ranks, mesh, vocab)
         if vocab != 700:
             own_batches(rank, ranks, mesh, vocab, columns=True)
@@ -91,7 +92,8 @@ def main(rank: int, port: str, ranks: int) -> None:
 
 
 def beside(rank, ranks):
-    """A process group that moves no memory of the CPU (NCCL's) gets a group of the hosts, whatever else its ranks are in."""
+    """A process group that cannot exchange CPU memory (such as NCCL's) gets a group of the hosts, whatever other groups
+    its ranks are in."""
     from unittest import mock
 
     from logitless.torch import Sharding, _ranks, linear_cross_entropy
@@ -100,7 +102,7 @@ def beside(rank, ranks):
         dist.new_group([0], use_local_synchronization=True)
     hidden, weight, bias, target = (t.flatten(0, 1) if t.dim() > 2 else t for t in problem(ranks, 61))
     target, rows = target.flatten(), [slice(61 * r // ranks, 61 * (r + 1) // ranks) for r in range(ranks)][rank]
-    for _ in range(2):  # another group of the same ranks has hosts of its own
+    for _ in range(2):  # another group of the same ranks has its own group of hosts
         group = dist.new_group(list(range(ranks)))
         with mock.patch.object(_ranks, "_backend", lambda group, device: None):
             loss = linear_cross_entropy(hidden, weight[rows], target, bias[rows], sharding=Sharding(group))
@@ -113,17 +115,17 @@ def beside(rank, ranks):
 
 
 def problem(ranks, vocab, tokens=9):
-    """hidden [ranks, tokens, D], weight [V, D], bias [V], targets with some ignored."""
+    """Returns hidden [ranks, tokens, D], weight [V, D], bias [V], targets with some ignored."""
     torch.manual_seed(vocab)
     hidden, weight, bias = torch.randn(ranks, tokens, DIM), torch.randn(vocab, DIM), torch.randn(vocab)
     target = torch.randint(0, vocab, (ranks, tokens))
     target[:, ::4] = -100
-    target[-1, : tokens // 2] = -100  # ranks with other numbers of tokens that count
+    target[-1, : tokens // 2] = -100  # ranks have different numbers of tokens that count
     return hidden, weight, bias, target
 
 
 def options(ranks, vocab, tokens=9):
-    """Names of options and their values, those of tokens for each rank."""
+    """Yields options by name; values for tokens have one row for each rank."""
     torch.manual_seed(vocab + 1)
     token_weight = torch.rand(ranks, tokens)
     yield {}
@@ -142,7 +144,7 @@ def close(a, b, what):
 
 
 def sharded(weight, mesh, columns=False):
-    """By words, or by columns, of which a bias has none."""
+    """Shards by vocabulary, or by columns, of which a bias has none."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     placement = Shard(0) if not columns else Shard(1) if weight.dim() == 2 else Replicate()
@@ -150,7 +152,7 @@ def sharded(weight, mesh, columns=False):
 
 
 def own_batches(rank, ranks, mesh, vocab, columns=False):
-    """FSDP: each rank's loss is its own, the weight's gradient the mean; also for upstream gradients of its own."""
+    """FSDP: each rank has its local loss, and the weight's gradient is the mean; upstream gradients may differ, too."""
     from functools import partial
 
     from logitless.torch import linear_cross_entropy
@@ -173,7 +175,7 @@ def own_batches(rank, ranks, mesh, vocab, columns=False):
             close(b_shard.grad.full_tensor(), b.grad / ranks, given)
             with torch.no_grad():
                 close(linear_cross_entropy(own, w_shard, target[rank], b_shard, **of_rank(given, rank)), each[rank], given)
-    # Several words a token, and class probabilities: a mean counts tokens.
+    # Several targets a token, and class probabilities: a mean counts tokens.
     torch.manual_seed(vocab + 2)
     several = torch.randint(0, vocab, (ranks, 9, 3)), dict(target_weight=torch.rand(ranks, 9, 3))
     several[0][:, ::4] = -100
@@ -187,7 +189,7 @@ def own_batches(rank, ranks, mesh, vocab, columns=False):
         loss.backward()
         close(loss, each[rank], "several")
         close(w_shard.grad.full_tensor(), w.grad / ranks, "several")
-    # Ranks that bring other numbers of tokens from call to call, and none.
+    # Numbers of tokens vary between ranks and calls, down to none.
     for tokens in ([3] * ranks, [9] + [2] * (ranks - 1), [9] * ranks, [0] + [4] * (ranks - 1)):
         w, w_shard = weight.clone().requires_grad_(), sharded(weight, mesh)
         for r in range(ranks):
@@ -197,7 +199,7 @@ def own_batches(rank, ranks, mesh, vocab, columns=False):
 
 
 def uneven_columns(rank, ranks, mesh):
-    """Nothing of a weight or its gradient is gathered where ranks have other numbers of columns."""
+    """Ranks have different numbers of columns, and neither the weight nor its gradient is gathered."""
     from logitless.torch import linear_cross_entropy
 
     torch.manual_seed(9)
@@ -214,7 +216,8 @@ def uneven_columns(rank, ranks, mesh):
 
 
 def columns_alike(rank, borders, made, choices, close):
-    """A weight by columns, of ranks between `borders`, as the whole; a mean over all ranks' tokens. made: of problem()."""
+    """A weight sharded by columns at `borders` gives the results of the full weight; a mean is over all ranks' tokens.
+    made: a result of problem()."""
     from logitless.torch import Sharding, linear_cross_entropy
 
     hidden, weight, bias, target = made
@@ -237,7 +240,7 @@ def columns_alike(rank, borders, made, choices, close):
 
 
 def plain_columns(rank, ranks):
-    """Uneven, and none on the first of many."""
+    """Uneven columns, and none on the first of many ranks."""
     from logitless.torch import Sharding, linear_logprobs
 
     made = hidden, weight, bias, target = problem(ranks, 61)
@@ -250,7 +253,7 @@ def plain_columns(rank, ranks):
 
 
 def same_tokens(rank, ranks, mesh, vocab):
-    """Tensor parallelism: a replicated hidden; everything is complete on each rank, in the same bits."""
+    """Tensor parallelism: hidden is replicated, and each rank has the full results, in the same bits."""
     from logitless.torch import linear_cross_entropy
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -278,7 +281,7 @@ def same_tokens(rank, ranks, mesh, vocab):
 
 
 def shared_tokens(rank, ranks, mesh, vocab):
-    """Sequence-parallel input: hidden sharded by tokens; the loss is that of all of them."""
+    """Sequence-parallel input: hidden is sharded by tokens, and the loss is that of all tokens."""
     from logitless.torch import linear_cross_entropy
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -287,7 +290,7 @@ def shared_tokens(rank, ranks, mesh, vocab):
         x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
         whole = linear_cross_entropy(x, w, target, b, **given)
         whole.sum().backward()
-        for dim in (0, 1):  # batches, or pieces of the sequences
+        for dim in (0, 1):  # batches, or slices of the sequences
             if dim and "token_weight" in given:
                 continue
             own = distribute_tensor(hidden, mesh, [Shard(dim)]).requires_grad_()
@@ -301,7 +304,7 @@ def shared_tokens(rank, ranks, mesh, vocab):
             if given.get("reduction") != "none":
                 close(loss, whole, given)
             like = distribute_tensor(hidden, mesh, [Shard(dim)]).requires_grad_()
-            like.to_local().sum().backward()  # of uneven shards not what it is in every PyTorch
+            like.to_local().sum().backward()  # PyTorch versions differ for uneven shards
             assert own.grad.placements == like.grad.placements, own.grad.placements
             close(own.grad.full_tensor(), x.grad, given)
             close(w_shard.grad.full_tensor(), w.grad, given)
@@ -331,7 +334,7 @@ def logprobs(rank, ranks, mesh):
 
 
 def fsdp(rank, ranks, mesh):
-    """A head that FSDP leaves alone, as docs/distributed.md does it: what it sends is of tokens, less than the weight."""
+    """A head that FSDP ignores, as in docs/distributed.md, exchanges tokens: fewer bytes than the weight."""
     from logitless.torch import LinearCrossEntropy
     from torch import nn
     from torch.distributed.tensor import DTensor
@@ -373,7 +376,7 @@ def fsdp(rank, ranks, mesh):
 
 
 def replicas(rank, ranks):
-    """HSDP: words over one dimension of the mesh, copies of them over the other."""
+    """HSDP: the vocabulary is sharded over one dimension of the mesh, and replicated over the other."""
     from logitless.torch import LinearCrossEntropy, linear_cross_entropy, sharded_head
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -392,7 +395,7 @@ def replicas(rank, ranks):
     close(own.grad, x.grad[rank], "hsdp")
     close(w_shard.grad.full_tensor(), w.grad / ranks, "hsdp")
     close(b_whole.grad.full_tensor(), b.grad / ranks, "hsdp")
-    # hidden that says nothing of the replicas: is it the same there?
+    # This hidden gives no placement over the replicas, so it may differ between them.
     on_rows = DTensor.from_local(hidden[rank], mesh["words"], [Replicate()])
     try:
         linear_cross_entropy(on_rows, w_shard, target[rank])
@@ -411,7 +414,7 @@ def replicas(rank, ranks):
 
 
 def plain(rank, ranks):
-    """Plain tensors and a group: rows one after another, or where the call says; cut_cross_entropy's argument."""
+    """Plain tensors and a group: consecutive rows, or at offsets that the call gives; cut_cross_entropy's argument."""
     from types import SimpleNamespace
 
     from logitless.torch import Sharding, linear_cross_entropy, linear_logprobs
@@ -442,7 +445,7 @@ def plain(rank, ranks):
     found = linear_logprobs(hidden, weight[first:end], target, bias[first:end], sharding=Sharding(group))
     for f, e in zip(found, linear_logprobs(hidden, weight, target, bias)):
         close(f, e, "logprobs")
-    # A group of some of the ranks, in an order of its own.
+    # A group of some ranks, in another order.
     pair = dist.new_group([0, ranks - 1])
     if rank in (0, ranks - 1):
         half = slice(0, 30) if rank == 0 else slice(30, 61)
@@ -474,7 +477,8 @@ def compiled(rank, ranks, mesh):
 
 
 def float16(rank, ranks, mesh):
-    """Gradients below the least float16 until the loss scale is multiplied in: of each rank's own loss and of all."""
+    """Gradients below the least float16 until the loss scale is multiplied in: of local losses and of the global
+    one."""
     from logitless.torch import Sharding, linear_cross_entropy
 
     scale = 2.0**30
@@ -502,7 +506,7 @@ def float16(rank, ranks, mesh):
 
 
 def errors(rank, ranks, mesh):
-    """What one rank is given wrong all of them raise, and the next call is one."""
+    """All ranks raise the error of one rank, and the next call works."""
     from logitless.torch import Sharding, linear_cross_entropy
 
     hidden, weight, _, target = problem(ranks, 61)
@@ -525,7 +529,7 @@ def errors(rank, ranks, mesh):
     refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), far), "99 at position 1")
     softcap = 3.0 if rank == last else None
     refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), target[rank], softcap=softcap), "softcap")
-    # Before the library is called.
+    # These errors arise before the library is called.
     states = hidden[rank].bfloat16() if rank == last else hidden[rank]
     refused(lambda: linear_cross_entropy(states, sharded(weight, mesh), target[rank]), "weight: expected torch.bfloat16")
     given = None if rank == last else target[rank]

@@ -1,5 +1,5 @@
-"""One of several gloo processes that share a lazy head's words, their hidden states the same on all (worker_process.py).
-Says "ok" when everything held."""
+"""One of several gloo processes that share the vocabulary of a lazy head; hidden states are the same on all
+(worker_process.py). Prints "ok" when all checks pass."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def near(found, expected, what):
 
 
 def of_torch(rank, ranks, mesh):
-    """parallelize_module, before lazy_head and after it."""
+    """parallelize_module runs before lazy_head, and after it."""
     from logitless.torch import LazyLogits, lazy_head, unpatch
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -42,7 +42,7 @@ def of_torch(rank, ranks, mesh):
     for sequence, options in (
         (False, dict(output_layouts=Replicate())),
         (True, dict(input_layouts=Shard(1), output_layouts=Replicate())),
-        (False, dict(use_local_output=False)),  # as loss_parallel() wants them
+        (False, dict(use_local_output=False)),  # the form that loss_parallel() needs
     ):
         for first in (lazy_head, lambda m: m):
             model = parallelize_module(first(Model()), mesh, {"lm_head": ColwiseParallel(**options)})
@@ -65,7 +65,7 @@ def of_torch(rank, ranks, mesh):
 
 
 def of_transformers(rank, ranks):
-    """A model that from_pretrained has split."""
+    """A model that from_pretrained has sharded."""
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError:

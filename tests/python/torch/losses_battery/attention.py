@@ -41,7 +41,7 @@ def padded_attention(q, k, v, padding):
 
 @case("attention", heads, **SCORES)
 def alibi_attention(q, k, v):
-    """A penalty that grows with the distance, another slope for each head."""
+    """A penalty that grows with the distance, with another slope for each head."""
     length = q.size(-2)
     place = torch.arange(length, device=q.device)
     distance = (place[None, :] - place[:, None]).to(q.dtype)
@@ -53,7 +53,7 @@ def alibi_attention(q, k, v):
 
 @case("attention", heads, **SCORES)
 def window_attention(q, k, v):
-    """Each position sees the 64 before it."""
+    """Each position attends to the 64 before it."""
     place = torch.arange(q.size(-2), device=q.device)
     back = place[:, None] - place[None, :]
     seen = (back >= 0) & (back < 64)

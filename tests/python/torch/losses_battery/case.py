@@ -1,4 +1,4 @@
-"""What a loss of the battery is: a function, inputs for it at any size, and the value that dominates its memory."""
+"""A loss of the battery: a function, its inputs at any size, and the value that dominates its memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 
 @dataclass(frozen=True)
 class Sizes:
-    """One set of sizes for all losses: `rows` x `vocab` numbers are the big value of each, up to a small factor."""
+    """One set of sizes for all losses: the big value of each has `rows` x `vocab` numbers, up to a small factor."""
 
     rows: int  # N, tokens
     dim: int  # D, of hidden states
-    vocab: int  # V: words, classes, hidden units
-    sequences: int = 8  # that the tokens are of
+    vocab: int  # V: vocabulary entries, classes, hidden units
+    sequences: int = 8  # the number of sequences that the tokens form
 
     @property
     def length(self) -> int:
-        """T, of a sequence."""
+        """T: the length of a sequence."""
         return self.rows // self.sequences
 
     @property
@@ -34,7 +34,7 @@ BENCH = Sizes(2048, 256, 8192)  # 64 MiB
 
 
 class Maker:
-    """Makes inputs: normal numbers and indices, the same for the same seed. dtype: of normal numbers."""
+    """Makes inputs: normal numbers and indices, the same for the same seed. dtype is that of normal numbers."""
 
     def __init__(self, sizes: Sizes, device="cpu", dtype=torch.float32, seed: int = 0):
         self.z = sizes
@@ -54,7 +54,7 @@ class Maker:
         return torch.randint(0, high, shape, generator=self._generator, device="cpu").to(self.device)
 
     def mask(self, *shape, share=0.9) -> torch.Tensor:
-        """1.0 at about a share of the places, the first of each row among them."""
+        """Returns 1.0 for about a share of the elements, the first of each row among them, and 0 for the others."""
         made = torch.rand(shape, generator=self._generator, device="cpu") < share
         made[..., 0] = True
         return made.to(self.device, torch.float32)
@@ -72,7 +72,7 @@ class Maker:
         return self.normal(self.z.vocab, self.z.dim, scale=2 / self.z.dim**0.5, dtype=dtype, grad=grad)
 
     def targets(self, *shape, ignored=True) -> torch.Tensor:
-        """[N] or of a shape: words, one in eleven of them -100."""
+        """Returns token ids [N], or of a shape; one in eleven of them is -100."""
         made = self.whole(self.z.vocab, *(shape or (self.z.rows,)))
         if ignored:
             made.view(-1)[::11] = -100
@@ -84,16 +84,16 @@ class Case:
     family: str
     function: Callable
     inputs: Callable[[Maker], tuple]
-    big: str  # what dominates memory, and its shape
-    numbers: Callable[[Sizes], int]  # of that value
-    trains: bool  # differentiated; or only evaluated
+    big: str  # the value that dominates memory, and its shape
+    numbers: Callable[[Sizes], int]  # count of its numbers
+    trains: bool  # whether it is differentiated, or evaluated alone
 
     @property
     def name(self) -> str:
         return self.function.__name__
 
     def big_bytes(self, sizes: Sizes) -> int:
-        """Of the big value in f32."""
+        """Returns the bytes of the big value in f32."""
         return 4 * self.numbers(sizes)
 
     def arguments(self, sizes: Sizes, device="cpu", dtype=torch.float32) -> list[torch.Tensor]:

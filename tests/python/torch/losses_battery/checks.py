@@ -1,9 +1,12 @@
-"""What is asked of autochunk for every loss, by each executor, with a budget of a quarter of its big value: that it takes the function, the
-same numbers as PyTorch's, memory within the budget or a message that says why not and what would, and a report that is
-true.
+"""Requirements of autochunk, for every loss and executor, with a budget of a quarter of the big value:
 
-What does not hold yet is in the tables below with its cause, and its test fails when it comes to hold: take the row out
-then."""
+  - it takes the function, with the numbers of PyTorch
+  - it takes no more memory than the budget, or its message gives the reason and a remedy
+  - its report is true
+
+The tables below list the failures that are known, with their causes. A test that passes again fails until its entry is
+removed.
+"""
 
 import functools
 import re
@@ -18,24 +21,24 @@ from logitless.torch._autochunk import Unsupported
 
 EXECUTORS = ["auto", "python"] if torch.get_default_device().type == "cpu" else ["auto"]
 
-# Functions with an operation that cannot be taken.
+# Functions with an operation that autochunk does not take.
 REFUSED: dict[str, str] = {}
 
-# Memory over a quarter of the big value, and no message that says what would help.
+# Losses that take more than a quarter of the big value, without a message that gives a remedy.
 MEMORY: dict[str, str] = {}
 
-# Numbers that PyTorch itself has with a larger error than sums of f32 in another order: against float64.
+# Tolerances of losses whose PyTorch numbers are further from float64 than f32 sums in another order.
 ROUNDING = {
-    "ctc_of_torch": 1.5e-4,  # log-sum-exps along frames, of which PyTorch's are 6e-5 off
-    "maximum_mean_discrepancy": 5e-5,  # a difference of means: PyTorch's is 1.8e-5 off, more or less by threads
+    "ctc_of_torch": 1.5e-4,  # log-sum-exps along frames: PyTorch's are 6e-5 off
+    "maximum_mean_discrepancy": 5e-5,  # a difference of means: PyTorch's is 1.8e-5 off, depending on threads
 }
 
-# Memory that is not what the report of generated code says.
+# Functions whose memory differs from the report of generated code.
 REPORTS = {"attention_of_torch": "PyTorch's fused attention takes memory of its own, which a plan does not count"}
 
 
 def expected(known, families, raises):
-    """The losses of some families, with those that are known not to pass marked."""
+    """Returns the losses of some families; those that are known to fail are marked."""
     assert set(known) <= set(CASES), f"rows of no loss: {set(known) - set(CASES)}"
     names = [case.name for case in CASES.values() if case.family in families]
     mark = pytest.mark.xfail
@@ -46,7 +49,7 @@ def expected(known, families, raises):
 
 @functools.cache
 def planned(name, executor):
-    """The chunked function, arguments and plan, or why there is none."""
+    """Returns the chunked function, arguments and plan, or the reason why there is none."""
     case = CASES[name]
     args = case.arguments(SMALL, torch.get_default_device())
     chunked = autochunk(case.function, memory_budget=case.big_bytes(SMALL) // 4, executor=executor)
@@ -71,7 +74,7 @@ def is_taken(name, executor):
 
 
 def has_the_same_numbers(name, executor):
-    """To the rounding of f32 sums in another order; bf16 gradients to their own."""
+    """Compares with PyTorch to the rounding of f32 sums in another order; bf16 gradients to the rounding of bf16."""
     chunked, args, _ = plan_of(name, executor)
     expected, actual = (outputs_and_gradients(f, args) for f in (CASES[name].function, chunked))
     rounding = 2**-7 if any(a.dtype == torch.bfloat16 for a in args) else ROUNDING.get(name, 2e-5)
@@ -85,7 +88,7 @@ def has_the_same_numbers(name, executor):
 
 
 def explains(text: str) -> bool:
-    """Whether a message names a value that was not cut, and what would help."""
+    """Returns whether a message names a value that was not cut, and a remedy."""
     return re.search(r"not chunked: .*\[.*\]: .*(name a budget|would (be|take|cut|do|chunk)|instead)", text) is not None
 
 
@@ -97,10 +100,12 @@ def takes_a_quarter(name, executor):
 
 
 def reports_what_it_takes(name, executor):
-    """Within 10 % of what PyTorch's allocator gives out, kernels' temporaries among it, beyond inputs and results.
+    """Compares the report to within 10 % with the memory that PyTorch's allocator gave out beyond inputs and results.
+    Temporaries of kernels count.
 
-    Products of 16-bit matrices are those without oneDNN, whose scratch for each thread (some ten KiB, which no report
-    counts) depends on the processor, and is much beside values as small as these."""
+    oneDNN is off for 16-bit matrix products: its scratch for each thread (some ten KiB) depends on the processor. No
+    report counts it, and it is large beside values as small as these.
+    """
     _, args, plan = plan_of(name, executor)
     narrow = any(isinstance(a, torch.Tensor) and a.dtype in (torch.bfloat16, torch.float16) for a in args)
     with torch.backends.mkldnn.flags(enabled=torch.backends.mkldnn.enabled and not narrow):

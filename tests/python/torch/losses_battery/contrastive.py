@@ -13,7 +13,7 @@ def two_towers(m):
 
 
 def labelled(m):
-    """Embeddings of which about eight have a label."""
+    """Returns embeddings, about eight for each label."""
     return m.normal(m.z.pairs, m.z.dim), m.whole(max(m.z.pairs // 8, 2), m.z.pairs)
 
 
@@ -57,7 +57,7 @@ def nt_xent(first, second):
 @case("contrastive", lambda m: (m.hidden(), m.hidden(grad=False), m.normal(m.z.vocab, m.z.dim, grad=False)),
       big="logits of the queue [N, V]", numbers=logits)
 def info_nce_queue(query, key, queue):
-    """Negatives out of a queue, the positive in the first column."""
+    """Negatives come from a queue; the positive is in the first column."""
     query, key, queue = (F.normalize(x, dim=-1) for x in (query, key, queue))
     positive = (query * key).sum(-1, keepdim=True)
     negative = query @ queue.T
@@ -80,7 +80,7 @@ def supervised_contrastive(features, labels):
 
 @case("contrastive", labelled, **SIMILARITIES)
 def hardest_triplet(features, labels):
-    """The farthest of the same label and the nearest of another, for each example."""
+    """The farthest example with the same label and the nearest one with another, for each example."""
     squares = features.square().sum(-1)
     distances = (squares[:, None] + squares[None, :] - 2 * features @ features.T).clamp(min=1e-12).sqrt()
     same = labels[:, None] == labels[None, :]
@@ -127,7 +127,7 @@ def cosface(features, weight, label):
 
 @case("contrastive", classified, big="logits [N, V]", numbers=logits)
 def normalized_softmax(features, weight, label):
-    """Cosines at a temperature; the gradient goes through both norms."""
+    """Cosines at a temperature; gradients flow through both norms."""
     return F.cross_entropy(F.linear(F.normalize(features), F.normalize(weight)) / 0.05, label)
 
 

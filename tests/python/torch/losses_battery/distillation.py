@@ -74,7 +74,7 @@ def hard_and_soft(hidden, weight, teacher, teacher_weight, target):
     m.hidden(), m.head(), m.normal(m.z.rows, 8, grad=False), m.whole(m.z.vocab, m.z.rows, 8)
 ))
 def stored_top_k(hidden, weight, teacher_logits, teacher_index):
-    """A teacher whose eight best words were stored."""
+    """A teacher whose eight most likely tokens were stored."""
     log_probs = F.log_softmax(F.linear(hidden, weight), -1)
     wanted = F.softmax(teacher_logits, -1)
     return -(wanted * log_probs.gather(-1, teacher_index)).sum(-1).mean()
@@ -82,7 +82,7 @@ def stored_top_k(hidden, weight, teacher_logits, teacher_index):
 
 @case("distillation", both)
 def live_top_k(hidden, weight, teacher, teacher_weight):
-    """The eight best words of a teacher that is run."""
+    """The eight most likely tokens of a teacher that runs in the step."""
     with torch.no_grad():
         best, index = F.linear(teacher, teacher_weight).topk(8, dim=-1)
         wanted = F.softmax(best, -1)
@@ -103,7 +103,7 @@ def squared_error_of_logits(hidden, weight, teacher, teacher_weight):
 
 @case("distillation", with_labels)
 def decoupled(hidden, weight, teacher, teacher_weight, target):
-    """The target's probability and the distribution of all other words, apart."""
+    """The target's probability, apart from the distribution of all other vocabulary entries."""
     index = target.clamp(min=0)[:, None]
     other = torch.arange(weight.shape[0], device=weight.device) != index
     logits, wanted = F.linear(hidden, weight), F.linear(teacher, teacher_weight).detach()

@@ -58,7 +58,7 @@ def label_smoothing(hidden, weight, target):
 
 @case("language", head)
 def label_smoothing_by_hand(hidden, weight, target):
-    """As sequence-to-sequence toolkits have it: a mixture of the target's loss and the mean of all."""
+    """A mixture of the target's loss and the mean of all, in the form of sequence-to-sequence toolkits."""
     log_probs = F.log_softmax(F.linear(hidden, weight), dim=-1)
     padding = target.eq(-100)
     nll = -log_probs.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -85,7 +85,8 @@ def causal_shift(hidden, weight, labels):
 
 @case("language", batch)
 def causal_shift_of_items(hidden, weight, labels):
-    """Labels padded instead of logits cut, and a sum over a count that the caller has of all micro batches."""
+    """Labels are padded instead of cutting logits; the caller gives the count over all micro batches that divides the
+    sum."""
     logits = F.linear(hidden, weight).float()
     labels = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
     total = F.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1), ignore_index=-100, reduction="sum")
@@ -153,7 +154,7 @@ def confidence_penalty(hidden, weight, target):
 
 @case("language", head)
 def with_statistics(hidden, weight, target):
-    """The loss, and what is logged of the logits beside it."""
+    """Returns the loss, and statistics of the logits for the log."""
     logits = F.linear(hidden, weight)
     loss = F.cross_entropy(logits, target)
     with torch.no_grad():
@@ -192,7 +193,7 @@ def mixture_of_softmaxes(hidden, weight, target, latent, gate):
 
 @case("language", lambda m: (m.hidden(), m.head(), m.targets(), m.normal(m.z.dim, m.z.dim, scale=m.z.dim**-0.5)))
 def next_two_tokens(hidden, weight, target, projection):
-    """Two heads that share the unembedding, the second of the token after the next."""
+    """Two heads share the unembedding; the second predicts the token after the next."""
     first = F.cross_entropy(F.linear(hidden, weight), target)
     second = F.cross_entropy(F.linear(torch.tanh(hidden @ projection), weight)[:-1], target[1:])
     return first + 0.3 * second
@@ -200,7 +201,7 @@ def next_two_tokens(hidden, weight, target, projection):
 
 @case("language", lambda m: (m.hidden(), m.head(), m.normal(m.z.rows, m.z.dim, grad=False), m.head(grad=False)))
 def soft_targets(hidden, weight, other, other_weight):
-    """Probabilities for targets."""
+    """Targets are probabilities."""
     wanted = F.softmax(other @ other_weight.T, -1)
     return F.cross_entropy(F.linear(hidden, weight), wanted)
 
@@ -209,7 +210,8 @@ def soft_targets(hidden, weight, other, other_weight):
     m.hidden(), m.head(), m.targets(ignored=False), m.uniform(m.z.vocab, low=-9.0, high=-7.0), m.whole(m.z.vocab, 64)
 ))
 def sampled_correction(hidden, weight, target, log_frequency, noise):
-    """A softmax over all words, each corrected by how often it is drawn, and words of the noise counted twice."""
+    """A softmax over the vocabulary, each entry corrected by how often it is drawn; entries of the noise count
+    twice."""
     logits = F.linear(hidden, weight) - log_frequency
     extra = F.linear(hidden, weight[noise]) - log_frequency[noise]
     lse = torch.logsumexp(torch.cat([logits, extra], dim=-1), -1)
@@ -218,7 +220,7 @@ def sampled_correction(hidden, weight, target, log_frequency, noise):
 
 @case("language", batch, trains=False)
 def perplexity(hidden, weight, labels):
-    """Of each sequence, in evaluation."""
+    """Returns the perplexity of each sequence, in evaluation."""
     log_probs = torch.log_softmax(F.linear(hidden, weight)[:, :-1], -1)
     labels = labels[:, 1:]
     kept = labels != -100

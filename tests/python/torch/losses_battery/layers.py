@@ -1,4 +1,4 @@
-"""Layers wider than what goes in and comes out."""
+"""Layers wider than their inputs and outputs."""
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ def swiglu(x, up, down, gate):
 @case("layers", lambda m: (m.hidden(), m.normal(2 * m.z.vocab, m.z.dim, scale=m.z.dim**-0.5), up_down(m)[2]),
       big="gate and units [N, 2 V]", numbers=lambda z: 2 * z.rows * z.vocab)
 def geglu_packed(x, gate_up, down):
-    """Gate and units of one product, split."""
+    """Gate and units come from one GEMM, and are split."""
     gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
     return F.linear(F.gelu(gate, approximate="tanh") * up, down)
 
@@ -55,7 +55,7 @@ def norm_swiglu_residual(x, up, down, gate, gain):
 
 @case("layers", lambda m: (*up_down(m), m.normal(m.z.vocab), m.normal(m.z.vocab)), **UNITS)
 def layer_norm_of_units(x, up, down, gain, bias):
-    """A norm between the two products."""
+    """A norm between the two matrix products."""
     return F.linear(F.layer_norm(F.gelu(F.linear(x, up)), (up.shape[0],), gain, bias), down)
 
 
@@ -78,7 +78,7 @@ def dense_mixture_of_experts(x, router, up, down):
 
 @case("layers", experts, big="hidden units of all experts [E, N, F]")
 def dense_mixture_with_balance(x, router, up, down):
-    """The same written by batched products, with a loss that balances the load."""
+    """The same with batched products, and a loss that balances the load."""
     shares = F.softmax(x @ router, -1)
     units = F.silu(torch.bmm(x.expand(4, -1, -1), up))
     made = (torch.bmm(units, down) * shares.T[:, :, None]).sum(0)

@@ -60,7 +60,7 @@ def huber_of_products(hidden, weight, other, other_weight):
 @case("margins", lambda m: (m.normal(m.z.rows, 8), m.normal(m.z.vocab, 8), m.normal(m.z.rows, grad=False),
                             m.normal(m.z.vocab, grad=False)), big="predictions [N, V]")
 def matrix_factorization(users, items, user_bias, item_bias):
-    """Ratings of all pairs from factors, weighted by a confidence that is made of them."""
+    """Ratings of all pairs from factors, weighted by a confidence computed from the ratings."""
     predicted = users @ items.T
     observed = (user_bias[:, None] + item_bias[None, :] > 1.0).float()
     return ((1.0 + 9.0 * observed) * (observed - predicted).square()).mean() + 1e-3 * users.square().sum()
@@ -102,7 +102,7 @@ def pairwise_ranking(features, score, relevance):
                             m.normal(m.z.rows, grad=False)),
       big="parameters of the mixture [N, 3 K]", numbers=lambda z: 3 * (z.vocab // 4) * z.rows)
 def mixture_density(hidden, weight, wanted):
-    """A mixture of Gaussians whose weights, means and widths a layer gives."""
+    """A mixture of Gaussians whose weights, means and widths come from a layer."""
     mixing, mean, log_width = F.linear(hidden, weight).chunk(3, -1)
     width = log_width.clamp(-5, 5).exp()
     density = -0.5 * ((wanted[:, None] - mean) / width).square() - log_width - 0.5 * math.log(2 * math.pi)
@@ -112,6 +112,6 @@ def mixture_density(hidden, weight, wanted):
 @case("margins", lambda m: (m.normal(m.z.pairs, m.z.dim), m.normal(m.z.pairs, m.z.dim, grad=False)),
       big="costs [P, P]", numbers=all_pairs)
 def chamfer(made, real):
-    """Of two sets of points, the squared distance to the nearest of the other set."""
+    """The squared distance of each point to the nearest of the other set, for two sets."""
     costs = made.square().sum(1)[:, None] + real.square().sum(1)[None] - 2 * made @ real.T
     return costs.amin(1).mean() + costs.amin(0).mean()

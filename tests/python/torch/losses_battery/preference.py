@@ -7,18 +7,18 @@ from losses_battery.case import case
 
 
 def pairs(m):
-    """hidden, head, labels, and the reference's log-probabilities of the sequences."""
+    """Returns hidden, head, labels, and the reference's log-probabilities of the sequences."""
     z = m.z
     return m.sequences(), m.head(), m.targets(z.sequences, z.length), -m.uniform(z.sequences, low=50.0, high=60.0)
 
 
 def with_reference(m):
-    """The reference by its own hidden states and head."""
+    """The reference has hidden states and a head of its own."""
     return (*pairs(m)[:3], m.sequences(grad=False), m.head(grad=False))
 
 
 def sequence_log_probs(logits, labels, average=False):
-    """Of each sequence's labels, each predicted by the position before."""
+    """Returns the log-probability of each sequence's labels; a position predicts the next label."""
     labels = labels[:, 1:].clone()
     logits = logits[:, :-1, :]
     mask = labels != -100
@@ -71,7 +71,7 @@ def hinge_dpo(hidden, weight, labels, reference):
 
 @case("preference", pairs)
 def slic(hidden, weight, labels, reference):
-    """A hinge on log-probabilities, and the cross entropy of what was chosen."""
+    """A hinge on log-probabilities, and the cross entropy of the chosen sequences."""
     logits = F.linear(hidden, weight)
     chosen, rejected = halves(sequence_log_probs(logits, labels))
     count = labels.shape[0] // 2
@@ -96,7 +96,7 @@ def cpo(hidden, weight, labels, reference):
 
 @case("preference", pairs)
 def orpo(hidden, weight, labels, reference):
-    """The odds of what was chosen against those of what was rejected."""
+    """The odds of the chosen sequence against those of the rejected one."""
     logits = F.linear(hidden, weight)
     chosen, rejected = halves(sequence_log_probs(logits, labels, average=True))
     log_odds = (chosen - rejected) - (torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected)))

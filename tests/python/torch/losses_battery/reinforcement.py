@@ -7,7 +7,7 @@ from losses_battery.case import case
 
 
 def rollout(m):
-    """hidden, head, actions, what the old policy and the reference thought of them, advantages and a mask."""
+    """Returns hidden, head, actions, log-probabilities of the old policy and the reference, advantages and a mask."""
     z = m.z
     shape = z.sequences, z.length
     actions = m.whole(z.vocab, *shape)
@@ -154,7 +154,7 @@ def kl_k3(hidden, weight, actions, old, reference, advantages, mask):
 
 @case("reinforcement", lambda m: (*rollout(m), m.normal(m.z.vocab, m.z.dim, scale=2 / m.z.dim**0.5, grad=False)))
 def full_kl_to_reference(hidden, weight, actions, old, reference, advantages, mask, frozen):
-    """The KL divergence of all words rather than of the one drawn."""
+    """The KL divergence over the full vocabulary, not only at the sampled token."""
     log_p = F.log_softmax(F.linear(hidden, weight), -1)
     log_q = F.log_softmax(F.linear(hidden.detach(), frozen), -1)
     kl = (log_p.exp() * (log_p - log_q)).sum(-1)

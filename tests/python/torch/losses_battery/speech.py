@@ -5,11 +5,11 @@ import torch.nn.functional as F
 
 from losses_battery.case import case
 
-LABELS = 7  # of a sequence; the transducer's lattice has one more
+LABELS = 7  # labels of a sequence; the transducer's lattice has one point more
 
 
 def frames(m):
-    """[T, B, D], the head and labels [B, L], none of them blank (0)."""
+    """Returns frames [T, B, D], the head and labels [B, L], none of them blank (0)."""
     z = m.z
     return m.normal(z.length, z.sequences, z.dim), m.head(), 1 + m.whole(z.vocab - 1, z.sequences, LABELS)
 
@@ -24,7 +24,7 @@ def ctc_of_torch(hidden, weight, labels):
 
 @case("speech", frames, big="logits [T, B, V]")
 def ctc_emissions(hidden, weight, labels):
-    """What an alignment reads of the logits: the log-probabilities of blank and labels [T, B, 1 + L]."""
+    """Returns the log-probabilities that an alignment reads: blank and labels [T, B, 1 + L]."""
     logits = F.linear(hidden, weight)
     wanted = F.pad(labels, (1, 0)).expand(hidden.shape[0], -1, -1)
     return logits.gather(-1, wanted) - logits.logsumexp(-1, keepdim=True)

@@ -10,8 +10,8 @@ from torch._C._profiler import _EventType
 
 
 def outputs_and_gradients(function: Callable, args: Sequence[torch.Tensor]) -> tuple[list, list]:
-    """Tensor outputs, and gradients by the arguments that need one (None where there is none), for tangents of 1, and of
-    2 for the second number of each output."""
+    """Returns tensor outputs, and gradients by the arguments that need one (None where there is none). The upstream
+    gradient is 1, and 2 for the second number of each output."""
     outputs = [o for o in pytree.tree_leaves(function(*args)) if isinstance(o, torch.Tensor)]
     graded = [o for o in outputs if o.requires_grad]
     wanted = [a for a in args if a.requires_grad]
@@ -26,15 +26,15 @@ def outputs_and_gradients(function: Callable, args: Sequence[torch.Tensor]) -> t
 
 
 def peak_of(run: Callable, results_count: bool = False) -> tuple[int, object]:
-    """The most bytes that the CPU's allocator had given out at a time during run(), kernels' own temporaries among them,
-    and what run() returned. Without the memory of the returned tensors, unless results_count."""
+    """Returns the most bytes that the CPU's allocator had given out at one time during run(), and the result of run().
+    Temporaries of kernels count; the memory of returned tensors does not, unless results_count."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         made = run()
     results = set()
     if not results_count:
         results = {t.untyped_storage().data_ptr() for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)}
     events = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree()))
-    last = {}  # of each address, the allocation that is still there
+    last = {}  # the live allocation at each address
     for place, (_, address, size) in enumerate(events):
         if size > 0:
             last[address] = place
@@ -49,7 +49,7 @@ def peak_of(run: Callable, results_count: bool = False) -> tuple[int, object]:
 
 
 def _allocations(tree):
-    """(time, address, bytes; negative when given back)"""
+    """Yields (time, address, bytes; negative when freed)."""
     for event in tree:
         if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
@@ -57,7 +57,8 @@ def _allocations(tree):
 
 
 def plan_peaks(plan, args: Sequence[torch.Tensor], measure: Callable) -> list[tuple]:
-    """Each compiled function of an autochunk plan with what measure(run) says of running it by itself."""
+    """Returns each compiled function of an autochunk plan with the result of measure(run), where run() calls it
+    alone."""
     traced, found = plan.traced, []
     for compiled in filter(None, (plan.forward, plan.backward)):
         pairs = zip(traced.outputs, traced.differentiable)

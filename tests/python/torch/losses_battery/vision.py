@@ -22,7 +22,7 @@ def _numbers(z):
 
 
 def pixels(m):
-    """Features [B, D, H, W], a classifier of 1 x 1 [C, D], labels [B, H, W], some of them 255."""
+    """Returns features [B, D, H, W], a classifier of 1 x 1 [C, D], labels [B, H, W], some of them 255."""
     count, classes, side = _image(m.z)
     dim = max(m.z.dim // 4, 4)
     labels = m.whole(classes, count, side, side)
@@ -120,7 +120,7 @@ def sigmoid_focal(hidden, weight, labels):
 
 @case("vision", multi_label)
 def asymmetric_multi_label(hidden, weight, labels):
-    """Easy negatives are shifted to nothing."""
+    """Easy negatives are shifted to probability 0."""
     logits = F.linear(hidden, weight)
     wanted = torch.zeros_like(logits).scatter_(1, labels, 1.0)
     p = torch.sigmoid(logits)
@@ -133,7 +133,7 @@ def asymmetric_multi_label(hidden, weight, labels):
 @case("vision", lambda m: (m.normal(m.z.pairs, m.z.dim, grad=False),), big="kernel [P, P]", numbers=all_pairs,
       trains=False)
 def mean_shift(points):
-    """One step of points towards the weighted mean of all."""
+    """One step of points towards the weighted mean of all points."""
     squares = points.square().sum(-1)
     distances = squares[:, None] + squares[None, :] - 2 * points @ points.T
     kernel = torch.exp(-0.5 * distances / points.shape[1])

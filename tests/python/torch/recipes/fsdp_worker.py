@@ -1,6 +1,6 @@
-"""One of two gloo processes that train a model under FSDP2 by a recipe's loss, the head also as a unit of its own:
-``torchrun fsdp_worker.py torchtitan|torchtune``. Rank 0 says "ok" when parameters are those of the plain loss and no
-logits were made."""
+"""One of two gloo processes that train a model under FSDP2 with a recipe's loss; the head may be a unit of its own.
+Start: ``torchrun fsdp_worker.py torchtitan|torchtune``. Rank 0 prints "ok" when the parameters are those of the plain
+loss and no logits were made."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ from recipes.models import Made, furthest  # noqa: E402
 
 
 class Model(nn.Module):
-    """With the names of both libraries for a head that is left to the loss."""
+    """A model with the names that both libraries use for a head that the loss computes."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the recipes' tests train: tiny models and texts, made here."""
+"""Models and texts that the tests of recipes train: tiny, and made here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tiny_llama(vocab: int = VOCAB, **more):
 
 
 def tokenizer(vocab: int = VOCAB):
-    """Words "w3" to "w(vocab - 1)", split at spaces."""
+    """Makes a tokenizer of the tokens "w3" to "w(vocab - 1)", split at spaces."""
     import tokenizers
     import transformers
 
@@ -45,18 +45,18 @@ def text(words: int, seed: int, vocab: int = VOCAB) -> str:
 
 
 def parameters(model) -> dict[str, torch.Tensor]:
-    """A copy by name."""
+    """Returns copies of the parameters by name."""
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """The largest relative difference of a parameter, in the 2-norm."""
+    """Returns the largest relative difference of a parameter, in the 2-norm."""
     assert found.keys() == expected.keys()
     return max(float((found[k] - expected[k]).norm() / expected[k].norm()) for k in expected)
 
 
 def batches(count: int, tokens: int = 12, vocab: int = VOCAB) -> list[dict]:
-    """Sequences of random words, whose first three are a prompt."""
+    """Returns sequences of random tokens, the first three of which are a prompt."""
     rows = []
     for k in range(count):
         words = torch.randint(3, vocab, (tokens,), generator=torch.Generator().manual_seed(k)).tolist()
@@ -65,14 +65,14 @@ def batches(count: int, tokens: int = 12, vocab: int = VOCAB) -> list[dict]:
 
 
 def snippet(page: str, **names) -> dict:
-    """Runs the Python of a page of docs/recipes, to which these names are known; what it defines."""
+    """Runs the Python of a page of docs/recipes, to which these names are known. Returns its names."""
     (code,) = re.findall(r"^```python\n(.*?)^```", (PAGES / page).read_text(encoding="utf-8"), re.M | re.S)
     exec(compile(code, page, "exec"), names)
     return names
 
 
 def under_fsdp(recipe: str) -> None:
-    """fsdp_worker.py in two processes."""
+    """Runs fsdp_worker.py in two processes."""
     worker = Path(__file__).with_name("fsdp_worker.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(worker), recipe]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -80,7 +80,8 @@ def under_fsdp(recipe: str) -> None:
 
 
 class Made:
-    """While it is entered: ``calls`` of lazy heads, and ``count``, how often the numbers of their logits were asked for."""
+    """Counts while it is entered: ``calls`` of lazy heads, and ``count``, the requests for the numbers of their
+    logits."""
 
     def __enter__(self):
         from logitless.torch._lazy import _call, _form
