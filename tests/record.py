@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Everything that tests, programs and 20 training steps compute, as hashes: made before a change that must not change a
-bit, and compared after it.
+"""Records all results of tests, programs and 20 training steps as hashes. Records are made before a change that must
+not change a bit, and compared after it.
 
     tests/record.py [--build-dir build] [--cuda] [--only REGEX] OUT   # or: make build first, then this
     tests/record.py --compare BEFORE AFTER
 
-Records of the test programs (tests/support/recording.h): outputs of every call of the head's tests and the kernel
-harness (each kernel that runs here, each plan and option of their tables), what its planner explains, results and
-decisions of the compiler's programs; of the command line: losses and checkpoints of 20 training steps, compiled
-programs. With --cuda, the programs of tests/cuda alone. Compare recordings of one machine: kernels differ between
-processors. --compare prints what differs, names what only one has, and fails unless both are equal; a test that was
-added or removed is named and is no difference with --common.
+Test programs (tests/support/recording.h) record the outputs of every call of the head's tests and the kernel harness:
+each kernel that runs here, each plan and option of their tables. They also record the planner's explanations, and
+results and decisions of the compiler's programs. The command records losses and checkpoints of 20 training steps, and
+compiled programs. With --cuda, only the programs of tests/cuda run. Compare recordings of one machine: kernels differ
+between processors.
+
+--compare prints the differences and the names that only one recording has, and fails unless both are equal. With
+--common, a test that was added or removed is named, but is no difference.
 """
 import argparse
 import hashlib

@@ -12,7 +12,8 @@ IGNORED = -100
 
 
 def grpo_loss(log_prob, old_log_prob, reference, advantage, mask, clip=0.2, beta=0.04):
-    """Returns the loss. log_prob, old_log_prob, reference, mask [G, T]; advantage [G] of the G answers to one question.
+    """Returns the loss. log_prob, old_log_prob, reference, mask [G, T]; advantage [G] of the G completions of one
+    prompt.
     """
     ratio = torch.exp(log_prob - old_log_prob)
     gain = torch.minimum(ratio * advantage[:, None], ratio.clamp(1 - clip, 1 + clip) * advantage[:, None])
@@ -22,7 +23,7 @@ def grpo_loss(log_prob, old_log_prob, reference, advantage, mask, clip=0.2, beta
 
 
 def dpo_loss(chosen, rejected, reference_chosen, reference_rejected, beta=0.1):
-    """Returns the loss from log-probabilities of whole answers [B]."""
+    """Returns the loss from log-probabilities of full completions [B]."""
     margin = (chosen - reference_chosen) - (rejected - reference_rejected)
     return -torch.nn.functional.logsigmoid(beta * margin).mean()
 
@@ -37,7 +38,7 @@ def main():
     head = torch.nn.Parameter(torch.randn(vocab, dim) / dim**0.5)
     states = torch.randn(answers, length, dim)
     words = torch.randint(0, vocab, (answers, length))
-    words[:, -4:] = IGNORED  # after the end of an answer
+    words[:, -4:] = IGNORED  # after the end of a completion
     mask = (words != IGNORED).float()
     rewards = torch.linspace(-1, 1, answers)
     advantage = (rewards - rewards.mean()) / rewards.std()

@@ -20,7 +20,7 @@ LOGITS = ROWS * VOCAB  # numbers
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers of a tensor that an operation makes."""
+    """Records the most elements of a tensor that an operation returns."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +145,7 @@ def copies(args):
 
 
 def run(fn, args, tangent_seed=11):
-    """Outputs, and gradients of the arguments for random tangents."""
+    """Returns outputs, and gradients of the arguments for random cotangents."""
     args = copies(args)
     outputs = [o for o in pytree.tree_leaves(fn(*args)) if isinstance(o, torch.Tensor)]
     graded = [o for o in outputs if o.requires_grad]
@@ -187,7 +187,7 @@ def test_float64_and_no_value_of_the_size_of_the_logits(fn):
 def test_float32_and_bfloat16(fn):
     chunked = autochunk(fn, memory_budget="64KiB")
     check_same(fn, chunked, arguments(fn, torch.float32), 1e-5)
-    # bf16 rounds wherever a value is stored: as close to the exact gradients as the function itself is.
+    # bf16 rounds every stored value: the result is as close to the exact gradients as that of the function itself.
     args = arguments(fn, torch.bfloat16)
     doubles = [a.detach().double().requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args]
     exact, plain, mine = ([*o, *g] for o, g in (run(fn, doubles), run(fn, args), run(chunked, args)))
@@ -212,7 +212,7 @@ def test_logits_in_fp32_of_16_bit(dtype):
 
 
 def test_the_scale_of_an_fp16_loss():
-    """Gradients that fp16 has no numbers for, but for the tangent."""
+    """Gradients that underflow fp16 until they are multiplied by the cotangent."""
 
     def faint(hidden, weight, target):
         return F.cross_entropy((hidden @ weight.T).float(), target) * 1e-8
@@ -364,7 +364,7 @@ def test_autocast():
 
 
 def test_chunks_of_the_vocabulary():
-    """Few rows: the vocabulary is cut, where indices count from the chunk's first word."""
+    """With few rows the vocabulary is cut, and indices count from the first vocabulary entry of the chunk."""
     args = random(2, DIM), random(5000, DIM), targets(2, 5000, ignored=1)
     chunked = autochunk(cross_entropy, memory_budget="40KiB")
     check_same(cross_entropy, chunked, args, 1e-12)
@@ -385,7 +385,7 @@ def test_embedding_and_attention():
 
 
 def test_chunks_of_a_table():
-    """Rows are read from, and added into, a big table one part of the table at a time."""
+    """A large table is read and added into one block of its rows at a time."""
 
     def fn(index, table, projection):
         return F.embedding(index, (table @ projection).log_softmax(1)).square().sum()
@@ -453,7 +453,7 @@ def test_many_indices_of_a_row_are_one_operation():
         return -(logp.gather(-1, index) * share).sum(-1).mean()
 
     index, share = whole(VOCAB, ROWS, 40), random(ROWS, 40).detach()
-    index[:, 1] = index[:, 0]  # two that add up
+    index[:, 1] = index[:, 0]  # two rows that add up
     chunked = autochunk(fn, memory_budget="128KiB")
     check_same(fn, chunked, (*head(torch.float64), index, share), 1e-11)
     assert chunked.source().count(".gather(") == 1 and chunked.source().count(".scatter_add_(") == 1
@@ -550,7 +550,7 @@ def test_writing_in_place():
 
 
 def test_a_matrix_and_its_transpose():
-    """Nothing is written into memory that the same operation reads in another order."""
+    """No operation writes into memory that it reads in another order."""
 
     def fn(x):
         product = x @ x.T + 1
@@ -579,7 +579,7 @@ def test_second_derivatives_are_refused():
     hidden, weight, target = arguments(cross_entropy, torch.float64)
     for gradients in ("forward", "backward"):
         loss = autochunk(cross_entropy, gradients=gradients)(hidden, weight, target)
-        with pytest.raises(NotImplementedError, match="second derivatives"):  # of a penalty, which would be left out
+        with pytest.raises(NotImplementedError, match="second derivatives"):  # a gradient penalty would be left out
             torch.autograd.grad(loss, hidden, create_graph=True)
 
 
@@ -594,5 +594,5 @@ def test_layers_that_share_the_body_of_a_loop():
         return x.square().mean()
 
     args = random(256, 32), *(random(32, 512, scale=0.1) for _ in range(3))
-    chunked = autochunk(layers, memory_budget="600KiB")  # whose text has a comment of them
+    chunked = autochunk(layers, memory_budget="600KiB")  # the source has a comment that names the layers
     check_same(layers, chunked, args, 1e-11)

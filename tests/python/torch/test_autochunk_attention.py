@@ -23,12 +23,12 @@ def attend(**options):
 
 
 def heads(*shape, keys=None, dtype=torch.float32):
-    """q of a shape, k and v of another or the same."""
+    """Returns q of a shape, and k and v of another shape or the same."""
     return [random(*s, dtype=dtype, seed=i, scale=0.7) for i, s in enumerate([shape, keys or shape, keys or shape])]
 
 
 def is_one(chunked):
-    """Whether the program has attention as an operation: as the executor writes it."""
+    """Returns whether the program has attention as one operation, in the form of its executor."""
     source = chunked.source()
     return "_attend(" in source or " = attention %" in source
 
@@ -64,7 +64,7 @@ def test_is_one_operation(executor, options, shape, keys):
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_float64(executor):
-    """Which no kernel of the library takes: attention is spelled out."""
+    """No kernel of the library takes float64, so attention is written out."""
     for options, shape, keys in [
         ({"is_causal": True}, (2, 4, 7, 8), None),
         ({"is_causal": True}, (2, 4, 7, 8), (2, 4, 5, 8)),
@@ -96,7 +96,7 @@ def test_autocast():
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_memory_is_linear_in_the_length(executor):
-    """Scores of 4 heads x 1024 x 1024 would be 16 MiB; what attention takes is known, and is what runs."""
+    """Scores of 4 heads x 1024 x 1024 would be 16 MiB. The plan counts the memory that attention takes."""
 
     def fn(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum()
@@ -129,7 +129,7 @@ def test_fused_kernels_run_for_any_strides(dims):
 
 
 def test_gradients_backward():
-    """Without what the forward left: computed once more."""
+    """The backward recomputes the log-sum-exps that the forward did not save."""
     fn = attend(is_causal=True, enable_gqa=True)
     for executor in EXECUTORS:
         chunked = autochunk(fn, executor=executor, gradients="backward")
@@ -138,7 +138,7 @@ def test_gradients_backward():
 
 @pytest.mark.parametrize("chunks", [0, 2, 3])
 def test_heads_are_cut(chunks):
-    """Of grouped queries whole groups; log-sum-exps are not kept between loops."""
+    """Chunks of grouped queries are whole groups; log-sum-exps are not saved between loops."""
 
     def fn(q, k, v, w):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -173,7 +173,7 @@ def test_masks(executor, shape, boolean):
 def test_what_is_no_attention_of_the_ir_is_spelled_out():
     args = [*heads(2, 2, 5, 8, dtype=torch.float32), random(1, 2, 5, 5, dtype=torch.float32)]
     chunked = autochunk(masked)
-    check_same(masked, chunked, args, 1e-5)  # with a gradient of the mask
+    check_same(masked, chunked, args, 1e-5)  # including the gradient of the mask
     assert not is_one(chunked)
     q, k, v = heads(2, 2, 5, 8, dtype=torch.float64)
     longer = autochunk(attend())
@@ -194,7 +194,7 @@ def layers(count, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_layers_share_no_mask(causal):
-    """Lines of source grow with the layers alone, and no [T, T] value is made."""
+    """The source grows by the same lines for each layer, and no [T, T] value is made."""
     lines = []
     for count in (2, 4):
         fn, args = layers(count, causal)
@@ -207,7 +207,8 @@ def test_layers_share_no_mask(causal):
 
 
 def test_layers_share_one_mask():
-    """Written out as a softmax: the mask is made once forward and once backward, and layers add equal lines."""
+    """Attention written as a softmax: the mask is made once forward and once backward, and each layer adds as many
+    lines."""
 
     def fn(x, weights):
         place = torch.arange(24, device=x.device)

@@ -1,5 +1,5 @@
-"""First calls of autochunked functions inside of whatever PyTorch has around them: checkpoints, torch.func, modes,
-other chunked functions; no rows; plans let go; the lines that messages name."""
+"""First calls of autochunked functions inside PyTorch's checkpoints, torch.func, modes and other chunked functions;
+calls without rows; release of plans; lines that messages name."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def per_token(hidden, weight, target):
     return F.cross_entropy(hidden @ weight.T, target, reduction="none")
 
 
-FUNCTIONS = [z_loss, per_token]  # gradients with the outputs, and in backward
+FUNCTIONS = [z_loss, per_token]  # the first has its gradients in the forward, the second in the backward
 both = pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda f: f.__name__)
 executors = pytest.mark.parametrize("executor", EXECUTORS)
 
@@ -44,7 +44,7 @@ def cold(fn, executor):
 
 
 def backward(fn, args):
-    """Outputs, and gradients of hidden and weight by Tensor.backward."""
+    """Returns outputs, and gradients of hidden and weight by Tensor.backward."""
     hidden, weight, target = args
     leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     made = fn(*leaves, target)
@@ -72,7 +72,7 @@ def test_checkpoint(fn, executor, reentrant):
     hidden, weight, target = args
     expected = backward(lambda h, w, t: fn(torch.tanh(h * 2), w.sin(), t) * 3, args)
     check_same(backward(part(chunked), args), expected)
-    check_same(backward(part(chunked), args), expected)  # and warm
+    check_same(backward(part(chunked), args), expected)  # with a warm cache
 
 
 @executors
@@ -166,7 +166,7 @@ def test_plans_let_go_before_their_backward(fn, executor, monkeypatch):
         again = arguments(rows)
         expected = torch.autograd.grad(fn(again[0].requires_grad_(), *again[1:]).sum(), again[0])[0]
         torch.testing.assert_close(leaf.grad, expected)
-    # Of the two that are kept the one used longer ago goes.
+    # Two plans are cached; the least recently used one goes.
     first, last = chunked._made._made
     chunked(arguments(5)[0].requires_grad_(), *arguments(5)[1:])
     assert list(chunked._made._made) == [last, first]
@@ -210,7 +210,7 @@ def test_the_lines_of_what_is_chunked_and_what_is_not(executor):
     logits = f"test_autochunk_calls.py:{first + 1}: logits = (hidden @ weight.T).float(): "
     turned = f"test_autochunk_calls.py:{first + 2}: turned = logits.reshape(-1)[7:-5]: "
     assert f"\n  {logits}cast %_to_copy_1 f64[64, 128]: along dimension" in text
-    # A gradient has the line of what it is the gradient of.
+    # The line of a gradient is that of its value.
     assert f"\n    boundary: {turned}slice_1 (slice) f32[8180] cannot run on a cut" in text
     assert f"\n    boundary: {turned}slice_scatter (pad) f32[8192] cannot be cut along dimension" in text
     assert f"\n  not chunked: {turned}pad %slice_scatter f32[8192]: it cannot be cut" in text

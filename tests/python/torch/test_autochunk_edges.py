@@ -1,4 +1,4 @@
-"""Edge cases of the operations that autochunk lowers, by every executor: each is what PyTorch makes of it."""
+"""Edge cases of the operations that autochunk lowers: every executor gives PyTorch's result."""
 
 import warnings
 
@@ -46,7 +46,7 @@ ZEROS = f(*(-0.0, 0.0) * 9)
 FRACTIONS = f(-0.3, -0.5, -0.7, -1.5, -2.5, 0.3, 0.5, 1.5, 2.5, 0.49999997, -0.49999997, 8388609, -8388609)
 LONG = i(2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**63 - 1, -(2**63), 2**63 - 2, 7, -7, 2**24 + 1, 0)
 INTS = i(2**31 - 1, -(2**31), 2**24 + 1, -7, dtype=torch.int32)
-NEAR = i(2**24 + 1, 2**24, 2**24 + 3, 2**24 + 2)  # that f32 takes for one another
+NEAR = i(2**24 + 1, 2**24, 2**24 + 3, 2**24 + 2)  # numbers that f32 does not distinguish
 
 # name -> (function, its arguments)
 VALUES = {
@@ -117,7 +117,7 @@ SIGNS = {
     "sums": (lambda a: (a[:, None].sum(1), a.mean(), a.cumsum(0), a + a, a - a, a * 0), ZEROS),
 }
 
-# What no executor may give a number for.
+# Operations for which every executor raises an error.
 REFUSED = {
     "quotient by 0": (lambda a, b: a // b, i(7, -7), i(0, 2)),
     "cut quotient by 0": (lambda a, b: a.div(b, rounding_mode="trunc"), i(7, -7), i(0, 2)),
@@ -128,7 +128,7 @@ REFUSED = {
 }
 
 FAR = 2**33  # as an i32 it would be 0
-# name -> (function, x, a good index, bad ones with where and what)
+# name -> (function, x, a good index, bad ones with line and position)
 INDICES = {
     "cross_entropy": (lambda z, y: F.cross_entropy(z, y), Z, i(1, 2, -100, 4), [(3, 5), (0, -1), (1, FAR), (2, FAR + 1)]),
     "nll_loss": (lambda z, y: F.nll_loss(z.log_softmax(1), y, ignore_index=2), Z, i(1, 2, 0, 4), [(3, 5)]),
@@ -173,7 +173,7 @@ def compare(got, wanted):
 
 
 def chunked(function, executor):
-    """The function by an executor, or by the one that stands in for the library where that does not take it."""
+    """Returns the function by an executor, or by the fallback where the library does not take it."""
     return autochunk(function, executor=executor if executor == "python" else "auto")
 
 
@@ -214,7 +214,7 @@ def test_refused(name, executor):
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", INDICES)
 def test_indices(name, executor):
-    """A bad index is PyTorch's error, which names the line, the position and the index; the good one is as before."""
+    """A bad index raises PyTorch's error, with the line, the position and the index; the next good index works."""
     function, x, index, bad = INDICES[name]
     x, made = x.clone().requires_grad_(), chunked(function, executor)
     compare(results(made, [x, index]), results(function, [x, index]))
@@ -230,7 +230,7 @@ def test_indices(name, executor):
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_bad_label_of_a_head(executor):
-    """Of logits that the head engine never makes, in every order of gradients, under torch.func and in no_grad."""
+    """Bad labels of logits that the head engine never makes: every order of gradients, under torch.func and no_grad."""
     h, w, y = torch.rand(64, 16, requires_grad=True), torch.rand(8192, 16), torch.randint(0, 8192, (64,))
     y[7] = 8192
 
@@ -256,7 +256,7 @@ def test_rows_that_a_mask_leaves_out_may_hold_any_label(executor):
 
 
 def test_indices_that_are_inside_take_no_check():
-    """Of a sort, a count, a clamp, a test, a maximum: nothing runs beside the program."""
+    """The indices of a sort, a count, a clamp, a test or a maximum are inside: nothing runs beside the program."""
 
     def function(x, y):
         order = x.argsort(-1)
@@ -277,7 +277,7 @@ def test_checks_are_text_and_back():
 
 @pytest.mark.parametrize("native", [True, False])
 def test_on_a_gpu_a_bad_label_is_a_nan(native, monkeypatch):
-    """The program for a GPU, run here: the loss is not a number, no memory outside is read, and the head is found."""
+    """A GPU's program, run on a CPU: the loss is NaN, no memory outside is read, and the head is found."""
     monkeypatch.setattr(program, "_device", lambda made: "cuda")
     tensors = torch.rand(64, 8), torch.rand(4096, 8), torch.randint(0, 4096, (64,))
     with alone() as around, warnings.catch_warnings():
@@ -297,7 +297,7 @@ def test_on_a_gpu_a_bad_label_is_a_nan(native, monkeypatch):
 
 @pytest.mark.parametrize("name", INDICES)
 def test_on_a_gpu_generated_code_takes_any_index(name, monkeypatch):
-    """The code for a GPU, run here: none of PyTorch's operations gets an index outside, which would end the use of a GPU."""
+    """A GPU's code, run on a CPU: no PyTorch operation gets an index outside, which would end the use of a GPU."""
     monkeypatch.setattr(program, "_device", lambda made: "cuda")
     function, x, index, bad = INDICES[name]
     x = x.clone().requires_grad_()

@@ -1,5 +1,5 @@
-"""Which executor runs a function where none is asked for: the library on a CPU, if it takes the function within the budget,
-else generated code."""
+"""The executor of a function when none is chosen: on a CPU the library, if it takes the function within the budget,
+otherwise generated code."""
 
 from types import SimpleNamespace
 
@@ -68,7 +68,7 @@ def test_under_torch_compile():
 
 @pytest.fixture
 def made(monkeypatch):
-    """Plans of a given size instead of compiled ones: made[native] bytes, or what is raised."""
+    """Replaces compilation by plans of given sizes: made[native] is bytes, or an exception to raise."""
     sizes = {}
 
     def make_plan(function, tensors, names, needs, limits, gradients, around):
@@ -93,7 +93,7 @@ def test_the_choice(made):
     assert chosen() and not chosen(device="cuda")
     made[True] = 101  # over the budget
     assert not chosen() and chosen(budget=0)
-    made[False] = 102  # further
+    made[False] = 102  # further over the budget
     assert chosen()
     made[False] = 101
     assert chosen()

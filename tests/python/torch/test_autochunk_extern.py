@@ -1,4 +1,4 @@
-"""Operations without a form in a tensor program: PyTorch runs them as they are, and the rest is chunked around them."""
+"""Operations without a form in a tensor program: PyTorch runs them, and the rest is chunked around them."""
 
 import re
 
@@ -23,7 +23,7 @@ def whole(below, *shape, seed=0):
 
 
 def check_same(fn, args, budget, tolerance=1e-10):
-    """PyTorch's numbers and gradients. Returns the chunked function, which has run."""
+    """Checks numbers and gradients against PyTorch. Returns the chunked function, which has run."""
     args = [a.requires_grad_() if a.is_floating_point() else a for a in args]
     chunked = autochunk(fn, memory_budget=budget)
     for found, wanted in zip(outputs_and_gradients(chunked, args), outputs_and_gradients(fn, args), strict=True):
@@ -36,7 +36,7 @@ def check_same(fn, args, budget, tolerance=1e-10):
 
 
 def head_of(hidden):
-    """A loss over the hidden states that a function makes of others."""
+    """Returns a loss over hidden(h)."""
 
     def loss(h, weight, target):
         return F.cross_entropy(hidden(h) @ weight.T, target)
@@ -49,7 +49,7 @@ def head_arguments():
 
 
 def runs(chunked, name):
-    """How explain() says that an operation runs."""
+    """Returns how the operation runs, by explain()."""
     return re.findall(rf"aten\.{name}\S* runs as PyTorch has it, (.*)", chunked.explain())
 
 
@@ -106,7 +106,7 @@ def pictures(count=8, channels=3, size=6, kernel=3):
 
 
 def test_a_convolution_is_cut_along_images():
-    """With its gradients, of which the weight's is a sum over images."""
+    """Gradients are cut, too; the weight's gradient is a sum over images."""
 
     def loss(images, kernel):
         return F.conv2d(images, kernel, padding=1).exp().sum(1).log().mean()
@@ -130,7 +130,7 @@ def test_a_head_after_a_convolution():
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kernel, stride", [((1, 1), 1), ((2, 3), (2, 3)), ((1, 3), (1, 3))])
 def test_a_convolution_of_patches_is_a_product(kernel, stride, bias):
-    """And so are its gradients; what is left over at the borders has none."""
+    """Its gradients are matrix products, too; pixels left over at the borders have gradient 0."""
 
     def loss(images, weight, offset, target):
         return F.cross_entropy(F.conv2d(images, weight, offset if bias else None, stride=stride), target)
@@ -215,7 +215,7 @@ def test_grouped_products_of_experts():
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="allocations of the CPU")
 def test_the_report_is_true():
-    """Within 10 % of what PyTorch's allocator gives out."""
+    """The plan's memory is within 10 % of the bytes that PyTorch's allocator gives out."""
     f32 = [a.float() if a.is_floating_point() else a for a in pictures(size=16)]
     hidden, weight, *rest = ctc_arguments()
     cases = [

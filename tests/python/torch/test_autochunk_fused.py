@@ -1,5 +1,5 @@
-"""What generated code uses PyTorch's own operations for: softmaxes with their log-sum-exps, numbers at an index of each
-row, sums of batched products. Counted in operations on big values, bytes and rounds."""
+"""PyTorch operations that generated code uses: softmaxes with log-sum-exps, elements at an index of each row, sums of
+batched products. The tests count operations on big values, bytes and rounds."""
 
 import re
 
@@ -14,7 +14,8 @@ ROWS, DIM, WORDS = 48, 8, 700
 
 
 class BigOperations(TorchDispatchMode):
-    """Counts the operations that read or make at least so many numbers; those that only name memory are none."""
+    """Counts the operations that read or make at least so many elements. Operations that only create views do not
+    count."""
 
     VIEWS = ("t", "transpose", "permute", "view", "_unsafe_view", "slice", "unsqueeze", "squeeze", "detach", "empty")
 
@@ -69,14 +70,15 @@ def test_a_cross_entropy_is_nine_operations_on_the_logits(function):
     numbers = ROWS // 4 * WORDS
     with BigOperations(numbers) as counted, torch.no_grad():
         chunked.last.run(chunked.last.forward, args)
-    # Product, target's logit, maximum, softmax, its maximum, times a row, the target's number, two products of gradients.
+    # Matrix product, target's logit, maximum, softmax, its maximum, times a row, the target's element, two products of
+    # gradients.
     assert len(counted.names) == 4 * 9, counted.names
-    # Nothing of the size of a chunk's logits beside them.
+    # No other value of the size of a chunk's logits is in memory.
     assert chunked.last.forward.after < 1.2 * numbers * 8
 
 
 def masked_softmax(q, k, v):
-    """Scores far below and at -inf."""
+    """Masked scores are far below 0, or -inf."""
     scores = q @ k.T
     place = torch.arange(scores.shape[1])
     scores = torch.where((place[None, :] - place[: scores.shape[0], None]).abs() < 9, scores, -3e38)
@@ -102,7 +104,7 @@ def test_softmaxes_are_pytorch_s():
 
 
 def kept_softmax(hidden, weight):
-    """The logits are read after the softmax that is made of them."""
+    """The logits are read after their softmax."""
     logits = hidden @ weight.T
     lse = logits.logsumexp(-1)
     return (logits.softmax(-1) * logits).sum(-1) + lse + (logits - lse[:, None]).square().sum(-1)
@@ -130,7 +132,7 @@ def test_log_sum_exps_of_infinities_and_of_nothing():
 
 
 def margins(hidden, weight, target):
-    """Labels out of range hit nothing; two such values are added."""
+    """Labels out of range match no entry; two such values are added."""
     logits = hidden @ weight.T
     place = torch.arange(logits.shape[1])
     hit = (place == target[:, None]).to(logits.dtype)
@@ -146,7 +148,7 @@ def test_numbers_at_an_index_that_may_be_outside(budget):
 
 
 def batched(x, up, down):
-    """Weights of several experts, whose gradients are sums of all chunks."""
+    """Weights of several experts, whose gradients are sums over all chunks."""
     return torch.einsum("enf,efd->nd", torch.tanh(torch.einsum("nd,edf->enf", x, up)), down)
 
 
@@ -154,7 +156,7 @@ def test_sums_of_batched_products_are_added_to_in_place():
     args = [torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((64, 8), (3, 8, 500), (3, 500, 8))]
     chunked = autochunk(batched, chunks=32)
     check_same(batched, chunked, args)
-    # [E, F, D] and [E, D, F] are sums: neither is made once more each round.
+    # [E, F, D] and [E, D, F] are sums that are updated in place, and not made in each round.
     with BigOperations(3 * 500 * 8) as counted, torch.no_grad():
         backward = chunked.last.backward
         tangent = torch.ones(64, 8, dtype=torch.float64)
@@ -165,7 +167,7 @@ def test_sums_of_batched_products_are_added_to_in_place():
 
 
 def apart(a, b):
-    """Contracted dimensions that do not stand together, and batches that are not the first."""
+    """Contracted dimensions are not adjacent, and batch dimensions are not first."""
     return torch.einsum("ibjc,cbkj->bki", a, b), torch.einsum("ibjc,ibjc->b", a, a), torch.einsum("ibjc,cbkj->", a, b)
 
 
@@ -210,7 +212,7 @@ def test_a_budget_that_is_not_met_names_one_that_is(executor):
 
 
 def test_a_budget_that_is_not_met_is_no_reason_for_more_work():
-    """The projections alone are over it: the least that is found computes next to nothing twice."""
+    """The projections alone exceed the budget: the best plan recomputes almost nothing."""
     args = [torch.randn(*s, requires_grad=True) for s in ((256, 16), (16, 512), (256, 16))]
     for executor in ("python", "native"):
         text = autochunk(correlations, memory_budget="256KiB", executor=executor).explain(*args)
@@ -219,7 +221,7 @@ def test_a_budget_that_is_not_met_is_no_reason_for_more_work():
 
 
 def pairs(hidden, weight, target):
-    """Of sequences that wait for each other: words are cut."""
+    """A loss of pairs of sequences: each needs all rows, so the vocabulary is cut."""
     log_probs = F.log_softmax(hidden.view(4, -1, DIM) @ weight.T, -1)
     index = target.clamp(min=0).view(4, -1, 1)
     total = log_probs.gather(-1, index).squeeze(-1).sum(-1)
@@ -227,7 +229,8 @@ def pairs(hidden, weight, target):
 
 
 def test_cut_words_are_counted_and_reduced_in_their_memory():
-    """Numbers at an index are written whatever the counter's form, and log-sum-exps wait for what else reads the logits."""
+    """Elements at an index are written for every type of counter; log-sum-exps come after the last reader of the
+    logits."""
     args = inputs()
     chunked = autochunk(pairs, memory_budget=WORDS * ROWS * 8 // 6)
     check_same(pairs, chunked, args)

@@ -1,4 +1,5 @@
-"""autochunk of x[mask]: rows that a mask selects, whose number depends on values, and what is summed of them."""
+"""autochunk of x[mask]: a mask selects rows, so their number depends on values. Sums over those rows are tested,
+too."""
 
 import pytest
 
@@ -15,7 +16,7 @@ B, T, D, V = 4, 12, 6, 20
 
 
 def hidden_states(h, w, t, mask):
-    """Of the tokens that count: the head runs on those alone."""
+    """The head runs on the selected tokens alone."""
     return F.cross_entropy(h[mask] @ w.T, t[mask])
 
 
@@ -46,7 +47,7 @@ def distances(h, w, t, mask):
 
 
 def elements(h, w, t, mask):
-    """A gradient at rows left out would be 0 * inf: log(0) and 1 / 0."""
+    """Gradients at rows left out would be 0 * inf: log(0) and 1 / 0."""
     x = F.linear(h * mask[..., None], w).square()
     kept = x[mask]
     one = kept.log().mean() + (1 / kept[..., :4]).sum()

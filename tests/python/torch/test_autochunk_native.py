@@ -1,4 +1,4 @@
-"""autochunk with executor="native" against the functions it was given and generated code."""
+"""autochunk with executor="native", against the original functions and generated code."""
 
 import threading
 
@@ -24,7 +24,7 @@ def natively(fn, **options):
 
 
 def gradients(function, args):
-    """The outputs and the gradients by all inputs that have one, of a sum."""
+    """Returns outputs, and the gradients of their sum by all inputs that have one."""
     made = function(*args)
     return made, torch.autograd.grad(made.sum(), [a for a in args if a.requires_grad])
 
@@ -52,8 +52,9 @@ def test_float64(fn):
 @pytest.mark.parametrize("budget", [None, "64KiB"])
 @pytest.mark.parametrize("fn", cases.FUNCTIONS, ids=lambda f: f.__name__)
 def test_narrow_floats(fn, budget):
-    """fp32 to its rounding; of 16 bit as close to the exact numbers as the function itself is."""
-    # Of 16 bit the budget leaves contrastive as many chunks, after a search that costs as much as all else here.
+    """fp32 is exact to its rounding. 16-bit results are as close to the exact numbers as those of the function
+    itself."""
+    # With 16 bits, contrastive has chunks by number: the budget gives as many, after a search as long as all else here.
     few = budget is not None and fn is cases.contrastive
     chunked = natively(fn, chunks=8) if few else natively(fn, memory_budget=budget)
     check_same(fn, chunked, arguments(fn, torch.float32), 1e-5)
@@ -154,7 +155,7 @@ def test_autograd():
     (chunked(hidden, weight, target) + 3 * chunked(hidden, weight, target)).backward()
     expected = torch.autograd.grad(cross_entropy(*args), args[0])[0]
     torch.testing.assert_close(hidden.grad, 4 * expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(NotImplementedError, match="second derivatives"):  # of a penalty, which would be left out
+    with pytest.raises(NotImplementedError, match="second derivatives"):  # a gradient penalty would be left out
         torch.autograd.grad(chunked(*args), args[0], create_graph=True)
 
 
@@ -183,7 +184,7 @@ def test_inputs_that_are_not_contiguous():
     chunked = natively(z_loss)
     expected = gradients(chunked, [hidden, weight, target])
     assert same_bits(expected, gradients(chunked, [turned, unaligned.requires_grad_(), target]))
-    # A copy of what is not contiguous counts.
+    # The copy of a tensor that is not contiguous counts as memory.
     planned = [natively(z_loss, chunks=5)._planned([h, weight, target], {}) for h in (hidden, turned)]
     assert planned[1].forward.after - planned[0].forward.after == ROWS * DIM * 4
     assert planned[1].source() == planned[0].source()
@@ -220,7 +221,7 @@ def test_torch_compile_has_no_graph_break(gradients_when):
     torch._dynamo.reset()
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     assert same_bits(expected, gradients(compiled, args))
-    # Without gradients; other shapes; what was compiled outlives the programs kept.
+    # Calls without gradients; other shapes; compiled calls stay valid when the cache of programs is cleared.
     with torch.no_grad():
         torch.testing.assert_close(compiled(*args), expected[0].detach())
     shorter = [args[0][:20].detach().requires_grad_(), args[1], args[2][:20]]
@@ -251,7 +252,7 @@ def test_torch_compile_of_a_module_and_what_it_cannot_see():
     torch.testing.assert_close(scaled(hidden), (hidden.sum(-1, keepdim=True) * held).exp().sum())
     with pytest.raises(Exception) as raised:
         torch.compile(lambda x: scaled(x) * 1, backend="aot_eager", fullgraph=True)(hidden)
-    # PyTorch's own error stands before it.
+    # PyTorch's error comes first in the chain.
     error, texts = raised.value, []
     while error is not None:
         texts.append(str(error))
@@ -308,7 +309,7 @@ def test_a_cuda_graph():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         made = gradients(chunked, args)
-    # What the graph launches outlives the programs kept.
+    # Launches of the graph stay valid when the cache of programs is cleared.
     native._runner.cache_clear()
     program.cache_clear()
     with torch.no_grad():
@@ -345,7 +346,7 @@ def test_streams_and_torch_compile_with_cuda_graphs():
 
 
 def test_gradients_of_the_forward_are_multiplied_where_they_are():
-    """Unless another backward is to come, or the results are someone's own."""
+    """Gradients are scaled in place, except where another backward follows or the results belong to someone else."""
     args = arguments(z_loss, torch.float32)
     wanted = [a for a in args if a.requires_grad]
     loss = 3.0 * natively(z_loss)(*args)

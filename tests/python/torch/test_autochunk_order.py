@@ -1,4 +1,4 @@
-"""autochunk of what has an order: running sums, sorting, diagonals, writing by index, margins; and random numbers."""
+"""autochunk of ordered operations (running sums, sorting, diagonals, writing by index, margins) and random numbers."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_float64(fn, executor):
 
 
 def chosen(hidden, weight):
-    """Of the largest logits of each row alone, with a running sum over what is sorted."""
+    """The largest logits of each row, with a running sum over the sorted values."""
     logits = hidden @ weight.T
     top, index = logits.topk(24, 1)
     kept = torch.zeros_like(logits).scatter(1, index, 1.0)
@@ -131,7 +131,7 @@ def masks(x):
 
 
 def test_masks_are_those_of_the_library():
-    """Both executors draw the same, in f64 more bits than in f32."""
+    """Both executors draw the same numbers; f64 has more random bits than f32."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = torch.zeros(30, 200, dtype=dtype)
         made = []
@@ -183,7 +183,7 @@ def squares(x):
 
 
 def test_random_numbers_under_transforms():
-    """Of each example as vmap says, and in its gradient those of its value."""
+    """vmap gives each example its numbers, and a gradient has those of its value."""
     x = torch.ones(6, 40, dtype=torch.float64)
     for gradients in ("auto", "backward"):
         chunked = autochunk(squares, gradients=gradients)
@@ -197,7 +197,7 @@ def test_random_numbers_under_transforms():
             torch.func.vmap(chunked)(x)
 
 
-# --- what is refused
+# --- refusals
 
 
 def checkpointed(x):

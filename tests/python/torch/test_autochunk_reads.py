@@ -1,4 +1,4 @@
-"""What a chunked function reads besides its arguments, which may change; copies of it."""
+"""Values that a chunked function reads besides its arguments, which may change; copies of it."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ X = torch.arange(12.0).reshape(3, 4)
 
 
 class Layer(torch.nn.Module):
-    power = 1.0  # of the class
+    power = 1.0  # an attribute of the class
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Layer(torch.nn.Module):
         self.temperature, self.steps = 1.0, [1.0, 2.0]
         self.options = types.SimpleNamespace(margin=0.5)
         self.drop, self.act = torch.nn.Softplus(beta=1.0), torch.nn.ReLU()
-        self.shift = torch.zeros(())  # a tensor that is no buffer
+        self.shift = torch.zeros(())  # a tensor, but not a buffer
         self.chunked = autochunk(self.loss)
 
     def loss(self, x):
@@ -85,7 +85,7 @@ def test_a_global_that_changes(monkeypatch):
 
 
 def test_a_closure_that_changes():
-    """A variable of the function, one of a function that it calls, and that function itself."""
+    """A variable of the function, a variable of a function that it calls, and that function itself change."""
     factor, held = 1.0, types.SimpleNamespace(factor=1.0)
 
     def helper(x):
@@ -115,7 +115,7 @@ def compilations(chunked) -> int:
 
 
 def test_what_was_compiled_is_found_again():
-    """A value of before is no reason to compile, nor is one that the function does not read."""
+    """Neither an earlier value nor one that the function does not read causes a compilation."""
     module = Layer()
     chunked = autochunk(module)
     for temperature in (1.0, 2.0, 1.0, 2.0):
@@ -128,7 +128,7 @@ def test_what_was_compiled_is_found_again():
 
 
 def test_what_the_function_changes_itself_is_no_reason_to_compile():
-    """A list that it appends to, a counter of its calls: they are of the trace, as all that a function does besides."""
+    """A list that it appends to, and a counter of its calls, change only when it is traced."""
     calls, module = [], Layer()
 
     def function(x):
@@ -169,7 +169,7 @@ def test_the_profiler_of_before_is_there_afterwards():
 
 
 def test_torch_compile_compiles_again():
-    """The backend: dynamo looks after what it reads."""
+    """With the backend, dynamo guards the values that the model reads."""
     module = Layer()
     compiled = torch.compile(module, backend="logitless", options={"min_bytes": 64, "ratio": 1.0, "inner": "eager"})
     agrees(compiled, module)
@@ -180,7 +180,7 @@ def test_torch_compile_compiles_again():
 
 @pytest.mark.parametrize("executor", ["auto", "native", "python"])
 def test_a_module_that_holds_a_chunked_function_is_copied(executor):
-    """Deep copies and pickles have parameters of their own, before the first call and after it."""
+    """Deep copies and pickles have their own parameters, before the first call and after it."""
     module = Layer()
     module.chunked = autochunk(module.loss, executor=executor, memory_budget="1MiB")
     for _ in range(2):

@@ -1,4 +1,5 @@
-"""What a chunked function tells of memory: budgets that are not met, what the function itself takes, what is left out."""
+"""Reports of memory by a chunked function: budgets that are not met, the memory of the original function, and values
+that a report leaves out."""
 
 import re
 import warnings
@@ -25,7 +26,8 @@ def arguments():
 
 @pytest.mark.parametrize("executor", ["native", "python"])
 def test_a_budget_that_is_not_met_is_a_warning(executor):
-    """Once for a plan, with the budget, what it takes, and what would do; an error with strict; nothing where it is met."""
+    """A plan over the budget warns once, with the budget, its memory and a budget that works. It is an error with
+    strict."""
     args = torch.rand(64, 512, requires_grad=True), torch.rand(64, 512, requires_grad=True)
 
     def missed(a, b):
@@ -53,7 +55,8 @@ def size(number: str, unit: str) -> float:
 @pytest.mark.parametrize("executor", ["native", "python"])
 @pytest.mark.parametrize("gradients", ["forward", "backward"])
 def test_explain_begins_with_what_the_function_takes(executor, gradients):
-    """As PyTorch's allocator gives it out: logits, their softmax, two gradients of them, and what is summed."""
+    """The memory of the function itself, as PyTorch's allocator counts it: logits, their softmax, two gradients of
+    them, and sums."""
     from losses_battery.step import peak_of
 
     args = arguments()
@@ -68,7 +71,7 @@ def test_explain_begins_with_what_the_function_takes(executor, gradients):
 
 @pytest.mark.parametrize("budget", [None, "512KiB"])
 def test_what_does_not_matter_is_left_out(budget):
-    """Rows of 1 KiB, and what the head engine makes, are no failures."""
+    """Rows of 1 KiB and logits of the head engine are not reported as failures."""
     text = autochunk(loss, executor="native", memory_budget=budget).explain(*arguments())
     assert "on the head engine" in text and "not chunked" not in text
 

@@ -1,4 +1,4 @@
-"""What PyTorch's own machinery does with the losses: gradcheck, retained graphs, checkpointing, autocast, compilation."""
+"""PyTorch's own machinery with the losses: gradcheck, retained graphs, checkpointing, autocast, compilation."""
 
 import oracle
 import pytest
@@ -65,10 +65,10 @@ def test_a_retained_graph_gives_the_gradients_again():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_upstream_gradient_scales_in_place(dtype):
-    """The gradients that the forward made are those that the backward hands out, unless the graph is kept."""
+    """The backward returns the gradients that the forward made, unless the graph is retained."""
     hidden, weight, target, bias = problem(1, (30,), 16, 80, dtype, bias=True)
     leaves = (hidden, weight, bias)
-    for kwargs in ({}, dict(token_weight=torch.ones(30))):  # remembered calls, and checked ones
+    for kwargs in ({}, dict(token_weight=torch.ones(30))):  # cached calls, and checked ones
         for _ in range(2):
             loss = linear_cross_entropy(hidden, weight, target, bias, **kwargs)
             unscaled = [g.clone() for g in torch.autograd.grad(loss, leaves, retain_graph=True)]
@@ -78,7 +78,7 @@ def test_an_upstream_gradient_scales_in_place(dtype):
                 assert not made & {g.data_ptr() for g in kept}
                 for g, u in zip(kept, unscaled):
                     assert torch.equal(g, (u.float() * factor).to(g.dtype))
-                    g.zero_()  # nobody else's
+                    g.zero_()  # no other result uses this memory
             found = torch.autograd.grad(loss * 0.37, leaves)
             assert {g.data_ptr() for g in found} == made
             for g, u in zip(found, unscaled):
@@ -121,7 +121,7 @@ def test_autocast_computes_in_its_dtype_and_keeps_fp32_gradients():
     for a, e in zip(found, torch.autograd.grad(wanted, (x, w, b))):
         assert a.dtype == torch.float32 and oracle.error(a, e) <= 4e-3
     assert log_prob.dtype == torch.float32
-    # Sums in fp32, never rounded to bf16: nearer than bf16 can be.
+    # Sums are in fp32, never rounded to bf16: they are more accurate than bf16 allows.
     assert not torch.equal(found[1], found[1].bfloat16().float())
 
 

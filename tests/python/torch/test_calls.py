@@ -1,4 +1,4 @@
-"""The calls that linear_cross_entropy replaces, and what it says to what it cannot do."""
+"""The calls that linear_cross_entropy replaces, and its refusals."""
 
 import fractions
 
@@ -25,7 +25,7 @@ NOT_PLAIN = [np.float64(3), np.float32(3), np.int64(3), np.array(3), np.array(3.
 def test_real_numbers_of_other_kinds_are_numbers(number):
     hidden, weight, target, _ = pair()
     wanted = linear_cross_entropy(hidden, weight, target, normalizer=3.0, softcap=3.0, ignore_index=-100)
-    for _ in range(2):  # the second call is remembered
+    for _ in range(2):  # the second call is cached
         found = linear_cross_entropy(hidden, weight, target, normalizer=number, softcap=number, ignore_index=np.int64(-100))
         assert torch.equal(found, wanted)
     for refused in (np.array([3.0]), np.array("3"), np.bool_(True), 3j):
@@ -59,7 +59,7 @@ def test_every_argument_of_torch(reduction, bias, options):
     g = torch.randn(wanted.shape)
     for a, e in zip(torch.autograd.grad(found, inputs, g), torch.autograd.grad(wanted, inputs, g)):
         assert oracle.error(a, e) <= 1e-5
-    # By its names for tensors, too.
+    # PyTorch's names of the tensors work, too.
     named = linear_cross_entropy(input=hidden, linear_weight=weight, target=target, **options)
     assert torch.equal(named, found)
 
@@ -145,7 +145,7 @@ def test_units_in_any_case(budget):
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("more", [dict(return_lse=True), dict(return_target_logits=True)])
 def test_token_weights_beside_outputs_of_the_head(reduction, more):
-    """The loss is made of log-probabilities then."""
+    """Here the loss is computed from log-probabilities."""
     hidden, weight, target, bias = pair()
     given = dict(token_weight=torch.linspace(0.5, 2.0, 24), z_loss=1e-2, reduction=reduction)
     found = linear_cross_entropy(hidden, weight, target, bias, **given, **more)[0]
@@ -181,7 +181,7 @@ def test_refusals_of_tensors():
         linear_cross_entropy(hidden, weight, target[:, None], target_weight=torch.ones(24, 1), accuracy=True)
     with pytest.raises(NotImplementedError, match="meta"):
         linear_cross_entropy(hidden.to("meta"), weight.to("meta"), target.to("meta"))
-    # A refused call leaves the next one whole.
+    # The call after a refused one works.
     assert torch.isfinite(linear_cross_entropy(hidden, weight, target))
 
 

@@ -1,4 +1,5 @@
-"""torch.compile(backend="logitless") against eager execution: what it chunks, what it leaves, and that both are right."""
+"""torch.compile(backend="logitless") against eager execution: values that it chunks or leaves, with the same
+results."""
 
 import importlib.metadata
 import math
@@ -19,7 +20,7 @@ from logitless.torch._compile import register
 register()
 DEVICE = torch.get_default_device().type  # conftest.py
 BATCH, LENGTH, DIM, VOCAB = 4, 32, 16, 2000
-# Inductor compiles for many seconds: the rest is run as AOTAutograd has it.
+# Inductor compiles for many seconds: all other tests use AOTAutograd alone.
 OPTIONS = {"memory_budget": "600KiB", "min_bytes": "256KiB", "inner": "aot_eager"}
 
 
@@ -72,7 +73,7 @@ def compiled(fn, dynamic=False, **options):
 
 
 def gradients(fn, *args):
-    """Outputs, and gradients of the floating arguments."""
+    """Returns outputs, and gradients of the floating arguments."""
     leaves = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
     made = fn(*leaves)
     outputs = made if isinstance(made, tuple) else (made,)
@@ -83,7 +84,7 @@ def gradients(fn, *args):
 def check_same(actual, expected):
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == e.dtype and a.shape == e.shape
-        # A difference of losses rounds as these do, which are about the logarithm of the words.
+        # A difference of losses has the rounding of its terms, each about log(VOCAB).
         assert (a - e).abs().max() <= 1e-5 * e.abs().max() + 1e-6 * math.log(VOCAB) * (a.dim() == 0)
 
 
@@ -122,7 +123,7 @@ def test_a_model_and_its_loss():
     before, after = re.search(r"forward_and_gradients: ([\d.]+) MiB beyond .* without loops, ([\d.]+) KiB with", text).groups()
     assert float(after) < 0.75 * 1024 * float(before)
 
-    # Without gradients, and with the logits, which then have to be.
+    # A call that returns the logits has to make them, also without gradients.
     with torch.no_grad():
         torch.testing.assert_close(step(ids, targets), expected.detach())
         with pytest.warns(UserWarning, match="linear float32.* whole; compile a function that returns the loss alone, as torch.co"):
@@ -134,7 +135,7 @@ def test_a_model_and_its_loss():
 
 
 def test_the_loss_alone_of_a_model_that_returns_logits():
-    """What the warning says to do: no graph has the logits."""
+    """The warning's advice works: no graph has the logits."""
     model = Model().to(DEVICE)
     ids, targets = tokens(), tokens(seed=1)
     step = compiled(lambda **batch: model(**batch)[0])
@@ -145,7 +146,7 @@ def test_the_loss_alone_of_a_model_that_returns_logits():
 
 
 def test_a_bad_label_is_an_error_of_the_compiled_step():
-    """On a CPU, by name, as in a step that is not compiled; on a GPU a NaN."""
+    """A CPU raises an error with the name, as in a step that is not compiled; a GPU returns NaN."""
     hidden, weight = torch.rand(64, 16, requires_grad=True), torch.rand(4000, 16)
     target = torch.arange(64)
     target[5] = 4000
@@ -182,7 +183,7 @@ def per_token(hidden, weight, target):
 
 
 def two_parts(hidden, weight, target):
-    """What is between the two uses of the logits belongs to them."""
+    """Operations between the two uses of the logits belong to the region."""
     logits = hidden @ weight.T
     largest = logits.detach().amax(-1, keepdim=True)
     return ((logits - largest).exp().sum(-1).log() + largest.squeeze(-1)).mean() - F.cross_entropy(logits, target)
@@ -302,7 +303,7 @@ def test_gradients_off_and_autocast_within():
     torch._dynamo.reset()
     check_function(cast, *head(), chunked=0)
     assert "changes how values are computed" in explain_compiled()
-    # Around all of it: the operations are what they are there.
+    # With autocast around the step, its operations are those under autocast.
     torch._dynamo.reset()
     step = compiled(z_loss)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):

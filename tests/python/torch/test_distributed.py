@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 import worker_process
 
-# What workers import.
+# Modules that workers import.
 PRELOADED = ["logitless.torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel"]
 
 
 @pytest.fixture(scope="module")
 def processes():
-    """Importing PyTorch takes longer than what most workers do: a server does that once."""
+    """Importing PyTorch takes longer than most workers run, so one fork server imports it for all."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -68,5 +68,5 @@ def test_processes(name, ranks, processes, tmp_path):
             p.kill()
     for p, output in zip(running, outputs):
         said = output.read_text()
-        killed = name.startswith("faults") and p is running[-1]  # by itself
+        killed = name.startswith("faults") and p is running[-1]  # a pytest run of its own
         assert p.exitcode == (-signal.SIGKILL if killed else 0) and said.rstrip().endswith("ok"), said

@@ -1,4 +1,4 @@
-"""The examples run, and what they train improves."""
+"""The examples run, and the models that they train improve."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""FarFieldHead: the library's own bits, one step a call whatever runs it, runs that resume, and what is refused."""
+"""FarFieldHead: the library's bits, one step a call under any transform, runs that resume, and refusals."""
 
 import copy
 import ctypes
@@ -31,7 +31,8 @@ AT_ONCE = dict(error=0.05, refresh_every=1, refresh_delay=0)  # a far-field step
 
 
 def problem():
-    """Words in tiles of like ones, tokens of four topics: hidden [N, D], weight [V, D], target [N]."""
+    """Returns hidden [N, D], weight [V, D], target [N]: tiles of similar vocabulary entries, and tokens of four
+    topics."""
     g = torch.Generator().manual_seed(0)
     centers = 4 * torch.rand(V // 128, D, generator=g) - 2
     weight = centers.repeat(128, 1) + 0.15 * (2 * torch.rand(V, D, generator=g) - 1)
@@ -47,7 +48,7 @@ def call(head, hidden, weight):
 
 
 def run(head, steps=STEPS, loss_of=call, start=(HIDDEN, WEIGHT)):
-    """Results of each step, of a small optimizer's, and where it ended."""
+    """Returns the results of each step with a small optimizer, and the final values."""
     return far_runs.run(lambda hidden, weight: loss_of(head, hidden, weight), steps, start)
 
 
@@ -58,7 +59,7 @@ def whole():
 
 
 def by_the_library(steps):
-    """The same run, call for call of the C ABI."""
+    """The same run by calls of the C ABI."""
     native = _far_field.Head(_far_field.options(**QUICK), c.Context(threads=1))
     hidden, weight = HIDDEN.clone(), WEIGHT.clone()
     results, passes = [], []
@@ -85,7 +86,7 @@ def test_a_run_has_the_bits_of_the_library(whole):
 
 
 def test_a_run_resumes(whole):
-    """While an order is made, and from what state dicts, checkpoints and pickles keep."""
+    """Resumes while an order is made, from state dicts, checkpoints, pickles and copies."""
     head = FarFieldHead(**QUICK)
     first, then = run(head, 4)
     file = io.BytesIO()
@@ -98,7 +99,7 @@ def test_a_run_resumes(whole):
         rest, _ = run(other, STEPS - 4, start=then)
         assert same(first + rest, whole[0]) and other.report == whole[1]
     again = FarFieldHead(**QUICK)
-    again.load_state_dict(FarFieldHead(**QUICK).state_dict())  # of before the first step
+    again.load_state_dict(FarFieldHead(**QUICK).state_dict())  # the state before the first step
     assert same(run(again, 1)[0], whole[0][:1])
 
 
@@ -109,20 +110,20 @@ def test_a_checkpoint_takes_one_step(whole, reentrant):
     def loss_of(head, hidden, weight):
         def region(hidden, weight):
             calls.append(1)
-            return head(hidden * 1.0, weight, TARGET).abs()  # abs keeps the loss, and asks for it again
+            return head(hidden * 1.0, weight, TARGET).abs()  # abs saves the loss for its backward
 
         return checkpoint(region, hidden, weight, use_reentrant=reentrant)
 
     head = FarFieldHead(**QUICK)
     found = run(head, loss_of=loss_of)[0]
-    # The loss of a reentrant one is that of its first run, without gradients: exact, by another plan.
+    # A reentrant checkpoint returns the loss of its first run, without gradients: it is exact, by another plan.
     assert all(torch.allclose(a[0], b[0], rtol=1e-6, atol=0) for a, b in zip(found, whole[0]))
     assert same([r[reentrant:] for r in found], [r[reentrant:] for r in whole[0]])
     assert len(calls) == 2 * STEPS and head.report == whole[1]
 
 
 def test_several_steps_recomputed_in_one_backward():
-    """Each recomputation gets its own step's loss."""
+    """Each recomputation gets the loss of its own step."""
     head = FarFieldHead(**AT_ONCE)
     other = FarFieldHead(**AT_ONCE)
     hidden, weight = HIDDEN.clone().requires_grad_(), WEIGHT.clone()
@@ -134,7 +135,7 @@ def test_several_steps_recomputed_in_one_backward():
 
 
 def test_losses_gone_back_through_in_any_order():
-    """A recomputation is of the call with its hidden states, not of the last one."""
+    """A recomputation belongs to the call with its hidden states, not to the last call."""
     head, other = FarFieldHead(**AT_ONCE), FarFieldHead(**AT_ONCE)
     found = []
     for far, checkpointed in ((head, True), (other, False)):
@@ -152,8 +153,8 @@ def test_losses_gone_back_through_in_any_order():
 
 @pytest.mark.parametrize("change", ["hidden", "weight", "bias", "target", "token_weight", "label_smoothing"])
 def test_a_reentrant_checkpoint_beside_another_call(change):
-    """As in R-Drop: a second call that differs in one argument alone, and takes its step in the backward, while the
-    first one's gradients wait there."""
+    """Two calls, as in R-Drop, that differ in one argument. The second takes its step in the backward, while the
+    gradients of the first wait."""
     arguments = dict(
         hidden=HIDDEN, weight=WEIGHT, bias=torch.zeros(V), target=TARGET, token_weight=torch.ones(N),
         label_smoothing=0.0,
@@ -172,7 +173,7 @@ def test_a_reentrant_checkpoint_beside_another_call(change):
         tensors = [second.pop(n) for n in ("hidden", "weight")]
         region = lambda h, w, head=head, rest=second: head(h * 1.0, w, **rest)  # noqa: E731
         loss = head(**first)
-        if change == "target":  # in memory that is used again
+        if change == "target":  # in memory that is reused
             second["target"] = first["target"].copy_(second["target"])
         loss = loss + (checkpoint(region, *tensors, use_reentrant=True) if checkpointed else region(*tensors))
         loss.backward()
@@ -233,7 +234,7 @@ def test_evaluation_is_exact_and_no_step():
         assert torch.equal(head(hidden, weight, TARGET), linear_cross_entropy(HIDDEN, WEIGHT, TARGET))
     found = torch.autograd.grad(head.eval()(hidden, weight, TARGET), (hidden, weight))
     assert all(torch.equal(a, b) for a, b in zip(found, exact))
-    assert head.train()(hidden[:0], weight, TARGET[:0]) == 0  # no token
+    assert head.train()(hidden[:0], weight, TARGET[:0]) == 0  # without tokens
     assert head.report.steps == 0
     found = torch.autograd.grad(head(hidden, weight, TARGET), (hidden, weight))
     assert head.report.steps == 1 and not torch.equal(found[0], exact[0])
@@ -254,7 +255,7 @@ def test_far_both():
     hidden, weight = (t.clone().requires_grad_() for t in (HIDDEN, WEIGHT))
     loss, exact = head(hidden, weight, TARGET), linear_cross_entropy(HIDDEN, WEIGHT, TARGET)
     assert head.report.far and loss != exact and abs(loss - exact) < 0.05
-    other = copy.deepcopy(head)  # with the moments of its order
+    other = copy.deepcopy(head)  # including the moments of its order
     assert torch.equal(head(hidden, weight, TARGET), other(hidden, weight, TARGET)) and other.report == head.report
 
 
@@ -266,7 +267,7 @@ def test_far_both():
     dict(target_weight=torch.tensor([0.75, 0.25]).expand(2, 5, 2), token_weight=torch.linspace(0, 1, 10).view(2, 5)),
 ])
 def test_options_of_a_dense_step(options, dtype):
-    """A small vocabulary is always dense: the numbers of linear_cross_entropy, under autocast too."""
+    """A small vocabulary always takes the dense plan, with the numbers of linear_cross_entropy, under autocast too."""
     g = torch.Generator().manual_seed(1)
     hidden, weight, bias = (torch.randn(*s, generator=g).requires_grad_() for s in ((2, 5, 8), (40, 8), (40,)))
     target = torch.randint(40, (2, 5, 2) if "target_weight" in options else (2, 5), generator=g)
@@ -324,7 +325,7 @@ def test_states_that_are_refused():
     run(head, 1)
     state, report = head.get_extra_state(), head.report
     flipped = bytearray(state)
-    flipped[len(state) // 4] ^= 0x40  # in the words
+    flipped[len(state) // 4] ^= 0x40  # in the vocabulary ids
     flipped[len(state) // 4 + 7] ^= 0x7F
     for damaged, match in ((state[:-9], "state"), (bytes(flipped), "words"), (b"\0" * 64, "state")):
         with pytest.raises(ValueError, match=match):
@@ -401,7 +402,7 @@ def test_a_lazy_head_compiled():
 
 
 def test_the_documents_example(tmp_path):
-    """The Python of docs/far_field.md, with what a reader has before it."""
+    """Runs the Python of docs/far_field.md, after the lines that a reader has before it."""
     text = (Path(__file__).parents[3] / "docs" / "far_field.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^## PyTorch\n.*?^```python\n(.*?)^```", text, re.M | re.S)
     trunk, model = nn.Linear(D, D), Model()
@@ -420,14 +421,14 @@ def test_words_dealt_out_are_as_frequent_on_each_rank():
     from logitless.torch import deal_words
 
     vocab, ranks = 1003, 4
-    average = torch.rand(vocab, generator=torch.Generator().manual_seed(1)) ** 8  # a few of them have most of it
+    average = torch.rand(vocab, generator=torch.Generator().manual_seed(1)) ** 8  # a few entries have most of the sum
     for given in (None, average, average.double()):
         frequency = 1.0 / (1.0 + torch.arange(vocab)) if given is None else average
         dealt = deal_words(vocab, ranks, given)
         assert torch.equal(dealt.sort().values, torch.arange(vocab))
         parts = dealt.tensor_split(ranks)
         sums = torch.stack([frequency[part].sum() for part in parts])
-        assert sums.max() < (2.2 if given is None else 1.3) * sums.mean(), sums  # word 0 alone is a third of a rank's
+        assert sums.max() < (2.2 if given is None else 1.3) * sums.mean(), sums  # entry 0 alone has a third
         rare = torch.stack([(frequency[part] < frequency.median()).sum() for part in parts])
         assert rare.max() - rare.min() <= 8, rare
         assert torch.equal(torch.argsort(dealt)[dealt], torch.arange(vocab))

@@ -1,5 +1,5 @@
-"""FarFieldHead on a Hopper GPU: near the exact gradients, from fewer words; the same bits again, resumed and on another
-stream. Runs with LOGITLESS_TEST_DEVICE=cuda."""
+"""FarFieldHead on a Hopper GPU: close to the exact gradients from fewer vocabulary entries, with the same bits when it
+is repeated, resumed or on another stream. Runs with LOGITLESS_TEST_DEVICE=cuda."""
 
 import copy
 import gc
@@ -19,7 +19,8 @@ STEPS = 8
 
 
 def problem():
-    """Words in shuffled clusters of like ones, tokens of four topics, bf16: hidden [N, D], weight [V, D], target [N]."""
+    """Returns hidden [N, D], weight [V, D], target [N] in bf16: shuffled clusters of similar vocabulary entries, and
+    tokens of four topics."""
     g = torch.Generator("cuda").manual_seed(0)
     normal = lambda *shape: torch.randn(shape, generator=g, device="cuda")  # noqa: E731
     unit = (8 / D) ** 0.5

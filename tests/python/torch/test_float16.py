@@ -1,4 +1,4 @@
-"""float16, whose range is too small for gradients that are not multiplied by the loss scale yet."""
+"""float16: gradients underflow until they are multiplied by the loss scale."""
 
 import oracle
 import pytest
@@ -25,7 +25,7 @@ def mean_logits(x, w, y, b):
 
 
 def functional(x, w, y, b):
-    """Gradients by torch.func, as the gradient of what is returned."""
+    """Returns a value whose gradients are those of torch.func."""
     made = torch.func.grad(lambda *leaves: SCALE * linear_cross_entropy(*leaves[:2], y, leaves[2]), (0, 1, 2))(x, w, b)
     return sum((t * g.detach()).sum() / SCALE for t, g in zip((x.double(), w.double(), b.double()), made))
 
@@ -85,7 +85,7 @@ def test_gradients_are_rounded_after_the_loss_scale(name):
 
 @pytest.mark.parametrize("name", ["sum", "normalizer", "traced_sum"])
 def test_a_sum_does_not_overflow(name):
-    """The gradient of weight is 8 times float16's range before it is divided."""
+    """The gradient of weight is 8 times the largest float16 before it is divided."""
     tokens = 16384
     call = {
         "sum": lambda x, w, y: linear_cross_entropy(x, w, y, reduction="sum") / tokens,

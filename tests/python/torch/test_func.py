@@ -1,4 +1,4 @@
-"""torch.func on the calls: right, or refused by name."""
+"""torch.func on the calls: right results, or refusals by name."""
 
 import oracle
 import pytest
@@ -43,7 +43,7 @@ def test_transforms(name):
     wanted = grad(lambda w: vmap(theirs, (None, 0, 0))(w, xs, ys).sum())(W)
     assert close(grad(lambda w: vmap(ours, (None, 0, 0))(w, xs, ys).sum())(W), wanted)
     assert close(jacrev(lambda w: ours(w, X, Y))(W), jacrev(lambda w: theirs(w, X, Y))(W))
-    # Gradients of PyTorch's usual kind go through, and have the same bits where nothing is transformed.
+    # PyTorch's usual gradients flow, and have the same bits where nothing is transformed.
     w = W.clone().requires_grad_()
     assert torch.equal(grad(ours)(W, X, Y), torch.autograd.grad(ours(w, X, Y), w)[0])
     vmap(ours, (None, 0, 0))(w, xs, ys).sum().backward()
@@ -60,7 +60,7 @@ def test_refused_by_name(name):
 
 @pytest.mark.parametrize("output", range(3))
 def test_outputs_that_are_not_used_have_no_cotangent(output, monkeypatch):
-    """That of the entropy, were it 0, would make the logits once more."""
+    """A zero cotangent of the entropy would recompute the logits."""
     given, kept = [], _func._head_backward
     monkeypatch.setattr(_func, "_head_backward", lambda *a: (given.append([t is not None for t in a[4:7]]), kept(*a))[1])
     grad(lambda w: linear_logprobs(X, w, Y, B)[output].sum())(W)
@@ -68,7 +68,7 @@ def test_outputs_that_are_not_used_have_no_cotangent(output, monkeypatch):
 
 
 class Blind(torch.autograd.Function):
-    """The identity, through which no gradient goes."""
+    """The identity, without a gradient."""
 
     generate_vmap_rule = True
     setup_context = staticmethod(lambda ctx, inputs, output: None)

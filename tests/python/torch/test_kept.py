@@ -1,5 +1,5 @@
-"""linear_logprobs(keep=True): gradients from exponentials that stay from the forward on. On a GPU, with
-LOGITLESS_TEST_DEVICE=cuda; elsewhere it is refused by name."""
+"""linear_logprobs(keep=True): gradients from exponentials that the forward saved. Runs on a GPU with
+LOGITLESS_TEST_DEVICE=cuda; elsewhere the call is refused by name."""
 
 import gc
 import weakref
@@ -27,7 +27,7 @@ def gradients(loss, *leaves, **options):
 
 
 def keeps(result):
-    """Whether the head that its gradient goes through has kept what it can."""
+    """Returns whether the head behind a result's gradient has saved its exponentials."""
     nodes = [result.grad_fn]
     while nodes:
         node = nodes.pop()
@@ -38,7 +38,7 @@ def keeps(result):
 
 
 def loss_of(log_prob, lse):
-    """Not linear in the log-probabilities."""
+    """A loss that is not linear in the log-probabilities."""
     return torch.tanh(log_prob.sum(-1) if log_prob.dim() > 1 else log_prob).square().mean() + 1e-3 * lse.square().mean()
 
 
@@ -118,7 +118,7 @@ def test_a_budget_too_small_is_named():
 @gpu
 def test_memory_is_what_the_plan_says():
     hidden, weight, target, _ = problem()
-    linear_logprobs(hidden, weight, target, keep=True)[0].sum().backward()  # what stays for good
+    linear_logprobs(hidden, weight, target, keep=True)[0].sum().backward()  # allocations that persist
     weight.grad = hidden.grad = None
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -181,5 +181,5 @@ def test_where_it_cannot_be_it_is_refused():
         linear_logprobs(hidden, weight, target, keep=True)
     with pytest.raises(TypeError, match="keep: expected True or False, got 1"):
         linear_logprobs(hidden, weight, target, keep=1)
-    with torch.no_grad():  # no backward, so nothing to keep
+    with torch.no_grad():  # no backward, so nothing is saved
         assert len(linear_logprobs(hidden, weight, target, keep=True)) == 3

@@ -67,7 +67,7 @@ def test_loss_gradients_text_and_restoring(name, dtype):
         summed = model(**batch(), num_items_in_batch=torch.tensor(50))
     assert isinstance(after.logits, LazyLogits) and not after.logits.is_real
     assert after.logits.shape == before.logits.shape and after.logits.dtype == before.logits.dtype
-    # In bf16 the model rounds its logits and ours are exact: the loss may differ by what that costs.
+    # The model rounds its bf16 logits and ours are exact: the losses may differ by the rounding.
     loss_tolerance, tolerance = (1e-6, 1e-5) if dtype == torch.float32 else (2e-3, 3e-2)
     assert abs(after.loss.item() - before.loss.item()) <= loss_tolerance * abs(before.loss.item())
     assert found.keys() == wanted.keys()
@@ -100,7 +100,7 @@ def test_saves_and_loads(tmp_path):
 
 
 def largest_during(function):
-    """Bytes of the largest tensor that an operation makes."""
+    """Returns bytes of the largest tensor that an operation returns."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     most = 0
@@ -120,7 +120,7 @@ def largest_during(function):
 
 
 def test_the_head_itself():
-    """Of a model that has it in a place of its own."""
+    """A head that is patched alone, outside of a model."""
     body, head = torch.nn.Embedding(40, 8), torch.nn.Linear(8, 40)
     ids = torch.randint(0, 40, (3, 7))
 
@@ -137,7 +137,7 @@ def test_the_head_itself():
 
 
 class Peak:
-    """Bytes that tensors of 1 MiB and more take at a time, by their storages."""
+    """Measures the bytes of live tensors of 1 MiB and more, by their storages."""
 
     def __init__(self):
         self.live, self.now, self.most = {}, 0, 0
@@ -145,7 +145,7 @@ class Peak:
     def add(self, t):
         import weakref
 
-        if isinstance(t, Lazy) or t.is_meta:  # no memory; what is made of it is no_logits' to see
+        if isinstance(t, Lazy) or t.is_meta:  # it has no memory; no_logits watches for its numbers
             return
         storage = t.untyped_storage()
         key = storage._cdata
@@ -199,7 +199,7 @@ def test_memory_falls_by_the_logits(name):
     with no_logits():
         after = Peak().of(step)
     logits = tokens * vocab * 4
-    # On a GPU a plan in one chunk may take three tenths of them.
+    # On a GPU a plan in one chunk may take three tenths of the logits' bytes.
     share = 0.8 if oracle.DEVICE == "cpu" else 0.65
     assert before - after >= share * logits, (before, after, logits)
 
@@ -231,7 +231,7 @@ def test_what_keeps_the_promise_and_what_breaks_it():
             assert torch.nn.CrossEntropyLoss()(lazy, y).requires_grad
         assert torch.isnan(F.cross_entropy(x[0], torch.full((200,), -100)))
         again = lazy_linear(hidden, weight)
-        assert torch.allclose(again[:, 3:9].materialize(), real[:, 3:9], atol=1e-5) and again.is_real  # asked for by name
+        assert torch.allclose(again[:, 3:9].materialize(), real[:, 3:9], atol=1e-5) and again.is_real  # by name
     told = r"logits \[4, 200, 6000\] \(18 MiB\) are computed after all, read by argmax at .*test_lazy\.py:\d+$"
     with pytest.warns(LazyHeadWarning, match=told) as seen:
         assert torch.equal(x.argmax(-1), real.argmax(-1))
@@ -351,7 +351,7 @@ def test_no_logits(name, bias):
 
 
 def test_an_adapter_on_the_head():
-    """As PEFT's LoRA layer computes."""
+    """The computation of PEFT's LoRA layer."""
 
     class Lora(torch.nn.Module):
         def __init__(self, base):
@@ -418,7 +418,7 @@ def test_a_head_that_is_never_called():
         model(torch.randn(2, 8), False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model(torch.randn(2, 8), False)  # once
+        model(torch.randn(2, 8), False)  # one warning alone
         model = lazy_head(Tied())
         model(torch.randn(2, 8), True)
         copied = copy.deepcopy(lazy_head(Tied()))
@@ -428,14 +428,14 @@ def test_a_head_that_is_never_called():
 
 
 def test_a_head_that_is_never_called_and_no_hook_runs():
-    """As in PEFT, which calls the forward of the model that it wraps."""
+    """PEFT calls the forward of the model that it wraps, so no hook runs."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for model, call in ((lazy_head(Tied()), True), (unpatch(lazy_head(Tied())), False)):
             model.forward(torch.randn(2, 8), call).sum().backward()
             torch.optim.SGD(model.parameters(), 0.1).step()
         model = lazy_head(Tied())
-        torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1).step()  # of another model
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1).step()  # an optimizer of another model
     model.forward(torch.randn(2, 8), False).sum().backward()
     optimizer = torch.optim.SGD(model.body.parameters(), 0.1)
     with pytest.warns(LazyHeadWarning, match="Tied did not call its head before this step of its optimizer") as seen:
@@ -445,7 +445,7 @@ def test_a_head_that_is_never_called_and_no_hook_runs():
 
 
 def test_a_head_that_trl_s_trainers_do_not_call(monkeypatch):
-    """The warning names what puts the library there, and there is none once it is."""
+    """The warning names the call that installs the library, and none comes once it is installed."""
     from types import ModuleType
 
     from logitless.torch.integrations import trl as recipe

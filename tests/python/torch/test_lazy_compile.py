@@ -34,7 +34,7 @@ class Model(torch.nn.Module):
 
 
 def sizes():
-    """A backend, and the shapes of what its graphs compute."""
+    """Returns a backend, and the shapes of the values in its graphs."""
     shapes = []
 
     def compiler(graph, inputs):
@@ -62,10 +62,10 @@ def test_compiled(kind, logits):
     if logits:
         assert torch.allclose(found[1], z, atol=1e-6)
         with torch.no_grad():
-            lazy.lm_head.weight.mul_(2)  # what was returned are numbers
+            lazy.lm_head.weight.mul_(2)  # the returned logits are numbers by now
         target = torch.zeros(found[1].shape[0] * found[1].shape[1], dtype=torch.int64)
         assert torch.allclose(F.cross_entropy(found[1].view(-1, V), target), F.cross_entropy(z.view(-1, V), target), rtol=1e-5)
-    elif "edited" not in kind and torch.__version__ >= (2, 13):  # earlier ones keep them in the graph
+    elif "edited" not in kind and torch.__version__ >= (2, 13):  # earlier versions keep them in the graph
         assert all(torch.Size(s).numel() < 20 * V or s == (V, 16) for s in shapes), shapes
 
 

@@ -1,5 +1,5 @@
-"""Lazy heads under modes of PyTorch: the same loss and gradients as real logits, still without logits where PyTorch itself
-computes no other numbers, and real logits where a tracer or a transform takes over."""
+"""Lazy heads under modes of PyTorch, with the loss and gradients of real logits. There are no logits where PyTorch
+itself computes nothing else, and real logits where a tracer or a transform takes over."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ LOSSES = {
 
 
 class Dispatch(TorchDispatchMode):
-    """Sees no shadow of logits."""
+    """Fails if a dispatch mode sees the meta tensor behind lazy logits."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
@@ -85,7 +85,7 @@ def leaves():
 
 @pytest.fixture
 def made(monkeypatch):
-    """The shapes of the logits, or gradients of logits, that have been computed."""
+    """The shapes of logits, or of gradients of logits, that have been computed."""
     shapes = []
     monkeypatch.setattr(_warnings, "warn_made", lambda t, *_, **__: shapes.append(tuple(t.shape)))
     return shapes
@@ -113,7 +113,7 @@ def test_modes(mode, made):
 
 
 def test_an_edit_of_hidden_states_in_inference_mode():
-    """It counts no version."""
+    """An edit in inference mode changes no version."""
     with torch.inference_mode():
         hidden, weight = (t.detach() * 1 for t in leaves())
         x, real = lazy_linear(hidden, weight), F.linear(hidden, weight)
@@ -123,7 +123,7 @@ def test_an_edit_of_hidden_states_in_inference_mode():
 
 @pytest.mark.parametrize("loss", ["gather", "nll"])
 def test_an_edit_after_a_loss_that_saves_its_input(loss):
-    """PyTorch raises, but where hooks have stored what was saved."""
+    """PyTorch raises an error, except where hooks have stored the saved tensors."""
     for hooked in (False, True):
         found = []
         for linear in (lazy_linear, F.linear):
@@ -151,7 +151,7 @@ def test_anomaly_detection_finds_a_nan(made):
     with torch.autograd.detect_anomaly():
         z = lazy_linear(hidden, weight)
         seen = []
-        z.register_hook(lambda g: seen.append((g.isnan(), torch.isnan(g))))  # asked for by a caller: of each number
+        z.register_hook(lambda g: seen.append((g.isnan(), torch.isnan(g))))  # the caller reads each number
         F.cross_entropy(z.view(-1, 40), Y).backward()
     assert all(a.shape == z.shape and not a.any() for a in seen[0]) and made
 
@@ -171,7 +171,7 @@ def test_checkpoints(reentrant, made):
                 value.backward()
                 found.append((value.detach(), hidden.grad, weight.grad))
             assert all((a - b).norm() <= 1e-5 * b.norm() for a, b in zip(*found)), name
-            # A reentrant checkpoint of the head alone runs it without gradients: its logits have no way back to it.
+            # A reentrant checkpoint of the head alone runs it without gradients, so its logits do not know their head.
             assert not made or (reentrant and not whole), name
             made.clear()
 
@@ -229,7 +229,7 @@ def test_gradients_of_a_batch_of_upstream_gradients():
 def test_data_parallel_replicas_are_lazy(made):
     model = lazy_head(Model())
     replica = model.lm_head._replicate_for_data_parallel()
-    replica.weight, replica.bias = (t * 1 for t in model.lm_head.parameters())  # as broadcast gives them, not parameters
+    replica.weight, replica.bias = (t * 1 for t in model.lm_head.parameters())  # no parameters, like broadcast
     x = torch.randn(6, 8)
     F.cross_entropy(replica(x), torch.arange(6)).backward()
     head = Model().lm_head
@@ -274,7 +274,7 @@ def test_a_warning_of_a_gradient_and_of_real_logits():
     with pytest.warns(LazyHeadWarning, match=r"logits .* of hidden states .*Tensor and a weight .*Odd$"):
         lazy_linear(hidden, weight.detach().as_subclass(type("Odd", (torch.Tensor,), {})))
     transformers = pytest.importorskip("transformers")
-    library = transformers.trainer_pt_utils  # a library's line, and the caller's
+    library = transformers.trainer_pt_utils  # the line in a library, and the line of its caller
     with pytest.warns(LazyHeadWarning, match=rf"read by \w+ at .*trainer_pt_utils.py:\d+, called from {__file__}:\d+$") as seen:
         library.numpy_pad_and_concatenate(*[library.nested_numpify(lazy_linear(*big()).detach())] * 2)
     assert [w.filename for w in seen] == [__file__]

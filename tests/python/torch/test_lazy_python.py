@@ -1,4 +1,4 @@
-"""What Python, NumPy and pickle ask of a tensor: lazy logits, and gradients of them, answer as real ones do."""
+"""Python, NumPy and pickle read lazy logits and their gradients as they read real ones."""
 
 import copy
 import io
@@ -26,7 +26,7 @@ def saved(z):
 
 
 def refused(function):
-    """The class of the error that function raises."""
+    """Returns the class of the error that function raises, or its result."""
     try:
         return function()
     except Exception as error:
@@ -76,11 +76,11 @@ if oracle.DEVICE == "cpu":
     ]
 else:
     del ASKED["bad indices"]  # an index outside ends PyTorch's use of a GPU
-    del ASKED["in"]  # one row of a GEMM there has other last bits than the same row of all
+    del ASKED["in"]  # there, one row of a GEMM has other last bits than the same row of the full GEMM
 
 
 def plain(value):
-    """For comparisons: tensors and arrays as (shape, dtype, requires_grad, numbers)."""
+    """Converts for comparisons: tensors and arrays become (shape, dtype, requires_grad, numbers)."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.dtype, value.requires_grad, value.detach().double().numpy(force=True)
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Lazy logits when what they follow from has changed, when gradients are off, and when gradients are watched."""
+"""Lazy logits when a tensor behind them has changed, when gradients are off, and when gradients are watched."""
 
 import copy
 import math
@@ -46,7 +46,7 @@ def test_changed_since_the_call(which, edit):
             t.copy_(torch.ones_like(t))
         elif edit == "sgd":
             torch.optim.SGD([t], lr=0.1).step()
-        else:  # as optimizers do that no version counts
+        else:  # like optimizers whose edits change no version
             class Silent(torch.optim.Optimizer):
                 def step(self, closure=None):
                     for p in self.param_groups[0]["params"]:
@@ -59,8 +59,8 @@ def test_changed_since_the_call(which, edit):
                  lambda: F.cross_entropy(x.float(), TARGET), lambda: x.mul_(2), lambda: x.tolist()):
         with pytest.raises(RuntimeError, match=f"LazyLogits: {which} was modified in place since the head was called"):
             read()
-    assert x.shape == real.shape and x.stride() == real.stride()  # what asks for no numbers is answered
-    assert torch.equal(made_before.detach(), real.detach())  # logits that exist stay what they were
+    assert x.shape == real.shape and x.stride() == real.stride()  # attributes that need no numbers still work
+    assert torch.equal(made_before.detach(), real.detach())  # logits that exist keep their numbers
 
 
 def test_a_tensor_put_in_the_place_of_the_weight_changes_nothing():
@@ -191,14 +191,14 @@ def test_gradients_that_are_watched(made):
         rows.register_hook(lambda g: g * 2)
         F.cross_entropy(rows, TARGET[1:]).backward()
         with torch.no_grad():
-            weight.mul_(2)  # what was retained is there already
+            weight.mul_(2)  # the retained gradient exists already
         found.append((z.grad, seen[0], hidden.grad, weight.grad))
     for a, b in zip(*found):
         assert torch.allclose(a, b, atol=1e-6)
     hidden, weight, _ = head()
     z = lazy_linear(hidden, weight)
     made.clear()
-    z.register_hook(lambda g: None)  # as FSDP's and DDP's, which look at no number
+    z.register_hook(lambda g: None)  # like the hooks of FSDP and DDP, which read no number
     F.cross_entropy(z, TARGET).backward()
     assert not made and hidden.grad is not None
 
@@ -240,7 +240,7 @@ def test_a_weight_changed_before_the_backward():
 
 
 def test_through_functions_of_others(made):
-    class Double(torch.autograd.Function):  # a loss with a backward of its own, from logits
+    class Double(torch.autograd.Function):  # a loss from logits, with a custom backward
         @staticmethod
         def forward(ctx, z):
             ctx.save_for_backward(z)
@@ -324,7 +324,8 @@ def test_what_the_losses_refuse_is_pytorch_s_own_error():
 
 
 def test_numbers_of_a_device_are_not_waited_for():
-    """Whatever a scale on a GPU is, logits times it are made: the meta device has no number to ask for either."""
+    """A scale on a GPU is not read, so logits times it are computed. The meta device stands for a GPU: it has no
+    number."""
     assert _copies._number(torch.tensor(2.0, device="cpu")) == 2.0
     assert _copies._number(torch.tensor(2.0, device="meta")) is None
 
@@ -332,11 +333,11 @@ def test_numbers_of_a_device_are_not_waited_for():
 def test_what_cannot_be_promised_is_made():
     hidden, weight, _ = head()
     assert isinstance(lazy_linear(hidden, weight), LazyLogits)
-    assert type(lazy_linear(hidden[:0], weight)) is torch.Tensor  # nothing to save
+    assert type(lazy_linear(hidden[:0], weight)) is torch.Tensor  # no memory to save
     assert type(lazy_linear(hidden.to("meta"), weight.to("meta"))) is torch.Tensor
 
 
-EDITED = {  # by name (an argument, what is made of logits with it, an edit of the argument)
+EDITED = {  # by name (an argument, an operation of logits with it, an edit of the argument)
     "scale": (lambda: torch.tensor(0.5), lambda z, a: z * a, lambda a: a.mul_(3)),
     "scale from the left": (lambda: torch.tensor(0.5), lambda z, a: a * z, lambda a: a.fill_(9)),
     "divisor": (lambda: torch.tensor(4.0), lambda z, a: z / a, lambda a: a.add_(1)),
@@ -370,7 +371,7 @@ def test_an_argument_that_is_edited_later_changes_nothing(name):
 
 
 def other(z):
-    """Logits of another call, of the same shape."""
+    """Returns logits of another call, of the same shape."""
     g = oracle.generator(7)
     linear = lazy_linear if type(z) is LazyLogits else F.linear
     return linear(*(torch.randn(*shape, generator=g, dtype=z.dtype) for shape in ((z.shape[0], 5), (z.shape[1], 5))))
@@ -438,7 +439,8 @@ COMPOSED = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_compositions(name):
-    """What one head can say is a loss without logits, and all else real logits: values, losses and gradients agree."""
+    """Compositions that one head can express give a loss without logits, all others real logits. Values, losses and
+    gradients agree."""
     losses = (
         lambda z: F.cross_entropy(z, y(z)),
         lambda z: F.cross_entropy(z, y(z), reduction="sum", weight=torch.linspace(1, 2, z.shape[1], dtype=z.dtype)),
@@ -463,7 +465,7 @@ def test_compositions(name):
 
 
 def test_a_gradient_that_is_retained_is_that_of_the_backward():
-    """Not one that is computed when it is read."""
+    """The gradient is not recomputed when it is read."""
     found = []
     for linear in (lazy_linear, F.linear):
         hidden, weight, _ = head()
@@ -491,7 +493,7 @@ def test_results_in_memory_that_is_given():
 
 
 def test_no_gradient_is_computed_for_what_needs_none(monkeypatch):
-    """Of a frozen head's weight it would be as large as the weight."""
+    """The gradient of a frozen head's weight would be as large as the weight."""
     needed = []
     loss = _losses.linear_cross_entropy
 

@@ -1,5 +1,5 @@
-"""Models changed after lazy_head, most of all their heads: losses and gradients of the same change to a plain model, still
-without logits, or a warning that names what replaced the head; and unpatch gives what the plain model would be."""
+"""Changes to models after lazy_head, most of all to their heads. Losses and gradients are those of the same change to a
+plain model, without logits, or a warning names the new head. unpatch gives the changed plain model."""
 
 import copy
 import io
@@ -19,7 +19,7 @@ V = 60
 
 
 class Model(nn.Module):
-    """With the calls of a language model of transformers."""
+    """A model with the methods of transformers' language models."""
 
     def __init__(self, kind=nn.Linear):
         super().__init__()
@@ -131,7 +131,7 @@ SURGERIES = {
 
 
 def step(model):
-    """(loss, gradients by name) of a second step, after which a spectral norm has iterated twice."""
+    """Returns (loss, gradients by name) of a second step, after which a spectral norm has iterated twice."""
     ids = torch.arange(24).view(2, 12) * 7 % V
     for _ in range(2):
         model.zero_grad()
@@ -145,7 +145,7 @@ def step(model):
 @pytest.mark.parametrize("name", SURGERIES)
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`", "ignore:.*weight_norm.*deprecated")
 def test_surgery(name, kind, before):
-    """before: the patch comes after it."""
+    """before: whether the surgery comes before the patch."""
     plain, lazy = Model(kind), Model(kind)
     plain = SURGERIES[name](plain) or plain
     if not before:
@@ -172,7 +172,7 @@ def test_surgery(name, kind, before):
 
 
 def test_of_a_head_by_itself():
-    """Its model is nobody's but the caller's: what is put in its place is lazy."""
+    """No model is known for a head that is patched alone: a new head in its model is lazy, too."""
     model = Model()
     lazy_head(model.lm_head)
     model.lm_head = new_head()

@@ -22,7 +22,7 @@ def problem(seed, tokens, dim, vocab, dtype, per_token=0, bias=False, ignored=0.
 
 
 def compare(hidden, weight, target, bias, upstream=None, **options):
-    """Loss and gradients of both; asserts the numbers contract."""
+    """Compares loss and gradients of both under the accuracy contract."""
     dtype = hidden.dtype
     found = linear_cross_entropy(hidden, weight, target, bias, **options)
     x, w, b = oracle.leaves(hidden, weight, bias)
@@ -67,7 +67,7 @@ def test_every_option_together(
     seed, dtype, tokens, dim, vocab, reduction, bias, smoothing, z_loss, softcap, scale, classes, weights, per_token, budget
 ):
     hidden, weight, target, b = problem(seed, tokens, dim, vocab, dtype, per_token, bias)
-    target.view(-1)[0] = 0  # a mean of no token has a test of its own
+    target.view(-1)[0] = 0  # a mean over no tokens has its own test
     if per_token:
         target.view(-1, per_token)[0] = 0
     options = dict(
@@ -131,7 +131,7 @@ def test_inputs_of_any_strides(kind):
 @pytest.mark.parametrize("side", ["hidden", "weight"])
 @pytest.mark.parametrize("kind", ["first column dropped", "first row dropped", "an element on"])
 def test_memory_that_begins_anywhere(side, kind):
-    """Rows that are not aligned to 16 bytes, also where an aligned tensor of the same shape and strides came first."""
+    """Rows that are not aligned to 16 bytes, also after a call with an aligned tensor of the same shape and strides."""
     hidden, weight, target, _ = problem(2, (24,), 32, 120, torch.bfloat16)
     given = {"hidden": hidden, "weight": weight}
     values = given[side].detach()
@@ -280,7 +280,7 @@ def test_the_module():
 
 
 def test_memory_stays_within_the_budget():
-    # Counted by the library itself: the plan of the call and the tensors around it.
+    # The library counts by itself: the plan of the call and the tensors around it.
     import logitless
 
     text = logitless.explain(4096, 64, 50000, "bf16", memory_budget="24MiB")
@@ -292,7 +292,7 @@ def test_memory_stays_within_the_budget():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_budget_is_a_ceiling(monkeypatch, dtype):
-    """A small head takes of a large budget no more than of none; a larger one no more than its fp32 logits."""
+    """A small head takes no more with a large budget than without; a larger head takes no more than its fp32 logits."""
     from logitless.torch import _engine
 
     taken = []

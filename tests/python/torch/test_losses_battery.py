@@ -1,4 +1,4 @@
-"""The losses of losses_battery through autochunk: those of heads. losses_battery/checks.py says what is asked of each."""
+"""The losses of losses_battery with heads, by autochunk. losses_battery/checks.py has the requirements."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The losses of losses_battery through autochunk: those of all else. losses_battery/checks.py says what is asked of each."""
+"""The layers and other losses of losses_battery, by autochunk. losses_battery/checks.py has the requirements."""
 
 import pytest
 

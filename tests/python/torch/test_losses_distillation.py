@@ -22,7 +22,7 @@ def normal(*shape, seed, scale=1.0, grad=False, dtype=torch.float64):
 
 
 class Problem:
-    """A student and a wider teacher of [3, 4] tokens, some of which do not count."""
+    """A student and a wider teacher of [3, 4] tokens; some tokens do not count."""
 
     def __init__(self, rows=(3, 4), dim=D, vocab=V, dtype=torch.float64):
         scale = 1.5 / dim**0.5
@@ -45,7 +45,7 @@ class Problem:
         return self.hidden, self.weight, self.bias
 
     def logits(self, temperature=1.0, head=None, teacher_head=None):
-        """Of the student and the teacher."""
+        """Returns the logits of the student and the teacher."""
         z = PAPER.logits(self.hidden, self.weight, self.bias, temperature=temperature, **(head or {}))
         return z, PAPER.logits(*self.teacher, self.teacher_bias, temperature=temperature, **(teacher_head or {}))
 
@@ -117,7 +117,7 @@ def test_top_k(reduction, tail):
 @pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_top_k_of_tokens_with_fewer(tail, reduction):
-    """Padded by ignore_index or by -inf; a token without any counts 0 of its words."""
+    """Entries are padded by ignore_index or by -inf; a token without entries has loss 0."""
     p = Problem()
     best = losses.teacher_top_k(*p.teacher, p.teacher_bias, k=3)
     call = lambda k: losses.top_k_loss(p.hidden, p.weight, k, p.bias, tail=tail, reduction=reduction)  # noqa: E731
@@ -134,7 +134,7 @@ def test_top_k_of_tokens_with_fewer(tail, reduction):
 
 
 def test_all_words_are_the_divergence():
-    """K = V: nothing is left for the tail."""
+    """K = V leaves nothing for the tail."""
     p = Problem()
     best = losses.teacher_top_k(*p.teacher, p.teacher_bias, k=V)
     for tail in (False, True):
@@ -144,7 +144,7 @@ def test_all_words_are_the_divergence():
 
 @pytest.mark.skipif(torch.get_default_device().type != "cpu", reason="counts what PyTorch's CPU allocator gives out")
 def test_budgets_are_met():
-    """Of bf16, whose gradients are right to their rounding; less than every program takes is an error."""
+    """bf16 gradients are right to their rounding, and a budget below the least program is an error."""
     p = Problem((256,), 16, 2048, dtype=torch.bfloat16)
     p.bias.requires_grad_(False)
     wanted = p.hidden, p.weight
@@ -153,7 +153,7 @@ def test_budgets_are_met():
     peak, gradients = peak_of(
         lambda: torch.autograd.grad(2.0 * losses.jsd_loss(*p.arguments, p.bias, memory_budget=budget), wanted)
     )
-    gradients = [g / 2.0 for g in gradients]  # which the backward has multiplied where the forward made them
+    gradients = [g / 2.0 for g in gradients]  # the backward scaled them in place, in the forward's memory
     assert peak < budget + (1 << 14) < logits / 2
     exact = [t.detach().double().requires_grad_(t.requires_grad) for t in (*p.arguments, p.bias)]
     z_p = PAPER.logits(exact[0], exact[1], exact[4])

@@ -8,7 +8,7 @@ from paper_losses import Papers
 
 from logitless.torch import losses
 
-B, T, D, V = 3, 6, 5, 23  # pairs or sequences, tokens, widths, words
+B, T, D, V = 3, 6, 5, 23  # pairs or sequences, tokens, dimensions, vocabulary
 PAPER = Papers(torch)
 EXACT = 1e-12
 HEADS = [
@@ -23,7 +23,7 @@ def normal(*shape, seed=0, scale=1.0, grad=False, dtype=torch.float64):
 
 
 class Problem:
-    """A policy, a reference, words with prompts and padding that do not count."""
+    """A policy, a reference, and targets whose prompts and padding do not count."""
 
     def __init__(self, sequences=2 * B, dtype=torch.float64, head=None):
         self.head = head or {}
@@ -60,14 +60,15 @@ class Problem:
         return PAPER.of_words(PAPER.log_p(PAPER.logits(self.ref_hidden, self.ref_weight, **self.head)), self.words)
 
     def pairs(self, average=False):
-        """log pi of chosen and rejected sequences, the same of the reference, and the chosen words' NLL."""
+        """Returns log pi of chosen and rejected sequences, the same of the reference, and the NLL of the chosen
+        tokens."""
         found, reference = (PAPER.sequence(x, self.words, average) for x in (self.logps(), self.ref_logps()))
         count = (self.words[:B] >= 0).sum()
         return *found.split(B), *reference.split(B), -self.logps()[:B].sum() / count
 
 
 def check(found, expected, problem, tolerance=EXACT):
-    """The loss, and its gradients by hidden, weight and bias."""
+    """Compares the loss, and its gradients by hidden, weight and bias."""
     assert error(found, expected) < tolerance
     for one, other in zip(*(torch.autograd.grad(x, problem.wanted, retain_graph=True) for x in (found, expected))):
         assert error(one, other) < 10 * tolerance
@@ -97,7 +98,8 @@ def test_dpo(kind, average, head):
 
 
 def test_references_of_dpo():
-    """Given, computed from another head or the policy's own, or none; and exo_pair's smoothing by default."""
+    """References are given, computed from another head or the policy's own, or absent; exo_pair has its default
+    smoothing."""
     p = Problem()
     c, r, c_ref, r_ref, _ = p.pairs()
     given = losses.dpo_loss(*p.arguments, p.bias, ref_chosen_logps=c_ref, ref_rejected_logps=r_ref)
@@ -161,7 +163,7 @@ def test_kinds_of_dpo_that_look_at_the_batch():
     check(call("bco_pair"), PAPER.bco(r_w, r_l, 0.3, mean), p)
     for delta in (0.7, torch.tensor([0.7], dtype=torch.float64)):
         check(call("bco_pair", bco_delta=delta), PAPER.bco(r_w, r_l, 0.3, 0.7), p)
-    if DEVICE == "cpu":  # elsewhere numbers are others
+    if DEVICE == "cpu":  # other devices have other random numbers
         assert not torch.equal((c - r).sort().values, c - r) and not torch.equal(r_w.sort().values, r_w)
     for e in (0.0, 0.1):
         check(call("aot", label_smoothing=e), PAPER.aot(c - r, c_ref - r_ref, 0.3, e), p)
@@ -178,7 +180,7 @@ def test_kinds_of_dpo_that_look_at_the_batch():
 @pytest.mark.parametrize("half", [False, True], ids=["of all", "of the chosen"])
 @pytest.mark.parametrize("shift", [False, True])
 def test_the_nll_of_other_words(shift, half):
-    """Those of prompts, too: TRL's ORPO. Of the chosen alone, whatever the rejected have."""
+    """The NLL may be over other tokens: those of prompts too, as in TRL's ORPO, or of the chosen sequences alone."""
     p = Problem()
     c, r, _, _, plain = p.pairs(average=True)
     others = torch.randint(0, V, (2 * B, T), generator=generator(12))
@@ -187,7 +189,7 @@ def test_the_nll_of_other_words(shift, half):
     nll = -PAPER.of_words(PAPER.log_p(p.z()[:B]), others[:B]).sum() / first.sum()
     assert abs(nll - plain) > 1e-3
     words, given = p.words, (others[:B] if half else others).int()
-    if shift:  # the words of a position are those of the one before
+    if shift:  # targets of a position are those of the position before
         words, given = (torch.cat([torch.full_like(a[:, :1], 7), a], 1) for a in (words, given))
         hidden = torch.cat([p.hidden, p.hidden.detach()[:, :1]], 1)
     else:
@@ -202,7 +204,7 @@ def test_the_nll_of_other_words(shift, half):
 
 
 def test_orpo_of_a_sequence_without_a_word():
-    """Its pair has no odds: the mean is over the pairs still, and the gradient that of the others."""
+    """A pair with an empty sequence has no odds: it counts in the mean, and adds no gradient."""
     for empty in (1, B + 1):
         p = Problem()
         p.words[empty] = -100
@@ -221,7 +223,7 @@ def test_orpo_of_certain_words_is_finite():
 
 
 def test_shift():
-    """Labels of the same positions as hidden, as Hugging Face has them."""
+    """Labels have the positions of hidden, as in Hugging Face."""
     p = Problem()
     labels = p.words
     p.words = torch.cat([labels[:, 1:], torch.full((2 * B, 1), -100)], 1)
@@ -256,7 +258,7 @@ def test_kto(kind):
 
 
 def policy(problem):
-    """Advantages, and the old policy's log-probabilities with nonsense where there is no token."""
+    """Advantages, and the old policy's log-probabilities, with nonsense where there is no token."""
     old = problem.logps().detach() + normal(len(problem.words), T, seed=12, scale=0.4)
     return problem.advantages, torch.where(problem.words >= 0, old, torch.nan)
 
@@ -301,7 +303,7 @@ def test_policies_of_tokens(name, options, head):
     signs = advantages[:, None].expand(-1, T)[valid]
     assert error(found.clip_ratio_low, ((ratio < 1 - low) & (signs < 0)).double().mean()) < 1e-6
     assert error(found.clip_ratio_high, ((ratio > 1 + high) & (signs > 0)).double().mean()) < 1e-6
-    assert found.clip_ratio_low > 0 and found.clip_ratio_high > 0  # the problem clips both ways
+    assert found.clip_ratio_low > 0 and found.clip_ratio_high > 0  # the problem clips on both sides
     kl = PAPER.k(options.get("estimator", "k3"), p.logps(), p.ref_logps())[valid].mean() if "beta" in options else 0.0
     assert error(found.kl, torch.as_tensor(kl)) < EXACT
     assert not any(part.requires_grad for part in found[1:])
@@ -345,7 +347,7 @@ def test_masks_and_normalizers():
 
 
 def test_numbers_that_are_none_or_too_large():
-    """Advantages of ignored tokens count for nothing, and ratios beyond the largest number give no NaN."""
+    """Advantages of ignored tokens have no effect, and ratios that overflow give no NaN."""
     p = Problem(dtype=torch.float32)
     advantages = torch.ones(p.words.shape)
     exact = losses.dapo_loss(*p.arguments, advantages).loss
@@ -381,7 +383,7 @@ def test_group_advantages():
     assert error(losses.group_advantages(torch.stack([rewards, rewards], 1)[:, 0], 3, scale=False), apart) < EXACT
 
 
-# --- What holds for all.
+# --- All losses.
 
 CALLS = {
     "dpo_loss": lambda p, **o: losses.dpo_loss(*p.arguments, p.bias, **p.reference, **o),
@@ -435,7 +437,7 @@ def test_compiles_in_one_graph():
     assert torch.equal(whole, CALLS["grpo_loss"](p).loss)
 
 
-# --- Log-probabilities of chosen words.
+# --- Log-probabilities of chosen vocabulary entries.
 
 
 @pytest.mark.parametrize("words", [(2 * B, T), (2 * B, T, 3)], ids=["one", "several"])
@@ -453,7 +455,7 @@ ON_CPU = torch.get_default_device().type == "cpu"
 
 
 def restored(threads):
-    """Calls with so many threads, and then with as many as before."""
+    """Sets the number of threads. Returns a function that restores the number before."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     return lambda: torch.set_num_threads(before)
@@ -463,8 +465,8 @@ def restored(threads):
 @pytest.mark.parametrize("options", [{}, dict(softcap=9.0, temperature=0.7)], ids=["plain", "capped"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_same_bits_whatever_the_batch(dtype, options):
-    """Of a token alone, in other company, at another place, with gradients, budgets and threads."""
-    count, dim, vocab = 70, 33, 9001  # 71 tiles of words, of which two are one segment
+    """A token has the same bits alone, in another batch, at another position, with gradients, budgets and threads."""
+    count, dim, vocab = 70, 33, 9001  # 71 tiles of the vocabulary: an odd number, the last one partial
     hidden = normal(count, dim, seed=1)
     hidden[3], hidden[40] = hidden[3] * 1000, 0.0
     hidden, weight = hidden.to(dtype), normal(vocab, dim, seed=2, scale=0.4).to(dtype)

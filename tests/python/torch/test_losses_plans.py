@@ -1,4 +1,4 @@
-"""What the divergences take at a real size on a GPU, by plans that are made without one; and what a backward takes."""
+"""Memory of the divergences at a real size on a GPU, by plans that are made without one; and memory of a backward."""
 
 import math
 import warnings
@@ -22,7 +22,8 @@ ROWS, DIM, VOCAB = 8192, 4096, 128256  # Llama-3-8B's head
 
 @pytest.fixture
 def planned(monkeypatch):
-    """A function from options of a divergence at that size to (bytes, multiply-adds in products of all rows and words)."""
+    """Returns a function from options of a divergence at that size to (bytes, GEMMs over all rows and vocabulary
+    entries)."""
     if torch.get_default_device().type != "cpu":
         pytest.skip("plans of empty tensors of the CPU")
     monkeypatch.setattr(native, "machine_of", lambda device: Machine(c.DEVICE_CUDA, 90, threads=0, head_engine=True))
@@ -45,8 +46,8 @@ def planned(monkeypatch):
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("masked", [False, True])
 def test_half_of_ligers_memory_takes_six_products(planned, beta, masked):
-    """With the gradients' 1066 MiB half of the 3062 that Liger's JSD takes; all tokens have their logits once, and the
-    words once more."""
+    """With the gradients' 1066 MiB, half of the 3062 that Liger's JSD takes. Logits of all tokens are computed once,
+    and recomputed once by vocabulary blocks."""
     target = torch.zeros(ROWS, dtype=torch.int64) if masked else None
     taken, products = planned(beta, memory_budget=465 * MIB, target=target)
     assert taken <= 465 * MIB
@@ -54,7 +55,8 @@ def test_half_of_ligers_memory_takes_six_products(planned, beta, masked):
 
 
 def test_a_budget_between_two_plans_takes_the_smaller_one(planned):
-    """One whose values fit and whose kernels' memory does not: a smaller budget's plan, and not chunks by number."""
+    """Here the values of a plan fit, but not the memory of its kernels. The plan of a smaller budget is taken, and not
+    chunks by number."""
     taken, _ = planned(0.0, memory_budget=224 * MIB)
     assert taken <= 224 * MIB and planned.request.chunks == 0
 
@@ -72,7 +74,7 @@ def test_the_default_is_the_least_memory_for_a_fifth_of_the_time(planned):
     assert products < 4.001
 
 
-# --- What runs.
+# --- Runs.
 
 
 def tensors(rows, dim, vocab, dtype, spread=1.5):
@@ -98,7 +100,7 @@ def test_a_backward_multiplies_gradients_where_they_are():
 
 @pytest.mark.parametrize("beta", [0.0, 0.03, 0.5, 0.97, 1.0])
 def test_models_that_disagree_by_far_and_not_at_all(beta):
-    """Words that one model gives exp(-300) and the other almost 1, and a teacher that is the student."""
+    """Entries with probability exp(-300) in one model and almost 1 in the other, and a teacher that is the student."""
     hidden, weight, *teacher = tensors(9, 6, 40, torch.float64, spread=90.0)
     for other in (teacher, (hidden.detach(), weight.detach())):
         p, q = (PAPER.logits(*head).log_softmax(-1) for head in ((hidden, weight), other))
@@ -116,7 +118,7 @@ def test_models_that_disagree_by_far_and_not_at_all(beta):
 
 
 def test_sharded_weights_are_gathered_with_a_warning():
-    """Of two ranks that are none: what they gather is no number of theirs, and nothing here looks at it."""
+    """A fake group of two ranks: the gathered numbers are not theirs, and are not checked."""
     distributed = pytest.importorskip("torch.distributed")
     if distributed.is_initialized() or torch.get_default_device().type != "cpu":
         pytest.skip("needs a process group of its own, on the CPU")

@@ -1,4 +1,5 @@
-"""Tensors whose memory is elsewhere, is gone or is of another layout: an error that names the argument, and no crash."""
+"""Tensors whose memory is on another device, freed or in another layout: an error that names the argument, and no
+crash."""
 
 import oracle
 import pytest
@@ -42,7 +43,7 @@ HEAD = dict(hidden=normal(B, T, D), weight=normal(V, D, seed=2), target=whole(B,
 REFERENCE = dict(ref_hidden=normal(B, T, D, seed=4), ref_weight=normal(V, D, seed=5), ref_bias=normal(V, seed=6))
 TEACHER = dict(teacher_hidden=normal(B, T, D, seed=4), teacher_weight=normal(V, D, seed=5), teacher_bias=normal(V, seed=6))
 WIDE = {name: t if t.dtype == torch.int64 else t.double() for name, t in HEAD.items()}
-# By a name: the call and its tensors, each of which is put elsewhere in turn.
+# Calls and their tensors, by name. Tests move each tensor to another device in turn.
 CALLS = {
     "loss": (linear_cross_entropy, dict(HEAD, class_weight=ones(V), token_weight=ones(B, T), normalizer=ones()[()] * 7)),
     "remembered": (lambda **a: linear_cross_entropy(*a.values()), HEAD),
@@ -91,12 +92,12 @@ def test_a_tensor_elsewhere_is_named(call, name):
 
 @pytest.mark.parametrize("call, name", [(call, name) for call, (_, tensors) in CALLS.items() for name in tensors])
 def test_memory_that_is_gone_is_named(call, name):
-    """FSDP frees a storage between uses: of a tensor alone in it, and of a view behind others."""
+    """FSDP frees a storage between uses, of a tensor alone in it or of a view behind others."""
     function, tensors = CALLS[call]
-    for before, left in ((0, 0), (3, 0), (3, 1)):  # bytes of all elements but one are as good as none
+    for before, left in ((0, 0), (3, 0), (3, 1)):  # one missing element is enough
         flat = torch.cat([ones(before).to(tensors[name].dtype), tensors[name].flatten()])
         given = {**tensors, name: flat[before:].view(tensors[name].shape)}
-        function(**given)  # calls that are remembered too
+        function(**given)  # cached calls, too
         flat.untyped_storage().resize_((flat.numel() - 1) * flat.element_size() * left)
         wanted = "input . of a program" if call == "autochunk" else NAMES.get(name, name)
         with pytest.raises(ValueError, match=f"^{wanted}: its memory, [0-9]+ bytes, is not there"):
@@ -113,13 +114,13 @@ def test_layouts_are_named(name):
     for kind, t in given:
         with pytest.raises(TypeError, match=f"^{name}: expected a dense tensor, got a {kind} one"):
             linear_cross_entropy(**{**tensors, name: t})
-        if name in HEAD:  # by position, as calls are remembered
+        if name in HEAD:  # by position, for cached calls
             with pytest.raises(TypeError, match=f"^{name}: expected a dense tensor, got a {kind} one"):
                 linear_cross_entropy(*{**HEAD, name: t}.values())
 
 
 def negated(t):
-    """The same numbers in memory of the other sign."""
+    """Returns the same numbers, stored with the other sign."""
     return torch.complex(torch.zeros_like(t), -t).conj().imag
 
 
@@ -131,7 +132,7 @@ def test_a_negative_bit_is_heeded(name):
     for more in ({}, dict(reduction="none", normalizer=None)):
         assert torch.equal(function(**{**tensors, name: other, **more}), function(**tensors, **more) if not more else function(**{**tensors, **more}))
     plain = {n: HEAD[n] for n in ("hidden", "weight", "target", "bias")}
-    if name in plain:  # remembered calls
+    if name in plain:  # cached calls
         values = [linear_cross_entropy(*{**plain, name: t}.values()) for t in (tensors[name], other, tensors[name])]
         assert values[0] == values[1] == values[2]
 
@@ -166,7 +167,7 @@ def test_memory_that_is_gone_before_the_backward_is_named(call, name):
 
 
 def test_zeros_without_memory_are_named():
-    """PyTorch's own, which stand for a gradient that nothing computes."""
+    """PyTorch's zero tensors stand for gradients that nobody computes."""
     with pytest.raises(ValueError, match="^bias: expected a tensor with memory of its own"):
         linear_cross_entropy(*{**HEAD, "bias": torch._efficientzerotensor(V, device=DEVICE)}.values())
     zeros = torch._efficientzerotensor(V, device=DEVICE), torch.zeros(V, device=DEVICE)  # the dispatcher gives them memory
@@ -186,11 +187,11 @@ def test_partitioned_parameters_are_named():
 
 
 def test_tensors_without_numbers():
-    """FakeTensors give shapes; beside real ones they are refused by PyTorch."""
+    """FakeTensors give shapes; beside real tensors PyTorch refuses them."""
     mode = FakeTensorMode()
     fake = {name: mode.from_tensor(t) for name, t in HEAD.items()}
     for reduction, shape in (("mean", ()), ("none", (B, T))):
-        linear_cross_entropy(*HEAD.values(), reduction=reduction)  # is remembered
+        linear_cross_entropy(*HEAD.values(), reduction=reduction)  # fills the cache
         found = linear_cross_entropy(*fake.values(), reduction=reduction)
         assert type(found).__name__ == "FakeTensor" and found.shape == shape
     for name in ("hidden", "weight", "target", "bias", "token_weight"):
@@ -200,7 +201,7 @@ def test_tensors_without_numbers():
 
 
 def test_rows_that_a_gpu_reads_in_place():
-    """Contiguous rows that begin at multiples of 16 bytes, or would in memory of their own."""
+    """Rows are contiguous and begin at multiples of 16 bytes, or would in memory of their own."""
     wide, odd = torch.zeros(6, 16), torch.zeros(6, 9)
     assert wide.data_ptr() % 16 == odd.data_ptr() % 16 == 0
     for t, aligned in (
@@ -214,7 +215,7 @@ def test_rows_that_a_gpu_reads_in_place():
 
 @pytest.mark.parametrize("device", ELSEWHERE)
 def test_lazy_logits_leave_it_to_pytorch(device):
-    """The error of real logits."""
+    """Lazy logits raise the error of real logits."""
     hidden, weight, target, bias = HEAD["hidden"].reshape(-1, D), HEAD["weight"], HEAD["target"].flatten(), HEAD["bias"]
     logits = lazy_linear(hidden, weight, bias)
     with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""What linear_cross_entropy returns beside the loss: values, gradients, and company."""
+"""The outputs of linear_cross_entropy beside the loss: values, gradients, and combinations."""
 
 import itertools
 

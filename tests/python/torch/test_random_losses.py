@@ -1,4 +1,4 @@
-"""Losses put together at random, and heads whose sides are one value, against plain PyTorch in float64.
+"""Random combinations of losses, and heads whose two operands are one value, against plain PyTorch in float64.
 
 LOGITLESS_RANDOM_LOSSES=2000 tries so many, with other random choices each time, instead of the few of every run.
 """
@@ -18,7 +18,7 @@ from logitless.torch._compile import register
 
 register()
 ASKED = int(os.environ.get("LOGITLESS_RANDOM_LOSSES", "0"))
-N, D = 520, 16  # 1 MiB of logits with as many words
+N, D = 520, 16  # 1 MiB of logits, if the vocabulary is as large
 VOCAB = [N, 1000]
 
 
@@ -35,7 +35,7 @@ def attended(h):
     return F.scaled_dot_product_attention(x, x, x, is_causal=True).reshape(N, D)
 
 
-# Of h [N, D], w [V, D], m [2 D, D] and t [N]: x [.., D].
+# Hidden states x [.., D] from h [N, D], w [V, D], m [2 D, D] and t [N].
 HIDDEN = {
     "plain": lambda h, w, m, t: h,
     "rms": lambda h, w, m, t: rms(h),
@@ -58,7 +58,7 @@ HIDDEN = {
     "running mean": lambda h, w, m, t: h.cumsum(0) / torch.arange(1, N + 1, dtype=h.dtype)[:, None],
     "gated": lambda h, w, m, t: F.silu(h @ m[:D]) * (h @ m[D:]),
 }
-# Of x, too: [V, D].
+# Weights [V, D] from x, h, w and m.
 WEIGHT = {
     "plain": lambda x, h, w, m: w,
     "normalised": lambda x, h, w, m: normalised(w) * 4,
@@ -73,7 +73,7 @@ WEIGHT = {
     "itself, normalised": lambda x, h, w, m: normalised(x.reshape(-1, D)) * 4,
     "part of itself": lambda x, h, w, m: x.reshape(-1, D)[:512],
 }
-# Of logits, w and m.
+# Logits from logits, w and m.
 LOGITS = {
     "temperature": lambda z, w, m: z / 1.5,
     "scale": lambda z, w, m: 0.7 * z,
@@ -91,7 +91,7 @@ def log_probs(z, t):
     return z.log_softmax(-1).gather(1, t[:, None]).squeeze(1)
 
 
-# Of logits [n, v], and labels [n] of those.
+# Losses of logits [n, v] with labels [n].
 LOSSES = {
     "mean": lambda z, t: F.cross_entropy(z, t),
     "sum": lambda z, t: F.cross_entropy(z, t, reduction="sum") / N,
@@ -115,7 +115,7 @@ OPTIONS = [{}, {"memory_budget": "1MiB"}, {"memory_budget": 1}, {"chunks": 3}, {
 
 
 def written(hidden, weight, logits, loss):
-    """The loss of these names as a function of h, w, m and t."""
+    """Returns the loss of these names as a function of h, w, m and t."""
 
     def fn(h, w, m, t):
         x = HIDDEN[hidden](h, w, m, t)
@@ -144,7 +144,7 @@ def results(fn, vocab, dtype):
 
 
 def check(fn, made, vocab=N):
-    """Within the contract of float64, or as close to it as fp32 brings the function itself."""
+    """Compares under the contract with float64, or to the error of the function itself in fp32."""
     exact, plain = (results(fn, vocab, dtype) for dtype in (torch.float64, torch.float32))
     largest = max(e.norm() for e in exact[1:] if e is not None)
     for i, (found, p, e) in enumerate(zip(results(made, vocab, torch.float32), plain, exact)):
@@ -152,7 +152,7 @@ def check(fn, made, vocab=N):
         if e is None or found is None:
             assert e is None or e.norm() == 0
             continue
-        # A gradient that is the rest of large ones is as good as these.
+        # The scale of a gradient in which large ones cancel is that of the large ones.
         scale = (torch.maximum(e.norm(), 1e-4 * largest) if i else e.norm()).clamp(min=1e-30)
         error, of_plain = ((x.double() - e).norm() / scale for x in (found, p))
         assert error <= max(contract, 4 * of_plain), (("loss", "d_h", "d_w", "d_m")[i], error.item(), of_plain.item())
@@ -164,7 +164,7 @@ def check(fn, made, vocab=N):
     suppress_health_check=list(HealthCheck),
     derandomize=not ASKED,
     database=None,
-    phases=[Phase.generate],  # a failure names all that is needed, and shrinking it would take minutes
+    phases=[Phase.generate],  # the failure of one example has all details, and shrinking would take minutes
 )
 @given(
     hidden=st.sampled_from(list(HIDDEN)),
@@ -180,7 +180,7 @@ def test_random_losses(hidden, weight, logits, loss, vocab, executor, options):
     check(fn, autochunk(fn, executor=executor, **options), vocab)
 
 
-# Where the loss of gradients was silent: one value is both sides, or most of both.
+# Cases that once lost gradients silently: one value is both operands, or most of both.
 ALIASED = [
     ("plain", "itself", [], "mean"),
     ("plain", "itself", ["scale", "bias"], "mean"),
@@ -225,7 +225,7 @@ def test_both_sides_are_one_value_compiled(names):
 
 
 def test_several_tokens_ahead():
-    """As DeepSeek-V3 has it: a second head behind a concatenation of the state and the next embedding."""
+    """The second head of DeepSeek-V3, behind a concatenation of the state and the next embedding."""
 
     def fn(h, w, m, t):
         x = HIDDEN["next token"](h, w, m, t)

@@ -29,7 +29,7 @@ def test_lazy_loss(chunks):
     expected, *wanted = step(loss.ChunkedLossWrapper.Config(num_chunks=4).build())
     with Made() as made:
         wrapper = LazyLoss.Config(num_chunks=chunks).build()
-        assert type(wrapper) is LazyLoss and isinstance(wrapper, loss.ChunkedLossWrapper)  # what the trainer asks for
+        assert type(wrapper) is LazyLoss and isinstance(wrapper, loss.ChunkedLossWrapper)  # the trainer asks for it
         found, *gradients = step(wrapper)
     assert made.count == 0 and made.calls == 2 * chunks and found == pytest.approx(expected, rel=1e-6)
     for got, want in zip(gradients, wanted):

@@ -19,7 +19,7 @@ def model(tied=False, **more):
 
 
 def train(made, loss_of):
-    """Three steps as torchtune's recipes take them: losses and parameters."""
+    """Runs three steps in the manner of torchtune's recipes. Returns losses and parameters."""
     optimizer = torch.optim.SGD(made.parameters(), lr=1.0)
     losses = []
     for k in range(3):
@@ -54,7 +54,7 @@ def test_loss(tied):
         loss(torch.zeros(1, 2, 32), torch.zeros(1, 2, dtype=torch.int64))
     made = model(tied)
     loss.set_model_output(made)
-    assert made(tokens=torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 32)  # hidden states: the model makes no logits
+    assert made(tokens=torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 32)  # it returns hidden states
     assert not list(loss.parameters())
     agree(train(made, loss.apply_compile_strategy(backend="eager")), train(model(tied), plain))
     tokens = torch.zeros(1, 5, dtype=torch.int64)
@@ -77,7 +77,7 @@ def test_fsdp():
 
 @pytest.mark.parametrize("chunks", [0, 3])
 def test_lazy_output_layer(chunks):
-    """Also under the loss of 0.6, which takes a list of chunks of logits."""
+    """The loss of torchtune 0.6 works, too: it takes a list of chunks of logits."""
     from logitless.torch import lazy_head
     from torchtune.modules.loss import CEWithChunkedOutputLoss
 

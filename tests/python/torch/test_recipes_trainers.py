@@ -21,8 +21,7 @@ def quiet(tmp_path, monkeypatch):
 
 
 def compare(run, tolerance=1e-5, lazy=True):
-    """run(ours) -> (losses, model): that both come to the same, that a lazy head was called and nothing asked for its
-    logits."""
+    """Checks run(ours) -> (losses, model): results agree, a lazy head was called, and nothing read its logits."""
     before = parameters(tiny_llama())
     losses, model = run(False)
     with Made() as made:
@@ -59,7 +58,7 @@ def test_transformers_trainer(name):
         losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
         return [*losses, trainer.evaluate(batches(2))["eval_loss"]], model
 
-    # Real bf16 logits are rounded, lazy ones are not.
+    # Real bf16 logits are rounded; lazy ones are not.
     compare(run, 1e-2 if name == "autocast" else 1e-5)
 
 
@@ -132,7 +131,7 @@ def test_lightning(by):
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
-        """Lightning's usual one, with the model's own loss."""
+        """Lightning's usual module, with the model's own loss."""
 
         def __init__(self, model):
             super().__init__()
@@ -148,7 +147,7 @@ def test_lightning(by):
         model, of, losses = tiny_llama(), Module, []
         if ours and by == "lazy_head":
             lazy_head(model)
-        elif ours:  # reads the head's weight, and must not call it
+        elif ours:  # it reads the head's weight, and must not call the head
             of = snippet("lightning.md", torch=torch)["Module"]
             model.lm_head.register_forward_hook(lambda *_: pytest.fail("logits"))
 

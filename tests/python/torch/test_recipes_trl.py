@@ -1,4 +1,4 @@
-"""docs/recipes/trl.md: TRL's trainers with their tokens scored by the library."""
+"""docs/recipes/trl.md: TRL's trainers, with token scores by the library."""
 
 import warnings
 
@@ -12,7 +12,7 @@ STEPS = 3
 
 
 def formula(hidden, weight, target, bias, *, temperature, softcap, logit_scale):
-    """Of whole logits, in the order of OUTPUTS, log-probabilities first."""
+    """The formula on full logits, in the order of OUTPUTS, log-probabilities first."""
     z = (hidden @ weight.T + (0 if bias is None else bias)) * logit_scale
     z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
     log_p = z.log_softmax(-1)
@@ -28,7 +28,7 @@ def test_scores(softcap, with_bias):
     torch.manual_seed(0)
     hidden, weight, bias = torch.randn(40, 8), torch.randn(50, 8), torch.randn(50) if with_bias else None
     leaves = [t.requires_grad_() for t in (hidden, weight, bias) if t is not None]
-    target = (hidden @ weight.T).argmax(-1)  # half of the targets are the best words
+    target = (hidden @ weight.T).argmax(-1)  # half of the targets are the likeliest tokens
     target[::2] = torch.randint(0, 50, (20,))
     how = dict(temperature=0.7, softcap=softcap, logit_scale=1.5)
     found, expected = score_tokens(hidden, weight, target, bias, outputs=OUTPUTS, **how), formula(
@@ -52,7 +52,7 @@ def test_no_token_scores():
     found = score_tokens(
         hidden, weight, torch.zeros(0, dtype=torch.int64), None, temperature=1.0, softcap=None, logit_scale=1.0, outputs=OUTPUTS
     )
-    found.log_probs.sum().backward()  # a batch without a token to learn from counts for nothing, and fails nowhere
+    found.log_probs.sum().backward()  # a batch without tokens to learn from has no effect, and no error
     assert found.is_top1.shape == (0,) and not weight.grad.any()
 
 
@@ -62,7 +62,7 @@ def trl(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = pytest.importorskip("trl")
     tiny_llama().save_pretrained("model")
-    tokenizer().save_pretrained("model")  # reference models are made of it
+    tokenizer().save_pretrained("model")  # reference models are loaded from it
     yield found
     recipe.unpatch()
 
@@ -132,7 +132,7 @@ def grpo(trl, **more):
 
 
 def train(trainer):
-    """(logged values of each step, parameters)"""
+    """Returns (logged values of each step, parameters)."""
     trainer.train()
     return [log for log in trainer.state.log_history if "loss" in log], parameters(trainer.model)
 
@@ -161,7 +161,7 @@ def test_trains_as_before_and_by_the_library(trl, name):
         before = parameters(trainer.model)
         scores = recipe.patch()
         logs, found = train(trainer)
-    assert scores.calls >= STEPS  # not TRL's own tiles
+    assert scores.calls >= STEPS  # TRL's own tiles do not run
     assert len(logs) == STEPS and furthest(before, after) > 0.01
     for log, want in zip(logs, expected):
         read = {"loss", "entropy", "mean_token_accuracy", "logits/chosen", "rewards/margins", "kl"} & want.keys()
@@ -172,7 +172,7 @@ def test_trains_as_before_and_by_the_library(trl, name):
 
 
 def test_losses_of_logits_beside_the_patch(trl):
-    """Label smoothing runs the model for its logits, its metrics the fused head."""
+    """Label smoothing calls the model for its logits, its metrics the fused head."""
     from logitless.torch import lazy_head
 
     with warnings.catch_warnings():
@@ -197,7 +197,7 @@ def test_page(trl, capsys):
 
 
 def test_memory(trl):
-    """Of a step's tiles nothing is left: no tensor of theirs is made."""
+    """A patched step makes no tensor of the size of TRL's tiles."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     largest = [0]
@@ -228,7 +228,7 @@ def test_errors(trl, monkeypatch):
     with pytest.raises(ValueError, match="memory_budget"):
         recipe.patch(memory_budget=0)
     scores = recipe.patch()
-    assert recipe.patch().replaced is scores.replaced  # not one around the other
+    assert recipe.patch().replaced is scores.replaced  # the second patch does not wrap the first
     recipe.unpatch()
     assert trl.trainer.utils._ChunkedLogProbFunction is scores.replaced
     sharded = torch.nn.Parameter(torch.zeros(4, 8))

@@ -65,7 +65,7 @@ def test_patch(functional, monkeypatch):
 
 
 def test_forward_of_a_model(functional):
-    """verl's own forward for text models, as its monkey patch installs it."""
+    """verl's own forward for text models, installed by its monkey patch."""
     dense = pytest.importorskip("verl.models.transformers.dense_common", exc_type=ImportError)
     ids = torch.randint(3, VOCAB, (2, 12))
 

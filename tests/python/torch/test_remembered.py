@@ -1,4 +1,4 @@
-"""Calls that are remembered with their plans: each gives what it gives alone, and no more are kept than the bound says."""
+"""The cache of calls with their plans: each call has the results that it has alone, and the cache is bounded."""
 
 import contextlib
 import itertools
@@ -35,7 +35,7 @@ def threads(count):
         torch.set_num_threads(before)
 
 
-# By a name: what replaces an argument or is one more, and a context.
+# Arguments to replace or add, and a context, by name.
 KINDS = {
     "plain": ({}, contextlib.nullcontext),
     "autocast": ({}, autocast(torch.bfloat16)),
@@ -65,7 +65,7 @@ HEADS = ["plain", "scale", "softcap", "fewer", "bfloat16", "strides", "threads"]
 
 
 def made(name, function=linear_cross_entropy, **more):
-    """The results of a kind and its gradients."""
+    """Returns the results of a kind, and its gradients."""
     changes, context = KINDS[name]
     given = {**dict(hidden=HIDDEN, weight=WEIGHT, target=TARGET, bias=BIAS), **changes, **more}
     arguments = [given.pop(n) for n in ("hidden", "weight", "target", "bias")]
@@ -82,7 +82,7 @@ def test_a_call_gives_what_it_gives_alone(name):
     forget()
     wanted = made(name)
     forget()
-    for other in KINDS:  # each calls first, and is remembered
+    for other in KINDS:  # each other kind runs first, and is cached
         made(other)
         found = made(name)
         assert len(found) == len(wanted), other
@@ -99,7 +99,7 @@ def test_a_head_gives_what_it_gives_alone(first, then):
 
 
 def test_calls_remembered_are_bounded(monkeypatch):
-    """And are the last ones: a loop over few shapes finds its own."""
+    """The cache keeps the last calls: a loop over few shapes finds all of its own."""
     monkeypatch.setattr(_fast, "_MOST", 4)
     monkeypatch.setattr(_engine, "_MOST_CALLS", 6)
     forget()
@@ -118,7 +118,7 @@ def test_calls_remembered_are_bounded(monkeypatch):
     {}, dict(reduction="sum"), dict(label_smoothing=0.1), dict(softcap=None), dict(softcap=3.0), dict(memory_budget="1MiB"),
 ])
 def test_what_is_remembered(options):
-    """Numbers, texts and None; what has a tensor more, or is transformed, is none of them."""
+    """Calls with numbers, strings and None are cached; those with further tensors, or under a transform, are not."""
     forget()
     linear_cross_entropy(HIDDEN, WEIGHT, TARGET, BIAS, **options)
     assert _fast.find(_fast.key_of((HIDDEN, WEIGHT, TARGET, BIAS), options)) is not None
@@ -151,7 +151,7 @@ def test_a_call_is_planned_once(monkeypatch):
         before = len(plans)
         call()
         assert before > 0 and len(plans) == before
-        with threads(torch.get_num_threads() + 1):  # whose context is another
+        with threads(torch.get_num_threads() + 1):  # a call in another context
             call()
         assert len(plans) > before
     HIDDEN.grad = WEIGHT.grad = BIAS.grad = None

@@ -1,4 +1,4 @@
-"""Calls written for PyTorch's linear_cross_entropy and for cut_cross_entropy's, with the import alone changed."""
+"""Calls written for the linear_cross_entropy of PyTorch or of cut_cross_entropy, with only the import changed."""
 
 import enum
 import inspect
@@ -13,7 +13,7 @@ from logitless.torch import linear_cross_entropy, linear_logprobs
 from logitless.torch import cce
 from test_loss import problem
 
-# cut_cross_entropy 25.6.4, in its order.
+# The defaults of cut_cross_entropy 25.6.4, in its order.
 CCE_DEFAULTS = dict(
     bias=None, ignore_index=-100, softcap=None, reduction="mean", shift=0, return_lse=False, filter_eps="auto",
     accum_e_fp32=False, accum_c_fp32=False, filter_e_grad=True, filter_c_grad=True, impl="cce",
@@ -21,7 +21,7 @@ CCE_DEFAULTS = dict(
 )
 
 
-class Impl(enum.IntEnum):  # as its LinearCrossEntropyImpl
+class Impl(enum.IntEnum):  # a copy of its LinearCrossEntropyImpl
     CCE = 1
     TORCH_COMPILE = 2
     CCE_KAHAN_FULL_C = 3
@@ -38,7 +38,7 @@ def test_its_own_defaults_written_out():
     plain = linear_cross_entropy(hidden, weight, target)
     assert torch.equal(linear_cross_entropy(hidden, weight, target, **CCE_DEFAULTS), plain)
     assert torch.equal(linear_cross_entropy(e=hidden, c=weight, targets=target, **CCE_DEFAULTS), plain)
-    # Each by position, up to every one of them.
+    # All by position, from none to all of them.
     values = list(CCE_DEFAULTS.values())
     for n in range(len(values) + 1):
         assert torch.equal(linear_cross_entropy(hidden, weight, target, *values[:n]), plain), n
@@ -242,7 +242,7 @@ def test_a_chunk_size_is_a_hint(monkeypatch):
     hinted, least = workspace(options=options(batch_chunk_size=1))  # less than any plan takes: no error
     assert hinted == -20000 * 4 and -hinted < least < large
     assert workspace(options=options(chunking_method="aspect_ratio:2"))[0] == -512 * 32 * 4 // 2
-    # A budget says more than a hint, and no chunk at all is no hint.
+    # A budget has priority over a hint, and no chunking is no hint.
     assert workspace(options=options(batch_chunk_size=1), memory_budget="64MiB")[0] == 64 << 20
     assert workspace(options=options(chunking_method=None))[0] == 0
 
@@ -262,7 +262,7 @@ def test_policies_of_its_sums_are_met():
         linear_cross_entropy(hidden, weight, target, options={})
 
 
-# --- What is no tensor
+# --- Arguments that are no tensors
 
 GIVEN = dict(
     hidden=torch.ones(3, 4), weight=torch.ones(5, 4), target=torch.zeros(3, dtype=torch.int64), bias=torch.ones(5),

@@ -1,4 +1,4 @@
-"""The loss of a token as an expression of tensors has the library's derivatives."""
+"""The loss of a token, as an expression of tensors, has the library's derivatives."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ TOKENS = 300
 
 @pytest.mark.parametrize("options", [dict(), dict(z_loss=0.05), dict(label_smoothing=0.2, z_loss=1e-3)], ids=str)
 def test_derivatives_of_the_formula(options):
-    with torch.device("cpu"):  # numbers of Python's, whatever the library computes on
+    with torch.device("cpu"):  # Python's numbers live on the CPU, whichever device the library uses
         check_derivatives(LossOptions(**options))
 
 

@@ -1,11 +1,11 @@
-"""What the processes of test_distributed.py run."""
+"""The processes of test_distributed.py."""
 
 import importlib
 import os
 
 
 def work(name: str, output: str, *arguments) -> None:
-    """main(*arguments) of the module `name`; what it prints goes to the file `output`."""
+    """Runs main(*arguments) of the module `name`; its output goes to the file `output`."""
     with open(output, "wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
