@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures what a chunked function pays in each call to look at the values it reads besides its arguments:
     OMP_NUM_THREADS=1 python bench/autochunk_guards.py [--reads 200] [--repeat 9]
-Functions that add up so many globals, attributes of a module, closed-over variables or items of a dict, and one that adds
-up as many literals; processor time of a call, in microseconds, and the difference divided by the reads."""
+The functions add up globals, attributes of a module, closed-over variables or items of a dict, and one adds up as many
+literals. It prints the processor time of a call in microseconds, and the difference divided by the number of reads."""
 
 import argparse
 import statistics

@@ -234,7 +234,7 @@ def main():
         if not args.json:
             raise SystemExit("--apart: expected --json as well, to gather what the processes find")
         for case in chosen:
-            others = [word for word in sys.argv if word != "--apart"]
+            others = [argument for argument in sys.argv if argument != "--apart"]
             subprocess.run([sys.executable, *others, "--loss", case.name], check=True)  # the last --loss is effective
         return summarize([json.loads(text) for text in args.json.read_text().splitlines()], args.clock)
     kind = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"

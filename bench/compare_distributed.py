@@ -35,7 +35,7 @@ Options:
 - --error: prints relative errors of d_weight and d_hidden against float64, on a sample of rank 0 (alone, sp, vp)
 - --targets: draws targets from this many token ids, as a text does; by default from all
 - --real-head: a trained head (safetensors: hidden, weight_q, weight_scale, targets) instead of random numbers. It is
-  rotated into --dim columns, and its vocabulary is interleaved over the ranks, as deal_words does
+  rotated into --dim columns, and its vocabulary is interleaved over the ranks, as interleave_vocab does
 
 NCCL_NVLS_ENABLE=0 is set unless it has a value.
 """
@@ -72,10 +72,10 @@ class Rows:
             self.hidden, self.weight, self.target = real_head(args, device)
         self.accuracy, self.far = args.accuracy, {}
         borders = [args.vocab * r // args.ranks for r in range(args.ranks + 1)]
-        self.words = slice(borders[rank], borders[rank + 1])
+        self.vocab_ids = slice(borders[rank], borders[rank + 1])
         borders = [args.tokens * r // args.ranks for r in range(args.ranks + 1)]
         self.own = slice(borders[rank], borders[rank + 1])
-        self.part = self.weight[self.words].clone().requires_grad_()
+        self.part = self.weight[self.vocab_ids].clone().requires_grad_()
         self.counts = [borders[r + 1] - borders[r] for r in range(args.ranks)]
 
     def inputs(self, name):
@@ -96,7 +96,7 @@ class Rows:
         return self.call(hidden, weight, target)
 
     def _sharded(self, hidden, weight, target, tokens, **more):
-        sharding = self.sharding(self.group, self.vocab, self.words.start, tokens, **more)
+        sharding = self.sharding(self.group, self.vocab, self.vocab_ids.start, tokens, **more)
         return self.call(hidden, weight, target, sharding=sharding)
 
     def sp(self, hidden, weight, target):
@@ -106,10 +106,10 @@ class Rows:
         return self._sharded(hidden, weight, target, False)
 
     def ft(self, hidden, weight, target):
-        return self._sharded(hidden, weight, target, True, moves="tokens")
+        return self._sharded(hidden, weight, target, True, exchange="tokens")
 
     def fw(self, hidden, weight, target):
-        return self._sharded(hidden, weight, target, True, moves="weights")
+        return self._sharded(hidden, weight, target, True, exchange="weights")
 
     def _far(self, name, hidden, weight, target, **more):
         from logitless.torch import FarFieldHead
@@ -129,10 +129,10 @@ class Rows:
         return self._far("far_alone", hidden, weight, target)
 
     def far_sp(self, hidden, weight, target):
-        return self._far("far_sp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.words.start, True, dealt=True))
+        return self._far("far_sp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.vocab_ids.start, True, interleaved=True))
 
     def far_vp(self, hidden, weight, target):
-        return self._far("far_vp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.words.start, False, dealt=True))
+        return self._far("far_vp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.vocab_ids.start, False, interleaved=True))
 
     def megatron(self, hidden, weight, target):
         return _Megatron.apply(hidden, weight, target, self, False)
@@ -147,9 +147,9 @@ class Rows:
 
         mesh = init_device_mesh("cuda", (self.ranks,))
         whole = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
-        words = DTensor.from_local(weight, mesh, [Shard(0)], run_check=False)
+        vocab_ids = DTensor.from_local(weight, mesh, [Shard(0)], run_check=False)
         with loss_parallel():
-            loss = torch.nn.functional.cross_entropy((whole @ words.T).float(), target)
+            loss = torch.nn.functional.cross_entropy((whole @ vocab_ids.T).float(), target)
             loss.backward()
         return torch.zeros((), device=hidden.device, requires_grad=True)
 
@@ -163,11 +163,11 @@ def real_head(args, device):
     columns = of["hidden"].shape[1]
     generator = torch.Generator().manual_seed(1)
     turn = torch.linalg.qr(torch.randn(args.dim, columns, generator=generator)).Q.T.to(device)
-    words = torch.arange(args.vocab, device=device)
-    dealt = words.view(-1, args.ranks).T.reshape(-1) if args.vocab % args.ranks == 0 else words
-    name = torch.empty_like(words)
-    name[dealt] = words
-    weight = ((of["weight_q"].float() * of["weight_scale"][:, None]).bfloat16().float() @ turn)[dealt].bfloat16()
+    vocab_ids = torch.arange(args.vocab, device=device)
+    interleaved = vocab_ids.view(-1, args.ranks).T.reshape(-1) if args.vocab % args.ranks == 0 else vocab_ids
+    name = torch.empty_like(vocab_ids)
+    name[interleaved] = vocab_ids
+    weight = ((of["weight_q"].float() * of["weight_scale"][:, None]).bfloat16().float() @ turn)[interleaved].bfloat16()
     return (of["hidden"].float() @ turn).bfloat16(), weight, name[of["targets"].long()]
 
 
@@ -188,24 +188,24 @@ class _Megatron(torch.autograd.Function):
         probability = (logits.float() - most[:, None]).exp_()
         total = probability.sum(-1)
         dist.all_reduce(total)
-        here = (all_target >= rows.words.start) & (all_target < rows.words.stop)
-        word = torch.where(here, all_target - rows.words.start, 0)
-        chosen = torch.where(here, logits.gather(1, word[:, None])[:, 0].float() - most, 0.0)
+        here = (all_target >= rows.vocab_ids.start) & (all_target < rows.vocab_ids.stop)
+        vocab_id = torch.where(here, all_target - rows.vocab_ids.start, 0)
+        chosen = torch.where(here, logits.gather(1, vocab_id[:, None])[:, 0].float() - most, 0.0)
         dist.all_reduce(chosen)
         probability.div_(total[:, None])
-        ctx.save_for_backward(all_hidden, weight, probability.bfloat16(), word, here)
+        ctx.save_for_backward(all_hidden, weight, probability.bfloat16(), vocab_id, here)
         ctx.rows, ctx.gathers = rows, gathers
         return (total.log() - chosen).mean()
 
     @staticmethod
     def backward(ctx, d_loss):
-        all_hidden, weight, d_logits, word, here = ctx.saved_tensors
-        index = torch.arange(len(word), device=word.device)
-        d_logits[index, word] -= here.bfloat16()
-        d_logits *= d_loss / len(word)
+        all_hidden, weight, d_logits, vocab_id, here = ctx.saved_tensors
+        index = torch.arange(len(vocab_id), device=vocab_id.device)
+        d_logits[index, vocab_id] -= here.bfloat16()
+        d_logits *= d_loss / len(vocab_id)
         d_hidden = d_logits @ weight
         if ctx.gathers:
-            own = d_hidden.new_empty(len(word) // ctx.rows.ranks, ctx.rows.dim)
+            own = d_hidden.new_empty(len(vocab_id) // ctx.rows.ranks, ctx.rows.dim)
             dist.reduce_scatter_tensor(own, d_hidden)
             d_hidden = own
         else:
@@ -310,10 +310,10 @@ def errors(rows, name):
         z = x[begin : begin + 512] @ w.T
         log_sum.append(z.logsumexp(-1))
     lse = torch.cat(log_sum)
-    words = slice(rows.words.start, rows.words.start + 64) if weight is rows.part else slice(0, 64)
-    z = x @ w[words].T
+    vocab_ids = slice(rows.vocab_ids.start, rows.vocab_ids.start + 64) if weight is rows.part else slice(0, 64)
+    z = x @ w[vocab_ids].T
     p = (z - lse[:, None]).exp()
-    index = torch.arange(words.start, words.stop, device=p.device)
+    index = torch.arange(vocab_ids.start, vocab_ids.stop, device=p.device)
     p -= (rows.target[:, None] == index).double()
     exact = p.T @ x / rows.tokens
     scores.append(float((weight.grad[:64].double() - exact).norm() / exact.norm()))

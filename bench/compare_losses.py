@@ -37,7 +37,7 @@ class Batch:
         self.hidden, self.other = normal(*rows, dim).requires_grad_(), normal(*rows, dim)
         self.weight, self.other_weight = (normal(vocab, dim, scale=dim**-0.5) for _ in range(2))
         self.weight.requires_grad_()
-        self.words = torch.randint(0, vocab, rows, device=device)
+        self.vocab_ids = torch.randint(0, vocab, rows, device=device)
         self.advantages = torch.randn(args.sequences, device=device)
         self.old = torch.full(rows, -torch.log(torch.tensor(float(vocab))).item(), device=device)
         self.reference = dict(ref_hidden=self.other, ref_weight=self.other_weight)
@@ -51,7 +51,7 @@ def log_p(hidden, weight):
 
 
 def chosen(b, hidden, weight):
-    return log_p(hidden, weight).gather(-1, b.words[..., None])[..., 0]
+    return log_p(hidden, weight).gather(-1, b.vocab_ids[..., None])[..., 0]
 
 
 def plain_dpo(b):
@@ -88,17 +88,17 @@ def liger(name):
     flat = lambda t: t.reshape(-1, t.shape[-1])
     if name == "dpo":
         loss = chunked_loss.LigerFusedLinearDPOLoss(beta=0.1)
-        return lambda b: loss(b.weight, b.hidden, b.words, None, b.other, b.other_weight)[0]
+        return lambda b: loss(b.weight, b.hidden, b.vocab_ids, None, b.other, b.other_weight)[0]
     if name == "grpo":
         loss = chunked_loss.LigerFusedLinearGRPOLoss(beta=0.04, loss_type="grpo")
-        mask = lambda b: torch.ones_like(b.words)
+        mask = lambda b: torch.ones_like(b.vocab_ids)
         return lambda b: loss(
-            b.hidden, b.weight, b.words, mask(b), b.advantages, old_per_token_logps=b.old, ref_input=b.other,
+            b.hidden, b.weight, b.vocab_ids, mask(b), b.advantages, old_per_token_logps=b.old, ref_input=b.other,
             ref_weight=b.other_weight,
         )[0]
     if name == "jsd":
         loss = chunked_loss.LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.5)
-        return lambda b: loss(flat(b.hidden), b.weight, flat(b.other), b.other_weight, b.words.flatten())
+        return lambda b: loss(flat(b.hidden), b.weight, flat(b.other), b.other_weight, b.vocab_ids.flatten())
     raise ImportError(f"Liger has no {name}")
 
 
@@ -107,9 +107,9 @@ PLAIN = {
     "forward_kl": lambda b: plain_divergence(b, 0.0),
 }
 OURS = {
-    "dpo": lambda b, **o: losses.dpo_loss(b.hidden, b.weight, b.words, **b.reference, **o).loss,
+    "dpo": lambda b, **o: losses.dpo_loss(b.hidden, b.weight, b.vocab_ids, **b.reference, **o).loss,
     "grpo": lambda b, **o: losses.grpo_loss(
-        b.hidden, b.weight, b.words, b.advantages, old_per_token_logps=b.old, beta=0.04, **b.reference, **o).loss,
+        b.hidden, b.weight, b.vocab_ids, b.advantages, old_per_token_logps=b.old, beta=0.04, **b.reference, **o).loss,
     "jsd": lambda b, **o: losses.jsd_loss(b.hidden, b.weight, b.other, b.other_weight, **o),
     "forward_kl": lambda b, **o: losses.forward_kl_loss(b.hidden, b.weight, b.other, b.other_weight, **o),
 }
@@ -149,7 +149,7 @@ def beyond(peak_bytes, label, batch):
     budget = parse_bytes(label.partition(", ")[2] or None)
     over = peak_bytes - sum(t.numel() * t.element_size() for t in (batch.hidden, batch.weight)) - budget
     # A loss has a few more numbers per token.
-    return f"  {over / 2**20:.1f} MiB beyond its budget" if budget and over > 256 * batch.words.numel() else ""
+    return f"  {over / 2**20:.1f} MiB beyond its budget" if budget and over > 256 * batch.vocab_ids.numel() else ""
 
 
 def timed(run, device):

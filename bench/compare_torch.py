@@ -49,7 +49,7 @@ def real_head(path, tokens, dim, device):
     return x, (weight.float() @ basis).bfloat16(), y.long().repeat(repeat)[:tokens]
 
 
-def exact_gradients(x, w, y, tokens, words):
+def exact_gradients(x, w, y, tokens, vocab_ids):
     """Returns d_hidden of `tokens` and d_weight of `words`, in float64, for the mean loss."""
     lse = torch.empty(x.shape[0], dtype=torch.float64, device=x.device)
     step = max(1, (1 << 26) // w.shape[0])
@@ -59,7 +59,7 @@ def exact_gradients(x, w, y, tokens, words):
     p = torch.exp(x[tokens].double() @ w64.T - lse[tokens, None])
     p[torch.arange(len(tokens)), y[tokens]] -= 1
     d_hidden = p @ w64 / x.shape[0]
-    p = torch.exp(x.double() @ w64[words].T - lse[:, None]) - (y[:, None] == words[None, :]).double()
+    p = torch.exp(x.double() @ w64[vocab_ids].T - lse[:, None]) - (y[:, None] == vocab_ids[None, :]).double()
     return d_hidden, p.T @ x.double() / x.shape[0]
 
 
@@ -205,8 +205,8 @@ def main():
         ways = {name: way for name, way in ways.items() if any(part in name for part in args.only.split("|"))}
 
     sampled = torch.linspace(0, tokens - 1, min(64, tokens)).long().to(args.device)
-    words = torch.cat([y[:32], torch.linspace(0, vocab - 1, min(32, vocab)).long().to(args.device)])
-    exact_hidden, exact_weight = exact_gradients(x, w, y, sampled, words)
+    vocab_ids = torch.cat([y[:32], torch.linspace(0, vocab - 1, min(32, vocab)).long().to(args.device)])
+    exact_hidden, exact_weight = exact_gradients(x, w, y, sampled, vocab_ids)
     error = lambda got, exact: ((got.double() - exact).norm() / exact.norm()).item()
     rows = {}
     for name, way in ways.items():
@@ -229,7 +229,7 @@ def main():
             peak = torch.cuda.max_memory_allocated() - before if on_gpu else None
             rows[name] = {"name": name, "peak": peak, "times": [],
                           "d_hidden_error": error(d_hidden[sampled], exact_hidden),
-                          "d_weight_error": error(d_weight[words], exact_weight)}
+                          "d_weight_error": error(d_weight[vocab_ids], exact_weight)}
         except Exception as failure:  # a peer fails on this shape; the others are still measured
             print(f"{name}: {type(failure).__name__}: {str(failure)[:300]}")
         run = d_hidden = d_weight = None
@@ -265,7 +265,7 @@ def main():
         row["ms"] = statistics.median(row.pop("times")) * 1e3
         row["ratio"] = row["ms"] / floor / 1e3
     if args.json:
-        print(json.dumps({"tokens": tokens, "dim": dim, "vocab": vocab, "torch": torch.__version__, "floor_ms": floor * 1e3,
+        print(json.dumps({"tokens": tokens, "dim": dim, "vocab": vocab, "torch": torch.__version__, "roofline_ms": floor * 1e3,
                           "rows": list(rows.values())}, indent=2))
         return
     where = torch.cuda.get_device_name() if on_gpu else "CPU"

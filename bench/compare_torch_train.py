@@ -41,15 +41,15 @@ def make_gpt(length):
     class Gpt(nn.Module):
         def __init__(self):
             super().__init__()
-            self.words, self.places = nn.Embedding(VOCAB, DIM), nn.Embedding(length, DIM)
+            self.embedding, self.places = nn.Embedding(VOCAB, DIM), nn.Embedding(length, DIM)
             self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
             self.norm = nn.LayerNorm(DIM)
 
         def forward(self, tokens, targets):
-            x = self.words(tokens) + self.places.weight
+            x = self.embedding(tokens) + self.places.weight
             for block in self.blocks:
                 x = block(x)
-            logits = self.norm(x) @ self.words.weight.T
+            logits = self.norm(x) @ self.embedding.weight.T
             return F.cross_entropy(logits.view(-1, VOCAB).float(), targets.view(-1))
 
     return Gpt()

@@ -62,13 +62,13 @@ def main():
         names = [text for name in ("hidden", "weight") for text in (f"--{name}", f"{head}:{name}")]
         subprocess.run([args.logitless, "order", *names, "--rows", str(args.rows), "--out", path], check=True)
         order = load(path)
-    words, average = order["words"], order["average"]
-    position = np.empty_like(words)
-    position[words] = np.arange(len(words))
+    vocab_ids, average = order["vocab_ids"], order["average"]
+    position = np.empty_like(vocab_ids)
+    position[vocab_ids] = np.arange(len(vocab_ids))
     hidden, target = tensors["hidden"], position[tensors["targets"]]
-    weight = tensors["weight"][words]
-    tokens, tiles = len(hidden), len(words) // TILE
-    share = average[words].reshape(tiles, TILE) + 1e-30
+    weight = tensors["weight"][vocab_ids]
+    tokens, tiles = len(hidden), len(vocab_ids) // TILE
+    share = average[vocab_ids].reshape(tiles, TILE) + 1e-30
     share /= share.sum(1, keepdims=True)
     lse = log_sums(hidden, weight)
     mass = np.empty((tokens, tiles), np.float32)

@@ -55,7 +55,7 @@ class Errors:
         self.classes = torch.sort(head.counts, descending=True, stable=True).indices.chunk(CLASSES)
         met = torch.zeros(head.vocab, dtype=torch.bool, device=head.device)
         met[targets] = True
-        self.unmet = [words[~met[words]] for words in self.classes]
+        self.unmet = [vocab_ids[~met[vocab_ids]] for vocab_ids in self.classes]
         self.sizes = self.d_weight.square().sum(1)
 
     def of(self, d_hidden, d_weight):
@@ -91,8 +91,8 @@ def far_steps(logitless, head, hidden, targets, others, accuracy, error, state, 
             seen = far.statistics()
             if far.report.refreshes != orders:
                 break
-            if seen.passes > 0 and seen.kept < 1 and (steps or far.report.steps % period == 0):
-                steps.append((*found, seen.kept))
+            if seen.passes > 0 and seen.selected < 1 and (steps or far.report.steps % period == 0):
+                steps.append((*found, seen.selected))
             if len(steps) == count:
                 return steps, far.report
         if steps:
@@ -147,12 +147,12 @@ def table(head, errors, rows):
     tokens, weights = head.counts.sum(), errors.sizes.sum()
     lines = [["words, by frequency", "times learnt from", "of tokens learnt", "of d_weight", *rows], ["---"] * (4 + len(rows))]
     for part, classes in (("by_class", errors.classes), ("unmet", errors.unmet)):
-        for i, words in enumerate(classes):
-            name = f"tenth {i + 1}" + (f", the {len(words)} that are no target here" if part == "unmet" else "")
-            counts = head.counts[words]
-            lines.append([name, f"{counts.max()} to {counts.min()}" if len(words) else "-",
+        for i, vocab_ids in enumerate(classes):
+            name = f"tenth {i + 1}" + (f", the {len(vocab_ids)} that are no target here" if part == "unmet" else "")
+            counts = head.counts[vocab_ids]
+            lines.append([name, f"{counts.max()} to {counts.min()}" if len(vocab_ids) else "-",
                           percent((counts.sum() / tokens).item()),
-                          percent((errors.sizes[words].sum() / weights).sqrt().item()),
+                          percent((errors.sizes[vocab_ids].sum() / weights).sqrt().item()),
                           *(percent(row[part][i]) for row in rows.values())])
     for name in ("d_weight", "d_hidden"):
         lines.append([f"{name}, all", "", "", "", *(percent(row[name]) for row in rows.values())])

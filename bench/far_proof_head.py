@@ -20,10 +20,10 @@ class Head:
     """A head: hidden [N, D] and weight [V, D], f32 with bf16 values; targets [N] i64; counts [V] in the training
     data."""
 
-    def __init__(self, folder, words, tokens, device):
+    def __init__(self, folder, vocab_ids, tokens, device):
         tensors, length, heads = read_model(folder, device)
         self.vocab, self.dim = tensors["wte.weight"].shape
-        stream = read_tokens(words / f"val_{self.vocab}.bin")
+        stream = read_tokens(vocab_ids / f"val_{self.vocab}.bin")
         windows = min(-(-tokens // length), (len(stream) - 1) // length)
         if windows < 1:
             raise SystemExit(f"far_proof: --words: expected {length + 1} held-out tokens, found {len(stream)}")
@@ -32,7 +32,7 @@ class Head:
         self.hidden = rounded(torch.cat(hidden).flatten(0, 1)[:tokens])
         self.targets = text[1:][:tokens]
         self.weight = rounded(tensors.get("lm_head.weight", tensors["wte.weight"]))
-        train = read_tokens(words / f"train_{self.vocab}.bin")
+        train = read_tokens(vocab_ids / f"train_{self.vocab}.bin")
         self.counts = torch.from_numpy(np.bincount(train, minlength=self.vocab)).to(device)
         self.device = self.hidden.device
 
@@ -144,7 +144,7 @@ def write_capture(path, tensors, about):
             file.write(values.tobytes())
 
 
-def words_that_fit(head, most):
+def vocab_that_fits(head, most):
     """Returns the most frequent token ids, ascending, whose int8 rows fit into `most` bytes with the hidden states;
     all if they fit."""
     room = int((most - head.hidden.numel() * 2 - len(head.targets) * 4 - 4096) // (head.dim + 4))
@@ -153,8 +153,8 @@ def words_that_fit(head, most):
     if room < TILES:
         raise SystemExit(f"far_proof: --most: no {TILES} words of {head.dim} numbers fit beside the hidden states; "
                          "fewer --tokens")
-    words = torch.sort(head.counts, descending=True, stable=True).indices[: room // TILES * TILES]
-    return torch.sort(words).values
+    vocab_ids = torch.sort(head.counts, descending=True, stable=True).indices[: room // TILES * TILES]
+    return torch.sort(vocab_ids).values
 
 
 def capture(args):
@@ -162,16 +162,16 @@ def capture(args):
     vocabulary."""
     head = Head(args.folder, args.words, args.tokens, args.device)
     before = head.losses().mean().item()
-    words = words_that_fit(head, args.most)
+    vocab_ids = vocab_that_fits(head, args.most)
     place = torch.full((head.vocab,), -1, device=head.device)
-    place[words] = torch.arange(len(words), device=head.device)
+    place[vocab_ids] = torch.arange(len(vocab_ids), device=head.device)
     targets = place[head.targets]
     kept = targets >= 0
     head.hidden, targets = head.hidden[kept], targets[kept]
-    q, scale = quantised(head.weight[words], args.bits)
+    q, scale = quantised(head.weight[vocab_ids], args.bits)
     after = head.losses(rounded(q.float() * scale), targets).mean().item()
     run = log_header(args.folder) or {}
-    about = {"what": f"Head of a GPT-2 trained by logitless train: {len(words)} of {head.vocab} words (the most frequent), "
+    about = {"what": f"Head of a GPT-2 trained by logitless train: {len(vocab_ids)} of {head.vocab} words (the most frequent), "
                      f"hidden states and next words of {len(targets)} held-out tokens. weight = bf16(weight_q * "
                      "weight_scale[:, None]).",
              "training": f"{steps_of(args.folder)} of {run.get('steps', '?')} steps of {run.get('tokens_per_step', '?')} tokens",

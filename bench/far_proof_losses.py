@@ -10,11 +10,11 @@ from far_proof_head import Head
 BANDS = 4  # bands of targets, by frequency in training, with equally many tokens
 
 
-def of_models(folders, words, tokens, device):
+def of_models(folders, vocab_ids, tokens, device):
     """Returns losses [N] of each model, targets [N], counts [V] in the training data, and tokens per window."""
     losses = []
     for folder in folders:
-        head = Head(folder, words, tokens, device)
+        head = Head(folder, vocab_ids, tokens, device)
         losses.append(head.losses().double())
     length = json.loads((folders[0] / "config.json").read_text(encoding="utf-8"))["n_positions"]
     return losses, head.targets, head.counts, length

@@ -76,8 +76,8 @@ class Run:
                 continue
             now = far["audits"] if self.on_gpu else far["steps"] - far["dense_steps"] + far["repeated_steps"]
             if now > count:
-                out.append((step["step"], (far["mean_kept"] * now - mean * count) / (now - count)))
-                count, mean = now, far["mean_kept"]
+                out.append((step["step"], (far["mean_selected"] * now - mean * count) / (now - count)))
+                count, mean = now, far["mean_selected"]
         return out
 
     def orders(self):
@@ -195,11 +195,11 @@ def far_table(runs):
         kept, audits, orders = run.kept(), run.audits(), run.orders()
         errors = [error for _, error in audits]
         first = next((s["step"] for s, far in zip(run.steps, run.far_steps()) if far), None)
-        rows.append((run.name, percent(last["mean_kept"]), run.by_quarter(kept, statistics.fmean, percent),
+        rows.append((run.name, percent(last["mean_selected"]), run.by_quarter(kept, statistics.fmean, percent),
                      percent(max((part for _, part in kept), default=0.0)),
                      two(statistics.median(errors)) if errors else "-",
                      run.by_quarter(audits, statistics.median, two), run.by_quarter(audits, max, two),
-                     two(last["worst_kept_error"]), f"{sum(e > run.wanted for e in errors)} of {last['audits']}"))
+                     two(last["worst_accepted_error"]), f"{sum(e > run.wanted for e in errors)} of {last['audits']}"))
         times.append((run.name, f"{last['dense_steps']} of {last['steps']}", first or "none", last["repeated_steps"],
                       last["orders"], f"{1e3 * statistics.median([s for _, s in orders]):.0f}" if orders else "-",
                       percent(sum(s for _, s in orders) / sum(run.seconds()), 2) if orders else "-", f"{last['tau']:.2g}"))

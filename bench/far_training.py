@@ -26,18 +26,18 @@ def make_order(weight, average, seed=0):
     """Makes a vocabulary order: strata by probability, each split by principal directions
     (include/logitless/vocab_order.h)."""
     random = torch.Generator().manual_seed(seed)
-    words = torch.sort(average, descending=True, stable=True).indices.view(STRATA, -1)
-    while words.shape[1] > TILE:
-        rows = weight[words]
+    vocab_ids = torch.sort(average, descending=True, stable=True).indices.view(STRATA, -1)
+    while vocab_ids.shape[1] > TILE:
+        rows = weight[vocab_ids]
         rows = rows - rows.mean(1, keepdim=True)
         moment = torch.bmm(rows.transpose(1, 2), rows)
-        axis = torch.randn(weight.shape[1], generator=random).to(weight.device).expand(len(words), -1)[..., None]
+        axis = torch.randn(weight.shape[1], generator=random).to(weight.device).expand(len(vocab_ids), -1)[..., None]
         for _ in range(12):
             axis = torch.bmm(moment, axis)
             axis = axis / axis.norm(dim=1, keepdim=True).clamp_min(1e-30)
         side = torch.sort(torch.bmm(rows, axis)[..., 0], dim=1, stable=True).indices
-        words = torch.gather(words, 1, side).view(len(words) * 2, -1)
-    return words.reshape(-1)
+        vocab_ids = torch.gather(vocab_ids, 1, side).view(len(vocab_ids) * 2, -1)
+    return vocab_ids.reshape(-1)
 
 
 def far(p, average, tau, every=0, step=0):
@@ -85,9 +85,9 @@ def head_gradients(variant, hidden, weight, bias, targets, order, average, tau, 
 
 
 class Run:
-    def __init__(self, args, words, seed):
+    def __init__(self, args, vocab_ids, seed):
         self.args, device = args, args.device
-        self.train, self.held_out = (words[name].to(device) for name in ("train", "held_out"))
+        self.train, self.held_out = (vocab_ids[name].to(device) for name in ("train", "held_out"))
         random = torch.Generator(device).manual_seed(seed)
         counts = torch.bincount(self.train, minlength=args.vocab) + 1
         weight = torch.randn(args.vocab, args.dim, generator=random, device=device) * 0.1
@@ -164,10 +164,10 @@ def main():
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
-    words = {name: torch.tensor(values).long() for name, values in load(args.words).items() if name != "tokenizer"}
+    vocab_ids = {name: torch.tensor(values).long() for name, values in load(args.vocab_ids).items() if name != "tokenizer"}
     for seed in args.seeds:
         for variant in args.variants:
-            run, losses = Run(args, words, seed), []
+            run, losses = Run(args, vocab_ids, seed), []
             for step in range(1, args.steps + 1):
                 run.step(step, variant)
                 if step % max(1, args.steps // 4) == 0:

@@ -31,16 +31,16 @@ class GptBlock(nn.Module):
 class Gpt(nn.Module):
     def __init__(self, vocab, length, layers, dim, heads):
         super().__init__()
-        self.words, self.places = nn.Embedding(vocab, dim), nn.Embedding(length, dim)
+        self.embedding, self.places = nn.Embedding(vocab, dim), nn.Embedding(length, dim)
         self.blocks = nn.ModuleList(GptBlock(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
 
     @property
     def head(self):
-        return self.words.weight
+        return self.embedding.weight
 
     def forward(self, tokens):
-        x = self.words(tokens) + self.places.weight
+        x = self.embedding(tokens) + self.places.weight
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
@@ -76,7 +76,7 @@ class Llama(nn.Module):
 
     def __init__(self, vocab, length, layers, dim, heads, kv_heads, inner):
         super().__init__()
-        self.words = nn.Embedding(vocab, dim)
+        self.embedding = nn.Embedding(vocab, dim)
         self.blocks = nn.ModuleList(LlamaBlock(dim, heads, kv_heads, inner) for _ in range(layers))
         self.norm = nn.RMSNorm(dim, eps=1e-5)
         width = dim // heads
@@ -87,10 +87,10 @@ class Llama(nn.Module):
 
     @property
     def head(self):
-        return self.words.weight
+        return self.embedding.weight
 
     def forward(self, tokens):
-        x = self.words(tokens)
+        x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.cosines, self.sines)
         return self.norm(x)

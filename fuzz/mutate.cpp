@@ -97,13 +97,13 @@ void edit_text_number(std::string& bytes, Random& random) {
   bytes.replace(begin, end - begin, text);
 }
 
-struct Piece {
+struct Slice {
   std::size_t at;
   std::size_t size;
 };
 
 // Prefers short slices.
-Piece piece_of(const std::string& bytes, Random& random) {
+Slice slice_of(const std::string& bytes, Random& random) {
   const std::size_t at = random.below(bytes.size() + 1);
   const std::size_t longest = bytes.size() - at;
   const std::size_t size = random.below(4) == 0 ? longest : std::min<std::size_t>(longest, 16);
@@ -128,19 +128,19 @@ void change(std::string& bytes, const std::vector<std::string>& corpus,
       bytes.resize(random.below(bytes.size() + 1));
       break;
     case 3: {
-      const Piece piece = piece_of(bytes, random);
-      bytes.erase(piece.at, piece.size);
+      const Slice slice = slice_of(bytes, random);
+      bytes.erase(slice.at, slice.size);
       break;
     }
     case 4: {
-      const Piece piece = piece_of(bytes, random);
-      bytes.insert(random.below(bytes.size() + 1), bytes.substr(piece.at, piece.size));
+      const Slice slice = slice_of(bytes, random);
+      bytes.insert(random.below(bytes.size() + 1), bytes.substr(slice.at, slice.size));
       break;
     }
     case 5: {
       const std::string& other = corpus[random.below(corpus.size())];
-      const Piece from = piece_of(other, random);
-      const Piece to = piece_of(bytes, random);
+      const Slice from = slice_of(other, random);
+      const Slice to = slice_of(bytes, random);
       bytes.replace(to.at, to.size, other.substr(from.at, from.size));
       break;
     }
@@ -152,7 +152,7 @@ void change(std::string& bytes, const std::vector<std::string>& corpus,
       edit_text_number(bytes, random);
       break;
     default: {
-      const Piece to = piece_of(bytes, random);
+      const Slice to = slice_of(bytes, random);
       const std::string byte(1, static_cast<char>(random.below(256)));
       const std::string& token = tokens.empty() ? byte : tokens[random.below(tokens.size())];
       bytes.replace(to.at, std::min(to.size, random.below(2) * token.size()), token);

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-NAMES = {"head": "head", "memory": "memory", "far_field": "kept_tiles", "layers": "layers", "ranks": "ranks"}  # to modules
+NAMES = {"head": "head", "memory": "memory", "far_field": "selected_tiles", "layers": "layers", "ranks": "ranks"}  # to modules
 
 
 def main():

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADERS = (Path("include/logitless/c_api.h"), Path("include/logitless/c_communicator.h"),
-           Path("include/logitless/c_far_field.h"), Path("include/logitless/c_kept_head.h"),
+           Path("include/logitless/c_far_field.h"), Path("include/logitless/c_saved_head.h"),
            Path("include/logitless/c_sharding.h"))
 MODULE = Path("python/logitless/_c_api.py")
 STUBS = (Path("python/logitless/torch/loss.pyi"),)
@@ -93,12 +93,12 @@ def tokens_of(text):
 
 def declaration(tokens):
     """A field or an argument: its kind, name and count."""
-    words = [t.text for t in tokens if t.kind != "comment" and t.text not in ("const", "struct")]
+    vocab_ids = [t.text for t in tokens if t.kind != "comment" and t.text not in ("const", "struct")]
     count = ""
-    if words[-1] == "]":
-        count, words = words[-2], words[:-3]
-    name = words.pop() if len(words) > 1 and words[-1] != "*" else ""
-    return Field(name, " ".join(words), count)
+    if vocab_ids[-1] == "]":
+        count, vocab_ids = vocab_ids[-2], vocab_ids[:-3]
+    name = vocab_ids.pop() if len(vocab_ids) > 1 and vocab_ids[-1] != "*" else ""
+    return Field(name, " ".join(vocab_ids), count)
 
 
 def fields_of(tokens):
@@ -150,10 +150,10 @@ def statements(tokens):
 def read_enum(header, name, tokens):
     values = {}
     for part in split(tokens):
-        words = [t.text for t in part if t.kind != "comment"]
-        if len(words) < 3 or words[1] != "=":
-            raise HeaderError(f"line {part[0].line}: {words[0]} of {name} has no value of its own")
-        values[words[0]] = int("".join(words[2:]))
+        vocab_ids = [t.text for t in part if t.kind != "comment"]
+        if len(vocab_ids) < 3 or vocab_ids[1] != "=":
+            raise HeaderError(f"line {part[0].line}: {vocab_ids[0]} of {name} has no value of its own")
+        values[vocab_ids[0]] = int("".join(vocab_ids[2:]))
     header.enums[name] = values
 
 
@@ -173,37 +173,37 @@ def read(header, text):
         if t.kind == "line" and (match := re.match(r"\s*#define LOGITLESS_(\w+) (-?\d+)\s*$", t.text)):
             header.constants[match.group(1)] = int(match.group(2))
     for comment, part in statements(tokens):
-        words = [t.text for t in part if t.kind != "comment"]
+        vocab_ids = [t.text for t in part if t.kind != "comment"]
         line = part[0].line
-        if words[0] == "LOGITLESS_API":
+        if vocab_ids[0] == "LOGITLESS_API":
             open_at = next(i for i, t in enumerate(part) if t.text == "(")
             made = declaration(part[1:open_at])
             arguments = [declaration(p) for p in split(part[open_at + 1 : -1])]
             header.functions[made.name] = (made.kind, [a for a in arguments if a.kind + a.name != "void"])
             header.texts[made.name] = comment
-        elif words[:2] == ["typedef", "struct"] and "{" in words:
-            name = words[-1]
+        elif vocab_ids[:2] == ["typedef", "struct"] and "{" in vocab_ids:
+            name = vocab_ids[-1]
             first = next(i for i, t in enumerate(part) if t.text == "{")
             header.structs[name] = fields_of(part[first + 1 : -2])
             header.texts[name] = comment
-        elif words[:2] == ["typedef", "struct"]:
-            header.handles.add(words[-1])
-        elif words[0] == "typedef" and "(" in words:
-            name = words[words.index("(") + 2]
+        elif vocab_ids[:2] == ["typedef", "struct"]:
+            header.handles.add(vocab_ids[-1])
+        elif vocab_ids[0] == "typedef" and "(" in vocab_ids:
+            name = vocab_ids[vocab_ids.index("(") + 2]
             last_open = max(i for i, t in enumerate(part) if t.text == "(")
             arguments = [declaration(p).kind for p in split(part[last_open + 1 : -1])]
-            header.callbacks[name] = (words[1], arguments)
-        elif words[0] == "typedef":
-            last = words[-1]
-        elif words[0] == "enum" and last:
+            header.callbacks[name] = (vocab_ids[1], arguments)
+        elif vocab_ids[0] == "typedef":
+            last = vocab_ids[-1]
+        elif vocab_ids[0] == "enum" and last:
             first = next(i for i, t in enumerate(part) if t.text == "{")
             read_enum(header, last, part[first + 1 : -1])
         else:
-            raise HeaderError(f"line {line}: cannot read a declaration that begins with {' '.join(words[:4])}")
+            raise HeaderError(f"line {line}: cannot read a declaration that begins with {' '.join(vocab_ids[:4])}")
 
 
 def class_name(name):
-    return "".join(word.capitalize() for word in name.removeprefix(PREFIX).split("_"))
+    return "".join(vocab_id.capitalize() for vocab_id in name.removeprefix(PREFIX).split("_"))
 
 
 class Writer:

@@ -58,13 +58,13 @@ DeviceMemory on_device(const std::vector<T>& values) {
 
 Head random_head(const Shape& s) {
   std::mt19937 random(3);
-  std::vector<std::int32_t> words(static_cast<std::size_t>(s.tokens));
-  for (std::int32_t& word : words)
-    word = static_cast<std::int32_t>(random() % static_cast<unsigned>(s.vocab));
+  std::vector<std::int32_t> vocab_ids(static_cast<std::size_t>(s.tokens));
+  for (std::int32_t& vocab_id : vocab_ids)
+    vocab_id = static_cast<std::int32_t>(random() % static_cast<unsigned>(s.vocab));
   return {s,
           normal_matrix(s.tokens, s.dim, 1.0f, 1),
           normal_matrix(s.vocab, s.dim, 2.0f / std::sqrt(static_cast<float>(s.dim)), 2),
-          on_device(words),
+          on_device(vocab_ids),
           {},
           {}};
 }
@@ -229,7 +229,7 @@ nlohmann::json far_errors(const Head& head, PlanKind kind, const Context& contex
     cuda::copy_to_host(d_weight[far].data(), weight.data(), weight.bytes(), nullptr);
     lse[far].resize(static_cast<std::size_t>(s.tokens));
     cuda::copy_to_host(lse[far].data(), lse_memory.data(), lse_memory.bytes(), nullptr);
-    if (far) out = {{"kept", statistics.far.kept}, {"bound", statistics.far.bound}};
+    if (far) out = {{"kept", statistics.far.selected}, {"bound", statistics.far.bound}};
   }
   out["d_hidden_error"] = relative(d_hidden[1], d_hidden[0]);
   out["d_weight_error"] = relative(d_weight[1], d_weight[0]);
@@ -378,7 +378,7 @@ nlohmann::json measure(const Head& head, const DeviceBenchOptions& o, const Cubl
     }
     out["rows"].push_back(entry);
   }
-  out["floor_ms"] = floor;
+  out["roofline_ms"] = floor;
   if (!head.order.empty()) out["order_ms"] = head.order_ms;
   for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
     if (std::any_of(runs.begin(), runs.end(),
@@ -393,7 +393,7 @@ void print(const nlohmann::json& head) {
   std::printf("%s: N %lld, D %lld, V %lld, floor %.2f ms, loss %.4f\n",
               head["name"].get<std::string>().c_str(), head["tokens"].get<long long>(),
               head["dim"].get<long long>(), head["vocab"].get<long long>(),
-              head["floor_ms"].get<double>(), head["loss"].get<double>());
+              head["roofline_ms"].get<double>(), head["loss"].get<double>());
   for (const auto& row : head["rows"]) {
     std::printf("  %-28s %9.3f ms %8.1f TFLOP/s", row["name"].get<std::string>().c_str(),
                 row["ms"].get<double>(), row["tflops"].get<double>());

@@ -53,16 +53,17 @@ Result by_hand() {
     const float* x = &kHidden[token * kDim];
     std::array<double, kVocab> logits{};
     double sum = 0.0;
-    for (int word = 0; word < kVocab; ++word) {
-      for (int d = 0; d < kDim; ++d) logits[word] += double{x[d]} * kWeight[word * kDim + d];
-      sum += std::exp(logits[word]);
+    for (int vocab_id = 0; vocab_id < kVocab; ++vocab_id) {
+      for (int d = 0; d < kDim; ++d)
+        logits[vocab_id] += double{x[d]} * kWeight[vocab_id * kDim + d];
+      sum += std::exp(logits[vocab_id]);
     }
     result.loss += (std::log(sum) - logits[kTargets[token]]) / kTokens;
-    for (int word = 0; word < kVocab; ++word) {
-      const double p = std::exp(logits[word]) / sum;
-      const double dz = (p - (word == kTargets[token] ? 1.0 : 0.0)) / kTokens;
+    for (int vocab_id = 0; vocab_id < kVocab; ++vocab_id) {
+      const double p = std::exp(logits[vocab_id]) / sum;
+      const double dz = (p - (vocab_id == kTargets[token] ? 1.0 : 0.0)) / kTokens;
       for (int d = 0; d < kDim; ++d)
-        result.d_hidden[token * kDim + d] += dz * kWeight[word * kDim + d];
+        result.d_hidden[token * kDim + d] += dz * kWeight[vocab_id * kDim + d];
     }
   }
   return result;

@@ -233,8 +233,8 @@ std::string Trainer::generate(const std::string& prompt, std::int64_t count, dou
       nearest[k] = k < words.size() ? words[words.size() - 1 - k] : text_.tokenizer.end_of_text();
     }
     const float* h = model_.forward(nearest.data(), 1);
-    constexpr std::int64_t kWords = 256;  // entries of a task
-    logitless::parallel_ranges(threads, vocab, kWords, [&](std::int64_t v, std::int64_t last) {
+    constexpr std::int64_t kVocabCount = 256;  // entries of a task
+    logitless::parallel_ranges(threads, vocab, kVocabCount, [&](std::int64_t v, std::int64_t last) {
       for (; v < last; ++v) {
         float sum = 0.0f;
         for (std::int64_t d = 0; d < dim; ++d) sum += h[d] * q[v * dim + d];

@@ -19,11 +19,11 @@ def main():
     teacher = torch.randn(vocab, dim) * 4 / dim**0.5
     with torch.no_grad():  # once, and stored
         best = (states @ teacher.t()).log_softmax(-1).topk(k)
-    words, weights = best.indices, best.values.exp()
+    vocab_ids, weights = best.indices, best.values.exp()
     head = torch.nn.Parameter(torch.randn(vocab, dim) * 0.02)
     optimizer = torch.optim.Adam([head], lr=0.1)
     for step in range(args.steps):
-        loss = linear_cross_entropy(states, head, words, target_weight=weights)
+        loss = linear_cross_entropy(states, head, vocab_ids, target_weight=weights)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

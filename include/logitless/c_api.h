@@ -175,7 +175,7 @@ typedef struct logitless_plan_info {
   int64_t dim;
   int64_t vocab;
   int64_t chunk_tokens; /* tokens per chunk, the step of the outer loop */
-  int64_t slab_vocab;   /* vocabulary entries of one vocabulary block */
+  int64_t block_vocab;  /* vocabulary entries of one vocabulary block */
   int64_t stored_vocab; /* vocabulary entries whose exponentials are saved per chunk */
   double passes;        /* GEMMs of tokens * vocab * dim multiply-adds */
   double predicted_seconds;
@@ -314,7 +314,7 @@ typedef struct logitless_loss_statistics {
   double mean_log_prob; /* of the targets, unweighted */
   /* The far field's statistics (FarFieldStatistics of cross_entropy.h); `passes` is 0 with exact
    * plans. */
-  double kept;          /* fraction of pairs (tile, block of tokens) computed exactly */
+  double selected;      /* fraction of pairs (tile, block of tokens) computed exactly */
   double sampled;       /* fraction of those pairs computed for d_weight and d_bias only */
   double passes;        /* GEMMs of tokens * vocab * dim for both */
   double bound;         /* bound of the relative error of d_hidden; -1: none */

@@ -102,10 +102,10 @@ LOGITLESS_API int32_t logitless_communicator_size(const logitless_communicator* 
 LOGITLESS_API logitless_status
 logitless_communicator_all_gather(logitless_communicator* communicator, const void* mine, void* all,
                                   size_t bytes_each, void* stream);
-/* Sets pieces_of_all[r] to the slice that rank r has for this rank. */
+/* Sets slices_of_all[r] to the slice that rank r has for this rank. */
 LOGITLESS_API logitless_status
-logitless_communicator_all_to_all(logitless_communicator* communicator, const void* pieces,
-                                  void* pieces_of_all, size_t bytes_each, void* stream);
+logitless_communicator_all_to_all(logitless_communicator* communicator, const void* slices,
+                                  void* slices_of_all, size_t bytes_each, void* stream);
 /* All-gather between host memories, done on return. */
 LOGITLESS_API logitless_status logitless_communicator_all_gather_host(
     logitless_communicator* communicator, const void* mine, void* all, size_t bytes_each);

@@ -47,7 +47,7 @@ LOGITLESS_API logitless_status logitless_vocab_order_make(const logitless_contex
                                                           logitless_vocab_order** order);
 /* Makes an order from a permutation `words[vocab]`, by position, and average[vocab], by vocabulary
  * entry; both are copied. */
-LOGITLESS_API logitless_status logitless_vocab_order_create(const int64_t* words,
+LOGITLESS_API logitless_status logitless_vocab_order_create(const int64_t* vocab_ids,
                                                             const float* average, int64_t vocab,
                                                             logitless_vocab_order** order);
 /* Makes a copy of the order with the moments of its tiles, which far_both needs. bias may be
@@ -63,7 +63,7 @@ LOGITLESS_API int64_t logitless_vocab_order_vocab(const logitless_vocab_order* o
 LOGITLESS_API int64_t logitless_vocab_order_dim(const logitless_vocab_order* order);
 /* Return the vocabulary entry at each position [vocab], and the average probability by vocabulary
  * entry [vocab]. Both live as long as the order; NULL for NULL. */
-LOGITLESS_API const int64_t* logitless_vocab_order_words(const logitless_vocab_order* order);
+LOGITLESS_API const int64_t* logitless_vocab_order_ids(const logitless_vocab_order* order);
 LOGITLESS_API const float* logitless_vocab_order_average(const logitless_vocab_order* order);
 /* Save and load an order as a safetensors file. */
 LOGITLESS_API logitless_status logitless_vocab_order_save(const logitless_vocab_order* order,
@@ -107,11 +107,11 @@ typedef struct logitless_far_field_report {
   double last_error; /* of the last audit; -1: none yet */
   /* Worst error of the audited far-field steps whose gradients were used, including misses that
    * were accumulated; infinity: one was not a number */
-  double worst_kept_error;
-  double tau;       /* threshold of the next far-field step */
-  double mean_kept; /* mean fraction of selected tiles over the far-field steps */
-  int64_t vocab;    /* vocabulary entries of the current order; 0: none */
-  int64_t far;      /* the next step is a far-field one */
+  double worst_accepted_error;
+  double tau;           /* threshold of the next far-field step */
+  double mean_selected; /* mean fraction of selected tiles over the far-field steps */
+  int64_t vocab;        /* vocabulary entries of the current order; 0: none */
+  int64_t far;          /* the next step is a far-field one */
 } logitless_far_field_report;
 LOGITLESS_API void logitless_far_field_report_init(logitless_far_field_report* report,
                                                    size_t struct_size);

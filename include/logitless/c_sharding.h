@@ -22,17 +22,17 @@ extern "C" {
 
 /* The tensors that travel between ranks where tokens are sharded over the ranks of the
  * vocabulary. */
-typedef int32_t logitless_movement;
+typedef int32_t logitless_exchange_mode;
 enum {
-  LOGITLESS_MOVES_PLANNED = 0, /* the faster by prediction; logitless_plan_explain says why */
-  LOGITLESS_MOVES_TOKENS = 1,  /* token-dispatched: hidden states, and slices of their gradient */
-  LOGITLESS_MOVES_WEIGHTS = 2  /* weight-gathered: slices of weight, and of d_weight */
+  LOGITLESS_EXCHANGE_PLANNED = 0, /* the faster by prediction; logitless_plan_explain says why */
+  LOGITLESS_EXCHANGE_TOKENS = 1, /* token-dispatched: hidden states, and slices of their gradient */
+  LOGITLESS_EXCHANGE_WEIGHTS = 2 /* weight-gathered: slices of weight, and of d_weight */
 };
 
 /* The dimension along which the weight is sharded. */
 typedef int32_t logitless_weight_sharding;
 enum {
-  LOGITLESS_WEIGHT_WORDS = 0,  /* rows: vocabulary entries */
+  LOGITLESS_WEIGHT_ROWS = 0,   /* rows: vocabulary entries */
   LOGITLESS_WEIGHT_COLUMNS = 1 /* [vocab, columns], with full bias and d_bias; needs `tokens` */
 };
 
@@ -42,35 +42,35 @@ enum {
  * vocabulary. */
 typedef struct logitless_sharding {
   size_t struct_size;
-  const logitless_communicator* words; /* the ranks of the vocabulary shards; required */
-  int64_t vocab;                       /* global vocabulary */
-  int64_t first_word; /* the shard is vocabulary entries [first_word, first_word + rows) */
-  const logitless_tensor* word_table; /* or i32 [rows] ascending: the shard's vocabulary entries */
+  const logitless_communicator* vocab_group; /* the ranks of the vocabulary shards; required */
+  int64_t vocab;                             /* global vocabulary */
+  int64_t vocab_begin; /* the shard is vocabulary entries [vocab_begin, vocab_begin + rows) */
+  const logitless_tensor* vocab_ids; /* or i32 [rows] ascending: the shard's vocabulary entries */
   /* Sequence-parallel: hidden, targets and all per-token tensors are this rank's own tokens, of any
    * number. Otherwise they are the same on all ranks. A mean or sum is global on each rank. */
   int32_t tokens;
-  logitless_movement moves; /* the same on all ranks; 0 without tokens */
+  logitless_exchange_mode exchange; /* the same on all ranks; 0 without tokens */
   /* Further groups like this one whose tokens count in the divisor of a mean; NULL: none. */
   const logitless_communicator* replicas;
   logitless_weight_sharding weight;
   /* local columns of a weight sharded by columns; those of all ranks make up D */
   int64_t columns;
-  /* Not 0: ranges of a vocabulary interleaved by logitless_deal_words, so that the far field
-   * selects about as many tiles on each rank. Without word_table. The same on all ranks. */
-  int32_t dealt;
+  /* Not 0: ranges of a vocabulary interleaved by logitless_interleave_vocab, so that the far field
+   * selects about as many tiles on each rank. Without vocab_ids. The same on all ranks. */
+  int32_t interleaved;
 } logitless_sharding;
 LOGITLESS_API void logitless_sharding_init(logitless_sharding* sharding, size_t struct_size);
 
-/* Writes `dealt[vocab]`, the interleaved vocabulary, rank by rank. Rank r's `word_table` is
- * [first(r), first(r + 1)) of it, with logitless_first_dealt. All ranks then select about as many
- * tiles of the far field. Entries are interleaved by average[vocab] or, where that is NULL, by id
- * from frequent to rare. */
-LOGITLESS_API logitless_status logitless_deal_words(int64_t vocab, int32_t ranks,
-                                                    const float* average, uint64_t seed,
-                                                    int32_t* dealt);
+/* Writes `dealt[vocab]`, the interleaved vocabulary, rank by rank. Rank r's `vocab_ids` is
+ * [first(r), first(r + 1)) of it, with logitless_interleaved_begin. All ranks then select about as
+ * many tiles of the far field. Entries are interleaved by average[vocab] or, where that is NULL, by
+ * id from frequent to rare. */
+LOGITLESS_API logitless_status logitless_interleave_vocab(int64_t vocab, int32_t ranks,
+                                                          const float* average, uint64_t seed,
+                                                          int32_t* interleaved);
 /* Returns the number of vocabulary entries of the ranks before `rank` in [0, ranks]. */
-LOGITLESS_API logitless_status logitless_first_dealt(int64_t vocab, int32_t ranks, int32_t rank,
-                                                     int64_t* first);
+LOGITLESS_API logitless_status logitless_interleaved_begin(int64_t vocab, int32_t ranks,
+                                                           int32_t rank, int64_t* first);
 
 /* ---- Orders of the vocabulary for far-field plans: collective, like all calls with a sharding. A
  * logitless_far_head makes its own. ---- */

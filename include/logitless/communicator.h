@@ -43,9 +43,9 @@ class LOGITLESS_API Communicator {
   // moved, and only threads wait for each other.
   virtual void all_gather(const void* mine, void* all, std::size_t bytes_each, void* stream) = 0;
 
-  // All-to-all: sets `pieces_of_all[r]` to the slice that rank r has for this rank; r = rank()
+  // All-to-all: sets `slices_of_all[r]` to the slice that rank r has for this rank; r = rank()
   // included. Both are [size(), bytes_each] and do not overlap.
-  virtual void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+  virtual void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
                           void* stream) = 0;
 
   // all_gather between host memories, done on return. It serves planning and is not fast.
@@ -136,7 +136,7 @@ struct CommunicatorCallbacks {
   bool capturable = false;
   std::function<void(const void* mine, void* all, std::size_t bytes_each, void* stream)>
       all_gather = {};
-  std::function<void(const void* pieces, void* pieces_of_all, std::size_t bytes_each, void* stream)>
+  std::function<void(const void* slices, void* slices_of_all, std::size_t bytes_each, void* stream)>
       all_to_all = {};
   // Required on a GPU and not allowed on the CPU, where all_gather serves and nothing needs waiting
   // for.

@@ -125,9 +125,9 @@ struct CrossEntropyOutputs {
 
 // Statistics of the far field in a call; the defaults with exact plans.
 struct FarFieldStatistics {
-  double kept = 1.0;     // fraction k of pairs (tile, block of tokens) computed exactly
-  double sampled = 0.0;  // fraction of pairs computed for d_weight and d_bias only (sample_every)
-  double passes = 0.0;   // GEMMs of tokens * vocab * dim for both; 0 with exact plans
+  double selected = 1.0;  // fraction k of pairs (tile, block of tokens) computed exactly
+  double sampled = 0.0;   // fraction of pairs computed for d_weight and d_bias only (sample_every)
+  double passes = 0.0;    // GEMMs of tokens * vocab * dim for both; 0 with exact plans
   // Some chunk selected more than 2/3 of its tiles, and all of it was computed exactly.
   bool dense_fallback = false;
   // Rigorous bound of the error of d_hidden relative to |d_hidden| over all tokens, sqrt(sum_i

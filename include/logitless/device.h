@@ -108,7 +108,7 @@ class LOGITLESS_API DeviceStream {
   void fill(void* to, int byte, std::size_t bytes) const;
   // Computes `sums[i] = pieces[0][i] + pieces[1][i] + ...` in this order, in device memory.
   // `pieces` is f32 [ranks, count], `sums` f32 [count], without overlap.
-  void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums) const;
+  void add_slices(const float* slices, int ranks, std::int64_t count, float* sums) const;
   // Records the event; in a captured graph each launch records it.
   void record(DeviceEvent& event) const;
   // Makes all later work of this stream wait for the last recorded point of the event, on any

@@ -36,7 +36,7 @@ struct DeviceAdamWTensor {
 struct DeviceAdamWRates {
   float move = 0.0f;      // rate / (1 - beta1^step)
   float inverse2 = 0.0f;  // 1 / (1 - beta2^step)
-  float kept = 1.0f;      // 1 - rate * weight_decay
+  float selected = 1.0f;  // 1 - rate * weight_decay
   std::int32_t note = 0;  // the caller's, copied to the report
 };
 

@@ -64,10 +64,10 @@ struct FarFieldReport {
   double last_error = -1.0;    // of the last audit; -1: none yet
   // Worst error of the audited far-field steps whose gradients were used. It includes misses that
   // could not be repeated because gradients were accumulated. Infinity where one was not a number.
-  double worst_kept_error = 0.0;
+  double worst_accepted_error = 0.0;
   double tau = 0.0;  // threshold of the next far-field step
   // mean fraction of selected tiles over the far-field steps (on a GPU the audited ones)
-  double mean_kept = 0.0;
+  double mean_selected = 0.0;
   bool far = false;  // the next step is a far-field one
 };
 
@@ -109,9 +109,9 @@ class LOGITLESS_API FarFieldHead {
   // On a GPU a step enqueues and returns, with only `tokens` of the statistics, unless it must
   // decide. An audited step waits, returns all statistics, and throws as device_statistics does. A
   // bad target of another step is reported only by statistics(), and that step counts. A fallback
-  // (more than 2/3 selected) is noticed only in audited steps, and mean_kept averages over these. A
-  // step that makes an order waits for it, whatever refresh_delay. A step that needs a larger
-  // workspace allocates it; the first one after load() copies the order.
+  // (more than 2/3 selected) is noticed only in audited steps, and mean_selected averages over
+  // these. A step that makes an order waits for it, whatever refresh_delay. A step that needs a
+  // larger workspace allocates it; the first one after load() copies the order.
   LossStatistics step(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                       const CrossEntropyOutputs& out);
 

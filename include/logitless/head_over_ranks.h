@@ -28,7 +28,7 @@ class LOGITLESS_API HeadOverRanks {
   // Collective: every rank makes it from its program and then runs that under it, in the same order
   // as the others. The context's device is the one that the program was compiled for. sharding has
   // tokens = true and the program's vocabulary; `rows` of weight are local, maybe none. It has no
-  // replicas, and its word_table is copied.
+  // replicas, and its vocab_ids is copied.
   //
   // The head takes at most `memory_budget` bytes for workspace and exchanges beside the arena, the
   // same number on all ranks; 0 is the planner's default. On a GPU it prefers a plan whose

@@ -13,8 +13,8 @@ struct HeadShape {
   std::int64_t tokens = 0;
   std::int64_t dim = 0;
   std::int64_t vocab = 0;
-  DType dtype = DType::f32;      // of hidden and weight: f32, bf16 or f16
-  std::int64_t whole_vocab = 0;  // global vocabulary; 0: vocab
+  DType dtype = DType::f32;       // of hidden and weight: f32, bf16 or f16
+  std::int64_t global_vocab = 0;  // global vocabulary; 0: vocab
 
   bool operator==(const HeadShape&) const = default;
 };
@@ -37,7 +37,7 @@ struct HeadFeatures {
   bool d_weight_strided = false;  // gaps between its rows
   bool entropy_gradient = false;  // a cotangent of entropy: dz has a term in p_ij z_ij
   bool accumulate = false;        // gradients are added to what the outputs hold
-  int word_ranks = 0;             // ranks that share the vocabulary; 0: no sharding
+  int vocab_ranks = 0;            // ranks that share the vocabulary; 0: no sharding
   bool tokens_sharded = false;    // over the same ranks
   // Weight-gathered: most vocabulary entries of a rank, whose rows are gathered slice by slice. 0:
   // not gathered

@@ -107,20 +107,20 @@ class LOGITLESS_API LossPlan {
   int threads = 1;                // threads that the workspace holds scratch for; 0 on a GPU
   std::int64_t chunk_tokens = 0;  // tokens per chunk of the outer loop
   // vocabulary entries of one vocabulary block, whose logit gradients exist at a time
-  std::int64_t slab_vocab = 0;
+  std::int64_t block_vocab = 0;
   std::int64_t stored_vocab = 0;  // vocabulary entries whose exp(z) is saved per chunk
   // On a GPU, the first chunk, of first_tokens tokens, may reuse d_weight's memory. d_weight of the
   // saved vocabulary is then computed in so many blocks. Until then its memory holds exp(z) of all
   // blocks but the last. If some entries are not saved, it also holds the gradients of more than
-  // slab_vocab entries at a time. 0: nothing is reused, and the first chunk is as large as the
+  // block_vocab entries at a time. 0: nothing is reused, and the first chunk is as large as the
   // others.
   int weight_ranges = 0;
   std::int64_t first_tokens = 0;
   // Weight-gathered plans: rows of each rank that are gathered at a time; else 0.
-  std::int64_t piece_rows = 0;
+  std::int64_t slice_rows = 0;
   // Vocabulary entries whose 16-bit d_weight is computed at a time on the CPU, when the budget does
   // not hold its full sums; else 0. It takes an additional GEMM after everything else.
-  std::int64_t weight_words = 0;
+  std::int64_t weight_vocab = 0;
   double passes = 0.0;
   double predicted_seconds = 0.0;  // approximate on the CPU: the work over a kernel's nominal rate
   std::size_t memory_budget = 0;   // 0: the default
@@ -134,8 +134,8 @@ class LOGITLESS_API LossPlan {
   std::shared_ptr<const LossPlan> audit;
   std::vector<PlanCandidate> candidates;
   std::shared_ptr<ShardAgreement> agreement;  // with the other ranks; null without sharding
-  std::string note;      // on a workspace larger than the fp32 logits: the alternatives
-  std::string movement;  // of sharded tokens: the tensors that are exchanged, and why; lines
+  std::string note;             // on a workspace larger than the fp32 logits: the alternatives
+  std::string exchange_choice;  // of sharded tokens: the tensors that are exchanged, and why; lines
 
   // Bytes of the communicator's own memory (Communicator::exchange_memory) beside the workspace,
   // for a vocabulary sharded over GPUs. Plans of the group share it. 0: exchanges use the

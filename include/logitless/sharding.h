@@ -14,10 +14,10 @@
 namespace logitless {
 
 // Dimension along which the weight is sharded: rows (vocabulary entries), or columns of all rows.
-enum class WeightSharding : std::uint8_t { words = 0, columns = 1 };
+enum class WeightSharding : std::uint8_t { rows = 0, columns = 1 };
 
 // The tensors that travel between ranks where tokens are sharded over the ranks of the vocabulary.
-enum class Movement : std::uint8_t {
+enum class ExchangeMode : std::uint8_t {
   planned = 0,  // the faster by prediction; LossPlan::explain() says why
   // Token-dispatched: hidden states travel to the vocabulary shards, and slices of their gradient
   // return. Bytes are proportional to the tokens.
@@ -50,12 +50,12 @@ enum class Movement : std::uint8_t {
 // call's first exchange aborts the group.
 struct Sharding {
   // The ranks of the vocabulary shards; null: no sharding. Never a default group.
-  std::shared_ptr<Communicator> words = {};
-  std::int64_t vocab = 0;       // global vocabulary; the shards cover [0, vocab) exactly once
-  std::int64_t first_word = 0;  // the shard is entries [first_word, first_word + rows)
+  std::shared_ptr<Communicator> vocab_group = {};
+  std::int64_t vocab = 0;        // global vocabulary; the shards cover [0, vocab) exactly once
+  std::int64_t vocab_begin = 0;  // the shard is entries [vocab_begin, vocab_begin + rows)
   // Alternatively, the shard's vocabulary entries: i32 [rows], ascending, in host memory. On a GPU
   // weights are not gathered then, and the first call of a plan takes 4 bytes of GPU memory a row.
-  ConstTensorView word_table = {};
+  ConstTensorView vocab_ids = {};
   // Sequence-parallel input: hidden, targets and all per-token tensors are this rank's tokens, of
   // any number. Otherwise they are the same on all ranks, and so are the outputs. next_token is
   // refused with it, since a shard's last target belongs to its neighbour.
@@ -63,35 +63,36 @@ struct Sharding {
   // Further groups like this one that share a mean: its divisor includes the tokens of all of them.
   // Loss and gradients are then this group's part. null: none.
   std::shared_ptr<Communicator> replicas = {};
-  WeightSharding weight = WeightSharding::words;
+  WeightSharding weight = WeightSharding::rows;
   // Local columns of the weight, 0 or more, with WeightSharding::columns. Those of all ranks, in
   // order, are the columns of hidden.
   std::int64_t columns = 0;
-  // Marks ranges of a vocabulary interleaved by deal_words. Far-field plans then assume equal
-  // numbers of selected tiles on all ranks, instead of nearly all on one. A word_table implies it.
+  // Marks ranges of a vocabulary interleaved by interleave_vocab. Far-field plans then assume equal
+  // numbers of selected tiles on all ranks, instead of nearly all on one. A vocab_ids implies it.
   // The same on all ranks.
-  bool dealt = false;
+  bool interleaved = false;
   // Requires `tokens` unless planned, else InvalidArgument. The same on all ranks.
-  Movement moves = Movement::planned;
+  ExchangeMode exchange = ExchangeMode::planned;
 };
 
 // Interleaves the vocabulary so that all ranks have as many frequent and rare entries. Token ids
 // usually run from frequent to rare. With one range of ids a rank, the far field then selects
 // nearly all tiles on the first rank (FarFieldStatistics::imbalance).
 //
-// Returns i32 [vocab], rank by rank: rank r's word_table is [first_dealt(vocab, ranks, r),
-// first_dealt(..., r + 1)) of it. Entries are taken from frequent to rare, by average [vocab] or,
-// without it, by id. Of each `ranks` entries every rank gets one, at random. Row i of the
+// Returns i32 [vocab], rank by rank: rank r's vocab_ids is [interleaved_begin(vocab, ranks, r),
+// interleaved_begin(..., r + 1)) of it. Entries are taken from frequent to rare, by average [vocab]
+// or, without it, by id. Of each `ranks` entries every rank gets one, at random. Row i of the
 // interleaved weight is row `dealt[i]` of a checkpoint. Throws InvalidArgument when vocab or ranks
 // are below 1, vocab is above 2^31 - 1, or average has another size or no finite numbers.
-LOGITLESS_API std::vector<std::int32_t> deal_words(std::int64_t vocab, int ranks,
-                                                   std::span<const float> average = {},
-                                                   std::uint64_t seed = 0);
+LOGITLESS_API std::vector<std::int32_t> interleave_vocab(std::int64_t vocab, int ranks,
+                                                         std::span<const float> average = {},
+                                                         std::uint64_t seed = 0);
 // Returns the number of entries of the ranks before `rank` in [0, ranks]: each has vocab / ranks,
 // and one more where rank < vocab % ranks.
-LOGITLESS_API std::int64_t first_dealt(std::int64_t vocab, int ranks, int rank);
+LOGITLESS_API std::int64_t interleaved_begin(std::int64_t vocab, int ranks, int rank);
 // Returns the row of each entry in the interleaved weight: `inverse[dealt[i]] = i`. Throws
 // InvalidArgument where `dealt` is no permutation.
-LOGITLESS_API std::vector<std::int32_t> inverse_of_dealt(std::span<const std::int32_t> dealt);
+LOGITLESS_API std::vector<std::int32_t> inverse_of_interleaved(
+    std::span<const std::int32_t> interleaved);
 
 }  // namespace logitless

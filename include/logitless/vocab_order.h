@@ -32,11 +32,11 @@ class LOGITLESS_API VocabOrder {
   // `words` is a permutation of [0, vocab), by position. `average` is the average probability of
   // each entry (any positive scale), by vocabulary id. Throws InvalidArgument when the first is no
   // permutation, or an average is negative or not finite.
-  VocabOrder(std::span<const std::int64_t> words, std::span<const float> average);
+  VocabOrder(std::span<const std::int64_t> vocab_ids, std::span<const float> average);
 
   bool empty() const { return data_ == nullptr; }
   std::int64_t vocab() const;
-  std::span<const std::int64_t> words() const;      // [vocab] the entry at each position
+  std::span<const std::int64_t> vocab_ids() const;  // [vocab] the entry at each position
   std::span<const std::int32_t> positions() const;  // [vocab] the position of each entry
   std::span<const float> average() const;           // [vocab] by vocabulary id
   // [vocab] by position: average over its sum within the tile of 128 positions.

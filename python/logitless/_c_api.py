@@ -1,4 +1,4 @@
-"""The C ABI as ctypes: the declarations of c_api.h, c_communicator.h, c_far_field.h, c_kept_head.h and c_sharding.h.
+"""The C ABI as ctypes: the declarations of c_api.h, c_communicator.h, c_far_field.h, c_saved_head.h and c_sharding.h.
 
 tools/python_c_api.py writes this file from those headers."""
 
@@ -51,14 +51,14 @@ ACCURACY_FAR_BACKWARD = 1
 ACCURACY_FAR_BOTH = 2
 ACCURACIES = {"exact": 0, "far_backward": 1, "far_both": 2}
 
-MOVES_PLANNED = 0
-MOVES_TOKENS = 1
-MOVES_WEIGHTS = 2
-MOVEMENTS = {"planned": 0, "tokens": 1, "weights": 2}
+EXCHANGE_PLANNED = 0
+EXCHANGE_TOKENS = 1
+EXCHANGE_WEIGHTS = 2
+EXCHANGE_MODES = {"planned": 0, "tokens": 1, "weights": 2}
 
-WEIGHT_WORDS = 0
+WEIGHT_ROWS = 0
 WEIGHT_COLUMNS = 1
-WEIGHT_SHARDINGS = {"words": 0, "columns": 1}
+WEIGHT_SHARDINGS = {"rows": 0, "columns": 1}
 
 TraceFunction = CFUNCTYPE(None, c_char_p, c_void_p)
 
@@ -140,7 +140,7 @@ class PlanInfo(Structure):
     dim: int
     vocab: int
     chunk_tokens: int  # tokens per chunk, the step of the outer loop
-    slab_vocab: int  # vocabulary entries of one vocabulary block
+    block_vocab: int  # vocabulary entries of one vocabulary block
     stored_vocab: int  # vocabulary entries whose exponentials are saved per chunk
     passes: float  # GEMMs of tokens * vocab * dim multiply-adds
     predicted_seconds: float
@@ -151,7 +151,7 @@ class PlanInfo(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("kernel", c_char_p), ("workspace_bytes", c_uint64), ("logits_bytes", c_uint64),
         ("memory_budget", c_uint64), ("tokens", c_int64), ("dim", c_int64), ("vocab", c_int64),
-        ("chunk_tokens", c_int64), ("slab_vocab", c_int64), ("stored_vocab", c_int64), ("passes", c_double),
+        ("chunk_tokens", c_int64), ("block_vocab", c_int64), ("stored_vocab", c_int64), ("passes", c_double),
         ("predicted_seconds", c_double), ("kind", c_int32), ("dtype", c_int32), ("threads", c_int32),
         ("reserved", c_int32),
     ]
@@ -236,24 +236,24 @@ class Sharding(Structure):
     label smoothing, argmax and all sums over the vocabulary."""
 
     struct_size: int
-    words: Any  # the ranks of the vocabulary shards; required
+    vocab_group: Any  # the ranks of the vocabulary shards; required
     vocab: int  # global vocabulary
-    first_word: int  # the shard is vocabulary entries [first_word, first_word + rows)
-    word_table: Any  # or i32 [rows] ascending: the shard's vocabulary entries
+    vocab_begin: int  # the shard is vocabulary entries [vocab_begin, vocab_begin + rows)
+    vocab_ids: Any  # or i32 [rows] ascending: the shard's vocabulary entries
     # Sequence-parallel: hidden, targets and all per-token tensors are this rank's own tokens, of any number. Otherwise
     # they are the same on all ranks. A mean or sum is global on each rank.
     tokens: int
-    moves: int  # the same on all ranks; 0 without tokens
+    exchange: int  # the same on all ranks; 0 without tokens
     replicas: Any  # Further groups like this one whose tokens count in the divisor of a mean; NULL: none.
     weight: int
     columns: int  # local columns of a weight sharded by columns; those of all ranks make up D
-    # Not 0: ranges of a vocabulary interleaved by logitless_deal_words, so that the far field selects about as many
-    # tiles on each rank. Without word_table. The same on all ranks.
-    dealt: int
+    # Not 0: ranges of a vocabulary interleaved by logitless_interleave_vocab, so that the far field selects about as
+    # many tiles on each rank. Without vocab_ids. The same on all ranks.
+    interleaved: int
     _fields_ = [
-        ("struct_size", c_size_t), ("words", c_void_p), ("vocab", c_int64), ("first_word", c_int64),
-        ("word_table", POINTER(Tensor)), ("tokens", c_int32), ("moves", c_int32), ("replicas", c_void_p),
-        ("weight", c_int32), ("columns", c_int64), ("dealt", c_int32),
+        ("struct_size", c_size_t), ("vocab_group", c_void_p), ("vocab", c_int64), ("vocab_begin", c_int64),
+        ("vocab_ids", POINTER(Tensor)), ("tokens", c_int32), ("exchange", c_int32), ("replicas", c_void_p),
+        ("weight", c_int32), ("columns", c_int64), ("interleaved", c_int32),
     ]
 
 
@@ -315,7 +315,7 @@ class LossStatistics(Structure):
     mean_log_prob: float  # of the targets, unweighted
     # The far field's statistics (FarFieldStatistics of cross_entropy.h); `passes` is 0 with exact plans. fraction of
     # pairs (tile, block of tokens) computed exactly
-    kept: float
+    selected: float
     sampled: float  # fraction of those pairs computed for d_weight and d_bias only
     passes: float  # GEMMs of tokens * vocab * dim for both
     bound: float  # bound of the relative error of d_hidden; -1: none
@@ -329,7 +329,7 @@ class LossStatistics(Structure):
     sampled_most: float  # largest mass of a sampled tile, as a fraction of the token's total
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("valid_tokens", c_int64), ("correct", c_int64),
-        ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double), ("kept", c_double),
+        ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double), ("selected", c_double),
         ("sampled", c_double), ("passes", c_double), ("bound", c_double), ("audited_error", c_double),
         ("audited_tokens", c_int64), ("audited_lse_error", c_double), ("audited_lse_error_max", c_double),
         ("dense_fallback", c_int64), ("imbalance", c_double), ("sampled_lse_error", c_double),
@@ -590,15 +590,15 @@ class FarFieldReport(Structure):
     last_error: float  # of the last audit; -1: none yet
     # Worst error of the audited far-field steps whose gradients were used, including misses that were accumulated;
     # infinity: one was not a number
-    worst_kept_error: float
+    worst_accepted_error: float
     tau: float  # threshold of the next far-field step
-    mean_kept: float  # mean fraction of selected tiles over the far-field steps
+    mean_selected: float  # mean fraction of selected tiles over the far-field steps
     vocab: int  # vocabulary entries of the current order; 0: none
     far: int  # the next step is a far-field one
     _fields_ = [
         ("struct_size", c_size_t), ("steps", c_int64), ("dense_steps", c_int64), ("repeated_steps", c_int64),
-        ("audits", c_int64), ("refreshes", c_int64), ("last_error", c_double), ("worst_kept_error", c_double),
-        ("tau", c_double), ("mean_kept", c_double), ("vocab", c_int64), ("far", c_int64),
+        ("audits", c_int64), ("refreshes", c_int64), ("last_error", c_double), ("worst_accepted_error", c_double),
+        ("tau", c_double), ("mean_selected", c_double), ("vocab", c_int64), ("far", c_int64),
     ]
 
 
@@ -780,7 +780,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_vocab_order_destroy": (None, [c_void_p]),
     "logitless_vocab_order_vocab": (c_int64, [c_void_p]),
     "logitless_vocab_order_dim": (c_int64, [c_void_p]),
-    "logitless_vocab_order_words": (POINTER(c_int64), [c_void_p]),
+    "logitless_vocab_order_ids": (POINTER(c_int64), [c_void_p]),
     "logitless_vocab_order_average": (POINTER(c_float), [c_void_p]),
     "logitless_vocab_order_save": (c_int32, [c_void_p, c_char_p]),
     "logitless_vocab_order_load": (c_int32, [c_char_p, POINTER(c_void_p)]),
@@ -798,15 +798,15 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_far_head_load": (c_int32, [c_void_p, c_char_p]),
     "logitless_far_head_state": (c_int32, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "logitless_far_head_set_state": (c_int32, [c_void_p, c_void_p, c_size_t]),
-    "logitless_plan_head_kept": (c_int32, [c_void_p, POINTER(HeadOptions), POINTER(HeadInputs), POINTER(HeadOutputs),
+    "logitless_plan_head_saved": (c_int32, [c_void_p, POINTER(HeadOptions), POINTER(HeadInputs), POINTER(HeadOutputs),
         POINTER(HeadGradients), POINTER(PlanRequest), POINTER(c_void_p)]),
-    "logitless_head_forward_kept": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
+    "logitless_head_forward_saved": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
         POINTER(HeadOutputs), POINTER(HeadGradients), c_void_p, c_size_t]),
-    "logitless_head_backward_kept": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
+    "logitless_head_backward_saved": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
         POINTER(HeadCotangents), POINTER(HeadGradients), c_void_p, c_size_t]),
     "logitless_sharding_init": (None, [POINTER(Sharding), c_size_t]),
-    "logitless_deal_words": (c_int32, [c_int64, c_int32, POINTER(c_float), c_uint64, POINTER(c_int32)]),
-    "logitless_first_dealt": (c_int32, [c_int64, c_int32, c_int32, POINTER(c_int64)]),
+    "logitless_interleave_vocab": (c_int32, [c_int64, c_int32, POINTER(c_float), c_uint64, POINTER(c_int32)]),
+    "logitless_interleaved_begin": (c_int32, [c_int64, c_int32, c_int32, POINTER(c_int64)]),
     "logitless_sharded_average_probability": (c_int32, [c_void_p, POINTER(Sharding), POINTER(Tensor), POINTER(Tensor),
         POINTER(Tensor), c_float, c_float, c_uint64, POINTER(c_float), c_int64]),
     "logitless_sharded_vocab_order_measure": (c_int32, [c_void_p, POINTER(Sharding), c_void_p, POINTER(Tensor),

@@ -49,9 +49,9 @@ def _guarded(function, raised: list[BaseException]):
     return call
 
 
-def _host_exchange(function: Exchange, pieces: int, size: int, raised: list[BaseException]):
+def _host_exchange(function: Exchange, slices: int, size: int, raised: list[BaseException]):
     def call(mine, all, bytes_each, stream):
-        function(_view(mine, bytes_each * pieces), _view(all, bytes_each * size))
+        function(_view(mine, bytes_each * slices), _view(all, bytes_each * size))
 
     return ExchangeFunction(_guarded(call, raised))
 
@@ -89,7 +89,7 @@ class Communicator:
         rank: int, size: int, all_gather: Exchange, all_to_all: Exchange, abort: Callable[[str], Any] | None = None
     ) -> Communicator:
         """Joins a group that uses the caller's collectives. ``all_gather(mine, all)`` fills ``all`` with every rank's
-        ``mine``, in rank order. ``all_to_all(pieces, pieces_of_all)`` sends the r-th of ``size`` equal parts of its
+        ``mine``, in rank order. ``all_to_all(slices, slices_of_all)`` sends the r-th of ``size`` equal parts of its
         first buffer to rank r. An exception that they raise becomes the cause of the call's ``LogitlessError``."""
         raised: list[BaseException] = []
         options = new(CommunicatorCallbacksOptions)
@@ -108,9 +108,9 @@ class Communicator:
         seconds)`` returns once the stream is done."""
         raised: list[BaseException] = []
 
-        def exchange(function, pieces):
+        def exchange(function, slices):
             def call(mine, all, bytes_each, stream):
-                function(mine or 0, bytes_each * pieces, all or 0, bytes_each * size, stream or 0)
+                function(mine or 0, bytes_each * slices, all or 0, bytes_each * size, stream or 0)
 
             return ExchangeFunction(_guarded(call, raised))
 
@@ -181,12 +181,12 @@ class Communicator:
 
         self._exchange(gather, mine, bytes_each, all, bytes_each)
 
-    def all_to_all(self, pieces: Any, pieces_of_all: Any) -> None:
-        """Fills ``pieces_of_all`` with the parts that every rank sends to this one."""
-        total = np.frombuffer(pieces, np.uint8).size
+    def all_to_all(self, slices: Any, slices_of_all: Any) -> None:
+        """Fills ``slices_of_all`` with the parts that every rank sends to this one."""
+        total = np.frombuffer(slices, np.uint8).size
         if total % self.size:
-            raise ValueError(f"pieces: expected a multiple of {self.size} bytes, got {total}")
-        self._exchange(lib.logitless_communicator_all_to_all, pieces, total, pieces_of_all, total // self.size)
+            raise ValueError(f"slices: expected a multiple of {self.size} bytes, got {total}")
+        self._exchange(lib.logitless_communicator_all_to_all, slices, total, slices_of_all, total // self.size)
 
     def check(self) -> None:
         """Raises LogitlessError if the group is known to have failed. It does not communicate."""

@@ -57,9 +57,9 @@ class Report(NamedTuple):
     audits: int
     refreshes: int  # vocabulary orders that were adopted
     last_error: float  # of the last audit; -1: no audit yet
-    worst_kept_error: float  # the largest audited error of the far-field steps that were not repeated
+    worst_accepted_error: float  # the largest audited error of the far-field steps that were not repeated
     tau: float  # the threshold of the next far-field step
-    mean_kept: float  # mean fraction of selected tiles over the far-field steps
+    mean_selected: float  # mean fraction of selected tiles over the far-field steps
     vocab: int  # vocabulary entries of the current order; 0: none
     far: bool  # whether the next step is a far-field step
 
@@ -70,7 +70,7 @@ class Statistics(NamedTuple):
     tokens: int
     valid_tokens: int  # tokens that are not ignored
     mean_log_prob: float  # mean log-probability of the targets
-    kept: float  # the fraction of pairs (vocabulary tile, token block) computed exactly
+    selected: float  # the fraction of pairs (vocabulary tile, token block) computed exactly
     sampled: float  # the fraction of pairs sampled for the gradients of weight and bias alone
     passes: float  # multiply-adds in units of tokens * vocab * dim
     bound: float  # bound of the relative error of the gradient of hidden; -1: none

@@ -12,8 +12,8 @@
 #include "capi/guarded.h"
 #include "logitless/c_communicator.h"
 #include "logitless/c_far_field.h"
-#include "logitless/c_kept_head.h"
-#include "logitless/kept_head.h"
+#include "logitless/c_saved_head.h"
+#include "logitless/saved_head.h"
 
 using namespace logitless;        // NOLINT: this file is the library seen from outside
 using namespace logitless::capi;  // NOLINT
@@ -208,7 +208,7 @@ logitless_status logitless_plan_get_info(const logitless_plan* plan, logitless_p
     c.dim = p.shape.dim;
     c.vocab = p.shape.vocab;
     c.chunk_tokens = p.chunk_tokens;
-    c.slab_vocab = p.slab_vocab;
+    c.block_vocab = p.block_vocab;
     c.stored_vocab = p.stored_vocab;
     c.passes = p.passes;
     c.predicted_seconds = p.predicted_seconds;
@@ -369,46 +369,44 @@ logitless_status logitless_head_backward(logitless_context* context, const logit
 
 // ---- The saved head: a forward whose exponentials stay for the backward
 
-logitless_status logitless_plan_head_kept(const logitless_context* context,
-                                          const logitless_head_options* options,
-                                          const logitless_head_inputs* inputs,
-                                          const logitless_head_outputs* outputs,
-                                          const logitless_head_gradients* gradients,
-                                          const logitless_plan_request* request,
-                                          logitless_plan** plan) {
+logitless_status logitless_plan_head_saved(const logitless_context* context,
+                                           const logitless_head_options* options,
+                                           const logitless_head_inputs* inputs,
+                                           const logitless_head_outputs* outputs,
+                                           const logitless_head_gradients* gradients,
+                                           const logitless_plan_request* request,
+                                           logitless_plan** plan) {
   return guarded([&] {
     require_pointer(plan, "plan");
     const PlanRequest wanted = request_from(request, context_of(context).device());
     return_plan(context,
-                plan_head_kept(options_from(options), inputs_from(inputs), outputs_from(outputs),
-                               gradients_from(gradients), wanted),
+                plan_head_saved(options_from(options), inputs_from(inputs), outputs_from(outputs),
+                                gradients_from(gradients), wanted),
                 plan);
   });
 }
 
-logitless_status logitless_head_forward_kept(logitless_context* context, const logitless_plan* plan,
-                                             const logitless_head_options* options,
-                                             const logitless_head_inputs* inputs,
-                                             const logitless_head_outputs* outputs,
-                                             const logitless_head_gradients* gradients,
-                                             void* workspace, size_t workspace_bytes) {
+logitless_status logitless_head_forward_saved(
+    logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,
+    const logitless_head_inputs* inputs, const logitless_head_outputs* outputs,
+    const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes) {
   return guarded([&] {
     const LossPlan& p = plan_of(plan);
-    head_forward_kept(context_of(context), p, options_from(options), inputs_from(inputs),
-                      outputs_from(outputs), gradients_from(gradients),
-                      workspace_of(p, workspace, workspace_bytes));
+    head_forward_saved(context_of(context), p, options_from(options), inputs_from(inputs),
+                       outputs_from(outputs), gradients_from(gradients),
+                       workspace_of(p, workspace, workspace_bytes));
   });
 }
 
-logitless_status logitless_head_backward_kept(
+logitless_status logitless_head_backward_saved(
     logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,
     const logitless_head_inputs* inputs, const logitless_head_cotangents* cotangents,
     const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes) {
   return guarded([&] {
     const LossPlan& p = plan_of(plan);
-    head_backward_kept(context_of(context), p, options_from(options), inputs_from(inputs),
-                       cotangents_from(cotangents), gradients_from(gradients),
-                       workspace_of(p, workspace, workspace_bytes));
+    head_backward_saved(context_of(context), p, options_from(options), inputs_from(inputs),
+                        cotangents_from(cotangents), gradients_from(gradients),
+                        workspace_of(p, workspace, workspace_bytes));
   });
 }
 

@@ -188,13 +188,13 @@ logitless_status logitless_communicator_all_gather(logitless_communicator* commu
 }
 
 logitless_status logitless_communicator_all_to_all(logitless_communicator* communicator,
-                                                   const void* pieces, void* pieces_of_all,
+                                                   const void* slices, void* slices_of_all,
                                                    size_t bytes_each, void* stream) {
   return guarded([&] {
     Communicator& c = communicator_of(communicator);
-    require(bytes_each == 0 || (pieces != nullptr && pieces_of_all != nullptr),
-            "all_to_all: pieces and pieces_of_all: expected pointers, got NULL");
-    c.all_to_all(pieces, pieces_of_all, bytes_each, stream);
+    require(bytes_each == 0 || (slices != nullptr && slices_of_all != nullptr),
+            "all_to_all: slices and slices_of_all: expected pointers, got NULL");
+    c.all_to_all(slices, slices_of_all, bytes_each, stream);
   });
 }
 

@@ -279,21 +279,21 @@ inline CrossEntropyOptions options_from(const logitless_cross_entropy_options* f
 inline Sharding sharding_from(const logitless_sharding* from) {
   if (from == nullptr) return {};
   const logitless_sharding c = read_struct(from, "sharding");
-  require(c.moves >= LOGITLESS_MOVES_PLANNED && c.moves <= LOGITLESS_MOVES_WEIGHTS,
-          "sharding.moves: ", c.moves, " is none of LOGITLESS_MOVES_*");
-  require(c.words != nullptr, "sharding.words: expected a communicator, got NULL");
+  require(c.exchange >= LOGITLESS_EXCHANGE_PLANNED && c.exchange <= LOGITLESS_EXCHANGE_WEIGHTS,
+          "sharding.exchange: ", c.exchange, " is none of LOGITLESS_EXCHANGE_*");
+  require(c.vocab_group != nullptr, "sharding.vocab_group: expected a communicator, got NULL");
   Sharding sharding;
-  sharding.words = c.words->communicator;
+  sharding.vocab_group = c.vocab_group->communicator;
   sharding.vocab = c.vocab;
-  sharding.first_word = c.first_word;
-  sharding.word_table = view_from(c.word_table, "sharding.word_table");
+  sharding.vocab_begin = c.vocab_begin;
+  sharding.vocab_ids = view_from(c.vocab_ids, "sharding.vocab_ids");
   sharding.tokens = c.tokens != 0;
-  sharding.moves = static_cast<Movement>(c.moves);
-  require(c.weight >= LOGITLESS_WEIGHT_WORDS && c.weight <= LOGITLESS_WEIGHT_COLUMNS,
+  sharding.exchange = static_cast<ExchangeMode>(c.exchange);
+  require(c.weight >= LOGITLESS_WEIGHT_ROWS && c.weight <= LOGITLESS_WEIGHT_COLUMNS,
           "sharding.weight: ", c.weight, " is none of LOGITLESS_WEIGHT_*");
   sharding.weight = static_cast<WeightSharding>(c.weight);
   sharding.columns = c.columns;
-  sharding.dealt = c.dealt != 0;
+  sharding.interleaved = c.interleaved != 0;
   if (c.replicas != nullptr) sharding.replicas = c.replicas->communicator;
   return sharding;
 }
@@ -339,7 +339,7 @@ inline void write_statistics(const LossStatistics& made, logitless_loss_statisti
   c.normalizer = made.normalizer;
   c.mean_lse = made.mean_lse;
   c.mean_log_prob = made.mean_log_prob;
-  c.kept = made.far.kept;
+  c.selected = made.far.selected;
   c.sampled = made.far.sampled;
   c.passes = made.far.passes;
   c.bound = made.far.bound;

@@ -66,7 +66,7 @@ const FarFieldHead& head_of(const logitless_far_head* handle) {
 template <typename T>
 std::span<T> vector_of(T* data, std::int64_t size, const char* name) {
   require_pointer(data, name);
-  require(size > 0, "vocab: expected more than 0 words, got ", size);
+  require(size > 0, "vocab: expected more than 0 vocabulary entries, got ", size);
   return {data, static_cast<std::size_t>(size)};
 }
 
@@ -117,7 +117,7 @@ logitless_status logitless_average_probability(const logitless_context* context,
         context_of(context), view_from(hidden, "hidden"), view_from(weight, "weight"),
         view_from(bias, "bias"), logit_scale, softcap, memory_budget);
     require(made.size() == to.size(), "vocab: expected ", made.size(),
-            ", the words of weight, got ", vocab);
+            ", the vocabulary of weight, got ", vocab);
     std::copy(made.begin(), made.end(), to.begin());
   });
 }
@@ -134,12 +134,12 @@ logitless_status logitless_vocab_order_make(const logitless_context* context,
   });
 }
 
-logitless_status logitless_vocab_order_create(const int64_t* words, const float* average,
+logitless_status logitless_vocab_order_create(const int64_t* vocab_ids, const float* average,
                                               int64_t vocab, logitless_vocab_order** order) {
   return guarded([&] {
     require_pointer(order, "order");
     *order = handle_of(
-        VocabOrder(vector_of(words, vocab, "words"), vector_of(average, vocab, "average")));
+        VocabOrder(vector_of(vocab_ids, vocab, "vocab_ids"), vector_of(average, vocab, "average")));
   });
 }
 
@@ -167,8 +167,8 @@ int64_t logitless_vocab_order_dim(const logitless_vocab_order* order) {
   return order == nullptr ? 0 : order->order.dim();
 }
 
-const int64_t* logitless_vocab_order_words(const logitless_vocab_order* order) {
-  return order == nullptr ? nullptr : order->order.words().data();
+const int64_t* logitless_vocab_order_ids(const logitless_vocab_order* order) {
+  return order == nullptr ? nullptr : order->order.vocab_ids().data();
 }
 
 const float* logitless_vocab_order_average(const logitless_vocab_order* order) {
@@ -238,9 +238,9 @@ logitless_status logitless_far_head_report(const logitless_far_head* head,
     c.audits = r.audits;
     c.refreshes = r.refreshes;
     c.last_error = r.last_error;
-    c.worst_kept_error = r.worst_kept_error;
+    c.worst_accepted_error = r.worst_accepted_error;
     c.tau = r.tau;
-    c.mean_kept = r.mean_kept;
+    c.mean_selected = r.mean_selected;
     c.vocab = head_of(head).order().vocab();
     c.far = r.far ? 1 : 0;
     write_struct(c, report, "report");

@@ -27,21 +27,23 @@ Sharding required(const logitless_sharding* sharding) {
 
 }  // namespace
 
-logitless_status logitless_deal_words(int64_t vocab, int32_t ranks, const float* average,
-                                      uint64_t seed, int32_t* dealt) {
+logitless_status logitless_interleave_vocab(int64_t vocab, int32_t ranks, const float* average,
+                                            uint64_t seed, int32_t* interleaved) {
   return guarded([&] {
-    require(dealt != nullptr, "dealt: expected memory for the words, got NULL");
+    require(interleaved != nullptr,
+            "interleaved: expected memory for the vocabulary entries, got NULL");
     std::span<const float> given;
     if (average != nullptr && vocab > 0) given = {average, static_cast<std::size_t>(vocab)};
-    const std::vector<std::int32_t> made = deal_words(vocab, ranks, given, seed);
-    std::copy(made.begin(), made.end(), dealt);
+    const std::vector<std::int32_t> made = interleave_vocab(vocab, ranks, given, seed);
+    std::copy(made.begin(), made.end(), interleaved);
   });
 }
 
-logitless_status logitless_first_dealt(int64_t vocab, int32_t ranks, int32_t rank, int64_t* first) {
+logitless_status logitless_interleaved_begin(int64_t vocab, int32_t ranks, int32_t rank,
+                                             int64_t* first) {
   return guarded([&] {
     require(first != nullptr, "first: expected a pointer, got NULL");
-    *first = first_dealt(vocab, ranks, rank);
+    *first = interleaved_begin(vocab, ranks, rank);
   });
 }
 

@@ -335,9 +335,10 @@ std::string Bench::to_text() const {
     notes += fmt::format("unfused: {}\n", unfused_refusal_);
   }
   const std::string head = fmt::format(
-      "{} tokens x {} words x {}, {}, gradients in {}, {} {}, median of {}\n\n", shape_.tokens,
-      shape_.vocab, shape_.dim, name_of(shape_.dtype), name_of(args_.gradients.of(shape_.dtype)),
-      threads_, threads_ == 1 ? "thread" : "threads", args_.repeat);
+      "{} tokens x {} vocabulary entries x {}, {}, gradients in {}, {} {}, median of {}\n\n",
+      shape_.tokens, shape_.vocab, shape_.dim, name_of(shape_.dtype),
+      name_of(args_.gradients.of(shape_.dtype)), threads_, threads_ == 1 ? "thread" : "threads",
+      args_.repeat);
   return head + table.text() + (notes.empty() ? "" : "\n" + notes);
 }
 

@@ -160,7 +160,8 @@ Json to_json(const LossPlan& plan, const LossCommand& args, const LossResult& r)
                  {"repeat", args.repeat}});
   if (is_far(plan.kind)) {
     const FarFieldStatistics& far = r.statistics.far;
-    object.update({{"tau", plan.tau}, {"kept", far.kept}, {"dense_fallback", far.dense_fallback}});
+    object.update(
+        {{"tau", plan.tau}, {"selected", far.selected}, {"dense_fallback", far.dense_fallback}});
     if (far.bound >= 0.0) object["bound"] = far.bound;
     if (plan.sample_every > 0) object["sampled"] = far.sampled;
     if (plan.sample_every > 0 && plan.kind == PlanKind::far_both) {
@@ -207,7 +208,7 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
     const FarFieldStatistics& far = s.far;
     facts.add("far field",
               fmt::format("tau {:.4g}, {:.2f} % of the tiles kept, {} passes{}", plan.tau,
-                          100.0 * far.kept, format_passes(far.passes),
+                          100.0 * far.selected, format_passes(far.passes),
                           far.dense_fallback ? "; all kept where over 2/3 would be" : ""));
     std::string error;
     if (far.audited_tokens > 0)
@@ -317,7 +318,7 @@ Command add_loss(CommandLine& program) {
   add_tensor(sub, "--class-weight", a->class_weight, "[V]");
   add_tensor(sub, "--token-weight", a->token_weight, "[...]");
   add_tensor(sub, "--target-weight", a->target_weight,
-             "[..., K]: the loss against K weighted words a token");
+             "[..., K]: the loss against K weighted classes a token");
   sub.add_parsed(
          "--dtype", "f32|bf16|f16",
          [a](const std::string& text) { a->dtype = parse_head_dtype(text); },

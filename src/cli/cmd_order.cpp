@@ -51,10 +51,10 @@ void OrderCommand::run(const std::set<std::string>& given) const {
   const double averaged = seconds_of([&] {
     average = average_probability(context, sample.view, w, b, scale, static_cast<float>(softcap));
   });
-  context.trace(fmt::format("{} of {} tokens are sampled, {} words of dim {} in {} tiles, {} {}",
-                            sample.view.size(0), x.numel() / w.size(1), w.size(0), w.size(1),
-                            (w.size(0) + 127) / 128, context.threads(),
-                            context.threads() == 1 ? "thread" : "threads"));
+  context.trace(fmt::format(
+      "{} of {} tokens are sampled, {} vocabulary entries of dim {} in {} tiles, {} {}",
+      sample.view.size(0), x.numel() / w.size(1), w.size(0), w.size(1), (w.size(0) + 127) / 128,
+      context.threads(), context.threads() == 1 ? "thread" : "threads"));
   const double ordered = seconds_of([&] { order = make_vocab_order(context, w, average); });
   double measured = 0.0;
   if (moments) {
@@ -77,8 +77,8 @@ void OrderCommand::run(const std::set<std::string>& given) const {
     return print_json(object);
   }
   Facts facts;
-  facts.add("order", fmt::format("{} words in {} tiles, from {} tokens", order.vocab(), tiles,
-                                 sample.view.size(0)));
+  facts.add("order", fmt::format("{} vocabulary entries in {} tiles, from {} tokens", order.vocab(),
+                                 tiles, sample.view.size(0)));
   facts.add("time", fmt::format("average probability {}, order {}{}", format_seconds(averaged),
                                 format_seconds(ordered),
                                 moments ? ", moments " + format_seconds(measured) : ""));

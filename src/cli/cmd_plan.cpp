@@ -59,7 +59,7 @@ Json to_json(const LossPlan& plan) {
           {"memory_budget", plan.memory_budget},
           {"predicted_seconds", plan.predicted_seconds},
           {"chunk_tokens", plan.chunk_tokens},
-          {"slab_vocab", plan.slab_vocab},
+          {"block_vocab", plan.block_vocab},
           {"stored_vocab", plan.stored_vocab},
           {"weight_ranges", plan.weight_ranges},
           {"first_tokens", plan.first_tokens},

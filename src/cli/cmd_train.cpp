@@ -143,9 +143,9 @@ std::string to_text(const train::RunReport& report) {
               fmt::format("{} of {} steps of the head dense, {} of them done again after an audit",
                           far.dense_steps, far.steps, far.repeated_steps));
     facts.add("  orders", fmt::format("{}", far.refreshes));
-    facts.add("  tiles kept", fmt::format("{:.1f} %", 100.0 * far.mean_kept));
+    facts.add("  tiles kept", fmt::format("{:.1f} %", 100.0 * far.mean_selected));
     facts.add("  last error", far.audits > 0 ? fmt::format("{:.2g}; worst kept {:.2g}",
-                                                           far.last_error, far.worst_kept_error)
+                                                           far.last_error, far.worst_accepted_error)
                                              : "not audited yet");
   } else if (!report.far_refusal.empty()) {
     facts.add("far field", "every step was dense");
@@ -177,7 +177,8 @@ void TrainCommand::add_model(Options& command) {
           "below")
       .group("Model");
   sizes("vocab", options.vocab,
-        fmt::format("words (default {}; {} with --data)", options.vocab, kGpt2Vocab));
+        fmt::format("size of the vocabulary (default {}; {} with --data)", options.vocab,
+                    kGpt2Vocab));
   sizes("dim", options.dim, fmt::format("of the residual stream (default {})", options.dim));
   sizes("heads", options.heads,
         fmt::format("of attention, a divisor of dim (default {})", options.heads));
@@ -215,7 +216,7 @@ void TrainCommand::add_data(Options& command) {
   command
       .add_parsed(
           "--cache", "FOLDER", [this](const std::string& text) { options.cache = text; },
-          "of tokenizers and words (default: $XDG_CACHE_HOME/logitless or ~/.cache/logitless)")
+          "of tokenizers and token ids (default: $XDG_CACHE_HOME/logitless or ~/.cache/logitless)")
       .group("Data");
 }
 
@@ -254,7 +255,7 @@ void TrainCommand::add_machine(Options& command) {
       .group(kGroup);
   command
       .add_flag("--shard-head", options.shard_head,
-                "each of --ranks has a share of the words of an --untied head")
+                "each of --ranks has a shard of the vocabulary of an --untied head")
       .group(kGroup);
   command.add_flag("--no-shard-head", no_shard_head, "with --resume: none has, from here on")
       .group(kGroup);
@@ -335,18 +336,18 @@ void TrainCommand::add_files(Options& command) {
           "of a file of --export; more make shards and an index (default 5 GB)")
       .group("Files");
   add_whole(command, "sample", options.sample,
-            fmt::format("words to write at the end (default {})", options.sample))
+            fmt::format("tokens to write at the end (default {})", options.sample))
       .group("Sample");
   command
       .add_parsed(
           "--prompt", "TEXT", [this](const std::string& text) { options.prompt = text; },
-          "what they follow (default: the first held-out words)")
+          "what they follow (default: the first held-out tokens)")
       .group("Sample");
   add_real(command, "temperature", options.temperature,
            fmt::format("0: the likeliest word (default {})", options.temperature))
       .group("Sample");
   add_whole(command, "top-k", options.top_k,
-            fmt::format("words to choose from; 0: all (default {})", options.top_k))
+            fmt::format("tokens to choose from; 0: all (default {})", options.top_k))
       .group("Sample");
 }
 
@@ -377,7 +378,7 @@ int TrainCommand::train(std::set<std::string> given, train::ProcessRank* process
   if (process != nullptr) {
     if (!given.insert("ranks").second && options.ranks != process->size())
       throw UsageError(fmt::format("--ranks: expected {}, as {} has it, or none, got {}",
-                                   process->size(), process->launched().said_by, options.ranks));
+                                   process->size(), process->launched().output_of, options.ranks));
     options.ranks = process->size();
   }
   options.threads = static_cast<int>(threads);
@@ -442,7 +443,7 @@ Command add_train(CommandLine& program) {
       "Examples:\n"
       "  logitless train                                      # a small GPT on the system's "
       "headers\n"
-      "  logitless train --vocab 65536 --far-field 0.01       # fewer words' gradients, to an "
+      "  logitless train --vocab 65536 --far-field 0.01       # gradients of fewer entries, to an "
       "error\n"
       "  logitless train --text ~/notes --steps 1000 --save run.safetensors\n"
       "  logitless train --model gpt2 --init model.safetensors --data train.bin --lr 3e-5\n"

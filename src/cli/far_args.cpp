@@ -118,8 +118,8 @@ MadeOrder FarArgs::make(const Context& context, const CrossEntropyOptions& optio
   if (order != "fresh") {
     out = VocabOrder::load(order);
     if (out.vocab() != in.weight.size(0)) {
-      throw UsageError(fmt::format("--order: {} is of {} words, --weight has {}", order,
-                                   out.vocab(), in.weight.size(0)));
+      throw UsageError(fmt::format("--order: {} is of {} vocabulary entries, --weight has {}",
+                                   order, out.vocab(), in.weight.size(0)));
     }
     if (plan.kind == PlanKind::far_both && out.dim() != in.weight.size(1)) {
       throw UsageError(

@@ -177,20 +177,21 @@ double Unfused::loss(bool gradient) {
     valid += target_at(targets_, i) != ignore_index_ ? 1 : 0;
   const double share = valid > 0 ? 1.0 / static_cast<double>(valid) : 0.0;
   std::vector<double> losses(static_cast<std::size_t>(tokens), 0.0);
-  const std::int64_t words = vocab;  // Clang 14 cannot capture structured bindings in lambdas
+  const std::int64_t vocab_count = vocab;  // Clang 14 cannot capture structured bindings in lambdas
   parallel_for(threads_, tokens, [&](std::int64_t i, int) {
-    float* z = logits + i * words;
+    float* z = logits + i * vocab_count;
     const std::int64_t target = target_at(targets_, i);
     if (target == ignore_index_) {
-      std::fill(z, z + words, 0.0f);
+      std::fill(z, z + vocab_count, 0.0f);
       return;
     }
     const float target_logit = z[target];
-    const auto [max, sum] = exponentials(z, words);
+    const auto [max, sum] = exponentials(z, vocab_count);
     losses[static_cast<std::size_t>(i)] =
         std::log(sum) + static_cast<double>(max) - static_cast<double>(target_logit);
     if (!gradient) return;
-    scale(z, words, static_cast<float>(share / sum));  // now the gradient, except the target's
+    scale(z, vocab_count,
+          static_cast<float>(share / sum));  // now the gradient, except the target's
     z[target] -= static_cast<float>(share);
   });
   double loss = 0.0;

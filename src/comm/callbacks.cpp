@@ -30,10 +30,10 @@ class Callbacks final : public Communicator {
     exchange("all_gather", bytes_each,
              [&] { callbacks_.all_gather(mine, all, bytes_each, stream); });
   }
-  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+  void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
                   void* stream) override {
     exchange("all_to_all", bytes_each,
-             [&] { callbacks_.all_to_all(pieces, pieces_of_all, bytes_each, stream); });
+             [&] { callbacks_.all_to_all(slices, slices_of_all, bytes_each, stream); });
   }
   void all_gather_host(const void* mine, void* all, std::size_t bytes_each) override {
     if (device() == DeviceKind::cpu) return all_gather(mine, all, bytes_each, nullptr);

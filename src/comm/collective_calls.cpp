@@ -10,20 +10,20 @@ CollectiveCalls::CollectiveCalls(std::shared_ptr<Communicator> communicator, std
 
 void CollectiveCalls::all_gather(const void* mine, void* all, std::size_t bytes_each,
                                  void* stream) {
-  meet_before(ExchangeKind::all_gather, bytes_each);
+  barrier_before(ExchangeKind::all_gather, bytes_each);
   communicator_->all_gather(mine, all, bytes_each, stream);
 }
 
-void CollectiveCalls::all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+void CollectiveCalls::all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
                                  void* stream) {
-  meet_before(ExchangeKind::all_to_all, bytes_each);
-  communicator_->all_to_all(pieces, pieces_of_all, bytes_each, stream);
+  barrier_before(ExchangeKind::all_to_all, bytes_each);
+  communicator_->all_to_all(slices, slices_of_all, bytes_each, stream);
 }
 
 void CollectiveCalls::tokens(std::int64_t count, std::uint64_t order) {
   if (!on_device() || header_.exchange > 0) return;
   header_.order = static_cast<std::uint32_t>(order ^ order >> 32);
-  meet_at(Stage::exchange, ExchangeKind::tokens, static_cast<std::size_t>(count));
+  barrier_at(Stage::exchange, ExchangeKind::tokens, static_cast<std::size_t>(count));
 }
 
 void CollectiveCalls::bad_target(std::int64_t position, std::int64_t target) {
@@ -39,38 +39,38 @@ void CollectiveCalls::begin() {
   header_.status = Status::ok;
   header_.order = 0;
   text_.clear();
-  told_ = false;
+  propagated_ = false;
 }
 
 void CollectiveCalls::end() {
   if (on_device() && header_.exchange > 0) return;
-  meet_at(Stage::end, ExchangeKind::none, 0);
+  barrier_at(Stage::end, ExchangeKind::none, 0);
 }
 
-void CollectiveCalls::tell(const std::exception_ptr& exception) noexcept {
-  if (told_) return;
+void CollectiveCalls::propagate(const std::exception_ptr& exception) noexcept {
+  if (propagated_) return;
   try {
     header_.status = status_of(exception, text_);
     if (on_device() && header_.exchange > 0) return communicator_->abort(text_);
-    meet_at(Stage::end, ExchangeKind::none, 0);
+    barrier_at(Stage::end, ExchangeKind::none, 0);
   } catch (...) {
     // The other ranks could not be informed; this rank rethrows its own error.
   }
 }
 
-void CollectiveCalls::meet_before(ExchangeKind kind, std::size_t bytes_each) {
-  if (!on_device() || header_.exchange == 0) meet_at(Stage::exchange, kind, bytes_each);
+void CollectiveCalls::barrier_before(ExchangeKind kind, std::size_t bytes_each) {
+  if (!on_device() || header_.exchange == 0) barrier_at(Stage::exchange, kind, bytes_each);
 }
 
-void CollectiveCalls::meet_at(Stage stage, ExchangeKind kind, std::size_t bytes_each) {
+void CollectiveCalls::barrier_at(Stage stage, ExchangeKind kind, std::size_t bytes_each) {
   header_.stage = stage;
   header_.kind = kind;
   header_.bytes_each = bytes_each;
   if (stage == Stage::exchange) header_.exchange += 1;
   // A barrier throws on all ranks, or the group has failed: no further report is needed.
-  told_ = true;
-  meet(*communicator_, header_, text_, all_);
-  told_ = false;
+  propagated_ = true;
+  exchange_status(*communicator_, header_, text_, all_);
+  propagated_ = false;
 }
 
 }  // namespace logitless

@@ -37,14 +37,14 @@ class CollectiveCalls {
       body();
       end();
     } catch (...) {
-      tell(std::current_exception());
+      propagate(std::current_exception());
       throw;
     }
   }
 
   // Exchanges of the communicator; stream is only for a GPU.
   void all_gather(const void* mine, void* all, std::size_t bytes_each, void* stream = nullptr);
-  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+  void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
                   void* stream = nullptr);
 
   // Groups the communicator's exchanges during its lifetime. Not for the first exchange of a call.
@@ -81,15 +81,15 @@ class CollectiveCalls {
  private:
   void begin();
   void end();
-  void tell(const std::exception_ptr& exception) noexcept;
-  void meet_before(ExchangeKind kind, std::size_t bytes_each);
-  void meet_at(Stage stage, ExchangeKind kind, std::size_t bytes_each);
+  void propagate(const std::exception_ptr& exception) noexcept;
+  void barrier_before(ExchangeKind kind, std::size_t bytes_each);
+  void barrier_at(Stage stage, ExchangeKind kind, std::size_t bytes_each);
   bool on_device() const { return communicator_->device() != DeviceKind::cpu; }
 
   std::shared_ptr<Communicator> communicator_;
-  StatusHeader header_;  // current header of this rank
-  std::string text_;     // error text beside a bad status
-  bool told_ = false;    // all ranks know why this call throws
+  StatusHeader header_;      // current header of this rank
+  std::string text_;         // error text beside a bad status
+  bool propagated_ = false;  // all ranks know why this call throws
   std::vector<StatusHeader> all_;
 };
 

@@ -74,7 +74,7 @@ struct DigestBytes {
     }
     out.number(digest.vocab_);
     out.number(static_cast<std::int64_t>(digest.runs_.size()));
-    for (const WordRun& run : digest.runs_) {
+    for (const VocabRun& run : digest.runs_) {
       out.number(run.first);
       out.number(run.end);
     }
@@ -123,9 +123,10 @@ struct DigestBytes {
     std::vector<std::tuple<std::int64_t, std::int64_t, std::size_t>> runs;  // first, end, rank
     for (std::size_t r = 0; r < all.size(); ++r) {
       require(all[r].vocab_ == vocab, "rank ", r, ": vocab ", all[r].vocab_, ", rank 0: ", vocab);
-      for (const WordRun& run : all[r].runs_) {
-        require(0 <= run.first && run.first <= run.end && run.end <= vocab, "rank ", r, ": words [",
-                run.first, ", ", run.end, ") are not in [0, ", vocab, ")");
+      for (const VocabRun& run : all[r].runs_) {
+        require(0 <= run.first && run.first <= run.end && run.end <= vocab, "rank ", r,
+                ": vocabulary entries [", run.first, ", ", run.end, ") are not in [0, ", vocab,
+                ")");
         if (run.first < run.end) runs.emplace_back(run.first, run.end, r);
       }
     }
@@ -133,20 +134,20 @@ struct DigestBytes {
     std::int64_t covered = 0;
     std::size_t by = 0;
     for (const auto& [first, end, rank] : runs) {
-      require(first <= covered, "word ", covered, " is on no rank");
-      require(first >= covered, "word ", first, " is on rank ", by,
+      require(first <= covered, "vocabulary entry ", covered, " is on no rank");
+      require(first >= covered, "vocabulary entry ", first, " is on rank ", by,
               by == rank ? "" : concat(" and on rank ", rank), by == rank ? " twice" : "");
       covered = end;
       by = rank;
     }
-    require(covered == vocab, "word ", covered, " is on no rank");
+    require(covered == vocab, "vocabulary entry ", covered, " is on no rank");
   }
 
   static Agreement agreement(std::vector<PlanDigest> all, std::string_view bytes) {
     Agreement agreement;
     agreement.plan = std::stoull(content_name(bytes).substr(0, 16), nullptr, 16) | 1;
     for (PlanDigest& digest : all) {
-      agreement.words.push_back(std::move(digest.runs_));
+      agreement.vocab_runs.push_back(std::move(digest.runs_));
       agreement.own.push_back(std::move(digest.own_));
     }
     return agreement;
@@ -175,13 +176,13 @@ Agreement exchange_digests(Communicator& communicator, const std::string& mine,
 
 }  // namespace
 
-std::vector<WordRun> runs_of(std::span<const std::int32_t> table) {
-  std::vector<WordRun> runs;
-  for (const std::int32_t word : table) {
-    if (!runs.empty() && runs.back().end == word) {
+std::vector<VocabRun> runs_of(std::span<const std::int32_t> table) {
+  std::vector<VocabRun> runs;
+  for (const std::int32_t vocab_id : table) {
+    if (!runs.empty() && runs.back().end == vocab_id) {
       ++runs.back().end;
     } else {
-      runs.push_back({word, std::int64_t{word} + 1});
+      runs.push_back({vocab_id, std::int64_t{vocab_id} + 1});
     }
   }
   return runs;
@@ -194,12 +195,12 @@ void PlanDigest::same(std::string_view name, std::string_view value) {
   same_.emplace_back(name, value);
 }
 void PlanDigest::own(std::string_view name, std::int64_t value) { own_.emplace_back(name, value); }
-void PlanDigest::words(std::int64_t vocab, std::span<const WordRun> runs) {
+void PlanDigest::add_vocab(std::int64_t vocab, std::span<const VocabRun> runs) {
   vocab_ = vocab;
   runs_.assign(runs.begin(), runs.end());
 }
 
-std::int64_t Agreement::own_of(int rank, std::string_view name) const {
+std::int64_t Agreement::local_of(int rank, std::string_view name) const {
   for (const auto& [said, value] : own[static_cast<std::size_t>(rank)]) {
     if (said == name) return value;
   }
@@ -221,7 +222,7 @@ Agreement agree(Communicator& communicator, const std::function<void(PlanDigest&
   }
   try {
     std::vector<StatusHeader> headers;
-    meet(communicator, header, text, headers);
+    exchange_status(communicator, header, text, headers);
     return exchange_digests(communicator, mine, headers);
   } catch (const std::bad_alloc&) {
     communicator.abort("out of memory while ranks agree on a plan");

@@ -15,14 +15,14 @@
 namespace logitless {
 
 // Vocabulary entries [first, end).
-struct WordRun {
+struct VocabRun {
   std::int64_t first = 0, end = 0;
 
-  bool operator==(const WordRun&) const = default;
+  bool operator==(const VocabRun&) const = default;
 };
 
 // Returns the runs of consecutive entries of a table, in its order.
-std::vector<WordRun> runs_of(std::span<const std::int32_t> table);
+std::vector<VocabRun> runs_of(std::span<const std::int32_t> table);
 
 // One rank's proposal for a plan.
 class PlanDigest {
@@ -35,23 +35,23 @@ class PlanDigest {
   void own(std::string_view name, std::int64_t value);
   // Sets the local vocabulary shard, in the order of its rows. The shards of all ranks must cover
   // [0, vocab) exactly once; a shard may be empty.
-  void words(std::int64_t vocab, std::span<const WordRun> runs);
+  void add_vocab(std::int64_t vocab, std::span<const VocabRun> runs);
 
  private:
   friend struct DigestBytes;
   std::vector<std::pair<std::string, std::string>> same_;
   std::vector<std::pair<std::string, std::int64_t>> own_;
   std::int64_t vocab_ = 0;
-  std::vector<WordRun> runs_;
+  std::vector<VocabRun> runs_;
 };
 
 // The common result, the same on all ranks.
 struct Agreement {
-  std::uint64_t plan = 0;                        // hash of all digests, never 0
-  std::vector<std::vector<WordRun>> words = {};  // by rank
+  std::uint64_t plan = 0;                              // hash of all digests, never 0
+  std::vector<std::vector<VocabRun>> vocab_runs = {};  // by rank
   std::vector<std::vector<std::pair<std::string, std::int64_t>>> own = {};
 
-  std::int64_t own_of(int rank, std::string_view name) const;  // throws InternalError if absent
+  std::int64_t local_of(int rank, std::string_view name) const;  // throws InternalError if absent
 };
 
 // Exchanges and compares the digests that `fill` makes. Collective. Throws the same on every rank:

@@ -114,12 +114,12 @@ class Nccl final : public Communicator {
       rank_.all_gather(mine, all, bytes_each, stream);
     });
   }
-  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+  void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
                   void* stream) override {
     enqueue("all_to_all", bytes_each, [&] {
-      if (copies(pieces_of_all, bytes_each))
-        return peers_->all_to_all(pieces, pieces_of_all, bytes_each, stream);
-      rank_.all_to_all(pieces, pieces_of_all, bytes_each, stream);
+      if (copies(slices_of_all, bytes_each))
+        return peers_->all_to_all(slices, slices_of_all, bytes_each, stream);
+      rank_.all_to_all(slices, slices_of_all, bytes_each, stream);
     });
   }
 
@@ -374,7 +374,7 @@ class Nccl final : public Communicator {
       return std::find(all.begin(), all.end(), 0) == all.end();
     };
     copies_ = agreed(copies_);
-    on_board_ = agreed(board_.all_here());
+    on_board_ = agreed(board_.all_arrived());
     calls_ = 0;  // only the caller's calls are counted
     last_ = "no call";
     board_.arrive(0);

@@ -97,7 +97,7 @@ struct alignas(64) RankBoard::Rank {
 };
 
 // Rounded up to whole pages.
-std::size_t RankBoard::own_bytes() const noexcept {
+std::size_t RankBoard::local_bytes() const noexcept {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   return (static_cast<std::size_t>(size_) * sizeof(Rank) + page - 1) / page * page;
 }
@@ -113,7 +113,7 @@ RankBoard::RankBoard(const std::string& name, int rank, int size, std::size_t mo
     return;
   }
   path_ = path;
-  const std::size_t bytes = own_bytes() + more;
+  const std::size_t bytes = local_bytes() + more;
   // Allocates now, so that a full file system is noticed here.
   if (posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0) {
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -132,7 +132,7 @@ RankBoard::~RankBoard() {
   if (ranks_ == nullptr) return;
   Entries::of_process().remove(&ranks_[rank_].process);
   leave(ranks_[rank_].process);
-  munmap(ranks_, own_bytes() + more_);
+  munmap(ranks_, local_bytes() + more_);
 }
 
 RankBoard::RankBoard(RankBoard&& other) noexcept { *this = std::move(other); }
@@ -166,7 +166,7 @@ bool RankBoard::all_made(std::uint64_t call) const noexcept {
          });
 }
 
-bool RankBoard::all_here() const noexcept {
+bool RankBoard::all_arrived() const noexcept {
   return ranks_ != nullptr && std::all_of(ranks_, ranks_ + size_, [](const Rank& rank) {
            return rank.process > 0 && rank.space == pid_namespace();
          });
@@ -213,7 +213,7 @@ bool RankBoard::take(void* all, std::size_t stride) const noexcept {
 }
 
 void* RankBoard::more() const noexcept {
-  return ranks_ == nullptr ? nullptr : reinterpret_cast<std::byte*>(ranks_) + own_bytes();
+  return ranks_ == nullptr ? nullptr : reinterpret_cast<std::byte*>(ranks_) + local_bytes();
 }
 
 bool RankBoard::has_ended(const Rank& rank) noexcept {

@@ -37,7 +37,7 @@ class RankBoard {
   bool all_made(std::uint64_t call) const noexcept;
 
   // Returns whether all ranks are processes of this host that have joined the board.
-  bool all_here() const noexcept;
+  bool all_arrived() const noexcept;
 
   // Returns whether another rank is in this process, or may be.
   bool may_share_process() const noexcept;
@@ -68,7 +68,7 @@ class RankBoard {
   static bool has_ended(const Rank& rank) noexcept;
   std::string text_of(int rank) const;
 
-  std::size_t own_bytes() const noexcept;
+  std::size_t local_bytes() const noexcept;
 
   Rank* ranks_ = nullptr;  // [size_], shared memory
   std::size_t more_ = 0;   // bytes

@@ -100,7 +100,7 @@ bool same_place(const StatusHeader& a, const StatusHeader& b) {
     texts[r].back() = '\0';
     said += header.status == Status::bad_target
                 ? concat("targets: ", header.bad_target, " at position ", header.bad_position,
-                         " is no word of the vocabulary")
+                         " is no vocabulary entry")
                 : printable(texts[r].data());
   }
   throw_as(status, said);
@@ -132,8 +132,8 @@ Status status_of(const std::exception_ptr& exception, std::string& text) {
   }
 }
 
-void meet(Communicator& communicator, const StatusHeader& mine, const std::string& text,
-          std::vector<StatusHeader>& all) {
+void exchange_status(Communicator& communicator, const StatusHeader& mine, const std::string& text,
+                     std::vector<StatusHeader>& all) {
   all.resize(static_cast<std::size_t>(communicator.size()));
   communicator.all_gather_host(&mine, all.data(), sizeof(StatusHeader));
   check_calls(all);

@@ -49,7 +49,7 @@ Status status_of(const std::exception_ptr& exception, std::string& text);
 // - the errors of the ranks with a bad status, "rank 2: ...", in the class of the first of them
 //
 // Throws DeviceError when the group fails.
-void meet(Communicator& communicator, const StatusHeader& mine, const std::string& text,
-          std::vector<StatusHeader>& all);
+void exchange_status(Communicator& communicator, const StatusHeader& mine, const std::string& text,
+                     std::vector<StatusHeader>& all);
 
 }  // namespace logitless

@@ -46,19 +46,19 @@ void TcpCallers::wait_for_news() const {
 }
 
 void TcpCallers::take_more() {
-  while (callers_.size() < kMost || make_room()) {
+  while (callers_.size() < kMost || reserve()) {
     Socket other = listener_.accept(full_);
     if (other.is_open()) {
       const Clock::time_point now = Clock::now();
       callers_.push_back({std::move(other), {}, 0, false, now, now + kGreeting});
-    } else if (full_.empty() || !make_room()) {
+    } else if (full_.empty() || !reserve()) {
       return;
     }
   }
 }
 
 // Drops the oldest caller, unless it has only just connected.
-bool TcpCallers::make_room() {
+bool TcpCallers::reserve() {
   const auto first =
       std::min_element(callers_.begin(), callers_.end(),
                        [](const Caller& a, const Caller& b) { return a.since < b.since; });
@@ -89,18 +89,18 @@ bool TcpCallers::read(Caller& caller) {
     return false;
   }
   if (named && magic != kTcpMagic)
-    tell(caller, "version: a rank is of a version of logitless whose greeting is another one");
+    reply(caller, "version: a rank is of a version of logitless whose greeting is another one");
   return !caller.leaves && caller.received == sizeof(TcpHello);
 }
 
 void TcpCallers::keep(Caller caller) { callers_.push_back(std::move(caller)); }
 
 void TcpCallers::turn_away(Caller caller, const std::string& why) {
-  tell(caller, why);
+  reply(caller, why);
   callers_.push_back(std::move(caller));
 }
 
-void TcpCallers::tell(Caller& caller, const std::string& why) {
+void TcpCallers::reply(Caller& caller, const std::string& why) {
   ++turned_away_;
   why_ = why;
   caller.leaves = true;

@@ -41,8 +41,8 @@ class TcpCallers {
  private:
   void wait_for_news() const;
   void take_more();
-  bool make_room();
-  void tell(Caller& caller, const std::string& why);
+  bool reserve();
+  void reply(Caller& caller, const std::string& why);
   // Returns whether it has greeted; closes its socket when it never will.
   bool read(Caller& caller);
 

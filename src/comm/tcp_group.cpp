@@ -89,9 +89,9 @@ class Tcp final : public Communicator {
       std::memcpy(own, from, bytes_each);
     exchange(TcpKind::all_gather, from, 0, to, bytes_each);
   }
-  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each, void*) override {
-    const auto* const from = static_cast<const std::byte*>(pieces);
-    auto* const to = static_cast<std::byte*>(pieces_of_all);
+  void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each, void*) override {
+    const auto* const from = static_cast<const std::byte*>(slices);
+    auto* const to = static_cast<std::byte*>(slices_of_all);
     if (bytes_each > 0)
       std::memcpy(to + offset(rank_, bytes_each), from + offset(rank_, bytes_each), bytes_each);
     exchange(TcpKind::all_to_all, from, bytes_each, to, bytes_each);
@@ -104,7 +104,7 @@ class Tcp final : public Communicator {
     try {
       set_failure({TcpKind::failure, concat("rank ", rank_, " gave up: ", reason), {}});
       const std::lock_guard calling(calling_);  // a running call ends by it
-      tell();
+      notify();
     } catch (const std::exception&) {
       aborted_ = true;
     }
@@ -165,7 +165,7 @@ class Tcp final : public Communicator {
       });
       if (!gone.empty()) fail(left(gone));
       if (aborted_) {
-        tell();
+        notify();
         throw_if_failed();
       }
       if (Clock::now() >= deadline) {
@@ -202,7 +202,7 @@ class Tcp final : public Communicator {
   void send(int rank) {
     Peer& p = peer(rank);
     bool closed = p.ended;
-    const auto piece = [&](const void* from, std::size_t begin, std::size_t count) {
+    const auto slice = [&](const void* from, std::size_t begin, std::size_t count) {
       while (!closed && p.sent >= begin && p.sent < begin + count) {
         const std::size_t done = p.sent - begin;
         const std::size_t now = p.link.calls.send_some(static_cast<const std::byte*>(from) + done,
@@ -211,16 +211,16 @@ class Tcp final : public Communicator {
         p.sent += now;
       }
     };
-    piece(&exchange_.header, 0, sizeof(TcpHeader));
+    slice(&exchange_.header, 0, sizeof(TcpHeader));
     if (differs(p)) return;  // its call differs: it takes no data
-    piece(exchange_.mine + offset(rank, exchange_.stride), sizeof(TcpHeader),
+    slice(exchange_.mine + offset(rank, exchange_.stride), sizeof(TcpHeader),
           exchange_.header.bytes);
     p.ended = p.ended || (closed && p.received == exchange_.whole());
   }
 
   void receive(int rank) {
     Peer& p = peer(rank);
-    const auto piece = [&](void* to, std::size_t begin, std::size_t count) {
+    const auto slice = [&](void* to, std::size_t begin, std::size_t count) {
       while (!p.ended && p.received >= begin && p.received < begin + count) {
         const std::size_t done = p.received - begin;
         const std::size_t now =
@@ -229,9 +229,9 @@ class Tcp final : public Communicator {
         p.received += now;
       }
     };
-    piece(&p.theirs, 0, sizeof(TcpHeader));
+    slice(&p.theirs, 0, sizeof(TcpHeader));
     if (differs(p)) return;
-    piece(exchange_.to + offset(rank, exchange_.header.bytes), sizeof(TcpHeader),
+    slice(exchange_.to + offset(rank, exchange_.header.bytes), sizeof(TcpHeader),
           exchange_.header.bytes);
   }
 
@@ -296,8 +296,8 @@ class Tcp final : public Communicator {
   }
 
   // Reports the failure to all connected ranks, once.
-  void tell() {
-    if (std::exchange(told_, true)) return;
+  void notify() {
+    if (std::exchange(propagated_, true)) return;
     std::string all;
     {
       const std::lock_guard lock(mutex_);
@@ -316,7 +316,7 @@ class Tcp final : public Communicator {
   [[noreturn]] void fail_as(Failure failure) {
     if (failure.text.empty()) failure.text = concat("communicator: ", call_, ": ", failure.what);
     const bool first = set_failure(failure);
-    tell();
+    notify();
     if (first && failure.kind == TcpKind::invalid) throw InvalidArgument(failure.text);
     throw_if_known();
     throw InternalError("communicator: a failure that is none");
@@ -332,7 +332,7 @@ class Tcp final : public Communicator {
   // Called in a call, or with calling_ held.
   void throw_if_failed() {
     if (!aborted_) return;
-    tell();
+    notify();
     throw_if_known();
   }
   void throw_if_known() const {
@@ -350,7 +350,7 @@ class Tcp final : public Communicator {
   std::uint64_t calls_ = 0;
   std::string call_;          // its name in errors
   Failure heard_;             // failure reported by another rank
-  bool told_ = false;         // the other ranks know of the failure
+  bool propagated_ = false;   // the other ranks know of the failure
   mutable std::mutex mutex_;  // abort() may be called from any thread
   Failure failure_;
   std::atomic<bool> aborted_ = false;

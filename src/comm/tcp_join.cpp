@@ -58,7 +58,7 @@ class Joining {
       take_those_after(callers);
       if (rank_ == 0) send_places();
     } catch (const std::exception& error) {
-      tell_others(error);
+      send_error_to_others(error);
       throw;
     }
     return std::move(ranks_);
@@ -86,20 +86,20 @@ class Joining {
     } catch (const DeviceError& error) {
       throw DeviceError(concat("rank ", rank_, ": ", error.what()));
     }
-    say_hello(to, TcpChannel::control, own_port);
+    send_greeting(to, TcpChannel::control, own_port);
     try {
       // It is listening, or has failed.
       link(to).calls = Socket::connect(host, port, std::min(deadline_, Clock::now() + kGreeting));
     } catch (const DeviceError&) {
-      throw_told(to);
+      throw_received_error(to);
     }
-    say_hello(to, TcpChannel::calls, own_port);
+    send_greeting(to, TcpChannel::calls, own_port);
   }
-  void say_hello(int to, TcpChannel channel, int own_port) {
+  void send_greeting(int to, TcpChannel channel, int own_port) {
     TcpHello hello = {kTcpMagic, rank_, size(), own_port, channel, process_, {}};
     how_.job.copy(hello.job.data(), kMostTcpJob);
     const Socket& socket = channel == TcpChannel::control ? control(to) : link(to).calls;
-    if (!socket.send_all(&hello, sizeof(hello), deadline_)) throw_told(to);
+    if (!socket.send_all(&hello, sizeof(hello), deadline_)) throw_received_error(to);
   }
 
   void take_those_after(TcpCallers& callers) {
@@ -195,7 +195,7 @@ class Joining {
       if (!control(r).is_open()) continue;
       const std::size_t there = control(r).receive_some(&header, sizeof(header), closed, true);
       if (closed) fail_of(r);
-      if (there == sizeof(header)) throw_told(r);
+      if (there == sizeof(header)) throw_received_error(r);
     }
   }
 
@@ -255,7 +255,7 @@ class Joining {
   }
 
   // Throws the failure that the rank sent before it left.
-  [[noreturn]] void throw_told(int rank) {
+  [[noreturn]] void throw_received_error(int rank) {
     TcpHeader header;
     if (!control(rank).receive_all(&header, sizeof(header), Clock::now() + kGoodbye)) fail_of(rank);
     throw_failure(rank, header);
@@ -272,7 +272,7 @@ class Joining {
     return concat("rank ", rank_, ": who listens there is not rank 0 of this group");
   }
 
-  void tell_others(const std::exception& error) noexcept {
+  void send_error_to_others(const std::exception& error) noexcept {
     try {
       const bool invalid = dynamic_cast<const InvalidArgument*>(&error) != nullptr;
       const std::string all =

@@ -36,7 +36,7 @@ class ThreadGroup {
 
   // Barrier that runs copy(), when all have arrived and none has left.
   template <typename Copy>
-  void meet(int rank, const Call& call, const Copy& copy) {
+  void rendezvous(int rank, const Call& call, const Copy& copy) {
     std::unique_lock lock(mutex_);
     throw_if_failed();
     Rank& self = ranks_[static_cast<std::size_t>(rank)];
@@ -175,14 +175,15 @@ class ThreadRank final : public Communicator {
   DeviceKind device() const override { return DeviceKind::cpu; }
 
   void all_gather(const void* mine, void* all, std::size_t bytes_each, void*) override {
-    group_->meet(rank_, {"all_gather", static_cast<const std::byte*>(mine), bytes_each},
-                 [&] { copy_from_all(all, bytes_each, 0); });
+    group_->rendezvous(rank_, {"all_gather", static_cast<const std::byte*>(mine), bytes_each},
+                       [&] { copy_from_all(all, bytes_each, 0); });
   }
 
-  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each, void*) override {
-    group_->meet(rank_, {"all_to_all", static_cast<const std::byte*>(pieces), bytes_each}, [&] {
-      copy_from_all(pieces_of_all, bytes_each, static_cast<std::size_t>(rank_) * bytes_each);
-    });
+  void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each, void*) override {
+    group_->rendezvous(
+        rank_, {"all_to_all", static_cast<const std::byte*>(slices), bytes_each}, [&] {
+          copy_from_all(slices_of_all, bytes_each, static_cast<std::size_t>(rank_) * bytes_each);
+        });
   }
 
   bool capturable() const override { return false; }

@@ -24,6 +24,6 @@ HeadOverRanks::HeadOverRanks(HeadOverRanks&&) noexcept = default;
 HeadOverRanks& HeadOverRanks::operator=(HeadOverRanks&&) noexcept = default;
 
 const LossPlan& HeadOverRanks::plan() const { return state_->plan; }
-std::size_t HeadOverRanks::workspace_bytes() const { return state_->own_bytes; }
+std::size_t HeadOverRanks::workspace_bytes() const { return state_->local_bytes; }
 
 }  // namespace logitless

@@ -22,7 +22,7 @@ constexpr std::int64_t kNear = 16;  // fraction of the range at which neighbours
 
 using Point = RecomputeCurve::Point;
 
-int values_again(const Graph& graph, const Point& point) {
+int recomputed_values(const Graph& graph, const Point& point) {
   int count = 0;
   for (std::size_t id = 0; id < point.again.size(); ++id) {
     if (point.again[id] && row_of(graph.node(static_cast<int>(id)).op).work == Work::full) ++count;
@@ -146,7 +146,7 @@ class Search {
                                             InstructionOrder::for_memory, request_.bodies);
     if (request_.with_scratch) give_offsets(choice->program);
     choice->seconds = predicted_seconds(choice->program, request_.target.rates());
-    choice->values = values_again(graph_, point);
+    choice->values = recomputed_values(graph_, point);
     choice->given_up = most_.kept - point.kept;
     choice->multiply_adds = choice->program.multiply_adds - program_.multiply_adds;
     const std::int64_t bytes = bytes_[point.kept] = bytes_of(choice->program, request_);

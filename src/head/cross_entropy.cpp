@@ -55,7 +55,7 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
         !options.next_token || !in.sharding.tokens,
         "next_token: the last target of a rank's tokens is its neighbour's; give shifted targets");
   }
-  require_vector("class_weight", in.class_weight, whole_vocab(in.sharding, shape.vocab),
+  require_vector("class_weight", in.class_weight, global_vocab(in.sharding, shape.vocab),
                  DType::f32);
 
   if (options.reduction == Reduction::none) {
@@ -170,7 +170,7 @@ LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntro
                             const CrossEntropyOutputs& out, const PlanRequest& request) {
   return plan_calls(options, in, out, request, request.device.kind,
                     [](const HeadShape& shape, const HeadFeatures& f, const PlanRequest& r) {
-                      return plan_alone(shape, f, r);
+                      return plan_local(shape, f, r);
                     });
 }
 
@@ -179,7 +179,7 @@ LossPlan plan_cross_entropy(const Context& context, const CrossEntropyOptions& o
                             const PlanRequest& request) {
   return plan_calls(options, in, out, request, context.device().kind,
                     [&](const HeadShape& shape, const HeadFeatures& f, const PlanRequest& r) {
-                      return plan_alone(context, shape, f, r);
+                      return plan_local(context, shape, f, r);
                     });
 }
 
@@ -199,7 +199,7 @@ LossStatistics call_cross_entropy(const Context& context, const LossPlan& plan,
   call.in = {.hidden = in.hidden,
              .weight = in.weight,
              .bias = in.bias,
-             .omega = call.features.vocab_weight ? in.class_weight : ConstTensorView(),
+             .logit_weights = call.features.vocab_weight ? in.class_weight : ConstTensorView(),
              .targets = in.targets,
              .ignore_index = options.ignore_index,
              .sequence = options.next_token ? in.hidden.size(1) : 0};

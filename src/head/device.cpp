@@ -55,9 +55,9 @@ void DeviceStream::copy(void* to, const void* from, std::size_t bytes) const {
 void DeviceStream::fill(void* to, int byte, std::size_t bytes) const {
   if (bytes > 0) cuda::fill_device(to, byte, bytes, handle());
 }
-void DeviceStream::add_pieces(const float* pieces, int ranks, std::int64_t count,
+void DeviceStream::add_slices(const float* slices, int ranks, std::int64_t count,
                               float* sums) const {
-  if (count > 0) cuda::add_pieces(pieces, ranks, count, sums, handle());
+  if (count > 0) cuda::add_slices(slices, ranks, count, sums, handle());
 }
 void DeviceStream::record(DeviceEvent& event) const {
   cuda::record_event_of_graph(event.event_.get(), handle());

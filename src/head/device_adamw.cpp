@@ -44,7 +44,7 @@ struct DeviceAdamW::State {
 };
 
 std::size_t DeviceAdamW::bytes(std::span<const std::int64_t> counts) {
-  return cuda::adamw_places(counts).end;
+  return cuda::adamw_offsets(counts).end;
 }
 
 DeviceAdamW::DeviceAdamW(const Context& context, const DeviceAdamWOptions& options,
@@ -58,7 +58,7 @@ DeviceAdamW::DeviceAdamW(const Context& context, const DeviceAdamWOptions& optio
   auto state = std::make_shared<State>();
   state->options = options;
   cuda::AdamWCall& call = state->call;
-  call.places = cuda::adamw_places(counts);
+  call.places = cuda::adamw_offsets(counts);
   state->memory = DeviceBuffer(context, call.places.end);
   call.memory = state->memory.data();
   call.beta1 = static_cast<float>(options.beta1);

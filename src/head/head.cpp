@@ -8,7 +8,7 @@
 #include "head/plan_sizes.h"
 #include "head/shard_plan.h"
 #include "head/validate.h"
-#include "logitless/kept_head.h"
+#include "logitless/saved_head.h"
 
 namespace logitless {
 namespace {
@@ -33,7 +33,7 @@ HeadShape check_inputs(const HeadOptions& options, const HeadInputs& in) {
   require(in.targets.defined(), "targets: expected a tensor, got none");
   require(last_of(in) != 0, "targets: ", describe(in.targets), " has no entries per token");
   require_per_token("targets", in.targets, in.hidden, true, last_of(in));
-  require_vector("vocab_weight", in.vocab_weight, whole_vocab(in.sharding, shape.vocab),
+  require_vector("vocab_weight", in.vocab_weight, global_vocab(in.sharding, shape.vocab),
                  DType::f32);
   return shape;
 }
@@ -135,7 +135,7 @@ HeadCall make_call(const Context& context, const LossPlan& plan, const HeadOptio
   call.in = {.hidden = in.hidden,
              .weight = in.weight,
              .bias = in.bias,
-             .omega = in.vocab_weight,
+             .logit_weights = in.vocab_weight,
              .targets = in.targets,
              .ignore_index = options.ignore_index,
              .sequence = 0};
@@ -153,7 +153,7 @@ TokenOutputs token_outputs(const HeadOutputs& out) {
 }
 
 // Plans the calls; collective if the inputs are sharded. `features()` is called after all checks,
-// and `plan` has the arguments of `plan_alone`.
+// and `plan` has the arguments of `plan_local`.
 template <typename Features, typename Plan>
 LossPlan plan_calls(const HeadOptions& options, const HeadInputs& in, const PlanRequest& request,
                     DeviceKind device, const Features& features, const Plan& plan) {
@@ -174,23 +174,24 @@ LossPlan plan_calls(const HeadOptions& options, const HeadInputs& in, const Plan
 
 auto planner() {
   return [](const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request) {
-    return plan_alone(shape, features, request);
+    return plan_local(shape, features, request);
   };
 }
 auto planner(const Context& context) {
   return [&](const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request) {
-    return plan_alone(context, shape, features, request);
+    return plan_local(context, shape, features, request);
   };
 }
 
 // --- A forward whose exponentials are saved until the backward.
 
 // Features of a saved head: any output but the entropy may have a cotangent.
-HeadFeatures kept_features(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
-                           const HeadGradients& to) {
+HeadFeatures saved_features(const HeadOptions& options, const HeadInputs& in,
+                            const HeadOutputs& out, const HeadGradients& to) {
   if (is_sharded(in.sharding))
     throw Unsupported(
-        "sharding: of words on several ranks nothing is kept from forward to backward; use "
+        "sharding: of vocabulary entries on several ranks nothing is saved from forward to "
+        "backward; use "
         "head_forward and head_backward");
   const HeadFeatures forward = forward_features(options, in, out);
   HeadFeatures f = backward_features(options, in, {}, to);
@@ -201,8 +202,8 @@ HeadFeatures kept_features(const HeadOptions& options, const HeadInputs& in, con
 }
 
 // Features of the backward of a saved head. The plan determines what the forward has saved.
-HeadFeatures kept_features(const LossPlan& plan, const HeadOptions& options, const HeadInputs& in,
-                           const HeadCotangents& g, const HeadGradients& to) {
+HeadFeatures saved_features(const LossPlan& plan, const HeadOptions& options, const HeadInputs& in,
+                            const HeadCotangents& g, const HeadGradients& to) {
   require(!g.entropy.defined(),
           "cotangent of entropy: expected none, since its gradient needs the logits again; use "
           "head_backward");
@@ -216,54 +217,54 @@ HeadFeatures kept_features(const LossPlan& plan, const HeadOptions& options, con
   return f;
 }
 
-void require_kept(const Context& context, const LossPlan& plan) {
+void require_saved(const Context& context, const LossPlan& plan) {
   if (context.device().kind != DeviceKind::cuda)
     throw Unsupported(
-        "context: exp(z) is kept from forward to backward on a GPU; on the CPU use head_forward "
+        "context: exp(z) is saved from forward to backward on a GPU; on the CPU use head_forward "
         "and head_backward");
   require(is_dense_in_one_chunk(plan),
-          "plan: expected one of plan_head_kept, dense with all tokens in one chunk, got ",
+          "plan: expected one of plan_head_saved, dense with all tokens in one chunk, got ",
           name_of(plan.kind), " with chunks of ", plan.chunk_tokens);
 }
 
 }  // namespace
 
-LossPlan plan_head_kept(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
-                        const HeadGradients& gradients, const PlanRequest& request) {
+LossPlan plan_head_saved(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
+                         const HeadGradients& gradients, const PlanRequest& request) {
   const HeadShape shape = check_inputs(options, in);
-  return plan_in_one_chunk(shape, kept_features(options, in, out, gradients), request);
+  return plan_in_one_chunk(shape, saved_features(options, in, out, gradients), request);
 }
 
-LossPlan plan_head_kept(const Context& context, const HeadOptions& options, const HeadInputs& in,
-                        const HeadOutputs& out, const HeadGradients& gradients,
-                        const PlanRequest& request) {
+LossPlan plan_head_saved(const Context& context, const HeadOptions& options, const HeadInputs& in,
+                         const HeadOutputs& out, const HeadGradients& gradients,
+                         const PlanRequest& request) {
   const HeadShape shape = check_inputs(options, in);
-  return plan_in_one_chunk(context, shape, kept_features(options, in, out, gradients), request);
+  return plan_in_one_chunk(context, shape, saved_features(options, in, out, gradients), request);
 }
 
-void head_forward_kept(const Context& context, const LossPlan& plan, const HeadOptions& options,
-                       const HeadInputs& in, const HeadOutputs& out, const HeadGradients& gradients,
-                       const Workspace& workspace) {
-  require_kept(context, plan);
+void head_forward_saved(const Context& context, const LossPlan& plan, const HeadOptions& options,
+                        const HeadInputs& in, const HeadOutputs& out,
+                        const HeadGradients& gradients, const Workspace& workspace) {
+  require_saved(context, plan);
   const HeadShape shape = check_inputs(options, in);
-  const HeadFeatures features = kept_features(options, in, out, gradients);
+  const HeadFeatures features = saved_features(options, in, out, gradients);
   require_own_memory(in, out, gradients.d_weight);
   require_own_memory(in, HeadCotangents{}, gradients);
   HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
   call.gradients = gradients;
-  cuda::head_forward_kept(call, token_outputs(out));
+  cuda::head_forward_saved(call, token_outputs(out));
 }
 
-void head_backward_kept(const Context& context, const LossPlan& plan, const HeadOptions& options,
-                        const HeadInputs& in, const HeadCotangents& cotangents,
-                        const HeadGradients& gradients, const Workspace& workspace) {
-  require_kept(context, plan);
+void head_backward_saved(const Context& context, const LossPlan& plan, const HeadOptions& options,
+                         const HeadInputs& in, const HeadCotangents& cotangents,
+                         const HeadGradients& gradients, const Workspace& workspace) {
+  require_saved(context, plan);
   const HeadShape shape = check_inputs(options, in);
-  const HeadFeatures features = kept_features(plan, options, in, cotangents, gradients);
+  const HeadFeatures features = saved_features(plan, options, in, cotangents, gradients);
   require_own_memory(in, cotangents, gradients);
   HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
   call.gradients = gradients;
-  cuda::head_backward_kept(call, cotangents);
+  cuda::head_backward_saved(call, cotangents);
 }
 
 LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,

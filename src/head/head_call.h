@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "comm/collective_calls.h"
-#include "head/gathered_words.h"
-#include "head/shard_words.h"
+#include "head/gathered_vocab.h"
+#include "head/vocab_shard.h"
 #include "logitless/context.h"
 #include "logitless/head.h"
 #include "logitless/vocab_order.h"
@@ -15,11 +15,11 @@
 namespace logitless {
 
 struct HeadOperands {
-  ConstTensorView hidden;   // [..., D]
-  ConstTensorView weight;   // [V, D]
-  ConstTensorView bias;     // [V], or none
-  ConstTensorView omega;    // [global V], or none for 1: weights of the weighted logit sum
-  ConstTensorView targets;  // [...] or [..., K]
+  ConstTensorView hidden;         // [..., D]
+  ConstTensorView weight;         // [V, D]
+  ConstTensorView bias;           // [V], or none
+  ConstTensorView logit_weights;  // [global V], or none for 1: weights of the weighted logit sum
+  ConstTensorView targets;        // [...] or [..., K]
   std::int64_t ignore_index = -100;
   // Sequence length T: row i has the target of row i + 1, and the last row of each sequence has
   // none. 0: each row has the target of the same index.
@@ -45,14 +45,14 @@ struct FarOperands {
 
 // The communication stream of a GPU, on which exchanges overlap the GEMMs of a call, and the events
 // that order it and the call's stream.
-struct ExchangeLane {
+struct CommStream {
   std::shared_ptr<void> stream;
   std::shared_ptr<void> start;        // the inputs of a chunk exist; the buffer of a slice is free
   std::shared_ptr<void> ready;        // a chunk is computed; a slice has arrived
   std::shared_ptr<void> hidden_done;  // the slices of a chunk's d_hidden are computed
   std::shared_ptr<void> exchanged;    // those slices, or sums of a weight slice, have arrived
-  // i32 [rows]: Sharding::word_table on the device; null: the entries are consecutive.
-  std::shared_ptr<const void> word_table;
+  // i32 [rows]: Sharding::vocab_ids on the device; null: the entries are consecutive.
+  std::shared_ptr<const void> vocab_ids;
   // Exchange memory of the communicator, which replaces the workspace's part for exchanges; null:
   // none. The event is shared by all plans of the group: the last call that received into the
   // memory no longer reads it.
@@ -64,10 +64,10 @@ struct ExchangeLane {
 struct ShardOperands {
   CollectiveCalls* calls = nullptr;     // null: no sharding
   CollectiveCalls* replicas = nullptr;  // null: none
-  ShardWords words{0};                  // the local shard; may be empty, and shape.vocab is 1 then
+  VocabShard vocab{0};                  // the local shard; may be empty, and shape.vocab is 1 then
   bool tokens = false;
-  const ExchangeLane* lane = nullptr;       // on a GPU
-  const GatheredWords* gathered = nullptr;  // null: not gathered. Else shape.vocab is global
+  const CommStream* comm_stream = nullptr;  // on a GPU
+  const GatheredVocab* gathered = nullptr;  // null: not gathered. Else shape.vocab is global
   std::int64_t first_tile = 0, tiles = 0;   // of earlier ranks, and of all
 
   bool sharded() const { return calls != nullptr; }

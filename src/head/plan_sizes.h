@@ -10,21 +10,21 @@ namespace logitless {
 // Sizes of a LossPlan, which documents each of them.
 struct PlanSizes {
   std::int64_t chunk_tokens = 0;
-  std::int64_t slab_vocab = 0;
+  std::int64_t block_vocab = 0;
   std::int64_t stored_vocab = 0;
   int weight_ranges = 0;
   std::int64_t first_tokens = 0;
-  std::int64_t piece_rows = 0;
-  std::int64_t weight_words = 0;
+  std::int64_t slice_rows = 0;
+  std::int64_t weight_vocab = 0;
 };
 inline PlanSizes plan_sizes(const LossPlan& plan) {
   return {.chunk_tokens = plan.chunk_tokens,
-          .slab_vocab = plan.slab_vocab,
+          .block_vocab = plan.block_vocab,
           .stored_vocab = plan.stored_vocab,
           .weight_ranges = plan.weight_ranges,
           .first_tokens = plan.first_tokens,
-          .piece_rows = plan.piece_rows,
-          .weight_words = plan.weight_words};
+          .slice_rows = plan.slice_rows,
+          .weight_vocab = plan.weight_vocab};
 }
 
 // Returns whether a plan fits calls with these features. The strides of d_weight matter only if its

@@ -21,7 +21,7 @@ int ranks_of(const Agreement& plans) { return static_cast<int>(plans.own.size())
 
 }  // namespace
 
-void say_far_field(const PlanRequest& request, PlanDigest& digest) {
+void describe_far_field(const PlanRequest& request, PlanDigest& digest) {
   if (!allows_far(request)) return digest.same("far field", "not asked for");
   digest.same("far field", request.kind.has_value()
                                ? name_of(*request.kind)
@@ -31,7 +31,7 @@ void say_far_field(const PlanRequest& request, PlanDigest& digest) {
   digest.same("sample_every", request.sample_every);
 }
 
-void say_far_plan(const LossPlan& plan, std::int64_t rows, PlanDigest& digest) {
+void describe_far_plan(const LossPlan& plan, std::int64_t rows, PlanDigest& digest) {
   digest.own(kKind, is_far(plan.kind) ? static_cast<std::int64_t>(plan.kind) : kExact);
   digest.own(kRows, rows);
   digest.own(kAuditChunk, plan.audit == nullptr ? -1 : plan.audit->chunk_tokens);
@@ -41,14 +41,14 @@ std::optional<PlanRequest> common_request(const PlanRequest& request, const Agre
   bool same = true;
   std::int64_t most = 0;
   for (int r = 0; r < ranks_of(plans); ++r) {
-    same = same && plans.own_of(r, kKind) == plans.own_of(0, kKind);
-    most = std::max(most, plans.own_of(r, kRows));
+    same = same && plans.local_of(r, kKind) == plans.local_of(0, kKind);
+    most = std::max(most, plans.local_of(r, kRows));
   }
   if (same) return {};
   std::optional<std::int64_t> wanted;
   for (int r = 0; r < ranks_of(plans); ++r) {
-    if (2 * plans.own_of(r, kRows) < most) continue;
-    const std::int64_t kind = plans.own_of(r, kKind);
+    if (2 * plans.local_of(r, kRows) < most) continue;
+    const std::int64_t kind = plans.local_of(r, kKind);
     wanted = wanted.value_or(kind) == kind ? kind : kExact;
   }
   PlanRequest out = request;
@@ -63,11 +63,12 @@ std::optional<PlanRequest> common_request(const PlanRequest& request, const Agre
   return out;
 }
 
-void say_what_was_wanted(const LossPlan& wanted, LossPlan& plan) {
+void describe_request(const LossPlan& wanted, LossPlan& plan) {
   if (is_far(plan.kind)) return;
   for (PlanCandidate candidate : wanted.candidates) {
     if (!is_far(candidate.kind)) continue;
-    if (candidate.possible) candidate.reason = "not the plan of every rank, whose words differ";
+    if (candidate.possible)
+      candidate.reason = "not the plan of every rank, whose vocabulary differs";
     plan.candidates.push_back(std::move(candidate));
   }
 }
@@ -75,7 +76,7 @@ void say_what_was_wanted(const LossPlan& wanted, LossPlan& plan) {
 LossPlan with_common_audit(LossPlan plan, const Agreement& plans, DeviceKind device) {
   if (plan.audit == nullptr) return plan;
   std::int64_t least = plan.audit->chunk_tokens;
-  for (int r = 0; r < ranks_of(plans); ++r) least = std::min(least, plans.own_of(r, kAuditChunk));
+  for (int r = 0; r < ranks_of(plans); ++r) least = std::min(least, plans.local_of(r, kAuditChunk));
   if (plan.features.tokens_sharded) least = std::max<std::int64_t>(least, ranks_of(plans));
   if (least == plan.audit->chunk_tokens) return plan;
   plan.audit = std::make_shared<const LossPlan>(with_chunk(*plan.audit, least, device));

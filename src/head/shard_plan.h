@@ -8,7 +8,7 @@
 
 #include "comm/collective_calls.h"
 #include "comm/digest.h"
-#include "head/gathered_words.h"
+#include "head/gathered_vocab.h"
 #include "head/head_call.h"
 #include "logitless/plan.h"
 #include "logitless/sharding.h"
@@ -25,13 +25,13 @@ struct ShardAgreement {
   std::int64_t first_tile = 0, tiles = 0;
   CollectiveCalls calls;
   std::unique_ptr<CollectiveCalls> replicas;
-  GatheredWords words;                   // of all ranks
-  std::vector<std::int32_t> table = {};  // copy of Sharding::word_table at planning
-  ExchangeLane lane;                     // on a GPU; its stream and events are created by the first
+  GatheredVocab vocab;                   // of all ranks
+  std::vector<std::int32_t> table = {};  // copy of Sharding::vocab_ids at planning
+  CommStream comm_stream;                // on a GPU; its stream and events are created by the first
                                          // call
 };
 
-inline bool is_sharded(const Sharding& sharding) { return sharding.words != nullptr; }
+inline bool is_sharded(const Sharding& sharding) { return sharding.vocab_group != nullptr; }
 inline bool by_columns(const Sharding& sharding) {
   return sharding.weight == WeightSharding::columns;
 }
@@ -44,7 +44,7 @@ void require_device(const Sharding& sharding, DeviceKind device);
 // Returns the columns of the local weight for require_head; -1: those of hidden.
 std::int64_t columns_of(const Sharding& sharding);
 // Returns the size of the global vocabulary; `rows` without sharding.
-std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows);
+std::int64_t global_vocab(const Sharding& sharding, std::int64_t rows);
 // Throws InvalidArgument or Unsupported naming the fault of the sharding. `rows` is the number of
 // local rows of weight.
 void require_sharding(const Sharding& sharding, std::int64_t rows);
@@ -72,7 +72,7 @@ LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,
 void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call);
 
 // Returns the vocabulary entries of the local shard, whose weight has so many rows.
-std::vector<WordRun> words_of(const Sharding& sharding, std::int64_t rows);
+std::vector<VocabRun> vocab_of(const Sharding& sharding, std::int64_t rows);
 
 bool is_planned(const ShardAgreement& agreed, const Sharding& sharding);
 // Throws InvalidArgument unless a plan's agreement (null: none) was made for this sharding.

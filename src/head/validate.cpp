@@ -128,8 +128,8 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
   require(dim >= 1, "hidden: ", describe(hidden), " has no columns");
   require(weight.size(0) >= least_rows, "weight: ", describe(weight), " has no rows");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kVocabTile;
-  require(weight.size(0) <= kMost, "weight: ", weight.size(0), " words are over the limit of ",
-          kMost);
+  require(weight.size(0) <= kMost, "weight: ", weight.size(0),
+          " vocabulary entries are over the limit of ", kMost);
   require_data("hidden", hidden);
   require_data("weight", weight);
   require_vector("bias", bias, weight.size(0), weight.dtype());

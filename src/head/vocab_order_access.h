@@ -18,7 +18,7 @@ struct DeviceCopies {
 };
 
 struct VocabOrder::Data {
-  std::vector<std::int64_t> words;
+  std::vector<std::int64_t> vocab_ids;
   std::vector<std::int32_t> positions;
   std::vector<float> average;
   std::vector<float> share;
@@ -37,7 +37,7 @@ struct VocabOrderAccess {
   using Data = VocabOrder::Data;
   static const Data& of(const VocabOrder& order) { return *order.data_; }
   // Returns the same order, or an empty one, with this share_order.
-  static VocabOrder with_places(const VocabOrder& order, std::vector<std::int32_t> places);
+  static VocabOrder with_positions(const VocabOrder& order, std::vector<std::int32_t> places);
 };
 
 }  // namespace logitless

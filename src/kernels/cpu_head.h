@@ -13,9 +13,9 @@
 
 #include "logitless/dtype.h"
 #include "logitless/head_shape.h"
+#include "math/exact_sum.h"
 #include "math/far_sample.h"
 #include "math/far_sums.h"
-#include "math/wide_sum.h"
 
 namespace logitless {
 
@@ -44,7 +44,7 @@ struct MatrixRows {
 // A target: one (token, vocabulary entry) pair with its own exact coefficient.
 struct SparseEntry {
   std::int32_t token = 0;  // row of the chunk
-  std::int32_t word = 0;
+  std::int32_t vocab_id = 0;
   std::int32_t slot = 0;  // token * targets_per_token + k: index of its logit and coefficient
 };
 
@@ -53,13 +53,13 @@ struct SparseEntry {
 struct SparseTargets {
   const SparseEntry* entries = nullptr;
   const std::int32_t* tile_begin = nullptr;  // [tiles + 1]
-  const std::int32_t* words = nullptr;       // [tokens * K]: entry of each slot, -1: none
+  const std::int32_t* vocab_ids = nullptr;   // [tokens * K]: entry of each slot, -1: none
 };
 
 // Sizes that determine a kernel's scratch layout.
 struct ChunkSizes {
-  std::int64_t tokens = 0;      // most tokens of a chunk
-  std::int64_t slab_vocab = 0;  // multiple of kVocabTile
+  std::int64_t tokens = 0;       // most tokens of a chunk
+  std::int64_t block_vocab = 0;  // multiple of kVocabTile
   // leading entries with exp(z) saved from forward to backward; multiple of kVocabTile
   std::int64_t stored_vocab = 0;
   int threads = 1;
@@ -69,21 +69,21 @@ struct ChunkSizes {
   bool far_forward = false;
   // Most rows of a call that covers a part of the vocabulary, gathered from several ranks. 0: calls
   // cover the full vocabulary.
-  std::int64_t piece_rows = 0;
+  std::int64_t slice_rows = 0;
   // Vocabulary entries of separate d_weight calls. 0: calls cover the full vocabulary.
-  std::int64_t weight_words = 0;
+  std::int64_t weight_vocab = 0;
 };
 
 struct ChunkCommon {
   HeadShape shape;
   const HeadFeatures* features = nullptr;
-  ChunkSizes sizes;              // as laid out in scratch
-  std::int64_t tokens = 0;       // of this chunk, 1 <= tokens <= sizes.tokens
-  int threads = 1;               // at most sizes.threads
-  MatrixRows hidden;             // [tokens, dim]
-  MatrixRows weight;             // [vocab, dim]
-  const float* bias = nullptr;   // [vocab] or null
-  const float* omega = nullptr;  // [vocab] logit weights, or null: 1
+  ChunkSizes sizes;                      // as laid out in scratch
+  std::int64_t tokens = 0;               // of this chunk, 1 <= tokens <= sizes.tokens
+  int threads = 1;                       // at most sizes.threads
+  MatrixRows hidden;                     // [tokens, dim]
+  MatrixRows weight;                     // [vocab, dim]
+  const float* bias = nullptr;           // [vocab] or null
+  const float* logit_weights = nullptr;  // [vocab] logit weights, or null: 1
   SparseTargets targets;
   // scratch_bytes(...), 64-byte aligned, preserved from forward to backward of a chunk
   std::byte* scratch = nullptr;
@@ -100,9 +100,9 @@ struct ForwardChunk : ChunkCommon {
   double* weighted_sum = nullptr;  // optional: sum_j omega_j z_ij
   std::int32_t* argmax = nullptr;  // optional: lowest index of the largest z_ij
   float* best = nullptr;           // with argmax, optional: the largest z_ij
-  // sum_j exp(z_ij) for a vocabulary-parallel head (features.word_ranks), else null. It is built
+  // sum_j exp(z_ij) for a vocabulary-parallel head (features.vocab_ranks), else null. It is built
   // from the sums of tiles of kVocabTile entries, which do not depend on the sharding.
-  WideSum* wide = nullptr;
+  ExactSum* wide = nullptr;
   bool store = false;      // save exp(z) of the first sizes.stored_vocab entries for backward
   bool tile_mass = false;  // save the mass of every tile for far_backward
 };
@@ -121,7 +121,9 @@ struct WeightGradientSink {
   bool accumulate = false;       // the first chunk adds to the output
   bool first_chunk = true;
   bool last_chunk = true;
-  std::int64_t row(std::int64_t word) const { return rows != nullptr ? rows[word] : word; }
+  std::int64_t row(std::int64_t vocab_id) const {
+    return rows != nullptr ? rows[vocab_id] : vocab_id;
+  }
 };
 
 struct HiddenGradientSink {
@@ -186,7 +188,7 @@ struct FarForwardChunk : ForwardChunk {
   // vocabulary; far_forward reads those of the global one.
   float* log2_total = nullptr;
   float tau = 0.0f;
-  double most_kept = 1.0;  // all tiles are selected when more than this part would be
+  double most_selected = 1.0;  // all tiles are selected when more than this part would be
 };
 
 // Backward of a chunk whose forward saved its tile masses P_iJ. A tile is selected for a block of
@@ -195,7 +197,7 @@ struct FarForwardChunk : ForwardChunk {
 // d_bias. `flat` is applied to the full vocabulary at once; coefficients must leave it out.
 struct FarBackwardChunk : BackwardChunk {
   TilePoints points;
-  bool selected = false;  // far_forward has selected the tiles
+  bool preselected = false;  // far_forward has selected the tiles
   float tau = 0.0f;
   const float* log2_total = nullptr;    // [tokens] log2 sum_j exp z_ij
   const float* target_logit = nullptr;  // [tokens * K]
@@ -206,18 +208,18 @@ struct FarBackwardChunk : BackwardChunk {
   // count many times over.
   FarSample sample;
   // All tiles are selected when more than this part would be: skipping would gain nothing.
-  double most_kept = 1.0;
+  double most_selected = 1.0;
   // Rows of d_hidden to save in fp32 for the audit: token t goes to row audit_row[t], unless that
   // is negative.
   const std::int32_t* audit_row = nullptr;  // [tokens] or null
   float* audit = nullptr;                   // [audited, dim]
   // Results.
-  float* bound = nullptr;           // [tokens] |error of d_hidden_i| is at most this
-  double* norm_squared = nullptr;   // [tokens] |d_hidden_i|^2
-  std::int64_t* kept = nullptr;     // (tile, block of tokens) pairs selected: one number, added to
-  std::int64_t* sampled = nullptr;  // sampled pairs, likewise
-  std::int64_t* pairs = nullptr;    // all pairs, likewise
-  FarSampled* of_sample = nullptr;  // errors of the sample's estimates with `selected`, likewise
+  float* bound = nullptr;            // [tokens] |error of d_hidden_i| is at most this
+  double* norm_squared = nullptr;    // [tokens] |d_hidden_i|^2
+  std::int64_t* selected = nullptr;  // (tile, block of tokens) pairs selected: one number, added to
+  std::int64_t* sampled = nullptr;   // sampled pairs, likewise
+  std::int64_t* pairs = nullptr;     // all pairs, likewise
+  FarSampled* of_sample = nullptr;   // errors of the sample's estimates with `selected`, likewise
 };
 
 // Sorts a chunk's tokens so that blocks hold tokens that select similar tiles. It takes two calls,
@@ -225,8 +227,8 @@ struct FarBackwardChunk : BackwardChunk {
 // below kFarKeys for each token. The key is the part of the order with the last tile that the token
 // itself selects, then the mean position of its tiles. Tokens that select none come after all
 // others, then those with a NaN total, so that they do not change the others' blocks.
-inline constexpr std::int32_t kFarClasses = 64, kFarPlaces = 1024;
-inline constexpr std::int32_t kFarKeys = kFarClasses * kFarPlaces + 2;
+inline constexpr std::int32_t kFarClasses = 64, kFarPositions = 1024;
+inline constexpr std::int32_t kFarKeys = kFarClasses * kFarPositions + 2;
 struct FarKeys : ChunkCommon {
   float tau = 0.0f;
   const float* linear = nullptr;      // as in far_backward; null: masses are far_estimate's, with
@@ -238,7 +240,7 @@ struct FarKeys : ChunkCommon {
 // order.
 struct FarMove : ChunkCommon {
   const std::int32_t* from = nullptr;  // [tokens]: token i was token from[i]
-  float* room = nullptr;               // [threads, tokens]
+  float* scratch = nullptr;            // [threads, tokens]
 };
 
 // Reason why something is not supported, or empty: it is.

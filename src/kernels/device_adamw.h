@@ -48,17 +48,17 @@ struct AdamWTotals {
 };
 
 // Layout of the optimizer's memory; offsets in bytes, multiples of 256. Pure.
-struct AdamWPlaces {
+struct AdamWOffsets {
   std::int64_t blocks = 0;  // blocks that tensors are cut into
   std::size_t tensors = 0, cuts = 0, partial = 0, state = 0, end = 0;
 };
-AdamWPlaces adamw_places(std::span<const std::int64_t> counts);
+AdamWOffsets adamw_offsets(std::span<const std::int64_t> counts);
 // Builds the contents of the first `state` bytes of the memory, for `tensors` with the counts of
-// adamw_places.
+// adamw_offsets.
 std::vector<std::byte> adamw_tables(std::span<const AdamWTensor> tensors);
 
 struct AdamWCall {
-  AdamWPlaces places;
+  AdamWOffsets places;
   void* memory = nullptr;  // `places.end` bytes, aligned to 256
   float beta1 = 0.0f, beta2 = 0.0f, keep1 = 0.0f, keep2 = 0.0f;  // keep: 1 - beta
   float epsilon = 0.0f;

@@ -42,7 +42,7 @@ class NcclRank {
 
   // Enqueue. bytes_each is more than 0.
   void all_gather(const void* mine, void* all, std::size_t bytes_each, Stream stream);
-  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each, Stream stream);
+  void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each, Stream stream);
 
   // Calls between the two are enqueued by end_group(); poll ready() after it.
   void begin_group();

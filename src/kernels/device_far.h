@@ -43,14 +43,14 @@ LOGITLESS_HOST_DEVICE inline int block_of_entry(std::uint32_t e) {
 
 // An order of the vocabulary, on the device. Runs of kFarGroup entries of it are groups.
 struct DeviceOrder {
-  const std::int32_t* words = nullptr;      // [vocab] the vocabulary entry at each position
+  const std::int32_t* vocab_ids = nullptr;  // [vocab] the vocabulary entry at each position
   const std::int32_t* positions = nullptr;  // [vocab]
   const float* share = nullptr;             // [vocab] by position, see VocabOrder
   bool identity = false;                    // each entry is its own position
   // With a vocabulary-parallel head, [global vocab]: the global positions that tokens are sorted
   // by. Null: `positions`.
   const std::int32_t* places = nullptr;
-  std::int64_t place_count = 0;
+  std::int64_t position_count = 0;
 };
 
 // Moments of an order's tiles, on the device.
@@ -63,16 +63,16 @@ struct DeviceMoments {
 // Inputs and scratch of the estimates of tile masses.
 struct FarEstimate {
   DeviceMoments moments;
-  float* word_weight = nullptr;  // [vocab] by position: exp(s bias) / its sum over the tile
-  float* log2_base = nullptr;    // [T] log2 sum_j exp(s bias_j)
-  void* mean = nullptr;          // [T, dim] bf16
-  float* along = nullptr;        // [R, dim], R = estimate_rows(tokens) tokens at a time
-  void* squares = nullptr;       // [R, dim] bf16
-  float* forms = nullptr;        // [T, R]
-  float* total = nullptr;        // [padded tokens] log2 of the sum of all estimates
-  float* far_sum = nullptr;      // [padded tokens] the skipped mass, relative to the reference
-  float* constants = nullptr;    // 1, 0, sum of logit weight times bias
-  void* products = nullptr;      // kEstimateBytes of cuBLAS workspace
+  float* target_weight_sum = nullptr;  // [vocab] by position: exp(s bias) / its sum over the tile
+  float* log2_base = nullptr;          // [T] log2 sum_j exp(s bias_j)
+  void* mean = nullptr;                // [T, dim] bf16
+  float* along = nullptr;              // [R, dim], R = estimate_rows(tokens) tokens at a time
+  void* squares = nullptr;             // [R, dim] bf16
+  float* forms = nullptr;              // [T, R]
+  float* total = nullptr;              // [padded tokens] log2 of the sum of all estimates
+  float* far_sum = nullptr;    // [padded tokens] the skipped mass, relative to the reference
+  float* constants = nullptr;  // 1, 0, sum of logit weight times bias
+  void* products = nullptr;    // kEstimateBytes of cuBLAS workspace
 };
 constexpr std::int64_t estimate_rows(std::int64_t tokens) { return tokens < 1024 ? tokens : 1024; }
 inline constexpr std::size_t kEstimateBytes = std::size_t{32} << 20;
@@ -115,7 +115,7 @@ struct FarTokens {
 // order, whose groups stay in place, they fill `groups` alone.
 struct FarArrangement {
   std::int32_t* groups = nullptr;     // [G] the group of the order at each position
-  std::int32_t* words = nullptr;      // [vocab] as in DeviceOrder, like the next two
+  std::int32_t* vocab_ids = nullptr;  // [vocab] as in DeviceOrder, like the next two
   std::int32_t* positions = nullptr;  // [vocab]
   float* share = nullptr;             // [vocab]
   void* centroid = nullptr;           // [T, dim] bf16
@@ -131,14 +131,14 @@ struct FarCall {
   // this maps to.
   const std::int32_t* groups = nullptr;
   float tau = 0.0f;
-  float most_kept = 1.0f;        // all pairs are selected when more than this part would be
-  bool tells_fallback = true;    // and the sums count that as a fallback
-  FarSample sample;              // sample of (group, block) pairs, for d_weight and d_bias
-  std::int64_t slab_words = 0;   // rows gathered at a time: a multiple of 256
-  std::int64_t swept_words = 0;  // the same in the forward: slab_words or more
-  void* gathered = nullptr;      // [those rows, dim] in the dtype of weight; unused with identity
-  float* bias = nullptr;         // [vocab] by position; null: none
-  float* omega = nullptr;        // [vocab] by position; null: 1
+  float most_selected = 1.0f;          // all pairs are selected when more than this part would be
+  bool reports_fallback = true;        // and the sums count that as a fallback
+  FarSample sample;                    // sample of (group, block) pairs, for d_weight and d_bias
+  std::int64_t block_vocab_count = 0;  // rows gathered at a time: a multiple of 256
+  std::int64_t swept_vocab = 0;        // the same in the forward: block_vocab_count or more
+  void* gathered = nullptr;        // [those rows, dim] in the dtype of weight; unused with identity
+  float* bias = nullptr;           // [vocab] by position; null: none
+  float* logit_weights = nullptr;  // [vocab] by position; null: 1
   // Written by the forward: sum_{j in J} 2^(z log2e - reference), times the slope of the softcap.
   float* mass = nullptr;      // [2 G, padded tokens]
   void* centroid = nullptr;   // [T, dim] bf16: sum_j share_j w_j
@@ -194,33 +194,33 @@ void sort_tokens(const ForwardCall& call, const RowCoefficients* rows,
                  std::span<const TokenValues> values);
 
 // Sorts tokens by the position of their first target into `room.slots` [tokens]; those without a
-// target come last. Keys are below token_keys() of vocab, or of place_count.
-void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& room);
+// target come last. Keys are below token_keys() of vocab, or of position_count.
+void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& scratch);
 constexpr std::int64_t token_keys(std::int64_t vocab, std::int64_t tokens) {
   return vocab + tokens + 1;
 }
 // The same for one chunk, roughly, by global positions; counts are chunk_keys().
 void order_chunk_tokens(const ForwardCall& chunk, const DeviceOrder& order,
-                        const TargetOrder& room);
+                        const TargetOrder& scratch);
 // to [tokens of the chunk, dim] = rows of `hidden`, gathered by call.rows.
 void gather_tokens(const ForwardCall& call, const void* hidden, std::int64_t stride, void* to);
 // Scatters the chunk's outputs to the rows of their tokens in `all`.
 void scatter_outputs(const ForwardCall& call, const ForwardCall& all);
 
 // A vocabulary block: positions [`first`, `first + words`). `first` is a multiple of 256; `words`
-// is at most slab_words, or swept_words in the forward.
-struct FarSlab {
+// is at most block_vocab_count, or swept_vocab in the forward.
+struct FarVocabBlock {
   std::int64_t first = 0;
-  std::int64_t words = 0;
+  std::int64_t vocab_count = 0;
 };
-// The outputs of gather_slab besides the rows.
+// The outputs of gather_block besides the rows.
 enum class GatherPart : std::uint8_t { rows, centroids, radii };
 // Gathers rows of weight by position. `centroids` also computes those of its tiles; `radii` also
 // the radius and distance of tiles whose centroids exist. Does nothing where *wanted is 0 (null:
 // always runs). Once tiles are selected it gathers only rows of groups in the list. Returns the
 // rows: far.gathered, or weight itself.
-const void* gather_slab(const ForwardCall& call, const FarSlab& slab, GatherPart part,
-                        const int* wanted);
+const void* gather_block(const ForwardCall& call, const FarVocabBlock& vocab_block, GatherPart part,
+                         const int* wanted);
 // Gathers bias and logit weights by position.
 void gather_vectors(const ForwardCall& call);
 
@@ -236,7 +236,7 @@ void sample_tiles(const ForwardCall& call);
 // Writes block [tokens, T] bf16: alpha P of skipped tiles without the targets' part, 0 of selected
 // ones; columns up to its stride are 0. In a block for `words` (d_weight) a sampled pair has the
 // factor 1 - sample.every, because `every` times its exact gradient is added elsewhere.
-enum class FarBlockFor : std::uint8_t { tokens, words };
+enum class FarBlockFor : std::uint8_t { tokens, vocab };
 void far_block(const BlockCall& call, const LogitBlock& block, FarBlockFor products);
 // bound [tokens]: sum_J |block_iJ| radius_J plus the rounding to 16 bits, of a block for tokens.
 void far_bounds(const BlockCall& call, const LogitBlock& block, float* bound);
@@ -247,7 +247,7 @@ void clear_targets(const BlockCall& call);
 // Writes d_weight of the entries whose group is in no block's list, which the GEMMs of vocabulary
 // blocks leave out. It is share_j of their tile's gradient, plus smoothing, plus targets of a
 // 16-bit d_weight. far.first_position is 0; entries and logit weights are of the full order.
-void put_far_words(const ProductsCall& call);
+void put_far_vocab(const GradientGemmsCall& call);
 
 // d_bias_j (+)= sum over the selected and sampled blocks of the gradients + share_j tile_sum_J,
 // scattered to vocabulary entries.

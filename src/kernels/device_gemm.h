@@ -30,39 +30,39 @@ struct MatrixLayout {
 //   c    s, or gelu(s), or with gelu_gradient s gelu'(aux); gelu by tanh
 //   aux  with gelu: s, written
 //   bias [n], residual [m, n], aux [m, n], in c's dtype
-struct ProductEpilogue {
+struct GemmEpilogue {
   bool bias = false, residual = false, gelu = false, gelu_gradient = false;
   MatrixLayout residual_layout = {}, aux_layout = {};
   std::int64_t bias_alignment = 16;
   bool has_aux() const { return gelu || gelu_gradient; }
   bool any() const { return bias || residual || has_aux(); }
-  bool operator==(const ProductEpilogue&) const = default;
+  bool operator==(const GemmEpilogue&) const = default;
 };
 
 // c[b] (+)= a[b] . b[b]:  a [m, k], b [k, n], c [m, n].
 //   a, b: equal dtypes, f32 | bf16 | f16 | f64; c: f32, bf16 or f16, or f64 of f64
 // Sums are fp32 (f64: f64) and rounded to c's dtype once. f32 operands are multiplied in fp32, not
 // in tf32.
-struct ProductShape {
+struct GemmShape {
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
   MatrixLayout a, b, c;
   bool accumulate = false;
-  ProductEpilogue epilogue = {};
-  bool operator==(const ProductShape&) const = default;
+  GemmEpilogue epilogue = {};
+  bool operator==(const GemmShape&) const = default;
 };
 
 // Device addresses of one run. Null: none.
-struct ProductCall {
+struct GemmCall {
   const void *a = nullptr, *b = nullptr;
   void* c = nullptr;
   const void *bias = nullptr, *residual = nullptr;
   void* aux = nullptr;
-  void* workspace = nullptr;  // product_workspace_bytes(), aligned to 256
+  void* workspace = nullptr;  // gemm_workspace_bytes(), aligned to 256
   Stream stream = nullptr;
 };
 
 // Workspace that the GEMM may use. Pure.
-std::size_t product_workspace_bytes(const ProductShape& shape);
+std::size_t gemm_workspace_bytes(const GemmShape& shape);
 
 // Handles and algorithm of one GEMM on the current device. The algorithm is among those of
 // cuBLASLt's heuristic without atomic sums: the first, or one that was measured to be faster. The
@@ -72,11 +72,11 @@ class Product {
   static constexpr int kBest = -1;
   // Throws Unsupported naming what is missing, and DeviceError. `choice`: index into the
   // heuristic's algorithms, for benchmarks; `algorithm` is empty if there are fewer.
-  explicit Product(const ProductShape& shape, int choice = kBest);
+  explicit Product(const GemmShape& shape, int choice = kBest);
   ~Product();
 
   // Enqueues; neither waits nor allocates, and may be captured into a CUDA graph. Thread-safe.
-  void run(const ProductCall& call) const;
+  void run(const GemmCall& call) const;
   // "cublaslt" or "strided"
   const char* kernel() const;
   // Describes cuBLASLt's algorithm by its own numbers; empty without it.

@@ -27,8 +27,8 @@ struct BlockCall {
   // The chunk's call. Operands and targets are read, and the outputs lse, log_prob and
   // target_logit.
   ForwardCall chunk;
-  std::int64_t first_word = 0;
-  std::int64_t words = 0;
+  std::int64_t vocab_begin = 0;
+  std::int64_t vocab_count = 0;
   LogitBlock block;  // or chunk.ranges; without either: coefficients and factors alone
   const void* weight_rows = nullptr;  // [rows of the block, dim], gathered for chunk.far
   bool from_forward = false;          // the block holds exponentials, relative to chunk.reference
@@ -52,25 +52,25 @@ void prepare_block(const BlockCall& call);
 
 // A chunk's targets sorted by vocabulary entry, then by token.
 struct TargetOrder {
-  std::int32_t* words = nullptr;   // [tokens, K]: rows of weight; kNoWord where there is none
-  std::int32_t* slots = nullptr;   // [tokens, K]: in order
-  std::int32_t* places = nullptr;  // [tokens, K]: the inverse permutation of slots
+  std::int32_t* vocab_ids = nullptr;  // [tokens, K]: rows of weight; kNoVocabId where there is none
+  std::int32_t* slots = nullptr;      // [tokens, K]: in order
+  std::int32_t* places = nullptr;     // [tokens, K]: the inverse permutation of slots
   // [2 (vocab + 2)], for more than kFewTargets: how many targets come before each vocabulary entry
   std::int32_t* counts = nullptr;
 };
-inline constexpr std::int32_t kNoWord = 0x7fffffff;
+inline constexpr std::int32_t kNoVocabId = 0x7fffffff;
 // Up to this many targets are sorted by comparing all pairs, more of them by a counting sort.
 inline constexpr std::int64_t kFewTargets = 16384;
 void order_targets(const ForwardCall& chunk, const TargetOrder& order);
-// Sorts any keys below `bound` (or kNoWord) in `order.words`: slots [count] gets their order.
+// Sorts any keys below `bound` (or kNoVocabId) in `order.words`: slots [count] gets their order.
 // counts [2 (bound + 2)].
 void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound, Stream stream);
 // Targets of a block's vocabulary entries: [begin[j], begin[j + 1]) belong to entry j of the block.
 struct TargetEntries {
-  std::int32_t* begin = nullptr;   // [entries of the block + 1]
-  std::int32_t* words = nullptr;   // [tokens, K]: rows of the full weight, ascending
-  std::int32_t* tokens = nullptr;  // [tokens, K]: rows of hidden
-  float* coefficients = nullptr;   // [tokens, K]
+  std::int32_t* begin = nullptr;      // [entries of the block + 1]
+  std::int32_t* vocab_ids = nullptr;  // [tokens, K]: rows of the full weight, ascending
+  std::int32_t* tokens = nullptr;     // [tokens, K]: rows of hidden
+  float* coefficients = nullptr;      // [tokens, K]
 };
 void list_targets(const BlockCall& block, const TargetOrder& order, const TargetEntries& entries);
 
@@ -100,13 +100,13 @@ struct RunningSums {
 };
 // Bytes of `low` for `words` vocabulary entries: one for each element of their tiles, which come in
 // pairs.
-constexpr std::int64_t running_sum_bytes(std::int64_t words, std::int64_t dim) {
-  return (words + 255) / 256 * 256 * ((dim + 255) / 256 * 256);
+constexpr std::int64_t running_sum_bytes(std::int64_t vocab_count, std::int64_t dim) {
+  return (vocab_count + 255) / 256 * 256 * ((dim + 255) / 256 * 256);
 }
 
 // A vocabulary block of the far field: its selected tiles. d_hidden is accumulated; d_weight is
-// scattered to the vocabulary entries of groups in the list (put_far_words does the others).
-struct FarSlabProducts {
+// scattered to the vocabulary entries of groups in the list (put_far_vocab does the others).
+struct FarBlockGemms {
   const FarCall* call = nullptr;         // null: no far field
   std::int64_t vocab = 0;                // positions of the order
   std::int64_t first_position = 0;       // a multiple of 256
@@ -117,27 +117,27 @@ struct FarSlabProducts {
 //   d_hidden_i = factor_i block_i . weight (+ gamma_i weight_sum) + sum_k coefficient_ik weight_y
 //   d_weight_j = block^T_j . factored_hidden (+ omega_j hidden_sum)
 //                + sum of coefficient * hidden over the entries of j
-struct ProductsCall {
+struct GradientGemmsCall {
   std::int64_t tokens = 0;
-  std::int64_t block_words = 0;
+  std::int64_t block_vocab = 0;
   std::int64_t dim = 0;
   DType dtype = DType::bf16;
   LogitBlock block;
   // Instead of `block`, for all vocabulary entries. Every range but the last may alias the memory
   // of d_weight's rows of the next range, which are written after its last read. Only for a kernel
   // that takes_ranges.
-  WordRanges ranges;
+  VocabRanges ranges;
   const void* weight = nullptr;  // row of the block's first vocabulary entry
   std::int64_t weight_stride = 0;
-  const void* target_weight = nullptr;  // rows of the targets, from first_word on; null: weight
+  const void* target_weight = nullptr;  // rows of the targets, from vocab_begin on; null: weight
   std::int64_t target_stride = 0;
   const void* factored_hidden = nullptr;  // [tokens, dim]: factor_i hidden_i
   std::int64_t factored_stride = 0;
   const void* hidden = nullptr;
   std::int64_t hidden_stride = 0;
   int targets_per_token = 1;
-  const std::int32_t* words = nullptr;  // TargetOrder's, rows of the full weight
-  std::int32_t first_word = 0;          // of the block
+  const std::int32_t* vocab_ids = nullptr;  // TargetOrder's, rows of the full weight
+  std::int32_t vocab_begin = 0;             // of the block
   const float* coefficient = nullptr;
   TargetEntries entries;
   // [many_rows(tokens * K), dim]: result of sum_many_entries for a 16-bit d_weight, which the GEMM
@@ -145,13 +145,13 @@ struct ProductsCall {
   const float* many = nullptr;
   const float* factor = nullptr;
   const RowCoefficients* rows = nullptr;
-  const float* weight_sum = nullptr;  // [dim]: sum_j omega_j weight_j; null: no such term
-  const float* hidden_sum = nullptr;  // [dim]: sum_i gamma_i hidden_i
-  const float* omega = nullptr;       // from the block's first vocabulary entry on; null: 1
+  const float* weight_sum = nullptr;     // [dim]: sum_j omega_j weight_j; null: no such term
+  const float* hidden_sum = nullptr;     // [dim]: sum_i gamma_i hidden_i
+  const float* logit_weights = nullptr;  // from the block's first vocabulary entry on; null: 1
   GradientOutput d_hidden;
   GradientOutput d_weight;
   RunningSums running;  // for a 16-bit d_weight and a kernel that splits_sums
-  FarSlabProducts far;
+  FarBlockGemms far;
   const int* active = nullptr;       // ForwardCall's; null: all tokens are active
   void* kernel_workspace = nullptr;  // the forward call's
   std::size_t kernel_workspace_bytes = 0;
@@ -170,19 +170,19 @@ struct FarForward {
   // Computes all tiles, writes their masses and the outputs.
   void (*all_tiles)(const ForwardCall& call);
   // Computes the tiles of call.far->list alone; the outputs include the estimates of the others.
-  void (*kept_tiles)(const ForwardCall& call);
+  void (*selected_tiles)(const ForwardCall& call);
 };
 
 // Nominal rates of the parts of a plan, for the planner, fitted with bench_head --device cuda
 // (docs/benchmarks.md).
 struct DeviceRates {
   double forward_flops;
-  double product_flops;
+  double gemm_flops;
   double logit_seconds;     // for each exponential that the GEMMs do not hide
   double bytes_per_second;  // for traffic beyond the operands, partly hidden
   double sum_seconds;       // for each element of split sums between chunks, beside their bytes
   double chunk_seconds;     // small kernels and launches
-  double slab_seconds;
+  double block_seconds;
 };
 
 // Entry points of the GEMM kernels for one kind of GPU.
@@ -191,8 +191,8 @@ struct DeviceKernel {
   // The forward saves its logits in its workspace, so gradients need no second GEMM and no
   // exponentials are stored. Otherwise logits are recomputed for blocks that are not stored.
   bool keeps_logits;
-  // Sums a 16-bit d_weight over chunks, or onto its contents, by ProductsCall::running. Otherwise
-  // the sum is fp32 and is rounded at the end.
+  // Sums a 16-bit d_weight over chunks, or onto its contents, by GradientGemmsCall::running.
+  // Otherwise the sum is fp32 and is rounded at the end.
   bool splits_sums;
   // Takes the exponentials of the forward in ranges of the vocabulary.
   bool takes_ranges;
@@ -216,10 +216,10 @@ struct DeviceKernel {
   void (*gradient_block)(const BlockCall& call);
   // Returns the device address of the scale of its blocks of gradients; null: 1.
   const float* (*block_unscale)(const ForwardCall& chunk);
-  void (*gradient_products)(const ProductsCall& call);
+  void (*gradient_gemms)(const GradientGemmsCall& call);
   // Bytes of kernel_workspace for a chunk and blocks of at most so many vocabulary entries; null:
   // all.
-  std::size_t (*products_bytes)(std::int64_t tokens, std::int64_t dim, std::int64_t words);
+  std::size_t (*gemms_bytes)(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
   // Sets up what a thread needs once and must not set up during graph capture. Null: nothing.
   void (*prepare)();
 };
@@ -252,15 +252,16 @@ void sum_columns(const ColumnSumCall& call);
 // which is unique to the entry.
 inline constexpr int kFewEntries = 8;
 constexpr std::int64_t many_rows(std::int64_t slots) { return slots / (kFewEntries + 1) + 1; }
-void sum_many_entries(const ProductsCall& call, float* many);
+void sum_many_entries(const GradientGemmsCall& call, float* many);
 // d_weight_j (fp32) += sum of coefficient * hidden over the entries of j.
-void add_weight_targets(const ProductsCall& call);
+void add_weight_targets(const GradientGemmsCall& call);
 // d_bias[j] += sum of the coefficients of the entries of j.
-void add_bias_targets(const TargetEntries& entries, std::int64_t words, float* d_bias,
+void add_bias_targets(const TargetEntries& entries, std::int64_t vocab_count, float* d_bias,
                       Stream stream);
 // d_bias[j] += omega_j sum_i gamma_i.
-void add_bias_smoothing(const RowCoefficients* rows, std::int64_t tokens, const float* omega,
-                        std::int64_t words, float* d_bias, Stream stream);
+void add_bias_smoothing(const RowCoefficients* rows, std::int64_t tokens,
+                        const float* logit_weights, std::int64_t vocab_count, float* d_bias,
+                        Stream stream);
 
 // out [rows, columns] = 0.
 void clear_gradient(const GradientOutput& out, std::int64_t rows, std::int64_t columns,

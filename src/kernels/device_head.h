@@ -81,7 +81,7 @@ struct ForwardShape {
   bool entropy = false;
   bool weighted_sum = false;
   bool argmax = false;
-  bool gradients = false;  // gradient_products is called afterwards
+  bool gradients = false;  // gradient_gemms is called afterwards
 };
 
 // Exponentials or gradients of the logits of a chunk, [tokens, `words`], in the dtype of hidden.
@@ -94,14 +94,16 @@ struct LogitBlock {
 
 // A block that is split over several memories. Range r holds the vocabulary entries [first[r],
 // first[r + 1]) as a LogitBlock [tokens, its entries]. Ranges begin at multiples of 256.
-inline constexpr int kMostWordRanges = 8;
-struct WordRanges {
+inline constexpr int kMaxVocabRanges = 8;
+struct VocabRanges {
   int count = 0;  // 0: no ranges, one block
-  std::int32_t first[kMostWordRanges + 1] = {};
-  void* data[kMostWordRanges] = {};
+  std::int32_t first[kMaxVocabRanges + 1] = {};
+  void* data[kMaxVocabRanges] = {};
 
-  LOGITLESS_HOST_DEVICE std::int64_t words(int r) const { return first[r + 1] - first[r]; }
-  LOGITLESS_HOST_DEVICE std::int64_t stride(int r) const { return (words(r) + 255) / 256 * 256; }
+  LOGITLESS_HOST_DEVICE std::int64_t vocab_count(int r) const { return first[r + 1] - first[r]; }
+  LOGITLESS_HOST_DEVICE std::int64_t stride(int r) const {
+    return (vocab_count(r) + 255) / 256 * 256;
+  }
 };
 
 struct FarCall;  // device_far.h
@@ -117,15 +119,15 @@ struct ForwardOperands {
   std::int64_t hidden_stride = 0;
   const void* weight = nullptr;
   std::int64_t weight_stride = 0;
-  const float* bias = nullptr;   // [vocab]; -inf masks a vocabulary entry
-  const float* omega = nullptr;  // [vocab]: logit weights of weighted_sum; null: 1
-  std::int64_t first_word = 0;   // token id of row 0 of weight
-  // [vocab], ascending: the token id of each row of weight; null: first_word + row. Only for a
+  const float* bias = nullptr;           // [vocab]; -inf masks a vocabulary entry
+  const float* logit_weights = nullptr;  // [vocab]: logit weights of weighted_sum; null: 1
+  std::int64_t vocab_begin = 0;          // token id of row 0 of weight
+  // [vocab], ascending: the token id of each row of weight; null: vocab_begin + row. Only for a
   // kernel with target_logits.
-  const std::int32_t* word_table = nullptr;
-  std::int64_t whole_vocab = 0;   // size of the global vocabulary; 0: vocab
+  const std::int32_t* vocab_ids = nullptr;
+  std::int64_t global_vocab = 0;  // size of the global vocabulary; 0: vocab
   const void* targets = nullptr;  // [all tokens, K], i32 or i64
-  bool wide_targets = false;      // i64
+  bool int64_targets = false;     // i64
   std::int64_t ignore_index = -100;
   std::int64_t first_token = 0;  // row of targets for row 0 of the chunk
   // [all tokens] the token of each row of the calls; null: the identity
@@ -141,7 +143,7 @@ struct ForwardOperands {
   const float* given_logits = nullptr;
 
   LOGITLESS_HOST_DEVICE std::int64_t vocab_of_targets() const {
-    return whole_vocab > 0 ? whole_vocab : shape.vocab;
+    return global_vocab > 0 ? global_vocab : shape.vocab;
   }
 };
 
@@ -164,11 +166,11 @@ struct ForwardOutputs {
 
 // Values that the forward saves for the gradients.
 struct StoredBlock {
-  // exp(z) of the first stored_words (a multiple of 256, or vocab): block = 2^(z log2e -
+  // exp(z) of the first stored_vocab (a multiple of 256, or vocab): block = 2^(z log2e -
   // reference), times the slope of the softcap. 0: none.
-  std::int64_t stored_words = 0;
+  std::int64_t stored_vocab = 0;
   LogitBlock block;
-  WordRanges ranges;           // if count > 0, replaces block for the full vocabulary
+  VocabRanges ranges;          // if count > 0, replaces block for the full vocabulary
   float* reference = nullptr;  // [padded_tokens]: exponents of the block; null: not wanted
   // [padded_tokens / 256 + 1]: 1 if the 256 tokens have a target; the last: 1 if any token has.
   // Null: not wanted.
@@ -187,6 +189,8 @@ inline constexpr std::uint64_t kNoBadTarget = ~std::uint64_t{0};
 constexpr std::int64_t padded_tokens(std::int64_t tokens) {
   return tokens <= 256 ? 256 : (tokens + 255) / 256 * 256;
 }
-constexpr std::int64_t padded_words(std::int64_t words) { return (words + 255) / 256 * 256; }
+constexpr std::int64_t padded_vocab(std::int64_t vocab_count) {
+  return (vocab_count + 255) / 256 * 256;
+}
 
 }  // namespace logitless::cuda

@@ -114,9 +114,9 @@ struct HeadTargetsCall {
   std::int64_t tokens = 0, vocab = 0;
   bool has_ignored = false;
   std::int64_t ignored = 0;
-  const float* d_logit = nullptr;  // [tokens]; null: no gradients
-  std::int64_t* words = nullptr;   // [tokens], written
-  float* deltas = nullptr;         // [tokens], written: d_logit, or 0
+  const float* d_logit = nullptr;     // [tokens]; null: no gradients
+  std::int64_t* vocab_ids = nullptr;  // [tokens], written
+  float* deltas = nullptr;            // [tokens], written: d_logit, or 0
   Stream stream = nullptr;
 };
 void head_targets(const HeadTargetsCall& call);

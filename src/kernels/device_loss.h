@@ -39,7 +39,7 @@ struct LossCall {
   float* loss = nullptr;               // one, or [tokens] with reduction none; null: not wanted
   bool argmax = false;                 // the forward calls compute it: `correct` is counted
   // [tokens] int64 copy of the forward's argmax; null: not wanted
-  std::int64_t* wide_argmax = nullptr;
+  std::int64_t* int64_argmax = nullptr;
   bool finishes = true;  // finish_loss of the local tokens alone follows
   // Sum of sum_shares over the sequence-parallel ranks; null: all tokens are local.
   const double* shares = nullptr;

@@ -15,8 +15,8 @@ struct OrderCall {
   const float* average = nullptr;  // [vocab] finite, >= 0
   std::int64_t per_stratum = 0;    // entries in each stratum but the last: a multiple of 128
   std::uint64_t seed = 0;
-  std::int32_t* words = nullptr;  // [vocab], out: the vocabulary entry at each position
-  void* workspace = nullptr;      // order_workspace_bytes(vocab, dim), aligned to 256
+  std::int32_t* vocab_ids = nullptr;  // [vocab], out: the vocabulary entry at each position
+  void* workspace = nullptr;          // order_workspace_bytes(vocab, dim), aligned to 256
   Stream stream = nullptr;
 };
 // 20 bytes a vocabulary entry, 3 KiB a column, and about 12 bytes an entry for sorting.
@@ -24,7 +24,7 @@ std::size_t order_workspace_bytes(std::int64_t vocab, std::int64_t dim);
 // Sorts the vocabulary by average into strata. Each stratum is bisected repeatedly in the middle,
 // in full tiles, along the first principal direction of its rows. Deterministic. Waits for the
 // device at each level. Throws DeviceError.
-void order_words(const OrderCall& call);
+void order_vocab(const OrderCall& call);
 
 // Moments of an order's tiles, and the caution of each (logitless/vocab_order.h).
 struct MomentsCall {

@@ -51,7 +51,7 @@ class PeerCopies {
   // Enqueue. The destination is in mapped memory, at the same offset on all ranks; the source is
   // anywhere.
   void all_gather(const void* mine, void* all, std::size_t bytes_each, Stream stream) const;
-  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+  void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
                   Stream stream) const;
 
   // Returns true if the last exchange is done; a graph may have launched it.
@@ -72,13 +72,13 @@ class PeerCopies {
     std::vector<Memory> of_rank;  // null: not mapped
   };
   static Memory of_this_process(std::uint64_t address);
-  enum Meeting { kReady, kDone };
+  enum Barrier { kReady, kDone };
 
   void try_flags() const;
 
   const Part* part_of(const void* address, std::size_t bytes) const;
-  std::size_t flag_of(int rank, Meeting meeting, int from) const;
-  void meet(Meeting meeting, Stream stream) const;
+  std::size_t flag_of(int rank, Barrier barrier, int from) const;
+  void wait_for_peers(Barrier barrier, Stream stream) const;
   void exchange(const void* mine, std::size_t step, void* to, std::size_t bytes_each,
                 Stream stream) const;
   void close(Part& part) noexcept;

@@ -26,33 +26,33 @@ void forward_nothing(const ForwardCall& chunk);
 // This rank's part of a chunk of sequence-parallel tokens. hidden [step, dim], in the dtype of
 // `all`, and targets [step, K] are its tokens [first, first + count), padded with rows of 0 without
 // a target. A target out of range is noted in all.bad_target.
-struct OwnTokens {
+struct LocalTokens {
   std::int64_t first = 0, count = 0, step = 0;
   const std::int32_t* rows = nullptr;  // [all tokens] their order; null: the identity
   void* hidden = nullptr;
   std::int64_t* targets = nullptr;
 };
-void copy_own_tokens(const ForwardCall& all, const OwnTokens& own);
+void copy_local_tokens(const ForwardCall& all, const LocalTokens& own);
 
 // values_of_rows [rows] = values[table[row]] for each row of `table`.
-void take_words(const float* values, const std::int32_t* table, std::int64_t rows,
+void take_vocab(const float* values, const std::int32_t* table, std::int64_t rows,
                 float* values_of_rows, Stream stream);
 
-// Fills table [ranks * each] with token ids: row i of rank r is first_words[r] + i.
-struct FirstWords {
+// Fills table [ranks * each] with token ids: row i of rank r is vocab_begins[r] + i.
+struct VocabBegins {
   int ranks = 0;
   std::int32_t of[64] = {};
 };
-void number_words(const FirstWords& first_words, std::int64_t each, std::int32_t* table,
+void number_vocab(const VocabBegins& vocab_begins, std::int64_t each, std::int32_t* table,
                   Stream stream);
 
 // Sums shards [ranks, count] over ranks and rounds them to `out` [rows, columns]: the local step of
 // a reduce-scatter. columns is a multiple of 4; count is at least rows * columns.
-void round_pieces(const float* pieces, int ranks, std::int64_t count, std::int64_t rows,
+void round_slices(const float* slices, int ranks, std::int64_t count, std::int64_t rows,
                   std::int64_t columns, const GradientOutput& out, Stream stream);
 
 // sums [count] = sum over ranks of [ranks, count].
-void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums, Stream stream);
-void add_pieces(const double* pieces, int ranks, std::int64_t count, double* sums, Stream stream);
+void add_slices(const float* slices, int ranks, std::int64_t count, float* sums, Stream stream);
+void add_slices(const double* slices, int ranks, std::int64_t count, double* sums, Stream stream);
 
 }  // namespace logitless::cuda

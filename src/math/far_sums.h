@@ -23,7 +23,7 @@ struct FarSampled {
 };
 
 struct FarSums {
-  std::int64_t kept;      // selected pairs of tiles (on a GPU groups of them) and blocks of tokens
+  std::int64_t selected;  // selected pairs of tiles (on a GPU groups of them) and blocks of tokens
   std::int64_t sampled;   // skipped pairs sampled by FarSample
   std::int64_t pairs;     // all pairs of blocks with a token that counts
   std::int64_t fallback;  // chunks that selected everything

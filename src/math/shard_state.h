@@ -13,26 +13,26 @@
 #include <cmath>
 #include <cstdint>
 
+#include "math/exact_sum.h"
 #include "math/host_device.h"
 #include "math/lse_state.h"
-#include "math/wide_sum.h"
 
 namespace logitless {
 
 // Statistics of one rank's vocabulary shard; the default is that of an empty one.
 struct ShardState {
-  float exponent = 0.0f;          // e_r, integral
-  float sum = 0.0f;               // s_r: sum_j 2^(z_j log2e - e_r)
-  double entropy = 0.0;           // E_r: sum_j x_j log2 x_j of x_j = 2^(z_j log2e - e_r)
-  double weighted = 0.0;          // m_r: sum_j w_j z_j
-  float best = -INFINITY;         // largest logit
-  std::int32_t word = INT32_MAX;  // its global vocabulary id, the lowest of equal ones
+  float exponent = 0.0f;              // e_r, integral
+  float sum = 0.0f;                   // s_r: sum_j 2^(z_j log2e - e_r)
+  double entropy = 0.0;               // E_r: sum_j x_j log2 x_j of x_j = 2^(z_j log2e - e_r)
+  double weighted = 0.0;              // m_r: sum_j w_j z_j
+  float best = -INFINITY;             // largest logit
+  std::int32_t vocab_id = INT32_MAX;  // its global vocabulary id, the lowest of equal ones
 };
 
 // A rank's record of a token. `wide` is the sum that lse is computed from: the same bits for any
 // number of ranks.
 struct TokenRecord {
-  WideSum wide;
+  ExactSum wide;
   ShardState state;
 };
 
@@ -57,9 +57,9 @@ LOGITLESS_HOST_DEVICE inline void merge_into(ShardState& all, const ShardState& 
     all.exponent = top;
   }
   all.weighted += part.weighted;
-  if (part.best > all.best || (part.best == all.best && part.word < all.word)) {
+  if (part.best > all.best || (part.best == all.best && part.vocab_id < all.vocab_id)) {
     all.best = part.best;
-    all.word = part.word;
+    all.vocab_id = part.vocab_id;
   }
 }
 
@@ -70,7 +70,7 @@ struct MergedState {
   double entropy = 0.0;  // sum_j x_j log2 x_j of x_j = 2^(z_j log2e - exponent)
   double weighted = 0.0;
   float best = -INFINITY;
-  std::int32_t word = INT32_MAX;
+  std::int32_t vocab_id = INT32_MAX;
 
   // -inf where all entries are masked.
   LOGITLESS_HOST_DEVICE double lse() const { return (exponent + log2(sum)) * kLn2; }
@@ -107,9 +107,9 @@ LOGITLESS_HOST_DEVICE MergedState merge_shards(int ranks, const State& state) {
         all.entropy += entropy_against(all.exponent, s.exponent, s.sum, s.entropy) * factor;
     }
     all.weighted += s.weighted;
-    if (s.best > all.best || (s.best == all.best && s.word < all.word)) {
+    if (s.best > all.best || (s.best == all.best && s.vocab_id < all.vocab_id)) {
       all.best = s.best;
-      all.word = s.word;
+      all.vocab_id = s.vocab_id;
     }
   }
   return all;

@@ -152,9 +152,9 @@ class Drawing {
     if (chart.end > x.most) x.most = chart.end;
     if (chart.most_y > y.most) y.most = chart.most_y;
     // Labels of marks are above the curves.
-    const bool words = std::any_of(chart.marks.begin(), chart.marks.end(),
-                                   [](const Mark& m) { return !m.horizontal; });
-    const double room = chart.y.logarithmic ? 0.0 : (words ? 0.12 : 0.05) * (y.most - y.least);
+    const bool labelled = std::any_of(chart.marks.begin(), chart.marks.end(),
+                                      [](const Mark& m) { return !m.horizontal; });
+    const double room = chart.y.logarithmic ? 0.0 : (labelled ? 0.12 : 0.05) * (y.most - y.least);
     y.most += room;
     if (!chart.y.from_zero) y.least -= room;
     x = widened(x, chart.x);
@@ -214,8 +214,8 @@ class Drawing {
     out_ += std::string("<line class=\"") + css + "\" x1=\"" + place(x1) + "\" y1=\"" + place(y1) +
             "\" x2=\"" + place(x2) + "\" y2=\"" + place(y2) + "\"/>\n";
   }
-  void words(double x, double y, const char* anchor, const std::string& text,
-             const char* more = "") {
+  void draw_text(double x, double y, const char* anchor, const std::string& text,
+                 const char* more = "") {
     out_ += "<text x=\"" + place(x) + "\" y=\"" + place(y) + "\" text-anchor=\"" + anchor + "\"" +
             more + ">" + escaped(text) + "</text>\n";
   }
@@ -223,21 +223,21 @@ class Drawing {
   void axes() {
     for (const double at : ticks(y_.least, y_.most, chart_.y.unit, chart_.y.logarithmic)) {
       line("grid", kLeft, y_(at), kWidth - kRight, y_(at));
-      words(kLeft - 8.0, y_(at) + 4.0, "end", text_of(at, chart_.y.unit));
+      draw_text(kLeft - 8.0, y_(at) + 4.0, "end", text_of(at, chart_.y.unit));
     }
     for (const double at : ticks(x_.least, x_.most, chart_.x.unit, chart_.x.logarithmic)) {
       line("grid", x_(at), top_, x_(at), bottom_);
       // A centred last label would exceed the drawing.
       const bool last = x_(at) > kWidth - kRight - 24.0;
-      words(last ? kWidth - 4.0 : x_(at), bottom_ + 16.0, last ? "end" : "middle",
-            text_of(at, chart_.x.unit));
+      draw_text(last ? kWidth - 4.0 : x_(at), bottom_ + 16.0, last ? "end" : "middle",
+                text_of(at, chart_.x.unit));
     }
     line("axis", kLeft, bottom_, kWidth - kRight, bottom_);
     line("axis", kLeft, top_, kLeft, bottom_);
-    words((kLeft + kWidth - kRight) / 2.0, bottom_ + 36.0, "middle", chart_.x.name);
+    draw_text((kLeft + kWidth - kRight) / 2.0, bottom_ + 36.0, "middle", chart_.x.name);
     const std::string middle = place((top_ + bottom_) / 2.0);
-    words(16.0, (top_ + bottom_) / 2.0, "middle", chart_.y.name,
-          (" transform=\"rotate(-90 16 " + middle + ")\"").c_str());
+    draw_text(16.0, (top_ + bottom_) / 2.0, "middle", chart_.y.name,
+              (" transform=\"rotate(-90 16 " + middle + ")\"").c_str());
   }
 
   // Thins very many points: returns the lowest and the highest of each run.
@@ -316,7 +316,7 @@ class Drawing {
       const double y = y_(mark.at);
       if (!(y >= top_ && y <= bottom_)) return;
       line("mark", kLeft, y, kWidth - kRight, y);
-      words(kWidth - kRight - 6.0, y - 5.0, "end", mark.text, " class=\"words\"");
+      draw_text(kWidth - kRight - 6.0, y - 5.0, "end", mark.text, " class=\"words\"");
       return;
     }
     const double x = x_(mark.at);
@@ -329,8 +329,8 @@ class Drawing {
       if (text.least < other.most && other.least < text.most) return;  // avoids overlapping labels
     }
     written_.push_back(text);
-    words(right ? x - 6.0 : x + 6.0, top_ + 14.0, right ? "end" : "start", mark.text,
-          " class=\"words\"");
+    draw_text(right ? x - 6.0 : x + 6.0, top_ + 14.0, right ? "end" : "start", mark.text,
+              " class=\"words\"");
   }
 };
 

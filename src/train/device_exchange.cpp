@@ -8,8 +8,8 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-std::size_t bucket_bytes(const RankPieces& pieces) {
-  const std::size_t bytes = pieces.longest_bucket() * sizeof(float);
+std::size_t bucket_bytes(const RankPartition& partitions) {
+  const std::size_t bytes = partitions.longest_bucket() * sizeof(float);
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
@@ -20,24 +20,24 @@ std::byte* rounded_at(void* rounded, std::size_t element) {
 
 }  // namespace
 
-std::size_t DeviceExchange::bytes(const RankPieces& pieces) {
-  if (pieces.ranks() == 1) return 0;
-  return bucket_bytes(pieces) +
-         (static_cast<std::size_t>(pieces.ranks()) + 1) * sizeof(DeviceAdamWTotals);
+std::size_t DeviceExchange::bytes(const RankPartition& partitions) {
+  if (partitions.ranks() == 1) return 0;
+  return bucket_bytes(partitions) +
+         (static_cast<std::size_t>(partitions.ranks()) + 1) * sizeof(DeviceAdamWTotals);
 }
 
 DeviceExchange::DeviceExchange(const Context& context, const DeviceStream& stream,
-                               const RankPieces& pieces, Communicator* ranks)
-    : stream_(stream), pieces_(pieces), ranks_(pieces.ranks() > 1 ? ranks : nullptr) {
+                               const RankPartition& partitions, Communicator* ranks)
+    : stream_(stream), slices_(partitions), ranks_(partitions.ranks() > 1 ? ranks : nullptr) {
   if (alone()) return;
   lane_ = std::make_unique<Lane>(Lane{DeviceStream(context, true), DeviceEvent(context)});
-  totals_ = bucket_bytes(pieces);
-  memory_ = DeviceBuffer(context, bytes(pieces));
+  totals_ = bucket_bytes(partitions);
+  memory_ = DeviceBuffer(context, bytes(partitions));
 }
 
 std::vector<std::size_t> DeviceExchange::of_first(const std::vector<std::size_t>& mine) const {
   if (alone()) return mine;
-  std::vector<std::size_t> all(mine.size() * static_cast<std::size_t>(pieces_.ranks()));
+  std::vector<std::size_t> all(mine.size() * static_cast<std::size_t>(slices_.ranks()));
   ranks_->all_gather_host(mine.data(), all.data(), mine.size() * sizeof(std::size_t));
   all.resize(mine.size());
   return all;
@@ -46,14 +46,15 @@ std::vector<std::size_t> DeviceExchange::of_first(const std::vector<std::size_t>
 void DeviceExchange::add_gradients(float* gradients, std::span<const std::size_t> order,
                                    std::span<const DeviceEvent> whole) const {
   if (alone()) return;
-  const auto mine = static_cast<std::size_t>(pieces_.rank());
+  const auto mine = static_cast<std::size_t>(slices_.rank());
   const DeviceStream& lane = lane_->stream;
   for (const std::size_t number : order) {
-    const Bucket& b = pieces_.buckets()[number];
+    const Bucket& b = slices_.buckets()[number];
     lane.follow(whole[number]);
-    ranks_->all_to_all(gradients + b.begin, memory_.data(), b.piece * sizeof(float), lane.handle());
-    lane.add_pieces(memory_.as<float>(), pieces_.ranks(), static_cast<std::int64_t>(b.piece),
-                    gradients + b.begin + mine * b.piece);
+    ranks_->all_to_all(gradients + b.begin, memory_.data(), b.partition * sizeof(float),
+                       lane.handle());
+    lane.add_slices(memory_.as<float>(), slices_.ranks(), static_cast<std::int64_t>(b.partition),
+                    gradients + b.begin + mine * b.partition);
   }
   lane.record(lane_->added);
   stream_.follow(lane_->added);
@@ -61,53 +62,54 @@ void DeviceExchange::add_gradients(float* gradients, std::span<const std::size_t
 
 void DeviceExchange::share_totals() const {
   if (alone()) return;
-  ranks_->all_gather(own_totals(), own_totals() + 1, sizeof(DeviceAdamWTotals), stream_.handle());
+  ranks_->all_gather(local_totals(), local_totals() + 1, sizeof(DeviceAdamWTotals),
+                     stream_.handle());
 }
 
 void DeviceExchange::share_values(float* masters, void* rounded) const {
   if (alone()) return;
-  const auto mine = static_cast<std::size_t>(pieces_.rank());
-  for (const Bucket& b : pieces_.buckets()) {
-    const std::size_t own = b.begin + mine * b.piece;
+  const auto mine = static_cast<std::size_t>(slices_.rank());
+  for (const Bucket& b : slices_.buckets()) {
+    const std::size_t own = b.begin + mine * b.partition;
     if (b.use.rounded)
-      ranks_->all_gather(rounded_at(rounded, own), rounded_at(rounded, b.begin), 2 * b.piece,
+      ranks_->all_gather(rounded_at(rounded, own), rounded_at(rounded, b.begin), 2 * b.partition,
                          stream_.handle());
     if (b.use.master)
-      ranks_->all_gather(masters + pieces_.master_at(own), masters + pieces_.master_at(b.begin),
-                         b.piece * sizeof(float), stream_.handle());
+      ranks_->all_gather(masters + slices_.master_at(own), masters + slices_.master_at(b.begin),
+                         b.partition * sizeof(float), stream_.handle());
   }
 }
 
 void DeviceExchange::gather(const Bucket& bucket, const float* owned, std::span<float> to) const {
-  const std::size_t bytes = bucket.piece * sizeof(float);
+  const std::size_t bytes = bucket.partition * sizeof(float);
   const float* all = owned;
   if (!alone()) {
     ranks_->all_gather(owned, memory_.data(), bytes, stream_.handle());
     all = memory_.as<float>();
   }
   if (to.empty()) return;
-  for (std::size_t r = 0; r < static_cast<std::size_t>(pieces_.ranks()); ++r)
-    stream_.copy(to.data() + bucket.begin + r * bucket.stride, all + r * bucket.piece, bytes);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(slices_.ranks()); ++r)
+    stream_.copy(to.data() + bucket.begin + r * bucket.stride, all + r * bucket.partition, bytes);
 }
 
 void DeviceExchange::gather(const float* owned, std::span<float> to) const {
-  for (const auto* buckets : {&pieces_.buckets(), &pieces_.own_buckets()})
+  for (const auto* buckets : {&slices_.buckets(), &slices_.local_buckets()})
     for (const Bucket& b : *buckets) gather(b, owned + b.owned, to);
   if (!alone()) ranks_->wait(stream_.handle(), kRanksLimit);
   stream_.wait();
 }
 
 void DeviceExchange::gather_masters(const float* masters, std::span<float> to) const {
-  for (const Bucket& b : pieces_.buckets()) {
+  for (const Bucket& b : slices_.buckets()) {
     if (!b.use.master) gather(b, masters + b.owned, to);
   }
-  const auto mine = static_cast<std::size_t>(pieces_.rank());
-  for (const Bucket& b : pieces_.own_buckets())
-    gather(b, masters + pieces_.master_at(b.begin + mine * b.stride), to);
+  const auto mine = static_cast<std::size_t>(slices_.rank());
+  for (const Bucket& b : slices_.local_buckets())
+    gather(b, masters + slices_.master_at(b.begin + mine * b.stride), to);
   if (!to.empty()) {
     const std::span<float> whole =
-        to.subspan(pieces_.master_begin(), pieces_.shared_end() - pieces_.master_begin());
-    stream_.copy(whole.data(), masters + pieces_.owned_before_masters(), whole.size_bytes());
+        to.subspan(slices_.master_begin(), slices_.shared_end() - slices_.master_begin());
+    stream_.copy(whole.data(), masters + slices_.owned_before_masters(), whole.size_bytes());
   }
   if (!alone()) ranks_->wait(stream_.handle(), kRanksLimit);
   stream_.wait();
@@ -117,7 +119,7 @@ void DeviceExchange::meet() const {
   stream_.wait();
   if (alone()) return;
   const std::byte mine{};
-  std::vector<std::byte> all(static_cast<std::size_t>(pieces_.ranks()));
+  std::vector<std::byte> all(static_cast<std::size_t>(slices_.ranks()));
   ranks_->all_gather_host(&mine, all.data(), 1);
 }
 

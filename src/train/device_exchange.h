@@ -10,7 +10,7 @@
 #include "logitless/communicator.h"
 #include "logitless/device.h"
 #include "logitless/device_adamw.h"
-#include "train/rank_pieces.h"
+#include "train/rank_partition.h"
 
 namespace logitless::train {
 
@@ -19,28 +19,28 @@ namespace logitless::train {
 class DeviceExchange {
  public:
   // Returns the bytes of device memory it takes, without the communicator's buffers.
-  static std::size_t bytes(const RankPieces& pieces);
+  static std::size_t bytes(const RankPartition& partitions);
 
   // `ranks`: null for one rank. All three references must outlive this.
-  DeviceExchange(const Context& context, const DeviceStream& stream, const RankPieces& pieces,
-                 Communicator* ranks);
+  DeviceExchange(const Context& context, const DeviceStream& stream,
+                 const RankPartition& partitions, Communicator* ranks);
 
   bool alone() const { return ranks_ == nullptr; }
   // Broadcasts the numbers of rank 0; all ranks pass equally many. Collective, between the hosts.
   std::vector<std::size_t> of_first(const std::vector<std::size_t>& mine) const;
-  // Reduce-scatter: the local shards of `gradients` (RankPieces::here_end() elements) become sums
-  // over ranks, added in the order of ranks. Other shards keep their values. Buckets are exchanged
-  // in `order`, which is the same on all ranks, each after its event whole[bucket]. The exchanges
-  // run on a communication stream, so that they overlap the computation of later buckets. Work
-  // enqueued afterwards on the main stream waits for all of them.
+  // Reduce-scatter: the local shards of `gradients` (RankPartition::local_end() elements) become
+  // sums over ranks, added in the order of ranks. Other shards keep their values. Buckets are
+  // exchanged in `order`, which is the same on all ranks, each after its event whole[bucket]. The
+  // exchanges run on a communication stream, so that they overlap the computation of later buckets.
+  // Work enqueued afterwards on the main stream waits for all of them.
   void add_gradients(float* gradients, std::span<const std::size_t> order,
                      std::span<const DeviceEvent> whole) const;
   // The totals of this rank, and those of all ranks, [ranks], after share_totals().
-  DeviceAdamWTotals* own_totals() const { return memory_.as<DeviceAdamWTotals>(totals_); }
-  const DeviceAdamWTotals* all_totals() const { return own_totals() + 1; }
+  DeviceAdamWTotals* local_totals() const { return memory_.as<DeviceAdamWTotals>(totals_); }
+  const DeviceAdamWTotals* all_totals() const { return local_totals() + 1; }
   void share_totals() const;
-  // All-gather: each rank's shards of `masters` and `rounded` (laid out as in RankPieces) go to all
-  // ranks that read the whole tensor.
+  // All-gather: each rank's shards of `masters` and `rounded` (laid out as in RankPartition) go to
+  // all ranks that read the whole tensor.
   void share_values(float* masters, void* rounded) const;
   // Gathers the shards `owned` of all ranks into the host set `to`. Collective, though `to` may be
   // empty.
@@ -59,7 +59,7 @@ class DeviceExchange {
   void gather(const Bucket& bucket, const float* owned, std::span<float> to) const;
 
   const DeviceStream& stream_;
-  const RankPieces& pieces_;
+  const RankPartition& slices_;
   Communicator* const ranks_;
   struct Lane {
     DeviceStream stream;

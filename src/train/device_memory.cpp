@@ -38,7 +38,7 @@ std::size_t total_bytes(const std::vector<MemoryItem>& items) {
   return total;
 }
 
-std::string why_no_room(const std::vector<MemoryItem>& items, std::size_t free_bytes) {
+std::string why_no_memory(const std::vector<MemoryItem>& items, std::size_t free_bytes) {
   const std::size_t total = total_bytes(items);
   if (total <= free_bytes) return {};
   std::string list;

@@ -38,6 +38,6 @@ std::size_t total_bytes(const std::vector<MemoryItem>& items);
 
 // Returns "", or why a run does not fit: its items, their sum, the free memory, and options that
 // help.
-std::string why_no_room(const std::vector<MemoryItem>& items, std::size_t free_bytes);
+std::string why_no_memory(const std::vector<MemoryItem>& items, std::size_t free_bytes);
 
 }  // namespace logitless::train

@@ -19,7 +19,7 @@
 #include "train/device_exchange.h"
 #include "train/device_memory.h"
 #include "train/gradient_buckets.h"
-#include "train/rank_pieces.h"
+#include "train/rank_partition.h"
 #include "train/read_ahead.h"
 #include "train/tensor_set.h"
 
@@ -43,14 +43,14 @@ struct DeviceModel {
   };
   CompiledProgram step, loss, logits;
   std::vector<Tensor> parameters;
-  RankPieces pieces{{}, {}};  // of the parameters, made from uses()
+  RankPartition partitions{{}, {}};  // of the parameters, made from uses()
   // The communicator of `pieces`.ranks() ranks, for device memory; null for one rank.
   Communicator* ranks = nullptr;
   int gpu = 0;  // its index
   std::vector<Constant> constants;
   std::size_t far_bytes = 0;  // of the head given to use(), for the statement
-  // The sharded heads of `step` and `loss`, where `pieces` has own_rows(); they outlive the
-  // DeviceSteps. `logits` then has own_rows().each vocabulary entries.
+  // The sharded heads of `step` and `loss`, where `pieces` has local_rows(); they outlive the
+  // DeviceSteps. `logits` then has local_rows().each vocabulary entries.
   HeadOverRanks *step_head = nullptr, *loss_head = nullptr;
   std::int64_t accumulate = 1;  // micro-batches to a step
   DeviceAdamWOptions adamw;
@@ -147,12 +147,12 @@ class DeviceSteps {
   void enqueue_update_of_ranks() const;
   static std::size_t kind(bool first, bool last) { return (first ? 1U : 0U) + (last ? 2U : 0U); }
   // Returns the pinned buffer of validation and sampling, once its last copy is done.
-  Slot& own_slot();
+  Slot& local_slot();
   void send(Slot& slot);
   void put_words(const Slot& slot, const Batch& batch) const;
 
   const Context& context_;
-  const RankPieces pieces_;
+  const RankPartition slices_;
   std::int64_t accumulate_, rows_;
   Inputs inputs_;
   DeviceStream stream_;
@@ -166,7 +166,7 @@ class DeviceSteps {
   std::vector<std::size_t> exchanged_;  // order of the exchanged buckets, equal on all ranks
   std::array<DeviceGraph, 4> graphs_;
   FarFieldHead* far_ = nullptr;
-  std::vector<Slot> slots_;  // the reader's slots, and own_slot()
+  std::vector<Slot> slots_;  // the reader's slots, and local_slot()
   std::vector<ReportSlot> reports_;
   std::int64_t started_ = 0, finished_ = 0;
   std::optional<ReadAhead> reader_;  // reads into slots_

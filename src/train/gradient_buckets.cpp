@@ -4,12 +4,13 @@
 
 namespace logitless::train {
 
-GradientBuckets::GradientBuckets(const RankPieces& pieces)
-    : buckets_of_(pieces.layout().counts.size()), tensors_in_(pieces.buckets().size()) {
-  const TensorLayout& layout = pieces.layout();
-  for (std::size_t b = 0; b < pieces.buckets().size(); ++b) {
-    const Bucket& bucket = pieces.buckets()[b];
-    const std::size_t end = bucket.begin + static_cast<std::size_t>(pieces.ranks()) * bucket.piece;
+GradientBuckets::GradientBuckets(const RankPartition& partitions)
+    : buckets_of_(partitions.layout().counts.size()), tensors_in_(partitions.buckets().size()) {
+  const TensorLayout& layout = partitions.layout();
+  for (std::size_t b = 0; b < partitions.buckets().size(); ++b) {
+    const Bucket& bucket = partitions.buckets()[b];
+    const std::size_t end =
+        bucket.begin + static_cast<std::size_t>(partitions.ranks()) * bucket.partition;
     for (std::size_t t = 0; t < layout.counts.size(); ++t) {
       const std::size_t first = layout.offsets[t], last = first + layout.counts[t];
       if (first >= end || last <= bucket.begin) continue;

@@ -6,13 +6,13 @@
 #include <functional>
 #include <vector>
 
-#include "train/rank_pieces.h"
+#include "train/rank_partition.h"
 
 namespace logitless::train {
 
 class GradientBuckets {
  public:
-  explicit GradientBuckets(const RankPieces& pieces);
+  explicit GradientBuckets(const RankPartition& partitions);
 
   // Marks the begin of a last micro-batch.
   void begin();

@@ -5,7 +5,7 @@
 
 #include "logitless/communicator.h"
 #include "logitless/memory.h"
-#include "train/rank_pieces.h"
+#include "train/rank_partition.h"
 
 namespace logitless::train {
 
@@ -22,7 +22,7 @@ struct RankTotals {
 class HostExchange {
  public:
   // `ranks`: null for one rank. Both must outlive this.
-  HostExchange(const RankPieces& pieces, Communicator* ranks);
+  HostExchange(const RankPartition& partitions, Communicator* ranks);
 
   // Reduce-scatter: this rank's shards of the gradients become sums over ranks, added in the order
   // of ranks. Other shards keep their values.
@@ -30,12 +30,12 @@ class HostExchange {
   // All-gather: each rank's shards of the set go to all ranks, except the rows of a sharded head.
   void share(const TensorSet& set) const;
   // All-gathers those rows, for checkpoints and exports.
-  void share_own_rows(const TensorSet& set) const;
+  void share_local_rows(const TensorSet& set) const;
   // Returns the sums over ranks, added in their order, and the greatest note.
   RankTotals sum(const RankTotals& mine) const;
 
  private:
-  const RankPieces& pieces_;
+  const RankPartition& slices_;
   Communicator* const ranks_;
   Buffer received_;  // receive buffer of a bucket
 };

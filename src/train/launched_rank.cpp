@@ -83,7 +83,7 @@ std::string job_of(const Reader& read, const Launcher& launcher) {
 
 LaunchedRank read_rank(const Reader& read, const Launcher& launcher, int size) {
   LaunchedRank found;
-  found.said_by = launcher.size;
+  found.output_of = launcher.size;
   found.size = size;
   found.rank = read.number(launcher.rank, 0, size - 1);
   found.job = job_of(read, launcher);

@@ -12,7 +12,7 @@ struct LaunchedRank {
   int on_host = -1;  // index on its host; -1: the launcher does not give it
   std::string host;  // address and port of rank 0
   int port = 0;
-  std::string said_by;  // the variable that gives the size
+  std::string output_of;  // the variable that gives the size
   std::string job =
       {};  // name of the run, if the launcher gives it; ranks of other runs have others
 };

@@ -12,7 +12,7 @@ namespace logitless::train {
 namespace {
 
 constexpr const char* kPrefix = "model.";
-constexpr const char* kWords = "embed_tokens.weight";
+constexpr const char* kVocabCount = "embed_tokens.weight";
 constexpr const char* kCos = "rope.cos";
 constexpr const char* kSin = "rope.sin";
 
@@ -47,7 +47,8 @@ class Llama : public Model {
     };
     const std::int64_t dim = config_.dim, size = config_.head_size;
     const std::int64_t q = config_.heads * size, kv = config_.kv_heads * size;
-    list.push_back({std::string(kPrefix) + kWords, {config_.vocab, dim}, 0.0, config_.deviation});
+    list.push_back(
+        {std::string(kPrefix) + kVocabCount, {config_.vocab, dim}, 0.0, config_.deviation});
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
       const std::string h = layer_name(layer);
       norm(h + "input_layernorm", dim);
@@ -89,7 +90,7 @@ class Llama : public Model {
   }
 
   std::string head() const override {
-    return config_.tied_head ? std::string(kPrefix) + kWords : kHeadWeight;
+    return config_.tied_head ? std::string(kPrefix) + kVocabCount : kHeadWeight;
   }
 
   std::string config_text() const override {
@@ -99,7 +100,7 @@ class Llama : public Model {
   }
 
   FileNames file_names() const override {
-    FileNames names{kPrefix, true, kWords, {}};
+    FileNames names{kPrefix, true, kVocabCount, {}};
     for (std::int64_t layer = 0; layer < config_.layers; ++layer)
       names.ignored.push_back(fmt::format("layers.{}.self_attn.rotary_emb.inv_freq", layer));
     return names;
@@ -114,8 +115,8 @@ class Llama : public Model {
  private:
   Value embedded(Network& net) const {
     const Scope scope = net.scope("embedding");
-    const Value words = take(net.master(std::string(kPrefix) + kWords), net.tokens());
-    return cast(reshape(words, {net.rows(), config_.dim}), config_.activations);
+    const Value vocab_ids = take(net.master(std::string(kPrefix) + kVocabCount), net.tokens());
+    return cast(reshape(vocab_ids, {net.rows(), config_.dim}), config_.activations);
   }
 
   // Maps x [N, in] -> [N, out]. Parameters are named `prefix` + `name`, values `name`, in the

@@ -97,8 +97,8 @@ Value Network::logits(Value hidden) {
              {.contract_a = {1}, .contract_b = {1}, .f32_result = true});
 }
 
-void Network::set_head_words(std::int64_t words) {
-  shapes_[model_.head()] = {words, model_.sizes().dim};
+void Network::set_head_vocab(std::int64_t vocab_count) {
+  shapes_[model_.head()] = {vocab_count, model_.sizes().dim};
 }
 
 void Network::add_gradients(Value loss) {
@@ -141,12 +141,12 @@ Graph build_loss(const Model& model, const Dim& batch, const Dim& length, Weight
 }
 
 Graph build_logits(const Model& model, const Dim& batch, const Dim& length, Weights weights,
-                   std::int64_t head_words) {
+                   std::int64_t head_vocab) {
   if (!length.is_constant())
     throw InvalidArgument(fmt::format("length: expected a number, got {}", length.text()));
   Graph graph(model.type() + "_logits");
   Network network(graph, model, batch, length, weights);
-  if (head_words > 0) network.set_head_words(head_words);
+  if (head_vocab > 0) network.set_head_vocab(head_vocab);
   const Value last = graph.parameter("last", DType::i64, {batch});
   const Value rows = graph.iota({batch}, 0) * static_cast<double>(length.value()) + last;
   graph.result("logits", network.logits(take(network.hidden(), rows)));

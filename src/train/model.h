@@ -53,7 +53,7 @@ struct ModelSizes {
 struct FileNames {
   std::string prefix;
   bool written = false;              // export with the prefix
-  std::string words;                 // the token embedding, without the prefix
+  std::string token_embedding;       // the token embedding, without the prefix
   std::vector<std::string> ignored;  // buffers such as masks, without the prefix
 };
 
@@ -117,7 +117,7 @@ class Network {
   // Returns logits f32 [rows, vocab] of hidden [rows, dim].
   Value logits(Value hidden);
   // Sets the number of rows of the head's weight, a vocabulary shard.
-  void set_head_words(std::int64_t words);
+  void set_head_vocab(std::int64_t vocab_count);
   Value hidden() { return model_.hidden(*this); }
   // Adds a result d_NAME for each parameter; it includes the gradient of the rounded copy.
   void add_gradients(Value loss);
@@ -157,9 +157,9 @@ Graph build_loss(const Model& model, const Dim& batch, const Dim& length,
 
 // Builds the logits for sampling. Further input:
 //   last  i64 [batch]   position of the last token of each row; later tokens have no effect
-// Result: logits f32 [batch, vocab] of the next token. With `head_words` above 0 the head's weight
+// Result: logits f32 [batch, vocab] of the next token. With `head_vocab` above 0 the head's weight
 // is a shard with that many entries, and so are the logits.
 Graph build_logits(const Model& model, const Dim& batch, const Dim& length,
-                   Weights weights = Weights::masters, std::int64_t head_words = 0);
+                   Weights weights = Weights::masters, std::int64_t head_vocab = 0);
 
 }  // namespace logitless::train

@@ -71,11 +71,11 @@ void Trainer::start_device() {
   model.loss =
       within_budget(build_loss(*model_, options_.batch, train_.length(), Weights::rounded));
   model.logits =
-      within_budget(build_logits(*model_, 1, train_.length(), Weights::rounded, words_of_logits()));
+      within_budget(build_logits(*model_, 1, train_.length(), Weights::rounded, vocab_of_logits()));
   for (const Parameter& p : list_)
     model.parameters.push_back({p.name, rounded_name(p.name), p.is_matrix()});
-  make_pieces(model.uses());
-  model.pieces = *pieces_;
+  make_partitions(model.uses());
+  model.partitions = *slices_;
   if (shards_head()) {
     const std::size_t arena =
         std::max({model.step.arena_bytes(), model.loss.arena_bytes(), model.logits.arena_bytes()});
@@ -112,7 +112,7 @@ void Trainer::put_on_device(const TensorSet& m, const TensorSet& v) {
 }
 
 const TensorSet& Trainer::values() const {
-  device_ ? device_->get_values(values_) : exchange_->share_own_rows(values_);
+  device_ ? device_->get_values(values_) : exchange_->share_local_rows(values_);
   return values_;
 }
 

@@ -13,7 +13,7 @@
 #include "core/printable.h"
 #include "logitless/device.h"
 #include "logitless/error.h"
-#include "train/rank_pieces.h"
+#include "train/rank_partition.h"
 
 namespace logitless::train {
 namespace {
@@ -195,7 +195,7 @@ int ProcessRank::gpu() const {
 std::string ProcessRank::gpu_missing() const {
   if (launched_.on_host < 0 && !sees_one_gpu())
     return fmt::format("expected LOCAL_RANK, which GPU is this process's, since {} is {}",
-                       launched_.said_by, size());
+                       launched_.output_of, size());
   const std::string missing = logitless::gpu_missing(gpu());
   if (!missing.empty()) return fmt::format("{} ranks want a GPU each: {}", size(), missing);
   return nccl_missing();

@@ -28,9 +28,9 @@ namespace logitless::train {
 namespace {
 
 std::string written(const std::optional<Tokenizer>& tokenizer,
-                    const std::vector<std::int64_t>& words) {
-  if (!tokenizer) return fmt::format("{}", fmt::join(words, " "));
-  return tokenizer->decode({words.begin(), words.end()});
+                    const std::vector<std::int64_t>& vocab_ids) {
+  if (!tokenizer) return fmt::format("{}", fmt::join(vocab_ids, " "));
+  return tokenizer->decode({vocab_ids.begin(), vocab_ids.end()});
 }
 
 void write_sample(const RunOptions& o, const RunData& data, Trainer& trainer, RunReport& report) {
@@ -41,14 +41,14 @@ void write_sample(const RunOptions& o, const RunData& data, Trainer& trainer, Ru
     prompt.assign(window.begin(),
                   window.begin() + std::min<std::ptrdiff_t>(kPrompt, std::ssize(window)));
   } else {
-    std::vector<std::int32_t> words = data.tokenizer->before_text();
-    data.tokenizer->encode(o.prompt, words);
-    prompt.assign(words.begin(), words.end());
+    std::vector<std::int32_t> vocab_ids = data.tokenizer->before_text();
+    data.tokenizer->encode(o.prompt, vocab_ids);
+    prompt.assign(vocab_ids.begin(), vocab_ids.end());
   }
   SampleOptions sample;
   sample.temperature = o.temperature;
   sample.top_k = o.top_k;
-  sample.words = data.tokenizer ? data.tokenizer->vocab() : 0;
+  sample.vocab_count = data.tokenizer ? data.tokenizer->vocab() : 0;
   sample.seed = o.seed;
   report.gap = data.tokenizer ? "" : " ";
   report.prompt = written(data.tokenizer, prompt);
@@ -68,7 +68,7 @@ DeviceChoice device_of(const RunOptions& options, const ProcessRank* process) {
   return choice;
 }
 
-void say_device(const DeviceChoice& choice, int gpu, const Say& say) {
+void log_device(const DeviceChoice& choice, int gpu, const Say& say) {
   if (choice.kind == DeviceKind::cuda) {
     use_gpu(gpu);
     ContextOptions options;
@@ -193,9 +193,9 @@ Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& re
 
 // Runs one rank. Rank 0 prints, logs and writes files; the others run the same steps.
 RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const RunData& data,
-                   const Seat& seat, const Say& say_of_first) {
+                   const Seat& seat, const Say& log_of_first) {
   const bool first = seat.rank() == 0;
-  const Say say = first ? say_of_first : [](std::string_view) {};
+  const Say say = first ? log_of_first : [](std::string_view) {};
   RunReport report;
   report.type = data.model->type();
   report.model = data.model->sizes();
@@ -277,7 +277,7 @@ RunReport run_process(const RunOptions& options, const Say& say, ProcessRank& pr
   if (process.rank() == 0) check_files(options);
   const DeviceChoice choice = device_of(options, &process);
   process.agree({{"device", choice.kind == DeviceKind::cuda ? "cuda" : "cpu"}});
-  say_device(choice, process.gpu(), say);
+  log_device(choice, process.gpu(), say);
   std::optional<RunData> data;
   const auto read = [&] { data = read_data(options, say, process.rank() == 0); };
   if (options.has_shards()) {
@@ -300,7 +300,7 @@ RunReport run_training(const RunOptions& options, const Say& say, ProcessRank* p
                        *process);
   check_files(options);
   const DeviceChoice choice = device_of(options, nullptr);
-  say_device(choice, 0, say);
+  log_device(choice, 0, say);
   const RunData data = read_data(options, say);
   return options.ranks == 1 ? run_rank(options, choice, data, {}, say)
                             : run_threads(options, choice, data, say);

@@ -51,7 +51,7 @@ std::string log_of(const std::string& checkpoint) {
 }
 
 RunLog::RunLog(std::string path, std::string before, const Say& say)
-    : path_(std::move(path)), before_(std::move(before)), say_(say) {}
+    : path_(std::move(path)), before_(std::move(before)), message_(say) {}
 
 RunLog::~RunLog() {
   if (descriptor_ >= 0) ::close(descriptor_);
@@ -64,7 +64,7 @@ void RunLog::begin(std::int64_t first_step, Json header) {
 
 void RunLog::fail(const std::string& why) {
   if (!std::exchange(failed_, true))
-    say_(fmt::format("the log '{}' cannot be written: {}; the run goes on", path_, why));
+    message_(fmt::format("the log '{}' cannot be written: {}; the run goes on", path_, why));
 }
 
 // Writes a new file and renames it over the old one, so that a crash never loses the log.
@@ -110,9 +110,9 @@ Json to_json(const FarFieldReport& far) {
           {"audits", far.audits},
           {"orders", far.refreshes},
           {"last_error", far.audits > 0 ? Json(far.last_error) : Json(nullptr)},
-          {"worst_kept_error", far.worst_kept_error},
+          {"worst_accepted_error", far.worst_accepted_error},
           {"tau", far.tau},
-          {"mean_kept", far.mean_kept}};
+          {"mean_selected", far.mean_selected}};
 }
 
 Json to_json(const TrainMemory& memory) {

@@ -42,7 +42,7 @@ class RunLog {
   void fail(const std::string& why);
 
   std::string path_, before_;
-  const Say& say_;
+  const Say& message_;
   std::int64_t first_step_ = 0;
   Json header_;  // pending
   bool begun_ = false;

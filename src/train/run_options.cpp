@@ -153,7 +153,7 @@ void refuse_together(const std::set<std::string>& given, const char* one,
 
 }  // namespace
 
-ModelPtr RunOptions::make_model(std::int64_t words) const {
+ModelPtr RunOptions::make_model(std::int64_t vocab_count) const {
   if (llama) {
     LlamaConfig result = *llama;
     result.tied_head = result.tied_head && !untied;
@@ -164,7 +164,7 @@ ModelPtr RunOptions::make_model(std::int64_t words) const {
   if (!model.empty()) {
     result = gpt_preset(model);
   } else {
-    result.vocab = words;
+    result.vocab = vocab_count;
     result.dim = dim;
     result.heads = heads;
     result.layers = layers;

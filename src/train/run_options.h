@@ -77,7 +77,7 @@ struct RunOptions {
   // Returns model_type of config.json.
   std::string model_type() const { return llama ? llama->type : "gpt2"; }
   // Makes the model. `words`: the vocabulary size of the text's tokenizer.
-  ModelPtr make_model(std::int64_t words) const;
+  ModelPtr make_model(std::int64_t vocab_count) const;
   TrainOptions train_options() const;
   std::int64_t tokens_of_step() const { return batch * accumulate * ranks * length; }
   std::int64_t steps_between_validations() const;

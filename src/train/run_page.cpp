@@ -274,7 +274,7 @@ std::string far_section(const RunRecord& r) {
     if (!s.far) continue;
     last = &*s.far;
     const auto at = static_cast<double>(s.step);
-    if (last->steps > last->dense_steps) kept.points.push_back({at, 100.0 * last->mean_kept});
+    if (last->steps > last->dense_steps) kept.points.push_back({at, 100.0 * last->mean_selected});
     if (last->steps > 0)
       dense.points.push_back(
           {at, 100.0 * static_cast<double>(last->dense_steps) / static_cast<double>(last->steps)});

@@ -9,7 +9,7 @@
 
 #include "logitless/device.h"
 #include "logitless/error.h"
-#include "train/rank_pieces.h"
+#include "train/rank_partition.h"
 
 namespace logitless::train {
 namespace {

@@ -165,7 +165,7 @@ class Reader {
       f.dense_steps = whole(far, "dense_steps");
       f.repeated_steps = whole(far, "repeated_steps");
       f.orders = whole(far, "orders");
-      f.mean_kept = real(far, "mean_kept");
+      f.mean_selected = real(far, "mean_selected");
       if (!field(far, "last_error").is_null()) f.last_error = real(far, "last_error");
     }
     record_.steps.push_back(std::move(s));

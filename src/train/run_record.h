@@ -13,7 +13,7 @@ namespace logitless::train {
 struct RunRecord {
   struct Far {  // counts since the head was created
     std::int64_t steps = 0, dense_steps = 0, repeated_steps = 0, orders = 0;
-    double mean_kept = 0.0;
+    double mean_selected = 0.0;
     std::optional<double> last_error = {};  // none before the first audit
   };
   struct Step {

@@ -26,18 +26,18 @@ std::size_t Trainer::head_parameter() const {
   return static_cast<std::size_t>(at - list_.begin());
 }
 
-std::int64_t Trainer::words_of_logits() const {
+std::int64_t Trainer::vocab_of_logits() const {
   const ModelSizes sizes = model_->sizes();
-  return shards_head() ? RankPieces::rows_of_each(sizes.vocab, sizes.dim, ranks()) : 0;
+  return shards_head() ? RankPartition::rows_of_each(sizes.vocab, sizes.dim, ranks()) : 0;
 }
 
 HeadOverRanks Trainer::head_over_ranks(const CompiledProgram& program, const Context& context,
                                        std::size_t taken) const {
-  const OwnRows& rows = *pieces_->own_rows();
+  const LocalRows& rows = *slices_->local_rows();
   Sharding sharding;
-  sharding.words = options_.ranks;
+  sharding.vocab_group = options_.ranks;
   sharding.vocab = model_->sizes().vocab;
-  sharding.first_word = rows.first;
+  sharding.vocab_begin = rows.first;
   sharding.tokens = true;
   std::size_t budget = options_.memory_budget;
   if (budget > 0) budget = budget > taken ? budget - taken : 1;

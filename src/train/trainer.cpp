@@ -82,22 +82,22 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
     start_device();
     return;
   }
-  make_pieces(std::vector<ParameterUse>(list_.size()));
-  m_ = TensorSet(pieces_->layout());
-  v_ = TensorSet(pieces_->layout());
-  gradients_ = TensorSet(pieces_->layout());
+  make_partitions(std::vector<ParameterUse>(list_.size()));
+  m_ = TensorSet(slices_->layout());
+  v_ = TensorSet(slices_->layout());
+  gradients_ = TensorSet(slices_->layout());
   tokens_.resize(static_cast<std::size_t>(options_.batch * train_.length()));
   targets_.resize(tokens_.size());
 
   Pointers gradients = {{"loss", &loss_}};
   for (std::size_t i = 0; i < list_.size(); ++i) {
-    gradients["d_" + list_[i].name] = gradients_.all().data() + pieces_->first_here(i);
+    gradients["d_" + list_[i].name] = gradients_.all().data() + slices_->local_begin(i);
   }
   if (shards_head() && options_.accumulate > 1) {
     const std::int64_t dim = model_->sizes().dim;
-    own_gradient_ =
-        Buffer(static_cast<std::size_t>(pieces_->own_rows()->each * dim) * sizeof(float));
-    gradients["d_" + model_->head()] = own_gradient_.data();
+    local_gradient_ =
+        Buffer(static_cast<std::size_t>(slices_->local_rows()->each * dim) * sizeof(float));
+    gradients["d_" + model_->head()] = local_gradient_.data();
   }
   step_ =
       compiled(build_step(*model_, options_.batch, train_.length()), gradients, added_gradients());
@@ -112,11 +112,12 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
 
 Trainer::~Trainer() = default;
 
-void Trainer::make_pieces(std::vector<ParameterUse> uses) {
-  if (shards_head()) uses[head_parameter()].own_row = static_cast<std::size_t>(model_->sizes().dim);
-  pieces_.emplace(counts_of(list_), uses, rank(), ranks(), options_.bucket);
-  exchange_.emplace(*pieces_, options_.ranks.get());
-  values_ = TensorSet(pieces_->layout());
+void Trainer::make_partitions(std::vector<ParameterUse> uses) {
+  if (shards_head())
+    uses[head_parameter()].local_row = static_cast<std::size_t>(model_->sizes().dim);
+  slices_.emplace(counts_of(list_), uses, rank(), ranks(), options_.bucket);
+  exchange_.emplace(*slices_, options_.ranks.get());
+  values_ = TensorSet(slices_->layout());
   for (std::size_t i = 0; i < list_.size(); ++i) initialise(list_[i], i, options_.seed, values_[i]);
 }
 
@@ -149,7 +150,7 @@ Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others,
   Pointers pointers = {
       {"tokens", tokens_.data()}, {"targets", targets_.data()}, {"inverse_count", &inverse_count_}};
   for (std::size_t i = 0; i < list_.size(); ++i)
-    pointers[list_[i].name] = values_.all().data() + pieces_->first_here(i);
+    pointers[list_[i].name] = values_.all().data() + slices_->local_begin(i);
   for (PositionTable& table : tables_) pointers[table.name] = table.values.data();
   for (const auto& [name, pointer] : others) pointers[name] = pointer;
   Runner runner{within_budget(graph, std::move(added)), {}, {}};
@@ -206,11 +207,11 @@ void Trainer::run_step() {
   } else {
     run(step_, step_head_ ? &*step_head_ : nullptr);
   }
-  if (own_gradient_.bytes() == 0) return;
-  const auto count = static_cast<std::size_t>(pieces_->own_rows()->count * model_->sizes().dim);
+  if (local_gradient_.bytes() == 0) return;
+  const auto count = static_cast<std::size_t>(slices_->local_rows()->count * model_->sizes().dim);
   const std::span<float> sums =
-      gradients_.all().subspan(pieces_->first_here(head_parameter()), count);
-  const auto* const own = own_gradient_.as<const float>();
+      gradients_.all().subspan(slices_->local_begin(head_parameter()), count);
+  const auto* const own = local_gradient_.as<const float>();
   for (std::size_t i = 0; i < count; ++i) sums[i] += own[i];
 }
 
@@ -256,7 +257,7 @@ StepResult Trainer::step(int note) {
 
   std::vector<std::span<const float>> gradients;
   std::vector<AdamWSlot> slots;
-  for (const OwnedSlice& s : pieces_->slices()) {
+  for (const OwnedSlice& s : slices_->slices()) {
     const auto of = [&](const TensorSet& set) { return set.all().subspan(s.at, s.count); };
     gradients.emplace_back(of(gradients_));
     slots.push_back({of(values_), gradients.back(), of(m_), of(v_), list_[s.tensor].is_matrix()});
@@ -322,21 +323,22 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
   if (prompt.empty()) throw InvalidArgument("prompt: expected at least one word, got none");
   const auto length = static_cast<std::size_t>(train_.length());
   prompt_.resize(length);
-  logits_.resize(static_cast<std::size_t>(shards_head() ? words_of_logits() * ranks()
+  logits_.resize(static_cast<std::size_t>(shards_head() ? vocab_of_logits() * ranks()
                                                         : model_->sizes().vocab));
   // The logits of this rank's vocabulary shard.
   const std::span<float> own =
       shards_head()
-          ? std::span(logits_).subspan(static_cast<std::size_t>(rank() * words_of_logits()),
-                                       static_cast<std::size_t>(words_of_logits()))
+          ? std::span(logits_).subspan(static_cast<std::size_t>(rank() * vocab_of_logits()),
+                                       static_cast<std::size_t>(vocab_of_logits()))
           : std::span(logits_);
   if (!device_ && !logits_runner_) {
     logits_runner_ =
-        compiled(build_logits(*model_, 1, train_.length(), Weights::masters, words_of_logits()),
+        compiled(build_logits(*model_, 1, train_.length(), Weights::masters, vocab_of_logits()),
                  {{"tokens", prompt_.data()}, {"last", &last_}, {"logits", own.data()}});
   }
-  const std::int64_t words =
-      options.words > 0 ? std::min(options.words, model_->sizes().vocab) : model_->sizes().vocab;
+  const std::int64_t vocab_count = options.vocab_count > 0
+                                       ? std::min(options.vocab_count, model_->sizes().vocab)
+                                       : model_->sizes().vocab;
   std::vector<std::int64_t> written;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::size_t seen = std::min(prompt.size(), length);
@@ -350,7 +352,7 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
     }
     if (shards_head())
       options_.ranks->all_gather_host(own.data(), logits_.data(), own.size_bytes());
-    written.push_back(draw(std::span(logits_).first(static_cast<std::size_t>(words)), options,
+    written.push_back(draw(std::span(logits_).first(static_cast<std::size_t>(vocab_count)), options,
                            uniform(mix(options.seed, 0x73616d70), static_cast<std::uint64_t>(i))));
     prompt.push_back(written.back());
   }
@@ -368,7 +370,7 @@ TrainMemory Trainer::memory() const {
   memory.arena = step_.program.arena_bytes();
   memory.unchunked_arena = step_.program.unchunked_arena_bytes();
   memory.parameters = values_.bytes();
-  memory.gradients = gradients_.bytes() + own_gradient_.bytes();
+  memory.gradients = gradients_.bytes() + local_gradient_.bytes();
   memory.moments = m_.bytes() + v_.bytes();
   for (const PositionTable& table : tables_) memory.tables += table.values.size() * sizeof(float);
   memory.far_workspace = far_workspace_;
@@ -383,16 +385,16 @@ void Trainer::save(const std::string& path, const std::string& options) const {
   TensorSet m, v;  // copies from the GPU, on rank 0 only
   if (device_) {
     if (rank() == 0) {
-      m = TensorSet(pieces_->layout());
-      v = TensorSet(pieces_->layout());
+      m = TensorSet(slices_->layout());
+      v = TensorSet(slices_->layout());
     }
     device_->get(rank() == 0 ? values_ : m, m, v);
   } else {
     for (const TensorSet* set : {&m_, &v_}) {
       exchange_->share(*set);
-      exchange_->share_own_rows(*set);
+      exchange_->share_local_rows(*set);
     }
-    exchange_->share_own_rows(values_);
+    exchange_->share_local_rows(values_);
   }
   if (rank() > 0) return;
   write(path, options, device_ ? m : m_, device_ ? v : v_);
@@ -462,8 +464,8 @@ void Trainer::resume(const std::string& path) {
   expect("data", state.data, state_.data);
   TensorSet m, v;
   if (device_) {
-    m = TensorSet(pieces_->layout());
-    v = TensorSet(pieces_->layout());
+    m = TensorSet(slices_->layout());
+    v = TensorSet(slices_->layout());
   }
   load_checkpoint(path, *model_, values_, device_ ? m : m_, device_ ? v : v_);
   if (far_ && state.far_steps) load_far_field(path, *state.far_steps);

@@ -20,7 +20,7 @@
 #include "train/device_memory.h"
 #include "train/host_exchange.h"
 #include "train/model.h"
-#include "train/rank_pieces.h"
+#include "train/rank_partition.h"
 #include "train/tensor_set.h"
 #include "train/weight_files.h"
 
@@ -42,10 +42,10 @@ struct TrainOptions {
   DeviceKind device = DeviceKind::cpu;
   int gpu = 0;  // index of the GPU, which must be the thread's current one
   // Communicator of the ranks that share each step, for memory of `device`. Each has its own
-  // micro-batches of `batch` rows, and updates a shard of the parameters (rank_pieces.h). Null: one
-  // rank.
+  // micro-batches of `batch` rows, and updates a shard of the parameters (rank_partition.h). Null:
+  // one rank.
   std::shared_ptr<Communicator> ranks = {};
-  std::size_t bucket = RankPieces::kBucket;  // elements that ranks exchange at one time
+  std::size_t bucket = RankPartition::kBucket;  // elements that ranks exchange at one time
   // Vocabulary-parallel head: each rank holds a shard of the vocabulary and its moments. Ranks
   // exchange hidden states and the head's results instead of its weight and gradient. The head must
   // be untied and large enough for the head engine, and there is no far field. On a GPU activations
@@ -85,9 +85,9 @@ struct TrainMemory {
 };
 
 struct SampleOptions {
-  double temperature = 0.8;  // 0: always the most likely token
-  std::int64_t top_k = 50;   // 0: all tokens
-  std::int64_t words = 0;    // sample only from the first token ids; 0: all
+  double temperature = 0.8;      // 0: always the most likely token
+  std::int64_t top_k = 50;       // 0: all tokens
+  std::int64_t vocab_count = 0;  // sample only from the first token ids; 0: all
   std::uint64_t seed = 1;
 };
 
@@ -189,7 +189,7 @@ class Trainer {
   void load(const Batch& batch);
   StepData step_data() const;
   std::int64_t windows_of_step() const { return options_.batch * options_.accumulate * ranks(); }
-  void make_pieces(std::vector<ParameterUse> uses);
+  void make_partitions(std::vector<ParameterUse> uses);
   // Throws InvalidArgument where the options do not allow a sharded head.
   void check_sharded_head() const;
   std::size_t head_parameter() const;  // index in list_
@@ -197,7 +197,7 @@ class Trainer {
   HeadOverRanks head_over_ranks(const CompiledProgram& program, const Context& context,
                                 std::size_t taken) const;
   // Returns the vocabulary entries of a rank for build_logits; 0: all, without a sharded head.
-  std::int64_t words_of_logits() const;
+  std::int64_t vocab_of_logits() const;
   // Runs a micro-batch on the CPU and adds its gradients to gradients_.
   void run_step();
   void start_device();
@@ -212,7 +212,7 @@ class Trainer {
   TrainOptions options_;
   Dataset train_, valid_;
   std::vector<Parameter> list_;
-  std::optional<RankPieces> pieces_;
+  std::optional<RankPartition> slices_;
   TensorSet values_;
   TensorSet m_, v_, gradients_;  // CPU only; moments have values in this rank's shard only
   std::optional<HostExchange> exchange_;
@@ -232,8 +232,8 @@ class Trainer {
   DeviceLimits limits_;  // limits of the device that programs are compiled for
   std::string device_name_;
   std::optional<HeadOverRanks> step_head_, loss_head_;  // with a sharded head
-  Buffer own_gradient_;  // CPU only: gradient of the head's local rows for a micro-batch, before it
-                         // is accumulated
+  Buffer local_gradient_;  // CPU only: gradient of the head's local rows for a micro-batch, before
+                           // it is accumulated
   std::unique_ptr<OnDevice> device_;    // null on the CPU
   std::optional<Context> far_context_;  // GPU only, on the stream of device_
   std::optional<FarFieldHead> far_;

@@ -168,7 +168,8 @@ void load_weights(const std::string& path, const Model& model, const TensorSet& 
   const WeightFiles files(path);
   const FileNames names = model.file_names();
   const std::vector<Parameter> list = model.parameters();
-  const std::string prefix = files.contains(names.prefix + names.words) ? names.prefix : "";
+  const std::string prefix =
+      files.contains(names.prefix + names.token_embedding) ? names.prefix : "";
   const auto stored = [&](const std::string& name) {
     return name == kHeadWeight ? name
                                : prefix + (names.written ? name.substr(names.prefix.size()) : name);
@@ -176,7 +177,7 @@ void load_weights(const std::string& path, const Model& model, const TensorSet& 
   std::set<std::string> known = {kHeadWeight};
   for (std::size_t i = 0; i < list.size(); ++i) {
     const bool copied = list[i].name == kHeadWeight && !files.contains(kHeadWeight);
-    const std::string name = copied ? prefix + names.words : stored(list[i].name);
+    const std::string name = copied ? prefix + names.token_embedding : stored(list[i].name);
     restore(files, name, list[i], values[i]);
     known.insert(name);
   }
@@ -193,7 +194,7 @@ void load_weights(const std::string& path, const Model& model, const TensorSet& 
   if (!std::equal(weight.begin(), weight.end(), values[0].begin())) {
     refuse(files.path(), fmt::format("tensor '{}': expected the numbers of {}, found others; the "
                                      "model's head is not tied",
-                                     kHeadWeight, names.words));
+                                     kHeadWeight, names.token_embedding));
   }
 }
 

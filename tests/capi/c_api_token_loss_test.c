@@ -19,7 +19,7 @@ static const Rows kTable = {{1.5, -0.3, 2.25, 0.7},
                             {1.0, 0.5, 2.0, 0.0},
                             {-3.0, 0.25, 8.0, 1.0}};
 static const double kClassTotal = 12.5;
-static const int64_t kWords = 9;
+static const int64_t kVocabCount = 9;
 
 typedef struct Found {
   double loss[kRows], d_lse[kRows], d_target_logit[kRows * kTargets], d_logit_sum[kRows];
@@ -46,7 +46,7 @@ static logitless_status run(const Rows* rows, const logitless_loss_terms* terms,
   in.token_weight = &token;
   in.weighted_logit_sum = &sum;
   in.class_total = kClassTotal;
-  in.vocab = kWords;
+  in.vocab = kVocabCount;
   out.loss = &loss;
   out.d_lse = &d_lse;
   out.d_target_logit = &d_logit;
@@ -56,7 +56,7 @@ static logitless_status run(const Rows* rows, const logitless_loss_terms* terms,
 
 static double expected_loss(const Rows* r, const logitless_loss_terms* terms, int i) {
   const double eps = terms->label_smoothing, lse = r->lse[i];
-  double loss = eps / (double)kWords * (kClassTotal * lse - r->logit_sum[i]);
+  double loss = eps / (double)kVocabCount * (kClassTotal * lse - r->logit_sum[i]);
   int k;
   for (k = i * kTargets; k < (i + 1) * kTargets; ++k)
     loss += (1 - eps) * r->target_weight[k] * (lse - r->target_logit[k]);
@@ -65,13 +65,13 @@ static double expected_loss(const Rows* r, const logitless_loss_terms* terms, in
 
 // Derivative of row i's loss with respect to one number of `rows`, by differences.
 static double difference(Rows* rows, double* number, const logitless_loss_terms* terms, int i) {
-  const double step = 1e-5, kept = *number;
+  const double step = 1e-5, selected = *number;
   Found up, down;
-  *number = kept + step;
+  *number = selected + step;
   CHECK(run(rows, terms, &up) == LOGITLESS_OK, "up");
-  *number = kept - step;
+  *number = selected - step;
   CHECK(run(rows, terms, &down) == LOGITLESS_OK, "down");
-  *number = kept;
+  *number = selected;
   return (up.loss[i] - down.loss[i]) / (2 * step);
 }
 

@@ -25,12 +25,12 @@ typedef struct Rank {
 static void* exchange(void* argument) {
   Rank* rank = argument;
   const int32_t mine = 10 * logitless_communicator_rank(rank->communicator);
-  const int32_t pieces[kRanks] = {mine, mine + 1, mine + 2};
+  const int32_t slices[kRanks] = {mine, mine + 1, mine + 2};
   rank->all_gather = logitless_communicator_all_gather(rank->communicator, &mine, rank->gathered,
                                                        sizeof mine, NULL);
-  rank->all_to_all = logitless_communicator_all_to_all(rank->communicator, pieces, rank->of_all,
+  rank->all_to_all = logitless_communicator_all_to_all(rank->communicator, slices, rank->of_all,
                                                        sizeof mine, NULL);
-  rank->host = logitless_communicator_all_gather_host(rank->communicator, &pieces[1],
+  rank->host = logitless_communicator_all_gather_host(rank->communicator, &slices[1],
                                                       rank->on_hosts, sizeof mine);
   return NULL;
 }
@@ -66,9 +66,9 @@ static logitless_status gather(const void* mine, void* all, size_t bytes_each, v
                                void* user) {
   return logitless_communicator_all_gather(user, mine, all, bytes_each, stream);
 }
-static logitless_status to_all(const void* pieces, void* all, size_t bytes_each, void* stream,
+static logitless_status to_all(const void* slices, void* all, size_t bytes_each, void* stream,
                                void* user) {
-  return logitless_communicator_all_to_all(user, pieces, all, bytes_each, stream);
+  return logitless_communicator_all_to_all(user, slices, all, bytes_each, stream);
 }
 static void give_up(const char* reason, void* user) {
   CHECK(logitless_communicator_abort(user, reason) == LOGITLESS_OK, "abort");

@@ -139,7 +139,7 @@ static void test_steps(logitless_context* context, const char* path) {
     far += s.passes > 0;
     logitless_loss_statistics_init(&again, sizeof again);
     CHECK(logitless_far_head_statistics(head, &again) == LOGITLESS_OK, "statistics");
-    CHECK(again.kept == s.kept && again.mean_lse == s.mean_lse, "statistics");
+    CHECK(again.selected == s.selected && again.mean_lse == s.mean_lse, "statistics");
     move(p);
     move(twin);
     if (i == 4) {
@@ -168,7 +168,7 @@ static void test_steps(logitless_context* context, const char* path) {
     CHECK(same_results(p, twin), "resumed");
     CHECK(memcmp(p->weight, twin->weight, sizeof p->weight) == 0, "resumed");
     r.steps = report_of(resumed[k]).steps;
-    CHECK(r.steps == 7 && report_of(resumed[k]).mean_kept == r.mean_kept, "resumed");
+    CHECK(r.steps == 7 && report_of(resumed[k]).mean_selected == r.mean_selected, "resumed");
     logitless_far_head_destroy(resumed[k]);
   }
   logitless_vocab_order_destroy(order);
@@ -236,7 +236,7 @@ static void test_orders(logitless_context* context, const char* path) {
         "make");
   CHECK(logitless_vocab_order_save(order[0], path) == LOGITLESS_OK, "save");
   CHECK(logitless_vocab_order_load(path, &order[1]) == LOGITLESS_OK, "load");
-  CHECK(logitless_vocab_order_create(logitless_vocab_order_words(order[0]),
+  CHECK(logitless_vocab_order_create(logitless_vocab_order_ids(order[0]),
                                      logitless_vocab_order_average(order[0]), kFarVocab,
                                      &order[2]) == LOGITLESS_OK,
         "create");
@@ -246,8 +246,9 @@ static void test_orders(logitless_context* context, const char* path) {
   CHECK(logitless_vocab_order_dim(order[0]) == 0 && logitless_vocab_order_dim(order[3]) == kFarDim,
         "dim");
   s = far_call(context, p, LOGITLESS_ACCURACY_FAR_BACKWARD, order[0]);
-  CHECK(s.kept > 0 && s.kept < 0.6 && s.sampled > 0 && s.passes > 1 && s.dense_fallback == 0,
-        "kept %g", s.kept);
+  CHECK(
+      s.selected > 0 && s.selected < 0.6 && s.sampled > 0 && s.passes > 1 && s.dense_fallback == 0,
+      "selected %g", s.selected);
   CHECK(s.audited_tokens == 16 && s.audited_error > 0 && s.audited_error < s.bound,
         "error %g of %g", s.audited_error, s.bound);
   for (i = 1; i <= 2; ++i) {
@@ -256,7 +257,7 @@ static void test_orders(logitless_context* context, const char* path) {
     CHECK(same_results(p, twin), "order %d gives other bits", i);
   }
   s = far_call(context, p, LOGITLESS_ACCURACY_FAR_BOTH, order[3]);
-  CHECK(s.kept < 0.6 && s.bound == -1 && s.audited_lse_error > 0, "kept %g", s.kept);
+  CHECK(s.selected < 0.6 && s.bound == -1 && s.audited_lse_error > 0, "selected %g", s.selected);
   for (i = 0; i < 4; ++i) logitless_vocab_order_destroy(order[i]);
   free(average);
   free(twin);
@@ -283,13 +284,13 @@ static void test_older_structs(logitless_context* context) {
   bytes = logitless_plan_workspace_bytes(plan);
   block = malloc(bytes + 64);
   logitless_loss_statistics_init(&s, sizeof s);
-  s.struct_size = offsetof(logitless_loss_statistics, kept);
-  s.kept = 42.0;
+  s.struct_size = offsetof(logitless_loss_statistics, selected);
+  s.selected = 42.0;
   CHECK(logitless_cross_entropy(context, plan, NULL, &c.in, &c.out,
                                 (void*)(((uintptr_t)block + 63) / 64 * 64), bytes,
                                 &s) == LOGITLESS_OK,
         "run");
-  CHECK(s.tokens == kFarTokens && s.kept == 42.0, "kept %g", s.kept);
+  CHECK(s.tokens == kFarTokens && s.selected == 42.0, "selected %g", s.selected);
   free(block);
   logitless_plan_destroy(plan);
   free(p);
@@ -338,7 +339,7 @@ static void test_refused(logitless_context* context, const char* path) {
   logitless_far_head* head = NULL;
   logitless_vocab_order* order = NULL;
   logitless_loss_statistics s;
-  const int64_t words[3] = {0, 2, 2};
+  const int64_t vocab_count[3] = {0, 2, 2};
   const float average[3] = {1, 1, 1};
   FarProblem* p = make_problem();
   Call c;
@@ -362,8 +363,8 @@ static void test_refused(logitless_context* context, const char* path) {
   check_error("audit_every", logitless_far_head_create(context, &o, &head),
               LOGITLESS_INVALID_ARGUMENT,
               "audit_every: expected 1 to 1099511627776, got 9223372036854775807");
-  check_error("words", logitless_vocab_order_create(words, average, 3, &order),
-              LOGITLESS_INVALID_ARGUMENT, "words");
+  check_error("vocab_ids", logitless_vocab_order_create(vocab_count, average, 3, &order),
+              LOGITLESS_INVALID_ARGUMENT, "vocab_ids");
   check_error("file", logitless_vocab_order_load("/nowhere/order", &order), LOGITLESS_DEVICE_ERROR,
               "/nowhere/order");
   check_error("NULL", logitless_vocab_order_save(NULL, path), LOGITLESS_INVALID_ARGUMENT, "order");
@@ -389,7 +390,7 @@ static void test_refused(logitless_context* context, const char* path) {
   make_call(&c, p);
   c.t[1].shape[0] = c.t[5].shape[0] = kFarVocab - 128;
   check_error("vocab", logitless_far_head_step(head, NULL, &c.in, &c.out, NULL),
-              LOGITLESS_INVALID_ARGUMENT, "weight: expected 65536 words");
+              LOGITLESS_INVALID_ARGUMENT, "weight: expected 65536 vocabulary entries");
   make_call(&c, p);
   p->targets[1] = kFarVocab;
   check_error("target", logitless_far_head_step(head, NULL, &c.in, &c.out, NULL),
@@ -407,7 +408,7 @@ static void test_refused(logitless_context* context, const char* path) {
   bytes[size / 2] ^= 0x40;  // in the order: no permutation, or an invalid average
   bytes[size / 2 + 7] ^= 0x7f;
   check_error("flipped", logitless_far_head_set_state(head, bytes, size),
-              LOGITLESS_INVALID_ARGUMENT, "words");
+              LOGITLESS_INVALID_ARGUMENT, "vocab_ids");
   memcpy(bytes, state, size);
   for (at = 0; at + 12 < size && memcmp(bytes + at, "far_backward", 12) != 0; ++at) {
   }

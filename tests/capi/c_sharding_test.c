@@ -14,11 +14,11 @@ static const int kFirst[kRanks + 1] = {0, 4, 4, kVocab};
 
 // Inputs and results of a rank; only one thread counts checks.
 typedef struct Rank {
-  const logitless_communicator* words;
+  const logitless_communicator* vocab_group;
   Head* head;
   int rank, bad_target;
   int far_plan, far_head; /* far-field plan, whose small shard is selected entirely; far head */
-  double kept, imbalance;
+  double selected, imbalance;
   logitless_status planned, called;
   char error[300];
   float loss, d_hidden[kTokens * kDim], d_weight[kVocab * kDim], d_bias[kVocab], lse[kTokens];
@@ -30,17 +30,17 @@ static logitless_status make_order(const logitless_context* context,
                                    const logitless_sharding* sharding,
                                    const logitless_cross_entropy_inputs* in, int rows,
                                    logitless_vocab_order** shared) {
-  int64_t words[kVocab];
+  int64_t vocab_count[kVocab];
   float average[kVocab], of_rows[kVocab];
   logitless_vocab_order *order = NULL, *measured = NULL;
   logitless_status status;
   int j;
-  for (j = 0; j < kVocab; ++j) words[j] = j;
+  for (j = 0; j < kVocab; ++j) vocab_count[j] = j;
   status = logitless_sharded_average_probability(context, sharding, in->hidden, in->weight,
                                                  in->bias, 1.0f, 0.0f, 0, average, rows);
   for (j = 0; j < rows; ++j) of_rows[j] = average[j] + 1e-3f;
   if (status == LOGITLESS_OK && rows > 0)
-    status = logitless_vocab_order_create(words, of_rows, rows, &order);
+    status = logitless_vocab_order_create(vocab_count, of_rows, rows, &order);
   if (status == LOGITLESS_OK)
     status = logitless_sharded_vocab_order_measure(context, sharding, order, in->hidden, in->weight,
                                                    in->bias, 1.0f, 0.01f, &measured);
@@ -59,7 +59,7 @@ static void run(Rank* r, logitless_context* context) {
   logitless_tensor bias = tensor(r->head->bias + kFirst[r->rank], LOGITLESS_F32, 1, rows, 0);
   logitless_tensor classes = tensor(r->head->class_weight, LOGITLESS_F32, 1, kVocab, 0);
   logitless_tensor tokens = tensor(r->head->token_weight, LOGITLESS_F32, 1, kTokens, 0);
-  logitless_tensor words = tensor(targets, LOGITLESS_I64, 1, kTokens, 0);
+  logitless_tensor vocab_ids = tensor(targets, LOGITLESS_I64, 1, kTokens, 0);
   logitless_tensor loss = tensor(&r->loss, LOGITLESS_F32, 0, 0, 0);
   logitless_tensor lse = tensor(r->lse, LOGITLESS_F32, 1, kTokens, 0);
   logitless_tensor d_hidden = tensor(r->d_hidden, LOGITLESS_F32, 2, kTokens, kDim);
@@ -83,15 +83,15 @@ static void run(Rank* r, logitless_context* context) {
   logitless_cross_entropy_inputs_init(&in, sizeof in);
   in.hidden = &hidden;
   in.weight = &weight;
-  in.targets = &words;
+  in.targets = &vocab_ids;
   in.bias = &bias;
   in.class_weight = &classes;
   in.token_weight = &tokens;
   in.sharding = &sharding;
   logitless_sharding_init(&sharding, sizeof sharding);
-  sharding.words = r->words;
+  sharding.vocab_group = r->vocab_group;
   sharding.vocab = kVocab;
-  sharding.first_word = kFirst[r->rank];
+  sharding.vocab_begin = kFirst[r->rank];
   logitless_cross_entropy_outputs_init(&out, sizeof out);
   out.loss = &loss;
   out.lse = &lse;
@@ -123,7 +123,7 @@ static void run(Rank* r, logitless_context* context) {
     workspace = (void*)(((uintptr_t)block + 63) / 64 * 64);
     r->called =
         logitless_cross_entropy(context, plan, &options, &in, &out, workspace, bytes, &statistics);
-    r->kept = statistics.kept;
+    r->selected = statistics.selected;
     r->imbalance = statistics.imbalance;
   }
   if (r->called != LOGITLESS_OK) snprintf(r->error, sizeof r->error, "%s", logitless_last_error());
@@ -142,7 +142,7 @@ static void* run_rank(void* argument) {
   return NULL;
 }
 
-static void test_words(Rank* ranks) {
+static void test_vocab(Rank* ranks) {
   const Options options = {0.1, 0.01, 0.0, 1.0, 1};
   Expected expected;
   int r;
@@ -182,7 +182,7 @@ static void test_refusals(Head* head) {
   logitless_communicator* alone = NULL;
   logitless_tensor hidden = tensor(head->hidden, LOGITLESS_F32, 2, kTokens, kDim);
   logitless_tensor weight = tensor(head->weight, LOGITLESS_F32, 2, kVocab, kDim);
-  logitless_tensor words = tensor(head->targets, LOGITLESS_I64, 1, kTokens, 0);
+  logitless_tensor vocab_ids = tensor(head->targets, LOGITLESS_I64, 1, kTokens, 0);
   float numbers[kTokens];
   logitless_tensor lse = tensor(numbers, LOGITLESS_F32, 1, kTokens, 0);
   logitless_head_inputs in;
@@ -197,7 +197,7 @@ static void test_refusals(Head* head) {
   logitless_sharding_init(&sharding, sizeof sharding);
   in.hidden = &hidden;
   in.weight = &weight;
-  in.targets = &words;
+  in.targets = &vocab_ids;
   in.sharding = &sharding;
   out.lse = &lse;
 #define REFUSED(part)                                                         \
@@ -205,17 +205,17 @@ static void test_refusals(Head* head) {
                 LOGITLESS_INVALID_ARGUMENT &&                                 \
             strstr(logitless_last_error(), part) != NULL,                     \
         "expected '%s'", part)
-  REFUSED("sharding.words: expected a communicator, got NULL");
-  sharding.words = alone;
-  REFUSED("vocab: expected the words of all ranks, 1 or more, got 0");
+  REFUSED("sharding.vocab_group: expected a communicator, got NULL");
+  sharding.vocab_group = alone;
+  REFUSED("vocab: expected the vocabulary of all ranks, 1 or more, got 0");
   sharding.vocab = kVocab + 1;
-  REFUSED("word 11 is on no rank");
+  REFUSED("vocabulary entry 11 is on no rank");
   sharding.vocab = kVocab;
-  sharding.moves = 3;
-  REFUSED("sharding.moves: 3 is none of LOGITLESS_MOVES_*");
-  sharding.moves = LOGITLESS_MOVES_WEIGHTS;
-  REFUSED("moves: expected planned where all ranks have all tokens, got weights");
-  sharding.moves = LOGITLESS_MOVES_PLANNED;
+  sharding.exchange = 3;
+  REFUSED("sharding.exchange: 3 is none of LOGITLESS_EXCHANGE_*");
+  sharding.exchange = LOGITLESS_EXCHANGE_WEIGHTS;
+  REFUSED("exchange: expected planned where all ranks have all tokens, got weights");
+  sharding.exchange = LOGITLESS_EXCHANGE_PLANNED;
   sharding.weight = 2;
   REFUSED("sharding.weight: 2 is none of LOGITLESS_WEIGHT_*");
   sharding.weight = LOGITLESS_WEIGHT_COLUMNS;
@@ -229,14 +229,14 @@ static void test_refusals(Head* head) {
   logitless_plan_destroy(plan);
   sharding.tokens = 0;
   sharding.columns = 0;
-  sharding.weight = LOGITLESS_WEIGHT_WORDS;
+  sharding.weight = LOGITLESS_WEIGHT_ROWS;
   sharding.struct_size = 8;
   REFUSED("sharding: struct_size is 8");
   sharding.struct_size = sizeof sharding;
   CHECK(logitless_plan_head_forward(context, NULL, &in, &out, NULL, &plan) == LOGITLESS_OK, "plan");
   logitless_plan_destroy(plan);
   sharding.tokens = 1;
-  sharding.moves = LOGITLESS_MOVES_WEIGHTS;
+  sharding.exchange = LOGITLESS_EXCHANGE_WEIGHTS;
   CHECK(logitless_plan_head_forward(context, NULL, &in, &out, NULL, &plan) == LOGITLESS_OK, "plan");
   CHECK(strstr(logitless_plan_explain(plan), "weights move: ") != NULL, "%s",
         logitless_plan_explain(plan));
@@ -245,20 +245,24 @@ static void test_refusals(Head* head) {
   logitless_context_destroy(context);
 }
 
-static void test_dealt_words(void) {
-  int32_t dealt[kVocab];
+static void test_interleaved_vocab(void) {
+  int32_t interleaved[kVocab];
   int64_t first = -1;
   int j, seen = 0;
-  CHECK(logitless_deal_words(kVocab, kRanks, NULL, 0, dealt) == LOGITLESS_OK, "%s",
+  CHECK(logitless_interleave_vocab(kVocab, kRanks, NULL, 0, interleaved) == LOGITLESS_OK, "%s",
         logitless_last_error());
-  for (j = 0; j < kVocab; ++j) seen |= 1 << dealt[j];
-  CHECK(seen == (1 << kVocab) - 1, "words %x", (unsigned)seen);
-  CHECK(logitless_first_dealt(kVocab, kRanks, kRanks, &first) == LOGITLESS_OK && first == kVocab,
+  for (j = 0; j < kVocab; ++j) seen |= 1 << interleaved[j];
+  CHECK(seen == (1 << kVocab) - 1, "vocabulary entries %x", (unsigned)seen);
+  CHECK(logitless_interleaved_begin(kVocab, kRanks, kRanks, &first) == LOGITLESS_OK &&
+            first == kVocab,
         "first %d", (int)first);
-  CHECK(logitless_deal_words(kVocab, 0, NULL, 0, dealt) == LOGITLESS_INVALID_ARGUMENT, "0 ranks");
-  CHECK(logitless_deal_words(kVocab, kRanks, NULL, 0, NULL) == LOGITLESS_INVALID_ARGUMENT, "NULL");
-  CHECK(logitless_first_dealt(kVocab, kRanks, kRanks + 1, &first) == LOGITLESS_INVALID_ARGUMENT,
-        "rank 4 of 3");
+  CHECK(logitless_interleave_vocab(kVocab, 0, NULL, 0, interleaved) == LOGITLESS_INVALID_ARGUMENT,
+        "0 ranks");
+  CHECK(logitless_interleave_vocab(kVocab, kRanks, NULL, 0, NULL) == LOGITLESS_INVALID_ARGUMENT,
+        "NULL");
+  CHECK(
+      logitless_interleaved_begin(kVocab, kRanks, kRanks + 1, &first) == LOGITLESS_INVALID_ARGUMENT,
+      "rank 4 of 3");
 }
 
 void test_sharding(void) {
@@ -269,23 +273,23 @@ void test_sharding(void) {
   make_head(&head);
   CHECK(logitless_communicator_threads(kRanks, 60000, made) == LOGITLESS_OK, "threads");
   for (r = 0; r < kRanks; ++r) {
-    ranks[r].words = made[r];
+    ranks[r].vocab_group = made[r];
     ranks[r].head = &head;
     ranks[r].rank = r;
   }
-  test_words(ranks);
+  test_vocab(ranks);
   test_a_bad_target(ranks);
-  test_words(ranks);
+  test_vocab(ranks);
   test_refusals(&head);
   for (r = 0; r < kRanks; ++r) ranks[r].far_plan = 1;
-  test_words(ranks);
+  test_vocab(ranks);
   // Each of the two ranks with a shard has one tile.
   for (r = 0; r < kRanks; ++r)
-    CHECK(ranks[r].kept == 1.0 && ranks[r].imbalance == 1.5, "rank %d: kept %g, imbalance %g", r,
-          ranks[r].kept, ranks[r].imbalance);
+    CHECK(ranks[r].selected == 1.0 && ranks[r].imbalance == 1.5,
+          "rank %d: selected %g, imbalance %g", r, ranks[r].selected, ranks[r].imbalance);
   for (r = 0; r < kRanks; ++r) ranks[r].far_head = 1;
-  test_words(ranks);
+  test_vocab(ranks);
   test_a_bad_target(ranks);
-  test_dealt_words();
+  test_interleaved_vocab();
   for (r = 0; r < kRanks; ++r) logitless_communicator_destroy(made[r]);
 }

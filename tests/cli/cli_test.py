@@ -474,13 +474,13 @@ class OtherCommandsTest(CliTest):
         said = json.loads(done.stdout)
         self.assertEqual((said["vocab"], said["dim"], said["tiles"], said["rows"]), (V, D, 1, N))
         tensors = read_safetensors(out)
-        self.assertEqual(sorted(tensors["words"][2]), list(range(V)))
+        self.assertEqual(sorted(tensors["vocab_ids"][2]), list(range(V)))
         self.assertEqual({name: tuple(shape) for name, (_, shape, _) in tensors.items()},
-                         {"words": (V,), "average": (V,), "axes": (D, D), "variance": (1, D), "log2_caution": (1,)})
+                         {"vocab_ids": (V,), "average": (V,), "axes": (D, D), "variance": (1, D), "log2_caution": (1,)})
         self.assertAlmostEqual(sum(tensors["average"][2]), 1.0, delta=1e-5)
         # The order serves a far-field loss.
         far = self.loss("--plan", "far-both", "--order", out, inputs=self.basics())
-        self.assertEqual((far["plan"], far["kept"]), ("far_both", 1.0))
+        self.assertEqual((far["plan"], far["selected"]), ("far_both", 1.0))
         plain = run("order", *inputs, "--out", out)
         self.assertEqual([line.split()[0] for line in plain.stdout.splitlines()], ["order", "time", "written"])
         self.assertNotIn("axes", read_safetensors(out))
@@ -576,7 +576,7 @@ class OtherCommandsTest(CliTest):
     def test_bench_text_and_refusals(self):
         small = ["bench", "--tokens", 30, "--dim", 16, "--vocab", 200, "--repeat", 1]
         lines = run(*small).stdout.splitlines()
-        self.assertIn("30 tokens x 200 words x 16, bf16", lines[0])
+        self.assertIn("30 tokens x 200 vocabulary entries x 16, bf16", lines[0])
         self.assertEqual([line.split()[0] for line in lines[2:]],
                          ["plan", "forward", "dense", "recompute", "stored:0.5", "unfused", "unfused"])
         self.assertTrue(lines[-1].startswith("unfused loss"), lines[-1])

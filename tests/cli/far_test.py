@@ -68,9 +68,9 @@ class FarLossTest(FarCliTest):
         self.assertEqual((got["plan"], got["tokens"], got["valid_tokens"]), ("far_backward", TOKENS, TOKENS - 1))
         self.assertAlmostEqual(got["loss"], exact["loss"], delta=2e-6 * exact["loss"])
         self.assertAlmostEqual(got["tau"], TAU, delta=1e-7)
-        self.assertGreater(got["kept"], 0.0)
-        self.assertLess(got["kept"], 2.0 / 3.0)
-        self.assertAlmostEqual(got["passes"], 1.0 + 3.0 * got["kept"] + 2.0 / 128.0, delta=1e-9)
+        self.assertGreater(got["selected"], 0.0)
+        self.assertLess(got["selected"], 2.0 / 3.0)
+        self.assertAlmostEqual(got["passes"], 1.0 + 3.0 * got["selected"] + 2.0 / 128.0, delta=1e-9)
         self.assertFalse(got["dense_fallback"])
         self.assertEqual(got["peak_bytes"], got["workspace_bytes"])
         far, dense = read_safetensors(far_out), read_safetensors(exact_out)
@@ -91,14 +91,14 @@ class FarLossTest(FarCliTest):
         fresh = self.far("--order", "fresh", "--save-order", order, "--out", fresh_out)
         default = self.far()
         saved = self.far("--order", order, "--out", saved_out)
-        for field in ("loss", "kept", "bound", "passes", "mean_lse"):
+        for field in ("loss", "selected", "bound", "passes", "mean_lse"):
             self.assertEqual(saved[field], fresh[field], field)
             self.assertEqual(default[field], fresh[field], field)
         self.assertEqual(fresh_out.read_bytes(), saved_out.read_bytes())
         self.assertNotIn("audited_error", fresh)
         tensors = read_safetensors(order)
-        self.assertEqual(sorted(tensors), ["average", "words"])
-        self.assertEqual(sorted(tensors["words"][2]), list(range(VOCAB)))
+        self.assertEqual(sorted(tensors), ["average", "vocab_ids"])
+        self.assertEqual(sorted(tensors["vocab_ids"][2]), list(range(VOCAB)))
         self.assertEqual(tensors["average"][:2], ("F32", [VOCAB]))
         self.assertAlmostEqual(sum(tensors["average"][2]), 1.0, delta=1e-4)
         # An order from fewer tokens is different; one that is written again is the same file.
@@ -136,7 +136,7 @@ class FarLossTest(FarCliTest):
             self.assertEqual(one["d_hidden"], mass["d_hidden"])
             self.assertGreater(distance(one["d_weight"][2], mass["d_weight"][2]), 0.0)
             total = [a + b / 2 for a, b in zip(total, one["d_weight"][2])]
-        self.assertAlmostEqual(sampled, 1.0 - plain["kept"], delta=1e-9)
+        self.assertAlmostEqual(sampled, 1.0 - plain["selected"], delta=1e-9)
         self.assert_close(total, exact["d_weight"][2], 1e-5)
 
     def test_text(self):
@@ -157,11 +157,11 @@ class FarLossTest(FarCliTest):
         exact = self.loss("--plan", "dense", "--out", exact_out)
         for plan, name in (("far-backward", "far_backward"), ("far-both", "far_both")):
             got = self.loss("--plan", plan, "--audit", 3, "--out", out)
-            self.assertEqual((got["plan"], got["kept"], got["audited_tokens"]), (name, 1.0, 3))
+            self.assertEqual((got["plan"], got["selected"], got["audited_tokens"]), (name, 1.0, 3))
             self.assertLess(got["audited_error"], 1e-5)
             self.assertAlmostEqual(got["loss"], exact["loss"], delta=1e-5 * exact["loss"])
             self.assert_close(read_safetensors(out)["d_weight"][2], read_safetensors(exact_out)["d_weight"][2], 1e-5)
-        self.assertNotIn("kept", self.loss("--plan", "dense"))
+        self.assertNotIn("selected", self.loss("--plan", "dense"))
 
     def test_what_cannot_be_fails_by_name(self):
         for plan, name in (("far-backward", "far_backward"), ("far-both", "far_both")):
@@ -189,11 +189,11 @@ class FarBothTest(FarCliTest):
         exact = self.loss("--plan", "dense", "--out", exact_out, inputs=self.basics(self.huge))
         got = self.both("--out", far_out, "--audit", 1000)
         self.assertEqual((got["plan"], got["tokens"], got["valid_tokens"]), ("far_both", TOKENS, TOKENS - 1))
-        self.assertGreater(got["kept"], 0.0)
-        self.assertLess(got["kept"], 2.0 / 3.0)
+        self.assertGreater(got["selected"], 0.0)
+        self.assertLess(got["selected"], 2.0 / 3.0)
         # Costs of both moments, the projection of tokens onto the axes, and the skipped tiles' GEMMs in the backward.
         # The latter are 128 times smaller than the head's.
-        self.assertAlmostEqual(got["passes"], 4.0 * got["kept"] + 4.0 / 128.0 + DIM / BOTH_VOCAB, delta=1e-9)
+        self.assertAlmostEqual(got["passes"], 4.0 * got["selected"] + 4.0 / 128.0 + DIM / BOTH_VOCAB, delta=1e-9)
         self.assertFalse(got["dense_fallback"])
         self.assertNotIn("bound", got)
         self.assertEqual(got["peak_bytes"], got["workspace_bytes"])
@@ -216,7 +216,7 @@ class FarBothTest(FarCliTest):
         fresh_out, saved_out = self.dir / "fresh_both.safetensors", self.dir / "saved_both.safetensors"
         fresh = self.both("--order", "fresh", "--save-order", order, "--out", fresh_out)
         saved = self.both("--order", order, "--out", saved_out)
-        for field in ("loss", "kept", "passes", "mean_lse"):
+        for field in ("loss", "selected", "passes", "mean_lse"):
             self.assertEqual(saved[field], fresh[field], field)
         self.assertEqual(fresh_out.read_bytes(), saved_out.read_bytes())
         for field in ("audited_error", "audited_lse_error", "audited_lse_error_max"):
@@ -224,7 +224,7 @@ class FarBothTest(FarCliTest):
         tensors = read_safetensors(order)
         tiles = BOTH_VOCAB // 128
         self.assertEqual({name: tensor[:2] for name, tensor in tensors.items()},
-                         {"words": ("I64", [BOTH_VOCAB]), "average": ("F32", [BOTH_VOCAB]),
+                         {"vocab_ids": ("I64", [BOTH_VOCAB]), "average": ("F32", [BOTH_VOCAB]),
                           "axes": ("F32", [DIM, DIM]), "variance": ("F32", [tiles, DIM]),
                           "log2_caution": ("F32", [tiles])})
         self.assertGreaterEqual(min(tensors["log2_caution"][2]), 0.0)
@@ -291,9 +291,9 @@ class FarErrorTest(FarCliTest):
     def test_bad_orders(self):
         basics = ["loss", *self.basics(self.large), "--plan", "far-backward", "--tau", TAU]
         other = self.dir / "other_order.safetensors"
-        write_safetensors(other, {"words": ("I64", [3], [2, 0, 1]), "average": ("F32", [3], [1.0, 1.0, 1.0])})
+        write_safetensors(other, {"vocab_ids": ("I64", [3], [2, 0, 1]), "average": ("F32", [3], [1.0, 1.0, 1.0])})
         self.assert_error(run(*basics, "--order", other), 2,
-                          f"logitless loss: --order: {other} is of 3 words, --weight has {VOCAB}")
+                          f"logitless loss: --order: {other} is of 3 vocabulary entries, --weight has {VOCAB}")
         missing = self.dir / "no_order.safetensors"
         # Files are checked even if the planner would not use them.
         for arguments in (basics, ["loss", *self.basics(), "--plan", "far-backward"]):
@@ -301,10 +301,10 @@ class FarErrorTest(FarCliTest):
                               f"logitless loss: --order: there is no file '{missing}'")
             self.assert_error(run(*arguments, "--save-order", "/nonexistent/order"), 2,
                               "logitless loss: --save-order: there is no folder '/nonexistent'")
-        self.assert_error(run(*basics, "--order", self.large), 2, "logitless loss: ", "words")
+        self.assert_error(run(*basics, "--order", self.large), 2, "logitless loss: ", "vocab_ids")
         twice = self.dir / "twice.safetensors"
-        write_safetensors(twice, {"words": ("I64", [VOCAB], [0] * VOCAB), "average": ("F32", [VOCAB], [1.0] * VOCAB)})
-        self.assert_error(run(*basics, "--order", twice), 2, "logitless loss: ", "words: 0 stands at position 0 and at 1")
+        write_safetensors(twice, {"vocab_ids": ("I64", [VOCAB], [0] * VOCAB), "average": ("F32", [VOCAB], [1.0] * VOCAB)})
+        self.assert_error(run(*basics, "--order", twice), 2, "logitless loss: ", "vocab_ids: 0 stands at position 0 and at 1")
 
     def test_help(self):
         done = run("loss", "--help")

@@ -144,9 +144,9 @@ class RefusalTest(unittest.TestCase):
     def test_verbose_says_something(self):
         order = ["order", *self.head[:2], f"--out={self.dir / 'said'}", "--rows=3", "--threads=1"]
         for arguments, said in (
-                (["plan", *self.sizes, "--plan=dense"], "plan dense: 3.00 passes over 64 tokens x 512 words x 16"),
+                (["plan", *self.sizes, "--plan=dense"], "plan dense: 3.00 passes over 64 tokens x 512 vocabulary entries x 16"),
                 (["loss", *self.head, "--plan=recompute"], f"plan recompute: 4.00 passes over {TOKENS} tokens"),
-                (order, f"3 of {TOKENS} tokens are sampled, {VOCAB} words of dim {DIM} in 1 tiles, 1 thread\n")):
+                (order, f"3 of {TOKENS} tokens are sampled, {VOCAB} vocabulary entries of dim {DIM} in 1 tiles, 1 thread\n")):
             with self.subTest(arguments=arguments):
                 self.taken(*arguments)
                 self.assertIn(said, self.run_command(*arguments, "--verbose").stderr)

@@ -232,8 +232,8 @@ class BrowserTest(PageTest, CommandTest):
             if line["kind"] == "step":
                 n = line["step"]
                 line["far_field"] = {"steps": n, "dense_steps": min(n, 10), "repeated_steps": 1, "audits": n // 5, "orders": 1,
-                                     "last_error": 0.01 / n if n >= 20 else None, "worst_kept_error": 0.01, "tau": 1e-3,
-                                     "mean_kept": 0.3}
+                                     "last_error": 0.01 / n if n >= 20 else None, "worst_accepted_error": 0.01, "tau": 1e-3,
+                                     "mean_selected": 0.3}
         log.write_text("".join(json.dumps(line) + "\n" for line in lines))
         report(log, "--out", out)
         self.assert_legible(out, svgs=7)

@@ -23,8 +23,8 @@ CommunicatorCallbacks to(const std::shared_ptr<Communicator>& inner) {
   callbacks.all_gather = [inner](const void* mine, void* all, std::size_t bytes, void* stream) {
     inner->all_gather(mine, all, bytes, stream);
   };
-  callbacks.all_to_all = [inner](const void* pieces, void* all, std::size_t bytes, void* stream) {
-    inner->all_to_all(pieces, all, bytes, stream);
+  callbacks.all_to_all = [inner](const void* slices, void* all, std::size_t bytes, void* stream) {
+    inner->all_to_all(slices, all, bytes, stream);
   };
   callbacks.abort = [inner](std::string_view reason) { inner->abort(reason); };
   return callbacks;

@@ -114,8 +114,7 @@ TEST(CollectiveCalls, ABadTargetIsEverybodys) {
           });
         });
       });
-      EXPECT_EQ(outcome,
-                invalid("rank 1: targets: 128256 at position 17 is no word of the vocabulary"));
+      EXPECT_EQ(outcome, invalid("rank 1: targets: 128256 at position 17 is no vocabulary entry"));
       EXPECT_EQ(outcome_of([&] { calls.run([&] { work(calls, [](int) {}); }); }), Outcome{});
     });
   }
@@ -154,7 +153,7 @@ TEST(CollectiveCalls, NumbersThatDifferAreNamed) {
     header.stage = Stage::exchange;
     header.call = c.rank() == 2 ? 5 : 6;
     std::vector<StatusHeader> all;
-    meet(c, header, "", all);
+    exchange_status(c, header, "", all);
   });
   EXPECT_EQ(outcomes, std::vector<Outcome>(3, invalid("rank 2: call 5, rank 0: call 6")));
 }
@@ -199,15 +198,15 @@ TEST(CollectiveCalls, ARankThatEndsIsMissed) {
       header.stage = Stage::exchange;
       header.bytes_each = sizeof(int);
       std::vector<StatusHeader> all;
-      std::vector<int> pieces(3, 1), others(3);
+      std::vector<int> slices(3, 1), others(3);
       for (int exchange = 1; exchange <= where; ++exchange) {
         header.exchange = static_cast<std::uint32_t>(exchange);
         header.kind = exchange == 1 ? ExchangeKind::all_gather : ExchangeKind::all_to_all;
-        meet(mine, header, "", all);
+        exchange_status(mine, header, "", all);
         if (exchange == 1) {
-          mine.all_gather(pieces.data(), others.data(), sizeof(int), nullptr);
+          mine.all_gather(slices.data(), others.data(), sizeof(int), nullptr);
         } else {
-          mine.all_to_all(pieces.data(), others.data(), sizeof(int), nullptr);
+          mine.all_to_all(slices.data(), others.data(), sizeof(int), nullptr);
         }
       }
       calls.reset();

@@ -47,8 +47,8 @@ TEST(Digest, RanksAgree) {
         digest.same("dtype", "bf16");
         digest.own("tokens", 100 + c.rank());
         const std::int64_t first = 10 * c.rank();
-        const WordRun run{first, std::min(first + 10, vocab)};
-        digest.words(vocab, {&run, 1});
+        const VocabRun run{first, std::min(first + 10, vocab)};
+        digest.add_vocab(vocab, {&run, 1});
         delay();
       });
     });
@@ -57,10 +57,10 @@ TEST(Digest, RanksAgree) {
       EXPECT_EQ(agreement.plan, agreements[0].plan);
       EXPECT_NE(agreement.plan, 0u);
       for (int r = 0; r < size; ++r) {
-        EXPECT_EQ(agreement.own_of(r, "tokens"), 100 + r);
+        EXPECT_EQ(agreement.local_of(r, "tokens"), 100 + r);
         const std::int64_t end = r + 1 < size ? 10 * r + 10 : vocab;
-        EXPECT_EQ(agreement.words[static_cast<std::size_t>(r)],
-                  (std::vector<WordRun>{{10 * r, end}}));
+        EXPECT_EQ(agreement.vocab_runs[static_cast<std::size_t>(r)],
+                  (std::vector<VocabRun>{{10 * r, end}}));
       }
     }
   }
@@ -104,7 +104,7 @@ TEST(Digest, NamesTheFirstDifference) {
       invalid("rank 1: argmax yes, rank 0: entropy yes"));
 }
 
-TEST(Digest, TellsWhatARankThrew) {
+TEST(Digest, PropagatesWhatARankThrew) {
   for (int size = 1; size <= 8; ++size) {
     const int bad = size / 2;
     EXPECT_EQ(refusal(size,
@@ -128,13 +128,13 @@ TEST(Digest, TellsWhatARankThrew) {
 }
 
 // Rank r has runs[r] of [0, 10).
-Outcome cover(const std::vector<std::vector<WordRun>>& runs) {
+Outcome cover(const std::vector<std::vector<VocabRun>>& runs) {
   return refusal(static_cast<int>(runs.size()), [&](int rank, PlanDigest& digest) {
-    digest.words(10, runs[static_cast<std::size_t>(rank)]);
+    digest.add_vocab(10, runs[static_cast<std::size_t>(rank)]);
   });
 }
 
-TEST(Digest, WordsAreCoveredOnce) {
+TEST(Digest, VocabIsCoveredOnce) {
   const Outcome fine;
   EXPECT_EQ(cover({{{0, 10}}}), fine);
   EXPECT_EQ(cover({{{5, 10}}, {}, {{0, 5}}}), fine);
@@ -142,25 +142,29 @@ TEST(Digest, WordsAreCoveredOnce) {
       cover({{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}}, {{1, 2}, {3, 4}, {5, 6}, {7, 8}, {9, 10}}}),
       fine);
   EXPECT_EQ(cover({{{0, 5}, {7, 7}}, {{5, 10}}}), fine);  // an empty run is ignored
-  EXPECT_EQ(cover({{{0, 5}}, {{6, 10}}}), invalid("word 5 is on no rank"));
-  EXPECT_EQ(cover({{{1, 5}}, {{5, 10}}}), invalid("word 0 is on no rank"));
-  EXPECT_EQ(cover({{{0, 5}}, {{5, 9}}}), invalid("word 9 is on no rank"));
-  EXPECT_EQ(cover({{}, {}}), invalid("word 0 is on no rank"));
-  EXPECT_EQ(cover({{{0, 5}}, {{5, 8}}, {{7, 10}}}), invalid("word 7 is on rank 1 and on rank 2"));
-  EXPECT_EQ(cover({{{0, 10}}, {{0, 10}}}), invalid("word 0 is on rank 0 and on rank 1"));
-  EXPECT_EQ(cover({{{0, 10}}, {{3, 4}}}), invalid("word 3 is on rank 0 and on rank 1"));
-  EXPECT_EQ(cover({{{0, 5}, {4, 10}}}), invalid("word 4 is on rank 0 twice"));
-  EXPECT_EQ(cover({{{0, 5}}, {{5, 11}}}), invalid("rank 1: words [5, 11) are not in [0, 10)"));
-  EXPECT_EQ(cover({{{-1, 10}}}), invalid("rank 0: words [-1, 10) are not in [0, 10)"));
-  EXPECT_EQ(cover({{{7, 3}, {0, 10}}}), invalid("rank 0: words [7, 3) are not in [0, 10)"));
-  EXPECT_EQ(refusal(2, [](int rank, PlanDigest& digest) { digest.words(10 + rank, {}); }),
+  EXPECT_EQ(cover({{{0, 5}}, {{6, 10}}}), invalid("vocabulary entry 5 is on no rank"));
+  EXPECT_EQ(cover({{{1, 5}}, {{5, 10}}}), invalid("vocabulary entry 0 is on no rank"));
+  EXPECT_EQ(cover({{{0, 5}}, {{5, 9}}}), invalid("vocabulary entry 9 is on no rank"));
+  EXPECT_EQ(cover({{}, {}}), invalid("vocabulary entry 0 is on no rank"));
+  EXPECT_EQ(cover({{{0, 5}}, {{5, 8}}, {{7, 10}}}),
+            invalid("vocabulary entry 7 is on rank 1 and on rank 2"));
+  EXPECT_EQ(cover({{{0, 10}}, {{0, 10}}}),
+            invalid("vocabulary entry 0 is on rank 0 and on rank 1"));
+  EXPECT_EQ(cover({{{0, 10}}, {{3, 4}}}), invalid("vocabulary entry 3 is on rank 0 and on rank 1"));
+  EXPECT_EQ(cover({{{0, 5}, {4, 10}}}), invalid("vocabulary entry 4 is on rank 0 twice"));
+  EXPECT_EQ(cover({{{0, 5}}, {{5, 11}}}),
+            invalid("rank 1: vocabulary entries [5, 11) are not in [0, 10)"));
+  EXPECT_EQ(cover({{{-1, 10}}}), invalid("rank 0: vocabulary entries [-1, 10) are not in [0, 10)"));
+  EXPECT_EQ(cover({{{7, 3}, {0, 10}}}),
+            invalid("rank 0: vocabulary entries [7, 3) are not in [0, 10)"));
+  EXPECT_EQ(refusal(2, [](int rank, PlanDigest& digest) { digest.add_vocab(10 + rank, {}); }),
             invalid("rank 1: vocab 11, rank 0: 10"));
 }
 
 TEST(Digest, TablesAsRuns) {
-  EXPECT_EQ(runs_of({}), std::vector<WordRun>{});
+  EXPECT_EQ(runs_of({}), std::vector<VocabRun>{});
   const std::vector<std::int32_t> table{4, 5, 6, 2, 1, 8, 9};
-  EXPECT_EQ(runs_of(table), (std::vector<WordRun>{{4, 7}, {2, 3}, {1, 2}, {8, 10}}));
+  EXPECT_EQ(runs_of(table), (std::vector<VocabRun>{{4, 7}, {2, 3}, {1, 2}, {8, 10}}));
 }
 
 TEST(Digest, ARankElsewhereIsNamed) {
@@ -170,7 +174,7 @@ TEST(Digest, ARankElsewhereIsNamed) {
       header.stage = Stage::exchange;
       header.call = 5;
       std::vector<StatusHeader> all;
-      meet(c, header, "", all);
+      exchange_status(c, header, "", all);
     } else {
       agree(c, [](PlanDigest&) {});
     }
@@ -188,7 +192,7 @@ TEST(Digest, VersionsAreNamed) {
         header.plan = version;
       }
       std::vector<StatusHeader> all;
-      meet(c, header, "", all);
+      exchange_status(c, header, "", all);
     });
   };
   EXPECT_EQ(of(kStatusProtocol, 0x0000000100020004),

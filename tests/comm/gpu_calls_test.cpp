@@ -24,8 +24,8 @@ class LikeGpu : public Communicator {
   void all_gather(const void* mine, void* all, std::size_t bytes, void* stream) override {
     host_->all_gather(mine, all, bytes, stream);
   }
-  void all_to_all(const void* pieces, void* of_all, std::size_t bytes, void* stream) override {
-    host_->all_to_all(pieces, of_all, bytes, stream);
+  void all_to_all(const void* slices, void* of_all, std::size_t bytes, void* stream) override {
+    host_->all_to_all(slices, of_all, bytes, stream);
   }
   void all_gather_host(const void* mine, void* all, std::size_t bytes) override {
     ++meetings;
@@ -56,7 +56,7 @@ void exchange(CollectiveCalls& calls) {
   for (int r = 0; r < 3; ++r) EXPECT_EQ(all[r], r);
 }
 
-TEST(GpuCalls, MeetOnceACall) {
+TEST(GpuCalls, SynchronizeOnceACall) {
   const auto outcomes = run([](CollectiveCalls& calls, LikeGpu& gpu) {
     for (int call = 1; call <= 3; ++call) {
       calls.run([&] {
@@ -85,7 +85,7 @@ TEST(GpuCalls, WhatFailsBeforeTheFirstExchangeAllThrow) {
   EXPECT_EQ(outcomes, std::vector<Outcome>(3));
 }
 
-TEST(GpuCalls, DifferentNumbersOfTokensAreTold) {
+TEST(GpuCalls, DifferentNumbersOfTokensAreReported) {
   const auto outcomes = run([](CollectiveCalls& calls, LikeGpu& gpu) {
     calls.run([&] {
       calls.tokens(gpu.rank() == 2 ? 900 : 1000);

@@ -163,10 +163,10 @@ TEST(RankBoard, Exchanges) {
   const std::string name = name_of_test();
   std::vector<std::unique_ptr<RankBoard>> boards;
   for (int r = 0; r < kSize; ++r) {
-    EXPECT_TRUE(r == 0 || !boards[0]->all_here());
+    EXPECT_TRUE(r == 0 || !boards[0]->all_arrived());
     boards.push_back(std::make_unique<RankBoard>(name, r, kSize));
   }
-  EXPECT_TRUE(boards[0]->all_here());
+  EXPECT_TRUE(boards[0]->all_arrived());
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;
   for (int r = 0; r < kSize; ++r) {

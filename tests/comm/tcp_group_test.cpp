@@ -59,10 +59,10 @@ TEST(TcpGroup, GathersInPlaceAndNothing) {
 
 TEST(TcpGroup, MovesMoreThanSocketsKeep) {
   const auto outcomes = run_ranks(make_tcp_group(2), [](Communicator& c) {
-    std::vector<std::byte> pieces(2 * kBig), all(2 * kBig);
-    for (std::size_t i = 0; i < pieces.size(); ++i)
-      pieces[i] = static_cast<std::byte>(i % 251 + static_cast<std::size_t>(c.rank()));
-    c.all_to_all(pieces.data(), all.data(), kBig, nullptr);
+    std::vector<std::byte> slices(2 * kBig), all(2 * kBig);
+    for (std::size_t i = 0; i < slices.size(); ++i)
+      slices[i] = static_cast<std::byte>(i % 251 + static_cast<std::size_t>(c.rank()));
+    c.all_to_all(slices.data(), all.data(), kBig, nullptr);
     bool equal = true;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const std::size_t sent = static_cast<std::size_t>(c.rank()) * kBig + i % kBig;

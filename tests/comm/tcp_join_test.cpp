@@ -68,7 +68,7 @@ std::string bytes_of(const TcpHello& hello) {
   return {reinterpret_cast<const char*>(&hello), sizeof(hello)};
 }
 // Returns the failure text and kind that arrive before the end of the connection.
-std::string told(const Socket& socket) {
+std::string received(const Socket& socket) {
   const auto soon = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   TcpHeader header;
   if (!socket.receive_all(&header, sizeof(header), soon)) return "";
@@ -125,7 +125,7 @@ TEST(TcpJoin, APortThatIsTaken) {
 struct Stranger {
   const char* name;
   std::string bytes;
-  std::string told = {};                            // "": nothing, and the connection ends
+  std::string received = {};                        // "": nothing, and the connection ends
   enum { answered, leaves, stays } end = answered;  // leaves before an answer, or never
 };
 
@@ -165,7 +165,7 @@ std::vector<Stranger> strangers() {
 
 class TcpStranger : public testing::TestWithParam<Stranger> {};
 
-TEST_P(TcpStranger, IsToldAndEndsNothing) {
+TEST_P(TcpStranger, IsReportedAndEndsNothing) {
   for (const bool slow : {false, true}) {
     const int port = free_port();
     Outcome first, second;
@@ -183,7 +183,7 @@ TEST_P(TcpStranger, IsToldAndEndsNothing) {
       }
       if (slow) say(stranger, bytes.substr(bytes.size() - 1));
       if (GetParam().end == Stranger::answered) {
-        EXPECT_EQ(told(stranger), GetParam().told);
+        EXPECT_EQ(received(stranger), GetParam().received);
       }
       if (GetParam().end == Stranger::stays) second = join(port, 1, 2, within(kLong));
     }
@@ -289,11 +289,11 @@ TEST(TcpJoin, SaysWhoIsMissing) {
 
 // Another program listens at rank 0's port, and sends something or nothing.
 TEST(TcpJoin, WhatListensMayBeNoRank) {
-  const auto answer = [](const std::string& bytes) {
+  const auto result = [](const std::string& bytes) {
     const Socket listener = Socket::listen(0);
     std::string full;
     std::atomic<bool> over = false;
-    std::thread answers([&] {
+    std::thread results([&] {
       Socket here;
       while (!here.is_open()) here = listener.accept(full);
       EXPECT_TRUE(say(here, bytes));
@@ -301,14 +301,14 @@ TEST(TcpJoin, WhatListensMayBeNoRank) {
     });
     const Outcome outcome = join(listener.port(), 1, 2, within(kShort));
     over = true;
-    answers.join();
+    results.join();
     return outcome.text;
   };
   const std::string no_rank = "make_tcp: rank 1: who listens there is not rank 0 of this group";
-  EXPECT_EQ(answer("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"), no_rank);
-  EXPECT_EQ(answer(failure_bytes(TcpKind::places, "none")), no_rank);
-  EXPECT_EQ(answer(""), "make_tcp: rank 1: rank 0 still waits for others after 500 ms");
-  EXPECT_EQ(answer(failure_bytes(TcpKind::failure, "\x1b[2Jno\n")), "make_tcp: \\x1b[2Jno\\n");
+  EXPECT_EQ(result("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"), no_rank);
+  EXPECT_EQ(result(failure_bytes(TcpKind::places, "none")), no_rank);
+  EXPECT_EQ(result(""), "make_tcp: rank 1: rank 0 still waits for others after 500 ms");
+  EXPECT_EQ(result(failure_bytes(TcpKind::failure, "\x1b[2Jno\n")), "make_tcp: \\x1b[2Jno\\n");
 }
 
 // A connection that claims to be a rank, and then sends garbage.

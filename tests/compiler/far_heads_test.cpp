@@ -58,8 +58,8 @@ TEST_P(FarHeads, AreDenseThenWithinTheError) {
   EXPECT_EQ(r.repeated_steps, 0);
   EXPECT_EQ(r.refreshes, 1);
   EXPECT_EQ(r.audits, 1) << "the trial's";
-  EXPECT_GT(r.mean_kept, 0.0);
-  EXPECT_LT(r.mean_kept, 0.67);
+  EXPECT_GT(r.mean_selected, 0.0);
+  EXPECT_LT(r.mean_selected, 0.67);
   EXPECT_GE(context.memory().peak_bytes(), plan.workspace_bytes());
 
   // Runs another program with other threads.
@@ -92,7 +92,7 @@ TEST(FarHeadsSteps, MissesAreDoneAgainDensely) {
 // computed exactly.
 TEST(FarHeadsSteps, AllTilesKeptAreTheDenseGradients) {
   const std::string text =
-      far_graph(std::string(kFarLogits) + kFarLoss + kFarGrad, "", {.words = 32768});
+      far_graph(std::string(kFarLogits) + kFarLoss + kFarGrad, "", {.vocab_count = 32768});
   const CompiledProgram program = compiled(text);
   ir::Tensors inputs = random_inputs(GraphAccess::of(Graph::parse(text)), 3);
   for (double& x : inputs.at("x").data) x *= 1e-4;
@@ -104,14 +104,14 @@ TEST(FarHeadsSteps, AllTilesKeptAreTheDenseGradients) {
     for (const auto& [name, wanted] : dense)
       EXPECT_LT(relative_2norm(got.at(name), wanted), 1e-5) << name;
   }
-  EXPECT_EQ(far.report().mean_kept, 1.0);
+  EXPECT_EQ(far.report().mean_selected, 1.0);
   EXPECT_EQ(far.report().dense_steps, 2);
   EXPECT_FALSE(far.report().far) << "nothing was gained";
 }
 
 TEST(FarHeadsSteps, ASmallVocabularyIsDense) {
   const std::string text =
-      far_graph(std::string(kFarLogits) + kFarLoss + kFarGrad, "", {.words = 4000});
+      far_graph(std::string(kFarLogits) + kFarLoss + kFarGrad, "", {.vocab_count = 4000});
   const CompiledProgram program = compiled(text);
   const ir::Tensors inputs = random_inputs(GraphAccess::of(Graph::parse(text)), 3);
   const ir::Tensors dense = execute(program, inputs);
@@ -121,7 +121,8 @@ TEST(FarHeadsSteps, ASmallVocabularyIsDense) {
   for (int step = 1; step <= 5; ++step)
     EXPECT_TRUE(same_bits(execute(program, inputs, &far), dense));
   EXPECT_EQ(far.report().dense_steps, 5);
-  EXPECT_NE(far.explain().find("tiles of 4000 words: nothing to gain"), std::string::npos)
+  EXPECT_NE(far.explain().find("tiles of 4000 vocabulary entries: nothing to gain"),
+            std::string::npos)
       << far.explain();
 }
 
@@ -180,7 +181,7 @@ TEST(FarHeadsRefusals, SayWhatIsMissing) {
 TEST(FarHeadsRefusals, AnOrderOfAnotherVocabulary) {
   const std::string body = std::string(kFarLogits) + kFarLoss + kFarGrad;
   const CompiledProgram program = compiled(far_graph(body));
-  const CompiledProgram other = compiled(far_graph(body, "", {.words = 32768}));
+  const CompiledProgram other = compiled(far_graph(body, "", {.vocab_count = 32768}));
   const Context context = context_of();
   FarFieldHead far(context, quick_far_field(Accuracy::far_backward));
   const ir::Tensors inputs = far_inputs(program);

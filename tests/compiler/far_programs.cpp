@@ -16,7 +16,7 @@ std::string with_sizes(std::string text, FarSizes sizes) {
       text.replace(at, from.size(), to);
     }
   };
-  replace("WORDS", std::to_string(sizes.words));
+  replace("WORDS", std::to_string(sizes.vocab_count));
   replace("TOKENS", std::to_string(sizes.tokens));
   replace("DIM", std::to_string(sizes.dim));
   replace("DTYPE", sizes.dtype);
@@ -73,11 +73,11 @@ std::vector<FarCase> far_cases(FarSizes sizes) {
 }
 
 ir::Tensors far_inputs(const CompiledProgram& program, double spread) {
-  const CompiledProgram::Tensor* words_of = nullptr;
+  const CompiledProgram::Tensor* vocab_of = nullptr;
   for (const CompiledProgram::Tensor& t : program.parameters()) {
-    if (t.name == "w" || t.name == "m") words_of = &t;
+    if (t.name == "w" || t.name == "m") vocab_of = &t;
   }
-  const std::int64_t words = words_of->shape[0], dim = words_of->shape[1];
+  const std::int64_t vocab_count = vocab_of->shape[0], dim = vocab_of->shape[1];
   // Logits have the same spread in any dimension.
   const double unit = std::sqrt(8.0 / static_cast<double>(dim));
   std::mt19937_64 random(5);
@@ -91,14 +91,14 @@ ir::Tensors far_inputs(const CompiledProgram& program, double spread) {
     for (std::int64_t i = 0; i < rows; ++i) {
       if (t.name == "t") {
         to.data.push_back(i % 17 == 3   ? -100.0
-                          : i % 31 == 5 ? static_cast<double>(words)
-                                        : static_cast<double>(random() % words));
+                          : i % 31 == 5 ? static_cast<double>(vocab_count)
+                                        : static_cast<double>(random() % vocab_count));
       } else if (t.name == "i") {
-        to.data.push_back(static_cast<double>(random() % words));
+        to.data.push_back(static_cast<double>(random() % vocab_count));
       } else if (t.name == "b") {
         to.data.push_back(0.1 * normal(random));
       } else {
-        const bool table = rows == words;
+        const bool table = rows == vocab_count;
         const double scale = table ? unit : 1.0;
         if (i % (table ? 128 : rows / 4) == 0)
           for (double& c : center) c = (table ? 1.0 : 1.2) * scale * normal(random);

@@ -11,7 +11,7 @@
 namespace logitless::test {
 
 struct FarSizes {
-  std::int64_t tokens = 128, words = 65536, dim = 8;
+  std::int64_t tokens = 128, vocab_count = 65536, dim = 8;
   const char* dtype = "f32";  // of %x and %w
 };
 

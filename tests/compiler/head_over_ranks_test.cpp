@@ -20,8 +20,8 @@
 namespace logitless::test {
 namespace {
 
-constexpr std::int64_t kTokens = 48, kWords = 12345, kDim = 16;  // of a rank; of all; of both
-constexpr std::size_t kGuard = 16;                               // elements behind a tensor
+constexpr std::int64_t kTokens = 48, kVocabCount = 12345, kDim = 16;  // of a rank; of all; of both
+constexpr std::size_t kGuard = 16;                                    // elements behind a tensor
 
 CompiledProgram program_of(const std::string& body, const std::string& more, std::int64_t tokens,
                            int threads = 1) {
@@ -29,7 +29,7 @@ CompiledProgram program_of(const std::string& body, const std::string& more, std
   options.threads = threads;
   FarSizes sizes;
   sizes.tokens = tokens;
-  sizes.words = kWords;
+  sizes.vocab_count = kVocabCount;
   sizes.dim = kDim;
   return compile(Graph::parse(far_graph(body, more, sizes)), options);
 }
@@ -56,10 +56,10 @@ Problem problem(int ranks) {
     for (std::int64_t i = 0; i < count; ++i) to.push_back(scale * normal(random));
   };
   fill(p.x, ranks * kTokens * kDim, 1.0f);
-  fill(p.w, kWords * kDim, 0.5f);
-  fill(p.b, kWords, 0.3f);
+  fill(p.w, kVocabCount * kDim, 0.5f);
+  fill(p.b, kVocabCount, 0.3f);
   for (std::int64_t i = 0; i < ranks * kTokens; ++i)
-    p.t.push_back(i % 7 == 3 ? -100 : static_cast<std::int64_t>(random() % kWords));
+    p.t.push_back(i % 7 == 3 ? -100 : static_cast<std::int64_t>(random() % kVocabCount));
   return p;
 }
 
@@ -68,16 +68,16 @@ struct Results {
   Floats d_x, d_w, d_b;
 };
 
-// Runs a program with `tokens` tokens from `first` on and the vocabulary entries from `first_word`
+// Runs a program with `tokens` tokens from `first` on and the vocabulary entries from `vocab_begin`
 // on.
 Results run(const CompiledProgram& program, const Problem& p, std::int64_t first,
-            std::int64_t tokens, std::int64_t first_word, std::int64_t rows, HeadOverRanks* head) {
+            std::int64_t tokens, std::int64_t vocab_begin, std::int64_t rows, HeadOverRanks* head) {
   // Tensors have exactly the local rows.
   const auto part = [](const Floats& of, std::int64_t begin, std::int64_t count) {
     return Floats(of.begin() + begin, of.begin() + begin + count);
   };
   const Floats x = part(p.x, first * kDim, tokens * kDim);
-  Floats w = part(p.w, first_word * kDim, rows * kDim), b = part(p.b, first_word, rows);
+  Floats w = part(p.w, vocab_begin * kDim, rows * kDim), b = part(p.b, vocab_begin, rows);
   w.reserve(1);
   b.reserve(1);
   const std::vector<std::int64_t> t(p.t.begin() + first, p.t.begin() + first + tokens);
@@ -117,11 +117,11 @@ double difference(const Floats& a, const float* b) {
   return std::sqrt(squares / std::max(all, 1e-30));
 }
 
-Sharding words_of(const std::shared_ptr<Communicator>& ranks, std::int64_t first_word) {
+Sharding vocab_of(const std::shared_ptr<Communicator>& ranks, std::int64_t vocab_begin) {
   Sharding sharding;
-  sharding.words = ranks;
-  sharding.vocab = kWords;
-  sharding.first_word = first_word;
+  sharding.vocab_group = ranks;
+  sharding.vocab = kVocabCount;
+  sharding.vocab_begin = vocab_begin;
   sharding.tokens = true;
   return sharding;
 }
@@ -136,7 +136,7 @@ std::vector<Results> over_ranks(const Problem& p, const std::vector<std::int64_t
          const auto r = static_cast<std::size_t>(self.rank());
          const CompiledProgram program = program_of(kBody, kMore, kTokens, threads);
          const std::int64_t rows = borders[r + 1] - borders[r];
-         HeadOverRanks head(program, Context({.threads = threads}), words_of(group[r], borders[r]),
+         HeadOverRanks head(program, Context({.threads = threads}), vocab_of(group[r], borders[r]),
                             rows, budget);
          EXPECT_GT(head.plan().workspace_bytes(), 0U);
          EXPECT_TRUE(budget == 0 || head.plan().workspace_bytes() <= budget);
@@ -147,13 +147,14 @@ std::vector<Results> over_ranks(const Problem& p, const std::vector<std::int64_t
   return all;
 }
 
-TEST(HeadOverRanks, IsWhatOneProgramMakesOfAllTokensAndWords) {
-  for (const std::vector<std::int64_t>& borders :
-       {std::vector<std::int64_t>{0, kWords}, {0, 6000, kWords}, {0, 100, 100, kWords}}) {
+TEST(HeadOverRanks, IsWhatOneProgramMakesOfAllTokensAndVocab) {
+  for (const std::vector<std::int64_t>& borders : {std::vector<std::int64_t>{0, kVocabCount},
+                                                   {0, 6000, kVocabCount},
+                                                   {0, 100, 100, kVocabCount}}) {
     const int ranks = static_cast<int>(borders.size()) - 1;
     const Problem p = problem(ranks);
-    const Results whole =
-        run(program_of(kBody, kMore, ranks * kTokens), p, 0, ranks * kTokens, 0, kWords, nullptr);
+    const Results whole = run(program_of(kBody, kMore, ranks * kTokens), p, 0, ranks * kTokens, 0,
+                              kVocabCount, nullptr);
     const std::vector<Results> all = over_ranks(p, borders);
     double loss = 0.0;
     for (std::size_t r = 0; r < all.size(); ++r) {
@@ -169,15 +170,15 @@ TEST(HeadOverRanks, IsWhatOneProgramMakesOfAllTokensAndWords) {
 
 TEST(HeadOverRanks, HasTheSameBitsForAnyThreadsAndKeepsItsBudget) {
   const Problem p = problem(2);
-  const std::vector<Results> one = over_ranks(p, {0, 6000, kWords});
-  const std::vector<Results> three = over_ranks(p, {0, 6000, kWords}, 3);
+  const std::vector<Results> one = over_ranks(p, {0, 6000, kVocabCount});
+  const std::vector<Results> three = over_ranks(p, {0, 6000, kVocabCount}, 3);
   for (std::size_t r = 0; r < one.size(); ++r) {
     EXPECT_EQ(one[r].d_x, three[r].d_x);
     EXPECT_EQ(one[r].d_w, three[r].d_w);
     EXPECT_EQ(one[r].d_b, three[r].d_b);
     EXPECT_EQ(one[r].loss, three[r].loss);
   }
-  const std::vector<Results> small = over_ranks(p, {0, 6000, kWords}, 1, 600000);
+  const std::vector<Results> small = over_ranks(p, {0, 6000, kVocabCount}, 1, 600000);
   EXPECT_LT(difference(small[1].d_w, one[1].d_w.data()), 1e-5);
 }
 
@@ -185,22 +186,22 @@ TEST(HeadOverRanks, HasTheSameBitsForAnyThreadsAndKeepsItsBudget) {
 struct Wanted {
   std::string body = kBody, more = kMore;
   std::int64_t rows = 6000;  // of the first rank; the second has the rest
-  std::int64_t vocab = kWords;
+  std::int64_t vocab = kVocabCount;
   bool tokens = true, replicas = false;
-  WeightSharding weight = WeightSharding::words;
+  WeightSharding weight = WeightSharding::rows;
 };
 void expect_refused(const Wanted& wanted, const std::string& kind, const std::string& text) {
   const Ranks group = make_thread_group(2, std::chrono::seconds(60));
   for (const Outcome& outcome : run_ranks(group, [&](Communicator& self) {
          const CompiledProgram program = program_of(wanted.body, wanted.more, kTokens);
          Sharding sharding =
-             words_of(group[static_cast<std::size_t>(self.rank())], self.rank() == 0 ? 0 : 6000);
+             vocab_of(group[static_cast<std::size_t>(self.rank())], self.rank() == 0 ? 0 : 6000);
          sharding.vocab = wanted.vocab;
          sharding.tokens = wanted.tokens;
          sharding.weight = wanted.weight;
          if (wanted.replicas) sharding.replicas = make_thread_group(1)[0];
          HeadOverRanks head(program, Context({.threads = 1}), sharding,
-                            self.rank() == 0 ? wanted.rows : kWords - 6000);
+                            self.rank() == 0 ? wanted.rows : kVocabCount - 6000);
        })) {
     EXPECT_EQ(outcome.kind, kind) << outcome.text;
     EXPECT_NE(outcome.text.find(text), std::string::npos) << outcome.text;
@@ -208,14 +209,14 @@ void expect_refused(const Wanted& wanted, const std::string& kind, const std::st
 }
 
 TEST(HeadOverRanks, IsRefusedOnAllRanks) {
-  expect_refused({.rows = 5999}, "InvalidArgument", "word 5999");
+  expect_refused({.rows = 5999}, "InvalidArgument", "vocabulary entry 5999");
   expect_refused({.rows = -1}, "InvalidArgument", "rows: expected 0 or more, got -1");
-  expect_refused({.vocab = kWords + 1}, "InvalidArgument",
+  expect_refused({.vocab = kVocabCount + 1}, "InvalidArgument",
                  "sharding: vocab: expected the program's 12345, got 12346");
   expect_refused({.tokens = false}, "InvalidArgument", "sharding: tokens: expected true");
   expect_refused({.replicas = true}, "InvalidArgument", "sharding: replicas: expected none");
   expect_refused({.weight = WeightSharding::columns}, "InvalidArgument",
-                 "sharding: weight: expected words");
+                 "sharding: weight: expected rows");
   expect_refused({.body = "%s = reduce_sum %x dims(0, 1) return s: %s", .more = ""}, "Unsupported",
                  "has no head operation");
   // The embedding table is the head's weight, too.
@@ -239,17 +240,17 @@ TEST(HeadOverRanks, IsRefusedOnAllRanks) {
 
 TEST(HeadOverRanks, KeepsATableOfItsOwn) {
   const Problem p = problem(2);
-  const std::vector<Results> all = over_ranks(p, {0, 6000, kWords});
+  const std::vector<Results> all = over_ranks(p, {0, 6000, kVocabCount});
   const Ranks group = make_thread_group(2, std::chrono::seconds(60));
   std::vector<Results> tables(2);
   for (const Outcome& outcome : run_ranks(group, [&](Communicator& self) {
          const auto r = static_cast<std::size_t>(self.rank());
-         const std::int64_t first = r == 0 ? 0 : 6000, rows = r == 0 ? 6000 : kWords - 6000;
+         const std::int64_t first = r == 0 ? 0 : 6000, rows = r == 0 ? 6000 : kVocabCount - 6000;
          const CompiledProgram program = program_of(kBody, kMore, kTokens);
          std::vector<std::int32_t> table(static_cast<std::size_t>(rows));
          std::iota(table.begin(), table.end(), static_cast<std::int32_t>(first));
-         Sharding sharding = words_of(group[r], 0);
-         sharding.word_table = {table.data(), DType::i32, {table.size()}};
+         Sharding sharding = vocab_of(group[r], 0);
+         sharding.vocab_ids = {table.data(), DType::i32, {table.size()}};
          HeadOverRanks head(program, Context({.threads = 1}), sharding, rows);
          std::fill(table.begin(), table.end(), -1);
          tables[r] = run(program, p, self.rank() * kTokens, kTokens, first, rows, &head);
@@ -263,16 +264,16 @@ TEST(HeadOverRanks, KeepsATableOfItsOwn) {
 
 TEST(HeadOverRanks, RunsWhereWeightsMove) {
   const Problem p = problem(2);
-  const std::vector<Results> all = over_ranks(p, {0, 6000, kWords});
+  const std::vector<Results> all = over_ranks(p, {0, 6000, kVocabCount});
   const Ranks group = make_thread_group(2, std::chrono::seconds(60));
   for (const Outcome& outcome : run_ranks(group, [&](Communicator& self) {
          const auto r = static_cast<std::size_t>(self.rank());
-         const std::int64_t first = r == 0 ? 0 : 6000, rows = r == 0 ? 6000 : kWords - 6000;
+         const std::int64_t first = r == 0 ? 0 : 6000, rows = r == 0 ? 6000 : kVocabCount - 6000;
          const CompiledProgram program = program_of(kBody, kMore, kTokens);
-         Sharding sharding = words_of(group[r], first);
-         sharding.moves = Movement::weights;
+         Sharding sharding = vocab_of(group[r], first);
+         sharding.exchange = ExchangeMode::weights;
          HeadOverRanks head(program, Context({.threads = 1}), sharding, rows);
-         EXPECT_GT(head.plan().piece_rows, 0);
+         EXPECT_GT(head.plan().slice_rows, 0);
          const Results moved = run(program, p, self.rank() * kTokens, kTokens, first, rows, &head);
          EXPECT_LT(difference(moved.d_w, all[r].d_w.data()), 1e-5);
          EXPECT_LT(difference(moved.d_b, all[r].d_b.data()), 1e-5);
@@ -286,12 +287,12 @@ TEST(HeadOverRanks, RunsItsOwnProgramAlone) {
   const Problem p = problem(1);
   const CompiledProgram program = program_of(kBody, kMore, kTokens);
   const CompiledProgram other = program_of(kBody, kMore, kTokens);
-  HeadOverRanks head(program, Context({.threads = 1}), words_of(alone, 0), kWords);
-  const Outcome outcome = outcome_of([&] { run(other, p, 0, kTokens, 0, kWords, &head); });
+  HeadOverRanks head(program, Context({.threads = 1}), vocab_of(alone, 0), kVocabCount);
+  const Outcome outcome = outcome_of([&] { run(other, p, 0, kTokens, 0, kVocabCount, &head); });
   EXPECT_EQ(outcome.kind, "InvalidArgument");
   EXPECT_EQ(outcome.text, "head: expected a HeadOverRanks that was made of this program");
   HeadOverRanks moved = std::move(head);
-  EXPECT_TRUE(std::isfinite(run(program, p, 0, kTokens, 0, kWords, &moved).loss));
+  EXPECT_TRUE(std::isfinite(run(program, p, 0, kTokens, 0, kVocabCount, &moved).loss));
 }
 
 TEST(HeadOverRanks, NeedsNoGradients) {
@@ -302,9 +303,9 @@ TEST(HeadOverRanks, NeedsNoGradients) {
       " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %s = reduce_sum %d "
       "dims(0) return s: %s";
   const CompiledProgram program = program_of(body, "", kTokens);
-  HeadOverRanks head(program, Context({.threads = 1}), words_of(alone, 0), kWords);
-  const float over = run(program, p, 0, kTokens, 0, kWords, &head).loss;
-  EXPECT_NEAR(over / run(program, p, 0, kTokens, 0, kWords, nullptr).loss, 1.0f, 1e-6f);
+  HeadOverRanks head(program, Context({.threads = 1}), vocab_of(alone, 0), kVocabCount);
+  const float over = run(program, p, 0, kTokens, 0, kVocabCount, &head).loss;
+  EXPECT_NEAR(over / run(program, p, 0, kTokens, 0, kVocabCount, nullptr).loss, 1.0f, 1e-6f);
 }
 
 }  // namespace

@@ -231,7 +231,7 @@ Graph gelu_mlp(DType dtype) {
   return g;
 }
 
-TEST(MakeAgain, WhatTwoReadersWouldKeepAtThePeak) {
+TEST(Recompute, WhatTwoReadersWouldKeepAtThePeak) {
   const CompiledProgram program = compile(gelu_mlp(DType::f32), options_of({}, false));
   const std::int64_t hidden = 256 * 512 * 4, small = 256 * 16 * 4;
   const ir::Graph& graph = CompilerAccess::state(program).graph;
@@ -244,7 +244,7 @@ TEST(MakeAgain, WhatTwoReadersWouldKeepAtThePeak) {
   expect_same_bits(program, 5);
 }
 
-TEST(MakeAgain, WhatTheChunksOfALoopKeep) {
+TEST(Recompute, WhatTheChunksOfALoopKeep) {
   CompileOptions options = options_of({}, true);
   options.memory_budget = 0;
   options.chunks = 4;
@@ -255,7 +255,7 @@ TEST(MakeAgain, WhatTheChunksOfALoopKeep) {
 }
 
 // Values that memory rounds to 16 bits are not recomputed.
-TEST(MakeAgain, NothingThatMemoryRounds) {
+TEST(Recompute, NothingThatMemoryRounds) {
   const CompiledProgram program = compile(gelu_mlp(DType::bf16), options_of({}, false));
   expect_same_bits(program, 5);
 }

@@ -98,7 +98,7 @@ std::string explained(const std::string& name, CompileOptions options = {}) {
   return compile(program(name).make(DType::f32), options).explain();
 }
 
-TEST(Phases, OneWhereTheTangentIsAFactor) {
+TEST(Phases, OneWhereTheCotangentIsAFactor) {
   const std::string text = explained("squared");
   EXPECT_NE(text.find(", 1 phase;"), std::string::npos) << text;
   EXPECT_NE(text.find("tangent of 1"), std::string::npos) << text;

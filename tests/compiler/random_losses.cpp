@@ -26,9 +26,9 @@ class Author {
     const std::int64_t dims[] = {4, 6, 8, 12};
     dim_ = dims[below(4)];
     rows_ = head ? 130 + 130 * 3 * below(2) : 6 * (1 + below(4));
-    words_ = head ? (1 << 18) / rows_ + 8 * (1 + below(3)) : 8 * (3 + below(8));
-    if (head && below(3) == 0) rows_ = words_ = 520;  // then each may stand for the other
-    if (!head && below(3) == 0) words_ = rows_;
+    vocab_ = head ? (1 << 18) / rows_ + 8 * (1 + below(3)) : 8 * (3 + below(8));
+    if (head && below(3) == 0) rows_ = vocab_ = 520;  // then each may stand for the other
+    if (!head && below(3) == 0) vocab_ = rows_;
     Value loss = loss_of(logits());
     if (below(4) == 0) loss = loss + loss_of(logits()) * 0.3;
     if (below(3) == 0) loss = loss + mean(square(cast(hidden(rows_, dim_), wide_)), {0, 1}) * 0.1;
@@ -48,7 +48,7 @@ class Author {
   const DType dtype_, wide_;
   const LossSize size_;
   Graph g_;
-  std::int64_t rows_ = 0, words_ = 0, dim_ = 0;
+  std::int64_t rows_ = 0, vocab_ = 0, dim_ = 0;
   std::vector<Value> parameters_;              // floats
   std::map<Matrix, std::vector<Value>> made_;  // by shape
   std::map<Matrix, Value> indices_;            // by their number and the size they index
@@ -113,7 +113,7 @@ class Author {
       case 7:
         return flip(again(rows, columns), below(2));
       case 8:
-        return take(again(words_, columns), indices(rows, words_));
+        return take(again(vocab_, columns), indices(rows, vocab_));
       case 9: {
         const Value x = again(rows, columns);
         return rms_norm(x, parameter({columns}), 0.1);
@@ -160,24 +160,24 @@ class Author {
 
   Value logits() {
     const Value x = hidden(rows_, dim_);
-    const bool same = rows_ == words_ && below(2) == 0;
-    const Value w = same ? x : below(2) == 0 ? parameter({words_, dim_}) : hidden(words_, dim_);
+    const bool same = rows_ == vocab_ && below(2) == 0;
+    const Value w = same ? x : below(2) == 0 ? parameter({vocab_, dim_}) : hidden(vocab_, dim_);
     DotOptions options{.contract_a = {1}, .contract_b = {1}};
     options.f32_result = dtype_ != DType::f64;
     Value z = below(4) == 0 ? of_sequences(x, w, options) : dot(x, w, options);
     if (below(3) == 0) z = z * 0.7;
     if (below(3) == 0) {
-      z = z + (below(3) == 0 ? sum(cast(w, wide_), {1}) : cast(parameter({words_}), wide_));
+      z = z + (below(3) == 0 ? sum(cast(w, wide_), {1}) : cast(parameter({vocab_}), wide_));
     }
     switch (below(8)) {
       case 0:
         return tanh(z / 3.0) * 3.0;
       case 1:
-        return slice(z, 1, 0, words_ - 4);
+        return slice(z, 1, 0, vocab_ - 4);
       case 2:
         return select(equal(g_.iota(z.shape(), 0), g_.iota(z.shape(), 1)), 0.0 * z - 9.0, z);
       case 3:
-        return rows_ == words_ && z.shape()[0] == Dim(rows_) ? transpose(z, {1, 0}) : z;
+        return rows_ == vocab_ && z.shape()[0] == Dim(rows_) ? transpose(z, {1, 0}) : z;
       default:
         return z;
     }
@@ -187,18 +187,18 @@ class Author {
   Value of_sequences(const Value& x, const Value& w, DotOptions options) {
     options.contract_a = {2};
     const Value z = dot(reshape(x, {2, rows_ / 2, dim_}), w, options);
-    return reshape(slice(z, 1, 0, rows_ / 2 - 1), {rows_ - 2, words_});
+    return reshape(slice(z, 1, 0, rows_ / 2 - 1), {rows_ - 2, vocab_});
   }
 
   Value loss_of(const Value& z) {
-    const std::int64_t rows = z.shape()[0].value(), words = z.shape()[1].value();
-    const Value t = indices(rows, words);
+    const std::int64_t rows = z.shape()[0].value(), vocab_count = z.shape()[1].value();
+    const Value t = indices(rows, vocab_count);
     const Value lse = logsumexp(z, {1});
     switch (below(size_ == LossSize::head ? 6 : 13)) {
       case 0: {
         const Value loss = lse - pick(z, t, 1);
         const Value seen =
-            less(t, g_.constant(static_cast<double>(words) / 2.0, DType::i64, {rows}));
+            less(t, g_.constant(static_cast<double>(vocab_count) / 2.0, DType::i64, {rows}));
         return mean(select(seen, loss, 0.0 * loss), {0});
       }
       case 1:
@@ -232,7 +232,7 @@ class Author {
         return mean(logcumsumexp(c, 1), {0, 1});
       }
       case 11: {  // the largest few, which are all different
-        const Value apart = z + cast(g_.iota({words}, 0), wide_) * 0.01;
+        const Value apart = z + cast(g_.iota({vocab_count}, 0), wide_) * 0.01;
         return mean(log_softmax(sort(apart, 1, 4, true).values, 1), {0, 1}) +
                mean(max(apart, {1}), {0});
       }

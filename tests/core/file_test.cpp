@@ -38,7 +38,7 @@ TEST(MappedFile, ShowsTheBytes) {
   for (const std::size_t size : {0u, 1u, 4095u, 4096u, 4097u, 100'000u}) {
     std::string content(size, 'a');
     if (size > 0) content.back() = 'z';
-    write_whole(path, content);
+    write_atomically(path, content);
     EXPECT_EQ(mapped(path), content) << size;
   }
 }
@@ -46,7 +46,7 @@ TEST(MappedFile, ShowsTheBytes) {
 TEST(MappedFile, OutlivesTheNameAndItsReplacement) {
   const TempDir directory;
   const std::string path = directory.file("x");
-  write_whole(path, "old");
+  write_atomically(path, "old");
   const MappedFile file(path);
   AtomicFile next(path);
   next.write("new!", 4);
@@ -77,7 +77,7 @@ TEST(MappedFile, ReportsTheOperatingSystem) {
   const std::string absent = directory.file("absent");
   EXPECT_EQ(refusal(absent), "'" + absent + "': cannot open: No such file or directory");
   EXPECT_EQ(refusal(""), "'': cannot open: No such file or directory");
-  write_whole(directory.file("x"), "x");
+  write_atomically(directory.file("x"), "x");
   EXPECT_EQ(refusal(directory.file("x/y")),
             "'" + directory.file("x/y") + "': cannot open: Not a directory");
   std::filesystem::create_symlink("loop", directory.file("loop"));
@@ -88,7 +88,7 @@ TEST(MappedFile, ReportsTheOperatingSystem) {
 TEST(MappedFile, NeedsPermission) {
   const TempDir directory;
   const std::string path = directory.file("x");
-  write_whole(path, "x");
+  write_atomically(path, "x");
   ASSERT_EQ(chmod(directory.file("").c_str(), 0755), 0);
   ASSERT_EQ(chmod(path.c_str(), 0), 0);
   const WithoutRoot rights;
@@ -109,10 +109,10 @@ TEST(AtomicFile, AppearsWholeWithCommit) {
     file.write("two", 3);
     file.commit();
     EXPECT_EQ(directory.listing(), Names{"x"});
-    EXPECT_EQ(read_whole(path), "one two");
+    EXPECT_EQ(read_file(path), "one two");
   }
   EXPECT_EQ(directory.listing(), Names{"x"});
-  EXPECT_EQ(read_whole(path), "one two");
+  EXPECT_EQ(read_file(path), "one two");
 }
 
 TEST(AtomicFile, WithoutCommitNothingHappened) {
@@ -120,14 +120,14 @@ TEST(AtomicFile, WithoutCommitNothingHappened) {
   const std::string path = directory.file("x");
   { AtomicFile(path).write("new", 3); }
   EXPECT_EQ(directory.listing(), Names{});
-  write_whole(path, "old");
+  write_atomically(path, "old");
   {
     AtomicFile file(path);
     file.write("new", 3);
-    EXPECT_EQ(read_whole(path), "old");
+    EXPECT_EQ(read_file(path), "old");
   }
   EXPECT_EQ(directory.listing(), Names{"x"});
-  EXPECT_EQ(read_whole(path), "old");
+  EXPECT_EQ(read_file(path), "old");
 }
 
 // A temporary of a killed process is removed by the next writer of the same file.
@@ -147,7 +147,7 @@ TEST(AtomicFile, RemovesWhatAKilledProcessLeft) {
   // Names that are not temporaries of x, or not of this library.
   const Names others = {"x.tmp",     "x.1-.tmp",   "x.1-2.tmp2",
                         "x.a-1.tmp", "xy.1-2.tmp", "x.far.1-2.tmp"};
-  for (const std::string& name : others) write_whole(directory.file(name), "kept");
+  for (const std::string& name : others) write_atomically(directory.file(name), "kept");
   std::filesystem::create_symlink("absent", directory.file("x.5-6.tmp"));
   std::filesystem::create_directory(directory.file("x.7-8.tmp"));
   AtomicFile alive(path);
@@ -164,7 +164,7 @@ TEST(AtomicFile, RemovesWhatAKilledProcessLeft) {
   for (const std::string& name : expected)
     EXPECT_NE(std::find(left.begin(), left.end(), name), left.end()) << name;
   alive.commit();
-  EXPECT_EQ(read_whole(path), "other");
+  EXPECT_EQ(read_file(path), "other");
 }
 
 TEST(AtomicFile, ChecksAPathWithoutTouchingIt) {
@@ -172,10 +172,10 @@ TEST(AtomicFile, ChecksAPathWithoutTouchingIt) {
   const std::string path = directory.file("x");
   check_writable(path);
   EXPECT_EQ(directory.listing(), Names{});
-  write_whole(path, "old");
+  write_atomically(path, "old");
   check_writable(path);
   EXPECT_EQ(directory.listing(), Names{"x"});
-  EXPECT_EQ(read_whole(path), "old");
+  EXPECT_EQ(read_file(path), "old");
   const std::string long_name = directory.file(std::string(300, 'n'));
   EXPECT_EQ(message_of<DeviceError>([&] { check_writable(long_name); }),
             "'" + long_name + "': cannot create a temporary file beside it: File name too long");
@@ -189,9 +189,9 @@ TEST(AtomicFile, TwoWritersDoNotMix) {
   first.write("first", 5);
   second.write("second", 6);
   second.commit();
-  EXPECT_EQ(read_whole(path), "second");
+  EXPECT_EQ(read_file(path), "second");
   first.commit();
-  EXPECT_EQ(read_whole(path), "first");
+  EXPECT_EQ(read_file(path), "first");
   EXPECT_EQ(directory.listing(), Names{"x"});
 }
 
@@ -216,13 +216,13 @@ TEST(AtomicFile, FollowsLinks) {
   const TempDir directory;
   ASSERT_EQ(mkdir(directory.file("folder").c_str(), 0777), 0);
   const std::string target = directory.file("folder/target");
-  write_whole(target, "old");
+  write_atomically(target, "old");
   std::filesystem::create_symlink("folder/target", directory.file("inner"));
   std::filesystem::create_symlink("inner", directory.file("outer"));
   AtomicFile file(directory.file("outer"));
   file.write("new", 3);
   file.commit();
-  EXPECT_EQ(read_whole(target), "new");
+  EXPECT_EQ(read_file(target), "new");
   EXPECT_TRUE(std::filesystem::is_symlink(directory.file("outer")));
   EXPECT_TRUE(std::filesystem::is_symlink(directory.file("inner")));
 }
@@ -230,7 +230,7 @@ TEST(AtomicFile, FollowsLinks) {
 TEST(AtomicFile, FollowsNoLinkOfAnotherUser) {
   const TempDir directory;
   const std::string target = directory.file("target"), link = directory.file("link");
-  write_whole(target, "old");
+  write_atomically(target, "old");
   std::filesystem::create_symlink("target", link);
   std::filesystem::create_symlink("link", directory.file("outer"));
   constexpr uid_t kNobody = 65534;
@@ -239,9 +239,9 @@ TEST(AtomicFile, FollowsNoLinkOfAnotherUser) {
     EXPECT_EQ(message_of<InvalidArgument>([&] { AtomicFile file(path); }),
               "'" + link + "' is a link of another user, which is not followed");
   }
-  EXPECT_EQ(read_whole(target), "old");
+  EXPECT_EQ(read_file(target), "old");
   write_file(link, "cached", FileUse::cache);
-  EXPECT_EQ(read_whole(target), "old");
+  EXPECT_EQ(read_file(target), "old");
   EXPECT_FALSE(std::filesystem::is_symlink(link));
 }
 
@@ -249,12 +249,12 @@ TEST(AtomicFile, FollowsNoLinkOfAnotherUser) {
 TEST(AtomicFile, OfACacheReplacesLinksAndIsPrivate) {
   const TempDir directory;
   const std::string target = directory.file("target"), link = directory.file("link");
-  write_whole(target, "old");
+  write_atomically(target, "old");
   ASSERT_EQ(chmod(target.c_str(), 0666), 0);
   std::filesystem::create_symlink("target", link);
   write_file(link, "new", FileUse::cache);
-  EXPECT_EQ(read_whole(target), "old");
-  EXPECT_EQ(read_whole(link), "new");
+  EXPECT_EQ(read_file(target), "old");
+  EXPECT_EQ(read_file(link), "new");
   EXPECT_EQ(mode_of(link), 0600u);
   write_file(target, "newer", FileUse::cache);
   EXPECT_EQ(mode_of(target), 0600u);
@@ -287,7 +287,7 @@ TEST(AtomicFile, RefusesToReplaceWhatIsNoFile) {
 
 TEST(AtomicFile, NeedsAFolderThatIsThere) {
   const TempDir directory;
-  write_whole(directory.file("x"), "old");
+  write_atomically(directory.file("x"), "old");
   const std::pair<std::string, std::string> cases[] = {
       {directory.file("absent/x"), "No such file or directory"},
       {directory.file("x/y"), "Not a directory"},
@@ -303,7 +303,7 @@ TEST(AtomicFile, NeedsAFolderThatIsThere) {
 TEST(AtomicFile, NeedsPermission) {
   const TempDir directory;
   const std::string path = directory.file("x");
-  write_whole(path, "old");
+  write_atomically(path, "old");
   ASSERT_EQ(chmod(path.c_str(), 0666), 0);
   ASSERT_EQ(chmod(directory.file("").c_str(), 0555), 0);
   {
@@ -313,14 +313,14 @@ TEST(AtomicFile, NeedsPermission) {
               "'" + path + "': cannot create a temporary file beside it: Permission denied");
   }
   EXPECT_EQ(directory.listing(), Names{"x"});
-  EXPECT_EQ(read_whole(path), "old");
+  EXPECT_EQ(read_file(path), "old");
   ASSERT_EQ(chmod(directory.file("").c_str(), 0755), 0);
 }
 
 TEST(AtomicFile, FullDiskLeavesTheOldFile) {
   const TempDir directory;
   const std::string path = directory.file("x");
-  write_whole(path, "old");
+  write_atomically(path, "old");
   const std::string large(100'000, 'x');
   {
     const FileSizeLimit limit(5000);
@@ -334,7 +334,7 @@ TEST(AtomicFile, FullDiskLeavesTheOldFile) {
     EXPECT_EQ(message, "'" + path + "': cannot write: File too large");
   }
   EXPECT_EQ(directory.listing(), Names{"x"});
-  EXPECT_EQ(read_whole(path), "old");
+  EXPECT_EQ(read_file(path), "old");
 }
 
 TEST(AtomicFile, RefusedRenameLeavesNothingBehind) {
@@ -395,7 +395,7 @@ TEST(WriteElements, FollowsEveryStride) {
       write_elements(file, view);
       file.write(">", 1);
       file.commit();
-      EXPECT_TRUE(read_whole(directory.file("x")) == "<" + elements_of(view) + ">")
+      EXPECT_TRUE(read_file(directory.file("x")) == "<" + elements_of(view) + ">")
           << describe(view);
     }
   }

@@ -164,7 +164,7 @@ TEST(SafetensorsReader, RefusesLengthsThatTheFileDoesNotHold) {
 TEST(SafetensorsReader, RefusesHeadersLongerThanTheFormatAllows) {
   const TempDir directory;
   const std::string path = directory.file("long");
-  write_whole(path, safetensors_bytes("{}", "", kMaxSafetensorsHeader + 1));
+  write_atomically(path, safetensors_bytes("{}", "", kMaxSafetensorsHeader + 1));
   std::filesystem::resize_file(path, 8 + kMaxSafetensorsHeader + 1);  // a hole: takes no space
   EXPECT_EQ(message_of<InvalidArgument>([&] { TensorFile file(path); }),
             "'" + path + "': header of 100000001 bytes, expected 2 to 100000000");

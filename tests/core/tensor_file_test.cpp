@@ -108,7 +108,7 @@ TEST(TensorFile, WideElementsComeFirstSoThatAllAreAligned) {
   const TempDir directory;
   write_safetensors(directory.file("x"), named);
 
-  const std::string bytes = read_whole(directory.file("x"));
+  const std::string bytes = read_file(directory.file("x"));
   const Buffer block(bytes.size());  // aligned to 64
   std::memcpy(block.data(), bytes.data(), bytes.size());
   const std::span<const std::byte> span(block.as<std::byte>(), bytes.size());
@@ -155,13 +155,13 @@ TEST(TensorFile, UnalignedFilesAreReadToo) {
   const RandomTensor wide(DType::i64, {9}, 1);
   const std::string header = R"({"odd":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},)"
                              R"("wide":{"dtype":"I64","shape":[9],"data_offsets":[1,73]}})";
-  write_whole(directory.file("x"), safetensors_bytes(header, "o" + elements_of(wide.view())));
+  write_atomically(directory.file("x"), safetensors_bytes(header, "o" + elements_of(wide.view())));
   const TensorFile file(directory.file("x"));
   EXPECT_TRUE(aligned(file.tensor("wide")));
   EXPECT_EQ(content_of(file.tensor("wide")), content_of(wide.view()));
 
   const std::string dict = "{'descr': '<i8', 'fortran_order': False, 'shape': (9,)}";
-  write_whole(directory.file("y"), npy_bytes(1, dict, elements_of(wide.view())));
+  write_atomically(directory.file("y"), npy_bytes(1, dict, elements_of(wide.view())));
   const TensorFile npy(directory.file("y"));
   EXPECT_TRUE(aligned(npy.tensor("")));
   EXPECT_EQ(content_of(npy.tensor("")), content_of(wide.view()));
@@ -253,7 +253,7 @@ std::string small_file(const std::string& format) {
   } else {
     write_safetensors(directory.file("x"), named, {{"k", "v"}});
   }
-  return read_whole(directory.file("x"));
+  return read_file(directory.file("x"));
 }
 
 class DamagedTensorFile : public testing::TestWithParam<std::string> {};
@@ -268,7 +268,7 @@ TEST_P(DamagedTensorFile, EveryPrefixIsRefused) {
     const std::string message = message_of<InvalidArgument>([&] { TensorFile(bytes.get(), "x"); });
     EXPECT_TRUE(message.starts_with("'x': ")) << length << ": " << message;
     if (length % 16 == 0) {  // mapped files report the same
-      write_whole(directory.file("x"), prefix);
+      write_atomically(directory.file("x"), prefix);
       EXPECT_EQ(message_of<InvalidArgument>([&] { TensorFile(directory.file("x")); }),
                 "'" + directory.file("x") + "'" + message.substr(3));
     }
@@ -327,7 +327,7 @@ TEST(TensorFile, PathsThatCannotBeRead) {
   EXPECT_EQ(message_of<InvalidArgument>([&] { TensorFile file(folder); }),
             "'" + folder + "' is not a regular file");
   const std::string empty = directory.file("empty");
-  write_whole(empty, "");
+  write_atomically(empty, "");
   EXPECT_EQ(message_of<InvalidArgument>([&] { TensorFile file(empty); }),
             "'" + empty + "': 0 bytes are too few for a safetensors or npy file");
 }
@@ -358,7 +358,7 @@ TEST(WriteSafetensors, RefusesBeforeAnythingIsWritten) {
   const TempDir directory;
   const std::string path = directory.file("x");
   for (const bool exists : {false, true}) {
-    if (exists) write_whole(path, "old");
+    if (exists) write_atomically(path, "old");
     for (const Case& c : cases) {
       EXPECT_EQ(
           message_of<InvalidArgument>([&] { write_safetensors(path, c.tensors, c.metadata); }),
@@ -366,7 +366,7 @@ TEST(WriteSafetensors, RefusesBeforeAnythingIsWritten) {
       EXPECT_EQ(directory.listing(), exists ? Names{"x"} : Names{});
     }
   }
-  EXPECT_EQ(read_whole(path), "old");
+  EXPECT_EQ(read_file(path), "old");
 }
 
 TEST(WriteSafetensors, RefusesAHeaderThatNoReaderTakes) {
@@ -385,7 +385,7 @@ TEST(WriteTensorFile, FullDiskLeavesTheOldFile) {
   const RandomTensor tensor(DType::f32, {100'000}, 1);
   const NamedTensor named[] = {{"t", tensor.view()}};
   for (const bool exists : {false, true}) {
-    if (exists) write_whole(path, "old");
+    if (exists) write_atomically(path, "old");
     const FileSizeLimit limit(100'000);
     ASSERT_TRUE(limit.ok());
     const std::string expected = "'" + path + "': cannot write: File too large";
@@ -393,7 +393,7 @@ TEST(WriteTensorFile, FullDiskLeavesTheOldFile) {
     EXPECT_EQ(message_of<DeviceError>([&] { write_npy(path, tensor.view()); }), expected);
     EXPECT_EQ(directory.listing(), exists ? Names{"x"} : Names{});
   }
-  EXPECT_EQ(read_whole(path), "old");
+  EXPECT_EQ(read_file(path), "old");
 }
 
 TEST(WriteTensorFile, FoldersThatRefuse) {

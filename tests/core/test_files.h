@@ -24,12 +24,12 @@
 
 namespace logitless {
 
-inline std::string read_whole(const std::string& path) {
+inline std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-inline void write_whole(const std::string& path, const std::string& bytes) {
+inline void write_atomically(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 

@@ -129,9 +129,9 @@ TEST_F(CudaCrossEntropy, TwentyRunsGiveTheSameBits) {
       run.kernel = kernel;
       run.plan = kind;
       run.gradient_dtype = DType::bf16;
-      const HeadAnswer first = run_head(problem, run);
+      const HeadResult first = run_head(problem, run);
       for (int again = 0; again < 19; ++again) {
-        const HeadAnswer next = run_head(problem, run);
+        const HeadResult next = run_head(problem, run);
         ASSERT_EQ(first.loss.bytes(), next.loss.bytes());
         ASSERT_EQ(first.lse.bytes(), next.lse.bytes());
         ASSERT_EQ(first.d_hidden.bytes(), next.d_hidden.bytes());
@@ -171,8 +171,8 @@ TEST_F(CudaCrossEntropy, StatisticsAreTheCpus) {
   const LossStatistics cpu = run_head(problem, run).statistics;
   for (const std::string& kernel : kernels()) {
     run.kernel = kernel;
-    const HeadAnswer answer = run_head(problem, run);
-    const LossStatistics& gpu = answer.statistics;
+    const HeadResult result = run_head(problem, run);
+    const LossStatistics& gpu = result.statistics;
     EXPECT_EQ(gpu.tokens, cpu.tokens);
     EXPECT_EQ(gpu.valid_tokens, cpu.valid_tokens);
     EXPECT_EQ(gpu.correct, cpu.correct);
@@ -195,7 +195,7 @@ TEST_F(CudaCrossEntropy, NextTokenShiftsTheTargets) {
     SCOPED_TRACE(kernel);
     RunSpec run;
     run.kernel = kernel;
-    const HeadAnswer expected = run_head(shifted, run);
+    const HeadResult expected = run_head(shifted, run);
     run.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
       o.next_token = true;
       const auto batched = [&](auto view) {
@@ -207,10 +207,10 @@ TEST_F(CudaCrossEntropy, NextTokenShiftsTheTargets) {
       for (TensorView* view : {&out.lse, &out.log_prob, &out.target_logit})
         *view = TensorView(view->data(), view->dtype(), {kBatch, kTime});
     };
-    const HeadAnswer answer = run_head(problem, run);
-    EXPECT_EQ(answer.loss.bytes(), expected.loss.bytes());
-    EXPECT_EQ(answer.d_hidden.bytes(), expected.d_hidden.bytes());
-    EXPECT_EQ(answer.d_weight.bytes(), expected.d_weight.bytes());
+    const HeadResult result = run_head(problem, run);
+    EXPECT_EQ(result.loss.bytes(), expected.loss.bytes());
+    EXPECT_EQ(result.d_hidden.bytes(), expected.d_hidden.bytes());
+    EXPECT_EQ(result.d_weight.bytes(), expected.d_weight.bytes());
   }
 }
 
@@ -230,14 +230,14 @@ TEST_F(CudaCrossEntropy, IgnoredTokensLeaveNoTrace) {
     run.kernel = kernel;
     run.plan = PlanKind::dense;
     expect_matches_oracle(problem, run);
-    const HeadAnswer clean = run_head(problem, run);
+    const HeadResult clean = run_head(problem, run);
     for (const std::int64_t row : {0, 250, 1449}) {
       problem.targets.set(row, -100.0);
       problem.hidden.set(row * spec.dim + 3, NAN);
     }
-    const HeadAnswer answer = run_head(problem, run);
-    for (const double g : answer.d_weight.values()) ASSERT_TRUE(std::isfinite(g));
-    EXPECT_EQ(answer.lse.get(250), 0.0);
+    const HeadResult result = run_head(problem, run);
+    for (const double g : result.d_weight.values()) ASSERT_TRUE(std::isfinite(g));
+    EXPECT_EQ(result.lse.get(250), 0.0);
   }
 }
 
@@ -260,8 +260,8 @@ TEST_F(CudaCrossEntropy, ManyTargetsAToken) {
       run.plan = kind;
       expect_matches_oracle(problem, run);
       run.gradient_dtype = DType::bf16;
-      const HeadAnswer first = run_head(problem, run);
-      const HeadAnswer again = run_head(problem, run);
+      const HeadResult first = run_head(problem, run);
+      const HeadResult again = run_head(problem, run);
       EXPECT_EQ(first.d_weight.bytes(), again.d_weight.bytes());
     }
   }
@@ -269,7 +269,7 @@ TEST_F(CudaCrossEntropy, ManyTargetsAToken) {
 
 // Masks runs of vocabulary entries that a thread or tile handles alone, where all other logits are
 // far below 0.
-TEST_F(CudaCrossEntropy, MaskedRunsOfWordsAreNobodysGreatest) {
+TEST_F(CudaCrossEntropy, MaskedRunsOfVocabAreNeverTheArgmax) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     HeadProblem problem(spec_of(dtype));
     for (std::int64_t j = 0; j < problem.spec.vocab; ++j)
@@ -279,20 +279,20 @@ TEST_F(CudaCrossEntropy, MaskedRunsOfWordsAreNobodysGreatest) {
     problem.refresh_oracle();
     RunSpec run;
     run.extras = true;
-    const HeadAnswer cpu = run_head(problem, run);
+    const HeadResult cpu = run_head(problem, run);
     for (const std::string& kernel : kernels()) {
       if (!accepts(kernel, problem.spec)) continue;
       SCOPED_TRACE(kernel + " " + std::string(name_of(dtype)));
       run.kernel = kernel;
-      const HeadAnswer answer = run_head(problem, run);
-      EXPECT_LE(relative_error(answer.lse.values(), cpu.lse.values()), kLseBound);
-      EXPECT_NEAR(answer.loss.get(0), cpu.loss.get(0), 2e-4);  // logits are near 2000
+      const HeadResult result = run_head(problem, run);
+      EXPECT_LE(relative_error(result.lse.values(), cpu.lse.values()), kLseBound);
+      EXPECT_NEAR(result.loss.get(0), cpu.loss.get(0), 2e-4);  // logits are near 2000
       for (std::int64_t i = 0; i < problem.spec.tokens; ++i) {
-        const double word = answer.argmax.get(i);
-        ASSERT_GE(word, 300.0);
-        ASSERT_GE(std::fmod(word, 256.0), 128.0);
+        const double vocab_id = result.argmax.get(i);
+        ASSERT_GE(vocab_id, 300.0);
+        ASSERT_GE(std::fmod(vocab_id, 256.0), 128.0);
       }
-      for (const double g : answer.d_weight.values()) ASSERT_TRUE(std::isfinite(g));
+      for (const double g : result.d_weight.values()) ASSERT_TRUE(std::isfinite(g));
     }
   }
 }

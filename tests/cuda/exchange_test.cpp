@@ -98,11 +98,11 @@ struct Places {
     const std::size_t block = (bytes * ranks + 255) / 256 * 256;
     if (shared == nullptr) own = DeviceBuffer(gpu.context, 4 * block);
     auto* const base = static_cast<std::byte*>(shared == nullptr ? own.data() : shared);
-    for (std::byte** place : {&mine, &all, &pieces, &of_all})
+    for (std::byte** place : {&mine, &all, &slices, &of_all})
       *place = base + block * static_cast<std::size_t>(used++);
   }
   DeviceBuffer own;
-  std::byte *mine, *all, *pieces, *of_all;
+  std::byte *mine, *all, *slices, *of_all;
   int used = 0;
 };
 
@@ -115,7 +115,7 @@ void expect_exchanges(Gpu& gpu, std::size_t bytes, bool graph, void* shared = nu
   const auto exchange = [&] {
     gpu.group->begin_group();
     gpu.group->all_gather(at.mine, at.all, bytes, gpu.queue());
-    gpu.group->all_to_all(at.pieces, at.of_all, bytes, gpu.queue());
+    gpu.group->all_to_all(at.slices, at.of_all, bytes, gpu.queue());
     gpu.group->end_group();
   };
   DeviceGraph captured;
@@ -128,7 +128,7 @@ void expect_exchanges(Gpu& gpu, std::size_t bytes, bool graph, void* shared = nu
         given[r * bytes + i] = byte_of(i, rank + turn, r == ranks ? -1 : static_cast<int>(r));
     }
     if (bytes > 0) {
-      gpu.stream.copy(at.pieces, given.data(), bytes * ranks);
+      gpu.stream.copy(at.slices, given.data(), bytes * ranks);
       gpu.stream.copy(at.mine, given.data() + bytes * ranks, bytes);
       gpu.stream.fill(at.all, 0, bytes * ranks);
       gpu.stream.fill(at.of_all, 0, bytes * ranks);
@@ -242,7 +242,7 @@ TEST_F(Exchange, ARankThatDoesNotCopyIsMissed) {
   EXPECT_EQ(run([](Gpu& gpu) { expect_exchanges(gpu, 1000, false); }), fine());
 }
 
-TEST_F(Exchange, HostsMeet) {
+TEST_F(Exchange, HostsSynchronize) {
   NcclOptions options;
   options.copy_engines = false;
   const auto body = [&](Gpu& gpu) {
@@ -271,11 +271,11 @@ TEST_F(Exchange, IsCaptured) {
 TEST_F(Exchange, RanksAgree) {
   const auto outcomes = run([&](Gpu& gpu) {
     const int rank = gpu.group->rank(), size = gpu.group->size();
-    const auto words = [&](PlanDigest& digest) {
-      const WordRun run{rank * 10, rank * 10 + 10};
-      digest.words(10 * size, {&run, 1});
+    const auto vocab_count = [&](PlanDigest& digest) {
+      const VocabRun run{rank * 10, rank * 10 + 10};
+      digest.add_vocab(10 * size, {&run, 1});
     };
-    EXPECT_NE(agree(*gpu.group, words).plan, 0u);
+    EXPECT_NE(agree(*gpu.group, vocab_count).plan, 0u);
     EXPECT_EQ(outcome_of([&] {
                 agree(*gpu.group,
                       [&](PlanDigest& digest) { digest.same("dim", rank == 1 ? 4096 : 4100); });

@@ -48,7 +48,7 @@ TEST(CudaMoments, AreTheCpus) {
   if (!cuda::moments_unsupported().empty()) GTEST_SKIP() << cuda::moments_unsupported();
   for (const bool bias : {false, true}) {
     const Training t(70 * kTile + 37, 64, 300, 0.1);
-    const VocabOrder order(t.words, std::vector<float>(t.words.size(), 1.0f));
+    const VocabOrder order(t.vocab_ids, std::vector<float>(t.vocab_ids.size(), 1.0f));
     const VocabOrder cpu = measured(t, order, "", bias);
     const VocabOrder gpu = measured(t, order, "hopper", bias);
     EXPECT_EQ(gpu.dim(), t.dim);
@@ -71,7 +71,7 @@ TEST(CudaMoments, NaNsGiveFiniteOnes) {
     if (what == 0) t.hidden.set(17 * t.dim + 2, NAN);
     if (what == 1) t.weight.set(100 * t.dim, INFINITY);
     if (what == 2) t.hidden.fill(0.0);
-    const VocabOrder order(t.words, std::vector<float>(t.words.size(), 1.0f));
+    const VocabOrder order(t.vocab_ids, std::vector<float>(t.vocab_ids.size(), 1.0f));
     EXPECT_TRUE(measured(t, order, "hopper", true).has_moments()) << what;  // checks all moments
   }
 }
@@ -79,7 +79,7 @@ TEST(CudaMoments, NaNsGiveFiniteOnes) {
 TEST(CudaMoments, OtherHeadsAreRefused) {
   if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
   const Training t(6 * kTile, 12, 40);
-  const VocabOrder order(t.words, std::vector<float>(t.words.size(), 1.0f));
+  const VocabOrder order(t.vocab_ids, std::vector<float>(t.vocab_ids.size(), 1.0f));
   EXPECT_THROW(measured(t, order, "hopper", false), Unsupported);
 }
 
@@ -115,7 +115,7 @@ TEST_P(CudaFarHead, TrainsAndFallsBack) {
     if (!far) {
       EXPECT_TRUE(t.results() == exact.results());
     } else {
-      EXPECT_LT(all.far.kept, 0.6);
+      EXPECT_LT(all.far.selected, 0.6);
       EXPECT_GT(all.far.sampled, 0.0);
       EXPECT_LE(relative_error(t.d_hidden.values(), exact.d_hidden.values()), 0.15);
       EXPECT_EQ(all.far.audited_error >= 0.0, s.far.audited_error >= 0.0);
@@ -130,7 +130,7 @@ TEST_P(CudaFarHead, TrainsAndFallsBack) {
   }
   EXPECT_TRUE(audited);
   EXPECT_TRUE(head.report().far) << head.explain();
-  EXPECT_GT(head.report().mean_kept, 0.0);
+  EXPECT_GT(head.report().mean_selected, 0.0);
   const std::int64_t repeated = head.report().repeated_steps;
   t.shake();
   for (int step = 0; step < 4 && head.report().far; ++step) t.step(head);

@@ -26,10 +26,10 @@ inline bool has_hopper() {
 // Vocabulary entries in clusters of full tiles, shuffled within a rank; tokens of a few topics.
 // Every step moves both a little.
 struct Training {
-  explicit Training(std::int64_t words_wanted = 131072, std::int64_t columns = 128,
+  explicit Training(std::int64_t vocab_wanted = 131072, std::int64_t columns = 128,
                     std::int64_t rows = 2048, double spread = 0.02, std::int64_t ranks = 1,
                     std::int64_t cluster = kTile)
-      : vocab(words_wanted),
+      : vocab(vocab_wanted),
         dim(columns),
         tokens(rows),
         hidden(DType::bf16, {tokens, dim}),
@@ -42,19 +42,19 @@ struct Training {
         d_weight(DType::f32, {vocab, dim}) {
     std::mt19937_64 random(5);
     std::normal_distribution<double> normal;
-    words.resize(static_cast<std::size_t>(vocab));
-    std::iota(words.begin(), words.end(), 0);
+    vocab_ids.resize(static_cast<std::size_t>(vocab));
+    std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
     for (std::int64_t r = 0; r < ranks; ++r)
-      std::shuffle(words.begin() + vocab * r / ranks, words.begin() + vocab * (r + 1) / ranks,
-                   random);
+      std::shuffle(vocab_ids.begin() + vocab * r / ranks,
+                   vocab_ids.begin() + vocab * (r + 1) / ranks, random);
     const double unit = std::sqrt(8.0 / static_cast<double>(dim));
     std::vector<double> center(static_cast<std::size_t>(dim));
     for (std::int64_t at = 0; at < vocab; ++at) {
       for (std::int64_t k = 0; k < dim; ++k) {
         if (at % cluster == 0) center[k] = unit * normal(random);
-        weight.set(words[at] * dim + k, center[k] + spread * unit * normal(random));
+        weight.set(vocab_ids[at] * dim + k, center[k] + spread * unit * normal(random));
       }
-      bias.set(words[at], at % 19 == 0 ? -INFINITY : 0.3 * normal(random));
+      bias.set(vocab_ids[at], at % 19 == 0 ? -INFINITY : 0.3 * normal(random));
     }
     for (std::int64_t i = 0; i < tokens; ++i) {
       for (std::int64_t k = 0; k < dim; ++k) {
@@ -126,7 +126,7 @@ struct Training {
   }
 
   std::int64_t vocab, dim, tokens;
-  std::vector<std::int64_t> words;  // token ids, cluster by cluster
+  std::vector<std::int64_t> vocab_ids;  // token ids, cluster by cluster
   Tensor hidden, weight, bias, targets, loss, lse, d_hidden, d_weight;
 };
 

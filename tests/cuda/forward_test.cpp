@@ -59,7 +59,7 @@ struct DeviceRun {
         weight(p.weight),
         targets(p.targets),
         bias(p.bias),
-        omega(p.class_weight) {
+        logit_weights(p.class_weight) {
     const HeadSpec& s = p.spec;
     cuda::ForwardShape& shape = call.shape;
     shape = {s.tokens, s.dim, s.vocab, s.dtype, s.per_token, extras, extras, extras};
@@ -80,9 +80,9 @@ struct DeviceRun {
     call.weight = weight.data();
     call.weight_stride = s.dim;
     call.bias = bias.data<float>();
-    call.omega = omega.data<float>();
+    call.logit_weights = logit_weights.data<float>();
     call.targets = targets.data();
-    call.wide_targets = p.targets.view().dtype() == DType::i64;
+    call.int64_targets = p.targets.view().dtype() == DType::i64;
     call.logit_scale = s.logit_scale;
     call.softcap = s.softcap;
     call.lse = lse.data<float>();
@@ -99,12 +99,12 @@ struct DeviceRun {
     cuda::synchronize(nullptr);
   }
   void expect_guards() const {
-    for (const Guarded* g : {&hidden, &weight, &targets, &bias, &omega, &lse, &target_logit,
+    for (const Guarded* g : {&hidden, &weight, &targets, &bias, &logit_weights, &lse, &target_logit,
                              &log_prob, &entropy, &weighted, &argmax, &bad, &workspace})
       g->expect_guards();
   }
 
-  Guarded hidden, weight, targets, bias, omega;
+  Guarded hidden, weight, targets, bias, logit_weights;
   Guarded lse, target_logit, log_prob, entropy, weighted, argmax, bad, workspace;
   cuda::ForwardCall call;
 };
@@ -241,11 +241,11 @@ TEST_F(CudaForward, EqualLogitsCostLogV) {
     device.run();
     for (const float lse : device.lse.read<float>())
       EXPECT_NEAR(lse, std::log(static_cast<double>(vocab)), 1e-6 * std::log(vocab));
-    for (const std::int32_t word : device.argmax.read<std::int32_t>()) EXPECT_EQ(word, 0);
+    for (const std::int32_t vocab_id : device.argmax.read<std::int32_t>()) EXPECT_EQ(vocab_id, 0);
   }
 }
 
-TEST_F(CudaForward, MaskedWordsAndNanRows) {
+TEST_F(CudaForward, MaskedVocabAndNanRows) {
   HeadSpec spec = spec_of(300, 32, 900);
   spec.bias = true;
   HeadProblem problem(spec);
@@ -265,8 +265,8 @@ TEST_F(CudaForward, MaskedWordsAndNanRows) {
                 logits.lse),
             kLseBound);
   for (const float h : clean.entropy.read<float>()) EXPECT_TRUE(std::isfinite(h) && h > 0);
-  for (const std::int32_t word : clean.argmax.read<std::int32_t>())
-    EXPECT_TRUE(word >= 300 && word % 3 != 0);
+  for (const std::int32_t vocab_id : clean.argmax.read<std::int32_t>())
+    EXPECT_TRUE(vocab_id >= 300 && vocab_id % 3 != 0);
 
   problem.hidden.set(70 * spec.dim + 3, NAN);
   DeviceRun device(problem, true);
@@ -294,7 +294,7 @@ TEST_F(CudaForward, BadTargetIsReportedByItsPosition) {
 
 // The vocabulary in ranges, one call each, with the logits of all targets given. Sums relative to
 // one reference merge to those of the full vocabulary.
-TEST_F(CudaForward, RangesOfWordsAddUp) {
+TEST_F(CudaForward, RangesOfVocabAddUp) {
   struct Case {
     bool peaked;  // the ranges' sums leave fp32's range, above and below
     int per_token;
@@ -317,12 +317,12 @@ TEST_F(CudaForward, RangesOfWordsAddUp) {
     const std::int64_t borders[] = {0, 256, 257, 700, 1000};
     constexpr int kRanges = 4;
     const auto range = [&](DeviceRun& run, int r) {
-      run.call.first_word = borders[r];
-      run.call.whole_vocab = spec.vocab;
+      run.call.vocab_begin = borders[r];
+      run.call.global_vocab = spec.vocab;
       run.call.shape.vocab = borders[r + 1] - borders[r];
       run.call.weight = static_cast<const std::byte*>(run.call.weight) + borders[r] * spec.dim * 2;
       run.call.bias += borders[r];
-      if (run.call.omega != nullptr) run.call.omega += borders[r];
+      if (run.call.logit_weights != nullptr) run.call.logit_weights += borders[r];
     };
     std::vector<float> given(slots, 0.0f);
     for (int r = 0; r < kRanges; ++r) {
@@ -332,8 +332,8 @@ TEST_F(CudaForward, RangesOfWordsAddUp) {
       cuda::hopper_target_logits(part.call, logits.data<float>());
       const std::vector<float> own = logits.read<float>();
       for (std::size_t s = 0; s < slots; ++s) {
-        const std::int64_t word = problem.oracle.targets[s];
-        const bool here = word >= borders[r] && word < borders[r + 1];
+        const std::int64_t vocab_id = problem.oracle.targets[s];
+        const bool here = vocab_id >= borders[r] && vocab_id < borders[r + 1];
         if (here) given[s] = own[s];
         EXPECT_TRUE(here || own[s] == 0.0f) << "slot " << s;
       }
@@ -392,8 +392,8 @@ TEST_F(CudaForward, ATargetElsewhereIsNoBadOne) {
   problem.targets.set(120, 200);
   problem.targets.set(200, 300);
   DeviceRun device(problem, false);
-  device.call.whole_vocab = 300;
-  device.call.first_word = 50;
+  device.call.global_vocab = 300;
+  device.call.vocab_begin = 50;
   device.run();
   EXPECT_EQ(device.bad.read<std::uint64_t>()[0], 200u);
   EXPECT_TRUE(std::isfinite(device.lse.read<float>()[120]));

@@ -52,7 +52,7 @@ TEST_F(CudaShardingFar, BackwardIsTheOraclesForEachOption) {
       HeadSpec spec = spec_of();
       option.change(spec);
       FarProblem problem(spec);
-      const FarSplit split = deal_tiles(problem.order, ranks);
+      const FarSplit split = interleave_tiles(problem.order, ranks);
       problem.order = split.whole;
       for (const TokenSplit& tokens : splits(ranks, spec.tokens)) {
         SCOPED_TRACE(std::string(option.name) + " on " + std::to_string(ranks) + ", " +
@@ -62,11 +62,11 @@ TEST_F(CudaShardingFar, BackwardIsTheOraclesForEachOption) {
         FarGrid grid = far_grid(call_sharded_far(problem, split, run, tokens));
         ASSERT_FALSE(HasFailure());
         run.tau = far_tau(problem.oracle, upstream_of(problem, run), problem.order, grid, 0.3);
-        FarAnswer a = call_sharded_far(problem, split, run, tokens);
+        FarResult a = call_sharded_far(problem, split, run, tokens);
         ASSERT_FALSE(HasFailure());
         a.oracle = far_oracle(problem.oracle, upstream_of(problem, run), problem.order, far_grid(a),
                               a.tau);
-        EXPECT_LT(a.statistics.far.kept, 0.6);
+        EXPECT_LT(a.statistics.far.selected, 0.6);
         expect_far_field(problem, run, a);
         EXPECT_GE(a.statistics.far.imbalance, 1.0);
         EXPECT_LE(a.statistics.far.imbalance, ranks);
@@ -82,15 +82,15 @@ TEST_F(CudaShardingFar, BothWaysIsTheOraclesForEachOption) {
       HeadSpec spec = spec_of();
       option.change(spec);
       FarBothProblem problem(spec);
-      const FarSplit split = deal_tiles(problem.order, ranks);
+      const FarSplit split = interleave_tiles(problem.order, ranks);
       problem.order = split.whole;
       RunSpec run = run_of(PlanKind::far_both);
       run.tau = static_cast<float>(run_far_both(problem, run).tau);  // in a gap of the masses
       for (const TokenSplit& tokens : splits(ranks, spec.tokens)) {
         SCOPED_TRACE(std::string(option.name) + " on " + std::to_string(ranks) + ", " +
                      tokens.name);
-        FarBothAnswer a;
-        static_cast<HeadAnswer&>(a) = call_sharded_far(problem, split, run, tokens);
+        FarBothResult a;
+        static_cast<HeadResult&>(a) = call_sharded_far(problem, split, run, tokens);
         ASSERT_FALSE(HasFailure());
         a.tau = static_cast<double>(run.tau);
         a.oracle = far_both_oracle(problem.oracle, upstream_of(problem, run), problem.order,
@@ -103,7 +103,7 @@ TEST_F(CudaShardingFar, BothWaysIsTheOraclesForEachOption) {
 
 // Several chunks and blocks, with each rank's own order of tokens. Errors are within the bound,
 // which the audit measures; with all tiles selected gradients are exact.
-TEST_F(CudaShardingFar, AnyWordsOnARank) {
+TEST_F(CudaShardingFar, AnyVocabOnARank) {
   HeadSpec spec = spec_of(1500, 40);
   spec.bias = true;
   spec.ignored = 0.1;
@@ -112,20 +112,20 @@ TEST_F(CudaShardingFar, AnyWordsOnARank) {
                                      1.0 / oracle_normalizer(problem.oracle));
   const OracleGradients exact = oracle_gradients(problem.oracle, upstream);
   const double contract = gradient_bound(kType);
-  for (const WordSplit& words : word_splits(3, spec.vocab)) {
-    const FarSplit split = split_order(problem.order, words);
+  for (const VocabSplit& vocab_shards : vocab_splits(3, spec.vocab)) {
+    const FarSplit split = split_order(problem.order, vocab_shards);
     for (const TokenSplit& tokens : splits(3, spec.tokens)) {
-      SCOPED_TRACE(words.name + ", tokens " + tokens.name);
+      SCOPED_TRACE(vocab_shards.name + ", tokens " + tokens.name);
       RunSpec run = run_of();
       run.tau = 0.05f;
       run.audit_rows = 3 * 1500;  // all tokens of any rank
       run.extras = true;
       run.chunk_tokens = tokens.sharded() ? 768 : 512;
-      const FarAnswer a = call_sharded_far(problem, split, run, tokens);
+      const FarResult a = call_sharded_far(problem, split, run, tokens);
       ASSERT_FALSE(HasFailure());
       const FarFieldStatistics& far = a.statistics.far;
-      EXPECT_LT(far.kept, 0.95);
-      EXPECT_GT(far.kept, 0.05);
+      EXPECT_LT(far.selected, 0.95);
+      EXPECT_GT(far.selected, 0.05);
       const OracleLogits logits = oracle_logits(problem.oracle);
       double errors = 0, norms = 0;
       for (std::int64_t i = 0; i < spec.tokens; ++i) {
@@ -145,9 +145,9 @@ TEST_F(CudaShardingFar, AnyWordsOnARank) {
       EXPECT_NEAR(far.audited_error, std::sqrt(errors / norms), 2 * contract);
       EXPECT_LE(far.audited_error, far.bound * 3);
       run.tau = 1e-7f;
-      const FarAnswer all = call_sharded_far(problem, split, run, tokens);
+      const FarResult all = call_sharded_far(problem, split, run, tokens);
       ASSERT_FALSE(HasFailure());
-      EXPECT_EQ(all.statistics.far.kept, 1.0);
+      EXPECT_EQ(all.statistics.far.selected, 1.0);
       EXPECT_TRUE(all.statistics.far.dense_fallback);
       EXPECT_LE(relative_error(all.d_hidden.values(), exact.d_hidden), contract);
       EXPECT_LE(relative_error(all.d_weight.values(), exact.d_weight), contract);
@@ -160,7 +160,7 @@ TEST_F(CudaShardingFar, TheSameBitsWhateverTheRanksTiming) {
   HeadSpec spec = spec_of(1100);
   spec.bias = true;
   const FarBothProblem problem(spec);
-  const FarSplit split = deal_tiles(problem.order, 3);
+  const FarSplit split = interleave_tiles(problem.order, 3);
   for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
     for (const TokenSplit& tokens :
          {TokenSplit{"replicated"}, TokenSplit{"spread", {500, 0, 600}}}) {
@@ -171,12 +171,12 @@ TEST_F(CudaShardingFar, TheSameBitsWhateverTheRanksTiming) {
       run.sample_every = 2;
       run.gradient_dtype = DType::bf16;
       run.chunk_tokens = tokens.sharded() ? 768 : 512;
-      const FarAnswer one = call_sharded_far(problem, split, run, tokens);
+      const FarResult one = call_sharded_far(problem, split, run, tokens);
       ASSERT_FALSE(HasFailure());
       EXPECT_GT(one.statistics.far.sampled, 0.0);
       EXPECT_EQ(one.statistics.far.audited_tokens, tokens.sharded() ? 32 : 48);
       for (const unsigned delays : {1u, 2u}) {
-        const FarAnswer again = call_sharded_far(problem, split, run, tokens, delays);
+        const FarResult again = call_sharded_far(problem, split, run, tokens, delays);
         ASSERT_FALSE(HasFailure());
         expect_same_bits(again, one);
         EXPECT_EQ(again.bound.bytes(), one.bound.bytes());
@@ -193,7 +193,7 @@ TEST_F(CudaShardingFar, SamplesAverageToTheExactGradient) {
   const std::vector<double> upstream(static_cast<std::size_t>(spec.tokens),
                                      1.0 / oracle_normalizer(problem.oracle));
   const OracleGradients exact = oracle_gradients(problem.oracle, upstream);
-  const FarSplit split = deal_tiles(problem.order, 2);
+  const FarSplit split = interleave_tiles(problem.order, 2);
   std::vector<double> mean(exact.d_weight.size(), 0.0);
   constexpr std::uint64_t kEvery = 3;
   for (std::uint64_t seed = 6; seed < 6 + kEvery; ++seed) {
@@ -201,7 +201,7 @@ TEST_F(CudaShardingFar, SamplesAverageToTheExactGradient) {
     run.tau = 0.05f;
     run.sample_every = kEvery;
     run.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.sample_seed = seed; };
-    const FarAnswer a = call_sharded_far(problem, split, run);
+    const FarResult a = call_sharded_far(problem, split, run);
     ASSERT_FALSE(HasFailure());
     EXPECT_GT(a.statistics.far.sampled, 0.0);
     for (std::size_t i = 0; i < mean.size(); ++i)
@@ -215,20 +215,20 @@ TEST_F(CudaShardingFar, AddsAndLeavesIgnoredTokensAlone) {
   spec.ignored = 0.5;
   spec.bias = true;
   const FarProblem problem(spec);
-  const FarSplit split = deal_tiles(problem.order, 2);
+  const FarSplit split = interleave_tiles(problem.order, 2);
   for (const TokenSplit& tokens : splits(2, spec.tokens)) {
     RunSpec run = run_of();
     run.tau = 0.02f;
-    const FarAnswer plain = call_sharded_far(problem, split, run, tokens);
+    const FarResult plain = call_sharded_far(problem, split, run, tokens);
     run.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
       o.accumulate = true;
       for (const TensorView& view : {out.d_hidden, out.d_weight, out.d_bias})
         std::fill_n(static_cast<float*>(view.data()), view.numel(), 0.5f);
     };
-    const FarAnswer added = call_sharded_far(problem, split, run, tokens);
+    const FarResult added = call_sharded_far(problem, split, run, tokens);
     ASSERT_FALSE(HasFailure());
-    for (Tensor HeadAnswer::*field :
-         {&HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias}) {
+    for (Tensor HeadResult::*field :
+         {&HeadResult::d_hidden, &HeadResult::d_weight, &HeadResult::d_bias}) {
       for (std::int64_t i = 0; i < (plain.*field).numel(); ++i)
         ASSERT_NEAR((added.*field).get(i), (plain.*field).get(i) + 0.5, 2e-6);
     }
@@ -243,7 +243,7 @@ TEST_F(CudaShardingFar, NoTokenAtAll) {
   run.tau = 0.02f;
   run.audit_rows = 4;
   for (const TokenSplit& tokens : splits(2, spec.tokens)) {
-    const FarAnswer a = call_sharded_far(problem, deal_tiles(problem.order, 2), run, tokens);
+    const FarResult a = call_sharded_far(problem, interleave_tiles(problem.order, 2), run, tokens);
     ASSERT_FALSE(HasFailure());
     expect_zeros(a);
   }
@@ -252,8 +252,8 @@ TEST_F(CudaShardingFar, NoTokenAtAll) {
 // Ranks with orders that were not made together would put different tokens into a chunk.
 TEST_F(CudaShardingFar, AnOrderOfItsOwnIsNamed) {
   const FarProblem problem(spec_of());
-  const FarSplit split = deal_tiles(problem.order, 2);
-  const ShardedRun run{.words = split.words};
+  const FarSplit split = interleave_tiles(problem.order, 2);
+  const ShardedRun run{.vocab = split.vocab};
   const auto call_all = [&](const auto& change) {
     const Ranks group = make_group("hopper", 2);
     return run_ranks(group, [&](Communicator& me) {
@@ -285,16 +285,17 @@ TEST_F(CudaShardingFar, AnOrderOfItsOwnIsNamed) {
   expect_all(call_all([](int rank, const Sharding& sharding, VocabOrder& order) {
                VocabOrder other = order;
                if (rank == 1)
-                 other = VocabOrder(std::vector(order.words().rbegin(), order.words().rend()),
-                                    order.average());
+                 other =
+                     VocabOrder(std::vector(order.vocab_ids().rbegin(), order.vocab_ids().rend()),
+                                order.average());
                other = share_order(other, sharding);
                if (rank == 1) order = other;
              }),
              "order: rank 1 has another one than rank 0");
   expect_all(call_all([](int rank, const Sharding&, VocabOrder& order) {
-               if (rank == 1) order = VocabOrder(order.words(), order.average());
+               if (rank == 1) order = VocabOrder(order.vocab_ids(), order.average());
              }),
-             "words of all ranks, got one without places");
+             "vocabulary of all ranks, got one without places");
 }
 
 // --- Head of a training run.
@@ -319,35 +320,37 @@ TEST_P(CudaShardingFarHead, DecidesAlikeOnAllRanks) {
     }
     std::vector<LossStatistics> all(kRanks);
     const auto step = [&] {
-      const std::int64_t words = t.vocab / kRanks, tokens = spread ? t.tokens / kRanks : t.tokens;
+      const std::int64_t vocab_count = t.vocab / kRanks,
+                         tokens = spread ? t.tokens / kRanks : t.tokens;
       const auto outcomes = run_ranks(group, [&](Communicator& me) {
         const auto r = static_cast<std::size_t>(me.rank());
-        const std::int64_t word = me.rank() * words, token = spread ? me.rank() * tokens : 0;
+        const std::int64_t vocab_id = me.rank() * vocab_count,
+                           token = spread ? me.rank() * tokens : 0;
         const auto at = [](const Tensor& x, std::int64_t first) {
           return static_cast<const std::byte*>(x.view().data()) +
                  first * static_cast<std::int64_t>(size_of(x.view().dtype()));
         };
         std::vector<float> loss(1), lse(static_cast<std::size_t>(tokens));
         std::vector<float> d_hidden(static_cast<std::size_t>(tokens * t.dim));
-        std::vector<float> d_weight(static_cast<std::size_t>(words * t.dim));
+        std::vector<float> d_weight(static_cast<std::size_t>(vocab_count * t.dim));
         Mirror mirror("hopper");
         CrossEntropyInputs in;
         in.hidden = ConstTensorView(at(t.hidden, token * t.dim), kType, {tokens, t.dim});
-        in.weight = ConstTensorView(at(t.weight, word * t.dim), kType, {words, t.dim});
+        in.weight = ConstTensorView(at(t.weight, vocab_id * t.dim), kType, {vocab_count, t.dim});
         in.targets = ConstTensorView(at(t.targets, token), DType::i64, {tokens});
         in = mirror.in(in);
-        in.sharding = {.words = group[r], .vocab = t.vocab, .first_word = word};
+        in.sharding = {.vocab_group = group[r], .vocab = t.vocab, .vocab_begin = vocab_id};
         in.sharding.tokens = spread;
         CrossEntropyOutputs out;
         out.loss = TensorView(loss.data(), DType::f32, std::span<const std::int64_t>());
         out.lse = TensorView(lse.data(), DType::f32, {tokens});
         out.d_hidden = TensorView(d_hidden.data(), DType::f32, {tokens, t.dim});
-        out.d_weight = TensorView(d_weight.data(), DType::f32, {words, t.dim});
+        out.d_weight = TensorView(d_weight.data(), DType::f32, {vocab_count, t.dim});
         heads[r]->step({}, in, mirror.out(out));
         all[r] = heads[r]->statistics();
         mirror.finish();
-        for (std::int64_t i = 0; i < words * t.dim; ++i)
-          t.d_weight.set(word * t.dim + i, d_weight[static_cast<std::size_t>(i)]);
+        for (std::int64_t i = 0; i < vocab_count * t.dim; ++i)
+          t.d_weight.set(vocab_id * t.dim + i, d_weight[static_cast<std::size_t>(i)]);
         if (!spread && r > 0) return;
         for (std::int64_t i = 0; i < tokens * t.dim; ++i)
           t.d_hidden.set(token * t.dim + i, d_hidden[static_cast<std::size_t>(i)]);
@@ -370,7 +373,7 @@ TEST_P(CudaShardingFarHead, DecidesAlikeOnAllRanks) {
       if (!is_far) {
         EXPECT_LE(error, gradient_bound(kType));
       } else {
-        EXPECT_LT(far.kept, 0.6);
+        EXPECT_LT(far.selected, 0.6);
         EXPECT_LE(error, 0.15);
         EXPECT_EQ(heads[0]->order().has_moments(), GetParam() == Accuracy::far_both);
       }

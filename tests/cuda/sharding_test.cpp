@@ -24,7 +24,8 @@ class CudaSharding : public testing::Test {
     for (const std::string& name : tested_kernels()) {
       if (takes_shards(name, spec())) kernel_ = name;
     }
-    if (kernel_.empty()) GTEST_SKIP() << "no kernel of this GPU takes words over ranks";
+    if (kernel_.empty())
+      GTEST_SKIP() << "no kernel of this GPU takes vocabulary entries over ranks";
   }
   static HeadSpec spec() {
     return {.tokens = 600,
@@ -36,7 +37,7 @@ class CudaSharding : public testing::Test {
             .weight_scale = 3.0};
   }
   ShardedRun run_of(const TokenSplit& tokens) const {
-    ShardedRun run{.words = words_at("uneven", {0, 400, 401, 1100}), .tokens = tokens};
+    ShardedRun run{.vocab = vocab_at("uneven", {0, 400, 401, 1100}), .tokens = tokens};
     run.run.kernel = kernel_;
     run.run.extras = true;
     run.run.chunk_tokens = tokens.sharded() ? 256 * kRanks : 256;
@@ -51,7 +52,7 @@ class CudaSharding : public testing::Test {
       const std::function<void(CrossEntropyInputs&, CrossEntropyOutputs&, PlanRequest&)>& change,
       bool of_gpu = true) const {
     const HeadProblem problem(spec());
-    const ShardedRun run{.words = even_words(kRanks, 1100)};
+    const ShardedRun run{.vocab = even_vocab(kRanks, 1100)};
     const Ranks group = make_group(of_gpu ? kernel_ : "", kRanks);
     return run_ranks(group, [&](Communicator& me) {
       const RankProblem rank(problem, run, me.rank());
@@ -75,22 +76,22 @@ void expect_all(const std::vector<Outcome>& outcomes, const std::string& text) {
   for (const Outcome& o : outcomes) EXPECT_NE(o.text.find(text), std::string::npos) << o.text;
 }
 
-constexpr Tensor HeadAnswer::*kFields[] = {
-    &HeadAnswer::loss,   &HeadAnswer::lse,      &HeadAnswer::log_prob, &HeadAnswer::entropy,
-    &HeadAnswer::argmax, &HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias};
+constexpr Tensor HeadResult::*kFields[] = {
+    &HeadResult::loss,   &HeadResult::lse,      &HeadResult::log_prob, &HeadResult::entropy,
+    &HeadResult::argmax, &HeadResult::d_hidden, &HeadResult::d_weight, &HeadResult::d_bias};
 
 TEST_F(CudaSharding, RunsAreTheSameWhateverTheRanksTiming) {
   const HeadProblem problem(spec());
   for (const TokenSplit& tokens : splits()) {
     ShardedRun run = run_of(tokens);
     run.run.gradient_dtype = DType::bf16;
-    const HeadAnswer first = run_sharded(problem, run);
+    const HeadResult first = run_sharded(problem, run);
     ASSERT_FALSE(HasFailure());
     for (unsigned seed = 1; seed <= 5; ++seed) {
       run.delays = seed;
-      const HeadAnswer again = run_sharded(problem, run);
+      const HeadResult again = run_sharded(problem, run);
       ASSERT_FALSE(HasFailure());
-      for (Tensor HeadAnswer::*field : kFields)
+      for (Tensor HeadResult::*field : kFields)
         ASSERT_EQ((again.*field).bytes(), (first.*field).bytes()) << "seed " << seed;
     }
   }
@@ -103,14 +104,14 @@ TEST_F(CudaSharding, RowsThatMoveTogetherAreTheSameWhateverTheRanksTiming) {
   together.vocab = 1536;
   const HeadProblem problem(together);
   ShardedRun run = run_of(with_weights_moving({"spread", {500, 0, 100}}, 256));
-  run.words = even_words(kRanks, together.vocab);
-  const HeadAnswer first = run_sharded(problem, run);
+  run.vocab = even_vocab(kRanks, together.vocab);
+  const HeadResult first = run_sharded(problem, run);
   ASSERT_FALSE(HasFailure());
   for (run.delays = 1; run.delays <= 5; ++run.delays) {
-    const HeadAnswer again = run_sharded(problem, run);
+    const HeadResult again = run_sharded(problem, run);
     ASSERT_FALSE(HasFailure());
-    for (Tensor HeadAnswer::*field : {&HeadAnswer::loss, &HeadAnswer::lse, &HeadAnswer::argmax,
-                                      &HeadAnswer::d_hidden, &HeadAnswer::d_weight})
+    for (Tensor HeadResult::*field : {&HeadResult::loss, &HeadResult::lse, &HeadResult::argmax,
+                                      &HeadResult::d_hidden, &HeadResult::d_weight})
       ASSERT_EQ((again.*field).bytes(), (first.*field).bytes()) << "seed " << run.delays;
   }
 }
@@ -119,16 +120,16 @@ TEST_F(CudaSharding, AddsToWhatGradientsHold) {
   const HeadProblem problem(spec());
   for (const TokenSplit& tokens : splits()) {
     ShardedRun run = run_of(tokens);
-    const HeadAnswer fresh = run_sharded(problem, run);
+    const HeadResult fresh = run_sharded(problem, run);
     run.run.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
       o.accumulate = true;
       for (const TensorView& view : {out.d_hidden, out.d_weight, out.d_bias})
         std::fill_n(static_cast<float*>(view.data()), view.numel(), 3.0f);
     };
-    const HeadAnswer added = run_sharded(problem, run);
+    const HeadResult added = run_sharded(problem, run);
     ASSERT_FALSE(HasFailure());
-    for (Tensor HeadAnswer::*field :
-         {&HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias}) {
+    for (Tensor HeadResult::*field :
+         {&HeadResult::d_hidden, &HeadResult::d_weight, &HeadResult::d_bias}) {
       for (std::int64_t i = 0; i < (fresh.*field).numel(); ++i)
         ASSERT_NEAR((added.*field).get(i), (fresh.*field).get(i) + 3.0, 1e-6) << tokens.name;
     }
@@ -173,8 +174,8 @@ TEST_F(CudaSharding, MeanOverReplicas) {
   s.token_weight = true;
   const HeadProblem whole(s);
   const double normalizer = oracle_normalizer(whole.oracle);
-  ShardedRun by_group{.words = even_words(1, s.vocab), .tokens = {"groups", {250, 350}}};
-  by_group.words.ranks.push_back(by_group.words.ranks.front());
+  ShardedRun by_group{.vocab = even_vocab(1, s.vocab), .tokens = {"groups", {250, 350}}};
+  by_group.vocab.ranks.push_back(by_group.vocab.ranks.front());
   std::vector<Tensor> d_weight;
   std::vector<double> normalizers(4);
   for (int r = 0; r < 4; ++r) d_weight.emplace_back(DType::f32, std::vector{s.vocab / 2, s.dim});
@@ -184,7 +185,7 @@ TEST_F(CudaSharding, MeanOverReplicas) {
     const auto group = static_cast<std::size_t>(me.rank() / 2);
     const auto rank = static_cast<std::size_t>(me.rank() % 2);
     const HeadProblem mine = RankProblem(whole, by_group, me.rank() / 2).part;
-    const RankProblem part(mine, {.words = even_words(2, s.vocab)}, me.rank() % 2);
+    const RankProblem part(mine, {.vocab = even_vocab(2, s.vocab)}, me.rank() % 2);
     Mirror mirror(kernel_);
     const Context context = make_context(kernel_);
     CrossEntropyInputs in = mirror.in(part.part.inputs());
@@ -218,13 +219,13 @@ TEST_F(CudaSharding, StaysInTheBudget) {
     run.run.chunk_tokens = 0;
     const auto bytes_of = [&](std::size_t budget) {
       run.run.budget = budget;
-      const HeadAnswer answer = run_sharded(problem, run);
-      if (!HasFailure()) expect_matches_oracle(problem, run.run, answer);
-      return answer.plan.workspace_bytes();
+      const HeadResult result = run_sharded(problem, run);
+      if (!HasFailure()) expect_matches_oracle(problem, run.run, result);
+      return result.plan.workspace_bytes();
     };
     const std::size_t plenty = bytes_of(1_GiB);
     // weight-gathered plans, whose minimum is close to it
-    const bool weights = tokens.moves == Movement::weights;
+    const bool weights = tokens.exchange == ExchangeMode::weights;
     const std::size_t less = weights ? plenty * 9 / 10 : plenty * 2 / 3;
     EXPECT_LE(bytes_of(less), less) << tokens.name;
   }
@@ -236,7 +237,7 @@ TEST_F(CudaSharding, WeightsThatMoveSendWhatTheFormulaSays) {
   const HeadProblem problem(spec());
   std::atomic<std::int64_t> sent = 0;
   for (const TokenSplit& tokens : splits()) {
-    if (tokens.moves != Movement::weights) continue;
+    if (tokens.exchange != ExchangeMode::weights) continue;
     SCOPED_TRACE(tokens.name);
     ShardedRun run = run_of(tokens);
     run.sent = &sent;
@@ -244,17 +245,17 @@ TEST_F(CudaSharding, WeightsThatMoveSendWhatTheFormulaSays) {
     run_sharded(problem, run);
     ASSERT_FALSE(HasFailure());
     // Entries [401, 1100) only; or all entries, with at most 40 columns and a bias that stays.
-    const std::int64_t pieces = tokens.columns ? 5 : 3, columns = tokens.columns ? 40 : 72;
+    const std::int64_t slices = tokens.columns ? 5 : 3, columns = tokens.columns ? 40 : 72;
     const std::int64_t bias = tokens.columns ? 0 : 700 * 4;
-    const std::int64_t rows = (2 * pieces - 2) * 256 * columns * 2 + bias;
-    const std::int64_t sums = pieces * 256 * (columns + 1) * 4;
+    const std::int64_t rows = (2 * slices - 2) * 256 * columns * 2 + bias;
+    const std::int64_t sums = slices * 256 * (columns + 1) * 4;
     EXPECT_EQ(sent, kRanks * (kRanks - 1) * (rows + sums + 8 + 48));
   }
 }
 
 TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {
-  ShardedRun run{.words = dealt_words(kRanks, 1100), .tokens = {"spread", {500, 0, 100}}};
-  run.tokens.moves = Movement::weights;
+  ShardedRun run{.vocab = interleaved_vocab(kRanks, 1100), .tokens = {"spread", {500, 0, 100}}};
+  run.tokens.exchange = ExchangeMode::weights;
   run.run.kernel = kernel_;
   const HeadProblem problem(spec());
   const Ranks group = make_group(kernel_, kRanks);
@@ -270,11 +271,11 @@ TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {
                          plan_head({rank.part.spec.tokens, 72, rank.part.spec.vocab, DType::bf16},
                                    features, request);
                        }),
-             "moves: weights whose words a word_table says move on the CPU alone");
+             "moves: weights whose vocabulary a vocab_ids says move on the CPU alone");
   expect_all(plan_all([](auto&, auto&, PlanRequest& r) { r.device.kernel = "cublas"; }),
-             "takes no words that are spread over ranks");
+             "takes no sharded vocabulary");
   expect_all(plan_all([](auto&, auto&, auto&) {}, false),
-             "words: expected a communicator of a GPU's memory, got one of the CPU's");
+             "vocab_group: expected a communicator of a GPU's memory, got one of the CPU's");
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ class OnGpu : public testing::Test {
     if (const std::string missing = device_missing(0); !missing.empty()) GTEST_SKIP() << missing;
   }
 };
-using GpuProducts = OnGpu;
+using GpuGemms = OnGpu;
 using GpuIndex = OnGpu;
 
 // A tensor on host and device, rounded to its dtype.
@@ -55,7 +55,7 @@ MatrixLayout by_columns(DType dtype, std::int64_t rows, std::int64_t columns) {
   return {dtype, rows * columns, 1, rows, 16};
 }
 
-void check_product(const ProductShape& s) {
+void check_gemm(const GemmShape& s) {
   const auto elements = [&](const MatrixLayout& m, std::int64_t rows, std::int64_t columns) {
     return (s.batch - 1) * m.batch_stride + (rows - 1) * m.row_stride +
            (columns - 1) * m.col_stride + 1;
@@ -65,8 +65,8 @@ void check_product(const ProductShape& s) {
   Mirror c = normal(s.c.dtype, elements(s.c, s.m, s.n), 3);
   const Mirror before = normal(s.c.dtype, elements(s.c, s.m, s.n), 3);
   const Product product(s);
-  const DeviceMemory workspace(product_workspace_bytes(s));
-  ProductCall call;
+  const DeviceMemory workspace(gemm_workspace_bytes(s));
+  GemmCall call;
   call.a = a.device.data();
   call.b = b.device.data();
   call.c = c.device.data();
@@ -101,7 +101,7 @@ void check_product(const ProductShape& s) {
   EXPECT_LE(worst, 1.0) << product.kernel();
 }
 
-TEST_F(GpuProducts, AgreeWithDouble) {
+TEST_F(GpuGemms, AgreeWithDouble) {
   for (const auto& [in, out] : {std::pair{DType::f32, DType::f32},
                                 {DType::bf16, DType::bf16},
                                 {DType::bf16, DType::f32},
@@ -116,7 +116,7 @@ TEST_F(GpuProducts, AgreeWithDouble) {
         for (int form = 0; form < 4; ++form) {
           SCOPED_TRACE(testing::Message() << name_of(in) << " to " << name_of(out) << ' ' << m
                                           << ' ' << n << ' ' << k << " form " << form);
-          ProductShape s;
+          GemmShape s;
           s.batch = form == 0 ? 3 : 1;
           s.m = m;
           s.n = n;
@@ -125,7 +125,7 @@ TEST_F(GpuProducts, AgreeWithDouble) {
           s.b = form & 2 ? by_columns(in, k, n) : by_rows(in, k, n);
           s.c = form == 3 ? by_columns(out, m, n) : by_rows(out, m, n);
           s.accumulate = accumulate;
-          check_product(s);
+          check_gemm(s);
         }
       }
     }
@@ -134,12 +134,12 @@ TEST_F(GpuProducts, AgreeWithDouble) {
 
 // Sizes that are no multiples of 8, with rows that start at multiples of 16 bytes: the last few of
 // each dimension are separate GEMMs.
-TEST_F(GpuProducts, OfOddSizesAgreeWithDouble) {
+TEST_F(GpuGemms, OfOddSizesAgreeWithDouble) {
   const auto up = [](std::int64_t size) { return (size + 7) / 8 * 8; };
   for (int form = 0; form < 5; ++form) {
     SCOPED_TRACE(form);
     const DType out = form == 4 ? DType::bf16 : DType::f32;
-    ProductShape s;
+    GemmShape s;
     s.m = 331;
     s.n = 1003;
     s.k = 1001;
@@ -147,16 +147,16 @@ TEST_F(GpuProducts, OfOddSizesAgreeWithDouble) {
     s.b = form & 2 ? by_columns(DType::bf16, up(s.k), s.n) : by_rows(DType::bf16, s.k, up(s.n));
     s.c = by_rows(out, s.m, up(s.n));
     s.accumulate = form == 3;
-    check_product(s);
+    check_gemm(s);
   }
 }
 
 // The library may round the GEMM before it adds to it, as a separate epilogue kernel does. Rows of
 // results and residuals are `apart` elements longer than their contents.
 void check_epilogue(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
-                    ProductEpilogue epilogue, std::int64_t apart, bool fused) {
+                    GemmEpilogue epilogue, std::int64_t apart, bool fused) {
   const std::int64_t step = n + apart;
-  ProductShape s;
+  GemmShape s;
   s.m = m;
   s.n = n;
   s.k = k;
@@ -169,8 +169,8 @@ void check_epilogue(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
   Mirror c = normal(dtype, m * step, 5);
   const Product product(s);
   EXPECT_TRUE(product.fused() || !fused);
-  const DeviceMemory workspace(product_workspace_bytes(s));
-  ProductCall call;
+  const DeviceMemory workspace(gemm_workspace_bytes(s));
+  GemmCall call;
   call.a = a.device.data();
   call.b = b.device.data();
   call.c = c.device.data();
@@ -189,26 +189,26 @@ void check_epilogue(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
         EXPECT_EQ(c.get(at), before.get(at)) << "between rows";
         continue;
       }
-      double product_alone = 0.0, size = 0.0;
+      double gemm_alone = 0.0, size = 0.0;
       for (std::int64_t d = 0; d < k; ++d) {
-        product_alone += a.get(i * k + d) * b.get(d * n + j);
+        gemm_alone += a.get(i * k + d) * b.get(d * n + j);
         size += std::abs(a.get(i * k + d) * b.get(d * n + j));
       }
-      const double sum = product_alone + (epilogue.bias ? bias.get(j) : 0.0) +
+      const double sum = gemm_alone + (epilogue.bias ? bias.get(j) : 0.0) +
                          (epilogue.residual ? residual.get(at) : 0.0);
       const double bound = 0x1p-24 * static_cast<double>(k + 2) * (size + 8.0) +
-                           unit * std::abs(sum) + unit * std::abs(product_alone);
+                           unit * std::abs(sum) + unit * std::abs(gemm_alone);
       worst = std::max(worst, std::abs(c.get(at) - sum) / bound);
     }
   }
   EXPECT_LE(worst, 1.0) << product.kernel() << (product.fused() ? ", fused" : "");
 }
 
-TEST_F(GpuProducts, TakeEpilogues) {
+TEST_F(GpuGemms, TakeEpilogues) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const auto& [bias, residual] : {std::pair{true, false}, {false, true}, {true, true}}) {
       SCOPED_TRACE(testing::Message() << name_of(dtype) << ' ' << bias << residual);
-      ProductEpilogue e;
+      GemmEpilogue e;
       e.bias = bias;
       e.residual = residual;
       check_epilogue(dtype, 70, 96, 80, e, 0, true);
@@ -229,9 +229,9 @@ double gelu_derivative(double x) {
 
 // gelu of the sums, which go to aux, or the sums times its derivative at aux.
 void check_gelu(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
-                const ProductEpilogue& epilogue, std::int64_t apart, bool fused) {
+                const GemmEpilogue& epilogue, std::int64_t apart, bool fused) {
   const std::int64_t step = n + apart;
-  ProductShape s;
+  GemmShape s;
   s.m = m;
   s.n = n;
   s.k = k;
@@ -245,8 +245,8 @@ void check_gelu(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
   Mirror c = normal(dtype, m * n, 5), aux = normal(dtype, m * step, 4);
   const Product product(s);
   EXPECT_TRUE(product.fused() || !fused);
-  const DeviceMemory workspace(product_workspace_bytes(s));
-  ProductCall call;
+  const DeviceMemory workspace(gemm_workspace_bytes(s));
+  GemmCall call;
   call.a = a.device.data();
   call.b = b.device.data();
   call.c = c.device.data();
@@ -289,11 +289,11 @@ void check_gelu(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
   EXPECT_LE(worst_aux, 1.0) << product.kernel() << (product.fused() ? ", fused" : "");
 }
 
-TEST_F(GpuProducts, TakeGeluAndItsGradient) {
+TEST_F(GpuGemms, TakeGeluAndItsGradient) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const int form : {0, 1, 2}) {
       SCOPED_TRACE(testing::Message() << name_of(dtype) << " form " << form);
-      ProductEpilogue e;
+      GemmEpilogue e;
       e.gelu = form < 2;
       e.bias = form == 1;
       e.gelu_gradient = form == 2;
@@ -305,8 +305,8 @@ TEST_F(GpuProducts, TakeGeluAndItsGradient) {
   }
 }
 
-TEST_F(GpuProducts, TakeStridesThatMatrixUnitsDoNot) {
-  ProductShape s;
+TEST_F(GpuGemms, TakeStridesThatMatrixUnitsDoNot) {
+  GemmShape s;
   s.batch = 2;
   s.m = 70;
   s.n = 65;
@@ -314,20 +314,20 @@ TEST_F(GpuProducts, TakeStridesThatMatrixUnitsDoNot) {
   s.a = {DType::bf16, 0, 40, 2, 2};        // batch stride 0, every other element
   s.b = {DType::bf16, 19 * 65, 65, 1, 2};  // unaligned rows
   s.c = {DType::f32, 70 * 130, 130, 2, 4};
-  check_product(s);
+  check_gemm(s);
   s.a = {DType::bf16, 3, 0, 1, 2};  // every row the same
-  check_product(s);
+  check_gemm(s);
 }
 
-TEST_F(GpuProducts, SumsOfNothingAreZero) {
-  ProductShape s;
+TEST_F(GpuGemms, SumsOfNothingAreZero) {
+  GemmShape s;
   s.m = 5;
   s.n = 6;
   s.a = by_rows(DType::f32, 5, 1);
   s.b = by_rows(DType::f32, 1, 6);
   s.c = by_rows(DType::f32, 5, 6);
   Mirror c = normal(DType::f32, 30, 1);
-  ProductCall call;
+  GemmCall call;
   call.c = c.device.data();
   Product(s).run(call);
   synchronize(nullptr);
@@ -518,7 +518,7 @@ TEST_F(GpuIndex, FillWritesItsElementsAlone) {
 }
 
 TEST_F(GpuIndex, TargetsOfHeadsAsTheEngineTakesThem) {
-  Mirror targets(DType::i32, 6), words(DType::i64, 6), deltas(DType::f32, 6);
+  Mirror targets(DType::i32, 6), vocab_ids(DType::i64, 6), deltas(DType::f32, 6);
   const double given[] = {3, -100, 9, 10, -1, 0};
   for (std::int64_t i = 0; i < 6; ++i) targets.set(i, given[i]);
   targets.to_device();
@@ -533,18 +533,18 @@ TEST_F(GpuIndex, TargetsOfHeadsAsTheEngineTakesThem) {
   c.has_ignored = true;
   c.ignored = -100;
   c.d_logit = static_cast<const float*>(d_logit.device.data());
-  c.words = static_cast<std::int64_t*>(words.device.data());
+  c.vocab_ids = static_cast<std::int64_t*>(vocab_ids.device.data());
   c.deltas = static_cast<float*>(deltas.device.data());
   head_targets(c);
   clear_missing_logits(c, static_cast<float*>(logit.device.data()));
   synchronize(nullptr);
-  words.to_host();
+  vocab_ids.to_host();
   deltas.to_host();
   logit.to_host();
   const double expected[] = {3, -1, 9, 0, 0, 0};
   for (std::int64_t i = 0; i < 6; ++i) {
     const bool hits = given[i] >= 0 && given[i] < 10;
-    EXPECT_EQ(words.get(i), expected[i]);
+    EXPECT_EQ(vocab_ids.get(i), expected[i]);
     EXPECT_EQ(deltas.get(i), hits ? d_logit.get(i) : 0.0);
     EXPECT_EQ(logit.get(i), hits ? before.get(i) : 0.0);
   }

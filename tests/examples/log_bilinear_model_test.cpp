@@ -107,14 +107,14 @@ TEST_P(WholeModel, GradientsAreThoseOfFiniteDifferences) {
   std::vector<std::int32_t> earlier(
       contexts);  // a first step on other tokens must leave nothing behind
   for (std::int32_t& word : earlier) word += kVocab - 31;
-  for (const std::vector<std::int32_t>& words : {earlier, contexts}) {
+  for (const std::vector<std::int32_t>& vocab_ids : {earlier, contexts}) {
     head.set_weight(model.word_vectors().value());
-    const float* hidden = model.forward(words.data(), kBatch);
+    const float* hidden = model.forward(vocab_ids.data(), kBatch);
     const double trained = head.train(
         hidden, targets.data(), kBatch, model.biases().value(),
         {model.hidden_gradient(), model.word_vectors().gradient(), model.biases().gradient()});
-    model.backward(words.data(), kBatch);
-    if (words == contexts) {
+    model.backward(vocab_ids.data(), kBatch);
+    if (vocab_ids == contexts) {
       ASSERT_NEAR(trained, loss(), 1e-5);
     }
   }

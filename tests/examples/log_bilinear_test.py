@@ -37,7 +37,7 @@ class Runs(unittest.TestCase):
         """Trains on the text, with checkpoints in OUT, and returns the output. The arguments, in pairs, override
         SMALL's."""
         options = {**SMALL, "--text": self.text, **dict(zip(arguments[::2], arguments[1::2]))}
-        return self.finish(out, *[word for pair in options.items() for word in pair])
+        return self.finish(out, *[vocab_id for pair in options.items() for vocab_id in pair])
 
     def finish(self, out, *arguments):
         threads = [] if "--threads" in arguments else ["--threads", 1]
@@ -55,7 +55,7 @@ class Runs(unittest.TestCase):
 
 
 def small():
-    return [word for pair in SMALL.items() for word in pair]
+    return [vocab_id for pair in SMALL.items() for vocab_id in pair]
 
 
 def losses(output):

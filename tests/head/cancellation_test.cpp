@@ -57,10 +57,10 @@ class CancellationTest : public testing::TestWithParam<std::string> {
       RunSpec r;
       r.kernel = GetParam();
       r.plan = kind;
-      const HeadAnswer answer = run_head(problem, r);
+      const HeadResult result = run_head(problem, r);
       const double bound = gradient_bound(problem.spec.dtype);
-      EXPECT_LE(distance(answer.d_hidden.values(), exact.d_hidden), bound * norm(parts.d_hidden));
-      EXPECT_LE(distance(answer.d_weight.values(), exact.d_weight), bound * norm(parts.d_weight));
+      EXPECT_LE(distance(result.d_hidden.values(), exact.d_hidden), bound * norm(parts.d_hidden));
+      EXPECT_LE(distance(result.d_weight.values(), exact.d_weight), bound * norm(parts.d_weight));
     }
   }
 };

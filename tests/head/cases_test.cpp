@@ -43,9 +43,9 @@ TEST_P(CasesTest, PaddingIsNotCountedAsZeroLogits) {
       if (!accepts(GetParam(), spec)) continue;
       RunSpec run;
       run.kernel = GetParam();
-      const HeadAnswer answer = run_head(HeadProblem(spec), run);
+      const HeadResult result = run_head(HeadProblem(spec), run);
       for (std::int64_t i = 0; i < spec.tokens; ++i)
-        EXPECT_NEAR(answer.lse.get(i), std::log(static_cast<double>(vocab)), 1e-3);
+        EXPECT_NEAR(result.lse.get(i), std::log(static_cast<double>(vocab)), 1e-3);
     }
     if (vocab > 1) expect_all(spec);  // log 1 = 0 has no relative error
   }
@@ -196,10 +196,10 @@ TEST_P(CasesTest, NoTokensAtAll) {
   spec.dtype = dtype();
   RunSpec run;
   run.kernel = GetParam();
-  const HeadAnswer answer = run_head(HeadProblem(spec), run);
-  EXPECT_EQ(answer.loss.get(0), 0.0);
-  EXPECT_EQ(answer.statistics.valid_tokens, 0);
-  for (const double g : answer.d_weight.values()) EXPECT_EQ(g, 0.0);
+  const HeadResult result = run_head(HeadProblem(spec), run);
+  EXPECT_EQ(result.loss.get(0), 0.0);
+  EXPECT_EQ(result.statistics.valid_tokens, 0);
+  for (const double g : result.d_weight.values()) EXPECT_EQ(g, 0.0);
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CasesTest);  // without a GPU

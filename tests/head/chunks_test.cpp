@@ -28,16 +28,16 @@ class ChunksTest : public testing::TestWithParam<std::string> {
     return spec;
   }
   // Runs the same problem in one chunk, and in as many as the least budget yields.
-  std::pair<HeadAnswer, HeadAnswer> large_and_small(const HeadProblem& problem, RunSpec run) const {
+  std::pair<HeadResult, HeadResult> large_and_small(const HeadProblem& problem, RunSpec run) const {
     run.kernel = GetParam();
     run.plan = PlanKind::dense;
     run.budget = std::size_t{1} << 30;
     if (!is_device_kernel(run.kernel)) run.chunk_tokens = problem.spec.tokens;
-    HeadAnswer large = run_head(problem, run);
+    HeadResult large = run_head(problem, run);
     EXPECT_GE(large.plan.chunk_tokens, problem.spec.tokens);
     run.chunk_tokens = 0;
     run.budget = least_budget(problem, run);
-    HeadAnswer small = run_head(problem, run);
+    HeadResult small = run_head(problem, run);
     EXPECT_LT(small.plan.chunk_tokens * 2, problem.spec.tokens);
     return {std::move(large), std::move(small)};
   }
@@ -125,13 +125,13 @@ TEST_P(ChunksTest, SameBitsOfADWeightWithAPassOfItsOwn) {
         const std::string text = e.what();
         run.budget = static_cast<std::size_t>(std::stoull(text.substr(text.rfind('(') + 1)));
       }
-      const HeadAnswer apart = run_head(problem, run);
-      EXPECT_GT(apart.plan.weight_words, 0);
-      EXPECT_LT(apart.plan.weight_words, spec.vocab);
+      const HeadResult apart = run_head(problem, run);
+      EXPECT_GT(apart.plan.weight_vocab, 0);
+      EXPECT_LT(apart.plan.weight_vocab, spec.vocab);
       run.budget = std::size_t{1} << 30;
       run.chunk_tokens = apart.plan.chunk_tokens;
-      const HeadAnswer together = run_head(problem, run);
-      EXPECT_EQ(together.plan.weight_words, 0);
+      const HeadResult together = run_head(problem, run);
+      EXPECT_EQ(together.plan.weight_vocab, 0);
       SCOPED_TRACE(option);
       EXPECT_EQ(apart.loss.bytes(), together.loss.bytes());
       EXPECT_EQ(apart.d_hidden.bytes(), together.d_hidden.bytes());
@@ -186,7 +186,7 @@ TEST_P(ChunksTest, AccumulateAdds) {
           run.budget = least_budget(problem, run) + 65536;
         }
         SCOPED_TRACE(std::string(name_of(gradient)) + " " + std::string(name_of(kind)));
-        const HeadAnswer fresh = run_head(problem, run);
+        const HeadResult fresh = run_head(problem, run);
         const auto value = [](std::int64_t at) {
           return static_cast<double>(at % 7) * 0.25 - 0.75;
         };
@@ -204,7 +204,7 @@ TEST_P(ChunksTest, AccumulateAdds) {
             }
           }
         };
-        const HeadAnswer added = run_head(problem, run);
+        const HeadResult added = run_head(problem, run);
         const auto compare = [&](const Tensor& sum, const Tensor& part, double unit) {
           for (std::int64_t at = 0; at < sum.numel(); ++at) {
             const double expected = part.get(at) + value(at);

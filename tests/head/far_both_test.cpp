@@ -22,11 +22,11 @@ class FarBoth : public FarKernels {
   HeadSpec spec() const { return FarKernels::spec(150, 9, 17 * 128 + 37, 3); }
 };
 
-FarBothAnswer check(const FarBothProblem& problem, const RunSpec& run, double fraction = 0.25) {
+FarBothResult check(const FarBothProblem& problem, const RunSpec& run, double fraction = 0.25) {
   SCOPED_TRACE(describe(problem.spec));
-  FarBothAnswer a = run_far_both(problem, run, fraction);
-  EXPECT_GT(a.statistics.far.kept, 0.0);
-  EXPECT_LE(a.statistics.far.kept, 2.0 / 3.0 + 1e-12);
+  FarBothResult a = run_far_both(problem, run, fraction);
+  EXPECT_GT(a.statistics.far.selected, 0.0);
+  EXPECT_LE(a.statistics.far.selected, 2.0 / 3.0 + 1e-12);
   EXPECT_FALSE(a.statistics.far.dense_fallback);
   expect_far_both(problem, run, a);
   return a;
@@ -64,7 +64,7 @@ TEST_P(FarBoth, IsNeitherExactNorDropped) {
   HeadSpec s = spec();
   s.bias = true;
   FarBothProblem problem(s);
-  const FarBothAnswer a = check(problem, run());
+  const FarBothResult a = check(problem, run());
   const FarBothOracle& o = a.oracle;
   const double contract = gradient_bound(s.dtype);
   EXPECT_GT(distance(o.exact.d_weight, o.far.d_weight),
@@ -92,7 +92,7 @@ TEST_P(FarBoth, IsNeitherExactNorDropped) {
   // More caution selects more tiles.
   const std::vector<float> careful(order.log2_caution().size(), 6.0f);
   problem.order = order.with_moments(s.dim, order.axes(), order.variance(), careful);
-  EXPECT_GT(call_far_both(problem, r).statistics.far.kept, a.statistics.far.kept);
+  EXPECT_GT(call_far_both(problem, r).statistics.far.selected, a.statistics.far.selected);
 }
 
 struct Option {
@@ -139,14 +139,14 @@ TEST_P(FarBoth, OptionsOneByOne) {
   }
 }
 
-TEST_P(FarBoth, MaskedWords) {
+TEST_P(FarBoth, MaskedVocab) {
   HeadSpec s = spec();
   s.bias = true;
   s.tokens = 60;
   FarBothProblem problem(s);
-  problem.mask_words();
+  problem.mask_vocab();
   problem.measure();
-  const FarBothAnswer a = check(problem, run());
+  const FarBothResult a = check(problem, run());
   std::int64_t masked = 0, whole = 0;
   for (std::int64_t j = 0; j < s.vocab; ++j) {
     ASSERT_TRUE(std::isfinite(a.d_bias.get(j))) << j;
@@ -154,7 +154,7 @@ TEST_P(FarBoth, MaskedWords) {
     whole += problem.order.positions()[j] / 128 == 2 && std::isinf(problem.bias.get(j)) ? 1 : 0;
   }
   EXPECT_GT(masked, 200);
-  EXPECT_EQ(whole, 128) << "no tile without any word";
+  EXPECT_EQ(whole, 128) << "no tile without any vocabulary entry";
 }
 
 TEST_P(FarBoth, SeveralChunks) {
@@ -180,7 +180,7 @@ TEST_P(FarBoth, SeveralChunks) {
       r.budget = static_cast<std::size_t>(std::stoull(text.substr(text.rfind('(') + 1)));
     }
     r.tau = 0.0f;
-    const FarBothAnswer a = check(problem, r);
+    const FarBothResult a = check(problem, r);
     EXPECT_EQ(a.plan.workspace_bytes(), r.budget);
     EXPECT_LT(a.plan.chunk_tokens * 3, a.statistics.valid_tokens);
     // 16-bit gradients still need fp32 sums between chunks, which take memory.
@@ -202,7 +202,7 @@ TEST_P(FarBoth, UpstreamGradients) {
   RunSpec r = run();
   for (std::int64_t i = 0; i < s.tokens; ++i)
     r.grad_losses.push_back(i % 3 == 0 ? 0.0 : static_cast<double>(i % 7) - 3.0);
-  const FarBothAnswer a = check(FarBothProblem(s), r);
+  const FarBothResult a = check(FarBothProblem(s), r);
   for (std::int64_t i = 0; i < s.tokens; i += 3)
     for (std::int64_t k = 0; k < s.dim; ++k) ASSERT_EQ(a.d_hidden.get(i * s.dim + k), 0.0) << i;
 }
@@ -212,7 +212,7 @@ TEST_P(FarBoth, FrozenSidesDoNotChangeTheOther) {
   s.bias = true;
   s.label_smoothing = 0.1f;
   const FarBothProblem problem(s);
-  const FarBothAnswer all = check(problem, run());
+  const FarBothResult all = check(problem, run());
   for (const int wanted : {1, 2, 4, 5}) {
     SCOPED_TRACE(wanted);
     RunSpec r = run();
@@ -220,7 +220,7 @@ TEST_P(FarBoth, FrozenSidesDoNotChangeTheOther) {
     r.d_hidden = (wanted & 1) != 0;
     r.d_weight = (wanted & 2) != 0;
     r.d_bias = (wanted & 4) != 0;
-    const FarBothAnswer a = check(problem, r);
+    const FarBothResult a = check(problem, r);
     EXPECT_EQ(a.d_weight.defined(), r.d_weight);
     EXPECT_EQ(a.d_bias.defined(), r.d_bias);
     EXPECT_EQ(a.lse.bytes(), all.lse.bytes());
@@ -232,7 +232,7 @@ TEST_P(FarBoth, Accumulates) {
   s.bias = true;
   s.ignored = 0.2;
   const FarBothProblem problem(s);
-  const FarBothAnswer plain = check(problem, run());
+  const FarBothResult plain = check(problem, run());
   RunSpec r = run();
   r.tau = static_cast<float>(plain.tau);
   r.audit_rows = 32;  // of this call's part only
@@ -241,7 +241,7 @@ TEST_P(FarBoth, Accumulates) {
     for (TensorView* view : {&out.d_hidden, &out.d_weight, &out.d_bias})
       std::fill_n(static_cast<float*>(view->data()), view->numel(), 0.5f);
   };
-  const FarBothAnswer added = call_far_both(problem, r);
+  const FarBothResult added = call_far_both(problem, r);
   const auto compare = [](const Tensor& got, const Tensor& part) {
     for (std::int64_t i = 0; i < got.numel(); ++i)
       // The sums begin at 0.5 and round with every product added: some 300 times by 3e-8.
@@ -262,9 +262,9 @@ TEST_P(FarBoth, NextToken) {
   HeadSpec s = spec();
   s.tokens = kBatch * kTime;
   FarBothProblem problem(s);
-  const std::vector<std::int64_t> words = problem.oracle.targets;
+  const std::vector<std::int64_t> vocab_ids = problem.oracle.targets;
   for (std::int64_t i = 0; i < s.tokens; ++i)
-    problem.oracle.targets[i] = i % kTime == kTime - 1 ? -100 : words[i + 1];
+    problem.oracle.targets[i] = i % kTime == kTime - 1 ? -100 : vocab_ids[i + 1];
   RunSpec r = run();
   r.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
     o.next_token = true;
@@ -288,11 +288,11 @@ TEST_P(FarBoth, ThreadsAndRunsGiveTheSameBits) {
   RunSpec r = run();
   r.audit_rows = 20;
   r.tau = 0.02f;
-  const FarBothAnswer first = call_far_both(problem, r);
-  EXPECT_LT(first.statistics.far.kept, 2.0 / 3.0);
+  const FarBothResult first = call_far_both(problem, r);
+  EXPECT_LT(first.statistics.far.selected, 2.0 / 3.0);
   for (const int threads : {2, 1, 3}) {
     r.threads = threads;
-    const FarBothAnswer a = call_far_both(problem, r);
+    const FarBothResult a = call_far_both(problem, r);
     expect_same_bits(a, first);
   }
 }
@@ -305,19 +305,19 @@ TEST_P(FarBoth, TheAuditMeasuresTheErrors) {
     s.per_token = per_token;
     s.bias = true;
     const FarBothProblem problem(s);
-    const FarBothAnswer plain = check(problem, run());
+    const FarBothResult plain = check(problem, run());
     EXPECT_EQ(plain.statistics.far.audited_error, -1.0);
     EXPECT_EQ(plain.statistics.far.audited_lse_error, 0.0);
     const std::vector<std::int64_t> valid =
         far_tokens(problem.oracle, problem.order, far_grid(plain));
     RunSpec r = run();
     r.plan = PlanKind::recompute;
-    const HeadAnswer exact = run_head(problem, r);
+    const HeadResult exact = run_head(problem, r);
     r.tau = static_cast<float>(plain.tau);
     for (const std::int64_t rows : {1, 37, 1000}) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << describe(s));
       r.audit_rows = rows;
-      const FarBothAnswer a = call_far_both(problem, r);
+      const FarBothResult a = call_far_both(problem, r);
       const std::vector<std::int64_t> tokens = audited_tokens(valid, rows);
       expect_audited_error(a, exact, tokens, s.dim);
       double squares = 0, most = 0;
@@ -347,8 +347,8 @@ TEST_P(FarBoth, ATinyTauKeepsEverything) {
   RunSpec r = run();
   r.tau = 1e-30f;
   r.audit_rows = 16;
-  const FarBothAnswer a = call_far_both(problem, r);
-  expect_everything_kept(a, oracle_gradients(problem.oracle, upstream_of(problem, r)), s.dtype);
+  const FarBothResult a = call_far_both(problem, r);
+  expect_everything_selected(a, oracle_gradients(problem.oracle, upstream_of(problem, r)), s.dtype);
   EXPECT_LE(a.statistics.far.audited_lse_error_max, 2 * kLseBound * 20);
   OracleLogits logits = oracle_logits(problem.oracle);
   for (std::int64_t i = 0; i < s.tokens; ++i)
@@ -365,12 +365,12 @@ TEST_P(FarBoth, ATauAboveEveryMassKeepsNoMoreThanTheTargets) {
   problem.measure(0.0);  // a caution would lift masses above tau
   RunSpec r = run();
   r.tau = 0.999f;
-  const FarBothAnswer a = run_far_both(problem, r);
+  const FarBothResult a = run_far_both(problem, r);
   if (is_device_kernel(GetParam())) {
-    EXPECT_EQ(a.statistics.far.kept, 0.0);
+    EXPECT_EQ(a.statistics.far.selected, 0.0);
   } else {
-    EXPECT_LE(a.statistics.far.kept, 4.0 / 18.0);
-    EXPECT_GT(a.statistics.far.kept, 0.0);
+    EXPECT_LE(a.statistics.far.selected, 4.0 / 18.0);
+    EXPECT_GT(a.statistics.far.selected, 0.0);
   }
   expect_far_both(problem, r, a);
 }
@@ -395,7 +395,7 @@ TEST_P(FarBoth, ANaNStaysInItsRow) {
   RunSpec r = run();
   r.tau = static_cast<float>(run_far_both(problem, r).tau);
   problem.hidden.set(kBad * s.dim + 3, NAN);
-  const FarBothAnswer a = call_far_both(problem, r);
+  const FarBothResult a = call_far_both(problem, r);
   EXPECT_TRUE(std::isnan(a.loss.get(0)));
   // Nothing was measured, so the error must not be 0.
   r.audit_rows = 1000;
@@ -405,7 +405,7 @@ TEST_P(FarBoth, ANaNStaysInItsRow) {
   EXPECT_TRUE(std::isnan(far.audited_lse_error_max)) << far.audited_lse_error_max;
   // The other tokens have the blocks and tiles of a call without the bad one.
   problem.targets.set(kBad, static_cast<double>(problem.oracle.ignore_index));
-  const FarBothAnswer without = call_far_both(problem, r);
+  const FarBothResult without = call_far_both(problem, r);
   for (std::int64_t i = 0; i < s.tokens; ++i) {
     if (i == kBad) {
       EXPECT_TRUE(std::isnan(a.lse.get(i)));
@@ -454,7 +454,7 @@ TEST(FarBothRefusals, OfCalls) {
   r.tau = 0.02f;
   const auto call = [&] { return message_of<InvalidArgument>([&] { run_head(problem, r); }); };
   EXPECT_EQ(call(), "order: plan far_both walks the vocabulary in a VocabOrder, got none");
-  const VocabOrder bare(problem.order.words(), problem.order.average());
+  const VocabOrder bare(problem.order.vocab_ids(), problem.order.average());
   r.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.order = bare; };
   EXPECT_EQ(call(),
             "order: plan far_both needs the moments of its tiles (measure_tiles) of dim 6, got "
@@ -496,7 +496,8 @@ TEST(FarBothRefusals, OfPlans) {
     f = features;
     f.argmax = argmax;
     f.entropy = !argmax;
-    EXPECT_EQ(refused(f), "no plan: far_both: argmax and entropy need every word's logit");
+    EXPECT_EQ(refused(f),
+              "no plan: far_both: argmax and entropy need every vocabulary entry's logit");
   }
   EXPECT_EQ(refused(HeadFeatures()), "no plan: far_both: no gradient is wanted");
   // Requested by accuracy, it is one candidate of several, and its refusal is no error.

@@ -16,7 +16,7 @@ namespace logitless::test {
 
 class FarControllerTest : public testing::Test {
  protected:
-  static constexpr std::int64_t kWords = 300, kTokens = 8, kDim = 4;
+  static constexpr std::int64_t kVocabCount = 300, kTokens = 8, kDim = 4;
 
   FarControllerTest() {
     for (std::size_t i = 0; i < weight_.size(); ++i)
@@ -40,12 +40,12 @@ class FarControllerTest : public testing::Test {
   }
   OrderSource source() const {
     return {ConstTensorView(hidden_.data(), DType::f32, {kTokens, kDim}),
-            ConstTensorView(weight_.data(), DType::f32, {kWords, kDim}),
+            ConstTensorView(weight_.data(), DType::f32, {kVocabCount, kDim}),
             {}};
   }
-  static FarFieldStatistics error(double e, double kept = 0.1) {
+  static FarFieldStatistics error(double e, double selected = 0.1) {
     FarFieldStatistics s;
-    s.kept = kept;
+    s.selected = selected;
     s.audited_tokens = kTokens;
     s.audited_error = e;
     return s;
@@ -75,7 +75,7 @@ class FarControllerTest : public testing::Test {
   }
   static FarFieldStatistics unaudited() {
     FarFieldStatistics s;
-    s.kept = 0.1;
+    s.selected = 0.1;
     return s;
   }
 
@@ -85,7 +85,7 @@ class FarControllerTest : public testing::Test {
     return o;
   }();
   Context context_{one_};
-  std::vector<float> weight_ = std::vector<float>(kWords * kDim);
+  std::vector<float> weight_ = std::vector<float>(kVocabCount * kDim);
   std::vector<float> hidden_ = std::vector<float>(kTokens * kDim);
   FarFieldOptions options_;
   LossPlan far_, exact_;

@@ -53,8 +53,8 @@ TEST_F(FarControllerTest, ATrialThenAuditsEveryFewSteps) {
   }
   EXPECT_EQ(c.report().audits, 3);
   EXPECT_EQ(c.report().dense_steps, 9);
-  EXPECT_EQ(c.report().worst_kept_error, 0.005);
-  EXPECT_NEAR(c.report().mean_kept, 0.1, 1e-12);
+  EXPECT_EQ(c.report().worst_accepted_error, 0.005);
+  EXPECT_NEAR(c.report().mean_selected, 0.1, 1e-12);
 }
 
 TEST_F(FarControllerTest, AMissedAuditIsDoneAgainAndMakesAnOrderAtOnce) {
@@ -71,7 +71,7 @@ TEST_F(FarControllerTest, AMissedAuditIsDoneAgainAndMakesAnOrderAtOnce) {
   EXPECT_EQ(c.report().dense_steps, 10);
   EXPECT_FALSE(c.report().far);
   EXPECT_EQ(c.report().last_error, 0.02);
-  EXPECT_EQ(c.report().worst_kept_error, 0.005);
+  EXPECT_EQ(c.report().worst_accepted_error, 0.005);
   step = begin(c);
   EXPECT_TRUE(step.trial) << "of a new order, made in the step itself";
   EXPECT_EQ(c.report().refreshes, 2);
@@ -85,7 +85,7 @@ TEST_F(FarControllerTest, WhatCannotBeRepeatedStands) {
   EXPECT_EQ(c.report().repeated_steps, 0);
   EXPECT_EQ(c.report().dense_steps, 9);
   EXPECT_FALSE(c.report().far);
-  EXPECT_EQ(c.report().worst_kept_error, 0.5) << "its gradients were kept";
+  EXPECT_EQ(c.report().worst_accepted_error, 0.5) << "its gradients were kept";
 }
 
 TEST_F(FarControllerTest, TheWorstErrorKeptIsNoNumbersOneToo) {
@@ -93,10 +93,10 @@ TEST_F(FarControllerTest, TheWorstErrorKeptIsNoNumbersOneToo) {
   FarStep step;
   until_far(c, step);
   EXPECT_TRUE(c.accept(step, error(NAN), /*may_repeat=*/false));
-  EXPECT_EQ(c.report().worst_kept_error, INFINITY);
+  EXPECT_EQ(c.report().worst_accepted_error, INFINITY);
   FarController again(context_, options_);
   again.set_state(c.state());
-  EXPECT_EQ(again.report().worst_kept_error, INFINITY);
+  EXPECT_EQ(again.report().worst_accepted_error, INFINITY);
 }
 
 // Ignored tokens and gradients of 0 measure nothing, so no step uses the order until a trial with
@@ -195,7 +195,7 @@ TEST_F(FarControllerTest, AnOrderThatCannotBeMadeIsBegunAgain) {
     EXPECT_EQ(until_far(c, step), delay) << "made of the next step's tokens";
     EXPECT_TRUE(step.trial);
     EXPECT_EQ(c.report().refreshes, 1);
-    EXPECT_EQ(c.order().vocab(), kWords);
+    EXPECT_EQ(c.order().vocab(), kVocabCount);
   }
 }
 
@@ -290,7 +290,7 @@ TEST_F(FarControllerTest, AMissOfAnOrdersFirstTrialLowersTauALittle) {
   EXPECT_NEAR(c.report().tau, 0.4 * 0.7 * before, 1e-12);
 }
 
-TEST_F(FarControllerTest, TauRisesWhereThereIsRoom) {
+TEST_F(FarControllerTest, TauRisesWhereErrorsAllow) {
   FarController c(context_, options_);
   FarStep step;
   until_far(c, step);

@@ -39,16 +39,16 @@ HeadSpec small_spec() {
   return spec;
 }
 
-void expect_some_kept(const FarAnswer& a) {
-  EXPECT_GT(a.statistics.far.kept, 0.0);
-  EXPECT_LT(a.statistics.far.kept, 2.0 / 3.0);
+void expect_some_selected(const FarResult& a) {
+  EXPECT_GT(a.statistics.far.selected, 0.0);
+  EXPECT_LT(a.statistics.far.selected, 2.0 / 3.0);
   EXPECT_FALSE(a.statistics.far.dense_fallback);
 }
 
-FarAnswer check(const FarProblem& problem, const RunSpec& run, double fraction = 0.4) {
+FarResult check(const FarProblem& problem, const RunSpec& run, double fraction = 0.4) {
   SCOPED_TRACE(describe(problem.spec));
-  FarAnswer a = run_far(problem, run, fraction);
-  expect_some_kept(a);
+  FarResult a = run_far(problem, run, fraction);
+  expect_some_selected(a);
   expect_far_field(problem, run, a);
   return a;
 }
@@ -86,7 +86,7 @@ TEST_P(FarField, IsNeitherExactNorDropped) {
   fit(spec);
   spec.bias = true;
   const FarProblem problem(spec);
-  const FarAnswer a = check(problem, run());
+  const FarResult a = check(problem, run());
   const FarOracle& o = a.oracle;
   const double contract = gradient_bound(spec.dtype);
   if (spec.dtype == DType::f32) {  // in 16 bit, the skipped tiles' part of d_hidden is within its
@@ -165,15 +165,15 @@ TEST_P(FarField, OptionsOneByOne) {
   }
 }
 
-TEST_P(FarField, MaskedWords) {
+TEST_P(FarField, MaskedVocab) {
   HeadSpec spec = small_spec();
   fit(spec);
   spec.bias = true;
   spec.ignored = 0.8;  // enough to mask full tiles without a target
   spec.tokens = 60;
   FarProblem problem(spec);
-  problem.mask_words();
-  const FarAnswer a = check(problem, run());
+  problem.mask_vocab();
+  const FarResult a = check(problem, run());
   for (std::int64_t j = 0; j < spec.vocab; ++j) EXPECT_TRUE(std::isfinite(a.d_bias.get(j))) << j;
 }
 
@@ -195,7 +195,7 @@ TEST_P(FarField, SeveralChunks) {
     r.tau = 0.02f;
     r.budget = least_far_budget(problem, r);
     r.tau = 0.0f;
-    const FarAnswer a = check(problem, r);
+    const FarResult a = check(problem, r);
     EXPECT_LT(a.plan.chunk_tokens * 3, a.statistics.valid_tokens);
     // 16-bit gradients still need fp32 sums between chunks, which take memory.
     r.gradient_dtype = dtype;
@@ -223,7 +223,7 @@ TEST_P(FarField, UpstreamGradients) {
   // A block without gradients selects nothing and gets 0.
   r.grad_losses.assign(static_cast<std::size_t>(spec.tokens), 0.0);
   r.grad_losses.back() = 1.0;
-  const FarAnswer last = check(problem, r, 0.2);
+  const FarResult last = check(problem, r, 0.2);
   for (std::int64_t i = 0; i + 1 < spec.tokens; ++i)
     for (std::int64_t k = 0; k < spec.dim; ++k) ASSERT_EQ(last.d_hidden.get(i * spec.dim + k), 0.0);
 }
@@ -240,7 +240,7 @@ TEST_P(FarField, FrozenSidesDoNotChangeTheOther) {
     r.d_hidden = (wanted & 1) != 0;
     r.d_weight = (wanted & 2) != 0;
     r.d_bias = (wanted & 4) != 0;
-    const FarAnswer a = check(problem, r);
+    const FarResult a = check(problem, r);
     EXPECT_EQ(a.d_hidden.defined(), r.d_hidden);
     EXPECT_EQ(a.d_weight.defined(), r.d_weight);
     EXPECT_EQ(a.d_bias.defined(), r.d_bias);
@@ -253,7 +253,7 @@ TEST_P(FarField, Accumulates) {
   spec.bias = true;
   spec.ignored = 0.2;
   const FarProblem problem(spec);
-  const FarAnswer plain = check(problem, run());
+  const FarResult plain = check(problem, run());
   RunSpec r = run();
   r.tau = static_cast<float>(plain.tau);
   r.audit_rows = 32;  // of this call's part only
@@ -262,7 +262,7 @@ TEST_P(FarField, Accumulates) {
     for (TensorView* view : {&out.d_hidden, &out.d_weight, &out.d_bias})
       std::fill_n(static_cast<float*>(view->data()), view->numel(), 0.5f);
   };
-  const FarAnswer added = call_far(problem, r);
+  const FarResult added = call_far(problem, r);
   const auto compare = [](const Tensor& got, const Tensor& part) {
     for (std::int64_t i = 0; i < got.numel(); ++i)
       // The sums begin at 0.5 and round with every product added: some 300 times by 3e-8.
@@ -283,9 +283,9 @@ TEST_P(FarField, NextToken) {
   fit(spec);
   spec.tokens = kBatch * kTime;
   FarProblem problem(spec);
-  const std::vector<std::int64_t> words = problem.oracle.targets;
+  const std::vector<std::int64_t> vocab_ids = problem.oracle.targets;
   for (std::int64_t i = 0; i < spec.tokens; ++i)
-    problem.oracle.targets[i] = i % kTime == kTime - 1 ? -100 : words[i + 1];
+    problem.oracle.targets[i] = i % kTime == kTime - 1 ? -100 : vocab_ids[i + 1];
   RunSpec r = run();
   r.audit_rows = 20;
   r.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
@@ -296,7 +296,7 @@ TEST_P(FarField, NextToken) {
     for (TensorView* view : {&out.lse, &out.log_prob, &out.target_logit, &out.d_hidden_bound})
       *view = TensorView(view->data(), view->dtype(), {kBatch, kTime});
   };
-  const FarAnswer a = check(problem, r);
+  const FarResult a = check(problem, r);
   EXPECT_EQ(a.statistics.valid_tokens, kBatch * (kTime - 1));
   EXPECT_EQ(a.statistics.far.audited_tokens, 20);
   EXPECT_GT(a.statistics.far.audited_error, 0.0);
@@ -307,7 +307,7 @@ TEST_P(FarField, StridedWeightsAndGradients) {
   HeadSpec spec = small_spec();
   fit(spec);
   const FarProblem problem(spec);
-  const FarAnswer plain = check(problem, run());
+  const FarResult plain = check(problem, run());
   const std::int64_t shape[] = {spec.vocab, spec.dim};
   std::vector<std::pair<std::int64_t, std::int64_t>> strides_of = {
       {spec.dim + 3, 1}, {2 * spec.dim + 1, 2}, {1, spec.vocab + 5}};
@@ -330,7 +330,7 @@ TEST_P(FarField, StridedWeightsAndGradients) {
       in.weight = ConstTensorView(weight.view().data(), spec.dtype, shape, strides);
       out.d_weight = TensorView(d_weight.view().data(), DType::f32, shape, strides);
     };
-    const FarAnswer a = call_far(problem, r);
+    const FarResult a = call_far(problem, r);
     EXPECT_EQ(a.loss.bytes(), plain.loss.bytes());
     EXPECT_EQ(a.d_hidden.bytes(), plain.d_hidden.bytes());
     for (std::int64_t j = 0; j < spec.vocab; ++j) {
@@ -344,7 +344,7 @@ TEST_P(FarField, StridedWeightsAndGradients) {
 }
 
 // The library's order, and the identity.
-TEST_P(FarField, OrdersOfTheLibraryAndOfTheWords) {
+TEST_P(FarField, OrdersOfTheLibraryAndOfTheVocab) {
   HeadSpec spec = small_spec();
   fit(spec);
   FarProblem problem(spec);
@@ -353,7 +353,7 @@ TEST_P(FarField, OrdersOfTheLibraryAndOfTheWords) {
       context, std::as_const(problem.hidden).view(), std::as_const(problem.weight).view());
   problem.order =
       make_vocab_order(context, std::as_const(problem.weight).view(), average, OrderOptions{4, 9});
-  const FarAnswer made = check(problem, run());
+  const FarResult made = check(problem, run());
   const double error = distance(made.d_hidden.values(), made.oracle.exact.d_hidden);
   // Dropping the skipped tiles would lose about bias_slack / 1.5e-3 of the gradient. Their
   // centroids, over similar entries, lose a small part of that.
@@ -361,22 +361,23 @@ TEST_P(FarField, OrdersOfTheLibraryAndOfTheWords) {
   EXPECT_LT(error, 0.3 * dropped);
 
   // Ordered by id, tiles are mixtures with about equal masses: the selection is by token.
-  std::vector<std::int64_t> words(problem.order.words().begin(), problem.order.words().end());
-  std::sort(words.begin(), words.end());
-  problem.order = VocabOrder(words, average);
-  const FarAnswer a = run_far(problem, run(), 0.5);
+  std::vector<std::int64_t> vocab_ids(problem.order.vocab_ids().begin(),
+                                      problem.order.vocab_ids().end());
+  std::sort(vocab_ids.begin(), vocab_ids.end());
+  problem.order = VocabOrder(vocab_ids, average);
+  const FarResult a = run_far(problem, run(), 0.5);
   expect_far_field(problem, run(), a);
 }
 
-TEST_P(FarField, ExtraOutputsAreThoseOfWordsNotPositions) {
+TEST_P(FarField, ExtraOutputsAreThoseOfVocabNotPositions) {
   HeadSpec spec = small_spec();
   fit(spec);
   const FarProblem problem(spec);
   RunSpec r = run();
   r.extras = true;
-  const FarAnswer far = check(problem, r);
+  const FarResult far = check(problem, r);
   r.plan = PlanKind::dense;
-  const HeadAnswer dense = run_head(problem, r);
+  const HeadResult dense = run_head(problem, r);
   EXPECT_EQ(far.argmax.bytes(), dense.argmax.bytes());
   EXPECT_EQ(far.statistics.correct, dense.statistics.correct);
   EXPECT_LE(relative_error(far.entropy.values(), dense.entropy.values()), 1e-6);

@@ -38,7 +38,7 @@ TEST(FarHeadPolicy, AnImpossibleErrorStaysDense) {
     }
     EXPECT_EQ(t.results(), t.dense(context));
     EXPECT_EQ(head.report().dense_steps, 24);
-    EXPECT_EQ(head.report().worst_kept_error, 0.0);
+    EXPECT_EQ(head.report().worst_accepted_error, 0.0);
     EXPECT_EQ(head.report().audits, repeated);
     EXPECT_GE(repeated, 2);
     EXPECT_NE(head.explain().find("next step: dense"), std::string::npos) << head.explain();
@@ -72,7 +72,7 @@ TEST(FarHeadPolicy, NaNsStayDense) {
     }
     EXPECT_GE(head.report().refreshes, 1);
     EXPECT_GE(head.report().audits, 1);
-    EXPECT_EQ(head.report().worst_kept_error, 0.0);
+    EXPECT_EQ(head.report().worst_accepted_error, 0.0);
     EXPECT_EQ(head.report().dense_steps, 8);
   }
 }
@@ -89,7 +89,7 @@ TEST(FarHeadPolicy, ASmallVocabularyIsDense) {
   EXPECT_EQ(head.report().dense_steps, 12);
   EXPECT_EQ(head.report().refreshes, 0);
   EXPECT_TRUE(head.order().empty());
-  EXPECT_NE(head.explain().find("would keep about 100 % of the tiles of 2000 words"),
+  EXPECT_NE(head.explain().find("would keep about 100 % of the tiles of 2000 vocabulary entries"),
             std::string::npos)
       << head.explain();
 }
@@ -217,7 +217,8 @@ TEST(FarHeadErrors, AnotherVocabularyIsRefused) {
     FarFieldHead head(context, quick());
     for (int step = 1; step <= steps; ++step) t.step(head);
     const std::string expected =
-        "weight: expected 65536 words, of which the order of this far field is, got 65664";
+        "weight: expected 65536 vocabulary entries, of which the order of this far field is, got "
+        "65664";
     EXPECT_EQ(message_of([&] { other.step(head); }), expected);
     FarFieldHead resumed(context, quick());
     resumed.set_state(head.state());

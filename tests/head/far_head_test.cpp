@@ -34,7 +34,7 @@ TEST_P(FarHead, IsDenseUntilATrialOfTheFirstOrder) {
   EXPECT_EQ(head.report().last_error, -1.0);
   Training t;
   std::int64_t dense = 0, audits = 0, far = 0, last_audit = 0;
-  double kept = 0, worst = 0;
+  double selected = 0, worst = 0;
   for (std::int64_t step = 1; step <= 16; ++step) {
     SCOPED_TRACE(step);
     const bool next_far = head.report().far;
@@ -50,9 +50,9 @@ TEST_P(FarHead, IsDenseUntilATrialOfTheFirstOrder) {
       EXPECT_EQ(t.results(), exact);
     } else {
       ++far;
-      kept += s.far.kept;
-      EXPECT_GT(s.far.kept, 0.0);
-      EXPECT_LT(s.far.kept, 0.6);
+      selected += s.far.selected;
+      EXPECT_GT(s.far.selected, 0.0);
+      EXPECT_LT(s.far.selected, 0.6);
       EXPECT_NE(t.results(), exact);
       // Steps between audits are nearly as good, because the weights move little.
       EXPECT_LE(relative(t.d_hidden, hidden_of(exact)), 0.1);
@@ -76,9 +76,9 @@ TEST_P(FarHead, IsDenseUntilATrialOfTheFirstOrder) {
     EXPECT_EQ(r.dense_steps, dense);
     EXPECT_EQ(r.repeated_steps, 0);
     EXPECT_EQ(r.audits, audits);
-    EXPECT_EQ(r.worst_kept_error, worst);
+    EXPECT_EQ(r.worst_accepted_error, worst);
     if (far > 0) {
-      EXPECT_NEAR(r.mean_kept, kept / static_cast<double>(far), 1e-12);
+      EXPECT_NEAR(r.mean_selected, selected / static_cast<double>(far), 1e-12);
     }
     if (step == 8) {
       EXPECT_EQ(r.refreshes, 1);
@@ -114,7 +114,7 @@ TEST_P(FarHead, AnAuditNoticesNewWeights) {
   EXPECT_EQ(t.results(), t.dense(context)) << "done again densely";
   EXPECT_EQ(head.report().repeated_steps, 1);
   EXPECT_GT(head.report().last_error, 0.05);
-  EXPECT_LE(head.report().worst_kept_error, 0.05);
+  EXPECT_LE(head.report().worst_accepted_error, 0.05);
   const std::int64_t refreshes = head.report().refreshes;
   for (std::int64_t after = 1; after <= 5; ++after) {
     const LossStatistics s = t.step(head);
@@ -147,7 +147,7 @@ TEST_P(FarHead, AccumulatedStepsAreNotDoneAgain) {
   EXPECT_FALSE(head.report().far);
   EXPECT_EQ(head.report().repeated_steps, 0);
   EXPECT_GT(head.report().last_error, 0.05);
-  EXPECT_EQ(head.report().worst_kept_error, head.report().last_error) << "what stays is kept";
+  EXPECT_EQ(head.report().worst_accepted_error, head.report().last_error) << "what stays is kept";
   // It is added once: the difference from 0.25 has a gradient's size and is not the exact gradient.
   const std::vector<float> exact = t.dense(context);
   double error = 0, sum = 0, size = 0;
@@ -264,17 +264,17 @@ TEST(FarHeadSample, StepsAverageToTheExactGradientOfTheWeights) {
   const std::vector<float> exact_weight(exact.end() - static_cast<std::ptrdiff_t>(t.weight.size()),
                                         exact.end());
   std::vector<float> mean(t.weight.size());
-  double sampled = 0, kept = 0;
+  double sampled = 0, selected = 0;
   for (int step = 1; step <= 7; ++step) {
     const LossStatistics s = t.step(head);
     ASSERT_EQ(far_step(s), step >= 5) << step;
     if (step < 6) continue;
     sampled += s.far.sampled;
-    kept = s.far.kept;
+    selected = s.far.selected;
     EXPECT_GT(relative(t.d_weight, exact_weight), 1e-3);
     for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += 0.5f * t.d_weight[i];
   }
-  EXPECT_NEAR(sampled, 1 - kept, 1e-12);
+  EXPECT_NEAR(sampled, 1 - selected, 1e-12);
   EXPECT_LE(relative(mean, exact_weight), 1e-5);
 }
 

@@ -24,28 +24,28 @@ TEST_P(FarPromises, TheBoundHoldsWhereATileIsAllButATarget) {
   s.tokens = 60;
   s.reduction = Reduction::sum;
   for (const int per_token : {1, 2}) {
-    for (const std::int64_t words : {1, 2}) {
-      SCOPED_TRACE(testing::Message() << per_token << " targets, a tile of " << words);
+    for (const std::int64_t vocab_count : {1, 2}) {
+      SCOPED_TRACE(testing::Message() << per_token << " targets, a tile of " << vocab_count);
       s.per_token = per_token;
-      s.vocab = 5 * 128 + words;
+      s.vocab = 5 * 128 + vocab_count;
       FarProblem problem(s);
       // Two tiles have 0.4 each, three have nothing. A last tile of one or two equal entries, the
       // first of which is every token's target, has less than 0.3.
       for (std::int64_t at = 0; at < s.vocab; ++at) {
         for (std::int64_t k = 0; k < s.dim; ++k) {
-          const double alone = k == 0 ? (words == 1 ? 2.6 : 2.0) : 0.0;
+          const double alone = k == 0 ? (vocab_count == 1 ? 2.6 : 2.0) : 0.0;
           const double other =
               k == 0 ? (at < 256 ? 0.0 : -30.0) : 0.01 * static_cast<double>((at + k) % 7 - 3);
-          problem.weight.set(problem.order.words()[at] * s.dim + k, at < 640 ? other : alone);
+          problem.weight.set(problem.order.vocab_ids()[at] * s.dim + k, at < 640 ? other : alone);
         }
       }
       for (std::int64_t i = 0; i < problem.targets.numel(); ++i)
-        problem.targets.set(i, static_cast<double>(problem.order.words()[640]));
+        problem.targets.set(i, static_cast<double>(problem.order.vocab_ids()[640]));
       problem.refresh_oracle();
       RunSpec r = run();
       r.tau = 0.3f;
-      const FarAnswer a = run_far(problem, r);
-      EXPECT_DOUBLE_EQ(a.statistics.far.kept, 1.0 / 3.0);
+      const FarResult a = run_far(problem, r);
+      EXPECT_DOUBLE_EQ(a.statistics.far.selected, 1.0 / 3.0);
       expect_far_field(problem, r, a);
     }
   }
@@ -63,7 +63,7 @@ TEST_P(FarPromises, TheBoundHoldsForEveryToken) {
       s.logit_scale = 1.2f;
     }
     const FarProblem problem(s);
-    const FarAnswer a = run_far(problem, run());
+    const FarResult a = run_far(problem, run());
     expect_far_field(problem, run(), a);
     const std::vector<double> got = a.d_hidden.values();
     EXPECT_LE(distance(got, a.oracle.exact.d_hidden) / norm(got),
@@ -81,9 +81,9 @@ TEST_P(FarPromises, ExactPlansHaveABoundOfZero) {
     RunSpec r = run();
     r.plan = kind;
     r.change = [&](auto&, auto&, CrossEntropyOutputs& out) { out.d_hidden_bound = bound.view(); };
-    const HeadAnswer a = run_head(problem, r);
+    const HeadResult a = run_head(problem, r);
     for (std::int64_t i = 0; i < s.tokens; ++i) ASSERT_EQ(bound.get(i), 0.0);
-    EXPECT_EQ(a.statistics.far.kept, 1.0);
+    EXPECT_EQ(a.statistics.far.selected, 1.0);
     EXPECT_EQ(a.statistics.far.passes, 0.0);
     EXPECT_EQ(a.statistics.far.bound, 0.0);
     EXPECT_EQ(a.statistics.far.audited_error, -1.0);
@@ -102,16 +102,16 @@ TEST_P(FarPromises, TheAuditMeasuresTheError) {
     s.bias = true;
     const FarProblem problem(s);
     RunSpec r = run();
-    const FarAnswer plain = run_far(problem, r, 0.3);
+    const FarResult plain = run_far(problem, r, 0.3);
     r.plan = PlanKind::recompute;
-    const HeadAnswer exact = run_head(problem, r);
+    const HeadResult exact = run_head(problem, r);
     EXPECT_LE(relative_error(exact.d_hidden.values(), plain.oracle.exact.d_hidden),
               gradient_bound(s.dtype));
     r.tau = static_cast<float>(plain.tau);
     for (const std::int64_t rows : {1, 37, 1000}) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << describe(s));
       r.audit_rows = rows;
-      const FarAnswer a = call_far(problem, r);
+      const FarResult a = call_far(problem, r);
       expect_audited_error(a, exact, audited_tokens(plain.oracle.valid, rows), s.dim);
       // The audit changes no result.
       EXPECT_EQ(a.d_hidden.bytes(), plain.d_hidden.bytes());
@@ -132,8 +132,8 @@ TEST_P(FarPromises, ATinyTauKeepsEverything) {
   RunSpec r = run();
   r.tau = 1e-30f;
   r.audit_rows = 16;
-  const FarAnswer a = run_far(problem, r);
-  expect_everything_kept(a, a.oracle.exact, s.dtype);
+  const FarResult a = run_far(problem, r);
+  expect_everything_selected(a, a.oracle.exact, s.dtype);
   EXPECT_EQ(a.statistics.far.bound, 0.0);
   EXPECT_EQ(a.statistics.far.passes, 4.0 + 2.0 / 128.0);
 }
@@ -145,8 +145,8 @@ TEST_P(FarPromises, ATauAboveEveryMassKeepsNothing) {
   const FarProblem problem(s);
   RunSpec r = run();
   r.tau = 0.9999f;
-  const FarAnswer a = run_far(problem, r);
-  EXPECT_EQ(a.statistics.far.kept, 0.0);
+  const FarResult a = run_far(problem, r);
+  EXPECT_EQ(a.statistics.far.selected, 0.0);
   expect_far_field(problem, r, a);
 }
 
@@ -159,11 +159,11 @@ TEST_P(FarPromises, ThreadsAndRunsGiveTheSameBits) {
   const FarProblem problem(s);
   RunSpec r = run();
   r.audit_rows = 20;
-  const FarAnswer first = run_far(problem, r);
+  const FarResult first = run_far(problem, r);
   r.tau = static_cast<float>(first.tau);
   for (const int threads : {2, 1, 3}) {
     r.threads = threads;
-    const FarAnswer a = call_far(problem, r);
+    const FarResult a = call_far(problem, r);
     expect_same_bits(a, first);
     EXPECT_EQ(a.bound.bytes(), first.bound.bytes());
   }
@@ -177,7 +177,7 @@ TEST_P(FarPromises, NoValidToken) {
   RunSpec r = run();
   r.audit_rows = 4;
   r.tau = 0.01f;
-  const FarAnswer a = run_far(problem, r);
+  const FarResult a = run_far(problem, r);
   expect_zeros(a);
   for (const double bound : a.bound.values()) ASSERT_EQ(bound, 0.0);
 }
@@ -186,15 +186,15 @@ TEST_P(FarPromises, ANaNStaysInItsRow) {
   HeadSpec s = spec();
   s.reduction = Reduction::sum;
   FarProblem problem(s);
-  const FarAnswer clean = run_far(problem, run());
+  const FarResult clean = run_far(problem, run());
   constexpr std::int64_t kBad = 70;
   problem.hidden.set(kBad * s.dim + 3, NAN);
   RunSpec r = run();
   r.tau = static_cast<float>(clean.tau);
-  const FarAnswer a = call_far(problem, r);
+  const FarResult a = call_far(problem, r);
   // The other tokens have the blocks and tiles of a call without the bad one.
   problem.targets.set(kBad, static_cast<double>(problem.oracle.ignore_index));
-  const FarAnswer without = call_far(problem, r);
+  const FarResult without = call_far(problem, r);
   EXPECT_TRUE(std::isnan(a.loss.get(0)));
   for (std::int64_t i = 0; i < s.tokens; ++i) {
     if (i == kBad) {
@@ -229,14 +229,14 @@ TEST_P(FarPromises, MassesFarBelowAndAboveTheFirst) {
     FarProblem problem(s, 6.0);
     for (std::int64_t at = 0; at < s.vocab; ++at) {
       if (at / 128 % 3 == 0)
-        problem.bias.set(problem.order.words()[at],
-                         shift + problem.bias.get(problem.order.words()[at]));
+        problem.bias.set(problem.order.vocab_ids()[at],
+                         shift + problem.bias.get(problem.order.vocab_ids()[at]));
     }
     problem.refresh_oracle();
     for (const double tau : {0.003, 0.05}) {
       RunSpec r = run();
       r.tau = static_cast<float>(tau);
-      const FarAnswer a = run_far(problem, r);
+      const FarResult a = run_far(problem, r);
       const double contract = gradient_bound(s.dtype);
       // The selection may differ, since a mass too large for its code is selected. The bound may
       // not.
@@ -293,11 +293,11 @@ TEST(FarRefusals, OfCalls) {
   r.tau = 0.02f;
   const auto call = [&] { return message_of<InvalidArgument>([&] { run_head(problem, r); }); };
   EXPECT_EQ(call(), "order: plan far_backward walks the vocabulary in a VocabOrder, got none");
-  std::vector<std::int64_t> words = {1, 0, 2};
+  std::vector<std::int64_t> vocab_ids = {1, 0, 2};
   r.change = [&](auto&, CrossEntropyInputs& in, auto&) {
-    in.order = VocabOrder(words, std::vector<float>(3, 1.0f));
+    in.order = VocabOrder(vocab_ids, std::vector<float>(3, 1.0f));
   };
-  EXPECT_EQ(call(), "order: made for 3 words, the weights have 700");
+  EXPECT_EQ(call(), "order: made for 3 vocabulary entries, the weights have 700");
   r.change = [&](auto&, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
     in.order = problem.order;
     out.d_hidden_bound = out.lse;
@@ -316,7 +316,7 @@ TEST(FarRefusals, OfCalls) {
   r.plan = PlanKind::dense;
   r.tau = 0.0f;
   r.change = [&](auto&, CrossEntropyInputs& in, auto&) {
-    in.order = VocabOrder(words, std::vector<float>(3, 1.0f));
+    in.order = VocabOrder(vocab_ids, std::vector<float>(3, 1.0f));
   };
   EXPECT_EQ(call(), "accepted");
 }
@@ -360,7 +360,7 @@ TEST(FarPromises, ASmallVocabularyHasThePlanItAsksFor) {
     ASSERT_EQ(plan.kind, PlanKind::far_backward);
     const LossStatistics stats =
         cross_entropy(context, plan, {}, in, out, Workspace(context, plan));
-    EXPECT_EQ(stats.far.kept, 1.0);
+    EXPECT_EQ(stats.far.selected, 1.0);
     EXPECT_EQ(stats.far.audited_tokens, 7);
     EXPECT_GE(stats.far.audited_error, 0.0);
     EXPECT_LT(stats.far.audited_error, 1e-5);
@@ -412,17 +412,17 @@ TEST(FarRefusals, OfPlans) {
   smooth.softcap = 5.0f;
   EXPECT_EQ(unsupported(smooth, far),
             "no plan: far_backward: label smoothing under a softcap has a gradient of its own at "
-            "every word");
+            "every vocabulary entry");
   HeadFeatures entropy = features;
   entropy.entropy = entropy.entropy_gradient = true;
-  expect_contains(
-      unsupported(entropy, far),
-      "no plan: far_backward: a gradient through the entropy weighs each word by its logit");
-  HeadFeatures words = features;
-  words.d_hidden = false;
+  expect_contains(unsupported(entropy, far),
+                  "no plan: far_backward: a gradient through the entropy weighs each vocabulary "
+                  "entry by its logit");
+  HeadFeatures vocab_ids = features;
+  vocab_ids.d_hidden = false;
   request = far;
   request.audit_rows = 5;
-  EXPECT_EQ(message_of<InvalidArgument>([&] { plan_head(shape, words, request); }),
+  EXPECT_EQ(message_of<InvalidArgument>([&] { plan_head(shape, vocab_ids, request); }),
             "audit_rows: an audit measures the error of d_hidden, which is not asked for");
   HeadFeatures forward;
   EXPECT_EQ(unsupported(forward, far), "no plan: far_backward: no gradient is wanted");
@@ -458,7 +458,7 @@ TEST(FarPlans, ByAccuracyWhereItIsFaster) {
   ASSERT_NE(candidate(small), nullptr);
   EXPECT_FALSE(candidate(small)->possible);
   EXPECT_EQ(candidate(small)->reason,
-            "would keep about 100 % of the tiles of 1000 words: nothing to gain");
+            "would keep about 100 % of the tiles of 1000 vocabulary entries: nothing to gain");
   // Requested by kind, it is used nevertheless.
   request.kind = PlanKind::far_backward;
   EXPECT_EQ(plan_head(shape, features, request).kind, PlanKind::far_backward);

@@ -15,7 +15,7 @@
 namespace logitless::test {
 namespace {
 
-constexpr std::int64_t kWords = 300, kTokens = 8, kDim = 4;
+constexpr std::int64_t kVocabCount = 300, kTokens = 8, kDim = 4;
 
 class FarReplicas : public testing::Test {
  protected:
@@ -63,25 +63,25 @@ class FarReplicas : public testing::Test {
     LossPlan plan;
     plan.kind = kind;
     return c.begin(plan, {ConstTensorView(hidden.data(), DType::f32, {tokens, dim}),
-                          ConstTensorView(weight_.data(), DType::f32, {kWords, kDim}),
+                          ConstTensorView(weight_.data(), DType::f32, {kVocabCount, kDim}),
                           {}});
   }
-  static FarFieldStatistics found(double error, double kept, std::int64_t tokens = kTokens) {
+  static FarFieldStatistics found(double error, double selected, std::int64_t tokens = kTokens) {
     FarFieldStatistics s;
-    s.kept = kept;
+    s.selected = selected;
     s.audited_tokens = tokens;
     s.audited_error = tokens > 0 ? error : -1.0;
     return s;
   }
 
-  std::vector<float> weight_ = std::vector<float>(kWords * kDim);
+  std::vector<float> weight_ = std::vector<float>(kVocabCount * kDim);
   FarFieldOptions options_;
   std::function<void(int rank, FarFieldOptions&)> change_;
 };
 
 TEST_F(FarReplicas, DecideByTheErrorsOfAll) {
   std::vector<std::string> said(3);
-  std::vector<int> kept(3);  // not bool, because ranks write concurrently
+  std::vector<int> selected(3);  // not bool, because ranks write concurrently
   std::vector<VocabOrder> orders(3);
   expect_none(on_ranks(3, [&](FarController& c, int rank) {
     const auto r = static_cast<std::size_t>(rank);
@@ -92,21 +92,21 @@ TEST_F(FarReplicas, DecideByTheErrorsOfAll) {
     // The error is 0.006 over all ranks; one rank alone would have missed 0.01.
     EXPECT_TRUE(c.accept(step, found(rank == 2 ? 0.0104 : 0.001, 0.1 * (rank + 1))));
     EXPECT_NEAR(c.report().last_error, std::sqrt((2 * 1e-6 + 0.0104 * 0.0104) / 3), 1e-12);
-    EXPECT_NEAR(c.report().mean_kept, 0.2, 1e-12);
+    EXPECT_NEAR(c.report().mean_selected, 0.2, 1e-12);
     begin(c, x);
     step = begin(c, x);
     ASSERT_TRUE(step.audit && !step.trial);
     // A rank without tokens does not count. 0.012 is too much, also for ranks within 0.01.
-    kept[r] =
+    selected[r] =
         c.accept(step, rank == 0 ? found(0.0, 0.0, 0) : found(rank == 1 ? 0.004 : 0.0165, 0.3));
     said[r] = c.explain();
     orders[r] = c.order();
   }));
   for (std::size_t r = 0; r < 3; ++r) {
-    EXPECT_EQ(kept[r], 0);
+    EXPECT_EQ(selected[r], 0);
     EXPECT_EQ(said[r], said[0]);
-    ASSERT_EQ(orders[r].vocab(), kWords);
-    EXPECT_TRUE(std::ranges::equal(orders[r].words(), orders[0].words()));
+    ASSERT_EQ(orders[r].vocab(), kVocabCount);
+    EXPECT_TRUE(std::ranges::equal(orders[r].vocab_ids(), orders[0].vocab_ids()));
     EXPECT_TRUE(std::ranges::equal(orders[r].average(), orders[0].average()));
   }
 }
@@ -190,7 +190,7 @@ TEST_F(FarReplicas, ThoseWithoutAGradientHaveNoSay) {
     ASSERT_TRUE(step.trial);
     EXPECT_FALSE(c.accept(step, found(rank == 0 ? 0.013 : 0.0, rank == 0 ? 0.2 : 1.0)));
     EXPECT_EQ(c.report().last_error, 0.013);
-    EXPECT_EQ(c.report().mean_kept, 0.2);
+    EXPECT_EQ(c.report().mean_selected, 0.2);
   }));
 }
 

@@ -74,10 +74,10 @@ void add(const std::vector<double>& from, double factor, std::vector<double>& to
 }
 
 // Checks the mean over `every` seeds; returns the results without a sample.
-FarAnswer expect_exact_mean(const FarProblem& problem, RunSpec run, std::int64_t every) {
+FarResult expect_exact_mean(const FarProblem& problem, RunSpec run, std::int64_t every) {
   SCOPED_TRACE(describe(problem.spec));
-  FarAnswer mass = run_far(problem, run);
-  EXPECT_GT(mass.statistics.far.kept, 0.0);
+  FarResult mass = run_far(problem, run);
+  EXPECT_GT(mass.statistics.far.selected, 0.0);
   EXPECT_FALSE(mass.statistics.far.dense_fallback);
   EXPECT_EQ(mass.statistics.far.sampled, 0.0);
   run.tau = static_cast<float>(mass.tau);
@@ -86,12 +86,12 @@ FarAnswer expect_exact_mean(const FarProblem& problem, RunSpec run, std::int64_t
   std::vector<double> d_weight, d_bias;
   double taken = 0;
   for (std::int64_t seed = 0; seed < every; ++seed) {
-    const FarAnswer a = call_far(problem, sampled(run, every, static_cast<std::uint64_t>(seed)));
+    const FarResult a = call_far(problem, sampled(run, every, static_cast<std::uint64_t>(seed)));
     EXPECT_EQ(a.plan.sample_every, every);
     EXPECT_EQ(a.loss.values(), mass.loss.values());
     EXPECT_EQ(a.d_hidden.values(), mass.d_hidden.values());
     EXPECT_EQ(a.bound.values(), mass.bound.values());
-    EXPECT_EQ(a.statistics.far.kept, mass.statistics.far.kept);
+    EXPECT_EQ(a.statistics.far.selected, mass.statistics.far.selected);
     taken += a.statistics.far.sampled;
     EXPECT_NEAR(a.statistics.far.passes, mass.statistics.far.passes + 2 * a.statistics.far.sampled,
                 1e-12);
@@ -101,7 +101,7 @@ FarAnswer expect_exact_mean(const FarProblem& problem, RunSpec run, std::int64_t
     add(a.d_weight.values(), 1.0 / static_cast<double>(every), d_weight);
     if (a.d_bias.defined()) add(a.d_bias.values(), 1.0 / static_cast<double>(every), d_bias);
   }
-  EXPECT_NEAR(taken, 1 - mass.statistics.far.kept, 1e-12);
+  EXPECT_NEAR(taken, 1 - mass.statistics.far.selected, 1e-12);
   EXPECT_LE(distance(d_weight, exact.d_weight), contract * norm(exact.d_weight));
   if (!d_bias.empty()) {
     EXPECT_LE(distance(d_bias, exact.d_bias), contract * norm(exact.d_bias));
@@ -111,7 +111,7 @@ FarAnswer expect_exact_mean(const FarProblem& problem, RunSpec run, std::int64_t
 
 TEST_P(FarSampled, TheMeanOverSeedsIsExact) {
   const FarProblem problem(spec());
-  const FarAnswer mass = expect_exact_mean(problem, run(), 5);  // more than there are blocks
+  const FarResult mass = expect_exact_mean(problem, run(), 5);  // more than there are blocks
   // The mass alone is not exact.
   EXPECT_GT(distance(mass.d_weight.values(), mass.oracle.exact.d_weight),
             3 * gradient_bound(problem.spec.dtype) * norm(mass.oracle.exact.d_weight));
@@ -144,7 +144,7 @@ TEST_P(FarSampled, TheMeanIsExactOverChunks) {
   small.tau = 0.05f;
   small.budget = least_far_budget(problem, small);
   small.tau = 0.0f;
-  const FarAnswer mass = expect_exact_mean(problem, small, 2);
+  const FarResult mass = expect_exact_mean(problem, small, 2);
   EXPECT_LT(mass.plan.chunk_tokens, s.tokens);
 }
 
@@ -153,14 +153,14 @@ TEST_P(FarSampled, GradientsAloneAndNone) {
   RunSpec r = run();
   r.tau = 0.05f;
   r.sample_every = 2;
-  const FarAnswer all = call_far(problem, r);
+  const FarResult all = call_far(problem, r);
   r.d_hidden = false;
-  const FarAnswer weight = call_far(problem, r);
+  const FarResult weight = call_far(problem, r);
   EXPECT_EQ(weight.d_weight.values(), all.d_weight.values());
   EXPECT_EQ(weight.d_bias.values(), all.d_bias.values());
   r.d_hidden = true;
   r.d_weight = r.d_bias = false;
-  const FarAnswer hidden = call_far(problem, r);
+  const FarResult hidden = call_far(problem, r);
   EXPECT_EQ(hidden.d_hidden.values(), all.d_hidden.values());
   EXPECT_EQ(hidden.statistics.far.sampled, 0.0);
 }
@@ -169,10 +169,10 @@ TEST_P(FarSampled, ThreadsAndRunsGiveTheSameBits) {
   const FarProblem problem(spec());
   RunSpec r = sampled(run(), 4, 11);
   r.tau = 0.05f;
-  const FarAnswer first = call_far(problem, r);
+  const FarResult first = call_far(problem, r);
   for (const int threads : {1, 2, 3}) {
     r.threads = threads;
-    const FarAnswer again = call_far(problem, r);
+    const FarResult again = call_far(problem, r);
     EXPECT_EQ(again.d_weight.values(), first.d_weight.values());
     EXPECT_EQ(again.d_bias.values(), first.d_bias.values());
   }
@@ -183,19 +183,19 @@ TEST_P(FarSampled, BothWays) {
   const HeadSpec s = FarKernels::spec(12, 9, 61 * 128 + 37, 3);
   const FarBothProblem problem(s);
   RunSpec r = run();
-  const FarBothAnswer mass = run_far_both(problem, r);
+  const FarBothResult mass = run_far_both(problem, r);
   r.tau = static_cast<float>(mass.tau);
   std::vector<double> d_weight;
   double taken = 0, error_squared = 0, most = 0;
   for (std::uint64_t seed = 0; seed < 2; ++seed) {
-    const FarBothAnswer a = call_far_both(problem, sampled(r, 2, seed));
+    const FarBothResult a = call_far_both(problem, sampled(r, 2, seed));
     EXPECT_EQ(a.d_hidden.values(), mass.d_hidden.values());
     taken += a.statistics.far.sampled;
     error_squared += std::pow(a.statistics.far.sampled_lse_error, 2) * a.statistics.far.sampled;
     most = std::max(most, a.statistics.far.sampled_most);
     add(a.d_weight.values(), 0.5, d_weight);
   }
-  EXPECT_NEAR(taken, 1 - mass.statistics.far.kept, 1e-12);
+  EXPECT_NEAR(taken, 1 - mass.statistics.far.selected, 1e-12);
   const logitless::FarSampled& found = mass.oracle.of_sample;
   const double groups = found.tokens / static_cast<double>(s.tokens);
   // A mass is known up to the errors of its estimate and of 16 bits.
@@ -218,13 +218,13 @@ TEST_P(FarSampled, BothWaysEstimatesFarTooLow) {
   // Logits of 25 in a tile without targets, which its moments do not include.
   double size = 0;
   for (std::int64_t k = 0; k < s.dim; ++k) size += std::pow(problem.hidden.get(k), 2);
-  const std::int64_t word = problem.order.words()[128 + 3];
+  const std::int64_t vocab_id = problem.order.vocab_ids()[128 + 3];
   for (std::int64_t k = 0; k < s.dim; ++k)
-    problem.weight.set(word * s.dim + k, 25.0 * problem.hidden.get(k) / size);
+    problem.weight.set(vocab_id * s.dim + k, 25.0 * problem.hidden.get(k) / size);
   problem.refresh_oracle();
   RunSpec r = run();
   r.tau = 0.5f;
-  const FarBothAnswer a = call_far_both(problem, sampled(r, 1, 0));
+  const FarBothResult a = call_far_both(problem, sampled(r, 1, 0));
   EXPECT_GT(a.statistics.far.sampled_most, 100.0);
   const OracleProblem& p = problem.oracle;
   double most = 0;
@@ -237,7 +237,7 @@ TEST_P(FarSampled, BothWaysEstimatesFarTooLow) {
   for (std::int64_t j = 0; j < p.vocab; ++j) {
     double squared = 0;
     for (std::int64_t k = 0; k < p.dim; ++k) squared += std::pow(got[j * p.dim + k], 2);
-    EXPECT_LE(std::sqrt(squared), 2.0 * most) << "word " << j;
+    EXPECT_LE(std::sqrt(squared), 2.0 * most) << "vocabulary entry " << j;
   }
 }
 

@@ -10,14 +10,14 @@ namespace {
 
 // Returns the order of a rank's rows, from its token ids by position; `table` has them by row.
 VocabOrder order_of_rows(const VocabOrder& whole, const std::vector<std::int32_t>& table,
-                         const std::vector<std::int64_t>& words) {
-  if (words.empty()) return {};
+                         const std::vector<std::int64_t>& vocab_ids) {
+  if (vocab_ids.empty()) return {};
   std::vector<std::int64_t> rows;
-  for (const std::int64_t word : words)
-    rows.push_back(std::lower_bound(table.begin(), table.end(), word) - table.begin());
+  for (const std::int64_t vocab_id : vocab_ids)
+    rows.push_back(std::lower_bound(table.begin(), table.end(), vocab_id) - table.begin());
   std::vector<float> average;
-  for (const std::int32_t word : table)
-    average.push_back(whole.average()[static_cast<std::size_t>(word)]);
+  for (const std::int32_t vocab_id : table)
+    average.push_back(whole.average()[static_cast<std::size_t>(vocab_id)]);
   return VocabOrder(rows, average);
 }
 
@@ -72,58 +72,58 @@ std::vector<FarOption> far_both_options() {
                                }}};
 }
 
-FarSplit deal_tiles(const VocabOrder& order, int ranks) {
+FarSplit interleave_tiles(const VocabOrder& order, int ranks) {
   const std::int64_t tiles = ceil_div(order.vocab(), kVocabTile);
   std::vector<std::vector<std::int64_t>> of_rank(static_cast<std::size_t>(ranks));
   for (std::int64_t t = 0; t + 1 < tiles; ++t)
     of_rank[static_cast<std::size_t>(t % ranks)].push_back(t);
   of_rank.back().push_back(tiles - 1);
   FarSplit out;
-  out.words.name = "tiles";
-  out.words.table = true;
-  std::vector<std::int64_t> all_words, all_tiles;
+  out.vocab.name = "tiles";
+  out.vocab.table = true;
+  std::vector<std::int64_t> all_vocab, all_tiles;
   for (const auto& mine : of_rank) {
-    std::vector<std::int64_t> words;
+    std::vector<std::int64_t> vocab_ids;
     for (const std::int64_t tile : mine) {
       const std::int64_t end = std::min(order.vocab(), (tile + 1) * kVocabTile);
       for (std::int64_t at = tile * kVocabTile; at < end; ++at)
-        words.push_back(order.words()[static_cast<std::size_t>(at)]);
+        vocab_ids.push_back(order.vocab_ids()[static_cast<std::size_t>(at)]);
     }
-    std::vector<std::int32_t> table(words.begin(), words.end());
+    std::vector<std::int32_t> table(vocab_ids.begin(), vocab_ids.end());
     std::sort(table.begin(), table.end());
-    out.orders.push_back(with_tiles(order_of_rows(order, table, words), order, mine));
-    out.words.ranks.push_back(std::move(table));
-    all_words.insert(all_words.end(), words.begin(), words.end());
+    out.orders.push_back(with_tiles(order_of_rows(order, table, vocab_ids), order, mine));
+    out.vocab.ranks.push_back(std::move(table));
+    all_vocab.insert(all_vocab.end(), vocab_ids.begin(), vocab_ids.end());
     all_tiles.insert(all_tiles.end(), mine.begin(), mine.end());
   }
-  out.whole = with_tiles(VocabOrder(all_words, order.average()), order, all_tiles);
+  out.whole = with_tiles(VocabOrder(all_vocab, order.average()), order, all_tiles);
   return out;
 }
 
-FarSplit split_order(const VocabOrder& order, const WordSplit& split) {
+FarSplit split_order(const VocabOrder& order, const VocabSplit& split) {
   FarSplit out;
-  out.words = split;
+  out.vocab = split;
   for (const auto& table : split.ranks) {
-    std::vector<std::int64_t> words(table.begin(), table.end());
-    std::sort(words.begin(), words.end(), [&](std::int64_t a, std::int64_t b) {
+    std::vector<std::int64_t> vocab_ids(table.begin(), table.end());
+    std::sort(vocab_ids.begin(), vocab_ids.end(), [&](std::int64_t a, std::int64_t b) {
       return order.positions()[static_cast<std::size_t>(a)] <
              order.positions()[static_cast<std::size_t>(b)];
     });
-    out.orders.push_back(order_of_rows(order, table, words));
+    out.orders.push_back(order_of_rows(order, table, vocab_ids));
   }
   return out;
 }
 
-FarAnswer call_sharded_far(const FarProblem& problem, const FarSplit& split, RunSpec run,
+FarResult call_sharded_far(const FarProblem& problem, const FarSplit& split, RunSpec run,
                            const TokenSplit& tokens, unsigned delays,
                            std::atomic<std::int64_t>* sent) {
-  FarAnswer out;
+  FarResult out;
   const std::size_t ranks = split.orders.size();
   std::vector<Tensor> bounds(ranks);
   const auto change = run.change;
   if (!run.plan.has_value()) run.plan = PlanKind::far_backward;
   run.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& to) {
-    const auto r = static_cast<std::size_t>(in.sharding.words->rank());
+    const auto r = static_cast<std::size_t>(in.sharding.vocab_group->rank());
     in.order = share_order(split.orders[r], in.sharding);
     if (run.plan == PlanKind::far_backward) {
       bounds[r] = Tensor(DType::f32, {in.targets.size(0)});
@@ -131,9 +131,9 @@ FarAnswer call_sharded_far(const FarProblem& problem, const FarSplit& split, Run
     }
     if (change) change(o, in, to);
   };
-  static_cast<HeadAnswer&>(out) = run_sharded(
+  static_cast<HeadResult&>(out) = run_sharded(
       problem,
-      {.words = split.words, .tokens = tokens, .run = run, .delays = delays, .sent = sent});
+      {.vocab = split.vocab, .tokens = tokens, .run = run, .delays = delays, .sent = sent});
   out.tau = static_cast<double>(run.tau);
   out.bound = Tensor(DType::f32, {problem.spec.tokens});
   std::int64_t at = 0;

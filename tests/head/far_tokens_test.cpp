@@ -29,7 +29,7 @@ std::vector<std::int64_t> keys_of(const FarProblem& problem, double tau) {
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       double mass = 0;
       for (std::int64_t at = tile * kTile; at < std::min(p.vocab, (tile + 1) * kTile); ++at)
-        mass += std::exp(logits.z[i * p.vocab + problem.order.words()[at]] - logits.lse[i]);
+        mass += std::exp(logits.z[i * p.vocab + problem.order.vocab_ids()[at]] - logits.lse[i]);
       EXPECT_GT(std::abs(std::log(mass / tau)), 1e-6) << "too near tau for this test";
       if (mass <= tau) continue;
       ++count;
@@ -68,7 +68,7 @@ TEST_P(FarTokens, AreInTheOrderOfWhatTheyKeep) {
     SCOPED_TRACE(chunks);
     r.chunk_tokens = chunks ? 0 : s.tokens;
     if (chunks) r.budget = least_far_budget(problem, r);
-    const FarAnswer a = call_far(problem, r);
+    const FarResult a = call_far(problem, r);
     EXPECT_EQ(a.plan.chunk_tokens < s.tokens, chunks);
     if (is_device_kernel(GetParam())) {
       EXPECT_EQ(a.order_of_tokens,
@@ -87,7 +87,7 @@ TEST_P(FarTokens, AreInTheOrderOfWhatTheyKeep) {
     grid.order_of_tokens.clear();
     const FarOracle by_targets = far_oracle(problem.oracle, upstream_of(problem, r), problem.order,
                                             grid, static_cast<double>(r.tau));
-    EXPECT_LT(a.statistics.far.kept, 0.95 * by_targets.kept);
+    EXPECT_LT(a.statistics.far.selected, 0.95 * by_targets.selected);
   }
 }
 
@@ -97,13 +97,14 @@ TEST_P(FarTokens, IgnoredBlocksAreLeftOutWhereEverythingIsKept) {
   s.bias = true;
   RunSpec r = run();
   r.tau = 1e-7f;
-  const FarAnswer full = call_far(FarProblem(s), r);  // its values stay in the memory
+  const FarResult full = call_far(FarProblem(s), r);  // its values stay in the memory
   EXPECT_TRUE(full.statistics.far.dense_fallback);
   for (const double ignored : {0.3, 0.8}) {
     s.ignored = ignored;
     const FarProblem problem(s);
-    const FarAnswer a = call_far(problem, r);
-    expect_everything_kept(a, oracle_gradients(problem.oracle, upstream_of(problem, r)), s.dtype);
+    const FarResult a = call_far(problem, r);
+    expect_everything_selected(a, oracle_gradients(problem.oracle, upstream_of(problem, r)),
+                               s.dtype);
   }
 }
 

@@ -18,18 +18,18 @@ namespace logitless::test {
 // Vocabulary entries in shuffled clusters, and tokens of a few topics; every step moves both
 // slightly.
 struct Training {
-  explicit Training(std::int64_t words_wanted = 65536)
-      : vocab(words_wanted), weight(vocab * kDim), d_weight(vocab * kDim) {
+  explicit Training(std::int64_t vocab_wanted = 65536)
+      : vocab(vocab_wanted), weight(vocab * kDim), d_weight(vocab * kDim) {
     std::mt19937_64 random(5);
     std::normal_distribution<float> normal;
-    std::vector<std::int64_t> words(vocab);
-    for (std::int64_t j = 0; j < vocab; ++j) words[j] = j;
-    std::shuffle(words.begin(), words.end(), random);
+    std::vector<std::int64_t> vocab_ids(vocab);
+    for (std::int64_t j = 0; j < vocab; ++j) vocab_ids[j] = j;
+    std::shuffle(vocab_ids.begin(), vocab_ids.end(), random);
     float center[kDim];
     for (std::int64_t at = 0; at < vocab; ++at) {
       for (std::int64_t k = 0; k < kDim; ++k) {
         if (at % 128 == 0) center[k] = normal(random);
-        weight[words[at] * kDim + k] = center[k] + 0.1f * normal(random);
+        weight[vocab_ids[at] * kDim + k] = center[k] + 0.1f * normal(random);
       }
     }
     for (std::int64_t i = 0; i < kTokens; ++i) {
@@ -120,9 +120,9 @@ inline void expect_same(const FarFieldReport& a, const FarFieldReport& b) {
   EXPECT_EQ(a.audits, b.audits);
   EXPECT_EQ(a.refreshes, b.refreshes);
   EXPECT_EQ(a.last_error, b.last_error);
-  EXPECT_EQ(a.worst_kept_error, b.worst_kept_error);
+  EXPECT_EQ(a.worst_accepted_error, b.worst_accepted_error);
   EXPECT_EQ(a.tau, b.tau);
-  EXPECT_EQ(a.mean_kept, b.mean_kept);
+  EXPECT_EQ(a.mean_selected, b.mean_selected);
   EXPECT_EQ(a.far, b.far);
 }
 

@@ -16,7 +16,7 @@ TEST_F(FarControllerTest, BothErrorsOfFarBothCount) {
   options_.accuracy = Accuracy::far_both;
   far_.kind = PlanKind::far_both;
   const double nan = NAN;
-  for (const auto& [gradients, lse, kept] :
+  for (const auto& [gradients, lse, selected] :
        {std::tuple{0.005, 0.002, true}, std::tuple{0.005, 0.02, false},
         std::tuple{0.02, 0.0, false}, std::tuple{0.005, nan, false}, std::tuple{nan, 0.0, false}}) {
     FarController c(context_, options_);
@@ -24,8 +24,8 @@ TEST_F(FarControllerTest, BothErrorsOfFarBothCount) {
     until_far(c, step);
     FarFieldStatistics s = error(gradients);
     s.audited_lse_error = lse;
-    EXPECT_EQ(c.accept(step, s), kept) << gradients << " " << lse;
-    EXPECT_EQ(c.report().far, kept);
+    EXPECT_EQ(c.accept(step, s), selected) << gradients << " " << lse;
+    EXPECT_EQ(c.report().far, selected);
   }
 }
 
@@ -193,7 +193,7 @@ TEST_F(FarControllerTest, EachWayHasItsOwnTauAndOrdersComeAsAtFirst) {
 
 // far_both and far_backward may have the same tau.
 TEST_F(FarControllerTest, AnotherAccuracyIsAnotherPlan) {
-  const HeadShape shape{kTokens, kDim, kWords, DType::f32};
+  const HeadShape shape{kTokens, kDim, kVocabCount, DType::f32};
   FarPlans plans;
   const auto kind_for = [&](Accuracy accuracy) {
     PlanRequest request;

@@ -64,14 +64,14 @@ void expect_closed_form(std::int64_t tokens, std::int64_t vocab, bool gradients)
   }
   double total = 0;
   double worst_lse = 0, worst_hidden = 0;
-  std::vector<double> by_word(static_cast<std::size_t>(vocab), 0.0);
+  std::vector<double> by_vocab_id(static_cast<std::size_t>(vocab), 0.0);
   for (std::int64_t i = 0; i < tokens; ++i) {
     const std::int64_t kind = i % kKinds;
     const auto target = static_cast<std::int64_t>(problem.targets.get(i));
     const double target_w = Closed::w(target % kKinds);
     total += expected[kind] - Closed::x(kind) * target_w;
     worst_lse = std::max(worst_lse, std::abs(lse.get(i) - expected[kind]));
-    by_word[static_cast<std::size_t>(target)] -= Closed::x(kind);
+    by_vocab_id[static_cast<std::size_t>(target)] -= Closed::x(kind);
     if (gradients) {
       worst_hidden = std::max(worst_hidden, std::abs(d_hidden.get(i) - (mean[kind] - target_w)));
     }
@@ -83,14 +83,14 @@ void expect_closed_form(std::int64_t tokens, std::int64_t vocab, bool gradients)
   for (std::int64_t j = 0; j < vocab; ++j) {
     for (int a = 0; a < kKinds; ++a) {
       const std::int64_t of_kind = tokens / kKinds + (a < tokens % kKinds ? 1 : 0);
-      by_word[j] += static_cast<double>(of_kind) * Closed::x(a) * probability[a][j % kKinds];
+      by_vocab_id[j] += static_cast<double>(of_kind) * Closed::x(a) * probability[a][j % kKinds];
     }
   }
-  EXPECT_LE(relative_error(d_weight.values(), by_word), 4e-3);
+  EXPECT_LE(relative_error(d_weight.values(), by_vocab_id), 4e-3);
 }
 
 TEST(Large, ManyTokens) { expect_closed_form(70001, 32768, true); }
-TEST(Large, ManyWords) { expect_closed_form(129, 17 << 20, false); }
+TEST(Large, ManyVocab) { expect_closed_form(129, 17 << 20, false); }
 
 }  // namespace
 }  // namespace logitless::test

@@ -100,7 +100,7 @@ TEST_P(Machines, PlansHoldWhatIsPromisedOfThem) {
       const LossPlan alone = plan(shape, features, 0, 1);
       EXPECT_EQ(free.kind, alone.kind);
       EXPECT_EQ(free.chunk_tokens, alone.chunk_tokens);
-      EXPECT_EQ(free.slab_vocab, alone.slab_vocab);
+      EXPECT_EQ(free.block_vocab, alone.block_vocab);
       for (const std::size_t budget : {256_MiB, 2_GiB, std::size_t{1} << 40}) {
         const LossPlan bounded = plan(shape, features, budget, threads);
         EXPECT_LE(bounded.workspace_bytes(), budget);

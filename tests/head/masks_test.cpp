@@ -41,20 +41,20 @@ TEST_P(MasksTest, AllTokensIgnored) {
   for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
     spec.reduction = reduction;
     const HeadProblem problem(spec);
-    const HeadAnswer answer = run_head(problem, run());
-    EXPECT_EQ(answer.statistics.valid_tokens, 0);
-    for (const Tensor* output : {&answer.loss, &answer.d_hidden, &answer.d_weight, &answer.d_bias,
-                                 &answer.lse, &answer.log_prob, &answer.entropy}) {
+    const HeadResult result = run_head(problem, run());
+    EXPECT_EQ(result.statistics.valid_tokens, 0);
+    for (const Tensor* output : {&result.loss, &result.d_hidden, &result.d_weight, &result.d_bias,
+                                 &result.lse, &result.log_prob, &result.entropy}) {
       for (const double value : output->values()) EXPECT_EQ(value, 0.0);
     }
-    for (const double word : answer.argmax.values()) EXPECT_EQ(word, -1.0);
+    for (const double vocab_id : result.argmax.values()) EXPECT_EQ(vocab_id, -1.0);
   }
   spec.reduction = Reduction::mean;
   RunSpec nan = run();
   nan.change = [](CrossEntropyOptions& o, auto&, auto&) { o.nan_if_empty = true; };
-  const HeadAnswer answer = run_head(HeadProblem(spec), nan);
-  EXPECT_TRUE(std::isnan(answer.loss.get(0)));
-  for (const double g : answer.d_weight.values()) EXPECT_EQ(g, 0.0);
+  const HeadResult result = run_head(HeadProblem(spec), nan);
+  EXPECT_TRUE(std::isnan(result.loss.get(0)));
+  for (const double g : result.d_weight.values()) EXPECT_EQ(g, 0.0);
 }
 
 // Ignored tokens have no gradient, and the others have the bits of a call without them.
@@ -77,8 +77,8 @@ TEST_P(MasksTest, IgnoredTokensLeaveNoTrace) {
       rest.hidden.set(to * spec.dim + k, all.hidden.get(i * spec.dim + k));
     ++to;
   }
-  const HeadAnswer a = run_head(all, run());
-  const HeadAnswer b = run_head(rest, run());
+  const HeadResult a = run_head(all, run());
+  const HeadResult b = run_head(rest, run());
   EXPECT_EQ(a.statistics.valid_tokens, 13);
   if (GetParam() == "cublas") {  // other sizes select other cuBLAS kernels
     EXPECT_LE(relative_error(a.loss.values(), b.loss.values()), 1e-6);
@@ -101,7 +101,7 @@ TEST_P(MasksTest, IgnoredTokensLeaveNoTrace) {
   }
 }
 
-TEST_P(MasksTest, MaskedWords) {
+TEST_P(MasksTest, MaskedVocab) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     HeadSpec spec = small(dtype);
     spec.bias = true;
@@ -119,17 +119,17 @@ TEST_P(MasksTest, MaskedWords) {
       RunSpec r = run();
       r.plan = kind;
       expect_matches_oracle(problem, r);
-      const HeadAnswer answer = run_head(problem, r);
+      const HeadResult result = run_head(problem, r);
       for (std::int64_t i = 0; i < spec.tokens; ++i) {
-        EXPECT_TRUE(std::isfinite(answer.entropy.get(i)));
-        EXPECT_GT(answer.entropy.get(i), 0.0);
-        EXPECT_FALSE(masked(static_cast<std::int64_t>(answer.argmax.get(i))));
+        EXPECT_TRUE(std::isfinite(result.entropy.get(i)));
+        EXPECT_GT(result.entropy.get(i), 0.0);
+        EXPECT_FALSE(masked(static_cast<std::int64_t>(result.argmax.get(i))));
       }
       for (std::int64_t j = 0; j < spec.vocab; ++j) {
         if (!masked(j)) continue;
-        EXPECT_EQ(answer.d_bias.get(j), 0.0);
+        EXPECT_EQ(result.d_bias.get(j), 0.0);
         for (std::int64_t k = 0; k < spec.dim; ++k)
-          EXPECT_EQ(answer.d_weight.get(j * spec.dim + k), 0.0);
+          EXPECT_EQ(result.d_weight.get(j * spec.dim + k), 0.0);
       }
     }
   }
@@ -144,9 +144,9 @@ TEST_P(MasksTest, MaskedTargetHasInfiniteLoss) {
   for (std::int64_t i = 0; i < spec.tokens; ++i) problem.targets.set(i, i == 2 ? 7 : 8);
   RunSpec r = run();
   r.gradients = false;
-  const HeadAnswer answer = run_head(problem, r);
+  const HeadResult result = run_head(problem, r);
   for (std::int64_t i = 0; i < spec.tokens; ++i)
-    EXPECT_EQ(std::isinf(answer.loss.get(i)), i == 2) << i;
+    EXPECT_EQ(std::isinf(result.loss.get(i)), i == 2) << i;
 }
 
 // Masks are often written as large negative biases: they have the same bits as -inf, also in a full
@@ -154,19 +154,19 @@ TEST_P(MasksTest, MaskedTargetHasInfiniteLoss) {
 TEST_P(MasksTest, HugeNegativeBiasesAreMasks) {
   HeadSpec spec = small();
   spec.bias = true;
-  const auto answer = [&](double mask) {
+  const auto result = [&](double mask) {
     HeadProblem problem(spec);
     for (std::int64_t i = 0; i < spec.tokens; ++i)
       problem.targets.set(i, static_cast<double>(7 * i % 120));
     for (std::int64_t j = 120; j < 290; ++j) problem.bias.set(j, mask);
     return run_head(problem, run());
   };
-  const HeadAnswer masked = answer(-kInfinity);
+  const HeadResult masked = result(-kInfinity);
   EXPECT_TRUE(std::isfinite(masked.loss.get(0)));
   for (const double mask :
        {-1e12, -1e30, -static_cast<double>(std::numeric_limits<float>::max())}) {
     SCOPED_TRACE(mask);
-    const HeadAnswer a = answer(mask);
+    const HeadResult a = result(mask);
     EXPECT_EQ(a.loss.values(), masked.loss.values());
     EXPECT_EQ(a.lse.values(), masked.lse.values());
     EXPECT_EQ(a.entropy.values(), masked.entropy.values());
@@ -177,16 +177,16 @@ TEST_P(MasksTest, HugeNegativeBiasesAreMasks) {
   }
 }
 
-TEST_P(MasksTest, AllWordsMasked) {
+TEST_P(MasksTest, AllVocabMasked) {
   HeadSpec spec = small();
   spec.bias = true;
   HeadProblem problem(spec);
   problem.bias.fill(-kInfinity);
-  const HeadAnswer answer = run_head(problem, run());
+  const HeadResult result = run_head(problem, run());
   for (std::int64_t i = 0; i < spec.tokens; ++i) {
-    EXPECT_FALSE(std::isfinite(answer.lse.get(i)));
+    EXPECT_FALSE(std::isfinite(result.lse.get(i)));
   }
-  EXPECT_FALSE(std::isfinite(answer.loss.get(0)));
+  EXPECT_FALSE(std::isfinite(result.loss.get(0)));
 }
 
 TEST_P(MasksTest, NanStaysInItsRow) {
@@ -199,23 +199,23 @@ TEST_P(MasksTest, NanStaysInItsRow) {
       HeadProblem problem(spec);
       RunSpec r = run();
       r.plan = kind;
-      const HeadAnswer clean = run_head(problem, r);
+      const HeadResult clean = run_head(problem, r);
       problem.hidden.set(4 * spec.dim + 1, NAN);
-      const HeadAnswer answer = run_head(problem, r);
+      const HeadResult result = run_head(problem, r);
       for (std::int64_t i = 0; i < spec.tokens; ++i) {
-        EXPECT_EQ(std::isnan(answer.lse.get(i)), i == 4);
-        EXPECT_EQ(std::isnan(answer.loss.get(i)), i == 4);
-        EXPECT_EQ(std::isnan(answer.log_prob.get(i)), i == 4);
+        EXPECT_EQ(std::isnan(result.lse.get(i)), i == 4);
+        EXPECT_EQ(std::isnan(result.loss.get(i)), i == 4);
+        EXPECT_EQ(std::isnan(result.log_prob.get(i)), i == 4);
         for (std::int64_t k = 0; k < spec.dim; ++k) {
           const std::int64_t at = i * spec.dim + k;
           if (i == 4) {
-            EXPECT_TRUE(std::isnan(answer.d_hidden.get(at)));
+            EXPECT_TRUE(std::isnan(result.d_hidden.get(at)));
           } else {
-            EXPECT_EQ(answer.d_hidden.get(at), clean.d_hidden.get(at));
+            EXPECT_EQ(result.d_hidden.get(at), clean.d_hidden.get(at));
           }
         }
       }
-      EXPECT_TRUE(std::isnan(answer.d_weight.get(0)));  // every entry's gradient sums over the row
+      EXPECT_TRUE(std::isnan(result.d_weight.get(0)));  // every entry's gradient sums over the row
     }
   }
 }
@@ -224,9 +224,9 @@ TEST_P(MasksTest, InfiniteHiddenDoesNotCrash) {
   HeadProblem problem(small());
   problem.hidden.set(0, kInfinity);
   problem.hidden.set(7, -kInfinity);
-  const HeadAnswer answer = run_head(problem, run());
-  EXPECT_FALSE(std::isfinite(answer.lse.get(0)));
-  EXPECT_TRUE(std::isfinite(answer.lse.get(3)));
+  const HeadResult result = run_head(problem, run());
+  EXPECT_FALSE(std::isfinite(result.lse.get(0)));
+  EXPECT_TRUE(std::isfinite(result.lse.get(3)));
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MasksTest);  // without a GPU

@@ -56,7 +56,7 @@ void expect_worth_it(const HeadShape& shape, const HeadFeatures& features,
   const auto with = [&](std::size_t budget) {
     PlanRequest r = request;
     r.memory_budget = budget;
-    return plan_alone(shape, features, r);
+    return plan_local(shape, features, r);
   };
   const LossPlan plan = with(request.memory_budget), free = with(0);
   SCOPED_TRACE(plan.explain());
@@ -180,7 +180,7 @@ TEST(PlanBudget, HasTheSameChunksForAnyThreadsThatFit) {
           EXPECT_LE(plan.workspace_bytes(), plan.default_limit);
           EXPECT_EQ(plan.kind, one.kind) << plan.explain();
           EXPECT_EQ(plan.chunk_tokens, one.chunk_tokens);
-          EXPECT_EQ(plan.slab_vocab, one.slab_vocab);
+          EXPECT_EQ(plan.block_vocab, one.block_vocab);
           EXPECT_EQ(plan.stored_vocab, one.stored_vocab);
           EXPECT_NEAR(plan.predicted_seconds, one.predicted_seconds / threads, 1e-12);
         }
@@ -230,12 +230,12 @@ TEST(PlanBudget, OfStoredExponentialsIsNotFilled) {
 TEST(PlanBudget, HoldsWhereTokensMove) {
   HeadShape shape = kLlama;
   shape.vocab = 32064;
-  shape.whole_vocab = kLlama.vocab;
+  shape.global_vocab = kLlama.vocab;
   const std::size_t logits = 4 * 8192 * 32064ull;
   for (const bool spread : {false, true}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       HeadFeatures f = gradients(dtype);
-      f.word_ranks = 4;
+      f.vocab_ranks = 4;
       f.tokens_sharded = spread;
       expect_worth_it(shape, f, on_cpu("amx_bf16_emulated", 2, 16_GiB), logits);
       // Exchange buffers come on top, as in a default.
@@ -248,9 +248,9 @@ TEST(PlanBudget, HoldsWhereTokensMove) {
 TEST(PlanBudget, HoldsWhereWeightsMove) {
   HeadShape shape = kLlama;
   shape.tokens = 2048;
-  shape.whole_vocab = shape.vocab;
+  shape.global_vocab = shape.vocab;
   HeadFeatures f = gradients(DType::bf16);
-  f.word_ranks = 4;
+  f.vocab_ranks = 4;
   f.tokens_sharded = true;
   f.gathered_rows = 32064;
   const std::size_t logits = 4 * 2048 * 128256ull;

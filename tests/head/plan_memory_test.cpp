@@ -123,7 +123,7 @@ TEST(PlanMemory, ACandidateHoldsTheLeastAtItsSpeed) {
   }
 }
 
-TEST(PlanMemory, MoreThanTheLogitsComesWithAWord) {
+TEST(PlanMemory, MoreThanTheLogitsIsExplained) {
   // A chunk of exp(z) in 16 bits is half of the logits, and the vocabulary blocks are the rest.
   const HeadShape head{64, 1024, 2048, DType::bf16};
   const LossPlan plan =
@@ -142,15 +142,16 @@ TEST(PlanMemory, SaysWhatIsKept) {
   const HeadShape head{1024, 768, 40000, DType::bf16};
   const LossPlan plan = plan_head(head, gradients(), request_of(0));
   const PlanCandidate& dense = candidate(plan, PlanKind::dense);
-  const std::string start =
-      "exp(z) of " + std::to_string(plan.chunk_tokens) + " tokens x 40000 words in 16 bits, ";
+  const std::string start = "exp(z) of " + std::to_string(plan.chunk_tokens) +
+                            " tokens x 40000 vocabulary entries in 16 bits, ";
   ASSERT_EQ(dense.keeps.rfind(start, 0), 0u) << dense.keeps;
   const std::size_t exponentials = number_after(dense.keeps, start);
-  const std::size_t rest = number_after(dense.keeps, "the rest, chunks and slabs, ");
+  const std::size_t rest = number_after(dense.keeps, "the rest, chunks and vocabulary blocks, ");
   EXPECT_GE(exponentials, static_cast<std::size_t>(plan.chunk_tokens) * 40000 * 2 - 64_KiB);
   EXPECT_NEAR(static_cast<double>(exponentials + rest), static_cast<double>(dense.workspace_bytes),
               static_cast<double>(256_KiB));
-  EXPECT_EQ(candidate(plan, PlanKind::recompute).keeps.rfind("chunks and slabs, ", 0), 0u);
+  EXPECT_EQ(candidate(plan, PlanKind::recompute).keeps.rfind("chunks and vocabulary blocks, ", 0),
+            0u);
   for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute})
     EXPECT_NE(plan.explain().find("keeps " + candidate(plan, kind).keeps), std::string::npos);
 }

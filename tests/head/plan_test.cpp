@@ -191,7 +191,7 @@ TEST(Plan, DefaultIsTheLeastWorkspaceNearTheBestTime) {
 
 // With little memory, half of Llama-3-8B's vocabulary is saved in the rows of the other half, with
 // few vocabulary blocks.
-TEST(Plan, DWeightsMemoryIsLentToSomeWordsAndToSlabs) {
+TEST(Plan, DWeightsMemoryIsAliasedToSomeVocabAndToBlocks) {
   const HeadShape llama{8192, 4096, 128256, DType::bf16};
   HeadFeatures f = gradients();
   f.d_weight_dtype = f.d_hidden_dtype = DType::bf16;
@@ -208,21 +208,23 @@ TEST(Plan, DWeightsMemoryIsLentToSomeWordsAndToSlabs) {
   EXPECT_EQ(plan.kind, PlanKind::stored);
   EXPECT_LE(plan.workspace_bytes(), 256_MiB);
   EXPECT_GT(plan.stored_vocab, llama.vocab * 45 / 100);
-  EXPECT_LT(plan.slab_vocab, plan.stored_vocab);
+  EXPECT_LT(plan.block_vocab, plan.stored_vocab);
   EXPECT_EQ(plan.first_tokens, llama.tokens);
-  EXPECT_NE(plan.explain().find("and gradients of words that are not kept"), std::string::npos);
+  EXPECT_NE(plan.explain().find("and gradients of vocabulary entries that are not saved"),
+            std::string::npos);
   request.kind = PlanKind::recompute;
   const LossPlan recompute = plan_head(llama, f, request);
   EXPECT_EQ(recompute.weight_ranges, 1);
-  EXPECT_NE(recompute.explain().find("its memory holds gradients of more words at a time"),
-            std::string::npos);
+  EXPECT_NE(
+      recompute.explain().find("its memory holds gradients of more vocabulary entries at a time"),
+      std::string::npos);
   EXPECT_LT(plan.predicted_seconds, 0.9 * recompute.predicted_seconds);
   f.accumulate = true;
   EXPECT_EQ(plan_head(llama, f, request).weight_ranges, 0);
 }
 
 // A GPU's dense plan may store exponentials of its first chunk in d_weight's memory.
-TEST(Plan, DWeightsMemoryIsLentWhereItCanBe) {
+TEST(Plan, DWeightsMemoryIsAliasedWhereItCanBe) {
   const HeadShape llama{8192, 4096, 128256, DType::bf16};
   HeadFeatures f = gradients();
   f.d_weight_dtype = f.d_hidden_dtype = DType::bf16;
@@ -243,9 +245,9 @@ TEST(Plan, DWeightsMemoryIsLentWhereItCanBe) {
   EXPECT_GT(half.weight_ranges, 0);
   EXPECT_EQ(half.first_tokens, llama.tokens);
   EXPECT_LE(half.predicted_seconds, 1.01 * dense(4_GiB).predicted_seconds);
-  EXPECT_NE(
-      half.explain().find("d_weight in " + std::to_string(half.weight_ranges) + " ranges of words"),
-      std::string::npos)
+  EXPECT_NE(half.explain().find("d_weight in " + std::to_string(half.weight_ranges) +
+                                " ranges of vocabulary entries"),
+            std::string::npos)
       << half.explain();
   const LossPlan several = dense(900_MiB);
   EXPECT_GT(several.weight_ranges, 0);
@@ -272,7 +274,7 @@ TEST(Plan, DWeightsMemoryIsLentWhereItCanBe) {
 
 // The forward of a GPU's far field gathers as much at a time as fits before the backward's blocks,
 // and never less than they hold.
-TEST(Plan, FarForwardsGatherAtLeastASlab) {
+TEST(Plan, FarForwardsGatherAtLeastABlock) {
   for (const auto& [tokens, dim, vocab] :
        {std::tuple{16, 1024, 100}, std::tuple{1, 8, 1}, std::tuple{40, 4096, 300},
         std::tuple{8192, 4096, 131072}}) {
@@ -289,7 +291,7 @@ TEST(Plan, FarForwardsGatherAtLeastASlab) {
     const cuda::Sizes sizes = cuda::sizes_of(plan);
     const cuda::Layout layout =
         cuda::layout_of(cuda::find_device_kernel(plan.kernel), shape, gradients(), sizes);
-    EXPECT_GE(layout.far.swept, sizes.slab) << vocab;
+    EXPECT_GE(layout.far.swept, sizes.vocab_block) << vocab;
     EXPECT_LE(
         layout.far.gathered + static_cast<std::size_t>(
                                   std::min<std::int64_t>(layout.far.swept, shape.vocab) * dim * 2),
@@ -311,7 +313,7 @@ TEST(Plan, DefaultHasTheSameChunksForAnyThreads) {
       EXPECT_EQ(plan.threads, threads);
       EXPECT_EQ(plan.kind, one.kind);
       EXPECT_EQ(plan.chunk_tokens, one.chunk_tokens);
-      EXPECT_EQ(plan.slab_vocab, one.slab_vocab);
+      EXPECT_EQ(plan.block_vocab, one.block_vocab);
       EXPECT_EQ(plan.stored_vocab, one.stored_vocab);
       EXPECT_GE(plan.workspace_bytes(), one.workspace_bytes());
       EXPECT_EQ(candidate(plan, plan.kind).workspace_bytes, plan.workspace_bytes());
@@ -425,13 +427,14 @@ TEST(Plan, DWeightHasAPassOfItsOwnWhereItsSumsDoNotFit) {
   f.d_weight_dtype = DType::bf16;
   const HeadShape head{2048, 512, 65536, DType::bf16};
   const LossPlan small = plan_head(head, f, request_of(6_MiB));
-  EXPECT_GT(small.weight_words, 0);
+  EXPECT_GT(small.weight_vocab, 0);
   EXPECT_EQ(small.kind, PlanKind::recompute);
   EXPECT_EQ(small.passes, 5.0);
-  EXPECT_NE(small.explain().find(" words at a time, in a pass of its own"), std::string::npos);
-  EXPECT_EQ(plan_head(head, f, request_of(256_MiB)).weight_words, 0);
-  EXPECT_EQ(plan_head(head, f, request_of(0)).weight_words, 0);
-  EXPECT_EQ(plan_head(head, gradients(), request_of(6_MiB)).weight_words, 0);
+  EXPECT_NE(small.explain().find(" vocabulary entries at a time, in a GEMM of its own"),
+            std::string::npos);
+  EXPECT_EQ(plan_head(head, f, request_of(256_MiB)).weight_vocab, 0);
+  EXPECT_EQ(plan_head(head, f, request_of(0)).weight_vocab, 0);
+  EXPECT_EQ(plan_head(head, gradients(), request_of(6_MiB)).weight_vocab, 0);
 }
 
 TEST(Plan, ExplainSaysEverything) {

@@ -14,7 +14,7 @@ namespace {
 struct Calls {
   std::vector<float> hidden = std::vector<float>(6 * 4, 0.5f), weight = std::vector<float>(9 * 4);
   std::vector<float> d_hidden = std::vector<float>(6 * 4), lse = std::vector<float>(6, 1.0f);
-  std::vector<std::int32_t> words = {0, 8, 3, 3, 1, 5};
+  std::vector<std::int32_t> vocab_ids = {0, 8, 3, 3, 1, 5};
   float loss = 0.0f;
   CrossEntropyInputs in;
   CrossEntropyOutputs out;
@@ -26,7 +26,7 @@ struct Calls {
   Calls() {
     in.hidden = head_in.hidden = {hidden.data(), DType::f32, {6, 4}};
     in.weight = head_in.weight = {weight.data(), DType::f32, {9, 4}};
-    in.targets = head_in.targets = {words.data(), DType::i32, {6}};
+    in.targets = head_in.targets = {vocab_ids.data(), DType::i32, {6}};
     out.loss = {&loss, DType::f32, {}};
     out.d_hidden = gradients.d_hidden = {d_hidden.data(), DType::f32, {6, 4}};
     head_out.lse = {lse.data(), DType::f32, {6}};

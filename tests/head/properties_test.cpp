@@ -23,7 +23,7 @@ class PropertiesTest : public testing::TestWithParam<std::string> {
     spec.weight_scale = 3.0;
     return spec;
   }
-  HeadAnswer answer(const HeadProblem& problem, RunSpec run = {}) const {
+  HeadResult result(const HeadProblem& problem, RunSpec run = {}) const {
     run.kernel = GetParam();
     return run_head(problem, run);
   }
@@ -33,10 +33,10 @@ TEST_P(PropertiesTest, ShiftOfAllLogitsChangesNothingButLse) {
   HeadSpec spec = small();
   spec.bias = true;
   HeadProblem problem(spec);
-  const HeadAnswer before = answer(problem);
+  const HeadResult before = result(problem);
   constexpr double kShift = 12.5;
   for (std::int64_t j = 0; j < spec.vocab; ++j) problem.bias.set(j, problem.bias.get(j) + kShift);
-  const HeadAnswer after = answer(problem);
+  const HeadResult after = result(problem);
   EXPECT_NEAR(after.loss.get(0), before.loss.get(0), 1e-5);
   const double bound = gradient_bound(spec.dtype);
   EXPECT_LE(relative_error(after.d_hidden.values(), before.d_hidden.values()), bound);
@@ -53,7 +53,7 @@ TEST_P(PropertiesTest, EqualLogitsCostLogV) {
     problem.weight.fill(0.0);
     RunSpec run;
     run.extras = true;
-    const HeadAnswer a = answer(problem, run);
+    const HeadResult a = result(problem, run);
     const double log_v = std::log(static_cast<double>(vocab));
     EXPECT_NEAR(a.loss.get(0), log_v, 1e-6 * (1 + log_v));
     for (std::int64_t i = 0; i < spec.tokens; ++i) {
@@ -69,7 +69,7 @@ TEST_P(PropertiesTest, GradientOfLogitsSumsToZero) {
   spec.bias = true;
   spec.reduction = Reduction::sum;
   const auto total = [&](const HeadSpec& s) {
-    const std::vector<double> d_bias = answer(HeadProblem(s)).d_bias.values();
+    const std::vector<double> d_bias = result(HeadProblem(s)).d_bias.values();
     return std::accumulate(d_bias.begin(), d_bias.end(), 0.0);
   };
   //
@@ -107,8 +107,8 @@ TEST_P(PropertiesTest, PermutingTheVocabularyPermutesTheGradient) {
   }
   RunSpec run;
   run.extras = true;
-  const HeadAnswer a = answer(problem, run);
-  const HeadAnswer b = answer(permuted, run);
+  const HeadResult a = result(problem, run);
+  const HeadResult b = result(permuted, run);
   std::vector<double> back;
   std::vector<double> bias_back;
   for (std::int64_t j = 0; j < spec.vocab; ++j) {
@@ -131,9 +131,9 @@ TEST_P(PropertiesTest, GradientsAreLinearInTheUpstream) {
   spec.label_smoothing = 0.1f;
   const HeadProblem problem(spec);
   RunSpec run;
-  const HeadAnswer one = answer(problem, run);
+  const HeadResult one = result(problem, run);
   run.grad_loss = 4.0;  // a power of two changes only the exponent
-  const HeadAnswer four = answer(problem, run);
+  const HeadResult four = result(problem, run);
   EXPECT_EQ(one.loss.bytes(), four.loss.bytes());
   for (std::int64_t at = 0; at < spec.tokens * spec.dim; ++at)
     EXPECT_NEAR(four.d_hidden.get(at), 4 * one.d_hidden.get(at), 1e-8);
@@ -154,8 +154,8 @@ TEST_P(PropertiesTest, HalvesAddUpToTheWhole) {
   spec.bias = true;
   spec.ignored = 0.3;
   const HeadProblem problem(spec);
-  const HeadAnswer whole = answer(problem);
-  HeadAnswer parts;
+  const HeadResult whole = result(problem);
+  HeadResult parts;
   parts.d_weight = Tensor(DType::f32, {spec.vocab, spec.dim});
   parts.d_bias = Tensor(DType::f32, {spec.vocab});
   parts.d_weight.fill(0.0);
@@ -181,7 +181,7 @@ TEST_P(PropertiesTest, HalvesAddUpToTheWhole) {
       out.d_bias = parts.d_bias.view();
       std::fill_n(static_cast<float*>(out.d_hidden.data()), 20 * spec.dim, 0.0f);
     };
-    const HeadAnswer a = answer(half, run);
+    const HeadResult a = result(half, run);
     loss += a.loss.get(0);
     const std::vector<double> some = a.d_hidden.values();
     d_hidden.insert(d_hidden.end(), some.begin(), some.end());

@@ -46,20 +46,20 @@ class RangeTest : public testing::TestWithParam<std::string> {
       r.kernel = GetParam();
       r.plan = kind;
       r.gradients = kind != PlanKind::forward;
-      const HeadAnswer answer = run_head(problem, r);
+      const HeadResult result = run_head(problem, r);
       for (std::int64_t i = 0; i < problem.spec.tokens; ++i) {
         SCOPED_TRACE(i);
-        const double lse = answer.lse.get(i), expected = exact.lse[static_cast<std::size_t>(i)];
+        const double lse = result.lse.get(i), expected = exact.lse[static_cast<std::size_t>(i)];
         EXPECT_TRUE(std::isfinite(lse) || !within);
         const double z = exact.z[static_cast<std::size_t>(i * problem.spec.vocab) +
                                  static_cast<std::size_t>(problem.targets.get(i))];
         const bool fits = expected - z < std::numeric_limits<float>::max();
-        EXPECT_EQ(std::isfinite(lse) && fits, std::isfinite(answer.loss.get(i)));
+        EXPECT_EQ(std::isfinite(lse) && fits, std::isfinite(result.loss.get(i)));
         if (!std::isfinite(lse)) continue;
         EXPECT_NEAR(lse, expected, 1e-6 * std::abs(expected) + 1e-5);
         if (!fits) continue;
         // Both terms of the difference are rounded to fp32.
-        EXPECT_NEAR(answer.loss.get(i), expected - z,
+        EXPECT_NEAR(result.loss.get(i), expected - z,
                     1e-6 * (std::abs(expected) + std::abs(z)) + 1e-5);
       }
     }
@@ -117,24 +117,24 @@ TEST_P(RangeTest, ACommonOffsetChangesNoDifference) {
         r.gradients = kind != PlanKind::forward;
         r.extras = true;
         r.grad_losses.assign(static_cast<std::size_t>(spec.tokens), 1.0);
-        const HeadAnswer answer = run_head(problem, r);
+        const HeadResult result = run_head(problem, r);
         for (std::int64_t i = 0; i < spec.tokens; ++i) {
           const double* const z = exact.z.data() + i * spec.vocab;
           const double lse = exact.lse[static_cast<std::size_t>(i)];
           double entropy = 0.0;
           for (std::int64_t j = 0; j < spec.vocab; ++j)
             entropy += std::exp(z[j] - lse) * (lse - z[j]);
-          EXPECT_NEAR(answer.loss.get(i), oracle_token_loss(problem.oracle, i, z), 1e-5) << i;
-          EXPECT_NEAR(answer.log_prob.get(i),
+          EXPECT_NEAR(result.loss.get(i), oracle_token_loss(problem.oracle, i, z), 1e-5) << i;
+          EXPECT_NEAR(result.log_prob.get(i),
                       z[static_cast<std::int64_t>(problem.targets.get(i))] - lse, 1e-5)
               << i;
-          EXPECT_NEAR(answer.entropy.get(i), entropy, 1e-5) << i;
-          EXPECT_NEAR(answer.lse.get(i), lse, 1e-7 * std::abs(lse) + 1e-6) << i;
+          EXPECT_NEAR(result.entropy.get(i), entropy, 1e-5) << i;
+          EXPECT_NEAR(result.lse.get(i), lse, 1e-7 * std::abs(lse) + 1e-6) << i;
         }
         if (!r.gradients || is_device_kernel(GetParam())) continue;
         const OracleGradients g = oracle_gradients(problem.oracle, r.grad_losses);
-        EXPECT_LE(relative_error(answer.d_hidden.values(), g.d_hidden), gradient_bound(spec.dtype));
-        EXPECT_LE(relative_error(answer.d_weight.values(), g.d_weight), gradient_bound(spec.dtype));
+        EXPECT_LE(relative_error(result.d_hidden.values(), g.d_hidden), gradient_bound(spec.dtype));
+        EXPECT_LE(relative_error(result.d_weight.values(), g.d_weight), gradient_bound(spec.dtype));
       }
     }
   }
@@ -154,8 +154,8 @@ TEST_P(RangeTest, ACertainTargetHasNoGradient) {
       r.kernel = GetParam();
       r.plan = kind;
       r.grad_losses.assign(static_cast<std::size_t>(p.spec.tokens), 1.0);
-      const HeadAnswer answer = run_head(p, r);
-      for (const Tensor* g : {&answer.d_hidden, &answer.d_weight, &answer.d_bias})
+      const HeadResult result = run_head(p, r);
+      for (const Tensor* g : {&result.d_hidden, &result.d_weight, &result.d_bias})
         for (const double v : g->values()) ASSERT_LE(std::abs(v), 1e-4);
     }
   }

@@ -68,11 +68,11 @@ TEST_P(RealHead, LossAndGradientsAreThoseOfFloat64) {
       RunSpec run;
       run.kernel = kernel;
       run.plan = kind;
-      const HeadAnswer answer = run_head(problem, run);
-      EXPECT_LE(relative_error(answer.lse.values(), logits.lse), kLseBound);
-      EXPECT_NEAR(answer.loss.get(0), nll, 1e-5);
-      EXPECT_LE(relative_error(answer.d_hidden.values(), exact.d_hidden), 4e-3);
-      EXPECT_LE(relative_error(answer.d_weight.values(), exact.d_weight), 4e-3);
+      const HeadResult result = run_head(problem, run);
+      EXPECT_LE(relative_error(result.lse.values(), logits.lse), kLseBound);
+      EXPECT_NEAR(result.loss.get(0), nll, 1e-5);
+      EXPECT_LE(relative_error(result.d_hidden.values(), exact.d_hidden), 4e-3);
+      EXPECT_LE(relative_error(result.d_weight.values(), exact.d_weight), 4e-3);
     }
   }
 }

@@ -27,9 +27,9 @@ class Watched : public Communicator {
     before(bytes);
     real_->all_gather(mine, all, bytes, stream);
   }
-  void all_to_all(const void* pieces, void* of_all, std::size_t bytes, void* stream) override {
+  void all_to_all(const void* slices, void* of_all, std::size_t bytes, void* stream) override {
     before(bytes);
-    real_->all_to_all(pieces, of_all, bytes, stream);
+    real_->all_to_all(slices, of_all, bytes, stream);
   }
   void all_gather_host(const void* mine, void* all, std::size_t bytes) override {
     real_->all_gather_host(mine, all, bytes);
@@ -61,9 +61,9 @@ Tensor rows_of(const Tensor& t, std::vector<std::int64_t> shape, std::int64_t co
   return out;
 }
 
-HeadSpec spec_of_rank(const HeadSpec& whole, std::int64_t words, std::int64_t tokens) {
+HeadSpec spec_of_rank(const HeadSpec& whole, std::int64_t vocab_count, std::int64_t tokens) {
   HeadSpec s = whole;
-  s.vocab = words;
+  s.vocab = vocab_count;
   s.tokens = tokens;
   return s;
 }
@@ -76,8 +76,8 @@ HeadProblem empty_problem() {
 
 }  // namespace
 
-WordSplit words_at(std::string name, const std::vector<std::int64_t>& borders) {
-  WordSplit split{std::move(name), {}, false};
+VocabSplit vocab_at(std::string name, const std::vector<std::int64_t>& borders) {
+  VocabSplit split{std::move(name), {}, false};
   for (std::size_t r = 0; r + 1 < borders.size(); ++r) {
     split.ranks.emplace_back(static_cast<std::size_t>(borders[r + 1] - borders[r]));
     std::iota(split.ranks.back().begin(), split.ranks.back().end(),
@@ -86,23 +86,23 @@ WordSplit words_at(std::string name, const std::vector<std::int64_t>& borders) {
   return split;
 }
 
-WordSplit even_words(int ranks, std::int64_t vocab) {
+VocabSplit even_vocab(int ranks, std::int64_t vocab) {
   std::vector<std::int64_t> borders;
   for (int r = 0; r <= ranks; ++r) borders.push_back(vocab * r / ranks);
-  return words_at("even", borders);
+  return vocab_at("even", borders);
 }
 
-WordSplit dealt_words(int ranks, std::int64_t vocab) {
-  WordSplit split{"table", std::vector<std::vector<std::int32_t>>(static_cast<std::size_t>(ranks)),
-                  true};
+VocabSplit interleaved_vocab(int ranks, std::int64_t vocab) {
+  VocabSplit split{"table", std::vector<std::vector<std::int32_t>>(static_cast<std::size_t>(ranks)),
+                   true};
   std::mt19937 random(3);
   for (std::int64_t j = 0; j < vocab; ++j)
     split.ranks[random() % static_cast<unsigned>(ranks)].push_back(static_cast<std::int32_t>(j));
   return split;
 }
 
-std::vector<WordSplit> word_splits(int ranks, std::int64_t vocab) {
-  if (ranks == 1) return {even_words(1, vocab)};
+std::vector<VocabSplit> vocab_splits(int ranks, std::int64_t vocab) {
+  if (ranks == 1) return {even_vocab(1, vocab)};
   std::vector<std::int64_t> uneven = {0}, one = {0}, empty = {0};
   for (int r = 1; r < ranks; ++r) {
     uneven.push_back(uneven.back() + 7 + 13 * (r % 3));
@@ -111,8 +111,9 @@ std::vector<WordSplit> word_splits(int ranks, std::int64_t vocab) {
   }
   for (auto* borders : {&uneven, &one, &empty}) borders->push_back(vocab);
   std::sort(empty.begin(), empty.end());
-  return {even_words(ranks, vocab), words_at("uneven", uneven), words_at("one word", one),
-          words_at("empty", empty), dealt_words(ranks, vocab)};
+  return {even_vocab(ranks, vocab), vocab_at("uneven", uneven),
+          vocab_at("one vocabulary entry", one), vocab_at("empty", empty),
+          interleaved_vocab(ranks, vocab)};
 }
 
 std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens, bool weights_move) {
@@ -131,8 +132,8 @@ std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens, bool weight
           with_columns(uneven, 37)};
 }
 
-TokenSplit with_columns(TokenSplit tokens, std::int64_t piece_rows) {
-  tokens = with_weights_moving(std::move(tokens), piece_rows);
+TokenSplit with_columns(TokenSplit tokens, std::int64_t slice_rows) {
+  tokens = with_weights_moving(std::move(tokens), slice_rows);
   tokens.name += ", by columns";
   tokens.columns = true;
   return tokens;
@@ -142,19 +143,19 @@ std::int64_t columns_before(int rank, int ranks, std::int64_t dim) {
   return dim * rank * rank / (ranks * ranks);
 }
 
-TokenSplit with_weights_moving(TokenSplit tokens, std::int64_t piece_rows) {
+TokenSplit with_weights_moving(TokenSplit tokens, std::int64_t slice_rows) {
   tokens.name += ", weights move";
-  tokens.moves = Movement::weights;
-  tokens.piece_rows = piece_rows;
+  tokens.exchange = ExchangeMode::weights;
+  tokens.slice_rows = slice_rows;
   return tokens;
 }
 
 RankProblem::RankProblem(const HeadProblem& whole, const ShardedRun& run, int rank)
     : part(empty_problem()),
-      words(run.words.ranks[static_cast<std::size_t>(rank)]),
+      vocab_ids(run.vocab.ranks[static_cast<std::size_t>(rank)]),
       vocab(whole.spec.vocab),
       spread_tokens(run.tokens.sharded()),
-      moves(run.tokens.sharded() ? run.tokens.moves : Movement::planned),
+      exchange(run.tokens.sharded() ? run.tokens.exchange : ExchangeMode::planned),
       by_columns(run.tokens.columns) {
   const HeadSpec& s = whole.spec;
   std::int64_t count = s.tokens;
@@ -164,15 +165,15 @@ RankProblem::RankProblem(const HeadProblem& whole, const ShardedRun& run, int ra
     count = counts[static_cast<std::size_t>(rank)];
   }
   if (by_columns) {
-    words.resize(static_cast<std::size_t>(vocab));
-    std::iota(words.begin(), words.end(), 0);
+    vocab_ids.resize(static_cast<std::size_t>(vocab));
+    std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
   }
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
   std::iota(tokens.begin(), tokens.end(), first_token);
-  const std::vector<std::int64_t> rows(words.begin(), words.end());
+  const std::vector<std::int64_t> rows(vocab_ids.begin(), vocab_ids.end());
   std::vector<std::int64_t> of_targets = {0};
   if (s.per_token > 1) of_targets.push_back(s.per_token);
-  part.spec = spec_of_rank(s, static_cast<std::int64_t>(words.size()), count);
+  part.spec = spec_of_rank(s, static_cast<std::int64_t>(vocab_ids.size()), count);
   part.hidden = rows_of(whole.hidden, {0, s.dim}, s.dim, tokens);
   part.weight = rows_of(whole.weight, {0, s.dim}, s.dim, rows);
   part.bias = rows_of(whole.bias, {0}, 1, rows);
@@ -181,7 +182,7 @@ RankProblem::RankProblem(const HeadProblem& whole, const ShardedRun& run, int ra
   part.targets = rows_of(whole.targets, of_targets, s.per_token, tokens);
   part.target_weight = rows_of(whole.target_weight, of_targets, s.per_token, tokens);
   if (by_columns) {
-    const int ranks = static_cast<int>(run.words.ranks.size());
+    const int ranks = static_cast<int>(run.vocab.ranks.size());
     const std::int64_t before = columns_before(rank, ranks, s.dim);
     columns = columns_before(rank + 1, ranks, s.dim) - before;
     part.weight = Tensor(whole.weight.view().dtype(), {vocab, columns});
@@ -189,34 +190,34 @@ RankProblem::RankProblem(const HeadProblem& whole, const ShardedRun& run, int ra
       part.weight.set(i, whole.weight.get(i / columns * s.dim + before + i % columns));
     return;
   }
-  if (!run.words.table) return;
-  table = Tensor(DType::i32, {static_cast<std::int64_t>(words.size())},
-                 std::vector<double>(words.begin(), words.end()));
+  if (!run.vocab.table) return;
+  table = Tensor(DType::i32, {static_cast<std::int64_t>(vocab_ids.size())},
+                 std::vector<double>(vocab_ids.begin(), vocab_ids.end()));
 }
 
 Sharding RankProblem::sharding(std::shared_ptr<Communicator> group) const {
   Sharding out;
-  out.words = std::move(group);
+  out.vocab_group = std::move(group);
   out.vocab = vocab;
   if (by_columns) {
     out.weight = WeightSharding::columns;
     out.columns = columns;
   } else if (table.defined()) {
-    out.word_table = table.view();
+    out.vocab_ids = table.view();
   } else {
-    out.first_word = words.empty() ? 0 : words.front();
+    out.vocab_begin = vocab_ids.empty() ? 0 : vocab_ids.front();
   }
   out.tokens = spread_tokens;
-  out.moves = moves;
+  out.exchange = exchange;
   return out;
 }
 
-bool takes_shards(const std::string& kernel, const HeadSpec& spec, const WordSplit& words,
-                  Movement moves) {
+bool takes_shards(const std::string& kernel, const HeadSpec& spec, const VocabSplit& vocab,
+                  ExchangeMode exchange) {
   if (kernel.empty()) return true;
   if (!accepts(kernel, spec)) return false;
   return !is_device_kernel(kernel) || (cuda::find_device_kernel(kernel).target_logits != nullptr &&
-                                       !(words.table && moves == Movement::weights));
+                                       !(vocab.table && exchange == ExchangeMode::weights));
 }
 
 Ranks make_group(const std::string& kernel, int size) {
@@ -231,11 +232,11 @@ std::shared_ptr<Communicator> watched(std::shared_ptr<Communicator> real, unsign
 
 namespace {
 
-HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
+HeadResult run_rank(const RankProblem& rank, const ShardedRun& sharded,
                     const std::shared_ptr<Communicator>& group) {
   const HeadSpec& s = rank.part.spec;
   const RunSpec& run = sharded.run;
-  HeadAnswer a;
+  HeadResult a;
   CrossEntropyOutputs out = make_outputs(s, run, a);
   if (rank.by_columns && a.d_weight.defined()) {
     a.d_weight = Tensor(a.d_weight.view().dtype(), {s.vocab, rank.columns});
@@ -266,11 +267,11 @@ HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
   const DeviceKind device = context.device().kind;
   // Weight-gathered plans of a GPU have all tokens in one chunk, and full vocabulary blocks.
   const bool gpu = device == DeviceKind::cuda;
-  const bool moving = a.plan.piece_rows > 0;
+  const bool moving = a.plan.slice_rows > 0;
   if (run.chunk_tokens > 0 && !(gpu && moving))
     a.plan = with_chunk(a.plan, run.chunk_tokens, device);
-  if (moving && sharded.tokens.piece_rows > 0)
-    a.plan = with_piece(a.plan, gpu ? 256 : sharded.tokens.piece_rows, device);
+  if (moving && sharded.tokens.slice_rows > 0)
+    a.plan = with_slice(a.plan, gpu ? 256 : sharded.tokens.slice_rows, device);
   {
     const Workspace workspace(context, a.plan);
     a.statistics = cross_entropy(context, a.plan, options, in, out, workspace);
@@ -281,11 +282,11 @@ HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
   return a;
 }
 
-using Field = Tensor HeadAnswer::*;
+using Field = Tensor HeadResult::*;
 
 // Assembles a tensor whose rows have `columns` elements; each part goes to rows(rank).
 template <typename Rows>
-Tensor put_together(const std::vector<HeadAnswer>& ranks, Field field,
+Tensor put_together(const std::vector<HeadResult>& ranks, Field field,
                     std::vector<std::int64_t> shape, const Rows& rows) {
   const Tensor& first = ranks.front().*field;
   if (!first.defined()) return {};
@@ -305,14 +306,14 @@ Tensor put_together(const std::vector<HeadAnswer>& ranks, Field field,
 
 // Assembles d_weight of ranks that each have some of its columns.
 Tensor columns_together(const std::vector<RankProblem>& parts,
-                        const std::vector<HeadAnswer>& answers, const HeadSpec& s) {
-  if (!answers.front().d_weight.defined()) return {};
-  Tensor out(answers.front().d_weight.view().dtype(), {s.vocab, s.dim});
+                        const std::vector<HeadResult>& results, const HeadSpec& s) {
+  if (!results.front().d_weight.defined()) return {};
+  Tensor out(results.front().d_weight.view().dtype(), {s.vocab, s.dim});
   std::int64_t before = 0;
   for (std::size_t r = 0; r < parts.size(); ++r) {
     const std::int64_t columns = parts[r].columns;
     for (std::int64_t i = 0; i < s.vocab * columns; ++i)
-      out.set(i / columns * s.dim + before + i % columns, answers[r].d_weight.get(i));
+      out.set(i / columns * s.dim + before + i % columns, results[r].d_weight.get(i));
     before += columns;
   }
   return out;
@@ -321,7 +322,7 @@ Tensor columns_together(const std::vector<RankProblem>& parts,
 }  // namespace
 
 void expect_same_far(const FarFieldStatistics& a, const FarFieldStatistics& b) {
-  EXPECT_EQ(a.kept, b.kept);
+  EXPECT_EQ(a.selected, b.selected);
   EXPECT_EQ(a.sampled, b.sampled);
   EXPECT_EQ(a.passes, b.passes);
   EXPECT_EQ(a.dense_fallback, b.dense_fallback);
@@ -335,22 +336,22 @@ void expect_same_far(const FarFieldStatistics& a, const FarFieldStatistics& b) {
   EXPECT_EQ(a.sampled_most, b.sampled_most);
 }
 
-HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run) {
+HeadResult run_sharded(const HeadProblem& problem, const ShardedRun& run) {
   const HeadSpec& s = problem.spec;
-  const int size = static_cast<int>(run.words.ranks.size());
+  const int size = static_cast<int>(run.vocab.ranks.size());
   std::vector<RankProblem> parts;
   for (int r = 0; r < size; ++r) parts.emplace_back(problem, run, r);
-  std::vector<HeadAnswer> answers(static_cast<std::size_t>(size));
+  std::vector<HeadResult> results(static_cast<std::size_t>(size));
   const Ranks group = make_group(run.run.kernel, size);
   const std::vector<Outcome> outcomes = run_ranks(group, [&](Communicator& me) {
     const auto r = static_cast<std::size_t>(me.rank());
-    answers[r] = run_rank(parts[r], run, group[r]);
+    results[r] = run_rank(parts[r], run, group[r]);
   });
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.text, "");
   if (testing::Test::HasFailure()) return {};
 
-  const auto of_words = [&](std::size_t r) {
-    return std::vector<std::int64_t>(parts[r].words.begin(), parts[r].words.end());
+  const auto of_vocab = [&](std::size_t r) {
+    return std::vector<std::int64_t>(parts[r].vocab_ids.begin(), parts[r].vocab_ids.end());
   };
   const auto of_tokens = [&](std::size_t r) {
     std::vector<std::int64_t> rows(static_cast<std::size_t>(parts[r].part.spec.tokens));
@@ -358,36 +359,36 @@ HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run) {
     return rows;
   };
   const auto expect_same = [&](const char* name, Field field) {
-    for (const HeadAnswer& a : answers)
-      EXPECT_EQ((a.*field).bytes(), (answers.front().*field).bytes()) << name << " of the ranks";
+    for (const HeadResult& a : results)
+      EXPECT_EQ((a.*field).bytes(), (results.front().*field).bytes()) << name << " of the ranks";
   };
-  HeadAnswer whole;
-  whole.plan = answers.front().plan;
-  whole.statistics = answers.front().statistics;
+  HeadResult whole;
+  whole.plan = results.front().plan;
+  whole.statistics = results.front().statistics;
   if (run.tokens.columns) {
-    whole.d_weight = columns_together(parts, answers, s);
-    expect_same("d_bias", &HeadAnswer::d_bias);
-    whole.d_bias = answers.front().d_bias;
+    whole.d_weight = columns_together(parts, results, s);
+    expect_same("d_bias", &HeadResult::d_bias);
+    whole.d_bias = results.front().d_bias;
   } else {
-    whole.d_weight = put_together(answers, &HeadAnswer::d_weight, {s.vocab, s.dim}, of_words);
-    whole.d_bias = put_together(answers, &HeadAnswer::d_bias, {s.vocab}, of_words);
+    whole.d_weight = put_together(results, &HeadResult::d_weight, {s.vocab, s.dim}, of_vocab);
+    whole.d_bias = put_together(results, &HeadResult::d_bias, {s.vocab}, of_vocab);
   }
-  const std::pair<const char*, Field> per_token[] = {{"lse", &HeadAnswer::lse},
-                                                     {"log_prob", &HeadAnswer::log_prob},
-                                                     {"target_logit", &HeadAnswer::target_logit},
-                                                     {"entropy", &HeadAnswer::entropy},
-                                                     {"argmax", &HeadAnswer::argmax}};
+  const std::pair<const char*, Field> per_token[] = {{"lse", &HeadResult::lse},
+                                                     {"log_prob", &HeadResult::log_prob},
+                                                     {"target_logit", &HeadResult::target_logit},
+                                                     {"entropy", &HeadResult::entropy},
+                                                     {"argmax", &HeadResult::argmax}};
   for (const auto& [name, field] : per_token) {
     if (!run.tokens.sharded()) expect_same(name, field);
-    whole.*field = put_together(answers, field, {s.tokens}, of_tokens);
+    whole.*field = put_together(results, field, {s.tokens}, of_tokens);
   }
-  if (!run.tokens.sharded()) expect_same("d_hidden", &HeadAnswer::d_hidden);
-  whole.d_hidden = put_together(answers, &HeadAnswer::d_hidden, {s.tokens, s.dim}, of_tokens);
+  if (!run.tokens.sharded()) expect_same("d_hidden", &HeadResult::d_hidden);
+  whole.d_hidden = put_together(results, &HeadResult::d_hidden, {s.tokens, s.dim}, of_tokens);
   const bool by_token = s.reduction == Reduction::none;
-  if (!by_token || !run.tokens.sharded()) expect_same("loss", &HeadAnswer::loss);
-  whole.loss = by_token ? put_together(answers, &HeadAnswer::loss, {s.tokens}, of_tokens)
-                        : answers.front().loss;
-  for (const HeadAnswer& a : answers) {
+  if (!by_token || !run.tokens.sharded()) expect_same("loss", &HeadResult::loss);
+  whole.loss = by_token ? put_together(results, &HeadResult::loss, {s.tokens}, of_tokens)
+                        : results.front().loss;
+  for (const HeadResult& a : results) {
     EXPECT_EQ(a.statistics.valid_tokens, whole.statistics.valid_tokens);
     EXPECT_EQ(a.statistics.normalizer, whole.statistics.normalizer);
     EXPECT_EQ(a.statistics.correct, whole.statistics.correct);

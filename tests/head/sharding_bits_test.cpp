@@ -28,41 +28,41 @@ TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
     run.kernel = GetParam();
     run.threads = 1;
     run.chunk_tokens = is_device_kernel(GetParam()) ? 0 : 40;  // a GPU takes all in one chunk
-    const HeadAnswer one = run_sharded(problem, {.words = even_words(1, 2040), .run = run});
+    const HeadResult one = run_sharded(problem, {.vocab = even_vocab(1, 2040), .run = run});
     // On a GPU, exponentials have another reference if weights are gathered.
     const TokenSplit alone = with_weights_moving({"one rank", {37}}, 256);
-    const HeadAnswer one_moving =
-        run_sharded(problem, {.words = even_words(1, 2040), .tokens = alone, .run = run});
+    const HeadResult one_moving =
+        run_sharded(problem, {.vocab = even_vocab(1, 2040), .tokens = alone, .run = run});
     ASSERT_FALSE(HasFailure());
-    std::vector<WordSplit> splits = {
-        words_at("2", {0, 1024, 2040}), words_at("2, uneven", {0, 256, 2040}),
-        words_at("4", {0, 512, 1024, 1536, 2040}),
-        words_at("8", {0, 256, 512, 768, 1024, 1280, 1536, 1792, 2040})};
+    std::vector<VocabSplit> splits = {
+        vocab_at("2", {0, 1024, 2040}), vocab_at("2, uneven", {0, 256, 2040}),
+        vocab_at("4", {0, 512, 1024, 1536, 2040}),
+        vocab_at("8", {0, 256, 512, 768, 1024, 1280, 1536, 1792, 2040})};
     splits.push_back(splits[2]);  // interleaved blocks of 256 entries
     splits.back().table = true;
     splits.back().name = "4, a table";
-    for (auto& words : splits.back().ranks) words.clear();
+    for (auto& vocab_count : splits.back().ranks) vocab_count.clear();
     for (std::int32_t j = 0; j < 2040; ++j) splits.back().ranks[j / 256 * 3 % 4].push_back(j);
-    for (const WordSplit& words : splits) {
-      TokenSplit spread{"tokens spread", std::vector<std::int64_t>(words.ranks.size(), 0)};
-      for (int i = 0; i < 37; ++i) ++spread.counts[i % 3 % words.ranks.size()];
+    for (const VocabSplit& vocab_shards : splits) {
+      TokenSplit spread{"tokens spread", std::vector<std::int64_t>(vocab_shards.ranks.size(), 0)};
+      for (int i = 0; i < 37; ++i) ++spread.counts[i % 3 % vocab_shards.ranks.size()];
       for (const TokenSplit& tokens :
            {TokenSplit{"tokens the same"}, spread, with_weights_moving(spread, 256),
             with_columns(spread, 256)}) {
-        if (!takes_shards(GetParam(), spec, words, tokens.moves)) continue;
-        SCOPED_TRACE(words.name + ", " + tokens.name);
-        const HeadAnswer answer =
-            run_sharded(problem, {.words = words, .tokens = tokens, .run = run});
+        if (!takes_shards(GetParam(), spec, vocab_shards, tokens.exchange)) continue;
+        SCOPED_TRACE(vocab_shards.name + ", " + tokens.name);
+        const HeadResult result =
+            run_sharded(problem, {.vocab = vocab_shards, .tokens = tokens, .run = run});
         ASSERT_FALSE(HasFailure());
-        const bool apart = tokens.moves == Movement::weights && is_device_kernel(GetParam());
-        const HeadAnswer& expected = apart ? one_moving : one;
-        EXPECT_EQ(answer.lse.bytes(), expected.lse.bytes());
-        EXPECT_EQ(answer.log_prob.bytes(), expected.log_prob.bytes());
-        EXPECT_EQ(answer.target_logit.bytes(), expected.target_logit.bytes());
+        const bool apart = tokens.exchange == ExchangeMode::weights && is_device_kernel(GetParam());
+        const HeadResult& expected = apart ? one_moving : one;
+        EXPECT_EQ(result.lse.bytes(), expected.lse.bytes());
+        EXPECT_EQ(result.log_prob.bytes(), expected.log_prob.bytes());
+        EXPECT_EQ(result.target_logit.bytes(), expected.target_logit.bytes());
         if (!tokens.sharded()) {  // their order is the same
-          EXPECT_EQ(answer.loss.bytes(), one.loss.bytes());
-          EXPECT_EQ(answer.d_weight.bytes(), one.d_weight.bytes());
-          EXPECT_EQ(answer.d_bias.bytes(), one.d_bias.bytes());
+          EXPECT_EQ(result.loss.bytes(), one.loss.bytes());
+          EXPECT_EQ(result.d_weight.bytes(), one.d_weight.bytes());
+          EXPECT_EQ(result.d_bias.bytes(), one.d_bias.bytes());
         }
       }
     }

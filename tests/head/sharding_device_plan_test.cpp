@@ -53,20 +53,21 @@ class ShardingDevicePlan : public testing::Test {
   }
   // Returns the plans of ranks with these shard sizes, and equal numbers of tokens if these are
   // sharded.
-  std::vector<LossPlan> plans(const std::vector<std::int64_t>& words, bool spread) {
-    const int ranks = static_cast<int>(words.size());
-    std::vector<LossPlan> out(words.size());
+  std::vector<LossPlan> plans(const std::vector<std::int64_t>& vocab_ids, bool spread) {
+    const int ranks = static_cast<int>(vocab_ids.size());
+    std::vector<LossPlan> out(vocab_ids.size());
     const std::vector<Outcome> outcomes = run_ranks(make_thread_group(ranks), [&](auto& me) {
       const auto r = static_cast<std::size_t>(me.rank());
       PlanRequest mine = request;
       const auto no_one = [](Communicator*) {};
-      mine.sharding.words =
+      mine.sharding.vocab_group =
           std::make_shared<GpuGroup>(std::shared_ptr<Communicator>(&me, no_one), memory);
-      for (std::size_t before = 0; before < r; ++before) mine.sharding.first_word += words[before];
-      for (const std::int64_t of_rank : words) mine.sharding.vocab += of_rank;
+      for (std::size_t before = 0; before < r; ++before)
+        mine.sharding.vocab_begin += vocab_ids[before];
+      for (const std::int64_t of_rank : vocab_ids) mine.sharding.vocab += of_rank;
       mine.sharding.tokens = spread;
-      mine.sharding.moves = moves;
-      out[r] = plan_head({spread ? kTokens / ranks : kTokens, kDim, words[r], DType::bf16},
+      mine.sharding.exchange = exchange;
+      out[r] = plan_head({spread ? kTokens / ranks : kTokens, kDim, vocab_ids[r], DType::bf16},
                          features, mine);
     });
     for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.text, "");
@@ -85,7 +86,7 @@ class ShardingDevicePlan : public testing::Test {
 
   HeadFeatures features;
   PlanRequest request;
-  Movement moves = Movement::planned;
+  ExchangeMode exchange = ExchangeMode::planned;
   std::byte* memory = nullptr;
 };
 
@@ -108,7 +109,7 @@ TEST_F(ShardingDevicePlan, KeepsExponentialsInThreePasses) {
   }
 }
 
-TEST_F(ShardingDevicePlan, WordsThatAreUnevenByATileKeepThem) {
+TEST_F(ShardingDevicePlan, VocabThatIsUnevenByATileKeepsIt) {
   const std::vector<LossPlan> made = plans({32256, 32000, 32000, 32000}, true);
   expect_alike(made);
   for (const LossPlan& plan : made) EXPECT_EQ(plan.passes, 3.0) << plan.explain();
@@ -131,7 +132,7 @@ TEST_F(ShardingDevicePlan, PlentyOfMemoryIsNotTaken) {
   }
 }
 
-TEST_F(ShardingDevicePlan, RanksWithoutWordsGoByTheOthers) {
+TEST_F(ShardingDevicePlan, RanksWithoutVocabGoByTheOthers) {
   request.memory_budget = 500_MiB;
   const std::vector<LossPlan> made = plans({0, 64128, 0, 64128}, false);
   expect_alike(made);
@@ -145,11 +146,11 @@ TEST_F(ShardingDevicePlan, RanksWhoseFirstChunksWouldDifferHaveNoLargeOnes) {
   for (const LossPlan& plan : made) EXPECT_LE(plan.workspace_bytes(), 400_MiB) << plan.explain();
 }
 
-TEST_F(ShardingDevicePlan, ARankWithoutWordsGoesByOthersThatAreNotAlike) {
+TEST_F(ShardingDevicePlan, ARankWithoutVocabGoesByOthersThatAreNotAlike) {
   request.memory_budget = 400_MiB;
-  for (const std::vector<std::int64_t>& words :
+  for (const std::vector<std::int64_t>& vocab_ids :
        {std::vector<std::int64_t>{54128, 0, 74128}, {54128, 74128, 0}, {0, 10000, 118256}})
-    for (const bool spread : {false, true}) expect_alike(plans(words, spread));
+    for (const bool spread : {false, true}) expect_alike(plans(vocab_ids, spread));
 }
 
 TEST_F(ShardingDevicePlan, ExchangesTakeTheGroupsMemoryWhereItHasSome) {
@@ -176,7 +177,7 @@ TEST_F(ShardingDevicePlan, WhatIsReceivedIsTheEndOfTheWorkspace) {
   };
   expect_end(true, of_tokens(6));
   expect_end(false, of_tokens(4));
-  moves = Movement::weights;
+  exchange = ExchangeMode::weights;
   expect_end(true, 60_MiB);
 }
 

@@ -66,14 +66,14 @@ std::vector<Outcome> plan_all(const ShardedRun& run, const Change& change) {
   });
 }
 
-ShardedRun even_run() { return {.words = even_words(kRanks, kVocab)}; }
+ShardedRun even_run() { return {.vocab = even_vocab(kRanks, kVocab)}; }
 ShardedRun spread_run() {
-  return {.words = even_words(kRanks, kVocab), .tokens = {"spread", {3, 0, 5}}};
+  return {.vocab = even_vocab(kRanks, kVocab), .tokens = {"spread", {3, 0, 5}}};
 }
 
 ShardedRun moving_run() {
   ShardedRun run = spread_run();
-  run.tokens.moves = Movement::weights;
+  run.tokens.exchange = ExchangeMode::weights;
   return run;
 }
 
@@ -86,20 +86,20 @@ void expect_all(const std::vector<Outcome>& outcomes, const std::string& kind,
 }
 
 TEST(ShardingErrors, WhatIsNotServedIsRefusedByName) {
-  expect_all(plan_all(even_run(),
-                      [](int, auto&, auto& in, auto&) { in.sharding.moves = Movement::weights; }),
+  expect_all(plan_all(even_run(), [](int, auto&, auto& in,
+                                     auto&) { in.sharding.exchange = ExchangeMode::weights; }),
              "InvalidArgument",
-             "sharding: moves: expected planned where all ranks have all tokens, got weights");
+             "sharding.exchange: expected planned where all ranks have all tokens, got weights");
   expect_all(
       plan_all(moving_run(), [](int, auto&, auto&, PlanRequest& r) { r.kind = PlanKind::stored; }),
-      "Unsupported", "stored: weights move piece by piece, and no exp(z) is kept");
+      "Unsupported", "stored: weights move slice by slice, and no exp(z) is saved");
   expect_all(
       plan_all(moving_run(), [](int, auto&, auto&, PlanRequest& r) { r.memory_budget = 1000; }),
       "InvalidArgument", "memory_budget: 1000 B");
   expect_all(plan_all(even_run(),
                       [](int, auto&, auto&, PlanRequest& r) { r.device.kind = DeviceKind::cuda; }),
              "InvalidArgument",
-             "words: expected a communicator of a GPU's memory, got one of the CPU's");
+             "vocab_group: expected a communicator of a GPU's memory, got one of the CPU's");
 }
 
 TEST(ShardingErrors, RanksThatDifferAreNamed) {
@@ -154,9 +154,9 @@ TEST(ShardingErrors, ColumnsOfTheWeight) {
   const std::string alone = "sharding: weight by columns: its rows move to each rank's own tokens";
   refused("InvalidArgument", alone, change_in([](int, auto& in) { in.sharding.tokens = false; }));
   refused("InvalidArgument", alone,
-          change_in([](int, auto& in) { in.sharding.moves = Movement::tokens; }));
+          change_in([](int, auto& in) { in.sharding.exchange = ExchangeMode::tokens; }));
   refused("InvalidArgument", "sharding: weight by columns: expected all",
-          change_in([](int, auto& in) { in.sharding.first_word = 3; }));
+          change_in([](int, auto& in) { in.sharding.vocab_begin = 3; }));
   refused("InvalidArgument", "the sharding's columns, got",
           change_in([](int rank, auto& in) { in.sharding.columns += rank == 1 ? 1 : 0; }));
   refused("InvalidArgument", "on all ranks together, as hidden has, got",
@@ -171,38 +171,38 @@ TEST(ShardingErrors, ColumnsOfTheWeight) {
   refused("Unsupported", "weights do not move in the far field",
           [](int, auto&, auto&, PlanRequest& r) { r.accuracy = Accuracy::far_backward; });
   expect_all(plan_all(even_run(), change_in([](int, auto& in) { in.sharding.columns = 3; })),
-             "InvalidArgument", "sharding: columns: 3 with a weight by words");
+             "InvalidArgument", "sharding: columns: 3 with a weight by rows");
 }
 
 TEST(ShardingErrors, RanksThatDifferInWhatMoves) {
   expect_all(plan_all(spread_run(),
                       [](int rank, auto&, CrossEntropyInputs& in, auto&) {
-                        if (rank == 2) in.sharding.moves = Movement::weights;
+                        if (rank == 2) in.sharding.exchange = ExchangeMode::weights;
                       }),
              "InvalidArgument", "rank 2: what moves weights, rank 0: tokens");
 }
 
-TEST(ShardingErrors, WordsThatAreNoPartition) {
+TEST(ShardingErrors, VocabThatIsNoPartition) {
   const auto move = [](std::int64_t by) {
     return [by](int rank, auto&, CrossEntropyInputs& in, auto&) {
-      if (rank == 1) in.sharding.first_word += by;
+      if (rank == 1) in.sharding.vocab_begin += by;
     };
   };
-  expect_all(plan_all(even_run(), move(-1)), "InvalidArgument", "word 32 is on rank 0");
-  expect_all(plan_all(even_run(), move(1)), "InvalidArgument", "word 33 is on no rank");
+  expect_all(plan_all(even_run(), move(-1)), "InvalidArgument", "vocabulary entry 32 is on rank 0");
+  expect_all(plan_all(even_run(), move(1)), "InvalidArgument", "vocabulary entry 33 is on no rank");
   // The full weight is given instead of a shard.
-  ShardedRun whole{.words = even_words(1, kVocab)};
-  whole.words.ranks.assign(kRanks, whole.words.ranks.front());
+  ShardedRun whole{.vocab = even_vocab(1, kVocab)};
+  whole.vocab.ranks.assign(kRanks, whole.vocab.ranks.front());
   expect_all(plan_all(whole, [](int, auto&, auto&, auto&) {}), "InvalidArgument",
-             "word 0 is on rank 0 and on rank 1");
+             "vocabulary entry 0 is on rank 0 and on rank 1");
   // Rows exceed the vocabulary.
   expect_all(plan_all(even_run(), [](int, auto&, CrossEntropyInputs& in,
                                      auto&) { in.sharding.vocab = kVocab - 1; }),
              "InvalidArgument", "are not in [0, 99)");
-  ShardedRun table{.words = dealt_words(kRanks, kVocab)};
-  std::swap(table.words.ranks[1][0], table.words.ranks[1][1]);
+  ShardedRun table{.vocab = interleaved_vocab(kRanks, kVocab)};
+  std::swap(table.vocab.ranks[1][0], table.vocab.ranks[1][1]);
   expect_all(plan_all(table, [](int, auto&, auto&, auto&) {}), "InvalidArgument",
-             "rank 1: sharding: word_table: expected ascending words");
+             "rank 1: sharding: vocab_ids: expected ascending vocabulary entries");
 }
 
 // A rank may bring at most as many tokens as the largest rank had when the plan was made.
@@ -210,9 +210,9 @@ TEST(ShardingErrors, MoreTokensOfARankThanPlanned) {
   expect_all(run_all(small_problem(), spread_run(),
                      [](int, RankCall& c) {
                        const LossPlan plan = c.plan({c.context.device()});
-                       const ShardedRun one{.words = even_words(kRanks, kVocab),
+                       const ShardedRun one{.vocab = even_vocab(kRanks, kVocab),
                                             .tokens = {"one", {kTokens, 0, 0}}};
-                       RankCall more(small_problem(), one, c.in.sharding.words);
+                       RankCall more(small_problem(), one, c.in.sharding.vocab_group);
                        more.call(plan);
                      }),
              "InvalidArgument", "plan: made for at most 5 tokens of a rank, called with 8");
@@ -227,13 +227,13 @@ class ShardingReplicas : public testing::Test {
       const int number = me.rank();
       const auto copy = static_cast<std::size_t>(number / 2),
                  rank = static_cast<std::size_t>(number % 2);
-      RankCall call(small_problem(), {.words = even_words(2, kVocab)}, words_[copy][rank]);
+      RankCall call(small_problem(), {.vocab = even_vocab(2, kVocab)}, vocab_[copy][rank]);
       call.in.sharding.replicas = replicas_[rank][copy];
       body(number, call);
     });
   }
   static Ranks pair() { return make_thread_group(2, std::chrono::seconds(30)); }
-  const std::vector<Ranks> words_ = {pair(), pair()}, replicas_ = {pair(), pair()};
+  const std::vector<Ranks> vocab_ = {pair(), pair()}, replicas_ = {pair(), pair()};
 };
 
 TEST_F(ShardingReplicas, WhatOneGroupRefusesIsRefusedByBothAndTheNextPlanGoes) {
@@ -339,7 +339,7 @@ TEST(ShardingErrors, PlansAndCallsGoTogether) {
                      }),
              "InvalidArgument", "plan: made without a sharding");
   HeadFeatures features;
-  features.word_ranks = 2;
+  features.vocab_ranks = 2;
   EXPECT_THROW(plan_head({.tokens = 1, .dim = 1, .vocab = 1}, features), InvalidArgument);
 }
 

@@ -30,15 +30,15 @@ class ShardedHeads {
  public:
   using Change = std::function<void(int rank, CrossEntropyInputs&, CrossEntropyOutputs&)>;
 
-  ShardedHeads(const WordSplit& words, std::vector<Rows> tokens, const FarFieldOptions& options,
-               int threads = 1, unsigned delays = 0)
-      : words_(words), tokens_(std::move(tokens)) {
+  ShardedHeads(const VocabSplit& vocab_shards, std::vector<Rows> tokens,
+               const FarFieldOptions& options, int threads = 1, unsigned delays = 0)
+      : vocab_(vocab_shards), tokens_(std::move(tokens)) {
     for (auto& rank : make_thread_group(ranks(), std::chrono::seconds(30)))
       group_.push_back(delays == 0 ? rank : watched(rank, delays, nullptr));
     for (int r = 0; r < ranks(); ++r)
       heads_.push_back(std::make_unique<FarFieldHead>(context_of(threads), options));
   }
-  int ranks() const { return static_cast<int>(words_.ranks.size()); }
+  int ranks() const { return static_cast<int>(vocab_.ranks.size()); }
   FarFieldHead& head(int rank) { return *heads_[static_cast<std::size_t>(rank)]; }
   const Ranks& group() const { return group_; }
 
@@ -49,7 +49,7 @@ class ShardedHeads {
     return run_ranks(group_, [&](Communicator& me) {
       const int rank = me.rank();
       const auto r = static_cast<std::size_t>(rank);
-      const auto& mine = words_.ranks[r];
+      const auto& mine = vocab_.ranks[r];
       const auto count = static_cast<std::int64_t>(mine.size());
       constexpr std::int64_t kDim = Training::kDim;
       const Rows rows = tokens_.empty() ? Rows{0, Training::kTokens} : tokens_[r];
@@ -68,13 +68,13 @@ class ShardedHeads {
       in.hidden = ConstTensorView(t.hidden.data() + rows.first * kDim, DType::f32, {n, kDim});
       in.targets = ConstTensorView(t.targets.data() + rows.first, DType::i64, {n});
       in.weight = ConstTensorView(weight.data(), DType::f32, {count, kDim});
-      in.sharding.words = group_[r];
+      in.sharding.vocab_group = group_[r];
       in.sharding.vocab = t.vocab;
       in.sharding.tokens = !tokens_.empty();
-      if (words_.table) {
-        in.sharding.word_table = ConstTensorView(mine.data(), DType::i32, {count});
+      if (vocab_.table) {
+        in.sharding.vocab_ids = ConstTensorView(mine.data(), DType::i32, {count});
       } else {
-        in.sharding.first_word = mine.empty() ? 0 : mine.front();
+        in.sharding.vocab_begin = mine.empty() ? 0 : mine.front();
       }
       CrossEntropyOutputs out;
       out.loss = TensorView(&loss, DType::f32, std::span<const std::int64_t>());
@@ -116,7 +116,7 @@ class ShardedHeads {
   }
 
  private:
-  WordSplit words_;
+  VocabSplit vocab_;
   std::vector<Rows> tokens_;
   Ranks group_;
   std::vector<std::unique_ptr<FarFieldHead>> heads_;
@@ -146,10 +146,11 @@ TEST_P(ShardingFarHead, DecidesAlikeOnAllRanks) {
     for (const bool spread_tokens : {false, true}) {
       if (spread_tokens != (ranks == 4) && ranks != 2) continue;
       SCOPED_TRACE(std::to_string(ranks) + (spread_tokens ? ", tokens spread" : ""));
-      WordSplit words = even_words(ranks, kVocab);
-      if (ranks == 4) words = words_at("one empty", {0, 20000, 20000, 42000, kVocab});
-      words.table = ranks == 4;  // else the first rank is assumed to select too much
-      ShardedHeads heads(words, spread_tokens ? spread(ranks) : kReplicated, quick(GetParam()));
+      VocabSplit vocab_shards = even_vocab(ranks, kVocab);
+      if (ranks == 4) vocab_shards = vocab_at("one empty", {0, 20000, 20000, 42000, kVocab});
+      vocab_shards.table = ranks == 4;  // else the first rank is assumed to select too much
+      ShardedHeads heads(vocab_shards, spread_tokens ? spread(ranks) : kReplicated,
+                         quick(GetParam()));
       Training t;
       const Context context = context_of();
       for (std::int64_t step = 1; step <= 12; ++step) {
@@ -170,7 +171,7 @@ TEST_P(ShardingFarHead, DecidesAlikeOnAllRanks) {
         } else {
           EXPECT_LE(error, 0.1);
           EXPECT_GT(error, 1e-6);
-          EXPECT_LT(s.far.kept, 0.65);
+          EXPECT_LT(s.far.selected, 0.65);
         }
         EXPECT_TRUE(step != 8 || audited(s));
         if (audited(s)) {
@@ -189,7 +190,7 @@ TEST_P(ShardingFarHead, DecidesAlikeOnAllRanks) {
 
 TEST_P(ShardingFarHead, AnAuditOfNewWeightsIsMissedOnAllRanks) {
   const Context context = context_of();
-  ShardedHeads heads(even_words(2, kVocab), kReplicated, quick(GetParam()));
+  ShardedHeads heads(even_vocab(2, kVocab), kReplicated, quick(GetParam()));
   Training t;
   for (int step = 1; step <= 9; ++step) heads.step(t);
   ASSERT_TRUE(heads.head(1).report().far) << heads.head(1).explain();
@@ -216,26 +217,26 @@ std::vector<std::vector<float>> run_of(ShardedHeads& heads, Training& t, std::in
 
 TEST_P(ShardingFarHead, RunsRepeatToTheBitAndResume) {
   constexpr std::int64_t kLast = 11;
-  const WordSplit words = dealt_words(2, kVocab);
+  const VocabSplit vocab_shards = interleaved_vocab(2, kVocab);
   const auto tokens = GetParam() == Accuracy::far_both ? spread(2) : kReplicated;
   Training t;
-  ShardedHeads first(words, tokens, quick(GetParam()));
+  ShardedHeads first(vocab_shards, tokens, quick(GetParam()));
   const auto whole = run_of(first, t, kLast);
   ASSERT_TRUE(first.head(0).report().far) << first.head(0).explain();
   {
     Training again;
-    ShardedHeads heads(words, tokens, quick(GetParam()), 3, 7);
+    ShardedHeads heads(vocab_shards, tokens, quick(GetParam()), 3, 7);
     EXPECT_TRUE(run_of(heads, again, kLast) == whole);
   }
   // Saved before the first order, while it is pending, and after it.
   Training then;
-  ShardedHeads saved(words, tokens, quick(GetParam()));
+  ShardedHeads saved(vocab_shards, tokens, quick(GetParam()));
   for (const std::int64_t at : {2, 6, 9}) {
     SCOPED_TRACE(at);
     run_of(saved, then, at);
     std::vector<std::vector<std::byte>> states;
     saved.save(states);
-    ShardedHeads resumed(words, tokens, quick(GetParam()));
+    ShardedHeads resumed(vocab_shards, tokens, quick(GetParam()));
     resumed.load(states);
     Training rest = then;
     const auto steps = run_of(resumed, rest, kLast);
@@ -252,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(Accuracies, ShardingFarHead,
 // Each rank's state names its layout: another layout keeps the decisions, but drops the order.
 TEST(ShardingFarHeadState, OfAnotherLayoutAsksForANewOrder) {
   Training t;
-  ShardedHeads two(even_words(2, kVocab), kReplicated, quick());
+  ShardedHeads two(even_vocab(2, kVocab), kReplicated, quick());
   run_of(two, t, 9);
   ASSERT_TRUE(two.head(0).report().far);
   std::vector<std::vector<std::byte>> states;
@@ -268,10 +269,10 @@ TEST(ShardingFarHeadState, OfAnotherLayoutAsksForANewOrder) {
     EXPECT_EQ(head.report().refreshes, 2);
   };
   {  // more ranks, with a table
-    for (WordSplit words : {even_words(4, kVocab), dealt_words(2, kVocab)}) {
-      words.table = true;
-      SCOPED_TRACE(words.name);
-      ShardedHeads heads(words, kReplicated, quick());
+    for (VocabSplit vocab_shards : {even_vocab(4, kVocab), interleaved_vocab(2, kVocab)}) {
+      vocab_shards.table = true;
+      SCOPED_TRACE(vocab_shards.name);
+      ShardedHeads heads(vocab_shards, kReplicated, quick());
       heads.load(states);
       Training now = t;
       expect_fresh(heads.head(0), [&] { return heads.step(now); });
@@ -284,7 +285,7 @@ TEST(ShardingFarHeadState, OfAnotherLayoutAsksForANewOrder) {
     alone.set_state(states[1]);
     Training now = t;
     expect_fresh(alone, [&] { return now.step(alone); });
-    ShardedHeads heads(even_words(2, kVocab), kReplicated, quick());
+    ShardedHeads heads(even_vocab(2, kVocab), kReplicated, quick());
     heads.load({alone.state()});
     EXPECT_FALSE(far_step(heads.step(now)));
     EXPECT_TRUE(heads.head(1).order().empty());
@@ -306,7 +307,7 @@ void expect_all(const std::vector<Outcome>& outcomes, const std::string& kind,
 }
 
 TEST(ShardingFarHeadErrors, WhatOneRankThrowsAllThrowAndNoStepIsTaken) {
-  ShardedHeads heads(even_words(2, kVocab), kReplicated, quick());
+  ShardedHeads heads(even_vocab(2, kVocab), kReplicated, quick());
   Training t;
   // Failures before an order is begun, at the step that would begin it, and in a far-field step.
   for (const std::int64_t at : {1, 4, 8, 9}) {
@@ -338,20 +339,20 @@ TEST(ShardingFarHeadErrors, WhatOneRankThrowsAllThrowAndNoStepIsTaken) {
 TEST(ShardingFarHeadErrors, HeadsThatDiffer) {
   Training t(32768);
   {
-    ShardedHeads heads(even_words(2, t.vocab), kReplicated, quick());
+    ShardedHeads heads(even_vocab(2, t.vocab), kReplicated, quick());
     FarFieldOptions other = quick();
     other.error = 0.02;
     heads.head(1) = FarFieldHead(context_of(), other);
     expect_all(heads.try_step(t), "InvalidArgument", "rank 1: error 0.02, rank 0: 0.05");
   }
   {
-    ShardedHeads heads(even_words(2, t.vocab), kReplicated, quick());
+    ShardedHeads heads(even_vocab(2, t.vocab), kReplicated, quick());
     t.step(heads.head(1));
     expect_all(heads.try_step(t), "InvalidArgument",
                "rank 1: steps of the FarFieldHead 1, rank 0: 0");
   }
   {
-    ShardedHeads heads(even_words(2, t.vocab), kReplicated, quick());
+    ShardedHeads heads(even_vocab(2, t.vocab), kReplicated, quick());
     const Ranks others = make_thread_group(2, std::chrono::seconds(30));
     expect_all(heads.try_step(t,
                               [&](int rank, CrossEntropyInputs& in, auto&) {

@@ -37,21 +37,21 @@ std::vector<double> mean_upstream(const HeadProblem& problem) {
 
 // Tiles of arbitrary entries, short ones in the middle, and a rank without entries. The loss is
 // exact and d_hidden within its bound; if all tiles are selected, everything is exact.
-TEST(ShardingFarPromises, AnyWordsOnARank) {
+TEST(ShardingFarPromises, AnyVocabOnARank) {
   const HeadSpec spec = spec_of(300, 40);  // each rank has its own blocks
   const FarProblem problem(spec);
   const OracleGradients exact = oracle_gradients(problem.oracle, mean_upstream(problem));
-  for (const WordSplit& words : word_splits(4, spec.vocab)) {
-    const FarSplit split = split_order(problem.order, words);
+  for (const VocabSplit& vocab_shards : vocab_splits(4, spec.vocab)) {
+    const FarSplit split = split_order(problem.order, vocab_shards);
     for (const TokenSplit& tokens : token_splits(4, spec.tokens, false)) {
-      SCOPED_TRACE(words.name + ", tokens " + tokens.name);
+      SCOPED_TRACE(vocab_shards.name + ", tokens " + tokens.name);
       RunSpec run;
       run.tau = 0.05f;
       run.audit_rows = 20;
-      const FarAnswer a = call_sharded_far(problem, split, run, tokens);
+      const FarResult a = call_sharded_far(problem, split, run, tokens);
       ASSERT_FALSE(HasFailure());
-      EXPECT_LT(a.statistics.far.kept, 0.9);
-      EXPECT_GT(a.statistics.far.kept, 0.05);
+      EXPECT_LT(a.statistics.far.selected, 0.9);
+      EXPECT_GT(a.statistics.far.selected, 0.05);
       const OracleLogits logits = oracle_logits(problem.oracle);
       for (std::int64_t i = 0; i < spec.tokens; ++i) {
         const bool ignored = oracle_ignored(problem.oracle, i);
@@ -67,9 +67,9 @@ TEST(ShardingFarPromises, AnyWordsOnARank) {
       EXPECT_GT(a.statistics.far.audited_error, 1e-5);
       EXPECT_LE(a.statistics.far.audited_error, a.statistics.far.bound * 3);
       run.tau = 1e-7f;
-      const FarAnswer all = call_sharded_far(problem, split, run, tokens);
+      const FarResult all = call_sharded_far(problem, split, run, tokens);
       ASSERT_FALSE(HasFailure());
-      EXPECT_EQ(all.statistics.far.kept, 1.0);
+      EXPECT_EQ(all.statistics.far.selected, 1.0);
       EXPECT_TRUE(all.statistics.far.dense_fallback);
       EXPECT_LE(relative_error(all.d_hidden.values(), exact.d_hidden), 1e-5);
       EXPECT_LE(relative_error(all.d_weight.values(), exact.d_weight), 1e-5);
@@ -79,7 +79,7 @@ TEST(ShardingFarPromises, AnyWordsOnARank) {
 }
 
 // The same for far_both, with moments that the ranks measure together.
-TEST(ShardingFarPromises, AnyWordsOnARankBothWays) {
+TEST(ShardingFarPromises, AnyVocabOnARankBothWays) {
   HeadSpec spec = spec_of(12, 60);  // few targets, whose tiles are always selected
   spec.label_smoothing = 0.1f;
   const FarBothProblem problem(spec, /*span=*/3.0);  // moments are meaningful for arbitrary tiles
@@ -93,14 +93,14 @@ TEST(ShardingFarPromises, AnyWordsOnARankBothWays) {
                              o.logit_scale, 0.02f, in.sharding);
   };
   run.change = moments;
-  for (const WordSplit& words : word_splits(4, spec.vocab)) {
-    SCOPED_TRACE(words.name);
-    const FarSplit split = split_order(problem.order, words);
+  for (const VocabSplit& vocab_shards : vocab_splits(4, spec.vocab)) {
+    SCOPED_TRACE(vocab_shards.name);
+    const FarSplit split = split_order(problem.order, vocab_shards);
     run.tau = 0.03f;
-    const FarAnswer a = call_sharded_far(problem, split, run);
+    const FarResult a = call_sharded_far(problem, split, run);
     ASSERT_FALSE(HasFailure());
     const FarFieldStatistics& s = a.statistics.far;
-    EXPECT_LT(s.kept, 0.9);
+    EXPECT_LT(s.selected, 0.9);
     EXPECT_GT(s.audited_error, 1e-6);
     EXPECT_LT(s.audited_error, 0.3);
     EXPECT_LT(s.audited_lse_error_max, 0.3);
@@ -109,15 +109,15 @@ TEST(ShardingFarPromises, AnyWordsOnARankBothWays) {
                 1e-4 * s.audited_error + 1e-6);
     EXPECT_EQ(s.bound, -1.0);
     run.tau = 1e-7f;
-    const FarAnswer all = call_sharded_far(problem, split, run);
+    const FarResult all = call_sharded_far(problem, split, run);
     ASSERT_FALSE(HasFailure());
-    EXPECT_EQ(all.statistics.far.kept, 1.0);
+    EXPECT_EQ(all.statistics.far.selected, 1.0);
     EXPECT_LE(relative_error(all.d_hidden.values(), exact.d_hidden), 1e-5);
     EXPECT_LE(relative_error(all.d_weight.values(), exact.d_weight), 1e-5);
   }
 }
 
-void expect_same_answer(const FarAnswer& a, const FarAnswer& b) {
+void expect_same_result(const FarResult& a, const FarResult& b) {
   expect_same_bits(a, b);
   EXPECT_EQ(a.bound.bytes(), b.bound.bytes());
   expect_same_far(a.statistics.far, b.statistics.far);
@@ -127,7 +127,7 @@ TEST(ShardingFarPromises, TheSameBitsWhateverTimingAndThreads) {
   const HeadSpec spec = spec_of(150);
   const FarBothProblem problem(spec);
   for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
-    const FarSplit split = deal_tiles(problem.order, 3);
+    const FarSplit split = interleave_tiles(problem.order, 3);
     for (const TokenSplit& tokens : {TokenSplit{"replicated"}, TokenSplit{"spread", {70, 0, 80}}}) {
       SCOPED_TRACE(std::string(name_of(kind)) + ", tokens " + tokens.name);
       RunSpec run;
@@ -137,15 +137,15 @@ TEST(ShardingFarPromises, TheSameBitsWhateverTimingAndThreads) {
       run.sample_every = 4;
       run.chunk_tokens = 120;  // several
       run.threads = 1;
-      const FarAnswer one = call_sharded_far(problem, split, run, tokens);
+      const FarResult one = call_sharded_far(problem, split, run, tokens);
       ASSERT_FALSE(HasFailure());
       EXPECT_GT(one.statistics.far.sampled, 0.0);
       EXPECT_EQ(one.statistics.far.audited_tokens, 16);
       for (const unsigned delays : {1u, 2u}) {
         run.threads = static_cast<int>(1 + delays);
-        const FarAnswer again = call_sharded_far(problem, split, run, tokens, delays);
+        const FarResult again = call_sharded_far(problem, split, run, tokens, delays);
         ASSERT_FALSE(HasFailure());
-        expect_same_answer(again, one);
+        expect_same_result(again, one);
       }
     }
   }
@@ -164,12 +164,12 @@ TEST(ShardingFarPromises, IsThatOfOneRank) {
   for (const int ranks : {1, 4}) {
     SCOPED_TRACE(ranks);
     FarProblem whole = problem;
-    const FarSplit split = deal_tiles(problem.order, ranks);
+    const FarSplit split = interleave_tiles(problem.order, ranks);
     whole.order = split.whole;
-    const FarAnswer alone = call_far(whole, run);
-    const FarAnswer a = call_sharded_far(whole, split, run);
+    const FarResult alone = call_far(whole, run);
+    const FarResult a = call_sharded_far(whole, split, run);
     ASSERT_FALSE(HasFailure());
-    EXPECT_EQ(a.statistics.far.kept, alone.statistics.far.kept);
+    EXPECT_EQ(a.statistics.far.selected, alone.statistics.far.selected);
     EXPECT_LE(relative_error(a.lse.values(), alone.lse.values()), kLseBound);
     EXPECT_LE(relative_error(a.entropy.values(), alone.entropy.values()), 1e-5);
     EXPECT_EQ(a.argmax.bytes(), alone.argmax.bytes());
@@ -193,9 +193,9 @@ TEST(ShardingFarPromises, OrdersAreMadeFromAllRanks) {
   const std::vector<float> average =
       average_probability(context, whole.hidden, whole.weight, whole.bias);
   for (const TokenSplit& tokens : token_splits(3, spec.tokens, false)) {
-    for (const WordSplit& words : word_splits(3, spec.vocab)) {
-      SCOPED_TRACE(words.name + ", tokens " + tokens.name);
-      const ShardedRun run{.words = words, .tokens = tokens};
+    for (const VocabSplit& vocab_shards : vocab_splits(3, spec.vocab)) {
+      SCOPED_TRACE(vocab_shards.name + ", tokens " + tokens.name);
+      const ShardedRun run{.vocab = vocab_shards, .tokens = tokens};
       const Ranks group = make_thread_group(3, std::chrono::seconds(30));
       const auto outcomes = run_ranks(group, [&](Communicator& me) {
         const auto r = static_cast<std::size_t>(me.rank());
@@ -203,9 +203,9 @@ TEST(ShardingFarPromises, OrdersAreMadeFromAllRanks) {
         const CrossEntropyInputs in = part.part.inputs();
         const std::vector<float> mine = average_probability(context, in.hidden, in.weight, in.bias,
                                                             1.0f, 0.0f, 0, part.sharding(group[r]));
-        ASSERT_EQ(mine.size(), part.words.size());
+        ASSERT_EQ(mine.size(), part.vocab_ids.size());
         for (std::size_t j = 0; j < mine.size(); ++j) {
-          const float want = average[static_cast<std::size_t>(part.words[j])];
+          const float want = average[static_cast<std::size_t>(part.vocab_ids[j])];
           ASSERT_NEAR(mine[j], want, 2e-5f * want + 1e-9f);
         }
       });
@@ -215,7 +215,7 @@ TEST(ShardingFarPromises, OrdersAreMadeFromAllRanks) {
   const VocabOrder alone =
       measure_tiles(context, problem.order, whole.hidden, whole.weight, whole.bias);
   const Ranks one = make_thread_group(1);
-  Sharding sharding{.words = one[0], .vocab = spec.vocab};
+  Sharding sharding{.vocab_group = one[0], .vocab = spec.vocab};
   const VocabOrder of_one = measure_tiles(context, problem.order, whole.hidden, whole.weight,
                                           whole.bias, 1.0f, 0.003f, sharding);
   EXPECT_TRUE(std::equal(alone.log2_caution().begin(), alone.log2_caution().end(),
@@ -234,7 +234,7 @@ TEST(ShardingFarPromises, SamplesAverageToTheExactGradient) {
   HeadSpec spec = spec_of(400);
   const FarProblem problem(spec);
   const OracleGradients exact = oracle_gradients(problem.oracle, mean_upstream(problem));
-  const FarSplit split = deal_tiles(problem.order, 2);
+  const FarSplit split = interleave_tiles(problem.order, 2);
   std::vector<double> mean(exact.d_weight.size(), 0.0);
   constexpr std::uint64_t kEvery = 3;
   for (std::uint64_t seed = 6; seed < 6 + kEvery; ++seed) {
@@ -242,7 +242,7 @@ TEST(ShardingFarPromises, SamplesAverageToTheExactGradient) {
     run.tau = 0.05f;
     run.sample_every = kEvery;
     run.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.sample_seed = seed; };
-    const FarAnswer a = call_sharded_far(problem, split, run);
+    const FarResult a = call_sharded_far(problem, split, run);
     ASSERT_FALSE(HasFailure());
     EXPECT_GT(a.statistics.far.sampled, 0.0);
     EXPECT_GT(relative_error(a.d_weight.values(), exact.d_weight), 1e-4);
@@ -267,7 +267,7 @@ TEST(ShardingFarPromises, SendsLittleMore) {
   spec.ignored = 0.0;
   const FarBothProblem problem(spec);
   constexpr std::int64_t kRanks = 3;
-  const FarSplit split = deal_tiles(problem.order, kRanks);
+  const FarSplit split = interleave_tiles(problem.order, kRanks);
   for (const TokenSplit& tokens : {TokenSplit{"replicated"}, TokenSplit{"spread", {40, 10, 40}}}) {
     for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
       SCOPED_TRACE(std::string(name_of(kind)) + ", tokens " + tokens.name);
@@ -275,7 +275,7 @@ TEST(ShardingFarPromises, SendsLittleMore) {
       run.chunk_tokens = 60;
       std::atomic<std::int64_t> exact = 0, far = 0;
       run.plan = PlanKind::dense;
-      run_sharded(problem, {.words = split.words, .tokens = tokens, .run = run, .sent = &exact});
+      run_sharded(problem, {.vocab = split.vocab, .tokens = tokens, .run = run, .sent = &exact});
       run.plan = kind;
       run.tau = 0.02f;
       call_sharded_far(problem, split, run, tokens, 0, &far);
@@ -293,20 +293,20 @@ TEST(ShardingFarPromises, AddsAndLeavesIgnoredTokensAlone) {
   HeadSpec spec = spec_of();
   spec.ignored = 0.5;
   const FarProblem problem(spec);
-  const FarSplit split = deal_tiles(problem.order, 2);
+  const FarSplit split = interleave_tiles(problem.order, 2);
   for (const TokenSplit& tokens : token_splits(2, spec.tokens, false)) {
     RunSpec run;
     run.tau = 0.02f;
-    const FarAnswer plain = call_sharded_far(problem, split, run, tokens);
+    const FarResult plain = call_sharded_far(problem, split, run, tokens);
     run.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
       o.accumulate = true;
       for (const TensorView& view : {out.d_hidden, out.d_weight, out.d_bias})
         std::fill_n(static_cast<float*>(view.data()), view.numel(), 0.5f);
     };
-    const FarAnswer added = call_sharded_far(problem, split, run, tokens);
+    const FarResult added = call_sharded_far(problem, split, run, tokens);
     ASSERT_FALSE(HasFailure());
-    for (Tensor HeadAnswer::*field :
-         {&HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias}) {
+    for (Tensor HeadResult::*field :
+         {&HeadResult::d_hidden, &HeadResult::d_weight, &HeadResult::d_bias}) {
       for (std::int64_t i = 0; i < (plain.*field).numel(); ++i)
         ASSERT_NEAR((added.*field).get(i), (plain.*field).get(i) + 0.5, 2e-6);
     }
@@ -321,7 +321,7 @@ TEST(ShardingFarPromises, NoTokenAtAll) {
   run.tau = 0.02f;
   run.audit_rows = 4;
   for (const TokenSplit& tokens : token_splits(2, spec.tokens, false)) {
-    const FarAnswer a = call_sharded_far(problem, deal_tiles(problem.order, 2), run, tokens);
+    const FarResult a = call_sharded_far(problem, interleave_tiles(problem.order, 2), run, tokens);
     ASSERT_FALSE(HasFailure());
     expect_zeros(a);
   }
@@ -334,8 +334,8 @@ using Change = std::function<void(int rank, CrossEntropyInputs&, PlanRequest&)>;
 std::vector<Outcome> call_all(const Change& before_plan, const Change& before_call) {
   const HeadSpec spec = spec_of();
   const FarProblem problem(spec);
-  const FarSplit split = deal_tiles(problem.order, 3);
-  const ShardedRun run{.words = split.words};
+  const FarSplit split = interleave_tiles(problem.order, 3);
+  const ShardedRun run{.vocab = split.vocab};
   const Ranks group = make_thread_group(3, std::chrono::seconds(30));
   return run_ranks(group, [&](Communicator& me) {
     const auto r = static_cast<std::size_t>(me.rank());
@@ -388,19 +388,20 @@ TEST(ShardingFarErrors, AllRanksThrowWhatOneDoes) {
              "InvalidArgument", "order: plan far_backward walks the vocabulary in a VocabOrder");
   expect_all(call_all(nothing,
                       [](int rank, CrossEntropyInputs& in, auto&) {
-                        if (rank == 1) in.order = VocabOrder(in.order.words(), in.order.average());
+                        if (rank == 1)
+                          in.order = VocabOrder(in.order.vocab_ids(), in.order.average());
                       }),
              "InvalidArgument",
              "order: expected one of share_order, with the places of the 1573 "
-             "words of all ranks, got one without places");
+             "vocabulary of all ranks, got one without places");
   // Ranks whose orders were not made together would put other tokens into a chunk.
   expect_all(call_all(nothing,
                       [](int rank, CrossEntropyInputs& in, auto&) {
                         VocabOrder other = in.order;
                         if (rank == 2) {
-                          std::vector<std::int64_t> words(in.order.words().rbegin(),
-                                                          in.order.words().rend());
-                          other = VocabOrder(words, in.order.average());
+                          std::vector<std::int64_t> vocab_ids(in.order.vocab_ids().rbegin(),
+                                                              in.order.vocab_ids().rend());
+                          other = VocabOrder(vocab_ids, in.order.average());
                         }
                         other = share_order(other, in.sharding);
                         if (rank != 2) other = in.order;
@@ -409,41 +410,42 @@ TEST(ShardingFarErrors, AllRanksThrowWhatOneDoes) {
              "InvalidArgument", "order: rank 2 has another one than rank 0");
 }
 
-TEST(ShardingFarErrors, OrdersOfWordsThatDoNotFit) {
+TEST(ShardingFarErrors, OrdersOfVocabThatDoNotFit) {
   const Ranks group = make_thread_group(2, std::chrono::seconds(30));
-  const std::vector<std::int64_t> words = {1, 0, 2};
+  const std::vector<std::int64_t> vocab_ids = {1, 0, 2};
   const std::vector<float> average = {1, 1, 1};
   const auto outcomes = run_ranks(group, [&](Communicator& me) {
     Sharding sharding;
-    sharding.words = group[static_cast<std::size_t>(me.rank())];
+    sharding.vocab_group = group[static_cast<std::size_t>(me.rank())];
     sharding.vocab = 7;
-    sharding.first_word = me.rank() * 3;
-    share_order(VocabOrder(words, average), sharding);
+    sharding.vocab_begin = me.rank() * 3;
+    share_order(VocabOrder(vocab_ids, average), sharding);
   });
-  expect_all(outcomes, "InvalidArgument", "word 6 is on no rank");
-  EXPECT_THROW(share_order(VocabOrder(words, average), {}), InvalidArgument);
+  expect_all(outcomes, "InvalidArgument", "vocabulary entry 6 is on no rank");
+  EXPECT_THROW(share_order(VocabOrder(vocab_ids, average), {}), InvalidArgument);
 }
 
 // The planner knows that ids run from frequent to rare, so the first of many ranges selects nearly
 // all. Ranks with different shards take one kind of plan.
 TEST(ShardingFarPlans, CountTheRankThatKeepsMost) {
-  enum class Say { ranges, table, dealt };
-  for (const auto& [ranks, say, kind] : {std::tuple{2, Say::ranges, PlanKind::far_backward},
-                                         std::tuple{16, Say::ranges, PlanKind::dense},
-                                         std::tuple{16, Say::table, PlanKind::far_backward},
-                                         std::tuple{16, Say::dealt, PlanKind::far_backward}}) {
+  enum class Say { ranges, table, interleaved };
+  for (const auto& [ranks, say, kind] :
+       {std::tuple{2, Say::ranges, PlanKind::far_backward},
+        std::tuple{16, Say::ranges, PlanKind::dense},
+        std::tuple{16, Say::table, PlanKind::far_backward},
+        std::tuple{16, Say::interleaved, PlanKind::far_backward}}) {
     SCOPED_TRACE(ranks);
     const std::int64_t vocab = 131072;
     std::vector<std::int64_t> borders = {0, 5};  // one rank with few entries, one with none
     borders.push_back(5);
     for (int r = 3; r <= ranks; ++r) borders.push_back(5 + (vocab - 5) * (r - 2) / (ranks - 2));
     if (ranks == 2) borders = {0, vocab / 2, vocab};
-    const WordSplit words = words_at("some", borders);
+    const VocabSplit vocab_shards = vocab_at("some", borders);
     const Ranks group = make_thread_group(ranks, std::chrono::seconds(30));
     std::vector<LossPlan> plans(static_cast<std::size_t>(ranks));
     const auto outcomes = run_ranks(group, [&, say = say](Communicator& me) {
       const auto r = static_cast<std::size_t>(me.rank());
-      const auto& mine = words.ranks[r];
+      const auto& mine = vocab_shards.ranks[r];
       HeadShape shape{.tokens = 512, .dim = 64, .vocab = static_cast<std::int64_t>(mine.size())};
       HeadFeatures features;
       features.d_hidden = features.d_weight = true;
@@ -451,13 +453,13 @@ TEST(ShardingFarPlans, CountTheRankThatKeepsMost) {
       request.device.threads = 1;
       request.accuracy = Accuracy::far_backward;
       request.audit_rows = 32;
-      request.sharding.words = group[r];
+      request.sharding.vocab_group = group[r];
       request.sharding.vocab = vocab;
-      request.sharding.dealt = say == Say::dealt;
+      request.sharding.interleaved = say == Say::interleaved;
       if (say == Say::table) {
-        request.sharding.word_table = ConstTensorView(mine.data(), DType::i32, {shape.vocab});
+        request.sharding.vocab_ids = ConstTensorView(mine.data(), DType::i32, {shape.vocab});
       } else {
-        request.sharding.first_word = mine.empty() ? 0 : mine.front();
+        request.sharding.vocab_begin = mine.empty() ? 0 : mine.front();
       }
       plans[r] = plan_head(shape, features, request);
     });

@@ -55,7 +55,7 @@ TEST(ShardingFar, BackwardIsTheOraclesForEachOption) {
       HeadSpec spec = spec_of();
       option.change(spec);
       FarProblem problem(spec);
-      const FarSplit split = deal_tiles(problem.order, ranks);
+      const FarSplit split = interleave_tiles(problem.order, ranks);
       problem.order = split.whole;
       FarGrid grid;
       RunSpec run;
@@ -68,11 +68,11 @@ TEST(ShardingFar, BackwardIsTheOraclesForEachOption) {
           ASSERT_FALSE(HasFailure());
           run.tau = far_tau(problem.oracle, upstream_of(problem, run), problem.order, grid, 0.3);
         }
-        FarAnswer a = call_sharded_far(problem, split, run, tokens);
+        FarResult a = call_sharded_far(problem, split, run, tokens);
         ASSERT_FALSE(HasFailure());
         a.oracle = far_oracle(problem.oracle, upstream_of(problem, run), problem.order, far_grid(a),
                               a.tau);
-        EXPECT_LT(a.statistics.far.kept, 0.6);
+        EXPECT_LT(a.statistics.far.selected, 0.6);
         expect_far_field(problem, run, a);
         EXPECT_GE(a.statistics.far.imbalance, 1.0);
         EXPECT_LE(a.statistics.far.imbalance, ranks);
@@ -89,7 +89,7 @@ TEST(ShardingFar, BothWaysIsTheOraclesForEachOption) {
       HeadSpec spec = spec_of();
       option.change(spec);
       FarBothProblem problem(spec);
-      const FarSplit split = deal_tiles(problem.order, ranks);
+      const FarSplit split = interleave_tiles(problem.order, ranks);
       problem.order = split.whole;
       for (const TokenSplit& tokens : tokens_of(ranks, spec.tokens)) {
         SCOPED_TRACE(trace(option.name, ranks, tokens));
@@ -100,8 +100,8 @@ TEST(ShardingFar, BothWaysIsTheOraclesForEachOption) {
         run.kernel = call_far_both(problem, run).plan.kernel;
         run.tau = 0.0f;
         run.tau = static_cast<float>(run_far_both(problem, run).tau);  // in a gap of the masses
-        FarBothAnswer a;
-        static_cast<HeadAnswer&>(a) = call_sharded_far(problem, split, run, tokens);
+        FarBothResult a;
+        static_cast<HeadResult&>(a) = call_sharded_far(problem, split, run, tokens);
         ASSERT_FALSE(HasFailure());
         a.tau = static_cast<double>(run.tau);
         const FarGrid grid = far_grid(a);

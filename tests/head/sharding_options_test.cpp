@@ -60,33 +60,33 @@ const std::vector<Option>& options() {
   return table;
 }
 
-void expect_extras(const HeadProblem& problem, const HeadAnswer& answer) {
+void expect_extras(const HeadProblem& problem, const HeadResult& result) {
   const OracleProblem& p = problem.oracle;
   const OracleLogits exact = oracle_logits(p);
   for (std::int64_t i = 0; i < p.tokens; ++i) {
     const double* const z = exact.z.data() + i * p.vocab;
     const bool ignored = oracle_ignored(p, i);
-    if (answer.entropy.defined()) {
+    if (result.entropy.defined()) {
       double entropy = 0.0;
       for (std::int64_t j = 0; j < p.vocab; ++j)
         entropy -= std::exp(z[j] - exact.lse[i]) * (z[j] - exact.lse[i]);
-      EXPECT_NEAR(answer.entropy.get(i), ignored ? 0.0 : entropy,
+      EXPECT_NEAR(result.entropy.get(i), ignored ? 0.0 : entropy,
                   2e-6 * (1 + std::abs(exact.lse[i])));
       const auto best = std::max_element(z, z + p.vocab) - z;
-      EXPECT_EQ(answer.argmax.get(i), ignored ? -1.0 : static_cast<double>(best));
+      EXPECT_EQ(result.argmax.get(i), ignored ? -1.0 : static_cast<double>(best));
     }
-    if (!answer.log_prob.defined()) continue;
+    if (!result.log_prob.defined()) continue;
     const double log_prob = ignored ? 0.0 : z[p.targets[i]] - exact.lse[i];
-    EXPECT_NEAR(answer.log_prob.get(i), log_prob, 4e-6 * (1 + std::abs(log_prob)));
+    EXPECT_NEAR(result.log_prob.get(i), log_prob, 4e-6 * (1 + std::abs(log_prob)));
   }
 }
 
 // Expects two results of the same head to agree within their error bounds.
-void expect_close(const HeadAnswer& a, const HeadAnswer& b, DType dtype) {
+void expect_close(const HeadResult& a, const HeadResult& b, DType dtype) {
   EXPECT_LE(relative_error(a.lse.values(), b.lse.values()), kLseBound);
   EXPECT_LE(relative_error(a.loss.values(), b.loss.values()), 1e-5);
-  for (Tensor HeadAnswer::*field :
-       {&HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias})
+  for (Tensor HeadResult::*field :
+       {&HeadResult::d_hidden, &HeadResult::d_weight, &HeadResult::d_bias})
     EXPECT_LE(relative_error((a.*field).values(), (b.*field).values()), 2 * gradient_bound(dtype));
 }
 
@@ -128,26 +128,26 @@ TEST_P(ShardingOptions, MatchFloat64AndOneRank) {
   if (gpu && run.chunk_tokens > 0) run.chunk_tokens = sizes.chunk;
   if (!takes_shards(kernel, spec)) GTEST_SKIP() << kernel << " takes no such head";
   const HeadProblem problem(spec);
-  const HeadAnswer alone = run_head(problem, run);
+  const HeadResult alone = run_head(problem, run);
   for (const int ranks : {1, 2, 3, 8}) {
     if (gpu && ranks == 8) continue;  // one GPU runs the ranks one after another
-    for (const WordSplit& words : word_splits(ranks, spec.vocab)) {
+    for (const VocabSplit& vocab_shards : vocab_splits(ranks, spec.vocab)) {
       for (const TokenSplit& tokens : token_splits(ranks, spec.tokens)) {
-        if (!takes_shards(kernel, spec, words, tokens.moves)) continue;
+        if (!takes_shards(kernel, spec, vocab_shards, tokens.exchange)) continue;
         // exp(z) is not saved
-        if (tokens.moves == Movement::weights && run.plan == PlanKind::stored) continue;
-        SCOPED_TRACE(testing::Message()
-                     << ranks << " ranks, words " << words.name << ", tokens " << tokens.name);
-        ShardedRun sharded{.words = words, .tokens = tokens, .run = run};
+        if (tokens.exchange == ExchangeMode::weights && run.plan == PlanKind::stored) continue;
+        SCOPED_TRACE(testing::Message() << ranks << " ranks, vocabulary entries "
+                                        << vocab_shards.name << ", tokens " << tokens.name);
+        ShardedRun sharded{.vocab = vocab_shards, .tokens = tokens, .run = run};
         if (gpu && tokens.sharded()) sharded.run.chunk_tokens *= ranks;
-        const HeadAnswer answer = run_sharded(problem, sharded);
+        const HeadResult result = run_sharded(problem, sharded);
         if (HasFailure()) return;
-        expect_matches_oracle(problem, run, answer);
-        expect_extras(problem, answer);
-        expect_close(answer, alone, spec.dtype);
-        EXPECT_EQ(answer.statistics.valid_tokens, alone.statistics.valid_tokens);
-        EXPECT_EQ(answer.statistics.correct, alone.statistics.correct);
-        EXPECT_NEAR(answer.statistics.mean_lse, alone.statistics.mean_lse, 1e-5);
+        expect_matches_oracle(problem, run, result);
+        expect_extras(problem, result);
+        expect_close(result, alone, spec.dtype);
+        EXPECT_EQ(result.statistics.valid_tokens, alone.statistics.valid_tokens);
+        EXPECT_EQ(result.statistics.correct, alone.statistics.correct);
+        EXPECT_NEAR(result.statistics.mean_lse, alone.statistics.mean_lse, 1e-5);
         if (HasFailure()) return;
       }
     }
@@ -187,11 +187,11 @@ TEST_P(ShardingKernels, MatchFloat64) {
     for (const TokenSplit& tokens :
          {TokenSplit{"replicated"}, spread, with_weights_moving(spread, 256)}) {
       SCOPED_TRACE(tokens.name);
-      const HeadAnswer answer = run_sharded(
-          problem, {.words = words_at("uneven", {0, 129, 130, 700}), .tokens = tokens, .run = run});
+      const HeadResult result = run_sharded(
+          problem, {.vocab = vocab_at("uneven", {0, 129, 130, 700}), .tokens = tokens, .run = run});
       if (HasFailure()) return;
-      expect_matches_oracle(problem, run, answer);
-      expect_extras(problem, answer);
+      expect_matches_oracle(problem, run, result);
+      expect_extras(problem, result);
     }
   }
 }

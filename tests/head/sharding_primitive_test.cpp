@@ -110,14 +110,14 @@ TEST_P(ShardingPrimitive, EqualsThatOfOneRank) {
     std::vector<double> cotangents(kTokens * (3 + 2 * 2));
     for (double& g : cotangents) g = normal(random);
 
-    const RankProblem whole(problem, {.words = even_words(1, kVocab)}, 0);
+    const RankProblem whole(problem, {.vocab = even_vocab(1, kVocab)}, 0);
     Primitive alone(whole, cotangents);
     alone.run(kernel, whole, {});
     const TokenSplit spread{"spread", {7, 0, 3}};
     for (const TokenSplit& tokens : {TokenSplit{"the same"}, spread, with_weights_moving(spread)}) {
       const std::vector<std::int64_t>& counts = tokens.counts;
       SCOPED_TRACE(tokens.name);
-      const ShardedRun run{.words = words_at("uneven", {0, 1, 120, kVocab}), .tokens = tokens};
+      const ShardedRun run{.vocab = vocab_at("uneven", {0, 1, 120, kVocab}), .tokens = tokens};
       const Ranks group = make_group(kernel, 3);
       std::vector<RankProblem> ranks;
       std::vector<Primitive> made;
@@ -130,11 +130,11 @@ TEST_P(ShardingPrimitive, EqualsThatOfOneRank) {
         made[r].run(kernel, ranks[r], ranks[r].sharding(group[r]));
       });
       for (const Outcome& o : outcomes) ASSERT_EQ(o.text, "");
-      const auto expect_equal = [&](const char* name, Tensor Primitive::*field, bool of_words) {
+      const auto expect_equal = [&](const char* name, Tensor Primitive::*field, bool of_vocab) {
         std::vector<double> all;
         for (std::size_t r = 0; r < 3; ++r) {
-          if (of_words || !counts.empty() || r == 0) append(all, made[r].*field);
-          if (of_words || !counts.empty()) continue;
+          if (of_vocab || !counts.empty() || r == 0) append(all, made[r].*field);
+          if (of_vocab || !counts.empty()) continue;
           EXPECT_EQ((made[r].*field).bytes(), (made[0].*field).bytes()) << name;
         }
         EXPECT_LE(relative_error(all, (alone.*field).values()), 2e-6) << name;

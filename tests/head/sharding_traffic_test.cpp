@@ -24,21 +24,21 @@ TEST(ShardingRuns, AreTheSameWhateverTheRanksTiming) {
   const TokenSplit spread{"spread", {30, 0, 10}};
   for (const TokenSplit& tokens :
        {TokenSplit{"replicated"}, spread, with_weights_moving(spread, 150)}) {
-    ShardedRun run{.words = words_at("uneven", {0, 1, 300, 700}), .tokens = tokens};
+    ShardedRun run{.vocab = vocab_at("uneven", {0, 1, 300, 700}), .tokens = tokens};
     run.run.extras = true;
     run.run.chunk_tokens = 12;
     run.run.gradient_dtype = DType::bf16;
     run.run.threads = 1;
-    const HeadAnswer first = run_sharded(problem, run);
+    const HeadResult first = run_sharded(problem, run);
     ASSERT_FALSE(HasFailure());
     for (unsigned seed = 1; seed <= 20; ++seed) {
       run.delays = seed;
       run.run.threads = 1 + static_cast<int>(seed % 4);
-      const HeadAnswer again = run_sharded(problem, run);
+      const HeadResult again = run_sharded(problem, run);
       ASSERT_FALSE(HasFailure());
-      for (Tensor HeadAnswer::*field :
-           {&HeadAnswer::loss, &HeadAnswer::lse, &HeadAnswer::log_prob, &HeadAnswer::entropy,
-            &HeadAnswer::argmax, &HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias})
+      for (Tensor HeadResult::*field :
+           {&HeadResult::loss, &HeadResult::lse, &HeadResult::log_prob, &HeadResult::entropy,
+            &HeadResult::argmax, &HeadResult::d_hidden, &HeadResult::d_weight, &HeadResult::d_bias})
         ASSERT_EQ((again.*field).bytes(), (first.*field).bytes()) << "seed " << seed;
     }
   }
@@ -47,7 +47,7 @@ TEST(ShardingRuns, AreTheSameWhateverTheRanksTiming) {
 // The formula of docs/distributed.md: partial sums of d_hidden, hidden states, and records of
 // tokens.
 TEST(ShardingBytes, AreThoseOfTheFormula) {
-  constexpr std::int64_t kTokens = 48, kDim = 16, kRecord = 64 + 8, kAnswer = 24 + 8;
+  constexpr std::int64_t kTokens = 48, kDim = 16, kRecord = 64 + 8, kResult = 24 + 8;
   HeadSpec spec{.tokens = kTokens,
                 .dim = kDim,
                 .vocab = 600,
@@ -57,19 +57,19 @@ TEST(ShardingBytes, AreThoseOfTheFormula) {
   for (const std::int64_t ranks : {2, 4}) {
     for (const bool spread : {false, true}) {
       std::atomic<std::int64_t> sent = 0;
-      ShardedRun run{.words = even_words(static_cast<int>(ranks), 600)};
+      ShardedRun run{.vocab = even_vocab(static_cast<int>(ranks), 600)};
       run.sent = &sent;
       if (spread) run.tokens.counts.assign(static_cast<std::size_t>(ranks), kTokens / ranks);
       run_sharded(problem, run);
       ASSERT_FALSE(HasFailure());
       const std::int64_t others = ranks - 1;
       const std::int64_t records = ranks * others * kTokens * kRecord;
-      const std::int64_t pieces = others * kTokens * kDim * 4;  // sent to the ranks of their tokens
-      const std::int64_t back = spread ? others * kTokens * kDim * 2 : pieces;
+      const std::int64_t slices = others * kTokens * kDim * 4;  // sent to the ranks of their tokens
+      const std::int64_t back = spread ? others * kTokens * kDim * 2 : slices;
       // Targets and cotangents of tokens, and a count and sums of each rank.
       const std::int64_t of_tokens =
-          spread ? others * kTokens * (4 + kAnswer) + ranks * others * (8 + 8 + 32) : 0;
-      EXPECT_EQ(sent, records + pieces + back + of_tokens) << ranks << " ranks";
+          spread ? others * kTokens * (4 + kResult) + ranks * others * (8 + 8 + 32) : 0;
+      EXPECT_EQ(sent, records + slices + back + of_tokens) << ranks << " ranks";
     }
   }
 }
@@ -90,17 +90,17 @@ TEST(ShardingBytes, OfWeightsThatMoveAreThoseOfTheFormula) {
       std::atomic<std::int64_t> sent = 0;
       TokenSplit tokens{
           "spread", std::vector<std::int64_t>(static_cast<std::size_t>(ranks), kTokens / ranks)};
-      ShardedRun run{.words = even_words(static_cast<int>(ranks), kVocab),
+      ShardedRun run{.vocab = even_vocab(static_cast<int>(ranks), kVocab),
                      .tokens = with_weights_moving(tokens, 128)};
       run.sent = &sent;
       run.run.gradients = gradients;
       run_sharded(problem, run);
       ASSERT_FALSE(HasFailure());
-      const std::int64_t pieces = (kVocab / ranks + 127) / 128;
+      const std::int64_t slices = (kVocab / ranks + 127) / 128;
       const std::int64_t rows = 128 * (kDim * 2 + 4);  // with the bias
       const std::int64_t sums = 128 * (kDim * 4 + 4);  // with d_bias
       const std::int64_t of_rank =
-          gradients ? (2 * pieces - 1) * rows + pieces * sums : pieces * rows;
+          gradients ? (2 * slices - 1) * rows + slices * sums : slices * rows;
       // A count, a share of the mean and sums of each rank.
       EXPECT_EQ(sent, ranks * (ranks - 1) * (of_rank + 8 + 8 + 32)) << ranks << " ranks";
     }
@@ -109,22 +109,22 @@ TEST(ShardingBytes, OfWeightsThatMoveAreThoseOfTheFormula) {
 
 // Chunks of tokens and vocabulary blocks may differ between ranks. Slices and the number of threads
 // do not change the bits of lse.
-TEST(ShardingBits, DoNotDependOnPiecesAndChunksOfTokens) {
+TEST(ShardingBits, DoNotDependOnSlicesAndChunksOfTokens) {
   HeadSpec spec{.tokens = 90, .dim = 12, .vocab = 2300, .dtype = DType::bf16, .bias = true};
   const HeadProblem problem(spec);
   const TokenSplit spread{"spread", {60, 30}};
-  ShardedRun run{.words = words_at("blocks", {0, 1280, 2300}),
+  ShardedRun run{.vocab = vocab_at("blocks", {0, 1280, 2300}),
                  .tokens = with_weights_moving(spread, 1280)};
   run.run.threads = 1;
-  const HeadAnswer whole = run_sharded(problem, run);
-  run.tokens.piece_rows = 256;
-  const HeadAnswer pieces = run_sharded(problem, run);
+  const HeadResult whole = run_sharded(problem, run);
+  run.tokens.slice_rows = 256;
+  const HeadResult slices = run_sharded(problem, run);
   run.run.chunk_tokens = 17;
-  const HeadAnswer chunks = run_sharded(problem, run);
+  const HeadResult chunks = run_sharded(problem, run);
   ASSERT_FALSE(HasFailure());
-  for (Tensor HeadAnswer::*field :
-       {&HeadAnswer::loss, &HeadAnswer::lse, &HeadAnswer::log_prob, &HeadAnswer::target_logit}) {
-    EXPECT_EQ((pieces.*field).bytes(), (whole.*field).bytes());
+  for (Tensor HeadResult::*field :
+       {&HeadResult::loss, &HeadResult::lse, &HeadResult::log_prob, &HeadResult::target_logit}) {
+    EXPECT_EQ((slices.*field).bytes(), (whole.*field).bytes());
     EXPECT_EQ((chunks.*field).bytes(), (whole.*field).bytes());
   }
 }
@@ -134,11 +134,11 @@ TEST(ShardingMemory, IsThePlansWorkspace) {
   const HeadProblem problem(spec);
   const TokenSplit spread{"spread", {60, 30}};
   for (const TokenSplit& tokens : {TokenSplit{"replicated"}, spread, with_weights_moving(spread)}) {
-    ShardedRun run{.words = even_words(2, 900), .tokens = tokens};
+    ShardedRun run{.vocab = even_vocab(2, 900), .tokens = tokens};
     run.after = [](int, const LossPlan& plan, const Context& context) {
       EXPECT_EQ(context.memory().peak_bytes(), plan.workspace_bytes());
       EXPECT_EQ(context.memory().current_bytes(), 0u);
-      EXPECT_NE(plan.explain().find("900 words on 2 ranks"), std::string::npos);
+      EXPECT_NE(plan.explain().find("900 vocabulary entries on 2 ranks"), std::string::npos);
     };
     run_sharded(problem, run);
   }
@@ -150,7 +150,7 @@ TEST(ShardingMemory, StaysInTheBudget) {
   const HeadProblem problem(spec);
   const TokenSplit spread{"spread", {300, 200, 100}};
   for (const TokenSplit& tokens : {spread, with_weights_moving(spread)}) {
-    ShardedRun run{.words = even_words(3, 3000), .tokens = tokens};
+    ShardedRun run{.vocab = even_vocab(3, 3000), .tokens = tokens};
     const auto plan_of = [&](std::size_t budget) {
       run.run.budget = budget;
       std::size_t bytes = 0;
@@ -158,8 +158,8 @@ TEST(ShardingMemory, StaysInTheBudget) {
         EXPECT_LE(context.memory().peak_bytes(), budget);
         if (rank == 0) bytes = plan.workspace_bytes();
       };
-      const HeadAnswer answer = run_sharded(problem, run);
-      if (!testing::Test::HasFailure()) expect_matches_oracle(problem, run.run, answer);
+      const HeadResult result = run_sharded(problem, run);
+      if (!testing::Test::HasFailure()) expect_matches_oracle(problem, run.run, result);
       return bytes;
     };
     const std::size_t plenty = plan_of(1_GiB);
@@ -170,34 +170,35 @@ TEST(ShardingMemory, StaysInTheBudget) {
 }
 
 // The full weight and the full d_weight are never held: the least memory is much less than either.
-TEST(ShardingMemory, WeightsThatMoveAreHeldInPieces) {
+TEST(ShardingMemory, WeightsThatMoveAreHeldInSlices) {
   constexpr std::int64_t kVocab = 20000, kDim = 64;
   const HeadProblem problem({.tokens = 64, .dim = kDim, .vocab = kVocab});
   const TokenSplit spread{"spread", {32, 32}};
-  ShardedRun run{.words = even_words(2, kVocab), .tokens = with_weights_moving(spread)};
+  ShardedRun run{.vocab = even_vocab(2, kVocab), .tokens = with_weights_moving(spread)};
   run.run.budget = 2_MiB;  // the weight is 4.9 MiB
   run.after = [](int, const LossPlan& plan, const Context& context) {
-    EXPECT_LE(plan.piece_rows, kVocab / 4);
+    EXPECT_LE(plan.slice_rows, kVocab / 4);
     EXPECT_LE(context.memory().peak_bytes(), 2_MiB);
   };
-  const HeadAnswer answer = run_sharded(problem, run);
-  if (!HasFailure()) expect_matches_oracle(problem, run.run, answer);
+  const HeadResult result = run_sharded(problem, run);
+  if (!HasFailure()) expect_matches_oracle(problem, run.run, result);
 }
 
 // The faster movement is chosen on all ranks alike, and the plan explains it.
-TEST(ShardingMovement, IsPlannedByTokensAndWords) {
+TEST(ShardingExchange, IsPlannedByTokensAndVocab) {
   struct Case {
     std::int64_t vocab;
     std::vector<std::int64_t> tokens;
-    Movement moves;
+    ExchangeMode exchange;
   };
-  for (const Case& c : {Case{4000, {8, 0}, Movement::tokens}, {40, {4000, 0}, Movement::weights}}) {
+  for (const Case& c :
+       {Case{4000, {8, 0}, ExchangeMode::tokens}, {40, {4000, 0}, ExchangeMode::weights}}) {
     const HeadProblem problem({.tokens = c.tokens[0] + c.tokens[1], .dim = 32, .vocab = c.vocab});
-    ShardedRun run{.words = even_words(2, c.vocab),
-                   .tokens = {"spread", c.tokens, Movement::planned}};
-    const bool weights = c.moves == Movement::weights;
+    ShardedRun run{.vocab = even_vocab(2, c.vocab),
+                   .tokens = {"spread", c.tokens, ExchangeMode::planned}};
+    const bool weights = c.exchange == ExchangeMode::weights;
     run.after = [&](int, const LossPlan& plan, const Context&) {
-      EXPECT_EQ(plan.piece_rows > 0, weights);
+      EXPECT_EQ(plan.slice_rows > 0, weights);
       const std::string text = plan.explain();
       EXPECT_NE(text.find(weights ? "  weights move: " : "  tokens move: "), std::string::npos)
           << text;
@@ -205,19 +206,19 @@ TEST(ShardingMovement, IsPlannedByTokensAndWords) {
           << text;
       EXPECT_NE(text.find(" from each rank, predicted "), std::string::npos) << text;
     };
-    const HeadAnswer answer = run_sharded(problem, run);
-    if (!HasFailure()) expect_matches_oracle(problem, run.run, answer);
+    const HeadResult result = run_sharded(problem, run);
+    if (!HasFailure()) expect_matches_oracle(problem, run.run, result);
   }
 }
 
 // Llama 3's head on four ranks with 8192 tokens each: a rank holds a fraction of the weight's 1002
 // MiB.
-TEST(ShardingMovement, OfAGpuHoldsPiecesWithinTheBudget) {
+TEST(ShardingExchange, OfAGpuHoldsSlicesWithinTheBudget) {
   const HeadShape shape{
-      .tokens = 8192, .dim = 4096, .vocab = 128256, .dtype = DType::bf16, .whole_vocab = 128256};
+      .tokens = 8192, .dim = 4096, .vocab = 128256, .dtype = DType::bf16, .global_vocab = 128256};
   HeadFeatures features{.d_hidden = true, .d_weight = true};
   features.d_hidden_dtype = features.d_weight_dtype = DType::bf16;
-  features.word_ranks = 4;
+  features.vocab_ranks = 4;
   features.tokens_sharded = true;
   features.gathered_rows = 32064;
   PlanRequest request;
@@ -226,23 +227,24 @@ TEST(ShardingMovement, OfAGpuHoldsPiecesWithinTheBudget) {
   std::int64_t last = 1 << 30;
   for (const std::size_t budget : {2_GiB, 768_MiB, 300_MiB}) {
     request.memory_budget = budget;
-    const LossPlan plan = plan_alone(shape, features, request);
+    const LossPlan plan = plan_local(shape, features, request);
     EXPECT_EQ(plan.kind, PlanKind::recompute);
     EXPECT_LE(plan.workspace_bytes(), budget);
-    EXPECT_EQ(plan.piece_rows % 256, 0);
-    EXPECT_LE(plan.piece_rows, 32064 / 2 + 256);
-    EXPECT_LE(plan.piece_rows, last);
-    last = plan.piece_rows;
+    EXPECT_EQ(plan.slice_rows % 256, 0);
+    EXPECT_LE(plan.slice_rows, 32064 / 2 + 256);
+    EXPECT_LE(plan.slice_rows, last);
+    last = plan.slice_rows;
   }
 }
 
-TEST(ShardingMovement, OfAPlanThatOneWayCannotMakeIsTheOther) {
+TEST(ShardingExchange, OfAPlanThatOneWayCannotMakeIsTheOther) {
   const HeadProblem problem({.tokens = 4000, .dim = 32, .vocab = 40});
-  ShardedRun run{.words = even_words(2, 40), .tokens = {"spread", {4000, 0}, Movement::planned}};
+  ShardedRun run{.vocab = even_vocab(2, 40),
+                 .tokens = {"spread", {4000, 0}, ExchangeMode::planned}};
   run.run.plan = PlanKind::dense;
   run.after = [](int, const LossPlan& plan, const Context&) {
-    EXPECT_EQ(plan.piece_rows, 0);
-    EXPECT_NE(plan.explain().find("not weights: no plan: dense: weights move piece by piece"),
+    EXPECT_EQ(plan.slice_rows, 0);
+    EXPECT_NE(plan.explain().find("not weights: no plan: dense: weights move slice by slice"),
               std::string::npos)
         << plan.explain();
   };

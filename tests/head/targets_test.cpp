@@ -46,12 +46,12 @@ TEST(NextToken, EqualsTargetsShiftedByHand) {
     for (TensorView* view : {&out.lse, &out.log_prob, &out.target_logit, &out.entropy, &out.argmax})
       *view = TensorView(view->data(), view->dtype(), {kBatch, kTime});
   };
-  const HeadAnswer shifted = run_head(problem, run);
+  const HeadResult shifted = run_head(problem, run);
   HeadProblem by_hand(spec);
   for (std::int64_t i = 0; i < spec.tokens; ++i)
     by_hand.targets.set(i, i % kTime == kTime - 1 ? -100 : problem.targets.get(i + 1));
   run.change = nullptr;
-  const HeadAnswer plain = run_head(by_hand, run);
+  const HeadResult plain = run_head(by_hand, run);
   EXPECT_EQ(shifted.loss.bytes(), plain.loss.bytes());
   EXPECT_EQ(shifted.d_hidden.bytes(), plain.d_hidden.bytes());
   EXPECT_EQ(shifted.d_weight.bytes(), plain.d_weight.bytes());
@@ -76,7 +76,7 @@ TEST(SparseTargets, EqualTheDenseMixture) {
   }
   // The mixture computed directly: sum_k w_k (lse - z_k), from one call with one target for each k.
   problem.spec.reduction = Reduction::none;
-  const HeadAnswer mixed = run_head(problem, run);
+  const HeadResult mixed = run_head(problem, run);
   std::vector<double> expected(static_cast<std::size_t>(spec.tokens), 0.0);
   for (int k = 0; k < 4; ++k) {
     HeadProblem one(batch_spec());
@@ -87,7 +87,7 @@ TEST(SparseTargets, EqualTheDenseMixture) {
       one.targets.set(i, problem.targets.get(i * 4 + k));
     RunSpec forward;
     forward.gradients = false;
-    const HeadAnswer a = run_head(one, forward);
+    const HeadResult a = run_head(one, forward);
     for (std::int64_t i = 0; i < spec.tokens; ++i)
       expected[i] += problem.target_weight.get(i * 4 + k) * a.loss.get(i);
   }
@@ -106,11 +106,11 @@ TEST(SparseTargets, KOfOneWithWeightEqualsTokenWeight) {
     in.target_weight = std::as_const(weights).view();
     out.log_prob = out.target_logit = TensorView();
   };
-  const HeadAnswer by_entry = run_head(problem, run);
+  const HeadResult by_entry = run_head(problem, run);
   run.change = [&](auto&, CrossEntropyInputs& in, auto&) {
     in.token_weight = ConstTensorView(weights.view().data(), DType::f32, {spec.tokens});
   };
-  const HeadAnswer by_token = run_head(problem, run);
+  const HeadResult by_token = run_head(problem, run);
   EXPECT_NEAR(by_entry.loss.get(0), by_token.loss.get(0), 1e-5);
   EXPECT_LE(relative_error(by_entry.d_weight.values(), by_token.d_weight.values()), 1e-6);
 }
@@ -118,17 +118,17 @@ TEST(SparseTargets, KOfOneWithWeightEqualsTokenWeight) {
 TEST(Targets, BothIndexTypesGiveTheSameBits) {
   HeadSpec spec = batch_spec();
   HeadProblem problem(spec);
-  const HeadAnswer a = run_head(problem, {});
+  const HeadResult a = run_head(problem, {});
   const Tensor wide = problem.targets;
   for (const DType dtype : {DType::i32, DType::i64}) {
     problem.targets = Tensor(dtype, {spec.tokens}, wide.values());
-    const HeadAnswer b = run_head(problem, {});
+    const HeadResult b = run_head(problem, {});
     EXPECT_EQ(a.loss.bytes(), b.loss.bytes());
     EXPECT_EQ(a.d_weight.bytes(), b.d_weight.bytes());
   }
 }
 
-TEST(Targets, IgnoreIndexMayBeAWord) {
+TEST(Targets, IgnoreIndexMayBeAClass) {
   HeadSpec spec = batch_spec();
   HeadProblem problem(spec);
   for (const std::int64_t i : {2, 3}) problem.targets.set(i, 0);
@@ -189,7 +189,7 @@ TEST_P(StridesTest, AnyStridesGiveTheSameNumbers) {
     const HeadProblem problem(spec);
     RunSpec run;
     run.kernel = GetParam();
-    const HeadAnswer plain = run_head(problem, run);
+    const HeadResult plain = run_head(problem, run);
     for (const auto& s : strides) {
       SCOPED_TRACE(testing::Message() << "strides " << s[0] << ", " << s[1]);
       Strided hidden(problem.hidden, spec.tokens, kDim, s[0], s[1]);
@@ -208,8 +208,8 @@ TEST_P(StridesTest, AnyStridesGiveTheSameNumbers) {
         out.d_hidden = d_hidden.view();
         out.d_weight = d_weight.view();
       };
-      const HeadAnswer answer = run_head(problem, run);
-      EXPECT_EQ(answer.loss.bytes(), plain.loss.bytes());
+      const HeadResult result = run_head(problem, run);
+      EXPECT_EQ(result.loss.bytes(), plain.loss.bytes());
       EXPECT_EQ(d_hidden.values(), plain.d_hidden.values());
       EXPECT_EQ(d_weight.values(), plain.d_weight.values());
       for (std::size_t at = 0; at < gaps.size(); ++at) {
@@ -230,13 +230,13 @@ TEST_P(StridesTest, BroadcastHiddenIsRead) {
   }
   RunSpec run;
   run.kernel = GetParam();
-  const HeadAnswer plain = run_head(problem, run);
+  const HeadResult plain = run_head(problem, run);
   run.change = [&](auto&, CrossEntropyInputs& in, auto&) {
     const std::int64_t shape[] = {spec.tokens, kDim};
     const std::int64_t strides[] = {0, 1};
     in.hidden = ConstTensorView(in.hidden.data(), in.hidden.dtype(), shape, strides);
   };
-  const HeadAnswer broadcast = run_head(problem, run);
+  const HeadResult broadcast = run_head(problem, run);
   EXPECT_EQ(broadcast.loss.bytes(), plain.loss.bytes());
   EXPECT_EQ(broadcast.d_weight.bytes(), plain.d_weight.bytes());
 }

@@ -25,10 +25,10 @@ struct Head {
       : rows(n), vocab(v), dim(d), hidden(dtype, {n, d}), weight(dtype, {v, d}) {
     std::mt19937_64 random(9);
     std::normal_distribution<double> normal;
-    std::vector<std::int64_t> words(vocab);
-    std::iota(words.begin(), words.end(), 0);
-    std::shuffle(words.begin(), words.end(), random);
-    order = VocabOrder(words, std::vector<float>(vocab, 1.0f));
+    std::vector<std::int64_t> vocab_ids(vocab);
+    std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
+    std::shuffle(vocab_ids.begin(), vocab_ids.end(), random);
+    order = VocabOrder(vocab_ids, std::vector<float>(vocab, 1.0f));
     // Numbers that bf16 represents exactly, so that heads of both dtypes are the same.
     Tensor as_bf16(DType::bf16, {1});
     const auto draw = [&](double mean, double deviation) {
@@ -40,7 +40,8 @@ struct Head {
       for (std::int64_t k = 0; k < dim; ++k) {
         const double mean = draw(0.0, 1.0 / std::sqrt(static_cast<double>(dim)));
         for (std::int64_t at = first; at < std::min(vocab, first + kTile); ++at)
-          weight.set(words[at] * dim + k, draw(mean, spread / std::sqrt(static_cast<double>(dim))));
+          weight.set(vocab_ids[at] * dim + k,
+                     draw(mean, spread / std::sqrt(static_cast<double>(dim))));
       }
     }
     if (!with_bias) return;
@@ -74,7 +75,7 @@ struct Masses {
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
         double mass = 0, base = 0, linear = 0, form = 0;
         for (std::int64_t at = tile * kTile; at < std::min(h.vocab, (tile + 1) * kTile); ++at) {
-          const std::int64_t j = order.words()[at];
+          const std::int64_t j = order.vocab_ids()[at];
           const double share = h.bias.defined() ? std::exp(s * h.bias.get(j)) : 1.0;
           double dot = 0;
           for (std::int64_t k = 0; k < h.dim; ++k)
@@ -105,7 +106,8 @@ bool same(std::span<const float> a, std::span<const float> b) {
 }
 void expect_same(const VocabOrder& a, const VocabOrder& b) {
   EXPECT_EQ(a.dim(), b.dim());
-  EXPECT_TRUE(std::equal(a.words().begin(), a.words().end(), b.words().begin(), b.words().end()));
+  EXPECT_TRUE(std::equal(a.vocab_ids().begin(), a.vocab_ids().end(), b.vocab_ids().begin(),
+                         b.vocab_ids().end()));
   EXPECT_TRUE(same(a.axes(), b.axes()));
   EXPECT_TRUE(same(a.variance(), b.variance()));
   EXPECT_TRUE(same(a.log2_caution(), b.log2_caution()));
@@ -152,7 +154,7 @@ TEST(TileMoments, OfOneDimensionAreTheVariance) {
     for (std::int64_t tile = 0; tile < 4; ++tile) {
       double total = 0, mean = 0, square = 0;
       for (std::int64_t at = tile * kTile; at < std::min(head.vocab, (tile + 1) * kTile); ++at) {
-        const std::int64_t j = order.words()[at];
+        const std::int64_t j = order.vocab_ids()[at];
         const double share =
             bias ? std::exp(static_cast<double>(head.scale) * head.bias.get(j)) : 1.0;
         total += share;
@@ -174,7 +176,7 @@ TEST(TileMoments, TheCautionCoversTheSample) {
   // Entries that differ from their tiles: for some tokens they are all of its mass.
   for (const std::int64_t tile : {1, 5, 11})
     for (std::int64_t k = 0; k < head.dim; ++k)
-      head.weight.set(head.order.words()[tile * kTile + 3] * head.dim + k,
+      head.weight.set(head.order.vocab_ids()[tile * kTile + 3] * head.dim + k,
                       (k + tile) % 3 == 0 ? 3.0 : -1.0);
   const VocabOrder order = head.measured();
   const Masses m(head, order);
@@ -241,7 +243,7 @@ TEST(TileMoments, NaNsAndMaskedTilesGiveFiniteMoments) {
     if (what == 1) head.weight.set(100 * head.dim, NAN);
     if (what == 2) head.hidden.fill(0.0);
     for (std::int64_t at = 2 * kTile; at < 3 * kTile && what == 3; ++at)
-      head.bias.set(head.order.words()[at], -INFINITY);
+      head.bias.set(head.order.vocab_ids()[at], -INFINITY);
     const VocabOrder order = head.measured();
     expect_moments(order, head.vocab, head.dim);
     if (what != 3) continue;
@@ -283,7 +285,7 @@ TEST(TileMoments, ErrorsAreNamed) {
   }
   const VocabOrder other(std::vector<std::int64_t>{1, 0}, std::vector<float>{1.0f, 1.0f});
   expect(message([&] { measure_tiles(context, other, hidden, weight); }),
-         "order: made for 2 words, the weights have 300");
+         "order: made for 2 vocabulary entries, the weights have 300");
   expect(message([&] { measure_tiles(context, VocabOrder(), hidden, weight); }), "order:");
   const ConstTensorView none(hidden.data(), DType::f32, {0, 4});
   expect(message([&] { measure_tiles(context, head.order, none, weight); }),

@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::int64_t kTile = 128;
 
-struct Words {
-  Words(std::int64_t vocab, std::int64_t dim, DType dtype = DType::f32, std::uint64_t seed = 1)
+struct VocabIds {
+  VocabIds(std::int64_t vocab, std::int64_t dim, DType dtype = DType::f32, std::uint64_t seed = 1)
       : weight(dtype, {vocab, dim}) {
     std::mt19937_64 random(seed);
     std::normal_distribution<double> normal;
@@ -33,28 +33,29 @@ struct Words {
   std::vector<float> average;
 };
 
-std::vector<std::int64_t> words_of(const VocabOrder& order) {
-  return {order.words().begin(), order.words().end()};
+std::vector<std::int64_t> vocab_of(const VocabOrder& order) {
+  return {order.vocab_ids().begin(), order.vocab_ids().end()};
 }
 
 // Expects a permutation, its inverse, and shares that sum to 1 in every tile.
 void expect_valid(const VocabOrder& order, std::int64_t vocab) {
   ASSERT_EQ(order.vocab(), vocab);
   ASSERT_FALSE(order.empty());
-  std::vector<std::int64_t> sorted = words_of(order);
+  std::vector<std::int64_t> sorted = vocab_of(order);
   std::sort(sorted.begin(), sorted.end());
   for (std::int64_t j = 0; j < vocab; ++j) ASSERT_EQ(sorted[j], j);
-  for (std::int64_t at = 0; at < vocab; ++at) ASSERT_EQ(order.positions()[order.words()[at]], at);
+  for (std::int64_t at = 0; at < vocab; ++at)
+    ASSERT_EQ(order.positions()[order.vocab_ids()[at]], at);
   for (std::int64_t first = 0; first < vocab; first += kTile) {
     const std::int64_t end = std::min(vocab, first + kTile);
     double average = 0, share = 0;
     for (std::int64_t at = first; at < end; ++at) {
-      average += static_cast<double>(order.average()[order.words()[at]]);
+      average += static_cast<double>(order.average()[order.vocab_ids()[at]]);
       share += static_cast<double>(order.share()[at]);
     }
     EXPECT_NEAR(share, 1.0, 1e-5);
     for (std::int64_t at = first; at < end && average > 0; ++at) {
-      const double expected = static_cast<double>(order.average()[order.words()[at]]) / average;
+      const double expected = static_cast<double>(order.average()[order.vocab_ids()[at]]) / average;
       EXPECT_NEAR(order.share()[at], expected, 1e-6 * expected + 1e-30);
     }
   }
@@ -64,19 +65,20 @@ void expect_valid(const VocabOrder& order, std::int64_t vocab) {
 // kernels of a device make the same.
 class Orders : public testing::TestWithParam<std::string> {
  protected:
-  VocabOrder make(const Words& words, const OrderOptions& options = {}, int threads = 2) const {
+  VocabOrder make(const VocabIds& vocab_ids, const OrderOptions& options = {},
+                  int threads = 2) const {
     Mirror mirror(GetParam());
-    return make_vocab_order(make_context(GetParam(), threads), mirror.in(words.view()),
-                            words.average, options);
+    return make_vocab_order(make_context(GetParam(), threads), mirror.in(vocab_ids.view()),
+                            vocab_ids.average, options);
   }
 };
 
 TEST_P(Orders, IsAPermutationForAnySizes) {
   for (const std::int64_t vocab : {1, 2, 127, 128, 129, 255, 256, 257, 2048, 2049, 5000}) {
     for (const std::int64_t strata : {1, 3, 16, 4096}) {
-      SCOPED_TRACE(testing::Message() << vocab << " words, " << strata << " strata");
-      const Words words(vocab, vocab % 2 == 0 ? 5 : 1);
-      expect_valid(make(words, {strata, 3}), vocab);
+      SCOPED_TRACE(testing::Message() << vocab << " vocabulary entries, " << strata << " strata");
+      const VocabIds vocab_ids(vocab, vocab % 2 == 0 ? 5 : 1);
+      expect_valid(make(vocab_ids, {strata, 3}), vocab);
     }
   }
 }
@@ -84,19 +86,19 @@ TEST_P(Orders, IsAPermutationForAnySizes) {
 // Strata consist of full tiles, as many as requested if the vocabulary suffices.
 TEST_P(Orders, AveragesFallFromStratumToStratum) {
   for (const std::int64_t vocab : {4096, 5000, 16 * 128 + 1}) {
-    const Words words(vocab, 6);
+    const VocabIds vocab_ids(vocab, 6);
     const std::int64_t strata = 8;
-    const VocabOrder order = make(words, {strata, 0});
+    const VocabOrder order = make(vocab_ids, {strata, 0});
     const std::int64_t per = ((vocab + strata - 1) / strata + kTile - 1) / kTile * kTile;
     float lowest = INFINITY;
     std::int64_t descents = 0;
     for (std::int64_t first = 0; first < vocab; first += per) {
       float low = INFINITY, high = 0.0f;
       for (std::int64_t at = first; at < std::min(vocab, first + per); ++at) {
-        const float average = words.average[order.words()[at]];
+        const float average = vocab_ids.average[order.vocab_ids()[at]];
         low = std::min(low, average);
         high = std::max(high, average);
-        if (at > first && average > words.average[order.words()[at - 1]]) ++descents;
+        if (at > first && average > vocab_ids.average[order.vocab_ids()[at - 1]]) ++descents;
       }
       EXPECT_LE(high, lowest) << "stratum at " << first;
       lowest = low;
@@ -106,41 +108,42 @@ TEST_P(Orders, AveragesFallFromStratumToStratum) {
 }
 
 TEST_P(Orders, OneStratumOfATileEachIsByAverage) {
-  const Words words(1000, 4);
-  const VocabOrder order = make(words, {4096, 0});
+  const VocabIds vocab_ids(1000, 4);
+  const VocabOrder order = make(vocab_ids, {4096, 0});
   std::vector<std::int64_t> by_average(1000);
   std::iota(by_average.begin(), by_average.end(), 0);
-  std::sort(by_average.begin(), by_average.end(),
-            [&](std::int64_t a, std::int64_t b) { return words.average[a] > words.average[b]; });
+  std::sort(by_average.begin(), by_average.end(), [&](std::int64_t a, std::int64_t b) {
+    return vocab_ids.average[a] > vocab_ids.average[b];
+  });
   for (std::int64_t first = 0; first < 1000; first += kTile) {
     const auto end = std::min<std::int64_t>(1000, first + kTile);
     std::vector<std::int64_t> expected(by_average.begin() + first, by_average.begin() + end);
     std::sort(expected.begin(), expected.end());  // a tile is ordered by id
-    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), order.words().begin() + first));
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), order.vocab_ids().begin() + first));
   }
 }
 
 // Shuffled clusters of 128 entries, far apart along one line, or each half along its own line.
-struct Clusters : Words {
+struct Clusters : VocabIds {
   Clusters(std::int64_t clusters, bool line, DType dtype)
-      : Words(clusters * kTile, kDim, dtype, 7), cluster(average.size()) {
+      : VocabIds(clusters * kTile, kDim, dtype, 7), cluster(average.size()) {
     std::mt19937_64 random(11);
     std::normal_distribution<double> normal;
     std::vector<double> direction(kDim);
     for (double& d : direction) d = normal(random) / std::sqrt(static_cast<double>(kDim));
-    std::vector<std::int64_t> words(cluster.size());
-    std::iota(words.begin(), words.end(), 0);
-    std::shuffle(words.begin(), words.end(), random);
-    for (std::size_t i = 0; i < words.size(); ++i) {
+    std::vector<std::int64_t> vocab_ids(cluster.size());
+    std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
+    std::shuffle(vocab_ids.begin(), vocab_ids.end(), random);
+    for (std::size_t i = 0; i < vocab_ids.size(); ++i) {
       const std::int64_t c = static_cast<std::int64_t>(i) / kTile;
-      cluster[words[i]] = c;
+      cluster[vocab_ids[i]] = c;
       for (std::int64_t k = 0; k < kDim; ++k) {
         double center = line ? 3.0 * static_cast<double>(c) * direction[k] : 0.0;
         for (std::int64_t bit = clusters / 2, far = 16; !line && bit > 0; bit /= 2, far /= 4) {
           if (k == (5 * (c / (2 * bit)) + bit) % kDim)
             center = (c / bit) % 2 == 0 ? static_cast<double>(far) : -static_cast<double>(far);
         }
-        weight.set(words[i] * kDim + k, center + 0.1 * normal(random));
+        weight.set(vocab_ids[i] * kDim + k, center + 0.1 * normal(random));
       }
     }
     std::fill(average.begin(), average.end(), 1.0f);
@@ -153,14 +156,14 @@ TEST_P(Orders, ATileGathersACluster) {
   for (const bool line : {true, false}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const std::int64_t count = line ? 11 : 8;
-      const Clusters words(count, line, dtype);
-      const VocabOrder order = make(words, {1, 0});
+      const Clusters vocab_ids(count, line, dtype);
+      const VocabOrder order = make(vocab_ids, {1, 0});
       std::vector<int> seen(count, 0);
       for (std::int64_t tile = 0; tile < count; ++tile) {
-        const std::int64_t cluster = words.cluster[order.words()[tile * kTile]];
+        const std::int64_t cluster = vocab_ids.cluster[order.vocab_ids()[tile * kTile]];
         ++seen[cluster];
         for (std::int64_t at = tile * kTile; at < (tile + 1) * kTile; ++at)
-          ASSERT_EQ(words.cluster[order.words()[at]], cluster) << line << ", tile " << tile;
+          ASSERT_EQ(vocab_ids.cluster[order.vocab_ids()[at]], cluster) << line << ", tile " << tile;
       }
       for (const int n : seen) EXPECT_EQ(n, 1);
     }
@@ -169,31 +172,32 @@ TEST_P(Orders, ATileGathersACluster) {
 
 // Equal averages and distinguishable rows: the result does not depend on memory layout.
 TEST_P(Orders, AreTheSameForThreadsRunsDtypesAndRowsApart) {
-  const Words words(6000, 17, DType::bf16);
-  Words wide(6000, 17, DType::f32);
-  for (std::int64_t i = 0; i < wide.weight.numel(); ++i) wide.weight.set(i, words.weight.get(i));
-  const VocabOrder first = make(words, {5, 42}, 1);
+  const VocabIds vocab_ids(6000, 17, DType::bf16);
+  VocabIds wide(6000, 17, DType::f32);
+  for (std::int64_t i = 0; i < wide.weight.numel(); ++i)
+    wide.weight.set(i, vocab_ids.weight.get(i));
+  const VocabOrder first = make(vocab_ids, {5, 42}, 1);
   for (const int threads : {1, 2, 3, 7}) {
-    EXPECT_EQ(words_of(make(words, {5, 42}, threads)), words_of(first));
-    EXPECT_EQ(words_of(make(wide, {5, 42}, threads)), words_of(first));
+    EXPECT_EQ(vocab_of(make(vocab_ids, {5, 42}, threads)), vocab_of(first));
+    EXPECT_EQ(vocab_of(make(wide, {5, 42}, threads)), vocab_of(first));
   }
-  Words apart(6000, 24, DType::bf16);
+  VocabIds apart(6000, 24, DType::bf16);
   apart.weight.fill(NAN);
   for (std::int64_t j = 0; j < 6000; ++j)
     for (std::int64_t k = 0; k < 17; ++k)
-      apart.weight.set(j * 24 + k, words.weight.get(j * 17 + k));
+      apart.weight.set(j * 24 + k, vocab_ids.weight.get(j * 17 + k));
   const std::int64_t shape[] = {6000, 17}, strides[] = {24, 1};
   Mirror mirror(GetParam());
   const ConstTensorView view(apart.view().data(), DType::bf16, shape, strides);
-  EXPECT_EQ(
-      words_of(make_vocab_order(make_context(GetParam()), mirror.in(view), words.average, {5, 42})),
-      words_of(first));
+  EXPECT_EQ(vocab_of(make_vocab_order(make_context(GetParam()), mirror.in(view), vocab_ids.average,
+                                      {5, 42})),
+            vocab_of(first));
 }
 
 TEST(VocabOrder, IsTheSameForColumnsApart) {
-  const Words words(6000, 17, DType::bf16);
+  const VocabIds vocab_ids(6000, 17, DType::bf16);
   const VocabOrder first =
-      make_vocab_order(make_context("", 1), words.view(), words.average, {5, 42});
+      make_vocab_order(make_context("", 1), vocab_ids.view(), vocab_ids.average, {5, 42});
   // Rows and columns have gaps with NaN.
   const std::int64_t shape[] = {6000, 17};
   for (const auto& [row, column] : {std::pair<std::int64_t, std::int64_t>{40, 2}, {1, 6001}}) {
@@ -201,39 +205,40 @@ TEST(VocabOrder, IsTheSameForColumnsApart) {
     for (std::int64_t i = 0; i < apart.numel(); ++i) apart.set(i, NAN);
     for (std::int64_t j = 0; j < 6000; ++j)
       for (std::int64_t k = 0; k < 17; ++k)
-        apart.set(j * row + k * column, words.weight.get(j * 17 + k));
+        apart.set(j * row + k * column, vocab_ids.weight.get(j * 17 + k));
     const std::int64_t strides[] = {row, column};
     const ConstTensorView view(apart.view().data(), DType::bf16, shape, strides);
-    EXPECT_EQ(words_of(make_vocab_order(make_context("", 2), view, words.average, {5, 42})),
-              words_of(first))
+    EXPECT_EQ(vocab_of(make_vocab_order(make_context("", 2), view, vocab_ids.average, {5, 42})),
+              vocab_of(first))
         << row;
   }
 }
 
 TEST_P(Orders, OddWeightsDoNotCrash) {
   for (const double value : {0.0, 1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
-    Words words(1000, 9);
-    words.weight.fill(value);
-    expect_valid(make(words), 1000);
-    std::fill(words.average.begin(), words.average.end(), 0.0f);
-    expect_valid(make(words, {1, 0}), 1000);
+    VocabIds vocab_ids(1000, 9);
+    vocab_ids.weight.fill(value);
+    expect_valid(make(vocab_ids), 1000);
+    std::fill(vocab_ids.average.begin(), vocab_ids.average.end(), 0.0f);
+    expect_valid(make(vocab_ids, {1, 0}), 1000);
   }
-  Words words(1500, 9);
-  for (std::int64_t j = 0; j < 1500; j += 3) words.weight.set(j * 9 + j % 9, NAN);
+  VocabIds vocab_ids(1500, 9);
+  for (std::int64_t j = 0; j < 1500; j += 3) vocab_ids.weight.set(j * 9 + j % 9, NAN);
   for (std::int64_t j = 1; j < 1500; j += 7)
-    words.weight.set(j * 9, j % 2 == 0 ? INFINITY : -INFINITY);
-  const VocabOrder order = make(words, {2, 0});
+    vocab_ids.weight.set(j * 9, j % 2 == 0 ? INFINITY : -INFINITY);
+  const VocabOrder order = make(vocab_ids, {2, 0});
   expect_valid(order, 1500);
-  EXPECT_EQ(words_of(make(words, {2, 0}, 3)), words_of(order));
+  EXPECT_EQ(vocab_of(make(vocab_ids, {2, 0}, 3)), vocab_of(order));
 }
 
 // Random rows in a few directions: a tile's residuals are those of a bisection on any device.
 TEST_P(Orders, AreAsGoodAsTheCpus) {
   constexpr std::int64_t kVocab = 64 * kTile, kDim = 16;
-  Words words(kVocab, kDim, DType::bf16, 5);
+  VocabIds vocab_ids(kVocab, kDim, DType::bf16, 5);
   for (std::int64_t j = 0; j < kVocab; ++j) {
     for (std::int64_t k = 0; k < kDim; ++k)
-      words.weight.set(j * kDim + k, words.weight.get(j * kDim + k) / static_cast<double>(1 + k));
+      vocab_ids.weight.set(j * kDim + k,
+                           vocab_ids.weight.get(j * kDim + k) / static_cast<double>(1 + k));
   }
   const auto residual = [&](const VocabOrder& order) {
     double sum = 0;
@@ -241,7 +246,7 @@ TEST_P(Orders, AreAsGoodAsTheCpus) {
       for (std::int64_t k = 0; k < kDim; ++k) {
         double mean = 0, square = 0;
         for (std::int64_t at = first; at < first + kTile; ++at) {
-          const double v = words.weight.get(order.words()[at] * kDim + k);
+          const double v = vocab_ids.weight.get(order.vocab_ids()[at] * kDim + k);
           mean += v / kTile;
           square += v * v;
         }
@@ -253,10 +258,10 @@ TEST_P(Orders, AreAsGoodAsTheCpus) {
   std::vector<std::int64_t> given(kVocab);
   std::iota(given.begin(), given.end(), 0);
   const double cpu =
-      residual(make_vocab_order(make_context(""), words.view(), words.average, {1, 0}));
-  const double got = residual(make(words, {1, 0}));
+      residual(make_vocab_order(make_context(""), vocab_ids.view(), vocab_ids.average, {1, 0}));
+  const double got = residual(make(vocab_ids, {1, 0}));
   EXPECT_NEAR(got, cpu, 0.03 * cpu);
-  EXPECT_LT(got, 0.5 * residual(VocabOrder(given, words.average)));
+  EXPECT_LT(got, 0.5 * residual(VocabOrder(given, vocab_ids.average)));
 }
 
 std::vector<std::string> order_kernels() {
@@ -269,48 +274,53 @@ INSTANTIATE_TEST_SUITE_P(FirstKernel, Orders, testing::ValuesIn(order_kernels())
                          [](const auto& kernel) { return kernel.param; });
 
 TEST(VocabOrder, ShareOfATileWithoutProbabilityIsEven) {
-  std::vector<std::int64_t> words(300);
-  std::iota(words.begin(), words.end(), 0);
+  std::vector<std::int64_t> vocab_ids(300);
+  std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
   std::vector<float> average(300, 0.0f);
   for (int j = 128; j < 256; ++j) average[j] = static_cast<float>(j);
-  const VocabOrder order(words, average);
+  const VocabOrder order(vocab_ids, average);
   expect_valid(order, 300);
   EXPECT_EQ(order.share()[5], 1.0f / 128.0f);
   EXPECT_EQ(order.share()[299], 1.0f / 44.0f);
 }
 
 TEST(VocabOrder, BadArgumentsAreNamed) {
-  const auto make = [](std::vector<std::int64_t> words, std::vector<float> average) {
-    return message_of([&] { VocabOrder(words, average); });
+  const auto make = [](std::vector<std::int64_t> vocab_ids, std::vector<float> average) {
+    return message_of([&] { VocabOrder(vocab_ids, average); });
   };
-  EXPECT_EQ(make({}, {}), "words: expected 1 to 2147483519 words, got 0");
+  EXPECT_EQ(make({}, {}), "vocab_ids: expected 1 to 2147483519 vocabulary entries, got 0");
   EXPECT_EQ(make({0, 1}, {1.0f}), "average: expected 2 values, got 1");
-  EXPECT_EQ(make({0, 2}, {1.0f, 1.0f}), "words: 2 at position 1 is outside [0, 2)");
-  EXPECT_EQ(make({-1, 0}, {1.0f, 1.0f}), "words: -1 at position 0 is outside [0, 2)");
-  EXPECT_EQ(make({1, 1}, {1.0f, 1.0f}), "words: 1 stands at position 0 and at 1");
-  EXPECT_EQ(make({1, 0}, {1.0f, -2.0f}), "average: expected numbers >= 0, got -2 for word 1");
-  EXPECT_EQ(make({1, 0}, {INFINITY, 1.0f}), "average: expected numbers >= 0, got inf for word 0");
+  EXPECT_EQ(make({0, 2}, {1.0f, 1.0f}), "vocab_ids: 2 at position 1 is outside [0, 2)");
+  EXPECT_EQ(make({-1, 0}, {1.0f, 1.0f}), "vocab_ids: -1 at position 0 is outside [0, 2)");
+  EXPECT_EQ(make({1, 1}, {1.0f, 1.0f}), "vocab_ids: 1 stands at position 0 and at 1");
+  EXPECT_EQ(make({1, 0}, {1.0f, -2.0f}),
+            "average: expected numbers >= 0, got -2 for vocabulary entry 1");
+  EXPECT_EQ(make({1, 0}, {INFINITY, 1.0f}),
+            "average: expected numbers >= 0, got inf for vocabulary entry 0");
   EXPECT_NE(make({1, 0}, {NAN, 1.0f}).find("average: expected numbers >= 0, got"),
             std::string::npos);
   EXPECT_EQ(make({1, 0}, {0.0f, 1.0f}), "accepted");
 
-  const Words words(300, 4);
+  const VocabIds vocab_ids(300, 4);
   const Context context = make_context("");
   const auto order = [&](const ConstTensorView& weight, std::vector<float> average,
                          OrderOptions options = {}) {
     return message_of([&] { make_vocab_order(context, weight, average, options); });
   };
-  EXPECT_EQ(order(words.view(), std::vector<float>(299, 1.0f)),
+  EXPECT_EQ(order(vocab_ids.view(), std::vector<float>(299, 1.0f)),
             "average: expected 300 values, got 299");
-  EXPECT_EQ(order(words.view(), words.average, {0, 0}), "strata: expected 1 to 4096, got 0");
-  EXPECT_EQ(order(words.view(), words.average, {4097, 0}), "strata: expected 1 to 4096, got 4097");
-  EXPECT_EQ(order({}, words.average), "weight: expected [V, D] of f32, bf16 or f16, got none");
+  EXPECT_EQ(order(vocab_ids.view(), vocab_ids.average, {0, 0}),
+            "strata: expected 1 to 4096, got 0");
+  EXPECT_EQ(order(vocab_ids.view(), vocab_ids.average, {4097, 0}),
+            "strata: expected 1 to 4096, got 4097");
+  EXPECT_EQ(order({}, vocab_ids.average), "weight: expected [V, D] of f32, bf16 or f16, got none");
   const Tensor integers(DType::i32, {300, 4});
-  EXPECT_EQ(order(integers.view(), words.average),
+  EXPECT_EQ(order(integers.view(), vocab_ids.average),
             "weight: expected [V, D] of f32, bf16 or f16, got i32[300, 4]");
-  std::vector<float> negative = words.average;
+  std::vector<float> negative = vocab_ids.average;
   negative[7] = -1.0f;
-  EXPECT_EQ(order(words.view(), negative), "average: expected numbers >= 0, got -1 for word 7");
+  EXPECT_EQ(order(vocab_ids.view(), negative),
+            "average: expected numbers >= 0, got -1 for vocabulary entry 7");
 }
 
 class OrderFiles : public testing::Test {
@@ -320,11 +330,11 @@ class OrderFiles : public testing::Test {
 };
 
 TEST_F(OrderFiles, RoundTrip) {
-  const Words words(700, 5);
-  const VocabOrder order = make_vocab_order(make_context(""), words.view(), words.average);
+  const VocabIds vocab_ids(700, 5);
+  const VocabOrder order = make_vocab_order(make_context(""), vocab_ids.view(), vocab_ids.average);
   order.save(path("order"));
   const VocabOrder back = VocabOrder::load(path("order"));
-  EXPECT_EQ(words_of(back), words_of(order));
+  EXPECT_EQ(vocab_of(back), vocab_of(order));
   EXPECT_TRUE(std::equal(order.average().begin(), order.average().end(), back.average().begin()));
   EXPECT_TRUE(std::equal(order.share().begin(), order.share().end(), back.share().begin()));
   EXPECT_TRUE(
@@ -338,21 +348,21 @@ TEST_F(OrderFiles, BadOnesAreRefused) {
   EXPECT_THROW(VocabOrder::load(path("missing")), Error);
   EXPECT_THROW((VocabOrder({{0}}, {{1.0f}}).save(path("no/such/folder"))), Error);
 
-  const auto refused = [&](DType words_type, std::vector<double> words, DType average_type,
+  const auto refused = [&](DType vocab_type, std::vector<double> vocab_ids, DType average_type,
                            std::vector<double> average, const char* name = "average") {
-    const Tensor w(words_type, {static_cast<std::int64_t>(words.size())}, words);
+    const Tensor w(vocab_type, {static_cast<std::int64_t>(vocab_ids.size())}, vocab_ids);
     const Tensor a(average_type, {static_cast<std::int64_t>(average.size())}, average);
-    const NamedTensor tensors[] = {{"words", w.view()}, {name, a.view()}};
+    const NamedTensor tensors[] = {{"vocab_ids", w.view()}, {name, a.view()}};
     write_safetensors(path("bad"), tensors, {});
     return message_of<Error>([&] { VocabOrder::load(path("bad")); });
   };
   EXPECT_EQ(refused(DType::i64, {1, 0}, DType::f32, {1, 1}), "accepted");
   EXPECT_EQ(refused(DType::i32, {1, 0}, DType::f32, {1, 1}),
-            path("bad") + ": words: expected i64[vocab], got i32[2]");
+            path("bad") + ": vocab_ids: expected i64[vocab], got i32[2]");
   EXPECT_EQ(refused(DType::i64, {1, 0}, DType::bf16, {1, 1}),
             path("bad") + ": average: expected f32[2], got bf16[2]");
   EXPECT_EQ(refused(DType::i64, {1, 1}, DType::f32, {1, 1}),
-            "words: 1 stands at position 0 and at 1");
+            "vocab_ids: 1 stands at position 0 and at 1");
   EXPECT_EQ(refused(DType::i64, {1, 0}, DType::f32, {1}),
             path("bad") + ": average: expected f32[2], got f32[1]");
   EXPECT_NE(refused(DType::i64, {1, 0}, DType::f32, {1, 1}, "mean").find("average"),
@@ -366,14 +376,14 @@ TEST_F(OrderFiles, BadOnesAreRefused) {
 // An order of 4096 entries has 32 tiles. Sizes whose products overflow to 0 in 64 bits are no empty
 // moments.
 TEST_F(OrderFiles, MomentsOfOtherSizesAreRefused) {
-  std::vector<std::int64_t> words(4096);
-  std::iota(words.begin(), words.end(), 0);
-  const std::vector<float> values(words.size(), 1.0f);
+  std::vector<std::int64_t> vocab_ids(4096);
+  std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
+  const std::vector<float> values(vocab_ids.size(), 1.0f);
   const auto refused = [&](std::initializer_list<std::int64_t> axes,
                            std::initializer_list<std::int64_t> variance,
                            std::initializer_list<std::int64_t> caution) {
     const NamedTensor tensors[] = {
-        {"words", ConstTensorView(words.data(), DType::i64, {4096})},
+        {"vocab_ids", ConstTensorView(vocab_ids.data(), DType::i64, {4096})},
         {"average", ConstTensorView(values.data(), DType::f32, {4096})},
         {"axes", ConstTensorView(values.data(), DType::f32, axes)},
         {"variance", ConstTensorView(values.data(), DType::f32, variance)},
@@ -391,7 +401,7 @@ TEST_F(OrderFiles, MomentsOfOtherSizesAreRefused) {
   EXPECT_NE(refused({kHuge, 0}, {32, 0}, {32}), "accepted");
   EXPECT_NE(refused({kHuge, 0}, {0, kHuge}, {32}), "accepted");
   EXPECT_NE(refused({0, 0}, {32, 0}, {32}), "accepted");
-  const VocabOrder order(words, values);
+  const VocabOrder order(vocab_ids, values);
   EXPECT_EQ(message_of([&] { order.with_moments(kHuge, {}, {}, std::span(values).first(32)); }),
             "dim: expected 1 to 2147483647, got 576460752303423488");
 }
@@ -442,7 +452,7 @@ class AverageProbability : public testing::TestWithParam<std::string> {
       for (std::int64_t j = 0; j < c.vocab; ++j) {
         EXPECT_GE(got[j], 0.0f);
         if (exact[j] == 0.0) {
-          EXPECT_EQ(got[j], 0.0f) << "a masked word";
+          EXPECT_EQ(got[j], 0.0f) << "a masked vocabulary entry";
         }
       }
     }

@@ -177,7 +177,7 @@ FIELDS = """
   use(Sharding{.vocab = 3});
   use(PlanRequest{.memory_budget = 256_MiB}, PlanRequest{.kind = PlanKind::dense}, DeviceLimits{.threads = 2});
   use(PlanCandidate{.kind = PlanKind::dense}, ContextOptions{.threads = 2}, ContextOptions{.kernel = "scalar"});
-  use(FarFieldOptions{.error = 0.02}, FarFieldReport{.steps = 1}, FarFieldStatistics{.kept = 0.5}, OrderOptions{.seed = 1});
+  use(FarFieldOptions{.error = 0.02}, FarFieldReport{.steps = 1}, FarFieldStatistics{.selected = 0.5}, OrderOptions{.seed = 1});
   use(CompileOptions{.memory_budget = 1_GiB}, DotOptions{.contract_a = {1}, .contract_b = {0}}, NamedTensor{.name = "x"});
   use(CommunicatorCallbacks{.size = 2}, NcclOptions{.max_ctas = 4});
   use(CompiledProgram::Tensor{.name = "x"}, Shape{Dim::symbol("N"), n, 3, 5u}, TensorView(nullptr, DType::f32, {0, n, 2, 3u}));

@@ -45,10 +45,10 @@ TEST(DeviceSizes, OfTheHopperProducts) {
   // tiles are few for 66 clusters: a share of 66 / (12 + 3 x 21 / 4) = 2.38 gives split-K by 5.
   constexpr std::size_t kCounters = (12 * 50 + 591) * 4;
   constexpr std::size_t kPace = (kCounters + 255) / 256 * 256;
-  EXPECT_EQ(hopper_products_bytes(1024, 768, 50257), 5 * kPace + 5 * 1024 * 768 * 4);
+  EXPECT_EQ(hopper_gemms_bytes(1024, 768, 50257), 5 * kPace + 5 * 1024 * 768 * 4);
   // 128 x 3 tiles keep all clusters busy: no split-K, and no partial sums.
   constexpr std::size_t kMany = ((384 * 50 + 591) * 4 + 255) / 256 * 256;
-  EXPECT_EQ(hopper_products_bytes(32768, 768, 50257), kMany);
+  EXPECT_EQ(hopper_gemms_bytes(32768, 768, 50257), kMany);
   ForwardShape shape = gpt2_head(1024);
   shape.gradients = true;
   EXPECT_EQ(hopper_workspace_bytes(shape), 5 * kPace + 5 * 1024 * 768 * 4);

@@ -131,10 +131,10 @@ TEST_P(KernelTest, SameBitsForAnyThreadsAndChunks) {
     run.kernel = GetParam();
     run.plan = kind;
     run.threads = 1;
-    const HeadAnswer first = run_head(problem, run);
+    const HeadResult first = run_head(problem, run);
     for (const int threads : {1, 2, 5}) {
       run.threads = threads;
-      const HeadAnswer again = run_head(problem, run);
+      const HeadResult again = run_head(problem, run);
       EXPECT_EQ(first.loss.bytes(), again.loss.bytes());
       EXPECT_EQ(first.d_hidden.bytes(), again.d_hidden.bytes());
       EXPECT_EQ(first.d_weight.bytes(), again.d_weight.bytes());

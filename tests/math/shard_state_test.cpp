@@ -11,15 +11,15 @@ namespace logitless::test {
 namespace {
 
 // Returns the state of the logits [begin, end).
-ShardState state_of(const std::vector<double>& z, const std::vector<double>& omega, int begin,
-                    int end) {
+ShardState state_of(const std::vector<double>& z, const std::vector<double>& logit_weights,
+                    int begin, int end) {
   ShardState s;
   double top = -INFINITY;
   for (int j = begin; j < end; ++j) {
-    s.weighted += omega[j] * z[j];
+    s.weighted += logit_weights[j] * z[j];
     if (z[j] > top) {
       top = z[j];
-      s.word = j;
+      s.vocab_id = j;
     }
   }
   s.best = static_cast<float>(top);
@@ -62,20 +62,20 @@ TEST(ShardState, MergesToTheWhole) {
       std::normal_distribution<double> normal(shift, scale);
       std::uniform_real_distribution<double> weight(0.0, 2.0);
       const int vocab = 600;
-      std::vector<double> z, omega;
+      std::vector<double> z, logit_weights;
       for (int j = 0; j < vocab; ++j) {
         z.push_back(static_cast<float>(normal(random)));
-        omega.push_back(weight(random));
+        logit_weights.push_back(weight(random));
       }
       const Exact exact(z);
       double weighted = 0.0;
-      for (int j = 0; j < vocab; ++j) weighted += omega[j] * z[j];
+      for (int j = 0; j < vocab; ++j) weighted += logit_weights[j] * z[j];
       const int best = static_cast<int>(std::max_element(z.begin(), z.end()) - z.begin());
       for (const std::vector<int>& borders :
            {std::vector<int>{0, 600}, {0, 300, 600}, {0, 1, 1, 600}, {0, 0, 257, 590, 600}}) {
         std::vector<ShardState> states;
         for (std::size_t r = 0; r + 1 < borders.size(); ++r)
-          states.push_back(state_of(z, omega, borders[r], borders[r + 1]));
+          states.push_back(state_of(z, logit_weights, borders[r], borders[r + 1]));
         const MergedState all = merge_shards(static_cast<int>(states.size()),
                                              [&](int r) -> const ShardState& { return states[r]; });
         const double size = 1.0 + std::abs(exact.lse);
@@ -86,45 +86,45 @@ TEST(ShardState, MergesToTheWhole) {
         EXPECT_NEAR(entropy_of(all.sum, all.entropy / all.sum), exact.entropy,
                     0x1p-24 * (1.0 + std::log(vocab)) + 1.4e-8 * exact.variance + 1e-15 * size);
         EXPECT_NEAR(all.weighted, weighted, 1e-12 * vocab * size);
-        EXPECT_EQ(all.word, best);
+        EXPECT_EQ(all.vocab_id, best);
       }
     }
   }
 }
 
-TEST(ShardState, TheLowestWordAmongEquals) {
+TEST(ShardState, TheLowestIdAmongEquals) {
   ShardState high, low;
   high.sum = low.sum = 1.0f;
   high.best = low.best = 3.0f;
-  high.word = 900;
-  low.word = 17;
+  high.vocab_id = 900;
+  low.vocab_id = 17;
   for (const bool turned : {false, true}) {
     const MergedState all = merge_shards(
         2, [&](int r) -> const ShardState& { return (r == 0) == turned ? low : high; });
-    EXPECT_EQ(all.word, 17);
+    EXPECT_EQ(all.vocab_id, 17);
     EXPECT_EQ(all.sum, 2.0);
   }
 }
 
-TEST(ShardState, RanksWithoutWordsOrWithMaskedOnesAddNothing) {
+TEST(ShardState, RanksWithoutVocabOrWithMaskedOnesAddNothing) {
   ShardState some;
   some.exponent = -40000.0f;
   some.sum = 1.25f;
   some.entropy = -3.0;
   some.best = -1e5f;
-  some.word = 4;
+  some.vocab_id = 4;
   ShardState masked;
-  masked.word = 0;
+  masked.vocab_id = 0;
   const ShardState none;
   const ShardState* const states[] = {&none, &some, &masked};
   const MergedState all = merge_shards(3, [&](int r) -> const ShardState& { return *states[r]; });
   EXPECT_EQ(all.exponent, -40000.0);
   EXPECT_EQ(all.sum, 1.25);
   EXPECT_EQ(all.entropy, -3.0);
-  EXPECT_EQ(all.word, 4);
+  EXPECT_EQ(all.vocab_id, 4);
   const MergedState nothing = merge_shards(1, [&](int) -> const ShardState& { return masked; });
   EXPECT_EQ(nothing.lse(), -INFINITY);
-  EXPECT_EQ(nothing.word, 0);
+  EXPECT_EQ(nothing.vocab_id, 0);
 }
 
 TEST(ShardState, NaNOnOneRankIsNaN) {

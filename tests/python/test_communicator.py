@@ -41,9 +41,9 @@ def exchange(communicator):
     all[:] = -1
     communicator.all_gather_host(mine, all)
     assert (all == np.arange(size)[:, None]).all()
-    pieces = np.arange(size, dtype=np.int32) + 100 * rank
-    of_all = np.empty_like(pieces)
-    communicator.all_to_all(pieces, of_all)
+    slices = np.arange(size, dtype=np.int32) + 100 * rank
+    of_all = np.empty_like(slices)
+    communicator.all_to_all(slices, of_all)
     assert (of_all == 100 * np.arange(size) + rank).all()
     communicator.all_gather(b"", bytearray())
     return "ok"

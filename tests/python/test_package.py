@@ -29,7 +29,7 @@ def test_kernels():
 
 def test_explain():
     text = logitless.explain(4096, 512, 32000, "bf16", memory_budget="64MiB")
-    assert "4096 tokens x 32000 words x 512 (bf16)" in text and "not recompute" in text
+    assert "4096 tokens x 32000 vocabulary entries x 512 (bf16)" in text and "not recompute" in text
     assert "what bf16 leaves of the sums of d_weight" in text
     # Gradients of float16 stay in fp32 until the loss scale is multiplied in.
     assert "of the sums of d_weight" not in logitless.explain(4096, 512, 32000, "f16", memory_budget="64MiB")

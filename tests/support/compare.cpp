@@ -16,7 +16,7 @@ void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run) {
 }
 
 void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run,
-                           const HeadAnswer& answer) {
+                           const HeadResult& result) {
   const OracleProblem& p = problem.oracle;
   const OracleLogits logits = oracle_logits(p);
   std::vector<double> losses;
@@ -29,12 +29,12 @@ void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run,
   }
   const double divisor = problem.spec.reduction == Reduction::mean ? oracle_normalizer(p) : 1.0;
   const double scale = divisor == 0.0 ? 0.0 : run.grad_loss / divisor;
-  EXPECT_LE(relative_error(answer.lse.values(), lse), kLseBound);
+  EXPECT_LE(relative_error(result.lse.values(), lse), kLseBound);
   if (problem.spec.reduction == Reduction::none) {
-    EXPECT_LE(relative_error(answer.loss.values(), losses), 1e-5);
+    EXPECT_LE(relative_error(result.loss.values(), losses), 1e-5);
   } else {
     const double loss = divisor == 0.0 ? 0.0 : total / divisor;
-    EXPECT_NEAR(answer.loss.get(0), loss, 2e-6 * (1 + std::abs(loss)));
+    EXPECT_NEAR(result.loss.get(0), loss, 2e-6 * (1 + std::abs(loss)));
   }
   if (!run.gradients) return;
   std::vector<double> upstream(static_cast<std::size_t>(p.tokens), scale);
@@ -44,9 +44,9 @@ void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run,
     if (!got.defined()) return;
     EXPECT_LE(relative_error(got.values(), exact), gradient_bound(problem.spec.dtype)) << name;
   };
-  compare("d_hidden", answer.d_hidden, g.d_hidden);
-  compare("d_weight", answer.d_weight, g.d_weight);
-  compare("d_bias", answer.d_bias, g.d_bias);
+  compare("d_hidden", result.d_hidden, g.d_hidden);
+  compare("d_weight", result.d_weight, g.d_weight);
+  compare("d_bias", result.d_bias, g.d_bias);
 }
 
 bool accepts(const std::string& kernel, const HeadSpec& spec) {

@@ -20,8 +20,8 @@ class DeviceRank : public Communicator {
   void all_gather(const void* mine, void* all, std::size_t bytes, void* stream) override {
     exchange(mine, all, bytes, 0, stream);
   }
-  void all_to_all(const void* pieces, void* of_all, std::size_t bytes, void* stream) override {
-    exchange(pieces, of_all, bytes, static_cast<std::size_t>(rank()) * bytes, stream);
+  void all_to_all(const void* slices, void* of_all, std::size_t bytes, void* stream) override {
+    exchange(slices, of_all, bytes, static_cast<std::size_t>(rank()) * bytes, stream);
   }
   void all_gather_host(const void* mine, void* all, std::size_t bytes) override {
     host_->all_gather(mine, all, bytes, nullptr);

@@ -53,7 +53,7 @@ struct Tiles {
       const std::int64_t first = tile * kTile, end = std::min(p.vocab, first + kTile);
       double total = 0, top = -INFINITY;
       const auto bias = [&](std::int64_t at) {
-        return p.bias.empty() ? 0.0 : p.logit_scale * p.bias[order.words()[at]];
+        return p.bias.empty() ? 0.0 : p.logit_scale * p.bias[order.vocab_ids()[at]];
       };
       for (std::int64_t at = first; at < end; ++at) top = std::max(top, bias(at));
       const double from = std::isfinite(top) ? top : 0.0;
@@ -61,7 +61,7 @@ struct Tiles {
       base[tile] = from + std::log(total);
       std::vector<double> sum(p.dim, 0.0), size(p.dim, 0.0);
       for (std::int64_t at = first; at < end; ++at) {
-        const double* w = p.weight.data() + order.words()[at] * p.dim;
+        const double* w = p.weight.data() + order.vocab_ids()[at] * p.dim;
         const double share = total > 0 ? std::exp(bias(at) - from) / total : 0.0;
         add(static_cast<double>(order.share()[at]), w, p.dim, centroid.data() + tile * p.dim);
         for (std::int64_t k = 0; k < p.dim; ++k) {
@@ -166,16 +166,16 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
   out.nearest = INFINITY;
   std::vector<double> weight_slack(p.vocab, 0.0), bias_slack(p.vocab, 0.0);
   double hidden_slack = 0;
-  std::int64_t kept_pairs = 0, pairs = 0;
+  std::int64_t selected_pairs = 0, pairs = 0;
   const auto end_of = [&](std::int64_t tile) { return std::min(p.vocab, (tile + 1) * kTile); };
   for (const auto& chunk : far_blocks(p, order, grid)) {
     // Indices are [block][token][tile], and [block][tile].
     std::vector<std::vector<std::vector<double>>> value(chunk.size()), slack(chunk.size());
-    std::vector<std::vector<bool>> kept(chunk.size());
+    std::vector<std::vector<bool>> selected(chunk.size());
     std::int64_t count = 0;
     for (std::size_t b = 0; b < chunk.size(); ++b) {
       std::vector<double> largest(tiles.count, -INFINITY), unsure(tiles.count, 0.0);
-      kept[b].assign(tiles.count, false);
+      selected[b].assign(tiles.count, false);
       for (const std::int64_t i : chunk[b]) {
         auto& v = value[b].emplace_back(tiles.count);
         auto& e = slack[b].emplace_back(tiles.count);
@@ -191,47 +191,48 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
           if (p.targets[k] == p.ignore_index) continue;
           const double share = out.logits.z[i * p.vocab + p.targets[k]] - total;
           if (grid.only_likely_targets && share <= std::log(tau)) continue;
-          kept[b][order.positions()[p.targets[k]] / kTile] = true;
+          selected[b][order.positions()[p.targets[k]] / kTile] = true;
         }
       }
       for (std::int64_t first = 0; first < tiles.count; first += grid.tiles) {
         const std::int64_t end = std::min(tiles.count, first + grid.tiles);
         const double most = *std::max_element(largest.begin() + first, largest.begin() + end);
         const double loose = *std::max_element(unsure.begin() + first, unsure.begin() + end);
-        const bool target = std::find(kept[b].begin() + first, kept[b].begin() + end, true) !=
-                            kept[b].begin() + end;
+        const bool target = std::find(selected[b].begin() + first, selected[b].begin() + end,
+                                      true) != selected[b].begin() + end;
         for (std::int64_t tile = first; tile < end; ++tile) {
           largest[tile] = most;
           unsure[tile] = loose;
-          kept[b][tile] = target;
+          selected[b][tile] = target;
         }
       }
       for (std::int64_t tile = 0; tile < tiles.count; ++tile) {
         if (tile % grid.tiles != 0) {
-          kept[b][tile] = kept[b][tile - 1];
+          selected[b][tile] = selected[b][tile - 1];
           continue;
         }
-        if (!kept[b][tile]) {
+        if (!selected[b][tile]) {
           if (masses != nullptr)
             masses->push_back(
                 {std::exp(largest[tile] - unsure[tile]), std::exp(largest[tile] + unsure[tile])});
-          kept[b][tile] = largest[tile] > std::log(tau);
+          selected[b][tile] = largest[tile] > std::log(tau);
           out.nearest =
               std::min(out.nearest, std::abs(largest[tile] - std::log(tau)) - unsure[tile]);
         }
-        count += kept[b][tile] ? 1 : 0;
+        count += selected[b][tile] ? 1 : 0;
       }
     }
     if (tau <= 0) continue;
     const auto all =
         static_cast<std::int64_t>(chunk.size()) * ((tiles.count + grid.tiles - 1) / grid.tiles);
-    const bool fall_back = static_cast<double>(count) > grid.most_kept * static_cast<double>(all);
+    const bool fall_back =
+        static_cast<double>(count) > grid.most_selected * static_cast<double>(all);
     if (fall_back) {
       count = all;
-      for (auto& k : kept) k.assign(tiles.count, true);
+      for (auto& k : selected) k.assign(tiles.count, true);
     }
     out.fallback = out.fallback || fall_back;
-    kept_pairs += count;
+    selected_pairs += count;
     pairs += all;
     for (std::size_t b = 0; b < chunk.size(); ++b) {
       for (std::size_t t = 0; t < chunk[b].size(); ++t) {
@@ -242,17 +243,17 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
         std::vector<double> parts, error;
         for (std::int64_t tile = 0; tile < tiles.count; ++tile) {
           error.push_back(0);
-          if (!kept[b][tile]) {
+          if (!selected[b][tile]) {
             parts.push_back(value[b][t][tile]);
             error.back() = grid.mass_error + std::expm1(slack[b][t][tile]);
           }
-          for (std::int64_t at = tile * kTile; at < end_of(tile) && kept[b][tile]; ++at)
-            parts.push_back(z[order.words()[at]]);
+          for (std::int64_t at = tile * kTile; at < end_of(tile) && selected[b][tile]; ++at)
+            parts.push_back(z[order.vocab_ids()[at]]);
         }
         const double lse = log_sum(parts);
         double loose = 0;
         for (std::int64_t tile = 0; tile < tiles.count; ++tile)
-          if (!kept[b][tile]) loose += std::exp(value[b][t][tile] - lse) * error[tile];
+          if (!selected[b][tile]) loose += std::exp(value[b][t][tile] - lse) * error[tile];
         out.lse[i] = lse;
         out.lse_slack[i] = loose;
         const Token token(p, i);
@@ -272,16 +273,16 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
         double* d_hidden = out.far.d_hidden.data() + i * dim;
         double own = 0;
         for (std::int64_t tile = 0; tile < tiles.count; ++tile) {
-          double mass = kept[b][tile] ? 0.0 : std::exp(value[b][t][tile] - lse);
+          double mass = selected[b][tile] ? 0.0 : std::exp(value[b][t][tile] - lse);
           for (std::int64_t at = tile * kTile; at < end_of(tile) && mass > 0; ++at) {
-            const std::int64_t j = order.words()[at];
+            const std::int64_t j = order.vocab_ids()[at];
             if (token.target[j]) mass = std::max(mass - std::exp(z[j] - lse), 0.0);
           }
           const double far = alpha * mass;
           for (std::int64_t at = tile * kTile; at < end_of(tile); ++at) {
-            const std::int64_t j = order.words()[at];
+            const std::int64_t j = order.vocab_ids()[at];
             const double share = static_cast<double>(order.share()[at]);
-            const bool exact = kept[b][tile] || token.target[j];
+            const bool exact = selected[b][tile] || token.target[j];
             const double own_soft = exact ? alpha * std::exp(z[j] - lse) : 0.0;
             const double soft = own_soft + share * far;
             const double da = soft - up * token.pull[j];
@@ -294,7 +295,7 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
             weight_slack[j] += lost * x_size;
             bias_slack[j] += lost;
           }
-          if (kept[b][tile]) continue;
+          if (selected[b][tile]) continue;
           add(far, tiles.centroid.data() + tile * dim, dim, soft_row.data());
           own += std::abs(far) * error[tile] * tiles.centroid_size[tile];
         }
@@ -304,15 +305,15 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
           for (std::int64_t tile = first; tile < end; ++tile) {
             estimated += std::exp(value[b][t][tile] - lse);
             for (std::int64_t at = tile * kTile; at < end_of(tile); ++at)
-              exact += std::exp(z[order.words()[at]] - lse);
+              exact += std::exp(z[order.vocab_ids()[at]] - lse);
           }
           double total = 1.0;
-          if (!kept[b][first]) {
+          if (!selected[b][first]) {
             total += exact - estimated;
             if (alpha != 0) out.of_sample.add({1.0, std::pow(exact - estimated, 2), exact});
           }
           for (std::int64_t at = first * kTile; at < end_of(end - 1); ++at) {
-            const std::int64_t j = order.words()[at];
+            const std::int64_t j = order.vocab_ids()[at];
             const double soft = alpha * std::exp(z[j] - lse) / (token.target[j] ? 1.0 : total);
             add(soft - up * token.pull[j], x, dim, out.mean_d_weight.data() + j * dim);
           }
@@ -322,7 +323,7 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
       }
     }
   }
-  out.kept = pairs > 0 ? static_cast<double>(kept_pairs) / static_cast<double>(pairs) : 1.0;
+  out.selected = pairs > 0 ? static_cast<double>(selected_pairs) / static_cast<double>(pairs) : 1.0;
   out.hidden_slack = std::sqrt(hidden_slack);
   out.weight_slack = norm(weight_slack);
   out.bias_slack = norm(bias_slack);
@@ -336,11 +337,12 @@ FarBothProblem::FarBothProblem(const HeadSpec& s, double span) : FarProblem(s, s
     if (oracle.targets[slot] == oracle.ignore_index) continue;
     const std::int64_t tile =
         static_cast<std::int64_t>(random() % static_cast<std::uint64_t>((tiles + 4) / 5)) * 5;
-    const std::int64_t words = std::min(kTile, s.vocab - tile * kTile);
-    targets.set(
-        slot, static_cast<double>(
-                  order.words()[tile * kTile + static_cast<std::int64_t>(
-                                                   random() % static_cast<std::uint64_t>(words))]));
+    const std::int64_t vocab_count = std::min(kTile, s.vocab - tile * kTile);
+    targets.set(slot,
+                static_cast<double>(
+                    order.vocab_ids()[tile * kTile +
+                                      static_cast<std::int64_t>(
+                                          random() % static_cast<std::uint64_t>(vocab_count))]));
   }
   refresh_oracle();
   measure();
@@ -360,15 +362,15 @@ void FarBothProblem::measure(double caution) {
   order = order.with_moments(spec.dim, measured.axes(), variance, cautions);
 }
 
-FarBothAnswer call_far_both(const FarBothProblem& problem, RunSpec run) {
-  FarBothAnswer out;
+FarBothResult call_far_both(const FarBothProblem& problem, RunSpec run) {
+  FarBothResult out;
   const auto change = run.change;
   run.plan = PlanKind::far_both;
   run.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& to) {
     in.order = problem.order;
     if (change) change(o, in, to);
   };
-  static_cast<HeadAnswer&>(out) = run_head(problem, run);
+  static_cast<HeadResult&>(out) = run_head(problem, run);
   out.tau = static_cast<double>(run.tau);
   return out;
 }
@@ -393,7 +395,7 @@ static float both_tau(std::vector<MassRange> masses, double fraction) {
   return 0.0f;
 }
 
-FarBothAnswer run_far_both(const FarBothProblem& problem, RunSpec run, double fraction) {
+FarBothResult run_far_both(const FarBothProblem& problem, RunSpec run, double fraction) {
   const std::vector<double> upstream = upstream_of(problem, run);
   FarGrid grid;
   const auto oracle = [&](double tau, std::vector<MassRange>* masses) {
@@ -402,13 +404,13 @@ FarBothAnswer run_far_both(const FarBothProblem& problem, RunSpec run, double fr
         is_device_kernel(run.kernel) ? DType::bf16 : find_head_kernel(run.kernel).far_dtype, tau,
         masses);
   };
-  const auto answer = [&] {
-    FarBothAnswer out = call_far_both(problem, run);
+  const auto result = [&] {
+    FarBothResult out = call_far_both(problem, run);
     grid = far_grid(out);
     out.oracle = oracle(out.tau, nullptr);
     return out;
   };
-  if (run.tau != 0.0f) return answer();
+  if (run.tau != 0.0f) return result();
   RunSpec trial = run;
   trial.tau = 0.02f;
   trial.audit_rows = 0;
@@ -418,7 +420,7 @@ FarBothAnswer run_far_both(const FarBothProblem& problem, RunSpec run, double fr
     oracle(0.0, &masses);
     run.tau = both_tau(masses, fraction);
     const std::int64_t chunk = grid.chunk_tokens;
-    FarBothAnswer out = answer();
+    FarBothResult out = result();
     if (grid.chunk_tokens != chunk && ++cuts < 4) continue;
     EXPECT_EQ(grid.chunk_tokens, chunk);
     if (grid.order_of_tokens.empty() || out.oracle.nearest > 0.01 || fraction < 0.05) return out;
@@ -426,14 +428,14 @@ FarBothAnswer run_far_both(const FarBothProblem& problem, RunSpec run, double fr
   }
 }
 
-void expect_far_both(const FarBothProblem& problem, const RunSpec& run, const FarBothAnswer& a) {
+void expect_far_both(const FarBothProblem& problem, const RunSpec& run, const FarBothResult& a) {
   const OracleProblem& p = problem.oracle;
   const FarBothOracle& o = a.oracle;
   const double contract = gradient_bound(problem.spec.dtype);
   EXPECT_EQ(a.plan.kind, PlanKind::far_both);
   EXPECT_GT(o.nearest, 0.01) << "a mass is too near tau for this test: " << a.tau;
-  EXPECT_DOUBLE_EQ(a.statistics.far.kept, o.kept);
-  EXPECT_EQ(a.statistics.far.dense_fallback, o.kept == 1.0 || o.fallback);
+  EXPECT_DOUBLE_EQ(a.statistics.far.selected, o.selected);
+  EXPECT_EQ(a.statistics.far.dense_fallback, o.selected == 1.0 || o.fallback);
   EXPECT_EQ(a.statistics.far.bound, -1.0);
   double total = 0, total_slack = 0, mean_lse = 0, lse_slack = 0;
   std::int64_t valid = 0;

@@ -32,7 +32,7 @@ struct FarBothOracle {
   // Sampling statistics over tokens with a gradient and their skipped groups of tiles: count,
   // squared error of the masses, largest mass; as fractions of the tokens' totals.
   FarSampled of_sample = {};
-  double kept = 0;
+  double selected = 0;
   bool fallback = false;
   // Least |log(mass / tau)|, less its slack, over the pairs without a target.
   double nearest = 0;
@@ -48,17 +48,17 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
                               const VocabOrder& order, const FarGrid& grid, DType far_dtype,
                               double tau, std::vector<MassRange>* masses = nullptr);
 
-struct FarBothAnswer : HeadAnswer {
+struct FarBothResult : HeadResult {
   FarBothOracle oracle;
   double tau = 0;
 };
 
 // Runs one call. run.tau must be set.
-FarBothAnswer call_far_both(const FarBothProblem& problem, RunSpec run);
+FarBothResult call_far_both(const FarBothProblem& problem, RunSpec run);
 // Runs a call and its oracle. The tau, unless run.tau is set, selects about `fraction` of the pairs
 // without a target, in a gap of their masses.
-FarBothAnswer run_far_both(const FarBothProblem& problem, RunSpec run, double fraction = 0.25);
+FarBothResult run_far_both(const FarBothProblem& problem, RunSpec run, double fraction = 0.25);
 // Compares all outputs.
-void expect_far_both(const FarBothProblem& problem, const RunSpec& run, const FarBothAnswer& a);
+void expect_far_both(const FarBothProblem& problem, const RunSpec& run, const FarBothResult& a);
 
 }  // namespace logitless::test

@@ -26,22 +26,22 @@ HeadSpec FarKernels::spec(std::int64_t tokens, std::int64_t dim, std::int64_t vo
   return s;
 }
 
-void expect_same_bits(const HeadAnswer& a, const HeadAnswer& b) {
+void expect_same_bits(const HeadResult& a, const HeadResult& b) {
   EXPECT_EQ(a.loss.bytes(), b.loss.bytes());
   EXPECT_EQ(a.lse.bytes(), b.lse.bytes());
   EXPECT_EQ(a.d_hidden.bytes(), b.d_hidden.bytes());
   EXPECT_EQ(a.d_weight.bytes(), b.d_weight.bytes());
   EXPECT_EQ(a.d_bias.bytes(), b.d_bias.bytes());
   const FarFieldStatistics &s = a.statistics.far, &t = b.statistics.far;
-  EXPECT_EQ(s.kept, t.kept);
+  EXPECT_EQ(s.selected, t.selected);
   EXPECT_EQ(s.bound, t.bound);
   EXPECT_EQ(s.audited_error, t.audited_error);
   EXPECT_EQ(s.audited_lse_error, t.audited_lse_error);
 }
 
-void expect_everything_kept(const HeadAnswer& a, const OracleGradients& exact, DType dtype) {
+void expect_everything_selected(const HeadResult& a, const OracleGradients& exact, DType dtype) {
   const double contract = gradient_bound(dtype);
-  EXPECT_EQ(a.statistics.far.kept, 1.0);
+  EXPECT_EQ(a.statistics.far.selected, 1.0);
   EXPECT_TRUE(a.statistics.far.dense_fallback);
   EXPECT_LE(a.statistics.far.audited_error, contract);
   EXPECT_LE(relative_error(a.d_hidden.values(), exact.d_hidden), contract);
@@ -49,7 +49,7 @@ void expect_everything_kept(const HeadAnswer& a, const OracleGradients& exact, D
   EXPECT_LE(relative_error(a.d_bias.values(), exact.d_bias), contract);
 }
 
-void expect_zeros(const HeadAnswer& a) {
+void expect_zeros(const HeadResult& a) {
   EXPECT_EQ(a.loss.get(0), 0.0);
   for (const Tensor* t : {&a.d_hidden, &a.d_weight, &a.d_bias, &a.lse})
     for (const double v : t->values()) ASSERT_EQ(v, 0.0);
@@ -66,7 +66,7 @@ std::vector<std::int64_t> audited_tokens(const std::vector<std::int64_t>& valid,
   return tokens;
 }
 
-void expect_audited_error(const HeadAnswer& a, const HeadAnswer& exact,
+void expect_audited_error(const HeadResult& a, const HeadResult& exact,
                           const std::vector<std::int64_t>& tokens, std::int64_t dim) {
   ASSERT_EQ(a.statistics.far.audited_tokens, static_cast<std::int64_t>(tokens.size()));
   double error = 0, size = 0;

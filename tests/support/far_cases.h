@@ -21,19 +21,19 @@ class FarKernels : public testing::TestWithParam<std::string> {
 };
 
 // Compares outputs and statistics bit by bit.
-void expect_same_bits(const HeadAnswer& a, const HeadAnswer& b);
+void expect_same_bits(const HeadResult& a, const HeadResult& b);
 
 // Checks a call that selected every tile: the gradients are exact.
-void expect_everything_kept(const HeadAnswer& a, const OracleGradients& exact, DType dtype);
+void expect_everything_selected(const HeadResult& a, const OracleGradients& exact, DType dtype);
 
 // Checks a call without a valid token: zeros, and no audit.
-void expect_zeros(const HeadAnswer& a);
+void expect_zeros(const HeadResult& a);
 
 // Returns the valid tokens that an audit of so many rows takes, evenly spaced.
 std::vector<std::int64_t> audited_tokens(const std::vector<std::int64_t>& valid, std::int64_t rows);
 
 // Checks that the audit measured d_hidden's relative error over these tokens.
-void expect_audited_error(const HeadAnswer& a, const HeadAnswer& exact,
+void expect_audited_error(const HeadResult& a, const HeadResult& exact,
                           const std::vector<std::int64_t>& tokens, std::int64_t dim);
 
 // Checks that the call takes memory as planned, to the byte, and touches nothing beyond it. Its

@@ -16,8 +16,8 @@ std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& o
   std::vector<std::pair<std::int64_t, std::int64_t>> keyed;
   for (std::int64_t i = 0; i < p.tokens; ++i) {
     if (oracle_ignored(p, i)) continue;
-    const std::int64_t word = p.targets[i * p.per_token];
-    keyed.emplace_back(word == p.ignore_index ? -1 : order.positions()[word], i);
+    const std::int64_t vocab_id = p.targets[i * p.per_token];
+    keyed.emplace_back(vocab_id == p.ignore_index ? -1 : order.positions()[vocab_id], i);
   }
   std::sort(keyed.begin(), keyed.end());
   std::vector<std::int64_t> out;
@@ -153,17 +153,17 @@ struct Tiles {
       const std::int64_t end = std::min(p.vocab, (tile + 1) * kTile);
       double total = 0;
       for (std::int64_t at = tile * kTile; at < end; ++at)
-        total += static_cast<double>(order.average()[order.words()[at]]);
+        total += static_cast<double>(order.average()[order.vocab_ids()[at]]);
       double farthest = 0;
       for (std::int64_t at = tile * kTile; at < end; ++at) {
-        const std::int64_t j = order.words()[at];
+        const std::int64_t j = order.vocab_ids()[at];
         share[at] = total > 0 ? static_cast<double>(order.average()[j]) / total
                               : 1.0 / static_cast<double>(end - tile * kTile);
         add(share[at], p.weight.data() + j * p.dim, p.dim, centroid.data() + tile * p.dim);
       }
       for (std::int64_t at = tile * kTile; at < end; ++at) {
-        std::vector<double> d(p.weight.begin() + order.words()[at] * p.dim,
-                              p.weight.begin() + (order.words()[at] + 1) * p.dim);
+        std::vector<double> d(p.weight.begin() + order.vocab_ids()[at] * p.dim,
+                              p.weight.begin() + (order.vocab_ids()[at] + 1) * p.dim);
         add(-1.0, centroid.data() + tile * p.dim, p.dim, d.data());
         farthest = std::max(farthest, norm(d.data(), p.dim));
       }
@@ -192,7 +192,7 @@ std::vector<std::vector<double>> far_pair_masses(const OracleProblem& p,
         for (std::int64_t tile = 0; tile < tiles; ++tile) {
           double mass = 0;
           for (std::int64_t at = tile * kTile; at < std::min(p.vocab, (tile + 1) * kTile); ++at)
-            mass += terms.mass(i, order.words()[at]);
+            mass += terms.mass(i, order.vocab_ids()[at]);
           largest[tile] = std::max(largest[tile], mass);
         }
       }
@@ -245,21 +245,22 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
   const auto masses = far_pair_masses(p, upstream, order, grid);
   const auto chunks = far_blocks(p, order, grid);
   double hidden_slack = 0;
-  std::int64_t kept_pairs = 0, pairs = 0;
+  std::int64_t selected_pairs = 0, pairs = 0;
   for (std::size_t c = 0; c < chunks.size(); ++c) {
-    std::int64_t kept = 0;
+    std::int64_t selected = 0;
     std::int64_t all = 0;
     for (std::size_t at = 0; at < masses[c].size(); ++at) {
       const double mass = masses[c][at];
       if (mass > 0) out.nearest = std::min(out.nearest, std::abs(std::log(mass / tau)));
       if (static_cast<std::int64_t>(at) % tiles.count % grid.tiles != 0) continue;
-      kept += mass > tau ? 1 : 0;
+      selected += mass > tau ? 1 : 0;
       ++all;
     }
-    const bool fall_back = static_cast<double>(kept) > grid.most_kept * static_cast<double>(all);
-    if (fall_back) kept = all;
+    const bool fall_back =
+        static_cast<double>(selected) > grid.most_selected * static_cast<double>(all);
+    if (fall_back) selected = all;
     out.fallback = out.fallback || fall_back;
-    kept_pairs += kept;
+    selected_pairs += selected;
     pairs += all;
     for (std::size_t b = 0; b < chunks[c].size(); ++b) {
       for (const std::int64_t i : chunks[c][b]) {
@@ -271,7 +272,7 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
           const bool near = fall_back || masses[c][b * tiles.count + tile] > tau;
           double far = 0, whole = 0;
           for (std::int64_t at = tile * kTile; at < std::min(p.vocab, (tile + 1) * kTile); ++at) {
-            const std::int64_t j = order.words()[at];
+            const std::int64_t j = order.vocab_ids()[at];
             whole += t.soft[j];
             const bool exact = near || t.target[j];
             if (!exact) far += t.soft[j];
@@ -286,7 +287,7 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
           if (near) continue;
           add(far, tiles.centroid.data() + tile * dim, dim, d_hidden);
           for (std::int64_t at = tile * kTile; at < std::min(p.vocab, (tile + 1) * kTile); ++at) {
-            const std::int64_t j = order.words()[at];
+            const std::int64_t j = order.vocab_ids()[at];
             add(tiles.share[at] * far, x, dim, out.far.d_weight.data() + j * dim);
             out.far.d_bias[j] += tiles.share[at] * far;
           }
@@ -303,7 +304,7 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
       }
     }
   }
-  out.kept = pairs > 0 ? static_cast<double>(kept_pairs) / static_cast<double>(pairs) : 1.0;
+  out.selected = pairs > 0 ? static_cast<double>(selected_pairs) / static_cast<double>(pairs) : 1.0;
   double weight_slack = 0, bias_slack = 0;
   for (std::int64_t at = 0; at < p.vocab; ++at) {
     weight_slack += std::pow(tiles.share[at] * tile_hidden[at / kTile], 2);

@@ -16,9 +16,9 @@ struct FarGrid {
   std::int64_t tiles = 1;        // that are selected together
   // Blocks and chunks cover all tokens, ignored ones last; or only the valid ones, evenly.
   bool ignored_last = false;
-  std::int64_t chunk_tokens = 0;  // LossPlan::chunk_tokens
-  double most_kept = 2.0 / 3.0;   // above it all tiles of a chunk are selected
-  // Tokens in the order of their blocks, if the call has chosen it (HeadAnswer).
+  std::int64_t chunk_tokens = 0;     // LossPlan::chunk_tokens
+  double most_selected = 2.0 / 3.0;  // above it all tiles of a chunk are selected
+  // Tokens in the order of their blocks, if the call has chosen it (HeadResult).
   std::vector<std::int64_t> order_of_tokens;
   // far_both selects a target's tile only where the target has more than tau.
   bool only_likely_targets = false;
@@ -29,7 +29,7 @@ struct FarOracle {
   OracleGradients exact, far;
   // 2-norms over all elements of the error that 16-bit masses may cause, absolute.
   double hidden_slack = 0, weight_slack = 0, bias_slack = 0;
-  double kept = 0;  // pairs (tile, block); all of a chunk in a fallback
+  double selected = 0;  // pairs (tile, block); all of a chunk in a fallback
   bool fallback = false;
   double nearest = 0;   // least |log(P / tau)| of a pair's largest mass: the margin of the choice
   double far_mass = 0;  // sum |da| at skipped tiles over all tokens: possible loss of d_bias

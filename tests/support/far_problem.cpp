@@ -16,13 +16,13 @@ namespace logitless::test {
 FarProblem::FarProblem(const HeadSpec& s, double span) : HeadProblem(s) {
   std::mt19937_64 random(s.seed * 77 + 5);
   std::normal_distribution<double> normal;
-  std::vector<std::int64_t> words(s.vocab);
-  std::iota(words.begin(), words.end(), 0);
-  std::shuffle(words.begin(), words.end(), random);
+  std::vector<std::int64_t> vocab_ids(s.vocab);
+  std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
+  std::shuffle(vocab_ids.begin(), vocab_ids.end(), random);
   std::vector<float> average;
   for (std::int64_t j = 0; j < s.vocab; ++j)
     average.push_back(static_cast<float>(std::exp(normal(random))));
-  order = VocabOrder(words, average);
+  order = VocabOrder(vocab_ids, average);
 
   const std::int64_t tiles = (s.vocab + kVocabTile - 1) / kVocabTile;
   std::vector<double> level(tiles), side(tiles);
@@ -46,7 +46,7 @@ FarProblem::FarProblem(const HeadSpec& s, double span) : HeadProblem(s) {
       const double shift = k == 0   ? level[at / kVocabTile] / 1.5
                            : k == 1 ? side[at / kVocabTile]
                                     : 0.0;
-      weight.set(words[at] * s.dim + k, shift + noise * normal(random));
+      weight.set(vocab_ids[at] * s.dim + k, shift + noise * normal(random));
     }
   }
   if (s.bias) {
@@ -59,15 +59,15 @@ FarProblem::FarProblem(const HeadSpec& s, double span) : HeadProblem(s) {
   refresh_oracle();
 }
 
-void FarProblem::mask_words() {
+void FarProblem::mask_vocab() {
   std::vector<bool> target(spec.vocab, false);
   for (const std::int64_t y : oracle.targets)
     if (y != oracle.ignore_index) target[y] = true;
   const std::int64_t tiles = spec.vocab / kVocabTile;
   for (std::int64_t at = 0; at < spec.vocab; ++at) {
-    const std::int64_t word = order.words()[at];
-    if (target[word]) continue;
-    if (word % 17 == 0 || (tiles > 3 && at / kVocabTile == 2)) bias.set(word, -INFINITY);
+    const std::int64_t vocab_id = order.vocab_ids()[at];
+    if (target[vocab_id]) continue;
+    if (vocab_id % 17 == 0 || (tiles > 3 && at / kVocabTile == 2)) bias.set(vocab_id, -INFINITY);
   }
   refresh_oracle();
 }
@@ -90,10 +90,10 @@ std::vector<std::string> far_kernels() {
   return out;
 }
 
-FarGrid far_grid(const HeadAnswer& answer) {
-  const LossPlan& plan = answer.plan;
+FarGrid far_grid(const HeadResult& result) {
+  const LossPlan& plan = result.plan;
   FarGrid grid;
-  grid.order_of_tokens = answer.order_of_tokens;
+  grid.order_of_tokens = result.order_of_tokens;
   grid.chunk_tokens = plan.chunk_tokens;
   if (!is_device_kernel(plan.kernel)) {
     grid.row_block = find_head_kernel(plan.kernel).far_row_block;
@@ -115,8 +115,8 @@ std::vector<double> upstream_of(const HeadProblem& problem, const RunSpec& run) 
                              divisor == 0.0 ? 0.0 : run.grad_loss / divisor);
 }
 
-FarAnswer call_far(const FarProblem& problem, RunSpec run) {
-  FarAnswer out;
+FarResult call_far(const FarProblem& problem, RunSpec run) {
+  FarResult out;
   out.bound = Tensor(DType::f32, {problem.spec.tokens});
   const auto change = run.change;
   run.plan = PlanKind::far_backward;
@@ -125,19 +125,19 @@ FarAnswer call_far(const FarProblem& problem, RunSpec run) {
     if (to.d_hidden.defined()) to.d_hidden_bound = out.bound.view();
     if (change) change(o, in, to);
   };
-  static_cast<HeadAnswer&>(out) = run_head(problem, run);
+  static_cast<HeadResult&>(out) = run_head(problem, run);
   out.tau = static_cast<double>(run.tau);
   return out;
 }
 
-FarAnswer run_far(const FarProblem& problem, RunSpec run, double fraction) {
+FarResult run_far(const FarProblem& problem, RunSpec run, double fraction) {
   const std::vector<double> upstream = upstream_of(problem, run);
-  const auto answer = [&] {
-    FarAnswer out = call_far(problem, run);
+  const auto result = [&] {
+    FarResult out = call_far(problem, run);
     out.oracle = far_oracle(problem.oracle, upstream, problem.order, far_grid(out), out.tau);
     return out;
   };
-  if (run.tau != 0.0f) return answer();
+  if (run.tau != 0.0f) return result();
   // The chunks depend on tau where two choices are about as fast, and on a GPU blocks do. Another
   // trial may then be needed.
   RunSpec trial = run;
@@ -146,7 +146,7 @@ FarAnswer run_far(const FarProblem& problem, RunSpec run, double fraction) {
   FarGrid grid = far_grid(call_far(problem, trial));
   for (int cuts = 0;;) {
     run.tau = far_tau(problem.oracle, upstream, problem.order, grid, fraction);
-    FarAnswer out = answer();
+    FarResult out = result();
     const bool other_cut = out.plan.chunk_tokens != grid.chunk_tokens && ++cuts < 4;
     const bool settled =
         grid.order_of_tokens.empty() || out.oracle.nearest > 0.01 || fraction < 0.05;
@@ -183,7 +183,7 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   return norm(d);
 }
 
-void expect_far_field(const FarProblem& problem, const RunSpec& run, const FarAnswer& a) {
+void expect_far_field(const FarProblem& problem, const RunSpec& run, const FarResult& a) {
   const OracleProblem& p = problem.oracle;
   const FarOracle& far = a.oracle;
   const double contract = gradient_bound(problem.spec.dtype);
@@ -207,8 +207,8 @@ void expect_far_field(const FarProblem& problem, const RunSpec& run, const FarAn
 
   // The choice of tiles is the oracle's, with a margin.
   EXPECT_GT(far.nearest, 0.01) << "a mass is too near tau for this test: " << a.tau;
-  EXPECT_DOUBLE_EQ(a.statistics.far.kept, far.kept);
-  EXPECT_EQ(a.statistics.far.dense_fallback, far.kept == 1.0 || far.fallback);
+  EXPECT_DOUBLE_EQ(a.statistics.far.selected, far.selected);
+  EXPECT_EQ(a.statistics.far.dense_fallback, far.selected == 1.0 || far.fallback);
   const auto compare = [&](const char* name, const Tensor& got, const std::vector<double>& want,
                            double slack) {
     if (!got.defined()) return;

@@ -101,9 +101,9 @@ HeadProblem::HeadProblem(const HeadSpec& s) : spec(s) {
   for (std::int64_t i = 0; i < s.tokens; ++i) {
     const bool ignored = uniform(random) < s.ignored;
     for (int k = 0; k < s.per_token; ++k) {
-      const std::int64_t word =
+      const std::int64_t vocab_id =
           static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(s.vocab));
-      oracle.targets.push_back(ignored ? oracle.ignore_index : word);
+      oracle.targets.push_back(ignored ? oracle.ignore_index : vocab_id);
       targets.set(i * s.per_token + k, static_cast<double>(oracle.targets.back()));
     }
   }
@@ -173,7 +173,7 @@ std::vector<std::int64_t> device_tokens(const LossPlan& plan, const Workspace& w
 
 }  // namespace
 
-CrossEntropyOutputs make_outputs(const HeadSpec& s, const RunSpec& run, HeadAnswer& a) {
+CrossEntropyOutputs make_outputs(const HeadSpec& s, const RunSpec& run, HeadResult& a) {
   const DType gradient = run.gradient_dtype.value_or(DType::f32);
   a.loss = s.reduction == Reduction::none ? Tensor(DType::f32, {s.tokens}) : Tensor(DType::f32, {});
   if (run.gradients && run.d_hidden) a.d_hidden = Tensor(gradient, {s.tokens, s.dim});
@@ -199,9 +199,9 @@ CrossEntropyOutputs make_outputs(const HeadSpec& s, const RunSpec& run, HeadAnsw
           .argmax = a.argmax.view()};
 }
 
-HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
+HeadResult run_head(const HeadProblem& problem, const RunSpec& run) {
   const HeadSpec& s = problem.spec;
-  HeadAnswer a;
+  HeadResult a;
   CrossEntropyOutputs out = make_outputs(s, run, a);
   CrossEntropyInputs in = problem.inputs();
   in.grad_loss = run.grad_loss;

@@ -65,7 +65,7 @@ struct HeadProblem {
   OracleProblem oracle;
 };
 
-struct HeadAnswer {
+struct HeadResult {
   Tensor loss, d_hidden, d_weight, d_bias, lse, log_prob, target_logit, entropy, argmax;
   LossStatistics statistics;
   LossPlan plan;
@@ -93,15 +93,15 @@ struct RunSpec {
   std::function<void(CrossEntropyOptions&, CrossEntropyInputs&, CrossEntropyOutputs&)> change;
 };
 // Makes the tensors that the run wants in `answer`, which must not move.
-CrossEntropyOutputs make_outputs(const HeadSpec& spec, const RunSpec& run, HeadAnswer& answer);
-HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run);
+CrossEntropyOutputs make_outputs(const HeadSpec& spec, const RunSpec& run, HeadResult& result);
+HeadResult run_head(const HeadProblem& problem, const RunSpec& run);
 
 // Compares loss, lse and gradients of the call with float64, within the numerical contract:
 // relative L2 error of gradients 4e-3 (16 bit) or 1e-5 (fp32), of lse 1e-6.
 void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run);
 // The same for an existing answer.
 void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run,
-                           const HeadAnswer& answer);
+                           const HeadResult& result);
 double gradient_bound(DType dtype);
 inline constexpr double kLseBound = 1e-6;
 

@@ -100,7 +100,7 @@ void record(const CrossEntropyOutputs& o, const LossStatistics& s) {
                             s.mean_lse,
                             s.mean_log_prob,
                             static_cast<double>(s.correct),
-                            s.far.kept,
+                            s.far.selected,
                             s.far.sampled,
                             s.far.passes,
                             static_cast<double>(s.far.dense_fallback),

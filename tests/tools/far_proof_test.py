@@ -60,7 +60,7 @@ class Text(unittest.TestCase):
         digests = []
         for names in (["a/{}.md", "b/{}.md"], ["z/{}.md", "{}.md"]):
             with tempfile.TemporaryDirectory() as folder:
-                self.tree(folder, {names[i % 2].format(word + names[0][0]): prose(word) for i, word in enumerate(PLACES)})
+                self.tree(folder, {names[i % 2].format(vocab_id + names[0][0]): prose(vocab_id) for i, vocab_id in enumerate(PLACES)})
                 files, _ = self.collected(folder)
                 digests.append([(f["digest"], f["bytes"]) for f in files])
         self.assertEqual(len(digests[0]), len(PLACES))
@@ -68,7 +68,7 @@ class Text(unittest.TestCase):
 
     def test_ceilings(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.tree(folder, {f"{word}.{'py' if i % 4 else 'md'}": prose(word) for i, word in enumerate(PLACES)})
+            self.tree(folder, {f"{vocab_id}.{'py' if i % 4 else 'md'}": prose(vocab_id) for i, vocab_id in enumerate(PLACES)})
             size = len(prose("alpha"))
             files, left_out = self.collected(folder, most=10 * size, share=0.5)
             of = Counter()
@@ -102,7 +102,7 @@ class Text(unittest.TestCase):
             self.assertEqual(path.read_bytes(), header + struct.pack("<I", 70000))
 
     def test_first_words_of_a_tokenizer(self):
-        vocab = {word: i for i, word in enumerate(["<|end|>", "a", "b", "ab", "abb", "aab"])}
+        vocab = {vocab_id: i for i, vocab_id in enumerate(["<|end|>", "a", "b", "ab", "abb", "aab"])}
         whole = {"model": {"vocab": vocab, "merges": [["a", "b"], ["ab", "b"], ["a", "ab"]]}}
         self.assertEqual(far_proof_text.first_words(whole, 6), whole)
         self.assertEqual(far_proof_text.first_words(whole, 5)["model"],
@@ -126,7 +126,7 @@ def log(way, seed, off=0.0, ms=10.0, far_ms=6.0, steps=40):
                 mean += ((0.3 if step > 20 else 0.1) - mean) / audits
             line["far_field"] = {"steps": step, "dense_steps": min(step, 10), "repeated_steps": 0, "audits": audits,
                                  "orders": int(step >= 10), "last_error": 0.001 * step if audits else None,
-                                 "worst_kept_error": 0.001 * 10, "tau": 0.003, "mean_kept": mean}
+                                 "worst_accepted_error": 0.001 * 10, "tau": 0.003, "mean_selected": mean}
         lines.append(line)
         if step % 10 == 0:
             lines.append({"kind": "validation", "step": step, "loss": 8.0 - 0.1 * step + off, "seconds": 1.0})

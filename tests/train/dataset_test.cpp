@@ -141,9 +141,9 @@ TEST_F(DatasetTest, WindowsFollowEachOtherAndStayInTheirFile) {
 }
 
 TEST_F(DatasetTest, EveryEpochHasEachWindowOnceInAnOrderOfItsOwn) {
-  std::vector<std::int32_t> words(101);
-  std::iota(words.begin(), words.end(), 0);
-  const Dataset data = Dataset::of_words(words, 5, 101);
+  std::vector<std::int32_t> vocab_ids(101);
+  std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
+  const Dataset data = Dataset::of_words(vocab_ids, 5, 101);
   ASSERT_EQ(data.windows(), 20);
   const auto order = [&](std::uint64_t seed, std::int64_t first) {
     const Batch batch = data.shuffled_batch(seed, first, 20);

@@ -69,8 +69,9 @@ std::shared_ptr<Communicator> on_one_card(const std::shared_ptr<Communicator>& h
   c.all_gather = [exchange](const void* mine, void* all, std::size_t bytes, void* stream) {
     exchange(mine, all, bytes, 0, stream);
   };
-  c.all_to_all = [exchange, host](const void* pieces, void* all, std::size_t bytes, void* stream) {
-    exchange(pieces, all, bytes, static_cast<std::size_t>(host->rank()) * bytes, stream);
+  c.all_to_all = [exchange, host](const void* partitions, void* all, std::size_t bytes,
+                                  void* stream) {
+    exchange(partitions, all, bytes, static_cast<std::size_t>(host->rank()) * bytes, stream);
   };
   c.all_gather_host = [host](const void* mine, void* all, std::size_t bytes) {
     host->all_gather(mine, all, bytes, nullptr);
@@ -92,7 +93,7 @@ TrainOptions options() {
   return o;
 }
 
-ModelPtr model_of(DType dtype, bool tied, std::int64_t vocab = kWords) {
+ModelPtr model_of(DType dtype, bool tied, std::int64_t vocab = kVocabCount) {
   GptConfig config;
   config.vocab = vocab;
   config.context = kWindow;
@@ -285,21 +286,21 @@ TEST_F(DeviceShardedHead, HasTheSameBitsEveryTimeAndResumed) {
     trainer.save(file, "{}");
   });
   std::vector<Left> rest(2);
-  std::vector<std::vector<std::int64_t>> words(2);
+  std::vector<std::vector<std::int64_t>> vocab_ids(2);
   on_gpus(sharded(2), model, [&](Trainer& trainer) {
     trainer.resume(file);
     const auto rank = static_cast<std::size_t>(trainer.rank());
-    words[rank] = trainer.generate({3, 4}, 12, {});
+    vocab_ids[rank] = trainer.generate({3, 4}, 12, {});
     rest[rank] = run(trainer, 5);
   });
-  EXPECT_EQ(words[0], words[1]);
+  EXPECT_EQ(vocab_ids[0], vocab_ids[1]);
   for (const Left& left : rest) EXPECT_EQ(left.values, whole.values);
   TrainOptions one = options();
   one.batch = 8;
   one.accumulate = 4;
   const std::unique_ptr<Trainer> alone = trainer_of(one, model);
   alone->resume(file);
-  EXPECT_EQ(alone->generate({3, 4}, 12, {}), words[0]);
+  EXPECT_EQ(alone->generate({3, 4}, 12, {}), vocab_ids[0]);
   EXPECT_NEAR(run(*alone, 5).losses[4], rest[0].losses[4], 1e-3);
 }
 

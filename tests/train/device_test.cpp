@@ -35,14 +35,14 @@ TEST(DeviceMemoryTest, StatesEverythingOnce) {
 TEST(DeviceMemoryTest, SaysWhatIsTooMuchAndWhatIsFree) {
   const std::vector<MemoryItem> items = memory_statement(sizes());
   const std::size_t total = total_bytes(items);
-  EXPECT_EQ(why_no_room(items, total), "");
-  const std::string text = why_no_room(items, total - 1);
+  EXPECT_EQ(why_no_memory(items, total), "");
+  const std::string text = why_no_memory(items, total - 1);
   EXPECT_EQ(text,
             "training takes 7.3 GiB of the GPU's memory (weights 1.0 GiB, moments 2.0 GiB, "
             "gradients 1.0 GiB, arena 3.0 GiB, optimizer 1.0 MiB, batches 2.0 MiB, libraries and "
             "kernels 256.0 MiB), and 7.3 GiB are free: a --budget of 3221225471 bytes is what is "
             "left for the arena");
-  const std::string hopeless = why_no_room(items, 4_GiB);
+  const std::string hopeless = why_no_memory(items, 4_GiB);
   EXPECT_NE(hopeless.find("4.0 GiB are free: a budget of the arena cannot make up for it"),
             std::string::npos)
       << hopeless;

@@ -66,13 +66,13 @@ const TrainOptions kGpu = on(DeviceKind::cuda), kCpu = on(DeviceKind::cpu);
 
 // Makes data in which a token mostly determines the next one.
 Dataset data(std::int64_t windows, std::uint64_t seed) {
-  std::vector<std::int32_t> words = {0};
-  while (std::ssize(words) < windows * kLength + 1) {
-    const auto i = static_cast<std::uint64_t>(words.size());
-    words.push_back(uniform(seed, i) < 0.8 ? (words.back() * 7 + 3) % 50
-                                           : static_cast<std::int32_t>(mix(seed, i) % kVocab));
+  std::vector<std::int32_t> vocab_ids = {0};
+  while (std::ssize(vocab_ids) < windows * kLength + 1) {
+    const auto i = static_cast<std::uint64_t>(vocab_ids.size());
+    vocab_ids.push_back(uniform(seed, i) < 0.8 ? (vocab_ids.back() * 7 + 3) % 50
+                                               : static_cast<std::int32_t>(mix(seed, i) % kVocab));
   }
-  return Dataset::of_words(words, kLength, kVocab);
+  return Dataset::of_words(vocab_ids, kLength, kVocab);
 }
 
 Trainer trainer(const TrainOptions& o, const ModelPtr& model = small()) {

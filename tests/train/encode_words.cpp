@@ -24,9 +24,9 @@ void put_count(std::size_t count) {
   const auto small = static_cast<std::uint32_t>(count);
   put(&small, sizeof(small));
 }
-void put_words(const std::vector<std::int32_t>& words) {
-  put_count(words.size());
-  put(words.data(), words.size() * sizeof(std::int32_t));
+void put_words(const std::vector<std::int32_t>& vocab_ids) {
+  put_count(vocab_ids.size());
+  put(vocab_ids.data(), vocab_ids.size() * sizeof(std::int32_t));
 }
 
 }  // namespace
@@ -42,10 +42,10 @@ int main(int argc, char** argv) {
     while (std::cin.read(reinterpret_cast<char*>(&size), sizeof(size))) {
       std::string text(size, '\0');
       std::cin.read(text.data(), size);
-      std::vector<std::int32_t> words;
-      tokenizer.encode(text, words);
-      put_words(words);
-      const std::string bytes = tokenizer.bytes(words);
+      std::vector<std::int32_t> vocab_ids;
+      tokenizer.encode(text, vocab_ids);
+      put_words(vocab_ids);
+      const std::string bytes = tokenizer.bytes(vocab_ids);
       put_count(bytes.size());
       put(bytes.data(), bytes.size());
     }

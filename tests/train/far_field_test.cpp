@@ -41,10 +41,10 @@ TrainOptions options(Accuracy accuracy = Accuracy::far_backward) {
 }
 
 Dataset data(std::int64_t windows, std::uint64_t seed) {
-  std::vector<std::int32_t> words = {0};
-  while (std::ssize(words) < windows * kLength + 1)
-    words.push_back(static_cast<std::int32_t>(mix(seed, words.size()) % 50 * 77));
-  return Dataset::of_words(words, kLength, 4000);
+  std::vector<std::int32_t> vocab_ids = {0};
+  while (std::ssize(vocab_ids) < windows * kLength + 1)
+    vocab_ids.push_back(static_cast<std::int32_t>(mix(seed, vocab_ids.size()) % 50 * 77));
+  return Dataset::of_words(vocab_ids, kLength, 4000);
 }
 
 Trainer trainer(const TrainOptions& o, const GptConfig& config = small()) {
@@ -72,7 +72,7 @@ TEST_P(FarTrainer, IsDenseThenFarAndValidatesExactly) {
   EXPECT_EQ(r.steps, 8);
   EXPECT_TRUE(r.far) << far.far_field()->explain();
   EXPECT_EQ(r.dense_steps, 4);
-  EXPECT_LE(r.worst_kept_error, 0.3);
+  EXPECT_LE(r.worst_accepted_error, 0.3);
   EXPECT_FALSE(same_values(far, dense));
   EXPECT_NEAR(far.validate(5), dense.validate(5), 0.05);
   EXPECT_GE(far.memory().far_peak, far.memory().far_workspace);
@@ -176,7 +176,7 @@ TEST_F(FarTrainerTest, AccumulatedBatchesThatMissTheErrorAreDoneAgain) {
   const FarFieldReport& r = far.far_field()->report();
   EXPECT_GE(r.audits, 1);
   EXPECT_EQ(r.repeated_steps, r.audits);
-  EXPECT_EQ(r.worst_kept_error, 0.0);
+  EXPECT_EQ(r.worst_accepted_error, 0.0);
   o.far_field.reset();
   Trainer dense = trainer(o, config);
   EXPECT_EQ(losses(dense, 4), found);
@@ -269,7 +269,8 @@ TEST_F(FarTrainerTest, WhereNothingIsToBeGainedEveryStepIsDense) {
     far.save(path("refused.safetensors"), "{}");
     EXPECT_FALSE(std::filesystem::exists(path("refused.far.safetensors")));
   };
-  refused(small(12000), "far_backward: would keep about 100 % of the tiles of 12000 words");
+  refused(small(12000),
+          "far_backward: would keep about 100 % of the tiles of 12000 vocabulary entries");
   refused(small(4000), "the program has no head operation");  // logits of half a MiB
   o.memory_budget = none.memory_budget = 64_KiB;
   refused(small(), "leaves too little of the budget");

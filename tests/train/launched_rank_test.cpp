@@ -45,7 +45,7 @@ void expect(const Variables& variables, const LaunchedRank& expected) {
   EXPECT_EQ(found->on_host, expected.on_host);
   EXPECT_EQ(found->host, expected.host);
   EXPECT_EQ(found->port, expected.port);
-  EXPECT_EQ(found->said_by, expected.said_by);
+  EXPECT_EQ(found->output_of, expected.output_of);
 }
 
 TEST(LaunchedRank, OfTorchrun) {

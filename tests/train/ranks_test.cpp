@@ -24,7 +24,7 @@ TrainOptions options() {
 
 GptConfig config() {
   GptConfig config;
-  config.vocab = kWords;
+  config.vocab = kVocabCount;
   config.context = 20;
   config.dim = 24;
   config.heads = 3;
@@ -66,7 +66,7 @@ TEST_F(RanksTest, HaveTheSameBitsEveryTimeAndOnAllOfThem) {
     for (const Left& left : again) EXPECT_EQ(left, first[0]);
   }
   TrainOptions one_bucket = options();
-  one_bucket.bucket = RankPieces::kBucket;
+  one_bucket.bucket = RankPartition::kBucket;
   const Left small = left_by(2, options(), trainer_of, 5)[0],
              large = left_by(2, one_bucket, trainer_of, 5)[0];
   EXPECT_EQ(small.losses[0], large.losses[0]);

@@ -51,7 +51,7 @@ TEST(ReadAheadTest, HoldsNoMoreThanItsSlots) {
   EXPECT_EQ(numbers.next(kSlots * kStride), kSlots * kStride);
 }
 
-TEST(ReadAheadTest, BeginsAnewWhereItIsTold) {
+TEST(ReadAheadTest, RestartsWhereAsked) {
   Numbers numbers;
   for (int round = 0; round < 300; ++round) {
     const std::int64_t first = round % 7 * 100;

@@ -101,21 +101,21 @@ TEST_F(ShardedHeadTest, GoesOnFromACheckpointInAnyNumber) {
   EXPECT_NEAR(dense[1].losses[2], rest[0].losses[2], 2e-5);
 }
 
-TEST_F(ShardedHeadTest, WritesTheSameWordsOnAllRanks) {
+TEST_F(ShardedHeadTest, WritesTheSameTokensOnAllRanks) {
   const std::string file = path("run.safetensors");
   SampleOptions sample;
-  sample.words = kWords;
-  std::vector<std::vector<std::int64_t>> words(3);
+  sample.vocab_count = kVocabCount;
+  std::vector<std::vector<std::int64_t>> vocab_ids(3);
   for (const Outcome& outcome : on_ranks(3, options(true), trainer_of, [&](Trainer& trainer) {
          run(trainer, 3);
          trainer.save(file, "{}");
-         words[static_cast<std::size_t>(trainer.rank())] = trainer.generate({3, 4}, 12, sample);
+         vocab_ids[static_cast<std::size_t>(trainer.rank())] = trainer.generate({3, 4}, 12, sample);
        }))
     EXPECT_EQ(outcome.text, "");
   const std::unique_ptr<Trainer> alone = trainer_of(options(false));
   alone->resume(file);
   const std::vector<std::int64_t> expected = alone->generate({3, 4}, 12, sample);
-  for (const auto& of_rank : words) EXPECT_EQ(of_rank, expected);
+  for (const auto& of_rank : vocab_ids) EXPECT_EQ(of_rank, expected);
 }
 
 TEST_F(ShardedHeadTest, ExportsAllWords) {

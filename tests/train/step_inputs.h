@@ -43,8 +43,8 @@ inline std::vector<Bytes> step_inputs(const Model& model, const CompiledProgram&
       const auto vocab = static_cast<std::uint64_t>(model.sizes().vocab);
       for (std::size_t i = 0; i * sizeof(std::int64_t) < bytes.size(); ++i) {
         const bool ignored = t.name == "targets" && i % 5 == 4;
-        const auto word = static_cast<std::int64_t>(mix(t.name.size(), i) % vocab);
-        put(i, ignored ? kIgnoredTarget : t.name == "last" ? std::int64_t{1} : word);
+        const auto vocab_id = static_cast<std::int64_t>(mix(t.name.size(), i) % vocab);
+        put(i, ignored ? kIgnoredTarget : t.name == "last" ? std::int64_t{1} : vocab_id);
       }
     } else if (t.name == "inverse_count") {
       put(0, 0.125f);

@@ -20,7 +20,7 @@
 namespace logitless::train {
 namespace {
 
-constexpr std::int64_t kVocab = kWords, kLength = kWindow;
+constexpr std::int64_t kVocab = kVocabCount, kLength = kWindow;
 
 GptConfig small(bool tied = true) {
   GptConfig config;
@@ -75,7 +75,7 @@ TEST_F(TrainerTest, StartsAtLogVocabAndLearns) {
   EXPECT_EQ(t.steps_done(), 20);
 }
 
-TEST_F(TrainerTest, ValidationAndWordsAreThoseOfPlainLoops) {
+TEST_F(TrainerTest, ValidationAndTokensAreThoseOfPlainLoops) {
   for (const bool tied : {true, false}) {
     const GptConfig config = small(tied);
     Trainer t = trainer(options(), config);
@@ -101,21 +101,21 @@ TEST_F(TrainerTest, ValidationAndWordsAreThoseOfPlainLoops) {
       const auto last = z.end() - kVocab;
       text.push_back(std::max_element(last, z.end()) - last);
     }
-    const std::vector<std::int64_t> words(text.begin() + 2, text.end());
-    EXPECT_EQ(t.generate({5, 38}, 18, {.temperature = 0.0}), words);
-    EXPECT_EQ(t.generate({5, 38}, 18, {.temperature = 0.7, .top_k = 1}), words);
+    const std::vector<std::int64_t> vocab_ids(text.begin() + 2, text.end());
+    EXPECT_EQ(t.generate({5, 38}, 18, {.temperature = 0.0}), vocab_ids);
+    EXPECT_EQ(t.generate({5, 38}, 18, {.temperature = 0.7, .top_k = 1}), vocab_ids);
   }
 }
 
-TEST_F(TrainerTest, SamplesStayAmongTheLikeliestWords) {
+TEST_F(TrainerTest, SamplesStayAmongTheLikeliestTokens) {
   Trainer t = trainer(options());
-  const SampleOptions all{.temperature = 1.0, .top_k = 0, .words = 30, .seed = 4};
-  const std::vector<std::int64_t> words = t.generate({1}, 40, all);
-  EXPECT_EQ(words, t.generate({1}, 40, all));
-  for (const std::int64_t word : words) EXPECT_LT(word, 30);
+  const SampleOptions all{.temperature = 1.0, .top_k = 0, .vocab_count = 30, .seed = 4};
+  const std::vector<std::int64_t> vocab_ids = t.generate({1}, 40, all);
+  EXPECT_EQ(vocab_ids, t.generate({1}, 40, all));
+  for (const std::int64_t vocab_id : vocab_ids) EXPECT_LT(vocab_id, 30);
   SampleOptions other = all;
   other.seed = 5;
-  EXPECT_NE(words, t.generate({1}, 40, other));
+  EXPECT_NE(vocab_ids, t.generate({1}, 40, other));
   EXPECT_THROW(t.generate({}, 1, all), InvalidArgument);
 }
 

@@ -210,10 +210,10 @@ TEST_F(WeightFilesTest, ReadsThePrefixOldBuffersAndHeads) {
   expect_message([&] { Weights(tiny(true)).load(path("good.safetensors")); },
                  "tensor 'lm_head.weight': expected the numbers of embed_tokens.weight");
   Tensors copied(path("good.safetensors"));
-  const ConstTensorView words = copied.source.tensor("model.embed_tokens.weight");
+  const ConstTensorView vocab_ids = copied.source.tensor("model.embed_tokens.weight");
   copied.drop("lm_head.weight");
   write_safetensors(path("headless.safetensors"), copied.list, {});
-  copied.list.push_back({"lm_head.weight", words});
+  copied.list.push_back({"lm_head.weight", vocab_ids});
   write_safetensors(path("copied.safetensors"), copied.list, {});
   const Weights tied(tiny(true)), headless(tiny());
   tied.load(path("copied.safetensors"));

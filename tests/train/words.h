@@ -9,17 +9,18 @@
 
 namespace logitless::train {
 
-inline constexpr std::int64_t kWords = 600, kWindow = 16;
+inline constexpr std::int64_t kVocabCount = 600, kWindow = 16;
 
 // Makes data in which a token mostly determines the next one.
 inline Dataset words_of(std::int64_t windows, std::uint64_t seed) {
-  std::vector<std::int32_t> words = {0};
-  while (std::ssize(words) < windows * kWindow + 1) {
-    const auto i = static_cast<std::uint64_t>(words.size());
-    words.push_back(uniform(seed, i) < 0.8 ? (words.back() * 7 + 3) % 50
-                                           : static_cast<std::int32_t>(mix(seed, i) % kWords));
+  std::vector<std::int32_t> vocab_ids = {0};
+  while (std::ssize(vocab_ids) < windows * kWindow + 1) {
+    const auto i = static_cast<std::uint64_t>(vocab_ids.size());
+    vocab_ids.push_back(uniform(seed, i) < 0.8
+                            ? (vocab_ids.back() * 7 + 3) % 50
+                            : static_cast<std::int32_t>(mix(seed, i) % kVocabCount));
   }
-  return Dataset::of_words(words, kWindow, kWords);
+  return Dataset::of_words(vocab_ids, kWindow, kVocabCount);
 }
 
 }  // namespace logitless::train

@@ -4,7 +4,7 @@
 from svg import BLUE, FAINT, GREEN, GREY, INK, LINE, ORANGE, PALE_BLUE, PALE_GREEN, Picture
 
 LEFT, TOP, WIDTH, HEIGHT = 40, 92, 250, 230
-CHUNKS, SLABS = 4, 5
+CHUNKS, BLOCKS = 4, 5
 SPACE = 310
 
 
@@ -17,7 +17,7 @@ def rectangle(p, x, title, rows):
 def draw(path, **_):
     p = Picture(3 * SPACE + 60, 440, "The N by V rectangle of logits: the plain loss keeps all of it, a dense plan one chunk of rows, "
                 "a recompute plan one vocabulary block of one chunk")
-    chunk, slab = HEIGHT / CHUNKS, WIDTH / SLABS
+    chunk, vocab_block = HEIGHT / CHUNKS, WIDTH / BLOCKS
 
     x = LEFT
     rectangle(p, x, "Plain loss", ["the logits, and their gradient,", "are whole in memory"])
@@ -40,11 +40,11 @@ def draw(path, **_):
     for i in range(1, CHUNKS):
         p.line(x, TOP + i * chunk, x + WIDTH, TOP + i * chunk, LINE)
     p.rect(x, TOP + chunk, WIDTH, chunk, GREY, LINE)
-    p.rect(x + 2 * slab, TOP + chunk, slab, chunk, PALE_GREEN, GREEN)
+    p.rect(x + 2 * vocab_block, TOP + chunk, vocab_block, chunk, PALE_GREEN, GREEN)
     for i in range(1, 4):
-        p.line(x + 2 * slab + i * slab / 4, TOP + chunk, x + 2 * slab + i * slab / 4, TOP + 2 * chunk, GREEN, 0.6)
-        p.line(x + 2 * slab, TOP + chunk + i * chunk / 4, x + 3 * slab, TOP + chunk + i * chunk / 4, GREEN, 0.6)
-    p.line(x + 2.5 * slab, TOP + 2 * chunk + 22, x + 2.5 * slab, TOP + 2 * chunk + 3, FAINT, arrow=True)
+        p.line(x + 2 * vocab_block + i * vocab_block / 4, TOP + chunk, x + 2 * vocab_block + i * vocab_block / 4, TOP + 2 * chunk, GREEN, 0.6)
+        p.line(x + 2 * vocab_block, TOP + chunk + i * chunk / 4, x + 3 * vocab_block, TOP + chunk + i * chunk / 4, GREEN, 0.6)
+    p.line(x + 2.5 * vocab_block, TOP + 2 * chunk + 22, x + 2.5 * vocab_block, TOP + 2 * chunk + 3, FAINT, arrow=True)
     p.lines(x + WIDTH / 2, TOP + 2 * chunk + 38, ["gradients of a vocabulary block, tile by tile"], 12, FAINT, "middle")
 
     y = TOP + HEIGHT + 46

@@ -189,7 +189,7 @@ def linear_logprobs(
     y = _arguments.indices("targets", targets)
     lead = x.shape[:-1]
     if y.shape != lead and not (y.ndim == x.ndim and y.shape[:-1] == lead and y.shape[-1] > 0):
-        raise ValueError(f"targets: expected {list(lead)} or {list(lead)} with K words each, got {list(y.shape)}")
+        raise ValueError(f"targets: expected {list(lead)} or {list(lead)} with K classes each, got {list(y.shape)}")
     options = HeadOptions(
         _arguments.integer("ignore_index", ignore_index),
         _arguments.softcap(softcap),

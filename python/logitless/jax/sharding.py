@@ -18,7 +18,7 @@ from .vocab_parallel import token_losses, vocab_parallel_logprobs
 
 Axes = tuple[str, ...]
 _PER_TOKEN = ("hidden", "targets", "token_weight", "target_weight")
-_PER_WORD = ("weight", "bias", "class_weight")
+_PER_VOCAB_ENTRY = ("weight", "bias", "class_weight")
 
 
 def _axes(entry: Any) -> Axes:
@@ -32,7 +32,7 @@ class Sharding:
 
     Args:
         mesh: a ``jax.sharding.Mesh``; or an abstract one, for functions compiled under ``jax.set_mesh``.
-        words: the axis or axes that shard the vocabulary: the rows of weight, bias and class_weight. None: replicated.
+        vocab: the axis or axes that shard the vocabulary: the rows of weight, bias and class_weight. None: replicated.
         tokens: the axis or axes that shard the first dimension of hidden, targets and other arrays per token, or a
             PartitionSpec of their leading dimensions. None: replicated.
 
@@ -41,24 +41,24 @@ class Sharding:
     """
 
     mesh: Mesh | AbstractMesh
-    words: str | Axes | None = None
+    vocab: str | Axes | None = None
     tokens: str | Axes | PartitionSpec | None = None
 
     def __post_init__(self):
         if not isinstance(self.mesh, (Mesh, AbstractMesh)):
             raise TypeError(f"sharding: mesh: expected a jax.sharding.Mesh, got {type(self.mesh).__name__}")
-        if not isinstance(self.words, (str, tuple, type(None))):
-            raise TypeError(f"sharding: words: expected an axis or a tuple of them, got {type(self.words).__name__}")
+        if not isinstance(self.vocab, (str, tuple, type(None))):
+            raise TypeError(f"sharding: vocab: expected an axis or a tuple of them, got {type(self.vocab).__name__}")
         if not isinstance(self.tokens, (str, tuple, PartitionSpec, type(None))):
             raise TypeError(f"sharding: tokens: expected an axis, a tuple of them or a PartitionSpec, got {type(self.tokens).__name__}")
-        for name, axes in (("words", self._words), ("tokens", self._all_tokens)):
+        for name, axes in (("vocab", self._vocab), ("tokens", self._all_tokens)):
             for axis in axes:
                 if axis not in self.mesh.axis_names:
                     raise ValueError(f"sharding: {name}: expected axes of {self.mesh.axis_names}, got {axis!r}")
 
     @property
-    def _words(self) -> Axes:
-        return _axes(self.words)
+    def _vocab(self) -> Axes:
+        return _axes(self.vocab)
 
     @property
     def _tokens(self) -> PartitionSpec:
@@ -83,7 +83,7 @@ class Sharding:
         lead, vocab = hidden.shape[:-1], weight.shape[0]
         if len(self._tokens) > len(lead):
             raise ValueError(f"sharding: tokens: expected axes of the leading dimensions of hidden {list(hidden.shape)}, got {self._tokens}")
-        sizes = [("weight", weight, 0, self._words)]
+        sizes = [("weight", weight, 0, self._vocab)]
         sizes += [("hidden", hidden, d, _axes(e)) for d, e in enumerate(self._tokens)]
         for name, array, dimension, axes in sizes:
             if axes and array.shape[dimension] % self._size(axes):
@@ -99,7 +99,7 @@ class Sharding:
 
     def _shared(self) -> list[tuple[int, Axes]]:
         """Returns the token dimensions with the axes that shard the vocabulary too."""
-        shared = [(d, tuple(a for a in _axes(e) if a in self._words)) for d, e in enumerate(self._tokens)]
+        shared = [(d, tuple(a for a in _axes(e) if a in self._vocab)) for d, e in enumerate(self._tokens)]
         return [(d, axes) for d, axes in shared if axes]
 
     def _gathered(self, array: jax.Array) -> jax.Array:
@@ -119,8 +119,8 @@ class Sharding:
         """Maps function over the shards: arrays of a shard -> (arrays summed over all token shards, arrays per token).
         """
         given = {name: array for name, array in arrays.items() if array is not None}
-        words = PartitionSpec(self._words) if self._words else PartitionSpec()
-        specs = {name: words if name in _PER_WORD else self._tokens for name in given}
+        vocab = PartitionSpec(self._vocab) if self._vocab else PartitionSpec()
+        specs = {name: vocab if name in _PER_VOCAB_ENTRY else self._tokens for name in given}
         if AxisType.Explicit in self.mesh.axis_types:
             given = {name: jax.sharding.reshard(a, NamedSharding(self.mesh, specs[name])) for name, a in given.items()}
 
@@ -181,12 +181,12 @@ def _checked(sharding: Sharding, arrays: dict[str, Any]) -> dict[str, jax.Array 
 def sharded_logprobs(sharding: Sharding, hidden, weight, targets, bias, **options) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes ``linear_logprobs`` on the mesh."""
     arrays = _checked(sharding, {"hidden": hidden, "weight": weight, "targets": targets, "bias": bias})
-    if sharding._words and arrays["targets"].ndim == arrays["hidden"].ndim:
-        raise NotImplementedError("targets: several words a token are not of a vocabulary in shards")
+    if sharding._vocab and arrays["targets"].ndim == arrays["hidden"].ndim:
+        raise NotImplementedError("targets: several classes a token are not of a vocabulary in shards")
 
     def function(a):
-        if sharding._words:
-            return (), vocab_parallel_logprobs(**a, axis_name=sharding._words, **options)
+        if sharding._vocab:
+            return (), vocab_parallel_logprobs(**a, axis_name=sharding._vocab, **options)
         return (), linear_logprobs(**a, **options)
 
     return sharding._map(function, arrays)[1]
@@ -206,19 +206,19 @@ def sharded_cross_entropy(
     )
     if accuracy and target_weight is not None:
         raise NotImplementedError("accuracy: needs one target a token, got target_weight")
-    if sharding._words and target_weight is not None:
+    if sharding._vocab and target_weight is not None:
         raise NotImplementedError("target_weight: not of a vocabulary in shards")
     none = reduction == "none"
 
     def of_shards(a):
         del a["target_weight"]
         losses, shares, lse, target_logits = token_losses(
-            **a, axis_name=sharding._words, accuracy=accuracy, return_argmax=return_argmax, **options
+            **a, axis_name=sharding._vocab, accuracy=accuracy, return_argmax=return_argmax, **options
         )
         own = () if none else (sharding._own(losses).sum(), sharding._own(shares).sum())
         return own, (losses,) * none + (lse,) * bool(return_lse) + (target_logits,) * bool(return_target_logits)
 
-    def of_all_words(a):
+    def of_all_vocab(a):
         # The gradients of a sum are computed in the forward.
         found = linear_cross_entropy(
             **a, reduction="none" if none else "sum", return_lse=return_lse, return_argmax=accuracy or return_argmax,
@@ -227,7 +227,7 @@ def sharded_cross_entropy(
         loss, *more = found if isinstance(found, tuple) else (found,)
         return () if none else (loss, _shares(a, options["ignore_index"])), (loss,) * none + tuple(more)
 
-    summed, each = sharding._map(of_shards if sharding._words else of_all_words, arrays, totals=0 if none else 2)
+    summed, each = sharding._map(of_shards if sharding._vocab else of_all_vocab, arrays, totals=0 if none else 2)
     each = list(each)
     if none:
         loss = each.pop(0)

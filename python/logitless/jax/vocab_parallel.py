@@ -62,15 +62,15 @@ def _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logi
     # Without check_vma, types do not name the axes.
     if _ffi.axes_of(index) and not names <= _ffi.axes_of(w):
         raise ValueError(f"weight: expected its rows sharded over axis {axis_name!r}, got the same rows on each shard")
-    words = w.shape[0]
-    vocab = words * jax.lax.psum(1, axis_name)
-    begin = index.astype(y.dtype) * words
+    local_vocab = w.shape[0]
+    vocab = local_vocab * jax.lax.psum(1, axis_name)
+    begin = index.astype(y.dtype) * local_vocab
     valid = y != _arguments.integer("ignore_index", ignore_index)
-    owned = valid & (y >= begin) & (y < begin + words)
+    owned = valid & (y >= begin) & (y < begin + local_vocab)
     # A target of another shard becomes local id 0, with no gradient. A target out of range stays out of range, so that
     # the head rejects it.
     local = jnp.where(owned, y - begin, 0)
-    local = jnp.where(valid & ((y < 0) | (y >= vocab)), jnp.where(y < 0, -1, words), local)
+    local = jnp.where(valid & ((y < 0) | (y >= vocab)), jnp.where(y < 0, -1, local_vocab), local)
     local = jnp.where(valid, local, _IGNORED)
     inputs = {"hidden": x.reshape(-1, x.shape[-1]), "weight": w, "bias": b}
     return _Shard(lead, axis_name, vocab, inputs, y, valid, owned, local, options)
@@ -256,8 +256,8 @@ def token_losses(
     shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
     options = _terms(given)
     smoothing = options.label_smoothing
-    words = shard.inputs["weight"].shape[0]
-    classes = _arguments.shaped("class_weight", class_weight, (words,))
+    local_vocab = shard.inputs["weight"].shape[0]
+    classes = _arguments.shaped("class_weight", class_weight, (local_vocab,))
     tokens = _arguments.shaped("token_weight", token_weight, shard.lead)
     tokens = jnp.ones(shard.targets.shape, jnp.float32) if tokens is None else tokens.reshape(-1)
     tokens = jnp.where(shard.valid, tokens, 0.0)

@@ -5,7 +5,7 @@ change of import. ``LinearCrossEntropy`` is the module. ``linear_logprobs`` retu
 entropies and log-sum-exps. ``lazy_head`` makes a Hugging Face model compute its loss without logits, and needs no
 change to its code. ``autochunk`` chunks any function. ``losses`` has ready-made losses for preferences, policies and
 distillation. ``FarFieldHead`` computes a training run's gradients from a block-sparse softmax. ``Sharding`` describes
-the vocabulary shard of a rank. ``deal_words`` interleaves the vocabulary for load balance. ``configure_exchanges`` sets
+the vocabulary shard of a rank. ``interleave_vocab`` interleaves the vocabulary for load balance. ``configure_exchanges`` sets
 how ranks of one host exchange data.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ._lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
 from ._distributed import sharded_head
-from ._ranks import Sharding, configure_exchanges, deal_words
+from ._ranks import Sharding, configure_exchanges, interleave_vocab
 from .far_field import FarFieldHead
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
@@ -35,7 +35,7 @@ __all__ = [
     "linear_cross_entropy",
     "autochunk",
     "configure_exchanges",
-    "deal_words",
+    "interleave_vocab",
     "explain_compiled",
     "linear_logprobs",
     "losses",

@@ -129,7 +129,7 @@ def _vocab_parallel(options) -> Sharding:
         raise NotImplementedError(
             f"{NAME}: vocab_parallel_options={options!r} is not supported; expected reduce_e_grad=True: d_hidden is complete"
         )
-    return Sharding(options.group, first_word=options.start)
+    return Sharding(options.group, vocab_begin=options.start)
 
 
 def _chunk(options, hidden) -> int | str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _func
-from ._ranks import ALL, Words, words_of
+from ._ranks import ALL, VocabShard, vocab_shard_of
 
 
 def _is_dtensor(t) -> bool:
@@ -104,7 +104,7 @@ def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Optional[Tensor
     return replicated("hidden", hidden), gathered(weight), replicated("target", target), gathered(bias)
 
 
-def place(a: dict[str, Any]) -> tuple[Words, bool]:
+def place(a: dict[str, Any]) -> tuple[VocabShard, bool]:
     """Makes hidden, weight, target and bias of bound arguments local tensors. Returns the weight's vocabulary shard.
     Also returns whether each rank has a loss of its own tokens while ranks compute together. That is data parallelism
     as in FSDP: weights get the mean of the ranks' gradients.
@@ -130,7 +130,7 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
         a["bias"] = _part(bias, weight, dim, own, whole=columns)
     if _is_dtensor(hidden):
         if tokens is not None and a["target"] is not None:
-            a["target"] = _own_tokens("target", a["target"], hidden)
+            a["target"] = _local_tokens("target", a["target"], hidden)
         a["hidden"] = hidden.to_local()
     a["target"] = a["target"] if tokens is not None else replicated("target", a["target"])
     if tokens is not None and tokens == hidden.dim() - 2 and tokens > 0 and a.get("shift"):
@@ -138,12 +138,12 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
     mesh = weight.device_mesh
     vocab, ranks, rank = weight.shape[0], mesh.size(dim), mesh.get_local_rank(dim)
     if columns:
-        return Words(mesh.get_group(dim).group_name, vocab, 0, True, columns=a["weight"].shape[1]), own
+        return VocabShard(mesh.get_group(dim).group_name, vocab, 0, True, columns=a["weight"].shape[1]), own
     first = min(rank * -(-vocab // ranks), vocab)
-    return Words(mesh.get_group(dim).group_name, vocab, first, own or tokens is not None), own
+    return VocabShard(mesh.get_group(dim).group_name, vocab, first, own or tokens is not None), own
 
 
-def _given(a: dict[str, Any]) -> Words:
+def _given(a: dict[str, Any]) -> VocabShard:
     """Returns the vocabulary shard of plain tensors with the argument ``sharding``."""
     for name in ("hidden", "weight", "target", "bias"):
         if _is_dtensor(a[name]):
@@ -151,7 +151,7 @@ def _given(a: dict[str, Any]) -> Words:
     weight = a["weight"]
     if weight.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(
-            f"sharding: words on several ranks are served on the CPU and on Hopper GPUs, weight is on {weight.device}"
+            f"sharding: vocabulary entries on several ranks are served on the CPU and on Hopper GPUs, weight is on {weight.device}"
         )
     if weight.dtype == torch.float64:
         raise NotImplementedError("sharding: expected float32, bfloat16 or float16, got torch.float64")
@@ -159,10 +159,10 @@ def _given(a: dict[str, Any]) -> Words:
         raise NotImplementedError(f"sharding: expected a weight [rows, D], got {list(weight.shape)}")
     if _func.active():
         raise NotImplementedError("sharding: does not go with transforms of torch.func")
-    words = words_of(a["sharding"], *weight.shape)
-    if words.tokens and a.get("shift"):
+    vocab_shard = vocab_shard_of(a["sharding"], *weight.shape)
+    if vocab_shard.tokens and a.get("shift"):
         raise NotImplementedError("shift: does not go with sharded tokens; shift the targets yourself")
-    return words
+    return vocab_shard
 
 
 def group_of(a: dict[str, Any]) -> str:
@@ -182,13 +182,13 @@ def _sharded_dim(weight) -> Optional[int]:
     from torch.distributed.tensor import Replicate, Shard
 
     mesh = weight.device_mesh
-    words = [i for i, p in enumerate(weight.placements) if type(p) is Shard and p.dim in (0, 1)]
-    rest = [p for i, p in enumerate(weight.placements) if i not in words]
-    if len(words) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(words[0]) == 1:
+    vocab_shard = [i for i, p in enumerate(weight.placements) if type(p) is Shard and p.dim in (0, 1)]
+    rest = [p for i, p in enumerate(weight.placements) if i not in vocab_shard]
+    if len(vocab_shard) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(vocab_shard[0]) == 1:
         return None
     if weight.dim() != 2 or weight.dtype == torch.float64 or _func.active():
         return None
-    return words[0] if mesh.device_type == "cpu" or _on_hopper(weight) else None
+    return vocab_shard[0] if mesh.device_type == "cpu" or _on_hopper(weight) else None
 
 
 @torch.compiler.assume_constant_result
@@ -257,7 +257,7 @@ def _part(t, weight, dim: int, own: bool, whole: bool = False):
     return part if not own or not part.requires_grad else _Share.apply(part, mesh.size())
 
 
-def _own_tokens(name: str, t, hidden):
+def _local_tokens(name: str, t, hidden):
     """Returns the part of t that belongs to this rank's tokens of hidden."""
     if not _is_dtensor(t):
         return t

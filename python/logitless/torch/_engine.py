@@ -21,7 +21,7 @@ DTYPES = {
 }
 
 _MOST_HINTED = 1 << 60
-_KEPT_BYTES = 1 << 20  # workspaces up to this size are reused; calls of one stream and thread do not overlap
+_SAVED_BYTES = 1 << 20  # workspaces up to this size are reused; calls of one stream and thread do not overlap
 _MOST_CALLS = 256  # calls of different shapes and options cached per thread
 
 
@@ -98,7 +98,7 @@ class Call:
         workspace = self.kept if workspace is None else workspace
         if workspace is None:
             workspace = self._workspace(device)
-            if self.workspace_bytes <= _KEPT_BYTES:
+            if self.workspace_bytes <= _SAVED_BYTES:
                 self.kept = workspace
         status = self.run_function(*self.arguments, workspace.data_ptr(), self.workspace_bytes, *self.extra)
         if status:
@@ -144,18 +144,18 @@ def place(device: torch.device):
 _calls = threading.local()
 
 
-def _call(kind, options, words, tensors: dict[str, torch.Tensor | None], device, build) -> tuple[Call, list]:
+def _call(kind, options, vocab_shard, tensors: dict[str, torch.Tensor | None], device, build) -> tuple[Call, list]:
     present = [t for t in tensors.values() if t is not None]
     key = (
         kind,
         options,
-        words,
+        vocab_shard,
         device.type,
         place(device),
         *[None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors.values()],
     )
-    if words.group:
-        return _planned_together(_ranks.group_of(words.group), _calls.__dict__, key, build), present
+    if vocab_shard.group:
+        return _planned_together(_ranks.group_of(vocab_shard.group), _calls.__dict__, key, build), present
     return remembered(key, build), present
 
 
@@ -197,7 +197,7 @@ def fill(struct_type, tensors):
     return struct, fields
 
 
-def _run(kind, options, words, groups, device, plan_function, run_function, extra=()):
+def _run(kind, options, vocab_shard, groups, device, plan_function, run_function, extra=()):
     """Plans and runs a call. groups: (struct type, {field: tensor}) in the order of the C call's arguments, inputs
     first."""
     tensors = {f"{i}.{name}": t for i, (_, group) in enumerate(groups) for name, t in group.items()}
@@ -208,19 +208,19 @@ def _run(kind, options, words, groups, device, plan_function, run_function, extr
                 if t is not None:
                     _memory.check("target" if name == "targets" else name, t, device)
         structs = [fill(struct_type, group) for struct_type, group in groups]
-        if words.group:
-            structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(words, device))
+        if vocab_shard.group:
+            structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(vocab_shard, device))
         budget = options.memory_budget
-        if words.group:  # a hint depends on this rank's tokens, and all ranks must double it equally often
+        if vocab_shard.group:  # a hint depends on this rank's tokens, and all ranks must double it equally often
             budget = max(budget, 0)
         return Call(device, struct_of(options), structs, budget, plan_function, run_function, extra)
 
     def run():
-        call, present = _call(kind, options, words, tensors, device, build)
+        call, present = _call(kind, options, vocab_shard, tensors, device, build)
         call.run(present, device)
 
-    if words.group:
-        group = _ranks.group_of(words.group)
+    if vocab_shard.group:
+        group = _ranks.group_of(vocab_shard.group)
         group.calls += 1
         _ranks.together(group, lambda: on_device(device, run))
     else:
@@ -241,14 +241,14 @@ def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> 
     )
 
 
-def cross_entropy(options: LossOptions, inputs: dict, outputs: dict, words: _ranks.Words = _ranks.ALL) -> None:
+def cross_entropy(options: LossOptions, inputs: dict, outputs: dict, vocab_shard: _ranks.VocabShard = _ranks.ALL) -> None:
     """Calls logitless_cross_entropy, which writes ``outputs``: tensors by the C struct's names; None marks a missing
     one."""
     groups = [(c.CrossEntropyInputs, inputs), (c.CrossEntropyOutputs, outputs)]
     _run(
         "loss",
         options,
-        words,
+        vocab_shard,
         groups,
         inputs["hidden"].device,
         lib.logitless_plan_cross_entropy,
@@ -299,12 +299,12 @@ def scale(tensors, factor: torch.Tensor) -> None:
     on_device(device, made.run, present, factor)
 
 
-def head_forward(options: HeadOptions, inputs: dict, outputs: dict, words: _ranks.Words = _ranks.ALL) -> None:
+def head_forward(options: HeadOptions, inputs: dict, outputs: dict, vocab_shard: _ranks.VocabShard = _ranks.ALL) -> None:
     groups = [(c.HeadInputs, inputs), (c.HeadOutputs, outputs)]
     _run(
         "head",
         options,
-        words,
+        vocab_shard,
         groups,
         inputs["hidden"].device,
         lib.logitless_plan_head_forward,
@@ -313,13 +313,13 @@ def head_forward(options: HeadOptions, inputs: dict, outputs: dict, words: _rank
 
 
 def head_backward(
-    options: HeadOptions, inputs: dict, cotangents: dict, gradients: dict, words: _ranks.Words = _ranks.ALL
+    options: HeadOptions, inputs: dict, cotangents: dict, gradients: dict, vocab_shard: _ranks.VocabShard = _ranks.ALL
 ) -> None:
     groups = [(c.HeadInputs, inputs), (c.HeadCotangents, cotangents), (c.HeadGradients, gradients)]
     _run(
         "head_backward",
         options,
-        words,
+        vocab_shard,
         groups,
         inputs["hidden"].device,
         lib.logitless_plan_head_backward,

@@ -59,7 +59,7 @@ class _Losses(NamedTuple):
 
     logits: torch.Tensor  # [n, V]
     lse: torch.Tensor  # [n]
-    words: torch.Tensor  # [n, K]: targets, 0 for ignored ones
+    vocab_ids: torch.Tensor  # [n, K]: targets, 0 for ignored ones
     weights: torch.Tensor  # [V]: of classes
     slopes: tuple  # derivatives by lse [n], target logits [n, K] and, if smoothed, the weighted logit sum [n]
     loss: torch.Tensor  # [n]
@@ -73,21 +73,21 @@ def _losses(x, w, bias, options, target, class_weight, token_weight, target_weig
     lse = torch.logsumexp(z, 1)
     valid = target != options.ignore_index
     row = valid.any(1)
-    words = torch.where(valid, target, 0)
+    vocab_ids = torch.where(valid, target, 0)
     share = valid.to(z.dtype)
     if target_weight is not None:
         share = share * target_weight.to(z.dtype)
     weights = torch.ones(w.shape[0], dtype=z.dtype, device=z.device) if class_weight is None else class_weight.to(z.dtype)
-    of_target = share * weights[words]
+    of_target = share * weights[vocab_ids]
     scale = row.to(z.dtype) if token_weight is None else row.to(z.dtype) * token_weight.to(z.dtype)
     rest = None
     if options.label_smoothing:
         rest = Smoothing(w.shape[0], weights.sum().item(), (z @ weights).cpu().numpy())
-    numbers = [t.cpu().numpy() for t in (lse, z.gather(1, words), of_target, scale)]
+    numbers = [t.cpu().numpy() for t in (lse, z.gather(1, vocab_ids), of_target, scale)]
     loss, *slopes = (torch.from_numpy(a).to(z.device) for a in of_library(options, *numbers, rest))
     counted = scale * of_target.sum(1) if target_weight is None else scale
     slopes = tuple(slopes[: 2 + bool(options.label_smoothing)])
-    return _Losses(z, lse, words, weights, slopes, loss, counted, torch.where(row, z.argmax(1), -1))
+    return _Losses(z, lse, vocab_ids, weights, slopes, loss, counted, torch.where(row, z.argmax(1), -1))
 
 
 def _logit_slopes(made: _Losses, upstream):
@@ -96,7 +96,7 @@ def _logit_slopes(made: _Losses, upstream):
     if upstream is not None:
         slopes = [s * (upstream if s.dim() == 1 else upstream[:, None]) for s in slopes]
     d_z = slopes[0][:, None] * torch.exp(made.logits - made.lse[:, None])
-    d_z.scatter_add_(1, made.words, slopes[1])
+    d_z.scatter_add_(1, made.vocab_ids, slopes[1])
     return d_z + slopes[2][:, None] * made.weights if len(slopes) > 2 else d_z
 
 
@@ -140,7 +140,7 @@ class _Outputs(NamedTuple):
     p: torch.Tensor  # [n, V]: softmax
     mean_logit: torch.Tensor  # [n]: expectation over p
     valid: torch.Tensor  # [n, K]: targets that are not ignored
-    words: torch.Tensor  # [n, K]: targets, 0 for ignored ones
+    vocab_ids: torch.Tensor  # [n, K]: targets, 0 for ignored ones
     numbers: tuple  # log_prob [n, K], entropy [n], lse [n], argmax [n]
 
 
@@ -148,13 +148,13 @@ def _outputs(x, w, bias, options, target) -> _Outputs:
     z = _logits(x, w, bias, options.softcap, options.logit_scale)
     valid = target != options.ignore_index
     row = valid.any(1)
-    words = torch.where(valid, target, 0)
+    vocab_ids = torch.where(valid, target, 0)
     lse = torch.logsumexp(z, 1)
-    log_prob = z.gather(1, words) - lse[:, None]
+    log_prob = z.gather(1, vocab_ids) - lse[:, None]
     p = torch.exp(z - lse[:, None])
     mean = torch.where(p == 0.0, 0.0, p * z).sum(1)
     numbers = torch.where(valid, log_prob, 0.0), torch.where(row, lse - mean, 0.0), torch.where(row, lse, 0.0)
-    return _Outputs(z, p, mean, valid, words, (*numbers, torch.where(row, z.argmax(1), -1)))
+    return _Outputs(z, p, mean, valid, vocab_ids, (*numbers, torch.where(row, z.argmax(1), -1)))
 
 
 def _output_slopes(out: _Outputs, d_log_prob, d_entropy, d_lse):
@@ -164,7 +164,7 @@ def _output_slopes(out: _Outputs, d_log_prob, d_entropy, d_lse):
     d_z = torch.zeros_like(out.logits)
     if d_log_prob is not None:
         given = torch.where(out.valid, d_log_prob.to(d_z.dtype), 0.0)
-        d_z.scatter_add_(1, out.words, given)
+        d_z.scatter_add_(1, out.vocab_ids, given)
         of_softmax = of_softmax - given.sum(1)
     if d_lse is not None:
         of_softmax = of_softmax + torch.where(row, d_lse.to(d_z.dtype), 0.0)

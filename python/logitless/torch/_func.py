@@ -7,10 +7,10 @@ import torch
 
 from .._options import HeadOptions, LossOptions
 from ._ops import BIAS, HIDDEN, WEIGHT, dtypes_of, multiplied, split_values
-from ._ranks import Words
+from ._ranks import VocabShard
 
 
-_LOSS_VALUES = len(LossOptions._fields) + len(Words._fields)
+_LOSS_VALUES = len(LossOptions._fields) + len(VocabShard._fields)
 
 
 def active() -> bool:
@@ -38,7 +38,7 @@ class _Transformed(torch.autograd.Function):
             raise NotImplementedError("logitless: second derivatives (torch.func.grad of a gradient) are not supported")
 
     @staticmethod
-    def jvp(ctx, *tangents):
+    def jvp(ctx, *cotangents):
         raise NotImplementedError("logitless: forward-mode derivatives (torch.func.jvp, jacfwd) are not supported")
 
 
@@ -64,7 +64,7 @@ class _Loss(_Transformed):
         *before, ctx.compute, ctx.needs, _argmax = inputs
         *tensors, _grad_losses = before[:-_LOSS_VALUES]
         ctx.dtypes = dtypes_of(tensors[0], tensors[1], tensors[3])
-        ctx.options, ctx.words = split_values(LossOptions, before[-_LOSS_VALUES:])
+        ctx.options, ctx.vocab_shard = split_values(LossOptions, before[-_LOSS_VALUES:])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1], output[2])
         ctx.save_for_backward(*(tensors if ctx.options.reduction == "none" else output[3:]))
@@ -77,7 +77,7 @@ class _Loss(_Transformed):
             return (None, None, None, None, *nothing)
         if ctx.options.reduction == "none":
             gradients = cross_entropy(
-                *ctx.saved_tensors, d_loss, *ctx.options, *ctx.words, ctx.compute, ctx.needs, False
+                *ctx.saved_tensors, d_loss, *ctx.options, *ctx.vocab_shard, ctx.compute, ctx.needs, False
             )[3:]
         else:
             gradients = multiplied(ctx.saved_tensors, d_loss, ctx.dtypes)
@@ -98,18 +98,18 @@ class _Head(_Transformed):
     def setup_context(ctx, inputs, output):
         *before, ctx.compute, ctx.needs, _argmax = inputs
         tensors = before[:4]
-        ctx.options, ctx.words = split_values(HeadOptions, before[4:])
+        ctx.options, ctx.vocab_shard = split_values(HeadOptions, before[4:])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[3])
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx, d_log_prob, d_entropy, d_lse, d_index):
-        nothing = (None,) * (len(HeadOptions._fields) + len(Words._fields) + 3)
+        nothing = (None,) * (len(HeadOptions._fields) + len(VocabShard._fields) + 3)
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return (None, None, None, None, *nothing)
         gradients = _head_backward(
-            *ctx.saved_tensors, d_log_prob, d_entropy, d_lse, *ctx.options, *ctx.words, ctx.compute, ctx.needs
+            *ctx.saved_tensors, d_log_prob, d_entropy, d_lse, *ctx.options, *ctx.vocab_shard, ctx.compute, ctx.needs
         )
         d_hidden, d_weight, d_bias = _asked(gradients, ctx.needs)
         return (d_hidden, d_weight, None, d_bias, *nothing)

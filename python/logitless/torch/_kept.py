@@ -17,7 +17,7 @@ from ._ops import (
     _bias, _bits, _compute, _empty, _finish, _gradient_like, _keeps_graph, _vectors, head_outputs, head_results,
     refuse_second_derivatives, run_head, run_head_backward,
 )
-from ._ranks import Words
+from ._ranks import VocabShard
 
 # Inputs, outputs and gradients of a forward by the C structs' names; None marks a missing tensor. Only the shape and
 # dtype of d_hidden matter.
@@ -50,7 +50,7 @@ class _Pair:
         structs = [_engine.fill(kind, tensors) for kind, tensors in groups]
         self.forward = _engine.Call(
             problem.device, struct_of(problem.options), structs, problem.options.memory_budget,
-            lib.logitless_plan_head_kept, lib.logitless_head_forward_kept, (),
+            lib.logitless_plan_head_saved, lib.logitless_head_forward_saved, (),
         )
         (self.inputs, self.input_fields), _, (self.gradients, self.gradient_fields) = structs
         self.cotangents = c.new(c.HeadCotangents)
@@ -68,7 +68,7 @@ class _Pair:
                 field.data = _memory.address(name, cotangents[name])
                 setattr(self.cotangents, name, ctypes.pointer(field))
         call = self.forward
-        status = lib.logitless_head_backward_kept(
+        status = lib.logitless_head_backward_saved(
             call.context.handle, call.plan, byref(call.options), byref(self.inputs), byref(self.cotangents),
             byref(self.gradients), workspace.data_ptr(), call.workspace_bytes,
         )
@@ -92,14 +92,14 @@ _hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda 
 _knows_graphs = hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
 
 
-def why_not(hidden: Tensor, compute: Optional[torch.dtype], words: Words) -> str:
+def why_not(hidden: Tensor, compute: Optional[torch.dtype], vocab_shard: VocabShard) -> str:
     """Returns the reason why these calls cannot save exponentials; empty if they may."""
     if hidden.device.type != "cuda":
         return f"expected tensors on a GPU, got {hidden.device.type}"
     if (compute or hidden.dtype) == torch.float64:
         return "expected float32, bfloat16 or float16, got float64"
-    if words.group:
-        return "expected the words of one rank, got a sharded weight"
+    if vocab_shard.group:
+        return "expected the vocabulary of one rank, got a sharded weight"
     return "" if _knows_graphs else f"expected a newer PyTorch, got {torch.__version__}"
 
 
@@ -140,7 +140,7 @@ def _problem(hidden, weight, target, bias, options, compute, needs: int, outputs
     return Problem(options, dict(hidden=x, weight=w, targets=target, bias=_bias(b, w)), made, gradients)
 
 
-class KeptHeadFunction(torch.autograd.Function):
+class SavedHeadFunction(torch.autograd.Function):
     """``HeadFunction`` for plain tensors on a GPU, which saves exponentials if possible."""
 
     @staticmethod
@@ -148,7 +148,7 @@ class KeptHeadFunction(torch.autograd.Function):
         ctx.call = options, compute, needs
         ctx.outputs = argmax, entropy
         ctx.set_materialize_grads(False)
-        found = _kept_forward((hidden, weight, target, bias), ctx, required)
+        found = _saved_forward((hidden, weight, target, bias), ctx, required)
         if found is None:
             results = run_head(hidden, weight, target, bias, options, compute, argmax, entropy=entropy)
             workspace = d_weight = None
@@ -169,12 +169,12 @@ class KeptHeadFunction(torch.autograd.Function):
         if workspace is None or d_entropy is not None or _keeps_graph():
             gradients = run_head_backward(*inputs, d_log_prob, d_entropy, d_lse, *ctx.call)
         else:
-            gradients = _kept_backward(ctx, inputs, d_log_prob, d_lse, workspace, d_weight)
+            gradients = _saved_backward(ctx, inputs, d_log_prob, d_lse, workspace, d_weight)
         d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(ctx.call[2])))
         return (d_hidden, d_weight, d_bias, *nothing)
 
 
-def _kept_forward(inputs, ctx, required: bool):
+def _saved_forward(inputs, ctx, required: bool):
     """Returns (results, workspace, d_weight), or None if saving is impossible and not required."""
     hooked = _hooked()
     if hooked and required:
@@ -191,7 +191,7 @@ def _kept_forward(inputs, ctx, required: bool):
     return head_results(problem.outputs), workspace, d_weight
 
 
-def _kept_backward(ctx, inputs, d_log_prob, d_lse, workspace, d_weight):
+def _saved_backward(ctx, inputs, d_log_prob, d_lse, workspace, d_weight):
     hidden, weight, target, bias = inputs
     problem = _problem(*inputs, *ctx.call, ctx.outputs)
     gradients = problem.gradients | dict(d_weight=d_weight)

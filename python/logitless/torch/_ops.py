@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._options import HeadOptions, LossOptions
 from . import _engine, _float64
-from ._ranks import ALL, Words, told
+from ._ranks import ALL, VocabShard, raise_on_all_ranks
 
 HIDDEN, WEIGHT, BIAS = 1, 2, 4  # bits of `needs`
 
@@ -108,7 +108,7 @@ def _made(reduction: str, grad_losses: Optional[Tensor], needs: int) -> int:
 
 def run_cross_entropy(
     hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options: LossOptions,
-    compute: Optional[torch.dtype], needs: int, argmax: bool, words: Words = ALL, waits: Optional[bool] = None,
+    compute: Optional[torch.dtype], needs: int, argmax: bool, vocab_shard: VocabShard = ALL, waits: Optional[bool] = None,
 ):
     """Returns (loss, lse, argmax, d_hidden, d_weight, d_bias); an argmax or gradient that is not asked for is empty.
     waits: the gradients will be multiplied by an upstream gradient, and have the dtypes in which they are saved until
@@ -148,7 +148,7 @@ def run_cross_entropy(
         dict(hidden=x, weight=w, targets=target, bias=b, class_weight=class_weight, token_weight=token_weight,
              target_weight=target_weight, grad_losses=grad_losses),
         dict(loss=loss, d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias, lse=lse, argmax=index if argmax else None),
-        words,
+        vocab_shard,
     )
     return (
         loss, lse, index,
@@ -159,7 +159,7 @@ def run_cross_entropy(
 
 
 def run_head(
-    hidden, weight, target, bias, options: HeadOptions, compute, argmax: bool, words: Words = ALL, entropy: bool = True
+    hidden, weight, target, bias, options: HeadOptions, compute, argmax: bool, vocab_shard: VocabShard = ALL, entropy: bool = True
 ):
     """Returns (log_prob, entropy, lse, argmax). log_prob is shaped as target, the others are [...]. argmax is -1 for
     ignored tokens, and empty unless asked for. So is the entropy, except in float64."""
@@ -173,7 +173,7 @@ def run_head(
         return log_prob.reshape(target.shape), made.reshape(lead), lse.reshape(lead), index
     target, b = _vectors(x.device, target, bias)
     outputs = head_outputs(target, lead, argmax, entropy)
-    _engine.head_forward(options, dict(hidden=x, weight=w, targets=target, bias=_bias(b, w)), outputs, words)
+    _engine.head_forward(options, dict(hidden=x, weight=w, targets=target, bias=_bias(b, w)), outputs, vocab_shard)
     return head_results(outputs)
 
 
@@ -196,7 +196,7 @@ def head_results(outputs: dict[str, Optional[Tensor]]) -> tuple[Tensor, Tensor, 
 
 
 def run_head_backward(
-    hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options: HeadOptions, compute, needs, words: Words = ALL
+    hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options: HeadOptions, compute, needs, vocab_shard: VocabShard = ALL
 ):
     x, w = _compute(hidden, compute), _compute(weight, compute)
     need = _bits(needs)
@@ -224,7 +224,7 @@ def run_head_backward(
         dict(hidden=x, weight=w, targets=target, bias=b),
         dict(lse=d_lse, log_prob=d_log_prob, entropy=d_entropy),
         dict(d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias),
-        words,
+        vocab_shard,
     )
     return (
         _empty(x) if d_hidden is None else _finish(d_hidden, hidden),
@@ -247,15 +247,15 @@ def _schema(tensors: str, options: tuple[type[NamedTuple], ...], last: str, resu
 
 
 _LOSS_TENSORS = "hidden weight target bias? class_weight? token_weight? target_weight? grad_losses?"
-_LOSS_SCHEMA = _schema(_LOSS_TENSORS, (LossOptions, Words), "ScalarType? compute, SymInt needs, bool argmax", 6)
-_VALUES = len(LossOptions._fields) + len(Words._fields)
+_LOSS_SCHEMA = _schema(_LOSS_TENSORS, (LossOptions, VocabShard), "ScalarType? compute, SymInt needs, bool argmax", 6)
+_VALUES = len(LossOptions._fields) + len(VocabShard._fields)
 _LOSS_INPUTS = len(_LOSS_TENSORS.split()) + _VALUES + 3
 
 
-def split_values(options: type[NamedTuple], values) -> tuple[NamedTuple, Words]:
+def split_values(options: type[NamedTuple], values) -> tuple[NamedTuple, VocabShard]:
     """Returns the options and the vocabulary shard from the flat values of an operator."""
     count = len(options._fields)
-    return options(*values[:count]), Words(*values[count:])
+    return options(*values[:count]), VocabShard(*values[count:])
 
 
 def _fake_gradients(hidden, weight, bias, compute, needs: int, waits: bool):
@@ -274,10 +274,10 @@ def cross_entropy_op(
     hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *rest
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     *values, compute, needs, argmax = rest
-    options, words = split_values(LossOptions, values)
+    options, vocab_shard = split_values(LossOptions, values)
     return run_cross_entropy(
         hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options, compute,
-        needs, argmax, words,
+        needs, argmax, vocab_shard,
     )
 
 
@@ -298,7 +298,7 @@ def _(hidden, weight, target, bias, class_weight, token_weight, target_weight, g
 def _setup_loss(ctx, inputs, output):
     (hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *values, compute, needs,
      argmax) = inputs
-    ctx.options, ctx.words = split_values(LossOptions, values)
+    ctx.options, ctx.vocab_shard = split_values(LossOptions, values)
     ctx.compute, ctx.needs = compute, needs
     ctx.set_materialize_grads(False)
     if ctx.options.reduction == "none":
@@ -323,7 +323,7 @@ def _loss_backward(ctx, d_loss, d_lse=None, *_):
     if ctx.options.reduction == "none":
         hidden, weight, target, bias, class_weight, token_weight, target_weight = ctx.saved_tensors
         *_, d_hidden, d_weight, d_bias = torch.ops.logitless.cross_entropy(
-            hidden, weight, target, bias, class_weight, token_weight, target_weight, d_loss, *ctx.options, *ctx.words,
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, d_loss, *ctx.options, *ctx.vocab_shard,
             ctx.compute, ctx.needs, False,
         )
         gradients = (d_hidden, d_weight, d_bias)
@@ -337,19 +337,19 @@ cross_entropy_op.register_autograd(_loss_backward, setup_context=_setup_loss)
 
 
 _HEAD_SCHEMA = _schema(
-    "hidden weight target bias?", (HeadOptions, Words), "ScalarType? compute, SymInt needs, bool argmax", 4
+    "hidden weight target bias?", (HeadOptions, VocabShard), "ScalarType? compute, SymInt needs, bool argmax", 4
 )
 _HEAD_BACKWARD_SCHEMA = _schema(
-    "hidden weight target bias? d_log_prob? d_entropy? d_lse?", (HeadOptions, Words), "ScalarType? compute, SymInt needs", 3
+    "hidden weight target bias? d_log_prob? d_entropy? d_lse?", (HeadOptions, VocabShard), "ScalarType? compute, SymInt needs", 3
 )
-_HEAD_INPUTS = 4 + len(HeadOptions._fields) + len(Words._fields) + 3
+_HEAD_INPUTS = 4 + len(HeadOptions._fields) + len(VocabShard._fields) + 3
 
 
 @torch.library.custom_op("logitless::head", mutates_args=(), schema=_HEAD_SCHEMA)
 def head_op(hidden, weight, target, bias, *rest) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *values, compute, _needs, argmax = rest
-    options, words = split_values(HeadOptions, values)
-    return run_head(hidden, weight, target, bias, options, compute, argmax, words)
+    options, vocab_shard = split_values(HeadOptions, values)
+    return run_head(hidden, weight, target, bias, options, compute, argmax, vocab_shard)
 
 
 @head_op.register_fake
@@ -370,9 +370,9 @@ def head_backward_op(
     hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *rest
 ) -> tuple[Tensor, Tensor, Tensor]:
     *values, compute, needs = rest
-    options, words = split_values(HeadOptions, values)
+    options, vocab_shard = split_values(HeadOptions, values)
     return run_head_backward(
-        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options, compute, needs, words
+        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options, compute, needs, vocab_shard
     )
 
 
@@ -384,7 +384,7 @@ def _(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *rest):
 
 def _setup_head(ctx, inputs, output):
     hidden, weight, target, bias, *values, compute, needs, _ = inputs
-    ctx.options, ctx.words = split_values(HeadOptions, values)
+    ctx.options, ctx.vocab_shard = split_values(HeadOptions, values)
     ctx.compute, ctx.needs = compute, needs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(hidden, weight, target, bias)
@@ -396,7 +396,7 @@ def _head_backward(ctx, d_log_prob, d_entropy, d_lse, *_):
         return (None, None, None, None, *nothing)
     hidden, weight, target, bias = ctx.saved_tensors
     gradients = torch.ops.logitless.head_backward(
-        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *ctx.options, *ctx.words, ctx.compute, ctx.needs
+        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *ctx.options, *ctx.vocab_shard, ctx.compute, ctx.needs
     )
     d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(ctx.needs)))
     return (d_hidden, d_weight, None, d_bias, *nothing)
@@ -438,14 +438,14 @@ def refuse_second_derivatives() -> None:
 class LossFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax, words
+        ctx, hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax, vocab_shard
     ):
         none = options.reduction == "none"
         loss, lse, index, *gradients = run_cross_entropy(
             hidden, weight, target, bias, class_weight, token_weight, target_weight, None, options, compute,
-            needs, argmax, words,
+            needs, argmax, vocab_shard,
         )
-        ctx.options, ctx.compute, ctx.needs, ctx.words = options, compute, needs, words
+        ctx.options, ctx.compute, ctx.needs, ctx.vocab_shard = options, compute, needs, vocab_shard
         ctx.set_materialize_grads(False)
         if none:
             ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, target_weight)
@@ -463,10 +463,10 @@ class LossFunction(torch.autograd.Function):
             return (None, None, None, None, *nothing)
         need = _bits(ctx.needs)
         if ctx.options.reduction == "none":
-            *_, d_hidden, d_weight, d_bias = told(
-                ctx.words.group,
+            *_, d_hidden, d_weight, d_bias = raise_on_all_ranks(
+                ctx.vocab_shard.group,
                 lambda: run_cross_entropy(
-                    *ctx.saved_tensors, d_loss, ctx.options, ctx.compute, ctx.needs, False, ctx.words
+                    *ctx.saved_tensors, d_loss, ctx.options, ctx.compute, ctx.needs, False, ctx.vocab_shard
                 ),
             )
             gradients = (d_hidden, d_weight, d_bias)
@@ -478,11 +478,11 @@ class LossFunction(torch.autograd.Function):
 
 class HeadFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, target, options, compute, needs, argmax, words, entropy):
-        ctx.options, ctx.compute, ctx.needs, ctx.words = options, compute, needs, words
+    def forward(ctx, hidden, weight, bias, target, options, compute, needs, argmax, vocab_shard, entropy):
+        ctx.options, ctx.compute, ctx.needs, ctx.vocab_shard = options, compute, needs, vocab_shard
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, target, bias)
-        *numbers, index = run_head(hidden, weight, target, bias, options, compute, argmax, words, entropy)
+        *numbers, index = run_head(hidden, weight, target, bias, options, compute, argmax, vocab_shard, entropy)
         ctx.mark_non_differentiable(index)
         return *numbers, index
 
@@ -492,10 +492,10 @@ class HeadFunction(torch.autograd.Function):
         nothing = (None,) * 7
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return (None, None, None, *nothing)
-        gradients = told(
-            ctx.words.group,
+        gradients = raise_on_all_ranks(
+            ctx.vocab_shard.group,
             lambda: run_head_backward(
-                *ctx.saved_tensors, d_log_prob, d_entropy, d_lse, ctx.options, ctx.compute, ctx.needs, ctx.words
+                *ctx.saved_tensors, d_log_prob, d_entropy, d_lse, ctx.options, ctx.compute, ctx.needs, ctx.vocab_shard
             ),
         )
         d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(ctx.needs)))

@@ -29,19 +29,19 @@ _FAILED = -1
 _TEXT = 512  # bytes of a message that is propagated to other ranks
 
 
-class Words(NamedTuple):
+class VocabShard(NamedTuple):
     """This rank's vocabulary shard, as values that operators accept. Without a group: the full vocabulary."""
 
     group: str = ""  # the name of a process group
     vocab: int = 0
-    first_word: int = 0
+    vocab_begin: int = 0
     tokens: bool = False  # hidden and everything per token are this rank's own
-    moves: int = c.MOVES_PLANNED  # the exchange of such tokens or of weights
+    exchange: int = c.EXCHANGE_PLANNED  # the exchange of such tokens or of weights
     columns: int = -1  # this rank's columns of weight, if columns are sharded
-    dealt: bool = False  # the vocabulary is interleaved for load balance
+    interleaved: bool = False  # the vocabulary is interleaved for load balance
 
 
-ALL = Words()
+ALL = VocabShard()
 
 
 class Exchanges(NamedTuple):
@@ -207,12 +207,12 @@ def _all_gather(all, mine, group):
     getattr(dist, gather)(all, mine, group=group)
 
 
-def _all_to_all(pieces_of_all, pieces, group):
+def _all_to_all(slices_of_all, slices, group):
     import torch.distributed as dist
 
     if isinstance(group, _Hosts):
-        return group.group.alltoall_base(pieces_of_all, pieces, [], []).wait()
-    dist.all_to_all_single(pieces_of_all, pieces, group=group)
+        return group.group.alltoall_base(slices_of_all, slices, [], []).wait()
+    dist.all_to_all_single(slices_of_all, slices, group=group)
 
 
 def _host_exchange(function, group):
@@ -270,9 +270,9 @@ def _nccl_communicator(of: Group, device: torch.device) -> Communicator | None:
         return None
     wanted = of.exchanges
     able = of.on_one_host() and not c.lib.logitless_nccl_missing()
-    told = np.array([able, *wanted], np.int64)
-    every = of.gather(told)
-    if (every[:, 1:] != told[1:]).any():
+    facts = np.array([able, *wanted], np.int64)
+    every = of.gather(facts)
+    if (every[:, 1:] != facts[1:]).any():
         raise ValueError(f"configure_exchanges: expected the same on all ranks of a group, got {every[:, 1:].tolist()}")
     if wanted.process_group or not every[:, 0].all():
         return None
@@ -417,14 +417,14 @@ def _resolves(name: str, group: Group) -> bool:
         return False
 
 
-def struct_of(words: Words, device: torch.device) -> c.Sharding:
+def struct_of(vocab_shard: VocabShard, device: torch.device) -> c.Sharding:
     struct = c.new(c.Sharding)
-    struct.words = group_of(words.group).of_memory(device).handle
-    struct.vocab, struct.first_word = words.vocab, words.first_word
-    struct.tokens, struct.moves = int(words.tokens), words.moves
-    struct.dealt = int(words.dealt)
-    if words.columns >= 0:
-        struct.weight, struct.columns = c.WEIGHT_COLUMNS, words.columns
+    struct.vocab_group = group_of(vocab_shard.group).of_memory(device).handle
+    struct.vocab, struct.vocab_begin = vocab_shard.vocab, vocab_shard.vocab_begin
+    struct.tokens, struct.exchange = int(vocab_shard.tokens), vocab_shard.exchange
+    struct.interleaved = int(vocab_shard.interleaved)
+    if vocab_shard.columns >= 0:
+        struct.weight, struct.columns = c.WEIGHT_COLUMNS, vocab_shard.columns
     return struct
 
 
@@ -440,7 +440,7 @@ def together(group: Group, function: Callable[[], Result]) -> Result:
         raise
 
 
-def told(name: str, function: Callable[[], Result], tell: Callable[[], bool] = lambda: True) -> Result:
+def raise_on_all_ranks(name: str, function: Callable[[], Result], propagate: Callable[[], bool] = lambda: True) -> Result:
     """Runs ``function()``, which makes library calls together with the ranks of the group ``name`` (empty: none). If it
     fails before the first call, and ``tell()`` is true, the failure is propagated to the other ranks."""
     if not name or torch.compiler.is_compiling():
@@ -450,54 +450,54 @@ def told(name: str, function: Callable[[], Result], tell: Callable[[], bool] = l
     try:
         return function()
     except Exception as error:
-        if group.calls == before and not getattr(error, "_logitless_told", False) and tell():
+        if group.calls == before and not getattr(error, "_logitless_told", False) and propagate():
             group.fail(error)
         raise
 
 
 class Sharding(NamedTuple):
-    """A vocabulary sharded over the ranks of ``group``, for plain tensors. Each rank's weight is rows ``[first_word,
-    first_word + rows)`` of ``vocab``, and its bias is [rows]. The number of rows may differ between ranks and be 0.
+    """A vocabulary sharded over the ranks of ``group``, for plain tensors. Each rank's weight is rows ``[vocab_begin,
+    vocab_begin + rows)`` of ``vocab``, and its bias is [rows]. The number of rows may differ between ranks and be 0.
     Other values of the vocabulary are global: targets, ``class_weight``, label smoothing, argmax. Calls are collective.
 
     Args:
         group: a ``torch.distributed.ProcessGroup``; there is no default.
-        vocab, first_word: None: the ranks' rows are concatenated in rank order, or vocab ends at the largest last row;
+        vocab, vocab_begin: None: the ranks' rows are concatenated in rank order, or vocab ends at the largest last row;
             either takes an exchange of 8 bytes.
         tokens: hidden, target and everything per token are this rank's own tokens, of any number (sequence-parallel
             input). Otherwise they are the same on all ranks. Either way a mean or sum is over all tokens and the same
             on all ranks, and gradients are complete. The upstream gradient must be the same on all ranks.
-        moves: with ``tokens``, the data that ranks exchange; the same on all ranks. "tokens": hidden states and slices
+        exchange: with ``tokens``, the data that ranks exchange; the same on all ranks. "tokens": hidden states and slices
             of their gradient. "weights": rows of weight, a slice at a time, and slices of its gradient; takes 4 GEMMs.
             "planned": the one predicted to be faster.
-        weight: how weight is sharded. "words": by rows. "columns": weight is [vocab, C] with all rows, and C (0 or
+        weight: how weight is sharded. "rows": vocabulary entries. "columns": weight is [vocab, C] with all rows, and C (0 or
             more) of hidden's D columns, in rank order. Then bias and its gradient are full and the same on all ranks.
             It requires ``tokens``, and weights are exchanged.
-        dealt: the vocabulary was interleaved with ``deal_words``, so that frequent entries are spread evenly; plans of
+        interleaved: the vocabulary was interleaved with ``interleave_vocab``, so that frequent entries are spread evenly; plans of
             the far field depend on it. The same on all ranks.
     """
 
     group: Any
     vocab: Optional[int] = None
-    first_word: Optional[int] = None
+    vocab_begin: Optional[int] = None
     tokens: bool = False
-    moves: str = "planned"
-    weight: str = "words"
-    dealt: bool = False
+    exchange: str = "planned"
+    weight: str = "rows"
+    interleaved: bool = False
 
 
-def deal_words(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, seed: int = 0) -> torch.Tensor:
+def interleave_vocab(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, seed: int = 0) -> torch.Tensor:
     """Returns a permutation, i64 [vocab], that interleaves the vocabulary for load balance: each of ``ranks`` equal
     parts has as many frequent and rare entries.
 
     Tokenizers order ids from frequent to rare. With contiguous shards of that order, the far field selects almost all
     tiles of the first rank. A ``Sharding`` takes contiguous ranges, so the vocabulary is permuted when a checkpoint is
-    loaded, and ``Sharding(dealt=True)`` informs the planner:
+    loaded, and ``Sharding(interleaved=True)`` informs the planner:
 
-    - rank r's rows are ``weight[dealt].tensor_split(ranks)[r]``, and likewise the bias's
-    - targets, and other token ids, become ``torch.argsort(dealt)[target]``
-    - a class weight becomes ``class_weight[dealt]``
-    - ``weight[torch.argsort(dealt)]`` of all ranks' concatenated rows is the checkpoint's weight
+    - rank r's rows are ``weight[interleaved].tensor_split(ranks)[r]``, and likewise the bias's
+    - targets, and other token ids, become ``torch.argsort(interleaved)[target]``
+    - a class weight becomes ``class_weight[interleaved]``
+    - ``weight[torch.argsort(interleaved)]`` of all ranks' concatenated rows is the checkpoint's weight
 
     Args:
         average: [vocab], the frequencies of the entries (counts or average probabilities); None: ordered by id.
@@ -515,14 +515,14 @@ def deal_words(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, s
         if tuple(average.shape) != (vocab,):
             raise ValueError(f"average: expected [{vocab}], got {list(average.shape)}")
         average = average.detach().to("cpu", torch.float32).contiguous()
-    dealt = torch.empty(vocab, dtype=torch.int32)
+    interleaved = torch.empty(vocab, dtype=torch.int32)
     values = None if average is None else ctypes.cast(average.data_ptr(), ctypes.POINTER(ctypes.c_float))
-    to = ctypes.cast(dealt.data_ptr(), ctypes.POINTER(ctypes.c_int32))
-    c.check(c.lib.logitless_deal_words(vocab, ranks, values, seed, to))
-    return dealt.long()
+    to = ctypes.cast(interleaved.data_ptr(), ctypes.POINTER(ctypes.c_int32))
+    c.check(c.lib.logitless_interleave_vocab(vocab, ranks, values, seed, to))
+    return interleaved.long()
 
 
-def words_of(sharding: Any, rows: int, columns: int) -> Words:
+def vocab_shard_of(sharding: Any, rows: int, columns: int) -> VocabShard:
     """Returns the vocabulary shard of the argument ``sharding``, for this rank's weight [rows, columns]. Raises
     TypeError and ValueError."""
     if not isinstance(sharding, Sharding):
@@ -530,42 +530,42 @@ def words_of(sharding: Any, rows: int, columns: int) -> Words:
     name = getattr(sharding.group, "group_name", None)
     if not isinstance(name, str):
         raise TypeError(f"sharding.group: expected a torch.distributed.ProcessGroup, got {type(sharding.group).__name__}")
-    if sharding.first_word is None and sharding.vocab is not None:
-        raise ValueError(f"sharding: expected first_word beside vocab={sharding.vocab!r}, got None")
-    for field in ("vocab", "first_word"):
+    if sharding.vocab_begin is None and sharding.vocab is not None:
+        raise ValueError(f"sharding: expected vocab_begin beside vocab={sharding.vocab!r}, got None")
+    for field in ("vocab", "vocab_begin"):
         value = getattr(sharding, field)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62):
-            raise ValueError(f"sharding.{field}: expected a number of words from 0 on, got {value!r}")
-    for field in ("tokens", "dealt"):
+            raise ValueError(f"sharding.{field}: expected a number of vocabulary entries from 0 on, got {value!r}")
+    for field in ("tokens", "interleaved"):
         if not isinstance(getattr(sharding, field), bool):
             raise TypeError(f"sharding.{field}: expected True or False, got {getattr(sharding, field)!r}")
-    if sharding.moves not in c.MOVEMENTS:
-        raise ValueError(f"sharding.moves: expected one of {', '.join(map(repr, c.MOVEMENTS))}, got {sharding.moves!r}")
-    if not sharding.tokens and sharding.moves != "planned":
-        raise ValueError(f"sharding.moves: expected 'planned' where all ranks have all tokens, got {sharding.moves!r}")
+    if sharding.exchange not in c.EXCHANGE_MODES:
+        raise ValueError(f"sharding.exchange: expected one of {', '.join(map(repr, c.EXCHANGE_MODES))}, got {sharding.exchange!r}")
+    if not sharding.tokens and sharding.exchange != "planned":
+        raise ValueError(f"sharding.exchange: expected 'planned' where all ranks have all tokens, got {sharding.exchange!r}")
     if sharding.weight not in c.WEIGHT_SHARDINGS:
         raise ValueError(
             f"sharding.weight: expected one of {', '.join(map(repr, c.WEIGHT_SHARDINGS))}, got {sharding.weight!r}"
         )
-    moves = c.MOVEMENTS[sharding.moves]
+    exchange = c.EXCHANGE_MODES[sharding.exchange]
     if sharding.weight == "columns":
-        if not sharding.tokens or sharding.moves == "tokens":
+        if not sharding.tokens or sharding.exchange == "tokens":
             raise ValueError("sharding.weight: 'columns' move to each rank's own tokens; expected tokens=True and weights that move")
-        if sharding.first_word not in (None, 0) or sharding.vocab not in (None, rows):
-            raise ValueError(f"sharding: columns are of all {rows} words, got vocab={sharding.vocab!r}, first_word={sharding.first_word!r}")
-        return Words(name, rows, 0, True, moves, columns)
+        if sharding.vocab_begin not in (None, 0) or sharding.vocab not in (None, rows):
+            raise ValueError(f"sharding: columns are of all {rows} vocabulary entries, got vocab={sharding.vocab!r}, vocab_begin={sharding.vocab_begin!r}")
+        return VocabShard(name, rows, 0, True, exchange, columns)
     if sharding.vocab is not None:
-        return Words(name, sharding.vocab, sharding.first_word, sharding.tokens, moves, dealt=sharding.dealt)
+        return VocabShard(name, sharding.vocab, sharding.vocab_begin, sharding.tokens, exchange, interleaved=sharding.interleaved)
     if torch.compiler.is_compiling():
-        raise ValueError("sharding: expected vocab and first_word under torch.compile, got None")
+        raise ValueError("sharding: expected vocab and vocab_begin under torch.compile, got None")
     group = group_of(name)
-    first = sharding.first_word
+    first = sharding.vocab_begin
     if first is not None:
         vocab = max(together(group, lambda: _rows(group, first + rows)))
-        return Words(name, vocab, first, sharding.tokens, moves, dealt=sharding.dealt)
+        return VocabShard(name, vocab, first, sharding.tokens, exchange, interleaved=sharding.interleaved)
     counts = together(group, lambda: _rows(group, rows))
     before = sum(counts[: group.communicator.rank])
-    return Words(name, sum(counts), before, sharding.tokens, moves, dealt=sharding.dealt)
+    return VocabShard(name, sum(counts), before, sharding.tokens, exchange, interleaved=sharding.interleaved)
 
 
 def _rows(group: Group, rows: int) -> list[int]:

@@ -18,7 +18,7 @@ from .._far_field import Report, Statistics
 from .._options import LossOptions, either_name, struct_of
 from . import _arguments, _distributed, _engine, _func, _ops, _ranks
 from ._ops import BIAS, HIDDEN, WEIGHT
-from ._ranks import ALL, Words
+from ._ranks import ALL, VocabShard
 from .loss import Prepared, _autocast, _needs, _plain, linear_cross_entropy, prepare
 
 # Options of linear_cross_entropy that a far-field step does not support.
@@ -26,7 +26,7 @@ _REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
-_SAMPLED_WORDS = 1024
+_SAMPLED_VOCAB = 1024
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -48,8 +48,8 @@ class _Arguments:
             None if t is None else (t.shape, t.dtype, t.device) for t in call.tensors()
         )
         hidden, weight, *vectors = call.tensors()
-        words = weight[:: max(-(-weight.shape[0] // _SAMPLED_WORDS), 1)]
-        self.marks = [_bits(rows).sum(-1, dtype=torch.int64) for rows in (hidden, words)]
+        vocab_shard = weight[:: max(-(-weight.shape[0] // _SAMPLED_VOCAB), 1)]
+        self.marks = [_bits(rows).sum(-1, dtype=torch.int64) for rows in (hidden, vocab_shard)]
         self.marks += [_bits(t).clone() for t in vectors if t is not None]
 
     def __eq__(self, other) -> bool:
@@ -128,7 +128,7 @@ class _Run:
         step.repeated = True
         return step
 
-    def take(self, tensors, options: LossOptions, compute, needs: int, words: Words = ALL):
+    def take(self, tensors, options: LossOptions, compute, needs: int, vocab_shard: VocabShard = ALL):
         """Takes a step and returns (loss, d_hidden, d_weight, d_bias). The gradients are for an upstream gradient of 1,
         in the dtypes in which they are saved, and empty if not needed. With a group, the step is collective."""
         hidden, weight, target, bias, *weights = tensors
@@ -151,14 +151,14 @@ class _Run:
         )
 
         def step():
-            if words.group:
+            if vocab_shard.group:
                 group.ready(0)  # raises the error of a rank that failed before
-                inputs.sharding = ctypes.pointer(_ranks.struct_of(words, device))
+                inputs.sharding = ctypes.pointer(_ranks.struct_of(vocab_shard, device))
             _engine.on_device(device, lambda: self.head_at(device).step(struct_of(options), inputs, outputs))
 
         with self.lock:
-            if words.group:
-                group = _ranks.group_of(words.group)
+            if vocab_shard.group:
+                group = _ranks.group_of(vocab_shard.group)
                 group.calls += 1
                 _ranks.together(group, step)
             else:
@@ -182,12 +182,12 @@ class _StepFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, rest):
-        run, call, compute, needs, words = rest
+        run, call, compute, needs, vocab_shard = rest
         ctx.needs, ctx.dtypes = needs, _ops.dtypes_of(hidden, weight, bias)
         arguments = _Arguments(call, compute, needs)
         ctx.step = run.found(arguments) if _in_backward() != -1 else None
         if ctx.step is None:
-            loss, *gradients = run.take(call.tensors(), call.options, compute, needs, words)
+            loss, *gradients = run.take(call.tensors(), call.options, compute, needs, vocab_shard)
             ctx.step = _Step(arguments, loss, gradients)
             with run.lock:
                 run.steps = [ref for ref in run.steps if ref() is not None] + [weakref.ref(ctx.step)]
@@ -349,7 +349,7 @@ class FarFieldHead(nn.Module):
     ) -> Tensor:
         a = _arguments.bind((hidden, weight, target, bias), options)
         group = "" if a["sharding"] is None else _distributed.group_of(a)
-        return _ranks.told(group, lambda: self._forward(a, options))
+        return _ranks.raise_on_all_ranks(group, lambda: self._forward(a, options))
 
     def _forward(self, a: dict[str, Any], options: dict[str, Any]) -> Tensor:
         target = a["target"]
@@ -365,25 +365,25 @@ class FarFieldHead(nn.Module):
                 "reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward"
             )
         if target.is_floating_point():
-            raise NotImplementedError("target: class probabilities have no far field; give words and target_weight")
+            raise NotImplementedError("target: class probabilities have no far field; give classes and target_weight")
         if a["sharding"] is None:
             a.update(zip(_NAMES, _distributed.local(*(a[n] for n in _NAMES))))
         else:
-            a["words"], _ = _distributed.place(a)
+            a["vocab_shard"], _ = _distributed.place(a)
         hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
-        words = a.get("words", ALL)
-        if words.columns >= 0:
-            raise NotImplementedError("sharding.weight: 'columns' move, and words of the far field stay; expected 'words'")
+        vocab_shard = a.get("vocab_shard", ALL)
+        if vocab_shard.columns >= 0:
+            raise NotImplementedError("sharding.weight: 'columns' move, and vocabulary entries of the far field stay; expected 'rows'")
         if weight.dim() != 2:
             raise NotImplementedError(f"weight: expected [V, D], got {list(weight.shape)}")
         if hidden.dtype == torch.float64:
             raise NotImplementedError("hidden: float64 has no far field; expected float32, bfloat16 or float16")
         needs = _needs(hidden, weight, bias)
-        no_step = hidden.numel() == 0 and not words.tokens and not self._run.replicas
+        no_step = hidden.numel() == 0 and not vocab_shard.tokens and not self._run.replicas
         if not (self.training and needs) or no_step:
             budget = self._options.memory_budget or None
             given = {**options, "memory_budget": budget}
-            if words.group:
+            if vocab_shard.group:
                 given.pop("vocab_parallel_options", None)
                 given["sharding"] = a["sharding"]
             return linear_cross_entropy(hidden, weight, a["target"], bias, **given)
@@ -393,13 +393,13 @@ class FarFieldHead(nn.Module):
         if _func.active():
             raise NotImplementedError("FarFieldHead: a step has a state, and cannot be transformed by torch.func")
         compute = _autocast(call.hidden, call.weight)
-        words: Words = a.get("words", ALL)
-        if words.group and self._run.replicas:
-            raise ValueError("sharding: expected none for a FarFieldHead with replicas, which have all words each")
+        vocab_shard: VocabShard = a.get("vocab_shard", ALL)
+        if vocab_shard.group and self._run.replicas:
+            raise ValueError("sharding: expected none for a FarFieldHead with replicas, which have the full vocabulary each")
         if _plain(*call.tensors()):
-            rest = (self._run, call, compute, needs, words)
+            rest = (self._run, call, compute, needs, vocab_shard)
             loss = _StepFunction.apply(call.hidden, call.weight, call.bias, rest)
-        elif words.group:
+        elif vocab_shard.group:
             raise NotImplementedError("sharding: FarFieldHead takes it in eager calls, not under torch.compile")
         else:
             loss, *_ = torch.ops.logitless.far_field_step(*call.tensors(), *call.options, compute, needs, self._number)

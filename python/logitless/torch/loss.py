@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from .. import _token_loss
 from .._options import DEFAULT, HeadOptions, LossOptions, either_name, head_options, term_docs, unexpected
 from . import _arguments, _distributed, _fast, _func, _kept, _own, _positions
-from ._kept import KeptHeadFunction
+from ._kept import SavedHeadFunction
 from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_aligned, run_cross_entropy, run_head
-from ._ranks import ALL, Sharding, Words, told
+from ._ranks import ALL, Sharding, VocabShard, raise_on_all_ranks
 
 
 def _autocast(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
@@ -45,24 +45,24 @@ def _plain(*tensors) -> bool:
     )
 
 
-def _cross_entropy(hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax, words=ALL):
+def _cross_entropy(hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax, vocab_shard=ALL):
     """Returns (loss, lse without a gradient, argmax or an empty tensor)."""
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
     if not _plain(hidden, weight, target, bias, class_weight, token_weight, target_weight):
         loss, lse, index, *_ = _func.cross_entropy(
-            hidden, weight, target, bias, class_weight, token_weight, target_weight, None, *options, *words, compute,
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, None, *options, *vocab_shard, compute,
             needs, argmax,
         )
         return loss, lse.detach(), index
     if not needs:
         loss, lse, index, *_ = run_cross_entropy(
             hidden, weight, target, bias, class_weight, token_weight, target_weight, None, options, compute, 0, argmax,
-            words,
+            vocab_shard,
         )
         return loss, lse, index
     return LossFunction.apply(
-        hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax, words
+        hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax, vocab_shard
     )
 
 
@@ -88,13 +88,13 @@ def _soft_targets(target: Tensor, vocab: int, hidden: Tensor):
         )
     if vocab > 65536:
         raise NotImplementedError(
-            f"target: class probabilities of {vocab} words are not supported, at most 65536; give the largest as target "
+            f"target: class probabilities of {vocab} vocabulary entries are not supported, at most 65536; give the largest as target "
             "[..., K] and target_weight"
         )
     if target.requires_grad:
         raise NotImplementedError("target: class probabilities have no gradient here; detach them")
-    words = torch.arange(vocab, device=target.device).expand(target.shape)
-    return words, target.float() if target.dtype != torch.float64 else target
+    vocab_shard = torch.arange(vocab, device=target.device).expand(target.shape)
+    return vocab_shard, target.float() if target.dtype != torch.float64 else target
 
 
 def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
@@ -171,12 +171,12 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
 
     def call():
         _arguments.check_tensors(a)
-        a["words"], a["own"] = _distributed.place(a)
+        a["vocab_shard"], a["own"] = _distributed.place(a)
         if a["weight"].dim() > 2:
             return _positions.cross_entropy(_loss, a)
         return _loss(a, key, args)
 
-    return told(_distributed.group_of(a), call, lambda: not a.get("gathered"))
+    return raise_on_all_ranks(_distributed.group_of(a), call, lambda: not a.get("gathered"))
 
 
 if linear_cross_entropy.__doc__:  # not under python -OO
@@ -208,9 +208,9 @@ def prepare(a: dict[str, Any]) -> Prepared:
     """Checks and converts bound arguments. Raises the errors of linear_cross_entropy."""
     options = _arguments.loss_options(a)
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
-    words: Words = a.get("words", ALL)
-    _arguments.check_head(hidden, weight, bias, words.columns)
-    vocab = words.vocab if words.group else weight.shape[0]
+    vocab_shard: VocabShard = a.get("vocab_shard", ALL)
+    _arguments.check_head(hidden, weight, bias, vocab_shard.columns)
+    vocab = vocab_shard.vocab if vocab_shard.group else weight.shape[0]
     if a["chunk"] is not None and not options.memory_budget:
         options = options._replace(memory_budget=-_arguments.chunk_bytes(a["chunk"], hidden, weight))
     token_weight, target_weight = a["token_weight"], a["target_weight"]
@@ -266,8 +266,8 @@ def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
     """Computes linear_cross_entropy of bound arguments, with a weight [V, D]. ``key``: the cache key of the plain call
     ``args``."""
     call = prepare(a)
-    words, own = a.get("words", ALL), a.get("own", False)
-    together = words.tokens and not own  # a mean includes tokens of other ranks
+    vocab_shard, own = a.get("vocab_shard", ALL), a.get("own", False)
+    together = vocab_shard.tokens and not own  # a mean includes tokens of other ranks
     if together and a["accuracy"]:
         raise NotImplementedError("accuracy: not of sharded tokens; compare return_argmax with the targets")
     options, lead, per_token = call.options, call.lead, call.per_token
@@ -292,14 +292,14 @@ def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
     # The loss itself returns an lse without a gradient; the head's outputs all have gradients.
     of_head = a["return_target_logits"] or (a["return_lse"] and _needs(hidden, weight, bias))
     if of_head:
-        log_prob, lse, index = _head_outputs(hidden, weight, target, bias, options, argmax, words)
+        log_prob, lse, index = _head_outputs(hidden, weight, target, bias, options, argmax, vocab_shard)
     if of_head and not (per_token or options.label_smoothing or class_weight is not None or together):
         loss = _from_head(log_prob, lse, target, token_weight, options)
     else:
         loss_of = _own.cross_entropy if own and options.reduction != "none" else _cross_entropy
         loss, loss_lse, loss_index = loss_of(
             hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax and not of_head,
-            words,
+            vocab_shard,
         )
         lse, index = (lse, index) if of_head else (loss_lse, loss_index)
     if isinstance(normalizer, Tensor):
@@ -344,9 +344,9 @@ def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
     return total
 
 
-def _head_outputs(hidden, weight, target, bias, options: LossOptions, argmax: bool, words: Words):
+def _head_outputs(hidden, weight, target, bias, options: LossOptions, argmax: bool, vocab_shard: VocabShard):
     """Returns (log_prob, lse, argmax or an empty tensor) with the options of a loss."""
-    log_prob, _, lse, index = _head(hidden, weight, target, bias, head_options(options), Asked(argmax, entropy=False), words)
+    log_prob, _, lse, index = _head(hidden, weight, target, bias, head_options(options), Asked(argmax, entropy=False), vocab_shard)
     return log_prob, lse, index
 
 
@@ -359,23 +359,23 @@ class Asked(NamedTuple):
     keep: Optional[bool] = False
 
 
-def _head(hidden, weight, target, bias, options: HeadOptions, asked: Asked = Asked(), words: Words = ALL):
+def _head(hidden, weight, target, bias, options: HeadOptions, asked: Asked = Asked(), vocab_shard: VocabShard = ALL):
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
     plain = _plain(hidden, weight, target, bias)
-    reason = "" if asked.keep is False or not needs else _kept.why_not(hidden, compute, words)
+    reason = "" if asked.keep is False or not needs else _kept.why_not(hidden, compute, vocab_shard)
     if asked.keep and needs and not (plain and reason == ""):
         raise ValueError(f"keep: {reason or 'expected an eager call of plain tensors, got one that is traced'}")
     if not plain:
-        return _func.head(hidden, weight, target, bias, *options, *words, compute, needs, asked.argmax)
+        return _func.head(hidden, weight, target, bias, *options, *vocab_shard, compute, needs, asked.argmax)
     if not needs:
-        return run_head(hidden, weight, target, bias, options, compute, asked.argmax, words, asked.entropy)
+        return run_head(hidden, weight, target, bias, options, compute, asked.argmax, vocab_shard, asked.entropy)
     if asked.keep is not False and reason == "":
-        return KeptHeadFunction.apply(
+        return SavedHeadFunction.apply(
             hidden, weight, bias, target, options, compute, needs, asked.argmax, asked.entropy, bool(asked.keep)
         )
     return HeadFunction.apply(
-        hidden, weight, bias, target, options, compute, needs, asked.argmax, words, asked.entropy
+        hidden, weight, bias, target, options, compute, needs, asked.argmax, vocab_shard, asked.entropy
     )
 
 
@@ -441,15 +441,15 @@ def token_log_probs(
 
     def call():
         _arguments.check_tensors(a)
-        words, _ = _distributed.place(a)
-        return _logprobs(a, checked, asked, words)
+        vocab_shard, _ = _distributed.place(a)
+        return _logprobs(a, checked, asked, vocab_shard)
 
-    return told(_distributed.group_of(a), call, lambda: not a.get("gathered"))
+    return raise_on_all_ranks(_distributed.group_of(a), call, lambda: not a.get("gathered"))
 
 
-def _logprobs(a: dict[str, Any], checked: LossOptions, asked: Asked, words: Words) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _logprobs(a: dict[str, Any], checked: LossOptions, asked: Asked, vocab_shard: VocabShard) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
-    _arguments.check_head(hidden, weight, bias, words.columns)
+    _arguments.check_head(hidden, weight, bias, vocab_shard.columns)
     if target.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"target: expected int32 or int64, got {target.dtype}")
     lead = hidden.shape[:-1]
@@ -462,7 +462,7 @@ def _logprobs(a: dict[str, Any], checked: LossOptions, asked: Asked, words: Word
     if not lead:
         hidden, target = hidden[None], target[None]
     hidden, target = _rows(hidden, target, per_token)
-    log_prob, entropy, lse, argmax = _head(hidden, weight, target, bias, head_options(checked), asked, words)
+    log_prob, entropy, lse, argmax = _head(hidden, weight, target, bias, head_options(checked), asked, vocab_shard)
     entropy = entropy.reshape(lead) if asked.entropy else entropy
     return log_prob.reshape(shape), entropy, lse.reshape(lead), argmax.reshape(lead) if asked.argmax else argmax
 

@@ -240,12 +240,12 @@ class Grower {
 
 // --- unit cotangents
 
-class UnitTangent {
+class UnitCotangent {
  public:
-  UnitTangent(const Graph& g, const Region& region, Value scalar, std::vector<int> degree)
+  UnitCotangent(const Graph& g, const Region& region, Value scalar, std::vector<int> degree)
       : g_(g), region_(region), scalar_(scalar), degree_(std::move(degree)) {}
 
-  UnitTangents run() {
+  UnitCotangents run() {
     out_.name = g_.name;
     for (int id = 0; id < g_.size(); ++id) {
       const Node& n = g_.node(id);
@@ -388,7 +388,7 @@ Region grow_region(const Graph& graph, const Lists<int>& users, Value seed, cons
   return !wide.nodes.empty() && wide.phases < region.phases ? wide : region;
 }
 
-std::optional<UnitTangents> unit_tangents(const Graph& graph, const Region& region) {
+std::optional<UnitCotangents> unit_cotangents(const Graph& graph, const Region& region) {
   if (region.phases < 2) return std::nullopt;
   for (int id = 0; id < graph.size(); ++id) {
     if (region.inside(id) || region.phase[static_cast<std::size_t>(id)] == 0) continue;
@@ -403,7 +403,7 @@ std::optional<UnitTangents> unit_tangents(const Graph& graph, const Region& regi
            !(d == 1 && (how.kind == Chunked::Kind::max || how.kind == Chunked::Kind::lse));
     }
     if (!any || !ok) continue;
-    return UnitTangent(graph, region, {id, 0}, degree).run();
+    return UnitCotangent(graph, region, {id, 0}, degree).run();
   }
   return std::nullopt;
 }

@@ -91,11 +91,11 @@ bool flows(const Region& region, const Graph& graph, int node, std::size_t i);
 // Replaces scalars that later phases wait for although the region depends on them linearly. The
 // gradient is then computed for a scalar of 1 and multiplied after the loop. Returns the rewritten
 // graph, or nothing without such a scalar.
-struct UnitTangents {
+struct UnitCotangents {
   Graph graph;
   Value seed;               // the region's seed in the new graph
   std::vector<int> copies;  // by node of the old graph: its counterpart in the new graph; -1: none
 };
-std::optional<UnitTangents> unit_tangents(const Graph& graph, const Region& region);
+std::optional<UnitCotangents> unit_cotangents(const Graph& graph, const Region& region);
 
 }  // namespace logitless::ir

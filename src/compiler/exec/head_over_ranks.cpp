@@ -30,8 +30,7 @@ ShardedHead HeadOverRanks::State::checked_head() {
           "its own");
   require(sharding.replicas == nullptr,
           "sharding: replicas: expected none: the program itself says what its losses divide by");
-  require(sharding.weight == WeightSharding::words,
-          "sharding: weight: expected words, got columns");
+  require(sharding.weight == WeightSharding::rows, "sharding: weight: expected rows, got columns");
   require(sharding.vocab == mine.shape.vocab, "sharding: vocab: expected the program's ",
           mine.shape.vocab, ", got ", sharding.vocab);
   mine.shape.vocab = rows;
@@ -43,21 +42,20 @@ ShardedHead HeadOverRanks::State::checked_head() {
   return mine;
 }
 
-void HeadOverRanks::State::make_plan(const PlanRequest& request, const PlanOfRank& plan_alone) {
-  require(sharding.words != nullptr,
-          "sharding: words: expected the ranks of the words, got no communicator");
+void HeadOverRanks::State::make_plan(const PlanRequest& request, const PlanOfRank& plan_local) {
+  require(sharding.vocab_group != nullptr,
+          "sharding: vocab_group: expected the ranks of the vocabulary, got no communicator");
   PlanRequest of_ranks = request;
   of_ranks.sharding = sharding;
   plan = plan_sharded(
-      sharding, of_ranks, [&] { return checked_head(); }, plan_alone);
+      sharding, of_ranks, [&] { return checked_head(); }, plan_local);
   // Keeps a copy: the caller's table may not outlive this call.
   const std::vector<std::int32_t>& table = plan.agreement->table;
-  if (sharding.word_table.defined())
-    sharding.word_table = {table.data(), DType::i32, {table.size()}};
+  if (sharding.vocab_ids.defined()) sharding.vocab_ids = {table.data(), DType::i32, {table.size()}};
 }
 
-void HeadOverRanks::State::set_room(std::size_t room) {
-  own_bytes = plan.workspace_bytes() > room ? plan.workspace_bytes() : 0;
+void HeadOverRanks::State::set_scratch(std::size_t capacity) {
+  local_bytes = plan.workspace_bytes() > capacity ? plan.workspace_bytes() : 0;
 }
 
 const Workspace& HeadOverRanks::State::workspace_for(const Workspace& of_program) {
@@ -66,7 +64,7 @@ const Workspace& HeadOverRanks::State::workspace_for(const Workspace& of_program
 }
 
 void HeadOverRanks::State::allocate() {
-  if (own_bytes > 0 && !workspace) workspace.emplace(context, plan);
+  if (local_bytes > 0 && !workspace) workspace.emplace(context, plan);
 }
 
 void HeadOverRanks::State::set_rows(HeadCall& call) const {

@@ -25,13 +25,13 @@ struct HeadOverRanks::State {
   std::int64_t rows = 0;          // of the local weight shard
   std::size_t memory_budget = 0;  // as requested
   LossPlan plan;
-  std::size_t own_bytes = 0;           // of `workspace`; 0: the program's is large enough
+  std::size_t local_bytes = 0;         // of `workspace`; 0: the program's is large enough
   std::optional<Workspace> workspace;  // allocated by the first run
 
   // Checks the arguments and makes the plan; `plan` makes the plan of this rank alone. Collective.
   void make_plan(const PlanRequest& request, const PlanOfRank& plan);
   // `room`: workspace bytes that the program has for its head.
-  void set_room(std::size_t room);
+  void set_scratch(std::size_t capacity);
   ShardedHead checked_head();
   void allocate();  // allocates the workspace unless the program's is used
   // Returns the workspace for the head. `of_program`: the arena's workspace of the dense head.

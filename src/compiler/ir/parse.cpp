@@ -53,7 +53,7 @@ class Parser final : private TextReader {
     if (accept("return")) {
       do {
         const Token at = token_;
-        const std::string name = word("a name of a result");
+        const std::string name = identifier("a name of a result");
         symbol(":");
         const Value v = operand(scope);
         guard(at, [&] { parsed.graph.add_output(name, v); });
@@ -171,7 +171,7 @@ class Parser final : private TextReader {
     if (!accept(wanted)) fail(token_, concat("expected '", wanted, "', got ", shown()));
   }
   void keyword(std::string_view wanted) { symbol(wanted); }
-  std::string word(std::string_view what) {
+  std::string identifier(std::string_view what) {
     if (token_.kind != TokenKind::name) fail(token_, concat("expected ", what, ", got ", shown()));
     return std::string(take_token().text);
   }
@@ -217,7 +217,7 @@ class Parser final : private TextReader {
     }
     if (token_.kind == TokenKind::number) return Dim(integer());
     const Token at = token_;
-    const std::string name = word("a size");
+    const std::string name = identifier("a size");
     return guard(at, [&] { return Dim::symbol(name); });
   }
   Dim term(int depth) {
@@ -249,7 +249,7 @@ class Parser final : private TextReader {
   }
   Type type() {
     const Token at = token_;
-    const std::string name = word("a type such as f32[4, N]");
+    const std::string name = identifier("a type such as f32[4, N]");
     Type result;
     result.dtype = guard(at, [&] { return parse_dtype(name); });
     symbol("[");
@@ -294,7 +294,7 @@ class Parser final : private TextReader {
     };
     do {
       const Token at = token_;
-      GradientRequest::Term term{word("a name of a result"), {}};
+      GradientRequest::Term term{identifier("a name of a result"), {}};
       bool known = false;
       for (const Output& output : graph.outputs()) known = known || output.name == term.output;
       if (!known) fail(at, concat("there is no result '", term.output, "'"));
@@ -345,7 +345,7 @@ class Parser final : private TextReader {
 
   Value operation(Graph& graph, const Scope& scope, const std::string& hint) {
     const Token at = token_;
-    const std::string name = word("an operation");
+    const std::string name = identifier("an operation");
     Attributes a;
     const Operation* row = operation_of(name, a);
     if (row == nullptr) fail(at, concat("there is no operation '", name, "'"));
@@ -377,7 +377,7 @@ class Parser final : private TextReader {
     std::vector<bool> seen(row.keys.size());
     while (token_.kind == TokenKind::name && !is("return") && !is("differentiate")) {
       const Token key_at = token_;
-      const std::string key = word("an attribute");
+      const std::string key = identifier("an attribute");
       std::size_t k = 0;
       while (k < row.keys.size() && row.keys[k].name != key) ++k;
       if (k == row.keys.size()) fail(key_at, concat(name, " has no attribute '", key, "'"));
@@ -419,7 +419,7 @@ class Parser final : private TextReader {
   }
   DType gradient_dtype() final {
     const Token at = token_;
-    const std::string name = word("f32, bf16, f16 or none");
+    const std::string name = identifier("f32, bf16, f16 or none");
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       if (name == name_of(dtype)) return dtype;
     }
@@ -447,7 +447,7 @@ class Parser final : private TextReader {
     const Token at = take_token();
     if (depth >= kMaxDepth) fail(at, "loops nest too deep");
     auto loop = std::make_shared<Loop>();
-    loop->symbol = word("the symbol of a chunk's size");
+    loop->symbol = identifier("the symbol of a chunk's size");
     loop->extent = positive("extent");
     loop->chunk = positive("chunk");
     loop->body.name = loop->symbol;
@@ -467,7 +467,7 @@ class Parser final : private TextReader {
       const std::string name = value_name();
       symbol("=");
       Loop::Input input;
-      const std::string kind = word("slice or whole");
+      const std::string kind = identifier("slice or whole");
       if (kind != "slice" && kind != "whole")
         fail(where, concat("expected slice or whole, got '", kind, "'"));
       const Value outer = operand(scope);
@@ -493,10 +493,10 @@ class Parser final : private TextReader {
     keyword("return");
     do {
       where = token_;
-      const std::string name = word("a name of a result");
+      const std::string name = identifier("a name of a result");
       symbol(":");
       Loop::Result result;
-      const std::string kind = word("stack, sum, max or lse");
+      const std::string kind = identifier("stack, sum, max or lse");
       constexpr std::array<std::string_view, 4> kKinds = {"stack", "sum", "max", "lse"};
       std::size_t k = 0;
       while (k < kKinds.size() && kKinds[k] != kind) ++k;

@@ -65,8 +65,8 @@ constexpr TextKey kKeys[] = {
 // Returns for each dimension d of an operand its position in the result, or -1 - i for contracted
 // dimension i. `next` is the position of the operand's first free dimension, and is advanced past
 // them.
-std::vector<int> places_of(std::size_t rank, const std::vector<int>& batch,
-                           const std::vector<int>& contract, int& next) {
+std::vector<int> positions_of(std::size_t rank, const std::vector<int>& batch,
+                              const std::vector<int>& contract, int& next) {
   std::vector<int> place(rank, 0);
   std::vector<bool> used(rank);
   for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -91,8 +91,8 @@ std::vector<Tensor> dot_value(const Evaluation& e) {
   Index contracted;
   for (const int d : a.contract_a) contracted.push_back(x.shape[static_cast<std::size_t>(d)]);
   int next = static_cast<int>(a.batch_a.size());
-  const std::vector<int> place_x = places_of(x.shape.size(), a.batch_a, a.contract_a, next);
-  const std::vector<int> place_y = places_of(y.shape.size(), a.batch_b, a.contract_b, next);
+  const std::vector<int> place_x = positions_of(x.shape.size(), a.batch_a, a.contract_a, next);
+  const std::vector<int> place_y = positions_of(y.shape.size(), a.batch_b, a.contract_b, next);
   const auto find = [](const Tensor& t, const std::vector<int>& place, const Index& at,
                        const Index& k) {
     Index index(place.size());
@@ -379,9 +379,9 @@ namespace {
 // Returns contracted dimensions that are split into separate products, one for each element, which
 // accumulate. The longest dimension stays. Splitting pays if it moves less memory than a copy of an
 // operand whose dimensions can be merged. Empty: one product, perhaps of a copy.
-Axes pieces_of(const Lowering& l, const Type& made, const View& a, const View& b, Axes k) {
+Axes slices_of(const Lowering& l, const Type& made, const View& a, const View& b, Axes k) {
   const bool adds = made.dtype == DType::f32 || made.dtype == DType::f64;
-  if (!adds || !l.target().strided_products() || k.size.size() < 2) return {};
+  if (!adds || !l.target().strided_gemms() || k.size.size() < 2) return {};
   constexpr std::int64_t kLeast = 16;  // shortest sum that is worth loading and storing the result
   const std::int64_t along = k.longest()[0];
   std::int64_t count = 1;
@@ -403,22 +403,22 @@ void dot_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   const View a = l.memory_of(n.operands[0]), b = l.memory_of(n.operands[1]);
   const Axes k = contracted_axes(n.attributes, a, b);
-  const Axes pieces = pieces_of(l, n.results[0], a, b, k);
-  if (pieces.size.empty()) return l.push(id, dot_gemm(l, id));
+  const Axes slices = slices_of(l, n.results[0], a, b, k);
+  if (slices.size.empty()) return l.push(id, dot_gemm(l, id));
   const Gemm whole = gemm_of(n.attributes, a, b, l.result_of({id, 0}), k);
   bool adds = l.accumulates({id, 0});
-  std::vector<std::int64_t> at(pieces.size.size(), 0);
+  std::vector<std::int64_t> at(slices.size.size(), 0);
   do {
-    Gemm piece = whole;
-    piece.accumulate = adds;
+    Gemm slice = whole;
+    slice.accumulate = adds;
     for (std::size_t d = 0; d < at.size(); ++d) {
-      piece.a.offset += at[d] * pieces.first[d];
-      piece.b.offset += at[d] * pieces.second[d];
+      slice.a.offset += at[d] * slices.first[d];
+      slice.b.offset += at[d] * slices.second[d];
     }
-    l.count_work(work_of(piece));
-    l.push(id, std::move(piece));
+    l.count_work(work_of(slice));
+    l.push(id, std::move(slice));
     adds = true;
-  } while (advance(at, pieces.size));
+  } while (advance(at, slices.size));
 }
 
 constexpr Operation kOperations[] = {{

@@ -11,7 +11,7 @@
 #include "compiler/plan/arena.h"
 #include "compiler/plan/epilogues.h"
 #include "compiler/plan/lowering.h"
-#include "compiler/plan/make_again.h"
+#include "compiler/plan/recompute_values.h"
 
 namespace logitless::ir {
 namespace {
@@ -200,7 +200,7 @@ LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBod
   const Graph body =
       l.target().epilogues() ? fuse_epilogues(bound, l.target().gelu_epilogues()).graph : bound;
   bool parts_wait = false;
-  Program program = making_again(body, l.target(), [&](const std::vector<int>& again) {
+  Program program = recomputing(body, l.target(), [&](const std::vector<int>& again) {
     Lowering inner(body, l.target(), l.bodies(), key.parts_in_place, again);
     set_memory(inner, body, l, loop, operands, results);
     if (key.keeps_order) inner.keep_order();

@@ -114,7 +114,7 @@ Value reshape_clone(ChunkClone& c) {
 
 View reshape_view(Lowering& l, Value v) {
   const Node& n = l.graph().node(v);
-  if (l.target().strided_products()) {
+  if (l.target().strided_gemms()) {
     if (std::optional<View> view = moved_view(l, v)) return std::move(*view);
   }
   const View& from = l.memory_of(n.operands[0]);

@@ -29,7 +29,7 @@ void rewrite(Compilation& c) {
   c.graph = kPass(c.graph);
 }
 
-bool strides_wanted(const Compilation& c) { return c.target.strided_products(); }
+bool strides_wanted(const Compilation& c) { return c.target.strided_gemms(); }
 
 void recompute(Compilation& c) {
   c.written = c.graph;

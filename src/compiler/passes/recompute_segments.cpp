@@ -124,7 +124,7 @@ void RecomputeCurve::pin_first(int id) {
     pinned_[static_cast<std::size_t>(first)] = true;
 }
 
-bool RecomputeCurve::can_run_again(int node) const {
+bool RecomputeCurve::can_recompute(int node) const {
   const Op op = g_.node(node).op;
   return !pinned_[static_cast<std::size_t>(node)] && op != Op::parameter && op != Op::head &&
          op != Op::loop;
@@ -135,7 +135,7 @@ void RecomputeCurve::make_flow() {
     const auto at = static_cast<std::size_t>(id);
     flow_.add(2 * id, 2 * id + 1, free_[at] ? 0 : parts(weight_[at]));
     if (read_late_[at]) flow_.add(2 * id + 1, sink(), kInfinite);
-    if (!can_run_again(id)) {
+    if (!can_recompute(id)) {
       flow_.add(source(), 2 * id, kInfinite);
       continue;
     }
@@ -157,7 +157,7 @@ RecomputeCurve::Point RecomputeCurve::cut_at(double price) const {
   point.again.resize(bytes_.size());
   for (int id = 0; id < cut_; ++id) {
     const auto at = static_cast<std::size_t>(id);
-    point.again[at] = late[2 * at] && can_run_again(id);
+    point.again[at] = late[2 * at] && can_recompute(id);
     if (point.again[at]) {
       point.cost += work_[at];
       point.multiply_adds += multiply_adds_[at];

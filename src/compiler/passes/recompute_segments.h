@@ -75,7 +75,7 @@ class RecomputeCurve {
   void make_flow();
   Point cut_at(double price) const;
   void pin_first(int id);
-  bool can_run_again(int node) const;
+  bool can_recompute(int node) const;
   bool is_rounded(int node) const;
 };
 

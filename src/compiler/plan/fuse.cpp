@@ -221,7 +221,7 @@ std::vector<bool> inlined_nodes(const Graph& graph, const std::vector<int>& agai
   return Inliner(graph, again).run();
 }
 
-bool may_be_made_again(const Graph& graph, int node) {
+bool may_be_recomputed(const Graph& graph, int node) {
   const Node& n = graph.node(node);
   const DType dtype = n.results[0].dtype;
   if (!is_elementwise(n) || draws(n) || (dtype != DType::f32 && dtype != DType::f64)) return false;

@@ -14,7 +14,7 @@ std::vector<bool> inlined_nodes(const Graph& graph, const std::vector<int>& agai
 
 // Returns whether each reader of an elementwise value could compute it with the same bits. The
 // value must be f32 or f64 and no result of the graph.
-bool may_be_made_again(const Graph& graph, int node);
+bool may_be_recomputed(const Graph& graph, int node);
 
 // Returns whether a pointwise loop can compute the node: map, cast, broadcast of a constant,
 // constant, iota.

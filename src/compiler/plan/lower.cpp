@@ -9,8 +9,8 @@
 #include "compiler/plan/fuse.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/lowering.h"
-#include "compiler/plan/make_again.h"
 #include "compiler/plan/order_for_memory.h"
+#include "compiler/plan/recompute_values.h"
 #include "compiler/plan/row_alignment.h"
 #include "core/check.h"
 
@@ -341,7 +341,7 @@ Program lower_as_it_is(const Graph& graph, const Target& target, const std::vect
     Program copies = with(again, /*parts_in_place=*/false);
     return copies.value_bytes < program.value_bytes ? copies : program;
   };
-  return order == InstructionOrder::given ? smaller({}) : making_again(graph, target, smaller);
+  return order == InstructionOrder::given ? smaller({}) : recomputing(graph, target, smaller);
 }
 
 }  // namespace

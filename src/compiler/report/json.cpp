@@ -92,7 +92,7 @@ Json regions(const State& s) {
                     {"extent", r.extent},
                     {"chunk", r.chunk},
                     {"phases", r.phases},
-                    {"unit_tangents", r.unit_tangents},
+                    {"unit_cotangents", r.unit_cotangents},
                     {"arena_before", r.before},
                     {"arena_after", r.after},
                     {"extra_work", r.extra_work},

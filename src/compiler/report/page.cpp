@@ -139,8 +139,8 @@ std::string loops_section(const State& s) {
 }
 
 std::string heads_section(const State& s) {
-  page::Table table({"head", "plan", "kernel", "tokens x words", "chunk", "passes", "workspace",
-                     "f32 logits that never were"},
+  page::Table table({"head", "plan", "kernel", "tokens x vocabulary entries", "chunk", "passes",
+                     "workspace", "f32 logits that never were"},
                     "<<<>>>>>");
   for (const ir::Instruction& i : s.program.instructions) {
     const auto* head = std::get_if<ir::HeadRun>(&i.what);

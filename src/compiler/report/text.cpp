@@ -24,7 +24,7 @@ std::string region_text(const ir::ChunkedRegion& r) {
              bytes_text(r.before - r.after), " saved");
   if (r.extra_work > 1e-4)
     text += concat("; ", fixed(100.0 * r.extra_work, 1), " % more multiply-adds");
-  if (r.unit_tangents)
+  if (r.unit_cotangents)
     text += "\n    gradients are computed for a tangent of 1 and multiplied by it at the end";
   for (const std::string& b : r.boundaries) text += "\n    boundary: " + b;
   return text + "\n";

@@ -21,7 +21,7 @@ struct ChunkedRegion {
   int count = 1;      // equal regions, as in the layers of a network
   std::int64_t extent = 0, chunk = 0;
   int phases = 1;
-  bool unit_tangents = false;
+  bool unit_cotangents = false;
   std::int64_t before = 0, after = 0;  // bytes of values before and after the move
   double extra_work = 0.0;             // additional multiply-adds as a fraction of all
   std::vector<std::string> boundaries;

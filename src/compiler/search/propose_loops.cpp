@@ -54,7 +54,7 @@ Candidate candidate_of(std::shared_ptr<const Source> source, Value seed, const S
   Region first = grow_region(source->graph, source->users, seed, split);
   Candidate c{std::move(source), std::move(first), alike, false};
   for (int round = 0; round < 4 && c.region.phases > 1; ++round) {
-    std::optional<UnitTangents> unit = unit_tangents(c.graph(), c.region);
+    std::optional<UnitCotangents> unit = unit_cotangents(c.graph(), c.region);
     if (!unit) break;
     auto changed = std::make_shared<const Source>(std::move(unit->graph));
     Region region = grow_region(changed->graph, changed->users, unit->seed, split);
@@ -129,13 +129,13 @@ std::vector<LoopCut> cuts_of(const Candidate& c, std::int64_t chunk) {
   return cuts;
 }
 
-void describe(const Graph& graph, const LoopCut& cut, bool unit_tangents, ChunkedRegion& region) {
+void describe(const Graph& graph, const LoopCut& cut, bool unit_cotangents, ChunkedRegion& region) {
   region.seed = shown(graph, cut.region.seed.node);
   region.cut = text_of(*cut.region.split(cut.region.seed));
   region.extent = cut.region.extent;
   region.chunk = cut.chunk;
   region.phases = cut.region.phases;
-  region.unit_tangents = unit_tangents;
+  region.unit_cotangents = unit_cotangents;
   region.boundaries = cut.region.boundaries;
 }
 
@@ -233,9 +233,9 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
           roles[static_cast<std::size_t>(id)] == roles[static_cast<std::size_t>(node)])
         alike.push_back(id);
     }
-    bool any = false, too_long = false, room = true;
+    bool any = false, too_long = false, capacity = true;
     for (const Split& split : splits_of(plan.graph.node(node).results[0])) {
-      if (!room || (!sink.spacious() && any && sink.lowered())) break;
+      if (!capacity || (!sink.spacious() && any && sink.lowered())) break;
       if (covered(candidates, node, split)) {
         any = true;
         continue;
@@ -249,21 +249,21 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
         continue;
       }
       any = true;
-      room = sink.consider(std::move(*move));
-      if (room && sink.spacious() && sink.chunks() == 0) {
-        if (move = formed_apart(plan, c, sink); move) room = sink.consider(std::move(*move));
+      capacity = sink.consider(std::move(*move));
+      if (capacity && sink.spacious() && sink.chunks() == 0) {
+        if (move = formed_apart(plan, c, sink); move) capacity = sink.consider(std::move(*move));
       }
       // Tries half of the regions, too: moves that cost work then cost half of it.
-      if (room && cuts.size() > 3 && c.region.phases > 1) {
+      if (capacity && cuts.size() > 3 && c.region.phases > 1) {
         if (move = formed(plan, c, std::span(cuts).first(cuts.size() / 2)); move)
-          room = sink.consider(std::move(*move));
+          capacity = sink.consider(std::move(*move));
       }
       candidates.push_back(std::move(c));
     }
     if (!any)
       sink.refuse(node, too_long ? "loops would compute most of the program again and again"
                                  : "it cannot be cut along any dimension");
-    if (!sink.end(node) || !room) return;
+    if (!sink.end(node) || !capacity) return;
   }
 }
 

@@ -17,7 +17,7 @@ std::int64_t aligned(std::int64_t bytes) {
 
 }  // namespace
 
-cuda::ProductShape product_shape(const Gemm& gemm, std::span<const std::int64_t> alignments) {
+cuda::GemmShape gemm_shape(const Gemm& gemm, std::span<const std::int64_t> alignments) {
   const std::size_t outer = gemm.outer.size();
   const auto layout = [&](const View& v) {
     cuda::MatrixLayout m;
@@ -32,7 +32,7 @@ cuda::ProductShape product_shape(const Gemm& gemm, std::span<const std::int64_t>
       m.alignment = std::gcd(m.alignment, v.strides[d] * size);
     return m;
   };
-  cuda::ProductShape p;
+  cuda::GemmShape p;
   p.batch = outer > 0 ? gemm.outer.back() : 1;
   p.m = gemm.m;
   p.n = gemm.n;
@@ -41,7 +41,7 @@ cuda::ProductShape product_shape(const Gemm& gemm, std::span<const std::int64_t>
   p.b = layout(gemm.b);
   p.c = layout(gemm.c);
   p.accumulate = gemm.accumulate;
-  cuda::ProductEpilogue& e = p.epilogue;
+  cuda::GemmEpilogue& e = p.epilogue;
   e.bias = gemm.epilogue.bias;
   e.residual = gemm.epilogue.residual;
   e.gelu = gemm.epilogue.gelu;
@@ -147,7 +147,7 @@ Rates CudaTarget::rates() const {
 }
 
 std::int64_t CudaTarget::scratch_bytes(const Gemm& gemm) const {
-  return static_cast<std::int64_t>(cuda::product_workspace_bytes(product_shape(gemm, {})));
+  return static_cast<std::int64_t>(cuda::gemm_workspace_bytes(gemm_shape(gemm, {})));
 }
 std::int64_t CudaTarget::scratch_bytes(const Attention& a) const {
   return static_cast<std::int64_t>(

@@ -18,7 +18,7 @@ class CudaTarget final : public Target {
   std::int64_t alignment() const final { return 256; }
   std::int64_t row_alignment() const final { return 16; }
   std::int64_t chunk_multiple() const final { return 8; }
-  bool strided_products() const final { return false; }
+  bool strided_gemms() const final { return false; }
   std::string refuse(const Instruction& instruction) const final;
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;
@@ -44,7 +44,7 @@ class CudaTarget final : public Target {
 
 // Returns the matrix product over (innermost outer dimension, m, n, k). `alignments`: bytes that
 // divide the buffers' addresses, by buffer; empty: unknown, taken as 16.
-cuda::ProductShape product_shape(const Gemm& gemm, std::span<const std::int64_t> alignments);
+cuda::GemmShape gemm_shape(const Gemm& gemm, std::span<const std::int64_t> alignments);
 // Returns sizes and flags; the caller adds strides and pointers.
 cuda::AttentionCall attention_call(const Attention& attention);
 cuda::ScatterCall scatter_call(const ScatterAdd& scatter);

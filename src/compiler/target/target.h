@@ -49,7 +49,7 @@ class Target {
 
   // Returns whether matrix products read operands of any strides at full rate; otherwise copies may
   // pay.
-  virtual bool strided_products() const = 0;
+  virtual bool strided_gemms() const = 0;
 
   // Returns why no kernel runs the instruction, with operation and dtype; empty if one does.
   virtual std::string refuse(const Instruction& instruction) const = 0;

@@ -14,22 +14,22 @@ namespace {
 class TokenLosses {
  public:
   TokenLosses(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
-              const TargetReader& targets, std::int64_t whole_vocab)
+              const TargetReader& targets, std::int64_t global_vocab)
       : terms_(loss_terms(options)),
         class_weight_(in.class_weight),
         token_weight_(in.token_weight),
         target_weight_(in.target_weight),
         targets_(targets),
-        vocab_(whole_vocab) {
+        vocab_(global_vocab) {
     class_total_ = static_cast<double>(vocab_);
     if (!class_weight_.defined()) return;
     class_total_ = 0.0;
     for (std::int64_t j = 0; j < vocab_; ++j) class_total_ += class_weight(j);
   }
 
-  double class_weight(std::int64_t word) const {
+  double class_weight(std::int64_t vocab_id) const {
     if (!class_weight_.defined()) return 1.0;
-    return static_cast<const float*>(class_weight_.data())[word * class_weight_.stride(0)];
+    return static_cast<const float*>(class_weight_.data())[vocab_id * class_weight_.stride(0)];
   }
   double token_weight(std::int64_t row) const { return token_weight_.get(row, 1.0f); }
   double target_weight(std::int64_t row, int k) const {
@@ -38,23 +38,24 @@ class TokenLosses {
   // Returns a token's contribution to the divisor of `mean`.
   double share(std::int64_t row) const {
     if (target_weight_.defined()) return token_weight(row);
-    return token_weight(row) * class_weight(targets_.word(row, 0));
+    return token_weight(row) * class_weight(targets_.vocab_id(row, 0));
   }
 
   // Returns the loss of a token. Writes its derivatives times `upstream` into the gradient
   // coefficients.
-  double operator()(const TokenResult& r, double upstream, TokenAnswer& answer) const {
+  double operator()(const TokenResult& r, double upstream,
+                    TokenCoefficients& token_coefficients) const {
     TokenLoss loss(terms_, token_weight(r.row), upstream);
     for (int k = 0; k < targets_.per_token(); ++k) {
-      if (r.words[k] < 0) continue;
-      answer.delta[k] =
-          loss.add_target(class_weight(r.words[k]), target_weight(r.row, k), r.log_prob(k));
+      if (r.vocab_ids[k] < 0) continue;
+      token_coefficients.delta[k] =
+          loss.add_target(class_weight(r.vocab_ids[k]), target_weight(r.row, k), r.log_prob(k));
     }
     if (loss.smooths()) {
-      answer.cotangent.weighted_sum =
+      token_coefficients.cotangent.weighted_sum =
           loss.add_smoothing(r.lse, r.weighted_sum, class_total_, static_cast<double>(vocab_));
     }
-    answer.cotangent.lse = loss.add_lse(r.lse);
+    token_coefficients.cotangent.lse = loss.add_lse(r.lse);
     return loss.value();
   }
 
@@ -125,7 +126,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   const HeadFeatures& features = call.features;
   const HeadShape& shape = call.shape;
   const TokenLosses token_losses(options, in, engine.targets(),
-                                 call.shard.sharded() ? shape.whole_vocab : shape.vocab);
+                                 call.shard.sharded() ? shape.global_vocab : shape.vocab);
 
   LossStatistics stats;
   stats.tokens = shape.tokens;
@@ -159,13 +160,14 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
 
   LossSums sums;
   const bool single = features.targets_per_token == 1;
-  const auto answer_token = [&](const TokenResult& r, TokenAnswer& answer) {
+  const auto set_coefficients_of_token = [&](const TokenResult& r,
+                                             TokenCoefficients& token_coefficients) {
     const double g =
         grad_losses.defined() ? static_cast<double>(grad_losses.get(r.row, 0.0f)) : upstream;
-    return token_losses(r, g, answer);
+    return token_losses(r, g, token_coefficients);
   };
-  engine.run([&](const TokenResult& r, TokenAnswer& answer) {
-    const double of_token = answer_token(r, answer);
+  engine.run([&](const TokenResult& r, TokenCoefficients& token_coefficients) {
+    const double of_token = set_coefficients_of_token(r, token_coefficients);
     sums.loss += of_token;
     sums.lse += r.lse;
     to.loss.set(r.row, of_token);
@@ -176,10 +178,12 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
     sums.log_prob += r.log_prob(0);
     to.target_logit.set(r.row, r.target_logit[0]);
     to.log_prob.set(r.row, r.log_prob(0));
-    if (features.argmax && r.argmax == r.words[0]) ++sums.correct;
+    if (features.argmax && r.argmax == r.vocab_ids[0]) ++sums.correct;
   });
 
-  engine.audit([&](const TokenResult& r, TokenAnswer& answer) { answer_token(r, answer); });
+  engine.audit([&](const TokenResult& r, TokenCoefficients& token_coefficients) {
+    set_coefficients_of_token(r, token_coefficients);
+  });
   stats.far = engine.far_statistics();
   if (call.shard.tokens) sums = sum_of_ranks(*call.shard.calls, sums);
   stats.valid_tokens = engine.all_valid_tokens();
@@ -219,13 +223,13 @@ void head_forward(const HeadCall& call) {
       log_prob.set(row * per_token + k, 0.0);
     }
   }
-  engine.run([&](const TokenResult& r, TokenAnswer&) {
+  engine.run([&](const TokenResult& r, TokenCoefficients&) {
     lse.set(r.row, r.lse);
     entropy.set(r.row, r.entropy);
     weighted.set(r.row, r.weighted_sum);
     argmax.set(r.row, r.argmax);
     for (int k = 0; k < per_token; ++k) {
-      const bool valid = r.words[k] >= 0;
+      const bool valid = r.vocab_ids[k] >= 0;
       target_logit.set(r.row * per_token + k, valid ? static_cast<double>(r.target_logit[k]) : 0.0);
       log_prob.set(r.row * per_token + k, valid ? r.log_prob(k) : 0.0);
     }
@@ -238,15 +242,15 @@ void head_backward(const HeadCall& call, const HeadCotangents& cotangents) {
   const TokenFloats g_lse(cotangents.lse), g_target(cotangents.target_logit),
       g_log_prob(cotangents.log_prob), g_entropy(cotangents.entropy),
       g_weighted(cotangents.weighted_logit_sum);
-  engine.run([&](const TokenResult& r, TokenAnswer& answer) {
-    answer.cotangent.lse = g_lse.get(r.row, 0.0f);
-    answer.cotangent.entropy = g_entropy.get(r.row, 0.0f);
-    answer.cotangent.weighted_sum = g_weighted.get(r.row, 0.0f);
+  engine.run([&](const TokenResult& r, TokenCoefficients& token_coefficients) {
+    token_coefficients.cotangent.lse = g_lse.get(r.row, 0.0f);
+    token_coefficients.cotangent.entropy = g_entropy.get(r.row, 0.0f);
+    token_coefficients.cotangent.weighted_sum = g_weighted.get(r.row, 0.0f);
     for (int k = 0; k < per_token; ++k) {
-      if (r.words[k] < 0) continue;
+      if (r.vocab_ids[k] < 0) continue;
       const double share = g_log_prob.get(r.row * per_token + k, 0.0f);
-      answer.cotangent.lse -= share;
-      answer.delta[k] = share + g_target.get(r.row * per_token + k, 0.0f);
+      token_coefficients.cotangent.lse -= share;
+      token_coefficients.delta[k] = share + g_target.get(r.row * per_token + k, 0.0f);
     }
   });
 }

@@ -15,13 +15,13 @@ namespace {
 // Copies `count` elements of a vector as contiguous floats; element j is read at index `place(j)`.
 template <typename Place>
 const float* as_floats(const ConstTensorView& view, std::int64_t count, const Place& place,
-                       float* room) {
+                       float* capacity) {
   if (!view.defined()) return nullptr;
   for (std::int64_t j = 0; j < count; ++j) {
-    room[j] =
+    capacity[j] =
         static_cast<float>(load_element(view.data(), view.dtype(), place(j) * view.stride(0)));
   }
-  return room;
+  return capacity;
 }
 
 MatrixRows matrix(std::string_view name, const ConstTensorView& view, const std::int64_t* rows) {
@@ -52,7 +52,7 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
       layout_(layout_of(plan_)),
       targets_(call.in.targets, call.features.targets_per_token, call.in.ignore_index,
                call.in.sequence),
-      words_(call.shard.sharded() ? call.shard.words : ShardWords(call.shape.vocab)),
+      vocab_(call.shard.sharded() ? call.shard.vocab : VocabShard(call.shape.vocab)),
       bound_(call.far.d_hidden_bound) {
   const Support missing = kernel_.runnable();
   if (!missing.empty())
@@ -62,7 +62,7 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
           call.context->threads(), "; plan with this context, or give it as many");
   const HeadShape& made = plan_.shape;
   require(made.dim == call.shape.dim && made.vocab == call.shape.vocab &&
-              made.dtype == call.shape.dtype && made.whole_vocab == call.shape.whole_vocab,
+              made.dtype == call.shape.dtype && made.global_vocab == call.shape.global_vocab,
           "plan: made for ", name_of(made.dtype), " [*, ", made.dim, "] x [", made.vocab, ", ",
           made.dim, "], called with ", name_of(call.shape.dtype), " [*, ", call.shape.dim, "] x [",
           call.shape.vocab, ", ", call.shape.dim, "]");
@@ -74,8 +74,8 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
   if (far()) {
     require(call.far.order != nullptr && !call.far.order->empty(), "order: plan ",
             name_of(plan_.kind), " walks the vocabulary in a VocabOrder, got none");
-    require(call.far.order->vocab() == words_.rows(), "order: made for ", call.far.order->vocab(),
-            " words, the weights have ", words_.rows());
+    require(call.far.order->vocab() == vocab_.rows(), "order: made for ", call.far.order->vocab(),
+            " vocabulary entries, the weights have ", vocab_.rows());
     require(plan_.kind != PlanKind::far_both || empty() || call.far.order->dim() == made.dim,
             "order: plan far_both needs the moments of its tiles (measure_tiles) of dim ", made.dim,
             call.far.order->has_moments() ? concat(", got some of ", call.far.order->dim())
@@ -96,7 +96,7 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
   }
   if (!chosen.chosen()) {
     valid_ = targets_.valid_rows(call.shape.tokens,
-                                 sharded() ? call.shape.whole_vocab : call.shape.vocab,
+                                 sharded() ? call.shape.global_vocab : call.shape.vocab,
                                  at<std::int64_t>(layout_.rows));
   } else {
     valid_ = static_cast<std::int64_t>(chosen.rows.size());
@@ -104,13 +104,15 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
   }
   if (gathered()) {
     const auto same = [](std::int64_t j) { return j; };
-    omega_ = as_floats(call.in.omega, call.shape.vocab, same, at<float>(layout_.omega));
+    logit_weights_ =
+        as_floats(call.in.logit_weights, call.shape.vocab, same, at<float>(layout_.logit_weights));
     return;
   }
   const auto row = [&](std::int64_t j) { return row_at(j); };
-  const auto word = [&](std::int64_t j) { return words_.word(row_at(j)); };
-  bias_ = as_floats(call.in.bias, words_.rows(), row, at<float>(layout_.bias));
-  omega_ = as_floats(call.in.omega, words_.rows(), word, at<float>(layout_.omega));
+  const auto vocab_id = [&](std::int64_t j) { return vocab_.vocab_id(row_at(j)); };
+  bias_ = as_floats(call.in.bias, vocab_.rows(), row, at<float>(layout_.bias));
+  logit_weights_ =
+      as_floats(call.in.logit_weights, vocab_.rows(), vocab_id, at<float>(layout_.logit_weights));
 }
 
 void Engine::set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const {
@@ -126,13 +128,13 @@ void Engine::set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const {
     chunk.hidden = matrix("hidden", call_.in.hidden, at<std::int64_t>(layout_.rows) + tokens.first);
   }
   chunk.weight =
-      matrix("weight", call_.in.weight, far() ? call_.far.order->words().data() : nullptr);
+      matrix("weight", call_.in.weight, far() ? call_.far.order->vocab_ids().data() : nullptr);
   chunk.bias = bias_;
-  chunk.omega = omega_;
+  chunk.logit_weights = logit_weights_;
   chunk.targets = {at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin),
                    at<std::int32_t>(far()       ? layout_.far.positions
                                     : sharded() ? layout_.shard.rows
-                                                : layout_.words)};
+                                                : layout_.vocab_ids)};
   chunk.scratch = at<std::byte>(layout_.scratch);
 }
 
@@ -155,9 +157,9 @@ void Engine::run(TokenFunction function) {
   }
   if (far()) start_far();
   // Chunks have equal sizes: a short last one would waste the fixed work of a chunk.
-  const std::int64_t room =
+  const std::int64_t capacity =
       call_.shard.tokens ? sizes_.tokens / call_.shard.ranks() : sizes_.tokens;
-  const std::int64_t chunks = ceil_div(std::max<std::int64_t>(most, 1), room);
+  const std::int64_t chunks = ceil_div(std::max<std::int64_t>(most, 1), capacity);
   step_ = ceil_div(most, chunks);
   for (std::int64_t first = 0; first < most; first += step_)
     run_chunk(chunk_tokens(first), first == 0, first + step_ >= most, function);
@@ -168,8 +170,8 @@ void Engine::run(TokenFunction function) {
 Engine::ChunkTokens Engine::chunk_tokens(std::int64_t first) const {
   ChunkTokens out;
   out.first = first;
-  out.own_count = std::clamp<std::int64_t>(valid_ - first, 0, step_);
-  out.count = out.own_count;
+  out.local_count = std::clamp<std::int64_t>(valid_ - first, 0, step_);
+  out.count = out.local_count;
   if (!call_.shard.tokens) return out;
   out.count = 0;
   const auto* counts = at<std::int64_t>(layout_.shard.counts);
@@ -181,10 +183,11 @@ Engine::ChunkTokens Engine::chunk_tokens(std::int64_t first) const {
 
 // Sorts the chunk's targets, whose token ids are already read.
 void Engine::sort_chunk_targets(const ChunkCommon& chunk) const {
-  sort_targets({at<std::int32_t>(layout_.words), const_cast<std::int32_t*>(chunk.targets.words),
-                at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin)},
-               chunk.tokens, plan_.features.targets_per_token, call_.shape.vocab,
-               WordPlaces(words_, far() ? call_.far.order->positions().data() : nullptr));
+  sort_targets(
+      {at<std::int32_t>(layout_.vocab_ids), const_cast<std::int32_t*>(chunk.targets.vocab_ids),
+       at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin)},
+      chunk.tokens, plan_.features.targets_per_token, call_.shape.vocab,
+      LocalRows(vocab_, far() ? call_.far.order->positions().data() : nullptr));
 }
 
 void Engine::set_outputs(ForwardChunk& chunk) const {
@@ -201,16 +204,16 @@ void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_ch
   const bool backward_wanted = plan_.kind != PlanKind::forward;
   ForwardChunk chunk;
   set_common(chunk, tokens);
-  auto* words = at<std::int32_t>(layout_.words);
+  auto* vocab_ids = at<std::int32_t>(layout_.vocab_ids);
   if (sharded()) {
-    place_tokens(tokens, words);
+    locate_targets(tokens, vocab_ids);
   } else {
-    read_targets(targets_, valid_rows() + tokens.first, tokens.count, words);
+    read_targets(targets_, valid_rows() + tokens.first, tokens.count, vocab_ids);
   }
   sort_chunk_targets(chunk);
   set_outputs(chunk);
   if (sharded()) {
-    if (plan_.kind != PlanKind::far_both) chunk.wide = at<WideSum>(layout_.shard.wide);
+    if (plan_.kind != PlanKind::far_both) chunk.wide = at<ExactSum>(layout_.shard.wide);
     if (plan_.features.argmax) chunk.best = at<float>(layout_.shard.best);
   }
   chunk.store = sizes_.stored_vocab > 0;
@@ -226,7 +229,7 @@ void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_ch
     exchange_states(chunk);
     if (audited_ > 0) keep_audited(chunk, tokens);
   }
-  answer_tokens(chunk, tokens, backward_wanted, function);
+  set_coefficients_of_tokens(chunk, tokens, backward_wanted, function);
   if (!backward_wanted) return;
   backward(chunk, tokens, first_chunk, last_chunk);
   if (!sharded()) return;
@@ -234,17 +237,17 @@ void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_ch
   if (plan_.kind == PlanKind::far_backward) exchange_bounds(tokens);
 }
 
-void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens, bool backward,
-                           TokenFunction function) const {
+void Engine::set_coefficients_of_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens,
+                                        bool backward, TokenFunction function) const {
   const int per_token = plan_.features.targets_per_token;
   for (std::int64_t t = 0; t < tokens.count; ++t) {
-    const std::int64_t own = own_of(t);
+    const std::int64_t own = local_of(t);
     if (own < 0) continue;
     TokenResult result;
     result.row = valid_rows()[tokens.first + own];
     result.lse = value(LseState{chunk.exponent[t], chunk.sum[t]});
     result.target_logit = chunk.target_logit + t * per_token;
-    result.words = at<std::int32_t>(layout_.words) + t * per_token;
+    result.vocab_ids = at<std::int32_t>(layout_.vocab_ids) + t * per_token;
     if (chunk.entropy_sum != nullptr)
       result.entropy = entropy_of(chunk.sum[t], chunk.entropy_sum[t]);
     if (chunk.weighted_sum != nullptr) result.weighted_sum = chunk.weighted_sum[t];
@@ -254,17 +257,17 @@ void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens,
     }
     double* const delta = at<double>(layout_.delta);
     std::fill_n(delta, per_token, 0.0);
-    TokenAnswer answer{{}, delta};
-    function(result, answer);
+    TokenCoefficients token_coefficients{{}, delta};
+    function(result, token_coefficients);
     if (!backward) continue;
     if (exchanges_tokens()) {
-      put_answer(own, answer);
+      put_coefficients(own, token_coefficients);
     } else {
-      set_coefficients(chunk, t, answer.cotangent, delta);
+      set_coefficients(chunk, t, token_coefficients.cotangent, delta);
     }
   }
   if (!backward) return;
-  if (exchanges_tokens()) exchange_answers(chunk);
+  if (exchanges_tokens()) exchange_coefficients(chunk);
   // Kernels read full panels, so the padding after the last token has an exponent that makes its
   // exponentials 0.
   float* const linear = at<float>(layout_.linear);
@@ -303,17 +306,18 @@ void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
     g.gamma = 0.0;
     at<float>(layout_.far.log2_total)[t] = chunk.exponent[t] + std::log2(chunk.sum[t]);
   }
-  const std::int32_t* const words = at<std::int32_t>(layout_.words) + t * per_token;
+  const std::int32_t* const vocab_ids = at<std::int32_t>(layout_.vocab_ids) + t * per_token;
   for (int k = 0; k < per_token; ++k) {
-    const std::int32_t place = chunk.targets.words[t * per_token + k];
+    const std::int32_t place = chunk.targets.vocab_ids[t * per_token + k];
     if (place < 0) continue;
     // The softmax part belongs to an entry once, however often it is among a token's targets.
-    const bool repeated = std::find(words, words + k, words[k]) != words + k;
+    const bool repeated = std::find(vocab_ids, vocab_ids + k, vocab_ids[k]) != vocab_ids + k;
     const double z = chunk.target_logit[t * per_token + k];
-    const double omega = omega_ == nullptr ? 1.0 : omega_[place];
-    at<float>(layout_.coefficient)[t * per_token + k] = static_cast<float>(
-        repeated ? delta[k] * scale * softcap_slope(z, cap)
-                 : target_coefficient(g, log_prob_of(z, lse), z, omega, delta[k], scale, cap));
+    const double logit_weights = logit_weights_ == nullptr ? 1.0 : logit_weights_[place];
+    at<float>(layout_.coefficient)[t * per_token + k] =
+        static_cast<float>(repeated ? delta[k] * scale * softcap_slope(z, cap)
+                                    : target_coefficient(g, log_prob_of(z, lse), z, logit_weights,
+                                                         delta[k], scale, cap));
   }
 }
 
@@ -330,7 +334,7 @@ void Engine::backward(const ForwardChunk& forward, const ChunkTokens& tokens, bo
   chunk.coefficient = at<float>(layout_.coefficient);
   chunk.stored = forward.store;
   if (plan_.features.d_hidden && sharded()) {
-    chunk.d_hidden = {at<float>(layout_.shard.pieces),
+    chunk.d_hidden = {at<float>(layout_.shard.slices),
                       at<std::int64_t>(layout_.shard.place),
                       DType::f32,
                       call_.shape.dim,
@@ -392,7 +396,7 @@ void Engine::clear_ignored() const {
   }
   if (plan_.features.d_weight && all_valid_ == 0) {
     const TensorView& d_weight = call_.gradients.d_weight;
-    const RowMatrix m{words_.rows(), d_weight.size(1), d_weight.stride(0), d_weight.stride(1)};
+    const RowMatrix m{vocab_.rows(), d_weight.size(1), d_weight.stride(0), d_weight.stride(1)};
     parallel_for(threads, m.rows, [&](std::int64_t row, int) { zero_row(d_weight, m, row); });
   }
 }
@@ -400,7 +404,7 @@ void Engine::clear_ignored() const {
 void Engine::finish_bias() const {
   const float* sums = at<float>(layout_.d_bias);
   const TensorView& to = call_.gradients.d_bias;
-  for (std::int64_t j = 0; j < words_.rows(); ++j) {
+  for (std::int64_t j = 0; j < vocab_.rows(); ++j) {
     const std::int64_t index = row_at(j) * to.stride(0);
     const double old = call_.features.accumulate ? load_element(to.data(), to.dtype(), index) : 0.0;
     store_element(to.data(), to.dtype(), index, old + static_cast<double>(sums[j]));

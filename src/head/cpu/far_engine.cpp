@@ -50,8 +50,8 @@ void Engine::start_far() {
   // their orders.
   const auto places = sharded() ? call_.far.order->places() : call_.far.order->positions();
   const auto place = [&](std::int64_t row) {
-    const std::int64_t word = targets_.word(row, 0);
-    return word < 0 ? std::int32_t{-1} : places[word];
+    const std::int64_t vocab_id = targets_.vocab_id(row, 0);
+    return vocab_id < 0 ? std::int32_t{-1} : places[vocab_id];
   };
   auto* valid = at<std::int64_t>(layout_.rows);
   std::sort(valid, valid + valid_, [&](std::int64_t a, std::int64_t b) {
@@ -74,7 +74,7 @@ void Engine::far_forward(const ForwardChunk& forward, std::int64_t first) const 
   static_cast<ForwardChunk&>(chunk) = forward;
   chunk.log2_total = at<float>(layout_.far.log2_total);
   chunk.tau = plan_.tau;
-  chunk.most_kept = kMostKept;
+  chunk.most_selected = kMaxSelected;
   if (!empty()) {
     chunk.points = tile_points();
     kernel_.far_estimate(chunk);
@@ -99,7 +99,7 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   FarBackwardChunk chunk;
   static_cast<BackwardChunk&>(chunk) = backward;
   chunk.points = tile_points();
-  chunk.selected = plan_.kind == PlanKind::far_both;
+  chunk.preselected = plan_.kind == PlanKind::far_both;
   chunk.tau = plan_.tau;
   chunk.log2_total = at<float>(layout_.far.log2_total);
   chunk.target_logit = at<float>(layout_.target_logit);
@@ -107,11 +107,11 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
     chunk.sample = FarSample(plan_.sample_every, call_.far.sample_seed, first);
     chunk.sample.first_tile = call_.shard.first_tile;
   }
-  chunk.most_kept = kMostKept;
+  chunk.most_selected = kMaxSelected;
   chunk.bound = at<float>(layout_.far.bound);
   chunk.norm_squared = at<double>(layout_.far.norm_squared);
-  std::int64_t kept = 0, sampled = 0, pairs = 0;
-  chunk.kept = &kept;
+  std::int64_t selected = 0, sampled = 0, pairs = 0;
+  chunk.selected = &selected;
   chunk.sampled = &sampled;
   chunk.pairs = &pairs;
   chunk.of_sample = &far_sums_.of_sample;
@@ -131,10 +131,10 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
     chunk.audit = at<float>(layout_.audit.far);
   }
   kernel_.far_backward(chunk);
-  far_sums_.kept += kept;
+  far_sums_.selected += selected;
   far_sums_.sampled += sampled;
   far_sums_.pairs += pairs;
-  if (kept == pairs && holds_its_part()) ++far_sums_.fallback;
+  if (selected == pairs && holds_its_part()) ++far_sums_.fallback;
   if (sharded()) {
     move_rows(backward, first, Way::back);
     move(chunk.bound, chunk.tokens, Way::back);
@@ -157,14 +157,14 @@ FarFieldStatistics Engine::far_statistics() const {
 void Engine::audit(TokenFunction function) {
   if (all_audited_ == 0) return;
   const std::int64_t dim = call_.shape.dim;
-  const std::int64_t room = plan_.audit->shape.tokens;
+  const std::int64_t scratch = plan_.audit->shape.tokens;
   // The audited rows are those of the order that all chunks have now.
   auto* rows = at<std::int64_t>(layout_.audit.rows);
   for (std::int64_t i = 0; i < audited_; ++i) {
     rows[i] = valid_rows()[audited_row(i)];
-    rows[room + i] = i;
+    rows[scratch + i] = i;
   }
-  const std::int64_t sizes[] = {room, dim};
+  const std::int64_t sizes[] = {scratch, dim};
   auto* exact = at<float>(layout_.audit.exact);
   const Workspace workspace(at<std::byte>(layout_.total), plan_.audit->workspace_bytes());
   HeadCall call = call_;
@@ -178,13 +178,13 @@ void Engine::audit(TokenFunction function) {
   auto* lse = at<double>(layout_.audit.lse);
   std::int64_t next = 0;
   FarSums& sums = far_sums_;
-  Engine(call, {{rows, static_cast<std::size_t>(audited_)}, rows + room})
-      .run([&](const TokenResult& r, TokenAnswer& answer) {
+  Engine(call, {{rows, static_cast<std::size_t>(audited_)}, rows + scratch})
+      .run([&](const TokenResult& r, TokenCoefficients& token_coefficients) {
         const double off = lse[next++] - r.lse;
         sums.lse_error_squared += off * off;
         const double size = std::fabs(off);
         if (size > sums.lse_error_max || std::isnan(size)) sums.lse_error_max = size;
-        function(r, answer);
+        function(r, token_coefficients);
       });
 
   const float* far = at<float>(layout_.audit.far);

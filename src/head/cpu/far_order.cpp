@@ -10,7 +10,7 @@ namespace logitless::cpu {
 template <typename T>
 void Engine::move(T* values, std::int64_t tokens, Way way, std::int64_t each) const {
   const auto* const from = at<std::int32_t>(layout_.far.from);
-  auto* const old = at<T>(layout_.far.room);
+  auto* const old = at<T>(layout_.far.scratch);
   std::copy_n(values, tokens * each, old);
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t to = way == Way::to_blocks ? t : from[t];
@@ -25,7 +25,7 @@ template void Engine::move(double*, std::int64_t, Way, std::int64_t) const;
 void Engine::move_rows(const ChunkCommon& chunk, std::int64_t first, Way way) const {
   if (!call_.shard.tokens) move(at<std::int64_t>(layout_.rows) + first, chunk.tokens, way);
   if (sharded()) move(at<std::int64_t>(layout_.shard.place), chunk.tokens, way);
-  move(at<std::int32_t>(layout_.words), chunk.tokens, way, plan_.features.targets_per_token);
+  move(at<std::int32_t>(layout_.vocab_ids), chunk.tokens, way, plan_.features.targets_per_token);
   sort_chunk_targets(chunk);
 }
 
@@ -49,7 +49,7 @@ void Engine::sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const f
   FarMove masses;
   static_cast<ChunkCommon&>(masses) = chunk;
   masses.from = from;
-  masses.room = at<float>(layout_.far.room);
+  masses.scratch = at<float>(layout_.far.scratch);
   kernel_.far_move(masses);
 }
 

@@ -11,26 +11,26 @@
 
 #include "core/parallel.h"
 #include "head/cpu/engine.h"
-#include "head/gathered_words.h"
+#include "head/gathered_vocab.h"
 #include "math/lse_state.h"
 
 namespace logitless::cpu {
 
 // The rows of one rank in a slice.
-struct Engine::PieceBlock {
+struct Engine::SliceBlock {
   int rank = 0;
-  ShardWords words{0};
+  VocabShard vocab{0};
   const std::byte* rows = nullptr;  // [rows of the block, D]
   const float* bias = nullptr;
-  const float* omega = nullptr;
+  const float* logit_weights = nullptr;
 };
 
-void Engine::gather_piece(std::int64_t piece) const {
+void Engine::gather_slice(std::int64_t slice) const {
   const ShardOperands& shard = call_.shard;
-  const PieceLayout layout =
-      piece_layout(call_.shape, plan_.features, plan_.piece_rows, shard.gathered->tables);
-  const PieceRows own = rows_in_piece(piece, plan_.piece_rows, words_.rows());
-  auto* const all = at<std::byte>(layout_.gathered.piece);
+  const SliceLayout layout =
+      slice_layout(call_.shape, plan_.features, plan_.slice_rows, shard.gathered->tables);
+  const SliceRows own = rows_in_slice(slice, plan_.slice_rows, vocab_.rows());
+  auto* const all = at<std::byte>(layout_.gathered.slice);
   std::byte* const mine = all + static_cast<std::size_t>(shard.rank()) * layout.bytes;
   const std::size_t element = size_of(call_.shape.dtype);
   const std::int64_t dim = call_.in.weight.size(1);
@@ -51,19 +51,19 @@ void Engine::gather_piece(std::int64_t piece) const {
   });
   const bool by_columns = plan_.features.gathered_columns > 0;
   auto* const whole = at<std::byte>(layout_.gathered.whole);
-  const std::size_t whole_bias = whole_piece(call_.shape, plan_.features, plan_.piece_rows).bias;
+  const std::size_t full_bias = full_slice(call_.shape, plan_.features, plan_.slice_rows).bias;
   if (plan_.features.bias) {
     const ConstTensorView& bias = call_.in.bias;
-    auto* const to = reinterpret_cast<float*>(by_columns ? whole + whole_bias : mine + layout.bias);
+    auto* const to = reinterpret_cast<float*>(by_columns ? whole + full_bias : mine + layout.bias);
     for (std::int64_t i = 0; i < own.count; ++i) {
       to[i] = static_cast<float>(
           load_element(bias.data(), bias.dtype(), (own.first + i) * bias.stride(0)));
     }
   }
   if (shard.gathered->tables) {
-    auto* const to = reinterpret_cast<std::int32_t*>(mine + layout.words);
+    auto* const to = reinterpret_cast<std::int32_t*>(mine + layout.vocab_ids);
     for (std::int64_t i = 0; i < own.count; ++i)
-      to[i] = static_cast<std::int32_t>(words_.word(own.first + i));
+      to[i] = static_cast<std::int32_t>(vocab_.vocab_id(own.first + i));
   }
   shard.calls->all_gather(mine, all, layout.bytes);
   shard.gathered->each_columns([&](int rank, std::int64_t first, std::int64_t count) {
@@ -77,48 +77,48 @@ void Engine::gather_piece(std::int64_t piece) const {
 
 // Calls function(block) for the ranks that have rows in the slice, in their order.
 template <typename F>
-void Engine::each_block(std::int64_t piece, const F& function) const {
+void Engine::each_block(std::int64_t slice, const F& function) const {
   for (int r = 0; r < call_.shard.ranks(); ++r) {
-    const PieceBlock block = block_of(r, piece);
-    if (block.words.rows() > 0) function(block);
+    const SliceBlock block = block_of(r, slice);
+    if (block.vocab.rows() > 0) function(block);
   }
 }
 
-Engine::PieceBlock Engine::block_of(int rank, std::int64_t piece) const {
-  const GatheredWords& all = *call_.shard.gathered;
-  const GatheredWords::Of& of_rank = all.ranks[static_cast<std::size_t>(rank)];
-  const PieceLayout layout =
-      piece_layout(call_.shape, plan_.features, plan_.piece_rows, all.tables);
-  const PieceRows rows = rows_in_piece(piece, plan_.piece_rows, of_rank.rows);
+Engine::SliceBlock Engine::block_of(int rank, std::int64_t slice) const {
+  const GatheredVocab& all = *call_.shard.gathered;
+  const GatheredVocab::Of& of_rank = all.ranks[static_cast<std::size_t>(rank)];
+  const SliceLayout layout =
+      slice_layout(call_.shape, plan_.features, plan_.slice_rows, all.tables);
+  const SliceRows rows = rows_in_slice(slice, plan_.slice_rows, of_rank.rows);
   const std::byte* const data =
-      at<std::byte>(layout_.gathered.piece) + static_cast<std::size_t>(rank) * layout.bytes;
+      at<std::byte>(layout_.gathered.slice) + static_cast<std::size_t>(rank) * layout.bytes;
   const auto* const table =
-      all.tables ? reinterpret_cast<const std::int32_t*>(data + layout.words) : nullptr;
-  PieceBlock block{.rank = rank,
-                   .words = ShardWords(of_rank.first + rows.first, rows.count, table),
+      all.tables ? reinterpret_cast<const std::int32_t*>(data + layout.vocab_ids) : nullptr;
+  SliceBlock block{.rank = rank,
+                   .vocab = VocabShard(of_rank.first + rows.first, rows.count, table),
                    .rows = data};
   if (plan_.features.bias) block.bias = reinterpret_cast<const float*>(data + layout.bias);
   if (plan_.features.gathered_columns > 0) {
     block.rows = at<std::byte>(layout_.gathered.whole);
-    const PieceLayout whole = whole_piece(call_.shape, plan_.features, plan_.piece_rows);
+    const SliceLayout whole = full_slice(call_.shape, plan_.features, plan_.slice_rows);
     if (plan_.features.bias) block.bias = reinterpret_cast<const float*>(block.rows + whole.bias);
   }
-  if (omega_ == nullptr || rows.count == 0) return block;
-  block.omega = omega_ + block.words.word(0);
+  if (logit_weights_ == nullptr || rows.count == 0) return block;
+  block.logit_weights = logit_weights_ + block.vocab.vocab_id(0);
   if (table == nullptr) return block;
-  auto* const omega = at<float>(layout_.gathered.omega);
-  for (std::int64_t i = 0; i < rows.count; ++i) omega[i] = omega_[table[i]];
-  block.omega = omega;
+  auto* const logit_weights = at<float>(layout_.gathered.logit_weights);
+  for (std::int64_t i = 0; i < rows.count; ++i) logit_weights[i] = logit_weights_[table[i]];
+  block.logit_weights = logit_weights;
   return block;
 }
 
 // Sets the operands of a block's rows and the valid tokens [first, first + count).
-void Engine::set_block(ChunkCommon& chunk, const PieceBlock& block, std::int64_t first,
+void Engine::set_block(ChunkCommon& chunk, const SliceBlock& block, std::int64_t first,
                        std::int64_t count) const {
   const int per_token = plan_.features.targets_per_token;
   const RowMatrix hidden = as_rows("hidden", call_.in.hidden);
   chunk.shape = plan_.shape;
-  chunk.shape.vocab = block.words.rows();
+  chunk.shape.vocab = block.vocab.rows();
   chunk.features = &plan_.features;
   chunk.sizes = sizes_;
   chunk.tokens = count;
@@ -127,18 +127,19 @@ void Engine::set_block(ChunkCommon& chunk, const PieceBlock& block, std::int64_t
                   hidden.column_stride, valid_rows() + first};
   chunk.weight = {block.rows, call_.shape.dtype, call_.shape.dim, 1, nullptr};
   chunk.bias = block.bias;
-  chunk.omega = block.omega;
+  chunk.logit_weights = block.logit_weights;
   auto* const places = at<std::int32_t>(layout_.gathered.places);
   auto* const entries = at<SparseEntry>(layout_.entries);
   auto* const tile_begin = at<std::int32_t>(layout_.tile_begin);
-  sort_targets({at<std::int32_t>(layout_.words) + first * per_token, places, entries, tile_begin},
-               count, per_token, chunk.shape.vocab, WordPlaces(block.words));
+  sort_targets(
+      {at<std::int32_t>(layout_.vocab_ids) + first * per_token, places, entries, tile_begin}, count,
+      per_token, chunk.shape.vocab, LocalRows(block.vocab));
   chunk.targets = {entries, tile_begin, places};
   chunk.scratch = at<std::byte>(layout_.scratch);
 }
 
 // Computes the forward of a block's rows and merges the results into the tokens' states.
-void Engine::absorb_block(const PieceBlock& block, std::int64_t first, std::int64_t count) const {
+void Engine::absorb_block(const SliceBlock& block, std::int64_t first, std::int64_t count) const {
   const GatheredLayout& layout = layout_.gathered;
   ForwardChunk chunk;
   set_block(chunk, block, first, count);
@@ -151,12 +152,12 @@ void Engine::absorb_block(const PieceBlock& block, std::int64_t first, std::int6
     chunk.argmax = at<std::int32_t>(layout.argmax);
     chunk.best = at<float>(layout.best);
   }
-  chunk.wide = at<WideSum>(layout.wide);
+  chunk.wide = at<ExactSum>(layout.wide);
   kernel_.forward(chunk);
   auto* const states = at<TokenRecord>(layout.states) + first;
   for (std::int64_t t = 0; t < count; ++t) {
     states[t].wide.add(chunk.wide[t]);
-    merge_into(states[t].state, state_of(chunk, t, block.words));
+    merge_into(states[t].state, state_of(chunk, t, block.vocab));
   }
 }
 
@@ -166,7 +167,7 @@ ForwardChunk Engine::all_tokens() const {
   chunk.shape = plan_.shape;
   chunk.features = &plan_.features;
   chunk.tokens = valid_;
-  chunk.targets.words = at<std::int32_t>(layout_.words);
+  chunk.targets.vocab_ids = at<std::int32_t>(layout_.vocab_ids);
   set_outputs(chunk);
   return chunk;
 }
@@ -180,13 +181,13 @@ void Engine::finish_states(const ForwardChunk& chunk) const {
     chunk.sum[t] = static_cast<float>(sum);
     if (chunk.entropy_sum != nullptr) chunk.entropy_sum[t] = state.entropy / sum;
     if (chunk.weighted_sum != nullptr) chunk.weighted_sum[t] = state.weighted;
-    if (chunk.argmax != nullptr) chunk.argmax[t] = state.word;
+    if (chunk.argmax != nullptr) chunk.argmax[t] = state.vocab_id;
   }
 }
 
 // Computes d_hidden, d_weight and d_bias of a block's rows and the valid tokens [first, first +
 // count).
-void Engine::backward_block(const PieceBlock& block, std::int64_t first, std::int64_t count,
+void Engine::backward_block(const SliceBlock& block, std::int64_t first, std::int64_t count,
                             bool first_block) const {
   const HeadFeatures& features = plan_.features;
   const GatheredLayout& layout = layout_.gathered;
@@ -222,10 +223,10 @@ void Engine::backward_block(const PieceBlock& block, std::int64_t first, std::in
                       !first_block};
   }
   const bool by_columns = features.gathered_columns > 0;
-  const PieceSums sums = by_columns ? whole_sums(call_.shape, features, plan_.piece_rows)
-                                    : piece_sums(call_.shape, features, plan_.piece_rows);
+  const SliceSums sums = by_columns ? full_sums(call_.shape, features, plan_.slice_rows)
+                                    : slice_sums(call_.shape, features, plan_.slice_rows);
   std::byte* const to =
-      by_columns ? at<std::byte>(layout.whole_sums)
+      by_columns ? at<std::byte>(layout.full_sums)
                  : at<std::byte>(layout.sums) + static_cast<std::size_t>(block.rank) * sums.bytes;
   if (features.d_weight) {
     WeightGradientSink& sink = chunk.d_weight;
@@ -236,18 +237,18 @@ void Engine::backward_block(const PieceBlock& block, std::int64_t first, std::in
   }
   if (features.d_bias) {
     chunk.d_bias = reinterpret_cast<float*>(to + sums.d_bias);
-    if (first == 0) std::fill_n(chunk.d_bias, block.words.rows(), 0.0f);
+    if (first == 0) std::fill_n(chunk.d_bias, block.vocab.rows(), 0.0f);
   }
   kernel_.backward(chunk);
 }
 
 // Splits the sums of a weight sharded by columns: each rank's part gets its columns, and all of
 // d_bias.
-void Engine::deal_sums(std::int64_t rows) const {
+void Engine::exchange_sums(std::int64_t rows) const {
   const HeadFeatures& features = plan_.features;
-  const PieceSums whole = whole_sums(call_.shape, features, plan_.piece_rows);
-  const PieceSums part = piece_sums(call_.shape, features, plan_.piece_rows);
-  const auto* const from = at<std::byte>(layout_.gathered.whole_sums);
+  const SliceSums whole = full_sums(call_.shape, features, plan_.slice_rows);
+  const SliceSums part = slice_sums(call_.shape, features, plan_.slice_rows);
+  const auto* const from = at<std::byte>(layout_.gathered.full_sums);
   const auto floats = [](std::int64_t count) {
     return static_cast<std::size_t>(count) * sizeof(float);
   };
@@ -267,18 +268,18 @@ void Engine::deal_sums(std::int64_t rows) const {
 
 // Sends the sums of a slice to the ranks of its rows or columns. They add those of all ranks in
 // fp32, in the order of ranks, and round once.
-void Engine::add_sums(std::int64_t piece) const {
-  const PieceSums layout = piece_sums(call_.shape, plan_.features, plan_.piece_rows);
+void Engine::add_sums(std::int64_t slice) const {
+  const SliceSums layout = slice_sums(call_.shape, plan_.features, plan_.slice_rows);
   if (layout.bytes == 0) return;
   const ShardOperands& shard = call_.shard;
   const int ranks = shard.ranks();
   auto* const sums = at<std::byte>(layout_.gathered.sums);
   auto* const received = at<std::byte>(layout_.gathered.received);
-  const PieceRows own = rows_in_piece(piece, plan_.piece_rows, words_.rows());
+  const SliceRows own = rows_in_slice(slice, plan_.slice_rows, vocab_.rows());
   if (valid_ == 0) {
     std::memset(sums, 0, static_cast<std::size_t>(ranks) * layout.bytes);
   } else if (plan_.features.gathered_columns > 0) {
-    deal_sums(own.count);
+    exchange_sums(own.count);
   }
   shard.calls->all_to_all(sums, received, layout.bytes);
   const auto add = [&](const TensorView& to, std::int64_t index, std::size_t offset) {
@@ -311,23 +312,24 @@ void Engine::run_gathered(TokenFunction function) {
   count_tokens();
   const bool backward_wanted = plan_.kind != PlanKind::forward;
   if (backward_wanted) clear_ignored();
-  read_targets(targets_, valid_rows(), valid_, at<std::int32_t>(layout_.words));
+  read_targets(targets_, valid_rows(), valid_, at<std::int32_t>(layout_.vocab_ids));
   std::fill_n(at<TokenRecord>(layout_.gathered.states), valid_, TokenRecord());
-  const std::int64_t pieces = piece_count(plan_.features.gathered_rows, plan_.piece_rows);
+  const std::int64_t slices = slice_count(plan_.features.gathered_rows, plan_.slice_rows);
   const auto each_chunk = [&](const auto& body) {
     for (std::int64_t first = 0; first < valid_; first += sizes_.tokens)
       body(first, std::min(sizes_.tokens, valid_ - first));
   };
-  for (std::int64_t piece = 0; piece < pieces; ++piece) {
-    gather_piece(piece);
-    each_block(piece, [&](const PieceBlock& block) {
+  for (std::int64_t slice = 0; slice < slices; ++slice) {
+    gather_slice(slice);
+    each_block(slice, [&](const SliceBlock& block) {
       each_chunk(
           [&](std::int64_t first, std::int64_t count) { absorb_block(block, first, count); });
     });
   }
   const ForwardChunk chunk = all_tokens();
   finish_states(chunk);
-  answer_tokens(chunk, {.count = valid_, .own_count = valid_}, backward_wanted, function);
+  set_coefficients_of_tokens(chunk, {.count = valid_, .local_count = valid_}, backward_wanted,
+                             function);
   if (!backward_wanted) return;
 
   if (plan_.features.d_hidden) {
@@ -335,15 +337,15 @@ void Engine::run_gathered(TokenFunction function) {
     for (std::int64_t t = 0; t < sizes_.tokens; ++t) outside[t] = t;
   }
   bool first_block = true;
-  for (std::int64_t piece = pieces - 1; piece >= 0; --piece) {
-    if (piece + 1 < pieces) gather_piece(piece);
-    each_block(piece, [&](const PieceBlock& block) {
+  for (std::int64_t slice = slices - 1; slice >= 0; --slice) {
+    if (slice + 1 < slices) gather_slice(slice);
+    each_block(slice, [&](const SliceBlock& block) {
       each_chunk([&](std::int64_t first, std::int64_t count) {
         backward_block(block, first, count, first_block);
       });
       first_block = false;
     });
-    add_sums(piece);
+    add_sums(slice);
   }
   if (plan_.features.d_hidden && plan_.features.d_hidden_dtype != DType::f32)
     store_hidden(0, valid_, at<float>(layout_.gathered.d_hidden));

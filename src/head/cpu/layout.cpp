@@ -3,20 +3,20 @@
 #include <algorithm>
 
 #include "head/far_work.h"
-#include "head/gathered_words.h"
+#include "head/gathered_vocab.h"
 
 namespace logitless::cpu {
 
 ChunkSizes chunk_sizes(PlanKind kind, const PlanSizes& sizes, int threads) {
   return {.tokens = sizes.chunk_tokens,
-          .slab_vocab = sizes.slab_vocab,
+          .block_vocab = sizes.block_vocab,
           .stored_vocab = sizes.stored_vocab,
           .threads = threads,
           .forward_only = kind == PlanKind::forward,
           .far = is_far(kind),
           .far_forward = kind == PlanKind::far_both,
-          .piece_rows = sizes.piece_rows,
-          .weight_words = sizes.weight_words};
+          .slice_rows = sizes.slice_rows,
+          .weight_vocab = sizes.weight_vocab};
 }
 
 ChunkSizes chunk_sizes(const LossPlan& plan) {
@@ -29,22 +29,22 @@ std::size_t weight_sum_bytes(const HeadShape& shape, const HeadFeatures& feature
                      features.d_weight_dtype != DType::f32 && sizes.tokens < shape.tokens;
   if (!apart) return 0;
   const std::int64_t bytes = features.d_weight_dtype == DType::bf16 ? 2 : 4;
-  const std::int64_t words = sizes.weight_words > 0 ? sizes.weight_words : shape.vocab;
-  return static_cast<std::size_t>(round_up(words * shape.dim * bytes, 64));
+  const std::int64_t vocab_count = sizes.weight_vocab > 0 ? sizes.weight_vocab : shape.vocab;
+  return static_cast<std::size_t>(round_up(vocab_count * shape.dim * bytes, 64));
 }
 
 namespace {
 
 // Padding of per-token arrays after the last token, since kernels read coefficients by full panels:
 // the size of the largest panel.
-constexpr std::int64_t kPanelRoom = 64;
+constexpr std::int64_t kPanelCapacity = 64;
 
 template <typename Take>
 GatheredLayout gathered_layout(const HeadShape& shape, const HeadFeatures& features,
                                const ChunkSizes& sizes, const Take& take) {
   const std::int64_t tokens = sizes.tokens;
   const bool backward = !sizes.forward_only;
-  const auto floats = [&](bool wanted) { return take(wanted ? (tokens + kPanelRoom) * 4 : 0); };
+  const auto floats = [&](bool wanted) { return take(wanted ? (tokens + kPanelCapacity) * 4 : 0); };
   GatheredLayout out;
   out.states = take(shape.tokens * static_cast<std::int64_t>(sizeof(TokenRecord)));
   out.places = take(tokens * features.targets_per_token * 4);
@@ -58,20 +58,19 @@ GatheredLayout gathered_layout(const HeadShape& shape, const HeadFeatures& featu
   out.weighted = take(features.label_smoothing ? tokens * 8 : 0);
   out.argmax = take(features.argmax ? tokens * 4 : 0);
   out.best = take(features.argmax ? tokens * 4 : 0);
-  out.wide = take(tokens * static_cast<std::int64_t>(sizeof(WideSum)));
-  out.omega = take(features.vocab_weight ? sizes.piece_rows * 4 : 0);
-  const auto ranks = static_cast<std::int64_t>(features.word_ranks);
-  const auto of_piece =
-      static_cast<std::int64_t>(piece_layout(shape, features, sizes.piece_rows, true).bytes);
+  out.wide = take(tokens * static_cast<std::int64_t>(sizeof(ExactSum)));
+  out.logit_weights = take(features.vocab_weight ? sizes.slice_rows * 4 : 0);
+  const auto ranks = static_cast<std::int64_t>(features.vocab_ranks);
+  const auto of_slice =
+      static_cast<std::int64_t>(slice_layout(shape, features, sizes.slice_rows, true).bytes);
   const auto of_sums =
-      static_cast<std::int64_t>(piece_sums(shape, features, sizes.piece_rows).bytes);
-  out.piece = take(ranks * std::max(of_piece, backward ? of_sums : 0));
-  out.received = out.piece;
+      static_cast<std::int64_t>(slice_sums(shape, features, sizes.slice_rows).bytes);
+  out.slice = take(ranks * std::max(of_slice, backward ? of_sums : 0));
+  out.received = out.slice;
   out.sums = take(backward ? ranks * of_sums : 0);
-  out.whole = take(static_cast<std::int64_t>(whole_piece(shape, features, sizes.piece_rows).bytes));
-  out.whole_sums =
-      take(backward ? static_cast<std::int64_t>(whole_sums(shape, features, sizes.piece_rows).bytes)
-                    : 0);
+  out.whole = take(static_cast<std::int64_t>(full_slice(shape, features, sizes.slice_rows).bytes));
+  out.full_sums = take(
+      backward ? static_cast<std::int64_t>(full_sums(shape, features, sizes.slice_rows).bytes) : 0);
   const bool apart = backward && features.d_hidden && features.d_hidden_dtype != DType::f32;
   out.d_hidden = take(apart ? shape.tokens * shape.dim * 4 : 0);
   return out;
@@ -92,37 +91,37 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
   const std::int64_t tokens = gathered ? shape.tokens : sizes.tokens;
   const std::int64_t slots = tokens * features.targets_per_token;
   const std::int64_t chunk_slots = sizes.tokens * features.targets_per_token;
-  const std::int64_t words = gathered ? sizes.piece_rows : shape.vocab;  // of one kernel call
+  const std::int64_t vocab_count = gathered ? sizes.slice_rows : shape.vocab;  // of one kernel call
   const bool backward = !sizes.forward_only;
   out.rows = take(shape.tokens * 8);
 
   out.sum = take(tokens * 4);
-  out.exponent = take((tokens + kPanelRoom) * 4);
-  out.linear = take(backward ? (tokens + kPanelRoom) * 4 : 0);
-  out.slope = take(backward && features.entropy_gradient ? (tokens + kPanelRoom) * 4 : 0);
-  out.flat = take(backward && features.label_smoothing ? (tokens + kPanelRoom) * 4 : 0);
+  out.exponent = take((tokens + kPanelCapacity) * 4);
+  out.linear = take(backward ? (tokens + kPanelCapacity) * 4 : 0);
+  out.slope = take(backward && features.entropy_gradient ? (tokens + kPanelCapacity) * 4 : 0);
+  out.flat = take(backward && features.label_smoothing ? (tokens + kPanelCapacity) * 4 : 0);
   out.entropy = take(features.entropy ? tokens * 8 : 0);
   out.weighted = take(features.label_smoothing ? tokens * 8 : 0);
   out.argmax = take(features.argmax ? tokens * 4 : 0);
   out.target_logit = take(slots * 4);
   out.coefficient = take(backward ? slots * 4 : 0);
-  out.words = take(slots * 4);
+  out.vocab_ids = take(slots * 4);
   out.entries = take(chunk_slots * static_cast<std::int64_t>(sizeof(SparseEntry)));
-  out.tile_begin = take((ceil_div(words, kVocabTile) + 1) * 4);
+  out.tile_begin = take((ceil_div(vocab_count, kVocabTile) + 1) * 4);
   out.delta = take(features.targets_per_token * 8);
   out.bias = take(features.bias && !gathered ? shape.vocab * 4 : 0);
-  out.omega = take(features.vocab_weight ? shape.vocab * 4 : 0);
+  out.logit_weights = take(features.vocab_weight ? shape.vocab * 4 : 0);
   out.d_bias = take(backward && features.d_bias && !gathered ? shape.vocab * 4 : 0);
   out.d_weight = take(static_cast<std::int64_t>(weight_sum_bytes(shape, features, sizes)));
-  if (sizes.weight_words > 0) {
+  if (sizes.weight_vocab > 0) {
     const std::int64_t all = shape.tokens * features.targets_per_token;
-    out.kept.exponent = take(shape.tokens * 4);
-    out.kept.linear = take(shape.tokens * 4);
-    out.kept.slope = take(features.entropy_gradient ? shape.tokens * 4 : 0);
-    out.kept.flat = take(features.label_smoothing ? shape.tokens * 4 : 0);
-    out.kept.coefficient = take(all * 4);
-    out.kept.words = take(all * 4);
-    out.kept.places = take(chunk_slots * 4);
+    out.saved.exponent = take(shape.tokens * 4);
+    out.saved.linear = take(shape.tokens * 4);
+    out.saved.slope = take(features.entropy_gradient ? shape.tokens * 4 : 0);
+    out.saved.flat = take(features.label_smoothing ? shape.tokens * 4 : 0);
+    out.saved.coefficient = take(all * 4);
+    out.saved.vocab_ids = take(all * 4);
+    out.saved.places = take(chunk_slots * 4);
   }
   if (sizes.far) {
     const std::int64_t tiles = ceil_div(shape.vocab, kVocabTile);
@@ -140,12 +139,12 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
       out.far.axes = take(shape.dim * shape.dim * narrow);
       out.far.variance = take(tiles * shape.dim * narrow);
     }
-    out.far.log2_total = take((tokens + kPanelRoom) * 4);
+    out.far.log2_total = take((tokens + kPanelCapacity) * 4);
     out.far.bound = take(tokens * 4);
     out.far.norm_squared = take(tokens * 8);
     out.far.keys = take(tokens * 4);
     out.far.from = take(tokens * 4);
-    out.far.room = take(std::max({sizes.threads * tokens * 4, slots * 4, tokens * 8}));
+    out.far.scratch = take(std::max({sizes.threads * tokens * 4, slots * 4, tokens * 8}));
     out.audit.row = take(audited > 0 ? tokens * 4 : 0);
     out.audit.far = take(audited * shape.dim * 4);
     out.audit.exact = take(audited * shape.dim * 4);
@@ -153,10 +152,10 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
     out.audit.rows = take(2 * audited * 8);
   }
   if (gathered) {
-    out.shard.counts = take(features.word_ranks * 8);
+    out.shard.counts = take(features.vocab_ranks * 8);
     out.gathered = gathered_layout(shape, features, sizes, take);
-  } else if (features.word_ranks > 0) {
-    const std::int64_t ranks = features.word_ranks;
+  } else if (features.vocab_ranks > 0) {
+    const std::int64_t ranks = features.vocab_ranks;
     const std::int64_t of_rank = ceil_div(tokens, ranks);
     const std::int64_t all = ranks * of_rank;
     const std::int64_t per_token = features.targets_per_token;
@@ -164,23 +163,24 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
     out.shard.place = take(tokens * 8);
     out.shard.rows = take(slots * 4);
     out.shard.best = take(features.argmax ? tokens * 4 : 0);
-    out.shard.wide = take(tokens * static_cast<std::int64_t>(sizeof(WideSum)));
+    out.shard.wide = take(tokens * static_cast<std::int64_t>(sizeof(ExactSum)));
     out.shard.records = take(ranks * (tokens * static_cast<std::int64_t>(sizeof(TokenRecord)) +
                                       slots * static_cast<std::int64_t>(sizeof(ShardTarget))));
     if (features.tokens_sharded) {
       out.shard.hidden = take(all * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
-      out.shard.words = take(all * per_token * 4);
-      out.shard.answers = take(
-          backward ? all * (static_cast<std::int64_t>(sizeof(TokenAnswerRecord)) + per_token * 8)
-                   : 0);
+      out.shard.vocab_ids = take(all * per_token * 4);
+      out.shard.token_coefficients = take(
+          backward
+              ? all * (static_cast<std::int64_t>(sizeof(TokenCoefficientsRecord)) + per_token * 8)
+              : 0);
     }
     out.shard.far = take(sizes.far ? ranks * tokens * 4 : 0);
     const bool d_hidden = backward && features.d_hidden;
-    out.shard.pieces = take(d_hidden ? all * shape.dim * 4 : 0);
+    out.shard.slices = take(d_hidden ? all * shape.dim * 4 : 0);
     out.shard.received = take(d_hidden ? all * shape.dim * 4 : 0);
   }
   HeadShape call = shape;
-  call.vocab = words;
+  call.vocab = vocab_count;
   out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(call, features, sizes)));
   out.total = top;
   return out;

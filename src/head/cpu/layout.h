@@ -28,9 +28,9 @@ struct FarLayout {
   std::size_t bound = 0;         // f32 [C]
   std::size_t norm_squared = 0;  // f64 [C]
   // Sorting of tokens by selected tiles
-  std::size_t keys = 0;  // i32 [C]
-  std::size_t from = 0;  // i32 [C]: index in the chunk of each sorted token
-  std::size_t room = 0;  // f32 [threads, C], or the bytes of the largest per-token array
+  std::size_t keys = 0;     // i32 [C]
+  std::size_t from = 0;     // i32 [C]: index in the chunk of each sorted token
+  std::size_t scratch = 0;  // f32 [threads, C], or the bytes of the largest per-token array
 };
 // Buffers of the audited tokens.
 struct AuditLayout {
@@ -42,7 +42,7 @@ struct AuditLayout {
 };
 // Cotangents of a token that its rank sends to all ranks with sharded tokens, as in TokenCotangent.
 // K derivatives with respect to the target logits follow.
-struct TokenAnswerRecord {
+struct TokenCoefficientsRecord {
   double lse, entropy, weighted_sum;
 };
 // Buffers of a vocabulary sharded over G ranks. B = ceil(C / G): tokens of a rank.
@@ -51,15 +51,15 @@ struct ShardLayout {
   std::size_t place = 0;    // i64 [C]: index of each token in the exchanged buffers
   std::size_t rows = 0;     // i32 [C K]: local rows of the targets
   std::size_t best = 0;     // f32 [C]
-  std::size_t wide = 0;     // WideSum [C]
+  std::size_t wide = 0;     // ExactSum [C]
   std::size_t records = 0;  // [G], C TokenRecords and C K ShardTargets each
   // With sharded tokens, of all ranks:
-  std::size_t hidden = 0;   // [G, B, D]
-  std::size_t words = 0;    // i32 [G, B, K]
-  std::size_t answers = 0;  // [G, B], a TokenAnswerRecord and K doubles each
-  std::size_t far = 0;      // far field, f32 [G, C]: estimated totals, bounds
+  std::size_t hidden = 0;              // [G, B, D]
+  std::size_t vocab_ids = 0;           // i32 [G, B, K]
+  std::size_t token_coefficients = 0;  // [G, B], a TokenCoefficientsRecord and K doubles each
+  std::size_t far = 0;                 // far field, f32 [G, C]: estimated totals, bounds
   // With d_hidden, f32 [G, B, D] each: sent to all ranks, received from all ranks
-  std::size_t pieces = 0;
+  std::size_t slices = 0;
   std::size_t received = 0;
 };
 // Buffers of a weight gathered from G ranks, B rows of each at a time. N = local tokens of the
@@ -73,45 +73,45 @@ struct GatheredLayout {
   std::size_t exponent = 0, sum = 0, linear = 0, slope = 0, flat = 0;  // f32 [C + panel]
   std::size_t entropy = 0, weighted = 0;                               // f64 [C]
   std::size_t argmax = 0, best = 0;                                    // i32 [C], f32 [C]
-  std::size_t wide = 0;                                                // WideSum [C]
-  std::size_t omega = 0;                                               // f32 [B]
-  std::size_t piece = 0;                                               // [G] of PieceLayout
-  std::size_t sums = 0;        // [G] of PieceSums: sent to all ranks
-  std::size_t received = 0;    // [G] of PieceSums: from all ranks; reuses the slice
-  std::size_t whole = 0;       // bytes of whole_piece
-  std::size_t whole_sums = 0;  // bytes of whole_sums
-  std::size_t d_hidden = 0;    // f32 [N, D]: sums over slices of a 16-bit d_hidden
+  std::size_t wide = 0;                                                // ExactSum [C]
+  std::size_t logit_weights = 0;                                       // f32 [B]
+  std::size_t slice = 0;                                               // [G] of SliceLayout
+  std::size_t sums = 0;       // [G] of SliceSums: sent to all ranks
+  std::size_t received = 0;   // [G] of SliceSums: from all ranks; reuses the slice
+  std::size_t whole = 0;      // bytes of full_slice
+  std::size_t full_sums = 0;  // bytes of full_sums
+  std::size_t d_hidden = 0;   // f32 [N, D]: sums over slices of a 16-bit d_hidden
 };
 // Data of all N tokens that is saved for a separate computation of d_weight.
-struct KeptLayout {
+struct SavedLayout {
   std::size_t exponent = 0, linear = 0, slope = 0, flat = 0;  // f32 [N]
   std::size_t coefficient = 0;                                // f32 [N K]
-  std::size_t words = 0;                                      // i32 [N K]
+  std::size_t vocab_ids = 0;                                  // i32 [N K]
   std::size_t places = 0;  // i32 [C K]: indices of the targets in the current block
 };
 struct Layout {
-  std::size_t rows = 0;          // int64 [tokens]: rows of hidden that are not ignored
-  std::size_t exponent = 0;      // f32 [C]
-  std::size_t sum = 0;           // f32 [C]
-  std::size_t linear = 0;        // f32 [C]
-  std::size_t slope = 0;         // f32 [C]
-  std::size_t flat = 0;          // f32 [C]
-  std::size_t entropy = 0;       // f64 [C]
-  std::size_t weighted = 0;      // f64 [C]
-  std::size_t argmax = 0;        // i32 [C]
-  std::size_t target_logit = 0;  // f32 [C K]
-  std::size_t coefficient = 0;   // f32 [C K]
-  std::size_t words = 0;         // i32 [C K]
-  std::size_t entries = 0;       // SparseEntry [C K]
-  std::size_t tile_begin = 0;    // i32 [tiles + 1]
-  std::size_t delta = 0;         // f64 [K]
-  std::size_t bias = 0;          // f32 [V] with a bias
-  std::size_t omega = 0;         // f32 [V] with class weights; by token id if weights are gathered
-  std::size_t d_bias = 0;        // f32 [V] when requested
+  std::size_t rows = 0;           // int64 [tokens]: rows of hidden that are not ignored
+  std::size_t exponent = 0;       // f32 [C]
+  std::size_t sum = 0;            // f32 [C]
+  std::size_t linear = 0;         // f32 [C]
+  std::size_t slope = 0;          // f32 [C]
+  std::size_t flat = 0;           // f32 [C]
+  std::size_t entropy = 0;        // f64 [C]
+  std::size_t weighted = 0;       // f64 [C]
+  std::size_t argmax = 0;         // i32 [C]
+  std::size_t target_logit = 0;   // f32 [C K]
+  std::size_t coefficient = 0;    // f32 [C K]
+  std::size_t vocab_ids = 0;      // i32 [C K]
+  std::size_t entries = 0;        // SparseEntry [C K]
+  std::size_t tile_begin = 0;     // i32 [tiles + 1]
+  std::size_t delta = 0;          // f64 [K]
+  std::size_t bias = 0;           // f32 [V] with a bias
+  std::size_t logit_weights = 0;  // f32 [V] with class weights; by token id if weights are gathered
+  std::size_t d_bias = 0;         // f32 [V] when requested
   // fp32 sums [V, D], or their low halves, for a 16-bit d_weight over several chunks. Of
-  // weight_words rows if d_weight is computed separately.
+  // weight_vocab rows if d_weight is computed separately.
   std::size_t d_weight = 0;
-  KeptLayout kept;
+  SavedLayout saved;
   FarLayout far;
   AuditLayout audit;
   ShardLayout shard;

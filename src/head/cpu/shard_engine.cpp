@@ -23,11 +23,11 @@ void Engine::gather_counts() {
 }
 
 // Computes the indices of a chunk's tokens in the exchanged buffers, and their targets.
-void Engine::place_tokens(const ChunkTokens& tokens, std::int32_t* words) const {
+void Engine::locate_targets(const ChunkTokens& tokens, std::int32_t* vocab_ids) const {
   auto* const place = at<std::int64_t>(layout_.shard.place);
   if (!call_.shard.tokens) {
     for (std::int64_t t = 0; t < tokens.count; ++t) place[t] = t;
-    return read_targets(targets_, valid_rows() + tokens.first, tokens.count, words);
+    return read_targets(targets_, valid_rows() + tokens.first, tokens.count, vocab_ids);
   }
   const auto* const counts = at<std::int64_t>(layout_.shard.counts);
   std::int64_t t = 0;
@@ -38,9 +38,9 @@ void Engine::place_tokens(const ChunkTokens& tokens, std::int32_t* words) const 
   gather_tokens(tokens);
   if (far()) sort_by_targets(tokens);
   const int per_token = plan_.features.targets_per_token;
-  const auto* const all = at<std::int32_t>(layout_.shard.words);
+  const auto* const all = at<std::int32_t>(layout_.shard.vocab_ids);
   for (t = 0; t < tokens.count; ++t)
-    std::copy_n(all + place[t] * per_token, per_token, words + t * per_token);
+    std::copy_n(all + place[t] * per_token, per_token, vocab_ids + t * per_token);
 }
 
 // All-gathers the hidden states and targets of a chunk's tokens.
@@ -57,7 +57,7 @@ void Engine::gather_tokens(const ChunkTokens& tokens) const {
   const auto* const from = static_cast<const std::byte*>(call_.in.hidden.data());
   parallel_for(plan_.threads, step_, [&](std::int64_t i, int) {
     std::byte* const to = mine + bytes(i, row_bytes);
-    if (i >= tokens.own_count) {  // never read
+    if (i >= tokens.local_count) {  // never read
       std::memset(to, 0, row_bytes);
       return;
     }
@@ -69,11 +69,11 @@ void Engine::gather_tokens(const ChunkTokens& tokens) const {
   });
   calls.all_gather(mine, all, bytes(step_, row_bytes));
 
-  auto* const words = at<std::int32_t>(layout_.shard.words);
-  std::int32_t* const own = words + rank * step_ * per_token;
+  auto* const vocab_ids = at<std::int32_t>(layout_.shard.vocab_ids);
+  std::int32_t* const own = vocab_ids + rank * step_ * per_token;
   std::fill_n(own, step_ * per_token, -1);
-  read_targets(targets_, valid_rows() + tokens.first, tokens.own_count, own);
-  calls.all_gather(own, words, bytes(step_ * per_token, sizeof(std::int32_t)));
+  read_targets(targets_, valid_rows() + tokens.first, tokens.local_count, own);
+  calls.all_gather(own, vocab_ids, bytes(step_ * per_token, sizeof(std::int32_t)));
 }
 
 // The forward of a rank without vocabulary entries.
@@ -81,7 +81,7 @@ void Engine::forward_nothing(const ForwardChunk& chunk) const {
   for (std::int64_t t = 0; t < chunk.tokens; ++t) {
     chunk.exponent[t] = 0.0f;
     chunk.sum[t] = 0.0f;
-    if (chunk.wide != nullptr) chunk.wide[t] = WideSum();
+    if (chunk.wide != nullptr) chunk.wide[t] = ExactSum();
     if (chunk.entropy_sum != nullptr) chunk.entropy_sum[t] = 0.0;
     if (chunk.weighted_sum != nullptr) chunk.weighted_sum[t] = 0.0;
     if (chunk.argmax != nullptr) chunk.best[t] = -INFINITY;
@@ -90,16 +90,16 @@ void Engine::forward_nothing(const ForwardChunk& chunk) const {
 
 // Returns the state of one token after the forward over `words`.
 ShardState Engine::state_of(const ForwardChunk& chunk, std::int64_t t,
-                            const ShardWords& words) const {
+                            const VocabShard& vocab) const {
   ShardState state;
   state.exponent = chunk.exponent[t];
   state.sum = chunk.sum[t];
   if (chunk.entropy_sum != nullptr && state.sum != 0.0f)
     state.entropy = chunk.entropy_sum[t] * chunk.wide[t].scaled(state.exponent);
   if (chunk.weighted_sum != nullptr) state.weighted = chunk.weighted_sum[t];
-  if (chunk.argmax != nullptr && words.rows() > 0) {
+  if (chunk.argmax != nullptr && vocab.rows() > 0) {
     state.best = chunk.best[t];
-    state.word = static_cast<std::int32_t>(words.word(row_at(chunk.argmax[t])));
+    state.vocab_id = static_cast<std::int32_t>(vocab.vocab_id(row_at(chunk.argmax[t])));
   }
   return state;
 }
@@ -122,10 +122,10 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
   const int rank = call_.shard.rank();
   for (std::int64_t t = 0; t < count; ++t) {
     TokenRecord& record = record_of(rank, t);
-    record.wide = chunk.wide != nullptr ? chunk.wide[t] : WideSum();
-    record.state = state_of(chunk, t, words_);
+    record.wide = chunk.wide != nullptr ? chunk.wide[t] : ExactSum();
+    record.state = state_of(chunk, t, vocab_);
     for (std::int64_t slot = t * per_token; slot < (t + 1) * per_token; ++slot) {
-      const bool here = chunk.targets.words[slot] >= 0;
+      const bool here = chunk.targets.vocab_ids[slot] >= 0;
       target_of(rank, slot) = {here ? chunk.target_logit[slot] : 0.0f, here ? 1 : 0};
     }
   }
@@ -134,7 +134,7 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
   parallel_for(plan_.threads, count, [&](std::int64_t t, int) {
     const MergedState merged =
         merge_shards(ranks, [&](int r) -> const ShardState& { return record_of(r, t).state; });
-    WideSum wide;
+    ExactSum wide;
     for (int r = 0; r < ranks; ++r) wide.add(record_of(r, t).wide);
     // Estimated masses are not part of the wide sum.
     const double sum = chunk.wide != nullptr ? wide.scaled(merged.exponent) : merged.sum;
@@ -142,7 +142,7 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
     chunk.sum[t] = static_cast<float>(sum);
     if (chunk.entropy_sum != nullptr) chunk.entropy_sum[t] = merged.entropy / sum;
     if (chunk.weighted_sum != nullptr) chunk.weighted_sum[t] = merged.weighted;
-    if (chunk.argmax != nullptr) chunk.argmax[t] = merged.word;
+    if (chunk.argmax != nullptr) chunk.argmax[t] = merged.vocab_id;
     for (std::int64_t slot = t * per_token; slot < (t + 1) * per_token; ++slot) {
       for (int r = 0; r < ranks; ++r) {
         const ShardTarget& target = target_of(r, slot);
@@ -152,34 +152,34 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
   });
 }
 
-std::byte* Engine::answer_of(std::int64_t place) const {
+std::byte* Engine::coefficients_of(std::int64_t place) const {
   const std::size_t each =
-      sizeof(TokenAnswerRecord) + bytes(plan_.features.targets_per_token, sizeof(double));
-  return at<std::byte>(layout_.shard.answers) + bytes(place, each);
+      sizeof(TokenCoefficientsRecord) + bytes(plan_.features.targets_per_token, sizeof(double));
+  return at<std::byte>(layout_.shard.token_coefficients) + bytes(place, each);
 }
 
-void Engine::put_answer(std::int64_t own, const TokenAnswer& answer) const {
-  std::byte* const at = answer_of(call_.shard.rank() * step_ + own);
-  const TokenCotangent& c = answer.cotangent;
-  *reinterpret_cast<TokenAnswerRecord*>(at) = {c.lse, c.entropy, c.weighted_sum};
-  std::copy_n(answer.delta, plan_.features.targets_per_token,
-              reinterpret_cast<double*>(at + sizeof(TokenAnswerRecord)));
+void Engine::put_coefficients(std::int64_t own, const TokenCoefficients& token_coefficients) const {
+  std::byte* const at = coefficients_of(call_.shard.rank() * step_ + own);
+  const TokenCotangent& c = token_coefficients.cotangent;
+  *reinterpret_cast<TokenCoefficientsRecord*>(at) = {c.lse, c.entropy, c.weighted_sum};
+  std::copy_n(token_coefficients.delta, plan_.features.targets_per_token,
+              reinterpret_cast<double*>(at + sizeof(TokenCoefficientsRecord)));
 }
 
 // All-gathers the cotangents of sharded tokens from their ranks. Every rank then computes the
 // coefficients of all of them.
-void Engine::exchange_answers(const ForwardChunk& chunk) const {
-  std::byte* const all = answer_of(0);
-  const auto of_rank = static_cast<std::size_t>(answer_of(step_) - all);
-  call_.shard.calls->all_gather(answer_of(call_.shard.rank() * step_), all, of_rank);
+void Engine::exchange_coefficients(const ForwardChunk& chunk) const {
+  std::byte* const all = coefficients_of(0);
+  const auto of_rank = static_cast<std::size_t>(coefficients_of(step_) - all);
+  call_.shard.calls->all_gather(coefficients_of(call_.shard.rank() * step_), all, of_rank);
   const auto* const place = at<std::int64_t>(layout_.shard.place);
   for (std::int64_t t = 0; t < chunk.tokens; ++t) {
-    const std::byte* const from = answer_of(place[t]);
-    const auto& record = *reinterpret_cast<const TokenAnswerRecord*>(from);
+    const std::byte* const from = coefficients_of(place[t]);
+    const auto& record = *reinterpret_cast<const TokenCoefficientsRecord*>(from);
     set_coefficients(
         chunk, t,
         {.lse = record.lse, .entropy = record.entropy, .weighted_sum = record.weighted_sum},
-        reinterpret_cast<const double*>(from + sizeof(TokenAnswerRecord)));
+        reinterpret_cast<const double*>(from + sizeof(TokenCoefficientsRecord)));
   }
 }
 
@@ -194,13 +194,13 @@ void Engine::exchange_hidden(const ChunkTokens& tokens) {
   const bool spread = call_.shard.tokens;
   const std::int64_t block = spread ? step_ : ceil_div(tokens.count, ranks);
   const std::int64_t mine =
-      spread ? tokens.own_count : std::clamp<std::int64_t>(tokens.count - rank * block, 0, block);
-  auto* const pieces = at<float>(layout_.shard.pieces);
+      spread ? tokens.local_count : std::clamp<std::int64_t>(tokens.count - rank * block, 0, block);
+  auto* const slices = at<float>(layout_.shard.slices);
   auto* const received = at<float>(layout_.shard.received);
-  if (empty()) std::fill_n(pieces, ranks * block * dim, 0.0f);
+  if (empty()) std::fill_n(slices, ranks * block * dim, 0.0f);
   const std::size_t block_bytes = bytes(block * dim, sizeof(float));
-  calls.all_to_all(pieces, received, block_bytes);
-  float* const sums = pieces + rank * block * dim;
+  calls.all_to_all(slices, received, block_bytes);
+  float* const sums = slices + rank * block * dim;
   parallel_for(plan_.threads, mine, [&](std::int64_t i, int) {
     for (std::int64_t k = i * dim; k < (i + 1) * dim; ++k) {
       float sum = received[k];
@@ -208,9 +208,9 @@ void Engine::exchange_hidden(const ChunkTokens& tokens) {
       sums[k] = sum;
     }
   });
-  if (!spread) calls.all_gather(sums, pieces, block_bytes);
+  if (!spread) calls.all_gather(sums, slices, block_bytes);
 
-  const float* const rows = spread ? sums : pieces;
+  const float* const rows = spread ? sums : slices;
   const std::int64_t count = spread ? mine : tokens.count;
   if (far()) keep_far_hidden(tokens, rows, count);
   store_hidden(tokens.first, count, rows);

@@ -15,9 +15,9 @@ namespace logitless::cpu {
 // Without a common order, ranks would put different tokens into a chunk.
 void Engine::require_common_order() const {
   const VocabOrder& order = *call_.far.order;
-  require(static_cast<std::int64_t>(order.places().size()) == call_.shape.whole_vocab,
-          "order: expected one of share_order, with the places of the ", call_.shape.whole_vocab,
-          " words of all ranks, got ",
+  require(static_cast<std::int64_t>(order.places().size()) == call_.shape.global_vocab,
+          "order: expected one of share_order, with the places of the ", call_.shape.global_vocab,
+          " vocabulary of all ranks, got ",
           order.places().empty() ? std::string("one without places")
                                  : concat("places of ", order.places().size()));
   const std::uint64_t mine = VocabOrderAccess::of(order).common;
@@ -32,11 +32,11 @@ void Engine::require_common_order() const {
 // Sorts similar tokens into the same blocks, whichever rank they come from.
 void Engine::sort_by_targets(const ChunkTokens& tokens) const {
   auto* const place = at<std::int64_t>(layout_.shard.place);
-  const auto* const words = at<std::int32_t>(layout_.shard.words);
+  const auto* const vocab_ids = at<std::int32_t>(layout_.shard.vocab_ids);
   const auto places = call_.far.order->places();
   const auto key = [&](std::int64_t at) {
-    const std::int32_t word = words[at * plan_.features.targets_per_token];
-    return word < 0 ? std::int32_t{-1} : places[static_cast<std::size_t>(word)];
+    const std::int32_t vocab_id = vocab_ids[at * plan_.features.targets_per_token];
+    return vocab_id < 0 ? std::int32_t{-1} : places[static_cast<std::size_t>(vocab_id)];
   };
   std::sort(place, place + tokens.count, [&](std::int64_t a, std::int64_t b) {
     const std::int32_t ka = key(a), kb = key(b);
@@ -72,7 +72,7 @@ void Engine::choose_audited_of_ranks() {
 void Engine::keep_audited(const ForwardChunk& chunk, const ChunkTokens& tokens) const {
   std::int64_t next = 0;
   for (std::int64_t t = 0; t < tokens.count; ++t) {
-    const std::int64_t own = own_of(t);
+    const std::int64_t own = local_of(t);
     if (own < 0) continue;
     while (next < audited_ && audited_row(next) < tokens.first + own) ++next;
     if (next == audited_) return;
@@ -116,13 +116,13 @@ void Engine::exchange_bounds(const ChunkTokens& tokens) {
     for (int r = 0; r < call_.shard.ranks(); ++r)
       bound += static_cast<double>(all[r * tokens.count + t]);
     far_sums_.bound_squared += bound * bound;
-    const std::int64_t own = own_of(t);
+    const std::int64_t own = local_of(t);
     if (own >= 0) bound_.set(valid_rows()[tokens.first + own], bound);
   }
 }
 
 bool Engine::holds_its_part() const {
-  return !sharded() || logitless::holds_its_part(ceil_div(words_.rows(), kVocabTile),
+  return !sharded() || logitless::holds_its_part(ceil_div(vocab_.rows(), kVocabTile),
                                                  call_.shard.tiles, call_.shard.ranks());
 }
 

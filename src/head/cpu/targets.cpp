@@ -28,22 +28,22 @@ std::int64_t TargetReader::valid_rows(std::int64_t tokens, std::int64_t vocab,
 }
 
 void read_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
-                  std::int32_t* words) {
+                  std::int32_t* vocab_ids) {
   const int per_token = targets.per_token();
   for (std::int64_t t = 0; t < count; ++t) {
     for (int k = 0; k < per_token; ++k)
-      words[t * per_token + k] = static_cast<std::int32_t>(targets.word(rows[t], k));
+      vocab_ids[t * per_token + k] = static_cast<std::int32_t>(targets.vocab_id(rows[t], k));
   }
 }
 
 void sort_targets(const ChunkTargets& to, std::int64_t count, int per_token, std::int64_t vocab,
-                  const WordPlaces& places) {
+                  const LocalRows& places) {
   const std::int64_t tiles = ceil_div(vocab, kVocabTile);
   std::int32_t* const tile_begin = to.tile_begin;
   std::fill(tile_begin, tile_begin + tiles + 1, 0);
   for (std::int64_t slot = 0; slot < count * per_token; ++slot) {
-    const std::int32_t word = to.words[slot];
-    const std::int32_t at = word < 0 ? -1 : places(word);
+    const std::int32_t vocab_id = to.vocab_ids[slot];
+    const std::int32_t at = vocab_id < 0 ? -1 : places(vocab_id);
     to.places[slot] = at;
     if (at >= 0) ++tile_begin[at / kVocabTile + 1];
   }

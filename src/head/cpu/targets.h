@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "core/element.h"
-#include "head/shard_words.h"
 #include "head/validate.h"
+#include "head/vocab_shard.h"
 #include "kernels/cpu_head.h"
 
 namespace logitless::cpu {
@@ -27,7 +27,7 @@ class TargetReader {
 
   int per_token() const { return per_token_; }
   // Returns the token id of target k of a row, or -1 if it is ignored. The range is not checked.
-  std::int64_t word(std::int64_t row, int k) const {
+  std::int64_t vocab_id(std::int64_t row, int k) const {
     if (sequence_ > 0) {
       if (row % sequence_ == sequence_ - 1) return -1;
       ++row;
@@ -49,37 +49,37 @@ class TargetReader {
 };
 
 // Maps token ids to indices in the kernel's vocabulary.
-class WordPlaces {
+class LocalRows {
  public:
   // Maps each local entry to its row, or to positions[row].
-  explicit WordPlaces(const ShardWords& words, const std::int32_t* positions = nullptr)
-      : words_(words), positions_(positions) {}
+  explicit LocalRows(const VocabShard& vocab, const std::int32_t* positions = nullptr)
+      : vocab_(vocab), positions_(positions) {}
   // Returns -1 if the entry is not local.
-  std::int32_t operator()(std::int64_t word) const {
-    const std::int32_t row = words_.row(word);
+  std::int32_t operator()(std::int64_t vocab_id) const {
+    const std::int32_t row = vocab_.row(vocab_id);
     return positions_ != nullptr && row >= 0 ? positions_[row] : row;
   }
 
  private:
-  ShardWords words_;
+  VocabShard vocab_;
   const std::int32_t* positions_;
 };
 
 // The targets of a chunk: `words` for the global vocabulary, the rest for kernels that go through
 // the local rows of weight.
 struct ChunkTargets {
-  std::int32_t* words = nullptr;       // [count K]: targets, -1 where ignored
+  std::int32_t* vocab_ids = nullptr;   // [count K]: targets, -1 where ignored
   std::int32_t* places = nullptr;      // [count K]: -1 also where not local; may be `words`
   SparseEntry* entries = nullptr;      // [count K]: of local targets
   std::int32_t* tile_begin = nullptr;  // [tiles + 1]
 };
 // Fills `words` [count K] with the targets of a chunk's rows.
 void read_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
-                  std::int32_t* words);
+                  std::int32_t* vocab_ids);
 // Fills the other arrays from `words`, for a kernel with `vocab` local entries. Entries are sorted
 // by tile, and by token within a tile. Their ids and their tiles are indices in the kernel's
 // vocabulary.
 void sort_targets(const ChunkTargets& to, std::int64_t count, int per_token, std::int64_t vocab,
-                  const WordPlaces& places);
+                  const LocalRows& places);
 
 }  // namespace logitless::cpu

@@ -9,47 +9,48 @@
 namespace logitless::cpu {
 
 void Engine::keep_coefficients(const ForwardChunk& chunk, std::int64_t first) const {
-  const KeptLayout& kept = layout_.kept;
+  const SavedLayout& saved = layout_.saved;
   const std::int64_t per_token = plan_.features.targets_per_token;
   const auto keep = [&](std::size_t from, std::size_t to, std::int64_t each) {
     std::copy_n(at<std::int32_t>(from), chunk.tokens * each, at<std::int32_t>(to) + first * each);
   };
-  keep(layout_.exponent, kept.exponent, 1);
-  keep(layout_.linear, kept.linear, 1);
-  if (plan_.features.entropy_gradient) keep(layout_.slope, kept.slope, 1);
-  if (plan_.features.label_smoothing) keep(layout_.flat, kept.flat, 1);
-  keep(layout_.coefficient, kept.coefficient, per_token);
-  keep(layout_.words, kept.words, per_token);
+  keep(layout_.exponent, saved.exponent, 1);
+  keep(layout_.linear, saved.linear, 1);
+  if (plan_.features.entropy_gradient) keep(layout_.slope, saved.slope, 1);
+  if (plan_.features.label_smoothing) keep(layout_.flat, saved.flat, 1);
+  keep(layout_.coefficient, saved.coefficient, per_token);
+  keep(layout_.vocab_ids, saved.vocab_ids, per_token);
 }
 
 void Engine::run_weight_pass() const {
-  const std::int64_t all = words_.rows();
-  for (std::int64_t word = 0; word < all; word += sizes_.weight_words) {
-    const std::int64_t words = std::min(sizes_.weight_words, all - word);
+  const std::int64_t all = vocab_.rows();
+  for (std::int64_t vocab_id = 0; vocab_id < all; vocab_id += sizes_.weight_vocab) {
+    const std::int64_t vocab_count = std::min(sizes_.weight_vocab, all - vocab_id);
     for (std::int64_t first = 0; first < valid_; first += step_)
-      weight_of_words(word, words, chunk_tokens(first), first == 0, first + step_ >= valid_);
+      weight_of_vocab(vocab_id, vocab_count, chunk_tokens(first), first == 0,
+                      first + step_ >= valid_);
   }
 }
 
-void Engine::weight_of_words(std::int64_t first_word, std::int64_t words, const ChunkTokens& tokens,
-                             bool first_chunk, bool last_chunk) const {
-  const KeptLayout& kept = layout_.kept;
+void Engine::weight_of_vocab(std::int64_t vocab_begin, std::int64_t vocab_count,
+                             const ChunkTokens& tokens, bool first_chunk, bool last_chunk) const {
+  const SavedLayout& saved = layout_.saved;
   const std::int64_t first = tokens.first, count = tokens.count;
   const std::int64_t per_token = plan_.features.targets_per_token;
   BackwardChunk chunk;
   set_common(chunk, tokens);
-  chunk.shape.vocab = words;
+  chunk.shape.vocab = vocab_count;
   const auto element = static_cast<std::int64_t>(size_of(chunk.weight.dtype));
   chunk.weight.data = static_cast<const std::byte*>(chunk.weight.data) +
-                      first_word * chunk.weight.row_stride * element;
-  if (chunk.bias != nullptr) chunk.bias += first_word;
-  if (chunk.omega != nullptr) chunk.omega += first_word;
-  auto* const places = at<std::int32_t>(kept.places);
-  chunk.targets.words = places;
-  sort_targets({at<std::int32_t>(kept.words) + first * per_token, places,
+                      vocab_begin * chunk.weight.row_stride * element;
+  if (chunk.bias != nullptr) chunk.bias += vocab_begin;
+  if (chunk.logit_weights != nullptr) chunk.logit_weights += vocab_begin;
+  auto* const places = at<std::int32_t>(saved.places);
+  chunk.targets.vocab_ids = places;
+  sort_targets({at<std::int32_t>(saved.vocab_ids) + first * per_token, places,
                 at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin)},
-               count, plan_.features.targets_per_token, words,
-               WordPlaces(words_.part(first_word, words)));
+               count, plan_.features.targets_per_token, vocab_count,
+               LocalRows(vocab_.part(vocab_begin, vocab_count)));
   // Kernels read full panels, so the padding after the last token is 0, including its exponentials.
   const std::int64_t end = std::min(round_up(count, 64) + 64, sizes_.tokens + 64);
   const auto part = [&](std::size_t from, std::size_t to, double rest = 0.0) {
@@ -58,15 +59,15 @@ void Engine::weight_of_words(std::int64_t first_word, std::int64_t words, const 
     std::fill(values + count, values + end, static_cast<float>(rest));
     return values;
   };
-  chunk.exponent = part(kept.exponent, layout_.exponent, kMostExponent);
-  chunk.linear = part(kept.linear, layout_.linear);
-  if (plan_.features.entropy_gradient) chunk.slope = part(kept.slope, layout_.slope);
-  if (plan_.features.label_smoothing) chunk.flat = part(kept.flat, layout_.flat);
-  chunk.coefficient = at<float>(kept.coefficient) + first * per_token;
+  chunk.exponent = part(saved.exponent, layout_.exponent, kMostExponent);
+  chunk.linear = part(saved.linear, layout_.linear);
+  if (plan_.features.entropy_gradient) chunk.slope = part(saved.slope, layout_.slope);
+  if (plan_.features.label_smoothing) chunk.flat = part(saved.flat, layout_.flat);
+  chunk.coefficient = at<float>(saved.coefficient) + first * per_token;
   chunk.apart = true;
   chunk.d_weight = weight_sink(first_chunk, last_chunk);
   chunk.d_weight.data = static_cast<std::byte*>(chunk.d_weight.data) +
-                        first_word * chunk.d_weight.row_stride *
+                        vocab_begin * chunk.d_weight.row_stride *
                             static_cast<std::int64_t>(size_of(chunk.d_weight.dtype));
   kernel_.backward(chunk);
 }

@@ -55,7 +55,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   Engine engine(call);
   const ForwardCall& all = engine.all;
   loss.argmax = call.features.argmax;
-  loss.wide_argmax = engine.wide_argmax();
+  loss.int64_argmax = engine.int64_argmax();
   loss.reduction = reduction_of(options.reduction);
   loss.terms = loss_terms(options);
   loss.normalizer = options.normalizer.value_or(0.0);
@@ -75,12 +75,12 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   // The audit needs only the coefficients; begin_loss has already covered all tokens.
   LossCall audit = loss;
   audit.loss = nullptr;
-  audit.wide_argmax = nullptr;
+  audit.int64_argmax = nullptr;
   audit.finishes = false;
   engine.audit([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_losses(audit, chunk, rows, delta);
   });
-  if (is_far(call.plan->kind) && call.shard.sharded()) engine.tell_far_sums();
+  if (is_far(call.plan->kind) && call.shard.sharded()) engine.publish_far_sums();
   LossStatistics stats;
   stats.tokens = call.shape.tokens;
   return stats;
@@ -94,8 +94,8 @@ FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
     copy_to_host(sums.data(), static_cast<const std::byte*>(workspace.data()) + offset,
                  sums.size_bytes(), context.stream());
   };
-  if (plan.features.word_ranks > 0) {
-    std::vector<FarSums> ranks(static_cast<std::size_t>(plan.features.word_ranks));
+  if (plan.features.vocab_ranks > 0) {
+    std::vector<FarSums> ranks(static_cast<std::size_t>(plan.features.vocab_ranks));
     fetch(layout.shard_far.sums, ranks);
     return far_statistics_of_ranks(plan, ranks, kFarGroup);
   }
@@ -106,23 +106,23 @@ FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
 
 void head_forward(const HeadCall& call) {
   require_narrow(call.out.argmax);
-  floats_of("vocab_weight", call.in.omega);
+  floats_of("vocab_weight", call.in.logit_weights);
   Engine(call).run([](const ForwardCall&, RowCoefficients*, float*) {});
 }
 
 void head_backward(const HeadCall& call, const HeadCotangents& cotangents) {
-  floats_of("vocab_weight", call.in.omega);
+  floats_of("vocab_weight", call.in.logit_weights);
   const CotangentCall g = cotangents_of(cotangents);
   Engine(call).run([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_cotangents(g, chunk, rows, delta);
   });
 }
 
-void head_forward_kept(const HeadCall& call, const TokenOutputs& out) {
+void head_forward_saved(const HeadCall& call, const TokenOutputs& out) {
   require_narrow(out.argmax);
-  floats_of("vocab_weight", call.in.omega);
+  floats_of("vocab_weight", call.in.logit_weights);
   Engine engine(call);
-  const ForwardCall made = engine.forward_kept();
+  const ForwardCall made = engine.forward_saved();
   const auto give = [&](std::string_view name, const TensorView& to, const void* from) {
     if (!to.defined()) return;
     require_contiguous(name, to);
@@ -136,10 +136,10 @@ void head_forward_kept(const HeadCall& call, const TokenOutputs& out) {
   give("argmax", out.argmax, made.argmax);
 }
 
-void head_backward_kept(const HeadCall& call, const HeadCotangents& cotangents) {
-  floats_of("vocab_weight", call.in.omega);
+void head_backward_saved(const HeadCall& call, const HeadCotangents& cotangents) {
+  floats_of("vocab_weight", call.in.logit_weights);
   const CotangentCall g = cotangents_of(cotangents);
-  Engine(call).backward_kept([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
+  Engine(call).backward_saved([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_cotangents(g, chunk, rows, delta);
   });
 }
@@ -156,14 +156,14 @@ LossStatistics device_statistics(const Context& context, const LossPlan& plan,
   cuda::copy_to_host(&found, workspace.data(), sizeof(found), context.stream());
   const auto per_token = static_cast<std::uint64_t>(plan.features.targets_per_token);
   const HeadShape& shape = plan.shape;
-  const auto require_words = [&](std::uint64_t bad, const std::string& where) {
+  const auto require_vocab = [&](std::uint64_t bad, const std::string& where) {
     require(bad == cuda::kNoBadTarget, where, "targets: the one at position ", bad / per_token,
             per_token > 1 ? concat(", entry ", bad % per_token) : "", " is outside [0, ",
-            shape.whole_vocab > 0 ? shape.whole_vocab : shape.vocab, ") and not ignore_index");
+            shape.global_vocab > 0 ? shape.global_vocab : shape.vocab, ") and not ignore_index");
   };
   if (plan.features.tokens_sharded && found.bad_rank >= 0)
-    require_words(found.bad_target_there, concat("rank ", found.bad_rank, ": "));
-  require_words(found.bad_target, "");
+    require_vocab(found.bad_target_there, concat("rank ", found.bad_rank, ": "));
+  require_vocab(found.bad_target, "");
   LossStatistics stats;
   stats.valid_tokens = found.valid_tokens;
   stats.normalizer = found.normalizer;

@@ -15,8 +15,8 @@ FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
                                   const Workspace& workspace);
 void head_forward(const HeadCall& call);
 void head_backward(const HeadCall& call, const HeadCotangents& cotangents);
-// Saved heads, see kept_head.h: call.out is none.
-void head_forward_kept(const HeadCall& call, const TokenOutputs& out);
-void head_backward_kept(const HeadCall& call, const HeadCotangents& cotangents);
+// Saved heads, see saved_head.h: call.out is none.
+void head_forward_saved(const HeadCall& call, const TokenOutputs& out);
+void head_backward_saved(const HeadCall& call, const HeadCotangents& cotangents);
 
 }  // namespace logitless::cuda

@@ -22,14 +22,14 @@ Pointer advance(Pointer data, std::int64_t elements, DType dtype) {
 Engine::Engine(const HeadCall& call, OperandsAlone)
     : call_(call),
       kernel_(find_device_kernel(call.plan->kernel)),
-      features_(call.shard.gathered != nullptr ? features_of_pieces(call.features) : call.features),
+      features_(call.shard.gathered != nullptr ? features_of_slices(call.features) : call.features),
       sizes_(sizes_of(*call.plan)),
       layout_(layout_of(kernel_, call.plan->shape, call.plan->features, sizes_)),
       layout_tokens_(call.plan->shape.tokens),
       base_(static_cast<std::byte*>(call.workspace->data())),
       exchange_(base_) {
-  if (call.shard.lane != nullptr && call.shard.lane->memory != nullptr)
-    exchange_ = static_cast<std::byte*>(call.shard.lane->memory) - layout_.exchange;
+  if (call.shard.comm_stream != nullptr && call.shard.comm_stream->memory != nullptr)
+    exchange_ = static_cast<std::byte*>(call.shard.comm_stream->memory) - layout_.exchange;
   require_fit();
   set_operands();
 }
@@ -46,8 +46,8 @@ void Engine::require_fit() const {
   const HeadShape& shape = call_.shape;
   require(made.dim == shape.dim && made.vocab == shape.vocab && made.dtype == shape.dtype &&
               shape.tokens <= made.tokens,
-          "plan: made for ", made.tokens, " tokens x ", made.vocab, " words x ", made.dim,
-          ", called with ", shape.tokens, " x ", shape.vocab, " x ", shape.dim);
+          "plan: made for ", made.tokens, " tokens x ", made.vocab, " vocabulary entries x ",
+          made.dim, ", called with ", shape.tokens, " x ", shape.vocab, " x ", shape.dim);
   require(
       call_.plan->weight_ranges == 0 || !features_.d_weight_strided,
       "d_weight: expected rows that follow one another, since the plan keeps exp(z) there; plan "
@@ -77,7 +77,7 @@ void Engine::set_operands() {
   all.workspace = base_ + layout_.forward;
   ForwardShape chunk = forward_shape(plan.shape, plan.features);
   chunk.tokens = std::min(sizes_.largest_chunk(), std::max<std::int64_t>(plan.shape.tokens, 1));
-  if (gathered()) chunk.vocab = words_of_call(features_, sizes_.piece);
+  if (gathered()) chunk.vocab = vocab_of_call(features_, sizes_.slice);
   forward_bytes_ = kernel_.workspace_bytes(chunk);
   far_.tau = plan.tau;
   all.hidden = in.hidden.data();
@@ -86,23 +86,23 @@ void Engine::set_operands() {
   all.weight_stride = rows_of("weight", in.weight).row_stride;
   require_contiguous("targets", in.targets);
   all.targets = in.targets.data();
-  all.wide_targets = in.targets.dtype() == DType::i64;
+  all.int64_targets = in.targets.dtype() == DType::i64;
   all.ignore_index = in.ignore_index;
   all.sequence = in.sequence;
   all.bias = floats_of("bias", in.bias);
-  all.omega = floats_of("omega", in.omega);
+  all.logit_weights = floats_of("omega", in.logit_weights);
   if (!sharded()) return;
-  all.whole_vocab = call_.shape.whole_vocab;
+  all.global_vocab = call_.shape.global_vocab;
   if (gathered()) return;  // each block sets its own vocabulary entries
-  all.first_word = call_.shard.words.rows() > 0 ? call_.shard.words.word(0) : 0;
-  all.word_table = static_cast<const std::int32_t*>(call_.shard.lane->word_table.get());
-  if (all.omega == nullptr) return;
-  if (all.word_table == nullptr) {
-    all.omega += all.first_word;
+  all.vocab_begin = call_.shard.vocab.rows() > 0 ? call_.shard.vocab.vocab_id(0) : 0;
+  all.vocab_ids = static_cast<const std::int32_t*>(call_.shard.comm_stream->vocab_ids.get());
+  if (all.logit_weights == nullptr) return;
+  if (all.vocab_ids == nullptr) {
+    all.logit_weights += all.vocab_begin;
   } else {
-    auto* const of_rows = at<float>(layout_.shard.omega);
-    take_words(all.omega, all.word_table, call_.shard.words.rows(), of_rows, all.stream);
-    all.omega = of_rows;
+    auto* const of_rows = at<float>(layout_.shard.logit_weights);
+    take_vocab(all.logit_weights, all.vocab_ids, call_.shard.vocab.rows(), of_rows, all.stream);
+    all.logit_weights = of_rows;
   }
 }
 
@@ -116,7 +116,7 @@ void Engine::set_outputs() {
   if (!out.argmax.defined()) return;
   require_contiguous("argmax", out.argmax);
   if (out.argmax.dtype() == DType::i64) {
-    wide_argmax_ = static_cast<std::int64_t*>(out.argmax.data());
+    int64_argmax_ = static_cast<std::int64_t*>(out.argmax.data());
   } else {
     all.argmax = static_cast<std::int32_t*>(out.argmax.data());
   }
@@ -160,19 +160,19 @@ ForwardCall Engine::chunk_call(std::int64_t first, std::int64_t count) const {
   if (c.shape.argmax)
     c.argmax = c.argmax != nullptr ? c.argmax + first : at<std::int32_t>(layout_.argmax);
   if (!gradients) return c;
-  c.stored_words = sizes_.stored;
-  c.block = {base_ + layout_.gradients.block, padded_words(sizes_.slab)};
-  if (first == 0) c.ranges = lent_ranges();
+  c.stored_vocab = sizes_.stored;
+  c.block = {base_ + layout_.gradients.block, padded_vocab(sizes_.vocab_block)};
+  if (first == 0) c.ranges = aliased_ranges();
   c.reference = at<float>(layout_.gradients.reference);
   c.active = at<int>(layout_.gradients.active);
   return c;
 }
 
-WordRanges Engine::lent_ranges() const {
-  const LentRanges lent = ranges_of(kernel_, call_.plan->shape, features_, sizes_);
-  WordRanges ranges = lent.ranges;
+VocabRanges Engine::aliased_ranges() const {
+  const AliasedRanges aliased = ranges_of(kernel_, call_.plan->shape, features_, sizes_);
+  VocabRanges ranges = aliased.ranges;
   for (int r = 0; r + 1 < ranges.count; ++r) {
-    const LentRanges::Place& place = lent.places[r];
+    const AliasedRanges::Place& place = aliased.places[r];
     ranges.data[r] =
         place.low
             ? base_ + layout_.gradients.weight_low + running_sum_bytes(place.row, all.shape.dim)
@@ -219,14 +219,14 @@ void Engine::clear_weights() const {
   }
 }
 
-ForwardCall Engine::forward_kept() {
+ForwardCall Engine::forward_saved() {
   if (kernel_.prepare != nullptr) kernel_.prepare();
   const ForwardCall chunk = chunk_call(0, all.shape.tokens);
   kernel_.forward(chunk);
   return chunk;
 }
 
-void Engine::backward_kept(const ChunkFunction& tokens) {
+void Engine::backward_saved(const ChunkFunction& tokens) {
   if (kernel_.prepare != nullptr) kernel_.prepare();
   if (all.shape.tokens == 0) return clear_weights();
   const ForwardCall chunk = chunk_call(0, all.shape.tokens);
@@ -236,12 +236,12 @@ void Engine::backward_kept(const ChunkFunction& tokens) {
 }
 
 TargetOrder Engine::target_order() const {
-  return {at<std::int32_t>(layout_.gradients.words), at<std::int32_t>(layout_.gradients.slots),
+  return {at<std::int32_t>(layout_.gradients.vocab_ids), at<std::int32_t>(layout_.gradients.slots),
           at<std::int32_t>(layout_.gradients.places), at<std::int32_t>(layout_.gradients.counts)};
 }
 TargetEntries Engine::target_entries() const {
   return {at<std::int32_t>(layout_.gradients.entry_begin),
-          at<std::int32_t>(layout_.gradients.entry_words),
+          at<std::int32_t>(layout_.gradients.entry_vocab),
           at<std::int32_t>(layout_.gradients.entry_tokens),
           at<float>(layout_.gradients.entry_values)};
 }
@@ -264,13 +264,13 @@ void Engine::backward(const ForwardCall& chunk, bool first_chunk) {
   BlockCall b = block_call(chunk);
   order_targets(chunk, target_order());
   const std::int64_t vocab = chunk.shape.vocab;
-  for (std::int64_t word = 0; word < vocab;) {
-    b.first_word = word;
-    b.from_forward = word < sizes_.stored;
+  for (std::int64_t vocab_id = 0; vocab_id < vocab;) {
+    b.vocab_begin = vocab_id;
+    b.from_forward = vocab_id < sizes_.stored;
     if (b.from_forward) {
-      b.words = std::min(sizes_.stored, vocab);
+      b.vocab_count = std::min(sizes_.stored, vocab);
     } else {
-      set_slab(b);
+      set_vocab_block(b);
     }
     b.scaled_hidden =
         (b.from_forward || kernel_.keeps_logits) && scales_hidden(kernel_, features_, sizes_)
@@ -282,35 +282,37 @@ void Engine::backward(const ForwardCall& chunk, bool first_chunk) {
     prepare_block(b);
     list_targets(b, target_order(), target_entries());
     if (d_bias_.data != nullptr) sum_bias(b, first_chunk);
-    products(b, first_chunk, word == 0);
-    word += b.words;
+    products(b, first_chunk, vocab_id == 0);
+    vocab_id += b.vocab_count;
   }
   round_chunk(chunk);
 }
 
 // Sets the offset and size of a vocabulary block whose exponentials are not saved.
-void Engine::set_slab(BlockCall& b) const {
-  const LentSlab slab = slab_of(call_.plan->shape, features_, sizes_, b.first_word);
-  b.words = std::min(slab.words, b.chunk.shape.vocab - b.first_word);
+void Engine::set_vocab_block(BlockCall& b) const {
+  const AliasedBlock vocab_block =
+      vocab_block_of(call_.plan->shape, features_, sizes_, b.vocab_begin);
+  b.vocab_count = std::min(vocab_block.vocab_count, b.chunk.shape.vocab - b.vocab_begin);
   b.chunk.ranges = {};
-  if (slab.in_weight) {
-    const std::int64_t row = b.first_word + slab.words;
-    b.block = {advance(d_weight_.data, row * d_weight_.stride, d_weight_.dtype), slab.words};
+  if (vocab_block.in_weight) {
+    const std::int64_t row = b.vocab_begin + vocab_block.vocab_count;
+    b.block = {advance(d_weight_.data, row * d_weight_.stride, d_weight_.dtype),
+               vocab_block.vocab_count};
   } else {
     b.block = b.chunk.block;
   }
 }
 
 // Returns the operands that all GEMMs of a chunk share.
-ProductsCall Engine::products_call(const ForwardCall& c) const {
-  ProductsCall p;
+GradientGemmsCall Engine::gemms_call(const ForwardCall& c) const {
+  GradientGemmsCall p;
   p.tokens = c.shape.tokens;
   p.dim = c.shape.dim;
   p.dtype = c.shape.dtype;
   p.factored_hidden = p.hidden = c.hidden;
   p.factored_stride = p.hidden_stride = c.hidden_stride;
   p.targets_per_token = c.shape.targets_per_token;
-  p.words = target_order().words;
+  p.vocab_ids = target_order().vocab_ids;
   p.coefficient = at<float>(layout_.gradients.coefficient);
   p.factor = at<float>(layout_.gradients.factor);
   p.rows = at<RowCoefficients>(layout_.gradients.rows);
@@ -324,7 +326,7 @@ ProductsCall Engine::products_call(const ForwardCall& c) const {
 
 // Computes sum_j omega_j w_j over rows of the weights, for d_hidden.
 void Engine::sum_weights(const ForwardCall& c, const void* rows, std::int64_t count,
-                         const float* omega) {
+                         const float* logit_weights) {
   ColumnSumCall sum;
   sum.dtype = c.shape.dtype;
   sum.columns = c.shape.dim;
@@ -333,7 +335,7 @@ void Engine::sum_weights(const ForwardCall& c, const void* rows, std::int64_t co
   sum.matrix = rows;
   sum.rows = count;
   sum.stride = c.weight_stride;
-  sum.weights = omega;
+  sum.weights = logit_weights;
   sum.out = at<float>(layout_.gradients.weight_sum);
   sum_columns(sum);
 }
@@ -381,7 +383,7 @@ RunningSums Engine::running_sums(const BlockCall& block, bool first_chunk) const
   if (round_weight_ || d_weight_.dtype == DType::f32) return out;
   if (splits_weight(kernel_, layout_tokens_, features_, sizes_))
     out.low = at<std::uint8_t>(layout_.gradients.weight_low) +
-              running_sum_bytes(block.first_word, all.shape.dim);
+              running_sum_bytes(block.vocab_begin, all.shape.dim);
   out.from = !first_chunk           ? SumsFrom::sums
              : features_.accumulate ? SumsFrom::output
                                     : SumsFrom::nothing;
@@ -389,63 +391,64 @@ RunningSums Engine::running_sums(const BlockCall& block, bool first_chunk) const
   return out;
 }
 
-void Engine::add_many_entries(ProductsCall& p) const {
+void Engine::add_many_entries(GradientGemmsCall& p) const {
   if (!adds_entries(kernel_, layout_tokens_, features_, sizes_)) return;
   sum_many_entries(p, at<float>(layout_.gradients.many));
   p.many = at<float>(layout_.gradients.many);
 }
 
-void Engine::products(const BlockCall& block, bool first_chunk, bool first_slab) {
+void Engine::products(const BlockCall& block, bool first_chunk, bool first_vocab_block) {
   const ForwardCall& c = block.chunk;
   const DType dtype = c.shape.dtype;
-  ProductsCall p = products_call(c);
-  p.block_words = block.words;
+  GradientGemmsCall p = gemms_call(c);
+  p.block_vocab = block.vocab_count;
   p.block = block.block;
   p.ranges = c.ranges;
-  p.weight = advance(c.weight, block.first_word * c.weight_stride, dtype);
+  p.weight = advance(c.weight, block.vocab_begin * c.weight_stride, dtype);
   p.weight_stride = c.weight_stride;
   if (block.scaled_hidden != nullptr) {
     p.factored_hidden = block.scaled_hidden;
     p.factored_stride = c.shape.dim;
   }
-  p.first_word = static_cast<std::int32_t>(block.first_word);
+  p.vocab_begin = static_cast<std::int32_t>(block.vocab_begin);
   p.entries = target_entries();
   p.active = kernel_.keeps_logits ? nullptr : c.active;
   if (smooths_apart(features_)) {
-    const float* const omega = c.omega == nullptr ? nullptr : c.omega + block.first_word;
-    p.omega = omega;
+    const float* const logit_weights =
+        c.logit_weights == nullptr ? nullptr : c.logit_weights + block.vocab_begin;
+    p.logit_weights = logit_weights;
     if (wants_hidden()) {
       p.weight_sum = at<float>(layout_.gradients.weight_sum);
-      if (first_chunk || sizes_.slab < c.shape.vocab)  // else it is still there
-        sum_weights(c, p.weight, p.block_words, omega);
+      if (first_chunk || sizes_.vocab_block < c.shape.vocab)  // else it is still there
+        sum_weights(c, p.weight, p.block_vocab, logit_weights);
     }
     if (d_weight_.data != nullptr) {
       p.hidden_sum = at<float>(layout_.gradients.hidden_sum);
       sum_hidden(c);
     }
   }
-  if (wants_hidden()) p.d_hidden = hidden_sums(c, first_slab);
-  if (call_.shard.lane != nullptr && !gathered() && wants_hidden() &&
-      block.first_word + block.words >= c.shape.vocab)
-    p.hidden_done = call_.shard.lane->hidden_done.get();
+  if (wants_hidden()) p.d_hidden = hidden_sums(c, first_vocab_block);
+  if (call_.shard.comm_stream != nullptr && !gathered() && wants_hidden() &&
+      block.vocab_begin + block.vocab_count >= c.shape.vocab)
+    p.hidden_done = call_.shard.comm_stream->hidden_done.get();
   if (d_weight_.data != nullptr) {
     p.d_weight = weight_sums(first_chunk);
     p.d_weight.data =
-        advance(p.d_weight.data, block.first_word * p.d_weight.stride, p.d_weight.dtype);
+        advance(p.d_weight.data, block.vocab_begin * p.d_weight.stride, p.d_weight.dtype);
     p.running = running_sums(block, first_chunk);
     add_many_entries(p);
   }
-  kernel_.gradient_products(p);
+  kernel_.gradient_gemms(p);
 }
 
 void Engine::sum_bias(const BlockCall& block, bool first_chunk) {
   const ForwardCall& c = block.chunk;
   float* const sums =
-      (gathered() ? bias_sums_ : at<float>(layout_.gradients.d_bias)) + block.first_word;
+      (gathered() ? bias_sums_ : at<float>(layout_.gradients.d_bias)) + block.vocab_begin;
   ColumnSumCall sum;
   sum.dtype = c.shape.dtype;
   sum.rows = c.shape.tokens;
-  sum.all_columns = block.words;
+  sum.all_columns = block.vocab_count;
   sum.weights = block.factor;
   sum.add = !first_chunk;
   sum.workspace = base_ + layout_.gradients.column_sums;
@@ -457,21 +460,21 @@ void Engine::sum_bias(const BlockCall& block, bool first_chunk) {
     sum.out = sums + first;
     sum_columns(sum);
   };
-  const WordRanges& ranges = c.ranges;
-  if (ranges.count == 0) add(block.block, 0, block.words);
+  const VocabRanges& ranges = c.ranges;
+  if (ranges.count == 0) add(block.block, 0, block.vocab_count);
   for (int r = 0; r < ranges.count; ++r)
-    add({ranges.data[r], ranges.stride(r)}, ranges.first[r], ranges.words(r));
+    add({ranges.data[r], ranges.stride(r)}, ranges.first[r], ranges.vocab_count(r));
   add_bias_parts(block, sums);
 }
 
 // Adds the parts of targets and smoothing to d_bias.
 void Engine::add_bias_parts(const BlockCall& block, float* sums) const {
   const ForwardCall& c = block.chunk;
-  add_bias_targets(target_entries(), block.words, sums, c.stream);
+  add_bias_targets(target_entries(), block.vocab_count, sums, c.stream);
   if (smooths_apart(features_)) {
     add_bias_smoothing(block.rows, c.shape.tokens,
-                       c.omega == nullptr ? nullptr : c.omega + block.first_word, block.words, sums,
-                       c.stream);
+                       c.logit_weights == nullptr ? nullptr : c.logit_weights + block.vocab_begin,
+                       block.vocab_count, sums, c.stream);
   }
 }
 

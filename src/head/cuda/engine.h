@@ -44,7 +44,7 @@ class Engine {
   // the results are compared. `tokens` as in run.
   void audit(const ChunkFunction& tokens) const;
   // Returns the i64 argmax that the caller fills from the chunks' i32 ones; null if there is none.
-  std::int64_t* wide_argmax() const { return wide_argmax_; }
+  std::int64_t* int64_argmax() const { return int64_argmax_; }
 
   // Returns the divisor of a mean over the ranks of sharded tokens and the replicas; null if the
   // local tokens are all. Collective, like finish_sharded, which replaces finish_loss for sharded
@@ -52,7 +52,7 @@ class Engine {
   const double* shares_of_ranks(const LossCall& loss) const;
   void finish_sharded(const LossCall& loss) const;
   // All-gathers the far field's sums of all ranks, after the audit, for far_statistics.
-  void tell_far_sums() const;
+  void publish_far_sums() const;
 
   DeviceStatistics* statistics() const;
   void* loss_workspace() const;
@@ -60,8 +60,8 @@ class Engine {
   // Split `run` into two calls, each with its own engine, for a dense plan of all tokens at once.
   // The block of exponentials and the outputs stay in the workspace in between. The outputs are
   // those of `all`; null ones are not requested.
-  ForwardCall forward_kept();
-  void backward_kept(const ChunkFunction& tokens);
+  ForwardCall forward_saved();
+  void backward_saved(const ChunkFunction& tokens);
 
  private:
   // A chunk of a vocabulary-parallel call.
@@ -81,16 +81,16 @@ class Engine {
   void set_gradients();
   void clear_weights() const;
   ForwardCall chunk_call(std::int64_t first, std::int64_t count) const;
-  WordRanges lent_ranges() const;
+  VocabRanges aliased_ranges() const;
   void backward(const ForwardCall& chunk, bool first_chunk);
-  void set_slab(BlockCall& block) const;
-  void products(const BlockCall& block, bool first_chunk, bool first_slab);
+  void set_vocab_block(BlockCall& block) const;
+  void products(const BlockCall& block, bool first_chunk, bool first_vocab_block);
   BlockCall block_call(const ForwardCall& chunk) const;
-  ProductsCall products_call(const ForwardCall& chunk) const;
+  GradientGemmsCall gemms_call(const ForwardCall& chunk) const;
   void sum_weights(const ForwardCall& chunk, const void* rows, std::int64_t count,
-                   const float* omega);
+                   const float* logit_weights);
   void sum_hidden(const ForwardCall& chunk);
-  void add_many_entries(ProductsCall& p) const;
+  void add_many_entries(GradientGemmsCall& p) const;
   void add_bias_parts(const BlockCall& block, float* sums) const;
   GradientOutput hidden_sums(const ForwardCall& chunk, bool first) const;
   GradientOutput weight_sums(bool first_chunk) const;
@@ -104,7 +104,7 @@ class Engine {
   void sum_all_weights();
   void use_own_order();
   void use_arranged_order(const ForwardCall& chunk);
-  void forward_kept_tiles(const ForwardCall& chunk, float* target_logits);
+  void forward_selected_tiles(const ForwardCall& chunk, float* target_logits);
   void sort_chunk(const ForwardCall& chunk) const;
   void order_chunk(ForwardCall& chunk) const;
   TargetOrder token_order() const;
@@ -118,62 +118,63 @@ class Engine {
   }
   // Throws errors that one rank alone would otherwise throw after the first exchange.
   void require_shard() const;
-  void meet_tokens() const;
+  void gather_tokens_of_ranks() const;
   void run_sharded(const ChunkFunction& tokens);
   void run_chunks(const ChunkFunction& tokens);
   ForwardCall prepare_chunk(const ShardChunk& of);
   ForwardCall made_chunk(const ShardChunk& of);
-  void give_target_logits(ForwardCall& chunk, int buffer);
+  void set_target_logits(ForwardCall& chunk, int buffer);
   void forward_sharded(ForwardCall& chunk);
   // Returns whether chunks are assembled in the workspace.
   bool makes_chunks() const { return call_.shard.tokens || sizes_.far; }
-  void own_tokens(const ForwardCall& chunk, std::int64_t first, const ChunkFunction& tokens) const;
-  void own_outputs(const ForwardCall& own) const;
+  void local_tokens(const ForwardCall& chunk, std::int64_t first,
+                    const ChunkFunction& tokens) const;
+  void local_outputs(const ForwardCall& own) const;
   void backward_sharded(const ForwardCall& chunk, const ShardChunk& of);
-  bool tells_rounded() const;
+  bool reports_rounded() const;
   void send_hidden(const ShardChunk& of, std::int64_t tokens) const;
   void finish_hidden();
-  Stream lane() const { return call_.shard.lane->stream.get(); }
+  Stream comm_stream() const { return call_.shard.comm_stream->stream.get(); }
   // Implemented in shard_far_engine.cpp.
-  bool empty() const { return call_.shard.words.rows() == 0; }
+  bool empty() const { return call_.shard.vocab.rows() == 0; }
   std::uint64_t common_order() const;
   void begin_shared_far();
   ForwardCall local_call(const ForwardCall& chunk) const;
   void forward_local(const ForwardCall& chunk, bool first_chunk);
   void exchange_totals(const ForwardCall* local, std::int64_t tokens) const;
   void forward_shared_far(ForwardCall& chunk, bool first_chunk);
-  ForwardCall own_rows(std::int64_t first, std::int64_t step) const;
+  ForwardCall local_rows(std::int64_t first, std::int64_t step) const;
   void backward_local(const ForwardCall& chunk, const ShardChunk& of);
   void exchange_bounds(const ForwardCall& chunk, const ShardChunk& of) const;
   void finish_far_hidden(const float* sums, const ShardChunk& of) const;
   // Implemented in gathered_engine.cpp.
-  struct PieceBlock;
+  struct SliceBlock;
   bool gathered() const { return call_.shard.gathered != nullptr; }
   void run_gathered(const ChunkFunction& tokens);
   void gather_bias() const;
-  void gather_piece(std::int64_t piece) const;
+  void gather_slice(std::int64_t slice) const;
   template <typename F>
-  void each_block(std::int64_t piece, const F& function);
-  PieceBlock block_of(int rank, std::int64_t piece) const;
-  bool joins_ranks(std::int64_t piece) const;
-  PieceBlock joined_block(std::int64_t piece) const;
-  void set_block(ForwardCall& chunk, const PieceBlock& block) const;
-  void forward_block(const PieceBlock& block, bool first) const;
-  void backward_block(const ForwardCall& tokens, const PieceBlock& block, std::byte* sums_of);
-  void deal_sums(std::int64_t rows, std::byte* sums) const;
-  void lane_follows() const;
-  void join_lane() const;
-  void with_lane(const std::function<void()>& run) const;
-  std::byte* piece_at(std::int64_t piece) const;
-  std::byte* whole_at(std::int64_t piece) const;
-  std::byte* sums_at(std::int64_t piece) const;
-  void run_pieces(const ChunkFunction& tokens);
-  void send_sums(std::int64_t piece) const;
-  void add_sums(std::int64_t piece, const GradientOutput& d_weight,
+  void each_block(std::int64_t slice, const F& function);
+  SliceBlock block_of(int rank, std::int64_t slice) const;
+  bool joins_ranks(std::int64_t slice) const;
+  SliceBlock joined_block(std::int64_t slice) const;
+  void set_block(ForwardCall& chunk, const SliceBlock& block) const;
+  void forward_block(const SliceBlock& block, bool first) const;
+  void backward_block(const ForwardCall& tokens, const SliceBlock& block, std::byte* sums_of);
+  void exchange_sums(std::int64_t rows, std::byte* sums) const;
+  void comm_stream_waits() const;
+  void join_comm_stream() const;
+  void with_comm_stream(const std::function<void()>& run) const;
+  std::byte* slice_at(std::int64_t slice) const;
+  std::byte* whole_at(std::int64_t slice) const;
+  std::byte* sums_at(std::int64_t slice) const;
+  void run_slices(const ChunkFunction& tokens);
+  void send_sums(std::int64_t slice) const;
+  void add_sums(std::int64_t slice, const GradientOutput& d_weight,
                 const GradientOutput& d_bias) const;
-  void far_products(const BlockCall& block, const LogitBlock& masses);
-  ProductsCall near_call(const ForwardCall& chunk, bool first_chunk, std::int64_t position);
-  void near_products(const BlockCall& block, bool first_chunk);
+  void far_gemms(const BlockCall& block, const LogitBlock& masses);
+  GradientGemmsCall near_call(const ForwardCall& chunk, bool first_chunk, std::int64_t position);
+  void near_gemms(const BlockCall& block, bool first_chunk);
   TargetOrder target_order() const;
   TargetEntries target_entries() const;
   void sum_bias(const BlockCall& block, bool first_chunk);
@@ -203,7 +204,7 @@ class Engine {
   bool last_chunk_ = true;  // last chunk of the call
   // Chunk whose d_hidden is being exchanged; step 0: none.
   ShardChunk pending_;
-  std::int64_t* wide_argmax_ = nullptr;
+  std::int64_t* int64_argmax_ = nullptr;
   GradientOutput d_hidden_, d_weight_, d_bias_;
   // If set, sums go to fp32 buffers of the workspace, which are rounded into the output at the end.
   bool round_hidden_ = false;

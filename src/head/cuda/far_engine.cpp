@@ -20,31 +20,31 @@ void Engine::set_far() {
   require(call_.far.order != nullptr && !call_.far.order->empty(),
           "order: a far-field plan needs one (make_vocab_order), got none");
   const VocabOrder& order = *call_.far.order;
-  const std::int64_t words = sharded() ? call_.shard.words.rows() : all.shape.vocab;
-  require(order.vocab() == words, "order: made for ", order.vocab(), " words, the call has ",
-          words);
+  const std::int64_t vocab_count = sharded() ? call_.shard.vocab.rows() : all.shape.vocab;
+  require(order.vocab() == vocab_count, "order: made for ", order.vocab(),
+          " vocabulary entries, the call has ", vocab_count);
   if (sharded()) {
-    require(static_cast<std::int64_t>(order.places().size()) == all.whole_vocab,
-            "order: expected one of share_order, with the places of the ", all.whole_vocab,
-            " words of all ranks, got ",
+    require(static_cast<std::int64_t>(order.places().size()) == all.global_vocab,
+            "order: expected one of share_order, with the places of the ", all.global_vocab,
+            " vocabulary of all ranks, got ",
             order.places().empty() ? std::string("one without places")
                                    : concat("places of ", order.places().size()));
-    far_.tells_fallback =
-        holds_its_part(far_tile_count(words), call_.shard.tiles, call_.shard.ranks());
+    far_.reports_fallback =
+        holds_its_part(far_tile_count(vocab_count), call_.shard.tiles, call_.shard.ranks());
   }
   order_ = device_order(order);
   if (!sharded()) order_.places = nullptr;
   far_.arranged = {at<std::int32_t>(layout_.far.groups),
-                   at<std::int32_t>(layout_.far.arranged_words),
+                   at<std::int32_t>(layout_.far.arranged_vocab),
                    at<std::int32_t>(layout_.far.arranged_positions),
                    at<float>(layout_.far.arranged_share), base_ + layout_.far.arranged_centroid};
   use_own_order();
-  far_.most_kept = static_cast<float>(kMostKept);
-  far_.slab_words = sizes_.slab;
-  far_.swept_words = layout_.far.swept;
+  far_.most_selected = static_cast<float>(kMaxSelected);
+  far_.block_vocab_count = sizes_.vocab_block;
+  far_.swept_vocab = layout_.far.swept;
   far_.gathered = base_ + layout_.far.gathered;
   if (all.bias != nullptr) far_.bias = at<float>(layout_.far.bias);
-  if (all.omega != nullptr) far_.omega = at<float>(layout_.far.omega);
+  if (all.logit_weights != nullptr) far_.logit_weights = at<float>(layout_.far.logit_weights);
   far_.mass = at<float>(layout_.far.mass);
   far_.tokens = {
       all.hidden,
@@ -52,7 +52,7 @@ void Engine::set_far() {
       hidden_rows(),
       token_order().slots,
       {at<std::int32_t>(layout_.far.chunk_keys), at<std::int32_t>(layout_.far.chunk_rows),
-       at<std::int32_t>(layout_.far.chunk_places), at<std::int32_t>(layout_.far.chunk_counts)}};
+       at<std::int32_t>(layout_.far.chunk_positions), at<std::int32_t>(layout_.far.chunk_counts)}};
   far_.radius = at<float>(layout_.far.radius);
   far_.distance = at<float>(layout_.far.distance);
   far_.block_groups = at<std::uint32_t>(layout_.far.block_groups);
@@ -72,7 +72,7 @@ void Engine::set_estimate(const VocabOrder& order) {
           "d_hidden_bound: plan far_both has none; its audit measures the error");
   prepare_estimates();
   if (order.has_moments()) estimate_.moments = device_moments(order);
-  estimate_.word_weight = at<float>(layout_.estimates.word_weight);
+  estimate_.target_weight_sum = at<float>(layout_.estimates.target_weight_sum);
   estimate_.log2_base = at<float>(layout_.estimates.log2_base);
   estimate_.mean = base_ + layout_.estimates.mean;
   estimate_.along = at<float>(layout_.estimates.along);
@@ -96,7 +96,7 @@ void Engine::use_arranged_order(const ForwardCall& chunk) {
   const FarArrangement& to = far_.arranged;
   far_.groups = to.groups;
   if (order_.identity) return;
-  far_.order.words = to.words;
+  far_.order.vocab_ids = to.vocab_ids;
   far_.order.positions = to.positions;
   far_.order.share = to.share;
   far_.centroid = to.centroid;
@@ -113,7 +113,7 @@ void Engine::begin_far() {
 
 void Engine::sum_all_weights() {
   if (smooths_apart(features_) && (wants_hidden() || sizes_.both))
-    sum_weights(all, all.weight, all.shape.vocab, all.omega);
+    sum_weights(all, all.weight, all.shape.vocab, all.logit_weights);
 }
 
 // Runs the forward. far_both selects tiles by estimates and computes only those; far_backward
@@ -128,24 +128,25 @@ void Engine::far_forward(const ForwardCall& c) {
   if (!sizes_.both) return forward.all_tiles(c);
   if (c.first_token == 0) prepare_means(c);
   estimate_masses(c);
-  forward_kept_tiles(c, forward.target_logits(c));
+  forward_selected_tiles(c, forward.target_logits(c));
 }
 
 // Selects tiles by the estimates and their totals, and computes them. target_logits [tokens, K].
-void Engine::forward_kept_tiles(const ForwardCall& c, float* target_logits) {
+void Engine::forward_selected_tiles(const ForwardCall& c, float* target_logits) {
   const int per_token = c.shape.targets_per_token;
   sort_tokens(c, nullptr,
               std::array{TokenValues{estimate_.total, 1, 0, 1},
                          TokenValues{target_logits, per_token, 1, per_token}});
   select_estimated(c, target_logits);
   use_arranged_order(c);
-  kernel_.far->kept_tiles(c);
+  kernel_.far->selected_tiles(c);
   if (features_.label_smoothing) estimate_weighted_sums(c, at<float>(layout_.gradients.weight_sum));
 }
 
 TargetOrder Engine::token_order() const {
   return {at<std::int32_t>(layout_.far.token_keys), at<std::int32_t>(layout_.far.token_rows),
-          at<std::int32_t>(layout_.far.token_places), at<std::int32_t>(layout_.far.token_counts)};
+          at<std::int32_t>(layout_.far.token_positions),
+          at<std::int32_t>(layout_.far.token_counts)};
 }
 
 // Sets the chunk's operands in the order of blocks. Its outputs are in the workspace until they are
@@ -177,7 +178,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
   const std::int64_t vocab = chunk.shape.vocab;
   BlockCall b = block_call(chunk);
   b.block = {};
-  b.words = vocab;
+  b.vocab_count = vocab;
   if (!sizes_.both) sort_chunk(chunk);  // far_both has sorted in the forward
   order_targets(chunk, target_order());
   prepare_block(b);
@@ -192,31 +193,33 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
   } else if (far_.sample.every > 0) {  // far_both has selected in the forward
     sample_tiles(chunk);
   }
-  const LogitBlock masses{base_ + layout_.far.block, padded_words(far_tile_count(vocab))};
-  far_products(b, masses);
-  ProductsCall targets = products_call(chunk);
-  targets.block_words = vocab;
+  const LogitBlock masses{base_ + layout_.far.block, padded_vocab(far_tile_count(vocab))};
+  far_gemms(b, masses);
+  GradientGemmsCall targets = gemms_call(chunk);
+  targets.block_vocab = vocab;
   targets.entries = target_entries();
   add_many_entries(targets);
   b.block = chunk.block;
-  for (FarSlab slab; slab.first < vocab; slab.first += slab.words) {
-    slab.words = std::min(far_.slab_words, vocab - slab.first);
-    b.first_word = slab.first;
-    b.words = slab.words;
+  for (FarVocabBlock vocab_block; vocab_block.first < vocab;
+       vocab_block.first += vocab_block.vocab_count) {
+    vocab_block.vocab_count = std::min(far_.block_vocab_count, vocab - vocab_block.first);
+    b.vocab_begin = vocab_block.first;
+    b.vocab_count = vocab_block.vocab_count;
     // Tiles of the weights are the same for all chunks; estimates have no bound.
     const bool radii = first_chunk && !sizes_.both;
-    b.weight_rows = gather_slab(chunk, slab, radii ? GatherPart::radii : GatherPart::rows, nullptr);
+    b.weight_rows =
+        gather_block(chunk, vocab_block, radii ? GatherPart::radii : GatherPart::rows, nullptr);
     kernel_.gradient_block(b);
     clear_targets(b);
     if (d_bias_.data != nullptr)
       far_bias(b, at<float>(layout_.far.tile_sum), !first_chunk,
                at<float>(layout_.gradients.d_bias));
-    near_products(b, first_chunk);
+    near_gemms(b, first_chunk);
   }
-  if (d_weight_.data != nullptr) put_far_words(near_call(chunk, first_chunk, 0));
+  if (d_weight_.data != nullptr) put_far_vocab(near_call(chunk, first_chunk, 0));
   if (samples_estimates(far_)) measure_sample(chunk, b.rows, at<double>(layout_.far.partial));
-  b.first_word = 0;
-  b.words = vocab;
+  b.vocab_begin = 0;
+  b.vocab_count = vocab;
   if (d_bias_.data != nullptr) add_bias_parts(b, at<float>(layout_.gradients.d_bias));
   if (d_weight_.data != nullptr) {
     targets.d_weight = weight_sums(first_chunk);
@@ -288,11 +291,11 @@ void Engine::audit(const ChunkFunction& tokens) const {
 
 // Computes the skipped tiles' part of d_hidden, including targets and smoothing of the full
 // vocabulary, and the gradient of each tile's centroid.
-void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
+void Engine::far_gemms(const BlockCall& block, const LogitBlock& masses) {
   const ForwardCall& c = block.chunk;
   const std::int64_t tiles = far_tile_count(c.shape.vocab);
   const bool sampled = far_.sample.every > 0;
-  far_block(block, masses, sampled ? FarBlockFor::words : FarBlockFor::tokens);
+  far_block(block, masses, sampled ? FarBlockFor::vocab : FarBlockFor::tokens);
   if (d_bias_.data != nullptr) {
     ColumnSumCall sum;
     sum.dtype = c.shape.dtype;
@@ -305,9 +308,9 @@ void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
     sum.stream = c.stream;
     sum_columns(sum);
   }
-  ProductsCall p = products_call(c);
+  GradientGemmsCall p = gemms_call(c);
   p.block = masses;
-  p.block_words = tiles;
+  p.block_vocab = tiles;
   p.weight = far_.centroid;
   p.weight_stride = c.shape.dim;
   p.target_weight = c.weight;
@@ -316,7 +319,7 @@ void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
   if (d_weight_.data != nullptr)
     p.d_weight = {base_ + layout_.far.tile_gradient, c.shape.dim, DType::f32, false};
   if (sampled) {
-    if (d_weight_.data != nullptr) kernel_.gradient_products(p);
+    if (d_weight_.data != nullptr) kernel_.gradient_gemms(p);
     p.d_weight = {};
     far_block(block, masses, FarBlockFor::tokens);
   }
@@ -324,14 +327,14 @@ void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
     p.d_hidden = hidden_sums(c, true);
     if (smooths_apart(features_)) p.weight_sum = at<float>(layout_.gradients.weight_sum);
   }
-  if (p.d_hidden.data != nullptr || p.d_weight.data != nullptr) kernel_.gradient_products(p);
+  if (p.d_hidden.data != nullptr || p.d_weight.data != nullptr) kernel_.gradient_gemms(p);
   if (d_weight_.data != nullptr && smooths_apart(features_)) sum_hidden(c);
 }
 
 // Returns the operands for the entries from `position` on, without the block.
-ProductsCall Engine::near_call(const ForwardCall& c, bool first_chunk, std::int64_t position) {
-  ProductsCall p = products_call(c);
-  p.targets_per_token = 0;  // far_products adds them
+GradientGemmsCall Engine::near_call(const ForwardCall& c, bool first_chunk, std::int64_t position) {
+  GradientGemmsCall p = gemms_call(c);
+  p.targets_per_token = 0;  // far_gemms adds them
   p.weight_stride = far_.order.identity ? c.weight_stride : c.shape.dim;
   p.far = {.call = &far_, .vocab = c.shape.vocab, .first_position = position};
   if (wants_hidden()) p.d_hidden = hidden_sums(c, false);
@@ -342,17 +345,17 @@ ProductsCall Engine::near_call(const ForwardCall& c, bool first_chunk, std::int6
   p.far.tile_gradient = at<float>(layout_.far.tile_gradient);
   if (smooths_apart(features_)) {
     p.hidden_sum = at<float>(layout_.gradients.hidden_sum);
-    p.omega = far_.omega == nullptr ? nullptr : far_.omega + position;
+    p.logit_weights = far_.logit_weights == nullptr ? nullptr : far_.logit_weights + position;
   }
   return p;
 }
 
-void Engine::near_products(const BlockCall& block, bool first_chunk) {
-  ProductsCall p = near_call(block.chunk, first_chunk, block.first_word);
+void Engine::near_gemms(const BlockCall& block, bool first_chunk) {
+  GradientGemmsCall p = near_call(block.chunk, first_chunk, block.vocab_begin);
   p.block = block.block;
-  p.block_words = block.words;
+  p.block_vocab = block.vocab_count;
   p.weight = block.weight_rows;
-  kernel_.gradient_products(p);
+  kernel_.gradient_gemms(p);
 }
 
 }  // namespace logitless::cuda

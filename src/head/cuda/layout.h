@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "head/cuda/word_ranges.h"
+#include "head/cuda/vocab_ranges.h"
 #include "head/plan_sizes.h"
 #include "kernels/device_loss.h"
 #include "logitless/plan.h"
@@ -14,17 +14,18 @@ namespace logitless::cuda {
 // Sizes of a plan on a GPU. Logits of entries beyond `stored` are recomputed, `slab` at a time.
 struct Sizes {
   std::int64_t chunk = 0;  // tokens: all, or a multiple of 256
-  std::int64_t slab = 0;   // entries of a vocabulary block in the workspace, 0 without gradients
+  std::int64_t vocab_block =
+      0;  // entries of a vocabulary block in the workspace, 0 without gradients
   std::int64_t stored =
       0;           // entries whose exponentials the forward saves; without ranges, at most `slab`
-  int ranges = 0;  // blocks of the first chunk's saved entries, see word_ranges.h; 0: none
+  int ranges = 0;  // blocks of the first chunk's saved entries, see vocab_ranges.h; 0: none
   std::int64_t first = 0;    // tokens of the first chunk, with ranges
   bool far = false;          // entries by position, gathered one block at a time
   bool both = false;         // the forward estimates masses
   std::int64_t audited = 0;  // tokens; the workspace of their exact plan follows this one's
   // With gathered weights, the rows of each rank in a slice; a kernel call has no other entries,
   // and a chunk has all tokens. 0: weights are not gathered.
-  std::int64_t piece = 0;
+  std::int64_t slice = 0;
 
   std::int64_t first_chunk() const { return ranges > 0 ? first : chunk; }
   std::int64_t largest_chunk() const { return std::max(first_chunk(), chunk); }
@@ -39,12 +40,12 @@ struct GradientLayout {
   std::size_t delta = 0;          // f32 [C, K]
   std::size_t factor = 0;         // f32 [P]
   std::size_t coefficient = 0;    // f32 [C, K]
-  std::size_t words = 0;          // i32 [C, K], of TargetOrder
+  std::size_t vocab_ids = 0;      // i32 [C, K], of TargetOrder
   std::size_t slots = 0;          // i32 [C, K]
   std::size_t places = 0;         // i32 [C, K]
   std::size_t counts = 0;         // i32 [2 (V + 2)], with many targets
-  std::size_t entry_begin = 0;    // i32 [most_words + 1], of TargetEntries
-  std::size_t entry_words = 0;    // i32 [C, K]
+  std::size_t entry_begin = 0;    // i32 [max_vocab + 1], of TargetEntries
+  std::size_t entry_vocab = 0;    // i32 [C, K]
   std::size_t entry_tokens = 0;   // i32 [C, K]
   std::size_t entry_values = 0;   // f32 [C, K]
   std::size_t many = 0;           // f32 [many_rows(C K), D], see adds_entries
@@ -63,108 +64,108 @@ struct GradientLayout {
 // Buffers of device_far.h. T = far_tile_count(V), G = far_group_count(V), B = P / 256.
 struct FarLayout {
   // FarArrangement: [G], [V], [V], [V], bf16 [T, D]
-  std::size_t groups = 0, arranged_words = 0, arranged_positions = 0, arranged_share = 0,
+  std::size_t groups = 0, arranged_vocab = 0, arranged_positions = 0, arranged_share = 0,
               arranged_centroid = 0;
-  std::size_t sums = 0;           // FarSums
-  std::size_t partial = 0;        // f64 [kFarPartials]
-  std::size_t token_keys = 0;     // i32 [N]
-  std::size_t token_rows = 0;     // i32 [N]: tokens in the order of blocks
-  std::size_t token_places = 0;   // i32 [N]
-  std::size_t token_counts = 0;   // i32 [2 (token_keys(V, N) + 2)], with many tokens
-  std::size_t chunk_keys = 0;     // i32 [C], of sort_tokens
-  std::size_t chunk_rows = 0;     // i32 [C]
-  std::size_t chunk_places = 0;   // i32 [C]
-  std::size_t chunk_counts = 0;   // i32 [2 (chunk_keys(C) + 2)], with many tokens
-  std::size_t hidden_rows = 0;    // [C, D] in the dtype of hidden
-  std::size_t gathered = 0;       // [`slab`, D] in the dtype of hidden
-  std::int64_t swept = 0;         // entries that fit there in the forward, when the following
-                                  // block, scaled_hidden and d_hidden are free
-  std::size_t bias = 0;           // f32 [V] with a bias
-  std::size_t omega = 0;          // f32 [V] with logit weights
-  std::size_t mass = 0;           // f32 [2 G, P]
-  std::size_t centroid = 0;       // bf16 [T, D]
-  std::size_t radius = 0;         // f32 [T]
-  std::size_t distance = 0;       // f32 [T]
-  std::size_t block_groups = 0;   // u32 [B, G / 32]
-  std::size_t group_blocks = 0;   // u32 [G, B / 32]
-  std::size_t list = 0;           // u32 [G * B]
-  std::size_t list_begin = 0;     // i32 [G + 1]
-  std::size_t block = 0;          // bf16 [C, T padded to 256]
-  std::size_t tile_gradient = 0;  // f32 [T, D] with d_weight
-  std::size_t tile_sum = 0;       // f32 [T] with d_bias
-  std::size_t bound = 0;          // f32 [C]
+  std::size_t sums = 0;             // FarSums
+  std::size_t partial = 0;          // f64 [kFarPartials]
+  std::size_t token_keys = 0;       // i32 [N]
+  std::size_t token_rows = 0;       // i32 [N]: tokens in the order of blocks
+  std::size_t token_positions = 0;  // i32 [N]
+  std::size_t token_counts = 0;     // i32 [2 (token_keys(V, N) + 2)], with many tokens
+  std::size_t chunk_keys = 0;       // i32 [C], of sort_tokens
+  std::size_t chunk_rows = 0;       // i32 [C]
+  std::size_t chunk_positions = 0;  // i32 [C]
+  std::size_t chunk_counts = 0;     // i32 [2 (chunk_keys(C) + 2)], with many tokens
+  std::size_t hidden_rows = 0;      // [C, D] in the dtype of hidden
+  std::size_t gathered = 0;         // [`slab`, D] in the dtype of hidden
+  std::int64_t swept = 0;           // entries that fit there in the forward, when the following
+                                    // block, scaled_hidden and d_hidden are free
+  std::size_t bias = 0;             // f32 [V] with a bias
+  std::size_t logit_weights = 0;    // f32 [V] with logit weights
+  std::size_t mass = 0;             // f32 [2 G, P]
+  std::size_t centroid = 0;         // bf16 [T, D]
+  std::size_t radius = 0;           // f32 [T]
+  std::size_t distance = 0;         // f32 [T]
+  std::size_t block_groups = 0;     // u32 [B, G / 32]
+  std::size_t group_blocks = 0;     // u32 [G, B / 32]
+  std::size_t list = 0;             // u32 [G * B]
+  std::size_t list_begin = 0;       // i32 [G + 1]
+  std::size_t block = 0;            // bf16 [C, T padded to 256]
+  std::size_t tile_gradient = 0;    // f32 [T, D] with d_weight
+  std::size_t tile_sum = 0;         // f32 [T] with d_bias
+  std::size_t bound = 0;            // f32 [C]
 };
 // Buffers of far_both's estimates. R = estimate_rows(C).
 struct EstimateLayout {
-  std::size_t word_weight = 0;  // f32 [V]
-  std::size_t log2_base = 0;    // f32 [T]
-  std::size_t mean = 0;         // bf16 [T, D]
-  std::size_t along = 0;        // f32 [R, D]
-  std::size_t squares = 0;      // bf16 [R, D]
-  std::size_t forms = 0;        // f32 [T, R]
-  std::size_t total_mass = 0;   // f32 [P]
-  std::size_t far_sum = 0;      // f32 [P]
-  std::size_t constants = 0;    // f32 [3]
-  std::size_t products = 0;     // kEstimateBytes
+  std::size_t target_weight_sum = 0;  // f32 [V]
+  std::size_t log2_base = 0;          // f32 [T]
+  std::size_t mean = 0;               // bf16 [T, D]
+  std::size_t along = 0;              // f32 [R, D]
+  std::size_t squares = 0;            // bf16 [R, D]
+  std::size_t forms = 0;              // f32 [T, R]
+  std::size_t total_mass = 0;         // f32 [P]
+  std::size_t far_sum = 0;            // f32 [P]
+  std::size_t constants = 0;          // f32 [3]
+  std::size_t products = 0;           // kEstimateBytes
 };
 // Buffers of a vocabulary sharded over G ranks. B = C / G tokens of a rank in a chunk, with sharded
 // tokens. With several chunks, their inputs are double-buffered: those of the next chunk arrive
 // during the current one.
 struct ShardLayout {
-  std::size_t logits = 0;     // f32 [G, C, K]: of the targets, from each rank
-  std::size_t given[2] = {};  // f32 [C, K]
-  std::size_t records = 0;    // TokenRecord [G, C]
-  std::size_t omega = 0;      // f32 [V] with logit weights: of the local rows, by a word_table
+  std::size_t logits = 0;         // f32 [G, C, K]: of the targets, from each rank
+  std::size_t given[2] = {};      // f32 [C, K]
+  std::size_t records = 0;        // TokenRecord [G, C]
+  std::size_t logit_weights = 0;  // f32 [V] with logit weights: of the local rows, by a vocab_ids
   // With d_hidden; the buffer of sums_hidden then has G ceil(C / G) tokens
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
   // With sharded tokens; the first three also with the far field
   std::size_t hidden[2] = {};   // [C, D] in the dtype of hidden
   std::size_t targets[2] = {};  // i64 [C, K]
   std::size_t bad_target = 0;   // u64, of the chunk
-  std::size_t own_rows = 0;     // RowCoefficients [B padded to 256]
-  std::size_t own_delta = 0;    // f32 [B, K]
+  std::size_t local_rows = 0;   // RowCoefficients [B padded to 256]
+  std::size_t local_delta = 0;  // f32 [B, K]
   std::size_t losses = 0;       // RankLoss [G]
   std::size_t shares = 0;       // f64 [kMostRanks + 1]
 };
 // Buffers of a vocabulary-parallel far field. Exchanges use the ranks' common order of a chunk's
 // tokens. Computations use the local order, by selected tiles. P = C padded to 256.
 struct ShardFarLayout {
-  std::size_t sums = 0;          // FarSums [G]
-  std::size_t values = 0;        // f32 [G, C]: totals or bounds of each rank's shard
-  std::size_t merged = 0;        // f32 [C]: of the global vocabulary
-  std::size_t answers = 0;       // RowCoefficients [P]
-  std::size_t delta = 0;         // f32 [C, K]
-  std::size_t rows = 0;          // i32 [C]: tokens in the local order, as in the following:
-  std::size_t given = 0;         // f32 [C, K]
-  std::size_t records = 0;       // TokenRecord [C]
-  std::size_t lse = 0;           // f32 [C]
-  std::size_t log_prob = 0;      // f32 [C, K]
-  std::size_t target_logit = 0;  // f32 [C, K]
+  std::size_t sums = 0;                // FarSums [G]
+  std::size_t values = 0;              // f32 [G, C]: totals or bounds of each rank's shard
+  std::size_t merged = 0;              // f32 [C]: of the global vocabulary
+  std::size_t token_coefficients = 0;  // RowCoefficients [P]
+  std::size_t delta = 0;               // f32 [C, K]
+  std::size_t rows = 0;                // i32 [C]: tokens in the local order, as in the following:
+  std::size_t given = 0;               // f32 [C, K]
+  std::size_t records = 0;             // TokenRecord [C]
+  std::size_t lse = 0;                 // f32 [C]
+  std::size_t log_prob = 0;            // f32 [C, K]
+  std::size_t target_logit = 0;        // f32 [C, K]
 };
 // Buffers of a weight gathered from G ranks, with N local tokens.
 struct GatheredLayout {
   std::size_t records = 0;    // TokenRecord [N]: of one call's rows
-  std::size_t words = 0;      // i32 [words_of_call], if one call takes the rows of all ranks
+  std::size_t vocab_ids = 0;  // i32 [vocab_of_call], if one call takes the rows of all ranks
   std::size_t states = 0;     // TokenRecord [N]: merged over the calls so far
   std::size_t found = 0;      // f32 [N, K]: logits of the targets in a call
   std::size_t logits = 0;     // f32 [N, K]: of all targets
   std::size_t no_logits = 0;  // f32 [N, K]: NaN, which makes 1 the reference of exponentials
   std::size_t bias = 0;       // f32 [G, bias_rows], with a bias; not by columns
   // Double-buffered with several slices, except `received`, which with one slice reuses its buffer.
-  std::size_t piece = 0;       // [G] of PieceLayout, without bias and ids
-  std::size_t sums = 0;        // [G] of PieceSums: sent to all ranks
-  std::size_t received = 0;    // [G] of PieceSums: received from all ranks
-  std::size_t whole = 0;       // whole_piece up to its bias; two with several slices
-  std::size_t whole_sums = 0;  // bytes of whole_sums
+  std::size_t slice = 0;      // [G] of SliceLayout, without bias and ids
+  std::size_t sums = 0;       // [G] of SliceSums: sent to all ranks
+  std::size_t received = 0;   // [G] of SliceSums: received from all ranks
+  std::size_t whole = 0;      // full_slice up to its bias; two with several slices
+  std::size_t full_sums = 0;  // bytes of full_sums
 };
 // Returns the rows of bias per rank: those of the largest shard, rounded up to 16 bytes.
 inline std::int64_t bias_rows(const HeadFeatures& f) { return (f.gathered_rows + 3) / 4 * 4; }
-bool several_pieces(const HeadFeatures& f, const Sizes& sizes);
+bool several_slices(const HeadFeatures& f, const Sizes& sizes);
 // Returns the entries of the largest kernel call with gathered weights.
-std::int64_t words_of_call(const HeadFeatures& f, std::int64_t piece);
+std::int64_t vocab_of_call(const HeadFeatures& f, std::int64_t slice);
 // Returns the features of kernel calls with gathered weights: sums of a slice's d_weight are fp32
 // and overwritten.
-HeadFeatures features_of_pieces(HeadFeatures features);
+HeadFeatures features_of_slices(HeadFeatures features);
 
 // Most ranks of a group that a mean is over.
 inline constexpr int kMostRanks = 4096;
@@ -209,11 +210,11 @@ std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& features,
                            const Sizes& sizes);
 // Returns the blocks of the first chunk, without data pointers; none without ranges or if no entry
 // is saved.
-LentRanges ranges_of(const DeviceKernel& kernel, const HeadShape& shape,
-                     const HeadFeatures& features, const Sizes& sizes);
+AliasedRanges ranges_of(const DeviceKernel& kernel, const HeadShape& shape,
+                        const HeadFeatures& features, const Sizes& sizes);
 // Returns the block of entries from `first` on, which are not saved.
-LentSlab slab_of(const HeadShape& shape, const HeadFeatures& features, const Sizes& sizes,
-                 std::int64_t first);
+AliasedBlock vocab_block_of(const HeadShape& shape, const HeadFeatures& features,
+                            const Sizes& sizes, std::int64_t first);
 Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
                  const Sizes& sizes);
 
@@ -233,10 +234,10 @@ inline bool splits_weight(const DeviceKernel& kernel, std::int64_t tokens, const
 // tokens, onto present values, or because the kernel supports nothing else.
 inline bool sums_hidden(const DeviceKernel& kernel, std::int64_t vocab, const HeadFeatures& f,
                         const Sizes& sizes) {
-  if (sizes.far) return f.d_hidden;         // its rows are in another order
-  if (f.word_ranks > 0) return f.d_hidden;  // partial sums for other ranks
+  if (sizes.far) return f.d_hidden;          // its rows are in another order
+  if (f.vocab_ranks > 0) return f.d_hidden;  // partial sums for other ranks
   return f.d_hidden && f.d_hidden_dtype != DType::f32 &&
-         (sizes.slab < vocab || f.accumulate || kernel.keeps_logits);
+         (sizes.vocab_block < vocab || f.accumulate || kernel.keeps_logits);
 }
 inline bool sums_weight(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
                         const Sizes& sizes) {

@@ -16,23 +16,23 @@ DeviceOrder device_order(const VocabOrder& order) {
   DeviceMemory& memory = data.on_devices->memory[current_device()];
   if (memory.data() == nullptr) {
     DeviceMemory made(vocab * 12 + data.places.size() * 4);
-    const std::vector<std::int32_t> words(data.words.begin(), data.words.end());
+    const std::vector<std::int32_t> vocab_ids(data.vocab_ids.begin(), data.vocab_ids.end());
     auto* to = static_cast<std::byte*>(made.data());
-    for (const void* const from :
-         {static_cast<const void*>(words.data()), static_cast<const void*>(data.positions.data()),
-          static_cast<const void*>(data.share.data())}) {
+    for (const void* const from : {static_cast<const void*>(vocab_ids.data()),
+                                   static_cast<const void*>(data.positions.data()),
+                                   static_cast<const void*>(data.share.data())}) {
       copy_to_device(to, from, vocab * 4, nullptr);
       to += vocab * 4;
     }
     copy_to_device(to, data.places.data(), data.places.size() * 4, nullptr);
     memory = std::move(made);
   }
-  const auto* const words = static_cast<const std::int32_t*>(memory.data());
-  DeviceOrder out{words, words + vocab, reinterpret_cast<const float*>(words + 2 * vocab),
-                  data.identity};
+  const auto* const vocab_ids = static_cast<const std::int32_t*>(memory.data());
+  DeviceOrder out{vocab_ids, vocab_ids + vocab,
+                  reinterpret_cast<const float*>(vocab_ids + 2 * vocab), data.identity};
   if (!data.places.empty()) {
-    out.places = words + 3 * vocab;
-    out.place_count = static_cast<std::int64_t>(data.places.size());
+    out.places = vocab_ids + 3 * vocab;
+    out.position_count = static_cast<std::int64_t>(data.places.size());
   }
   return out;
 }

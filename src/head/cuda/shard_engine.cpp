@@ -34,21 +34,21 @@ void Engine::require_shard() const {
     aligned("d_weight", d_weight_.data, d_weight_.stride, d_weight_.dtype);
 }
 
-void Engine::meet_tokens() const {
+void Engine::gather_tokens_of_ranks() const {
   call_.shard.calls->tokens(call_.shard.tokens ? 0 : all.shape.tokens, common_order());
 }
 
 // Makes the call's stream wait for the communication stream, so that whoever waits for the former
 // waits for both.
-void Engine::join_lane() const {
-  record_event(call_.shard.lane->exchanged.get(), lane());
-  stream_wait(all.stream, call_.shard.lane->exchanged.get());
+void Engine::join_comm_stream() const {
+  record_event(call_.shard.comm_stream->exchanged.get(), comm_stream());
+  stream_wait(all.stream, call_.shard.comm_stream->exchanged.get());
 }
 
 // Runs a call that receives into the group's shared memory: it waits for the last call that did, on
 // any stream. Launches of a captured graph must be ordered by the caller.
-void Engine::with_lane(const std::function<void()>& run) const {
-  void* const free = call_.shard.lane->memory_free.get();
+void Engine::with_comm_stream(const std::function<void()>& run) const {
+  void* const free = call_.shard.comm_stream->memory_free.get();
   if (free != nullptr) stream_wait_if_running(all.stream, free);
   const auto leave = [&] {
     if (free != nullptr) record_event_if_running(free, all.stream);
@@ -56,7 +56,7 @@ void Engine::with_lane(const std::function<void()>& run) const {
   try {
     run();
   } catch (...) {
-    join_lane();
+    join_comm_stream();
     leave();
     throw;
   }
@@ -67,14 +67,14 @@ void Engine::with_lane(const std::function<void()>& run) const {
 // chunk's inputs arrive while this one's gradients are computed. Its d_hidden is sent during the
 // rest of d_weight, or the next forward. All ranks enqueue the same exchanges in the same order.
 void Engine::run_sharded(const ChunkFunction& tokens) {
-  with_lane([&] { run_chunks(tokens); });
+  with_comm_stream([&] { run_chunks(tokens); });
 }
 
 void Engine::run_chunks(const ChunkFunction& tokens) {
   const ShardOperands& shard = call_.shard;
-  const ExchangeLane& lane = *shard.lane;
+  const CommStream& comm_stream = *shard.comm_stream;
   const bool gradients = wants_gradients(features_);
-  meet_tokens();
+  gather_tokens_of_ranks();
   const std::int64_t ranks = shard.ranks();
   // With sharded tokens, the total is the planned maximum per rank, and a chunk has as many tokens
   // of each rank.
@@ -87,15 +87,15 @@ void Engine::run_chunks(const ChunkFunction& tokens) {
     return ShardChunk{first, std::min(most, total - first), 0};
   };
   ShardChunk now = chunk_at(0);
-  record_event(lane.start.get(), all.stream);
+  record_event(comm_stream.start.get(), all.stream);
   ForwardCall chunk = prepare_chunk(now);
   for (;;) {
     const bool last = now.first + now.step == total;
     last_chunk_ = last;
-    stream_wait(all.stream, lane.ready.get());
+    stream_wait(all.stream, comm_stream.ready.get());
     sizes_.far ? forward_shared_far(chunk, now.first == 0) : forward_sharded(chunk);
     if (makes_chunks()) {
-      own_tokens(chunk, now.first, tokens);
+      local_tokens(chunk, now.first, tokens);
     } else {
       tokens(chunk, gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr,
              gradients ? at<float>(layout_.gradients.delta) : nullptr);
@@ -105,7 +105,7 @@ void Engine::run_chunks(const ChunkFunction& tokens) {
     if (!last) {
       next = chunk_at(now.first + now.step);
       next.buffer = 1 - now.buffer;
-      record_event(lane.start.get(), all.stream);
+      record_event(comm_stream.start.get(), all.stream);
       next_chunk = prepare_chunk(next);
     }
     finish_hidden();
@@ -123,20 +123,20 @@ void Engine::run_chunks(const ChunkFunction& tokens) {
 // Prepares a chunk on the communication stream, after everything enqueued on the call's stream so
 // far: the tokens of all ranks, and the logits of their targets.
 ForwardCall Engine::prepare_chunk(const ShardChunk& of) {
-  const ExchangeLane& shared = *call_.shard.lane;
+  const CommStream& shared = *call_.shard.comm_stream;
   const Stream stream = all.stream;
-  stream_wait(lane(), shared.start.get());
-  all.stream = lane();
+  stream_wait(comm_stream(), shared.start.get());
+  all.stream = comm_stream();
   ForwardCall chunk;
   try {
     chunk = makes_chunks() ? made_chunk(of) : chunk_call(of.first, of.step);
-    give_target_logits(chunk, of.buffer);
+    set_target_logits(chunk, of.buffer);
   } catch (...) {
     all.stream = stream;
     throw;
   }
   all.stream = chunk.stream = stream;
-  record_event(shared.ready.get(), lane());
+  record_event(shared.ready.get(), comm_stream());
   return chunk;
 }
 
@@ -151,7 +151,7 @@ ForwardCall Engine::made_chunk(const ShardChunk& of) {
   const std::size_t row = bytes(all.shape.dim, size_of(all.shape.dtype));
   auto* const hidden = at<std::byte>(layout_.shard.hidden[of.buffer]);
   auto* const targets = at<std::int64_t>(layout_.shard.targets[of.buffer]);
-  OwnTokens own;
+  LocalTokens own;
   own.first = of.first;
   own.count = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, step);
   own.step = step;
@@ -159,7 +159,7 @@ ForwardCall Engine::made_chunk(const ShardChunk& of) {
   const std::int64_t place = call_.shard.tokens ? call_.shard.rank() * step : 0;
   own.hidden = hidden + bytes(place, row);
   own.targets = targets + place * per_token;
-  copy_own_tokens(all, own);
+  copy_local_tokens(all, own);
   if (call_.shard.tokens) {
     const CollectiveCalls::Together together(calls);
     calls.all_gather(own.hidden, hidden, bytes(step, row), all.stream);
@@ -175,7 +175,7 @@ ForwardCall Engine::made_chunk(const ShardChunk& of) {
   chunk.hidden = hidden;
   chunk.hidden_stride = all.shape.dim;
   chunk.targets = targets;
-  chunk.wide_targets = true;
+  chunk.int64_targets = true;
   chunk.sequence = 0;
   chunk.rows = nullptr;
   chunk.target_logit = at<float>(layout_.target_logit);
@@ -183,7 +183,7 @@ ForwardCall Engine::made_chunk(const ShardChunk& of) {
   return chunk;
 }
 
-void Engine::give_target_logits(ForwardCall& chunk, int buffer) {
+void Engine::set_target_logits(ForwardCall& chunk, int buffer) {
   const int ranks = call_.shard.ranks();
   const std::int64_t slots = chunk.shape.tokens * chunk.shape.targets_per_token;
   auto* const logits = at<float>(layout_.shard.logits);
@@ -212,8 +212,8 @@ void Engine::forward_sharded(ForwardCall& chunk) {
 
 // Computes the coefficients of the local tokens of an assembled chunk. Sharded tokens' coefficients
 // are then all-gathered.
-void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
-                        const ChunkFunction& tokens) const {
+void Engine::local_tokens(const ForwardCall& chunk, std::int64_t first,
+                          const ChunkFunction& tokens) const {
   const ShardOperands& shard = call_.shard;
   const std::int64_t step = shard.tokens ? chunk.shape.tokens / shard.ranks() : chunk.shape.tokens;
   const std::int64_t row = shard.tokens ? shard.rank() * step : 0;
@@ -221,7 +221,7 @@ void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
   const auto from = [&](auto* values, std::int64_t offset) {
     return values == nullptr ? nullptr : values + offset;
   };
-  ForwardCall own = own_rows(first, step);
+  ForwardCall own = local_rows(first, step);
   own.lse = from(chunk.lse, row);
   own.log_prob = from(chunk.log_prob, row * per_token);
   own.target_logit = from(chunk.target_logit, row * per_token);
@@ -230,33 +230,33 @@ void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
   own.argmax = from(chunk.argmax, row);
   if (!wants_gradients(features_)) {
     tokens(own, nullptr, nullptr);
-    return own_outputs(own);
+    return local_outputs(own);
   }
-  auto* const rows =
-      at<RowCoefficients>(sizes_.far ? layout_.shard_far.answers : layout_.gradients.rows);
+  auto* const rows = at<RowCoefficients>(sizes_.far ? layout_.shard_far.token_coefficients
+                                                    : layout_.gradients.rows);
   auto* const delta = at<float>(sizes_.far ? layout_.shard_far.delta : layout_.gradients.delta);
   if (!shard.tokens) {
     tokens(own, rows, delta);
-    return own_outputs(own);
+    return local_outputs(own);
   }
-  auto* const own_rows = at<RowCoefficients>(layout_.shard.own_rows);
-  auto* const own_delta = at<float>(layout_.shard.own_delta);
+  auto* const local_rows = at<RowCoefficients>(layout_.shard.local_rows);
+  auto* const local_delta = at<float>(layout_.shard.local_delta);
   const std::size_t row_bytes = bytes(step, sizeof(RowCoefficients));
   const std::size_t delta_bytes = bytes(step * per_token, sizeof(float));
-  fill_device(own_rows, 0, row_bytes, all.stream);
-  fill_device(own_delta, 0, delta_bytes, all.stream);
-  tokens(own, own_rows, own_delta);
-  own_outputs(own);
+  fill_device(local_rows, 0, row_bytes, all.stream);
+  fill_device(local_delta, 0, delta_bytes, all.stream);
+  tokens(own, local_rows, local_delta);
+  local_outputs(own);
   const std::int64_t count = chunk.shape.tokens;
   fill_device(rows + count, 0, bytes(padded_tokens(count) - count, sizeof(RowCoefficients)),
               all.stream);
   const CollectiveCalls::Together together(*shard.calls);
-  shard.calls->all_gather(own_rows, rows, row_bytes, all.stream);
-  shard.calls->all_gather(own_delta, delta, delta_bytes, all.stream);
+  shard.calls->all_gather(local_rows, rows, row_bytes, all.stream);
+  shard.calls->all_gather(local_delta, delta, delta_bytes, all.stream);
 }
 
 // Copies outputs from the workspace to the caller's tensors.
-void Engine::own_outputs(const ForwardCall& own) const {
+void Engine::local_outputs(const ForwardCall& own) const {
   if (sizes_.far) {
     if (sizes_.audited > 0) keep_audited(own, far_audit(), {});
     return scatter_outputs(own, all);
@@ -277,7 +277,7 @@ void Engine::own_outputs(const ForwardCall& own) const {
 
 void Engine::backward_sharded(const ForwardCall& chunk, const ShardChunk& of) {
   const std::int64_t tokens = chunk.shape.tokens;
-  void* const done = call_.shard.lane->hidden_done.get();
+  void* const done = call_.shard.comm_stream->hidden_done.get();
   if (!empty()) {
     sizes_.far ? backward_local(chunk, of) : backward(chunk, of.first == 0);
   } else if (wants_hidden()) {
@@ -287,15 +287,15 @@ void Engine::backward_sharded(const ForwardCall& chunk, const ShardChunk& of) {
   }
   if (sizes_.far && !sizes_.both) exchange_bounds(chunk, of);
   if (!wants_hidden()) return;
-  stream_wait(lane(), done);
+  stream_wait(comm_stream(), done);
   send_hidden(of, tokens);
-  record_event(call_.shard.lane->exchanged.get(), lane());
+  record_event(call_.shard.comm_stream->exchanged.get(), comm_stream());
   pending_ = of;
 }
 
 // Returns whether ranks exchange rounded sums of d_hidden: one rank computes the complete sum of
 // each token.
-bool Engine::tells_rounded() const {
+bool Engine::reports_rounded() const {
   return !call_.shard.tokens && !sizes_.far && d_hidden_.dtype != DType::f32 &&
          !features_.accumulate;
 }
@@ -308,42 +308,43 @@ void Engine::send_hidden(const ShardChunk& of, std::int64_t tokens) const {
   const std::int64_t dim = all.shape.dim;
   const std::int64_t rows = (tokens + ranks - 1) / ranks;
   const std::int64_t numbers = rows * dim;
-  auto* const pieces = at<float>(layout_.gradients.d_hidden);
+  auto* const slices = at<float>(layout_.gradients.d_hidden);
   auto* const received = at<float>(layout_.shard.received);
-  calls.all_to_all(pieces, received, bytes(numbers, sizeof(float)), lane());
+  calls.all_to_all(slices, received, bytes(numbers, sizeof(float)), comm_stream());
   if (call_.shard.tokens) return;
-  if (!tells_rounded()) {
-    add_pieces(received, ranks, numbers, pieces, lane());
-    return calls.all_gather(pieces, received, bytes(numbers, sizeof(float)), lane());
+  if (!reports_rounded()) {
+    add_slices(received, ranks, numbers, slices, comm_stream());
+    return calls.all_gather(slices, received, bytes(numbers, sizeof(float)), comm_stream());
   }
   const std::size_t element = size_of(d_hidden_.dtype);
-  round_pieces(received, ranks, numbers, rows, dim, {pieces, dim, d_hidden_.dtype, false}, lane());
-  calls.all_gather(pieces, received, bytes(numbers, element), lane());
+  round_slices(received, ranks, numbers, rows, dim, {slices, dim, d_hidden_.dtype, false},
+               comm_stream());
+  calls.all_gather(slices, received, bytes(numbers, element), comm_stream());
   const std::size_t stride = bytes(d_hidden_.stride, element);
   copy_rows_async({static_cast<std::byte*>(d_hidden_.data) + bytes(of.first, stride), stride},
                   {received, bytes(dim, element)}, bytes(dim, element),
-                  static_cast<std::size_t>(tokens), lane());
+                  static_cast<std::size_t>(tokens), comm_stream());
 }
 
 // Adds the partial sums in fp32, in the order of ranks, and rounds once.
 void Engine::finish_hidden() {
   const ShardChunk of = std::exchange(pending_, ShardChunk());
   if (of.step == 0) return;
-  stream_wait(all.stream, call_.shard.lane->exchanged.get());
+  stream_wait(all.stream, call_.shard.comm_stream->exchanged.get());
   const std::int64_t own = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, of.step);
-  if (own == 0 || tells_rounded()) return;
+  if (own == 0 || reports_rounded()) return;
   const std::int64_t dim = all.shape.dim;
   auto* const received = at<float>(layout_.shard.received);
   if (sizes_.far) {
     if (!call_.shard.tokens) return finish_far_hidden(received, of);
     auto* const sums = at<float>(layout_.gradients.d_hidden);
-    add_pieces(received, call_.shard.ranks(), of.step * dim, sums, all.stream);
+    add_slices(received, call_.shard.ranks(), of.step * dim, sums, all.stream);
     return finish_far_hidden(sums, of);
   }
   GradientOutput out = d_hidden_;
   out.data = static_cast<std::byte*>(out.data) + bytes(of.first * out.stride, size_of(out.dtype));
   if (call_.shard.tokens) {
-    round_pieces(received, call_.shard.ranks(), of.step * dim, own, dim, out, all.stream);
+    round_slices(received, call_.shard.ranks(), of.step * dim, own, dim, out, all.stream);
   } else {
     round_sums(received, own, dim, out, all.stream);
   }
@@ -352,14 +353,14 @@ void Engine::finish_hidden() {
 const double* Engine::shares_of_ranks(const LossCall& loss) const {
   const ShardOperands& shard = call_.shard;
   if (!sharded() || (!shard.tokens && shard.replicas == nullptr)) return nullptr;
-  meet_tokens();
+  gather_tokens_of_ranks();
   auto* const of_all = at<double>(layout_.shard.shares);
   double* const total = of_all + kMostRanks;
   sum_shares(loss, all, total);
   const auto sum_over = [&](CollectiveCalls& calls) {
     calls.all_gather(total, of_all, sizeof(double), all.stream);
     // Adds one number from each rank.
-    add_pieces(of_all, calls.communicator().size(), 1, total, all.stream);
+    add_slices(of_all, calls.communicator().size(), 1, total, all.stream);
   };
   if (shard.tokens) sum_over(*shard.calls);
   if (shard.replicas != nullptr) sum_over(*shard.replicas);

@@ -89,7 +89,7 @@ void Engine::forward_local(const ForwardCall& chunk, bool first_chunk) {
     estimate_masses(c);
   }
   exchange_totals(&c, c.shape.tokens);
-  if (c.shape.tokens > 0) forward_kept_tiles(c, given);
+  if (c.shape.tokens > 0) forward_selected_tiles(c, given);
 }
 
 // Replaces the totals of the local estimates by those of all ranks'. Null: the shard is empty.
@@ -105,7 +105,7 @@ void Engine::exchange_totals(const ForwardCall* local, std::int64_t tokens) cons
 }
 
 // Returns this rank's tokens [first, first + step), in the order of the chunks.
-ForwardCall Engine::own_rows(std::int64_t first, std::int64_t step) const {
+ForwardCall Engine::local_rows(std::int64_t first, std::int64_t step) const {
   ForwardCall own = all;
   own.shape.tokens = std::clamp<std::int64_t>(all.shape.tokens - first, 0, step);
   own.first_token = first;
@@ -125,16 +125,17 @@ void Engine::backward_local(const ForwardCall& chunk, const ShardChunk& of) {
   take_rows(c, chunk.log_prob, per_token, c.log_prob);
   take_rows(c, chunk.target_logit, per_token, c.target_logit);
   take_rows(c, at<float>(layout_.shard_far.delta), per_token, at<float>(layout_.gradients.delta));
-  take_rows(c, at<float>(layout_.shard_far.answers), kCoefficients, reinterpret_cast<float*>(rows));
+  take_rows(c, at<float>(layout_.shard_far.token_coefficients), kCoefficients,
+            reinterpret_cast<float*>(rows));
   fill_device(rows + tokens, 0, bytes(padded_tokens(tokens) - tokens, sizeof(RowCoefficients)),
               c.stream);
   far_chunk_ = of.first;
   far_backward(c, of.first == 0);
   if (!wants_hidden()) return;
-  const GradientOutput pieces{at<float>(layout_.gradients.d_hidden), c.shape.dim, DType::f32,
+  const GradientOutput slices{at<float>(layout_.gradients.d_hidden), c.shape.dim, DType::f32,
                               false};
-  round_sums(at<float>(layout_.shard.received), tokens, c.shape.dim, pieces, c.stream, c.rows);
-  record_event(call_.shard.lane->hidden_done.get(), c.stream);
+  round_sums(at<float>(layout_.shard.received), tokens, c.shape.dim, slices, c.stream, c.rows);
+  record_event(call_.shard.comm_stream->hidden_done.get(), c.stream);
 }
 
 // The error of a token's d_hidden is at most the sum of the ranks' bounds.
@@ -149,13 +150,13 @@ void Engine::exchange_bounds(const ForwardCall& chunk, const ShardChunk& of) con
   merge_bounds(of_ranks, call_.shard.ranks(), tokens, merged, far_.sums, chunk.stream);
   if (bound_output_ == nullptr) return;
   const std::int64_t row = call_.shard.tokens ? call_.shard.rank() * of.step : 0;
-  give_bounds(own_rows(of.first, of.step), merged + row, bound_output_);
+  give_bounds(local_rows(of.first, of.step), merged + row, bound_output_);
 }
 
 // Computes the norm and saves the rows of audited tokens, from sums [step, D]: d_hidden of the
 // global vocabulary before rounding.
 void Engine::finish_far_hidden(const float* sums, const ShardChunk& of) const {
-  const ForwardCall own = own_rows(of.first, of.step);
+  const ForwardCall own = local_rows(of.first, of.step);
   const GradientOutput unrounded{const_cast<float*>(sums), own.shape.dim, DType::f32, false};
   finish_far(own, unrounded, nullptr, nullptr, at<double>(layout_.far.partial));
   if (sizes_.audited > 0) {
@@ -166,7 +167,7 @@ void Engine::finish_far_hidden(const float* sums, const ShardChunk& of) const {
   round_sums(sums, own.shape.tokens, own.shape.dim, d_hidden_, own.stream, own.rows + of.first);
 }
 
-void Engine::tell_far_sums() const {
+void Engine::publish_far_sums() const {
   auto* const of_ranks = at<FarSums>(layout_.shard_far.sums);
   FarSums* const mine = of_ranks + call_.shard.rank();
   copy_async(mine, far_.sums, sizeof(FarSums), all.stream);

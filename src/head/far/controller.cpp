@@ -116,7 +116,7 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
   ++s_.report.steps;
   const bool far = settled() || is_far(audited.kind);
   if (!far && options_.replicas == nullptr) {
-    if (s_.backward && s_.report.steps >= s_.both_again && source.hidden.numel() > 0) {
+    if (s_.backward && s_.report.steps >= s_.retry_both && source.hidden.numel() > 0) {
       go_both_ways();  // far_backward does not pay off here
       s_.report.far = s_.trial_due = false;
       if (s_.takeover >= 0 && s_.takeover <= s_.report.steps) {  // of an old step
@@ -163,7 +163,8 @@ bool FarController::accept(const FarStep& step, const FarFieldStatistics& found,
           : far_statistics_of_replicas(*options_.replicas, common(), found);
   const bool backward = s_.backward;
   ++s_.far_steps;
-  s_.report.mean_kept += (far.kept - s_.report.mean_kept) / static_cast<double>(s_.far_steps);
+  s_.report.mean_selected +=
+      (far.selected - s_.report.mean_selected) / static_cast<double>(s_.far_steps);
   bool keep = true;
   // Without tokens, or with gradients of 0 (weights of 0), an audit measures nothing.
   const double error = far.audited_tokens > 0 ? error_of(far) : 0.0;
@@ -185,7 +186,7 @@ bool FarController::accept(const FarStep& step, const FarFieldStatistics& found,
 
 void FarController::keep_worst(double error) {
   if (std::isnan(error)) error = std::numeric_limits<double>::infinity();
-  s_.report.worst_kept_error = std::max(s_.report.worst_kept_error, error);
+  s_.report.worst_accepted_error = std::max(s_.report.worst_accepted_error, error);
 }
 
 FarDecisions FarController::before_step() {
@@ -229,12 +230,12 @@ void FarController::set_layout(const std::string& layout, bool same) {
   s_.making_vocab = 0;
   s_.report.far = s_.trial_due = false;
   s_.next_refresh = s_.report.steps;
-  s_.reason = "the order was of words spread otherwise; a new one is due";
+  s_.reason = "the order was of another sharding of the vocabulary; a new one is due";
 }
 
 // Takes the sample that an order is made from. `copy`: the source will not outlive the call.
 OrderSample FarController::look(const OrderSource& source, bool copy) const {
-  OrderSample s = source.sharding.words != nullptr
+  OrderSample s = source.sharding.vocab_group != nullptr
                       ? sample_of_ranks(context_, source, options_.sample_rows)
                   : on_gpu() ? look_at(source, options_.sample_rows)
                              : sample_of(source, options_.sample_rows, copy, &context_.memory());
@@ -261,7 +262,7 @@ void FarController::start_order(const OrderSource& source, bool far) {
     if (!found.tokens) return;
     if (found.order.empty()) return leave("for the tokens of a rank exact plans are faster");
     s_.pending = std::move(found.order);
-  } else if (source.sharding.words != nullptr) {
+  } else if (source.sharding.vocab_group != nullptr) {
     s_.pending = make_shared_order(context_, look(source, /*copy=*/false));
   } else if (options_.refresh_delay == 0 || on_gpu()) {
     s_.pending = make_order(context_, look(source, /*copy=*/false));
@@ -334,7 +335,7 @@ bool FarController::judge(double error, const FarStep& step, bool fallback) {
       s_.report.tau = std::min(kMostTau, s_.report.tau * rise);
     }
     s_.reason = "the last audit kept the error";
-    if (trial && !fallback && s_.backward && s_.report.steps >= s_.both_again) {
+    if (trial && !fallback && s_.backward && s_.report.steps >= s_.retry_both) {
       go_both_ways();
       s_.trial_due = true;
     }
@@ -366,9 +367,9 @@ bool FarController::judge_miss(double error, const FarStep& step) {
     return false;
   }
   if (++s_.trials < kTrials && s_.report.tau > kLeastTau) {
-    const bool has_kept = s_.report.audits > s_.misses;
+    const bool has_selected = s_.report.audits > s_.misses;
     const double fall =
-        has_kept && s_.trials == 1 ? kFall : std::clamp(0.5 * options_.error / error, 0.2, 0.6);
+        has_selected && s_.trials == 1 ? kFall : std::clamp(0.5 * options_.error / error, 0.2, 0.6);
     s_.report.tau = std::max(kLeastTau, s_.report.tau * fall);
     s_.trial_due = true;
     s_.reason = "a trial missed the error; another one with a smaller tau";
@@ -387,7 +388,7 @@ void FarController::go_backward() {
   s_.interval = std::max(s_.interval, options_.refresh_every);
   s_.both_wait =
       std::min(most_interval(), s_.both_wait == 0 ? options_.refresh_every : 2 * s_.both_wait);
-  s_.both_again = s_.report.steps + s_.both_wait;
+  s_.retry_both = s_.report.steps + s_.both_wait;
   s_.trials = 0;
   s_.trial_due = true;
   s_.reason = "both ways miss the error; a trial backward alone";
@@ -427,8 +428,9 @@ std::string FarController::explain() const {
   if (s_.backward_steps > 0)
     out << "  " << s_.backward_steps << " steps backward alone, where both ways missed the error\n";
   out << "  error wanted " << options_.error;
-  if (r.audits > 0) out << ", last " << r.last_error << ", worst kept " << r.worst_kept_error;
-  out << "; tau " << r.tau << ", " << 100.0 * r.mean_kept << " % of the tiles kept on average\n";
+  if (r.audits > 0) out << ", last " << r.last_error << ", worst kept " << r.worst_accepted_error;
+  out << "; tau " << r.tau << ", " << 100.0 * r.mean_selected
+      << " % of the tiles selected on average\n";
   return std::move(out).str();
 }
 
@@ -437,12 +439,13 @@ std::vector<std::int64_t> FarController::counts() const {
   return {r.steps,   r.dense_steps, r.repeated_steps, r.audits,     r.refreshes,
           r.far,     s_.order_step, s_.takeover,      s_.interval,  s_.next_refresh,
           s_.wait,   s_.last_audit, s_.far_steps,     s_.trials,    s_.trial_due,
-          s_.misses, s_.backward,   s_.both_again,    s_.both_wait, s_.backward_steps};
+          s_.misses, s_.backward,   s_.retry_both,    s_.both_wait, s_.backward_steps};
 }
 
 std::vector<double> FarController::numbers() const {
   const FarFieldReport& r = s_.report;
-  return {r.last_error, r.worst_kept_error, r.tau, r.mean_kept, s_.both_missed, s_.other_tau};
+  return {r.last_error,    r.worst_accepted_error, r.tau,
+          r.mean_selected, s_.both_missed,         s_.other_tau};
 }
 
 // Calls `write(tensors, metadata)` with the state.
@@ -485,9 +488,10 @@ void FarController::set_state(std::span<const std::byte> state) {
 }
 
 void FarController::require_head(std::int64_t vocab, std::int64_t dim) const {
-  for (const std::int64_t words : {s_.order.vocab(), s_.takeover >= 0 ? s_.making_vocab : 0}) {
-    require(words == 0 || words == vocab, "weight: expected ", words,
-            " words, of which the order of this far field is, got ", vocab);
+  for (const std::int64_t vocab_count :
+       {s_.order.vocab(), s_.takeover >= 0 ? s_.making_vocab : 0}) {
+    require(vocab_count == 0 || vocab_count == vocab, "weight: expected ", vocab_count,
+            " vocabulary entries, of which the order of this far field is, got ", vocab);
   }
   for (const std::int64_t of : {s_.order.dim(), s_.pending.dim()}) {
     require(of == 0 || of == dim, "hidden: expected dim ", of,
@@ -529,13 +533,13 @@ void FarController::read(const TensorFile& file, const std::string& path) {
   s.trial_due = c[14] != 0;
   s.misses = c[15];
   s.backward = c[16] != 0;
-  s.both_again = c[17];
+  s.retry_both = c[17];
   s.both_wait = c[18];
   s.backward_steps = c[19];
   r.last_error = n[0];
-  r.worst_kept_error = n[1];
+  r.worst_accepted_error = n[1];
   r.tau = n[2];
-  r.mean_kept = n[3];
+  r.mean_selected = n[3];
   s.both_missed = n[4];
   s.other_tau = numbers.numel() == kNumbers ? n[5] : kFirstTau;
   // Sums of these counts and of values that options allow fit in 64 bits.
@@ -546,15 +550,15 @@ void FarController::read(const TensorFile& file, const std::string& path) {
   require(counts_hold && s.interval >= 1 && s.wait >= 0 && c[13] >= 0 && c[13] <= kTrials &&
               r.dense_steps >= 0 && r.steps >= r.dense_steps && r.repeated_steps >= 0 &&
               s.misses >= 0 && r.audits >= 0 && r.refreshes >= 0 && s.last_audit >= 0 &&
-              s.far_steps >= 0 && s.both_again >= 0 && s.both_wait >= 0 && s.backward_steps >= 0 &&
+              s.far_steps >= 0 && s.retry_both >= 0 && s.both_wait >= 0 && s.backward_steps >= 0 &&
               (!s.backward || options_.accuracy == Accuracy::far_both),
           path, ": counts: no state of a FarFieldHead");
-  require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_kept >= 0.0 && r.mean_kept <= 1.0 &&
-              r.worst_kept_error >= 0.0 && s.both_missed >= 0.0 && s.both_missed <= 1.0 &&
-              s.other_tau >= kLeastTau && s.other_tau <= kMostTau,
+  require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_selected >= 0.0 &&
+              r.mean_selected <= 1.0 && r.worst_accepted_error >= 0.0 && s.both_missed >= 0.0 &&
+              s.both_missed <= 1.0 && s.other_tau >= kLeastTau && s.other_tau <= kMostTau,
           path, ": numbers: no state of a FarFieldHead");
-  if (file.contains("order.words")) s.order = order_of(file, path, "order.");
-  if (file.contains("pending.words")) s.pending = order_of(file, path, "pending.");
+  if (file.contains("order.vocab_ids")) s.order = order_of(file, path, "order.");
+  if (file.contains("pending.vocab_ids")) s.pending = order_of(file, path, "pending.");
   s.making_vocab = s.pending.vocab();
   require((s.takeover >= 0) == !s.pending.empty(), path, ": pending order: expected ",
           s.takeover >= 0 ? "one" : "none");

@@ -35,10 +35,10 @@ struct FarDecisions {
   int trials = 0;           // with the current order, that missed the error
   std::int64_t misses = 0;  // audits that missed the error
   bool trial_due = false;
-  // With far_both: whether steps have changed to far_backward after misses. From step both_again
+  // With far_both: whether steps have changed to far_backward after misses. From step retry_both
   // on, an accepted trial of an order changes back; both_wait is the delay until then.
   bool backward = false;
-  std::int64_t both_again = 0, both_wait = 0;
+  std::int64_t retry_both = 0, both_wait = 0;
   std::int64_t backward_steps = 0;
   double both_missed = 0.0;  // moving average of misses over audits of far_both
   double other_tau = 0.0;    // tau of the kind that is not in use; report.tau is that of the other

@@ -21,7 +21,7 @@ VocabOrder device_vocab_order(const Context& context, const ConstTensorView& wei
   const RowMatrix rows = cuda::rows_of("weight", weight);
   const auto vocab = static_cast<std::size_t>(rows.rows);
   const cuda::DeviceMemory averages(vocab * sizeof(float));
-  const cuda::DeviceMemory words(vocab * sizeof(std::int32_t));
+  const cuda::DeviceMemory vocab_ids(vocab * sizeof(std::int32_t));
   const cuda::DeviceMemory workspace(cuda::order_workspace_bytes(rows.rows, rows.columns));
   cuda::copy_to_device(averages.data(), average.data(), averages.bytes(), context.stream());
   cuda::OrderCall call;
@@ -33,12 +33,12 @@ VocabOrder device_vocab_order(const Context& context, const ConstTensorView& wei
   call.average = static_cast<const float*>(averages.data());
   call.per_stratum = per_stratum;
   call.seed = seed;
-  call.words = static_cast<std::int32_t*>(words.data());
+  call.vocab_ids = static_cast<std::int32_t*>(vocab_ids.data());
   call.workspace = workspace.data();
   call.stream = context.stream();
-  cuda::order_words(call);
+  cuda::order_vocab(call);
   std::vector<std::int32_t> found(vocab);
-  cuda::copy_to_host(found.data(), words.data(), words.bytes(), context.stream());
+  cuda::copy_to_host(found.data(), vocab_ids.data(), vocab_ids.bytes(), context.stream());
   return VocabOrder(std::vector<std::int64_t>(found.begin(), found.end()), average);
 }
 

@@ -20,11 +20,11 @@ void require_step(const CrossEntropyOutputs& out) {
 
 // Returns a description of this rank's vocabulary shard.
 std::string layout_of(const Sharding& sharding, std::int64_t rows) {
-  const Communicator& words = *sharding.words;
-  std::string out = concat("rank ", words.rank(), " of ", words.size(), ": ", rows, " of ",
-                           sharding.vocab, " words");
-  const ConstTensorView& table = sharding.word_table;
-  if (!table.defined()) return out + concat(" from ", sharding.first_word, " on");
+  const Communicator& vocab_group = *sharding.vocab_group;
+  std::string out = concat("rank ", vocab_group.rank(), " of ", vocab_group.size(), ": ", rows,
+                           " of ", sharding.vocab, " vocabulary entries");
+  const ConstTensorView& table = sharding.vocab_ids;
+  if (!table.defined()) return out + concat(" from ", sharding.vocab_begin, " on");
   return out + concat(", table ", content_name({static_cast<const char*>(table.data()),
                                                 static_cast<std::size_t>(rows) * 4}));
 }
@@ -32,10 +32,10 @@ std::string layout_of(const Sharding& sharding, std::int64_t rows) {
 // Prepares a step of a sharded vocabulary, collectively. All ranks agree on the step, on the plans
 // to be made, and to drop orders that on some rank are of another shard. Returns whether all ranks
 // have the workspace for their plans.
-bool meet(FarController& controller, FarPlans& plans, const CrossEntropyOptions& options,
-          const CrossEntropyInputs& in, const CrossEntropyOutputs& out, OrderSource& source) {
+bool agree(FarController& controller, FarPlans& plans, const CrossEntropyOptions& options,
+           const CrossEntropyInputs& in, const CrossEntropyOutputs& out, OrderSource& source) {
   std::string layout;
-  const Agreement agreed = agree(*in.sharding.words, [&](PlanDigest& digest) {
+  const Agreement agreed = agree(*in.sharding.vocab_group, [&](PlanDigest& digest) {
     require_step(out);
     if (in.sharding.replicas != nullptr)
       throw Unsupported(
@@ -50,22 +50,22 @@ bool meet(FarController& controller, FarPlans& plans, const CrossEntropyOptions&
                                                  controller.request({.far = true}),
                                                  controller.request({.far = true, .audit = true})};
     for (const auto& [name, text] : controller.common()) digest.same(name, text);
-    digest.own("same words", same);
+    digest.own("same vocabulary entries", same);
     digest.own("tokens", shape.tokens);
     digest.own("plans", plans.missing(shape, features_of(options, in, out), requests, in.sharding));
-    digest.own("room", plans.has_room());
+    digest.own("room", plans.has_capacity());
   });
-  bool same = true, room = true;
+  bool same = true, capacity = true;
   unsigned missing = 0;
-  for (int r = 0; r < in.sharding.words->size(); ++r) {
-    same = same && agreed.own_of(r, "same words") != 0;
-    room = room && agreed.own_of(r, "room") != 0;
-    missing |= static_cast<unsigned>(agreed.own_of(r, "plans"));
-    source.tokens_elsewhere = source.tokens_elsewhere || agreed.own_of(r, "tokens") > 0;
+  for (int r = 0; r < in.sharding.vocab_group->size(); ++r) {
+    same = same && agreed.local_of(r, "same vocabulary entries") != 0;
+    capacity = capacity && agreed.local_of(r, "room") != 0;
+    missing |= static_cast<unsigned>(agreed.local_of(r, "plans"));
+    source.tokens_elsewhere = source.tokens_elsewhere || agreed.local_of(r, "tokens") > 0;
   }
   plans.drop(missing);
   controller.set_layout(layout, same);
-  return room;
+  return capacity;
 }
 
 }  // namespace
@@ -96,11 +96,12 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   OrderSource source{in.hidden,           in.weight,       in.bias,
                      options.logit_scale, options.softcap, in.sharding};
   const bool sharded = is_sharded(in.sharding);
-  bool room = true;
+  bool capacity = true;
   if (sharded) {
-    require(controller.options().replicas == nullptr,
-            "sharding: expected none for a head with replicas, which have all words each");
-    room = meet(controller, plans, options, in, out, source);
+    require(
+        controller.options().replicas == nullptr,
+        "sharding: expected none for a head with replicas, which have the full vocabulary each");
+    capacity = agree(controller, plans, options, in, out, source);
   } else {
     require_step(out);
   }
@@ -113,9 +114,9 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
     const LossPlan& plan = plan_of(step);
     state_->last.reset();
     const Workspace* workspace = nullptr;
-    const auto make_room = [&] { workspace = &plans.workspace_for(context, plan); };
-    const bool may_fail = sharded && !(room && plans.made() == made);  // on one rank alone
-    may_fail ? together(in.sharding, make_room) : make_room();
+    const auto reserve = [&] { workspace = &plans.workspace_for(context, plan); };
+    const bool may_fail = sharded && !(capacity && plans.made() == made);  // on one rank alone
+    may_fail ? together(in.sharding, reserve) : reserve();
     state_->last = cross_entropy(context, plan, options, inputs, out, *workspace);
     if (on_gpu) state_->last_plan = plan;
     return *state_->last;

@@ -23,7 +23,7 @@ bool FarPlans::Slot::serves(const HeadShape& shape, const HeadFeatures& features
   std::int64_t most = fits.tokens;
   if (const ShardAgreement* agreed = plan.agreement.get()) {
     fits.vocab = agreed->rows;
-    fits.whole_vocab = shape.whole_vocab;
+    fits.global_vocab = shape.global_vocab;
     most = agreed->tokens;
   }
   fits.tokens = shape.tokens;
@@ -57,7 +57,7 @@ unsigned FarPlans::missing(const HeadShape& shape, const HeadFeatures& features,
   return kinds;
 }
 
-bool FarPlans::has_room() const {
+bool FarPlans::has_capacity() const {
   const auto fits = [&](const Slot& slot) {
     return slot.plan.kernel.empty() || slot.plan.workspace_bytes() <= workspace_->bytes();
   };

@@ -27,7 +27,7 @@ class FarPlans {
   // Returns the number of plans made so far.
   std::int64_t made() const { return made_; }
   // Returns whether the current workspace is large enough for all current plans.
-  bool has_room() const;
+  bool has_capacity() const;
   // Returns a workspace of at least the plan's size, replaced if it must grow.
   const Workspace& workspace_for(const Context& context, const LossPlan& plan);
 

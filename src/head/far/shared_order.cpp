@@ -23,15 +23,15 @@ namespace {
 OrderSample device_sample(const Context& context, const OrderSource& source, std::int64_t rows) {
   const Sharding& sharding = source.sharding;
   RowMatrix m;
-  const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
+  const Agreement agreed = agree(*sharding.vocab_group, [&](PlanDigest& digest) {
     m = cuda::rows_of("hidden", source.hidden);
     digest.own("tokens", m.rows);
   });
-  const int ranks = sharding.words->size();
+  const int ranks = sharding.vocab_group->size();
   std::int64_t tokens = 0;
-  for (int r = 0; r < ranks; ++r) tokens += agreed.own_of(r, "tokens");
+  for (int r = 0; r < ranks; ++r) tokens += agreed.local_of(r, "tokens");
   const std::int64_t step = std::max<std::int64_t>(ceil_div(tokens, rows), 1);
-  const auto count_of = [&](int r) { return ceil_div(agreed.own_of(r, "tokens"), step); };
+  const auto count_of = [&](int r) { return ceil_div(agreed.local_of(r, "tokens"), step); };
   std::int64_t most = 0, count = 0;
   for (int r = 0; r < ranks; ++r) {
     most = std::max(most, count_of(r));
@@ -47,13 +47,13 @@ OrderSample device_sample(const Context& context, const OrderSource& source, std
     all = std::make_shared<cuda::DeviceMemory>(static_cast<std::size_t>(count) * row);
   });
   const cuda::Stream stream = context.stream();
-  const std::int64_t own = count_of(sharding.words->rank());
+  const std::int64_t own = count_of(sharding.vocab_group->rank());
   const auto stride =
       static_cast<std::size_t>(step * m.row_stride) * size_of(source.hidden.dtype());
   if (own > 0)
     cuda::copy_rows_async({mine.data(), row}, {source.hidden.data(), std::max(stride, row)}, row,
                           static_cast<std::size_t>(own), stream);
-  CollectiveCalls calls(sharding.words, agreed.plan);
+  CollectiveCalls calls(sharding.vocab_group, agreed.plan);
   calls.run([&] { calls.all_gather(mine.data(), gathered.data(), block, stream); });
   auto* to = static_cast<std::byte*>(all->data());
   for (int r = 0; r < ranks; ++r) {
@@ -75,7 +75,7 @@ OrderSample device_sample(const Context& context, const OrderSource& source, std
 }  // namespace
 
 void together(const Sharding& sharding, const std::function<void()>& body) {
-  agree(*sharding.words, [&](PlanDigest&) { body(); });
+  agree(*sharding.vocab_group, [&](PlanDigest&) { body(); });
 }
 
 HeadShape require_order_source(const Context& context, const ConstTensorView& hidden,
@@ -95,9 +95,9 @@ HeadShape require_order_source(const Context& context, const ConstTensorView& hi
 std::int64_t sampled_tokens(const Sharding& sharding, std::int64_t mine) {
   if (!is_sharded(sharding) || !sharding.tokens) return mine;
   const Agreement agreed =
-      agree(*sharding.words, [&](PlanDigest& digest) { digest.own("tokens", mine); });
+      agree(*sharding.vocab_group, [&](PlanDigest& digest) { digest.own("tokens", mine); });
   std::int64_t tokens = 0;
-  for (int r = 0; r < sharding.words->size(); ++r) tokens += agreed.own_of(r, "tokens");
+  for (int r = 0; r < sharding.vocab_group->size(); ++r) tokens += agreed.local_of(r, "tokens");
   return tokens;
 }
 
@@ -115,22 +115,22 @@ OrderSample sample_of_ranks(const Context& context, const OrderSource& source, s
   }
   if (on_gpu) return device_sample(context, source, rows);
   RowMatrix m;
-  const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
+  const Agreement agreed = agree(*sharding.vocab_group, [&](PlanDigest& digest) {
     m = as_rows("hidden", source.hidden);
     digest.own("tokens", m.rows);
   });
-  const int ranks = sharding.words->size();
+  const int ranks = sharding.vocab_group->size();
   std::int64_t all = 0, before = 0;
   for (int r = 0; r < ranks; ++r) {
-    if (r == sharding.words->rank()) before = all;
-    all += agreed.own_of(r, "tokens");
+    if (r == sharding.vocab_group->rank()) before = all;
+    all += agreed.local_of(r, "tokens");
   }
   const std::int64_t count = std::min(rows, all);
   // Row i of the sample is token i * all / count of all ranks' tokens, concatenated by rank.
   const auto first_of = [&](std::int64_t token) { return ceil_div(token * count, all); };
   std::int64_t most = 0, of_ranks = 0;
   for (int r = 0; r < ranks; ++r) {
-    const std::int64_t end = of_ranks + agreed.own_of(r, "tokens");
+    const std::int64_t end = of_ranks + agreed.local_of(r, "tokens");
     most = std::max(most, first_of(end) - first_of(of_ranks));
     of_ranks = end;
   }
@@ -154,12 +154,12 @@ OrderSample sample_of_ranks(const Context& context, const OrderSource& source, s
       std::memcpy(to, from + (row + k * m.column_stride) * element,
                   static_cast<std::size_t>(element));
   }
-  CollectiveCalls calls(sharding.words, agreed.plan);
+  CollectiveCalls calls(sharding.vocab_group, agreed.plan);
   calls.run([&] { calls.all_gather(mine.data(), gathered.data(), block); });
   to = out.hidden_copy.as<std::byte>();
   of_ranks = 0;
   for (int r = 0; r < ranks; ++r) {
-    const std::int64_t end = of_ranks + agreed.own_of(r, "tokens");
+    const std::int64_t end = of_ranks + agreed.local_of(r, "tokens");
     const std::size_t bytes =
         static_cast<std::size_t>(first_of(end) - first_of(of_ranks)) * row_bytes;
     std::memcpy(to, gathered.as<std::byte>() + static_cast<std::size_t>(r) * block, bytes);
@@ -173,14 +173,14 @@ OrderSample sample_of_ranks(const Context& context, const OrderSource& source, s
 }
 
 void sum_log2(const Sharding& sharding, float* mine, std::int64_t count) {
-  const int ranks = sharding.words->size();
+  const int ranks = sharding.vocab_group->size();
   std::vector<float> all;
-  agree(*sharding.words, [&](PlanDigest& digest) {
+  agree(*sharding.vocab_group, [&](PlanDigest& digest) {
     all.resize(static_cast<std::size_t>(ranks * count));
     digest.same("tokens to measure with", count);
   });
-  sharding.words->all_gather_host(mine, all.data(),
-                                  static_cast<std::size_t>(count) * sizeof(float));
+  sharding.vocab_group->all_gather_host(mine, all.data(),
+                                        static_cast<std::size_t>(count) * sizeof(float));
   for (std::int64_t i = 0; i < count; ++i)
     mine[i] =
         log2_of_sum(ranks, [&](int r) { return all[static_cast<std::size_t>(r * count + i)]; });
@@ -188,19 +188,19 @@ void sum_log2(const Sharding& sharding, float* mine, std::int64_t count) {
 
 VocabOrder share_order(const VocabOrder& order, const Sharding& sharding) {
   require(is_sharded(sharding), "sharding: expected one, of the ranks that the order is for");
-  const int ranks = sharding.words->size();
+  const int ranks = sharding.vocab_group->size();
   const std::int64_t rows = order.vocab();
-  const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
+  const Agreement agreed = agree(*sharding.vocab_group, [&](PlanDigest& digest) {
     require_sharding(sharding, rows);
     require_rows(sharding);
     digest.same("vocab", sharding.vocab);
-    digest.words(sharding.vocab, words_of(sharding, rows));
+    digest.add_vocab(sharding.vocab, vocab_of(sharding, rows));
   });
   std::vector<std::int64_t> counts;
-  for (const auto& runs : agreed.words) {
+  for (const auto& runs : agreed.vocab_runs) {
     counts.push_back(std::accumulate(
         runs.begin(), runs.end(), std::int64_t{0},
-        [](std::int64_t sum, const WordRun& run) { return sum + run.end - run.first; }));
+        [](std::int64_t sum, const VocabRun& run) { return sum + run.end - run.first; }));
   }
   const std::int64_t most = *std::max_element(counts.begin(), counts.end());
   std::vector<std::int32_t> mine, all, places;
@@ -210,18 +210,18 @@ VocabOrder share_order(const VocabOrder& order, const Sharding& sharding) {
     all.resize(static_cast<std::size_t>(most * ranks));
     places.resize(static_cast<std::size_t>(sharding.vocab));
   });
-  sharding.words->all_gather_host(mine.data(), all.data(),
-                                  static_cast<std::size_t>(most) * sizeof(std::int32_t));
+  sharding.vocab_group->all_gather_host(mine.data(), all.data(),
+                                        static_cast<std::size_t>(most) * sizeof(std::int32_t));
   std::int32_t before = 0;
   for (int r = 0; r < ranks; ++r) {
     const std::int32_t* position = all.data() + static_cast<std::int64_t>(r) * most;
-    for (const WordRun& run : agreed.words[static_cast<std::size_t>(r)]) {
-      for (std::int64_t word = run.first; word < run.end; ++word)
-        places[static_cast<std::size_t>(word)] = before + *position++;
+    for (const VocabRun& run : agreed.vocab_runs[static_cast<std::size_t>(r)]) {
+      for (std::int64_t vocab_id = run.first; vocab_id < run.end; ++vocab_id)
+        places[static_cast<std::size_t>(vocab_id)] = before + *position++;
     }
     before += static_cast<std::int32_t>(counts[static_cast<std::size_t>(r)]);
   }
-  return VocabOrderAccess::with_places(order, std::move(places));
+  return VocabOrderAccess::with_positions(order, std::move(places));
 }
 
 VocabOrder make_shared_order(const Context& context, const OrderSample& s) {

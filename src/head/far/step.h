@@ -20,7 +20,7 @@ template <typename PlanOf, typename RunFar, typename RunDense>
 void take_far_step(FarController& controller, const OrderSource& source, bool may_repeat,
                    PlanOf&& plan_of, RunFar&& run_far, RunDense&& run_dense) {
   const LossPlan& audited = plan_of(FarStep{.far = true, .audit = true});
-  if (source.sharding.words == nullptr) {  // else the ranks have checked it together
+  if (source.sharding.vocab_group == nullptr) {  // else the ranks have checked it together
     controller.set_layout("", controller.has_layout(""));
     controller.require_head(source.weight.size(0), source.weight.size(1));
   }

@@ -110,27 +110,28 @@ class TileMoments {
       totals->assign(static_cast<std::size_t>(rows_), -INFINITY);
   }
 
-  std::int64_t words_of(std::int64_t tile) const {
+  std::int64_t vocab_of(std::int64_t tile) const {
     return std::min(kVocabTile, vocab_ - tile * kVocabTile);
   }
-  double bias_of(std::int64_t word) const {
+  double bias_of(std::int64_t vocab_id) const {
     if (!bias_.defined()) return 0.0;
     return static_cast<double>(scale_) *
-           static_cast<double>(load_element(bias_.data(), bias_.dtype(), word * bias_.stride(0)));
+           static_cast<double>(
+               load_element(bias_.data(), bias_.dtype(), vocab_id * bias_.stride(0)));
   }
 
   // Computes into worker.rows the residuals of a tile's rows from their mean, weighted by exp(s
   // bias). Returns the weights.
   std::vector<float> residuals(std::int64_t tile, Worker& worker) {
-    const std::int64_t count = words_of(tile);
+    const std::int64_t count = vocab_of(tile);
     worker.rows.resize(static_cast<std::size_t>(kVocabTile * dim_));
     std::vector<float> share(static_cast<std::size_t>(count));
     double top = -INFINITY;
     for (std::int64_t r = 0; r < count; ++r)
-      top = std::max(top, bias_of(order_.words()[tile * kVocabTile + r]));
+      top = std::max(top, bias_of(order_.vocab_ids()[tile * kVocabTile + r]));
     double total = 0.0;
     for (std::int64_t r = 0; r < count; ++r) {
-      const double b = bias_of(order_.words()[tile * kVocabTile + r]);
+      const double b = bias_of(order_.vocab_ids()[tile * kVocabTile + r]);
       share[r] = top > -INFINITY ? static_cast<float>(std::exp(b - top)) : 0.0f;
       total += static_cast<double>(share[r]);
     }
@@ -140,7 +141,7 @@ class TileMoments {
     std::fill_n(mean, dim_, 0.0f);
     for (std::int64_t r = 0; r < count; ++r) {
       float* row = worker.rows.data() + r * dim_;
-      load_row(weight_, order_.words()[tile * kVocabTile + r], row);
+      load_row(weight_, order_.vocab_ids()[tile * kVocabTile + r], row);
       if (total > 0.0) share[r] = static_cast<float>(share[r] / total);
       add_scaled(row, share[r], mean, dim_);
     }
@@ -157,7 +158,7 @@ class TileMoments {
     parallel_for(threads_, tiles_, [&](std::int64_t tile, int t) {
       Worker& worker = workers_[static_cast<std::size_t>(t)];
       residuals(tile, worker);
-      const std::int64_t count = words_of(tile);
+      const std::int64_t count = vocab_of(tile);
       for (std::int64_t i = 0; i < std::min(each, count); ++i) {
         const float* row = worker.rows.data() + i * count / std::min(each, count) * dim_;
         std::copy_n(row, dim_, sample.data() + (tile * each + i) * dim_);
@@ -202,7 +203,7 @@ class TileMoments {
   void find_variance(std::int64_t tile, int thread) {
     Worker& worker = workers_[static_cast<std::size_t>(thread)];
     const std::vector<float> share = residuals(tile, worker);
-    const std::int64_t count = words_of(tile);
+    const std::int64_t count = vocab_of(tile);
     worker.other.resize(static_cast<std::size_t>(kVocabTile * dim_));
     multiply(worker.rows.data(), count, along_.data(), dim_, dim_, worker.other.data(), 1,
              worker.scratch);
@@ -226,13 +227,13 @@ class TileMoments {
     estimate.resize(size);
     parallel_for(threads_, tiles_, [&](std::int64_t tile, int t) {
       Worker& worker = workers_[static_cast<std::size_t>(t)];
-      const std::int64_t count = words_of(tile);
+      const std::int64_t count = vocab_of(tile);
       worker.rows.resize(static_cast<std::size_t>(kVocabTile * dim_));
       std::vector<float> bias(static_cast<std::size_t>(count));
       for (std::int64_t r = 0; r < count; ++r) {
-        const std::int64_t word = order_.words()[tile * kVocabTile + r];
-        load_row(weight_, word, worker.rows.data() + r * dim_);
-        bias[r] = static_cast<float>(bias_of(word));
+        const std::int64_t vocab_id = order_.vocab_ids()[tile * kVocabTile + r];
+        load_row(weight_, vocab_id, worker.rows.data() + r * dim_);
+        bias[r] = static_cast<float>(bias_of(vocab_id));
       }
       worker.other.resize(static_cast<std::size_t>(rows_ * kVocabTile));
       multiply(hidden_.data(), rows_, worker.rows.data(), count, dim_, worker.other.data(), 1,
@@ -315,7 +316,7 @@ VocabOrder measure_tiles(const Context& context, const VocabOrder& order,
   const auto check = [&] {
     require(shape.tokens > 0, "hidden: expected tokens to measure with, got ", describe(hidden));
     require(order.vocab() == shape.vocab, "order: made for ", order.vocab(),
-            " words, the weights have ", shape.vocab);
+            " vocabulary entries, the weights have ", shape.vocab);
     require_transform(logit_scale, 0.0f);
     require(tau > 0.0f && tau < 1.0f, "tau: expected a number in (0, 1), got ", tau);
   };

@@ -28,34 +28,34 @@
 
 namespace logitless {
 
-VocabOrder::VocabOrder(std::span<const std::int64_t> words, std::span<const float> average) {
-  const auto vocab = static_cast<std::int64_t>(words.size());
-  require(vocab >= 1 && vocab <= INT32_MAX - kVocabTile, "words: expected 1 to ",
-          INT32_MAX - kVocabTile, " words, got ", vocab);
-  require(average.size() == words.size(), "average: expected ", vocab, " values, got ",
+VocabOrder::VocabOrder(std::span<const std::int64_t> vocab_ids, std::span<const float> average) {
+  const auto vocab = static_cast<std::int64_t>(vocab_ids.size());
+  require(vocab >= 1 && vocab <= INT32_MAX - kVocabTile, "vocab_ids: expected 1 to ",
+          INT32_MAX - kVocabTile, " vocabulary entries, got ", vocab);
+  require(average.size() == vocab_ids.size(), "average: expected ", vocab, " values, got ",
           average.size());
   auto data = std::make_shared<Data>();
-  data->words.assign(words.begin(), words.end());
+  data->vocab_ids.assign(vocab_ids.begin(), vocab_ids.end());
   data->average.assign(average.begin(), average.end());
-  data->positions.assign(words.size(), -1);
+  data->positions.assign(vocab_ids.size(), -1);
   for (std::int64_t i = 0; i < vocab; ++i) {
-    const std::int64_t word = words[i];
-    require(word >= 0 && word < vocab, "words: ", word, " at position ", i, " is outside [0, ",
-            vocab, ")");
-    require(data->positions[word] < 0, "words: ", word, " stands at position ",
-            data->positions[word], " and at ", i);
-    data->positions[word] = static_cast<std::int32_t>(i);
-    data->identity = data->identity && word == i;
+    const std::int64_t vocab_id = vocab_ids[i];
+    require(vocab_id >= 0 && vocab_id < vocab, "vocab_ids: ", vocab_id, " at position ", i,
+            " is outside [0, ", vocab, ")");
+    require(data->positions[vocab_id] < 0, "vocab_ids: ", vocab_id, " stands at position ",
+            data->positions[vocab_id], " and at ", i);
+    data->positions[vocab_id] = static_cast<std::int32_t>(i);
+    data->identity = data->identity && vocab_id == i;
     require(std::isfinite(average[i]) && average[i] >= 0.0f, "average: expected numbers >= 0, got ",
-            average[i], " for word ", i);
+            average[i], " for vocabulary entry ", i);
   }
-  data->share.resize(words.size());
+  data->share.resize(vocab_ids.size());
   for (std::int64_t first = 0; first < vocab; first += kVocabTile) {
     const std::int64_t end = std::min(first + kVocabTile, vocab);
     double total = 0.0;
-    for (std::int64_t i = first; i < end; ++i) total += static_cast<double>(average[words[i]]);
+    for (std::int64_t i = first; i < end; ++i) total += static_cast<double>(average[vocab_ids[i]]);
     for (std::int64_t i = first; i < end; ++i) {
-      data->share[i] = total > 0.0 ? static_cast<float>(average[words[i]] / total)
+      data->share[i] = total > 0.0 ? static_cast<float>(average[vocab_ids[i]] / total)
                                    : 1.0f / static_cast<float>(end - first);
     }
   }
@@ -63,10 +63,10 @@ VocabOrder::VocabOrder(std::span<const std::int64_t> words, std::span<const floa
 }
 
 std::int64_t VocabOrder::vocab() const {
-  return data_ == nullptr ? 0 : static_cast<std::int64_t>(data_->words.size());
+  return data_ == nullptr ? 0 : static_cast<std::int64_t>(data_->vocab_ids.size());
 }
-std::span<const std::int64_t> VocabOrder::words() const {
-  return data_ == nullptr ? std::span<const std::int64_t>() : data_->words;
+std::span<const std::int64_t> VocabOrder::vocab_ids() const {
+  return data_ == nullptr ? std::span<const std::int64_t>() : data_->vocab_ids;
 }
 std::span<const std::int32_t> VocabOrder::positions() const {
   return data_ == nullptr ? std::span<const std::int32_t>() : data_->positions;
@@ -82,8 +82,8 @@ std::span<const std::int32_t> VocabOrder::places() const {
   return data_ == nullptr ? std::span<const std::int32_t>() : data_->places;
 }
 
-VocabOrder VocabOrderAccess::with_places(const VocabOrder& order,
-                                         std::vector<std::int32_t> places) {
+VocabOrder VocabOrderAccess::with_positions(const VocabOrder& order,
+                                            std::vector<std::int32_t> places) {
   auto data = order.empty() ? std::make_shared<Data>() : std::make_shared<Data>(*order.data_);
   data->common = mix64(places.size());
   for (const std::int32_t place : places)
@@ -148,7 +148,7 @@ ConstTensorView view_of(std::span<const float> values, std::span<const std::int6
 void append_order(const VocabOrder& order, const std::string& prefix,
                   std::vector<NamedTensor>& tensors) {
   const std::int64_t vocab[] = {order.vocab()};
-  tensors.push_back({prefix + "words", {order.words().data(), DType::i64, vocab}});
+  tensors.push_back({prefix + "vocab_ids", {order.vocab_ids().data(), DType::i64, vocab}});
   tensors.push_back({prefix + "average", view_of(order.average(), vocab)});
   if (!order.places().empty()) {
     const auto places = static_cast<std::int64_t>(order.places().size());
@@ -182,22 +182,22 @@ VocabOrder order_of(const TensorFile& file, const std::string& path, const std::
             describe(view));
     return view;
   };
-  const ConstTensorView words = tensor("words", DType::i64, {-1}, "vocab");
-  const std::int64_t vocab = words.numel();
+  const ConstTensorView vocab_ids = tensor("vocab_ids", DType::i64, {-1}, "vocab");
+  const std::int64_t vocab = vocab_ids.numel();
   const bool shared = file.contains(prefix + "places");
   VocabOrder order;
   if (vocab > 0 || !shared) {
     order = VocabOrder(
-        {static_cast<const std::int64_t*>(words.data()), static_cast<std::size_t>(vocab)},
+        {static_cast<const std::int64_t*>(vocab_ids.data()), static_cast<std::size_t>(vocab)},
         floats(tensor("average", DType::f32, {vocab})));
   }
   if (shared) {
-    const ConstTensorView places = tensor("places", DType::i32, {-1}, "words of all ranks");
+    const ConstTensorView places = tensor("places", DType::i32, {-1}, "vocabulary of all ranks");
     const auto* const first = static_cast<const std::int32_t*>(places.data());
     require(places.numel() >= std::max<std::int64_t>(vocab, 1), path, ": ", prefix,
-            "places: expected those of at least ", std::max<std::int64_t>(vocab, 1), " words, got ",
-            places.numel());
-    order = VocabOrderAccess::with_places(order, {first, first + places.numel()});
+            "places: expected those of at least ", std::max<std::int64_t>(vocab, 1),
+            " vocabulary entries, got ", places.numel());
+    order = VocabOrderAccess::with_positions(order, {first, first + places.numel()});
   }
   if (!file.contains(prefix + "axes")) return order;
   const std::int64_t tiles = ceil_div(vocab, kVocabTile);
@@ -236,10 +236,10 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
   };
   // sum_i p_ij is the gradient of sum_i lse_i with respect to the bias.
   const std::int64_t rows = weight.size(0);
-  const std::size_t room = static_cast<std::size_t>(std::max<std::int64_t>(rows, 1));
+  const std::size_t capacity = static_cast<std::size_t>(std::max<std::int64_t>(rows, 1));
   std::vector<float> zero, ones, average;
   std::vector<std::int64_t> targets;
-  const std::size_t vocab_bytes = room * sizeof(float);
+  const std::size_t vocab_bytes = capacity * sizeof(float);
   HeadOptions options;
   options.logit_scale = logit_scale;
   options.softcap = softcap;
@@ -258,10 +258,10 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
     const std::int64_t vocab_size[] = {rows};
     std::vector<std::int64_t> token_sizes;
     for (int d = 0; d + 1 < hidden.rank(); ++d) token_sizes.push_back(hidden.size(d));
-    zero.assign(bias.defined() ? 0 : room, 0.0f);
+    zero.assign(bias.defined() ? 0 : capacity, 0.0f);
     targets.assign(static_cast<std::size_t>(shape.tokens), 0);
     ones.assign(static_cast<std::size_t>(shape.tokens), 1.0f / static_cast<float>(tokens));
-    average.assign(room, 0.0f);
+    average.assign(capacity, 0.0f);
     in.bias = bias.defined()
                   ? bias
                   : ConstTensorView(placed(zero.data(), vocab_bytes), DType::f32, vocab_size);
@@ -312,17 +312,17 @@ class Bisector {
         next_(static_cast<std::size_t>(dim_)),
         row_(static_cast<std::size_t>(dim_)) {}
 
-  void split(std::span<std::int64_t> words) {
-    const auto count = static_cast<std::int64_t>(words.size());
+  void split(std::span<std::int64_t> vocab_ids) {
+    const auto count = static_cast<std::int64_t>(vocab_ids.size());
     if (count <= kVocabTile) {
-      std::sort(words.begin(), words.end());
+      std::sort(vocab_ids.begin(), vocab_ids.end());
       return;
     }
-    find_direction(words);
-    keys_.resize(words.size());
+    find_direction(vocab_ids);
+    keys_.resize(vocab_ids.size());
     for (std::int64_t i = 0; i < count; ++i) {
-      load_row(weight_, words[i], row_.data());
-      keys_[i] = {dot(row_.data(), direction_.data(), dim_), words[i]};
+      load_row(weight_, vocab_ids[i], row_.data());
+      keys_[i] = {dot(row_.data(), direction_.data(), dim_), vocab_ids[i]};
     }
     const std::int64_t half = std::max(count / 2 / kVocabTile * kVocabTile, kVocabTile);
     // Keys are ordered by (projection, token id), a total order. Rows with NaN come last, by id.
@@ -331,29 +331,29 @@ class Bisector {
                        const bool a_nan = std::isnan(a.value), b_nan = std::isnan(b.value);
                        if (a_nan != b_nan) return b_nan;
                        if (!a_nan && a.value != b.value) return a.value < b.value;
-                       return a.word < b.word;
+                       return a.vocab_id < b.vocab_id;
                      });
-    for (std::int64_t i = 0; i < count; ++i) words[i] = keys_[i].word;
+    for (std::int64_t i = 0; i < count; ++i) vocab_ids[i] = keys_[i].vocab_id;
     // nth_element leaves each half in an unspecified order, so both are sorted.
-    std::sort(words.begin(), words.begin() + half);
-    std::sort(words.begin() + half, words.end());
-    split(words.first(static_cast<std::size_t>(half)));
-    split(words.subspan(static_cast<std::size_t>(half)));
+    std::sort(vocab_ids.begin(), vocab_ids.begin() + half);
+    std::sort(vocab_ids.begin() + half, vocab_ids.end());
+    split(vocab_ids.first(static_cast<std::size_t>(half)));
+    split(vocab_ids.subspan(static_cast<std::size_t>(half)));
   }
 
  private:
   struct Key {
     float value;
-    std::int64_t word;
+    std::int64_t vocab_id;
   };
 
   // Computes the first principal direction of evenly spaced rows by power iteration.
-  void find_direction(std::span<const std::int64_t> words) {
-    const auto count = static_cast<std::int64_t>(words.size());
+  void find_direction(std::span<const std::int64_t> vocab_ids) {
+    const auto count = static_cast<std::int64_t>(vocab_ids.size());
     const std::int64_t sampled = std::min(count, kSample);
     std::fill(next_.begin(), next_.end(), 0.0f);
     for (std::int64_t i = 0; i < sampled; ++i) {
-      load_row(weight_, words[i * count / sampled], sample_.data() + i * dim_);
+      load_row(weight_, vocab_ids[i * count / sampled], sample_.data() + i * dim_);
       add_to(sample_.data() + i * dim_, next_.data(), dim_);
     }
     for (std::int64_t i = 0; i < sampled; ++i)
@@ -396,15 +396,15 @@ VocabOrder make_vocab_order(const Context& context, const ConstTensorView& weigh
           options.strata);
   for (std::int64_t i = 0; i < vocab; ++i) {
     require(std::isfinite(average[i]) && average[i] >= 0.0f, "average: expected numbers >= 0, got ",
-            average[i], " for word ", i);
+            average[i], " for vocabulary entry ", i);
   }
   // Strata consist of full tiles, so that no tile spans two of them.
   const std::int64_t per = round_up(ceil_div(vocab, options.strata), kVocabTile);
   if (context.device().kind == DeviceKind::cuda)
     return device_vocab_order(context, weight, average, per, options.seed);
-  std::vector<std::int64_t> words(static_cast<std::size_t>(vocab));
-  std::iota(words.begin(), words.end(), 0);
-  std::sort(words.begin(), words.end(), [&](std::int64_t a, std::int64_t b) {
+  std::vector<std::int64_t> vocab_ids(static_cast<std::size_t>(vocab));
+  std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
+  std::sort(vocab_ids.begin(), vocab_ids.end(), [&](std::int64_t a, std::int64_t b) {
     if (average[a] != average[b]) return average[a] > average[b];
     return a < b;
   });
@@ -414,10 +414,10 @@ VocabOrder make_vocab_order(const Context& context, const ConstTensorView& weigh
     const std::int64_t count = std::min(per, vocab - first);
     std::uint64_t seed = options.seed ^ (static_cast<std::uint64_t>(s) << 32);
     Bisector bisector(weight, next_random(seed));
-    bisector.split(
-        std::span(words).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+    bisector.split(std::span(vocab_ids).subspan(static_cast<std::size_t>(first),
+                                                static_cast<std::size_t>(count)));
   });
-  return VocabOrder(words, average);
+  return VocabOrder(vocab_ids, average);
 }
 
 }  // namespace logitless

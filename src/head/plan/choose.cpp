@@ -60,7 +60,7 @@ class PlanBuilder {
                            .tau = plan_.tau,
                            .sample_every = plan_.sample_every,
                            .audited = audited(),
-                           .dealt = dealt(),
+                           .interleaved = interleaved(),
                            .one_chunk = one_chunk_,
                            .weight_apart = weight_apart_,
                            .any_size = any_size_},
@@ -149,12 +149,12 @@ class PlanBuilder {
 
   // Returns why a far-field kind that was not requested gains nothing; empty if it gains.
   std::string little_to_gain(PlanKind kind) const {
-    const double kept = predicted_kept(kind, shape_, features_, dealt(), plan_.tau);
-    if (request_.kind.has_value() || kept <= kMostKept) return {};
-    const bool spread = features_.word_ranks > 1;
+    const double kept = predicted_selected(kind, shape_, features_, interleaved(), plan_.tau);
+    if (request_.kind.has_value() || kept <= kMaxSelected) return {};
+    const bool spread = features_.vocab_ranks > 1;
     return concat("would keep about ", std::llround(kept * 100.0), " % of the tiles of ",
-                  spread ? shape_.whole_vocab : shape_.vocab, " words",
-                  spread && !dealt() ? " on the first of the ranks, words not dealt out" : "",
+                  spread ? shape_.global_vocab : shape_.vocab, " vocabulary entries",
+                  spread && !interleaved() ? " on the first of the ranks, not interleaved" : "",
                   ": nothing to gain");
   }
 
@@ -162,7 +162,7 @@ class PlanBuilder {
   // fp32 d_weight. Empty if there are no such sums.
   std::string because_of_sums(PlanKind kind, const PlanSizes& sizes) const {
     const std::size_t sums = search_->weight_sums(kind, sizes);
-    if (sums == 0 || sizes.weight_words > 0) return {};
+    if (sums == 0 || sizes.weight_vocab > 0) return {};
     return concat(", ", format_bytes(sums), " of it what ", name_of(features_.d_weight_dtype),
                   " leaves of the sums of d_weight over several chunks (",
                   format_bytes(least_with_f32(kind)), " with d_weight_dtype f32)");
@@ -189,12 +189,14 @@ class PlanBuilder {
         .workspace_bytes();
   }
 
-  bool dealt() const { return request_.sharding.dealt || request_.sharding.word_table.defined(); }
+  bool interleaved() const {
+    return request_.sharding.interleaved || request_.sharding.vocab_ids.defined();
+  }
   // Returns the audited tokens. If tokens are sharded over GPUs, each rank has as many.
   std::int64_t audited() const {
     const std::int64_t tokens = std::min(request_.audit_rows, shape_.tokens);
     const bool spread = features_.tokens_sharded && request_.device.kind != DeviceKind::cpu;
-    return spread ? round_up(tokens, std::int64_t{features_.word_ranks}) : tokens;
+    return spread ? round_up(tokens, std::int64_t{features_.vocab_ranks}) : tokens;
   }
   // Plans d_hidden of the audited tokens with little memory.
   std::shared_ptr<const LossPlan> plan_audit() const {
@@ -242,12 +244,12 @@ class PlanBuilder {
     const PlanSizes& sizes = sized[static_cast<std::size_t>(chosen)].sizes;
     plan_.kind = winner.kind;
     plan_.chunk_tokens = sizes.chunk_tokens;
-    plan_.slab_vocab = sizes.slab_vocab;
+    plan_.block_vocab = sizes.block_vocab;
     plan_.stored_vocab = sizes.stored_vocab;
     plan_.weight_ranges = sizes.weight_ranges;
     plan_.first_tokens = sizes.first_tokens;
-    plan_.piece_rows = sizes.piece_rows;
-    plan_.weight_words = sizes.weight_words;
+    plan_.slice_rows = sizes.slice_rows;
+    plan_.weight_vocab = sizes.weight_vocab;
     plan_.passes = winner.passes;
     plan_.predicted_seconds = winner.predicted_seconds;
     LossPlanAccess::set_workspace_bytes(plan_, winner.workspace_bytes);
@@ -354,7 +356,7 @@ std::size_t exchange_limit(const HeadShape& shape, const HeadFeatures& features)
   constexpr std::int64_t kLarge = 16384;  // tokens with which GEMMs and exchanges run near their
                                           // full throughput
   const std::int64_t tokens = std::clamp<std::int64_t>(shape.tokens, 1, kLarge);
-  const bool sends = features.word_ranks > 0 && features.gathered_rows == 0 && features.d_hidden;
+  const bool sends = features.vocab_ranks > 0 && features.gathered_rows == 0 && features.d_hidden;
   const std::int64_t sums = sends ? tokens * shape.dim * 4 : 0;  // received sums are exchanged
   return cuda::exchange_bytes(shape, features, {.chunk = kLarge}) + static_cast<std::size_t>(sums);
 }
@@ -481,13 +483,13 @@ PlanRequest for_context(const Context& context, PlanRequest request) {
 
 }  // namespace
 
-LossPlan plan_alone(const HeadShape& shape, const HeadFeatures& features,
+LossPlan plan_local(const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request) {
-  if (request.device == DeviceLimits{}) return plan_alone(Context(), shape, features, request);
+  if (request.device == DeviceLimits{}) return plan_local(Context(), shape, features, request);
   return plan_for(shape, features, request);
 }
 
-LossPlan plan_alone(const Context& context, const HeadShape& shape, const HeadFeatures& features,
+LossPlan plan_local(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request) {
   return plan_for(shape, features, for_context(context, request));
 }
@@ -498,7 +500,7 @@ LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
     return plan_in_one_chunk(Context(), shape, features, request);
   if (request.device.kind != DeviceKind::cuda)
     throw Unsupported(
-        "plan_head_kept: exp(z) is kept from forward to backward on a GPU; on the CPU use "
+        "plan_head_saved: exp(z) is saved from forward to backward on a GPU; on the CPU use "
         "head_forward and head_backward");
   require(!allows_far(request) && request.kind.value_or(PlanKind::dense) == PlanKind::dense,
           "kind: expected dense or none, with exact accuracy, of what is kept from forward to "
@@ -543,8 +545,8 @@ LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device) {
   return with_own_sizes(std::move(plan), device);
 }
 
-LossPlan with_piece(LossPlan plan, std::int64_t rows, DeviceKind device) {
-  plan.piece_rows = rows;
+LossPlan with_slice(LossPlan plan, std::int64_t rows, DeviceKind device) {
+  plan.slice_rows = rows;
   return with_own_sizes(std::move(plan), device);
 }
 

@@ -7,12 +7,12 @@
 namespace logitless {
 
 // Does plan_head on this rank alone: features may be sharded, and request.sharding is ignored.
-LossPlan plan_alone(const HeadShape& shape, const HeadFeatures& features,
+LossPlan plan_local(const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request);
-LossPlan plan_alone(const Context& context, const HeadShape& shape, const HeadFeatures& features,
+LossPlan plan_local(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request);
 
-// Makes a dense plan with all tokens in one chunk on a GPU, for kept_head.h.
+// Makes a dense plan with all tokens in one chunk on a GPU, for saved_head.h.
 LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
                            const PlanRequest& request);
 LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
@@ -24,7 +24,7 @@ LossPlan with_threads(LossPlan plan, int threads);
 // Returns an exact GPU plan with chunks of `tokens`, and its workspace.
 LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device);
 // Returns a weight-gathered plan with slices of `rows` of each rank, and its workspace.
-LossPlan with_piece(LossPlan plan, std::int64_t rows, DeviceKind device);
+LossPlan with_slice(LossPlan plan, std::int64_t rows, DeviceKind device);
 
 // Write access to private members of LossPlan.
 struct LossPlanAccess {

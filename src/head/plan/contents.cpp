@@ -22,11 +22,11 @@ std::string describe_contents(const HeadKernel& kernel, const HeadShape& shape,
   add(cpu::layout_of(kernel, shape, features, sizes).total -
           cpu::layout_of(kernel, shape, features, none).total,
       "exp(z) of ", sizes.tokens, " tokens x ", std::min(sizes.stored_vocab, shape.vocab),
-      " words in ", 8 * kernel.stored_element_bytes(shape.dtype), " bits");
+      " vocabulary entries in ", 8 * kernel.stored_element_bytes(shape.dtype), " bits");
   add(cpu::weight_sum_bytes(shape, features, sizes), "what ", name_of(features.d_weight_dtype),
       " leaves of the sums of d_weight");
   return concat(text, text.empty() ? "" : "the rest, ", "chunks",
-                sizes.slab_vocab > 0 ? " and slabs" : "", ", ", format_bytes(rest));
+                sizes.block_vocab > 0 ? " and vocabulary blocks" : "", ", ", format_bytes(rest));
 }
 
 }  // namespace logitless

@@ -26,7 +26,7 @@ std::size_t default_limit(const HeadShape& shape, bool far);
 // Slack of a default's time. It is smaller for a vocabulary sharded over GPUs, which are used for
 // speed.
 inline double default_slack(const HeadFeatures& features, bool on_cpu) {
-  return features.word_ranks > 0 && !on_cpu ? 0.01 : 0.03;
+  return features.vocab_ranks > 0 && !on_cpu ? 0.01 : 0.03;
 }
 
 // With a budget, the largest loss of predicted time that less workspace is worth, and the relative

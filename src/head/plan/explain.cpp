@@ -43,20 +43,21 @@ std::string LossPlan::explain() const {
   char passes_text[32];
   std::snprintf(passes_text, sizeof(passes_text), "%.2f", passes);
   out << "plan " << name_of(kind) << ": " << passes_text << " passes over " << shape.tokens
-      << " tokens x " << shape.vocab << " words x " << shape.dim << " (" << name_of(shape.dtype)
-      << "), kernel " << kernel;
+      << " tokens x " << shape.vocab << " vocabulary entries x " << shape.dim << " ("
+      << name_of(shape.dtype) << "), kernel " << kernel;
   if (threads > 0) out << ", " << threads << (threads == 1 ? " thread" : " threads");
   out << "\n";
   out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be "
       << format_bytes(logits_bytes()) << "\n";
-  if (features.word_ranks > 0) {
-    out << "  " << shape.whole_vocab << " words on " << features.word_ranks << " ranks; tokens "
+  if (features.vocab_ranks > 0) {
+    out << "  " << shape.global_vocab << " vocabulary entries on " << features.vocab_ranks
+        << " ranks; tokens "
         << (features.tokens_sharded ? "spread over them" : "the same on all of them") << "\n";
     if (exchange_bytes > 0)
       out << "  beside the workspace " << format_bytes(exchange_bytes)
           << " of the communicator's memory, which copy engines exchange\n";
   }
-  std::istringstream movements(movement);
+  std::istringstream movements(exchange_choice);
   for (std::string line; std::getline(movements, line);) out << "  " << line << "\n";
   if (default_limit != 0 && memory_budget != 0 && !budget_is_plenty) {
     out << "  budget " << format_bytes(memory_budget) << ": within " << kBudgetSlack * 100.0
@@ -79,22 +80,26 @@ std::string LossPlan::explain() const {
   } else {
     out << "  chunks of " << chunk_tokens << " tokens";
   }
-  if (slab_vocab > 0) out << ", gradients of " << slab_vocab << " words at a time";
+  if (block_vocab > 0) out << ", gradients of " << block_vocab << " vocabulary entries at a time";
   if (stored_vocab > 0) {
     out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab)
-        << " of " << shape.vocab << " words";
+        << " of " << shape.vocab << " vocabulary entries";
   }
-  if (weight_words > 0)
-    out << "\n  d_weight of " << weight_words << " words at a time, in a pass of its own";
-  if (piece_rows > 0)
-    out << "\n  weights in pieces of " << piece_rows
+  if (weight_vocab > 0)
+    out << "\n  d_weight of " << weight_vocab
+        << " vocabulary entries at a time, in a GEMM of its own";
+  if (slice_rows > 0)
+    out << "\n  weights in slices of " << slice_rows
         << " rows of each rank, gathered for each call";
   if (weight_ranges > 0 && stored_vocab > 0) {
     out << "\n  d_weight in " << weight_ranges
-        << " ranges of words: until it is made, its memory holds exp(z) of all but the last";
-    if (stored_vocab < shape.vocab) out << ", and gradients of words that are not kept";
+        << " ranges of vocabulary entries: until it is made, its memory holds exp(z) of all but "
+           "the last";
+    if (stored_vocab < shape.vocab)
+      out << ", and gradients of vocabulary entries that are not saved";
   } else if (weight_ranges > 0) {
-    out << "\n  until d_weight is made, its memory holds gradients of more words at a time";
+    out << "\n  until d_weight is made, its memory holds gradients of more vocabulary entries at a "
+           "time";
   } else if (threads == 0 && stored_vocab > 0 && features.d_weight &&
              (features.accumulate || features.d_weight_strided)) {
     out << "\n  d_weight's memory holds no exp(z) meanwhile: "

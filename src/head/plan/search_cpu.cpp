@@ -38,12 +38,12 @@ constexpr double kSameSpeed = 0.01;
 
 // Calls the function with each vocabulary block size; the forward plan has none.
 template <typename F>
-void each_slab(PlanKind kind, const HeadShape& shape, F function) {
+void each_block(PlanKind kind, const HeadShape& shape, F function) {
   if (kind == PlanKind::forward) return function(std::int64_t{0});
-  for (std::int64_t slab = std::min(kMostSlab, padded_vocab(shape));;
-       slab = round_up(slab / 2, kVocabTile)) {
-    function(slab);
-    if (slab <= kVocabTile) return;
+  for (std::int64_t vocab_block = std::min(kMaxBlock, padded_vocab(shape));;
+       vocab_block = round_up(vocab_block / 2, kVocabTile)) {
+    function(vocab_block);
+    if (vocab_block <= kVocabTile) return;
   }
 }
 
@@ -60,21 +60,21 @@ SizedPlan CpuSearch::sized(PlanKind kind, const PlanSizes& sizes) const {
   return {.sizes = sizes, .bytes = bytes_for(threads_), .alone = bytes_for(1)};
 }
 
-SizedPlan CpuSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t slab) const {
+SizedPlan CpuSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t vocab_block) const {
   return sized(kind, {.chunk_tokens = tokens,
-                      .slab_vocab = slab,
+                      .block_vocab = vocab_block,
                       .stored_vocab = kind == PlanKind::dense ? padded_vocab(p_.shape) : 0});
 }
 
 // Returns the largest chunks that fit with vocabulary blocks of this size, or the smallest sizes if
 // none fit.
-SizedPlan CpuSearch::largest(PlanKind kind, std::int64_t slab, std::size_t budget,
-                             std::int64_t weight_words) const {
+SizedPlan CpuSearch::largest(PlanKind kind, std::int64_t vocab_block, std::size_t budget,
+                             std::int64_t weight_vocab) const {
   const ChunkCounts counts(p_.shape, kind);
   const auto with = [&](std::int64_t count) {
-    SizedPlan out = sized(kind, counts.chunk(count), slab);
-    if (weight_words == 0) return out;
-    out.sizes.weight_words = weight_words;
+    SizedPlan out = sized(kind, counts.chunk(count), vocab_block);
+    if (weight_vocab == 0) return out;
+    out.sizes.weight_vocab = weight_vocab;
     return sized(kind, out.sizes);
   };
   const SizedPlan fewest = with(counts.fewest);
@@ -88,11 +88,13 @@ SizedPlan CpuSearch::largest(PlanKind kind, std::int64_t slab, std::size_t budge
 }
 
 // Returns sizes with the requested number of stored tiles, or as many as fit; one if none fits.
-SizedPlan CpuSearch::with_stored(std::int64_t tokens, std::int64_t slab, std::size_t budget) const {
+SizedPlan CpuSearch::with_stored(std::int64_t tokens, std::int64_t vocab_block,
+                                 std::size_t budget) const {
   const std::int64_t tiles = padded_vocab(p_.shape) / kVocabTile;
   const auto with = [&](std::int64_t count) {
-    return sized(PlanKind::stored,
-                 {.chunk_tokens = tokens, .slab_vocab = slab, .stored_vocab = count * kVocabTile});
+    return sized(
+        PlanKind::stored,
+        {.chunk_tokens = tokens, .block_vocab = vocab_block, .stored_vocab = count * kVocabTile});
   };
   if (p_.stored_fraction > 0.0) return with(stored_tiles(p_.stored_fraction, tiles));
   return with(
@@ -103,12 +105,12 @@ SizedPlan CpuSearch::with_stored(std::int64_t tokens, std::int64_t slab, std::si
 SizedPlan CpuSearch::fastest(PlanKind kind, std::size_t budget) const {
   BestSize best(budget);
   const auto offer = [&](const SizedPlan& sized) { best.offer(sized, seconds(kind, sized.sizes)); };
-  each_slab(kind, p_.shape, [&](std::int64_t slab) {
-    if (kind != PlanKind::stored) return offer(largest(kind, slab, budget));
+  each_block(kind, p_.shape, [&](std::int64_t vocab_block) {
+    if (kind != PlanKind::stored) return offer(largest(kind, vocab_block, budget));
     // Smaller chunks leave more memory for stored tiles; which is better depends on the budget.
     const ChunkCounts counts(p_.shape, kind);
     for (std::int64_t count = counts.fewest;; count *= 2) {
-      offer(with_stored(counts.chunk(count), slab, budget));
+      offer(with_stored(counts.chunk(count), vocab_block, budget));
       if (counts.chunk(count) <= kLeastTokens) break;
     }
   });
@@ -125,13 +127,13 @@ bool CpuSearch::weight_may_be_apart(PlanKind kind) const {
 
 SizedPlan CpuSearch::with_weight_apart(PlanKind kind, std::size_t budget) const {
   BestSize best(budget);
-  for (std::int64_t words = round_up(padded_vocab(p_.shape) / 2, kVocabTile);;
-       words = round_up(words / 2, kVocabTile)) {
-    each_slab(kind, p_.shape, [&](std::int64_t slab) {
-      const SizedPlan sized = largest(kind, slab, budget, words);
+  for (std::int64_t vocab_count = round_up(padded_vocab(p_.shape) / 2, kVocabTile);;
+       vocab_count = round_up(vocab_count / 2, kVocabTile)) {
+    each_block(kind, p_.shape, [&](std::int64_t vocab_block) {
+      const SizedPlan sized = largest(kind, vocab_block, budget, vocab_count);
       best.offer(sized, seconds(kind, sized.sizes));
     });
-    if (words <= kVocabTile) return best.found();
+    if (vocab_count <= kVocabTile) return best.found();
   }
 }
 
@@ -144,8 +146,10 @@ SizedPlan CpuSearch::leanest(PlanKind kind, const SizedPlan& fastest, std::size_
     if (sized.bytes <= budget && sized.alone < best.alone && fast(sized)) best = sized;
   };
   const ChunkCounts counts(p_.shape, kind);
-  each_slab(kind, p_.shape, [&](std::int64_t slab) {
-    const auto with = [&](std::int64_t count) { return sized(kind, counts.chunk(count), slab); };
+  each_block(kind, p_.shape, [&](std::int64_t vocab_block) {
+    const auto with = [&](std::int64_t count) {
+      return sized(kind, counts.chunk(count), vocab_block);
+    };
     offer(with(counts.fewest));
     // More chunks are slower, so the condition is monotone.
     offer(with(last_that(counts.fewest, counts.most + 1,
@@ -196,14 +200,14 @@ double CpuSearch::passes(PlanKind kind, const PlanSizes& sizes) const {
   if (kind == PlanKind::forward) return 1.0;
   const HeadFeatures& f = p_.features;
   if (is_far(kind)) {
-    const double kept = predicted_kept(kind, p_.shape, f, p_.dealt, p_.tau);
+    const double kept = predicted_selected(kind, p_.shape, f, p_.interleaved, p_.tau);
     const double sampled = predicted_sample(kept, p_.sample_every, f);
     return far_passes(kind, kept, sampled, p_.shape, f);
   }
   const double stored = static_cast<double>(std::min(sizes.stored_vocab, p_.shape.vocab)) /
                         static_cast<double>(p_.shape.vocab);
   // Separate d_weight recomputes the logits, unless no other gradient used the first ones.
-  const double again = sizes.weight_words > 0 && (f.d_hidden || f.d_bias) ? 1.0 : 0.0;
+  const double again = sizes.weight_vocab > 0 && (f.d_hidden || f.d_bias) ? 1.0 : 0.0;
   return 2.0 - stored + again + (f.d_hidden ? 1.0 : 0.0) + (f.d_weight ? 1.0 : 0.0);
 }
 
@@ -217,18 +221,18 @@ double CpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
                 static_cast<double>(std::max<std::int64_t>(sizes.chunk_tokens, 1)));
   const double work =
       2.0 * pass_count * logits * static_cast<double>(shape.dim) / kernel_.flops_per_second;
-  const double slabs =
+  const double vocab_blocks =
       p_.features.d_hidden && kind != PlanKind::forward
           ? std::ceil(static_cast<double>(shape.vocab) /
-                      static_cast<double>(std::max<std::int64_t>(sizes.slab_vocab, 1)))
+                      static_cast<double>(std::max<std::int64_t>(sizes.block_vocab, 1)))
           : 0.0;
   const double hidden = static_cast<double>(shape.tokens) * static_cast<double>(shape.dim);
   const double calls =  // each block packs hidden twice
-      sizes.weight_words > 0 ? 2.0 * std::ceil(static_cast<double>(shape.vocab) /
-                                               static_cast<double>(sizes.weight_words))
+      sizes.weight_vocab > 0 ? 2.0 * std::ceil(static_cast<double>(shape.vocab) /
+                                               static_cast<double>(sizes.weight_vocab))
                              : 0.0;
   return (work + calls * hidden * kPackSeconds + chunks * pass_count * weights * kPackSeconds +
-          logits * kExpSeconds + slabs * hidden * kSlabSeconds) /
+          logits * kExpSeconds + vocab_blocks * hidden * kBlockSeconds) /
          threads_;
 }
 

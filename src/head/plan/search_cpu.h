@@ -26,12 +26,12 @@ class CpuSearch final : public PlanSearch {
 
  private:
   SizedPlan sized(PlanKind kind, const PlanSizes& sizes) const;
-  SizedPlan sized(PlanKind kind, std::int64_t tokens, std::int64_t slab) const;
-  SizedPlan largest(PlanKind kind, std::int64_t slab, std::size_t budget,
-                    std::int64_t weight_words = 0) const;
+  SizedPlan sized(PlanKind kind, std::int64_t tokens, std::int64_t vocab_block) const;
+  SizedPlan largest(PlanKind kind, std::int64_t vocab_block, std::size_t budget,
+                    std::int64_t weight_vocab = 0) const;
   bool weight_may_be_apart(PlanKind kind) const;
   SizedPlan with_weight_apart(PlanKind kind, std::size_t budget) const;
-  SizedPlan with_stored(std::int64_t tokens, std::int64_t slab, std::size_t budget) const;
+  SizedPlan with_stored(std::int64_t tokens, std::int64_t vocab_block, std::size_t budget) const;
   SizedPlan fastest(PlanKind kind, std::size_t budget) const;
   SizedPlan leanest(PlanKind kind, const SizedPlan& fastest, std::size_t budget) const;
 

@@ -15,7 +15,7 @@ constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, and vocabular
 
 // Operations for each token of one round of d_weight tiles: 66 CTA clusters of an H200, 256 x 256
 // each.
-constexpr double kRoundProducts = 2.0 * 66 * 256 * 256;
+constexpr double kRoundGemms = 2.0 * 66 * 256 * 256;
 
 // Rates of far-field plans, fitted to twenty plans of two heads on an H200, with errors below 10 %
 // (docs/far_field_figures.md):
@@ -26,10 +26,10 @@ constexpr double kRoundProducts = 2.0 * 66 * 256 * 256;
 // - groups that some block selects, relative to the fraction of selected pairs
 constexpr double kFarRate = 0.605;
 constexpr double kFarChunkSeconds = 220e-6;
-constexpr double kFarSlabSeconds = 21e-6;
+constexpr double kFarBlockSeconds = 21e-6;
 constexpr double kFarTileSeconds = 7.8e-11;
 constexpr double kFarBytesPerSecond = 6.6e12;
-constexpr double kKeptGroups = 2.6;
+constexpr double kSelectedGroups = 2.6;
 
 std::string capability_text(int capability) {
   return concat(capability / 10, ".", capability % 10);
@@ -45,8 +45,8 @@ const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
     if (!wanted.empty() && wanted != kernel.name) continue;
     const int capability = device.compute_capability;
     const std::string reason =
-        problem.features.word_ranks > 0 && kernel.target_logits == nullptr
-            ? std::string("takes no words that are spread over ranks")
+        problem.features.vocab_ranks > 0 && kernel.target_logits == nullptr
+            ? std::string("takes no sharded vocabulary")
         : capability < kernel.least_capability || capability > kernel.most_capability
             ? concat("runs on compute capability ", capability_text(kernel.least_capability),
                      kernel.most_capability > 990 ? " and up" : " alone", ", the GPU has ",
@@ -63,9 +63,9 @@ std::string CudaSearch::refusal(PlanKind kind) const {
   if (kernel_.far == nullptr) return concat("kernel ", kernel_.name, " does not have it");
   if (kind == PlanKind::far_both && !cuda::estimates_unsupported().empty())
     return cuda::estimates_unsupported();
-  const std::int64_t words = cuda::kMostFarGroups * cuda::kFarGroup;
-  if (p_.shape.vocab > words)
-    return concat("vocab: expected at most ", words, " on a GPU, got ", p_.shape.vocab);
+  const std::int64_t vocab_count = cuda::kMostFarGroups * cuda::kFarGroup;
+  if (p_.shape.vocab > vocab_count)
+    return concat("vocab: expected at most ", vocab_count, " on a GPU, got ", p_.shape.vocab);
   return {};
 }
 
@@ -95,10 +95,11 @@ SizedPlan CudaSearch::best(PlanKind kind, std::size_t budget) const {
 void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
   const std::int64_t vocab = p_.shape.vocab;
   if (kind == PlanKind::forward && !kernel_.keeps_logits) return offers.add({tokens_, 0, 0});
-  const std::int64_t words = cuda::padded_words(vocab);
-  const auto each_slab = [&](auto offer) {
-    for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
-      offer(round_up(ceil_div(words, slabs), kPair));
+  const std::int64_t vocab_count = cuda::padded_vocab(vocab);
+  const auto each_block = [&](auto offer) {
+    for (std::int64_t vocab_blocks = 1; vocab_blocks <= vocab_count / kPair;
+         vocab_blocks += 1 + vocab_blocks / 16)
+      offer(round_up(ceil_div(vocab_count, vocab_blocks), kPair));
   };
   const std::int64_t least = least_chunk();
   for (std::int64_t n = 1;; n += 1 + n / 16) {
@@ -106,29 +107,31 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
         n == 1 ? tokens_ : std::min(tokens_, round_up(ceil_div(tokens_, n), least));
     if (is_far(kind)) {
       if (chunk <= cuda::kMostFarTokens)
-        each_slab([&](std::int64_t slab) { offers.add({chunk, slab, 0}); });
+        each_block([&](std::int64_t vocab_block) { offers.add({chunk, vocab_block, 0}); });
     } else if (kind == PlanKind::forward) {
       offers.add({chunk, 0, 0});
     } else if (kind == PlanKind::dense) {
       offers.add({chunk, vocab, kernel_.keeps_logits ? 0 : vocab});
-      if (lends_weight()) offer_ranges(n, offers);
+      if (aliases_weight()) offer_ranges(n, offers);
     } else if (kind == PlanKind::recompute) {
-      each_slab([&](std::int64_t slab) {
-        slab = std::min(vocab, slab);
-        offers.add({chunk, slab, 0});
-        if (n == 1 && slab < vocab && lends_weight()) offers.add({chunk, slab, 0, 1, chunk});
+      each_block([&](std::int64_t vocab_block) {
+        vocab_block = std::min(vocab, vocab_block);
+        offers.add({chunk, vocab_block, 0});
+        if (n == 1 && vocab_block < vocab && aliases_weight())
+          offers.add({chunk, vocab_block, 0, 1, chunk});
       });
     } else {
       offer_stored(chunk, offers);
-      if (n == 1 && p_.stored_fraction == 0.0 && lends_weight())
-        each_slab([&](std::int64_t slab) { offer_kept(std::min(vocab, slab), offers); });
+      if (n == 1 && p_.stored_fraction == 0.0 && aliases_weight())
+        each_block(
+            [&](std::int64_t vocab_block) { offer_saved(std::min(vocab, vocab_block), offers); });
     }
     if (chunk <= least || p_.one_chunk) return;
   }
 }
 
 void CudaSearch::offer_stored(std::int64_t chunk, Offers& offers) const {
-  const std::int64_t tiles = cuda::padded_words(p_.shape.vocab) / kPair;
+  const std::int64_t tiles = cuda::padded_vocab(p_.shape.vocab) / kPair;
   const auto sizes = [&](std::int64_t count) {
     const std::int64_t stored = std::min(p_.shape.vocab, count * kPair);
     return PlanSizes{chunk, stored, stored};
@@ -142,21 +145,21 @@ void CudaSearch::offer_stored(std::int64_t chunk, Offers& offers) const {
 
 // Offers sizes with all tokens in one chunk, where d_weight's memory holds the exponentials of a
 // part of the vocabulary.
-void CudaSearch::offer_kept(std::int64_t slab, Offers& offers) const {
-  PlanSizes sizes{tokens_, slab, slab, 0, tokens_};
-  if (slab >= p_.shape.vocab || bytes(PlanKind::stored, sizes) > offers.budget) return;
-  for (sizes.weight_ranges = 2; sizes.weight_ranges <= cuda::kMostWordRanges;
+void CudaSearch::offer_saved(std::int64_t vocab_block, Offers& offers) const {
+  PlanSizes sizes{tokens_, vocab_block, vocab_block, 0, tokens_};
+  if (vocab_block >= p_.shape.vocab || bytes(PlanKind::stored, sizes) > offers.budget) return;
+  for (sizes.weight_ranges = 2; sizes.weight_ranges <= cuda::kMaxVocabRanges;
        ++sizes.weight_ranges) {
-    const cuda::WordRanges words =
+    const cuda::VocabRanges vocab_ranges =
         cuda::ranges_of(kernel_, p_.shape, p_.features, cuda::sizes_for(PlanKind::stored, sizes, 0))
             .ranges;
-    if (words.count == 0) return;
-    sizes.stored_vocab = words.first[words.count];
+    if (vocab_ranges.count == 0) return;
+    sizes.stored_vocab = vocab_ranges.first[vocab_ranges.count];
     offers.add(sizes);
   }
 }
 
-bool CudaSearch::lends_weight() const {
+bool CudaSearch::aliases_weight() const {
   const HeadFeatures& f = p_.features;
   return kernel_.takes_ranges && f.d_weight && !f.accumulate && !f.d_weight_strided &&
          f.gathered_rows == 0;
@@ -164,7 +167,7 @@ bool CudaSearch::lends_weight() const {
 
 // Returns the unit of chunk sizes. If tokens are sharded, each rank has as many tokens of a chunk.
 std::int64_t CudaSearch::least_chunk() const {
-  return kPair * (p_.features.tokens_sharded ? p_.features.word_ranks : 1);
+  return kPair * (p_.features.tokens_sharded ? p_.features.vocab_ranks : 1);
 }
 
 // Offers sizes whose first chunk reuses d_weight's memory, with as many tokens as need the same
@@ -175,30 +178,30 @@ void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
   const auto rest = [&](std::int64_t first) {
     return chunks == 1 ? first : round_up(ceil_div(tokens_ - first, chunks - 1), unit);
   };
-  std::int64_t least = tokens_ * cuda::padded_words(vocab);
-  for (int ranges = 2; ranges <= cuda::kMostWordRanges; ++ranges) {
+  std::int64_t least = tokens_ * cuda::padded_vocab(vocab);
+  for (int ranges = 2; ranges <= cuda::kMaxVocabRanges; ++ranges) {
     const auto sizes = [&](std::int64_t first) {
       return PlanSizes{rest(first), vocab, vocab, ranges, first};
     };
-    const auto lent = [&](std::int64_t first) {
+    const auto aliased = [&](std::int64_t first) {
       return cuda::ranges_of(kernel_, p_.shape, p_.features,
                              cuda::sizes_for(PlanKind::dense, sizes(first), 0))
           .ranges;
     };
     const auto fits_beside = [&](std::int64_t first) {
-      const cuda::WordRanges words = lent(first);
-      return words.count > 0 &&
-             first * words.stride(words.count - 1) <= rest(first) * cuda::padded_words(vocab);
+      const cuda::VocabRanges vocab_ranges = aliased(first);
+      return vocab_ranges.count > 0 && first * vocab_ranges.stride(vocab_ranges.count - 1) <=
+                                           rest(first) * cuda::padded_vocab(vocab);
     };
     const std::int64_t first =
         chunks == 1 ? tokens_
                     : unit * last_that(1, ceil_div(tokens_, unit), [&](std::int64_t units) {
                         return fits_beside(units * unit);
                       });
-    const cuda::WordRanges words = lent(first);
-    if (first >= rest(first) && words.count > 0) {
+    const cuda::VocabRanges vocab_ranges = aliased(first);
+    if (first >= rest(first) && vocab_ranges.count > 0) {
       // Another block of d_weight must save enough to pay for its partial round of tiles.
-      const std::int64_t block = first * words.stride(words.count - 1);
+      const std::int64_t block = first * vocab_ranges.stride(vocab_ranges.count - 1);
       if (chunks == 1 && block > least - least / 40) break;
       least = block;
       offers.add(sizes(first));
@@ -206,7 +209,7 @@ void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
     // A larger first chunk leaves one unit less for each of the other chunks, and may still take
     // less workspace than the candidate above.
     const std::int64_t more = round_up(tokens_ - (chunks - 1) * (rest(first) - unit), unit);
-    if (chunks > 1 && more > first && more < tokens_ && lent(more).count > 0)
+    if (chunks > 1 && more > first && more < tokens_ && aliased(more).count > 0)
       offers.add(sizes(more));
   }
 }
@@ -219,7 +222,8 @@ std::size_t CudaSearch::bytes(PlanKind kind, const PlanSizes& sizes) const {
 }
 
 double CudaSearch::kept(PlanKind kind) const {
-  return predicted_kept(kind, p_.shape, p_.features, p_.dealt, static_cast<double>(p_.tau));
+  return predicted_selected(kind, p_.shape, p_.features, p_.interleaved,
+                            static_cast<double>(p_.tau));
 }
 double CudaSearch::sampled(PlanKind kind) const {
   return predicted_sample(kept(kind), p_.sample_every, p_.features);
@@ -228,7 +232,7 @@ double CudaSearch::sampled(PlanKind kind) const {
 // Returns the fraction of the logits that the backward recomputes.
 double CudaSearch::again(PlanKind kind, const PlanSizes& sizes) const {
   if (is_far(kind)) return kept(kind) + sampled(kind);
-  if (sizes.slab_vocab == 0 || kernel_.keeps_logits) return 0.0;
+  if (sizes.block_vocab == 0 || kernel_.keeps_logits) return 0.0;
   return 1.0 - static_cast<double>(sizes.stored_vocab) / static_cast<double>(p_.shape.vocab);
 }
 
@@ -250,7 +254,7 @@ double CudaSearch::far_seconds(PlanKind kind, const PlanSizes& sizes) const {
   const double chunks = std::ceil(n / static_cast<double>(sizes.chunk_tokens));
   const bool both = kind == PlanKind::far_both;
   const double sample = sampled(kind);
-  const double groups = std::min(1.0, kKeptGroups * kept(kind));
+  const double groups = std::min(1.0, kSelectedGroups * kept(kind));
   // Rows of the selected groups are read and written; their means or radii read them once more.
   double rows = 2.0 + chunks * 4.0 * (both ? groups : 1.0);
   double out = (both ? kept(kind) + 2.0 / 128.0 + d / v : 1.0) * forward +
@@ -258,12 +262,12 @@ double CudaSearch::far_seconds(PlanKind kind, const PlanSizes& sizes) const {
   if (f.d_hidden || f.d_weight || f.d_bias) {
     rows += chunks * 4.0 * (sample > 0.0 ? 1.0 : groups);
     out += again(kind, sizes) * forward +
-           chunks * std::ceil(v / static_cast<double>(sizes.slab_vocab)) * kFarSlabSeconds;
+           chunks * std::ceil(v / static_cast<double>(sizes.block_vocab)) * kFarBlockSeconds;
   }
-  const double thin = 2.0 / 128.0 * pass / r.product_flops;
-  if (f.d_hidden) out += kept(kind) * pass / (r.product_flops * kFarRate) + thin;
+  const double thin = 2.0 / 128.0 * pass / r.gemm_flops;
+  if (f.d_hidden) out += kept(kind) * pass / (r.gemm_flops * kFarRate) + thin;
   if (f.d_weight) {
-    out += again(kind, sizes) * pass / (r.product_flops * kFarRate) + thin;
+    out += again(kind, sizes) * pass / (r.gemm_flops * kFarRate) + thin;
     if (sample > 0.0) out += thin;
     rows += 4.0 + 12.0 * (chunks - 1.0);  // d_weight, accumulated from the second chunk on
   }
@@ -285,24 +289,24 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   double out = forward + chunks * r.chunk_seconds;
   double bytes = kernel_.keeps_logits ? 4.0 * 4.0 * n * v : 0.0;  // fp32 logits, four times
-  if (sizes.slab_vocab > 0) {
+  if (sizes.block_vocab > 0) {
     const cuda::Sizes device = cuda::sizes_for(kind, sizes, 0);
-    double slabs = sizes.stored_vocab > 0 ? 1.0 : 0.0;
-    for (std::int64_t word = sizes.stored_vocab; word < shape.vocab; slabs += 1.0)
-      word += cuda::slab_of(shape, p_.features, device, word).words;
-    out += again(kind, sizes) * forward + chunks * slabs * r.slab_seconds;
+    double vocab_blocks = sizes.stored_vocab > 0 ? 1.0 : 0.0;
+    for (std::int64_t vocab_id = sizes.stored_vocab; vocab_id < shape.vocab; vocab_blocks += 1.0)
+      vocab_id += cuda::vocab_block_of(shape, p_.features, device, vocab_id).vocab_count;
+    out += again(kind, sizes) * forward + chunks * vocab_blocks * r.block_seconds;
     bytes += 3.0 * n * v * (shape.dtype == DType::f32 ? 4.0 : 2.0);  // the vocabulary block
     if (p_.features.d_hidden) {
-      out += pass / r.product_flops;
-      bytes += (slabs - 1.0) * n * d * 8.0;
+      out += pass / r.gemm_flops;
+      bytes += (vocab_blocks - 1.0) * n * d * 8.0;
     }
     if (p_.features.d_weight) {
-      out += pass / r.product_flops;
+      out += pass / r.gemm_flops;
       const bool split = cuda::splits_weight(kernel_, tokens_, p_.features, device);
       bytes += (chunks - 1.0) * v * d * (split ? 6.0 : 8.0);  // sums read and written
       if (split) out += (chunks - 1.0) * v * d * r.sum_seconds;
       // Each block of d_weight except one ends in half a round of tiles.
-      if (ranged) out += (sizes.weight_ranges - 1.0) * first * kRoundProducts / 2 / r.product_flops;
+      if (ranged) out += (sizes.weight_ranges - 1.0) * first * kRoundGemms / 2 / r.gemm_flops;
       if (cuda::sums_weight(kernel_, tokens_, p_.features, device)) bytes += v * d * 10.0;
     }
   }

@@ -32,9 +32,9 @@ class CudaSearch final : public PlanSearch {
   void each_size(PlanKind kind, Offers& offers) const;
   void offer_stored(std::int64_t chunk, Offers& offers) const;
   void offer_ranges(std::int64_t chunks, Offers& offers) const;
-  void offer_kept(std::int64_t slab, Offers& offers) const;
+  void offer_saved(std::int64_t vocab_block, Offers& offers) const;
   // Returns whether d_weight's memory may hold exponentials before it holds d_weight.
-  bool lends_weight() const;
+  bool aliases_weight() const;
   std::int64_t least_chunk() const;
   std::size_t bytes(PlanKind kind, const PlanSizes& sizes) const;
   double kept(PlanKind kind) const;

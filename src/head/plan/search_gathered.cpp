@@ -5,7 +5,7 @@
 
 #include "head/cpu/layout.h"
 #include "head/far_work.h"
-#include "head/gathered_words.h"
+#include "head/gathered_vocab.h"
 #include "head/plan/cpu_costs.h"
 
 namespace logitless {
@@ -19,7 +19,7 @@ constexpr double kSameSpeed = 0.01;
 std::string GatheredSearch::refusal(PlanKind kind) const {
   if (kind == PlanKind::forward || kind == PlanKind::recompute) return {};
   return is_far(kind) ? "weights move, and the far field walks those that stay"
-                      : "weights move piece by piece, and no exp(z) is kept from one to the next";
+                      : "weights move slice by slice, and no exp(z) is saved from one to the next";
 }
 
 double GatheredSearch::passes(PlanKind kind, const PlanSizes&) const {
@@ -40,14 +40,15 @@ SizedPlan GatheredCpuSearch::sized(PlanKind kind, const PlanSizes& sizes) const 
 SizedPlan GatheredCpuSearch::best(PlanKind kind, std::size_t budget) const {
   const std::int64_t tokens = std::max<std::int64_t>(p_.shape.tokens, 1);
   const auto offer_all = [&](const auto& offer) {
-    for (const std::int64_t piece : piece_sizes(p_.features.gathered_rows)) {
+    for (const std::int64_t slice : slice_sizes(p_.features.gathered_rows)) {
       for (std::int64_t chunks = ceil_div(tokens, kMostTokens);; chunks *= 2) {
         const std::int64_t chunk = ceil_div(tokens, chunks);
-        std::int64_t slab =
-            kind == PlanKind::forward ? 0 : round_up(std::min(kMostSlab, piece), kVocabTile);
-        for (;; slab = round_up(slab / 2, kVocabTile)) {
-          offer(sized(kind, {.chunk_tokens = chunk, .slab_vocab = slab, .piece_rows = piece}));
-          if (slab <= kVocabTile) break;
+        std::int64_t vocab_block =
+            kind == PlanKind::forward ? 0 : round_up(std::min(kMaxBlock, slice), kVocabTile);
+        for (;; vocab_block = round_up(vocab_block / 2, kVocabTile)) {
+          offer(sized(kind,
+                      {.chunk_tokens = chunk, .block_vocab = vocab_block, .slice_rows = slice}));
+          if (vocab_block <= kVocabTile) break;
         }
         if (chunk <= kLeastTokens) break;
       }
@@ -71,14 +72,14 @@ double GatheredCpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   const double pass_count = passes(kind, sizes);
   const double chunks = std::ceil(n / static_cast<double>(sizes.chunk_tokens));
   const double blocks =
-      static_cast<double>(piece_blocks(p_.features)) *
-      static_cast<double>(piece_count(p_.features.gathered_rows, sizes.piece_rows));
-  double slabs = 0.0;
-  if (p_.features.d_hidden && sizes.slab_vocab > 0)
-    slabs = blocks + v / static_cast<double>(sizes.slab_vocab);
+      static_cast<double>(slice_blocks(p_.features)) *
+      static_cast<double>(slice_count(p_.features.gathered_rows, sizes.slice_rows));
+  double vocab_blocks = 0.0;
+  if (p_.features.d_hidden && sizes.block_vocab > 0)
+    vocab_blocks = blocks + v / static_cast<double>(sizes.block_vocab);
   return (2.0 * pass_count * n * v * d / kernel_.flops_per_second +
           chunks * pass_count * v * d * kPackSeconds + blocks * pass_count * n * d * kPackSeconds +
-          n * v * kExpSeconds + slabs * n * d * kSlabSeconds) /
+          n * v * kExpSeconds + vocab_blocks * n * d * kBlockSeconds) /
          threads_;
 }
 

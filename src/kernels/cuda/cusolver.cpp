@@ -70,11 +70,11 @@ void symmetric_eigen(float* matrix, std::int64_t dim, float* values, void* works
   const auto n = static_cast<int>(dim);
   require_cusolver(functions().set_stream(h, static_cast<cudaStream_t>(stream)),
                    "cusolverDnSetStream");
-  auto* const room = static_cast<std::byte*>(workspace);
+  auto* const scratch = static_cast<std::byte*>(workspace);
   // cuSOLVER's columns are the rows of our row-major matrix.
   require_cusolver(functions().solve(h, kVectors, kLower, n, matrix, n, values,
-                                     reinterpret_cast<float*>(room + kInfoBytes), floats_of(n),
-                                     reinterpret_cast<int*>(room)),
+                                     reinterpret_cast<float*>(scratch + kInfoBytes), floats_of(n),
+                                     reinterpret_cast<int*>(scratch)),
                    "cusolverDnSsyevd");
 }
 

@@ -160,12 +160,12 @@ void NcclRank::all_gather(const void* mine, void* all, std::size_t bytes_each, S
                "ncclAllGather", *comm_);
 }
 
-void NcclRank::all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+void NcclRank::all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
                           Stream stream) {
   const Functions& nccl = functions();
   const auto queue = static_cast<cudaStream_t>(stream);
-  const auto* from = static_cast<const std::byte*>(pieces);
-  auto* to = static_cast<std::byte*>(pieces_of_all);
+  const auto* from = static_cast<const std::byte*>(slices);
+  auto* to = static_cast<std::byte*>(slices_of_all);
   require_nccl(nccl.begin_group(), "ncclGroupStart", *comm_);
   int result = kSuccess;
   const auto keep = [&](int one) {

@@ -133,13 +133,13 @@ void PeerCopies::free() noexcept {
 }
 
 PeerMemory PeerCopies::allocate(std::size_t bytes) {
-  PeerMemory told;
+  PeerMemory shared;
   Part& part = parts_.emplace_back();
   part.bytes = bytes;
   part.of_rank.resize(size_);
   void* memory = nullptr;
   cudaIpcMemHandle_t handle;
-  static_assert(sizeof(handle) == sizeof(told.handle));
+  static_assert(sizeof(handle) == sizeof(shared.handle));
   if (cudaMalloc(&memory, bytes) == cudaSuccess) {
     part.of_rank[rank_] =
         Memory(static_cast<std::byte*>(memory), [](std::byte* held) { free_allocated(held); });
@@ -148,29 +148,29 @@ PeerMemory PeerCopies::allocate(std::size_t bytes) {
       allocated()[reinterpret_cast<std::uint64_t>(memory)] = part.of_rank[rank_];
     }
     if (cudaIpcGetMemHandle(&handle, memory) == cudaSuccess) {
-      std::memcpy(told.handle.data(), &handle, sizeof(handle));
-      told.address = reinterpret_cast<std::uint64_t>(memory);
-      told.process = getpid();
-      told.bytes = bytes;
+      std::memcpy(shared.handle.data(), &handle, sizeof(handle));
+      shared.address = reinterpret_cast<std::uint64_t>(memory);
+      shared.process = getpid();
+      shared.bytes = bytes;
     }
   }
   cudaGetLastError();
-  return told;
+  return shared;
 }
 
 bool PeerCopies::open(std::span<const PeerMemory> of_all) {
   Part& part = parts_.back();
   const auto open_one = [&](std::size_t r) {
-    const PeerMemory& told = of_all[r];
-    if (told.bytes != part.bytes) return false;
+    const PeerMemory& shared = of_all[r];
+    if (shared.bytes != part.bytes) return false;
     if (r == rank_) return true;
-    if (told.process == getpid()) {
-      part.of_rank[r] = of_this_process(told.address);
+    if (shared.process == getpid()) {
+      part.of_rank[r] = of_this_process(shared.address);
       return part.of_rank[r] != nullptr && reaches(part.of_rank[r].get());
     }
     void* memory = nullptr;
     cudaIpcMemHandle_t handle;
-    std::memcpy(&handle, told.handle.data(), sizeof(handle));
+    std::memcpy(&handle, shared.handle.data(), sizeof(handle));
     if (cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess)
       return false;
     part.of_rank[r] = Memory(static_cast<std::byte*>(memory), [](std::byte* held) { unmap(held); });
@@ -227,23 +227,23 @@ bool PeerCopies::holds(const void* address, std::size_t bytes) const {
 }
 
 // Offset of the flag that `rank` waits for and `from` sets.
-std::size_t PeerCopies::flag_of(int rank, Meeting meeting, int from) const {
+std::size_t PeerCopies::flag_of(int rank, Barrier barrier, int from) const {
   const auto r = static_cast<std::size_t>(rank), f = static_cast<std::size_t>(from);
-  return ((r * 2 + static_cast<std::size_t>(meeting)) * size_ + f) * kFlagBytes;
+  return ((r * 2 + static_cast<std::size_t>(barrier)) * size_ + f) * kFlagBytes;
 }
 
 // A flag is 0 again before it can be signalled next: its rank has seen it, and only then signals
 // the other rank, which waits for that signal in the next barrier.
-void PeerCopies::meet(Meeting meeting, Stream stream) const {
+void PeerCopies::wait_for_peers(Barrier barrier, Stream stream) const {
   const int rank = static_cast<int>(rank_), size = static_cast<int>(size_);
   std::vector<CUstreamBatchMemOpParams> ops;
   ops.reserve(3 * (size_ - 1));
   const auto each_other = [&](const auto& op) {
     for (int k = 1; k < size; ++k) ops.push_back(op((rank + k) % size));
   };
-  each_other([&](int r) { return write_op(device_flags_ + flag_of(r, meeting, rank), 1); });
-  each_other([&](int r) { return wait_op(device_flags_ + flag_of(rank, meeting, r)); });
-  each_other([&](int r) { return write_op(device_flags_ + flag_of(rank, meeting, r), 0); });
+  each_other([&](int r) { return write_op(device_flags_ + flag_of(r, barrier, rank), 1); });
+  each_other([&](int r) { return wait_op(device_flags_ + flag_of(rank, barrier, r)); });
+  each_other([&](int r) { return write_op(device_flags_ + flag_of(rank, barrier, r), 0); });
   enqueue(std::move(ops), stream);
 }
 
@@ -254,7 +254,7 @@ void PeerCopies::exchange(const void* mine, std::size_t step, void* to, std::siz
   const Part& part = *part_of(to, bytes_each * size_);
   const auto offset =
       static_cast<std::size_t>(static_cast<std::byte*>(to) - part.of_rank[rank_].get());
-  meet(kReady, stream);
+  wait_for_peers(kReady, stream);
   for (std::size_t k = 1; k <= size_; ++k) {
     const std::size_t r = (rank_ + k) % size_;
     const auto* const from = static_cast<const std::byte*>(mine) + r * step;
@@ -264,7 +264,7 @@ void PeerCopies::exchange(const void* mine, std::size_t step, void* to, std::siz
                                  static_cast<cudaStream_t>(stream)),
                  "copy to another GPU");
   }
-  meet(kDone, stream);
+  wait_for_peers(kDone, stream);
   record_event_of_graph(last_.get(), stream);
 }
 
@@ -275,16 +275,16 @@ void PeerCopies::all_gather(const void* mine, void* all, std::size_t bytes_each,
   exchange(mine, 0, all, bytes_each, stream);
 }
 
-void PeerCopies::all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+void PeerCopies::all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
                             Stream stream) const {
-  exchange(pieces, bytes_each, pieces_of_all, bytes_each, stream);
+  exchange(slices, bytes_each, slices_of_all, bytes_each, stream);
 }
 
 void PeerCopies::let_go() const noexcept {
   for (std::size_t r = 0; r < size_; ++r) {
-    for (const Meeting meeting : {kReady, kDone}) {
+    for (const Barrier barrier : {kReady, kDone}) {
       std::byte* const flag =
-          flags_ + flag_of(static_cast<int>(rank_), meeting, static_cast<int>(r));
+          flags_ + flag_of(static_cast<int>(rank_), barrier, static_cast<int>(r));
       std::atomic_ref(*reinterpret_cast<std::uint32_t*>(flag)).store(1);
     }
   }

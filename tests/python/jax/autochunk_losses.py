@@ -200,11 +200,11 @@ def _run(fn, *args):
 
     outputs, pull = jax.vjp(of, *(args[i] for i in by))
     rng = np.random.default_rng(11)
-    tangents = jax.tree.map(lambda o: tangent(rng, o), outputs)
-    return jax.tree.leaves(outputs), list(pull(tangents))
+    cotangents = jax.tree.map(lambda o: cotangent(rng, o), outputs)
+    return jax.tree.leaves(outputs), list(pull(cotangents))
 
 
-def tangent(rng, output):
+def cotangent(rng, output):
     if not jnp.issubdtype(output.dtype, jnp.floating):
         return np.zeros(output.shape, jax.dtypes.float0)
     return jnp.asarray(np.float32(rng.normal(size=output.shape) * 0.3 + 1.5), output.dtype)

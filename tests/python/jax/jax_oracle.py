@@ -21,8 +21,8 @@ def problem(shape=(3, 7), dim=16, vocab=101, dtype="float32", seed=0, bias=True,
     targets = rng.integers(0, vocab, (*shape, per_token) if per_token else shape)
     if ignored and targets.size > 2:
         targets.reshape(-1)[[0, targets.size // 2]] = -100
-    words = jnp.asarray(rng.normal(size=vocab), "float32") if bias else None
-    return hidden, weight, jnp.asarray(targets, jnp.int32), words
+    vocab_ids = jnp.asarray(rng.normal(size=vocab), "float32") if bias else None
+    return hidden, weight, jnp.asarray(targets, jnp.int32), vocab_ids
 
 
 def doubles(*arrays):
@@ -46,9 +46,9 @@ def cross_entropy(
     classes = jnp.ones(vocab) if class_weight is None else jnp.asarray(class_weight)
     y = targets if target_weight is not None else targets[..., None]
     each_valid = y != ignore_index
-    words = jnp.where(each_valid, y, 0)
+    vocab_ids = jnp.where(each_valid, y, 0)
     share = jnp.where(each_valid, 1.0 if target_weight is None else target_weight, 0.0)
-    of_target = -(share * classes[words] * jnp.take_along_axis(log_p, words, -1)).sum(-1)
+    of_target = -(share * classes[vocab_ids] * jnp.take_along_axis(log_p, vocab_ids, -1)).sum(-1)
     losses = (1 - label_smoothing) * of_target + z_loss * lse**2
     if label_smoothing:
         losses = losses - label_smoothing / vocab * (classes * log_p).sum(-1)
@@ -61,7 +61,7 @@ def cross_entropy(
         return losses.sum()
     if normalizer is not None:
         return losses.sum() / normalizer
-    count = (tokens if target_weight is not None else tokens * classes[words[..., 0]]).sum()
+    count = (tokens if target_weight is not None else tokens * classes[vocab_ids[..., 0]]).sum()
     return losses.sum() / jnp.where(count == 0, 1.0, count)
 
 

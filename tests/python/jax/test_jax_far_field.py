@@ -121,7 +121,7 @@ def test_transformations():
     assert loss == linear_cross_entropy(HIDDEN, WEIGHT, TARGETS)
 
 
-def test_far_both_has_room_for_two_orders():
+def test_far_both_has_capacity_for_two_orders():
     _, (state, *_) = run(far_field_state(V, D, accuracy="far_both", error=0.05, refresh_every=1, refresh_delay=2), 4)
     report = far_field_report(state)  # an order at step 3, another one begun at step 4
     assert (report.steps, report.refreshes) == (4, 1) and report.far
@@ -181,7 +181,7 @@ def test_errors_are_named():
 
 def test_a_damaged_state_fails():
     _, (state, *_) = run(far_field_state(V, D, **AT_ONCE), 1)
-    for at, value, match in ((2, 127, "state: the first 8 bytes tell of"), (300000, 77, "words"), (9, 1, "state")):
+    for at, value, match in ((2, 127, "state: the first 8 bytes tell of"), (300000, 77, "vocab_ids"), (9, 1, "state")):
         damaged = np.asarray(state.data).copy()
         damaged[at : at + 8] = value
         bad = FarFieldState(jnp.asarray(damaged), state.options, V, D)

@@ -115,7 +115,7 @@ def test_small_integers_are_targets(kind):
     assert small == linear_cross_entropy(hidden, weight, targets)
 
 
-def test_ignore_index_may_be_a_word():
+def test_ignore_index_may_be_a_entry():
     hidden, weight, targets, _ = problem(ignored=False)
     targets = targets.at[0].set(0)
     compare((hidden, weight, targets, None), ignore_index=0)
@@ -135,7 +135,7 @@ def test_mean_over_no_token_is_zero():
     assert linear_cross_entropy(hidden[:0], weight, jnp.zeros((0, 7), jnp.int32), reduction="none").shape == (0, 7)
 
 
-def test_masked_words_have_no_probability():
+def test_masked_entries_have_no_probability():
     hidden, weight, targets, bias = problem(ignored=False)
     bias = bias.at[50:].set(-jnp.inf)
     targets = targets % 50

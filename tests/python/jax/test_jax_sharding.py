@@ -38,19 +38,19 @@ def mesh(kind=AxisType.Auto):
 LAYOUTS = {
     "data": dict(tokens="data"),
     "all data": dict(tokens=P(("data", "model"))),
-    "words": dict(words="model"),
-    "data and words": dict(tokens="data", words="model"),
-    "fsdp": dict(tokens=P(("data", "model")), words=("data", "model")),
-    "hsdp": dict(tokens=P(("data", "model")), words="model"),
-    "sequence": dict(tokens=P("data", "model"), words="model"),
+    "words": dict(vocab="model"),
+    "data and vocabulary entries": dict(tokens="data", vocab="model"),
+    "fsdp": dict(tokens=P(("data", "model")), vocab=("data", "model")),
+    "hsdp": dict(tokens=P(("data", "model")), vocab="model"),
+    "sequence": dict(tokens=P("data", "model"), vocab="model"),
 }
 
 
 def placed(layout, *given):
     """Returns the arrays with the sharding of the layout."""
     s = Sharding(mesh(), **layout)
-    tokens, words = s.tokens if isinstance(s.tokens, P) else P(s.tokens), P(s.words)
-    specs = (tokens, words, tokens, words)
+    tokens, vocab = s.tokens if isinstance(s.tokens, P) else P(s.tokens), P(s.vocab)
+    specs = (tokens, vocab, tokens, vocab)
     return [jax.device_put(a, NamedSharding(s.mesh, spec)) for a, spec in zip(given, specs)]
 
 
@@ -72,21 +72,21 @@ def test_loss_and_gradients(name, options):
     check_gradients(gradients, others)
 
 
-@pytest.mark.parametrize("name", ["words", "data and words", "fsdp", "sequence"])
-def test_neither_words_nor_their_gradients_travel(name):
+@pytest.mark.parametrize("name", ["words", "data and vocabulary entries", "fsdp", "sequence"])
+def test_neither_entries_nor_their_gradients_travel(name):
     given = placed(LAYOUTS[name], *arrays())
     where = Sharding(mesh(), **LAYOUTS[name])
     step = jax.jit(jax.value_and_grad(lambda *a: linear_cross_entropy(*a, sharding=where), (0, 1)))
     text = step.lower(*given).compile().as_text()
     moved = re.findall(r"= (.*?) (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(", text)
-    rows = VOCAB // where._size(where._words)
+    rows = VOCAB // where._size(where._vocab)
     wide = [shape for shape, _ in moved if f"[{VOCAB},{DIM}]" in shape or f"[{VOCAB}]" in shape]
     assert moved and not wide, wide
     if name in ("words", "fsdp"):  # with data beside the vocabulary, d_weight is summed over data
         assert not [shape for shape, _ in moved if f"[{rows},{DIM}]" in shape]
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[n] for n in ("all data", "data and words", "fsdp")])
+@pytest.mark.parametrize("layout", [LAYOUTS[n] for n in ("all data", "data and vocabulary entries", "fsdp")])
 def test_losses_of_tokens_and_what_is_asked_for(layout):
     where, given = Sharding(mesh(), **layout), placed(layout, *arrays())
     asked = dict(return_lse=True, return_target_logits=True, softcap=6.0)
@@ -128,28 +128,28 @@ def test_no_token_is_a_loss_of_zero():
         assert linear_cross_entropy(*placed(layout, hidden, weight, none, bias), sharding=Sharding(mesh(), **layout)) == 0.0
 
 
-def test_weighted_targets_where_every_device_has_all_words():
+def test_weighted_targets_where_every_device_has_all_entries():
     hidden, weight, _, bias = arrays()
-    words = jnp.asarray(RANDOM.integers(0, VOCAB, (*TOKENS, 3)), "int32").at[2].set(-100)
+    vocab = jnp.asarray(RANDOM.integers(0, VOCAB, (*TOKENS, 3)), "int32").at[2].set(-100)
     q = jnp.asarray(RANDOM.uniform(size=(*TOKENS, 3)), "float32")
     where = Sharding(mesh(), tokens="data")
-    found = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, words, bias, target_weight=q, sharding=where), (0, 1))
-    expected, others = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, words, bias, target_weight=q), (0, 1))(hidden, weight)
+    found = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, vocab, bias, target_weight=q, sharding=where), (0, 1))
+    expected, others = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, vocab, bias, target_weight=q), (0, 1))(hidden, weight)
     value, gradients = found(hidden, weight)
     assert relative_error(value, expected) < 2e-6
     check_gradients(gradients, others)
     with pytest.raises(NotImplementedError, match="target_weight: not of a vocabulary in shards"):
-        linear_cross_entropy(hidden, weight, words, bias, target_weight=q, sharding=Sharding(mesh(), words="model"))
+        linear_cross_entropy(hidden, weight, vocab, bias, target_weight=q, sharding=Sharding(mesh(), vocab="model"))
 
 
-@pytest.mark.parametrize("name", ["data", "words", "data and words", "fsdp"])
+@pytest.mark.parametrize("name", ["data", "words", "data and vocabulary entries", "fsdp"])
 def test_types_of_explicit_axes_say_it(name):
     layout = LAYOUTS[name]
     explicit = mesh(AxisType.Explicit)
     with jax.set_mesh(explicit):
         s = Sharding(explicit, **layout)
-        tokens, words = s._tokens, P(s.words)
-        given = [jax.device_put(a, NamedSharding(explicit, spec)) for a, spec in zip(arrays(), (tokens, words, P(), P()))]
+        tokens, vocab = s._tokens, P(s.vocab)
+        given = [jax.device_put(a, NamedSharding(explicit, spec)) for a, spec in zip(arrays(), (tokens, vocab, P(), P()))]
         value, gradients = jax.jit(jax.value_and_grad(linear_cross_entropy, (0, 1)))(*given)
         assert jax.typeof(gradients[1]).sharding.spec[0] == jax.typeof(given[1]).sharding.spec[0]
         numbers = jax.jit(linear_logprobs)(*given)
@@ -167,7 +167,7 @@ def test_explicit_axes_without_a_mesh_around_the_call():
     given = [on(a, s) for a, s in zip(arrays(), (P("data"), P("model"), P("data"), P("model")))]
     weights = dict(class_weight=on(CLASSES, P("model")), token_weight=on(WEIGHTS, P("data")))
     assert relative_error(jax.jit(lambda *a: linear_cross_entropy(*a, **weights))(*given), expected) < 2e-6
-    where = Sharding(explicit, tokens="data", words="model")  # arrays on other devices are copied
+    where = Sharding(explicit, tokens="data", vocab="model")  # arrays on other devices are copied
     found = jax.jit(lambda *a: linear_cross_entropy(*a, class_weight=CLASSES, token_weight=WEIGHTS, sharding=where))(*arrays())
     assert relative_error(found, expected) < 2e-6
     found = jax.jit(linear_cross_entropy)(hidden, on(weight, P("model")), targets, bias)
@@ -176,10 +176,10 @@ def test_explicit_axes_without_a_mesh_around_the_call():
 
 def test_few_dimensions():
     hidden, weight, targets, bias = arrays()
-    where = Sharding(mesh(), words="model")
+    where = Sharding(mesh(), vocab="model")
     found = linear_cross_entropy(hidden[0, 0], weight, targets[0, 0], bias, sharding=where)
     assert relative_error(found, linear_cross_entropy(hidden[0, 0], weight, targets[0, 0], bias)) < 2e-6
-    where = Sharding(mesh(), tokens=P("data", None, None), words="model")  # the layout of hidden itself
+    where = Sharding(mesh(), tokens=P("data", None, None), vocab="model")  # the layout of hidden itself
     assert relative_error(linear_cross_entropy(*arrays(), sharding=where), linear_cross_entropy(*arrays())) < 2e-6
 
 
@@ -192,7 +192,7 @@ def test_weights_of_tokens_have_no_gradient(layout):
 
 def test_messages_have_the_whole_shapes():
     hidden, weight, targets, bias = arrays()
-    where = Sharding(mesh(), tokens="data", words="model")
+    where = Sharding(mesh(), tokens="data", vocab="model")
     for wrong, message in (
         (dict(targets=targets[:6]), r"targets: expected \[8, 4\], got \[6, 4\]"),
         (dict(bias=bias[:102]), r"bias: expected \[104\], got \[102\]"),
@@ -201,14 +201,14 @@ def test_messages_have_the_whole_shapes():
         with pytest.raises(ValueError, match=message):
             linear_cross_entropy(**{**dict(hidden=hidden, weight=weight, targets=targets, bias=bias), **wrong}, sharding=where)
     several = jnp.stack([targets, targets], -1)
-    with pytest.raises(NotImplementedError, match="targets: several words a token are not of a vocabulary in shards"):
+    with pytest.raises(NotImplementedError, match="targets: several classes a token are not of a vocabulary in shards"):
         linear_logprobs(hidden, weight, several, sharding=where)
 
 
 @pytest.mark.parametrize("error, message, given", [
-    (TypeError, "sharding: words: expected an axis or a tuple of them, got int", lambda: Sharding(mesh(), words=3)),
+    (TypeError, "sharding: vocab: expected an axis or a tuple of them, got int", lambda: Sharding(mesh(), vocab=3)),
     (TypeError, "sharding: expected logitless.jax.Sharding or None, got str", lambda: "data"),
-    (ValueError, "sharding: words: expected axes of \\('data', 'model'\\), got 'tp'", lambda: Sharding(mesh(), words="tp")),
+    (ValueError, "sharding: vocab: expected axes of \\('data', 'model'\\), got 'tp'", lambda: Sharding(mesh(), vocab="tp")),
     (TypeError, "sharding: mesh: expected a jax.sharding.Mesh, got str", lambda: Sharding("data")),
     (TypeError, "sharding: tokens: expected an axis, a tuple of them or a PartitionSpec, got int", lambda: Sharding(mesh(), tokens=3)),
     (ValueError, "sharding: tokens: expected axes of \\('data', 'model'\\), got 'tp'", lambda: Sharding(mesh(), tokens=("data", "tp"))),
@@ -227,9 +227,9 @@ def test_tokens_over_several_axes():
     assert abs(found - linear_cross_entropy(hidden, weight, targets)) <= 1e-6
 
 
-def test_words_that_do_not_divide_are_named():
+def test_entries_that_do_not_divide_are_named():
     hidden, weight, targets, _ = arrays()
     with pytest.raises(ValueError, match=r"weight: expected a multiple of 4 along dimension 0.*got \[102, 16\]"):
-        linear_cross_entropy(hidden, weight[:102], targets, sharding=Sharding(mesh(), words=("data", "model")))
+        linear_cross_entropy(hidden, weight[:102], targets, sharding=Sharding(mesh(), vocab=("data", "model")))
     with pytest.raises(ValueError, match=r"hidden: expected a multiple of 2 along dimension 0.*got \[7, 4, 16\]"):
         linear_cross_entropy(hidden[:7], weight, targets[:7], sharding=Sharding(mesh(), tokens="data"))

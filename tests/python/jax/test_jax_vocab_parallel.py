@@ -183,7 +183,7 @@ def test_gradients_taken_inside():
     check_gradients(inside(*arrays), jax.grad(linear_cross_entropy, (0, 1, 3))(*arrays))
 
 
-def test_a_shard_whose_words_are_all_masked():
+def test_a_shard_whose_entries_are_all_masked():
     hidden, weight, targets, bias = problem(vocab=VOCAB, ignored=False)
     bias, targets = bias.at[26:52].set(-jnp.inf), targets % 26
     parallel = sharded(lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp"))
@@ -195,7 +195,7 @@ def test_a_shard_whose_words_are_all_masked():
     assert relative_error(entropy, linear_logprobs(hidden, weight, targets, bias)[1]) < 2e-6
 
 
-def test_ignore_index_may_be_a_word_of_one_shard():
+def test_ignore_index_may_be_a_entry_of_one_shard():
     hidden, weight, targets, bias = problem(vocab=VOCAB, ignored=False)
     targets = targets.at[1].set(0)
     parallel = sharded(lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp", ignore_index=0))

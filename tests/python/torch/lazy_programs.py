@@ -21,8 +21,8 @@ def _mask(z):
 
 def _target(z, dim=-1):
     shape = list(z.shape)
-    words = shape.pop(dim)
-    return (torch.arange(max(1, torch.Size(shape).numel())).reshape(shape) * 5) % words
+    vocab_ids = shape.pop(dim)
+    return (torch.arange(max(1, torch.Size(shape).numel())).reshape(shape) * 5) % vocab_ids
 
 
 def _setitem(z, index, value):
@@ -44,7 +44,7 @@ VIEWS = {
     "words": lambda z: z[..., 2:9],
     "word": lambda z: z[..., 3],
     "transpose": lambda z: z.transpose(0, 1),
-    "transpose words": lambda z: z.transpose(-1, -2),
+    "transpose vocabulary entries": lambda z: z.transpose(-1, -2),
     "permute": lambda z: z.permute(2, 0, 1),
     "movedim": lambda z: z.movedim(-1, 0),
     "t": lambda z: z.t(),
@@ -109,7 +109,7 @@ EDITS = {
     "copy_": lambda z: z.copy_(torch.linspace(0, 1, max(1, z.numel()))[: z.numel()].reshape(z.shape)),
     "scatter_": lambda z: z.scatter_(-1, torch.zeros(z.shape[:-1] + (1,), dtype=torch.int64), -2.0),
     "index_fill_": lambda z: z.index_fill_(0, torch.tensor([0]), 0.5),
-    "a word": lambda z: _setitem(z, (Ellipsis, 2), -3.0),
+    "a vocabulary entry": lambda z: _setitem(z, (Ellipsis, 2), -3.0),
     "a row": lambda z: _setitem(z, 0, 0.125),
     "masked": lambda z: _setitem(z, z < 0, 0.0),
     "part": lambda z: z[..., 1:3].mul_(3.0),

@@ -28,12 +28,12 @@ def loss(
     vocab = z.shape[-1]
     rows = z.reshape(-1, vocab)
     if target_weight is not None:
-        words = target.reshape(rows.shape[0], -1)
-        share = target_weight.reshape(words.shape)
-        valid = words != ignore_index
+        vocab_ids = target.reshape(rows.shape[0], -1)
+        share = target_weight.reshape(vocab_ids.shape)
+        valid = vocab_ids != ignore_index
         weights = torch.ones(vocab, dtype=z.dtype) if class_weight is None else class_weight
         log_p = torch.log_softmax(rows, 1)
-        safe = torch.where(valid, words, 0)
+        safe = torch.where(valid, vocab_ids, 0)
         losses = -(share * valid * weights[safe] * log_p.gather(1, safe)).sum(1) * (1 - label_smoothing)
         losses = losses - label_smoothing / vocab * (log_p * weights).sum(1)
         row = valid.any(1).to(z.dtype)
@@ -59,11 +59,11 @@ def loss(
 def logprobs(hidden, weight, target, bias=None, *, ignore_index=-100, softcap=None, logit_scale=1.0):
     z = logits(hidden, weight, bias, softcap, logit_scale)
     lead = hidden.shape[:-1]
-    words = target if target.dim() > len(lead) else target[..., None]
-    valid = words != ignore_index
+    vocab_ids = target if target.dim() > len(lead) else target[..., None]
+    valid = vocab_ids != ignore_index
     row = valid.any(-1)
     lse = torch.logsumexp(z, -1)
-    log_prob = torch.where(valid, z.gather(-1, torch.where(valid, words, 0)) - lse[..., None], 0.0)
+    log_prob = torch.where(valid, z.gather(-1, torch.where(valid, vocab_ids, 0)) - lse[..., None], 0.0)
     p = torch.softmax(z, -1)
     entropy = torch.where(row, lse - (p * z).sum(-1), 0.0)
     return log_prob.reshape(target.shape), entropy, torch.where(row, lse, 0.0)

@@ -42,7 +42,7 @@ def training(rank, ranks, accuracy, tokens):
     hidden, weight, target = problem(ranks)
     rows = slice(VOCAB * rank // ranks, VOCAB * (rank + 1) // ranks)
     own = slice(TOKENS * rank // ranks, TOKENS * (rank + 1) // ranks) if tokens else slice(None)
-    sharding = Sharding(dist.group.WORLD, VOCAB, rows.start, tokens, dealt=True)  # frequent entries are spread evenly
+    sharding = Sharding(dist.group.WORLD, VOCAB, rows.start, tokens, interleaved=True)  # frequent entries are spread evenly
     far, again, far_steps = FarFieldHead(accuracy=accuracy, **QUICK), None, 0
     for step in range(1, 9):
         whole, states = weight.clone().requires_grad_(), hidden.clone().requires_grad_()

@@ -155,8 +155,8 @@ def plain(rank, ranks):
     mine = rows_of(1031, ranks, rank)
     with torch.cuda.stream(torch.cuda.Stream()):
         uneven, even = [0] + [7] * (ranks - 1), [TOKENS] * ranks
-        runs = [(counts, moves) for moves in ("tokens", "weights") for counts in (uneven, even)]
-        for counts, moves in (*runs, (None, "planned"), (None, "planned")):
+        runs = [(counts, exchange) for exchange in ("tokens", "weights") for counts in (uneven, even)]
+        for counts, exchange in (*runs, (None, "planned"), (None, "planned")):
             x, w = (t.clone().requires_grad_() for t in (hidden, weight))
             used = slice(0, sum(counts) if counts else len(hidden))
             whole = linear_cross_entropy(x[used], w, target[used])
@@ -164,7 +164,7 @@ def plain(rank, ranks):
             first = sum(counts[:rank]) if counts else 0
             part = slice(first, first + counts[rank]) if counts else used
             own, rows = hidden[part].clone().requires_grad_(), weight[mine].clone().requires_grad_()
-            where = Sharding(dist.group.WORLD, tokens=bool(counts), moves=moves)
+            where = Sharding(dist.group.WORLD, tokens=bool(counts), exchange=exchange)
             loss = linear_cross_entropy(own, rows, target[part], sharding=where)
             loss.backward()
             everywhere(loss)
@@ -229,7 +229,7 @@ def exchanges(rank, ranks):
             configure_exchanges(group, **given)
         found.append([])
         for hidden, weight, _, target in (small, large):
-            for share in (dict(tokens=True, moves="tokens"), dict(tokens=True, moves="weights"), dict(tokens=False)):
+            for share in (dict(tokens=True, exchange="tokens"), dict(tokens=True, exchange="weights"), dict(tokens=False)):
                 found[-1] += several_calls(rank, ranks, group, hidden, weight, target, share)
         found[-1] += on_streams(rank, ranks, group, large)
         try:

@@ -179,13 +179,13 @@ def own_batches(rank, ranks, mesh, vocab, columns=False):
     torch.manual_seed(vocab + 2)
     several = torch.randint(0, vocab, (ranks, 9, 3)), dict(target_weight=torch.rand(ranks, 9, 3))
     several[0][:, ::4] = -100
-    for words, given in (several, (torch.rand(ranks, 9, vocab), {})):
+    for vocab_ids, given in (several, (torch.rand(ranks, 9, vocab), {})):
         given["class_weight"] = torch.rand(vocab)
         mine = lambda r: {k: v[r] if k == "target_weight" else v for k, v in given.items()}  # noqa: B023, E731
         w, w_shard = weight.clone().requires_grad_(), sharded(weight, mesh)
-        each = [linear_cross_entropy(hidden[r], w, words[r], **mine(r)) for r in range(ranks)]
+        each = [linear_cross_entropy(hidden[r], w, vocab_ids[r], **mine(r)) for r in range(ranks)]
         sum(each).backward()
-        loss = linear_cross_entropy(hidden[rank], w_shard, words[rank], **mine(rank))
+        loss = linear_cross_entropy(hidden[rank], w_shard, vocab_ids[rank], **mine(rank))
         loss.backward()
         close(loss, each[rank], "several")
         close(w_shard.grad.full_tensor(), w.grad / ranks, "several")
@@ -246,10 +246,10 @@ def plain_columns(rank, ranks):
     made = hidden, weight, bias, target = problem(ranks, 61)
     borders = [DIM * r * r // ranks**2 for r in range(ranks + 1)]
     columns_alike(rank, borders, made, options(ranks, 61), close)
-    where, words = Sharding(dist.group.WORLD, tokens=True, weight="columns"), target[rank].clamp(min=0)
+    where, vocab_ids = Sharding(dist.group.WORLD, tokens=True, weight="columns"), target[rank].clamp(min=0)
     columns = weight[:, borders[rank] : borders[rank + 1]].contiguous()
-    found = linear_logprobs(hidden[rank], columns, words, bias, sharding=where)[0]
-    close(found, linear_logprobs(hidden[rank], weight, words, bias)[0], "log-probabilities")
+    found = linear_logprobs(hidden[rank], columns, vocab_ids, bias, sharding=where)[0]
+    close(found, linear_logprobs(hidden[rank], weight, vocab_ids, bias)[0], "log-probabilities")
 
 
 def same_tokens(rank, ranks, mesh, vocab):
@@ -428,10 +428,10 @@ def plain(rank, ranks):
     whole.backward()
     for given in (
         dict(sharding=Sharding(group)),
-        dict(sharding=Sharding(group, vocab=61, first_word=first)),
+        dict(sharding=Sharding(group, vocab=61, vocab_begin=first)),
         dict(vocab_parallel_options=SimpleNamespace(start=first, stop=end, group=group, reduce_e_grad=True)),
         dict(sharding=Sharding(group, tokens=True)),
-        dict(sharding=Sharding(group, tokens=True, moves="weights")),
+        dict(sharding=Sharding(group, tokens=True, exchange="weights")),
     ):
         tokens = given.get("sharding") is not None and given["sharding"].tokens
         rows, bias_rows = (t[first:end].clone().requires_grad_() for t in (weight, bias))
@@ -469,7 +469,7 @@ def compiled(rank, ranks, mesh):
     size = -(-61 // ranks)
     first = min(rank * size, 61)
     rows = weight[first : first + size].clone().requires_grad_()
-    where = Sharding(dist.group.WORLD, vocab=61, first_word=first, tokens=True)
+    where = Sharding(dist.group.WORLD, vocab=61, vocab_begin=first, tokens=True)
     call = lambda h, r, t: linear_cross_entropy(h, r, t, reduction="sum", sharding=where)  # noqa: E731
     loss = torch.compile(call, fullgraph=True, backend="aot_eager")(hidden[rank], rows, target[rank])
     loss.backward()
@@ -555,21 +555,21 @@ def errors(rank, ranks, mesh):
         else:
             raise AssertionError(f"{given}: nothing was raised")
     rows = weight[rank * 10 : rank * 10 + 10]
-    overlap = Sharding(group, vocab=10 * ranks, first_word=5 if rank == last else 10 * rank)
-    refused(lambda: linear_cross_entropy(hidden, rows, target.clamp(max=9), sharding=overlap), "word")
+    overlap = Sharding(group, vocab=10 * ranks, vocab_begin=5 if rank == last else 10 * rank)
+    refused(lambda: linear_cross_entropy(hidden, rows, target.clamp(max=9), sharding=overlap), "vocabulary entry")
     for wrong, part in (
         (dict(sharding=3), "sharding: expected logitless.torch.Sharding"),
         (dict(sharding=Sharding("tp")), "sharding.group"),
-        (dict(sharding=Sharding(group, vocab=9)), "expected first_word"),
-        (dict(sharding=Sharding(group, vocab=9.0, first_word=0)), "sharding.vocab"),
-        (dict(sharding=Sharding(group, tokens=True, moves="both")), "sharding.moves: expected one of 'planned', 'tokens', 'weights'"),
-        (dict(sharding=Sharding(group, moves="weights")), "sharding.moves: expected 'planned'"),
+        (dict(sharding=Sharding(group, vocab=9)), "expected vocab_begin"),
+        (dict(sharding=Sharding(group, vocab=9.0, vocab_begin=0)), "sharding.vocab"),
+        (dict(sharding=Sharding(group, tokens=True, exchange="both")), "sharding.exchange: expected one of 'planned', 'tokens', 'weights'"),
+        (dict(sharding=Sharding(group, exchange="weights")), "sharding.exchange: expected 'planned'"),
         (dict(sharding=Sharding(group, tokens=True), shift=True), "shift"),
         (dict(sharding=Sharding(group, tokens=True), accuracy=True), "accuracy"),
-        (dict(sharding=Sharding(group, dealt=1)), "sharding.dealt: expected True or False"),
-        (dict(sharding=Sharding(group, tokens=True, weight="rows")), "sharding.weight: expected one of 'words', 'columns'"),
+        (dict(sharding=Sharding(group, interleaved=1)), "sharding.interleaved: expected True or False"),
+        (dict(sharding=Sharding(group, tokens=True, weight="words")), "sharding.weight: expected one of 'rows', 'columns'"),
         (dict(sharding=Sharding(group, weight="columns")), "sharding.weight: 'columns' move to each rank's own tokens"),
-        (dict(sharding=Sharding(group, 10, 3, tokens=True, weight="columns")), "sharding: columns are of all 10 words"),
+        (dict(sharding=Sharding(group, 10, 3, tokens=True, weight="columns")), "sharding: columns are of all 10 vocabulary entries"),
         (dict(sharding=Sharding(group, tokens=True, weight="columns")), "on all ranks together, as hidden has"),
     ):
         refused(lambda wrong=wrong: linear_cross_entropy(hidden, rows, target, **wrong), part)

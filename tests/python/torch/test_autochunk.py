@@ -144,13 +144,13 @@ def copies(args):
     return [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
 
 
-def run(fn, args, tangent_seed=11):
+def run(fn, args, cotangent_seed=11):
     """Returns outputs, and gradients of the arguments for random cotangents."""
     args = copies(args)
     outputs = [o for o in pytree.tree_leaves(fn(*args)) if isinstance(o, torch.Tensor)]
     graded = [o for o in outputs if o.requires_grad]
-    tangents = [random(*o.shape, dtype=o.dtype, seed=tangent_seed).detach() + 1.5 for o in graded]
-    torch.autograd.backward(graded, tangents)
+    cotangents = [random(*o.shape, dtype=o.dtype, seed=cotangent_seed).detach() + 1.5 for o in graded]
+    torch.autograd.backward(graded, cotangents)
     return outputs, [a.grad for a in args if isinstance(a, torch.Tensor)]
 
 
@@ -396,43 +396,43 @@ def test_chunks_of_a_table():
     assert "_take(" in chunked.source() and "_scatter_add(" in chunked.source()
 
 
-def sequence_log_probabilities(hidden, weight, words, mask):
+def sequence_log_probabilities(hidden, weight, entries, mask):
     logits = (hidden @ weight.T)[:, :-1]
-    logp = logits.log_softmax(-1).gather(-1, words[:, 1:, None]).squeeze(-1)
+    logp = logits.log_softmax(-1).gather(-1, entries[:, 1:, None]).squeeze(-1)
     return (logp * mask[:, 1:]).sum(-1), logits
 
 
-def shifted_dpo(hidden, weight, words, mask):
-    chosen, rejected = sequence_log_probabilities(hidden, weight, words, mask)[0].chunk(2)
+def shifted_dpo(hidden, weight, entries, mask):
+    chosen, rejected = sequence_log_probabilities(hidden, weight, entries, mask)[0].chunk(2)
     return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
 
 
-def simpo(hidden, weight, words, mask):
-    average = sequence_log_probabilities(hidden, weight, words, mask)[0] / mask[:, 1:].sum(-1)
+def simpo(hidden, weight, entries, mask):
+    average = sequence_log_probabilities(hidden, weight, entries, mask)[0] / mask[:, 1:].sum(-1)
     half = len(average) // 2
     return -F.logsigmoid(2.0 * (average[:half] - average[half:]) - 0.5).mean()
 
 
-def cpo(hidden, weight, words, mask):
-    total, half = sequence_log_probabilities(hidden, weight, words, mask)[0], len(words) // 2
+def cpo(hidden, weight, entries, mask):
+    total, half = sequence_log_probabilities(hidden, weight, entries, mask)[0], len(entries) // 2
     return -F.logsigmoid(0.1 * (total[:half] - total[half:])).mean() - total[:half].mean()
 
 
-def kto(hidden, weight, words, mask):
-    total, half = sequence_log_probabilities(hidden, weight, words, mask)[0], len(words) // 2
+def kto(hidden, weight, entries, mask):
+    total, half = sequence_log_probabilities(hidden, weight, entries, mask)[0], len(entries) // 2
     parts = torch.sigmoid(0.1 * (total[:half] - 0.3)), torch.sigmoid(0.1 * (0.3 - total[half:]))
     return 1 - torch.cat(parts).mean()
 
 
-def rows_of_pairs(hidden, weight, words, mask):
+def rows_of_pairs(hidden, weight, entries, mask):
     logits = hidden.flatten(0, 1) @ weight.T
-    logp = logits.log_softmax(-1).gather(-1, words.reshape(-1, 1)).view(len(words), -1).sum(1)
-    return -F.logsigmoid(0.1 * (logp[: len(words) // 2] - logp[len(words) // 2 :])).mean()
+    logp = logits.log_softmax(-1).gather(-1, entries.reshape(-1, 1)).view(len(entries), -1).sum(1)
+    return -F.logsigmoid(0.1 * (logp[: len(entries) // 2] - logp[len(entries) // 2 :])).mean()
 
 
-def shifted_labels(hidden, weight, words, mask):
+def shifted_labels(hidden, weight, entries, mask):
     logits = (hidden @ weight.T)[..., :-1, :].contiguous().view(-1, len(weight))
-    return F.cross_entropy(logits, words[:, 1:].contiguous().view(-1))
+    return F.cross_entropy(logits, entries[:, 1:].contiguous().view(-1))
 
 
 @pytest.mark.parametrize(

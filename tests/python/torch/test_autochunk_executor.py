@@ -31,7 +31,7 @@ def test_the_default_is_the_library_on_a_cpu(fn):
     assert by_the_library(chunked) == (DEVICE == "cpu")
 
 
-def test_others_are_taken_at_their_word():
+def test_others_are_taken_at_their_entry():
     for executor, native in (("python", False), ("native", True)):
         chunked = autochunk(z_loss, chunks=4, executor=executor)
         chunked(*arguments(z_loss, torch.float64))

@@ -100,8 +100,8 @@ def test_the_budget_bounds_what_is_allocated(fn, budget, threads):
         if compiled is None:
             continue
         result = plan.traced.outputs[0]
-        tangent = torch.ones(result.shape, dtype=result.dtype, device=DEVICE)
-        named = dict(zip(plan.traced.names, args)) | {"tangent0": tangent}
+        cotangent = torch.ones(result.shape, dtype=result.dtype, device=DEVICE)
+        named = dict(zip(plan.traced.names, args)) | {"tangent0": cotangent}
         inputs = [named[p].detach() for p in compiled.parameters]
         with Recorder(inputs) as recorder:
             results = compiled.function(*inputs)

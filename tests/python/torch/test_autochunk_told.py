@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from logitless.torch import autochunk
 
-TOKENS, DIM, WORDS = 256, 16, 2048
+TOKENS, DIM, TOKEN_IDS = 256, 16, 2048
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
 
 
@@ -20,7 +20,7 @@ def loss(hidden, weight, target):
 
 
 def arguments():
-    hidden, weight = torch.rand(TOKENS, DIM, requires_grad=True), torch.rand(WORDS, DIM, requires_grad=True)
+    hidden, weight = torch.rand(TOKENS, DIM, requires_grad=True), torch.rand(TOKEN_IDS, DIM, requires_grad=True)
     return hidden, weight, torch.arange(TOKENS)
 
 

@@ -101,12 +101,12 @@ def test_refusals_name_the_argument(options, error, text):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("word", [70, -1, 1 << 33])
-def test_a_bad_target_is_named_with_its_position(word, dtype):
+@pytest.mark.parametrize("vocab_id", [70, -1, 1 << 33])
+def test_a_bad_target_is_named_with_its_position(vocab_id, dtype):
     hidden, weight, target, _ = pair()
     hidden, weight = hidden.to(dtype), weight.to(dtype)
     several = torch.stack([target, target], 1)
-    target[7] = several[7, 1] = word
+    target[7] = several[7, 1] = vocab_id
     calls = {
         "7": (linear_cross_entropy, target, {}),
         "07": (lambda *a, **k: linear_cross_entropy(a[0][None], a[1], a[2][None], reduction="none"), target, {}),
@@ -114,12 +114,12 @@ def test_a_bad_target_is_named_with_its_position(word, dtype):
         "7, entry 1": (linear_cross_entropy, several, dict(target_weight=torch.ones(24, 2))),
         "07, entry 1": (lambda *a: linear_logprobs(*a)[0], several, {}),
     }
-    for at, (call, words, more) in calls.items():
+    for at, (call, vocab_ids, more) in calls.items():
         if oracle.DEVICE == "cpu":
-            with pytest.raises(ValueError, match=rf"^targets: {word} at position {at.lstrip('0')} is outside \[0, 70\)"):
-                call(hidden, weight, words, **more)
+            with pytest.raises(ValueError, match=rf"^targets: {vocab_id} at position {at.lstrip('0')} is outside \[0, 70\)"):
+                call(hidden, weight, vocab_ids, **more)
         else:  # nothing waits for the GPU
-            assert torch.isnan(call(hidden, weight, words, **more)).any()
+            assert torch.isnan(call(hidden, weight, vocab_ids, **more)).any()
 
 
 def test_either_name_of_the_targets():
@@ -129,12 +129,12 @@ def test_either_name_of_the_targets():
         (linear_cross_entropy, (hidden, weight)), (linear_logprobs, (hidden, weight)), (FarFieldHead(), (hidden, weight)),
         (module, (hidden,)), (orpo_loss, (hidden.reshape(2, 12, -1), weight)),
     ):
-        words = target.reshape(given[0].shape[:-1])
-        found, wanted = call(*given, targets=words), call(*given, target=words)
+        vocab_ids = target.reshape(given[0].shape[:-1])
+        found, wanted = call(*given, targets=vocab_ids), call(*given, target=vocab_ids)
         assert torch.equal(torch.cat([t.flatten() for t in found] if isinstance(found, tuple) else [found[None]]),
                            torch.cat([t.flatten() for t in wanted] if isinstance(wanted, tuple) else [wanted[None]]))
         with pytest.raises(TypeError, match="'target' is given twice"):
-            call(*given, target=words, targets=words)
+            call(*given, target=vocab_ids, targets=vocab_ids)
 
 
 @pytest.mark.parametrize("budget", ["256mib", "256 MIB", "0.25gib", 256 << 20])

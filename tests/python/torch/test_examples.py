@@ -27,8 +27,8 @@ def run(monkeypatch, capsys):
         torch.set_default_device(oracle.DEVICE)
 
 
-def numbers(text, word):
-    return [float(x) for x in re.findall(rf"{word} ([+-]?[0-9.]+)", text)]
+def numbers(text, vocab_id):
+    return [float(x) for x in re.findall(rf"{vocab_id} ([+-]?[0-9.]+)", text)]
 
 
 def test_finetune_lazy_head(run):

@@ -82,7 +82,7 @@ def test_a_run_has_the_bits_of_the_library(whole):
     assert same(whole[0], results)
     report = whole[1]
     assert (report.steps, report.dense_steps, report.audits, report.refreshes) == (STEPS, 4, 1, 1)
-    assert report.far and 0 < report.last_error < 0.05 and report.vocab == V and 0 < report.mean_kept < 0.6
+    assert report.far and 0 < report.last_error < 0.05 and report.vocab == V and 0 < report.mean_selected < 0.6
 
 
 def test_a_run_resumes(whole):
@@ -327,7 +327,7 @@ def test_states_that_are_refused():
     flipped = bytearray(state)
     flipped[len(state) // 4] ^= 0x40  # in the vocabulary ids
     flipped[len(state) // 4 + 7] ^= 0x7F
-    for damaged, match in ((state[:-9], "state"), (bytes(flipped), "words"), (b"\0" * 64, "state")):
+    for damaged, match in ((state[:-9], "state"), (bytes(flipped), "vocab_ids"), (b"\0" * 64, "state")):
         with pytest.raises(ValueError, match=match):
             head.set_extra_state(damaged)
         assert head.report == report
@@ -335,7 +335,7 @@ def test_states_that_are_refused():
         head.set_extra_state(torch.zeros(3))
     with pytest.raises(ValueError, match="saved with accuracy far_backward, this head has far_both"):
         FarFieldHead(accuracy="far_both").load_state_dict(head.state_dict())
-    with pytest.raises(ValueError, match=f"weight: expected {V} words, of which the order of this far field is, got 4096"):
+    with pytest.raises(ValueError, match=f"weight: expected {V} vocabulary entries, of which the order of this far field is, got 4096"):
         head(HIDDEN, WEIGHT[:4096].clone().requires_grad_(), TARGET % 4096)
     assert head.report == report
 
@@ -417,28 +417,28 @@ def test_the_documents_example(tmp_path):
     assert FarFieldHead().load_state_dict(saved["far"]) and model.lm_head.far_field is names["far"]
 
 
-def test_words_dealt_out_are_as_frequent_on_each_rank():
-    from logitless.torch import deal_words
+def test_entries_interleaved_out_are_as_frequent_on_each_rank():
+    from logitless.torch import interleave_vocab
 
     vocab, ranks = 1003, 4
     average = torch.rand(vocab, generator=torch.Generator().manual_seed(1)) ** 8  # a few entries have most of the sum
     for given in (None, average, average.double()):
         frequency = 1.0 / (1.0 + torch.arange(vocab)) if given is None else average
-        dealt = deal_words(vocab, ranks, given)
-        assert torch.equal(dealt.sort().values, torch.arange(vocab))
-        parts = dealt.tensor_split(ranks)
+        interleaved = interleave_vocab(vocab, ranks, given)
+        assert torch.equal(interleaved.sort().values, torch.arange(vocab))
+        parts = interleaved.tensor_split(ranks)
         sums = torch.stack([frequency[part].sum() for part in parts])
         assert sums.max() < (2.2 if given is None else 1.3) * sums.mean(), sums  # entry 0 alone has a third
         rare = torch.stack([(frequency[part] < frequency.median()).sum() for part in parts])
         assert rare.max() - rare.min() <= 8, rare
-        assert torch.equal(torch.argsort(dealt)[dealt], torch.arange(vocab))
-    assert not torch.equal(deal_words(vocab, ranks, seed=1), deal_words(vocab, ranks))
+        assert torch.equal(torch.argsort(interleaved)[interleaved], torch.arange(vocab))
+    assert not torch.equal(interleave_vocab(vocab, ranks, seed=1), interleave_vocab(vocab, ranks))
     for wrong, text in (
-        (lambda: deal_words(0, 2), "vocab: expected"),
-        (lambda: deal_words(5, True), "ranks: expected"),
-        (lambda: deal_words(5, 2, torch.ones(4)), r"average: expected \[5\], got \[4\]"),
-        (lambda: deal_words(2, 1, torch.tensor([1.0, float("nan")])), "average"),
-        (lambda: deal_words(5, 2, seed=-1), "seed: expected"),
+        (lambda: interleave_vocab(0, 2), "vocab: expected"),
+        (lambda: interleave_vocab(5, True), "ranks: expected"),
+        (lambda: interleave_vocab(5, 2, torch.ones(4)), r"average: expected \[5\], got \[4\]"),
+        (lambda: interleave_vocab(2, 1, torch.tensor([1.0, float("nan")])), "average"),
+        (lambda: interleave_vocab(5, 2, seed=-1), "seed: expected"),
     ):
         with pytest.raises(ValueError, match=text):
             wrong()
@@ -459,6 +459,6 @@ for module in (torch, logitless, logitless._library, logitless.torch._engine):
 """
 
 
-def test_what_is_alive_at_the_end_of_the_interpreter_ends_without_a_word():
+def test_what_is_alive_at_the_end_of_the_interpreter_ends_without_a_entry():
     done = subprocess.run([sys.executable, "-c", ALIVE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -42,7 +42,7 @@ def test_a_run_is_near_and_repeats():
     results, (hidden, weight) = run(head)
     report = head.report
     assert report.far and report.steps == STEPS and report.audits > 0 and report.last_error < 0.05
-    assert head.statistics().passes > 0 and 0 < report.mean_kept < 0.7
+    assert head.statistics().passes > 0 and 0 < report.mean_selected < 0.7
     assert same(run(FarFieldHead(**QUICK))[0], results)
     hidden.requires_grad_(), weight.requires_grad_()
     found = torch.autograd.grad(head(hidden, weight, TARGET), (hidden, weight))

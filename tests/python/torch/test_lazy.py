@@ -324,7 +324,7 @@ WITHOUT = {
     "log_softmax, gather": lambda z: -torch.log_softmax(z, -1).gather(-1, Y[..., None]).squeeze(-1).mean(),
     "gather, logsumexp": lambda z: (z.logsumexp(-1) - z.gather(-1, Y[..., None])[..., 0]).mean(),
     "a bias of its own": lambda z: F.cross_entropy((z + torch.arange(50.0)[None] / 9).view(-1, 50), Y.view(-1)),
-    "padding words cut": lambda z: F.cross_entropy(z[..., :47].reshape(-1, 47), Y.view(-1) % 47),
+    "padding vocabulary entries cut": lambda z: F.cross_entropy(z[..., :47].reshape(-1, 47), Y.view(-1) % 47),
     "softcap": lambda z: F.cross_entropy((torch.tanh(z / 5.0) * 5.0).transpose(1, 2), Y),
     "probabilities": lambda z: F.cross_entropy(z.view(-1, 50), torch.full((12, 50), 0.02)),
     "class weights": lambda z: F.cross_entropy(z.view(-1, 50), Y.view(-1), weight=torch.linspace(0.5, 2, 50)),

@@ -60,9 +60,9 @@ class Lora(nn.Module):
         return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x)) * 2.0
 
 
-def new_head(words=V, kind=nn.Linear):
+def new_head(vocab_ids=V, kind=nn.Linear):
     torch.manual_seed(1)
-    return kind(16, words)
+    return kind(16, vocab_ids)
 
 
 def on_head(change):
@@ -106,7 +106,7 @@ def with_hook_of_accelerate(head):
 SURGERIES = {
     "nothing": lambda model: None,
     "set_output_embeddings": lambda model: model.set_output_embeddings(new_head()),
-    "more words": lambda model: put(model, new_head(V + 7)),
+    "more vocabulary entries": lambda model: put(model, new_head(V + 7)),
     "a subclass": lambda model: put(model, new_head(kind=Named)),
     "add_module": lambda model: model.add_module("lm_head", new_head()),
     "unseen": lambda model: put_unseen(model, new_head()),

@@ -33,8 +33,8 @@ class Problem:
             normal(*rows, dim + 2, seed=4, dtype=dtype), normal(vocab, dim + 2, seed=5, scale=scale, dtype=dtype)
         )
         self.teacher_bias = normal(vocab, seed=6, scale=0.3, dtype=dtype)
-        self.words = torch.randint(0, vocab, rows, generator=generator(7))
-        self.words.view(-1)[::5] = -100
+        self.vocab_ids = torch.randint(0, vocab, rows, generator=generator(7))
+        self.vocab_ids.view(-1)[::5] = -100
 
     @property
     def arguments(self):
@@ -74,7 +74,7 @@ def test_divergences(beta, reduction, hard, head):
     p = Problem()
     others = dict(teacher_softcap=5.0, teacher_logit_scale=1.2) if "softcap" in head else {}
     found = losses.jsd_loss(
-        *p.arguments, p.bias, p.teacher_bias, beta=beta, target=p.words, reduction=reduction, weight_hard_loss=hard,
+        *p.arguments, p.bias, p.teacher_bias, beta=beta, target=p.vocab_ids, reduction=reduction, weight_hard_loss=hard,
         weight_soft_loss=1.0 - hard, **head, **others,
     )
     own = {name: head[name] for name in head if name != "temperature"}
@@ -82,8 +82,8 @@ def test_divergences(beta, reduction, hard, head):
     z_p, z_q = p.logits(head.get("temperature", 1.0), own, of_teacher)
     each = (1.0 - hard) * expected_divergence(z_p, z_q, beta)
     plain = PAPER.log_p(p.logits(1.0, own, of_teacher)[0])
-    each = each - hard * PAPER.of_words(plain, p.words)
-    valid = p.words >= 0
+    each = each - hard * PAPER.of_vocab(plain, p.vocab_ids)
+    valid = p.vocab_ids >= 0
     each = torch.where(valid, each, 0.0)
     check(found, {"none": each, "sum": each.sum(), "mean": each.sum() / valid.sum()}[reduction], p)
 
@@ -104,13 +104,13 @@ def test_top_k(reduction, tail):
     p = Problem()
     best = losses.teacher_top_k(*p.teacher, p.teacher_bias, k=6, temperature=1.3)
     z_p, z_q = p.logits(1.3)
-    words = z_q.topk(6).indices
-    assert torch.equal(best.words, words) and error(best.log_probs, PAPER.log_p(z_q).gather(-1, words)) < EXACT
+    vocab_ids = z_q.topk(6).indices
+    assert torch.equal(best.vocab_ids, vocab_ids) and error(best.log_probs, PAPER.log_p(z_q).gather(-1, vocab_ids)) < EXACT
     found = losses.top_k_loss(
-        p.hidden, p.weight, best, p.bias, tail=tail, target=p.words, reduction=reduction, temperature=1.3
+        p.hidden, p.weight, best, p.bias, tail=tail, target=p.vocab_ids, reduction=reduction, temperature=1.3
     )
-    valid = p.words >= 0
-    each = torch.where(valid, PAPER.top_k(z_p, z_q, words, tail), 0.0)
+    valid = p.vocab_ids >= 0
+    each = torch.where(valid, PAPER.top_k(z_p, z_q, vocab_ids, tail), 0.0)
     check(found, each if reduction == "none" else each.sum() / valid.sum(), p)
 
 
@@ -122,18 +122,18 @@ def test_top_k_of_tokens_with_fewer(tail, reduction):
     best = losses.teacher_top_k(*p.teacher, p.teacher_bias, k=3)
     call = lambda k: losses.top_k_loss(p.hidden, p.weight, k, p.bias, tail=tail, reduction=reduction)  # noqa: E731
     expected = call(best)
-    lead = best.words.shape[:-1]
-    words = torch.cat([best.words, torch.full((*lead, 1), -100), best.words[..., :1]], -1)
+    lead = best.vocab_ids.shape[:-1]
+    vocab_ids = torch.cat([best.vocab_ids, torch.full((*lead, 1), -100), best.vocab_ids[..., :1]], -1)
     log_probs = torch.cat([best.log_probs, torch.zeros(*lead, 1), torch.full((*lead, 1), -torch.inf)], -1)
-    found = call(losses.TopK(words, log_probs))
+    found = call(losses.TopK(vocab_ids, log_probs))
     for f, e in zip(*(torch.autograd.grad(t.sum(), p.wanted) for t in (found, expected))):
         assert error(f, e) < EXACT
     assert error(found, expected) < EXACT
-    none = call(losses.TopK(torch.full_like(words, -100), log_probs))
+    none = call(losses.TopK(torch.full_like(vocab_ids, -100), log_probs))
     assert not none.detach().any() and all(not g.any() for g in torch.autograd.grad(none.sum(), p.wanted))
 
 
-def test_all_words_are_the_divergence():
+def test_all_entries_are_the_divergence():
     """K = V leaves nothing for the tail."""
     p = Problem()
     best = losses.teacher_top_k(*p.teacher, p.teacher_bias, k=V)
@@ -206,7 +206,7 @@ def test_compiles_in_one_graph():
 BAD = {
     "teacher_hidden: expected \\[3, 4, 'D'\\]": lambda p: losses.jsd_loss(
         p.hidden, p.weight, p.teacher[0][1:], p.teacher[1]),
-    "teacher_weight: expected \\[31, D\\], the words of weight": lambda p: losses.jsd_loss(
+    "teacher_weight: expected \\[31, D\\], the vocabulary of weight": lambda p: losses.jsd_loss(
         p.hidden, p.weight, p.teacher[0], p.teacher[1][1:]),
     "teacher_weight: expected \\[V, 7\\]": lambda p: losses.jsd_loss(
         p.hidden, p.weight, p.teacher[0], p.teacher[1][:, 1:]),
@@ -217,14 +217,14 @@ BAD = {
         *p.arguments, reduction="sum", normalizer=3),
     "executor: expected one of 'native', 'python'": lambda p: losses.forward_kl_loss(*p.arguments, executor="cuda"),
     "target: expected it with weight_hard_loss": lambda p: losses.forward_kl_loss(*p.arguments, weight_hard_loss=0.5),
-    "target: expected \\[3, 4\\]": lambda p: losses.forward_kl_loss(*p.arguments, target=p.words[1:]),
-    "target: expected a word below 31 or ignore_index -100, got 31 at position 1": lambda p: losses.forward_kl_loss(
-        *p.arguments, target=torch.where(p.words < 0, p.words, 31)),
+    "target: expected \\[3, 4\\]": lambda p: losses.forward_kl_loss(*p.arguments, target=p.vocab_ids[1:]),
+    "target: expected a class below 31 or ignore_index -100, got 31 at position 1": lambda p: losses.forward_kl_loss(
+        *p.arguments, target=torch.where(p.vocab_ids < 0, p.vocab_ids, 31)),
     "temperature: expected a number above 0": lambda p: losses.reverse_kl_loss(*p.arguments, temperature=-1.0),
     "k: expected at most 31": lambda p: losses.teacher_top_k(*p.teacher, k=32),
     "k: expected a whole number from 1": lambda p: losses.teacher_top_k(*p.teacher, k=0),
-    "top_k.words: expected \\[3, 4, 'K'\\]": lambda p: losses.top_k_loss(
-        p.hidden, p.weight, losses.TopK(p.words, p.words)),
+    "top_k.vocab_ids: expected \\[3, 4, 'K'\\]": lambda p: losses.top_k_loss(
+        p.hidden, p.weight, losses.TopK(p.vocab_ids, p.vocab_ids)),
     "top_k.log_probs: expected \\[3, 4, 2\\]": lambda p: losses.top_k_loss(
         p.hidden, p.weight, losses.TopK(torch.zeros(3, 4, 2, dtype=torch.int64), torch.zeros(3, 4, 3))),
     "ignore_index: expected a number below 0": lambda p: losses.top_k_loss(
@@ -235,7 +235,7 @@ BAD = {
 @pytest.mark.parametrize("message", BAD)
 def test_bad_arguments_are_named(message):
     if DEVICE != "cpu" and message.startswith("target:"):
-        pytest.skip("words on a GPU are not read: their loss is NaN")
+        pytest.skip("vocabulary entries on a GPU are not read: their loss is NaN")
     with pytest.raises(ValueError, match=message):
         BAD[message](Problem())
 
@@ -245,10 +245,10 @@ def test_wrong_types_are_named():
     with pytest.raises(TypeError, match="teacher_weight: expected torch.float64, the dtype of hidden"):
         losses.jsd_loss(p.hidden, p.weight, p.teacher[0], p.teacher[1].float())
     with pytest.raises(TypeError, match="top_k: expected TopK"):
-        losses.top_k_loss(p.hidden, p.weight, p.words)
+        losses.top_k_loss(p.hidden, p.weight, p.vocab_ids)
     with pytest.raises(TypeError, match=r"jsd_loss\(\) got an unexpected keyword argument 'temprature'; did you mean 'temperature'"):
         losses.jsd_loss(*p.arguments, temprature=2.0)
-    assert torch.equal(losses.jsd_loss(*p.arguments, targets=p.words), losses.jsd_loss(*p.arguments, target=p.words))
+    assert torch.equal(losses.jsd_loss(*p.arguments, targets=p.vocab_ids), losses.jsd_loss(*p.arguments, target=p.vocab_ids))
 
 
 def test_the_example_of_the_document_runs():
@@ -256,8 +256,8 @@ def test_the_example_of_the_document_runs():
     (code,) = [c for c in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "logitless.torch" in c]
     p = Problem((4, 6), dtype=torch.float32)
     space = dict(
-        hidden=p.hidden, weight=p.weight, target=p.words, ref_hidden=normal(4, 6, 3, seed=8, dtype=torch.float32),
-        ref_weight=normal(V, 3, seed=9, dtype=torch.float32), states=p.hidden, words=p.words,
+        hidden=p.hidden, weight=p.weight, target=p.vocab_ids, ref_hidden=normal(4, 6, 3, seed=8, dtype=torch.float32),
+        ref_weight=normal(V, 3, seed=9, dtype=torch.float32), states=p.hidden, vocab_ids=p.vocab_ids,
         advantages=torch.linspace(-1, 1, 4), ref_states=p.hidden.detach() + 0.1, teacher_hidden=p.teacher[0],
         teacher_weight=p.teacher[1],
     )

@@ -30,8 +30,8 @@ def ones(*shape):
     return torch.ones(shape, device=DEVICE)
 
 
-def top_k(hidden, words, log_probs, **given):
-    return top_k_loss(hidden, top_k=TopK(words, log_probs), **given)
+def top_k(hidden, vocab_ids, log_probs, **given):
+    return top_k_loss(hidden, top_k=TopK(vocab_ids, log_probs), **given)
 
 
 def chunked_native(hidden, weight, target):
@@ -71,11 +71,11 @@ CALLS = {
         dict(HEAD, advantages=normal(B), mask=ones(B, T), old_per_token_logps=normal(B, T), ref_per_token_logps=normal(B, T)),
     ),
     "jsd": (jsd_loss, dict(HEAD, **TEACHER)),
-    "top_k": (top_k, dict(HEAD, words=whole(B, T, 2), log_probs=normal(B, T, 2))),
+    "top_k": (top_k, dict(HEAD, vocab_ids=whole(B, T, 2), log_probs=normal(B, T, 2))),
     "teacher_top_k": (lambda **a: teacher_top_k(k=2, **a), TEACHER),
     "autochunk": (chunked_native, dict(hidden=normal(B, D), weight=normal(V, D), target=whole(B))),
 }
-NAMES = dict(words="top_k.words", log_probs="top_k.log_probs")
+NAMES = dict(vocab_ids="top_k.vocab_ids", log_probs="top_k.log_probs")
 OTHERS = [(call, name) for call, (_, tensors) in CALLS.items() if call != "autochunk" for name in list(tensors)[1:]]
 
 

@@ -66,10 +66,10 @@ def test_gradients_of_loss_lse_and_target_logits(dtype, more):
     x, w, b = oracle.leaves(hidden, weight, bias)
     wide = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     z = oracle.logits(x, w, b)
-    words = target if per_token else target[:, None]
-    valid = words != -100
+    vocab_ids = target if per_token else target[:, None]
+    valid = vocab_ids != -100
     wanted_lse = torch.where(valid.any(-1), torch.logsumexp(z, -1), 0.0)
-    wanted_logits = torch.where(valid, z.gather(-1, torch.where(valid, words, 0)), 0.0).reshape(target.shape)
+    wanted_logits = torch.where(valid, z.gather(-1, torch.where(valid, vocab_ids, 0)), 0.0).reshape(target.shape)
     assert logits.shape == target.shape and torch.allclose(logits.double(), wanted_logits, rtol=1e-5, atol=1e-5)
     assert torch.allclose(lse.double(), wanted_lse, rtol=1e-5)
     ours = torch.autograd.grad(loss.sum() + lse.square().sum() + logits.square().sum(), (hidden, weight, bias))
@@ -78,7 +78,7 @@ def test_gradients_of_loss_lse_and_target_logits(dtype, more):
         assert oracle.error(a, e) <= oracle.GRADIENT[dtype] * (2 if dtype == torch.bfloat16 else 1)
 
 
-def test_ties_go_to_the_first_word():
+def test_ties_go_to_the_first_entry():
     _, argmax = linear_cross_entropy(torch.ones(2, 4), torch.ones(9, 4), torch.tensor([3, -100]), return_argmax=True)
     assert argmax.tolist() == [0, -1]
     _, argmax, _ = linear_cross_entropy(
@@ -89,7 +89,7 @@ def test_ties_go_to_the_first_word():
 
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_log_probabilities_with_the_best_word(dtype, gradients):
+def test_log_probabilities_with_the_best_entry(dtype, gradients):
     hidden, weight, target, bias = problem(5, (3, 20), 16, 30, dtype, bias=True)
     with torch.set_grad_enabled(gradients):
         *found, best = linear_logprobs(hidden, weight, target, bias, softcap=4.0, return_argmax=True)

@@ -114,7 +114,7 @@ def kto(trl, **more):
 
 
 def reward(completion_ids, **_):
-    return [sum(word % 2 for word in words) / len(words) for words in completion_ids]
+    return [sum(vocab_id % 2 for vocab_id in vocab_ids) / len(vocab_ids) for vocab_ids in completion_ids]
 
 
 def rloo(trl, **more):

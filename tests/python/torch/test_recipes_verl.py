@@ -8,9 +8,9 @@ from logitless.torch.integrations import verl as recipe
 from recipes.models import VOCAB, snippet, tiny_llama
 
 
-def formula(hidden, weight, words, temperature):
+def formula(hidden, weight, vocab_ids, temperature):
     log_p = (hidden @ weight.T / temperature).log_softmax(-1)
-    return log_p.gather(-1, words[..., None])[..., 0], -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(-1, vocab_ids[..., None])[..., 0], -(log_p.exp() * log_p).sum(-1)
 
 
 def problem(dtype=torch.float32):
@@ -20,23 +20,23 @@ def problem(dtype=torch.float32):
 
 
 def check(fused):
-    hidden, weight, words = problem()
+    hidden, weight, vocab_ids = problem()
     gradients = []
-    for found in (fused(hidden, weight, words, 0.7), formula(hidden.double(), weight.double(), words, 0.7)):
+    for found in (fused(hidden, weight, vocab_ids, 0.7), formula(hidden.double(), weight.double(), vocab_ids, 0.7)):
         gradients.append(torch.autograd.grad(found[0].sin().sum() + found[1].cos().sum(), (hidden, weight)))
     for got, want in zip(*gradients):
         assert (got - want).norm() < 1e-5 * want.norm()
-    for got, want in zip(fused(hidden, weight, words, 0.7), formula(hidden.double(), weight.double(), words, 0.7)):
+    for got, want in zip(fused(hidden, weight, vocab_ids, 0.7), formula(hidden.double(), weight.double(), vocab_ids, 0.7)):
         assert got.dtype == torch.float32 and got.shape == (2, 9) and torch.allclose(got.double(), want, atol=2e-5)
 
 
 def test_fused_linear():
     fused = recipe.FusedLinearForPPO(impl_backend="liger")
     check(fused)
-    hidden, weight, words = problem()
-    assert torch.equal(fused(hidden, weight, words, torch.tensor([0.7]))[0], fused(hidden, weight, words, 0.7)[0])
+    hidden, weight, vocab_ids = problem()
+    assert torch.equal(fused(hidden, weight, vocab_ids, torch.tensor([0.7]))[0], fused(hidden, weight, vocab_ids, 0.7)[0])
     with pytest.raises(NotImplementedError, match=r"expected one number, got a tensor \[2\]"):
-        fused(hidden, weight, words, torch.ones(2))
+        fused(hidden, weight, vocab_ids, torch.ones(2))
     with pytest.raises(ValueError, match="impl_backend: expected 'torch' or 'liger', got 'triton'"):
         recipe.FusedLinearForPPO(impl_backend="triton")
 

@@ -53,7 +53,7 @@ def _once(function: Callable) -> Callable:
         return function(*arrays)
 
     @run.defjvp
-    def refuse(primals, tangents):
+    def refuse(primals, cotangents):
         raise NotImplementedError(
             "autochunk: second derivatives have no form in a chunked function; differentiate the function itself"
         )
@@ -87,7 +87,7 @@ class Plan:
     backward: Run | None  # computes the gradients from inputs and upstream gradients
     joint: bool
     wanted: tuple[bool, ...]  # whether each input needs a gradient
-    tangents: dict[str, int]  # parameter name -> index of the output whose upstream gradient it is
+    cotangents: dict[str, int]  # parameter name -> index of the output whose upstream gradient it is
 
     def run(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], Partial]:
         """Returns the outputs, and the function from their upstream gradients to the gradients."""
@@ -96,17 +96,17 @@ class Plan:
         saved = made[count:] if self.joint else arrays if self.backward is not None else ()
         return list(made[:count]), Partial(self.gradients, *saved)
 
-    def gradients(self, *saved_and_tangents) -> list[jax.Array | None]:
-        *saved, all_tangents = saved_and_tangents
-        tangents = {name: all_tangents[i] for name, i in self.tangents.items()}
-        if all(isinstance(t, SymbolicZero) for t in tangents.values()):
+    def gradients(self, *saved_and_cotangents) -> list[jax.Array | None]:
+        *saved, all_cotangents = saved_and_cotangents
+        cotangents = {name: all_cotangents[i] for name, i in self.cotangents.items()}
+        if all(isinstance(t, SymbolicZero) for t in cotangents.values()):
             return [None] * len(self.wanted)
-        tangents = {n: jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t for n, t in tangents.items()}
+        cotangents = {n: jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t for n, t in cotangents.items()}
         if self.joint:
-            [tangent] = tangents.values()
-            made = iter([(g * tangent.reshape(())).astype(g.dtype) for g in saved])
+            [cotangent] = cotangents.values()
+            made = iter([(g * cotangent.reshape(())).astype(g.dtype) for g in saved])
         else:
-            made = iter(self.backward({**dict(zip(self.call.names, saved)), **tangents}))
+            made = iter(self.backward({**dict(zip(self.call.names, saved)), **cotangents}))
         return [next(made) if want else None for want in self.wanted]
 
     def describe(self) -> str:
@@ -136,8 +136,8 @@ class Unchunked:
         _, pull, outputs = jax.vjp(of, *(x for w, x in zip(self.wanted, arrays) if w), has_aux=True)
         return outputs, Partial(self.gradients, pull)
 
-    def gradients(self, pull, tangents) -> list[jax.Array | None]:
-        given = [t for t, o in zip(tangents, self.call.outputs) if floating(o.dtype)]
+    def gradients(self, pull, cotangents) -> list[jax.Array | None]:
+        given = [t for t, o in zip(cotangents, self.call.outputs) if floating(o.dtype)]
         made = iter(pull([jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t for t in given]))
         return [next(made) if want else None for want in self.wanted]
 
@@ -173,8 +173,8 @@ class Call:
             wanted = tuple(p.perturbed and floating(p.value.dtype) for p in primals)
             return self.plan(wanted).run([p.value for p in primals])
 
-        def backward(pull, tangents):
-            return tuple(pull(tangents))
+        def backward(pull, cotangents):
+            return tuple(pull(cotangents))
 
         chunked.defvjp(forward, backward, symbolic_zeros=True)
         # A shard_map that runs eagerly does not accept a custom_vjp itself.
@@ -287,20 +287,20 @@ class Call:
             found = joint.outputs[len(self.outputs) :]
             _, live = joint.live(found)
             places = [i for i, o in enumerate(self.outputs) if floating(o.dtype)]
-            tangents = list(zip(joint.inputs[len(self.names) :], places))
-            sources = [(f"tangent{k}", ref, i) for k, (ref, i) in enumerate(tangents) if ref in live]
+            cotangents = list(zip(joint.inputs[len(self.names) :], places))
+            sources = [(f"tangent{k}", ref, i) for k, (ref, i) in enumerate(cotangents) if ref in live]
         if not sources:
             return Plan(self, self._compiled(self.program, self.of_outputs, "forward"), None, False, wanted, {})
         of_gradients = [(f"d_{n}", ref) for n, ref in zip((n for n, w in zip(self.names, wanted) if w), found)]
-        of_tangents = {name: i for name, _, i in sources}
+        of_cotangents = {name: i for name, _, i in sources}
         half = any(ref.dtype == DTYPES.f16 for e in joint.equations for ref in (*e.inputs, *e.outputs))
         if in_one_pass(self.owner.gradients, [self.outputs[i].shape for _, _, i in sources], half):
             results = self._results(joint) + of_gradients
             forward = self._compiled(joint, results, "forward_and_gradients", [sources[0][1]])
-            return Plan(self, forward, None, True, wanted, of_tangents)
+            return Plan(self, forward, None, True, wanted, of_cotangents)
         forward = self._compiled(self.program, self.of_outputs, "forward")
         backward = self._compiled(joint, of_gradients, "backward")
-        return Plan(self, forward, backward, False, wanted, of_tangents)
+        return Plan(self, forward, backward, False, wanted, of_cotangents)
 
 
 class AutoChunked(ChunkedFunction[P, R]):

@@ -296,7 +296,7 @@ def trace_gradients(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct], 
     places = [i for i, o in enumerate(sample) if floating(o.dtype)]
 
     def joint(*given):
-        arrays, tangents = given[: len(inputs)], given[len(inputs) :]
+        arrays, cotangents = given[: len(inputs)], given[len(inputs) :]
 
         def of(*varied):
             varied = iter(varied)
@@ -305,7 +305,7 @@ def trace_gradients(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct], 
             return [jnp.asarray(outputs[i]) for i in places], outputs
 
         _, pull, outputs = jax.vjp(of, *(x for w, x in zip(wanted, arrays) if w), has_aux=True)
-        return [*outputs, *pull(list(tangents))]
+        return [*outputs, *pull(list(cotangents))]
 
-    tangents = [jax.ShapeDtypeStruct(sample[i].shape, sample[i].dtype) for i in places]
-    return _flat(joint, [*inputs, *tangents])
+    cotangents = [jax.ShapeDtypeStruct(sample[i].shape, sample[i].dtype) for i in places]
+    return _flat(joint, [*inputs, *cotangents])

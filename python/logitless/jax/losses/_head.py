@@ -51,12 +51,12 @@ def sequences(hidden: ArrayLike, targets: ArrayLike, even: bool = False) -> tupl
     states = _arguments.floats("hidden", hidden)
     if states.ndim != 3:
         raise ValueError(f"hidden: expected [B, T, D], got {list(states.shape)}")
-    words = shaped("targets", _arguments.indices("targets", targets), states.shape[:2])
+    vocab_ids = shaped("targets", _arguments.indices("targets", targets), states.shape[:2])
     if even and (states.shape[0] % 2 or states.shape[0] == 0):
         raise ValueError(
             f"hidden: expected [2 B, T, D], the chosen sequences and then the rejected ones, got {list(states.shape)}"
         )
-    return states, words
+    return states, vocab_ids
 
 
 def shifted(targets: jax.Array, ignore_index: int) -> jax.Array:
@@ -86,11 +86,11 @@ class Reference(NamedTuple):
         own, vocab = self.weight, jnp.shape(weight)[0]
         if own is not None and jnp.shape(own)[:1] != (vocab,):
             raise ValueError(f"ref_weight: expected [{vocab}, D], got {list(jnp.shape(own))}")
-        words = weight if own is None else own
+        vocab_ids = weight if own is None else own
         shift = bias if own is None and self.bias is None else self.bias
-        stopped = (None if a is None else jax.lax.stop_gradient(jnp.asarray(a)) for a in (states, words, shift))
-        states, words, shift = stopped
-        return tokens(states, words, targets, shift, head)
+        stopped = (None if a is None else jax.lax.stop_gradient(jnp.asarray(a)) for a in (states, vocab_ids, shift))
+        states, vocab_ids, shift = stopped
+        return tokens(states, vocab_ids, targets, shift, head)
 
     def check(self, given: str, given_value: Any) -> bool:
         """Returns whether there is a reference. Raises if parts of it are missing, or if log-probabilities are given

@@ -60,7 +60,7 @@ class DivergenceKeywords(HeadKeywords, total=False):
 class TopK(NamedTuple):
     """The K token ids with a teacher's largest logits at each position, largest first. Without gradients."""
 
-    words: jax.Array  # [..., K] int32
+    vocab_ids: jax.Array  # [..., K] int32
     log_probs: jax.Array  # [..., K] float32: of the full vocabulary
 
 
@@ -86,10 +86,10 @@ def _product(hidden: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.matmul(hidden, weight.T, preferred_element_type=jnp.float32)
 
 
-def _product_backward(saved, tangent):
+def _product_backward(saved, cotangent):
     hidden, weight = saved
-    tangent = tangent.astype(hidden.dtype)
-    return jnp.matmul(tangent, weight), jnp.matmul(tangent.T, hidden)
+    cotangent = cotangent.astype(hidden.dtype)
+    return jnp.matmul(cotangent, weight), jnp.matmul(cotangent.T, hidden)
 
 
 _product.defvjp(lambda hidden, weight: (_product(hidden, weight), (hidden, weight)), _product_backward)
@@ -134,14 +134,14 @@ def _divergence_forward(student, teacher, beta: float):
     return loss, (student, teacher, *normalisers, own)
 
 
-def _divergence_backward(beta: float, saved, tangent):
+def _divergence_backward(beta: float, saved, cotangent):
     student, teacher, *normalisers, own = saved
     # These are -log p and -log q. Using the forward's p and q would save them, [N, V], instead of recomputing them.
     p, q = (n[:, None] - z for z, n in zip((student, teacher), normalisers))
     if beta == 0.0:
-        return tangent[:, None] * (jnp.exp(-p) - jnp.exp(-q)), jnp.zeros_like(teacher)
+        return cotangent[:, None] * (jnp.exp(-p) - jnp.exp(-q)), jnp.zeros_like(teacher)
     ratio = q - p if beta == 1.0 else (1 - beta) * _log_share(p - q, 1 - beta)
-    return tangent[:, None] * (jnp.exp(-p) * (ratio - own[:, None])), jnp.zeros_like(teacher)
+    return cotangent[:, None] * (jnp.exp(-p) * (ratio - own[:, None])), jnp.zeros_like(teacher)
 
 
 _divergence.defvjp(_divergence_forward, _divergence_backward)
@@ -154,10 +154,10 @@ def _masked(hidden: jax.Array, counts: jax.Array) -> jax.Array:
     return jnp.where(counts, hidden, jnp.zeros((), hidden.dtype))
 
 
-_masked.defvjp(lambda hidden, counts: (_masked(hidden, counts), None), lambda _, tangent: (tangent, None))
+_masked.defvjp(lambda hidden, counts: (_masked(hidden, counts), None), lambda _, cotangent: (cotangent, None))
 
 
-def _program(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, rows, words, form: tuple):
+def _program(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, rows, vocab_ids, form: tuple):
     """Computes the loss by the plain formula, which autochunk chunks. rows [N]: factors of the tokens' losses."""
     f = _Form(*form)
     # NaN or infinity at ignored tokens must not spread. Only the student's hidden states are copied, since the gradient
@@ -170,16 +170,16 @@ def _program(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias,
     p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, jax.lax.stop_gradient(teacher)))
     each = f.soft * _divergence(p, q, f.beta)
     if f.hard:
-        of_words = jnp.take_along_axis(student, words[:, None], -1)[:, 0]
-        each = each + f.hard * (jax.nn.logsumexp(student, -1) - of_words)
+        of_vocab = jnp.take_along_axis(student, vocab_ids[:, None], -1)[:, 0]
+        each = each + f.hard * (jax.nn.logsumexp(student, -1) - of_vocab)
     each = each * rows
     return each.sum() if f.summed else each
 
 
 def _best(hidden, weight, bias, softcap, scale, k: int):
     z = _logits(hidden, weight, bias, softcap, scale)
-    values, words = jax.lax.top_k(z, k)
-    return words, values - jax.nn.logsumexp(z, -1, keepdims=True)
+    values, vocab_ids = jax.lax.top_k(z, k)
+    return vocab_ids, values - jax.nn.logsumexp(z, -1, keepdims=True)
 
 
 @functools.lru_cache(maxsize=64)
@@ -197,10 +197,10 @@ def _checked_head(name: str, hidden: Any, weight: Any, bias: Any):
         if value is None:
             raise TypeError(f"{name}{part}: expected an array, got NoneType")
     try:
-        states, words, shift = _arguments.head(hidden, weight, bias)
+        states, vocab_ids, shift = _arguments.head(hidden, weight, bias)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise type(error)(name + str(error)) from None
-    return states.reshape(-1, states.shape[-1]), words, shift
+    return states.reshape(-1, states.shape[-1]), vocab_ids, shift
 
 
 def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: int):
@@ -210,7 +210,7 @@ def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: 
         raise ValueError(f"teacher_hidden: expected {list(lead) + ['D']}, got {list(jnp.shape(hidden))}")
     if found[1].shape[0] != vocab:
         raise ValueError(
-            f"teacher_weight: expected [{vocab}, D], the words of weight, got {list(found[1].shape)}; cut the larger "
+            f"teacher_weight: expected [{vocab}, D], the vocabulary of weight, got {list(found[1].shape)}; cut the larger "
             "one's padding off"
         )
     return tuple(None if a is None else jax.lax.stop_gradient(a) for a in found)
@@ -255,7 +255,7 @@ def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, be
     student = _checked_head("", hidden, weight, bias)
     lead, vocab = jnp.shape(hidden)[:-1], student[1].shape[0]
     teacher = _teacher(teacher_hidden, teacher_weight, teacher_bias, lead, vocab)
-    valid, words, bad = _valid(a["targets"], lead, head.ignore_index, vocab)
+    valid, vocab_ids, bad = _valid(a["targets"], lead, head.ignore_index, vocab)
     rows = valid.astype(jnp.float32)
     divisor = _divisor(a["reduction"], a["normalizer"], valid)
     if divisor is not None:
@@ -263,7 +263,7 @@ def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, be
     if bad is not None:
         rows = jnp.where(bad, math.nan, rows)
     chunked = _chunked("divergence", head.memory_budget, choice("executor", a["executor"], ("native", "python")))
-    loss = chunked(*student, *teacher, rows, words if form.hard else None, tuple(form))
+    loss = chunked(*student, *teacher, rows, vocab_ids if form.hard else None, tuple(form))
     return loss if form.summed else loss.reshape(lead)
 
 
@@ -364,8 +364,8 @@ def explain_divergence(
     the memory beyond inputs and results before and after. Nothing runs, and ``jax.ShapeDtypeStruct`` are accepted for
     arrays."""
 
-    def total(states, words, *others):
-        return jnp.sum(jsd_loss(states, words, *others, beta=beta, **options))
+    def total(states, vocab_ids, *others):
+        return jnp.sum(jsd_loss(states, vocab_ids, *others, beta=beta, **options))
 
     jax.eval_shape(
         jax.value_and_grad(total, (0, 1)), hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
@@ -394,15 +394,15 @@ def teacher_top_k(
     checked = _checked_head("teacher_", teacher_hidden, teacher_weight, teacher_bias)
     vocab = checked[1].shape[0]
     if count("k", k) > vocab:
-        raise ValueError(f"k: expected at most {vocab}, the words of teacher_weight, got {k}")
+        raise ValueError(f"k: expected at most {vocab}, the vocabulary of teacher_weight, got {k}")
     states, weight, bias = (None if a is None else jax.lax.stop_gradient(a) for a in checked)
     # The library has no kernel that sorts on a GPU.
     executor = "native" if jax.default_backend() == "cpu" else "python"
-    words, log_probs = _chunked("best", found.memory_budget, executor)(
+    vocab_ids, log_probs = _chunked("best", found.memory_budget, executor)(
         states, weight, bias, found.softcap, found.logit_scale, k
     )
     shape = (*jnp.shape(teacher_hidden)[:-1], k)
-    return TopK(words.reshape(shape), log_probs.reshape(shape))
+    return TopK(vocab_ids.reshape(shape), log_probs.reshape(shape))
 
 
 @takes(HEAD)
@@ -428,7 +428,7 @@ def top_k_loss(
 
     Args:
         hidden: [..., D]. weight: [V, D], of the same dtype. bias: [V].
-        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K]. Entries
+        top_k: of ``teacher_top_k`` at the same temperature, live or stored; vocab_ids [..., K], log_probs [..., K]. Entries
             with token id ``ignore_index`` or log-probability -inf are padding, for tokens with fewer than K.
         targets: [...]: tokens of ``ignore_index`` are ignored; None: all tokens count.
         reduction, normalizer: as in ``jsd_loss``.
@@ -444,23 +444,23 @@ def top_k_loss(
     """
     found = head_of(head)
     lead = _arguments.floats("hidden", hidden).shape[:-1]
-    words, log_probs = _stored(top_k, lead)
+    vocab_ids, log_probs = _stored(top_k, lead)
     valid = _valid(targets, lead, found.ignore_index, jnp.shape(weight)[0])[0].reshape(lead)
     divisor = _divisor(reduction, normalizer, valid)
     if found.ignore_index >= 0:  # it may be one of the teacher's token ids
-        raise ValueError(f"ignore_index: expected a number below 0 beside words of a teacher, got {found.ignore_index}")
-    absent = (words == found.ignore_index) | jnp.isneginf(log_probs)
-    words = jnp.where(valid[..., None] & ~absent, words, found.ignore_index)
+        raise ValueError(f"ignore_index: expected a number below 0 beside vocabulary entries of a teacher, got {found.ignore_index}")
+    absent = (vocab_ids == found.ignore_index) | jnp.isneginf(log_probs)
+    vocab_ids = jnp.where(valid[..., None] & ~absent, vocab_ids, found.ignore_index)
     log_probs = jnp.where(absent, _NONE, log_probs)
     options: dict[str, Any] = found._asdict()
     if flag("tail", tail):
-        logps = linear_logprobs(hidden, weight, words, bias, **options)[0]
+        logps = linear_logprobs(hidden, weight, vocab_ids, bias, **options)[0]
         return _reduced(_with_tail(logps, log_probs.astype(logps.dtype), valid, absent), divisor, reduction)
     log_q = jax.nn.log_softmax(log_probs.astype(jnp.float32), -1)
     q = jnp.where(absent, 0.0, jnp.exp(log_q))
     entropy = jnp.where(valid, -(q * log_q).sum(-1), 0.0)
     each: Any = "none" if reduction == "none" else "sum"
-    cross = linear_cross_entropy(hidden, weight, words, bias, target_weight=q, reduction=each, **options)
+    cross = linear_cross_entropy(hidden, weight, vocab_ids, bias, target_weight=q, reduction=each, **options)
     if reduction == "none":
         return cross - entropy
     total = cross - entropy.sum()
@@ -472,11 +472,11 @@ _NONE = -1e30  # a log-probability of zero probability, with finite differences
 
 def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     if not isinstance(top_k, tuple) or len(top_k) != 2:
-        raise TypeError(f"top_k: expected TopK(words, log_probs), got {type(top_k).__name__}")
-    words = _arguments.indices("top_k.words", top_k[0])
-    if words.ndim != len(lead) + 1 or words.shape[:-1] != lead or words.shape[-1] == 0:
-        raise ValueError(f"top_k.words: expected {list(lead) + ['K']}, got {list(words.shape)}")
-    return words, fixed("top_k.log_probs", top_k[1], words.shape)
+        raise TypeError(f"top_k: expected TopK(vocab_ids, log_probs), got {type(top_k).__name__}")
+    vocab_ids = _arguments.indices("top_k.vocab_ids", top_k[0])
+    if vocab_ids.ndim != len(lead) + 1 or vocab_ids.shape[:-1] != lead or vocab_ids.shape[-1] == 0:
+        raise ValueError(f"top_k.vocab_ids: expected {list(lead) + ['K']}, got {list(vocab_ids.shape)}")
+    return vocab_ids, fixed("top_k.log_probs", top_k[1], vocab_ids.shape)
 
 
 def _log_rest(log_probs: jax.Array) -> jax.Array:

@@ -459,10 +459,10 @@ def kto_kl(
         {head}
     """
     states = jax.lax.stop_gradient(_arguments.floats("hidden", hidden))
-    words = jax.lax.stop_gradient(_arguments.floats("weight", weight))
-    of_words = None if bias is None else jax.lax.stop_gradient(jnp.asarray(bias))
+    vocab_ids = jax.lax.stop_gradient(_arguments.floats("weight", weight))
+    of_vocab = None if bias is None else jax.lax.stop_gradient(jnp.asarray(bias))
     ratio = _log_ratio(
-        states, words, targets, of_words, head_of(head), ref_logps, Reference(ref_hidden, ref_weight, ref_bias),
+        states, vocab_ids, targets, of_vocab, head_of(head), ref_logps, Reference(ref_hidden, ref_weight, ref_bias),
         average_log_prob, shift,
     )[1]
     return jnp.maximum(ratio.sum() / max(ratio.size, 1), 0.0)

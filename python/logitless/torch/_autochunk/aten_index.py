@@ -298,10 +298,10 @@ def _masked_scatter(w, out, x, mask, source):
 
 
 @handles("masked_scatter_backward")
-def _masked_scatter_backward(w, out, tangent, mask, sizes):
-    mask = w.broadcast(mask, tangent.shape)
-    count = math.prod(tangent.shape)
-    kept = w.map("select", [mask, tangent, w.number(0, tangent.dtype)], tangent.dtype)
+def _masked_scatter_backward(w, out, cotangent, mask, sizes):
+    mask = w.broadcast(mask, cotangent.shape)
+    count = math.prod(cotangent.shape)
+    kept = w.map("select", [mask, cotangent, w.number(0, cotangent.dtype)], cotangent.dtype)
     made = w.scatter_add(_places(w, mask), w.reshape(kept, [count]), math.prod(out.shape))
     return w.reshape(made, out.shape)
 

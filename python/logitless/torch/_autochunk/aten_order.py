@@ -147,7 +147,7 @@ def _diagonal_scatter(w, out, x, source, offset=0, dim1=0, dim2=1):
 
 
 @handles("multi_margin_loss_backward")
-def _multi_margin_backward(w, out, tangent, x, target, p, margin, weight=None, reduction=1):
+def _multi_margin_backward(w, out, cotangent, x, target, p, margin, weight=None, reduction=1):
     """The gradient of the mean over classes of max(0, margin - x[target] + x)^p, without the target's class, times its
     weight."""
     shape = x.shape
@@ -157,7 +157,7 @@ def _multi_margin_backward(w, out, tangent, x, target, p, margin, weight=None, r
     own = w.reshape(w.pick(x, target, 1), [rows, 1])
     over = w.add(w.sub(x, own), w.number(margin, x.dtype))
     slope = w.number(1, x.dtype) if p == 1 else w.scaled(over, 2)
-    factor = w.scaled(w.cast(w.reshape(tangent, [math.prod(tangent.shape), 1]), x.dtype), 1 / classes)
+    factor = w.scaled(w.cast(w.reshape(cotangent, [math.prod(cotangent.shape), 1]), x.dtype), 1 / classes)
     factor = w.scaled(factor, 1 / rows) if reduction == 1 else factor
     if weight is not None:
         factor = w.mul(factor, w.reshape(w.take(w.cast(weight, x.dtype), target), [rows, 1]))

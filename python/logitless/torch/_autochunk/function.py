@@ -47,17 +47,17 @@ class Plan:
     not_native: str = ""  # with executor "auto": the reason why the library does not run it
     itself: Callable[[], int | None] = lambda: None  # bytes that the unchunked function takes
 
-    def inputs(self, compiled: Compiled, tensors: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor] = ()):
+    def inputs(self, compiled: Compiled, tensors: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor] = ()):
         given = list(tensors)
         named = {self.seed: given.pop()} if self.seed else {}
         named.update(zip(self.traced.names, [*given, *self.traced.captured]))
-        named.update({f"tangent{i}": t for i, t in enumerate(tangents)})
+        named.update({f"tangent{i}": t for i, t in enumerate(cotangents)})
         return [named[p] for p in compiled.parameters]
 
-    def run(self, compiled: Compiled, tensors, tangents=()) -> tuple[torch.Tensor, ...]:
+    def run(self, compiled: Compiled, tensors, cotangents=()) -> tuple[torch.Tensor, ...]:
         device = tensors[0].device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            return compiled.function(*self.inputs(compiled, tensors, tangents))
+            return compiled.function(*self.inputs(compiled, tensors, cotangents))
 
     @property
     def over(self) -> int:
@@ -71,21 +71,21 @@ class Plan:
         return [*self.traced.has_grad, *([False] if self.seed else [])]
 
     def gradients(
-        self, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], owned: bool = False
+        self, saved: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], owned: bool = False
     ) -> Sequence[torch.Tensor]:
         """Returns the gradients of the inputs that have one.
 
-        saved: gradients for an upstream gradient of 1 if joint, else the inputs. tangents: upstream gradients of the
+        saved: gradients for an upstream gradient of 1 if joint, else the inputs. cotangents: upstream gradients of the
             differentiable outputs. owned: the saved gradients' memory is not shared, and may be overwritten by the
             results.
         """
         if self.joint:
             # A tensor of rank 0 does not promote the dtype of the gradients.
-            tangent = tangents[0].reshape(())
+            cotangent = cotangents[0].reshape(())
             if owned and all(type(t) is torch.Tensor for t in saved):  # not a tracer's tensors
-                return _ops.scaled(saved, tangent)
-            return [gradient * tangent for gradient in saved]
-        return self.run(self.backward, saved, tangents)
+                return _ops.scaled(saved, cotangent)
+            return [gradient * cotangent for gradient in saved]
+        return self.run(self.backward, saved, cotangents)
 
     def describe(self) -> str:
         alone = "no input needs a gradient"
@@ -109,11 +109,11 @@ class _Chunked(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx, *tangents):
+    def backward(ctx, *cotangents):
         if torch.is_grad_enabled():  # backward is recorded only under create_graph=True
             raise NotImplementedError(SECOND)
         plan = ctx.plan
-        wanted = [t for t, yes in zip(tangents, plan.traced.differentiable) if yes]
+        wanted = [t for t, yes in zip(cotangents, plan.traced.differentiable) if yes]
         # The library writes each result into its own memory. PyTorch's operations may return their inputs.
         gradients = iter(plan.gradients(ctx.saved_tensors, wanted, owned=plan.limits.native))
         return (None, *(next(gradients) if has else None for has in plan.has_grad))
@@ -170,13 +170,13 @@ def make_plan(
     samples = _fakes([(_layout(t)[0], _contiguous_strides(t), t) for t in tensors]) if limits.native else tensors
     traced = trace(function, samples, names, needs, around)
     count = sum(traced.differentiable)
-    tangents = [f"tangent{i}" for i in range(count)]
+    cotangents = [f"tangent{i}" for i in range(count)]
     outputs = [f"out{i}" for i in range(len(traced.outputs))]
     differentiable = [o for o, yes in zip(traced.outputs, traced.differentiable) if yes]
     half = traced.joint is not None and _has_half(traced.joint)
     joint = in_one_pass(gradients, [o.shape for o in differentiable], half)
     everything = {t: v for t, v in zip(traced.names, [*tensors, *traced.captured])}
-    everything.update(zip(tangents, differentiable))
+    everything.update(zip(cotangents, differentiable))
     seed = _seed_name(traced)
     everything[seed] = torch.empty(2, dtype=torch.int64, device=tensors[0].device)
 
@@ -204,7 +204,7 @@ def make_plan(
     if count == 0 or not found:
         parameters = _parameters(traced.forward, given, captured)
         return Plan(traced, limits, compiled(traced.forward, parameters, outputs, "forward"), seed=seed)
-    parameters = _parameters(traced.joint, [*given, *tangents], captured)
+    parameters = _parameters(traced.joint, [*given, *cotangents], captured)
     if joint:
         forward = compiled(traced.joint, parameters, outputs + found, "forward_and_gradients", [len(given)])
         return Plan(traced, limits, forward, joint=True, seed=seed)

@@ -218,9 +218,9 @@ def trace(
         joint_graph = None
         has_grad = [False] * len(inputs)
         if any(found["differentiable"]):
-            tangents = [torch.empty_like(o) for o, yes in zip(found["outputs"], found["differentiable"]) if yes]
+            cotangents = [torch.empty_like(o) for o, yes in zip(found["outputs"], found["differentiable"]) if yes]
             outputs = list(found["outputs"])
-            joint_graph = _fx(joint, [*inputs, *tangents], around)
+            joint_graph = _fx(joint, [*inputs, *cotangents], around)
             found["outputs"] = outputs
             made = iter(found["gradients"])
             has_grad = [need and next(made) for need in needs_grad]

@@ -44,7 +44,7 @@ def requires_grad(tensor: torch.Tensor) -> bool:
 
 class _Rules(torch.autograd.Function):
     @staticmethod
-    def jvp(ctx, *tangents):
+    def jvp(ctx, *cotangents):
         raise NotImplementedError(
             f"autochunk: there is no rule for forward-mode derivatives (torch.func.jvp, jacfwd){ADVICE}"
         )
@@ -80,11 +80,11 @@ class Transformed(_Rules):
         ctx.save_for_backward(*(output[count:] if plan.joint else tensors))
 
     @staticmethod
-    def backward(ctx, *tangents):
+    def backward(ctx, *cotangents):
         plan, traced = ctx.plan, ctx.plan.traced
-        if any(t is not None for t in tangents[ctx.count :]):  # upstream gradients of the gradients
+        if any(t is not None for t in cotangents[ctx.count :]):  # upstream gradients of the gradients
             raise NotImplementedError(SECOND)
-        wanted = [(t, o) for t, o, yes in zip(tangents, traced.outputs, traced.differentiable) if yes]
+        wanted = [(t, o) for t, o, yes in zip(cotangents, traced.outputs, traced.differentiable) if yes]
         if all(t is None for t, _ in wanted) or not any(plan.has_grad):
             return (None,) * (1 + len(plan.has_grad))
         saved = ctx.saved_tensors  # read once, since each read under a checkpoint recomputes them

@@ -119,7 +119,7 @@ def _add(form: Form, x, func, args, kwargs) -> Optional[Form]:
     if their is None:
         return _add_bias(form, x, other) if type(other) in (Tensor, torch.nn.Parameter) else None
     same = _plain(their) and their.vocab == form.vocab and other.shape == x.shape and other.dtype == x.dtype
-    if not same or form.words is not None or their.words is not None or set(form.calls) & set(their.calls):
+    if not same or form.vocab_range is not None or their.vocab_range is not None or set(form.calls) & set(their.calls):
         return None
     parts = []
     for f in (form, their):
@@ -133,7 +133,7 @@ def _add_bias(form: Form, x, bias: Tensor) -> Optional[Form]:
     """Adds a bias [V], or [1, ..., V] with at most x's rank."""
     if form.vocab != x.dim() - 1 or bias.dim() > x.dim() or bias.numel() != x.shape[-1] or form.scale != 1.0:
         return None
-    if bias.dim() == 0 or bias.shape[-1] != x.shape[-1] or not bias.dtype.is_floating_point or form.words is not None:
+    if bias.dim() == 0 or bias.shape[-1] != x.shape[-1] or not bias.dtype.is_floating_point or form.vocab_range is not None:
         return None
     if bias.device != x.device:
         return None

@@ -35,7 +35,7 @@ class Form:
     parts: tuple[Part, ...]
     vocab: int  # the vocabulary's dimension, counted from the front
     steps: tuple[Callable, ...] = ()
-    words: Optional[tuple[int, int]] = None  # the vocabulary range; None: all
+    vocab_range: Optional[tuple[int, int]] = None  # the vocabulary range; None: all
     scale: float = 1.0
     softcap: Optional[float] = None
     after_tanh: bool = False  # between the tanh of a softcap and the factor that completes it
@@ -92,9 +92,9 @@ class Form:
     def _head_of(self, part: Part, arguments) -> tuple[Tensor, Tensor, Optional[Tensor]]:
         hidden, weight, bias = arguments
         hidden = self._rows(part, hidden)
-        if self.words is not None:
-            words = slice(*self.words)
-            weight, bias = weight[words], None if bias is None else bias[words]
+        if self.vocab_range is not None:
+            vocab_range = slice(*self.vocab_range)
+            weight, bias = weight[vocab_range], None if bias is None else bias[vocab_range]
         return hidden.movedim(self.vocab, -1), weight, bias
 
     def leaves(self, track: bool) -> list[tuple[Tensor, Tensor, Optional[Tensor]]]:
@@ -111,8 +111,8 @@ class Form:
         """Returns (hidden [..., D'], weight [V', D'], bias): one head of all parts, differentiable in ``leaves``. Parts
         are concatenated along D', which copies the weights if there are several. Raises NotImplementedError for
         DTensors with several parts, a vocabulary range or a shift."""
-        if self.spread and (len(self.parts) > 1 or self.words is not None or self.shift is not None):
-            raise NotImplementedError("lazy_head: of a head that is a DTensor, all words of its own logits alone")
+        if self.spread and (len(self.parts) > 1 or self.vocab_range is not None or self.shift is not None):
+            raise NotImplementedError("lazy_head: of a head that is a DTensor, all vocabulary entries of its own logits alone")
         rows, weights, biases = [], [], []
         for part, arguments in zip(self.parts, leaves):
             hidden, weight, bias = self._head_of(part, arguments)

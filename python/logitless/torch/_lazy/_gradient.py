@@ -166,7 +166,7 @@ def _handed(func, args, kwargs) -> LazyGradient:
 def refuse_spread_derivatives(spread: bool) -> None:
     """Raises in a backward that is itself differentiated."""
     if spread and torch.is_grad_enabled():
-        raise NotImplementedError("lazy_head: second derivatives of a head whose words are on several ranks")
+        raise NotImplementedError("lazy_head: second derivatives of a head whose vocabulary is on several ranks")
 
 
 class Head(torch.autograd.Function):

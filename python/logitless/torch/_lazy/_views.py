@@ -28,9 +28,9 @@ def _view(form: Form, shape, size):
         size[size.index(-1)] = math.prod(shape) // rest if rest else 0
     # The vocabulary's dimension is preserved if the sizes before it and after it have the same products.
     before, after = math.prod(shape[: form.vocab]), math.prod(shape[form.vocab + 1 :])
-    words = shape[form.vocab]
+    vocab_ids = shape[form.vocab]
     for k, s in enumerate(size):
-        if s == words and math.prod(size[:k]) == before and math.prod(size[k + 1 :]) == after:
+        if s == vocab_ids and math.prod(size[:k]) == before and math.prod(size[k + 1 :]) == after:
             lead, trail, vocab = size[:k], size[k + 1 :], form.vocab
             return form.with_rows(lambda h: h.reshape(*lead, h.shape[vocab], *trail), k)
     return None
@@ -47,8 +47,8 @@ def _slice(form: Form, shape, dim=0, start=None, end=None, step=1):
         return form
     if step != 1 or form.log or form.shift is not None or last <= first:
         return None
-    origin = form.words[0] if form.words is not None else 0
-    return replace(form, words=(origin + first, origin + last))
+    origin = form.vocab_range[0] if form.vocab_range is not None else 0
+    return replace(form, vocab_range=(origin + first, origin + last))
 
 
 def _select(form: Form, shape, dim, index):

@@ -41,7 +41,7 @@ def score_tokens(
     top, entropies = "is_top1" in outputs, "entropy" in outputs
     # Saved exponentials do not serve a gradient of the entropy.
     asked = Asked(argmax=top, entropy=entropies, keep=False if entropies else None)
-    log_probs, entropy, lse, word = token_log_probs(hidden, weight, target, bias, asked, ignore_index=_NONE, **scaled)
+    log_probs, entropy, lse, vocab_id = token_log_probs(hidden, weight, target, bias, asked, ignore_index=_NONE, **scaled)
     squares = mean = None
     with torch.no_grad():
         if "mean_logits" in outputs:
@@ -50,7 +50,7 @@ def score_tokens(
             twice = dict(softcap=None if cap is None else 2 * cap, logit_scale=2 * scale, memory_budget=memory_budget)
             alone = Asked(entropy=False)
             squares = token_log_probs(hidden, weight, target, bias, alone, ignore_index=_NONE, **twice)[2] - 2 * lse
-    return TokenScores(log_probs, entropy if entropies else None, squares, mean, word == target if top else None)
+    return TokenScores(log_probs, entropy if entropies else None, squares, mean, vocab_id == target if top else None)
 
 
 _NONE = -(1 << 40)  # an ignore_index outside of any target's range

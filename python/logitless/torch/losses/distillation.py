@@ -60,7 +60,7 @@ class DivergenceKeywords(HeadKeywords, total=False):
 class TopK(NamedTuple):
     """The K token ids with a teacher's largest logits at each position, largest first. Without gradients."""
 
-    words: Tensor  # [..., K] int64
+    vocab_ids: Tensor  # [..., K] int64
     log_probs: Tensor  # [..., K] float32 (float64 for float64 inputs): of the full vocabulary
 
 
@@ -118,14 +118,14 @@ class _Divergence(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx, tangent: Tensor):
+    def backward(ctx, cotangent: Tensor):
         student, teacher, *normalisers, own = ctx.saved_tensors
         # These are -log p and -log q. Using the forward's p and q would save them, [N, V], instead of recomputing them.
         p, q = (n[:, None] - z for z, n in zip((student, teacher), normalisers))
         if ctx.beta == 0.0:
-            return tangent[:, None] * ((-p).exp() - (-q).exp()), None, None
+            return cotangent[:, None] * ((-p).exp() - (-q).exp()), None, None
         ratio = q - p if ctx.beta == 1.0 else (1 - ctx.beta) * _log_share(p - q, 1 - ctx.beta)
-        return tangent[:, None] * ((-p).exp() * (ratio - own[:, None])), None, None
+        return cotangent[:, None] * ((-p).exp() * (ratio - own[:, None])), None, None
 
 
 class _Masked(torch.autograd.Function):
@@ -137,8 +137,8 @@ class _Masked(torch.autograd.Function):
         return torch.where(counts, hidden, 0.0)
 
     @staticmethod
-    def backward(ctx, tangent: Tensor):
-        return tangent, None
+    def backward(ctx, cotangent: Tensor):
+        return cotangent, None
 
 
 def _program(given: dict[str, Tensor], form: tuple) -> Tensor:
@@ -156,15 +156,15 @@ def _program(given: dict[str, Tensor], form: tuple) -> Tensor:
     p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, teacher))
     each = f.soft * _Divergence.apply(p, q, f.beta)
     if f.hard:
-        each = each + f.hard * F.cross_entropy(student, given["words"], reduction="none")
+        each = each + f.hard * F.cross_entropy(student, given["vocab_ids"], reduction="none")
     each = each * given["rows"]
     return each.sum() if f.summed else each
 
 
 def _best(given: dict[str, Tensor], softcap: float, scale: float, k: int) -> tuple[Tensor, Tensor]:
     z = _logits(given, "teacher_", softcap, scale)
-    values, words = z.topk(k, dim=-1)
-    return words, values - z.logsumexp(-1, keepdim=True)
+    values, vocab_ids = z.topk(k, dim=-1)
+    return vocab_ids, values - z.logsumexp(-1, keepdim=True)
 
 
 _MADE: dict[str, Any] = {}  # chunked formulas, by budget and executor
@@ -190,7 +190,7 @@ def _chunked(what: str, memory_budget: int | str | None, executor: str):
     return _MADE[_key(what, memory_budget, executor)]
 
 
-def _say_what_is_gathered(name: str, weight: Tensor) -> None:
+def _warn_of_gathering(name: str, weight: Tensor) -> None:
     """Warns that a sharded weight is gathered on every rank: divergences do not support a sharded vocabulary."""
     placements = getattr(weight, "placements", ())
     if torch.compiler.is_compiling() or not any(p.is_shard() for p in placements) or weight.device_mesh.size() == 1:
@@ -210,7 +210,7 @@ def _checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, T
         tensor(name + part, value)
     if bias is not None:
         tensor(name + "bias", bias)
-    _say_what_is_gathered(name + "weight", weight)
+    _warn_of_gathering(name + "weight", weight)
     hidden, weight, _, bias = _distributed.local(hidden, weight, None, bias)
     try:
         _arguments.check_head(hidden, weight, bias)
@@ -229,7 +229,7 @@ def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: 
         raise ValueError(f"teacher_hidden: expected {list(lead) + ['D']}, got {list(hidden.shape)}")
     if tensor("teacher_weight", weight).dim() == 2 and weight.shape[0] != vocab:
         raise ValueError(
-            f"teacher_weight: expected [{vocab}, D], the words of weight, got {list(weight.shape)}; cut the larger "
+            f"teacher_weight: expected [{vocab}, D], the vocabulary of weight, got {list(weight.shape)}; cut the larger "
             "one's padding off"
         )
     with torch.no_grad():
@@ -251,7 +251,7 @@ def _valid(target: Optional[Tensor], lead: tuple[int, ...], ignore_index: int, v
     if flat.device.type == "cpu" and not torch.compiler.is_compiling() and bool(bad.any()):
         at = int(bad.nonzero()[0])
         raise ValueError(
-            f"target: expected a word below {vocab} or ignore_index {ignore_index}, got {int(flat[at])} at "
+            f"target: expected a class below {vocab} or ignore_index {ignore_index}, got {int(flat[at])} at "
             f"position {at}"
         )
     return valid, torch.where(valid & ~bad, flat, 0).long(), bad
@@ -300,7 +300,7 @@ def _call(
     student = _checked_head("", hidden, weight, bias)
     lead, vocab = tuple(hidden.shape[:-1]), weight.shape[0]
     teacher = _teacher(teacher_hidden, teacher_weight, teacher_bias, lead, vocab)
-    valid, words, bad = _valid(a["target"], lead, head.ignore_index, vocab, student["hidden"])
+    valid, vocab_ids, bad = _valid(a["target"], lead, head.ignore_index, vocab, student["hidden"])
     rows = valid.to(torch.float64 if student["hidden"].dtype == torch.float64 else torch.float32)
     divisor = _divisor(a["reduction"], a["normalizer"], valid)
     if divisor is not None:
@@ -308,8 +308,8 @@ def _call(
     if bad is not None:
         rows = torch.where(bad, math.nan, rows)  # on a GPU the host does not wait for an error
     chunked = _chunked("divergence", head.memory_budget, choice("executor", a["executor"], ("native", "python")))
-    of_words = {"words": words} if form.hard else {}
-    return _Call(chunked, {**student, **teacher, "rows": rows, **of_words}, form, lead)
+    of_vocab = {"vocab_ids": vocab_ids} if form.hard else {}
+    return _Call(chunked, {**student, **teacher, "rows": rows, **of_vocab}, form, lead)
 
 
 def _documented(function: Function) -> Function:
@@ -436,13 +436,13 @@ def teacher_top_k(
     with torch.no_grad():
         given = _checked_head("teacher_", teacher_hidden, teacher_weight, teacher_bias)
         if count("k", k) > teacher_weight.shape[0]:
-            raise ValueError(f"k: expected at most {teacher_weight.shape[0]}, the words of teacher_weight, got {k}")
+            raise ValueError(f"k: expected at most {teacher_weight.shape[0]}, the vocabulary of teacher_weight, got {k}")
         # The library has no kernel that sorts on a GPU.
         executor = "native" if given["teacher_hidden"].device.type == "cpu" else "python"
         best = _chunked("best", found.memory_budget, executor)
-        words, log_probs = best(given, found.softcap or 0.0, found.logit_scale, k)
+        vocab_ids, log_probs = best(given, found.softcap or 0.0, found.logit_scale, k)
     shape = (*teacher_hidden.shape[:-1], k)
-    return TopK(words.reshape(shape), log_probs.reshape(shape))
+    return TopK(vocab_ids.reshape(shape), log_probs.reshape(shape))
 
 
 @takes(HEAD)
@@ -468,7 +468,7 @@ def top_k_loss(
 
     Args:
         hidden: [..., D]. weight: [V, D], of the same dtype. bias: [V].
-        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K]. Entries
+        top_k: of ``teacher_top_k`` at the same temperature, live or stored; vocab_ids [..., K], log_probs [..., K]. Entries
             with token id ``ignore_index`` or log-probability -inf are padding, for tokens with fewer than K.
         target: [...]: tokens of ``ignore_index`` are ignored; None: all tokens count.
         reduction, normalizer: as in ``jsd_loss``.
@@ -484,25 +484,25 @@ def top_k_loss(
     """
     found = head_of(head)
     lead = tuple(tensor("hidden", hidden).shape[:-1])
-    words, log_probs = _stored(top_k, lead)
+    vocab_ids, log_probs = _stored(top_k, lead)
     vocab = tensor("weight", weight).shape[0]
-    valid = _valid(target, lead, found.ignore_index, vocab, words)[0].reshape(lead)
+    valid = _valid(target, lead, found.ignore_index, vocab, vocab_ids)[0].reshape(lead)
     divisor = _divisor(reduction, normalizer, valid)
     if found.ignore_index >= 0:  # it may be one of the teacher's token ids
-        raise ValueError(f"ignore_index: expected a number below 0 beside words of a teacher, got {found.ignore_index}")
-    absent = (words == found.ignore_index) | torch.isneginf(log_probs)
-    words = torch.where(valid[..., None] & ~absent, words, found.ignore_index)
+        raise ValueError(f"ignore_index: expected a number below 0 beside vocabulary entries of a teacher, got {found.ignore_index}")
+    absent = (vocab_ids == found.ignore_index) | torch.isneginf(log_probs)
+    vocab_ids = torch.where(valid[..., None] & ~absent, vocab_ids, found.ignore_index)
     log_probs = torch.where(absent, _NONE, log_probs)
     options: dict[str, Any] = found._asdict()
     if flag("tail", tail):
-        logps = token_log_probs(hidden, weight, words, bias, Asked(entropy=False, keep=None), **options)[0]
+        logps = token_log_probs(hidden, weight, vocab_ids, bias, Asked(entropy=False, keep=None), **options)[0]
         return _reduced(_with_tail(logps, log_probs.to(logps.dtype), valid, absent), divisor, reduction)
     log_q = log_probs.log_softmax(-1)
     log_q = log_q if hidden.dtype == torch.float64 else log_q.float()
     q = torch.where(absent, 0.0, log_q.exp())
     entropy = torch.where(valid, -(q * log_q).sum(-1), 0.0)
     each: Any = "none" if reduction == "none" else "sum"
-    cross = linear_cross_entropy(hidden, weight, words, bias, target_weight=q, reduction=each, **options)
+    cross = linear_cross_entropy(hidden, weight, vocab_ids, bias, target_weight=q, reduction=each, **options)
     if reduction == "none":
         return cross - entropy
     total = cross - entropy.sum()
@@ -514,15 +514,15 @@ _NONE = -1e30  # a log-probability of zero probability, with finite differences
 
 def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     if not isinstance(top_k, tuple) or len(top_k) != 2:
-        raise TypeError(f"top_k: expected TopK(words, log_probs), got {type(top_k).__name__}")
-    words, log_probs = tensor("top_k.words", top_k[0]), tensor("top_k.log_probs", top_k[1]).detach()
-    if words.dim() != len(lead) + 1 or tuple(words.shape[:-1]) != lead or words.shape[-1] == 0:
-        raise ValueError(f"top_k.words: expected {list(lead) + ['K']}, got {list(words.shape)}")
-    if words.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"top_k.words: expected int32 or int64, got {words.dtype}")
+        raise TypeError(f"top_k: expected TopK(vocab_ids, log_probs), got {type(top_k).__name__}")
+    vocab_ids, log_probs = tensor("top_k.vocab_ids", top_k[0]), tensor("top_k.log_probs", top_k[1]).detach()
+    if vocab_ids.dim() != len(lead) + 1 or tuple(vocab_ids.shape[:-1]) != lead or vocab_ids.shape[-1] == 0:
+        raise ValueError(f"top_k.vocab_ids: expected {list(lead) + ['K']}, got {list(vocab_ids.shape)}")
+    if vocab_ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"top_k.vocab_ids: expected int32 or int64, got {vocab_ids.dtype}")
     if not log_probs.dtype.is_floating_point:
         raise TypeError(f"top_k.log_probs: expected floats, got {log_probs.dtype}")
-    return words, shaped("top_k.log_probs", log_probs.float() if log_probs.itemsize < 4 else log_probs, tuple(words.shape))
+    return vocab_ids, shaped("top_k.log_probs", log_probs.float() if log_probs.itemsize < 4 else log_probs, tuple(vocab_ids.shape))
 
 
 def _log_rest(log_probs: Tensor) -> Tensor:

@@ -48,10 +48,10 @@ class HeadOfProgram {
         d_logit_(floats(head.d_logit, frame)) {
     // The engine refuses targets outside the vocabulary. The program gives these no logit: their
     // rows read vocabulary entry 0 and ignore it.
-    auto* words = reinterpret_cast<std::int64_t*>(scratch_);
+    auto* vocab_ids = reinterpret_cast<std::int64_t*>(scratch_);
     for (std::int64_t row = 0; row < rows(); ++row) {
-      const std::int64_t word = target(row);
-      words[row] = h_.ignored && word == *h_.ignored ? -1 : hits(word) ? word : 0;
+      const std::int64_t vocab_id = target(row);
+      vocab_ids[row] = h_.ignored && vocab_id == *h_.ignored ? -1 : hits(vocab_id) ? vocab_id : 0;
       lse_[row] = logit_[row] = 0.0f;
     }
     call_.context = h_.context.get();
@@ -73,7 +73,9 @@ class HeadOfProgram {
     call.plan = h_.plan.get();
     call.workspace = &workspace;
     cpu::Engine engine(call);
-    engine.run([&](const cpu::TokenResult& r, cpu::TokenAnswer& answer) { write(r, answer); });
+    engine.run([&](const cpu::TokenResult& r, cpu::TokenCoefficients& token_coefficients) {
+      write(r, token_coefficients);
+    });
   }
 
   void run_over_ranks(HeadOverRanks::State& ranks) const {
@@ -83,7 +85,9 @@ class HeadOfProgram {
       call.workspace = &ranks.workspace_for(own);
       ranks.set_rows(call);
       cpu::Engine engine(call);
-      engine.run([&](const cpu::TokenResult& r, cpu::TokenAnswer& answer) { write(r, answer); });
+      engine.run([&](const cpu::TokenResult& r, cpu::TokenCoefficients& token_coefficients) {
+        write(r, token_coefficients);
+      });
     });
   }
 
@@ -104,9 +108,12 @@ class HeadOfProgram {
       call.far.order = &controller.order();
       call.far.sample_seed = static_cast<std::uint64_t>(controller.report().steps);
       cpu::Engine engine(call);
-      engine.run([&](const cpu::TokenResult& r, cpu::TokenAnswer& answer) { write(r, answer); });
-      engine.audit(
-          [&](const cpu::TokenResult& r, cpu::TokenAnswer& answer) { give_cotangents(r, answer); });
+      engine.run([&](const cpu::TokenResult& r, cpu::TokenCoefficients& token_coefficients) {
+        write(r, token_coefficients);
+      });
+      engine.audit([&](const cpu::TokenResult& r, cpu::TokenCoefficients& token_coefficients) {
+        give_cotangents(r, token_coefficients);
+      });
       return engine.far_statistics();
     };
     take_far_step(
@@ -121,16 +128,19 @@ class HeadOfProgram {
   std::int64_t target(std::int64_t row) const {
     return load_index(targets_.data(), targets_.dtype(), at_(row));
   }
-  bool hits(std::int64_t word) const { return word >= 0 && word < h_.plan->shape.vocab; }
+  bool hits(std::int64_t vocab_id) const {
+    return vocab_id >= 0 && vocab_id < h_.plan->shape.vocab;
+  }
 
-  void write(const cpu::TokenResult& r, cpu::TokenAnswer& answer) const {
+  void write(const cpu::TokenResult& r, cpu::TokenCoefficients& token_coefficients) const {
     lse_[r.row] = static_cast<float>(r.lse);
     logit_[r.row] = hits(target(r.row)) ? r.target_logit[0] : 0.0f;
-    if (d_lse_ != nullptr) give_cotangents(r, answer);
+    if (d_lse_ != nullptr) give_cotangents(r, token_coefficients);
   }
-  void give_cotangents(const cpu::TokenResult& r, cpu::TokenAnswer& answer) const {
-    answer.cotangent.lse = d_lse_[r.row];
-    if (hits(target(r.row))) answer.delta[0] = d_logit_[r.row];
+  void give_cotangents(const cpu::TokenResult& r,
+                       cpu::TokenCoefficients& token_coefficients) const {
+    token_coefficients.cotangent.lse = d_lse_[r.row];
+    if (hits(target(r.row))) token_coefficients.delta[0] = d_logit_[r.row];
   }
 
   const HeadRun& h_;
@@ -162,9 +172,9 @@ void plan_over_ranks(HeadOverRanks::State& ranks, std::size_t memory_budget) {
   request.memory_budget = memory_budget;
   request.device.threads = 1;  // bits must not depend on threads
   ranks.make_plan(request, [](const HeadShape& shape, const HeadFeatures& features,
-                              const PlanRequest& r) { return plan_alone(shape, features, r); });
+                              const PlanRequest& r) { return plan_local(shape, features, r); });
   ranks.plan = with_threads(ranks.plan, ranks.head->context->threads());
-  ranks.set_room(workspace_bytes(*ranks.head));
+  ranks.set_scratch(workspace_bytes(*ranks.head));
 }
 
 LossPlan audited_plan(const Program& program, const FarFieldHead& far) {

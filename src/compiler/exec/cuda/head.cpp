@@ -35,7 +35,7 @@ class HeadOfProgram {
     targets_.has_ignored = h_.ignored.has_value();
     targets_.ignored = h_.ignored.value_or(0);
     targets_.d_logit = floats(h_.d_logit, frame);
-    targets_.words = reinterpret_cast<std::int64_t*>(scratch_);
+    targets_.vocab_ids = reinterpret_cast<std::int64_t*>(scratch_);
     targets_.deltas = reinterpret_cast<float*>(scratch_ + parts_.deltas);
     targets_.stream = stream;
     cotangents_.lse = floats(h_.d_lse, frame);
@@ -46,7 +46,7 @@ class HeadOfProgram {
     call_.in.hidden = tensor(h_.x, frame);
     call_.in.weight = tensor(h_.w, frame);
     call_.in.bias = tensor(h_.bias, frame);
-    call_.in.targets = ConstTensorView(targets_.words, DType::i64, {shape().tokens});
+    call_.in.targets = ConstTensorView(targets_.vocab_ids, DType::i64, {shape().tokens});
     call_.in.ignore_index = -1;
     call_.out.lse = tensor(h_.lse, frame);
     call_.out.target_logit = tensor(h_.logit, frame);
@@ -166,28 +166,28 @@ void plan_over_gpus(HeadOverRanks::State& ranks, std::size_t memory_budget) {
     PlanRequest request;
     request.memory_budget = budget;
     ranks.make_plan(request, [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
-      return plan_alone(ranks.context, s, f, r);
+      return plan_local(ranks.context, s, f, r);
     });
   };
-  std::size_t room = 0;  // of any head: the ranks must agree on which one
+  std::size_t capacity = 0;  // of any head: the ranks must agree on which one
   for (const Instruction& i : ranks.program->instructions) {
     const auto* head = std::get_if<HeadRun>(&i.what);
     if (head == nullptr) continue;
-    room = static_cast<std::size_t>(head->scratch_bytes -
-                                    head_scratch(head->plan->shape.tokens).workspace);
+    capacity = static_cast<std::size_t>(head->scratch_bytes -
+                                        head_scratch(head->plan->shape.tokens).workspace);
   }
   // Tries the workspace in the arena first, then the allowed memory beside it.
-  if (room > 0) {
+  if (capacity > 0) {
     try {
-      plan(room);
-      ranks.set_room(room);
+      plan(capacity);
+      ranks.set_scratch(capacity);
       if (memory_budget == 0 || ranks.plan.exchange_bytes <= memory_budget) return;
     } catch (const InvalidArgument&) {
       // All ranks fail alike. Invalid arguments are reported by the second attempt below.
     }
   }
   plan(memory_budget);
-  ranks.set_room(room);
+  ranks.set_scratch(capacity);
 }
 
 }  // namespace logitless::ir

@@ -23,7 +23,7 @@ void KernelSet::load(int compute_capability) {
 
 void* KernelSet::find(const std::string& entry) const { return loaded_.at(entry); }
 
-std::shared_ptr<const cuda::Product> KernelSet::product(const cuda::ProductShape& shape) {
+std::shared_ptr<const cuda::Product> KernelSet::product(const cuda::GemmShape& shape) {
   for (const auto& [made, product] : products_) {
     if (made == shape) return product;
   }
@@ -44,7 +44,7 @@ Steps::Steps(const Program& program, const std::vector<std::int64_t>& alignments
     } else if (const auto* group = std::get_if<RowGroup>(&instruction.what)) {
       launch(generate(*group, alignments));
     } else if (const auto* gemm = std::get_if<Gemm>(&instruction.what)) {
-      step = ProductStep{product_shape(*gemm, alignments), nullptr};
+      step = GemmStep{gemm_shape(*gemm, alignments), nullptr};
     } else if (const auto* rounds = std::get_if<LoopRun>(&instruction.what)) {
       const auto steps_of = [&](const Program& inner) {
         return std::make_unique<Steps>(inner, buffer_alignments(*rounds, inner, alignments), set);
@@ -63,7 +63,7 @@ void Steps::bind(KernelSet& set) {
     if (auto* launches = std::get_if<Launches>(&step)) {
       for (const GeneratedKernel& kernel : launches->kernels)
         launches->loaded.push_back(set.find(kernel.entry));
-    } else if (auto* product = std::get_if<ProductStep>(&step)) {
+    } else if (auto* product = std::get_if<GemmStep>(&step)) {
       product->product = set.product(product->shape);
     } else if (auto* loop = std::get_if<LoopStep>(&step)) {
       loop->body->bind(set);
@@ -111,8 +111,8 @@ struct Steps::Enqueue {
   }
 
   void operator()(const Gemm& g) const {
-    const cuda::Product& product = *std::get<ProductStep>(step).product;
-    cuda::ProductCall call;
+    const cuda::Product& product = *std::get<GemmStep>(step).product;
+    cuda::GemmCall call;
     if (g.epilogue.bias) call.bias = frame.address(g.bias);
     if (g.epilogue.residual) call.residual = frame.address(g.residual);
     if (g.aux.buffer >= 0) call.aux = frame.address(g.aux);

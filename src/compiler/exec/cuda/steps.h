@@ -25,13 +25,13 @@ class KernelSet {
   void add(const std::vector<GeneratedKernel>& kernels);
   void load(int compute_capability);
   void* find(const std::string& entry) const;
-  std::shared_ptr<const cuda::Product> product(const cuda::ProductShape& shape);
+  std::shared_ptr<const cuda::Product> product(const cuda::GemmShape& shape);
 
  private:
   std::map<std::string, GeneratedKernel> kernels_;  // by entry
   std::map<std::string, void*> loaded_;
   cuda::Module module_;
-  std::vector<std::pair<cuda::ProductShape, std::shared_ptr<const cuda::Product>>> products_;
+  std::vector<std::pair<cuda::GemmShape, std::shared_ptr<const cuda::Product>>> products_;
 };
 
 // A prepared program or body of a loop.
@@ -51,14 +51,14 @@ class Steps {
     std::vector<GeneratedKernel> kernels;
     std::vector<void*> loaded;
   };
-  struct ProductStep {
-    cuda::ProductShape shape;
+  struct GemmStep {
+    cuda::GemmShape shape;
     std::shared_ptr<const cuda::Product> product;
   };
   struct LoopStep {
     std::unique_ptr<Steps> body, tail;  // tail: null when there is none
   };
-  using Step = std::variant<std::monostate, Launches, ProductStep, LoopStep>;
+  using Step = std::variant<std::monostate, Launches, GemmStep, LoopStep>;
   struct Enqueue;
 
   const Program& program_;

@@ -34,7 +34,7 @@ inline PanelCoefficients CoefficientsAt(const BackwardChunk& chunk, std::int64_t
 // Computes d_hidden of the skipped tiles, and the gradient of each tile as one point: tile_gradient
 // = sum_i F_iJ x_i, tile_sum = sum_i F_iJ.
 template <class Engine>
-void FarProducts(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
+void FarGemms(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
   using Element = typename Engine::Element;
   constexpr std::int64_t kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
@@ -43,17 +43,17 @@ void FarProducts(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory)
   const MatrixRows centroids{chunk.points.centroid, FarDtype<Engine>(), chunk.shape.dim, 1,
                              nullptr};
   const std::int64_t groups = ceil_div(layout.tiles, kVocabTile);
-  const std::int64_t slab_groups = chunk.sizes.slab_vocab / kVocabTile;
+  const std::int64_t block_groups_of = chunk.sizes.block_vocab / kVocabTile;
   std::memset(memory.tile_sum(), 0, static_cast<std::size_t>(groups * kVocabTile) * sizeof(float));
-  for (std::int64_t first = 0; first < groups; first += slab_groups) {
-    const std::int64_t count = std::min(slab_groups, groups - first);
+  for (std::int64_t first = 0; first < groups; first += block_groups_of) {
+    const std::int64_t count = std::min(block_groups_of, groups - first);
     parallel_for(chunk.threads, count, [&](std::int64_t group, int thread) {
       [[maybe_unused]] const typename Engine::Session session;
       const std::int64_t tile = (first + group) * kVocabTile;
       const std::int64_t tiles = std::min(kVocabTile, layout.tiles - tile);
       float* g = memory.template of_thread<float>(thread, layout.logits);
       const auto gradient = Engine::TileGradient(
-          memory.slab_gradient(), group,
+          memory.block_gradient(), group,
           memory.template of_thread<Element>(thread, layout.gradient_tile), layout);
       for (std::int64_t p = 0; p < memory.panels; ++p) {
         FarGradient(chunk, memory, tile, tiles, p, g);
@@ -72,10 +72,10 @@ void FarProducts(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory)
       }
       if (d_hidden) {
         Engine::PackRows(centroids, tile, tiles, kVocabTile, chunk.shape.dim, group * kVocabTile,
-                         chunk.sizes.slab_vocab, memory.slab_weight());
+                         chunk.sizes.block_vocab, memory.block_weight());
       }
     });
-    if (d_hidden) AddSlabToHidden(chunk, memory, count);
+    if (d_hidden) AddBlockToHidden(chunk, memory, count);
   }
 }
 
@@ -105,11 +105,11 @@ void FarBounds(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, s
 template <class Engine, class F>
 void ForPairs(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
               const F& f) {
-  const std::uint8_t* kept = memory.kept(tile);
+  const std::uint8_t* selected = memory.selected(tile);
   std::int32_t near = 0, sampled = 0;
-  for (std::int64_t block = 0; block < memory.blocks; ++block) sampled += kept[block];
+  for (std::int64_t block = 0; block < memory.blocks; ++block) sampled += selected[block];
   for (std::int64_t block = 0; block < memory.blocks; ++block) {
-    if (kept[block] != 0) {
+    if (selected[block] != 0) {
       f(block, near++, false);
     } else if (chunk.sample.takes(tile, block)) {
       f(block, sampled++, true);
@@ -128,10 +128,10 @@ inline float WithExactMass(float estimated, float exact) {
 // estimate far [kPanel].
 template <std::int64_t kPanel>
 void NormalizeSampled(const FarBackwardChunk& chunk, std::int64_t first,
-                      const float* HWY_RESTRICT far, std::int64_t words, float* HWY_RESTRICT g,
-                      FarSampled& found) {
+                      const float* HWY_RESTRICT far, std::int64_t vocab_count,
+                      float* HWY_RESTRICT g, FarSampled& found) {
   float sums[kPanel] = {};
-  for (std::int64_t r = 0; r < words; ++r)
+  for (std::int64_t r = 0; r < vocab_count; ++r)
     for (std::int64_t t = 0; t < kPanel; ++t) sums[t] += g[r * kPanel + t];
   for (std::int64_t t = 0; t < kPanel; ++t) {
     const std::int64_t token = first + t;
@@ -146,21 +146,23 @@ void NormalizeSampled(const FarBackwardChunk& chunk, std::int64_t first,
     found.add({1.0, off * off, static_cast<double>(exact)});
     sums[t] = 1.0f / WithExactMass(estimated, exact);
   }
-  for (std::int64_t r = 0; r < words; ++r)
+  for (std::int64_t r = 0; r < vocab_count; ++r)
     for (std::int64_t t = 0; t < kPanel; ++t) g[r * kPanel + t] *= sums[t];
 }
 
 // Gradient of a sampled pair: the exact one minus that of the tile's mass, times `every`.
 template <class Engine>
 void SubtractFar(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
-                 std::int64_t panel, std::int64_t words, float* HWY_RESTRICT g, FarSampled& found) {
+                 std::int64_t panel, std::int64_t vocab_count, float* HWY_RESTRICT g,
+                 FarSampled& found) {
   constexpr std::int64_t kPanel = Engine::kPanel;
   HWY_ALIGN float far[kPanel];
   FarRow(chunk, memory, tile, panel, far);
-  if (chunk.selected) NormalizeSampled<kPanel>(chunk, panel * kPanel, far, words, g, found);
+  if (chunk.preselected)
+    NormalizeSampled<kPanel>(chunk, panel * kPanel, far, vocab_count, g, found);
   const float* share = chunk.points.share + tile * kVocabTile;
   const auto every = static_cast<float>(chunk.sample.every);
-  for (std::int64_t r = 0; r < words; ++r) {
+  for (std::int64_t r = 0; r < vocab_count; ++r) {
     for (std::int64_t t = 0; t < kPanel; ++t)
       g[r * kPanel + t] = every * (g[r * kPanel + t] - share[r] * far[t]);
   }
@@ -174,13 +176,14 @@ void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory
   using Element = typename Engine::Element;
   constexpr std::int64_t kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
-  const std::int64_t first_word = tile * kVocabTile;
-  const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
-  const LogitTransform transform = TileTransform(chunk, first_word);
+  const std::int64_t vocab_begin = tile * kVocabTile;
+  const std::int64_t vocab_count = std::min(kVocabTile, chunk.shape.vocab - vocab_begin);
+  const LogitTransform transform = TileTransform(chunk, vocab_begin);
   auto* weights = memory.template of_thread<Element>(thread, layout.weight_tile);
   auto* tile_part = memory.template of_thread<Element>(thread, layout.gradient_tile);
   float* g = memory.template of_thread<float>(thread, layout.logits);
-  Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
+  Engine::PackWeightTile(chunk.weight, vocab_begin, vocab_count, chunk.shape.dim, layout.dim_k,
+                         weights);
   EntryCursor zeros(chunk.targets, tile);
   ForPairs(chunk, memory, tile, [&](std::int64_t block, std::int32_t pair, bool sampled) {
     zeros.until(block * memory.kBlock, [](const SparseEntry&) {});
@@ -189,17 +192,17 @@ void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory
     for (std::int64_t p = memory.first_panel(block); p < memory.end_panel(block); ++p) {
       const std::int64_t first = p * kPanel;
       const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - first);
-      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
+      Engine::Logits(weights, round_up(vocab_count, Engine::kRows), memory.x_forward(p), tokens,
                      layout.dim_k, g);
-      TransformBlock<kPanel>(transform, words, g);
-      GradientFromLogits<kPanel>(transform, CoefficientsAt(chunk, first), words, g);
-      std::memset(g + words * kPanel, 0,
-                  static_cast<std::size_t>((kVocabTile - words) * kPanel) * sizeof(float));
+      TransformBlock<kPanel>(transform, vocab_count, g);
+      GradientFromLogits<kPanel>(transform, CoefficientsAt(chunk, first), vocab_count, g);
+      std::memset(g + vocab_count * kPanel, 0,
+                  static_cast<std::size_t>((kVocabTile - vocab_count) * kPanel) * sizeof(float));
       zeros.until(first + kPanel, [&](const SparseEntry& e) {
-        g[(e.word - first_word) * kPanel + e.token - first] = 0.0f;
+        g[(e.vocab_id - vocab_begin) * kPanel + e.token - first] = 0.0f;
       });
-      if (sampled) SubtractFar(chunk, memory, tile, p, words, g, found);
-      if (chunk.d_bias != nullptr) SumTokens<kPanel>(words, g, chunk.d_bias + first_word);
+      if (sampled) SubtractFar(chunk, memory, tile, p, vocab_count, g, found);
+      if (chunk.d_bias != nullptr) SumTokens<kPanel>(vocab_count, g, chunk.d_bias + vocab_begin);
       Engine::EmitGradient(gradient, p - memory.first_panel(block), 0, 0, g);
     }
   });
@@ -208,64 +211,66 @@ void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory
 // Phase 1 of one tile: all gradients of its vocabulary entries.
 template <class Engine>
 void NearTile(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
-              std::int64_t slab_tile, float flat_total, int thread) {
+              std::int64_t block_tile, float flat_total, int thread) {
   [[maybe_unused]] const typename Engine::Session session;
   using Element = typename Engine::Element;
   constexpr std::int64_t kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
-  const std::int64_t first_word = tile * kVocabTile;
-  const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
-  const std::int32_t first_pair = memory.pair_begin()[slab_tile];
-  const bool near = memory.pair_begin()[slab_tile + 1] > first_pair;
+  const std::int64_t vocab_begin = tile * kVocabTile;
+  const std::int64_t vocab_count = std::min(kVocabTile, chunk.shape.vocab - vocab_begin);
+  const std::int32_t first_pair = memory.pair_begin()[block_tile];
+  const bool near = memory.pair_begin()[block_tile + 1] > first_pair;
   FarSampled found = {};
   if (near) NearGradient(chunk, memory, tile, first_pair, thread, found);
-  if (chunk.selected) memory.of_sample()[slab_tile] = found;
+  if (chunk.preselected) memory.of_sample()[block_tile] = found;
 
   const SparseEntry* entries = chunk.targets.entries + chunk.targets.tile_begin[tile];
   const SparseEntry* entries_end = chunk.targets.entries + chunk.targets.tile_begin[tile + 1];
-  const float* share = chunk.points.share + first_word;
-  const auto omega = [&](std::int64_t r) {
-    return chunk.omega == nullptr ? 1.0f : chunk.omega[first_word + r];
+  const float* share = chunk.points.share + vocab_begin;
+  const auto logit_weights = [&](std::int64_t r) {
+    return chunk.logit_weights == nullptr ? 1.0f : chunk.logit_weights[vocab_begin + r];
   };
   if (chunk.d_bias != nullptr) {
-    for (std::int64_t r = 0; r < words; ++r) {
-      chunk.d_bias[first_word + r] += share[r] * memory.tile_sum()[tile];
-      if (chunk.flat != nullptr) chunk.d_bias[first_word + r] += omega(r) * flat_total;
+    for (std::int64_t r = 0; r < vocab_count; ++r) {
+      chunk.d_bias[vocab_begin + r] += share[r] * memory.tile_sum()[tile];
+      if (chunk.flat != nullptr) chunk.d_bias[vocab_begin + r] += logit_weights(r) * flat_total;
     }
     for (const SparseEntry* e = entries; e != entries_end; ++e)
-      chunk.d_bias[e->word] += chunk.coefficient[e->slot];
+      chunk.d_bias[e->vocab_id] += chunk.coefficient[e->slot];
   }
   if (chunk.d_weight.data != nullptr) {
     float* c = memory.template of_thread<float>(thread, layout.d_weight);
     auto* tile_part = memory.template of_thread<Element>(thread, layout.gradient_tile);
     for (std::int64_t column = 0; column < chunk.shape.dim; column += layout.column_block) {
       const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
-      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words,
-                         round_up(words, Engine::kRows), column, columns, c, layout.column_block);
+      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, vocab_begin, vocab_count,
+                         round_up(vocab_count, Engine::kRows), column, columns, c,
+                         layout.column_block);
       ForPairs(chunk, memory, tile, [&](std::int64_t block, std::int32_t pair, bool) {
         const auto gradient = Engine::PairGradient(memory.pair(first_pair + pair), memory.kBlock,
                                                    tile_part, memory.first_panel(block), layout);
         Engine::WeightGradient(
-            gradient, words, memory.x_backward() + block * memory.kBlock * kPanel,
+            gradient, vocab_count, memory.x_backward() + block * memory.kBlock * kPanel,
             (memory.end_panel(block) - memory.first_panel(block)) * kPanel, layout.tokens,
             column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
       });
-      for (std::int64_t r = 0; r < words; ++r) {
+      for (std::int64_t r = 0; r < vocab_count; ++r) {
         float* to = c + r * layout.column_block;
         AddScaled(memory.tile_gradient(tile) + column, columns, share[r], to);
-        if (chunk.flat != nullptr) AddScaled(memory.flat_hidden() + column, columns, omega(r), to);
+        if (chunk.flat != nullptr)
+          AddScaled(memory.flat_hidden() + column, columns, logit_weights(r), to);
       }
       for (const SparseEntry* e = entries; e != entries_end; ++e) {
         AddRow(chunk.hidden, e->token, column, columns, chunk.coefficient[e->slot],
-               c + (e->word - first_word) * layout.column_block);
+               c + (e->vocab_id - vocab_begin) * layout.column_block);
       }
-      StoreWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words, column, columns, c,
-                          layout.column_block);
+      StoreWeightGradient(chunk.d_weight, chunk.shape.dim, vocab_begin, vocab_count, column,
+                          columns, c, layout.column_block);
     }
   }
   if (near && chunk.d_hidden.data != nullptr) {
-    Engine::PackRows(chunk.weight, first_word, words, kVocabTile, chunk.shape.dim,
-                     slab_tile * kVocabTile, chunk.sizes.slab_vocab, memory.slab_weight());
+    Engine::PackRows(chunk.weight, vocab_begin, vocab_count, kVocabTile, chunk.shape.dim,
+                     block_tile * kVocabTile, chunk.sizes.block_vocab, memory.block_weight());
   }
 }
 
@@ -283,13 +288,13 @@ void NearHidden(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, 
     const std::int64_t columns = std::min(layout.column_block, layout.dim_n - column);
     const std::int64_t token = block * memory.kBlock;
     for (std::int64_t t = 0; t < tiles; ++t) {
-      const std::uint8_t* kept = memory.kept(first + t);
-      if (kept[block] == 0) continue;
+      const std::uint8_t* selected = memory.selected(first + t);
+      if (selected[block] == 0) continue;
       std::int32_t pair = memory.pair_begin()[t];
-      for (std::int64_t b = 0; b < block; ++b) pair += kept[b];
+      for (std::int64_t b = 0; b < block; ++b) pair += selected[b];
       Engine::HiddenGradient(
           memory.pair(pair), memory.kBlock, 0, memory.end_panel(block) * kPanel - token, kVocabTile,
-          memory.slab_weight() + t * kVocabTile * kPanel, kVocabTile, chunk.sizes.slab_vocab,
+          memory.block_weight() + t * kVocabTile * kPanel, kVocabTile, chunk.sizes.block_vocab,
           column / kPanel, columns / kPanel, memory.d_hidden(token) + column, layout.dim_n);
     }
   });
@@ -322,12 +327,12 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
   const Layout& layout = memory.layout;
   const bool d_hidden = chunk.d_hidden.data != nullptr;
   std::fill_n(chunk.bound, chunk.tokens, 0.0f);
-  if (!chunk.selected) {
+  if (!chunk.preselected) {
     MarkTiles(chunk, memory, chunk.tau, chunk.linear, chunk.log2_total, nullptr);
-    KeepAllOfMany(memory, chunk.most_kept);
+    KeepAllOfMany(memory, chunk.most_selected);
     RemoveTargets(chunk, memory);
   }
-  *chunk.kept += CountKept(memory);
+  *chunk.selected += CountSelected(memory);
   *chunk.pairs += layout.tiles * memory.blocks;
   PackForBackward(chunk, memory);
 
@@ -340,16 +345,16 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
         AddRow(chunk.hidden, t, 0, chunk.shape.dim, chunk.flat[t], memory.flat_hidden());
     }
   }
-  FarProducts(chunk, memory);
-  if (!chunk.selected) {  // estimated masses have no bound
+  FarGemms(chunk, memory);
+  if (!chunk.preselected) {  // estimated masses have no bound
     parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int thread) {
       FarBounds(chunk, memory, p, memory.template of_thread<float>(thread, layout.logits));
     });
   }
 
-  const std::int64_t slab_tiles = chunk.sizes.slab_vocab / kVocabTile;
-  for (std::int64_t first = 0; first < layout.tiles; first += slab_tiles) {
-    const std::int64_t tiles = std::min(slab_tiles, layout.tiles - first);
+  const std::int64_t block_tiles = chunk.sizes.block_vocab / kVocabTile;
+  for (std::int64_t first = 0; first < layout.tiles; first += block_tiles) {
+    const std::int64_t tiles = std::min(block_tiles, layout.tiles - first);
     std::int32_t pairs = 0;
     for (std::int64_t t = 0; t < tiles; ++t) {
       memory.pair_begin()[t] = pairs;
@@ -362,7 +367,7 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
     parallel_for(chunk.threads, tiles, [&](std::int64_t t, int thread) {
       NearTile(chunk, memory, first + t, t, flat_total, thread);
     });
-    for (std::int64_t t = 0; chunk.selected && t < tiles; ++t)
+    for (std::int64_t t = 0; chunk.preselected && t < tiles; ++t)
       chunk.of_sample->add(memory.of_sample()[t]);
     if (d_hidden && pairs > 0) NearHidden(chunk, memory, first, tiles);
   }

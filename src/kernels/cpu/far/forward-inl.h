@@ -90,10 +90,10 @@ void KeepEstimates(const FarForwardChunk& chunk, const FarMemory<Engine>& memory
       const std::int64_t tile = first_tile + r;
       const V estimate = hn::Load(d, z + r * kPanel + t);
       sum = hn::Add(sum, Exp2(hn::Sub(estimate, k)));
-      float* kept_base = memory.mass_base(memory.segment_of(tile), panel) + t;
-      if (tile % layout.tiles_per_segment == 0) base = lowest;
+      float* selected_base = memory.mass_base(memory.part_of(tile), panel) + t;
+      if (tile % layout.tiles_per_part == 0) base = lowest;
       base = hn::IfThenElse(hn::Eq(base, lowest), hn::Ceil(estimate), base);
-      hn::StoreU(base, d, kept_base);
+      hn::StoreU(base, d, selected_base);
       hn::StoreU(hn::DemoteTo(du16, MassCode(estimate, base)), du16,
                  memory.tile_mass(tile, panel) + t);
     }
@@ -152,11 +152,11 @@ template <class Engine>
 struct KeepNear {
   const FarMemory<Engine>& memory;
   bool any(std::int64_t tile) const {
-    const std::uint8_t* kept = memory.kept(tile);
-    return std::find(kept, kept + memory.blocks, 1) != kept + memory.blocks;
+    const std::uint8_t* selected = memory.selected(tile);
+    return std::find(selected, selected + memory.blocks, 1) != selected + memory.blocks;
   }
   bool operator()(std::int64_t tile, std::int64_t panel) const {
-    return memory.kept(tile)[panel / FarMemory<Engine>::kBlockPanels] != 0;
+    return memory.selected(tile)[panel / FarMemory<Engine>::kBlockPanels] != 0;
   }
 };
 
@@ -188,10 +188,10 @@ void AddFarMass(const FarForwardChunk& chunk, const FarMemory<Engine>& memory, s
     V sum = hn::IfThenZeroElse(nothing, hn::Mul(near_sum, PowerOfTwo(hn::Sub(near_exponent, top))));
     for (std::int64_t segment = 0; segment < layout.segments; ++segment) {
       const V base = hn::LoadU(d, memory.mass_base(segment, panel) + t);
-      const std::int64_t end = std::min(layout.tiles, (segment + 1) * layout.tiles_per_segment);
+      const std::int64_t end = std::min(layout.tiles, (segment + 1) * layout.tiles_per_part);
       V part = hn::Zero(d);
-      for (std::int64_t tile = segment * layout.tiles_per_segment; tile < end; ++tile) {
-        if (memory.kept(tile)[block] != 0) continue;
+      for (std::int64_t tile = segment * layout.tiles_per_part; tile < end; ++tile) {
+        if (memory.selected(tile)[block] != 0) continue;
         part = hn::Add(part, Exp2(hn::Sub(LoadMass(memory.tile_mass(tile, panel) + t, base), top)));
       }
       sum = hn::Add(sum, part);
@@ -212,7 +212,8 @@ inline void WeightedSums(const FarForwardChunk& chunk) {
   const double scale = chunk.features->logit_scale;
   double biased = 0.0;
   for (std::int64_t j = 0; j < chunk.shape.vocab && chunk.bias != nullptr; ++j)
-    biased += (chunk.omega == nullptr ? 1.0 : chunk.omega[j]) * static_cast<double>(chunk.bias[j]);
+    biased += (chunk.logit_weights == nullptr ? 1.0 : chunk.logit_weights[j]) *
+              static_cast<double>(chunk.bias[j]);
   parallel_for(chunk.threads, chunk.tokens, [&](std::int64_t t, int) {
     constexpr std::int64_t kStep = 256;
     float x[kStep];
@@ -253,12 +254,12 @@ void RunFarForward(const FarForwardChunk& call) {
     for (std::int32_t e = chunk.targets.tile_begin[tile]; e < chunk.targets.tile_begin[tile + 1];
          ++e) {
       const std::int64_t token = chunk.targets.entries[e].token;
-      if (!std::isnan(chunk.log2_total[token])) memory.kept(tile)[token / memory.kBlock] = 1;
+      if (!std::isnan(chunk.log2_total[token])) memory.selected(tile)[token / memory.kBlock] = 1;
     }
   }
-  KeepAllOfMany(memory, chunk.most_kept);
+  KeepAllOfMany(memory, chunk.most_selected);
   parallel_for(chunk.threads, layout.segments, [&](std::int64_t segment, int thread) {
-    ForwardSegment<Engine, float>(chunk, memory, segment, thread, KeepNear<Engine>{memory});
+    ForwardPart<Engine, float>(chunk, memory, segment, thread, KeepNear<Engine>{memory});
   });
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
     MergeSegments(chunk, memory, p);

@@ -32,13 +32,13 @@ class FarMemory : public ChunkMemory<Engine> {
   explicit FarMemory(const ChunkCommon& chunk)
       : Base(chunk), blocks(ceil_div(this->panels, kBlockPanels)) {}
 
-  std::int64_t segment_of(std::int64_t tile) const { return tile / layout.tiles_per_segment; }
+  std::int64_t part_of(std::int64_t tile) const { return tile / layout.tiles_per_part; }
   std::uint16_t* threshold(std::int64_t segment) const {
     return this->template at<std::uint16_t>(layout.threshold) + segment * layout.tokens;
   }
   // [blocks] of one tile: 1 where it is selected.
-  std::uint8_t* kept(std::int64_t tile) const {
-    return this->template at<std::uint8_t>(layout.kept) + tile * blocks;
+  std::uint8_t* selected(std::int64_t tile) const {
+    return this->template at<std::uint8_t>(layout.selected) + tile * blocks;
   }
   // Start of each tile's pairs in the vocabulary block. A pair is a tile and a block of tokens that
   // selects or samples it; a tile's selected pairs come first.
@@ -46,7 +46,7 @@ class FarMemory : public ChunkMemory<Engine> {
   // Errors of the sample's estimates in far_both, by tile of the vocabulary block.
   FarSampled* of_sample() const { return this->template at<FarSampled>(layout.of_sample); }
   typename Engine::Element* pair(std::int64_t index) const {
-    return this->slab_gradient() + index * kVocabTile * kBlock;
+    return this->block_gradient() + index * kVocabTile * kBlock;
   }
   float* tile_gradient(std::int64_t tile) const {
     return this->template at<float>(layout.tile_gradient) + tile * layout.dim_n;
@@ -116,8 +116,8 @@ void MarkTiles(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float 
   SetThresholds(chunk, memory, tau, linear, log2_total);
   parallel_for(chunk.threads, layout.tiles, [&](std::int64_t tile, int) {
     const std::uint16_t* mass = memory.tile_mass(tile, 0);
-    const std::uint16_t* threshold = memory.threshold(memory.segment_of(tile));
-    std::uint8_t* kept = memory.kept(tile);
+    const std::uint16_t* threshold = memory.threshold(memory.part_of(tile));
+    std::uint8_t* selected = memory.selected(tile);
     const int caution = CautionOf(log2_caution, tile);
     for (std::int64_t block = 0; block < memory.blocks; ++block) {
       const std::int64_t end = memory.end_panel(block) * Engine::kPanel;
@@ -125,25 +125,25 @@ void MarkTiles(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float 
       for (std::int64_t t = block * memory.kBlock; t < end; ++t) {
         above |= static_cast<unsigned>(WithCaution(mass[t], caution) > threshold[t]);
       }
-      kept[block] = static_cast<std::uint8_t>(above);
+      selected[block] = static_cast<std::uint8_t>(above);
     }
   });
 }
 
 template <class Engine>
-std::int64_t CountKept(const FarMemory<Engine>& memory) {
+std::int64_t CountSelected(const FarMemory<Engine>& memory) {
   std::int64_t count = 0;
   const std::int64_t all = memory.layout.tiles * memory.blocks;
-  for (std::int64_t i = 0; i < all; ++i) count += memory.kept(0)[i];
+  for (std::int64_t i = 0; i < all; ++i) count += memory.selected(0)[i];
   return count;
 }
 
-// Selects all tiles where more than most_kept of them are selected.
+// Selects all tiles where more than most_selected of them are selected.
 template <class Engine>
-void KeepAllOfMany(const FarMemory<Engine>& memory, double most_kept) {
+void KeepAllOfMany(const FarMemory<Engine>& memory, double most_selected) {
   const std::int64_t all = memory.layout.tiles * memory.blocks;
-  if (static_cast<double>(CountKept(memory)) > most_kept * static_cast<double>(all))
-    std::memset(memory.kept(0), 1, static_cast<std::size_t>(all));
+  if (static_cast<double>(CountSelected(memory)) > most_selected * static_cast<double>(all))
+    std::memset(memory.selected(0), 1, static_cast<std::size_t>(all));
 }
 
 // Removes the targets' own part from the masses of skipped tiles, since their exact coefficients
@@ -154,15 +154,16 @@ void RemoveTargets(const FarBackwardChunk& chunk, const FarMemory<Engine>& memor
   const std::int64_t per_token = chunk.features->targets_per_token;
   const double cap = chunk.features->softcap;
   parallel_for(chunk.threads, chunk.tokens, [&](std::int64_t t, int) {
-    const std::int32_t* words = chunk.targets.words + t * per_token;
+    const std::int32_t* vocab_ids = chunk.targets.vocab_ids + t * per_token;
     double lost = 0.0;
     for (std::int64_t k = 0; k < per_token; ++k) {
-      if (words[k] < 0 || std::find(words, words + k, words[k]) != words + k) continue;
-      const std::int64_t tile = words[k] / kVocabTile;
-      if (memory.kept(tile)[t / memory.kBlock] != 0) continue;
+      if (vocab_ids[k] < 0 || std::find(vocab_ids, vocab_ids + k, vocab_ids[k]) != vocab_ids + k)
+        continue;
+      const std::int64_t tile = vocab_ids[k] / kVocabTile;
+      if (memory.selected(tile)[t / memory.kBlock] != 0) continue;
       std::uint16_t* code = memory.tile_mass(tile, 0) + t;
       if (*code == 0) continue;
-      const double base = memory.mass_base(memory.segment_of(tile), 0)[t];
+      const double base = memory.mass_base(memory.part_of(tile), 0)[t];
       const double z = static_cast<double>(chunk.target_logit[t * per_token + k]);
       const double mass = std::exp2(static_cast<double>(*code - kMassBase) / kMassSteps);
       lost += mass * std::exp2(base - static_cast<double>(chunk.exponent[t])) *
@@ -182,7 +183,7 @@ void FarRow(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std:
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t token = panel * Engine::kPanel;
-  const float* base = memory.mass_base(memory.segment_of(tile), panel);
+  const float* base = memory.mass_base(memory.part_of(tile), panel);
   const std::uint16_t* mass = memory.tile_mass(tile, panel);
   for (std::int64_t t = 0; t < Engine::kPanel; t += lanes) {
     const V linear = hn::LoadU(d, chunk.linear + token + t);
@@ -203,7 +204,7 @@ void FarGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory,
   const std::int64_t block = panel / memory.kBlockPanels;
   for (std::int64_t r = 0; r < kVocabTile; ++r) {
     float* to = g + r * kPanel;
-    if (r >= tiles || memory.kept(first + r)[block] != 0) {
+    if (r >= tiles || memory.selected(first + r)[block] != 0) {
       std::memset(to, 0, kPanel * sizeof(float));
     } else {
       FarRow(chunk, memory, first + r, panel, to);

@@ -32,24 +32,24 @@ void RunFarKeys(const FarKeys& chunk) {
     const std::int64_t first = panel * kPanel;
     for (std::int32_t tile = 0; tile < tiles; ++tile) {
       const std::uint16_t* mass = memory.tile_mass(tile, panel);
-      const std::uint16_t* threshold = memory.threshold(memory.segment_of(tile)) + first;
+      const std::uint16_t* threshold = memory.threshold(memory.part_of(tile)) + first;
       const int caution = CautionOf(chunk.caution, tile);
       for (std::int64_t t = 0; t < kPanel; ++t) {
-        const bool kept = WithCaution(mass[t], caution) > threshold[t];
-        count[t] += kept ? 1 : 0;
-        last[t] = kept ? tile : last[t];
-        sum[t] += kept ? tile : 0;
+        const bool selected = WithCaution(mass[t], caution) > threshold[t];
+        count[t] += selected ? 1 : 0;
+        last[t] = selected ? tile : last[t];
+        sum[t] += selected ? tile : 0;
       }
     }
     const std::int64_t end = std::min<std::int64_t>(kPanel, chunk.tokens - first);
     for (std::int64_t t = 0; t < end; ++t) {
       const std::int64_t place =
-          count[t] == 0 ? 0 : sum[t] * kFarPlaces / (std::int64_t{count[t]} * tiles);
+          count[t] == 0 ? 0 : sum[t] * kFarPositions / (std::int64_t{count[t]} * tiles);
       const std::int64_t part = std::int64_t{last[t]} * kFarClasses / tiles;
       chunk.keys[first + t] = std::isnan(chunk.log2_total[first + t]) ? kFarKeys - 1
                               : count[t] == 0
                                   ? kFarKeys - 2
-                                  : static_cast<std::int32_t>(part * kFarPlaces + place);
+                                  : static_cast<std::int32_t>(part * kFarPositions + place);
     }
   });
 }
@@ -60,7 +60,7 @@ void RunFarMove(const FarMove& chunk) {
   const Layout& layout = memory.layout;
   const auto move = [&](auto* values, int thread) {
     using T = std::remove_pointer_t<decltype(values)>;
-    auto* const old = reinterpret_cast<T*>(chunk.room + thread * chunk.sizes.tokens);
+    auto* const old = reinterpret_cast<T*>(chunk.scratch + thread * chunk.sizes.tokens);
     std::copy_n(values, chunk.tokens, old);
     for (std::int64_t t = 0; t < chunk.tokens; ++t) values[t] = old[chunk.from[t]];
   };

@@ -46,16 +46,16 @@ struct EngineBf16 {
 
   static void PackTokens(const MatrixRows& x, std::int64_t first, std::int64_t tokens,
                          std::int64_t dim, std::int64_t dim_k, Element* HWY_RESTRICT panel) {
-    alignas(64) std::uint32_t words[32 * 16];  // [token][pair of k]
+    alignas(64) std::uint32_t vocab_count[32 * 16];  // [token][pair of k]
     for (std::int64_t k = 0; k < dim_k; k += 32) {
       const std::int64_t n = std::min<std::int64_t>(32, dim - k);
-      std::memset(words, 0, sizeof(words));
+      std::memset(vocab_count, 0, sizeof(vocab_count));
       for (std::int64_t t = 0; t < tokens; ++t) {
-        LoadRowBits(x, first + t, k, n, reinterpret_cast<std::uint16_t*>(words + t * 16));
+        LoadRowBits(x, first + t, k, n, reinterpret_cast<std::uint16_t*>(vocab_count + t * 16));
       }
       auto* to = reinterpret_cast<std::uint32_t*>(panel + k / 32 * kStep);
-      TransposeWords(words, 16, to, 16);
-      TransposeWords(words + 16 * 16, 16, to + kTile / 2, 16);
+      TransposeWords(vocab_count, 16, to, 16);
+      TransposeWords(vocab_count + 16 * 16, 16, to + kTile / 2, 16);
     }
   }
 
@@ -128,13 +128,14 @@ struct EngineBf16 {
   }
 
   struct Gradient {
-    Element* slab;            // null when d_hidden is not wanted
-    Element* tile;            // null when d_weight is not wanted
-    std::int64_t slab_steps;  // k steps of the vocabulary block
+    Element* vocab_block;      // null when d_hidden is not wanted
+    Element* tile;             // null when d_weight is not wanted
+    std::int64_t block_steps;  // k steps of the vocabulary block
   };
-  static Gradient TileGradient(Element* slab, std::int64_t, Element* tile, const Layout& layout) {
-    return {layout.d_hidden_wanted ? slab : nullptr, layout.d_weight_wanted ? tile : nullptr,
-            layout.slab_vocab / 32};
+  static Gradient TileGradient(Element* vocab_block, std::int64_t, Element* tile,
+                               const Layout& layout) {
+    return {layout.d_hidden_wanted ? vocab_block : nullptr, layout.d_weight_wanted ? tile : nullptr,
+            layout.block_vocab / 32};
   }
   // Destination of a single tile and block of tokens. `pair` is a vocabulary block of one tile;
   // `tile` is the thread's gradient tile, used from the block's first panel on.
@@ -145,7 +146,7 @@ struct EngineBf16 {
                                    : nullptr,
             kVocabTile / 32};
   }
-  static void EmitGradient(const Gradient& to, std::int64_t panel, std::int64_t slab_tile,
+  static void EmitGradient(const Gradient& to, std::int64_t panel, std::int64_t block_tile,
                            std::int64_t slot, const float* HWY_RESTRICT g) {
     const D d;
     const DU du;
@@ -155,19 +156,20 @@ struct EngineBf16 {
       for (std::int64_t i = 0; i < kVocabTile * kPanel; i += lanes)
         Bf16::Store(hn::Load(d, g + i), at + i);
     }
-    if (to.slab == nullptr) return;
-    alignas(64) std::uint32_t words[16 * 32];  // [pair of vocabulary entries][token]
+    if (to.vocab_block == nullptr) return;
+    alignas(64) std::uint32_t vocab_count[16 * 32];  // [pair of vocabulary entries][token]
     for (std::int64_t k = 0; k < kVocabTile; k += 32) {
       for (std::int64_t i = 0; i < 16; ++i) {
         const float* even = g + (k + 2 * i) * kPanel;
         for (std::int64_t t = 0; t < kPanel; t += lanes) {
           hn::Store(Bf16::Pair(hn::Load(d, even + t), hn::Load(d, even + kPanel + t)), du,
-                    words + i * 32 + t);
+                    vocab_count + i * 32 + t);
         }
       }
-      Element* at = to.slab + (panel * to.slab_steps + (slab_tile * kVocabTile + k) / 32) * kStep;
-      TransposeWords(words, 32, reinterpret_cast<std::uint32_t*>(at), 16);
-      TransposeWords(words + 16, 32, reinterpret_cast<std::uint32_t*>(at + kTile), 16);
+      Element* at =
+          to.vocab_block + (panel * to.block_steps + (block_tile * kVocabTile + k) / 32) * kStep;
+      TransposeWords(vocab_count, 32, reinterpret_cast<std::uint32_t*>(at), 16);
+      TransposeWords(vocab_count + 16, 32, reinterpret_cast<std::uint32_t*>(at + kTile), 16);
     }
   }
 
@@ -188,18 +190,18 @@ struct EngineBf16 {
     }
   }
 
-  static void HiddenGradient(const Element* slab, std::int64_t, std::int64_t first_token,
-                             std::int64_t tokens, std::int64_t slab_depth, const Element* w,
-                             std::int64_t words, std::int64_t depth, std::int64_t first_panel,
+  static void HiddenGradient(const Element* vocab_block, std::int64_t, std::int64_t first_token,
+                             std::int64_t tokens, std::int64_t block_depth, const Element* w,
+                             std::int64_t vocab_count, std::int64_t depth, std::int64_t first_panel,
                              std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
-    const std::int64_t steps = words / 32;
+    const std::int64_t steps = vocab_count / 32;
     for (std::int64_t s = 0; s < steps; s += kGradientDepth) {
       const std::int64_t n = std::min(kGradientDepth, steps - s);
       for (std::int64_t q = 0; q < panels; ++q) {
         const Element* b = w + (first_panel + q) * depth * kPanel + s * kStep;
         for (std::int64_t t = 0; t < tokens; t += kRows) {
-          Tiles::Multiply(slab + ((first_token + t) / 32 * (slab_depth / 32) + s) * kStep, kStep, b,
-                          kStep, n, c + t * ldc + q * kPanel, ldc, true, tokens - t);
+          Tiles::Multiply(vocab_block + ((first_token + t) / 32 * (block_depth / 32) + s) * kStep,
+                          kStep, b, kStep, n, c + t * ldc + q * kPanel, ldc, true, tokens - t);
         }
       }
     }

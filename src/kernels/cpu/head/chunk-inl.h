@@ -46,8 +46,8 @@ class ChunkMemory {
     return at<Element>(layout.x_forward) + panel * kPanel * layout.dim_k;
   }
   Element* x_backward() const { return at<Element>(layout.x_backward); }
-  Element* slab_gradient() const { return at<Element>(layout.slab_gradient); }
-  Element* slab_weight() const { return at<Element>(layout.slab_weight); }
+  Element* block_gradient() const { return at<Element>(layout.block_gradient); }
+  Element* block_weight() const { return at<Element>(layout.block_weight); }
   float* d_hidden(std::int64_t token) const {
     return at<float>(layout.d_hidden) + token * layout.dim_n;
   }
@@ -65,10 +65,10 @@ class ChunkMemory {
   // State of one segment and panel.
   PanelState state(std::int64_t segment, std::int64_t panel, const ForwardChunk& chunk) const {
     const std::int64_t stride = layout.tokens;
-    const std::size_t segment_bytes =
+    const std::size_t part_bytes =
         static_cast<std::size_t>(stride) *
         static_cast<std::size_t>(layout.state.floats * 4 + layout.state.doubles * 8);
-    std::byte* from = base_ + layout.states + static_cast<std::size_t>(segment) * segment_bytes;
+    std::byte* from = base_ + layout.states + static_cast<std::size_t>(segment) * part_bytes;
     double* doubles = reinterpret_cast<double*>(from) + panel * kPanel;
     float* floats =
         reinterpret_cast<float*>(from + stride * layout.state.doubles * 8) + panel * kPanel;
@@ -83,9 +83,9 @@ class ChunkMemory {
     }
     if (chunk.weighted_sum != nullptr) out.weighted = doubles;
     if (chunk.wide != nullptr) {  // the last of the doubles
-      const std::int64_t before = (layout.state.doubles - kWideDoubles) * stride;
+      const std::int64_t before = (layout.state.doubles - kExactSumDoubles) * stride;
       out.wide =
-          reinterpret_cast<WideSum*>(reinterpret_cast<double*>(from) + before) + panel * kPanel;
+          reinterpret_cast<ExactSum*>(reinterpret_cast<double*>(from) + before) + panel * kPanel;
     }
     if (chunk.tile_mass) out.base = mass_base(segment, panel);
     return out;
@@ -122,10 +122,10 @@ class ChunkMemory {
   std::byte* base_;
 };
 
-inline LogitTransform TileTransform(const ChunkCommon& chunk, std::int64_t first_word) {
+inline LogitTransform TileTransform(const ChunkCommon& chunk, std::int64_t vocab_begin) {
   return {chunk.features->logit_scale, chunk.features->softcap,
-          chunk.bias == nullptr ? nullptr : chunk.bias + first_word,
-          chunk.omega == nullptr ? nullptr : chunk.omega + first_word};
+          chunk.bias == nullptr ? nullptr : chunk.bias + vocab_begin,
+          chunk.logit_weights == nullptr ? nullptr : chunk.logit_weights + vocab_begin};
 }
 
 // Iterates over the sparse entries of one tile, panel by panel.
@@ -152,8 +152,8 @@ struct KeepAll {
 };
 
 template <class Engine, typename Stored, class Keep>
-void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
-                    std::int64_t segment, int thread, const Keep& keep) {
+void ForwardPart(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t segment,
+                 int thread, const Keep& keep) {
   [[maybe_unused]] const typename Engine::Session session;
   constexpr int kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
@@ -162,33 +162,34 @@ void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory
   for (std::int64_t p = 0; p < memory.panels; ++p)
     ResetState(memory.state(segment, p, chunk), kPanel);
 
-  const std::int64_t last_tile = std::min(layout.tiles, (segment + 1) * layout.tiles_per_segment);
-  for (std::int64_t tile = segment * layout.tiles_per_segment; tile < last_tile; ++tile) {
+  const std::int64_t last_tile = std::min(layout.tiles, (segment + 1) * layout.tiles_per_part);
+  for (std::int64_t tile = segment * layout.tiles_per_part; tile < last_tile; ++tile) {
     if (!keep.any(tile)) continue;
-    const std::int64_t first_word = tile * kVocabTile;
-    const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
-    const LogitTransform transform = TileTransform(chunk, first_word);
-    const bool store = chunk.store && first_word < chunk.sizes.stored_vocab;
-    Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
+    const std::int64_t vocab_begin = tile * kVocabTile;
+    const std::int64_t vocab_count = std::min(kVocabTile, chunk.shape.vocab - vocab_begin);
+    const LogitTransform transform = TileTransform(chunk, vocab_begin);
+    const bool store = chunk.store && vocab_begin < chunk.sizes.stored_vocab;
+    Engine::PackWeightTile(chunk.weight, vocab_begin, vocab_count, chunk.shape.dim, layout.dim_k,
+                           weights);
     EntryCursor picks(chunk.targets, tile);
     EntryCursor zeros(chunk.targets, tile);
     for (std::int64_t p = 0; p < memory.panels; ++p) {
       if (!keep(tile, p)) continue;
       const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - p * kPanel);
-      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
+      Engine::Logits(weights, round_up(vocab_count, Engine::kRows), memory.x_forward(p), tokens,
                      layout.dim_k, z);
-      TransformBlock<kPanel>(transform, words, z);
+      TransformBlock<kPanel>(transform, vocab_count, z);
       picks.until((p + 1) * kPanel, [&](const SparseEntry& e) {
-        chunk.target_logit[e.slot] = z[(e.word - first_word) * kPanel + e.token - p * kPanel];
+        chunk.target_logit[e.slot] = z[(e.vocab_id - vocab_begin) * kPanel + e.token - p * kPanel];
       });
       Stored* stored = store ? memory.template stored<Stored>(tile, p) : nullptr;
       AbsorbBlock<kPanel, typename Engine::Bf16>(
-          transform, first_word, words, z, memory.state(segment, p, chunk), stored,
+          transform, vocab_begin, vocab_count, z, memory.state(segment, p, chunk), stored,
           store ? memory.stored_exponent(tile, p) : nullptr,
           chunk.tile_mass ? memory.tile_mass(tile, p) : nullptr);
       if (!store) continue;
       zeros.until((p + 1) * kPanel, [&](const SparseEntry& e) {
-        stored[(e.word - first_word) * kPanel + e.token - p * kPanel] = 0;
+        stored[(e.vocab_id - vocab_begin) * kPanel + e.token - p * kPanel] = 0;
       });
     }
   }
@@ -228,7 +229,7 @@ void MergeSegments(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
       }
     }
     if (chunk.wide != nullptr) {
-      WideSum& wide = chunk.wide[first + t] = WideSum();
+      ExactSum& wide = chunk.wide[first + t] = ExactSum();
       for (std::int64_t s = 0; s < memory.layout.segments; ++s)
         wide.add(memory.state(s, panel, chunk).wide[t]);
     }
@@ -256,9 +257,9 @@ void RunForward(const ForwardChunk& chunk) {
   PackAllTokens(chunk, memory);
   parallel_for(chunk.threads, memory.layout.segments, [&](std::int64_t segment, int thread) {
     if (memory.layout.stored_element_bytes == 2) {
-      ForwardSegment<Engine, std::uint16_t>(chunk, memory, segment, thread, KeepAll());
+      ForwardPart<Engine, std::uint16_t>(chunk, memory, segment, thread, KeepAll());
     } else {
-      ForwardSegment<Engine, float>(chunk, memory, segment, thread, KeepAll());
+      ForwardPart<Engine, float>(chunk, memory, segment, thread, KeepAll());
     }
   });
   parallel_for(chunk.threads, memory.panels,
@@ -269,19 +270,20 @@ void RunForward(const ForwardChunk& chunk) {
 // `slot`: the tile's index in its group.
 template <class Engine, typename Stored>
 void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
-                   std::int64_t slab_tile, std::int64_t slot,
+                   std::int64_t block_tile, std::int64_t slot,
                    const typename Engine::Gradient& gradient, int thread) {
   using Element = typename Engine::Element;
   constexpr int kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
-  const std::int64_t first_word = tile * kVocabTile;
-  const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
-  const LogitTransform transform = TileTransform(chunk, first_word);
-  const bool stored = chunk.stored && first_word < chunk.sizes.stored_vocab;
+  const std::int64_t vocab_begin = tile * kVocabTile;
+  const std::int64_t vocab_count = std::min(kVocabTile, chunk.shape.vocab - vocab_begin);
+  const LogitTransform transform = TileTransform(chunk, vocab_begin);
+  const bool stored = chunk.stored && vocab_begin < chunk.sizes.stored_vocab;
   auto* weights = memory.template of_thread<Element>(thread, layout.weight_tile);
   float* g = memory.template of_thread<float>(thread, layout.logits);
   if (!stored)
-    Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
+    Engine::PackWeightTile(chunk.weight, vocab_begin, vocab_count, chunk.shape.dim, layout.dim_k,
+                           weights);
   EntryCursor zeros(chunk.targets, tile);
   for (std::int64_t p = 0; p < memory.panels; ++p) {
     const std::int64_t first = p * kPanel;
@@ -289,23 +291,23 @@ void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
                                          chunk.slope == nullptr ? nullptr : chunk.slope + first,
                                          chunk.flat == nullptr ? nullptr : chunk.flat + first};
     if (stored) {
-      GradientFromStored<kPanel>(transform, coefficients, words,
+      GradientFromStored<kPanel>(transform, coefficients, vocab_count,
                                  memory.template stored<Stored>(tile, p),
                                  memory.stored_exponent(tile, p), g);
     } else {
       const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - first);
-      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
+      Engine::Logits(weights, round_up(vocab_count, Engine::kRows), memory.x_forward(p), tokens,
                      layout.dim_k, g);
-      TransformBlock<kPanel>(transform, words, g);
-      GradientFromLogits<kPanel>(transform, coefficients, words, g);
+      TransformBlock<kPanel>(transform, vocab_count, g);
+      GradientFromLogits<kPanel>(transform, coefficients, vocab_count, g);
     }
-    std::memset(g + words * kPanel, 0,
-                static_cast<std::size_t>((kVocabTile - words) * kPanel) * sizeof(float));
+    std::memset(g + vocab_count * kPanel, 0,
+                static_cast<std::size_t>((kVocabTile - vocab_count) * kPanel) * sizeof(float));
     zeros.until(first + kPanel, [&](const SparseEntry& e) {
-      g[(e.word - first_word) * kPanel + e.token - first] = 0.0f;
+      g[(e.vocab_id - vocab_begin) * kPanel + e.token - first] = 0.0f;
     });
-    if (chunk.d_bias != nullptr) SumTokens<kPanel>(words, g, chunk.d_bias + first_word);
-    Engine::EmitGradient(gradient, p, slab_tile, slot, g);
+    if (chunk.d_bias != nullptr) SumTokens<kPanel>(vocab_count, g, chunk.d_bias + vocab_begin);
+    Engine::EmitGradient(gradient, p, block_tile, slot, g);
   }
 }
 
@@ -313,44 +315,46 @@ void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
 // d_bias and d_weight.
 template <class Engine, typename Stored>
 void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
-                   std::int64_t tiles, std::int64_t slab_tile, int thread) {
+                   std::int64_t tiles, std::int64_t block_tile, int thread) {
   [[maybe_unused]] const typename Engine::Session session;
   constexpr int kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
-  const std::int64_t first_word = tile * kVocabTile;
-  const std::int64_t words = std::min(tiles * kVocabTile, chunk.shape.vocab - first_word);
+  const std::int64_t vocab_begin = tile * kVocabTile;
+  const std::int64_t vocab_count = std::min(tiles * kVocabTile, chunk.shape.vocab - vocab_begin);
   const auto gradient = Engine::TileGradient(
-      memory.slab_gradient(), slab_tile,
+      memory.block_gradient(), block_tile,
       memory.template of_thread<typename Engine::Element>(thread, layout.gradient_tile), layout);
   for (std::int64_t t = 0; t < tiles; ++t)
-    LogitGradient<Engine, Stored>(chunk, memory, tile + t, slab_tile + t, t, gradient, thread);
+    LogitGradient<Engine, Stored>(chunk, memory, tile + t, block_tile + t, t, gradient, thread);
 
   const SparseEntry* entries = chunk.targets.entries + chunk.targets.tile_begin[tile];
   const SparseEntry* entries_end = chunk.targets.entries + chunk.targets.tile_begin[tile + tiles];
   if (chunk.d_bias != nullptr) {
     for (const SparseEntry* e = entries; e != entries_end; ++e)
-      chunk.d_bias[e->word] += chunk.coefficient[e->slot];
+      chunk.d_bias[e->vocab_id] += chunk.coefficient[e->slot];
   }
   if (chunk.d_weight.data != nullptr) {
     float* c = memory.template of_thread<float>(thread, layout.d_weight);
     for (std::int64_t column = 0; column < chunk.shape.dim; column += layout.column_block) {
       const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
-      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words,
-                         round_up(words, Engine::kRows), column, columns, c, layout.column_block);
+      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, vocab_begin, vocab_count,
+                         round_up(vocab_count, Engine::kRows), column, columns, c,
+                         layout.column_block);
       // Skips the tokens that pad a panel: with few tokens they would be much of the work.
-      Engine::WeightGradient(gradient, words, memory.x_backward(), chunk.tokens, layout.tokens,
-                             column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
+      Engine::WeightGradient(gradient, vocab_count, memory.x_backward(), chunk.tokens,
+                             layout.tokens, column / kPanel, ceil_div(columns, kPanel), c,
+                             layout.column_block);
       for (const SparseEntry* e = entries; e != entries_end; ++e) {
         AddRow(chunk.hidden, e->token, column, columns, chunk.coefficient[e->slot],
-               c + (e->word - first_word) * layout.column_block);
+               c + (e->vocab_id - vocab_begin) * layout.column_block);
       }
-      StoreWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words, column, columns, c,
-                          layout.column_block);
+      StoreWeightGradient(chunk.d_weight, chunk.shape.dim, vocab_begin, vocab_count, column,
+                          columns, c, layout.column_block);
     }
   }
   if (chunk.d_hidden.data != nullptr) {
-    Engine::PackRows(chunk.weight, first_word, words, tiles * kVocabTile, chunk.shape.dim,
-                     slab_tile * kVocabTile, chunk.sizes.slab_vocab, memory.slab_weight());
+    Engine::PackRows(chunk.weight, vocab_begin, vocab_count, tiles * kVocabTile, chunk.shape.dim,
+                     block_tile * kVocabTile, chunk.sizes.block_vocab, memory.block_weight());
   }
 }
 
@@ -358,8 +362,9 @@ void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
 inline void AddTargets(const BackwardChunk& chunk, std::int64_t token, float* HWY_RESTRICT row) {
   const std::int64_t per_token = chunk.features->targets_per_token;
   for (std::int64_t slot = token * per_token; slot < (token + 1) * per_token; ++slot) {
-    const std::int32_t word = chunk.targets.words[slot];
-    if (word >= 0) AddRow(chunk.weight, word, 0, chunk.shape.dim, chunk.coefficient[slot], row);
+    const std::int32_t vocab_id = chunk.targets.vocab_ids[slot];
+    if (vocab_id >= 0)
+      AddRow(chunk.weight, vocab_id, 0, chunk.shape.dim, chunk.coefficient[slot], row);
   }
 }
 
@@ -389,8 +394,8 @@ void PackForBackward(const BackwardChunk& chunk, const ChunkMemory<Engine>& memo
 
 // d_hidden += gradient . weights over a vocabulary block of `tiles` tiles, for all tokens.
 template <class Engine>
-void AddSlabToHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
-                     std::int64_t tiles) {
+void AddBlockToHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                      std::int64_t tiles) {
   constexpr std::int64_t kPanel = Engine::kPanel;
   constexpr std::int64_t kTokenBlock =
       std::max<std::int64_t>(1, Engine::kTokenBlock / kPanel) * kPanel;
@@ -401,9 +406,9 @@ void AddSlabToHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memo
     [[maybe_unused]] const typename Engine::Session session;
     const std::int64_t token = task / column_blocks * kTokenBlock;
     const std::int64_t column = task % column_blocks * layout.column_block;
-    Engine::HiddenGradient(memory.slab_gradient(), layout.gradient_stride, token,
-                           std::min(kTokenBlock, chunk.tokens - token), chunk.sizes.slab_vocab,
-                           memory.slab_weight(), tiles * kVocabTile, chunk.sizes.slab_vocab,
+    Engine::HiddenGradient(memory.block_gradient(), layout.gradient_stride, token,
+                           std::min(kTokenBlock, chunk.tokens - token), chunk.sizes.block_vocab,
+                           memory.block_weight(), tiles * kVocabTile, chunk.sizes.block_vocab,
                            column / kPanel,
                            std::min(layout.column_block, layout.dim_n - column) / kPanel,
                            memory.d_hidden(token) + column, layout.dim_n);
@@ -419,9 +424,9 @@ void RunBackward(const BackwardChunk& chunk) {
   if (chunk.apart) PackAllTokens(chunk, memory);
   PackForBackward(chunk, memory);
 
-  const std::int64_t slab_tiles = chunk.sizes.slab_vocab / kVocabTile;
-  for (std::int64_t first = 0; first < layout.tiles; first += slab_tiles) {
-    const std::int64_t tiles = std::min(slab_tiles, layout.tiles - first);
+  const std::int64_t block_tiles = chunk.sizes.block_vocab / kVocabTile;
+  for (std::int64_t first = 0; first < layout.tiles; first += block_tiles) {
+    const std::int64_t tiles = std::min(block_tiles, layout.tiles - first);
     parallel_for(
         chunk.threads, ceil_div(tiles, Engine::kTileGroup), [&](std::int64_t group, int thread) {
           const std::int64_t tile = group * Engine::kTileGroup;
@@ -432,7 +437,7 @@ void RunBackward(const BackwardChunk& chunk) {
             BackwardGroup<Engine, float>(chunk, memory, first + tile, count, tile, thread);
           }
         });
-    if (d_hidden) AddSlabToHidden(chunk, memory, tiles);
+    if (d_hidden) AddBlockToHidden(chunk, memory, tiles);
   }
   if (!d_hidden) return;
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {

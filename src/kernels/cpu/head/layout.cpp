@@ -34,28 +34,28 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.dim_k = round_up(shape.dim, engine.k_align);
   out.dim_n = round_up(shape.dim, engine.token_panel);
   out.tiles = ceil_div(shape.vocab, kVocabTile);
-  out.tiles_per_segment = std::min(ceil_div(out.tiles, kSegments), kMaxSegmentTiles);
+  out.tiles_per_part = std::min(ceil_div(out.tiles, kSegments), kMaxPartTiles);
   // The far field needs a whole number of segments in each group of kVocabTile tiles.
   if (sizes.far) {
-    out.tiles_per_segment = std::min(
-        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(out.tiles_per_segment))),
+    out.tiles_per_part = std::min(
+        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(out.tiles_per_part))),
         kVocabTile);
   }
-  out.segments = ceil_div(out.tiles, out.tiles_per_segment);
+  out.segments = ceil_div(out.tiles, out.tiles_per_part);
   out.column_block = std::min(kColumnBlock / engine.token_panel * engine.token_panel, out.dim_n);
   out.stored_element_bytes = static_cast<std::int64_t>(stored_element_bytes(shape.dtype));
   // Not a power of two, so that rows of a column do not share a cache set.
   out.gradient_stride = out.tokens + 16;
-  out.slab_vocab = sizes.slab_vocab;
+  out.block_vocab = sizes.block_vocab;
   out.d_hidden_wanted = d_hidden;
   out.d_weight_wanted = d_weight;
   out.state.floats = (features.argmax ? 4 : 2) + (sizes.far ? 1 : 0);
   out.state.doubles = (features.entropy ? 1 : 0) + (features.label_smoothing ? 1 : 0) +
-                      (features.word_ranks > 0 ? kWideDoubles : 0);
+                      (features.vocab_ranks > 0 ? kExactSumDoubles : 0);
 
   const std::int64_t e = engine.element_bytes;
   const std::int64_t stored_tiles = backward ? ceil_div(sizes.stored_vocab, kVocabTile) : 0;
-  const std::int64_t slab = backward ? sizes.slab_vocab : 0;
+  const std::int64_t vocab_block = backward ? sizes.block_vocab : 0;
 
   Stack shared;
   out.x_forward = shared.take(out.tokens * out.dim_k * e);
@@ -69,24 +69,24 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   const std::int64_t block = far_block_panels(engine.token_panel) * engine.token_panel;
   const std::int64_t gradient_tokens =
       sizes.far ? std::max(round_up(out.tokens, block), out.gradient_stride) : out.gradient_stride;
-  out.slab_gradient =
-      shared.take(d_hidden || !engine.gradient_twice ? slab * gradient_tokens * e : 0);
-  out.slab_weight = shared.take(d_hidden ? slab * out.dim_n * e : 0);
+  out.block_gradient =
+      shared.take(d_hidden || !engine.gradient_twice ? vocab_block * gradient_tokens * e : 0);
+  out.block_weight = shared.take(d_hidden ? vocab_block * out.dim_n * e : 0);
   out.d_hidden = shared.take(d_hidden ? out.tokens * out.dim_n * 4 : 0);
   if (sizes.far) {
     const std::int64_t blocks = ceil_div(out.tokens, block);
-    const std::int64_t whole_tiles = round_up(out.tiles, kVocabTile);
+    const std::int64_t full_tiles = round_up(out.tiles, kVocabTile);
     out.tile_mass = shared.take(out.tiles * out.tokens * 2);
     out.threshold = shared.take(out.segments * out.tokens * 2);
-    out.kept = shared.take(out.tiles * blocks);
-    out.pair_begin = shared.take((slab / kVocabTile + 1) * 4);
+    out.selected = shared.take(out.tiles * blocks);
+    out.pair_begin = shared.take((vocab_block / kVocabTile + 1) * 4);
     constexpr auto kSampled = static_cast<std::int64_t>(sizeof(FarSampled));
-    out.of_sample = shared.take(sizes.far_forward ? slab / kVocabTile * kSampled : 0);
-    out.tile_gradient = shared.take(d_weight ? whole_tiles * out.dim_n * 4 : 0);
-    out.tile_sum = shared.take(whole_tiles * 4);
+    out.of_sample = shared.take(sizes.far_forward ? vocab_block / kVocabTile * kSampled : 0);
+    out.tile_gradient = shared.take(d_weight ? full_tiles * out.dim_n * 4 : 0);
+    out.tile_sum = shared.take(full_tiles * 4);
     out.squares = shared.take(sizes.far_forward ? out.tokens * out.dim_k * e : 0);
     out.estimate =
-        shared.take(sizes.far_forward ? whole_tiles / kVocabTile * 2 * out.tokens * 4 : 0);
+        shared.take(sizes.far_forward ? full_tiles / kVocabTile * 2 * out.tokens * 4 : 0);
     out.flat_hidden = shared.take(d_weight && features.label_smoothing ? shape.dim * 4 : 0);
   }
   out.thread = shared.top();

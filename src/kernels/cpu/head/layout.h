@@ -24,7 +24,7 @@ inline constexpr std::int64_t kColumnBlock = 512;
 // Segments of the vocabulary, whose states are merged in order and in double. There are more where
 // a segment's fp32 sum would have too many terms for an accuracy of 1e-6.
 inline constexpr std::int64_t kSegments = 64;
-inline constexpr std::int64_t kMaxSegmentTiles = 512;
+inline constexpr std::int64_t kMaxPartTiles = 512;
 
 // Panels of a block of tokens that share a list of selected tiles: about 128 tokens, in full
 // panels.
@@ -32,12 +32,12 @@ constexpr std::int64_t far_block_panels(std::int64_t token_panel) {
   return std::max<std::int64_t>(1, (128 + token_panel / 2) / token_panel);
 }
 
-inline constexpr int kWideDoubles = sizeof(WideSum) / sizeof(double);
+inline constexpr int kExactSumDoubles = sizeof(ExactSum) / sizeof(double);
 
 // Per-token state of one segment: arrays of floats, and of doubles for the requested sums.
 struct StateFields {
   int floats = 2;   // exponent, sum; with argmax: best, index; with tile masses: base
-  int doubles = 0;  // entropy sum, weighted sum, a WideSum
+  int doubles = 0;  // entropy sum, weighted sum, a ExactSum
 };
 
 struct Layout {
@@ -46,11 +46,11 @@ struct Layout {
   std::int64_t dim_n = 0;   // dim padded to full panels
   std::int64_t tiles = 0;   // of the vocabulary
   std::int64_t segments = 0;
-  std::int64_t tiles_per_segment = 0;
+  std::int64_t tiles_per_part = 0;
   std::int64_t column_block = 0;
   std::int64_t stored_element_bytes = 0;
   std::int64_t gradient_stride = 0;  // elements between rows of the vocabulary block's gradient
-  std::int64_t slab_vocab = 0;
+  std::int64_t block_vocab = 0;
   bool d_hidden_wanted = false;
   bool d_weight_wanted = false;
   StateFields state;
@@ -61,13 +61,13 @@ struct Layout {
   std::size_t states = 0;           // [segments][fields][tokens]
   std::size_t stored = 0;           // [stored tiles][panels][kVocabTile][panel]
   std::size_t stored_exponent = 0;  // [stored tiles][tokens] f32
-  std::size_t slab_gradient = 0;
-  std::size_t slab_weight = 0;
+  std::size_t block_gradient = 0;
+  std::size_t block_weight = 0;
   std::size_t d_hidden = 0;  // [tokens][dim_n] f32
   // far field:
   std::size_t tile_mass = 0;      // u16 [tiles][tokens]
   std::size_t threshold = 0;      // u16 [segments][tokens]
-  std::size_t kept = 0;           // u8 [tiles][blocks]
+  std::size_t selected = 0;       // u8 [tiles][blocks]
   std::size_t pair_begin = 0;     // i32 [tiles of the vocabulary block + 1]
   std::size_t of_sample = 0;      // FarSampled [tiles of the vocabulary block]
   std::size_t tile_gradient = 0;  // [tiles, padded to kVocabTile][dim_n] f32

@@ -109,16 +109,18 @@ struct EngineF32 {
 
   // Destination of a vocabulary tile's gradient: row j is at `slab + j * stride`.
   struct Gradient {
-    Element* slab;        // rows of this tile
-    std::int64_t stride;  // between them
+    Element* vocab_block;  // rows of this tile
+    std::int64_t stride;   // between them
   };
-  static Gradient TileGradient(Element* slab, std::int64_t tile, Element*, const Layout& layout) {
-    return {slab + tile * kVocabTile * layout.gradient_stride, layout.gradient_stride};
+  static Gradient TileGradient(Element* vocab_block, std::int64_t tile, Element*,
+                               const Layout& layout) {
+    return {vocab_block + tile * kVocabTile * layout.gradient_stride, layout.gradient_stride};
   }
   static void EmitGradient(const Gradient& to, std::int64_t panel, std::int64_t, std::int64_t,
                            const float* HWY_RESTRICT g) {
     for (std::int64_t r = 0; r < kVocabTile; ++r) {
-      std::memcpy(to.slab + r * to.stride + panel * kPanel, g + r * kPanel, kPanel * sizeof(float));
+      std::memcpy(to.vocab_block + r * to.stride + panel * kPanel, g + r * kPanel,
+                  kPanel * sizeof(float));
     }
   }
 
@@ -126,8 +128,8 @@ struct EngineF32 {
   static void WeightGradient(const Gradient& g, std::int64_t rows, const Element* x,
                              std::int64_t tokens, std::int64_t depth, std::int64_t first_panel,
                              std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
-    Multiply(g.slab, g.stride, 1, round_up(rows, kRows), x + first_panel * depth * kPanel, depth,
-             panels, tokens, c, ldc);
+    Multiply(g.vocab_block, g.stride, 1, round_up(rows, kRows), x + first_panel * depth * kPanel,
+             depth, panels, tokens, c, ldc);
   }
 
   // Destination of a single tile and block of tokens: [kVocabTile][block tokens] at `pair`.
@@ -138,12 +140,13 @@ struct EngineF32 {
 
   // c [tokens][ldc] += gradient of the vocabulary block [entries][tokens of this block]^T . w
   // panels.
-  static void HiddenGradient(const Element* slab, std::int64_t stride, std::int64_t first_token,
-                             std::int64_t tokens, std::int64_t, const Element* w,
-                             std::int64_t words, std::int64_t depth, std::int64_t first_panel,
-                             std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
-    Multiply(slab + first_token, 1, stride, tokens, w + first_panel * depth * kPanel, depth, panels,
-             words, c, ldc);
+  static void HiddenGradient(const Element* vocab_block, std::int64_t stride,
+                             std::int64_t first_token, std::int64_t tokens, std::int64_t,
+                             const Element* w, std::int64_t vocab_count, std::int64_t depth,
+                             std::int64_t first_panel, std::int64_t panels, float* HWY_RESTRICT c,
+                             std::int64_t ldc) {
+    Multiply(vocab_block + first_token, 1, stride, tokens, w + first_panel * depth * kPanel, depth,
+             panels, vocab_count, c, ldc);
   }
 
  private:

@@ -21,8 +21,8 @@ namespace logitless::cpu::HWY_NAMESPACE {
 struct LogitTransform {
   float scale = 1.0f;
   float cap = 0.0f;
-  const float* bias = nullptr;   // from the tile's first entry on, or null
-  const float* omega = nullptr;  // logit weights, likewise
+  const float* bias = nullptr;           // from the tile's first entry on, or null
+  const float* logit_weights = nullptr;  // logit weights, likewise
 };
 
 // Running per-token state of one segment and panel.
@@ -33,8 +33,8 @@ struct PanelState {
   float* best_index = nullptr;  // an int32 in a float's bits
   double* entropy = nullptr;    // sum_j x log2 x, x = 2^(z log2e - exponent)
   double* weighted = nullptr;
-  WideSum* wide = nullptr;  // for a vocabulary-parallel head
-  float* base = nullptr;    // with tile masses: their reference; -inf until a tile has mass
+  ExactSum* wide = nullptr;  // for a vocabulary-parallel head
+  float* base = nullptr;     // with tile masses: their reference; -inf until a tile has mass
 };
 
 // Code of a tile's mass sum_j exp(z_ij) (times the softcap's slope) in 16 bits: its log2 relative
@@ -56,21 +56,22 @@ inline void ResetState(const PanelState& state, std::int64_t tokens) {
     }
     if (state.entropy != nullptr) state.entropy[t] = 0.0;
     if (state.weighted != nullptr) state.weighted[t] = 0.0;
-    if (state.wide != nullptr) state.wide[t] = WideSum();
+    if (state.wide != nullptr) state.wide[t] = ExactSum();
     if (state.base != nullptr) state.base[t] = -INFINITY;
   }
 }
 
 // z = softcap(scale * (z + bias)) in place.
 template <int kPanel>
-HWY_INLINE void TransformBlock(const LogitTransform& f, std::int64_t words, float* HWY_RESTRICT z) {
+HWY_INLINE void TransformBlock(const LogitTransform& f, std::int64_t vocab_count,
+                               float* HWY_RESTRICT z) {
   if (f.scale == 1.0f && f.cap == 0.0f && f.bias == nullptr) return;
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const V scale = hn::Set(d, f.scale);
   const V cap = hn::Set(d, f.cap);
   const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
-  for (std::int64_t r = 0; r < words; ++r) {
+  for (std::int64_t r = 0; r < vocab_count; ++r) {
     const V shift = hn::Set(d, f.bias == nullptr ? 0.0f : f.bias[r] * f.scale);
     for (std::int64_t t = 0; t < kPanel; t += lanes) {
       float* at = z + r * kPanel + t;
@@ -138,18 +139,18 @@ HWY_INLINE V LoadMass(const std::uint16_t* HWY_RESTRICT code, V base) {
 
 // Optional parts of AbsorbBlock, for the tokens of the lanes from t on.
 template <int kPanel>
-HWY_INLINE void AbsorbBest(std::int64_t first_word, std::int64_t words, const float* HWY_RESTRICT z,
-                           std::int64_t t, const PanelState& state) {
+HWY_INLINE void AbsorbBest(std::int64_t vocab_begin, std::int64_t vocab_count,
+                           const float* HWY_RESTRICT z, std::int64_t t, const PanelState& state) {
   const D d;
   const DI di;
   V best = hn::LoadU(d, state.best + t);
   auto index = hn::BitCast(di, hn::LoadU(d, state.best_index + t));
-  for (std::int64_t r = 0; r < words; ++r) {
+  for (std::int64_t r = 0; r < vocab_count; ++r) {
     const V x = hn::Load(d, z + r * kPanel + t);
     const auto better = hn::Gt(x, best);
     best = hn::IfThenElse(better, x, best);
     index = hn::IfThenElse(hn::RebindMask(di, better),
-                           hn::Set(di, static_cast<std::int32_t>(first_word + r)), index);
+                           hn::Set(di, static_cast<std::int32_t>(vocab_begin + r)), index);
   }
   hn::StoreU(best, d, state.best + t);
   hn::StoreU(hn::BitCast(d, index), d, state.best_index + t);
@@ -162,12 +163,12 @@ struct EntropyPart {
 };
 
 template <int kPanel>
-HWY_INLINE void AbsorbEntropy(std::int64_t words, const float* HWY_RESTRICT z, std::int64_t t, V k,
-                              const EntropyPart& old_part, const EntropyPart& new_part,
+HWY_INLINE void AbsorbEntropy(std::int64_t vocab_count, const float* HWY_RESTRICT z, std::int64_t t,
+                              V k, const EntropyPart& old_part, const EntropyPart& new_part,
                               const PanelState& state) {
   const D d;
   V sum = hn::Zero(d);
-  for (std::int64_t r = 0; r < words; ++r) {
+  for (std::int64_t r = 0; r < vocab_count; ++r) {
     const V bits = Log2OfExp(hn::Load(d, z + r * kPanel + t), k);
     const V e = Exp2(bits);
     // A masked entry is 0 * -inf.
@@ -191,7 +192,7 @@ HWY_INLINE void AbsorbEntropy(std::int64_t words, const float* HWY_RESTRICT z, s
 }
 
 template <int kPanel>
-HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t words,
+HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t vocab_count,
                                const float* HWY_RESTRICT z, std::int64_t t,
                                const PanelState& state) {
   const D d;
@@ -200,7 +201,7 @@ HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t words,
   // Logits with a large common offset are summed relative to a multiple of 64 within their range,
   // so that fp32 keeps their differences.
   V least = hn::Load(d, z + t), most = least;
-  for (std::int64_t r = 1; r < words; ++r) {
+  for (std::int64_t r = 1; r < vocab_count; ++r) {
     const V x = hn::Load(d, z + r * kPanel + t);
     least = hn::Min(least, x);
     most = hn::Max(most, x);
@@ -209,11 +210,12 @@ HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t words,
   const V offset = hn::Mul(hn::Trunc(hn::Mul(common, hn::Set(d, 1.0f / 64.0f))), hn::Set(d, 64.0f));
   const V finite = hn::IfThenElseZero(hn::Lt(hn::Abs(offset), hn::Set(d, 0x1p30f)), offset);
   V zw = hn::Zero(d);
-  double total = f.omega == nullptr ? static_cast<double>(words) : 0.0;
-  for (std::int64_t r = 0; r < words; ++r) {
+  double total = f.logit_weights == nullptr ? static_cast<double>(vocab_count) : 0.0;
+  for (std::int64_t r = 0; r < vocab_count; ++r) {
     const V x = hn::Sub(hn::Load(d, z + r * kPanel + t), finite);
-    zw = f.omega == nullptr ? hn::Add(zw, x) : hn::MulAdd(hn::Set(d, f.omega[r]), x, zw);
-    if (f.omega != nullptr) total += static_cast<double>(f.omega[r]);
+    zw = f.logit_weights == nullptr ? hn::Add(zw, x)
+                                    : hn::MulAdd(hn::Set(d, f.logit_weights[r]), x, zw);
+    if (f.logit_weights != nullptr) total += static_cast<double>(f.logit_weights[r]);
   }
   hn::Store(zw, d, part);
   hn::Store(finite, d, base);
@@ -221,7 +223,7 @@ HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t words,
     state.weighted[t + i] += static_cast<double>(part[i]) + static_cast<double>(base[i]) * total;
 }
 
-HWY_INLINE void AbsorbWide(V k, V sum, WideSum* HWY_RESTRICT wide) {
+HWY_INLINE void AbsorbExact(V k, V sum, ExactSum* HWY_RESTRICT wide) {
   const D d;
   HWY_ALIGN float exponents[kMaxLanes];
   HWY_ALIGN float sums[kMaxLanes];
@@ -234,10 +236,10 @@ HWY_INLINE void AbsorbWide(V k, V sum, WideSum* HWY_RESTRICT wide) {
 // of the block's masses. With Stored it saves 2^(z log2e - k) (times the softcap's slope) in stored
 // [kVocabTile][kPanel], and k, integral, in stored_exponent [kPanel].
 template <int kPanel, class Bf16, typename Stored>
-HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, std::int64_t words,
-                            const float* HWY_RESTRICT z, const PanelState& state,
-                            Stored* HWY_RESTRICT stored, float* HWY_RESTRICT stored_exponent,
-                            std::uint16_t* HWY_RESTRICT mass) {
+HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t vocab_begin,
+                            std::int64_t vocab_count, const float* HWY_RESTRICT z,
+                            const PanelState& state, Stored* HWY_RESTRICT stored,
+                            float* HWY_RESTRICT stored_exponent, std::uint16_t* HWY_RESTRICT mass) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const V log2e = hn::Set(d, kLog2EFloat);
@@ -245,7 +247,8 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
   const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     V top = lowest;
-    for (std::int64_t r = 0; r < words; ++r) top = hn::Max(top, hn::Load(d, z + r * kPanel + t));
+    for (std::int64_t r = 0; r < vocab_count; ++r)
+      top = hn::Max(top, hn::Load(d, z + r * kPanel + t));
     // The exponent is integral, so that rescaling is exact, and exponentials are at most 1 up to
     // rounding. Beyond the bounds a logit may be far from its own ceiling. Below them the entries
     // are masked. Above them the token becomes NaN, since a sum without them would look valid.
@@ -255,7 +258,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
     const V k = hn::IfThenElse(hn::Gt(top, lowest), bounded, hn::Zero(d));
     V sum = hn::Zero(d);
     if (stored != nullptr) {
-      for (std::int64_t r = 0; r < words; ++r) {
+      for (std::int64_t r = 0; r < vocab_count; ++r) {
         const V x = hn::Load(d, z + r * kPanel + t);
         V e = Exp2(Log2OfExp(x, k));
         sum = hn::Add(sum, e);
@@ -265,7 +268,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
       // A tile without mass must not scale: its exponent may be above the row's.
       hn::StoreU(hn::IfThenElse(hn::Eq(sum, hn::Zero(d)), lowest, k), d, stored_exponent + t);
     } else {
-      for (std::int64_t r = 0; r < words; ++r) {
+      for (std::int64_t r = 0; r < vocab_count; ++r) {
         sum = hn::Add(sum, Exp2(Log2OfExp(hn::Load(d, z + r * kPanel + t), k)));
       }
     }
@@ -273,7 +276,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
       V slope_sum = sum;
       if (f.cap != 0.0f) {
         slope_sum = hn::Zero(d);
-        for (std::int64_t r = 0; r < words; ++r) {
+        for (std::int64_t r = 0; r < vocab_count; ++r) {
           const V x = hn::Load(d, z + r * kPanel + t);
           slope_sum = hn::MulAdd(Exp2(Log2OfExp(x, k)), CapSlope(x, inverse), slope_sum);
         }
@@ -294,14 +297,15 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
     hn::StoreU(high, d, state.exponent + t);
     hn::StoreU(hn::Add(old_part, new_part), d, state.sum + t);
 
-    if (state.wide != nullptr) AbsorbWide(k, sum, state.wide + t);
-    if (state.best != nullptr) AbsorbBest<kPanel>(first_word, words, z, t, state);
+    if (state.wide != nullptr) AbsorbExact(k, sum, state.wide + t);
+    if (state.best != nullptr) AbsorbBest<kPanel>(vocab_begin, vocab_count, z, t, state);
     if (state.entropy != nullptr) {
-      AbsorbEntropy<kPanel>(
-          words, z, t, k, {hn::Sub(old_k, high), old_sum, hn::IfThenZeroElse(none, old_factor)},
-          {hn::Sub(k, high), sum, hn::IfThenZeroElse(nothing, new_factor)}, state);
+      AbsorbEntropy<kPanel>(vocab_count, z, t, k,
+                            {hn::Sub(old_k, high), old_sum, hn::IfThenZeroElse(none, old_factor)},
+                            {hn::Sub(k, high), sum, hn::IfThenZeroElse(nothing, new_factor)},
+                            state);
     }
-    if (state.weighted != nullptr) AbsorbWeighted<kPanel>(f, words, z, t, state);
+    if (state.weighted != nullptr) AbsorbWeighted<kPanel>(f, vocab_count, z, t, state);
   }
 }
 
@@ -316,7 +320,7 @@ struct PanelCoefficients {
 // z [entries][kPanel] -> da in place. Masked entries (e = 0) have no linear part.
 template <int kPanel>
 HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficients& c,
-                                   std::int64_t words, float* HWY_RESTRICT z) {
+                                   std::int64_t vocab_count, float* HWY_RESTRICT z) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
@@ -325,7 +329,7 @@ HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficie
     const V linear = hn::LoadU(d, c.linear + t);
     const V slope = c.slope != nullptr ? hn::LoadU(d, c.slope + t) : hn::Zero(d);
     const V flat = c.flat != nullptr ? hn::LoadU(d, c.flat + t) : hn::Zero(d);
-    for (std::int64_t r = 0; r < words; ++r) {
+    for (std::int64_t r = 0; r < vocab_count; ++r) {
       float* at = z + r * kPanel + t;
       const V x = hn::Load(d, at);
       const V bits = Log2OfExp(x, exponent);
@@ -337,7 +341,7 @@ HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficie
         g = hn::Mul(e, linear);
       }
       if (c.flat != nullptr)
-        g = hn::MulAdd(flat, hn::Set(d, f.omega == nullptr ? 1.0f : f.omega[r]), g);
+        g = hn::MulAdd(flat, hn::Set(d, f.logit_weights == nullptr ? 1.0f : f.logit_weights[r]), g);
       if (f.cap != 0.0f) g = hn::Mul(g, CapSlope(x, inverse));
       hn::Store(g, d, at);
     }
@@ -347,7 +351,7 @@ HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficie
 // The same from exponentials that AbsorbBlock saved.
 template <int kPanel, typename Stored>
 HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficients& c,
-                                   std::int64_t words, const Stored* HWY_RESTRICT stored,
+                                   std::int64_t vocab_count, const Stored* HWY_RESTRICT stored,
                                    const float* HWY_RESTRICT stored_exponent,
                                    float* HWY_RESTRICT g) {
   const D d;
@@ -356,10 +360,10 @@ HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficie
     const V shift = hn::Sub(hn::LoadU(d, stored_exponent + t), hn::LoadU(d, c.exponent + t));
     const V factor = hn::Mul(hn::LoadU(d, c.linear + t), PowerOfTwo(shift));
     const V flat = c.flat != nullptr ? hn::LoadU(d, c.flat + t) : hn::Zero(d);
-    for (std::int64_t r = 0; r < words; ++r) {
+    for (std::int64_t r = 0; r < vocab_count; ++r) {
       V v = hn::Mul(factor, LoadElement(stored + r * kPanel + t));
       if (c.flat != nullptr)
-        v = hn::MulAdd(flat, hn::Set(d, f.omega == nullptr ? 1.0f : f.omega[r]), v);
+        v = hn::MulAdd(flat, hn::Set(d, f.logit_weights == nullptr ? 1.0f : f.logit_weights[r]), v);
       hn::Store(v, d, g + r * kPanel + t);
     }
   }
@@ -367,11 +371,11 @@ HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficie
 
 // sums[r] += sum over the panel's tokens of g[r], lane by lane first, then across lanes.
 template <int kPanel>
-HWY_INLINE void SumTokens(std::int64_t words, const float* HWY_RESTRICT g,
+HWY_INLINE void SumTokens(std::int64_t vocab_count, const float* HWY_RESTRICT g,
                           float* HWY_RESTRICT sums) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t r = 0; r < words; ++r) {
+  for (std::int64_t r = 0; r < vocab_count; ++r) {
     V sum = hn::Load(d, g + r * kPanel);
     for (std::int64_t t = lanes; t < kPanel; t += lanes)
       sum = hn::Add(sum, hn::Load(d, g + r * kPanel + t));

@@ -151,11 +151,11 @@ struct HeadPanels {
 
 // c [32][32 panels] (+)= a . b: one panel of a, panels of b with a capacity of `room` steps of k.
 template <class Tiles>
-HWY_INLINE void MultiplyPanels(const std::uint16_t* a, const std::uint16_t* b, std::int64_t room,
+HWY_INLINE void MultiplyPanels(const std::uint16_t* a, const std::uint16_t* b, std::int64_t scratch,
                                std::int64_t panels, std::int64_t steps, float* c, std::int64_t ldc,
                                bool add) {
   for (std::int64_t j = 0; j < panels; ++j) {
-    Tiles::Multiply(a, kSideElements, b + j * room * kSideElements, kSideElements, steps,
+    Tiles::Multiply(a, kSideElements, b + j * scratch * kSideElements, kSideElements, steps,
                     c + j * kSide, ldc, add);
   }
 }

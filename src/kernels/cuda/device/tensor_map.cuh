@@ -77,19 +77,19 @@ inline CUtensorMap head_map(const void* data, std::int64_t batch, std::int64_t h
 
 // Tensor maps of a block of logits: one for each vocabulary range, or a single one.
 struct BlockMaps {
-  CUtensorMap of[kMostWordRanges];
-  int first[kMostWordRanges + 1];  // vocabulary entries; none is beyond the last range
+  CUtensorMap of[kMaxVocabRanges];
+  int first[kMaxVocabRanges + 1];  // vocabulary entries; none is beyond the last range
   // Calls f(map, column) for an entry. In the common case of one map its address is constant.
   template <typename F>
-  __device__ __forceinline__ void at(int word, const F& f) const {
-    if (first[1] == INT_MAX) return f(of, word);
+  __device__ __forceinline__ void at(int vocab_id, const F& f) const {
+    if (first[1] == INT_MAX) return f(of, vocab_id);
     int range = 0;
-    while (word >= first[range + 1]) ++range;
-    f(of + range, word - first[range]);
+    while (vocab_id >= first[range + 1]) ++range;
+    f(of + range, vocab_id - first[range]);
   }
 };
 // Boxes are box_rows tokens x 64 vocabulary entries.
-inline BlockMaps block_maps(const LogitBlock& block, const WordRanges& ranges, std::int64_t tokens,
+inline BlockMaps block_maps(const LogitBlock& block, const VocabRanges& ranges, std::int64_t tokens,
                             int box_rows) {
   BlockMaps maps{};
   const auto put = [&](int r, const void* data, std::int64_t stride) {

@@ -142,7 +142,7 @@ class TileWriter {
     }
   }
   // Like put_bf16 with registers of two bf16 each: `words(b, w)`, w in [0, 16), packs accumulators
-  // 32 b + 2 w and the next. in_order: stored in the layout of OrderedPlace instead of the
+  // 32 b + 2 w and the next. in_order: stored in the layout of OrderedPosition instead of the
   // matrix's.
   template <typename Words>
   __device__ __forceinline__ void put_words(const Words& words, bool in_order,
@@ -153,7 +153,7 @@ class TileWriter {
       if (in_order) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const OrderedPlace at(k);
+          const OrderedPosition at(k);
           *reinterpret_cast<uint4*>(box + at.row * 128 + ((at.chunk ^ (at.row & 7)) << 4)) =
               make_uint4(words(b, 4 * k), words(b, 4 * k + 1), words(b, 4 * k + 2),
                          words(b, 4 * k + 3));
@@ -185,8 +185,8 @@ class TileWriter {
   }
   // Layout of a box of 64 rows x 128 bytes that only the same thread reads back: position of its
   // four 16-byte groups, so that eight threads cover a row.
-  struct OrderedPlace {
-    __device__ __forceinline__ explicit OrderedPlace(int k)
+  struct OrderedPosition {
+    __device__ __forceinline__ explicit OrderedPosition(int k)
         : row(static_cast<int>(threadIdx.x / 32 % 4 * 16 + k * 4 + threadIdx.x % 32 / 8)),
           chunk(static_cast<int>(threadIdx.x % 8)) {}
     int row, chunk;

@@ -22,11 +22,11 @@ constexpr int kTile = static_cast<int>(kFarTile);
 
 // A thread block for each tile, a thread for each vocabulary entry. bias by position, or null.
 __global__ void __launch_bounds__(kTile)
-    weigh_words(const float* bias, float scale, int vocab, float* weights, float* log2_base) {
+    weigh_vocab(const float* bias, float scale, int vocab, float* weights, float* log2_base) {
   __shared__ float values[kTile];
-  const int word = static_cast<int>(blockIdx.x) * kTile + static_cast<int>(threadIdx.x);
-  const bool real = word < vocab;
-  const float b = !real ? -INFINITY : bias == nullptr ? 0.0f : scale * bias[word];
+  const int vocab_id = static_cast<int>(blockIdx.x) * kTile + static_cast<int>(threadIdx.x);
+  const bool real = vocab_id < vocab;
+  const float b = !real ? -INFINITY : bias == nullptr ? 0.0f : scale * bias[vocab_id];
   values[threadIdx.x] = b;
   __syncthreads();
   float top = -INFINITY;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kTile)
   for (const float value : values)
     total += top > -INFINITY ? exp(static_cast<double>(value - top)) : 0.0;
   if (real)
-    weights[word] =
+    weights[vocab_id] =
         total > 0.0 ? static_cast<float>(exp(static_cast<double>(b - top)) / total) : 0.0f;
   if (threadIdx.x == 0)
     log2_base[blockIdx.x] =
@@ -102,11 +102,11 @@ __global__ void __launch_bounds__(kRows* kParts)
                float* far_sum) {
   __shared__ double sums[kParts][kRows];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.x;
-  const std::uint32_t* const kept = block_groups + row / kFarBlock * bits;
+  const std::uint32_t* const selected = block_groups + row / kFarBlock * bits;
   double sum = 0.0;
   for (int t = threadIdx.y; row < tokens && t < tiles; t += kParts) {
     const std::int64_t own = 2 * static_cast<std::int64_t>(groups[t / 2]) + t % 2;
-    if (!has_bit(kept, t / 2)) sum += static_cast<double>(mass[own * padded + row]);
+    if (!has_bit(selected, t / 2)) sum += static_cast<double>(mass[own * padded + row]);
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -122,11 +122,11 @@ __global__ void set_constants(float* to) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    sum_biases(const float* bias, const float* omega, std::int64_t vocab, float* to) {
+    sum_biases(const float* bias, const float* logit_weights, std::int64_t vocab, float* to) {
   __shared__ double parts[kThreads];
   double sum = 0.0;
   for (std::int64_t j = threadIdx.x; bias != nullptr && j < vocab; j += kThreads)
-    sum += static_cast<double>(bias[j]) * (omega == nullptr ? 1.0 : omega[j]);
+    sum += static_cast<double>(bias[j]) * (logit_weights == nullptr ? 1.0 : logit_weights[j]);
   parts[threadIdx.x] = sum;
   __syncthreads();
   for (int half = kThreads / 2; half > 0; half /= 2) {
@@ -207,9 +207,10 @@ void prepare_estimates() { cublas_prepare(); }
 void prepare_means(const ForwardCall& c) {
   const FarEstimate& e = *c.far->estimate;
   set_constants<<<1, 1, 0, static_cast<cudaStream_t>(c.stream)>>>(e.constants);
-  weigh_words<<<static_cast<unsigned>(far_tile_count(c.shape.vocab)), kTile, 0,
-                static_cast<cudaStream_t>(c.stream)>>>(
-      c.far->bias, c.logit_scale, static_cast<int>(c.shape.vocab), e.word_weight, e.log2_base);
+  weigh_vocab<<<static_cast<unsigned>(far_tile_count(c.shape.vocab)), kTile, 0,
+                static_cast<cudaStream_t>(c.stream)>>>(c.far->bias, c.logit_scale,
+                                                       static_cast<int>(c.shape.vocab),
+                                                       e.target_weight_sum, e.log2_base);
   require_cuda(cudaGetLastError(), "weights of the means");
   gather_points(c);
 }
@@ -293,7 +294,7 @@ void measure_sample(const ForwardCall& c, const RowCoefficients* rows, double* p
 void estimate_weighted_sums(const ForwardCall& c, const float* weight_sum) {
   float* const biases = c.far->estimate->constants + 2;
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  sum_biases<<<1, kThreads, 0, stream>>>(c.bias, c.omega, c.shape.vocab, biases);
+  sum_biases<<<1, kThreads, 0, stream>>>(c.bias, c.logit_weights, c.shape.vocab, biases);
   weigh_tokens<<<blocks_of(c.shape.tokens * 32), kThreads, 0, stream>>>(c, weight_sum, biases);
   require_cuda(cudaGetLastError(), "weighted sums");
 }

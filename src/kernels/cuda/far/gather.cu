@@ -20,8 +20,9 @@ struct alignas(16) Vector {
 };
 
 struct GatherArguments {
-  const std::int32_t* words;  // token ids from the block's first position on; null: the identity
-  const float* share;         // by position, likewise
+  const std::int32_t*
+      vocab_ids;       // token ids from the block's first position on; null: the identity
+  const float* share;  // by position, likewise
   const __nv_bfloat16* weight;
   std::int64_t stride;
   __nv_bfloat16* rows;      // null: no copy
@@ -50,8 +51,8 @@ __global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a)
   if (column < a.dim) {
 #pragma unroll 8
     for (int row = first + group; row < end; row += kRowGroups) {
-      const std::int64_t word = a.words == nullptr ? row : a.words[row];
-      const Vector v = *reinterpret_cast<const Vector*>(a.weight + word * a.stride + column);
+      const std::int64_t vocab_id = a.vocab_ids == nullptr ? row : a.vocab_ids[row];
+      const Vector v = *reinterpret_cast<const Vector*>(a.weight + vocab_id * a.stride + column);
       if (a.rows != nullptr) *reinterpret_cast<Vector*>(a.rows + row * a.dim + column) = v;
       if (a.centroid == nullptr) continue;
       const float share = a.share[row];
@@ -99,12 +100,12 @@ __global__ void __launch_bounds__(kThreads)
       static_cast<int>(blockIdx.x * kFarTile + blockIdx.y * kMeasured + threadIdx.x / 32);
   if (row >= a.count) return;
   const __nv_bfloat16* const centroid = a.centroid + blockIdx.x * a.dim;
-  const std::int64_t word = a.words == nullptr ? row : a.words[row];
+  const std::int64_t vocab_id = a.vocab_ids == nullptr ? row : a.vocab_ids[row];
   float sum = 0.0f;
   float norm = 0.0f;
 #pragma unroll 4
   for (std::int64_t c = lane * kVector; c < a.dim; c += 32 * kVector) {
-    const Vector v = *reinterpret_cast<const Vector*>(a.weight + word * a.stride + c);
+    const Vector v = *reinterpret_cast<const Vector*>(a.weight + vocab_id * a.stride + c);
     const Vector m = *reinterpret_cast<const Vector*>(centroid + c);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -130,43 +131,43 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    gather_floats(const std::int32_t* words, const float* from, std::int64_t count, float* to) {
+    gather_floats(const std::int32_t* vocab_ids, const float* from, std::int64_t count, float* to) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < count) to[i] = from[words[i]];
+  if (i < count) to[i] = from[vocab_ids[i]];
 }
 
 }  // namespace
 
-const void* gather_slab(const ForwardCall& c, const FarSlab& slab, GatherPart part,
-                        const int* wanted) {
+const void* gather_block(const ForwardCall& c, const FarVocabBlock& vocab_block, GatherPart part,
+                         const int* wanted) {
   const FarCall& far = *c.far;
   const auto* const weight = static_cast<const __nv_bfloat16*>(c.weight);
   GatherArguments a{};
   a.dim = c.shape.dim;
-  a.count = static_cast<int>(slab.words);
+  a.count = static_cast<int>(vocab_block.vocab_count);
   a.wanted = wanted;
   a.stride = c.weight_stride;
-  a.share = far.order.share + slab.first;
-  if (far.groups != nullptr) a.list_begin = far.list_begin + slab.first / kFarGroup;
+  a.share = far.order.share + vocab_block.first;
+  if (far.groups != nullptr) a.list_begin = far.list_begin + vocab_block.first / kFarGroup;
   const void* rows = far.gathered;
   if (far.order.identity) {
-    rows = a.weight = weight + slab.first * c.weight_stride;
+    rows = a.weight = weight + vocab_block.first * c.weight_stride;
   } else {
     a.weight = weight;
-    a.words = far.order.words + slab.first;
+    a.vocab_ids = far.order.vocab_ids + vocab_block.first;
     a.rows = static_cast<__nv_bfloat16*>(far.gathered);
   }
   auto* const centroid =
-      static_cast<__nv_bfloat16*>(far.centroid) + slab.first / kFarTile * c.shape.dim;
+      static_cast<__nv_bfloat16*>(far.centroid) + vocab_block.first / kFarTile * c.shape.dim;
   if (part == GatherPart::centroids) a.centroid = centroid;
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  const dim3 grid(static_cast<unsigned>(far_tile_count(slab.words)),
+  const dim3 grid(static_cast<unsigned>(far_tile_count(vocab_block.vocab_count)),
                   static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
   if (a.rows != nullptr || a.centroid != nullptr) gather_tile<<<grid, kThreads, 0, stream>>>(a);
   if (part == GatherPart::radii) {
     a.centroid = centroid;
-    const std::int32_t* const groups = far.groups + slab.first / kFarGroup;
-    if (slab.first == 0)
+    const std::int32_t* const groups = far.groups + vocab_block.first / kFarGroup;
+    if (vocab_block.first == 0)
       require_cuda(
           cudaMemsetAsync(far.radius, 0,
                           static_cast<std::size_t>(far_tile_count(c.shape.vocab)) * 4, stream),
@@ -183,7 +184,7 @@ const void* gather_slab(const ForwardCall& c, const FarSlab& slab, GatherPart pa
 void gather_tokens(const ForwardCall& c, const void* hidden, std::int64_t stride, void* to) {
   if (c.shape.tokens == 0) return;
   GatherArguments a{};
-  a.words = c.rows + c.first_token;
+  a.vocab_ids = c.rows + c.first_token;
   a.weight = static_cast<const __nv_bfloat16*>(hidden);
   a.stride = stride;
   a.rows = static_cast<__nv_bfloat16*>(to);
@@ -198,10 +199,11 @@ void gather_tokens(const ForwardCall& c, const void* hidden, std::int64_t stride
 void gather_vectors(const ForwardCall& c) {
   const FarCall& far = *c.far;
   const auto blocks = static_cast<unsigned>((c.shape.vocab + kThreads - 1) / kThreads);
-  for (const auto& [from, to] : {std::pair{c.bias, far.bias}, {c.omega, far.omega}}) {
+  for (const auto& [from, to] :
+       {std::pair{c.bias, far.bias}, {c.logit_weights, far.logit_weights}}) {
     if (from == nullptr || to == nullptr) continue;
     gather_floats<<<blocks, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
-        far.order.words, from, c.shape.vocab, to);
+        far.order.vocab_ids, from, c.shape.vocab, to);
     require_cuda(cudaGetLastError(), "bias and omega by position");
   }
 }
@@ -209,12 +211,12 @@ void gather_vectors(const ForwardCall& c) {
 void gather_points(const ForwardCall& c) {
   const FarCall& far = *c.far;
   GatherArguments a{};
-  a.words = far.order.identity ? nullptr : far.order.words;
+  a.vocab_ids = far.order.identity ? nullptr : far.order.vocab_ids;
   a.share = far.order.share;
   a.weight = static_cast<const __nv_bfloat16*>(c.weight);
   a.stride = c.weight_stride;
   a.centroid = static_cast<__nv_bfloat16*>(far.centroid);
-  a.weights = far.estimate->word_weight;
+  a.weights = far.estimate->target_weight_sum;
   a.mean = static_cast<__nv_bfloat16*>(far.estimate->mean);
   a.dim = c.shape.dim;
   a.count = static_cast<int>(c.shape.vocab);

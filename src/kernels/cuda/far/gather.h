@@ -6,7 +6,7 @@
 namespace logitless::cuda {
 
 // Computes the centroids and means of all tiles: FarCall::centroid and FarEstimate::mean, from
-// FarEstimate::word_weight.
+// FarEstimate::target_weight_sum.
 void gather_points(const ForwardCall& call);
 
 }  // namespace logitless::cuda

@@ -82,7 +82,7 @@ void launch(const char* what, Kernel kernel, std::int64_t count, Stream stream,
 }  // namespace
 
 void no_totals(float* totals, std::int64_t tokens, Stream stream) {
-  launch("totals of no words", set_no_totals, tokens, stream, totals, tokens);
+  launch("totals of no vocabulary entries", set_no_totals, tokens, stream, totals, tokens);
 }
 
 void merge_totals(const float* all, int ranks, std::int64_t tokens, float* totals, Stream stream) {

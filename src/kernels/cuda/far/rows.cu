@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kSide = 32;  // side of a transposed square
-constexpr std::int64_t kChunkPlaces = chunk_keys(0);
+constexpr std::int64_t kChunkPositions = chunk_keys(0);
 
 struct BlockArguments {
   const std::int32_t* groups;  // FarCall::groups
@@ -92,9 +92,9 @@ __global__ void __launch_bounds__(kThreads)
   const int per_token = c.shape.targets_per_token;
   if (slot >= a.tokens * per_token) return;
   const std::int64_t token = slot / per_token;
-  const std::int64_t word = target_of(c, slot);
-  if (!is_here(c, word)) return;
-  const int tile = order.positions[row_of_word(c, word)] / static_cast<int>(kFarTile);
+  const std::int64_t vocab_id = target_of(c, slot);
+  if (!is_local(c, vocab_id)) return;
+  const int tile = order.positions[row_of_vocab_id(c, vocab_id)] / static_cast<int>(kFarTile);
   if (keeps(a, token, tile / 2)) return;
   const float factor = mass_factor(a, token);
   if (factor == 0.0f) return;
@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(kThreads)
   float taken = 0.0f;  // part of the probability
   for (std::int64_t other = token * per_token; other < (token + 1) * per_token; ++other) {
     const std::int64_t named = target_of(c, other);
-    if (!is_here(c, named) || order.positions[row_of_word(c, named)] / kFarTile != tile) continue;
+    if (!is_local(c, named) || order.positions[row_of_vocab_id(c, named)] / kFarTile != tile)
+      continue;
     if (other < slot) return;  // the other target's thread does it
     bool again = false;
     for (std::int64_t before = slot; before < other; ++before)
@@ -138,14 +139,14 @@ BlockArguments arguments(const BlockCall& b, const LogitBlock& block) {
 
 __global__ void __launch_bounds__(kThreads)
     zero_targets(const ForwardCall c, const DeviceOrder order, const BlockArguments a,
-                 std::int64_t first, std::int64_t words) {
+                 std::int64_t first, std::int64_t vocab_count) {
   const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int per_token = c.shape.targets_per_token;
   if (slot >= a.tokens * per_token) return;
-  const std::int64_t word = target_of(c, slot);
-  if (!is_here(c, word)) return;
-  const std::int64_t at = order.positions[row_of_word(c, word)] - first;
-  if (at < 0 || at >= words) return;
+  const std::int64_t vocab_id = target_of(c, slot);
+  if (!is_local(c, vocab_id)) return;
+  const std::int64_t at = order.positions[row_of_vocab_id(c, vocab_id)] - first;
+  if (at < 0 || at >= vocab_count) return;
   if (lists(a, slot / per_token, static_cast<int>((first + at) / kFarGroup)))
     a.block[slot / per_token * a.stride + at] = __float2bfloat16(0.0f);
 }
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // A thread block for each group, a thread for each of its entries.
 __global__ void __launch_bounds__(kFarGroup)
-    sum_bias_words(const BlockArguments a, const DeviceOrder order, std::int64_t first,
+    sum_bias_vocab(const BlockArguments a, const DeviceOrder order, std::int64_t first,
                    std::int64_t vocab, const float* factor, const float* tile_sum, bool add,
                    float* d_bias) {
   const std::int64_t column = blockIdx.x * kFarGroup + threadIdx.x;
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kFarGroup)
   if (position >= vocab) return;
   total += static_cast<double>(order.share[position]) *
            static_cast<double>(tile_sum[position / kFarTile]);
-  float& to = d_bias[order.words[position]];
+  float& to = d_bias[order.vocab_ids[position]];
   to = static_cast<float>(add ? static_cast<double>(to) + total : total);
 }
 
@@ -247,15 +248,15 @@ __global__ void __launch_bounds__(kParts) add_sums(const double* partial, FarSum
 }
 
 // Position of a token's first target; -1 if there is none.
-__device__ std::int64_t place_of_token(const ForwardCall& c, const DeviceOrder& order,
-                                       std::int64_t row) {
-  const std::int64_t word = target_of(c, row * c.shape.targets_per_token);
-  if (order.places != nullptr) return is_target(c, word) ? order.places[word] : -1;
-  return is_here(c, word) ? order.positions[row_of_word(c, word)] : -1;
+__device__ std::int64_t position_of_token(const ForwardCall& c, const DeviceOrder& order,
+                                          std::int64_t row) {
+  const std::int64_t vocab_id = target_of(c, row * c.shape.targets_per_token);
+  if (order.places != nullptr) return is_target(c, vocab_id) ? order.places[vocab_id] : -1;
+  return is_local(c, vocab_id) ? order.positions[row_of_vocab_id(c, vocab_id)] : -1;
 }
 
-std::int64_t place_count(const ForwardCall& all, const DeviceOrder& order) {
-  return order.places != nullptr ? order.place_count : all.shape.vocab;
+std::int64_t position_count(const ForwardCall& all, const DeviceOrder& order) {
+  return order.places != nullptr ? order.position_count : all.shape.vocab;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -264,7 +265,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (token >= all.shape.tokens) return;
   std::int64_t key = places + 1 + token;  // a unique key after all others
-  if (counts(all, token)) key = place_of_token(all, order, token) + 1;
+  if (counts(all, token)) key = position_of_token(all, order, token) + 1;
   keys[token] = static_cast<std::int32_t>(key);
 }
 
@@ -272,9 +273,9 @@ __global__ void __launch_bounds__(kThreads)
     read_chunk_keys(const ForwardCall c, const DeviceOrder order, std::int32_t* keys) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (row >= c.shape.tokens) return;
-  std::int64_t key = kChunkPlaces + row;
+  std::int64_t key = kChunkPositions + row;
   if (counts(c, row))
-    key = (place_of_token(c, order, row) + 1) * (kChunkPlaces - 1) / order.place_count;
+    key = (position_of_token(c, order, row) + 1) * (kChunkPositions - 1) / order.position_count;
   keys[row] = static_cast<std::int32_t>(key);
 }
 
@@ -374,7 +375,7 @@ unsigned blocks_of(std::int64_t count, std::int64_t each) {
 void far_block(const BlockCall& b, const LogitBlock& block, FarBlockFor products) {
   const ForwardCall& c = b.chunk;
   BlockArguments a = arguments(b, block);
-  if (products == FarBlockFor::words) a.sampled = 1.0f - static_cast<float>(c.far->sample.every);
+  if (products == FarBlockFor::vocab) a.sampled = 1.0f - static_cast<float>(c.far->sample.every);
   const auto stream = static_cast<cudaStream_t>(c.stream);
   const dim3 grid(blocks_of(a.tokens, kSide), blocks_of(block.stride, kSide));
   transpose_masses<<<grid, kThreads, 0, stream>>>(a);
@@ -395,16 +396,17 @@ void clear_targets(const BlockCall& b) {
   const ForwardCall& c = b.chunk;
   const BlockArguments a = arguments(b, b.block);
   zero_targets<<<blocks_of(a.tokens * c.shape.targets_per_token, kThreads), kThreads, 0,
-                 static_cast<cudaStream_t>(c.stream)>>>(c, c.far->order, a, b.first_word, b.words);
-  require_cuda(cudaGetLastError(), "targets of the kept tiles");
+                 static_cast<cudaStream_t>(c.stream)>>>(c, c.far->order, a, b.vocab_begin,
+                                                        b.vocab_count);
+  require_cuda(cudaGetLastError(), "targets of the selected tiles");
 }
 
 void far_bias(const BlockCall& b, const float* tile_sum, bool add, float* d_bias) {
   const ForwardCall& c = b.chunk;
   const BlockArguments a = arguments(b, b.block);
-  sum_bias_words<<<blocks_of(b.words, kFarGroup), kFarGroup, 0,
+  sum_bias_vocab<<<blocks_of(b.vocab_count, kFarGroup), kFarGroup, 0,
                    static_cast<cudaStream_t>(c.stream)>>>(
-      a, c.far->order, b.first_word, c.shape.vocab, b.factor, tile_sum, add, d_bias);
+      a, c.far->order, b.vocab_begin, c.shape.vocab, b.factor, tile_sum, add, d_bias);
   require_cuda(cudaGetLastError(), "d_bias of the far field");
 }
 
@@ -420,21 +422,22 @@ void finish_far(const ForwardCall& c, const GradientOutput& d_hidden, const floa
   require_cuda(cudaGetLastError(), "sums of the far field");
 }
 
-void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& room) {
+void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& scratch) {
   if (all.shape.tokens == 0) return;
-  const std::int64_t places = place_count(all, order);
+  const std::int64_t places = position_count(all, order);
   read_keys<<<blocks_of(all.shape.tokens, kThreads), kThreads, 0,
-              static_cast<cudaStream_t>(all.stream)>>>(all, order, places, room.words);
+              static_cast<cudaStream_t>(all.stream)>>>(all, order, places, scratch.vocab_ids);
   require_cuda(cudaGetLastError(), "keys of the tokens");
-  order_keys(room, all.shape.tokens, token_keys(places, all.shape.tokens), all.stream);
+  order_keys(scratch, all.shape.tokens, token_keys(places, all.shape.tokens), all.stream);
 }
 
-void order_chunk_tokens(const ForwardCall& c, const DeviceOrder& order, const TargetOrder& room) {
+void order_chunk_tokens(const ForwardCall& c, const DeviceOrder& order,
+                        const TargetOrder& scratch) {
   if (c.shape.tokens == 0) return;
   read_chunk_keys<<<blocks_of(c.shape.tokens, kThreads), kThreads, 0,
-                    static_cast<cudaStream_t>(c.stream)>>>(c, order, room.words);
+                    static_cast<cudaStream_t>(c.stream)>>>(c, order, scratch.vocab_ids);
   require_cuda(cudaGetLastError(), "keys of a chunk's tokens");
-  order_keys(room, c.shape.tokens, chunk_keys(c.shape.tokens), c.stream);
+  order_keys(scratch, c.shape.tokens, chunk_keys(c.shape.tokens), c.stream);
 }
 
 void scatter_outputs(const ForwardCall& c, const ForwardCall& all) {

@@ -50,20 +50,20 @@ __global__ void __launch_bounds__(kListThreads)
   const int run = (a.groups + kListThreads - 1) / kListThreads;
   const int begin = min(a.groups, static_cast<int>(threadIdx.x) * run);
   const int end = min(a.groups, begin + run);
-  const auto kept = [&](int group) {
+  const auto selected = [&](int group) {
     if (as_they_are || (!whole && group == a.groups - 1)) return false;
     for (int b = 0; b < a.blocks; ++b)
       if (a.active[b] != 0 && has_bit(a.block_groups + b * a.group_bits, group)) return true;
     return false;
   };
   int count = 0;
-  for (int group = begin; group < end; ++group) count += kept(group) ? 1 : 0;
+  for (int group = begin; group < end; ++group) count += selected(group) ? 1 : 0;
   __shared__ int all;
   const int until = scan_counts(count);
   if (threadIdx.x == kListThreads - 1) all = until;
   __syncthreads();
   int place = until - count, rest = all + begin - place;
-  for (int group = begin; group < end; ++group) a.order[kept(group) ? place++ : rest++] = group;
+  for (int group = begin; group < end; ++group) a.order[selected(group) ? place++ : rest++] = group;
 }
 
 // Permutes the bits of a block of tokens to arranged positions; a thread block for each.
@@ -73,22 +73,22 @@ __global__ void __launch_bounds__(kThreads) arrange_bits(const SelectArguments a
   for (int w = static_cast<int>(threadIdx.x); w < a.group_bits; w += kThreads) bits[w] = own[w];
   __syncthreads();
   for (int place = static_cast<int>(threadIdx.x); place < a.group_bits * 32; place += kThreads) {
-    const bool kept = place < a.groups && has_bit(bits, a.order[place]);
-    const std::uint32_t word = __ballot_sync(~0u, kept);
-    if (place % 32 == 0) own[place / 32] = word;
+    const bool selected = place < a.groups && has_bit(bits, a.order[place]);
+    const std::uint32_t vocab_id = __ballot_sync(~0u, selected);
+    if (place % 32 == 0) own[place / 32] = vocab_id;
   }
 }
 
 // A thread block for each arranged group, a thread for each vocabulary entry.
 __global__ void __launch_bounds__(kFarGroup)
-    arrange_words(const DeviceOrder order, const FarArrangement to, std::int64_t vocab) {
+    arrange_vocab(const DeviceOrder order, const FarArrangement to, std::int64_t vocab) {
   const std::int64_t from = to.groups[blockIdx.x] * kFarGroup + threadIdx.x;
   const std::int64_t place = blockIdx.x * kFarGroup + threadIdx.x;
   if (from >= vocab) return;
-  const std::int32_t word = order.words[from];
-  to.words[place] = word;
+  const std::int32_t vocab_id = order.vocab_ids[from];
+  to.vocab_ids[place] = vocab_id;
   to.share[place] = order.share[from];
-  to.positions[word] = static_cast<std::int32_t>(place);
+  to.positions[vocab_id] = static_cast<std::int32_t>(place);
 }
 
 // A thread block for each arranged tile; dim is a multiple of 8.
@@ -119,18 +119,19 @@ __device__ std::int64_t list_sum(std::int64_t mine) {
 // the sample, and writes the list.
 __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArguments a) {
   const int words = a.group_bits;
-  const int block_words = a.block_bits;
+  const int block_vocab = a.block_bits;
   std::int64_t mine = 0;
   for (int i = threadIdx.x; i < a.blocks * words; i += kListThreads)
     mine += __popc(a.block_groups[i]);
-  std::int64_t kept = list_sum(mine);
+  std::int64_t selected = list_sum(mine);
   __syncthreads();
   std::int64_t mine_active = 0;
   for (int b = threadIdx.x; b < a.blocks; b += kListThreads) mine_active += a.active[b] != 0;
   const std::int64_t pairs = a.groups * list_sum(mine_active);
-  const bool all = !a.chosen && static_cast<float>(kept) > a.most_kept * static_cast<float>(pairs);
+  const bool all =
+      !a.chosen && static_cast<float>(selected) > a.most_selected * static_cast<float>(pairs);
   if (all) {
-    kept = pairs;
+    selected = pairs;
     __syncthreads();
     for (int i = threadIdx.x; i < a.blocks * words; i += kListThreads) {
       if (a.active[i / words] == 0) continue;
@@ -139,9 +140,9 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
     }
   }
   if (threadIdx.x == 0 && !a.chosen) {
-    a.sums->kept += kept;
+    a.sums->selected += selected;
     a.sums->pairs += pairs;
-    a.sums->fallback |= all && a.tells_fallback ? 1 : 0;
+    a.sums->fallback |= all && a.reports_fallback ? 1 : 0;
   }
   __syncthreads();
   // Each thread has a contiguous run of groups, so that the list ascends.
@@ -152,12 +153,12 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
   for (int group = begin; group < end; ++group) {
     const auto sampled = static_cast<int>(a.sample.first_of(a.order[group]));
     const auto every = static_cast<int>(a.sample.every);
-    for (int w = 0; w < block_words; ++w) {
+    for (int w = 0; w < block_vocab; ++w) {
       std::uint32_t bits = 0;
       for (int b = w * 32; b < min(a.blocks, w * 32 + 32); ++b)
         if (keeps(a, b, group) || (sampled >= 0 && a.active[b] != 0 && b % every == sampled))
           bits |= 1u << (b % 32);
-      a.group_blocks[group * block_words + w] = bits;
+      a.group_blocks[group * block_vocab + w] = bits;
       count += __popc(bits);
     }
   }
@@ -165,8 +166,8 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
   int at = until - count;
   for (int group = begin; group < end; ++group) {
     a.list_begin[group] = at;
-    for (int w = 0; w < block_words; ++w) {
-      for (std::uint32_t bits = a.group_blocks[group * block_words + w]; bits != 0;
+    for (int w = 0; w < block_vocab; ++w) {
+      for (std::uint32_t bits = a.group_blocks[group * block_vocab + w]; bits != 0;
            bits &= bits - 1) {
         const int block = w * 32 + __ffs(static_cast<int>(bits)) - 1;
         a.list[at++] = far_entry(group, !keeps(a, block, group), block);
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
   }
   if (threadIdx.x < kListThreads - 1) return;
   a.list_begin[a.groups] = until;
-  a.sums->sampled += until - kept;
+  a.sums->sampled += until - selected;
 }
 
 // Also selects tiles in which a target has more than tau. logits [tokens, K].
@@ -185,11 +186,11 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int per_token = c.shape.targets_per_token;
   if (slot >= a.tokens * per_token) return;
-  const std::int64_t word = target_of(c, slot);
-  if (!is_here(c, word)) return;
+  const std::int64_t vocab_id = target_of(c, slot);
+  if (!is_local(c, vocab_id)) return;
   const float share = logits[slot] * static_cast<float>(kLog2E) - a.total[slot / per_token];
   if (!(share > log2f(a.tau))) return;
-  const int group = order.positions[row_of_word(c, word)] / static_cast<int>(kFarGroup);
+  const int group = order.positions[row_of_vocab_id(c, vocab_id)] / static_cast<int>(kFarGroup);
   atomicOr(a.block_groups + slot / per_token / kFarBlock * a.group_bits + group / 32,
            1u << (group % 32));
 }
@@ -216,8 +217,8 @@ SelectArguments select_arguments(const ForwardCall& c) {
   a.group_bits = static_cast<int>(far_bits(a.groups));
   a.block_bits = static_cast<int>(far_bits(a.blocks));
   a.tau = far.tau;
-  a.most_kept = far.most_kept;
-  a.tells_fallback = far.tells_fallback;
+  a.most_selected = far.most_selected;
+  a.reports_fallback = far.reports_fallback;
   if (far.estimate != nullptr) {
     a.total = far.estimate->total;
     a.caution = far.estimate->moments.caution;
@@ -240,12 +241,12 @@ void arrange(const SelectArguments& a, const ForwardCall& c) {
   if (!as_it_is) {
     const std::size_t bits = static_cast<std::size_t>(a.group_bits) * 4;
     arrange_bits<<<static_cast<unsigned>(a.blocks), kThreads, bits, stream>>>(a);
-    arrange_words<<<static_cast<unsigned>(a.groups), kFarGroup, 0, stream>>>(
+    arrange_vocab<<<static_cast<unsigned>(a.groups), kFarGroup, 0, stream>>>(
         far.order, far.arranged, c.shape.vocab);
     arrange_centroids<<<static_cast<unsigned>(a.tiles), kThreads, 0, stream>>>(
         far.centroid, far.arranged, c.shape.dim);
   }
-  require_cuda(cudaGetLastError(), "order of the kept tiles");
+  require_cuda(cudaGetLastError(), "order of the selected tiles");
 }
 void list(const SelectArguments& a, cudaStream_t stream) {
   list_groups<<<1, kListThreads, 0, stream>>>(a);

@@ -29,8 +29,8 @@ struct SelectArguments {
   int group_bits;  // 32-bit words of the groups of a block
   int block_bits;  // 32-bit words of the blocks of a group
   float tau;
-  float most_kept;
-  bool tells_fallback;
+  float most_selected;
+  bool reports_fallback;
   bool chosen;  // already selected: only the sample is added
   FarSample sample;
   // [blocks]: 0: all tokens of the block are ignored; it selects nothing, and has no logits.

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTile = static_cast<int>(kFarTile);
-constexpr std::int64_t kSlab = 8192;  // residuals processed at a time
+constexpr std::int64_t kVocabBlock = 8192;  // residuals processed at a time
 // The axes are computed from at least this many residuals for each of dim.
 constexpr std::int64_t kResiduals = 24;
 // Ridge: this part of the tokens' mean second moment is added to the diagonal.
@@ -52,8 +52,8 @@ struct MomentsLayout {
     axes = take(d * d * 2);
     values = take(d * 4);
     solver = take(static_cast<std::int64_t>(eigen_workspace_bytes(d)));
-    residuals = take(kSlab * d * 2);
-    slab = take(kSlab * d * 4);
+    residuals = take(kVocabBlock * d * 2);
+    vocab_block = take(kVocabBlock * d * 4);
     variance = take(tiles * d * 2);
     caution = take(tiles * 4);
     constants = take(4 * 4);
@@ -68,13 +68,13 @@ struct MomentsLayout {
     estimated_reference = take(padded * 4);
     active = take((blocks + 1) * 4);
     forward = take(static_cast<std::int64_t>(hopper_workspace_bytes(shape)));
-    gathered = take(kSlab * d * 2);
+    gathered = take(kVocabBlock * d * 2);
     bias = take(shape.vocab * 4);
     mass = take(2 * groups * padded * 4);
     estimated_mass = take(2 * groups * padded * 4);
     centroid = take(tiles * d * 2);
     mean = take(tiles * d * 2);
-    word_weight = take(shape.vocab * 4);
+    target_weight_sum = take(shape.vocab * 4);
     log2_base = take(tiles * 4);
     along = take(rows * d * 4);
     squares = take(rows * d * 2);
@@ -83,11 +83,12 @@ struct MomentsLayout {
     estimate_constants = take(3 * 4);
     products = take(kCublasBytes);
   }
-  std::size_t root, inverse, moment, product, along_axes, axes, values, solver, residuals, slab;
+  std::size_t root, inverse, moment, product, along_axes, axes, values, solver, residuals,
+      vocab_block;
   std::size_t variance, caution, constants, failed, targets, lse, target_logit, log_prob;
   std::size_t bad_target, reference, estimated_reference, active, forward, gathered, bias, mass;
   std::size_t estimated_mass, centroid, mean;
-  std::size_t word_weight, log2_base, along, squares, forms, total_mass, estimate_constants;
+  std::size_t target_weight_sum, log2_base, along, squares, forms, total_mass, estimate_constants;
   std::size_t products;
   std::size_t total = 0;
 };
@@ -95,16 +96,16 @@ struct MomentsLayout {
 // Takes `each` evenly spaced residuals of a tile; 0 where it has fewer. A thread block for each
 // residual.
 __global__ void __launch_bounds__(kThreads)
-    take_residuals(const __nv_bfloat16* weight, std::int64_t stride, const std::int32_t* words,
+    take_residuals(const __nv_bfloat16* weight, std::int64_t stride, const std::int32_t* vocab_ids,
                    int vocab, int first_tile, int each, const __nv_bfloat16* mean, std::int64_t dim,
                    __nv_bfloat16* to) {
   const int tile = first_tile + static_cast<int>(blockIdx.x) / each;
   const int i = static_cast<int>(blockIdx.x) % each;
   const int count = min(kTile, vocab - tile * kTile);
   const int taken = min(each, count);
-  const std::int64_t word = i < taken ? words[tile * kTile + i * count / taken] : 0;
+  const std::int64_t vocab_id = i < taken ? vocab_ids[tile * kTile + i * count / taken] : 0;
   for (std::int64_t k = threadIdx.x; k < dim; k += kThreads) {
-    const float off = as_float(weight[word * stride + k]) - as_float(mean[tile * dim + k]);
+    const float off = as_float(weight[vocab_id * stride + k]) - as_float(mean[tile * dim + k]);
     to[blockIdx.x * dim + k] = __float2bfloat16(i < taken ? off : 0.0f);
   }
 }
@@ -275,14 +276,14 @@ class TileMoments {
 
   void set_far() {
     far_.order = call_.order;
-    far_.swept_words = kSlab;
+    far_.swept_vocab = kVocabBlock;
     far_.gathered = base_ + layout_.gathered;
     far_.bias = head_.bias == nullptr ? nullptr : at<float>(layout_.bias);
     far_.mass = at<float>(layout_.mass);
     far_.centroid = base_ + layout_.centroid;
     estimate_.moments = {base_ + layout_.axes, base_ + layout_.variance,
                          at<float>(layout_.caution)};
-    estimate_.word_weight = at<float>(layout_.word_weight);
+    estimate_.target_weight_sum = at<float>(layout_.target_weight_sum);
     estimate_.log2_base = at<float>(layout_.log2_base);
     estimate_.mean = base_ + layout_.mean;
     estimate_.along = at<float>(layout_.along);
@@ -351,13 +352,13 @@ class TileMoments {
   // Calls f(first tile, tiles) for runs of tiles, with `each` residuals of each tile.
   template <typename F>
   void for_residuals(std::int64_t each, const F& f) const {
-    const std::int64_t step = kSlab / each;
+    const std::int64_t step = kVocabBlock / each;
     for (std::int64_t first = 0; first < tiles_; first += step) {
       const std::int64_t tiles = std::min(step, tiles_ - first);
       take_residuals<<<static_cast<unsigned>(tiles * each), kThreads, 0, stream_>>>(
-          static_cast<const __nv_bfloat16*>(head_.weight), head_.weight_stride, far_.order.words,
-          static_cast<int>(head_.shape.vocab), static_cast<int>(first), static_cast<int>(each),
-          static_cast<const __nv_bfloat16*>(estimate_.mean), dim_,
+          static_cast<const __nv_bfloat16*>(head_.weight), head_.weight_stride,
+          far_.order.vocab_ids, static_cast<int>(head_.shape.vocab), static_cast<int>(first),
+          static_cast<int>(each), static_cast<const __nv_bfloat16*>(estimate_.mean), dim_,
           at<__nv_bfloat16>(layout_.residuals));
       require_cuda(cudaGetLastError(), "residuals");
       f(first, tiles);
@@ -401,12 +402,12 @@ class TileMoments {
   }
 
   void find_variances() const {
-    float* const along = at<float>(layout_.slab);
+    float* const along = at<float>(layout_.vocab_block);
     for_residuals(kTile, [&](std::int64_t first, std::int64_t tiles) {
       multiply(DType::bf16, tiles * kTile, dim_, dim_, {base_ + layout_.residuals, dim_, false},
                {base_ + layout_.along_axes, dim_, true}, along, 0, 1);
       sum_variances<<<static_cast<unsigned>(tiles), kThreads, 0, stream_>>>(
-          along, estimate_.word_weight, static_cast<int>(head_.shape.vocab),
+          along, estimate_.target_weight_sum, static_cast<int>(head_.shape.vocab),
           static_cast<int>(first), dim_, call_.variance);
       require_cuda(cudaGetLastError(), "variances");
     });

@@ -19,8 +19,8 @@ constexpr int kMoveThreads = 1024;
 
 // Parts of the order that distinguish last tiles, and mean positions of tiles within each.
 constexpr std::int32_t kClasses = 64;
-constexpr std::int32_t kPlaces = 1024;
-constexpr std::int32_t kKeys = kClasses * kPlaces;
+constexpr std::int32_t kPositions = 1024;
+constexpr std::int32_t kKeys = kClasses * kPositions;
 static_assert(kKeys == chunk_keys(0));
 
 // A thread block for each 32 tokens.
@@ -58,8 +58,9 @@ __global__ void __launch_bounds__(kRows* kParts)
     key += static_cast<std::int32_t>(a.tokens);
   } else if (mine.count > 0) {
     const std::int64_t place =
-        mine.sum * kPlaces / (static_cast<std::int64_t>(mine.count) * a.tiles);
-    key = static_cast<std::int32_t>(std::int64_t{mine.last} * kClasses / a.tiles * kPlaces + place);
+        mine.sum * kPositions / (static_cast<std::int64_t>(mine.count) * a.tiles);
+    key = static_cast<std::int32_t>(std::int64_t{mine.last} * kClasses / a.tiles * kPositions +
+                                    place);
   }
   keys[row] = key;
 }
@@ -84,7 +85,7 @@ void sort_tokens(const ForwardCall& c, const RowCoefficients* rows,
   SelectArguments a = select_arguments(c);
   a.rows = rows;
   key_tokens<<<static_cast<unsigned>((a.tokens + kRows - 1) / kRows), dim3(kRows, kParts), 0,
-               stream>>>(c, a, t.order.words);
+               stream>>>(c, a, t.order.vocab_ids);
   require_cuda(cudaGetLastError(), "keys of the tokens");
   order_keys(t.order, a.tokens, chunk_keys(a.tokens), c.stream);
   const auto bytes = static_cast<std::size_t>(a.tokens) * sizeof(std::uint32_t);

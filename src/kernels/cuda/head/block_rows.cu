@@ -16,19 +16,19 @@ namespace {
 constexpr int kRowThreads = 128;
 
 // Sums delta over the slots of a row with the same target.
-__device__ double delta_of_word(const BlockCall& b, std::int64_t row, std::int64_t word) {
+__device__ double delta_of_vocab_id(const BlockCall& b, std::int64_t row, std::int64_t vocab_id) {
   const int per_token = b.chunk.shape.targets_per_token;
   const std::int64_t slot = row * per_token;
   double delta = 0.0;
   for (int other = 0; other < per_token; ++other)
-    if (target_of(b.chunk, slot + other) == word)
+    if (target_of(b.chunk, slot + other) == vocab_id)
       delta += static_cast<double>(b.delta[slot + other]);
   return delta;
 }
-__device__ bool named_before(const BlockCall& b, std::int64_t row, int k, std::int64_t word) {
+__device__ bool named_before(const BlockCall& b, std::int64_t row, int k, std::int64_t vocab_id) {
   const std::int64_t slot = row * b.chunk.shape.targets_per_token;
   for (int other = 0; other < k; ++other)
-    if (target_of(b.chunk, slot + other) == word) return true;
+    if (target_of(b.chunk, slot + other) == vocab_id) return true;
   return false;
 }
 
@@ -57,23 +57,25 @@ class BlockRow {
   __device__ BlockRow(const BlockCall& b, std::int64_t row) : b_(b), row_(row) {}
   __device__ bool exists() const { return ranges().count > 0 || b_.block.data != nullptr; }
   // Clears a column in [0, `b.words`).
-  __device__ void clear(std::int64_t word) const { *place(word) = rounded<T>(0.0f); }
+  __device__ void clear(std::int64_t vocab_id) const { *place(vocab_id) = rounded<T>(0.0f); }
   __device__ void clear_all() const {
-    if (ranges().count == 0) return clear_words(place(0), b_.words);
+    if (ranges().count == 0) return clear_words(place(0), b_.vocab_count);
     for (int r = 0; r < ranges().count; ++r)
-      clear_words(place(ranges().first[r]), ranges().words(r));
+      clear_words(place(ranges().first[r]), ranges().vocab_count(r));
   }
 
  private:
-  __device__ const WordRanges& ranges() const { return b_.chunk.ranges; }
-  __device__ T* place(std::int64_t word) const {
-    if (ranges().count == 0) return static_cast<T*>(b_.block.data) + row_ * b_.block.stride + word;
+  __device__ const VocabRanges& ranges() const { return b_.chunk.ranges; }
+  __device__ T* place(std::int64_t vocab_id) const {
+    if (ranges().count == 0)
+      return static_cast<T*>(b_.block.data) + row_ * b_.block.stride + vocab_id;
     int r = 0;
-    while (word >= ranges().first[r + 1]) ++r;
-    return static_cast<T*>(ranges().data[r]) + row_ * ranges().stride(r) + word - ranges().first[r];
+    while (vocab_id >= ranges().first[r + 1]) ++r;
+    return static_cast<T*>(ranges().data[r]) + row_ * ranges().stride(r) + vocab_id -
+           ranges().first[r];
   }
-  __device__ static void clear_words(T* words, std::int64_t count) {
-    for (std::int64_t j = threadIdx.x; j < count; j += kRowThreads) words[j] = rounded<T>(0.0f);
+  __device__ static void clear_words(T* vocab_ids, std::int64_t count) {
+    for (std::int64_t j = threadIdx.x; j < count; j += kRowThreads) vocab_ids[j] = rounded<T>(0.0f);
   }
 
   const BlockCall& b_;
@@ -102,14 +104,16 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   const TokenGradient g{r.alpha, r.beta, b.smoothing_apart ? 0.0f : r.gamma};
   for (int k = threadIdx.x; k < per_token; k += kRowThreads) {
     const std::int64_t slot = row * per_token + k;
-    const std::int64_t word = target_of(c, slot);
+    const std::int64_t vocab_id = target_of(c, slot);
     float coefficient = 0.0f;
-    const std::int64_t place = row_of_word(c, word) - b.first_word;  // column of the block
-    if (is_here(c, word) && place >= 0 && place < b.words && !named_before(b, row, k, word)) {
-      const double omega = c.omega == nullptr ? 1.0 : c.omega[b.first_word + place];
-      coefficient =
-          static_cast<float>(target_coefficient(g, c.log_prob[slot], c.target_logit[slot], omega,
-                                                delta_of_word(b, row, word), 1.0, c.softcap));
+    const std::int64_t place = row_of_vocab_id(c, vocab_id) - b.vocab_begin;  // column of the block
+    if (is_local(c, vocab_id) && place >= 0 && place < b.vocab_count &&
+        !named_before(b, row, k, vocab_id)) {
+      const double logit_weights =
+          c.logit_weights == nullptr ? 1.0 : c.logit_weights[b.vocab_begin + place];
+      coefficient = static_cast<float>(
+          target_coefficient(g, c.log_prob[slot], c.target_logit[slot], logit_weights,
+                             delta_of_vocab_id(b, row, vocab_id), 1.0, c.softcap));
       if (block.exists()) block.clear(place);
     }
     b.coefficient[slot] = coefficient;
@@ -158,8 +162,8 @@ __global__ void __launch_bounds__(256)
 }
 
 __global__ void __launch_bounds__(256)
-    add_gamma(const RowCoefficients* rows, std::int64_t tokens, const float* omega,
-              std::int64_t words, float* d_bias) {
+    add_gamma(const RowCoefficients* rows, std::int64_t tokens, const float* logit_weights,
+              std::int64_t vocab_count, float* d_bias) {
   __shared__ double shared[256];
   double mine = 0.0;
   for (std::int64_t i = threadIdx.x; i < tokens; i += 256) mine += rows[i].gamma;
@@ -169,9 +173,10 @@ __global__ void __launch_bounds__(256)
     if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
     __syncthreads();
   }
-  const std::int64_t word = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
-  if (word < words)
-    d_bias[word] += static_cast<float>(shared[0] * (omega == nullptr ? 1.0f : omega[word]));
+  const std::int64_t vocab_id = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (vocab_id < vocab_count)
+    d_bias[vocab_id] +=
+        static_cast<float>(shared[0] * (logit_weights == nullptr ? 1.0f : logit_weights[vocab_id]));
 }
 
 template <typename T>
@@ -287,10 +292,12 @@ void sum_columns(const ColumnSumCall& c) {
   require_cuda(cudaGetLastError(), "column sums");
 }
 
-void add_bias_smoothing(const RowCoefficients* rows, std::int64_t tokens, const float* omega,
-                        std::int64_t words, float* d_bias, Stream stream) {
-  add_gamma<<<static_cast<unsigned>((words + 255) / 256), 256, 0,
-              static_cast<cudaStream_t>(stream)>>>(rows, tokens, omega, words, d_bias);
+void add_bias_smoothing(const RowCoefficients* rows, std::int64_t tokens,
+                        const float* logit_weights, std::int64_t vocab_count, float* d_bias,
+                        Stream stream) {
+  add_gamma<<<static_cast<unsigned>((vocab_count + 255) / 256), 256, 0,
+              static_cast<cudaStream_t>(stream)>>>(rows, tokens, logit_weights, vocab_count,
+                                                   d_bias);
   require_cuda(cudaGetLastError(), "d_bias");
 }
 

@@ -28,8 +28,9 @@ T* at(void* workspace, std::size_t offset) {
   return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
 }
 
-__device__ __forceinline__ float transformed(float raw, const ForwardCall& c, std::int64_t word) {
-  if (c.bias != nullptr) raw += c.bias[word];
+__device__ __forceinline__ float transformed(float raw, const ForwardCall& c,
+                                             std::int64_t vocab_id) {
+  if (c.bias != nullptr) raw += c.bias[vocab_id];
   return softcap(raw * c.logit_scale, c.softcap);
 }
 
@@ -68,7 +69,8 @@ __global__ void __launch_bounds__(kThreads)
         mine.top = v;
         mine.index = static_cast<int>(j);
       }
-      if (c.shape.weighted_sum) mine.weighted += (c.omega == nullptr ? 1.0f : c.omega[j]) * v;
+      if (c.shape.weighted_sum)
+        mine.weighted += (c.logit_weights == nullptr ? 1.0f : c.logit_weights[j]) * v;
     }
     // If all entries are masked, the sum is 0 for any reference.
     const float top = isfinite(mine.top) ? mine.top : 0.0f;
@@ -97,14 +99,15 @@ __global__ void __launch_bounds__(kThreads)
   const int per_token = c.shape.targets_per_token;
   for (int k = threadIdx.x; k < per_token; k += kThreads) {
     const std::int64_t slot = row * per_token + k;
-    const std::int64_t word = target_of(c, slot);
-    const bool named = is_here(c, word);
-    const std::int64_t place = row_of_word(c, word);
+    const std::int64_t vocab_id = target_of(c, slot);
+    const bool named = is_local(c, vocab_id);
+    const std::int64_t place = row_of_vocab_id(c, vocab_id);
     const float v = named ? transformed(z[place], c, place) : 0.0f;
     if (c.target_logit != nullptr) c.target_logit[slot] = v;
     if (c.log_prob != nullptr)
-      c.log_prob[slot] = named ? static_cast<float>(log_prob_of(v, lse)) : without_logit(c, word);
-    if (is_bad(c, word)) {
+      c.log_prob[slot] =
+          named ? static_cast<float>(log_prob_of(v, lse)) : without_logit(c, vocab_id);
+    if (is_bad(c, vocab_id)) {
       const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
       atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
                 static_cast<unsigned long long>(position));
@@ -118,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
     c.entropy[row] = valid ? static_cast<float>(log(all.sum) - all.entropy / all.sum) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid ? static_cast<float>(all.weighted) : 0.0f;
-  if (c.argmax != nullptr) c.argmax[row] = valid ? all.index + static_cast<int>(c.first_word) : -1;
+  if (c.argmax != nullptr) c.argmax[row] = valid ? all.index + static_cast<int>(c.vocab_begin) : -1;
 }
 
 // f16 has too little range for gradients of a mean over many tokens. A power of two scales its
@@ -152,17 +155,17 @@ __global__ void __launch_bounds__(kThreads)
   const ForwardCall& c = b.chunk;
   const std::int64_t row = blockIdx.x;
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (at >= b.words) return;
-  const std::int64_t word = b.first_word + at;
+  if (at >= b.vocab_count) return;
+  const std::int64_t vocab_id = b.vocab_begin + at;
   const RowCoefficients r = b.rows[row];
-  const float z = transformed(logits[row * stride + word], c, word);
+  const float z = transformed(logits[row * stride + vocab_id], c, vocab_id);
   // Relative to the greatest logit, not to lse: their difference is exact where it matters.
   const float p =
       r.alpha == 0.0f && r.beta == 0.0f ? 0.0f : expf(z - tops[row]) * inverse_sums[row];
   float dz = r.alpha * p;
   if (r.beta != 0.0f && p != 0.0f) dz = fmaf(r.beta * p, z, dz);
   if (r.gamma != 0.0f && !b.smoothing_apart)
-    dz = fmaf(r.gamma, c.omega == nullptr ? 1.0f : c.omega[word], dz);
+    dz = fmaf(r.gamma, c.logit_weights == nullptr ? 1.0f : c.logit_weights[vocab_id], dz);
   static_cast<T*>(b.block.data)[row * b.block.stride + at] =
       rounded<T>(dz * softcap_slope(z, c.softcap) * scalars->block_scale);
 }
@@ -171,7 +174,7 @@ __global__ void set_scalars(Scalars* scalars) { *scalars = {0.0f, 1.0f, 1.0f, 1.
 
 // d_hidden (fp32) += coefficient * row of weight. A thread block for each token.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) add_hidden_targets(const ProductsCall c) {
+__global__ void __launch_bounds__(kThreads) add_hidden_targets(const GradientGemmsCall c) {
   const std::int64_t row = blockIdx.x;
   float* const out = static_cast<float*>(c.d_hidden.data) + row * c.d_hidden.stride;
   if (c.weight_sum != nullptr) {
@@ -183,19 +186,19 @@ __global__ void __launch_bounds__(kThreads) add_hidden_targets(const ProductsCal
     const float share = c.coefficient[slot];
     if (share == 0.0f) continue;
     const T* const w =
-        static_cast<const T*>(c.weight) + (c.words[slot] - c.first_word) * c.weight_stride;
+        static_cast<const T*>(c.weight) + (c.vocab_ids[slot] - c.vocab_begin) * c.weight_stride;
     for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
       out[d] = fmaf(share, as_float(w[d]), out[d]);
   }
 }
 
 // d_weight (fp32) += logit weight * hidden_sum. A thread block for each vocabulary entry.
-__global__ void __launch_bounds__(kThreads) add_weight_smoothing(const ProductsCall c) {
-  const std::int64_t word = blockIdx.x;
-  const float omega = c.omega == nullptr ? 1.0f : c.omega[word];
-  float* const out = static_cast<float*>(c.d_weight.data) + word * c.d_weight.stride;
+__global__ void __launch_bounds__(kThreads) add_weight_smoothing(const GradientGemmsCall c) {
+  const std::int64_t vocab_id = blockIdx.x;
+  const float logit_weights = c.logit_weights == nullptr ? 1.0f : c.logit_weights[vocab_id];
+  float* const out = static_cast<float*>(c.d_weight.data) + vocab_id * c.d_weight.stride;
   for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
-    out[d] = fmaf(omega, c.hidden_sum[d], out[d]);
+    out[d] = fmaf(logit_weights, c.hidden_sum[d], out[d]);
 }
 
 }  // namespace
@@ -246,7 +249,7 @@ void cublas_gradient_block(const BlockCall& b) {
                                         scalars);
   require_cuda(cudaGetLastError(), "scale of the block");
   const dim3 grid(static_cast<unsigned>(c.shape.tokens),
-                  static_cast<unsigned>((b.words + kThreads - 1) / kThreads));
+                  static_cast<unsigned>((b.vocab_count + kThreads - 1) / kThreads));
   with_type(c.shape.dtype, [&](auto type) {
     fill_block<decltype(type)><<<grid, kThreads, 0, stream>>>(
         b, at<float>(c.workspace, layout.logits), layout.stride,
@@ -260,12 +263,12 @@ const float* cublas_block_unscale(const ForwardCall& c) {
   return &at<Scalars>(c.workspace, layout.scalars)->block_unscale;
 }
 
-void cublas_gradient_products(const ProductsCall& c) {
+void cublas_gradient_gemms(const GradientGemmsCall& c) {
   if (c.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   ForwardShape shape;
   shape.tokens = c.tokens;
-  shape.vocab = c.block_words;
+  shape.vocab = c.block_vocab;
   const CublasLayout layout(shape);
   auto* const scalars = at<Scalars>(c.kernel_workspace, layout.scalars);
   void* const workspace = at<void>(c.kernel_workspace, layout.gemm);
@@ -277,7 +280,7 @@ void cublas_gradient_products(const ProductsCall& c) {
   g.alpha = &scalars->block_unscale;
   if (c.d_hidden.data != nullptr) {
     g.m = c.tokens;
-    g.k = c.block_words;
+    g.k = c.block_vocab;
     g.b = c.weight;
     g.b_stride = c.weight_stride;
     g.c = static_cast<float*>(c.d_hidden.data);
@@ -291,7 +294,7 @@ void cublas_gradient_products(const ProductsCall& c) {
     require_cuda(cudaGetLastError(), "targets of d_hidden");
   }
   if (c.d_weight.data != nullptr) {
-    g.m = c.block_words;
+    g.m = c.block_vocab;
     g.k = c.tokens;
     g.a_transposed = true;
     g.b = c.factored_hidden;
@@ -302,7 +305,7 @@ void cublas_gradient_products(const ProductsCall& c) {
     cublas_multiply(g, workspace, c.stream);
     add_weight_targets(c);
     if (c.hidden_sum == nullptr) return;
-    add_weight_smoothing<<<static_cast<unsigned>(c.block_words), kThreads, 0, stream>>>(c);
+    add_weight_smoothing<<<static_cast<unsigned>(c.block_vocab), kThreads, 0, stream>>>(c);
     require_cuda(cudaGetLastError(), "smoothing of d_weight");
   }
 }

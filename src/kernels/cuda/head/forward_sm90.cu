@@ -32,7 +32,7 @@ void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const BlockMap
   if (all.list != nullptr) {
     kernel<<<processors / kClusterCtas * kClusterCtas, kTileThreads, kTileShared, stream>>>(
         hidden, weight, block, all);
-    require_cuda(cudaGetLastError(), "kept tiles of the forward kernel");
+    require_cuda(cudaGetLastError(), "selected tiles of the forward kernel");
     return;
   }
   constexpr int kLeastRounds = 16;  // tiles per cluster of a launch, or its tail costs too much
@@ -40,11 +40,11 @@ void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const BlockMap
   const int clusters = processors / kClusterCtas;
   const auto groups = static_cast<int>(ceil_div(all.token_pairs, all.group));
   a.group = static_cast<int>(ceil_div(all.token_pairs, groups));
-  const bool apart = a.group * all.word_tiles >= kLeastRounds * clusters;
+  const bool apart = a.group * all.vocab_tiles >= kLeastRounds * clusters;
   const int step = apart ? a.group : all.token_pairs;
   for (a.first_pair = 0; a.first_pair < all.token_pairs; a.first_pair += step) {
     a.launch_pairs = std::min(step, all.token_pairs - a.first_pair);
-    const int ctas = std::min(clusters, a.launch_pairs * a.word_tiles) * kClusterCtas;
+    const int ctas = std::min(clusters, a.launch_pairs * a.vocab_tiles) * kClusterCtas;
     kernel<<<ctas, kTileThreads, kTileShared, stream>>>(hidden, weight, block, a);
     require_cuda(cudaGetLastError(), "forward kernel");
   }
@@ -60,8 +60,9 @@ auto launch_of(ForwardMode mode, bool store) {
                                               : launch_of<ForwardMode::kPlain>(store);
 }
 
-CUtensorMap word_map(const void* rows, std::int64_t words, std::int64_t dim, std::int64_t stride) {
-  return matrix_map(rows, DType::bf16, words, dim, stride, kTileColumns / 2);
+CUtensorMap vocab_map(const void* rows, std::int64_t vocab_count, std::int64_t dim,
+                      std::int64_t stride) {
+  return matrix_map(rows, DType::bf16, vocab_count, dim, stride, kTileColumns / 2);
 }
 
 // run(map of the weight, arguments) over the vocabulary. It runs once, or for each vocabulary block
@@ -70,31 +71,33 @@ template <typename Run>
 void sweep(const ForwardCall& c, const ForwardArguments& tiles, const int* wanted, GatherPart part,
            const Run& run) {
   if (c.far == nullptr)
-    return run(word_map(c.weight, c.shape.vocab, c.shape.dim, c.weight_stride), tiles);
+    return run(vocab_map(c.weight, c.shape.vocab, c.shape.dim, c.weight_stride), tiles);
   const FarCall& far = *c.far;
-  for (FarSlab slab; slab.first < c.shape.vocab; slab.first += slab.words) {
-    slab.words = std::min(far.swept_words, c.shape.vocab - slab.first);
+  for (FarVocabBlock vocab_block; vocab_block.first < c.shape.vocab;
+       vocab_block.first += vocab_block.vocab_count) {
+    vocab_block.vocab_count = std::min(far.swept_vocab, c.shape.vocab - vocab_block.first);
     const void* const rows =
-        gather_slab(c, slab, part, part == GatherPart::rows ? wanted : nullptr);
+        gather_block(c, vocab_block, part, part == GatherPart::rows ? wanted : nullptr);
     ForwardArguments a = tiles;
-    const std::int64_t first = slab.first / kTileColumns;
+    const std::int64_t first = vocab_block.first / kTileColumns;
     const auto from = [&](auto* values, std::int64_t offset) {
       return values == nullptr ? nullptr : values + offset;
     };
-    a.vocab = static_cast<int>(slab.words);
-    a.word_tiles = static_cast<int>(ceil_div(slab.words, kTileColumns));
-    a.bias = from(a.bias, slab.first);
-    a.omega = from(a.omega, slab.first);
+    a.vocab = static_cast<int>(vocab_block.vocab_count);
+    a.vocab_tiles = static_cast<int>(ceil_div(vocab_block.vocab_count, kTileColumns));
+    a.bias = from(a.bias, vocab_block.first);
+    a.logit_weights = from(a.logit_weights, vocab_block.first);
     for (float** const partial : {&a.sums, &a.entropy, &a.weighted, &a.best})
       *partial = from(*partial, first * a.padded_tokens);
     a.masses = from(a.masses, 2 * first * a.padded_tokens);
     if (a.best_index != nullptr) a.best_index += first * a.padded_tokens;
-    a.words = far.order.words + slab.first;
+    a.vocab_ids = far.order.vocab_ids + vocab_block.first;
     if (a.list != nullptr) {
       a.first_tile = static_cast<int>(first);
       a.list_begin = far.list_begin + first;
     }
-    run(word_map(rows, slab.words, c.shape.dim, far.order.identity ? c.weight_stride : c.shape.dim),
+    run(vocab_map(rows, vocab_block.vocab_count, c.shape.dim,
+                  far.order.identity ? c.weight_stride : c.shape.dim),
         a);
   }
 }
@@ -126,11 +129,11 @@ struct Forward {
         base(static_cast<std::byte*>(c.workspace)),
         stream(static_cast<cudaStream_t>(c.stream)),
         reference(c.reference != nullptr ? c.reference : floats(layout.reference)),
-        own_targets(floats(layout.target_logits)),
-        targets(c.given_logits != nullptr ? c.given_logits : own_targets),
+        local_targets(floats(layout.target_logits)),
+        targets(c.given_logits != nullptr ? c.given_logits : local_targets),
         active(c.active != nullptr ? c.active : ints(layout.active)),
         repair(ints(layout.repair)),
-        store(c.stored_words > 0),
+        store(c.stored_vocab > 0),
         row_blocks(static_cast<unsigned>(layout.rows / kRowsPerBlock)) {}
 
   float* floats(std::size_t at, bool wanted = true) const {
@@ -143,15 +146,15 @@ struct Forward {
     ForwardArguments a{};
     a.vocab = static_cast<int>(s.vocab);
     a.token_pairs = static_cast<int>(layout.token_pairs);
-    a.word_tiles = static_cast<int>(layout.word_tiles);
+    a.vocab_tiles = static_cast<int>(layout.vocab_tiles);
     a.steps = static_cast<int>(ceil_div(s.dim, kStep));
     a.group = group_of(s.dim);
-    a.stored_tiles = static_cast<int>(ceil_div(call.stored_words, kTileColumns));
+    a.stored_tiles = static_cast<int>(ceil_div(call.stored_vocab, kTileColumns));
     a.padded_tokens = layout.rows;
     a.scale = call.logit_scale;
     a.cap = call.softcap;
     a.bias = call.far == nullptr ? call.bias : call.far->bias;
-    a.omega = call.far == nullptr ? call.omega : call.far->omega;
+    a.logit_weights = call.far == nullptr ? call.logit_weights : call.far->logit_weights;
     if (call.far != nullptr) a.masses = call.far->mass;
     a.reference = reference;
     a.sums = floats(layout.sums);
@@ -169,7 +172,7 @@ struct Forward {
     return store ? block_maps(call.block, call.ranges, call.shape.tokens, 64) : BlockMaps{};
   }
   Partials partials(const ForwardArguments& a) const {
-    return {layout.rows, a.word_tiles, a.sums, a.entropy, a.weighted, a.best, a.best_index};
+    return {layout.rows, a.vocab_tiles, a.sums, a.entropy, a.weighted, a.best, a.best_index};
   }
   // Writes c.records if they are wanted.
   void write_records(const Partials& of_tiles, const float* more) const {
@@ -190,7 +193,7 @@ struct Forward {
   std::byte* const base;
   const cudaStream_t stream;
   float* const reference;
-  float* const own_targets;
+  float* const local_targets;
   const float* const targets;
   int* const active;
   int* const repair;
@@ -209,7 +212,7 @@ void launch_target_logits(const ForwardCall& c, float* logits, const TokenFlags&
 
 }  // namespace
 
-float* hopper_own_target_logits(const ForwardCall& c) { return Forward(c).own_targets; }
+float* hopper_local_target_logits(const ForwardCall& c) { return Forward(c).local_targets; }
 
 void hopper_target_logits(const ForwardCall& c, float* logits) {
   const std::string reason = hopper_unsupported(c);
@@ -229,7 +232,7 @@ void hopper_begin_forward(const ForwardCall& c) {
   }
   const TokenFlags flags{f.active, f.repair, static_cast<int>(f.layout.token_pairs)};
   if (c.given_logits == nullptr) {
-    launch_target_logits(c, f.own_targets, flags);
+    launch_target_logits(c, f.local_targets, flags);
   } else {
     clear_flags<<<1, 1, 0, f.stream>>>(c, flags);
     require_cuda(cudaGetLastError(), "flags of tokens");
@@ -239,14 +242,14 @@ void hopper_begin_forward(const ForwardCall& c) {
   require_cuda(cudaGetLastError(), "reference exponents");
 }
 
-void hopper_forward_kept(const ForwardCall& c) {
+void hopper_forward_saved(const ForwardCall& c) {
   if (c.shape.tokens == 0) return;
   const Forward f(c);
   ForwardArguments tiles = f.tiles();
   require_cuda(
       cudaMemsetAsync(tiles.sums, 0,
-                      static_cast<std::size_t>(f.layout.rows * f.layout.word_tiles) * 4, f.stream),
-      "sums of the kept tiles");
+                      static_cast<std::size_t>(f.layout.rows * f.layout.vocab_tiles) * 4, f.stream),
+      "sums of the selected tiles");
   tiles.masses = nullptr;
   tiles.weighted = nullptr;
   tiles.list = c.far->list;
@@ -285,7 +288,7 @@ void hopper_forward_tiles(const ForwardCall& c) {
       sweep(c, greatest, any, GatherPart::rows, [&](const CUtensorMap& weight, const auto& a) {
         launch<ForwardMode::kReference, false>(hidden, weight, block, a, f.stream);
       });
-      set_reference<<<f.row_blocks, f.threads, 0, f.stream>>>(greatest.best, tiles.word_tiles,
+      set_reference<<<f.row_blocks, f.threads, 0, f.stream>>>(greatest.best, tiles.vocab_tiles,
                                                               f.layout.rows, f.repair, f.reference);
       require_cuda(cudaGetLastError(), "reference exponents");
     }
@@ -311,29 +314,30 @@ void hopper_gradient_block(const BlockCall& b) {
   if (c.shape.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   const bool far = c.far != nullptr;
-  const void* const words =
+  const void* const vocab_ids =
       far ? b.weight_rows
-          : static_cast<const std::uint16_t*>(c.weight) + b.first_word * c.weight_stride;
+          : static_cast<const std::uint16_t*>(c.weight) + b.vocab_begin * c.weight_stride;
   const float* const bias = far ? c.far->bias : c.bias;
-  const float* const omega = far ? c.far->omega : c.omega;
+  const float* const logit_weights = far ? c.far->logit_weights : c.logit_weights;
   const CUtensorMap hidden =
       matrix_map(c.hidden, DType::bf16, c.shape.tokens, c.shape.dim, c.hidden_stride, kTileRows);
-  const CUtensorMap weight = word_map(
-      words, b.words, c.shape.dim, far && !c.far->order.identity ? c.shape.dim : c.weight_stride);
+  const CUtensorMap weight =
+      vocab_map(vocab_ids, b.vocab_count, c.shape.dim,
+                far && !c.far->order.identity ? c.shape.dim : c.weight_stride);
   const BlockMaps block = block_maps(b.block, {}, c.shape.tokens, 64);
   ForwardArguments tiles{};
-  tiles.vocab = static_cast<int>(b.words);
+  tiles.vocab = static_cast<int>(b.vocab_count);
   tiles.token_pairs = static_cast<int>(padded_tokens(c.shape.tokens) / kClusterRows);
-  tiles.word_tiles = static_cast<int>(ceil_div(b.words, kTileColumns));
+  tiles.vocab_tiles = static_cast<int>(ceil_div(b.vocab_count, kTileColumns));
   tiles.steps = static_cast<int>(ceil_div(c.shape.dim, kStep));
   tiles.group = group_of(c.shape.dim);
-  tiles.stored_tiles = tiles.word_tiles;
+  tiles.stored_tiles = tiles.vocab_tiles;
   tiles.scale = c.logit_scale;
   tiles.cap = c.softcap;
-  tiles.bias = bias == nullptr ? nullptr : bias + b.first_word;
-  tiles.omega = omega == nullptr ? nullptr : omega + b.first_word;
+  tiles.bias = bias == nullptr ? nullptr : bias + b.vocab_begin;
+  tiles.logit_weights = logit_weights == nullptr ? nullptr : logit_weights + b.vocab_begin;
   if (far) {
-    tiles.first_tile = static_cast<int>(b.first_word / kTileColumns);
+    tiles.first_tile = static_cast<int>(b.vocab_begin / kTileColumns);
     tiles.list = c.far->list;
     tiles.list_begin = c.far->list_begin + tiles.first_tile;
     tiles.sampled = static_cast<float>(c.far->sample.every);

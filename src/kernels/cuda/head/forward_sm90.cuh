@@ -26,7 +26,7 @@ struct ForwardArguments {
   int token_pairs;  // pairs of token tiles: ceil(tokens / 256)
   int first_pair;   // first pair of this launch
   int launch_pairs;
-  int word_tiles;    // vocabulary tiles visited
+  int vocab_tiles;   // vocabulary tiles visited
   int steps;         // ceil(dim / 64)
   int group;         // pairs whose hidden states stay in L2
   int stored_tiles;  // vocabulary tiles with stored exp(z) or gradients
@@ -34,7 +34,7 @@ struct ForwardArguments {
   float scale;
   float cap;
   const float* bias;
-  const float* omega;
+  const float* logit_weights;
   const float* reference;  // [padded tokens], integral
   float* sums;             // sums of 2^(z log2e - reference)
   float* entropy;          // sums of x log2 x, x = 2^(z log2e - reference), or null
@@ -52,12 +52,12 @@ struct ForwardArguments {
   float* masses;
   const std::int32_t* groups;  // [vocabulary tiles]
   // Tile list of a block-sparse launch: far_entry(vocabulary tile, sampled, pair), entries
-  // list_begin[0] to list_begin[word_tiles], vocabulary tiles from first_tile on. Null: all tiles.
+  // list_begin[0] to list_begin[vocab_tiles], vocabulary tiles from first_tile on. Null: all tiles.
   const std::uint32_t* list;
   const int* list_begin;
   int first_tile;
-  float sampled;              // factor of sampled tiles in kGradient and kPlainGradient
-  const std::int32_t* words;  // token ids by position, for argmax; null: the positions
+  float sampled;                  // factor of sampled tiles in kGradient and kPlainGradient
+  const std::int32_t* vocab_ids;  // token ids by position, for argmax; null: the positions
 };
 
 inline constexpr float kLog2EFloat = static_cast<float>(kLog2E);
@@ -82,7 +82,7 @@ __device__ __forceinline__ float tanh_fast(float x) {
 // 256 vocabulary entries for a pair of token tiles.
 struct Tile {
   int pair;
-  int word;      // vocabulary tile
+  int vocab_id;  // vocabulary tile
   bool sampled;  // of the far field: sampled, not selected
 };
 // Maps a tile index of a launch to a tile. The order keeps a group of token tiles in L2 while the
@@ -92,7 +92,7 @@ __device__ __forceinline__ Tile tile_of(int index, const ForwardArguments& a) {
     const std::uint32_t entry = a.list[index];
     return {block_of_entry(entry), group_of_entry(entry) - a.first_tile, sampled_entry(entry)};
   }
-  const int group_size = a.group * a.word_tiles;
+  const int group_size = a.group * a.vocab_tiles;
   const int first = index / group_size * a.group;
   const int rows = min(a.group, a.launch_pairs - first);
   const int within = index % group_size;
@@ -110,19 +110,19 @@ __device__ __forceinline__ float quad_max(float v) {
 }
 
 // A thread's part of a tile, see accumulator_row.
-struct TilePlace {
-  __device__ __forceinline__ TilePlace(const ForwardArguments& a, std::int64_t token,
-                                       const Tile& tile)
+struct TilePosition {
+  __device__ __forceinline__ TilePosition(const ForwardArguments& a, std::int64_t token,
+                                          const Tile& tile)
       : row(token),
-        word(tile.word),
-        first(tile.word * kTileColumns + accumulator_column()),
-        out(tile.word * a.padded_tokens + token),
+        vocab_id(tile.vocab_id),
+        first(tile.vocab_id * kTileColumns + accumulator_column()),
+        out(tile.vocab_id * a.padded_tokens + token),
         factor(tile.sampled ? a.sampled : 1.0f),
         normalizes(tile.sampled && a.masses != nullptr),
         writes(threadIdx.x % 4 == 0),
-        whole((tile.word + 1) * kTileColumns <= a.vocab) {}
+        whole((tile.vocab_id + 1) * kTileColumns <= a.vocab) {}
   std::int64_t row;  // token row for h = 0; 8 more for h = 1
-  int word;          // vocabulary tile
+  int vocab_id;      // vocabulary tile
   int first;         // vocabulary entry of register 0
   std::int64_t out;  // index in the arrays of partial results
   float factor;      // of gradients
@@ -133,7 +133,7 @@ struct TilePlace {
 
 // Writes the masses of a token in the two halves of a tile.
 __device__ __forceinline__ void put_masses(float low, float high, const ForwardArguments& a,
-                                           const TilePlace& at, int h) {
+                                           const TilePosition& at, int h) {
   low = quad_sum(low);
   high = quad_sum(high);
   if (!at.writes) return;
@@ -146,9 +146,9 @@ __device__ __forceinline__ void put_masses(float low, float high, const ForwardA
 // tile's exact mass, of which each lane holds `part`, replaces its estimate in the token's total.
 // Overwrites the tile's masses with the estimate's error and the exact mass, relative to the total.
 __device__ __forceinline__ float normalize_sampled(float part, const ForwardArguments& a,
-                                                   const TilePlace& at, int h, float lse_bits) {
+                                                   const TilePosition& at, int h, float lse_bits) {
   const float exact = quad_sum(part);
-  float* const masses = a.masses + 2 * a.groups[at.word] * a.padded_tokens + at.row + 8 * h;
+  float* const masses = a.masses + 2 * a.groups[at.vocab_id] * a.padded_tokens + at.row + 8 * h;
   const float sum = masses[0] + masses[a.padded_tokens];
   const float estimate = sum * exp2_fast(a.reference[at.row + 8 * h] - lse_bits);
   __syncwarp();  // all four lanes have read
@@ -163,7 +163,7 @@ __device__ __forceinline__ float normalize_sampled(float part, const ForwardArgu
 // Replaces z by its exponentials; 0 past the vocabulary's end.
 template <bool kEntropy>
 __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArguments& a,
-                                          const TilePlace& at) {
+                                          const TilePosition& at) {
   const float factor = a.scale * kLog2EFloat;
   const float none = copysignf(3e38f, -factor);  // its exponential is 0, and so is 0 times it
   const auto exists = [&](int reg) { return at.first + reg / 4 * 8 + reg % 2 < a.vocab; };
@@ -203,14 +203,14 @@ __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArgument
 // since functions of a capped logit are much longer.
 template <bool kCapped>
 __device__ __forceinline__ void transform(float (&z)[128], const ForwardArguments& a,
-                                          const TilePlace& at) {
+                                          const TilePosition& at) {
   const float factor = kCapped ? a.scale / a.cap : a.scale;
 #pragma unroll
   for (int i = 0; i < 128; ++i) {
-    const int word = at.first + i / 4 * 8 + i % 2;
-    const bool valid = at.whole || word < a.vocab;
+    const int vocab_id = at.first + i / 4 * 8 + i % 2;
+    const bool valid = at.whole || vocab_id < a.vocab;
     float v = z[i];
-    if (a.bias != nullptr && valid) v += a.bias[word];
+    if (a.bias != nullptr && valid) v += a.bias[vocab_id];
     v *= factor;
     if constexpr (kCapped) v = a.cap * tanh_fast(v);
     z[i] = valid ? v : -INFINITY;
@@ -218,7 +218,7 @@ __device__ __forceinline__ void transform(float (&z)[128], const ForwardArgument
 }
 
 __device__ __forceinline__ void find_greatest(const float (&z)[128], const ForwardArguments& a,
-                                              const TilePlace& at, int h) {
+                                              const TilePosition& at, int h) {
   float top = -INFINITY;
 #pragma unroll
   for (int i = 0; i < 64; ++i) top = fmaxf(top, z[i / 2 * 4 + 2 * h + i % 2]);
@@ -226,25 +226,28 @@ __device__ __forceinline__ void find_greatest(const float (&z)[128], const Forwa
   if (at.writes) a.best[at.out + 8 * h] = top;
 }
 
-__device__ __forceinline__ int word_at(const ForwardArguments& a, int position) {
-  return a.words == nullptr ? position : position < a.vocab ? a.words[position] : 0x7fffffff;
+__device__ __forceinline__ int vocab_id_at(const ForwardArguments& a, int position) {
+  return a.vocab_ids == nullptr ? position
+         : position < a.vocab   ? a.vocab_ids[position]
+                                : 0x7fffffff;
 }
 
 // The lowest token id wins ties.
 __device__ __forceinline__ void find_argmax(const float (&z)[128], const ForwardArguments& a,
-                                            const TilePlace& at, int h) {
+                                            const TilePosition& at, int h) {
   float top = -INFINITY;
   int index = at.first;
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const float v = z[i / 2 * 4 + 2 * h + i % 2];
     const int position = at.first + i / 2 * 8 + i % 2;
-    if (v > top || (a.words != nullptr && v == top && word_at(a, position) < word_at(a, index))) {
+    if (v > top ||
+        (a.vocab_ids != nullptr && v == top && vocab_id_at(a, position) < vocab_id_at(a, index))) {
       top = v;
       index = position;
     }
   }
-  index = word_at(a, index);
+  index = vocab_id_at(a, index);
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) {
     const float other = __shfl_xor_sync(~0u, top, step);
@@ -269,7 +272,7 @@ __device__ __forceinline__ float slope(float v, float inverse) {
 // With kStore, replaces z by the exponentials times the slope of the softcap.
 template <bool kStore, bool kCapped>
 __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArguments& a,
-                                            const TilePlace& at, int h) {
+                                            const TilePosition& at, int h) {
   const float k = a.reference[at.row + 8 * h];
   const float inverse = kCapped ? 1.0f / a.cap : 0.0f;
   float sum = 0.0f, entropy = 0.0f, weighted = 0.0f;
@@ -282,9 +285,9 @@ __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArgume
     const float e = exp2_fast(bits);
     sum += e;
     if (a.entropy != nullptr) entropy += e == 0.0f ? 0.0f : e * bits;  // a masked entry is 0 * -inf
-    const int word = at.first + i / 2 * 8 + i % 2;
-    if (a.weighted != nullptr && (at.whole || word < a.vocab))
-      weighted += (a.omega == nullptr ? 1.0f : a.omega[word]) * v;
+    const int vocab_id = at.first + i / 2 * 8 + i % 2;
+    if (a.weighted != nullptr && (at.whole || vocab_id < a.vocab))
+      weighted += (a.logit_weights == nullptr ? 1.0f : a.logit_weights[vocab_id]) * v;
     if constexpr (kStore) z[reg] = e == 0.0f ? 0.0f : e * slope<kCapped>(v, inverse);
     if (a.masses != nullptr && e != 0.0f) mass[i / 32] += e * slope<kCapped>(v, inverse);
   }
@@ -304,7 +307,7 @@ __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArgume
 // Gradient of the raw logits, without the targets' own part.
 template <bool kCapped>
 __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments& a,
-                                         const TilePlace& at, int h) {
+                                         const TilePosition& at, int h) {
   const RowCoefficients c = a.rows[at.row + 8 * h];
   const float inverse = kCapped ? 1.0f / a.cap : 0.0f;
   float factor = at.factor;
@@ -319,19 +322,21 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const int reg = i / 2 * 4 + 2 * h + i % 2;
-    const int word = at.first + i / 2 * 8 + i % 2;
+    const int vocab_id = at.first + i / 2 * 8 + i % 2;
     const float v = z[reg];
     const float p = exp2_fast(fmaf(v, kLog2EFloat, -c.lse_bits));
     float dz = c.alpha * p;
     if (c.beta != 0.0f && p != 0.0f) dz = fmaf(c.beta * p, v, dz);
     if (a.smooths && c.gamma != 0.0f)
-      dz = fmaf(c.gamma, a.omega == nullptr || word >= a.vocab ? 1.0f : a.omega[word], dz);
-    z[reg] = at.whole || word < a.vocab ? factor * dz * slope<kCapped>(v, inverse) : 0.0f;
+      dz = fmaf(
+          c.gamma,
+          a.logit_weights == nullptr || vocab_id >= a.vocab ? 1.0f : a.logit_weights[vocab_id], dz);
+    z[reg] = at.whole || vocab_id < a.vocab ? factor * dz * slope<kCapped>(v, inverse) : 0.0f;
   }
 }
 
 __device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArguments& a,
-                                               const TilePlace& at) {
+                                               const TilePosition& at) {
   const float factor = a.scale * kLog2EFloat;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -359,7 +364,7 @@ __device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArg
 
 template <ForwardMode kMode, bool kStore, bool kCapped>
 __device__ __forceinline__ void finish_general(float (&z)[128], const ForwardArguments& a,
-                                               const TilePlace& at) {
+                                               const TilePosition& at) {
   transform<kCapped>(z, a, at);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -376,7 +381,7 @@ __device__ __forceinline__ void finish_general(float (&z)[128], const ForwardArg
 
 template <ForwardMode kMode, bool kStore>
 __device__ __forceinline__ void finish_tile(float (&z)[128], const ForwardArguments& a,
-                                            const TilePlace& at) {
+                                            const TilePosition& at) {
   if constexpr (kMode == ForwardMode::kPlain || kMode == ForwardMode::kPlainEntropy) {
     sum_plain<kMode == ForwardMode::kPlainEntropy>(z, a, at);
   } else if constexpr (kMode == ForwardMode::kPlainGradient) {
@@ -402,7 +407,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   const int clusters = gridDim.x / kClusterCtas;
   const int listed = a.list == nullptr ? 0 : a.list_begin[0];
   const int tiles =
-      a.list == nullptr ? a.launch_pairs * a.word_tiles : a.list_begin[a.word_tiles] - listed;
+      a.list == nullptr ? a.launch_pairs * a.vocab_tiles : a.list_begin[a.vocab_tiles] - listed;
   StageCursor at;
   if (threadIdx.x < 128) {
     registers_shrink<40>();
@@ -413,7 +418,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
         const Tile tile = tile_of(t + listed, a);
         if (a.wanted != nullptr && a.wanted[tile.pair] == 0) continue;
         const int row = (tile.pair * kClusterCtas + rank) * kTileRows;
-        const int half = tile.word * kTileColumns + rank * (kTileColumns / 2);
+        const int half = tile.vocab_id * kTileColumns + rank * (kTileColumns / 2);
         for (int k = 0; k < a.steps; ++k) {
           std::uint64_t* const full = memory.full + at.stage;
           barrier_wait(memory.empty + at.stage, at.phase ^ 1);
@@ -454,10 +459,10 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       wgmma_wait<0>();
       if (lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
       const int row = (tile.pair * kClusterCtas + rank) * kTileRows;
-      finish_tile<kMode, kStore>(z, a, TilePlace(a, row + accumulator_row(), tile));
+      finish_tile<kMode, kStore>(z, a, TilePosition(a, row + accumulator_row(), tile));
       if constexpr (kStore) {
-        if (tile.word < a.stored_tiles)
-          writer.put_bf16(z, &block, tile.word * kTileColumns, row + consumer * 64);
+        if (tile.vocab_id < a.stored_tiles)
+          writer.put_bf16(z, &block, tile.vocab_id * kTileColumns, row + consumer * 64);
       }
     }
     if constexpr (kStore) writer.drain();

@@ -11,9 +11,9 @@
 namespace logitless::cuda {
 namespace {
 
-ProductArguments product(const GradientOutput& out, std::int64_t rows, std::int64_t columns,
-                         std::int64_t contracted) {
-  ProductArguments p{};
+GemmArguments product(const GradientOutput& out, std::int64_t rows, std::int64_t columns,
+                      std::int64_t contracted) {
+  GemmArguments p{};
   if (out.data == nullptr) return p;
   p.row_pairs = static_cast<int>(ceil_div(rows, kClusterRows));
   p.column_tiles = static_cast<int>(ceil_div(columns, kTileColumns));
@@ -52,8 +52,8 @@ auto kernel_of(bool entries, bool sums) {
                  : gradient_tiles<kRankOne, false, kFar, false>;
 }
 
-FarSlabArguments far_slab(const ProductsCall& c) {
-  FarSlabArguments out{};
+FarVocabBlockArguments far_vocab_block(const GradientGemmsCall& c) {
+  FarVocabBlockArguments out{};
   const FarCall& far = *c.far.call;
   out.block_groups = far.block_groups;
   out.group_blocks = far.group_blocks;
@@ -61,9 +61,9 @@ FarSlabArguments far_slab(const ProductsCall& c) {
   out.group_bits = static_cast<int>(far_bits(far_group_count(c.far.vocab)));
   out.block_bits = static_cast<int>(far_bits(out.blocks));
   out.first_group = static_cast<int>(c.far.first_position / kFarGroup);
-  out.groups = static_cast<int>(far_group_count(c.block_words));
+  out.groups = static_cast<int>(far_group_count(c.block_vocab));
   out.list_begin = far.list_begin + out.first_group;
-  out.order_words = far.order.words + c.far.first_position;
+  out.order_vocab = far.order.vocab_ids + c.far.first_position;
   out.share = far.order.share + c.far.first_position;
   out.tile_gradient = c.far.tile_gradient + c.far.first_position / kFarTile * c.dim;
   out.d_weight = c.d_weight.data;
@@ -73,14 +73,14 @@ FarSlabArguments far_slab(const ProductsCall& c) {
 
 // Split-K of d_hidden: the workspace begins with the pace counters, then come the partial sums.
 struct HiddenParts {
-  explicit HiddenParts(const ProductsCall& c) {
+  explicit HiddenParts(const GradientGemmsCall& c) {
     if (c.d_hidden.data != nullptr && c.far.call == nullptr)
       count = hopper_hidden_parts(c.tokens, c.dim);
     // The last chunk may want a larger factor than the workspace allows.
     while (count > 1 &&
-           hopper_products_bytes(c.tokens, c.dim, c.block_words, count) > c.kernel_workspace_bytes)
+           hopper_gemms_bytes(c.tokens, c.dim, c.block_vocab, count) > c.kernel_workspace_bytes)
       --count;
-    pace = hopper_pace_bytes(c.tokens, c.dim, c.block_words) * static_cast<std::size_t>(count);
+    pace = hopper_pace_bytes(c.tokens, c.dim, c.block_vocab) * static_cast<std::size_t>(count);
     sums = reinterpret_cast<float*>(static_cast<std::byte*>(c.kernel_workspace) + pace);
   }
   int count = 1;
@@ -89,33 +89,33 @@ struct HiddenParts {
 };
 
 // Vocabulary entries of d_weight in the first launch: all, or those of the first range.
-std::int64_t weight_words(const ProductsCall& c) {
-  return c.ranges.count == 0 ? c.block_words : c.ranges.words(0);
+std::int64_t weight_vocab(const GradientGemmsCall& c) {
+  return c.ranges.count == 0 ? c.block_vocab : c.ranges.vocab_count(0);
 }
-LogitBlock weight_block(const ProductsCall& c) {
+LogitBlock weight_block(const GradientGemmsCall& c) {
   return c.ranges.count == 0 ? c.block : LogitBlock{c.ranges.data[0], c.ranges.stride(0)};
 }
 
 // The call for d_weight of range r alone.
-ProductsCall weight_range(const ProductsCall& c, int r) {
-  ProductsCall p = c;
+GradientGemmsCall weight_range(const GradientGemmsCall& c, int r) {
+  GradientGemmsCall p = c;
   const std::int64_t first = c.ranges.first[r];
   p.ranges = {};
   p.block = {c.ranges.data[r], c.ranges.stride(r)};
-  p.block_words = c.ranges.words(r);
+  p.block_vocab = c.ranges.vocab_count(r);
   p.d_hidden = {};
   p.d_weight.data =
       static_cast<std::byte*>(c.d_weight.data) +
       first * c.d_weight.stride * static_cast<std::int64_t>(size_of(p.d_weight.dtype));
   if (p.running.low != nullptr) p.running.low += running_sum_bytes(first, c.dim);
   p.entries.begin += first;
-  if (p.omega != nullptr) p.omega += first;
+  if (p.logit_weights != nullptr) p.logit_weights += first;
   return p;
 }
 
-GradientArguments arguments_of(const ProductsCall& c, const HiddenParts& parts) {
+GradientArguments arguments_of(const GradientGemmsCall& c, const HiddenParts& parts) {
   GradientArguments a{};
-  a.hidden = product(c.d_hidden, c.tokens, c.dim, c.block_words);
+  a.hidden = product(c.d_hidden, c.tokens, c.dim, c.block_vocab);
   a.hidden.factor = c.factor;
   a.hidden_pairs = a.hidden.row_pairs;
   a.hidden_steps = a.hidden.steps;
@@ -130,17 +130,17 @@ GradientArguments arguments_of(const ProductsCall& c, const HiddenParts& parts) 
     a.hidden.row_part = &c.rows->gamma;
     a.hidden.row_part_stride = sizeof(RowCoefficients) / sizeof(float);
   }
-  a.weight = product(c.d_weight, weight_words(c), c.dim, c.tokens);
+  a.weight = product(c.d_weight, weight_vocab(c), c.dim, c.tokens);
   if (c.hidden_sum != nullptr) {
     a.weight.column_part = c.hidden_sum;
-    a.weight.row_part = c.omega;
+    a.weight.row_part = c.logit_weights;
     a.weight.row_part_stride = 1;
   }
   a.sums = {c.running, static_cast<__nv_bfloat16*>(c.d_weight.data), c.d_weight.stride};
   a.active = c.active;
   a.targets_per_token = c.targets_per_token;
-  a.first_word = c.first_word;
-  a.words = c.words;
+  a.vocab_begin = c.vocab_begin;
+  a.vocab_ids = c.vocab_ids;
   a.coefficient = c.coefficient;
   a.entry_begin = c.entries.begin;
   a.entry_token = c.entries.tokens;
@@ -151,27 +151,27 @@ GradientArguments arguments_of(const ProductsCall& c, const HiddenParts& parts) 
   a.weight_stride = apart ? c.target_stride : c.weight_stride;
   a.hidden_rows = static_cast<const __nv_bfloat16*>(c.hidden);
   a.hidden_stride = c.hidden_stride;
-  if (c.far.call != nullptr) a.far = far_slab(c);
+  if (c.far.call != nullptr) a.far = far_vocab_block(c);
   a.pace = static_cast<unsigned*>(c.kernel_workspace);
   return a;
 }
 
 // Tensor maps in the order of the kernel's parameters; maps that a call does not need are
 // arbitrary.
-struct ProductMaps {
-  ProductMaps(const ProductsCall& c, const HiddenParts& parts) {
+struct GemmMaps {
+  GemmMaps(const GradientGemmsCall& c, const HiddenParts& parts) {
     const LogitBlock of_weight = weight_block(c);
     constexpr auto kBf16 = DType::bf16;
     block_rows = block_maps(c.block, c.ranges, c.tokens, kTileRows);
     block_columns =
         matrix_map(of_weight.data, kBf16, c.tokens, of_weight.stride, of_weight.stride, kStep);
-    weight = matrix_map(c.weight, kBf16, c.block_words, c.dim, c.weight_stride, kStep);
+    weight = matrix_map(c.weight, kBf16, c.block_vocab, c.dim, c.weight_stride, kStep);
     hidden = d_hidden = d_weight = weight;
     if (c.d_weight.data != nullptr) {
       hidden = matrix_map(c.factored_hidden, kBf16, c.tokens, c.dim, c.factored_stride, kStep);
       require_map("d_weight", c.d_weight.data, c.d_weight.stride, c.d_weight.dtype);
       if (c.far.call == nullptr)
-        d_weight = matrix_map(c.d_weight.data, c.d_weight.dtype, weight_words(c), c.dim,
+        d_weight = matrix_map(c.d_weight.data, c.d_weight.dtype, weight_vocab(c), c.dim,
                               c.d_weight.stride, 64);
     }
     if (c.d_hidden.data == nullptr) return;
@@ -185,8 +185,8 @@ struct ProductMaps {
   CUtensorMap block_columns, weight, hidden, d_hidden, d_weight;
 };
 
-void add_hidden_parts(const ProductsCall& c, const GradientArguments& a, const HiddenParts& parts,
-                      cudaStream_t stream) {
+void add_hidden_parts(const GradientGemmsCall& c, const GradientArguments& a,
+                      const HiddenParts& parts, cudaStream_t stream) {
   const auto columns = static_cast<int>(c.dim);
   const auto rows = static_cast<unsigned>(c.tokens);
   if (c.d_hidden.dtype == DType::f32) {
@@ -201,17 +201,17 @@ void add_hidden_parts(const ProductsCall& c, const GradientArguments& a, const H
   require_cuda(cudaGetLastError(), "parts of d_hidden");
 }
 
-bool lists_targets(const ProductsCall& c) {
+bool lists_targets(const GradientGemmsCall& c) {
   return c.d_weight.data != nullptr && c.entries.begin != nullptr;
 }
 
 // One launch, plus one for the targets of an fp32 d_weight.
-void multiply_block(const ProductsCall& c) {
+void multiply_block(const GradientGemmsCall& c) {
   const bool has_hidden = c.d_hidden.data != nullptr;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   const HiddenParts parts(c);
   GradientArguments a = arguments_of(c, parts);
-  const ProductMaps maps(c, parts);
+  const GemmMaps maps(c, parts);
 
   const bool far = c.far.call != nullptr;
   const bool rank_one = c.weight_sum != nullptr || c.hidden_sum != nullptr;
@@ -250,7 +250,7 @@ void multiply_block(const ProductsCall& c) {
 // With ranges, the first launch computes all of d_hidden, which reads the entire block. It
 // also computes d_weight of the first range, whose output aliases none of the block. Each later
 // launch overwrites the range that the one before has read last.
-void hopper_gradient_products(const ProductsCall& c) {
+void hopper_gradient_gemms(const GradientGemmsCall& c) {
   const bool has_weight = c.d_weight.data != nullptr;
   if (c.tokens == 0 || (c.d_hidden.data == nullptr && !has_weight)) return;
   multiply_block(c);

@@ -12,7 +12,7 @@
 namespace logitless::cuda {
 
 // Returns the first index of [from, end) whose bit is set, or end.
-__device__ __forceinline__ int next_kept(const std::uint32_t* bits, int from, int end) {
+__device__ __forceinline__ int next_selected(const std::uint32_t* bits, int from, int end) {
   while (from < end) {
     const std::uint32_t rest = __ldg(bits + from / 32) >> (from % 32);
     if (rest != 0) return min(end, from + __ffs(static_cast<int>(rest)) - 1);
@@ -40,13 +40,14 @@ template <bool kHidden, bool kFar, typename F>
 __device__ __forceinline__ void for_steps(const GradientArguments& a, int pair, const F& f) {
   if constexpr (kFar) {
     constexpr int kSteps = kClusterRows / kStep;
-    const FarSlabArguments& far = a.far;
+    const FarVocabBlockArguments& far = a.far;
     const int first = kHidden ? far.first_group : 0;
     const int end = kHidden ? first + (a.hidden.steps + kSteps - 1) / kSteps : far.blocks;
     const std::uint32_t* const bits =
         kHidden ? far.block_groups + pair * far.group_bits
                 : far.group_blocks + (far.first_group + pair) * far.block_bits;
-    for (int at = next_kept(bits, first, end); at < end; at = next_kept(bits, at + 1, end)) {
+    for (int at = next_selected(bits, first, end); at < end;
+         at = next_selected(bits, at + 1, end)) {
       for (int j = 0; j < kSteps; ++j) f((at - first) * kSteps + j);
     }
   } else if constexpr (kHidden) {
@@ -98,9 +99,9 @@ __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& 
 
 // Epilogue: value = GEMM * factor[row] (d_hidden) + row part * column part.
 template <bool kHidden, bool kRankOne>
-__device__ __forceinline__ void finish_product(float (&z)[128], const GradientArguments& a, int row,
-                                               int column) {
-  const ProductArguments& p = kHidden ? a.hidden : a.weight;
+__device__ __forceinline__ void finish_gemm(float (&z)[128], const GradientArguments& a, int row,
+                                            int column) {
+  const GemmArguments& p = kHidden ? a.hidden : a.weight;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int r = row + 8 * h;
@@ -134,7 +135,7 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
                                           const Block* block, const CUtensorMap* other,
                                           const CUtensorMap* out, const GradientArguments& a,
                                           int tile) {
-  const ProductArguments& p = kHidden ? a.hidden : a.weight;
+  const GemmArguments& p = kHidden ? a.hidden : a.weight;
   const int rank = cluster_rank();
   const int pair = tile / p.column_tiles;
   const int row = ((kHidden ? pair % a.hidden_pairs : pair) * kClusterCtas + rank) * kTileRows;
@@ -155,8 +156,9 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
     barrier_expect(full, kStageBytes);
     unsigned char* const rows = memory.rows + at.stage * kRowBytes;
     if constexpr (kHidden) {
-      block->at(k * kStep,
-                [&](const CUtensorMap* map, int word) { tma_load(rows, map, full, word, row); });
+      block->at(k * kStep, [&](const CUtensorMap* map, int vocab_id) {
+        tma_load(rows, map, full, vocab_id, row);
+      });
     } else {
       tma_load(rows, block, full, row, k * kStep);
       tma_load(rows + 8192, block, full, row + 64, k * kStep);
@@ -182,9 +184,9 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
 // Epilogue of d_weight in the far field: adds share times the tile's gradient, and the rank-one
 // part.
 template <bool kRankOne>
-__device__ __forceinline__ void finish_words(float (&z)[128], const GradientArguments& a, int row,
+__device__ __forceinline__ void finish_vocab(float (&z)[128], const GradientArguments& a, int row,
                                              int column) {
-  const ProductArguments& p = a.weight;
+  const GemmArguments& p = a.weight;
   if (row >= p.rows) return;
   const float shares[2] = {a.far.share[row], row + 8 < p.rows ? a.far.share[row + 8] : 0.0f};
   add_floats(z, shares, a.far.tile_gradient + std::int64_t{row / 128} * p.columns, column,
@@ -205,12 +207,12 @@ __device__ __forceinline__ void finish_words(float (&z)[128], const GradientArgu
 // rows. Four threads write 32 bytes of a row.
 __device__ __forceinline__ void put_words(float (&z)[128], const GradientArguments& a, int row,
                                           int column) {
-  const ProductArguments& p = a.weight;
+  const GemmArguments& p = a.weight;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int r = row + 8 * h;
     if (r >= p.rows) continue;
-    const std::int64_t first = a.far.order_words[r] * a.far.stride;
+    const std::int64_t first = a.far.order_vocab[r] * a.far.stride;
     if (p.narrow) {
       auto* const to = static_cast<__nv_bfloat16*>(a.far.d_weight) + first;
 #pragma unroll
@@ -237,7 +239,7 @@ template <bool kHidden, bool kRankOne, bool kEntries, bool kFar, bool kSums>
 __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& writer,
                                           StageCursor& at, const CUtensorMap* out,
                                           const GradientArguments& a, int tile) {
-  const ProductArguments& p = kHidden ? a.hidden : a.weight;
+  const GemmArguments& p = kHidden ? a.hidden : a.weight;
   const int pair = tile / p.column_tiles;
   const int row = (pair * kClusterCtas + cluster_rank()) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns;
@@ -246,11 +248,11 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   using Targets = std::conditional_t<kAdds, TargetRows<kHidden, kFar>, NoTargetRows>;
   const Targets targets(a, row + accumulator_row() - static_cast<int>(threadIdx.x % 32 / 4));
   const bool any = multiply<kHidden, kFar>(memory, at, a, pair, z);
-  if (kFar && !any) return;  // d_hidden is accumulated; for d_weight see put_far_words
+  if (kFar && !any) return;  // d_hidden is accumulated; for d_weight see put_far_vocab
 #pragma unroll
   for (int i = 0; i < 128; ++i) z[i] = any ? z[i] : 0.0f;
   if constexpr (kFar && !kHidden) {
-    finish_words<kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
+    finish_vocab<kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
     if constexpr (kAdds) targets.add_to(z, a, writer.memory_of_warp(), column);
     return put_words(z, a, row + accumulator_row(), column + accumulator_column());
   }
@@ -267,7 +269,7 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
     }
   }
   if (!kHidden || a.hidden.row_pairs == a.hidden_pairs) {  // with split-K add_parts does it
-    finish_product<kHidden, kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
+    finish_gemm<kHidden, kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
     if constexpr (kAdds) targets.add_to(z, a, writer.memory_of_warp(), column);
   }
   const int first_row = row + (threadIdx.x / 128 - 1) * 64;
@@ -284,7 +286,7 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   }
 }
 
-// Sums the split-K parts of d_hidden, with the epilogue of finish_product. A thread block for each
+// Sums the split-K parts of d_hidden, with the epilogue of finish_gemm. A thread block for each
 // token.
 template <typename T>
 __global__ void __launch_bounds__(128)
@@ -306,10 +308,10 @@ __global__ void __launch_bounds__(128)
       const int slot = row * a.targets_per_token + k;
       const float coefficient = a.coefficient[slot];
       if (coefficient == 0.0f) continue;
-      value = fmaf(
-          coefficient,
-          __bfloat162float(a.weight_rows[(a.words[slot] - a.first_word) * a.weight_stride + c]),
-          value);
+      value = fmaf(coefficient,
+                   __bfloat162float(
+                       a.weight_rows[(a.vocab_ids[slot] - a.vocab_begin) * a.weight_stride + c]),
+                   value);
     }
     T& to = out[row * stride + c];
     if constexpr (sizeof(T) == 2) {

@@ -7,7 +7,7 @@
 namespace logitless::cuda {
 
 // One output: value = GEMM * factor[row] (d_hidden) + row_part[row] * column_part[column].
-struct ProductArguments {
+struct GemmArguments {
   int row_pairs;     // pairs of row tiles: ceil(rows / 256); 0: not wanted
   int column_tiles;  // ceil(columns / 256)
   int steps;         // steps of 64 along the contracted dimension
@@ -22,7 +22,7 @@ struct ProductArguments {
 };
 
 // A vocabulary block of the far field: its selected tiles, and the destination of d_weight.
-struct FarSlabArguments {
+struct FarVocabBlockArguments {
   const std::uint32_t* block_groups;  // [pairs of token tiles][group_bits]
   const std::uint32_t* group_blocks;  // [groups][block_bits]
   int group_bits;
@@ -31,7 +31,7 @@ struct FarSlabArguments {
   int groups;
   int blocks;
   const std::int32_t* list_begin;   // FarCall's, from the block's first group on
-  const std::int32_t* order_words;  // from the block's first position on
+  const std::int32_t* order_vocab;  // from the block's first position on
   const float* share;               // likewise
   const float* tile_gradient;  // [tiles of 128 entries][columns], from the block's first tile on
   void* d_weight;
@@ -41,10 +41,10 @@ struct FarSlabArguments {
 struct GradientArguments {
   // With split-K, each part contracts a run of the steps. The partial results are stacked, 256
   // row_pairs rows each: row_pairs counts those of all parts, steps those of one.
-  ProductArguments hidden;
+  GemmArguments hidden;
   int hidden_pairs;  // of one part
   int hidden_steps;  // of all parts
-  ProductArguments weight;
+  GemmArguments weight;
   int early_tiles;  // tiles of d_weight for the clusters with one tile of d_hidden less
   int early_first;  // the first of those clusters; they are the last ones
   int late_first;   // the cluster that starts the rest of d_weight
@@ -52,20 +52,20 @@ struct GradientArguments {
   bool paced;  // pacing is worth it: the clusters read more than L2 holds
   // Targets, added in fp32 by the epilogue.
   int targets_per_token;
-  int first_word;
-  const int* words;          // [tokens, K]
+  int vocab_begin;
+  const int* vocab_ids;      // [tokens, K]
   const float* coefficient;  // [tokens, K]
   const int* entry_begin;    // [entries of the block + 1]
   const int* entry_token;
   const float* entry_coefficient;
-  const float* many;                 // ProductsCall's
-  const __nv_bfloat16* weight_rows;  // of first_word
+  const float* many;                 // GradientGemmsCall's
+  const __nv_bfloat16* weight_rows;  // of vocab_begin
   std::int64_t weight_stride;
   const __nv_bfloat16* hidden_rows;
   std::int64_t hidden_stride;
   const int* active;  // [token pairs]: 0: all tokens ignored, the pair is skipped; null: all active
   SplitSums sums;     // running sums of a bf16 d_weight
-  FarSlabArguments far;
+  FarVocabBlockArguments far;
 };
 
 // A cluster's tiles in order.

@@ -10,32 +10,32 @@ namespace {
 // Rates of an H200 at its sustained clock.
 DeviceRates hopper_rates(DType) {
   return {.forward_flops = 695e12,
-          .product_flops = 690e12,
+          .gemm_flops = 690e12,
           .logit_seconds = 0.3e-12,
           .bytes_per_second = 7.6e12,
           .sum_seconds = 1.9e-12,
           .chunk_seconds = 100e-6,
-          .slab_seconds = 90e-6};
+          .block_seconds = 90e-6};
 }
 DeviceRates cublas_rates(DType dtype) {
   const bool wide = dtype == DType::f32;
   const double flops = wide ? 45e12 : 600e12;
   return {.forward_flops = flops,
-          .product_flops = flops,
+          .gemm_flops = flops,
           .logit_seconds = 0.0,
           .bytes_per_second = wide ? 3.0e12 : 3.5e12,
           .sum_seconds = 0.0,
           .chunk_seconds = 150e-6,
-          .slab_seconds = 0.0};
+          .block_seconds = 0.0};
 }
 
 }  // namespace
 
 std::span<const DeviceKernel> device_kernels() {
   static constexpr FarForward kHopperFar = {.begin = hopper_begin_forward,
-                                            .target_logits = hopper_own_target_logits,
+                                            .target_logits = hopper_local_target_logits,
                                             .all_tiles = hopper_forward_tiles,
-                                            .kept_tiles = hopper_forward_kept};
+                                            .selected_tiles = hopper_forward_saved};
   static constexpr DeviceKernel kKernels[] = {
       {.name = "hopper",
        .keeps_logits = false,
@@ -51,8 +51,8 @@ std::span<const DeviceKernel> device_kernels() {
        .far = &kHopperFar,
        .gradient_block = hopper_gradient_block,
        .block_unscale = nullptr,
-       .gradient_products = hopper_gradient_products,
-       .products_bytes = hopper_products_bytes,
+       .gradient_gemms = hopper_gradient_gemms,
+       .gemms_bytes = hopper_gemms_bytes,
        .prepare = nullptr},
       {.name = "cublas",
        .keeps_logits = true,
@@ -68,8 +68,8 @@ std::span<const DeviceKernel> device_kernels() {
        .far = nullptr,
        .gradient_block = cublas_gradient_block,
        .block_unscale = cublas_block_unscale,
-       .gradient_products = cublas_gradient_products,
-       .products_bytes = nullptr,
+       .gradient_gemms = cublas_gradient_gemms,
+       .gemms_bytes = nullptr,
        .prepare = cublas_prepare},
   };
   return kKernels;

@@ -16,14 +16,14 @@ void hopper_forward(const ForwardCall& call);
 void hopper_target_logits(const ForwardCall& call, float* logits);
 // Stages of FarForward.
 void hopper_begin_forward(const ForwardCall& call);
-float* hopper_own_target_logits(const ForwardCall& call);
+float* hopper_local_target_logits(const ForwardCall& call);
 void hopper_forward_tiles(const ForwardCall& call);
-void hopper_forward_kept(const ForwardCall& call);
+void hopper_forward_saved(const ForwardCall& call);
 void hopper_gradient_block(const BlockCall& call);
-void hopper_gradient_products(const ProductsCall& call);
-// kernel_workspace bytes of hopper_gradient_products for a chunk and blocks of at most so many
+void hopper_gradient_gemms(const GradientGemmsCall& call);
+// kernel_workspace bytes of hopper_gradient_gemms for a chunk and blocks of at most so many
 // vocabulary entries.
-std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
+std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
 
 // cublas_kernel.cu: any dtype, width and GPU.
 std::string cublas_unsupported(const ForwardShape& shape);
@@ -32,6 +32,6 @@ void cublas_forward(const ForwardCall& call);
 void cublas_gradient_block(const BlockCall& call);
 // Returns the device address of the factor that undoes the block's scaling.
 const float* cublas_block_unscale(const ForwardCall& call);
-void cublas_gradient_products(const ProductsCall& call);
+void cublas_gradient_gemms(const GradientGemmsCall& call);
 
 }  // namespace logitless::cuda

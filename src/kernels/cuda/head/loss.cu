@@ -42,8 +42,8 @@ __device__ T block_sum(T mine) {
   return shared[0];
 }
 
-__device__ double class_weight(const LossCall& c, std::int64_t word) {
-  return c.class_weight == nullptr ? 1.0 : c.class_weight[word];
+__device__ double class_weight(const LossCall& c, std::int64_t vocab_id) {
+  return c.class_weight == nullptr ? 1.0 : c.class_weight[vocab_id];
 }
 __device__ double token_weight(const LossCall& c, std::int64_t token) {
   return c.token_weight == nullptr ? 1.0 : c.token_weight[token];
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t token = row < f.shape.tokens ? token_of(f, row) : 0;
   const int per_token = f.shape.targets_per_token;
   Sums mine{};
-  RowCoefficients answer{};
+  RowCoefficients result{};
   bool bad = false;
   if (row < f.shape.tokens) {
     const double lse = f.lse[row];
@@ -143,36 +143,36 @@ __global__ void __launch_bounds__(kThreads)
     TokenLoss loss(c.terms, token_weight(c, token), upstream);
     for (int k = 0; k < per_token; ++k) {
       const std::int64_t slot = row * per_token + k;
-      const std::int64_t word = target_of(f, slot);
+      const std::int64_t vocab_id = target_of(f, slot);
       double delta = 0.0;
-      if (is_target(f, word)) {
+      if (is_target(f, vocab_id)) {
         mine.valid = 1;
         delta = loss.add_target(
-            class_weight(c, word),
+            class_weight(c, vocab_id),
             c.target_weight == nullptr ? 1.0 : c.target_weight[token * per_token + k],
             f.log_prob[slot]);
         mine.log_prob = f.log_prob[slot];
-        if (f.argmax != nullptr && per_token == 1) mine.correct = f.argmax[row] == word;
+        if (f.argmax != nullptr && per_token == 1) mine.correct = f.argmax[row] == vocab_id;
       }
-      bad |= is_bad(f, word);
+      bad |= is_bad(f, vocab_id);
       if (deltas != nullptr) deltas[slot] = static_cast<float>(delta * f.logit_scale);
     }
     if (mine.valid != 0) {
       if (loss.smooths()) {
         const double by_sum = loss.add_smoothing(lse, f.weighted_sum[row], totals->class_weight,
                                                  static_cast<double>(f.vocab_of_targets()));
-        answer.gamma = static_cast<float>(by_sum * f.logit_scale);
+        result.gamma = static_cast<float>(by_sum * f.logit_scale);
       }
-      answer.alpha = static_cast<float>(loss.add_lse(lse) * f.logit_scale);
-      answer.lse_bits = static_cast<float>(lse * kLog2E);
+      result.alpha = static_cast<float>(loss.add_lse(lse) * f.logit_scale);
+      result.lse_bits = static_cast<float>(lse * kLog2E);
       mine.loss = loss.value();
       mine.lse = lse;
     }
     if (c.reduction == LossReduction::none && c.loss != nullptr)
       c.loss[token] = bad ? nanf("") : static_cast<float>(mine.loss);
-    if (c.wide_argmax != nullptr) c.wide_argmax[token] = f.argmax[row];
+    if (c.int64_argmax != nullptr) c.int64_argmax[token] = f.argmax[row];
   }
-  if (rows != nullptr) rows[row] = answer;  // padded_tokens of them
+  if (rows != nullptr) rows[row] = result;  // padded_tokens of them
   const Sums sum = block_sum(mine);
   if (threadIdx.x > 0) return;
   if (partial == nullptr) {
@@ -212,12 +212,12 @@ __global__ void add_ranks(const LossCall c, bool single, const RankLoss* ranks, 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    answer_cotangents(const CotangentCall g, const ForwardCall f, RowCoefficients* rows,
-                      float* deltas) {
+    set_cotangents(const CotangentCall g, const ForwardCall f, RowCoefficients* rows,
+                   float* deltas) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const std::int64_t token = row < f.shape.tokens ? token_of(f, row) : 0;
   const int per_token = f.shape.targets_per_token;
-  RowCoefficients answer{};
+  RowCoefficients result{};
   if (row < f.shape.tokens) {
     const auto of_token = [&](const float* values) {
       return values == nullptr ? 0.0f : values[token];
@@ -240,12 +240,12 @@ __global__ void __launch_bounds__(kThreads)
       const double lse = f.lse[row];
       const TokenGradient t =
           token_gradient(cotangent, lse, g.entropy == nullptr ? 0.0 : f.entropy[row]);
-      answer = {static_cast<float>(lse * kLog2E), static_cast<float>(t.alpha * f.logit_scale),
+      result = {static_cast<float>(lse * kLog2E), static_cast<float>(t.alpha * f.logit_scale),
                 static_cast<float>(t.beta * f.logit_scale),
                 static_cast<float>(t.gamma * f.logit_scale)};
     }
   }
-  rows[row] = answer;
+  rows[row] = result;
 }
 
 constexpr int kFewBlocks = 4;  // blocks that one thread block sums in less time than a launch takes
@@ -315,8 +315,8 @@ void finish_loss(const LossCall& c, const ForwardCall& all, const RankLoss* rank
 void token_cotangents(const CotangentCall& cotangents, const ForwardCall& chunk,
                       RowCoefficients* rows, float* delta) {
   if (chunk.shape.tokens == 0) return;
-  answer_cotangents<<<loss_blocks(chunk.shape.tokens), kThreads, 0,
-                      static_cast<cudaStream_t>(chunk.stream)>>>(cotangents, chunk, rows, delta);
+  set_cotangents<<<loss_blocks(chunk.shape.tokens), kThreads, 0,
+                   static_cast<cudaStream_t>(chunk.stream)>>>(cotangents, chunk, rows, delta);
   require_cuda(cudaGetLastError(), "cotangents of tokens");
 }
 

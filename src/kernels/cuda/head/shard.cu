@@ -30,27 +30,27 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    words_of_table(const float* values, const std::int32_t* table, std::int64_t rows,
+    vocab_of_table(const float* values, const std::int32_t* table, std::int64_t rows,
                    float* values_of_rows) {
   if (const std::int64_t row = place(); row < rows) values_of_rows[row] = values[table[row]];
 }
 
 __global__ void __launch_bounds__(kThreads)
-    words_together(const FirstWords first_words, std::int64_t each, std::int32_t* table) {
+    vocab_together(const VocabBegins vocab_begins, std::int64_t each, std::int32_t* table) {
   const std::int64_t row = place();
-  if (row >= first_words.ranks * each) return;
-  table[row] = first_words.of[row / each] + static_cast<std::int32_t>(row % each);
+  if (row >= vocab_begins.ranks * each) return;
+  table[row] = vocab_begins.of[row / each] + static_cast<std::int32_t>(row % each);
 }
 
 // A thread block for each row.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    round_sums_of_ranks(const float* pieces, int ranks, std::int64_t count, std::int64_t columns,
+    round_sums_of_ranks(const float* slices, int ranks, std::int64_t count, std::int64_t columns,
                         const GradientOutput out) {
   const std::int64_t row = blockIdx.x;
   T* const to = static_cast<T*>(out.data) + row * out.stride;
   for (std::int64_t c = threadIdx.x * 4; c < columns; c += kThreads * 4) {
-    const float* at = pieces + row * columns + c;
+    const float* at = slices + row * columns + c;
     float4 sum = *reinterpret_cast<const float4*>(at);
     for (int r = 1; r < ranks; ++r) {
       at += count;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
   if (row >= tokens) return;
   const MergedState merged = merge_shards(
       ranks, [&](int r) -> const ShardState& { return records[r * tokens + row].state; });
-  WideSum wide;
+  ExactSum wide;
   for (int r = 0; r < ranks; ++r) wide.add(records[r * tokens + row].wide);
   const double sum = wide.scaled(merged.exponent);
   const double lse = (merged.exponent + log2(sum)) * kLn2;
@@ -92,15 +92,16 @@ __global__ void __launch_bounds__(kThreads)
     c.entropy[row] = valid_row ? static_cast<float>(entropy_of(sum, merged.entropy / sum)) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid_row ? static_cast<float>(merged.weighted) : 0.0f;
-  if (c.argmax != nullptr) c.argmax[row] = valid_row ? merged.word : -1;
+  if (c.argmax != nullptr) c.argmax[row] = valid_row ? merged.vocab_id : -1;
   const int per_token = c.shape.targets_per_token;
   for (std::int64_t slot = row * per_token; slot < (row + 1) * per_token; ++slot) {
-    const std::int64_t word = target_of(c, slot);
-    const bool valid = is_target(c, word);
+    const std::int64_t vocab_id = target_of(c, slot);
+    const bool valid = is_target(c, vocab_id);
     const float z = c.given_logits[slot];
     if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
     if (c.log_prob != nullptr)
-      c.log_prob[slot] = valid ? static_cast<float>(log_prob_of(z, lse)) : without_logit(c, word);
+      c.log_prob[slot] =
+          valid ? static_cast<float>(log_prob_of(z, lse)) : without_logit(c, vocab_id);
   }
 }
 
@@ -136,7 +137,8 @@ __global__ void __launch_bounds__(kThreads) write_nothing(const ForwardCall c) {
 }
 
 // A thread block for each row.
-__global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, const OwnTokens own) {
+__global__ void __launch_bounds__(kThreads)
+    copy_rows(const ForwardCall all, const LocalTokens own) {
   const std::int64_t row = blockIdx.x;
   const bool here = row < own.count;
   const std::int64_t at = own.first + row;
@@ -153,10 +155,10 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, con
   for (int k = threadIdx.x; k < per_token; k += kThreads) {
     const std::int64_t slot = row * per_token + k;
     const std::int64_t position = token * per_token + k;
-    const std::int64_t word = here ? target_of(all, position) : all.ignore_index;
-    if (is_bad(all, word))
+    const std::int64_t vocab_id = here ? target_of(all, position) : all.ignore_index;
+    if (is_bad(all, vocab_id))
       note_bad(all.bad_target, place_of(all, position) + (all.sequence > 0 ? 1 : 0));
-    own.targets[slot] = word;
+    own.targets[slot] = vocab_id;
   }
 }
 
@@ -166,37 +168,37 @@ void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits
   sum_ranks(all, ranks, slots, logits, stream);  // a target's logit is 0 on all other ranks
 }
 
-void take_words(const float* values, const std::int32_t* table, std::int64_t rows,
+void take_vocab(const float* values, const std::int32_t* table, std::int64_t rows,
                 float* values_of_rows, Stream stream) {
   if (rows == 0) return;
-  words_of_table<<<blocks_of(rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+  vocab_of_table<<<blocks_of(rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
       values, table, rows, values_of_rows);
-  require_cuda(cudaGetLastError(), "values of a table's words");
+  require_cuda(cudaGetLastError(), "values of a table's vocabulary entries");
 }
 
-void number_words(const FirstWords& first_words, std::int64_t each, std::int32_t* table,
+void number_vocab(const VocabBegins& vocab_begins, std::int64_t each, std::int32_t* table,
                   Stream stream) {
-  if (first_words.ranks == 0 || each == 0) return;
-  words_together<<<blocks_of(first_words.ranks * each), kThreads, 0,
-                   static_cast<cudaStream_t>(stream)>>>(first_words, each, table);
-  require_cuda(cudaGetLastError(), "words of a piece");
+  if (vocab_begins.ranks == 0 || each == 0) return;
+  vocab_together<<<blocks_of(vocab_begins.ranks * each), kThreads, 0,
+                   static_cast<cudaStream_t>(stream)>>>(vocab_begins, each, table);
+  require_cuda(cudaGetLastError(), "vocabulary entries of a piece");
 }
 
-void round_pieces(const float* pieces, int ranks, std::int64_t count, std::int64_t rows,
+void round_slices(const float* slices, int ranks, std::int64_t count, std::int64_t rows,
                   std::int64_t columns, const GradientOutput& out, Stream stream) {
   if (rows == 0) return;
   with_type(out.dtype, [&](auto type) {
     round_sums_of_ranks<decltype(type)>
         <<<static_cast<unsigned>(rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-            pieces, ranks, count, columns, out);
+            slices, ranks, count, columns, out);
   });
   require_cuda(cudaGetLastError(), "rounded sums over ranks");
 }
-void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums, Stream stream) {
-  sum_ranks(pieces, ranks, count, sums, stream);
+void add_slices(const float* slices, int ranks, std::int64_t count, float* sums, Stream stream) {
+  sum_ranks(slices, ranks, count, sums, stream);
 }
-void add_pieces(const double* pieces, int ranks, std::int64_t count, double* sums, Stream stream) {
-  sum_ranks(pieces, ranks, count, sums, stream);
+void add_slices(const double* slices, int ranks, std::int64_t count, double* sums, Stream stream) {
+  sum_ranks(slices, ranks, count, sums, stream);
 }
 
 void merge_records(const ForwardCall& c, const TokenRecord* records, int ranks) {
@@ -211,7 +213,7 @@ void absorb_records(const ForwardCall& c, const float* found, bool first, TokenR
   if (c.shape.tokens == 0) return;
   add_records<<<blocks_of(c.shape.tokens), kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
       c, found, first, states, logits);
-  require_cuda(cudaGetLastError(), "records of more words");
+  require_cuda(cudaGetLastError(), "records of more vocabulary entries");
 }
 
 void forward_nothing(const ForwardCall& c) {
@@ -220,10 +222,10 @@ void forward_nothing(const ForwardCall& c) {
     require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), stream), "bad_target");
   if (c.shape.tokens == 0) return;
   write_nothing<<<blocks_of(c.shape.tokens), kThreads, 0, stream>>>(c);
-  require_cuda(cudaGetLastError(), "records of no words");
+  require_cuda(cudaGetLastError(), "records of no vocabulary entries");
 }
 
-void copy_own_tokens(const ForwardCall& all, const OwnTokens& own) {
+void copy_local_tokens(const ForwardCall& all, const LocalTokens& own) {
   if (own.step == 0) return;
   copy_rows<<<static_cast<unsigned>(own.step), kThreads, 0,
               static_cast<cudaStream_t>(all.stream)>>>(all, own);

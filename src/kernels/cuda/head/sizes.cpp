@@ -21,8 +21,8 @@ std::size_t aligned(std::int64_t bytes) {
 HopperLayout::HopperLayout(const ForwardShape& s)
     : rows(padded_tokens(s.tokens)),
       token_pairs(rows / kClusterRows),
-      word_tiles(ceil_div(s.vocab, kTileColumns)) {
-  const std::int64_t map = rows * word_tiles * 4;
+      vocab_tiles(ceil_div(s.vocab, kTileColumns)) {
+  const std::int64_t map = rows * vocab_tiles * 4;
   reference = take(rows * 4);
   target_logits = take(s.tokens * s.targets_per_token * 4);
   active = take((token_pairs + 1) * 4);
@@ -50,7 +50,7 @@ std::size_t hopper_workspace_bytes(const ForwardShape& shape) {
   const std::size_t forward = HopperLayout(shape).total;
   // The gradient GEMMs reuse the forward's workspace.
   return shape.gradients
-             ? std::max(forward, hopper_products_bytes(shape.tokens, shape.dim, shape.vocab))
+             ? std::max(forward, hopper_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
              : forward;
 }
 
@@ -66,25 +66,25 @@ int hopper_hidden_parts(std::int64_t tokens, std::int64_t dim) {
   return share > 0.95 ? static_cast<int>(std::min(8.0, std::ceil(2.0 * share))) : 1;
 }
 
-std::size_t hopper_pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
+std::size_t hopper_pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
   const std::int64_t column_tiles = ceil_div(dim, kTileColumns);
   const std::int64_t hidden = ceil_div(tokens, kClusterRows) * column_tiles;
-  const std::int64_t weight = ceil_div(words, kClusterRows) * column_tiles;
-  const int stretches = stretches_of(static_cast<int>(ceil_div(words, kStep)));
+  const std::int64_t weight = ceil_div(vocab_count, kClusterRows) * column_tiles;
+  const int stretches = stretches_of(static_cast<int>(ceil_div(vocab_count, kStep)));
   return aligned((hidden * stretches + weight) * static_cast<std::int64_t>(sizeof(unsigned)));
 }
 
-std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words,
-                                  int parts) {
+std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count,
+                               int parts) {
   const std::int64_t sums = parts == 1 ? 0 : parts * padded_tokens(tokens) * dim;
-  return hopper_pace_bytes(tokens, dim, words) * static_cast<std::size_t>(parts) +
+  return hopper_pace_bytes(tokens, dim, vocab_count) * static_cast<std::size_t>(parts) +
          static_cast<std::size_t>(sums) * sizeof(float);
 }
-std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
-  return hopper_products_bytes(tokens, dim, words, hopper_hidden_parts(tokens, dim));
+std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
+  return hopper_gemms_bytes(tokens, dim, vocab_count, hopper_hidden_parts(tokens, dim));
 }
 
-CublasLayout::CublasLayout(const ForwardShape& s) : stride(padded_words(s.vocab)) {
+CublasLayout::CublasLayout(const ForwardShape& s) : stride(padded_vocab(s.vocab)) {
   scalars = take(sizeof(float) * 8);
   gemm = take(static_cast<std::int64_t>(kCublasBytes));
   const std::int64_t tokens = std::max<std::int64_t>(s.tokens, 1);
@@ -99,8 +99,8 @@ std::size_t CublasLayout::take(std::int64_t bytes) {
 }
 
 std::string cublas_refuses(const ForwardShape& s) {
-  if (padded_words(s.vocab) > INT32_MAX || s.dim > INT32_MAX)
-    return "sizes: cuBLAS takes less than 2^31 words and columns";
+  if (padded_vocab(s.vocab) > INT32_MAX || s.dim > INT32_MAX)
+    return "sizes: cuBLAS takes less than 2^31 vocabulary entries and columns";
   return {};
 }
 

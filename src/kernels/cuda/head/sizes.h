@@ -14,7 +14,7 @@ namespace logitless::cuda {
 struct HopperLayout {
   explicit HopperLayout(const ForwardShape& shape);
 
-  std::int64_t rows, token_pairs, word_tiles;
+  std::int64_t rows, token_pairs, vocab_tiles;
   std::size_t total = 0;
   std::size_t reference, target_logits, active, repair, sums, entropy, weighted, best, best_index;
 
@@ -32,10 +32,10 @@ constexpr LOGITLESS_HOST_DEVICE int stretches_of(int steps) {
 // without one would finish d_weight first. It depends on sizes alone, for 66 clusters (an H200).
 int hopper_hidden_parts(std::int64_t tokens, std::int64_t dim);
 // Bytes of Pace's counters, for any number of SMs.
-std::size_t hopper_pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
+std::size_t hopper_pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
 // Workspace with a split-K factor of `parts`.
-std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words,
-                                  int parts);
+std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count,
+                               int parts);
 
 // Byte offsets in the workspace of the cuBLAS head.
 struct CublasLayout {

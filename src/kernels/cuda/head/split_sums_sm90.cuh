@@ -1,7 +1,7 @@
 // Running sums of a bf16 d_weight over chunks of tokens: 16 bits of each in d_weight's own memory,
 // 8 in the workspace (math/split_sum.h). Between chunks the memory of a consumer's 64 x 256 results
-// holds its sums in register order (TileWriter::OrderedPlace), so that reads are full cache lines.
-// The last chunk writes them rounded and in row-major order.
+// holds its sums in register order (TileWriter::OrderedPosition), so that reads are full cache
+// lines. The last chunk writes them rounded and in row-major order.
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
@@ -99,7 +99,7 @@ class TileSums {
     } else {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const TileWriter::OrderedPlace at(g % 2 * 2 + k);
+        const TileWriter::OrderedPosition at(g % 2 * 2 + k);
         const uint4 words = __ldcg(
             reinterpret_cast<const uint4*>(high_ + at.row * stride_ + g / 2 * 64 + at.chunk * 8));
         out.high[4 * k] = words.x;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void add_staged(float (&z)[128], const TileMemory& me
     const uint4 bytes = *reinterpret_cast<const uint4*>(low + g * 2048);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const TileWriter::OrderedPlace place(g % 2 * 2 + k);
+      const TileWriter::OrderedPosition place(g % 2 * 2 + k);
       const uint4 words = *reinterpret_cast<const uint4*>(
           high + g / 2 * kBoxBytes + place.row * 128 + ((place.chunk ^ (place.row & 7)) << 4));
       add_four(z + 16 * g + 8 * k, words.x, words.y, k == 0 ? bytes.x : bytes.z);

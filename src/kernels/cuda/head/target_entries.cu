@@ -17,53 +17,55 @@ unsigned blocks_of(std::int64_t count) {
 }
 
 __device__ __forceinline__ std::int32_t row_or_none(const ForwardCall& c, std::int64_t slot) {
-  const std::int64_t word = target_of(c, slot);
-  return is_here(c, word) ? static_cast<std::int32_t>(row_of_word(c, word)) : kNoWord;
+  const std::int64_t vocab_id = target_of(c, slot);
+  return is_local(c, vocab_id) ? static_cast<std::int32_t>(row_of_vocab_id(c, vocab_id))
+                               : kNoVocabId;
 }
 
-__global__ void __launch_bounds__(kThreads) read_words(const ForwardCall c, std::int32_t* words) {
+__global__ void __launch_bounds__(kThreads)
+    read_vocab(const ForwardCall c, std::int32_t* vocab_ids) {
   const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (slot >= c.shape.tokens * c.shape.targets_per_token) return;
-  words[slot] = row_or_none(c, slot);
+  vocab_ids[slot] = row_or_none(c, slot);
 }
 
 constexpr std::int32_t kOthers = 512;  // slots that one thread block compares
 
 // Adds to `places` [count], initially 0, the number of slots that come before each.
 __global__ void __launch_bounds__(kThreads)
-    rank_slots(const std::int32_t* words, std::int32_t count, std::int32_t* places) {
+    rank_slots(const std::int32_t* vocab_ids, std::int32_t count, std::int32_t* places) {
   __shared__ std::int32_t others[kOthers];
   const auto first = static_cast<std::int32_t>(blockIdx.y) * kOthers;
   const std::int32_t length = min(kOthers, count - first);
-  for (std::int32_t i = threadIdx.x; i < length; i += kThreads) others[i] = words[first + i];
+  for (std::int32_t i = threadIdx.x; i < length; i += kThreads) others[i] = vocab_ids[first + i];
   __syncthreads();
   const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
   if (slot >= count) return;
-  const std::int32_t word = words[slot];
+  const std::int32_t vocab_id = vocab_ids[slot];
   std::int32_t before = 0;
 #pragma unroll 8
   for (std::int32_t i = 0; i < length; ++i)
-    before += others[i] < word || (others[i] == word && first + i < slot) ? 1 : 0;
+    before += others[i] < vocab_id || (others[i] == vocab_id && first + i < slot) ? 1 : 0;
   atomicAdd(places + slot, before);  // of integers: the order does not matter
 }
 
-// Sorts everything in one block, for at most as many slots as it has threads. word_of(slot) is the
-// key.
+// Sorts everything in one block, for at most as many slots as it has threads. vocab_id_of(slot) is
+// the key.
 constexpr std::int32_t kOneBlock = 1024;
-template <typename WordOf>
-__device__ __forceinline__ void order_in_block(const WordOf& word_of, const TargetOrder& order,
-                                               std::int32_t count) {
-  __shared__ std::int32_t words[kOneBlock];
+template <typename VocabIdOf>
+__device__ __forceinline__ void order_in_block(const VocabIdOf& vocab_id_of,
+                                               const TargetOrder& order, std::int32_t count) {
+  __shared__ std::int32_t vocab_count[kOneBlock];
   const auto slot = static_cast<std::int32_t>(threadIdx.x);
-  const std::int32_t word = slot < count ? word_of(slot) : kNoWord;
-  words[slot] = word;
+  const std::int32_t vocab_id = slot < count ? vocab_id_of(slot) : kNoVocabId;
+  vocab_count[slot] = vocab_id;
   __syncthreads();
   if (slot >= count) return;
   std::int32_t place = 0;
 #pragma unroll 8
   for (std::int32_t i = 0; i < count; ++i)
-    place += words[i] < word || (words[i] == word && i < slot) ? 1 : 0;
-  order.words[slot] = word;
+    place += vocab_count[i] < vocab_id || (vocab_count[i] == vocab_id && i < slot) ? 1 : 0;
+  order.vocab_ids[slot] = vocab_id;
   order.places[slot] = place;
   order.slots[place] = slot;
 }
@@ -73,19 +75,20 @@ __global__ void __launch_bounds__(kOneBlock)
 }
 __global__ void __launch_bounds__(kOneBlock)
     order_block_of_keys(const TargetOrder order, std::int32_t count) {
-  order_in_block([&](std::int32_t slot) { return order.words[slot]; }, order, count);
+  order_in_block([&](std::int32_t slot) { return order.vocab_ids[slot]; }, order, count);
 }
 
 // Counting sort: histogram, prefix sums, scatter in any order among equals, then rank among equals.
 // Key `vocab` stands for none.
-__device__ __forceinline__ std::int32_t counted_word(std::int32_t word, std::int32_t vocab) {
-  return word == kNoWord ? vocab : word;
+__device__ __forceinline__ std::int32_t counted_vocab_id(std::int32_t vocab_id,
+                                                         std::int32_t vocab) {
+  return vocab_id == kNoVocabId ? vocab : vocab_id;
 }
 __global__ void __launch_bounds__(kThreads)
-    count_words(const std::int32_t* words, std::int32_t count, std::int32_t vocab,
+    count_vocab(const std::int32_t* vocab_ids, std::int32_t count, std::int32_t vocab,
                 std::int32_t* counts) {
   const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
-  if (slot < count) atomicAdd(counts + counted_word(words[slot], vocab) + 1, 1);
+  if (slot < count) atomicAdd(counts + counted_vocab_id(vocab_ids[slot], vocab) + 1, 1);
 }
 
 constexpr int kScanThreads = 1024;
@@ -115,24 +118,24 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 __global__ void __launch_bounds__(kThreads)
-    scatter_slots(const std::int32_t* words, std::int32_t count, std::int32_t vocab,
+    scatter_slots(const std::int32_t* vocab_ids, std::int32_t count, std::int32_t vocab,
                   std::int32_t* next, std::int32_t* slots) {
   const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
-  if (slot < count) slots[atomicAdd(next + counted_word(words[slot], vocab), 1)] = slot;
+  if (slot < count) slots[atomicAdd(next + counted_vocab_id(vocab_ids[slot], vocab), 1)] = slot;
 }
 __global__ void __launch_bounds__(kThreads)
-    rank_equals(const std::int32_t* words, std::int32_t count, std::int32_t vocab,
+    rank_equals(const std::int32_t* vocab_ids, std::int32_t count, std::int32_t vocab,
                 const std::int32_t* counts, const std::int32_t* scattered, std::int32_t* places) {
   const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
   if (slot >= count) return;
-  const std::int32_t word = counted_word(words[slot], vocab);
-  if (word == vocab) {  // nothing reads these: they are not sorted
+  const std::int32_t vocab_id = counted_vocab_id(vocab_ids[slot], vocab);
+  if (vocab_id == vocab) {  // nothing reads these: they are not sorted
     places[slot] = -1;
     return;
   }
-  const std::int32_t first = counts[word];
+  const std::int32_t first = counts[vocab_id];
   std::int32_t place = first;
-  const std::int32_t end = counts[word + 1];
+  const std::int32_t end = counts[vocab_id + 1];
   for (std::int32_t i = first; i < end; ++i) place += scattered[i] < slot ? 1 : 0;
   places[slot] = place;
 }
@@ -149,13 +152,13 @@ __global__ void __launch_bounds__(kThreads)
     write_entries(const BlockCall b, const TargetOrder order, std::int32_t count,
                   const TargetEntries entries) {
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at <= b.words) {
-    const std::int64_t word = b.first_word + at;
+  if (at <= b.vocab_count) {
+    const std::int64_t vocab_id = b.vocab_begin + at;
     std::int32_t low = 0;
     std::int32_t high = count;
     while (low < high) {
       const std::int32_t middle = (low + high) / 2;
-      if (order.words[order.slots[middle]] < word) {
+      if (order.vocab_ids[order.slots[middle]] < vocab_id) {
         low = middle + 1;
       } else {
         high = middle;
@@ -165,27 +168,27 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (at < count) {
     const std::int32_t slot = order.slots[at];
-    entries.words[at] = order.words[slot];
+    entries.vocab_ids[at] = order.vocab_ids[slot];
     entries.tokens[at] = slot / b.chunk.shape.targets_per_token;
     entries.coefficients[at] = b.coefficient[slot];
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    add_coefficients(const TargetEntries entries, std::int64_t words, float* d_bias) {
-  const std::int64_t word = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (word >= words) return;
-  const std::int32_t begin = entries.begin[word];
-  const std::int32_t end = entries.begin[word + 1];
+    add_coefficients(const TargetEntries entries, std::int64_t vocab_count, float* d_bias) {
+  const std::int64_t vocab_id = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (vocab_id >= vocab_count) return;
+  const std::int32_t begin = entries.begin[vocab_id];
+  const std::int32_t end = entries.begin[vocab_id + 1];
   if (begin == end) return;
   double sum = 0.0;
   for (std::int32_t e = begin; e < end; ++e) sum += static_cast<double>(entries.coefficients[e]);
-  d_bias[word] += static_cast<float>(sum);
+  d_bias[vocab_id] += static_cast<float>(sum);
 }
 
 // Sums the entries [first, end) in one column.
 template <typename T>
-__device__ float sum_entries(const ProductsCall& c, std::int32_t first, std::int32_t end,
+__device__ float sum_entries(const GradientGemmsCall& c, std::int32_t first, std::int32_t end,
                              std::int64_t column) {
   const T* const hidden = static_cast<const T*>(c.hidden) + column;
   float sum = 0.0f;
@@ -202,23 +205,23 @@ __device__ float sum_entries(const ProductsCall& c, std::int32_t first, std::int
 // them, in order.
 constexpr std::int64_t kEntryBlocks = 1024;
 template <typename T>
-__global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
+__global__ void __launch_bounds__(kThreads) add_entries(const GradientGemmsCall c) {
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   if (column >= c.dim) return;
-  const std::int32_t end = c.entries.begin[c.block_words];
+  const std::int32_t end = c.entries.begin[c.block_vocab];
   for (std::int32_t first = c.entries.begin[0] + static_cast<std::int32_t>(blockIdx.x); first < end;
        first += static_cast<std::int32_t>(gridDim.x)) {
-    const std::int32_t word = c.entries.words[first] - c.first_word;
-    if (c.entries.begin[word] != first) continue;
-    static_cast<float*>(c.d_weight.data)[word * c.d_weight.stride + column] +=
-        sum_entries<T>(c, first, c.entries.begin[word + 1], column);
+    const std::int32_t vocab_id = c.entries.vocab_ids[first] - c.vocab_begin;
+    if (c.entries.begin[vocab_id] != first) continue;
+    static_cast<float*>(c.d_weight.data)[vocab_id * c.d_weight.stride + column] +=
+        sum_entries<T>(c, first, c.entries.begin[vocab_id + 1], column);
   }
 }
 
 // A thread block for 256 columns of a row of `many`. It sums the one vocabulary entry with many
 // targets whose first target is in this row's slots, if there is one.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) sum_words(const ProductsCall c, float* many) {
+__global__ void __launch_bounds__(kThreads) sum_vocab(const GradientGemmsCall c, float* many) {
   const std::int64_t slots = c.tokens * c.targets_per_token;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   __shared__ std::int32_t found[2];  // its targets, [begin, end)
@@ -227,11 +230,11 @@ __global__ void __launch_bounds__(kThreads) sum_words(const ProductsCall c, floa
   const std::int64_t first =
       static_cast<std::int64_t>(blockIdx.x) * (kFewEntries + 1) + threadIdx.x;
   if (threadIdx.x <= kFewEntries && first < slots) {
-    const std::int32_t word = c.entries.words[first] - c.first_word;
-    if (word >= 0 && word < c.block_words && c.entries.begin[word] == first &&
-        c.entries.begin[word + 1] - first > kFewEntries) {
+    const std::int32_t vocab_id = c.entries.vocab_ids[first] - c.vocab_begin;
+    if (vocab_id >= 0 && vocab_id < c.block_vocab && c.entries.begin[vocab_id] == first &&
+        c.entries.begin[vocab_id + 1] - first > kFewEntries) {
       found[0] = static_cast<std::int32_t>(first);
-      found[1] = c.entries.begin[word + 1];
+      found[1] = c.entries.begin[vocab_id + 1];
     }
   }
   __syncthreads();
@@ -249,8 +252,8 @@ void order_targets(const ForwardCall& c, const TargetOrder& order) {
     order_block_of_targets<<<1, kOneBlock, 0, stream>>>(c, order, static_cast<std::int32_t>(count));
     return require_cuda(cudaGetLastError(), "order of the targets");
   }
-  read_words<<<blocks_of(count), kThreads, 0, stream>>>(c, order.words);
-  require_cuda(cudaGetLastError(), "words of the targets");
+  read_vocab<<<blocks_of(count), kThreads, 0, stream>>>(c, order.vocab_ids);
+  require_cuda(cudaGetLastError(), "vocabulary entries of the targets");
   order_keys(order, count, c.shape.vocab, c.stream);
 }
 
@@ -265,7 +268,7 @@ void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound
     require_cuda(cudaMemsetAsync(order.places, 0, static_cast<std::size_t>(count) * 4, stream),
                  "order of the targets");
     const dim3 pairs(blocks_of(count), static_cast<unsigned>((count + kOthers - 1) / kOthers));
-    rank_slots<<<pairs, kThreads, 0, stream>>>(order.words, slots, order.places);
+    rank_slots<<<pairs, kThreads, 0, stream>>>(order.vocab_ids, slots, order.places);
     require_cuda(cudaGetLastError(), "order of the targets");
   } else {
     const auto vocab = static_cast<std::int32_t>(bound);
@@ -273,12 +276,13 @@ void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound
     std::int32_t* const next = order.counts + length;
     require_cuda(cudaMemsetAsync(order.counts, 0, static_cast<std::size_t>(length) * 4, stream),
                  "counts of the targets");
-    count_words<<<blocks_of(count), kThreads, 0, stream>>>(order.words, slots, vocab, order.counts);
+    count_vocab<<<blocks_of(count), kThreads, 0, stream>>>(order.vocab_ids, slots, vocab,
+                                                           order.counts);
     sum_counts<<<1, kScanThreads, 0, stream>>>(order.counts, length, next);
-    scatter_slots<<<blocks_of(count), kThreads, 0, stream>>>(order.words, slots, vocab, next,
+    scatter_slots<<<blocks_of(count), kThreads, 0, stream>>>(order.vocab_ids, slots, vocab, next,
                                                              order.slots);
-    rank_equals<<<blocks_of(count), kThreads, 0, stream>>>(order.words, slots, vocab, order.counts,
-                                                           order.slots, order.places);
+    rank_equals<<<blocks_of(count), kThreads, 0, stream>>>(order.vocab_ids, slots, vocab,
+                                                           order.counts, order.slots, order.places);
     require_cuda(cudaGetLastError(), "order of the targets");
   }
   place_slots<<<blocks_of(count), kThreads, 0, stream>>>(order.places, slots, order.slots);
@@ -288,13 +292,13 @@ void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound
 void list_targets(const BlockCall& b, const TargetOrder& order, const TargetEntries& entries) {
   const std::int64_t count = b.chunk.shape.tokens * b.chunk.shape.targets_per_token;
   if (count == 0) return;
-  write_entries<<<blocks_of(std::max(count, b.words + 1)), kThreads, 0,
+  write_entries<<<blocks_of(std::max(count, b.vocab_count + 1)), kThreads, 0,
                   static_cast<cudaStream_t>(b.chunk.stream)>>>(
       b, order, static_cast<std::int32_t>(count), entries);
   require_cuda(cudaGetLastError(), "entries of the targets");
 }
 
-void add_weight_targets(const ProductsCall& c) {
+void add_weight_targets(const GradientGemmsCall& c) {
   const dim3 grid(static_cast<unsigned>(std::min(c.tokens * c.targets_per_token, kEntryBlocks)),
                   blocks_of(c.dim));
   with_type(c.dtype, [&](auto type) {
@@ -303,19 +307,19 @@ void add_weight_targets(const ProductsCall& c) {
   require_cuda(cudaGetLastError(), "targets of d_weight");
 }
 
-void sum_many_entries(const ProductsCall& c, float* many) {
+void sum_many_entries(const GradientGemmsCall& c, float* many) {
   const dim3 grid(static_cast<unsigned>(many_rows(c.tokens * c.targets_per_token)),
                   blocks_of(c.dim));
   with_type(c.dtype, [&](auto type) {
-    sum_words<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c, many);
+    sum_vocab<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c, many);
   });
-  require_cuda(cudaGetLastError(), "targets of frequent words");
+  require_cuda(cudaGetLastError(), "targets of frequent vocabulary entries");
 }
 
-void add_bias_targets(const TargetEntries& entries, std::int64_t words, float* d_bias,
+void add_bias_targets(const TargetEntries& entries, std::int64_t vocab_count, float* d_bias,
                       Stream stream) {
-  add_coefficients<<<blocks_of(words), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      entries, words, d_bias);
+  add_coefficients<<<blocks_of(vocab_count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      entries, vocab_count, d_bias);
   require_cuda(cudaGetLastError(), "targets of d_bias");
 }
 

@@ -76,9 +76,9 @@ class TargetRows {
       count_ = a.targets_per_token;
       begin_ = row * count_;
     } else {
-      const int word = kFar ? __ldg(a.far.order_words + row) : row;
-      begin_ = __ldg(a.entry_begin + word);
-      count_ = __ldg(a.entry_begin + word + 1) - begin_;
+      const int vocab_id = kFar ? __ldg(a.far.order_vocab + row) : row;
+      begin_ = __ldg(a.entry_begin + vocab_id);
+      count_ = __ldg(a.entry_begin + vocab_id + 1) - begin_;
     }
   }
 
@@ -159,7 +159,7 @@ class TargetRows {
     __syncwarp();  // the previous contents have been read
     if (lane() < count) {
       coefficient = __ldg((kHidden ? a.coefficient : a.entry_coefficient) + entry);
-      row = kHidden ? __ldg(a.words + entry) - a.first_word : __ldg(a.entry_token + entry);
+      row = kHidden ? __ldg(a.vocab_ids + entry) - a.vocab_begin : __ldg(a.entry_token + entry);
       *reinterpret_cast<float*>(memory + kCoefficients + lane() * 4) = coefficient;
     }
     const unsigned wanted = __ballot_sync(kAll, coefficient != 0.0f);

@@ -24,43 +24,43 @@ __device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int
     if (slot % c.sequence == c.sequence - 1) return c.ignore_index;
     ++slot;
   }
-  return c.wide_targets ? static_cast<const std::int64_t*>(c.targets)[slot]
-                        : static_cast<const std::int32_t*>(c.targets)[slot];
+  return c.int64_targets ? static_cast<const std::int64_t*>(c.targets)[slot]
+                         : static_cast<const std::int32_t*>(c.targets)[slot];
 }
 // Returns true if it is a target: an id of the global vocabulary, whichever shard has its row.
-__device__ __forceinline__ bool is_target(const ForwardCall& c, std::int64_t word) {
-  return word >= 0 && word < c.vocab_of_targets() && word != c.ignore_index;
+__device__ __forceinline__ bool is_target(const ForwardCall& c, std::int64_t vocab_id) {
+  return vocab_id >= 0 && vocab_id < c.vocab_of_targets() && vocab_id != c.ignore_index;
 }
 // Returns true if it is neither a target nor ignore_index.
-__device__ __forceinline__ bool is_bad(const ForwardCall& c, std::int64_t word) {
-  return word != c.ignore_index && !is_target(c, word);
+__device__ __forceinline__ bool is_bad(const ForwardCall& c, std::int64_t vocab_id) {
+  return vocab_id != c.ignore_index && !is_target(c, vocab_id);
 }
 // Log-probability of a target without a local logit: 0, or NaN where the target is bad.
-__device__ __forceinline__ float without_logit(const ForwardCall& c, std::int64_t word) {
-  return is_bad(c, word) ? nanf("") : 0.0f;
+__device__ __forceinline__ float without_logit(const ForwardCall& c, std::int64_t vocab_id) {
+  return is_bad(c, vocab_id) ? nanf("") : 0.0f;
 }
 // Local row of weight of a token id; outside [0, vocab) if the shard has none.
-__device__ __forceinline__ std::int64_t row_of_word(const ForwardCall& c, std::int64_t word) {
-  if (c.word_table == nullptr) return word - c.first_word;
+__device__ __forceinline__ std::int64_t row_of_vocab_id(const ForwardCall& c,
+                                                        std::int64_t vocab_id) {
+  if (c.vocab_ids == nullptr) return vocab_id - c.vocab_begin;
   std::int64_t first = 0, end = c.shape.vocab;
   while (first < end) {
     const std::int64_t middle = (first + end) / 2;
-    if (c.word_table[middle] < word) {
+    if (c.vocab_ids[middle] < vocab_id) {
       first = middle + 1;
     } else {
       end = middle;
     }
   }
-  return first < c.shape.vocab && c.word_table[first] == word ? first : -1;
+  return first < c.shape.vocab && c.vocab_ids[first] == vocab_id ? first : -1;
 }
-__device__ __forceinline__ std::int32_t word_of_row(const ForwardCall& c, std::int32_t row) {
-  return c.word_table != nullptr ? c.word_table[row]
-                                 : static_cast<std::int32_t>(c.first_word) + row;
+__device__ __forceinline__ std::int32_t vocab_id_of_row(const ForwardCall& c, std::int32_t row) {
+  return c.vocab_ids != nullptr ? c.vocab_ids[row] : static_cast<std::int32_t>(c.vocab_begin) + row;
 }
 // Returns true if it is a target with a local row of weight.
-__device__ __forceinline__ bool is_here(const ForwardCall& c, std::int64_t word) {
-  const std::int64_t row = row_of_word(c, word);
-  return is_target(c, word) && row >= 0 && row < c.shape.vocab;
+__device__ __forceinline__ bool is_local(const ForwardCall& c, std::int64_t vocab_id) {
+  const std::int64_t row = row_of_vocab_id(c, vocab_id);
+  return is_target(c, vocab_id) && row >= 0 && row < c.shape.vocab;
 }
 // Returns true if a token has a target.
 __device__ __forceinline__ bool counts(const ForwardCall& c, std::int64_t row) {

@@ -41,10 +41,10 @@ __global__ void __launch_bounds__(256)
   const int lane = threadIdx.x % 32;
   const int per_token = c.shape.targets_per_token;
   if (slot >= c.shape.tokens * per_token) return;
-  const std::int64_t word = target_of(c, slot);
+  const std::int64_t vocab_id = target_of(c, slot);
   float z = 0.0f;
-  if (is_here(c, word)) {
-    const std::int64_t row = row_of_word(c, word);
+  if (is_local(c, vocab_id)) {
+    const std::int64_t row = row_of_vocab_id(c, vocab_id);
     const auto* x =
         static_cast<const __nv_bfloat16*>(c.hidden) + slot / per_token * c.hidden_stride;
     const auto* w = static_cast<const __nv_bfloat16*>(c.weight) + row * c.weight_stride;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(256)
 // Partial results of the tiles of one call, [vocabulary tiles][padded tokens] each.
 struct Partials {
   std::int64_t padded_tokens;
-  int word_tiles;
+  int vocab_tiles;
   const float* sums;
   const float* entropy;
   const float* weighted;
@@ -81,8 +81,8 @@ __device__ __forceinline__ float reference_of(float logit) {
 }
 
 // Returns true if the target logits of a call include this one: given, or computed from local rows.
-__device__ __forceinline__ bool has_logit(const ForwardCall& c, std::int64_t word) {
-  return c.given_logits != nullptr ? is_target(c, word) : is_here(c, word);
+__device__ __forceinline__ bool has_logit(const ForwardCall& c, std::int64_t vocab_id) {
+  return c.given_logits != nullptr ? is_target(c, vocab_id) : is_local(c, vocab_id);
 }
 
 // reference[token] = the exponent of the greatest of its target logits, 0 where there is none. It
@@ -98,11 +98,11 @@ __global__ void __launch_bounds__(256)
   if (row < c.shape.tokens) {
     for (int k = 0; k < per_token; ++k) {
       const std::int64_t slot = row * per_token + k;
-      const std::int64_t word = target_of(c, slot);
-      if (has_logit(c, word)) top = fmaxf(top, target_logits[slot]);
-      if (is_target(c, word)) {
+      const std::int64_t vocab_id = target_of(c, slot);
+      if (has_logit(c, vocab_id)) top = fmaxf(top, target_logits[slot]);
+      if (is_target(c, vocab_id)) {
         any = true;
-      } else if (is_bad(c, word)) {
+      } else if (is_bad(c, vocab_id)) {
         const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
         atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
                   static_cast<unsigned long long>(position));
@@ -119,14 +119,14 @@ __global__ void __launch_bounds__(256)
 
 // reference[token] = the exponent of the greatest logit, 0 where there is none.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
-    set_reference(const float* best, int word_tiles, std::int64_t padded_tokens, const int* wanted,
+    set_reference(const float* best, int vocab_tiles, std::int64_t padded_tokens, const int* wanted,
                   float* reference) {
   __shared__ float tops[kParts][kRowsPerBlock];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
   // a thread block is within one pair of tiles
   if (wanted != nullptr && wanted[row / 256] == 0) return;
-  const int run = (word_tiles + kParts - 1) / kParts;
-  const int end = min(word_tiles, (static_cast<int>(threadIdx.y) + 1) * run);
+  const int run = (vocab_tiles + kParts - 1) / kParts;
+  const int end = min(vocab_tiles, (static_cast<int>(threadIdx.y) + 1) * run);
   float top = -INFINITY;
   for (int t = threadIdx.y * run; t < end; ++t) top = fmaxf(top, best[t * padded_tokens + row]);
   tops[threadIdx.y][threadIdx.x] = top;
@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
   if (wanted != nullptr && wanted[row / 256] == 0) return;
   const bool made = active[row / 256] != 0;
-  const int run = (p.word_tiles + kParts - 1) / kParts;
-  const int end = made ? min(p.word_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
+  const int run = (p.vocab_tiles + kParts - 1) / kParts;
+  const int end = made ? min(p.vocab_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
   Part mine{0.0, 0.0, 0.0, -INFINITY, 0x7fffffff};
   for (int t = threadIdx.y * run; t < end; ++t) {
     const std::int64_t at = t * p.padded_tokens + row;
@@ -216,15 +216,16 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
         valid_row ? static_cast<float>(entropy_of(mine.sum, mine.entropy / mine.sum)) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid_row ? static_cast<float>(mine.weighted) : 0.0f;
-  if (c.argmax != nullptr) c.argmax[row] = valid_row ? word_of_row(c, mine.index) : -1;
+  if (c.argmax != nullptr) c.argmax[row] = valid_row ? vocab_id_of_row(c, mine.index) : -1;
   for (int k = 0; k < per_token; ++k) {
     const std::int64_t slot = row * per_token + k;
-    const std::int64_t word = target_of(c, slot);
-    const bool valid = has_logit(c, word);
+    const std::int64_t vocab_id = target_of(c, slot);
+    const bool valid = has_logit(c, vocab_id);
     const float z = target_logits[slot];
     if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
     if (c.log_prob != nullptr)
-      c.log_prob[slot] = valid ? static_cast<float>(log_prob_of(z, lse)) : without_logit(c, word);
+      c.log_prob[slot] =
+          valid ? static_cast<float>(log_prob_of(z, lse)) : without_logit(c, vocab_id);
   }
 }
 
@@ -242,9 +243,9 @@ __global__ void __launch_bounds__(kRowsPerBlock* kRecordParts)
       std::byte memory[kRecordParts * kRowsPerBlock * sizeof(TokenRecord)];
   auto* const parts = reinterpret_cast<TokenRecord*>(memory) + threadIdx.x;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
-  const int run = (p.word_tiles + kRecordParts - 1) / kRecordParts;
+  const int run = (p.vocab_tiles + kRecordParts - 1) / kRecordParts;
   const int end =
-      active[row / 256] != 0 ? min(p.word_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
+      active[row / 256] != 0 ? min(p.vocab_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
   TokenRecord mine;
   if (more != nullptr && threadIdx.y == 0 && end > 0) mine.wide.add(more[row], reference[row]);
   for (int t = threadIdx.y * run; t < end; ++t) {
@@ -253,9 +254,9 @@ __global__ void __launch_bounds__(kRowsPerBlock* kRecordParts)
     if (p.entropy != nullptr) mine.state.entropy += p.entropy[at];
     if (p.weighted != nullptr) mine.state.weighted += p.weighted[at];
     if (p.best != nullptr &&
-        leads(p.best[at], p.best_index[at], mine.state.best, mine.state.word)) {
+        leads(p.best[at], p.best_index[at], mine.state.best, mine.state.vocab_id)) {
       mine.state.best = p.best[at];
-      mine.state.word = p.best_index[at];
+      mine.state.vocab_id = p.best_index[at];
     }
   }
   parts[threadIdx.y * kRowsPerBlock] = mine;
@@ -266,14 +267,15 @@ __global__ void __launch_bounds__(kRowsPerBlock* kRecordParts)
     mine.wide.add(other.wide);
     mine.state.entropy += other.state.entropy;
     mine.state.weighted += other.state.weighted;
-    if (leads(other.state.best, other.state.word, mine.state.best, mine.state.word)) {
+    if (leads(other.state.best, other.state.vocab_id, mine.state.best, mine.state.vocab_id)) {
       mine.state.best = other.state.best;
-      mine.state.word = other.state.word;
+      mine.state.vocab_id = other.state.vocab_id;
     }
   }
   mine.state.exponent = reference[row];
   mine.state.sum = static_cast<float>(mine.wide.scaled(reference[row]));
-  if (mine.state.word != INT32_MAX) mine.state.word = word_of_row(c, mine.state.word);
+  if (mine.state.vocab_id != INT32_MAX)
+    mine.state.vocab_id = vocab_id_of_row(c, mine.state.vocab_id);
   c.records[row] = mine;
 }
 

@@ -45,30 +45,32 @@ std::string hopper_unsupported(const ForwardCall&) { return kReason; }
 void hopper_forward(const ForwardCall&) { refuse(); }
 void hopper_begin_forward(const ForwardCall&) { refuse(); }
 void hopper_target_logits(const ForwardCall&, float*) { refuse(); }
-float* hopper_own_target_logits(const ForwardCall&) { refuse(); }
+float* hopper_local_target_logits(const ForwardCall&) { refuse(); }
 void hopper_forward_tiles(const ForwardCall&) { refuse(); }
-void hopper_forward_kept(const ForwardCall&) { refuse(); }
+void hopper_forward_saved(const ForwardCall&) { refuse(); }
 void hopper_gradient_block(const BlockCall&) { refuse(); }
-void hopper_gradient_products(const ProductsCall&) { refuse(); }
+void hopper_gradient_gemms(const GradientGemmsCall&) { refuse(); }
 // Plans assume a machine that has cuBLAS.
 std::string cublas_unsupported(const ForwardShape& shape) { return cublas_refuses(shape); }
 void cublas_prepare() { refuse(); }
 void cublas_forward(const ForwardCall&) { refuse(); }
 void cublas_gradient_block(const BlockCall&) { refuse(); }
 const float* cublas_block_unscale(const ForwardCall&) { refuse(); }
-void cublas_gradient_products(const ProductsCall&) { refuse(); }
+void cublas_gradient_gemms(const GradientGemmsCall&) { refuse(); }
 
 void prepare_block(const BlockCall&) { refuse(); }
 void order_targets(const ForwardCall&, const TargetOrder&) { refuse(); }
 void list_targets(const BlockCall&, const TargetOrder&, const TargetEntries&) { refuse(); }
-const void* gather_slab(const ForwardCall&, const FarSlab&, GatherPart, const int*) { refuse(); }
+const void* gather_block(const ForwardCall&, const FarVocabBlock&, GatherPart, const int*) {
+  refuse();
+}
 void gather_vectors(const ForwardCall&) { refuse(); }
 void select_tiles(const ForwardCall&, const RowCoefficients*) { refuse(); }
 void sample_tiles(const ForwardCall&) { refuse(); }
 void far_block(const BlockCall&, const LogitBlock&, FarBlockFor) { refuse(); }
 void far_bounds(const BlockCall&, const LogitBlock&, float*) { refuse(); }
 void clear_targets(const BlockCall&) { refuse(); }
-void put_far_words(const ProductsCall&) { refuse(); }
+void put_far_vocab(const GradientGemmsCall&) { refuse(); }
 void far_bias(const BlockCall&, const float*, bool, float*) { refuse(); }
 void finish_far(const ForwardCall&, const GradientOutput&, const float*, float*, double*) {
   refuse();
@@ -93,8 +95,8 @@ void sort_tokens(const ForwardCall&, const RowCoefficients*, std::span<const Tok
 }
 void keep_audited(const ForwardCall&, const FarAudit&, const GradientOutput&) { refuse(); }
 void compare_audited(const ForwardCall&, const FarAudit&, const float*, FarSums*) { refuse(); }
-void add_weight_targets(const ProductsCall&) { refuse(); }
-void sum_many_entries(const ProductsCall&, float*) { refuse(); }
+void add_weight_targets(const GradientGemmsCall&) { refuse(); }
+void sum_many_entries(const GradientGemmsCall&, float*) { refuse(); }
 void add_bias_targets(const TargetEntries&, std::int64_t, float*, Stream) { refuse(); }
 void sum_columns(const ColumnSumCall&) { refuse(); }
 void add_bias_smoothing(const RowCoefficients*, std::int64_t, const float*, std::int64_t, float*,
@@ -109,7 +111,7 @@ void round_sums(const float*, std::int64_t, std::int64_t, const GradientOutput&,
 }
 
 std::size_t order_workspace_bytes(std::int64_t, std::int64_t) { refuse(); }
-void order_words(const OrderCall&) { refuse(); }
+void order_vocab(const OrderCall&) { refuse(); }
 std::string moments_unsupported() { return kReason; }
 std::size_t moments_workspace_bytes(const ForwardShape&) { refuse(); }
 MomentTotals measure_moments(const MomentsCall&) { refuse(); }
@@ -127,15 +129,15 @@ void merge_logits(const float*, int, std::int64_t, float*, Stream) { refuse(); }
 void merge_records(const ForwardCall&, const TokenRecord*, int) { refuse(); }
 void absorb_records(const ForwardCall&, const float*, bool, TokenRecord*, float*) { refuse(); }
 void forward_nothing(const ForwardCall&) { refuse(); }
-void copy_own_tokens(const ForwardCall&, const OwnTokens&) { refuse(); }
-void take_words(const float*, const std::int32_t*, std::int64_t, float*, Stream) { refuse(); }
-void number_words(const FirstWords&, std::int64_t, std::int32_t*, Stream) { refuse(); }
-void round_pieces(const float*, int, std::int64_t, std::int64_t, std::int64_t,
+void copy_local_tokens(const ForwardCall&, const LocalTokens&) { refuse(); }
+void take_vocab(const float*, const std::int32_t*, std::int64_t, float*, Stream) { refuse(); }
+void number_vocab(const VocabBegins&, std::int64_t, std::int32_t*, Stream) { refuse(); }
+void round_slices(const float*, int, std::int64_t, std::int64_t, std::int64_t,
                   const GradientOutput&, Stream) {
   refuse();
 }
-void add_pieces(const float*, int, std::int64_t, float*, Stream) { refuse(); }
-void add_pieces(const double*, int, std::int64_t, double*, Stream) { refuse(); }
+void add_slices(const float*, int, std::int64_t, float*, Stream) { refuse(); }
+void add_slices(const double*, int, std::int64_t, double*, Stream) { refuse(); }
 void no_totals(float*, std::int64_t, Stream) { refuse(); }
 void merge_totals(const float*, int, std::int64_t, float*, Stream) { refuse(); }
 void take_rows(const ForwardCall&, const float*, int, float*) { refuse(); }

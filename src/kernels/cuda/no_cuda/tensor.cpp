@@ -13,8 +13,8 @@ namespace {
 struct Product::State {};
 struct Product::Part {};
 Product::~Product() = default;
-Product::Product(const ProductShape&, int) { refuse(); }
-void Product::run(const ProductCall&) const { refuse(); }
+Product::Product(const GemmShape&, int) { refuse(); }
+void Product::run(const GemmCall&) const { refuse(); }
 bool Product::fused() const { refuse(); }
 std::string Product::algorithm() const { refuse(); }
 const char* Product::kernel() const { refuse(); }

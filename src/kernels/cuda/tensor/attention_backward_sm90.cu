@@ -17,7 +17,7 @@ void launch(const AttentionCall& call) {
   using Shared = BackwardShared<kDim>;
   const AttentionArguments a = attention_arguments(call, true);
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  const AttentionBackwardPlaces layout(call);
+  const AttentionBackwardOffsets layout(call);
   auto* const bytes = static_cast<std::byte*>(call.scratch);
   BackwardScratch scratch{};
   scratch.reference = reinterpret_cast<float*>(bytes);

@@ -217,7 +217,7 @@ __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& 
     const auto done = static_cast<unsigned>(block.block);
     unsigned* written = nullptr;  // counter of the tile whose sums are in flight
     // Publishes the counter when all but the latest `kLater` sums are in memory.
-    const auto tell = [&]<int kLater>(std::integral_constant<int, kLater>) {
+    const auto signal = [&]<int kLater>(std::integral_constant<int, kLater>) {
       if (written == nullptr) return;
       tma_wait_writes<kLater>();
       proxy_fence();
@@ -232,7 +232,7 @@ __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& 
       float* const sums = scratch.d_q + place * (kTile * kDim);
       if (block.block > 0) {
         if (load_acquire(counter) != done) {
-          tell(std::integral_constant<int, 0>());
+          signal(std::integral_constant<int, 0>());
           while (load_acquire(counter) != done) __nanosleep(20);
         }
         proxy_fence();
@@ -255,10 +255,10 @@ __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& 
       tma_commit();
       tma_wait_reads<0>();
       barrier_arrive(shared.d_q_empty);
-      tell(std::integral_constant<int, 1>());
+      signal(std::integral_constant<int, 1>());
       written = counter;
     }
-    tell(std::integral_constant<int, 0>());
+    signal(std::integral_constant<int, 0>());
   }
 }
 

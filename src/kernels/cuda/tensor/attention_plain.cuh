@@ -91,8 +91,8 @@ __device__ __forceinline__ float plain_warp_sum(float v) {
 }
 
 // Position of a CTA: a block of kPlainWarps rows of one head of [B, heads].
-struct PlainPlace {
-  __device__ __forceinline__ PlainPlace(int batch, int heads)
+struct PlainPosition {
+  __device__ __forceinline__ PlainPosition(int batch, int heads)
       : head(static_cast<int>(blockIdx.x) % (batch * heads)),
         b(head / heads),
         h(head % heads),
@@ -106,7 +106,7 @@ template <typename T>
 __global__ void __launch_bounds__(kPlainWarps * 32) forward_plain(const AttentionArguments a) {
   extern __shared__ float plain_memory[];
   const PlainMemory memory(plain_memory, a.dim);
-  const PlainPlace at(a.batch, a.heads);
+  const PlainPosition at(a.batch, a.heads);
   const int kv = at.h / (a.heads / a.kv_heads);
   const int keys = a.keys_before(min(at.first + kPlainWarps, a.queries));
   const float* const k = memory.tiles[0];
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kPlainWarps * 32)
     query_gradients_plain(const AttentionArguments a) {
   extern __shared__ float plain_memory[];
   const PlainMemory memory(plain_memory, a.dim);
-  const PlainPlace at(a.batch, a.heads);
+  const PlainPosition at(a.batch, a.heads);
   const int kv = at.h / (a.heads / a.kv_heads);
   const int keys = a.keys_before(min(at.first + kPlainWarps, a.queries));
   load_plain_row(memory.rows[0], a.q.head<const T>(at.b, at.h), a.q, at.row, a.queries, a.dim);
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kPlainWarps * 32)
     key_gradients_plain(const AttentionArguments a) {
   extern __shared__ float plain_memory[];
   const PlainMemory memory(plain_memory, a.dim);
-  const PlainPlace at(a.batch, a.kv_heads);
+  const PlainPosition at(a.batch, a.kv_heads);
   const int group = a.heads / a.kv_heads;
   load_plain_row(memory.rows[0], a.k.head<const T>(at.b, at.h), a.k, at.row, a.keys, a.dim);
   load_plain_row(memory.rows[1], a.v.head<const T>(at.b, at.h), a.v, at.row, a.keys, a.dim);

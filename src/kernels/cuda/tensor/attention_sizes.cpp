@@ -17,7 +17,7 @@ std::size_t any_scratch_bytes(const AttentionCall& call, bool backward) {
 
 }  // namespace
 
-AttentionBackwardPlaces::AttentionBackwardPlaces(const AttentionCall& call) {
+AttentionBackwardOffsets::AttentionBackwardOffsets(const AttentionCall& call) {
   const int width = attention_width(call.dim), tile = attention_query_tile(width);
   padded = ceil_div(call.queries, tile) * tile;
   rows = static_cast<std::size_t>(call.batch * call.heads * padded);
@@ -60,7 +60,7 @@ std::size_t attention_scratch_bytes(const AttentionCall& call, bool backward,
                                     int compute_capability) {
   const std::size_t any = any_scratch_bytes(call, backward);
   if (!backward || !attention_sm90_takes_sizes(call, compute_capability)) return any;
-  return std::max(any, AttentionBackwardPlaces(call).bytes);
+  return std::max(any, AttentionBackwardOffsets(call).bytes);
 }
 
 }  // namespace logitless::cuda

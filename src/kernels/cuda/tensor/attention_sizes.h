@@ -14,8 +14,8 @@ constexpr int attention_query_tile(int width) { return width == 64 ? 128 : 64; }
 constexpr int attention_width(std::int64_t dim) { return dim <= 64 ? 64 : 128; }
 
 // Byte offsets in the scratch of the Hopper backward.
-struct AttentionBackwardPlaces {
-  explicit AttentionBackwardPlaces(const AttentionCall& call);
+struct AttentionBackwardOffsets {
+  explicit AttentionBackwardOffsets(const AttentionCall& call);
   std::int64_t padded;  // queries, padded to full tiles
   std::size_t rows, counters, delta, counters_at, d_q, bytes;
 };

@@ -20,12 +20,12 @@ __device__ float gelu_gradient(float x) {
 constexpr int kThreads = 256;
 // A thread for each element.
 __global__ void __launch_bounds__(kThreads)
-    finish_elements(const ProductShape s, const ProductCall call) {
+    finish_elements(const GemmShape s, const GemmCall call) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= s.m * s.n) return;
   const std::int64_t row = i / s.n, column = i % s.n;
   const auto at = [&](const MatrixLayout& m) { return row * m.row_stride + column * m.col_stride; };
-  const ProductEpilogue& e = s.epilogue;
+  const GemmEpilogue& e = s.epilogue;
   const DType dtype = s.c.dtype;
   float x = load<float>(call.c, dtype, at(s.c));
   if (e.bias) x += load<float>(call.bias, dtype, column);
@@ -44,7 +44,7 @@ unsigned blocks(std::int64_t threads) {
 
 }  // namespace
 
-void apply_epilogue(const ProductShape& s, const ProductCall& call) {
+void apply_epilogue(const GemmShape& s, const GemmCall& call) {
   if (s.m == 0 || s.n == 0) return;
   finish_elements<<<blocks(s.m * s.n), kThreads, 0, static_cast<cudaStream_t>(call.stream)>>>(s,
                                                                                               call);

@@ -6,6 +6,6 @@
 namespace logitless::cuda {
 
 // c += bias + residual in place, where c holds the GEMM's result rounded to its dtype.
-void apply_epilogue(const ProductShape& shape, const ProductCall& call);
+void apply_epilogue(const GemmShape& shape, const GemmCall& call);
 
 }  // namespace logitless::cuda

@@ -37,7 +37,8 @@ __device__ std::int64_t offset_of(const StridedSpace& space, const Strides& stri
 
 // A warp for each row; copies elements of type `Word`.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads) take_kernel(const TakeCall c, std::int64_t words) {
+__global__ void __launch_bounds__(kThreads)
+    take_kernel(const TakeCall c, std::int64_t vocab_count) {
   const auto* const table = static_cast<const Word*>(c.table);
   auto* const out = static_cast<Word*>(c.out);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -46,8 +47,8 @@ __global__ void __launch_bounds__(kThreads) take_kernel(const TakeCall c, std::i
        i += warps) {
     const std::int64_t row = index_at(c.index, c.index_dtype, i);
     const bool inside = row >= 0 && row < c.rows;
-    for (std::int64_t k = lane; k < words; k += 32)
-      out[i * words + k] = inside ? table[row * words + k] : Word{};
+    for (std::int64_t k = lane; k < vocab_count; k += 32)
+      out[i * vocab_count + k] = inside ? table[row * vocab_count + k] : Word{};
   }
 }
 
@@ -133,9 +134,9 @@ __global__ void __launch_bounds__(kThreads) head_targets_kernel(const HeadTarget
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < c.tokens;
        i += step) {
-    const std::int64_t word = index_at(c.targets, c.dtype, i);
-    const bool hits = word >= 0 && word < c.vocab;
-    c.words[i] = c.has_ignored && word == c.ignored ? -1 : hits ? word : 0;
+    const std::int64_t vocab_id = index_at(c.targets, c.dtype, i);
+    const bool hits = vocab_id >= 0 && vocab_id < c.vocab;
+    c.vocab_ids[i] = c.has_ignored && vocab_id == c.ignored ? -1 : hits ? vocab_id : 0;
     if (c.d_logit != nullptr) c.deltas[i] = hits ? c.d_logit[i] : 0.0f;
   }
 }
@@ -144,8 +145,8 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < c.tokens;
        i += step) {
-    const std::int64_t word = index_at(c.targets, c.dtype, i);
-    if (word < 0 || word >= c.vocab) logit[i] = 0.0f;
+    const std::int64_t vocab_id = index_at(c.targets, c.dtype, i);
+    if (vocab_id < 0 || vocab_id >= c.vocab) logit[i] = 0.0f;
   }
 }
 

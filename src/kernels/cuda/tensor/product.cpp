@@ -115,7 +115,7 @@ LayoutOwner layout_of(const ColumnMajor& m, const MatrixLayout& from, std::int64
 }  // namespace
 
 struct Product::State {
-  ProductShape shape;
+  GemmShape shape;
   lt::Handle handle = nullptr;  // of the creating thread; any thread may use it
   bool swapped = false, fused = false;
   DescriptorOwner descriptor;  // null: uses the strided kernel
@@ -125,11 +125,11 @@ struct Product::State {
   lt::Algorithm algorithm{};
   std::size_t workspace_bytes = 0;
 
-  static std::shared_ptr<const State> make(const ProductShape& shape, int choice);
+  static std::shared_ptr<const State> make(const GemmShape& shape, int choice);
   void describe(bool with_epilogue);
   bool choose();
   int best_of(std::span<const lt::Found> found) const;
-  void run(const ProductCall& call) const;
+  void run(const GemmCall& call) const;
 
  private:
   void set_epilogue();
@@ -169,7 +169,7 @@ void Product::State::describe(bool with_epilogue) {
 }
 
 void Product::State::set_epilogue() {
-  const ProductEpilogue& e = shape.epilogue;
+  const GemmEpilogue& e = shape.epilogue;
   const std::int32_t kind = (e.gelu ? lt::kEpilogueGelu : 0) |
                             (e.gelu_gradient ? lt::kEpilogueGeluGradient : 0) |
                             (e.bias ? lt::kEpilogueBias : 0);
@@ -193,7 +193,7 @@ bool Product::State::choose() {
   lt::Preference wanted = nullptr;
   require_lt(f.make_preference(&wanted), "cublasLtMatmulPreferenceCreate");
   const PreferenceOwner preference(wanted);
-  const std::size_t most_workspace = product_workspace_bytes(shape);
+  const std::size_t most_workspace = gemm_workspace_bytes(shape);
   require_lt(
       f.set_preference(wanted, lt::kPreferenceWorkspace, &most_workspace, sizeof(most_workspace)),
       "workspace");
@@ -241,12 +241,12 @@ int Product::State::best_of(std::span<const lt::Found> found) const {
   return 0;
 }
 
-void Product::State::run(const ProductCall& call) const {
+void Product::State::run(const GemmCall& call) const {
   static constexpr float kOne = 1.0f, kZero = 0.0f;
-  static constexpr double kWideOne = 1.0, kWideZero = 0.0;
+  static constexpr double kExactSumOne = 1.0, kExactSumZero = 0.0;
   const bool wide = shape.a.dtype == DType::f64;
-  const void* const alpha = wide ? static_cast<const void*>(&kWideOne) : &kOne;
-  const void* const zero = wide ? static_cast<const void*>(&kWideZero) : &kZero;
+  const void* const alpha = wide ? static_cast<const void*>(&kExactSumOne) : &kOne;
+  const void* const zero = wide ? static_cast<const void*>(&kExactSumZero) : &kZero;
   std::unique_lock<std::mutex> lock(held, std::defer_lock);
   if (fused && (shape.epilogue.bias || shape.epilogue.has_aux())) {
     lock.lock();
@@ -277,7 +277,7 @@ const std::byte* at(const void* data, std::int64_t bytes) {
 
 // Tries the library with a fused epilogue, then the library and a separate epilogue, then our own
 // kernels.
-std::shared_ptr<const Product::State> Product::State::make(const ProductShape& shape, int choice) {
+std::shared_ptr<const Product::State> Product::State::make(const GemmShape& shape, int choice) {
   auto state = std::make_shared<State>();
   state->shape = shape;
   state->choice = choice;
@@ -292,8 +292,8 @@ std::shared_ptr<const Product::State> Product::State::make(const ProductShape& s
   return state;
 }
 
-Product::Product(const ProductShape& shape, int choice) {
-  for (const ProductPart& part : parts_of(shape)) {
+Product::Product(const GemmShape& shape, int choice) {
+  for (const GemmPart& part : parts_of(shape)) {
     const int of_part = parts_.empty() ? choice : kBest;
     parts_.push_back({State::make(part.shape, of_part), part.a, part.b, part.c});
   }
@@ -317,11 +317,11 @@ std::string Product::algorithm() const {
   return text;
 }
 
-void Product::run(const ProductCall& call) const {
+void Product::run(const GemmCall& call) const {
   for (const Part& part : parts_) {
     const State& s = *part.state;
     if (s.shape.m == 0 || s.shape.n == 0 || s.shape.batch == 0) continue;
-    ProductCall own = call;
+    GemmCall own = call;
     own.a = at(call.a, part.a);
     own.b = at(call.b, part.b);
     own.c = const_cast<std::byte*>(at(call.c, part.c));

@@ -20,7 +20,7 @@ ColumnMajor column_major(std::int64_t rows, std::int64_t columns, std::int64_t r
   return {};
 }
 
-LtForm form_of(const ProductShape& s, bool swapped) {
+LtForm form_of(const GemmShape& s, bool swapped) {
   LtForm f;
   f.swapped = swapped;
   if (!swapped) {
@@ -37,12 +37,12 @@ LtForm form_of(const ProductShape& s, bool swapped) {
 
 }  // namespace
 
-LtForm form_of(const ProductShape& s) {
+LtForm form_of(const GemmShape& s) {
   const LtForm rows = form_of(s, true);  // row-major c is the usual case
   return rows.possible() ? rows : form_of(s, false);
 }
 
-bool suits_lt(const ProductShape& s) {
+bool suits_lt(const GemmShape& s) {
   constexpr std::int64_t kMost = std::int64_t{1} << 31;
   const DType in = s.a.dtype, out = s.c.dtype;
   const bool types = in == DType::f64   ? out == DType::f64
@@ -58,8 +58,8 @@ bool suits_lt(const ProductShape& s) {
          s.m < kMost && s.n < kMost && s.k < kMost && s.batch < kMost && form_of(s).possible();
 }
 
-bool suits_lt_epilogue(const ProductShape& s) {
-  const ProductEpilogue& e = s.epilogue;
+bool suits_lt_epilogue(const GemmShape& s) {
+  const GemmEpilogue& e = s.epilogue;
   // Rows of a row-major c are cuBLASLt's columns, along which the bias runs.
   if (s.batch != 1 || s.accumulate || !suits_lt(s) || !form_of(s).swapped ||
       s.c.dtype != s.a.dtype || size_of(s.c.dtype) != 2)
@@ -72,12 +72,12 @@ bool suits_lt_epilogue(const ProductShape& s) {
          (!e.has_aux() || by_rows(e.aux_layout));
 }
 
-std::vector<LtAlgorithm> preferred_algorithms(const ProductShape& s) {
+std::vector<LtAlgorithm> preferred_algorithms(const GemmShape& s) {
   constexpr int kHopper = 66, kHopperGradient = 39;          // with gelu_gradient another id
   constexpr int k128x128 = 20, k96x128 = 28, k128x160 = 29;  // tiles
   constexpr int k2x1 = 3, k1x2 = 5;                          // clusters
   constexpr std::int64_t kShort = 2048;
-  const ProductEpilogue& e = s.epilogue;
+  const GemmEpilogue& e = s.epilogue;
   // Writing 16-bit results of a short mainloop costs as much as multiplying. Smaller tiles
   // overlap their epilogues with other tiles' mainloops.
   if (size_of(s.c.dtype) != 2) return {};
@@ -102,18 +102,18 @@ bool begins_aligned(const MatrixLayout& m) {
 }
 
 // Cuts the last few elements of one dimension off `whole`.
-ProductPart take_last(ProductShape& whole, std::int64_t ProductShape::*size) {
-  ProductPart last{whole};
+GemmPart take_last(GemmShape& whole, std::int64_t GemmShape::*size) {
+  GemmPart last{whole};
   const std::int64_t first = whole.*size / kVector * kVector;
   last.shape.*size -= first;
   whole.*size = first;
   const auto place = [&](const MatrixLayout& m, std::int64_t stride) {
     return first * stride * static_cast<std::int64_t>(size_of(m.dtype));
   };
-  if (size == &ProductShape::m) {
+  if (size == &GemmShape::m) {
     last.a = place(whole.a, whole.a.row_stride);
     last.c = place(whole.c, whole.c.row_stride);
-  } else if (size == &ProductShape::n) {
+  } else if (size == &GemmShape::n) {
     last.b = place(whole.b, whole.b.col_stride);
     last.c = place(whole.c, whole.c.col_stride);
   } else {
@@ -126,8 +126,8 @@ ProductPart take_last(ProductShape& whole, std::int64_t ProductShape::*size) {
 
 }  // namespace
 
-std::vector<ProductPart> parts_of(const ProductShape& s) {
-  std::vector<ProductPart> parts = {{s}};
+std::vector<GemmPart> parts_of(const GemmShape& s) {
+  std::vector<GemmPart> parts = {{s}};
   const double work =
       1.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
   if (!suits_lt(s) || size_of(s.a.dtype) != 2 || s.batch != 1 || s.epilogue.any() ||
@@ -137,20 +137,20 @@ std::vector<ProductPart> parts_of(const ProductShape& s) {
   const auto odd = [](std::int64_t size, bool contiguous) {
     return contiguous && size % kVector != 0 && size > kVector;
   };
-  std::vector<ProductPart> last;
-  ProductShape& whole = parts[0].shape;
+  std::vector<GemmPart> last;
+  GemmShape& whole = parts[0].shape;
   if (odd(s.m, s.a.row_stride == 1 || s.c.row_stride == 1))
-    last.push_back(take_last(whole, &ProductShape::m));
+    last.push_back(take_last(whole, &GemmShape::m));
   if (odd(s.n, s.b.col_stride == 1 || s.c.col_stride == 1))
-    last.push_back(take_last(whole, &ProductShape::n));
+    last.push_back(take_last(whole, &GemmShape::n));
   // With a 16-bit c the sums would be rounded in between.
   if (odd(s.k, s.a.col_stride == 1 || s.b.row_stride == 1) && size_of(s.c.dtype) >= 4)
-    last.push_back(take_last(whole, &ProductShape::k));
+    last.push_back(take_last(whole, &GemmShape::k));
   parts.insert(parts.end(), last.begin(), last.end());
   return parts;
 }
 
-std::size_t product_workspace_bytes(const ProductShape& shape) {
+std::size_t gemm_workspace_bytes(const GemmShape& shape) {
   // Split-K keeps its partial results there, each as large as c in the accumulator type. Parts with
   // a shorter k do not pay.
   constexpr std::int64_t kShortest = 512, kMostParts = 16, kCounters = 256 << 10;

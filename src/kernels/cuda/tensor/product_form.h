@@ -25,30 +25,30 @@ struct LtForm {
   bool possible() const { return a.possible && b.possible && c.possible && !c.transposed; }
 };
 
-LtForm form_of(const ProductShape& shape);
+LtForm form_of(const GemmShape& shape);
 
 // Returns true if cuBLASLt has kernels for the GEMM, leaving its epilogue aside.
-bool suits_lt(const ProductShape& shape);
+bool suits_lt(const GemmShape& shape);
 // Returns true if cuBLASLt can fuse the epilogue, by layouts and alignments.
-bool suits_lt_epilogue(const ProductShape& shape);
+bool suits_lt_epilogue(const GemmShape& shape);
 
 // A cuBLASLt algorithm, by the numbers of cublasLt.h.
 struct LtAlgorithm {
   int id = 0, tile = 0, cluster = 0;
   bool operator==(const LtAlgorithm&) const = default;
 };
-// Algorithms that beat the heuristic's first on Hopper, best first, as bench_products measured;
+// Algorithms that beat the heuristic's first on Hopper, best first, as bench_gemms measured;
 // docs/gpu.md has the figures. Empty where the heuristic is right.
-std::vector<LtAlgorithm> preferred_algorithms(const ProductShape& shape);
+std::vector<LtAlgorithm> preferred_algorithms(const GemmShape& shape);
 
 // A part of a GEMM, with byte offsets from its addresses.
-struct ProductPart {
-  ProductShape shape;
+struct GemmPart {
+  GemmShape shape;
   std::int64_t a = 0, b = 0, c = 0;
 };
 // Returns the parts in the order in which they run. Large GEMMs of 16-bit matrices are cut if a
 // contiguous dimension is no multiple of 8 though rows start at multiples of 16 bytes. cuBLASLt has
 // a fast kernel for all but the last few elements, not for the full size.
-std::vector<ProductPart> parts_of(const ProductShape& shape);
+std::vector<GemmPart> parts_of(const GemmShape& shape);
 
 }  // namespace logitless::cuda

@@ -4,7 +4,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/tensor/element.cuh"
-#include "kernels/cuda/tensor/scatter_places.h"
+#include "kernels/cuda/tensor/scatter_positions.h"
 #include "kernels/device_index.h"
 
 namespace logitless::cuda {
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kSumThreads)
 
 template <typename Out>
 void sum_sorted(const ScatterCall& c, const std::uint32_t* keys, const std::int32_t* positions,
-                const ScatterPlaces& p) {
+                const ScatterPositions& p) {
   auto* const base = static_cast<std::byte*>(c.workspace);
   auto* const heads = reinterpret_cast<Out*>(base + p.heads);
   auto* const tails = reinterpret_cast<Out*>(base + p.tails);
@@ -177,7 +177,7 @@ void scatter_add_rows(const ScatterCall& c) {
   if (c.rows >= std::int64_t{1} << 31 || c.count >= std::int64_t{1} << 31)
     throw Unsupported(concat("scatter_add: ", c.count, " indices of ", c.rows,
                              " rows, expected fewer than 2^31"));
-  const ScatterPlaces p = places_of(c);
+  const ScatterPositions p = positions_of(c);
   auto* const base = static_cast<std::byte*>(c.workspace);
   const auto stream = static_cast<cudaStream_t>(c.stream);
   const auto keys = [&](int i) { return reinterpret_cast<std::uint32_t*>(base + p.keys[i]); };

@@ -15,7 +15,7 @@ constexpr int kThreads = 256;  // each with 4 x 4 elements
 // Sum: float, or double for f64.
 template <typename Sum>
 __global__ void __launch_bounds__(kThreads)
-    multiply_tiles(const ProductShape s, const void* a, const void* b, void* c) {
+    multiply_tiles(const GemmShape s, const void* a, const void* b, void* c) {
   __shared__ Sum left[kDepth][kTile + 1];
   __shared__ Sum right[kDepth][kTile + 1];
   const int row = static_cast<int>(threadIdx.x) / 16, column = static_cast<int>(threadIdx.x) % 16;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void multiply_strided(const ProductShape& s, const void* a, const void* b, void* c, Stream stream) {
+void multiply_strided(const GemmShape& s, const void* a, const void* b, void* c, Stream stream) {
   if (s.m == 0 || s.n == 0 || s.batch == 0) return;
   const auto tiles = [](std::int64_t size) {
     return static_cast<unsigned>((size + kTile - 1) / kTile);

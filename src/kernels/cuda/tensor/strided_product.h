@@ -5,9 +5,8 @@
 
 namespace logitless::cuda {
 
-// Tiles of 64 x 64 with plain fused multiply-adds: supports every ProductShape, at a tenth of the
+// Tiles of 64 x 64 with plain fused multiply-adds: supports every GemmShape, at a tenth of the
 // tensor cores' throughput.
-void multiply_strided(const ProductShape& shape, const void* a, const void* b, void* c,
-                      Stream stream);
+void multiply_strided(const GemmShape& shape, const void* a, const void* b, void* c, Stream stream);
 
 }  // namespace logitless::cuda

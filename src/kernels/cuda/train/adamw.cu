@@ -25,13 +25,13 @@ __device__ double block_sum(double mine) {
 }
 
 // The elements of a thread block, as float4 vectors and a tail.
-struct Piece {
+struct Slice {
   AdamWTensor tensor;
   std::int64_t begin, fours, end;
 };
-__device__ Piece piece_of(const AdamWTensor* tensors, const AdamWCut* cuts) {
+__device__ Slice slice_of(const AdamWTensor* tensors, const AdamWCut* cuts) {
   const AdamWCut cut = cuts[blockIdx.x];
-  Piece p{tensors[cut.tensor], cut.begin, 0, 0};
+  Slice p{tensors[cut.tensor], cut.begin, 0, 0};
   const std::int64_t last = cut.begin + kAdamWBlock;
   p.end = last < p.tensor.count ? last : p.tensor.count;
   p.fours = (p.end - p.begin) / 4;
@@ -60,7 +60,7 @@ __device__ double square(float g) { return static_cast<double>(g) * static_cast<
 // partial[cut] = sum of squares of its gradients.
 __global__ void __launch_bounds__(kThreads)
     sum_squares(const AdamWTensor* tensors, const AdamWCut* cuts, double* partial) {
-  const Piece p = piece_of(tensors, cuts);
+  const Slice p = slice_of(tensors, cuts);
   const float4* from = fours(static_cast<const float*>(p.tensor.gradient), p.begin);
   double sums[4] = {};
 #pragma unroll 4
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
     step(const AdamWTensor* tensors, const AdamWCut* cuts, const AdamWState* state,
          const AdamWRates* rates, Numbers n) {
   if (state->failed != 0) return;
-  const Piece p = piece_of(tensors, cuts);
+  const Slice p = slice_of(tensors, cuts);
   n.scale = state->gradient_scale;
   n.move = rates->move;
   n.inverse2 = rates->inverse2;
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     round_values(const AdamWTensor* tensors, const AdamWCut* cuts) {
-  const Piece p = piece_of(tensors, cuts);
+  const Slice p = slice_of(tensors, cuts);
   if (p.tensor.rounded == nullptr) return;
   const float4* const values = fours(static_cast<const float*>(p.tensor.value), p.begin);
   for (std::int64_t i = threadIdx.x; i < p.fours; i += kThreads)

@@ -9,8 +9,8 @@ std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
-AdamWPlaces adamw_places(std::span<const std::int64_t> counts) {
-  AdamWPlaces p;
+AdamWOffsets adamw_offsets(std::span<const std::int64_t> counts) {
+  AdamWOffsets p;
   for (const std::int64_t count : counts) p.blocks += (count + kAdamWBlock - 1) / kAdamWBlock;
   const auto blocks = static_cast<std::size_t>(p.blocks);
   p.cuts = aligned(counts.size() * sizeof(AdamWTensor));
@@ -28,7 +28,7 @@ std::vector<std::byte> adamw_tables(std::span<const AdamWTensor> tensors) {
       cuts.push_back({static_cast<std::int64_t>(counts.size()), begin});
     counts.push_back(tensor.count);
   }
-  const AdamWPlaces places = adamw_places(counts);
+  const AdamWOffsets places = adamw_offsets(counts);
   std::vector<std::byte> bytes(places.state);
   if (!tensors.empty())
     std::memcpy(bytes.data() + places.tensors, tensors.data(), tensors.size_bytes());

@@ -17,11 +17,11 @@ def outputs_and_gradients(function: Callable, args: Sequence[torch.Tensor]) -> t
     wanted = [a for a in args if a.requires_grad]
     if not graded:
         return outputs, []
-    tangents = [torch.ones_like(o, memory_format=torch.contiguous_format) for o in graded]
-    for t in tangents:
+    cotangents = [torch.ones_like(o, memory_format=torch.contiguous_format) for o in graded]
+    for t in cotangents:
         if t.numel() > 1:
             t.view(-1)[1] = 2.0
-    gradients = torch.autograd.grad(graded, wanted, tangents, allow_unused=True)
+    gradients = torch.autograd.grad(graded, wanted, cotangents, allow_unused=True)
     return [o.detach() for o in outputs], list(gradients)
 
 
@@ -62,8 +62,8 @@ def plan_peaks(plan, args: Sequence[torch.Tensor], measure: Callable) -> list[tu
     traced, found = plan.traced, []
     for compiled in filter(None, (plan.forward, plan.backward)):
         pairs = zip(traced.outputs, traced.differentiable)
-        tangents = [torch.ones(o.shape, dtype=o.dtype, device=args[0].device) for o, yes in pairs if yes]
-        inputs = [t.detach() for t in plan.inputs(compiled, args, tangents)]
+        cotangents = [torch.ones(o.shape, dtype=o.dtype, device=args[0].device) for o, yes in pairs if yes]
+        inputs = [t.detach() for t in plan.inputs(compiled, args, cotangents)]
         with torch.no_grad():
             found.append((compiled, measure(lambda: compiled.function(*inputs))))
     return found

@@ -19,7 +19,7 @@ namespace {
 
 struct Case {
   std::string name;
-  cuda::ProductShape shape;
+  cuda::GemmShape shape;
 };
 
 cuda::MatrixLayout matrix(DType dtype, std::int64_t row_stride, std::int64_t col_stride) {
@@ -43,14 +43,14 @@ std::vector<Case> cases_of(std::int64_t rows, std::int64_t width) {
     return list.size() - 1;
   };
   const auto again = [&](std::size_t of, const std::string& what,
-                         const cuda::ProductEpilogue& epilogue) {
+                         const cuda::GemmEpilogue& epilogue) {
     Case c = list[of];
     c.name += ", " + what;
     c.shape.epilogue = epilogue;
     c.shape.epilogue.residual_layout = c.shape.epilogue.aux_layout = c.shape.c;
     list.push_back(c);
   };
-  cuda::ProductEpilogue bias, both, residual, gelu, gradient;
+  cuda::GemmEpilogue bias, both, residual, gelu, gradient;
   bias.bias = both.bias = gelu.bias = true;
   both.residual = residual.residual = true;
   gelu.gelu = gradient.gelu_gradient = true;
@@ -84,13 +84,13 @@ std::vector<Case> cases_of(std::int64_t rows, std::int64_t width) {
 
 // Returns the GEMMs of a loop over chunks of rows with logits of `words` vocabulary entries. Rows
 // are contiguous, or at multiples of 16 bytes.
-std::vector<Case> cases_of_chunk(std::int64_t rows, std::int64_t width, std::int64_t words) {
+std::vector<Case> cases_of_chunk(std::int64_t rows, std::int64_t width, std::int64_t vocab_count) {
   std::vector<Case> list;
   for (const bool apart : {false, true}) {
-    const std::int64_t stride = apart ? (words + 7) / 8 * 8 : words;
+    const std::int64_t stride = apart ? (vocab_count + 7) / 8 * 8 : vocab_count;
     const std::int64_t bytes = stride % 8 == 0 ? 16 : 2;
     const auto add = [&](const char* what, std::int64_t m, std::int64_t n,
-                         std::int64_t k) -> cuda::ProductShape& {
+                         std::int64_t k) -> cuda::GemmShape& {
       Case c{std::string(what) + (apart ? ", rows apart" : ""), {}};
       c.shape.m = m;
       c.shape.n = n;
@@ -104,17 +104,17 @@ std::vector<Case> cases_of_chunk(std::int64_t rows, std::int64_t width, std::int
       return c;
     };
     for (const DType to : {DType::f32, DType::bf16}) {
-      cuda::ProductShape& z =
-          add(to == DType::f32 ? "logits, f32" : "logits, bf16", rows, words, width);
+      cuda::GemmShape& z =
+          add(to == DType::f32 ? "logits, f32" : "logits, bf16", rows, vocab_count, width);
       z.a = matrix(DType::bf16, width, 1);
       z.b = matrix(DType::bf16, 1, width);
       z.c = logits(to);
     }
-    cuda::ProductShape& x = add("d_hidden", rows, width, words);
+    cuda::GemmShape& x = add("d_hidden", rows, width, vocab_count);
     x.a = logits(DType::bf16);
     x.b = matrix(DType::bf16, width, 1);
     x.c = matrix(DType::f32, width, 1);
-    cuda::ProductShape& w = add("d_weight", words, width, rows);
+    cuda::GemmShape& w = add("d_weight", vocab_count, width, rows);
     w.a = {DType::bf16, 0, 1, stride, bytes};
     w.b = matrix(DType::bf16, width, 1);
     w.c = matrix(DType::f32, width, 1);
@@ -156,23 +156,26 @@ void fill(const DeviceBuffer& memory, const DeviceStream& stream) {
   stream.wait();
 }
 
-void run(std::int64_t rows, std::int64_t width, std::int64_t words, int algorithms) {
+void run(std::int64_t rows, std::int64_t width, std::int64_t vocab_count, int algorithms) {
   ContextOptions options;
   options.device = DeviceKind::cuda;
   const Context context(options);
   const DeviceStream stream(context);
   // f32 matrices with the inner width, or with the vocabulary entries
   const auto large = static_cast<std::size_t>(
-      std::max({rows * width * 4, rows * (words + 8), (words + 8) * width}) * 4 / 256 * 256 + 256);
+      std::max({rows * width * 4, rows * (vocab_count + 8), (vocab_count + 8) * width}) * 4 / 256 *
+          256 +
+      256);
   const DeviceBuffer memory(context, 4 * large);
   const DeviceBuffer workspace(context, std::size_t{64} << 20);
   fill(memory, stream);
-  for (const Case& c : words > 0 ? cases_of_chunk(rows, width, words) : cases_of(rows, width)) {
+  for (const Case& c :
+       vocab_count > 0 ? cases_of_chunk(rows, width, vocab_count) : cases_of(rows, width)) {
     for (int choice = cuda::Product::kBest; choice < algorithms; ++choice) {
       const cuda::Product product(c.shape, choice);
       if (choice >= 0 && product.algorithm().empty()) break;
       if (c.shape.epilogue.any() && !product.fused()) break;
-      cuda::ProductCall call;
+      cuda::GemmCall call;
       call.a = memory.data();
       call.b = memory.as<std::byte>(large);
       call.c = memory.as<std::byte>(2 * large);
@@ -198,18 +201,18 @@ void run(std::int64_t rows, std::int64_t width, std::int64_t words, int algorith
 
 int main(int argc, char** argv) {
   CLI::App app("Products of a GPT-2's training step on a GPU");
-  std::int64_t rows = 32768, width = 768, words = 0;
+  std::int64_t rows = 32768, width = 768, vocab_count = 0;
   int algorithms = 8;
   app.add_option("--rows", rows, "tokens of a step")->check(CLI::PositiveNumber);
   app.add_option("--width", width, "of the model")->check(CLI::PositiveNumber);
-  app.add_option("--words", words, "instead: logits of so many words and their gradients")
+  app.add_option("--words", vocab_count, "instead: logits of so many words and their gradients")
       ->check(CLI::PositiveNumber);
   app.add_option("--algorithms", algorithms, "of each product")->check(CLI::Range(1, 64));
   CLI11_PARSE(app, argc, argv);
   if (const std::string missing = logitless::gpu_missing(); !missing.empty()) {
-    std::printf("bench_products: skipped: %s\n", missing.c_str());
+    std::printf("bench_gemms: skipped: %s\n", missing.c_str());
     return 0;
   }
-  logitless::bench::run(rows, width, words, algorithms);
+  logitless::bench::run(rows, width, vocab_count, algorithms);
   return 0;
 }

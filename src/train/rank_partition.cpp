@@ -1,4 +1,4 @@
-#include "train/rank_pieces.h"
+#include "train/rank_partition.h"
 
 #include <algorithm>
 #include <numeric>
@@ -20,12 +20,12 @@ constexpr int kRegions = 3;
 
 }  // namespace
 
-RankPieces::RankPieces(const std::vector<std::size_t>& counts,
-                       const std::vector<ParameterUse>& uses, int rank, int ranks,
-                       std::size_t bucket)
+RankPartition::RankPartition(const std::vector<std::size_t>& counts,
+                             const std::vector<ParameterUse>& uses, int rank, int ranks,
+                             std::size_t bucket)
     : rank_(rank), ranks_(ranks) {
   const auto group = static_cast<std::size_t>(ranks);
-  const auto is_own = [&](std::size_t t) { return ranks > 1 && uses[t].own_row > 0; };
+  const auto is_own = [&](std::size_t t) { return ranks > 1 && uses[t].local_row > 0; };
   const std::size_t most = std::max<std::size_t>(1, bucket / (group * kUnit)) * kUnit;
   layout_.counts = counts;
   layout_.offsets.resize(counts.size());
@@ -43,12 +43,12 @@ RankPieces::RankPieces(const std::vector<std::size_t>& counts,
       layout_.end = up_to(layout_.end + counts[t], TensorLayout::kAlign);
     }
     const std::size_t end = layout_.end;
-    for (std::size_t at = begin; at < end; at += group * buckets_.back().piece) {
+    for (std::size_t at = begin; at < end; at += group * buckets_.back().partition) {
       const std::size_t left = up_to((end - at + group - 1) / group, kUnit);
-      const std::size_t piece = ranks == 1 ? left : std::min(left, most);
-      buckets_.push_back({at, piece, piece, owned_, use});
-      owned_ += buckets_.back().piece;
-      layout_.end = std::max(layout_.end, at + group * buckets_.back().piece);
+      const std::size_t partition = ranks == 1 ? left : std::min(left, most);
+      buckets_.push_back({at, partition, partition, owned_, use});
+      owned_ += buckets_.back().partition;
+      layout_.end = std::max(layout_.end, at + group * buckets_.back().partition);
     }
     layout_.end = up_to(layout_.end, TensorLayout::kAlign);
     owned_ = up_to(owned_, TensorLayout::kAlign);
@@ -56,43 +56,43 @@ RankPieces::RankPieces(const std::vector<std::size_t>& counts,
   }
   shared_end_ = layout_.end;
   for (std::size_t t = 0; t < counts.size(); ++t) {
-    if (is_own(t)) add_own_rows(t, uses[t], most);
+    if (is_own(t)) add_local_rows(t, uses[t], most);
   }
   add_slices(buckets_);
-  add_slices(own_buckets_);
+  add_slices(local_buckets_);
 }
 
-std::int64_t RankPieces::rows_of_each(std::int64_t rows, std::int64_t row, int ranks) {
+std::int64_t RankPartition::rows_of_each(std::int64_t rows, std::int64_t row, int ranks) {
   const std::int64_t unit = static_cast<std::int64_t>(kUnit) / std::gcd<std::int64_t>(kUnit, row);
   return ((rows + ranks - 1) / ranks + unit - 1) / unit * unit;
 }
 
-void RankPieces::add_own_rows(std::size_t tensor, const ParameterUse& use, std::size_t most) {
-  if (own_rows_) throw InternalError("two tensors of which ranks have rows of their own");
+void RankPartition::add_local_rows(std::size_t tensor, const ParameterUse& use, std::size_t most) {
+  if (local_rows_) throw InternalError("two tensors of which ranks have rows of their own");
   const auto group = static_cast<std::size_t>(ranks_), mine = static_cast<std::size_t>(rank_);
-  const std::size_t rows = layout_.counts[tensor] / use.own_row;
+  const std::size_t rows = layout_.counts[tensor] / use.local_row;
   const auto each = static_cast<std::size_t>(rows_of_each(
-      static_cast<std::int64_t>(rows), static_cast<std::int64_t>(use.own_row), ranks_));
+      static_cast<std::int64_t>(rows), static_cast<std::int64_t>(use.local_row), ranks_));
   const std::size_t first = std::min(rows, mine * each);
-  own_rows_ = {tensor, static_cast<std::int64_t>(first),
-               static_cast<std::int64_t>(std::min(rows - first, each)),
-               static_cast<std::int64_t>(each)};
-  own_stride_ = each * use.own_row;
-  own_rounded_ = use.rounded;
+  local_rows_ = {tensor, static_cast<std::int64_t>(first),
+                 static_cast<std::int64_t>(std::min(rows - first, each)),
+                 static_cast<std::int64_t>(each)};
+  local_stride_ = each * use.local_row;
+  local_rounded_ = use.rounded;
   layout_.offsets[tensor] = shared_end_;
-  for (std::size_t at = 0; at < own_stride_; at += own_buckets_.back().piece) {
-    own_buckets_.push_back(
-        {shared_end_ + at, std::min(most, own_stride_ - at), own_stride_, owned_, use});
-    owned_ += own_buckets_.back().piece;
+  for (std::size_t at = 0; at < local_stride_; at += local_buckets_.back().partition) {
+    local_buckets_.push_back(
+        {shared_end_ + at, std::min(most, local_stride_ - at), local_stride_, owned_, use});
+    owned_ += local_buckets_.back().partition;
   }
-  layout_.end = up_to(shared_end_ + group * own_stride_, TensorLayout::kAlign);
+  layout_.end = up_to(shared_end_ + group * local_stride_, TensorLayout::kAlign);
   owned_ = up_to(owned_, TensorLayout::kAlign);
 }
 
-void RankPieces::add_slices(const std::vector<Bucket>& buckets) {
+void RankPartition::add_slices(const std::vector<Bucket>& buckets) {
   const auto mine = static_cast<std::size_t>(rank_);
   for (const Bucket& b : buckets) {
-    const std::size_t first = b.begin + mine * b.stride, last = first + b.piece;
+    const std::size_t first = b.begin + mine * b.stride, last = first + b.partition;
     for (std::size_t t = 0; t < layout_.counts.size(); ++t) {
       const std::size_t from = std::max(first, layout_.offsets[t]);
       const std::size_t to = std::min(last, layout_.offsets[t] + layout_.counts[t]);
@@ -102,11 +102,11 @@ void RankPieces::add_slices(const std::vector<Bucket>& buckets) {
   }
 }
 
-std::size_t RankPieces::longest_bucket() const {
+std::size_t RankPartition::longest_bucket() const {
   std::size_t longest = 0;
-  for (const auto* buckets : {&buckets_, &own_buckets_}) {
+  for (const auto* buckets : {&buckets_, &local_buckets_}) {
     for (const Bucket& b : *buckets)
-      longest = std::max(longest, static_cast<std::size_t>(ranks_) * b.piece);
+      longest = std::max(longest, static_cast<std::size_t>(ranks_) * b.partition);
   }
   return longest;
 }

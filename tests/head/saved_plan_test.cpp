@@ -4,14 +4,14 @@
 
 #include <string>
 
-#include "logitless/kept_head.h"
+#include "logitless/saved_head.h"
 #include "support/refusal.h"
 
 namespace logitless::test {
 namespace {
 
 // Llama-3-8B's head with 8192 tokens in bf16: 3.9 GiB of fp32 logits. No tensor has memory.
-class KeptPlan : public testing::Test {
+class SavedPlan : public testing::Test {
  protected:
   void SetUp() override {
     request.device.kind = DeviceKind::cuda;
@@ -25,7 +25,7 @@ class KeptPlan : public testing::Test {
   static TensorView tensor(DType dtype, std::initializer_list<std::int64_t> shape, int at) {
     return TensorView(reinterpret_cast<void*>(std::uintptr_t{1} << (40 + at)), dtype, shape);
   }
-  LossPlan plan() const { return plan_head_kept(options, in, out, to, request); }
+  LossPlan plan() const { return plan_head_saved(options, in, out, to, request); }
 
   static constexpr std::int64_t kTokens = 8192, kDim = 4096, kVocab = 128256;
   HeadOptions options;
@@ -36,7 +36,7 @@ class KeptPlan : public testing::Test {
   PlanRequest request;
 };
 
-TEST_F(KeptPlan, KeepsAllTokensInThreeTenthsOfTheLogits) {
+TEST_F(SavedPlan, KeepsAllTokensInThreeTenthsOfTheLogits) {
   const LossPlan made = plan();
   EXPECT_EQ(made.kind, PlanKind::dense);
   EXPECT_GE(made.weight_ranges > 0 ? made.first_tokens : made.chunk_tokens, kTokens);
@@ -45,21 +45,21 @@ TEST_F(KeptPlan, KeepsAllTokensInThreeTenthsOfTheLogits) {
   EXPECT_GT(made.weight_ranges, 0) << "d_weight's memory is as large as half of the exponentials";
 }
 
-TEST_F(KeptPlan, OutputsTakeLittle) {
+TEST_F(SavedPlan, OutputsTakeLittle) {
   const std::size_t without = plan().workspace_bytes();
   out.entropy = tensor(DType::f32, {kTokens}, 8);
   out.argmax = tensor(DType::i32, {kTokens}, 9);
   EXPECT_LE(plan().workspace_bytes(), without + 64_MiB);
 }
 
-TEST_F(KeptPlan, HasNoSmallerChunksForASmallerBudget) {
+TEST_F(SavedPlan, HasNoSmallerChunksForASmallerBudget) {
   request.memory_budget = 100_MiB;
   const std::string said = message_of<InvalidArgument>([&] { plan(); });
   EXPECT_NE(said.find("memory_budget: 100.0 MiB"), std::string::npos) << said;
   EXPECT_NE(said.find("is below the least plan, dense, which needs"), std::string::npos) << said;
 }
 
-TEST_F(KeptPlan, TakesNoMoreThanADefaultMay) {
+TEST_F(SavedPlan, TakesNoMoreThanADefaultMay) {
   to.d_weight = {};  // its memory would hold half of them
   EXPECT_THROW(plan(), InvalidArgument);
   request.memory_budget = 3_GiB;
@@ -67,7 +67,7 @@ TEST_F(KeptPlan, TakesNoMoreThanADefaultMay) {
 }
 
 // With 2 GiB of exponentials in the workspace it is less than 1 % faster than with a fifth of them.
-TEST_F(KeptPlan, TakesNoMoreOfABudgetThanSpeedIsWorth) {
+TEST_F(SavedPlan, TakesNoMoreOfABudgetThanSpeedIsWorth) {
   const LossPlan free = plan();
   request.memory_budget = 64_GiB;
   const LossPlan made = plan();
@@ -80,7 +80,7 @@ TEST_F(KeptPlan, TakesNoMoreOfABudgetThanSpeedIsWorth) {
   EXPECT_LE(plan().workspace_bytes(), made.workspace_bytes());
 }
 
-TEST_F(KeptPlan, RefusesWhatItCannotKeep) {
+TEST_F(SavedPlan, RefusesWhatItCannotKeep) {
   request.kind = PlanKind::recompute;
   EXPECT_THROW(plan(), InvalidArgument);
   request.kind = {};
@@ -93,7 +93,7 @@ TEST_F(KeptPlan, RefusesWhatItCannotKeep) {
   EXPECT_THROW(plan(), Unsupported);
 }
 
-TEST(KeptPlanOnTheCpu, IsRefusedByName) {
+TEST(SavedPlanOnTheCpu, IsRefusedByName) {
   float numbers[64] = {};
   std::int32_t targets[2] = {};
   const HeadInputs in{TensorView(numbers, DType::f32, {2, 4}),
@@ -104,13 +104,13 @@ TEST(KeptPlanOnTheCpu, IsRefusedByName) {
                          TensorView(numbers + 32, DType::f32, {3, 4})};
   const Context context;
   const std::string said =
-      message_of<Unsupported>([&] { plan_head_kept(context, HeadOptions{}, in, out, to); });
+      message_of<Unsupported>([&] { plan_head_saved(context, HeadOptions{}, in, out, to); });
   EXPECT_NE(said.find("on the CPU use head_forward and head_backward"), std::string::npos) << said;
   const LossPlan forward = plan_head_forward(context, HeadOptions{}, in, out);
   const Workspace workspace(context, forward);
-  EXPECT_THROW(head_forward_kept(context, forward, HeadOptions{}, in, out, to, workspace),
+  EXPECT_THROW(head_forward_saved(context, forward, HeadOptions{}, in, out, to, workspace),
                Unsupported);
-  EXPECT_THROW(head_backward_kept(context, forward, HeadOptions{}, in, {}, to, workspace),
+  EXPECT_THROW(head_backward_saved(context, forward, HeadOptions{}, in, {}, to, workspace),
                Unsupported);
 }
 

@@ -1,4 +1,4 @@
-#include "math/wide_sum.h"
+#include "math/exact_sum.h"
 
 #include <gtest/gtest.h>
 
@@ -25,17 +25,17 @@ std::vector<Term> random_terms(int count, double bits, std::uint32_t seed) {
   return terms;
 }
 
-WideSum sum_of(const std::vector<Term>& terms, std::size_t begin, std::size_t end) {
-  WideSum sum;
+ExactSum sum_of(const std::vector<Term>& terms, std::size_t begin, std::size_t end) {
+  ExactSum sum;
   for (std::size_t i = begin; i < end; ++i) sum.add(terms[i].value, terms[i].exponent);
   return sum;
 }
 
-bool same_bits(const WideSum& a, const WideSum& b) {
-  return std::memcmp(&a, &b, sizeof(WideSum)) == 0;
+bool same_bits(const ExactSum& a, const ExactSum& b) {
+  return std::memcmp(&a, &b, sizeof(ExactSum)) == 0;
 }
 
-TEST(WideSum, IsExactToTheRoundingOfADouble) {
+TEST(ExactSum, IsExactToTheRoundingOfADouble) {
   for (const double bits : {0.0, 3.0, 30.0, 100.0}) {
     const std::vector<Term> terms = random_terms(5000, bits, 7);
     long double exact = 0.0L;  // 64 bits of mantissa, the largest first
@@ -52,14 +52,14 @@ TEST(WideSum, IsExactToTheRoundingOfADouble) {
 }
 
 // Random orders, and groups as on ranks, which a running maximum with truncation would not survive.
-TEST(WideSum, OrderAndGroupingDoNotChangeABit) {
+TEST(ExactSum, OrderAndGroupingDoNotChangeABit) {
   std::mt19937 random(11);
   for (const double bits : {2.0, 63.0, 64.0, 65.0, 130.0, 1e9}) {
     std::vector<Term> terms = random_terms(800, bits, static_cast<std::uint32_t>(bits));
-    const WideSum all = sum_of(terms, 0, terms.size());
+    const ExactSum all = sum_of(terms, 0, terms.size());
     for (int run = 0; run < 50; ++run) {
       std::shuffle(terms.begin(), terms.end(), random);
-      WideSum grouped;
+      ExactSum grouped;
       for (std::size_t first = 0; first < terms.size();) {
         const std::size_t end = std::min(terms.size(), first + random() % 300);
         grouped.add(sum_of(terms, first, end));
@@ -70,73 +70,73 @@ TEST(WideSum, OrderAndGroupingDoNotChangeABit) {
   }
 }
 
-TEST(WideSum, CarriesAreKept) {
+TEST(ExactSum, CarriesAreKept) {
   // Adds the largest number of a bin 2^20 times, beside one in the bin above.
-  WideSum sum;
+  ExactSum sum;
   constexpr int kCount = 1 << 20;
   const double most = 0x1p53 - 1;
   for (int i = 0; i < kCount; ++i) sum.add(most, 11.0);
   EXPECT_EQ(sum.scaled(31.0), most);
-  WideSum above;
+  ExactSum above;
   above.add(1.0, 64.0);
-  WideSum first = above;
+  ExactSum first = above;
   first.add(sum);
   sum.add(above);
   EXPECT_TRUE(same_bits(first, sum));
   EXPECT_EQ(sum.scaled(0.0), 0x1p31 * most + 0x1p64);
 }
 
-TEST(WideSum, WhatLiesFarBelowIsDroppedAndNothingElse) {
-  WideSum sum;
+TEST(ExactSum, WhatLiesFarBelowIsDroppedAndNothingElse) {
+  ExactSum sum;
   sum.add(1.0, 0.0);
   sum.add(1.0, -64.0);  // the last bit of the bin below
   sum.add(1.0, -65.0);
-  WideSum expected;
+  ExactSum expected;
   expected.add(1.0, -64.0);
   expected.add(1.0, 0.0);
   EXPECT_TRUE(same_bits(sum, expected));
 }
 
-TEST(WideSum, ExponentsOfAnySize) {
+TEST(ExactSum, ExponentsOfAnySize) {
   for (const double far : {-0x1p30, 0x1p30}) {
-    WideSum sum;
+    ExactSum sum;
     sum.add(1.5, far);
     sum.add(0.25, far);
     EXPECT_EQ(sum.scaled(far), 1.75);
   }
-  WideSum both;
+  ExactSum both;
   both.add(1.5, -0x1p30);
   both.add(1.5, 0x1p30);
   EXPECT_EQ(both.scaled(0x1p30), 1.5);
   EXPECT_EQ(both.scaled(-0x1p30), std::numeric_limits<double>::infinity());
 }
 
-TEST(WideSum, NothingIsNothing) {
-  WideSum sum;
+TEST(ExactSum, NothingIsNothing) {
+  ExactSum sum;
   EXPECT_TRUE(sum.empty());
   EXPECT_EQ(sum.scaled(5.0), 0.0);
   sum.add(0.0, 1e6);
-  sum.add(WideSum());
+  sum.add(ExactSum());
   EXPECT_TRUE(sum.empty());
   sum.add(2.0, 3.0);
-  const WideSum before = sum;
+  const ExactSum before = sum;
   sum.add(0.0, 1e6);
-  sum.add(WideSum());
+  sum.add(ExactSum());
   EXPECT_TRUE(same_bits(sum, before));
 }
 
-TEST(WideSum, NoNumberStaysNone) {
+TEST(ExactSum, NoNumberStaysNone) {
   for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
-    WideSum sum;
+    ExactSum sum;
     sum.add(1.0, 0.0);
-    WideSum other;
+    ExactSum other;
     other.add(bad, 0.0);
     other.add(1.0, 0.0);
     sum.add(other);
     sum.add(1.0, 200.0);
     EXPECT_TRUE(std::isnan(sum.scaled(0.0)));
   }
-  WideSum sum;
+  ExactSum sum;
   sum.add(1.0, std::nan(""));
   EXPECT_TRUE(std::isnan(sum.scaled(0.0)));
 }

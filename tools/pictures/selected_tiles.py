@@ -15,7 +15,7 @@ TILE, BLOCK, TAU, ROWS = 128, 128, 0.003, 1536
 LEFT, TOP, WIDTH = 60, 84, 840
 
 
-def kept_tiles(head, logitless):
+def selected_tiles(head, logitless):
     """Returns [blocks, tiles]: the tiles that a block of tokens, in the order of their targets, selects at TAU."""
     from far_field import load, rotated, save  # from bench/
 
@@ -26,14 +26,14 @@ def kept_tiles(head, logitless):
         names = [text for name in ("hidden", "weight") for text in (f"--{name}", f"{plain}:{name}")]
         subprocess.run([logitless, "order", *names, "--rows", str(ROWS), "--out", f"{folder}/order.safetensors"], check=True,
                        capture_output=True)
-        words = load(f"{folder}/order.safetensors")["words"]
-    position = np.empty_like(words)
-    position[words] = np.arange(len(words))
-    hidden, weight = tensors["hidden"][ROWS:].astype(np.float32), tensors["weight"][words].astype(np.float32)
+        vocab_ids = load(f"{folder}/order.safetensors")["words"]
+    position = np.empty_like(vocab_ids)
+    position[vocab_ids] = np.arange(len(vocab_ids))
+    hidden, weight = tensors["hidden"][ROWS:].astype(np.float32), tensors["weight"][vocab_ids].astype(np.float32)
     target = position[tensors["targets"][ROWS:]]
     rows = np.argsort(target, kind="stable")
     rows = rows[: len(rows) // BLOCK * BLOCK]
-    tiles = len(words) // TILE
+    tiles = len(vocab_ids) // TILE
     kept = np.zeros((len(rows) // BLOCK, tiles), bool)
     for b in range(len(kept)):
         z = hidden[rows[b * BLOCK:(b + 1) * BLOCK]] @ weight.T
@@ -46,7 +46,7 @@ def kept_tiles(head, logitless):
 def draw(path, head=None, logitless="build/src/cli/logitless", **_):
     if head is None:
         return "wants --head FILE, hidden states, weight and targets of a trained model (safetensors)"
-    kept = kept_tiles(head, logitless)
+    kept = selected_tiles(head, logitless)
     blocks, tiles = kept.shape
     cell = 12
     height = blocks * cell

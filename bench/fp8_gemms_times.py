@@ -1,4 +1,4 @@
-"""Times for bench/fp8_products.py: a chunked loss with its gradient GEMMs in fp8, on one GPU; needs PyTorch."""
+"""Times for bench/fp8_gemms.py: a chunked loss with its gradient GEMMs in fp8, on one GPU; needs PyTorch."""
 
 import math
 import statistics
@@ -28,21 +28,21 @@ def both_layouts(m, factor):
 def statistics_of(z, y):
     """Returns for each row of logits the largest without the target, and lse."""
     z = z.float()
-    word = torch.arange(z.shape[1], device=z.device)
-    return torch.where(word == y[:, None], -math.inf, z).amax(1), torch.logsumexp(z, 1)
+    vocab_id = torch.arange(z.shape[1], device=z.device)
+    return torch.where(vocab_id == y[:, None], -math.inf, z).amax(1), torch.logsumexp(z, 1)
 
 
 def exponentials(z, top, y):
     """Returns E without the targets, times 448 over its row's largest, in both layouts."""
-    word = torch.arange(z.shape[1], device=z.device)
+    vocab_id = torch.arange(z.shape[1], device=z.device)
     e = torch.exp(z.float() - top[:, None]) * LARGEST
-    e = torch.where(word == y[:, None], 0.0, e).to(E4M3)
+    e = torch.where(vocab_id == y[:, None], 0.0, e).to(E4M3)
     return e, e.t().contiguous()
 
 
 def gradient_bf16(z, lse, y):
-    word = torch.arange(z.shape[1], device=z.device)
-    return (torch.exp(z.float() - lse[:, None]) - (word == y[:, None]).float()).bfloat16()
+    vocab_id = torch.arange(z.shape[1], device=z.device)
+    return (torch.exp(z.float() - lse[:, None]) - (vocab_id == y[:, None]).float()).bfloat16()
 
 
 class Compiled:
@@ -64,14 +64,14 @@ class Compiled:
             return self.run(*inputs)
 
 
-def fp8_product(a, b_turned, fast, *scales, out=torch.float32):
+def fp8_gemm(a, b_turned, fast, *scales, out=torch.float32):
     """Returns a [M, K] times the transpose of b_turned [N, K], with one scale, or one for each."""
     if len(scales) == 1:
         scales = torch.ones_like(scales[0]), *scales
     return torch._scaled_mm(a, b_turned.t(), *scales, out_dtype=out, use_fast_accum=fast)
 
 
-def bf16_product(a, b):
+def bf16_gemm(a, b):
     """Returns a product in fp32 where this PyTorch supports it."""
     try:
         return torch.mm(a, b, out_dtype=torch.float32)
@@ -109,7 +109,7 @@ class Loss:
             _, lse = self.statistics(z, y)
             e = self.gradient(z, lse, y)
             self.d_hidden[part] = e @ self.w
-            self.add(bf16_product(e.t(), x), begin)
+            self.add(bf16_gemm(e.t(), x), begin)
         return self.d_hidden, self.d_weight
 
     def in_fp8(self, fast):
@@ -121,17 +121,17 @@ class Loss:
             token = (torch.exp(top - lse) / LARGEST)[:, None]
             own = torch.exp(z.gather(1, y[:, None]).float() - lse[:, None]) - 1
             _, x_turned, x_scale = self.both(x, token)
-            self.d_hidden[part] = fp8_product(e, w_turned, fast, w_scale) * token + own * self.w[y]
-            self.add(fp8_product(e_turned, x_turned, fast, x_scale), begin)
+            self.d_hidden[part] = fp8_gemm(e, w_turned, fast, w_scale) * token + own * self.w[y]
+            self.add(fp8_gemm(e_turned, x_turned, fast, x_scale), begin)
             self.d_weight.index_add_(0, y, own * x)
         return self.d_hidden, self.d_weight
 
     def off_exact(self):
         """Returns the larger error of d_hidden and d_weight against f64, on some tokens and vocabulary entries."""
-        tokens, words = (torch.arange(0, len(m), max(1, len(m) // SAMPLE), device=m.device) for m in (self.x, self.w))
-        words = torch.cat([self.y[:SAMPLE], words])
-        exact = [m * len(self.x) for m in exact_gradients(self.x, self.w, self.y, tokens, words)]
-        return lambda got: max(relative(m[rows], e) for m, rows, e in zip(got, (tokens, words), exact))
+        tokens, vocab_ids = (torch.arange(0, len(m), max(1, len(m) // SAMPLE), device=m.device) for m in (self.x, self.w))
+        vocab_ids = torch.cat([self.y[:SAMPLE], vocab_ids])
+        exact = [m * len(self.x) for m in exact_gradients(self.x, self.w, self.y, tokens, vocab_ids)]
+        return lambda got: max(relative(m[rows], e) for m, rows, e in zip(got, (tokens, vocab_ids), exact))
 
 
 class Clock:
@@ -203,7 +203,7 @@ def off_first_rows(a, b_turned):
     return lambda got: relative(got[:SAMPLE], a[:SAMPLE].float() @ b_turned.float().T)
 
 
-def floor_of(loss, clock):
+def roofline_of(loss, clock):
     """Returns the milliseconds of the three GEMMs alone."""
     block = torch.randn(loss.shape[0], loss.shape[2], device=loss.x.device, dtype=torch.bfloat16)
     runs = [lambda: loss.x @ loss.w.t(), lambda: block @ loss.w, lambda: block.t() @ loss.x]
@@ -213,7 +213,7 @@ def floor_of(loss, clock):
 def time_shape(shape, args):
     tokens, dim, vocab = shape
     loss, clock = Loss(shape, args), Clock(args)
-    products, count = floor_of(loss, clock), -(-tokens // loss.chunk)
+    products, count = roofline_of(loss, clock), -(-tokens // loss.chunk)
     _, x, y, _ = next(loss.chunks())
     z = x @ loss.w.t()
     print(f"\n### N {tokens}, D {dim}, V {vocab}; chunks of {len(x)} tokens\n")
@@ -236,7 +236,7 @@ def time_shape(shape, args):
     sides = {"d_hidden": (e, w_turned), "d_weight": (e_turned, x_turned)}
     for fast in (True, False):
         how = f"fp8, {'fast' if fast else 'fp32'} sums"
-        part = [table.part(f"{name}, {how}", lambda a=a, b=b: lambda: fp8_product(a, b, fast, one), count, work,
+        part = [table.part(f"{name}, {how}", lambda a=a, b=b: lambda: fp8_gemm(a, b, fast, one), count, work,
                            off=off_first_rows(a, b)) for name, (a, b) in sides.items()]
         if None not in total + part:
             table.row(f"all of these parts, {how}", sum(total + part))
@@ -245,7 +245,7 @@ def time_shape(shape, args):
     table.part("E in bf16", lambda: lambda: loss.gradient(z, lse, y), count, bytes_=2 * z.nbytes)
     block = z * 0.01
     table.part("d_hidden, bf16, by chunks", lambda: lambda: block @ loss.w, count, work)
-    table.part("d_weight, bf16, by chunks", lambda: lambda: bf16_product(block.t(), x), count, work)
+    table.part("d_weight, bf16, by chunks", lambda: lambda: bf16_gemm(block.t(), x), count, work)
     del block
     off = loss.off_exact()
     table.part("whole, bf16", lambda: loss.in_bf16, off=off)
@@ -253,7 +253,7 @@ def time_shape(shape, args):
         table.part(f"whole, fp8, {'fast' if fast else 'fp32'} sums", lambda: lambda: loss.in_fp8(fast), off=off)
     time_row_wise(table, sides, count, work)
     if time.perf_counter() < clock.end:
-        table.row("floor, again", sum(floor_of(loss, clock)))
+        table.row("floor, again", sum(roofline_of(loss, clock)))
 
 
 def time_row_wise(table, sides, count, work):
@@ -264,7 +264,7 @@ def time_row_wise(table, sides, count, work):
             for out in (torch.float32, torch.bfloat16):
                 how = f"{'fast' if fast else 'fp32'} sums, {str(out)[6:]}"
                 table.part(f"{name}, fp8, scales by row, {how}",
-                           lambda: lambda: fp8_product(a, b, fast, *scales, out=out), count, work,
+                           lambda: lambda: fp8_gemm(a, b, fast, *scales, out=out), count, work,
                            off=off_first_rows(a, b))
 
 

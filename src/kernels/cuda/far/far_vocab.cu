@@ -18,10 +18,10 @@ struct alignas(16) Vector {
   T values[kVector];
 };
 
-struct WordArguments {
-  const std::int32_t* words;       // token ids by position
+struct VocabArguments {
+  const std::int32_t* vocab_ids;   // token ids by position
   const float* share;              // by position
-  const float* omega;              // logit weights by position; null: 1
+  const float* logit_weights;      // logit weights by position; null: 1
   const std::int32_t* list_begin;  // list offsets of the groups
   const float* tile_gradient;      // [T, dim]
   const float* hidden_sum;         // [dim]; null: none
@@ -36,10 +36,10 @@ struct WordArguments {
 };
 
 // sums += the targets' part of an entry's row, as in the epilogue of the GEMM.
-__device__ __forceinline__ void add_targets(float (&sums)[kVector], const WordArguments& a,
-                                            std::int32_t word, std::int64_t column) {
-  const int begin = a.entries.begin[word];
-  const int end = a.entries.begin[word + 1];
+__device__ __forceinline__ void add_targets(float (&sums)[kVector], const VocabArguments& a,
+                                            std::int32_t vocab_id, std::int64_t column) {
+  const int begin = a.entries.begin[vocab_id];
+  const int end = a.entries.begin[vocab_id + 1];
   if (end - begin > kFewEntries) {
     const float* const row = a.many + begin / (kFewEntries + 1) * a.dim + column;
 #pragma unroll
@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_targets(float (&sums)[kVector], const WordAr
 
 // A thread block for each tile and kColumns columns.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) put_words(const WordArguments a, T* d_weight) {
+__global__ void __launch_bounds__(kThreads) put_vocab(const VocabArguments a, T* d_weight) {
   if (a.list_begin[blockIdx.x / 2] != a.list_begin[blockIdx.x / 2 + 1]) return;
   const int local = static_cast<int>(threadIdx.x) * kVector % kColumns;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kColumns + local;
@@ -73,18 +73,18 @@ __global__ void __launch_bounds__(kThreads) put_words(const WordArguments a, T* 
   const std::int64_t first = blockIdx.x * kFarTile;
   const std::int64_t end = min(a.vocab, first + kFarTile);
   for (std::int64_t at = first + threadIdx.x * kVector / kColumns; at < end; at += kRows) {
-    const std::int32_t word = a.words[at];
+    const std::int32_t vocab_id = a.vocab_ids[at];
     const float share = a.share[at];
     float sums[kVector];
 #pragma unroll
     for (int i = 0; i < kVector; ++i) sums[i] = share * tile[i];
     if (a.hidden_sum != nullptr) {
-      const float omega = a.omega == nullptr ? 1.0f : a.omega[at];
+      const float logit_weights = a.logit_weights == nullptr ? 1.0f : a.logit_weights[at];
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) sums[i] = fmaf(omega, smoothing[i], sums[i]);
+      for (int i = 0; i < kVector; ++i) sums[i] = fmaf(logit_weights, smoothing[i], sums[i]);
     }
-    if (a.entries.begin != nullptr) add_targets(sums, a, word, column);
-    auto* const to = reinterpret_cast<Vector<T>*>(d_weight + word * a.stride + column);
+    if (a.entries.begin != nullptr) add_targets(sums, a, vocab_id, column);
+    auto* const to = reinterpret_cast<Vector<T>*>(d_weight + vocab_id * a.stride + column);
     if (a.add) {
       const Vector<T> before = *to;
 #pragma unroll
@@ -99,12 +99,12 @@ __global__ void __launch_bounds__(kThreads) put_words(const WordArguments a, T* 
 
 }  // namespace
 
-void put_far_words(const ProductsCall& c) {
+void put_far_vocab(const GradientGemmsCall& c) {
   const FarCall& far = *c.far.call;
-  WordArguments a{};
-  a.words = far.order.words;
+  VocabArguments a{};
+  a.vocab_ids = far.order.vocab_ids;
   a.share = far.order.share;
-  a.omega = c.omega;
+  a.logit_weights = c.logit_weights;
   a.list_begin = far.list_begin;
   a.tile_gradient = c.far.tile_gradient;
   a.hidden_sum = c.hidden_sum;
@@ -121,9 +121,9 @@ void put_far_words(const ProductsCall& c) {
                   static_cast<unsigned>((c.dim + kColumns - 1) / kColumns));
   const auto stream = static_cast<cudaStream_t>(c.stream);
   with_type(c.d_weight.dtype, [&](auto type) {
-    put_words<<<grid, kThreads, 0, stream>>>(a, static_cast<decltype(type)*>(c.d_weight.data));
+    put_vocab<<<grid, kThreads, 0, stream>>>(a, static_cast<decltype(type)*>(c.d_weight.data));
   });
-  require_cuda(cudaGetLastError(), "d_weight of far words");
+  require_cuda(cudaGetLastError(), "d_weight of far vocabulary entries");
 }
 
 }  // namespace logitless::cuda

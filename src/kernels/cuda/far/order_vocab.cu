@@ -38,7 +38,7 @@ struct OrderLayout {
     };
     keys = take(v * 8);
     sorted_keys = take(v * 8);
-    other_words = take(v * 4);
+    other_vocab = take(v * 4);
     begins = take((v / kTile + 2) * 4);  // a part has at least a tile, except the last
     directions = take(3 * kParts * static_cast<std::size_t>(dim) * 4);
     cub::DeviceRadixSort::SortPairs(nullptr, sort_bytes, static_cast<std::uint64_t*>(nullptr),
@@ -47,7 +47,7 @@ struct OrderLayout {
                                     static_cast<std::int32_t*>(nullptr), static_cast<int>(vocab));
     sort = take(sort_bytes);
   }
-  std::size_t keys, sorted_keys, other_words, begins, directions, sort;
+  std::size_t keys, sorted_keys, other_vocab, begins, directions, sort;
   std::size_t sort_bytes = 0;
   std::size_t total = 0;
 };
@@ -72,21 +72,21 @@ __device__ __forceinline__ int part_of(const std::int32_t* begins, int parts, in
 
 // Keys for descending averages; the stable sort keeps ids ascending among equals.
 __global__ void __launch_bounds__(kThreads)
-    key_averages(const float* average, int vocab, std::uint64_t* keys, std::int32_t* words) {
-  const int word = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  if (word >= vocab) return;
-  keys[word] = ~ordered_bits(average[word]);
-  words[word] = word;
+    key_averages(const float* average, int vocab, std::uint64_t* keys, std::int32_t* vocab_ids) {
+  const int vocab_id = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (vocab_id >= vocab) return;
+  keys[vocab_id] = ~ordered_bits(average[vocab_id]);
+  vocab_ids[vocab_id] = vocab_id;
 }
 
 // Keys by the part of an entry's position, then by ascending id.
 __global__ void __launch_bounds__(kThreads)
-    key_words(const std::int32_t* words, int vocab, const std::int32_t* begins, int parts,
+    key_vocab(const std::int32_t* vocab_ids, int vocab, const std::int32_t* begins, int parts,
               std::uint64_t* keys) {
   const int at = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (at >= vocab) return;
   keys[at] = static_cast<std::uint64_t>(part_of(begins, parts, at)) << 32 |
-             static_cast<std::uint32_t>(words[at]);
+             static_cast<std::uint32_t>(vocab_ids[at]);
 }
 
 struct LevelArguments {
@@ -94,7 +94,7 @@ struct LevelArguments {
   std::int64_t stride;
   std::int64_t dim;
   int vocab;
-  const std::int32_t* words;
+  const std::int32_t* vocab_ids;
   const std::int32_t* begins;  // [parts + 1]
   int parts;
   int first_part;     // of this launch
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kDirectionThreads) find_directions(const Level
   const int sampled = min(count, kSample);
   for (int i = threadIdx.x; i < sampled; i += kDirectionThreads) {
     const std::int64_t at = static_cast<std::int64_t>(i) * count / sampled;
-    rows[i] = static_cast<const T*>(a.weight) + a.words[begin + at] * a.stride;
+    rows[i] = static_cast<const T*>(a.weight) + a.vocab_ids[begin + at] * a.stride;
   }
   __syncthreads();
   float* const direction = a.directions + blockIdx.x * a.dim;
@@ -184,14 +184,14 @@ __global__ void __launch_bounds__(kDirectionThreads) find_directions(const Level
 // parts that are not split keep their order.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    project_words(const LevelArguments a, int first_position, int end_position) {
+    project_vocab(const LevelArguments a, int first_position, int end_position) {
   const int at = first_position + static_cast<int>((blockIdx.x * kThreads + threadIdx.x) / 32);
   if (at >= end_position) return;
   const int part = part_of(a.begins, a.parts, at);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   std::uint32_t place = 0;
   if (a.begins[part + 1] - a.begins[part] > kTile) {
-    const T* const row = static_cast<const T*>(a.weight) + a.words[at] * a.stride;
+    const T* const row = static_cast<const T*>(a.weight) + a.vocab_ids[at] * a.stride;
     const float* const direction = a.directions + (part - a.first_part) * a.dim;
     float sum = 0.0f;
 #pragma unroll 4
@@ -212,8 +212,8 @@ class Bisection {
 
   void run() {
     key_averages<<<blocks_of(vocab_), kThreads, 0, stream_>>>(call_.average, vocab_, keys(),
-                                                              call_.words);
-    require_cuda(cudaGetLastError(), "words by average");
+                                                              call_.vocab_ids);
+    require_cuda(cudaGetLastError(), "vocabulary entries by average");
     sort(32);
     std::vector<std::int32_t> begins;
     for (std::int64_t at = 0; at < call_.vocab; at += call_.per_stratum)
@@ -257,23 +257,23 @@ class Bisection {
   // Sorts entries by keys; stable.
   void sort(int bits) {
     std::size_t bytes = layout_.sort_bytes;
-    auto* const other = reinterpret_cast<std::int32_t*>(base_ + layout_.other_words);
+    auto* const other = reinterpret_cast<std::int32_t*>(base_ + layout_.other_vocab);
     require_cuda(cub::DeviceRadixSort::SortPairs(
                      base_ + layout_.sort, bytes, keys(),
-                     reinterpret_cast<std::uint64_t*>(base_ + layout_.sorted_keys), call_.words,
+                     reinterpret_cast<std::uint64_t*>(base_ + layout_.sorted_keys), call_.vocab_ids,
                      other, vocab_, 0, bits, stream_),
                  "sort");
-    require_cuda(cudaMemcpyAsync(call_.words, other, static_cast<std::size_t>(vocab_) * 4,
+    require_cuda(cudaMemcpyAsync(call_.vocab_ids, other, static_cast<std::size_t>(vocab_) * 4,
                                  cudaMemcpyDeviceToDevice, stream_),
-                 "sorted words");
+                 "sorted vocabulary entries");
   }
 
   // Copies the parts to the device and sorts the entries of each part by id.
   void set_parts(const std::vector<std::int32_t>& parts) {
     copy_to_device(begins(), parts.data(), parts.size() * 4, call_.stream);
-    key_words<<<blocks_of(vocab_), kThreads, 0, stream_>>>(
-        call_.words, vocab_, begins(), static_cast<int>(parts.size()) - 1, keys());
-    require_cuda(cudaGetLastError(), "words of the parts");
+    key_vocab<<<blocks_of(vocab_), kThreads, 0, stream_>>>(
+        call_.vocab_ids, vocab_, begins(), static_cast<int>(parts.size()) - 1, keys());
+    require_cuda(cudaGetLastError(), "vocabulary entries of the parts");
     sort(32 + bits_of(parts.size()));
   }
 
@@ -283,7 +283,7 @@ class Bisection {
     a.stride = call_.stride;
     a.dim = call_.dim;
     a.vocab = vocab_;
-    a.words = call_.words;
+    a.vocab_ids = call_.vocab_ids;
     a.begins = begins();
     a.parts = static_cast<int>(parts.size()) - 1;
     a.directions = reinterpret_cast<float*>(base_ + layout_.directions);
@@ -297,7 +297,7 @@ class Bisection {
         using T = decltype(type);
         find_directions<T>
             <<<static_cast<unsigned>(end - a.first_part), kDirectionThreads, 0, stream_>>>(a);
-        project_words<T>
+        project_vocab<T>
             <<<blocks_of(std::int64_t{last - first} * 32), kThreads, 0, stream_>>>(a, first, last);
       });
       require_cuda(cudaGetLastError(), "principal directions");
@@ -317,6 +317,6 @@ std::size_t order_workspace_bytes(std::int64_t vocab, std::int64_t dim) {
   return OrderLayout(vocab, dim).total;
 }
 
-void order_words(const OrderCall& call) { Bisection(call).run(); }
+void order_vocab(const OrderCall& call) { Bisection(call).run(); }
 
 }  // namespace logitless::cuda

@@ -22,9 +22,9 @@ constexpr std::int64_t tiles_of(std::int64_t count, std::int64_t tile) {
 }
 
 // Byte offsets, multiples of 256.
-struct ScatterPlaces {
+struct ScatterPositions {
   std::size_t keys[2], positions[2], counts, heads, tails, end;
 };
-ScatterPlaces places_of(const ScatterCall& call);
+ScatterPositions positions_of(const ScatterCall& call);
 
 }  // namespace logitless::cuda

@@ -1,15 +1,15 @@
-#include "kernels/cuda/tensor/scatter_places.h"
+#include "kernels/cuda/tensor/scatter_positions.h"
 
 namespace logitless::cuda {
 
-ScatterPlaces places_of(const ScatterCall& c) {
+ScatterPositions positions_of(const ScatterCall& c) {
   std::size_t used = 0;
   const auto take = [&](std::int64_t count, std::size_t bytes) {
     const std::size_t at = used;
     used = (used + static_cast<std::size_t>(count) * bytes + 255) / 256 * 256;
     return at;
   };
-  ScatterPlaces p{};
+  ScatterPositions p{};
   for (int i = 0; i < 2; ++i) {
     p.keys[i] = take(c.count, 4);
     p.positions[i] = take(c.count, 4);
@@ -22,6 +22,6 @@ ScatterPlaces places_of(const ScatterCall& c) {
   return p;
 }
 
-std::size_t scatter_workspace_bytes(const ScatterCall& call) { return places_of(call).end; }
+std::size_t scatter_workspace_bytes(const ScatterCall& call) { return positions_of(call).end; }
 
 }  // namespace logitless::cuda

@@ -14,7 +14,7 @@ namespace logitless::ir {
 // Returns the program that `lower` makes without recomputed values, or with those of a few rounds.
 // Each round adds the values at the peak of the previous program. An example is the erf of a gelu,
 // which the activation and its gradient read. Results have the same bits.
-Program making_again(const Graph& graph, const Target& target,
-                     const std::function<Program(const std::vector<int>& again)>& lower);
+Program recomputing(const Graph& graph, const Target& target,
+                    const std::function<Program(const std::vector<int>& again)>& lower);
 
 }  // namespace logitless::ir

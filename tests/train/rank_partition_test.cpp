@@ -1,6 +1,6 @@
 // Tests the sharding of parameters: one rank updates each element, and tensors that programs read
 // are contiguous and aligned.
-#include "train/rank_pieces.h"
+#include "train/rank_partition.h"
 
 #include <gtest/gtest.h>
 
@@ -16,22 +16,22 @@ const std::vector<std::size_t> kCounts = {100000, 7, 64, 12345, 300, 1, 4096};
 const std::vector<ParameterUse> kUses = {{true, true},  {true, false}, {false, true}, {false, true},
                                          {true, false}, {true, true},  {false, true}};
 
-RankPieces pieces_of(int rank, int ranks, std::size_t bucket = 4096) {
+RankPartition slices_of(int rank, int ranks, std::size_t bucket = 4096) {
   return {kCounts, kUses, rank, ranks, bucket};
 }
 
-TEST(RankPiecesTest, OwnEveryElementOnce) {
+TEST(RankPartitionTest, OwnEveryElementOnce) {
   for (const int ranks : {1, 2, 3, 4, 7, 8}) {
     std::vector<std::vector<int>> owners(kCounts.size());
     for (std::size_t t = 0; t < kCounts.size(); ++t) owners[t].resize(kCounts[t], 0);
     for (int rank = 0; rank < ranks; ++rank) {
-      const RankPieces pieces = pieces_of(rank, ranks);
+      const RankPartition partitions = slices_of(rank, ranks);
       std::set<std::size_t> owned;
-      for (const OwnedSlice& s : pieces.slices()) {
-        EXPECT_EQ(s.at, pieces.layout().offsets[s.tensor] + s.begin);
+      for (const OwnedSlice& s : partitions.slices()) {
+        EXPECT_EQ(s.at, partitions.layout().offsets[s.tensor] + s.begin);
         EXPECT_EQ(s.at % 64, 0U);
         EXPECT_EQ(s.owned % 64, 0U);
-        EXPECT_LE(s.owned + s.count, pieces.owned());
+        EXPECT_LE(s.owned + s.count, partitions.owned());
         for (std::size_t i = 0; i < s.count; ++i) {
           ++owners[s.tensor][s.begin + i];
           EXPECT_TRUE(owned.insert(s.owned + i).second) << "two elements in one place";
@@ -43,19 +43,19 @@ TEST(RankPiecesTest, OwnEveryElementOnce) {
   }
 }
 
-TEST(RankPiecesTest, OwnEquallyMuch) {
-  const std::size_t all = pieces_of(0, 1).owned();
+TEST(RankPartitionTest, OwnEquallyMuch) {
+  const std::size_t all = slices_of(0, 1).owned();
   for (const int ranks : {2, 4, 8}) {
     for (int rank = 0; rank < ranks; ++rank) {
-      const std::size_t owned = pieces_of(rank, ranks).owned();
-      EXPECT_EQ(owned, pieces_of(0, ranks).owned());
+      const std::size_t owned = slices_of(rank, ranks).owned();
+      EXPECT_EQ(owned, slices_of(0, ranks).owned());
       EXPECT_LT(owned, all / static_cast<std::size_t>(ranks) + 1024);
     }
   }
 }
 
 // Adds a row-sharded tensor of 1001 rows of 24 elements; the unit of rows is 8.
-RankPieces with_own_rows(int rank, int ranks, bool rounded) {
+RankPartition with_local_rows(int rank, int ranks, bool rounded) {
   std::vector<std::size_t> counts = kCounts;
   std::vector<ParameterUse> uses = kUses;
   counts.insert(counts.begin() + 2, 1001 * 24);
@@ -63,57 +63,59 @@ RankPieces with_own_rows(int rank, int ranks, bool rounded) {
   return {counts, uses, rank, ranks, 4096};
 }
 
-TEST(RankPiecesTest, RowsOfTheirOwnAreExchangedByNobody) {
+TEST(RankPartitionTest, RowsOfTheirOwnAreExchangedByNobody) {
   for (const bool rounded : {true, false}) {
     for (const int ranks : {2, 3, 8, 200}) {
       std::int64_t next = 0;
       for (int rank = 0; rank < ranks; ++rank) {
-        const RankPieces pieces = with_own_rows(rank, ranks, rounded);
-        const OwnRows rows = pieces.own_rows().value();
+        const RankPartition partitions = with_local_rows(rank, ranks, rounded);
+        const LocalRows rows = partitions.local_rows().value();
         EXPECT_EQ(rows.tensor, 2U);
         EXPECT_EQ(rows.first, next);
         EXPECT_EQ(rows.each % 8, 0);
         next += rows.count;
         std::size_t updated = 0;
-        for (const OwnedSlice& s : pieces.slices()) {
+        for (const OwnedSlice& s : partitions.slices()) {
           if (s.tensor != rows.tensor) {
-            EXPECT_LT(s.at, pieces.shared_end());
+            EXPECT_LT(s.at, partitions.shared_end());
             continue;
           }
           // The slices cover the rank's rows without gaps, both in the local part of the set and in
           // the shard.
-          const std::size_t first = pieces.first_here(2);
+          const std::size_t first = partitions.local_begin(2);
           EXPECT_EQ(s.begin, static_cast<std::size_t>(rows.first) * 24 + updated);
           EXPECT_EQ(s.at, first + updated);
-          EXPECT_EQ(pieces.here(s.at), pieces.shared_end() + updated);
-          EXPECT_EQ(pieces.is_rounded(s.at), rounded);
-          EXPECT_TRUE(!rounded || pieces.rounded_at(s.at) == pieces.rounded_end() + updated);
-          EXPECT_EQ(pieces.master_of(s), pieces.master_at(first) + updated);
-          EXPECT_LE(pieces.master_of(s) + s.count, pieces.masters());
-          EXPECT_LE(s.owned + s.count, pieces.owned());
+          EXPECT_EQ(partitions.here(s.at), partitions.shared_end() + updated);
+          EXPECT_EQ(partitions.is_rounded(s.at), rounded);
+          EXPECT_TRUE(!rounded ||
+                      partitions.rounded_at(s.at) == partitions.rounded_end() + updated);
+          EXPECT_EQ(partitions.master_of(s), partitions.master_at(first) + updated);
+          EXPECT_LE(partitions.master_of(s) + s.count, partitions.masters());
+          EXPECT_LE(s.owned + s.count, partitions.owned());
           updated += s.count;
         }
         EXPECT_EQ(updated, static_cast<std::size_t>(rows.count) * 24);
-        for (const Bucket& b : pieces.buckets())
-          EXPECT_LE(b.begin + static_cast<std::size_t>(ranks) * b.piece, pieces.shared_end());
+        for (const Bucket& b : partitions.buckets())
+          EXPECT_LE(b.begin + static_cast<std::size_t>(ranks) * b.partition,
+                    partitions.shared_end());
       }
       EXPECT_EQ(next, 1001);
     }
   }
-  EXPECT_FALSE(with_own_rows(0, 1, true).own_rows().has_value());
+  EXPECT_FALSE(with_local_rows(0, 1, true).local_rows().has_value());
 }
 
-TEST(RankPiecesTest, LayThemOutTheSameOnAllRanks) {
+TEST(RankPartitionTest, LayThemOutTheSameOnAllRanks) {
   for (const int ranks : {1, 3, 8}) {
-    const RankPieces first = pieces_of(0, ranks);
+    const RankPartition first = slices_of(0, ranks);
     for (int rank = 1; rank < ranks; ++rank)
-      EXPECT_EQ(pieces_of(rank, ranks).layout().offsets, first.layout().offsets);
+      EXPECT_EQ(slices_of(rank, ranks).layout().offsets, first.layout().offsets);
     std::size_t end = 0;
     for (const Bucket& b : first.buckets()) {
       EXPECT_GE(b.begin, end) << "buckets overlap";
-      EXPECT_LE(b.piece * static_cast<std::size_t>(ranks), first.longest_bucket());
-      EXPECT_EQ(b.piece % 64, 0U);
-      end = b.begin + b.piece * static_cast<std::size_t>(ranks);
+      EXPECT_LE(b.partition * static_cast<std::size_t>(ranks), first.longest_bucket());
+      EXPECT_EQ(b.partition % 64, 0U);
+      end = b.begin + b.partition * static_cast<std::size_t>(ranks);
       EXPECT_LE(end, first.layout().end);
       EXPECT_EQ(b.use.rounded, b.begin < first.rounded_end());
       EXPECT_EQ(b.use.master, b.begin >= first.master_begin());
@@ -124,51 +126,52 @@ TEST(RankPiecesTest, LayThemOutTheSameOnAllRanks) {
   }
 }
 
-TEST(RankPiecesTest, KeepWholeWhatProgramsRead) {
+TEST(RankPartitionTest, KeepWholeWhatProgramsRead) {
   for (const int ranks : {1, 4}) {
-    const RankPieces pieces = pieces_of(ranks - 1, ranks);
+    const RankPartition partitions = slices_of(ranks - 1, ranks);
     for (std::size_t t = 0; t < kCounts.size(); ++t) {
-      const std::size_t at = pieces.layout().offsets[t], end = at + kCounts[t];
-      EXPECT_EQ(kUses[t].rounded, end <= pieces.rounded_end());
-      EXPECT_EQ(kUses[t].rounded, at < pieces.rounded_end());
-      EXPECT_EQ(kUses[t].master, at >= pieces.master_begin());
+      const std::size_t at = partitions.layout().offsets[t], end = at + kCounts[t];
+      EXPECT_EQ(kUses[t].rounded, end <= partitions.rounded_end());
+      EXPECT_EQ(kUses[t].rounded, at < partitions.rounded_end());
+      EXPECT_EQ(kUses[t].master, at >= partitions.master_begin());
       if (kUses[t].master) {
-        EXPECT_LE(pieces.master_at(end), pieces.masters());
+        EXPECT_LE(partitions.master_at(end), partitions.masters());
       }
     }
-    for (const OwnedSlice& s : pieces.slices()) {
-      EXPECT_LE(pieces.master_of(s) + s.count, pieces.masters());
-      EXPECT_EQ(pieces.master_of(s) < pieces.owned_before_masters(), !kUses[s.tensor].master);
+    for (const OwnedSlice& s : partitions.slices()) {
+      EXPECT_LE(partitions.master_of(s) + s.count, partitions.masters());
+      EXPECT_EQ(partitions.master_of(s) < partitions.owned_before_masters(),
+                !kUses[s.tensor].master);
     }
     // A rank holds only its shard of masters that programs do not read.
-    EXPECT_LT(pieces.owned_before_masters(),
+    EXPECT_LT(partitions.owned_before_masters(),
               (64 + 12345 + 4096) / static_cast<std::size_t>(ranks) + 1024);
   }
 }
 
-TEST(RankPiecesTest, OfOneRankAreTheTensorsInTheirOrder) {
-  const RankPieces pieces(kCounts, std::vector<ParameterUse>(kCounts.size()));
-  ASSERT_EQ(pieces.slices().size(), kCounts.size());
-  EXPECT_EQ(pieces.buckets().size(), 1U);
+TEST(RankPartitionTest, OfOneRankAreTheTensorsInTheirOrder) {
+  const RankPartition partitions(kCounts, std::vector<ParameterUse>(kCounts.size()));
+  ASSERT_EQ(partitions.slices().size(), kCounts.size());
+  EXPECT_EQ(partitions.buckets().size(), 1U);
   std::size_t at = 0;
   for (std::size_t t = 0; t < kCounts.size(); ++t) {
-    const OwnedSlice& s = pieces.slices()[t];
+    const OwnedSlice& s = partitions.slices()[t];
     EXPECT_EQ(s.tensor, t);
     EXPECT_EQ(s.count, kCounts[t]);
     EXPECT_EQ(s.at, at);
     EXPECT_EQ(s.owned, at);
-    EXPECT_EQ(pieces.master_of(s), at);
+    EXPECT_EQ(partitions.master_of(s), at);
     at += (kCounts[t] + 127) / 128 * 128;
   }
-  EXPECT_EQ(pieces.layout().end, at);
+  EXPECT_EQ(partitions.layout().end, at);
 }
 
 // --- Buckets with complete gradients
 
 TEST(GradientBucketsTest, AreWholeWithTheLastOfTheirTensors) {
   for (const int ranks : {1, 2, 3, 8}) {
-    const RankPieces pieces = pieces_of(0, ranks);
-    GradientBuckets buckets(pieces);
+    const RankPartition partitions = slices_of(0, ranks);
+    GradientBuckets buckets(partitions);
     for (int round = 0; round < 2; ++round) {
       buckets.begin();
       std::set<std::size_t> made, whole;
@@ -179,29 +182,29 @@ TEST(GradientBucketsTest, AreWholeWithTheLastOfTheirTensors) {
           EXPECT_TRUE(whole.insert(b).second) << "twice";
           in_order.push_back(b);
         });
-        for (std::size_t b = 0; b < pieces.buckets().size(); ++b) {
-          const Bucket& bucket = pieces.buckets()[b];
-          const std::size_t end = bucket.begin + static_cast<std::size_t>(ranks) * bucket.piece;
+        for (std::size_t b = 0; b < partitions.buckets().size(); ++b) {
+          const Bucket& bucket = partitions.buckets()[b];
+          const std::size_t end = bucket.begin + static_cast<std::size_t>(ranks) * bucket.partition;
           bool all = true;
           for (std::size_t t = 0; t < kCounts.size(); ++t) {
-            const std::size_t first = pieces.layout().offsets[t];
+            const std::size_t first = partitions.layout().offsets[t];
             if (first < end && first + kCounts[t] > bucket.begin) all = all && made.contains(t);
           }
           EXPECT_EQ(whole.contains(b), all) << "bucket " << b << " after tensor " << tensor;
         }
       }
-      EXPECT_EQ(whole.size(), pieces.buckets().size());
+      EXPECT_EQ(whole.size(), partitions.buckets().size());
       EXPECT_EQ(buckets.found(), in_order);
     }
   }
 }
 
 TEST(GradientBucketsTest, FindAllOfThemInAnyCase) {
-  const RankPieces pieces = pieces_of(0, 2);
-  GradientBuckets buckets(pieces);
+  const RankPartition partitions = slices_of(0, 2);
+  GradientBuckets buckets(partitions);
   buckets.done(5, [](std::size_t) {});
   const std::vector<std::size_t> found = buckets.found();
-  EXPECT_EQ(found.size(), pieces.buckets().size());
+  EXPECT_EQ(found.size(), partitions.buckets().size());
   EXPECT_EQ(std::set<std::size_t>(found.begin(), found.end()).size(), found.size());
 }
 

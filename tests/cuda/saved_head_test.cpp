@@ -1,6 +1,6 @@
 // Exponentials saved from a forward to its backward: outputs equal those of head_forward, and
 // gradients have the bits of head_backward with the same plan.
-#include "logitless/kept_head.h"
+#include "logitless/saved_head.h"
 
 #include <gtest/gtest.h>
 
@@ -39,8 +39,8 @@ struct Head {
   HeadOptions options;
 };
 
-struct Answer {
-  explicit Answer(const Head& head)
+struct Result {
+  explicit Result(const Head& head)
       : lse(DType::f32, {head.problem.spec.tokens}),
         entropy(DType::f32, {head.problem.spec.tokens}),
         log_prob(DType::f32, head.slots()),
@@ -90,47 +90,47 @@ PlanRequest request_of(const Context& context, std::size_t budget = std::size_t{
 
 // all: also with the optional outputs, on which bits and gradients depend. share: part of the
 // plan's memory that is offered, where a plan fits into it.
-Answer kept(const Head& head, const Upstream& upstream, bool all, double share = 1.0) {
-  Answer answer(head);
+Result kept(const Head& head, const Upstream& upstream, bool all, double share = 1.0) {
+  Result result(head);
   Mirror mirror(head.kernel);
   const HeadInputs in = head.inputs(mirror);
-  const HeadOutputs out = answer.outputs(mirror, all);
-  const HeadGradients to = answer.gradients(mirror);
+  const HeadOutputs out = result.outputs(mirror, all);
+  const HeadGradients to = result.gradients(mirror);
   const Context c = make_context(head.kernel);
-  LossPlan plan = plan_head_kept(head.options, in, out, to, request_of(c));
+  LossPlan plan = plan_head_saved(head.options, in, out, to, request_of(c));
   EXPECT_EQ(plan.kind, PlanKind::dense);
   if (share < 1.0) {
     const auto less = static_cast<std::size_t>(share * static_cast<double>(plan.workspace_bytes()));
     try {
-      plan = plan_head_kept(head.options, in, out, to, request_of(c, less));
+      plan = plan_head_saved(head.options, in, out, to, request_of(c, less));
       EXPECT_GT(plan.weight_ranges, 0);
     } catch (const InvalidArgument&) {
     }
   }
   const Workspace workspace(c, plan);
-  head_forward_kept(c, plan, head.options, in, out, to, workspace);
-  head_backward_kept(c, plan, head.options, in, upstream.cotangents(mirror), to, workspace);
+  head_forward_saved(c, plan, head.options, in, out, to, workspace);
+  head_backward_saved(c, plan, head.options, in, upstream.cotangents(mirror), to, workspace);
   mirror.finish();
-  return answer;
+  return result;
 }
 
 // Two separate calls, the backward with the plan that saves exponentials.
-Answer apart(const Head& head, const Upstream& upstream) {
-  Answer answer(head);
+Result apart(const Head& head, const Upstream& upstream) {
+  Result result(head);
   Mirror mirror(head.kernel);
   const HeadInputs in = head.inputs(mirror);
-  const HeadOutputs out = answer.outputs(mirror, true);
-  const HeadGradients to = answer.gradients(mirror);
+  const HeadOutputs out = result.outputs(mirror, true);
+  const HeadGradients to = result.gradients(mirror);
   const HeadCotangents g = upstream.cotangents(mirror);
   const Context c = make_context(head.kernel);
   const LossPlan forward = plan_head_forward(head.options, in, out, request_of(c));
   const Workspace workspace(c, forward);
   head_forward(c, forward, head.options, in, out, workspace);
-  const LossPlan backward = plan_head_kept(head.options, in, {}, to, request_of(c));
-  const Workspace room(c, backward);
-  head_backward(c, backward, head.options, in, g, to, room);
+  const LossPlan backward = plan_head_saved(head.options, in, {}, to, request_of(c));
+  const Workspace capacity(c, backward);
+  head_backward(c, backward, head.options, in, g, to, capacity);
   mirror.finish();
-  return answer;
+  return result;
 }
 
 // Two plans sum in fp32 in different orders: the products of a logit where cuBLAS splits them by
@@ -152,9 +152,9 @@ HeadSpec spec_of(std::int64_t tokens, std::int64_t dim, std::int64_t vocab, DTyp
   return s;
 }
 
-class KeptHead : public testing::TestWithParam<std::string> {};
+class SavedHead : public testing::TestWithParam<std::string> {};
 
-TEST_P(KeptHead, GradientsHaveTheBitsOfOneCallAndOutputsThoseOfTheForward) {
+TEST_P(SavedHead, GradientsHaveTheBitsOfOneCallAndOutputsThoseOfTheForward) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     std::vector<HeadSpec> specs = {spec_of(700, 320, 2100, dtype), spec_of(1030, 264, 4097, dtype),
                                    spec_of(130, 64, 9000, dtype), spec_of(0, 64, 500, dtype)};
@@ -167,14 +167,14 @@ TEST_P(KeptHead, GradientsHaveTheBitsOfOneCallAndOutputsThoseOfTheForward) {
       SCOPED_TRACE(testing::Message() << name_of(dtype) << " " << spec.tokens << " tokens");
       const Head head(GetParam(), spec);
       const Upstream upstream(head);
-      const Answer b = apart(head, upstream);
+      const Result b = apart(head, upstream);
       for (const double share : {1.0, 0.75}) {
-        const Answer same = kept(head, upstream, false, share);
+        const Result same = kept(head, upstream, false, share);
         EXPECT_TRUE(same.d_hidden.bytes() == b.d_hidden.bytes()) << share;
         EXPECT_TRUE(same.d_weight.bytes() == b.d_weight.bytes()) << share;
         EXPECT_TRUE(same.d_bias.bytes() == b.d_bias.bytes()) << share;
       }
-      const Answer a = kept(head, upstream, true);
+      const Result a = kept(head, upstream, true);
       const double bound = gradient_bound(dtype);
       if (spec.tokens > 0) {
         EXPECT_LE(relative_error(a.d_hidden.values(), b.d_hidden.values()), bound);
@@ -194,23 +194,23 @@ struct Pair {
   explicit Pair(const Head& of)
       : head(of),
         upstream(of),
-        answer(of),
+        result(of),
         mirror(of.kernel),
         in(of.inputs(mirror)),
-        out(answer.outputs(mirror, true)),
-        to(answer.gradients(mirror)),
+        out(result.outputs(mirror, true)),
+        to(result.gradients(mirror)),
         context(make_context(of.kernel)),
-        plan(plan_head_kept(of.options, in, out, to, request_of(context))),
+        plan(plan_head_saved(of.options, in, out, to, request_of(context))),
         workspace(context, plan) {}
   void forward(const LossPlan& with) {
-    head_forward_kept(context, with, head.options, in, out, to, workspace);
+    head_forward_saved(context, with, head.options, in, out, to, workspace);
   }
   void backward(const HeadCotangents& g) {
-    head_backward_kept(context, plan, head.options, in, g, to, workspace);
+    head_backward_saved(context, plan, head.options, in, g, to, workspace);
   }
   const Head& head;
   Upstream upstream;
-  Answer answer;
+  Result result;
   Mirror mirror;
   HeadInputs in;
   HeadOutputs out;
@@ -220,7 +220,7 @@ struct Pair {
   Workspace workspace;
 };
 
-TEST_P(KeptHead, OutputsMayChangeInBetween) {
+TEST_P(SavedHead, OutputsMayChangeInBetween) {
   const HeadSpec spec = spec_of(300, 64, 1000, DType::bf16);
   if (!accepts(GetParam(), spec)) return;
   const Head head(GetParam(), spec);
@@ -231,12 +231,12 @@ TEST_P(KeptHead, OutputsMayChangeInBetween) {
                       pair.context.stream());
   pair.backward(pair.upstream.cotangents(pair.mirror));
   pair.mirror.finish();
-  const Answer expected = kept(head, pair.upstream, true);
-  EXPECT_EQ(pair.answer.d_hidden.bytes(), expected.d_hidden.bytes());
-  EXPECT_EQ(pair.answer.d_weight.bytes(), expected.d_weight.bytes());
+  const Result expected = kept(head, pair.upstream, true);
+  EXPECT_EQ(pair.result.d_hidden.bytes(), expected.d_hidden.bytes());
+  EXPECT_EQ(pair.result.d_weight.bytes(), expected.d_weight.bytes());
 }
 
-TEST_P(KeptHead, WhatItCannotDoIsNamed) {
+TEST_P(SavedHead, WhatItCannotDoIsNamed) {
   const HeadSpec spec = spec_of(300, 64, 1000, DType::bf16);
   if (!accepts(GetParam(), spec)) return;
   const Head head(GetParam(), spec);
@@ -252,8 +252,8 @@ TEST_P(KeptHead, WhatItCannotDoIsNamed) {
       InvalidArgument);
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KeptHead);  // without a GPU
-INSTANTIATE_TEST_SUITE_P(AllKernels, KeptHead, testing::ValuesIn(tested_kernels()),
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SavedHead);  // without a GPU
+INSTANTIATE_TEST_SUITE_P(AllKernels, SavedHead, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
 }  // namespace

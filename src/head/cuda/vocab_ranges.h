@@ -25,30 +25,31 @@ struct RowBytes {
   std::int64_t weight = 0;  // of d_weight, without gaps
   std::int64_t low = 0;     // of the sums' lower bytes; 0: there are none
 };
-struct LentRanges {
-  WordRanges ranges;  // the parts, without data; count 0: none
+struct AliasedRanges {
+  VocabRanges ranges;  // the parts, without data; count 0: none
   struct Place {
     bool low = false;  // in the lower bytes
     std::int32_t row = 0;
   };
-  std::array<Place, kMostWordRanges> places{};  // for all but the last
+  std::array<Place, kMaxVocabRanges> places{};  // for all but the last
 };
 
 // Returns the blocks with the shortest last one. Returns none if the vocabulary has fewer than
-// `count` tiles of 256, or there are more parts than kMostWordRanges.
-LentRanges lent_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, int count);
+// `count` tiles of 256, or there are more parts than kMaxVocabRanges.
+AliasedRanges aliased_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row,
+                             int count);
 // Returns blocks that save the most entries with `count` blocks, the last of at most `last`
 // entries. Returns none if that is no more than `last`, or takes fewer blocks.
-LentRanges kept_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, int count,
-                       std::int64_t last);
+AliasedRanges selected_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row,
+                              int count, std::int64_t last);
 
 // A vocabulary block whose gradients exist at one time.
-struct LentSlab {
-  std::int64_t words = 0;
+struct AliasedBlock {
+  std::int64_t vocab_count = 0;
   bool in_weight = false;  // in d_weight's rows after the block's own entries
 };
 // Returns the vocabulary block from entry `first` on; `least` entries fit in the workspace.
-LentSlab lent_slab(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, std::int64_t first,
-                   std::int64_t least);
+AliasedBlock aliased_block(std::int64_t tokens, std::int64_t vocab, const RowBytes& row,
+                           std::int64_t first, std::int64_t least);
 
 }  // namespace logitless::cuda

@@ -1,4 +1,4 @@
-#include "compiler/plan/make_again.h"
+#include "compiler/plan/recompute_values.h"
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ std::vector<int> candidates(const Graph& graph, const Program& program,
   for (const int buffer : live_at(program, peak, Counted::values)) {
     const Buffer& b = program.buffers[static_cast<std::size_t>(buffer)];
     if (worth(b) && std::find(again.begin(), again.end(), b.node) == again.end() &&
-        may_be_made_again(graph, b.node))
+        may_be_recomputed(graph, b.node))
       nodes.push_back(b.node);
   }
   return nodes;
@@ -37,8 +37,8 @@ std::vector<int> candidates(const Graph& graph, const Program& program,
 
 }  // namespace
 
-Program making_again(const Graph& graph, const Target& target,
-                     const std::function<Program(const std::vector<int>& again)>& lower) {
+Program recomputing(const Graph& graph, const Target& target,
+                    const std::function<Program(const std::vector<int>& again)>& lower) {
   Program best = lower({});
   std::vector<int> again;
   for (int round = 0; round < kMostRounds; ++round) {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kKernel = "hopper";
 
-class LentMemory : public testing::Test {
+class AliasedMemory : public testing::Test {
  protected:
   void SetUp() override {
     const std::string reason = cuda::device_missing(0);
@@ -43,7 +43,7 @@ class LentMemory : public testing::Test {
   }
 };
 
-void expect_equal_bits(const HeadAnswer& a, const HeadAnswer& b) {
+void expect_equal_bits(const HeadResult& a, const HeadResult& b) {
   EXPECT_EQ(a.loss.bytes(), b.loss.bytes());
   EXPECT_EQ(a.lse.bytes(), b.lse.bytes());
   EXPECT_EQ(a.d_hidden.bytes(), b.d_hidden.bytes());
@@ -55,7 +55,7 @@ void expect_equal_bits(const HeadAnswer& a, const HeadAnswer& b) {
 
 // Every option that saves exponentials, and sizes with ragged tiles and ranges: the bits of the
 // plan with everything in the workspace.
-TEST_F(LentMemory, OneChunkHasTheBitsOfAllInTheWorkspace) {
+TEST_F(AliasedMemory, OneChunkHasTheBitsOfAllInTheWorkspace) {
   std::vector<HeadSpec> specs = {
       spec_of(700, 320, 2100),   // eight vocabulary tiles and a rest
       spec_of(1030, 264, 4097),  // one entry in the last tile
@@ -83,25 +83,25 @@ TEST_F(LentMemory, OneChunkHasTheBitsOfAllInTheWorkspace) {
       SCOPED_TRACE(describe(spec) + " " + std::string(name_of(gradient)));
       RunSpec run = dense_of(gradient);
       run.extras = spec.per_token == 1;
-      const HeadAnswer all = run_head(problem, run);
+      const HeadResult all = run_head(problem, run);
       ASSERT_EQ(all.plan.weight_ranges, 0);
       ASSERT_GE(all.plan.chunk_tokens, spec.tokens);
-      int lent = 0;
+      int aliased = 0;
       for (run.budget = all.plan.workspace_bytes() - 1;;) {
-        const HeadAnswer some = run_head(problem, run);
+        const HeadResult some = run_head(problem, run);
         if (some.plan.weight_ranges == 0 || some.plan.first_tokens < spec.tokens) break;
         SCOPED_TRACE(some.plan.explain());
         expect_equal_bits(some, all);
         EXPECT_LT(some.plan.workspace_bytes(), all.plan.workspace_bytes());
         run.budget = some.plan.workspace_bytes() - 1;
-        ++lent;
+        ++aliased;
       }
-      EXPECT_GT(lent, 0);
+      EXPECT_GT(aliased, 0);
     }
   }
 }
 
-TEST_F(LentMemory, FirstOfSeveralChunks) {
+TEST_F(AliasedMemory, FirstOfSeveralChunks) {
   for (const auto& [tokens, dim, vocab] : {std::tuple{800, 520, 1537}, {1030, 512, 1300}}) {
     HeadSpec spec = spec_of(tokens, dim, vocab);
     spec.bias = true;
@@ -126,7 +126,7 @@ TEST_F(LentMemory, FirstOfSeveralChunks) {
         before = plan.workspace_bytes();
         SCOPED_TRACE(describe(spec) + " " + plan.explain());
         expect_matches_oracle(problem, run);
-        const HeadAnswer once = run_head(problem, run);
+        const HeadResult once = run_head(problem, run);
         expect_equal_bits(run_head(problem, run), once);
         ++several;
       }
@@ -158,7 +158,7 @@ struct Call {
     return plan_cross_entropy(problem.options(), in, out, {context.device(), budget, kind, 0.0});
   }
   // Plans with less and less memory that alias d_weight's.
-  std::vector<LossPlan> lent_plans(PlanKind kind) const {
+  std::vector<LossPlan> aliased_plans(PlanKind kind) const {
     std::vector<LossPlan> found;
     std::size_t bytes = plan(std::size_t{1} << 30).workspace_bytes();
     for (std::size_t before = 0; bytes > 0; bytes -= bytes / 64 + 1) {
@@ -210,7 +210,7 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
 // Saves exponentials of some entries in d_weight's memory, and recomputes blocks of the others
 // there. d_weight has the bits of the dense plan for the saved entries and of recompute for the
 // others. d_hidden sums in other parts.
-TEST_F(LentMemory, SomeWordsKeptOrNone) {
+TEST_F(AliasedMemory, SomeVocabSavedOrNone) {
   std::vector<HeadSpec> specs = {spec_of(1030, 64, 12000), spec_of(700, 512, 4097),
                                  spec_of(300, 320, 3300), spec_of(1500, 64, 20000)};
   specs[0].bias = true;
@@ -218,12 +218,12 @@ TEST_F(LentMemory, SomeWordsKeptOrNone) {
   specs[1].label_smoothing = 0.1f;
   specs[2].softcap = 20.0f;
   for (const PlanKind kind : {PlanKind::stored, PlanKind::recompute}) {
-    int lent = 0;
+    int aliased = 0;
     for (const HeadSpec& spec : specs) {
       const HeadProblem problem(spec);
       for (const DType weight : {DType::bf16, DType::f32}) {
         Call call(problem, weight);
-        const std::vector<LossPlan> plans = call.lent_plans(kind);
+        const std::vector<LossPlan> plans = call.aliased_plans(kind);
         if (plans.empty()) continue;
         call.run(call.plan(std::size_t{1} << 30));
         const std::vector<std::byte> dense = Call::bytes_of(call.d_weight);
@@ -235,7 +235,7 @@ TEST_F(LentMemory, SomeWordsKeptOrNone) {
         const std::vector<float> d_hidden_again = call.hidden_gradient();
         for (const LossPlan& plan : plans) {
           SCOPED_TRACE(describe(spec) + " " + plan.explain());
-          EXPECT_LT(plan.slab_vocab, spec.vocab);
+          EXPECT_LT(plan.block_vocab, spec.vocab);
           EXPECT_EQ(plan.first_tokens, spec.tokens);
           EXPECT_EQ(plan.stored_vocab > 0, kind == PlanKind::stored);
           cuda::fill_device(call.d_weight.data(), 0, call.d_weight.bytes(), nullptr);
@@ -253,11 +253,11 @@ TEST_F(LentMemory, SomeWordsKeptOrNone) {
           EXPECT_LT(relative_difference(call.hidden_gradient(), d_hidden_again),
                     kind == PlanKind::stored ? 4e-3 : 1e-5);
           EXPECT_LT(relative_difference(call.hidden_gradient(), d_hidden), 4e-3);
-          ++lent;
+          ++aliased;
         }
       }
     }
-    EXPECT_GT(lent, 5) << name_of(kind);
+    EXPECT_GT(aliased, 5) << name_of(kind);
   }
 }
 
@@ -266,7 +266,7 @@ void expect_untouched(const std::vector<std::byte>& bytes, std::size_t begin, st
     ASSERT_EQ(bytes[at], std::byte{0x5a}) << "byte " << at;
 }
 
-TEST_F(LentMemory, WritesNothingBesideDWeightAndTheWorkspace) {
+TEST_F(AliasedMemory, WritesNothingBesideDWeightAndTheWorkspace) {
   for (const auto& [weight, kind] : {std::pair{DType::bf16, PlanKind::dense},
                                      {DType::f32, PlanKind::dense},
                                      {DType::bf16, PlanKind::stored},
@@ -275,7 +275,7 @@ TEST_F(LentMemory, WritesNothingBesideDWeightAndTheWorkspace) {
     const HeadProblem problem(kind == PlanKind::dense ? spec_of(1030, 264, 4097)
                                                       : spec_of(1500, 64, 20000));
     Call call(problem, weight);
-    const std::vector<LossPlan> plans = call.lent_plans(kind);
+    const std::vector<LossPlan> plans = call.aliased_plans(kind);
     ASSERT_FALSE(plans.empty());
     const LossPlan& plan = plans.front();
     const std::size_t size = plan.workspace_bytes();
@@ -294,20 +294,20 @@ TEST_F(LentMemory, WritesNothingBesideDWeightAndTheWorkspace) {
   }
 }
 
-TEST_F(LentMemory, ServesFewerTokensThanItIsMadeFor) {
+TEST_F(AliasedMemory, ServesFewerTokensThanItIsMadeFor) {
   const HeadProblem problem(spec_of(1500, 264, 4097));
   for (const std::int64_t tokens : {1, 256, 700, 1400}) {
     SCOPED_TRACE(tokens);
     Call call(problem, DType::bf16);
     const LossPlan all = call.plan(std::size_t{1} << 30);
-    const LossPlan lent = call.plan(all.workspace_bytes() - 1);
+    const LossPlan aliased = call.plan(all.workspace_bytes() - 1);
     ASSERT_EQ(all.weight_ranges, 0);
-    ASSERT_GT(lent.weight_ranges, 0);
+    ASSERT_GT(aliased.weight_ranges, 0);
     call.in.hidden = ConstTensorView(call.in.hidden.data(), DType::bf16, {tokens, 264});
     call.in.targets = ConstTensorView(call.in.targets.data(), call.in.targets.dtype(), {tokens});
     call.out.d_hidden = TensorView(call.out.d_hidden.data(), DType::f32, {tokens, 264});
     std::vector<std::byte> d_hidden, d_weight;
-    for (const LossPlan& plan : {all, lent}) {
+    for (const LossPlan& plan : {all, aliased}) {
       cuda::fill_device(call.d_hidden.data(), 0, call.d_hidden.bytes(), nullptr);
       cuda::fill_device(call.d_weight.data(), 0, call.d_weight.bytes(), nullptr);
       const Workspace workspace(call.context, plan);
@@ -324,19 +324,19 @@ TEST_F(LentMemory, ServesFewerTokensThanItIsMadeFor) {
 }
 
 // d_weight cannot be aliased if its rows have gaps or it accumulates.
-TEST_F(LentMemory, NotWhereDWeightHasGapsOrIsAddedTo) {
+TEST_F(AliasedMemory, NotWhereDWeightHasGapsOrIsAddedTo) {
   const HeadProblem problem(spec_of(1030, 264, 4097));
   Call call(problem, DType::bf16);
   const std::size_t budget = call.plan(std::size_t{1} << 30).workspace_bytes() - 1;
-  const LossPlan lent = call.plan(budget);
-  ASSERT_GT(lent.weight_ranges, 0);
+  const LossPlan aliased = call.plan(budget);
+  ASSERT_GT(aliased.weight_ranges, 0);
   const cuda::DeviceMemory rows(4097 * 272 * 2);
   const std::int64_t shape[] = {4097, 264};
   const std::int64_t strides[] = {272, 1};
   call.out.d_weight = TensorView(rows.data(), DType::bf16, shape, strides);
-  const Workspace workspace(call.context, lent);
+  const Workspace workspace(call.context, aliased);
   try {
-    cross_entropy(call.context, lent, problem.options(), call.in, call.out, workspace);
+    cross_entropy(call.context, aliased, problem.options(), call.in, call.out, workspace);
     FAIL();
   } catch (const InvalidArgument& error) {
     EXPECT_NE(std::string(error.what()).find("d_weight: expected rows that follow one another"),

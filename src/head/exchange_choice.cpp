@@ -1,4 +1,4 @@
-#include "head/movement.h"
+#include "head/exchange_choice.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,8 +17,8 @@ double link_bytes(DeviceKind device) { return device == DeviceKind::cpu ? 2e9 : 
 
 constexpr std::int64_t kImpossible = -1;
 
-std::string said_as(Movement moves, std::string_view what) {
-  return concat(what, " where ", name_of(moves), " move");
+std::string said_as(ExchangeMode exchange, std::string_view what) {
+  return concat(what, " where ", name_of(exchange), " move");
 }
 
 std::string cost_text(double bytes, double seconds) {
@@ -28,53 +28,55 @@ std::string cost_text(double bytes, double seconds) {
 
 }  // namespace
 
-std::string_view name_of(Movement moves) {
-  switch (moves) {
-    case Movement::planned:
+std::string_view name_of(ExchangeMode exchange) {
+  switch (exchange) {
+    case ExchangeMode::planned:
       return "planned";
-    case Movement::tokens:
+    case ExchangeMode::tokens:
       return "tokens";
-    case Movement::weights:
+    case ExchangeMode::weights:
       return "weights";
   }
   return "?";
 }
 
-MovementPlans::MovementPlans(const Sharding& sharding, MovementProblem problem)
+ExchangePlans::ExchangePlans(const Sharding& sharding, ExchangeProblem problem)
     : p_(std::move(problem)),
       spread_(sharding.tokens),
-      planned_(sharding.tokens && sharding.moves == Movement::planned) {
+      planned_(sharding.tokens && sharding.exchange == ExchangeMode::planned) {
   // These conditions are equal on all ranks.
-  const bool cannot = p_.device != DeviceKind::cpu && p_.words.tables;
-  const bool by_columns = !p_.words.columns.empty();
-  if (planned_ && cannot) weights_.refusal = "words that a word_table says move on the CPU alone";
-  if (planned_ && p_.far) weights_.refusal = "a far field may be planned, whose words stay";
+  const bool cannot = p_.device != DeviceKind::cpu && p_.vocab.tables;
+  const bool by_columns = !p_.vocab.columns.empty();
+  if (planned_ && cannot)
+    weights_.refusal = "vocabulary entries that a vocab_ids says move on the CPU alone";
+  if (planned_ && p_.far) weights_.refusal = "a far field may be planned, whose vocabulary stays";
   if (planned_ && p_.ranks() == 1) weights_.refusal = "there is one rank";
-  if (cannot && spread_ && sharding.moves == Movement::weights)
+  if (cannot && spread_ && sharding.exchange == ExchangeMode::weights)
     throw Unsupported(
-        "sharding: moves: weights whose words a word_table says move on the CPU alone");
-  if (p_.far && spread_ && (by_columns || sharding.moves == Movement::weights))
-    throw Unsupported("sharding: moves: weights do not move in the far field, whose words stay");
+        "sharding.exchange: weights whose vocabulary a vocab_ids says move on the CPU alone");
+  if (p_.far && spread_ && (by_columns || sharding.exchange == ExchangeMode::weights))
+    throw Unsupported(
+        "sharding.exchange: weights do not move in the far field, whose vocabulary stays");
   planned_ = planned_ && !by_columns && !cannot && !p_.far && p_.ranks() > 1;
-  tokens_.wanted = !by_columns && (planned_ || sharding.moves != Movement::weights);
-  weights_.wanted = by_columns || planned_ || sharding.moves == Movement::weights;
+  tokens_.wanted = !by_columns && (planned_ || sharding.exchange != ExchangeMode::weights);
+  weights_.wanted = by_columns || planned_ || sharding.exchange == ExchangeMode::weights;
   if (!spread_) weights_.wanted = false;
   if (by_columns) tokens_.refusal = "the weight is by columns, and logits would be sums over ranks";
 }
 
-void MovementPlans::try_plan(Way& way, const Planner& planner) const {
+void ExchangePlans::try_plan(Way& way, const Planner& planner) const {
   if (!way.wanted) return;
   way.plan.reset();
   HeadShape shape = p_.shape;
   HeadFeatures features = p_.features;
-  if (way.moves == Movement::weights) {
+  if (way.exchange == ExchangeMode::weights) {
     shape.tokens = p_.tokens;
-    shape.vocab = shape.whole_vocab;
-    features.gathered_rows = p_.words.most_rows();
-    features.gathered_columns = p_.words.most_columns();
+    shape.vocab = shape.global_vocab;
+    features.gathered_rows = p_.vocab.most_rows();
+    features.gathered_columns = p_.vocab.most_columns();
   } else {
     shape.tokens = spread_ ? p_.tokens * p_.ranks() : p_.tokens;
-    if (!lends_) features.d_weight_strided = features.d_weight;
+    if (!aliases_) features.d_weight_strided = features.d_weight;
   }
   if (!planned_) {
     way.plan = planner(shape, features);
@@ -93,17 +95,17 @@ void MovementPlans::try_plan(Way& way, const Planner& planner) const {
   }
 }
 
-void MovementPlans::make(const Planner& planner, PlanDigest& digest) {
+void ExchangePlans::make(const Planner& planner, PlanDigest& digest) {
   try_plan(tokens_, planner);
   try_plan(weights_, planner);
   if (!tokens_.plan && !weights_.plan) std::rethrow_exception(tokens_.error);
   for (const Way* way : {&tokens_, &weights_}) {
     if (!way->wanted) continue;
-    digest.own(said_as(way->moves, "size"), !way->plan ? 0
-                                            : way->moves == Movement::weights
-                                                ? way->plan->piece_rows
-                                                : way->plan->chunk_tokens);
-    digest.own(said_as(way->moves, "nanoseconds"),
+    digest.own(said_as(way->exchange, "size"), !way->plan ? 0
+                                               : way->exchange == ExchangeMode::weights
+                                                   ? way->plan->slice_rows
+                                                   : way->plan->chunk_tokens);
+    digest.own(said_as(way->exchange, "nanoseconds"),
                way->plan ? std::llround(way->plan->predicted_seconds * 1e9) : kImpossible);
   }
   const LossPlan none;
@@ -112,28 +114,28 @@ void MovementPlans::make(const Planner& planner, PlanDigest& digest) {
   digest.own("first tokens", plan.weight_ranges > 0 ? plan.first_tokens : plan.chunk_tokens);
 }
 
-bool MovementPlans::begin_alike(const Agreement& said) {
+bool ExchangePlans::agree_on_begin(const Agreement& said) {
   ranges_ = 0;
   first_ = 0;
   std::int64_t least_first = 0, least = 0, most = 0;
   bool any = false;
   for (int r = 0; r < p_.ranks(); ++r) {
     // A rank without vocabulary entries follows the chunks of the others.
-    if (!tokens_.wanted || p_.words.ranks[static_cast<std::size_t>(r)].rows == 0) continue;
-    const std::int64_t chunk = said.own_of(r, said_as(Movement::tokens, "size"));
+    if (!tokens_.wanted || p_.vocab.ranks[static_cast<std::size_t>(r)].rows == 0) continue;
+    const std::int64_t chunk = said.local_of(r, said_as(ExchangeMode::tokens, "size"));
     if (chunk == 0) continue;  // this rank has no plan, so none is chosen
-    const std::int64_t first = said.own_of(r, "first tokens");
+    const std::int64_t first = said.local_of(r, "first tokens");
     least_first = any ? std::min(least_first, first) : first;
     least = any ? std::min(least, chunk) : chunk;
     most = std::max(most, chunk);
     first_ = std::max(first_, first);
-    ranges_ = std::max(ranges_, static_cast<int>(said.own_of(r, "weight ranges")));
+    ranges_ = std::max(ranges_, static_cast<int>(said.local_of(r, "weight ranges")));
     any = true;
   }
   const std::int64_t tokens = spread_ ? p_.tokens * p_.ranks() : p_.tokens;
   const bool alike = least_first == first_ && (first_ >= tokens || least == most);
   if (ranges_ == 0 || alike) return true;
-  lends_ = false;
+  aliases_ = false;
   ranges_ = 0;
   first_ = 0;
   return false;
@@ -141,86 +143,88 @@ bool MovementPlans::begin_alike(const Agreement& said) {
 
 // Returns the bytes that a rank sends in exchanges proportional to dim. `size` is the chunk or
 // slice size that all ranks can use.
-double MovementPlans::bytes_of(Movement moves, std::int64_t size) const {
+double ExchangePlans::bytes_of(ExchangeMode exchange, std::int64_t size) const {
   const HeadFeatures& f = p_.features;
-  const std::int64_t columns = p_.words.columns.empty() ? p_.shape.dim : p_.words.most_columns();
+  const std::int64_t columns = p_.vocab.columns.empty() ? p_.shape.dim : p_.vocab.most_columns();
   const double row = static_cast<double>(p_.ranks() - 1) * static_cast<double>(columns);
   const auto element = static_cast<double>(size_of(p_.shape.dtype));
   const double gradient = sizeof(float);
-  if (moves == Movement::tokens)
+  if (exchange == ExchangeMode::tokens)
     return row * static_cast<double>(p_.tokens) * (element + (f.d_hidden ? gradient : 0.0));
   const bool again = f.d_hidden || f.d_weight || f.d_bias;
-  const auto pieces = static_cast<double>(piece_count(p_.words.most_rows(), size));
+  const auto slices = static_cast<double>(slice_count(p_.vocab.most_rows(), size));
   // A GPU still holds the last two slices when the backward begins.
-  const double kept = p_.device == DeviceKind::cpu ? 1.0 : std::min(pieces, 2.0);
-  const double gathered = again ? 2.0 * pieces - kept : pieces;
+  const double kept = p_.device == DeviceKind::cpu ? 1.0 : std::min(slices, 2.0);
+  const double gathered = again ? 2.0 * slices - kept : slices;
   return row * static_cast<double>(size) *
-         (gathered * element + (f.d_weight ? pieces * gradient : 0.0));
+         (gathered * element + (f.d_weight ? slices * gradient : 0.0));
 }
 
-void MovementPlans::meet(Way& way, const Agreement& said) const {
+void ExchangePlans::agree(Way& way, const Agreement& said) const {
   if (!way.wanted) return;
   std::int64_t most = 0;
   way.size = INT64_MAX;
   for (int r = 0; r < p_.ranks(); ++r) {
-    const std::int64_t nanoseconds = said.own_of(r, said_as(way.moves, "nanoseconds"));
+    const std::int64_t nanoseconds = said.local_of(r, said_as(way.exchange, "nanoseconds"));
     if (nanoseconds == kImpossible) {
       if (way.refusal.empty()) way.refusal = concat("rank ", r, " has no plan");
       way.plan.reset();
     }
     most = std::max(most, nanoseconds);
     // A rank without vocabulary entries goes through the chunks of the others.
-    if (way.moves == Movement::tokens && p_.words.ranks[static_cast<std::size_t>(r)].rows == 0)
+    if (way.exchange == ExchangeMode::tokens &&
+        p_.vocab.ranks[static_cast<std::size_t>(r)].rows == 0)
       continue;
-    way.size = std::min(way.size, said.own_of(r, said_as(way.moves, "size")));
+    way.size = std::min(way.size, said.local_of(r, said_as(way.exchange, "size")));
   }
   if (!way.plan) return;
-  way.bytes = bytes_of(way.moves, way.size);
+  way.bytes = bytes_of(way.exchange, way.size);
   const double computes = static_cast<double>(most) * 1e-9;
   const double sends = way.bytes / link_bytes(p_.device);
   // A GPU overlaps the exchange of a slice with the GEMMs of another.
-  const bool beside = p_.device != DeviceKind::cpu && way.moves == Movement::weights;
-  const auto pieces = static_cast<double>(piece_count(p_.words.most_rows(), way.size));
+  const bool beside = p_.device != DeviceKind::cpu && way.exchange == ExchangeMode::weights;
+  const auto slices = static_cast<double>(slice_count(p_.vocab.most_rows(), way.size));
   way.seconds =
-      beside ? std::max(computes, sends) + std::min(computes, sends) / pieces : computes + sends;
+      beside ? std::max(computes, sends) + std::min(computes, sends) / slices : computes + sends;
 }
 
-LossPlan MovementPlans::agreed(const Agreement& said) {
-  meet(tokens_, said);
-  meet(weights_, said);
+LossPlan ExchangePlans::agreed(const Agreement& said) {
+  agree(tokens_, said);
+  agree(weights_, said);
   require(tokens_.plan || weights_.plan, "sharding: tokens move: ", tokens_.refusal,
           "; weights move: ", weights_.refusal);
   const bool weights = weights_.plan && (!tokens_.plan || weights_.seconds < tokens_.seconds);
   Way& best = weights ? weights_ : tokens_;
   const std::string why = spread_ ? reasons(best, weights ? tokens_ : weights_) : "";
   LossPlan plan = taken(best);
-  plan.movement = why;
+  plan.exchange_choice = why;
   return plan;
 }
 
 // Returns the plan with the smallest chunk or slice of all ranks.
-LossPlan MovementPlans::taken(Way& way) const {
-  if (way.moves == Movement::weights) return with_piece(std::move(*way.plan), way.size, p_.device);
+LossPlan ExchangePlans::taken(Way& way) const {
+  if (way.exchange == ExchangeMode::weights)
+    return with_slice(std::move(*way.plan), way.size, p_.device);
   const std::int64_t chunk = spread_ ? std::max<std::int64_t>(way.size, p_.ranks()) : way.size;
   return with_chunks(std::move(*way.plan), chunk);
 }
 
-LossPlan MovementPlans::with_chunks(LossPlan plan, std::int64_t chunk) const {
+LossPlan ExchangePlans::with_chunks(LossPlan plan, std::int64_t chunk) const {
   const auto rank = static_cast<std::size_t>(p_.rank);
-  if (p_.words.ranks[rank].rows == 0 && ranges_ > 0) {
+  if (p_.vocab.ranks[rank].rows == 0 && ranges_ > 0) {
     plan.weight_ranges = ranges_;
     plan.first_tokens = first_;
   }
   return with_chunk(std::move(plan), chunk, p_.device);
 }
 
-std::string MovementPlans::reasons(const Way& best, const Way& other) const {
+std::string ExchangePlans::reasons(const Way& best, const Way& other) const {
   const std::string not_other = !other.refusal.empty() && !other.wanted ? other.refusal
-                                : !other.wanted ? concat(name_of(best.moves), " were asked for")
+                                : !other.wanted ? concat(name_of(best.exchange), " were asked for")
                                 : !other.plan   ? other.refusal
                                                 : cost_text(other.bytes, other.seconds);
-  return concat(name_of(best.moves), " move: ", cost_text(best.bytes, best.seconds), "\nnot ",
-                name_of(other.moves), ": ", not_other);
+  return concat(name_of(best.exchange), " move: ", cost_text(best.bytes, best.seconds), "\nnot ",
+                name_of(other.exchange), ": ", not_other);
 }
 
 }  // namespace logitless

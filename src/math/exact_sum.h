@@ -17,7 +17,7 @@
 
 namespace logitless {
 
-class WideSum {
+class ExactSum {
  public:
   // Adds value * 2^exponent, with value >= 0 and an integral exponent within 2^31. NaN and infinity
   // make the sum NaN.
@@ -40,7 +40,7 @@ class WideSum {
     if (shift > 0) add_bin(bin + 1, mantissa >> (64 - shift), 0);
   }
 
-  LOGITLESS_HOST_DEVICE void add(const WideSum& other) {
+  LOGITLESS_HOST_DEVICE void add(const ExactSum& other) {
     if (other.top_ == kNaN) top_ = kNaN;
     if (other.top_ == kNone || top_ == kNaN) return;
     add_bin(other.top_, other.bits_[1], other.carry_[1]);
@@ -87,6 +87,6 @@ class WideSum {
   std::int32_t top_ = kNone;         // bits of that bin count 2^(64 top)
   std::int32_t unused_ = 0;          // sent with the rest
 };
-static_assert(sizeof(WideSum) == 32);
+static_assert(sizeof(ExactSum) == 32);
 
 }  // namespace logitless

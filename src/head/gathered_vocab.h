@@ -15,7 +15,7 @@
 namespace logitless {
 
 // Vocabulary shards of all ranks, as every rank knows them.
-struct GatheredWords {
+struct GatheredVocab {
   struct Of {
     std::int64_t first = 0;  // entry of row 0, if the entries are consecutive
     std::int64_t rows = 0;
@@ -36,63 +36,63 @@ struct GatheredWords {
       if (columns[r] > 0) f(static_cast<int>(r), first, columns[r]);
   }
 };
-GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_ranks,
+GatheredVocab gathered_vocab(const std::vector<std::vector<VocabRun>>& vocab_of_ranks,
                              std::vector<std::int64_t> columns);
 
 // Returns the most columns that a rank contributes to a slice.
-inline std::int64_t piece_columns(const HeadShape& shape, const HeadFeatures& features) {
+inline std::int64_t slice_columns(const HeadShape& shape, const HeadFeatures& features) {
   return features.gathered_columns > 0 ? features.gathered_columns : shape.dim;
 }
 // Returns the number of kernel calls for a slice: one for the rows of each rank.
-inline std::int64_t piece_blocks(const HeadFeatures& features) {
-  return features.gathered_columns > 0 ? 1 : features.word_ranks;
+inline std::int64_t slice_blocks(const HeadFeatures& features) {
+  return features.gathered_columns > 0 ? 1 : features.vocab_ranks;
 }
 // Returns whether the rows of all ranks in a slice are contiguous, so that one kernel call can take
 // them. That requires that nothing else travels with them.
 inline constexpr int kMostTogether = 64;
 inline bool rows_lie_together(const HeadFeatures& features) {
-  return features.gathered_columns == 0 && features.word_ranks <= kMostTogether && !features.bias &&
-         !features.d_bias && !features.vocab_weight;
+  return features.gathered_columns == 0 && features.vocab_ranks <= kMostTogether &&
+         !features.bias && !features.d_bias && !features.vocab_weight;
 }
 
 // Rows of a rank in a slice: local rows [first, first + count).
-struct PieceRows {
+struct SliceRows {
   std::int64_t first = 0, count = 0;
 };
-inline std::int64_t piece_count(std::int64_t most_rows, std::int64_t piece_rows) {
-  return (most_rows + piece_rows - 1) / piece_rows;
+inline std::int64_t slice_count(std::int64_t most_rows, std::int64_t slice_rows) {
+  return (most_rows + slice_rows - 1) / slice_rows;
 }
-inline PieceRows rows_in_piece(std::int64_t piece, std::int64_t piece_rows, std::int64_t rows) {
-  const std::int64_t first = piece * piece_rows;
-  return {first, std::clamp<std::int64_t>(rows - first, 0, piece_rows)};
+inline SliceRows rows_in_slice(std::int64_t slice, std::int64_t slice_rows, std::int64_t rows) {
+  const std::int64_t first = slice * slice_rows;
+  return {first, std::clamp<std::int64_t>(rows - first, 0, slice_rows)};
 }
 
 // Layout of one rank's contribution to a slice of B rows: weight [B, C] without gaps, then bias and
 // ids, each aligned to 64 bytes. C is D for a weight sharded by rows. Sharded by columns, C is the
 // rank's columns, and neither bias nor ids travel.
-struct PieceLayout {
-  std::size_t bias = 0;   // f32 [B], with a bias
-  std::size_t words = 0;  // i32 [B], with tables
+struct SliceLayout {
+  std::size_t bias = 0;       // f32 [B], with a bias
+  std::size_t vocab_ids = 0;  // i32 [B], with tables
   std::size_t bytes = 0;
 };
-PieceLayout piece_layout(const HeadShape& shape, const HeadFeatures& features,
-                         std::int64_t piece_rows, bool tables);
+SliceLayout slice_layout(const HeadShape& shape, const HeadFeatures& features,
+                         std::int64_t slice_rows, bool tables);
 // Layout of the gradient sums that a rank receives for a slice from another: d_weight f32 [B, C],
 // then d_bias f32 [B].
-struct PieceSums {
+struct SliceSums {
   std::size_t d_bias = 0;
   std::size_t bytes = 0;  // 0: neither is requested
 };
-PieceSums piece_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t piece_rows);
+SliceSums slice_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t slice_rows);
 // Layouts of the additional buffers of a weight sharded by columns: the assembled slice, rows with
 // all columns and their bias, and the sums of all columns and of d_bias. Empty for a weight sharded
 // by rows.
-PieceLayout whole_piece(const HeadShape& shape, const HeadFeatures& features,
-                        std::int64_t piece_rows);
-PieceSums whole_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t piece_rows);
+SliceLayout full_slice(const HeadShape& shape, const HeadFeatures& features,
+                       std::int64_t slice_rows);
+SliceSums full_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t slice_rows);
 
 // Returns the candidate sizes of slices, the largest first: multiples of 256 rows, at most half of
 // a rank's rows. A rank of at most 256 rows has one slice of all of them.
-std::vector<std::int64_t> piece_sizes(std::int64_t most_rows);
+std::vector<std::int64_t> slice_sizes(std::int64_t most_rows);
 
 }  // namespace logitless

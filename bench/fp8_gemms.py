@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures the head's two gradient GEMMs in fp8, for all tiles or for a middle field: errors against float64, and times.
 
-    python3 bench/fp8_products.py errors [../shared/data/real_head_late.safetensors ...] [--only TEXT] [--tokens 1024]
+    python3 bench/fp8_gemms.py errors [../shared/data/real_head_late.safetensors ...] [--only TEXT] [--tokens 1024]
                                          [--text /usr/include ...] [--steps 300] [--early 8 6]
-    python3 bench/fp8_products.py times [--shapes 8192,4096,128256 ...] [--repeat 5] [--seconds 50]
+    python3 bench/fp8_gemms.py times [--shapes 8192,4096,128256 ...] [--repeat 5] [--seconds 50]
 
 errors: computes the gradients of mean cross entropy for each head. E is p without the target's, rounded as each row
 states; W and X are rounded as well. Forward, lse and the target's coefficient (p_y - 1, from bf16 rows) are exact.
@@ -49,7 +49,7 @@ import torch.nn.functional as F
 from far_blocks import token_orders
 from far_field import ROWS, load, rotated
 from far_training import make_order
-from fp8_products_times import SHAPES, line, times
+from fp8_gemms_times import SHAPES, line, times
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
@@ -103,20 +103,20 @@ def files_of(folders):
     return sorted(filter(Path.is_file, found), key=lambda path: hashlib.sha1(str(path).encode()).digest())
 
 
-def words_of(folders, vocab, most):
+def ids_of(folders, vocab, most):
     """Tokenizes `most` characters of text; ids are sorted by frequency, and the last one stands for all rarer tokens."""
-    words, size, seen = [], 0, set()
+    vocab_ids, size, seen = [], 0, set()
     for path in files_of(folders):
         text = path.read_text(encoding="utf-8", errors="ignore")
         content = hashlib.sha1(text.encode()).digest()
         if content not in seen:
             seen.add(content)
-            words += re.findall(r"\w+|[^\w\s]", text)
+            vocab_ids += re.findall(r"\w+|[^\w\s]", text)
             size += len(text)
         if size > most:
             break
-    ids = {word: i for i, (word, _) in enumerate(collections.Counter(words).most_common(vocab - 1))}
-    return torch.tensor([ids.get(word, vocab - 1) for word in words])
+    ids = {vocab_id: i for i, (vocab_id, _) in enumerate(collections.Counter(vocab_ids).most_common(vocab - 1))}
+    return torch.tensor([ids.get(vocab_id, vocab - 1) for vocab_id in vocab_ids])
 
 
 class Model:
@@ -145,7 +145,7 @@ class Model:
 
 def trained_heads(args):
     """Trains a model; returns its heads, early and late, with hidden states of unseen text."""
-    text = words_of(args.text, args.vocab, args.characters).to(args.device)
+    text = ids_of(args.text, args.vocab, args.characters).to(args.device)
     train, held_out = text.tensor_split([len(text) * 19 // 20])
     model, random = Model(args), torch.Generator().manual_seed(1)
     optimiser = torch.optim.AdamW(model.parameters, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.01)
@@ -290,7 +290,7 @@ def product(e, m, form):
     return multiply(rounded_rows(e if factors is None else e * factors, form), m, form.sums)
 
 
-def shared_products(p, w, x, form):
+def shared_gemms(p, w, x, form):
     """Uses one E for both GEMMs: a token's scale is folded into x, a tile's into w."""
     token = scale_of(p.amax(1, keepdim=True), form.kind)
     tile = p.new_ones(len(w))
@@ -302,19 +302,19 @@ def shared_products(p, w, x, form):
     return (e @ w) * token, (e.T @ x) * tile[:, None]
 
 
-def both_products(p, w, x, form):
+def both_gemms(p, w, x, form):
     if form.shared:
-        return shared_products(p, w, x, form)
+        return shared_gemms(p, w, x, form)
     return product(p, w, form), product(p.T.contiguous(), x, form)
 
 
 def with_largest_apart(p, w, x, form):
     """Returns both products, and the mean number of removed entries of a token."""
-    rows, words = torch.nonzero(p > form.apart, as_tuple=True)
-    values = p[rows, words][:, None]
-    d_hidden, d_weight = both_products(p * (p <= form.apart), w, x, form)
-    d_hidden.index_add_(0, rows, values * w[words])
-    d_weight.index_add_(0, words, values * x[rows])
+    rows, vocab_ids = torch.nonzero(p > form.apart, as_tuple=True)
+    values = p[rows, vocab_ids][:, None]
+    d_hidden, d_weight = both_gemms(p * (p <= form.apart), w, x, form)
+    d_hidden.index_add_(0, rows, values * w[vocab_ids])
+    d_weight.index_add_(0, vocab_ids, values * x[rows])
     return d_hidden, d_weight, len(rows) / len(p)
 
 
@@ -333,11 +333,11 @@ class Field:
     def __init__(self, head, exact):
         self.head, self.exact = head, exact
         average = sum(torch.softmax(x @ head.weight.T, 1).sum(0) for x in head.others.split(BLOCK)) / len(head.others)
-        self.words = make_order(head.weight, average)
-        position = torch.argsort(self.words)
+        self.vocab_ids = make_order(head.weight, average)
+        position = torch.argsort(self.vocab_ids)
         self.target = position[head.targets]
-        self.p, self.w = exact.p[:, self.words], head.weight[self.words]
-        share = average[self.words].view(-1, TILE) + 1e-30
+        self.p, self.w = exact.p[:, self.vocab_ids], head.weight[self.vocab_ids]
+        share = average[self.vocab_ids].view(-1, TILE) + 1e-30
         self.share = share / share.sum(1, keepdim=True)
         self.centroid = (self.share[..., None] * self.w.view(-1, TILE, self.w.shape[1])).sum(1)
         self.rest = self.p.view(len(self.p), -1, TILE).sum(2)
@@ -364,12 +364,12 @@ class Field:
         d_hidden, d_weight = e @ self.w, e.T @ x
         if middle.any():
             e = (p * middle[..., None]).flatten(1)
-            d_hidden, d_weight = (a + b for a, b in zip((d_hidden, d_weight), both_products(e, self.w, x, ROW)))
+            d_hidden, d_weight = (a + b for a, b in zip((d_hidden, d_weight), both_gemms(e, self.w, x, ROW)))
         mass = self.rest * far
         d_hidden += mass @ self.centroid
         d_weight += (self.share[..., None] * (mass.T @ x)[:, None]).flatten(0, 1)
         out = torch.empty_like(d_weight)
-        out[self.words] = d_weight
+        out[self.vocab_ids] = d_weight
         return self.exact.with_targets(d_hidden, out)
 
 
@@ -396,7 +396,7 @@ def print_forms(head, exact, only):
             *both, count = with_largest_apart(exact.p, head.weight, head.hidden, form)
             name += f" ({count:.1f} a token)"
         else:
-            both = both_products(exact.p, head.weight, head.hidden, form)
+            both = both_gemms(exact.p, head.weight, head.hidden, form)
         line(name, *map(percent, exact.errors(*exact.with_targets(*both))))
 
 
