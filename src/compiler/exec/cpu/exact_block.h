@@ -100,9 +100,12 @@ class ExactBlock {
       : loop_(loop),
         frame_(frame),
         out_(frame.address(loop.store.view.buffer)),
-        count_(loop.leaves.size() + loop.steps.size()),
-        reals_(count_ * kBlock),
-        integers_(count_ * kBlock) {
+        count_(loop.leaves.size() + loop.steps.size()) {
+    reals_.resize(std::max(reals_.size(), count_ * kBlock));
+    integers_.resize(std::max(integers_.size(), count_ * kBlock));
+    is_integer_.clear();
+    memory_.clear();
+    functions_.clear();
     for (std::size_t i = 0; i < count_; ++i) {
       is_integer_.push_back(holds_integers(loop, static_cast<int>(i)));
       if (i >= loop.leaves.size()) continue;
@@ -142,11 +145,24 @@ class ExactBlock {
   const Frame& frame_;
   std::byte* const out_;
   const std::size_t count_;  // of registers
-  std::vector<R> reals_;
-  std::vector<std::int64_t> integers_;
-  std::vector<bool> is_integer_;
-  std::vector<std::byte*> memory_;  // buffers of leaves in memory
-  std::vector<Real> functions_;     // of the steps that compute floats
+  // Registers of a thread, which later loops reuse: a run allocates no memory.
+  struct Scratch {
+    std::vector<R> reals;
+    std::vector<std::int64_t> integers;
+    std::vector<bool> is_integer;
+    std::vector<std::byte*> memory;
+    std::vector<Real> functions;
+  };
+  static Scratch& scratch_of_thread() {
+    static thread_local Scratch scratch;
+    return scratch;
+  }
+  Scratch& scratch_ = scratch_of_thread();
+  std::vector<R>& reals_ = scratch_.reals;
+  std::vector<std::int64_t>& integers_ = scratch_.integers;
+  std::vector<bool>& is_integer_ = scratch_.is_integer;
+  std::vector<std::byte*>& memory_ = scratch_.memory;  // buffers of leaves in memory
+  std::vector<Real>& functions_ = scratch_.functions;  // of the steps that compute floats
 
   static Real function_of(Function function) {
     if constexpr (std::is_same_v<R, float>) {
