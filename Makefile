@@ -6,7 +6,7 @@ DESTDIR ?=
 export JOBS CMAKE_ARGS CMAKE
 
 .DEFAULT_GOAL := help
-.PHONY: run test build format check-format layers asan tsan bench install wheel sdist clean help
+.PHONY: run test build format check-format layers comments asan tsan bench install wheel sdist clean help
 
 run: ## build the command and train a small GPT on this machine's headers (ARGS: see ARGS=--help)
 	@BUILD=$(BUILD) tools/run.sh $(ARGS)
@@ -27,6 +27,9 @@ check-format: ## name the files that are not formatted
 layers: ## check who includes whom, file lengths, include guards
 	@tools/setup.sh
 	@tools/check_layers.py
+
+comments: ## check the comments, and the terms of code and documents
+	@tools/check_comments.py
 
 asan: ## fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@BUILD=$(BUILD)-asan tools/build.sh asan tests_fast
