@@ -90,7 +90,7 @@ def test_neither_entries_nor_their_gradients_travel(name):
 def test_losses_of_tokens_and_what_is_asked_for(layout):
     where, given = Sharding(mesh(), **layout), placed(layout, *arrays())
     asked = dict(return_lse=True, return_target_logits=True, softcap=6.0)
-    if "words" not in layout:
+    if "vocab" not in layout:
         asked |= dict(return_argmax=True, accuracy=True)
     for reduction in ("none", "mean"):
         found = jax.jit(lambda *a: linear_cross_entropy(*a, sharding=where, reduction=reduction, **asked))(*given)
