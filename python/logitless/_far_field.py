@@ -65,7 +65,7 @@ class Report(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Statistics of the last step. After a dense step `passes` is 0 and `kept` 1."""
+    """Statistics of the last step. After a dense step `passes` is 0 and `selected` 1."""
 
     tokens: int
     valid_tokens: int  # tokens that are not ignored

@@ -47,13 +47,11 @@ ExchangePlans::ExchangePlans(const Sharding& sharding, ExchangeProblem problem)
   // These conditions are equal on all ranks.
   const bool cannot = p_.device != DeviceKind::cpu && p_.vocab.tables;
   const bool by_columns = !p_.vocab.columns.empty();
-  if (planned_ && cannot)
-    weights_.refusal = "vocabulary entries that a vocab_ids says move on the CPU alone";
+  if (planned_ && cannot) weights_.refusal = "weights with vocab_ids move on the CPU alone";
   if (planned_ && p_.far) weights_.refusal = "a far field may be planned, whose vocabulary stays";
   if (planned_ && p_.ranks() == 1) weights_.refusal = "there is one rank";
   if (cannot && spread_ && sharding.exchange == ExchangeMode::weights)
-    throw Unsupported(
-        "sharding.exchange: weights whose vocabulary a vocab_ids says move on the CPU alone");
+    throw Unsupported("sharding.exchange: weights with vocab_ids move on the CPU alone");
   if (p_.far && spread_ && (by_columns || sharding.exchange == ExchangeMode::weights))
     throw Unsupported(
         "sharding.exchange: weights do not move in the far field, whose vocabulary stays");

@@ -272,7 +272,7 @@ void require_columns(const Sharding& sharding, std::int64_t rows) {
   require(sharding.vocab_begin == 0 && !sharding.vocab_ids.defined() && rows == sharding.vocab,
           "sharding: weight by columns: expected all ", sharding.vocab, " vocabulary entries, got ",
           rows, " rows, vocab_begin ", sharding.vocab_begin,
-          sharding.vocab_ids.defined() ? " and a vocab_ids" : "");
+          sharding.vocab_ids.defined() ? " and vocab_ids" : "");
   require(sharding.columns >= 0, "sharding: columns: expected 0 or more, got ", sharding.columns);
 }
 
@@ -295,7 +295,7 @@ void require_sharding(const Sharding& sharding, std::int64_t rows) {
   const ConstTensorView& table = sharding.vocab_ids;
   if (!table.defined()) return;
   require(sharding.vocab_begin == 0, "sharding: vocab_begin ", sharding.vocab_begin,
-          " and a vocab_ids; give one of them");
+          " and vocab_ids; give one of them");
   require(table.rank() == 1 && table.size(0) == rows && table.dtype() == DType::i32 &&
               table.contiguous(),
           "sharding: vocab_ids: expected i32[", rows, "] without gaps, got ", describe(table));

@@ -124,7 +124,7 @@ Graph Graph::kept(const std::vector<bool>& keep, const std::vector<int>& instead
   std::vector<int> to(nodes_.size(), -1);
   const auto replace = [&](Value& v) {
     v.node = to[static_cast<std::size_t>(instead[static_cast<std::size_t>(v.node)])];
-    check(v.node >= 0, "kept: a value is read that is not saved");
+    check(v.node >= 0, "kept: a value is read that is not kept");
   };
   std::size_t count = 0;
   for (std::size_t id = 0; id < nodes_.size(); ++id) {

@@ -115,7 +115,7 @@ struct ShardLayout {
   std::size_t logits = 0;         // f32 [G, C, K]: of the targets, from each rank
   std::size_t given[2] = {};      // f32 [C, K]
   std::size_t records = 0;        // TokenRecord [G, C]
-  std::size_t logit_weights = 0;  // f32 [V] with logit weights: of the local rows, by a vocab_ids
+  std::size_t logit_weights = 0;  // f32 [V] with logit weights: of the local rows, by vocab_ids
   // With d_hidden; the buffer of sums_hidden then has G ceil(C / G) tokens
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
   // With sharded tokens; the first three also with the far field

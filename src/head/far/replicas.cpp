@@ -36,7 +36,7 @@ FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFact
     add_facts(common, digest);
     digest.own("fallback", mine.dense_fallback);
     digest.own("audited", mine.audited_tokens);
-    rank_number(digest, "kept", mine.selected);
+    rank_number(digest, "selected", mine.selected);
     rank_number(digest, "error", mine.audited_error);
     rank_number(digest, "lse error", mine.audited_lse_error);
     rank_number(digest, "lse error, most", mine.audited_lse_error_max);
@@ -48,7 +48,7 @@ FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFact
   double error = 0.0, lse_error = 0.0, selected = 0.0, keepers = 0.0;
   for (int r = 0; r < ranks.size(); ++r) {
     out.dense_fallback = out.dense_fallback || agreed.local_of(r, "fallback") != 0;
-    const double of_rank = number_of(agreed, r, "kept");
+    const double of_rank = number_of(agreed, r, "selected");
     if (of_rank < 1.0 || agreed.local_of(r, "fallback") != 0) {  // or the rank has no pairs
       selected += of_rank;
       keepers += 1.0;

@@ -489,7 +489,7 @@ def top_k_loss(
     valid = _valid(target, lead, found.ignore_index, vocab, vocab_ids)[0].reshape(lead)
     divisor = _divisor(reduction, normalizer, valid)
     if found.ignore_index >= 0:  # it may be one of the teacher's token ids
-        raise ValueError(f"ignore_index: expected a number below 0 beside vocabulary entries of a teacher, got {found.ignore_index}")
+        raise ValueError(f"ignore_index: expected a number below 0 beside a teacher's vocabulary, got {found.ignore_index}")
     absent = (vocab_ids == found.ignore_index) | torch.isneginf(log_probs)
     vocab_ids = torch.where(valid[..., None] & ~absent, vocab_ids, found.ignore_index)
     log_probs = torch.where(absent, _NONE, log_probs)

@@ -181,7 +181,7 @@ void number_vocab(const VocabBegins& vocab_begins, std::int64_t each, std::int32
   if (vocab_begins.ranks == 0 || each == 0) return;
   vocab_together<<<blocks_of(vocab_begins.ranks * each), kThreads, 0,
                    static_cast<cudaStream_t>(stream)>>>(vocab_begins, each, table);
-  require_cuda(cudaGetLastError(), "vocabulary entries of a piece");
+  require_cuda(cudaGetLastError(), "vocabulary entries of a slice");
 }
 
 void round_slices(const float* slices, int ranks, std::int64_t count, std::int64_t rows,
