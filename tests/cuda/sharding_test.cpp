@@ -271,7 +271,7 @@ TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {
                          plan_head({rank.part.spec.tokens, 72, rank.part.spec.vocab, DType::bf16},
                                    features, request);
                        }),
-             "moves: weights with vocab_ids move on the CPU alone");
+             "exchange: weights with vocab_ids move on the CPU alone");
   expect_all(plan_all([](auto&, auto&, PlanRequest& r) { r.device.kernel = "cublas"; }),
              "takes no sharded vocabulary");
   expect_all(plan_all([](auto&, auto&, auto&) {}, false),
