@@ -81,7 +81,7 @@ def test_loss(tied):
 
 
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
-@pytest.mark.parametrize("where", [dict(tokens="fsdp"), dict(tokens="fsdp", vocab_ids="tensor")])
+@pytest.mark.parametrize("where", [dict(tokens="fsdp"), dict(tokens="fsdp", vocab="tensor")])
 def test_on_a_mesh(where):
     data, *arrays = batch()
     config = settings(False)
