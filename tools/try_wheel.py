@@ -12,7 +12,7 @@ assert "torch" not in sys.modules and "jax" not in sys.modules
 loaded = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
 assert not [path for path in loaded if "libcu" in path or "libnv" in path], loaded
 print(f"logitless {logitless.version()}, numpy {numpy.__version__}: kernels {', '.join(logitless.kernels())}")
-assert "4096 tokens x 32000 words" in logitless.explain(4096, 512, 32000)
+assert "4096 tokens x 32000 vocabulary entries" in logitless.explain(4096, 512, 32000)
 
 if "torch" in sys.argv[1:]:
     import torch

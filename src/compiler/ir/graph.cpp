@@ -297,7 +297,7 @@ Graph bind(const Graph& graph, const Bindings& bindings) {
         auto loop = std::make_shared<Loop>(*n.attributes->loop);
         Bindings outer = bindings;
         outer.erase(loop->symbol);
-        loop->body = bind(loop->body, outer);
+        loop->body = ir::bind(loop->body, outer);
         bound = std::move(loop);
       }
       attributes.loop = bound;

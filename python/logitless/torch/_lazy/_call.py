@@ -156,7 +156,7 @@ def refusal(hidden, weight, bias) -> Optional[str]:
     if not isinstance(hidden, Tensor):  # a symbol of torch.fx
         return ""
     if forward_ad._current_level >= 0 and any(
-        t is not None and forward_ad.unpack_dual(t).cotangent is not None for t in (hidden, weight, bias)
+        t is not None and forward_ad.unpack_dual(t).tangent is not None for t in (hidden, weight, bias)
     ):
         return "under forward-mode differentiation"
     if type(hidden) not in plain or not all(t is None or type(t) in plain or (spread and _is_dtensor(t)) for t in (weight, bias)):
