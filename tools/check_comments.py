@@ -32,6 +32,8 @@ BITS = ("src/core/*", "src/kernels/cuda/device/tiles_sm90.cuh", "src/kernels/cud
         "src/kernels/cuda/tensor/*", "src/kernels/cpu/*", "src/compiler/exec/cpu/random.cpp", "python/logitless/_autochunk/*",
         "python/logitless/jax/_autochunk/*", "tests/python/jax/test_jax_autochunk_order.py",
         "tests/python/jax/test_jax_autochunk_transforms.py")
+# Files that look at PyTorch's forward-mode derivatives, whose dual numbers have a tangent.
+FORWARD_MODE = ("python/logitless/torch/_lazy/_call.py", "tests/python/torch/test_lazy_modes.py")
 HEAD = ("src/head/*", "src/kernels/*", "src/math/*", "include/*", "src/capi/*", "tests/head/*", "tests/cuda/*")
 RANKS = ("src/comm/*", "src/head/*", "src/kernels/cuda/*", "tests/comm/*", "tests/head/*")
 
@@ -51,7 +53,8 @@ TERMS = (
     Term(r"\bomega\b", ("omega",), "logit weights"),
     Term(r"\b(dealt|deals?|dealing) (out|words|vocab)|\bdealt\b", ("dealt", "deal"), "interleaved vocabulary"),
     Term(r"\b(lent|lends?|lending)\b", ("lent", "lends"), "aliased, reused"),
-    Term(r"(?<!hyperbolic )\btangents?\b", ("tangent", "tangents"), "cotangent, upstream gradient"),
+    Term(r"(?<!hyperbolic )\btangents?\b", ("tangent", "tangents"), "cotangent, upstream gradient",
+         but=FORWARD_MODE),
     Term(r"\banew\b", ("anew",), "again, recompute"),
     Term(r"second-level cache|tensor memory accelerator|multiprocessors?\b", (), "L2, TMA, SM"),
     Term(r"\bladders?\b", ("ladder", "ladders"), "optimisation log"),
