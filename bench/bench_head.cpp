@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -228,8 +229,14 @@ int main(int argc, char** argv) {
   app.add_option("--only", of_device.only,
                  "with --device cuda: this head, or file of --real-head, alone");
   app.add_option("--row", of_device.row, "with --device cuda: plans with this in their name alone");
-  app.add_option("--real-head", of_device.real_heads,
-                 "with --device cuda: safetensors of a head, as docs/benchmarks.md tells");
+  app.add_option(
+         "--real-head", of_device.real_heads,
+         "with --device cuda: safetensors of a head; bench/heads/README.md says how one is made")
+      ->check([](const std::string& path) {
+        return std::filesystem::is_regular_file(path)
+                   ? std::string()
+                   : path + " is not there; bench/heads/README.md says how a head is made";
+      });
   CLI11_PARSE(app, argc, argv);
   try {
     if (device == "cuda") {

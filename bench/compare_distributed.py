@@ -428,6 +428,8 @@ def main():
             setattr(args, name, value)
     if args.real_head and args.targets is not None:
         raise SystemExit("--targets: expected none with a --real-head, which has its own")
+    if args.real_head and not args.real_head.is_file():
+        raise SystemExit(f"{args.real_head} is not there; bench/heads/README.md says how a head is made")
     args.targets = args.vocab if args.targets is None else args.targets
     if not 1 <= args.targets <= args.vocab:
         raise SystemExit(f"--targets: expected 1 to {args.vocab}, got {args.targets}")

@@ -25,6 +25,7 @@ import argparse
 import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
@@ -170,6 +171,8 @@ def main():
     parser.add_argument("--only", help="contenders whose names have this in them, separated by |")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.real and not Path(args.real).is_file():
+        raise SystemExit(f"{args.real} is not there; bench/heads/README.md says how a head is made")
 
     tokens, dim, vocab = HEADS[args.head] if args.head else (args.tokens, args.dim, args.vocab)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the far field on real heads: selected tiles, errors and times of forward and backward against the dense plan.
 
-    python3 bench/far_field.py --logitless build/src/cli/logitless ../shared/data/real_head_late.safetensors
+    python3 bench/far_field.py --logitless build/src/cli/logitless real_head_late.safetensors
                                [--dim 1024] [--rows 1536] [--tau 0.003] [--repeat 5] [--rounds 3] [--dtype bf16]
                                [--sample-every 16] [--order first|between|same]
 
@@ -31,6 +31,8 @@ ROWS = (0, 1024, 8192, 32768)  # begins of the classes of d_weight's rows, by si
 
 def load(path):
     """Returns the tensors of a safetensors file; bf16 is widened to float32."""
+    if not Path(path).is_file():
+        raise SystemExit(f"{path} is not there; bench/heads/README.md says how a head is made")
     raw = Path(path).read_bytes()
     size = struct.unpack("<Q", raw[:8])[0]
     kinds = {"BF16": np.uint16, "I8": np.int8, "F32": np.float32, "I32": np.int32, "I64": np.int64}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the head's two gradient GEMMs in fp8, for all tiles or for a middle field: errors against float64, and times.
 
-    python3 bench/fp8_gemms.py errors [../shared/data/real_head_late.safetensors ...] [--only TEXT] [--tokens 1024]
+    python3 bench/fp8_gemms.py errors [real_head_late.safetensors ...] [--only TEXT] [--tokens 1024]
                                          [--text /usr/include ...] [--steps 300] [--early 8 6]
     python3 bench/fp8_gemms.py times [--shapes 8192,4096,128256 ...] [--repeat 5] [--seconds 50]
 

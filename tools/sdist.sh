@@ -1,8 +1,8 @@
 #!/bin/bash
 # Makes the source distribution, from which pip builds the wheel without a checkout: tools/sdist.sh FOLDER [PYTHON]
-# FOLDER holds it afterwards, and no other of logitless. It contains only git's files, without the heads of bench/heads,
-# which are large. Files that git neither knows nor ignores are refused by name. PYTHON has scikit-build-core; without
-# it that is fetched (beside the tools of tools/wheel.sh).
+# FOLDER holds it afterwards, and no other of logitless. It contains git's files and nothing else. Files that git neither
+# knows nor ignores are refused by name. PYTHON has scikit-build-core; without it that is fetched (beside the tools of
+# tools/wheel.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +29,7 @@ archive=$(echo "$made"/logitless-*.tar.gz)
 
 if [[ $(git rev-parse --show-toplevel 2>/dev/null) == "$PWD" ]]; then
   tar -tzf "$archive" | sed 's|^[^/]*/||' | grep -v '^PKG-INFO$' | LC_ALL=C sort >"$made/held"
-  git ls-files ':!bench/heads/*.xz' | LC_ALL=C sort >"$made/known"
+  git ls-files | LC_ALL=C sort >"$made/known"
   if ! diff "$made/held" "$made/known" >"$log"; then
     sed -n 's|^< |sdist.sh: git does not know (add, ignore or remove it): |p; s|^> |sdist.sh: is not in the archive: |p' "$log" >&2
     exit 1

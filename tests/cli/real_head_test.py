@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs `logitless loss` (the command's path in LOGITLESS_CLI) on a trained head.
 
-Real heads are read from LOGITLESS_DATA_DIR, and skipped if missing; that of bench/heads is unpacked.
+Real heads are read from LOGITLESS_DATA_DIR, and skipped if missing; bench/heads/README.md says how they are made.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 CLI = os.environ.get("LOGITLESS_CLI", "")
 DATA = Path(os.environ.get("LOGITLESS_DATA_DIR") or Path(__file__).resolve().parents[2].parent / "shared" / "data")
 REAL_HEAD = DATA / "real_head_late.safetensors"
-PACKED_HEAD = Path(__file__).resolve().parents[2] / "bench/heads/gpt2_131072.safetensors.xz"
+PACKED_HEAD = DATA / "gpt2_131072.safetensors.xz"
 
 
 def of(path):
@@ -49,7 +49,7 @@ class RealHeadTest(unittest.TestCase):
 
     def test_the_packed_one_is_what_it_says(self):
         if not PACKED_HEAD.exists():
-            self.skipTest(f"{PACKED_HEAD} is not there: a source distribution has none")
+            self.skipTest(f"{PACKED_HEAD} is not there (LOGITLESS_DATA_DIR)")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "head.safetensors")
             with lzma.open(PACKED_HEAD) as packed, path.open("wb") as file:

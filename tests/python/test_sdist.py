@@ -62,12 +62,11 @@ def files(folder):
 def test_it_holds_the_tree_and_nothing_of_a_build(unpacked):
     held = files(unpacked)
     for folder in ("cmake", "include", "src", "python", "tests", "examples", "bench", "tools", "docs"):
-        # Excluded are caches of tools (__pycache__, .hypothesis, .pytest_cache) and the large heads of benchmarks.
-        wanted = {f"{folder}/{name}" for name in files(ROOT / folder) if not re.search(r"(^|/)(__pycache__|\.)|^heads/.*\.(xz|safetensors)$", name)}
+        # Caches of tools (__pycache__, .hypothesis, .pytest_cache) are excluded.
+        wanted = {f"{folder}/{name}" for name in files(ROOT / folder) if not re.search(r"(^|/)(__pycache__|\.)", name)}
         assert wanted and wanted <= held, sorted(wanted - held)
     single = {"CMakeLists.txt", "pyproject.toml", "README.md", "PKG-INFO", "Makefile", "packaging/Containerfile"}
     assert single <= held
-    assert not [n for n in held if n.startswith("bench/heads/") and n != "bench/heads/README.md"]
     strange = [n for n in held if n.startswith("build") or "__pycache__" in n or Path(n).suffix in BUILDS]
     assert not strange
 
