@@ -45,8 +45,8 @@ LOGITLESS_API logitless_status logitless_vocab_order_make(const logitless_contex
                                                           const float* average, int64_t vocab,
                                                           const logitless_order_options* options,
                                                           logitless_vocab_order** order);
-/* Makes an order from a permutation `words[vocab]`, by position, and average[vocab], by vocabulary
- * entry; both are copied. */
+/* Makes an order from a permutation `vocab_ids[vocab]`, by position, and average[vocab], by
+ * vocabulary entry; both are copied. */
 LOGITLESS_API logitless_status logitless_vocab_order_create(const int64_t* vocab_ids,
                                                             const float* average, int64_t vocab,
                                                             logitless_vocab_order** order);

@@ -2,11 +2,12 @@
  * conventions are those of c_api.h, and this header is part of its ABI version.
  *
  * `sharding` of logitless_cross_entropy_inputs and logitless_head_inputs points to one. Planning
- * and calls are then collective: every rank of `words` makes the same calls in the same order. If
- * one rank's call fails, all fail and name the rank; the next call is possible. Only a struct that
- * cannot be read (a struct_size, a dtype, a rank) fails on one rank alone, and the others time out.
- * Supported by exact and far-field plans and logitless_far_head_step, on the CPU and, for bf16, on
- * Hopper GPUs, with communicators of their memory. Other cases are LOGITLESS_UNSUPPORTED. */
+ * and calls are then collective: every rank of `vocab_group` makes the same calls in the same
+ * order. If one rank's call fails, all fail and name the rank; the next call is possible. Only a
+ * struct that cannot be read (a struct_size, a dtype, a rank) fails on one rank alone, and the
+ * others time out. Supported by exact and far-field plans and logitless_far_head_step, on the CPU
+ * and, for bf16, on Hopper GPUs, with communicators of their memory. Other cases are
+ * LOGITLESS_UNSUPPORTED. */
 #pragma once
 
 #include <stddef.h>
@@ -61,7 +62,7 @@ typedef struct logitless_sharding {
 } logitless_sharding;
 LOGITLESS_API void logitless_sharding_init(logitless_sharding* sharding, size_t struct_size);
 
-/* Writes `dealt[vocab]`, the interleaved vocabulary, rank by rank. Rank r's `vocab_ids` is
+/* Writes `interleaved[vocab]`, the interleaved vocabulary, rank by rank. Rank r's `vocab_ids` is
  * [first(r), first(r + 1)) of it, with logitless_interleaved_begin. All ranks then select about as
  * many tiles of the far field. Entries are interleaved by average[vocab] or, where that is NULL, by
  * id from frequent to rare. */

@@ -106,8 +106,8 @@ class LOGITLESS_API DeviceStream {
   // call may wait.
   void copy(void* to, const void* from, std::size_t bytes) const;
   void fill(void* to, int byte, std::size_t bytes) const;
-  // Computes `sums[i] = pieces[0][i] + pieces[1][i] + ...` in this order, in device memory.
-  // `pieces` is f32 [ranks, count], `sums` f32 [count], without overlap.
+  // Computes `sums[i] = slices[0][i] + slices[1][i] + ...` in this order, in device memory.
+  // `slices` is f32 [ranks, count], `sums` f32 [count], without overlap.
   void add_slices(const float* slices, int ranks, std::int64_t count, float* sums) const;
   // Records the event; in a captured graph each launch records it.
   void record(DeviceEvent& event) const;

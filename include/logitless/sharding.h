@@ -28,9 +28,9 @@ enum class ExchangeMode : std::uint8_t {
   weights = 2,
 };
 
-// Shards of a head; the default is no sharding. With `words`, plans and calls are collective: every
-// rank of it makes the same calls in the same order. An error on one rank is thrown on all and
-// names the rank. A rank whose plan was made without a sharding is missed only at the limit.
+// Shards of a head; the default is no sharding. With `vocab_group`, plans and calls are collective:
+// every rank of it makes the same calls in the same order. An error on one rank is thrown on all
+// and names the rank. A rank whose plan was made without a sharding is missed only at the limit.
 //
 // Local to each rank's vocabulary shard are weight [rows, D], bias [rows], d_weight and d_bias;
 // rows may differ between ranks and be 0. Global are targets, class_weight [vocab], vocab_weight
@@ -68,7 +68,7 @@ struct Sharding {
   // order, are the columns of hidden.
   std::int64_t columns = 0;
   // Marks ranges of a vocabulary interleaved by interleave_vocab. Far-field plans then assume equal
-  // numbers of selected tiles on all ranks, instead of nearly all on one. A vocab_ids implies it.
+  // numbers of selected tiles on all ranks, instead of nearly all on one. vocab_ids imply it.
   // The same on all ranks.
   bool interleaved = false;
   // Requires `tokens` unless planned, else InvalidArgument. The same on all ranks.
@@ -82,16 +82,16 @@ struct Sharding {
 // Returns i32 [vocab], rank by rank: rank r's vocab_ids is [interleaved_begin(vocab, ranks, r),
 // interleaved_begin(..., r + 1)) of it. Entries are taken from frequent to rare, by average [vocab]
 // or, without it, by id. Of each `ranks` entries every rank gets one, at random. Row i of the
-// interleaved weight is row `dealt[i]` of a checkpoint. Throws InvalidArgument when vocab or ranks
-// are below 1, vocab is above 2^31 - 1, or average has another size or no finite numbers.
+// interleaved weight is row `interleaved[i]` of a checkpoint. Throws InvalidArgument when vocab or
+// ranks are below 1, vocab is above 2^31 - 1, or average has another size or no finite numbers.
 LOGITLESS_API std::vector<std::int32_t> interleave_vocab(std::int64_t vocab, int ranks,
                                                          std::span<const float> average = {},
                                                          std::uint64_t seed = 0);
 // Returns the number of entries of the ranks before `rank` in [0, ranks]: each has vocab / ranks,
 // and one more where rank < vocab % ranks.
 LOGITLESS_API std::int64_t interleaved_begin(std::int64_t vocab, int ranks, int rank);
-// Returns the row of each entry in the interleaved weight: `inverse[dealt[i]] = i`. Throws
-// InvalidArgument where `dealt` is no permutation.
+// Returns the row of each entry in the interleaved weight: `inverse[interleaved[i]] = i`. Throws
+// InvalidArgument where `interleaved` is no permutation.
 LOGITLESS_API std::vector<std::int32_t> inverse_of_interleaved(
     std::span<const std::int32_t> interleaved);
 

@@ -29,9 +29,9 @@ struct OrderOptions {
 class LOGITLESS_API VocabOrder {
  public:
   VocabOrder() = default;
-  // `words` is a permutation of [0, vocab), by position. `average` is the average probability of
-  // each entry (any positive scale), by vocabulary id. Throws InvalidArgument when the first is no
-  // permutation, or an average is negative or not finite.
+  // `vocab_ids` is a permutation of [0, vocab), by position. `average` is the average probability
+  // of each entry (any positive scale), by vocabulary id. Throws InvalidArgument when the first is
+  // no permutation, or an average is negative or not finite.
   VocabOrder(std::span<const std::int64_t> vocab_ids, std::span<const float> average);
 
   bool empty() const { return data_ == nullptr; }
@@ -58,7 +58,7 @@ class LOGITLESS_API VocabOrder {
   // which ranks sort tokens alike (share_order); empty without.
   std::span<const std::int32_t> places() const;
 
-  // Save and load a safetensors file: `words` i64 [vocab], `average` f32 [vocab]; `axes`,
+  // Save and load a safetensors file: `vocab_ids` i64 [vocab], `average` f32 [vocab]; `axes`,
   // `variance`, `log2_caution` f32 if there are moments; `places` i32 if it is shared. Throws Error
   // (file), or as the constructor does.
   void save(const std::string& path) const;

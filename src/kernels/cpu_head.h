@@ -37,9 +37,9 @@ struct MatrixRows {
 };
 
 // Positions of the vocabulary. A far-field call visits the vocabulary in an order of its own
-// (logitless/vocab_order.h). `word` below is then a position of that order, and bias, `omega`,
-// targets and d_bias are indexed by position. `weight.rows` and WeightGradientSink::rows map back
-// to the caller's rows.
+// (logitless/vocab_order.h). `vocab_id` below is then a position of that order, and bias,
+// logit_weights, targets and d_bias are indexed by position. `weight.rows` and
+// WeightGradientSink::rows map back to the caller's rows.
 
 // A target: one (token, vocabulary entry) pair with its own exact coefficient.
 struct SparseEntry {
@@ -202,9 +202,9 @@ struct FarBackwardChunk : BackwardChunk {
   const float* log2_total = nullptr;    // [tokens] log2 sum_j exp z_ij
   const float* target_logit = nullptr;  // [tokens * K]
   // Importance sample of skipped pairs whose d_weight and d_bias are computed exactly as well.
-  // `every` times the difference from their mass's gradient is added, so that the mean over all
-  // samples is exact. With `selected`, where masses are estimates, the sampled tile's exact mass
-  // replaces its estimate in the tokens' totals. Otherwise a mass far above its estimate would
+  // `sample.every` times the difference from their mass's gradient is added, so that the mean over
+  // all samples is exact. With `selected`, where masses are estimates, the sampled tile's exact
+  // mass replaces its estimate in the tokens' totals. Otherwise a mass far above its estimate would
   // count many times over.
   FarSample sample;
   // All tiles are selected when more than this part would be: skipping would gain nothing.

@@ -126,9 +126,9 @@ struct FarArrangement {
 struct FarCall {
   DeviceOrder order;
   FarArrangement arranged;
-  // Null until tiles are selected. Then order, centroid, bits, lists, `bias` and `omega` are in the
-  // arranged order. Masses, radii and distances stay in the groups' original order, which
-  // this maps to.
+  // Null until tiles are selected. Then order, centroid, bits, lists, `bias` and `logit_weights`
+  // are in the arranged order. Masses, radii and distances stay in the groups' original order,
+  // which this maps to.
   const std::int32_t* groups = nullptr;
   float tau = 0.0f;
   float most_selected = 1.0f;          // all pairs are selected when more than this part would be
@@ -193,7 +193,7 @@ struct TokenValues {
 void sort_tokens(const ForwardCall& call, const RowCoefficients* rows,
                  std::span<const TokenValues> values);
 
-// Sorts tokens by the position of their first target into `room.slots` [tokens]; those without a
+// Sorts tokens by the position of their first target into `scratch.slots` [tokens]; those without a
 // target come last. Keys are below token_keys() of vocab, or of position_count.
 void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& scratch);
 constexpr std::int64_t token_keys(std::int64_t vocab, std::int64_t tokens) {
@@ -207,8 +207,8 @@ void gather_tokens(const ForwardCall& call, const void* hidden, std::int64_t str
 // Scatters the chunk's outputs to the rows of their tokens in `all`.
 void scatter_outputs(const ForwardCall& call, const ForwardCall& all);
 
-// A vocabulary block: positions [`first`, `first + words`). `first` is a multiple of 256; `words`
-// is at most block_vocab_count, or swept_vocab in the forward.
+// A vocabulary block: positions [`first`, `first + vocab_count`). `first` is a multiple of 256;
+// `vocab_count` is at most block_vocab_count, or swept_vocab in the forward.
 struct FarVocabBlock {
   std::int64_t first = 0;
   std::int64_t vocab_count = 0;
@@ -234,8 +234,8 @@ void select_estimated(const ForwardCall& call, const float* target_logits);
 void sample_tiles(const ForwardCall& call);
 
 // Writes block [tokens, T] bf16: alpha P of skipped tiles without the targets' part, 0 of selected
-// ones; columns up to its stride are 0. In a block for `words` (d_weight) a sampled pair has the
-// factor 1 - sample.every, because `every` times its exact gradient is added elsewhere.
+// ones; columns up to its stride are 0. In a block for `vocab` (d_weight) a sampled pair has the
+// factor 1 - sample.every, because `sample.every` times its exact gradient is added elsewhere.
 enum class FarBlockFor : std::uint8_t { tokens, vocab };
 void far_block(const BlockCall& call, const LogitBlock& block, FarBlockFor products);
 // bound [tokens]: sum_J |block_iJ| radius_J plus the rounding to 16 bits, of a block for tokens.

@@ -62,8 +62,8 @@ inline constexpr std::int32_t kNoVocabId = 0x7fffffff;
 // Up to this many targets are sorted by comparing all pairs, more of them by a counting sort.
 inline constexpr std::int64_t kFewTargets = 16384;
 void order_targets(const ForwardCall& chunk, const TargetOrder& order);
-// Sorts any keys below `bound` (or kNoVocabId) in `order.words`: slots [count] gets their order.
-// counts [2 (bound + 2)].
+// Sorts any keys below `bound` (or kNoVocabId) in `order.vocab_ids`: slots [count] gets their
+// order. counts [2 (bound + 2)].
 void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound, Stream stream);
 // Targets of a block's vocabulary entries: [begin[j], begin[j + 1]) belong to entry j of the block.
 struct TargetEntries {
@@ -98,8 +98,8 @@ struct RunningSums {
   SumsFrom from = SumsFrom::nothing;
   bool last = true;  // no chunk comes after this one
 };
-// Bytes of `low` for `words` vocabulary entries: one for each element of their tiles, which come in
-// pairs.
+// Bytes of `low` for `vocab_count` vocabulary entries: one for each element of their tiles, which
+// come in pairs.
 constexpr std::int64_t running_sum_bytes(std::int64_t vocab_count, std::int64_t dim) {
   return (vocab_count + 255) / 256 * 256 * ((dim + 255) / 256 * 256);
 }

@@ -179,7 +179,8 @@ struct StoredBlock {
 
 // Forward of a chunk of tokens.
 struct ForwardCall : ForwardOperands, ForwardOutputs, StoredBlock {
-  // Not null: `weight`, `bias` and `omega` are read by position, and masses are written. No argmax.
+  // Not null: `weight`, `bias` and `logit_weights` are read by position, and masses are written. No
+  // argmax.
   const FarCall* far = nullptr;
 
   void* workspace = nullptr;  // DeviceKernel::workspace_bytes(shape), aligned to 256

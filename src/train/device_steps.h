@@ -44,12 +44,12 @@ struct DeviceModel {
   CompiledProgram step, loss, logits;
   std::vector<Tensor> parameters;
   RankPartition partitions{{}, {}};  // of the parameters, made from uses()
-  // The communicator of `pieces`.ranks() ranks, for device memory; null for one rank.
+  // The communicator of partitions.ranks() ranks, for device memory; null for one rank.
   Communicator* ranks = nullptr;
   int gpu = 0;  // its index
   std::vector<Constant> constants;
   std::size_t far_bytes = 0;  // of the head given to use(), for the statement
-  // The sharded heads of `step` and `loss`, where `pieces` has local_rows(); they outlive the
+  // The sharded heads of `step` and `loss`, where `partitions` has local_rows(); they outlive the
   // DeviceSteps. `logits` then has local_rows().each vocabulary entries.
   HeadOverRanks *step_head = nullptr, *loss_head = nullptr;
   std::int64_t accumulate = 1;  // micro-batches to a step
@@ -81,7 +81,7 @@ class DeviceSteps {
   // decision wait for the GPU (PreparedProgram::run).
   void use(FarFieldHead& far) { far_ = &far; }
 
-  // Copies parameters and moments between host and device, in sets of `pieces.layout()`. Waits.
+  // Copies parameters and moments between host and device, in sets of `partitions.layout()`. Waits.
   // put() rounds the bf16 copies, and re-enables updates after a skipped step; moments without
   // tensors are set to zero. get_moments() skips sets without tensors.
   void put(const TensorSet& values, const TensorSet& m, const TensorSet& v);

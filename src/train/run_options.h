@@ -76,7 +76,7 @@ struct RunOptions {
   bool has_own_sizes() const { return model.empty() && !llama; }
   // Returns model_type of config.json.
   std::string model_type() const { return llama ? llama->type : "gpt2"; }
-  // Makes the model. `words`: the vocabulary size of the text's tokenizer.
+  // Makes the model. `vocab_count`: the vocabulary size of the text's tokenizer.
   ModelPtr make_model(std::int64_t vocab_count) const;
   TrainOptions train_options() const;
   std::int64_t tokens_of_step() const { return batch * accumulate * ranks * length; }

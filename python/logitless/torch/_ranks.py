@@ -429,7 +429,7 @@ def struct_of(vocab_shard: VocabShard, device: torch.device) -> c.Sharding:
 
 
 def together(group: Group, function: Callable[[], Result]) -> Result:
-    """Runs a collective part of a call. All ranks raise its error, so ``told`` does not propagate it again."""
+    """Runs a collective part of a call. All ranks raise its error, so ``raise_on_all_ranks`` does not repeat it."""
     try:
         return function()
     except Exception as error:
@@ -442,7 +442,7 @@ def together(group: Group, function: Callable[[], Result]) -> Result:
 
 def raise_on_all_ranks(name: str, function: Callable[[], Result], propagate: Callable[[], bool] = lambda: True) -> Result:
     """Runs ``function()``, which makes library calls together with the ranks of the group ``name`` (empty: none). If it
-    fails before the first call, and ``tell()`` is true, the failure is propagated to the other ranks."""
+    fails before the first call, and ``propagate()`` is true, the failure is propagated to the other ranks."""
     if not name or torch.compiler.is_compiling():
         return function()
     group = group_of(name)

@@ -30,7 +30,7 @@ struct HeadOverRanks::State {
 
   // Checks the arguments and makes the plan; `plan` makes the plan of this rank alone. Collective.
   void make_plan(const PlanRequest& request, const PlanOfRank& plan);
-  // `room`: workspace bytes that the program has for its head.
+  // `capacity`: workspace bytes that the program has for its head.
   void set_scratch(std::size_t capacity);
   ShardedHead checked_head();
   void allocate();  // allocates the workspace unless the program's is used

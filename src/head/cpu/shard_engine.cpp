@@ -88,7 +88,7 @@ void Engine::forward_nothing(const ForwardChunk& chunk) const {
   }
 }
 
-// Returns the state of one token after the forward over `words`.
+// Returns the state of one token after the forward over `vocab`.
 ShardState Engine::state_of(const ForwardChunk& chunk, std::int64_t t,
                             const VocabShard& vocab) const {
   ShardState state;

@@ -65,19 +65,19 @@ class LocalRows {
   const std::int32_t* positions_;
 };
 
-// The targets of a chunk: `words` for the global vocabulary, the rest for kernels that go through
-// the local rows of weight.
+// The targets of a chunk: `vocab_ids` for the global vocabulary, the rest for kernels that go
+// through the local rows of weight.
 struct ChunkTargets {
   std::int32_t* vocab_ids = nullptr;   // [count K]: targets, -1 where ignored
-  std::int32_t* places = nullptr;      // [count K]: -1 also where not local; may be `words`
+  std::int32_t* places = nullptr;      // [count K]: -1 also where not local; may be `vocab_ids`
   SparseEntry* entries = nullptr;      // [count K]: of local targets
   std::int32_t* tile_begin = nullptr;  // [tiles + 1]
 };
-// Fills `words` [count K] with the targets of a chunk's rows.
+// Fills `vocab_ids` [count K] with the targets of a chunk's rows.
 void read_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
                   std::int32_t* vocab_ids);
-// Fills the other arrays from `words`, for a kernel with `vocab` local entries. Entries are sorted
-// by tile, and by token within a tile. Their ids and their tiles are indices in the kernel's
+// Fills the other arrays from `vocab_ids`, for a kernel with `vocab` local entries. Entries are
+// sorted by tile, and by token within a tile. Their ids and their tiles are indices in the kernel's
 // vocabulary.
 void sort_targets(const ChunkTargets& to, std::int64_t count, int per_token, std::int64_t vocab,
                   const LocalRows& places);

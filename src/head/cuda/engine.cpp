@@ -90,7 +90,7 @@ void Engine::set_operands() {
   all.ignore_index = in.ignore_index;
   all.sequence = in.sequence;
   all.bias = floats_of("bias", in.bias);
-  all.logit_weights = floats_of("omega", in.logit_weights);
+  all.logit_weights = floats_of("vocab_weight", in.logit_weights);
   if (!sharded()) return;
   all.global_vocab = call_.shape.global_vocab;
   if (gathered()) return;  // each block sets its own vocabulary entries

@@ -11,17 +11,18 @@
 
 namespace logitless::cuda {
 
-// Sizes of a plan on a GPU. Logits of entries beyond `stored` are recomputed, `slab` at a time.
+// Sizes of a plan on a GPU. Logits of entries beyond `stored` are recomputed, `vocab_block` at a
+// time.
 struct Sizes {
   std::int64_t chunk = 0;  // tokens: all, or a multiple of 256
   std::int64_t vocab_block =
       0;  // entries of a vocabulary block in the workspace, 0 without gradients
   std::int64_t stored =
-      0;           // entries whose exponentials the forward saves; without ranges, at most `slab`
-  int ranges = 0;  // blocks of the first chunk's saved entries, see vocab_ranges.h; 0: none
-  std::int64_t first = 0;    // tokens of the first chunk, with ranges
-  bool far = false;          // entries by position, gathered one block at a time
-  bool both = false;         // the forward estimates masses
+      0;  // entries whose exponentials the forward saves; without ranges, at most `vocab_block`
+  int ranges = 0;          // blocks of the first chunk's saved entries, see vocab_ranges.h; 0: none
+  std::int64_t first = 0;  // tokens of the first chunk, with ranges
+  bool far = false;        // entries by position, gathered one block at a time
+  bool both = false;       // the forward estimates masses
   std::int64_t audited = 0;  // tokens; the workspace of their exact plan follows this one's
   // With gathered weights, the rows of each rank in a slice; a kernel call has no other entries,
   // and a chunk has all tokens. 0: weights are not gathered.
@@ -77,7 +78,7 @@ struct FarLayout {
   std::size_t chunk_positions = 0;  // i32 [C]
   std::size_t chunk_counts = 0;     // i32 [2 (chunk_keys(C) + 2)], with many tokens
   std::size_t hidden_rows = 0;      // [C, D] in the dtype of hidden
-  std::size_t gathered = 0;         // [`slab`, D] in the dtype of hidden
+  std::size_t gathered = 0;         // [`vocab_block`, D] in the dtype of hidden
   std::int64_t swept = 0;           // entries that fit there in the forward, when the following
                                     // block, scaled_hidden and d_hidden are free
   std::size_t bias = 0;             // f32 [V] with a bias

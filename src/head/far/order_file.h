@@ -9,7 +9,7 @@
 
 namespace logitless {
 
-// Appends views of the order's data, whose names are prefix + `words`, `average`, `axes`, ...
+// Appends views of the order's data, whose names are prefix + `vocab_ids`, `average`, `axes`, ...
 void append_order(const VocabOrder& order, const std::string& prefix,
                   std::vector<NamedTensor>& tensors);
 // Reads an order. Throws InvalidArgument naming the file and the invalid tensor.

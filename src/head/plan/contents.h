@@ -9,9 +9,9 @@
 
 namespace logitless {
 
-// Returns text such as `exp(z) of 1024 tokens x 40000 words in 16 bits, 79.0 MiB; sums of d_weight
-// beside its bf16, 58.6 MiB; the rest, chunks and slabs, 8.1 MiB`. `total` is the bytes of the
-// workspace on the CPU.
+// Returns text such as `exp(z) of 1024 tokens x 40000 vocabulary entries in 16 bits, 79.0 MiB; what
+// bf16 leaves of the sums of d_weight, 58.6 MiB; the rest, chunks and vocabulary blocks, 8.1 MiB`.
+// `total` is the bytes of the workspace on the CPU.
 std::string describe_contents(const HeadKernel& kernel, const HeadShape& shape,
                               const HeadFeatures& features, const ChunkSizes& sizes,
                               std::size_t total);

@@ -20,7 +20,7 @@ inline double predicted_selected(PlanKind kind, std::int64_t vocab, double tau) 
 
 // Predicts the largest fraction of selected tiles over the ranks of a sharded vocabulary, which
 // determines the time of a step. Ids run from frequent to rare, so with one range each the first
-// rank selects nearly all. `dealt`: the vocabulary may be interleaved.
+// rank selects nearly all. `interleaved`: the vocabulary may be interleaved.
 inline double predicted_selected(PlanKind kind, const HeadShape& shape,
                                  const HeadFeatures& features, bool interleaved, double tau) {
   if (features.vocab_ranks == 0) return predicted_selected(kind, shape.vocab, tau);
@@ -28,7 +28,7 @@ inline double predicted_selected(PlanKind kind, const HeadShape& shape,
   return std::min(1.0, interleaved ? selected : selected * features.vocab_ranks);
 }
 
-// Returns the fraction of pairs that a call samples if it selects the fraction `kept`.
+// Returns the fraction of pairs that a call samples if it selects the fraction `selected`.
 inline double predicted_sample(double selected, std::int64_t sample_every,
                                const HeadFeatures& features) {
   return sample_every > 0 && (features.d_weight || features.d_bias)

@@ -107,7 +107,7 @@ struct EngineF32 {
     }
   }
 
-  // Destination of a vocabulary tile's gradient: row j is at `slab + j * stride`.
+  // Destination of a vocabulary tile's gradient: row j is at `vocab_block + j * stride`.
   struct Gradient {
     Element* vocab_block;  // rows of this tile
     std::int64_t stride;   // between them

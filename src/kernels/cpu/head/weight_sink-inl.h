@@ -15,8 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-// Loads the sums so far of rows [`vocab_begin`, + `words`) and columns [`column`, + `columns`) to c
-// [padded][ldc]; 0 elsewhere.
+// Loads the sums so far of rows [`vocab_begin`, + `vocab_count`) and columns [`column`, +
+// `columns`) to c [padded][ldc]; 0 elsewhere.
 inline void LoadWeightGradient(const WeightGradientSink& sink, std::int64_t dim,
                                std::int64_t vocab_begin, std::int64_t vocab_count,
                                std::int64_t padded, std::int64_t column, std::int64_t columns,

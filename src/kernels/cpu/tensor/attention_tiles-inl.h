@@ -149,13 +149,13 @@ struct HeadPanels {
   }
 };
 
-// c [32][32 panels] (+)= a . b: one panel of a, panels of b with a capacity of `room` steps of k.
+// c [32][32 panels] (+)= a . b: one panel of a, panels of b, `capacity` steps of k apart.
 template <class Tiles>
-HWY_INLINE void MultiplyPanels(const std::uint16_t* a, const std::uint16_t* b, std::int64_t scratch,
-                               std::int64_t panels, std::int64_t steps, float* c, std::int64_t ldc,
-                               bool add) {
+HWY_INLINE void MultiplyPanels(const std::uint16_t* a, const std::uint16_t* b,
+                               std::int64_t capacity, std::int64_t panels, std::int64_t steps,
+                               float* c, std::int64_t ldc, bool add) {
   for (std::int64_t j = 0; j < panels; ++j) {
-    Tiles::Multiply(a, kSideElements, b + j * scratch * kSideElements, kSideElements, steps,
+    Tiles::Multiply(a, kSideElements, b + j * capacity * kSideElements, kSideElements, steps,
                     c + j * kSide, ldc, add);
   }
 }

@@ -204,7 +204,7 @@ void gather_vectors(const ForwardCall& c) {
     if (from == nullptr || to == nullptr) continue;
     gather_floats<<<blocks, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
         far.order.vocab_ids, from, c.shape.vocab, to);
-    require_cuda(cudaGetLastError(), "bias and omega by position");
+    require_cuda(cudaGetLastError(), "bias and logit weights by position");
   }
 }
 

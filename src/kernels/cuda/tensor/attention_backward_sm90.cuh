@@ -514,8 +514,8 @@ __global__ void __launch_bounds__(384, 1)
   }
 }
 
-// Prepares each row's reference and delta, and clears the counters. `lanes` threads a row, kDim /
-// 8.
+// Prepares each row's reference and delta, and clears the counters. kLanes = kDim / 8
+// threads compute a row.
 template <int kDim>
 __global__ void __launch_bounds__(256)
     prepare_backward(const AttentionArguments a, const BackwardScratch scratch, int counters) {
