@@ -4,9 +4,9 @@
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/scaling.py --out scaling
         [--programs build] [--ranks 1,2,4,8] [--real-head FILE] [--only head far train links bits fault] [--dry-run]
 
-- head: compare_distributed.py with all rows of a vocabulary-parallel head, beside a full head on each GPU
+- head: compare/distributed.py with all rows of a vocabulary-parallel head, beside a full head on each GPU
 - far: the same with the far field (far_both), with a --real-head in 4096 columns
-- train: compare_training.py with GPT-2 124M, half a million tokens to a step
+- train: compare/training.py with GPT-2 124M, half a million tokens to a step
 - links: bench_links, on the largest number of GPUs
 - bits: 100 steps with the same bits on all ranks, on the largest number of GPUs
 - fault: SIGKILL of a rank, on the largest number of GPUs
@@ -37,7 +37,7 @@ BATCHES = 16  # micro-batches of 32 x 1024 tokens in a training step
 
 def commands(args, ranks, most):
     """Returns (name, command, seconds) for `ranks` GPUs."""
-    distributed = [sys.executable, ROOT / "bench/compare_distributed.py", "--ranks", ranks]
+    distributed = [sys.executable, ROOT / "bench/compare/distributed.py", "--ranks", ranks]
     real = ["--real-head", args.real_head, "--dim", 4096]
     if "head" in args.only and ranks > 1:
         yield f"head_{ranks}", [*distributed, "--rounds", 5, "--steps", 8, "--row", "alone", *HEAD_ROWS,
@@ -46,7 +46,7 @@ def commands(args, ranks, most):
         yield f"far_{ranks}", [*distributed, *real, "--rounds", 5, "--steps", 8, "--row", "far_alone", *FAR_ROWS,
                                "--json", args.out / f"far_{ranks}.json"], 180
     if "train" in args.only:
-        yield f"train_{ranks}", [sys.executable, ROOT / "bench/compare_training.py", "--logitless", args.programs / "src/cli/logitless", "--peers", "",
+        yield f"train_{ranks}", [sys.executable, ROOT / "bench/compare/training.py", "--logitless", args.programs / "src/cli/logitless", "--peers", "",
                                  "--ranks", ranks, "--accumulate", BATCHES, "--steps", 8, "--rounds", 3], 240
     if ranks < most or ranks == 1:
         return
@@ -102,7 +102,7 @@ def read_json(path):
 
 
 def tokens_per_second(path):
-    """Returns logitless's tokens/s in the output of compare_training.py; None if it is missing."""
+    """Returns logitless's tokens/s in the output of compare/training.py; None if it is missing."""
     found = re.findall(r"logitless(?: x\d+)?: +([0-9.]+) tokens/s", path.read_text(encoding="utf-8")) if path.exists() else []
     return float(found[-1]) if found else None
 

@@ -1,4 +1,4 @@
-"""Language models in PyTorch with the shapes of `logitless train`'s, for compare_training.py. Each returns the hidden
+"""Language models in PyTorch with the shapes of `logitless train`'s, for compare/training.py. Each returns the hidden
 states before the head and has the head's weight as `head`."""
 import math
 

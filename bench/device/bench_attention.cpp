@@ -1,6 +1,6 @@
 // Times attention in the compiler's programs on a GPU: milliseconds and TFLOP/s of forward and
 // backward, one line of JSON for each shape. Causal work counts half: 2 GEMMs forward and 5
-// backward, whatever the kernels do. bench/compare_attention.py compares it with PyTorch's.
+// backward, whatever the kernels do. bench/compare/attention.py compares it with PyTorch's.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>

@@ -119,6 +119,13 @@ def test_losses_of_steps(name, data, out, tmp_path):
     assert loss(read(out)).item() == pytest.approx(got["validations"][-1]["loss"], rel=1e-5)
 
 
+def test_gpt2_is_read_by_transformers(data, out):
+    got = train(data, "--vocab", VOCAB, "--dim", 32, "--layers", 2, "--heads", 4, "--context", 64, "--steps", 4, "--lr", 0.02,
+                "--export", out)
+    assert got["validations"][-1]["loss"] < 0.9 * got["steps"][0]["loss"]
+    assert loss(read(out)).item() == pytest.approx(got["validations"][-1]["loss"], rel=1e-5)
+
+
 @pytest.mark.parametrize("data", ["u32"], indirect=True)
 @pytest.mark.parametrize("name, dtype", [*((name, "bf16") for name in MODELS), ("llama-groups-tied", "f32"), ("qwen3", "f32")])
 def test_weights_go_through_unchanged(name, dtype, data, out, tmp_path):

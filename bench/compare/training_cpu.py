@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares a training step of GPT-2 (124M) on the CPU with PyTorch's, forward and backward, interleaved in one run.
 
-    python3 bench/compare_torch_train.py --logitless build/src/cli/logitless [--batch B --length T --threads N]
+    python3 bench/compare/training_cpu.py --logitless build/src/cli/logitless [--batch B --length T --threads N]
                                          [--rounds R] [--dtype bf16|f32|both]
 
 A round times one step of PyTorch (bf16: autocast over fp32 weights; f32: plain) after a warm-up step, and

@@ -4,7 +4,7 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools/pictures"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools/pictures"))
 
 from svg import BLUE, FAINT, GREEN, GREY, INK, LINE, ORANGE, Picture  # noqa: E402
 

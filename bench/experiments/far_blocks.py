@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares ways to group tokens into blocks of the far field: selected tiles and errors, by the order of tokens.
 
-    python3 bench/far_blocks.py --logitless build/src/cli/logitless real_head_late.safetensors [--block 256] [--tiles 2]
+    python3 bench/experiments/far_blocks.py --logitless build/src/cli/logitless real_head_late.safetensors [--block 256] [--tiles 2]
 
 Masses and errors are computed in float32, without a kernel's roundings. Gradients are made from the tiles selected for
 a block of --block tokens, --tiles at a time. The masses of skipped tiles are put at their centroids. The errors are
@@ -11,11 +11,15 @@ against all tiles. The vocabulary order is made from the first --rows tokens. Th
 
 import argparse
 import subprocess
+import sys
 import tempfile
+from pathlib import Path
 
 import numpy as np
 
-from far_field import load, rotated, save
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from far_field import load, rotated, save  # noqa: E402
 
 TILE = 128  # vocabulary entries
 CLASSES, PLACES = 64, 1024  # resolution of the last selected tile, and of the mean position

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the head on PyTorch tensors with the other installed packages, forward and backward, in one process.
 
-    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_torch.py
+    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/head_torch.py
         [--head gemma|llama|gpt2 | --tokens N --dim D --vocab V | --real FILE --dim D] [--device cuda|cpu] [--rounds R]
         [--only TEXT] [--json]
 

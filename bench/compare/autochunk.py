@@ -2,10 +2,10 @@
 """Compares both executors of logitless.torch.autochunk with the given function, eager and under torch.compile. The losses
 are those of tests/python/torch/losses_battery, with their outputs and gradients.
 
-    python bench/compare_autochunk.py [--loss NAME|FAMILY|all ...] [--tokens N --dim D --vocab V] [--dtype T] [--device cpu|cuda]
+    python bench/compare/autochunk.py [--loss NAME|FAMILY|all ...] [--tokens N --dim D --vocab V] [--dtype T] [--device cpu|cuda]
                                       [--budget BYTES|SHARE ...] [--chunks N ...] [--executors auto python native]
                                       [--inductor plain chunker] [--repeat R] [--json FILE] [--explain]
-    python bench/compare_autochunk.py --summary FILE ... [--clock times|cpu_times]
+    python bench/compare/autochunk.py --summary FILE ... [--clock times|cpu_times]
 
 Inputs are random and fresh. N x V is the size of each loss's large value. A budget of 0 is none, 0.25 a quarter of the
 large value. --chunks forces numbers of chunks, which bypasses the head engine. --inductor runs torch.compile, and
@@ -33,7 +33,7 @@ from pathlib import Path
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences PyTorch's profiler, which counts memory; set before importing torch
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/python/torch"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/python/torch"))
 from losses_battery import CASES, Sizes
 from losses_battery.step import outputs_and_gradients, peak_of, plan_peaks
 from logitless.torch import autochunk

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from far_proof_chart import COLOURS, Chart
 from far_proof_head import ROWS, Head, log_header
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CLASSES = 10
 SAMPLE_EVERY = 16  # as in FarFieldHead
 FIRST_ORDER, TRIES = 32, 64  # steps before the first order of a run without one; most steps to wait for far-field ones

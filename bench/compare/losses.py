@@ -2,7 +2,7 @@
 """Compares the ready-made losses on PyTorch tensors with their plain formulas on full logits, and with Liger's where it is
 installed: loss and gradients of hidden and weight, time and memory.
 
-    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_losses.py
+    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/losses.py
         [--loss dpo grpo jsd forward_kl] [--sequences B --length T --dim D --vocab V] [--dtype bfloat16|float32]
         [--device cuda|cpu] [--budget 1GiB 256MiB ...] [--repeat R]
 
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/python/torch"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/python/torch"))
 
 from losses_battery.step import peak_of  # noqa: E402
 

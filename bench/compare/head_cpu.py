@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the head on the CPU with PyTorch in bf16, forward and backward, in one run.
 
-    python3 bench/compare_torch_cpu.py --bench build/bench/bench_head [--tokens N --dim D --vocab V --threads T --repeat R]
+    python3 bench/compare/head_cpu.py --bench build/bench/bench_head [--tokens N --dim D --vocab V --threads T --repeat R]
 
 Times cross_entropy(linear(x, w).float(), y) and, where this PyTorch has it, every chunking of linear_cross_entropy,
 interleaved with runs of bench_head. Prints medians and their ratios. Inputs are random and fresh. Leave OMP_PROC_BIND

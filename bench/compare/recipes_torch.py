@@ -2,7 +2,7 @@
 """Measures the memory that docs/recipes save: the peak of PyTorch's allocator in one training step of each installed
 library, with its own loss and with logitless's, beyond the model.
 
-    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_recipes.py
+    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/recipes_torch.py
         [--recipe NAME ...] [--sequences B --length T --dim D --vocab V] [--budget 8MiB]
 
 The model is a tiny Llama of two layers, float32, on the CPU; gradients are included. Recipes: trainer, trl-sft,
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/python/torch"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/python/torch"))
 
 from losses_battery.step import peak_of  # noqa: E402
 from recipes import models  # noqa: E402

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the head under JAX with full logits and with a scan with rematerialisation: loss and both gradients.
 
-    python bench/compare_jax.py [--head llama|axlearn | --tokens N --dim D --vocab V] [--repeat R] [--budget BYTES ...]
+    python bench/compare/head_jax.py [--head llama|axlearn | --tokens N --dim D --vocab V] [--repeat R] [--budget BYTES ...]
 
 Inputs are bf16, random and fresh. Prints median ms, and the compiled program's temporaries beyond inputs and outputs.
 """

@@ -1,11 +1,16 @@
-"""Times for bench/fp8_gemms.py: a chunked loss with its gradient GEMMs in fp8, on one GPU; needs PyTorch."""
+"""Times for bench/experiments/fp8_gemms.py: a chunked loss with its gradient GEMMs in fp8, on one GPU; needs PyTorch."""
 
 import math
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import torch
-from compare_torch import exact_gradients
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "compare"))
+
+from head_torch import exact_gradients  # noqa: E402
 
 E4M3, LARGEST = torch.float8_e4m3fn, 448.0
 SHAPES = ("8192,4096,128256", "32768,768,50304", "8192,512,32768", "8192,2304,256000")

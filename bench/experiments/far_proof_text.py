@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tokens for a training run from text on this machine: llm.c's token files, with a tokenizer trained on them.
 
-    python3 bench/far_proof_text.py --out words [--vocab 50257 131072] [--tokens 120e6] [--text ROOT ...]
+    python3 bench/experiments/far_proof_text.py --out words [--vocab 50257 131072] [--tokens 120e6] [--text ROOT ...]
 
 The text is documents, manuals, headers and sources below the roots; .gz files are opened. Excluded are short files,
 files that are not UTF-8, and machine-made ones (very long lines, few letters, many digits). Exact copies are excluded,

@@ -3,7 +3,7 @@
 batch for each rank. Uses gloo on the CPU, or NCCL with a GPU for each process (bfloat16). With one process it measures
 the cost of exchanges and merges, compared with a call without them.
 
-    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_sharded.py
+    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/sharded.py
         [--device cpu|cuda] [--ranks 2] [--tokens N] [--dim D] [--vocab V] [--repeat R]
 
 Prints medians of R interleaved rounds on rank 0, after a warm-up of each; on the CPU with one thread per process.

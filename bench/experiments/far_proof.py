@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Tests the far field on whole training runs: the same run with dense, far-backward and far-both gradients.
 
-    python3 bench/far_proof_text.py --out words                     # tokens, from text on this machine
+    python3 bench/experiments/far_proof_text.py --out words                     # tokens, from text on this machine
 
-    python3 bench/far_proof.py run --words words --vocab 131072 --ways dense,backward,both --seeds 1 --out runs
+    python3 bench/experiments/far_proof.py run --words words --vocab 131072 --ways dense,backward,both --seeds 1 --out runs
 
-    python3 bench/far_proof.py report runs [...]                    # a table, and pictures as SVG
+    python3 bench/experiments/far_proof.py report runs [...]                    # a table, and pictures as SVG
 
-    python3 bench/far_proof.py error runs/gpt2_131072_backward_1 --words words
+    python3 bench/experiments/far_proof.py error runs/gpt2_131072_backward_1 --words words
 
-    python3 bench/far_proof.py losses runs/gpt2_131072_dense_1 runs/gpt2_131072_both_1 --words words
+    python3 bench/experiments/far_proof.py losses runs/gpt2_131072_dense_1 runs/gpt2_131072_both_1 --words words
 
-    python3 bench/far_proof.py capture runs/gpt2_131072_dense_1 --words words --out head.safetensors
+    python3 bench/experiments/far_proof.py capture runs/gpt2_131072_dense_1 --words words --out head.safetensors
 
 `run` starts a process of `logitless train` for each seed and way, one after the other, with the same initial weights
 and batches. The log is runs/NAME.jsonl.gz; with --export the model is in runs/NAME/. A run that would exceed --limit
@@ -34,7 +34,7 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WAYS = {"dense": [], "backward": ["--far-field", "{error}"], "both": ["--far-field", "{error}", "--far-both"]}
 MODELS = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20)}  # layers, dim, heads
 LEAST_SECONDS = 15  # least time left to start a run
@@ -93,7 +93,7 @@ def run(args):
     for name in ("train", "val"):
         path = args.words / f"{name}_{args.vocab}.bin"
         if not path.exists():
-            sys.exit(f"far_proof: --words: there is no {path}; bench/far_proof_text.py --vocab {args.vocab} writes it")
+            sys.exit(f"far_proof: --words: there is no {path}; bench/experiments/far_proof_text.py --vocab {args.vocab} writes it")
     args.out.mkdir(parents=True, exist_ok=True)
     if (args.words / "text.json").exists():
         shutil.copy(args.words / "text.json", args.out / "text.json")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares whole training steps of a GPT-2 or a Llama on one GPU, by `logitless train` and by PyTorch, interleaved.
 
-    python3 bench/compare_training.py --logitless build/src/cli/logitless [--model gpt2 --batch 32 --length 1024]
+    python3 bench/compare/training.py --logitless build/src/cli/logitless [--model gpt2 --batch 32 --length 1024]
         [--steps 20] [--rounds 5] [--peers eager,compile,head] [--budget BYTES]
 
 PyTorch's model is a module with the same shapes (torch_models.py): bf16 autocast over fp32 weights, fused AdamW,
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 WARM_UP = 8
 
@@ -29,6 +30,8 @@ def torch_run(args, kind):
     """Measures the seconds of `steps` steps; this function runs in its own process."""
     import torch
     import torch.nn.functional as F
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import torch_models
 
     torch.manual_seed(1)

@@ -2,7 +2,7 @@
 """Compares logitless.jax.autochunk with the given function, and with a hand-written scan with rematerialisation: outputs
 and gradients under jit.
 
-    python bench/compare_jax_autochunk.py [--loss z_loss|distillation|grpo] [--tokens N --dim D --vocab V] [--dtype T]
+    python bench/compare/autochunk_jax.py [--loss z_loss|distillation|grpo] [--tokens N --dim D --vocab V] [--dtype T]
                                           [--chunk ROWS] [--budget BYTES ...] [--executors python native] [--repeat R]
 
 Inputs are random and fresh. All are run R times, interleaved. Prints median ms, the ratio to the function itself, and

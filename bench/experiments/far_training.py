@@ -2,7 +2,7 @@
 """Measures the loss that the far field costs a training run, and which gradient causes it, on the model of
 examples/log_bilinear in PyTorch.
 
-    python3 bench/far_training.py --words ~/.cache/logitless/HASH.safetensors [--seeds 1 2 3]
+    python3 bench/experiments/far_training.py --words ~/.cache/logitless/HASH.safetensors [--seeds 1 2 3]
                                   [--variants dense far far-hidden far-weight sample:16]
 
 The token ids are those that examples/log_bilinear has cached. GEMMs are exact. Tiles and blocks are selected as in
@@ -14,10 +14,14 @@ in nats.
 
 import argparse
 import math
+import sys
 from pathlib import Path
 
 import torch
-from far_field import load
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from far_field import load  # noqa: E402
 
 TILE, BLOCK, STRATA, CONTEXT = 128, 128, 16, 8
 

@@ -2,7 +2,7 @@
 """Measures the memory that docs/recipes save in JAX: temporaries of the compiled loss and its gradients beyond inputs and
 gradients, with each library's own loss and with logitless's.
 
-    LOGITLESS_LIBRARY=... PYTHONPATH=python python3 bench/compare_recipes_jax.py
+    LOGITLESS_LIBRARY=... PYTHONPATH=python python3 bench/compare/recipes_jax.py
         [--recipe flax levanter maxtext] [--sequences B --length T --dim D --vocab V] [--budget 8MiB]
 """
 import argparse
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from logitless.jax import linear_cross_entropy
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/python/jax"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/python/jax"))
 
 
 def temporaries(function, *arguments):

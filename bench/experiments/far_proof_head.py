@@ -4,13 +4,16 @@ states of held-out tokens; needs PyTorch."""
 import gzip
 import json
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from far_field import load
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from far_field import load  # noqa: E402
 
 ROWS = 1024  # tokens whose logits are held at a time
 TILES = 16 * 128  # a truncated vocabulary is a multiple of it

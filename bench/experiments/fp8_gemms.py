@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures the head's two gradient GEMMs in fp8, for all tiles or for a middle field: errors against float64, and times.
 
-    python3 bench/fp8_gemms.py errors [real_head_late.safetensors ...] [--only TEXT] [--tokens 1024]
+    python3 bench/experiments/fp8_gemms.py errors [real_head_late.safetensors ...] [--only TEXT] [--tokens 1024]
                                          [--text /usr/include ...] [--steps 300] [--early 8 6]
-    python3 bench/fp8_gemms.py times [--shapes 8192,4096,128256 ...] [--repeat 5] [--seconds 50]
+    python3 bench/experiments/fp8_gemms.py times [--shapes 8192,4096,128256 ...] [--repeat 5] [--seconds 50]
 
 errors: computes the gradients of mean cross entropy for each head. E is p without the target's, rounded as each row
 states; W and X are rounded as well. Forward, lse and the target's coefficient (p_y - 1, from bf16 rows) are exact.
@@ -38,6 +38,7 @@ import argparse
 import collections
 import hashlib
 import re
+import sys
 import sysconfig
 import time
 from dataclasses import dataclass
@@ -46,10 +47,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from far_blocks import token_orders
-from far_field import ROWS, load, rotated
-from far_training import make_order
-from fp8_gemms_times import SHAPES, line, times
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from far_blocks import token_orders  # noqa: E402
+from far_field import ROWS, load, rotated  # noqa: E402
+from far_training import make_order  # noqa: E402
+from fp8_gemms_times import SHAPES, line, times  # noqa: E402
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}

@@ -2,7 +2,7 @@
 """Compares a vocabulary-parallel head on the GPUs of a host with its alternatives: loss and gradients of hidden and
 weight, communication included.
 
-    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
+    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/distributed.py
         [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--targets COUNT] [--row NAME ...] [--rounds R]
         [--steps S] [--exchanges process_group | kernels] [--ctas N] [--error | --bits N | --profile NAME] [--json FILE]
         [--real-head FILE [--accuracy far_both|far_backward]]

@@ -1,6 +1,6 @@
 """Compares attention on a GPU with PyTorch's: forward and backward of bench_attention's shapes, bf16, causal.
 
-    python3 bench/compare_attention.py [--bench build/bench/bench_attention] [--rounds 11]
+    python3 bench/compare/attention.py [--bench build/bench/bench_attention] [--rounds 11]
 
 Prints one table. PyTorch runs scaled_dot_product_attention with one backend at a time. Its q, k, v are views
 [B, H, T, D] of [B, T, H, D], and it handles grouped heads by enable_gqa. Times are medians of 10 calls; causal work
