@@ -206,7 +206,7 @@ def far_table(runs):
     if not rows:
         return ""
     return "\n".join(
-        [table(("run", "kept", "by quarter", "most", "audited error, median", "by quarter", "worst by quarter", "worst kept",
+        [table(("run", "kept", "by quarter", "most", "audited error, median", "by quarter", "worst by quarter", "worst accepted",
                 "audits that missed"), rows),
          table(("run", "dense steps", "first far step", "done again", "orders", "ms of an order, median",
                 "of the run's steps", "last tau"), times)])

@@ -12,7 +12,7 @@ Examples::Examples(const std::vector<std::int32_t>& stream, std::int64_t context
       size_(static_cast<std::int64_t>(stream.size()) - context) {
   if (size_ < 1) {
     throw std::runtime_error(fmt::format(
-        "--context {} leaves nothing to predict in a text of {} words", context, stream.size()));
+        "--context {} leaves nothing to predict in a text of {} tokens", context, stream.size()));
   }
 }
 

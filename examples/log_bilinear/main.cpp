@@ -45,7 +45,7 @@ TokenizedText prepare_text(const Options& options, int threads, const Progress& 
   }
   TokenizedText text = tokenize(corpus, options.vocab, options.cache, threads,
                                 [&](std::string_view line) { progress.say(line); });
-  progress.say(fmt::format("{} words of {} to train on, {} held out",
+  progress.say(fmt::format("{} tokens of {} to train on, {} held out",
                            format_count(static_cast<std::int64_t>(text.train.size())),
                            format_count(text.tokenizer.vocab()),
                            format_count(static_cast<std::int64_t>(text.held_out.size()))));
@@ -60,8 +60,8 @@ void report(const Trainer& trainer, const Validation& validation, double unigram
     fmt::print("  {:<54}{:>16}\n", name, value);
   };
   const auto bytes = [](std::size_t count) { return logitless::format_bytes(count); };
-  fmt::print("\nMemory of the softmax over {} words, batch {}\n", format_count(plan.shape.vocab),
-             plan.shape.tokens);
+  fmt::print("\nMemory of the softmax over a vocabulary of {}, batch {}\n",
+             format_count(plan.shape.vocab), plan.shape.tokens);
   row("fp32 logits, never made", bytes(logits));
   row("and their gradient, never made", bytes(logits));
   if (trainer.head().far() == nullptr) {
@@ -76,9 +76,9 @@ void report(const Trainer& trainer, const Validation& validation, double unigram
   fmt::print("Result\n");
   row("validation perplexity of the unigram model", fmt::format("{:.2f}", unigram));
   row("validation perplexity", fmt::format("{:.2f}", validation.perplexity()));
-  row("validation loss, nats a word", fmt::format("{:.4f}", validation.loss));
-  row("validation words guessed right", fmt::format("{:.1f} %", 100.0 * validation.accuracy));
-  row("words/s in training", format_count(std::llround(trainer.tokens_per_second())));
+  row("validation loss, nats a token", fmt::format("{:.4f}", validation.loss));
+  row("validation tokens guessed right", fmt::format("{:.1f} %", 100.0 * validation.accuracy));
+  row("tokens/s in training", format_count(std::llround(trainer.tokens_per_second())));
   row("time", format_duration(progress.seconds()));
   if (const logitless::FarFieldHead* far = trainer.head().far(); far != nullptr) {
     fmt::print("Far field\n{}", far->explain());

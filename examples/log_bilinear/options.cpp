@@ -102,25 +102,25 @@ void add_options(CLI::App& app, Options& o) {
       ->check(CLI::ExistingPath);
   app.add_option_function<std::string>("--max-text", bytes(o.max_text), "Most text to take (24MiB)")
       ->type_name("BYTES");
-  app.add_option("--vocab", o.vocab, "Words of the tokenizer")
+  app.add_option("--vocab", o.vocab, "Tokens of the tokenizer")
       ->capture_default_str()
       ->check(CLI::Range(300, 1 << 20));
   app.add_option(
          "--cache", o.cache,
-         "Where tokenizer and words are kept ($XDG_CACHE_HOME/logitless or ~/.cache/logitless)")
+         "Where tokenizer and tokens are cached ($XDG_CACHE_HOME/logitless or ~/.cache/logitless)")
       ->type_name("DIR");
 
   app.add_option("--dim", o.dim, "Length of a word vector")
       ->capture_default_str()
       ->check(CLI::Range(1, 16384));
-  app.add_option("--context", o.context, "Words seen")
+  app.add_option("--context", o.context, "Tokens seen")
       ->capture_default_str()
       ->check(CLI::Range(1, 256));
   app.add_option("--context-matrix", o.context_matrix, "One for each position: full or diagonal")
       ->capture_default_str()
       ->check(CLI::IsMember({"full", "diagonal"}));
   app.add_option("--word-vectors", o.word_vectors,
-                 "shared: context and output words have the same; separate: each its own")
+                 "shared: context and output tokens have the same; separate: each its own")
       ->capture_default_str()
       ->check(CLI::IsMember({"shared", "separate"}));
 
@@ -133,7 +133,7 @@ void add_options(CLI::App& app, Options& o) {
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   app.add_option("--steps", o.steps, "Training steps")->capture_default_str()->check(count);
-  app.add_option("--batch", o.batch, "Words predicted in a step")
+  app.add_option("--batch", o.batch, "Tokens predicted in a step")
       ->capture_default_str()
       ->check(count);
   app.add_option("--warmup", o.warmup, "Steps until the learning rate is full (a twentieth of all)")
@@ -160,7 +160,7 @@ void add_options(CLI::App& app, Options& o) {
       ->check(count);
   app.add_option("--evaluate-every", o.evaluate_every, "Steps between validations (a sixth of all)")
       ->check(count);
-  app.add_option("--valid-tokens", o.valid_tokens, "Words predicted in a validation")
+  app.add_option("--valid-tokens", o.valid_tokens, "Tokens predicted in a validation")
       ->capture_default_str()
       ->check(count);
   app.add_option("--save-every", o.save_every, "Steps between checkpoints (the last alone)")
@@ -172,10 +172,10 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--log-every", o.log_every, "Seconds between lines of progress")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--generate", o.generate, "Words to write at the end, 0 for none")
+  app.add_option("--generate", o.generate, "Tokens to write at the end, 0 for none")
       ->capture_default_str()
       ->check(any_count);
-  app.add_option("--temperature", o.temperature, "Of the words written")
+  app.add_option("--temperature", o.temperature, "Of the tokens written")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   app.add_option("--prompt", o.prompt, "What they follow")->capture_default_str();

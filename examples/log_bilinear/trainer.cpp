@@ -171,7 +171,7 @@ Outcome Trainer::run() {
 void Trainer::report_step(double loss) {
   const double left = training_.seconds() / static_cast<double>(step_ - first_step_) *
                       static_cast<double>(options_.steps - step_);
-  progress_.say(fmt::format("step {:>{}}/{}  loss {:.4f}  {:>7} words/s  peak memory {}  left {}",
+  progress_.say(fmt::format("step {:>{}}/{}  loss {:.4f}  {:>7} tokens/s  peak memory {}  left {}",
                             step_, std::to_string(options_.steps).size(), options_.steps, loss,
                             format_count(std::llround(tokens_per_second())),
                             logitless::format_bytes(logitless::process_peak_bytes()),

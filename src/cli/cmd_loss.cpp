@@ -207,9 +207,9 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
   if (is_far(plan.kind)) {
     const FarFieldStatistics& far = s.far;
     facts.add("far field",
-              fmt::format("tau {:.4g}, {:.2f} % of the tiles kept, {} passes{}", plan.tau,
+              fmt::format("tau {:.4g}, {:.2f} % of the tiles selected, {} passes{}", plan.tau,
                           100.0 * far.selected, format_passes(far.passes),
-                          far.dense_fallback ? "; all kept where over 2/3 would be" : ""));
+                          far.dense_fallback ? "; all selected where over 2/3 would be" : ""));
     std::string error;
     if (far.audited_tokens > 0)
       error = fmt::format("{:.3g} measured on {} tokens", far.audited_error, far.audited_tokens);

@@ -143,8 +143,8 @@ std::string to_text(const train::RunReport& report) {
               fmt::format("{} of {} steps of the head dense, {} of them done again after an audit",
                           far.dense_steps, far.steps, far.repeated_steps));
     facts.add("  orders", fmt::format("{}", far.refreshes));
-    facts.add("  tiles kept", fmt::format("{:.1f} %", 100.0 * far.mean_selected));
-    facts.add("  last error", far.audits > 0 ? fmt::format("{:.2g}; worst kept {:.2g}",
+    facts.add("  tiles selected", fmt::format("{:.1f} %", 100.0 * far.mean_selected));
+    facts.add("  last error", far.audits > 0 ? fmt::format("{:.2g}; worst accepted {:.2g}",
                                                            far.last_error, far.worst_accepted_error)
                                              : "not audited yet");
   } else if (!report.far_refusal.empty()) {
@@ -344,7 +344,7 @@ void TrainCommand::add_files(Options& command) {
           "what they follow (default: the first held-out tokens)")
       .group("Sample");
   add_real(command, "temperature", options.temperature,
-           fmt::format("0: the likeliest word (default {})", options.temperature))
+           fmt::format("0: the likeliest token (default {})", options.temperature))
       .group("Sample");
   add_whole(command, "top-k", options.top_k,
             fmt::format("tokens to choose from; 0: all (default {})", options.top_k))
@@ -410,14 +410,14 @@ int TrainCommand::train(std::set<std::string> given, train::ProcessRank* process
   if (!options.init.empty() && options.model.empty())
     options = train::with_model_file(options, given);
   train::check_options(options);
-  const auto say = [this](std::string_view line) {
+  const auto print = [this](std::string_view line) {
     if (json) {
       fmt::print(stderr, "{}\n", line);
     } else {
       print(fmt::format("{}\n", line));
     }
   };
-  const train::RunReport report = train::run_training(options, say, process);
+  const train::RunReport report = train::run_training(options, print, process);
   if (first && json) {
     print_json(to_json(report));
   } else if (first) {

@@ -44,7 +44,7 @@ const Json& field(const Json& object, const char* name) {
 bool is_word(const Json& json) {
   return json.is_number_unsigned() && json.get<std::uint64_t>() < kMostWords;
 }
-std::string word_bounds() { return fmt::format("the number of a word, below {}", kMostWords); }
+std::string word_bounds() { return fmt::format("the id of a token, below {}", kMostWords); }
 
 // A value of a JSON file with its path, for messages.
 struct Node {
@@ -147,10 +147,10 @@ std::pair<std::string, std::string> merge_names(const Node& merge) {
     const std::string& text = merge.text();
     const std::size_t blank = text.find(' ');
     merge.expect(blank != std::string::npos && text.find(' ', blank + 1) == std::string::npos,
-                 "two words with a blank between them");
+                 "two tokens with a blank between them");
     return {text.substr(0, blank), text.substr(blank + 1)};
   }
-  merge.expect(merge.json.is_array() && merge.json.size() == 2, "two words");
+  merge.expect(merge.json.is_array() && merge.json.size() == 2, "two tokens");
   const std::vector<Node> words = merge.items();
   return {words[0].text(), words[1].text()};
 }
@@ -159,7 +159,7 @@ BytePairs byte_pairs(const Node& model, const Names& names) {
   const std::string type = model.type();
   if (type != "BPE") model["type"].fail("\"BPE\"");
   const Json& dropout = model["dropout"].json;
-  model["dropout"].expect(dropout.is_null() || dropout == 0.0, "null: words may not be random");
+  model["dropout"].expect(dropout.is_null() || dropout == 0.0, "null: tokens may not be random");
   for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const Node affix = model[name];
     affix.expect(affix.none() || affix.json == "", "null or an empty text");
@@ -170,7 +170,7 @@ BytePairs byte_pairs(const Node& model, const Names& names) {
     const auto word = names.find(alphabet().characters[byte]);
     if (word == names.end()) {
       throw InvalidArgument(fmt::format(
-          "model.vocab: expected a word for every byte, as byte-level BPE has, found none for "
+          "model.vocab: expected a token for every byte, as byte-level BPE has, found none for "
           "byte 0x{:02x}, \"{}\"",
           byte, alphabet().characters[byte]));
     }
@@ -185,7 +185,7 @@ BytePairs byte_pairs(const Node& model, const Names& names) {
     const auto number = [&](const std::string& name) {
       const auto word = names.find(name);
       if (word == names.end())
-        list[rank].fail(fmt::format("words of model.vocab, which lacks {}", Json(name).dump()));
+        list[rank].fail(fmt::format("tokens of model.vocab, which lacks {}", Json(name).dump()));
       return word->second;
     };
     const std::int32_t first = number(left), second = number(right);
@@ -253,7 +253,7 @@ void read_post_processor(const Node& node, std::vector<std::int32_t>& before, in
       text = true;
       continue;
     }
-    part.expect(!text, "no word after the text");
+    part.expect(!text, "no token after the text");
     const std::string name = part["SpecialToken"].object()["id"].text();
     for (const Node& word : node["special_tokens"].object()[name.c_str()].object()["ids"].items())
       words.push_back(word.word());
@@ -315,7 +315,7 @@ ByteLevelTokenizer::ByteLevelTokenizer(const File& file)
                          fmt::format("{}, as the vocabulary has it", entry->second));
       token["id"].expect(
           !is_new || word >= vocab() || texts_[static_cast<std::size_t>(word)].empty(),
-          "a number that no other word has");
+          "an id that no other token has");
       const bool normalized = token["normalized"].truth(!token["special"].truth(false));
       std::string made;
       const std::string_view looked_for =
@@ -327,7 +327,7 @@ ByteLevelTokenizer::ByteLevelTokenizer(const File& file)
   read_post_processor(top["post_processor"], before_);
   for (const std::int32_t word : before_) {
     if (word >= vocab())
-      top["post_processor"].fail(fmt::format("words of the vocabulary of {}", vocab()));
+      top["post_processor"].fail(fmt::format("tokens of the vocabulary of {}", vocab()));
   }
 }
 

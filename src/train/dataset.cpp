@@ -46,23 +46,23 @@ void check_tokens(std::span<const Token> tokens, std::int64_t vocab, const std::
 
 }  // namespace
 
-class Dataset::Words : public Source {
+class Dataset::Tokens : public Source {
  public:
-  explicit Words(std::vector<std::int32_t> words) : words_(std::move(words)) {}
+  explicit Tokens(std::vector<std::int32_t> tokens) : tokens_(std::move(tokens)) {}
   std::size_t streams() const override { return 1; }
   std::int64_t tokens(std::size_t) const override {
-    return static_cast<std::int64_t>(words_.size());
+    return static_cast<std::int64_t>(tokens_.size());
   }
   std::string name(std::size_t) const override { return "the text"; }
   void read(std::size_t, std::int64_t begin, std::span<std::int64_t> to) const override {
-    std::copy_n(words_.begin() + begin, to.size(), to.begin());
+    std::copy_n(tokens_.begin() + begin, to.size(), to.begin());
   }
   void check(std::int64_t vocab) const override {
-    check_tokens(std::span<const std::int32_t>(words_), vocab, name(0), 0);
+    check_tokens(std::span<const std::int32_t>(tokens_), vocab, name(0), 0);
   }
 
  private:
-  std::vector<std::int32_t> words_;
+  std::vector<std::int32_t> tokens_;
 };
 
 class Dataset::Shards : public Source {
@@ -104,9 +104,9 @@ Dataset::Dataset(std::shared_ptr<const Source> source, std::int64_t length, std:
   }
 }
 
-Dataset Dataset::of_words(std::vector<std::int32_t> words, std::int64_t length,
-                          std::int64_t vocab) {
-  return {std::make_shared<Words>(std::move(words)), length, vocab};
+Dataset Dataset::of_tokens(std::vector<std::int32_t> tokens, std::int64_t length,
+                           std::int64_t vocab) {
+  return {std::make_shared<Tokens>(std::move(tokens)), length, vocab};
 }
 
 Dataset Dataset::of_shards(const std::vector<std::string>& paths, std::int64_t length,

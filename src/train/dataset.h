@@ -23,8 +23,9 @@ struct Batch {
 // window. A window never crosses two files; an incomplete one at the end of a file is dropped.
 class Dataset {
  public:
-  // Throws InvalidArgument when `words` has no window, or a token that is not in [0, vocab).
-  static Dataset of_words(std::vector<std::int32_t> words, std::int64_t length, std::int64_t vocab);
+  // Throws InvalidArgument when `tokens` has no window, or a token that is not in [0, vocab).
+  static Dataset of_tokens(std::vector<std::int32_t> tokens, std::int64_t length,
+                           std::int64_t vocab);
   // Opens llm.c's files (shard.h), whose tokens are read on demand. Throws InvalidArgument naming
   // the file.
   static Dataset of_shards(const std::vector<std::string>& paths, std::int64_t length,
@@ -54,7 +55,7 @@ class Dataset {
 
  private:
   class Source;
-  class Words;
+  class Tokens;
   class Shards;
   Dataset(std::shared_ptr<const Source> source, std::int64_t length, std::int64_t vocab);
   void add_window(std::int64_t window, Batch& batch) const;

@@ -8,8 +8,8 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-std::size_t bucket_bytes(const RankPartition& partitions) {
-  const std::size_t bytes = partitions.longest_bucket() * sizeof(float);
+std::size_t bucket_bytes(const RankPartition& partition) {
+  const std::size_t bytes = partition.longest_bucket() * sizeof(float);
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
@@ -20,24 +20,24 @@ std::byte* rounded_at(void* rounded, std::size_t element) {
 
 }  // namespace
 
-std::size_t DeviceExchange::bytes(const RankPartition& partitions) {
-  if (partitions.ranks() == 1) return 0;
-  return bucket_bytes(partitions) +
-         (static_cast<std::size_t>(partitions.ranks()) + 1) * sizeof(DeviceAdamWTotals);
+std::size_t DeviceExchange::bytes(const RankPartition& partition) {
+  if (partition.ranks() == 1) return 0;
+  return bucket_bytes(partition) +
+         (static_cast<std::size_t>(partition.ranks()) + 1) * sizeof(DeviceAdamWTotals);
 }
 
 DeviceExchange::DeviceExchange(const Context& context, const DeviceStream& stream,
-                               const RankPartition& partitions, Communicator* ranks)
-    : stream_(stream), slices_(partitions), ranks_(partitions.ranks() > 1 ? ranks : nullptr) {
+                               const RankPartition& partition, Communicator* ranks)
+    : stream_(stream), partition_(partition), ranks_(partition.ranks() > 1 ? ranks : nullptr) {
   if (alone()) return;
   lane_ = std::make_unique<Lane>(Lane{DeviceStream(context, true), DeviceEvent(context)});
-  totals_ = bucket_bytes(partitions);
-  memory_ = DeviceBuffer(context, bytes(partitions));
+  totals_ = bucket_bytes(partition);
+  memory_ = DeviceBuffer(context, bytes(partition));
 }
 
 std::vector<std::size_t> DeviceExchange::of_first(const std::vector<std::size_t>& mine) const {
   if (alone()) return mine;
-  std::vector<std::size_t> all(mine.size() * static_cast<std::size_t>(slices_.ranks()));
+  std::vector<std::size_t> all(mine.size() * static_cast<std::size_t>(partition_.ranks()));
   ranks_->all_gather_host(mine.data(), all.data(), mine.size() * sizeof(std::size_t));
   all.resize(mine.size());
   return all;
@@ -46,15 +46,16 @@ std::vector<std::size_t> DeviceExchange::of_first(const std::vector<std::size_t>
 void DeviceExchange::add_gradients(float* gradients, std::span<const std::size_t> order,
                                    std::span<const DeviceEvent> whole) const {
   if (alone()) return;
-  const auto mine = static_cast<std::size_t>(slices_.rank());
+  const auto mine = static_cast<std::size_t>(partition_.rank());
   const DeviceStream& lane = lane_->stream;
   for (const std::size_t number : order) {
-    const Bucket& b = slices_.buckets()[number];
+    const Bucket& b = partition_.buckets()[number];
     lane.follow(whole[number]);
-    ranks_->all_to_all(gradients + b.begin, memory_.data(), b.partition * sizeof(float),
+    ranks_->all_to_all(gradients + b.begin, memory_.data(), b.slice_size * sizeof(float),
                        lane.handle());
-    lane.add_slices(memory_.as<float>(), slices_.ranks(), static_cast<std::int64_t>(b.partition),
-                    gradients + b.begin + mine * b.partition);
+    lane.add_slices(memory_.as<float>(), partition_.ranks(),
+                    static_cast<std::int64_t>(b.slice_size),
+                    gradients + b.begin + mine * b.slice_size);
   }
   lane.record(lane_->added);
   stream_.follow(lane_->added);
@@ -68,48 +69,49 @@ void DeviceExchange::share_totals() const {
 
 void DeviceExchange::share_values(float* masters, void* rounded) const {
   if (alone()) return;
-  const auto mine = static_cast<std::size_t>(slices_.rank());
-  for (const Bucket& b : slices_.buckets()) {
-    const std::size_t own = b.begin + mine * b.partition;
+  const auto mine = static_cast<std::size_t>(partition_.rank());
+  for (const Bucket& b : partition_.buckets()) {
+    const std::size_t own = b.begin + mine * b.slice_size;
     if (b.use.rounded)
-      ranks_->all_gather(rounded_at(rounded, own), rounded_at(rounded, b.begin), 2 * b.partition,
+      ranks_->all_gather(rounded_at(rounded, own), rounded_at(rounded, b.begin), 2 * b.slice_size,
                          stream_.handle());
     if (b.use.master)
-      ranks_->all_gather(masters + slices_.master_at(own), masters + slices_.master_at(b.begin),
-                         b.partition * sizeof(float), stream_.handle());
+      ranks_->all_gather(masters + partition_.master_at(own),
+                         masters + partition_.master_at(b.begin), b.slice_size * sizeof(float),
+                         stream_.handle());
   }
 }
 
 void DeviceExchange::gather(const Bucket& bucket, const float* owned, std::span<float> to) const {
-  const std::size_t bytes = bucket.partition * sizeof(float);
+  const std::size_t bytes = bucket.slice_size * sizeof(float);
   const float* all = owned;
   if (!alone()) {
     ranks_->all_gather(owned, memory_.data(), bytes, stream_.handle());
     all = memory_.as<float>();
   }
   if (to.empty()) return;
-  for (std::size_t r = 0; r < static_cast<std::size_t>(slices_.ranks()); ++r)
-    stream_.copy(to.data() + bucket.begin + r * bucket.stride, all + r * bucket.partition, bytes);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(partition_.ranks()); ++r)
+    stream_.copy(to.data() + bucket.begin + r * bucket.stride, all + r * bucket.slice_size, bytes);
 }
 
 void DeviceExchange::gather(const float* owned, std::span<float> to) const {
-  for (const auto* buckets : {&slices_.buckets(), &slices_.local_buckets()})
+  for (const auto* buckets : {&partition_.buckets(), &partition_.local_buckets()})
     for (const Bucket& b : *buckets) gather(b, owned + b.owned, to);
   if (!alone()) ranks_->wait(stream_.handle(), kRanksLimit);
   stream_.wait();
 }
 
 void DeviceExchange::gather_masters(const float* masters, std::span<float> to) const {
-  for (const Bucket& b : slices_.buckets()) {
+  for (const Bucket& b : partition_.buckets()) {
     if (!b.use.master) gather(b, masters + b.owned, to);
   }
-  const auto mine = static_cast<std::size_t>(slices_.rank());
-  for (const Bucket& b : slices_.local_buckets())
-    gather(b, masters + slices_.master_at(b.begin + mine * b.stride), to);
+  const auto mine = static_cast<std::size_t>(partition_.rank());
+  for (const Bucket& b : partition_.local_buckets())
+    gather(b, masters + partition_.master_at(b.begin + mine * b.stride), to);
   if (!to.empty()) {
     const std::span<float> whole =
-        to.subspan(slices_.master_begin(), slices_.shared_end() - slices_.master_begin());
-    stream_.copy(whole.data(), masters + slices_.owned_before_masters(), whole.size_bytes());
+        to.subspan(partition_.master_begin(), partition_.shared_end() - partition_.master_begin());
+    stream_.copy(whole.data(), masters + partition_.owned_before_masters(), whole.size_bytes());
   }
   if (!alone()) ranks_->wait(stream_.handle(), kRanksLimit);
   stream_.wait();
@@ -119,7 +121,7 @@ void DeviceExchange::meet() const {
   stream_.wait();
   if (alone()) return;
   const std::byte mine{};
-  std::vector<std::byte> all(static_cast<std::size_t>(slices_.ranks()));
+  std::vector<std::byte> all(static_cast<std::size_t>(partition_.ranks()));
   ranks_->all_gather_host(&mine, all.data(), 1);
 }
 

@@ -19,11 +19,11 @@ namespace logitless::train {
 class DeviceExchange {
  public:
   // Returns the bytes of device memory it takes, without the communicator's buffers.
-  static std::size_t bytes(const RankPartition& partitions);
+  static std::size_t bytes(const RankPartition& partition);
 
   // `ranks`: null for one rank. All three references must outlive this.
-  DeviceExchange(const Context& context, const DeviceStream& stream,
-                 const RankPartition& partitions, Communicator* ranks);
+  DeviceExchange(const Context& context, const DeviceStream& stream, const RankPartition& partition,
+                 Communicator* ranks);
 
   bool alone() const { return ranks_ == nullptr; }
   // Broadcasts the numbers of rank 0; all ranks pass equally many. Collective, between the hosts.
@@ -59,7 +59,7 @@ class DeviceExchange {
   void gather(const Bucket& bucket, const float* owned, std::span<float> to) const;
 
   const DeviceStream& stream_;
-  const RankPartition& slices_;
+  const RankPartition& partition_;
   Communicator* const ranks_;
   struct Lane {
     DeviceStream stream;

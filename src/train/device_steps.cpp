@@ -71,15 +71,15 @@ DeviceSteps::Inputs::Inputs(const CompiledProgram& step) {
 }
 
 std::vector<MemoryItem> DeviceSteps::statement(const DeviceModel& model) {
-  const RankPartition& partitions = model.partitions;
+  const RankPartition& partition = model.partition;
   std::vector<std::int64_t> counts;
-  for (const OwnedSlice& slice : partitions.slices())
+  for (const OwnedSlice& slice : partition.slices())
     counts.push_back(static_cast<std::int64_t>(slice.count));
   DeviceSizes sizes;
-  sizes.weights = partitions.masters() * sizeof(float);
-  sizes.rounded = 2 * partitions.rounded();
-  sizes.moments = 2 * partitions.owned() * sizeof(float);
-  sizes.gradients = partitions.local_end() * sizeof(float);
+  sizes.weights = partition.masters() * sizeof(float);
+  sizes.rounded = 2 * partition.rounded();
+  sizes.moments = 2 * partition.owned() * sizeof(float);
+  sizes.gradients = partition.local_end() * sizeof(float);
   sizes.constants = constant_bytes(model);
   sizes.arena = arena_bytes(model);
   sizes.far = model.far_bytes;
@@ -88,27 +88,27 @@ std::vector<MemoryItem> DeviceSteps::statement(const DeviceModel& model) {
   sizes.head += head_exchange_bytes(model);
   sizes.optimizer = DeviceAdamW::bytes(counts);
   sizes.batches = Inputs(model.step).end + output_bytes(model);
-  sizes.exchange = DeviceExchange::bytes(partitions);
+  sizes.exchange = DeviceExchange::bytes(partition);
   return memory_statement(sizes);
 }
 
 DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
     : context_(context),
-      slices_(model.partitions),
+      partition_(model.partition),
       accumulate_(model.accumulate),
       rows_(model.rows),
       inputs_(model.step),
       stream_(context),
-      exchange_(context, stream_, slices_, model.ranks),
-      buckets_(slices_) {
-  for (std::size_t b = 0; b < slices_.buckets().size(); ++b) whole_.emplace_back(context);
+      exchange_(context, stream_, partition_, model.ranks),
+      buckets_(partition_) {
+  for (std::size_t b = 0; b < partition_.buckets().size(); ++b) whole_.emplace_back(context);
   const std::string no_memory = why_no_memory(
       statement(model), device_status(context).free_bytes + head_exchange_bytes(model));
   if (!no_memory.empty()) throw DeviceError(no_memory);
-  weights_ = DeviceBuffer(context, slices_.masters() * sizeof(float));
-  rounded_ = DeviceBuffer(context, 2 * slices_.rounded());
-  moments_ = DeviceBuffer(context, 2 * slices_.owned() * sizeof(float));
-  gradients_ = DeviceBuffer(context, slices_.local_end() * sizeof(float));
+  weights_ = DeviceBuffer(context, partition_.masters() * sizeof(float));
+  rounded_ = DeviceBuffer(context, 2 * partition_.rounded());
+  moments_ = DeviceBuffer(context, 2 * partition_.owned() * sizeof(float));
+  gradients_ = DeviceBuffer(context, partition_.local_end() * sizeof(float));
   constants_ = DeviceBuffer(context, constant_bytes(model));
   arena_ = DeviceBuffer(context, arena_bytes(model));
   input_ = DeviceBuffer(context, inputs_.end);
@@ -132,22 +132,22 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
   }
   for (std::size_t i = 0; i < model.parameters.size(); ++i) {
     const DeviceModel::Tensor& tensor = model.parameters[i];
-    const std::size_t first = slices_.local_begin(i);
-    if (slices_.is_rounded(first))
-      pointers[tensor.rounded] = rounded_.as<void>(2 * slices_.rounded_at(first));
-    if (first >= slices_.master_begin())
-      pointers[tensor.name] = weights_.as<float>() + slices_.master_at(first);
-    pointers["d_" + tensor.name] = gradients_.as<float>() + slices_.here(first);
+    const std::size_t first = partition_.local_begin(i);
+    if (partition_.is_rounded(first))
+      pointers[tensor.rounded] = rounded_.as<void>(2 * partition_.rounded_at(first));
+    if (first >= partition_.master_begin())
+      pointers[tensor.name] = weights_.as<float>() + partition_.master_at(first);
+    pointers["d_" + tensor.name] = gradients_.as<float>() + partition_.local_at(first);
   }
   std::vector<DeviceAdamWTensor> tensors;
-  for (const OwnedSlice& slice : slices_.slices()) {
+  for (const OwnedSlice& slice : partition_.slices()) {
     DeviceAdamWTensor t;
-    t.value = weights_.as<float>() + slices_.master_of(slice);
-    t.gradient = gradients_.as<float>() + slices_.here(slice.at);
+    t.value = weights_.as<float>() + partition_.master_of(slice);
+    t.gradient = gradients_.as<float>() + partition_.local_at(slice.at);
     t.m = moments_.as<float>() + slice.owned;
-    t.v = t.m + slices_.owned();
-    if (slices_.is_rounded(slice.at))
-      t.rounded = rounded_.as<void>(2 * slices_.rounded_at(slice.at));
+    t.v = t.m + partition_.owned();
+    if (partition_.is_rounded(slice.at))
+      t.rounded = rounded_.as<void>(2 * partition_.rounded_at(slice.at));
     t.count = static_cast<std::int64_t>(slice.count);
     t.decay = model.parameters[slice.tensor].decay;
     tensors.push_back(t);
@@ -206,13 +206,13 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
   exchanged_ = exchange_.of_first(buckets_.found());
   if (step_.head != nullptr) enqueue_update_of_ranks();  // also lets NCCL connect the ranks
   together();
-  const auto stride = rows_ * slices_.ranks();
+  const auto stride = rows_ * partition_.ranks();
   const auto read = [this, read = model.read, gpu = model.gpu](std::int64_t first,
                                                                std::size_t slot) {
     use_gpu(gpu);
     const Batch batch = read(first);
     slots_[slot].copied.wait();
-    put_words(slots_[slot], batch);
+    put_batch(slots_[slot], batch);
   };
   reader_.emplace(kSlots, stride, read);
 }
@@ -275,35 +275,34 @@ void DeviceSteps::enqueue_update_of_ranks() const {
   exchange_.add_gradients(gradients_.as<float>(), exchanged_, whole_);
   adamw_->totals(rates, exchange_.local_totals(), stream_.handle());
   exchange_.share_totals();
-  adamw_->step_of_ranks(rates, exchange_.all_totals(), slices_.ranks(),
+  adamw_->step_of_ranks(rates, exchange_.all_totals(), partition_.ranks(),
                         output_.as<DeviceAdamWReport>(kReport), stream_.handle());
   exchange_.share_values(weights_.as<float>(), rounded_.data());
 }
 
 void DeviceSteps::put(const TensorSet& values, const TensorSet& m, const TensorSet& v) {
-  const auto mine = static_cast<std::size_t>(slices_.rank());
-  const auto put_partition = [&](const TensorSet& set, const Bucket& b, float* partition) {
-    stream_.copy(partition, set.all().data() + b.begin + mine * b.stride,
-                 b.partition * sizeof(float));
+  const auto mine = static_cast<std::size_t>(partition_.rank());
+  const auto put_slice = [&](const TensorSet& set, const Bucket& b, float* to) {
+    stream_.copy(to, set.all().data() + b.begin + mine * b.stride, b.slice_size * sizeof(float));
   };
-  for (const Bucket& b : slices_.buckets()) {
-    if (!b.use.master) put_partition(values, b, weights_.as<float>() + b.owned);
+  for (const Bucket& b : partition_.buckets()) {
+    if (!b.use.master) put_slice(values, b, weights_.as<float>() + b.owned);
   }
-  for (const Bucket& b : slices_.local_buckets())
-    put_partition(values, b, weights_.as<float>() + slices_.master_at(b.begin + mine * b.stride));
-  const std::span<const float> whole =
-      values.all().subspan(slices_.master_begin(), slices_.shared_end() - slices_.master_begin());
-  stream_.copy(weights_.as<float>() + slices_.owned_before_masters(), whole.data(),
+  for (const Bucket& b : partition_.local_buckets())
+    put_slice(values, b, weights_.as<float>() + partition_.master_at(b.begin + mine * b.stride));
+  const std::span<const float> whole = values.all().subspan(
+      partition_.master_begin(), partition_.shared_end() - partition_.master_begin());
+  stream_.copy(weights_.as<float>() + partition_.owned_before_masters(), whole.data(),
                whole.size_bytes());
   float* to = moments_.as<float>();
   for (const TensorSet* set : {&m, &v}) {
     if (set->size() > 0) {
-      for (const auto* buckets : {&slices_.buckets(), &slices_.local_buckets()})
-        for (const Bucket& b : *buckets) put_partition(*set, b, to + b.owned);
+      for (const auto* buckets : {&partition_.buckets(), &partition_.local_buckets()})
+        for (const Bucket& b : *buckets) put_slice(*set, b, to + b.owned);
     } else {
-      stream_.fill(to, 0, slices_.owned() * sizeof(float));
+      stream_.fill(to, 0, partition_.owned() * sizeof(float));
     }
-    to += slices_.owned();
+    to += partition_.owned();
   }
   adamw_->round(stream_.handle());
   exchange_.share_values(weights_.as<float>(), rounded_.data());
@@ -316,10 +315,10 @@ void DeviceSteps::get_values(const TensorSet& values) const {
 
 void DeviceSteps::get_moments(const TensorSet& m, const TensorSet& v) const {
   exchange_.gather(moments_.as<float>(), m.all());
-  exchange_.gather(moments_.as<float>() + slices_.owned(), v.all());
+  exchange_.gather(moments_.as<float>() + partition_.owned(), v.all());
 }
 
-DeviceSteps::Slot& DeviceSteps::local_slot() {
+DeviceSteps::Slot& DeviceSteps::host_slot() {
   Slot& slot = slots_.back();
   slot.copied.wait();
   return slot;
@@ -330,7 +329,7 @@ void DeviceSteps::send(Slot& slot) {
   stream_.record(slot.copied);
 }
 
-void DeviceSteps::put_words(const Slot& slot, const Batch& batch) const {
+void DeviceSteps::put_batch(const Slot& slot, const Batch& batch) const {
   std::copy(batch.tokens.begin(), batch.tokens.end(), slot.memory.as<std::int64_t>());
   std::copy(batch.targets.begin(), batch.targets.end(),
             slot.memory.as<std::int64_t>(inputs_.targets));
@@ -343,7 +342,7 @@ void DeviceSteps::start(std::int64_t window, float inverse_count, std::int64_t s
   DeviceAdamWRates rates = adamw_->rates(step, rate);
   rates.note = note;
   for (std::int64_t i = 0; i < accumulate_; ++i) {
-    const std::int64_t batch = i * slices_.ranks() + slices_.rank();
+    const std::int64_t batch = i * partition_.ranks() + partition_.rank();
     const std::size_t taken = reader_->take(window + batch * rows_);
     Slot& slot = slots_[taken];
     *slot.memory.as<float>(inputs_.inverse_count) = inverse_count;
@@ -377,8 +376,8 @@ void DeviceSteps::reset() {
 }
 
 DeviceSteps::Losses DeviceSteps::losses(const Batch& batch) {
-  Slot& slot = local_slot();
-  put_words(slot, batch);
+  Slot& slot = host_slot();
+  put_batch(slot, batch);
   send(slot);
   run(loss_);
   float loss = 0.0f, count = 0.0f;
@@ -390,7 +389,7 @@ DeviceSteps::Losses DeviceSteps::losses(const Batch& batch) {
 
 void DeviceSteps::logits(std::span<const std::int64_t> tokens, std::int64_t last,
                          std::span<float> logits) {
-  Slot& slot = local_slot();
+  Slot& slot = host_slot();
   std::copy(tokens.begin(), tokens.end(), slot.memory.as<std::int64_t>());
   *slot.memory.as<std::int64_t>(inputs_.last) = last;
   send(slot);

@@ -43,13 +43,13 @@ struct DeviceModel {
   };
   CompiledProgram step, loss, logits;
   std::vector<Tensor> parameters;
-  RankPartition partitions{{}, {}};  // of the parameters, made from uses()
-  // The communicator of partitions.ranks() ranks, for device memory; null for one rank.
+  RankPartition partition{{}, {}};  // of the parameters, made from uses()
+  // The communicator of partition.ranks() ranks, for device memory; null for one rank.
   Communicator* ranks = nullptr;
   int gpu = 0;  // its index
   std::vector<Constant> constants;
   std::size_t far_bytes = 0;  // of the head given to use(), for the statement
-  // The sharded heads of `step` and `loss`, where `partitions` has local_rows(); they outlive the
+  // The sharded heads of `step` and `loss`, where `partition` has local_rows(); they outlive the
   // DeviceSteps. `logits` then has local_rows().each vocabulary entries.
   HeadOverRanks *step_head = nullptr, *loss_head = nullptr;
   std::int64_t accumulate = 1;  // micro-batches to a step
@@ -81,7 +81,7 @@ class DeviceSteps {
   // decision wait for the GPU (PreparedProgram::run).
   void use(FarFieldHead& far) { far_ = &far; }
 
-  // Copies parameters and moments between host and device, in sets of `partitions.layout()`. Waits.
+  // Copies parameters and moments between host and device, in sets of `partition.layout()`. Waits.
   // put() rounds the bf16 copies, and re-enables updates after a skipped step; moments without
   // tensors are set to zero. get_moments() skips sets without tensors.
   void put(const TensorSet& values, const TensorSet& m, const TensorSet& v);
@@ -147,12 +147,12 @@ class DeviceSteps {
   void enqueue_update_of_ranks() const;
   static std::size_t kind(bool first, bool last) { return (first ? 1U : 0U) + (last ? 2U : 0U); }
   // Returns the pinned buffer of validation and sampling, once its last copy is done.
-  Slot& local_slot();
+  Slot& host_slot();
   void send(Slot& slot);
-  void put_words(const Slot& slot, const Batch& batch) const;
+  void put_batch(const Slot& slot, const Batch& batch) const;
 
   const Context& context_;
-  const RankPartition slices_;
+  const RankPartition partition_;
   std::int64_t accumulate_, rows_;
   Inputs inputs_;
   DeviceStream stream_;
@@ -166,7 +166,7 @@ class DeviceSteps {
   std::vector<std::size_t> exchanged_;  // order of the exchanged buckets, equal on all ranks
   std::array<DeviceGraph, 4> graphs_;
   FarFieldHead* far_ = nullptr;
-  std::vector<Slot> slots_;  // the reader's slots, and local_slot()
+  std::vector<Slot> slots_;  // the reader's slots, and host_slot()
   std::vector<ReportSlot> reports_;
   std::int64_t started_ = 0, finished_ = 0;
   std::optional<ReadAhead> reader_;  // reads into slots_

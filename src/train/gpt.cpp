@@ -90,9 +90,9 @@ class Gpt : public Model {
  private:
   Value embedded(Network& net) const {
     const Scope scope = net.scope("embedding");
-    const Value vocab_ids = take(net.master("wte.weight"), net.tokens());
+    const Value embeddings = take(net.master("wte.weight"), net.tokens());
     const Value places = slice(net.master("wpe.weight"), 0, 0, net.length());
-    return cast(reshape(vocab_ids + places, {net.rows(), config_.dim}), config_.activations);
+    return cast(reshape(embeddings + places, {net.rows(), config_.dim}), config_.activations);
   }
 
   // Returns x W + b. Parameters are named `prefix` + `name`, values `name`, in the current scope.

@@ -4,13 +4,13 @@
 
 namespace logitless::train {
 
-GradientBuckets::GradientBuckets(const RankPartition& partitions)
-    : buckets_of_(partitions.layout().counts.size()), tensors_in_(partitions.buckets().size()) {
-  const TensorLayout& layout = partitions.layout();
-  for (std::size_t b = 0; b < partitions.buckets().size(); ++b) {
-    const Bucket& bucket = partitions.buckets()[b];
+GradientBuckets::GradientBuckets(const RankPartition& partition)
+    : buckets_of_(partition.layout().counts.size()), tensors_in_(partition.buckets().size()) {
+  const TensorLayout& layout = partition.layout();
+  for (std::size_t b = 0; b < partition.buckets().size(); ++b) {
+    const Bucket& bucket = partition.buckets()[b];
     const std::size_t end =
-        bucket.begin + static_cast<std::size_t>(partitions.ranks()) * bucket.partition;
+        bucket.begin + static_cast<std::size_t>(partition.ranks()) * bucket.slice_size;
     for (std::size_t t = 0; t < layout.counts.size(); ++t) {
       const std::size_t first = layout.offsets[t], last = first + layout.counts[t];
       if (first >= end || last <= bucket.begin) continue;

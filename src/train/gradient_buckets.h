@@ -12,7 +12,7 @@ namespace logitless::train {
 
 class GradientBuckets {
  public:
-  explicit GradientBuckets(const RankPartition& partitions);
+  explicit GradientBuckets(const RankPartition& partition);
 
   // Marks the begin of a last micro-batch.
   void begin();

@@ -36,11 +36,11 @@ inline std::uint64_t hash_bytes(std::string_view bytes, std::uint64_t seed = 0) 
   std::uint64_t hash = mix(seed, bytes.size());
   std::size_t i = 0;
   for (; i + 8 <= bytes.size(); i += 8) {
-    std::uint64_t vocab_id = 0;
+    std::uint64_t word = 0;
     for (int b = 0; b < 8; ++b) {
-      vocab_id |= std::uint64_t{static_cast<unsigned char>(bytes[i + b])} << (8 * b);
+      word |= std::uint64_t{static_cast<unsigned char>(bytes[i + b])} << (8 * b);
     }
-    hash = mix(hash ^ vocab_id);
+    hash = mix(hash ^ word);
   }
   std::uint64_t tail = 0;
   for (int b = 0; i + b < bytes.size(); ++b) {

@@ -22,7 +22,7 @@ struct RankTotals {
 class HostExchange {
  public:
   // `ranks`: null for one rank. Both must outlive this.
-  HostExchange(const RankPartition& partitions, Communicator* ranks);
+  HostExchange(const RankPartition& partition, Communicator* ranks);
 
   // Reduce-scatter: this rank's shards of the gradients become sums over ranks, added in the order
   // of ranks. Other shards keep their values.
@@ -35,7 +35,7 @@ class HostExchange {
   RankTotals sum(const RankTotals& mine) const;
 
  private:
-  const RankPartition& slices_;
+  const RankPartition& partition_;
   Communicator* const ranks_;
   Buffer received_;  // receive buffer of a bucket
 };

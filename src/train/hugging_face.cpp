@@ -83,10 +83,10 @@ void set_end_of_text(const std::string& path, TokenizerModel& model) {
       return;
     }
   }
-  throw InvalidArgument(
-      fmt::format("'{}': expected the word between two texts as eos_token in {} or eos_token_id in "
-                  "{} beside it, found neither",
-                  beside(path, kFast), kFastConfig, kConfig));
+  throw InvalidArgument(fmt::format(
+      "'{}': expected the token between two texts as eos_token in {} or eos_token_id in "
+      "{} beside it, found neither",
+      beside(path, kFast), kFastConfig, kConfig));
 }
 
 // Adds the tokenizer's files, and removes those of another tokenizer, which transformers might read

@@ -12,7 +12,7 @@ namespace logitless::train {
 namespace {
 
 constexpr const char* kPrefix = "model.";
-constexpr const char* kVocabCount = "embed_tokens.weight";
+constexpr const char* kEmbedding = "embed_tokens.weight";
 constexpr const char* kCos = "rope.cos";
 constexpr const char* kSin = "rope.sin";
 
@@ -48,7 +48,7 @@ class Llama : public Model {
     const std::int64_t dim = config_.dim, size = config_.head_size;
     const std::int64_t q = config_.heads * size, kv = config_.kv_heads * size;
     list.push_back(
-        {std::string(kPrefix) + kVocabCount, {config_.vocab, dim}, 0.0, config_.deviation});
+        {std::string(kPrefix) + kEmbedding, {config_.vocab, dim}, 0.0, config_.deviation});
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
       const std::string h = layer_name(layer);
       norm(h + "input_layernorm", dim);
@@ -90,7 +90,7 @@ class Llama : public Model {
   }
 
   std::string head() const override {
-    return config_.tied_head ? std::string(kPrefix) + kVocabCount : kHeadWeight;
+    return config_.tied_head ? std::string(kPrefix) + kEmbedding : kHeadWeight;
   }
 
   std::string config_text() const override {
@@ -100,7 +100,7 @@ class Llama : public Model {
   }
 
   FileNames file_names() const override {
-    FileNames names{kPrefix, true, kVocabCount, {}};
+    FileNames names{kPrefix, true, kEmbedding, {}};
     for (std::int64_t layer = 0; layer < config_.layers; ++layer)
       names.ignored.push_back(fmt::format("layers.{}.self_attn.rotary_emb.inv_freq", layer));
     return names;
@@ -115,8 +115,8 @@ class Llama : public Model {
  private:
   Value embedded(Network& net) const {
     const Scope scope = net.scope("embedding");
-    const Value vocab_ids = take(net.master(std::string(kPrefix) + kVocabCount), net.tokens());
-    return cast(reshape(vocab_ids, {net.rows(), config_.dim}), config_.activations);
+    const Value embeddings = take(net.master(std::string(kPrefix) + kEmbedding), net.tokens());
+    return cast(reshape(embeddings, {net.rows(), config_.dim}), config_.activations);
   }
 
   // Maps x [N, in] -> [N, out]. Parameters are named `prefix` + `name`, values `name`, in the

@@ -193,8 +193,8 @@ LlamaConfig parse_llama_config(const Json& json) {
   config.epsilon = f.positive("rms_norm_eps");
   config.deviation = f.positive("initializer_range", config.deviation);
   read_rope(f, config);
-  config.vocab_begin = f.at("bos_token_id").dump();
-  config.last_vocab_id = f.at("eos_token_id").dump();
+  config.bos_token_id = f.at("bos_token_id").dump();
+  config.eos_token_id = f.at("eos_token_id").dump();
   return config;
 }
 
@@ -215,8 +215,8 @@ Json llama_config_json(const LlamaConfig& c) {
                {"rope_scaling", rope_json(c.scaling)},
                {"tie_word_embeddings", c.tied_head},
                {"initializer_range", c.deviation},
-               {"bos_token_id", Json::parse(c.vocab_begin)},
-               {"eos_token_id", Json::parse(c.last_vocab_id)}};
+               {"bos_token_id", Json::parse(c.bos_token_id)},
+               {"eos_token_id", Json::parse(c.eos_token_id)}};
   if (c.type != "qwen2") json["attention_bias"] = c.qkv_bias;
   if (c.type != "llama") json["use_sliding_window"] = false;
   return json;
@@ -232,7 +232,7 @@ struct Preset {
   bool tied;
   double epsilon, theta;
   double llama3_factor;  // 0: positions are not scaled
-  std::int64_t vocab_begin, last_vocab_id;
+  std::int64_t bos_token_id, eos_token_id;
 };
 // The sizes in the config.json of the released models; llama-tiny is for experiments.
 constexpr Preset kPresets[] = {
@@ -286,8 +286,8 @@ LlamaConfig llama_preset(std::string_view name) {
   config.theta = p->theta;
   if (p->llama3_factor > 0.0)
     config.scaling = {RopeScaling::Kind::llama3, p->llama3_factor, 1.0, 4.0, 8192};
-  if (p->vocab_begin >= 0) config.vocab_begin = fmt::format("{}", p->vocab_begin);
-  if (p->last_vocab_id >= 0) config.last_vocab_id = fmt::format("{}", p->last_vocab_id);
+  if (p->bos_token_id >= 0) config.bos_token_id = fmt::format("{}", p->bos_token_id);
+  if (p->eos_token_id >= 0) config.eos_token_id = fmt::format("{}", p->eos_token_id);
   return config;
 }
 

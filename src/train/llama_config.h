@@ -30,7 +30,7 @@ struct LlamaConfig {
   RopeScaling scaling;
   double deviation = 0.02;  // initializer_range: deviation of initial weights
   // bos_token_id and eos_token_id as JSON.
-  std::string vocab_begin = "null", last_vocab_id = "null";
+  std::string bos_token_id = "null", eos_token_id = "null";
   DType activations = DType::f32;  // not in the file
 
   bool has_qk_norm() const { return type == "qwen3"; }

@@ -74,8 +74,8 @@ void Trainer::start_device() {
       within_budget(build_logits(*model_, 1, train_.length(), Weights::rounded, vocab_of_logits()));
   for (const Parameter& p : list_)
     model.parameters.push_back({p.name, rounded_name(p.name), p.is_matrix()});
-  make_partitions(model.uses());
-  model.partitions = *slices_;
+  make_partition(model.uses());
+  model.partition = *partition_;
   if (shards_head()) {
     const std::size_t arena =
         std::max({model.step.arena_bytes(), model.loss.arena_bytes(), model.logits.arena_bytes()});

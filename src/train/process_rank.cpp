@@ -19,7 +19,7 @@ namespace logitless::train {
 namespace {
 
 std::shared_ptr<Communicator> join(const LaunchedRank& launched, std::chrono::milliseconds limit,
-                                   const Say& waiting) {
+                                   const Print& waiting) {
   TcpOptions options;
   options.limit = limit;
   options.job = launched.job;
@@ -134,7 +134,7 @@ class ProcessRank::Watch {
   std::thread thread_;
 };
 
-ProcessRank::ProcessRank(const LaunchedRank& launched, const Say& waiting)
+ProcessRank::ProcessRank(const LaunchedRank& launched, const Print& waiting)
     : launched_(launched), host_(join(launched, kRanksLimit, waiting)) {}
 
 ProcessRank::~ProcessRank() = default;

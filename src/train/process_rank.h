@@ -22,7 +22,7 @@ class ProcessRank {
  public:
   // Connects to the other ranks with make_tcp(), and throws its errors. Collective. Calls `waiting`
   // after some seconds with the ranks that are missing.
-  explicit ProcessRank(const LaunchedRank& launched, const Say& waiting = {});
+  explicit ProcessRank(const LaunchedRank& launched, const Print& waiting = {});
   ~ProcessRank();
   ProcessRank(const ProcessRank&) = delete;
   ProcessRank& operator=(const ProcessRank&) = delete;

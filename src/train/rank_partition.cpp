@@ -43,12 +43,12 @@ RankPartition::RankPartition(const std::vector<std::size_t>& counts,
       layout_.end = up_to(layout_.end + counts[t], TensorLayout::kAlign);
     }
     const std::size_t end = layout_.end;
-    for (std::size_t at = begin; at < end; at += group * buckets_.back().partition) {
+    for (std::size_t at = begin; at < end; at += group * buckets_.back().slice_size) {
       const std::size_t left = up_to((end - at + group - 1) / group, kUnit);
-      const std::size_t partition = ranks == 1 ? left : std::min(left, most);
-      buckets_.push_back({at, partition, partition, owned_, use});
-      owned_ += buckets_.back().partition;
-      layout_.end = std::max(layout_.end, at + group * buckets_.back().partition);
+      const std::size_t slice_size = ranks == 1 ? left : std::min(left, most);
+      buckets_.push_back({at, slice_size, slice_size, owned_, use});
+      owned_ += buckets_.back().slice_size;
+      layout_.end = std::max(layout_.end, at + group * buckets_.back().slice_size);
     }
     layout_.end = up_to(layout_.end, TensorLayout::kAlign);
     owned_ = up_to(owned_, TensorLayout::kAlign);
@@ -80,10 +80,10 @@ void RankPartition::add_local_rows(std::size_t tensor, const ParameterUse& use, 
   local_stride_ = each * use.local_row;
   local_rounded_ = use.rounded;
   layout_.offsets[tensor] = shared_end_;
-  for (std::size_t at = 0; at < local_stride_; at += local_buckets_.back().partition) {
+  for (std::size_t at = 0; at < local_stride_; at += local_buckets_.back().slice_size) {
     local_buckets_.push_back(
         {shared_end_ + at, std::min(most, local_stride_ - at), local_stride_, owned_, use});
-    owned_ += local_buckets_.back().partition;
+    owned_ += local_buckets_.back().slice_size;
   }
   layout_.end = up_to(shared_end_ + group * local_stride_, TensorLayout::kAlign);
   owned_ = up_to(owned_, TensorLayout::kAlign);
@@ -92,7 +92,7 @@ void RankPartition::add_local_rows(std::size_t tensor, const ParameterUse& use, 
 void RankPartition::add_slices(const std::vector<Bucket>& buckets) {
   const auto mine = static_cast<std::size_t>(rank_);
   for (const Bucket& b : buckets) {
-    const std::size_t first = b.begin + mine * b.stride, last = first + b.partition;
+    const std::size_t first = b.begin + mine * b.stride, last = first + b.slice_size;
     for (std::size_t t = 0; t < layout_.counts.size(); ++t) {
       const std::size_t from = std::max(first, layout_.offsets[t]);
       const std::size_t to = std::min(last, layout_.offsets[t] + layout_.counts[t]);
@@ -106,7 +106,7 @@ std::size_t RankPartition::longest_bucket() const {
   std::size_t longest = 0;
   for (const auto* buckets : {&buckets_, &local_buckets_}) {
     for (const Bucket& b : *buckets)
-      longest = std::max(longest, static_cast<std::size_t>(ranks_) * b.partition);
+      longest = std::max(longest, static_cast<std::size_t>(ranks_) * b.slice_size);
   }
   return longest;
 }

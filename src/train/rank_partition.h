@@ -30,7 +30,7 @@ struct ParameterUse {
 // A part of a set of tensors that is exchanged at one time: one slice for each rank.
 struct Bucket {
   std::size_t begin = 0;  // offset of rank 0's slice in the set
-  std::size_t partition = 0;
+  std::size_t slice_size = 0;
   std::size_t stride = 0;  // distance of the slices of successive ranks
   std::size_t owned = 0;   // offset of this rank's slice in its shard
   ParameterUse use;
@@ -82,14 +82,14 @@ class RankPartition {
   // All ranks read [0, shared_end()) of the set: as bf16 copies in [0, rounded_end()), as masters
   // in [master_begin(), shared_end()). Before master_begin() a rank holds masters of its shard
   // only: owned_before_masters() elements. The local part of a set ends with the rank's rows of the
-  // row-sharded tensor, after shared_end(). It has local_end() elements; here(at) is the local
+  // row-sharded tensor, after shared_end(). It has local_end() elements; local_at(at) is the local
   // offset of offset `at`.
   std::size_t shared_end() const { return shared_end_; }
   std::size_t rounded_end() const { return rounded_end_; }
   std::size_t master_begin() const { return master_begin_; }
   std::size_t owned_before_masters() const { return owned_before_masters_; }
   std::size_t local_end() const { return shared_end_ + local_stride_; }
-  std::size_t here(std::size_t at) const {
+  std::size_t local_at(std::size_t at) const {
     return at < shared_end_ ? at : at - static_cast<std::size_t>(rank_) * local_stride_;
   }
   // Returns the offset in the set of the first local element of a tensor.
@@ -103,7 +103,7 @@ class RankPartition {
     return at < rounded_end_ || (local_rounded_ && at >= shared_end_);
   }
   std::size_t rounded_at(std::size_t at) const {
-    return at < rounded_end_ ? at : rounded_end_ + here(at) - shared_end_;
+    return at < rounded_end_ ? at : rounded_end_ + local_at(at) - shared_end_;
   }
   // Layout of masters: first those of this rank's shard, then complete tensors, then local rows.
   std::size_t masters() const { return owned_before_masters_ + local_end() - master_begin_; }
@@ -112,7 +112,7 @@ class RankPartition {
   }
   // `at` is an offset in the set, in a complete tensor or in a local row.
   std::size_t master_at(std::size_t at) const {
-    return owned_before_masters_ + here(at) - master_begin_;
+    return owned_before_masters_ + local_at(at) - master_begin_;
   }
 
  private:

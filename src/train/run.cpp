@@ -68,7 +68,7 @@ DeviceChoice device_of(const RunOptions& options, const ProcessRank* process) {
   return choice;
 }
 
-void log_device(const DeviceChoice& choice, int gpu, const Say& say) {
+void print_device(const DeviceChoice& choice, int gpu, const Print& print) {
   if (choice.kind == DeviceKind::cuda) {
     use_gpu(gpu);
     ContextOptions options;
@@ -76,10 +76,10 @@ void log_device(const DeviceChoice& choice, int gpu, const Say& say) {
     options.device_index = gpu;
     const Context context(options);
     const DeviceStatus status = device_status(context);
-    say(fmt::format("device: {}, {} free of {}", status.name, format_bytes(status.free_bytes),
-                    format_bytes(status.total_bytes)));
+    print(fmt::format("device: {}, {} free of {}", status.name, format_bytes(status.free_bytes),
+                      format_bytes(status.total_bytes)));
   } else if (!choice.reason.empty()) {
-    say(fmt::format("device: CPU: {}", choice.reason));
+    print(fmt::format("device: CPU: {}", choice.reason));
   }
 }
 
@@ -114,7 +114,7 @@ TrainOptions options_of(const RunOptions& options, const Seat& seat) {
 // library or a kernel.
 std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceChoice& choice,
                                       const RunData& data, const Seat& seat, RunReport& report,
-                                      const Say& say) {
+                                      const Print& print) {
   TrainOptions train = options_of(options, seat);
   report.cpu_reason = choice.reason;
   if (choice.kind == DeviceKind::cuda) {
@@ -131,7 +131,7 @@ std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceCho
     } catch (const Unsupported& error) {
       if (options.device == DeviceWish::cuda || seat.ranks != nullptr) throw;
       report.cpu_reason = error.what();
-      say(fmt::format("device: CPU after all: {}", report.cpu_reason));
+      print(fmt::format("device: CPU after all: {}", report.cpu_reason));
     }
   }
   return std::make_unique<Trainer>(data.model, train, data.train, data.valid);
@@ -193,16 +193,16 @@ Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& re
 
 // Runs one rank. Rank 0 prints, logs and writes files; the others run the same steps.
 RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const RunData& data,
-                   const Seat& seat, const Say& log_of_first) {
+                   const Seat& seat, const Print& print_of_first) {
   const bool first = seat.rank() == 0;
-  const Say say = first ? log_of_first : [](std::string_view) {};
+  const Print print = first ? print_of_first : [](std::string_view) {};
   RunReport report;
   report.type = data.model->type();
   report.model = data.model->sizes();
   report.train_tokens = data.train.tokens();
   report.valid_tokens = data.valid.tokens();
   Stopwatch compiling;
-  const std::unique_ptr<Trainer> made = make_trainer(options, choice, data, seat, report, say);
+  const std::unique_ptr<Trainer> made = make_trainer(options, choice, data, seat, report, print);
   Trainer& trainer = *made;
   report.compile_seconds = compiling.seconds();
   report.parameters = trainer.parameter_count();
@@ -210,20 +210,20 @@ RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const 
   report.ranks = trainer.ranks();
   report.memory = trainer.memory();
   report.explain = trainer.program().explain();
-  say(fmt::format("{} parameters, {} tokens to train on, {} held out; compiled in {:.2f} s for {}",
-                  report.parameters, report.train_tokens, report.valid_tokens,
-                  report.compile_seconds,
-                  report.device == DeviceKind::cuda ? report.device_name : threads_text(report)));
-  say(fmt::format("arena {}, without chunks {}", format_bytes(report.memory.arena),
-                  format_bytes(report.memory.unchunked_arena)));
-  if (!report.memory.device.empty()) say(memory_line(report.memory));
+  print(fmt::format(
+      "{} parameters, {} tokens to train on, {} held out; compiled in {:.2f} s for {}",
+      report.parameters, report.train_tokens, report.valid_tokens, report.compile_seconds,
+      report.device == DeviceKind::cuda ? report.device_name : threads_text(report)));
+  print(fmt::format("arena {}, without chunks {}", format_bytes(report.memory.arena),
+                    format_bytes(report.memory.unchunked_arena)));
+  if (!report.memory.device.empty()) print(memory_line(report.memory));
   if (const FarFieldHead* far = trainer.far_field(); far != nullptr) {
-    say(fmt::format(
+    print(fmt::format(
         "far field: workspace {} beside the arena; orders take {}more while they are made",
         format_bytes(report.memory.far_workspace),
         report.memory.device.empty() ? "a copy of the head's weights and " : ""));
   } else if (!trainer.far_refusal().empty()) {
-    say(fmt::format("far field: every step is dense: {}", trainer.far_refusal()));
+    print(fmt::format("far field: every step is dense: {}", trainer.far_refusal()));
   }
   if (options.budget > 0 && report.memory.arena > options.budget) {
     throw InvalidArgument(fmt::format("--budget: a step takes {} or more, got {}",
@@ -233,16 +233,16 @@ RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const 
   if (!options.init.empty()) trainer.import_weights(options.init);
   if (!options.resume.empty()) {
     trainer.resume(options.resume);
-    say(fmt::format("going on from step {} of {}", trainer.steps_done(), options.steps));
+    print(fmt::format("going on from step {} of {}", trainer.steps_done(), options.steps));
     if (trainer.steps_done() > options.steps) {
       throw InvalidArgument(fmt::format("--steps: the checkpoint has done {}, got {}",
                                         trainer.steps_done(), options.steps));
     }
   }
   report.first_step = trainer.steps_done();
-  RunLog log(first ? options.log_path() : "", first ? log_before(options) : "", say);
+  RunLog log(first ? options.log_path() : "", first ? log_before(options) : "", print);
   if (log.wanted()) log.begin(report.first_step, log_header(options, trainer, report));
-  run_steps(options, first || seat.own_process, trainer, report, log, say);
+  run_steps(options, first || seat.own_process, trainer, report, log, print);
   report.memory = trainer.memory();
   report.far_refusal = trainer.far_refusal();
   if (const FarFieldHead* far = trainer.far_field(); far != nullptr)
@@ -261,25 +261,25 @@ RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const 
 }
 
 RunReport run_threads(const RunOptions& options, const DeviceChoice& choice, const RunData& data,
-                      const Say& say) {
+                      const Print& print) {
   RunReport report;
   run_on_ranks(static_cast<int>(options.ranks), choice.kind,
                [&](const std::shared_ptr<Communicator>& ranks) {
                  const Seat seat = {ranks, ranks->rank(), false};
-                 RunReport own = run_rank(options, choice, data, seat, say);
+                 RunReport own = run_rank(options, choice, data, seat, print);
                  if (ranks->rank() == 0) report = std::move(own);
                });
   return report;
 }
 
-RunReport run_process(const RunOptions& options, const Say& say, ProcessRank& process) {
+RunReport run_process(const RunOptions& options, const Print& print, ProcessRank& process) {
   process.agree(shared_options(options));
   if (process.rank() == 0) check_files(options);
   const DeviceChoice choice = device_of(options, &process);
   process.agree({{"device", choice.kind == DeviceKind::cuda ? "cuda" : "cpu"}});
-  log_device(choice, process.gpu(), say);
+  print_device(choice, process.gpu(), print);
   std::optional<RunData> data;
-  const auto read = [&] { data = read_data(options, say, process.rank() == 0); };
+  const auto read = [&] { data = read_data(options, print, process.rank() == 0); };
   if (options.has_shards()) {
     read();
   } else {
@@ -289,21 +289,21 @@ RunReport run_process(const RunOptions& options, const Say& say, ProcessRank& pr
                  {"training data", hex(data->train.key())},
                  {"data held out", hex(data->valid.key())}});
   const Seat seat = {process.communicator(choice.kind), process.gpu(), true};
-  return run_rank(options, choice, *data, seat, say);
+  return run_rank(options, choice, *data, seat, print);
 }
 
 }  // namespace
 
-RunReport run_training(const RunOptions& options, const Say& say, ProcessRank* process) {
+RunReport run_training(const RunOptions& options, const Print& print, ProcessRank* process) {
   if (process != nullptr)
-    return run_process(options, process->rank() == 0 ? say : Say([](std::string_view) {}),
+    return run_process(options, process->rank() == 0 ? print : Print([](std::string_view) {}),
                        *process);
   check_files(options);
   const DeviceChoice choice = device_of(options, nullptr);
-  log_device(choice, 0, say);
-  const RunData data = read_data(options, say);
-  return options.ranks == 1 ? run_rank(options, choice, data, {}, say)
-                            : run_threads(options, choice, data, say);
+  print_device(choice, 0, print);
+  const RunData data = read_data(options, print);
+  return options.ranks == 1 ? run_rank(options, choice, data, {}, print)
+                            : run_threads(options, choice, data, print);
 }
 
 }  // namespace logitless::train

@@ -55,8 +55,9 @@ struct RunReport {
 // checkpoint fails, the error is reported, the old file stays and the run continues.
 //
 // `process`: this process as a rank of a launched run, inside its run(); options.ranks then counts
-// processes. Rank 0 alone calls `say` and writes files. Null: ranks, if there are several, are
+// processes. Rank 0 alone calls `print` and writes files. Null: ranks, if there are several, are
 // threads.
-RunReport run_training(const RunOptions& options, const Say& say, ProcessRank* process = nullptr);
+RunReport run_training(const RunOptions& options, const Print& print,
+                       ProcessRank* process = nullptr);
 
 }  // namespace logitless::train

@@ -13,14 +13,14 @@
 namespace logitless::train {
 namespace {
 
-RunData shards(const RunOptions& o, const Say& say, bool check_tokens) {
+RunData shards(const RunOptions& o, const Print& print, bool check_tokens) {
   const ModelPtr model = o.make_model(o.vocab);
   const auto read = [&](const char* option, const std::vector<std::string>& paths) {
     constexpr std::int64_t kWorthALine = 1'000'000'000;
     try {
       Dataset data = Dataset::of_shards(paths, o.length, model->sizes().vocab);
       if (check_tokens && data.tokens() >= kWorthALine)
-        say(fmt::format("looking through the {} tokens of --{}", data.tokens(), option));
+        print(fmt::format("looking through the {} tokens of --{}", data.tokens(), option));
       if (check_tokens) data.check();
       return data;
     } catch (const InvalidArgument& error) {
@@ -47,7 +47,7 @@ std::optional<TokenizerModel> tokenizer_of(const RunOptions& o) {
   }
 }
 
-RunData text(const RunOptions& o, const Say& say) {
+RunData text(const RunOptions& o, const Print& print) {
   CorpusOptions corpus_options;
   corpus_options.paths = o.text;
   const Corpus corpus = [&] {
@@ -57,8 +57,8 @@ RunData text(const RunOptions& o, const Say& say) {
       throw InvalidArgument(error.what());
     }
   }();
-  say(fmt::format("text: {} files, {}; held out: {}", corpus.count(false),
-                  format_bytes(corpus.bytes(false)), format_bytes(corpus.bytes(true))));
+  print(fmt::format("text: {} files, {}; held out: {}", corpus.count(false),
+                    format_bytes(corpus.bytes(false)), format_bytes(corpus.bytes(true))));
   const std::int64_t wanted = o.make_model(o.vocab)->sizes().vocab;
   const std::string cache = o.cache.empty() ? default_cache_directory() : o.cache;
   ContextOptions context;
@@ -66,7 +66,7 @@ RunData text(const RunOptions& o, const Say& say) {
   const std::optional<TokenizerModel> tokenizer = tokenizer_of(o);
   TokenizedText words = [&] {
     try {
-      return tokenize(corpus, static_cast<int>(wanted), cache, Context(context).threads(), say,
+      return tokenize(corpus, static_cast<int>(wanted), cache, Context(context).threads(), print,
                       tokenizer ? &*tokenizer : nullptr);
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(
@@ -75,7 +75,7 @@ RunData text(const RunOptions& o, const Say& say) {
   }();
   if (const std::string missing = missing_fast_tokenizer(words.tokenizer.model());
       !o.hugging_face.empty() && !missing.empty()) {
-    say(
+    print(
         fmt::format("--export: tokenizer.model goes with the model as it is, without a "
                     "tokenizer.json, which has not {}",
                     missing));
@@ -84,13 +84,13 @@ RunData text(const RunOptions& o, const Say& say) {
   const ModelPtr model = o.make_model(tokenizer ? o.vocab : words.tokenizer.vocab());
   if (words.tokenizer.vocab() > model->sizes().vocab) {
     throw InvalidArgument(
-        fmt::format("--text: expected a tokenizer of at most {} words, as the model "
+        fmt::format("--text: expected a tokenizer of at most {} tokens, as the model "
                     "has, found {}",
                     model->sizes().vocab, words.tokenizer.vocab()));
   }
   const auto windows = [&](std::vector<std::int32_t> stream, const char* which) {
     try {
-      return Dataset::of_words(std::move(stream), o.length, model->sizes().vocab);
+      return Dataset::of_tokens(std::move(stream), o.length, model->sizes().vocab);
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(fmt::format("--length: {}: {}", which, error.what()));
     }
@@ -102,8 +102,8 @@ RunData text(const RunOptions& o, const Say& say) {
 
 }  // namespace
 
-RunData read_data(const RunOptions& options, const Say& say, bool check_tokens) {
-  return options.has_shards() ? shards(options, say, check_tokens) : text(options, say);
+RunData read_data(const RunOptions& options, const Print& print, bool check_tokens) {
+  return options.has_shards() ? shards(options, print, check_tokens) : text(options, print);
 }
 
 }  // namespace logitless::train

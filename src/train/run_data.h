@@ -18,6 +18,6 @@ struct RunData {
 
 // Reads the data and makes the model. Throws InvalidArgument naming the option at fault.
 // `check_tokens`: check all tokens of --data and --val, which one rank of a run does for all.
-RunData read_data(const RunOptions& options, const Say& say, bool check_tokens = true);
+RunData read_data(const RunOptions& options, const Print& print, bool check_tokens = true);
 
 }  // namespace logitless::train

@@ -198,7 +198,7 @@ void check_folder(const std::string& folder) {
     throw InvalidArgument(
         fmt::format("cannot make the folder '{}': '{}' is no folder", folder, there.string()));
   }
-  check_writable(missing.empty() ? (fs::path(folder) / "words").string() : missing.string());
+  check_writable(missing.empty() ? (fs::path(folder) / "tokens").string() : missing.string());
 }
 
 void check_cache(const std::string& folder) {

@@ -50,8 +50,8 @@ std::string log_of(const std::string& checkpoint) {
   return std::filesystem::path(checkpoint).replace_extension(".log.jsonl").string();
 }
 
-RunLog::RunLog(std::string path, std::string before, const Say& say)
-    : path_(std::move(path)), before_(std::move(before)), message_(say) {}
+RunLog::RunLog(std::string path, std::string before, const Print& print)
+    : path_(std::move(path)), before_(std::move(before)), print_(print) {}
 
 RunLog::~RunLog() {
   if (descriptor_ >= 0) ::close(descriptor_);
@@ -64,7 +64,7 @@ void RunLog::begin(std::int64_t first_step, Json header) {
 
 void RunLog::fail(const std::string& why) {
   if (!std::exchange(failed_, true))
-    message_(fmt::format("the log '{}' cannot be written: {}; the run goes on", path_, why));
+    print_(fmt::format("the log '{}' cannot be written: {}; the run goes on", path_, why));
 }
 
 // Writes a new file and renames it over the old one, so that a crash never loses the log.

@@ -24,7 +24,7 @@ class RunLog {
  public:
   // With an empty path nothing is written. `before`: the log that a resumed run continues, which
   // may be `path` or missing; empty for a new run.
-  RunLog(std::string path, std::string before, const Say& say);
+  RunLog(std::string path, std::string before, const Print& print);
   ~RunLog();
   RunLog(const RunLog&) = delete;
   RunLog& operator=(const RunLog&) = delete;
@@ -42,7 +42,7 @@ class RunLog {
   void fail(const std::string& why);
 
   std::string path_, before_;
-  const Say& message_;
+  const Print& print_;
   std::int64_t first_step_ = 0;
   Json header_;  // pending
   bool begun_ = false;

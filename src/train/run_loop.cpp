@@ -22,7 +22,7 @@ std::string far_text(const FarFieldReport& r) {
   std::string text =
       fmt::format("  far field: dense {} of {}, orders {}", r.dense_steps, r.steps, r.refreshes);
   if (r.audits > 0)
-    text += fmt::format(", kept {:.1f} %, error {:.2g}", 100.0 * r.mean_selected, r.last_error);
+    text += fmt::format(", selected {:.1f} %, error {:.2g}", 100.0 * r.mean_selected, r.last_error);
   return text;
 }
 
@@ -30,13 +30,13 @@ std::string far_text(const FarFieldReport& r) {
 class Loop {
  public:
   Loop(const RunOptions& options, bool listens, Trainer& trainer, RunReport& report, RunLog& log,
-       const Say& say)
+       const Print& print)
       : o_(options),
         listens_(listens),
         trainer_(trainer),
         report_(report),
         log_(log),
-        message_(say),
+        print_(print),
         tokens_before_(trainer.windows_read() * options.length) {}
 
  private:
@@ -70,9 +70,9 @@ class Loop {
       seconds_ += report_.seconds.back();
       log_steps();
       const std::int64_t known = std::ssize(report_.steps);
-      if (known > logged_steps_ &&
+      if (known > printed_steps_ &&
           (known == 1 || step == o_.steps || since_line_.seconds() > kSecondsBetweenLines))
-        log_step();
+        print_step();
       const int signal = asked();
       if (due && signal == 0) pause(step);
       if (look && signal != 0) {
@@ -132,18 +132,18 @@ class Loop {
     noted_ = std::max(noted_, result->note);
   }
 
-  void log_step() {
+  void print_step() {
     const std::int64_t step = report_.first_step + std::ssize(report_.steps);
     const StepResult& r = report_.steps.back();
-    const std::int64_t done = std::ssize(report_.steps) - logged_steps_;
+    const std::int64_t done = std::ssize(report_.steps) - printed_steps_;
     const FarFieldHead* far = trainer_.far_field();
-    message_(
+    print_(
         fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tokens/s{}", step,
                     fmt::formatted_size("{}", o_.steps), o_.steps, r.loss, r.rate, r.norm,
-                    static_cast<double>(tokens(done)) / std::max(seconds_ - logged_seconds_, 1e-9),
+                    static_cast<double>(tokens(done)) / std::max(seconds_ - printed_seconds_, 1e-9),
                     far != nullptr ? far_text(far->report()) : ""));
-    logged_steps_ = std::ssize(report_.steps);
-    logged_seconds_ = seconds_;
+    printed_steps_ = std::ssize(report_.steps);
+    printed_seconds_ = seconds_;
     since_line_ = Stopwatch();
   }
 
@@ -162,8 +162,8 @@ class Loop {
                                    })});
     log_validation(report_.validations.back(), watch.seconds());
     const double loss = report_.validations.back().loss;
-    message_(fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", step, loss,
-                         std::exp(loss)));
+    print_(fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", step, loss,
+                       std::exp(loss)));
     save(step);
   }
 
@@ -179,7 +179,7 @@ class Loop {
     } catch (const DeviceError& error) {
       report_.save_failure = fmt::format("the checkpoint of step {} cannot be written: {}; {}",
                                          step, error.what(), what_is_saved());
-      message_(report_.save_failure + "; the run goes on");
+      print_(report_.save_failure + "; the run goes on");
       return;
     }
     report_.save_failure.clear();
@@ -193,11 +193,11 @@ class Loop {
   void end_early(std::int64_t step, int signal) {
     report_.signal = signal;
     save(step);
-    message_(fmt::format("stopped by {} after step {} of {}; {}", name_of_signal(signal), step,
-                         o_.steps,
-                         o_.save.empty()  ? "nothing is kept without --save"
-                         : saved_ == step ? fmt::format("--resume '{}' goes on from there", o_.save)
-                                          : what_is_saved()));
+    print_(fmt::format("stopped by {} after step {} of {}; {}", name_of_signal(signal), step,
+                       o_.steps,
+                       o_.save.empty()  ? "nothing is saved without --save"
+                       : saved_ == step ? fmt::format("--resume '{}' goes on from there", o_.save)
+                                        : what_is_saved()));
   }
 
   const RunOptions& o_;
@@ -205,22 +205,22 @@ class Loop {
   Trainer& trainer_;
   RunReport& report_;
   RunLog& log_;
-  const Say& message_;
+  const Print& print_;
   const std::int64_t tokens_before_;
   std::size_t logged_ = 0;  // number of steps logged
   double seconds_ = 0.0;    // sum over steps
   Stopwatch since_line_;
   std::int64_t saved_ = -1;  // the step in --save, if this run wrote it
-  std::int64_t logged_steps_ = 0;
-  double logged_seconds_ = 0.0;
+  std::int64_t printed_steps_ = 0;
+  double printed_seconds_ = 0.0;
   int noted_ = 0;  // the signal caught by any rank
 };
 
 }  // namespace
 
 void run_steps(const RunOptions& options, bool listens, Trainer& trainer, RunReport& report,
-               RunLog& log, const Say& say) {
-  Loop(options, listens, trainer, report, log, say).run();
+               RunLog& log, const Print& print) {
+  Loop(options, listens, trainer, report, log, print).run();
 }
 
 }  // namespace logitless::train

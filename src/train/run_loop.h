@@ -10,6 +10,6 @@ namespace logitless::train {
 // for an end. Collective over ranks, which end together; of each process one rank `listens` for
 // signals.
 void run_steps(const RunOptions& options, bool listens, Trainer& trainer, RunReport& report,
-               RunLog& log, const Say& say);
+               RunLog& log, const Print& print);
 
 }  // namespace logitless::train

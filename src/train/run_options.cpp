@@ -224,13 +224,13 @@ void check_given(const RunOptions& options, const std::set<std::string>& given) 
 
 void check_options(const RunOptions& o) {
   if (!o.val.empty() && o.data.empty()) fail("--val: validates --data, which was not given");
-  if (!o.prompt.empty() && o.has_shards()) fail("--prompt: the words of --data have no text");
+  if (!o.prompt.empty() && o.has_shards()) fail("--prompt: the tokens of --data have no text");
   if (!o.cache.empty() && o.has_shards()) fail("--cache: is of --text, but the data is --data");
   if (o.has_own_sizes() && !o.has_shards() && o.vocab < kLeastTextVocab) {
     fail(fmt::format("--vocab: expected at least {} for --text, got {}", kLeastTextVocab, o.vocab));
   }
   if (o.llama && !o.has_shards() && o.llama->vocab < kLeastTextVocab) {
-    fail(fmt::format("--text: expected a model of at least {} words, found {}", kLeastTextVocab,
+    fail(fmt::format("--text: expected a model of at least {} tokens, found {}", kLeastTextVocab,
                      o.llama->vocab));
   }
   if (o.has_own_sizes() && o.dim % o.heads != 0) {
@@ -263,7 +263,7 @@ void check_options(const RunOptions& o) {
   if (o.shard_head && sizes.tied_head) {
     fail(
         "--shard-head: expected a head with a matrix of its own (--untied); this model's is its "
-        "table of words, of which every rank reads all");
+        "token embedding, of which every rank reads all");
   }
 }
 

@@ -82,7 +82,7 @@ std::string summary(const RunRecord& r) {
   const Json& model = last["model"];
   page::Facts facts;
   facts.add("model",
-            fmt::format("{}, {} parameters: {} words, {} layers of {}, {} heads",
+            fmt::format("{}, {} parameters: vocabulary {}, {} layers of {}, {} heads",
                         model["type"].get<std::string>(), model["parameters"].get<std::int64_t>(),
                         model["vocab"].get<std::int64_t>(), model["layers"].get<std::int64_t>(),
                         model["dim"].get<std::int64_t>(), model["heads"].get<std::int64_t>()));
@@ -233,7 +233,7 @@ std::string saved_section(const RunRecord& r) {
   html += fmt::format(
       "<p>The arena of a step takes {}; without loops and the head engine it would take {}.</p>\n",
       format_bytes(static_cast<std::size_t>(arena)), format_bytes(static_cast<std::size_t>(whole)));
-  page::Table heads({"head", "plan", "kernel", "tokens x words", "chunk", "workspace",
+  page::Table heads({"head", "plan", "kernel", "tokens x vocabulary", "chunk", "workspace",
                      "f32 logits that never were"},
                     "<<<>>>>");
   for (const Json& h : program["heads"]) {
@@ -266,7 +266,7 @@ std::string far_section(const RunRecord& r) {
   std::string html = section("Far field");
   if (!refusal.empty()) html += note("Every step is dense: " + refusal);
   if (!any) return html;
-  Curve kept{"tiles kept, mean since the head was made", Curve::Shape::line, 2};
+  Curve selected{"tiles selected, mean since the head was made", Curve::Shape::line, 2};
   Curve error{"relative error of the last audit", Curve::Shape::line, 1};
   Curve dense{"dense steps of all", Curve::Shape::line, 0};
   const RunRecord::Far* last = nullptr;
@@ -274,14 +274,15 @@ std::string far_section(const RunRecord& r) {
     if (!s.far) continue;
     last = &*s.far;
     const auto at = static_cast<double>(s.step);
-    if (last->steps > last->dense_steps) kept.points.push_back({at, 100.0 * last->mean_selected});
+    if (last->steps > last->dense_steps)
+      selected.points.push_back({at, 100.0 * last->mean_selected});
     if (last->steps > 0)
       dense.points.push_back(
           {at, 100.0 * static_cast<double>(last->dense_steps) / static_cast<double>(last->steps)});
     if (last->last_error) error.points.push_back({at, *last->last_error});
   }
   Chart parts{step_axis(), {"part", Unit::percent, /*from_zero=*/true}};
-  parts.curves = {std::move(kept), std::move(dense)};
+  parts.curves = {std::move(selected), std::move(dense)};
   Chart errors{step_axis(), {"relative error", Unit::number, /*from_zero=*/true}};
   errors.curves = {std::move(error)};
   const Json& options = r.headers.back()["options"];

@@ -13,7 +13,7 @@ namespace logitless::train {
 void Trainer::check_sharded_head() const {
   if (model_->sizes().tied_head) {
     throw InvalidArgument(
-        "shard_head: expected a head with a weight of its own; the model's is its table of words, "
+        "shard_head: expected a head with a weight of its own; the model's is its token embedding, "
         "of which every rank reads all");
   }
   if (options_.far_field && ranks() > 1)
@@ -33,7 +33,7 @@ std::int64_t Trainer::vocab_of_logits() const {
 
 HeadOverRanks Trainer::head_over_ranks(const CompiledProgram& program, const Context& context,
                                        std::size_t taken) const {
-  const LocalRows& rows = *slices_->local_rows();
+  const LocalRows& rows = *partition_->local_rows();
   Sharding sharding;
   sharding.vocab_group = options_.ranks;
   sharding.vocab = model_->sizes().vocab;

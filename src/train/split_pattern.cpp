@@ -118,7 +118,7 @@ void SplitPattern::split(std::string_view text, std::vector<std::string_view>& p
     const int count = pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()),
                                   text.size(), done, PCRE2_NO_UTF_CHECK, match.get(), nullptr);
     if (count == PCRE2_ERROR_NOMATCH) break;
-    if (count < 0) throw std::runtime_error("splitting text into words: " + message(count));
+    if (count < 0) throw std::runtime_error("splitting text: " + message(count));
     if (found[0] > done) pieces.push_back(text.substr(done, found[0] - done));
     pieces.push_back(text.substr(found[0], found[1] - found[0]));
     done = found[1];

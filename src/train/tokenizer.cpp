@@ -117,7 +117,7 @@ std::uint64_t hash_of(const TokenizerModel& model) {
 
 std::vector<std::int32_t> words_of(const ConstTensorView& view) {
   if (view.dtype() != DType::i32 || view.rank() != 1 || !view.contiguous()) {
-    throw std::runtime_error("words are not one row of i32");
+    throw std::runtime_error("tokens are not one row of i32");
   }
   const auto* data = static_cast<const std::int32_t*>(view.data());
   return {data, data + view.numel()};
@@ -126,7 +126,7 @@ std::vector<std::int32_t> words_of(const ConstTensorView& view) {
 void check_words(const std::vector<std::int32_t>& words, int vocab) {
   for (const std::int32_t word : words) {
     if (word < 0 || word >= vocab)
-      throw std::runtime_error(fmt::format("word {} of {}", word, vocab));
+      throw std::runtime_error(fmt::format("token {} of {}", word, vocab));
   }
 }
 
@@ -204,7 +204,7 @@ class SentencePieces : public Tokenizer::Words {
     load(bytes, first_);
     if (first_.eos_id() < 0) {
       throw InvalidArgument(
-          "tokenizer: expected a SentencePiece model with a word between two texts (</s>), found "
+          "tokenizer: expected a SentencePiece model with a token between two texts (</s>), found "
           "none");
     }
     by_lines_ = splits_into_lines(model);
@@ -265,9 +265,9 @@ class ByteLevelWords : public Tokenizer::Words {
     if (end_of_text_ < 0 || end_of_text_ >= words_.vocab()) {
       throw InvalidArgument(
           model.end_of_text.empty()
-              ? fmt::format("expected the word between two texts below {}, found {}",
+              ? fmt::format("expected the token between two texts below {}, found {}",
                             words_.vocab(), model.end_of_text_word)
-              : fmt::format("expected the word between two texts, \"{}\", found none",
+              : fmt::format("expected the token between two texts, \"{}\", found none",
                             model.end_of_text));
     }
   }
@@ -327,7 +327,7 @@ Tokenizer Tokenizer::train(const Corpus& corpus, int vocab, std::size_t sample_b
              {"num_threads", "1"},
              {"minloglevel", "1"}},
             &lines, &model),
-        fmt::format("training a tokenizer of {} words", vocab));
+        fmt::format("training a tokenizer of {} tokens", vocab));
   TokenizerModel result;
   result.bytes = std::move(model);
   return Tokenizer(std::move(result));
@@ -349,11 +349,11 @@ int largest_vocab(std::size_t text_bytes) {
 }
 
 TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
-                       int threads, const Say& say, const TokenizerModel* model) {
+                       int threads, const Print& print, const TokenizerModel* model) {
   const std::size_t train_bytes = corpus.bytes(false);
   if (model == nullptr && vocab > largest_vocab(train_bytes)) {
-    say(fmt::format("text of {} is short for {} words: taking {}", format_bytes(train_bytes), vocab,
-                    largest_vocab(train_bytes)));
+    print(fmt::format("text of {} is short for {} tokens: taking {}", format_bytes(train_bytes),
+                      vocab, largest_vocab(train_bytes)));
     vocab = largest_vocab(train_bytes);
   }
   const std::uint64_t words =
@@ -363,24 +363,24 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
       (std::filesystem::path(cache_directory) / (hex(key) + ".safetensors")).string();
   const std::string refusal = cache_refusal(cache_directory);
   if (!refusal.empty())
-    say(fmt::format("the cache '{}' is not used: {}", cache_directory, refusal));
+    print(fmt::format("the cache '{}' is not used: {}", cache_directory, refusal));
   if (refusal.empty() && std::filesystem::exists(std::filesystem::symlink_status(path))) {
     try {
       TokenizedText text = load_cache(path, model);
-      say(fmt::format("tokenizer and words from {}", path));
+      print(fmt::format("tokenizer and tokens from {}", path));
       return text;
     } catch (const std::exception& error) {
-      say(fmt::format("the cache is of no use and will be made again: {}", error.what()));
+      print(fmt::format("the cache is of no use and will be made again: {}", error.what()));
     }
   }
 
   const auto trained = [&] {
-    say(fmt::format("training a BPE tokenizer of {} words on {} (once: it is kept)", vocab,
-                    format_bytes(std::min(train_bytes, kSampleBytes))));
+    print(fmt::format("training a BPE tokenizer of {} tokens on {} (once: it is cached)", vocab,
+                      format_bytes(std::min(train_bytes, kSampleBytes))));
     Stopwatch training;
     Tokenizer tokenizer = Tokenizer::train(corpus, vocab, kSampleBytes);
-    say(fmt::format("tokenizer of {} words trained in {:.1f} s", tokenizer.vocab(),
-                    training.seconds()));
+    print(fmt::format("tokenizer of {} tokens trained in {:.1f} s", tokenizer.vocab(),
+                      training.seconds()));
     return tokenizer;
   };
   TokenizedText text{model != nullptr ? Tokenizer(*model) : trained(), {}, {}};
@@ -388,14 +388,14 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
   text.train = encode_files(text.tokenizer, corpus, false, threads);
   text.held_out = encode_files(text.tokenizer, corpus, true, threads);
   text.key = key_of(text.tokenizer.hash(), text.train, text.held_out);
-  say(fmt::format("text split into words in {:.1f} s", encoding.seconds()));
+  print(fmt::format("text tokenized in {:.1f} s", encoding.seconds()));
   if (!refusal.empty()) return text;
   try {
     if (const std::string why = make_cache_folder(cache_directory); !why.empty())
       throw DeviceError(fmt::format("'{}': {}", cache_directory, why));
     save_cache(path, text);
   } catch (const std::exception& error) {
-    say(fmt::format("the cache could not be written, which costs time alone: {}", error.what()));
+    print(fmt::format("the cache could not be written, which costs time alone: {}", error.what()));
   }
   return text;
 }

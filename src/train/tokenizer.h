@@ -76,16 +76,16 @@ struct TokenizedText {
   std::uint64_t key = 0;  // key of the words and the tokenizer
 };
 
-using Say = std::function<void(std::string_view)>;
+using Print = std::function<void(std::string_view)>;
 
 // Returns the tokenizer and the streams of a corpus, from the cache of an earlier call in
 // `cache_directory`, or else computed and cached. The vocabulary is smaller than `vocab` when the
-// text is too short for it. `say` receives progress messages with times. With `model` that
+// text is too short for it. `print` receives progress messages with times. With `model` that
 // tokenizer is used, and `vocab` has no effect. Cache files that were changed, or that another user
 // may have written, are recomputed. A folder that is unsafe for a cache is neither read nor written
 // (own_files.h).
 TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
-                       int threads, const Say& say, const TokenizerModel* model = nullptr);
+                       int threads, const Print& print, const TokenizerModel* model = nullptr);
 
 // Returns the largest useful vocabulary of a text: one word for each 64 bytes, at least 512.
 int largest_vocab(std::size_t text_bytes);

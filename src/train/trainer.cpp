@@ -82,21 +82,21 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
     start_device();
     return;
   }
-  make_partitions(std::vector<ParameterUse>(list_.size()));
-  m_ = TensorSet(slices_->layout());
-  v_ = TensorSet(slices_->layout());
-  gradients_ = TensorSet(slices_->layout());
+  make_partition(std::vector<ParameterUse>(list_.size()));
+  m_ = TensorSet(partition_->layout());
+  v_ = TensorSet(partition_->layout());
+  gradients_ = TensorSet(partition_->layout());
   tokens_.resize(static_cast<std::size_t>(options_.batch * train_.length()));
   targets_.resize(tokens_.size());
 
   Pointers gradients = {{"loss", &loss_}};
   for (std::size_t i = 0; i < list_.size(); ++i) {
-    gradients["d_" + list_[i].name] = gradients_.all().data() + slices_->local_begin(i);
+    gradients["d_" + list_[i].name] = gradients_.all().data() + partition_->local_begin(i);
   }
   if (shards_head() && options_.accumulate > 1) {
     const std::int64_t dim = model_->sizes().dim;
     local_gradient_ =
-        Buffer(static_cast<std::size_t>(slices_->local_rows()->each * dim) * sizeof(float));
+        Buffer(static_cast<std::size_t>(partition_->local_rows()->each * dim) * sizeof(float));
     gradients["d_" + model_->head()] = local_gradient_.data();
   }
   step_ =
@@ -112,12 +112,12 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
 
 Trainer::~Trainer() = default;
 
-void Trainer::make_partitions(std::vector<ParameterUse> uses) {
+void Trainer::make_partition(std::vector<ParameterUse> uses) {
   if (shards_head())
     uses[head_parameter()].local_row = static_cast<std::size_t>(model_->sizes().dim);
-  slices_.emplace(counts_of(list_), uses, rank(), ranks(), options_.bucket);
-  exchange_.emplace(*slices_, options_.ranks.get());
-  values_ = TensorSet(slices_->layout());
+  partition_.emplace(counts_of(list_), uses, rank(), ranks(), options_.bucket);
+  exchange_.emplace(*partition_, options_.ranks.get());
+  values_ = TensorSet(partition_->layout());
   for (std::size_t i = 0; i < list_.size(); ++i) initialise(list_[i], i, options_.seed, values_[i]);
 }
 
@@ -150,7 +150,7 @@ Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others,
   Pointers pointers = {
       {"tokens", tokens_.data()}, {"targets", targets_.data()}, {"inverse_count", &inverse_count_}};
   for (std::size_t i = 0; i < list_.size(); ++i)
-    pointers[list_[i].name] = values_.all().data() + slices_->local_begin(i);
+    pointers[list_[i].name] = values_.all().data() + partition_->local_begin(i);
   for (PositionTable& table : tables_) pointers[table.name] = table.values.data();
   for (const auto& [name, pointer] : others) pointers[name] = pointer;
   Runner runner{within_budget(graph, std::move(added)), {}, {}};
@@ -208,9 +208,10 @@ void Trainer::run_step() {
     run(step_, step_head_ ? &*step_head_ : nullptr);
   }
   if (local_gradient_.bytes() == 0) return;
-  const auto count = static_cast<std::size_t>(slices_->local_rows()->count * model_->sizes().dim);
+  const auto count =
+      static_cast<std::size_t>(partition_->local_rows()->count * model_->sizes().dim);
   const std::span<float> sums =
-      gradients_.all().subspan(slices_->local_begin(head_parameter()), count);
+      gradients_.all().subspan(partition_->local_begin(head_parameter()), count);
   const auto* const own = local_gradient_.as<const float>();
   for (std::size_t i = 0; i < count; ++i) sums[i] += own[i];
 }
@@ -257,7 +258,7 @@ StepResult Trainer::step(int note) {
 
   std::vector<std::span<const float>> gradients;
   std::vector<AdamWSlot> slots;
-  for (const OwnedSlice& s : slices_->slices()) {
+  for (const OwnedSlice& s : partition_->slices()) {
     const auto of = [&](const TensorSet& set) { return set.all().subspan(s.at, s.count); };
     gradients.emplace_back(of(gradients_));
     slots.push_back({of(values_), gradients.back(), of(m_), of(v_), list_[s.tensor].is_matrix()});
@@ -320,7 +321,7 @@ double Trainer::validate(std::int64_t windows) {
 
 std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, std::int64_t count,
                                             const SampleOptions& options) {
-  if (prompt.empty()) throw InvalidArgument("prompt: expected at least one word, got none");
+  if (prompt.empty()) throw InvalidArgument("prompt: expected at least one token, got none");
   const auto length = static_cast<std::size_t>(train_.length());
   prompt_.resize(length);
   logits_.resize(static_cast<std::size_t>(shards_head() ? vocab_of_logits() * ranks()
@@ -385,8 +386,8 @@ void Trainer::save(const std::string& path, const std::string& options) const {
   TensorSet m, v;  // copies from the GPU, on rank 0 only
   if (device_) {
     if (rank() == 0) {
-      m = TensorSet(slices_->layout());
-      v = TensorSet(slices_->layout());
+      m = TensorSet(partition_->layout());
+      v = TensorSet(partition_->layout());
     }
     device_->get(rank() == 0 ? values_ : m, m, v);
   } else {
@@ -464,8 +465,8 @@ void Trainer::resume(const std::string& path) {
   expect("data", state.data, state_.data);
   TensorSet m, v;
   if (device_) {
-    m = TensorSet(slices_->layout());
-    v = TensorSet(slices_->layout());
+    m = TensorSet(partition_->layout());
+    v = TensorSet(partition_->layout());
   }
   load_checkpoint(path, *model_, values_, device_ ? m : m_, device_ ? v : v_);
   if (far_ && state.far_steps) load_far_field(path, *state.far_steps);

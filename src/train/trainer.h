@@ -189,7 +189,7 @@ class Trainer {
   void load(const Batch& batch);
   StepData step_data() const;
   std::int64_t windows_of_step() const { return options_.batch * options_.accumulate * ranks(); }
-  void make_partitions(std::vector<ParameterUse> uses);
+  void make_partition(std::vector<ParameterUse> uses);
   // Throws InvalidArgument where the options do not allow a sharded head.
   void check_sharded_head() const;
   std::size_t head_parameter() const;  // index in list_
@@ -212,7 +212,7 @@ class Trainer {
   TrainOptions options_;
   Dataset train_, valid_;
   std::vector<Parameter> list_;
-  std::optional<RankPartition> slices_;
+  std::optional<RankPartition> partition_;
   TensorSet values_;
   TensorSet m_, v_, gradients_;  // CPU only; moments have values in this rank's shard only
   std::optional<HostExchange> exchange_;

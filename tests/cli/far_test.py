@@ -144,7 +144,7 @@ class FarLossTest(FarCliTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
         self.assertIn("far_backward", lines["plan"])
-        self.assertRegex(lines["far field"].strip(), r"^tau 0\.2, \d+\.\d\d % of the tiles kept, 1\.\d+ passes|^tau 0\.2, ")
+        self.assertRegex(lines["far field"].strip(), r"^tau 0\.2, \d+\.\d\d % of the tiles selected, 1\.\d+ passes|^tau 0\.2, ")
         self.assertRegex(lines["error of d_hidden"].strip(), r"^\S+ measured on 10 tokens, at most \S+$")
         done = run("loss", *self.basics(self.large), "--plan", "far-backward", "--tau", TAU)
         lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())

@@ -85,7 +85,7 @@ class StopTest(CommandTest):
     def test_without_save_it_says_that_nothing_is_kept(self):
         code, text, _ = self.stopped(signal.SIGTERM, "--steps", 1000000)
         self.assertEqual(code, 143)
-        self.assertRegex(text, "stopped by SIGTERM after step [0-9]+ of 1000000; nothing is kept without --save")
+        self.assertRegex(text, "stopped by SIGTERM after step [0-9]+ of 1000000; nothing is saved without --save")
 
 
 class FilesTest(CommandTest):
@@ -100,7 +100,7 @@ class FilesTest(CommandTest):
         (text / "a.txt").write_text("int main() { return 0; }\n" * 400)
         words = ["--text", text, "--vocab", 300, "--dim", 16, "--heads", 2, "--layers", 1, "--length", 8, "--steps", 1, *QUIET]
         self.assert_error([*words, "--cache", self.data / "x"], f"--cache: cannot make the folder '{self.data / 'x'}'")
-        self.assert_error([*words, "--cache", "/proc"], "--cache: '/proc/words': cannot create a temporary file beside it")
+        self.assert_error([*words, "--cache", "/proc"], "--cache: '/proc/tokens': cannot create a temporary file beside it")
         odd = os.fsencode(self.dir) + b"/odd\xff"
         os.mkdir(odd)
         Path(os.fsdecode(odd) + "/a.txt").write_text("int main() { return 0; }\n" * 400)
@@ -167,7 +167,7 @@ class FilesTest(CommandTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         done = run("--resume", save, "--steps", 2, *QUIET)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(f"tokenizer and words from {cache}", done.stdout)
+        self.assertIn(f"tokenizer and tokens from {cache}", done.stdout)
         other = self.dir / "other_cache"
         done = run("--resume", save, "--cache", other, "--steps", 2, *QUIET)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -190,13 +190,13 @@ class FilesTest(CommandTest):
         train(began, "--text", "text", "--cache", "words", "--vocab", 300, "--dim", 16, "--heads", 2, "--layers", 1, "--length", 8,
               "--steps", 1, "--warmup", 0, "--save", "run.safetensors")
         said = train(other, "--resume", "../began/run.safetensors", "--save", "on.safetensors", "--steps", 2)
-        self.assertIn(f"tokenizer and words from {began}/words/", said)
+        self.assertIn(f"tokenizer and tokens from {began}/words/", said)
         self.assertEqual(sorted(p.name for p in other.iterdir()), ["on.log.jsonl", "on.safetensors", "text"])
         # A run resumed in its folder writes the same checkpoint. A folder that was moved finds its files, too.
         train(began, "--resume", "run.safetensors", "--save", "again.safetensors")
         self.assertEqual((began / "run.safetensors").read_bytes(), (began / "again.safetensors").read_bytes())
         moved = began.rename(self.dir / "moved")
-        self.assertIn("tokenizer and words from words/", train(moved, "--resume", "run.safetensors", "--steps", 2))
+        self.assertIn("tokenizer and tokens from words/", train(moved, "--resume", "run.safetensors", "--steps", 2))
         self.assertNotIn("folder", json.loads((moved / "run.log.jsonl").read_text().splitlines()[0])["options"])
 
     def test_the_sample_of_numbers_is_apart_from_its_prompt(self):
@@ -409,7 +409,7 @@ class TokenizerFilesTest(CommandTest):
 
     def test_what_cannot_be_used_is_refused_first(self):
         far = struct.pack("<I", 1024) + b"\xff" * 1024 + b"x\0"
-        for tokenizer, message in ((sentence_pieces(end=b"<end>"), "with a word between two texts (</s>), found none"),
+        for tokenizer, message in ((sentence_pieces(end=b"<end>"), "with a token between two texts (</s>), found none"),
                                    (sentence_pieces(last=b"\xffn"), "of UTF-8, found other bytes in piece 258"),
                                    (sentence_pieces(charsmap=far), "found a damaged map of characters"),
                                    (b"no model", "expected a SentencePiece model")):

@@ -122,7 +122,7 @@ class TrainErrorTest(CommandTest):
         self.assert_error([*data, "--cache", self.dir], "--cache: cannot be given beside --data")
         self.assert_error(["--no-chunk", "--budget", "1MiB"], "--budget: cannot be given beside --no-chunk")
         self.assert_error(["--val", self.val], "--val: validates --data, which was not given")
-        self.assert_error([*data, "--prompt", "int"], "--prompt: the words of --data have no text")
+        self.assert_error([*data, "--prompt", "int"], "--prompt: the tokens of --data have no text")
         for name, value in (("prompt", "int"), ("temperature", "1"), ("top-k", "3")):
             self.assert_error(["--sample", "0", f"--{name}", value], f"--{name}: is of --sample, which is 0")
         self.assert_error(["--resume", self.data, "--init", self.data], "--init: cannot be given beside --resume")
@@ -250,7 +250,7 @@ class TrainTest(CommandTest):
         self.assertTrue(half.with_suffix(".far.safetensors").exists())
         done = run("--resume", half, "--steps", 112, "--save", rest, "--sample", 0)  # the far field's options are the checkpoint's
         self.assertEqual(done.returncode, 0, done.stderr)
-        for part in ("far field: workspace ", f"far field: dense {far['dense_steps']} of 112, orders 1, kept ",
+        for part in ("far field: workspace ", f"far field: dense {far['dense_steps']} of 112, orders 1, selected ",
                      f"far field +{far['dense_steps']} of 112 steps of the head dense"):
             self.assertRegex(done.stdout, part)
         self.assertEqual(whole.read_bytes(), rest.read_bytes())

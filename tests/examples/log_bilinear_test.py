@@ -80,10 +80,10 @@ class Cases(Runs):
         self.assertEqual(len(re.findall(r"validation perplexity [\d.]+$", output, re.MULTILINE)), 3)  # unigram, 100, 200
         self.assertIn("Sample\n#include <", output)
         self.assertIn("plan dense", output)
-        self.assertIn("tokenizer of 512 words trained", output)
+        self.assertIn("tokenizer of 512 tokens trained", output)
         again = self.train("b", "--steps", 300, "--evaluate-every", 100)
         self.assertNotIn("trained in", again)
-        self.assertIn("tokenizer and words from", again)
+        self.assertIn("tokenizer and tokens from", again)
         self.assertEqual(losses(again), steps)
         self.assertSameFile(self.checkpoint("a", 300), self.checkpoint("b", 300))
 

@@ -373,9 +373,9 @@ TEST_F(FarControllerTest, ExplainsInNumbersOfThreeDigits) {
   FarStep step;
   until_far(c, step);
   EXPECT_TRUE(c.accept(step, error(0.00512345, 0.1234567)));
-  EXPECT_NE(
-      c.explain().find("error wanted 0.01, last 0.00512, worst kept 0.00512; tau 0.003, 12.3 % "),
-      std::string::npos)
+  EXPECT_NE(c.explain().find(
+                "error wanted 0.01, last 0.00512, worst accepted 0.00512; tau 0.003, 12.3 % "),
+            std::string::npos)
       << c.explain();
 }
 

@@ -143,7 +143,7 @@ TEST_F(DatasetTest, WindowsFollowEachOtherAndStayInTheirFile) {
 TEST_F(DatasetTest, EveryEpochHasEachWindowOnceInAnOrderOfItsOwn) {
   std::vector<std::int32_t> vocab_ids(101);
   std::iota(vocab_ids.begin(), vocab_ids.end(), 0);
-  const Dataset data = Dataset::of_words(vocab_ids, 5, 101);
+  const Dataset data = Dataset::of_tokens(vocab_ids, 5, 101);
   ASSERT_EQ(data.windows(), 20);
   const auto order = [&](std::uint64_t seed, std::int64_t first) {
     const Batch batch = data.shuffled_batch(seed, first, 20);
@@ -204,10 +204,14 @@ TEST_F(DatasetTest, KeyChangesWithTheTokens) {
 TEST_F(DatasetTest, SaysWhatIsWrong) {
   expect_message(
       [&] {
-        Dataset::of_words({1, 2, 3}, 3, 9);
+        Dataset::of_tokens({1, 2, 3}, 3, 9);
       },
       "length: windows of 3 tokens and one more do not fit into 3 tokens");
-  expect_message([&] { Dataset::of_words({1, 2, 3}, 0, 9); }, "length: expected at least 1, got 0");
+  expect_message(
+      [&] {
+        Dataset::of_tokens({1, 2, 3}, 0, 9);
+      },
+      "length: expected at least 1, got 0");
   const Dataset data = Dataset::of_shards({shard("a", counting(0, 30))}, 4, 10);
   data.sequential_batch(0, 2);
   const std::string bad = "a': expected tokens below 10 (vocab), found 10 at 10";
@@ -216,7 +220,7 @@ TEST_F(DatasetTest, SaysWhatIsWrong) {
   expect_message([&] { data.split(1).first.check(); }, bad);
   expect_message(
       [&] {
-        Dataset::of_words({1, 9, 2}, 2, 9).sequential_batch(0, 1);
+        Dataset::of_tokens({1, 9, 2}, 2, 9).sequential_batch(0, 1);
       },
       "the text: expected tokens below 9 (vocab), found 9 at 1");
 }

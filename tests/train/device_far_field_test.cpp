@@ -41,7 +41,7 @@ Dataset data(std::int64_t windows, std::uint64_t seed) {
   std::vector<std::int32_t> vocab_ids = {0};
   while (std::ssize(vocab_ids) < windows * kLength + 1)
     vocab_ids.push_back(static_cast<std::int32_t>(mix(seed, vocab_ids.size()) % 50 * 77));
-  return Dataset::of_words(vocab_ids, kLength, 4000);
+  return Dataset::of_tokens(vocab_ids, kLength, 4000);
 }
 
 Trainer trainer(const TrainOptions& o) { return Trainer(model(), o, data(200, 1), data(20, 2)); }

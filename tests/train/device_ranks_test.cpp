@@ -12,10 +12,10 @@
 #include "comm/ranks.h"
 #include "logitless/device.h"
 #include "train/gpt.h"
+#include "train/learnable_data.h"
 #include "train/run_ranks.h"
 #include "train/test_folder.h"
 #include "train/trainer.h"
-#include "train/words.h"
 
 namespace logitless::train {
 namespace {
@@ -69,9 +69,8 @@ std::shared_ptr<Communicator> on_one_card(const std::shared_ptr<Communicator>& h
   c.all_gather = [exchange](const void* mine, void* all, std::size_t bytes, void* stream) {
     exchange(mine, all, bytes, 0, stream);
   };
-  c.all_to_all = [exchange, host](const void* partitions, void* all, std::size_t bytes,
-                                  void* stream) {
-    exchange(partitions, all, bytes, static_cast<std::size_t>(host->rank()) * bytes, stream);
+  c.all_to_all = [exchange, host](const void* slices, void* all, std::size_t bytes, void* stream) {
+    exchange(slices, all, bytes, static_cast<std::size_t>(host->rank()) * bytes, stream);
   };
   c.all_gather_host = [host](const void* mine, void* all, std::size_t bytes) {
     host->all_gather(mine, all, bytes, nullptr);
@@ -133,7 +132,7 @@ Left run(Trainer& trainer, int steps) {
 }
 
 std::unique_ptr<Trainer> trainer_of(const TrainOptions& o, const ModelPtr& model) {
-  return std::make_unique<Trainer>(model, o, words_of(40, 1), words_of(5, 2));
+  return std::make_unique<Trainer>(model, o, learnable_data(40, 1), learnable_data(5, 2));
 }
 
 template <typename Act>

@@ -91,8 +91,8 @@ struct Steps {
       if (first == bad) throw InvalidArgument("a window that cannot be read");
       return batch_at(first);
     };
-    device.partitions = RankPartition(counts_of(list), device.uses());
-    TensorSet values(device.partitions.layout());
+    device.partition = RankPartition(counts_of(list), device.uses());
+    TensorSet values(device.partition.layout());
     for (std::size_t i = 0; i < list.size(); ++i) initialise(list[i], i, 1, values[i]);
     steps.emplace(context, device);
     steps->put(values, {}, {});

@@ -72,7 +72,7 @@ Dataset data(std::int64_t windows, std::uint64_t seed) {
     vocab_ids.push_back(uniform(seed, i) < 0.8 ? (vocab_ids.back() * 7 + 3) % 50
                                                : static_cast<std::int32_t>(mix(seed, i) % kVocab));
   }
-  return Dataset::of_words(vocab_ids, kLength, kVocab);
+  return Dataset::of_tokens(vocab_ids, kLength, kVocab);
 }
 
 Trainer trainer(const TrainOptions& o, const ModelPtr& model = small()) {

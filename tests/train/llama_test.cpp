@@ -255,8 +255,8 @@ TEST(LlamaConfigTest, AreWhatTheyWrite) {
   }
   for (const std::string type : {"llama", "qwen2", "qwen3"}) {
     LlamaConfig config = tiny(type, false);
-    config.vocab_begin = "[1, 2]";
-    config.vocab_begin = Json::parse(config.vocab_begin).dump();
+    config.bos_token_id = "[1, 2]";
+    config.bos_token_id = Json::parse(config.bos_token_id).dump();
     EXPECT_EQ(parse_llama_config(llama_config_json(config)), config) << type;
   }
 }
@@ -298,7 +298,7 @@ TEST(LlamaConfigTest, HasTransformersDefaults) {
   EXPECT_EQ(config.theta, 10000.0);
   EXPECT_FALSE(config.tied_head);
   EXPECT_FALSE(config.qkv_bias);
-  EXPECT_EQ(config.last_vocab_id, "null");
+  EXPECT_EQ(config.eos_token_id, "null");
   json["architectures"] = {"Qwen3ForCausalLM"};
   json["model_type"] = "qwen3";
   EXPECT_EQ(parse_llama_config(json).head_size, 128);

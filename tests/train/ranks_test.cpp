@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "train/gpt.h"
+#include "train/learnable_data.h"
 #include "train/rank_runs.h"
 #include "train/test_folder.h"
-#include "train/words.h"
 
 namespace logitless::train {
 namespace {
@@ -33,7 +33,8 @@ GptConfig config() {
 }
 
 std::unique_ptr<Trainer> trainer_of(const TrainOptions& o) {
-  return std::make_unique<Trainer>(make_gpt(config()), o, words_of(40, 1), words_of(5, 2));
+  return std::make_unique<Trainer>(make_gpt(config()), o, learnable_data(40, 1),
+                                   learnable_data(5, 2));
 }
 
 using RanksTest = TestFolder;

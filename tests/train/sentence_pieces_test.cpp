@@ -121,7 +121,7 @@ TEST_F(SentencePiecesTest, RefusesWhatWouldFailAfterTheRun) {
       [&] {
         tokenizer_of(trained({{"eos_id", "-1"}}));
       },
-      "tokenizer: expected a SentencePiece model with a word between two texts (</s>), "
+      "tokenizer: expected a SentencePiece model with a token between two texts (</s>), "
       "found none");
   expect_message([&] { tokenizer_of("no model"); }, "tokenizer: expected a SentencePiece model");
   const std::string good = trained({});

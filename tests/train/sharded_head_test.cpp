@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "train/gpt.h"
+#include "train/learnable_data.h"
 #include "train/rank_runs.h"
 #include "train/test_folder.h"
-#include "train/words.h"
 
 namespace logitless::train {
 namespace {
@@ -37,7 +37,7 @@ ModelPtr model(bool tied = false) {
 }
 
 std::unique_ptr<Trainer> trainer_of(const TrainOptions& o) {
-  return std::make_unique<Trainer>(model(), o, words_of(40, 1), words_of(5, 2));
+  return std::make_unique<Trainer>(model(), o, learnable_data(40, 1), learnable_data(5, 2));
 }
 
 using ShardedHeadTest = TestFolder;
@@ -158,7 +158,8 @@ TEST_F(ShardedHeadTest, IsRefusedByName) {
   refused(
       options(true),
       [](const TrainOptions& o) {
-        return std::make_unique<Trainer>(model(true), o, words_of(40, 1), words_of(5, 2));
+        return std::make_unique<Trainer>(model(true), o, learnable_data(40, 1),
+                                         learnable_data(5, 2));
       },
       "shard_head: expected a head with a weight of its own");
   TrainOptions far = options(true);

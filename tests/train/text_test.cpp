@@ -146,19 +146,19 @@ TEST_F(TokenizerTest, IsTheSameFromTheTextAndFromTheCache) {
   for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
   const Corpus corpus = read();
   std::string said;
-  const Say say = [&](std::string_view line) { said += std::string(line) + "\n"; };
-  const TokenizedText made = tokenize(corpus, 400, (root_ / "cache").string(), 2, say);
-  EXPECT_EQ(said.find("words from"), std::string::npos) << said;
-  const TokenizedText one_thread = tokenize(corpus, 400, (root_ / "other").string(), 1, say);
+  const Print print = [&](std::string_view line) { said += std::string(line) + "\n"; };
+  const TokenizedText made = tokenize(corpus, 400, (root_ / "cache").string(), 2, print);
+  EXPECT_EQ(said.find("tokens from"), std::string::npos) << said;
+  const TokenizedText one_thread = tokenize(corpus, 400, (root_ / "other").string(), 1, print);
   said.clear();
-  const TokenizedText kept = tokenize(corpus, 400, (root_ / "cache").string(), 2, say);
-  EXPECT_NE(said.find("words from"), std::string::npos) << said;
+  const TokenizedText kept = tokenize(corpus, 400, (root_ / "cache").string(), 2, print);
+  EXPECT_NE(said.find("tokens from"), std::string::npos) << said;
   EXPECT_TRUE(made.tokenizer.model() == kept.tokenizer.model());
   EXPECT_EQ(made.train, kept.train);
   EXPECT_EQ(made.held_out, kept.held_out);
   EXPECT_EQ(made.key, kept.key);
   EXPECT_EQ(made.key, one_thread.key);
-  EXPECT_NE(tokenize(corpus, 401, (root_ / "cache").string(), 2, say).key, kept.key);
+  EXPECT_NE(tokenize(corpus, 401, (root_ / "cache").string(), 2, print).key, kept.key);
 }
 
 // The damaged words are in the vocabulary, but are not those that were written.
@@ -166,8 +166,10 @@ TEST_F(TokenizerTest, MakesADamagedCacheAgain) {
   for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
   const Corpus corpus = read();
   std::string said;
-  const Say say = [&](std::string_view line) { said += std::string(line) + "\n"; };
-  const auto tokenized = [&] { return tokenize(corpus, 400, (root_ / "cache").string(), 1, say); };
+  const Print print = [&](std::string_view line) { said += std::string(line) + "\n"; };
+  const auto tokenized = [&] {
+    return tokenize(corpus, 400, (root_ / "cache").string(), 1, print);
+  };
   const TokenizedText made = tokenized();
   const fs::path cache = fs::directory_iterator(root_ / "cache")->path();
   std::string bytes;
@@ -193,8 +195,10 @@ TEST_F(TokenizerTest, ChecksACacheBeforeItIsUsed) {
   for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
   const Corpus corpus = read();
   std::string said;
-  const Say say = [&](std::string_view line) { said += std::string(line) + "\n"; };
-  const auto tokenized = [&] { return tokenize(corpus, 400, (root_ / "cache").string(), 1, say); };
+  const Print print = [&](std::string_view line) { said += std::string(line) + "\n"; };
+  const auto tokenized = [&] {
+    return tokenize(corpus, 400, (root_ / "cache").string(), 1, print);
+  };
   const TokenizedText made = tokenized();
   const fs::path cache = fs::directory_iterator(root_ / "cache")->path();
   const auto again = [&](const char* why) {
@@ -205,7 +209,7 @@ TEST_F(TokenizerTest, ChecksACacheBeforeItIsUsed) {
     EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(cache)));
     said.clear();
     tokenized();
-    EXPECT_NE(said.find("words from"), std::string::npos) << said;
+    EXPECT_NE(said.find("tokens from"), std::string::npos) << said;
   };
   const TensorFile file(cache.string());
   const std::string bytes(made.tokenizer.model().bytes.size(), '\x08');
@@ -242,15 +246,15 @@ TEST_F(TokenizerTest, ChecksACacheBeforeItIsUsed) {
 TEST_F(TokenizerTest, TakesATokenizerMadeElsewhere) {
   for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
   const Corpus corpus = read();
-  const Say say = [](std::string_view) {};
+  const Print print = [](std::string_view) {};
   const std::string cache = (root_ / "cache").string();
   const Tokenizer other = Tokenizer::train(corpus, 333, 1u << 20);
-  const TokenizedText own = tokenize(corpus, 400, cache, 1, say);
-  const TokenizedText given = tokenize(corpus, 400, cache, 1, say, &other.model());
+  const TokenizedText own = tokenize(corpus, 400, cache, 1, print);
+  const TokenizedText given = tokenize(corpus, 400, cache, 1, print, &other.model());
   EXPECT_TRUE(given.tokenizer.model() == other.model());
   EXPECT_NE(given.train, own.train);
-  EXPECT_EQ(tokenize(corpus, 400, cache, 1, say).key, own.key);
-  EXPECT_EQ(tokenize(corpus, 400, cache, 1, say, &other.model()).key, given.key);
+  EXPECT_EQ(tokenize(corpus, 400, cache, 1, print).key, own.key);
+  EXPECT_EQ(tokenize(corpus, 400, cache, 1, print, &other.model()).key, given.key);
 }
 
 TEST_F(TokenizerTest, TakesFewerWordsForAShortText) {
@@ -260,7 +264,7 @@ TEST_F(TokenizerTest, TakesFewerWordsForAShortText) {
       tokenize(read(), 32768, (root_ / "cache").string(), 2,
                [&](std::string_view line) { said += std::string(line) + "\n"; });
   EXPECT_LE(text.tokenizer.vocab(), 512);
-  EXPECT_NE(said.find("short for 32768 words: taking 512"), std::string::npos) << said;
+  EXPECT_NE(said.find("short for 32768 tokens: taking 512"), std::string::npos) << said;
 }
 
 }  // namespace

@@ -12,10 +12,10 @@
 #include "logitless/error.h"
 #include "train/gpt.h"
 #include "train/hash.h"
+#include "train/learnable_data.h"
 #include "train/plain_gpt.h"
 #include "train/test_folder.h"
 #include "train/training.h"
-#include "train/words.h"
 
 namespace logitless::train {
 namespace {
@@ -41,7 +41,7 @@ TrainOptions options() {
   return o;
 }
 
-Dataset data(std::int64_t windows, std::uint64_t seed) { return words_of(windows, seed); }
+Dataset data(std::int64_t windows, std::uint64_t seed) { return learnable_data(windows, seed); }
 
 Trainer trainer(const TrainOptions& o, const GptConfig& config = small()) {
   return Trainer(make_gpt(config), o, data(40, 1), data(5, 2));
@@ -229,7 +229,7 @@ TEST_F(TrainerTest, StopsBeforeANormThatIsNoNumber) {
     TrainOptions o = options();
     o.accumulate = accumulate;
     const Dataset same =
-        Dataset::of_words(std::vector<std::int32_t>(20 * kLength + 1, 0), kLength, kVocab);
+        Dataset::of_tokens(std::vector<std::int32_t>(20 * kLength + 1, 0), kLength, kVocab);
     Trainer t(make_gpt(config), o, same, same);
     const std::vector<Parameter> list = gpt_parameters(config);
     for (std::size_t i = 0; i < list.size(); ++i) {

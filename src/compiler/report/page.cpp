@@ -139,7 +139,7 @@ std::string loops_section(const State& s) {
 }
 
 std::string heads_section(const State& s) {
-  page::Table table({"head", "plan", "kernel", "tokens x vocabulary entries", "chunk", "passes",
+  page::Table table({"head", "plan", "kernel", "tokens x vocabulary", "chunk", "passes",
                      "workspace", "f32 logits that never were"},
                     "<<<>>>>>");
   for (const ir::Instruction& i : s.program.instructions) {

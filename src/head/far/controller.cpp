@@ -428,7 +428,8 @@ std::string FarController::explain() const {
   if (s_.backward_steps > 0)
     out << "  " << s_.backward_steps << " steps backward alone, where both ways missed the error\n";
   out << "  error wanted " << options_.error;
-  if (r.audits > 0) out << ", last " << r.last_error << ", worst kept " << r.worst_accepted_error;
+  if (r.audits > 0)
+    out << ", last " << r.last_error << ", worst accepted " << r.worst_accepted_error;
   out << "; tau " << r.tau << ", " << 100.0 * r.mean_selected
       << " % of the tiles selected on average\n";
   return std::move(out).str();

@@ -205,17 +205,17 @@ REFUSED = {
     "model.type: expected \"BPE\", found \"Unigram\"": lambda t: t["model"].update(type="Unigram"),
     "model: expected an object, found null": lambda t: t.pop("model"),
     "model.vocab: expected an object, found []": lambda t: t["model"].update(vocab=[]),
-    "model.vocab[\"a\"]: expected the number of a word, below 16777216, found -1": lambda t: t["model"]["vocab"].update(a=-1),
+    "model.vocab[\"a\"]: expected the id of a token, below 16777216, found -1": lambda t: t["model"]["vocab"].update(a=-1),
     "found 1.5": lambda t: t["model"]["vocab"].update(a=1.5),
     "found 16777216": lambda t: t["model"]["vocab"].update(a=1 << 24),
     "model.vocab[\"b\"]: expected a number of its own, not that of \"a\"": lambda t: t["model"]["vocab"].update(
         b=t["model"]["vocab"]["a"]),
     "found none for byte 0x20": lambda t: t["model"]["vocab"].pop("Ġ"),
     "model.merges: expected an array": lambda t: t["model"].update(merges="a b"),
-    "model.merges[0]: expected words of model.vocab, which lacks \"zzz\"": lambda t: t["model"]["merges"].insert(0, ["zzz", "a"]),
+    "model.merges[0]: expected tokens of model.vocab, which lacks \"zzz\"": lambda t: t["model"]["merges"].insert(0, ["zzz", "a"]),
     "which lacks \"~~\"": lambda t: t["model"]["merges"].append("~ ~"),
-    "model.merges[1]: expected two words with a blank between them, found \"ab\"": lambda t: t["model"]["merges"].insert(1, "ab"),
-    "model.merges[0]: expected two words, found [\"a\"]": lambda t: t["model"]["merges"].insert(0, ["a"]),
+    "model.merges[1]: expected two tokens with a blank between them, found \"ab\"": lambda t: t["model"]["merges"].insert(1, "ab"),
+    "model.merges[0]: expected two tokens, found [\"a\"]": lambda t: t["model"]["merges"].insert(0, ["a"]),
     "model.merges[0][1]: expected a text, found 3": lambda t: t["model"]["merges"].insert(0, ["a", 3]),
     "model.dropout: expected null": lambda t: t["model"].update(dropout=0.1),
     "model.end_of_word_suffix: expected null or an empty text, found \"</w>\"": lambda t: t["model"].update(end_of_word_suffix="</w>"),
@@ -241,11 +241,11 @@ REFUSED = {
     "added_tokens[0].lstrip: expected false, found true": lambda t: t.update(added_tokens=[token(lstrip=True)]),
     "added_tokens[0].single_word: expected false": lambda t: t.update(added_tokens=[token(single_word=True)]),
     "added_tokens[0].content: expected a text that is not empty": lambda t: t.update(added_tokens=[token(content="")]),
-    "added_tokens[0].id: expected a number that no other word has, found 0": lambda t: t.update(added_tokens=[token()]),
+    "added_tokens[0].id: expected an id that no other token has, found 0": lambda t: t.update(added_tokens=[token()]),
     "added_tokens[0].id: expected 2, as the vocabulary has it": lambda t: t["model"]["vocab"].update({"<x>": 2}) or t["model"][
         "vocab"].update({next(n for n, w in t["model"]["vocab"].items() if w == 2 and n != "<x>"): 9999}) or t.update(added_tokens=[token()]),
     "post_processor.type: expected \"TemplateProcessing\"": lambda t: t.update(post_processor={"type": "RobertaProcessing"}),
-    "expected no word after the text": lambda t: t["post_processor"]["processors"][1]["single"].reverse(),
+    "expected no token after the text": lambda t: t["post_processor"]["processors"][1]["single"].reverse(),
     "decoder.type: expected \"ByteLevel\", found \"Metaspace\"": lambda t: t.update(decoder={"type": "Metaspace"}),
     "truncation: expected null": lambda t: t.update(truncation={"max_length": 4}),
     "padding: expected null": lambda t: t.update(padding={"strategy": "BatchLongest"}),
@@ -337,7 +337,7 @@ def test_training(folder):
     again = transformers.PreTrainedTokenizerFast.from_pretrained(out)
     assert again("some text = 1")["input_ids"] == made.encode("some text = 1").ids
     # The second run reads the corpus from the cache.
-    assert "tokenizer and words from" in train(root, "--text", root / "text").stderr
+    assert "tokenizer and tokens from" in train(root, "--text", root / "text").stderr
     # A resumed run has the same token ids.
     half = train(root, "--text", root / "text", "--save", root / "half", "--lr", "0.001", "--warmup", "0", "--min-lr", "0.001")
     assert half.returncode == 0, half.stderr
@@ -355,18 +355,18 @@ def test_training_refusals(folder):
     config = json.loads((model / "config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<none>"}))
     done = train(root, "--text", root / "text")
-    assert done.returncode == 2 and f"--text: the tokenizer of '{model / 'model.safetensors'}': expected the word between two texts, \"<none>\", found none" in done.stderr
+    assert done.returncode == 2 and f"--text: the tokenizer of '{model / 'model.safetensors'}': expected the token between two texts, \"<none>\", found none" in done.stderr
     (model / "tokenizer_config.json").unlink()
     (model / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
     done = train(root, "--text", root / "text")
-    assert done.returncode == 2 and "expected the word between two texts as eos_token in tokenizer_config.json or eos_token_id" in done.stderr
+    assert done.returncode == 2 and "expected the token between two texts as eos_token in tokenizer_config.json or eos_token_id" in done.stderr
     (model / "config.json").write_text(json.dumps({**config, "eos_token_id": 99999}))
     done = train(root, "--text", root / "text")
-    assert done.returncode == 2 and f"expected the word between two texts below {made.get_vocab_size()}, found 99999" in done.stderr
+    assert done.returncode == 2 and f"expected the token between two texts below {made.get_vocab_size()}, found 99999" in done.stderr
     # More token ids than the model has.
     written = json.loads((model / "tokenizer.json").read_text())
     written["added_tokens"].append(token(id=made.get_vocab_size() + 9))
     (model / "tokenizer.json").write_text(json.dumps(written))
     (model / "config.json").write_text(json.dumps({**config, "eos_token_id": [3, 4]}))
     done = train(root, "--text", root / "text")
-    assert done.returncode == 2 and f"--text: expected a tokenizer of at most {config['vocab_size']} words" in done.stderr, done.stderr
+    assert done.returncode == 2 and f"--text: expected a tokenizer of at most {config['vocab_size']} tokens" in done.stderr, done.stderr
