@@ -194,10 +194,11 @@ int run(const Options& o) {
     std::cout << json.dump(2) << "\n";
     return 0;
   }
-  std::printf("%lld tokens x %lld words x %lld, %s, kernel %s, %d threads; AMX peak %.2f TFLOP/s\n",
-              static_cast<long long>(o.tokens), static_cast<long long>(o.vocab),
-              static_cast<long long>(o.dim), o.dtype.c_str(),
-              plans.empty() ? "none" : plans[0].kernel.c_str(), o.threads, peak * 1e-12);
+  std::printf(
+      "%lld tokens x vocabulary %lld x %lld, %s, kernel %s, %d threads; AMX peak %.2f TFLOP/s\n",
+      static_cast<long long>(o.tokens), static_cast<long long>(o.vocab),
+      static_cast<long long>(o.dim), o.dtype.c_str(),
+      plans.empty() ? "none" : plans[0].kernel.c_str(), o.threads, peak * 1e-12);
   std::printf("%-24s %10s %7s %9s %8s %12s\n", "", "seconds", "passes", "TFLOP/s", "of peak",
               "workspace");
   for (const auto& row : json["rows"]) {

@@ -150,7 +150,7 @@ def main():
                       f"{result['threads']} threads, loss {result['loss']:.4f}")
                 continue
             error = {name: relative(gradients[name], exact[name]) for name in ("d_hidden", "d_weight")}
-            print(f"{plan:13s} kept {result['kept']:.4f}  dx {error['d_hidden']:.5f}  dw {error['d_weight']:.5f}  "
+            print(f"{plan:13s} selected {result['selected']:.4f}  dx {error['d_hidden']:.5f}  dw {error['d_weight']:.5f}  "
                   f"loss {result['loss']:.4f}"
                   + (f"  bound {result['bound']:.4f}" if "bound" in result else
                      f"  lse rms {result['audited_lse_error']:.5f} max {result['audited_lse_error_max']:.4f}"))

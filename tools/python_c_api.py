@@ -93,12 +93,12 @@ def tokens_of(text):
 
 def declaration(tokens):
     """A field or an argument: its kind, name and count."""
-    vocab_ids = [t.text for t in tokens if t.kind != "comment" and t.text not in ("const", "struct")]
+    parts = [t.text for t in tokens if t.kind != "comment" and t.text not in ("const", "struct")]
     count = ""
-    if vocab_ids[-1] == "]":
-        count, vocab_ids = vocab_ids[-2], vocab_ids[:-3]
-    name = vocab_ids.pop() if len(vocab_ids) > 1 and vocab_ids[-1] != "*" else ""
-    return Field(name, " ".join(vocab_ids), count)
+    if parts[-1] == "]":
+        count, parts = parts[-2], parts[:-3]
+    name = parts.pop() if len(parts) > 1 and parts[-1] != "*" else ""
+    return Field(name, " ".join(parts), count)
 
 
 def fields_of(tokens):
@@ -150,10 +150,10 @@ def statements(tokens):
 def read_enum(header, name, tokens):
     values = {}
     for part in split(tokens):
-        vocab_ids = [t.text for t in part if t.kind != "comment"]
-        if len(vocab_ids) < 3 or vocab_ids[1] != "=":
-            raise HeaderError(f"line {part[0].line}: {vocab_ids[0]} of {name} has no value of its own")
-        values[vocab_ids[0]] = int("".join(vocab_ids[2:]))
+        texts = [t.text for t in part if t.kind != "comment"]
+        if len(texts) < 3 or texts[1] != "=":
+            raise HeaderError(f"line {part[0].line}: {texts[0]} of {name} has no value of its own")
+        values[texts[0]] = int("".join(texts[2:]))
     header.enums[name] = values
 
 
@@ -173,37 +173,37 @@ def read(header, text):
         if t.kind == "line" and (match := re.match(r"\s*#define LOGITLESS_(\w+) (-?\d+)\s*$", t.text)):
             header.constants[match.group(1)] = int(match.group(2))
     for comment, part in statements(tokens):
-        vocab_ids = [t.text for t in part if t.kind != "comment"]
+        texts = [t.text for t in part if t.kind != "comment"]
         line = part[0].line
-        if vocab_ids[0] == "LOGITLESS_API":
+        if texts[0] == "LOGITLESS_API":
             open_at = next(i for i, t in enumerate(part) if t.text == "(")
             made = declaration(part[1:open_at])
             arguments = [declaration(p) for p in split(part[open_at + 1 : -1])]
             header.functions[made.name] = (made.kind, [a for a in arguments if a.kind + a.name != "void"])
             header.texts[made.name] = comment
-        elif vocab_ids[:2] == ["typedef", "struct"] and "{" in vocab_ids:
-            name = vocab_ids[-1]
+        elif texts[:2] == ["typedef", "struct"] and "{" in texts:
+            name = texts[-1]
             first = next(i for i, t in enumerate(part) if t.text == "{")
             header.structs[name] = fields_of(part[first + 1 : -2])
             header.texts[name] = comment
-        elif vocab_ids[:2] == ["typedef", "struct"]:
-            header.handles.add(vocab_ids[-1])
-        elif vocab_ids[0] == "typedef" and "(" in vocab_ids:
-            name = vocab_ids[vocab_ids.index("(") + 2]
+        elif texts[:2] == ["typedef", "struct"]:
+            header.handles.add(texts[-1])
+        elif texts[0] == "typedef" and "(" in texts:
+            name = texts[texts.index("(") + 2]
             last_open = max(i for i, t in enumerate(part) if t.text == "(")
             arguments = [declaration(p).kind for p in split(part[last_open + 1 : -1])]
-            header.callbacks[name] = (vocab_ids[1], arguments)
-        elif vocab_ids[0] == "typedef":
-            last = vocab_ids[-1]
-        elif vocab_ids[0] == "enum" and last:
+            header.callbacks[name] = (texts[1], arguments)
+        elif texts[0] == "typedef":
+            last = texts[-1]
+        elif texts[0] == "enum" and last:
             first = next(i for i, t in enumerate(part) if t.text == "{")
             read_enum(header, last, part[first + 1 : -1])
         else:
-            raise HeaderError(f"line {line}: cannot read a declaration that begins with {' '.join(vocab_ids[:4])}")
+            raise HeaderError(f"line {line}: cannot read a declaration that begins with {' '.join(texts[:4])}")
 
 
 def class_name(name):
-    return "".join(vocab_id.capitalize() for vocab_id in name.removeprefix(PREFIX).split("_"))
+    return "".join(part.capitalize() for part in name.removeprefix(PREFIX).split("_"))
 
 
 class Writer:

@@ -72,10 +72,10 @@ class Rows:
             self.hidden, self.weight, self.target = real_head(args, device)
         self.accuracy, self.far = args.accuracy, {}
         borders = [args.vocab * r // args.ranks for r in range(args.ranks + 1)]
-        self.vocab_ids = slice(borders[rank], borders[rank + 1])
+        self.local_vocab = slice(borders[rank], borders[rank + 1])
         borders = [args.tokens * r // args.ranks for r in range(args.ranks + 1)]
         self.own = slice(borders[rank], borders[rank + 1])
-        self.part = self.weight[self.vocab_ids].clone().requires_grad_()
+        self.part = self.weight[self.local_vocab].clone().requires_grad_()
         self.counts = [borders[r + 1] - borders[r] for r in range(args.ranks)]
 
     def inputs(self, name):
@@ -96,7 +96,7 @@ class Rows:
         return self.call(hidden, weight, target)
 
     def _sharded(self, hidden, weight, target, tokens, **more):
-        sharding = self.sharding(self.group, self.vocab, self.vocab_ids.start, tokens, **more)
+        sharding = self.sharding(self.group, self.vocab, self.local_vocab.start, tokens, **more)
         return self.call(hidden, weight, target, sharding=sharding)
 
     def sp(self, hidden, weight, target):
@@ -129,10 +129,10 @@ class Rows:
         return self._far("far_alone", hidden, weight, target)
 
     def far_sp(self, hidden, weight, target):
-        return self._far("far_sp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.vocab_ids.start, True, interleaved=True))
+        return self._far("far_sp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.local_vocab.start, True, interleaved=True))
 
     def far_vp(self, hidden, weight, target):
-        return self._far("far_vp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.vocab_ids.start, False, interleaved=True))
+        return self._far("far_vp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.local_vocab.start, False, interleaved=True))
 
     def megatron(self, hidden, weight, target):
         return _Megatron.apply(hidden, weight, target, self, False)
@@ -147,9 +147,9 @@ class Rows:
 
         mesh = init_device_mesh("cuda", (self.ranks,))
         whole = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
-        vocab_ids = DTensor.from_local(weight, mesh, [Shard(0)], run_check=False)
+        sharded_weight = DTensor.from_local(weight, mesh, [Shard(0)], run_check=False)
         with loss_parallel():
-            loss = torch.nn.functional.cross_entropy((whole @ vocab_ids.T).float(), target)
+            loss = torch.nn.functional.cross_entropy((whole @ sharded_weight.T).float(), target)
             loss.backward()
         return torch.zeros((), device=hidden.device, requires_grad=True)
 
@@ -188,24 +188,24 @@ class _Megatron(torch.autograd.Function):
         probability = (logits.float() - most[:, None]).exp_()
         total = probability.sum(-1)
         dist.all_reduce(total)
-        here = (all_target >= rows.vocab_ids.start) & (all_target < rows.vocab_ids.stop)
-        vocab_id = torch.where(here, all_target - rows.vocab_ids.start, 0)
-        chosen = torch.where(here, logits.gather(1, vocab_id[:, None])[:, 0].float() - most, 0.0)
+        is_local = (all_target >= rows.local_vocab.start) & (all_target < rows.local_vocab.stop)
+        local_id = torch.where(is_local, all_target - rows.local_vocab.start, 0)
+        chosen = torch.where(is_local, logits.gather(1, local_id[:, None])[:, 0].float() - most, 0.0)
         dist.all_reduce(chosen)
         probability.div_(total[:, None])
-        ctx.save_for_backward(all_hidden, weight, probability.bfloat16(), vocab_id, here)
+        ctx.save_for_backward(all_hidden, weight, probability.bfloat16(), local_id, is_local)
         ctx.rows, ctx.gathers = rows, gathers
         return (total.log() - chosen).mean()
 
     @staticmethod
     def backward(ctx, d_loss):
-        all_hidden, weight, d_logits, vocab_id, here = ctx.saved_tensors
-        index = torch.arange(len(vocab_id), device=vocab_id.device)
-        d_logits[index, vocab_id] -= here.bfloat16()
-        d_logits *= d_loss / len(vocab_id)
+        all_hidden, weight, d_logits, local_id, is_local = ctx.saved_tensors
+        index = torch.arange(len(local_id), device=local_id.device)
+        d_logits[index, local_id] -= is_local.bfloat16()
+        d_logits *= d_loss / len(local_id)
         d_hidden = d_logits @ weight
         if ctx.gathers:
-            own = d_hidden.new_empty(len(vocab_id) // ctx.rows.ranks, ctx.rows.dim)
+            own = d_hidden.new_empty(len(local_id) // ctx.rows.ranks, ctx.rows.dim)
             dist.reduce_scatter_tensor(own, d_hidden)
             d_hidden = own
         else:
@@ -310,10 +310,10 @@ def errors(rows, name):
         z = x[begin : begin + 512] @ w.T
         log_sum.append(z.logsumexp(-1))
     lse = torch.cat(log_sum)
-    vocab_ids = slice(rows.vocab_ids.start, rows.vocab_ids.start + 64) if weight is rows.part else slice(0, 64)
-    z = x @ w[vocab_ids].T
+    sampled = slice(rows.local_vocab.start, rows.local_vocab.start + 64) if weight is rows.part else slice(0, 64)
+    z = x @ w[sampled].T
     p = (z - lse[:, None]).exp()
-    index = torch.arange(vocab_ids.start, vocab_ids.stop, device=p.device)
+    index = torch.arange(sampled.start, sampled.stop, device=p.device)
     p -= (rows.target[:, None] == index).double()
     exact = p.T @ x / rows.tokens
     scores.append(float((weight.grad[:64].double() - exact).norm() / exact.norm()))

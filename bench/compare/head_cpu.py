@@ -73,7 +73,7 @@ def main():
             for row in report["rows"]:
                 ours.setdefault(row["name"], []).append(row["seconds"])
 
-    print(f"torch {torch.__version__}, {args.tokens} tokens x {args.vocab} words x {args.dim}, bf16, {args.threads} threads")
+    print(f"torch {torch.__version__}, {args.tokens} tokens x vocabulary {args.vocab} x {args.dim}, bf16, {args.threads} threads")
     dense = statistics.median(ours["dense"])
     for name, seconds in list(ours.items()) + list(times.items()):
         if seconds:

@@ -51,7 +51,7 @@ def real_head(path, tokens, dim, device):
 
 
 def exact_gradients(x, w, y, tokens, vocab_ids):
-    """Returns d_hidden of `tokens` and d_weight of `words`, in float64, for the mean loss."""
+    """Returns d_hidden of `tokens` and d_weight of `vocab_ids`, in float64, for the mean loss."""
     lse = torch.empty(x.shape[0], dtype=torch.float64, device=x.device)
     step = max(1, (1 << 26) // w.shape[0])
     w64 = w.double()

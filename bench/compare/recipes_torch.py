@@ -74,27 +74,27 @@ def of_trl(kind):
         from logitless.torch.integrations import trl as integration
 
         integration.patch(memory_budget=setting.budget) if ours else integration.unpatch()
-        vocab_ids = models.tokenizer(setting.vocab)
+        tokenizer = models.tokenizer(setting.vocab)
         setting.model().save_pretrained("model")
-        vocab_ids.save_pretrained("model")
+        tokenizer.save_pretrained("model")
         model = transformers.LlamaForCausalLM.from_pretrained("model")
         half = setting.length // 2
         prompts = [{"prompt": models.text(half, k, setting.vocab)} for k in range(setting.rows)]
-        results = lambda k: " " + models.text(setting.length - half - 1, 1000 + k, setting.vocab)
+        completions = lambda k: " " + models.text(setting.length - half - 1, 1000 + k, setting.vocab)
         data = datasets.Dataset.from_list
         if kind == "sft":
-            rows = [{**row, "completion": results(k)} for k, row in enumerate(prompts)]
+            rows = [{**row, "completion": completions(k)} for k, row in enumerate(prompts)]
             return trl.SFTTrainer(
-                model, args=trl.SFTConfig(**arguments(setting)), train_dataset=data(rows), processing_class=vocab_ids).train
+                model, args=trl.SFTConfig(**arguments(setting)), train_dataset=data(rows), processing_class=tokenizer).train
         if kind == "dpo":
-            rows = [{**row, "chosen": results(k), "rejected": results(k + 500)} for k, row in enumerate(prompts)]
+            rows = [{**row, "chosen": completions(k), "rejected": completions(k + 500)} for k, row in enumerate(prompts)]
             half_batch = {**arguments(setting), "per_device_train_batch_size": setting.rows // 2}
             return trl.DPOTrainer(
-                model, args=trl.DPOConfig(**half_batch), train_dataset=data(rows), processing_class=vocab_ids).train
+                model, args=trl.DPOConfig(**half_batch), train_dataset=data(rows), processing_class=tokenizer).train
         reward = lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids]
         config = trl.GRPOConfig(
             **arguments(setting, num_generations=setting.rows, max_completion_length=setting.length - half, beta=0.04))
-        return trl.GRPOTrainer(model, reward, config, data(prompts), processing_class=vocab_ids).train
+        return trl.GRPOTrainer(model, reward, config, data(prompts), processing_class=tokenizer).train
 
     return recipe
 

@@ -59,7 +59,7 @@ def work(rank, args, port):
             if turn:
                 times[name].append(time.perf_counter() - start)
     if rank == 0:
-        print(f"torch {torch.__version__}, {args.ranks} processes, {args.tokens} tokens each, {args.vocab} words of {args.dim}")
+        print(f"torch {torch.__version__}, {args.ranks} processes, {args.tokens} tokens each, a vocabulary of {args.vocab}, dim {args.dim}")
         for name, found in times.items():
             print(f"  {name:9} {statistics.median(found) * 1e3:8.1f} ms")
     dist.destroy_process_group()

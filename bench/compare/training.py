@@ -110,9 +110,9 @@ def write_shard(path, tokens, llama):
     """Writes a file in llm.c's format: u16 with GPT-2's token ids, or u32 with Llama 3's."""
     numbers = random.Random(1)
     magic, version, vocab, code = (20240801, 7, 128256, "I") if llama else (20240520, 1, 50257, "H")
-    vocab_ids = struct.pack(f"<{tokens}{code}", *(numbers.randrange(vocab) for _ in range(tokens)))
+    ids = struct.pack(f"<{tokens}{code}", *(numbers.randrange(vocab) for _ in range(tokens)))
     with open(path, "wb") as file:
-        file.write(struct.pack("<3i", magic, version, tokens).ljust(1024, b"\0") + vocab_ids)
+        file.write(struct.pack("<3i", magic, version, tokens).ljust(1024, b"\0") + ids)
 
 
 def main():

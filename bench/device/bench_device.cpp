@@ -229,7 +229,7 @@ nlohmann::json far_errors(const Head& head, PlanKind kind, const Context& contex
     cuda::copy_to_host(d_weight[far].data(), weight.data(), weight.bytes(), nullptr);
     lse[far].resize(static_cast<std::size_t>(s.tokens));
     cuda::copy_to_host(lse[far].data(), lse_memory.data(), lse_memory.bytes(), nullptr);
-    if (far) out = {{"kept", statistics.far.selected}, {"bound", statistics.far.bound}};
+    if (far) out = {{"selected", statistics.far.selected}, {"bound", statistics.far.bound}};
   }
   out["d_hidden_error"] = relative(d_hidden[1], d_hidden[0]);
   out["d_weight_error"] = relative(d_weight[1], d_weight[0]);

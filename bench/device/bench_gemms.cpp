@@ -82,8 +82,8 @@ std::vector<Case> cases_of(std::int64_t rows, std::int64_t width) {
   return list;
 }
 
-// Returns the GEMMs of a loop over chunks of rows with logits of `words` vocabulary entries. Rows
-// are contiguous, or at multiples of 16 bytes.
+// Returns the GEMMs of a loop over chunks of rows with logits of vocab_count vocabulary entries.
+// Rows are contiguous, or at multiples of 16 bytes.
 std::vector<Case> cases_of_chunk(std::int64_t rows, std::int64_t width, std::int64_t vocab_count) {
   std::vector<Case> list;
   for (const bool apart : {false, true}) {
@@ -200,19 +200,19 @@ void run(std::int64_t rows, std::int64_t width, std::int64_t vocab_count, int al
 }  // namespace logitless::bench
 
 int main(int argc, char** argv) {
-  CLI::App app("Products of a GPT-2's training step on a GPU");
-  std::int64_t rows = 32768, width = 768, vocab_count = 0;
+  CLI::App app("GEMMs of a GPT-2's training step on a GPU");
+  std::int64_t rows = 32768, width = 768, vocab = 0;
   int algorithms = 8;
   app.add_option("--rows", rows, "tokens of a step")->check(CLI::PositiveNumber);
   app.add_option("--width", width, "of the model")->check(CLI::PositiveNumber);
-  app.add_option("--words", vocab_count, "instead: logits of so many words and their gradients")
+  app.add_option("--vocab", vocab, "instead: logits of such a vocabulary, and their gradients")
       ->check(CLI::PositiveNumber);
-  app.add_option("--algorithms", algorithms, "of each product")->check(CLI::Range(1, 64));
+  app.add_option("--algorithms", algorithms, "of each GEMM")->check(CLI::Range(1, 64));
   CLI11_PARSE(app, argc, argv);
   if (const std::string missing = logitless::gpu_missing(); !missing.empty()) {
     std::printf("bench_gemms: skipped: %s\n", missing.c_str());
     return 0;
   }
-  logitless::bench::run(rows, width, vocab_count, algorithms);
+  logitless::bench::run(rows, width, vocab, algorithms);
   return 0;
 }

@@ -145,7 +145,7 @@ def percent(value):
 def table(head, errors, rows):
     """Returns the table as Markdown."""
     tokens, weights = head.counts.sum(), errors.sizes.sum()
-    lines = [["words, by frequency", "times learnt from", "of tokens learnt", "of d_weight", *rows], ["---"] * (4 + len(rows))]
+    lines = [["entries, by frequency", "times learnt from", "of tokens learnt", "of d_weight", *rows], ["---"] * (4 + len(rows))]
     for part, classes in (("by_class", errors.classes), ("unmet", errors.unmet)):
         for i, vocab_ids in enumerate(classes):
             name = f"tenth {i + 1}" + (f", the {len(vocab_ids)} that are no target here" if part == "unmet" else "")
@@ -183,7 +183,7 @@ def error(args):
     losses = head.losses()[: args.loss_tokens]
     errors, rows, missing, count = measured(args, head, way, options["far-field"] if way != "dense" else args.error, state)
     source = "the order and tau of the run's end" if state else f"orders of {count} other held-out tokens"
-    text = (f"{args.folder.name}: {head.vocab} words, dim {head.dim}; loss of {len(losses)} held-out tokens {losses.mean():.4f} "
+    text = (f"{args.folder.name}: vocabulary {head.vocab}, dim {head.dim}; loss of {len(losses)} held-out tokens {losses.mean():.4f} "
             f"nats (standard error {losses.std() / len(losses) ** 0.5:.4f}); gradients of {count} of them, {source}; "
             f"{device_name(head)}\n\n")
     text += table(head, errors, rows) + "".join(f"\nNot measured: {why}\n" for why in missing)

@@ -23,10 +23,10 @@ class Head:
     """A head: hidden [N, D] and weight [V, D], f32 with bf16 values; targets [N] i64; counts [V] in the training
     data."""
 
-    def __init__(self, folder, vocab_ids, tokens, device):
+    def __init__(self, folder, token_folder, tokens, device):
         tensors, length, heads = read_model(folder, device)
         self.vocab, self.dim = tensors["wte.weight"].shape
-        stream = read_tokens(vocab_ids / f"val_{self.vocab}.bin")
+        stream = read_tokens(token_folder / f"val_{self.vocab}.bin")
         windows = min(-(-tokens // length), (len(stream) - 1) // length)
         if windows < 1:
             raise SystemExit(f"far_proof: --words: expected {length + 1} held-out tokens, found {len(stream)}")
@@ -35,7 +35,7 @@ class Head:
         self.hidden = rounded(torch.cat(hidden).flatten(0, 1)[:tokens])
         self.targets = text[1:][:tokens]
         self.weight = rounded(tensors.get("lm_head.weight", tensors["wte.weight"]))
-        train = read_tokens(vocab_ids / f"train_{self.vocab}.bin")
+        train = read_tokens(token_folder / f"train_{self.vocab}.bin")
         self.counts = torch.from_numpy(np.bincount(train, minlength=self.vocab)).to(device)
         self.device = self.hidden.device
 
@@ -154,7 +154,7 @@ def vocab_that_fits(head, most):
     if room >= head.vocab:
         return torch.arange(head.vocab, device=head.device)
     if room < TILES:
-        raise SystemExit(f"far_proof: --most: no {TILES} words of {head.dim} numbers fit beside the hidden states; "
+        raise SystemExit(f"far_proof: --most: no {TILES} vocabulary entries of {head.dim} numbers fit beside the hidden states; "
                          "fewer --tokens")
     vocab_ids = torch.sort(head.counts, descending=True, stable=True).indices[: room // TILES * TILES]
     return torch.sort(vocab_ids).values
@@ -174,11 +174,11 @@ def capture(args):
     q, scale = quantised(head.weight[vocab_ids], args.bits)
     after = head.losses(rounded(q.float() * scale), targets).mean().item()
     run = log_header(args.folder) or {}
-    about = {"what": f"Head of a GPT-2 trained by logitless train: {len(vocab_ids)} of {head.vocab} words (the most frequent), "
-                     f"hidden states and next words of {len(targets)} held-out tokens. weight = bf16(weight_q * "
+    about = {"what": f"Head of a GPT-2 trained by logitless train: {len(vocab_ids)} of {head.vocab} vocabulary entries (the most frequent), "
+                     f"hidden states and next tokens of {len(targets)} held-out tokens. weight = bf16(weight_q * "
                      "weight_scale[:, None]).",
              "training": f"{steps_of(args.folder)} of {run.get('steps', '?')} steps of {run.get('tokens_per_step', '?')} tokens",
-             "loss": f"{before:.4f} nats a token with all words in bf16, {after:.4f} with these in {args.bits} bits"}
+             "loss": f"{before:.4f} nats a token with all entries in bf16, {after:.4f} with these in {args.bits} bits"}
     write_capture(args.out, {
         "hidden": ("BF16", head.hidden.to(torch.bfloat16).cpu().view(torch.int16).numpy()), "weight_q": ("I8", q.cpu().numpy()),
         "weight_scale": ("F32", scale[:, 0].float().cpu().numpy()), "targets": ("I32", targets.int().cpu().numpy())}, about)

@@ -10,11 +10,11 @@ from far_proof_head import Head
 BANDS = 4  # bands of targets, by frequency in training, with equally many tokens
 
 
-def of_models(folders, vocab_ids, tokens, device):
+def of_models(folders, token_folder, tokens, device):
     """Returns losses [N] of each model, targets [N], counts [V] in the training data, and tokens per window."""
     losses = []
     for folder in folders:
-        head = Head(folder, vocab_ids, tokens, device)
+        head = Head(folder, token_folder, tokens, device)
         losses.append(head.losses().double())
     length = json.loads((folders[0] / "config.json").read_text(encoding="utf-8"))["n_positions"]
     return losses, head.targets, head.counts, length
@@ -53,7 +53,7 @@ def losses(args):
     text += "\nIn brackets: standard errors, of windows.\n"
     for name, row in numbers["models"].items():
         if "bands" in row:
-            text += f"{name}, words learnt from so often: " + "; ".join(
+            text += f"{name}, tokens learnt from so often: " + "; ".join(
                 f"{b['learnt'][0]} to {b['learnt'][1]}: {b['loss']:.4f}, {b['minus_first']:+.4f}" for b in row["bands"]) + "\n"
     out = Path(args.out or args.folder.parent)
     out.mkdir(parents=True, exist_ok=True)

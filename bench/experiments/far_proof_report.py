@@ -254,7 +254,7 @@ def text_table(folders):
             whole = [f"{t['train']['tokens'] / 1e6:.2f}M, {t['val']['tokens']} held out" for t in made["vocab"].values()]
             rows.append(("all", sum(r["files"] for r in made["kinds"].values()),
                          f"{sum(r['bytes'] for r in made['kinds'].values()) / 1e6:.1f} MB", *whole))
-            return "## Text\n" + table(("kind", "files", "bytes", *(f"tokens, {v} words" for v in made["vocab"])), rows) + "\n"
+            return "## Text\n" + table(("kind", "files", "bytes", *(f"tokens, vocabulary {v}" for v in made["vocab"])), rows) + "\n"
     return ""
 
 

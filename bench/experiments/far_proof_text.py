@@ -185,7 +185,7 @@ def train_tokenizer(files, most_of_file, vocab, sample):
 
 
 def first_words(tokenizer, vocab):
-    """Returns the tokenizer truncated to `vocab` words: merges are in the order of the words that they make."""
+    """Returns the tokenizer truncated to `vocab` tokens: merges are in the order of the tokens that they make."""
     model = tokenizer["model"]
     merges = []
     for pair in model["merges"]:
@@ -311,7 +311,7 @@ def main():
         + ", ".join(f"{count} {why}" for why, count in sorted(left_out.items())))
     with multiprocessing.Pool(1) as pool:  # a separate process, so that encoding processes do not inherit its threads
         tokenizer = pool.apply(train_tokenizer, (train, args.file_bytes, max(args.vocab), args.sample))
-    say(f"BPE of {len(tokenizer['model']['vocab'])} words")
+    say(f"BPE of {len(tokenizer['model']['vocab'])} tokens")
     kinds = defaultdict(lambda: {"files": 0, "bytes": 0})
     for f in train:
         kinds[f["kind"]]["files"] += 1
@@ -320,7 +320,7 @@ def main():
               "held_out_long_lines": lines, "held_out_long_lines_in_training": leaked, "vocab": {}}
     for vocab in args.vocab:
         report["vocab"][vocab] = table = encode(args, tokenizer, vocab, train, held_out)
-        say(f"{vocab} words: {table['train']['tokens'] / 1e6:.2f}M tokens to train on, {table['val']['tokens']} held out")
+        say(f"vocabulary {vocab}: {table['train']['tokens'] / 1e6:.2f}M tokens to train on, {table['val']['tokens']} held out")
     for kind, row in sorted(kinds.items(), key=lambda item: -item[1]["bytes"]):
         tokens = "".join(f"{report['vocab'][v]['train']['by_kind'].get(kind, 0) / 1e6:10.2f}M" for v in args.vocab)
         print(f"{kind:12s}{row['files']:8d} files{row['bytes'] / 1e6:9.1f} MB{tokens} tokens")

@@ -89,9 +89,9 @@ def head_gradients(variant, hidden, weight, bias, targets, order, average, tau, 
 
 
 class Run:
-    def __init__(self, args, vocab_ids, seed):
+    def __init__(self, args, tokens, seed):
         self.args, device = args, args.device
-        self.train, self.held_out = (vocab_ids[name].to(device) for name in ("train", "held_out"))
+        self.train, self.held_out = (tokens[name].to(device) for name in ("train", "held_out"))
         random = torch.Generator(device).manual_seed(seed)
         counts = torch.bincount(self.train, minlength=args.vocab) + 1
         weight = torch.randn(args.vocab, args.dim, generator=random, device=device) * 0.1
@@ -168,10 +168,10 @@ def main():
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
-    vocab_ids = {name: torch.tensor(values).long() for name, values in load(args.vocab_ids).items() if name != "tokenizer"}
+    tokens = {name: torch.tensor(values).long() for name, values in load(args.words).items() if name != "tokenizer"}
     for seed in args.seeds:
         for variant in args.variants:
-            run, losses = Run(args, vocab_ids, seed), []
+            run, losses = Run(args, tokens, seed), []
             for step in range(1, args.steps + 1):
                 run.step(step, variant)
                 if step % max(1, args.steps // 4) == 0:

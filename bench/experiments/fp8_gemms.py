@@ -109,18 +109,18 @@ def files_of(folders):
 
 def ids_of(folders, vocab, most):
     """Tokenizes `most` characters of text; ids are sorted by frequency, and the last one stands for all rarer tokens."""
-    vocab_ids, size, seen = [], 0, set()
+    words, size, seen = [], 0, set()
     for path in files_of(folders):
         text = path.read_text(encoding="utf-8", errors="ignore")
         content = hashlib.sha1(text.encode()).digest()
         if content not in seen:
             seen.add(content)
-            vocab_ids += re.findall(r"\w+|[^\w\s]", text)
+            words += re.findall(r"\w+|[^\w\s]", text)
             size += len(text)
         if size > most:
             break
-    ids = {vocab_id: i for i, (vocab_id, _) in enumerate(collections.Counter(vocab_ids).most_common(vocab - 1))}
-    return torch.tensor([ids.get(vocab_id, vocab - 1) for vocab_id in vocab_ids])
+    ids = {word: i for i, (word, _) in enumerate(collections.Counter(words).most_common(vocab - 1))}
+    return torch.tensor([ids.get(word, vocab - 1) for word in words])
 
 
 class Model:

@@ -33,21 +33,21 @@ def both_layouts(m, factor):
 def statistics_of(z, y):
     """Returns for each row of logits the largest without the target, and lse."""
     z = z.float()
-    vocab_id = torch.arange(z.shape[1], device=z.device)
-    return torch.where(vocab_id == y[:, None], -math.inf, z).amax(1), torch.logsumexp(z, 1)
+    vocab_ids = torch.arange(z.shape[1], device=z.device)
+    return torch.where(vocab_ids == y[:, None], -math.inf, z).amax(1), torch.logsumexp(z, 1)
 
 
 def exponentials(z, top, y):
     """Returns E without the targets, times 448 over its row's largest, in both layouts."""
-    vocab_id = torch.arange(z.shape[1], device=z.device)
+    vocab_ids = torch.arange(z.shape[1], device=z.device)
     e = torch.exp(z.float() - top[:, None]) * LARGEST
-    e = torch.where(vocab_id == y[:, None], 0.0, e).to(E4M3)
+    e = torch.where(vocab_ids == y[:, None], 0.0, e).to(E4M3)
     return e, e.t().contiguous()
 
 
 def gradient_bf16(z, lse, y):
-    vocab_id = torch.arange(z.shape[1], device=z.device)
-    return (torch.exp(z.float() - lse[:, None]) - (vocab_id == y[:, None]).float()).bfloat16()
+    vocab_ids = torch.arange(z.shape[1], device=z.device)
+    return (torch.exp(z.float() - lse[:, None]) - (vocab_ids == y[:, None]).float()).bfloat16()
 
 
 class Compiled:

@@ -29,8 +29,8 @@ def main():
         lazy_head(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # A text that can be learnt: each token follows from the one before.
-    vocab_ids = torch.arange(64).repeat(8)[:256]
-    ids = (vocab_ids[None] * 37 + torch.arange(2)[:, None]) % 1000 + 3
+    positions = torch.arange(64).repeat(8)[:256]
+    ids = (positions[None] * 37 + torch.arange(2)[:, None]) % 1000 + 3
     for step in range(args.steps):
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()

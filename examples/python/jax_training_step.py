@@ -119,7 +119,7 @@ def main():
 
     batch, length = 16, 128
     with_logits, without = (temporary_bytes(f, batch, length) for f in (loss_with_logits, loss_without_logits))
-    print(f"memory of the loss and its gradients, {batch * length} tokens and {VOCAB} words, beyond both:")
+    print(f"memory of the loss and its gradients, {batch * length} tokens and a vocabulary of {VOCAB}, beyond both:")
     print(f"  with logits     {with_logits / 2**20:7.1f} MiB")
     print(f"  without logits  {without / 2**20:7.1f} MiB")
     if not losses[-1] < losses[0] - 1.0:

@@ -28,7 +28,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         if step % 10 == 0 or step == args.steps - 1:
-            print(f"step {step}: cross entropy {loss.item():.4f} of the teacher's {k} words", flush=True)
+            print(f"step {step}: cross entropy {loss.item():.4f} of the teacher's {k} classes", flush=True)
 
 
 if __name__ == "__main__":

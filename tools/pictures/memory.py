@@ -34,8 +34,8 @@ def draw(path, logitless="build/src/cli/logitless", **_):
         points, peak = curve(program[name]["timeline"], top)
         p.path(points, fill, stroke)
         y = TOP + HEIGHT * (1 - peak / top)
-        vocab_ids = f"as written: {peak:.0f} MiB" if name == "before" else f"compiled: {peak:.0f} MiB"
-        p.text(LEFT + WIDTH * (0.60 if name == "before" else 0.78), y + (14 if name == "before" else -8), vocab_ids, 13, stroke,
+        label = f"as written: {peak:.0f} MiB" if name == "before" else f"compiled: {peak:.0f} MiB"
+        p.text(LEFT + WIDTH * (0.60 if name == "before" else 0.78), y + (14 if name == "before" else -8), label, 13, stroke,
                bold=True)
     p.line(LEFT, TOP + HEIGHT, LEFT + WIDTH, TOP + HEIGHT, LINE)
     p.text(LEFT, TOP + HEIGHT + 20, "first instruction of the forward", 12, FAINT)

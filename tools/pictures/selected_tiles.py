@@ -26,7 +26,7 @@ def selected_tiles(head, logitless):
         names = [text for name in ("hidden", "weight") for text in (f"--{name}", f"{plain}:{name}")]
         subprocess.run([logitless, "order", *names, "--rows", str(ROWS), "--out", f"{folder}/order.safetensors"], check=True,
                        capture_output=True)
-        vocab_ids = load(f"{folder}/order.safetensors")["words"]
+        vocab_ids = load(f"{folder}/order.safetensors")["vocab_ids"]
     position = np.empty_like(vocab_ids)
     position[vocab_ids] = np.arange(len(vocab_ids))
     hidden, weight = tensors["hidden"][ROWS:].astype(np.float32), tensors["weight"][vocab_ids].astype(np.float32)
@@ -34,31 +34,31 @@ def selected_tiles(head, logitless):
     rows = np.argsort(target, kind="stable")
     rows = rows[: len(rows) // BLOCK * BLOCK]
     tiles = len(vocab_ids) // TILE
-    kept = np.zeros((len(rows) // BLOCK, tiles), bool)
-    for b in range(len(kept)):
+    selected = np.zeros((len(rows) // BLOCK, tiles), bool)
+    for b in range(len(selected)):
         z = hidden[rows[b * BLOCK:(b + 1) * BLOCK]] @ weight.T
         p = np.exp(z - z.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
-        kept[b] = (p.reshape(BLOCK, tiles, TILE).sum(2) > TAU).any(0)
-    return kept
+        selected[b] = (p.reshape(BLOCK, tiles, TILE).sum(2) > TAU).any(0)
+    return selected
 
 
 def draw(path, head=None, logitless="build/src/cli/logitless", **_):
     if head is None:
         return "wants --head FILE, hidden states, weight and targets of a trained model (safetensors)"
-    kept = selected_tiles(head, logitless)
-    blocks, tiles = kept.shape
+    selected = selected_tiles(head, logitless)
+    blocks, tiles = selected.shape
     cell = 12
     height = blocks * cell
-    p = Picture(960, TOP + height + 150, f"Of {tiles} tiles a block of tokens selects {100 * kept.mean():.0f} percent on average")
+    p = Picture(960, TOP + height + 150, f"Of {tiles} tiles a block of tokens selects {100 * selected.mean():.0f} percent on average")
     p.text(LEFT, 28, f"A trained model's head: {tiles * TILE} entries in {tiles} tiles, blocks of {BLOCK} tokens", 16, bold=True)
-    p.lines(LEFT, 48, [f"Blue: selected, computed exactly ({100 * kept.mean():.1f} %, tau {TAU}). Grey: skipped, a centroid with the tile's mass."],
+    p.lines(LEFT, 48, [f"Blue: selected, computed exactly ({100 * selected.mean():.1f} %, tau {TAU}). Grey: skipped, a centroid with the tile's mass."],
             12, FAINT)
     p.rect(LEFT, TOP, WIDTH, height, GREY)
     step = WIDTH / tiles
     rects = []
     for b in range(blocks):
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], kept[b].astype(int), [0]])))
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], selected[b].astype(int), [0]])))
         rects += [(round(LEFT + a * step, 1), TOP + b * cell, round((e - a) * step, 1), cell - 1) for a, e in edges.reshape(-1, 2)]
     p.cells(rects, BLUE)
     p.text(LEFT - 10, TOP + height / 2, "blocks of tokens", 12, FAINT, "middle", turn=-90)

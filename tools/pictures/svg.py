@@ -37,11 +37,11 @@ class Picture:
         d = "".join(f"M{x:g} {y:g}h{w:g}v{h:g}h-{w:g}z" for x, y, w, h in rects)
         self.parts.append(f'<path d="{d}" fill="{fill}"/>')
 
-    def text(self, x, y, vocab_ids, size=13, fill=INK, anchor="start", bold=False, turn=0):
+    def text(self, x, y, text, size=13, fill=INK, anchor="start", bold=False, turn=0):
         more = ' font-weight="600"' if bold else ""
         more += f' transform="rotate({turn} {x:g} {y:g})"' if turn else ""
         self.parts.append(f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}" text-anchor="{anchor}"{more}>'
-                          f"{escape(vocab_ids)}</text>")
+                          f"{escape(text)}</text>")
 
     def lines(self, x, y, rows, size=13, fill=INK, anchor="start", step=None):
         for i, row in enumerate(rows):

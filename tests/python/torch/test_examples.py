@@ -27,8 +27,8 @@ def run(monkeypatch, capsys):
         torch.set_default_device(oracle.DEVICE)
 
 
-def numbers(text, vocab_id):
-    return [float(x) for x in re.findall(rf"{vocab_id} ([+-]?[0-9.]+)", text)]
+def numbers(text, label):
+    return [float(x) for x in re.findall(rf"{label} ([+-]?[0-9.]+)", text)]
 
 
 def test_finetune_lazy_head(run):
@@ -42,7 +42,7 @@ def test_finetune_lazy_head(run):
 
 def test_grpo_step(run):
     text = run("grpo_step.py", "--steps", "11")
-    best, worst = numbers(text, "best answer"), numbers(text, "worst")
+    best, worst = numbers(text, "best completion"), numbers(text, "worst")
     assert best[-1] > 0.01 and worst[-1] < -0.01 and "DPO" in text
 
 
