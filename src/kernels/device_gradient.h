@@ -2,7 +2,7 @@
 //
 // A block holds either 2^(z log2e - reference), as the forward stored it, or the gradient itself
 // (then all factors are 1). The gradient of the raw logits is factor_i * block_ij (+ gamma_i
-// omega_j without a softcap). Targets are the exception: they are cleared in the block, and their
+// omega_j without a softcap). Targets are the exception: they are zeroed in the block, and their
 // gradients are separate fp32 coefficients. So neither the rounding to 16 bits nor the cancellation
 // in p - 1 affects them.
 #pragma once
@@ -17,7 +17,7 @@ namespace logitless::cuda {
 // Gradient coefficients of a token (math/token_gradient.h): dz_j = p_j (alpha + beta z_j) + gamma
 // omega_j + targets. alpha, beta and gamma include the logit scale. All are 0 for ignored tokens.
 struct RowCoefficients {
-  float lse_bits;  // lse * log2(e)
+  float lse_log2;  // lse * log2(e)
   float alpha;
   float beta;
   float gamma;
@@ -47,7 +47,8 @@ struct BlockCall {
   void* scaled_hidden = nullptr;
 };
 
-// Clears targets and the rows of ignored tokens, and writes factor, coefficient and scaled_hidden.
+// Zeroes targets and the rows of ignored tokens in the block, and writes factor, coefficient and
+// scaled_hidden.
 void prepare_block(const BlockCall& call);
 
 // A chunk's targets sorted by vocabulary entry, then by token.
@@ -264,8 +265,8 @@ void add_bias_smoothing(const RowCoefficients* rows, std::int64_t tokens,
                         Stream stream);
 
 // out [rows, columns] = 0.
-void clear_gradient(const GradientOutput& out, std::int64_t rows, std::int64_t columns,
-                    Stream stream);
+void zero_gradient(const GradientOutput& out, std::int64_t rows, std::int64_t columns,
+                   Stream stream);
 
 // Multiplies gradients by a number on the device, in one launch that writes nothing where it is 1.
 // Rounds once.
@@ -281,8 +282,8 @@ struct ScaleCall {
 };
 void scale_gradients(const ScaleCall& call);
 
-// out = round(sums (+ out)). sums [rows, columns] contiguous; row i goes to row to[i] of out (null:
-// i).
+// out = sums (+ out), cast to out.dtype. sums [rows, columns] contiguous; row i goes to row to[i]
+// of out (null: i).
 void round_sums(const float* sums, std::int64_t rows, std::int64_t columns,
                 const GradientOutput& out, Stream stream, const std::int32_t* to = nullptr);
 

@@ -35,11 +35,11 @@ LOGITLESS_HOST_DEVICE inline TokenGradient token_gradient(const TokenCotangent& 
 // Returns da at a target: p (alpha + beta z) + gamma w + delta, without the cancellation of p
 // against 1. For cross entropy alpha = -delta, and p alpha + delta = alpha (p - 1).
 LOGITLESS_HOST_DEVICE inline double target_coefficient(const TokenGradient& g, double log_prob,
-                                                       double z, double logit_weights, double delta,
+                                                       double z, double logit_weight, double delta,
                                                        double scale, double cap) {
   const double p = exp(log_prob);
   const double slope = g.beta == 0.0 || p == 0.0 ? 0.0 : p * g.beta * z;
-  const double flat = g.gamma == 0.0 ? 0.0 : g.gamma * logit_weights;
+  const double flat = g.gamma == 0.0 ? 0.0 : g.gamma * logit_weight;
   const double dz = g.alpha * expm1(log_prob) + (g.alpha + delta) + slope + flat;
   return dz * scale * softcap_slope(z, cap);
 }

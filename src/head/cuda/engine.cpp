@@ -215,7 +215,7 @@ void Engine::clear_weights() const {
   for (const auto& [out, rows] :
        {std::pair{&d_weight_, all.shape.vocab}, std::pair{&d_bias_, std::int64_t{1}}}) {
     if (out->data != nullptr)
-      clear_gradient(*out, rows, out == &d_bias_ ? all.shape.vocab : all.shape.dim, all.stream);
+      zero_gradient(*out, rows, out == &d_bias_ ? all.shape.vocab : all.shape.dim, all.stream);
   }
 }
 

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kRows* kParts)
   const float exponent = real && isfinite(all) ? ceilf(all) : 0.0f;
   if (threadIdx.y == 0) {
     reference[row] = exponent;
-    total[row] = real && counts(c, row) ? all : -INFINITY;
+    total[row] = real && has_target(c, row) ? all : -INFINITY;
   }
   for (int t = threadIdx.y; real && t < tiles; t += kParts)
     mass[t * padded + row] = exp2f(mass[t * padded + row] - exponent);
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (threadIdx.x % 32 == 0)
     c.weighted_sum[row] =
-        counts(c, row) ? static_cast<float>(c.logit_scale * (sum + *biases)) : 0.0f;
+        has_target(c, row) ? static_cast<float>(c.logit_scale * (sum + *biases)) : 0.0f;
 }
 
 constexpr int kMeasureParts = 128;

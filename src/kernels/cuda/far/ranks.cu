@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     write_bounds(const ForwardCall c, const float* bounds, float* output) {
   const std::int64_t row = place();
-  if (row < c.shape.tokens) output[token_of(c, row)] = counts(c, row) ? bounds[row] : 0.0f;
+  if (row < c.shape.tokens) output[token_of(c, row)] = has_target(c, row) ? bounds[row] : 0.0f;
 }
 
 // Launches kernel(arguments...) with `count` threads.

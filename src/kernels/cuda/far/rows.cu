@@ -51,7 +51,7 @@ __device__ __forceinline__ bool lists(const BlockArguments& a, std::int64_t toke
 // alpha P_iJ = mass_factor * mass.
 __device__ __forceinline__ float mass_factor(const BlockArguments& a, std::int64_t token) {
   const RowCoefficients r = a.rows[token];
-  return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(a.reference[token] - r.lse_bits);
+  return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(a.reference[token] - r.lse_log2);
 }
 // Factor of a skipped group: that of the sample, or 1.
 __device__ __forceinline__ float sample_factor(const BlockArguments& a, std::int64_t token,
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kThreads)
   double norms = 0.0;
   double bounds = 0.0;
   for (std::int64_t row = blockIdx.x; row < c.shape.tokens; row += kParts) {
-    const bool valid = counts(c, row);
+    const bool valid = has_target(c, row);
     if (bound_output != nullptr && threadIdx.x == 0)
       bound_output[token_of(c, row)] = valid ? bound[row] : 0.0f;
     if (!valid) continue;
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (token >= all.shape.tokens) return;
   std::int64_t key = places + 1 + token;  // a unique key after all others
-  if (counts(all, token)) key = position_of_token(all, order, token) + 1;
+  if (has_target(all, token)) key = position_of_token(all, order, token) + 1;
   keys[token] = static_cast<std::int32_t>(key);
 }
 
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (row >= c.shape.tokens) return;
   std::int64_t key = kChunkPositions + row;
-  if (counts(c, row))
+  if (has_target(c, row))
     key = (position_of_token(c, order, row) + 1) * (kChunkPositions - 1) / order.position_count;
   keys[row] = static_cast<std::int32_t>(key);
 }
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(kThreads)
     count_valid(const ForwardCall all, std::int32_t* valid) {
   double mine = 0.0;
   for (std::int64_t t = threadIdx.x; t < all.shape.tokens; t += kThreads)
-    mine += counts(all, t) ? 1.0 : 0.0;
+    mine += has_target(all, t) ? 1.0 : 0.0;
   const double total = block_sum(mine);
   if (threadIdx.x == 0) *valid = static_cast<std::int32_t>(total);
 }
@@ -353,7 +353,7 @@ __global__ void sum_audit(const ForwardCall exact, const FarAudit audit, FarSums
   s.audit_share = 0.0;
   s.audit_error_squared = s.audit_norm_squared = s.lse_error_squared = s.lse_error_max = 0.0;
   for (std::int64_t i = 0; i < audit.tokens; ++i) {
-    if (!counts(exact, i)) continue;
+    if (!has_target(exact, i)) continue;
     ++s.audited;
     s.audit_error_squared += audit.partial[2 * i];
     s.audit_norm_squared += audit.partial[2 * i + 1];

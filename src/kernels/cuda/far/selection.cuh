@@ -47,7 +47,7 @@ __device__ __forceinline__ float least_mass(const SelectArguments& a, std::int64
     return a.total[token] > -INFINITY ? a.tau * exp2f(a.total[token] - a.reference[token])
                                       : INFINITY;
   }
-  return a.rows[token].alpha != 0.0f ? a.tau * exp2f(a.rows[token].lse_bits - a.reference[token])
+  return a.rows[token].alpha != 0.0f ? a.tau * exp2f(a.rows[token].lse_log2 - a.reference[token])
                                      : INFINITY;
 }
 __device__ __forceinline__ float mass_of(const SelectArguments& a, int tile, std::int64_t token) {

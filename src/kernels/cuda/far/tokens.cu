@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kRows* kParts)
   // All others have unique keys, since many equal ones are slow to sort. Tokens with a NaN total
   // come with the ignored ones, so that they do not change the others' blocks.
   auto key = static_cast<std::int32_t>(kKeys + row);
-  if (!counts(c, row) || isnan(a.rows == nullptr ? a.total[row] : a.rows[row].lse_bits)) {
+  if (!has_target(c, row) || isnan(a.rows == nullptr ? a.total[row] : a.rows[row].lse_log2)) {
     key += static_cast<std::int32_t>(a.tokens);
   } else if (mine.count > 0) {
     const std::int64_t place =

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ RowSums shared[kThreads];
   const std::int64_t row = blockIdx.x;
   const float* const z = logits + row * stride;
-  const bool valid = counts(c, row);
+  const bool valid = has_target(c, row);
   RowSums mine{0.0, 0.0, 0.0, -INFINITY, -1};
   if (valid) {
     for (std::int64_t j = threadIdx.x; j < c.shape.vocab; j += kThreads) {

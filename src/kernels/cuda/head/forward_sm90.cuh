@@ -146,11 +146,11 @@ __device__ __forceinline__ void put_masses(float low, float high, const ForwardA
 // tile's exact mass, of which each lane holds `part`, replaces its estimate in the token's total.
 // Overwrites the tile's masses with the estimate's error and the exact mass, relative to the total.
 __device__ __forceinline__ float normalize_sampled(float part, const ForwardArguments& a,
-                                                   const TilePosition& at, int h, float lse_bits) {
+                                                   const TilePosition& at, int h, float lse_log2) {
   const float exact = quad_sum(part);
   float* const masses = a.masses + 2 * a.groups[at.vocab_id] * a.padded_tokens + at.row + 8 * h;
   const float sum = masses[0] + masses[a.padded_tokens];
-  const float estimate = sum * exp2_fast(a.reference[at.row + 8 * h] - lse_bits);
+  const float estimate = sum * exp2_fast(a.reference[at.row + 8 * h] - lse_log2);
   __syncwarp();  // all four lanes have read
   if (at.writes) {
     masses[0] = exact - estimate;
@@ -315,8 +315,8 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 64; ++i)
-      sum += exp2_fast(fmaf(z[i / 2 * 4 + 2 * h + i % 2], kLog2EFloat, -c.lse_bits));
-    const float by = normalize_sampled(sum, a, at, h, c.lse_bits);
+      sum += exp2_fast(fmaf(z[i / 2 * 4 + 2 * h + i % 2], kLog2EFloat, -c.lse_log2));
+    const float by = normalize_sampled(sum, a, at, h, c.lse_log2);
     if (c.alpha != 0.0f) factor *= by;
   }
 #pragma unroll
@@ -324,7 +324,7 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
     const int reg = i / 2 * 4 + 2 * h + i % 2;
     const int vocab_id = at.first + i / 2 * 8 + i % 2;
     const float v = z[reg];
-    const float p = exp2_fast(fmaf(v, kLog2EFloat, -c.lse_bits));
+    const float p = exp2_fast(fmaf(v, kLog2EFloat, -c.lse_log2));
     float dz = c.alpha * p;
     if (c.beta != 0.0f && p != 0.0f) dz = fmaf(c.beta * p, v, dz);
     if (a.smooths && c.gamma != 0.0f)
@@ -348,16 +348,16 @@ __device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArg
       for (int i = 0; i < 64; ++i) {
         const int reg = i / 2 * 4 + 2 * h + i % 2;
         const bool valid = at.whole || at.first + i / 2 * 8 + i % 2 < a.vocab;
-        sum += valid ? exp2_fast(fmaf(z[reg], factor, -c.lse_bits)) : 0.0f;
+        sum += valid ? exp2_fast(fmaf(z[reg], factor, -c.lse_log2)) : 0.0f;
       }
-      const float by = normalize_sampled(sum, a, at, h, c.lse_bits);
+      const float by = normalize_sampled(sum, a, at, h, c.lse_log2);
       if (alpha != 0.0f) alpha *= by;
     }
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const int reg = i / 2 * 4 + 2 * h + i % 2;
       const bool valid = at.whole || at.first + i / 2 * 8 + i % 2 < a.vocab;
-      z[reg] = valid ? alpha * exp2_fast(fmaf(z[reg], factor, -c.lse_bits)) : 0.0f;
+      z[reg] = valid ? alpha * exp2_fast(fmaf(z[reg], factor, -c.lse_log2)) : 0.0f;
     }
   }
 }

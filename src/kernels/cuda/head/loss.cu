@@ -51,7 +51,7 @@ __device__ double token_weight(const LossCall& c, std::int64_t token) {
 
 // A token's part of the divisor of `mean`.
 __device__ double share_of(const LossCall& c, const ForwardCall& all, std::int64_t row) {
-  if (row >= c.tokens || !counts(all, row)) return 0.0;
+  if (row >= c.tokens || !has_target(all, row)) return 0.0;
   const double share = token_weight(c, row);
   return c.target_weight == nullptr ? share * class_weight(c, target_of(all, row)) : share;
 }
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads)
         result.gamma = static_cast<float>(by_sum * f.logit_scale);
       }
       result.alpha = static_cast<float>(loss.add_lse(lse) * f.logit_scale);
-      result.lse_bits = static_cast<float>(lse * kLog2E);
+      result.lse_log2 = static_cast<float>(lse * kLog2E);
       mine.loss = loss.value();
       mine.lse = lse;
     }

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = 0; r < ranks; ++r) wide.add(records[r * tokens + row].wide);
   const double sum = wide.scaled(merged.exponent);
   const double lse = (merged.exponent + log2(sum)) * kLn2;
-  const bool valid_row = counts(c, row);
+  const bool valid_row = has_target(c, row);
   if (c.lse != nullptr) c.lse[row] = valid_row ? static_cast<float>(lse) : 0.0f;
   if (c.entropy != nullptr)
     c.entropy[row] = valid_row ? static_cast<float>(entropy_of(sum, merged.entropy / sum)) : 0.0f;

@@ -63,7 +63,7 @@ __device__ __forceinline__ bool is_local(const ForwardCall& c, std::int64_t voca
   return is_target(c, vocab_id) && row >= 0 && row < c.shape.vocab;
 }
 // Returns true if a token has a target.
-__device__ __forceinline__ bool counts(const ForwardCall& c, std::int64_t row) {
+__device__ __forceinline__ bool has_target(const ForwardCall& c, std::int64_t row) {
   const int per_token = c.shape.targets_per_token;
   for (int k = 0; k < per_token; ++k)
     if (is_target(c, target_of(c, row * per_token + k))) return true;

@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   }
 
   const int per_token = c.shape.targets_per_token;
-  const bool valid_row = counts(c, row);
+  const bool valid_row = has_target(c, row);
   const double lse = (reference[row] + log2(mine.sum)) * kLn2;
   if (c.lse != nullptr) c.lse[row] = valid_row ? static_cast<float>(lse) : 0.0f;
   if (c.entropy != nullptr)

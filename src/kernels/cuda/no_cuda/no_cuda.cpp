@@ -103,7 +103,7 @@ void add_bias_smoothing(const RowCoefficients*, std::int64_t, const float*, std:
                         Stream) {
   refuse();
 }
-void clear_gradient(const GradientOutput&, std::int64_t, std::int64_t, Stream) { refuse(); }
+void zero_gradient(const GradientOutput&, std::int64_t, std::int64_t, Stream) { refuse(); }
 void scale_gradients(const ScaleCall&) { refuse(); }
 void round_sums(const float*, std::int64_t, std::int64_t, const GradientOutput&, Stream,
                 const std::int32_t*) {
