@@ -62,6 +62,13 @@ typedef struct logitless_sharding {
 } logitless_sharding;
 LOGITLESS_API void logitless_sharding_init(logitless_sharding* sharding, size_t struct_size);
 
+/* Returns 1 where a kernel of the device takes heads of this dtype and width whose vocabulary is
+ * sharded over ranks, else 0: such calls are LOGITLESS_UNSUPPORTED, and the weight has to be
+ * gathered. compute_capability: of a GPU, 10 major + minor; 0 for the CPU. */
+LOGITLESS_API int32_t logitless_supports_vocab_parallel(logitless_device device,
+                                                        int32_t compute_capability,
+                                                        logitless_dtype dtype, int64_t dim);
+
 /* Writes `interleaved[vocab]`, the interleaved vocabulary, rank by rank. Rank r's `vocab_ids` is
  * [first(r), first(r + 1)) of it, with logitless_interleaved_begin. All ranks then select about as
  * many tiles of the far field. Entries are interleaved by average[vocab] or, where that is NULL, by

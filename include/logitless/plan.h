@@ -168,4 +168,9 @@ LOGITLESS_API LossPlan plan_head(const HeadShape& shape, const HeadFeatures& fea
 LOGITLESS_API LossPlan plan_head(const Context& context, const HeadShape& shape,
                                  const HeadFeatures& features, const PlanRequest& request = {});
 
+// Returns whether a kernel of the device takes heads of this dtype and width whose vocabulary is
+// sharded over ranks. Otherwise such calls throw Unsupported, and the weight has to be gathered.
+LOGITLESS_API bool supports_vocab_parallel(const DeviceLimits& device, DType dtype,
+                                           std::int64_t dim);
+
 }  // namespace logitless

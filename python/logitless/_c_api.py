@@ -805,6 +805,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_head_backward_saved": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
         POINTER(HeadCotangents), POINTER(HeadGradients), c_void_p, c_size_t]),
     "logitless_sharding_init": (None, [POINTER(Sharding), c_size_t]),
+    "logitless_supports_vocab_parallel": (c_int32, [c_int32, c_int32, c_int32, c_int64]),
     "logitless_interleave_vocab": (c_int32, [c_int64, c_int32, POINTER(c_float), c_uint64, POINTER(c_int32)]),
     "logitless_interleaved_begin": (c_int32, [c_int64, c_int32, c_int32, POINTER(c_int64)]),
     "logitless_sharded_average_probability": (c_int32, [c_void_p, POINTER(Sharding), POINTER(Tensor), POINTER(Tensor),

@@ -27,6 +27,18 @@ Sharding required(const logitless_sharding* sharding) {
 
 }  // namespace
 
+int32_t logitless_supports_vocab_parallel(logitless_device device, int32_t compute_capability,
+                                          logitless_dtype dtype, int64_t dim) {
+  int32_t supported = 0;
+  guarded([&] {
+    DeviceLimits limits;
+    limits.kind = device == LOGITLESS_DEVICE_CUDA ? DeviceKind::cuda : DeviceKind::cpu;
+    limits.compute_capability = compute_capability;
+    supported = supports_vocab_parallel(limits, dtype_from(dtype, "dtype"), dim) ? 1 : 0;
+  });
+  return supported;
+}
+
 logitless_status logitless_interleave_vocab(int64_t vocab, int32_t ranks, const float* average,
                                             uint64_t seed, int32_t* interleaved) {
   return guarded([&] {

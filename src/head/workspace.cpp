@@ -1,6 +1,6 @@
 #include "logitless/workspace.h"
 
-#include "kernels/device_gradient.h"
+#include "kernels/device_kernel.h"
 
 namespace logitless {
 

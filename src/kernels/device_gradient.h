@@ -7,9 +7,6 @@
 // in p - 1 affects them.
 #pragma once
 
-#include <span>
-#include <string_view>
-
 #include "kernels/device_head.h"
 
 namespace logitless::cuda {
@@ -102,7 +99,7 @@ struct RunningSums {
 // Bytes of `low` for `vocab_count` vocabulary entries: one for each element of their tiles, which
 // come in pairs.
 constexpr std::int64_t running_sum_bytes(std::int64_t vocab_count, std::int64_t dim) {
-  return (vocab_count + 255) / 256 * 256 * ((dim + 255) / 256 * 256);
+  return padded_vocab(vocab_count) * padded_vocab(dim);
 }
 
 // A vocabulary block of the far field: its selected tiles. d_hidden is accumulated; d_weight is
@@ -161,73 +158,6 @@ struct GradientGemmsCall {
   void* hidden_done = nullptr;
   Stream stream = nullptr;
 };
-
-// The stages of a far-field forward, between which the engine selects tiles.
-struct FarForward {
-  // Computes target logits and references.
-  void (*begin)(const ForwardCall& call);
-  // Returns the logits [tokens, K] that `begin` wrote, for code that permutes tokens.
-  float* (*target_logits)(const ForwardCall& call);
-  // Computes all tiles, writes their masses and the outputs.
-  void (*all_tiles)(const ForwardCall& call);
-  // Computes the tiles of call.far->list alone; the outputs include the estimates of the others.
-  void (*selected_tiles)(const ForwardCall& call);
-};
-
-// Nominal rates of the parts of a plan, for the planner, fitted with bench_head --device cuda
-// (docs/benchmarks.md).
-struct DeviceRates {
-  double forward_flops;
-  double gemm_flops;
-  double logit_seconds;     // for each exponential that the GEMMs do not hide
-  double bytes_per_second;  // for traffic beyond the operands, partly hidden
-  double sum_seconds;       // for each element of split sums between chunks, beside their bytes
-  double chunk_seconds;     // small kernels and launches
-  double block_seconds;
-};
-
-// Entry points of the GEMM kernels for one kind of GPU.
-struct DeviceKernel {
-  const char* name;
-  // The forward saves its logits in its workspace, so gradients need no second GEMM and no
-  // exponentials are stored. Otherwise logits are recomputed for blocks that are not stored.
-  bool keeps_logits;
-  // Sums a 16-bit d_weight over chunks, or onto its contents, by GradientGemmsCall::running.
-  // Otherwise the sum is fp32 and is rounded at the end.
-  bool splits_sums;
-  // Takes the exponentials of the forward in ranges of the vocabulary.
-  bool takes_ranges;
-  // Compute capabilities that it runs on, 10 * major + minor.
-  int least_capability;
-  int most_capability;
-  DeviceRates (*rates)(DType dtype);
-  // Returns why it does not support such a head, or empty.
-  std::string (*unsupported)(const ForwardShape& shape);
-  std::size_t (*workspace_bytes)(const ForwardShape& shape);
-  // Enqueues the forward of a chunk. Deterministic: the same inputs give the same bits. Throws
-  // DeviceError when a launch is refused.
-  void (*forward)(const ForwardCall& call);
-  // Computes, before the forward of a chunk, logits [tokens, K]: z of the targets in the local
-  // shard, 0 for all others. Another call takes them as given_logits. Uses no workspace. Null: the
-  // forward needs no references and takes none.
-  void (*target_logits)(const ForwardCall& call, float* logits);
-  const FarForward* far;  // stages of the far-field forward; null: unsupported
-  // Fills the block with the gradient of the logits of the block's entries, without the targets'
-  // own part.
-  void (*gradient_block)(const BlockCall& call);
-  // Returns the device address of the scale of its blocks of gradients; null: 1.
-  const float* (*block_unscale)(const ForwardCall& chunk);
-  void (*gradient_gemms)(const GradientGemmsCall& call);
-  // Bytes of kernel_workspace for a chunk and blocks of at most so many vocabulary entries; null:
-  // all.
-  std::size_t (*gemms_bytes)(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
-  // Sets up what a thread needs once and must not set up during graph capture. Null: nothing.
-  void (*prepare)();
-};
-// Best first.
-std::span<const DeviceKernel> device_kernels();
-// Throws InvalidArgument that lists the kernels.
-const DeviceKernel& find_device_kernel(std::string_view name);
 
 // out[c] (+)= sum_r weights[r * weight_stride] * matrix[r][c], in fp32 and a fixed order. Rows of
 // weight 0 are skipped; weights null: 1.

@@ -84,9 +84,13 @@ struct ForwardShape {
   bool gradients = false;  // gradient_gemms is called afterwards
 };
 
-// Exponentials or gradients of the logits of a chunk, [tokens, `words`], in the dtype of hidden.
-// Rows have `stride` elements; in the Hopper kernels it is a multiple of 256, and columns from
-// `words` up to it are 0.
+// Blocks are padded to multiples of this many tokens and vocabulary entries, which every kernel's
+// tiles divide.
+inline constexpr std::int64_t kBlockPadding = 256;
+
+// Exponentials or gradients of the logits of a chunk, [tokens, entries], in the dtype of hidden.
+// Rows have `stride` elements. Where a kernel saves no logits it is a multiple of kBlockPadding,
+// and columns beyond the entries are 0.
 struct LogitBlock {
   void* data = nullptr;
   std::int64_t stride = 0;
@@ -102,7 +106,7 @@ struct VocabRanges {
 
   LOGITLESS_HOST_DEVICE std::int64_t vocab_count(int r) const { return first[r + 1] - first[r]; }
   LOGITLESS_HOST_DEVICE std::int64_t stride(int r) const {
-    return (vocab_count(r) + 255) / 256 * 256;
+    return (vocab_count(r) + kBlockPadding - 1) / kBlockPadding * kBlockPadding;
   }
 };
 
@@ -188,10 +192,11 @@ struct ForwardCall : ForwardOperands, ForwardOutputs, StoredBlock {
 };
 inline constexpr std::uint64_t kNoBadTarget = ~std::uint64_t{0};
 constexpr std::int64_t padded_tokens(std::int64_t tokens) {
-  return tokens <= 256 ? 256 : (tokens + 255) / 256 * 256;
+  return tokens <= kBlockPadding ? kBlockPadding
+                                 : (tokens + kBlockPadding - 1) / kBlockPadding * kBlockPadding;
 }
 constexpr std::int64_t padded_vocab(std::int64_t vocab_count) {
-  return (vocab_count + 255) / 256 * 256;
+  return (vocab_count + kBlockPadding - 1) / kBlockPadding * kBlockPadding;
 }
 
 }  // namespace logitless::cuda

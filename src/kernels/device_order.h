@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/device_far.h"
+#include "kernels/device_kernel.h"
 
 namespace logitless::cuda {
 
@@ -31,6 +32,7 @@ struct MomentsCall {
   // hidden [rows, dim] and weight [vocab, dim] bf16, strides multiples of 8; also bias and
   // logit_scale
   ForwardCall head;
+  const DeviceKernel* kernel = nullptr;  // one with a far field
   DeviceOrder order;
   float tau = 0.0f;
   float* axes = nullptr;      // [dim, dim], out
@@ -40,12 +42,9 @@ struct MomentsCall {
 };
 // Returns what is missing, or empty.
 std::string moments_unsupported();
-// Returns why the Hopper kernels do not support a call, or empty. Checks pointers and strides, too:
-// TMA reads rows that start at multiples of 16 bytes.
-std::string hopper_unsupported(const ForwardCall& call);
 // 20 B * dim^2, 6 B * 8192 dim, 10 B * T dim, 12 B * rows * T, 16 B * vocab, and the workspaces of
 // cuBLAS, cuSOLVER and the forward. Throws DeviceError.
-std::size_t moments_workspace_bytes(const ForwardShape& shape);
+std::size_t moments_workspace_bytes(const DeviceKernel& kernel, const ForwardShape& shape);
 // Computes everything but the cautions, which follow from the totals of the head's rows. The totals
 // are in the workspace; with a sharded vocabulary, those of other shards may be merged in first.
 // Deterministic. Throws DeviceError.

@@ -245,6 +245,19 @@ static void test_refusals(Head* head) {
   logitless_context_destroy(context);
 }
 
+// A GPU is named, and need not be present.
+static void test_support(void) {
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CPU, 0, LOGITLESS_F32, 7) == 1, "CPU");
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 90, LOGITLESS_BF16, 64) == 1,
+        "bf16 on 9.0");
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 90, LOGITLESS_BF16, 60) == 0,
+        "a width that is no multiple of 8");
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 90, LOGITLESS_F16, 64) == 0,
+        "f16 on 9.0");
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 80, LOGITLESS_BF16, 64) == 0,
+        "bf16 on 8.0");
+}
+
 static void test_interleaved_vocab(void) {
   int32_t interleaved[kVocab];
   int64_t first = -1;
@@ -281,6 +294,7 @@ void test_sharding(void) {
   test_a_bad_target(ranks);
   test_vocab(ranks);
   test_refusals(&head);
+  test_support();
   for (r = 0; r < kRanks; ++r) ranks[r].far_plan = 1;
   test_vocab(ranks);
   // Each of the two ranks with a shard has one tile.

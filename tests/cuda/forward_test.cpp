@@ -5,14 +5,15 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/cuda/head/kernels.h"
-#include "kernels/device_order.h"
+#include "kernels/device_kernel.h"
 #include "support/problem.h"
 
 namespace logitless::test {
 namespace {
 
 using cuda::DeviceMemory;
+
+const cuda::DeviceKernel& hopper() { return cuda::find_device_kernel("hopper"); }
 
 // Device memory with a guard pattern on both sides.
 class Guarded {
@@ -74,7 +75,7 @@ struct DeviceRun {
       argmax = Guarded(rows * 4);
     }
     bad = Guarded(8);
-    workspace = Guarded(cuda::hopper_workspace_bytes(shape));
+    workspace = Guarded(hopper().workspace_bytes(shape));
     call.hidden = hidden.data();
     call.hidden_stride = s.dim;
     call.weight = weight.data();
@@ -95,7 +96,7 @@ struct DeviceRun {
     call.workspace = workspace.data();
   }
   void run() {
-    cuda::hopper_forward(call);
+    hopper().forward(call);
     cuda::synchronize(nullptr);
   }
   void expect_guards() const {
@@ -329,7 +330,7 @@ TEST_F(CudaForward, RangesOfVocabAddUp) {
       DeviceRun part(problem, true);
       range(part, r);
       const Guarded logits(slots * 4);
-      cuda::hopper_target_logits(part.call, logits.data<float>());
+      hopper().target_logits(part.call, logits.data<float>());
       const std::vector<float> own = logits.read<float>();
       for (std::size_t s = 0; s < slots; ++s) {
         const std::int64_t vocab_id = problem.oracle.targets[s];
@@ -458,21 +459,22 @@ TEST_F(CudaForward, MoreThan32BitsOfLogits) {
 TEST_F(CudaForward, RefusesWhatItCannotRead) {
   const HeadProblem problem(spec_of(10, 16, 20));
   DeviceRun device(problem, false);
-  EXPECT_EQ(cuda::hopper_unsupported(device.call), "");
+  EXPECT_EQ(hopper().far->unsupported(device.call), "");
   cuda::ForwardCall call = device.call;
   call.shape.dtype = DType::f32;
-  EXPECT_EQ(cuda::hopper_unsupported(call), "multiplies bf16, hidden and weight are f32");
+  EXPECT_EQ(hopper().far->unsupported(call), "multiplies bf16, hidden and weight are f32");
   call = device.call;
   call.shape.dim = 12;
-  EXPECT_EQ(cuda::hopper_unsupported(call), "dim: expected a multiple of 8, got 12");
+  EXPECT_EQ(hopper().far->unsupported(call), "dim: expected a multiple of 8, got 12");
   call = device.call;
   call.weight_stride = 18;
-  EXPECT_EQ(cuda::hopper_unsupported(call),
+  EXPECT_EQ(hopper().far->unsupported(call),
             "weight: expected rows a multiple of 8 elements apart, at least 16, got 18");
-  EXPECT_THROW(cuda::hopper_forward(call), Unsupported);
+  EXPECT_THROW(hopper().forward(call), Unsupported);
   call = device.call;
   call.hidden = static_cast<const std::byte*>(call.hidden) + 2;
-  EXPECT_EQ(cuda::hopper_unsupported(call), "hidden: expected an address that is a multiple of 16");
+  EXPECT_EQ(hopper().far->unsupported(call),
+            "hidden: expected an address that is a multiple of 16");
 }
 
 }  // namespace

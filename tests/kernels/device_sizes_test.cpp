@@ -2,10 +2,10 @@
 // without CUDA. The figures are counted by hand from the buffers of the kernels.
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/head/kernels.h"
+#include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/tensor/attention_sizes.h"
 #include "kernels/device_attention.h"
-#include "kernels/device_gradient.h"
+#include "kernels/device_kernel.h"
 #include "kernels/device_loss.h"
 #include "logitless/error.h"
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "kernels/cpu_head.h"
-#include "kernels/device_gradient.h"
+#include "kernels/device_kernel.h"
 #include "support/mirror.h"
 #include "support/problem.h"
 

@@ -9,6 +9,7 @@
 
 #include "kernels/cpu_head.h"
 #include "kernels/device_far.h"
+#include "kernels/device_kernel.h"
 #include "support/mirror.h"
 
 namespace logitless::test {

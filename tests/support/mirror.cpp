@@ -1,6 +1,6 @@
 #include "support/mirror.h"
 
-#include "kernels/device_gradient.h"
+#include "kernels/device_kernel.h"
 
 namespace logitless::test {
 namespace {

@@ -8,7 +8,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from .. import _library as c
 from . import _func
+from ._engine import DTYPES
 from ._ranks import ALL, VocabShard, vocab_shard_of
 
 
@@ -188,20 +190,21 @@ def _sharded_dim(weight) -> Optional[int]:
         return None
     if weight.dim() != 2 or weight.dtype == torch.float64 or _func.active():
         return None
-    return vocab_shard[0] if mesh.device_type == "cpu" or _on_hopper(weight) else None
+    return vocab_shard[0] if mesh.device_type == "cpu" or _on_gpu(weight) else None
 
 
 @torch.compiler.assume_constant_result
-def _capability(index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+def _has_kernel(index: int, dtype: torch.dtype, dim: int) -> bool:
+    major, minor = torch.cuda.get_device_capability(index)
+    return bool(c.lib.logitless_supports_vocab_parallel(c.DEVICE_CUDA, 10 * major + minor, DTYPES[dtype], dim))
 
 
-def _on_hopper(weight) -> bool:
+def _on_gpu(weight) -> bool:
     """Returns whether a GPU kernel supports this vocabulary-parallel weight."""
-    if weight.device.type != "cuda" or _capability(weight.device.index) != (9, 0):
+    if weight.device.type != "cuda":
         return False
     computes = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weight.dtype
-    return computes == torch.bfloat16 and weight.shape[1] % 8 == 0
+    return _has_kernel(weight.device.index, computes, weight.shape[1])
 
 
 def _ranks_over(t, dim: int) -> tuple[int, ...]:

@@ -11,8 +11,6 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, and vocabulary entries of a tile
-
 template <typename Take>
 FarLayout take_far(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes,
                    const Take& take) {
@@ -392,7 +390,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   gradients.entry_tokens = take(slots * 4);
   gradients.entry_values = take(slots * 4);
   gradients.reference = take(padded * 4);
-  gradients.active = take((padded / kPair + 1) * 4);
+  gradients.active = take((padded / kBlockPadding + 1) * 4);
   const std::size_t by_position =
       take(std::min(sizes.vocab_block, shape.vocab) * shape.dim * 2, sizes.far);
   gradients.block = take(block_bytes(kernel, shape, f, sizes));

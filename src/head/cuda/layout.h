@@ -6,6 +6,7 @@
 
 #include "head/cuda/vocab_ranges.h"
 #include "head/plan_sizes.h"
+#include "kernels/device_kernel.h"
 #include "kernels/device_loss.h"
 #include "logitless/plan.h"
 

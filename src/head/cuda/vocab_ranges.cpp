@@ -6,7 +6,7 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr std::int64_t kTile = 256;             // vocabulary entries
+constexpr std::int64_t kTile = kBlockPadding;   // vocabulary entries
 constexpr std::int64_t kTileBytes = kTile * 2;  // per token
 
 // Tiles whose exponentials fit into a number of rows.

@@ -60,20 +60,15 @@ class DeviceTileMoments {
     call_.head.bias = cuda::floats_of("bias", bias);
     call_.head.logit_scale = logit_scale;
     call_.head.stream = context.stream();
-    const cuda::DeviceKernel& kernel = cuda::find_device_kernel("hopper");
-    const int capability = context.device().compute_capability;
-    const std::string reason =
-        capability < kernel.least_capability || capability > kernel.most_capability
-            ? concat("kernel hopper does not run on compute capability ", capability / 10, ".",
-                     capability % 10)
-            : cuda::hopper_unsupported(call_.head);
+    call_.kernel = &kernel_of(context);
+    const std::string reason = call_.kernel->far->unsupported(call_.head);
     if (!reason.empty()) throw Unsupported(concat("measure_tiles: ", reason));
     const auto dim = static_cast<std::size_t>(rows.columns);
     const auto tiles = static_cast<std::size_t>(cuda::far_tile_count(rows.rows));
     axes_ = cuda::DeviceMemory(dim * dim * sizeof(float));
     variance_ = cuda::DeviceMemory(tiles * dim * sizeof(float));
     caution_ = cuda::DeviceMemory(tiles * sizeof(float));
-    workspace_ = cuda::DeviceMemory(cuda::moments_workspace_bytes(call_.head.shape));
+    workspace_ = cuda::DeviceMemory(cuda::moments_workspace_bytes(*call_.kernel, call_.head.shape));
     call_.order = cuda::device_order(order);
     call_.tau = tau;
     call_.axes = static_cast<float*>(axes_.data());
@@ -110,6 +105,13 @@ class DeviceTileMoments {
   }
 
  private:
+  static const cuda::DeviceKernel& kernel_of(const Context& context) {
+    try {
+      return cuda::find_far_kernel(context.device().compute_capability);
+    } catch (const Unsupported& error) {
+      throw Unsupported(concat("measure_tiles: ", error.what()));
+    }
+  }
   void fetch(std::vector<float>& to, const void* from) const {
     cuda::copy_to_host(to.data(), from, to.size() * sizeof(float), call_.head.stream);
   }

@@ -7,32 +7,20 @@
 #include "head/plan/far_forecast.h"
 #include "kernels/cpu_head.h"
 #include "kernels/device_far.h"
+#include "kernels/device_kernel.h"
 
 namespace logitless {
+
 namespace {
 
-constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, and vocabulary entries of a tile
-
-// Operations for each token of one round of d_weight tiles: 66 CTA clusters of an H200, 256 x 256
-// each.
-constexpr double kRoundGemms = 2.0 * 66 * 256 * 256;
-
-// Rates of far-field plans, fitted to twenty plans of two heads on an H200, with errors below 10 %
-// (docs/far_field_figures.md):
-// - the throughput of the selected tiles' GEMMs relative to the dense ones
-// - seconds of a chunk, of a vocabulary block, and of a token and tile (its mass is estimated,
-//   sorted and read)
-// - bytes a second of gathered and written rows
-// - groups that some block selects, relative to the fraction of selected pairs
-constexpr double kFarRate = 0.605;
-constexpr double kFarChunkSeconds = 220e-6;
-constexpr double kFarBlockSeconds = 21e-6;
-constexpr double kFarTileSeconds = 7.8e-11;
-constexpr double kFarBytesPerSecond = 6.6e12;
-constexpr double kSelectedGroups = 2.6;
-
-std::string capability_text(int capability) {
-  return concat(capability / 10, ".", capability % 10);
+std::string refusal_of(const cuda::DeviceKernel& kernel, const PlanProblem& problem,
+                       int compute_capability) {
+  if (problem.features.vocab_ranks > 0 && !kernel.takes_shards)
+    return "takes no sharded vocabulary";
+  std::string reason = cuda::capability_refusal(kernel, compute_capability);
+  if (reason.empty() && kernel.missing != nullptr) reason = kernel.missing();
+  if (!reason.empty()) return reason;
+  return kernel.unsupported(cuda::forward_shape(problem.shape, problem.features));
 }
 
 }  // namespace
@@ -43,19 +31,23 @@ const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
   if (!wanted.empty()) cuda::find_device_kernel(wanted);
   for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) {
     if (!wanted.empty() && wanted != kernel.name) continue;
-    const int capability = device.compute_capability;
-    const std::string reason =
-        problem.features.vocab_ranks > 0 && kernel.target_logits == nullptr
-            ? std::string("takes no sharded vocabulary")
-        : capability < kernel.least_capability || capability > kernel.most_capability
-            ? concat("runs on compute capability ", capability_text(kernel.least_capability),
-                     kernel.most_capability > 990 ? " and up" : " alone", ", the GPU has ",
-                     capability_text(capability))
-            : kernel.unsupported(cuda::forward_shape(problem.shape, problem.features));
+    const std::string reason = refusal_of(kernel, problem, device.compute_capability);
     if (reason.empty()) return kernel;
     *reasons += concat(kernel.name, ": ", reason, "\n");
   }
   throw Unsupported(concat("no kernel takes this head:\n", *reasons));
+}
+
+bool supports_vocab_parallel(const DeviceLimits& device, DType dtype, std::int64_t dim) {
+  if (device.kind == DeviceKind::cpu) return dtype != DType::f64;
+  PlanProblem problem;
+  problem.shape = {.tokens = 1, .dim = dim, .vocab = 1, .dtype = dtype, .global_vocab = 2};
+  problem.features.vocab_ranks = 2;
+  return std::any_of(cuda::device_kernels().begin(), cuda::device_kernels().end(),
+                     [&](const cuda::DeviceKernel& kernel) {
+                       return (device.kernel.empty() || device.kernel == kernel.name) &&
+                              refusal_of(kernel, problem, device.compute_capability).empty();
+                     });
 }
 
 std::string CudaSearch::refusal(PlanKind kind) const {
@@ -97,9 +89,9 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
   if (kind == PlanKind::forward && !kernel_.keeps_logits) return offers.add({tokens_, 0, 0});
   const std::int64_t vocab_count = cuda::padded_vocab(vocab);
   const auto each_block = [&](auto offer) {
-    for (std::int64_t vocab_blocks = 1; vocab_blocks <= vocab_count / kPair;
+    for (std::int64_t vocab_blocks = 1; vocab_blocks <= vocab_count / kernel_.tile_vocab;
          vocab_blocks += 1 + vocab_blocks / 16)
-      offer(round_up(ceil_div(vocab_count, vocab_blocks), kPair));
+      offer(round_up(ceil_div(vocab_count, vocab_blocks), kernel_.tile_vocab));
   };
   const std::int64_t least = least_chunk();
   for (std::int64_t n = 1;; n += 1 + n / 16) {
@@ -131,9 +123,9 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
 }
 
 void CudaSearch::offer_stored(std::int64_t chunk, Offers& offers) const {
-  const std::int64_t tiles = cuda::padded_vocab(p_.shape.vocab) / kPair;
+  const std::int64_t tiles = cuda::padded_vocab(p_.shape.vocab) / kernel_.tile_vocab;
   const auto sizes = [&](std::int64_t count) {
-    const std::int64_t stored = std::min(p_.shape.vocab, count * kPair);
+    const std::int64_t stored = std::min(p_.shape.vocab, count * kernel_.tile_vocab);
     return PlanSizes{chunk, stored, stored};
   };
   if (p_.stored_fraction > 0.0) return offers.add(sizes(stored_tiles(p_.stored_fraction, tiles)));
@@ -167,7 +159,7 @@ bool CudaSearch::aliases_weight() const {
 
 // Returns the unit of chunk sizes. If tokens are sharded, each rank has as many tokens of a chunk.
 std::int64_t CudaSearch::least_chunk() const {
-  return kPair * (p_.features.tokens_sharded ? p_.features.vocab_ranks : 1);
+  return kernel_.tile_tokens * (p_.features.tokens_sharded ? p_.features.vocab_ranks : 1);
 }
 
 // Offers sizes whose first chunk reuses d_weight's memory, with as many tokens as need the same
@@ -249,29 +241,30 @@ double CudaSearch::far_seconds(PlanKind kind, const PlanSizes& sizes) const {
   const auto v = static_cast<double>(shape.vocab);
   const auto d = static_cast<double>(shape.dim);
   const cuda::DeviceRates r = kernel_.rates(shape.dtype);
+  const cuda::FarRates& far = kernel_.far->rates;
   const double pass = 2.0 * n * v * d;
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   const double chunks = std::ceil(n / static_cast<double>(sizes.chunk_tokens));
   const bool both = kind == PlanKind::far_both;
   const double sample = sampled(kind);
-  const double groups = std::min(1.0, kSelectedGroups * kept(kind));
+  const double groups = std::min(1.0, far.selected_groups * kept(kind));
   // Rows of the selected groups are read and written; their means or radii read them once more.
   double rows = 2.0 + chunks * 4.0 * (both ? groups : 1.0);
   double out = (both ? kept(kind) + 2.0 / 128.0 + d / v : 1.0) * forward +
-               chunks * kFarChunkSeconds + n * v / 128.0 * kFarTileSeconds;
+               chunks * far.chunk_seconds + n * v / 128.0 * far.tile_seconds;
   if (f.d_hidden || f.d_weight || f.d_bias) {
     rows += chunks * 4.0 * (sample > 0.0 ? 1.0 : groups);
     out += again(kind, sizes) * forward +
-           chunks * std::ceil(v / static_cast<double>(sizes.block_vocab)) * kFarBlockSeconds;
+           chunks * std::ceil(v / static_cast<double>(sizes.block_vocab)) * far.block_seconds;
   }
   const double thin = 2.0 / 128.0 * pass / r.gemm_flops;
-  if (f.d_hidden) out += kept(kind) * pass / (r.gemm_flops * kFarRate) + thin;
+  if (f.d_hidden) out += kept(kind) * pass / (r.gemm_flops * far.gemm_fraction) + thin;
   if (f.d_weight) {
-    out += again(kind, sizes) * pass / (r.gemm_flops * kFarRate) + thin;
+    out += again(kind, sizes) * pass / (r.gemm_flops * far.gemm_fraction) + thin;
     if (sample > 0.0) out += thin;
     rows += 4.0 + 12.0 * (chunks - 1.0);  // d_weight, accumulated from the second chunk on
   }
-  return out + (rows * v * d + 16.0 * n * d) / kFarBytesPerSecond;
+  return out + (rows * v * d + 16.0 * n * d) / far.bytes_per_second;
 }
 
 double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
@@ -306,7 +299,7 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
       bytes += (chunks - 1.0) * v * d * (split ? 6.0 : 8.0);  // sums read and written
       if (split) out += (chunks - 1.0) * v * d * r.sum_seconds;
       // Each block of d_weight except one ends in half a round of tiles.
-      if (ranged) out += (sizes.weight_ranges - 1.0) * first * kRoundGemms / 2 / r.gemm_flops;
+      if (ranged) out += (sizes.weight_ranges - 1.0) * first * r.round_flops / 2 / r.gemm_flops;
       if (cuda::sums_weight(kernel_, tokens_, p_.features, device)) bytes += v * d * 10.0;
     }
   }

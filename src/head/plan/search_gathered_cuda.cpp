@@ -8,7 +8,6 @@
 namespace logitless {
 
 SizedPlan GatheredCudaSearch::best(PlanKind kind, std::size_t budget) const {
-  constexpr std::int64_t kPair = 256;
   BestSize best(budget);
   const auto offer = [&](std::int64_t slice, std::int64_t vocab_block) {
     const PlanSizes sizes{.chunk_tokens = tokens_, .block_vocab = vocab_block, .slice_rows = slice};
@@ -25,9 +24,10 @@ SizedPlan GatheredCudaSearch::best(PlanKind kind, std::size_t budget) const {
     }
     const std::int64_t most = cuda::vocab_of_call(p_.features, slice);
     const std::int64_t vocab_count = cuda::padded_vocab(most);
-    for (std::int64_t vocab_blocks = 1; vocab_blocks <= vocab_count / kPair;
+    for (std::int64_t vocab_blocks = 1; vocab_blocks <= vocab_count / kernel_.tile_vocab;
          vocab_blocks += 1 + vocab_blocks / 16)
-      offer(slice, std::min(most, round_up(ceil_div(vocab_count, vocab_blocks), kPair)));
+      offer(slice,
+            std::min(most, round_up(ceil_div(vocab_count, vocab_blocks), kernel_.tile_vocab)));
   }
   return best.found();
 }

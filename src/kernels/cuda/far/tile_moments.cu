@@ -11,7 +11,6 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
-#include "kernels/cuda/head/kernels.h"
 #include "kernels/device_order.h"
 #include "math/lse_state.h"
 
@@ -32,7 +31,7 @@ unsigned blocks_of(std::int64_t count, std::int64_t each = kThreads) {
 
 // Workspace of a forward and estimates with all tokens in one chunk.
 struct MomentsLayout {
-  explicit MomentsLayout(const ForwardShape& shape) {
+  MomentsLayout(const DeviceKernel& kernel, const ForwardShape& shape) {
     const std::int64_t d = shape.dim;
     const std::int64_t tiles = far_tile_count(shape.vocab);
     const std::int64_t groups = far_group_count(shape.vocab);
@@ -67,7 +66,7 @@ struct MomentsLayout {
     reference = take(padded * 4);
     estimated_reference = take(padded * 4);
     active = take((blocks + 1) * 4);
-    forward = take(static_cast<std::int64_t>(hopper_workspace_bytes(shape)));
+    forward = take(static_cast<std::int64_t>(kernel.workspace_bytes(shape)));
     gathered = take(kVocabBlock * d * 2);
     bias = take(shape.vocab * 4);
     mass = take(2 * groups * padded * 4);
@@ -225,7 +224,7 @@ class TileMoments {
   explicit TileMoments(const MomentsCall& call)
       : call_(call),
         head_(call.head),
-        layout_(call.head.shape),
+        layout_(*call.kernel, call.head.shape),
         base_(static_cast<std::byte*>(call.workspace)),
         stream_(static_cast<cudaStream_t>(call.head.stream)),
         dim_(call.head.shape.dim),
@@ -242,9 +241,9 @@ class TileMoments {
                                  static_cast<std::size_t>(head_.shape.tokens) * 4, stream_),
                  "targets");
     // Exact masses, and bias by position.
-    hopper_begin_forward(head_);
+    call_.kernel->far->begin(head_);
     gather_vectors(head_);
-    hopper_forward_tiles(head_);
+    call_.kernel->far->all_tiles(head_);
     set_means(head_);
     find_axes();
     find_variances();
@@ -453,8 +452,8 @@ std::string moments_unsupported() {
   return cublas_missing().empty() ? cusolver_missing() : cublas_missing();
 }
 
-std::size_t moments_workspace_bytes(const ForwardShape& shape) {
-  return MomentsLayout(shape).total;
+std::size_t moments_workspace_bytes(const DeviceKernel& kernel, const ForwardShape& shape) {
+  return MomentsLayout(kernel, shape).total;
 }
 
 MomentTotals measure_moments(const MomentsCall& call) { return TileMoments(call).measure(); }

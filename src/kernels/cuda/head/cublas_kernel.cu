@@ -6,9 +6,9 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
-#include "kernels/cuda/head/kernels.h"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/targets.cuh"
+#include "kernels/device_gradient.h"
 #include "math/log_prob.h"
 #include "math/lse_state.h"
 #include "math/softcap.h"
@@ -202,11 +202,6 @@ __global__ void __launch_bounds__(kThreads) add_weight_smoothing(const GradientG
 }
 
 }  // namespace
-
-std::string cublas_unsupported(const ForwardShape& s) {
-  if (!cublas_missing().empty()) return cublas_missing();
-  return cublas_refuses(s);
-}
 
 void cublas_forward(const ForwardCall& c) {
   const auto stream = static_cast<cudaStream_t>(c.stream);

@@ -6,10 +6,10 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/head/forward_sm90.cuh"
-#include "kernels/cuda/head/kernels.h"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/token_kernels.cuh"
 #include "kernels/device_far.h"
+#include "kernels/device_gradient.h"
 #include "kernels/device_order.h"
 
 namespace logitless::cuda {
@@ -104,7 +104,7 @@ void sweep(const ForwardCall& c, const ForwardArguments& tiles, const int* wante
 
 }  // namespace
 
-std::string hopper_unsupported(const ForwardCall& c) {
+std::string hopper_call_unsupported(const ForwardCall& c) {
   const std::string reason = hopper_unsupported(c.shape);
   if (!reason.empty()) return reason;
   for (const auto& [name, data, stride] :
@@ -215,13 +215,13 @@ void launch_target_logits(const ForwardCall& c, float* logits, const TokenFlags&
 float* hopper_local_target_logits(const ForwardCall& c) { return Forward(c).local_targets; }
 
 void hopper_target_logits(const ForwardCall& c, float* logits) {
-  const std::string reason = hopper_unsupported(c);
+  const std::string reason = hopper_call_unsupported(c);
   if (!reason.empty()) throw Unsupported(reason);
   launch_target_logits(c, logits, TokenFlags{});
 }
 
 void hopper_begin_forward(const ForwardCall& c) {
-  const std::string reason = hopper_unsupported(c);
+  const std::string reason = hopper_call_unsupported(c);
   if (!reason.empty()) throw Unsupported(reason);
   const Forward f(c);
   if (c.shape.tokens == 0) {

@@ -4,9 +4,9 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/head/gradient_sm90.cuh"
-#include "kernels/cuda/head/kernels.h"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/device_far.h"
+#include "kernels/device_gradient.h"
 
 namespace logitless::cuda {
 namespace {

@@ -6,7 +6,6 @@
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/device/tile_sizes.h"
-#include "kernels/cuda/head/kernels.h"
 #include "kernels/device_loss.h"
 
 namespace logitless::cuda {
@@ -98,7 +97,7 @@ std::size_t CublasLayout::take(std::int64_t bytes) {
   return at;
 }
 
-std::string cublas_refuses(const ForwardShape& s) {
+std::string cublas_unsupported(const ForwardShape& s) {
   if (padded_vocab(s.vocab) > INT32_MAX || s.dim > INT32_MAX)
     return "sizes: cuBLAS takes less than 2^31 vocabulary entries and columns";
   return {};

@@ -4,11 +4,27 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "kernels/device_gradient.h"
 #include "math/host_device.h"
 
 namespace logitless::cuda {
+
+// The Hopper kernels (forward_sm90.cu, gradient_sm90.cu): bf16, dim a multiple of 8.
+//
+// Returns why they do not support such a head, or empty.
+std::string hopper_unsupported(const ForwardShape& shape);
+// tokens / 256 x vocab / 256 tiles write 4 bytes for each token and tile of 256 entries, plus a few
+// bytes a token. Entropy and weighted_sum add a float each, argmax two.
+std::size_t hopper_workspace_bytes(const ForwardShape& shape);
+// kernel_workspace bytes of the gradient GEMMs for a chunk and blocks of at most so many vocabulary
+// entries.
+std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
+
+// cublas_kernel.cu: any dtype, width and GPU with cuBLAS.
+std::string cublas_unsupported(const ForwardShape& shape);
+std::size_t cublas_workspace_bytes(const ForwardShape& shape);
 
 // Byte offsets in the workspace of the Hopper forward.
 struct HopperLayout {
@@ -48,8 +64,6 @@ struct CublasLayout {
  private:
   std::size_t take(std::int64_t bytes);
 };
-// Returns why the cuBLAS head does not support such a shape, or empty. Assumes that cuBLAS exists.
-std::string cublas_refuses(const ForwardShape& shape);
 
 // Losses: threads of a block, one token each; and the sums of each block.
 inline constexpr int kLossThreads = 256;

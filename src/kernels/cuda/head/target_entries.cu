@@ -4,8 +4,8 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
-#include "kernels/cuda/head/kernels.h"
 #include "kernels/cuda/head/targets.cuh"
+#include "kernels/device_gradient.h"
 
 namespace logitless::cuda {
 namespace {

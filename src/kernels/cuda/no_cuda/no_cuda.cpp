@@ -1,7 +1,6 @@
 // Stubs of the CUDA kernels for a build without CUDA.
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
-#include "kernels/cuda/head/kernels.h"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/device_attention.h"
 #include "kernels/device_far.h"
@@ -40,23 +39,6 @@ Timer::Timer() { refuse(); }
 Timer::~Timer() = default;
 void Timer::start(Stream) { refuse(); }
 float Timer::stop(Stream) { refuse(); }
-
-std::string hopper_unsupported(const ForwardCall&) { return kReason; }
-void hopper_forward(const ForwardCall&) { refuse(); }
-void hopper_begin_forward(const ForwardCall&) { refuse(); }
-void hopper_target_logits(const ForwardCall&, float*) { refuse(); }
-float* hopper_local_target_logits(const ForwardCall&) { refuse(); }
-void hopper_forward_tiles(const ForwardCall&) { refuse(); }
-void hopper_forward_saved(const ForwardCall&) { refuse(); }
-void hopper_gradient_block(const BlockCall&) { refuse(); }
-void hopper_gradient_gemms(const GradientGemmsCall&) { refuse(); }
-// Plans assume a machine that has cuBLAS.
-std::string cublas_unsupported(const ForwardShape& shape) { return cublas_refuses(shape); }
-void cublas_prepare() { refuse(); }
-void cublas_forward(const ForwardCall&) { refuse(); }
-void cublas_gradient_block(const BlockCall&) { refuse(); }
-const float* cublas_block_unscale(const ForwardCall&) { refuse(); }
-void cublas_gradient_gemms(const GradientGemmsCall&) { refuse(); }
 
 void prepare_block(const BlockCall&) { refuse(); }
 void order_targets(const ForwardCall&, const TargetOrder&) { refuse(); }
@@ -113,7 +95,7 @@ void round_sums(const float*, std::int64_t, std::int64_t, const GradientOutput&,
 std::size_t order_workspace_bytes(std::int64_t, std::int64_t) { refuse(); }
 void order_vocab(const OrderCall&) { refuse(); }
 std::string moments_unsupported() { return kReason; }
-std::size_t moments_workspace_bytes(const ForwardShape&) { refuse(); }
+std::size_t moments_workspace_bytes(const DeviceKernel&, const ForwardShape&) { refuse(); }
 MomentTotals measure_moments(const MomentsCall&) { refuse(); }
 void find_cautions(const MomentsCall&) { refuse(); }
 

@@ -1,0 +1,71 @@
+// Plans with the kernel that docs/adding_a_kernel.md adds to the table. Its three files are all
+// that differ: this program links the tree's other objects.
+#include <gtest/gtest.h>
+
+#include "kernels/device_kernel.h"
+#include "logitless/error.h"
+#include "logitless/plan.h"
+
+namespace logitless {
+namespace {
+
+constexpr HeadShape kShape{.tokens = 5000, .dim = 1024, .vocab = 50257, .dtype = DType::bf16};
+
+LossPlan plan_on(int compute_capability, HeadShape shape = kShape, std::uint64_t budget = 0) {
+  HeadFeatures features;
+  features.d_hidden = features.d_weight = true;
+  features.d_hidden_dtype = features.d_weight_dtype = shape.dtype;
+  PlanRequest request;
+  request.device.kind = DeviceKind::cuda;
+  request.device.compute_capability = compute_capability;
+  request.memory_budget = budget;
+  return plan_head(shape, features, request);
+}
+
+TEST(NewKernel, IsPlannedOnItsGpus) {
+  EXPECT_EQ(plan_on(80).kernel, "sm80");
+  EXPECT_EQ(plan_on(89).kernel, "sm80");
+  EXPECT_EQ(plan_on(90).kernel, "hopper");
+  EXPECT_EQ(plan_on(120).kernel, "cublas");
+  HeadShape wide = kShape;
+  wide.dtype = DType::f32;
+  const LossPlan plan = plan_on(80, wide);
+  EXPECT_EQ(plan.kernel, "cublas");
+  EXPECT_NE(plan.explain().find("sm80: multiplies bf16, hidden and weight are f32"),
+            std::string::npos)
+      << plan.explain();
+  EXPECT_NE(
+      plan_on(90).explain().find("sm80: runs on compute capability 8.0 to 8.9, the GPU has 9.0"),
+      std::string::npos);
+}
+
+TEST(NewKernel, HasChunksAndBlocksInItsTiles) {
+  const LossPlan plan = plan_on(80, kShape, 40_MiB);
+  EXPECT_LE(plan.workspace_bytes(), 40_MiB);
+  EXPECT_LT(plan.block_vocab, kShape.vocab);
+  EXPECT_EQ(plan.block_vocab % 128, 0);
+  EXPECT_EQ(plan.chunk_tokens % 128, 0);
+}
+
+TEST(NewKernel, TakesWhatItsRowSays) {
+  DeviceLimits device{.kind = DeviceKind::cuda, .compute_capability = 86};
+  EXPECT_TRUE(supports_vocab_parallel(device, DType::bf16, 1024));
+  EXPECT_FALSE(supports_vocab_parallel(device, DType::bf16, 1020));
+  EXPECT_FALSE(supports_vocab_parallel(device, DType::f16, 1024));
+  device.compute_capability = 90;
+  EXPECT_TRUE(supports_vocab_parallel(device, DType::bf16, 1024));
+  device.compute_capability = 120;
+  EXPECT_FALSE(supports_vocab_parallel(device, DType::bf16, 1024));
+  EXPECT_STREQ(cuda::find_far_kernel(90).name, "hopper");
+  EXPECT_THROW(cuda::find_far_kernel(86), Unsupported);
+}
+
+TEST(NewKernel, TilesOfEveryKernelDivideThePadding) {
+  for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) {
+    EXPECT_EQ(cuda::kBlockPadding % kernel.tile_tokens, 0) << kernel.name;
+    EXPECT_EQ(cuda::kBlockPadding % kernel.tile_vocab, 0) << kernel.name;
+  }
+}
+
+}  // namespace
+}  // namespace logitless
