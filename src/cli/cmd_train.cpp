@@ -410,14 +410,14 @@ int TrainCommand::train(std::set<std::string> given, train::ProcessRank* process
   if (!options.init.empty() && options.model.empty())
     options = train::with_model_file(options, given);
   train::check_options(options);
-  const auto print = [this](std::string_view line) {
+  const auto print_line = [this](std::string_view line) {
     if (json) {
       fmt::print(stderr, "{}\n", line);
     } else {
       print(fmt::format("{}\n", line));
     }
   };
-  const train::RunReport report = train::run_training(options, print, process);
+  const train::RunReport report = train::run_training(options, print_line, process);
   if (first && json) {
     print_json(to_json(report));
   } else if (first) {
