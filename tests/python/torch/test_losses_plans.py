@@ -11,7 +11,8 @@ from paper_losses import Papers
 
 from logitless import _library as c
 from logitless._autochunk.native import Machine, program
-from logitless.torch import losses
+from logitless._losses import distillation as shared
+from logitless.torch import _xp, losses
 from logitless.torch._autochunk import native
 from logitless.torch.losses import distillation
 
@@ -34,8 +35,9 @@ def planned(monkeypatch):
 
     def plan(beta, **options):
         a = {**distillation.DIVERGENCE, **options}
-        call = distillation._call(*student, *teacher, None, None, beta, a)
-        forward = call.chunked._planned((call.given, tuple(call.form)), {}).forward
+        call = shared.call(_xp, *student, *teacher, None, None, beta, a)
+        chunked = distillation._chunked("divergence", call.memory_budget, call.executor)
+        forward = chunked._planned((call.given, tuple(call.form)), {}).forward
         plan.request = forward.request
         [chosen] = [p for p in program(forward.request).report["plans"] if p["chosen"]]
         return forward.after, 4 * (1 + chosen["extra_work"])

@@ -1,34 +1,20 @@
-"""Log-probabilities of given token ids, for sampling and evaluation."""
+"""Log-probabilities of given token ids, for sampling and evaluation. ``_losses/selective.py`` has the docstring."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional
 
-import torch
 from torch import Tensor
 
-from ..._losses import HEAD, HeadKeywords, flag, head_of
-from ..loss import Asked, token_log_probs
-from ._head import takes, tensor
+from ..._losses import selective as shared
+from ..._losses.options import HEAD, HeadKeywords
+from .. import _xp as xp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def _check_invariance(hidden: Tensor) -> None:
-    if hidden.device.type != "cpu":
-        raise NotImplementedError(
-            "batch_invariant: expected tensors on the CPU, got "
-            f"{hidden.device}: on a GPU the bits of a token depend on how many tokens there are with it, where cuBLAS "
-            "multiplies, and with the Hopper kernels on whether a sum of one of the 256 around it leaves fp32's range"
-        )
-    if hidden.dtype == torch.float64:
-        raise NotImplementedError(
-            "batch_invariant: expected float32, bfloat16 or float16, got float64, which PyTorch multiplies"
-        )
-
-
-@takes(HEAD)
+@xp.takes(HEAD, shared.selective_log_softmax)
 def selective_log_softmax(
     hidden: Tensor,
     weight: Tensor,
@@ -38,35 +24,5 @@ def selective_log_softmax(
     batch_invariant: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> Tensor:
-    """``log_softmax(logits, -1).gather(-1, index)`` of a head, without the logits: TRL's function of this name, applied
-    to hidden states.
-
-    Args:
-        hidden: [..., D], float32, bfloat16, float16, or float64 slowly. weight: [V, D], of the same dtype. bias: [V].
-        index: [...] or [..., K], int32 or int64: one or K token ids per token.
-        batch_invariant: raises NotImplementedError if a token's result could depend on other tokens of the call: on a
-            GPU, and for float64. See below.
-        {head}
-
-    Returns:
-        Log-probabilities, float32 (float64 for float64 inputs), shaped as index; 0 for ``ignore_index``. With
-        gradients.
-
-    Results are batch-invariant on a CPU, bit for bit. The log-probability of a token depends only on its hidden state,
-    the head, its token id and the options. It does not depend on the number, order or values of other tokens. Nor does
-    it depend on whether gradients are computed, on the memory budget, or on the number of threads. It does depend on
-    the dtype and the kernel, and so on the machine (``logitless.kernels()``; ``LOGITLESS_CPU`` pins one).
-
-    Cost: one GEMM forward, three backward. Memory: the plan's workspace, within ``memory_budget``.
-
-    Raises: as ``linear_logprobs``; ValueError and TypeError that name the argument.
-    """
-    found = head_of(head)
-    if flag("batch_invariant", batch_invariant):
-        _check_invariance(tensor("hidden", hidden))
-    try:
-        return token_log_probs(hidden, weight, index, bias, Asked(entropy=False), **found._asdict())[0]
-    except (TypeError, ValueError) as error:  # the argument by its name here
-        if str(error).startswith("target:"):
-            raise type(error)("index:" + str(error)[len("target:") :]) from None
-        raise
+    """``log_softmax(logits, -1).gather(-1, index)`` of a head, without the logits."""
+    return shared.selective_log_softmax(xp, hidden, weight, index, bias, batch_invariant=batch_invariant, **head)

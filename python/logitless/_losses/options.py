@@ -1,14 +1,15 @@
-"""Parts of the ready-made losses that both frameworks share: options of the head, and checks of options."""
+"""Options of the ready-made losses: their checks, and the decorator that adds them to a signature and a docstring."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
-from ._options import DEFAULT, by_own_names, plain_number, unexpected
+from .._options import DEFAULT, by_own_names, plain_number, unexpected
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -48,10 +49,41 @@ class Head(NamedTuple):
     memory_budget: int | str | None
 
 
-def takes(defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
-    """Decorates a function that ends in ``**keywords``. Its signature lists the keywords with these defaults, and its
-    docstring describes them at {head}. It receives defaults for those that the caller leaves out. An unknown keyword
-    raises TypeError."""
+class Framework(NamedTuple):
+    """Names of a framework, as docstrings and messages use them."""
+
+    module: str  # the last part of logitless.torch or logitless.jax
+    name: str
+    target: str  # the argument with the token ids
+    array: str
+    an_array: str
+    floats: str  # dtypes of hidden
+    exact: str  # a remark on the dtype of results
+
+
+def documentation(text: str, framework: Framework, **texts: str) -> str:
+    """Fills a docstring that both frameworks share. A line that begins with the name of a module is kept for that
+    framework alone. {name} stands for a field of the framework or one of the texts."""
+    for name, value in texts.items():
+        text = text.replace(f"{{{name}}}", value)
+    for name, value in framework._asdict().items():
+        text = text.replace(f"{{{name}}}", value)
+    lines = []
+    for line in text.split("\n"):
+        first = re.match(r"( *)(torch|jax): ", line)
+        if first is None:
+            lines.append(line)
+        elif first[2] == framework.module:
+            lines.append(first[1] + line[first.end() :])
+    return "\n".join(lines)
+
+
+def takes(
+    defaults: Mapping[str, Any], shared: Callable[..., Any] | None, framework: Framework, texts: Mapping[str, str] = {}
+) -> Callable[[Function], Function]:
+    """Decorates a function that may end in ``**keywords``. Its signature lists the keywords with these defaults, and it
+    receives defaults for those that the caller leaves out. An unknown keyword raises TypeError. The docstring of
+    ``shared``, if given, becomes its own."""
 
     def decorated(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -73,8 +105,8 @@ def takes(defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
             return function(*args, **{**defaults, **given})
 
         call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-        if call.__doc__:
-            call.__doc__ = call.__doc__.replace("{head}", HEAD_DOCS)
+        if shared and shared.__doc__:
+            call.__doc__ = documentation(shared.__doc__, framework, **texts, head=HEAD_DOCS)
         return call  # type: ignore[return-value]
 
     return decorated

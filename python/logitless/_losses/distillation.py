@@ -1,0 +1,383 @@
+"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, and the teacher's top K.
+
+Neither model's logits are stored. The divergences need both distributions; they are ``autochunk`` programs that the
+library runs, a chunk of tokens at a time. They take one GEMM of the teacher, and three of the student with the
+gradients of a mean or sum, computed with the loss. The top-K loss computes the teacher's top K in chunks, and then the
+student's head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+from .options import HEAD, HEAD_DOCS, choice, count, flag, head_of, number
+
+# Keywords of every divergence, besides the targets.
+DIVERGENCE: dict[str, Any] = dict(
+    reduction="mean", normalizer=None, weight_hard_loss=0.0, weight_soft_loss=1.0, teacher_softcap=None,
+    teacher_logit_scale=1.0, executor="native", **HEAD,
+)
+TEACHER: dict[str, Any] = {name: HEAD[name] for name in ("softcap", "logit_scale", "temperature", "memory_budget")}
+
+TEXTS = dict(
+    arguments="""torch: hidden: [..., D]. weight: [V, D], of the same dtype: float32, bfloat16, float16 or float64.
+        torch:     bias: [V]. Every rank gathers a weight that is a sharded DTensor, also the teacher's; a warning names it.
+        jax: hidden: [..., D]. weight: [V, D], of the same dtype: float32, bfloat16 or float16. bias: [V].
+        teacher_hidden: [..., D']. teacher_weight: [V, D'], the dtype of teacher_hidden. teacher_bias: [V]. No gradients.
+        {target}: [...], int32 or int64: tokens of ``ignore_index`` are ignored; None: all tokens count.
+        reduction: "none" (loss [...]), "mean" over the tokens that count, "sum".
+        normalizer: "mean" divides by this positive number, or {array} of one element, instead.
+        weight_hard_loss: at least 0: the weight of the cross entropy of {target}, at temperature 1, as in Liger.
+        weight_soft_loss: at least 0: the weight of the divergence. At a temperature t gradients shrink by about
+            1 / t^2; Hinton et al. compensate with a weight of t^2.
+        teacher_softcap, teacher_logit_scale: of the teacher's logits; both models share the temperature.
+        executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations.
+        """
+    + HEAD_DOCS.replace(" and cost nothing", "")
+)
+
+
+# --- Formulas of logits and log-probabilities.
+
+
+def _log_share(xp, apart, share: float):
+    """Returns log(X / (share X + (1 - share) Y)), given log(Y / X). It is inexact where X < exp(-80) Y, where X is
+    negligible."""
+    return -xp.log(share + (1 - share) * xp.exp(xp.at_most(apart, 80.0)))
+
+
+def divergence(xp, student, teacher, beta: float) -> tuple[Any, ...]:
+    """Returns the divergence [N] of logits [N, V], which are scaled by the temperature, and what its gradient by the
+    student reads: both normalisers and a sum, [N].
+
+    Let p and q be the student's and the teacher's probabilities. The gradient is w - p sum(w), with w = (1 - beta) p
+    log(p / m), or p log(p / q) for beta 1. This w is the derivative by log p, up to a constant. For beta 0 the gradient
+    is p - q. So a loop over vocabulary chunks needs only two numbers per row in advance, or only the normalisers.
+    """
+    normalisers = xp.logsumexp(student, -1), xp.logsumexp(teacher, -1)
+    p, q = (z - n[:, None] for z, n in zip((student, teacher), normalisers))
+    if beta == 0.0:
+        own = loss = (xp.exp(q) * (q - p)).sum(-1)
+    elif beta == 1.0:
+        own = loss = (xp.exp(p) * (p - q)).sum(-1)
+    else:
+        own = (1 - beta) * (xp.exp(p) * _log_share(xp, q - p, 1 - beta)).sum(-1)
+        loss = own + beta * (xp.exp(q) * _log_share(xp, p - q, beta)).sum(-1)
+    return loss, *normalisers, own
+
+
+def divergence_gradient(xp, cotangent, beta: float, student, teacher, *saved):
+    """Returns the gradient of ``divergence`` by the student's logits."""
+    *normalisers, own = saved
+    # These are -log p and -log q. Using the forward's p and q would save them, [N, V], instead of recomputing them.
+    p, q = (n[:, None] - z for z, n in zip((student, teacher), normalisers))
+    if beta == 0.0:
+        return cotangent[:, None] * (xp.exp(-p) - xp.exp(-q))
+    ratio = q - p if beta == 1.0 else (1 - beta) * _log_share(xp, p - q, 1 - beta)
+    return cotangent[:, None] * (xp.exp(-p) * (ratio - own[:, None]))
+
+
+def _logits(xp, given: Mapping[str, Any], of: str, softcap: float, scale: float):
+    z = xp.product(given[of + "hidden"], given[of + "weight"])
+    if of + "bias" in given:
+        z = z + given[of + "bias"]
+    z = z * scale if scale != 1.0 else z
+    return softcap * xp.tanh(z / softcap) if softcap else z
+
+
+class Form(NamedTuple):
+    """The options of a divergence, as constants of its program."""
+
+    beta: float
+    temperature: float
+    softcap: float  # 0: none
+    scale: float
+    teacher_softcap: float
+    teacher_scale: float
+    hard: float
+    soft: float
+    masked: bool  # some tokens may be ignored
+    summed: bool
+
+
+def program(xp, of_logits, masked, given: Mapping[str, Any], form: tuple):
+    """Computes the loss by the plain formula, which autochunk chunks. given: arrays by the names of the arguments; rows
+    [N], factors of the tokens' losses; and with a hard loss the target ids [N].
+
+    of_logits(student, teacher, beta) is ``divergence`` with its gradient. masked(hidden, counts) replaces ignored rows
+    by zeros; the gradient of those rows is zero already, so it is not masked."""
+    f = Form(*form)
+    # NaN or infinity at ignored tokens must not spread. Only the student's hidden states are copied, since the gradient
+    # of weight reads them.
+    counts = given["rows"][:, None] != 0.0
+    if f.masked:
+        given = {**given, "hidden": masked(given["hidden"], counts)}
+    student = _logits(xp, given, "", f.softcap, f.scale)
+    teacher = _logits(xp, given, "teacher_", f.teacher_softcap, f.teacher_scale)
+    teacher = xp.where(counts, teacher, 0.0) if f.masked else teacher
+    p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, teacher))
+    each = f.soft * of_logits(p, q, f.beta)
+    if f.hard:
+        each = each + f.hard * xp.cross_entropy(student, given["vocab_ids"])
+    each = each * given["rows"]
+    return each.sum() if f.summed else each
+
+
+def best(xp, given: Mapping[str, Any], softcap: float, scale: float, k: int) -> tuple[Any, Any]:
+    z = _logits(xp, given, "teacher_", softcap, scale)
+    values, vocab_ids = xp.top_k(z, k)
+    return vocab_ids, values - xp.logsumexp(z, -1)[:, None]
+
+
+# --- Arguments.
+
+
+def _teacher(xp, hidden, weight, bias, lead: tuple[int, ...], vocab: int) -> dict[str, Any]:
+    """Returns the teacher's head without gradients, checked to have the same tokens and vocabulary."""
+    found = xp.without_gradients(lambda *head: xp.checked_head("teacher_", *head), hidden, weight, bias)
+    shape, of_vocab = tuple(xp.array("teacher_hidden", hidden).shape), found["teacher_weight"]
+    if shape[:-1] != lead:
+        raise ValueError(f"teacher_hidden: expected {list(lead) + ['D']}, got {list(shape)}")
+    if of_vocab.shape[0] != vocab:
+        raise ValueError(
+            f"teacher_weight: expected [{vocab}, D], the vocabulary of weight, got {list(of_vocab.shape)}; cut the "
+            "larger one's padding off"
+        )
+    return {part: xp.stop_gradient(a) for part, a in found.items()}
+
+
+def _valid(xp, target, lead: tuple[int, ...], ignore_index: int, vocab: int, like):
+    """Returns three arrays [N] for target [...]: whether each token counts, its token id or 0, and whether its target
+    is out of range."""
+    if target is None:
+        return xp.all_true(lead, like), None, None
+    flat = xp.indices(xp.NAMES.target, target, lead).reshape(-1)
+    valid = flat != ignore_index
+    bad = valid & ((flat < 0) | (flat >= vocab))
+    xp.refuse_targets(flat, bad, ignore_index, vocab)
+    return valid, xp.astype(xp.where(valid & ~bad, flat, 0), xp.class_dtype), bad
+
+
+def _divisor(xp, reduction: str, normalizer, valid):
+    """Returns the divisor of a mean; None for other reductions."""
+    if choice("reduction", reduction, ("none", "mean", "sum")) != "mean":
+        if normalizer is not None:
+            raise ValueError(f"normalizer: expected None with reduction {reduction!r}, got {normalizer!r}")
+        return None
+    if normalizer is None:
+        return xp.at_least(valid.sum(), 1)
+    if xp.is_number(normalizer):
+        return number("normalizer", normalizer, above=0.0)
+    return xp.stop_gradient(xp.shaped("normalizer", xp.array("normalizer", normalizer).reshape(-1), (1,)))[0]
+
+
+class Call(NamedTuple):
+    """A divergence in the form of its program."""
+
+    given: dict[str, Any]
+    form: Form
+    lead: tuple[int, ...]
+    memory_budget: Optional[int | str]
+    executor: str
+
+    def run(self, chunked):
+        """chunked(what, memory_budget, executor) is ``program`` or ``best``, chunked by autochunk."""
+        loss = chunked("divergence", self.memory_budget, self.executor)(self.given, tuple(self.form))
+        return loss if self.form.summed else loss.reshape(self.lead)
+
+
+def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, a: Mapping[str, Any]) -> Call:
+    """Returns a checked divergence. a: the keywords of DIVERGENCE and the targets."""
+    beta, target = number("beta", beta, 0.0, 1.0), a[xp.NAMES.target]
+    head = head_of({**a, "temperature": 1.0})
+    temperature = number("temperature", a["temperature"], above=0.0)
+    cap = a["teacher_softcap"]
+    form = Form(
+        beta, temperature, head.softcap or 0.0, head.logit_scale,
+        0.0 if cap is None else number("teacher_softcap", cap, above=0.0),
+        number("teacher_logit_scale", a["teacher_logit_scale"]), number("weight_hard_loss", a["weight_hard_loss"], 0.0),
+        number("weight_soft_loss", a["weight_soft_loss"], 0.0), target is not None, a["reduction"] != "none",
+    )
+    if form.hard and target is None:
+        raise ValueError(f"{xp.NAMES.target}: expected it with weight_hard_loss={form.hard}, got None")
+    student = xp.checked_head("", hidden, weight, bias)
+    lead, vocab = tuple(xp.array("hidden", hidden).shape[:-1]), student["weight"].shape[0]
+    teacher = _teacher(xp, teacher_hidden, teacher_weight, teacher_bias, lead, vocab)
+    states = student["hidden"]
+    valid, vocab_ids, bad = _valid(xp, target, lead, head.ignore_index, vocab, states)
+    rows = xp.astype(valid, xp.float64 if states.dtype == xp.float64 else xp.float32)
+    divisor = _divisor(xp, a["reduction"], a["normalizer"], valid)
+    if divisor is not None:
+        rows = rows / divisor
+    if bad is not None:
+        rows = xp.where(bad, math.nan, rows)  # on a GPU the host does not wait for an error
+    executor = choice("executor", a["executor"], ("native", "python"))
+    of_vocab = {"vocab_ids": vocab_ids} if form.hard else {}
+    return Call({**student, **teacher, "rows": rows, **of_vocab}, form, lead, head.memory_budget, executor)
+
+
+# --- Public losses. The frameworks run the divergences: ``call`` and then ``program``.
+
+
+def jsd_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, *, beta, **options) -> Call:
+    """Generalised Jensen-Shannon divergence of the next token (Agarwal et al. 2024, GKD, equation 2).
+
+    Let q be the teacher's distribution, p the student's, and m = beta q + (1 - beta) p. The divergence is beta KL(q ||
+    m) + (1 - beta) KL(p || m). beta 0 is KL(q || p) and beta 1 is KL(p || q): the limits divided by beta and 1 - beta,
+    as in TRL and Liger.
+
+    Args:
+        {arguments}
+        beta: from 0 to 1.
+
+    Biases must be finite. Returns the loss, float32{exact}, with gradients by hidden, weight and bias.
+
+    The cost is one GEMM of the teacher, and three of the student with the gradients of a mean or sum. Those gradients
+    are computed with the loss and saved until the backward. The gradients of "none" and of float16 are computed in the
+    backward, which recomputes both models' logits: two GEMMs of the teacher and four of the student. A frozen hidden or
+    weight saves one.
+
+    Memory: the program's, within ``memory_budget``. None chooses the plan of least memory among those that recompute
+    nothing. Its predicted time is at most a fifth above that of the fastest plan, which stores all logits. A smaller
+    budget recomputes both models' logits. So does one below the fp32 sums of a 16-bit weight's gradient, 4 V D bytes
+    (``explain_divergence``).
+    torch: The backward scales the gradients in place.
+    Planning takes about a second for each new number of tokens: pad to a few sizes with ``ignore_index``; padding costs
+    as much as other tokens. On a GPU the native executor needs NVRTC (docs/gpu.md).
+
+    Raises:
+        ValueError, TypeError: the message names the argument, the expected value and the given one. ValueError for a
+            budget that cannot be met.
+            torch: A target that is neither in [0, V) nor ignore_index is a ValueError on the CPU, and gives NaN on a GPU.
+            jax: If a target is neither in [0, V) nor ignore_index, the loss is NaN.
+    """
+    return call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options)
+
+
+def forward_kl_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options) -> Call:
+    """KL(q || p) of the next token, with the teacher's distribution q and the student's p (Hinton et al. 2015): the
+    mean of sum_j q_j (log q_j - log p_j). Arguments, result, cost, memory and errors: as in ``jsd_loss``."""
+    return call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 0.0, options)
+
+
+def reverse_kl_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options) -> Call:
+    """KL(p || q) of the next token, with the student's distribution p and the teacher's q (Gu et al. 2024, MiniLLM, per
+    token): the mean of sum_j p_j (log p_j - log q_j). Arguments, result, cost, memory and errors: as in ``jsd_loss``.
+    """
+    return call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 1.0, options)
+
+
+def teacher_top_k(xp, chunked, teacher_hidden, teacher_weight, teacher_bias, *, k, **head) -> tuple[Any, Any]:
+    """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities, to store
+    or for ``top_k_loss``.
+
+    teacher_hidden: [..., D']. teacher_weight: [V, D']. teacher_bias: [V]. k: from 1 to V.
+
+    It takes one GEMM, without gradients, a chunk of tokens at a time within ``memory_budget`` (bytes, or text such as
+    "512MiB"). softcap, logit_scale, temperature: as in ``jsd_loss``; the log-probabilities include the temperature.
+    """
+    found = head_of({**HEAD, **head})
+
+    def run(*teacher):
+        given = xp.checked_head("teacher_", *teacher)
+        vocab = given["teacher_weight"].shape[0]
+        if count("k", k) > vocab:
+            raise ValueError(f"k: expected at most {vocab}, the vocabulary of teacher_weight, got {k}")
+        # The library has no kernel that sorts on a GPU.
+        executor = "native" if xp.on_cpu(given["teacher_hidden"]) else "python"
+        chosen = chunked("best", found.memory_budget, executor)
+        return chosen(given, found.softcap or 0.0, found.logit_scale, k)
+
+    vocab_ids, log_probs = xp.without_gradients(run, teacher_hidden, teacher_weight, teacher_bias)
+    shape = (*xp.array("teacher_hidden", teacher_hidden).shape[:-1], k)
+    return vocab_ids.reshape(shape), log_probs.reshape(shape)
+
+
+# --- The loss of a teacher's top K.
+
+_NONE = -1e30  # a log-probability of zero probability, with finite differences
+
+
+def _stored(xp, top_k, lead: tuple[int, ...]) -> tuple[Any, Any]:
+    if not isinstance(top_k, tuple) or len(top_k) != 2:
+        raise TypeError(f"top_k: expected TopK(vocab_ids, log_probs), got {type(top_k).__name__}")
+    vocab_ids = xp.indices("top_k.vocab_ids", top_k[0])
+    shape = tuple(vocab_ids.shape)
+    if len(shape) != len(lead) + 1 or shape[:-1] != lead or shape[-1] == 0:
+        raise ValueError(f"top_k.vocab_ids: expected {list(lead) + ['K']}, got {list(shape)}")
+    log_probs = xp.stop_gradient(xp.shaped("top_k.log_probs", top_k[1], shape))
+    if not xp.is_floating(log_probs):
+        raise TypeError(f"top_k.log_probs: expected floats, got {log_probs.dtype}")
+    return vocab_ids, xp.astype(log_probs, xp.float64 if log_probs.dtype == xp.float64 else xp.float32)
+
+
+def _log_rest(xp, log_probs):
+    """Returns [...]: the log-probability of all other entries. It is bounded from below by the rounding unit of the
+    sums."""
+    known = xp.at_most(xp.logsumexp(log_probs, -1), -xp.finfo(log_probs.dtype).eps)
+    return xp.log(-xp.expm1(known))
+
+
+def _with_tail(xp, logps, log_q, valid, absent):
+    """Returns the divergence with a tail, [...], from log-probabilities [..., K]."""
+    # Ignored tokens and entries have log-probabilities of 0.
+    logps = xp.where(valid[..., None] & ~absent, logps, log_q)
+    rest_p, rest_q = _log_rest(xp, logps), _log_rest(xp, log_q)
+    each = (xp.exp(log_q) * (log_q - logps)).sum(-1) + xp.exp(rest_q) * (rest_q - rest_p)
+    return xp.where(valid, each, 0.0)
+
+
+def top_k_loss(xp, hidden, weight, top_k, bias, *, tail, target, reduction, normalizer, **head):
+    """KL(q || p) restricted to a teacher's top K, with the student's distribution p over the vocabulary and the
+    teacher's q.
+
+    - Without ``tail``: over the K entries alone, with q renormalised to 1: sum_k q_k (log q_k - log p_k).
+    - With ``tail``: one more outcome stands for all other entries, with probabilities 1 - sum_k q_k and 1 - sum_k p_k.
+    This is a lower bound of KL(q || p) over the vocabulary, and is 0 where p = q, unlike the first (Anshumann et al.
+    2025).
+
+    Args:
+        hidden: [..., D]. weight: [V, D], of the same dtype. bias: [V].
+        top_k: of ``teacher_top_k`` at the same temperature, live or stored; vocab_ids [..., K], log_probs [..., K]. Entries
+            with token id ``ignore_index`` or log-probability -inf are padding, for tokens with fewer than K.
+        {target}: [...]: tokens of ``ignore_index`` are ignored; None: all tokens count.
+        reduction, normalizer: as in ``jsd_loss``.
+        {head}
+
+    Returns the loss, float32{exact}, with gradients by hidden, weight and bias.
+
+    Only the student's head is computed: three GEMMs with the gradients of a mean or sum, or four with ``tail`` or
+    "none".
+
+    Raises:
+        ValueError, TypeError: the message names the argument, the expected value and the given one.
+    """
+    found = head_of(head)
+    states = xp.states("hidden", hidden)
+    lead = tuple(states.shape[:-1])
+    vocab_ids, log_probs = _stored(xp, top_k, lead)
+    vocab = xp.array("weight", weight).shape[0]
+    valid = _valid(xp, target, lead, found.ignore_index, vocab, vocab_ids)[0].reshape(lead)
+    divisor = _divisor(xp, reduction, normalizer, valid)
+    if found.ignore_index >= 0:  # it may be one of the teacher's token ids
+        raise ValueError(f"ignore_index: expected a number below 0 beside a teacher's vocabulary, got {found.ignore_index}")
+    absent = (vocab_ids == found.ignore_index) | xp.isneginf(log_probs)
+    vocab_ids = xp.where(valid[..., None] & ~absent, vocab_ids, found.ignore_index)
+    log_probs = xp.where(absent, _NONE, log_probs)
+    if flag("tail", tail):
+        logps = xp.log_probs(hidden, weight, vocab_ids, bias, found, save=True)
+        each = _with_tail(xp, logps, xp.astype(log_probs, logps.dtype), valid, absent)
+        total = each if reduction == "none" else each.sum()
+    else:
+        log_q = xp.log_softmax(log_probs, -1)
+        log_q = log_q if states.dtype == xp.float64 else xp.astype(log_q, xp.float32)
+        q = xp.where(absent, 0.0, xp.exp(log_q))
+        entropy = xp.where(valid, -(q * log_q).sum(-1), 0.0)
+        each = "none" if reduction == "none" else "sum"
+        cross = xp.linear_cross_entropy(
+            hidden, weight, vocab_ids, bias, target_weight=q, reduction=each, **found._asdict()
+        )
+        total = cross - (entropy if reduction == "none" else entropy.sum())
+    return total if divisor is None else total / divisor

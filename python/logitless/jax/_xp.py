@@ -1,0 +1,180 @@
+"""JAX under the names that ``logitless._losses`` uses: array operations, checks of arrays, calls of the head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient, top_k
+from jax.nn import log_sigmoid, log_softmax, logsumexp, sigmoid
+from jax.numpy import (
+    broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, isneginf, log, minimum, sort, stack,
+    tanh, where, zeros_like,
+)
+from jax.typing import ArrayLike
+
+from .._losses import options
+from .._losses.head import Tokens
+from .._losses.options import Function, Head
+from . import _arguments
+from .head import linear_logprobs
+from .loss import linear_cross_entropy
+
+NAMES = options.Framework("jax", "JAX", "targets", "array", "an array", "float32, bfloat16 or float16", "")
+boolean, class_dtype = jnp.bool_, jnp.int32
+
+# --- Operations.
+
+
+def at_least(x: jax.Array, bound: float) -> jax.Array:
+    return jnp.maximum(x, bound)
+
+
+def at_most(x: jax.Array, bound: float) -> jax.Array:
+    return jnp.minimum(x, bound)
+
+
+def relu(x: jax.Array) -> jax.Array:
+    return jnp.maximum(x, 0.0)
+
+
+def astype(x: jax.Array, dtype: Any) -> jax.Array:
+    return x.astype(dtype)
+
+
+def as_like(value: float | jax.Array, like: jax.Array) -> jax.Array:
+    """Returns a scalar in the dtype of ``like``."""
+    return jnp.asarray(value, like.dtype)
+
+
+def all_true(shape: tuple[int, ...], like: jax.Array) -> jax.Array:
+    return jnp.ones(math.prod(shape), jnp.bool_)
+
+
+def deviation(x: jax.Array) -> jax.Array:
+    """Returns the standard deviation of each row, of n - 1."""
+    return x.std(1, ddof=1)
+
+
+def halves(x: jax.Array) -> tuple[jax.Array, ...]:
+    return x[: len(x) // 2], x[len(x) // 2 :]
+
+
+def without_gradients(function: Callable[..., Any], *arrays: Any) -> Any:
+    return function(*jax.lax.stop_gradient(arrays))
+
+
+@jax.custom_vjp
+def product(hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns hidden weight^T [N, V] in float32. The matrix products of the backward round the gradients. JAX's own
+    rule would store a float32 copy of them."""
+    return jnp.matmul(hidden, weight.T, preferred_element_type=jnp.float32)
+
+
+def _product_backward(saved, cotangent):
+    hidden, weight = saved
+    cotangent = cotangent.astype(hidden.dtype)
+    return jnp.matmul(cotangent, weight), jnp.matmul(cotangent.T, hidden)
+
+
+product.defvjp(lambda hidden, weight: (product(hidden, weight), (hidden, weight)), _product_backward)
+
+
+def cross_entropy(logits: jax.Array, vocab_ids: jax.Array) -> jax.Array:
+    return logsumexp(logits, -1) - jnp.take_along_axis(logits, vocab_ids[:, None], -1)[:, 0]
+
+
+# --- Checks.
+
+
+def takes(
+    defaults: Mapping[str, Any], shared: Callable[..., Any] | None, texts: Mapping[str, str] = {}
+) -> Callable[[Function], Function]:
+    return options.takes(defaults, shared, NAMES, texts)
+
+
+def is_floating(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
+def array(name: str, value: Any) -> jax.Array:
+    if value is None:
+        raise TypeError(f"{name}: expected an array, got NoneType")
+    return _arguments.array(name, value)
+
+
+def states(name: str, value: ArrayLike) -> jax.Array:
+    return _arguments.floats(name, array(name, value))
+
+
+def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
+    """Returns a checked array of one of the shapes, if there are any."""
+    found = array(name, value)
+    if found.shape not in shapes and shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(f"{name}: expected {wanted}, got {list(found.shape)}")
+    return found
+
+
+def fixed(name: str, value: Any, dtype: Any, *shapes: tuple[int, ...]) -> jax.Array:
+    """Returns a checked array of floats without a gradient."""
+    found = shaped(name, value, *shapes)
+    if not is_floating(found):
+        raise TypeError(f"{name}: expected floats, got {found.dtype.name}")
+    return stop_gradient(found).astype(dtype)
+
+
+def indices(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
+    return shaped(name, _arguments.indices(name, array(name, value)), *shapes)
+
+
+def refuse_targets(flat: jax.Array, bad: jax.Array, ignore_index: int, vocab: int) -> None:
+    """Does nothing: the loss of a bad target is NaN."""
+
+
+def check_batch_invariance(hidden: Any) -> None:
+    if jax.default_backend() != "cpu":
+        raise NotImplementedError(
+            f"batch_invariant: expected the CPU, got {jax.default_backend()}: on a GPU the bits of a token depend on "
+            "how many tokens there are with it, where cuBLAS multiplies, and with the Hopper kernels on whether a sum "
+            "of one of the 256 around it leaves fp32's range"
+        )
+
+
+def on_cpu(x: jax.Array) -> bool:
+    return jax.default_backend() == "cpu"
+
+
+# --- The head.
+
+
+def tokens(
+    hidden: ArrayLike, weight: ArrayLike, targets: jax.Array, bias: ArrayLike | None, head: Head,
+    entropy: bool | None = None,
+) -> Tokens:
+    logps, found, _ = linear_logprobs(hidden, weight, targets, bias, **head._asdict())
+    return Tokens(logps, found, targets != head.ignore_index)
+
+
+def log_probs(hidden: Any, weight: Any, targets: Any, bias: Any, head: Head, save: bool = False) -> jax.Array:
+    return linear_logprobs(hidden, weight, targets, bias, **head._asdict())[0]
+
+
+def checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, jax.Array]:
+    """Returns the checked head of a divergence: [N, D] and [V, D] of one dtype, and a bias if given. name: "" or
+    "teacher_"."""
+    for part, value in (("hidden", hidden), ("weight", weight)):
+        array(name + part, value)
+    try:
+        hidden, weight, bias = _arguments.head(hidden, weight, bias)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise type(error)(name + str(error)) from None
+    found = {name + "hidden": hidden.reshape(-1, hidden.shape[-1]), name + "weight": weight}
+    return found if bias is None else {**found, name + "bias": bias}

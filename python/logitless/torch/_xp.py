@@ -1,0 +1,235 @@
+"""PyTorch under the names that ``logitless._losses`` uses: array operations, checks of tensors, calls of the head."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, isneginf, log
+from torch import is_floating_point as is_floating
+from torch import log_softmax, logsumexp, minimum, sigmoid, stack, tanh, where, zeros_like
+from torch import clamp as clip
+from torch.nn.functional import linear, logsigmoid as log_sigmoid, relu
+
+from .._autochunk.function import warn
+from .._losses import options
+from .._losses.head import Tokens
+from .._losses.options import Function, Head
+from . import _arguments, _distributed, _memory
+from .loss import _autocast  # type: ignore[attr-defined]
+from .loss import Asked, linear_cross_entropy, token_log_probs
+
+NAMES = options.Framework(
+    "torch", "PyTorch", "target", "tensor", "a tensor", "float32, bfloat16, float16, or float64 slowly",
+    " (float64 for float64 inputs)",
+)
+boolean, class_dtype = torch.bool, torch.int64
+
+# --- Operations.
+
+
+def at_least(x: Tensor, bound: float) -> Tensor:
+    return x.clamp(min=bound)
+
+
+def at_most(x: Tensor, bound: float) -> Tensor:
+    return x.clamp(max=bound)
+
+
+def astype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype)
+
+
+def as_like(value: float | Tensor, like: Tensor) -> Tensor:
+    """Returns a scalar in the dtype and on the device of ``like``."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
+
+
+def all_true(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.ones(shape, dtype=torch.bool, device=like.device).flatten()
+
+
+def deviation(x: Tensor) -> Tensor:
+    """Returns the standard deviation of each row, of n - 1."""
+    return x.std(1)
+
+
+def halves(x: Tensor) -> tuple[Tensor, ...]:
+    return x.split(len(x) // 2)
+
+
+def sort(x: Tensor) -> Tensor:
+    return x.sort().values
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    return x.detach()
+
+
+def without_gradients(function: Callable[..., Any], *arrays: Any) -> Any:
+    with torch.no_grad():
+        return function(*arrays)
+
+
+def product(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Returns hidden weight^T [N, V] in float32, or float64."""
+    z = linear(hidden, weight)
+    return z if z.dtype == torch.float64 else z.float()
+
+
+def cross_entropy(logits: Tensor, vocab_ids: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits, vocab_ids, reduction="none")
+
+
+def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return x.topk(k, dim=-1)  # type: ignore[return-value]
+
+
+# --- Checks.
+
+_NUMBERS = ("normalizer", "kl")  # arguments that may be one-element tensors, also on the CPU
+
+
+def takes(
+    defaults: Mapping[str, Any], shared: Callable[..., Any] | None, texts: Mapping[str, str] = {}
+) -> Callable[[Function], Function]:
+    """``options.takes`` for a function of tensors, which must all be on the device of the first, its hidden states."""
+
+    def decorated(function: Function) -> Function:
+        names = list(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            named = {**dict(zip(names, args)), **given}
+            first = named.get(names[0])
+            if isinstance(first, Tensor):
+                for name, value in named.items():
+                    _check_memory(name, value, first.device, names[0])
+            return function(*args, **given)
+
+        return options.takes(defaults, shared, NAMES, texts)(call)  # type: ignore[return-value]
+
+    return decorated
+
+
+def _check_memory(name: str, value: Any, device: torch.device, beside: str) -> None:
+    if isinstance(value, Tensor):
+        check = _memory.check_number if name in _NUMBERS else _memory.check
+        check(name, value, device, beside)
+    elif isinstance(value, tuple):
+        for part, t in getattr(value, "_asdict", dict)().items():
+            _check_memory(f"{name}.{part}", t, device, beside)
+
+
+def is_number(value: Any) -> bool:
+    return not isinstance(value, Tensor)
+
+
+def array(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+    return value
+
+
+states = array  # the head checks their dtype
+
+
+def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> Tensor:
+    """Returns a checked tensor of one of the shapes, if there are any."""
+    if tuple(array(name, value).shape) not in shapes and shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(f"{name}: expected {wanted}, got {list(value.shape)}")
+    return value
+
+
+def fixed(name: str, value: Any, dtype: torch.dtype, *shapes: tuple[int, ...]) -> Tensor:
+    """Returns a checked tensor without a gradient."""
+    return shaped(name, value, *shapes).detach().to(dtype)
+
+
+def indices(name: str, value: Any, *shapes: tuple[int, ...]) -> Tensor:
+    """Returns checked int32 or int64, of which every rank has all."""
+    if shaped(name, value, *shapes).dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64, got {value.dtype}")
+    return _distributed.replicated(name, value)
+
+
+def refuse_targets(flat: Tensor, bad: Tensor, ignore_index: int, vocab: int) -> None:
+    """Raises ValueError for a bad target on the CPU."""
+    if flat.device.type == "cpu" and not torch.compiler.is_compiling() and bool(bad.any()):
+        at = int(bad.nonzero()[0])
+        raise ValueError(
+            f"target: expected a class below {vocab} or ignore_index {ignore_index}, got {int(flat[at])} at "
+            f"position {at}"
+        )
+
+
+def check_batch_invariance(hidden: Any) -> None:
+    if array("hidden", hidden).device.type != "cpu":
+        raise NotImplementedError(
+            "batch_invariant: expected tensors on the CPU, got "
+            f"{hidden.device}: on a GPU the bits of a token depend on how many tokens there are with it, where cuBLAS "
+            "multiplies, and with the Hopper kernels on whether a sum of one of the 256 around it leaves fp32's range"
+        )
+    if hidden.dtype == torch.float64:
+        raise NotImplementedError(
+            "batch_invariant: expected float32, bfloat16 or float16, got float64, which PyTorch multiplies"
+        )
+
+
+def on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
+# --- The head.
+
+
+def tokens(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head, entropy: Optional[bool] = None
+) -> Tokens:
+    """Computes the head's outputs. entropy: None if it is not wanted, else whether it has a gradient."""
+    _distributed.replicated("hidden", hidden)
+    asked = Asked(entropy=entropy is not None, keep=False if entropy else None)
+    logps, found, _, _ = token_log_probs(hidden, weight, target, bias, asked, **head._asdict())
+    return Tokens(logps, found, target != head.ignore_index)
+
+
+def log_probs(hidden: Any, weight: Any, target: Any, bias: Any, head: Head, save: bool = False) -> Tensor:
+    """save: save exponentials from forward to backward if possible."""
+    asked = Asked(entropy=False, keep=None if save else False)
+    return token_log_probs(hidden, weight, target, bias, asked, **head._asdict())[0]
+
+
+def _warn_of_gathering(name: str, weight: Tensor) -> None:
+    """Warns that a sharded weight is gathered on every rank: divergences do not support a sharded vocabulary."""
+    placements = getattr(weight, "placements", ())
+    if torch.compiler.is_compiling() or not any(p.is_shard() for p in placements) or weight.device_mesh.size() == 1:
+        return
+    full = weight.numel() * weight.element_size() / 2**20
+    warn(
+        f"{name}: a DTensor sharded as {tuple(placements)} over {weight.device_mesh.size()} ranks is gathered on each of them "
+        f"in every call, {full:.0f} MiB"
+    )
+
+
+def checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, Tensor]:
+    """Returns the checked head of a divergence: [N, D] and [V, D] of one dtype, on one device, and a bias if given.
+    name: "" or "teacher_"."""
+    for part, value in (("hidden", hidden), ("weight", weight)):
+        array(name + part, value)
+    if bias is not None:
+        array(name + "bias", bias)
+    _warn_of_gathering(name + "weight", weight)
+    hidden, weight, _, bias = _distributed.local(hidden, weight, None, bias)
+    try:
+        _arguments.check_head(hidden, weight, bias)
+        compute = _autocast(hidden, weight)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise type(error)(name + str(error)) from None
+    if compute is not None:
+        hidden, weight = hidden.to(compute), weight.to(compute)
+    found = {name + "hidden": hidden.reshape(-1, hidden.shape[-1]), name + "weight": weight}
+    return found if bias is None else {**found, name + "bias": bias}
