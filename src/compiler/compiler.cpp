@@ -182,6 +182,7 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   ir::Compilation c{*target, state->budget, options.chunks, options.chunk, options.head_engine};
   c.budget_with_scratch = options.budget_with_scratch;
   c.explore = options.explore;
+  c.externs = options.externs;
   c.graph = bound(GraphAccess::of(source), options.sizes);
   c.added = added_outputs(c.graph, options.added);
   state->extern_name = first_extern(c.graph);

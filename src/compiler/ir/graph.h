@@ -76,10 +76,13 @@ struct Loop;
 
 // A head that the engine of logitless/head.h runs: logits z = softcap(scale (x . w + bias)).
 //  operands  x, w, targets; with bias: bias [V]; with gradients: d_lse and d_logit [...] f32
-//  results   lse [...] f32, logit of the target [...] f32 (0 outside [0, V)), then the requested
-//            gradients of <lse, d_lse> + <logit, d_logit>: [..., D], [V, D], [V]
+//  results   lse [...] f32, logit of the target [...] f32 (0 outside [0, V)); with log_prob: their
+//            difference logit - lse [...] f32 (0 outside); then the requested gradients of
+//            <lse, d_lse> + <logit, d_logit>: [..., D], [V, D], [V]
 struct Head {
   bool bias = false, gradients = false;
+  // The difference is rounded once: an offset that all logits have leaves no trace in it.
+  bool log_prob = false;
   double scale = 1.0, softcap = 0.0;  // softcap 0: none
   // Dtypes of the gradients; i8: not requested.
   DType d_x = DType::i8, d_w = DType::i8, d_bias = DType::i8;
@@ -87,6 +90,8 @@ struct Head {
   std::optional<std::int64_t> ignored;
   // Most bytes of workspace if a plan fits into them; 0: enough to recompute nothing.
   std::int64_t workspace = 0;
+
+  std::int32_t first_gradient() const { return log_prob ? 3 : 2; }  // of the results
 };
 
 // The epilogue of a matrix product, applied to its sums before they are stored.

@@ -1,5 +1,5 @@
-// head: log-sum-exp and target's logit of each row over a large vocabulary, and their gradients, by
-// the head engine. Made by lower-heads.
+// head: log-sum-exp and target's logit of each row over a large vocabulary, their difference, and
+// their gradients, by the head engine. Made by lower-heads.
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
 #include "compiler/ir/typing.h"
@@ -28,7 +28,8 @@ std::vector<Type> head_types(const Typing& r) {
            "bias is ", r.in(h.bias ? 3 : 0), ", expected ", bias);
   for (std::size_t i = r.operands.size() - 2; h.gradients && i < r.operands.size(); ++i)
     r.expect(*r.operands[i] == token, "a gradient is ", *r.operands[i], ", expected ", token);
-  std::vector<Type> types = {token, token};
+  std::vector<Type> types(static_cast<std::size_t>(h.first_gradient()), token);
+  const std::size_t without = types.size();
   const auto gradient = [&](DType dtype, Type type, std::string_view name) {
     if (dtype == DType::i8) return;
     r.expect(h.gradients && (dtype == DType::f32 || dtype == type.dtype), name, " is ",
@@ -39,7 +40,8 @@ std::vector<Type> head_types(const Typing& r) {
   gradient(h.d_x, x, "d_x");
   gradient(h.d_w, w, "d_w");
   gradient(h.d_bias, bias, "d_bias");
-  r.expect(h.gradients == (types.size() > 2), "gradients are asked for with and without d_lse");
+  r.expect(h.gradients == (types.size() > without),
+           "gradients are asked for with and without d_lse");
   return types;
 }
 
@@ -61,6 +63,8 @@ std::string write_gradients(const Attributes& a) {
   const auto asked = [](DType d) { return d == DType::i8 ? "none" : name_of(d); };
   return concat(asked(a.head.d_x), ", ", asked(a.head.d_w), ", ", asked(a.head.d_bias));
 }
+void read_log_prob(TextReader& in, Attributes& a) { a.head.log_prob = in.integer() != 0; }
+std::string write_log_prob(const Attributes& a) { return a.head.log_prob ? "1" : ""; }
 void read_ignored(TextReader& in, Attributes& a) { a.head.ignored = in.signed_integer(); }
 std::string write_ignored(const Attributes& a) {
   return a.head.ignored ? std::to_string(*a.head.ignored) : std::string();
@@ -69,6 +73,7 @@ constexpr TextKey kKeys[] = {
     head_key<&Head::bias>("bias"),
     {"scale", read_scale, [](const Attributes& a) { return written(a.head.scale); }},
     head_key<&Head::softcap>("softcap"),
+    {"log_prob", read_log_prob, write_log_prob, false},
     {"gradients", read_gradients, write_gradients, false},
     {"ignored", read_ignored, write_ignored, false},
     head_key<&Head::workspace>("workspace")};
@@ -88,7 +93,7 @@ class HeadValue {
         vocab_(static_cast<std::size_t>(e.in(1).shape[0])),
         dim_(static_cast<std::size_t>(e.in(1).shape[1])) {
     for (const Type& type : e.node.results) results_.push_back(oracle::tensor_of(type));
-    std::size_t next = 2;
+    auto next = static_cast<std::size_t>(h_.first_gradient());
     if (h_.d_x != DType::i8) dx_ = &results_[next++];
     if (h_.d_w != DType::i8) dw_ = &results_[next++];
     if (h_.d_bias != DType::i8) db_ = &results_[next++];
@@ -109,7 +114,9 @@ class HeadValue {
       const double lse = top + std::log(sum);
       const bool hit = target >= 0.0 && target < static_cast<double>(vocab_);
       results_[0].data[i] = lse;
-      results_[1].data[i] = hit ? row.z[static_cast<std::size_t>(target)] : 0.0;
+      const double z = hit ? row.z[static_cast<std::size_t>(target)] : 0.0;
+      results_[1].data[i] = z;
+      if (h_.log_prob) results_[2].data[i] = hit ? z - lse : 0.0;
       if (h_.gradients) gradients(i, target, lse, row);
     }
     return std::move(results_);
@@ -151,9 +158,10 @@ std::vector<Tensor> head_value(const Evaluation& e) { return HeadValue(e).run();
 // --- instruction
 
 bool head_place(Lowering& l, Value v, const Destination& to) {
-  const bool dense = v.index >= 3 || is_contiguous(to.view);
-  // Results from 2 on are gradients; those that are added to are f32.
-  const bool adds = to.kind == Destination::Kind::sum && v.index >= 2 && l.target().heads_add();
+  const std::int32_t first = l.node(v.node).attributes->head.first_gradient();
+  const bool dense = v.index > first || is_contiguous(to.view);
+  // Results from `first` on are gradients; those that are added to are f32.
+  const bool adds = to.kind == Destination::Kind::sum && v.index >= first && l.target().heads_add();
   return dense && (adds || to.kind == Destination::Kind::write) && l.write_there(v, to);
 }
 
@@ -204,13 +212,13 @@ void head_emit(Lowering& l, int id) {
   std::int32_t result = 0;
   run.lse = l.result_of({id, result++});
   run.logit = l.result_of({id, result++});
+  if (h.log_prob) run.log_prob = l.result_of({id, result++});
   if (h.d_x != DType::i8) run.d_x = l.result_of({id, result++});
   if (h.d_w != DType::i8) run.d_w = l.result_of({id, result++});
   if (h.d_bias != DType::i8) run.d_bias = l.result_of({id, result++});
   run.ignored = h.ignored;
   HeadFeatures features = features_of(h);
-  constexpr std::int32_t kFirstGradient = 2;
-  features.accumulate = begin_sums(l, id, kFirstGradient, run);
+  features.accumulate = begin_sums(l, id, h.first_gradient(), run);
 
   HeadShape shape;
   shape.dim = run.w.shape[1];

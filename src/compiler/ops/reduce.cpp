@@ -243,7 +243,12 @@ void reduce_emit(Lowering& l, int id) {
   for (std::size_t i = 0; i < kept.size(); ++i)
     spread.push_back(static_cast<int>(loop.columns ? dims.size() + i : i));
   loop.store = {source, broadcasted(out, loop.shape, spread), l.accumulates({id, 0})};
+  // An f64 log-sum-exp of f32 numbers has f32 exponentials: the result alone is wide.
+  const bool narrow = loop.reduce == Reduce::lse && from.dtype != DType::f64;
+  const DType stored = loop.store.view.dtype;
+  if (narrow) loop.store.view.dtype = from.dtype;
   finish_pointwise(loop);
+  loop.store.view.dtype = stored;
   loop.parts = parts_of(loop, rows, reduced);
   if (const std::int64_t bytes = l.target().parts_bytes(loop); bytes > 0)
     loop.scratch = l.add_buffer(Place::arena, bytes, l.name_of_node(id) + " parts");

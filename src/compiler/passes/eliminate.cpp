@@ -76,7 +76,7 @@ std::vector<int> first_equal(const Graph& graph) {
     const Head& head = a.head;
     for (const double number : {a.number, head.scale, head.softcap, a.scores.softcap})
       key.push_back(std::bit_cast<std::int64_t>(number));
-    key.insert(key.end(), {head.bias, head.gradients, head.ignored.has_value(),
+    key.insert(key.end(), {head.bias, head.gradients, head.log_prob, head.ignored.has_value(),
                            head.ignored.value_or(0), head.workspace});
     key.insert(key.end(),
                {a.epilogue.bias, a.epilogue.residual, a.epilogue.gelu, a.epilogue.gelu_gradient});

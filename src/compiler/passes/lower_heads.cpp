@@ -22,9 +22,14 @@ struct Lowered {
 };
 
 class Writer {
+  static constexpr int kLogProb = 2;  // of a head's results
+
  public:
   Writer(const Graph& graph, const Lowered& head)
-      : g_(graph), h_(head), to_(static_cast<std::size_t>(graph.size())) {}
+      : g_(graph), h_(head), to_(static_cast<std::size_t>(graph.size())) {
+    log_prob_ = head.found.pick_log_prob;
+    for (int id = 0; id < graph.size(); ++id) log_prob_ = log_prob_ || lse_sign(id) != 0;
+  }
 
   Graph run() {
     out_.name = g_.name;
@@ -39,6 +44,7 @@ class Writer {
   Graph out_;
   std::vector<Value> to_;
   Value forward_, backward_;  // first results of the operations
+  bool log_prob_ = false;     // the forward operation has a log-probability
 
   Value value(Value v) const {
     const Value first = to_[static_cast<std::size_t>(v.node)];
@@ -56,8 +62,9 @@ class Writer {
     if (id == f.lse) {
       to = forward();
     } else if (id == f.pick) {
-      to = {forward().node, 1};
-      if (f.pick_log_prob) to = where_inside(map(out_, Function::sub, {to, forward()}));
+      to = {forward().node, f.pick_log_prob ? kLogProb : 1};
+    } else if (lse_sign(id) != 0) {
+      to = difference(id);
     } else if (id == h_.gradients.d_x) {
       to = gradient(0);
     } else if (id == h_.gradients.d_w) {
@@ -71,24 +78,54 @@ class Writer {
     }
   }
 
+  bool is_map(int id, Function function) const {
+    return g_.node(id).op == Op::map && g_.node(id).attributes->function == function;
+  }
+  // Returns the sign of lse in lse - pick or pick - lse, written with sub or as a sum with a neg.
+  // The engine rounds this difference once. Returns 0 if the node is neither.
+  int lse_sign(int id) const {
+    const FoundHead& f = h_.found;
+    const bool minus = is_map(id, Function::sub);
+    if (f.pick_log_prob || !(minus || is_map(id, Function::add))) return 0;
+    int of_lse = 0, of_pick = 0;
+    for (std::size_t i = 0; i < 2; ++i) {
+      int operand = g_.node(id).operands[i].node, sign = minus && i == 1 ? -1 : 1;
+      if (is_map(operand, Function::neg)) {
+        operand = g_.node(operand).operands[0].node;
+        sign = -sign;
+      }
+      if (operand == f.lse) of_lse = sign;
+      if (operand == f.pick) of_pick = sign;
+    }
+    return of_lse + of_pick == 0 ? of_lse : 0;
+  }
+  Value difference(int id) {
+    const bool negative = lse_sign(id) > 0;
+    const Value lse = forward(), p{lse.node, kLogProb};
+    // Outside [0, V) the logit is 0, so the difference is 0 - lse.
+    return select_inside(negative ? map(out_, Function::neg, {p}) : p,
+                         negative ? lse : map(out_, Function::neg, {lse}));
+  }
+
   // Returns x where the target has a logit, else 0.
-  Value where_inside(Value x) {
+  Value where_inside(Value x) { return select_inside(x, constant(out_, 0.0, out_.type(x))); }
+  Value select_inside(Value x, Value other) {
     const Value targets = needed(h_.found.targets);
     const Type type = out_.type(targets);
     const auto vocab = static_cast<double>(sizes_of(g_.type(h_.found.w))[0]);
     const Value inside = map(out_, Function::logical_and,
                              {map(out_, Function::ge, {targets, constant(out_, 0.0, type)}),
                               map(out_, Function::lt, {targets, constant(out_, vocab, type)})});
-    return map(out_, Function::select, {inside, x, constant(out_, 0.0, out_.type(x))});
+    return map(out_, Function::select, {inside, x, other});
   }
 
   Value forward() {
-    if (!forward_.valid()) forward_ = call(h_.together && h_.head.gradients);
+    if (!forward_.valid()) forward_ = call(h_.together && h_.head.gradients, log_prob_);
     return forward_;
   }
   Value gradient(int which) {
-    if (!backward_.valid()) backward_ = h_.together ? forward() : call(true);
-    int index = 2;
+    if (!backward_.valid()) backward_ = h_.together ? forward() : call(true, false);
+    int index = out_.node(backward_).attributes->head.first_gradient();
     if (which > 0 && h_.head.d_x != DType::i8) ++index;
     if (which > 1 && h_.head.d_w != DType::i8) ++index;
     return {backward_.node, index};
@@ -99,10 +136,11 @@ class Writer {
     return broadcast(out_, needed(c.value), type.shape, c.dims);
   }
 
-  Value call(bool gradients) {
+  Value call(bool gradients, bool log_prob) {
     const FoundHead& f = h_.found;
     Attributes a;
     a.head = h_.head;
+    a.head.log_prob = log_prob;
     std::vector<Value> operands = {needed(f.x), needed(f.w), needed(f.targets)};
     if (f.bias.valid()) operands.push_back(needed(f.bias));
     if (gradients) {

@@ -16,8 +16,10 @@
 #include "compiler/passes/refine_axes.h"
 #include "compiler/passes/settle.h"
 #include "compiler/passes/sink_puts.h"
+#include "compiler/passes/split_lse.h"
 #include "compiler/passes/spread_masks.h"
 #include "compiler/passes/widen_sums.h"
+#include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
 
 namespace logitless::ir {
@@ -31,9 +33,12 @@ void rewrite(Compilation& c) {
 
 bool strides_wanted(const Compilation& c) { return c.target.strided_gemms(); }
 
-void recompute(Compilation& c) {
+Graph with_split_lse(const Compilation& c, const Graph& graph) {
+  return c.externs ? widen_lse(graph) : split_lse(graph);
+}
+void split(Compilation& c) {
   c.written = c.graph;
-  c.graph = recompute_cheap(c.graph);
+  c.graph = with_split_lse(c, c.graph);
 }
 
 void plan_unchunked(Compilation& c) {
@@ -47,7 +52,7 @@ void call_head_engine(Compilation& c) {
   const Graph written = drop_settling(c.written);
   const Graph lowered = lower_heads(written, 0);
   if (lowered.size() == written.size()) return;
-  c.graph = recompute_cheap(lowered);
+  c.graph = recompute_cheap(with_split_lse(c, lowered));
 }
 
 bool chunks_wanted(const Compilation& c) { return c.chunk; }
@@ -61,8 +66,9 @@ bool is_settled(const ChunkChoice& choice, std::int64_t largest) {
     return n.op == Op::dot && elements_of(n.results[0]) >= largest;
   });
 }
-// Compares by budget first, then by work, then by peak. If neither is within the budget, the work
-// counts squared: it weighs twice as much as memory.
+// Compares by budget first, then by work. Within a budget the faster program is better, of equally
+// fast ones the smaller; without one, the smaller. If neither is within the budget, the work counts
+// squared: it weighs twice as much as memory.
 bool is_better(const Program& a, const Program& b, const Compilation& c) {
   const auto bytes = [&](const Program& p) {
     return c.budget_with_scratch ? p.arena_bytes : p.value_bytes;
@@ -72,6 +78,11 @@ bool is_better(const Program& a, const Program& b, const Compilation& c) {
   if (fits_a != fits_b) return fits_a;
   if (fits_a && std::abs(a.multiply_adds - b.multiply_adds) > 1e-3 * b.multiply_adds)
     return a.multiply_adds < b.multiply_adds;
+  if (fits_a && c.budget > 0) {
+    const double seconds_a = predicted_seconds(a, c.target.rates()),
+                 seconds_b = predicted_seconds(b, c.target.rates());
+    if (seconds_a != seconds_b) return seconds_a < seconds_b;
+  }
   const auto weighed = [&](const Program& p) {
     const double work = fits_a ? 1.0 : std::max(p.multiply_adds, 1.0);
     return static_cast<double>(bytes(p)) * work * work;
@@ -83,9 +94,11 @@ void choose(Compilation& c) {
   const ChunkRequest request{c.target, c.budget, c.budget_with_scratch, c.explore, c.chunks,
                              c.added,  &c.bodies};
   ChunkChoice choice = choose_within(c.graph, request);
-  // Refined rows, as sequences or pairs of them, may allow other chunks.
+  // Refined rows, as sequences or pairs of them, may allow other chunks. They may also be faster
+  // with loops that are settled already, which a budget asks for.
   const Value product = largest_product(c.graph);
-  if (product.valid() && !is_settled(choice, elements_of(c.graph.type(product)))) {
+  if (product.valid() &&
+      (c.budget > 0 || !is_settled(choice, elements_of(c.graph.type(product))))) {
     if (const std::optional<Graph> refined = refine_axes(c.graph, product)) {
       ChunkChoice other = choose_within(*refined, request);
       if (is_better(other.program, choice.program, c)) choice = std::move(other);
@@ -109,7 +122,8 @@ constexpr Pass kPipeline[] = {
     {"sink-puts", rewrite<sink_puts>},
     {"join-pads", rewrite<join_pads>},
     {"widen-sums", rewrite<widen_sums>},
-    {"recompute-cheap", recompute},
+    {"split-lse", split},
+    {"recompute-cheap", rewrite<recompute_cheap>},
     {"plan-unchunked", plan_unchunked},
     {"lower-heads", call_head_engine, heads_wanted},
     {"choose-chunks", choose, chunks_wanted},

@@ -21,11 +21,11 @@ struct Compilation {
   // Options as in CompileOptions.
   std::int64_t budget = 0, chunks = 0;
   bool chunk = true, head_engine = true;
-  bool budget_with_scratch = false, explore = false;
+  bool budget_with_scratch = false, explore = false, externs = false;
   std::vector<bool> added = {};  // by output: added to existing values; empty: none
 
   Graph graph = {};
-  Graph written = {};          // the graph before values were recomputed
+  Graph written = {};          // the graph before log-sum-exps were split, which heads are found in
   Graph unchunked_graph = {};  // without loops and heads
   Program unchunked = {};      // program of that graph
   Program program = {};        // the program that runs

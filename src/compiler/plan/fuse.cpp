@@ -21,8 +21,13 @@ bool reads_elementwise(const Node& user, Value v) {
          user.operands[0] == v;
 }
 
-// Random numbers need f64 registers, which the readers' loops may not have.
-bool draws(const Node& n) { return n.op == Op::map && n.attributes->function == Function::random; }
+// Random numbers and casts from f64 need f64 registers, which the readers' loops may not have. The
+// readers' f32 results then have the same bits whatever is fused.
+bool needs_wide(const Graph& graph, const Node& n) {
+  if (n.op == Op::map) return n.attributes->function == Function::random;
+  return n.op == Op::cast && n.results[0].dtype == DType::f32 &&
+         graph.type(n.operands[0]).dtype == DType::f64;
+}
 
 // The first few of a set of values.
 class FirstValues {
@@ -108,7 +113,7 @@ class Inliner {
   bool readable(int id) const {
     const auto at = static_cast<std::size_t>(id);
     const std::span<const int> readers = users_[at];
-    return !output_[at] && !readers.empty() && !draws(g_.node(id)) &&
+    return !output_[at] && !readers.empty() && !needs_wide(g_, g_.node(id)) &&
            std::all_of(readers.begin(), readers.end(), [&](int u) {
              return reads_elementwise(g_.node(u), {id, 0});
            });
@@ -224,7 +229,8 @@ std::vector<bool> inlined_nodes(const Graph& graph, const std::vector<int>& agai
 bool may_be_recomputed(const Graph& graph, int node) {
   const Node& n = graph.node(node);
   const DType dtype = n.results[0].dtype;
-  if (!is_elementwise(n) || draws(n) || (dtype != DType::f32 && dtype != DType::f64)) return false;
+  if (!is_elementwise(n) || needs_wide(graph, n) || (dtype != DType::f32 && dtype != DType::f64))
+    return false;
   const auto reads = [&](Value v) { return v.node == node; };
   const std::vector<Output>& outputs = graph.outputs();
   if (std::any_of(outputs.begin(), outputs.end(), [&](const Output& o) { return reads(o.value); }))

@@ -101,7 +101,7 @@ struct Writes : Named {
     add(l.arena);
   }
   void operator()(const HeadRun& h) const {
-    add(h.lse, h.logit, h.d_x, h.d_w, h.d_bias);
+    add(h.lse, h.logit, h.log_prob, h.d_x, h.d_w, h.d_bias);
     add(h.scratch);
   }
   void operator()(const RowGroup& g) const {
@@ -169,8 +169,8 @@ struct Moved {
            (l.tail ? bytes_moved(*l.tail) : 0.0);
   }
   double operator()(const HeadRun& h) const {
-    return sum_of(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit, h.lse, h.logit, h.d_x, h.d_w,
-                  h.d_bias);
+    return sum_of(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit, h.lse, h.logit, h.log_prob,
+                  h.d_x, h.d_w, h.d_bias);
   }
   // A value that several stages read is loaded once.
   double operator()(const RowGroup& g) const {

@@ -167,7 +167,7 @@ struct Attention {
 
 // A call of the head engine. Absent operands have no buffer.
 struct HeadRun {
-  View x, w, targets, bias, d_lse, d_logit, lse, logit, d_x, d_w, d_bias;
+  View x, w, targets, bias, d_lse, d_logit, lse, logit, log_prob, d_x, d_w, d_bias;
   std::optional<std::int64_t> ignored;
   std::shared_ptr<const LossPlan> plan;
   std::shared_ptr<const Context> context;

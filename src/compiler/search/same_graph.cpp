@@ -18,9 +18,9 @@ bool same_loop(const Loop& a, const Loop& b) {
 }
 
 bool same_head(const Head& a, const Head& b) {
-  return a.bias == b.bias && a.gradients == b.gradients && a.scale == b.scale &&
-         a.softcap == b.softcap && a.d_x == b.d_x && a.d_w == b.d_w && a.d_bias == b.d_bias &&
-         a.ignored == b.ignored && a.workspace == b.workspace;
+  return a.bias == b.bias && a.gradients == b.gradients && a.log_prob == b.log_prob &&
+         a.scale == b.scale && a.softcap == b.softcap && a.d_x == b.d_x && a.d_w == b.d_w &&
+         a.d_bias == b.d_bias && a.ignored == b.ignored && a.workspace == b.workspace;
 }
 
 bool same_node(const Node& a, const Node& b) {

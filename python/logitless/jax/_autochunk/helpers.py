@@ -27,6 +27,13 @@ def _sort(x, axis, count, descending, dtype):
     index = lax.slice_in_dim(jnp.argsort(x, axis, stable=True, descending=descending), 0, count, axis=axis)
     return jnp.take_along_axis(x, index, axis), index.astype(dtype)
 ''',
+    "_wide_lse": '''
+def _wide_lse(x, axes):
+    """The log-sum-exp of float32 in float64."""
+    top = x.max(axes, keepdims=True)
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    return jnp.squeeze(top, axes).astype(jnp.float64) + jnp.log(jnp.exp(x - top).sum(axes)).astype(jnp.float64)
+''',
     "_pick": '''
 def _pick(x, index, axis):
     """x at index along axis; 0 where the index is outside."""

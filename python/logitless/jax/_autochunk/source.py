@@ -163,6 +163,10 @@ class Scope(BaseScope):
 
     def op_reduce_lse(self, node: Node, x: Term) -> None:
         text, dims = self.reduced(node, x)
+        if x.type.dtype == jnp.float32 and node.type.dtype == jnp.float64:
+            # Its differences to logits are wide, and not its exponentials.
+            self.bind(node.results[0], f"{self.e.helper('_wide_lse')}({text}, {dims})", node.type)
+            return
         self.bind(node.results[0], f"jax.nn.logsumexp({text}{self._to(node, x)}, {dims})", node.type)
 
     def op_argmax(self, node: Node, x: Term) -> None:

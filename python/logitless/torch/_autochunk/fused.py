@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from logitless._autochunk.parse import Graph, Node, Type
 
 
@@ -83,27 +85,34 @@ class _Fusion:
     def softmax(self, lse: Node) -> None:
         [x], [value], dims = lse.operands, lse.results, lse.numbers("dims")
         type_ = self.types.get(x)
-        if len(dims) != 1 or type_ is None or type_.dtype != lse.type.dtype or type_.dtype.itemsize < 4:
+        # Differences of rows may read a wider one, and those of x what that is in its dtype.
+        narrow = [r for r in self.readers.get(value, []) if r.op == "cast" and type_ is not None and r.type.dtype == type_.dtype]
+        wide = len(narrow) == 1 and lse.type.dtype == torch.float64
+        if len(dims) != 1 or type_ is None or (type_.dtype != lse.type.dtype and not wide) or type_.dtype.itemsize < 4:
             return
         if type_.shape[dims[0]] == "0":
             return
         [axis] = dims
-        guard = self.guard(value)
-        given = guard[-1].results[0] if guard else value  # what a softmax subtracts
+        narrow = narrow if wide else []
+        narrowed = narrow[0].results[0] if narrow else value
+        guard = self.guard(narrowed)
+        given = guard[-1].results[0] if guard else narrowed  # what a softmax subtracts
         less = [(b, s) for b in self.readers.get(given, []) for s in self.less(x, b, axis)]
         if len(less) != 1:
             return
         [(spread, difference)] = less
         powers = self.only(difference.results[0])
         alone = len(powers) == 1 and powers[0].op == "exp"
-        others = [r for v in {value, given} for r in self.readers[v] if r is not spread and not any(r is n for n in guard)]
-        kept = not self.ends.isdisjoint({value, given}) or others or self.only(spread.results[0]) != [difference]
+        shown = {value, *(r for n in [*narrow, *guard] for r in n.results)}
+        known = [spread, *narrow, *guard]
+        others = [r for v in shown for r in self.readers.get(v, []) if not any(r is n for n in known)]
+        kept = not self.ends.isdisjoint(shown) or others or self.only(spread.results[0]) != [difference]
         attributes = {"axis": str(axis)}
         if not kept:
             last = powers[0] if alone else difference
             op = "softmax" if alone else "log_softmax"
             new = Node(last.results, op, [x], attributes, last.type, location=last.location)
-            self.replace([lse, *guard, spread, difference, *powers[:alone]], [new], self.nodes.index(last))
+            self.replace([lse, *narrow, *guard, spread, difference, *powers[:alone]], [new], self.nodes.index(last))
         elif alone:
             # Both are computed at once if the softmax can replace its operand.
             again = [r for r in self.readers[spread.results[0]] if r is not difference]
@@ -111,7 +120,7 @@ class _Fusion:
             if all(r in (lse, difference) or self.nodes.index(r) < at for r in self.readers[x]) and x not in self.ends:
                 types = [powers[0].type, lse.type]
                 new = Node([*powers[0].results, value], "softmax", [x], attributes, types=types, location=lse.location)
-                self.replace([lse, *guard, difference, powers[0]], [new, *guard], at)
+                self.replace([lse, *narrow, *guard, difference, powers[0]], [new, *narrow, *guard], at)
 
     def guard(self, lse: str) -> list[Node]:
         """Returns the statements that make NaN of an infinite log-sum-exp (settled() in _autochunk/softmax.py), the last one's
@@ -121,9 +130,7 @@ class _Fusion:
                 far = self.made(finite.operands[-1], "constant")
                 for select in self.readers.get(finite.results[0], []):
                     chosen = select.op == "select" and select.operands[:2] == [finite.results[0], lse]
-                    if finite.op != "lt" or not chosen or far is None or float(far.attributes["value"]) != float("inf"):
-                        continue
-                    if self.only(size.results[0]) == [finite] and self.only(finite.results[0]) == [select]:
+                    if finite.op == "lt" and chosen and far is not None and float(far.attributes["value"]) == float("inf"):
                         return [size, finite, select]
         return []
 

@@ -24,9 +24,9 @@ def _random(key0, key1, counter):
     return made.mul_(2.0**-23)
 ''',
     "_softmax_": '''
-def _softmax_(x, dim):
-    """Overwrites x by its softmax. Returns the log-sum-exp of x."""
-    top = x.amax(dim)
+def _softmax_(x, dim, dtype=None):
+    """x becomes its softmax. Returns the log-sum-exp that it had, in another dtype where one is said."""
+    top = x.amax(dim).to(dtype or x.dtype)
     torch.softmax(x, dim, out=x)
     return torch.where(top.isinf(), top, top - x.amax(dim).log())
 ''',

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from logitless._autochunk.parse import Node, Type
 from logitless._autochunk.source import BaseScope
 from logitless._autochunk.text import INFIX, UNARY, Term
@@ -46,7 +48,8 @@ class InPlace(BaseScope):
         else:
             if not self.writable(operand):
                 x = self.bind(value, f"{self.full(x)}.clone(memory_format=torch.contiguous_format)", types[0])
-            self.bind(rest[0], f"{self.e.helper('_softmax_')}({x.text}, {axis})", types[1])
+            dtype = f", {types[1].dtype}" if types[1].dtype != types[0].dtype else ""
+            self.bind(rest[0], f"{self.e.helper('_softmax_')}({x.text}, {axis}{dtype})", types[1])
         if value not in self.terms:
             self.becomes(value, operand, types[0])
 
@@ -59,6 +62,11 @@ class InPlace(BaseScope):
         wide = f".to({type_.dtype})" if type_.dtype != x.type.dtype else ""
         [first, *more] = node.numbers("dims")
         fit = not more and x.type.shape[first] != "0" and type_.dtype.itemsize >= 4
+        if fit and (x.type.dtype, type_.dtype) == (torch.float32, torch.float64):
+            # Its differences to logits are wide, and not its exponentials.
+            copy = "" if self.writable(node.operands[0]) else ".clone(memory_format=torch.contiguous_format)"
+            self.bind(node.results[0], f"{self.e.helper('_softmax_')}({text}{copy}, {dims}, {type_.dtype})", type_)
+            return
         if fit and (wide or self.writable(node.operands[0])):
             self.bind(node.results[0], f"{self.e.helper('_softmax_')}({text}{wide}, {dims})", type_)
         else:

@@ -44,6 +44,7 @@ class HeadOfProgram {
         at_(targets_),
         lse_(floats(head.lse, frame)),
         logit_(floats(head.logit, frame)),
+        log_prob_(floats(head.log_prob, frame)),
         d_lse_(floats(head.d_lse, frame)),
         d_logit_(floats(head.d_logit, frame)) {
     // The engine refuses targets outside the vocabulary. The program gives these no logit: their
@@ -53,6 +54,7 @@ class HeadOfProgram {
       const std::int64_t vocab_id = target(row);
       vocab_ids[row] = h_.ignored && vocab_id == *h_.ignored ? -1 : hits(vocab_id) ? vocab_id : 0;
       lse_[row] = logit_[row] = 0.0f;
+      if (log_prob_ != nullptr) log_prob_[row] = 0.0f;
     }
     call_.context = h_.context.get();
     call_.shape = h_.plan->shape;
@@ -135,6 +137,8 @@ class HeadOfProgram {
   void write(const cpu::TokenResult& r, cpu::TokenCoefficients& token_coefficients) const {
     lse_[r.row] = static_cast<float>(r.lse);
     logit_[r.row] = hits(target(r.row)) ? r.target_logit[0] : 0.0f;
+    if (log_prob_ != nullptr && hits(target(r.row)))
+      log_prob_[r.row] = static_cast<float>(r.log_prob(0));
     if (d_lse_ != nullptr) give_cotangents(r, token_coefficients);
   }
   void give_cotangents(const cpu::TokenResult& r,
@@ -147,7 +151,7 @@ class HeadOfProgram {
   std::byte* const scratch_;
   TensorView targets_;
   FlatIndex at_;
-  float *lse_, *logit_;
+  float *lse_, *logit_, *log_prob_;
   const float *d_lse_, *d_logit_;
   HeadCall call_;
 };

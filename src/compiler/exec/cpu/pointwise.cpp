@@ -366,12 +366,13 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
     add_columns(loop, shape, block, first_size * part / parts, first_size * (part + 1) / parts,
                 rows, n, at.data(), top.data(), sum.data());
     if (loop.reduce == Reduce::lse) {
-      for (std::int64_t i = 0; i < rows * n; ++i)
-        sum[static_cast<std::size_t>(i)] =
-            static_cast<R>(std::log(sum[static_cast<std::size_t>(i)])) +
-            top[static_cast<std::size_t>(i)];
-    }
-    if (parts > 1) {
+      alignas(64) std::array<double, kBlock> lse;
+      const auto count = static_cast<std::size_t>(rows * n);
+      for (std::size_t i = 0; i < count; ++i)
+        lse[i] = static_cast<double>(std::log(sum[i])) + static_cast<double>(top[i]);
+      for (std::size_t d = 0; d < reduced; ++d) at[d] = 0;
+      put_rows(to.view, block.stored(at.data()), lse.data(), rows, n, to.accumulate);
+    } else if (parts > 1) {
       std::copy_n(sum.data(), rows * n, sums + part * columns + column);
     } else {
       for (std::size_t d = 0; d < reduced; ++d) at[d] = 0;

@@ -41,6 +41,7 @@ class HeadOfProgram {
     cotangents_.lse = floats(h_.d_lse, frame);
     cotangents_.target_logit = gradients() ? targets_.deltas : nullptr;
     logit_ = floats(h_.logit, frame);
+    log_prob_ = floats(h_.log_prob, frame);
     call_.shape = shape();
     call_.features = h_.plan->features;
     call_.in.hidden = tensor(h_.x, frame);
@@ -50,6 +51,7 @@ class HeadOfProgram {
     call_.in.ignore_index = -1;
     call_.out.lse = tensor(h_.lse, frame);
     call_.out.target_logit = tensor(h_.logit, frame);
+    call_.out.log_prob = tensor(h_.log_prob, frame);
     call_.gradients = {.d_hidden = tensor(h_.d_x, frame),
                        .d_weight = tensor(h_.d_w, frame),
                        .d_bias = tensor(h_.d_bias, frame)};
@@ -63,7 +65,7 @@ class HeadOfProgram {
     call.workspace = &workspace;
     cuda::head_targets(targets_);
     cuda::Engine(call).run(tokens());
-    cuda::clear_missing_logits(targets_, logit_);
+    clear_missing();
   }
 
   void run_over_ranks(const Context& context, HeadOverRanks::State& ranks) const {
@@ -75,7 +77,7 @@ class HeadOfProgram {
       ranks.set_rows(call);
       cuda::head_targets(targets_);
       cuda::Engine(call).run(tokens());
-      cuda::clear_missing_logits(targets_, logit_);
+      clear_missing();
     });
   }
 
@@ -101,7 +103,7 @@ class HeadOfProgram {
       cuda::Engine engine(call);
       engine.run(tokens());
       engine.audit(tokens());
-      cuda::clear_missing_logits(targets_, logit_);
+      clear_missing();
       if (!step.audit) return {};  // no audit, so no reason to wait
       return cuda::far_statistics(context, plan, *call.workspace);
     };
@@ -118,6 +120,10 @@ class HeadOfProgram {
   }
   const HeadShape& shape() const { return h_.plan->shape; }
   bool gradients() const { return h_.d_lse.buffer >= 0; }
+  void clear_missing() const {
+    cuda::clear_missing_logits(targets_, logit_);
+    if (log_prob_ != nullptr) cuda::clear_missing_logits(targets_, log_prob_);
+  }
   struct Tokens {
     const HeadOfProgram& head;
     void operator()(const cuda::ForwardCall& chunk, cuda::RowCoefficients* rows,
@@ -132,7 +138,7 @@ class HeadOfProgram {
   const HeadScratch parts_;
   cuda::HeadTargetsCall targets_;
   cuda::CotangentCall cotangents_;
-  float* logit_;
+  float *logit_, *log_prob_;
   HeadCall call_;
 };
 

@@ -192,6 +192,10 @@ struct LogSum {
   __device__ R value() const {
     return shift(top) == R(0) && top != R(0) ? top : top + logarithm(sum);
   }
+  // Keeps the digits that R rounds away beside a large top.
+  __device__ double wide_value() const {
+    return shift(top) == R(0) && top != R(0) ? (double)top : (double)top + (double)logarithm(sum);
+  }
 };
 
 // Merges the states of `lanes` neighbours, a power of two up to 32. All lanes get the result.

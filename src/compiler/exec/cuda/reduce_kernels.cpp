@@ -47,6 +47,12 @@ KernelArgument target_argument(const Pointwise& loop, bool to_scratch) {
   return to_scratch ? KernelArgument{KernelArgument::Kind::scratch, -1, 0} : stored_argument(loop);
 }
 
+// Returns the expression of a state's result.
+std::string value_of(const char* state, const Pointwise& loop) {
+  const bool wide = loop.reduce == Reduce::lse && loop.store.view.dtype == DType::f64;
+  return concat(state, wide ? ".wide_value()" : ".value()");
+}
+
 // Loads the item at the declared coordinates and adds its elements to `state`, as one sum, or to
 // state[j] separately.
 void add_item(Lines& lines, const LoopText& text, int width, bool each) {
@@ -84,7 +90,7 @@ GeneratedKernel merge_row_parts(const Pointwise& loop, const Parts& parts) {
             text.number(parts.count), " + p]);");
   lines.add("across_lanes(state, 32);");
   lines.add("if (lane == 0 && own == row) {");
-  text.store_one(lines, text.stored_offset(0, n.border), "state.value()");
+  text.store_one(lines, text.stored_offset(0, n.border), value_of("state", loop));
   lines.add("}");
   GeneratedKernel kernel = make_kernel(
       "merge_rows", concat(parts.count, " parts of each of ", n.kept, " rows"),
@@ -162,7 +168,7 @@ GeneratedKernel merge_column_parts(std::span<const Pointwise* const> loops, cons
       lines.add("if (loop == ", i, ") {");
       lines.add(own.stored_type(), "* const to = ", to, ";");
     }
-    own.store_one(lines, own.stored_offset(n.border, n.rank), "state[0].value()");
+    own.store_one(lines, own.stored_offset(n.border, n.rank), value_of("state[0]", *loops[i]));
     if (several) lines.add("}");
   }
   lines.add("}");
@@ -289,7 +295,7 @@ std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
   if (in_parts) {
     lines.add("parts[row * ", number(parts.count), " + part] = state;");
   } else {
-    text.store_one(lines, text.stored_offset(0, n.border), "state.value()");
+    text.store_one(lines, text.stored_offset(0, n.border), value_of("state", loop));
   }
   lines.add("}");
 
@@ -350,7 +356,7 @@ std::vector<GeneratedKernel> column_kernels(const Pointwise& loop,
   } else {
     const std::int64_t stride = loop.store.view.strides.back();
     text.store_one(lines, concat(text.stored_offset(n.border, n.rank), " + j * ", number(stride)),
-                   "state[j].value()");
+                   value_of("state[j]", loop));
   }
   lines.add("}");
   lines.add("}");
