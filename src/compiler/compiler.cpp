@@ -7,6 +7,7 @@
 #include "compiler/compiled.h"
 #include "compiler/exec/cpu/backend.h"
 #include "compiler/exec/cuda/backend.h"
+#include "compiler/exec/head.h"
 #include "compiler/exec/head_over_ranks.h"
 #include "compiler/exec/results_done.h"
 #include "compiler/graph_access.h"
@@ -290,14 +291,15 @@ void PreparedProgram::run(std::span<const void* const> parameters, std::span<voi
                           const std::function<void(std::size_t result)>& done) const {
   check_device_pointers(*state_->program, parameters, results, arena);
   ir::ResultsDone observer(state_->program->program, done);
-  state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), stream, &observer);
+  state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), stream, {}, &observer);
   observer.end();
 }
 
 void PreparedProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
                           void* arena, FarFieldHead& far) const {
   check_device_pointers(*state_->program, parameters, results, arena);
-  state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), far);
+  state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), nullptr,
+                        {.far = &far});
 }
 
 void PreparedProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
@@ -306,7 +308,7 @@ void PreparedProgram::run(std::span<const void* const> parameters, std::span<voi
   check_device_pointers(*state_->program, parameters, results, arena);
   const auto run_observed = [&](ir::Observer* observer) {
     state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), stream,
-                          CompilerAccess::state(head), observer);
+                          {.ranks = &CompilerAccess::state(head)}, observer);
   };
   if (!done) return run_observed(nullptr);
   ir::ResultsDone observer(state_->program->program, done);
@@ -320,11 +322,12 @@ void PreparedProgram::load(std::span<const void* const> parameters, std::span<vo
   HeadOverRanks::State& ranks = CompilerAccess::state(head);
   ir::require_head(ranks, state_->program->program);
   ranks.allocate();
-  state_->prepared->run_without_heads(parameters, results, static_cast<std::byte*>(arena), stream);
+  state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), stream,
+                        {.skipped = true});
 }
 
 LossPlan CompiledProgram::far_plan(const FarFieldHead& far) const {
-  return state_->backend->far_plan(state_->program, far);
+  return ir::far_plan(state_->program, far, state_->device.kind);
 }
 
 }  // namespace logitless

@@ -1,6 +1,7 @@
 #include "compiler/exec/head_over_ranks.h"
 
 #include "compiler/compiled.h"
+#include "compiler/exec/head.h"
 
 namespace logitless {
 
@@ -16,7 +17,7 @@ HeadOverRanks::HeadOverRanks(const CompiledProgram& program, const Context& cont
   const CompiledProgram::State& s = CompilerAccess::state(program);
   state_->program = &s.program;
   state_->device = s.device.kind;
-  s.backend->plan(*state_, memory_budget);
+  ir::plan_over_ranks(*state_, memory_budget);
 }
 
 HeadOverRanks::~HeadOverRanks() = default;

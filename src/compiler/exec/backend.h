@@ -41,22 +41,15 @@ class Prepared {
   virtual ~Prepared() = default;
 
   // Enqueues a run on the stream; neither waits nor allocates. Pointers as in Backend::run, of the
-  // device.
+  // device. `observer` may be null. Heads run as `under` says:
+  // - far: on the stream of far's context, which `stream` is not; it decides how far_head() runs.
+  //   Steps with a decision wait and may allocate. Throws Unsupported if there is no such head.
+  // - ranks: the first run may allocate. Throws InvalidArgument if `ranks` belongs to another
+  //   program.
+  // - skipped: for timing; no result is valid afterwards.
   virtual void run(std::span<const void* const> parameters, std::span<void* const> results,
-                   std::byte* arena, void* stream, Observer* observer = nullptr) const = 0;
-  // Runs on the stream of far's context. `far` decides how far_head() runs; steps with a decision
-  // wait and may allocate. Throws Unsupported if there is no such head.
-  virtual void run(std::span<const void* const> parameters, std::span<void* const> results,
-                   std::byte* arena, FarFieldHead& far) const = 0;
-  // Runs like the first, with the head over ranks; the first run may allocate. Throws
-  // InvalidArgument if `ranks` belongs to another program.
-  virtual void run(std::span<const void* const> parameters, std::span<void* const> results,
-                   std::byte* arena, void* stream, HeadOverRanks::State& ranks,
-                   Observer* observer) const = 0;
-  // Runs like the first, without heads, for timing: no result is valid afterwards.
-  virtual void run_without_heads(std::span<const void* const> parameters,
-                                 std::span<void* const> results, std::byte* arena,
-                                 void* stream) const = 0;
+                   std::byte* arena, void* stream, const HeadUnder& under = {},
+                   Observer* observer = nullptr) const = 0;
 
   // Runs it repeat + 2 times on a separate stream, times `repeat` of these runs, and waits.
   virtual Timed time(std::span<const void* const> parameters, std::span<void* const> results,
@@ -76,12 +69,6 @@ class Backend {
   virtual void run(const Program& program, std::span<const void* const> parameters,
                    std::span<void* const> results, std::byte* arena, const HeadUnder& under,
                    Observer* observer = nullptr) const = 0;
-
-  // Returns the plan of the program's audited steps under `far`. Throws as run() does.
-  virtual LossPlan far_plan(const Program& program, const FarFieldHead& far) const = 0;
-
-  // Completes `ranks` by its plan and the workspace that it needs. Collective.
-  virtual void plan(HeadOverRanks::State& ranks, std::size_t memory_budget) const = 0;
 
   // Prepares a program, which must outlive the result. Throws InvalidArgument on the CPU, which has
   // run().

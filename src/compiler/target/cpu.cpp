@@ -2,6 +2,7 @@
 
 #include "compiler/target/head_workspace.h"
 #include "head/plan/choose.h"
+#include "head/program_head.h"
 
 namespace logitless::ir {
 namespace {
@@ -103,8 +104,8 @@ HeadPlan CpuTarget::head_plan(const HeadShape& shape, const HeadFeatures& featur
   request.device.threads = 1;
   LossPlan alone = workspace > 0 ? plan_within(shape, features, request, workspace)
                                  : plan_without_limit(shape, features, request, kMostHeadBytes);
-  // The scratch holds targets as int64, followed by the engine's workspace.
-  const std::size_t targets = (static_cast<std::size_t>(shape.tokens) * 8 + 63) / 64 * 64;
+  const auto targets =
+      static_cast<std::size_t>(program_head_scratch(DeviceKind::cpu, shape.tokens).workspace);
   head.value_bytes = static_cast<std::int64_t>(targets + alone.workspace_bytes());
   head.plan = std::make_shared<const LossPlan>(with_threads(std::move(alone), threads_));
   head.bytes = static_cast<std::int64_t>(targets + head.plan->workspace_bytes());

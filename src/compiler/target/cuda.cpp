@@ -6,17 +6,9 @@
 #include "compiler/exec/cuda/codegen.h"
 #include "compiler/target/head_workspace.h"
 #include "core/check.h"
+#include "head/program_head.h"
 
 namespace logitless::ir {
-namespace {
-
-constexpr std::int64_t kAlignment = 256;
-std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-}  // namespace
-
 cuda::GemmShape gemm_shape(const Gemm& gemm, std::span<const std::int64_t> alignments) {
   const std::size_t outer = gemm.outer.size();
   const auto layout = [&](const View& v) {
@@ -78,13 +70,6 @@ cuda::ScatterCall scatter_call(const ScatterAdd& s) {
   call.count = elements_of(s.index);
   call.width = call.rows > 0 ? elements_of(s.out) / call.rows : 0;
   return call;
-}
-
-HeadScratch head_scratch(std::int64_t tokens) {
-  HeadScratch s;
-  s.deltas = aligned(tokens * 8);
-  s.workspace = s.deltas + aligned(tokens * 4);
-  return s;
 }
 
 std::string CudaTarget::refuse(const Instruction& instruction) const {
@@ -173,8 +158,8 @@ HeadPlan CudaTarget::head_plan(const HeadShape& shape, const HeadFeatures& featu
   HeadPlan head;
   auto plan = workspace > 0 ? plan_within(shape, features, request, workspace)
                             : plan_without_limit(shape, features, request, kMostBytes);
-  head.bytes = head.value_bytes =
-      head_scratch(shape.tokens).workspace + static_cast<std::int64_t>(plan.workspace_bytes());
+  head.bytes = head.value_bytes = program_head_scratch(DeviceKind::cuda, shape.tokens).workspace +
+                                  static_cast<std::int64_t>(plan.workspace_bytes());
   head.plan = std::make_shared<const LossPlan>(std::move(plan));
   return head;
 }

@@ -49,10 +49,4 @@ cuda::GemmShape gemm_shape(const Gemm& gemm, std::span<const std::int64_t> align
 cuda::AttentionCall attention_call(const Attention& attention);
 cuda::ScatterCall scatter_call(const ScatterAdd& scatter);
 
-// Layout of a head's scratch: targets int64 [N], their d_logit, the engine's workspace.
-struct HeadScratch {
-  std::int64_t deltas = 0, workspace = 0;  // bytes; targets are at 0
-};
-HeadScratch head_scratch(std::int64_t tokens);
-
 }  // namespace logitless::ir

@@ -14,14 +14,6 @@ void CpuBackend::run(const Program& program, std::span<const void* const> parame
   run_program({program, arena, parameters, results}, threads_, under, observer);
 }
 
-LossPlan CpuBackend::far_plan(const Program& program, const FarFieldHead& far) const {
-  return audited_plan(program, far);
-}
-
-void CpuBackend::plan(HeadOverRanks::State& ranks, std::size_t memory_budget) const {
-  plan_over_ranks(ranks, memory_budget);
-}
-
 std::unique_ptr<const Prepared> CpuBackend::prepare(const Program&, const Context&) const {
   throw InvalidArgument(
       "prepare: the program was compiled for the CPU, where run() takes it as it is");

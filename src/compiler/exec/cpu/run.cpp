@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "compiler/exec/head.h"
 #include "compiler/target/cpu.h"
 #include "core/check.h"
 #include "core/element.h"
@@ -351,7 +352,7 @@ struct Runner {
   void operator()(const Fill& f) const { run_fill(f, frame, threads); }
   void operator()(const Attention& a) const { run_attention(a, frame, threads); }
   void operator()(const LoopRun& l) const { run_loop(l, frame, threads, observer); }
-  void operator()(const HeadRun& h) const { run_head(h, frame, under); }
+  void operator()(const HeadRun& h) const { run_head(h, frame, *h.context, under); }
   void operator()(const RowGroup&) const { throw InternalError("a row group on a CPU"); }
 };
 

@@ -18,10 +18,5 @@ void run_sort(const Sort& sort, const Frame& frame, int threads);
 // them.
 void random_numbers(const double* key0, const double* key1, const double* counter, double* out,
                     std::int64_t n);
-// head.cpp
-void run_head(const HeadRun& head, const Frame& frame, const HeadUnder& under);
-LossPlan audited_plan(const Program& program, const FarFieldHead& far);
-// See Backend::plan().
-void plan_over_ranks(HeadOverRanks::State& ranks, std::size_t memory_budget);
 
 }  // namespace logitless::ir

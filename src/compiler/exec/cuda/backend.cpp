@@ -2,6 +2,7 @@
 
 #include "compiler/exec/cuda/steps.h"
 #include "compiler/exec/cuda/time_steps.h"
+#include "compiler/exec/head.h"
 #include "compiler/exec/head_over_ranks.h"
 #include "core/check.h"
 
@@ -16,29 +17,18 @@ class PreparedSteps final : public Prepared {
     steps_.bind(set_);
   }
   void run(std::span<const void* const> parameters, std::span<void* const> results,
-           std::byte* arena, void* stream, Observer* observer) const final {
-    steps_.enqueue({program_, arena, parameters, results}, context_.on(stream), observer);
+           std::byte* arena, void* stream, const HeadUnder& under, Observer* observer) const final {
+    if (under.far != nullptr) far_head(program_);
+    if (under.ranks != nullptr) require_head(*under.ranks, program_);
+    const Frame frame{program_, arena, parameters, results};
+    if (under.far == nullptr)
+      steps_.enqueue(frame, context_.on(stream), observer, under);
+    else
+      steps_.enqueue(frame, context_of(*under.far, DeviceKind::cuda), observer, under);
   }
   Timed time(std::span<const void* const> parameters, std::span<void* const> results,
              std::byte* arena, int repeat) const final {
     return time_steps(steps_, {program_, arena, parameters, results}, context_, repeat);
-  }
-  void run(std::span<const void* const> parameters, std::span<void* const> results,
-           std::byte* arena, FarFieldHead& far) const final {
-    far_head(program_);
-    steps_.enqueue({program_, arena, parameters, results}, context_of(far), nullptr, {.far = &far});
-  }
-  void run(std::span<const void* const> parameters, std::span<void* const> results,
-           std::byte* arena, void* stream, HeadOverRanks::State& ranks,
-           Observer* observer) const final {
-    require_head(ranks, program_);
-    steps_.enqueue({program_, arena, parameters, results}, context_.on(stream), observer,
-                   {.ranks = &ranks});
-  }
-  void run_without_heads(std::span<const void* const> parameters, std::span<void* const> results,
-                         std::byte* arena, void* stream) const final {
-    steps_.enqueue({program_, arena, parameters, results}, context_.on(stream), nullptr,
-                   {.skipped = true});
   }
 
  private:
@@ -54,14 +44,6 @@ void CudaBackend::run(const Program&, std::span<const void* const>, std::span<vo
                       std::byte*, const HeadUnder&, Observer*) const {
   throw InvalidArgument(
       "run: the program was compiled for a GPU; prepare() it in a context of one, and run that");
-}
-
-LossPlan CudaBackend::far_plan(const Program& program, const FarFieldHead& far) const {
-  return far_plan_of(far_head(program), far);
-}
-
-void CudaBackend::plan(HeadOverRanks::State& ranks, std::size_t memory_budget) const {
-  plan_over_gpus(ranks, memory_budget);
 }
 
 std::unique_ptr<const Prepared> CudaBackend::prepare(const Program& program,

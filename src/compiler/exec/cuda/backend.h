@@ -13,8 +13,6 @@ class CudaBackend final : public Backend {
   void run(const Program& program, std::span<const void* const> parameters,
            std::span<void* const> results, std::byte* arena, const HeadUnder& under,
            Observer* observer) const final;
-  LossPlan far_plan(const Program& program, const FarFieldHead& far) const final;
-  void plan(HeadOverRanks::State& ranks, std::size_t memory_budget) const final;
   std::unique_ptr<const Prepared> prepare(const Program& program,
                                           const Context& context) const final;
 

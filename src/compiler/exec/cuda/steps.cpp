@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "compiler/exec/head.h"
 #include "compiler/target/cuda.h"
 #include "core/check.h"
 #include "kernels/device_attention.h"
@@ -279,7 +280,7 @@ struct Steps::Enqueue {
     }
   }
 
-  void operator()(const HeadRun& h) const { enqueue_head(h, frame, context, under); }
+  void operator()(const HeadRun& h) const { run_head(h, frame, context, under); }
 };
 
 void Steps::enqueue(const Frame& frame, const Context& context, Observer* observer,

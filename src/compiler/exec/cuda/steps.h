@@ -65,14 +65,4 @@ class Steps {
   std::vector<Step> steps_;  // by instruction
 };
 
-// head.cpp
-void enqueue_head(const HeadRun& head, const Frame& frame, const Context& context,
-                  const HeadUnder& under);
-// Throws InvalidArgument if far's context is of the CPU.
-const Context& context_of(const FarFieldHead& far);
-// Returns the plan of audited steps; throws likewise.
-LossPlan far_plan_of(const HeadRun& head, const FarFieldHead& far);
-// See Backend::plan().
-void plan_over_gpus(HeadOverRanks::State& ranks, std::size_t memory_budget);
-
 }  // namespace logitless::ir
