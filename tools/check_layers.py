@@ -62,6 +62,7 @@ LAYERS = (
     ("src/kernels/*/", (*KERNEL_INTERFACE, *BELOW_KERNELS)),
     ("src/kernels/", ("src/kernels/*.h", "src/kernels/*/register_*.h", *BELOW_KERNELS)),
     ("src/comm/", ("src/kernels/device_*.h", *CORE)),
+    ("src/device/", (*KERNEL_INTERFACE, *CORE)),
     ("src/head/*.h", HEAD_BASE),
     ("src/head/cpu/", HEAD_BASE),
     ("src/head/cuda/", HEAD_BASE),
@@ -77,16 +78,18 @@ LAYERS = (
     ("src/compiler/passes/", ANALYSIS),
     ("src/compiler/plan/", (TARGET, *ANALYSIS)),
     (TARGET, ("src/compiler/plan/program.h", *CORE)),
-    ("src/compiler/target/", ("src/head/plan/choose.h", "src/compiler/exec/cuda/codegen.h", *BELOW_HEAD, "src/compiler/plan/program.h")),
+    ("src/compiler/target/", ("src/head/plan/choose.h", "src/head/program_head.h", "src/head/*.h", "src/compiler/exec/cuda/codegen.h", *BELOW_HEAD, "src/compiler/plan/program.h")),
     ("src/compiler/exec/backend.h", ("src/compiler/plan/program.h", *CORE)),
     ("src/compiler/exec/results_done.*", ("src/compiler/exec/results_done.h", "src/compiler/exec/backend.h", "src/compiler/plan/program.h", *CORE)),
     ("src/compiler/exec/head_over_ranks.*", ("src/compiler/exec/head_over_ranks.h", "src/compiler/exec/backend.h", "src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
+    ("src/compiler/exec/head.*", ("src/compiler/exec/*.h", "src/head/program_head.h", "src/head/far/", "src/head/plan/choose.h",
+                                  *HEAD_BASE, *COMPILER_PLAN)),
     ("src/compiler/exec/frame.*", ("src/compiler/exec/frame.h", "src/compiler/plan/program.h", *CORE)),
-    ("src/compiler/exec/*/", ("src/compiler/exec/*.h", "src/compiler/target/*.h", "src/head/", *BELOW_HEAD,
+    ("src/compiler/exec/*/", ("src/compiler/exec/*.h", "src/compiler/target/*.h", *BELOW_HEAD,
                               *COMPILER_PLAN)),
     ("src/compiler/report/", ("src/json/", "src/page/", "src/compiler/*.h", "src/compiler/exec/backend.h", *COMPILER_PLAN)),
     ("src/compiler/", ("src/compiler/*.h", "src/kernels/forced_kernel.h", "src/compiler/passes/", "src/compiler/search/",
-                       "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/results_done.h", "src/compiler/exec/head_over_ranks.h", "src/compiler/exec/*/backend.h",
+                       "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/results_done.h", "src/compiler/exec/head.h", "src/compiler/exec/head_over_ranks.h", "src/compiler/exec/*/backend.h",
                        *COMPILER_PLAN)),
     ("src/train/", ("src/core/half.h", "src/core/own_files.h", "src/core/printable.h", "src/json/", "src/page/", *PUBLIC)),
     ("src/capi/", ("src/comm/", "src/head/", "src/math/", *CORE)),
@@ -122,7 +125,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 def resolve(root, file, name):
     """Returns the path below `root` that an include of `name` in `file` reads, or None for a foreign one."""
-    for base in (file.parent, PurePosixPath("include"), PurePosixPath("src"), PurePosixPath(".")):
+    for base in (file.parent, *(PurePosixPath(p) for p in ("include", "src", file.parts[0], "."))):
         path = PurePosixPath(os.path.normpath(base / name))
         if ".." not in path.parts and (root / path).is_file():
             return path

@@ -1,11 +1,10 @@
-#include "logitless/device_adamw.h"
-
 #include <cmath>
 #include <vector>
 
 #include "core/check.h"
 #include "kernels/device_adamw.h"
 #include "logitless/device.h"
+#include "logitless/device_adamw.h"
 
 namespace logitless {
 namespace {

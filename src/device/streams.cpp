@@ -1,8 +1,7 @@
-#include "logitless/device.h"
-
 #include "core/check.h"
 #include "kernels/device_shard.h"
 #include "kernels/device_stream.h"
+#include "logitless/device.h"
 
 namespace logitless {
 namespace {
