@@ -24,7 +24,7 @@ HASHES = (".py", ".sh", ".cmake", "CMakeLists.txt", "Makefile")
 
 # Files about text, in which a word is a word and a piece is a piece of SentencePiece.
 TEXT = ("src/train/*", "src/cli/*", "src/page/*", "tests/train/*", "tests/python/train/*", "tests/cli/*", "tests/core/*",
-        "bench/experiments/*", "bench/heads/*", "examples/log_bilinear/*", "tests/examples/*",
+        "bench/experiments/*", "bench/heads/*", "examples/log_bilinear.cpp",
         "tests/python/torch/recipes/*", "tests/tools/*", "docs/train.md", "docs/far_field_figures.md")
 # Files about words of 32 or 64 bits.
 BITS = ("src/core/*", "src/kernels/cuda/device/tiles_sm90.cuh", "src/kernels/cuda/head/split_sums_sm90.cuh",

@@ -95,7 +95,7 @@ LAYERS = (
     ("src/capi/", ("src/comm/", "src/head/", "src/math/", *CORE)),
     ("src/xla/", CORE),
     ("src/cli/", ("src/json/", "src/train/", *PUBLIC)),
-    ("examples/*/", ("src/train/", *PUBLIC)),
+    ("examples/", PUBLIC),
     ("bench/device/", (*BELOW_HEAD,)),
     ("bench/", PUBLIC),
 )

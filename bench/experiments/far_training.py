@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures the loss that the far field costs a training run, and which gradient causes it, on the model of
-examples/log_bilinear in PyTorch.
+"""Measures the loss that the far field costs a training run, and which gradient causes it, on a log-bilinear
+model in PyTorch.
 
     python3 bench/experiments/far_training.py --words ~/.cache/logitless/HASH.safetensors [--seeds 1 2 3]
                                   [--variants dense far far-hidden far-weight sample:16]
 
-The token ids are those that examples/log_bilinear has cached. GEMMs are exact. Tiles and blocks are selected as in
+The token ids are those that `logitless train --text` has cached. GEMMs are exact. Tiles and blocks are selected as in
 docs/far_field.md, with a fixed tau and a new order every --every steps. Variants differ only in the gradients that use
 skipped tiles: both (far), d_hidden or d_weight alone, or both with a sample in d_weight (sample:M). Holds the
 probabilities of a batch in full, several times; a run takes seconds on a GPU. Prints validation losses at each quarter,
