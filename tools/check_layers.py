@@ -93,7 +93,7 @@ LAYERS = (
                        *COMPILER_PLAN)),
     ("src/train/", ("src/core/half.h", "src/core/own_files.h", "src/core/printable.h", "src/json/", "src/page/", *PUBLIC)),
     ("src/capi/", ("src/comm/", "src/head/", "src/math/", *CORE)),
-    ("src/xla/", CORE),
+    ("src/xla/", ("src/head/tensor_roles.h", *CORE)),
     ("src/cli/", ("src/json/", "src/train/", *PUBLIC)),
     ("examples/", PUBLIC),
     ("bench/device/", (*BELOW_HEAD,)),

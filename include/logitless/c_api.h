@@ -300,6 +300,8 @@ typedef struct logitless_cross_entropy_outputs {
   const logitless_tensor* log_prob;     /* f32 [...] */
   const logitless_tensor* entropy;      /* f32 [...] */
   const logitless_tensor* argmax;       /* i32 | i64 [...]; -1 for ignored tokens */
+  /* f32 [...], beside d_hidden: bound of the error of each row of a far-field plan's d_hidden */
+  const logitless_tensor* d_hidden_bound;
 } logitless_cross_entropy_outputs;
 LOGITLESS_API void logitless_cross_entropy_outputs_init(logitless_cross_entropy_outputs* outputs,
                                                         size_t struct_size);

@@ -297,11 +297,12 @@ class CrossEntropyOutputs(Structure):
     log_prob: Any  # f32 [...]
     entropy: Any  # f32 [...]
     argmax: Any  # i32 | i64 [...]; -1 for ignored tokens
+    d_hidden_bound: Any  # f32 [...], beside d_hidden: bound of the error of each row of a far-field plan's d_hidden
     _fields_ = [
         ("struct_size", c_size_t), ("loss", POINTER(Tensor)), ("d_hidden", POINTER(Tensor)),
         ("d_weight", POINTER(Tensor)), ("d_bias", POINTER(Tensor)), ("lse", POINTER(Tensor)),
         ("target_logit", POINTER(Tensor)), ("log_prob", POINTER(Tensor)), ("entropy", POINTER(Tensor)),
-        ("argmax", POINTER(Tensor)),
+        ("argmax", POINTER(Tensor)), ("d_hidden_bound", POINTER(Tensor)),
     ]
 
 

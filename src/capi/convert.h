@@ -11,6 +11,7 @@
 #include "capi/vocab_order_handle.h"
 #include "core/byte_range.h"
 #include "core/check.h"
+#include "head/tensor_roles.h"
 #include "logitless/c_api.h"
 #include "logitless/c_sharding.h"
 #include "logitless/logitless.h"
@@ -203,6 +204,11 @@ inline TensorView view_from(const logitless_tensor* tensor, const char* name) {
   return view;
 }
 
+// A visitor of tensor_roles.h: from a struct of the C ABI to that of C++.
+inline constexpr auto read_tensor = [](const char* name, auto& to, const logitless_tensor* tensor) {
+  to = view_from(tensor, name);
+};
+
 inline Accuracy accuracy_from(logitless_accuracy accuracy, const char* name) {
   require(accuracy >= LOGITLESS_ACCURACY_EXACT && accuracy <= LOGITLESS_ACCURACY_FAR_BOTH, name,
           ": ", accuracy, " is none of logitless_accuracy");
@@ -301,14 +307,7 @@ inline Sharding sharding_from(const logitless_sharding* from) {
 inline CrossEntropyInputs inputs_from(const logitless_cross_entropy_inputs* from) {
   const logitless_cross_entropy_inputs c = read_struct(from, "inputs");
   CrossEntropyInputs inputs;
-  inputs.hidden = view_from(c.hidden, "hidden");
-  inputs.weight = view_from(c.weight, "weight");
-  inputs.targets = view_from(c.targets, "targets");
-  inputs.bias = view_from(c.bias, "bias");
-  inputs.class_weight = view_from(c.class_weight, "class_weight");
-  inputs.token_weight = view_from(c.token_weight, "token_weight");
-  inputs.target_weight = view_from(c.target_weight, "target_weight");
-  inputs.grad_losses = view_from(c.grad_losses, "grad_losses");
+  each_loss_input(read_tensor, inputs, c);
   inputs.grad_loss = c.grad_loss;
   if (c.order != nullptr) inputs.order = c.order->order;
   inputs.sample_seed = c.sample_seed;
@@ -319,15 +318,7 @@ inline CrossEntropyInputs inputs_from(const logitless_cross_entropy_inputs* from
 inline CrossEntropyOutputs outputs_from(const logitless_cross_entropy_outputs* from) {
   const logitless_cross_entropy_outputs c = read_struct(from, "outputs");
   CrossEntropyOutputs outputs;
-  outputs.loss = view_from(c.loss, "loss");
-  outputs.d_hidden = view_from(c.d_hidden, "d_hidden");
-  outputs.d_weight = view_from(c.d_weight, "d_weight");
-  outputs.d_bias = view_from(c.d_bias, "d_bias");
-  outputs.lse = view_from(c.lse, "lse");
-  outputs.target_logit = view_from(c.target_logit, "target_logit");
-  outputs.log_prob = view_from(c.log_prob, "log_prob");
-  outputs.entropy = view_from(c.entropy, "entropy");
-  outputs.argmax = view_from(c.argmax, "argmax");
+  each_loss_output(read_tensor, outputs, c);
   return outputs;
 }
 
@@ -362,35 +353,35 @@ inline HeadOptions options_from(const logitless_head_options* from) {
 
 inline HeadInputs inputs_from(const logitless_head_inputs* from) {
   const logitless_head_inputs c = read_struct(from, "inputs");
-  return {view_from(c.hidden, "hidden"),
-          view_from(c.weight, "weight"),
-          view_from(c.targets, "targets"),
-          view_from(c.bias, "bias"),
-          view_from(c.vocab_weight, "vocab_weight"),
-          sharding_from(c.sharding)};
+  HeadInputs inputs;
+  each_head_input(read_tensor, inputs, c);
+  inputs.sharding = sharding_from(c.sharding);
+  return inputs;
 }
 
 inline HeadOutputs outputs_from(const logitless_head_outputs* from) {
   const logitless_head_outputs c = read_struct(from, "outputs");
-  return {view_from(c.lse, "lse"),
-          view_from(c.target_logit, "target_logit"),
-          view_from(c.log_prob, "log_prob"),
-          view_from(c.entropy, "entropy"),
-          view_from(c.weighted_logit_sum, "weighted_logit_sum"),
-          view_from(c.argmax, "argmax")};
+  HeadOutputs outputs;
+  each_head_output(read_tensor, outputs, c);
+  return outputs;
 }
 
 inline HeadCotangents cotangents_from(const logitless_head_cotangents* from) {
   const logitless_head_cotangents c = read_struct(from, "cotangents");
-  return {view_from(c.lse, "cotangents.lse"), view_from(c.target_logit, "cotangents.target_logit"),
-          view_from(c.log_prob, "cotangents.log_prob"), view_from(c.entropy, "cotangents.entropy"),
-          view_from(c.weighted_logit_sum, "cotangents.weighted_logit_sum")};
+  HeadCotangents cotangents;
+  each_head_cotangent(
+      [](const char* name, ConstTensorView& to, const logitless_tensor* tensor) {
+        to = view_from(tensor, concat("cotangents.", name).c_str());
+      },
+      cotangents, c);
+  return cotangents;
 }
 
 inline HeadGradients gradients_from(const logitless_head_gradients* from) {
   const logitless_head_gradients c = read_struct(from, "gradients");
-  return {view_from(c.d_hidden, "d_hidden"), view_from(c.d_weight, "d_weight"),
-          view_from(c.d_bias, "d_bias")};
+  HeadGradients gradients;
+  each_head_gradient(read_tensor, gradients, c);
+  return gradients;
 }
 
 }  // namespace logitless::capi

@@ -1,6 +1,7 @@
 #include "logitless/cross_entropy.h"
 
 #include <cmath>
+#include <vector>
 
 #include "core/check.h"
 #include "head/cpu/calls.h"
@@ -8,6 +9,7 @@
 #include "head/overlap.h"
 #include "head/plan/choose.h"
 #include "head/shard_plan.h"
+#include "head/tensor_roles.h"
 #include "head/validate.h"
 
 namespace logitless {
@@ -86,24 +88,10 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
 }
 
 void require_own_memory(const CrossEntropyInputs& in, const CrossEntropyOutputs& out) {
-  require_apart({{"loss", out.loss},
-                 {"d_hidden", out.d_hidden},
-                 {"d_weight", out.d_weight},
-                 {"d_bias", out.d_bias},
-                 {"lse", out.lse},
-                 {"target_logit", out.target_logit},
-                 {"log_prob", out.log_prob},
-                 {"entropy", out.entropy},
-                 {"argmax", out.argmax},
-                 {"d_hidden_bound", out.d_hidden_bound}},
-                {{"hidden", in.hidden},
-                 {"weight", in.weight},
-                 {"targets", in.targets},
-                 {"bias", in.bias},
-                 {"class_weight", in.class_weight},
-                 {"token_weight", in.token_weight},
-                 {"target_weight", in.target_weight},
-                 {"grad_losses", in.grad_losses}});
+  std::vector<NamedView> outputs, inputs;
+  each_loss_output(listed_in(outputs), out);
+  each_loss_input(listed_in(inputs), in);
+  require_apart(outputs, inputs);
 }
 
 }  // namespace
@@ -155,8 +143,8 @@ LossPlan plan_calls(const CrossEntropyOptions& options, const CrossEntropyInputs
             .device = device,
             .options = [&](PlanDigest& digest) {
               digest.same("reduction", static_cast<int>(options.reduction));
-              digest.same("label_smoothing", concat(options.label_smoothing));
-              digest.same("z_loss", concat(options.z_loss));
+              for (const auto& number : loss_numbers(options))
+                digest.same(number.name, concat(*number.value));
               digest.same("ignore_index", options.ignore_index);
               digest.same("next_token", options.next_token);
             }};

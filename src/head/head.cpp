@@ -7,6 +7,7 @@
 #include "head/plan/choose.h"
 #include "head/plan_sizes.h"
 #include "head/shard_plan.h"
+#include "head/tensor_roles.h"
 #include "head/validate.h"
 #include "logitless/saved_head.h"
 
@@ -95,32 +96,19 @@ HeadFeatures backward_features(const HeadOptions& options, const HeadInputs& in,
 // a forward that uses its memory.
 void require_own_memory(const HeadInputs& in, const HeadOutputs& out,
                         const ConstTensorView& d_weight = {}) {
-  require_apart({{"lse", out.lse},
-                 {"target_logit", out.target_logit},
-                 {"log_prob", out.log_prob},
-                 {"entropy", out.entropy},
-                 {"weighted_logit_sum", out.weighted_logit_sum},
-                 {"argmax", out.argmax}},
-                {{"hidden", in.hidden},
-                 {"weight", in.weight},
-                 {"targets", in.targets},
-                 {"bias", in.bias},
-                 {"vocab_weight", in.vocab_weight},
-                 {"d_weight", d_weight}});
+  std::vector<NamedView> outputs, inputs;
+  each_head_output(listed_in(outputs), out);
+  each_head_input(listed_in(inputs), in);
+  inputs.push_back({"d_weight", d_weight});
+  require_apart(outputs, inputs);
 }
 
 void require_own_memory(const HeadInputs& in, const HeadCotangents& g, const HeadGradients& to) {
-  require_apart({{"d_hidden", to.d_hidden}, {"d_weight", to.d_weight}, {"d_bias", to.d_bias}},
-                {{"hidden", in.hidden},
-                 {"weight", in.weight},
-                 {"targets", in.targets},
-                 {"bias", in.bias},
-                 {"vocab_weight", in.vocab_weight},
-                 {"cotangent of lse", g.lse},
-                 {"cotangent of target_logit", g.target_logit},
-                 {"cotangent of log_prob", g.log_prob},
-                 {"cotangent of entropy", g.entropy},
-                 {"cotangent of weighted_logit_sum", g.weighted_logit_sum}});
+  std::vector<NamedView> outputs, inputs;
+  each_head_gradient(listed_in(outputs), to);
+  each_head_input(listed_in(inputs), in);
+  each_head_cotangent(listed_in(inputs, "cotangent of "), g);
+  require_apart(outputs, inputs);
 }
 
 HeadCall make_call(const Context& context, const LossPlan& plan, const HeadOptions& options,

@@ -21,19 +21,18 @@ bool certainly_share(const ConstTensorView& a, const ConstTensorView& b) {
 }
 
 void check(const NamedView& output, const NamedView& other) {
-  require(!certainly_share(output.view, other.view), output.name, ": ", describe(output.view),
-          " shares memory with ", other.name, ", ", describe(other.view),
-          "; an output needs memory of its own");
+  require(!certainly_share(output.view, other.view), output.prefix, output.name, ": ",
+          describe(output.view), " shares memory with ", other.prefix, other.name, ", ",
+          describe(other.view), "; an output needs memory of its own");
 }
 
 }  // namespace
 
-void require_apart(std::initializer_list<NamedView> outputs,
-                   std::initializer_list<NamedView> inputs) {
-  for (const NamedView* a = outputs.begin(); a != outputs.end(); ++a) {
-    if (!a->view.defined()) continue;
-    for (const NamedView& input : inputs) check(*a, input);
-    for (const NamedView* b = a + 1; b != outputs.end(); ++b) check(*a, *b);
+void require_apart(std::span<const NamedView> outputs, std::span<const NamedView> inputs) {
+  for (std::size_t a = 0; a < outputs.size(); ++a) {
+    if (!outputs[a].view.defined()) continue;
+    for (const NamedView& input : inputs) check(outputs[a], input);
+    for (const NamedView& other : outputs.subspan(a + 1)) check(outputs[a], other);
   }
 }
 

@@ -44,10 +44,10 @@ std::string_view next_name(std::string_view* names) {
   return name;
 }
 
-template <typename Slots>
-void fill(const Slots& slots, std::string_view name, const TensorView& view) {
+template <typename View>
+void fill(const Slots<View>& slots, std::string_view name, const TensorView& view) {
   for (const auto& slot : slots) {
-    if (slot.name == name) {
+    if (name.starts_with(slot.prefix) && name.substr(slot.prefix.size()) == slot.name) {
       *slot.view = view;
       return;
     }
@@ -57,7 +57,7 @@ void fill(const Slots& slots, std::string_view name, const TensorView& view) {
 
 }  // namespace
 
-void Call::read_inputs(std::initializer_list<InputSlot> slots) const {
+void Call::read_inputs(const Slots<ConstTensorView>& slots) const {
   auto names = attribute<std::string_view>("inputs");
   for (std::size_t i = 0; i < arguments_.size(); ++i) {
     const std::string_view name = next_name(&names);
@@ -66,7 +66,7 @@ void Call::read_inputs(std::initializer_list<InputSlot> slots) const {
   check(names.empty(), "inputs: no buffers for ", names);
 }
 
-void Call::read_outputs(std::initializer_list<OutputSlot> slots) {
+void Call::read_outputs(const Slots<TensorView>& slots) {
   auto names = attribute<std::string_view>("outputs");
   for (std::size_t i = 0; i < results_.size(); ++i) {
     const std::string_view name = next_name(&names);

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstddef>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,15 +16,23 @@
 
 namespace logitless::xla_handlers {
 
-// A name, and the view that receives its buffer.
-struct InputSlot {
+// A name with its prefix, and the view that receives its buffer.
+template <typename View>
+struct Slot {
   std::string_view name;
-  ConstTensorView* view;
+  View* view;
+  std::string_view prefix = {};
 };
-struct OutputSlot {
-  std::string_view name;
-  TensorView* view;
-};
+template <typename View>
+using Slots = std::vector<Slot<View>>;
+
+// A visitor of head/tensor_roles.h that lists the views of a call.
+template <typename View>
+auto listed_in(Slots<View>& slots, std::string_view prefix = {}) {
+  return [&slots, prefix](std::string_view name, View& view) {
+    slots.push_back({name, &view, prefix});
+  };
+}
 
 // Memory of an argument or a result.
 struct Buffer {
@@ -55,9 +62,9 @@ class Call {
 
   // Assigns every argument to the slot of its name. Throws InternalError when there is no such
   // slot, or names and buffers differ in number.
-  void read_inputs(std::initializer_list<InputSlot> slots) const;
+  void read_inputs(const Slots<ConstTensorView>& slots) const;
   // Assigns the results likewise. The one called "workspace" is reserved for workspace().
-  void read_outputs(std::initializer_list<OutputSlot> slots);
+  void read_outputs(const Slots<TensorView>& slots);
 
   Workspace workspace() const;
 

@@ -8,13 +8,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/lru_cache.h"
+#include "head/tensor_roles.h"
 #include "xla/buffers.h"
 #include "xla/handler.h"
 
@@ -33,13 +35,12 @@ Context context_of(const Place& place, const Call& call) {
 
 // Returns the plan from `make`, cached by key: a program's calls repeat.
 template <typename Make>
-const LossPlan& remembered_plan(const std::string& key, Make&& make) {
+std::shared_ptr<const LossPlan> remembered_plan(const std::string& key, const Make& make) {
+  constexpr std::size_t kMostPlans = 1024;
   static std::mutex mutex;
-  static auto* const plans = new std::map<std::string, LossPlan>;  // outlives XLA's threads
+  static auto* const plans = new LruCache<std::string, LossPlan>(kMostPlans);  // outlives threads
   const std::lock_guard lock(mutex);
-  const auto found = plans->find(key);
-  if (found != plans->end()) return found->second;
-  return plans->emplace(key, std::forward<Make>(make)()).first->second;
+  return plans->get(key, make);
 }
 
 template <typename Options>
@@ -72,30 +73,26 @@ CrossEntropyOptions loss_options(const Call& call) {
   return options;
 }
 
+void read_loss(Call& call, CrossEntropyInputs& in, CrossEntropyOutputs& out,
+               Slots<ConstTensorView> inputs = {}, Slots<TensorView> outputs = {}) {
+  each_loss_input(listed_in(inputs), in);
+  each_loss_output(listed_in(outputs), out);
+  call.read_inputs(inputs);
+  call.read_outputs(outputs);
+}
+
 void run_cross_entropy(const Place& place, Call call) {
   const CrossEntropyOptions options = loss_options(call);
   CrossEntropyInputs in;
   CrossEntropyOutputs out;
-  call.read_inputs({{"hidden", &in.hidden},
-                    {"weight", &in.weight},
-                    {"targets", &in.targets},
-                    {"bias", &in.bias},
-                    {"class_weight", &in.class_weight},
-                    {"token_weight", &in.token_weight},
-                    {"target_weight", &in.target_weight},
-                    {"grad_losses", &in.grad_losses}});
-  call.read_outputs({{"loss", &out.loss},
-                     {"d_hidden", &out.d_hidden},
-                     {"d_weight", &out.d_weight},
-                     {"d_bias", &out.d_bias},
-                     {"argmax", &out.argmax}});
+  read_loss(call, in, out);
 
   const Context context = context_of(place, call);
   std::string key = plan_key("cross_entropy", call, options, context);
   if (options.label_smoothing != 0.0f) key += " smoothed";
-  const LossPlan& plan = remembered_plan(
+  const auto plan = remembered_plan(
       key, [&] { return plan_cross_entropy(options, in, out, request_of(call, context)); });
-  cross_entropy(context, plan, options, in, out, call.workspace());
+  cross_entropy(context, *plan, options, in, out, call.workspace());
 }
 
 // ---- The far field: the state of a head is an input and an output, as bytes
@@ -146,19 +143,7 @@ void run_far_field_step(const Place& place, Call call) {
   CrossEntropyOutputs out;
   ConstTensorView state;
   TensorView next_state;
-  call.read_inputs({{"hidden", &in.hidden},
-                    {"weight", &in.weight},
-                    {"targets", &in.targets},
-                    {"bias", &in.bias},
-                    {"class_weight", &in.class_weight},
-                    {"token_weight", &in.token_weight},
-                    {"target_weight", &in.target_weight},
-                    {"state", &state}});
-  call.read_outputs({{"loss", &out.loss},
-                     {"d_hidden", &out.d_hidden},
-                     {"d_weight", &out.d_weight},
-                     {"d_bias", &out.d_bias},
-                     {"state", &next_state}});
+  read_loss(call, in, out, {{"state", &state}}, {{"state", &next_state}});
   const Context context = context_of(place, call);
   FarFieldHead head(context, far_options(call));
   if (const auto bytes = read_state(state); !bytes.empty()) head.set_state(bytes);
@@ -178,22 +163,18 @@ void run_head_forward(const Place& place, Call call) {
   const HeadOptions options = head_options(call);
   HeadInputs in;
   HeadOutputs out;
-  call.read_inputs({{"hidden", &in.hidden},
-                    {"weight", &in.weight},
-                    {"targets", &in.targets},
-                    {"bias", &in.bias},
-                    {"vocab_weight", &in.vocab_weight}});
-  call.read_outputs({{"lse", &out.lse},
-                     {"target_logit", &out.target_logit},
-                     {"log_prob", &out.log_prob},
-                     {"entropy", &out.entropy},
-                     {"weighted_logit_sum", &out.weighted_logit_sum}});
+  Slots<ConstTensorView> inputs;
+  Slots<TensorView> outputs;
+  each_head_input(listed_in(inputs), in);
+  each_head_output(listed_in(outputs), out);
+  call.read_inputs(inputs);
+  call.read_outputs(outputs);
 
   const Context context = context_of(place, call);
-  const LossPlan& plan = remembered_plan(plan_key("head_forward", call, options, context), [&] {
+  const auto plan = remembered_plan(plan_key("head_forward", call, options, context), [&] {
     return plan_head_forward(options, in, out, request_of(call, context));
   });
-  head_forward(context, plan, options, in, out, call.workspace());
+  head_forward(context, *plan, options, in, out, call.workspace());
 }
 
 void run_head_backward(const Place& place, Call call) {
@@ -201,25 +182,19 @@ void run_head_backward(const Place& place, Call call) {
   HeadInputs in;
   HeadCotangents cotangents;
   HeadGradients gradients;
-  call.read_inputs({{"hidden", &in.hidden},
-                    {"weight", &in.weight},
-                    {"targets", &in.targets},
-                    {"bias", &in.bias},
-                    {"vocab_weight", &in.vocab_weight},
-                    {"cotangent_lse", &cotangents.lse},
-                    {"cotangent_target_logit", &cotangents.target_logit},
-                    {"cotangent_log_prob", &cotangents.log_prob},
-                    {"cotangent_entropy", &cotangents.entropy},
-                    {"cotangent_weighted_logit_sum", &cotangents.weighted_logit_sum}});
-  call.read_outputs({{"d_hidden", &gradients.d_hidden},
-                     {"d_weight", &gradients.d_weight},
-                     {"d_bias", &gradients.d_bias}});
+  Slots<ConstTensorView> inputs;
+  Slots<TensorView> outputs;
+  each_head_input(listed_in(inputs), in);
+  each_head_cotangent(listed_in(inputs, "cotangent_"), cotangents);
+  each_head_gradient(listed_in(outputs), gradients);
+  call.read_inputs(inputs);
+  call.read_outputs(outputs);
 
   const Context context = context_of(place, call);
-  const LossPlan& plan = remembered_plan(plan_key("head_backward", call, options, context), [&] {
+  const auto plan = remembered_plan(plan_key("head_backward", call, options, context), [&] {
     return plan_head_backward(options, in, cotangents, gradients, request_of(call, context));
   });
-  head_backward(context, plan, options, in, cotangents, gradients, call.workspace());
+  head_backward(context, *plan, options, in, cotangents, gradients, call.workspace());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Tests of the far field from C: steps have the bits of the C++ head, also after resuming; the
 // caller's own orders; refusals.
 #define _POSIX_C_SOURCE 200809L
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,7 +191,10 @@ static logitless_loss_statistics far_call(logitless_context* context, FarProblem
   logitless_loss_statistics s;
   void* block;
   size_t bytes;
+  float bounds[kFarTokens];
+  logitless_tensor bound = tensor(bounds, LOGITLESS_F32, 1, kFarTokens, 0);
   make_call(&c, p);
+  if (accuracy == LOGITLESS_ACCURACY_FAR_BACKWARD) c.out.d_hidden_bound = &bound;
   c.in.order = order;
   c.in.sample_seed = 3;
   logitless_plan_request_init(&request, sizeof request);
@@ -211,6 +215,15 @@ static logitless_loss_statistics far_call(logitless_context* context, FarProblem
                                 (void*)(((uintptr_t)block + 63) / 64 * 64), bytes,
                                 &s) == LOGITLESS_OK,
         "run");
+  if (c.out.d_hidden_bound != NULL) {
+    double of_bounds = 0, of_gradient = 0;
+    int i;
+    for (i = 0; i < kFarTokens; ++i) of_bounds += (double)bounds[i] * bounds[i];
+    for (i = 0; i < kFarTokens * kFarDim; ++i)
+      of_gradient += (double)p->d_hidden[i] * p->d_hidden[i];
+    CHECK(fabs(sqrt(of_bounds / of_gradient) - s.bound) < 1e-4 * s.bound,
+          "bounds of the rows give %g, the statistics %g", sqrt(of_bounds / of_gradient), s.bound);
+  }
   free(block);
   logitless_plan_destroy(plan);
   return s;
