@@ -8,6 +8,7 @@
 #include <random>
 #include <utility>
 
+#include "head/far/order_sample.h"
 #include "logitless/tensor_file.h"
 #include "support/mirror.h"
 #include "support/problem.h"
@@ -493,6 +494,35 @@ TEST(AverageProbabilityErrors, AreNamed) {
   EXPECT_EQ(call(in.hidden, 1.0f, -1.0f), "softcap: expected a number > 0, or 0 for none, got -1");
   EXPECT_NE(call(in.hidden, 0.0f, 0.0f).find("logit_scale"), std::string::npos);
   EXPECT_NE(call({}, 1.0f, 0.0f).find("hidden"), std::string::npos);
+}
+
+// The caller may change its tensors while another thread makes an order of a sample.
+TEST(OrderSample, CopiesDoNotChangeWithTheTensorsOfTheStep) {
+  Tensor hidden(DType::f32, {6, 2}), weight(DType::f32, {5, 2}), bias(DType::f32, {5});
+  const auto fill = [&](double first) {
+    for (Tensor* t : {&hidden, &weight, &bias})
+      for (std::int64_t i = 0; i < t->numel(); ++i) t->set(i, first + static_cast<double>(i));
+  };
+  const auto expect = [](const ConstTensorView& view, const std::vector<float>& values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      EXPECT_EQ(static_cast<const float*>(view.data())[i], values[i]);
+  };
+  fill(1.0);
+  const OrderSource source{.hidden = std::as_const(hidden).view(),
+                           .weight = std::as_const(weight).view(),
+                           .bias = std::as_const(bias).view()};
+  MemoryMeter meter;
+  const OrderSample copy = sample_of(source, 3, /*copy=*/true, &meter);
+  const OrderSample view = sample_of(source, 3, /*copy=*/false, &meter);
+  fill(101.0);
+  ASSERT_EQ(copy.bias.rank(), 1);
+  ASSERT_EQ(copy.bias.size(0), 5);
+  expect(copy.hidden, {1, 2, 5, 6, 9, 10});
+  expect(copy.weight, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  expect(copy.bias, {1, 2, 3, 4, 5});
+  expect(view.hidden, {1, 2, 5, 6, 9, 10});
+  expect(view.weight, {101, 102, 103, 104, 105, 106, 107, 108, 109, 110});
+  expect(view.bias, {101, 102, 103, 104, 105});
 }
 
 }  // namespace
