@@ -15,7 +15,7 @@
 //
 // Valid logits z lie between -7e8 and 7e8. An entry with a logit below is masked, as with -inf. A
 // token with a logit above, or with all entries masked, has undefined results: NaN, infinite, or
-// right.
+// right. On a CPU a logit of +inf gives PyTorch's: lse is +inf, loss and gradients are NaN.
 #pragma once
 
 #include <array>

@@ -19,16 +19,15 @@ namespace logitless {
 
 class ExactSum {
  public:
-  // Adds value * 2^exponent, with value >= 0 and an integral exponent within 2^31. NaN and infinity
-  // make the sum NaN.
+  // Adds value * 2^exponent, with value >= 0 and an integral exponent within 2^31. Infinity makes
+  // the sum infinite, and NaN or another exponent makes it NaN.
   LOGITLESS_HOST_DEVICE void add(double value, double exponent) {
     std::uint64_t mantissa;
     std::memcpy(&mantissa, &value, sizeof(mantissa));
     const auto biased = static_cast<std::int64_t>(mantissa >> 52 & 0x7ff);
-    if (biased == 0x7ff || !(std::fabs(exponent) <= 0x1p31)) {
-      top_ = kNaN;
-      return;
-    }
+    if (std::isnan(value) || !(std::fabs(exponent) <= 0x1p31)) top_ = kNaN;
+    if (biased == 0x7ff && top_ != kNaN) top_ = kInfinite;
+    if (top_ >= kInfinite) return;
     mantissa &= (std::uint64_t{1} << 52) - 1;
     if (biased > 0) mantissa |= std::uint64_t{1} << 52;
     // Absolute position of the mantissa's lowest bit.
@@ -41,8 +40,8 @@ class ExactSum {
   }
 
   LOGITLESS_HOST_DEVICE void add(const ExactSum& other) {
-    if (other.top_ == kNaN) top_ = kNaN;
-    if (other.top_ == kNone || top_ == kNaN) return;
+    if (other.top_ >= kInfinite && other.top_ > top_) top_ = other.top_;
+    if (other.top_ == kNone || top_ >= kInfinite) return;
     add_bin(other.top_, other.bits_[1], other.carry_[1]);
     add_bin(std::int64_t{other.top_} - 1, other.bits_[0], other.carry_[0]);
   }
@@ -52,6 +51,7 @@ class ExactSum {
   // Returns the sum times 2^-exponent, rounded to double; 0 and infinity beyond its range.
   LOGITLESS_HOST_DEVICE double scaled(double exponent) const {
     if (top_ == kNaN) return NAN;
+    if (top_ == kInfinite) return INFINITY;
     if (top_ == kNone) return 0.0;
     const double sum = bin_value(1) + 0x1p-64 * bin_value(0);
     const double by = 64.0 * top_ - exponent;
@@ -60,13 +60,14 @@ class ExactSum {
 
  private:
   static constexpr std::int32_t kNone = INT32_MIN;
+  static constexpr std::int32_t kInfinite = INT32_MAX - 1;  // above all bins
   static constexpr std::int32_t kNaN = INT32_MAX;
 
   LOGITLESS_HOST_DEVICE double bin_value(int bin) const {
     return 0x1p64 * carry_[bin] + static_cast<double>(bits_[bin]);
   }
   LOGITLESS_HOST_DEVICE void add_bin(std::int64_t bin, std::uint64_t bits, std::uint32_t carry) {
-    if ((bits == 0 && carry == 0) || top_ == kNaN) return;
+    if (bits == 0 && carry == 0) return;
     if (top_ == kNone || bin > top_) {
       const bool next = top_ != kNone && bin == std::int64_t{top_} + 1;
       bits_[0] = next ? bits_[1] : 0;

@@ -19,7 +19,8 @@ inline constexpr double kLn2 = 1.0 / kLog2E;
 inline constexpr float kMostExponent = 0x1p30f;
 inline constexpr float kLeastExponent = -0x1p30f;
 
-// {0, 0} is the empty set.
+// {0, 0} is the empty set, and {kMostExponent, inf} a set with +inf: its merges and log-sum-exp are
+// infinite.
 struct LseState {
   float exponent = 0.0f;
   float sum = 0.0f;
@@ -48,13 +49,6 @@ LOGITLESS_HOST_DEVICE inline double entropy_of(double sum, double mean) {
 LOGITLESS_HOST_DEVICE inline double entropy_against(double exponent, double own, double sum,
                                                     double entropy) {
   return entropy + (own - exponent) * sum;
-}
-
-// Returns the state of a known log-sum-exp.
-LOGITLESS_HOST_DEVICE inline LseState lse_state(double lse) {
-  if (!(lse > -INFINITY)) return {0.0f, lse == -INFINITY ? 0.0f : static_cast<float>(lse)};
-  const double exponent = floor(lse * kLog2E);
-  return {static_cast<float>(exponent), static_cast<float>(exp2(lse * kLog2E - exponent))};
 }
 
 }  // namespace logitless

@@ -3,7 +3,10 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <vector>
 
+#include "support/infinite_logits.h"
 #include "support/mirror.h"
 #include "support/problem.h"
 
@@ -216,6 +219,38 @@ TEST_P(MasksTest, NanStaysInItsRow) {
         }
       }
       EXPECT_TRUE(std::isnan(result.d_weight.get(0)));  // every entry's gradient sums over the row
+    }
+  }
+}
+
+// Chunks, segments of threads, tiles and plans all merge the state of a logit of +inf.
+TEST_P(MasksTest, ALogitOfInfinityIsThatOfPyTorch) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const bool nan : {false, true}) {
+      const HeadProblem problem = infinite_problem(dtype, nan);
+      if (!accepts(GetParam(), problem.spec)) continue;
+      for (const PlanKind kind : {PlanKind::forward, PlanKind::dense, PlanKind::stored,
+                                  PlanKind::recompute, PlanKind::far_backward}) {
+        if (kind != PlanKind::forward && !offers(GetParam(), kind)) continue;
+        const bool far = kind == PlanKind::far_backward;
+        if (far && is_device_kernel(GetParam())) continue;
+        for (const std::int64_t chunk : {0, 8}) {
+          SCOPED_TRACE(testing::Message() << name_of(kind) << ' ' << chunk << ' ' << nan);
+          RunSpec r = run();
+          r.plan = kind;
+          r.gradients = kind != PlanKind::forward;
+          r.chunk_tokens = chunk;
+          if (far) {
+            std::vector<std::int64_t> ids(300);
+            std::iota(ids.begin(), ids.end(), 0);
+            const VocabOrder order(ids, std::vector<float>(300, 1.0f / 300.0f));
+            r.tau = 1e-3f;
+            r.extras = false;
+            r.change = [order](auto&, CrossEntropyInputs& in, auto&) { in.order = order; };
+          }
+          expect_infinite(problem, r, run_head(problem, r));
+        }
+      }
     }
   }
 }

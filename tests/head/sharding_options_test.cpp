@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "head/sharded.h"
+#include "support/infinite_logits.h"
 #include "support/mirror.h"
 
 namespace logitless::test {
@@ -192,6 +193,32 @@ TEST_P(ShardingKernels, MatchFloat64) {
       if (HasFailure()) return;
       expect_matches_oracle(problem, run, result);
       expect_extras(problem, result);
+    }
+  }
+}
+
+TEST_P(ShardingKernels, ALogitOfInfinityIsThatOfPyTorch) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const HeadProblem problem = infinite_problem(dtype);
+    if (!takes_shards(GetParam(), problem.spec)) continue;
+    RunSpec run;
+    run.kernel = GetParam();
+    run.extras = true;
+    for (const bool gradients : {false, true}) {
+      run.gradients = gradients;
+      for (const std::vector<std::int64_t>& borders :
+           {std::vector<std::int64_t>{0, 139, 140, 300}, {0, 141, 141, 300}}) {
+        for (const TokenSplit& tokens : token_splits(3, problem.spec.tokens)) {
+          SCOPED_TRACE(testing::Message() << tokens.name << ' ' << borders[1] << ' ' << gradients);
+          const VocabSplit vocab_shards = vocab_at("uneven", borders);
+          if (!takes_shards(GetParam(), problem.spec, vocab_shards, tokens.exchange)) continue;
+          const HeadResult result =
+              run_sharded(problem, {.vocab = vocab_shards, .tokens = tokens, .run = run});
+          if (HasFailure()) return;
+          expect_infinite(problem, run, result);
+          if (HasFailure()) return;
+        }
+      }
     }
   }
 }

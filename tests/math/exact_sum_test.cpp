@@ -125,20 +125,39 @@ TEST(ExactSum, NothingIsNothing) {
   EXPECT_TRUE(same_bits(sum, before));
 }
 
+// Returns 1 + bad, to which other numbers are added before and after.
+ExactSum with(double bad) {
+  ExactSum sum;
+  sum.add(1.0, 0.0);
+  ExactSum other;
+  other.add(bad, 0.0);
+  other.add(1.0, 0.0);
+  sum.add(other);
+  sum.add(1.0, 200.0);
+  return sum;
+}
+
 TEST(ExactSum, NoNumberStaysNone) {
-  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
-    ExactSum sum;
-    sum.add(1.0, 0.0);
-    ExactSum other;
-    other.add(bad, 0.0);
-    other.add(1.0, 0.0);
-    sum.add(other);
-    sum.add(1.0, 200.0);
-    EXPECT_TRUE(std::isnan(sum.scaled(0.0)));
-  }
+  EXPECT_TRUE(std::isnan(with(NAN).scaled(0.0)));
   ExactSum sum;
   sum.add(1.0, std::nan(""));
   EXPECT_TRUE(std::isnan(sum.scaled(0.0)));
+}
+
+TEST(ExactSum, InfinityStaysUnlessThereIsNaN) {
+  for (const double exponent : {-5000.0, 0.0, 0x1p30}) {
+    ExactSum sum = with(INFINITY);
+    EXPECT_EQ(sum.scaled(exponent), INFINITY);
+    sum.add(with(INFINITY));
+    EXPECT_EQ(sum.scaled(exponent), INFINITY);
+    ExactSum nan = with(NAN);
+    nan.add(sum);
+    EXPECT_TRUE(std::isnan(nan.scaled(exponent)));
+    sum.add(with(NAN));
+    EXPECT_TRUE(std::isnan(sum.scaled(exponent)));
+    sum.add(INFINITY, 0.0);
+    EXPECT_TRUE(std::isnan(sum.scaled(exponent)));
+  }
 }
 
 }  // namespace

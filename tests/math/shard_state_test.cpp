@@ -127,6 +127,25 @@ TEST(ShardState, RanksWithoutVocabOrWithMaskedOnesAddNothing) {
   EXPECT_EQ(nothing.vocab_id, 0);
 }
 
+TEST(ShardState, InfinityOnOneRankIsInfinite) {
+  ShardState good, infinite;
+  good.sum = 1.0f;
+  good.exponent = 7.0f;
+  infinite.sum = INFINITY;
+  infinite.exponent = kMostExponent;
+  for (const int both : {0, 1, 2}) {
+    const auto state = [&](int r) -> const ShardState& {
+      return both == 2 || r == both ? infinite : good;
+    };
+    EXPECT_EQ(merge_shards(2, state).lse(), INFINITY);
+    ShardState all = state(0);
+    merge_into(all, state(1));
+    EXPECT_EQ(value(LseState{all.exponent, all.sum}), INFINITY);
+    EXPECT_EQ(value(merge({state(0).exponent, state(0).sum}, {state(1).exponent, state(1).sum})),
+              INFINITY);
+  }
+}
+
 TEST(ShardState, NaNOnOneRankIsNaN) {
   ShardState good, bad;
   good.sum = 1.0f;

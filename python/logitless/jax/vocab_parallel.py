@@ -90,10 +90,11 @@ class _Merged(NamedTuple):
     local: jax.Array  # this shard's log-sum-exp - reference
     whole: jax.Array  # log-sum-exp over all shards - reference
     target_logit: jax.Array
+    infinite: jax.Array  # a logit is +inf: lse is, too, and the rest is NaN as a softmax is
 
     @property
     def lse(self) -> jax.Array:
-        return self.reference + self.whole
+        return jnp.where(self.infinite, jnp.inf, self.reference + self.whole)
 
     @property
     def nll(self) -> jax.Array:
@@ -114,7 +115,7 @@ def _merged(shard: _Shard, found: dict[str, jax.Array]) -> _Merged:
     local = rounded + jnp.where(shard.valid & jnp.isfinite(rest), rest, 0.0)
     top = jax.lax.pmax(jax.lax.stop_gradient(local), shard.axis)
     whole = top + jnp.log(jax.lax.psum(jnp.exp(local - top), shard.axis))
-    return _Merged(reference, local, whole, target_logit)
+    return _Merged(reference, local, whole, target_logit, top == jnp.inf)
 
 
 def _of_target(shard: _Shard, value: jax.Array) -> jax.Array:

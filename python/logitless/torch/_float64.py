@@ -85,6 +85,7 @@ def _losses(x, w, bias, options, target, class_weight, token_weight, target_weig
         rest = Smoothing(w.shape[0], weights.sum().item(), (z @ weights).cpu().numpy())
     numbers = [t.cpu().numpy() for t in (lse, z.gather(1, vocab_ids), of_target, scale)]
     loss, *slopes = (torch.from_numpy(a).to(z.device) for a in of_library(options, *numbers, rest))
+    loss = torch.where(lse == torch.inf, torch.nan, loss)  # a softmax with +inf is NaN
     counted = scale * of_target.sum(1) if target_weight is None else scale
     slopes = tuple(slopes[: 2 + bool(options.label_smoothing)])
     return _Losses(z, lse, vocab_ids, weights, slopes, loss, counted, torch.where(row, z.argmax(1), -1))
@@ -95,7 +96,7 @@ def _logit_slopes(made: _Losses, upstream):
     slopes = made.slopes
     if upstream is not None:
         slopes = [s * (upstream if s.dim() == 1 else upstream[:, None]) for s in slopes]
-    d_z = slopes[0][:, None] * torch.exp(made.logits - made.lse[:, None])
+    d_z = slopes[0][:, None] * torch.softmax(made.logits, 1)
     d_z.scatter_add_(1, made.vocab_ids, slopes[1])
     return d_z + slopes[2][:, None] * made.weights if len(slopes) > 2 else d_z
 
@@ -150,8 +151,8 @@ def _outputs(x, w, bias, options, target) -> _Outputs:
     row = valid.any(1)
     vocab_ids = torch.where(valid, target, 0)
     lse = torch.logsumexp(z, 1)
-    log_prob = z.gather(1, vocab_ids) - lse[:, None]
-    p = torch.exp(z - lse[:, None])
+    log_prob = z.gather(1, vocab_ids) - torch.where(lse == torch.inf, torch.nan, lse)[:, None]
+    p = torch.softmax(z, 1)
     mean = torch.where(p == 0.0, 0.0, p * z).sum(1)
     numbers = torch.where(valid, log_prob, 0.0), torch.where(row, lse - mean, 0.0), torch.where(row, lse, 0.0)
     return _Outputs(z, p, mean, valid, vocab_ids, (*numbers, torch.where(row, z.argmax(1), -1)))

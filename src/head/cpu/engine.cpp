@@ -286,6 +286,8 @@ void Engine::set_coefficients_of_tokens(const ForwardChunk& chunk, const ChunkTo
 void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
                               const TokenCotangent& cotangent, const double* delta) const {
   const int per_token = plan_.features.targets_per_token;
+  // The softmax of a token with a logit of +inf is NaN, and so is the token's gradient.
+  if (std::isinf(chunk.sum[t])) chunk.exponent[t] = NAN;
   const double scale = plan_.features.logit_scale;
   const double cap = plan_.features.softcap;
   const double lse = value(LseState{chunk.exponent[t], chunk.sum[t]});

@@ -43,6 +43,7 @@ std::size_t scratch_bytes(const HeadShape& shape, const HeadFeatures&, const Chu
 
 double exponent_of(double top) {
   if (top == -INFINITY) return 0.0;
+  if (top == INFINITY) return kMostExponent;
   const double exponent = static_cast<float>(std::ceil(top * kLog2E));
   if (exponent > kMostExponent) return NAN;
   return std::max(exponent, static_cast<double>(kLeastExponent));

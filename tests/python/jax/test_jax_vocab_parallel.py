@@ -195,6 +195,19 @@ def test_a_shard_whose_entries_are_all_masked():
     assert relative_error(entropy, linear_logprobs(hidden, weight, targets, bias)[1]) < 2e-6
 
 
+def test_a_logit_of_infinity_on_one_shard():
+    """The log-sum-exp is infinite and the softmax NaN, as without shards and in PyTorch."""
+    hidden, weight, targets, bias = problem(vocab=VOCAB, ignored=False)
+    bias = bias.at[40].set(jnp.inf)
+    rows = sharded(lambda *a: vocab_parallel_logprobs(*a, axis_name="tp"))(hidden, weight, targets, bias)
+    for log_prob, entropy, lse in (rows, linear_logprobs(hidden, weight, targets, bias)):
+        assert jnp.isposinf(lse).all() and jnp.isnan(log_prob).all() and jnp.isnan(entropy).all()
+    parallel = sharded(lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp"))
+    for loss in (parallel, linear_cross_entropy):
+        value, gradients = jax.value_and_grad(loss, (0, 1, 3))(hidden, weight, targets, bias)
+        assert jnp.isnan(value) and all(jnp.isnan(g).all() for g in gradients)
+
+
 def test_ignore_index_may_be_a_entry_of_one_shard():
     hidden, weight, targets, bias = problem(vocab=VOCAB, ignored=False)
     targets = targets.at[1].set(0)

@@ -3,6 +3,7 @@
 import oracle
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logitless.torch import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
@@ -314,3 +315,26 @@ def test_a_budget_is_a_ceiling(monkeypatch, dtype):
             assert budgeted <= default
         if hidden.device.type == "cpu":
             assert budgeted < tokens * vocab * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_logit_of_infinity(dtype):
+    """The third row has one; PyTorch's log-sum-exp of it is infinite, its softmax NaN."""
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 8, dtype=dtype) for n in (5, 300))
+    hidden[:, 0], weight[140, 0] = -4, 3e38 if dtype != torch.float64 else 1e308
+    hidden[2, 0] = 4
+    target = torch.tensor([1, 2, 3, 4, 5])
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+    loss, lse = linear_cross_entropy(*leaves, target, reduction="none", return_lse=True)
+    z = hidden.float() @ weight.float().T if dtype != torch.float64 else hidden @ weight.T
+    z.requires_grad_()
+    wanted = F.cross_entropy(z, target, reduction="none")
+    assert torch.allclose(loss.to(z.dtype), wanted, rtol=1e-5, equal_nan=True)
+    assert torch.allclose(lse.to(z.dtype), torch.logsumexp(z, 1), rtol=1e-5)
+    log_prob = linear_logprobs(hidden, weight, target)[0]
+    assert torch.allclose(log_prob.to(z.dtype), -wanted, rtol=1e-5, equal_nan=True)
+    (d_z,) = torch.autograd.grad(wanted.sum(), z)
+    d_hidden, d_weight = torch.autograd.grad(loss.sum(), leaves)
+    assert torch.isnan(d_z[2]).all() and torch.isnan(d_weight).all()
+    assert torch.isnan(d_hidden).all(1).tolist() == torch.isnan(d_z).all(1).tolist()

@@ -232,6 +232,19 @@ HWY_INLINE void AbsorbExact(V k, V sum, ExactSum* HWY_RESTRICT wide) {
   for (std::size_t i = 0; i < hn::Lanes(d); ++i) wide[i].add(sums[i], exponents[i]);
 }
 
+// Returns the sum of exponentials of tokens with a logit of +inf: infinite, or NaN with a NaN among
+// the logits.
+template <int kPanel>
+HWY_NOINLINE V InfiniteUnlessNaN(std::int64_t vocab_count, const float* HWY_RESTRICT z) {
+  const D d;
+  V sum = hn::Set(d, INFINITY);
+  for (std::int64_t r = 0; r < vocab_count; ++r) {
+    const V x = hn::Load(d, z + r * kPanel);
+    sum = hn::IfThenElse(hn::IsNaN(x), x, sum);
+  }
+  return sum;
+}
+
 // Adds the block to the running state, as an online softmax. With `mass` it also stores the codes
 // of the block's masses. With Stored it saves 2^(z log2e - k) (times the softcap's slope) in stored
 // [kVocabTile][kPanel], and k, integral, in stored_exponent [kPanel].
@@ -251,7 +264,8 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t vocab_begin,
       top = hn::Max(top, hn::Load(d, z + r * kPanel + t));
     // The exponent is integral, so that rescaling is exact, and exponentials are at most 1 up to
     // rounding. Beyond the bounds a logit may be far from its own ceiling. Below them the entries
-    // are masked. Above them the token becomes NaN, since a sum without them would look valid.
+    // are masked. Above them the token becomes NaN, since a sum without them would look valid. With
+    // a logit of +inf only its state is another one, below.
     const V ceiling = hn::Max(hn::Ceil(hn::Mul(top, log2e)), hn::Set(d, kLeastExponent));
     const V bounded =
         hn::IfThenElse(hn::Gt(ceiling, hn::Set(d, kMostExponent)), hn::NaN(d), ceiling);
@@ -284,25 +298,32 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t vocab_begin,
       StoreMass(k, slope_sum, t, state, mass);
     }
 
+    const auto infinite = hn::Eq(top, hn::Set(d, INFINITY));
+    V own_k = k;
+    if (HWY_UNLIKELY(!hn::AllFalse(d, infinite))) {
+      own_k = hn::IfThenElse(infinite, hn::Set(d, kMostExponent), k);
+      sum = hn::IfThenElse(infinite, InfiniteUnlessNaN<kPanel>(vocab_count, z + t), sum);
+    }
     const V old_k = hn::LoadU(d, state.exponent + t);
     const V old_sum = hn::LoadU(d, state.sum + t);
     const auto none = hn::Eq(old_sum, hn::Zero(d));
     const auto nothing = hn::Eq(sum, hn::Zero(d));
-    const V high = hn::IfThenElse(none, k, hn::IfThenElse(nothing, old_k, hn::Max(old_k, k)));
+    const V high =
+        hn::IfThenElse(none, own_k, hn::IfThenElse(nothing, old_k, hn::Max(old_k, own_k)));
     const V old_factor = PowerOfTwo(hn::Sub(old_k, high));
-    const V new_factor = PowerOfTwo(hn::Sub(k, high));
+    const V new_factor = PowerOfTwo(hn::Sub(own_k, high));
     // The factors of empty sides are arbitrary: mask them.
     const V old_part = hn::IfThenZeroElse(none, hn::Mul(old_sum, old_factor));
     const V new_part = hn::IfThenZeroElse(nothing, hn::Mul(sum, new_factor));
     hn::StoreU(high, d, state.exponent + t);
     hn::StoreU(hn::Add(old_part, new_part), d, state.sum + t);
 
-    if (state.wide != nullptr) AbsorbExact(k, sum, state.wide + t);
+    if (state.wide != nullptr) AbsorbExact(own_k, sum, state.wide + t);
     if (state.best != nullptr) AbsorbBest<kPanel>(vocab_begin, vocab_count, z, t, state);
     if (state.entropy != nullptr) {
       AbsorbEntropy<kPanel>(vocab_count, z, t, k,
                             {hn::Sub(old_k, high), old_sum, hn::IfThenZeroElse(none, old_factor)},
-                            {hn::Sub(k, high), sum, hn::IfThenZeroElse(nothing, new_factor)},
+                            {hn::Sub(own_k, high), sum, hn::IfThenZeroElse(nothing, new_factor)},
                             state);
     }
     if (state.weighted != nullptr) AbsorbWeighted<kPanel>(f, vocab_count, z, t, state);
