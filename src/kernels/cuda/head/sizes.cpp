@@ -112,13 +112,20 @@ std::size_t loss_workspace_bytes(std::int64_t tokens) {
   return 256 + aligned(loss_blocks(tokens) * static_cast<std::int64_t>(sizeof(LossSums)));
 }
 
+namespace {
+constexpr std::int64_t kColumnSums = std::int64_t{1} << 18;  // of all parts
+constexpr std::int64_t kLeastParts = 2, kMostParts = 64;
+}  // namespace
+
 int column_sum_parts(std::int64_t columns) {
-  return static_cast<int>(std::clamp<std::int64_t>(
-      (std::int64_t{1} << 18) / std::max<std::int64_t>(columns, 1), 2, 64));
+  return static_cast<int>(
+      std::clamp(kColumnSums / std::max<std::int64_t>(columns, 1), kLeastParts, kMostParts));
 }
 std::size_t column_sum_workspace_bytes(std::int64_t columns) {
-  return static_cast<std::size_t>(columns) * static_cast<std::size_t>(column_sum_parts(columns)) *
-         sizeof(float);
+  // It serves fewer columns, too. They are cut into more parts and may take more than all columns.
+  const std::int64_t most =
+      std::max(kLeastParts * columns, std::min(kMostParts * columns, kColumnSums));
+  return static_cast<std::size_t>(most) * sizeof(float);
 }
 
 }  // namespace logitless::cuda
