@@ -98,6 +98,17 @@ def test_a_second_derivative_is_refused():
             torch.autograd.grad(make(), hidden, create_graph=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_tokens(dtype):
+    """The upstream gradient of a sum is expanded: an empty one has a stride of 0."""
+    hidden, weight, target, bias = problem(1, (0,), 16, 70, dtype, bias=True)
+    loss = linear_cross_entropy(hidden, weight, target, bias, reduction="none")
+    log_prob, entropy, lse = linear_logprobs(hidden, weight, target, bias)
+    for made in (loss, log_prob, entropy, lse):
+        for found in torch.autograd.grad(made.sum(), (hidden, weight, bias), retain_graph=True):
+            assert not found.any()
+
+
 def test_checkpointing():
     hidden, weight, target, _ = problem(2, (30,), 16, 80, torch.float32)
     plain = linear_cross_entropy(hidden.tanh(), weight, target)
