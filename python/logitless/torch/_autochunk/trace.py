@@ -34,6 +34,10 @@ from logitless.torch._autochunk.places import Places, place_of
 aten = torch.ops.aten
 
 TENSOR = object()
+_OWN_GENERATOR = (
+    "autochunk: random numbers by a generator of its own have no form in a tensor program; expected the default one, "
+    "which torch.manual_seed sets"
+)
 
 # Operations that core ATen decomposes and tensor programs do not; and the reverse.
 _KEPT = (aten.logsumexp.default, aten.embedding_dense_backward.default, aten.roll.default, aten.eye.default, aten.eye.m)
@@ -70,7 +74,15 @@ def _decompositions() -> dict:
     table = dict(core_aten_decompositions().items())
     for op in _KEPT:
         table.pop(op, None)
-    return {**table, **get_decompositions(_ALSO)}
+    return {**table, **get_decompositions(_ALSO), aten.native_dropout.default: _dropout}
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decomposes the dropout of a GPU, and its mask, into the operations of a CPU's dropout: the numbers are the same."""
+    if train is False:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    noise = aten.bernoulli.p(x, 1 - p)
+    return x * (noise / (1 - p) if p < 1 else noise), noise.bool()
 
 
 @contextlib.contextmanager
@@ -135,6 +147,10 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
         ) from error
     except MaskRefused as error:
         raise Unsupported(f"autochunk: {_at(places)}{error}") from error
+    except NotImplementedError as error:  # PyTorch before 2.13 has no generator in a graph
+        if "Generator" not in str(error):
+            raise
+        raise Unsupported(_OWN_GENERATOR) from error
 
 
 def _at(places: Places) -> str:
@@ -154,10 +170,7 @@ def _captured(
             continue
         tensor = getattr(graph, node.target)
         if isinstance(tensor, torch.Generator):
-            raise Unsupported(
-                "autochunk: random numbers by a generator of its own have no form in a tensor program; expected the default "
-                "one, which torch.manual_seed sets"
-            )
+            raise Unsupported(_OWN_GENERATOR)
         if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
             raise Unsupported(f"autochunk: the constant {node.target} of the function is no tensor with values")
         if tensor.requires_grad and around.grad:
