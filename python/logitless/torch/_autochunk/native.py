@@ -122,7 +122,7 @@ _SCHEMA = "(Tensor[] inputs, str text, int budget, int chunks, bool chunk, bool 
 
 
 def _request(inputs, text: str, budget: int, chunks: int, chunk: bool, head_engine: bool, checks: str) -> Request:
-    made = Request(text, machine_of(inputs[0].device), budget, chunks, chunk, checks=unpacked(checks))
+    made = Request(text.replace("\\n", "\n"), machine_of(inputs[0].device), budget, chunks, chunk, checks=unpacked(checks))
     return made.on(head_engine=head_engine)
 
 
@@ -150,5 +150,6 @@ def run(request: Request, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         machine = request.machine
         op = torch.ops.logitless.program
         checks = "" if request.checks is None else request.checks.packed()
-        return tuple(op(inputs, request.text, request.budget, request.chunks, request.chunk, machine.head_engine, checks))
+        text = request.text.replace("\n", "\\n")  # Inductor writes arguments into comments of one line
+        return tuple(op(inputs, text, request.budget, request.chunks, request.chunk, machine.head_engine, checks))
     return tuple(runner(request, inputs[0].device).run(inputs))
