@@ -12,3 +12,4 @@ if DEVICE != "cpu":
     collect_ignore_glob = ["test_recipes_*.py"]  # makes their libraries use the CPU
     torch.set_default_device(DEVICE)
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False  # of convolutions

@@ -25,6 +25,14 @@ def _target(z, dim=-1):
     return (torch.arange(max(1, torch.Size(shape).numel())).reshape(shape) * 5) % vocab_ids
 
 
+def _at(z, dim, *ids):
+    """Returns indices of a dimension. An index outside of it is raised here on a GPU, where PyTorch's error ends the use
+    of the GPU in this process."""
+    if oracle.DEVICE != "cpu" and max(ids) >= z.shape[dim]:
+        raise IndexError(f"index {max(ids)} is out of bounds for dimension {dim} with size {z.shape[dim]}")
+    return torch.tensor(ids)
+
+
 def _setitem(z, index, value):
     z[index] = value
 
@@ -76,9 +84,9 @@ COPIES = {
     "softcap": lambda z: torch.tanh(z / 3.0) * 3.0,
     "neg": lambda z: -z,
     "mask": lambda z: z[_mask(z)],
-    "pick": lambda z: z[torch.tensor([1, 0, 1])],
-    "pick of two": lambda z: z[torch.tensor([1, 0]), torch.tensor([0, 1])],
-    "index_select": lambda z: z.index_select(0, torch.tensor([1, 0, 1])),
+    "pick": lambda z: z[_at(z, 0, 1, 0, 1)],
+    "pick of two": lambda z: z[_at(z, 0, 1, 0), _at(z, 1, 0, 1)],
+    "index_select": lambda z: z.index_select(0, _at(z, 0, 1, 0, 1)),
     "bias": lambda z: z + torch.arange(float(z.shape[-1]), dtype=z.dtype) / 10,
     "bias [1, V]": lambda z: z + torch.arange(float(z.shape[-1]), dtype=z.dtype)[None] / 10,
     "plus": lambda z: z + 1,
@@ -108,7 +116,7 @@ EDITS = {
     "fill_": lambda z: z.fill_(2.0),
     "copy_": lambda z: z.copy_(torch.linspace(0, 1, max(1, z.numel()))[: z.numel()].reshape(z.shape)),
     "scatter_": lambda z: z.scatter_(-1, torch.zeros(z.shape[:-1] + (1,), dtype=torch.int64), -2.0),
-    "index_fill_": lambda z: z.index_fill_(0, torch.tensor([0]), 0.5),
+    "index_fill_": lambda z: z.index_fill_(0, _at(z, 0, 0), 0.5),
     "a vocabulary entry": lambda z: _setitem(z, (Ellipsis, 2), -3.0),
     "a row": lambda z: _setitem(z, 0, 0.125),
     "masked": lambda z: _setitem(z, z < 0, 0.0),

@@ -47,6 +47,8 @@ def processes():
 def test_processes(name, ranks, processes, tmp_path):
     if "gpu" in name and (not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)):
         pytest.skip("no Hopper GPU")
+    if "gpu" not in name and torch.get_default_device().type != "cpu":
+        pytest.skip("of the CPU")
     if name.startswith("faults") and torch.cuda.device_count() < ranks:
         pytest.skip(f"{ranks} GPUs are wanted")
     with socket.socket() as s:

@@ -13,7 +13,7 @@ from logitless.torch import FarFieldHead, linear_cross_entropy
 
 if oracle.DEVICE == "cpu" or torch.cuda.get_device_capability()[0] != 9:
     pytest.skip("no Hopper GPU under test (LOGITLESS_TEST_DEVICE=cuda)", allow_module_level=True)
-V, D, N = 65536, 128, 1024
+V, D, N = 131072, 128, 2048  # the far field pays
 QUICK = dict(error=0.05, audit_every=3, refresh_every=3, refresh_delay=2, sample_rows=256)
 STEPS = 8
 

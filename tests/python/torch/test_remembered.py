@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from logitless.torch import _engine, _fast, linear_cross_entropy, linear_logprobs
+from oracle import DEVICE
 from test_loss import problem
 
 HIDDEN, WEIGHT, TARGET, BIAS = problem(1, (12,), 16, 70, torch.float32, bias=True)
@@ -18,7 +19,7 @@ def forget():
 
 
 def autocast(dtype):
-    return lambda: torch.autocast("cpu", dtype)
+    return lambda: torch.autocast(DEVICE, dtype)
 
 
 def leaf(t):
@@ -33,6 +34,11 @@ def threads(count):
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def another():
+    """Returns another context of calls: one more thread, or another stream of the GPU."""
+    return threads(torch.get_num_threads() + 1) if DEVICE == "cpu" else torch.cuda.stream(torch.cuda.Stream())
 
 
 # Arguments to replace or add, and a context, by name.
@@ -115,7 +121,7 @@ def test_calls_remembered_are_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [
-    {}, dict(reduction="sum"), dict(label_smoothing=0.1), dict(softcap=None), dict(softcap=3.0), dict(memory_budget="1MiB"),
+    {}, dict(reduction="sum"), dict(label_smoothing=0.1), dict(softcap=None), dict(softcap=3.0), dict(memory_budget="64MiB"),
 ])
 def test_what_is_remembered(options):
     """Calls with numbers, strings and None are cached; those with further tensors, or under a transform, are not."""
@@ -151,7 +157,7 @@ def test_a_call_is_planned_once(monkeypatch):
         before = len(plans)
         call()
         assert before > 0 and len(plans) == before
-        with threads(torch.get_num_threads() + 1):  # a call in another context
+        with another():
             call()
         assert len(plans) > before
     HIDDEN.grad = WEIGHT.grad = BIAS.grad = None

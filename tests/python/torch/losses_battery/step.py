@@ -26,8 +26,8 @@ def outputs_and_gradients(function: Callable, args: Sequence[torch.Tensor]) -> t
 
 
 def peak_of(run: Callable, results_count: bool = False) -> tuple[int, object]:
-    """Returns the most bytes that the CPU's allocator had given out at one time during run(), and the result of run().
-    Temporaries of kernels count; the memory of returned tensors does not, unless results_count."""
+    """Returns the most bytes that the allocator of the default device had given out at one time during run(), and the
+    result of run(). Temporaries of kernels count; the memory of returned tensors does not, unless results_count."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         made = run()
     results = set()
@@ -51,7 +51,7 @@ def peak_of(run: Callable, results_count: bool = False) -> tuple[int, object]:
 def _allocations(tree):
     """Yields (time, address, bytes; negative when freed)."""
     for event in tree:
-        if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
+        if event.tag == _EventType.Allocation and event.extra_fields.device.type == torch.get_default_device().type:
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
         yield from _allocations(event.children)
 
