@@ -33,7 +33,8 @@ BITS = ("src/core/*", "src/kernels/cuda/device/tiles_sm90.cuh", "src/kernels/cud
         "python/logitless/jax/_autochunk/*", "tests/python/jax/test_jax_autochunk_order.py",
         "tests/python/jax/test_jax_autochunk_transforms.py")
 # Files that look at PyTorch's forward-mode derivatives, whose dual numbers have a tangent.
-FORWARD_MODE = ("python/logitless/torch/_lazy/_call.py", "tests/python/torch/test_lazy_modes.py")
+FORWARD_MODE = ("python/logitless/torch/_lazy/_call.py", "tests/python/torch/test_lazy_modes.py",
+                "tests/python/jax/test_jax_autochunk_primitives.py")
 HEAD = ("src/head/*", "src/kernels/*", "src/math/*", "include/*", "src/capi/*", "tests/head/*", "tests/cuda/*")
 RANKS = ("src/comm/*", "src/head/*", "src/kernels/cuda/*", "tests/comm/*", "tests/head/*")
 

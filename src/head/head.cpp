@@ -178,9 +178,7 @@ HeadFeatures saved_features(const HeadOptions& options, const HeadInputs& in,
                             const HeadOutputs& out, const HeadGradients& to) {
   if (is_sharded(in.sharding))
     throw Unsupported(
-        "sharding: of vocabulary entries on several ranks nothing is saved from forward to "
-        "backward; use "
-        "head_forward and head_backward");
+        "sharding: a saved head takes no sharded vocabulary; use head_forward and head_backward");
   const HeadFeatures forward = forward_features(options, in, out);
   HeadFeatures f = backward_features(options, in, {}, to);
   f.entropy = forward.entropy;

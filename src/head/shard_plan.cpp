@@ -311,7 +311,7 @@ void require_sharding(const Sharding& sharding, std::int64_t rows) {
 void require_rows(const Sharding& sharding) {
   if (by_columns(sharding))
     throw Unsupported(
-        "sharding: weight by columns: its rows move, and vocabulary entries of the far field stay");
+        "sharding: a weight sharded by columns has no far field");
 }
 
 LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,

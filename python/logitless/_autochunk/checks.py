@@ -36,11 +36,11 @@ class Checks:
 
     text: str
     reads: tuple[int, ...]  # its parameters, as positions among those of the checked program
-    told: tuple[tuple[int, int, tuple[int, ...], str], ...]  # low, size, the index's shape, the message
+    messages: tuple[tuple[int, int, tuple[int, ...], str], ...]  # low, size, the index's shape, the message
 
     def raise_for(self, found: Sequence[Any]) -> None:
         """Raises IndexOutside for the first failed check. found: the results, each as a number."""
-        for (low, size, shape, text), place, index in zip(self.told, found[::2], found[1::2]):
+        for (low, size, shape, text), place, index in zip(self.messages, found[::2], found[1::2]):
             if low <= index < size:
                 continue
             at = []
@@ -50,15 +50,15 @@ class Checks:
             raise IndexOutside(text.format(index=index, at=f" at {at[::-1]}" if at else ""))
 
     def packed(self) -> str:
-        return json.dumps([self.text, self.reads, self.told])
+        return json.dumps([self.text, self.reads, self.messages])
 
 
 def unpacked(text: str) -> Checks | None:
     """Returns the checks that ``packed`` wrote, or None for an empty text."""
     if not text:
         return None
-    program, reads, told = json.loads(text)
-    return Checks(program, tuple(reads), tuple((low, size, tuple(shape), t) for low, size, shape, t in told))
+    program, reads, messages = json.loads(text)
+    return Checks(program, tuple(reads), tuple((low, size, tuple(shape), t) for low, size, shape, t in messages))
 
 
 def checked(function: Callable, checks: Checks, run: Callable) -> Callable:
@@ -74,7 +74,7 @@ def checked(function: Callable, checks: Checks, run: Callable) -> Callable:
 def checks_of(w: Writer, checks: Sequence[Check], parameters: Sequence[tuple[str, str]]) -> Checks | None:
     """Builds the program of the checks, whose statements are appended to the writer's. parameters: name and type of
     each parameter of the checked program. Returns None if there are no checks."""
-    results, told = [], []
+    results, messages = [], []
     w.hint = "check"
     for check in checks:
         index, count = check.index, math.prod(check.index.shape)
@@ -86,7 +86,7 @@ def checks_of(w: Writer, checks: Sequence[Check], parameters: Sequence[tuple[str
         where = f"{check.place}: " if check.place else ""
         what = f"{where}{check.asked}".replace("{", "{{").replace("}", "}}")
         text = f"autochunk: {what}: index {{index}}{{at}} is out of bounds for dimension {check.dim} with size {check.size}"
-        told.append((check.low, check.size, check.index.shape, text))
+        messages.append((check.low, check.size, check.index.shape, text))
     if not results:
         return None
     wanted, body = set(results), []
@@ -99,7 +99,7 @@ def checks_of(w: Writer, checks: Sequence[Check], parameters: Sequence[tuple[str
     header = ", ".join(f"%{parameters[place][0]}: {parameters[place][1]}" for place in reads)
     returned = ", ".join(f"check{k}: %{name}" for k, name in enumerate(results))
     text = f"graph checks({header}) {{\n" + "\n".join(body[::-1]) + f"\n  return {returned}\n}}\n"
-    return Checks(text, tuple(reads), tuple(told))
+    return Checks(text, tuple(reads), tuple(messages))
 
 
 class Indices:

@@ -215,7 +215,7 @@ def describe(
     """Describes a plan. alone: the reason why outputs have no gradients, if so. eager: bytes that the eager function
     takes beyond inputs and results, with its gradients, if known."""
     if joint:
-        how = "outputs and gradients in one pass; backward multiplies the gradients by the tangent of the loss"
+        how = "outputs and gradients in one pass; backward multiplies the gradients by the upstream gradient of the loss"
     elif backward is not None:
         how = "outputs now, gradients in backward, which computes what it needs of the forward again"
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-_RESERVED = ("tangent", "constant", "out")  # names of a program's other parameters and results
+_RESERVED = ("cotangent", "constant", "out")  # names of a program's other parameters and results
 
 
 def leaf_names(function: Callable, args: tuple, kwargs: dict, endings: Callable[[object], list[str]]) -> list[str]:

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .._c_api import LossTermArguments
 
 _LENGTH = 8  # bytes of the length before the state
-_HEADER = 16384  # capacity for names, counts and the reason of the last decision
+_HEADER = 16384  # bytes for names, counts and the reason of the last decision
 _TILE = 128
 _MAX_VOCAB = (1 << 31) - 1 - _TILE  # the largest vocabulary of an order
 
 
-def _scratch(options: _far_field.Options, vocab: int, dim: int) -> int:
+def _state_bytes(options: _far_field.Options, vocab: int, dim: int) -> int:
     """Returns the bytes that hold any state: the current vocabulary order, and one in progress."""
     order = 12 * vocab
     if options.accuracy == "far_both":
@@ -87,7 +87,7 @@ def far_field_state(
         error=error, accuracy=accuracy, sample_every=sample_every, audit_rows=audit_rows, audit_every=audit_every,
         refresh_every=refresh_every, refresh_delay=refresh_delay, sample_rows=sample_rows, memory_budget=memory_budget,
     )
-    return FarFieldState(jnp.zeros((_scratch(options, vocab, dim),), jnp.int8), options, vocab, dim)
+    return FarFieldState(jnp.zeros((_state_bytes(options, vocab, dim),), jnp.int8), options, vocab, dim)
 
 
 def far_field_report(state: FarFieldState) -> Report:
@@ -225,9 +225,9 @@ def far_field_cross_entropy(
     found = list(call.inputs["weight"].shape)
     if found != [state.vocab, state.dim]:
         raise ValueError(f"weight: expected [{state.vocab}, {state.dim}], which the state is for, got {found}")
-    capacity = _scratch(far, state.vocab, state.dim)
-    if data.dtype != jnp.int8 or data.shape != (capacity,):
-        raise ValueError(f"state: expected int8[{capacity}], got {data.dtype.name}{list(data.shape)}")
+    size = _state_bytes(far, state.vocab, state.dim)
+    if data.dtype != jnp.int8 or data.shape != (size,):
+        raise ValueError(f"state: expected int8[{size}], got {data.dtype.name}{list(data.shape)}")
     if _ffi.axes_of(*[a for a in (*call.inputs.values(), *call.fixed.values(), data) if a is not None]):
         raise NotImplementedError(
             "far_field_cross_entropy: inside a shard_map each device would have a state of its own"

@@ -153,7 +153,7 @@ def _given(a: dict[str, Any]) -> VocabShard:
     weight = a["weight"]
     if weight.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(
-            f"sharding: vocabulary entries on several ranks are served on the CPU and on Hopper GPUs, weight is on {weight.device}"
+            f"sharding: a sharded vocabulary is supported on CPUs and CUDA GPUs, weight is on {weight.device}"
         )
     if weight.dtype == torch.float64:
         raise NotImplementedError("sharding: expected float32, bfloat16 or float16, got torch.float64")
@@ -184,13 +184,13 @@ def _sharded_dim(weight) -> Optional[int]:
     from torch.distributed.tensor import Replicate, Shard
 
     mesh = weight.device_mesh
-    vocab_shard = [i for i, p in enumerate(weight.placements) if type(p) is Shard and p.dim in (0, 1)]
-    rest = [p for i, p in enumerate(weight.placements) if i not in vocab_shard]
-    if len(vocab_shard) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(vocab_shard[0]) == 1:
+    sharded = [i for i, p in enumerate(weight.placements) if type(p) is Shard and p.dim in (0, 1)]
+    rest = [p for i, p in enumerate(weight.placements) if i not in sharded]
+    if len(sharded) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(sharded[0]) == 1:
         return None
     if weight.dim() != 2 or weight.dtype == torch.float64 or _func.active():
         return None
-    return vocab_shard[0] if mesh.device_type == "cpu" or _on_gpu(weight) else None
+    return sharded[0] if mesh.device_type == "cpu" or _on_gpu(weight) else None
 
 
 @torch.compiler.assume_constant_result

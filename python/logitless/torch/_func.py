@@ -38,7 +38,7 @@ class _Transformed(torch.autograd.Function):
             raise NotImplementedError("logitless: second derivatives (torch.func.grad of a gradient) are not supported")
 
     @staticmethod
-    def jvp(ctx, *cotangents):
+    def jvp(ctx, *_):
         raise NotImplementedError("logitless: forward-mode derivatives (torch.func.jvp, jacfwd) are not supported")
 
 

@@ -433,7 +433,7 @@ def together(group: Group, function: Callable[[], Result]) -> Result:
     try:
         return function()
     except Exception as error:
-        error._logitless_told = True  # type: ignore[attr-defined]
+        error._logitless_propagated = True  # type: ignore[attr-defined]
         cause = group.cause()
         if isinstance(error, c.LogitlessError) and cause is not None:
             raise error from cause
@@ -450,7 +450,7 @@ def raise_on_all_ranks(name: str, function: Callable[[], Result], propagate: Cal
     try:
         return function()
     except Exception as error:
-        if group.calls == before and not getattr(error, "_logitless_told", False) and propagate():
+        if group.calls == before and not getattr(error, "_logitless_propagated", False) and propagate():
             group.fail(error)
         raise
 

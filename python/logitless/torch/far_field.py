@@ -48,8 +48,8 @@ class _Arguments:
             None if t is None else (t.shape, t.dtype, t.device) for t in call.tensors()
         )
         hidden, weight, *vectors = call.tensors()
-        vocab_shard = weight[:: max(-(-weight.shape[0] // _SAMPLED_VOCAB), 1)]
-        self.marks = [_bits(rows).sum(-1, dtype=torch.int64) for rows in (hidden, vocab_shard)]
+        sampled = weight[:: max(-(-weight.shape[0] // _SAMPLED_VOCAB), 1)]
+        self.marks = [_bits(rows).sum(-1, dtype=torch.int64) for rows in (hidden, sampled)]
         self.marks += [_bits(t).clone() for t in vectors if t is not None]
 
     def __eq__(self, other) -> bool:
@@ -373,7 +373,7 @@ class FarFieldHead(nn.Module):
         hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
         vocab_shard = a.get("vocab_shard", ALL)
         if vocab_shard.columns >= 0:
-            raise NotImplementedError("sharding.weight: 'columns' move, and vocabulary entries of the far field stay; expected 'rows'")
+            raise NotImplementedError("sharding.weight: 'columns' have no far field; expected 'rows'")
         if weight.dim() != 2:
             raise NotImplementedError(f"weight: expected [V, D], got {list(weight.shape)}")
         if hidden.dtype == torch.float64:

@@ -93,8 +93,8 @@ def _soft_targets(target: Tensor, vocab: int, hidden: Tensor):
         )
     if target.requires_grad:
         raise NotImplementedError("target: class probabilities have no gradient here; detach them")
-    vocab_shard = torch.arange(vocab, device=target.device).expand(target.shape)
-    return vocab_shard, target.float() if target.dtype != torch.float64 else target
+    classes = torch.arange(vocab, device=target.device).expand(target.shape)
+    return classes, target.float() if target.dtype != torch.float64 else target
 
 
 def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:

@@ -21,8 +21,8 @@ def problem(shape=(3, 7), dim=16, vocab=101, dtype="float32", seed=0, bias=True,
     targets = rng.integers(0, vocab, (*shape, per_token) if per_token else shape)
     if ignored and targets.size > 2:
         targets.reshape(-1)[[0, targets.size // 2]] = -100
-    vocab_ids = jnp.asarray(rng.normal(size=vocab), "float32") if bias else None
-    return hidden, weight, jnp.asarray(targets, jnp.int32), vocab_ids
+    shift = jnp.asarray(rng.normal(size=vocab), "float32") if bias else None
+    return hidden, weight, jnp.asarray(targets, jnp.int32), shift
 
 
 def doubles(*arrays):

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from logitless.jax import autochunk
 from logitless.jax._autochunk import Unsupported
 
-ROWS, DIM, TOKEN_IDS = 96, 8, 512
+ROWS, DIM, VOCAB = 96, 8, 512
 
 
 def random(*shape, seed=0):
@@ -35,7 +35,7 @@ def head_of(hidden):
 
 
 def head_arguments():
-    return random(ROWS, DIM), random(TOKEN_IDS, DIM, seed=1), whole(TOKEN_IDS, ROWS)
+    return random(ROWS, DIM), random(VOCAB, DIM, seed=1), whole(VOCAB, ROWS)
 
 
 def check_same(fn, args, budget, wanted=(0, 1)):
@@ -84,7 +84,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_head_is_chunked_around_it(name):
-    args, budget = head_arguments(), ROWS * TOKEN_IDS * 4 // 4
+    args, budget = head_arguments(), ROWS * VOCAB * 4 // 4
     fn = head_of(HIDDEN[name])
     chunked = check_same(fn, args, budget)
     assert runs(chunked, name, *args), chunked.explain(*args)
@@ -153,7 +153,7 @@ def test_rows_by_a_mask_with_a_bound():
         return jnp.where(rows < ROWS, losses, 0.0).sum() / mask.sum()
 
     args = *head_arguments(), whole(3, ROWS) == 0
-    chunked = check_same(loss, args, ROWS * TOKEN_IDS * 4 // 8)
+    chunked = check_same(loss, args, ROWS * VOCAB * 4 // 8)
     assert "met)" in chunked.explain(*args), chunked.explain(*args)
 
 

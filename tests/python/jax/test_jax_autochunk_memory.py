@@ -30,8 +30,8 @@ def temporaries(function, *args) -> int:
     """Returns bytes of XLA's temporaries, without the scratch of cuBLAS that XLA's autotuner adds on a GPU: 32 MiB on a
     Hopper."""
     compiled = jax.jit(function).lower(*args).compile()
-    aliased = re.findall(r's8\[(\d+)\].* custom-call\(.*custom_call_target="__cublas', compiled.as_text())
-    return compiled.memory_analysis().temp_size_in_bytes - max(map(int, aliased), default=0)
+    workspaces = re.findall(r's8\[(\d+)\].* custom-call\(.*custom_call_target="__cublas', compiled.as_text())
+    return compiled.memory_analysis().temp_size_in_bytes - max(map(int, workspaces), default=0)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_random_numbers_are_those_of_jax(executor, options):
     assert abs(other - of_dropped(jax.random.key(4), hidden, weight)[0]) < 1e-4 * abs(other) and other != found[0]
 
 
-def test_keys_of_entries_and_keys_made_inside():
+def test_keys_of_words_and_keys_made_inside():
     x = jnp.zeros((30, 50))
     fn = lambda x: jax.random.uniform(jax.random.PRNGKey(7), x.shape) + x  # noqa: E731
     assert (autochunk(fn)(x) == fn(x)).all()

@@ -110,7 +110,7 @@ def called(x, i):
     def cube(x):
         return x**3
 
-    cube.defjvp(lambda primals, cotangents: (cube(*primals), 3 * primals[0] ** 2 * cotangents[0]))
+    cube.defjvp(lambda primals, tangents: (cube(*primals), 3 * primals[0] ** 2 * tangents[0]))
 
     @jax.custom_vjp
     def straight(x):

@@ -90,9 +90,9 @@ def test_a_budget_that_is_not_met_is_a_warning(executor):
 
     args = jnp.ones((8, 128)), jnp.ones((8, 128))
     chunked = autochunk(missed, memory_budget=512, executor=executor)
-    with pytest.warns(UserWarning, match=r"autochunk: forward takes .* memory_budget is 512 B: .*would do") as told:
+    with pytest.warns(UserWarning, match=r"autochunk: forward takes .* memory_budget is 512 B: .*would do") as warned:
         chunked(*args)
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         chunked(*args)

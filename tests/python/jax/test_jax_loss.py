@@ -115,7 +115,7 @@ def test_small_integers_are_targets(kind):
     assert small == linear_cross_entropy(hidden, weight, targets)
 
 
-def test_ignore_index_may_be_a_entry():
+def test_ignore_index_may_be_a_class():
     hidden, weight, targets, _ = problem(ignored=False)
     targets = targets.at[0].set(0)
     compare((hidden, weight, targets, None), ignore_index=0)

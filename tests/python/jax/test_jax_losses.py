@@ -29,9 +29,9 @@ def normal(*shape, seed, scale=1.0):
 
 HIDDEN, WEIGHT, BIAS = normal(2 * B, T, D, seed=1), normal(V, D, seed=2), normal(V, seed=3, scale=0.3)
 REF_HIDDEN, REF_WEIGHT = normal(2 * B, T, D + 2, seed=4), normal(V, D + 2, seed=5, scale=0.7)
-TOKEN_IDS = RNG(6).integers(0, V, (2 * B, T)).astype(np.int32)
-TOKEN_IDS[:, :1], TOKEN_IDS[1::2, -1:] = -100, -100
-VALID = TOKEN_IDS >= 0
+TARGETS = RNG(6).integers(0, V, (2 * B, T)).astype(np.int32)
+TARGETS[:, :1], TARGETS[1::2, -1:] = -100, -100
+VALID = TARGETS >= 0
 ADVANTAGES = normal(2 * B, seed=7)
 OLD = np.where(VALID, -3.0 - np.abs(normal(2 * B, T, seed=8)), np.nan).astype(np.float32)
 REFERENCE = dict(ref_hidden=REF_HIDDEN, ref_weight=REF_WEIGHT)
@@ -65,7 +65,7 @@ def check(cases, tolerance=1e-5):
 
 
 def logps(hidden, weight, bias, head=None):
-    return PAPER.of_vocab(PAPER.log_p(PAPER.logits(hidden, weight, bias, **(head or {}))), TOKEN_IDS)
+    return PAPER.of_targets(PAPER.log_p(PAPER.logits(hidden, weight, bias, **(head or {}))), TARGETS)
 
 
 def ref_logps(head=None):
@@ -75,7 +75,7 @@ def ref_logps(head=None):
 def pairs(given, average=False, head=None, reference=True):
     """Returns r_w, r_l (or log pi of the two, without a reference) and the NLL of the chosen tokens."""
     own = logps(*given, head)
-    apart = PAPER.sequence(own - ref_logps(head) if reference else own, TOKEN_IDS, average)
+    apart = PAPER.sequence(own - ref_logps(head) if reference else own, TARGETS, average)
     return apart[:B], apart[B:], -own[:B].sum() / VALID[:B].sum()
 
 
@@ -88,7 +88,7 @@ def test_dpo():
     def case(kind, e):
         return (
             lambda x, w, b: losses.dpo_loss(
-                x, w, TOKEN_IDS, b, **REFERENCE, beta=0.3, loss_type=kind, label_smoothing=e, **HEAD),
+                x, w, TARGETS, b, **REFERENCE, beta=0.3, loss_type=kind, label_smoothing=e, **HEAD),
             lambda *given: PAPER.dpo(kind, *pairs(given, head=HEAD)[:2], 0.3, e),
         )
 
@@ -111,28 +111,28 @@ def test_other_preferences():
 
     check([
         (
-            lambda x, w, b: losses.ipo_loss(x, w, TOKEN_IDS, b, **REFERENCE, beta=0.2),
+            lambda x, w, b: losses.ipo_loss(x, w, TARGETS, b, **REFERENCE, beta=0.2),
             lambda *arrays: PAPER.dpo("ipo", *pairs(arrays, average=True)[:2], 0.2),
         ),
         (
             lambda x, w, b: losses.dpo_loss(
-                x, w, TOKEN_IDS, b, ref_chosen_logps=given[:B], ref_rejected_logps=given[B:] - 1, loss_type="sppo_hard"),
+                x, w, TARGETS, b, ref_chosen_logps=given[:B], ref_rejected_logps=given[B:] - 1, loss_type="sppo_hard"),
             lambda *arrays: PAPER.dpo(
                 "sppo_hard", *(x + o for x, o in zip(pairs(arrays, reference=False)[:2], (3.0, 4.0))), 0.1),
         ),
         (
-            lambda x, w, b: losses.simpo_loss(x, w, TOKEN_IDS, b, beta=2.0, gamma=0.8, label_smoothing=0.1, alpha=0.5),
+            lambda x, w, b: losses.simpo_loss(x, w, TARGETS, b, beta=2.0, gamma=0.8, label_smoothing=0.1, alpha=0.5),
             simpo,
         ),
-        (lambda x, w, b: losses.cpo_loss(x, w, TOKEN_IDS, b), cpo),
+        (lambda x, w, b: losses.cpo_loss(x, w, TARGETS, b), cpo),
         (
-            lambda x, w, b: losses.orpo_loss(x, w, TOKEN_IDS, b, beta=0.4),
+            lambda x, w, b: losses.orpo_loss(x, w, TARGETS, b, beta=0.4),
             lambda *arrays: PAPER.orpo(*pairs(arrays, average=True, reference=False), 0.4),
         ),
         (
             lambda x, w, b: losses.kto_loss(
-                x, w, TOKEN_IDS, good, b, **REFERENCE, kl=jnp.float32(0.75), beta=0.3, desirable_weight=1.5),
-            lambda *arrays: PAPER.kto(PAPER.sequence(logps(*arrays) - ref_logps(), TOKEN_IDS), good, 0.75, 0.3, 1.5),
+                x, w, TARGETS, good, b, **REFERENCE, kl=jnp.float32(0.75), beta=0.3, desirable_weight=1.5),
+            lambda *arrays: PAPER.kto(PAPER.sequence(logps(*arrays) - ref_logps(), TARGETS), good, 0.75, 0.3, 1.5),
         ),
     ])
 
@@ -140,7 +140,7 @@ def test_other_preferences():
 def test_kinds_of_dpo_that_look_at_the_batch():
     def case(kind, paper, **options):
         return (
-            lambda x, w, b: losses.dpo_loss(x, w, TOKEN_IDS, b, **REFERENCE, beta=0.3, loss_type=kind, **options),
+            lambda x, w, b: losses.dpo_loss(x, w, TARGETS, b, **REFERENCE, beta=0.3, loss_type=kind, **options),
             lambda *given: paper(*pairs(given)[:2], given),
         )
 
@@ -161,20 +161,20 @@ def test_kinds_of_dpo_that_look_at_the_batch():
         case("discopop", lambda r_w, r_l, _: PAPER.discopop(r_w, r_l, 0.3, 0.4), discopop_tau=0.4),
     ])
     far = jax.value_and_grad(lambda w: losses.dpo_loss(  # exp(-x) is infinite, g 0
-        HIDDEN, w, TOKEN_IDS, loss_type="discopop", ref_chosen_logps=np.full(B, 3000.0, np.float32),
+        HIDDEN, w, TARGETS, loss_type="discopop", ref_chosen_logps=np.full(B, 3000.0, np.float32),
         ref_rejected_logps=np.zeros(B, np.float32)).loss)(WEIGHT)
     assert 250 < far[0] < 350 and np.isfinite(far[1]).all()
 
 
-def test_the_nll_of_other_entries_and_sequences_without_one():
+def test_the_nll_of_other_targets_and_sequences_without_one():
     others = np.random.default_rng(12).integers(0, V, (2 * B, T)).astype(np.int32)
     others[1, 2:] = -100
-    empty = TOKEN_IDS.copy()
+    empty = TARGETS.copy()
     empty[B + 1] = -100
 
     def nll(given):
         log_p = PAPER.log_p(PAPER.logits(*given))
-        return -PAPER.of_vocab(log_p[:B], others[:B]).sum() / (others[:B] >= 0).sum()
+        return -PAPER.of_targets(log_p[:B], others[:B]).sum() / (others[:B] >= 0).sum()
 
     def orpo(*given):
         c, r, _ = pairs(given, average=True, reference=False)
@@ -189,30 +189,30 @@ def test_the_nll_of_other_entries_and_sequences_without_one():
         left = np.arange(B) != 1
         return plain + (PAPER.orpo(c[left], r[left], plain, 0.4) - plain) * (B - 1) / B
 
-    moved = np.concatenate([np.full((2 * B, 1), 7), others], 1), np.concatenate([np.full((2 * B, 1), 7), TOKEN_IDS], 1)
+    moved = np.concatenate([np.full((2 * B, 1), 7), others], 1), np.concatenate([np.full((2 * B, 1), 7), TARGETS], 1)
     found = check([
-        (lambda x, w, b: losses.orpo_loss(x, w, TOKEN_IDS, b, beta=0.4, nll_target=others), orpo),
+        (lambda x, w, b: losses.orpo_loss(x, w, TARGETS, b, beta=0.4, nll_target=others), orpo),
         (lambda x, w, b: losses.orpo_loss(
             jnp.concatenate([x, HIDDEN[:, :1]], 1), w, moved[1], b, beta=0.4, nll_target=moved[0][:B], shift=True), orpo),
-        (lambda x, w, b: losses.cpo_loss(x, w, TOKEN_IDS, b, alpha=0.6, nll_target=others[:B].astype("int16")), cpo),
+        (lambda x, w, b: losses.cpo_loss(x, w, TARGETS, b, alpha=0.6, nll_target=others[:B].astype("int16")), cpo),
         (lambda x, w, b: losses.orpo_loss(x, w, empty, b, beta=0.4), of_others),
     ])
     assert np.allclose(found[0].nll_loss, found[2].nll_loss) and abs(found[0].nll_loss - found[3].nll_loss) > 1e-3
 
 
 def test_shift_and_a_shared_head():
-    moved = np.concatenate([TOKEN_IDS[:, 1:], np.full((2 * B, 1), -100)], 1)
+    moved = np.concatenate([TARGETS[:, 1:], np.full((2 * B, 1), -100)], 1)
     own = normal(2 * B, T, D, seed=9)
     options = dict(ref_hidden=own, loss_type="sppo_hard")
-    shifted = losses.dpo_loss(HIDDEN, WEIGHT, TOKEN_IDS, BIAS, shift=True, **options).loss
+    shifted = losses.dpo_loss(HIDDEN, WEIGHT, TARGETS, BIAS, shift=True, **options).loss
     same = losses.dpo_loss(HIDDEN, WEIGHT, moved, BIAS, ref_weight=WEIGHT, ref_bias=BIAS, **options).loss
     assert shifted == same
 
 
 def test_divergence_of_kto():
     reference = np.full(2 * B, -30.0)
-    kl, gradient = jax.value_and_grad(lambda w: losses.kto_kl(HIDDEN, w, TOKEN_IDS, BIAS, ref_logps=reference))(WEIGHT)
-    alone = losses.selective_log_softmax(HIDDEN, WEIGHT, TOKEN_IDS, BIAS).sum(-1).mean() + 30.0
+    kl, gradient = jax.value_and_grad(lambda w: losses.kto_kl(HIDDEN, w, TARGETS, BIAS, ref_logps=reference))(WEIGHT)
+    alone = losses.selective_log_softmax(HIDDEN, WEIGHT, TARGETS, BIAS).sum(-1).mean() + 30.0
     assert kl > 0 and abs(float(kl - alone)) <= 1e-5 * float(alone) and not gradient.any()
 
 
@@ -224,11 +224,11 @@ def of_tokens(given, low, high, beta=0.0, estimator="k3", entropy=0.0, delta=Non
 
 
 POLICIES = {
-    "grpo_loss": (0.2, 0.2, {}, lambda each: PAPER.mean_of_sequences(each, TOKEN_IDS)),
-    "dr_grpo_loss": (0.2, 0.2, dict(beta=0.04), lambda each: PAPER.sum_of_tokens(each, TOKEN_IDS) / (2 * B * T)),
-    "dapo_loss": (0.2, 0.28, dict(delta=1.5), lambda each: PAPER.sum_of_tokens(each, TOKEN_IDS) / VALID.sum()),
+    "grpo_loss": (0.2, 0.2, {}, lambda each: PAPER.mean_of_sequences(each, TARGETS)),
+    "dr_grpo_loss": (0.2, 0.2, dict(beta=0.04), lambda each: PAPER.sum_of_tokens(each, TARGETS) / (2 * B * T)),
+    "dapo_loss": (0.2, 0.28, dict(delta=1.5), lambda each: PAPER.sum_of_tokens(each, TARGETS) / VALID.sum()),
     "ppo_loss": (0.2, 0.2, dict(beta=0.3, kl_estimator="k2", entropy_coef=0.02, head=HEAD),
-                 lambda each: PAPER.sum_of_tokens(each, TOKEN_IDS) / VALID.sum()),
+                 lambda each: PAPER.sum_of_tokens(each, TARGETS) / VALID.sum()),
 }
 
 
@@ -239,7 +239,7 @@ def policy_case(name):
     reference = REFERENCE if "beta" in options else {}
     return (
         lambda x, w, b: getattr(losses, name)(
-            x, w, TOKEN_IDS, ADVANTAGES, b, old_per_token_logps=OLD, **reference, **given),
+            x, w, TARGETS, ADVANTAGES, b, old_per_token_logps=OLD, **reference, **given),
         lambda *arrays: aggregate(of_tokens(arrays, low, high, **renamed)),
     )
 
@@ -250,22 +250,22 @@ def gspo_case(token_level):
 
     def expected(*given):
         own = logps(*given)
-        ratio = PAPER.sequence_ratio(own, old, TOKEN_IDS)[:, None]
+        ratio = PAPER.sequence_ratio(own, old, TARGETS)[:, None]
         if token_level:
             ratio = jax.lax.stop_gradient(ratio) * jnp.exp(own - jax.lax.stop_gradient(own))
         each = PAPER.surrogate(ratio, advantages if token_level else advantages[:, None], 0.2, 0.3)
-        return PAPER.mean_of_sequences(jnp.broadcast_to(each, own.shape), TOKEN_IDS)
+        return PAPER.mean_of_sequences(jnp.broadcast_to(each, own.shape), TARGETS)
 
     return (
         lambda x, w, b: losses.gspo_loss(
-            x, w, TOKEN_IDS, advantages, b, old_per_token_logps=OLD, epsilon_low=0.2, epsilon_high=0.3,
+            x, w, TARGETS, advantages, b, old_per_token_logps=OLD, epsilon_low=0.2, epsilon_high=0.3,
             token_level=token_level),
         expected,
     )
 
 
 def test_policies():
-    everywhere = np.where(VALID, TOKEN_IDS, 3)
+    everywhere = np.where(VALID, TARGETS, 3)
     masked = lambda x, w, b: losses.grpo_loss(
         x, w, everywhere, ADVANTAGES, b, old_per_token_logps=OLD, mask=VALID, normalizer=jnp.float32(4 * B))
     cases = [policy_case(name) for name in POLICIES] + [gspo_case(False), gspo_case(True)]
@@ -298,7 +298,7 @@ def test_distillation():
     def forward(*given):
         student, teacher = flat(given)
         soft = PAPER.kl(teacher(2.0), student(2.0, softcap=4.0))
-        each = 3.0 * soft - 0.5 * PAPER.of_vocab(PAPER.log_p(student(softcap=4.0)), TOKEN_IDS)
+        each = 3.0 * soft - 0.5 * PAPER.of_targets(PAPER.log_p(student(softcap=4.0)), TARGETS)
         return jnp.where(VALID, each, 0.0).sum() / VALID.sum()
 
     def jsd(*given):
@@ -324,27 +324,27 @@ def test_distillation():
     check([
         (
             lambda x, w, b: losses.forward_kl_loss(
-                x, w, REF_HIDDEN, REF_WEIGHT, b, targets=TOKEN_IDS, temperature=2.0, softcap=4.0, weight_hard_loss=0.5,
+                x, w, REF_HIDDEN, REF_WEIGHT, b, targets=TARGETS, temperature=2.0, softcap=4.0, weight_hard_loss=0.5,
                 weight_soft_loss=3.0),
             forward,
         ),
         (lambda x, w, b: losses.jsd_loss(x, w, REF_HIDDEN, REF_WEIGHT, b, beta=0.3, normalizer=7), jsd),
         (
             lambda x, w, b: (losses.reverse_kl_loss(
-                x, w, REF_HIDDEN, REF_WEIGHT, b, targets=TOKEN_IDS, reduction="none") * ADVANTAGES[:, None]).sum(),
+                x, w, REF_HIDDEN, REF_WEIGHT, b, targets=TARGETS, reduction="none") * ADVANTAGES[:, None]).sum(),
             reverse,
         ),
         (
-            lambda x, w, b: losses.top_k_loss(x, w, best, b, targets=TOKEN_IDS, temperature=1.3),
+            lambda x, w, b: losses.top_k_loss(x, w, best, b, targets=TARGETS, temperature=1.3),
             top_k(False, 1 / VALID.sum()),
         ),
         (
-            lambda x, w, b: losses.top_k_loss(x, w, best, b, tail=True, targets=TOKEN_IDS, temperature=1.3),
+            lambda x, w, b: losses.top_k_loss(x, w, best, b, tail=True, targets=TARGETS, temperature=1.3),
             top_k(True, 1 / VALID.sum()),
         ),
         (
             lambda x, w, b: (losses.top_k_loss(
-                x, w, best, b, targets=TOKEN_IDS, temperature=1.3, reduction="none") * ADVANTAGES[:, None]).sum(),
+                x, w, best, b, targets=TARGETS, temperature=1.3, reduction="none") * ADVANTAGES[:, None]).sum(),
             top_k(False, ADVANTAGES[:, None]),
         ),
     ])
@@ -404,11 +404,11 @@ def test_the_same_bits_whatever_the_batch(dtype):
 
 
 def dpo(**options):
-    return losses.dpo_loss(HIDDEN, WEIGHT, TOKEN_IDS, **options)
+    return losses.dpo_loss(HIDDEN, WEIGHT, TARGETS, **options)
 
 
 def grpo(**options):
-    return losses.grpo_loss(HIDDEN, WEIGHT, TOKEN_IDS, np.zeros(6, np.float32), **options)
+    return losses.grpo_loss(HIDDEN, WEIGHT, TARGETS, np.zeros(6, np.float32), **options)
 
 
 def jsd(**options):
@@ -416,22 +416,22 @@ def jsd(**options):
 
 
 BAD = {
-    "hidden: expected \\[B, T, D\\]": lambda: losses.orpo_loss(HIDDEN[0], WEIGHT, TOKEN_IDS[0]),
-    "hidden: expected \\[2 B, T, D\\]": lambda: losses.orpo_loss(HIDDEN[:3], WEIGHT, TOKEN_IDS[:3]),
-    "the chosen .* the rejected ones, got \\[0, 6, 5\\]": lambda: losses.orpo_loss(HIDDEN[:0], WEIGHT, TOKEN_IDS[:0]),
-    "targets: expected \\[6, 6\\]": lambda: losses.orpo_loss(HIDDEN, WEIGHT, TOKEN_IDS[:, 1:]),
+    "hidden: expected \\[B, T, D\\]": lambda: losses.orpo_loss(HIDDEN[0], WEIGHT, TARGETS[0]),
+    "hidden: expected \\[2 B, T, D\\]": lambda: losses.orpo_loss(HIDDEN[:3], WEIGHT, TARGETS[:3]),
+    "the chosen .* the rejected ones, got \\[0, 6, 5\\]": lambda: losses.orpo_loss(HIDDEN[:0], WEIGHT, TARGETS[:0]),
+    "targets: expected \\[6, 6\\]": lambda: losses.orpo_loss(HIDDEN, WEIGHT, TARGETS[:, 1:]),
     "beta: expected a number above 0": lambda: dpo(**REFERENCE, beta=0.0),
     "loss_type: expected one of": lambda: dpo(**REFERENCE, loss_type="bco"),
     "bco_delta: expected None with loss_type 'aot', got 0.5": lambda: dpo(**REFERENCE, loss_type="aot", bco_delta=0.5),
     "discopop_tau: expected a number above 0": lambda: dpo(**REFERENCE, loss_type="discopop", discopop_tau=0),
-    "nll_target: expected \\[6, 6\\] or \\[3, 6\\]": lambda: losses.orpo_loss(HIDDEN, WEIGHT, TOKEN_IDS, nll_target=TOKEN_IDS[:2]),
+    "nll_target: expected \\[6, 6\\] or \\[3, 6\\]": lambda: losses.orpo_loss(HIDDEN, WEIGHT, TARGETS, nll_target=TARGETS[:2]),
     "ref_chosen_logps: expected it with": lambda: dpo(),
     "ref_chosen_logps: expected \\[3\\]": lambda: dpo(ref_chosen_logps=np.zeros(2), ref_rejected_logps=np.zeros(3)),
     "ref_hidden: expected \\[6, 6, 'D'\\]": lambda: dpo(ref_hidden=REF_HIDDEN[1:]),
     "ref_weight: expected \\[23, D\\]": lambda: dpo(ref_hidden=REF_HIDDEN, ref_weight=REF_WEIGHT[1:]),
-    "kl: expected a number": lambda: losses.kto_loss(HIDDEN, WEIGHT, TOKEN_IDS, np.ones(6, bool), **REFERENCE),
-    "advantages: expected \\[6\\] or \\[6, 6\\]": lambda: losses.ppo_loss(HIDDEN, WEIGHT, TOKEN_IDS, np.zeros(5)),
-    "advantages: expected \\[6\\], got \\[6, 6\\]": lambda: losses.gspo_loss(HIDDEN, WEIGHT, TOKEN_IDS, np.zeros((6, 6), np.float32)),
+    "kl: expected a number": lambda: losses.kto_loss(HIDDEN, WEIGHT, TARGETS, np.ones(6, bool), **REFERENCE),
+    "advantages: expected \\[6\\] or \\[6, 6\\]": lambda: losses.ppo_loss(HIDDEN, WEIGHT, TARGETS, np.zeros(5)),
+    "advantages: expected \\[6\\], got \\[6, 6\\]": lambda: losses.gspo_loss(HIDDEN, WEIGHT, TARGETS, np.zeros((6, 6), np.float32)),
     "ref_per_token_logps: expected it or": lambda: grpo(beta=0.1),
     "normalizer: expected a number above 0": lambda: grpo(normalizer=0),
     "temperature: expected a number above 0": lambda: grpo(temperature=0.0),
@@ -440,8 +440,8 @@ BAD = {
     "targets: expected it with weight_hard_loss": lambda: jsd(weight_hard_loss=1.0),
     "reduction: expected one of": lambda: jsd(reduction="batchmean"),
     "k: expected at most 23": lambda: losses.teacher_top_k(REF_HIDDEN, REF_WEIGHT, k=24),
-    "top_k.vocab_ids: expected": lambda: losses.top_k_loss(HIDDEN, WEIGHT, losses.TopK(TOKEN_IDS, TOKEN_IDS)),
-    "index: expected \\[6, 6\\]": lambda: losses.selective_log_softmax(HIDDEN, WEIGHT, TOKEN_IDS[1:]),
+    "top_k.vocab_ids: expected": lambda: losses.top_k_loss(HIDDEN, WEIGHT, losses.TopK(TARGETS, TARGETS)),
+    "index: expected \\[6, 6\\]": lambda: losses.selective_log_softmax(HIDDEN, WEIGHT, TARGETS[1:]),
 }
 
 
@@ -454,26 +454,26 @@ def test_bad_arguments_are_named(message):
 def test_what_is_no_number_at_ignored_tokens_counts_for_nothing():
     hidden, teacher = HIDDEN.copy(), REF_HIDDEN.copy()
     hidden[~VALID], teacher[~VALID] = np.nan, np.inf
-    call = lambda h, t: losses.jsd_loss(h, WEIGHT, t, REF_WEIGHT, targets=TOKEN_IDS)  # noqa: E731
+    call = lambda h, t: losses.jsd_loss(h, WEIGHT, t, REF_WEIGHT, targets=TARGETS)  # noqa: E731
     found = jax.value_and_grad(call)(hidden, teacher)
     for f, e in zip(found, jax.value_and_grad(call)(HIDDEN, REF_HIDDEN)):
         assert np.array_equal(f, e)
     advantages = np.where(VALID, 1.0, np.nan).astype(np.float32)
-    assert np.isfinite(losses.grpo_loss(HIDDEN, WEIGHT, TOKEN_IDS, advantages).loss)
-    old = np.full(TOKEN_IDS.shape, -200.0, np.float32)
+    assert np.isfinite(losses.grpo_loss(HIDDEN, WEIGHT, TARGETS, advantages).loss)
+    old = np.full(TARGETS.shape, -200.0, np.float32)
     far = lambda h: losses.grpo_loss(  # noqa: E731
-        h, WEIGHT, TOKEN_IDS, np.ones(2 * B, np.float32), old_per_token_logps=old, delta=3.0).loss
+        h, WEIGHT, TARGETS, np.ones(2 * B, np.float32), old_per_token_logps=old, delta=3.0).loss
     assert all(np.isfinite(f).all() for f in jax.value_and_grad(far)(HIDDEN))
 
 
 def test_a_bad_target_gives_nan():
-    vocab_ids = np.where(VALID, TOKEN_IDS, V)
-    assert np.isnan(jsd(targets=vocab_ids)) and not np.isnan(jsd(targets=TOKEN_IDS))
+    vocab_ids = np.where(VALID, TARGETS, V)
+    assert np.isnan(jsd(targets=vocab_ids)) and not np.isnan(jsd(targets=TARGETS))
 
 
 def test_the_example_of_the_document_runs():
     page = Path(__file__).parents[3] / "docs/ready_losses.md"
     (code,) = [c for c in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "logitless.jax" in c]
-    space = dict(hidden=HIDDEN, weight=WEIGHT, targets=TOKEN_IDS, ref_hidden=REF_HIDDEN, ref_weight=REF_WEIGHT)
+    space = dict(hidden=HIDDEN, weight=WEIGHT, targets=TARGETS, ref_hidden=REF_HIDDEN, ref_weight=REF_WEIGHT)
     exec(code, space)
     assert space["value"] > 0 and space["gradients"][1].shape == WEIGHT.shape

@@ -38,8 +38,8 @@ def mesh(kind=AxisType.Auto):
 LAYOUTS = {
     "data": dict(tokens="data"),
     "all data": dict(tokens=P(("data", "model"))),
-    "words": dict(vocab="model"),
-    "data and vocabulary entries": dict(tokens="data", vocab="model"),
+    "vocab": dict(vocab="model"),
+    "data and vocab": dict(tokens="data", vocab="model"),
     "fsdp": dict(tokens=P(("data", "model")), vocab=("data", "model")),
     "hsdp": dict(tokens=P(("data", "model")), vocab="model"),
     "sequence": dict(tokens=P("data", "model"), vocab="model"),
@@ -72,8 +72,8 @@ def test_loss_and_gradients(name, options):
     check_gradients(gradients, others)
 
 
-@pytest.mark.parametrize("name", ["words", "data and vocabulary entries", "fsdp", "sequence"])
-def test_neither_entries_nor_their_gradients_travel(name):
+@pytest.mark.parametrize("name", ["vocab", "data and vocab", "fsdp", "sequence"])
+def test_neither_weights_nor_their_gradients_travel(name):
     given = placed(LAYOUTS[name], *arrays())
     where = Sharding(mesh(), **LAYOUTS[name])
     step = jax.jit(jax.value_and_grad(lambda *a: linear_cross_entropy(*a, sharding=where), (0, 1)))
@@ -82,11 +82,11 @@ def test_neither_entries_nor_their_gradients_travel(name):
     rows = VOCAB // where._size(where._vocab)
     wide = [shape for shape, _ in moved if f"[{VOCAB},{DIM}]" in shape or f"[{VOCAB}]" in shape]
     assert moved and not wide, wide
-    if name in ("words", "fsdp"):  # with data beside the vocabulary, d_weight is summed over data
+    if name in ("vocab", "fsdp"):  # with data beside the vocabulary, d_weight is summed over data
         assert not [shape for shape, _ in moved if f"[{rows},{DIM}]" in shape]
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[n] for n in ("all data", "data and vocabulary entries", "fsdp")])
+@pytest.mark.parametrize("layout", [LAYOUTS[n] for n in ("all data", "data and vocab", "fsdp")])
 def test_losses_of_tokens_and_what_is_asked_for(layout):
     where, given = Sharding(mesh(), **layout), placed(layout, *arrays())
     asked = dict(return_lse=True, return_target_logits=True, softcap=6.0)
@@ -128,21 +128,21 @@ def test_no_token_is_a_loss_of_zero():
         assert linear_cross_entropy(*placed(layout, hidden, weight, none, bias), sharding=Sharding(mesh(), **layout)) == 0.0
 
 
-def test_weighted_targets_where_every_device_has_all_entries():
+def test_weighted_targets_where_every_device_has_the_full_vocabulary():
     hidden, weight, _, bias = arrays()
-    vocab = jnp.asarray(RANDOM.integers(0, VOCAB, (*TOKENS, 3)), "int32").at[2].set(-100)
+    several = jnp.asarray(RANDOM.integers(0, VOCAB, (*TOKENS, 3)), "int32").at[2].set(-100)
     q = jnp.asarray(RANDOM.uniform(size=(*TOKENS, 3)), "float32")
     where = Sharding(mesh(), tokens="data")
-    found = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, vocab, bias, target_weight=q, sharding=where), (0, 1))
-    expected, others = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, vocab, bias, target_weight=q), (0, 1))(hidden, weight)
+    found = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, several, bias, target_weight=q, sharding=where), (0, 1))
+    expected, others = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, several, bias, target_weight=q), (0, 1))(hidden, weight)
     value, gradients = found(hidden, weight)
     assert relative_error(value, expected) < 2e-6
     check_gradients(gradients, others)
     with pytest.raises(NotImplementedError, match="target_weight: not of a vocabulary in shards"):
-        linear_cross_entropy(hidden, weight, vocab, bias, target_weight=q, sharding=Sharding(mesh(), vocab="model"))
+        linear_cross_entropy(hidden, weight, several, bias, target_weight=q, sharding=Sharding(mesh(), vocab="model"))
 
 
-@pytest.mark.parametrize("name", ["data", "words", "data and vocabulary entries", "fsdp"])
+@pytest.mark.parametrize("name", ["data", "vocab", "data and vocab", "fsdp"])
 def test_types_of_explicit_axes_say_it(name):
     layout = LAYOUTS[name]
     explicit = mesh(AxisType.Explicit)
@@ -183,7 +183,7 @@ def test_few_dimensions():
     assert relative_error(linear_cross_entropy(*arrays(), sharding=where), linear_cross_entropy(*arrays())) < 2e-6
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS["data"], LAYOUTS["words"]])
+@pytest.mark.parametrize("layout", [LAYOUTS["data"], LAYOUTS["vocab"]])
 def test_weights_of_tokens_have_no_gradient(layout):
     loss = lambda w: linear_cross_entropy(*arrays(), token_weight=w, sharding=Sharding(mesh(), **layout))  # noqa: E731
     with pytest.raises(NotImplementedError, match="token_weight: has no gradient"):
@@ -227,7 +227,7 @@ def test_tokens_over_several_axes():
     assert abs(found - linear_cross_entropy(hidden, weight, targets)) <= 1e-6
 
 
-def test_entries_that_do_not_divide_are_named():
+def test_a_vocabulary_that_does_not_divide_is_named():
     hidden, weight, targets, _ = arrays()
     with pytest.raises(ValueError, match=r"weight: expected a multiple of 4 along dimension 0.*got \[102, 16\]"):
         linear_cross_entropy(hidden, weight[:102], targets, sharding=Sharding(mesh(), vocab=("data", "model")))

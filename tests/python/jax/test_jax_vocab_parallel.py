@@ -208,7 +208,7 @@ def test_a_logit_of_infinity_on_one_shard():
         assert jnp.isnan(value) and all(jnp.isnan(g).all() for g in gradients)
 
 
-def test_ignore_index_may_be_a_entry_of_one_shard():
+def test_ignore_index_may_be_a_class_of_one_shard():
     hidden, weight, targets, bias = problem(vocab=VOCAB, ignored=False)
     targets = targets.at[1].set(0)
     parallel = sharded(lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp", ignore_index=0))

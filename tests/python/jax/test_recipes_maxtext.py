@@ -57,10 +57,10 @@ def on_logits(tied, hidden, table, gain, data, config):
     if tied:
         logits = 3.0 * jnp.tanh(logits / D**0.5 / 3.0)
     lse = jax.nn.logsumexp(logits, -1)
-    of_vocab = jnp.take_along_axis(logits, data["targets"][..., None], -1)[..., 0]
+    target_logits = jnp.take_along_axis(logits, data["targets"][..., None], -1)[..., 0]
     counts = data["targets_segmentation"] != 0
     squares = config.z_loss_multiplier * jnp.where(counts, lse**2, 0.0).sum()
-    return jnp.where(counts, lse - of_vocab, 0.0).sum() + squares, squares
+    return jnp.where(counts, lse - target_logits, 0.0).sum() + squares, squares
 
 
 @pytest.mark.parametrize("tied", [False, True])

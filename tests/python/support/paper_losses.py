@@ -22,9 +22,9 @@ class Papers:
     def log_p(self, z):
         return z - self.xp.log(self.xp.exp(z).sum(-1))[..., None]
 
-    def of_vocab(self, values, vocab_ids):
-        """Returns values[..., vocab_ids]; ids below 0 give 0."""
-        chosen = vocab_ids[..., None] == self.xp.arange(values.shape[-1])
+    def of_targets(self, values, targets):
+        """Returns values[..., targets]; ids below 0 give 0."""
+        chosen = targets[..., None] == self.xp.arange(values.shape[-1])
         return self.xp.where(chosen, values, 0.0).sum(-1)
 
     def entropy(self, z):
@@ -37,9 +37,9 @@ class Papers:
     def log_sigmoid(self, x):
         return self.xp.log(self.sigmoid(x))
 
-    def sequence(self, logps, vocab_ids, average=False):
+    def sequence(self, logps, targets, average=False):
         """Returns [B] from [B, T]: log pi(y), or its mean over the tokens of y."""
-        valid = vocab_ids >= 0
+        valid = targets >= 0
         total = self.xp.where(valid, logps, 0.0).sum(-1)
         return total / valid.sum(-1) if average else total
 
@@ -102,17 +102,17 @@ class Papers:
         u = self.xp.exp(reference - logps)
         return {"k1": -self.xp.log(u), "k2": self.xp.log(u) ** 2 / 2, "k3": u - self.xp.log(u) - 1}[estimator]
 
-    def sequence_ratio(self, logps, old, vocab_ids):
+    def sequence_ratio(self, logps, old, targets):
         """[B]"""
-        valid = vocab_ids >= 0
+        valid = targets >= 0
         return self.xp.exp(self.xp.where(valid, logps - old, 0.0).sum(-1) / valid.sum(-1))
 
-    def mean_of_sequences(self, each, vocab_ids):
-        valid = vocab_ids >= 0
+    def mean_of_sequences(self, each, targets):
+        valid = targets >= 0
         return (self.xp.where(valid, each, 0.0).sum(-1) / valid.sum(-1)).mean()
 
-    def sum_of_tokens(self, each, vocab_ids):
-        return self.xp.where(vocab_ids >= 0, each, 0.0).sum()
+    def sum_of_tokens(self, each, targets):
+        return self.xp.where(targets >= 0, each, 0.0).sum()
 
     # --- Distillation: logits [N, V] of the student and the teacher, [N].
 
@@ -128,7 +128,7 @@ class Papers:
     def top_k(self, z_p, z_q, vocab_ids, tail):
         """The divergence over K stored entries, `words` [N, K], and the tail."""
         p, q = self.xp.exp(self.log_p(z_p)), self.xp.exp(self.log_p(z_q))
-        p_k, q_k = (self.of_vocab(a[..., None, :], vocab_ids) for a in (p, q))
+        p_k, q_k = (self.of_targets(a[..., None, :], vocab_ids) for a in (p, q))
         if not tail:
             q_k = q_k / q_k.sum(-1)[..., None]
             return (q_k * self.xp.log(q_k / p_k)).sum(-1)

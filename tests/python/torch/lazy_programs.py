@@ -21,8 +21,8 @@ def _mask(z):
 
 def _target(z, dim=-1):
     shape = list(z.shape)
-    vocab_ids = shape.pop(dim)
-    return (torch.arange(max(1, torch.Size(shape).numel())).reshape(shape) * 5) % vocab_ids
+    vocab = shape.pop(dim)
+    return (torch.arange(max(1, torch.Size(shape).numel())).reshape(shape) * 5) % vocab
 
 
 def _at(z, dim, *ids):

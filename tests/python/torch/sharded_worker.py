@@ -179,13 +179,13 @@ def own_batches(rank, ranks, mesh, vocab, columns=False):
     torch.manual_seed(vocab + 2)
     several = torch.randint(0, vocab, (ranks, 9, 3)), dict(target_weight=torch.rand(ranks, 9, 3))
     several[0][:, ::4] = -100
-    for vocab_ids, given in (several, (torch.rand(ranks, 9, vocab), {})):
+    for targets, given in (several, (torch.rand(ranks, 9, vocab), {})):
         given["class_weight"] = torch.rand(vocab)
         mine = lambda r: {k: v[r] if k == "target_weight" else v for k, v in given.items()}  # noqa: B023, E731
         w, w_shard = weight.clone().requires_grad_(), sharded(weight, mesh)
-        each = [linear_cross_entropy(hidden[r], w, vocab_ids[r], **mine(r)) for r in range(ranks)]
+        each = [linear_cross_entropy(hidden[r], w, targets[r], **mine(r)) for r in range(ranks)]
         sum(each).backward()
-        loss = linear_cross_entropy(hidden[rank], w_shard, vocab_ids[rank], **mine(rank))
+        loss = linear_cross_entropy(hidden[rank], w_shard, targets[rank], **mine(rank))
         loss.backward()
         close(loss, each[rank], "several")
         close(w_shard.grad.full_tensor(), w.grad / ranks, "several")
@@ -246,10 +246,10 @@ def plain_columns(rank, ranks):
     made = hidden, weight, bias, target = problem(ranks, 61)
     borders = [DIM * r * r // ranks**2 for r in range(ranks + 1)]
     columns_alike(rank, borders, made, options(ranks, 61), close)
-    where, vocab_ids = Sharding(dist.group.WORLD, tokens=True, weight="columns"), target[rank].clamp(min=0)
+    where, targets = Sharding(dist.group.WORLD, tokens=True, weight="columns"), target[rank].clamp(min=0)
     columns = weight[:, borders[rank] : borders[rank + 1]].contiguous()
-    found = linear_logprobs(hidden[rank], columns, vocab_ids, bias, sharding=where)[0]
-    close(found, linear_logprobs(hidden[rank], weight, vocab_ids, bias)[0], "log-probabilities")
+    found = linear_logprobs(hidden[rank], columns, targets, bias, sharding=where)[0]
+    close(found, linear_logprobs(hidden[rank], weight, targets, bias)[0], "log-probabilities")
 
 
 def same_tokens(rank, ranks, mesh, vocab):
@@ -383,7 +383,7 @@ def replicas(rank, ranks):
 
     if ranks < 4:
         return
-    mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicas", "words"))
+    mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicas", "vocab"))
     hidden, weight, bias, target = problem(ranks, 61)
     x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
     sum(linear_cross_entropy(x[r], w, target[r], b) for r in range(ranks)).backward()
@@ -396,7 +396,7 @@ def replicas(rank, ranks):
     close(w_shard.grad.full_tensor(), w.grad / ranks, "hsdp")
     close(b_whole.grad.full_tensor(), b.grad / ranks, "hsdp")
     # This hidden gives no placement over the replicas, so it may differ between them.
-    on_rows = DTensor.from_local(hidden[rank], mesh["words"], [Replicate()])
+    on_rows = DTensor.from_local(hidden[rank], mesh["vocab"], [Replicate()])
     try:
         linear_cross_entropy(on_rows, w_shard, target[rank])
     except NotImplementedError as error:
@@ -567,7 +567,7 @@ def errors(rank, ranks, mesh):
         (dict(sharding=Sharding(group, tokens=True), shift=True), "shift"),
         (dict(sharding=Sharding(group, tokens=True), accuracy=True), "accuracy"),
         (dict(sharding=Sharding(group, interleaved=1)), "sharding.interleaved: expected True or False"),
-        (dict(sharding=Sharding(group, tokens=True, weight="words")), "sharding.weight: expected one of 'rows', 'columns'"),
+        (dict(sharding=Sharding(group, tokens=True, weight="vocab")), "sharding.weight: expected one of 'rows', 'columns'"),
         (dict(sharding=Sharding(group, weight="columns")), "sharding.weight: 'columns' move to each rank's own tokens"),
         (dict(sharding=Sharding(group, 10, 3, tokens=True, weight="columns")), "sharding: columns are of all 10 vocabulary entries"),
         (dict(sharding=Sharding(group, tokens=True, weight="columns")), "on all ranks together, as hidden has"),

@@ -396,43 +396,43 @@ def test_chunks_of_a_table():
     assert "_take(" in chunked.source() and "_scatter_add(" in chunked.source()
 
 
-def sequence_log_probabilities(hidden, weight, entries, mask):
+def sequence_log_probabilities(hidden, weight, tokens, mask):
     logits = (hidden @ weight.T)[:, :-1]
-    logp = logits.log_softmax(-1).gather(-1, entries[:, 1:, None]).squeeze(-1)
+    logp = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
     return (logp * mask[:, 1:]).sum(-1), logits
 
 
-def shifted_dpo(hidden, weight, entries, mask):
-    chosen, rejected = sequence_log_probabilities(hidden, weight, entries, mask)[0].chunk(2)
+def shifted_dpo(hidden, weight, tokens, mask):
+    chosen, rejected = sequence_log_probabilities(hidden, weight, tokens, mask)[0].chunk(2)
     return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
 
 
-def simpo(hidden, weight, entries, mask):
-    average = sequence_log_probabilities(hidden, weight, entries, mask)[0] / mask[:, 1:].sum(-1)
+def simpo(hidden, weight, tokens, mask):
+    average = sequence_log_probabilities(hidden, weight, tokens, mask)[0] / mask[:, 1:].sum(-1)
     half = len(average) // 2
     return -F.logsigmoid(2.0 * (average[:half] - average[half:]) - 0.5).mean()
 
 
-def cpo(hidden, weight, entries, mask):
-    total, half = sequence_log_probabilities(hidden, weight, entries, mask)[0], len(entries) // 2
+def cpo(hidden, weight, tokens, mask):
+    total, half = sequence_log_probabilities(hidden, weight, tokens, mask)[0], len(tokens) // 2
     return -F.logsigmoid(0.1 * (total[:half] - total[half:])).mean() - total[:half].mean()
 
 
-def kto(hidden, weight, entries, mask):
-    total, half = sequence_log_probabilities(hidden, weight, entries, mask)[0], len(entries) // 2
+def kto(hidden, weight, tokens, mask):
+    total, half = sequence_log_probabilities(hidden, weight, tokens, mask)[0], len(tokens) // 2
     parts = torch.sigmoid(0.1 * (total[:half] - 0.3)), torch.sigmoid(0.1 * (0.3 - total[half:]))
     return 1 - torch.cat(parts).mean()
 
 
-def rows_of_pairs(hidden, weight, entries, mask):
+def rows_of_pairs(hidden, weight, tokens, mask):
     logits = hidden.flatten(0, 1) @ weight.T
-    logp = logits.log_softmax(-1).gather(-1, entries.reshape(-1, 1)).view(len(entries), -1).sum(1)
-    return -F.logsigmoid(0.1 * (logp[: len(entries) // 2] - logp[len(entries) // 2 :])).mean()
+    logp = logits.log_softmax(-1).gather(-1, tokens.reshape(-1, 1)).view(len(tokens), -1).sum(1)
+    return -F.logsigmoid(0.1 * (logp[: len(tokens) // 2] - logp[len(tokens) // 2 :])).mean()
 
 
-def shifted_labels(hidden, weight, entries, mask):
+def shifted_labels(hidden, weight, tokens, mask):
     logits = (hidden @ weight.T)[..., :-1, :].contiguous().view(-1, len(weight))
-    return F.cross_entropy(logits, entries[:, 1:].contiguous().view(-1))
+    return F.cross_entropy(logits, tokens[:, 1:].contiguous().view(-1))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ on_a_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="of the CPU")
 
 
 def by_the_library(chunked) -> bool:
-    told = "run by the library" in chunked.explain()
-    assert told == chunked.source().startswith("graph ")
-    return told
+    native = "run by the library" in chunked.explain()
+    assert native == chunked.source().startswith("graph ")
+    return native
 
 
 @pytest.mark.parametrize("fn", cases.FUNCTIONS, ids=lambda f: f.__name__)
@@ -31,7 +31,7 @@ def test_the_default_is_the_library_on_a_cpu(fn):
     assert by_the_library(chunked) == (DEVICE == "cpu")
 
 
-def test_others_are_taken_at_their_entry():
+def test_other_executors_run_as_asked():
     for executor, native in (("python", False), ("native", True)):
         chunked = autochunk(z_loss, chunks=4, executor=executor)
         chunked(*arguments(z_loss, torch.float64))

@@ -11,7 +11,7 @@ from test_autochunk import DEVICE
 
 from logitless.torch._autochunk import Unsupported
 
-ROWS, DIM, TOKEN_IDS = 96, 8, 512
+ROWS, DIM, VOCAB = 96, 8, 512
 
 
 def random(*shape, seed=0, dtype=torch.float64):
@@ -45,7 +45,7 @@ def head_of(hidden):
 
 
 def head_arguments():
-    return random(ROWS, DIM), random(TOKEN_IDS, DIM, seed=1), whole(TOKEN_IDS, ROWS)
+    return random(ROWS, DIM), random(VOCAB, DIM, seed=1), whole(VOCAB, ROWS)
 
 
 def runs(chunked, name):
@@ -70,7 +70,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_head_is_chunked_around_it(name):
-    budget = ROWS * TOKEN_IDS * 8 // 4
+    budget = ROWS * VOCAB * 8 // 4
     chunked = check_same(head_of(HIDDEN[name]), head_arguments(), budget)
     assert runs(chunked, name), chunked.explain()
     assert chunked.last.forward.after <= budget, chunked.explain()
@@ -102,7 +102,7 @@ def picture(images, kernel, weight, target, **options):
 
 def pictures(count=8, channels=3, size=6, kernel=3):
     kernels = random(DIM, channels, kernel, kernel, seed=1) / 3
-    return random(count, channels, size, size), kernels, random(TOKEN_IDS, DIM, seed=2), whole(TOKEN_IDS, count, size, size)
+    return random(count, channels, size, size), kernels, random(VOCAB, DIM, seed=2), whole(VOCAB, count, size, size)
 
 
 def test_a_convolution_is_cut_along_images():
@@ -122,7 +122,7 @@ def test_a_convolution_is_cut_along_images():
 
 def test_a_head_after_a_convolution():
     args = pictures()
-    budget = args[3].numel() * TOKEN_IDS * 8 // 4
+    budget = args[3].numel() * VOCAB * 8 // 4
     chunked = check_same(lambda *given: picture(*given, padding=1), args, budget)
     assert chunked.last.forward.after <= budget, chunked.explain()
 
@@ -147,7 +147,7 @@ def test_other_convolutions_stay():
     args = pictures()
     for options in ({"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"padding": 1}):
         made = F.conv2d(args[0], args[1], **options)
-        given = *args[:3], whole(TOKEN_IDS, *made.shape[:1], *made.shape[2:])
+        given = *args[:3], whole(VOCAB, *made.shape[:1], *made.shape[2:])
         chunked = check_same(lambda *given: picture(*given, **options), given, 50_000)
         assert runs(chunked, "convolution.default"), chunked.explain()
 
@@ -165,15 +165,15 @@ def ctc(hidden, weight, labels, frames, lengths, **options):
 def ctc_arguments():
     lengths = 1 + whole(3, SEQUENCES, seed=3)
     frames = torch.full((SEQUENCES,), FRAMES) - whole(3, SEQUENCES, seed=4)
-    hidden, weight = random(FRAMES, SEQUENCES, DIM), random(TOKEN_IDS, DIM, seed=1)
-    return hidden, weight, 1 + whole(TOKEN_IDS - 1, SEQUENCES, 3), frames, lengths
+    hidden, weight = random(FRAMES, SEQUENCES, DIM), random(VOCAB, DIM, seed=1)
+    return hidden, weight, 1 + whole(VOCAB - 1, SEQUENCES, 3), frames, lengths
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"reduction": "sum", "blank": 3}, {"reduction": "none", "zero_infinity": True}], ids=str
 )
 def test_ctc_is_cut_along_sequences(options):
-    budget = FRAMES * SEQUENCES * TOKEN_IDS * 8 // 2
+    budget = FRAMES * SEQUENCES * VOCAB * 8 // 2
     chunked = check_same(lambda *given: ctc(*given, **options), ctc_arguments(), budget)
     assert runs(chunked, "_ctc_loss_backward") == ["chunk by chunk, along dimension 1"], chunked.explain()
     assert max(p.after for p in (chunked.last.forward, chunked.last.backward) if p) <= budget, chunked.explain()
@@ -207,9 +207,9 @@ def test_grouped_products_of_experts():
         states = torch._grouped_mm(h, experts, ends).relu()
         return F.cross_entropy((states @ weight.T).float(), target)
 
-    args = [random(64, 16), random(4, 16, 16, seed=1) / 4, random(TOKEN_IDS, 16, seed=2)]
-    args = [a.to(torch.bfloat16) for a in args] + [whole(TOKEN_IDS, 64), torch.tensor([10, 30, 50, 64], dtype=torch.int32)]
-    chunked = check_same(loss, args, 64 * TOKEN_IDS, 2**-6)
+    args = [random(64, 16), random(4, 16, 16, seed=1) / 4, random(VOCAB, 16, seed=2)]
+    args = [a.to(torch.bfloat16) for a in args] + [whole(VOCAB, 64), torch.tensor([10, 30, 50, 64], dtype=torch.int32)]
+    chunked = check_same(loss, args, 64 * VOCAB, 2**-6)
     assert "torch.ops.aten._grouped_mm.default(" in chunked.source()
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from generated import autochunk
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ROWS, DIM, TOKEN_IDS = 48, 8, 700
+ROWS, DIM, VOCAB = 48, 8, 700
 
 
 class BigOperations(TorchDispatchMode):
@@ -35,8 +35,8 @@ class BigOperations(TorchDispatchMode):
 def inputs(dtype=torch.float64, seed=0):
     generator = torch.Generator(oracle.DEVICE).manual_seed(seed)
     hidden = torch.randn(ROWS, DIM, generator=generator, dtype=dtype, requires_grad=True)
-    weight = torch.randn(TOKEN_IDS, DIM, generator=generator, dtype=dtype, requires_grad=True)
-    target = torch.randint(0, TOKEN_IDS, (ROWS,), generator=generator)
+    weight = torch.randn(VOCAB, DIM, generator=generator, dtype=dtype, requires_grad=True)
+    target = torch.randint(0, VOCAB, (ROWS,), generator=generator)
     target[::7] = -100
     return hidden, weight, target
 
@@ -67,7 +67,7 @@ def test_a_cross_entropy_is_nine_operations_on_the_logits(function):
     args = inputs()
     chunked = autochunk(function, chunks=4)
     check_same(function, chunked, args)
-    numbers = ROWS // 4 * TOKEN_IDS
+    numbers = ROWS // 4 * VOCAB
     with BigOperations(numbers) as counted, torch.no_grad():
         chunked.last.run(chunked.last.forward, args)
     # Matrix product, target's logit, maximum, softmax, its maximum, times a row, the target's element, two products of
@@ -228,11 +228,11 @@ def pairs(hidden, weight, target):
     return F.softplus(total[2:] - total[:2]).mean()
 
 
-def test_cut_entries_are_counted_and_reduced_in_their_memory():
+def test_a_cut_vocabulary_is_counted_and_reduced_in_its_memory():
     """Elements at an index are written for every type of counter; log-sum-exps come after the last reader of the
     logits."""
     args = inputs()
-    chunked = autochunk(pairs, memory_budget=TOKEN_IDS * ROWS * 8 // 6)
+    chunked = autochunk(pairs, memory_budget=VOCAB * ROWS * 8 // 6)
     check_same(pairs, chunked, args)
     text = chunked.source()
     assert ", 700 in " in chunked.explain() and "2 phases" in chunked.explain()

@@ -81,12 +81,12 @@ def test_logits_do_not_exist(executor):
     rows, dim, vocab = 512, 16, 2048
     h, w = random(rows, dim, dtype=torch.float32), random(vocab, dim, dtype=torch.float32)
     args = h, w, whole(vocab, rows), torch.arange(rows) % 3 > 0
-    for fn in (hidden_states, logits_of_ids):
+    for fn in (hidden_states, logits_of_tokens):
         plan = autochunk(fn, executor=executor, memory_budget="1MiB")
         assert "NOT met" not in plan.explain(*args), fn.__name__
 
 
-def logits_of_ids(h, w, t, mask):
+def logits_of_tokens(h, w, t, mask):
     return F.cross_entropy(F.linear(h, w)[mask], t[mask])
 
 

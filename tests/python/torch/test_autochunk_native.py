@@ -102,7 +102,7 @@ def test_the_budget_bounds_what_is_allocated(fn, budget, threads):
             continue
         result = plan.traced.outputs[0]
         cotangent = torch.ones(result.shape, dtype=result.dtype, device=DEVICE)
-        named = dict(zip(plan.traced.names, args)) | {"tangent0": cotangent}
+        named = dict(zip(plan.traced.names, args)) | {"cotangent0": cotangent}
         inputs = [named[p].detach() for p in compiled.parameters]
         with Recorder(inputs) as recorder:
             results = compiled.function(*inputs)

@@ -146,12 +146,12 @@ def test_what_the_function_changes_itself_is_no_reason_to_compile():
 def test_a_warning_says_what_changes_all_the_time():
     module = Layer()
     chunked = autochunk(module)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for k in range(12):
             module.temperature = 1.0 + k
             chunked(X)
-    [warning] = [w for w in told if "was compiled" in str(w.message)]
+    [warning] = [w for w in warned if "was compiled" in str(w.message)]
     assert warning.filename == __file__
     assert "self.temperature changes between its calls; pass what changes as a tensor" in str(warning.message)
 

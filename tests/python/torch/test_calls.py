@@ -114,12 +114,12 @@ def test_a_bad_target_is_named_with_its_position(vocab_id, dtype):
         "7, entry 1": (linear_cross_entropy, several, dict(target_weight=torch.ones(24, 2))),
         "07, entry 1": (lambda *a: linear_logprobs(*a)[0], several, {}),
     }
-    for at, (call, vocab_ids, more) in calls.items():
+    for at, (call, targets, more) in calls.items():
         if oracle.DEVICE == "cpu":
             with pytest.raises(ValueError, match=rf"^targets: {vocab_id} at position {at.lstrip('0')} is outside \[0, 70\)"):
-                call(hidden, weight, vocab_ids, **more)
+                call(hidden, weight, targets, **more)
         else:  # nothing waits for the GPU
-            assert torch.isnan(call(hidden, weight, vocab_ids, **more)).any()
+            assert torch.isnan(call(hidden, weight, targets, **more)).any()
 
 
 def test_either_name_of_the_targets():

@@ -417,7 +417,7 @@ def test_the_documents_example(tmp_path):
     assert FarFieldHead().load_state_dict(saved["far"]) and model.lm_head.far_field is names["far"]
 
 
-def test_entries_interleaved_out_are_as_frequent_on_each_rank():
+def test_interleaved_entries_are_as_frequent_on_each_rank():
     from logitless.torch import interleave_vocab
 
     vocab, ranks = 1003, 4
@@ -459,6 +459,6 @@ for module in (torch, logitless, logitless._library, logitless.torch._engine):
 """
 
 
-def test_what_is_alive_at_the_end_of_the_interpreter_ends_without_a_entry():
+def test_what_is_alive_at_the_end_of_the_interpreter_ends_silently():
     done = subprocess.run([sys.executable, "-c", ALIVE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -232,8 +232,8 @@ def test_what_keeps_the_promise_and_what_breaks_it():
         assert torch.isnan(F.cross_entropy(x[0], torch.full((200,), -100)))
         again = lazy_linear(hidden, weight)
         assert torch.allclose(again[:, 3:9].materialize(), real[:, 3:9], atol=1e-5) and again.is_real  # by name
-    told = r"logits \[4, 200, 6000\] \(18 MiB\) are computed after all, read by argmax at .*test_lazy\.py:\d+$"
-    with pytest.warns(LazyHeadWarning, match=told) as seen:
+    message = r"logits \[4, 200, 6000\] \(18 MiB\) are computed after all, read by argmax at .*test_lazy\.py:\d+$"
+    with pytest.warns(LazyHeadWarning, match=message) as seen:
         assert torch.equal(x.argmax(-1), real.argmax(-1))
     assert seen[0].filename == __file__ and f":{seen[0].lineno}" in str(seen[0].message)
     with warnings.catch_warnings():

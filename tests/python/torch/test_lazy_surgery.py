@@ -60,9 +60,9 @@ class Lora(nn.Module):
         return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x)) * 2.0
 
 
-def new_head(vocab_ids=V, kind=nn.Linear):
+def new_head(vocab=V, kind=nn.Linear):
     torch.manual_seed(1)
-    return kind(16, vocab_ids)
+    return kind(16, vocab)
 
 
 def on_head(change):

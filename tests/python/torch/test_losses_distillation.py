@@ -33,8 +33,8 @@ class Problem:
             normal(*rows, dim + 2, seed=4, dtype=dtype), normal(vocab, dim + 2, seed=5, scale=scale, dtype=dtype)
         )
         self.teacher_bias = normal(vocab, seed=6, scale=0.3, dtype=dtype)
-        self.vocab_ids = torch.randint(0, vocab, rows, generator=generator(7))
-        self.vocab_ids.view(-1)[::5] = -100
+        self.targets = torch.randint(0, vocab, rows, generator=generator(7))
+        self.targets.view(-1)[::5] = -100
 
     @property
     def arguments(self):
@@ -74,7 +74,7 @@ def test_divergences(beta, reduction, hard, head):
     p = Problem()
     others = dict(teacher_softcap=5.0, teacher_logit_scale=1.2) if "softcap" in head else {}
     found = losses.jsd_loss(
-        *p.arguments, p.bias, p.teacher_bias, beta=beta, target=p.vocab_ids, reduction=reduction, weight_hard_loss=hard,
+        *p.arguments, p.bias, p.teacher_bias, beta=beta, target=p.targets, reduction=reduction, weight_hard_loss=hard,
         weight_soft_loss=1.0 - hard, **head, **others,
     )
     own = {name: head[name] for name in head if name != "temperature"}
@@ -82,8 +82,8 @@ def test_divergences(beta, reduction, hard, head):
     z_p, z_q = p.logits(head.get("temperature", 1.0), own, of_teacher)
     each = (1.0 - hard) * expected_divergence(z_p, z_q, beta)
     plain = PAPER.log_p(p.logits(1.0, own, of_teacher)[0])
-    each = each - hard * PAPER.of_vocab(plain, p.vocab_ids)
-    valid = p.vocab_ids >= 0
+    each = each - hard * PAPER.of_targets(plain, p.targets)
+    valid = p.targets >= 0
     each = torch.where(valid, each, 0.0)
     check(found, {"none": each, "sum": each.sum(), "mean": each.sum() / valid.sum()}[reduction], p)
 
@@ -107,9 +107,9 @@ def test_top_k(reduction, tail):
     vocab_ids = z_q.topk(6).indices
     assert torch.equal(best.vocab_ids, vocab_ids) and error(best.log_probs, PAPER.log_p(z_q).gather(-1, vocab_ids)) < EXACT
     found = losses.top_k_loss(
-        p.hidden, p.weight, best, p.bias, tail=tail, target=p.vocab_ids, reduction=reduction, temperature=1.3
+        p.hidden, p.weight, best, p.bias, tail=tail, target=p.targets, reduction=reduction, temperature=1.3
     )
-    valid = p.vocab_ids >= 0
+    valid = p.targets >= 0
     each = torch.where(valid, PAPER.top_k(z_p, z_q, vocab_ids, tail), 0.0)
     check(found, each if reduction == "none" else each.sum() / valid.sum(), p)
 
@@ -133,7 +133,7 @@ def test_top_k_of_tokens_with_fewer(tail, reduction):
     assert not none.detach().any() and all(not g.any() for g in torch.autograd.grad(none.sum(), p.wanted))
 
 
-def test_all_entries_are_the_divergence():
+def test_top_k_of_all_classes_is_the_divergence():
     """K = V leaves nothing for the tail."""
     p = Problem()
     best = losses.teacher_top_k(*p.teacher, p.teacher_bias, k=V)
@@ -217,14 +217,14 @@ BAD = {
         *p.arguments, reduction="sum", normalizer=3),
     "executor: expected one of 'native', 'python'": lambda p: losses.forward_kl_loss(*p.arguments, executor="cuda"),
     "target: expected it with weight_hard_loss": lambda p: losses.forward_kl_loss(*p.arguments, weight_hard_loss=0.5),
-    "target: expected \\[3, 4\\]": lambda p: losses.forward_kl_loss(*p.arguments, target=p.vocab_ids[1:]),
+    "target: expected \\[3, 4\\]": lambda p: losses.forward_kl_loss(*p.arguments, target=p.targets[1:]),
     "target: expected a class below 31 or ignore_index -100, got 31 at position 1": lambda p: losses.forward_kl_loss(
-        *p.arguments, target=torch.where(p.vocab_ids < 0, p.vocab_ids, 31)),
+        *p.arguments, target=torch.where(p.targets < 0, p.targets, 31)),
     "temperature: expected a number above 0": lambda p: losses.reverse_kl_loss(*p.arguments, temperature=-1.0),
     "k: expected at most 31": lambda p: losses.teacher_top_k(*p.teacher, k=32),
     "k: expected a whole number from 1": lambda p: losses.teacher_top_k(*p.teacher, k=0),
     "top_k.vocab_ids: expected \\[3, 4, 'K'\\]": lambda p: losses.top_k_loss(
-        p.hidden, p.weight, losses.TopK(p.vocab_ids, p.vocab_ids)),
+        p.hidden, p.weight, losses.TopK(p.targets, p.targets)),
     "top_k.log_probs: expected \\[3, 4, 2\\]": lambda p: losses.top_k_loss(
         p.hidden, p.weight, losses.TopK(torch.zeros(3, 4, 2, dtype=torch.int64), torch.zeros(3, 4, 3))),
     "ignore_index: expected a number below 0": lambda p: losses.top_k_loss(
@@ -245,10 +245,10 @@ def test_wrong_types_are_named():
     with pytest.raises(TypeError, match="teacher_weight: expected torch.float64, the dtype of hidden"):
         losses.jsd_loss(p.hidden, p.weight, p.teacher[0], p.teacher[1].float())
     with pytest.raises(TypeError, match="top_k: expected TopK"):
-        losses.top_k_loss(p.hidden, p.weight, p.vocab_ids)
+        losses.top_k_loss(p.hidden, p.weight, p.targets)
     with pytest.raises(TypeError, match=r"jsd_loss\(\) got an unexpected keyword argument 'temprature'; did you mean 'temperature'"):
         losses.jsd_loss(*p.arguments, temprature=2.0)
-    assert torch.equal(losses.jsd_loss(*p.arguments, targets=p.vocab_ids), losses.jsd_loss(*p.arguments, target=p.vocab_ids))
+    assert torch.equal(losses.jsd_loss(*p.arguments, targets=p.targets), losses.jsd_loss(*p.arguments, target=p.targets))
 
 
 def test_the_example_of_the_document_runs():
@@ -256,8 +256,8 @@ def test_the_example_of_the_document_runs():
     (code,) = [c for c in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "logitless.torch" in c]
     p = Problem((4, 6), dtype=torch.float32)
     space = dict(
-        hidden=p.hidden, weight=p.weight, target=p.vocab_ids, ref_hidden=normal(4, 6, 3, seed=8, dtype=torch.float32),
-        ref_weight=normal(V, 3, seed=9, dtype=torch.float32), states=p.hidden, vocab_ids=p.vocab_ids,
+        hidden=p.hidden, weight=p.weight, target=p.targets, ref_hidden=normal(4, 6, 3, seed=8, dtype=torch.float32),
+        ref_weight=normal(V, 3, seed=9, dtype=torch.float32), states=p.hidden, tokens=p.targets,
         advantages=torch.linspace(-1, 1, 4), ref_states=p.hidden.detach() + 0.1, teacher_hidden=p.teacher[0],
         teacher_weight=p.teacher[1],
     )

@@ -33,14 +33,14 @@ class Problem:
         self.ref_hidden = normal(sequences, T, D + 2, seed=4, dtype=dtype)
         self.ref_weight = normal(V, D + 2, seed=5, scale=0.7, dtype=dtype)
         self.advantages = normal(sequences, seed=11)
-        self.vocab_ids = torch.randint(0, V, (sequences, T), generator=generator(6))
+        self.targets = torch.randint(0, V, (sequences, T), generator=generator(6))
         for i in range(sequences):
-            self.vocab_ids[i, : i % 3] = -100
-            self.vocab_ids[i, T - i % 2 :] = -100
+            self.targets[i, : i % 3] = -100
+            self.targets[i, T - i % 2 :] = -100
 
     @property
     def arguments(self):
-        return self.hidden, self.weight, self.vocab_ids
+        return self.hidden, self.weight, self.targets
 
     @property
     def wanted(self):
@@ -54,16 +54,16 @@ class Problem:
         return PAPER.logits(self.hidden, self.weight, self.bias, **self.head)
 
     def logps(self):
-        return PAPER.of_vocab(PAPER.log_p(self.z()), self.vocab_ids)
+        return PAPER.of_targets(PAPER.log_p(self.z()), self.targets)
 
     def ref_logps(self):
-        return PAPER.of_vocab(PAPER.log_p(PAPER.logits(self.ref_hidden, self.ref_weight, **self.head)), self.vocab_ids)
+        return PAPER.of_targets(PAPER.log_p(PAPER.logits(self.ref_hidden, self.ref_weight, **self.head)), self.targets)
 
     def pairs(self, average=False):
         """Returns log pi of chosen and rejected sequences, the same of the reference, and the NLL of the chosen
         tokens."""
-        found, reference = (PAPER.sequence(x, self.vocab_ids, average) for x in (self.logps(), self.ref_logps()))
-        count = (self.vocab_ids[:B] >= 0).sum()
+        found, reference = (PAPER.sequence(x, self.targets, average) for x in (self.logps(), self.ref_logps()))
+        count = (self.targets[:B] >= 0).sum()
         return *found.split(B), *reference.split(B), -self.logps()[:B].sum() / count
 
 
@@ -112,7 +112,7 @@ def test_references_of_dpo():
     )
     own = normal(2 * B, T, D, seed=9)
     z = PAPER.logits(own, p.weight.detach(), p.bias.detach())
-    of = PAPER.sequence(PAPER.of_vocab(PAPER.log_p(z), p.vocab_ids), p.vocab_ids)
+    of = PAPER.sequence(PAPER.of_targets(PAPER.log_p(z), p.targets), p.targets)
     found = losses.dpo_loss(*p.arguments, p.bias, ref_hidden=own)
     check(found.loss, PAPER.dpo("sigmoid", c - of[:B], r - of[B:], 0.1), p)
 
@@ -179,42 +179,42 @@ def test_kinds_of_dpo_that_look_at_the_batch():
 
 @pytest.mark.parametrize("half", [False, True], ids=["of all", "of the chosen"])
 @pytest.mark.parametrize("shift", [False, True])
-def test_the_nll_of_other_entries(shift, half):
+def test_the_nll_of_other_targets(shift, half):
     """The NLL may be over other tokens: those of prompts too, as in TRL's ORPO, or of the chosen sequences alone."""
     p = Problem()
     c, r, _, _, plain = p.pairs(average=True)
     others = torch.randint(0, V, (2 * B, T), generator=generator(12))
     others[1, 2:] = -100
     first = others[:B] >= 0
-    nll = -PAPER.of_vocab(PAPER.log_p(p.z()[:B]), others[:B]).sum() / first.sum()
+    nll = -PAPER.of_targets(PAPER.log_p(p.z()[:B]), others[:B]).sum() / first.sum()
     assert abs(nll - plain) > 1e-3
-    vocab_ids, given = p.vocab_ids, (others[:B] if half else others).int()
+    targets, given = p.targets, (others[:B] if half else others).int()
     if shift:  # targets of a position are those of the position before
-        vocab_ids, given = (torch.cat([torch.full_like(a[:, :1], 7), a], 1) for a in (vocab_ids, given))
+        targets, given = (torch.cat([torch.full_like(a[:, :1], 7), a], 1) for a in (targets, given))
         hidden = torch.cat([p.hidden, p.hidden.detach()[:, :1]], 1)
     else:
         hidden = p.hidden
     options = dict(nll_target=given, shift=shift)
-    found = losses.orpo_loss(hidden, p.weight, vocab_ids, p.bias, beta=0.4, **options)
+    found = losses.orpo_loss(hidden, p.weight, targets, p.bias, beta=0.4, **options)
     check(found.loss, PAPER.orpo(c, r, nll, 0.4), p)
     assert error(found.nll_loss, nll) < EXACT and error(found.chosen_logps, c) < EXACT
     c, r, *_ = p.pairs()
-    found = losses.cpo_loss(hidden, p.weight, vocab_ids, p.bias, alpha=0.6, **options)
+    found = losses.cpo_loss(hidden, p.weight, targets, p.bias, alpha=0.6, **options)
     check(found.loss, PAPER.dpo("sigmoid", c, r, 0.1) + 0.6 * nll, p)
 
 
-def test_orpo_of_a_sequence_without_a_entry():
+def test_orpo_of_a_sequence_without_a_target():
     """A pair with an empty sequence has no odds: it counts in the mean, and adds no gradient."""
     for empty in (1, B + 1):
         p = Problem()
-        p.vocab_ids[empty] = -100
+        p.targets[empty] = -100
         c, r, _, _, nll = p.pairs(average=True)
         others = [0, 2]
         expected = nll + (PAPER.orpo(c[others], r[others], nll, 0.4) - nll) * 2 / 3
         check(losses.orpo_loss(*p.arguments, p.bias, beta=0.4).loss, expected, p)
 
 
-def test_orpo_of_certain_entries_is_finite():
+def test_orpo_of_certain_targets_is_finite():
     hidden = torch.zeros(2, 1, 1, dtype=torch.float32) + torch.tensor([100.0, 1.0])[:, None, None]
     hidden.requires_grad_()
     loss = losses.orpo_loss(hidden, torch.tensor([[1.0], [-1.0]]), torch.tensor([[0], [0]])).loss
@@ -225,8 +225,8 @@ def test_orpo_of_certain_entries_is_finite():
 def test_shift():
     """Labels have the positions of hidden, as in Hugging Face."""
     p = Problem()
-    labels = p.vocab_ids
-    p.vocab_ids = torch.cat([labels[:, 1:], torch.full((2 * B, 1), -100)], 1)
+    labels = p.targets
+    p.targets = torch.cat([labels[:, 1:], torch.full((2 * B, 1), -100)], 1)
     c, r, c_ref, r_ref, _ = p.pairs()
     found = losses.dpo_loss(p.hidden, p.weight, labels, p.bias, **p.reference, shift=True)
     check(found.loss, PAPER.dpo("sigmoid", c - c_ref, r - r_ref, 0.1), p)
@@ -236,11 +236,11 @@ def test_shift():
 def test_kto(kind):
     p = Problem(sequences=5)
     good = torch.tensor([True, False, True, True, False])
-    ratio = PAPER.sequence(p.logps() - p.ref_logps(), p.vocab_ids)
+    ratio = PAPER.sequence(p.logps() - p.ref_logps(), p.targets)
     other = Problem(sequences=5)
-    other.vocab_ids = other.vocab_ids.flip(0)
+    other.targets = other.targets.flip(0)
     kl = losses.kto_kl(*other.arguments, p.bias, **p.reference)
-    expected = PAPER.sequence(other.logps() - other.ref_logps(), other.vocab_ids).mean().clamp(min=0)
+    expected = PAPER.sequence(other.logps() - other.ref_logps(), other.targets).mean().clamp(min=0)
     assert error(kl, expected) < EXACT and not kl.requires_grad
     divergence = 0.7 if kind == "kto" else 0.0
     options = dict(kl=torch.tensor([divergence], dtype=torch.float64)) if kind == "kto" else {}
@@ -250,7 +250,7 @@ def test_kto(kind):
     )
     check(found.loss, PAPER.kto(ratio, good, divergence, 0.3, 1.5, 0.5), p)
     assert error(found.rewards, 0.3 * ratio) < EXACT
-    again = losses.kto_loss(*p.arguments, good, p.bias, ref_logps=PAPER.sequence(p.ref_logps(), p.vocab_ids), kl=0.7)
+    again = losses.kto_loss(*p.arguments, good, p.bias, ref_logps=PAPER.sequence(p.ref_logps(), p.targets), kl=0.7)
     assert error(again.loss, PAPER.kto(ratio, good, 0.7, 0.1)) < EXACT
 
 
@@ -259,8 +259,8 @@ def test_kto(kind):
 
 def policy(problem):
     """Advantages, and the old policy's log-probabilities, with nonsense where there is no token."""
-    old = problem.logps().detach() + normal(len(problem.vocab_ids), T, seed=12, scale=0.4)
-    return problem.advantages, torch.where(problem.vocab_ids >= 0, old, torch.nan)
+    old = problem.logps().detach() + normal(len(problem.targets), T, seed=12, scale=0.4)
+    return problem.advantages, torch.where(problem.targets >= 0, old, torch.nan)
 
 
 def of_tokens(p, advantages, old, low, high, beta=0.0, estimator="k3", entropy=0.0, delta=None):
@@ -271,10 +271,10 @@ def of_tokens(p, advantages, old, low, high, beta=0.0, estimator="k3", entropy=0
 
 
 AGGREGATES = {
-    "grpo_loss": (0.2, 0.2, lambda each, p: PAPER.mean_of_sequences(each, p.vocab_ids)),
-    "dr_grpo_loss": (0.2, 0.2, lambda each, p: PAPER.sum_of_tokens(each, p.vocab_ids) / (len(p.vocab_ids) * T)),
-    "dapo_loss": (0.2, 0.28, lambda each, p: PAPER.sum_of_tokens(each, p.vocab_ids) / (p.vocab_ids >= 0).sum()),
-    "ppo_loss": (0.2, 0.2, lambda each, p: PAPER.sum_of_tokens(each, p.vocab_ids) / (p.vocab_ids >= 0).sum()),
+    "grpo_loss": (0.2, 0.2, lambda each, p: PAPER.mean_of_sequences(each, p.targets)),
+    "dr_grpo_loss": (0.2, 0.2, lambda each, p: PAPER.sum_of_tokens(each, p.targets) / (len(p.targets) * T)),
+    "dapo_loss": (0.2, 0.28, lambda each, p: PAPER.sum_of_tokens(each, p.targets) / (p.targets >= 0).sum()),
+    "ppo_loss": (0.2, 0.2, lambda each, p: PAPER.sum_of_tokens(each, p.targets) / (p.targets >= 0).sum()),
 }
 OPTIONS = [
     {}, dict(beta=0.04), dict(entropy_coef=0.02), dict(beta=0.3, kl_estimator="k1", entropy_coef=0.01),
@@ -296,7 +296,7 @@ def test_policies_of_tokens(name, options, head):
     renamed = {"kl_estimator": "estimator", "entropy_coef": "entropy"}
     options = {renamed.get(k, k): v for k, v in options.items()}
     check(found.loss, aggregate(of_tokens(p, advantages[:, None], old, low, high, **options), p), p)
-    valid = p.vocab_ids >= 0
+    valid = p.targets >= 0
     assert error(found.logps, torch.where(valid, p.logps(), 0.0)) < EXACT
     assert error(found.entropy, torch.where(valid, PAPER.entropy(p.z()), 0.0)) < EXACT
     ratio = torch.exp(p.logps() - old)[valid]
@@ -314,7 +314,7 @@ def test_gspo(token_level):
     p = Problem()
     advantages, old = policy(p)
     logps, low, high = p.logps(), 0.02, 0.03
-    ratio = PAPER.sequence_ratio(logps, old, p.vocab_ids)[:, None]
+    ratio = PAPER.sequence_ratio(logps, old, p.targets)[:, None]
     if token_level:
         advantages = normal(2 * B, T, seed=13)
         ratio = ratio.detach() * logps.exp() / logps.exp().detach()
@@ -324,40 +324,40 @@ def test_gspo(token_level):
         *p.arguments, advantages, p.bias, old_per_token_logps=old, epsilon_low=low, epsilon_high=high, beta=0.1,
         token_level=token_level, ref_per_token_logps=p.ref_logps(),
     )
-    check(found.loss, PAPER.mean_of_sequences(each, p.vocab_ids), p)
+    check(found.loss, PAPER.mean_of_sequences(each, p.targets), p)
 
 
 def test_masks_and_normalizers():
     p = Problem()
     advantages, old = policy(p)
-    mask = p.vocab_ids >= 0
-    everywhere = torch.where(mask, p.vocab_ids, 3)
+    mask = p.targets >= 0
+    everywhere = torch.where(mask, p.targets, 3)
     arguments = p.hidden, p.weight, everywhere, advantages, p.bias
     options = dict(old_per_token_logps=old, mask=mask.int())
-    tokens = PAPER.sum_of_tokens(of_tokens(p, advantages[:, None], old, 0.2, 0.2), p.vocab_ids)
+    tokens = PAPER.sum_of_tokens(of_tokens(p, advantages[:, None], old, 0.2, 0.2), p.targets)
     check(losses.ppo_loss(*arguments, **options, normalizer=torch.tensor(64.0)).loss, tokens / 64, p)
     check(losses.dr_grpo_loss(*arguments, **options, max_completion_length=50).loss, tokens / (2 * B * 50), p)
     sequences = AGGREGATES["grpo_loss"][2](of_tokens(p, advantages[:, None], old, 0.2, 0.2), p)
     check(losses.grpo_loss(*arguments, **options, normalizer=4).loss, sequences * 2 * B / 4, p)
     on_policy = losses.grpo_loss(*p.arguments, advantages, p.bias)
     ratio = (p.logps() - p.logps().detach()).exp()
-    check(on_policy.loss, PAPER.mean_of_sequences(-ratio * advantages[:, None], p.vocab_ids), p)
-    empty = losses.grpo_loss(p.hidden, p.weight, torch.full_like(p.vocab_ids, -100), advantages).loss
+    check(on_policy.loss, PAPER.mean_of_sequences(-ratio * advantages[:, None], p.targets), p)
+    empty = losses.grpo_loss(p.hidden, p.weight, torch.full_like(p.targets, -100), advantages).loss
     assert empty.item() == 0 and torch.autograd.grad(empty, p.hidden)[0].abs().max() == 0
 
 
 def test_numbers_that_are_none_or_too_large():
     """Advantages of ignored tokens have no effect, and ratios that overflow give no NaN."""
     p = Problem(dtype=torch.float32)
-    advantages = torch.ones(p.vocab_ids.shape)
+    advantages = torch.ones(p.targets.shape)
     exact = losses.dapo_loss(*p.arguments, advantages).loss
-    advantages[p.vocab_ids == -100] = torch.nan
+    advantages[p.targets == -100] = torch.nan
     for loss_of in (losses.grpo_loss, losses.dapo_loss, losses.dr_grpo_loss):
         assert loss_of(*p.arguments, advantages).loss.isfinite()
     assert torch.equal(losses.dapo_loss(*p.arguments, advantages).loss, exact)
-    old = torch.full(p.vocab_ids.shape, -200.0)
+    old = torch.full(p.targets.shape, -200.0)
     for loss_of in (losses.grpo_loss, losses.gspo_loss):
-        found = loss_of(*p.arguments, torch.ones(len(p.vocab_ids)), old_per_token_logps=old, delta=3.0).loss
+        found = loss_of(*p.arguments, torch.ones(len(p.targets)), old_per_token_logps=old, delta=3.0).loss
         assert found.isfinite() and all(g.isfinite().all() for g in torch.autograd.grad(found, (p.hidden, p.weight)))
 
 
@@ -440,12 +440,12 @@ def test_compiles_in_one_graph():
 # --- Log-probabilities of chosen vocabulary entries.
 
 
-@pytest.mark.parametrize("vocab_ids", [(2 * B, T), (2 * B, T, 3)], ids=["one", "several"])
-def test_selective_log_softmax(vocab_ids):
+@pytest.mark.parametrize("shape", [(2 * B, T), (2 * B, T, 3)], ids=["one", "several"])
+def test_selective_log_softmax(shape):
     p = Problem(head=HEADS[1])
-    index = torch.randint(0, V, vocab_ids, generator=generator(8))
+    index = torch.randint(0, V, shape, generator=generator(8))
     z = PAPER.log_p(p.z())
-    expected = z.gather(-1, index if len(vocab_ids) == 3 else index[..., None]).reshape(vocab_ids)
+    expected = z.gather(-1, index if len(shape) == 3 else index[..., None]).reshape(shape)
     found = losses.selective_log_softmax(p.hidden, p.weight, index, p.bias, **HEADS[1])
     assert error(found, expected) < EXACT
     check(found.sum(), expected.sum(), p)
@@ -473,12 +473,12 @@ def test_the_same_bits_whatever_the_batch(dtype, options):
     bias = normal(vocab, seed=3).float()
     index = torch.randint(0, vocab, (count,), generator=generator(4))
 
-    def scored(rows, threads=1, grad=False, vocab_ids=None, **more):
+    def scored(rows, threads=1, grad=False, targets=None, **more):
         back = restored(threads)
         try:
             taken = hidden[rows].clone().requires_grad_(grad)
             return losses.selective_log_softmax(
-                taken, weight, index[rows] if vocab_ids is None else vocab_ids, bias, batch_invariant=True, **options, **more
+                taken, weight, index[rows] if targets is None else targets, bias, batch_invariant=True, **options, **more
             ).detach()
         finally:
             back()
@@ -490,11 +490,11 @@ def test_the_same_bits_whatever_the_batch(dtype, options):
     for size in (2, 7, 16, 17, 33, 64):
         rows = torch.randperm(count, generator=generator(size))[:size]
         assert torch.equal(scored(rows), together[rows]), size
-    vocab_ids = index.clone()
-    vocab_ids[::2] = -100  # tokens that are ignored are not computed
-    assert torch.equal(scored(every, vocab_ids=vocab_ids)[1::2], together[1::2])
+    targets = index.clone()
+    targets[::2] = -100  # tokens that are ignored are not computed
+    assert torch.equal(scored(every, targets=targets)[1::2], together[1::2])
     several = torch.stack([index.flip(0), index, index], -1)
-    assert torch.equal(scored(every, vocab_ids=several)[:, 1], together)
+    assert torch.equal(scored(every, targets=several)[:, 1], together)
 
 
 def test_bits_that_are_not_promised_are_refused():
@@ -502,15 +502,15 @@ def test_bits_that_are_not_promised_are_refused():
     with pytest.raises(NotImplementedError, match="batch_invariant: expected"):
         losses.selective_log_softmax(*p.arguments, batch_invariant=True)  # float64
     with pytest.raises(ValueError, match=r"index: expected \[6, 6\] or"):
-        losses.selective_log_softmax(p.hidden, p.weight, p.vocab_ids[1:])
+        losses.selective_log_softmax(p.hidden, p.weight, p.targets[1:])
 
 
 BAD = {
-    "hidden: expected \\[B, T, D\\]": lambda p: losses.dpo_loss(p.hidden[0], p.weight, p.vocab_ids[0], **p.reference),
-    "hidden: expected \\[2 B, T, D\\]": lambda p: losses.simpo_loss(p.hidden[:3], p.weight, p.vocab_ids[:3]),
-    "the chosen .* the rejected ones, got \\[0, 6, 5\\]": lambda p: losses.simpo_loss(p.hidden[:0], p.weight, p.vocab_ids[:0]),
-    "target: expected \\[6, 6\\]": lambda p: losses.orpo_loss(p.hidden, p.weight, p.vocab_ids[:, 1:]),
-    "weight: expected \\[V, 5\\]": lambda p: losses.cpo_loss(p.hidden, p.weight[:, 1:], p.vocab_ids),
+    "hidden: expected \\[B, T, D\\]": lambda p: losses.dpo_loss(p.hidden[0], p.weight, p.targets[0], **p.reference),
+    "hidden: expected \\[2 B, T, D\\]": lambda p: losses.simpo_loss(p.hidden[:3], p.weight, p.targets[:3]),
+    "the chosen .* the rejected ones, got \\[0, 6, 5\\]": lambda p: losses.simpo_loss(p.hidden[:0], p.weight, p.targets[:0]),
+    "target: expected \\[6, 6\\]": lambda p: losses.orpo_loss(p.hidden, p.weight, p.targets[:, 1:]),
+    "weight: expected \\[V, 5\\]": lambda p: losses.cpo_loss(p.hidden, p.weight[:, 1:], p.targets),
     "beta: expected a number above 0, got 0": lambda p: losses.dpo_loss(*p.arguments, **p.reference, beta=0),
     "bco_delta: expected None with loss_type 'aot', got 0.5": lambda p: losses.dpo_loss(
         *p.arguments, **p.reference, loss_type="aot", bco_delta=0.5),
@@ -520,7 +520,7 @@ BAD = {
         *p.arguments, **p.reference, discopop_tau=0.05),
     "discopop_tau: expected a number above 0": lambda p: losses.dpo_loss(
         *p.arguments, **p.reference, loss_type="discopop", discopop_tau=0),
-    "nll_target: expected \\[6, 6\\] or \\[3, 6\\]": lambda p: losses.orpo_loss(*p.arguments, nll_target=p.vocab_ids[:2]),
+    "nll_target: expected \\[6, 6\\] or \\[3, 6\\]": lambda p: losses.orpo_loss(*p.arguments, nll_target=p.targets[:2]),
     "loss_type: expected one of 'sigmoid'": lambda p: losses.cpo_loss(*p.arguments, loss_type="bco"),
     "label_smoothing: expected a number from 0 below 0.5": lambda p: losses.simpo_loss(
         *p.arguments, label_smoothing=0.5),
@@ -568,10 +568,10 @@ def test_bad_arguments_are_named(message):
 def test_wrong_types_are_named():
     p = Problem()
     for message, call in {
-        "hidden: expected a tensor": lambda: losses.dpo_loss(None, p.weight, p.vocab_ids, **p.reference),
-        "target: expected int32 or int64": lambda: losses.orpo_loss(p.hidden, p.weight, p.vocab_ids.double()),
+        "hidden: expected a tensor": lambda: losses.dpo_loss(None, p.weight, p.targets, **p.reference),
+        "target: expected int32 or int64": lambda: losses.orpo_loss(p.hidden, p.weight, p.targets.double()),
         "shift: expected True or False": lambda: losses.orpo_loss(*p.arguments, shift=2),
-        "nll_target: expected int32 or int64": lambda: losses.cpo_loss(*p.arguments, nll_target=p.vocab_ids.double()),
+        "nll_target: expected int32 or int64": lambda: losses.cpo_loss(*p.arguments, nll_target=p.targets.double()),
         "rewards: expected a floating type, got torch.int64": lambda: losses.group_advantages(torch.arange(4), 2),
         "beta: expected a number from 0": lambda: losses.orpo_loss(*p.arguments, beta="0.1"),
         "preference_labels: expected bool": lambda: losses.kto_loss(*p.arguments, torch.ones(6), **p.reference, kl=0.0),

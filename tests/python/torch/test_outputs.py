@@ -89,7 +89,7 @@ def test_ties_go_to_the_first_entry():
 
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_log_probabilities_with_the_best_entry(dtype, gradients):
+def test_log_probabilities_with_the_argmax(dtype, gradients):
     hidden, weight, target, bias = problem(5, (3, 20), 16, 30, dtype, bias=True)
     with torch.set_grad_enabled(gradients):
         *found, best = linear_logprobs(hidden, weight, target, bias, softcap=4.0, return_argmax=True)

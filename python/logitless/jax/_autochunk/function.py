@@ -53,7 +53,7 @@ def _once(function: Callable) -> Callable:
         return function(*arrays)
 
     @run.defjvp
-    def refuse(primals, cotangents):
+    def refuse(primals, _):
         raise NotImplementedError(
             "autochunk: second derivatives have no form in a chunked function; differentiate the function itself"
         )
@@ -219,7 +219,7 @@ class Call:
 
     def _names(self, program: Program) -> dict:
         names = dict(zip(program.inputs, self.names))
-        names.update((ref, f"tangent{i}") for i, ref in enumerate(program.inputs[len(self.names) :]))
+        names.update((ref, f"cotangent{i}") for i, ref in enumerate(program.inputs[len(self.names) :]))
         names.update((ref, f"constant{i}") for i, ref in enumerate(program.captured))
         names.update((ref, f"random_key{i}") for i, ref in enumerate(program.keys))
         return names
@@ -288,7 +288,7 @@ class Call:
             _, live = joint.live(found)
             places = [i for i, o in enumerate(self.outputs) if floating(o.dtype)]
             cotangents = list(zip(joint.inputs[len(self.names) :], places))
-            sources = [(f"tangent{k}", ref, i) for k, (ref, i) in enumerate(cotangents) if ref in live]
+            sources = [(f"cotangent{k}", ref, i) for k, (ref, i) in enumerate(cotangents) if ref in live]
         if not sources:
             return Plan(self, self._compiled(self.program, self.of_outputs, "forward"), None, False, wanted, {})
         of_gradients = [(f"d_{n}", ref) for n, ref in zip((n for n, w in zip(self.names, wanted) if w), found)]

@@ -95,17 +95,17 @@ def _div(w, out, a, b, rounding_mode=None):
         operands = value_of(w, a, out.dtype), value_of(w, b, out.dtype)
         if not out.dtype.is_floating_point:
             return (floor_quotient if rounding_mode == "floor" else cut_quotient)(w, *operands)[0]
-        return _full_part(w, w.map("div", operands, out.dtype))
+        return _truncated(w, w.map("div", operands, out.dtype))
     return w.map("div", [value_of(w, a, out.dtype), value_of(w, b, out.dtype)], out.dtype)
 
 
-def _whole_above(w, x):
+def _ceil(w, x):
     return w.map("neg", [w.map("floor", [w.map("neg", [x], x.dtype)], x.dtype)], x.dtype)
 
 
-def _full_part(w, x):
+def _truncated(w, x):
     negative = w.map("lt", [x, w.number(0, x.dtype)], torch.bool)
-    return w.map("select", [negative, _whole_above(w, x), w.map("floor", [x], x.dtype)], x.dtype)
+    return w.map("select", [negative, _ceil(w, x), w.map("floor", [x], x.dtype)], x.dtype)
 
 
 def _check_divisor(w, out, b):
@@ -118,7 +118,7 @@ def _check_divisor(w, out, b):
 
 @handles("ceil")
 def _ceil(w, out, x):
-    return _whole_above(w, x) if x.dtype.is_floating_point else x
+    return _ceil(w, x) if x.dtype.is_floating_point else x
 
 
 @handles("round")
@@ -130,7 +130,7 @@ def _round(w, out, x, decimals=0):
 
 @handles("trunc")
 def _trunc(w, out, x):
-    return _full_part(w, x) if x.dtype.is_floating_point else x
+    return _truncated(w, x) if x.dtype.is_floating_point else x
 
 
 @handles("reciprocal")

@@ -53,13 +53,13 @@ class _Mask:
     """Stands for the argument that selects the results."""
 
 
-def _slices(x, operands: list[Value], device: str) -> list:
+def _source(x, operands: list[Value], device: str) -> list:
     """Returns an argument as Python source: texts, with the index of an operand in place of a tensor."""
     if isinstance(x, Value):
         operands.append(x)
         return [len(operands) - 1]
     if isinstance(x, (list, tuple)):
-        parts = [slice for item in x for slice in (", ", *_slices(item, operands, device))][1:]
+        parts = [part for item in x for part in (", ", *_source(item, operands, device))][1:]
         return ["[", *parts, "]"]
     if isinstance(x, torch.device):
         return ["device" if x.type == device else f'torch.device("{x}")']
@@ -77,7 +77,7 @@ def _call(target, args: Sequence, kwargs: dict, operands: list[Value], device: s
     shown: list = []
     for place, (name, x) in enumerate([*zip(given, args), *kwargs.items()]):
         shown += ([", "] if place else []) + ([f"{name}="] if place >= len(args) else [])
-        shown += [_Mask] if name == "output_mask" else _slices(x, operands, device)
+        shown += [_Mask] if name == "output_mask" else _source(x, operands, device)
     returns = target._schema.returns
     count = len(returns) if len(returns) > 1 else None
     view = ".clone()" if any(r.alias_info is not None for r in returns) else ""

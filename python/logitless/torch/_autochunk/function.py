@@ -51,7 +51,7 @@ class Plan:
         given = list(tensors)
         named = {self.seed: given.pop()} if self.seed else {}
         named.update(zip(self.traced.names, [*given, *self.traced.captured]))
-        named.update({f"tangent{i}": t for i, t in enumerate(cotangents)})
+        named.update({f"cotangent{i}": t for i, t in enumerate(cotangents)})
         return [named[p] for p in compiled.parameters]
 
     def run(self, compiled: Compiled, tensors, cotangents=()) -> tuple[torch.Tensor, ...]:
@@ -170,7 +170,7 @@ def make_plan(
     samples = _fakes([(_layout(t)[0], _contiguous_strides(t), t) for t in tensors]) if limits.native else tensors
     traced = trace(function, samples, names, needs, around)
     count = sum(traced.differentiable)
-    cotangents = [f"tangent{i}" for i in range(count)]
+    cotangents = [f"cotangent{i}" for i in range(count)]
     outputs = [f"out{i}" for i in range(len(traced.outputs))]
     differentiable = [o for o, yes in zip(traced.outputs, traced.differentiable) if yes]
     half = traced.joint is not None and _has_half(traced.joint)

@@ -44,7 +44,7 @@ def requires_grad(tensor: torch.Tensor) -> bool:
 
 class _Rules(torch.autograd.Function):
     @staticmethod
-    def jvp(ctx, *cotangents):
+    def jvp(ctx, *_):
         raise NotImplementedError(
             f"autochunk: there is no rule for forward-mode derivatives (torch.func.jvp, jacfwd){ADVICE}"
         )

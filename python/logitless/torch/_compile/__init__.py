@@ -82,7 +82,7 @@ def backend(
     limits = Limits(parse_bytes(wanted.memory_budget), 0, False, True)
     nodes = graph.graph.nodes
     name = wanted.inner if isinstance(wanted.inner, str) else getattr(wanted.inner, "__name__", repr(wanted.inner))
-    told = run.CompiledGraph(next(_numbers), sum(n.op.startswith("call") for n in nodes), name)
+    made = run.CompiledGraph(next(_numbers), sum(n.op.startswith("call") for n in nodes), name)
 
     def take(region: regions.Region) -> None:
         chunked = run.ChunkedRegion(graph, region, limits, min_bytes)
@@ -92,15 +92,15 @@ def backend(
 
         call.__name__ = call.__qualname__ = REGION
         regions.replace(graph.graph, region, call)
-        told.regions.append(chunked)
+        made.regions.append(chunked)
 
-    told.refused += regions.find(graph.graph, min_bytes, wanted.ratio, take)
-    for what, why in told.refused:
+    made.refused += regions.find(graph.graph, min_bytes, wanted.ratio, take)
+    for what, why in made.refused:
         if why == regions.RETURNED:  # before compiling the rest, which may take minutes
             warnings.warn(f"torch.compile, backend '{NAME}': not chunked: {what}: {why}", stacklevel=2)
     graph.graph.lint()
     graph.recompile()
-    run.graphs.append(told)
+    run.graphs.append(made)
     return _inner(graph, example_inputs, wanted, mode)
 
 

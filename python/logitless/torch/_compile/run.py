@@ -48,7 +48,7 @@ class ChunkedRegion(AutoChunked):
         self.__name__ = self.__qualname__ = REGION
         self.what = described(region.seed)
         self.min_bytes = min_bytes
-        self.told: list[str] = []  # distinct reports of the decisions
+        self.reports: list[str] = []  # distinct reports of the decisions
 
     def __call__(self, *inputs):
         plan, tensors = self._decided(inputs)
@@ -75,8 +75,8 @@ class ChunkedRegion(AutoChunked):
         except Exception as error:
             plan, tensors = f"{type(error).__name__}: {error}", []
         text = f"not chunked: {self.what}: {plan}" if isinstance(plan, str) else f"chunked: {self.what}\n{plan.describe()}"
-        if text not in self.told:
-            self.told.append(text)
+        if text not in self.reports:
+            self.reports.append(text)
             log.info("%s", text)
         return plan, tensors
 
@@ -108,7 +108,7 @@ class CompiledGraph:
 
     def describe(self) -> str:
         lines = [f"graph {self.number}: {self.operations} operations, those outside of what is chunked by {self.inner}"]
-        lines += [text for region in self.regions for text in region.told]
+        lines += [text for region in self.regions for text in region.reports]
         lines += [f"not chunked: {what}: {why}" for what, why in self.refused]
         if len(lines) == 1:
             lines.append("no product is large enough, and so much larger than what it is made of (min_bytes, ratio)")

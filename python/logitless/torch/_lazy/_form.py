@@ -112,7 +112,7 @@ class Form:
         are concatenated along D', which copies the weights if there are several. Raises NotImplementedError for
         DTensors with several parts, a vocabulary range or a shift."""
         if self.spread and (len(self.parts) > 1 or self.vocab_range is not None or self.shift is not None):
-            raise NotImplementedError("lazy_head: of a head that is a DTensor, all vocabulary entries of its own logits alone")
+            raise NotImplementedError("lazy_head: logits of a DTensor head can be neither sliced, shifted nor summed over calls")
         rows, weights, biases = [], [], []
         for part, arguments in zip(self.parts, leaves):
             hidden, weight, bias = self._head_of(part, arguments)

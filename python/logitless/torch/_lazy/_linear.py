@@ -197,5 +197,5 @@ def linears_in(head: nn.Module) -> list[nn.Module]:
     if isinstance(head, nn.Linear):
         return [head]
     linears = [m for m in head.modules() if isinstance(m, nn.Linear)]
-    vocab_count = max((m.out_features for m in linears), default=0)
-    return [m for m in linears if m.out_features == vocab_count]
+    vocab = max((m.out_features for m in linears), default=0)
+    return [m for m in linears if m.out_features == vocab]

@@ -144,9 +144,9 @@ def _cross_entropy(
         return NotImplemented
 
     def fused(form: Form, hidden, weights, bias):
-        vocab_ids = target.movedim(form.vocab, -1) if soft else target
+        targets = target.movedim(form.vocab, -1) if soft else target
         loss = _loss_of(form, reduction, soft)(
-            hidden, weights, vocab_ids, bias, class_weight=weight, ignore_index=None if soft else ignore_index,
+            hidden, weights, targets, bias, class_weight=weight, ignore_index=None if soft else ignore_index,
             reduction=reduction, label_smoothing=label_smoothing, softcap=form.softcap, logit_scale=form.scale,
         )
         if reduction != "mean" or soft:

@@ -76,7 +76,7 @@ register_optimizer_step_post_hook(_after_step)
 # --- A head that is replaced.
 
 
-_TOLD = "_lazy_told"  # marks a module that replaced a lazy head, once a warning has named it
+_WARNED = "_lazy_warned"  # marks a module that replaced a lazy head, once a warning has named it
 
 
 def _follow(model: nn.Module, name: str, new: nn.Module, far_field: Optional[FarFieldHead]) -> None:
@@ -86,9 +86,9 @@ def _follow(model: nn.Module, name: str, new: nn.Module, far_field: Optional[Far
         for m in linears:
             make_lazy(m, far_field)
         return
-    if _TOLD in new.__dict__:
+    if _WARNED in new.__dict__:
         return
-    new.__dict__[_TOLD] = True
+    new.__dict__[_WARNED] = True
     _warnings.warn(
         f"the lazy head {name} of {type(model).__name__} was replaced by {type(new).__name__}, which computes its logits in "
         "its own way, so that lazy_head saves nothing any more"

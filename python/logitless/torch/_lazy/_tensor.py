@@ -63,8 +63,8 @@ def laid_out(made: Tensor, like: Tensor) -> Tensor:
 def _meta(x: Tensor) -> Tensor:
     """Returns a meta tensor with x's sizes, strides and dtype."""
     extent = x.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
-    capacity = torch.empty(max(extent, 0), dtype=x.dtype, device="meta")
-    return capacity.as_strided(x.shape, x.stride(), x.storage_offset())
+    storage = torch.empty(max(extent, 0), dtype=x.dtype, device="meta")
+    return storage.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 class Lazy(Tensor):

@@ -28,9 +28,9 @@ def _view(form: Form, shape, size):
         size[size.index(-1)] = math.prod(shape) // rest if rest else 0
     # The vocabulary's dimension is preserved if the sizes before it and after it have the same products.
     before, after = math.prod(shape[: form.vocab]), math.prod(shape[form.vocab + 1 :])
-    vocab_ids = shape[form.vocab]
+    entries = shape[form.vocab]
     for k, s in enumerate(size):
-        if s == vocab_ids and math.prod(size[:k]) == before and math.prod(size[k + 1 :]) == after:
+        if s == entries and math.prod(size[:k]) == before and math.prod(size[k + 1 :]) == after:
             lead, trail, vocab = size[:k], size[k + 1 :], form.vocab
             return form.with_rows(lambda h: h.reshape(*lead, h.shape[vocab], *trail), k)
     return None

@@ -34,15 +34,15 @@ def cross_entropy_none(hidden, weight, target):
 @case("language", head)
 def completion_only(hidden, weight, target):
     """The head runs on the tokens of the answer alone."""
-    result = target != -100
-    return F.cross_entropy(F.linear(hidden[result], weight), target[result])
+    answered = target != -100
+    return F.cross_entropy(F.linear(hidden[answered], weight), target[answered])
 
 
 @case("language", head)
 def masked_logits(hidden, weight, target):
-    result = target != -100
-    log_probs = F.log_softmax(F.linear(hidden, weight)[result], dim=-1)
-    return -log_probs.gather(-1, target[result].unsqueeze(-1)).squeeze(-1).mean()
+    answered = target != -100
+    log_probs = F.log_softmax(F.linear(hidden, weight)[answered], dim=-1)
+    return -log_probs.gather(-1, target[answered].unsqueeze(-1)).squeeze(-1).mean()
 
 
 @case("language", head)

@@ -31,16 +31,16 @@ def tokenizer(vocab: int = VOCAB):
     import tokenizers
     import transformers
 
-    vocab_ids = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{k}": k for k in range(3, vocab)}}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab_ids, unk_token="w3"))
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{k}": k for k in range(3, vocab)}}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w3"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
     )
 
 
-def text(vocab_ids: int, seed: int, vocab: int = VOCAB) -> str:
-    found = torch.randint(3, vocab, (vocab_ids,), generator=torch.Generator().manual_seed(seed))
+def text(count: int, seed: int, vocab: int = VOCAB) -> str:
+    found = torch.randint(3, vocab, (count,), generator=torch.Generator().manual_seed(seed))
     return " ".join(f"w{k}" for k in found.tolist())
 
 
@@ -59,8 +59,8 @@ def batches(count: int, tokens: int = 12, vocab: int = VOCAB) -> list[dict]:
     """Returns sequences of random tokens, the first three of which are a prompt."""
     rows = []
     for k in range(count):
-        vocab_ids = torch.randint(3, vocab, (tokens,), generator=torch.Generator().manual_seed(k)).tolist()
-        rows.append({"input_ids": vocab_ids, "labels": [-100] * 3 + vocab_ids[3:]})
+        ids = torch.randint(3, vocab, (tokens,), generator=torch.Generator().manual_seed(k)).tolist()
+        rows.append({"input_ids": ids, "labels": [-100] * 3 + ids[3:]})
     return rows
 
 

@@ -11,7 +11,7 @@ from oracle import DEVICE
 
 from logitless.torch import autochunk
 
-TOKENS, DIM, TOKEN_IDS = 256, 16, 2048
+TOKENS, DIM, VOCAB = 256, 16, 2048
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
 
 
@@ -21,7 +21,7 @@ def loss(hidden, weight, target):
 
 
 def arguments(dtype=torch.float32):
-    hidden, weight = (torch.rand(rows, DIM, dtype=dtype, requires_grad=True) for rows in (TOKENS, TOKEN_IDS))
+    hidden, weight = (torch.rand(rows, DIM, dtype=dtype, requires_grad=True) for rows in (TOKENS, VOCAB))
     return hidden, weight, torch.arange(TOKENS)
 
 
@@ -35,15 +35,15 @@ def test_a_budget_that_is_not_met_is_a_warning(executor):
         return ((a.T @ b) @ (b.T @ a)).square().sum()
 
     chunked = autochunk(missed, memory_budget=4096, executor=executor)
-    with pytest.warns(UserWarning, match=r"autochunk: \w+ takes .*iB beyond .* memory_budget is 4.0 KiB: .*would do") as told:
+    with pytest.warns(UserWarning, match=r"autochunk: \w+ takes .*iB beyond .* memory_budget is 4.0 KiB: .*would do") as warned:
         chunked(*args)
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         chunked(*args)
         chunked.explain()
         autochunk(missed, executor=executor)(*args)
-        least = int(re.search(r"a budget of (\d+) would do", str(told[0].message))[1])
+        least = int(re.search(r"a budget of (\d+) would do", str(warned[0].message))[1])
         autochunk(missed, memory_budget=least, executor=executor)(*args)
     with pytest.raises(ValueError, match="strict: .* memory_budget is 4096"):
         autochunk(missed, memory_budget=4096, strict=True, executor=executor)(*args)
@@ -84,7 +84,7 @@ def test_what_does_not_matter_is_left_out(budget):
     assert "on the head engine" in text and "not chunked" not in text
 
 
-def test_what_matters_is_told():
+def test_what_matters_is_reported():
     first, second = (torch.rand(32, 512, requires_grad=True) for _ in range(2))
 
     def whole(a, b):
