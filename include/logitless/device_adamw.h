@@ -34,10 +34,10 @@ struct DeviceAdamWTensor {
 
 // Inputs of a step from the host, in device memory.
 struct DeviceAdamWRates {
-  float move = 0.0f;      // rate / (1 - beta1^step)
-  float inverse2 = 0.0f;  // 1 / (1 - beta2^step)
-  float selected = 1.0f;  // 1 - rate * weight_decay
-  std::int32_t note = 0;  // the caller's, copied to the report
+  float move = 0.0f;          // rate / (1 - beta1^step)
+  float inverse2 = 0.0f;      // 1 / (1 - beta2^step)
+  float decay_factor = 1.0f;  // 1 - rate * weight_decay
+  std::int32_t note = 0;      // the caller's, copied to the report
 };
 
 // Report of a step, in device memory.

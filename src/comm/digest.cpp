@@ -200,7 +200,7 @@ void PlanDigest::add_vocab(std::int64_t vocab, std::span<const VocabRun> runs) {
   runs_.assign(runs.begin(), runs.end());
 }
 
-std::int64_t Agreement::local_of(int rank, std::string_view name) const {
+std::int64_t Agreement::value_of(int rank, std::string_view name) const {
   for (const auto& [said, value] : own[static_cast<std::size_t>(rank)]) {
     if (said == name) return value;
   }

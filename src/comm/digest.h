@@ -51,7 +51,7 @@ struct Agreement {
   std::vector<std::vector<VocabRun>> vocab_runs = {};  // by rank
   std::vector<std::vector<std::pair<std::string, std::int64_t>>> own = {};
 
-  std::int64_t local_of(int rank, std::string_view name) const;  // throws InternalError if absent
+  std::int64_t value_of(int rank, std::string_view name) const;  // throws InternalError if absent
 };
 
 // Exchanges and compares the digests that `fill` makes. Collective. Throws the same on every rank:

@@ -46,19 +46,19 @@ void TcpCallers::wait_for_news() const {
 }
 
 void TcpCallers::take_more() {
-  while (callers_.size() < kMost || reserve()) {
+  while (callers_.size() < kMost || drop_oldest()) {
     Socket other = listener_.accept(full_);
     if (other.is_open()) {
       const Clock::time_point now = Clock::now();
       callers_.push_back({std::move(other), {}, 0, false, now, now + kGreeting});
-    } else if (full_.empty() || !reserve()) {
+    } else if (full_.empty() || !drop_oldest()) {
       return;
     }
   }
 }
 
 // Drops the oldest caller, unless it has only just connected.
-bool TcpCallers::reserve() {
+bool TcpCallers::drop_oldest() {
   const auto first =
       std::min_element(callers_.begin(), callers_.end(),
                        [](const Caller& a, const Caller& b) { return a.since < b.since; });

@@ -41,7 +41,7 @@ class TcpCallers {
  private:
   void wait_for_news() const;
   void take_more();
-  bool reserve();
+  bool drop_oldest();
   void reply(Caller& caller, const std::string& why);
   // Returns whether it has greeted; closes its socket when it never will.
   bool read(Caller& caller);

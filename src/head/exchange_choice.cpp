@@ -48,13 +48,12 @@ ExchangePlans::ExchangePlans(const Sharding& sharding, ExchangeProblem problem)
   const bool cannot = p_.device != DeviceKind::cpu && p_.vocab.tables;
   const bool by_columns = !p_.vocab.columns.empty();
   if (planned_ && cannot) weights_.refusal = "weights with vocab_ids move on the CPU alone";
-  if (planned_ && p_.far) weights_.refusal = "a far field may be planned, whose vocabulary stays";
+  if (planned_ && p_.far) weights_.refusal = "the far field has no weight-gathered plan";
   if (planned_ && p_.ranks() == 1) weights_.refusal = "there is one rank";
   if (cannot && spread_ && sharding.exchange == ExchangeMode::weights)
     throw Unsupported("sharding.exchange: weights with vocab_ids move on the CPU alone");
   if (p_.far && spread_ && (by_columns || sharding.exchange == ExchangeMode::weights))
-    throw Unsupported(
-        "sharding.exchange: weights do not move in the far field, whose vocabulary stays");
+    throw Unsupported("sharding.exchange: the far field has no weight-gathered plan");
   planned_ = planned_ && !by_columns && !cannot && !p_.far && p_.ranks() > 1;
   tokens_.wanted = !by_columns && (planned_ || sharding.exchange != ExchangeMode::weights);
   weights_.wanted = by_columns || planned_ || sharding.exchange == ExchangeMode::weights;
@@ -120,14 +119,14 @@ bool ExchangePlans::agree_on_begin(const Agreement& said) {
   for (int r = 0; r < p_.ranks(); ++r) {
     // A rank without vocabulary entries follows the chunks of the others.
     if (!tokens_.wanted || p_.vocab.ranks[static_cast<std::size_t>(r)].rows == 0) continue;
-    const std::int64_t chunk = said.local_of(r, said_as(ExchangeMode::tokens, "size"));
+    const std::int64_t chunk = said.value_of(r, said_as(ExchangeMode::tokens, "size"));
     if (chunk == 0) continue;  // this rank has no plan, so none is chosen
-    const std::int64_t first = said.local_of(r, "first tokens");
+    const std::int64_t first = said.value_of(r, "first tokens");
     least_first = any ? std::min(least_first, first) : first;
     least = any ? std::min(least, chunk) : chunk;
     most = std::max(most, chunk);
     first_ = std::max(first_, first);
-    ranges_ = std::max(ranges_, static_cast<int>(said.local_of(r, "weight ranges")));
+    ranges_ = std::max(ranges_, static_cast<int>(said.value_of(r, "weight ranges")));
     any = true;
   }
   const std::int64_t tokens = spread_ ? p_.tokens * p_.ranks() : p_.tokens;
@@ -163,7 +162,7 @@ void ExchangePlans::agree(Way& way, const Agreement& said) const {
   std::int64_t most = 0;
   way.size = INT64_MAX;
   for (int r = 0; r < p_.ranks(); ++r) {
-    const std::int64_t nanoseconds = said.local_of(r, said_as(way.exchange, "nanoseconds"));
+    const std::int64_t nanoseconds = said.value_of(r, said_as(way.exchange, "nanoseconds"));
     if (nanoseconds == kImpossible) {
       if (way.refusal.empty()) way.refusal = concat("rank ", r, " has no plan");
       way.plan.reset();
@@ -173,7 +172,7 @@ void ExchangePlans::agree(Way& way, const Agreement& said) const {
     if (way.exchange == ExchangeMode::tokens &&
         p_.vocab.ranks[static_cast<std::size_t>(r)].rows == 0)
       continue;
-    way.size = std::min(way.size, said.local_of(r, said_as(way.exchange, "size")));
+    way.size = std::min(way.size, said.value_of(r, said_as(way.exchange, "size")));
   }
   if (!way.plan) return;
   way.bytes = bytes_of(way.exchange, way.size);

@@ -41,14 +41,14 @@ std::optional<PlanRequest> common_request(const PlanRequest& request, const Agre
   bool same = true;
   std::int64_t most = 0;
   for (int r = 0; r < ranks_of(plans); ++r) {
-    same = same && plans.local_of(r, kKind) == plans.local_of(0, kKind);
-    most = std::max(most, plans.local_of(r, kRows));
+    same = same && plans.value_of(r, kKind) == plans.value_of(0, kKind);
+    most = std::max(most, plans.value_of(r, kRows));
   }
   if (same) return {};
   std::optional<std::int64_t> wanted;
   for (int r = 0; r < ranks_of(plans); ++r) {
-    if (2 * plans.local_of(r, kRows) < most) continue;
-    const std::int64_t kind = plans.local_of(r, kKind);
+    if (2 * plans.value_of(r, kRows) < most) continue;
+    const std::int64_t kind = plans.value_of(r, kKind);
     wanted = wanted.value_or(kind) == kind ? kind : kExact;
   }
   PlanRequest out = request;
@@ -76,7 +76,7 @@ void describe_request(const LossPlan& wanted, LossPlan& plan) {
 LossPlan with_common_audit(LossPlan plan, const Agreement& plans, DeviceKind device) {
   if (plan.audit == nullptr) return plan;
   std::int64_t least = plan.audit->chunk_tokens;
-  for (int r = 0; r < ranks_of(plans); ++r) least = std::min(least, plans.local_of(r, kAuditChunk));
+  for (int r = 0; r < ranks_of(plans); ++r) least = std::min(least, plans.value_of(r, kAuditChunk));
   if (plan.features.tokens_sharded) least = std::max<std::int64_t>(least, ranks_of(plans));
   if (least == plan.audit->chunk_tokens) return plan;
   plan.audit = std::make_shared<const LossPlan>(with_chunk(*plan.audit, least, device));

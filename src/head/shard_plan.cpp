@@ -73,7 +73,7 @@ std::vector<std::int64_t> columns_of_ranks(const Sharding& sharding, std::int64_
   if (!by_columns(sharding)) return columns;
   std::int64_t sum = 0;
   for (int r = 0; r < sharding.vocab_group->size(); ++r) {
-    columns.push_back(agreed.local_of(r, "columns"));
+    columns.push_back(agreed.value_of(r, "columns"));
     sum += columns.back();
   }
   require(sum == dim, "sharding: columns: expected ", dim,
@@ -87,7 +87,7 @@ std::int64_t tokens_of_rank(const Sharding& sharding, const HeadShape& shape,
   if (!sharding.tokens) return shape.tokens;
   std::int64_t most = 0;
   const int ranks = sharding.vocab_group->size();
-  for (int r = 0; r < ranks; ++r) most = std::max(most, agreed.local_of(r, "tokens"));
+  for (int r = 0; r < ranks; ++r) most = std::max(most, agreed.value_of(r, "tokens"));
   return most;
 }
 
@@ -285,7 +285,7 @@ void require_sharding(const Sharding& sharding, std::int64_t rows) {
           " with a weight by rows; they are for WeightSharding::columns");
   if (by_columns(sharding)) require_columns(sharding, rows);
   require(sharding.exchange <= ExchangeMode::weights,
-          "sharding.exchange: ", static_cast<int>(sharding.exchange), " is no Movement");
+          "sharding.exchange: ", static_cast<int>(sharding.exchange), " is no ExchangeMode");
   require(sharding.tokens || sharding.exchange == ExchangeMode::planned,
           "sharding.exchange: expected planned "
           "where all ranks have all tokens, got ",
@@ -310,8 +310,7 @@ void require_sharding(const Sharding& sharding, std::int64_t rows) {
 
 void require_rows(const Sharding& sharding) {
   if (by_columns(sharding))
-    throw Unsupported(
-        "sharding: a weight sharded by columns has no far field");
+    throw Unsupported("sharding: a weight sharded by columns has no far field");
 }
 
 LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,

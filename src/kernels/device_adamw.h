@@ -27,10 +27,10 @@ struct AdamWTensor {
 
 // Scalars of a step that change from step to step, in device memory.
 struct AdamWRates {
-  float move = 0.0f;      // rate / (1 - beta1^step)
-  float inverse2 = 0.0f;  // 1 / (1 - beta2^step)
-  float kept = 1.0f;      // 1 - rate * weight_decay
-  std::int32_t note = 0;  // caller's value, returned in the report
+  float move = 0.0f;          // rate / (1 - beta1^step)
+  float inverse2 = 0.0f;      // 1 / (1 - beta2^step)
+  float decay_factor = 1.0f;  // 1 - rate * weight_decay
+  std::int32_t note = 0;      // caller's value, returned in the report
 };
 
 struct AdamWReport {
@@ -73,7 +73,7 @@ void adamw_loss(const AdamWCall& call, const float* loss, bool add);
 // Runs the step and writes its report. With g = gradient, times clip / norm where the norm is above
 // clip:
 //   m = beta1 m + keep1 g     v = beta2 v + keep2 g^2
-//   value = (decay ? kept : 1) value - move m / (sqrt(v inverse2) + epsilon)
+//   value = (decay ? decay_factor : 1) value - move m / (sqrt(v inverse2) + epsilon)
 // in f32, and rounded = value; the norm is in double. After a loss or norm that is not finite,
 // steps change nothing until adamw_reset().
 void adamw_step(const AdamWCall& call, const AdamWRates* rates, AdamWReport* report);

@@ -43,8 +43,8 @@ struct VocabBegins {
   int ranks = 0;
   std::int32_t of[64] = {};
 };
-void number_vocab(const VocabBegins& vocab_begins, std::int64_t each, std::int32_t* table,
-                  Stream stream);
+void fill_vocab_ids(const VocabBegins& vocab_begins, std::int64_t each, std::int32_t* table,
+                    Stream stream);
 
 // Sums shards [ranks, count] over ranks and rounds them to `out` [rows, columns]: the local step of
 // a reduce-scatter. columns is a multiple of 4; count is at least rows * columns.

@@ -49,7 +49,8 @@ void adamw_step(const AdamWOptions& options, std::span<const AdamWSlot> slots, s
   const auto epsilon = static_cast<float>(options.epsilon);
   each(blocks, threads, [&](std::size_t i) {
     const AdamWSlot& slot = slots[blocks[i].tensor];
-    const float kept = slot.decay ? static_cast<float>(1.0 - rate * options.weight_decay) : 1.0f;
+    const float decay_factor =
+        slot.decay ? static_cast<float>(1.0 - rate * options.weight_decay) : 1.0f;
     float* __restrict__ value = slot.value.data();
     float* __restrict__ m = slot.m.data();
     float* __restrict__ v = slot.v.data();
@@ -58,7 +59,7 @@ void adamw_step(const AdamWOptions& options, std::span<const AdamWSlot> slots, s
       const float g = gradient[at] * gradient_scale;
       m[at] = beta1 * m[at] + keep1 * g;
       v[at] = beta2 * v[at] + keep2 * (g * g);
-      value[at] = kept * value[at] - move * m[at] / (std::sqrt(v[at] * inverse2) + epsilon);
+      value[at] = decay_factor * value[at] - move * m[at] / (std::sqrt(v[at] * inverse2) + epsilon);
     }
   });
 }

@@ -65,13 +65,13 @@ static double expected_loss(const Rows* r, const logitless_loss_terms* terms, in
 
 // Derivative of row i's loss with respect to one number of `rows`, by differences.
 static double difference(Rows* rows, double* number, const logitless_loss_terms* terms, int i) {
-  const double step = 1e-5, selected = *number;
+  const double step = 1e-5, before = *number;
   Found up, down;
-  *number = selected + step;
+  *number = before + step;
   CHECK(run(rows, terms, &up) == LOGITLESS_OK, "up");
-  *number = selected - step;
+  *number = before - step;
   CHECK(run(rows, terms, &down) == LOGITLESS_OK, "down");
-  *number = selected;
+  *number = before;
   return (up.loss[i] - down.loss[i]) / (2 * step);
 }
 

@@ -352,7 +352,7 @@ static void test_refused(logitless_context* context, const char* path) {
   logitless_far_head* head = NULL;
   logitless_vocab_order* order = NULL;
   logitless_loss_statistics s;
-  const int64_t vocab_count[3] = {0, 2, 2};
+  const int64_t vocab_ids[3] = {0, 2, 2};
   const float average[3] = {1, 1, 1};
   FarProblem* p = make_problem();
   Call c;
@@ -376,7 +376,7 @@ static void test_refused(logitless_context* context, const char* path) {
   check_error("audit_every", logitless_far_head_create(context, &o, &head),
               LOGITLESS_INVALID_ARGUMENT,
               "audit_every: expected 1 to 1099511627776, got 9223372036854775807");
-  check_error("vocab_ids", logitless_vocab_order_create(vocab_count, average, 3, &order),
+  check_error("vocab_ids", logitless_vocab_order_create(vocab_ids, average, 3, &order),
               LOGITLESS_INVALID_ARGUMENT, "vocab_ids");
   check_error("file", logitless_vocab_order_load("/nowhere/order", &order), LOGITLESS_DEVICE_ERROR,
               "/nowhere/order");

@@ -30,17 +30,17 @@ static logitless_status make_order(const logitless_context* context,
                                    const logitless_sharding* sharding,
                                    const logitless_cross_entropy_inputs* in, int rows,
                                    logitless_vocab_order** shared) {
-  int64_t vocab_count[kVocab];
+  int64_t vocab_ids[kVocab];
   float average[kVocab], of_rows[kVocab];
   logitless_vocab_order *order = NULL, *measured = NULL;
   logitless_status status;
   int j;
-  for (j = 0; j < kVocab; ++j) vocab_count[j] = j;
+  for (j = 0; j < kVocab; ++j) vocab_ids[j] = j;
   status = logitless_sharded_average_probability(context, sharding, in->hidden, in->weight,
                                                  in->bias, 1.0f, 0.0f, 0, average, rows);
   for (j = 0; j < rows; ++j) of_rows[j] = average[j] + 1e-3f;
   if (status == LOGITLESS_OK && rows > 0)
-    status = logitless_vocab_order_create(vocab_count, of_rows, rows, &order);
+    status = logitless_vocab_order_create(vocab_ids, of_rows, rows, &order);
   if (status == LOGITLESS_OK)
     status = logitless_sharded_vocab_order_measure(context, sharding, order, in->hidden, in->weight,
                                                    in->bias, 1.0f, 0.01f, &measured);
@@ -59,7 +59,7 @@ static void run(Rank* r, logitless_context* context) {
   logitless_tensor bias = tensor(r->head->bias + kFirst[r->rank], LOGITLESS_F32, 1, rows, 0);
   logitless_tensor classes = tensor(r->head->class_weight, LOGITLESS_F32, 1, kVocab, 0);
   logitless_tensor tokens = tensor(r->head->token_weight, LOGITLESS_F32, 1, kTokens, 0);
-  logitless_tensor vocab_ids = tensor(targets, LOGITLESS_I64, 1, kTokens, 0);
+  logitless_tensor target = tensor(targets, LOGITLESS_I64, 1, kTokens, 0);
   logitless_tensor loss = tensor(&r->loss, LOGITLESS_F32, 0, 0, 0);
   logitless_tensor lse = tensor(r->lse, LOGITLESS_F32, 1, kTokens, 0);
   logitless_tensor d_hidden = tensor(r->d_hidden, LOGITLESS_F32, 2, kTokens, kDim);
@@ -83,7 +83,7 @@ static void run(Rank* r, logitless_context* context) {
   logitless_cross_entropy_inputs_init(&in, sizeof in);
   in.hidden = &hidden;
   in.weight = &weight;
-  in.targets = &vocab_ids;
+  in.targets = &target;
   in.bias = &bias;
   in.class_weight = &classes;
   in.token_weight = &tokens;
@@ -182,7 +182,7 @@ static void test_refusals(Head* head) {
   logitless_communicator* alone = NULL;
   logitless_tensor hidden = tensor(head->hidden, LOGITLESS_F32, 2, kTokens, kDim);
   logitless_tensor weight = tensor(head->weight, LOGITLESS_F32, 2, kVocab, kDim);
-  logitless_tensor vocab_ids = tensor(head->targets, LOGITLESS_I64, 1, kTokens, 0);
+  logitless_tensor target = tensor(head->targets, LOGITLESS_I64, 1, kTokens, 0);
   float numbers[kTokens];
   logitless_tensor lse = tensor(numbers, LOGITLESS_F32, 1, kTokens, 0);
   logitless_head_inputs in;
@@ -197,7 +197,7 @@ static void test_refusals(Head* head) {
   logitless_sharding_init(&sharding, sizeof sharding);
   in.hidden = &hidden;
   in.weight = &weight;
-  in.targets = &vocab_ids;
+  in.targets = &target;
   in.sharding = &sharding;
   out.lse = &lse;
 #define REFUSED(part)                                                         \

@@ -200,7 +200,7 @@ class ExportTest(CommandTest):
             with self.subTest(first=first, second=second):
                 folder = self.dir / f"model{len(list(self.dir.iterdir()))}"
                 self.train(*base, 1, "--export", folder, *first)
-                (folder / "mine.txt").write_text("selected")
+                (folder / "mine.txt").write_text("kept")
                 shards = set(folder.glob("model-*"))
                 self.assertEqual(index in files_in(folder), bool(first))
                 self.assertEqual(bool(shards), bool(first))

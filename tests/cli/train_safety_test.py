@@ -142,7 +142,7 @@ class FilesTest(CommandTest):
         for path in (save, save.with_suffix(".far.safetensors")):
             Path(f"{path}.1234-0.tmp").write_text("half")
         other = self.dir / "left.safetensors.tmp"
-        other.write_text("selected")
+        other.write_text("kept")
         self.train(*SIZES, *QUIET, "--steps", 1, "--save", save, "--far-field", 0.1)
         names = ["left.log.jsonl", "left.safetensors", "left.safetensors.tmp"]
         self.assertEqual(sorted(p.name for p in self.dir.glob("left*")), names)

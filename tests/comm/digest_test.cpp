@@ -57,7 +57,7 @@ TEST(Digest, RanksAgree) {
       EXPECT_EQ(agreement.plan, agreements[0].plan);
       EXPECT_NE(agreement.plan, 0u);
       for (int r = 0; r < size; ++r) {
-        EXPECT_EQ(agreement.local_of(r, "tokens"), 100 + r);
+        EXPECT_EQ(agreement.value_of(r, "tokens"), 100 + r);
         const std::int64_t end = r + 1 < size ? 10 * r + 10 : vocab;
         EXPECT_EQ(agreement.vocab_runs[static_cast<std::size_t>(r)],
                   (std::vector<VocabRun>{{10 * r, end}}));

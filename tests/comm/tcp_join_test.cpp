@@ -293,7 +293,7 @@ TEST(TcpJoin, WhatListensMayBeNoRank) {
     const Socket listener = Socket::listen(0);
     std::string full;
     std::atomic<bool> over = false;
-    std::thread results([&] {
+    std::thread listening([&] {
       Socket here;
       while (!here.is_open()) here = listener.accept(full);
       EXPECT_TRUE(say(here, bytes));
@@ -301,7 +301,7 @@ TEST(TcpJoin, WhatListensMayBeNoRank) {
     });
     const Outcome outcome = join(listener.port(), 1, 2, within(kShort));
     over = true;
-    results.join();
+    listening.join();
     return outcome.text;
   };
   const std::string no_rank = "make_tcp: rank 1: who listens there is not rank 0 of this group";

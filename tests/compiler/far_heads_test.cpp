@@ -174,7 +174,7 @@ TEST(FarHeadsRefusals, SayWhatIsMissing) {
                         "dot %x, %v contract(1; 1) %k = reduce_lse %y dims(1) %n = pick %y, %t "
                         "axis(1) %e = sub %k, %n %f = add %d, %e %s = reduce_sum %f dims(0) return "
                         "s: %s differentiate s wrt %x, %w, %v",
-                ", %v: f32[WORDS, DIM]"),
+                ", %v: f32[VOCAB, DIM]"),
       " has 2 heads with gradients, expected one");
 }
 

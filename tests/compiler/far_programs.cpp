@@ -16,7 +16,7 @@ std::string with_sizes(std::string text, FarSizes sizes) {
       text.replace(at, from.size(), to);
     }
   };
-  replace("WORDS", std::to_string(sizes.vocab_count));
+  replace("VOCAB", std::to_string(sizes.vocab_count));
   replace("TOKENS", std::to_string(sizes.tokens));
   replace("DIM", std::to_string(sizes.dim));
   replace("DTYPE", sizes.dtype);
@@ -25,14 +25,14 @@ std::string with_sizes(std::string text, FarSizes sizes) {
 
 }  // namespace
 
-const char* const kFarLogits = "%z = dot %x, %w contract(1; 1) : f32[TOKENS, WORDS]";
+const char* const kFarLogits = "%z = dot %x, %w contract(1; 1) : f32[TOKENS, VOCAB]";
 const char* const kFarLoss =
     " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %s = reduce_sum %d "
     "dims(0) return s: %s";
 const char* const kFarGrad = " differentiate s wrt %x, %w";
 
 std::string far_graph(const std::string& body, const std::string& more, FarSizes sizes) {
-  return with_sizes("graph g(%x: DTYPE[TOKENS, DIM], %w: DTYPE[WORDS, DIM], %t: i64[TOKENS]" +
+  return with_sizes("graph g(%x: DTYPE[TOKENS, DIM], %w: DTYPE[VOCAB, DIM], %t: i64[TOKENS]" +
                         more + ") { " + body + " }",
                     sizes);
 }
@@ -48,15 +48,15 @@ std::vector<FarCase> far_cases(FarSizes sizes) {
       "%m, %o, %d %s = reduce_sum %e dims(0) return s: %s" +
       grad;
   const std::string biased =
-      "%y = dot %x, %w contract(1; 1) : f32[TOKENS, WORDS] %a = broadcast %b dims(1) : f32[TOKENS, "
-      "WORDS] %z = add %y, %a" +
+      "%y = dot %x, %w contract(1; 1) : f32[TOKENS, VOCAB] %a = broadcast %b dims(1) : f32[TOKENS, "
+      "VOCAB] %z = add %y, %a" +
       loss + " differentiate s wrt %x, %w, %b";
   const std::string sixteen =
-      "graph g(%h: f32[TOKENS, DIM], %m: f32[WORDS, DIM], %t: i64[TOKENS]) { %x = cast %h : "
-      "bf16[TOKENS, DIM] %w = cast %m : bf16[WORDS, DIM] " +
+      "graph g(%h: f32[TOKENS, DIM], %m: f32[VOCAB, DIM], %t: i64[TOKENS]) { %x = cast %h : "
+      "bf16[TOKENS, DIM] %w = cast %m : bf16[VOCAB, DIM] " +
       plain + loss + " differentiate s wrt %h, %m }";
   const std::string tied =
-      "graph g(%h: DTYPE[TOKENS, DIM], %i: i64[TOKENS], %w: DTYPE[WORDS, DIM], %t: i64[TOKENS]) { "
+      "graph g(%h: DTYPE[TOKENS, DIM], %i: i64[TOKENS], %w: DTYPE[VOCAB, DIM], %t: i64[TOKENS]) { "
       "%u "
       "= take %w, %i %x = add %h, %u " +
       plain + loss + " differentiate s wrt %w }";
@@ -65,7 +65,7 @@ std::vector<FarCase> far_cases(FarSizes sizes) {
     const std::string end = a == Accuracy::far_both ? "Both" : "";
     list.push_back({"Plain" + end, far_graph(plain + loss + grad, "", sizes), a});
     list.push_back({"Masked" + end, far_graph(masked, "", sizes), a});
-    list.push_back({"Bias" + end, far_graph(biased, ", %b: f32[WORDS]", sizes), a});
+    list.push_back({"Bias" + end, far_graph(biased, ", %b: f32[VOCAB]", sizes), a});
     list.push_back({"Bf16" + end, with_sizes(sixteen, sizes), a});
   }
   list.push_back({"TiedTable", with_sizes(tied, sizes)});

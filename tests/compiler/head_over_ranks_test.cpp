@@ -35,10 +35,10 @@ CompiledProgram program_of(const std::string& body, const std::string& more, std
 }
 
 // With a bias, a softcap, a scale, and ignored targets.
-const std::string kMore = ", %b: f32[WORDS]";
+const std::string kMore = ", %b: f32[VOCAB]";
 const std::string kBody =
-    "%y = dot %x, %w contract(1; 1) : f32[TOKENS, WORDS] %a = broadcast %b dims(1) : f32[TOKENS, "
-    "WORDS] %v = add %y, %a %c = constant value(5) : f32[TOKENS, WORDS] %r = div %v, %c %h = tanh "
+    "%y = dot %x, %w contract(1; 1) : f32[TOKENS, VOCAB] %a = broadcast %b dims(1) : f32[TOKENS, "
+    "VOCAB] %v = add %y, %a %c = constant value(5) : f32[TOKENS, VOCAB] %r = div %v, %c %h = tanh "
     "%r %z = mul %h, %c %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %i = "
     "constant value(-100) : i64[TOKENS] %m = eq %t, %i %o = constant value(0) : f32[TOKENS] %e = "
     "select %m, %o, %d %s = reduce_sum %e dims(0) return s: %s differentiate s wrt %x, %w, %b";
@@ -117,7 +117,7 @@ double difference(const Floats& a, const float* b) {
   return std::sqrt(squares / std::max(all, 1e-30));
 }
 
-Sharding vocab_of(const std::shared_ptr<Communicator>& ranks, std::int64_t vocab_begin) {
+Sharding sharding_of(const std::shared_ptr<Communicator>& ranks, std::int64_t vocab_begin) {
   Sharding sharding;
   sharding.vocab_group = ranks;
   sharding.vocab = kVocabCount;
@@ -136,8 +136,8 @@ std::vector<Results> over_ranks(const Problem& p, const std::vector<std::int64_t
          const auto r = static_cast<std::size_t>(self.rank());
          const CompiledProgram program = program_of(kBody, kMore, kTokens, threads);
          const std::int64_t rows = borders[r + 1] - borders[r];
-         HeadOverRanks head(program, Context({.threads = threads}), vocab_of(group[r], borders[r]),
-                            rows, budget);
+         HeadOverRanks head(program, Context({.threads = threads}),
+                            sharding_of(group[r], borders[r]), rows, budget);
          EXPECT_GT(head.plan().workspace_bytes(), 0U);
          EXPECT_TRUE(budget == 0 || head.plan().workspace_bytes() <= budget);
          for (int again = 0; again < 2; ++again)
@@ -195,7 +195,7 @@ void expect_refused(const Wanted& wanted, const std::string& kind, const std::st
   for (const Outcome& outcome : run_ranks(group, [&](Communicator& self) {
          const CompiledProgram program = program_of(wanted.body, wanted.more, kTokens);
          Sharding sharding =
-             vocab_of(group[static_cast<std::size_t>(self.rank())], self.rank() == 0 ? 0 : 6000);
+             sharding_of(group[static_cast<std::size_t>(self.rank())], self.rank() == 0 ? 0 : 6000);
          sharding.vocab = wanted.vocab;
          sharding.tokens = wanted.tokens;
          sharding.weight = wanted.weight;
@@ -221,13 +221,13 @@ TEST(HeadOverRanks, IsRefusedOnAllRanks) {
                  "has no head operation");
   // The embedding table is the head's weight, too.
   const std::string tied =
-      "%u = take %w, %i %k = add %x, %u %z = dot %k, %w contract(1; 1) : f32[TOKENS, WORDS]";
+      "%u = take %w, %i %k = add %x, %u %z = dot %k, %w contract(1; 1) : f32[TOKENS, VOCAB]";
   expect_refused({.body = tied + kFarLoss + kFarGrad, .more = ", %i: i64[TOKENS]"}, "Unsupported",
                  "the weight of its head elsewhere");
   const std::string own =
-      "%z = dot %w, %w contract(1; 1) : f32[WORDS, WORDS] %l = reduce_lse %z dims(1) %p = pick %z, "
+      "%z = dot %w, %w contract(1; 1) : f32[VOCAB, VOCAB] %l = reduce_lse %z dims(1) %p = pick %z, "
       "%i axis(1) %d = sub %l, %p %s = reduce_sum %d dims(0) return s: %s";
-  expect_refused({.body = own, .more = ", %i: i64[WORDS]"}, "Unsupported",
+  expect_refused({.body = own, .more = ", %i: i64[VOCAB]"}, "Unsupported",
                  "the program reads the weight of its head as another operand of the head, too");
   const std::string decayed =
       std::string(kFarLogits) +
@@ -249,7 +249,7 @@ TEST(HeadOverRanks, KeepsATableOfItsOwn) {
          const CompiledProgram program = program_of(kBody, kMore, kTokens);
          std::vector<std::int32_t> table(static_cast<std::size_t>(rows));
          std::iota(table.begin(), table.end(), static_cast<std::int32_t>(first));
-         Sharding sharding = vocab_of(group[r], 0);
+         Sharding sharding = sharding_of(group[r], 0);
          sharding.vocab_ids = {table.data(), DType::i32, {table.size()}};
          HeadOverRanks head(program, Context({.threads = 1}), sharding, rows);
          std::fill(table.begin(), table.end(), -1);
@@ -270,7 +270,7 @@ TEST(HeadOverRanks, RunsWhereWeightsMove) {
          const auto r = static_cast<std::size_t>(self.rank());
          const std::int64_t first = r == 0 ? 0 : 6000, rows = r == 0 ? 6000 : kVocabCount - 6000;
          const CompiledProgram program = program_of(kBody, kMore, kTokens);
-         Sharding sharding = vocab_of(group[r], first);
+         Sharding sharding = sharding_of(group[r], first);
          sharding.exchange = ExchangeMode::weights;
          HeadOverRanks head(program, Context({.threads = 1}), sharding, rows);
          EXPECT_GT(head.plan().slice_rows, 0);
@@ -287,7 +287,7 @@ TEST(HeadOverRanks, RunsItsOwnProgramAlone) {
   const Problem p = problem(1);
   const CompiledProgram program = program_of(kBody, kMore, kTokens);
   const CompiledProgram other = program_of(kBody, kMore, kTokens);
-  HeadOverRanks head(program, Context({.threads = 1}), vocab_of(alone, 0), kVocabCount);
+  HeadOverRanks head(program, Context({.threads = 1}), sharding_of(alone, 0), kVocabCount);
   const Outcome outcome = outcome_of([&] { run(other, p, 0, kTokens, 0, kVocabCount, &head); });
   EXPECT_EQ(outcome.kind, "InvalidArgument");
   EXPECT_EQ(outcome.text, "head: expected a HeadOverRanks that was made of this program");
@@ -303,7 +303,7 @@ TEST(HeadOverRanks, NeedsNoGradients) {
       " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %s = reduce_sum %d "
       "dims(0) return s: %s";
   const CompiledProgram program = program_of(body, "", kTokens);
-  HeadOverRanks head(program, Context({.threads = 1}), vocab_of(alone, 0), kVocabCount);
+  HeadOverRanks head(program, Context({.threads = 1}), sharding_of(alone, 0), kVocabCount);
   const float over = run(program, p, 0, kTokens, 0, kVocabCount, &head).loss;
   EXPECT_NEAR(over / run(program, p, 0, kTokens, 0, kVocabCount, nullptr).loss, 1.0f, 1e-6f);
 }

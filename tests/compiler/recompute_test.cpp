@@ -151,9 +151,9 @@ Graph layers(int count) {
     const Value up = tanh(matmul(x, weight("up" + at, {dim, hidden})));
     x = x + matmul(up, weight("down" + at, {hidden, dim}));
   }
-  const Value vocab_count = dot(x, weight("words", {vocab, dim}), {{1}, {1}}),
+  const Value logits = dot(x, weight("words", {vocab, dim}), {{1}, {1}}),
               targets = g.parameter("targets", DType::i32, {rows});
-  const Value loss = mean(logsumexp(vocab_count, {1}) - pick(vocab_count, targets, 1), {0});
+  const Value loss = mean(logsumexp(logits, {1}) - pick(logits, targets, 1), {0});
   g.result("loss", loss);
   const std::vector<Value> grads = g.gradients({loss}, weights);
   for (std::size_t i = 0; i < grads.size(); ++i) g.result("d" + std::to_string(i), grads[i]);

@@ -271,11 +271,11 @@ TEST_F(Exchange, IsCaptured) {
 TEST_F(Exchange, RanksAgree) {
   const auto outcomes = run([&](Gpu& gpu) {
     const int rank = gpu.group->rank(), size = gpu.group->size();
-    const auto vocab_count = [&](PlanDigest& digest) {
+    const auto add_run = [&](PlanDigest& digest) {
       const VocabRun run{rank * 10, rank * 10 + 10};
       digest.add_vocab(10 * size, {&run, 1});
     };
-    EXPECT_NE(agree(*gpu.group, vocab_count).plan, 0u);
+    EXPECT_NE(agree(*gpu.group, add_run).plan, 0u);
     EXPECT_EQ(outcome_of([&] {
                 agree(*gpu.group,
                       [&](PlanDigest& digest) { digest.same("dim", rank == 1 ? 4096 : 4100); });

@@ -52,7 +52,7 @@ struct Call {
   Tensor d_weight{DType::f32, {kVocab, kDim}}, d_bias{DType::f32, {kVocab}};
   Tensor vector{DType::f32, {kTokens}, std::vector<double>(kTokens, 1.0)};
   Tensor pairs{DType::f32, {kTokens, 2}, std::vector<double>(2 * kTokens, 0.5)};
-  Tensor vocab_ids{DType::f32, {kVocab}, std::vector<double>(kVocab, 1.0)};
+  Tensor of_vocab{DType::f32, {kVocab}, std::vector<double>(kVocab, 1.0)};
   CrossEntropyInputs in;
   CrossEntropyOptions options;
   CrossEntropyOutputs out;
@@ -103,7 +103,7 @@ const Row kRows[] = {
     {"class_weight: expected shape [9], got f32[6]",
      [](Call& c) { c.in.class_weight = std::as_const(c.vector).view(); }},
     {"token_weight: expected shape [6] to go with hidden f32[6, 4], got f32[9]",
-     [](Call& c) { c.in.token_weight = std::as_const(c.vocab_ids).view(); }},
+     [](Call& c) { c.in.token_weight = std::as_const(c.of_vocab).view(); }},
     {"token_weight: expected f32, got bf16",
      [](Call& c) { c.in.token_weight = Call::typed(std::as_const(c.vector).view(), DType::bf16); }},
     {"targets: expected shape [6, 2] to go with hidden f32[6, 4], got i64[6]",
@@ -346,7 +346,7 @@ TEST(Errors, OfThePrimitive) {
   };
   EXPECT_EQ(backward(), "gradients: expected d_hidden, d_weight or d_bias, got none");
   gradients.d_hidden = call.d_hidden.view();
-  cotangents.lse = std::as_const(call.vocab_ids).view();
+  cotangents.lse = std::as_const(call.of_vocab).view();
   EXPECT_EQ(backward(),
             "cotangent of lse: expected shape [6] to go with hidden f32[6, 4], got f32[9]");
   cotangents.lse = std::as_const(call.vector).view();

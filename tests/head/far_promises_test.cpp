@@ -418,11 +418,11 @@ TEST(FarRefusals, OfPlans) {
   expect_contains(unsupported(entropy, far),
                   "no plan: far_backward: a gradient through the entropy weighs each vocabulary "
                   "entry by its logit");
-  HeadFeatures vocab_ids = features;
-  vocab_ids.d_hidden = false;
+  HeadFeatures no_hidden = features;
+  no_hidden.d_hidden = false;
   request = far;
   request.audit_rows = 5;
-  EXPECT_EQ(message_of<InvalidArgument>([&] { plan_head(shape, vocab_ids, request); }),
+  EXPECT_EQ(message_of<InvalidArgument>([&] { plan_head(shape, no_hidden, request); }),
             "audit_rows: an audit measures the error of d_hidden, which is not asked for");
   HeadFeatures forward;
   EXPECT_EQ(unsupported(forward, far), "no plan: far_backward: no gradient is wanted");

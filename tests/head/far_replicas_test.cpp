@@ -81,7 +81,7 @@ class FarReplicas : public testing::Test {
 
 TEST_F(FarReplicas, DecideByTheErrorsOfAll) {
   std::vector<std::string> said(3);
-  std::vector<int> selected(3);  // not bool, because ranks write concurrently
+  std::vector<int> accepted(3);  // not bool, because ranks write concurrently
   std::vector<VocabOrder> orders(3);
   expect_none(on_ranks(3, [&](FarController& c, int rank) {
     const auto r = static_cast<std::size_t>(rank);
@@ -97,13 +97,13 @@ TEST_F(FarReplicas, DecideByTheErrorsOfAll) {
     step = begin(c, x);
     ASSERT_TRUE(step.audit && !step.trial);
     // A rank without tokens does not count. 0.012 is too much, also for ranks within 0.01.
-    selected[r] =
+    accepted[r] =
         c.accept(step, rank == 0 ? found(0.0, 0.0, 0) : found(rank == 1 ? 0.004 : 0.0165, 0.3));
     said[r] = c.explain();
     orders[r] = c.order();
   }));
   for (std::size_t r = 0; r < 3; ++r) {
-    EXPECT_EQ(selected[r], 0);
+    EXPECT_EQ(accepted[r], 0);
     EXPECT_EQ(said[r], said[0]);
     ASSERT_EQ(orders[r].vocab(), kVocabCount);
     EXPECT_TRUE(std::ranges::equal(orders[r].vocab_ids(), orders[0].vocab_ids()));

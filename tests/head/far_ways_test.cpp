@@ -16,7 +16,7 @@ TEST_F(FarControllerTest, BothErrorsOfFarBothCount) {
   options_.accuracy = Accuracy::far_both;
   far_.kind = PlanKind::far_both;
   const double nan = NAN;
-  for (const auto& [gradients, lse, selected] :
+  for (const auto& [gradients, lse, accepted] :
        {std::tuple{0.005, 0.002, true}, std::tuple{0.005, 0.02, false},
         std::tuple{0.02, 0.0, false}, std::tuple{0.005, nan, false}, std::tuple{nan, 0.0, false}}) {
     FarController c(context_, options_);
@@ -24,8 +24,8 @@ TEST_F(FarControllerTest, BothErrorsOfFarBothCount) {
     until_far(c, step);
     FarFieldStatistics s = error(gradients);
     s.audited_lse_error = lse;
-    EXPECT_EQ(c.accept(step, s), selected) << gradients << " " << lse;
-    EXPECT_EQ(c.report().far, selected);
+    EXPECT_EQ(c.accept(step, s), accepted) << gradients << " " << lse;
+    EXPECT_EQ(c.report().far, accepted);
   }
 }
 

@@ -90,7 +90,7 @@ void expect_closed_form(std::int64_t tokens, std::int64_t vocab, bool gradients)
 }
 
 TEST(Large, ManyTokens) { expect_closed_form(70001, 32768, true); }
-TEST(Large, ManyVocab) { expect_closed_form(129, 17 << 20, false); }
+TEST(Large, LargeVocab) { expect_closed_form(129, 17 << 20, false); }
 
 }  // namespace
 }  // namespace logitless::test

@@ -82,7 +82,7 @@ TEST_P(ScaleGradientsTest, RowsMayLieApart) {
 
 TEST_P(ScaleGradientsTest, RefusesByName) {
   const Context context = make_context(GetParam());
-  Tensor by(DType::f32, {}), two(DType::f32, {2}), vocab_ids(DType::i32, {4, 4}),
+  Tensor by(DType::f32, {}), two(DType::f32, {2}), integers(DType::i32, {4, 4}),
       vector(DType::f32, {4});
   EXPECT_EQ(message_of([&] { scale_gradients(context, {}, {}); }),
             "factor: expected an f32 scalar, got none");
@@ -91,7 +91,7 @@ TEST_P(ScaleGradientsTest, RefusesByName) {
             }).find("factor: expected an f32 scalar"),
             std::string::npos);
   EXPECT_EQ(message_of([&] {
-              scale_gradients(context, ConstTensorView(by.view()), {{}, vocab_ids.view(), {}});
+              scale_gradients(context, ConstTensorView(by.view()), {{}, integers.view(), {}});
             }),
             "d_weight: expected f32, bf16 or f16, got i32");
   EXPECT_NE(message_of([&] {

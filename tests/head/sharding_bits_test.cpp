@@ -41,7 +41,7 @@ TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
     splits.push_back(splits[2]);  // interleaved blocks of 256 entries
     splits.back().table = true;
     splits.back().name = "4, a table";
-    for (auto& vocab_count : splits.back().ranks) vocab_count.clear();
+    for (auto& vocab_ids : splits.back().ranks) vocab_ids.clear();
     for (std::int32_t j = 0; j < 2040; ++j) splits.back().ranks[j / 256 * 3 % 4].push_back(j);
     for (const VocabSplit& vocab_shards : splits) {
       TokenSplit spread{"tokens spread", std::vector<std::int64_t>(vocab_shards.ranks.size(), 0)};

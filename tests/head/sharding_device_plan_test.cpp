@@ -53,9 +53,9 @@ class ShardingDevicePlan : public testing::Test {
   }
   // Returns the plans of ranks with these shard sizes, and equal numbers of tokens if these are
   // sharded.
-  std::vector<LossPlan> plans(const std::vector<std::int64_t>& vocab_ids, bool spread) {
-    const int ranks = static_cast<int>(vocab_ids.size());
-    std::vector<LossPlan> out(vocab_ids.size());
+  std::vector<LossPlan> plans(const std::vector<std::int64_t>& rows_of_ranks, bool spread) {
+    const int ranks = static_cast<int>(rows_of_ranks.size());
+    std::vector<LossPlan> out(rows_of_ranks.size());
     const std::vector<Outcome> outcomes = run_ranks(make_thread_group(ranks), [&](auto& me) {
       const auto r = static_cast<std::size_t>(me.rank());
       PlanRequest mine = request;
@@ -63,11 +63,11 @@ class ShardingDevicePlan : public testing::Test {
       mine.sharding.vocab_group =
           std::make_shared<GpuGroup>(std::shared_ptr<Communicator>(&me, no_one), memory);
       for (std::size_t before = 0; before < r; ++before)
-        mine.sharding.vocab_begin += vocab_ids[before];
-      for (const std::int64_t of_rank : vocab_ids) mine.sharding.vocab += of_rank;
+        mine.sharding.vocab_begin += rows_of_ranks[before];
+      for (const std::int64_t of_rank : rows_of_ranks) mine.sharding.vocab += of_rank;
       mine.sharding.tokens = spread;
       mine.sharding.exchange = exchange;
-      out[r] = plan_head({spread ? kTokens / ranks : kTokens, kDim, vocab_ids[r], DType::bf16},
+      out[r] = plan_head({spread ? kTokens / ranks : kTokens, kDim, rows_of_ranks[r], DType::bf16},
                          features, mine);
     });
     for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.text, "");
@@ -148,9 +148,9 @@ TEST_F(ShardingDevicePlan, RanksWhoseFirstChunksWouldDifferHaveNoLargeOnes) {
 
 TEST_F(ShardingDevicePlan, ARankWithoutVocabGoesByOthersThatAreNotAlike) {
   request.memory_budget = 400_MiB;
-  for (const std::vector<std::int64_t>& vocab_ids :
+  for (const std::vector<std::int64_t>& rows_of_ranks :
        {std::vector<std::int64_t>{54128, 0, 74128}, {54128, 74128, 0}, {0, 10000, 118256}})
-    for (const bool spread : {false, true}) expect_alike(plans(vocab_ids, spread));
+    for (const bool spread : {false, true}) expect_alike(plans(rows_of_ranks, spread));
 }
 
 TEST_F(ShardingDevicePlan, ExchangesTakeTheGroupsMemoryWhereItHasSome) {

@@ -168,7 +168,7 @@ TEST(ShardingErrors, ColumnsOfTheWeight) {
             in.weight = ConstTensorView(w.data(), w.dtype(), fewer, strides);
             --in.sharding.columns;
           }));
-  refused("Unsupported", "weights do not move in the far field",
+  refused("Unsupported", "the far field has no weight-gathered plan",
           [](int, auto&, auto&, PlanRequest& r) { r.accuracy = Accuracy::far_backward; });
   expect_all(plan_all(even_run(), change_in([](int, auto& in) { in.sharding.columns = 3; })),
              "InvalidArgument", "sharding: columns: 3 with a weight by rows");

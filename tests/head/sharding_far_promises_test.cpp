@@ -410,7 +410,7 @@ TEST(ShardingFarErrors, AllRanksThrowWhatOneDoes) {
              "InvalidArgument", "order: rank 2 has another one than rank 0");
 }
 
-TEST(ShardingFarErrors, OrdersOfVocabThatDoNotFit) {
+TEST(ShardingFarErrors, OrdersOfAVocabThatDoesNotFit) {
   const Ranks group = make_thread_group(2, std::chrono::seconds(30));
   const std::vector<std::int64_t> vocab_ids = {1, 0, 2};
   const std::vector<float> average = {1, 1, 1};

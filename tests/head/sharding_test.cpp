@@ -50,7 +50,7 @@ TEST(Sharding, LogitsFarFromZeroAndFromEachOther) {
   }
 }
 
-TEST(Sharding, MaskedVocabOfAWholeRankAreNoMass) {
+TEST(Sharding, MaskedVocabOfAWholeRankIsNoMass) {
   HeadSpec spec{.tokens = 9, .dim = 4, .vocab = 200, .bias = true};
   HeadProblem problem(spec);
   for (std::int64_t j = 50; j < 100; ++j) problem.bias.set(j, -INFINITY);

@@ -20,8 +20,9 @@ namespace {
 
 constexpr std::int64_t kTile = 128;
 
-struct VocabIds {
-  VocabIds(std::int64_t vocab, std::int64_t dim, DType dtype = DType::f32, std::uint64_t seed = 1)
+struct RandomWeight {
+  RandomWeight(std::int64_t vocab, std::int64_t dim, DType dtype = DType::f32,
+               std::uint64_t seed = 1)
       : weight(dtype, {vocab, dim}) {
     std::mt19937_64 random(seed);
     std::normal_distribution<double> normal;
@@ -66,11 +67,11 @@ void expect_valid(const VocabOrder& order, std::int64_t vocab) {
 // kernels of a device make the same.
 class Orders : public testing::TestWithParam<std::string> {
  protected:
-  VocabOrder make(const VocabIds& vocab_ids, const OrderOptions& options = {},
+  VocabOrder make(const RandomWeight& weights, const OrderOptions& options = {},
                   int threads = 2) const {
     Mirror mirror(GetParam());
-    return make_vocab_order(make_context(GetParam(), threads), mirror.in(vocab_ids.view()),
-                            vocab_ids.average, options);
+    return make_vocab_order(make_context(GetParam(), threads), mirror.in(weights.view()),
+                            weights.average, options);
   }
 };
 
@@ -78,8 +79,8 @@ TEST_P(Orders, IsAPermutationForAnySizes) {
   for (const std::int64_t vocab : {1, 2, 127, 128, 129, 255, 256, 257, 2048, 2049, 5000}) {
     for (const std::int64_t strata : {1, 3, 16, 4096}) {
       SCOPED_TRACE(testing::Message() << vocab << " vocabulary entries, " << strata << " strata");
-      const VocabIds vocab_ids(vocab, vocab % 2 == 0 ? 5 : 1);
-      expect_valid(make(vocab_ids, {strata, 3}), vocab);
+      const RandomWeight weights(vocab, vocab % 2 == 0 ? 5 : 1);
+      expect_valid(make(weights, {strata, 3}), vocab);
     }
   }
 }
@@ -87,19 +88,19 @@ TEST_P(Orders, IsAPermutationForAnySizes) {
 // Strata consist of full tiles, as many as requested if the vocabulary suffices.
 TEST_P(Orders, AveragesFallFromStratumToStratum) {
   for (const std::int64_t vocab : {4096, 5000, 16 * 128 + 1}) {
-    const VocabIds vocab_ids(vocab, 6);
+    const RandomWeight weights(vocab, 6);
     const std::int64_t strata = 8;
-    const VocabOrder order = make(vocab_ids, {strata, 0});
+    const VocabOrder order = make(weights, {strata, 0});
     const std::int64_t per = ((vocab + strata - 1) / strata + kTile - 1) / kTile * kTile;
     float lowest = INFINITY;
     std::int64_t descents = 0;
     for (std::int64_t first = 0; first < vocab; first += per) {
       float low = INFINITY, high = 0.0f;
       for (std::int64_t at = first; at < std::min(vocab, first + per); ++at) {
-        const float average = vocab_ids.average[order.vocab_ids()[at]];
+        const float average = weights.average[order.vocab_ids()[at]];
         low = std::min(low, average);
         high = std::max(high, average);
-        if (at > first && average > vocab_ids.average[order.vocab_ids()[at - 1]]) ++descents;
+        if (at > first && average > weights.average[order.vocab_ids()[at - 1]]) ++descents;
       }
       EXPECT_LE(high, lowest) << "stratum at " << first;
       lowest = low;
@@ -109,12 +110,12 @@ TEST_P(Orders, AveragesFallFromStratumToStratum) {
 }
 
 TEST_P(Orders, OneStratumOfATileEachIsByAverage) {
-  const VocabIds vocab_ids(1000, 4);
-  const VocabOrder order = make(vocab_ids, {4096, 0});
+  const RandomWeight weights(1000, 4);
+  const VocabOrder order = make(weights, {4096, 0});
   std::vector<std::int64_t> by_average(1000);
   std::iota(by_average.begin(), by_average.end(), 0);
   std::sort(by_average.begin(), by_average.end(), [&](std::int64_t a, std::int64_t b) {
-    return vocab_ids.average[a] > vocab_ids.average[b];
+    return weights.average[a] > weights.average[b];
   });
   for (std::int64_t first = 0; first < 1000; first += kTile) {
     const auto end = std::min<std::int64_t>(1000, first + kTile);
@@ -125,9 +126,9 @@ TEST_P(Orders, OneStratumOfATileEachIsByAverage) {
 }
 
 // Shuffled clusters of 128 entries, far apart along one line, or each half along its own line.
-struct Clusters : VocabIds {
+struct Clusters : RandomWeight {
   Clusters(std::int64_t clusters, bool line, DType dtype)
-      : VocabIds(clusters * kTile, kDim, dtype, 7), cluster(average.size()) {
+      : RandomWeight(clusters * kTile, kDim, dtype, 7), cluster(average.size()) {
     std::mt19937_64 random(11);
     std::normal_distribution<double> normal;
     std::vector<double> direction(kDim);
@@ -157,14 +158,14 @@ TEST_P(Orders, ATileGathersACluster) {
   for (const bool line : {true, false}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const std::int64_t count = line ? 11 : 8;
-      const Clusters vocab_ids(count, line, dtype);
-      const VocabOrder order = make(vocab_ids, {1, 0});
+      const Clusters weights(count, line, dtype);
+      const VocabOrder order = make(weights, {1, 0});
       std::vector<int> seen(count, 0);
       for (std::int64_t tile = 0; tile < count; ++tile) {
-        const std::int64_t cluster = vocab_ids.cluster[order.vocab_ids()[tile * kTile]];
+        const std::int64_t cluster = weights.cluster[order.vocab_ids()[tile * kTile]];
         ++seen[cluster];
         for (std::int64_t at = tile * kTile; at < (tile + 1) * kTile; ++at)
-          ASSERT_EQ(vocab_ids.cluster[order.vocab_ids()[at]], cluster) << line << ", tile " << tile;
+          ASSERT_EQ(weights.cluster[order.vocab_ids()[at]], cluster) << line << ", tile " << tile;
       }
       for (const int n : seen) EXPECT_EQ(n, 1);
     }
@@ -173,32 +174,31 @@ TEST_P(Orders, ATileGathersACluster) {
 
 // Equal averages and distinguishable rows: the result does not depend on memory layout.
 TEST_P(Orders, AreTheSameForThreadsRunsDtypesAndRowsApart) {
-  const VocabIds vocab_ids(6000, 17, DType::bf16);
-  VocabIds wide(6000, 17, DType::f32);
-  for (std::int64_t i = 0; i < wide.weight.numel(); ++i)
-    wide.weight.set(i, vocab_ids.weight.get(i));
-  const VocabOrder first = make(vocab_ids, {5, 42}, 1);
+  const RandomWeight weights(6000, 17, DType::bf16);
+  RandomWeight wide(6000, 17, DType::f32);
+  for (std::int64_t i = 0; i < wide.weight.numel(); ++i) wide.weight.set(i, weights.weight.get(i));
+  const VocabOrder first = make(weights, {5, 42}, 1);
   for (const int threads : {1, 2, 3, 7}) {
-    EXPECT_EQ(vocab_of(make(vocab_ids, {5, 42}, threads)), vocab_of(first));
+    EXPECT_EQ(vocab_of(make(weights, {5, 42}, threads)), vocab_of(first));
     EXPECT_EQ(vocab_of(make(wide, {5, 42}, threads)), vocab_of(first));
   }
-  VocabIds apart(6000, 24, DType::bf16);
+  RandomWeight apart(6000, 24, DType::bf16);
   apart.weight.fill(NAN);
   for (std::int64_t j = 0; j < 6000; ++j)
     for (std::int64_t k = 0; k < 17; ++k)
-      apart.weight.set(j * 24 + k, vocab_ids.weight.get(j * 17 + k));
+      apart.weight.set(j * 24 + k, weights.weight.get(j * 17 + k));
   const std::int64_t shape[] = {6000, 17}, strides[] = {24, 1};
   Mirror mirror(GetParam());
   const ConstTensorView view(apart.view().data(), DType::bf16, shape, strides);
-  EXPECT_EQ(vocab_of(make_vocab_order(make_context(GetParam()), mirror.in(view), vocab_ids.average,
+  EXPECT_EQ(vocab_of(make_vocab_order(make_context(GetParam()), mirror.in(view), weights.average,
                                       {5, 42})),
             vocab_of(first));
 }
 
 TEST(VocabOrder, IsTheSameForColumnsApart) {
-  const VocabIds vocab_ids(6000, 17, DType::bf16);
+  const RandomWeight weights(6000, 17, DType::bf16);
   const VocabOrder first =
-      make_vocab_order(make_context("", 1), vocab_ids.view(), vocab_ids.average, {5, 42});
+      make_vocab_order(make_context("", 1), weights.view(), weights.average, {5, 42});
   // Rows and columns have gaps with NaN.
   const std::int64_t shape[] = {6000, 17};
   for (const auto& [row, column] : {std::pair<std::int64_t, std::int64_t>{40, 2}, {1, 6001}}) {
@@ -206,10 +206,10 @@ TEST(VocabOrder, IsTheSameForColumnsApart) {
     for (std::int64_t i = 0; i < apart.numel(); ++i) apart.set(i, NAN);
     for (std::int64_t j = 0; j < 6000; ++j)
       for (std::int64_t k = 0; k < 17; ++k)
-        apart.set(j * row + k * column, vocab_ids.weight.get(j * 17 + k));
+        apart.set(j * row + k * column, weights.weight.get(j * 17 + k));
     const std::int64_t strides[] = {row, column};
     const ConstTensorView view(apart.view().data(), DType::bf16, shape, strides);
-    EXPECT_EQ(vocab_of(make_vocab_order(make_context("", 2), view, vocab_ids.average, {5, 42})),
+    EXPECT_EQ(vocab_of(make_vocab_order(make_context("", 2), view, weights.average, {5, 42})),
               vocab_of(first))
         << row;
   }
@@ -217,29 +217,29 @@ TEST(VocabOrder, IsTheSameForColumnsApart) {
 
 TEST_P(Orders, OddWeightsDoNotCrash) {
   for (const double value : {0.0, 1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
-    VocabIds vocab_ids(1000, 9);
-    vocab_ids.weight.fill(value);
-    expect_valid(make(vocab_ids), 1000);
-    std::fill(vocab_ids.average.begin(), vocab_ids.average.end(), 0.0f);
-    expect_valid(make(vocab_ids, {1, 0}), 1000);
+    RandomWeight weights(1000, 9);
+    weights.weight.fill(value);
+    expect_valid(make(weights), 1000);
+    std::fill(weights.average.begin(), weights.average.end(), 0.0f);
+    expect_valid(make(weights, {1, 0}), 1000);
   }
-  VocabIds vocab_ids(1500, 9);
-  for (std::int64_t j = 0; j < 1500; j += 3) vocab_ids.weight.set(j * 9 + j % 9, NAN);
+  RandomWeight weights(1500, 9);
+  for (std::int64_t j = 0; j < 1500; j += 3) weights.weight.set(j * 9 + j % 9, NAN);
   for (std::int64_t j = 1; j < 1500; j += 7)
-    vocab_ids.weight.set(j * 9, j % 2 == 0 ? INFINITY : -INFINITY);
-  const VocabOrder order = make(vocab_ids, {2, 0});
+    weights.weight.set(j * 9, j % 2 == 0 ? INFINITY : -INFINITY);
+  const VocabOrder order = make(weights, {2, 0});
   expect_valid(order, 1500);
-  EXPECT_EQ(vocab_of(make(vocab_ids, {2, 0}, 3)), vocab_of(order));
+  EXPECT_EQ(vocab_of(make(weights, {2, 0}, 3)), vocab_of(order));
 }
 
 // Random rows in a few directions: a tile's residuals are those of a bisection on any device.
 TEST_P(Orders, AreAsGoodAsTheCpus) {
   constexpr std::int64_t kVocab = 64 * kTile, kDim = 16;
-  VocabIds vocab_ids(kVocab, kDim, DType::bf16, 5);
+  RandomWeight weights(kVocab, kDim, DType::bf16, 5);
   for (std::int64_t j = 0; j < kVocab; ++j) {
     for (std::int64_t k = 0; k < kDim; ++k)
-      vocab_ids.weight.set(j * kDim + k,
-                           vocab_ids.weight.get(j * kDim + k) / static_cast<double>(1 + k));
+      weights.weight.set(j * kDim + k,
+                         weights.weight.get(j * kDim + k) / static_cast<double>(1 + k));
   }
   const auto residual = [&](const VocabOrder& order) {
     double sum = 0;
@@ -247,7 +247,7 @@ TEST_P(Orders, AreAsGoodAsTheCpus) {
       for (std::int64_t k = 0; k < kDim; ++k) {
         double mean = 0, square = 0;
         for (std::int64_t at = first; at < first + kTile; ++at) {
-          const double v = vocab_ids.weight.get(order.vocab_ids()[at] * kDim + k);
+          const double v = weights.weight.get(order.vocab_ids()[at] * kDim + k);
           mean += v / kTile;
           square += v * v;
         }
@@ -259,10 +259,10 @@ TEST_P(Orders, AreAsGoodAsTheCpus) {
   std::vector<std::int64_t> given(kVocab);
   std::iota(given.begin(), given.end(), 0);
   const double cpu =
-      residual(make_vocab_order(make_context(""), vocab_ids.view(), vocab_ids.average, {1, 0}));
-  const double got = residual(make(vocab_ids, {1, 0}));
+      residual(make_vocab_order(make_context(""), weights.view(), weights.average, {1, 0}));
+  const double got = residual(make(weights, {1, 0}));
   EXPECT_NEAR(got, cpu, 0.03 * cpu);
-  EXPECT_LT(got, 0.5 * residual(VocabOrder(given, vocab_ids.average)));
+  EXPECT_LT(got, 0.5 * residual(VocabOrder(given, weights.average)));
 }
 
 std::vector<std::string> order_kernels() {
@@ -302,25 +302,24 @@ TEST(VocabOrder, BadArgumentsAreNamed) {
             std::string::npos);
   EXPECT_EQ(make({1, 0}, {0.0f, 1.0f}), "accepted");
 
-  const VocabIds vocab_ids(300, 4);
+  const RandomWeight weights(300, 4);
   const Context context = make_context("");
   const auto order = [&](const ConstTensorView& weight, std::vector<float> average,
                          OrderOptions options = {}) {
     return message_of([&] { make_vocab_order(context, weight, average, options); });
   };
-  EXPECT_EQ(order(vocab_ids.view(), std::vector<float>(299, 1.0f)),
+  EXPECT_EQ(order(weights.view(), std::vector<float>(299, 1.0f)),
             "average: expected 300 values, got 299");
-  EXPECT_EQ(order(vocab_ids.view(), vocab_ids.average, {0, 0}),
-            "strata: expected 1 to 4096, got 0");
-  EXPECT_EQ(order(vocab_ids.view(), vocab_ids.average, {4097, 0}),
+  EXPECT_EQ(order(weights.view(), weights.average, {0, 0}), "strata: expected 1 to 4096, got 0");
+  EXPECT_EQ(order(weights.view(), weights.average, {4097, 0}),
             "strata: expected 1 to 4096, got 4097");
-  EXPECT_EQ(order({}, vocab_ids.average), "weight: expected [V, D] of f32, bf16 or f16, got none");
+  EXPECT_EQ(order({}, weights.average), "weight: expected [V, D] of f32, bf16 or f16, got none");
   const Tensor integers(DType::i32, {300, 4});
-  EXPECT_EQ(order(integers.view(), vocab_ids.average),
+  EXPECT_EQ(order(integers.view(), weights.average),
             "weight: expected [V, D] of f32, bf16 or f16, got i32[300, 4]");
-  std::vector<float> negative = vocab_ids.average;
+  std::vector<float> negative = weights.average;
   negative[7] = -1.0f;
-  EXPECT_EQ(order(vocab_ids.view(), negative),
+  EXPECT_EQ(order(weights.view(), negative),
             "average: expected numbers >= 0, got -1 for vocabulary entry 7");
 }
 
@@ -331,8 +330,8 @@ class OrderFiles : public testing::Test {
 };
 
 TEST_F(OrderFiles, RoundTrip) {
-  const VocabIds vocab_ids(700, 5);
-  const VocabOrder order = make_vocab_order(make_context(""), vocab_ids.view(), vocab_ids.average);
+  const RandomWeight weights(700, 5);
+  const VocabOrder order = make_vocab_order(make_context(""), weights.view(), weights.average);
   order.save(path("order"));
   const VocabOrder back = VocabOrder::load(path("order"));
   EXPECT_EQ(vocab_of(back), vocab_of(order));

@@ -109,7 +109,7 @@ TEST(VocabRanges, SavedOnesLieBeforeBlocksThatFitAfterThem) {
                  " vocabulary entries, " + std::to_string(h.row.weight) + " bytes, " +
                  std::to_string(count) + " ranges, " + std::to_string(last) +
                  " vocabulary entries last");
-    const AliasedRanges kept = cuda::selected_ranges(h.tokens, h.vocab, h.row, count, last);
+    const AliasedRanges kept = cuda::saved_ranges(h.tokens, h.vocab, h.row, count, last);
     if (kept.ranges.count > 0) {
       ++made;
       ASSERT_EQ(kept.ranges.count, count);

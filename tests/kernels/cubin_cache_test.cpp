@@ -157,7 +157,7 @@ TEST_F(CubinCache, BelievesNothingThatOthersCanHaveWritten) {
   const fs::path path = files().at(0);
   const std::string whole = read(path);
   const fs::path victim = folder_.parent_path() / "victim";
-  const auto recomputed = [&](const char* what) {
+  const auto expect_made_again = [&](const char* what) {
     EXPECT_EQ(get("a"), expected("a")) << what;
     EXPECT_EQ(made_, 1) << what;
     EXPECT_EQ(get("a"), expected("a")) << what;
@@ -166,15 +166,15 @@ TEST_F(CubinCache, BelievesNothingThatOthersCanHaveWritten) {
   write(victim, whole);
   fs::remove(path);
   fs::create_symlink(victim, path);
-  recomputed("a link, whose target stays");
+  expect_made_again("a link, whose target stays");
   EXPECT_EQ(read(victim), whole);
   EXPECT_FALSE(fs::is_symlink(path));
   fs::permissions(path, fs::perms::others_write, fs::perm_options::add);
-  recomputed("a file that others may write");
+  expect_made_again("a file that others may write");
   EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
   if (geteuid() == 0) {
     ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
-    recomputed("another user's file");
+    expect_made_again("another user's file");
   }
   fs::permissions(folder_, fs::perms::group_write, fs::perm_options::add);
   for (const int made : {1, 1}) {

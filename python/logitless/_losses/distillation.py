@@ -214,8 +214,8 @@ def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias,
     if bad is not None:
         rows = xp.where(bad, math.nan, rows)  # on a GPU the host does not wait for an error
     executor = choice("executor", a["executor"], ("native", "python"))
-    of_vocab = {"vocab_ids": vocab_ids} if form.hard else {}
-    return Call({**student, **teacher, "rows": rows, **of_vocab}, form, lead, head.memory_budget, executor)
+    labels = {"vocab_ids": vocab_ids} if form.hard else {}
+    return Call({**student, **teacher, "rows": rows, **labels}, form, lead, head.memory_budget, executor)
 
 
 # --- Public losses. The frameworks run the divergences: ``call`` and then ``program``.

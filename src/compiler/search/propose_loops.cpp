@@ -233,9 +233,9 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
           roles[static_cast<std::size_t>(id)] == roles[static_cast<std::size_t>(node)])
         alike.push_back(id);
     }
-    bool any = false, too_long = false, capacity = true;
+    bool any = false, too_long = false, more = true;
     for (const Split& split : splits_of(plan.graph.node(node).results[0])) {
-      if (!capacity || (!sink.spacious() && any && sink.lowered())) break;
+      if (!more || (!sink.spacious() && any && sink.lowered())) break;
       if (covered(candidates, node, split)) {
         any = true;
         continue;
@@ -249,21 +249,21 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
         continue;
       }
       any = true;
-      capacity = sink.consider(std::move(*move));
-      if (capacity && sink.spacious() && sink.chunks() == 0) {
-        if (move = formed_apart(plan, c, sink); move) capacity = sink.consider(std::move(*move));
+      more = sink.consider(std::move(*move));
+      if (more && sink.spacious() && sink.chunks() == 0) {
+        if (move = formed_apart(plan, c, sink); move) more = sink.consider(std::move(*move));
       }
       // Tries half of the regions, too: moves that cost work then cost half of it.
-      if (capacity && cuts.size() > 3 && c.region.phases > 1) {
+      if (more && cuts.size() > 3 && c.region.phases > 1) {
         if (move = formed(plan, c, std::span(cuts).first(cuts.size() / 2)); move)
-          capacity = sink.consider(std::move(*move));
+          more = sink.consider(std::move(*move));
       }
       candidates.push_back(std::move(c));
     }
     if (!any)
       sink.refuse(node, too_long ? "loops would compute most of the program again and again"
                                  : "it cannot be cut along any dimension");
-    if (!sink.end(node) || !capacity) return;
+    if (!sink.end(node) || !more) return;
   }
 }
 

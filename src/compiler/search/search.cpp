@@ -46,7 +46,7 @@ class Search final : public MoveSink {
 
   SearchResult run(const Graph& graph) {
     add({graph, {}});
-    scratch_ = static_cast<int>(std::clamp<std::int64_t>(
+    capacity_ = static_cast<int>(std::clamp<std::int64_t>(
         kMostNodes / std::max<std::int64_t>(nodes_of(graph), 1), kLeastPlans, kMostPlans));
     dive(0, /*free=*/true);
     SearchResult result;
@@ -64,7 +64,7 @@ class Search final : public MoveSink {
     result.plans = std::move(plans_);
     result.planned = planned_;
     result.bounded = bounded_;
-    result.capacity = scratch_;
+    result.capacity = capacity_;
     return result;
   }
 
@@ -79,7 +79,7 @@ class Search final : public MoveSink {
   }
   bool consider(Move move) final {
     const int twin = twin_of(move.graph);
-    if (twin < 0 && planned_ >= scratch_) {
+    if (twin < 0 && planned_ >= capacity_) {
       bounded_ = true;
       return false;
     }
@@ -89,7 +89,7 @@ class Search final : public MoveSink {
   bool lowered() const final {
     return plans_.size() > first_child_ && lowers(*plans_.back(), plan(expanding_));
   }
-  bool spacious() const final { return scratch_ >= kSpacious; }
+  bool spacious() const final { return capacity_ >= kSpacious; }
   bool end(int node) final {
     if (free_) try_larger_chunks();
     const Plan& from = plan(expanding_);
@@ -135,7 +135,7 @@ class Search final : public MoveSink {
   int planned_ = 0;                   // distinct graphs
   std::vector<double> mass_;          // by plan: bytes near the peak times their duration
   std::vector<std::int64_t> inside_;  // by plan: the memory with chunks of one element
-  int scratch_ = 1;
+  int capacity_ = 1;
   std::set<std::uint64_t> in_vain_;  // roles whose moves were not free or lowered nothing
   std::uint64_t role_ = 0;
   bool bounded_ = false, free_ = true, skip_ = false, stopped_ = false;

@@ -30,7 +30,7 @@ struct SearchResult {
   std::size_t free = 0;
   int planned = 0;       // plans that were lowered
   bool bounded = false;  // moves were left when the capacity was used up
-  int capacity = 0;      // capacity: the most plans
+  int capacity = 0;      // the most plans
 };
 
 // Does not depend on a budget, so a larger budget never gets a worse plan. Returns all plans of the

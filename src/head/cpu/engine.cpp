@@ -15,13 +15,12 @@ namespace {
 // Copies `count` elements of a vector as contiguous floats; element j is read at index `place(j)`.
 template <typename Place>
 const float* as_floats(const ConstTensorView& view, std::int64_t count, const Place& place,
-                       float* capacity) {
+                       float* to) {
   if (!view.defined()) return nullptr;
   for (std::int64_t j = 0; j < count; ++j) {
-    capacity[j] =
-        static_cast<float>(load_element(view.data(), view.dtype(), place(j) * view.stride(0)));
+    to[j] = static_cast<float>(load_element(view.data(), view.dtype(), place(j) * view.stride(0)));
   }
-  return capacity;
+  return to;
 }
 
 MatrixRows matrix(std::string_view name, const ConstTensorView& view, const std::int64_t* rows) {
@@ -315,10 +314,10 @@ void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
     // The softmax part belongs to an entry once, however often it is among a token's targets.
     const bool repeated = std::find(vocab_ids, vocab_ids + k, vocab_ids[k]) != vocab_ids + k;
     const double z = chunk.target_logit[t * per_token + k];
-    const double logit_weights = logit_weights_ == nullptr ? 1.0 : logit_weights_[place];
+    const double logit_weight = logit_weights_ == nullptr ? 1.0 : logit_weights_[place];
     at<float>(layout_.coefficient)[t * per_token + k] =
         static_cast<float>(repeated ? delta[k] * scale * softcap_slope(z, cap)
-                                    : target_coefficient(g, log_prob_of(z, lse), z, logit_weights,
+                                    : target_coefficient(g, log_prob_of(z, lse), z, logit_weight,
                                                          delta[k], scale, cap));
   }
 }

@@ -157,14 +157,14 @@ FarFieldStatistics Engine::far_statistics() const {
 void Engine::audit(TokenFunction function) {
   if (all_audited_ == 0) return;
   const std::int64_t dim = call_.shape.dim;
-  const std::int64_t scratch = plan_.audit->shape.tokens;
+  const std::int64_t capacity = plan_.audit->shape.tokens;
   // The audited rows are those of the order that all chunks have now.
   auto* rows = at<std::int64_t>(layout_.audit.rows);
   for (std::int64_t i = 0; i < audited_; ++i) {
     rows[i] = valid_rows()[audited_row(i)];
-    rows[scratch + i] = i;
+    rows[capacity + i] = i;
   }
-  const std::int64_t sizes[] = {scratch, dim};
+  const std::int64_t sizes[] = {capacity, dim};
   auto* exact = at<float>(layout_.audit.exact);
   const Workspace workspace(at<std::byte>(layout_.total), plan_.audit->workspace_bytes());
   HeadCall call = call_;
@@ -178,7 +178,7 @@ void Engine::audit(TokenFunction function) {
   auto* lse = at<double>(layout_.audit.lse);
   std::int64_t next = 0;
   FarSums& sums = far_sums_;
-  Engine(call, {{rows, static_cast<std::size_t>(audited_)}, rows + scratch})
+  Engine(call, {{rows, static_cast<std::size_t>(audited_)}, rows + capacity})
       .run([&](const TokenResult& r, TokenCoefficients& token_coefficients) {
         const double off = lse[next++] - r.lse;
         sums.lse_error_squared += off * off;

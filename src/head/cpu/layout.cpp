@@ -37,14 +37,14 @@ namespace {
 
 // Padding of per-token arrays after the last token, since kernels read coefficients by full panels:
 // the size of the largest panel.
-constexpr std::int64_t kPanelCapacity = 64;
+constexpr std::int64_t kPanelPadding = 64;
 
 template <typename Take>
 GatheredLayout gathered_layout(const HeadShape& shape, const HeadFeatures& features,
                                const ChunkSizes& sizes, const Take& take) {
   const std::int64_t tokens = sizes.tokens;
   const bool backward = !sizes.forward_only;
-  const auto floats = [&](bool wanted) { return take(wanted ? (tokens + kPanelCapacity) * 4 : 0); };
+  const auto floats = [&](bool wanted) { return take(wanted ? (tokens + kPanelPadding) * 4 : 0); };
   GatheredLayout out;
   out.states = take(shape.tokens * static_cast<std::int64_t>(sizeof(TokenRecord)));
   out.places = take(tokens * features.targets_per_token * 4);
@@ -96,10 +96,10 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
   out.rows = take(shape.tokens * 8);
 
   out.sum = take(tokens * 4);
-  out.exponent = take((tokens + kPanelCapacity) * 4);
-  out.linear = take(backward ? (tokens + kPanelCapacity) * 4 : 0);
-  out.slope = take(backward && features.entropy_gradient ? (tokens + kPanelCapacity) * 4 : 0);
-  out.flat = take(backward && features.label_smoothing ? (tokens + kPanelCapacity) * 4 : 0);
+  out.exponent = take((tokens + kPanelPadding) * 4);
+  out.linear = take(backward ? (tokens + kPanelPadding) * 4 : 0);
+  out.slope = take(backward && features.entropy_gradient ? (tokens + kPanelPadding) * 4 : 0);
+  out.flat = take(backward && features.label_smoothing ? (tokens + kPanelPadding) * 4 : 0);
   out.entropy = take(features.entropy ? tokens * 8 : 0);
   out.weighted = take(features.label_smoothing ? tokens * 8 : 0);
   out.argmax = take(features.argmax ? tokens * 4 : 0);
@@ -139,7 +139,7 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
       out.far.axes = take(shape.dim * shape.dim * narrow);
       out.far.variance = take(tiles * shape.dim * narrow);
     }
-    out.far.log2_total = take((tokens + kPanelCapacity) * 4);
+    out.far.log2_total = take((tokens + kPanelPadding) * 4);
     out.far.bound = take(tokens * 4);
     out.far.norm_squared = take(tokens * 8);
     out.far.keys = take(tokens * 4);

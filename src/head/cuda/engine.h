@@ -131,7 +131,7 @@ class Engine {
                     const ChunkFunction& tokens) const;
   void local_outputs(const ForwardCall& own) const;
   void backward_sharded(const ForwardCall& chunk, const ShardChunk& of);
-  bool reports_rounded() const;
+  bool sends_rounded() const;
   void send_hidden(const ShardChunk& of, std::int64_t tokens) const;
   void finish_hidden();
   Stream comm_stream() const { return call_.shard.comm_stream->stream.get(); }

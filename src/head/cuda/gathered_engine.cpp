@@ -124,7 +124,7 @@ Engine::SliceBlock Engine::joined_block(std::int64_t slice) const {
   for (const GatheredVocab::Of& rank : call_.shard.gathered->ranks)
     *to++ = static_cast<std::int32_t>(rank.first + slice * sizes_.slice);
   auto* const table = at<std::int32_t>(layout_.gathered.vocab_ids);
-  number_vocab(vocab_begins, sizes_.slice, table, all.stream);
+  fill_vocab_ids(vocab_begins, sizes_.slice, table, all.stream);
   return {
       .vocab_count = vocab_begins.ranks * sizes_.slice, .rows = slice_at(slice), .table = table};
 }

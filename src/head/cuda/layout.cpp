@@ -275,7 +275,7 @@ AliasedRanges ranges_of(const DeviceKernel& kernel, const HeadShape& shape, cons
     row.low = running_sum_bytes(1, shape.dim) / 256;
   const std::int64_t first = std::min(sizes.first, shape.tokens);
   return aliases_blocks(shape, sizes)
-             ? selected_ranges(first, shape.vocab, row, sizes.ranges, sizes.vocab_block)
+             ? saved_ranges(first, shape.vocab, row, sizes.ranges, sizes.vocab_block)
              : aliased_ranges(first, shape.vocab, row, sizes.ranges);
 }
 

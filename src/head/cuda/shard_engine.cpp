@@ -295,7 +295,7 @@ void Engine::backward_sharded(const ForwardCall& chunk, const ShardChunk& of) {
 
 // Returns whether ranks exchange rounded sums of d_hidden: one rank computes the complete sum of
 // each token.
-bool Engine::reports_rounded() const {
+bool Engine::sends_rounded() const {
   return !call_.shard.tokens && !sizes_.far && d_hidden_.dtype != DType::f32 &&
          !features_.accumulate;
 }
@@ -312,7 +312,7 @@ void Engine::send_hidden(const ShardChunk& of, std::int64_t tokens) const {
   auto* const received = at<float>(layout_.shard.received);
   calls.all_to_all(slices, received, bytes(numbers, sizeof(float)), comm_stream());
   if (call_.shard.tokens) return;
-  if (!reports_rounded()) {
+  if (!sends_rounded()) {
     add_slices(received, ranks, numbers, slices, comm_stream());
     return calls.all_gather(slices, received, bytes(numbers, sizeof(float)), comm_stream());
   }
@@ -332,7 +332,7 @@ void Engine::finish_hidden() {
   if (of.step == 0) return;
   stream_wait(all.stream, call_.shard.comm_stream->exchanged.get());
   const std::int64_t own = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, of.step);
-  if (own == 0 || reports_rounded()) return;
+  if (own == 0 || sends_rounded()) return;
   const std::int64_t dim = all.shape.dim;
   auto* const received = at<float>(layout_.shard.received);
   if (sizes_.far) {

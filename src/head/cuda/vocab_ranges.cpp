@@ -57,7 +57,7 @@ void append(AliasedRanges& out, std::int64_t tiles, AliasedRanges::Place place,
 }
 
 // Lays out the blocks, possibly in two parts each. `lengths` cover all tiles or more.
-AliasedRanges position_ranges(const Kept& k, Lengths lengths) {
+AliasedRanges lay_out(const Kept& k, Lengths lengths) {
   lengths[0] -= beyond_all(k, lengths);
   if (lengths[0] < 1) return {};
   AliasedRanges out;
@@ -93,11 +93,11 @@ AliasedRanges aliased_ranges(std::int64_t tokens, std::int64_t vocab, const RowB
     const std::int64_t middle = fewer + (last - fewer) / 2;
     (beyond_all(kept, lengths_with(kept, middle)) >= 0 ? last : fewer) = middle;
   }
-  return position_ranges(kept, lengths_with(kept, last));
+  return lay_out(kept, lengths_with(kept, last));
 }
 
-AliasedRanges selected_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row,
-                              int count, std::int64_t last) {
+AliasedRanges saved_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, int count,
+                           std::int64_t last) {
   const std::int64_t last_tiles = last / kTile;
   if (count < 2 || count > kMaxVocabRanges || last_tiles < 1) return {};
   const auto kept = [&](std::int64_t tiles) {
@@ -114,7 +114,7 @@ AliasedRanges selected_ranges(std::int64_t tokens, std::int64_t vocab, const Row
     (fits(middle) ? tiles : more) = middle;
   }
   if (tiles <= last_tiles) return {};
-  return position_ranges(kept(tiles), lengths_with(kept(tiles), last_tiles));
+  return lay_out(kept(tiles), lengths_with(kept(tiles), last_tiles));
 }
 
 AliasedBlock aliased_block(std::int64_t tokens, std::int64_t vocab, const RowBytes& row,

@@ -40,8 +40,8 @@ AliasedRanges aliased_ranges(std::int64_t tokens, std::int64_t vocab, const RowB
                              int count);
 // Returns blocks that save the most entries with `count` blocks, the last of at most `last`
 // entries. Returns none if that is no more than `last`, or takes fewer blocks.
-AliasedRanges selected_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row,
-                              int count, std::int64_t last);
+AliasedRanges saved_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, int count,
+                           std::int64_t last);
 
 // A vocabulary block whose gradients exist at one time.
 struct AliasedBlock {

@@ -367,9 +367,9 @@ bool FarController::judge_miss(double error, const FarStep& step) {
     return false;
   }
   if (++s_.trials < kTrials && s_.report.tau > kLeastTau) {
-    const bool has_selected = s_.report.audits > s_.misses;
+    const bool has_accepted = s_.report.audits > s_.misses;
     const double fall =
-        has_selected && s_.trials == 1 ? kFall : std::clamp(0.5 * options_.error / error, 0.2, 0.6);
+        has_accepted && s_.trials == 1 ? kFall : std::clamp(0.5 * options_.error / error, 0.2, 0.6);
     s_.report.tau = std::max(kLeastTau, s_.report.tau * fall);
     s_.trial_due = true;
     s_.reason = "a trial missed the error; another one with a smaller tau";

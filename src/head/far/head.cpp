@@ -53,15 +53,15 @@ bool agree(FarController& controller, FarPlans& plans, const CrossEntropyOptions
     digest.own("same vocabulary entries", same);
     digest.own("tokens", shape.tokens);
     digest.own("plans", plans.missing(shape, features_of(options, in, out), requests, in.sharding));
-    digest.own("room", plans.has_capacity());
+    digest.own("workspaces", plans.has_capacity());
   });
   bool same = true, capacity = true;
   unsigned missing = 0;
   for (int r = 0; r < in.sharding.vocab_group->size(); ++r) {
-    same = same && agreed.local_of(r, "same vocabulary entries") != 0;
-    capacity = capacity && agreed.local_of(r, "room") != 0;
-    missing |= static_cast<unsigned>(agreed.local_of(r, "plans"));
-    source.tokens_elsewhere = source.tokens_elsewhere || agreed.local_of(r, "tokens") > 0;
+    same = same && agreed.value_of(r, "same vocabulary entries") != 0;
+    capacity = capacity && agreed.value_of(r, "workspaces") != 0;
+    missing |= static_cast<unsigned>(agreed.value_of(r, "plans"));
+    source.tokens_elsewhere = source.tokens_elsewhere || agreed.value_of(r, "tokens") > 0;
   }
   plans.drop(missing);
   controller.set_layout(layout, same);

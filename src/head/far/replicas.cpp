@@ -21,11 +21,11 @@ void add_facts(const FarFacts& common, PlanDigest& digest) {
 }
 
 // Exchanges the values of all ranks with all their bits.
-void rank_number(PlanDigest& digest, const char* name, double value) {
+void add_number(PlanDigest& digest, const char* name, double value) {
   digest.own(name, std::bit_cast<std::int64_t>(value));
 }
 double number_of(const Agreement& agreed, int rank, const char* name) {
-  return std::bit_cast<double>(agreed.local_of(rank, name));
+  return std::bit_cast<double>(agreed.value_of(rank, name));
 }
 
 }  // namespace
@@ -36,10 +36,10 @@ FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFact
     add_facts(common, digest);
     digest.own("fallback", mine.dense_fallback);
     digest.own("audited", mine.audited_tokens);
-    rank_number(digest, "selected", mine.selected);
-    rank_number(digest, "error", mine.audited_error);
-    rank_number(digest, "lse error", mine.audited_lse_error);
-    rank_number(digest, "lse error, most", mine.audited_lse_error_max);
+    add_number(digest, "selected", mine.selected);
+    add_number(digest, "error", mine.audited_error);
+    add_number(digest, "lse error", mine.audited_lse_error);
+    add_number(digest, "lse error, most", mine.audited_lse_error_max);
   });
   FarFieldStatistics out = mine;
   out.dense_fallback = false;
@@ -47,13 +47,13 @@ FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFact
   out.audited_lse_error_max = 0.0;
   double error = 0.0, lse_error = 0.0, selected = 0.0, keepers = 0.0;
   for (int r = 0; r < ranks.size(); ++r) {
-    out.dense_fallback = out.dense_fallback || agreed.local_of(r, "fallback") != 0;
+    out.dense_fallback = out.dense_fallback || agreed.value_of(r, "fallback") != 0;
     const double of_rank = number_of(agreed, r, "selected");
-    if (of_rank < 1.0 || agreed.local_of(r, "fallback") != 0) {  // or the rank has no pairs
+    if (of_rank < 1.0 || agreed.value_of(r, "fallback") != 0) {  // or the rank has no pairs
       selected += of_rank;
       keepers += 1.0;
     }
-    const std::int64_t tokens = agreed.local_of(r, "audited");
+    const std::int64_t tokens = agreed.value_of(r, "audited");
     if (tokens == 0 || number_of(agreed, r, "error") == 0.0) continue;
     out.audited_tokens += tokens;
     const auto count = static_cast<double>(tokens);
@@ -78,10 +78,10 @@ ReplicasOrder order_of_replicas(Communicator& ranks, const FarFacts& common, boo
     digest.own("far", far);
   });
   int maker = 0;
-  while (maker < ranks.size() && agreed.local_of(maker, "tokens") == 0) ++maker;
+  while (maker < ranks.size() && agreed.value_of(maker, "tokens") == 0) ++maker;
   if (maker == ranks.size()) return {};
   for (int r = maker; r < ranks.size(); ++r)
-    if (agreed.local_of(r, "tokens") != 0 && agreed.local_of(r, "far") == 0)
+    if (agreed.value_of(r, "tokens") != 0 && agreed.value_of(r, "far") == 0)
       return {.tokens = true};
   std::vector<std::byte> made;
   const Agreement sizes = agree(ranks, [&](PlanDigest& digest) {
@@ -93,7 +93,7 @@ ReplicasOrder order_of_replicas(Communicator& ranks, const FarFacts& common, boo
     }
     digest.own("bytes", static_cast<std::int64_t>(made.size()));
   });
-  const auto bytes = static_cast<std::size_t>(sizes.local_of(maker, "bytes"));
+  const auto bytes = static_cast<std::size_t>(sizes.value_of(maker, "bytes"));
   made.resize(bytes);
   std::vector<std::byte> all(std::min(bytes, kSlice) * static_cast<std::size_t>(ranks.size()));
   for (std::size_t first = 0; first < bytes; first += kSlice) {

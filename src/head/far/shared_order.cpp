@@ -29,9 +29,9 @@ OrderSample device_sample(const Context& context, const OrderSource& source, std
   });
   const int ranks = sharding.vocab_group->size();
   std::int64_t tokens = 0;
-  for (int r = 0; r < ranks; ++r) tokens += agreed.local_of(r, "tokens");
+  for (int r = 0; r < ranks; ++r) tokens += agreed.value_of(r, "tokens");
   const std::int64_t step = std::max<std::int64_t>(ceil_div(tokens, rows), 1);
-  const auto count_of = [&](int r) { return ceil_div(agreed.local_of(r, "tokens"), step); };
+  const auto count_of = [&](int r) { return ceil_div(agreed.value_of(r, "tokens"), step); };
   std::int64_t most = 0, count = 0;
   for (int r = 0; r < ranks; ++r) {
     most = std::max(most, count_of(r));
@@ -97,7 +97,7 @@ std::int64_t sampled_tokens(const Sharding& sharding, std::int64_t mine) {
   const Agreement agreed =
       agree(*sharding.vocab_group, [&](PlanDigest& digest) { digest.own("tokens", mine); });
   std::int64_t tokens = 0;
-  for (int r = 0; r < sharding.vocab_group->size(); ++r) tokens += agreed.local_of(r, "tokens");
+  for (int r = 0; r < sharding.vocab_group->size(); ++r) tokens += agreed.value_of(r, "tokens");
   return tokens;
 }
 
@@ -123,14 +123,14 @@ OrderSample sample_of_ranks(const Context& context, const OrderSource& source, s
   std::int64_t all = 0, before = 0;
   for (int r = 0; r < ranks; ++r) {
     if (r == sharding.vocab_group->rank()) before = all;
-    all += agreed.local_of(r, "tokens");
+    all += agreed.value_of(r, "tokens");
   }
   const std::int64_t count = std::min(rows, all);
   // Row i of the sample is token i * all / count of all ranks' tokens, concatenated by rank.
   const auto first_of = [&](std::int64_t token) { return ceil_div(token * count, all); };
   std::int64_t most = 0, of_ranks = 0;
   for (int r = 0; r < ranks; ++r) {
-    const std::int64_t end = of_ranks + agreed.local_of(r, "tokens");
+    const std::int64_t end = of_ranks + agreed.value_of(r, "tokens");
     most = std::max(most, first_of(end) - first_of(of_ranks));
     of_ranks = end;
   }
@@ -159,7 +159,7 @@ OrderSample sample_of_ranks(const Context& context, const OrderSource& source, s
   to = out.hidden_copy.as<std::byte>();
   of_ranks = 0;
   for (int r = 0; r < ranks; ++r) {
-    const std::int64_t end = of_ranks + agreed.local_of(r, "tokens");
+    const std::int64_t end = of_ranks + agreed.value_of(r, "tokens");
     const std::size_t bytes =
         static_cast<std::size_t>(first_of(end) - first_of(of_ranks)) * row_bytes;
     std::memcpy(to, gathered.as<std::byte>() + static_cast<std::size_t>(r) * block, bytes);

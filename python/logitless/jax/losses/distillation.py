@@ -153,8 +153,8 @@ def explain_divergence(
     the memory beyond inputs and results before and after. Nothing runs, and ``jax.ShapeDtypeStruct`` are accepted for
     arrays."""
 
-    def total(states, vocab_ids, *others):
-        return jnp.sum(jsd_loss(states, vocab_ids, *others, beta=beta, **options))
+    def total(states, weight, *others):
+        return jnp.sum(jsd_loss(states, weight, *others, beta=beta, **options))
 
     jax.eval_shape(
         jax.value_and_grad(total, (0, 1)), hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias

@@ -43,10 +43,10 @@ void FarGemms(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
   const MatrixRows centroids{chunk.points.centroid, FarDtype<Engine>(), chunk.shape.dim, 1,
                              nullptr};
   const std::int64_t groups = ceil_div(layout.tiles, kVocabTile);
-  const std::int64_t block_groups_of = chunk.sizes.block_vocab / kVocabTile;
+  const std::int64_t block_groups = chunk.sizes.block_vocab / kVocabTile;
   std::memset(memory.tile_sum(), 0, static_cast<std::size_t>(groups * kVocabTile) * sizeof(float));
-  for (std::int64_t first = 0; first < groups; first += block_groups_of) {
-    const std::int64_t count = std::min(block_groups_of, groups - first);
+  for (std::int64_t first = 0; first < groups; first += block_groups) {
+    const std::int64_t count = std::min(block_groups, groups - first);
     parallel_for(chunk.threads, count, [&](std::int64_t group, int thread) {
       [[maybe_unused]] const typename Engine::Session session;
       const std::int64_t tile = (first + group) * kVocabTile;

@@ -46,16 +46,16 @@ struct EngineBf16 {
 
   static void PackTokens(const MatrixRows& x, std::int64_t first, std::int64_t tokens,
                          std::int64_t dim, std::int64_t dim_k, Element* HWY_RESTRICT panel) {
-    alignas(64) std::uint32_t vocab_count[32 * 16];  // [token][pair of k]
+    alignas(64) std::uint32_t words[32 * 16];  // [token][pair of k]
     for (std::int64_t k = 0; k < dim_k; k += 32) {
       const std::int64_t n = std::min<std::int64_t>(32, dim - k);
-      std::memset(vocab_count, 0, sizeof(vocab_count));
+      std::memset(words, 0, sizeof(words));
       for (std::int64_t t = 0; t < tokens; ++t) {
-        LoadRowBits(x, first + t, k, n, reinterpret_cast<std::uint16_t*>(vocab_count + t * 16));
+        LoadRowBits(x, first + t, k, n, reinterpret_cast<std::uint16_t*>(words + t * 16));
       }
       auto* to = reinterpret_cast<std::uint32_t*>(panel + k / 32 * kStep);
-      TransposeWords(vocab_count, 16, to, 16);
-      TransposeWords(vocab_count + 16 * 16, 16, to + kTile / 2, 16);
+      TransposeWords(words, 16, to, 16);
+      TransposeWords(words + 16 * 16, 16, to + kTile / 2, 16);
     }
   }
 
@@ -157,19 +157,19 @@ struct EngineBf16 {
         Bf16::Store(hn::Load(d, g + i), at + i);
     }
     if (to.vocab_block == nullptr) return;
-    alignas(64) std::uint32_t vocab_count[16 * 32];  // [pair of vocabulary entries][token]
+    alignas(64) std::uint32_t words[16 * 32];  // [pair of vocabulary entries][token]
     for (std::int64_t k = 0; k < kVocabTile; k += 32) {
       for (std::int64_t i = 0; i < 16; ++i) {
         const float* even = g + (k + 2 * i) * kPanel;
         for (std::int64_t t = 0; t < kPanel; t += lanes) {
           hn::Store(Bf16::Pair(hn::Load(d, even + t), hn::Load(d, even + kPanel + t)), du,
-                    vocab_count + i * 32 + t);
+                    words + i * 32 + t);
         }
       }
       Element* at =
           to.vocab_block + (panel * to.block_steps + (block_tile * kVocabTile + k) / 32) * kStep;
-      TransposeWords(vocab_count, 32, reinterpret_cast<std::uint32_t*>(at), 16);
-      TransposeWords(vocab_count + 16, 32, reinterpret_cast<std::uint32_t*>(at + kTile), 16);
+      TransposeWords(words, 32, reinterpret_cast<std::uint32_t*>(at), 16);
+      TransposeWords(words + 16, 32, reinterpret_cast<std::uint32_t*>(at + kTile), 16);
     }
   }
 

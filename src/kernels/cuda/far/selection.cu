@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kThreads) arrange_bits(const SelectArguments a
   __syncthreads();
   for (int place = static_cast<int>(threadIdx.x); place < a.group_bits * 32; place += kThreads) {
     const bool selected = place < a.groups && has_bit(bits, a.order[place]);
-    const std::uint32_t vocab_id = __ballot_sync(~0u, selected);
-    if (place % 32 == 0) own[place / 32] = vocab_id;
+    const std::uint32_t ballot = __ballot_sync(~0u, selected);
+    if (place % 32 == 0) own[place / 32] = ballot;
   }
 }
 
@@ -119,7 +119,7 @@ __device__ std::int64_t list_sum(std::int64_t mine) {
 // the sample, and writes the list.
 __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArguments a) {
   const int words = a.group_bits;
-  const int block_vocab = a.block_bits;
+  const int block_words = a.block_bits;
   std::int64_t mine = 0;
   for (int i = threadIdx.x; i < a.blocks * words; i += kListThreads)
     mine += __popc(a.block_groups[i]);
@@ -153,12 +153,12 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
   for (int group = begin; group < end; ++group) {
     const auto sampled = static_cast<int>(a.sample.first_of(a.order[group]));
     const auto every = static_cast<int>(a.sample.every);
-    for (int w = 0; w < block_vocab; ++w) {
+    for (int w = 0; w < block_words; ++w) {
       std::uint32_t bits = 0;
       for (int b = w * 32; b < min(a.blocks, w * 32 + 32); ++b)
         if (keeps(a, b, group) || (sampled >= 0 && a.active[b] != 0 && b % every == sampled))
           bits |= 1u << (b % 32);
-      a.group_blocks[group * block_vocab + w] = bits;
+      a.group_blocks[group * block_words + w] = bits;
       count += __popc(bits);
     }
   }
@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
   int at = until - count;
   for (int group = begin; group < end; ++group) {
     a.list_begin[group] = at;
-    for (int w = 0; w < block_vocab; ++w) {
-      for (std::uint32_t bits = a.group_blocks[group * block_vocab + w]; bits != 0;
+    for (int w = 0; w < block_words; ++w) {
+      for (std::uint32_t bits = a.group_blocks[group * block_words + w]; bits != 0;
            bits &= bits - 1) {
         const int block = w * 32 + __ffs(static_cast<int>(bits)) - 1;
         a.list[at++] = far_entry(group, !keeps(a, block, group), block);

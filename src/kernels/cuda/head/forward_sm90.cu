@@ -242,7 +242,7 @@ void hopper_begin_forward(const ForwardCall& c) {
   require_cuda(cudaGetLastError(), "reference exponents");
 }
 
-void hopper_forward_saved(const ForwardCall& c) {
+void hopper_forward_selected(const ForwardCall& c) {
   if (c.shape.tokens == 0) return;
   const Forward f(c);
   ForwardArguments tiles = f.tiles();

@@ -14,7 +14,7 @@ void hopper_target_logits(const ForwardCall& call, float* logits);
 void hopper_begin_forward(const ForwardCall& call);
 float* hopper_local_target_logits(const ForwardCall& call);
 void hopper_forward_tiles(const ForwardCall& call);
-void hopper_forward_saved(const ForwardCall& call);
+void hopper_forward_selected(const ForwardCall& call);
 // gradient_sm90.cu
 void hopper_gradient_block(const BlockCall& call);
 void hopper_gradient_gemms(const GradientGemmsCall& call);
@@ -71,7 +71,7 @@ constexpr FarForward kHopperFar = {.rates = kHopperFarRates,
                                    .begin = kLaunch<hopper_begin_forward>,
                                    .target_logits = kLaunch<hopper_local_target_logits>,
                                    .all_tiles = kLaunch<hopper_forward_tiles>,
-                                   .selected_tiles = kLaunch<hopper_forward_saved>};
+                                   .selected_tiles = kLaunch<hopper_forward_selected>};
 
 constexpr DeviceKernel kKernels[] = {
     {.name = "hopper",

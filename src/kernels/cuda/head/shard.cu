@@ -30,13 +30,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    vocab_of_table(const float* values, const std::int32_t* table, std::int64_t rows,
-                   float* values_of_rows) {
+    values_of_table(const float* values, const std::int32_t* table, std::int64_t rows,
+                    float* values_of_rows) {
   if (const std::int64_t row = place(); row < rows) values_of_rows[row] = values[table[row]];
 }
 
 __global__ void __launch_bounds__(kThreads)
-    vocab_together(const VocabBegins vocab_begins, std::int64_t each, std::int32_t* table) {
+    vocab_ids_of_ranks(const VocabBegins vocab_begins, std::int64_t each, std::int32_t* table) {
   const std::int64_t row = place();
   if (row >= vocab_begins.ranks * each) return;
   table[row] = vocab_begins.of[row / each] + static_cast<std::int32_t>(row % each);
@@ -171,16 +171,16 @@ void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits
 void take_vocab(const float* values, const std::int32_t* table, std::int64_t rows,
                 float* values_of_rows, Stream stream) {
   if (rows == 0) return;
-  vocab_of_table<<<blocks_of(rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+  values_of_table<<<blocks_of(rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
       values, table, rows, values_of_rows);
   require_cuda(cudaGetLastError(), "values of a table's vocabulary entries");
 }
 
-void number_vocab(const VocabBegins& vocab_begins, std::int64_t each, std::int32_t* table,
-                  Stream stream) {
+void fill_vocab_ids(const VocabBegins& vocab_begins, std::int64_t each, std::int32_t* table,
+                    Stream stream) {
   if (vocab_begins.ranks == 0 || each == 0) return;
-  vocab_together<<<blocks_of(vocab_begins.ranks * each), kThreads, 0,
-                   static_cast<cudaStream_t>(stream)>>>(vocab_begins, each, table);
+  vocab_ids_of_ranks<<<blocks_of(vocab_begins.ranks * each), kThreads, 0,
+                       static_cast<cudaStream_t>(stream)>>>(vocab_begins, each, table);
   require_cuda(cudaGetLastError(), "vocabulary entries of a slice");
 }
 

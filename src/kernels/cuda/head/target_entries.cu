@@ -55,16 +55,16 @@ constexpr std::int32_t kOneBlock = 1024;
 template <typename VocabIdOf>
 __device__ __forceinline__ void order_in_block(const VocabIdOf& vocab_id_of,
                                                const TargetOrder& order, std::int32_t count) {
-  __shared__ std::int32_t vocab_count[kOneBlock];
+  __shared__ std::int32_t vocab_ids[kOneBlock];
   const auto slot = static_cast<std::int32_t>(threadIdx.x);
   const std::int32_t vocab_id = slot < count ? vocab_id_of(slot) : kNoVocabId;
-  vocab_count[slot] = vocab_id;
+  vocab_ids[slot] = vocab_id;
   __syncthreads();
   if (slot >= count) return;
   std::int32_t place = 0;
 #pragma unroll 8
   for (std::int32_t i = 0; i < count; ++i)
-    place += vocab_count[i] < vocab_id || (vocab_count[i] == vocab_id && i < slot) ? 1 : 0;
+    place += vocab_ids[i] < vocab_id || (vocab_ids[i] == vocab_id && i < slot) ? 1 : 0;
   order.vocab_ids[slot] = vocab_id;
   order.places[slot] = place;
   order.slots[place] = slot;

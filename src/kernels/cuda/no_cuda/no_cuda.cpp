@@ -113,7 +113,7 @@ void absorb_records(const ForwardCall&, const float*, bool, TokenRecord*, float*
 void forward_nothing(const ForwardCall&) { refuse(); }
 void copy_local_tokens(const ForwardCall&, const LocalTokens&) { refuse(); }
 void take_vocab(const float*, const std::int32_t*, std::int64_t, float*, Stream) { refuse(); }
-void number_vocab(const VocabBegins&, std::int64_t, std::int32_t*, Stream) { refuse(); }
+void fill_vocab_ids(const VocabBegins&, std::int64_t, std::int32_t*, Stream) { refuse(); }
 void round_slices(const float*, int, std::int64_t, std::int64_t, std::int64_t,
                   const GradientOutput&, Stream) {
   refuse();

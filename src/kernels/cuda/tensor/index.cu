@@ -37,8 +37,7 @@ __device__ std::int64_t offset_of(const StridedSpace& space, const Strides& stri
 
 // A warp for each row; copies elements of type `Word`.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads)
-    take_kernel(const TakeCall c, std::int64_t vocab_count) {
+__global__ void __launch_bounds__(kThreads) take_kernel(const TakeCall c, std::int64_t words) {
   const auto* const table = static_cast<const Word*>(c.table);
   auto* const out = static_cast<Word*>(c.out);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -47,8 +46,8 @@ __global__ void __launch_bounds__(kThreads)
        i += warps) {
     const std::int64_t row = index_at(c.index, c.index_dtype, i);
     const bool inside = row >= 0 && row < c.rows;
-    for (std::int64_t k = lane; k < vocab_count; k += 32)
-      out[i * vocab_count + k] = inside ? table[row * vocab_count + k] : Word{};
+    for (std::int64_t k = lane; k < words; k += 32)
+      out[i * words + k] = inside ? table[row * words + k] : Word{};
   }
 }
 

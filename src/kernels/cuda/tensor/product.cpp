@@ -243,10 +243,10 @@ int Product::State::best_of(std::span<const lt::Found> found) const {
 
 void Product::State::run(const GemmCall& call) const {
   static constexpr float kOne = 1.0f, kZero = 0.0f;
-  static constexpr double kExactSumOne = 1.0, kExactSumZero = 0.0;
+  static constexpr double kDoubleOne = 1.0, kDoubleZero = 0.0;
   const bool wide = shape.a.dtype == DType::f64;
-  const void* const alpha = wide ? static_cast<const void*>(&kExactSumOne) : &kOne;
-  const void* const zero = wide ? static_cast<const void*>(&kExactSumZero) : &kZero;
+  const void* const alpha = wide ? static_cast<const void*>(&kDoubleOne) : &kOne;
+  const void* const zero = wide ? static_cast<const void*>(&kDoubleZero) : &kZero;
   std::unique_lock<std::mutex> lock(held, std::defer_lock);
   if (fused && (shape.epilogue.bias || shape.epilogue.has_aux())) {
     lock.lock();

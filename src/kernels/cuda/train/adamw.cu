@@ -117,13 +117,13 @@ __global__ void judge_all(const AdamWTotals* of_all, int ranks, double clip, Ada
 }
 
 struct Numbers {
-  float beta1, beta2, keep1, keep2, epsilon, scale, move, inverse2, kept;
+  float beta1, beta2, keep1, keep2, epsilon, scale, move, inverse2, decay_factor;
 };
 __device__ void update(const Numbers& n, float gradient, float& m, float& v, float& value) {
   const float g = gradient * n.scale;
   m = n.beta1 * m + n.keep1 * g;
   v = n.beta2 * v + n.keep2 * (g * g);
-  value = n.kept * value - n.move * m / (sqrtf(v * n.inverse2) + n.epsilon);
+  value = n.decay_factor * value - n.move * m / (sqrtf(v * n.inverse2) + n.epsilon);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
   n.scale = state->gradient_scale;
   n.move = rates->move;
   n.inverse2 = rates->inverse2;
-  n.kept = p.tensor.decay ? rates->kept : 1.0f;
+  n.decay_factor = p.tensor.decay ? rates->decay_factor : 1.0f;
   const float4* gradients = fours(static_cast<const float*>(p.tensor.gradient), p.begin);
   float4* const ms = fours(p.tensor.m, p.begin);
   float4* const vs = fours(p.tensor.v, p.begin);
