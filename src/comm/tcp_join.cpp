@@ -44,7 +44,7 @@ class Joining {
         notice_at_(Clock::now() + how.waiting_after),
         pause_(std::max(how.waiting_after, milliseconds(1))),
         ranks_(static_cast<std::size_t>(how.size)),
-        places_(ranks_.size()),
+        endpoints_(ranks_.size()),
         processes_(ranks_.size()) {}
 
   std::vector<TcpLink> join() {
@@ -52,11 +52,11 @@ class Joining {
       TcpCallers callers(rank_ == 0 ? how_.port : 0);
       if (rank_ > 0) {
         connect(0, how_.host, how_.port, callers.port());
-        receive_places();
-        for (int r = 1; r < rank_; ++r) connect(r, address_of(r), place(r).port, 0);
+        receive_endpoints();
+        for (int r = 1; r < rank_; ++r) connect(r, address_of(r), endpoint(r).port, 0);
       }
-      take_those_after(callers);
-      if (rank_ == 0) send_places();
+      accept_later_ranks(callers);
+      if (rank_ == 0) send_endpoints();
     } catch (const std::exception& error) {
       send_error_to_others(error);
       throw;
@@ -68,11 +68,11 @@ class Joining {
   int size() const { return how_.size; }
   TcpLink& link(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   Socket& control(int rank) { return link(rank).control; }
-  TcpPlace& place(int rank) { return places_[static_cast<std::size_t>(rank)]; }
+  TcpEndpoint& endpoint(int rank) { return endpoints_[static_cast<std::size_t>(rank)]; }
 
   // Replaces a loopback address that rank 0 sees for ranks of its host by rank 0's own address.
   std::string address_of(int rank) {
-    const std::string address = place(rank).address.data();
+    const std::string address = endpoint(rank).address.data();
     return is_of_this_host(address) ? control(0).address() : address;
   }
 
@@ -102,7 +102,7 @@ class Joining {
     if (!socket.send_all(&hello, sizeof(hello), deadline_)) throw_received_error(to);
   }
 
-  void take_those_after(TcpCallers& callers) {
+  void accept_later_ranks(TcpCallers& callers) {
     int missing = 2 * (size() - 1 - rank_);
     while (missing > 0) {
       if (Clock::now() >= deadline_)
@@ -113,7 +113,7 @@ class Joining {
       });
       for (TcpCallers::Caller& caller : callers.greetings())
         missing -= take(callers, std::move(caller)) ? 1 : 0;
-      look_at_those_here();
+      check_connected_ranks();
     }
   }
 
@@ -150,8 +150,8 @@ class Joining {
       return true;
     }
     processes_[r] = hello.process;
-    caller.socket.address().copy(place(rank).address.data(), sizeof(TcpPlace::address) - 1);
-    place(rank).port = hello.port;
+    caller.socket.address().copy(endpoint(rank).address.data(), sizeof(TcpEndpoint::address) - 1);
+    endpoint(rank).port = hello.port;
     control(rank) = std::move(caller.socket);
     return true;
   }
@@ -188,7 +188,7 @@ class Joining {
   }
 
   // Checks whether a connected rank has left or failed.
-  void look_at_those_here() {
+  void check_connected_ranks() {
     for (int r = 0; r < size(); ++r) {
       TcpHeader header;
       bool closed = false;
@@ -199,7 +199,7 @@ class Joining {
     }
   }
 
-  void receive_places() {
+  void receive_endpoints() {
     TcpHeader header;
     // Waits a little longer than rank 0, whose deadline is the same and which reports the missing
     // ranks.
@@ -216,24 +216,24 @@ class Joining {
           concat("rank ", rank_, ": rank 0 still waits for others after ", how_.limit_text));
     }
     if (is_failure(header)) throw_failure(0, header);
-    const std::size_t bytes = places_.size() * sizeof(TcpPlace);
-    if (header.magic != kTcpMagic || header.kind != TcpKind::places || header.bytes != bytes)
+    const std::size_t bytes = endpoints_.size() * sizeof(TcpEndpoint);
+    if (header.magic != kTcpMagic || header.kind != TcpKind::endpoints || header.bytes != bytes)
       throw DeviceError(not_ours());
-    if (!control(0).receive_all(places_.data(), bytes, deadline_)) fail_of(0);
+    if (!control(0).receive_all(endpoints_.data(), bytes, deadline_)) fail_of(0);
     for (int r = 1; r < rank_; ++r) {
-      place(r).address.back() = '\0';
-      if (place(r).port < 1 || place(r).port > 65535)
+      endpoint(r).address.back() = '\0';
+      if (endpoint(r).port < 1 || endpoint(r).port > 65535)
         throw DeviceError(
-            concat("rank ", r, " of ", size(), " listens at no port: ", place(r).port));
+            concat("rank ", r, " of ", size(), " listens at no port: ", endpoint(r).port));
     }
   }
-  void send_places() {
+  void send_endpoints() {
     TcpHeader header;
-    header.kind = TcpKind::places;
-    header.bytes = places_.size() * sizeof(TcpPlace);
+    header.kind = TcpKind::endpoints;
+    header.bytes = endpoints_.size() * sizeof(TcpEndpoint);
     for (int r = 1; r < size(); ++r) {
       if (!control(r).send_all(&header, sizeof(header), deadline_) ||
-          !control(r).send_all(places_.data(), header.bytes, deadline_))
+          !control(r).send_all(endpoints_.data(), header.bytes, deadline_))
         fail_of(r);
     }
   }
@@ -294,7 +294,7 @@ class Joining {
   Clock::time_point notice_at_;
   milliseconds pause_;
   std::vector<TcpLink> ranks_;
-  std::vector<TcpPlace> places_;
+  std::vector<TcpEndpoint> endpoints_;
   std::vector<std::uint64_t> processes_;  // pair the connections of one process
   Socket refused_;
 };

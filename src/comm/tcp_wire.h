@@ -18,9 +18,9 @@ inline constexpr std::size_t kMostTcpReason = 4096;  // bytes of a failure's tex
 enum class TcpKind : std::uint32_t {
   all_gather = 1,
   all_to_all = 2,
-  places = 3,   // from rank 0 when all have come: a TcpPlace for each rank
-  failure = 4,  // error text of a DeviceError
-  invalid = 5,  // error text of an InvalidArgument
+  endpoints = 3,  // from rank 0 when all have come: a TcpEndpoint for each rank
+  failure = 4,    // error text of a DeviceError
+  invalid = 5,    // error text of an InvalidArgument
 };
 
 // Precedes every message except TcpHello. Addresses and failures use the control connection.
@@ -46,7 +46,7 @@ struct TcpHello {
   std::array<char, kMostTcpJob + 1> job = {};
 };
 
-struct TcpPlace {
+struct TcpEndpoint {
   std::array<char, 64> address = {};  // numeric, as rank 0 sees it
   std::int32_t port = 0, reserved = 0;
 };

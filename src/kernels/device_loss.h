@@ -13,7 +13,7 @@ struct DeviceStatistics {
   // With sequence-parallel tokens: the first rank that has a bad target, or -1, and its index
   // there.
   std::int64_t bad_rank;
-  std::uint64_t bad_target_there;
+  std::uint64_t bad_target_of_rank;
   std::int64_t valid_tokens;
   std::int64_t correct;  // -1 without argmax
   double normalizer;

@@ -39,7 +39,7 @@ struct TokenRecord {
 // The logit of a target on one rank.
 struct ShardTarget {
   float logit = 0.0f;
-  std::int32_t here = 0;  // 1 only on the rank of its shard
+  std::int32_t is_local = 0;  // 1 only on the rank of its shard
 };
 
 // Merges two parts of the vocabulary, on any number of ranks; `sum` only shows whether there is

@@ -306,7 +306,7 @@ TEST(TcpJoin, WhatListensMayBeNoRank) {
   };
   const std::string no_rank = "make_tcp: rank 1: who listens there is not rank 0 of this group";
   EXPECT_EQ(result("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"), no_rank);
-  EXPECT_EQ(result(failure_bytes(TcpKind::places, "none")), no_rank);
+  EXPECT_EQ(result(failure_bytes(TcpKind::endpoints, "none")), no_rank);
   EXPECT_EQ(result(""), "make_tcp: rank 1: rank 0 still waits for others after 500 ms");
   EXPECT_EQ(result(failure_bytes(TcpKind::failure, "\x1b[2Jno\n")), "make_tcp: \\x1b[2Jno\\n");
 }

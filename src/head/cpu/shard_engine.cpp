@@ -125,8 +125,8 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
     record.wide = chunk.wide != nullptr ? chunk.wide[t] : ExactSum();
     record.state = state_of(chunk, t, vocab_);
     for (std::int64_t slot = t * per_token; slot < (t + 1) * per_token; ++slot) {
-      const bool here = chunk.targets.vocab_ids[slot] >= 0;
-      target_of(rank, slot) = {here ? chunk.target_logit[slot] : 0.0f, here ? 1 : 0};
+      const bool is_local = chunk.targets.vocab_ids[slot] >= 0;
+      target_of(rank, slot) = {is_local ? chunk.target_logit[slot] : 0.0f, is_local ? 1 : 0};
     }
   }
   call_.shard.calls->all_gather(all + bytes(rank, of_rank), all, of_rank);
@@ -146,7 +146,7 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
     for (std::int64_t slot = t * per_token; slot < (t + 1) * per_token; ++slot) {
       for (int r = 0; r < ranks; ++r) {
         const ShardTarget& target = target_of(r, slot);
-        if (target.here != 0) chunk.target_logit[slot] = target.logit;
+        if (target.is_local != 0) chunk.target_logit[slot] = target.logit;
       }
     }
   });

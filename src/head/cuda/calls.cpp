@@ -162,7 +162,7 @@ LossStatistics device_statistics(const Context& context, const LossPlan& plan,
             shape.global_vocab > 0 ? shape.global_vocab : shape.vocab, ") and not ignore_index");
   };
   if (plan.features.tokens_sharded && found.bad_rank >= 0)
-    require_vocab(found.bad_target_there, concat("rank ", found.bad_rank, ": "));
+    require_vocab(found.bad_target_of_rank, concat("rank ", found.bad_rank, ": "));
   require_vocab(found.bad_target, "");
   LossStatistics stats;
   stats.valid_tokens = found.valid_tokens;

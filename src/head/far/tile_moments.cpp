@@ -72,13 +72,13 @@ class TileMoments {
   }
 
   VocabOrder measure() {
-    measure_here();
+    measure_local();
     find_caution();
     return order_.with_moments(dim_, axes_, variance_, caution_);
   }
   // Measures collectively on all ranks of the vocabulary.
   VocabOrder measure_shared() {
-    together(sharding_, [&] { tiles_ > 0 ? measure_here() : no_tiles(); });
+    together(sharding_, [&] { tiles_ > 0 ? measure_local() : no_tiles(); });
     sum_log2(sharding_, exact_total_.data(), rows_);
     sum_log2(sharding_, estimated_total_.data(), rows_);
     VocabOrder out = order_;
@@ -97,7 +97,7 @@ class TileMoments {
   };
 
   // Computes the moments of the local tiles, and the masses of the rows of hidden in them.
-  void measure_here() {
+  void measure_local() {
     log2_base_.resize(static_cast<std::size_t>(tiles_));
     means_.resize(static_cast<std::size_t>(tiles_ * dim_));
     find_axes();

@@ -395,7 +395,7 @@ def _written(w, x, part, axes, begins):
 
 def _written_at(w, x, part, starts, begins) -> Value:
     """Writes a part of size 1 along every dimension whose start is computed, by a select on the dimensions' indices."""
-    here, axes = None, list(range(x.rank))
+    inside, axes = None, list(range(x.rank))
     for axis, (start, begin, size) in enumerate(zip(starts, begins, part.shape)):
         if size == x.shape[axis]:
             continue
@@ -411,8 +411,8 @@ def _written_at(w, x, part, starts, begins) -> Value:
         index = w.iota([x.shape[axis]], 0, start.dtype)
         for name, bound in tests:
             hit = w.broadcast_dims(w.map(name, [index, bound], BOOL), x.shape, [axis])
-            here = hit if here is None else w.map("logical_and", [here, hit], BOOL)
+            inside = hit if inside is None else w.map("logical_and", [inside, hit], BOOL)
     ones = [d for d in axes if part.shape[d] != x.shape[d]]
     small = w.reshape(part, [s for d, s in enumerate(part.shape) if d not in ones])
     whole = w.broadcast_dims(small, x.shape, [d for d in axes if d not in ones])
-    return w.map("select", [here, whole, x], x.dtype)
+    return w.map("select", [inside, whole, x], x.dtype)

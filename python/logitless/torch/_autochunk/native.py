@@ -77,7 +77,7 @@ class Runner:
             torch.cuda.synchronize(self.device)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given = [_contiguous(self._here(i, t)) for i, t in enumerate(tensors)]
+        given = [_contiguous(self._on_device(i, t)) for i, t in enumerate(tensors)]
         if self.checks is not None:
             self.checks.raise_for([t.item() for t in self.check.run([given[place] for place in self.checks.reads])])
         made = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.results]
@@ -91,7 +91,7 @@ class Runner:
         on_device(self.device, self.prepared.enqueue, *pointers, current_stream(self.device))
         return made
 
-    def _here(self, i: int, t: torch.Tensor) -> torch.Tensor:
+    def _on_device(self, i: int, t: torch.Tensor) -> torch.Tensor:
         """Returns input i on the program's device. As in PyTorch, a CPU scalar may accompany GPU tensors."""
         if t.dim() == 0 and t.device.type == "cpu":
             t = t.to(self.device)

@@ -206,7 +206,7 @@ __global__ void add_ranks(const LossCall c, bool single, const RankLoss* ranks, 
     all = plus(all, Sums{of.loss, of.lse, of.log_prob, of.valid, of.correct});
     if (of.bad_target == kNoBadTarget || c.statistics->bad_rank >= 0) continue;
     c.statistics->bad_rank = r;
-    c.statistics->bad_target_there = of.bad_target;
+    c.statistics->bad_target_of_rank = of.bad_target;
   }
   write_loss(c, single, all);
 }

@@ -140,22 +140,22 @@ __global__ void __launch_bounds__(kThreads) write_nothing(const ForwardCall c) {
 __global__ void __launch_bounds__(kThreads)
     copy_rows(const ForwardCall all, const LocalTokens own) {
   const std::int64_t row = blockIdx.x;
-  const bool here = row < own.count;
+  const bool is_local = row < own.count;
   const std::int64_t at = own.first + row;
-  const std::int64_t token = here && own.rows != nullptr ? own.rows[at] : at;
+  const std::int64_t token = is_local && own.rows != nullptr ? own.rows[at] : at;
   const std::int64_t dim = all.shape.dim;
   const auto* const from =
       static_cast<const std::uint16_t*>(all.hidden) + token * all.hidden_stride;
   auto* const to = static_cast<std::uint16_t*>(own.hidden) + row * dim;
   for (std::int64_t k = threadIdx.x * 8; k < dim; k += kThreads * 8) {  // dim is a multiple of 8
     *reinterpret_cast<uint4*>(to + k) =
-        here ? *reinterpret_cast<const uint4*>(from + k) : uint4{0, 0, 0, 0};
+        is_local ? *reinterpret_cast<const uint4*>(from + k) : uint4{0, 0, 0, 0};
   }
   const int per_token = all.shape.targets_per_token;
   for (int k = threadIdx.x; k < per_token; k += kThreads) {
     const std::int64_t slot = row * per_token + k;
     const std::int64_t position = token * per_token + k;
-    const std::int64_t vocab_id = here ? target_of(all, position) : all.ignore_index;
+    const std::int64_t vocab_id = is_local ? target_of(all, position) : all.ignore_index;
     if (is_bad(all, vocab_id))
       note_bad(all.bad_target, place_of(all, position) + (all.sequence > 0 ? 1 : 0));
     own.targets[slot] = vocab_id;

@@ -87,21 +87,21 @@ class TargetRows {
   __device__ __forceinline__ void add_to(float (&z)[128], const GradientArguments& a,
                                          unsigned char* memory, int tile_column) const {
     if (__all_sync(kAll, count_ == 0)) return;
-    const int here = summed_apart(count_) ? 0 : count_;
-    int slot = here;  // slots of the warp: prefix sums over its results
+    const int found = summed_apart(count_) ? 0 : count_;
+    int slot = found;  // slots of the warp: prefix sums over its results
 #pragma unroll
     for (int by = 1; by < kResults; by *= 2) {
       const int before = __shfl_up_sync(kAll, slot, by);
       if (lane() >= by) slot += before;
     }
     const int slots = __shfl_sync(kAll, slot, kResults - 1);
-    slot -= here;           // the lane's first slot
+    slot -= found;          // the lane's first slot
     int first[2], last[2];  // slots of the thread's two rows
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int result = lane() / 4 + 8 * h;
       first[h] = __shfl_sync(kAll, slot, result);
-      last[h] = first[h] + __shfl_sync(kAll, here, result);
+      last[h] = first[h] + __shfl_sync(kAll, found, result);
       if constexpr (!kHidden) {
         const int begin = __shfl_sync(kAll, begin_, result);
         if (summed_apart(__shfl_sync(kAll, count_, result))) {
