@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 MAX_WORDS = 25
 FIRST_WORDS = {"What", "Of", "Where", "Whose", "Which", "As", "From", "For", "In", "By", "Whether"}
-CHECKED = ("src", "include", "python", "tests", "bench", "tools", "examples", "cmake", "docs", "README.md", "CONTRIBUTING.md")
+CHECKED = ("src", "apps", "include", "python", "tests", "bench", "tools", "examples", "cmake", "docs", "README.md", "CONTRIBUTING.md")
 SLASHES = (".h", ".c", ".cpp", ".cu", ".cuh")
 HASHES = (".py", ".sh", ".cmake", "CMakeLists.txt", "Makefile")
 
 # Files about text, in which a word is a word and a piece is a piece of SentencePiece.
-TEXT = ("src/train/*", "src/cli/*", "src/page/*", "tests/train/*", "tests/python/train/*", "tests/cli/*", "tests/core/*",
+TEXT = ("apps/train/*", "src/cli/*", "src/page/*", "tests/train/*", "tests/python/train/*", "tests/cli/*", "tests/core/*",
         "bench/experiments/*", "bench/heads/*", "examples/log_bilinear.cpp",
         "tests/python/torch/recipes/*", "tests/tools/*", "docs/train.md", "docs/far_field_figures.md")
 # Files about words of 32 or 64 bits.

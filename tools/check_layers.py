@@ -4,7 +4,7 @@
   - a file includes only what LAYERS lets its folder include
   - public headers name no type of namespace cuda
   - CUDA headers appear only in CUDA_FOLDERS, and no other file asks the preprocessor about CUDA
-  - headers of templates that take seconds to compile are included by the one file of src that SLOW_HEADERS names
+  - headers of templates that take seconds to compile are included by the one file that SLOW_HEADERS names
   - every header is included once (#pragma once; *-inl.h files that Highway reads once for each target have its guard)
   - no file has more than MAX_LINES lines
 
@@ -91,17 +91,17 @@ LAYERS = (
     ("src/compiler/", ("src/compiler/*.h", "src/kernels/forced_kernel.h", "src/compiler/passes/", "src/compiler/search/",
                        "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/results_done.h", "src/compiler/exec/head.h", "src/compiler/exec/head_over_ranks.h", "src/compiler/exec/*/backend.h",
                        *COMPILER_PLAN)),
-    ("src/train/", ("src/core/half.h", "src/core/own_files.h", "src/core/printable.h", "src/json/", "src/page/", *PUBLIC)),
+    ("apps/train/", ("src/core/half.h", "src/core/own_files.h", "src/core/printable.h", "src/json/", "src/page/", *PUBLIC)),
     ("src/capi/", ("src/comm/", "src/head/", "src/math/", *CORE)),
     ("src/xla/", ("src/head/tensor_roles.h", *CORE)),
-    ("src/cli/", ("src/json/", "src/train/", *PUBLIC)),
+    ("src/cli/", ("src/json/", "apps/train/", *PUBLIC)),
     ("examples/", PUBLIC),
     ("bench/device/", (*BELOW_HEAD,)),
     ("bench/", PUBLIC),
 )
 
 # Tests and fuzzers may include anything; the other checks apply to them as well.
-ROOTS = ("include", "src", "examples", "bench", "tests", "fuzz", "tools", "cmake")
+ROOTS = ("include", "src", "apps", "examples", "bench", "tests", "fuzz", "tools", "cmake")
 FREE_FOLDERS = ("tests/", "fuzz/")
 
 CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
@@ -115,7 +115,7 @@ CUDA_QUESTION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|elifdef|elifndef)\b.*
 # The one test allowed elsewhere: arithmetic for CPU and GPU tests for nvcc.
 HOST_DEVICE_QUESTION = re.compile(r"^\s*#\s*(if|ifdef)\b\s*(defined\s*\(?\s*)?__CUDACC__\s*\)?\s*$")
 
-# (first part of the include, the one file of src that includes it). Every further one would instantiate its templates
+# (first part of the include, the one file of src and apps that includes it). Every further one would instantiate its templates
 # again: half a minute for a file under the sanitizers.
 SLOW_HEADERS = (("CLI/", "src/cli/options.cpp"), ("nlohmann/", "src/json/json.cpp"))
 
@@ -125,7 +125,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 def resolve(root, file, name):
     """Returns the path below `root` that an include of `name` in `file` reads, or None for a foreign one."""
-    for base in (file.parent, *(PurePosixPath(p) for p in ("include", "src", file.parts[0], "."))):
+    for base in (file.parent, *(PurePosixPath(p) for p in ("include", "src", "apps", file.parts[0], "."))):
         path = PurePosixPath(os.path.normpath(base / name))
         if ".." not in path.parts and (root / path).is_file():
             return path
@@ -133,8 +133,9 @@ def resolve(root, file, name):
     first = PurePosixPath(name).parts[0]
     if first == "logitless":
         return PurePosixPath("include") / name
-    if "/" in name and (root / "src" / first).is_dir():
-        return PurePosixPath("src") / name
+    for base in ("src", "apps"):
+        if "/" in name and (root / base / first).is_dir():
+            return PurePosixPath(base) / name
     return None
 
 
@@ -183,7 +184,7 @@ def check_includes(root, path, lines):
 
 
 def check_slow_headers(path, lines):
-    if not str(path).startswith("src/"):
+    if not str(path).startswith(("src/", "apps/")):
         return
     for number, line in enumerate(lines, 1):
         found = INCLUDE.match(line)

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 tools/setup.sh format
 formatter=${CLANG_FORMAT:-clang-format-14}  # other versions break lines differently
 folders=()
-for folder in include src tests examples bench fuzz; do [[ -d "$folder" ]] && folders+=("$folder"); done
+for folder in include src apps tests examples bench fuzz; do [[ -d "$folder" ]] && folders+=("$folder"); done
 mapfile -t files < <(find "${folders[@]}" -type f \
   \( -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) | LC_ALL=C sort)
 

@@ -9,7 +9,7 @@
 
 #include "cli/options.h"
 #include "logitless/logitless.h"
-#include "train/output_files.h"
+#include "train/run/output_files.h"
 
 namespace logitless::cli {
 

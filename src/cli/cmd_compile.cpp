@@ -14,8 +14,8 @@
 #include "cli/time_program.h"
 #include "logitless/compiler.h"
 #include "logitless/device.h"
-#include "train/hugging_face.h"
-#include "train/run_options.h"
+#include "train/model/hugging_face.h"
+#include "train/run/options.h"
 
 namespace logitless::cli {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
-#include "train/run_page.h"
-#include "train/run_record.h"
+#include "train/run/page.h"
+#include "train/run/record.h"
 
 namespace logitless::cli {
 namespace {

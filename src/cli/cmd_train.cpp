@@ -9,13 +9,13 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
-#include "train/bounds.h"
-#include "train/hugging_face.h"
-#include "train/launched_rank.h"
-#include "train/process_rank.h"
-#include "train/run.h"
-#include "train/run_log.h"
-#include "train/stop_signals.h"
+#include "train/model/hugging_face.h"
+#include "train/ranks/launched_rank.h"
+#include "train/ranks/process_rank.h"
+#include "train/run/bounds.h"
+#include "train/run/log.h"
+#include "train/run/run.h"
+#include "train/run/stop_signals.h"
 
 namespace logitless::cli {
 namespace {

@@ -61,7 +61,7 @@ def files(folder):
 
 def test_it_holds_the_tree_and_nothing_of_a_build(unpacked):
     held = files(unpacked)
-    for folder in ("cmake", "include", "src", "python", "tests", "examples", "bench", "tools", "docs"):
+    for folder in ("cmake", "include", "src", "apps", "python", "tests", "examples", "bench", "tools", "docs"):
         # Caches of tools (__pycache__, .hypothesis, .pytest_cache) are excluded.
         wanted = {f"{folder}/{name}" for name in files(ROOT / folder) if not re.search(r"(^|/)(__pycache__|\.)", name)}
         assert wanted and wanted <= held, sorted(wanted - held)

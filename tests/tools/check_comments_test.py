@@ -44,7 +44,7 @@ class Terms(unittest.TestCase):
 
     def test_bits_and_text_have_words(self):
         self.assertEqual(found("src/kernels/a.cpp", "// A 32-bit word.\n"), [])
-        self.assertEqual(found("src/train/tokenizer.cpp", "int word;  // a word of the text\n"), [])
+        self.assertEqual(found("apps/train/tokenizer/tokenizer.cpp", "int word;  // a word of the text\n"), [])
 
     def test_strings_and_includes_are_no_names(self):
         self.assertEqual(found("src/head/a.cpp", 'auto a = "omega";\n'), [])

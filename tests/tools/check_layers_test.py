@@ -60,8 +60,8 @@ GOOD = {
     "src/kernels/device_module.h": "#pragma once\n",
     "src/compiler/choose_chunks.h": '#pragma once\n#include "compiler/target/target.h"\n',
     "src/compiler/compiler.cpp": '#include "compiler/passes/fold.h"\n#include "compiler/exec/cpu/backend.h"\n#include "compiler/target/cpu.h"\n',
-    "src/train/trainer.h": "#pragma once\n#include <logitless/api.h>\n",
-    "src/train/trainer.cpp": '#include "train/trainer.h"\n#include "logitless/api.h"\n',
+    "apps/train/trainer.h": "#pragma once\n#include <logitless/api.h>\n",
+    "apps/train/trainer.cpp": '#include "train/trainer.h"\n#include "logitless/api.h"\n',
     "src/capi/c_api.cpp": '#include "logitless/api.h"\n#include "core/check.h"\n',
     "src/cli/args.h": "#pragma once\n#include <logitless/api.h>\n",
     "src/cli/main.cpp": '#include "cli/args.h"\n#include "args.h"\n#include "train/trainer.h"\n#include "json/json.h"\n',
@@ -169,11 +169,11 @@ class Includes(Tree):
         ("src/compiler/bad.cpp", "compiler/exec/cpu/run.h"),
         ("src/compiler/bad.cpp", "kernels/cpu_head.h"),
         ("src/compiler/bad.cpp", "train/trainer.h"),
-        ("src/train/bad.cpp", "kernels/cpu_head.h"),
-        ("src/train/bad.cpp", "core/check.h"),
-        ("src/train/bad.cpp", "head/cpu/engine.h"),
-        ("src/train/bad.cpp", "cli/args.h"),
-        ("src/train/bad.cpp", "compiler/ir/graph.h"),
+        ("apps/train/bad.cpp", "kernels/cpu_head.h"),
+        ("apps/train/bad.cpp", "core/check.h"),
+        ("apps/train/bad.cpp", "head/cpu/engine.h"),
+        ("apps/train/bad.cpp", "cli/args.h"),
+        ("apps/train/bad.cpp", "compiler/ir/graph.h"),
         ("src/capi/bad.cpp", "kernels/cpu_head.h"),
         ("src/capi/bad.cpp", "cli/args.h"),
         ("src/cli/bad.cpp", "core/check.h"),
@@ -200,7 +200,7 @@ class Includes(Tree):
         self.assertEqual(
             self.check({"src/cli/bad.cpp": '#include "core/check.h"\n'}),
             ["src/cli/bad.cpp:1: includes src/core/check.h; src/cli/ may include src/cli/, src/json/, "
-             "src/train/, include/logitless/"])
+             "apps/train/, include/logitless/"])
 
     def test_neither_angle_brackets_nor_relative_paths_hide_an_include(self):
         for include in ("<core/check.h>", '"../core/check.h"', '"../../src/core/check.h"', '"src/core/check.h"'):
@@ -208,7 +208,7 @@ class Includes(Tree):
                 self.assertEqual(len(self.check({"src/cli/bad.cpp": f"#  include {include}\n"})), 1)
 
     def test_headers_that_are_slow_to_compile_have_one_file(self):
-        for name, file in (("CLI/App.hpp", "src/cli/bad.cpp"), ("nlohmann/json_fwd.hpp", "src/train/bad.h"),
+        for name, file in (("CLI/App.hpp", "src/cli/bad.cpp"), ("nlohmann/json_fwd.hpp", "apps/train/bad.h"),
                            ("nlohmann/json.hpp", "src/cli/options.cpp")):
             with self.subTest(file=file, includes=name):
                 violations = self.check({file: f"#pragma once\n#include <{name}>\n"})

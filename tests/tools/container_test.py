@@ -68,7 +68,7 @@ class ContainerTest(unittest.TestCase):
         self.assertTrue(copied)
         for source, _ in copied:
             self.assertTrue((ROOT / source).exists(), source)
-        for name in ("CMakeLists.txt", "Makefile", "cmake", "include", "src", "tools", "examples", "bench"):
+        for name in ("CMakeLists.txt", "Makefile", "cmake", "include", "src", "apps", "tools", "examples", "bench"):
             self.assertFalse([pattern for pattern in ignored if fnmatch.fnmatch(name, pattern)], name)
         for name in ("build", "build-asan", ".git"):
             self.assertTrue([pattern for pattern in ignored if fnmatch.fnmatch(name, pattern)], name)

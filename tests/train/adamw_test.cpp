@@ -1,5 +1,5 @@
 // Compares the optimiser with its definition in double.
-#include "train/adamw.h"
+#include "train/optimizer/adamw.h"
 
 #include <gtest/gtest.h>
 

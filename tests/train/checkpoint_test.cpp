@@ -1,5 +1,5 @@
 // Tests of checkpoints and of Hugging Face's files: round trips, and errors that name the fault.
-#include "train/checkpoint.h"
+#include "train/run/checkpoint.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,10 +12,10 @@
 
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
-#include "train/gpt.h"
 #include "train/hash.h"
+#include "train/model/gpt.h"
+#include "train/model/weight_files.h"
 #include "train/test_folder.h"
-#include "train/weight_files.h"
 
 namespace logitless::train {
 namespace {

@@ -1,5 +1,5 @@
 // Tests of llm.c's shards, and of the order of windows.
-#include "train/dataset.h"
+#include "train/data/dataset.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "logitless/error.h"
-#include "train/gpt.h"
-#include "train/shard.h"
+#include "train/data/shard.h"
+#include "train/model/gpt.h"
 #include "train/test_folder.h"
 
 namespace logitless::train {

@@ -13,8 +13,8 @@
 
 #include "logitless/device.h"
 #include "logitless/error.h"
-#include "train/adamw.h"
 #include "train/hash.h"
+#include "train/optimizer/adamw.h"
 #include "train/step_inputs.h"
 
 namespace logitless::train {

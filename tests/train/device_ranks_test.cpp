@@ -11,11 +11,11 @@
 
 #include "comm/ranks.h"
 #include "logitless/device.h"
-#include "train/gpt.h"
 #include "train/learnable_data.h"
-#include "train/run_ranks.h"
+#include "train/model/gpt.h"
+#include "train/run/ranks.h"
+#include "train/run/trainer.h"
 #include "train/test_folder.h"
-#include "train/trainer.h"
 
 namespace logitless::train {
 namespace {

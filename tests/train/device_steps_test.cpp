@@ -1,6 +1,4 @@
 // Tests that steps on a GPU are asynchronous: only a request for losses waits.
-#include "train/device_steps.h"
-
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -11,8 +9,9 @@
 #include <vector>
 
 #include "logitless/error.h"
-#include "train/gpt.h"
+#include "train/device/steps.h"
 #include "train/hash.h"
+#include "train/model/gpt.h"
 #include "train/training.h"
 
 namespace logitless::train {

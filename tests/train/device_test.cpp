@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "logitless/bytes.h"
-#include "train/device_choice.h"
-#include "train/device_memory.h"
-#include "train/run_options.h"
+#include "train/device/choice.h"
+#include "train/device/memory.h"
+#include "train/run/options.h"
 #include "train/test_folder.h"
 
 namespace logitless::train {

@@ -12,12 +12,12 @@
 
 #include "logitless/device.h"
 #include "logitless/error.h"
-#include "train/gpt.h"
 #include "train/hash.h"
-#include "train/llama.h"
+#include "train/model/gpt.h"
+#include "train/model/llama.h"
+#include "train/run/trainer.h"
 #include "train/step_inputs.h"
 #include "train/test_folder.h"
-#include "train/trainer.h"
 #include "train/training.h"
 
 namespace logitless::train {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "train/byte_level_tokenizer.h"
+#include "train/tokenizer/byte_level_tokenizer.h"
 
 namespace {
 

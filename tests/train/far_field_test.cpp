@@ -10,10 +10,10 @@
 
 #include "comm/ranks.h"
 #include "logitless/error.h"
-#include "train/gpt.h"
 #include "train/hash.h"
+#include "train/model/gpt.h"
+#include "train/run/trainer.h"
 #include "train/test_folder.h"
-#include "train/trainer.h"
 #include "train/training.h"
 
 namespace logitless::train {

@@ -8,7 +8,7 @@
 #include "compiler/ir/text.h"
 #include "compiler/plan/lower.h"
 #include "compiler/target/cpu.h"
-#include "train/gpt.h"
+#include "train/model/gpt.h"
 
 namespace logitless::test {
 namespace {

@@ -1,5 +1,5 @@
 // Compares the graphs of GPT-2 in the float64 interpreter with plain loops and finite differences.
-#include "train/gpt.h"
+#include "train/model/gpt.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Tests the variables of torchrun, Open MPI, MPICH and Slurm.
-#include "train/launched_rank.h"
+#include "train/ranks/launched_rank.h"
 
 #include <gtest/gtest.h>
 

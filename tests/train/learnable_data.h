@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "train/dataset.h"
+#include "train/data/dataset.h"
 #include "train/hash.h"
 
 namespace logitless::train {

@@ -1,6 +1,6 @@
 // Tests Llama and Qwen: the tables of positions, the graphs in the float64 interpreter, and
 // config.json. tests/python/train compares the models with transformers.
-#include "train/llama.h"
+#include "train/model/llama.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "train/gpt.h"
+#include "train/model/gpt.h"
 
 namespace logitless::train {
 

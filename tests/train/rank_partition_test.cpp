@@ -1,13 +1,13 @@
 // Tests the sharding of parameters: one rank updates each element, and tensors that programs read
 // are contiguous and aligned.
-#include "train/rank_partition.h"
+#include "train/ranks/rank_partition.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 #include <vector>
 
-#include "train/gradient_buckets.h"
+#include "train/ranks/gradient_buckets.h"
 
 namespace logitless::train {
 namespace {

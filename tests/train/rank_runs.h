@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/ranks.h"
-#include "train/trainer.h"
+#include "train/run/trainer.h"
 
 namespace logitless::train {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "train/gpt.h"
 #include "train/learnable_data.h"
+#include "train/model/gpt.h"
 #include "train/rank_runs.h"
 #include "train/test_folder.h"
 

@@ -1,5 +1,5 @@
 // Tests the prefetching thread: order, restarts, errors.
-#include "train/read_ahead.h"
+#include "train/data/read_ahead.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 
 #include "compiler/recompute_points.h"
 #include "compiler/run.h"
-#include "train/gpt.h"
-#include "train/llama.h"
+#include "train/model/gpt.h"
+#include "train/model/llama.h"
 
 namespace logitless::test {
 namespace {

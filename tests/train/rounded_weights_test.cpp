@@ -5,8 +5,8 @@
 #include <set>
 
 #include "logitless/memory.h"
-#include "train/gpt.h"
-#include "train/llama.h"
+#include "train/model/gpt.h"
+#include "train/model/llama.h"
 #include "train/step_inputs.h"
 
 namespace logitless::train {

@@ -1,5 +1,5 @@
 // Tests imported SentencePiece tokenizers: words, refusals, and the files of an export.
-#include "train/sentence_pieces.h"
+#include "train/tokenizer/sentence_pieces.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -15,12 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "train/fast_tokenizer.h"
-#include "train/gpt.h"
 #include "train/hash.h"
-#include "train/hugging_face.h"
+#include "train/model/gpt.h"
+#include "train/model/hugging_face.h"
 #include "train/test_folder.h"
-#include "train/tokenizer.h"
+#include "train/tokenizer/fast_tokenizer.h"
+#include "train/tokenizer/tokenizer.h"
 #include "train/whole_file.h"
 
 namespace logitless::train {

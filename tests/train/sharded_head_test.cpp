@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "train/gpt.h"
 #include "train/learnable_data.h"
+#include "train/model/gpt.h"
 #include "train/rank_runs.h"
 #include "train/test_folder.h"
 

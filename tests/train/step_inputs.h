@@ -9,7 +9,7 @@
 
 #include "logitless/compiler.h"
 #include "train/hash.h"
-#include "train/model.h"
+#include "train/model/model.h"
 
 namespace logitless::train {
 

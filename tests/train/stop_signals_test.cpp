@@ -1,6 +1,6 @@
 // Tests that the first signal is recorded, that the second ends the process, and that ignored
 // signals stay ignored.
-#include "train/stop_signals.h"
+#include "train/run/stop_signals.h"
 
 #include <gtest/gtest.h>
 

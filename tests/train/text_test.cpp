@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "logitless/tensor_file.h"
+#include "train/data/text_corpus.h"
 #include "train/test_folder.h"
-#include "train/text_corpus.h"
-#include "train/tokenizer.h"
-#include "train/utf8.h"
+#include "train/tokenizer/tokenizer.h"
+#include "train/tokenizer/utf8.h"
 
 namespace logitless::train {
 namespace {

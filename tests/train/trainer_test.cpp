@@ -1,6 +1,6 @@
 // Tests training with compiled programs: it learns, and options that must not change the result do
 // not.
-#include "train/trainer.h"
+#include "train/run/trainer.h"
 
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "logitless/error.h"
-#include "train/gpt.h"
 #include "train/hash.h"
 #include "train/learnable_data.h"
+#include "train/model/gpt.h"
 #include "train/plain_gpt.h"
 #include "train/test_folder.h"
 #include "train/training.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "train/trainer.h"
+#include "train/run/trainer.h"
 
 namespace logitless::train {
 

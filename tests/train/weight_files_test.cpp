@@ -1,5 +1,5 @@
 // Tests weights in Hugging Face's files: dtypes, shards and their index, and errors.
-#include "train/weight_files.h"
+#include "train/model/weight_files.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "train/hash.h"
-#include "train/llama.h"
+#include "train/model/llama.h"
 #include "train/test_folder.h"
 #include "train/whole_file.h"
 

@@ -8,7 +8,7 @@ def draw(path, **_):
     p.text(40, 30, "An upper layer may include a lower one, never the other way round", 16, bold=True)
     rows = [
         (54, "how it is reached", [
-            (40, 170, ["command line", "src/cli"], GREY, LINE), (225, 150, ["training", "src/train"], GREY, LINE),
+            (40, 170, ["command line", "src/cli"], GREY, LINE), (225, 150, ["training", "apps/train"], GREY, LINE),
             (390, 170, ["PyTorch, JAX", "python/, src/xla"], GREY, LINE), (575, 150, ["C ABI", "src/capi"], GREY, LINE),
             (740, 180, ["C++ programs", "examples, bench, yours"], GREY, LINE)]),
         (138, "what is promised", [(40, 880, ["public headers", "include/logitless: shapes, dtypes, memory, errors of each call"],
