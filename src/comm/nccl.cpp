@@ -1,6 +1,22 @@
-// Communicator over NCCL. Every wait of the host has a limit and ends in an abort. The exception is
-// the split of a blocking communicator, which NCCL completes inside the call. On one host,
-// exchanges into exchange_memory use the copy engines instead of NCCL.
+// Communicator over NCCL. On one host, exchanges into exchange_memory use the copy engines instead.
+//
+//            options.limit exceeded, NCCL's error, abort(),
+//            another rank aborted or ended without this call
+//   working ------------------------------------------------> failed
+//      | ~Nccl                                                  | ~Nccl
+//      v                                                        v
+//   finalize (NCCL completes its work), close, free          close, free
+//
+// fail() makes the transition, once. It posts it on the board, for the other ranks; it aborts NCCL,
+// which ends NCCL kernels that wait for them; and a thread begins to release this GPU's waits for
+// their copies. Later calls throw. Closing unmaps the other ranks' memory; this rank's own is freed
+// once they have closed it, too.
+//
+// The board (rank_board.h) is a table in shared memory, where ranks post the number of their last
+// call, and whether they have aborted. So a rank that waits learns which others will never come.
+//
+// The host waits for other ranks in poll(), up to a limit that fails the group. The exception is
+// the split of a blocking communicator, which NCCL completes inside the call.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -35,8 +51,8 @@ using std::chrono::milliseconds;
 
 // Returns whether NCCL_P2P_DISABLE forbids peer access, on hosts whose GPUs wrongly report it.
 bool forbids_peers() {
-  const char* const said = std::getenv("NCCL_P2P_DISABLE");
-  return said != nullptr && *said != '\0' && std::string_view(said) != "0";
+  const char* const value = std::getenv("NCCL_P2P_DISABLE");
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
 }
 
 // Sets the thread's current GPU in a scope.
@@ -52,7 +68,7 @@ class OnGpu {
     try {
       cuda::set_current_device(gpu);
     } catch (const Error&) {
-      // The GPU or the driver is gone.
+      // The GPU or the driver has failed: so will the calls of this scope, which report it.
     }
   }
   static int current() noexcept {
@@ -67,51 +83,57 @@ class OnGpu {
 
 class Nccl final : public Communicator {
  public:
-  template <typename... Start>
-  Nccl(const NcclOptions& options, const Start&... start)
+  // nccl: the arguments of a constructor of NcclRank, before max_ctas.
+  template <typename... NcclArguments>
+  Nccl(const NcclOptions& options, const NcclArguments&... nccl)
       : limit_(options.limit),
         gpu_(cuda::current_device()),
         stream_(cuda::make_stream()),
         copies_(options.copy_engines && !forbids_peers()),
-        rank_(start..., options.max_ctas) {
-    poll("the group's making", limit_, [&] { return rank_.ready(); });
+        nccl_(nccl..., options.max_ctas) {
+    poll("creation of the group", limit_, [&] { return nccl_.ready(); });
     join_board();
+    // CUDA would load a kernel at its first launch. That may wait for the GPU, which may wait for a
+    // rank that is another thread of this process and cannot launch meanwhile.
     if (board_.may_share_process()) cuda::load_kernels();
-    if (options.watch && on_board_ && size() > 1)
-      watch_ = std::jthread([this](auto stop) { watch(stop); });
+    if (options.watch && all_on_host_ && size() > 1)
+      watching_ = std::jthread([this](auto stop) { watch(stop); });
   }
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
   ~Nccl() override {
-    watch_ = {};
+    watching_ = {};
     const OnGpu here(gpu_);
+    const std::string_view text = "destruction of the group";
     try {
       if (failure_.empty()) {
-        poll("the group's end", limit_, [&] { return peers_ == nullptr || peers_->done(); });
-        rank_.finalize();
-        poll("the group's end", limit_, [&] { return rank_.ready(); });
-        rank_.destroy();
+        poll(text, limit_, [&] { return peers_ == nullptr || peers_->done(); });
+        nccl_.finalize();
+        poll(text, limit_, [&] { return nccl_.ready(); });
+        nccl_.destroy();
       }
     } catch (const Error&) {
-      // The destructor of NcclRank aborts the rest.
+      // The group has failed, and no call is left to report it: the other ranks read it on the
+      // board.
     }
-    rank_.abort();
+    nccl_.abort();  // does nothing after destroy()
     if (peers_ == nullptr) return;
-    wait_until(kFinish, [&] { return peers_->done(); });
+    wait_at_most(kReleaseLimit, [&] { return peers_->done(); });
     peers_->close();
-    board_.close_memory();
-    wait_until(kPause, [&] { return board_.all_closed_memory(); });
+    board_.post_memory_closed();
+    wait_at_most(kCloseLimit, [&] { return board_.all_closed_memory(); });
+    // The thread that releases waits may still run: free() waits for the GPU, and that for it.
     peers_->free();
   }
 
-  int rank() const override { return rank_.rank(); }
-  int size() const override { return rank_.size(); }
+  int rank() const override { return nccl_.rank(); }
+  int size() const override { return nccl_.size(); }
   DeviceKind device() const override { return DeviceKind::cuda; }
 
   void all_gather(const void* mine, void* all, std::size_t bytes_each, void* stream) override {
     enqueue("all_gather", bytes_each, [&] {
       if (copies(all, bytes_each)) return peers_->all_gather(mine, all, bytes_each, stream);
-      rank_.all_gather(mine, all, bytes_each, stream);
+      nccl_.all_gather(mine, all, bytes_each, stream);
     });
   }
   void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
@@ -119,21 +141,21 @@ class Nccl final : public Communicator {
     enqueue("all_to_all", bytes_each, [&] {
       if (copies(slices_of_all, bytes_each))
         return peers_->all_to_all(slices, slices_of_all, bytes_each, stream);
-      rank_.all_to_all(slices, slices_of_all, bytes_each, stream);
+      nccl_.all_to_all(slices, slices_of_all, bytes_each, stream);
     });
   }
 
   void all_gather_host(const void* mine, void* all, std::size_t bytes_each) override {
     if (bytes_each == 0) return all_gather(mine, all, 0, nullptr);
-    if (on_board_) return gather_on_board(mine, all, bytes_each);
+    if (all_on_host_) return gather_on_board(mine, all, bytes_each);
     const auto ranks = static_cast<std::size_t>(size());
     const cuda::BesideCapture allowed;
     try {
       const cuda::DeviceMemory memory(bytes_each * (ranks + 1));
       auto* const gathered = static_cast<std::byte*>(memory.data());
-      std::byte* const given = gathered + bytes_each * ranks;
-      cuda::copy_to_device(given, mine, bytes_each, stream_.get());
-      all_gather(given, gathered, bytes_each, stream_.get());
+      std::byte* const sent = gathered + bytes_each * ranks;
+      cuda::copy_to_device(sent, mine, bytes_each, stream_.get());
+      all_gather(sent, gathered, bytes_each, stream_.get());
       wait(stream_.get(), limit_);
       cuda::copy_to_host(all, gathered, bytes_each * ranks, stream_.get());
     } catch (const DeviceError& e) {
@@ -145,43 +167,43 @@ class Nccl final : public Communicator {
   void begin_group() override {
     const std::lock_guard lock(mutex_);
     if (!failure_.empty()) throw DeviceError(failure_);
-    rank_.begin_group();
+    nccl_.begin_group();
     grouped_ = true;
   }
   void end_group() override {
     {
-      // A begun NCCL group must be ended, even if this group has failed meanwhile.
+      // A begun NCCL group must be ended, even if the communicator has failed meanwhile.
       const std::lock_guard lock(mutex_);
       if (!std::exchange(grouped_, false)) return;
       try {
-        rank_.end_group();
+        nccl_.end_group();
       } catch (const Error& e) {
-        if (failure_.empty()) give_up(concat(last_, ": ", e.what()));
+        fail(concat(last_call_, ": ", e.what()));
       }
-      if (!failure_.empty()) rank_.abort();
+      if (!failure_.empty()) nccl_.abort();  // fail() does not within a group
     }
-    poll(last_, limit_, [&] { return rank_.ready(); });
+    poll(last_call_, limit_, [&] { return nccl_.ready(); });
   }
 
   void* exchange_memory(std::size_t bytes) override {
     void* const held = peers_ == nullptr ? nullptr : peers_->memory_of(bytes);
     if (held != nullptr) return held;  // the result is the same on all ranks
-    if (!copies_ || !on_board_ || size() == 1) return nullptr;
-    if (bytes < kLeastShared * static_cast<std::size_t>(size())) return nullptr;
+    if (!copies_ || !all_on_host_ || size() == 1) return nullptr;
+    if (bytes < kLeastPeerBytes * static_cast<std::size_t>(size())) return nullptr;
     require_gpu();
     // Grows by a quarter, so that plans of ever more tokens reallocate rarely.
     constexpr std::size_t kUnit = std::size_t{2} << 20;
     if (peers_ != nullptr) bytes = std::max(bytes, peers_->largest() / 4 * 5);
-    return shared_memory((bytes + kUnit - 1) / kUnit * kUnit);
+    return allocate_peer_memory((bytes + kUnit - 1) / kUnit * kUnit);
   }
 
   bool capturable() const override { return true; }
 
   void wait(void* stream, milliseconds limit) override {
-    const std::string text = concat("wait after ", last_);
+    const std::string text = concat("wait after ", last_call_);
     poll(text, limit, [&] {
-      if (!rank_.ready() || !cuda::stream_ready(stream)) return false;
-      require_all_made();
+      if (!nccl_.ready() || !cuda::stream_ready(stream)) return false;
+      require_complete();
       return true;
     });
   }
@@ -193,7 +215,7 @@ class Nccl final : public Communicator {
 
   void abort(std::string_view reason) noexcept override {
     const std::lock_guard lock(mutex_);
-    give_up(concat("gave up: ", reason));
+    fail(concat("gave up: ", reason));
   }
 
  private:
@@ -202,30 +224,34 @@ class Nccl final : public Communicator {
             ", but the thread's current one is ", cuda::current_device());
   }
 
-  // Throws if a rank that has aborted did not make all calls: NCCL ended the work without its data.
-  // A failed group makes no later calls.
-  void require_all_made() const {
-    if (!has_board_ || board_.all_made(calls_)) return;
-    const std::string gone = board_.gone(calls_);
-    if (!gone.empty()) throw DeviceError(gone);
+  // Throws if work that is done lacks data: that of a rank which has aborted before its last call.
+  // Its NCCL then ended this rank's work, too.
+  void require_complete() const {
+    if (!joined_board_ || board_.all_called(calls_)) return;
+    const std::string lost = board_.lost_ranks(calls_);
+    if (!lost.empty()) throw DeviceError(lost);
   }
 
+  // Issues a collective and waits until NCCL has enqueued it; in a group, end_group() waits. The
+  // call is issued inside of poll() since that holds the mutex, has seen no abort, and makes the
+  // call's error the group's.
   template <typename F>
   void enqueue(std::string_view kind, std::size_t bytes_each, const F& call) {
     require_gpu();
-    last_ = call_text(++calls_, kind, bytes_each);
-    bool begun = false;
-    board_.arrive(calls_);
-    poll(last_, limit_, [&] {
-      if (!begun && bytes_each > 0) call();
+    last_call_ = call_text(++calls_, kind, bytes_each);
+    bool issued = false;
+    board_.post_call(calls_);
+    poll(last_call_, limit_, [&] {
+      if (!issued && bytes_each > 0) call();
       if (grouped_) return true;
-      begun = true;
-      return rank_.ready();
+      issued = true;
+      return nccl_.ready();
     });
   }
 
-  // Polls until `done` returns true. Throws DeviceError when `done` throws or the limit is
-  // exceeded; the group has failed then.
+  // Calls `done` under the mutex until it returns true. Throws DeviceError, and the group has
+  // failed, when `done` throws, the limit is exceeded, or another rank is lost. A lost rank that
+  // has made all calls has left its data on the GPUs, which get kGrace to use it.
   template <typename F>
   void poll(std::string_view what, milliseconds limit, const F& done) {
     using Clock = std::chrono::steady_clock;
@@ -233,26 +259,26 @@ class Nccl final : public Communicator {
     constexpr milliseconds kLongest = std::chrono::hours(24 * 365 * 100);
     limit = std::min(limit, kLongest);
     const Clock::time_point start = Clock::now();
-    for (int asked = 0;; ++asked) {
+    for (int polls = 0;; ++polls) {
       {
         const std::lock_guard lock(mutex_);  // abort() may be called from any thread
         if (!failure_.empty()) throw DeviceError(failure_);
         try {
           if (done()) return;
-          if (asked % kLooks == kLooks - 1 && has_board_) {
-            const std::string gone = board_.gone(calls_);
-            if (!gone.empty() && (!board_.all_made(calls_) || Clock::now() - start >= kGrace))
-              throw DeviceError(gone);
+          if (polls % kPollsPerCheck == kPollsPerCheck - 1 && joined_board_) {
+            const std::string lost = board_.lost_ranks(calls_);
+            if (!lost.empty() && (!board_.all_called(calls_) || Clock::now() - start >= kGrace))
+              throw DeviceError(lost);
           }
           if (Clock::now() - start >= limit)
-            throw DeviceError(concat("not done within ", limit.count(), " ms; ", missing()));
+            throw DeviceError(concat("not done within ", limit.count(), " ms; ", late_ranks()));
         } catch (const Error& e) {
-          give_up(concat(what, ": ", e.what()));
+          fail(concat(what, ": ", e.what()));
           throw DeviceError(failure_);
         }
       }
       // NCCL's thread takes tens of microseconds for a call; other ranks may take long.
-      if (asked < kYields) {
+      if (polls < kYieldingPolls) {
         std::this_thread::yield();
       } else {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -262,7 +288,7 @@ class Nccl final : public Communicator {
 
   // Allocates exchange memory. Collective: null on all ranks if one cannot reach another's memory,
   // or has none.
-  void* shared_memory(std::size_t bytes) {
+  void* allocate_peer_memory(std::size_t bytes) {
     cuda::PeerMemory mine;
     try {
       if (peers_ == nullptr) {
@@ -272,7 +298,7 @@ class Nccl final : public Communicator {
       }
       mine = peers_->allocate(bytes);
     } catch (const DeviceError&) {
-      // The missing handle reports the failure to the other ranks.
+      // This rank has no peers_ then, and sends no handle: all ranks return null.
     }
     std::vector<cuda::PeerMemory> of_all(static_cast<std::size_t>(size()));
     all_gather_host(&mine, of_all.data(), sizeof(mine));
@@ -280,7 +306,7 @@ class Nccl final : public Communicator {
     std::vector<char> all(of_all.size());
     all_gather_host(&open, all.data(), sizeof(open));
     if (std::find(all.begin(), all.end(), 0) == all.end()) return peers_->memory_of(bytes);
-    if (peers_ != nullptr) peers_->drop();
+    if (peers_ != nullptr) peers_->free_latest();  // the one that allocate() has just added
     return nullptr;
   }
 
@@ -288,72 +314,79 @@ class Nccl final : public Communicator {
     return peers_ != nullptr && peers_->holds(to, bytes_each * static_cast<std::size_t>(size()));
   }
 
+  // Waits until `done` returns true or throws, or the limit is exceeded. Unlike poll() it fails
+  // nothing: the destructor goes on in each case.
   template <typename F>
-  static void wait_until(milliseconds limit, const F& done) noexcept {
+  static void wait_at_most(milliseconds limit, const F& done) noexcept {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point end = Clock::now() + limit;
     try {
       while (!done() && Clock::now() < end) std::this_thread::sleep_for(milliseconds(1));
     } catch (const Error&) {
-      // The GPU has failed.
+      // The GPU has failed, so there is nothing left to wait for.
     }
   }
 
-  void begin_to_let_go() {
+  void start_releasing() {
     try {
-      letting_go_ = std::jthread([this](auto stop) { let_go(stop); });
+      releasing_ = std::jthread([this](auto stop) { release_waits(stop); });
     } catch (const std::system_error&) {
-      peers_->let_go();
+      peers_->release_waits();  // without a thread, at least those of this moment
     }
   }
 
-  // Releases this GPU's waits for other GPUs after a group failure. It first gives ranks with all
-  // their data kPause to finish, before their memory is overwritten.
-  void let_go(const std::stop_token& stop) const {
+  // Releases this GPU's waits for other GPUs, again and again: a released exchange may be followed
+  // by others. It also writes to other ranks' memory, so ranks that have all their data get
+  // kReleaseDelay to finish first. It touches only the board's flags: peers_ may have freed its
+  // memory.
+  void release_waits(const std::stop_token& stop) const {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
     while (!stop.stop_requested()) {
-      if (Clock::now() - start >= kPause) peers_->let_go();
+      if (Clock::now() - start >= kReleaseDelay) peers_->release_waits();
       std::this_thread::sleep_for(milliseconds(1));
     }
   }
 
+  // Fails the group when another rank is lost, also while no call of this rank polls.
   void watch(const std::stop_token& stop) {
     std::mutex sleeping;
     std::condition_variable_any woken;
     std::unique_lock lock(sleeping);
-    milliseconds seen{0};
-    while (!woken.wait_for(lock, stop, kWatch, [] { return false; }) && !stop.stop_requested()) {
-      const std::string gone = board_.gone(calls_);
-      if (gone.empty()) continue;
-      seen += kWatch;
-      if (board_.all_made(calls_) && seen < kGrace) continue;
+    milliseconds lost_for{0};
+    while (!woken.wait_for(lock, stop, kWatchPeriod, [] { return false; }) &&
+           !stop.stop_requested()) {
+      const std::string lost = board_.lost_ranks(calls_);
+      if (lost.empty()) continue;
+      lost_for += kWatchPeriod;
+      if (board_.all_called(calls_) && lost_for < kGrace) continue;
       const std::lock_guard all(mutex_);
-      return give_up(gone);
+      return fail(lost);
     }
   }
 
   // All-gather between ranks of one host by shared memory, independent of GPU work.
   void gather_on_board(const void* mine, void* all, std::size_t bytes_each) {
-    last_ = call_text(++calls_, "all_gather", bytes_each);
-    board_.arrive(calls_);
+    last_call_ = call_text(++calls_, "all_gather", bytes_each);
+    board_.post_call(calls_);
     for (std::size_t at = 0; at < bytes_each; at += RankBoard::kMostBytes) {
       board_.put(static_cast<const std::byte*>(mine) + at,
                  std::min(bytes_each - at, RankBoard::kMostBytes));
-      poll(last_, limit_, [&] { return board_.all_put(); });
+      poll(last_call_, limit_, [&] { return board_.all_put(); });
       if (board_.take(static_cast<std::byte*>(all) + at, bytes_each)) continue;
-      const std::string what = concat(last_, ": the ranks give different numbers of bytes");
+      const std::string what = concat(last_call_, ": the ranks give different numbers of bytes");
       abort(what);
       throw InvalidArgument(what);
     }
   }
 
-  // NCCL itself does not report the missing ranks.
-  std::string missing() const {
-    return has_board_ ? board_.missing(calls_) : "other ranks have not arrived";
+  // Describes the ranks that have not made the last call, which NCCL does not report.
+  std::string late_ranks() const {
+    return joined_board_ ? board_.late_ranks(calls_) : "other ranks have not arrived";
   }
 
-  // Opens the shared board under rank 0's random name, which all ranks receive.
+  // Opens the board under rank 0's random name, which all ranks receive. Until the ranks know that
+  // all are on this host, NCCL all-gathers.
   void join_board() {
     std::vector<std::uint64_t> names(static_cast<std::size_t>(size()));
     std::random_device random;
@@ -361,60 +394,64 @@ class Nccl final : public Communicator {
     all_gather_host(&mine, names.data(), sizeof(mine));
     board_ = RankBoard(concat(std::hex, names[0]), rank(), size(),
                        copies_ ? cuda::PeerCopies::flag_bytes(size()) : 0);
-    board_.arrive(calls_);
+    board_.post_call(calls_);
     const char joined = 1;
     std::vector<char> all(names.size());
     all_gather_host(&joined, all.data(), sizeof(joined));
-    board_.close();
-    has_board_ = true;
-    // A property counts only if it holds on all ranks.
-    const auto agreed = [&](bool here) {
-      const char said = here ? 1 : 0;
-      all_gather_host(&said, all.data(), sizeof(said));
+    board_.remove_name();
+    joined_board_ = true;
+    const auto holds_on_all_ranks = [&](bool here) {
+      const char value = here ? 1 : 0;
+      all_gather_host(&value, all.data(), sizeof(value));
       return std::find(all.begin(), all.end(), 0) == all.end();
     };
-    copies_ = agreed(copies_);
-    on_board_ = agreed(board_.all_arrived());
+    copies_ = holds_on_all_ranks(copies_);
+    all_on_host_ = holds_on_all_ranks(board_.all_joined());
     calls_ = 0;  // only the caller's calls are counted
-    last_ = "no call";
-    board_.arrive(0);
+    last_call_ = "no call";
+    board_.post_call(0);
   }
 
-  void give_up(const std::string& why) {
+  // Makes the group fail; the first reason stands. The caller holds the mutex.
+  void fail(const std::string& why) {
     if (!failure_.empty()) return;
     failure_ = concat("communicator: rank ", rank(), " of ", size(), ": ", why);
-    board_.give_up();
-    if (peers_ != nullptr) begin_to_let_go();  // NCCL may wait for this GPU
-    if (!grouped_) rank_.abort();              // else at the group's end
+    board_.post_abort();
+    if (peers_ != nullptr) start_releasing();  // before the abort, which may wait for this GPU
+    if (!grouped_) nccl_.abort();              // else in end_group()
   }
 
-  static constexpr milliseconds kWatch{200};
-  // Grace period for slower GPUs when a rank's process has ended after the same calls.
+  static constexpr milliseconds kWatchPeriod{200};
+  // Time for slower GPUs when a rank's process has ended after the same calls.
   static constexpr milliseconds kGrace{5000};
-  static constexpr milliseconds kPause{1000};
-  static constexpr milliseconds kFinish{10000};  // released work still writes to other ranks
+  static constexpr milliseconds kReleaseDelay{1000};
+  static constexpr milliseconds kReleaseLimit{10000};  // released work still writes to other ranks
+  static constexpr milliseconds kCloseLimit{1000};
   // Bytes of each rank below which NCCL is faster.
-  static constexpr std::size_t kLeastShared = std::size_t{1} << 20;
-  static constexpr int kYields = 1000;
-  // Polls between checks of other processes: 0.2 s while sleeping.
-  static constexpr int kLooks = 4000;
+  static constexpr std::size_t kLeastPeerBytes = std::size_t{1} << 20;
+  static constexpr int kYieldingPolls = 1000;  // before polls sleep
+  // Polls for each check of other processes: 0.2 s while sleeping.
+  static constexpr int kPollsPerCheck = 4000;
 
   const milliseconds limit_;
   const int gpu_;
   const std::shared_ptr<void> stream_;  // for all_gather_host
   bool copies_;  // exchange_memory is possible: the GPUs reach each other's memory
+  // Guards nccl_, failure_, grouped_ and the pointer peers_: abort() may come from any thread.
+  // Everything else belongs to the thread of the calls, or is atomic.
   std::mutex mutex_;
-  cuda::NcclRank rank_;
+  cuda::NcclRank nccl_;
   RankBoard board_;
-  bool has_board_ = false;
-  bool on_board_ = false;  // all ranks are on this host
-  bool grouped_ = false;   // between begin_group() and end_group()
+  bool joined_board_ = false;
+  bool all_on_host_ = false;  // all ranks have joined the board
+  bool grouped_ = false;      // between begin_group() and end_group()
   std::atomic<std::uint64_t> calls_ = 0;
-  std::string last_ = "no call";  // text of the last call
-  std::string failure_;
+  std::string last_call_ = "no call";  // its text
+  std::string failure_;                // empty while working
   std::unique_ptr<cuda::PeerCopies> peers_;
-  std::jthread letting_go_;  // runs after the group has failed
-  std::jthread watch_;       // last member: it reads all of the above
+  // Threads come last: they are joined before the members that they read are destroyed.
+  std::jthread releasing_;  // since the group has failed
+  std::jthread watching_;
 };
 
 void check_options(const char* what, const NcclOptions& options) {

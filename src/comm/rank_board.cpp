@@ -40,7 +40,7 @@ bool is_of_this_user(int descriptor) noexcept {
 
 // Special values in place of a process number.
 constexpr std::int64_t kLeft = -1;  // its communicator is destroyed
-constexpr std::int64_t kGaveUp = -2;
+constexpr std::int64_t kAborted = -2;
 
 // Marks the rank as left, unless this is a fork: the entry has the parent's number.
 void leave(std::atomic<std::int64_t>& entry) noexcept {
@@ -128,7 +128,7 @@ RankBoard::RankBoard(const std::string& name, int rank, int size, std::size_t mo
 }
 
 RankBoard::~RankBoard() {
-  close();
+  remove_name();
   if (ranks_ == nullptr) return;
   Entries::of_process().remove(&ranks_[rank_].process);
   leave(ranks_[rank_].process);
@@ -147,26 +147,26 @@ RankBoard& RankBoard::operator=(RankBoard&& other) noexcept {
   return *this;
 }
 
-void RankBoard::close() noexcept {
+void RankBoard::remove_name() noexcept {
   if (!path_.empty()) unlink(path_.c_str());
   path_.clear();
 }
 
-void RankBoard::give_up() noexcept {
-  if (ranks_ != nullptr) ranks_[rank_].process = kGaveUp;
+void RankBoard::post_abort() noexcept {
+  if (ranks_ != nullptr) ranks_[rank_].process = kAborted;
 }
 
-void RankBoard::arrive(std::uint64_t call) noexcept {
+void RankBoard::post_call(std::uint64_t call) noexcept {
   if (ranks_ != nullptr) ranks_[rank_].calls = call;
 }
 
-bool RankBoard::all_made(std::uint64_t call) const noexcept {
+bool RankBoard::all_called(std::uint64_t call) const noexcept {
   return ranks_ == nullptr || std::all_of(ranks_, ranks_ + size_, [&](const Rank& rank) {
-           return rank.process != kGaveUp && rank.calls >= call;
+           return rank.process != kAborted && rank.calls >= call;
          });
 }
 
-bool RankBoard::all_arrived() const noexcept {
+bool RankBoard::all_joined() const noexcept {
   return ranks_ != nullptr && std::all_of(ranks_, ranks_ + size_, [](const Rank& rank) {
            return rank.process > 0 && rank.space == pid_namespace();
          });
@@ -178,7 +178,7 @@ bool RankBoard::may_share_process() const noexcept {
                               }) > 1;
 }
 
-void RankBoard::close_memory() noexcept {
+void RankBoard::post_memory_closed() noexcept {
   if (ranks_ != nullptr) ranks_[rank_].closed = 1;
 }
 
@@ -230,25 +230,25 @@ bool RankBoard::has_ended(const Rank& rank) noexcept {
 
 std::string RankBoard::text_of(int r) const {
   if (has_ended(ranks_[r])) return concat("rank ", r, "'s process has ended");
-  if (ranks_[r].process == kGaveUp) return concat("rank ", r, " gave up");
+  if (ranks_[r].process == kAborted) return concat("rank ", r, " gave up");
   const std::uint64_t calls = ranks_[r].calls;
   return concat("rank ", r, ranks_[r].process < 0 ? " has left after " : " has made ", calls,
                 calls == 1 ? " call" : " calls");
 }
 
-std::string RankBoard::gone(std::uint64_t call) const {
+std::string RankBoard::lost_ranks(std::uint64_t call) const {
   std::string text;
   for (int r = 0; r < (ranks_ == nullptr ? 0 : size_); ++r) {
     const std::int64_t process = ranks_[r].process;
     const bool left = process == kLeft && ranks_[r].calls < call;
     if (r == rank_) continue;
-    if (left || process == kGaveUp || has_ended(ranks_[r]))
+    if (left || process == kAborted || has_ended(ranks_[r]))
       text += concat(text.empty() ? "" : ", ", text_of(r));
   }
   return text;
 }
 
-std::string RankBoard::missing(std::uint64_t call) const {
+std::string RankBoard::late_ranks(std::uint64_t call) const {
   std::string text;
   int elsewhere = 0;
   for (int r = 0; r < size_; ++r) {

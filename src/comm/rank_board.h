@@ -1,5 +1,6 @@
-// Shared memory of the processes of a host. It shows the progress of a group's ranks, and serves
-// all-gathers that take a microsecond once all have arrived, without the GPU.
+// A table in shared memory of a host: each rank of a group posts the number of its last call, and
+// whether it has aborted. It also serves all-gathers that take a microsecond once all ranks have
+// arrived, without the GPU.
 #pragma once
 
 #include <cstddef>
@@ -13,38 +14,39 @@ class RankBoard {
  public:
   RankBoard() = default;
   // `name` is hexadecimal, the same on all ranks of the group and different for every other group.
-  // close() removes the name; all ranks call it when all boards have been made. The board is
-  // followed by `more` bytes in whole pages, initially zero.
+  // All ranks call remove_name() when all have joined. The board is followed by `more` bytes in
+  // whole pages, initially zero.
   RankBoard(const std::string& name, int rank, int size, std::size_t more = 0);
   ~RankBoard();
   RankBoard(RankBoard&& other) noexcept;
   RankBoard& operator=(RankBoard&& other) noexcept;
 
-  void close() noexcept;
+  // Removes the name from the file system; the board stays.
+  void remove_name() noexcept;
 
-  // Records that this rank makes the call of this number.
-  void arrive(std::uint64_t call) noexcept;
+  // Posts that this rank makes the call of this number.
+  void post_call(std::uint64_t call) noexcept;
 
-  // Records that this rank has aborted: no other rank should wait for it.
-  void give_up() noexcept;
+  // Posts that this rank has aborted: no other rank should wait for it.
+  void post_abort() noexcept;
 
   // Describes the ranks that will not make the call. Their process has ended, they have aborted, or
   // their communicator was destroyed before it or at a normal exit. "" if none is known.
-  std::string gone(std::uint64_t call) const;
+  std::string lost_ranks(std::uint64_t call) const;
 
   // Returns whether all ranks have made the call and none has aborted. GPU work of ended ranks may
   // then still be complete.
-  bool all_made(std::uint64_t call) const noexcept;
+  bool all_called(std::uint64_t call) const noexcept;
 
   // Returns whether all ranks are processes of this host that have joined the board.
-  bool all_arrived() const noexcept;
+  bool all_joined() const noexcept;
 
   // Returns whether another rank is in this process, or may be.
   bool may_share_process() const noexcept;
 
-  // Record that this rank has closed the memory of other ranks; return whether all have, or have
+  // Post that this rank has closed the memory of other ranks; return whether all have, or have
   // ended.
-  void close_memory() noexcept;
+  void post_memory_closed() noexcept;
   bool all_closed_memory() const noexcept;
 
   // Rounds of an all-gather between ranks that are all on the board: put() until all_put(), then
@@ -61,7 +63,7 @@ class RankBoard {
 
   // Describes the ranks that have not made the call: "rank 1 has made 2 calls, rank 3's process has
   // ended". It also says if there are none, or none known.
-  std::string missing(std::uint64_t call) const;
+  std::string late_ranks(std::uint64_t call) const;
 
  private:
   struct Rank;

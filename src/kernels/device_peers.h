@@ -21,8 +21,8 @@ struct PeerMemory {
   std::uint64_t bytes = 0;
 };
 
-// One rank's end. Exchanges run one after another on the device. let_go() ends an exchange that
-// waits for a missing rank; it then writes as if that rank had arrived.
+// One rank's end. Exchanges run one after another on the device. release_waits() ends an exchange
+// that waits for a missing rank; it then writes as if that rank had arrived.
 class PeerCopies {
  public:
   // Bytes of the flags for `size` ranks: shared, initially zero, page-aligned full pages.
@@ -40,7 +40,7 @@ class PeerCopies {
   // reach; nothing is mapped then.
   bool open(std::span<const PeerMemory> of_all);
   // Frees the latest allocation.
-  void drop() noexcept;
+  void free_latest() noexcept;
   // Returns this rank's first part of at least so many bytes, or null.
   void* memory_of(std::size_t bytes) const;
   std::size_t largest() const { return parts_.empty() ? 0 : parts_.back().bytes; }
@@ -57,7 +57,7 @@ class PeerCopies {
   // Returns true if the last exchange is done; a graph may have launched it.
   bool done() const;
   // Releases the current waits on this GPU; call it until its streams are done.
-  void let_go() const noexcept;
+  void release_waits() const noexcept;
   // Unmaps the other ranks' memory: no exchange is in flight, and none follows.
   void close() noexcept;
   // close(), then frees this rank's memory. Waits for the GPU.

@@ -40,21 +40,21 @@ void in_a_child(const std::function<void()>& body) {
 TEST(RankBoard, SaysWhoHasNotArrived) {
   const std::string name = name_of_test();
   auto first = std::make_unique<RankBoard>(name, 0, 3);
-  EXPECT_EQ(first->missing(1), "rank 0 has made 0 calls");  // the others have not joined yet
-  first->arrive(3);
-  EXPECT_EQ(first->missing(3), "of 2 ranks nothing is known on this host");
+  EXPECT_EQ(first->late_ranks(1), "rank 0 has made 0 calls");  // the others have not joined yet
+  first->post_call(3);
+  EXPECT_EQ(first->late_ranks(3), "of 2 ranks nothing is known on this host");
   RankBoard second(name, 1, 3);
   auto third = std::make_unique<RankBoard>(name, 2, 3);
   EXPECT_TRUE(std::filesystem::exists("/dev/shm/logitless-" + name));
-  first->close();
+  first->remove_name();
   EXPECT_FALSE(std::filesystem::exists("/dev/shm/logitless-" + name));
-  second.arrive(1);
-  third->arrive(2);
-  EXPECT_EQ(first->missing(3), "rank 1 has made 1 call, rank 2 has made 2 calls");
-  EXPECT_EQ(second.missing(2), "rank 1 has made 1 call");
+  second.post_call(1);
+  third->post_call(2);
+  EXPECT_EQ(first->late_ranks(3), "rank 1 has made 1 call, rank 2 has made 2 calls");
+  EXPECT_EQ(second.late_ranks(2), "rank 1 has made 1 call");
   third.reset();
-  EXPECT_EQ(first->missing(3), "rank 1 has made 1 call, rank 2 has left after 2 calls");
-  EXPECT_EQ(first->missing(1), "all ranks have made the call, and one has not run it");
+  EXPECT_EQ(first->late_ranks(3), "rank 1 has made 1 call, rank 2 has left after 2 calls");
+  EXPECT_EQ(first->late_ranks(1), "all ranks have made the call, and one has not run it");
 }
 
 // A foreign file of its name is neither followed nor trusted.
@@ -64,8 +64,8 @@ TEST(RankBoard, FilesOfOthersAreLeftAlone) {
                               target = path.string() + "-target";
   const auto expect_alone = [&] {
     RankBoard board(name, 0, 2);
-    EXPECT_EQ(board.missing(1), "of 2 ranks nothing is known on this host");
-    board.close();
+    EXPECT_EQ(board.late_ranks(1), "of 2 ranks nothing is known on this host");
+    board.remove_name();
     EXPECT_EQ(std::filesystem::file_size(target), 0U);
     EXPECT_TRUE(std::filesystem::exists(std::filesystem::symlink_status(path)));
     std::filesystem::remove(path);
@@ -84,14 +84,14 @@ TEST(RankBoard, FilesOfOthersAreLeftAlone) {
 TEST(RankBoard, AProcessThatHasEnded) {
   const std::string name = name_of_test();
   RankBoard mine(name, 0, 2);
-  mine.arrive(2);
+  mine.post_call(2);
   in_a_child([&] {
     RankBoard other(name, 1, 2);
-    other.arrive(1);
+    other.post_call(1);
     _exit(0);  // without a destructor
   });
-  EXPECT_EQ(mine.missing(2), "rank 1's process has ended");
-  EXPECT_EQ(mine.missing(1), "all ranks have made the call, and one has not run it");
+  EXPECT_EQ(mine.late_ranks(2), "rank 1's process has ended");
+  EXPECT_EQ(mine.late_ranks(1), "all ranks have made the call, and one has not run it");
 }
 
 // A rank that has made the call before a normal exit is not missing from it; one that has not is.
@@ -99,18 +99,18 @@ TEST(RankBoard, AProcessThatHasEnded) {
 TEST(RankBoard, AProcessThatEndsInOrderHasLeft) {
   const std::string name = name_of_test();
   RankBoard mine(name, 0, 2);
-  mine.arrive(2);
+  mine.post_call(2);
   in_a_child([&] {
     static auto* const other = new RankBoard(name, 1, 2);  // as in plans that are never freed
-    other->arrive(2);
+    other->post_call(2);
     std::exit(0);
   });
-  EXPECT_EQ(mine.gone(2), "");
-  EXPECT_TRUE(mine.all_made(2));
-  EXPECT_FALSE(mine.all_made(3));
-  EXPECT_EQ(mine.gone(3), "rank 1 has left after 2 calls");
+  EXPECT_EQ(mine.lost_ranks(2), "");
+  EXPECT_TRUE(mine.all_called(2));
+  EXPECT_FALSE(mine.all_called(3));
+  EXPECT_EQ(mine.lost_ranks(3), "rank 1 has left after 2 calls");
   RankBoard again(name, 1, 2);
-  EXPECT_EQ(again.gone(3), "");
+  EXPECT_EQ(again.lost_ranks(3), "");
 }
 
 TEST(RankBoard, NamesWhoIsGone) {
@@ -121,12 +121,12 @@ TEST(RankBoard, NamesWhoIsGone) {
     _exit(0);
   });
   auto third = std::make_unique<RankBoard>(name, 2, 3);
-  EXPECT_EQ(mine.gone(2), "rank 1's process has ended");
-  third->arrive(1);
+  EXPECT_EQ(mine.lost_ranks(2), "rank 1's process has ended");
+  third->post_call(1);
   third.reset();
-  EXPECT_EQ(mine.gone(2), "rank 1's process has ended, rank 2 has left after 1 call");
-  EXPECT_FALSE(mine.all_made(1));  // rank 1 has not made it
-  EXPECT_EQ(mine.gone(1), "rank 1's process has ended");
+  EXPECT_EQ(mine.lost_ranks(2), "rank 1's process has ended, rank 2 has left after 1 call");
+  EXPECT_FALSE(mine.all_called(1));  // rank 1 has not made it
+  EXPECT_EQ(mine.lost_ranks(1), "rank 1's process has ended");
 }
 
 TEST(RankBoard, AnEndThatNobodyHasAskedAboutIsAnEnd) {
@@ -139,7 +139,7 @@ TEST(RankBoard, AnEndThatNobodyHasAskedAboutIsAnEnd) {
   }
   siginfo_t ended;
   ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
-  EXPECT_EQ(mine.gone(1), "rank 1's process has ended");
+  EXPECT_EQ(mine.lost_ranks(1), "rank 1's process has ended");
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
 }
 
@@ -147,15 +147,15 @@ TEST(RankBoard, NamesWhoHasGivenUp) {
   const std::string name = name_of_test();
   RankBoard a(name, 0, 2);
   auto b = std::make_unique<RankBoard>(name, 1, 2);
-  a.arrive(3);
-  b->arrive(3);
-  EXPECT_EQ(a.gone(3), "");
-  b->give_up();
-  EXPECT_EQ(a.gone(3), "rank 1 gave up");
+  a.post_call(3);
+  b->post_call(3);
+  EXPECT_EQ(a.lost_ranks(3), "");
+  b->post_abort();
+  EXPECT_EQ(a.lost_ranks(3), "rank 1 gave up");
   b.reset();
-  EXPECT_EQ(a.gone(3), "rank 1 gave up");
-  a.give_up();
-  EXPECT_EQ(a.gone(3), "rank 1 gave up") << "of the others";
+  EXPECT_EQ(a.lost_ranks(3), "rank 1 gave up");
+  a.post_abort();
+  EXPECT_EQ(a.lost_ranks(3), "rank 1 gave up") << "of the others";
 }
 
 TEST(RankBoard, Exchanges) {
@@ -163,10 +163,10 @@ TEST(RankBoard, Exchanges) {
   const std::string name = name_of_test();
   std::vector<std::unique_ptr<RankBoard>> boards;
   for (int r = 0; r < kSize; ++r) {
-    EXPECT_TRUE(r == 0 || !boards[0]->all_arrived());
+    EXPECT_TRUE(r == 0 || !boards[0]->all_joined());
     boards.push_back(std::make_unique<RankBoard>(name, r, kSize));
   }
-  EXPECT_TRUE(boards[0]->all_arrived());
+  EXPECT_TRUE(boards[0]->all_joined());
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;
   for (int r = 0; r < kSize; ++r) {
@@ -201,16 +201,16 @@ TEST(RankBoard, SeesThatBytesDiffer) {
 
 TEST(RankBoard, WithoutSharedMemory) {
   RankBoard nowhere("no/such/folder", 0, 2);
-  nowhere.arrive(1);
-  EXPECT_EQ(nowhere.missing(1), "of 2 ranks nothing is known on this host");
+  nowhere.post_call(1);
+  EXPECT_EQ(nowhere.late_ranks(1), "of 2 ranks nothing is known on this host");
 }
 
 TEST(RankBoard, Moves) {
   RankBoard board;
   board = RankBoard(name_of_test(), 0, 1);
-  EXPECT_EQ(board.missing(1), "rank 0 has made 0 calls");
-  board.arrive(1);
-  EXPECT_EQ(board.missing(1), "all ranks have made the call, and one has not run it");
+  EXPECT_EQ(board.late_ranks(1), "rank 0 has made 0 calls");
+  board.post_call(1);
+  EXPECT_EQ(board.late_ranks(1), "all ranks have made the call, and one has not run it");
 }
 
 TEST(RankBoard, HasBytesBesideIt) {
@@ -225,7 +225,7 @@ TEST(RankBoard, HasBytesBesideIt) {
   EXPECT_TRUE(std::all_of(of_b, of_b + 2 * page, [](unsigned char c) { return c == 0; }));
   of_a[2 * page - 1] = 7;
   EXPECT_EQ(of_b[2 * page - 1], 7);
-  a.arrive(3);  // the areas do not overlap
+  a.post_call(3);  // the areas do not overlap
   EXPECT_EQ(of_b[0], 0);
   const RankBoard moved = std::move(a);
   EXPECT_EQ(moved.more(), of_a);
@@ -236,9 +236,9 @@ TEST(RankBoard, WhoHasMemoryOpen) {
   const std::string name = name_of_test();
   RankBoard a(name, 0, 3), b(name, 1, 3);
   auto c = std::make_unique<RankBoard>(name, 2, 3);
-  a.close_memory();
+  a.post_memory_closed();
   EXPECT_FALSE(a.all_closed_memory());
-  b.close_memory();
+  b.post_memory_closed();
   EXPECT_FALSE(a.all_closed_memory());
   c.reset();  // has left
   EXPECT_TRUE(a.all_closed_memory());

@@ -349,7 +349,7 @@ TEST_F(Exchange, ARankThatNeverComesIsMissed) {
   });
   EXPECT_EQ(outcome,
             (Outcome{"DeviceError",
-                     "communicator: rank 0 of 2: the group's making: not done within 2000 ms; "
+                     "communicator: rank 0 of 2: creation of the group: not done within 2000 ms; "
                      "other ranks have not arrived"}));
 }
 

@@ -129,12 +129,12 @@ PeerCopies::~PeerCopies() {
 
 void PeerCopies::free() noexcept {
   close();
-  while (!parts_.empty()) drop();
+  while (!parts_.empty()) free_latest();
 }
 
 PeerMemory PeerCopies::allocate(std::size_t bytes) {
   PeerMemory shared;
-  Part& part = parts_.emplace_back();
+  Part part;
   part.bytes = bytes;
   part.of_rank.resize(size_);
   void* memory = nullptr;
@@ -155,6 +155,7 @@ PeerMemory PeerCopies::allocate(std::size_t bytes) {
     }
   }
   cudaGetLastError();
+  parts_.push_back(std::move(part));
   return shared;
 }
 
@@ -192,7 +193,7 @@ PeerCopies::Memory PeerCopies::of_this_process(std::uint64_t address) {
   return found == allocated().end() ? nullptr : found->second.lock();
 }
 
-void PeerCopies::drop() noexcept {
+void PeerCopies::free_latest() noexcept {
   close(parts_.back());
   parts_.pop_back();
 }
@@ -280,7 +281,7 @@ void PeerCopies::all_to_all(const void* slices, void* slices_of_all, std::size_t
   exchange(slices, bytes_each, slices_of_all, bytes_each, stream);
 }
 
-void PeerCopies::let_go() const noexcept {
+void PeerCopies::release_waits() const noexcept {
   for (std::size_t r = 0; r < size_; ++r) {
     for (const Barrier barrier : {kReady, kDone}) {
       std::byte* const flag =

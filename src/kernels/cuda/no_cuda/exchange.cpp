@@ -32,13 +32,13 @@ PeerCopies::PeerCopies(int, int, void*) { refuse(); }
 PeerCopies::~PeerCopies() = default;
 PeerMemory PeerCopies::allocate(std::size_t) { refuse(); }
 bool PeerCopies::open(std::span<const PeerMemory>) { refuse(); }
-void PeerCopies::drop() noexcept {}
+void PeerCopies::free_latest() noexcept {}
 void* PeerCopies::memory_of(std::size_t) const { refuse(); }
 bool PeerCopies::holds(const void*, std::size_t) const { refuse(); }
 void PeerCopies::all_gather(const void*, void*, std::size_t, Stream) const { refuse(); }
 void PeerCopies::all_to_all(const void*, void*, std::size_t, Stream) const { refuse(); }
 bool PeerCopies::done() const { refuse(); }
-void PeerCopies::let_go() const noexcept {}
+void PeerCopies::release_waits() const noexcept {}
 void PeerCopies::close() noexcept {}
 void PeerCopies::free() noexcept {}
 
