@@ -20,7 +20,7 @@ void CollectiveCalls::all_to_all(const void* slices, void* slices_of_all, std::s
   communicator_->all_to_all(slices, slices_of_all, bytes_each, stream);
 }
 
-void CollectiveCalls::tokens(std::int64_t count, std::uint64_t order) {
+void CollectiveCalls::require_same_tokens(std::int64_t count, std::uint64_t order) {
   if (!on_device() || header_.exchange > 0) return;
   header_.order = static_cast<std::uint32_t>(order ^ order >> 32);
   barrier_at(Stage::exchange, ExchangeKind::tokens, static_cast<std::size_t>(count));

@@ -47,32 +47,34 @@ class CollectiveCalls {
   void all_to_all(const void* slices, void* slices_of_all, std::size_t bytes_each,
                   void* stream = nullptr);
 
-  // Groups the communicator's exchanges during its lifetime. Not for the first exchange of a call.
-  class Together {
+  // Enqueues the exchanges of its lifetime as one: an NCCL group (ncclGroupStart, ncclGroupEnd).
+  // Not for the first exchange of a call.
+  class Batch {
    public:
-    explicit Together(CollectiveCalls& calls) : communicator_(*calls.communicator_) {
+    explicit Batch(CollectiveCalls& calls) : communicator_(*calls.communicator_) {
       communicator_.begin_group();
     }
     // Throws as end_group() does, unless an exception is already in flight.
-    ~Together() noexcept(false) {
+    ~Batch() noexcept(false) {
       try {
         communicator_.end_group();
       } catch (...) {
         if (std::uncaught_exceptions() == exceptions_) throw;  // else the first exception is kept
       }
     }
-    Together(const Together&) = delete;
-    Together& operator=(const Together&) = delete;
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
 
    private:
     Communicator& communicator_;
     const int exceptions_ = std::uncaught_exceptions();
   };
 
-  // Checks before the first exchange of a call on a GPU that all ranks have the same number of
-  // tokens. On the CPU the byte counts of exchanges check it. order identifies the far field's
-  // order: it is equal on ranks with orders of one share_order.
-  void tokens(std::int64_t count, std::uint64_t order = 0);
+  // Throws on all ranks unless they pass the same number of tokens and the same order, which
+  // identifies the far field's: it is equal on ranks with orders of one share_order. It is the
+  // first exchange of a call on a GPU, and nothing after another. On the CPU the barriers before
+  // all exchanges compare byte counts instead.
+  void require_same_tokens(std::int64_t count, std::uint64_t order = 0);
 
   // Reports a target outside the vocabulary: all ranks throw InvalidArgument at the next exchange,
   // or at the end. Only the first of a call is kept.

@@ -47,17 +47,17 @@ struct FarOperands {
 // that order it and the call's stream.
 struct CommStream {
   std::shared_ptr<void> stream;
-  std::shared_ptr<void> start;        // the inputs of a chunk exist; the buffer of a slice is free
-  std::shared_ptr<void> ready;        // a chunk is computed; a slice has arrived
-  std::shared_ptr<void> hidden_done;  // the slices of a chunk's d_hidden are computed
-  std::shared_ptr<void> exchanged;    // those slices, or sums of a weight slice, have arrived
+  std::shared_ptr<void> start;        // the receive buffers of a chunk's inputs or a slice are free
+  std::shared_ptr<void> ready;        // these inputs, or the slice, have arrived
+  std::shared_ptr<void> hidden_done;  // the local partial sums of a chunk's d_hidden are complete
+  std::shared_ptr<void> exchanged;    // those of all ranks, or of a weight slice, have arrived
   // i32 [rows]: Sharding::vocab_ids on the device; null: the entries are consecutive.
   std::shared_ptr<const void> vocab_ids;
   // Exchange memory of the communicator, which replaces the workspace's part for exchanges; null:
   // none. The event is shared by all plans of the group: the last call that received into the
   // memory no longer reads it.
   void* memory = nullptr;
-  std::shared_ptr<void> memory_free;
+  std::shared_ptr<void> memory_released;
 };
 
 // Operands of a vocabulary-parallel call.
@@ -65,7 +65,7 @@ struct ShardOperands {
   CollectiveCalls* calls = nullptr;     // null: no sharding
   CollectiveCalls* replicas = nullptr;  // null: none
   VocabShard vocab{0};                  // the local shard; may be empty, and shape.vocab is 1 then
-  bool tokens = false;
+  bool tokens_sharded = false;
   const CommStream* comm_stream = nullptr;  // on a GPU
   const GatheredVocab* gathered = nullptr;  // null: not gathered. Else shape.vocab is global
   std::int64_t first_tile = 0, tiles = 0;   // of earlier ranks, and of all

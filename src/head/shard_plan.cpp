@@ -332,7 +332,7 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
   call.shard = {.calls = &plan.agreement->calls,
                 .replicas = plan.agreement->replicas.get(),
                 .vocab = VocabShard(sharding, call.shape.vocab),
-                .tokens = sharding.tokens,
+                .tokens_sharded = sharding.tokens,
                 .first_tile = plan.agreement->first_tile,
                 .tiles = plan.agreement->tiles};
   require(call.shape.vocab == plan.agreement->rows, "plan: made for ", plan.agreement->rows,
@@ -362,7 +362,8 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
   for (auto* event :
        {&comm_stream.start, &comm_stream.ready, &comm_stream.hidden_done, &comm_stream.exchanged})
     *event = cuda::make_event();
-  if (comm_stream.memory != nullptr) comm_stream.memory_free = event_of_memory(comm_stream.memory);
+  if (comm_stream.memory != nullptr)
+    comm_stream.memory_released = event_of_memory(comm_stream.memory);
 }
 
 bool is_planned(const ShardAgreement& agreed, const Sharding& sharding) {

@@ -6,8 +6,8 @@
 
 namespace logitless::cuda {
 
-// Merges target logits of all ranks, all [ranks, slots], into logits [slots]; one rank has each
-// target.
+// Merges target logits of all ranks, all [ranks, slots], into logits [slots], by their sum: a
+// target's logit is 0 on all ranks but that of its shard.
 void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits, Stream stream);
 
 // Computes the outputs of `chunk` for the global vocabulary from the records [ranks, tokens] of all
@@ -20,14 +20,15 @@ void merge_records(const ForwardCall& chunk, const TokenRecord* records, int ran
 void absorb_records(const ForwardCall& chunk, const float* found, bool first, TokenRecord* states,
                     float* logits);
 
-// Replaces the forward on a rank with an empty shard: writes its records and bad_target.
-void forward_nothing(const ForwardCall& chunk);
+// Replaces the forward on a rank with an empty shard: writes records of no entries, which change no
+// merge, and bad_target.
+void write_neutral_records(const ForwardCall& chunk);
 
-// This rank's part of a chunk of sequence-parallel tokens. hidden [step, dim], in the dtype of
-// `all`, and targets [step, K] are its tokens [first, first + count), padded with rows of 0 without
-// a target. A target out of range is noted in all.bad_target.
+// This rank's part of a chunk of sequence-parallel tokens. hidden [padded, dim], in the dtype of
+// `all`, and targets [padded, K] are its tokens [first, first + count), padded with rows of 0
+// without a target. A target out of range is noted in all.bad_target.
 struct LocalTokens {
-  std::int64_t first = 0, count = 0, step = 0;
+  std::int64_t first = 0, count = 0, padded = 0;
   const std::int32_t* rows = nullptr;  // [all tokens] their order; null: the identity
   void* hidden = nullptr;
   std::int64_t* targets = nullptr;

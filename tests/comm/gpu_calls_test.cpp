@@ -60,7 +60,7 @@ TEST(GpuCalls, SynchronizeOnceACall) {
   const auto outcomes = run([](CollectiveCalls& calls, LikeGpu& gpu) {
     for (int call = 1; call <= 3; ++call) {
       calls.run([&] {
-        if (call > 1) calls.tokens(100);
+        if (call > 1) calls.require_same_tokens(100);
         for (int i = 0; i < 4; ++i) exchange(calls);
       });
       EXPECT_EQ(gpu.meetings, call);
@@ -88,7 +88,7 @@ TEST(GpuCalls, WhatFailsBeforeTheFirstExchangeAllThrow) {
 TEST(GpuCalls, DifferentNumbersOfTokensAreReported) {
   const auto outcomes = run([](CollectiveCalls& calls, LikeGpu& gpu) {
     calls.run([&] {
-      calls.tokens(gpu.rank() == 2 ? 900 : 1000);
+      calls.require_same_tokens(gpu.rank() == 2 ? 900 : 1000);
       exchange(calls);
     });
   });

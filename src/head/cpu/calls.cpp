@@ -95,7 +95,7 @@ Sum sum_of_ranks(CollectiveCalls& calls, const Sum& mine) {
 
 // Returns the divisor of `mean`: the sum over the ranks of sharded tokens, and over the replicas.
 double normalizer_of(const ShardOperands& shard, double shares) {
-  if (shard.tokens) shares = sum_of_ranks(*shard.calls, shares);
+  if (shard.tokens_sharded) shares = sum_of_ranks(*shard.calls, shares);
   if (shard.replicas != nullptr) shares = sum_of_ranks(*shard.replicas, shares);
   return shares;
 }
@@ -185,7 +185,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
     set_coefficients_of_token(r, token_coefficients);
   });
   stats.far = engine.far_statistics();
-  if (call.shard.tokens) sums = sum_of_ranks(*call.shard.calls, sums);
+  if (call.shard.tokens_sharded) sums = sum_of_ranks(*call.shard.calls, sums);
   stats.valid_tokens = engine.all_valid_tokens();
 
   if (options.reduction != Reduction::none && loss.defined()) {

@@ -120,7 +120,7 @@ void Engine::set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const {
   chunk.sizes = sizes_;
   chunk.tokens = tokens.count;
   chunk.threads = plan_.threads;
-  if (call_.shard.tokens) {
+  if (call_.shard.tokens_sharded) {
     chunk.hidden = {at<std::byte>(layout_.shard.hidden), call_.shape.dtype, call_.shape.dim, 1,
                     at<std::int64_t>(layout_.shard.place)};
   } else {
@@ -139,7 +139,7 @@ void Engine::set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const {
 
 std::int64_t Engine::count_tokens() {
   all_valid_ = valid_;
-  if (!call_.shard.tokens) return valid_;
+  if (!call_.shard.tokens_sharded) return valid_;
   gather_counts();
   const auto* counts = at<std::int64_t>(layout_.shard.counts);
   all_valid_ = std::accumulate(counts, counts + call_.shard.ranks(), std::int64_t{0});
@@ -157,7 +157,7 @@ void Engine::run(TokenFunction function) {
   if (far()) start_far();
   // Chunks have equal sizes: a short last one would waste the fixed work of a chunk.
   const std::int64_t capacity =
-      call_.shard.tokens ? sizes_.tokens / call_.shard.ranks() : sizes_.tokens;
+      call_.shard.tokens_sharded ? sizes_.tokens / call_.shard.ranks() : sizes_.tokens;
   const std::int64_t chunks = ceil_div(std::max<std::int64_t>(most, 1), capacity);
   step_ = ceil_div(most, chunks);
   for (std::int64_t first = 0; first < most; first += step_)
@@ -171,7 +171,7 @@ Engine::ChunkTokens Engine::chunk_tokens(std::int64_t first) const {
   out.first = first;
   out.local_count = std::clamp<std::int64_t>(valid_ - first, 0, step_);
   out.count = out.local_count;
-  if (!call_.shard.tokens) return out;
+  if (!call_.shard.tokens_sharded) return out;
   out.count = 0;
   const auto* counts = at<std::int64_t>(layout_.shard.counts);
   for (int r = 0; r < call_.shard.ranks(); ++r) {

@@ -150,7 +150,7 @@ class Engine {
   // Weight-gathered calls (gathered_engine.cpp).
   struct SliceBlock;
   bool gathered() const { return call_.shard.gathered != nullptr; }
-  bool exchanges_tokens() const { return call_.shard.tokens && !gathered(); }
+  bool exchanges_tokens() const { return call_.shard.tokens_sharded && !gathered(); }
   void run_gathered(TokenFunction function);
   void gather_slice(std::int64_t slice) const;
   template <typename F>

@@ -61,7 +61,7 @@ void Engine::start_far() {
   if (plan_.audit == nullptr) return;
   all_audited_ = std::min(plan_.audit->shape.tokens, all_valid_);
   audited_ = all_audited_;
-  if (call_.shard.tokens) choose_audited_of_ranks();
+  if (call_.shard.tokens_sharded) choose_audited_of_ranks();
 }
 
 // Audited tokens are evenly spaced over the valid tokens of all ranks, concatenated by rank.

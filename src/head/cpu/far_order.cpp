@@ -23,7 +23,7 @@ template void Engine::move(double*, std::int64_t, Way, std::int64_t) const;
 
 // Moves the tokens' rows, their token ids, and the targets that follow from these.
 void Engine::move_rows(const ChunkCommon& chunk, std::int64_t first, Way way) const {
-  if (!call_.shard.tokens) move(at<std::int64_t>(layout_.rows) + first, chunk.tokens, way);
+  if (!call_.shard.tokens_sharded) move(at<std::int64_t>(layout_.rows) + first, chunk.tokens, way);
   if (sharded()) move(at<std::int64_t>(layout_.shard.place), chunk.tokens, way);
   move(at<std::int32_t>(layout_.vocab_ids), chunk.tokens, way, plan_.features.targets_per_token);
   sort_chunk_targets(chunk);

@@ -25,7 +25,7 @@ void Engine::gather_counts() {
 // Computes the indices of a chunk's tokens in the exchanged buffers, and their targets.
 void Engine::locate_targets(const ChunkTokens& tokens, std::int32_t* vocab_ids) const {
   auto* const place = at<std::int64_t>(layout_.shard.place);
-  if (!call_.shard.tokens) {
+  if (!call_.shard.tokens_sharded) {
     for (std::int64_t t = 0; t < tokens.count; ++t) place[t] = t;
     return read_targets(targets_, valid_rows() + tokens.first, tokens.count, vocab_ids);
   }
@@ -191,7 +191,7 @@ void Engine::exchange_hidden(const ChunkTokens& tokens) {
   const int ranks = call_.shard.ranks();
   const int rank = call_.shard.rank();
   const std::int64_t dim = call_.shape.dim;
-  const bool spread = call_.shard.tokens;
+  const bool spread = call_.shard.tokens_sharded;
   const std::int64_t block = spread ? step_ : ceil_div(tokens.count, ranks);
   const std::int64_t mine =
       spread ? tokens.local_count : std::clamp<std::int64_t>(tokens.count - rank * block, 0, block);

@@ -62,16 +62,16 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   loss.nan_if_empty = options.nan_if_empty;
   loss.statistics = engine.statistics();
   loss.workspace = engine.loss_workspace();
-  loss.finishes = !call.shard.tokens;
+  loss.finishes = !call.shard.tokens_sharded;
   const TensorView& bound = call.far.d_hidden_bound;
   if (bound.defined() && !is_far(call.plan->kind))
     fill_device(bound.data(), 0, static_cast<std::size_t>(bound.bytes()), all.stream);
-  loss.shares = engine.shares_of_ranks(loss);
+  loss.shares = engine.global_denominator(loss);
   begin_loss(loss, all);
   engine.run([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_losses(loss, chunk, rows, delta);
   });
-  call.shard.tokens ? engine.finish_sharded(loss) : finish_loss(loss, all);
+  call.shard.tokens_sharded ? engine.finish_sharded(loss) : finish_loss(loss, all);
   // The audit needs only the coefficients; begin_loss has already covered all tokens.
   LossCall audit = loss;
   audit.loss = nullptr;

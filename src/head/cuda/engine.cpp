@@ -38,7 +38,7 @@ Engine::Engine(const HeadCall& call) : Engine(call, OperandsAlone()) {
   set_gradients();
   set_outputs();
   set_far();
-  if (sharded()) require_shard();
+  if (sharded()) require_aligned_operands();
 }
 
 void Engine::require_fit() const {
@@ -64,6 +64,12 @@ void Engine::require_fit() const {
 }
 
 DeviceStatistics* Engine::statistics() const { return at<DeviceStatistics>(layout_.statistics); }
+void Engine::reset_bad_targets() const {
+  static_assert(kNoBadTarget == ~std::uint64_t{0});
+  static_assert(offsetof(DeviceStatistics, bad_rank) == sizeof(std::uint64_t));
+  // All bits of bad_target (kNoBadTarget) and of bad_rank (-1) are 1.
+  fill_device(statistics(), 0xff, sizeof(std::uint64_t) + sizeof(std::int64_t), all.stream);
+}
 void* Engine::loss_workspace() const { return base_ + layout_.loss; }
 
 void Engine::set_operands() {
@@ -95,7 +101,7 @@ void Engine::set_operands() {
   all.global_vocab = call_.shape.global_vocab;
   if (gathered()) return;  // each block sets its own vocabulary entries
   all.vocab_begin = call_.shard.vocab.rows() > 0 ? call_.shard.vocab.vocab_id(0) : 0;
-  all.vocab_ids = static_cast<const std::int32_t*>(call_.shard.comm_stream->vocab_ids.get());
+  all.vocab_ids = static_cast<const std::int32_t*>(comm().vocab_ids.get());
   if (all.logit_weights == nullptr) return;
   if (all.vocab_ids == nullptr) {
     all.logit_weights += all.vocab_begin;
@@ -140,8 +146,9 @@ void Engine::set_gradients() {
   round_weight_ = sums_weight(kernel_, layout_tokens_, features_, sizes_);
 }
 
-ForwardCall Engine::chunk_call(std::int64_t first, std::int64_t count) const {
-  ForwardCall c = all;
+ForwardCall Engine::chunk_call(const ForwardCall& of, std::int64_t first,
+                               std::int64_t count) const {
+  ForwardCall c = of;
   const DType dtype = c.shape.dtype;
   const std::int64_t slot = first * c.shape.targets_per_token;
   c.shape.tokens = count;
@@ -182,10 +189,10 @@ VocabRanges Engine::aliased_ranges() const {
   return ranges;
 }
 
-void Engine::run(const ChunkFunction& tokens) {
+void Engine::run(const ChunkFunction& set_coefficients) {
   if (kernel_.prepare != nullptr) kernel_.prepare();
-  if (gathered()) return run_gathered(tokens);
-  if (sharded()) return run_sharded(tokens);
+  if (gathered()) return run_gathered(set_coefficients);
+  if (sharded()) return run_sharded(set_coefficients);
   const bool gradients = wants_gradients(features_);
   auto* const rows = gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr;
   float* const delta = gradients ? at<float>(layout_.gradients.delta) : nullptr;
@@ -198,7 +205,7 @@ void Engine::run(const ChunkFunction& tokens) {
         chunk_call(first, std::min(std::max<std::int64_t>(most, 1), total - first));
     last_chunk_ = first + chunk.shape.tokens == total;
     sizes_.far ? far_forward(chunk) : kernel_.forward(chunk);
-    tokens(chunk, rows, delta);
+    set_coefficients(chunk, rows, delta);
     if (sizes_.far) scatter_outputs(chunk, all);
     if (gradients && total > 0) {
       sizes_.far ? far_backward(chunk, first == 0) : backward(chunk, first == 0);
@@ -226,11 +233,12 @@ ForwardCall Engine::forward_saved() {
   return chunk;
 }
 
-void Engine::backward_saved(const ChunkFunction& tokens) {
+void Engine::backward_saved(const ChunkFunction& set_coefficients) {
   if (kernel_.prepare != nullptr) kernel_.prepare();
   if (all.shape.tokens == 0) return clear_weights();
   const ForwardCall chunk = chunk_call(0, all.shape.tokens);
-  tokens(chunk, at<RowCoefficients>(layout_.gradients.rows), at<float>(layout_.gradients.delta));
+  set_coefficients(chunk, at<RowCoefficients>(layout_.gradients.rows),
+                   at<float>(layout_.gradients.delta));
   backward(chunk, true);
   round_weights();
 }
@@ -430,7 +438,7 @@ void Engine::products(const BlockCall& block, bool first_chunk, bool first_vocab
   if (wants_hidden()) p.d_hidden = hidden_sums(c, first_vocab_block);
   if (call_.shard.comm_stream != nullptr && !gathered() && wants_hidden() &&
       block.vocab_begin + block.vocab_count >= c.shape.vocab)
-    p.hidden_done = call_.shard.comm_stream->hidden_done.get();
+    p.hidden_done = comm().hidden_done.get();
   if (d_weight_.data != nullptr) {
     p.d_weight = weight_sums(first_chunk);
     p.d_weight.data =

@@ -10,8 +10,8 @@
 
 namespace logitless::cuda {
 
-// Non-owning function of a chunk's tokens between forward and backward. It fills rows and delta
-// (null without gradients).
+// Non-owning function of a chunk's tokens between forward and backward: a loss, or the cotangents
+// of the outputs. It sets their gradient coefficients, `rows` and `delta` (null without gradients).
 class ChunkFunction {
  public:
   template <typename F>
@@ -41,33 +41,34 @@ class Engine {
   ForwardCall all;
 
   // Audits after run of a far-field plan: an engine runs the exact plan of the audited tokens, and
-  // the results are compared. `tokens` as in run.
-  void audit(const ChunkFunction& tokens) const;
+  // the results are compared.
+  void audit(const ChunkFunction& set_coefficients) const;
   // Returns the i64 argmax that the caller fills from the chunks' i32 ones; null if there is none.
   std::int64_t* int64_argmax() const { return int64_argmax_; }
 
-  // Returns the divisor of a mean over the ranks of sharded tokens and the replicas; null if the
-  // local tokens are all. Collective, like finish_sharded, which replaces finish_loss for sharded
-  // tokens.
-  const double* shares_of_ranks(const LossCall& loss) const;
+  // Returns the denominator of a mean over the ranks of sharded tokens and the replicas; null if
+  // the local tokens are all. Collective, like finish_sharded, which replaces finish_loss for
+  // sharded tokens.
+  const double* global_denominator(const LossCall& loss) const;
   void finish_sharded(const LossCall& loss) const;
   // All-gathers the far field's sums of all ranks, after the audit, for far_statistics.
   void publish_far_sums() const;
 
   DeviceStatistics* statistics() const;
   void* loss_workspace() const;
-  void run(const ChunkFunction& tokens);
+  void run(const ChunkFunction& set_coefficients);
   // Split `run` into two calls, each with its own engine, for a dense plan of all tokens at once.
   // The block of exponentials and the outputs stay in the workspace in between. The outputs are
   // those of `all`; null ones are not requested.
   ForwardCall forward_saved();
-  void backward_saved(const ChunkFunction& tokens);
+  void backward_saved(const ChunkFunction& set_coefficients);
 
  private:
-  // A chunk of a vocabulary-parallel call.
+  // A chunk of a vocabulary-parallel call: tokens [first, first + count), of each rank if tokens
+  // are sharded.
   struct ShardChunk {
-    std::int64_t first = 0, step = 0;  // tokens; of each rank if tokens are sharded
-    int buffer = 0;                    // index of its input buffers
+    std::int64_t first = 0, count = 0;
+    int buffer = 0;  // index of its input buffers
   };
 
   // Initializes the members common to both kinds of engine; sets no outputs and no gradients.
@@ -80,7 +81,12 @@ class Engine {
   void set_outputs();
   void set_gradients();
   void clear_weights() const;
-  ForwardCall chunk_call(std::int64_t first, std::int64_t count) const;
+  // Returns the call for tokens [first, first + count) of `of`; outputs that it lacks are in the
+  // workspace.
+  ForwardCall chunk_call(const ForwardCall& of, std::int64_t first, std::int64_t count) const;
+  ForwardCall chunk_call(std::int64_t first, std::int64_t count) const {
+    return chunk_call(all, first, count);
+  }
   VocabRanges aliased_ranges() const;
   void backward(const ForwardCall& chunk, bool first_chunk);
   void set_vocab_block(BlockCall& block) const;
@@ -116,41 +122,47 @@ class Engine {
   bool wants_hidden() const {
     return d_hidden_.data != nullptr || (sharded() && features_.d_hidden);
   }
-  // Throws errors that one rank alone would otherwise throw after the first exchange.
-  void require_shard() const;
-  void gather_tokens_of_ranks() const;
-  void run_sharded(const ChunkFunction& tokens);
-  void run_chunks(const ChunkFunction& tokens);
-  ForwardCall prepare_chunk(const ShardChunk& of);
-  ForwardCall made_chunk(const ShardChunk& of);
-  void set_target_logits(ForwardCall& chunk, int buffer);
+  const CommStream& comm() const { return *call_.shard.comm_stream; }
+  Stream comm_stream() const { return comm().stream.get(); }
+  // Returns whether this rank's shard has no vocabulary entries. It then runs no kernels over the
+  // vocabulary, but all collectives.
+  bool empty_shard() const { return call_.shard.vocab.rows() == 0; }
+  void require_aligned_operands() const;
+  void require_same_tokens() const;
+  // Marks that no rank has a bad target yet. Kernels do so themselves, except where they do not
+  // read the caller's targets.
+  void reset_bad_targets() const;
+  void run_sharded(const ChunkFunction& set_coefficients);
+  void run_chunks(const ChunkFunction& set_coefficients);
+  // Returns whether a chunk's inputs are not the caller's tensors but copies, of the tokens of all
+  // ranks or in the far field's order.
+  bool assembles_chunks() const { return call_.shard.tokens_sharded || sizes_.far; }
+  ForwardCall prefetch_chunk(const ShardChunk& of);
+  ForwardCall assemble_chunk(const ShardChunk& of) const;
+  void merge_target_logits(ForwardCall& chunk, int buffer) const;
   void forward_sharded(ForwardCall& chunk);
-  // Returns whether chunks are assembled in the workspace.
-  bool makes_chunks() const { return call_.shard.tokens || sizes_.far; }
-  void local_tokens(const ForwardCall& chunk, std::int64_t first,
-                    const ChunkFunction& tokens) const;
-  void local_outputs(const ForwardCall& own) const;
+  void set_local_coefficients(const ForwardCall& chunk, const ShardChunk& of,
+                              const ChunkFunction& set_coefficients) const;
+  void copy_local_outputs(const ForwardCall& own) const;
   void backward_sharded(const ForwardCall& chunk, const ShardChunk& of);
-  bool sends_rounded() const;
-  void send_hidden(const ShardChunk& of, std::int64_t tokens) const;
+  bool gathers_rounded_sums() const;
+  void reduce_hidden(const ShardChunk& of, std::int64_t tokens) const;
   void finish_hidden();
-  Stream comm_stream() const { return call_.shard.comm_stream->stream.get(); }
   // Implemented in shard_far_engine.cpp.
-  bool empty() const { return call_.shard.vocab.rows() == 0; }
   std::uint64_t common_order() const;
   void begin_shared_far();
-  ForwardCall local_call(const ForwardCall& chunk) const;
+  ForwardCall call_in_local_order(const ForwardCall& chunk) const;
   void forward_local(const ForwardCall& chunk, bool first_chunk);
   void exchange_totals(const ForwardCall* local, std::int64_t tokens) const;
   void forward_shared_far(ForwardCall& chunk, bool first_chunk);
-  ForwardCall local_rows(std::int64_t first, std::int64_t step) const;
+  ForwardCall call_of_local_tokens(const ShardChunk& of) const;
   void backward_local(const ForwardCall& chunk, const ShardChunk& of);
   void exchange_bounds(const ForwardCall& chunk, const ShardChunk& of) const;
   void finish_far_hidden(const float* sums, const ShardChunk& of) const;
   // Implemented in gathered_engine.cpp.
   struct SliceBlock;
   bool gathered() const { return call_.shard.gathered != nullptr; }
-  void run_gathered(const ChunkFunction& tokens);
+  void run_gathered(const ChunkFunction& set_coefficients);
   void gather_bias() const;
   void gather_slice(std::int64_t slice) const;
   template <typename F>
@@ -164,11 +176,11 @@ class Engine {
   void exchange_sums(std::int64_t rows, std::byte* sums) const;
   void comm_stream_waits() const;
   void join_comm_stream() const;
-  void with_comm_stream(const std::function<void()>& run) const;
+  void with_exchange_memory(const std::function<void()>& run) const;
   std::byte* slice_at(std::int64_t slice) const;
   std::byte* whole_at(std::int64_t slice) const;
   std::byte* sums_at(std::int64_t slice) const;
-  void run_slices(const ChunkFunction& tokens);
+  void run_slices(const ChunkFunction& set_coefficients);
   void send_sums(std::int64_t slice) const;
   void add_sums(std::int64_t slice, const GradientOutput& d_weight,
                 const GradientOutput& d_bias) const;
@@ -202,7 +214,7 @@ class Engine {
   std::int64_t far_chunk_ = 0;  // chunk of far_'s sample
   float* bound_output_ = nullptr;
   bool last_chunk_ = true;  // last chunk of the call
-  // Chunk whose d_hidden is being exchanged; step 0: none.
+  // Chunk whose d_hidden is being reduced over the ranks; count 0: none.
   ShardChunk pending_;
   std::int64_t* int64_argmax_ = nullptr;
   GradientOutput d_hidden_, d_weight_, d_bias_;

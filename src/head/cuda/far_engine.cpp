@@ -64,7 +64,7 @@ void Engine::set_far() {
 }
 
 void Engine::set_estimate(const VocabOrder& order) {
-  require(order.dim() == all.shape.dim || (sharded() && empty()),
+  require(order.dim() == all.shape.dim || (sharded() && empty_shard()),
           "order: plan far_both needs the moments of its tiles (measure_tiles) of dim ",
           all.shape.dim,
           order.has_moments() ? concat(", got some of ", order.dim()) : ", got none");
@@ -241,7 +241,7 @@ FarAudit Engine::far_audit() const {
   FarAudit a;
   // With sharded tokens, each rank audits equally many.
   const std::int64_t wanted =
-      call_.shard.tokens ? sizes_.audited / call_.shard.ranks() : sizes_.audited;
+      call_.shard.tokens_sharded ? sizes_.audited / call_.shard.ranks() : sizes_.audited;
   a.tokens = std::min(wanted, all.shape.tokens);
   a.order = token_order().slots;
   a.valid = at<std::int32_t>(layout_.audit.valid);
@@ -272,9 +272,9 @@ Engine::Engine(const HeadCall& call, const Engine& far, const FarAudit& audit)
   round_hidden_ = sums_hidden(kernel_, all.shape.vocab, features_, sizes_);
 }
 
-void Engine::audit(const ChunkFunction& tokens) const {
+void Engine::audit(const ChunkFunction& set_coefficients) const {
   const FarAudit a = far_audit();
-  if (sizes_.audited == 0 || (a.tokens == 0 && !call_.shard.tokens)) return;
+  if (sizes_.audited == 0 || (a.tokens == 0 && !call_.shard.tokens_sharded)) return;
   const LossPlan& plan = *call_.plan->audit;
   const Workspace rest(base_ + (exchange_ == base_ ? layout_.total : layout_.exchange),
                        plan.workspace_bytes());
@@ -285,7 +285,7 @@ void Engine::audit(const ChunkFunction& tokens) const {
   call.shape.tokens = a.tokens;
   call.features = plan.features;
   Engine exact(call, *this, a);
-  exact.run(tokens);
+  exact.run(set_coefficients);
   compare_audited(exact.all, a, at<float>(layout_.audit.exact), far_.sums);
 }
 

@@ -55,8 +55,8 @@ void Engine::gather_bias() const {
 // Orders subsequent work on the communication stream after everything enqueued on the call's stream
 // so far.
 void Engine::comm_stream_waits() const {
-  record_event(call_.shard.comm_stream->start.get(), all.stream);
-  stream_wait(comm_stream(), call_.shard.comm_stream->start.get());
+  record_event(comm().start.get(), all.stream);
+  stream_wait(comm_stream(), comm().start.get());
 }
 
 std::byte* Engine::slice_at(std::int64_t slice) const {
@@ -96,7 +96,7 @@ void Engine::gather_slice(std::int64_t slice) const {
                     {slices + bytes(rank, layout.bytes), bytes(count, element)},
                     bytes(count, element), static_cast<std::size_t>(own.count), stream);
   });
-  record_event(shard.comm_stream->ready.get(), stream);
+  record_event(comm().ready.get(), stream);
 }
 
 // Returns whether one kernel call can take the slice: all ranks have all of its rows, contiguous,
@@ -239,7 +239,7 @@ void Engine::send_sums(std::int64_t slice) const {
   }
   comm_stream_waits();
   shard.calls->all_to_all(sums, at<float>(layout_.gathered.received), layout.bytes, comm_stream());
-  record_event(shard.comm_stream->exchanged.get(), comm_stream());
+  record_event(comm().exchanged.get(), comm_stream());
 }
 
 // Adds the received sums of all ranks in fp32, in their order, and rounds once.
@@ -248,7 +248,7 @@ void Engine::add_sums(std::int64_t slice, const GradientOutput& d_weight,
   const SliceSums layout = slice_sums(call_.shape, features_, sizes_.slice);
   if (layout.bytes == 0) return;
   const ShardOperands& shard = call_.shard;
-  stream_wait(all.stream, shard.comm_stream->exchanged.get());
+  stream_wait(all.stream, comm().exchanged.get());
   const SliceRows own = rows_in_slice(slice, sizes_.slice, shard.vocab.rows());
   if (own.count == 0) return;
   auto* const mine = reinterpret_cast<float*>(sums_at(slice));  // already sent, so the buffer is
@@ -270,20 +270,20 @@ void Engine::add_sums(std::int64_t slice, const GradientOutput& d_weight,
                all.stream);
 }
 
-void Engine::run_gathered(const ChunkFunction& tokens) {
-  with_comm_stream([&] { run_slices(tokens); });
+void Engine::run_gathered(const ChunkFunction& set_coefficients) {
+  with_exchange_memory([&] { run_slices(set_coefficients); });
 }
 
-void Engine::run_slices(const ChunkFunction& tokens) {
+void Engine::run_slices(const ChunkFunction& set_coefficients) {
   const bool gradients = wants_gradients(features_);
   const std::int64_t slots = all.shape.tokens * all.shape.targets_per_token;
   const std::int64_t slices = slice_count(features_.gathered_rows, sizes_.slice);
-  gather_tokens_of_ranks();
-  fill_device(statistics(), 0xff, 2 * sizeof(std::uint64_t), all.stream);
+  require_same_tokens();
+  reset_bad_targets();
   fill_device(at<float>(layout_.gathered.no_logits), 0xff, bytes(slots, sizeof(float)), all.stream);
   gather_bias();
   bool first = true;
-  void* const ready = call_.shard.comm_stream->ready.get();
+  void* const ready = comm().ready.get();
   gather_slice(0);
   for (std::int64_t slice = 0; slice < slices; ++slice) {
     stream_wait(all.stream, ready);
@@ -298,8 +298,8 @@ void Engine::run_slices(const ChunkFunction& tokens) {
   ForwardCall made = chunk;
   made.given_logits = at<float>(layout_.gathered.logits);
   merge_records(made, at<TokenRecord>(layout_.gathered.states), 1);
-  tokens(chunk, gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr,
-         gradients ? at<float>(layout_.gradients.delta) : nullptr);
+  set_coefficients(chunk, gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr,
+                   gradients ? at<float>(layout_.gradients.delta) : nullptr);
   if (!gradients) return;
 
   const GradientOutput d_weight = d_weight_, d_bias = d_bias_;

@@ -87,10 +87,10 @@ ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64
   const int times = chunks_in_flight(shape, chunk);
   ShardLayout shard;
   shard.logits = take(ranks * slots * 4, times == 1);  // else see take_tokens
-  for (int i = 0; i < times; ++i) shard.given[i] = take(slots * 4);
+  for (int i = 0; i < times; ++i) shard.merged_logits[i] = take(slots * 4);
   shard.records = take(ranks * chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
   shard.logit_weights = take(shape.vocab * 4, f.vocab_weight);
-  shard.shares = take((kMostRanks + 1) * 8);
+  shard.denominators = take((kMostRanks + 1) * 8);
   if (!f.tokens_sharded && !far) return shard;
   for (int i = 0; i < times; ++i)
     shard.targets[i] = take(slots * 8, times == 1 || !f.tokens_sharded);
@@ -99,7 +99,7 @@ ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64
     for (int i = 0; i < times; ++i) shard.hidden[i] = take(chunk * shape.dim * 2);
     return shard;
   }
-  shard.local_rows =
+  shard.local_coefficients =
       take(padded_tokens(of_rank) * static_cast<std::int64_t>(sizeof(RowCoefficients)),
            wants_gradients(f));
   shard.local_delta = take(of_rank * f.targets_per_token * 4, wants_gradients(f));
@@ -119,7 +119,7 @@ ShardFarLayout take_shard_far(const HeadFeatures& f, std::int64_t chunk, const T
       take(padded_tokens(chunk) * static_cast<std::int64_t>(sizeof(RowCoefficients)));
   far.delta = take(slots * 4);
   far.rows = take(chunk * 4);
-  far.given = take(slots * 4);
+  far.merged_logits = take(slots * 4);
   far.records = take(chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
   far.lse = take(chunk * 4);
   far.log_prob = take(slots * 4);
@@ -364,7 +364,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   }
   out.forward = take(of_kernel);
   if (gathered) {
-    out.shard.shares = take((kMostRanks + 1) * 8);
+    out.shard.denominators = take((kMostRanks + 1) * 8);
     out.shard.losses = take(f.vocab_ranks * static_cast<std::int64_t>(sizeof(RankLoss)));
     out.gathered = take_gathered(shape, f, sizes, take);
   } else if (f.vocab_ranks > 0) {

@@ -114,20 +114,20 @@ struct EstimateLayout {
 // tokens. With several chunks, their inputs are double-buffered: those of the next chunk arrive
 // during the current one.
 struct ShardLayout {
-  std::size_t logits = 0;         // f32 [G, C, K]: of the targets, from each rank
-  std::size_t given[2] = {};      // f32 [C, K]
-  std::size_t records = 0;        // TokenRecord [G, C]
-  std::size_t logit_weights = 0;  // f32 [V] with logit weights: of the local rows, by vocab_ids
+  std::size_t logits = 0;             // f32 [G, C, K]: of the targets, from each rank
+  std::size_t merged_logits[2] = {};  // f32 [C, K]: their sums over the ranks
+  std::size_t records = 0;            // TokenRecord [G, C]
+  std::size_t logit_weights = 0;      // f32 [V] with logit weights: of the local rows, by vocab_ids
   // With d_hidden; the buffer of sums_hidden then has G ceil(C / G) tokens
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
   // With sharded tokens; the first three also with the far field
-  std::size_t hidden[2] = {};   // [C, D] in the dtype of hidden
-  std::size_t targets[2] = {};  // i64 [C, K]
-  std::size_t bad_target = 0;   // u64, of the chunk
-  std::size_t local_rows = 0;   // RowCoefficients [B padded to 256]
-  std::size_t local_delta = 0;  // f32 [B, K]
-  std::size_t losses = 0;       // RankLoss [G]
-  std::size_t shares = 0;       // f64 [kMostRanks + 1]
+  std::size_t hidden[2] = {};          // [C, D] in the dtype of hidden
+  std::size_t targets[2] = {};         // i64 [C, K]
+  std::size_t bad_target = 0;          // u64, of the chunk
+  std::size_t local_coefficients = 0;  // RowCoefficients [B padded to 256]
+  std::size_t local_delta = 0;         // f32 [B, K]
+  std::size_t losses = 0;              // RankLoss [G]
+  std::size_t denominators = 0;        // f64 [kMostRanks + 1]: of each rank, and their sum
 };
 // Buffers of a vocabulary-parallel far field. Exchanges use the ranks' common order of a chunk's
 // tokens. Computations use the local order, by selected tiles. P = C padded to 256.
@@ -138,7 +138,7 @@ struct ShardFarLayout {
   std::size_t token_coefficients = 0;  // RowCoefficients [P]
   std::size_t delta = 0;               // f32 [C, K]
   std::size_t rows = 0;                // i32 [C]: tokens in the local order, as in the following:
-  std::size_t given = 0;               // f32 [C, K]
+  std::size_t merged_logits = 0;       // f32 [C, K]
   std::size_t records = 0;             // TokenRecord [C]
   std::size_t lse = 0;                 // f32 [C]
   std::size_t log_prob = 0;            // f32 [C, K]

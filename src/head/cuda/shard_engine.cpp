@@ -1,5 +1,28 @@
-// The chunk loop of a vocabulary-parallel call, also with sharded tokens: the exchanges and their
-// schedule. Everything is enqueued, and all ranks go through the same chunks.
+// The chunk loop of a vocabulary-parallel call: each rank has a shard of the vocabulary, and all
+// ranks go through the same chunks of tokens. With sharded tokens (sequence-parallel), a chunk has
+// as many tokens from each rank, concatenated by rank. Everything is enqueued. A chunk takes:
+//
+//   1. With sharded tokens, an all-gather of hidden states and targets.
+//   2. An all-gather of the targets' logits, which their sum over ranks merges: all shards take
+//      their exponentials relative to the same logits.
+//   3. The forward over the local shard. Its records, TokenRecord [tokens], hold what each token's
+//      outputs need of this shard; an all-gather and merge_records give outputs of all shards.
+//   4. The gradient coefficients of this rank's tokens. With sharded tokens, an all-gather.
+//   5. The backward over the local shard. A reduce-scatter adds the partial sums of d_hidden over
+//      the ranks. If all ranks have all tokens, an all-gather makes it an all-reduce.
+//
+// The reduce-scatter is an all-to-all and a sum in rank order, so that results are the same bits in
+// every run.
+//
+// Collectives 1, 2 and 5 run on the communication stream, beside GEMMs of the call's stream: 1 and
+// 2 are those of the next chunk, during this one's backward. So hidden, targets and merged logits
+// are double-buffered. The other buffers have one copy, guarded by waits. Events of CommStream:
+//
+//   start        before 1 and 2: the backward before this chunk's, which read the buffers that they
+//                fill, is enqueued on the call's stream
+//   ready        before the forward: 1 and 2 are done
+//   hidden_done  before 5: the partial sums are complete, though d_weight is not
+//   exchanged    before the next backward, which overwrites the partial sums: 5 is done
 #include <algorithm>
 #include <utility>
 
@@ -19,7 +42,8 @@ std::size_t bytes(std::int64_t count, std::size_t each) {
 
 }  // namespace
 
-void Engine::require_shard() const {
+// Throws here, before the first collective: a kernel would throw later, and on this rank alone.
+void Engine::require_aligned_operands() const {
   const auto aligned = [](std::string_view name, const void* data, std::int64_t stride,
                           DType dtype) {
     const auto row = stride * static_cast<std::int64_t>(size_of(dtype));
@@ -34,144 +58,139 @@ void Engine::require_shard() const {
     aligned("d_weight", d_weight_.data, d_weight_.stride, d_weight_.dtype);
 }
 
-void Engine::gather_tokens_of_ranks() const {
-  call_.shard.calls->tokens(call_.shard.tokens ? 0 : all.shape.tokens, common_order());
+// Throws on all ranks if their numbers of tokens or their orders differ. Sharded tokens may differ
+// in number: each rank passes 0. Only the first check of a call exchanges anything, so a call may
+// come here from global_denominator and once more from its loop.
+void Engine::require_same_tokens() const {
+  call_.shard.calls->require_same_tokens(call_.shard.tokens_sharded ? 0 : all.shape.tokens,
+                                         common_order());
 }
 
 // Makes the call's stream wait for the communication stream, so that whoever waits for the former
 // waits for both.
 void Engine::join_comm_stream() const {
-  record_event(call_.shard.comm_stream->exchanged.get(), comm_stream());
-  stream_wait(all.stream, call_.shard.comm_stream->exchanged.get());
+  record_event(comm().exchanged.get(), comm_stream());
+  stream_wait(all.stream, comm().exchanged.get());
 }
 
-// Runs a call that receives into the group's shared memory: it waits for the last call that did, on
-// any stream. Launches of a captured graph must be ordered by the caller.
-void Engine::with_comm_stream(const std::function<void()>& run) const {
-  void* const free = call_.shard.comm_stream->memory_free.get();
-  if (free != nullptr) stream_wait_if_running(all.stream, free);
-  const auto leave = [&] {
-    if (free != nullptr) record_event_if_running(free, all.stream);
+// Runs a call that receives into the group's exchange memory, which all plans of the group share:
+// it waits for the last call that did, on any stream. Launches of a captured graph must be ordered
+// by the caller.
+void Engine::with_exchange_memory(const std::function<void()>& run) const {
+  void* const released = comm().memory_released.get();
+  if (released != nullptr) stream_wait_if_running(all.stream, released);
+  const auto release = [&] {
+    if (released != nullptr) record_event_if_running(released, all.stream);
   };
   try {
     run();
   } catch (...) {
-    join_comm_stream();
-    leave();
+    join_comm_stream();  // exchanges that were enqueued before the error still use the memory
+    release();
     throw;
   }
-  leave();
+  release();
 }
 
-// Runs the chunks with large exchanges on the communication stream, overlapping the GEMMs. The next
-// chunk's inputs arrive while this one's gradients are computed. Its d_hidden is sent during the
-// rest of d_weight, or the next forward. All ranks enqueue the same exchanges in the same order.
-void Engine::run_sharded(const ChunkFunction& tokens) {
-  with_comm_stream([&] { run_chunks(tokens); });
+void Engine::run_sharded(const ChunkFunction& set_coefficients) {
+  with_exchange_memory([&] { run_chunks(set_coefficients); });
 }
 
-void Engine::run_chunks(const ChunkFunction& tokens) {
+void Engine::run_chunks(const ChunkFunction& set_coefficients) {
   const ShardOperands& shard = call_.shard;
-  const CommStream& comm_stream = *shard.comm_stream;
   const bool gradients = wants_gradients(features_);
-  gather_tokens_of_ranks();
-  const std::int64_t ranks = shard.ranks();
-  // With sharded tokens, the total is the planned maximum per rank, and a chunk has as many tokens
-  // of each rank.
-  const std::int64_t total = shard.tokens ? layout_tokens_ / ranks : all.shape.tokens;
-  if (makes_chunks()) fill_device(statistics(), 0xff, 2 * sizeof(std::uint64_t), all.stream);
+  require_same_tokens();
+  // With sharded tokens, chunks count tokens of each rank, up to the number in the plan: the most
+  // that any rank has. All ranks have the same total, hence the same chunks and collectives.
+  const std::int64_t parts = shard.tokens_sharded ? shard.ranks() : 1;
+  const std::int64_t total = shard.tokens_sharded ? layout_tokens_ / parts : all.shape.tokens;
+  if (assembles_chunks()) reset_bad_targets();
   if (sizes_.far) begin_shared_far();
-  const auto chunk_at = [&](std::int64_t first) {
+  const auto chunk_from = [&](std::int64_t first) {
     const std::int64_t planned = first == 0 ? sizes_.first_chunk() : sizes_.chunk;
-    const std::int64_t most = std::max<std::int64_t>(shard.tokens ? planned / ranks : planned, 1);
+    const std::int64_t most = std::max<std::int64_t>(planned / parts, 1);
     return ShardChunk{first, std::min(most, total - first), 0};
   };
-  ShardChunk now = chunk_at(0);
-  record_event(comm_stream.start.get(), all.stream);
-  ForwardCall chunk = prepare_chunk(now);
-  for (;;) {
-    const bool last = now.first + now.step == total;
+  ShardChunk now = chunk_from(0);
+  record_event(comm().start.get(), all.stream);
+  ForwardCall chunk = prefetch_chunk(now);
+  for (;;) {  // a call without tokens runs one empty chunk, which initialises the outputs
+    const bool last = now.first + now.count == total;
     last_chunk_ = last;
-    stream_wait(all.stream, comm_stream.ready.get());
+    stream_wait(all.stream, comm().ready.get());
     sizes_.far ? forward_shared_far(chunk, now.first == 0) : forward_sharded(chunk);
-    if (makes_chunks()) {
-      local_tokens(chunk, now.first, tokens);
+    if (assembles_chunks()) {
+      set_local_coefficients(chunk, now, set_coefficients);
     } else {
-      tokens(chunk, gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr,
-             gradients ? at<float>(layout_.gradients.delta) : nullptr);
+      set_coefficients(chunk, gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr,
+                       gradients ? at<float>(layout_.gradients.delta) : nullptr);
     }
     ShardChunk next;
     ForwardCall next_chunk;
     if (!last) {
-      next = chunk_at(now.first + now.step);
+      next = chunk_from(now.first + now.count);
       next.buffer = 1 - now.buffer;
-      record_event(comm_stream.start.get(), all.stream);
-      next_chunk = prepare_chunk(next);
+      record_event(comm().start.get(), all.stream);
+      next_chunk = prefetch_chunk(next);
     }
-    finish_hidden();
+    finish_hidden();  // before the backward overwrites the sums that may still be sent
     if (gradients && total > 0) backward_sharded(chunk, now);
     if (last) break;
     now = next;
     chunk = next_chunk;
   }
   finish_hidden();
-  if (empty()) return;
+  if (empty_shard()) return;
   if (gradients && total > 0) round_weights();
   if (total == 0) clear_weights();
 }
 
-// Prepares a chunk on the communication stream, after everything enqueued on the call's stream so
-// far: the tokens of all ranks, and the logits of their targets.
-ForwardCall Engine::prepare_chunk(const ShardChunk& of) {
-  const CommStream& shared = *call_.shard.comm_stream;
-  const Stream stream = all.stream;
-  stream_wait(comm_stream(), shared.start.get());
-  all.stream = comm_stream();
-  ForwardCall chunk;
-  try {
-    chunk = makes_chunks() ? made_chunk(of) : chunk_call(of.first, of.step);
-    set_target_logits(chunk, of.buffer);
-  } catch (...) {
-    all.stream = stream;
-    throw;
-  }
-  all.stream = chunk.stream = stream;
-  record_event(shared.ready.get(), comm_stream());
+// Enqueues on the communication stream, after all work of the call's stream so far, a chunk's
+// inputs and the logits of its targets. Records `ready`. The call that it returns is for the call's
+// stream.
+ForwardCall Engine::prefetch_chunk(const ShardChunk& of) {
+  stream_wait(comm_stream(), comm().start.get());
+  ForwardCall chunk = assembles_chunks() ? assemble_chunk(of) : chunk_call(of.first, of.count);
+  chunk.stream = comm_stream();
+  merge_target_logits(chunk, of.buffer);
+  record_event(comm().ready.get(), comm_stream());
+  chunk.stream = all.stream;
   return chunk;
 }
 
-// Assembles a chunk of `step` tokens (of each rank if tokens are sharded) from token `first` on. A
-// far field's chunk is in its order. Targets are -1 where ignored. Ranks with fewer tokens are
-// padded with such ones.
-ForwardCall Engine::made_chunk(const ShardChunk& of) {
+// Copies the inputs of a chunk into the workspace, in the far field's order, and all-gathers
+// sharded tokens. Targets are -1 where ignored. Ranks with fewer tokens are padded with such ones.
+ForwardCall Engine::assemble_chunk(const ShardChunk& of) const {
   CollectiveCalls& calls = *call_.shard.calls;
-  const std::int64_t ranks = call_.shard.tokens ? call_.shard.ranks() : 1;
-  const std::int64_t step = of.step;
+  const bool sharded_tokens = call_.shard.tokens_sharded;
+  const std::int64_t ranks = sharded_tokens ? call_.shard.ranks() : 1;
   const int per_token = all.shape.targets_per_token;
-  const std::size_t row = bytes(all.shape.dim, size_of(all.shape.dtype));
+  const std::size_t hidden_bytes = bytes(all.shape.dim, size_of(all.shape.dtype));
   auto* const hidden = at<std::byte>(layout_.shard.hidden[of.buffer]);
   auto* const targets = at<std::int64_t>(layout_.shard.targets[of.buffer]);
   LocalTokens own;
   own.first = of.first;
-  own.count = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, step);
-  own.step = step;
+  own.count = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, of.count);
+  own.padded = of.count;
   if (sizes_.far) own.rows = token_order().slots;
-  const std::int64_t place = call_.shard.tokens ? call_.shard.rank() * step : 0;
-  own.hidden = hidden + bytes(place, row);
-  own.targets = targets + place * per_token;
-  copy_local_tokens(all, own);
-  if (call_.shard.tokens) {
-    const CollectiveCalls::Together together(calls);
-    calls.all_gather(own.hidden, hidden, bytes(step, row), all.stream);
-    calls.all_gather(own.targets, targets, bytes(step * per_token, sizeof(*targets)), all.stream);
+  const std::int64_t first_row = sharded_tokens ? call_.shard.rank() * of.count : 0;
+  own.hidden = hidden + bytes(first_row, hidden_bytes);
+  own.targets = targets + first_row * per_token;
+  ForwardCall source = all;
+  source.stream = comm_stream();
+  copy_local_tokens(source, own);
+  if (sharded_tokens) {
+    const CollectiveCalls::Batch batch(calls);
+    calls.all_gather(own.hidden, hidden, bytes(of.count, hidden_bytes), comm_stream());
+    calls.all_gather(own.targets, targets, bytes(of.count * per_token, sizeof(*targets)),
+                     comm_stream());
   }
 
-  // Outputs are in the workspace, concatenated by rank.
-  const ForwardOutputs outputs = all;
-  static_cast<ForwardOutputs&>(all) = {};
-  ForwardCall chunk = chunk_call(0, ranks * step);
-  static_cast<ForwardOutputs&>(all) = outputs;
-  if (of.first > 0) chunk.ranges = {};
+  // The caller's outputs are of this rank's tokens: without them, those of the chunk go to the
+  // workspace.
+  static_cast<ForwardOutputs&>(source) = {};
+  ForwardCall chunk = chunk_call(source, 0, ranks * of.count);
+  if (of.first > 0) chunk.ranges = {};  // chunk_call took it for the first chunk
   chunk.hidden = hidden;
   chunk.hidden_stride = all.shape.dim;
   chunk.targets = targets;
@@ -183,20 +202,21 @@ ForwardCall Engine::made_chunk(const ShardChunk& of) {
   return chunk;
 }
 
-void Engine::set_target_logits(ForwardCall& chunk, int buffer) {
+// Computes given_logits of a chunk, on its stream: the logits of its targets in any shard.
+void Engine::merge_target_logits(ForwardCall& chunk, int buffer) const {
   const int ranks = call_.shard.ranks();
   const std::int64_t slots = chunk.shape.tokens * chunk.shape.targets_per_token;
-  auto* const logits = at<float>(layout_.shard.logits);
-  auto* const given = at<float>(layout_.shard.given[buffer]);
-  float* const mine = logits + call_.shard.rank() * slots;
-  if (empty()) {
+  auto* const of_ranks = at<float>(layout_.shard.logits);
+  auto* const merged = at<float>(layout_.shard.merged_logits[buffer]);
+  float* const mine = of_ranks + call_.shard.rank() * slots;
+  if (empty_shard()) {
     fill_device(mine, 0, bytes(slots, sizeof(float)), chunk.stream);
   } else {
     kernel_.target_logits(chunk, mine);
   }
-  call_.shard.calls->all_gather(mine, logits, bytes(slots, sizeof(float)), chunk.stream);
-  merge_logits(logits, ranks, slots, given, chunk.stream);
-  chunk.given_logits = given;
+  call_.shard.calls->all_gather(mine, of_ranks, bytes(slots, sizeof(float)), chunk.stream);
+  merge_logits(of_ranks, ranks, slots, merged, chunk.stream);
+  chunk.given_logits = merged;
 }
 
 // Computes the outputs of a chunk over the global vocabulary.
@@ -204,81 +224,81 @@ void Engine::forward_sharded(ForwardCall& chunk) {
   const int ranks = call_.shard.ranks();
   auto* const records = at<TokenRecord>(layout_.shard.records);
   chunk.records = records + call_.shard.rank() * chunk.shape.tokens;
-  empty() ? forward_nothing(chunk) : kernel_.forward(chunk);
+  empty_shard() ? write_neutral_records(chunk) : kernel_.forward(chunk);
   call_.shard.calls->all_gather(chunk.records, records,
                                 bytes(chunk.shape.tokens, sizeof(TokenRecord)), chunk.stream);
   merge_records(chunk, records, ranks);
 }
 
-// Computes the coefficients of the local tokens of an assembled chunk. Sharded tokens' coefficients
-// are then all-gathered.
-void Engine::local_tokens(const ForwardCall& chunk, std::int64_t first,
-                          const ChunkFunction& tokens) const {
+// Runs the caller's function on this rank's tokens of an assembled chunk, and copies their outputs
+// to the caller. Coefficients of sharded tokens are then all-gathered.
+void Engine::set_local_coefficients(const ForwardCall& chunk, const ShardChunk& of,
+                                    const ChunkFunction& set_coefficients) const {
   const ShardOperands& shard = call_.shard;
-  const std::int64_t step = shard.tokens ? chunk.shape.tokens / shard.ranks() : chunk.shape.tokens;
-  const std::int64_t row = shard.tokens ? shard.rank() * step : 0;
+  const std::int64_t first_row = shard.tokens_sharded ? shard.rank() * of.count : 0;
   const int per_token = chunk.shape.targets_per_token;
   const auto from = [&](auto* values, std::int64_t offset) {
     return values == nullptr ? nullptr : values + offset;
   };
-  ForwardCall own = local_rows(first, step);
-  own.lse = from(chunk.lse, row);
-  own.log_prob = from(chunk.log_prob, row * per_token);
-  own.target_logit = from(chunk.target_logit, row * per_token);
-  own.weighted_sum = from(chunk.weighted_sum, row);
-  own.entropy = from(chunk.entropy, row);
-  own.argmax = from(chunk.argmax, row);
+  ForwardCall own = call_of_local_tokens(of);
+  own.lse = from(chunk.lse, first_row);
+  own.log_prob = from(chunk.log_prob, first_row * per_token);
+  own.target_logit = from(chunk.target_logit, first_row * per_token);
+  own.weighted_sum = from(chunk.weighted_sum, first_row);
+  own.entropy = from(chunk.entropy, first_row);
+  own.argmax = from(chunk.argmax, first_row);
   if (!wants_gradients(features_)) {
-    tokens(own, nullptr, nullptr);
-    return local_outputs(own);
+    set_coefficients(own, nullptr, nullptr);
+    return copy_local_outputs(own);
   }
-  auto* const rows = at<RowCoefficients>(sizes_.far ? layout_.shard_far.token_coefficients
-                                                    : layout_.gradients.rows);
+  auto* const coefficients = at<RowCoefficients>(sizes_.far ? layout_.shard_far.token_coefficients
+                                                            : layout_.gradients.rows);
   auto* const delta = at<float>(sizes_.far ? layout_.shard_far.delta : layout_.gradients.delta);
-  if (!shard.tokens) {
-    tokens(own, rows, delta);
-    return local_outputs(own);
+  if (!shard.tokens_sharded) {
+    set_coefficients(own, coefficients, delta);
+    return copy_local_outputs(own);
   }
-  auto* const local_rows = at<RowCoefficients>(layout_.shard.local_rows);
+  auto* const local_coefficients = at<RowCoefficients>(layout_.shard.local_coefficients);
   auto* const local_delta = at<float>(layout_.shard.local_delta);
-  const std::size_t row_bytes = bytes(step, sizeof(RowCoefficients));
-  const std::size_t delta_bytes = bytes(step * per_token, sizeof(float));
-  fill_device(local_rows, 0, row_bytes, all.stream);
+  const std::size_t coefficient_bytes = bytes(of.count, sizeof(RowCoefficients));
+  const std::size_t delta_bytes = bytes(of.count * per_token, sizeof(float));
+  fill_device(local_coefficients, 0, coefficient_bytes, all.stream);  // of padding
   fill_device(local_delta, 0, delta_bytes, all.stream);
-  tokens(own, local_rows, local_delta);
-  local_outputs(own);
-  const std::int64_t count = chunk.shape.tokens;
-  fill_device(rows + count, 0, bytes(padded_tokens(count) - count, sizeof(RowCoefficients)),
-              all.stream);
-  const CollectiveCalls::Together together(*shard.calls);
-  shard.calls->all_gather(local_rows, rows, row_bytes, all.stream);
+  set_coefficients(own, local_coefficients, local_delta);
+  copy_local_outputs(own);
+  const std::int64_t tokens = chunk.shape.tokens;
+  fill_device(coefficients + tokens, 0,
+              bytes(padded_tokens(tokens) - tokens, sizeof(RowCoefficients)), all.stream);
+  const CollectiveCalls::Batch batch(*shard.calls);
+  shard.calls->all_gather(local_coefficients, coefficients, coefficient_bytes, all.stream);
   shard.calls->all_gather(local_delta, delta, delta_bytes, all.stream);
 }
 
 // Copies outputs from the workspace to the caller's tensors.
-void Engine::local_outputs(const ForwardCall& own) const {
+void Engine::copy_local_outputs(const ForwardCall& own) const {
   if (sizes_.far) {
     if (sizes_.audited > 0) keep_audited(own, far_audit(), {});
     return scatter_outputs(own, all);
   }
   const int per_token = own.shape.targets_per_token;
-  const auto give = [&](auto* to, const auto* from, int each) {
+  const auto copy = [&](auto* to, const auto* from, int each) {
     if (to == nullptr || own.shape.tokens == 0) return;
     copy_async(to + own.first_token * each, from, bytes(own.shape.tokens * each, sizeof(*to)),
                all.stream);
   };
-  give(all.lse, own.lse, 1);
-  give(all.log_prob, own.log_prob, per_token);
-  give(all.target_logit, own.target_logit, per_token);
-  give(all.weighted_sum, own.weighted_sum, 1);
-  give(all.entropy, own.entropy, 1);
-  give(all.argmax, own.argmax, 1);
+  copy(all.lse, own.lse, 1);
+  copy(all.log_prob, own.log_prob, per_token);
+  copy(all.target_logit, own.target_logit, per_token);
+  copy(all.weighted_sum, own.weighted_sum, 1);
+  copy(all.entropy, own.entropy, 1);
+  copy(all.argmax, own.argmax, 1);
 }
 
+// Computes the local shard's gradients, and enqueues the reduction of d_hidden for finish_hidden.
 void Engine::backward_sharded(const ForwardCall& chunk, const ShardChunk& of) {
   const std::int64_t tokens = chunk.shape.tokens;
-  void* const done = call_.shard.comm_stream->hidden_done.get();
-  if (!empty()) {
+  void* const done = comm().hidden_done.get();
+  if (!empty_shard()) {
     sizes_.far ? backward_local(chunk, of) : backward(chunk, of.first == 0);
   } else if (wants_hidden()) {
     fill_device(at<float>(layout_.gradients.d_hidden), 0,
@@ -288,83 +308,96 @@ void Engine::backward_sharded(const ForwardCall& chunk, const ShardChunk& of) {
   if (sizes_.far && !sizes_.both) exchange_bounds(chunk, of);
   if (!wants_hidden()) return;
   stream_wait(comm_stream(), done);
-  send_hidden(of, tokens);
-  record_event(call_.shard.comm_stream->exchanged.get(), comm_stream());
+  reduce_hidden(of, tokens);
+  record_event(comm().exchanged.get(), comm_stream());
   pending_ = of;
 }
 
-// Returns whether ranks exchange rounded sums of d_hidden: one rank computes the complete sum of
-// each token.
-bool Engine::sends_rounded() const {
-  return !call_.shard.tokens && !sizes_.far && d_hidden_.dtype != DType::f32 &&
+// Returns whether each rank rounds its sums of d_hidden before their all-gather, which then moves
+// half the bytes. It needs complete sums that nothing is added to or measured on.
+bool Engine::gathers_rounded_sums() const {
+  return !call_.shard.tokens_sharded && !sizes_.far && d_hidden_.dtype != DType::f32 &&
          !features_.accumulate;
 }
 
-// Sends partial sums of d_hidden to the ranks of their tokens. If all ranks have all tokens, each
-// adds a part of them, and the sums are all-gathered into the receive buffer.
-void Engine::send_hidden(const ShardChunk& of, std::int64_t tokens) const {
+// Reduces a chunk's d_hidden over the ranks, on the communication stream. With G ranks and C
+// tokens, each rank sums R = ceil(C / G) of them:
+//
+//   partial   f32 [G, R, D], this shard's sums of all tokens, in the buffer of d_hidden's sums
+//   received  f32 [G, R, D] after the all-to-all: each shard's sums of this rank's R tokens
+//
+// finish_hidden adds these if tokens are sharded: the R tokens are this rank's. Else they are added
+// here, into the memory of `partial`, which has been sent, and `received` is reused:
+//
+//   sums      [R, D], f32 or rounded
+//   received  [G R, D] after the all-gather: the complete sums, in the order of tokens
+//
+// Rounded sums are copied to d_hidden at once, f32 ones by finish_hidden.
+void Engine::reduce_hidden(const ShardChunk& of, std::int64_t tokens) const {
   CollectiveCalls& calls = *call_.shard.calls;
   const int ranks = call_.shard.ranks();
   const std::int64_t dim = all.shape.dim;
   const std::int64_t rows = (tokens + ranks - 1) / ranks;
   const std::int64_t numbers = rows * dim;
-  auto* const slices = at<float>(layout_.gradients.d_hidden);
+  auto* const partial = at<float>(layout_.gradients.d_hidden);
   auto* const received = at<float>(layout_.shard.received);
-  calls.all_to_all(slices, received, bytes(numbers, sizeof(float)), comm_stream());
-  if (call_.shard.tokens) return;
-  if (!sends_rounded()) {
-    add_slices(received, ranks, numbers, slices, comm_stream());
-    return calls.all_gather(slices, received, bytes(numbers, sizeof(float)), comm_stream());
+  calls.all_to_all(partial, received, bytes(numbers, sizeof(float)), comm_stream());
+  if (call_.shard.tokens_sharded) return;
+  float* const sums = partial;
+  if (!gathers_rounded_sums()) {
+    add_slices(received, ranks, numbers, sums, comm_stream());
+    return calls.all_gather(sums, received, bytes(numbers, sizeof(float)), comm_stream());
   }
+  const GradientOutput rounded{.data = sums, .stride = dim, .dtype = d_hidden_.dtype, .add = false};
+  round_slices(received, ranks, numbers, rows, dim, rounded, comm_stream());
   const std::size_t element = size_of(d_hidden_.dtype);
-  round_slices(received, ranks, numbers, rows, dim, {slices, dim, d_hidden_.dtype, false},
-               comm_stream());
-  calls.all_gather(slices, received, bytes(numbers, element), comm_stream());
+  calls.all_gather(sums, received, bytes(numbers, element), comm_stream());
   const std::size_t stride = bytes(d_hidden_.stride, element);
   copy_rows_async({static_cast<std::byte*>(d_hidden_.data) + bytes(of.first, stride), stride},
                   {received, bytes(dim, element)}, bytes(dim, element),
                   static_cast<std::size_t>(tokens), comm_stream());
 }
 
-// Adds the partial sums in fp32, in the order of ranks, and rounds once.
+// Waits for the pending chunk's reduction, if any, and writes its d_hidden: complete sums, or those
+// of the ranks, which are added in fp32 in the order of ranks and rounded once.
 void Engine::finish_hidden() {
   const ShardChunk of = std::exchange(pending_, ShardChunk());
-  if (of.step == 0) return;
-  stream_wait(all.stream, call_.shard.comm_stream->exchanged.get());
-  const std::int64_t own = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, of.step);
-  if (own == 0 || sends_rounded()) return;
+  if (of.count == 0) return;
+  stream_wait(all.stream, comm().exchanged.get());
+  const std::int64_t own = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, of.count);
+  if (own == 0 || gathers_rounded_sums()) return;
   const std::int64_t dim = all.shape.dim;
   auto* const received = at<float>(layout_.shard.received);
   if (sizes_.far) {
-    if (!call_.shard.tokens) return finish_far_hidden(received, of);
+    if (!call_.shard.tokens_sharded) return finish_far_hidden(received, of);
     auto* const sums = at<float>(layout_.gradients.d_hidden);
-    add_slices(received, call_.shard.ranks(), of.step * dim, sums, all.stream);
+    add_slices(received, call_.shard.ranks(), of.count * dim, sums, all.stream);
     return finish_far_hidden(sums, of);
   }
   GradientOutput out = d_hidden_;
   out.data = static_cast<std::byte*>(out.data) + bytes(of.first * out.stride, size_of(out.dtype));
-  if (call_.shard.tokens) {
-    round_slices(received, call_.shard.ranks(), of.step * dim, own, dim, out, all.stream);
+  if (call_.shard.tokens_sharded) {
+    round_slices(received, call_.shard.ranks(), of.count * dim, own, dim, out, all.stream);
   } else {
     round_sums(received, own, dim, out, all.stream);
   }
 }
 
-const double* Engine::shares_of_ranks(const LossCall& loss) const {
+const double* Engine::global_denominator(const LossCall& loss) const {
   const ShardOperands& shard = call_.shard;
-  if (!sharded() || (!shard.tokens && shard.replicas == nullptr)) return nullptr;
-  gather_tokens_of_ranks();
-  auto* const of_all = at<double>(layout_.shard.shares);
-  double* const total = of_all + kMostRanks;
-  sum_shares(loss, all, total);
+  if (!sharded() || (!shard.tokens_sharded && shard.replicas == nullptr)) return nullptr;
+  require_same_tokens();
+  auto* const of_ranks = at<double>(layout_.shard.denominators);
+  double* const sum = of_ranks + kMostRanks;  // after the values of all ranks
+  sum_shares(loss, all, sum);
   const auto sum_over = [&](CollectiveCalls& calls) {
-    calls.all_gather(total, of_all, sizeof(double), all.stream);
-    // Adds one number from each rank.
-    add_slices(of_all, calls.communicator().size(), 1, total, all.stream);
+    calls.all_gather(sum, of_ranks, sizeof(double), all.stream);
+    add_slices(of_ranks, calls.communicator().size(), 1, sum, all.stream);
   };
-  if (shard.tokens) sum_over(*shard.calls);
+  if (shard.tokens_sharded) sum_over(*shard.calls);
+  // Each replica is a group with other tokens: its sum counts once.
   if (shard.replicas != nullptr) sum_over(*shard.replicas);
-  return total;
+  return sum;
 }
 
 void Engine::finish_sharded(const LossCall& loss) const {

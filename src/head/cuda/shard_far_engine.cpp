@@ -30,18 +30,18 @@ void Engine::begin_shared_far() {
   fill_device(far_.sums, 0, sizeof(FarSums), all.stream);
   order_tokens(all, order_, token_order());
   if (sizes_.audited > 0) count_audited(all, far_audit());
-  if (!empty()) sum_all_weights();
+  if (!empty_shard()) sum_all_weights();
 }
 
 // Returns the chunk's tokens in the local order.
-ForwardCall Engine::local_call(const ForwardCall& chunk) const {
+ForwardCall Engine::call_in_local_order(const ForwardCall& chunk) const {
   const ShardFarLayout& own = layout_.shard_far;
   ForwardCall c = chunk;
   c.far = &far_;
   c.rows = at<std::int32_t>(own.rows);
   c.hidden = hidden_rows();
   c.hidden_stride = c.shape.dim;
-  c.given_logits = at<float>(own.given);
+  c.given_logits = at<float>(own.merged_logits);
   c.records = at<TokenRecord>(own.records);
   c.lse = at<float>(own.lse);
   c.log_prob = at<float>(own.log_prob);
@@ -55,9 +55,9 @@ void Engine::forward_shared_far(ForwardCall& chunk, bool first_chunk) {
   const std::int64_t tokens = chunk.shape.tokens;
   auto* const records = at<TokenRecord>(layout_.shard.records);
   TokenRecord* const mine = records + call_.shard.rank() * tokens;
-  if (empty()) {
+  if (empty_shard()) {
     chunk.records = mine;
-    forward_nothing(chunk);
+    write_neutral_records(chunk);
     if (sizes_.both) exchange_totals(nullptr, tokens);
   } else {
     forward_local(chunk, first_chunk);
@@ -72,13 +72,13 @@ void Engine::forward_local(const ForwardCall& chunk, bool first_chunk) {
   far_.tokens.hidden = chunk.hidden;
   far_.tokens.hidden_stride = chunk.hidden_stride;
   far_.tokens.rows = at<std::int32_t>(layout_.shard_far.rows);
-  local_ = local_call(chunk);
+  local_ = call_in_local_order(chunk);
   const ForwardCall& c = local_;
   const int per_token = c.shape.targets_per_token;
   order_chunk_tokens(chunk, order_, far_.tokens.order);
   copy_async(far_.tokens.rows, far_.tokens.order.slots, bytes(c.shape.tokens), c.stream);
   gather_tokens(c, chunk.hidden, chunk.hidden_stride, hidden_rows());
-  auto* const given = at<float>(layout_.shard_far.given);
+  auto* const given = at<float>(layout_.shard_far.merged_logits);
   take_rows(c, chunk.given_logits, per_token, given);
   kernel_.far->begin(c);
   use_own_order();
@@ -104,11 +104,11 @@ void Engine::exchange_totals(const ForwardCall* local, std::int64_t tokens) cons
   if (local != nullptr) take_rows(*local, merged, 1, estimate_.total);
 }
 
-// Returns this rank's tokens [first, first + step), in the order of the chunks.
-ForwardCall Engine::local_rows(std::int64_t first, std::int64_t step) const {
+// Returns the call for this rank's tokens of a chunk, without padding, in the order of the chunk.
+ForwardCall Engine::call_of_local_tokens(const ShardChunk& of) const {
   ForwardCall own = all;
-  own.shape.tokens = std::clamp<std::int64_t>(all.shape.tokens - first, 0, step);
-  own.first_token = first;
+  own.shape.tokens = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, of.count);
+  own.first_token = of.first;
   if (!sizes_.far) return own;
   own.rows = token_order().slots;
   own.far = &far_;
@@ -132,10 +132,12 @@ void Engine::backward_local(const ForwardCall& chunk, const ShardChunk& of) {
   far_chunk_ = of.first;
   far_backward(c, of.first == 0);
   if (!wants_hidden()) return;
-  const GradientOutput slices{at<float>(layout_.gradients.d_hidden), c.shape.dim, DType::f32,
-                              false};
-  round_sums(at<float>(layout_.shard.received), tokens, c.shape.dim, slices, c.stream, c.rows);
-  record_event(call_.shard.comm_stream->hidden_done.get(), c.stream);
+  const GradientOutput partial{.data = at<float>(layout_.gradients.d_hidden),
+                               .stride = c.shape.dim,
+                               .dtype = DType::f32,
+                               .add = false};
+  round_sums(at<float>(layout_.shard.received), tokens, c.shape.dim, partial, c.stream, c.rows);
+  record_event(comm().hidden_done.get(), c.stream);
 }
 
 // The error of a token's d_hidden is at most the sum of the ranks' bounds.
@@ -144,19 +146,19 @@ void Engine::exchange_bounds(const ForwardCall& chunk, const ShardChunk& of) con
   auto* const of_ranks = at<float>(layout_.shard_far.values);
   auto* const merged = at<float>(layout_.shard_far.merged);
   float* const mine = of_ranks + call_.shard.rank() * tokens;
-  empty() ? fill_device(mine, 0, bytes(tokens), chunk.stream)
-          : put_rows(local_, at<float>(layout_.far.bound), 1, mine);
+  empty_shard() ? fill_device(mine, 0, bytes(tokens), chunk.stream)
+                : put_rows(local_, at<float>(layout_.far.bound), 1, mine);
   call_.shard.calls->all_gather(mine, of_ranks, bytes(tokens), chunk.stream);
   merge_bounds(of_ranks, call_.shard.ranks(), tokens, merged, far_.sums, chunk.stream);
   if (bound_output_ == nullptr) return;
-  const std::int64_t row = call_.shard.tokens ? call_.shard.rank() * of.step : 0;
-  give_bounds(local_rows(of.first, of.step), merged + row, bound_output_);
+  const std::int64_t row = call_.shard.tokens_sharded ? call_.shard.rank() * of.count : 0;
+  give_bounds(call_of_local_tokens(of), merged + row, bound_output_);
 }
 
-// Computes the norm and saves the rows of audited tokens, from sums [step, D]: d_hidden of the
+// Computes the norm and saves the rows of audited tokens, from sums [tokens, D]: d_hidden of the
 // global vocabulary before rounding.
 void Engine::finish_far_hidden(const float* sums, const ShardChunk& of) const {
-  const ForwardCall own = local_rows(of.first, of.step);
+  const ForwardCall own = call_of_local_tokens(of);
   const GradientOutput unrounded{const_cast<float*>(sums), own.shape.dim, DType::f32, false};
   finish_far(own, unrounded, nullptr, nullptr, at<double>(layout_.far.partial));
   if (sizes_.audited > 0) {

@@ -125,7 +125,7 @@ __device__ __forceinline__ void note_bad(std::uint64_t* bad_target, std::int64_t
             static_cast<unsigned long long>(position));
 }
 
-__global__ void __launch_bounds__(kThreads) write_nothing(const ForwardCall c) {
+__global__ void __launch_bounds__(kThreads) write_neutral(const ForwardCall c) {
   const std::int64_t row = place();
   if (row >= c.shape.tokens) return;
   c.records[row] = TokenRecord();
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits, Stream stream) {
-  sum_ranks(all, ranks, slots, logits, stream);  // a target's logit is 0 on all other ranks
+  sum_ranks(all, ranks, slots, logits, stream);
 }
 
 void take_vocab(const float* values, const std::int32_t* table, std::int64_t rows,
@@ -216,18 +216,18 @@ void absorb_records(const ForwardCall& c, const float* found, bool first, TokenR
   require_cuda(cudaGetLastError(), "records of more vocabulary entries");
 }
 
-void forward_nothing(const ForwardCall& c) {
+void write_neutral_records(const ForwardCall& c) {
   const auto stream = static_cast<cudaStream_t>(c.stream);
   if (c.first_token == 0)
     require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), stream), "bad_target");
   if (c.shape.tokens == 0) return;
-  write_nothing<<<blocks_of(c.shape.tokens), kThreads, 0, stream>>>(c);
+  write_neutral<<<blocks_of(c.shape.tokens), kThreads, 0, stream>>>(c);
   require_cuda(cudaGetLastError(), "records of no vocabulary entries");
 }
 
 void copy_local_tokens(const ForwardCall& all, const LocalTokens& own) {
-  if (own.step == 0) return;
-  copy_rows<<<static_cast<unsigned>(own.step), kThreads, 0,
+  if (own.padded == 0) return;
+  copy_rows<<<static_cast<unsigned>(own.padded), kThreads, 0,
               static_cast<cudaStream_t>(all.stream)>>>(all, own);
   require_cuda(cudaGetLastError(), "tokens of this rank");
 }

@@ -110,7 +110,7 @@ void finish_loss(const LossCall&, const ForwardCall&, const RankLoss*, int) { re
 void merge_logits(const float*, int, std::int64_t, float*, Stream) { refuse(); }
 void merge_records(const ForwardCall&, const TokenRecord*, int) { refuse(); }
 void absorb_records(const ForwardCall&, const float*, bool, TokenRecord*, float*) { refuse(); }
-void forward_nothing(const ForwardCall&) { refuse(); }
+void write_neutral_records(const ForwardCall&) { refuse(); }
 void copy_local_tokens(const ForwardCall&, const LocalTokens&) { refuse(); }
 void take_vocab(const float*, const std::int32_t*, std::int64_t, float*, Stream) { refuse(); }
 void fill_vocab_ids(const VocabBegins&, std::int64_t, std::int32_t*, Stream) { refuse(); }
