@@ -68,7 +68,7 @@ class OnGpu {
     try {
       cuda::set_current_device(gpu);
     } catch (const Error&) {
-      // The GPU or the driver has failed: so will the calls of this scope, which report it.
+      // The GPU or the driver has failed, and so will the calls of this scope.
     }
   }
   static int current() noexcept {
@@ -251,7 +251,7 @@ class Nccl final : public Communicator {
 
   // Calls `done` under the mutex until it returns true. Throws DeviceError, and the group has
   // failed, when `done` throws, the limit is exceeded, or another rank is lost. A lost rank that
-  // has made all calls has left its data on the GPUs, which get kGrace to use it.
+  // has made all calls may have delivered its data: the work then gets kGrace to end.
   template <typename F>
   void poll(std::string_view what, milliseconds limit, const F& done) {
     using Clock = std::chrono::steady_clock;

@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kRowThreads = 128;
 
-// Slot s of a token is its target s of K = targets_per_token. Equal targets of a token have one
-// element of the block: the first of their slots takes the sum of their deltas, the others 0.
+// Slot row * K + k is target k of a row, with K = targets_per_token. Equal targets of a row have
+// one element of the block: the first of their slots takes the sum of their deltas, the others 0.
 __device__ double sum_of_deltas(const BlockCall& b, std::int64_t row, std::int64_t vocab_id) {
   const int per_token = b.chunk.shape.targets_per_token;
   const std::int64_t slot = row * per_token;
