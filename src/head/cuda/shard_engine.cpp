@@ -1,6 +1,7 @@
 // The chunk loop of a vocabulary-parallel call: each rank has a shard of the vocabulary, and all
-// ranks go through the same chunks of tokens. With sharded tokens (sequence-parallel), a chunk has
-// as many tokens from each rank, concatenated by rank. Everything is enqueued. A chunk takes:
+// ranks go through the same chunks, the tokens that are processed together. With sharded tokens
+// (sequence-parallel), a chunk has as many tokens from each rank, concatenated by rank. Everything
+// is enqueued. A chunk takes:
 //
 //   1. With sharded tokens, an all-gather of hidden states and targets.
 //   2. An all-gather of the targets' logits, which their sum over ranks merges: all shards take
@@ -18,11 +19,10 @@
 // 2 are those of the next chunk, during this one's backward. So hidden, targets and merged logits
 // are double-buffered. The other buffers have one copy, guarded by waits. Events of CommStream:
 //
-//   start        before 1 and 2: the backward before this chunk's, which read the buffers that they
-//                fill, is enqueued on the call's stream
-//   ready        before the forward: 1 and 2 are done
-//   hidden_done  before 5: the partial sums are complete, though d_weight is not
-//   exchanged    before the next backward, which overwrites the partial sums: 5 is done
+//   start        1 and 2 wait for it: the last work that reads the buffers they fill is done
+//   ready        the forward waits for it: 1 and 2 are done
+//   hidden_done  5 waits for it: the partial sums are complete, though d_weight is not
+//   exchanged    the next backward, which overwrites these sums, waits for it: 5 is done
 #include <algorithm>
 #include <utility>
 

@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kThreads) put_vocab(const VocabArguments a, T*
 #pragma unroll
     for (int i = 0; i < kVector; ++i) sums[i] = share * tile[i];
     if (a.hidden_sum != nullptr) {
-      const float logit_weights = a.logit_weights == nullptr ? 1.0f : a.logit_weights[at];
+      const float logit_weight = a.logit_weights == nullptr ? 1.0f : a.logit_weights[at];
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) sums[i] = fmaf(logit_weights, smoothing[i], sums[i]);
+      for (int i = 0; i < kVector; ++i) sums[i] = fmaf(logit_weight, smoothing[i], sums[i]);
     }
     if (a.entries.begin != nullptr) add_targets(sums, a, vocab_id, column);
     auto* const to = reinterpret_cast<Vector<T>*>(d_weight + vocab_id * a.stride + column);

@@ -195,10 +195,10 @@ __global__ void __launch_bounds__(kThreads) add_hidden_targets(const GradientGem
 // d_weight (fp32) += logit weight * hidden_sum. A thread block for each vocabulary entry.
 __global__ void __launch_bounds__(kThreads) add_weight_smoothing(const GradientGemmsCall c) {
   const std::int64_t vocab_id = blockIdx.x;
-  const float logit_weights = c.logit_weights == nullptr ? 1.0f : c.logit_weights[vocab_id];
+  const float logit_weight = c.logit_weights == nullptr ? 1.0f : c.logit_weights[vocab_id];
   float* const out = static_cast<float*>(c.d_weight.data) + vocab_id * c.d_weight.stride;
   for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
-    out[d] = fmaf(logit_weights, c.hidden_sum[d], out[d]);
+    out[d] = fmaf(logit_weight, c.hidden_sum[d], out[d]);
 }
 
 }  // namespace
