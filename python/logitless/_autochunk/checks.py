@@ -26,7 +26,7 @@ class Check:
     size: int
     dim: int
     asked: str  # the framework's operation
-    place: str  # the line of the user's code
+    location: str  # the line of the user's code
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Checks:
 
     def raise_for(self, found: Sequence[Any]) -> None:
         """Raises IndexOutside for the first failed check. found: the results, each as a number."""
-        for (low, size, shape, text), place, index in zip(self.messages, found[::2], found[1::2]):
+        for (low, size, shape, text), position, index in zip(self.messages, found[::2], found[1::2]):
             if low <= index < size:
                 continue
             at = []
             for s in reversed(shape):
-                place, k = divmod(place, s)
+                position, k = divmod(position, s)
                 at += [k] if s != 1 else []
             raise IndexOutside(text.format(index=index, at=f" at {at[::-1]}" if at else ""))
 
@@ -65,7 +65,7 @@ def checked(function: Callable, checks: Checks, run: Callable) -> Callable:
     """Wraps a program's function so that ``run`` first makes the checks on its arguments."""
 
     def call(*given):
-        run(*(given[place] for place in checks.reads))
+        run(*(given[position] for position in checks.reads))
         return function(*given)
 
     return call
@@ -80,10 +80,10 @@ def checks_of(w: Writer, checks: Sequence[Check], parameters: Sequence[tuple[str
         index, count = check.index, math.prod(check.index.shape)
         outside = w.map("logical_not", [w.inside(index, check.size, check.low)], w.dtypes.i8)
         flat = w.reshape(w.cast(outside, w.dtypes.i32), [count])
-        place = w.reduce("argmax", flat, [0], dtype=w.dtypes.i64)
-        index = w.cast(w.take(w.reshape(index, [count]), place), w.dtypes.i64)
-        results += [w.written(place).name, w.written(index).name]
-        where = f"{check.place}: " if check.place else ""
+        position = w.reduce("argmax", flat, [0], dtype=w.dtypes.i64)
+        index = w.cast(w.take(w.reshape(index, [count]), position), w.dtypes.i64)
+        results += [w.written(position).name, w.written(index).name]
+        where = f"{check.location}: " if check.location else ""
         what = f"{where}{check.asked}".replace("{", "{{").replace("}", "}}")
         text = f"autochunk: {what}: index {{index}}{{at}} is out of bounds for dimension {check.dim} with size {check.size}"
         messages.append((check.low, check.size, check.index.shape, text))
@@ -95,8 +95,8 @@ def checks_of(w: Writer, checks: Sequence[Check], parameters: Sequence[tuple[str
         if wanted.intersection(re.findall(r"%(\w+)", made)):
             wanted.update(re.findall(r"%(\w+)", rest.partition(' @ "')[0]))
             body.append(line)
-    reads = [place for place, (name, _) in enumerate(parameters) if name in wanted]
-    header = ", ".join(f"%{parameters[place][0]}: {parameters[place][1]}" for place in reads)
+    reads = [position for position, (name, _) in enumerate(parameters) if name in wanted]
+    header = ", ".join(f"%{parameters[position][0]}: {parameters[position][1]}" for position in reads)
     returned = ", ".join(f"check{k}: %{name}" for k, name in enumerate(results))
     text = f"graph checks({header}) {{\n" + "\n".join(body[::-1]) + f"\n  return {returned}\n}}\n"
     return Checks(text, tuple(reads), tuple(messages))
@@ -123,7 +123,7 @@ class Indices:
         """Registers a check that an index is within [low, size). The framework raises otherwise, so a run on a CPU
         checks first."""
         if self.device == "cpu" and not self.known(index, size, low):
-            self.checks.setdefault((index.name, low, size), Check(index, low, size, dim, self.asked, self.place))
+            self.checks.setdefault((index.name, low, size), Check(index, low, size, dim, self.asked, self.location))
 
     def filled(self, read: Value, index: Value, dims: Sequence[int], size: int, low: int = 0) -> Value:
         """Replaces what was read at an index out of range by NaN, on devices that do not raise. dims: the index's

@@ -73,7 +73,7 @@ def _merge(nodes: list[Node]) -> None:
 _EXTERN = re.compile(r"( *)%([\w.]+) = extern .*?call\((\d+)\) .*: \w+\[([^\]]*)\]")
 
 
-def described(text: str, calls: Sequence[Call], places: dict[str, str], framework: str) -> list[str]:
+def described(text: str, calls: Sequence[Call], locations: dict[str, str], framework: str) -> list[str]:
     """Describes each call of a compiled program: whether it runs at once or chunk by chunk, and along which dimension.
     """
     lines: list[str] = []
@@ -82,8 +82,8 @@ def described(text: str, calls: Sequence[Call], places: dict[str, str], framewor
         if len(indent) > 2:
             cut = [d for d, size in enumerate(sizes.split(",")) if re.search("[A-Za-z]", size)]
             how = f"chunk by chunk, along dimension {cut[0]}" if cut else "chunk by chunk, a sum of parts"
-        place = f"{places[name]}: " if name in places else ""
-        line = f"{place}{calls[int(call)].name} runs as {framework} has it, {how}"
+        location = f"{locations[name]}: " if name in locations else ""
+        line = f"{location}{calls[int(call)].name} runs as {framework} has it, {how}"
         if line not in lines:
             lines.append(line)
     return lines

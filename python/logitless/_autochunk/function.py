@@ -60,9 +60,9 @@ class Kept:
 
     def get(self, key: tuple):
         with self._lock:
-            for place, (reads, plan) in reversed(list(enumerate(self._made.get(key, ())))):
+            for index, (reads, plan) in reversed(list(enumerate(self._made.get(key, ())))):
                 if changed(reads) is None:
-                    self._made[key].append(self._made[key].pop(place))
+                    self._made[key].append(self._made[key].pop(index))
                     self._made.move_to_end(key)
                     return plan
             return None
@@ -167,11 +167,11 @@ def make(kind: type[ChunkedFunction], fn, memory_budget, chunks, gradients, stri
     return chunked if fn is None else chunked(fn)
 
 
-def put(values: list, places: Sequence[int], given: Sequence) -> list:
+def put(values: list, positions: Sequence[int], given: Sequence) -> list:
     """Returns a copy of the values with the given ones at these positions."""
     full = list(values)
-    for place, value in zip(places, given):
-        full[place] = value
+    for position, value in zip(positions, given):
+        full[position] = value
     return full
 
 

@@ -88,8 +88,8 @@ class Writer(Indices):
         self.drawn = 0  # random operations before the one being lowered
         self.op = ""  # the operation being lowered, for errors
         self.asked = ""  # the user's operation that it is a part of
-        self.place = ""  # the line of the user's code, if known
-        self.places: dict[str, str] = {}  # the line of each value
+        self.location = ""  # the line of the user's code, if known
+        self.locations: dict[str, str] = {}  # the line of each value
         self.hint = ""
         self.device = "cpu"  # the device it runs on, by the framework's name
         self.bounds: dict[str, Bounds] = {}  # bounds of integer values, if known
@@ -101,7 +101,7 @@ class Writer(Indices):
     @property
     def prefix(self) -> str:
         """Returns the prefix of messages: the line of the user's code, if known."""
-        return f"{self.place}: " if self.place else ""
+        return f"{self.location}: " if self.location else ""
 
     def type(self, dtype, shape: Sequence[int]) -> str:
         name = self.dtypes.name(dtype)
@@ -125,8 +125,8 @@ class Writer(Indices):
         written = ", ".join(f"%{self.written(v).name}" for v in operands)
         result = self.type(dtype, shape)
         name = self.fresh(self.hint)
-        if self.place:
-            self.places[name] = self.place
+        if self.location:
+            self.locations[name] = self.location
         self.lines.append(f"  %{name} = {text} {written}{attributes} : {result}")
         found = None if self.dtypes.floating(dtype) else bounds_of(text, [self.range_of(v) for v in operands], shape)
         if found is not None:
@@ -139,8 +139,8 @@ class Writer(Indices):
         for dtype, shape in types:
             self.type(dtype, shape)
         names = [self.fresh(f"{self.hint}_{i}") for i in range(len(types))]
-        if self.place:
-            self.places.update((name, self.place) for name in names)
+        if self.location:
+            self.locations.update((name, self.location) for name in names)
         self.lines.append(f"  {', '.join(f'%{name}' for name in names)} = {text} {written}{attributes}")
         return [Value(name, dtype, tuple(shape)) for name, (dtype, shape) in zip(names, types)]
 

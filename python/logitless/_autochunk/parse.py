@@ -118,9 +118,9 @@ def _statements(lines, dtypes: Dtypes, known: dict[str, Type | None]) -> tuple[l
         if line.startswith("return "):
             next(lines)  # the closing brace
             return nodes, line.removeprefix("return ")
-        place = _LOCATION.search(line)
-        results, op, rest = _STATEMENT.fullmatch(line[: place.start()] if place else line).groups()
-        node = Node(re.findall(r"%([\w.]+)", results), op, [], {}, location=place.group(1) if place else "")
+        location = _LOCATION.search(line)
+        results, op, rest = _STATEMENT.fullmatch(line[: location.start()] if location else line).groups()
+        node = Node(re.findall(r"%([\w.]+)", results), op, [], {}, location=location.group(1) if location else "")
         if op == "loop":
             symbol, extent, chunk, inputs = _LOOP.fullmatch(rest).groups()
             first = re.match(r"%([\w.]+)", inputs).group(1)

@@ -11,7 +11,7 @@ from logitless._autochunk.checks import Checks
 from logitless._autochunk.externs import Call, described
 from logitless._autochunk.native import Machine, Request, program
 from logitless._autochunk.options import Limits, Unsupported
-from logitless._autochunk.places import located
+from logitless._autochunk.locations import located
 from logitless._autochunk.text import load
 from logitless._compiler import Program
 
@@ -60,7 +60,7 @@ class Compiled:
     heads: list[dict] = field(default_factory=list)  # heads that run on the head engine
     request: Request = Request("")
     threads: int = 1  # CPU threads that run it, if the library does
-    places: dict[str, str] = field(default_factory=dict)  # the line of the user's code of each value
+    locations: dict[str, str] = field(default_factory=dict)  # the line of the user's code of each value
     externs: list[str] = field(default_factory=list)  # descriptions of operations that the framework runs
 
     @property
@@ -72,12 +72,12 @@ class Compiled:
         return self.after + more
 
     def located(self, message: str) -> str:
-        return located(message, self.places)
+        return located(message, self.locations)
 
     def _place(self, head: str) -> str:
         """Returns the prefix of a line about a value such as "mm.head"."""
-        place = self.places.get(head.partition(".")[0])
-        return f"{place}: " if place else ""
+        location = self.locations.get(head.partition(".")[0])
+        return f"{location}: " if location else ""
 
     def describe(self, budget: int) -> str:
         met = "" if budget == 0 else f" (budget {format_bytes(budget)}, {'met' if self.after <= budget else 'NOT met'})"
@@ -139,13 +139,13 @@ def format_bytes(count: int) -> str:
     return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
-def _compiled(request: Request, native: bool, places: dict[str, str]) -> Program:
+def _compiled(request: Request, native: bool, locations: dict[str, str]) -> Program:
     try:
         return program(request)
     except (NotImplementedError, ValueError) as error:
         what = "has no form of" if isinstance(error, NotImplementedError) else "refuses"
         advice = "; executor='python' may run it" if native else ""
-        why = located(str(error), places)
+        why = located(str(error), locations)
         raise Unsupported(f"autochunk: the compiler {what} this program: {why}{advice}") from error
 
 
@@ -157,7 +157,7 @@ def compile_text(
     limits: Limits,
     machine: Machine = Machine(),
     function: Callable[[Request], Callable] | None = None,
-    places: dict[str, str] | None = None,
+    locations: dict[str, str] | None = None,
     calls: Sequence[Call] = (),
     framework: str = "",
     space: dict | None = None,
@@ -166,16 +166,16 @@ def compile_text(
     """Compiles a program to a function that meets the budget, if one is found.
 
     parameters: in the order of the function. function: makes the callable of a program that the library runs; None: the
-    Python that emit wrote runs. places: the user's line of each value, for messages. calls: the framework's functions
+    Python that emit wrote runs. locations: the user's line of each value, for messages. calls: the framework's functions
     that the program calls. space: names available to the generated module. checks: index checks that run before the
     function.
     """
     if not parameters:
         raise Unsupported(f"autochunk: {name} reads no input")
-    asked, places = Request(text, machine, externs=function is None, checks=checks), places or {}
+    asked, locations = Request(text, machine, externs=function is None, checks=checks), locations or {}
 
     def made(request: Request) -> Tried:
-        return Tried(*emit(_compiled(request, function is not None, places)), request)
+        return Tried(*emit(_compiled(request, function is not None, locations)), request)
 
     plain = made(replace(asked, chunk=False))
     tried: list[Tried] = []
@@ -186,7 +186,7 @@ def compile_text(
 
     after = attempt(limits.budget, limits.chunks)
     if limits.slack > 0.0 and limits.budget == 0 and limits.chunks == 0:
-        all_plans = _compiled(replace(asked, budget=1), function is not None, places)  # listed for budgets alone
+        all_plans = _compiled(replace(asked, budget=1), function is not None, locations)  # listed for budgets alone
         attempt(_frugal(all_plans.report["plans"], limits.slack), 0)
     if machine.head_engine and limits.budget > 0 and after > limits.budget:
         # Loops take less memory than the least plan of the head engine.
@@ -242,8 +242,8 @@ def compile_text(
     runs = load(chosen.source, name, space) if function is None else function(chosen.request)
     compiled = Compiled(
         name, chosen.source, parameters, runs, before, chosen.bytes, report["regions"], refusals,
-        report["heads"], chosen.request, places=places,
-        externs=described(chosen.program.text, calls, places, framework),
+        report["heads"], chosen.request, locations=locations,
+        externs=described(chosen.program.text, calls, locations, framework),
     )
     if limits.strict:
         _check_strict(compiled, limits)

@@ -250,7 +250,7 @@ class Call:
                 self.limits,
                 native.default_machine(),
                 lambda request: functools.partial(native.run, request, self.axes),
-                text.places,
+                text.locations,
             )
             made.threads = max(_ffi.threads_of(made.request.machine.device), 1)
             return Run(made, captured, _once(jax.jit(made.function)), self.axes, keys)
@@ -273,7 +273,7 @@ class Call:
             text.parameters,
             emit,
             self.limits,
-            places=text.places,
+            locations=text.locations,
             calls=text.calls,
             framework="JAX",
             space=space,

@@ -22,7 +22,7 @@ class Text:
     text: str
     parameters: list[str]  # the parameters that it reads, in order
     precision: object  # of its matrix products, as jax.lax takes it
-    places: dict[str, str]  # the line of the user's code of each value
+    locations: dict[str, str]  # the line of the user's code of each value
     calls: list[Call]  # JAX functions that it calls
     bound: dict[str, Callable]  # the functions behind names in the calls' texts
 
@@ -46,7 +46,7 @@ def to_text(
     equations = _without_transposes(equations, [ref for _, ref in results])
     values: dict[Ref, Value] = {}
     header = []
-    w.place = ""
+    w.location = ""
     for ref, own in names.items():
         w.op = f"argument {own}"
         if ref in ones:
@@ -59,7 +59,7 @@ def to_text(
         return values[x] if isinstance(x, Ref) else w.number(x.number, held(x.dtype, primitive), x.shape)
 
     for equation in equations:
-        w.op, w.hint, w.place = str(equation), equation.primitive, equation.place
+        w.op, w.hint, w.location = str(equation), equation.primitive, equation.location
         refs = [Ref(ref.shape, held(ref.dtype, equation.primitive)) for ref in equation.outputs]
         try:
             made = _handled(w, replace(equation, outputs=refs), value)
@@ -73,13 +73,13 @@ def to_text(
                 )
     returned = []
     for result, ref in results:
-        w.op, w.hint, w.place = f"result {result}", result, ""
+        w.op, w.hint, w.location = f"result {result}", result, ""
         w.type(ref.dtype, ref.shape)
         returned.append(f"{result}: %{w.written(value(ref)).name}")
     inputs = ", ".join(f"%{own}: {type_}" for own, type_ in header)
     body = "\n".join(w.lines)
     text = f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n"
-    return Text(text, [own for own, _ in header], _precision(w), w.places, list(w.calls.values()), w.bound)
+    return Text(text, [own for own, _ in header], _precision(w), w.locations, list(w.calls.values()), w.bound)
 
 
 def _handled(w: JaxWriter, e: Equation, value: Callable) -> tuple[Value, ...]:

@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 
 from logitless._autochunk.function import tracing
 from logitless._autochunk.options import Unsupported
-from logitless.jax._autochunk.places import place_of, place_of_error
+from logitless.jax._autochunk.locations import location_of, location_of_error
 
 ARRAY = object()
 
@@ -67,8 +67,8 @@ class Equation:
     effects: frozenset = frozenset()
 
     @property
-    def place(self) -> str:
-        return self.called or place_of(self.source)
+    def location(self) -> str:
+        return self.called or location_of(self.source)
 
     @property
     def out(self) -> Ref:
@@ -143,7 +143,7 @@ class _Flattener:
             if inner is not None and inner in eqn.params:
                 function = eqn.params[inner]
                 plain = getattr(function, "jaxpr", function)
-                made = self.run(plain, getattr(function, "consts", ()), inputs, called or place_of(eqn.source_info))
+                made = self.run(plain, getattr(function, "consts", ()), inputs, called or location_of(eqn.source_info))
             else:
                 made = [Ref(tuple(v.aval.shape), _dtype(v.aval)) for v in eqn.outvars]
                 name, own = eqn.primitive.name, eqn.primitive
@@ -153,14 +153,14 @@ class _Flattener:
             values.update(zip(eqn.outvars, made))
         return [read(v) for v in jaxpr.outvars]
 
-    def _add(self, place: str, primitive: str, inputs: list, result: Sequence[int], dtype, **params) -> Ref:
+    def _add(self, location: str, primitive: str, inputs: list, result: Sequence[int], dtype, **params) -> Ref:
         made = Ref(tuple(result), dtype)
-        self.equations.append(Equation(primitive, params, inputs, [made], called=place))
+        self.equations.append(Equation(primitive, params, inputs, [made], called=location))
         return made
 
     def _scan(self, eqn, inputs: list, called: str) -> list | None:
         """Unrolls a short scan. Returns None for a long one."""
-        p, place = eqn.params, called or place_of(eqn.source_info)
+        p, location = eqn.params, called or location_of(eqn.source_info)
         if p["length"] > _ROUNDS:
             return None
         consts, carry, rows = inputs[: p["num_consts"]], inputs[p["num_consts"] :], []
@@ -168,40 +168,40 @@ class _Flattener:
         made: list[list] = []
         for k in range(p["length"]):
             at = p["length"] - 1 - k if p["reverse"] else k
-            given = [*consts, *carry, *(self._row(place, x, at) for x in rows)]
+            given = [*consts, *carry, *(self._row(location, x, at) for x in rows)]
             outputs = self.run(p["jaxpr"].jaxpr, p["jaxpr"].consts, given, called)
             carry = outputs[: p["num_carry"]]
             made.append(outputs[p["num_carry"] :])
         made = made[::-1] if p["reverse"] else made
-        return [*carry, *(self._stack(place, list(parts)) for parts in zip(*made))]
+        return [*carry, *(self._stack(location, list(parts)) for parts in zip(*made))]
 
-    def _row(self, place: str, x: Ref | Constant, at: int) -> Ref | Constant:
+    def _row(self, location: str, x: Ref | Constant, at: int) -> Ref | Constant:
         if isinstance(x, Constant):
             return Constant(x.number, x.shape[1:], x.dtype)
         begin, end = (at,) + (0,) * (len(x.shape) - 1), (at + 1,) + x.shape[1:]
         params = {"start_indices": begin, "limit_indices": end, "strides": None}
-        row = self._add(place, "slice", [x], (1, *x.shape[1:]), x.dtype, **params)
-        return self._add(place, "squeeze", [row], x.shape[1:], x.dtype, dimensions=(0,))
+        row = self._add(location, "slice", [x], (1, *x.shape[1:]), x.dtype, **params)
+        return self._add(location, "squeeze", [row], x.shape[1:], x.dtype, dimensions=(0,))
 
-    def _stack(self, place: str, parts: list) -> Ref:
+    def _stack(self, location: str, parts: list) -> Ref:
         shape, dtype = parts[0].shape, parts[0].dtype
         dims = tuple(range(1, len(shape) + 1))
         one = (1, *shape)
         params = {"shape": one, "broadcast_dimensions": dims}
-        rows = [self._add(place, "broadcast_in_dim", [x], one, dtype, **params) for x in parts]
-        return self._add(place, "concatenate", rows, (len(rows), *shape), dtype, dimension=0)
+        rows = [self._add(location, "broadcast_in_dim", [x], one, dtype, **params) for x in parts]
+        return self._add(location, "concatenate", rows, (len(rows), *shape), dtype, dimension=0)
 
     def _cond(self, eqn, inputs: list, called: str) -> list:
         """Runs every branch and selects among their results."""
-        place = called or place_of(eqn.source_info)
+        location = called or location_of(eqn.source_info)
         which, *operands = inputs
         branches = eqn.params["branches"]
         each = [self.run(b.jaxpr, b.consts, operands, called) for b in branches]
         if which.dtype != bool:
             ends = [Constant(n, (), which.dtype) for n in (0, len(branches) - 1)]
-            which = self._add(place, "clamp", [ends[0], which, ends[1]], (), which.dtype)
+            which = self._add(location, "clamp", [ends[0], which, ends[1]], (), which.dtype)
         shapes = [(cases, cases[0].shape, cases[0].dtype) for cases in zip(*each)]
-        return [self._add(place, "select_n", [which, *cases], shape, dtype) for cases, shape, dtype in shapes]
+        return [self._add(location, "select_n", [which, *cases], shape, dtype) for cases, shape, dtype in shapes]
 
 
 def _dtype(aval):
@@ -245,9 +245,9 @@ def _flat(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> Program
         with tracing():
             closed = jax.make_jaxpr(function)(*inputs)
     except (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
-        place = place_of_error(error)
+        location = location_of_error(error)
         raise Unsupported(
-            f"autochunk: {place}the function needs the values of an array (a shape or a branch depends on them); only shapes "
+            f"autochunk: {location}the function needs the values of an array (a shape or a branch depends on them); only shapes "
             f"are known when it is traced: {str(error).splitlines()[0]}"
         ) from error
     flattener = _Flattener()

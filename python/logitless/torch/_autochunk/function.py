@@ -185,7 +185,7 @@ def make_plan(
         inputs = [everything[p] for p in made.parameters]
         checks = None if name == "backward" else made.checks  # the forward has made them
         if limits.native:
-            return _native(made.text, name, made.parameters, inputs, limits, made.places, checks)
+            return _native(made.text, name, made.parameters, inputs, limits, made.locations, checks)
 
         def emit(program):
             wide = inputs[0].device.type == "cuda"
@@ -193,7 +193,7 @@ def make_plan(
             return source, peak_bytes(source, name, inputs)
 
         ready = compile_text(
-            made.text, name, made.parameters, emit, limits, places=made.places, calls=made.calls, framework="PyTorch"
+            made.text, name, made.parameters, emit, limits, locations=made.locations, calls=made.calls, framework="PyTorch"
         )
         if checks is not None:
             ready.function = checked(ready.function, checks, _python_checks(checks, made.calls))
@@ -263,7 +263,7 @@ def _native(
     read: list[str],
     inputs: Sequence[torch.Tensor],
     limits: Limits,
-    places: dict[str, str],
+    locations: dict[str, str],
     checks: Checks | None,
 ) -> Compiled:
     device, copies = inputs[0].device, native.input_bytes(inputs)
@@ -275,7 +275,7 @@ def _native(
         limits,
         native.machine_of(device),
         lambda request: functools.partial(native.run, request),
-        places,
+        locations,
         checks=checks,
     )
     made.threads = torch.get_num_threads() if device.type == "cpu" else 1

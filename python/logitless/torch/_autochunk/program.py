@@ -18,7 +18,7 @@ from logitless.torch._autochunk.aten import HANDLERS
 from logitless.torch._autochunk.aten_random import DRAWING
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.externs import run_as_it_is, why_not
-from logitless.torch._autochunk.places import place_of
+from logitless.torch._autochunk.locations import location_of
 
 # Operations that may alias their first argument, in addition to those whose schemas declare it.
 _VIEWS = {
@@ -93,7 +93,7 @@ def _outputs(graph: torch.fx.GraphModule) -> list:
 class Text:
     text: str
     parameters: list[str]  # the parameters that it reads, in order
-    places: dict[str, str]  # the line of the user's code of each value
+    locations: dict[str, str]  # the line of the user's code of each value
     calls: list[Call]  # PyTorch functions that it calls
     checks: Checks | None  # the checks of its indices
 
@@ -125,20 +125,20 @@ def to_text(
     if seed:
         w.taken.add(seed)
         w.seed = Value(seed, DTYPES.i64, (2,))
-    place = 0
+    position = 0
     for node in nodes:
         base[node] = base[node.args[0]] if node.args and _is_view(node) else node
         out = node.meta.get("val")
         if node.op == "placeholder":
-            w.op = f"parameter {parameters[place]}"
-            if place in ones:
+            w.op = f"parameter {parameters[position]}"
+            if position in ones:
                 values[node] = w.number(1, out.dtype, out.shape)
             elif node in live:
-                header.append((parameters[place], w.type(out.dtype, out.shape)))
-                values[node] = Value(parameters[place], out.dtype, tuple(out.shape))
-            place += 1
+                header.append((parameters[position], w.type(out.dtype, out.shape)))
+                values[node] = Value(parameters[position], out.dtype, tuple(out.shape))
+            position += 1
             continue
-        w.place = place_of(node.stack_trace)
+        w.location = location_of(node.stack_trace)
         writes = _writes(node)
         if writes:
             _check_write(w, node, base, order)
@@ -165,7 +165,7 @@ def to_text(
         values[node] = _checked(w, made, out)
         if writes:
             values[node.args[0]] = values[node]
-    w.op, w.place = "results", ""
+    w.op, w.location = "results", ""
     returned = []
     for node, result in wanted:
         returned.append(f"{result}: %{_result(w, values[node], result).name}")
@@ -174,7 +174,7 @@ def to_text(
     inputs = ", ".join(f"%{parameter}: {type_}" for parameter, type_ in header)
     body = "\n".join(w.lines)
     text = f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n"
-    return Text(text, [p for p, _ in header], w.places, list(w.calls.values()), w.all_checks(header))
+    return Text(text, [p for p, _ in header], w.locations, list(w.calls.values()), w.all_checks(header))
 
 
 def _handled(w: Writer, node: torch.fx.Node, out, arguments: Sequence, options: dict):

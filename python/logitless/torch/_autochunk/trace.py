@@ -29,7 +29,7 @@ from logitless.torch._autochunk.attention import OneAttention
 from logitless.torch._autochunk.ctc import OneCtc
 from logitless.torch._autochunk.masked import MaskedRows, MaskRefused, check_outputs
 from logitless.torch._autochunk.one_hot import OneHot
-from logitless.torch._autochunk.places import Places, place_of
+from logitless.torch._autochunk.locations import Locations, location_of
 
 aten = torch.ops.aten
 
@@ -127,14 +127,14 @@ def alone() -> Iterator[Around]:
 
 
 def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> torch.fx.GraphModule:
-    places = Places(around.transformed)
+    locations = Locations(around.transformed)
     try:
         # Attention outside of OneAttention uses the math backend, since PyTorch's fused kernels have no decomposition.
-        with places, sdpa_kernel(SDPBackend.MATH), OneAttention(), OneCtc(), OneHot(), MaskedRows():
+        with locations, sdpa_kernel(SDPBackend.MATH), OneAttention(), OneCtc(), OneHot(), MaskedRows():
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")
-        at = _at(places)
+        at = _at(locations)
         if isinstance(error, UnsupportedOperatorException):
             raise Unsupported(
                 f"autochunk: {at}{op} has no fake kernel, which tells the shapes of its results; expected one "
@@ -146,16 +146,16 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
             f"known when a function is traced{instead}"
         ) from error
     except MaskRefused as error:
-        raise Unsupported(f"autochunk: {_at(places)}{error}") from error
+        raise Unsupported(f"autochunk: {_at(locations)}{error}") from error
     except NotImplementedError as error:  # PyTorch before 2.13 has no generator in a graph
         if "Generator" not in str(error):
             raise
         raise Unsupported(_OWN_GENERATOR) from error
 
 
-def _at(places: Places) -> str:
-    place = place_of(places.last)
-    return f"{place}: " if place else ""
+def _at(locations: Locations) -> str:
+    location = location_of(locations.last)
+    return f"{location}: " if location else ""
 
 
 def _captured(

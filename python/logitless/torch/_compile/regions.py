@@ -12,7 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
 
-from logitless.torch._autochunk.places import place_of
+from logitless.torch._autochunk.locations import location_of
 from logitless.torch._compile.effects import mutates, name_of, opaque, written
 
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "__rmatmul__"}
@@ -68,10 +68,10 @@ def numel(node: Node) -> int:
 
 def described(node: Node) -> str:
     """Describes a node, such as "model.py:12: logits = self.head(x): linear float32[4096, 50304]"."""
-    place = place_of(node.stack_trace)
+    location = location_of(node.stack_trace)
     [tensor, *_] = leaves(node)
     kind = f"{name_of(node)} {str(tensor.dtype).removeprefix('torch.')}{shape_of(tensor)}"
-    return f"{place}: {kind}" if place else kind
+    return f"{location}: {kind}" if location else kind
 
 
 def _is_product(node: Node) -> bool:

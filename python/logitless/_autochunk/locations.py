@@ -31,10 +31,10 @@ def shown(file: str, line: int) -> str:
     return f"{os.path.basename(file)}:{line}" + (f": {code}" if code else "")
 
 
-def located(message: str, places: Mapping[str, str]) -> str:
+def located(message: str, locations: Mapping[str, str]) -> str:
     """Prefixes a message with the line of the first value in it that has one. Values appear as "%name" or "name
     (operation) type"."""
     names = (a or b for a, b in re.findall(r"%(\w+)|\b(\w+) \(\w+\) \w+\[", message))
-    found = (places[name] for name in names if name in places)
-    place = next(found, None)
-    return message if place is None else f"{place}: {message}"
+    found = (locations[name] for name in names if name in locations)
+    location = next(found, None)
+    return message if location is None else f"{location}: {message}"

@@ -14,14 +14,14 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from logitless._autochunk.places import chosen, shown
+from logitless._autochunk.locations import chosen, shown
 
 _TORCH = (os.path.dirname(torch.__file__) + os.sep,)
 _TRACER = os.path.join(os.path.dirname(__file__), "trace.py")
-_LABEL = "logitless.place"  # the key in the metadata of autograd's nodes
+_LABEL = "logitless.location"  # the key in the metadata of autograd's nodes
 
 
-def place_of(stack_trace: str | None) -> str:
+def location_of(stack_trace: str | None) -> str:
     """Returns the line of a traced node, such as "loss.py:12: logits = (h @ w.T).float()"; "" if unknown."""
     frames = re.findall(r'File "(.+?)", line (\d+)', stack_trace or "")
     found = chosen([(file, int(line)) for file, line in reversed(frames)], _TORCH)
@@ -42,7 +42,7 @@ def _set(text: str) -> None:
     fx_traceback.set_stack_trace([text])
 
 
-class Places(TorchFunctionMode):
+class Locations(TorchFunctionMode):
     """A mode that records the line of each call of PyTorch, and of its gradients."""
 
     def __init__(self, transformed: bool):
