@@ -127,8 +127,8 @@ Result apart(const Head& head, const Upstream& upstream) {
   const Workspace workspace(c, forward);
   head_forward(c, forward, head.options, in, out, workspace);
   const LossPlan backward = plan_head_saved(head.options, in, {}, to, request_of(c));
-  const Workspace workspace(c, backward);
-  head_backward(c, backward, head.options, in, g, to, workspace);
+  const Workspace backward_workspace(c, backward);
+  head_backward(c, backward, head.options, in, g, to, backward_workspace);
   mirror.finish();
   return result;
 }
