@@ -88,15 +88,9 @@ def _chunked(what: str, memory_budget: int | str | None, executor: str):
 
 @xp.takes(DIVERGENCE, shared.jsd_loss, shared.TEXTS)
 def jsd_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    teacher_hidden: ArrayLike,
-    teacher_weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    teacher_bias: ArrayLike | None = None,
-    *,
-    beta: float = 0.5,
-    **options: Unpack[DivergenceKeywords],
+    hidden: ArrayLike, weight: ArrayLike, teacher_hidden: ArrayLike, teacher_weight: ArrayLike,
+    bias: ArrayLike | None = None, teacher_bias: ArrayLike | None = None,
+    *, beta: float = 0.5, **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
     """Generalised Jensen-Shannon divergence of the next token (Agarwal et al. 2024)."""
     return shared.jsd_loss(
@@ -106,12 +100,8 @@ def jsd_loss(
 
 @xp.takes(DIVERGENCE, shared.forward_kl_loss, shared.TEXTS)
 def forward_kl_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    teacher_hidden: ArrayLike,
-    teacher_weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    teacher_bias: ArrayLike | None = None,
+    hidden: ArrayLike, weight: ArrayLike, teacher_hidden: ArrayLike, teacher_weight: ArrayLike,
+    bias: ArrayLike | None = None, teacher_bias: ArrayLike | None = None,
     **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
     """KL(q || p) of the next token, with the teacher's distribution q and the student's p."""
@@ -122,12 +112,8 @@ def forward_kl_loss(
 
 @xp.takes(DIVERGENCE, shared.reverse_kl_loss, shared.TEXTS)
 def reverse_kl_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    teacher_hidden: ArrayLike,
-    teacher_weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    teacher_bias: ArrayLike | None = None,
+    hidden: ArrayLike, weight: ArrayLike, teacher_hidden: ArrayLike, teacher_weight: ArrayLike,
+    bias: ArrayLike | None = None, teacher_bias: ArrayLike | None = None,
     **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
     """KL(p || q) of the next token, with the student's distribution p and the teacher's q."""
@@ -138,15 +124,9 @@ def reverse_kl_loss(
 
 @xp.takes(DIVERGENCE, None)
 def explain_divergence(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    teacher_hidden: ArrayLike,
-    teacher_weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    teacher_bias: ArrayLike | None = None,
-    *,
-    beta: float = 0.5,
-    **options: Unpack[DivergenceKeywords],
+    hidden: ArrayLike, weight: ArrayLike, teacher_hidden: ArrayLike, teacher_weight: ArrayLike,
+    bias: ArrayLike | None = None, teacher_bias: ArrayLike | None = None,
+    *, beta: float = 0.5, **options: Unpack[DivergenceKeywords],
 ) -> str:
     """Describes the plan of ``jsd_loss`` with the same arguments, and of its gradients by hidden and weight (beta 0:
     ``forward_kl_loss``, 1: ``reverse_kl_loss``). It lists what is chunked, along which dimension and how finely, and
@@ -164,12 +144,8 @@ def explain_divergence(
 
 @xp.takes(shared.TEACHER, shared.teacher_top_k)
 def teacher_top_k(
-    teacher_hidden: ArrayLike,
-    teacher_weight: ArrayLike,
-    teacher_bias: ArrayLike | None = None,
-    *,
-    k: int,
-    **head: Unpack[HeadKeywords],
+    teacher_hidden: ArrayLike, teacher_weight: ArrayLike, teacher_bias: ArrayLike | None = None,
+    *, k: int, **head: Unpack[HeadKeywords],
 ) -> TopK:
     """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities."""
     return TopK(*shared.teacher_top_k(xp, _chunked, teacher_hidden, teacher_weight, teacher_bias, k=k, **head))
@@ -177,16 +153,9 @@ def teacher_top_k(
 
 @xp.takes(HEAD, shared.top_k_loss)
 def top_k_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    top_k: TopK,
-    bias: ArrayLike | None = None,
-    *,
-    tail: bool = False,
-    targets: ArrayLike | None = None,
-    reduction: str = "mean",
-    normalizer: ArrayLike | None = None,
-    **head: Unpack[HeadKeywords],
+    hidden: ArrayLike, weight: ArrayLike, top_k: TopK, bias: ArrayLike | None = None,
+    *, tail: bool = False, targets: ArrayLike | None = None, reduction: str = "mean",
+    normalizer: ArrayLike | None = None, **head: Unpack[HeadKeywords],
 ) -> jax.Array:
     """KL(q || p) restricted to a teacher's top K."""
     return shared.top_k_loss(

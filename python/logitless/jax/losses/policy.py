@@ -49,15 +49,8 @@ def group_advantages(rewards: ArrayLike, group_size: int, *, scale: bool = True,
 
 @xp.takes(shared.POLICY, shared.grpo_loss, shared.TEXTS)
 def grpo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    advantages: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    **options: Unpack[PolicyKeywords],
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, advantages: ArrayLike, bias: ArrayLike | None = None,
+    *, epsilon_low: float = 0.2, epsilon_high: float = 0.2, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Group relative policy optimization (Shao et al. 2024)."""
     return PolicyLoss(*shared.grpo_loss(
@@ -67,15 +60,8 @@ def grpo_loss(
 
 @xp.takes(shared.POLICY, shared.dr_grpo_loss, shared.TEXTS)
 def dr_grpo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    advantages: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    max_completion_length: int | None = None,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, advantages: ArrayLike, bias: ArrayLike | None = None,
+    *, max_completion_length: int | None = None, epsilon_low: float = 0.2, epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Dr. GRPO (Liu et al. 2025)."""
@@ -87,15 +73,8 @@ def dr_grpo_loss(
 
 @xp.takes(shared.POLICY, shared.dapo_loss, shared.TEXTS)
 def dapo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    advantages: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.28,
-    **options: Unpack[PolicyKeywords],
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, advantages: ArrayLike, bias: ArrayLike | None = None,
+    *, epsilon_low: float = 0.2, epsilon_high: float = 0.28, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """DAPO (Yu et al. 2025)."""
     return PolicyLoss(*shared.dapo_loss(
@@ -105,15 +84,8 @@ def dapo_loss(
 
 @xp.takes(shared.POLICY, shared.gspo_loss, shared.TEXTS)
 def gspo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    advantages: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    token_level: bool = False,
-    epsilon_low: float = 3e-4,
-    epsilon_high: float = 4e-4,
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, advantages: ArrayLike, bias: ArrayLike | None = None,
+    *, token_level: bool = False, epsilon_low: float = 3e-4, epsilon_high: float = 4e-4,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Group sequence policy optimization (Zheng et al. 2025)."""
@@ -125,15 +97,8 @@ def gspo_loss(
 
 @xp.takes(shared.POLICY, shared.ppo_loss, shared.TEXTS)
 def ppo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    advantages: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    **options: Unpack[PolicyKeywords],
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, advantages: ArrayLike, bias: ArrayLike | None = None,
+    *, epsilon_low: float = 0.2, epsilon_high: float = 0.2, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """The policy loss of proximal policy optimization (Schulman et al. 2017)."""
     return PolicyLoss(*shared.ppo_loss(

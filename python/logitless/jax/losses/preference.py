@@ -61,25 +61,12 @@ class KTOLoss(NamedTuple):
 
 @xp.takes(HEAD, shared.dpo_loss)
 def dpo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    ref_chosen_logps: ArrayLike | None = None,
-    ref_rejected_logps: ArrayLike | None = None,
-    ref_hidden: ArrayLike | None = None,
-    ref_weight: ArrayLike | None = None,
-    ref_bias: ArrayLike | None = None,
-    reference_free: bool = False,
-    beta: float = 0.1,
-    loss_type: str = "sigmoid",
-    label_smoothing: float = 0.0,
-    bco_delta: float | ArrayLike | None = None,
-    discopop_tau: float | None = None,
-    average_log_prob: bool = False,
-    shift: bool = False,
-    **head: Unpack[HeadKeywords],
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
+    *, ref_chosen_logps: ArrayLike | None = None, ref_rejected_logps: ArrayLike | None = None,
+    ref_hidden: ArrayLike | None = None, ref_weight: ArrayLike | None = None, ref_bias: ArrayLike | None = None,
+    reference_free: bool = False, beta: float = 0.1, loss_type: str = "sigmoid", label_smoothing: float = 0.0,
+    bco_delta: float | ArrayLike | None = None, discopop_tau: float | None = None, average_log_prob: bool = False,
+    shift: bool = False, **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Direct preference optimization (Rafailov et al. 2023) and its variants."""
     return PreferenceLoss(*shared.dpo_loss(
@@ -92,14 +79,8 @@ def dpo_loss(
 
 @xp.takes({**shared.REFERENCE, **HEAD}, shared.ipo_loss)
 def ipo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    beta: float = 0.1,
-    average_log_prob: bool = True,
-    **more: Unpack[ReferenceKeywords],
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
+    *, beta: float = 0.1, average_log_prob: bool = True, **more: Unpack[ReferenceKeywords],
 ) -> PreferenceLoss:
     """Identity preference optimization (Azar et al. 2023)."""
     return PreferenceLoss(*shared.ipo_loss(
@@ -109,16 +90,8 @@ def ipo_loss(
 
 @xp.takes(HEAD, shared.simpo_loss)
 def simpo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    beta: float = 0.1,
-    gamma: float = 0.5,
-    alpha: float = 0.0,
-    label_smoothing: float = 0.0,
-    shift: bool = False,
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
+    *, beta: float = 0.1, gamma: float = 0.5, alpha: float = 0.0, label_smoothing: float = 0.0, shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Simple preference optimization (Meng et al. 2024)."""
@@ -130,18 +103,9 @@ def simpo_loss(
 
 @xp.takes(HEAD, shared.cpo_loss)
 def cpo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    beta: float = 0.1,
-    alpha: float = 1.0,
-    loss_type: str = "sigmoid",
-    label_smoothing: float = 0.0,
-    average_log_prob: bool | None = None,
-    nll_target: ArrayLike | None = None,
-    shift: bool = False,
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
+    *, beta: float = 0.1, alpha: float = 1.0, loss_type: str = "sigmoid", label_smoothing: float = 0.0,
+    average_log_prob: bool | None = None, nll_target: ArrayLike | None = None, shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Contrastive preference optimization (Xu et al. 2024)."""
@@ -153,15 +117,8 @@ def cpo_loss(
 
 @xp.takes(HEAD, shared.orpo_loss)
 def orpo_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    beta: float = 0.1,
-    nll_target: ArrayLike | None = None,
-    shift: bool = False,
-    **head: Unpack[HeadKeywords],
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
+    *, beta: float = 0.1, nll_target: ArrayLike | None = None, shift: bool = False, **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Odds ratio preference optimization (Hong et al. 2024)."""
     return PreferenceLoss(*shared.orpo_loss(
@@ -171,17 +128,9 @@ def orpo_loss(
 
 @xp.takes(HEAD, shared.kto_kl)
 def kto_kl(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    ref_logps: ArrayLike | None = None,
-    ref_hidden: ArrayLike | None = None,
-    ref_weight: ArrayLike | None = None,
-    ref_bias: ArrayLike | None = None,
-    average_log_prob: bool = False,
-    shift: bool = False,
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
+    *, ref_logps: ArrayLike | None = None, ref_hidden: ArrayLike | None = None, ref_weight: ArrayLike | None = None,
+    ref_bias: ArrayLike | None = None, average_log_prob: bool = False, shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> jax.Array:
     """KTO's estimate of the divergence from the reference, a number without a gradient."""
@@ -193,24 +142,12 @@ def kto_kl(
 
 @xp.takes(HEAD, shared.kto_loss)
 def kto_loss(
-    hidden: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    preference_labels: ArrayLike,
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, preference_labels: ArrayLike,
     bias: ArrayLike | None = None,
-    *,
-    kl: ArrayLike | None = None,
-    ref_logps: ArrayLike | None = None,
-    ref_hidden: ArrayLike | None = None,
-    ref_weight: ArrayLike | None = None,
-    ref_bias: ArrayLike | None = None,
-    beta: float = 0.1,
-    desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
-    loss_type: str = "kto",
-    average_log_prob: bool = False,
-    shift: bool = False,
-    **head: Unpack[HeadKeywords],
+    *, kl: ArrayLike | None = None, ref_logps: ArrayLike | None = None, ref_hidden: ArrayLike | None = None,
+    ref_weight: ArrayLike | None = None, ref_bias: ArrayLike | None = None, beta: float = 0.1,
+    desirable_weight: float = 1.0, undesirable_weight: float = 1.0, loss_type: str = "kto",
+    average_log_prob: bool = False, shift: bool = False, **head: Unpack[HeadKeywords],
 ) -> KTOLoss:
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024)."""
     return KTOLoss(*shared.kto_loss(

@@ -95,15 +95,9 @@ def _chunked(what: str, memory_budget: int | str | None, executor: str):
 
 @xp.takes(DIVERGENCE, shared.jsd_loss, shared.TEXTS)
 def jsd_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    teacher_hidden: Tensor,
-    teacher_weight: Tensor,
-    bias: Optional[Tensor] = None,
+    hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, bias: Optional[Tensor] = None,
     teacher_bias: Optional[Tensor] = None,
-    *,
-    beta: float = 0.5,
-    **options: Unpack[DivergenceKeywords],
+    *, beta: float = 0.5, **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence of the next token (Agarwal et al. 2024)."""
     return shared.jsd_loss(
@@ -113,11 +107,7 @@ def jsd_loss(
 
 @xp.takes(DIVERGENCE, shared.forward_kl_loss, shared.TEXTS)
 def forward_kl_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    teacher_hidden: Tensor,
-    teacher_weight: Tensor,
-    bias: Optional[Tensor] = None,
+    hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, bias: Optional[Tensor] = None,
     teacher_bias: Optional[Tensor] = None,
     **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
@@ -129,11 +119,7 @@ def forward_kl_loss(
 
 @xp.takes(DIVERGENCE, shared.reverse_kl_loss, shared.TEXTS)
 def reverse_kl_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    teacher_hidden: Tensor,
-    teacher_weight: Tensor,
-    bias: Optional[Tensor] = None,
+    hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, bias: Optional[Tensor] = None,
     teacher_bias: Optional[Tensor] = None,
     **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
@@ -145,15 +131,9 @@ def reverse_kl_loss(
 
 @xp.takes(DIVERGENCE, None)
 def explain_divergence(
-    hidden: Tensor,
-    weight: Tensor,
-    teacher_hidden: Tensor,
-    teacher_weight: Tensor,
-    bias: Optional[Tensor] = None,
+    hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, bias: Optional[Tensor] = None,
     teacher_bias: Optional[Tensor] = None,
-    *,
-    beta: float = 0.5,
-    **options: Unpack[DivergenceKeywords],
+    *, beta: float = 0.5, **options: Unpack[DivergenceKeywords],
 ) -> str:
     """Describes the plan of ``jsd_loss`` with the same arguments (beta 0: ``forward_kl_loss``, 1: ``reverse_kl_loss``).
     It lists what is chunked, along which dimension and how finely, and the memory beyond inputs and results before and
@@ -166,12 +146,8 @@ def explain_divergence(
 
 @xp.takes(shared.TEACHER, shared.teacher_top_k)
 def teacher_top_k(
-    teacher_hidden: Tensor,
-    teacher_weight: Tensor,
-    teacher_bias: Optional[Tensor] = None,
-    *,
-    k: int,
-    **head: Unpack[HeadKeywords],
+    teacher_hidden: Tensor, teacher_weight: Tensor, teacher_bias: Optional[Tensor] = None,
+    *, k: int, **head: Unpack[HeadKeywords],
 ) -> TopK:
     """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities."""
     return TopK(*shared.teacher_top_k(xp, _chunked, teacher_hidden, teacher_weight, teacher_bias, k=k, **head))
@@ -179,16 +155,9 @@ def teacher_top_k(
 
 @xp.takes(HEAD, shared.top_k_loss)
 def top_k_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    top_k: TopK,
-    bias: Optional[Tensor] = None,
-    *,
-    tail: bool = False,
-    target: Optional[Tensor] = None,
-    reduction: str = "mean",
-    normalizer: Optional[float | Tensor] = None,
-    **head: Unpack[HeadKeywords],
+    hidden: Tensor, weight: Tensor, top_k: TopK, bias: Optional[Tensor] = None,
+    *, tail: bool = False, target: Optional[Tensor] = None, reduction: str = "mean",
+    normalizer: Optional[float | Tensor] = None, **head: Unpack[HeadKeywords],
 ) -> Tensor:
     """KL(q || p) restricted to a teacher's top K."""
     return shared.top_k_loss(

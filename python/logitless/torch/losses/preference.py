@@ -60,25 +60,12 @@ class KTOLoss(NamedTuple):
 
 @xp.takes(HEAD, shared.dpo_loss)
 def dpo_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    ref_chosen_logps: Optional[Tensor] = None,
-    ref_rejected_logps: Optional[Tensor] = None,
-    ref_hidden: Optional[Tensor] = None,
-    ref_weight: Optional[Tensor] = None,
-    ref_bias: Optional[Tensor] = None,
-    reference_free: bool = False,
-    beta: float = 0.1,
-    loss_type: str = "sigmoid",
-    label_smoothing: float = 0.0,
-    bco_delta: Optional[float | Tensor] = None,
-    discopop_tau: Optional[float] = None,
-    average_log_prob: bool = False,
-    shift: bool = False,
-    **head: Unpack[HeadKeywords],
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None,
+    *, ref_chosen_logps: Optional[Tensor] = None, ref_rejected_logps: Optional[Tensor] = None,
+    ref_hidden: Optional[Tensor] = None, ref_weight: Optional[Tensor] = None, ref_bias: Optional[Tensor] = None,
+    reference_free: bool = False, beta: float = 0.1, loss_type: str = "sigmoid", label_smoothing: float = 0.0,
+    bco_delta: Optional[float | Tensor] = None, discopop_tau: Optional[float] = None, average_log_prob: bool = False,
+    shift: bool = False, **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Direct preference optimization (Rafailov et al. 2023) and its variants."""
     return PreferenceLoss(*shared.dpo_loss(
@@ -91,14 +78,8 @@ def dpo_loss(
 
 @xp.takes({**shared.REFERENCE, **HEAD}, shared.ipo_loss)
 def ipo_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    beta: float = 0.1,
-    average_log_prob: bool = True,
-    **more: Unpack[ReferenceKeywords],
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None,
+    *, beta: float = 0.1, average_log_prob: bool = True, **more: Unpack[ReferenceKeywords],
 ) -> PreferenceLoss:
     """Identity preference optimization (Azar et al. 2023)."""
     return PreferenceLoss(*shared.ipo_loss(
@@ -108,16 +89,8 @@ def ipo_loss(
 
 @xp.takes(HEAD, shared.simpo_loss)
 def simpo_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    beta: float = 0.1,
-    gamma: float = 0.5,
-    alpha: float = 0.0,
-    label_smoothing: float = 0.0,
-    shift: bool = False,
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None,
+    *, beta: float = 0.1, gamma: float = 0.5, alpha: float = 0.0, label_smoothing: float = 0.0, shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Simple preference optimization (Meng et al. 2024)."""
@@ -129,18 +102,9 @@ def simpo_loss(
 
 @xp.takes(HEAD, shared.cpo_loss)
 def cpo_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    beta: float = 0.1,
-    alpha: float = 1.0,
-    loss_type: str = "sigmoid",
-    label_smoothing: float = 0.0,
-    average_log_prob: Optional[bool] = None,
-    nll_target: Optional[Tensor] = None,
-    shift: bool = False,
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None,
+    *, beta: float = 0.1, alpha: float = 1.0, loss_type: str = "sigmoid", label_smoothing: float = 0.0,
+    average_log_prob: Optional[bool] = None, nll_target: Optional[Tensor] = None, shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Contrastive preference optimization (Xu et al. 2024)."""
@@ -152,15 +116,8 @@ def cpo_loss(
 
 @xp.takes(HEAD, shared.orpo_loss)
 def orpo_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    beta: float = 0.1,
-    nll_target: Optional[Tensor] = None,
-    shift: bool = False,
-    **head: Unpack[HeadKeywords],
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None,
+    *, beta: float = 0.1, nll_target: Optional[Tensor] = None, shift: bool = False, **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Odds ratio preference optimization (Hong et al. 2024)."""
     return PreferenceLoss(*shared.orpo_loss(
@@ -170,17 +127,9 @@ def orpo_loss(
 
 @xp.takes(HEAD, shared.kto_kl)
 def kto_kl(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    ref_logps: Optional[Tensor] = None,
-    ref_hidden: Optional[Tensor] = None,
-    ref_weight: Optional[Tensor] = None,
-    ref_bias: Optional[Tensor] = None,
-    average_log_prob: bool = False,
-    shift: bool = False,
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None,
+    *, ref_logps: Optional[Tensor] = None, ref_hidden: Optional[Tensor] = None, ref_weight: Optional[Tensor] = None,
+    ref_bias: Optional[Tensor] = None, average_log_prob: bool = False, shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> Tensor:
     """KTO's estimate of the divergence from the reference, a number without a gradient."""
@@ -192,24 +141,11 @@ def kto_kl(
 
 @xp.takes(HEAD, shared.kto_loss)
 def kto_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    preference_labels: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    kl: Optional[Tensor | float] = None,
-    ref_logps: Optional[Tensor] = None,
-    ref_hidden: Optional[Tensor] = None,
-    ref_weight: Optional[Tensor] = None,
-    ref_bias: Optional[Tensor] = None,
-    beta: float = 0.1,
-    desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
-    loss_type: str = "kto",
-    average_log_prob: bool = False,
-    shift: bool = False,
-    **head: Unpack[HeadKeywords],
+    hidden: Tensor, weight: Tensor, target: Tensor, preference_labels: Tensor, bias: Optional[Tensor] = None,
+    *, kl: Optional[Tensor | float] = None, ref_logps: Optional[Tensor] = None, ref_hidden: Optional[Tensor] = None,
+    ref_weight: Optional[Tensor] = None, ref_bias: Optional[Tensor] = None, beta: float = 0.1,
+    desirable_weight: float = 1.0, undesirable_weight: float = 1.0, loss_type: str = "kto",
+    average_log_prob: bool = False, shift: bool = False, **head: Unpack[HeadKeywords],
 ) -> KTOLoss:
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024)."""
     return KTOLoss(*shared.kto_loss(

@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
 @xp.takes(HEAD, shared.selective_log_softmax)
 def selective_log_softmax(
-    hidden: Tensor,
-    weight: Tensor,
-    index: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    batch_invariant: bool = False,
-    **head: Unpack[HeadKeywords],
+    hidden: Tensor, weight: Tensor, index: Tensor, bias: Optional[Tensor] = None,
+    *, batch_invariant: bool = False, **head: Unpack[HeadKeywords],
 ) -> Tensor:
     """``log_softmax(logits, -1).gather(-1, index)`` of a head, without the logits."""
     return shared.selective_log_softmax(xp, hidden, weight, index, bias, batch_invariant=batch_invariant, **head)
