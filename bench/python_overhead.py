@@ -20,7 +20,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from logitless.torch import _engine, _fast, linear_cross_entropy
+from logitless.torch import _engine, call, linear_cross_entropy
 
 
 def main():
@@ -35,8 +35,8 @@ def main():
     weight = torch.randn(512, 64, device=args.device).bfloat16().requires_grad_()
     target = torch.randint(0, 512, (64,), device=args.device)
     linear_cross_entropy(hidden, weight, target)
-    (call,) = _fast._thread.calls.values()
-    workspace = torch.empty(call.call.workspace_bytes, dtype=torch.uint8, device=args.device)
+    planned = _engine.find(call.key_of((hidden, weight, target), {})).planned
+    workspace = torch.empty(planned.workspace_bytes, dtype=torch.uint8, device=args.device)
     made = None
     factor = torch.full((), 1.0, device=args.device)
 
@@ -51,10 +51,10 @@ def main():
         """Allocates the outputs of the C calls and keeps them alive: each call of another row leaves its own
         addresses in the arguments."""
         nonlocal made
-        made = call.run(hidden, weight, None, target)
+        made = planned.replay((hidden, weight, target))
 
     def c_call():
-        call.call.run_function(*call.call.arguments, workspace.data_ptr(), call.call.workspace_bytes, *call.call.extra)
+        planned.run_function(*planned.arguments, workspace.data_ptr(), planned.workspace_bytes, *planned.extra)
 
     def c_calls():
         c_call()

@@ -12,7 +12,7 @@ refused, and every file is written back, also after an interrupt.
 Prints a line a mutant (FILE:LINE, what became of it, the edit), and last the survivors. The exit status is 0 when
 every mutant was noticed, 1 when some survived, 2 when it could not run.
 
-    tools/mutate.py python/logitless/torch/_fast.py --sample 20 \\
+    tools/mutate.py python/logitless/torch/call.py --sample 20 \\
       --test "PYTHONPATH=python build/python/bin/python -m pytest -x -q tests/python/torch/test_calls.py"
 """
 

@@ -328,7 +328,7 @@ def errors(rows, name):
 
 def exchange_by(args, device):
     """Configures exchanges as --exchanges and --ctas require. Returns the MiB of GPU memory that they took."""
-    from logitless.torch import _ranks, configure_exchanges
+    from logitless.torch import configure_exchanges, groups
 
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info()[0]
@@ -336,7 +336,7 @@ def exchange_by(args, device):
     if args.exchanges != "library":
         more.update(dict(copy_engines=False) if args.exchanges == "kernels" else dict(process_group=True))
     configure_exchanges(dist.group.WORLD, **more)
-    _ranks.group_of(dist.group.WORLD.group_name).of_memory(device)
+    groups.group_of(dist.group.WORLD.group_name).of_memory(device)
     return (before - torch.cuda.mem_get_info()[0]) / 2**20
 
 

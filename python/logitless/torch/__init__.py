@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 
 from ._lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
-from ._distributed import sharded_head
-from ._ranks import Sharding, configure_exchanges, interleave_vocab
+from .dtensor import sharded_head
+from .ranks import Sharding, configure_exchanges, interleave_vocab
 from .far_field import FarFieldHead
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 

@@ -5,36 +5,57 @@ from __future__ import annotations
 import enum
 import math
 import textwrap
-from typing import Any
+from typing import Any, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._library import parse_bytes
 from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number, unexpected
-from . import _memory
-from ._ranks import Sharding
+from .ranks import Sharding
 
-# Our names, with the defaults.
-DEFAULTS: dict[str, Any] = dict(
-    bias=None,
-    reduction="mean",
-    ignore_index=None,
-    **{name: term.default for name, term in LOSS_TERMS.items()},
-    class_weight=None,
-    softcap=None,
-    logit_scale=DEFAULT.logit_scale,
-    normalizer=None,
-    token_weight=None,
-    target_weight=None,
-    shift=False,
-    accuracy=False,
-    return_lse=False,
-    return_argmax=False,
-    return_target_logits=False,
-    memory_budget=None,
-    sharding=None,
-)
+
+class Arguments(NamedTuple):
+    """The arguments of ``linear_cross_entropy`` by our names, as they were given."""
+
+    hidden: Any
+    weight: Any
+    target: Any
+    bias: Any = None
+    reduction: Any = "mean"
+    ignore_index: Any = None
+    terms: Mapping[str, Any] = {name: term.default for name, term in LOSS_TERMS.items()}  # of the loss
+    class_weight: Any = None
+    softcap: Any = None
+    logit_scale: Any = DEFAULT.logit_scale
+    normalizer: Any = None
+    token_weight: Any = None
+    target_weight: Any = None
+    shift: Any = False
+    accuracy: Any = False
+    return_lse: Any = False
+    return_argmax: Any = False
+    return_target_logits: Any = False
+    memory_budget: Any = None
+    sharding: Any = None
+    chunk: Any = None  # PyTorch's chunking options: a number of tokens or "aspect_ratio:N"
+
+
+def named(**given: Any) -> Arguments:
+    """Returns the arguments with these values, by the names of the signature."""
+    terms = {name: given.pop(name, term.default) for name, term in LOSS_TERMS.items()}
+    return Arguments(terms=terms, **given)
+
+
+def _defaults() -> dict[str, Any]:
+    found = {}
+    for name, value in Arguments._field_defaults.items():
+        found.update(value if name == "terms" else {name: value})
+    del found["chunk"]
+    return found
+
+
+DEFAULTS = _defaults()  # by the names of the signature
 # The order of cut_cross_entropy's positional arguments, which begins like ours. PyTorch's accepts the first three.
 POSITIONS = (
     "hidden", "weight", "target", "bias", "ignore_index", "softcap", "reduction", "shift", "return_lse", "filter_eps",
@@ -85,9 +106,8 @@ _ALLOWANCES = {
 }
 
 
-def bind(args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Binds all arguments to our names; "chunk" holds PyTorch's chunking options. Raises TypeError as a signature
-    would."""
+def bind(args: tuple, kwargs: dict) -> Arguments:
+    """Binds all arguments to our names. Raises TypeError as a signature would."""
     if len(args) > len(POSITIONS):
         raise TypeError(f"{NAME}: expected at most {len(POSITIONS)} positional arguments, got {len(args)}")
     bound = dict(zip(POSITIONS, args))
@@ -115,7 +135,7 @@ def bind(args: tuple, kwargs: dict) -> dict[str, Any]:
         if bound.get("sharding") is not None:
             raise TypeError(f"{NAME}: 'sharding' and 'vocab_parallel_options' are one argument; give one of them")
         bound["sharding"] = _vocab_parallel(parallel)
-    return {**DEFAULTS, **bound, "chunk": _chunk(torch_options, bound["hidden"])}
+    return named(**bound, chunk=_chunk(torch_options, bound["hidden"]))
 
 
 def _vocab_parallel(options) -> Sharding:
@@ -146,14 +166,6 @@ def _chunk(options, hidden) -> int | str | None:
     return None if options.chunking_method in ("auto", None) else options.chunking_method
 
 
-def chunk_bytes(chunk: int | str, hidden: Tensor, weight: Tensor) -> int:
-    """Returns the bytes of a chunk's fp32 logits. A chunk is a number of tokens, or for "aspect_ratio:N" has 1 / N of
-    hidden's elements."""
-    if isinstance(chunk, int):
-        return max(1, min(chunk, hidden.shape[:-1].numel()) * weight.shape[:-1].numel() * 4)
-    return max(1, hidden.numel() * 4 // int(chunk.partition(":")[2] or 1))
-
-
 def number(name: str, value, low: float = -math.inf, what: str = "a number") -> float:
     if not isinstance(value, (int, float, Tensor)):
         value = plain_number(value)
@@ -180,78 +192,35 @@ def term(name: str, value) -> float:
     return found
 
 
-def loss_options(a: dict[str, Any]) -> LossOptions:
-    """Returns the scalar options. normalizer may be a tensor, which the caller handles."""
-    if a["reduction"] not in ("none", "mean", "sum"):
-        raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {a['reduction']!r}")
-    ignore_index = DEFAULT.ignore_index if a["ignore_index"] is None else a["ignore_index"]
+def loss_options(a: Arguments) -> LossOptions:
+    """Returns the checked scalar options. A normalizer may be a tensor, which the caller handles."""
+    if a.reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {a.reduction!r}")
+    ignore_index = DEFAULT.ignore_index if a.ignore_index is None else a.ignore_index
     if not isinstance(ignore_index, int):
         ignore_index = plain_number(ignore_index)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index: expected an int, got {ignore_index!r}")
-    terms = {name: term(name, a[name]) for name in LOSS_TERMS}
-    softcap = 0.0 if a["softcap"] is None else number("softcap", a["softcap"], what="a number above 0, or None")
-    if a["softcap"] is not None and softcap <= 0.0:
+    terms = {name: term(name, value) for name, value in a.terms.items()}
+    softcap = 0.0 if a.softcap is None else number("softcap", a.softcap, what="a number above 0, or None")
+    if a.softcap is not None and softcap <= 0.0:
         raise ValueError(f"softcap: expected a number above 0, or None, got {softcap}")
-    scale = number("logit_scale", a["logit_scale"], what="a finite number that is not 0")
+    scale = number("logit_scale", a.logit_scale, what="a finite number that is not 0")
     if scale == 0.0:
         raise ValueError("logit_scale: expected a finite number that is not 0, got 0.0")
     normalizer = 0.0
-    if a["normalizer"] is not None and not isinstance(a["normalizer"], Tensor):
-        normalizer = number("normalizer", a["normalizer"], what="a number above 0")
+    if a.normalizer is not None and not isinstance(a.normalizer, Tensor):
+        normalizer = number("normalizer", a.normalizer, what="a number above 0")
         if normalizer <= 0.0:
             raise ValueError(f"normalizer: expected a number above 0, got {normalizer}")
-    if a["normalizer"] is not None and a["reduction"] != "mean":
-        raise ValueError(f"normalizer: goes with reduction 'mean', got {a['reduction']!r}")
+    if a.normalizer is not None and a.reduction != "mean":
+        raise ValueError(f"normalizer: goes with reduction 'mean', got {a.reduction!r}")
     return LossOptions(
-        reduction=a["reduction"],
+        reduction=a.reduction,
         ignore_index=ignore_index,
         softcap=softcap,
         logit_scale=scale,
         normalizer=normalizer,
-        memory_budget=parse_bytes(a["memory_budget"]),
+        memory_budget=parse_bytes(a.memory_budget),
         **terms,
     )
-
-
-def check_tensors(a: dict[str, Any]) -> None:
-    """Checks that tensor arguments are tensors, or None if optional, and on hidden's device."""
-    for name in ("hidden", "weight", "target", "bias", "class_weight", "token_weight", "target_weight"):
-        t = a[name]
-        if isinstance(t, Tensor):
-            _memory.check(name, t, a["hidden"].device)
-        elif t is not None or name in POSITIONS[:3]:
-            raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
-    normalizer = a["normalizer"]
-    if isinstance(normalizer, Tensor):
-        _memory.check_number("normalizer", normalizer, a["hidden"].device)
-        if normalizer.dim() or normalizer.dtype == torch.bool or normalizer.is_complex():
-            kind = str(normalizer.dtype).removeprefix("torch.")
-            raise ValueError(f"normalizer: expected a number or a scalar tensor, got {kind}{list(normalizer.shape)}")
-
-
-def shift_of(value, hidden: Tensor) -> int:
-    """Returns the number of positions by which targets are shifted against hidden [..., T, D]."""
-    if not isinstance(value, int):
-        raise TypeError(f"shift: expected an int, True or False, got {value!r}")
-    if value and hidden.dim() < 3:
-        raise ValueError(f"shift: expected hidden [..., T, D], got {list(hidden.shape)} and {value}")
-    if value and not 0 < value < hidden.shape[-2]:
-        raise ValueError(f"shift: expected 0 to {hidden.shape[-2] - 1} for {hidden.shape[-2]} tokens, got {value}")
-    return int(value)
-
-
-def check_head(hidden, weight, bias, columns: int = -1) -> None:
-    """Checks that the engine supports hidden, weight and bias. columns: the columns of weight if ranks hold column
-    shards of it, else -1."""
-    for name, t in (("hidden", hidden), ("weight", weight)):
-        if t.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {t.dtype}")
-        if t.device.type not in ("cpu", "cuda"):
-            raise NotImplementedError(f"{name}: expected a tensor on cpu or cuda, got {t.device}")
-    if hidden.dim() < 1:
-        raise ValueError("hidden: expected [..., D], got a scalar")
-    if weight.dim() != 2 or weight.shape[1] != (hidden.shape[-1] if columns < 0 else columns):
-        raise ValueError(f"weight: expected [V, {hidden.shape[-1]}], got {list(weight.shape)}")
-    if bias is not None and list(bias.shape) != [weight.shape[0]]:
-        raise ValueError(f"bias: expected [{weight.shape[0]}], got {list(bias.shape)}")

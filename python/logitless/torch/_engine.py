@@ -1,16 +1,19 @@
-"""Calls of the C ABI on torch tensors. State that is constant between calls of one shape is built once."""
+"""The C calls on torch tensors, and each thread's cache of planned calls."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 from ctypes import byref, c_void_p
+from typing import Any, Callable, NamedTuple, Optional
+
 import torch
+from torch import Tensor
 
 from .. import _library as c
 from .._library import lib
 from .._options import HeadOptions, LossOptions, struct_of
-from . import _memory, _ranks
+from . import _float64, _memory, ranks
 
 DTYPES = {
     torch.float32: c.F32,
@@ -22,19 +25,41 @@ DTYPES = {
 
 _MOST_HINTED = 1 << 60
 _SAVED_BYTES = 1 << 20  # workspaces up to this size are reused; calls of one stream and thread do not overlap
-_MOST_CALLS = 256  # calls of different shapes and options cached per thread
+_MOST_CALLS = 256  # planned calls cached per thread; the oldest makes way for a new one
+
+Tensors = dict[str, Optional[Tensor]]  # by the fields of a C struct; None marks a missing one
 
 
-def _address(name: str, t: torch.Tensor) -> int:
-    """Returns the address of a tensor's first element. A meta tensor gets a dummy address, which is never read."""
-    return 64 if t.is_meta else _memory.address(name, t)
+class Kind(NamedTuple):
+    """A C call: its structs in the order of its arguments, inputs first, and its functions."""
+
+    name: str
+    structs: tuple[type[ctypes.Structure], ...]
+    plan: Any
+    run: Any
+    extra: tuple = ()  # its last arguments
 
 
-def tensor_struct(name: str, t: torch.Tensor) -> c.Tensor:
+CROSS_ENTROPY = Kind(
+    "cross_entropy", (c.CrossEntropyInputs, c.CrossEntropyOutputs), lib.logitless_plan_cross_entropy,
+    lib.logitless_cross_entropy, (None,),
+)
+HEAD = Kind("head", (c.HeadInputs, c.HeadOutputs), lib.logitless_plan_head_forward, lib.logitless_head_forward)
+HEAD_BACKWARD = Kind(
+    "head_backward", (c.HeadInputs, c.HeadCotangents, c.HeadGradients), lib.logitless_plan_head_backward,
+    lib.logitless_head_backward,
+)
+SAVED_HEAD = Kind(
+    "saved_head", (c.HeadInputs, c.HeadOutputs, c.HeadGradients), lib.logitless_plan_head_saved,
+    lib.logitless_head_forward_saved,
+)
+
+
+def tensor_struct(name: str, t: Tensor) -> c.Tensor:
     """Returns a tensor as the C ABI's struct; ``name`` is its name in errors."""
     s = c.Tensor()
     s.name = "target" if name == "targets" else name
-    s.data = _address(s.name, t)
+    s.data = _memory.address(s.name, t)
     s.dtype = DTYPES[t.dtype]
     s.rank = t.dim()
     s.shape[: t.dim()] = t.shape
@@ -42,67 +67,88 @@ def tensor_struct(name: str, t: torch.Tensor) -> c.Tensor:
     return s
 
 
+def fill(struct_type: type[ctypes.Structure], tensors: Tensors):
+    """Returns a struct of tensor pointers, and its tensor structs in order."""
+    struct, fields = c.new(struct_type), []
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            fields.append(tensor_struct(name, tensor))
+            setattr(struct, name, ctypes.pointer(fields[-1]))
+    return struct, fields
+
+
 class Call:
     """A C call with its plan. A run only sets new pointers."""
 
-    def __init__(self, device: torch.device, options, structs, request_bytes, plan_function, run_function, extra):
-        self.context = _context(device)
-        self.structs = structs
-        self.options = options
-        self.run_function = run_function
-        self.extra = extra
+    def __init__(self, kind: Kind, options: LossOptions | HeadOptions, groups, budget: int, shard=ranks.ALL):
+        """groups: the tensors of each struct, all on hidden's device. A negative budget is a hint: it is doubled until
+        a plan fits."""
+        self.device = groups[0]["hidden"].device
+        self.context = _context(self.device)
+        self.structs = [fill(struct, tensors) for struct, tensors in zip(kind.structs, groups)]
+        if shard.group:
+            self.structs[0][0].sharding = ctypes.pointer(ranks.struct_of(shard, self.device))
+        self.options = struct_of(options)
+        self.run_function, self.extra = kind.run, kind.extra
         self.plan = c_void_p()
-
-        def plan(budget):
-            request = c.new(c.PlanRequest)
-            request.memory_budget = budget
-            pointers = [byref(s) for s, _ in structs]
-            return plan_function(self.context.handle, byref(options), *pointers, byref(request), byref(self.plan))
-
-        if request_bytes >= 0:
-            status = plan(request_bytes)
-        else:  # a hint is doubled until a plan fits
-            status, budget = 1, -request_bytes
-            while status == 1 and budget <= _MOST_HINTED:
-                status = plan(budget)
-                budget *= 2
-        c.check(status)
-        self.number, self.group = 0, None  # of a plan that the ranks made together
-        self.kept: torch.Tensor | None = None
+        self._make_plan(kind.plan, budget)
         self.workspace_bytes = lib.logitless_plan_workspace_bytes(self.plan)
-        self.arguments = (
-            self.context.handle,
-            self.plan,
-            byref(options),
-            *[byref(s) for s, _ in structs],
-        )
+        self.number, self.group = 0, None  # of a plan that the ranks made together
+        self.kept: Tensor | None = None
+        self.arguments = (self.context.handle, self.plan, byref(self.options), *[byref(s) for s, _ in self.structs])
         # Fields in the order of run()'s tensors.
-        self.fields = [field for _, fields in structs for field in fields]
+        self.fields = [field for _, fields in self.structs for field in fields]
+        self.outputs = [(t.shape, t.dtype) for t in groups[1].values() if t is not None]
+        self.like: list[Tensor] = []  # one element each, expanded to the outputs' shapes
+
+    def _make_plan(self, plan_function, budget: int) -> None:
+        request = c.new(c.PlanRequest)
+        pointers = [byref(s) for s, _ in self.structs]
+        hinted, request.memory_budget = budget < 0, abs(budget)
+        while True:
+            status = plan_function(
+                self.context.handle, byref(self.options), *pointers, byref(request), byref(self.plan)
+            )
+            if not hinted or status != 1 or request.memory_budget * 2 > _MOST_HINTED:
+                return c.check(status)
+            request.memory_budget *= 2
 
     def __del__(self, destroy=lib.logitless_plan_destroy):  # this module is empty at interpreter exit
         if getattr(self, "plan", None):
             destroy(self.plan)
 
-    def _workspace(self, device) -> torch.Tensor:
+    def _workspace(self) -> Tensor:
         try:
-            return torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
+            workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
         except RuntimeError:  # out of memory
             if self.group is not None:  # the other ranks wait in the call, which propagates this failure
                 self.run_function(*self.arguments, 256, 0, *self.extra)
             raise
+        if self.workspace_bytes <= _SAVED_BYTES:
+            self.kept = workspace
+        return workspace
 
-    def run(self, tensors, device, workspace: torch.Tensor | None = None):
-        """Runs the call in the given workspace of workspace_bytes, or in one that it allocates."""
-        for field, tensor in zip(self.fields, tensors, strict=True):
-            field.data = _address(field.name, tensor)
-        workspace = self.kept if workspace is None else workspace
+    def run(self, tensors, workspace: Tensor | None = None) -> None:
+        """Runs the call on tensors of the layouts that it was planned for: those that are not None, in the order of the
+        structs. workspace: workspace_bytes of memory, or None to allocate it."""
+        for field, t in zip(self.fields, tensors, strict=True):
+            address = t.data_ptr()
+            field.data = address if address and not t.storage_offset() else _memory.address(field.name, t)
         if workspace is None:
-            workspace = self._workspace(device)
-            if self.workspace_bytes <= _SAVED_BYTES:
-                self.kept = workspace
+            workspace = self.kept
+            if workspace is None:
+                workspace = self._workspace()
         status = self.run_function(*self.arguments, workspace.data_ptr(), self.workspace_bytes, *self.extra)
         if status:
             c.check(status)
+
+    def replay(self, inputs) -> list[Tensor]:
+        """Runs the call on these inputs, or None, on their GPU. Returns new outputs."""
+        if not self.like:
+            self.like = [torch.empty((), dtype=d, device=self.device).expand(shape) for shape, d in self.outputs]
+        made = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in self.like]  # faster than empty
+        on_device(self.device, self.run, [*[t for t in inputs if t is not None], *made])
+        return made
 
 
 # The raw pointer; a Stream object takes twenty times as long.
@@ -141,120 +187,84 @@ def place(device: torch.device):
     return device.index, current_stream(device)
 
 
-_calls = threading.local()
+class _Thread(threading.local):
+    def __init__(self):
+        self.calls: dict[Any, Any] = {}
 
 
-def _call(kind, options, vocab_shard, tensors: dict[str, torch.Tensor | None], device, build) -> tuple[Call, list]:
-    present = [t for t in tensors.values() if t is not None]
-    key = (
-        kind,
-        options,
-        vocab_shard,
-        device.type,
-        place(device),
-        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors.values()],
-    )
-    if vocab_shard.group:
-        return _planned_together(_ranks.group_of(vocab_shard.group), _calls.__dict__, key, build), present
-    return remembered(key, build), present
+_thread = _Thread()
 
 
-def remembered(key, build):
-    """Returns the result of ``build`` for a key, from this thread's cache if present."""
-    cache = _calls.__dict__
-    found = cache.get(key)
+def find(key: Any) -> Any:
+    """Returns this thread's cached value for a key, or None."""
+    return _thread.calls.get(key)
+
+
+def remember(key: Any, value: Any) -> None:
+    """Caches a value for a key in this thread. The oldest ones make way for it."""
+    calls = _thread.calls
+    calls.pop(key, None)
+    while len(calls) >= _MOST_CALLS:
+        del calls[next(iter(calls))]
+    calls[key] = value
+
+
+def remembered(key: Any, build: Callable[[], Any]) -> Any:
+    """Returns the cached value for a key, or else the result of ``build``, which it caches."""
+    found = _thread.calls.get(key)
     if found is None:
-        if len(cache) >= _MOST_CALLS:
-            cache.clear()
-        found = cache[key] = build()
+        found = build()
+        remember(key, found)
     return found
 
 
-def _planned_together(group: _ranks.Group, cache, key, build) -> Call:
+def _planned_together(group: ranks.Group, key: Any, build: Callable[[], Call]) -> Call:
     """Returns the call of a key, whose plan all ranks made at the same point. If one rank's shape changed, all ranks
     plan again."""
-    found = cache.get(key)
+    found = find(key)
     known = found is not None and found.group is group
     if not group.ready(found.number if known else 0):
-        for old in [k for k, call in cache.items() if getattr(call, "group", None) is not None and call.group.ended]:
-            del cache[old]
-        if len(cache) >= _MOST_CALLS:
-            cache.clear()
+        calls = _thread.calls
+        for old in [k for k, call in calls.items() if getattr(call, "group", None) is not None and call.group.ended]:
+            del calls[old]
         found = build()
         group.plans += 1
         found.number, found.group = group.plans, group
-        cache[key] = found
+        remember(key, found)
     return found
 
 
-def fill(struct_type, tensors):
-    """Returns a struct of tensor pointers, and its tensor structs in order."""
-    struct, fields = c.new(struct_type), []
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            fields.append(tensor_struct(name, tensor))
-            setattr(struct, name, ctypes.pointer(fields[-1]))
-    return struct, fields
+def run(kind: Kind, options: LossOptions | HeadOptions, shard: ranks.VocabShard, *groups: Tensors) -> Optional[Call]:
+    """Plans and runs a C call on the tensors of its structs, inputs first. Returns the planned call, or None if it ran
+    without one."""
+    device = groups[0]["hidden"].device
+    if groups[0]["hidden"].dtype is torch.float64:  # no kernel supports it yet
+        return _float64.run(kind.name, options, *groups)
+    tensors = [t for group in groups for t in group.values()]
+    present = [t for t in tensors if t is not None]
 
-
-def _run(kind, options, vocab_shard, groups, device, plan_function, run_function, extra=()):
-    """Plans and runs a call. groups: (struct type, {field: tensor}) in the order of the C call's arguments, inputs
-    first."""
-    tensors = {f"{i}.{name}": t for i, (_, group) in enumerate(groups) for name, t in group.items()}
-
-    def build():
-        for _, group in groups:
+    def build() -> Call:
+        for group in groups:
             for name, t in group.items():
                 if t is not None:
                     _memory.check("target" if name == "targets" else name, t, device)
-        structs = [fill(struct_type, group) for struct_type, group in groups]
-        if vocab_shard.group:
-            structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(vocab_shard, device))
         budget = options.memory_budget
-        if vocab_shard.group:  # a hint depends on this rank's tokens, and all ranks must double it equally often
+        if shard.group:  # a hint depends on this rank's tokens, and all ranks must double it equally often
             budget = max(budget, 0)
-        return Call(device, struct_of(options), structs, budget, plan_function, run_function, extra)
+        return Call(kind, options, groups, budget, shard)
 
-    def run():
-        call, present = _call(kind, options, vocab_shard, tensors, device, build)
-        call.run(present, device)
+    def planned_run() -> Call:
+        layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+        key = (kind.name, options, shard, place(device), *layouts)
+        call = _planned_together(group, key, build) if shard.group else remembered(key, build)
+        call.run(present)
+        return call
 
-    if vocab_shard.group:
-        group = _ranks.group_of(vocab_shard.group)
-        group.calls += 1
-        _ranks.together(group, lambda: on_device(device, run))
-    else:
-        on_device(device, run)
-
-
-def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> Call:
-    """Returns the planned call. Its run() takes the tensors that are not None, in this order."""
-    structs = [fill(c.CrossEntropyInputs, inputs), fill(c.CrossEntropyOutputs, outputs)]
-    return Call(
-        inputs["hidden"].device,
-        struct_of(options),
-        structs,
-        options.memory_budget,
-        lib.logitless_plan_cross_entropy,
-        lib.logitless_cross_entropy,
-        (None,),
-    )
-
-
-def cross_entropy(options: LossOptions, inputs: dict, outputs: dict, vocab_shard: _ranks.VocabShard = _ranks.ALL) -> None:
-    """Calls logitless_cross_entropy, which writes ``outputs``: tensors by the C struct's names; None marks a missing
-    one."""
-    groups = [(c.CrossEntropyInputs, inputs), (c.CrossEntropyOutputs, outputs)]
-    _run(
-        "loss",
-        options,
-        vocab_shard,
-        groups,
-        inputs["hidden"].device,
-        lib.logitless_plan_cross_entropy,
-        lib.logitless_cross_entropy,
-        (None,),
-    )
+    if not shard.group:
+        return on_device(device, planned_run)
+    group = ranks.group_of(shard.group)
+    group.calls += 1
+    return ranks.together(group, lambda: on_device(device, planned_run))
 
 
 class _Scale:
@@ -297,31 +307,3 @@ def scale(tensors, factor: torch.Tensor) -> None:
     key = ("scale", device.type, place(device))
     made = remembered(key, lambda: on_device(device, lambda: _Scale(_context(device))))
     on_device(device, made.run, present, factor)
-
-
-def head_forward(options: HeadOptions, inputs: dict, outputs: dict, vocab_shard: _ranks.VocabShard = _ranks.ALL) -> None:
-    groups = [(c.HeadInputs, inputs), (c.HeadOutputs, outputs)]
-    _run(
-        "head",
-        options,
-        vocab_shard,
-        groups,
-        inputs["hidden"].device,
-        lib.logitless_plan_head_forward,
-        lib.logitless_head_forward,
-    )
-
-
-def head_backward(
-    options: HeadOptions, inputs: dict, cotangents: dict, gradients: dict, vocab_shard: _ranks.VocabShard = _ranks.ALL
-) -> None:
-    groups = [(c.HeadInputs, inputs), (c.HeadCotangents, cotangents), (c.HeadGradients, gradients)]
-    _run(
-        "head_backward",
-        options,
-        vocab_shard,
-        groups,
-        inputs["hidden"].device,
-        lib.logitless_plan_head_backward,
-        lib.logitless_head_backward,
-    )

@@ -1,4 +1,4 @@
-"""Losses in float64, which no kernel supports. PyTorch's operations compute logits chunk by chunk, and the library
+"""The C calls in float64, which no kernel supports. PyTorch's operations compute logits chunk by chunk, and the library
 computes losses from a few numbers per row. It is slow and exact, for checks."""
 
 from __future__ import annotations
@@ -198,3 +198,33 @@ def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, F
         return *numbers, torch.zeros(tokens, dtype=torch.int64, device=hidden.device)
     log_prob, *numbers = (torch.cat(p) for p in zip(*parts))
     return torch.where(bad[:, None], torch.nan, log_prob), *numbers
+
+
+def run(name: str, options, inputs, *groups) -> None:
+    """Computes the C call ``name`` on the tensors of its structs, for any number of leading dimensions, and writes its
+    outputs."""
+    lead = inputs["hidden"].shape[:-1]
+
+    def flat(t):
+        return None if t is None else t.reshape(lead.numel(), *t.shape[len(lead):])
+
+    targets = inputs["targets"]
+    target = targets.reshape(lead.numel(), targets.shape[len(lead):].numel()).to(torch.int64)
+    operands = options, flat(inputs["hidden"]), inputs["weight"], inputs["bias"], target
+    written = groups[-1]
+    needs = [written.get(g) is not None for g in ("d_hidden", "d_weight", "d_bias")]
+    if name == "cross_entropy":
+        per_token = [flat(inputs[n]) for n in ("token_weight", "target_weight", "grad_losses")]
+        made = cross_entropy(*operands, inputs["class_weight"], *per_token, needs)
+        names = "loss", "lse", "argmax", "d_hidden", "d_weight", "d_bias"
+    elif name == "head":
+        made, names = head(*operands), ("log_prob", "entropy", "lse", "argmax")
+    else:
+        d_log_prob = groups[0]["log_prob"]
+        cotangents = (
+            None if d_log_prob is None else d_log_prob.reshape(target.shape), flat(groups[0]["entropy"]), flat(groups[0]["lse"])
+        )
+        made, names = head(*operands, cotangents, needs), ("d_hidden", "d_weight", "d_bias")
+    for name, result in zip(names, made):
+        if written[name] is not None:
+            written[name].copy_(result.reshape(written[name].shape))

@@ -15,8 +15,8 @@ _PLAIN = (Tensor, nn.Parameter)
 
 def _bytes_of(t: Tensor) -> int:
     """Returns the bytes from the start of a tensor's storage to the end of its last element; 0 without elements."""
-    if t.numel() == 0:
-        return 0
+    if t.is_contiguous():
+        return (t.storage_offset() + t.numel()) * t.element_size() if t.numel() else 0
     last = t.storage_offset() + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))
     return (last + 1) * t.element_size()
 
@@ -29,10 +29,12 @@ def _missing(name: str, t: Tensor) -> ValueError:
 
 
 def address(name: str, t: Tensor) -> int:
-    """Returns the address of a dense tensor's first element, or a dummy address if it is empty. Raises ValueError if
-    its memory is missing."""
+    """Returns the address of a dense tensor's first element. A tensor that is empty or on the meta device gets a dummy
+    address, which is never read. Raises ValueError if its memory is missing."""
     found = t.data_ptr()
     if not found or t.storage_offset():  # a view of a freed storage has an address
+        if t.is_meta:
+            return 64
         if t.untyped_storage().nbytes() < _bytes_of(t):
             raise _missing(name, t)
         if not found and t.numel():

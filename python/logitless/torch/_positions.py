@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from .._options import DEFAULT
+from ._arguments import Arguments
 
 
-def _check(a: dict[str, Any], want_target: list[int]) -> None:
-    hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
+def _check(a: Arguments, want_target: list[int]) -> None:
+    hidden, weight, target, bias = a.hidden, a.weight, a.target, a.bias
     beside = f"beside weight {list(weight.shape)}"
     if hidden.dim() != 2:
         raise ValueError(f"hidden: expected [N, {weight.shape[-1]}] {beside}, got {list(hidden.shape)}")
@@ -23,7 +24,8 @@ def _check(a: dict[str, Any], want_target: list[int]) -> None:
     if bias is not None and bias.shape != weight.shape[:-1]:
         raise ValueError(f"bias: expected {list(weight.shape[:-1])}, got {list(bias.shape)}")
     for name in ("shift", "accuracy", "token_weight", "target_weight"):
-        if a[name] is not None and a[name] is not False:
+        given = getattr(a, name)
+        if given is not None and given is not False:
             raise NotImplementedError(f"{name}: does not go with a weight of {weight.dim()} dimensions")
 
 
@@ -35,7 +37,7 @@ def _counted(target: Tensor, class_weight: Tensor | None, ignore_index: int, num
     return (valid * class_weight.to(number)[torch.where(valid, target, 0).long()]).sum()
 
 
-def cross_entropy(loss_of: Callable[[dict[str, Any]], Any], a: dict[str, Any]) -> Any:
+def cross_entropy(loss_of: Callable[[Arguments], Any], a: Arguments) -> Any:
     """linear_cross_entropy with a head for each position.
 
     The bound arguments are hidden [N, D], weight [V, d_1, ..., d_K, D] and bias [V, d_1, ..., d_K]. The target is
@@ -44,7 +46,7 @@ def cross_entropy(loss_of: Callable[[dict[str, Any]], Any], a: dict[str, Any]) -
     ``loss_of`` is the call with a weight [V, D]; it is made once for each position. Extra memory: one workspace, and a
     gradient of hidden for each position until they are summed.
     """
-    hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
+    hidden, weight, target, bias = a.hidden, a.weight, a.target, a.bias
     tokens, vocab, places = hidden.shape[0], weight.shape[0], list(weight.shape[1:-1])
     soft = target.is_floating_point()
     _check(a, [tokens, vocab, *places] if soft else [tokens, *places])
@@ -57,19 +59,19 @@ def cross_entropy(loss_of: Callable[[dict[str, Any]], Any], a: dict[str, Any]) -
     )
     # The mean is over all positions; a divisor near the true one keeps 16-bit gradients in range.
     total = max(1, tokens * heads)
-    own_mean = a["reduction"] == "mean" and a["normalizer"] is None
-    options = {**a, "normalizer": float(total)} if own_mean else a
+    own_mean = a.reduction == "mean" and a.normalizer is None
+    part = a._replace(normalizer=float(total)) if own_mean else a
     results = []
     for x, w, y, b in columns:
-        found = loss_of({**options, "hidden": x, "weight": w, "target": y, "bias": b})
+        found = loss_of(part._replace(hidden=x, weight=w, target=y, bias=b))
         results.append(found if isinstance(found, tuple) else (found,))
     losses, *others = (torch.stack(parts, -1) for parts in zip(*results))
-    if a["reduction"] == "none":
+    if a.reduction == "none":
         loss = losses.reshape(tokens, *places)
     else:
         loss = losses.sum()
     if own_mean and not soft:
-        ignore_index = DEFAULT.ignore_index if a["ignore_index"] is None else a["ignore_index"]
-        count = _counted(target, a["class_weight"], ignore_index, loss.dtype)
+        ignore_index = DEFAULT.ignore_index if a.ignore_index is None else a.ignore_index
+        count = _counted(target, a.class_weight, ignore_index, loss.dtype)
         loss = loss * torch.where(count > 0, total / count, 0.0)
     return (loss, *[other.reshape(tokens, *places) for other in others]) if others else loss

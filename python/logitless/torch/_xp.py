@@ -18,8 +18,8 @@ from .._autochunk.function import warn
 from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
-from . import _arguments, _distributed, _memory
-from .loss import _autocast  # type: ignore[attr-defined]
+from . import _memory, dtensor
+from .call import autocast_dtype, check_head
 from .loss import Asked, linear_cross_entropy, token_log_probs
 
 NAMES = options.Framework(
@@ -154,7 +154,7 @@ def indices(name: str, value: Any, *shapes: tuple[int, ...]) -> Tensor:
     """Returns checked int32 or int64, of which every rank has all."""
     if shaped(name, value, *shapes).dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name}: expected int32 or int64, got {value.dtype}")
-    return _distributed.replicated(name, value)
+    return dtensor.replicated(name, value)
 
 
 def refuse_targets(flat: Tensor, bad: Tensor, ignore_index: int, vocab: int) -> None:
@@ -191,7 +191,7 @@ def tokens(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head, entropy: Optional[bool] = None
 ) -> Tokens:
     """Computes the head's outputs. entropy: None if it is not wanted, else whether it has a gradient."""
-    _distributed.replicated("hidden", hidden)
+    dtensor.replicated("hidden", hidden)
     asked = Asked(entropy=entropy is not None, keep=False if entropy else None)
     logps, found, _, _ = token_log_probs(hidden, weight, target, bias, asked, **head._asdict())
     return Tokens(logps, found, target != head.ignore_index)
@@ -223,10 +223,10 @@ def checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, Te
     if bias is not None:
         array(name + "bias", bias)
     _warn_of_gathering(name + "weight", weight)
-    hidden, weight, _, bias = _distributed.local(hidden, weight, None, bias)
+    hidden, weight, _, bias = dtensor.local(hidden, weight, None, bias)
     try:
-        _arguments.check_head(hidden, weight, bias)
-        compute = _autocast(hidden, weight)
+        check_head(hidden, weight, bias)
+        compute = autocast_dtype(hidden, weight)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise type(error)(name + str(error)) from None
     if compute is not None:

@@ -16,10 +16,13 @@ from .. import _far_field
 from .. import _library as c
 from .._far_field import Report, Statistics
 from .._options import LossOptions, either_name, struct_of
-from . import _arguments, _distributed, _engine, _func, _ops, _ranks
-from ._ops import BIAS, HIDDEN, WEIGHT
-from ._ranks import ALL, VocabShard
-from .loss import Prepared, _autocast, _needs, _plain, linear_cross_entropy, prepare
+from . import _engine, autograd, groups, ranks, run
+from ._arguments import DEFAULTS, Arguments, bind
+from .call import Call, autocast_dtype, check_tensors, checked_call, needs_of, way_of
+from .dtensor import Spread, local_arguments, spread_of
+from .loss import linear_cross_entropy
+from .ranks import ALL, VocabShard
+from .run import BIAS, EAGER, HIDDEN, WEIGHT
 
 # Options of linear_cross_entropy that a far-field step does not support.
 _REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget")
@@ -43,7 +46,7 @@ class _Arguments:
     sums of the bits of each hidden state and of sampled rows of the weight, in any order. It copies the vectors.
     Addresses are not compared: recomputed values and regathered weights have new ones."""
 
-    def __init__(self, call: Prepared, compute, needs: int):
+    def __init__(self, call: Call, compute, needs: int):
         self.known = (call.options, compute, needs) + tuple(
             None if t is None else (t.shape, t.dtype, t.device) for t in call.tensors()
         )
@@ -105,8 +108,8 @@ class _Run:
                 context = c.Context(threads=torch.get_num_threads())
             else:
                 context = c.Context(c.DEVICE_CUDA, device.index, _engine.current_stream(device))
-            ranks = _ranks.group_of(self.replicas).communicator if self.replicas else None
-            head = _far_field.Head(self.options, context, ranks)
+            replicas = groups.group_of(self.replicas).communicator if self.replicas else None
+            head = _far_field.Head(self.options, context, replicas)
             state = self.state()
             if state:
                 head.set_state(state)
@@ -132,44 +135,34 @@ class _Run:
         """Takes a step and returns (loss, d_hidden, d_weight, d_bias). The gradients are for an upstream gradient of 1,
         in the dtypes in which they are saved, and empty if not needed. With a group, the step is collective."""
         hidden, weight, target, bias, *weights = tensors
-        x, w = _ops._compute(hidden, compute), _ops._compute(weight, compute)
-        device = x.device
-        target, b, class_weight, token_weight, target_weight = _ops._vectors(device, target, bias, *weights)
-        b = _ops._bias(b, w)
+        like = hidden, weight, bias
+        operands = run.operands(hidden, weight, target, bias, compute)
+        x, device = operands["hidden"], operands["hidden"].device
+        names = "class_weight", "token_weight", "target_weight"
         loss = torch.empty((), dtype=torch.float32, device=device)
         # d_hidden is always computed, since audits measure its error.
-        d_hidden = _ops._gradient_like(hidden, x.dtype, waits=True)
-        d_weight = _ops._gradient_like(weight, x.dtype, waits=True) if needs & WEIGHT else None
-        d_bias = torch.empty(bias.shape, dtype=torch.float32, device=device) if needs & BIAS else None
+        gradients = run.gradients(like, operands, needs | HIDDEN, waits=True)
         inputs, _inputs = _engine.fill(
-            c.CrossEntropyInputs,
-            dict(hidden=x, weight=w, targets=target, bias=b, class_weight=class_weight, token_weight=token_weight,
-                 target_weight=target_weight),
+            c.CrossEntropyInputs, {**operands, **{n: run.vector(t, x) for n, t in zip(names, weights)}}
         )
-        outputs, _outputs = _engine.fill(
-            c.CrossEntropyOutputs, dict(loss=loss, d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias)
-        )
+        outputs, _outputs = _engine.fill(c.CrossEntropyOutputs, dict(loss=loss, **gradients))
 
         def step():
             if vocab_shard.group:
                 group.ready(0)  # raises the error of a rank that failed before
-                inputs.sharding = ctypes.pointer(_ranks.struct_of(vocab_shard, device))
+                inputs.sharding = ctypes.pointer(ranks.struct_of(vocab_shard, device))
             _engine.on_device(device, lambda: self.head_at(device).step(struct_of(options), inputs, outputs))
 
         with self.lock:
             if vocab_shard.group:
-                group = _ranks.group_of(vocab_shard.group)
+                group = groups.group_of(vocab_shard.group)
                 group.calls += 1
-                _ranks.together(group, step)
+                groups.together(group, step)
             else:
                 step()
-        none = _ops._empty(x)
-        return (
-            loss,
-            _ops._finish(d_hidden, hidden, waits=True) if needs & HIDDEN else none,
-            none if d_weight is None else _ops._finish(d_weight, weight, waits=True),
-            none if d_bias is None else _ops._finish(d_bias, bias, waits=True),
-        )
+        if not needs & HIDDEN:
+            gradients["d_hidden"] = None
+        return loss, *run.finished(gradients, like, waits=True)
 
 
 _runs: weakref.WeakValueDictionary[int, _Run] = weakref.WeakValueDictionary()  # by the number in graphs
@@ -182,20 +175,20 @@ class _StepFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, rest):
-        run, call, compute, needs, vocab_shard = rest
-        ctx.needs, ctx.dtypes = needs, _ops.dtypes_of(hidden, weight, bias)
+        run_of, call, compute, needs = rest
+        ctx.needs, ctx.dtypes = needs, run.dtypes_of(hidden, weight, bias)
         arguments = _Arguments(call, compute, needs)
-        ctx.step = run.found(arguments) if _in_backward() != -1 else None
+        ctx.step = run_of.found(arguments) if _in_backward() != -1 else None
         if ctx.step is None:
-            loss, *gradients = run.take(call.tensors(), call.options, compute, needs, vocab_shard)
+            loss, *gradients = run_of.take(call.tensors(), call.options, compute, needs, call.shard)
             ctx.step = _Step(arguments, loss, gradients)
-            with run.lock:
-                run.steps = [ref for ref in run.steps if ref() is not None] + [weakref.ref(ctx.step)]
+            with run_of.lock:
+                run_of.steps = [ref for ref in run_of.steps if ref() is not None] + [weakref.ref(ctx.step)]
         return ctx.step.loss.clone()
 
     @staticmethod
     def backward(ctx, d_loss):
-        _ops.refuse_second_derivatives()
+        autograd.refuse_second_derivatives()
         step = ctx.step
         if step.gradients is None:
             raise RuntimeError(
@@ -203,11 +196,11 @@ class _StepFunction(torch.autograd.Function):
             )
         made = step.gradients
         present = [(g, dtype) for g, dtype in zip(made, ctx.dtypes) if g.numel()]
-        found = iter(_ops.scaled([g for g, _ in present], d_loss, [dtype for _, dtype in present]))
-        if not _ops._keeps_graph():
+        found = iter(autograd.scaled([g for g, _ in present], d_loss, [dtype for _, dtype in present]))
+        if not autograd.keeps_graph():
             step.gradients = None
         of = [next(found) if g.numel() else g for g in made]  # a rank's vocabulary shard may be empty
-        return (*(g if ctx.needs & bit else None for g, bit in zip(of, (HIDDEN, WEIGHT, BIAS))), None)
+        return *autograd.needed(of, ctx.needs), None
 
 
 # --- The operator that torch.compile sees.
@@ -219,12 +212,12 @@ _INPUTS = len(_TENSORS.split()) + len(LossOptions._fields) + 3
 @torch.library.custom_op(
     "logitless::far_field_step",
     mutates_args=(),
-    schema=_ops._schema(_TENSORS, (LossOptions,), "ScalarType? compute, SymInt needs, SymInt run", 4),
+    schema=autograd.schema(_TENSORS, (LossOptions,), "ScalarType? compute, SymInt needs, SymInt run", 4),
 )
 def far_field_step(hidden, weight, target, bias, class_weight, token_weight, target_weight, *rest):
     *values, compute, needs, number = rest
-    run = _runs.get(number)
-    if run is None:
+    found = _runs.get(number)
+    if found is None:
         raise RuntimeError("FarFieldHead: a compiled graph outlived the module that it was made of")
     if _in_backward() != -1:
         raise NotImplementedError(
@@ -232,19 +225,19 @@ def far_field_step(hidden, weight, target, bias, class_weight, token_weight, tar
             "of what is checkpointed"
         )
     tensors = (hidden, weight, target, bias, class_weight, token_weight, target_weight)
-    return run.take(tensors, LossOptions(*values), compute, needs)
+    return found.take(tensors, LossOptions(*values), compute, needs)
 
 
 @far_field_step.register_fake
 def _(hidden, weight, target, bias, class_weight, token_weight, target_weight, *rest):
-    *_, compute, needs, _number = rest
+    *_, needs, _number = rest
     loss = hidden.new_empty((), dtype=torch.float32)
-    return loss, *_ops._fake_gradients(hidden, weight, bias, compute, needs, True)
+    return loss, *autograd.fake_gradients(hidden, weight, bias, needs, True)
 
 
 def _setup(ctx, inputs, output):
     hidden, weight, _, bias, *_ = inputs
-    ctx.needs, ctx.dtypes = inputs[-2], _ops.dtypes_of(hidden, weight, bias)
+    ctx.needs, ctx.dtypes = inputs[-2], run.dtypes_of(hidden, weight, bias)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[1:])
 
@@ -253,8 +246,8 @@ def _backward(ctx, d_loss, *_):
     nothing = (None,) * (_INPUTS - 4)
     if d_loss is None:
         return (None, None, None, None, *nothing)
-    gradients = _ops.multiplied(ctx.saved_tensors, d_loss, ctx.dtypes)
-    d_hidden, d_weight, d_bias = (g if need else None for g, need in zip(gradients, _ops._bits(ctx.needs)))
+    gradients = autograd.multiplied(ctx.saved_tensors, d_loss, ctx.dtypes)
+    d_hidden, d_weight, d_bias = autograd.needed(gradients, ctx.needs)
     return (d_hidden, d_weight, None, d_bias, *nothing)
 
 
@@ -347,66 +340,56 @@ class FarFieldHead(nn.Module):
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None, **options: Any
     ) -> Tensor:
-        a = _arguments.bind((hidden, weight, target, bias), options)
-        group = "" if a["sharding"] is None else _distributed.group_of(a)
-        return _ranks.raise_on_all_ranks(group, lambda: self._forward(a, options))
+        a = bind((hidden, weight, target, bias), options)
+        group = "" if a.sharding is None else spread_of(a).group
+        return groups.raise_on_all_ranks(group, lambda: self._forward(a, options))
 
-    def _forward(self, a: dict[str, Any], options: dict[str, Any]) -> Tensor:
-        target = a["target"]
+    def _forward(self, a: Arguments, options: dict[str, Any]) -> Tensor:
         for name in _REFUSED:
-            if a[name] != _arguments.DEFAULTS[name]:
+            if getattr(a, name) != DEFAULTS[name]:
                 where = "give it to FarFieldHead" if name == "memory_budget" else "linear_cross_entropy has it"
                 raise NotImplementedError(f"{name}: is no option of FarFieldHead's forward; {where}")
-        if a["chunk"] is not None:
+        if a.chunk is not None:
             raise NotImplementedError("options: FarFieldHead's forward has none; give it a memory_budget instead")
-        _arguments.check_tensors(a)
-        if a["reduction"] == "none":
+        check_tensors(a)
+        if a.reduction == "none":
             raise NotImplementedError(
                 "reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward"
             )
-        if target.is_floating_point():
+        if a.target.is_floating_point():
             raise NotImplementedError("target: class probabilities have no far field; give classes and target_weight")
-        if a["sharding"] is None:
-            a.update(zip(_NAMES, _distributed.local(*(a[n] for n in _NAMES))))
-        else:
-            a["vocab_shard"], _ = _distributed.place(a)
-        hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
-        vocab_shard = a.get("vocab_shard", ALL)
+        a, vocab_shard = local_arguments(a, Spread())
+        hidden, weight, bias = a.hidden, a.weight, a.bias
         if vocab_shard.columns >= 0:
             raise NotImplementedError("sharding.weight: 'columns' have no far field; expected 'rows'")
         if weight.dim() != 2:
             raise NotImplementedError(f"weight: expected [V, D], got {list(weight.shape)}")
         if hidden.dtype == torch.float64:
             raise NotImplementedError("hidden: float64 has no far field; expected float32, bfloat16 or float16")
-        needs = _needs(hidden, weight, bias)
+        needs = needs_of(hidden, weight, bias)
         no_step = hidden.numel() == 0 and not vocab_shard.tokens and not self._run.replicas
         if not (self.training and needs) or no_step:
             budget = self._options.memory_budget or None
             given = {**options, "memory_budget": budget}
             if vocab_shard.group:
                 given.pop("vocab_parallel_options", None)
-                given["sharding"] = a["sharding"]
-            return linear_cross_entropy(hidden, weight, a["target"], bias, **given)
-        return self._step(a, prepare(a), needs)
+                given["sharding"] = a.sharding
+            return linear_cross_entropy(hidden, weight, a.target, bias, **given)
+        return self._step(checked_call(a, vocab_shard), needs)
 
-    def _step(self, a: dict[str, Any], call: Prepared, needs: int) -> Tensor:
-        if _func.active():
+    def _step(self, call: Call, needs: int) -> Tensor:
+        if autograd.transformed():
             raise NotImplementedError("FarFieldHead: a step has a state, and cannot be transformed by torch.func")
-        compute = _autocast(call.hidden, call.weight)
-        vocab_shard: VocabShard = a.get("vocab_shard", ALL)
+        compute, vocab_shard = autocast_dtype(call.hidden, call.weight), call.shard
         if vocab_shard.group and self._run.replicas:
             raise ValueError("sharding: expected none for a FarFieldHead with replicas, which have the full vocabulary each")
-        if _plain(*call.tensors()):
-            rest = (self._run, call, compute, needs, vocab_shard)
-            loss = _StepFunction.apply(call.hidden, call.weight, call.bias, rest)
+        if way_of(*call.tensors()) == EAGER:
+            loss = _StepFunction.apply(call.hidden, call.weight, call.bias, (self._run, call, compute, needs))
         elif vocab_shard.group:
             raise NotImplementedError("sharding: FarFieldHead takes it in eager calls, not under torch.compile")
         else:
             loss, *_ = torch.ops.logitless.far_field_step(*call.tensors(), *call.options, compute, needs, self._number)
-        normalizer = a["normalizer"]
-        if isinstance(normalizer, Tensor):
-            loss = loss / normalizer.to(device=loss.device, dtype=loss.dtype)
-        return loss
+        return loss if call.divisor is None else loss / call.divisor.to(device=loss.device, dtype=loss.dtype)
 
     @property
     def report(self) -> Report:
@@ -440,7 +423,7 @@ class FarFieldHead(nn.Module):
         state = dict(state)
         bytes_of_run, replicas = state.pop("_state"), state.pop("_replicas", "")
         super().__setstate__(state)
-        if replicas and not _ranks.exists(replicas):
+        if replicas and not groups.exists(replicas):
             warnings.warn(f"FarFieldHead: decides alone: there is no process group {replicas!r}, of its replicas, here")
             replicas = ""
         self._begin(bytes_of_run, replicas)
@@ -449,6 +432,3 @@ class FarFieldHead(nn.Module):
         given = self._options
         of_ranks = f", replicas={self._run.replicas!r}" if self._run.replicas else ""
         return f"error={given.error}, accuracy={given.accuracy!r}, accumulate={self.accumulate}{of_ranks}"
-
-
-_NAMES = ("hidden", "weight", "target", "bias")

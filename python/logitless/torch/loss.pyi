@@ -3,7 +3,7 @@ from typing import Any, Literal, Optional, overload
 import torch
 from torch import Tensor, nn
 
-from ._ranks import Sharding
+from .ranks import Sharding
 
 _Reduction = Literal["none", "mean", "sum"]
 _Bytes = Optional[int | str]

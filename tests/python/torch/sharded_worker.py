@@ -96,7 +96,7 @@ def beside(rank, ranks):
     its ranks are in."""
     from unittest import mock
 
-    from logitless.torch import Sharding, _ranks, linear_cross_entropy
+    from logitless.torch import Sharding, groups, linear_cross_entropy
 
     if rank == 0:
         dist.new_group([0], use_local_synchronization=True)
@@ -104,14 +104,14 @@ def beside(rank, ranks):
     target, rows = target.flatten(), [slice(61 * r // ranks, 61 * (r + 1) // ranks) for r in range(ranks)][rank]
     for _ in range(2):  # another group of the same ranks has its own group of hosts
         group = dist.new_group(list(range(ranks)))
-        with mock.patch.object(_ranks, "_backend", lambda group, device: None):
+        with mock.patch.object(groups, "backend_of", lambda group, device: None):
             loss = linear_cross_entropy(hidden, weight[rows], target, bias[rows], sharding=Sharding(group))
-        assert isinstance(_ranks.group_of(group.group_name)._hosts, _ranks._Hosts)
+        assert isinstance(groups.group_of(group.group_name)._hosts, groups._Hosts)
         close(loss, linear_cross_entropy(hidden, weight, target, bias), "beside")
         own = hidden[:3].clone().requires_grad_()
         linear_cross_entropy(own, weight[rows], target[:3], sharding=Sharding(group, tokens=True)).backward()
         assert own.grad.isfinite().all()
-        assert _ranks.group_of(group.group_name).gather(np.array([rank])).tolist() == [[r] for r in range(ranks)]
+        assert groups.group_of(group.group_name).gather(np.array([rank])).tolist() == [[r] for r in range(ranks)]
 
 
 def problem(ranks, vocab, tokens=9):

@@ -4,7 +4,7 @@ import oracle
 import pytest
 import torch
 from logitless.torch import linear_cross_entropy, linear_logprobs
-from logitless.torch._ranks import ALL
+from logitless.torch.ranks import ALL
 from test_loss import problem
 from torch.utils.checkpoint import checkpoint
 

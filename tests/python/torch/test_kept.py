@@ -7,7 +7,8 @@ import weakref
 import pytest
 import torch
 from logitless._options import HeadOptions
-from logitless.torch import _kept, linear_logprobs, losses
+from logitless.torch import linear_logprobs, losses, saved_head
+from logitless.torch.run import Form
 from oracle import DEVICE, generator
 
 N, D, V = 700, 64, 5000
@@ -133,9 +134,10 @@ def test_memory_is_what_the_plan_says():
 
 def test_a_refused_plan_holds_no_tensor():
     hidden, weight, target, _ = problem()
-    made = _kept._problem(hidden, weight, target, None, HeadOptions(memory_budget=1), None, 3, (False, False))
+    form = Form(HeadOptions(memory_budget=1), needs=3, entropy=False)
+    made = saved_head.problem_of(hidden, weight, target, None, form)
     seen = [weakref.ref(t) for t in (hidden, weight, *made.outputs.values()) if t is not None]
-    refused = _kept._pair(made)
+    refused = saved_head.pair_of(made)
     assert isinstance(refused, Exception) and refused.__traceback__ is None
     del hidden, weight, target, made
     gc.collect()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from logitless.torch import FarFieldHead, autochunk, linear_cross_entropy, linear_logprobs
 from logitless.torch._lazy._patch import lazy_linear
-from logitless.torch._ops import rows_are_aligned
+from logitless.torch.run import rows_are_aligned
 from logitless.torch.losses import (
     TopK, cpo_loss, dpo_loss, grpo_loss, jsd_loss, kto_loss, orpo_loss, selective_log_softmax, teacher_top_k, top_k_loss,
 )

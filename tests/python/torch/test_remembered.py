@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 import torch
-from logitless.torch import _engine, _fast, linear_cross_entropy, linear_logprobs
+import torch.utils.checkpoint
+from logitless.torch import _engine, call, linear_cross_entropy, linear_logprobs
 from oracle import DEVICE
 from test_loss import problem
 
@@ -13,9 +14,7 @@ HIDDEN, WEIGHT, TARGET, BIAS = problem(1, (12,), 16, 70, torch.float32, bias=Tru
 
 
 def forget():
-    _fast._thread.calls.clear()
-    for key in [k for k in _engine._calls.__dict__ if isinstance(k, tuple)]:
-        del _engine._calls.__dict__[key]
+    _engine._thread.calls.clear()
 
 
 def autocast(dtype):
@@ -106,7 +105,6 @@ def test_a_head_gives_what_it_gives_alone(first, then):
 
 def test_calls_remembered_are_bounded(monkeypatch):
     """The cache keeps the last calls: a loop over few shapes finds all of its own."""
-    monkeypatch.setattr(_fast, "_MOST", 4)
     monkeypatch.setattr(_engine, "_MOST_CALLS", 6)
     forget()
     for count in range(1, 12):
@@ -115,8 +113,8 @@ def test_calls_remembered_are_bounded(monkeypatch):
             linear_cross_entropy(hidden, WEIGHT, target, BIAS)
             linear_cross_entropy(hidden, WEIGHT, target, BIAS, reduction="none")
             linear_logprobs(hidden, WEIGHT, target)
-            assert len(_fast._thread.calls) <= 4 and len(_engine._calls.__dict__) <= 6
-        assert _fast.find(_fast.key_of((hidden, WEIGHT, target, BIAS), {})) is not None
+            assert len(_engine._thread.calls) <= 6
+        assert _engine.find(call.key_of((hidden, WEIGHT, target, BIAS), {})) is not None
     forget()
 
 
@@ -127,11 +125,11 @@ def test_what_is_remembered(options):
     """Calls with numbers, strings and None are cached; those with further tensors, or under a transform, are not."""
     forget()
     linear_cross_entropy(HIDDEN, WEIGHT, TARGET, BIAS, **options)
-    assert _fast.find(_fast.key_of((HIDDEN, WEIGHT, TARGET, BIAS), options)) is not None
-    assert _fast.key_of((HIDDEN, WEIGHT, TARGET, BIAS), dict(options, class_weight=torch.ones(70))) is None
-    assert _fast.key_of((HIDDEN, WEIGHT), options) is None
+    assert _engine.find(call.key_of((HIDDEN, WEIGHT, TARGET, BIAS), options)) is not None
+    assert call.key_of((HIDDEN, WEIGHT, TARGET, BIAS), dict(options, class_weight=torch.ones(70))) is None
+    assert call.key_of((HIDDEN, WEIGHT), options) is None
     found = []
-    torch.func.grad(lambda h: (found.append(_fast.key_of((h, WEIGHT, TARGET, BIAS), options)), h.sum())[1])(HIDDEN.detach())
+    torch.func.grad(lambda h: (found.append(call.key_of((h, WEIGHT, TARGET, BIAS), options)), h.sum())[1])(HIDDEN.detach())
     assert found == [None]
 
 
@@ -148,16 +146,37 @@ def test_a_call_is_planned_once(monkeypatch):
     kept = _engine.Call.__init__
     monkeypatch.setattr(_engine.Call, "__init__", lambda self, *a: (plans.append(1), kept(self, *a))[1])
     forget()
-    for call in (
+    for compute in (
         lambda: linear_cross_entropy(HIDDEN, WEIGHT, TARGET, BIAS).backward(),
         lambda: linear_cross_entropy(HIDDEN, WEIGHT, TARGET, BIAS, reduction="none").sum().backward(),
         lambda: linear_logprobs(HIDDEN, WEIGHT, TARGET)[0].sum().backward(),
     ):
-        call()
+        compute()
         before = len(plans)
-        call()
+        compute()
         assert before > 0 and len(plans) == before
         with another():
-            call()
+            compute()
         assert len(plans) > before
     HIDDEN.grad = WEIGHT.grad = BIAS.grad = None
+
+
+@pytest.mark.parametrize("bias", [None, BIAS])
+def test_a_checkpoint_recomputes_a_first_call(bias):
+    """The recomputation is a call seen before. It saves the same tensors, as PyTorch checks."""
+    given = WEIGHT, TARGET, bias
+    wanted = torch.autograd.grad(linear_cross_entropy(HIDDEN.tanh(), *given), (HIDDEN, WEIGHT))
+    forget()
+    loss = torch.utils.checkpoint.checkpoint(lambda h: linear_cross_entropy(h.tanh(), *given), HIDDEN, use_reentrant=False)
+    assert all(torch.equal(f, w) for f, w in zip(torch.autograd.grad(loss, (HIDDEN, WEIGHT)), wanted))
+
+
+def test_the_oldest_calls_make_way(monkeypatch):
+    monkeypatch.setattr(_engine, "_MOST_CALLS", 3)
+    forget()
+    for key in range(5):
+        _engine.remember(key, str(key))
+    assert list(_engine._thread.calls) == [2, 3, 4]
+    _engine.remember(2, "new")
+    assert _engine._thread.calls == {3: "3", 4: "4", 2: "new"}
+    forget()

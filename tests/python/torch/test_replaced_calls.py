@@ -223,9 +223,9 @@ def test_a_chunk_size_is_a_hint(monkeypatch):
     plans = []
     kept = _engine.Call.__init__
 
-    def noted(self, device, options, structs, request_bytes, *rest):
-        kept(self, device, options, structs, request_bytes, *rest)
-        plans.append((request_bytes, self.workspace_bytes))
+    def noted(self, kind, options, groups, budget, *rest):
+        kept(self, kind, options, groups, budget, *rest)
+        plans.append((budget, self.workspace_bytes))
 
     monkeypatch.setattr(_engine.Call, "__init__", noted)
     hidden, weight, target, _ = problem(1, (512,), 32, 20000, torch.float32)
@@ -244,7 +244,9 @@ def test_a_chunk_size_is_a_hint(monkeypatch):
     assert workspace(options=options(chunking_method="aspect_ratio:2"))[0] == -512 * 32 * 4 // 2
     # A budget has priority over a hint, and no chunking is no hint.
     assert workspace(options=options(batch_chunk_size=1), memory_budget="64MiB")[0] == 64 << 20
-    assert workspace(options=options(chunking_method=None))[0] == 0
+    made = len(plans)
+    workspace(options=options(chunking_method=None))
+    assert plans[0][0] == 0 and len(plans) == made  # the plan of the call without options
 
 
 @needs_torch_call

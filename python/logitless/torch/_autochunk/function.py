@@ -24,7 +24,7 @@ from logitless._autochunk.plan import Compiled, compile_text, format_bytes
 from logitless._autochunk.reads import Reads
 from logitless._autochunk.text import load
 from logitless._compiler import Program
-from logitless.torch import _ops
+from logitless.torch import autograd
 from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import Recorder, peak_bytes
@@ -83,7 +83,7 @@ class Plan:
             # A tensor of rank 0 does not promote the dtype of the gradients.
             cotangent = cotangents[0].reshape(())
             if owned and all(type(t) is torch.Tensor for t in saved):  # not a tracer's tensors
-                return _ops.scaled(saved, cotangent)
+                return autograd.scaled(saved, cotangent)
             return [gradient * cotangent for gradient in saved]
         return self.run(self.backward, saved, cotangents)
 

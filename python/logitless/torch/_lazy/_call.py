@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .._distributed import _is_dtensor, whole
+from ..dtensor import _is_dtensor, whole
 from ._flat import FlatShards, lasting
 from ._parallel import split_logits
 

@@ -13,7 +13,7 @@ from typing import Callable, Optional
 import torch
 from torch import Tensor
 
-from .._distributed import mean_gradient, whole
+from ..dtensor import mean_gradient, whole
 from . import _tensor, _warnings
 from ._call import HeadCall
 from ._tensor import LazyLogits

@@ -8,7 +8,7 @@ import types
 import torch
 from torch import Tensor, nn
 
-from .._distributed import _is_dtensor, local
+from ..dtensor import _is_dtensor, local
 from ..far_field import FarFieldHead
 from . import _warnings
 from ._call import HeadCall, compute_dtype, refusal

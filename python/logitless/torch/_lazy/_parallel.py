@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .._distributed import _is_dtensor
+from ..dtensor import _is_dtensor
 
 _ASIDE = "_lazy_aside"
 

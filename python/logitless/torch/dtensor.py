@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 from .. import _library as c
-from . import _func
+from ._arguments import Arguments
 from ._engine import DTYPES
-from ._ranks import ALL, VocabShard, vocab_shard_of
+from .autograd import transformed
+from .ranks import ALL, VocabShard, vocab_shard_of
 
 
 def _is_dtensor(t) -> bool:
@@ -106,51 +107,68 @@ def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Optional[Tensor
     return replicated("hidden", hidden), gathered(weight), replicated("target", target), gathered(bias)
 
 
-def place(a: dict[str, Any]) -> tuple[VocabShard, bool]:
-    """Makes hidden, weight, target and bias of bound arguments local tensors. Returns the weight's vocabulary shard.
-    Also returns whether each rank has a loss of its own tokens while ranks compute together. That is data parallelism
-    as in FSDP: weights get the mean of the ranks' gradients.
+class Spread(NamedTuple):
+    """How ranks share a call; without a group, each computes alone."""
+
+    group: str = ""  # the name of a process group whose ranks compute together
+    dim: int = -1  # the mesh dimension that shards a DTensor weight; -1: plain tensors with the argument ``sharding``
+    tokens: Optional[int] = None  # the dimension of a DTensor hidden that shards the tokens
+    own: bool = False  # each rank has a loss of its own tokens, as in FSDP: weights get the mean of the ranks' gradients
+
+
+def spread_of(a: Arguments) -> Spread:
+    """Returns how ranks share a call, from its arguments before their checks.
 
     A DTensor weight whose vocabulary is sharded over one mesh dimension is not gathered on the CPU and, in bfloat16, on
-    Hopper GPUs. The same holds for one with sharded columns if each rank has its own tokens. Any other is gathered
-    (``local``).
+    Hopper GPUs. The same holds for one with sharded columns if each rank has its own tokens. Any other is gathered.
     """
-    hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
-    if a.get("sharding") is not None:
-        return _given(a), False
-    dim = _sharded_dim(weight)
-    found = None if dim is None else _sharded_over(weight, dim, hidden, bias)
-    columns = dim is not None and weight.placements[dim].dim == 1
-    if found is None or (columns and found == (None, False)):  # column shards need different tokens on each rank
-        a["gathered"] = True
-        names = ("hidden", "weight", "target", "bias")
-        a.update(zip(names, local(*(a[n] for n in names))))
-        return ALL, False
-    tokens, own = found
-    a["weight"] = _part(weight, weight, dim, own)
+    if a.sharding is not None:
+        name = getattr(getattr(a.sharding, "group", None), "group_name", "")
+        return Spread(name if isinstance(name, str) else "")
+    dim = _sharded_dim(a.weight)
+    found = None if dim is None else _sharded_over(a.weight, dim, a.hidden, a.bias)
+    if found is None or (a.weight.placements[dim].dim == 1 and found == (None, False)):
+        return Spread()
+    return Spread(a.weight.device_mesh.get_group(dim).group_name, dim, *found)
+
+
+def local_arguments(a: Arguments, spread: Spread) -> tuple[Arguments, VocabShard]:
+    """Returns the checked arguments with local hidden, weight, target and bias, and the weight's vocabulary shard."""
+    if a.sharding is not None:
+        return a, _given(a)
+    hidden, weight, target, bias, dim = a.hidden, a.weight, a.target, a.bias, spread.dim
+    if dim < 0:
+        if any(_is_dtensor(t) for t in (hidden, weight, target, bias)):
+            hidden, weight, target, bias = local(hidden, weight, target, bias)
+            a = a._replace(hidden=hidden, weight=weight, target=target, bias=bias)
+        return a, ALL
+    columns = weight.placements[dim].dim == 1
+    rows = _part(weight, weight, dim, spread.own)
     if bias is not None:
-        a["bias"] = _part(bias, weight, dim, own, whole=columns)
-    if _is_dtensor(hidden):
-        if tokens is not None and a["target"] is not None:
-            a["target"] = _local_tokens("target", a["target"], hidden)
-        a["hidden"] = hidden.to_local()
-    a["target"] = a["target"] if tokens is not None else replicated("target", a["target"])
-    if tokens is not None and tokens == hidden.dim() - 2 and tokens > 0 and a.get("shift"):
-        raise NotImplementedError("shift: does not go with tokens that are sharded along the sequence; shift the targets yourself")
+        bias = _part(bias, weight, dim, spread.own, whole=columns)
+    if spread.tokens is None:
+        target = replicated("target", target)
+    else:
+        target = _local_tokens("target", target, hidden)
+        if spread.tokens == hidden.dim() - 2 and spread.tokens > 0 and a.shift:
+            raise NotImplementedError(
+                "shift: does not go with tokens that are sharded along the sequence; shift the targets yourself"
+            )
+    a = a._replace(hidden=hidden.to_local() if _is_dtensor(hidden) else hidden, weight=rows, target=target, bias=bias)
     mesh = weight.device_mesh
     vocab, ranks, rank = weight.shape[0], mesh.size(dim), mesh.get_local_rank(dim)
     if columns:
-        return VocabShard(mesh.get_group(dim).group_name, vocab, 0, True, columns=a["weight"].shape[1]), own
+        return a, VocabShard(spread.group, vocab, 0, True, columns=rows.shape[1])
     first = min(rank * -(-vocab // ranks), vocab)
-    return VocabShard(mesh.get_group(dim).group_name, vocab, first, own or tokens is not None), own
+    return a, VocabShard(spread.group, vocab, first, spread.own or spread.tokens is not None)
 
 
-def _given(a: dict[str, Any]) -> VocabShard:
+def _given(a: Arguments) -> VocabShard:
     """Returns the vocabulary shard of plain tensors with the argument ``sharding``."""
     for name in ("hidden", "weight", "target", "bias"):
-        if _is_dtensor(a[name]):
+        if _is_dtensor(getattr(a, name)):
             raise ValueError(f"sharding: goes with plain tensors, {name} is a DTensor, whose placements say the same")
-    weight = a["weight"]
+    weight = a.weight
     if weight.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(
             f"sharding: a sharded vocabulary is supported on CPUs and CUDA GPUs, weight is on {weight.device}"
@@ -159,21 +177,12 @@ def _given(a: dict[str, Any]) -> VocabShard:
         raise NotImplementedError("sharding: expected float32, bfloat16 or float16, got torch.float64")
     if weight.dim() != 2:
         raise NotImplementedError(f"sharding: expected a weight [rows, D], got {list(weight.shape)}")
-    if _func.active():
+    if transformed():
         raise NotImplementedError("sharding: does not go with transforms of torch.func")
-    vocab_shard = vocab_shard_of(a["sharding"], *weight.shape)
-    if vocab_shard.tokens and a.get("shift"):
+    vocab_shard = vocab_shard_of(a.sharding, *weight.shape)
+    if vocab_shard.tokens and a.shift:
         raise NotImplementedError("shift: does not go with sharded tokens; shift the targets yourself")
     return vocab_shard
-
-
-def group_of(a: dict[str, Any]) -> str:
-    """Returns the name of the process group of bound arguments, or "" for none. It does not check anything."""
-    if a.get("sharding") is not None:
-        name = getattr(getattr(a["sharding"], "group", None), "group_name", "")
-        return name if isinstance(name, str) else ""
-    dim = _sharded_dim(a["weight"])
-    return "" if dim is None else a["weight"].device_mesh.get_group(dim).group_name
 
 
 def _sharded_dim(weight) -> Optional[int]:
@@ -188,7 +197,7 @@ def _sharded_dim(weight) -> Optional[int]:
     rest = [p for i, p in enumerate(weight.placements) if i not in sharded]
     if len(sharded) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(sharded[0]) == 1:
         return None
-    if weight.dim() != 2 or weight.dtype == torch.float64 or _func.active():
+    if weight.dim() != 2 or weight.dtype == torch.float64 or transformed():
         return None
     return sharded[0] if mesh.device_type == "cpu" or _on_gpu(weight) else None
 
@@ -231,7 +240,7 @@ def _sharded_over(weight, dim: int, hidden, bias) -> Optional[tuple[Optional[int
 
     if not _is_dtensor(hidden):
         # A plain bias needs the gradient of this rank's loss alone.
-        alone = bias is not None and not _is_dtensor(bias) and bias.requires_grad
+        alone = not _is_dtensor(bias) and getattr(bias, "requires_grad", False)
         return None if alone else (None, True)
     _covered(hidden, weight)
     tokens = None
