@@ -2,8 +2,8 @@
 """Compares the head on PyTorch tensors with the other installed packages, forward and backward, in one process.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/head_torch.py
-        [--head gemma|llama|gpt2 | --tokens N --dim D --vocab V | --real FILE --dim D] [--device cuda|cpu] [--rounds R]
-        [--only TEXT] [--json]
+        [--head gemma|llama|gpt2 | --tokens N --dim D --vocab V | --real FILE --dim D] [--dtype bfloat16|float32]
+        [--device cuda|cpu] [--rounds R] [--only TEXT] [--json]
 
 Contenders, each where its package is installed:
 - PyTorch eager (cross_entropy of the fp32 logits), and torch.compile of it
@@ -11,7 +11,7 @@ Contenders, each where its package is installed:
 - Liger's Triton loss and its two for SM90, and quack's chunked loss
 - logitless: its PyTorch call by default and with budgets, and plans through the C library
 
-Inputs are bf16, random and fresh, or a real head (safetensors with hidden, weight, targets) rotated into D columns.
+Inputs are bf16 by default, random and fresh, or a real head (safetensors with hidden, weight, targets) rotated into D columns.
 d_hidden of sampled tokens and d_weight of sampled vocabulary entries are compared with float64.
 
 Prints one table. Its columns are:
@@ -32,13 +32,13 @@ import torch
 HEADS = {"gemma": (8192, 2304, 256000), "llama": (8192, 4096, 128256), "gpt2": (32768, 768, 50304)}
 
 
-def random_head(tokens, dim, vocab, device):
-    x = torch.randn(tokens, dim, device=device).bfloat16()
-    w = (torch.randn(vocab, dim, device=device) * 2 / dim**0.5).bfloat16()
+def random_head(tokens, dim, vocab, device, dtype):
+    x = torch.randn(tokens, dim, device=device).to(dtype)
+    w = (torch.randn(vocab, dim, device=device) * 2 / dim**0.5).to(dtype)
     return x, w, torch.randint(0, vocab, (tokens,), device=device)
 
 
-def real_head(path, tokens, dim, device):
+def real_head(path, tokens, dim, device, dtype):
     """Reads a trained head and multiplies both sides by the same orthonormal columns, which preserves logits."""
     from safetensors.torch import load_file
 
@@ -46,8 +46,8 @@ def real_head(path, tokens, dim, device):
     hidden, weight, y = (head[name].to(device) for name in ("hidden", "weight", "targets"))
     basis = torch.linalg.qr(torch.randn(dim, hidden.shape[1], device=device))[0].T.contiguous()
     repeat = -(-tokens // hidden.shape[0])
-    x = (hidden.float() @ basis).repeat(repeat, 1)[:tokens].bfloat16()
-    return x, (weight.float() @ basis).bfloat16(), y.long().repeat(repeat)[:tokens]
+    x = (hidden.float() @ basis).repeat(repeat, 1)[:tokens].to(dtype)
+    return x, (weight.float() @ basis).to(dtype), y.long().repeat(repeat)[:tokens]
 
 
 def exact_gradients(x, w, y, tokens, vocab_ids):
@@ -166,6 +166,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--dim", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=128256)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="contenders whose names have this in them, separated by |")
@@ -177,10 +178,11 @@ def main():
     tokens, dim, vocab = HEADS[args.head] if args.head else (args.tokens, args.dim, args.vocab)
     torch.manual_seed(0)
     on_gpu = args.device == "cuda"
+    element = getattr(torch, args.dtype)
     if args.real:
-        x, w, y = real_head(args.real, tokens, dim, args.device)
+        x, w, y = real_head(args.real, tokens, dim, args.device, element)
     else:
-        x, w, y = random_head(tokens, dim, vocab, args.device)
+        x, w, y = random_head(tokens, dim, vocab, args.device, element)
     vocab = w.shape[0]
     synchronize = torch.cuda.synchronize if on_gpu else (lambda: None)
 
@@ -237,7 +239,7 @@ def main():
             print(f"{name}: {type(failure).__name__}: {str(failure)[:300]}")
         run = d_hidden = d_weight = None
 
-    block = torch.empty(tokens, vocab, dtype=torch.bfloat16, device=args.device).normal_()
+    block = torch.empty(tokens, vocab, dtype=element, device=args.device).normal_()
     floors = [lambda: torch.mm(x, w.T), lambda: torch.mm(block, w), lambda: torch.mm(block.T, x)]
 
     def timed(run, repeat=3):
@@ -272,7 +274,7 @@ def main():
                           "rows": list(rows.values())}, indent=2))
         return
     where = torch.cuda.get_device_name() if on_gpu else "CPU"
-    print(f"N {tokens}, D {dim}, V {vocab}, bf16{', real' if args.real else ''}, PyTorch {torch.__version__}, {where}; floor "
+    print(f"N {tokens}, D {dim}, V {vocab}, {args.dtype}{', real' if args.real else ''}, PyTorch {torch.__version__}, {where}; floor "
           f"{floor * 1e3:.2f} ms, gradients {(x.nbytes + w.nbytes) / 2**20:.0f} MiB")
     for row in rows.values():
         memory = "-" if row["peak"] is None else f"{row['peak'] / 2**20:.0f}"

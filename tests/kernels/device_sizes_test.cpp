@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/head/sizes.h"
-#include "kernels/cuda/tensor/attention_sizes.h"
+#include "kernels/cuda/tensor/attention/sizes.h"
 #include "kernels/device_attention.h"
 #include "kernels/device_kernel.h"
 #include "kernels/device_loss.h"

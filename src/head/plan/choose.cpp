@@ -12,7 +12,7 @@
 #include "head/plan/contents.h"
 #include "head/plan/default_plan.h"
 #include "head/plan/far_forecast.h"
-#include "head/plan/search.h"
+#include "head/plan/search/search.h"
 
 namespace logitless {
 namespace {

@@ -42,6 +42,7 @@ struct EngineBf16 {
   // the last-level cache, are read once for all of them.
   static constexpr std::int64_t kTileGroup = 2;
   static constexpr std::int64_t kTokenBlock = 256;
+  static constexpr std::int64_t kFewTokens = 0;  // its products are of bf16 alone
   static constexpr EngineTraits kTraits{2, kPanel, 32, true, kTileGroup};
 
   static void PackTokens(const MatrixRows& x, std::int64_t first, std::int64_t tokens,

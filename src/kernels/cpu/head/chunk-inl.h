@@ -19,8 +19,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "core/parallel.h"
+#include "kernels/cpu/head/few_tokens-inl.h"
 #include "kernels/cpu/head/layout.h"
 #include "kernels/cpu/head/simd_rows-inl.h"
 #include "kernels/cpu/head/softmax-inl.h"
@@ -169,15 +171,13 @@ void ForwardPart(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory, s
     const std::int64_t vocab_count = std::min(kVocabTile, chunk.shape.vocab - vocab_begin);
     const LogitTransform transform = TileTransform(chunk, vocab_begin);
     const bool store = chunk.store && vocab_begin < chunk.sizes.stored_vocab;
-    Engine::PackWeightTile(chunk.weight, vocab_begin, vocab_count, chunk.shape.dim, layout.dim_k,
-                           weights);
+    const WeightTile<Engine> tile_weights(chunk, vocab_begin, vocab_count, layout.dim_k, weights);
     EntryCursor picks(chunk.targets, tile);
     EntryCursor zeros(chunk.targets, tile);
     for (std::int64_t p = 0; p < memory.panels; ++p) {
       if (!keep(tile, p)) continue;
       const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - p * kPanel);
-      Engine::Logits(weights, round_up(vocab_count, Engine::kRows), memory.x_forward(p), tokens,
-                     layout.dim_k, z);
+      tile_weights.logits(memory.x_forward(p), tokens, z);
       TransformBlock<kPanel>(transform, vocab_count, z);
       picks.until((p + 1) * kPanel, [&](const SparseEntry& e) {
         chunk.target_logit[e.slot] = z[(e.vocab_id - vocab_begin) * kPanel + e.token - p * kPanel];
@@ -281,9 +281,8 @@ void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
   const bool stored = chunk.stored && vocab_begin < chunk.sizes.stored_vocab;
   auto* weights = memory.template of_thread<Element>(thread, layout.weight_tile);
   float* g = memory.template of_thread<float>(thread, layout.logits);
-  if (!stored)
-    Engine::PackWeightTile(chunk.weight, vocab_begin, vocab_count, chunk.shape.dim, layout.dim_k,
-                           weights);
+  std::optional<WeightTile<Engine>> tile_weights;
+  if (!stored) tile_weights.emplace(chunk, vocab_begin, vocab_count, layout.dim_k, weights);
   EntryCursor zeros(chunk.targets, tile);
   for (std::int64_t p = 0; p < memory.panels; ++p) {
     const std::int64_t first = p * kPanel;
@@ -296,8 +295,7 @@ void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
                                  memory.stored_exponent(tile, p), g);
     } else {
       const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - first);
-      Engine::Logits(weights, round_up(vocab_count, Engine::kRows), memory.x_forward(p), tokens,
-                     layout.dim_k, g);
+      tile_weights->logits(memory.x_forward(p), tokens, g);
       TransformBlock<kPanel>(transform, vocab_count, g);
       GradientFromLogits<kPanel>(transform, coefficients, vocab_count, g);
     }
@@ -311,13 +309,40 @@ void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
   }
 }
 
+// d_weight of rows [`vocab_begin`, + `vocab_count`) of a group, whose targets are among
+// [entries, entries_end).
+template <class Engine>
+void WeightGradientRows(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                        const typename Engine::Gradient& gradient, std::int64_t vocab_begin,
+                        std::int64_t vocab_count, const SparseEntry* entries,
+                        const SparseEntry* entries_end, float* HWY_RESTRICT c) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  for (std::int64_t column = 0; column < chunk.shape.dim; column += layout.column_block) {
+    const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
+    LoadWeightGradient(chunk.d_weight, chunk.shape.dim, vocab_begin, vocab_count,
+                       round_up(vocab_count, Engine::kRows), column, columns, c,
+                       layout.column_block);
+    // Skips the tokens that pad a panel: with few tokens they would be much of the work.
+    Engine::WeightGradient(gradient, vocab_count, memory.x_backward(), chunk.tokens, layout.tokens,
+                           column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
+    for (const SparseEntry* e = entries; e != entries_end; ++e) {
+      const std::int64_t row = e->vocab_id - vocab_begin;
+      if (row < 0 || row >= vocab_count) continue;
+      AddRow(chunk.hidden, e->token, column, columns, chunk.coefficient[e->slot],
+             c + row * layout.column_block);
+    }
+    StoreWeightGradient(chunk.d_weight, chunk.shape.dim, vocab_begin, vocab_count, column, columns,
+                        c, layout.column_block);
+  }
+}
+
 // Phase 1 for the tiles [tile, + tiles), at most Engine::kTileGroup: the gradients of their logits,
 // d_bias and d_weight.
 template <class Engine, typename Stored>
 void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
                    std::int64_t tiles, std::int64_t block_tile, int thread) {
   [[maybe_unused]] const typename Engine::Session session;
-  constexpr int kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
   const std::int64_t vocab_begin = tile * kVocabTile;
   const std::int64_t vocab_count = std::min(tiles * kVocabTile, chunk.shape.vocab - vocab_begin);
@@ -335,24 +360,16 @@ void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
   }
   if (chunk.d_weight.data != nullptr) {
     float* c = memory.template of_thread<float>(thread, layout.d_weight);
-    for (std::int64_t column = 0; column < chunk.shape.dim; column += layout.column_block) {
-      const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
-      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, vocab_begin, vocab_count,
-                         round_up(vocab_count, Engine::kRows), column, columns, c,
-                         layout.column_block);
-      // Skips the tokens that pad a panel: with few tokens they would be much of the work.
-      Engine::WeightGradient(gradient, vocab_count, memory.x_backward(), chunk.tokens,
-                             layout.tokens, column / kPanel, ceil_div(columns, kPanel), c,
-                             layout.column_block);
-      for (const SparseEntry* e = entries; e != entries_end; ++e) {
-        AddRow(chunk.hidden, e->token, column, columns, chunk.coefficient[e->slot],
-               c + (e->vocab_id - vocab_begin) * layout.column_block);
-      }
-      StoreWeightGradient(chunk.d_weight, chunk.shape.dim, vocab_begin, vocab_count, column,
-                          columns, c, layout.column_block);
+    // Few tokens take so little time for a row that its sums must stay in L1.
+    const std::int64_t step = has_few<Engine>(chunk) ? Engine::kRows : vocab_count;
+    for (std::int64_t row = 0; row < vocab_count; row += step) {
+      auto rows = gradient;
+      if constexpr (Engine::kFewTokens > 0) rows.vocab_block += row * rows.stride;
+      WeightGradientRows(chunk, memory, rows, vocab_begin + row, std::min(step, vocab_count - row),
+                         entries, entries_end, c);
     }
   }
-  if (chunk.d_hidden.data != nullptr) {
+  if (chunk.d_hidden.data != nullptr && !has_few<Engine>(chunk)) {
     Engine::PackRows(chunk.weight, vocab_begin, vocab_count, tiles * kVocabTile, chunk.shape.dim,
                      block_tile * kVocabTile, chunk.sizes.block_vocab, memory.block_weight());
   }
@@ -415,6 +432,23 @@ void AddBlockToHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& mem
   });
 }
 
+// The same for a few tokens, from the weights in place.
+template <class Engine>
+void AddRowsToHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                     std::int64_t vocab_begin, std::int64_t most) {
+  constexpr std::int64_t kColumns = 64;  // threads divide the columns at multiples of these
+  const std::int64_t dim = chunk.shape.dim, block = memory.layout.column_block;
+  const std::int64_t columns =
+      std::min(block, round_up(ceil_div(dim, std::min(chunk.threads, 64)), kColumns));
+  const std::int64_t count = std::min(most, chunk.shape.vocab - vocab_begin);
+  parallel_for(chunk.threads, ceil_div(dim, columns), [&](std::int64_t task, int) {
+    AddRows(chunk.weight, vocab_begin, count, task * columns,
+            std::min(columns, dim - task * columns), memory.block_gradient(),
+            memory.layout.gradient_stride, chunk.tokens, memory.d_hidden(0) + task * columns,
+            memory.layout.dim_n);
+  });
+}
+
 template <class Engine>
 void RunBackward(const BackwardChunk& chunk) {
   constexpr std::int64_t kPanel = Engine::kPanel;
@@ -437,7 +471,14 @@ void RunBackward(const BackwardChunk& chunk) {
             BackwardGroup<Engine, float>(chunk, memory, first + tile, count, tile, thread);
           }
         });
-    if (d_hidden) AddBlockToHidden(chunk, memory, tiles);
+    if (!d_hidden) continue;
+    if constexpr (Engine::kFewTokens > 0) {
+      if (has_few<Engine>(chunk)) {
+        AddRowsToHidden(chunk, memory, first * kVocabTile, tiles * kVocabTile);
+        continue;
+      }
+    }
+    AddBlockToHidden(chunk, memory, tiles);
   }
   if (!d_hidden) return;
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {

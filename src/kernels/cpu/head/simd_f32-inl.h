@@ -35,6 +35,7 @@ struct EngineF32 {
   static constexpr std::int64_t kDepth = 256;
   static constexpr std::int64_t kTileGroup = 1;
   static constexpr std::int64_t kTokenBlock = 128;
+  static constexpr std::int64_t kFewTokens = 4;
   static constexpr EngineTraits kTraits{4, kPanel, 1, false, kTileGroup};
 
   // Packs rows of tokens, contracted along columns: panel[k][t].
@@ -94,20 +95,33 @@ struct EngineF32 {
   // z [rows][kPanel] = tile . panel, rows rounded up to kRows.
   static void Logits(const Element* tile, std::int64_t rows, const Element* panel,
                      std::int64_t tokens, std::int64_t dim_k, float* HWY_RESTRICT z) {
+    LogitsOfRows(tile, dim_k + 16, rows, panel, tokens, dim_k, z);
+  }
+
+  // The same of rows that are `stride` elements apart.
+  static void LogitsOfRows(const float* first, std::int64_t stride, std::int64_t rows,
+                           const Element* panel, std::int64_t tokens, std::int64_t dim_k,
+                           float* HWY_RESTRICT z) {
     const int vectors = static_cast<int>(ceil_div(tokens, kLanes));
     // Lanes without a token must hold finite numbers: their exponentials are multiplied by 0.
     if (vectors < kVectors)
       std::memset(z, 0, static_cast<std::size_t>(rows * kPanel) * sizeof(float));
     for (std::int64_t k = 0; k < dim_k; k += kDepth) {
       const std::int64_t depth = std::min(kDepth, dim_k - k);
-      for (std::int64_t r = 0; r < rows; r += kRows) {
-        Micro(vectors, tile + r * (dim_k + 16) + k, dim_k + 16, 1, panel + k * kPanel, depth,
-              z + r * kPanel, kPanel, k > 0);
+      std::int64_t r = 0;
+      // One vector of tokens has registers for twice the rows, whose additions do not wait.
+      for (; vectors == 1 && r + 2 * kRows <= rows; r += 2 * kRows) {
+        Tile<1, 2 * kRows>(first + r * stride + k, stride, 1, panel + k * kPanel, depth,
+                           z + r * kPanel, kPanel, k > 0);
+      }
+      for (; r < rows; r += kRows) {
+        Micro(vectors, first + r * stride + k, stride, 1, panel + k * kPanel, depth, z + r * kPanel,
+              kPanel, k > 0);
       }
     }
   }
 
-  // Destination of a vocabulary tile's gradient: row j is at `vocab_block + j * stride`.
+  // Destination of a vocabulary tile's gradient: row j is at `slab + j * stride`.
   struct Gradient {
     Element* vocab_block;  // rows of this tile
     std::int64_t stride;   // between them
@@ -172,15 +186,15 @@ struct EngineF32 {
     return Tile<kVectors>(a, rs, cs, b, depth, c, ldc, add);
   }
 
-  // c [kRows][N vectors] (+)= a . b; sums run along k in order.
-  template <int N>
+  // c [Rows][N vectors] (+)= a . b; sums run along k in order.
+  template <int N, int Rows = kRows>
   static HWY_NOINLINE void Tile(const float* a, std::int64_t rs, std::int64_t cs,
                                 const float* HWY_RESTRICT b, std::int64_t depth,
                                 float* HWY_RESTRICT c, std::int64_t ldc, bool add) {
     const D d;
-    V acc[kRows][N];
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) {
+    V acc[Rows][N];
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j)
         acc[i][j] = add ? hn::LoadU(d, c + i * ldc + j * kLanes) : hn::Zero(d);
@@ -189,15 +203,15 @@ struct EngineF32 {
       V row[N];
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) row[j] = hn::LoadU(d, b + k * kPanel + j * kLanes);
-#pragma GCC unroll 8
-      for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 16
+      for (int i = 0; i < Rows; ++i) {
         const V x = hn::Set(d, a[i * rs + k * cs]);
 #pragma GCC unroll 4
         for (int j = 0; j < N; ++j) acc[i][j] = hn::MulAdd(x, row[j], acc[i][j]);
       }
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) hn::StoreU(acc[i][j], d, c + i * ldc + j * kLanes);
     }

@@ -7,8 +7,8 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
 #include "hwy/highway.h"
-#include "kernels/cpu/tensor/attention-inl.h"
-#include "kernels/cpu/tensor/attention_tiles-inl.h"
+#include "kernels/cpu/tensor/attention/attention-inl.h"
+#include "kernels/cpu/tensor/attention/tiles-inl.h"
 #include "kernels/cpu/tensor/gemm-inl.h"
 #include "kernels/cpu/tensor/level.h"
 #include "kernels/cpu/tensor/vector-inl.h"

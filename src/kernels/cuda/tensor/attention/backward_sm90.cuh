@@ -13,8 +13,8 @@
 // CTAs are resident or done.
 #pragma once
 
-#include "kernels/cuda/tensor/attention_forward_sm90.cuh"
-#include "kernels/cuda/tensor/attention_sizes.h"
+#include "kernels/cuda/tensor/attention/forward_sm90.cuh"
+#include "kernels/cuda/tensor/attention/sizes.h"
 
 namespace logitless::cuda {
 

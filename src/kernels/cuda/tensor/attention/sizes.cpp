@@ -1,10 +1,10 @@
-#include "kernels/cuda/tensor/attention_sizes.h"
+#include "kernels/cuda/tensor/attention/sizes.h"
 
 #include <algorithm>
 
 #include "core/check.h"
 #include "kernels/cuda/device/tile_sizes.h"
-#include "kernels/cuda/tensor/attention.h"
+#include "kernels/cuda/tensor/attention/attention.h"
 
 namespace logitless::cuda {
 namespace {

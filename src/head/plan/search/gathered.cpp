@@ -1,4 +1,4 @@
-#include "head/plan/search_gathered.h"
+#include "head/plan/search/gathered.h"
 
 #include <algorithm>
 #include <cmath>

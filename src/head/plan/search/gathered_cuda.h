@@ -3,7 +3,7 @@
 #pragma once
 
 #include "head/cuda/layout.h"
-#include "head/plan/search_gathered.h"
+#include "head/plan/search/gathered.h"
 
 namespace logitless {
 

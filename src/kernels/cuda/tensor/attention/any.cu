@@ -5,9 +5,9 @@
 // one CTA and has a fixed order of sums.
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
-#include "kernels/cuda/tensor/attention.h"
-#include "kernels/cuda/tensor/attention_mma.cuh"
-#include "kernels/cuda/tensor/attention_plain.cuh"
+#include "kernels/cuda/tensor/attention/attention.h"
+#include "kernels/cuda/tensor/attention/mma.cuh"
+#include "kernels/cuda/tensor/attention/plain.cuh"
 
 namespace logitless::cuda {
 namespace {

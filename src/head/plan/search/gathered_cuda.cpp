@@ -1,4 +1,4 @@
-#include "head/plan/search_gathered_cuda.h"
+#include "head/plan/search/gathered_cuda.h"
 
 #include <algorithm>
 

@@ -3,9 +3,9 @@
 
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
-#include "kernels/cuda/tensor/attention.h"
-#include "kernels/cuda/tensor/attention_forward_sm90.cuh"
-#include "kernels/cuda/tensor/attention_maps_sm90.cuh"
+#include "kernels/cuda/tensor/attention/attention.h"
+#include "kernels/cuda/tensor/attention/forward_sm90.cuh"
+#include "kernels/cuda/tensor/attention/maps_sm90.cuh"
 
 namespace logitless::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/cuda/device/wgmma_sm90.cuh"
-#include "kernels/cuda/tensor/attention_arguments.cuh"
+#include "kernels/cuda/tensor/attention/arguments.cuh"
 
 namespace logitless::cuda {
 

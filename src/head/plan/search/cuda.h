@@ -2,7 +2,7 @@
 #pragma once
 
 #include "head/cuda/layout.h"
-#include "head/plan/search.h"
+#include "head/plan/search/search.h"
 
 namespace logitless {
 

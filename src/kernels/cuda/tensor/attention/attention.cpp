@@ -1,5 +1,5 @@
 // Chooses the implementation for a call of attention.
-#include "kernels/cuda/tensor/attention.h"
+#include "kernels/cuda/tensor/attention/attention.h"
 
 namespace logitless::cuda {
 

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/cpu/tensor/attention_tasks-inl.h"
+#include "kernels/cpu/tensor/attention/tasks-inl.h"
 #include "kernels/cpu/tensor/gemm-inl.h"
 #include "kernels/cpu_head.h"
 #include "kernels/cpu_tensor.h"

@@ -1,4 +1,4 @@
-#include "head/plan/search_cpu.h"
+#include "head/plan/search/cpu.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Sizes and predicted times of CPU plans.
 #pragma once
 
-#include "head/plan/search.h"
+#include "head/plan/search/search.h"
 #include "kernels/cpu_head.h"
 
 namespace logitless {

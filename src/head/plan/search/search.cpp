@@ -1,10 +1,10 @@
-#include "head/plan/search.h"
+#include "head/plan/search/search.h"
 
 #include "core/parallel.h"
-#include "head/plan/search_cpu.h"
-#include "head/plan/search_cuda.h"
-#include "head/plan/search_gathered.h"
-#include "head/plan/search_gathered_cuda.h"
+#include "head/plan/search/cpu.h"
+#include "head/plan/search/cuda.h"
+#include "head/plan/search/gathered.h"
+#include "head/plan/search/gathered_cuda.h"
 
 namespace logitless {
 

@@ -15,7 +15,7 @@
 #include <limits>
 
 #include "core/parallel.h"
-#include "kernels/cpu/tensor/attention_scores-inl.h"
+#include "kernels/cpu/tensor/attention/scores-inl.h"
 #include "kernels/cpu/tensor/gemm-inl.h"
 #include "kernels/cpu/tensor/vector-inl.h"
 #include "kernels/cpu_tensor.h"

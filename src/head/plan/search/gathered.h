@@ -2,7 +2,7 @@
 // slice.
 #pragma once
 
-#include "head/plan/search.h"
+#include "head/plan/search/search.h"
 #include "kernels/cpu_head.h"
 
 namespace logitless {

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/numbers.cuh"
-#include "kernels/cuda/tensor/attention_arguments.cuh"
+#include "kernels/cuda/tensor/attention/arguments.cuh"
 
 namespace logitless::cuda {
 

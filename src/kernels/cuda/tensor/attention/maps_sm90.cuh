@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/device/tensor_map.cuh"
-#include "kernels/cuda/tensor/attention.h"
+#include "kernels/cuda/tensor/attention/attention.h"
 
 namespace logitless::cuda {
 

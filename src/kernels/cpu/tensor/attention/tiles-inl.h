@@ -19,8 +19,8 @@
 #include <limits>
 
 #include "kernels/cpu/bf16_tiles-inl.h"
-#include "kernels/cpu/tensor/attention-inl.h"
-#include "kernels/cpu/tensor/attention_tasks-inl.h"
+#include "kernels/cpu/tensor/attention/attention-inl.h"
+#include "kernels/cpu/tensor/attention/tasks-inl.h"
 #include "kernels/cpu/tensor/gemm-inl.h"
 #include "kernels/cpu_head.h"
 #include "kernels/cpu_tensor.h"

@@ -1,4 +1,4 @@
-#include "head/plan/search_cuda.h"
+#include "head/plan/search/cuda.h"
 
 #include <algorithm>
 #include <cmath>

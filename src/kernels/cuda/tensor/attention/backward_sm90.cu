@@ -4,10 +4,10 @@
 
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
-#include "kernels/cuda/tensor/attention.h"
-#include "kernels/cuda/tensor/attention_backward_sm90.cuh"
-#include "kernels/cuda/tensor/attention_maps_sm90.cuh"
-#include "kernels/cuda/tensor/attention_sizes.h"
+#include "kernels/cuda/tensor/attention/attention.h"
+#include "kernels/cuda/tensor/attention/backward_sm90.cuh"
+#include "kernels/cuda/tensor/attention/maps_sm90.cuh"
+#include "kernels/cuda/tensor/attention/sizes.h"
 
 namespace logitless::cuda {
 namespace {

@@ -1,6 +1,5 @@
 // The search for the sizes of a plan, with one implementation for each kind of device. The policy
-// common to all devices is in choose.cpp; costs and sizes are in search_cpu.cpp and
-// search_cuda.cpp.
+// common to all devices is in choose.cpp; costs and sizes are in cpu.cpp and cuda.cpp.
 #pragma once
 
 #include <algorithm>
