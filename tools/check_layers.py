@@ -26,7 +26,7 @@ PUBLIC_BASE = tuple(f"include/logitless/{name}.h" for name in (
     "version"))
 CORE = ("src/core/", *PUBLIC)
 BELOW_KERNELS = ("src/math/", "src/core/", *PUBLIC_BASE)
-KERNEL_INTERFACE = ("src/kernels/cpu_*.h", "src/kernels/forced_kernel.h", "src/kernels/device_*.h")
+KERNEL_INTERFACE = ("src/kernels/cpu_*.h", "src/kernels/forced_kernel.h", "src/kernels/device/")
 # Headers that all kernels of one device share.
 CPU_BASE = ("src/kernels/cpu/*", *KERNEL_INTERFACE, *BELOW_KERNELS)
 CUDA_BASE = ("src/kernels/cuda/*", "src/kernels/cuda/device/", *KERNEL_INTERFACE, *BELOW_KERNELS)
@@ -60,8 +60,8 @@ LAYERS = (
     ("src/kernels/cuda/tensor/", CUDA_BASE),
     ("src/kernels/cuda/train/", CUDA_BASE),
     ("src/kernels/*/", (*KERNEL_INTERFACE, *BELOW_KERNELS)),
-    ("src/kernels/", ("src/kernels/*.h", "src/kernels/*/register_*.h", *BELOW_KERNELS)),
-    ("src/comm/", ("src/kernels/device_*.h", *CORE)),
+    ("src/kernels/", ("src/kernels/*.h", "src/kernels/device/", "src/kernels/*/register_*.h", *BELOW_KERNELS)),
+    ("src/comm/", ("src/kernels/device/", *CORE)),
     ("src/device/", (*KERNEL_INTERFACE, *CORE)),
     ("src/head/*.h", HEAD_BASE),
     ("src/head/cpu/", HEAD_BASE),

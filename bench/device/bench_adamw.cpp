@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 #include "logitless/device.h"
 #include "logitless/device_adamw.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/half.h"
-#include "kernels/device_attention.h"
+#include "kernels/device/attention.h"
 
 namespace logitless::bench {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "core/half.h"
 #include "device/cublas_gemm.h"
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 #include "logitless/logitless.h"
 #include "logitless/tensor_file.h"
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device_gemm.h"
-#include "kernels/device_head.h"
+#include "kernels/device/gemm.h"
+#include "kernels/device/head.h"
 #include "logitless/device.h"
 
 namespace logitless::bench {

@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/device_head.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/head.h"
+#include "kernels/device/stream.h"
 #include "logitless/communicator.h"
 #include "logitless/device.h"
 

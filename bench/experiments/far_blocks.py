@@ -6,7 +6,7 @@
 Masses and errors are computed in float32, without a kernel's roundings. Gradients are made from the tiles selected for
 a block of --block tokens, --tiles at a time. The masses of skipped tiles are put at their centroids. The errors are
 against all tiles. The vocabulary order is made from the first --rows tokens. The GPU uses the order "kept tiles"
-(sort_tokens in src/kernels/device_far.h).
+(sort_tokens in src/kernels/device/far.h).
 """
 
 import argparse

@@ -38,10 +38,10 @@
 #include "comm/call_text.h"
 #include "comm/rank_board.h"
 #include "core/check.h"
-#include "kernels/device_exchange.h"
-#include "kernels/device_module.h"
-#include "kernels/device_peers.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/exchange.h"
+#include "kernels/device/module.h"
+#include "kernels/device/peers.h"
+#include "kernels/device/stream.h"
 #include "logitless/communicator.h"
 
 namespace logitless {

@@ -1,8 +1,9 @@
+#include "kernels/device/adamw.h"
+
 #include <cmath>
 #include <vector>
 
 #include "core/check.h"
-#include "kernels/device_adamw.h"
 #include "logitless/device.h"
 #include "logitless/device_adamw.h"
 

@@ -3,7 +3,7 @@
 #include "core/check.h"
 #include "core/parallel.h"
 #include "kernels/cpu_head.h"
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 #include "kernels/forced_kernel.h"
 
 namespace logitless {

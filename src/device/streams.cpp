@@ -1,6 +1,6 @@
 #include "core/check.h"
-#include "kernels/device_shard.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/shard.h"
+#include "kernels/device/stream.h"
 #include "logitless/device.h"
 
 namespace logitless {

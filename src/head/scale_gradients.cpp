@@ -6,7 +6,7 @@
 #include "core/parallel.h"
 #include "head/overlap.h"
 #include "head/validate.h"
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 #include "logitless/head.h"
 
 namespace logitless {

@@ -15,7 +15,7 @@
 #include "head/plan/choose.h"
 #include "head/shard_far_plan.h"
 #include "kernels/cpu_head.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/stream.h"
 
 namespace logitless {
 namespace {

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 #include "logitless/vocab_order.h"
 
 namespace logitless {

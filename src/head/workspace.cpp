@@ -1,6 +1,6 @@
 #include "logitless/workspace.h"
 
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 
 namespace logitless {
 

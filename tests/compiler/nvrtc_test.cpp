@@ -4,7 +4,7 @@
 #include "compiler/exec/cuda/codegen.h"
 #include "compiler/loop_grid.h"
 #include "core/check.h"
-#include "kernels/device_module.h"
+#include "kernels/device/module.h"
 
 namespace logitless::test {
 namespace {

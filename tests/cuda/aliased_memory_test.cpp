@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 #include "support/mirror.h"
 #include "support/problem.h"
 

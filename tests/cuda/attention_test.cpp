@@ -1,5 +1,7 @@
 // Attention on a GPU against float64: shapes, dtypes, strides, determinism, and no writes outside
 // the outputs.
+#include "kernels/device/attention.h"
+
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +16,6 @@
 
 #include "core/element.h"
 #include "cuda/attention_reference.h"
-#include "kernels/device_attention.h"
 #include "logitless/error.h"
 
 namespace logitless::test {

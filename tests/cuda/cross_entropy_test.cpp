@@ -6,7 +6,7 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 #include "support/mirror.h"
 #include "support/problem.h"
 

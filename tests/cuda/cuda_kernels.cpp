@@ -2,7 +2,7 @@
 // tested ones. Without a GPU there are none, and this file's test reports the reason.
 #include <gtest/gtest.h>
 
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 #include "support/mirror.h"
 
 namespace logitless::test {

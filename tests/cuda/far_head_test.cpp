@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "cuda/far_training.h"
-#include "kernels/device_order.h"
+#include "kernels/device/order.h"
 #include "support/temp_dir.h"
 
 namespace logitless::test {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/run_program.h"
-#include "kernels/device_order.h"
+#include "kernels/device/order.h"
 #include "logitless/error.h"
 
 namespace logitless::test {

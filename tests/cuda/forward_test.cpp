@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 #include "support/problem.h"
 
 namespace logitless::test {

@@ -9,8 +9,8 @@
 #include "compiler/loop_grid.h"
 #include "compiler/loops.h"
 #include "core/check.h"
-#include "kernels/device_head.h"
-#include "kernels/device_module.h"
+#include "kernels/device/head.h"
+#include "kernels/device/module.h"
 
 namespace logitless::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <list>
 
 #include "core/element.h"
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 #include "support/recording.h"
 
 namespace logitless::test {

@@ -10,7 +10,7 @@
 
 #include "cuda/far_training.h"
 #include "head/far_shards.h"
-#include "kernels/device_order.h"
+#include "kernels/device/order.h"
 #include "support/far_both.h"
 #include "support/far_cases.h"
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/element.h"
-#include "kernels/device_gemm.h"
-#include "kernels/device_index.h"
+#include "kernels/device/gemm.h"
+#include "kernels/device/index.h"
 
 namespace logitless::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "head/cuda/layout.h"
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 #include "logitless/logitless.h"
 
 namespace logitless::test {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "head/plan/choose.h"
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 #include "support/device_group.h"
 #include "support/mirror.h"
 

@@ -12,7 +12,7 @@
 
 #include "core/file_system.h"
 #include "core/siphash.h"
-#include "kernels/device_module.h"
+#include "kernels/device/module.h"
 #include "logitless/error.h"
 
 namespace logitless::cuda {

@@ -4,9 +4,9 @@
 
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/tensor/attention/sizes.h"
-#include "kernels/device_attention.h"
-#include "kernels/device_kernel.h"
-#include "kernels/device_loss.h"
+#include "kernels/device/attention.h"
+#include "kernels/device/kernel.h"
+#include "kernels/device/loss.h"
 #include "logitless/error.h"
 
 namespace logitless::cuda {

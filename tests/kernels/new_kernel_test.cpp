@@ -2,7 +2,7 @@
 // that differ: this program links the tree's other objects.
 #include <gtest/gtest.h>
 
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 #include "logitless/error.h"
 #include "logitless/plan.h"
 

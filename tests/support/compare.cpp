@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "kernels/cpu_head.h"
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 #include "support/mirror.h"
 #include "support/problem.h"
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "kernels/device_stream.h"
+#include "kernels/device/stream.h"
 
 namespace logitless::test {
 namespace {

@@ -8,8 +8,8 @@
 #include <random>
 
 #include "kernels/cpu_head.h"
-#include "kernels/device_far.h"
-#include "kernels/device_kernel.h"
+#include "kernels/device/far.h"
+#include "kernels/device/kernel.h"
 #include "support/mirror.h"
 
 namespace logitless::test {

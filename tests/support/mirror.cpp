@@ -1,6 +1,6 @@
 #include "support/mirror.h"
 
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 
 namespace logitless::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 #include "logitless/logitless.h"
 
 namespace logitless::test {

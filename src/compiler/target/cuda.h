@@ -4,9 +4,9 @@
 #include <span>
 
 #include "compiler/target/target.h"
-#include "kernels/device_attention.h"
-#include "kernels/device_gemm.h"
-#include "kernels/device_index.h"
+#include "kernels/device/attention.h"
+#include "kernels/device/gemm.h"
+#include "kernels/device/index.h"
 
 namespace logitless::ir {
 

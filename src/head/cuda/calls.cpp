@@ -7,7 +7,7 @@
 #include "head/cuda/engine.h"
 #include "head/cuda/views.h"
 #include "head/far_work.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/stream.h"
 
 namespace logitless {
 namespace cuda {

@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 #include "head/cuda/views.h"
-#include "kernels/device_shard.h"
+#include "kernels/device/shard.h"
 
 namespace logitless::cuda {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "head/cuda/layout.h"
 #include "head/head_call.h"
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 
 namespace logitless::cuda {
 

@@ -14,8 +14,8 @@
 #include "core/check.h"
 #include "head/cuda/engine.h"
 #include "head/gathered_vocab.h"
-#include "kernels/device_shard.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/shard.h"
+#include "kernels/device/stream.h"
 #include "math/shard_state.h"
 
 namespace logitless::cuda {

@@ -5,7 +5,7 @@
 #include "head/far_work.h"
 #include "head/gathered_vocab.h"
 #include "kernels/cpu_head.h"
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 #include "math/shard_state.h"
 
 namespace logitless::cuda {

@@ -6,8 +6,8 @@
 
 #include "head/cuda/vocab_ranges.h"
 #include "head/plan_sizes.h"
-#include "kernels/device_kernel.h"
-#include "kernels/device_loss.h"
+#include "kernels/device/kernel.h"
+#include "kernels/device/loss.h"
 #include "logitless/plan.h"
 
 namespace logitless::cuda {
@@ -63,7 +63,7 @@ struct GradientLayout {
   std::size_t hidden_sum = 0;     // f32 [D]
   std::size_t column_sums = 0;    // workspace of sum_columns
 };
-// Buffers of device_far.h. T = far_tile_count(V), G = far_group_count(V), B = P / 256.
+// Buffers of kernels/device/far.h. T = far_tile_count(V), G = far_group_count(V), B = P / 256.
 struct FarLayout {
   // FarArrangement: [G], [V], [V], [V], bf16 [T, D]
   std::size_t groups = 0, arranged_vocab = 0, arranged_positions = 0, arranged_share = 0,

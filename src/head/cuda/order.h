@@ -1,7 +1,7 @@
 // Copies of vocabulary orders in GPU memory.
 #pragma once
 
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 #include "logitless/vocab_order.h"
 
 namespace logitless::cuda {

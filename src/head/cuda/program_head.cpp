@@ -2,8 +2,8 @@
 
 #include "head/cuda/calls.h"
 #include "head/cuda/engine.h"
-#include "kernels/device_index.h"
-#include "kernels/device_loss.h"
+#include "kernels/device/index.h"
+#include "kernels/device/loss.h"
 
 namespace logitless::cuda {
 

@@ -28,9 +28,9 @@
 
 #include "core/check.h"
 #include "head/cuda/engine.h"
-#include "kernels/device_far.h"
-#include "kernels/device_shard.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/far.h"
+#include "kernels/device/shard.h"
+#include "kernels/device/stream.h"
 #include "math/shard_state.h"
 
 namespace logitless::cuda {

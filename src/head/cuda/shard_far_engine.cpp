@@ -4,9 +4,9 @@
 #include "core/check.h"
 #include "head/cuda/engine.h"
 #include "head/vocab_order_access.h"
-#include "kernels/device_shard.h"
-#include "kernels/device_shard_far.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/shard.h"
+#include "kernels/device/shard_far.h"
+#include "kernels/device/stream.h"
 #include "math/shard_state.h"
 
 namespace logitless::cuda {

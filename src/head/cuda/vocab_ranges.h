@@ -16,7 +16,7 @@
 
 #include <array>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 
 namespace logitless::cuda {
 

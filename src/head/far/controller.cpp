@@ -17,7 +17,7 @@
 #include "head/far/replicas.h"
 #include "head/far/shared_order.h"
 #include "head/plan/far_forecast.h"
-#include "kernels/device_order.h"
+#include "kernels/device/order.h"
 
 namespace logitless {
 namespace {

@@ -10,7 +10,7 @@
 #include "head/far/device_order.h"
 #include "head/far/shared_order.h"
 #include "head/shard_plan.h"
-#include "kernels/device_order.h"
+#include "kernels/device/order.h"
 #include "math/lse_state.h"
 
 namespace logitless {

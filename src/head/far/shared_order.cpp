@@ -13,7 +13,7 @@
 #include "head/shard_plan.h"
 #include "head/validate.h"
 #include "head/vocab_order_access.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/stream.h"
 #include "math/shard_state.h"
 
 namespace logitless {

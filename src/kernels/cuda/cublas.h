@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 
 namespace logitless::cuda {
 

@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 
 namespace logitless::cuda {
 namespace {

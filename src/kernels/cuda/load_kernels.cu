@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/device/driver_function.h"
 #include "kernels/cuda/device/kernels_of_file.cuh"
-#include "kernels/device_module.h"
+#include "kernels/device/module.h"
 
 namespace logitless::cuda {
 namespace {

@@ -1,8 +1,9 @@
 // Machine code loaded into the current device.
+#include "kernels/device/module.h"
+
 #include <cuda_runtime_api.h>
 
 #include "core/check.h"
-#include "kernels/device_module.h"
 
 namespace logitless::cuda {
 namespace {

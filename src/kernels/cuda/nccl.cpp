@@ -4,7 +4,7 @@
 #include "core/check.h"
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/dynamic_library.h"
-#include "kernels/device_exchange.h"
+#include "kernels/device/exchange.h"
 
 namespace logitless::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "kernels/cuda/cubin_cache.h"
 #include "kernels/cuda/found_library.h"
-#include "kernels/device_module.h"
+#include "kernels/device/module.h"
 
 namespace logitless::cuda {
 namespace {

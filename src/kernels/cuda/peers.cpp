@@ -1,5 +1,7 @@
 // Copies into the memory of other GPUs of the host. A flag is 1 from when another rank signals it
 // until its rank has seen it. There are no counters, so captured graphs can be relaunched.
+#include "kernels/device/peers.h"
+
 #include <cuda.h>
 #include <unistd.h>
 
@@ -12,8 +14,7 @@
 
 #include "kernels/cuda/device/driver_function.h"
 #include "kernels/cuda/device/error.cuh"
-#include "kernels/device_peers.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/stream.h"
 
 namespace logitless::cuda {
 namespace {

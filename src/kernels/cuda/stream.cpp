@@ -1,6 +1,7 @@
 // Streams, events, captured graphs and pinned memory.
+#include "kernels/device/stream.h"
+
 #include "kernels/cuda/device/error.cuh"
-#include "kernels/device_stream.h"
 
 namespace logitless::cuda {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "compiler/plan/program.h"
-#include "kernels/device_module.h"
+#include "kernels/device/module.h"
 
 namespace logitless::ir {
 

@@ -5,8 +5,8 @@
 #include "compiler/exec/head.h"
 #include "compiler/target/cuda.h"
 #include "core/check.h"
-#include "kernels/device_attention.h"
-#include "kernels/device_index.h"
+#include "kernels/device/attention.h"
+#include "kernels/device/index.h"
 
 namespace logitless::ir {
 

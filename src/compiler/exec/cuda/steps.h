@@ -11,8 +11,8 @@
 #include "compiler/exec/backend.h"
 #include "compiler/exec/cuda/codegen.h"
 #include "compiler/exec/frame.h"
-#include "kernels/device_gemm.h"
-#include "kernels/device_module.h"
+#include "kernels/device/gemm.h"
+#include "kernels/device/module.h"
 #include "logitless/far_field.h"
 
 namespace logitless::ir {

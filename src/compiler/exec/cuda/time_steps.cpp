@@ -1,6 +1,6 @@
 #include "compiler/exec/cuda/time_steps.h"
 
-#include "kernels/device_stream.h"
+#include "kernels/device/stream.h"
 
 namespace logitless::ir {
 namespace {

@@ -6,8 +6,8 @@
 #include "core/check.h"
 #include "head/plan/far_forecast.h"
 #include "kernels/cpu_head.h"
-#include "kernels/device_far.h"
-#include "kernels/device_kernel.h"
+#include "kernels/device/far.h"
+#include "kernels/device/kernel.h"
 
 namespace logitless {
 

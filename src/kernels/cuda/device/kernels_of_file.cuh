@@ -1,4 +1,4 @@
-// Registers the kernels of the .cu file that includes it with load_kernels() (device_module.h).
+// Registers the kernels of the .cu file that includes it with load_kernels() (device/module.h).
 #pragma once
 
 namespace logitless::cuda {

@@ -14,7 +14,7 @@
 #include "kernels/cuda/device/driver_function.h"
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/tile_sizes.h"
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 #include "logitless/dtype.h"
 
 namespace logitless::cuda {

@@ -3,7 +3,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 
 namespace logitless::cuda {
 namespace {

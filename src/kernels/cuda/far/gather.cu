@@ -5,7 +5,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/far/gather.h"
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 
 namespace logitless::cuda {
 namespace {

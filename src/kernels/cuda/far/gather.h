@@ -1,7 +1,7 @@
 // Centroids and means of vocabulary tiles, for the estimates of their masses.
 #pragma once
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 
 namespace logitless::cuda {
 

@@ -8,7 +8,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
-#include "kernels/device_order.h"
+#include "kernels/device/order.h"
 #include "math/mix.h"
 
 namespace logitless::cuda {

@@ -2,7 +2,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device_shard_far.h"
+#include "kernels/device/shard_far.h"
 #include "math/shard_state.h"
 
 namespace logitless::cuda {

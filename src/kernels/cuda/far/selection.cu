@@ -3,7 +3,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/far/selection.cuh"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 #include "math/lse_state.h"
 
 namespace logitless::cuda {

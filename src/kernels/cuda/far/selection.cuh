@@ -1,7 +1,7 @@
 // Selection of the far field's tiles: arguments, and the threshold of a token.
 #pragma once
 
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 
 namespace logitless::cuda {
 

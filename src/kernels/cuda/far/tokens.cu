@@ -8,7 +8,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/far/selection.cuh"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 
 namespace logitless::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // prepare_block: per-token work on a block of logits before its gradient GEMMs.
 //
 // A block is [tokens of a chunk, some vocabulary entries], of exponentials or of gradients
-// (device_gradient.h). The GEMMs take it times a factor per token, and take the targets' gradients
+// (device/gradient.h). The GEMMs take it times a factor per token, and take the targets' gradients
 // apart from it, in fp32. So this computes the factors and the targets' coefficients, and zeroes
 // the targets' elements and the rows of tokens without a target. It also writes the scaled copy of
 // hidden that the GEMM of d_weight reads.
@@ -9,7 +9,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"  // load_kernels() loads this file's kernels
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 #include "math/token_gradient.h"
 
 namespace logitless::cuda {

@@ -8,7 +8,7 @@
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 #include "math/log_prob.h"
 #include "math/lse_state.h"
 #include "math/softcap.h"

@@ -8,9 +8,9 @@
 #include "kernels/cuda/head/forward_sm90.cuh"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/token_kernels.cuh"
-#include "kernels/device_far.h"
-#include "kernels/device_gradient.h"
-#include "kernels/device_order.h"
+#include "kernels/device/far.h"
+#include "kernels/device/gradient.h"
+#include "kernels/device/order.h"
 
 namespace logitless::cuda {
 namespace {

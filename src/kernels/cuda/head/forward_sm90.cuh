@@ -10,7 +10,7 @@
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 #include "math/lse_state.h"
 
 namespace logitless::cuda {

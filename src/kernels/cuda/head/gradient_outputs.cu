@@ -5,7 +5,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"  // load_kernels() loads this file's kernels
 #include "kernels/cuda/device/numbers.cuh"
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 
 namespace logitless::cuda {
 namespace {

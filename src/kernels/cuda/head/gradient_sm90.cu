@@ -5,8 +5,8 @@
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/head/gradient_sm90.cuh"
 #include "kernels/cuda/head/sizes.h"
-#include "kernels/device_far.h"
-#include "kernels/device_gradient.h"
+#include "kernels/device/far.h"
+#include "kernels/device/gradient.h"
 
 namespace logitless::cuda {
 namespace {

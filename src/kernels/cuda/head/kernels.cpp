@@ -3,7 +3,7 @@
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/head/sizes.h"
-#include "kernels/device_kernel.h"
+#include "kernels/device/kernel.h"
 
 namespace logitless::cuda {
 

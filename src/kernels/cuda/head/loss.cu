@@ -5,7 +5,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device_loss.h"
+#include "kernels/device/loss.h"
 #include "math/lse_state.h"
 #include "math/token_gradient.h"
 #include "math/token_loss.h"

@@ -3,7 +3,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device_shard.h"
+#include "kernels/device/shard.h"
 #include "math/log_prob.h"
 #include "math/shard_state.h"
 

@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/device/tile_sizes.h"
-#include "kernels/device_loss.h"
+#include "kernels/device/loss.h"
 
 namespace logitless::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 #include "math/host_device.h"
 
 namespace logitless::cuda {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 #include "math/split_sum.h"
 
 namespace logitless::cuda {

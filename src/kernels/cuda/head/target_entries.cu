@@ -5,7 +5,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 
 namespace logitless::cuda {
 namespace {

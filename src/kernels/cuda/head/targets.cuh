@@ -1,7 +1,7 @@
 // Lookup of tokens' targets.
 #pragma once
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 
 namespace logitless::cuda {
 

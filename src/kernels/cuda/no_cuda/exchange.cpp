@@ -1,7 +1,8 @@
 // Stubs of NCCL and of peer copies for a build without CUDA.
+#include "kernels/device/exchange.h"
+
 #include "core/check.h"
-#include "kernels/device_exchange.h"
-#include "kernels/device_peers.h"
+#include "kernels/device/peers.h"
 
 namespace logitless::cuda {
 namespace {

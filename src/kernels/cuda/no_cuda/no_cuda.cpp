@@ -2,13 +2,13 @@
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/head/sizes.h"
-#include "kernels/device_attention.h"
-#include "kernels/device_far.h"
-#include "kernels/device_loss.h"
-#include "kernels/device_module.h"
-#include "kernels/device_order.h"
-#include "kernels/device_shard.h"
-#include "kernels/device_shard_far.h"
+#include "kernels/device/attention.h"
+#include "kernels/device/far.h"
+#include "kernels/device/loss.h"
+#include "kernels/device/module.h"
+#include "kernels/device/order.h"
+#include "kernels/device/shard.h"
+#include "kernels/device/shard_far.h"
 
 namespace logitless::cuda {
 namespace {

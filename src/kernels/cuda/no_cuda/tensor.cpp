@@ -1,7 +1,7 @@
 // Stubs of the device kernels of compiled programs for a build without CUDA.
 #include "core/check.h"
-#include "kernels/device_gemm.h"
-#include "kernels/device_index.h"
+#include "kernels/device/gemm.h"
+#include "kernels/device/index.h"
 
 namespace logitless::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // Stubs of the device kernels and streams of training for a build without CUDA.
 #include "core/check.h"
-#include "kernels/device_adamw.h"
-#include "kernels/device_stream.h"
+#include "kernels/device/adamw.h"
+#include "kernels/device/stream.h"
 
 namespace logitless::cuda {
 namespace {

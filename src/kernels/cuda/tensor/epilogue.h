@@ -1,7 +1,7 @@
 // Separate epilogue kernels, for epilogues that the library's GEMMs cannot fuse.
 #pragma once
 
-#include "kernels/device_gemm.h"
+#include "kernels/device/gemm.h"
 
 namespace logitless::cuda {
 

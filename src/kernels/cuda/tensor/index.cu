@@ -4,7 +4,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/tensor/element.cuh"
-#include "kernels/device_index.h"
+#include "kernels/device/index.h"
 
 namespace logitless::cuda {
 namespace {

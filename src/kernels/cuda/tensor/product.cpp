@@ -10,7 +10,7 @@
 #include "kernels/cuda/tensor/epilogue.h"
 #include "kernels/cuda/tensor/product_form.h"
 #include "kernels/cuda/tensor/strided_product.h"
-#include "kernels/device_gemm.h"
+#include "kernels/device/gemm.h"
 
 namespace logitless::cuda {
 namespace {

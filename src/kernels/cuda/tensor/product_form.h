@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/device_gemm.h"
+#include "kernels/device/gemm.h"
 
 namespace logitless::cuda {
 

@@ -5,7 +5,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/tensor/element.cuh"
 #include "kernels/cuda/tensor/scatter_positions.h"
-#include "kernels/device_index.h"
+#include "kernels/device/index.h"
 
 namespace logitless::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/device_index.h"
+#include "kernels/device/index.h"
 
 namespace logitless::cuda {
 

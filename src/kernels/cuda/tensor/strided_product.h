@@ -1,7 +1,7 @@
 // GEMM of any strides and dtypes.
 #pragma once
 
-#include "kernels/device_gemm.h"
+#include "kernels/device/gemm.h"
 
 namespace logitless::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/device_adamw.h"
+#include "kernels/device/adamw.h"
 
 namespace logitless::cuda {
 

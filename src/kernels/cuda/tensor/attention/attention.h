@@ -1,7 +1,7 @@
-// Implementations of kernels/device_attention.h. No CUDA headers here.
+// Implementations of kernels/device/attention.h. No CUDA headers here.
 #pragma once
 
-#include "kernels/device_attention.h"
+#include "kernels/device/attention.h"
 
 namespace logitless::cuda {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/device_attention.h"
+#include "kernels/device/attention.h"
 
 namespace logitless::cuda {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 
 namespace logitless::cuda {
 

@@ -110,7 +110,7 @@ struct VocabRanges {
   }
 };
 
-struct FarCall;  // device_far.h
+struct FarCall;  // far.h
 
 // Operands of a chunk's forward. All pointers are of the device. hidden [tokens, dim] and weight
 // [vocab, dim] have rows of contiguous elements; row strides count elements.

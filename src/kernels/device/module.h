@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 
 namespace logitless::cuda {
 

@@ -7,7 +7,7 @@
 // in p - 1 affects them.
 #pragma once
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 
 namespace logitless::cuda {
 

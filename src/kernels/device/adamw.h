@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 
 namespace logitless::cuda {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 #include "logitless/dtype.h"
 
 namespace logitless::cuda {

@@ -5,7 +5,7 @@
 
 #include <span>
 
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 #include "math/far_sample.h"
 #include "math/far_sums.h"
 

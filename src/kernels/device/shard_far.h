@@ -3,7 +3,7 @@
 // selects; call.rows maps its rows to the common ones. Sums run in rank order.
 #pragma once
 
-#include "kernels/device_far.h"
+#include "kernels/device/far.h"
 
 namespace logitless::cuda {
 

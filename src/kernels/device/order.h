@@ -1,8 +1,8 @@
 // Vocabulary orders computed on a GPU (include/logitless/vocab_order.h).
 #pragma once
 
-#include "kernels/device_far.h"
-#include "kernels/device_kernel.h"
+#include "kernels/device/far.h"
+#include "kernels/device/kernel.h"
 
 namespace logitless::cuda {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 
 namespace logitless::cuda {
 

@@ -2,7 +2,7 @@
 // order, so that all ranks get the same bits.
 #pragma once
 
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 
 namespace logitless::cuda {
 

@@ -2,7 +2,7 @@
 // (math/token_gradient.h).
 #pragma once
 
-#include "kernels/device_gradient.h"
+#include "kernels/device/gradient.h"
 #include "math/token_loss.h"
 
 namespace logitless::cuda {

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/device_head.h"
+#include "kernels/device/head.h"
 #include "logitless/dtype.h"
 
 namespace logitless::cuda {
