@@ -159,9 +159,10 @@ class _Flattener:
         return made
 
     def _scan(self, eqn, inputs: list, called: str) -> list | None:
-        """Unrolls a short scan. Returns None for a long one."""
+        """Unrolls a short scan. Returns None for a long one, or one of another form."""
         p, location = eqn.params, called or location_of(eqn.source_info)
-        if p["length"] > _ROUNDS:
+        # Some later versions of JAX do not say how many operands are constants and how many are carried.
+        if p["length"] > _ROUNDS or "num_consts" not in p or "num_carry" not in p:
             return None
         consts, carry, rows = inputs[: p["num_consts"]], inputs[p["num_consts"] :], []
         carry, rows = carry[: p["num_carry"]], carry[p["num_carry"] :]
