@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import autograd
 from .groups import group_of, raise_on_all_ranks, together
-from .run import EAGER, Form, dtypes_of, run_cross_entropy
+from .run import EAGER, dtypes_of, run_cross_entropy
 
 
 def _divisor(options, target, class_weight, token_weight, target_weight) -> Tensor | float:

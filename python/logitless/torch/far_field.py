@@ -22,7 +22,7 @@ from .call import Call, autocast_dtype, check_tensors, checked_call, needs_of, w
 from .dtensor import Spread, local_arguments, spread_of
 from .loss import linear_cross_entropy
 from .ranks import ALL, VocabShard
-from .run import BIAS, EAGER, HIDDEN, WEIGHT
+from .run import EAGER, HIDDEN
 
 # Options of linear_cross_entropy that a far-field step does not support.
 _REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget")
