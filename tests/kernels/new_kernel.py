@@ -1,4 +1,4 @@
-"""Applies the change of docs/adding_a_kernel.md to copies of the files that it names: new_kernel.py OUT
+"""Applies the change of docs/develop/adding_a_kernel.md to copies of the files that it names: new_kernel.py OUT
 
 The copies are written below the folder OUT. It fails where the tree does not have the lines that the change begins
 with, or where the change touches other files than three."""
@@ -18,7 +18,7 @@ def patched(lines, before, after, path):
 
 
 def main(out):
-    page = (ROOT / "docs" / "adding_a_kernel.md").read_text()
+    page = (ROOT / "docs/develop/adding_a_kernel.md").read_text()
     (change,) = re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S)
     files = re.split(r"^--- ", change, flags=re.M)[1:]
     if len(files) != 3:

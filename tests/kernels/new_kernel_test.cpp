@@ -1,5 +1,5 @@
-// Plans with the kernel that docs/adding_a_kernel.md adds to the table. Its three files are all
-// that differ: this program links the tree's other objects.
+// Plans with the kernel that docs/develop/adding_a_kernel.md adds to the table. Its three files are
+// all that differ: this program links the tree's other objects.
 #include <gtest/gtest.h>
 
 #include "kernels/device/kernel.h"

@@ -1,4 +1,4 @@
-"""Tests of docs/guided_change.md: its diffs are lines of the tree, and removing them leaves nothing of the option."""
+"""Tests of docs/develop/guided_change.md: its diffs are lines of the tree, and removing them leaves nothing of the option."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import python_c_api  # noqa: E402
 
-PAGE = ROOT / "docs" / "guided_change.md"
+PAGE = ROOT / "docs/develop/guided_change.md"
 OPTION = "z_loss"
 SECOND_PART = "\n## An option that changes the logits\n"
 GENERATED = {Path("python/logitless/_c_api.py"), Path("python/logitless/torch/loss.pyi")}
