@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda/far_training.h"
-#include "head/far_shards.h"
+#include "head/sharding/far_shards.h"
 #include "kernels/device/order.h"
 #include "support/far_both.h"
 #include "support/far_cases.h"

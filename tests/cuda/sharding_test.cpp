@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "head/sharded.h"
+#include "head/sharding/sharded.h"
 #include "support/mirror.h"
 
 namespace logitless::test {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "head/far_shards.h"
+#include "head/sharding/far_shards.h"
 #include "support/mirror.h"
 #include "support/real_head.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "head/far_shards.h"
+#include "head/sharding/far_shards.h"
 #include "kernels/cpu_head.h"
 #include "math/far_sums.h"
 #include "support/far_both.h"

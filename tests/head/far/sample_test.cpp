@@ -1,7 +1,5 @@
 // Sampling of the far field: d_weight and d_bias have an error in one call, and are exact in the
 // mean over the seeds.
-#include "math/far_sample.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "kernels/cpu_head.h"
+#include "math/far_sample.h"
 #include "support/far_both.h"
 #include "support/far_cases.h"
 

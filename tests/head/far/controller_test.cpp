@@ -1,6 +1,4 @@
 // Decisions of the far field's controller, from made-up statistics: no step is computed.
-#include "head/far_controller.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "head/far/far_controller.h"
 #include "head/plan/far_forecast.h"
 #include "logitless/tensor_file.h"
 #include "support/refusal.h"

@@ -1,7 +1,5 @@
 // far_both against float64: the loss from selected tiles and estimated masses, and its gradients.
 // Also its guarantees and refusals.
-#include "support/far_both.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "kernels/cpu_head.h"
+#include "support/far_both.h"
 #include "support/far_cases.h"
 #include "support/mirror.h"
 #include "support/refusal.h"

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "head/sharded.h"
+#include "head/sharding/sharded.h"
 #include "support/infinite_logits.h"
 #include "support/mirror.h"
 

@@ -1,4 +1,4 @@
-#include "head/far_shards.h"
+#include "head/sharding/far_shards.h"
 
 #include <algorithm>
 #include <numeric>

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "head/far_shards.h"
-#include "head/far_training.h"
+#include "head/far/far_training.h"
+#include "head/sharding/far_shards.h"
 #include "support/temp_dir.h"
 
 namespace logitless::test {

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "head/sharded.h"
+#include "head/sharding/sharded.h"
 #include "support/mirror.h"
 
 namespace logitless::test {

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "head/far_training.h"
+#include "head/far/far_training.h"
 #include "support/problem.h"
 #include "support/temp_dir.h"
 

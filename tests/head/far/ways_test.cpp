@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
+#include "head/far/far_controller.h"
 #include "head/far/plans.h"
-#include "head/far_controller.h"
 
 namespace logitless::test {
 namespace {

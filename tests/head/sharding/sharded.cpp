@@ -1,4 +1,4 @@
-#include "head/sharded.h"
+#include "head/sharding/sharded.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "head/plan/choose.h"
-#include "head/sharded.h"
+#include "head/sharding/sharded.h"
 #include "support/mirror.h"
 
 namespace logitless::test {

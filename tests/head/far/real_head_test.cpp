@@ -1,6 +1,8 @@
 // The far field on heads of a trained language model, at the default tau: the table of
 // docs/far_field.md. Order and averages come from other tokens. The files are in
 // LOGITLESS_DATA_DIR; the tests are skipped without them.
+#include "support/real_head.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include <string>
 
 #include "support/mirror.h"
-#include "support/real_head.h"
 
 namespace logitless::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "head/sharded.h"
+#include "head/sharding/sharded.h"
 #include "support/mirror.h"
 
 namespace logitless::test {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "head/sharded.h"
+#include "head/sharding/sharded.h"
 #include "support/far_problem.h"
 
 namespace logitless::test {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "head/far_shards.h"
+#include "head/sharding/far_shards.h"
 #include "kernels/cpu_head.h"
 #include "support/far_both.h"
 #include "support/far_cases.h"

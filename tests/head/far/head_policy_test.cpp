@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "head/far_training.h"
+#include "head/far/far_training.h"
 #include "logitless/tensor_file.h"
 #include "support/refusal.h"
 #include "support/temp_dir.h"
