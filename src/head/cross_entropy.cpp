@@ -1,7 +1,6 @@
 #include "logitless/cross_entropy.h"
 
 #include <cmath>
-#include <vector>
 
 #include "core/check.h"
 #include "head/cpu/calls.h"
@@ -88,9 +87,9 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
 }
 
 void require_own_memory(const CrossEntropyInputs& in, const CrossEntropyOutputs& out) {
-  std::vector<NamedView> outputs, inputs;
-  each_loss_output(listed_in(outputs), out);
-  each_loss_input(listed_in(inputs), in);
+  NamedViews outputs, inputs;
+  each_loss_output(outputs.adder(), out);
+  each_loss_input(inputs.adder(), in);
   require_apart(outputs, inputs);
 }
 

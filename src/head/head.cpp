@@ -96,18 +96,18 @@ HeadFeatures backward_features(const HeadOptions& options, const HeadInputs& in,
 // a forward that uses its memory.
 void require_own_memory(const HeadInputs& in, const HeadOutputs& out,
                         const ConstTensorView& d_weight = {}) {
-  std::vector<NamedView> outputs, inputs;
-  each_head_output(listed_in(outputs), out);
-  each_head_input(listed_in(inputs), in);
-  inputs.push_back({"d_weight", d_weight});
+  NamedViews outputs, inputs;
+  each_head_output(outputs.adder(), out);
+  each_head_input(inputs.adder(), in);
+  inputs.add({"d_weight", d_weight});
   require_apart(outputs, inputs);
 }
 
 void require_own_memory(const HeadInputs& in, const HeadCotangents& g, const HeadGradients& to) {
-  std::vector<NamedView> outputs, inputs;
-  each_head_gradient(listed_in(outputs), to);
-  each_head_input(listed_in(inputs), in);
-  each_head_cotangent(listed_in(inputs, "cotangent of "), g);
+  NamedViews outputs, inputs;
+  each_head_gradient(outputs.adder(), to);
+  each_head_input(inputs.adder(), in);
+  each_head_cotangent(inputs.adder("cotangent of "), g);
   require_apart(outputs, inputs);
 }
 

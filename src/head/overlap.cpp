@@ -20,7 +20,7 @@ bool certainly_share(const ConstTensorView& a, const ConstTensorView& b) {
   return first(a).meets(first(b));
 }
 
-void check(const NamedView& output, const NamedView& other) {
+void check_pair(const NamedView& output, const NamedView& other) {
   require(!certainly_share(output.view, other.view), output.prefix, output.name, ": ",
           describe(output.view), " shares memory with ", other.prefix, other.name, ", ",
           describe(other.view), "; an output needs memory of its own");
@@ -31,8 +31,8 @@ void check(const NamedView& output, const NamedView& other) {
 void require_apart(std::span<const NamedView> outputs, std::span<const NamedView> inputs) {
   for (std::size_t a = 0; a < outputs.size(); ++a) {
     if (!outputs[a].view.defined()) continue;
-    for (const NamedView& input : inputs) check(outputs[a], input);
-    for (const NamedView& other : outputs.subspan(a + 1)) check(outputs[a], other);
+    for (const NamedView& input : inputs) check_pair(outputs[a], input);
+    for (const NamedView& other : outputs.subspan(a + 1)) check_pair(outputs[a], other);
   }
 }
 

@@ -1,11 +1,13 @@
 // Detection of outputs that share memory with inputs or with each other.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <initializer_list>
 #include <span>
 #include <string_view>
-#include <vector>
 
+#include "core/check.h"
 #include "logitless/tensor_view.h"
 
 namespace logitless {
@@ -16,12 +18,27 @@ struct NamedView {
   std::string_view prefix = {};  // of the name
 };
 
-// A visitor of tensor_roles.h that lists the views of a call.
-inline auto listed_in(std::vector<NamedView>& views, std::string_view prefix = {}) {
-  return [&views, prefix](std::string_view name, const ConstTensorView& view) {
-    views.push_back({name, view, prefix});
-  };
-}
+// The views of a call, without an allocation.
+class NamedViews {
+ public:
+  // Returns a visitor of tensor_roles.h that adds the views.
+  auto adder(std::string_view prefix = {}) {
+    return [this, prefix](std::string_view name, const ConstTensorView& view) {
+      add({name, view, prefix});
+    };
+  }
+  void add(const NamedView& view) {
+    check(count_ < views_.size(), "more views than a call has");
+    views_[count_++] = view;
+  }
+  operator std::span<const NamedView>() const {  // NOLINT: implicit on purpose
+    return {views_.data(), count_};
+  }
+
+ private:
+  std::array<NamedView, 16> views_;
+  std::size_t count_ = 0;
+};
 
 // Throws InvalidArgument naming both tensors when an output certainly shares memory with an input
 // or another output. Two contiguous views share if their ranges overlap. Other views share if their

@@ -135,16 +135,17 @@ struct HiddenGradientSink {
   bool accumulate = false;
 };
 
-// Gradient of the logits before scale, in which scale factors are folded into the row coefficients:
-//   da_ij = (e_ij * (linear_i + slope_i * log2 e_ij) + flat_i * omega_j) * (1 - (z_ij / c)^2)
+// Gradient of the logits before scale, with the coefficients of math/token_gradient.h relative to
+// e_ij instead of p_ij, and with scale factors folded in:
+//   da_ij = (e_ij * (alpha_i + beta_i * log2 e_ij) + gamma_i * omega_j) * (1 - (z_ij / c)^2)
 //   e_ij = exp2(z_ij log2(e) - exponent_i)
 // At targets da is coefficient[slot].
 struct BackwardChunk : ChunkCommon {
   const float* exponent = nullptr;  // [tokens]
-  const float* linear = nullptr;    // [tokens]
-  const float* slope = nullptr;     // [tokens] or null: 0. Needs logits, so no saved exponentials
+  const float* alpha = nullptr;     // [tokens]
+  const float* beta = nullptr;      // [tokens] or null: 0. Needs logits, so no saved exponentials
   // [tokens] or null: 0. With a softcap it needs logits, too
-  const float* flat = nullptr;
+  const float* gamma = nullptr;
   const float* coefficient = nullptr;  // [tokens * K]
   bool stored = false;  // forward saved exp(z) of the first sizes.stored_vocab entries
   bool apart = false;   // the last forward was of other tokens: scratch holds nothing of these
@@ -194,7 +195,7 @@ struct FarForwardChunk : ForwardChunk {
 // Backward of a chunk whose forward saved its tile masses P_iJ. A tile is selected for a block of
 // far_row_block tokens when P_iJ > tau for one of them. Selected tiles are computed exactly. Of
 // skipped tiles, the mass times the centroid goes to d_hidden, and times share to d_weight and
-// d_bias. `flat` is applied to the full vocabulary at once; coefficients must leave it out.
+// d_bias. `gamma` is applied to the full vocabulary at once; coefficients must leave it out.
 struct FarBackwardChunk : BackwardChunk {
   TilePoints points;
   bool preselected = false;  // far_forward has selected the tiles
@@ -231,7 +232,7 @@ inline constexpr std::int32_t kFarClasses = 64, kFarPositions = 1024;
 inline constexpr std::int32_t kFarKeys = kFarClasses * kFarPositions + 2;
 struct FarKeys : ChunkCommon {
   float tau = 0.0f;
-  const float* linear = nullptr;      // as in far_backward; null: masses are far_estimate's, with
+  const float* alpha = nullptr;       // as in far_backward; null: masses are far_estimate's, with
   const float* caution = nullptr;     // this caution, TilePoints::log2_caution
   const float* log2_total = nullptr;  // [tokens]
   std::int32_t* keys = nullptr;       // [tokens], out

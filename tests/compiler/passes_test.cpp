@@ -101,7 +101,7 @@ std::string explained(const std::string& name, CompileOptions options = {}) {
 TEST(Phases, OneWhereTheCotangentIsAFactor) {
   const std::string text = explained("squared");
   EXPECT_NE(text.find(", 1 phase;"), std::string::npos) << text;
-  EXPECT_NE(text.find("cotangent of 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("upstream gradient of 1"), std::string::npos) << text;
 }
 
 TEST(Phases, TwoWhereAllChunksAreWaitedFor) {

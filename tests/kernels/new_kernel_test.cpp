@@ -44,7 +44,8 @@ TEST(NewKernel, HasChunksAndBlocksInItsTiles) {
   EXPECT_LE(plan.workspace_bytes(), 40_MiB);
   EXPECT_LT(plan.block_vocab, kShape.vocab);
   EXPECT_EQ(plan.block_vocab % 128, 0);
-  EXPECT_EQ(plan.chunk_tokens % 128, 0);
+  EXPECT_TRUE(plan.chunk_tokens == kShape.tokens || plan.chunk_tokens % 128 == 0)
+      << plan.chunk_tokens;
 }
 
 TEST(NewKernel, TakesWhatItsRowSays) {

@@ -25,7 +25,9 @@ std::string region_text(const ir::ChunkedRegion& r) {
   if (r.extra_work > 1e-4)
     text += concat("; ", fixed(100.0 * r.extra_work, 1), " % more multiply-adds");
   if (r.unit_cotangents)
-    text += "\n    gradients are computed for a tangent of 1 and multiplied by it at the end";
+    text +=
+        "\n    gradients are computed for an upstream gradient of 1 and multiplied by it at the "
+        "end";
   for (const std::string& b : r.boundaries) text += "\n    boundary: " + b;
   return text + "\n";
 }

@@ -269,15 +269,15 @@ void Engine::set_coefficients_of_tokens(const ForwardChunk& chunk, const ChunkTo
   if (exchanges_tokens()) exchange_coefficients(chunk);
   // Kernels read full panels, so the padding after the last token has an exponent that makes its
   // exponentials 0.
-  float* const linear = at<float>(layout_.linear);
-  float* const slope = plan_.features.entropy_gradient ? at<float>(layout_.slope) : nullptr;
-  float* const flat = plan_.features.label_smoothing ? at<float>(layout_.flat) : nullptr;
+  float* const alpha = at<float>(layout_.alpha);
+  float* const beta = plan_.features.entropy_gradient ? at<float>(layout_.beta) : nullptr;
+  float* const gamma = plan_.features.label_smoothing ? at<float>(layout_.gamma) : nullptr;
   const std::int64_t end = std::min(round_up(chunk.tokens, 64) + 64, sizes_.tokens + 64);
   for (std::int64_t t = chunk.tokens; t < end; ++t) {
     chunk.exponent[t] = static_cast<float>(kMostExponent);
-    linear[t] = 0.0f;
-    if (slope != nullptr) slope[t] = 0.0f;
-    if (flat != nullptr) flat[t] = 0.0f;
+    alpha[t] = 0.0f;
+    if (beta != nullptr) beta[t] = 0.0f;
+    if (gamma != nullptr) gamma[t] = 0.0f;
   }
 }
 
@@ -297,11 +297,11 @@ void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
   // The kernel multiplies beta by log2 of its exponentials, which stay bounded for large logits.
   const double alpha =
       g.beta == 0.0 ? g.alpha : g.alpha + g.beta * kLn2 * static_cast<double>(chunk.exponent[t]);
-  at<float>(layout_.linear)[t] = static_cast<float>(alpha * inverse);
+  at<float>(layout_.alpha)[t] = static_cast<float>(alpha * inverse);
   if (plan_.features.entropy_gradient)
-    at<float>(layout_.slope)[t] = static_cast<float>(g.beta * kLn2 * inverse);
+    at<float>(layout_.beta)[t] = static_cast<float>(g.beta * kLn2 * inverse);
   if (plan_.features.label_smoothing)
-    at<float>(layout_.flat)[t] = static_cast<float>(g.gamma * scale);
+    at<float>(layout_.gamma)[t] = static_cast<float>(g.gamma * scale);
   if (far()) {
     // The kernel adds gamma to all entries, including targets.
     g.gamma = 0.0;
@@ -329,9 +329,9 @@ void Engine::backward(const ForwardChunk& forward, const ChunkTokens& tokens, bo
   BackwardChunk chunk;
   static_cast<ChunkCommon&>(chunk) = forward;
   chunk.exponent = forward.exponent;
-  chunk.linear = at<float>(layout_.linear);
-  if (plan_.features.entropy_gradient) chunk.slope = at<float>(layout_.slope);
-  if (plan_.features.label_smoothing) chunk.flat = at<float>(layout_.flat);
+  chunk.alpha = at<float>(layout_.alpha);
+  if (plan_.features.entropy_gradient) chunk.beta = at<float>(layout_.beta);
+  if (plan_.features.label_smoothing) chunk.gamma = at<float>(layout_.gamma);
   chunk.coefficient = at<float>(layout_.coefficient);
   chunk.stored = forward.store;
   if (plan_.features.d_hidden && sharded()) {

@@ -180,7 +180,7 @@ class Engine {
   // Sorting of tokens by their selected tiles (far_order.cpp): from the order of a chunk to that of
   // its blocks, and back.
   enum class Way : std::uint8_t { to_blocks, back };
-  void sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const float* linear,
+  void sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const float* alpha,
                      const float* caution) const;
   void order_blocks(const BackwardChunk& chunk, std::int64_t first) const;
   void move_rows(const ChunkCommon& chunk, std::int64_t first, Way way) const;

@@ -29,14 +29,14 @@ void Engine::move_rows(const ChunkCommon& chunk, std::int64_t first, Way way) co
   sort_chunk_targets(chunk);
 }
 
-// Sorts by masses of the forward, given `linear`, or by estimates. Moves rows, targets and masses;
+// Sorts by masses of the forward, given `alpha`, or by estimates. Moves rows, targets and masses;
 // the caller moves other per-token data.
-void Engine::sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const float* linear,
+void Engine::sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const float* alpha,
                            const float* caution) const {
   FarKeys keys;
   static_cast<ChunkCommon&>(keys) = chunk;
   keys.tau = plan_.tau;
-  keys.linear = linear;
+  keys.alpha = alpha;
   keys.caution = caution;
   keys.log2_total = at<float>(layout_.far.log2_total);
   keys.keys = at<std::int32_t>(layout_.far.keys);
@@ -59,11 +59,11 @@ void Engine::order_blocks(const BackwardChunk& chunk, std::int64_t first) const 
   const bool chosen = plan_.kind == PlanKind::far_both;
   if (chosen && !sharded()) return;
   chosen ? move_rows(chunk, first, Way::to_blocks)
-         : sort_by_tiles(chunk, first, chunk.linear, nullptr);
+         : sort_by_tiles(chunk, first, chunk.alpha, nullptr);
   for (const std::size_t of :
-       {layout_.exponent, layout_.sum, layout_.linear, layout_.far.log2_total})
+       {layout_.exponent, layout_.sum, layout_.alpha, layout_.far.log2_total})
     move(at<float>(of), chunk.tokens, Way::to_blocks);
-  if (chunk.flat != nullptr) move(at<float>(layout_.flat), chunk.tokens, Way::to_blocks);
+  if (chunk.gamma != nullptr) move(at<float>(layout_.gamma), chunk.tokens, Way::to_blocks);
   for (const std::size_t of : {layout_.target_logit, layout_.coefficient})
     move(at<float>(of), chunk.tokens, Way::to_blocks, plan_.features.targets_per_token);
 }

@@ -202,9 +202,9 @@ void Engine::backward_block(const SliceBlock& block, std::int64_t first, std::in
     return values;
   };
   chunk.exponent = part(layout.exponent, layout_.exponent, kMostExponent);
-  chunk.linear = part(layout.linear, layout_.linear);
-  if (features.entropy_gradient) chunk.slope = part(layout.slope, layout_.slope);
-  if (features.label_smoothing) chunk.flat = part(layout.flat, layout_.flat);
+  chunk.alpha = part(layout.alpha, layout_.alpha);
+  if (features.entropy_gradient) chunk.beta = part(layout.beta, layout_.beta);
+  if (features.label_smoothing) chunk.gamma = part(layout.gamma, layout_.gamma);
   chunk.coefficient = at<float>(layout_.coefficient) + first * features.targets_per_token;
   chunk.apart = true;
 

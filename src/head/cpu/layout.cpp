@@ -51,9 +51,9 @@ GatheredLayout gathered_layout(const HeadShape& shape, const HeadFeatures& featu
   out.outside = take(backward && features.d_hidden ? tokens * 8 : 0);
   out.exponent = floats(true);
   out.sum = floats(true);
-  out.linear = floats(backward);
-  out.slope = floats(backward && features.entropy_gradient);
-  out.flat = floats(backward && features.label_smoothing);
+  out.alpha = floats(backward);
+  out.beta = floats(backward && features.entropy_gradient);
+  out.gamma = floats(backward && features.label_smoothing);
   out.entropy = take(features.entropy ? tokens * 8 : 0);
   out.weighted = take(features.label_smoothing ? tokens * 8 : 0);
   out.argmax = take(features.argmax ? tokens * 4 : 0);
@@ -97,9 +97,9 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
 
   out.sum = take(tokens * 4);
   out.exponent = take((tokens + kPanelPadding) * 4);
-  out.linear = take(backward ? (tokens + kPanelPadding) * 4 : 0);
-  out.slope = take(backward && features.entropy_gradient ? (tokens + kPanelPadding) * 4 : 0);
-  out.flat = take(backward && features.label_smoothing ? (tokens + kPanelPadding) * 4 : 0);
+  out.alpha = take(backward ? (tokens + kPanelPadding) * 4 : 0);
+  out.beta = take(backward && features.entropy_gradient ? (tokens + kPanelPadding) * 4 : 0);
+  out.gamma = take(backward && features.label_smoothing ? (tokens + kPanelPadding) * 4 : 0);
   out.entropy = take(features.entropy ? tokens * 8 : 0);
   out.weighted = take(features.label_smoothing ? tokens * 8 : 0);
   out.argmax = take(features.argmax ? tokens * 4 : 0);
@@ -116,9 +116,9 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
   if (sizes.weight_vocab > 0) {
     const std::int64_t all = shape.tokens * features.targets_per_token;
     out.saved.exponent = take(shape.tokens * 4);
-    out.saved.linear = take(shape.tokens * 4);
-    out.saved.slope = take(features.entropy_gradient ? shape.tokens * 4 : 0);
-    out.saved.flat = take(features.label_smoothing ? shape.tokens * 4 : 0);
+    out.saved.alpha = take(shape.tokens * 4);
+    out.saved.beta = take(features.entropy_gradient ? shape.tokens * 4 : 0);
+    out.saved.gamma = take(features.label_smoothing ? shape.tokens * 4 : 0);
     out.saved.coefficient = take(all * 4);
     out.saved.vocab_ids = take(all * 4);
     out.saved.places = take(chunk_slots * 4);

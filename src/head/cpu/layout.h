@@ -70,12 +70,12 @@ struct GatheredLayout {
   std::size_t outside = 0;  // i64 [C]: 0, 1, 2, ...: rows of sums of d_hidden
   // Buffers of a chunk and one rank's rows of a slice: outputs of the forward kernel, then inputs
   // of its backward
-  std::size_t exponent = 0, sum = 0, linear = 0, slope = 0, flat = 0;  // f32 [C + panel]
-  std::size_t entropy = 0, weighted = 0;                               // f64 [C]
-  std::size_t argmax = 0, best = 0;                                    // i32 [C], f32 [C]
-  std::size_t wide = 0;                                                // ExactSum [C]
-  std::size_t logit_weights = 0;                                       // f32 [B]
-  std::size_t slice = 0;                                               // [G] of SliceLayout
+  std::size_t exponent = 0, sum = 0, alpha = 0, beta = 0, gamma = 0;  // f32 [C + panel]
+  std::size_t entropy = 0, weighted = 0;                              // f64 [C]
+  std::size_t argmax = 0, best = 0;                                   // i32 [C], f32 [C]
+  std::size_t wide = 0;                                               // ExactSum [C]
+  std::size_t logit_weights = 0;                                      // f32 [B]
+  std::size_t slice = 0;                                              // [G] of SliceLayout
   std::size_t sums = 0;       // [G] of SliceSums: sent to all ranks
   std::size_t received = 0;   // [G] of SliceSums: from all ranks; reuses the slice
   std::size_t whole = 0;      // bytes of full_slice
@@ -84,18 +84,18 @@ struct GatheredLayout {
 };
 // Data of all N tokens that is saved for a separate computation of d_weight.
 struct SavedLayout {
-  std::size_t exponent = 0, linear = 0, slope = 0, flat = 0;  // f32 [N]
-  std::size_t coefficient = 0;                                // f32 [N K]
-  std::size_t vocab_ids = 0;                                  // i32 [N K]
+  std::size_t exponent = 0, alpha = 0, beta = 0, gamma = 0;  // f32 [N]
+  std::size_t coefficient = 0;                               // f32 [N K]
+  std::size_t vocab_ids = 0;                                 // i32 [N K]
   std::size_t places = 0;  // i32 [C K]: indices of the targets in the current block
 };
 struct Layout {
   std::size_t rows = 0;           // int64 [tokens]: rows of hidden that are not ignored
   std::size_t exponent = 0;       // f32 [C]
   std::size_t sum = 0;            // f32 [C]
-  std::size_t linear = 0;         // f32 [C]
-  std::size_t slope = 0;          // f32 [C]
-  std::size_t flat = 0;           // f32 [C]
+  std::size_t alpha = 0;          // f32 [C]
+  std::size_t beta = 0;           // f32 [C]
+  std::size_t gamma = 0;          // f32 [C]
   std::size_t entropy = 0;        // f64 [C]
   std::size_t weighted = 0;       // f64 [C]
   std::size_t argmax = 0;         // i32 [C]

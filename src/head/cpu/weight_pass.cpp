@@ -15,9 +15,9 @@ void Engine::keep_coefficients(const ForwardChunk& chunk, std::int64_t first) co
     std::copy_n(at<std::int32_t>(from), chunk.tokens * each, at<std::int32_t>(to) + first * each);
   };
   keep(layout_.exponent, saved.exponent, 1);
-  keep(layout_.linear, saved.linear, 1);
-  if (plan_.features.entropy_gradient) keep(layout_.slope, saved.slope, 1);
-  if (plan_.features.label_smoothing) keep(layout_.flat, saved.flat, 1);
+  keep(layout_.alpha, saved.alpha, 1);
+  if (plan_.features.entropy_gradient) keep(layout_.beta, saved.beta, 1);
+  if (plan_.features.label_smoothing) keep(layout_.gamma, saved.gamma, 1);
   keep(layout_.coefficient, saved.coefficient, per_token);
   keep(layout_.vocab_ids, saved.vocab_ids, per_token);
 }
@@ -60,9 +60,9 @@ void Engine::weight_of_vocab(std::int64_t vocab_begin, std::int64_t vocab_count,
     return values;
   };
   chunk.exponent = part(saved.exponent, layout_.exponent, kMostExponent);
-  chunk.linear = part(saved.linear, layout_.linear);
-  if (plan_.features.entropy_gradient) chunk.slope = part(saved.slope, layout_.slope);
-  if (plan_.features.label_smoothing) chunk.flat = part(saved.flat, layout_.flat);
+  chunk.alpha = part(saved.alpha, layout_.alpha);
+  if (plan_.features.entropy_gradient) chunk.beta = part(saved.beta, layout_.beta);
+  if (plan_.features.label_smoothing) chunk.gamma = part(saved.gamma, layout_.gamma);
   chunk.coefficient = at<float>(saved.coefficient) + first * per_token;
   chunk.apart = true;
   chunk.d_weight = weight_sink(first_chunk, last_chunk);

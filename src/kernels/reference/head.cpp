@@ -113,10 +113,11 @@ double logit_gradient(const BackwardChunk& chunk, std::int64_t token, std::int64
   const double z = logit(chunk, token, vocab_id);
   const double bits = z * kLog2E - chunk.exponent[token];
   const double e = std::exp2(bits);
-  double g = e == 0.0 ? 0.0 : e * chunk.linear[token];
-  if (chunk.slope != nullptr && e != 0.0) g += e * chunk.slope[token] * bits;
-  if (chunk.flat != nullptr)
-    g += chunk.flat[token] * (chunk.logit_weights == nullptr ? 1.0 : chunk.logit_weights[vocab_id]);
+  double g = e == 0.0 ? 0.0 : e * chunk.alpha[token];
+  if (chunk.beta != nullptr && e != 0.0) g += e * chunk.beta[token] * bits;
+  if (chunk.gamma != nullptr)
+    g +=
+        chunk.gamma[token] * (chunk.logit_weights == nullptr ? 1.0 : chunk.logit_weights[vocab_id]);
   return g * softcap_slope(z, static_cast<double>(chunk.features->softcap));
 }
 

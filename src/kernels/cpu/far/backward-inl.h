@@ -27,8 +27,8 @@ HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
 inline PanelCoefficients CoefficientsAt(const BackwardChunk& chunk, std::int64_t token) {
-  return {chunk.exponent + token, chunk.linear + token,
-          chunk.slope == nullptr ? nullptr : chunk.slope + token, nullptr};
+  return {chunk.exponent + token, chunk.alpha + token,
+          chunk.beta == nullptr ? nullptr : chunk.beta + token, nullptr};
 }
 
 // Computes d_hidden of the skipped tiles, and the gradient of each tile as one point: tile_gradient
@@ -135,12 +135,12 @@ void NormalizeSampled(const FarBackwardChunk& chunk, std::int64_t first,
     for (std::int64_t t = 0; t < kPanel; ++t) sums[t] += g[r * kPanel + t];
   for (std::int64_t t = 0; t < kPanel; ++t) {
     const std::int64_t token = first + t;
-    if (token >= chunk.tokens || chunk.linear[token] == 0.0f) {
+    if (token >= chunk.tokens || chunk.alpha[token] == 0.0f) {
       sums[t] = 1.0f;
       continue;
     }
-    const float alpha =  // linear is relative to 2^exponent
-        chunk.linear[token] * std::exp2(chunk.log2_total[token] - chunk.exponent[token]);
+    const float alpha =  // chunk.alpha is relative to 2^exponent
+        chunk.alpha[token] * std::exp2(chunk.log2_total[token] - chunk.exponent[token]);
     const float exact = sums[t] / alpha, estimated = far[t] / alpha;
     const auto off = static_cast<double>(exact - estimated);
     found.add({1.0, off * off, static_cast<double>(exact)});
@@ -211,7 +211,7 @@ void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory
 // Phase 1 of one tile: all gradients of its vocabulary entries.
 template <class Engine>
 void NearTile(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
-              std::int64_t block_tile, float flat_total, int thread) {
+              std::int64_t block_tile, float gamma_total, int thread) {
   [[maybe_unused]] const typename Engine::Session session;
   using Element = typename Engine::Element;
   constexpr std::int64_t kPanel = Engine::kPanel;
@@ -233,7 +233,7 @@ void NearTile(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, st
   if (chunk.d_bias != nullptr) {
     for (std::int64_t r = 0; r < vocab_count; ++r) {
       chunk.d_bias[vocab_begin + r] += share[r] * memory.tile_sum()[tile];
-      if (chunk.flat != nullptr) chunk.d_bias[vocab_begin + r] += logit_weights(r) * flat_total;
+      if (chunk.gamma != nullptr) chunk.d_bias[vocab_begin + r] += logit_weights(r) * gamma_total;
     }
     for (const SparseEntry* e = entries; e != entries_end; ++e)
       chunk.d_bias[e->vocab_id] += chunk.coefficient[e->slot];
@@ -257,8 +257,8 @@ void NearTile(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, st
       for (std::int64_t r = 0; r < vocab_count; ++r) {
         float* to = c + r * layout.column_block;
         AddScaled(memory.tile_gradient(tile) + column, columns, share[r], to);
-        if (chunk.flat != nullptr)
-          AddScaled(memory.flat_hidden() + column, columns, logit_weights(r), to);
+        if (chunk.gamma != nullptr)
+          AddScaled(memory.gamma_hidden() + column, columns, logit_weights(r), to);
       }
       for (const SparseEntry* e = entries; e != entries_end; ++e) {
         AddRow(chunk.hidden, e->token, column, columns, chunk.coefficient[e->slot],
@@ -310,7 +310,7 @@ void FinishFarHidden(const FarBackwardChunk& chunk, const FarMemory<Engine>& mem
   const std::int64_t end = std::min<std::int64_t>(first + Engine::kPanel, chunk.tokens);
   for (std::int64_t t = first; t < end; ++t) {
     float* row = memory.d_hidden(t);
-    if (chunk.flat != nullptr) AddScaled(chunk.points.weighted_total, dim, chunk.flat[t], row);
+    if (chunk.gamma != nullptr) AddScaled(chunk.points.weighted_total, dim, chunk.gamma[t], row);
     AddTargets(chunk, t, row);
     chunk.norm_squared[t] = static_cast<double>(SquaredDistance(row, nullptr, dim));
     if (chunk.audit_row != nullptr && chunk.audit_row[t] >= 0) {
@@ -328,7 +328,7 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
   const bool d_hidden = chunk.d_hidden.data != nullptr;
   std::fill_n(chunk.bound, chunk.tokens, 0.0f);
   if (!chunk.preselected) {
-    MarkTiles(chunk, memory, chunk.tau, chunk.linear, chunk.log2_total, nullptr);
+    MarkTiles(chunk, memory, chunk.tau, chunk.alpha, chunk.log2_total, nullptr);
     KeepAllOfMany(memory, chunk.most_selected);
     RemoveTargets(chunk, memory);
   }
@@ -336,13 +336,13 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
   *chunk.pairs += layout.tiles * memory.blocks;
   PackForBackward(chunk, memory);
 
-  float flat_total = 0.0f;
-  if (chunk.flat != nullptr) {
-    for (std::int64_t t = 0; t < chunk.tokens; ++t) flat_total += chunk.flat[t];
+  float gamma_total = 0.0f;
+  if (chunk.gamma != nullptr) {
+    for (std::int64_t t = 0; t < chunk.tokens; ++t) gamma_total += chunk.gamma[t];
     if (chunk.d_weight.data != nullptr) {
-      std::memset(memory.flat_hidden(), 0, static_cast<std::size_t>(chunk.shape.dim) * 4);
+      std::memset(memory.gamma_hidden(), 0, static_cast<std::size_t>(chunk.shape.dim) * 4);
       for (std::int64_t t = 0; t < chunk.tokens; ++t)
-        AddRow(chunk.hidden, t, 0, chunk.shape.dim, chunk.flat[t], memory.flat_hidden());
+        AddRow(chunk.hidden, t, 0, chunk.shape.dim, chunk.gamma[t], memory.gamma_hidden());
     }
   }
   FarGemms(chunk, memory);
@@ -365,7 +365,7 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
     }
     memory.pair_begin()[tiles] = pairs;
     parallel_for(chunk.threads, tiles, [&](std::int64_t t, int thread) {
-      NearTile(chunk, memory, first + t, t, flat_total, thread);
+      NearTile(chunk, memory, first + t, t, gamma_total, thread);
     });
     for (std::int64_t t = 0; chunk.preselected && t < tiles; ++t)
       chunk.of_sample->add(memory.of_sample()[t]);

@@ -52,7 +52,7 @@ class FarMemory : public ChunkMemory<Engine> {
     return this->template at<float>(layout.tile_gradient) + tile * layout.dim_n;
   }
   float* tile_sum() const { return this->template at<float>(layout.tile_sum); }
-  float* flat_hidden() const { return this->template at<float>(layout.flat_hidden); }
+  float* gamma_hidden() const { return this->template at<float>(layout.gamma_hidden); }
   typename Engine::Element* squares(std::int64_t panel) const {
     return this->template at<typename Engine::Element>(layout.squares) +
            panel * kPanel * layout.dim_k;
@@ -72,10 +72,10 @@ class FarMemory : public ChunkMemory<Engine> {
 };
 
 // Writes the threshold codes, tau of each token's total: a mass above selects its tile. Tokens with
-// linear 0 select nothing (`linear` null: no such tokens).
+// alpha 0 select nothing (`alpha` null: no such tokens).
 template <class Engine>
 void SetThresholds(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float tau,
-                   const float* linear, const float* log2_total) {
+                   const float* alpha, const float* log2_total) {
   const Layout& layout = memory.layout;
   const float log2_tau = std::log2(tau);
   parallel_for(chunk.threads, layout.segments, [&](std::int64_t segment, int) {
@@ -83,7 +83,7 @@ void SetThresholds(const ChunkCommon& chunk, const FarMemory<Engine>& memory, fl
     std::uint16_t* threshold = memory.threshold(segment);
     for (std::int64_t t = 0; t < memory.tokens; ++t) {
       std::int32_t code = kMassTop;
-      if (t < chunk.tokens && (linear == nullptr || linear[t] != 0.0f) && base[t] > -INFINITY) {
+      if (t < chunk.tokens && (alpha == nullptr || alpha[t] != 0.0f) && base[t] > -INFINITY) {
         const float steps = (log2_total[t] + log2_tau - base[t]) * kMassSteps;
         // A mass too large for the codes is selected; a NaN selects nothing.
         code = steps >= static_cast<float>(kMassTop - 1 - kMassBase) ? kMassTop - 1
@@ -111,9 +111,9 @@ inline int WithCaution(std::uint16_t code, int caution) {
 // token's threshold.
 template <class Engine>
 void MarkTiles(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float tau,
-               const float* linear, const float* log2_total, const float* log2_caution) {
+               const float* alpha, const float* log2_total, const float* log2_caution) {
   const Layout& layout = memory.layout;
-  SetThresholds(chunk, memory, tau, linear, log2_total);
+  SetThresholds(chunk, memory, tau, alpha, log2_total);
   parallel_for(chunk.threads, layout.tiles, [&](std::int64_t tile, int) {
     const std::uint16_t* mass = memory.tile_mass(tile, 0);
     const std::uint16_t* threshold = memory.threshold(memory.part_of(tile));
@@ -172,11 +172,11 @@ void RemoveTargets(const FarBackwardChunk& chunk, const FarMemory<Engine>& memor
       const double steps = rest > 0.0 ? std::log2(rest) * kMassSteps + kMassBase : 0.0;
       *code = static_cast<std::uint16_t>(std::clamp(std::nearbyint(steps), 0.0, 65535.0));
     }
-    chunk.bound[t] = static_cast<float>(lost) * kMassError * std::fabs(chunk.linear[t]);
+    chunk.bound[t] = static_cast<float>(lost) * kMassError * std::fabs(chunk.alpha[t]);
   });
 }
 
-// Gradient da of one tile as a point for one panel: mass * linear. to [kPanel].
+// Gradient da of one tile as a point for one panel: mass * alpha. to [kPanel].
 template <class Engine>
 void FarRow(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
             std::int64_t panel, float* HWY_RESTRICT to) {
@@ -186,12 +186,12 @@ void FarRow(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std:
   const float* base = memory.mass_base(memory.part_of(tile), panel);
   const std::uint16_t* mass = memory.tile_mass(tile, panel);
   for (std::int64_t t = 0; t < Engine::kPanel; t += lanes) {
-    const V linear = hn::LoadU(d, chunk.linear + token + t);
+    const V alpha = hn::LoadU(d, chunk.alpha + token + t);
     const V shift = hn::Sub(LoadMass(mass + t, hn::LoadU(d, base + t)),
                             hn::LoadU(d, chunk.exponent + token + t));
-    const V e = hn::IfThenElse(hn::IsNaN(linear), linear, Exp2(shift));
-    // Padding has linear 0 and arbitrary masses.
-    hn::Store(hn::IfThenZeroElse(hn::Eq(linear, hn::Zero(d)), hn::Mul(linear, e)), d, to + t);
+    const V e = hn::IfThenElse(hn::IsNaN(alpha), alpha, Exp2(shift));
+    // Padding has alpha 0 and arbitrary masses.
+    hn::Store(hn::IfThenZeroElse(hn::Eq(alpha, hn::Zero(d)), hn::Mul(alpha, e)), d, to + t);
   }
 }
 

@@ -24,7 +24,7 @@ void RunFarKeys(const FarKeys& chunk) {
   constexpr std::int64_t kPanel = Engine::kPanel;
   const FarMemory<Engine> memory(chunk);
   const Layout& layout = memory.layout;
-  SetThresholds(chunk, memory, chunk.tau, chunk.linear, chunk.log2_total);
+  SetThresholds(chunk, memory, chunk.tau, chunk.alpha, chunk.log2_total);
   const auto tiles = static_cast<std::int32_t>(layout.tiles);
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t panel, int) {
     std::int32_t count[kPanel] = {}, last[kPanel] = {};

@@ -286,9 +286,9 @@ void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
   EntryCursor zeros(chunk.targets, tile);
   for (std::int64_t p = 0; p < memory.panels; ++p) {
     const std::int64_t first = p * kPanel;
-    const PanelCoefficients coefficients{chunk.exponent + first, chunk.linear + first,
-                                         chunk.slope == nullptr ? nullptr : chunk.slope + first,
-                                         chunk.flat == nullptr ? nullptr : chunk.flat + first};
+    const PanelCoefficients coefficients{chunk.exponent + first, chunk.alpha + first,
+                                         chunk.beta == nullptr ? nullptr : chunk.beta + first,
+                                         chunk.gamma == nullptr ? nullptr : chunk.gamma + first};
     if (stored) {
       GradientFromStored<kPanel>(transform, coefficients, vocab_count,
                                  memory.template stored<Stored>(tile, p),

@@ -87,7 +87,7 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
     out.squares = shared.take(sizes.far_forward ? out.tokens * out.dim_k * e : 0);
     out.estimate =
         shared.take(sizes.far_forward ? full_tiles / kVocabTile * 2 * out.tokens * 4 : 0);
-    out.flat_hidden = shared.take(d_weight && features.label_smoothing ? shape.dim * 4 : 0);
+    out.gamma_hidden = shared.take(d_weight && features.label_smoothing ? shape.dim * 4 : 0);
   }
   out.thread = shared.top();
 

@@ -72,7 +72,7 @@ struct Layout {
   std::size_t of_sample = 0;      // FarSampled [tiles of the vocabulary block]
   std::size_t tile_gradient = 0;  // [tiles, padded to kVocabTile][dim_n] f32
   std::size_t tile_sum = 0;       // f32 [tiles, padded to kVocabTile]
-  std::size_t flat_hidden = 0;    // f32 [dim]: sum_i flat_i x_i
+  std::size_t gamma_hidden = 0;   // f32 [dim]: sum_i gamma_i x_i
   std::size_t squares = 0;        // packed like x_forward: (x . axis)^2
   std::size_t estimate = 0;       // f32 [groups of kVocabTile tiles][exponent, sum][tokens]
   // per thread:

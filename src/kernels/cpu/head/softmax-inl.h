@@ -333,12 +333,12 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t vocab_begin,
 // Gradient coefficients of one panel; see BackwardChunk.
 struct PanelCoefficients {
   const float* exponent;
-  const float* linear;
-  const float* slope = nullptr;
-  const float* flat = nullptr;
+  const float* alpha;
+  const float* beta = nullptr;
+  const float* gamma = nullptr;
 };
 
-// z [entries][kPanel] -> da in place. Masked entries (e = 0) have no linear part.
+// z [entries][kPanel] -> da in place. Masked entries (e = 0) have no alpha part.
 template <int kPanel>
 HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficients& c,
                                    std::int64_t vocab_count, float* HWY_RESTRICT z) {
@@ -347,22 +347,23 @@ HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficie
   const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     const V exponent = hn::LoadU(d, c.exponent + t);
-    const V linear = hn::LoadU(d, c.linear + t);
-    const V slope = c.slope != nullptr ? hn::LoadU(d, c.slope + t) : hn::Zero(d);
-    const V flat = c.flat != nullptr ? hn::LoadU(d, c.flat + t) : hn::Zero(d);
+    const V alpha = hn::LoadU(d, c.alpha + t);
+    const V beta = c.beta != nullptr ? hn::LoadU(d, c.beta + t) : hn::Zero(d);
+    const V gamma = c.gamma != nullptr ? hn::LoadU(d, c.gamma + t) : hn::Zero(d);
     for (std::int64_t r = 0; r < vocab_count; ++r) {
       float* at = z + r * kPanel + t;
       const V x = hn::Load(d, at);
       const V bits = Log2OfExp(x, exponent);
       const V e = Exp2(bits);
       V g;
-      if (c.slope != nullptr) {
-        g = hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, hn::MulAdd(slope, bits, linear)));
+      if (c.beta != nullptr) {
+        g = hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, hn::MulAdd(beta, bits, alpha)));
       } else {
-        g = hn::Mul(e, linear);
+        g = hn::Mul(e, alpha);
       }
-      if (c.flat != nullptr)
-        g = hn::MulAdd(flat, hn::Set(d, f.logit_weights == nullptr ? 1.0f : f.logit_weights[r]), g);
+      if (c.gamma != nullptr)
+        g = hn::MulAdd(gamma, hn::Set(d, f.logit_weights == nullptr ? 1.0f : f.logit_weights[r]),
+                       g);
       if (f.cap != 0.0f) g = hn::Mul(g, CapSlope(x, inverse));
       hn::Store(g, d, at);
     }
@@ -379,12 +380,13 @@ HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficie
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     const V shift = hn::Sub(hn::LoadU(d, stored_exponent + t), hn::LoadU(d, c.exponent + t));
-    const V factor = hn::Mul(hn::LoadU(d, c.linear + t), PowerOfTwo(shift));
-    const V flat = c.flat != nullptr ? hn::LoadU(d, c.flat + t) : hn::Zero(d);
+    const V factor = hn::Mul(hn::LoadU(d, c.alpha + t), PowerOfTwo(shift));
+    const V gamma = c.gamma != nullptr ? hn::LoadU(d, c.gamma + t) : hn::Zero(d);
     for (std::int64_t r = 0; r < vocab_count; ++r) {
       V v = hn::Mul(factor, LoadElement(stored + r * kPanel + t));
-      if (c.flat != nullptr)
-        v = hn::MulAdd(flat, hn::Set(d, f.logit_weights == nullptr ? 1.0f : f.logit_weights[r]), v);
+      if (c.gamma != nullptr)
+        v = hn::MulAdd(gamma, hn::Set(d, f.logit_weights == nullptr ? 1.0f : f.logit_weights[r]),
+                       v);
       hn::Store(v, d, g + r * kPanel + t);
     }
   }
