@@ -99,13 +99,13 @@ def _div(w, out, a, b, rounding_mode=None):
     return w.map("div", [value_of(w, a, out.dtype), value_of(w, b, out.dtype)], out.dtype)
 
 
-def _ceil(w, x):
+def _ceiling(w, x):
     return w.map("neg", [w.map("floor", [w.map("neg", [x], x.dtype)], x.dtype)], x.dtype)
 
 
 def _truncated(w, x):
     negative = w.map("lt", [x, w.number(0, x.dtype)], torch.bool)
-    return w.map("select", [negative, _ceil(w, x), w.map("floor", [x], x.dtype)], x.dtype)
+    return w.map("select", [negative, _ceiling(w, x), w.map("floor", [x], x.dtype)], x.dtype)
 
 
 def _check_divisor(w, out, b):
@@ -118,7 +118,7 @@ def _check_divisor(w, out, b):
 
 @handles("ceil")
 def _ceil(w, out, x):
-    return _ceil(w, x) if x.dtype.is_floating_point else x
+    return _ceiling(w, x) if x.dtype.is_floating_point else x
 
 
 @handles("round")
