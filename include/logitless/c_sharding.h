@@ -64,7 +64,8 @@ LOGITLESS_API void logitless_sharding_init(logitless_sharding* sharding, size_t 
 
 /* Returns 1 where a kernel of the device takes heads of this dtype and width whose vocabulary is
  * sharded over ranks, else 0: such calls are LOGITLESS_UNSUPPORTED, and the weight has to be
- * gathered. compute_capability: of a GPU, 10 major + minor; 0 for the CPU. */
+ * gathered. Also 0 for a dtype or a width that no head has. compute_capability: of a GPU,
+ * 10 major + minor; 0 for the CPU. dim: the columns of weight. */
 LOGITLESS_API int32_t logitless_supports_vocab_parallel(logitless_device device,
                                                         int32_t compute_capability,
                                                         logitless_dtype dtype, int64_t dim);
