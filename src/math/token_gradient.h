@@ -1,8 +1,10 @@
 // The closed form of every loss's gradient with respect to one token's logits (docs/losses.md),
 // with the logit weights w:
 //
-//   dz_j = p_j (alpha + beta z_j) + gamma w_j + sum_k delta_k [j == idx_k]
+//   dz_j = p_j (alpha + beta (z_j - lse)) + gamma w_j + sum_k delta_k [j == idx_k]
 //   da_j = dz_j * s * (1 - (z_j / c)^2)
+//
+// beta multiplies a difference of logits, so an offset that all of them have changes nothing.
 #pragma once
 
 #include <cmath>
@@ -25,20 +27,19 @@ struct TokenGradient {
   double gamma = 0.0;
 };
 
-// With H = lse - sum_j p_j z_j, dH/dz_j = p_j (lse - H - z_j).
-LOGITLESS_HOST_DEVICE inline TokenGradient token_gradient(const TokenCotangent& g, double lse,
-                                                          double entropy) {
-  const double g_entropy_term = g.entropy == 0.0 ? 0.0 : g.entropy * (lse - entropy);
-  return {g.lse + g_entropy_term, -g.entropy, g.weighted_sum};
+// With H = lse - sum_j p_j z_j, dH/dz_j = -p_j (H + z_j - lse).
+LOGITLESS_HOST_DEVICE inline TokenGradient token_gradient(const TokenCotangent& g, double entropy) {
+  const double g_entropy_term = g.entropy == 0.0 ? 0.0 : g.entropy * entropy;
+  return {g.lse - g_entropy_term, -g.entropy, g.weighted_sum};
 }
 
-// Returns da at a target: p (alpha + beta z) + gamma w + delta, without the cancellation of p
+// Returns da at a target: p (alpha + beta log p) + gamma w + delta, without the cancellation of p
 // against 1. For cross entropy alpha = -delta, and p alpha + delta = alpha (p - 1).
 LOGITLESS_HOST_DEVICE inline double target_coefficient(const TokenGradient& g, double log_prob,
                                                        double z, double logit_weight, double delta,
                                                        double scale, double cap) {
   const double p = exp(log_prob);
-  const double slope = g.beta == 0.0 || p == 0.0 ? 0.0 : p * g.beta * z;
+  const double slope = g.beta == 0.0 || p == 0.0 ? 0.0 : p * g.beta * log_prob;
   const double flat = g.gamma == 0.0 ? 0.0 : g.gamma * logit_weight;
   const double dz = g.alpha * expm1(log_prob) + (g.alpha + delta) + slope + flat;
   return dz * scale * softcap_slope(z, cap);

@@ -292,11 +292,11 @@ void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
   const double lse = value(LseState{chunk.exponent[t], chunk.sum[t]});
   const double entropy =
       chunk.entropy_sum == nullptr ? 0.0 : entropy_of(chunk.sum[t], chunk.entropy_sum[t]);
-  TokenGradient g = token_gradient(cotangent, lse, entropy);
+  TokenGradient g = token_gradient(cotangent, entropy);
   const double inverse = scale / static_cast<double>(chunk.sum[t]);
   // The kernel multiplies beta by log2 of its exponentials, which stay bounded for large logits.
   const double alpha =
-      g.beta == 0.0 ? g.alpha : g.alpha + g.beta * kLn2 * static_cast<double>(chunk.exponent[t]);
+      g.beta == 0.0 ? g.alpha : g.alpha - g.beta * kLn2 * std::log2(double{chunk.sum[t]});
   at<float>(layout_.alpha)[t] = static_cast<float>(alpha * inverse);
   if (plan_.features.entropy_gradient)
     at<float>(layout_.beta)[t] = static_cast<float>(g.beta * kLn2 * inverse);

@@ -11,13 +11,18 @@
 
 namespace logitless::cuda {
 
-// Gradient coefficients of a token (math/token_gradient.h): dz_j = p_j (alpha + beta z_j) + gamma
-// omega_j + targets. alpha, beta and gamma include the logit scale. All are 0 for ignored tokens.
+// Gradient coefficients of a token (math/token_gradient.h): dz_j = p_j (alpha + beta (z_j - lse)) +
+// gamma omega_j + targets. alpha, beta and gamma include the logit scale. All are 0 for ignored
+// tokens.
 struct RowCoefficients {
-  float lse_log2;  // lse * log2(e)
+  float lse_log2;  // lse * log2(e), rounded
+  float lse_rest;  // lse * log2(e) - lse_log2
   float alpha;
   float beta;
   float gamma;
+
+  // Returns log2 of p for an exponent of 2 near lse_log2.
+  LOGITLESS_HOST_DEVICE float less_lse(float bits) const { return (bits - lse_log2) - lse_rest; }
 };
 
 struct BlockCall {

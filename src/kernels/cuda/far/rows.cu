@@ -51,7 +51,7 @@ __device__ __forceinline__ bool lists(const BlockArguments& a, std::int64_t toke
 // alpha P_iJ = mass_factor * mass.
 __device__ __forceinline__ float mass_factor(const BlockArguments& a, std::int64_t token) {
   const RowCoefficients r = a.rows[token];
-  return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(a.reference[token] - r.lse_log2);
+  return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(r.less_lse(a.reference[token]));
 }
 // Factor of a skipped group: that of the sample, or 1.
 __device__ __forceinline__ float sample_factor(const BlockArguments& a, std::int64_t token,

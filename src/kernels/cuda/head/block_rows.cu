@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   // become gradients alpha p = alpha 2^(z log2e - lse log2e).
   float factor = !valid ? 0.0f : b.unscale == nullptr ? 1.0f : *b.unscale;
   if (valid && b.from_forward)
-    factor = r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(c.reference[row] - r.lse_log2);
+    factor = r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(r.less_lse(c.reference[row]));
   if (threadIdx.x == 0) b.factor[row] = factor;
   if (b.scaled_hidden != nullptr) {
     const T* const x = static_cast<const T*>(c.hidden) + row * c.hidden_stride;

@@ -163,7 +163,8 @@ __global__ void __launch_bounds__(kThreads)
   const float p =
       r.alpha == 0.0f && r.beta == 0.0f ? 0.0f : expf(z - tops[row]) * inverse_sums[row];
   float dz = r.alpha * p;
-  if (r.beta != 0.0f && p != 0.0f) dz = fmaf(r.beta * p, z, dz);
+  if (r.beta != 0.0f && p != 0.0f)
+    dz = fmaf(r.beta * p, z - tops[row] + logf(inverse_sums[row]), dz);
   if (r.gamma != 0.0f && !b.smoothing_apart)
     dz = fmaf(r.gamma, c.logit_weights == nullptr ? 1.0f : c.logit_weights[vocab_id], dz);
   static_cast<T*>(b.block.data)[row * b.block.stride + at] =

@@ -146,11 +146,12 @@ __device__ __forceinline__ void put_masses(float low, float high, const ForwardA
 // tile's exact mass, of which each lane holds `part`, replaces its estimate in the token's total.
 // Overwrites the tile's masses with the estimate's error and the exact mass, relative to the total.
 __device__ __forceinline__ float normalize_sampled(float part, const ForwardArguments& a,
-                                                   const TilePosition& at, int h, float lse_log2) {
+                                                   const TilePosition& at, int h,
+                                                   const RowCoefficients& c) {
   const float exact = quad_sum(part);
   float* const masses = a.masses + 2 * a.groups[at.vocab_id] * a.padded_tokens + at.row + 8 * h;
   const float sum = masses[0] + masses[a.padded_tokens];
-  const float estimate = sum * exp2_fast(a.reference[at.row + 8 * h] - lse_log2);
+  const float estimate = sum * exp2_fast(c.less_lse(a.reference[at.row + 8 * h]));
   __syncwarp();  // all four lanes have read
   if (at.writes) {
     masses[0] = exact - estimate;
@@ -160,11 +161,21 @@ __device__ __forceinline__ float normalize_sampled(float part, const ForwardArgu
   return total > 0.0f ? 1.0f / total : isnan(total) ? total : 1.0f;
 }
 
+// Returns the factor from z to an exponent of 2. A scale that is not a power of two is applied to z
+// first, which rounds all logits as the target's is: equal ones stay equal.
+__device__ __forceinline__ float plain_factor(float (&z)[128], const ForwardArguments& a) {
+  constexpr unsigned kMantissa = 0x7fffff;
+  if ((__float_as_uint(a.scale) & kMantissa) == 0) return a.scale * kLog2EFloat;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) z[i] *= a.scale;
+  return kLog2EFloat;
+}
+
 // Replaces z by its exponentials; 0 past the vocabulary's end.
 template <bool kEntropy>
 __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArguments& a,
                                           const TilePosition& at) {
-  const float factor = a.scale * kLog2EFloat;
+  const float factor = plain_factor(z, a);
   const float none = copysignf(3e38f, -factor);  // its exponential is 0, and so is 0 times it
   const auto exists = [&](int reg) { return at.first + reg / 4 * 8 + reg % 2 < a.vocab; };
   if (!kEntropy && !at.whole) {  // inside the loop below it is slower, but spills less
@@ -309,6 +320,10 @@ template <bool kCapped>
 __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments& a,
                                          const TilePosition& at, int h) {
   const RowCoefficients c = a.rows[at.row + 8 * h];
+  const float rest = exp2_fast(-c.lse_rest);  // p = rest 2^(z log2e - lse_log2)
+  const float slope_of_bits = c.beta * static_cast<float>(kLn2);
+  const float alpha = rest * fmaf(-slope_of_bits, c.lse_rest, c.alpha);
+  const float beta = rest * slope_of_bits;
   const float inverse = kCapped ? 1.0f / a.cap : 0.0f;
   float factor = at.factor;
   if (!kCapped && at.normalizes) {
@@ -316,7 +331,7 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
 #pragma unroll
     for (int i = 0; i < 64; ++i)
       sum += exp2_fast(fmaf(z[i / 2 * 4 + 2 * h + i % 2], kLog2EFloat, -c.lse_log2));
-    const float by = normalize_sampled(sum, a, at, h, c.lse_log2);
+    const float by = normalize_sampled(rest * sum, a, at, h, c);
     if (c.alpha != 0.0f) factor *= by;
   }
 #pragma unroll
@@ -324,9 +339,10 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
     const int reg = i / 2 * 4 + 2 * h + i % 2;
     const int vocab_id = at.first + i / 2 * 8 + i % 2;
     const float v = z[reg];
-    const float p = exp2_fast(fmaf(v, kLog2EFloat, -c.lse_log2));
-    float dz = c.alpha * p;
-    if (c.beta != 0.0f && p != 0.0f) dz = fmaf(c.beta * p, v, dz);
+    const float bits = fmaf(v, kLog2EFloat, -c.lse_log2);
+    const float e = exp2_fast(bits);
+    float dz = alpha * e;
+    if (beta != 0.0f && e != 0.0f) dz = fmaf(beta * e, bits, dz);
     if (a.smooths && c.gamma != 0.0f)
       dz = fmaf(
           c.gamma,
@@ -337,11 +353,12 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
 
 __device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArguments& a,
                                                const TilePosition& at) {
-  const float factor = a.scale * kLog2EFloat;
+  const float factor = plain_factor(z, a);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const RowCoefficients c = a.rows[at.row + 8 * h];
-    float alpha = at.factor * c.alpha;
+    const float rest = exp2_fast(-c.lse_rest);  // p = rest 2^(z log2e - lse_log2)
+    float alpha = at.factor * rest * c.alpha;
     if (at.normalizes) {
       float sum = 0.0f;
 #pragma unroll
@@ -350,7 +367,7 @@ __device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArg
         const bool valid = at.whole || at.first + i / 2 * 8 + i % 2 < a.vocab;
         sum += valid ? exp2_fast(fmaf(z[reg], factor, -c.lse_log2)) : 0.0f;
       }
-      const float by = normalize_sampled(sum, a, at, h, c.lse_log2);
+      const float by = normalize_sampled(rest * sum, a, at, h, c);
       if (alpha != 0.0f) alpha *= by;
     }
 #pragma unroll

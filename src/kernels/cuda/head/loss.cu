@@ -126,6 +126,24 @@ __device__ void write_loss(const LossCall& c, bool single, const Sums& all) {
   *c.loss = s.bad_target == kNoBadTarget && s.bad_rank < 0 ? static_cast<float>(loss) : nanf("");
 }
 
+// Returns the log-sum-exp with the digits that f.lse, rounded to fp32, lacks: the difference of a
+// target's logit and its log-probability, where that is as near to f.lse as rounding is.
+__device__ double exact_lse(const ForwardCall& f, std::int64_t row) {
+  const double lse = f.lse[row];
+  const int per_token = f.shape.targets_per_token;
+  for (std::int64_t slot = row * per_token; slot < (row + 1) * per_token; ++slot) {
+    if (!is_target(f, target_of(f, slot))) continue;
+    const double found = static_cast<double>(f.target_logit[slot]) - f.log_prob[slot];
+    if (fabs(found - lse) <= 0x1p-23 * fabs(lse)) return found;
+  }
+  return lse;
+}
+__device__ void set_lse(RowCoefficients& to, double lse) {
+  const double bits = lse * kLog2E;
+  to.lse_log2 = static_cast<float>(bits);
+  to.lse_rest = isfinite(to.lse_log2) ? static_cast<float>(bits - to.lse_log2) : 0.0f;
+}
+
 // partial null: a single block, which writes the loss itself.
 __global__ void __launch_bounds__(kThreads)
     losses_of_tokens(const LossCall c, const ForwardCall f, const Totals* totals, Sums* partial,
@@ -164,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
         result.gamma = static_cast<float>(by_sum * f.logit_scale);
       }
       result.alpha = static_cast<float>(loss.add_lse(lse) * f.logit_scale);
-      result.lse_log2 = static_cast<float>(lse * kLog2E);
+      if (rows != nullptr) set_lse(result, exact_lse(f, row));
       mine.loss = loss.value();
       mine.lse = lse;
     }
@@ -237,12 +255,12 @@ __global__ void __launch_bounds__(kThreads)
       deltas[slot] = static_cast<float>(delta * f.logit_scale);
     }
     if (valid) {
-      const double lse = f.lse[row];
       const TokenGradient t =
-          token_gradient(cotangent, lse, g.entropy == nullptr ? 0.0 : f.entropy[row]);
-      result = {static_cast<float>(lse * kLog2E), static_cast<float>(t.alpha * f.logit_scale),
-                static_cast<float>(t.beta * f.logit_scale),
-                static_cast<float>(t.gamma * f.logit_scale)};
+          token_gradient(cotangent, g.entropy == nullptr ? 0.0 : f.entropy[row]);
+      set_lse(result, exact_lse(f, row));
+      result.alpha = static_cast<float>(t.alpha * f.logit_scale);
+      result.beta = static_cast<float>(t.beta * f.logit_scale);
+      result.gamma = static_cast<float>(t.gamma * f.logit_scale);
     }
   }
   rows[row] = result;
