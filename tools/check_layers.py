@@ -88,7 +88,7 @@ LAYERS = (
     ("src/compiler/exec/*/", ("src/compiler/exec/*.h", "src/compiler/target/*.h", *BELOW_HEAD,
                               *COMPILER_PLAN)),
     ("src/compiler/report/", ("src/json/", "src/page/", "src/compiler/*.h", "src/compiler/exec/backend.h", *COMPILER_PLAN)),
-    ("src/compiler/", ("src/compiler/*.h", "src/kernels/forced_kernel.h", "src/compiler/passes/", "src/compiler/search/",
+    ("src/compiler/", ("src/compiler/*.h", "src/kernels/forced_kernel.h", "src/kernels/device/gpu_kernels.h", "src/compiler/passes/", "src/compiler/search/",
                        "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/results_done.h", "src/compiler/exec/head.h", "src/compiler/exec/head_over_ranks.h", "src/compiler/exec/*/backend.h",
                        *COMPILER_PLAN)),
     ("apps/train/", ("src/core/half.h", "src/core/own_files.h", "src/core/printable.h", "src/json/", "src/page/", *PUBLIC)),

@@ -3,7 +3,7 @@
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/head_torch.py
         [--head gemma|llama|gpt2 | --tokens N --dim D --vocab V | --real FILE --dim D] [--dtype bfloat16|float32]
-        [--device cuda|cpu] [--rounds R] [--only TEXT] [--json]
+        [--device cuda|cpu] [--rounds R] [--only TEXT] [--json] [--kernels sm80|cublas|...]
 
 Contenders, each where its package is installed:
 - PyTorch eager (cross_entropy of the fp32 logits), and torch.compile of it
@@ -23,6 +23,7 @@ Prints one table. Its columns are:
 """
 import argparse
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -170,8 +171,11 @@ def main():
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="contenders whose names have this in them, separated by |")
+    parser.add_argument("--kernels", help="logitless's GPU kernels, as LOGITLESS_GPU_KERNELS: sm80, or hopper,cublas")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.kernels:
+        os.environ["LOGITLESS_GPU_KERNELS"] = args.kernels  # before the library is loaded
     if args.real and not Path(args.real).is_file():
         raise SystemExit(f"{args.real} is not there; bench/heads/README.md says how a head is made")
 
@@ -274,7 +278,8 @@ def main():
                           "rows": list(rows.values())}, indent=2))
         return
     where = torch.cuda.get_device_name() if on_gpu else "CPU"
-    print(f"N {tokens}, D {dim}, V {vocab}, {args.dtype}{', real' if args.real else ''}, PyTorch {torch.__version__}, {where}; floor "
+    print(f"N {tokens}, D {dim}, V {vocab}, {args.dtype}{', real' if args.real else ''}"
+          f"{', kernels ' + args.kernels if args.kernels else ''}, PyTorch {torch.__version__}, {where}; floor "
           f"{floor * 1e3:.2f} ms, gradients {(x.nbytes + w.nbytes) / 2**20:.0f} MiB")
     for row in rows.values():
         memory = "-" if row["peak"] is None else f"{row['peak'] / 2**20:.0f}"

@@ -122,8 +122,8 @@ typedef struct logitless_context_options {
   size_t struct_size;
   logitless_device device; /* default LOGITLESS_DEVICE_CPU */
   int32_t threads;         /* 0: OMP_NUM_THREADS, or all cores that the process may use */
-  const char*
-      kernel; /* the only one to use; NULL or "": LOGITLESS_CPU, or the best for a problem */
+  const char* kernel; /* the only one to use; NULL or "": LOGITLESS_CPU or LOGITLESS_GPU_KERNELS, or
+                         the best */
   logitless_trace_function trace; /* text of each decision, on the calling thread; NULL: none */
   void* trace_user;               /* handed to trace */
   void* stream;         /* cudaStream_t that work is enqueued on; must be NULL on the CPU */

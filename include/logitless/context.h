@@ -21,7 +21,8 @@ enum class DeviceKind : std::uint8_t { cpu = 0, cuda = 1 };
 struct DeviceLimits {
   DeviceKind kind = DeviceKind::cpu;
   int threads = 0;  // of the CPU; 0: the default of a Context
-  // The one kernel to use (see kernel_names), or empty: the best that accepts the problem.
+  // The one kernel to use (see kernel_names), or empty: the best that accepts the problem, on a GPU
+  // among those of LOGITLESS_GPU_KERNELS.
   std::string kernel = {};
   int compute_capability = 90;  // of a GPU: 10 * major + minor
 
@@ -41,6 +42,8 @@ struct ContextOptions {
   int threads = 0;
   // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each
   // problem. Compiled programs take the instruction set of LOGITLESS_CPU for their other kernels.
+  // On a GPU an empty name considers the kernels of LOGITLESS_GPU_KERNELS, "hopper,cublas", in this
+  // order; all if it is unset. Kernels beside the head follow it in the same way.
   std::string kernel = {};
   DeviceKind device = DeviceKind::cpu;
   int device_index = 0;  // CUDA index of the GPU; it must be the thread's current one

@@ -17,6 +17,7 @@
 #include "compiler/target/cuda.h"
 #include "core/check.h"
 #include "core/parallel.h"
+#include "kernels/device/gpu_kernels.h"
 #include "kernels/forced_kernel.h"
 
 namespace logitless {
@@ -90,8 +91,9 @@ void check_options(const CompileOptions& options) {
             device.compute_capability, ", expected 80 or more");
     require(options.threads == 0, "compile: threads is ", options.threads,
             " of a program for a GPU, expected 0");
+    cuda::gpu_kernels();
   }
-  // Checks the environment variable now: tensor kernels no longer check it when they run.
+  // Checks the environment variables now: tensor kernels no longer check them when they run.
   (void)forced_kernel();
   require(options.chunks >= 0, "compile: chunks is ", options.chunks, ", expected 0 or more");
 }

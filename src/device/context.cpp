@@ -3,7 +3,8 @@
 #include "core/check.h"
 #include "core/parallel.h"
 #include "kernels/cpu_head.h"
-#include "kernels/device/kernel.h"
+#include "kernels/device/gpu_kernels.h"
+#include "kernels/device/head.h"
 #include "kernels/forced_kernel.h"
 
 namespace logitless {
@@ -25,7 +26,7 @@ Context::Context(ContextOptions options)
   if (options.device == DeviceKind::cuda) {
     const std::string missing = cuda::device_missing(options.device_index);
     if (!missing.empty()) throw Unsupported(concat("device: ", missing));
-    if (!device_.kernel.empty()) cuda::find_device_kernel(device_.kernel);
+    cuda::wanted_gpu_kernels(device_.kernel);  // throws on an unknown name
     require(options.device_index == cuda::current_device(), "device_index: ", options.device_index,
             " is not the thread's current device, which is ", cuda::current_device());
     device_.kind = DeviceKind::cuda;

@@ -60,7 +60,7 @@ def workspace_mib(text: str) -> float:
     return float(number) * {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[unit]
 
 
-def test_explain_for_a_gpu_that_is_not_here():
+def test_explain_for_a_gpu_that_is_not_here(monkeypatch):
     """Budgets are met, kernels are those of the capability, and a workspace is that of the GPU's own plans."""
     sizes = (8192, 4096, 128256)
     hopper = logitless.explain(*sizes, device="cuda", memory_budget="512MiB")
@@ -68,6 +68,13 @@ def test_explain_for_a_gpu_that_is_not_here():
     assert "kernel cublas" in logitless.explain(*sizes, device="cuda", compute_capability=80)
     assert "kernel cublas" in logitless.explain(*sizes, "f32", device="cuda")
     assert hopper != logitless.explain(*sizes, memory_budget="512MiB")
+    monkeypatch.setenv("LOGITLESS_GPU_KERNELS", "cublas")
+    listed = logitless.explain(*sizes, device="cuda")
+    assert "kernel cublas" in listed and "hopper: is not in LOGITLESS_GPU_KERNELS=cublas" in listed
+    monkeypatch.setenv("LOGITLESS_GPU_KERNELS", "abacus")
+    with pytest.raises(ValueError, match="LOGITLESS_GPU_KERNELS: 'abacus' is unknown; expected a comma-separated list of hopper, "):
+        logitless.explain(*sizes, device="cuda")
+    monkeypatch.delenv("LOGITLESS_GPU_KERNELS")
     for wrong, message in (
         ({"device": "gpu"}, "device: expected cpu or cuda, got 'gpu'"),
         ({"device": "cuda", "threads": 2}, "threads: expected 0 beside device cuda, got 2"),

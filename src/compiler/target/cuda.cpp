@@ -7,6 +7,7 @@
 #include "compiler/target/head_workspace.h"
 #include "core/check.h"
 #include "head/program_head.h"
+#include "kernels/device/gpu_kernels.h"
 
 namespace logitless::ir {
 cuda::GemmShape gemm_shape(const Gemm& gemm, std::span<const std::int64_t> alignments) {
@@ -99,6 +100,10 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
                : concat("put of ", name_of(put->out.dtype), no_kernel);
   if (const auto* fill = std::get_if<Fill>(&instruction.what)) return rank(fill->out);
   return {};
+}
+
+bool CudaTarget::gelu_epilogues() const {
+  return epilogues_ && cuda::instruction_capability(compute_capability_) == 90;
 }
 
 Rates CudaTarget::rates() const {

@@ -107,7 +107,7 @@ class DeviceTileMoments {
  private:
   static const cuda::DeviceKernel& kernel_of(const Context& context) {
     try {
-      return cuda::find_far_kernel(context.device().compute_capability);
+      return cuda::find_far_kernel(context.device().compute_capability, context.device().kernel);
     } catch (const Unsupported& error) {
       throw Unsupported(concat("measure_tiles: ", error.what()));
     }

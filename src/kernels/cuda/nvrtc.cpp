@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "kernels/cuda/cubin_cache.h"
 #include "kernels/cuda/found_library.h"
+#include "kernels/device/gpu_kernels.h"
 #include "kernels/device/module.h"
 
 namespace logitless::cuda {
@@ -57,7 +58,8 @@ void require_nvrtc(int status, const char* what) {
 
 std::array<std::string, 3> flags_for(int capability) {
   // Kernels for 9.0 and later may use architecture-specific instructions.
-  return {concat("--gpu-architecture=sm_", capability, capability >= 90 ? "a" : ""), "--std=c++17",
+  const bool specific = capability >= 90 && instruction_capability(capability) == capability;
+  return {concat("--gpu-architecture=sm_", capability, specific ? "a" : ""), "--std=c++17",
           "--disable-warnings"};
 }
 

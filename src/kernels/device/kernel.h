@@ -104,8 +104,8 @@ std::span<const DeviceKernel> device_kernels();
 const DeviceKernel& find_device_kernel(std::string_view name);
 // Returns why a kernel does not run on GPUs of a compute capability, or empty.
 std::string capability_refusal(const DeviceKernel& kernel, int compute_capability);
-// Returns the first kernel with a far field for GPUs of a compute capability. Throws Unsupported
-// with the refusals.
-const DeviceKernel& find_far_kernel(int compute_capability);
+// Returns the kernel of the name, or else the first of gpu_kernels(), with a far field for GPUs of
+// a compute capability. Throws Unsupported with the refusals.
+const DeviceKernel& find_far_kernel(int compute_capability, std::string_view wanted = {});
 
 }  // namespace logitless::cuda

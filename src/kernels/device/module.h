@@ -14,9 +14,10 @@
 
 namespace logitless::cuda {
 
-// Compiles CUDA C++ text without includes to a cubin for `compute_capability` (90 means sm_90a).
-// Needs no GPU. Throws Unsupported, naming the package, where there is no NVRTC. Throws
-// InternalError with the compiler's log when the text does not compile.
+// Compiles CUDA C++ text without includes to a cubin for `compute_capability` (90 means sm_90a,
+// or sm_90 where instruction_capability lowers it). Needs no GPU. Throws Unsupported, naming the
+// package, where there is no NVRTC. Throws InternalError with the compiler's log when the text does
+// not compile.
 std::string compile_cuda(std::string_view source, int compute_capability);
 
 // Returns the cubin from the cache, or compiles it. The cache is $LOGITLESS_CACHE, or

@@ -7,6 +7,7 @@
 #include "head/plan/far_forecast.h"
 #include "kernels/cpu_head.h"
 #include "kernels/device/far.h"
+#include "kernels/device/gpu_kernels.h"
 #include "kernels/device/kernel.h"
 
 namespace logitless {
@@ -27,13 +28,16 @@ std::string refusal_of(const cuda::DeviceKernel& kernel, const PlanProblem& prob
 
 const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
                                                const DeviceLimits& device, std::string* reasons) {
-  const std::string& wanted = device.kernel;
-  if (!wanted.empty()) cuda::find_device_kernel(wanted);
-  for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) {
-    if (!wanted.empty() && wanted != kernel.name) continue;
-    const std::string reason = refusal_of(kernel, problem, device.compute_capability);
-    if (reason.empty()) return kernel;
-    *reasons += concat(kernel.name, ": ", reason, "\n");
+  if (device.kernel.empty()) {
+    for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) {
+      const std::string reason = cuda::gpu_kernel_refusal(kernel);
+      if (!reason.empty()) *reasons += concat(kernel.name, ": ", reason, "\n");
+    }
+  }
+  for (const cuda::DeviceKernel* kernel : cuda::wanted_gpu_kernels(device.kernel)) {
+    const std::string reason = refusal_of(*kernel, problem, device.compute_capability);
+    if (reason.empty()) return *kernel;
+    *reasons += concat(kernel->name, ": ", reason, "\n");
   }
   throw Unsupported(concat("no kernel takes this head:\n", *reasons));
 }
@@ -43,11 +47,10 @@ bool supports_vocab_parallel(const DeviceLimits& device, DType dtype, std::int64
   PlanProblem problem;
   problem.shape = {.tokens = 1, .dim = dim, .vocab = 1, .dtype = dtype, .global_vocab = 2};
   problem.features.vocab_ranks = 2;
-  return std::any_of(cuda::device_kernels().begin(), cuda::device_kernels().end(),
-                     [&](const cuda::DeviceKernel& kernel) {
-                       return (device.kernel.empty() || device.kernel == kernel.name) &&
-                              refusal_of(kernel, problem, device.compute_capability).empty();
-                     });
+  return std::ranges::any_of(
+      cuda::wanted_gpu_kernels(device.kernel), [&](const cuda::DeviceKernel* kernel) {
+        return refusal_of(*kernel, problem, device.compute_capability).empty();
+      });
 }
 
 std::string CudaSearch::refusal(PlanKind kind) const {

@@ -144,15 +144,4 @@ std::string capability_refusal(const DeviceKernel& kernel, int compute_capabilit
                 ", the GPU has ", version_text(compute_capability));
 }
 
-const DeviceKernel& find_far_kernel(int compute_capability) {
-  std::string refusals;
-  for (const DeviceKernel& kernel : device_kernels()) {
-    if (kernel.far == nullptr) continue;
-    const std::string reason = capability_refusal(kernel, compute_capability);
-    if (reason.empty()) return kernel;
-    refusals += concat(refusals.empty() ? "" : "; ", "kernel ", kernel.name, " ", reason);
-  }
-  throw Unsupported(refusals);
-}
-
 }  // namespace logitless::cuda

@@ -9,7 +9,8 @@ namespace logitless::cuda {
 void attention_any_forward(const AttentionCall& call);
 void attention_any_backward(const AttentionCall& call);
 
-// bf16 on compute capability 9.0, dim a multiple of 8 up to 128, scale > 0.
+// bf16 with the instructions of compute capability 9.0 (instruction_capability), dim a multiple of
+// 8 up to 128, scale > 0.
 bool attention_sm90_takes_sizes(const AttentionCall& call, int compute_capability);
 // Also checks addresses and strides of the operands and outputs.
 bool attention_sm90_takes(const AttentionCall& call, bool backward);

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "kernels/cuda/device/tile_sizes.h"
 #include "kernels/cuda/tensor/attention/attention.h"
+#include "kernels/device/gpu_kernels.h"
 
 namespace logitless::cuda {
 namespace {
@@ -51,9 +52,9 @@ std::string attention_unsupported(const AttentionCall& call, int compute_capabil
 }
 
 bool attention_sm90_takes_sizes(const AttentionCall& call, int compute_capability) {
-  return compute_capability == 90 && call.dtype == DType::bf16 && call.dim <= 128 &&
-         call.dim % 8 == 0 && call.scale > 0 && call.batch * call.heads > 0 && call.queries > 0 &&
-         call.keys > 0;
+  return instruction_capability(compute_capability) == 90 && call.dtype == DType::bf16 &&
+         call.dim <= 128 && call.dim % 8 == 0 && call.scale > 0 && call.batch * call.heads > 0 &&
+         call.queries > 0 && call.keys > 0;
 }
 
 std::size_t attention_scratch_bytes(const AttentionCall& call, bool backward,
