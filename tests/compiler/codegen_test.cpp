@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "compiler/host_kernels.h"
+#include "compiler/integer_loops.h"
 #include "compiler/loop_grid.h"
 #include "compiler/loops.h"
 
@@ -48,7 +49,9 @@ KernelRunner on(const HostKernels& host) {
   };
 }
 
-void check_on_host(std::span<const LoopCase> cases) {
+using Check = void (*)(const LoopCase& c, std::uint64_t seed, const KernelRunner& run);
+
+void check_on_host(std::span<const LoopCase> cases, Check check = check_case) {
   std::vector<ir::GeneratedKernel> kernels;
   for (const LoopCase& c : cases) {
     for (ir::GeneratedKernel& kernel : ir::generate(c.loop, c.alignments))
@@ -57,7 +60,7 @@ void check_on_host(std::span<const LoopCase> cases) {
   const HostKernels host(kernels);
   const KernelRunner run = on(host);
   std::uint64_t seed = 1;
-  for (const LoopCase& c : cases) check_case(c, seed++, run);
+  for (const LoopCase& c : cases) check(c, seed++, run);
 }
 
 TEST(Codegen, LoopsOfAllProgramsOnTheHost) {
@@ -79,6 +82,18 @@ TEST(Codegen, LayoutsOnTheHost) {
 TEST(Codegen, ReductionsOnTheHost) {
   if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
   check_on_host(reduction_cases(false));
+}
+
+TEST(Codegen, IntegersOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  check_on_host(integer_cases(), check_integer_case);
+}
+
+TEST(Codegen, IntegersOfARowGroupOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  const GroupCase c = integer_group();
+  const HostKernels host(ir::generate(c.group, c.memory.alignments));
+  check_integer_group(c, 1, on(host));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "compiler/loops.h"
 #include "compiler/plan/lower.h"
 #include "compiler/target/cpu.h"
+#include "core/check.h"
 
 namespace logitless::test {
 namespace {
@@ -207,6 +208,62 @@ TEST(CodegenText, CountsIn64BitsOnlyWhereItMust) {
       text_of("graph g(%x: i8[32768, 65536]) { %a = logical_not %x return a: %a }");
   EXPECT_NE(wide.find("const long long at = "), std::string::npos) << wide;
   EXPECT_NE(wide.find("(long long)blockIdx.x * "), std::string::npos) << wide;
+}
+
+// Labels that f32 does not tell apart are integers in registers; floats beside them are floats.
+TEST(CodegenText, OfIntegersBesideFloats) {
+  EXPECT_EQ(text_of(R"(graph g(%x: i32[6], %y: i32[6], %f: f32[6]) {
+  %c = constant value(3) : i32[6]
+  %s = sub %x, %c
+  %e = eq %s, %y
+  %n = neg %f
+  %o = select %e, %f, %n
+  return o: %o
+})"),
+            R"cuda(// each of [6]
+extern "C" __global__ void __launch_bounds__(256)
+map_26b889129ab3ff3d(const int* a0, const int* a1, const float* a2, float* to) {
+  int x0[2];
+  int x2[2];
+  float x3[2];
+  const unsigned item = (unsigned)blockIdx.x * 256u + threadIdx.x;
+  if (item >= 3u) return;
+  const unsigned at = item * 2u;
+  const unsigned i0 = at;
+  load(x0, a0 + (i0));
+  load(x2, a1 + (i0));
+  load(x3, a2 + (i0));
+  float y[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const long long r0 = (long long)number(x0[j]);
+    const long long r2 = (long long)number(x2[j]);
+    const float r3 = (float)number(x3[j]);
+    const long long r4 = (int)wrapped_difference(r0, 3ll);
+    const float r5 = (float)(r4 == r2);
+    const float r6 = -(r3);
+    const float r7 = r5 != 0.0f ? r3 : r6;
+    y[j] = (float)(r7);
+  }
+  store(to + (i0), y);
+}
+)cuda");
+}
+
+// Sums of integers wrap, and so do what they are added to.
+TEST(CodegenText, OfSumsOfIntegers) {
+  for (const char* dtype : {"i32", "i64"}) {
+    const std::string sizes = concat(dtype, "[5, 100]");
+    const std::string text = text_of(concat("graph g(%x: ", sizes, ", %y: ", sizes,
+                                            ") { %s = mul %x, %y %o = reduce_sum %s dims(1) "
+                                            "%t = reduce_max %s dims(1) return o: %o, t: %t }"));
+    EXPECT_NE(text.find("Sum<unsigned long long> state;"), std::string::npos) << text;
+    EXPECT_NE(text.find("Max<long long> state;"), std::string::npos) << text;
+    EXPECT_NE(text.find("wrapped_product(r0, r1)"), std::string::npos) << text;
+    EXPECT_EQ(text.find("(int)wrapped_product") != std::string::npos, dtype == std::string("i32"));
+    for (const char* real : {"float", "double"})
+      EXPECT_EQ(text.find(real), std::string::npos) << text;
+  }
 }
 
 // Rows that are split need two states; the shape decides where to split.

@@ -37,7 +37,7 @@ static ucontext_t scheduler;
 static std::vector<ucontext_t> threads;
 static std::vector<char> stacks;
 static std::vector<char> ended;
-static std::vector<double> slots;
+static std::vector<std::uint64_t> slots;
 static void (*running)(void**);
 static void** given;
 
@@ -50,9 +50,10 @@ static void __syncthreads() { yield(); }
 template <class R>
 static R other_lane(R x, int mask) {
   const unsigned own = threadIdx.x;
-  slots[own] = x;
+  std::memcpy(&slots[own], &x, sizeof(x));
   yield();
-  const R other = (R)slots[own ^ (unsigned)mask];
+  R other;
+  std::memcpy(&other, &slots[own ^ (unsigned)mask], sizeof(x));
   yield();
   return other;
 }

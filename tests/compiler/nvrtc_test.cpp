@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "compiler/exec/cuda/codegen.h"
+#include "compiler/integer_loops.h"
 #include "compiler/loop_grid.h"
 #include "core/check.h"
 #include "kernels/device/module.h"
@@ -17,6 +18,13 @@ TEST(Nvrtc, CompilesAllKernelsOfAllPrograms) {
       kernels.push_back(std::move(kernel));
   }
   ASSERT_GT(kernels.size(), 100u);
+  for (const LoopCase& c : integer_cases()) {
+    for (ir::GeneratedKernel& kernel : ir::generate(c.loop, c.alignments))
+      kernels.push_back(std::move(kernel));
+  }
+  const GroupCase group = integer_group();
+  for (ir::GeneratedKernel& kernel : ir::generate(group.group, group.memory.alignments))
+    kernels.push_back(std::move(kernel));
   const std::string source = ir::module_source(kernels);
   RecordProperty("kernels", static_cast<int>(kernels.size()));
   RecordProperty("bytes", static_cast<int>(source.size()));

@@ -227,6 +227,26 @@ TEST(WholeNumbers, Wrap) {
   check_integers("i64", far, by, arithmetic_of("i64", far.size()), results);
 }
 
+// A float that no integer of the dtype is becomes the least one, wherever it is read.
+TEST(WholeNumbers, OfFloatsThatFitIntoNone) {
+  for (const double most : {0x1p31, 0x1p63}) {
+    const std::string dtype = most == 0x1p31 ? "i32" : "i64";
+    const Graph graph = Graph::parse("graph g(%f: f32[8]) {\n  %w = cast %f : " + dtype +
+                                         "[8]\n  %r = cast %w : f32[8]\n  %n = neg %r\n"
+                                         "  return w: %w, n: %n\n}\n",
+                                     "test");
+    const std::vector<double> x = {kNan, kInf, -kInf, most, -most, 1e20, -1.9, 0x1.fffffep30};
+    const ir::Tensors got = execute(compile(graph, {}), {{"f", {{8}, x}}});
+    std::vector<double> want(8, -most);
+    want[6] = -1;
+    want[7] = 0x1.fffffep30;
+    EXPECT_EQ(got.at("w").data, want);
+    EXPECT_EQ(ir::interpret(GraphAccess::of(graph), {{"f", {{8}, x}}}).at("w").data, want);
+    for (double& v : want) v = -v;
+    EXPECT_EQ(got.at("n").data, want);
+  }
+}
+
 TEST(WholeNumbers, AreCastAsTheirDtypeHasThem) {
   check_integers("i64", {0x1p32, 0x1p31, -0x1p31 - 1, 5}, {0, 0, 0, 0},
                  "  %narrow = cast %x : i32[4]\n  %again = cast %narrow : i64[4]\n"

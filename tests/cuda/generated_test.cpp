@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "compiler/exec/cuda/codegen.h"
+#include "compiler/integer_loops.h"
 #include "compiler/loop_grid.h"
 #include "compiler/loops.h"
 #include "core/check.h"
@@ -29,12 +30,8 @@ std::string missing() {
 // All cases in one module.
 class DeviceKernels {
  public:
-  explicit DeviceKernels(std::span<const LoopCase> cases) {
-    std::vector<ir::GeneratedKernel> kernels;
-    for (const LoopCase& c : cases) {
-      for (ir::GeneratedKernel& kernel : ir::generate(c.loop, c.alignments))
-        kernels.push_back(std::move(kernel));
-    }
+  explicit DeviceKernels(std::span<const LoopCase> cases) : DeviceKernels(kernels_of(cases)) {}
+  explicit DeviceKernels(const std::vector<ir::GeneratedKernel>& kernels) {
     module_ =
         cuda::Module(cuda::cached_cubin(ir::module_source(kernels), cuda::compute_capability(0)));
   }
@@ -70,29 +67,47 @@ class DeviceKernels {
   cuda::Module module_;
   cuda::DeviceMemory memory_, scratch_;
 
+  static std::vector<ir::GeneratedKernel> kernels_of(std::span<const LoopCase> cases) {
+    std::vector<ir::GeneratedKernel> kernels;
+    for (const LoopCase& c : cases) {
+      for (ir::GeneratedKernel& kernel : ir::generate(c.loop, c.alignments))
+        kernels.push_back(std::move(kernel));
+    }
+    return kernels;
+  }
   static std::byte* grown(cuda::DeviceMemory& memory, std::size_t bytes) {
     if (memory.bytes() < bytes) memory = cuda::DeviceMemory(bytes);
     return static_cast<std::byte*>(memory.data());
   }
 };
 
-void check_on_device(std::span<const LoopCase> cases) {
+KernelRunner on(DeviceKernels& device) {
+  return [&device](const LoopCase& c, std::span<const ir::GeneratedKernel> kernels,
+                   std::int64_t scratch_bytes,
+                   std::vector<std::byte>& arena) { device.run(c, kernels, scratch_bytes, arena); };
+}
+
+using Check = void (*)(const LoopCase& c, std::uint64_t seed, const KernelRunner& run);
+
+void check_on_device(std::span<const LoopCase> cases, Check check = check_case) {
   const std::string reason = missing();
   if (!reason.empty()) GTEST_SKIP() << reason;
   DeviceKernels device(cases);
   std::uint64_t seed = 1;
-  for (const LoopCase& c : cases) {
-    check_case(c, seed++,
-               [&](const LoopCase& of, std::span<const ir::GeneratedKernel> kernels,
-                   std::int64_t scratch_bytes, std::vector<std::byte>& arena) {
-                 device.run(of, kernels, scratch_bytes, arena);
-               });
-  }
+  for (const LoopCase& c : cases) check(c, seed++, on(device));
 }
 
 TEST(Generated, Functions) { check_on_device(function_cases()); }
 TEST(Generated, Layouts) { check_on_device(layout_cases()); }
 TEST(Generated, Reductions) { check_on_device(reduction_cases(true)); }
+TEST(Generated, Integers) { check_on_device(integer_cases(), check_integer_case); }
+TEST(Generated, IntegersOfARowGroup) {
+  const std::string reason = missing();
+  if (!reason.empty()) GTEST_SKIP() << reason;
+  const GroupCase c = integer_group();
+  DeviceKernels device(ir::generate(c.group, c.memory.alignments));
+  check_integer_group(c, 1, on(device));
+}
 TEST(Generated, LoopsOfAllPrograms) {
   constexpr DType kDtypes[] = {DType::f32, DType::bf16};
   check_on_device(program_cases(kDtypes));

@@ -278,9 +278,11 @@ std::vector<Type> cast_type(const Typing& r) {
 bool is_whole(DType dtype) { return dtype == DType::i8 || is_index(dtype); }
 std::vector<Tensor> cast_value(const Evaluation& e) {
   Tensor out = e.in(0);
-  if (is_whole(e.node.attributes->type.dtype) &&
-      !is_whole(e.graph.type(e.node.operands[0]).dtype)) {
-    for (double& x : out.data) x = std::trunc(x);
+  const DType to = e.node.attributes->type.dtype;
+  if (is_whole(to) && !is_whole(e.graph.type(e.node.operands[0]).dtype)) {
+    const double most = to == DType::i32 ? 0x1p31 : 0x1p63;
+    for (double& x : out.data)
+      x = !is_index(to) || (x >= -most && x < most) ? std::trunc(x) : -most;
   }
   if (e.node.results[0].dtype == DType::i32) {
     for (double& x : out.data) x = std::isfinite(x) ? oracle::wrapped(DType::i32, x) : x;

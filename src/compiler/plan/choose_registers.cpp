@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "compiler/plan/integers.h"
 #include "compiler/plan/pointwise_builder.h"
 
 namespace logitless::ir {
@@ -20,8 +21,6 @@ bool is_compare(Function f) {
 bool is_logical(Function f) {
   return f == Function::logical_and || f == Function::logical_or || f == Function::logical_not;
 }
-
-double most_of(DType dtype) { return dtype == DType::i32 ? 0x1p31 : 0x1p63; }
 
 // Bounds of a register.
 struct Known {

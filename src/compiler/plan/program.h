@@ -75,7 +75,7 @@ struct Pointwise {
   Store store;
   bool wide = false;  // registers are f64
   // Registers of i32 and i64 hold integers that wrap, because floats of this width would round
-  // them. Only CPUs heed it.
+  // them.
   bool exact = false;
   // A reduction of one register, store.source, over `reduced` dimensions. By default these are the
   // last ones, and each task owns rows of results. With `columns` they are the first ones, and each

@@ -94,10 +94,7 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
   if (const auto* scan = std::get_if<Scan>(&instruction.what))
     return concat(scan->kind == Reduce::lse ? "cumlse" : "cumsum", no_kernel);
   if (std::holds_alternative<Sort>(instruction.what)) return concat("sort", no_kernel);
-  if (const auto* put = std::get_if<Put>(&instruction.what))
-    return put->out.dtype == DType::f32 || put->out.dtype == DType::f64
-               ? rank(put->out)
-               : concat("put of ", name_of(put->out.dtype), no_kernel);
+  if (const auto* put = std::get_if<Put>(&instruction.what)) return rank(put->out);
   if (const auto* fill = std::get_if<Fill>(&instruction.what)) return rank(fill->out);
   return {};
 }

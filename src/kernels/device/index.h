@@ -77,8 +77,8 @@ struct PutCall {
   int axis = 0;
   std::int64_t count = 0, size = 0;  // along the axis: of updates, of out
   DType index_dtype = DType::i64;
-  DType dtype = DType::f32;      // of updates: f32 | f64 | bf16 | f16
-  DType out_dtype = DType::f32;  // f32 | f64
+  DType dtype = DType::f32;      // of updates: any but i8
+  DType out_dtype = DType::f32;  // f32 | f64 | i32 | i64
   Stream stream = nullptr;
 };
 void put_elements(const PutCall& call);

@@ -12,6 +12,7 @@
 
 #include "compiler/exec/cpu/elements.h"
 #include "compiler/exec/cpu/run.h"
+#include "compiler/plan/integers.h"
 #include "core/check.h"
 #include "core/element.h"
 #include "core/half.h"
@@ -135,8 +136,13 @@ void round_to(DType dtype, const R* from, R* to, std::int64_t n) {
     case DType::f64:
       std::copy_n(from, n, to);
       break;
-    default:
+    case DType::i8:
       for (std::int64_t i = 0; i < n; ++i) to[i] = std::trunc(from[i]);
+      break;
+    default:
+      const auto most = static_cast<R>(most_of(dtype));
+      for (std::int64_t i = 0; i < n; ++i)
+        to[i] = from[i] >= -most && from[i] < most ? std::trunc(from[i]) : -most;
   }
 }
 

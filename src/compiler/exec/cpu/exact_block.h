@@ -4,38 +4,15 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 #include <vector>
 
 #include "compiler/exec/cpu/block.h"
+#include "compiler/plan/integers.h"
 
 namespace logitless::ir {
-
-// Returns whether a register of an exact loop holds integers. Truths and constants are floats.
-inline bool holds_integers(const Pointwise& loop, int reg) {
-  const auto leaves = loop.leaves.size();
-  const auto at = static_cast<std::size_t>(reg);
-  if (at >= leaves) return is_index(loop.steps[at - leaves].dtype);
-  const Pointwise::Leaf& leaf = loop.leaves[at];
-  return leaf.kind == Pointwise::Leaf::Kind::memory ? is_index(leaf.view.dtype)
-                                                    : leaf.kind != Pointwise::Leaf::Kind::constant;
-}
-
-// Truncates toward 0. Gives the least integer of the dtype where the value does not fit.
-inline std::int64_t integer_of(double x, DType dtype) {
-  const double most = dtype == DType::i32 ? 0x1p31 : 0x1p63;
-  if (x > -most - 1.0 && x < most) return static_cast<std::int64_t>(x);
-  return dtype == DType::i32 ? std::numeric_limits<std::int32_t>::min()
-                             : std::numeric_limits<std::int64_t>::min();
-}
-
-inline std::int64_t wrapped(std::uint64_t x, DType dtype) {
-  return dtype == DType::i32 ? static_cast<std::int32_t>(x) : static_cast<std::int64_t>(x);
-}
 
 // One step of integers; a, b and c as the function has them.
 inline void run_integers(Function function, DType dtype, const std::int64_t* a,
@@ -258,7 +235,13 @@ class ExactBlock {
   void round(const Pointwise::Step& step, std::size_t to, std::int64_t n) {
     const auto from = static_cast<std::size_t>(step.a);
     if (!is_integer_[to]) {
-      round_to(step.dtype, real(step.a, n), reals(to), n);
+      // Integers are rounded once: to a double before f32 would be twice.
+      if (is_integer_[from] && is_float32_like(step.dtype)) {
+        for (std::int64_t k = 0; k < n; ++k) reals(from)[k] = static_cast<float>(integers(from)[k]);
+      } else {
+        real(step.a, n);
+      }
+      round_to(step.dtype, reals(from), reals(to), n);
     } else if (!is_integer_[from]) {
       cast(from, step.dtype, n, integers(to));
     } else {

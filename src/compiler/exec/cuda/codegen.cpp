@@ -8,6 +8,7 @@
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
 #include "compiler/exec/cuda/prelude.h"
+#include "compiler/plan/integers.h"
 
 namespace logitless::ir {
 namespace {
@@ -44,7 +45,10 @@ Pointwise of_nothing(const Pointwise& loop) {
   Pointwise out = without_reduced(loop);
   Pointwise::Leaf leaf;
   leaf.kind = Pointwise::Leaf::Kind::constant;
-  leaf.number = loop.reduce == Reduce::sum ? 0.0 : -std::numeric_limits<double>::infinity();
+  const DType dtype = loop.store.view.dtype;
+  leaf.number = loop.reduce == Reduce::sum ? 0.0
+                : is_index(dtype)          ? -most_of(dtype)
+                                           : -std::numeric_limits<double>::infinity();
   out.leaves = {leaf};
   out.steps.clear();
   out.store.source = 0;

@@ -1,10 +1,7 @@
 #include "compiler/exec/cuda/loop_text.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
 
-#include "compiler/exec/cuda/step_text.h"
 #include "core/hash.h"
 
 namespace logitless::ir {
@@ -125,7 +122,8 @@ std::string_view cuda_type(DType dtype) {
   throw InternalError("a dtype without a type in CUDA");
 }
 
-LoopText::LoopText(const Pointwise& loop, Vectors vectors) : loop_(loop), vectors_(vectors) {
+LoopText::LoopText(const Pointwise& loop, Vectors vectors)
+    : loop_(loop), registers_(loop), vectors_(vectors) {
   // Negative strides need signed indices, and only the wide ones are signed.
   const auto reaches = [&](const View& view) {
     return extent_of(view, loop.shape) >= kNarrow ||
@@ -276,13 +274,6 @@ void LoopText::loads(Lines& lines, const std::string& copy, const std::string& f
   lines.add("}");
 }
 
-std::string LoopText::register_name(int r) const {
-  const auto i = static_cast<std::size_t>(r);
-  if (i < loop_.leaves.size() && loop_.leaves[i].kind == Pointwise::Leaf::Kind::constant)
-    return literal(loop_.leaves[i].number, loop_.wide);
-  return concat("r", r);
-}
-
 std::string LoopText::steps(Lines& lines, const std::string& copy, const std::string& flat) const {
   const std::size_t rank = loop_.shape.size(), leaves = loop_.leaves.size();
   bool placed = !vectors_.flat;
@@ -301,16 +292,15 @@ std::string LoopText::steps(Lines& lines, const std::string& copy, const std::st
     } else {
       value = concat("number(x", i, copy, read_of(leaf.view) == Read::one ? ")" : "[j])");
     }
-    lines.add("const ", real(), " r", i, " = (", real(), ")", value, ";");
+    const std::string_view type = registers_.type(static_cast<int>(i));
+    lines.add("const ", type, " r", i, " = (", type, ")", value, ";");
   }
   for (std::size_t s = 0; s < loop_.steps.size(); ++s) {
     if (!used_[leaves + s]) continue;
-    const Pointwise::Step& step = loop_.steps[s];
-    const auto name = [&](int r) { return r >= 0 ? register_name(r) : std::string(); };
-    lines.add("const ", real(), " r", leaves + s, " = ",
-              step_text(step, loop_.wide, name(step.a), name(step.b), name(step.c)), ";");
+    lines.add("const ", registers_.type(static_cast<int>(leaves + s)), " r", leaves + s, " = ",
+              registers_.step(s), ";");
   }
-  return register_name(loop_.store.source);
+  return registers_.name(loop_.store.source);
 }
 
 std::string_view LoopText::stored_type() const { return cuda_type(loop_.store.view.dtype); }
@@ -326,14 +316,16 @@ std::string LoopText::converted(const std::string& value) const {
   }
 }
 
+std::string LoopText::stored(const std::string& old, const std::string& value) const {
+  return converted(loop_.store.accumulate ? registers_.added(old, value) : value);
+}
+
 std::string LoopText::stored_offset(std::size_t first, std::size_t last) const {
   return offset(loop_.store.view, first, last, {});
 }
 
 void LoopText::store_one(Lines& lines, const std::string& at, const std::string& value) const {
-  const std::string sum =
-      loop_.store.accumulate ? concat("(", real(), ")number(to[", at, "]) + ", value) : value;
-  lines.add("to[", at, "] = ", converted(sum), ";");
+  lines.add("to[", at, "] = ", stored(concat("to[", at, "]"), value), ";");
 }
 
 bool LoopText::stores_vectors() const { return read_of(loop_.store.view) == Read::vector; }

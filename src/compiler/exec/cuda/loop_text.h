@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compiler/exec/cuda/codegen.h"
+#include "compiler/exec/cuda/step_text.h"
 #include "compiler/plan/program.h"
 #include "core/check.h"
 
@@ -45,7 +46,6 @@ class LoopText {
  public:
   LoopText(const Pointwise& loop, Vectors vectors);
 
-  std::string_view real() const { return loop_.wide ? "double" : "float"; }
   std::string_view index() const { return wide_index_ ? "long long" : "unsigned"; }
   std::string number(std::int64_t n) const;  // literal of type index()
 
@@ -60,7 +60,9 @@ class LoopText {
   void declare_loads(Lines& lines, int copies) const;
   // Loads an item; `copy` is "" or "[u]". `flat`: index of its first element if items are flat.
   void loads(Lines& lines, const std::string& copy, const std::string& flat = {}) const;
-  // Computes element j of an item; returns the name of the value to be stored or reduced.
+  // The registers, whose steps() computes element j of an item and returns the name of the value to
+  // be stored or reduced.
+  const RegisterText& registers() const { return registers_; }
   std::string steps(Lines& lines, const std::string& copy, const std::string& flat = {}) const;
 
   // Returns the offset of the result's element at coordinates of dimensions [first, last).
@@ -68,6 +70,8 @@ class LoopText {
   void store_one(Lines& lines, const std::string& offset, const std::string& value) const;
   bool stores_vectors() const;
   std::string converted(const std::string& value) const;  // converted to the result's dtype
+  // Returns the element that is stored: the value, or its sum with the old one.
+  std::string stored(const std::string& old, const std::string& value) const;
   std::string_view stored_type() const;
 
  private:
@@ -76,6 +80,7 @@ class LoopText {
     KernelArgument argument;
   };
   const Pointwise& loop_;
+  RegisterText registers_;
   Vectors vectors_;
   bool wide_index_ = false;
   std::vector<Parameter> parameters_;  // of leaves in memory, without the result
@@ -86,7 +91,6 @@ class LoopText {
   Read read_of(const View& view) const;
   std::string offset(const View& view, std::size_t first, std::size_t last,
                      std::string_view element) const;
-  std::string register_name(int r) const;
   void mark_used();
 };
 

@@ -95,19 +95,14 @@ GeneratedKernel map_kernel(const Pointwise& given, std::span<const std::int64_t>
   for_each_item();
   if (vectors.width == 1) {
     const std::string value = text.steps(lines, copy);
-    const std::string sum = loop.store.accumulate
-                                ? concat("(", text.real(), ")number(old", copy, "[0]) + ", value)
-                                : value;
-    lines.add("to[", text.stored_offset(0, rank), "] = ", text.converted(sum), ";");
+    lines.add("to[", text.stored_offset(0, rank),
+              "] = ", text.stored(concat("old", copy, "[0]"), value), ";");
   } else {
     lines.add(text.stored_type(), " y[", vectors.width, "];");
     lines.add("#pragma unroll");
     lines.add("for (int j = 0; j < ", vectors.width, "; ++j) {");
     const std::string value = text.steps(lines, copy, "at");
-    const std::string sum = loop.store.accumulate
-                                ? concat("(", text.real(), ")number(old", copy, "[j]) + ", value)
-                                : value;
-    lines.add("y[j] = ", text.converted(sum), ";");
+    lines.add("y[j] = ", text.stored(concat("old", copy, "[j]"), value), ";");
     lines.add("}");
     const std::string at = vectors.flat ? "at" : text.stored_offset(0, rank);
     if (text.stores_vectors()) {

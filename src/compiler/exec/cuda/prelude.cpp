@@ -70,6 +70,32 @@ __device__ inline void store(T* to, const T (&from)[N]) {
   }
 }
 
+// Integers wrap.
+__device__ inline long long wrapped_sum(long long a, long long b) {
+  return (long long)((unsigned long long)a + (unsigned long long)b);
+}
+__device__ inline long long wrapped_difference(long long a, long long b) {
+  return (long long)((unsigned long long)a - (unsigned long long)b);
+}
+__device__ inline long long wrapped_product(long long a, long long b) {
+  return (long long)((unsigned long long)a * (unsigned long long)b);
+}
+
+// Truncates toward 0.
+__device__ inline float truncated(float x) { return truncf(x); }
+__device__ inline double truncated(double x) { return trunc(x); }
+// Truncates a number that becomes an integer; -most, the least one, if it is not in [-most, most).
+template <class R>
+__device__ inline R whole(R x, R most) {
+  return x >= -most && x < most ? truncated(x) : -most;
+}
+
+// The number that is greater than no other.
+template <class R>
+__device__ inline R least() { return -R(infinity()); }
+template <>
+__device__ inline long long least<long long>() { return -0x7fffffffffffffffll - 1; }
+
 // Returns NaN if an operand is NaN.
 template <class R>
 __device__ inline R maximum(R a, R b) {
@@ -153,7 +179,7 @@ struct Sum {
 template <class R>
 struct Max {
   R top;
-  __device__ void clear() { top = -R(infinity()); }
+  __device__ void clear() { top = least<R>(); }
   template <int N>
   __device__ void add(const R (&x)[N]) { top = maximum(top, tree_maximum(x)); }
   __device__ void merge(Max other) { top = maximum(top, other.top); }

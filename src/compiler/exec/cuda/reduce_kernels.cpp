@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
-#include "compiler/exec/cuda/step_text.h"
+#include "compiler/plan/integers.h"
 
 namespace logitless::ir {
 namespace {
@@ -50,7 +49,8 @@ KernelArgument target_argument(const Pointwise& loop, bool to_scratch) {
 // Returns the expression of a state's result.
 std::string value_of(const char* state, const Pointwise& loop) {
   const bool wide = loop.reduce == Reduce::lse && loop.store.view.dtype == DType::f64;
-  return concat(state, wide ? ".wide_value()" : ".value()");
+  const bool integer = holds_integers(loop, loop.store.source);
+  return concat(integer ? "(long long)" : "", state, wide ? ".wide_value()" : ".value()");
 }
 
 // Loads the item at the declared coordinates and adds its elements to `state`, as one sum, or to
@@ -58,12 +58,13 @@ std::string value_of(const char* state, const Pointwise& loop) {
 void add_item(Lines& lines, const LoopText& text, int width, bool each) {
   text.declare_loads(lines, 1);
   text.loads(lines, "");
-  if (!each) lines.add(text.real(), " v[", width, "];");
+  const std::string_view type = text.registers().reduced_type();
+  if (!each) lines.add(type, " v[", width, "];");
   lines.add("#pragma unroll");
   lines.add("for (int j = 0; j < ", width, "; ++j) {");
   const std::string value = text.steps(lines, "");
   if (each) {
-    lines.add("const ", text.real(), " v[1] = {", value, "};");
+    lines.add("const ", type, " v[1] = {", value, "};");
     lines.add("state[j].add(v);");
   } else {
     lines.add("v[j] = ", value, ";");
@@ -184,10 +185,11 @@ std::string state_type(const Pointwise& loop) {
   const char* kind = loop.reduce == Reduce::sum   ? "Sum"
                      : loop.reduce == Reduce::max ? "Max"
                                                   : "LogSum";
-  return concat(kind, loop.wide ? "<double>" : "<float>");
+  return concat(kind, "<", RegisterText(loop).reduced_type(), ">");
 }
 std::int64_t state_bytes(const Pointwise& loop) {
-  return (loop.wide ? 8 : 4) * (loop.reduce == Reduce::lse ? 2 : 1);
+  const bool wide = loop.wide || holds_integers(loop, loop.store.source);
+  return (wide ? 8 : 4) * (loop.reduce == Reduce::lse ? 2 : 1);
 }
 
 Parts row_parts(const Pointwise& loop) {
@@ -267,7 +269,7 @@ std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
     const std::int64_t several = std::min<std::int64_t>(ceil_div(parts.length, threads), 4);
     lines.add("for (", text.index(), " some = ", begin, "lane; some < ", end,
               "; some += ", number(threads * several), ") {");
-    lines.add(text.real(), " v[", several, "];");
+    lines.add(text.registers().reduced_type(), " v[", several, "];");
     lines.add("#pragma unroll");
     lines.add("for (int k = 0; k < ", several, "; ++k) {");
     lines.add("const ", text.index(), " ahead = some + k * ", number(threads), ";");
@@ -276,10 +278,7 @@ std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
     text.declare_loads(lines, 1);
     text.loads(lines, "");
     const std::string value = text.steps(lines, "");
-    lines.add("v[k] = ahead == c ? ", value, " : ",
-              literal(loop.reduce == Reduce::sum ? 0.0 : -std::numeric_limits<double>::infinity(),
-                      loop.wide),
-              ";");
+    lines.add("v[k] = ahead == c ? ", value, " : ", text.registers().nothing(), ";");
     lines.add("}");
     lines.add("state.add(v);");
     lines.add("}");

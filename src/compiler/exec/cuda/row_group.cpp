@@ -332,24 +332,17 @@ class GroupText {
   std::string steps(Lines& lines, std::size_t s) {
     const Pointwise& loop = g_.stages[s].loop;
     const std::size_t leaves = loop.leaves.size();
-    const auto name = [&](int r) {
-      if (r < 0) return std::string();
-      const auto i = static_cast<std::size_t>(r);
-      if (i < leaves && loop.leaves[i].kind == Pointwise::Leaf::Kind::constant)
-        return literal(loop.leaves[i].number, false);
-      return concat("r", r);
+    const RegisterText registers(loop);
+    const auto declare = [&](std::size_t r, const std::string& value) {
+      lines.add("const ", registers.type(static_cast<int>(r)), " r", r, " = ", value, ";");
     };
     for (std::size_t i = 0; i < leaves; ++i) {
       const Pointwise::Leaf& leaf = loop.leaves[i];
       if (leaf.kind == Pointwise::Leaf::Kind::constant) continue;
-      lines.add("const float r", i, " = (float)", leaf_text(s, i), ";");
+      declare(i, concat("(", registers.type(static_cast<int>(i)), ")", leaf_text(s, i)));
     }
-    for (std::size_t i = 0; i < loop.steps.size(); ++i) {
-      const Pointwise::Step& step = loop.steps[i];
-      lines.add("const float r", leaves + i, " = ",
-                step_text(step, false, name(step.a), name(step.b), name(step.c)), ";");
-    }
-    return name(loop.store.source);
+    for (std::size_t i = 0; i < loop.steps.size(); ++i) declare(leaves + i, registers.step(i));
+    return registers.name(loop.store.source);
   }
 
   std::string leaf_text(std::size_t s, std::size_t i) {
@@ -392,6 +385,12 @@ class GroupText {
     if (dtype == DType::bf16) return concat("to_bf16(", value, ")");
     if (dtype == DType::f16) return concat("to_f16(", value, ")");
     return concat("(", cuda_type(dtype), ")(", value, ")");
+  }
+  // Returns the element that a loop stores: the value, or its sum with the old one.
+  static std::string stored(const Pointwise& loop, const std::string& old,
+                            const std::string& value) {
+    return converted(loop.store.view.dtype,
+                     loop.store.accumulate ? RegisterText(loop).added(old, value) : value);
   }
   // Returns the value as it would be read back from its buffer, rounded to its dtype.
   static std::string read_back(DType dtype, const std::string& value) {
@@ -441,11 +440,7 @@ class GroupText {
     each_element(lines);
     const std::string value = steps(lines, s);
     if (kept) lines.add("e", s, "[k][j] = ", read_back(to.view.dtype, value), ";");
-    if (stage.stored)
-      lines.add(
-          "z[j] = ",
-          converted(to.view.dtype, to.accumulate ? concat("(float)number(z[j]) + ", value) : value),
-          ";");
+    if (stage.stored) lines.add("z[j] = ", stored(stage.loop, "z[j]", value), ";");
     lines.add("}");
     if (stage.stored) {
       const std::string store =
@@ -466,8 +461,8 @@ class GroupText {
     lines.add("float v[", m_.width, "];");
     each_element(lines);
     const std::string value = steps(lines, s);
-    const std::string nothing = loop.reduce == Reduce::sum ? "0.0f" : "-infinity()";
-    lines.add("v[j] = ", exact() ? value : concat("in ? ", value, " : ", nothing), ";");
+    lines.add("v[j] = ",
+              exact() ? value : concat("in ? ", value, " : ", RegisterText(loop).nothing()), ";");
     lines.add("}");
     lines.add("state.add(v);");
     lines.add("}");
@@ -491,9 +486,8 @@ class GroupText {
     const Pointwise::Store& to = g_.stages[s].loop.store;
     if (!g_.stages[s].stored) return;
     const std::string at = concat("o", s, "[", row_offset(to.view), "]");
-    const std::string value =
-        to.accumulate ? concat("(float)number(", at, ") + q", s) : concat("q", s);
-    lines.add("if (valid && lane == 0) ", at, " = ", converted(to.view.dtype, value), ";");
+    lines.add("if (valid && lane == 0) ", at, " = ", stored(g_.stages[s].loop, at, concat("q", s)),
+              ";");
   }
 
   // Adds the block's part of a column sum over the rows that the block computes at a time.

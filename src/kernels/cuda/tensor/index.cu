@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(const PickCall c, std::i
   }
 }
 
-// A thread for each row adds its updates in order.
+// A thread for each row adds its updates in order. Sum: unsigned for integers, which wrap.
 template <typename Sum>
 __global__ void __launch_bounds__(kThreads) put_kernel(const PutCall c, std::int64_t rows) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
@@ -81,26 +81,30 @@ __global__ void __launch_bounds__(kThreads) put_kernel(const PutCall c, std::int
   }
 }
 
+// Number: std::int64_t for integers, else double.
+template <typename Number>
 struct Largest {
-  double value = 0.0;
+  Number value = 0;
   std::int64_t at = -1;  // -1: none yet
 };
-__device__ Largest larger(const Largest& a, const Largest& b) {
+template <typename Number>
+__device__ Largest<Number> larger(const Largest<Number>& a, const Largest<Number>& b) {
   if (a.at < 0) return b;
   if (b.at < 0) return a;
-  const bool a_nan = isnan(a.value), b_nan = isnan(b.value);
+  const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
   if (a_nan != b_nan) return a_nan ? a : b;
   if (!a_nan && a.value != b.value) return a.value > b.value ? a : b;
   return a.at < b.at ? a : b;
 }
 
+template <typename Number>
 __global__ void __launch_bounds__(kThreads) largest_kernel(const ArgMaxCall c, std::int64_t count) {
-  __shared__ Largest found[kThreads];
+  __shared__ Largest<Number> found[kThreads];
   for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
     const std::int64_t first = offset_of(c.space, c.x_strides, i);
-    Largest best;
+    Largest<Number> best;
     for (std::int64_t k = threadIdx.x; k < c.size; k += kThreads)
-      best = larger(best, {load<double>(c.x, c.dtype, first + k * c.step), k});
+      best = larger(best, {load<Number>(c.x, c.dtype, first + k * c.step), k});
     found[threadIdx.x] = best;
     __syncthreads();
     for (int half = kThreads / 2; half > 0; half /= 2) {
@@ -194,10 +198,18 @@ void put_elements(const PutCall& c) {
   if (rows == 0 || c.count == 0) return;
   const unsigned blocks = blocks_of(rows, kThreads);
   cudaStream_t const stream = stream_of(c.stream);
-  if (c.out_dtype == DType::f64) {
-    put_kernel<double><<<blocks, kThreads, 0, stream>>>(c, rows);
-  } else {
-    put_kernel<float><<<blocks, kThreads, 0, stream>>>(c, rows);
+  switch (c.out_dtype) {
+    case DType::f64:
+      put_kernel<double><<<blocks, kThreads, 0, stream>>>(c, rows);
+      break;
+    case DType::i32:
+      put_kernel<std::uint32_t><<<blocks, kThreads, 0, stream>>>(c, rows);
+      break;
+    case DType::i64:
+      put_kernel<std::uint64_t><<<blocks, kThreads, 0, stream>>>(c, rows);
+      break;
+    default:
+      put_kernel<float><<<blocks, kThreads, 0, stream>>>(c, rows);
   }
   require_cuda(cudaGetLastError(), "put");
 }
@@ -205,7 +217,13 @@ void put_elements(const PutCall& c) {
 void find_largest(const ArgMaxCall& c) {
   const std::int64_t count = count_of(c.space);
   if (count == 0) return;
-  largest_kernel<<<blocks_of(count, 1), kThreads, 0, stream_of(c.stream)>>>(c, count);
+  const unsigned blocks = blocks_of(count, 1);
+  cudaStream_t const stream = stream_of(c.stream);
+  if (is_index(c.dtype)) {
+    largest_kernel<std::int64_t><<<blocks, kThreads, 0, stream>>>(c, count);
+  } else {
+    largest_kernel<double><<<blocks, kThreads, 0, stream>>>(c, count);
+  }
   require_cuda(cudaGetLastError(), "argmax");
 }
 

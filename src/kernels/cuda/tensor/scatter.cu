@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(kSortThreads)
 
 constexpr int kSumThreads = 128;
 
-// Tile t sums the sorted updates [128 t, 128 t + 128). A run inside the tile is added to its row.
-// The part of a run that continues in the next tile goes to tails[t], of one that began in an
-// earlier tile to heads[t].
+// Out: unsigned for integers, which wrap. Tile t sums the sorted updates [128 t, 128 t + 128). A
+// run inside the tile is added to its row. The part of a run that continues in the next tile goes
+// to tails[t], of one that began in an earlier tile to heads[t].
 template <typename Out>
 __global__ void __launch_bounds__(kSumThreads)
     sum_runs(const ScatterCall c, const std::uint32_t* keys, const std::int32_t* positions,
@@ -202,9 +202,9 @@ void scatter_add_rows(const ScatterCall& c) {
     case DType::f64:
       return sum_sorted<double>(c, keys(now), positions(now), p);
     case DType::i32:
-      return sum_sorted<std::int32_t>(c, keys(now), positions(now), p);
+      return sum_sorted<std::uint32_t>(c, keys(now), positions(now), p);
     default:
-      return sum_sorted<std::int64_t>(c, keys(now), positions(now), p);
+      return sum_sorted<std::uint64_t>(c, keys(now), positions(now), p);
   }
 }
 
