@@ -372,7 +372,7 @@ LOGITLESS_API void logitless_loss_terms_init(logitless_loss_terms* terms, size_t
 /* f64 tensors on the CPU, of any strides. */
 typedef struct logitless_token_loss_inputs {
   size_t struct_size;
-  const logitless_tensor* lse;          /* [N]: log sum_j exp z_ij */
+  const logitless_tensor* lse;          /* [N]: log sum_j exp z_ij; the loss of +inf is NaN */
   const logitless_tensor* target_logit; /* [N, K]: z of the targets */
   /* Optional [N, K]: class weight of the target times its target_weight; 0 for an ignored target;
    * NULL: 1 */

@@ -353,7 +353,7 @@ class TokenLossInputs(Structure):
     """f64 tensors on the CPU, of any strides."""
 
     struct_size: int
-    lse: Any  # [N]: log sum_j exp z_ij
+    lse: Any  # [N]: log sum_j exp z_ij; the loss of +inf is NaN
     target_logit: Any  # [N, K]: z of the targets
     # Optional [N, K]: class weight of the target times its target_weight; 0 for an ignored target; NULL: 1
     target_weight: Any

@@ -28,7 +28,7 @@ def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, class_weight: Any
     """Returns the loss of each token [N], before its token weight, for one target per token.
 
     xp: torch, jax.numpy or numpy. options: only the terms of the loss are read. lse: log-sum-exp. nll: lse - target
-    logit; infinite if the target is masked. class_weight: of the targets. rest: required with label smoothing.
+    logit; infinite if the target is masked, NaN if lse is +inf. class_weight: of the targets. rest: required with label smoothing.
     """
     if class_weight is None:
         loss = (1.0 - options.label_smoothing) * nll if options.label_smoothing else nll

@@ -1,5 +1,6 @@
 // The loss of a token over the C ABI: math/token_loss.h on f64 tensors.
 #include <array>
+#include <cmath>
 #include <span>
 
 #include "capi/convert.h"
@@ -103,10 +104,12 @@ Arguments arguments_from(const logitless_token_loss_inputs* inputs,
 
 void write_loss(const LossTerms& terms, const Arguments& a, std::int64_t i) {
   const double lse = a.lse[i];
+  // A softmax with a logit of +inf is NaN.
+  const double subtracted = lse == INFINITY ? NAN : lse;
   TokenLoss loss(terms, a.token_weight ? a.token_weight[i] : 1.0, 1.0);
   for (std::int64_t slot = i * a.per_token; slot < (i + 1) * a.per_token; ++slot) {
     const double d_target = loss.add_target(a.target_weight ? a.target_weight[slot] : 1.0, 1.0,
-                                            a.target_logit[slot] - lse);
+                                            a.target_logit[slot] - subtracted);
     if (a.d_target_logit) a.d_target_logit[slot] = d_target;
   }
   const double d_sum =

@@ -105,13 +105,17 @@ static void test_formula(void) {
   }
 }
 
-// A masked target of weight 0 adds no loss, and neither does an ignored token with any numbers.
+// A masked target of weight 0 adds no loss, and neither does an ignored token with any numbers. The
+// loss of a token with a logit of +inf is NaN, as a softmax is.
 static void test_infinities(void) {
   Rows rows = kTable;
   Found found;
   rows.target_logit[3] = -INFINITY;
-  rows.lse[3] = INFINITY;
+  rows.target_logit[5] = INFINITY;
+  rows.lse[0] = rows.lse[2] = rows.lse[3] = INFINITY;
   CHECK(run(&rows, NULL, &found) == LOGITLESS_OK, "infinities");
+  CHECK(isnan(found.loss[0]) && isnan(found.loss[2]), "losses %g, %g", found.loss[0],
+        found.loss[2]);
   check_near("loss", found.loss[1], 0.5 * 2.0 * (-0.3 + 1.0), 1e-15);
   CHECK(found.d_target_logit[3] == 0 && found.loss[3] == 0, "loss %g", found.loss[3]);
 }

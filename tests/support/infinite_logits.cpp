@@ -57,7 +57,9 @@ void expect_infinite(const HeadProblem& problem, const RunSpec& run, const HeadR
     }
     if (device) {
       EXPECT_FALSE(std::isfinite(result.lse.get(i)));
-      EXPECT_FALSE(std::isfinite(result.loss.get(i)));
+      EXPECT_TRUE(std::isnan(result.loss.get(i)));
+      for (std::int64_t at = i * p.dim; run.gradients && at < (i + 1) * p.dim; ++at)
+        EXPECT_TRUE(std::isnan(result.d_hidden.get(at)));
       continue;
     }
     if (nan) {

@@ -10,7 +10,7 @@ namespace logitless::test {
 HeadProblem infinite_problem(DType dtype, bool nan = false);
 
 // Expects lse +inf, and NaN for the loss, the log-probability and the gradients; on a GPU no finite
-// number. Expects the other tokens to be right.
+// lse, and NaN for the loss and d_hidden. Expects the other tokens to be right.
 void expect_infinite(const HeadProblem& problem, const RunSpec& run, const HeadResult& result);
 
 }  // namespace logitless::test

@@ -138,8 +138,9 @@ __device__ double exact_lse(const ForwardCall& f, std::int64_t row) {
   }
   return lse;
 }
+// The softmax of a token with a logit of +inf is NaN, and so are its gradients.
 __device__ void set_lse(RowCoefficients& to, double lse) {
-  const double bits = lse * kLog2E;
+  const double bits = isinf(lse) && lse > 0.0 ? nan("") : lse * kLog2E;
   to.lse_log2 = static_cast<float>(bits);
   to.lse_rest = isfinite(to.lse_log2) ? static_cast<float>(bits - to.lse_log2) : 0.0f;
 }
