@@ -250,6 +250,13 @@ map_26b889129ab3ff3d(const int* a0, const int* a1, const float* a2, float* to) {
 )cuda");
 }
 
+// A sum of one element starts from 0, as all sums: that of -0 is 0.
+TEST(CodegenText, OfASumOfOneElement) {
+  const std::string text =
+      text_of("graph g(%x: f32[9, 1]) { %n = neg %x %o = reduce_sum %n dims(1) return o: %o }");
+  EXPECT_NE(text.find("= r2 + 0.0f;"), std::string::npos) << text;
+}
+
 // Sums of integers wrap, and so do what they are added to.
 TEST(CodegenText, OfSumsOfIntegers) {
   for (const char* dtype : {"i32", "i64"}) {

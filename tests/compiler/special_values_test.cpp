@@ -247,6 +247,22 @@ TEST(WholeNumbers, OfFloatsThatFitIntoNone) {
   }
 }
 
+// The maximum of no integers is the least of them, also where they are computed.
+TEST(WholeNumbers, TheMaximumOfNoneIsTheLeast) {
+  for (const double most : {0x1p31, 0x1p63}) {
+    const std::string dtype = most == 0x1p31 ? "i32" : "i64";
+    const Graph graph = Graph::parse("graph g(%x: " + dtype + "[3, 0], %y: " + dtype +
+                                         "[0, 3]) {\n  %s = add %x, %x\n  %t = mul %y, %y\n"
+                                         "  %rows = reduce_max %s dims(1)\n"
+                                         "  %columns = reduce_max %t dims(0)\n"
+                                         "  return rows: %rows, columns: %columns\n}\n",
+                                     "test");
+    const ir::Tensors got = execute(compile(graph, {}), {{"x", {{3, 0}, {}}}, {"y", {{0, 3}, {}}}});
+    for (const char* name : {"rows", "columns"})
+      EXPECT_EQ(got.at(name).data, std::vector<double>(3, -most)) << name;
+  }
+}
+
 TEST(WholeNumbers, AreCastAsTheirDtypeHasThem) {
   check_integers("i64", {0x1p32, 0x1p31, -0x1p31 - 1, 5}, {0, 0, 0, 0},
                  "  %narrow = cast %x : i32[4]\n  %again = cast %narrow : i64[4]\n"

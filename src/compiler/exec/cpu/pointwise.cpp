@@ -160,7 +160,7 @@ void reduce_short_rows(const Pointwise& loop, const BlockShape& shape, const Fra
       const R* values = block.run(at.data(), rows, inner);
       std::byte* const memory = block.stored(at.data());
       for (std::int64_t r = 0; r < rows; ++r) {
-        Sum<R> sum(loop.reduce);
+        Sum<R> sum(loop.reduce, to.view.dtype);
         sum.add(values + r * inner, inner);
         finish(to, memory + r * step, sum.value());
       }
@@ -231,7 +231,7 @@ void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
       const auto first = at.begin() + static_cast<std::ptrdiff_t>(kept),
                  last = at.begin() + static_cast<std::ptrdiff_t>(rank);
       std::fill(first, last, 0);
-      Sum<R> sum(loop.reduce);
+      Sum<R> sum(loop.reduce, to.view.dtype);
       add_row(loop, shape, block, first_size * part / parts, first_size * (part + 1) / parts,
               at.data(), sum);
       std::fill(first, last, 0);
@@ -249,7 +249,7 @@ void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
     const std::int64_t end = std::min(rows, (task + 1) * rows_per_task);
     for (std::int64_t row = task * rows_per_task; row < end; ++row) {
       unravel(loop.shape, 0, kept, row, at.data());
-      Sum<R> sum(loop.reduce);
+      Sum<R> sum(loop.reduce, to.view.dtype);
       for (std::int64_t part = 0; part < parts; ++part) sum.merge_value(sums[row * parts + part]);
       std::int64_t offset = to.view.offset;
       for (std::size_t d = 0; d < kept; ++d) offset += at[d] * to.view.strides[d];
@@ -339,7 +339,7 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
   const std::int64_t parts = loop.parts, first_size = loop.shape[0];
   const Pointwise::Store& to = loop.store;
   R* const sums = parts > 1 ? reinterpret_cast<R*>(frame.address(loop.scratch)) : nullptr;
-  const R start = loop.reduce == Reduce::max ? least<R>() : R(0);
+  const R start = loop.reduce == Reduce::max ? least<R>(to.view.dtype) : R(0);
   // Finds a block of columns: its coordinates, its first column, its rows and the numbers in each
   // row.
   const auto place = [&](std::int64_t item, std::int64_t* at) {
@@ -362,7 +362,7 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
     const std::int64_t part = task / items;
     const auto [column, rows, n] = place(task % items, at.data());
     sum.fill(start);
-    top.fill(least<R>());
+    top.fill(least<R>(to.view.dtype));
     add_columns(loop, shape, block, first_size * part / parts, first_size * (part + 1) / parts,
                 rows, n, at.data(), top.data(), sum.data());
     if (loop.reduce == Reduce::lse) {

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "compiler/ir/graph.h"
+#include "compiler/plan/integers.h"
 #include "kernels/cpu_tensor.h"
 #include "math/lse_state.h"
 
@@ -25,10 +26,10 @@ inline void add_exponential(R x, R& top, R& sum) {
   top = next;
 }
 
-// Returns the start of a maximum: -inf, or the least integer.
+// Returns the start of a maximum: -inf, or the least integer of the dtype.
 template <typename R>
-constexpr R least() {
-  return std::is_integral_v<R> ? std::numeric_limits<R>::min()
+R least(DType dtype) {
+  return std::is_integral_v<R> ? static_cast<R>(-most_of(dtype))
                                : -std::numeric_limits<R>::infinity();
 }
 
@@ -43,8 +44,9 @@ class Sum {
  public:
   using Result = std::conditional_t<std::is_integral_v<R>, std::int64_t, double>;
 
-  explicit Sum(Reduce kind)
-      : kind_(kind), value_(kind == Reduce::sum ? Result{0} : least<Result>()) {}
+  // `dtype`: of the result.
+  Sum(Reduce kind, DType dtype)
+      : kind_(kind), value_(kind == Reduce::sum ? Result{0} : least<Result>(dtype)) {}
   void add(const R* x, std::int64_t n) {
     if constexpr (std::is_same_v<R, float>) {
       switch (kind_) {

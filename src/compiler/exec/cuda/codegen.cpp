@@ -13,6 +13,25 @@
 namespace logitless::ir {
 namespace {
 
+// Adds 0 to the result: a sum starts from 0, so that one of a single -0 is 0.
+void add_zero(Pointwise& loop) {
+  const int leaves = static_cast<int>(loop.leaves.size());
+  const auto move = [&](int& reg) { reg += reg >= leaves ? 1 : 0; };
+  for (Pointwise::Step& step : loop.steps) {
+    for (int* reg : {&step.a, &step.b, &step.c}) move(*reg);
+  }
+  move(loop.store.source);
+  Pointwise::Leaf zero;
+  zero.kind = Pointwise::Leaf::Kind::constant;
+  loop.leaves.push_back(zero);
+  Pointwise::Step sum;
+  sum.function = Function::add;
+  sum.a = loop.store.source;
+  sum.b = leaves;
+  loop.steps.push_back(sum);
+  loop.store.source = static_cast<int>(loop.leaves.size() + loop.steps.size()) - 1;
+}
+
 // Removes the reduced dimensions, for reductions of one element or of none.
 Pointwise without_reduced(Pointwise loop) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced);
@@ -65,7 +84,10 @@ Pointwise simplified(const Pointwise& loop) {
   const std::int64_t count =
       out.columns ? count_of(out.shape, 0, reduced) : count_of(out.shape, rank - reduced, rank);
   if (count == 0) return of_nothing(out);
-  if (count == 1) return without_reduced(std::move(out));
+  if (count == 1) {
+    if (out.reduce == Reduce::sum && !holds_integers(out, out.store.source)) add_zero(out);
+    return without_reduced(std::move(out));
+  }
   return out;
 }
 
