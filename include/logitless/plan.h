@@ -81,6 +81,7 @@ struct PlanRequest {
 };
 
 struct ShardAgreement;  // private; agreement of the ranks of a sharding
+struct PlanLayout;      // private; offsets in the workspace
 
 // One candidate of a choice.
 struct PlanCandidate {
@@ -155,6 +156,7 @@ class LOGITLESS_API LossPlan {
  private:
   friend struct LossPlanAccess;
   std::size_t workspace_bytes_ = 0;
+  std::shared_ptr<const PlanLayout> layout_;
 };
 
 // Chooses a plan as PlanRequest::memory_budget says. Pure: it uses request.device, and only where

@@ -13,6 +13,7 @@
 #include "head/exchange_choice.h"
 #include "head/plan/check.h"
 #include "head/plan/choose.h"
+#include "head/plan_layout.h"
 #include "head/shard_far_plan.h"
 #include "kernels/cpu_head.h"
 #include "kernels/device/stream.h"
@@ -110,7 +111,7 @@ std::int64_t tiles_before(const std::vector<std::vector<VocabRun>>& vocab_runs, 
 // Returns null if the group has no such memory.
 void* take_exchange_memory(Communicator& vocab_group, LossPlan& plan) {
   const auto bytes_of = [](const LossPlan& p) {
-    return cuda::exchange_bytes(p.shape, p.features, cuda::sizes_of(p));
+    return LossPlanAccess::layout<cuda::Layout>(p).exchange_bytes();
   };
   const std::size_t bytes = bytes_of(plan);
   // An audit is another call with the same vocabulary, so it uses the same memory.

@@ -288,9 +288,8 @@ TEST(Plan, FarForwardsGatherAtLeastABlock) {
     } catch (const Unsupported&) {
       GTEST_SKIP() << "a build without CUDA";
     }
-    const cuda::Sizes sizes = cuda::sizes_of(plan);
-    const cuda::Layout layout =
-        cuda::layout_of(cuda::find_device_kernel(plan.kernel), shape, gradients(), sizes);
+    const auto& layout = LossPlanAccess::layout<cuda::Layout>(plan);
+    const cuda::Sizes& sizes = layout.sizes;
     EXPECT_GE(layout.far.swept, sizes.vocab_block) << vocab;
     EXPECT_LE(
         layout.far.gathered + static_cast<std::size_t>(

@@ -155,15 +155,15 @@ namespace {
 // Valid tokens in the order of a far-field plan's blocks.
 std::vector<std::int64_t> host_tokens(const LossPlan& plan, const Workspace& workspace,
                                       std::int64_t valid) {
-  const auto* const rows = reinterpret_cast<const std::int64_t*>(
-      static_cast<const std::byte*>(workspace.data()) + cpu::layout_of(plan).rows);
+  const auto* const rows =
+      reinterpret_cast<const std::int64_t*>(static_cast<const std::byte*>(workspace.data()) +
+                                            LossPlanAccess::layout<cpu::Layout>(plan).rows);
   return {rows, rows + valid};
 }
 
 // Result of sort_tokens on the GPU.
 std::vector<std::int64_t> device_tokens(const LossPlan& plan, const Workspace& workspace) {
-  const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
-                                              plan.features, cuda::sizes_of(plan));
+  const auto& layout = LossPlanAccess::layout<cuda::Layout>(plan);
   std::vector<std::int32_t> rows(static_cast<std::size_t>(plan.shape.tokens));
   cuda::copy_to_host(rows.data(),
                      static_cast<const std::byte*>(workspace.data()) + layout.far.token_rows,

@@ -194,8 +194,8 @@ class Engine {
   ChosenRows chosen_;
   const LossPlan& plan_;
   const HeadKernel& kernel_;
-  ChunkSizes sizes_;
-  Layout layout_;
+  const Layout& layout_;
+  const ChunkSizes& sizes_;
   TargetReader targets_;
   VocabShard vocab_;
   std::int64_t valid_ = 0;

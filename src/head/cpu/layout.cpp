@@ -81,6 +81,7 @@ GatheredLayout gathered_layout(const HeadShape& shape, const HeadFeatures& featu
 Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
                  const ChunkSizes& sizes, std::int64_t audited) {
   Layout out;
+  out.sizes = sizes;
   std::size_t top = 0;
   const auto take = [&](std::int64_t bytes) {
     const std::size_t at = top;

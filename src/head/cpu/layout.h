@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "head/plan_layout.h"
 #include "head/plan_sizes.h"
 #include "kernels/cpu_head.h"
 #include "math/shard_state.h"
@@ -89,7 +90,8 @@ struct SavedLayout {
   std::size_t vocab_ids = 0;                                 // i32 [N K]
   std::size_t places = 0;  // i32 [C K]: indices of the targets in the current block
 };
-struct Layout {
+struct Layout : PlanLayout {
+  ChunkSizes sizes;
   std::size_t rows = 0;           // int64 [tokens]: rows of hidden that are not ignored
   std::size_t exponent = 0;       // f32 [C]
   std::size_t sum = 0;            // f32 [C]

@@ -88,8 +88,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
 
 FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
                                   const Workspace& workspace) {
-  const Layout layout =
-      layout_of(find_device_kernel(plan.kernel), plan.shape, plan.features, sizes_of(plan));
+  const auto& layout = LossPlanAccess::layout<Layout>(plan);
   const auto fetch = [&](std::size_t offset, std::span<FarSums> sums) {
     copy_to_host(sums.data(), static_cast<const std::byte*>(workspace.data()) + offset,
                  sums.size_bytes(), context.stream());

@@ -23,8 +23,8 @@ Engine::Engine(const HeadCall& call, OperandsAlone)
     : call_(call),
       kernel_(find_device_kernel(call.plan->kernel)),
       features_(call.shard.gathered != nullptr ? features_of_slices(call.features) : call.features),
-      sizes_(sizes_of(*call.plan)),
-      layout_(layout_of(kernel_, call.plan->shape, call.plan->features, sizes_)),
+      layout_(LossPlanAccess::layout<Layout>(*call.plan)),
+      sizes_(layout_.sizes),
       layout_tokens_(call.plan->shape.tokens),
       base_(static_cast<std::byte*>(call.workspace->data())),
       exchange_(base_) {
@@ -81,10 +81,6 @@ void Engine::set_operands() {
   all.stream = call_.context->stream();
   all.bad_target = &statistics()->bad_target;
   all.workspace = base_ + layout_.forward;
-  ForwardShape chunk = forward_shape(plan.shape, plan.features);
-  chunk.tokens = std::min(sizes_.largest_chunk(), std::max<std::int64_t>(plan.shape.tokens, 1));
-  if (gathered()) chunk.vocab = vocab_of_call(features_, sizes_.slice);
-  forward_bytes_ = kernel_.workspace_bytes(chunk);
   far_.tau = plan.tau;
   all.hidden = in.hidden.data();
   all.hidden_stride = rows_of("hidden", in.hidden).row_stride;
@@ -176,7 +172,7 @@ ForwardCall Engine::chunk_call(const ForwardCall& of, std::int64_t first,
 }
 
 VocabRanges Engine::aliased_ranges() const {
-  const AliasedRanges aliased = ranges_of(kernel_, call_.plan->shape, features_, sizes_);
+  const AliasedRanges& aliased = layout_.ranges;
   VocabRanges ranges = aliased.ranges;
   for (int r = 0; r + 1 < ranges.count; ++r) {
     const AliasedRanges::Place& place = aliased.places[r];
@@ -327,7 +323,7 @@ GradientGemmsCall Engine::gemms_call(const ForwardCall& c) const {
   p.kernel_workspace = c.workspace;
   p.kernel_workspace_bytes = adds_entries(kernel_, layout_tokens_, features_, sizes_)
                                  ? layout_.gradients.many - layout_.forward
-                                 : forward_bytes_;
+                                 : layout_.forward_bytes;
   p.stream = c.stream;
   return p;
 }

@@ -201,14 +201,13 @@ class Engine {
   const HeadCall& call_;
   const DeviceKernel& kernel_;
   const HeadFeatures features_;  // features of the kernel's calls
-  Sizes sizes_;
-  Layout layout_;
+  const Layout& layout_;
+  const Sizes& sizes_;
   const std::int64_t layout_tokens_;  // tokens of the plan
   std::byte* base_;
-  std::byte* exchange_;            // base of the offsets from layout_.exchange on
-  std::size_t forward_bytes_ = 0;  // size of the kernel's workspace
-  FarCall far_;                    // with far-field plans
-  DeviceOrder order_;              // the call's order; far_ has it or an arrangement of it
+  std::byte* exchange_;  // base of the offsets from layout_.exchange on
+  FarCall far_;          // with far-field plans
+  DeviceOrder order_;    // the call's order; far_ has it or an arrangement of it
   FarEstimate estimate_;
   ForwardCall local_;           // vocabulary-parallel far field: the chunk in the local order
   std::int64_t far_chunk_ = 0;  // chunk of far_'s sample

@@ -25,12 +25,6 @@ std::size_t bytes(std::int64_t count, std::size_t each) {
   return static_cast<std::size_t>(count) * each;
 }
 
-// The full bias is gathered at once.
-SliceLayout layout_of_slice(const HeadShape& shape, HeadFeatures features, std::int64_t rows) {
-  features.bias = false;
-  return slice_layout(shape, features, rows, false);
-}
-
 }  // namespace
 
 // The rows of one rank in a slice, or of all ranks.
@@ -60,17 +54,17 @@ void Engine::comm_stream_waits() const {
 }
 
 std::byte* Engine::slice_at(std::int64_t slice) const {
-  const std::size_t each = layout_of_slice(call_.shape, features_, sizes_.slice).bytes;
+  const std::size_t each = layout_.gathered.of_slice.bytes;
   return at<std::byte>(layout_.gathered.slice) +
          (several_slices(features_, sizes_) ? bytes(slice % 2 * call_.shard.ranks(), each) : 0);
 }
 std::byte* Engine::whole_at(std::int64_t slice) const {
-  const std::size_t each = full_slice(call_.shape, features_, sizes_.slice).bias;
+  const std::size_t each = layout_.gathered.of_whole.bias;
   return base_ + layout_.gathered.whole +
          (several_slices(features_, sizes_) ? bytes(slice % 2, each) : 0);
 }
 std::byte* Engine::sums_at(std::int64_t slice) const {
-  const std::size_t each = slice_sums(call_.shape, features_, sizes_.slice).bytes;
+  const std::size_t each = layout_.gathered.of_sums.bytes;
   return base_ + layout_.gathered.sums +
          (several_slices(features_, sizes_) ? bytes(slice % 2 * call_.shard.ranks(), each) : 0);
 }
@@ -79,7 +73,7 @@ void Engine::gather_slice(std::int64_t slice) const {
   comm_stream_waits();
   const Stream stream = comm_stream();
   const ShardOperands& shard = call_.shard;
-  const SliceLayout layout = layout_of_slice(call_.shape, features_, sizes_.slice);
+  const SliceLayout layout = layout_.gathered.of_slice;
   const SliceRows own = rows_in_slice(slice, sizes_.slice, shard.vocab.rows());
   std::byte* const slices = slice_at(slice);
   std::byte* const mine = slices + bytes(shard.rank(), layout.bytes);
@@ -107,10 +101,8 @@ bool Engine::joins_ranks(std::int64_t slice) const {
     return of_rank == bytes(sizes_.slice * all.shape.dim, element);
   };
   const std::vector<GatheredVocab::Of>& ranks = call_.shard.gathered->ranks;
-  return lie_together(layout_of_slice(call_.shape, features_, sizes_.slice).bytes,
-                      size_of(all.shape.dtype)) &&
-         (!features_.d_weight ||
-          lie_together(slice_sums(call_.shape, features_, sizes_.slice).bytes, sizeof(float))) &&
+  return lie_together(layout_.gathered.of_slice.bytes, size_of(all.shape.dtype)) &&
+         (!features_.d_weight || lie_together(layout_.gathered.of_sums.bytes, sizeof(float))) &&
          std::ranges::is_sorted(ranks, {}, &GatheredVocab::Of::first) &&
          std::ranges::all_of(ranks, [&](const GatheredVocab::Of& rank) {
            return rows_in_slice(slice, sizes_.slice, rank.rows).count == sizes_.slice;
@@ -143,7 +135,7 @@ void Engine::each_block(std::int64_t slice, const F& function) {
 
 Engine::SliceBlock Engine::block_of(int rank, std::int64_t slice) const {
   const GatheredVocab::Of& of_rank = call_.shard.gathered->ranks[static_cast<std::size_t>(rank)];
-  const SliceLayout layout = layout_of_slice(call_.shape, features_, sizes_.slice);
+  const SliceLayout layout = layout_.gathered.of_slice;
   const SliceRows rows = rows_in_slice(slice, sizes_.slice, of_rank.rows);
   SliceBlock block{.rank = rank,
                    .vocab_begin = of_rank.first + rows.first,
@@ -191,8 +183,7 @@ void Engine::forward_block(const SliceBlock& block, bool first) const {
 void Engine::backward_block(const ForwardCall& tokens, const SliceBlock& block,
                             std::byte* sums_of) {
   const bool by_columns = features_.gathered_columns > 0;
-  const SliceSums sums = by_columns ? full_sums(call_.shape, features_, sizes_.slice)
-                                    : slice_sums(call_.shape, features_, sizes_.slice);
+  const SliceSums sums = by_columns ? layout_.gathered.of_full_sums : layout_.gathered.of_sums;
   std::byte* const to =
       by_columns ? base_ + layout_.gathered.full_sums : sums_of + bytes(block.rank, sums.bytes);
   d_weight_ = {};
@@ -209,8 +200,8 @@ void Engine::backward_block(const ForwardCall& tokens, const SliceBlock& block,
 // Splits the sums of a weight sharded by columns: each rank's part gets its columns, and all of
 // d_bias.
 void Engine::exchange_sums(std::int64_t rows, std::byte* sums) const {
-  const SliceSums whole = full_sums(call_.shape, features_, sizes_.slice);
-  const SliceSums part = slice_sums(call_.shape, features_, sizes_.slice);
+  const SliceSums whole = layout_.gathered.of_full_sums;
+  const SliceSums part = layout_.gathered.of_sums;
   const std::byte* const from = base_ + layout_.gathered.full_sums;
   if (features_.d_weight) {
     call_.shard.gathered->each_columns([&](int rank, std::int64_t first, std::int64_t count) {
@@ -228,7 +219,7 @@ void Engine::exchange_sums(std::int64_t rows, std::byte* sums) const {
 
 // Sends the sums of a slice to the ranks of its rows or columns.
 void Engine::send_sums(std::int64_t slice) const {
-  const SliceSums layout = slice_sums(call_.shape, features_, sizes_.slice);
+  const SliceSums layout = layout_.gathered.of_sums;
   if (layout.bytes == 0) return;
   const ShardOperands& shard = call_.shard;
   std::byte* const sums = sums_at(slice);
@@ -245,7 +236,7 @@ void Engine::send_sums(std::int64_t slice) const {
 // Adds the received sums of all ranks in fp32, in their order, and rounds once.
 void Engine::add_sums(std::int64_t slice, const GradientOutput& d_weight,
                       const GradientOutput& d_bias) const {
-  const SliceSums layout = slice_sums(call_.shape, features_, sizes_.slice);
+  const SliceSums layout = layout_.gathered.of_sums;
   if (layout.bytes == 0) return;
   const ShardOperands& shard = call_.shard;
   stream_wait(all.stream, comm().exchanged.get());

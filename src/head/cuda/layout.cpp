@@ -149,10 +149,10 @@ void take_tokens(const HeadShape& shape, const HeadFeatures& f, const Sizes& siz
   out.shard.received = take(whole * shape.dim * 4, f.d_hidden);
 }
 
-// Returns the bytes that one rank contributes to a slice.
-std::int64_t slice_bytes(const HeadShape& shape, HeadFeatures f, const Sizes& sizes) {
+// Returns one rank's part of a slice.
+SliceLayout part_of_slice(const HeadShape& shape, HeadFeatures f, const Sizes& sizes) {
   f.bias = false;
-  return static_cast<std::int64_t>(slice_layout(shape, f, sizes.slice, false).bytes);
+  return slice_layout(shape, f, sizes.slice, false);
 }
 std::int64_t sums_bytes(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes) {
   return wants_gradients(f) ? static_cast<std::int64_t>(slice_sums(shape, f, sizes.slice).bytes)
@@ -163,7 +163,8 @@ template <typename Take>
 void take_slices(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes,
                  GatheredLayout& gathered, const Take& take) {
   const std::int64_t ranks = f.vocab_ranks;
-  const std::int64_t slice = slice_bytes(shape, f, sizes), sums = sums_bytes(shape, f, sizes);
+  const auto slice = static_cast<std::int64_t>(part_of_slice(shape, f, sizes).bytes);
+  const std::int64_t sums = sums_bytes(shape, f, sizes);
   const bool several = several_slices(f, sizes);
   gathered.slice = take(ranks * (several ? 2 * slice : std::max(slice, sums)));
   gathered.received = several ? take(ranks * sums) : gathered.slice;
@@ -199,6 +200,10 @@ GatheredLayout take_gathered(const HeadShape& shape, const HeadFeatures& f, cons
   gathered.whole = take(times * static_cast<std::int64_t>(full_slice(shape, f, sizes.slice).bias));
   gathered.full_sums =
       take(static_cast<std::int64_t>(full_sums(shape, f, sizes.slice).bytes), backward);
+  gathered.of_slice = part_of_slice(shape, f, sizes);
+  gathered.of_whole = full_slice(shape, f, sizes.slice);
+  gathered.of_sums = slice_sums(shape, f, sizes.slice);
+  gathered.of_full_sums = full_sums(shape, f, sizes.slice);
   return gathered;
 }
 
@@ -264,7 +269,6 @@ RowBytes row_bytes(const HeadShape& shape, const HeadFeatures& f) {
 bool aliases_blocks(const HeadShape& shape, const Sizes& sizes) {
   return sizes.ranges > 0 && sizes.vocab_block < shape.vocab;
 }
-
 }  // namespace
 
 AliasedRanges ranges_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& f,
@@ -330,6 +334,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   HeadShape shape = whole;
   if (gathered) shape.vocab = vocab_of_call(f, sizes.slice);
   Layout out;
+  out.sizes = sizes;
   GradientLayout& gradients = out.gradients;
   const auto take = [&](std::int64_t bytes, bool wanted = true) {
     const std::size_t at = out.total;
@@ -353,7 +358,8 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   out.argmax = take(chunk * 4, f.argmax);
   HeadShape of_chunk = shape;
   of_chunk.tokens = chunk;
-  auto of_kernel = static_cast<std::int64_t>(kernel.workspace_bytes(forward_shape(of_chunk, f)));
+  out.forward_bytes = kernel.workspace_bytes(forward_shape(of_chunk, f));
+  auto of_kernel = static_cast<std::int64_t>(out.forward_bytes);
   gradients.many = out.total;
   if (adds_entries(kernel, tokens, f, sizes)) {  // reuses the memory that only the forward needs,
                                                  // if it fits
@@ -393,6 +399,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   gradients.entry_values = take(slots * 4);
   gradients.reference = take(padded * 4);
   gradients.active = take((padded / kBlockPadding + 1) * 4);
+  out.ranges = ranges_of(kernel, shape, f, sizes);
   const std::size_t by_position =
       take(std::min(sizes.vocab_block, shape.vocab) * shape.dim * 2, sizes.far);
   gradients.block = take(block_bytes(kernel, shape, f, sizes));
@@ -424,6 +431,10 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
     sums = std::max(sums, static_cast<std::int64_t>(column_sum_workspace_bytes(count)));
   gradients.column_sums = take(sums, columns > 0);
   return end();
+}
+
+Layout layout_of(const LossPlan& plan) {
+  return layout_of(find_device_kernel(plan.kernel), plan.shape, plan.features, sizes_of(plan));
 }
 
 std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& features,

@@ -5,6 +5,8 @@
 #include <cstddef>
 
 #include "head/cuda/vocab_ranges.h"
+#include "head/gathered_vocab.h"
+#include "head/plan_layout.h"
 #include "head/plan_sizes.h"
 #include "kernels/device/kernel.h"
 #include "kernels/device/loss.h"
@@ -159,6 +161,9 @@ struct GatheredLayout {
   std::size_t received = 0;   // [G] of SliceSums: received from all ranks
   std::size_t whole = 0;      // full_slice up to its bias; two with several slices
   std::size_t full_sums = 0;  // bytes of full_sums
+  // One rank's part of each of these. The full bias is gathered at once, so no slice has any.
+  SliceLayout of_slice, of_whole;
+  SliceSums of_sums, of_full_sums;
 };
 // Returns the rows of bias per rank: those of the largest shard, rounded up to 16 bytes.
 inline std::int64_t bias_rows(const HeadFeatures& f) { return (f.gathered_rows + 3) / 4 * 4; }
@@ -183,16 +188,19 @@ struct AuditLayout {
   std::size_t exact = 0;      // f32 [A, D]
   std::size_t exact_lse = 0;  // f32 [A]
 };
-struct Layout {
-  std::size_t statistics = 0;    // DeviceStatistics
-  std::size_t loss = 0;          // workspace of the loss kernels
-  std::size_t lse = 0;           // f32 [C]
-  std::size_t log_prob = 0;      // f32 [C, K]
-  std::size_t target_logit = 0;  // f32 [C, K] with gradients, or sharded tokens
-  std::size_t weighted_sum = 0;  // f32 [C] with label smoothing
-  std::size_t entropy = 0;       // f32 [C] with a gradient through it
-  std::size_t argmax = 0;        // i32 [C] when requested
-  std::size_t forward = 0;       // workspace of the forward kernel
+struct Layout : PlanLayout {
+  Sizes sizes;
+  std::size_t statistics = 0;     // DeviceStatistics
+  std::size_t loss = 0;           // workspace of the loss kernels
+  std::size_t lse = 0;            // f32 [C]
+  std::size_t log_prob = 0;       // f32 [C, K]
+  std::size_t target_logit = 0;   // f32 [C, K] with gradients, or sharded tokens
+  std::size_t weighted_sum = 0;   // f32 [C] with label smoothing
+  std::size_t entropy = 0;        // f32 [C] with a gradient through it
+  std::size_t argmax = 0;         // i32 [C] when requested
+  std::size_t forward = 0;        // workspace of the forward kernel
+  std::size_t forward_bytes = 0;  // without what only GEMMs use
+  AliasedRanges ranges;  // of the first chunk, without data pointers; none if no entry is saved
   GradientLayout gradients;
   FarLayout far;
   EstimateLayout estimates;
@@ -206,8 +214,10 @@ struct Layout {
   // inputs, targets and their logits.
   std::size_t exchange = 0;
   std::size_t total = 0;
+
+  std::size_t exchange_bytes() const { return total - exchange; }
 };
-// Returns the bytes from `exchange` to `total`.
+// Returns Layout::exchange_bytes.
 std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& features,
                            const Sizes& sizes);
 // Returns the blocks of the first chunk, without data pointers; none without ranges or if no entry
@@ -219,6 +229,7 @@ AliasedBlock vocab_block_of(const HeadShape& shape, const HeadFeatures& features
                             const Sizes& sizes, std::int64_t first);
 Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
                  const Sizes& sizes);
+Layout layout_of(const LossPlan& plan);
 
 // Returns whether the GEMM of d_weight reads a copy of hidden. The copy is scaled by a factor per
 // token for saved exponentials, and 0 for ignored tokens.

@@ -13,11 +13,18 @@
 #include "head/plan/default_plan.h"
 #include "head/plan/far_forecast.h"
 #include "head/plan/search/search.h"
+#include "head/plan_layout.h"
 
 namespace logitless {
 namespace {
 
 constexpr float kDefaultTau = 0.003f;
+
+// Sets the layout of a plan's workspace, and its bytes.
+void lay_out(LossPlan& plan, DeviceKind device) {
+  if (device == DeviceKind::cpu) return LossPlanAccess::set_layout(plan, cpu::layout_of(plan));
+  LossPlanAccess::set_layout(plan, cuda::layout_of(plan));
+}
 
 // Builds a LossPlan: sizes one candidate for each kind, then chooses.
 class PlanBuilder {
@@ -252,12 +259,12 @@ class PlanBuilder {
     plan_.weight_vocab = sizes.weight_vocab;
     plan_.passes = winner.passes;
     plan_.predicted_seconds = winner.predicted_seconds;
-    LossPlanAccess::set_workspace_bytes(plan_, winner.workspace_bytes);
     if (!is_far(plan_.kind)) {
       plan_.tau = 0.0f;
       plan_.sample_every = 0;
       plan_.audit = nullptr;
     }
+    lay_out(plan_, request_.device.kind);
   }
 
   // Explains a plan larger than the fp32 logits by the workspace of the fastest plan that is
@@ -526,39 +533,23 @@ LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
   return plan_in_one_chunk(shape, features, for_context(context, request));
 }
 
-namespace {
-
-// Recomputes the workspace of a plan whose sizes have changed.
-LossPlan with_own_sizes(LossPlan plan, DeviceKind device) {
-  if (device == DeviceKind::cpu) return with_threads(std::move(plan), plan.threads);
-  const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
-                                              plan.features, cuda::sizes_of(plan));
-  LossPlanAccess::set_workspace_bytes(
-      plan, layout.total + (plan.audit == nullptr ? 0 : plan.audit->workspace_bytes()));
-  return plan;
-}
-
-}  // namespace
-
 LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device) {
   plan.chunk_tokens = tokens;
-  return with_own_sizes(std::move(plan), device);
+  lay_out(plan, device);
+  return plan;
 }
 
 LossPlan with_slice(LossPlan plan, std::int64_t rows, DeviceKind device) {
   plan.slice_rows = rows;
-  return with_own_sizes(std::move(plan), device);
+  lay_out(plan, device);
+  return plan;
 }
 
 LossPlan with_threads(LossPlan plan, int threads) {
   plan.threads = threads;
-  std::size_t bytes = cpu::layout_of(plan).total;
-  if (plan.audit != nullptr) {
-    auto audit = std::make_shared<const LossPlan>(with_threads(*plan.audit, threads));
-    bytes += audit->workspace_bytes();
-    plan.audit = std::move(audit);
-  }
-  LossPlanAccess::set_workspace_bytes(plan, bytes);
+  if (plan.audit != nullptr)
+    plan.audit = std::make_shared<const LossPlan>(with_threads(*plan.audit, threads));
+  lay_out(plan, DeviceKind::cpu);
   return plan;
 }
 

@@ -26,11 +26,4 @@ LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device);
 // Returns a weight-gathered plan with slices of `rows` of each rank, and its workspace.
 LossPlan with_slice(LossPlan plan, std::int64_t rows, DeviceKind device);
 
-// Write access to private members of LossPlan.
-struct LossPlanAccess {
-  static void set_workspace_bytes(LossPlan& plan, std::size_t bytes) {
-    plan.workspace_bytes_ = bytes;
-  }
-};
-
 }  // namespace logitless

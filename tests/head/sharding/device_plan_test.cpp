@@ -169,10 +169,8 @@ TEST_F(ShardingDevicePlan, WhatIsReceivedIsTheEndOfTheWorkspace) {
   memory = &some;
   const auto expect_end = [&](bool spread, std::size_t least) {
     const LossPlan plan = plans({32256, 32000, 32000, 32000}, spread)[0];
-    const cuda::Sizes sizes = cuda::sizes_of(plan);
-    const cuda::Layout layout =
-        cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape, plan.features, sizes);
-    EXPECT_EQ(layout.total - layout.exchange, plan.exchange_bytes) << plan.explain();
+    EXPECT_EQ(LossPlanAccess::layout<cuda::Layout>(plan).exchange_bytes(), plan.exchange_bytes)
+        << plan.explain();
     EXPECT_GE(plan.exchange_bytes, least) << plan.explain();
   };
   expect_end(true, of_tokens(6));
@@ -190,8 +188,7 @@ TEST_F(ShardingDevicePlan, OfSeveralChunksAllThatComesBesideProductsIsInTheGroup
     request.memory_budget = budget;
     const LossPlan plan = plans({32256, 32000, 32000, 32000}, true)[0];
     EXPECT_EQ(plan.chunk_tokens < plan.shape.tokens, budget < 400_MiB) << plan.explain();
-    return cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape, plan.features,
-                           cuda::sizes_of(plan));
+    return LossPlanAccess::layout<cuda::Layout>(plan);
   };
   const cuda::Layout several = layout_in(200_MiB);
   for (const std::size_t at : {several.shard.hidden[1], several.shard.targets[0],
@@ -210,8 +207,7 @@ TEST_F(ShardingDevicePlan, FarForwardsLeaveWhatIsSentAlone) {
     for (const bool spread : {false, true}) {
       request.memory_budget = budget;
       const LossPlan plan = plans({32256, 32000, 32000, 32000}, spread)[0];
-      const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
-                                                  plan.features, cuda::sizes_of(plan));
+      const auto& layout = LossPlanAccess::layout<cuda::Layout>(plan);
       const std::int64_t rows = std::min(layout.far.swept, plan.shape.vocab);
       EXPECT_GT(rows, 0);
       EXPECT_LE(layout.far.gathered + static_cast<std::size_t>(rows * kDim * 2),
