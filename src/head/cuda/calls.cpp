@@ -5,6 +5,8 @@
 
 #include "core/check.h"
 #include "head/cuda/engine.h"
+#include "head/cuda/exchange.h"
+#include "head/cuda/shared_far_field.h"
 #include "head/cuda/views.h"
 #include "head/far_work.h"
 #include "kernels/device/stream.h"
@@ -53,25 +55,26 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   loss.grad_loss = in.grad_loss;
   loss.grad_losses = floats_of("grad_losses", in.grad_losses);
   Engine engine(call);
-  const ForwardCall& all = engine.all;
+  const Run& bound = engine.bound();
+  const ForwardCall& all = bound.all;
   loss.argmax = call.features.argmax;
-  loss.int64_argmax = engine.int64_argmax();
+  loss.int64_argmax = bound.int64_argmax;
   loss.reduction = reduction_of(options.reduction);
   loss.terms = loss_terms(options);
   loss.normalizer = options.normalizer.value_or(0.0);
   loss.nan_if_empty = options.nan_if_empty;
-  loss.statistics = engine.statistics();
-  loss.workspace = engine.loss_workspace();
+  loss.statistics = bound.statistics();
+  loss.workspace = bound.loss_workspace();
   loss.finishes = !call.shard.tokens_sharded;
-  const TensorView& bound = call.far.d_hidden_bound;
-  if (bound.defined() && !is_far(call.plan->kind))
-    fill_device(bound.data(), 0, static_cast<std::size_t>(bound.bytes()), all.stream);
-  loss.shares = engine.global_denominator(loss);
+  const TensorView& error = call.far.d_hidden_bound;
+  if (error.defined() && !is_far(call.plan->kind))
+    fill_device(error.data(), 0, static_cast<std::size_t>(error.bytes()), all.stream);
+  loss.shares = global_denominator(bound, loss);
   begin_loss(loss, all);
   engine.run([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_losses(loss, chunk, rows, delta);
   });
-  call.shard.tokens_sharded ? engine.finish_sharded(loss) : finish_loss(loss, all);
+  call.shard.tokens_sharded ? finish_sharded(bound, loss) : finish_loss(loss, all);
   // The audit needs only the coefficients; begin_loss has already covered all tokens.
   LossCall audit = loss;
   audit.loss = nullptr;
@@ -80,7 +83,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   engine.audit([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_losses(audit, chunk, rows, delta);
   });
-  if (is_far(call.plan->kind) && call.shard.sharded()) engine.publish_far_sums();
+  if (is_far(call.plan->kind) && call.shard.sharded()) publish_far_sums(bound);
   LossStatistics stats;
   stats.tokens = call.shape.tokens;
   return stats;
