@@ -22,7 +22,7 @@ MAX_LINES = 600
 PUBLIC = ("include/logitless/",)
 # Public headers that a kernel may include: numbers, tensors and shapes, but neither plans nor calls.
 PUBLIC_BASE = tuple(f"include/logitless/{name}.h" for name in (
-    "bytes", "context", "dtype", "error", "export", "head_shape", "memory", "parallel", "tensor_file", "tensor_view",
+    "bytes", "context", "dtype", "error", "export", "gpu_card", "head_shape", "memory", "parallel", "tensor_file", "tensor_view",
     "version"))
 CORE = ("src/core/", *PUBLIC)
 BELOW_KERNELS = ("src/math/", "src/core/", *PUBLIC_BASE)

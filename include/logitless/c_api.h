@@ -122,8 +122,7 @@ typedef struct logitless_context_options {
   size_t struct_size;
   logitless_device device; /* default LOGITLESS_DEVICE_CPU */
   int32_t threads;         /* 0: OMP_NUM_THREADS, or all cores that the process may use */
-  const char* kernel; /* the only one to use; NULL or "": LOGITLESS_CPU or LOGITLESS_GPU_KERNELS, or
-                         the best */
+  const char* kernel;      /* the only one; NULL, "": LOGITLESS_CPU, _GPU_KERNELS, or the best */
   logitless_trace_function trace; /* text of each decision, on the calling thread; NULL: none */
   void* trace_user;               /* handed to trace */
   void* stream;         /* cudaStream_t that work is enqueued on; must be NULL on the CPU */
@@ -161,6 +160,7 @@ typedef struct logitless_plan_request {
   int64_t audit_rows;         /* 0: none */
   float tau;                  /* in (0, 1); 0: 0.003 */
   int32_t compute_capability; /* plan_head: of an absent GPU, 10 major + minor; 0: none */
+  const char* card;           /* plan_head: whose rates, such as "A100"; NULL: of a usual card */
 } logitless_plan_request;
 LOGITLESS_API void logitless_plan_request_init(logitless_plan_request* request, size_t struct_size);
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "logitless/export.h"
+#include "logitless/gpu_card.h"
 #include "logitless/memory.h"
 
 namespace logitless {
@@ -25,6 +26,9 @@ struct DeviceLimits {
   // among those of LOGITLESS_GPU_KERNELS.
   std::string kernel = {};
   int compute_capability = 90;  // of a GPU: 10 * major + minor
+  // Rates of a GPU. By default those of the usual card of the compute capability: an H200 for 90,
+  // an A100 for 80, an RTX 3090 for 86, an RTX 4090 for 89, a B200 for 100 and an RTX 5090 for 120.
+  GpuCard card = {};
 
   bool operator==(const DeviceLimits&) const = default;
 };

@@ -11,6 +11,7 @@
 #include "logitless/dtype.h"
 #include "logitless/error.h"
 #include "logitless/far_field.h"
+#include "logitless/gpu_card.h"
 #include "logitless/graph.h"
 #include "logitless/head.h"
 #include "logitless/head_over_ranks.h"

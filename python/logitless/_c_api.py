@@ -96,7 +96,7 @@ class ContextOptions(Structure):
     struct_size: int
     device: int  # default LOGITLESS_DEVICE_CPU
     threads: int  # 0: OMP_NUM_THREADS, or all cores that the process may use
-    kernel: Any  # the only one to use; NULL or "": LOGITLESS_CPU or LOGITLESS_GPU_KERNELS, or the best
+    kernel: Any  # the only one; NULL, "": LOGITLESS_CPU, _GPU_KERNELS, or the best
     trace: Any  # text of each decision, on the calling thread; NULL: none
     trace_user: Any  # handed to trace
     stream: Any  # cudaStream_t that work is enqueued on; must be NULL on the CPU
@@ -119,10 +119,11 @@ class PlanRequest(Structure):
     audit_rows: int  # 0: none
     tau: float  # in (0, 1); 0: 0.003
     compute_capability: int  # plan_head: of an absent GPU, 10 major + minor; 0: none
+    card: Any  # plan_head: whose rates, such as "A100"; NULL: of a usual card
     _fields_ = [
         ("struct_size", c_size_t), ("memory_budget", c_uint64), ("stored_fraction", c_double), ("kind", c_int32),
         ("accuracy", c_int32), ("sample_every", c_int64), ("audit_rows", c_int64), ("tau", c_float),
-        ("compute_capability", c_int32),
+        ("compute_capability", c_int32), ("card", c_char_p),
     ]
     # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"kind": -1}

@@ -231,6 +231,15 @@ inline PlanRequest request_from(const logitless_plan_request* from, const Device
   request.device = device;
   if (c.compute_capability != 0)
     request.device = {.kind = DeviceKind::cuda, .compute_capability = c.compute_capability};
+  if (c.card != nullptr && *c.card != '\0') {
+    require(absent, "request.card: expected NULL in a plan of tensors, got ", c.card);
+    const GpuCard card = gpu_card(c.card);
+    require(c.compute_capability == 0 || c.compute_capability == card.compute_capability,
+            "request.compute_capability: expected 0 or the card's ", card.compute_capability,
+            ", got ", c.compute_capability);
+    request.device = {
+        .kind = DeviceKind::cuda, .compute_capability = card.compute_capability, .card = card};
+  }
   request.memory_budget = c.memory_budget;
   request.stored_fraction = c.stored_fraction;
   if (c.kind != LOGITLESS_PLAN_ANY) request.kind = static_cast<PlanKind>(c.kind);

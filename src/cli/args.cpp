@@ -1,7 +1,9 @@
 #include "cli/args.h"
 
 #include <fmt/core.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -78,19 +80,26 @@ void DeviceArgs::add(Options& options) {
   options.add_flag("--verbose", verbose, "say on standard error what is decided").group("Machine");
 }
 
-std::int64_t capability_here() {
-  if (!gpu_missing().empty()) return 0;
+namespace {
+
+DeviceLimits gpu_here() {
   ContextOptions here;
   here.device = DeviceKind::cuda;
-  return Context(here).device().compute_capability;
+  return Context(here).device();
 }
 
-DeviceLimits gpu_limits(std::int64_t capability) {
-  constexpr std::int64_t kHopper = 90;
-  if (capability == 0) capability = capability_here();
+}  // namespace
+
+std::int64_t capability_here() { return gpu_missing().empty() ? gpu_here().compute_capability : 0; }
+
+DeviceLimits GpuArgs::limits() const {
+  const bool any = card.name.empty() && capability == 0;
+  if (any && gpu_missing().empty()) return gpu_here();
   DeviceLimits limits;
   limits.kind = DeviceKind::cuda;
-  limits.compute_capability = static_cast<int>(capability != 0 ? capability : kHopper);
+  limits.card = card;
+  if (!card.name.empty()) limits.compute_capability = card.compute_capability;
+  if (capability != 0) limits.compute_capability = static_cast<int>(capability);
   return limits;
 }
 
@@ -109,11 +118,27 @@ void GpuArgs::add(Options& options) {
       .add_integer("--capability", capability, 80, 999,
                    "of the GPU, 10 * major + minor (default: the GPU's that is here, else 90)")
       .group(group);
+  options
+      .add_parsed(
+          "--card", "NAME",
+          [this](const std::string& text) {
+            const std::vector<std::string> names = gpu_card_names();
+            if (std::find(names.begin(), names.end(), text) == names.end())
+              throw UsageError(
+                  fmt::format("expected one of {}, got '{}'", fmt::join(names, ", "), text));
+            card = gpu_card(text);
+          },
+          "predict times at this card's rates, such as A100 (default: the GPU's that is here, else "
+          "the capability's usual card)")
+      .group(group);
 }
 
 void GpuArgs::check(const std::set<std::string>& given) const {
-  if (!on_gpu) return refuse_given(given, {"capability"}, "is of --device cuda");
+  if (!on_gpu) return refuse_given(given, {"capability", "card"}, "is of --device cuda");
   refuse_given(given, {"threads"}, "cannot be given beside --device cuda");
+  if (!card.name.empty() && capability != 0 && capability != card.compute_capability)
+    throw UsageError(fmt::format("--capability: expected the {} of --card {}, got {}",
+                                 card.compute_capability, card.name, capability));
 }
 
 Context DeviceArgs::context() const {

@@ -61,21 +61,21 @@ struct DeviceArgs {
 
 // Returns the compute capability of this machine's GPU; 0 without one.
 std::int64_t capability_here();
-// Returns the limits of a GPU of this compute capability; for 0 those of this machine's GPU, or
-// else of a Hopper.
-DeviceLimits gpu_limits(std::int64_t capability);
 
-// --device --capability: a GPU that need not exist on this machine
+// --device --capability --card: a GPU that need not exist on this machine
 struct GpuArgs {
   std::string what;   // the action, in messages
   std::string group;  // heading in the help text
   bool on_gpu = false;
   std::int64_t capability = 0;
+  GpuCard card = {};
 
   void add(Options& options);
-  // Throws UsageError for options of the other device.
+  // Throws UsageError for options of the other device, and for a card of another capability.
   void check(const std::set<std::string>& given) const;
-  DeviceLimits limits() const { return gpu_limits(capability); }
+  // Returns the limits of the card or the usual one of the capability; without either, those of
+  // this machine's GPU, or else of an H200.
+  DeviceLimits limits() const;
 };
 
 // --plan --budget

@@ -165,7 +165,7 @@ Command add_plan(CommandLine& program) {
       "and outputs with which\n"
       "it is about as fast as the budget lets it be (stored fills the budget), predicted time at "
       "the kernel's nominal rate\n"
-      "(of a GPU, an H200's), and why it was not chosen.\n\n"
+      "(of a GPU, its card's, see --card), and why it was not chosen.\n\n"
       "Example:\n"
       "  logitless plan --tokens 16384 --dim 4096 --vocab 128256 --budget 2GiB --threads 32");
   return {sub, [args, sub] { args->run(sub.given()); }};

@@ -172,7 +172,7 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   if (options.device.kind == DeviceKind::cuda) {
     state->threads = 0;
     target = std::make_unique<const ir::CudaTarget>(options.device.compute_capability,
-                                                    options.epilogues);
+                                                    options.epilogues, options.device.card);
     state->backend = std::make_shared<const ir::CudaBackend>(options.device.compute_capability);
   } else {
     state->threads = options.threads > 0 ? options.threads : default_threads();

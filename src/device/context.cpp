@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "core/parallel.h"
 #include "kernels/cpu_head.h"
+#include "kernels/device/cards.h"
 #include "kernels/device/gpu_kernels.h"
 #include "kernels/device/head.h"
 #include "kernels/forced_kernel.h"
@@ -32,6 +33,7 @@ Context::Context(ContextOptions options)
     device_.kind = DeviceKind::cuda;
     device_.threads = 0;
     device_.compute_capability = cuda::compute_capability(options.device_index);
+    device_.card = cuda::local_card(options.device_index);
     stream_ = options.stream;
     return;
   }

@@ -129,8 +129,8 @@ namespace {
 // if the inputs are sharded.
 template <typename Plan>
 LossPlan plan_calls(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
-                    const CrossEntropyOutputs& out, const PlanRequest& request, DeviceKind device,
-                    const Plan& plan) {
+                    const CrossEntropyOutputs& out, const PlanRequest& request,
+                    const DeviceLimits& device, const Plan& plan) {
   if (!is_sharded(in.sharding)) {
     check_arguments(options, in, out);
     return plan(shape_of(in), features_of(options, in, out), request);
@@ -155,7 +155,7 @@ LossPlan plan_calls(const CrossEntropyOptions& options, const CrossEntropyInputs
 
 LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                             const CrossEntropyOutputs& out, const PlanRequest& request) {
-  return plan_calls(options, in, out, request, request.device.kind,
+  return plan_calls(options, in, out, request, request.device,
                     [](const HeadShape& shape, const HeadFeatures& f, const PlanRequest& r) {
                       return plan_local(shape, f, r);
                     });
@@ -164,7 +164,7 @@ LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntro
 LossPlan plan_cross_entropy(const Context& context, const CrossEntropyOptions& options,
                             const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
                             const PlanRequest& request) {
-  return plan_calls(options, in, out, request, context.device().kind,
+  return plan_calls(options, in, out, request, context.device(),
                     [&](const HeadShape& shape, const HeadFeatures& f, const PlanRequest& r) {
                       return plan_local(context, shape, f, r);
                     });

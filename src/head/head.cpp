@@ -144,7 +144,7 @@ TokenOutputs token_outputs(const HeadOutputs& out) {
 // and `plan` has the arguments of `plan_local`.
 template <typename Features, typename Plan>
 LossPlan plan_calls(const HeadOptions& options, const HeadInputs& in, const PlanRequest& request,
-                    DeviceKind device, const Features& features, const Plan& plan) {
+                    const DeviceLimits& device, const Features& features, const Plan& plan) {
   if (!is_sharded(in.sharding)) {
     const HeadShape shape = check_inputs(options, in);
     return plan(shape, features(), request);
@@ -256,27 +256,27 @@ void head_backward_saved(const Context& context, const LossPlan& plan, const Hea
 LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
                            const PlanRequest& request) {
   const auto features = [&] { return forward_features(options, in, out); };
-  return plan_calls(options, in, request, request.device.kind, features, planner());
+  return plan_calls(options, in, request, request.device, features, planner());
 }
 
 LossPlan plan_head_backward(const HeadOptions& options, const HeadInputs& in,
                             const HeadCotangents& cotangents, const HeadGradients& gradients,
                             const PlanRequest& request) {
   const auto features = [&] { return backward_features(options, in, cotangents, gradients); };
-  return plan_calls(options, in, request, request.device.kind, features, planner());
+  return plan_calls(options, in, request, request.device, features, planner());
 }
 
 LossPlan plan_head_forward(const Context& context, const HeadOptions& options, const HeadInputs& in,
                            const HeadOutputs& out, const PlanRequest& request) {
   const auto features = [&] { return forward_features(options, in, out); };
-  return plan_calls(options, in, request, context.device().kind, features, planner(context));
+  return plan_calls(options, in, request, context.device(), features, planner(context));
 }
 
 LossPlan plan_head_backward(const Context& context, const HeadOptions& options,
                             const HeadInputs& in, const HeadCotangents& cotangents,
                             const HeadGradients& gradients, const PlanRequest& request) {
   const auto features = [&] { return backward_features(options, in, cotangents, gradients); };
-  return plan_calls(options, in, request, context.device().kind, features, planner(context));
+  return plan_calls(options, in, request, context.device(), features, planner(context));
 }
 
 void head_forward(const Context& context, const LossPlan& plan, const HeadOptions& options,

@@ -14,6 +14,7 @@
 #include "head/plan/check.h"
 #include "head/plan/choose.h"
 #include "head/plan_layout.h"
+#include "head/shard_card.h"
 #include "head/shard_far_plan.h"
 #include "kernels/cpu_head.h"
 #include "kernels/device/stream.h"
@@ -141,9 +142,10 @@ LossPlan plan_vocab(const Sharding& sharding, const PlanRequest& request,
   ShardedHead mine;
   const auto add_sizes = [&](PlanDigest& digest) {
     mine = head();
-    require_device(sharding, mine.device);
+    require_device(sharding, mine.device.kind);
     describe_far_field(request, digest);
     say(mine, sharding, digest);
+    if (mine.device.kind != DeviceKind::cpu) add_card(mine.device, digest);
   };
   const Agreement sizes = agree(vocab_group, add_sizes);
 
@@ -154,7 +156,7 @@ LossPlan plan_vocab(const Sharding& sharding, const PlanRequest& request,
   const std::int64_t tokens = tokens_of_rank(sharding, shape, sizes);
   const GatheredVocab of_ranks =
       gathered_vocab(sizes.vocab_runs, columns_of_ranks(sharding, shape.dim, sizes));
-  ExchangePlans plans(sharding, {shape, mine.features, mine.device, tokens, of_ranks,
+  ExchangePlans plans(sharding, {shape, mine.features, mine.device.kind, tokens, of_ranks,
                                  vocab_group.rank(), allows_far(request)});
   const auto make = [&](std::uint64_t said_before, const PlanRequest& wanted) {
     return agree(vocab_group, [&](PlanDigest& digest) {
@@ -166,6 +168,7 @@ LossPlan plan_vocab(const Sharding& sharding, const PlanRequest& request,
   };
   PlanRequest of_rank = request;
   of_rank.sharding = sharding;
+  if (mine.device.kind != DeviceKind::cpu) of_rank.device.card = card_of_rank_0(sizes);
   Agreement chunks = make(sizes.plan, of_rank);
   std::optional<LossPlan> wanted;
   if (const auto common = common_request(of_rank, chunks)) {
@@ -174,10 +177,11 @@ LossPlan plan_vocab(const Sharding& sharding, const PlanRequest& request,
     chunks = make(chunks.plan, of_rank);
   }
   if (!plans.agree_on_begin(chunks)) chunks = make(chunks.plan, of_rank);
-  LossPlan made = with_common_audit(plans.agreed(chunks), chunks, mine.device);
+  LossPlan made = with_common_audit(plans.agreed(chunks), chunks, mine.device.kind);
   if (wanted) describe_request(*wanted, made);
   CommStream comm_stream;
-  if (mine.device != DeviceKind::cpu) comm_stream.memory = take_exchange_memory(vocab_group, made);
+  if (mine.device.kind != DeviceKind::cpu)
+    comm_stream.memory = take_exchange_memory(vocab_group, made);
   const std::span<const std::int32_t> table = table_of(sharding);
   made.agreement = std::make_shared<ShardAgreement>(
       ShardAgreement{sharding,
@@ -196,7 +200,7 @@ LossPlan plan_vocab(const Sharding& sharding, const PlanRequest& request,
 // Plans for plan_head, which has the shape and features but no tensors.
 template <typename Plan>
 LossPlan plan_shape(const HeadShape& shape, const HeadFeatures& features,
-                    const PlanRequest& request, DeviceKind device, const Plan& plan) {
+                    const PlanRequest& request, const DeviceLimits& device, const Plan& plan) {
   if (!is_sharded(request.sharding)) {
     require(features.vocab_ranks == 0 && !features.tokens_sharded && features.gathered_rows == 0,
             "sharding: the features are of a sharded vocabulary, and the request has no sharding");
@@ -215,7 +219,7 @@ LossPlan plan_shape(const HeadShape& shape, const HeadFeatures& features,
 
 LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
                    const PlanRequest& request) {
-  return plan_shape(shape, features, request, request.device.kind,
+  return plan_shape(shape, features, request, request.device,
                     [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
                       return plan_local(s, f, r);
                     });
@@ -223,7 +227,7 @@ LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
 
 LossPlan plan_head(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                    const PlanRequest& request) {
-  return plan_shape(shape, features, request, context.device().kind,
+  return plan_shape(shape, features, request, context.device(),
                     [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
                       return plan_local(context, s, f, r);
                     });

@@ -56,7 +56,7 @@ void require_rows(const Sharding& sharding);
 struct ShardedHead {
   HeadShape shape;  // local: its tokens, and its rows of weight in vocab, which may be 0
   HeadFeatures features;
-  DeviceKind device = DeviceKind::cpu;
+  DeviceLimits device = {};  // all ranks plan with the card of rank 0
   std::function<void(PlanDigest&)> options = {};
 };
 // Makes the plan of one rank.

@@ -38,10 +38,20 @@ class PlanTest(unittest.TestCase):
         for arguments in (["--capability", 80], ["--kernel", "cublas"], ["--dtype", "f32"]):
             self.assertEqual(self.plan("--device", "cuda", *arguments)["kernel"], "cublas", arguments)
 
+    def test_rates_of_a_card(self):
+        seconds = lambda *arguments: self.plan("--device", "cuda", "--plan", "dense", *arguments)["predicted_seconds"]
+        self.assertEqual(seconds("--card", "H200"), seconds())
+        self.assertEqual(seconds("--card", "A100"), seconds("--capability", 80))
+        self.assertGreater(seconds("--card", "L4"), 2 * seconds("--card", "RTX 4090", "--capability", 89))
+        self.assertGreater(seconds("--card", "H100"), seconds("--card", "H200"))
+
     def test_refusals(self):
         for arguments, message in (
                 (["--device", "gpu"], "--device: expected cpu or cuda, got 'gpu'"),
                 (["--capability", 90], "--capability: is of --device cuda"),
+                (["--card", "A100"], "--card: is of --device cuda"),
+                (["--device", "cuda", "--card", "abacus"], "--card: expected one of T4, A10, .*, got 'abacus'"),
+                (["--device", "cuda", "--card", "A100", "--capability", 90], "--capability: expected the 80 of --card A100, got 90"),
                 (["--device", "cuda", "--threads", 2], "--threads: cannot be given beside --device cuda"),
                 (["--device", "cuda", "--capability", 9], "--capability: expected a whole number from 80 to 999, got '9'"),
                 (["--device", "cuda", "--kernel", "avx2"], "kernel"),

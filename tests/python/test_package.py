@@ -68,6 +68,8 @@ def test_explain_for_a_gpu_that_is_not_here(monkeypatch):
     assert "kernel cublas" in logitless.explain(*sizes, device="cuda", compute_capability=80)
     assert "kernel cublas" in logitless.explain(*sizes, "f32", device="cuda")
     assert hopper != logitless.explain(*sizes, memory_budget="512MiB")
+    assert hopper == logitless.explain(*sizes, device="cuda", memory_budget="512MiB", card="H200")
+    assert logitless.explain(*sizes, device="cuda", card="A100") == logitless.explain(*sizes, device="cuda", compute_capability=80)
     monkeypatch.setenv("LOGITLESS_GPU_KERNELS", "cublas")
     listed = logitless.explain(*sizes, device="cuda")
     assert "kernel cublas" in listed and "hopper: is not in LOGITLESS_GPU_KERNELS=cublas" in listed
@@ -79,6 +81,9 @@ def test_explain_for_a_gpu_that_is_not_here(monkeypatch):
         ({"device": "gpu"}, "device: expected cpu or cuda, got 'gpu'"),
         ({"device": "cuda", "threads": 2}, "threads: expected 0 beside device cuda, got 2"),
         ({"device": "cuda", "compute_capability": 9}, "compute_capability: expected 80 to 999, got 9"),
+        ({"device": "cuda", "card": "abacus"}, "card: 'abacus' is unknown; expected one of T4, "),
+        ({"device": "cuda", "card": "A100", "compute_capability": 90}, "compute_capability: expected 0 or the card's 80, got 90"),
+        ({"card": "A100"}, "card: expected none beside device cpu, got 'A100'"),
         ({"device": "cuda", "memory_budget": 1000}, "below the least plan"),
     ):
         with pytest.raises(ValueError, match=message):

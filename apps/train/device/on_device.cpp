@@ -60,6 +60,8 @@ void Trainer::start_device() {
   on_gpu.device_index = options_.gpu;
   Context context(on_gpu);
   limits_ = context.device();
+  // Programs of ranks are alike: neither another card nor its measured rates make them differ.
+  if (ranks() > 1) limits_.card = {};
   device_name_ = device_status(context).name;
   const std::size_t taken_before = taken(context);
   threads_ = default_threads();  // threads of the host's work

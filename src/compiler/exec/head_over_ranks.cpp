@@ -24,7 +24,7 @@ ShardedHead HeadOverRanks::State::checked_head() {
           device == DeviceKind::cpu ? "CPU" : "GPU", ", which the program was compiled for");
   head = &ir::head_alone(*program);
   ShardedHead mine{.shape = head->plan->shape, .features = head->plan->features};
-  mine.device = device;
+  mine.device = context.device();
   require(rows >= 0, "rows: expected 0 or more, got ", rows);
   require(sharding.tokens, "sharding: tokens: expected true, as each rank's program has tokens of ",
           "its own");

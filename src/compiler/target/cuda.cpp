@@ -113,23 +113,18 @@ Rates CudaTarget::rates() const {
   r.score_functions = 1.0;
   r.score_gradient_functions = 4.0;
   r.score_rows = 128;
-  if (compute_capability_ < 90) {
-    const bool large = compute_capability_ == 80;
-    r.products16 = large ? 250e12 : 120e12;
-    r.products32 = large ? 17e12 : 30e12;
-    r.products64 = large ? 15e12 : 0.5e12;
-    r.bytes = large ? 1.7e12 : 0.8e12;
-    r.functions = large ? 1.5e12 : 2e12;
-    r.units = large ? 108 : 84;
-  } else {
-    const bool newer = compute_capability_ >= 100;
-    r.products16 = newer ? 1500e12 : 700e12;
-    r.products32 = newer ? 60e12 : 50e12;
-    r.products64 = newer ? 30e12 : 50e12;
-    r.bytes = newer ? 6.5e12 : 4.0e12;
-    r.functions = 3e12;
-    r.units = newer ? 148 : 132;
-  }
+  const bool hopper = compute_capability_ >= 90 && compute_capability_ < 100;
+  r.products16 = card_.gemm_flops;
+  r.products32 = (hopper ? 50.0 / 67.0 : 0.83) * card_.fp32_flops;
+  // Data centre cards alone have more fp64 units than 1 for 64 of fp32.
+  const double wide = hopper                           ? 50.0 / 67.0
+                      : compute_capability_ == 80      ? 0.77
+                      : compute_capability_ / 10 == 10 ? 0.4
+                                                       : 1.0 / 64;
+  r.products64 = wide * card_.fp32_flops;
+  r.bytes = card_.copy_bytes_per_second;
+  r.functions = 3e12 * (card_.sms / 132.0);
+  r.units = card_.sms;
   return r;
 }
 
@@ -157,6 +152,7 @@ HeadPlan CudaTarget::head_plan(const HeadShape& shape, const HeadFeatures& featu
   PlanRequest request;
   request.device.kind = DeviceKind::cuda;
   request.device.compute_capability = compute_capability_;
+  request.device.card = card_;
   HeadPlan head;
   auto plan = workspace > 0 ? plan_within(shape, features, request, workspace)
                             : plan_without_limit(shape, features, request, kMostBytes);

@@ -5,6 +5,7 @@
 
 #include "compiler/target/target.h"
 #include "kernels/device/attention.h"
+#include "kernels/device/cards.h"
 #include "kernels/device/gemm.h"
 #include "kernels/device/index.h"
 
@@ -12,8 +13,11 @@ namespace logitless::ir {
 
 class CudaTarget final : public Target {
  public:
-  explicit CudaTarget(int compute_capability, bool epilogues = true)
-      : compute_capability_(compute_capability), epilogues_(epilogues) {}
+  // `card` without a name: the usual one of the capability.
+  explicit CudaTarget(int compute_capability, bool epilogues = true, const GpuCard& card = {})
+      : compute_capability_(compute_capability),
+        epilogues_(epilogues),
+        card_(cuda::card_or_usual(card, compute_capability)) {}
 
   std::int64_t alignment() const final { return 256; }
   std::int64_t row_alignment() const final { return 16; }
@@ -32,14 +36,15 @@ class CudaTarget final : public Target {
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;
-  // Measured rates of large matrix products and copies. By compute capability: A100 (80), smaller
-  // GPUs of its generation and the next (to 89), H200 (90) and B200 (from 100).
+  // Sustained rates of the card. Those of fp32, fp64 and elementary functions are fractions of its
+  // peaks, measured on Hopper alone.
   Rates rates() const final;
   std::int64_t thick_rows() const final { return 2048; }
 
  private:
   int compute_capability_;
   bool epilogues_;
+  GpuCard card_;
 };
 
 // Returns the matrix product over (innermost outer dimension, m, n, k). `alignments`: bytes that

@@ -479,12 +479,19 @@ LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
   return less;
 }
 
+// Takes the device of the context, with the card of the request if it names one: plans of several
+// ranks take rank 0's.
 PlanRequest for_context(const Context& context, PlanRequest request) {
+  DeviceLimits device = context.device();
+  if (!request.device.card.name.empty()) device.card = request.device.card;
+  request.device.card = {};
+  DeviceLimits named = request.device;
+  named.card = device.card;
   require(
-      request.device == DeviceLimits{} || request.device == context.device(),
+      request.device == DeviceLimits{} || named == device,
       "device: set to another one than the context's, which the plan is for; leave it alone, or "
       "plan without a context");
-  request.device = context.device();
+  request.device = std::move(device);
   return request;
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
+#include "kernels/device/cards.h"
 #include "kernels/device/head.h"
 
 namespace logitless::cuda {
@@ -40,6 +41,27 @@ int compute_capability(int index) {
   require_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
                "compute capability");
   return 10 * major + minor;
+}
+
+CardFacts card_facts(int index) {
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    require_cuda(cudaDeviceGetAttribute(&value, which, index), "properties of the GPU");
+    return value;
+  };
+  cudaDeviceProp properties;
+  require_cuda(cudaGetDeviceProperties(&properties, index), "properties of the GPU");
+  CardFacts facts;
+  facts.name = properties.name;
+  facts.compute_capability = compute_capability(index);
+  facts.sms = attribute(cudaDevAttrMultiProcessorCount);
+  facts.clock_hz = 1e3 * attribute(cudaDevAttrClockRate);
+  // Two transfers a clock, of so many bits.
+  facts.bytes_per_second =
+      2e3 / 8 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth);
+  facts.l2_bytes = attribute(cudaDevAttrL2CacheSize);
+  facts.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  return facts;
 }
 
 int current_device() {

@@ -71,7 +71,7 @@ struct DeviceKernel {
   // Units of chunks and of vocabulary blocks; divisors of kBlockPadding.
   std::int64_t tile_tokens;
   std::int64_t tile_vocab;
-  DeviceRates (*rates)(DType dtype);
+  DeviceRates (*rates)(DType dtype);  // on an H200; rates_on() of cards.h scales them
   // Returns why it does not support such a head, or empty.
   std::string (*unsupported)(const ForwardShape& shape);
   std::size_t (*workspace_bytes)(const ForwardShape& shape);

@@ -67,6 +67,7 @@ class ShardingDevicePlan : public testing::Test {
       for (const std::int64_t of_rank : rows_of_ranks) mine.sharding.vocab += of_rank;
       mine.sharding.tokens = spread;
       mine.sharding.exchange = exchange;
+      if (!cards.empty()) mine.device.card = cards[r];
       out[r] = plan_head({spread ? kTokens / ranks : kTokens, kDim, rows_of_ranks[r], DType::bf16},
                          features, mine);
     });
@@ -88,7 +89,34 @@ class ShardingDevicePlan : public testing::Test {
   PlanRequest request;
   ExchangeMode exchange = ExchangeMode::planned;
   std::byte* memory = nullptr;
+  std::vector<GpuCard> cards;  // of the ranks; empty: the usual one
 };
+
+// Other rates choose other chunks: with an H200's links alone a budget is filled.
+TEST_F(ShardingDevicePlan, RanksOfOtherCardsPlanWithTheRatesOfRank0) {
+  GpuCard slow = gpu_card("H200");
+  slow.name = "measured";
+  slow.gemm_flops /= 50;
+  slow.forward_kernel = "hopper";
+  slow.forward_flops = slow.gemm_flops;
+  const std::vector<std::int64_t> rows(2, kVocab / 2);
+  for (const bool spread : {false, true}) {
+    std::vector<double> alone;
+    for (const GpuCard& card : {gpu_card("H200"), slow}) {
+      cards = {card, card};
+      alone.push_back(plans(rows, spread)[0].predicted_seconds);
+    }
+    EXPECT_GT(alone[1], 2 * alone[0]);
+    for (const bool first_is_slow : {false, true}) {
+      cards = {gpu_card("H200"), slow};
+      if (first_is_slow) std::swap(cards[0], cards[1]);
+      const std::vector<LossPlan> made = plans(rows, spread);
+      expect_alike(made);
+      for (const LossPlan& plan : made)
+        EXPECT_EQ(plan.predicted_seconds, alone[first_is_slow ? 1 : 0]);
+    }
+  }
+}
 
 TEST_F(ShardingDevicePlan, KeepsExponentialsInThreePasses) {
   const LossPlan alone = plan_head({kTokens, kDim, kVocab, DType::bf16}, features, request);

@@ -243,8 +243,8 @@ double CudaSearch::far_seconds(PlanKind kind, const PlanSizes& sizes) const {
   const auto n = static_cast<double>(tokens_);
   const auto v = static_cast<double>(shape.vocab);
   const auto d = static_cast<double>(shape.dim);
-  const cuda::DeviceRates r = kernel_.rates(shape.dtype);
-  const cuda::FarRates& far = kernel_.far->rates;
+  const cuda::DeviceRates& r = rates_;
+  const cuda::FarRates far = cuda::far_rates_on(kernel_, card_);
   const double pass = 2.0 * n * v * d;
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   const double chunks = std::ceil(n / static_cast<double>(sizes.chunk_tokens));
@@ -281,7 +281,7 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   const auto first = static_cast<double>(ranged ? sizes.first_tokens : sizes.chunk_tokens);
   const double chunks =
       1.0 + std::ceil(std::max(n - first, 0.0) / static_cast<double>(sizes.chunk_tokens));
-  const cuda::DeviceRates r = kernel_.rates(shape.dtype);
+  const cuda::DeviceRates& r = rates_;
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   double out = forward + chunks * r.chunk_seconds;
   double bytes = kernel_.keeps_logits ? 4.0 * 4.0 * n * v : 0.0;  // fp32 logits, four times

@@ -3,6 +3,7 @@
 
 #include "head/cuda/layout.h"
 #include "head/plan/search/search.h"
+#include "kernels/device/cards.h"
 
 namespace logitless {
 
@@ -13,9 +14,12 @@ const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
 
 class CudaSearch final : public PlanSearch {
  public:
-  CudaSearch(const PlanProblem& problem, const cuda::DeviceKernel& kernel)
+  CudaSearch(const PlanProblem& problem, const cuda::DeviceKernel& kernel,
+             const DeviceLimits& device)
       : PlanSearch(problem),
         kernel_(kernel),
+        card_(cuda::card_or_usual(device.card, device.compute_capability)),
+        rates_(cuda::rates_on(kernel, card_, problem.shape.dtype)),
         tokens_(std::max<std::int64_t>(problem.shape.tokens, 1)) {}
 
   std::string refusal(PlanKind kind) const override;
@@ -42,6 +46,8 @@ class CudaSearch final : public PlanSearch {
   double again(PlanKind kind, const PlanSizes& sizes) const;
 
   const cuda::DeviceKernel& kernel_;
+  const GpuCard card_;
+  const cuda::DeviceRates rates_;
   const std::int64_t tokens_;
 };
 

@@ -38,7 +38,7 @@ double GatheredCudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const 
   const auto v = static_cast<double>(p_.shape.vocab);
   const auto d = static_cast<double>(p_.shape.dim);
   const double pass = 2.0 * n * v * d;
-  const cuda::DeviceRates r = kernel_.rates(p_.shape.dtype);
+  const cuda::DeviceRates& r = rates_;
   const double blocks = static_cast<double>(rows_lie_together(f) ? 1 : slice_blocks(f)) *
                         static_cast<double>(slice_count(f.gathered_rows, sizes.slice_rows));
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;

@@ -4,14 +4,18 @@
 
 #include "head/cuda/layout.h"
 #include "head/plan/search/gathered.h"
+#include "kernels/device/cards.h"
 
 namespace logitless {
 
 class GatheredCudaSearch final : public GatheredSearch {
  public:
-  GatheredCudaSearch(const PlanProblem& problem, const cuda::DeviceKernel& kernel)
+  GatheredCudaSearch(const PlanProblem& problem, const cuda::DeviceKernel& kernel,
+                     const DeviceLimits& device)
       : GatheredSearch(problem),
         kernel_(kernel),
+        rates_(cuda::rates_on(kernel, cuda::card_or_usual(device.card, device.compute_capability),
+                              problem.shape.dtype)),
         tokens_(std::max<std::int64_t>(problem.shape.tokens, 1)) {}
 
   SizedPlan best(PlanKind kind, std::size_t budget) const override;
@@ -20,6 +24,7 @@ class GatheredCudaSearch final : public GatheredSearch {
 
  private:
   const cuda::DeviceKernel& kernel_;
+  const cuda::DeviceRates rates_;
   const std::int64_t tokens_;
 };
 

@@ -15,8 +15,8 @@ std::unique_ptr<PlanSearch> make_search(const PlanProblem& problem, const Device
     plan.kernel = kernel.name;
     plan.threads = 0;
     if (problem.features.gathered_rows > 0)
-      return std::make_unique<GatheredCudaSearch>(problem, kernel);
-    return std::make_unique<CudaSearch>(problem, kernel);
+      return std::make_unique<GatheredCudaSearch>(problem, kernel, device);
+    return std::make_unique<CudaSearch>(problem, kernel, device);
   }
   const HeadKernel& kernel =
       choose_head_kernel(device.kernel, problem.shape, problem.features, &plan.kernel_reasons);

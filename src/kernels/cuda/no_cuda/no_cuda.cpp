@@ -3,6 +3,7 @@
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/device/attention.h"
+#include "kernels/device/cards.h"
 #include "kernels/device/far.h"
 #include "kernels/device/loss.h"
 #include "kernels/device/module.h"
@@ -23,6 +24,7 @@ int device_count() { return 0; }
 std::string device_missing(int) { return kReason; }
 int compute_capability(int) { refuse(); }
 int current_device() { refuse(); }
+CardFacts card_facts(int) { refuse(); }
 
 DeviceMemory::DeviceMemory(std::size_t) { refuse(); }
 DeviceMemory::~DeviceMemory() = default;
