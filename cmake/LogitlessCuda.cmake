@@ -1,7 +1,7 @@
 # Enables the CUDA language where nvcc is found (LOGITLESS_CUDA AUTO), and sets LOGITLESS_HAS_CUDA.
 #
-# logitless_cuda_layer(NAME [HOPPER] SOURCES file...) is logitless_layer for files compiled by nvcc. They are compiled
-# for Hopper and, unless HOPPER is given, as PTX for GPUs from compute capability 8.0 on.
+# logitless_cuda_layer(NAME [HOPPER | PTX capability] SOURCES file...) is logitless_layer for files compiled by nvcc. They
+# are compiled for Hopper and, unless HOPPER is given, as PTX for GPUs from a compute capability on, 75 by default.
 set(LOGITLESS_HAS_CUDA OFF)
 if(NOT LOGITLESS_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "LOGITLESS_CUDA is '${LOGITLESS_CUDA}'; expected AUTO, ON or OFF")
@@ -36,13 +36,16 @@ endif()
 message(STATUS "GPU kernels: ${LOGITLESS_HAS_CUDA}")
 
 function(logitless_cuda_layer name)
-  cmake_parse_arguments(ARG "HOPPER" "" "SOURCES" ${ARGN})
+  cmake_parse_arguments(ARG "HOPPER" "PTX" "SOURCES" ${ARGN})
+  if(NOT ARG_PTX)
+    set(ARG_PTX 75)
+  endif()
   add_library(logitless_${name} OBJECT ${ARG_SOURCES})
   target_include_directories(logitless_${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
   target_compile_definitions(logitless_${name} PRIVATE LOGITLESS_BUILDING)
   target_link_libraries(logitless_${name} PRIVATE CUDA::cudart_static)
   if(NOT ARG_HOPPER)
-    set_target_properties(logitless_${name} PROPERTIES CUDA_ARCHITECTURES "80-virtual;90a-real")
+    set_target_properties(logitless_${name} PROPERTIES CUDA_ARCHITECTURES "${ARG_PTX}-virtual;90a-real")
   endif()
   target_compile_options(logitless_${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>

@@ -13,7 +13,7 @@
 
 namespace logitless {
 
-// cuda: an NVIDIA GPU of compute capability 8.0 or more, in a build with CUDA. Kernels "hopper"
+// cuda: an NVIDIA GPU of compute capability 7.5 or more, in a build with CUDA. Kernels "hopper"
 // (9.0; bf16, dim a multiple of 8) and "cublas" (everything else; it loads libcublas).
 enum class DeviceKind : std::uint8_t { cpu = 0, cuda = 1 };
 

@@ -119,8 +119,8 @@ class LOGITLESS_API LossPlan {
   std::int64_t first_tokens = 0;
   // Weight-gathered plans: rows of each rank that are gathered at a time; else 0.
   std::int64_t slice_rows = 0;
-  // Vocabulary entries whose 16-bit d_weight is computed at a time on the CPU, when the budget does
-  // not hold its full sums; else 0. It takes an additional GEMM after everything else.
+  // Vocabulary entries whose 16-bit d_weight is computed at a time, when the budget does not hold
+  // its full sums; else 0. It takes an additional GEMM after everything else.
   std::int64_t weight_vocab = 0;
   double passes = 0.0;
   double predicted_seconds = 0.0;  // approximate on the CPU: the work over a kernel's nominal rate

@@ -115,7 +115,7 @@ void GpuArgs::add(Options& options) {
           what + " (default cpu); a GPU need not be here")
       .group(group);
   options
-      .add_integer("--capability", capability, 80, 999,
+      .add_integer("--capability", capability, 75, 999,
                    "of the GPU, 10 * major + minor (default: the GPU's that is here, else 90)")
       .group(group);
   options

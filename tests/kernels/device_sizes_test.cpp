@@ -55,10 +55,37 @@ TEST(DeviceSizes, OfTheHopperProducts) {
 }
 
 TEST(DeviceSizes, OfCublas) {
-  // Scalars, cuBLAS's own 32 MiB, two numbers a token, and the logits in fp32.
-  EXPECT_EQ(cublas_workspace_bytes(gpt2_head(1024)),
-            256 + (32u << 20) + 2 * 4096 + std::size_t{1024} * 50432 * 4);
-  EXPECT_EQ(cublas_workspace_bytes(gpt2_head(0)), 256 + (32u << 20) + 2 * 256 + 50432 * 4u);
+  // A strip of 16 MiB, as much for cuBLAS, 40 bytes and a target's logit a token.
+  EXPECT_EQ(sizeof(CublasRow), 40u);
+  EXPECT_EQ(cublas_workspace_bytes(gpt2_head(1024)), (32u << 20) + 1024 * 44);
+  EXPECT_EQ(CublasLayout(gpt2_head(1024)).strip_tokens, 1024);
+  EXPECT_EQ(CublasLayout(gpt2_head(1024)).strip_vocab, 4096);
+  EXPECT_EQ(CublasLayout(gpt2_head(32768)).strip_tokens, 2048);
+  EXPECT_EQ(CublasLayout(gpt2_head(32768)).strip_vocab, 2048);
+  // Few tokens have long strips, of less memory.
+  EXPECT_EQ(CublasLayout(gpt2_head(100)).strip_vocab, 8192);
+  EXPECT_EQ(cublas_workspace_bytes(gpt2_head(100)), (16u << 20) + 4096 + 512);
+  EXPECT_EQ(cublas_workspace_bytes(gpt2_head(0)), (16u << 20) + 2 * 256);
+  // Strips of the gradient GEMMs: 5376 rows of 768 floats.
+  EXPECT_EQ(cublas_strip_rows(768), 5376);
+  EXPECT_EQ(cublas_gemms_bytes(100, 768, 50257), 2u * 5376 * 768 * 4);
+  EXPECT_EQ(cublas_gemms_bytes(100, 768, 300), 2u * 300 * 768 * 4);
+  EXPECT_EQ(cublas_strip_rows(100000), 256);
+}
+
+// A chunk of fewer tokens uses the workspace of a larger one.
+TEST(DeviceSizes, OfCublasGrowWithTokens) {
+  std::size_t strip = 0, total = 0;
+  for (std::int64_t tokens = 0; tokens <= 5000; tokens += 100) {
+    const CublasLayout layout(gpt2_head(tokens));
+    EXPECT_GE(layout.total, total);
+    EXPECT_GE(layout.gemm, strip);
+    EXPECT_LE(static_cast<std::size_t>(layout.strip_tokens * layout.strip_vocab * 4), layout.gemm);
+    EXPECT_LE(layout.strip_vocab, kMostStripVocab);
+    EXPECT_EQ(layout.strip_vocab % kBlockPadding, 0);
+    total = layout.total;
+    strip = layout.gemm;
+  }
 }
 
 TEST(DeviceSizes, OfLossesAndColumnSums) {

@@ -62,7 +62,6 @@ bool accepts(const std::string& kernel, const HeadSpec& spec) {
 
 bool offers(const std::string& kernel, PlanKind kind) {
   if (kernel == "reference") return kind == PlanKind::recompute;
-  if (kernel == "cublas") return kind == PlanKind::dense;
   return true;
 }
 

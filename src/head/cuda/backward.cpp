@@ -4,15 +4,19 @@
 
 namespace logitless::cuda {
 
-Backward::Backward(const Run& run)
+Backward::Backward(const Run& run, Part part)
     : Backward(run, {run.d_weight, run.d_bias, run.at<float>(run.layout.gradients.d_bias)}, false) {
+  if (part == Part::rest) to_.d_weight.data = nullptr;
+  if (part == Part::weight) to_.d_bias.data = nullptr;
+  hidden_ = hidden_ && part != Part::weight;
 }
 
 Backward::Backward(const Run& run, const VocabGradients& to, bool adds_hidden)
     : run_(run),
       to_(to),
+      hidden_(run.wants_hidden()),
       adds_hidden_(adds_hidden),
-      round_hidden_(sums_hidden(run.kernel, run.all.shape.vocab, run.features, run.sizes)),
+      round_hidden_(sums_hidden(run.all.shape.vocab, run.features, run.sizes)),
       round_weight_(sums_weight(run.kernel, run.plan_tokens(), run.features, run.sizes)) {}
 
 TargetOrder Backward::target_order() const {
@@ -32,8 +36,8 @@ TargetEntries Backward::target_entries() const {
 BlockCall Backward::block_call(const ForwardCall& chunk) const {
   BlockCall b;
   b.chunk = chunk;
-  b.rows = run_.at<RowCoefficients>(run_.layout.gradients.rows);
-  b.delta = run_.at<float>(run_.layout.gradients.delta);
+  b.rows = run_.coefficients(chunk.first_token);
+  b.delta = run_.delta(chunk.first_token);
   b.block = chunk.block;
   b.factor = run_.at<float>(run_.layout.gradients.factor);
   b.coefficient = run_.at<float>(run_.layout.gradients.coefficient);
@@ -44,32 +48,45 @@ BlockCall Backward::block_call(const ForwardCall& chunk) const {
 }
 
 void Backward::chunk(const ForwardCall& chunk, const ChunkPlace& place) const {
+  if (!hidden_ && to_.d_weight.data == nullptr && to_.d_bias.data == nullptr) return;
   BlockCall b = block_call(chunk);
   order_targets(chunk, target_order());
   const std::int64_t vocab = chunk.shape.vocab;
   for (std::int64_t vocab_id = 0; vocab_id < vocab;) {
     b.vocab_begin = vocab_id;
-    b.from_forward = vocab_id < run_.sizes.stored;
-    if (b.from_forward) {
-      b.vocab_count = std::min(run_.sizes.stored, vocab);
-    } else {
-      set_vocab_block(b);
-    }
-    b.scaled_hidden = (b.from_forward || run_.kernel.keeps_logits) &&
-                              scales_hidden(run_.kernel, run_.features, run_.sizes)
-                          ? run_.at<std::byte>(run_.layout.gradients.scaled_hidden)
-                          : nullptr;
-    b.unscale = !b.from_forward && run_.kernel.block_unscale != nullptr
-                    ? run_.kernel.block_unscale(chunk)
-                    : nullptr;
-    if (!b.from_forward) run_.kernel.gradient_block(b);
-    prepare_block(b);
-    list_targets(b, target_order(), target_entries());
-    if (to_.d_bias.data != nullptr) sum_bias(b, place.first);
-    products(b, place, vocab_id == 0);
+    run_block(b, place);
     vocab_id += b.vocab_count;
   }
   round_hidden(chunk);
+}
+
+void Backward::vocab_block(const ForwardCall& chunk, std::int64_t vocab_begin,
+                           const ChunkPlace& place) const {
+  BlockCall b = block_call(chunk);
+  order_targets(chunk, target_order());
+  b.vocab_begin = vocab_begin;
+  run_block(b, place);
+}
+
+// Computes the gradients of a vocabulary block from its first entry on, and sets its size.
+void Backward::run_block(BlockCall& b, const ChunkPlace& place) const {
+  b.from_forward = b.vocab_begin < run_.sizes.stored;
+  if (b.from_forward) {
+    b.vocab_count = std::min(run_.sizes.stored, b.chunk.shape.vocab);
+  } else {
+    set_vocab_block(b);
+  }
+  b.scaled_hidden = to_.d_weight.data != nullptr && (b.from_forward || run_.kernel.copies_hidden) &&
+                            scales_hidden(run_.kernel, run_.features, run_.sizes)
+                        ? run_.at<std::byte>(run_.layout.gradients.scaled_hidden)
+                        : nullptr;
+  b.scales =
+      b.chunk.shape.dtype == DType::f16 ? run_.at<float>(run_.layout.gradients.scales) : nullptr;
+  if (!b.from_forward) run_.kernel.gradient_block(b);
+  prepare_block(b);
+  list_targets(b, target_order(), target_entries());
+  if (to_.d_bias.data != nullptr) sum_bias(b, place.first);
+  products(b, place, b.vocab_begin == 0);
 }
 
 // Sets the offset and size of a vocabulary block whose exponentials are not saved.
@@ -98,7 +115,7 @@ GradientGemmsCall Backward::gemms_call(const ForwardCall& c) const {
   p.vocab_ids = target_order().vocab_ids;
   p.coefficient = run_.at<float>(run_.layout.gradients.coefficient);
   p.factor = run_.at<float>(run_.layout.gradients.factor);
-  p.rows = run_.at<RowCoefficients>(run_.layout.gradients.rows);
+  p.rows = run_.coefficients(c.first_token);
   p.kernel_workspace = c.workspace;
   p.kernel_workspace_bytes =
       adds_entries(run_.kernel, run_.plan_tokens(), run_.features, run_.sizes)
@@ -132,7 +149,7 @@ void Backward::sum_hidden(const ForwardCall& c) const {
   sum.matrix = c.hidden;
   sum.rows = c.shape.tokens;
   sum.stride = c.hidden_stride;
-  sum.weights = &run_.at<RowCoefficients>(run_.layout.gradients.rows)->gamma;
+  sum.weights = &run_.coefficients(c.first_token)->gamma;
   sum.weight_stride = sizeof(RowCoefficients) / sizeof(float);
   sum.out = run_.at<float>(run_.layout.gradients.hidden_sum);
   sum_columns(sum);
@@ -164,8 +181,9 @@ RunningSums Backward::running_sums(const BlockCall& block, const ChunkPlace& pla
   RunningSums out;
   if (round_weight_ || to_.d_weight.dtype == DType::f32) return out;
   if (splits_weight(run_.kernel, run_.plan_tokens(), run_.features, run_.sizes))
-    out.low = run_.at<std::uint8_t>(run_.layout.gradients.weight_low) +
-              running_sum_bytes(block.vocab_begin, run_.all.shape.dim);
+    out.low =
+        run_.at<std::uint8_t>(run_.layout.gradients.weight_low) +
+        running_sum_bytes(run_.sizes.weight_apart ? 0 : block.vocab_begin, run_.all.shape.dim);
   out.from = !place.first               ? SumsFrom::sums
              : run_.features.accumulate ? SumsFrom::output
                                         : SumsFrom::nothing;
@@ -195,12 +213,12 @@ void Backward::products(const BlockCall& block, const ChunkPlace& place,
   }
   p.vocab_begin = static_cast<std::int32_t>(block.vocab_begin);
   p.entries = target_entries();
-  p.active = run_.kernel.keeps_logits ? nullptr : c.active;
+  p.active = c.active;
   if (smooths_apart(run_.features)) {
     const float* const logit_weights =
         c.logit_weights == nullptr ? nullptr : c.logit_weights + block.vocab_begin;
     p.logit_weights = logit_weights;
-    if (run_.wants_hidden()) {
+    if (hidden_) {
       p.weight_sum = run_.at<float>(run_.layout.gradients.weight_sum);
       if (place.first || run_.sizes.vocab_block < c.shape.vocab)  // else it is still there
         sum_weights(c, p.weight, p.block_vocab, logit_weights);
@@ -210,12 +228,13 @@ void Backward::products(const BlockCall& block, const ChunkPlace& place,
       sum_hidden(c);
     }
   }
-  if (run_.wants_hidden()) p.d_hidden = hidden_sums(c, first_vocab_block);
-  if (run_.call.shard.comm_stream != nullptr && !run_.gathered() && run_.wants_hidden() &&
+  if (hidden_) p.d_hidden = hidden_sums(c, first_vocab_block);
+  if (run_.call.shard.comm_stream != nullptr && !run_.gathered() && hidden_ &&
       block.vocab_begin + block.vocab_count >= c.shape.vocab)
     p.hidden_done = run_.call.shard.comm_stream->hidden_done.get();
   if (to_.d_weight.data != nullptr) {
     p.d_weight = weight_sums(place.first);
+    p.weight_unscale = block.scales == nullptr ? nullptr : block.scales + 1;
     p.d_weight.data =
         advance(p.d_weight.data, block.vocab_begin * p.d_weight.stride, p.d_weight.dtype);
     p.running = running_sums(block, place);

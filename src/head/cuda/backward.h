@@ -14,13 +14,21 @@ struct VocabGradients {
 
 class Backward {
  public:
+  // Gradients that are made together. With Sizes::weight_apart, d_weight is apart from the rest.
+  enum class Part { all, rest, weight };
+
   // Gradients go to the caller's outputs.
-  explicit Backward(const Run& run);
+  explicit Backward(const Run& run)
+      : Backward(run, run.sizes.weight_apart ? Part::rest : Part::all) {}
+  Backward(const Run& run, Part part);
   // Gradients of the vocabulary go to `to`. If `adds_hidden`, d_hidden already has the sums of
   // other entries.
   Backward(const Run& run, const VocabGradients& to, bool adds_hidden);
 
   void chunk(const ForwardCall& chunk, const ChunkPlace& place) const;
+  // One vocabulary block of a chunk, from an entry on that is not saved.
+  void vocab_block(const ForwardCall& chunk, std::int64_t vocab_begin,
+                   const ChunkPlace& place) const;
   // Rounds d_weight and d_bias after the last chunk, and d_hidden after each.
   void round_weights() const;
   void round_hidden(const ForwardCall& chunk) const;
@@ -45,12 +53,14 @@ class Backward {
 
  private:
   void set_vocab_block(BlockCall& block) const;
+  void run_block(BlockCall& block, const ChunkPlace& place) const;
   void products(const BlockCall& block, const ChunkPlace& place, bool first_vocab_block) const;
   RunningSums running_sums(const BlockCall& block, const ChunkPlace& place) const;
   void sum_bias(const BlockCall& block, bool first_chunk) const;
 
   const Run& run_;
   VocabGradients to_;
+  bool hidden_;  // d_hidden is made
   bool adds_hidden_ = false;
   // If set, sums go to fp32 buffers of the workspace, which are rounded into the output at the end.
   bool round_hidden_ = false;

@@ -58,13 +58,27 @@ void Engine::run_chunks(const ChunkFunction& set_coefficients) {
     const ForwardCall chunk = far_ ? far_->chunk_call(first, count) : run_.chunk_call(first, count);
     const ChunkPlace place{.first = first == 0, .last = first + count == total};
     far_ ? far_->forward(chunk) : run_.kernel.forward(chunk);
-    set_coefficients(chunk, run_.coefficients(), run_.delta());
+    set_coefficients(chunk, run_.coefficients(first), run_.delta(first));
     if (far_) scatter_outputs(chunk, run_.all);
     if (gradients && total > 0) far_ ? far_->backward(chunk, place) : backward.chunk(chunk, place);
     first += count;
   } while (first < total);
+  if (run_.sizes.weight_apart) run_weight_pass();
   if (gradients && total > 0) backward.round_weights();
   if (total == 0) run_.clear_weights();
+}
+
+void Engine::run_weight_pass() const {
+  const Backward backward(run_, Backward::Part::weight);
+  const std::int64_t total = run_.all.shape.tokens;
+  for (std::int64_t vocab_id = 0; vocab_id < run_.all.shape.vocab;
+       vocab_id += run_.sizes.vocab_block) {
+    for (std::int64_t first = 0; first < total; first += run_.sizes.chunk) {
+      const std::int64_t count = std::min(run_.sizes.chunk, total - first);
+      backward.vocab_block(run_.chunk_call(first, count), vocab_id,
+                           {.first = first == 0, .last = first + count == total});
+    }
+  }
 }
 
 ForwardCall Engine::forward_saved() {

@@ -37,6 +37,8 @@ class Engine {
   Engine(const HeadCall& call, const Run& far, const FarAudit& audit);
   void prepare() const;
   void run_chunks(const ChunkFunction& set_coefficients);
+  // Computes d_weight after all chunks, see Sizes::weight_apart.
+  void run_weight_pass() const;
 
   Run run_;
   std::optional<FarField> far_;

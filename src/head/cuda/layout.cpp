@@ -240,7 +240,8 @@ Sizes sizes_for(PlanKind kind, const PlanSizes& sizes, std::int64_t audited) {
           .far = is_far(kind),
           .both = kind == PlanKind::far_both,
           .audited = is_far(kind) ? audited : 0,
-          .slice = sizes.slice_rows};
+          .slice = sizes.slice_rows,
+          .weight_apart = sizes.weight_vocab > 0};
 }
 
 Sizes sizes_of(const LossPlan& plan) {
@@ -348,11 +349,13 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   const std::int64_t vocab_count = max_vocab(shape, f, sizes);
   const std::int64_t element = shape.dtype == DType::f32 ? 4 : 2;
   const bool backward = wants_gradients(f);
+  // The gradients of a separate d_weight read these values of all chunks.
+  const std::int64_t chunks = sizes.weight_apart ? ceil_div(tokens, chunk) : 1;
   out.statistics = take(sizeof(DeviceStatistics));
   out.loss = take(static_cast<std::int64_t>(loss_workspace_bytes(tokens)));
-  out.lse = take(chunk * 4);
-  out.log_prob = take(slots * 4);
-  out.target_logit = take(slots * 4, backward || f.tokens_sharded);
+  out.lse = take(chunks * chunk * 4);
+  out.log_prob = take(chunks * slots * 4);
+  out.target_logit = take(chunks * slots * 4, backward || f.tokens_sharded);
   out.weighted_sum = take(chunk * 4, f.label_smoothing);
   out.entropy = take(chunk * 4, f.entropy);
   out.argmax = take(chunk * 4, f.argmax);
@@ -385,8 +388,8 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
     return out;
   };
   if (!backward) return end();
-  gradients.rows = take(padded * static_cast<std::int64_t>(sizeof(RowCoefficients)));
-  gradients.delta = take(slots * 4);
+  gradients.rows = take(chunks * padded * static_cast<std::int64_t>(sizeof(RowCoefficients)));
+  gradients.delta = take(chunks * slots * 4);
   gradients.factor = take(padded * 4);
   gradients.coefficient = take(slots * 4);
   gradients.vocab_ids = take(slots * 4);
@@ -398,21 +401,23 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   gradients.entry_tokens = take(slots * 4);
   gradients.entry_values = take(slots * 4);
   gradients.reference = take(padded * 4);
-  gradients.active = take((padded / kBlockPadding + 1) * 4);
+  gradients.active = take(chunks * (padded / kBlockPadding + 1) * 4);
   out.ranges = ranges_of(kernel, shape, f, sizes);
   const std::size_t by_position =
       take(std::min(sizes.vocab_block, shape.vocab) * shape.dim * 2, sizes.far);
   gradients.block = take(block_bytes(kernel, shape, f, sizes));
   gradients.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
+  gradients.scales = take(8, shape.dtype == DType::f16);
   if (!exchanges_hidden(f))
-    gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
+    gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(shape.vocab, f, sizes));
   const auto swept = static_cast<std::int64_t>(out.total - by_position) / (shape.dim * 2);
   if (exchanges_hidden(f))  // a chunk's d_hidden is sent while the next chunk uses that memory
     gradients.d_hidden =
         take(round_up(chunk, std::int64_t{f.vocab_ranks}) * shape.dim * 4, f.d_hidden);
   gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
   gradients.weight_low =
-      take(running_sum_bytes(shape.vocab, shape.dim), splits_weight(kernel, tokens, f, sizes));
+      take(running_sum_bytes(sizes.weight_apart ? vocab_count : shape.vocab, shape.dim),
+           splits_weight(kernel, tokens, f, sizes));
   gradients.d_bias = take(shape.vocab * 4, f.d_bias);
   gradients.weight_sum = take(shape.dim * 4, smooths_apart(f));
   gradients.hidden_sum = take(shape.dim * 4, smooths_apart(f));

@@ -30,6 +30,9 @@ struct Sizes {
   // With gathered weights, the rows of each rank in a slice; a kernel call has no other entries,
   // and a chunk has all tokens. 0: weights are not gathered.
   std::int64_t slice = 0;
+  // d_weight is made after all chunks, of `vocab_block` entries at a time over all tokens, whose
+  // logits are recomputed once more. Sums between the chunks are those of the entries alone.
+  bool weight_apart = false;
 
   std::int64_t first_chunk() const { return ranges > 0 ? first : chunk; }
   std::int64_t largest_chunk() const { return std::max(first_chunk(), chunk); }
@@ -38,7 +41,7 @@ Sizes sizes_for(PlanKind kind, const PlanSizes& sizes, std::int64_t audited);
 Sizes sizes_of(const LossPlan& plan);
 
 // Offsets in bytes. C = tokens of the largest chunk, P = C padded to 256, N = tokens of the plan, K
-// = targets per token.
+// = targets per token. With Sizes::weight_apart, each chunk has its own rows, delta and active.
 struct GradientLayout {
   std::size_t rows = 0;           // RowCoefficients [P]
   std::size_t delta = 0;          // f32 [C, K]
@@ -57,6 +60,7 @@ struct GradientLayout {
   std::size_t active = 0;         // i32 [P / 256 + 1]
   std::size_t block = 0;          // block_bytes
   std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, see scales_hidden
+  std::size_t scales = 0;         // f32 [2]: BlockCall::scales of f16
   std::size_t d_hidden = 0;       // f32 [C, D]: sums over vocabulary blocks of a 16-bit d_hidden
   std::size_t d_weight = 0;       // f32 [V, D]: sums over chunks of a 16-bit d_weight
   std::size_t weight_low = 0;     // running_sum_bytes: lower bytes of the sums in d_weight
@@ -234,7 +238,7 @@ Layout layout_of(const LossPlan& plan);
 // Returns whether the GEMM of d_weight reads a copy of hidden. The copy is scaled by a factor per
 // token for saved exponentials, and 0 for ignored tokens.
 inline bool scales_hidden(const DeviceKernel& kernel, const HeadFeatures& f, const Sizes& sizes) {
-  return f.d_weight && (sizes.stored > 0 || kernel.keeps_logits);
+  return f.d_weight && (sizes.stored > 0 || kernel.copies_hidden);
 }
 // Returns whether a 16-bit d_weight holds the sums over chunks itself, except for 8 bits each in
 // the workspace.
@@ -244,18 +248,17 @@ inline bool splits_weight(const DeviceKernel& kernel, std::int64_t tokens, const
          sizes.first_chunk() < tokens;
 }
 // Returns whether a 16-bit gradient is first summed in fp32: over vocabulary blocks, over chunks of
-// tokens, onto present values, or because the kernel supports nothing else.
-inline bool sums_hidden(const DeviceKernel& kernel, std::int64_t vocab, const HeadFeatures& f,
-                        const Sizes& sizes) {
+// tokens, or onto present values.
+inline bool sums_hidden(std::int64_t vocab, const HeadFeatures& f, const Sizes& sizes) {
   if (sizes.far) return f.d_hidden;          // its rows are in another order
   if (f.vocab_ranks > 0) return f.d_hidden;  // partial sums for other ranks
   return f.d_hidden && f.d_hidden_dtype != DType::f32 &&
-         (sizes.vocab_block < vocab || f.accumulate || kernel.keeps_logits);
+         (sizes.vocab_block < vocab || f.accumulate);
 }
 inline bool sums_weight(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
                         const Sizes& sizes) {
   return f.d_weight && f.d_weight_dtype != DType::f32 && (!kernel.splits_sums || sizes.far) &&
-         (sizes.first_chunk() < tokens || f.accumulate || kernel.keeps_logits);
+         (sizes.first_chunk() < tokens || f.accumulate);
 }
 // Returns whether the GEMM's epilogue adds targets to a 16-bit d_weight before it is rounded.
 inline bool adds_entries(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,

@@ -111,11 +111,14 @@ void Run::bind_outputs() {
   d_hidden_bound = floats_of("d_hidden_bound", call.far.d_hidden_bound);
 }
 
-RowCoefficients* Run::coefficients() const {
-  return wants_gradients() ? at<RowCoefficients>(layout.gradients.rows) : nullptr;
+RowCoefficients* Run::coefficients(std::int64_t first) const {
+  if (!wants_gradients()) return nullptr;
+  return at<RowCoefficients>(layout.gradients.rows) + chunk_index(first) * sizes.chunk;
 }
-float* Run::delta() const {
-  return wants_gradients() ? at<float>(layout.gradients.delta) : nullptr;
+float* Run::delta(std::int64_t first) const {
+  if (!wants_gradients()) return nullptr;
+  return at<float>(layout.gradients.delta) +
+         chunk_index(first) * sizes.chunk * features.targets_per_token;
 }
 
 ForwardCall Run::chunk_call(const ForwardCall& of, std::int64_t first, std::int64_t count) const {
@@ -127,9 +130,16 @@ ForwardCall Run::chunk_call(const ForwardCall& of, std::int64_t first, std::int6
   const auto place = [&](float* output, std::int64_t offset, std::size_t own, bool needed = true) {
     return output != nullptr ? output + offset : needed ? at<float>(own) : nullptr;
   };
-  c.lse = place(c.lse, first, layout.lse);
-  c.log_prob = place(c.log_prob, slot, layout.log_prob);
-  c.target_logit = place(c.target_logit, slot, layout.target_logit, wants_gradients());
+  const std::int64_t before = chunk_index(first) * sizes.chunk;  // tokens in the workspace
+  const auto saved = [&](float* output, std::int64_t offset, std::size_t own, std::int64_t each,
+                         bool needed = true) {
+    float* const to = place(output, offset, own, needed);
+    return output == nullptr && to != nullptr ? to + before * each : to;
+  };
+  c.lse = saved(c.lse, first, layout.lse, 1);
+  c.log_prob = saved(c.log_prob, slot, layout.log_prob, c.shape.targets_per_token);
+  c.target_logit = saved(c.target_logit, slot, layout.target_logit, c.shape.targets_per_token,
+                         wants_gradients());
   c.weighted_sum = place(c.weighted_sum, first, layout.weighted_sum, c.shape.weighted_sum);
   c.entropy = place(c.entropy, first, layout.entropy, c.shape.entropy);
   if (c.shape.argmax)
@@ -139,7 +149,8 @@ ForwardCall Run::chunk_call(const ForwardCall& of, std::int64_t first, std::int6
   c.block = {at<std::byte>(layout.gradients.block), padded_vocab(sizes.vocab_block)};
   if (first == 0) c.ranges = aliased_ranges();
   c.reference = at<float>(layout.gradients.reference);
-  c.active = at<int>(layout.gradients.active);
+  c.active = at<int>(layout.gradients.active) +
+             chunk_index(first) * (padded_tokens(sizes.chunk) / kBlockPadding + 1);
   return c;
 }
 

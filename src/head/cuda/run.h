@@ -75,9 +75,10 @@ class Run {
   }
   DeviceStatistics* statistics() const { return at<DeviceStatistics>(layout.statistics); }
   void* loss_workspace() const { return at<std::byte>(layout.loss); }
-  // Returns where a ChunkFunction puts its coefficients; null without gradients.
-  RowCoefficients* coefficients() const;
-  float* delta() const;
+  // Returns where a ChunkFunction puts the coefficients of the chunk from token `first` on; null
+  // without gradients.
+  RowCoefficients* coefficients(std::int64_t first = 0) const;
+  float* delta(std::int64_t first = 0) const;
 
   bool wants_gradients() const { return cuda::wants_gradients(features); }
   bool sharded() const { return call.shard.sharded(); }
@@ -102,6 +103,10 @@ class Run {
   void require_fit() const;
   void bind_vocab();
   VocabRanges aliased_ranges() const;
+  // Returns the number, in the workspace, of the chunk from token `first` on.
+  std::int64_t chunk_index(std::int64_t first) const {
+    return sizes.weight_apart ? first / sizes.chunk : 0;
+  }
 
   std::byte* base_;
   std::byte* exchange_;  // base of the offsets from layout.exchange on

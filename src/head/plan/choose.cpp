@@ -141,10 +141,6 @@ class PlanBuilder {
       }
       return little_to_gain(kind);
     }
-    if (search_->keeps_logits())
-      return kind == PlanKind::dense
-                 ? ""
-                 : concat("kernel ", plan_.kernel, " keeps the logits of a chunk");
     if (kind == PlanKind::recompute) return {};
     const std::string reason = search_->refusal(kind);
     if (!reason.empty()) return reason;

@@ -14,7 +14,8 @@ using Handle = void*;
 constexpr int kNoTranspose = 0, kTranspose = 1;
 constexpr int kF32 = 0, kF16 = 2, kBf16 = 14;
 constexpr int kCompute32F = 68, kCompute32FPedantic = 69;
-constexpr int kDefaultAlgorithm = -1, kPointersOnDevice = 1;
+constexpr int kDefaultAlgorithm = -1;
+constexpr int kPointersOnHost = 0, kPointersOnDevice = 1;
 
 struct Functions {
   std::string missing;
@@ -65,21 +66,26 @@ const std::string& cublas_missing() {
 
 void cublas_prepare() { handle(); }
 
-void cublas_multiply(const Gemm& g, void* workspace, Stream stream) {
+void cublas_multiply(const Gemm& g, void* workspace, Stream stream, std::size_t bytes) {
   if (g.m == 0 || g.n == 0) return;
   Handle const h = handle();
   const Functions& f = functions();
   require_cublas(f.set_stream(h, static_cast<cudaStream_t>(stream)), "cublasSetStream");
-  require_cublas(f.set_workspace(h, workspace, kCublasBytes), "cublasSetWorkspace");
-  require_cublas(f.set_pointer_mode(h, kPointersOnDevice), "cublasSetPointerMode");
+  require_cublas(f.set_workspace(h, workspace, bytes), "cublasSetWorkspace");
+  const bool on_host = g.alpha == nullptr;
+  require_cublas(f.set_pointer_mode(h, on_host ? kPointersOnHost : kPointersOnDevice),
+                 "cublasSetPointerMode");
+  constexpr float kOne = 1.0f, kZero = 0.0f;
+  const float* const alpha = on_host ? &kOne : g.alpha;
+  const float* const beta = !on_host ? g.beta : g.adds ? &kOne : &kZero;
   const auto narrow = [](std::int64_t value) { return static_cast<int>(value); };
   const int type = type_of(g.dtype);
   // cuBLAS is column-major: c^T [n, m] = op(b)^T op(a)^T.
   require_cublas(
       f.gemm(h, g.b_transposed ? kTranspose : kNoTranspose,
              g.a_transposed ? kTranspose : kNoTranspose, narrow(g.n), narrow(g.m), narrow(g.k),
-             g.alpha, g.b, type, narrow(g.b_stride), g.a, type, narrow(g.a_stride), g.beta, g.c,
-             kF32, narrow(g.c_stride), g.dtype == DType::f32 ? kCompute32FPedantic : kCompute32F,
+             alpha, g.b, type, narrow(g.b_stride), g.a, type, narrow(g.a_stride), beta, g.c, kF32,
+             narrow(g.c_stride), g.dtype == DType::f32 ? kCompute32FPedantic : kCompute32F,
              kDefaultAlgorithm),
       "cublasGemmEx");
 }

@@ -22,11 +22,13 @@ struct Gemm {
   bool b_transposed = false;
   float* c = nullptr;
   std::int64_t c_stride = 0;
-  const float* alpha = nullptr;
+  const float* alpha = nullptr;  // null: 1, and beta is 1 where it adds and 0 elsewhere
   const float* beta = nullptr;
+  bool adds = false;
 };
 
-// Bytes of cuBLAS's workspace. All calls pass the same size, because results may depend on it.
+// Bytes of cuBLAS's workspace. Calls whose results are to agree pass the same size: results may
+// depend on it.
 inline constexpr std::size_t kCublasBytes = std::size_t{32} << 20;
 
 // Returns why cuBLAS cannot be used, or empty. Also empty without a GPU: plans for another machine
@@ -34,7 +36,8 @@ inline constexpr std::size_t kCublasBytes = std::size_t{32} << 20;
 const std::string& cublas_missing();
 // Makes this thread's handle for the current device. Only this call allocates.
 void cublas_prepare();
-// Enqueues; workspace has kCublasBytes, aligned to 256. Throws DeviceError.
-void cublas_multiply(const Gemm& gemm, void* workspace, Stream stream);
+// Enqueues; the workspace is aligned to 256. Throws DeviceError.
+void cublas_multiply(const Gemm& gemm, void* workspace, Stream stream,
+                     std::size_t bytes = kCublasBytes);
 
 }  // namespace logitless::cuda

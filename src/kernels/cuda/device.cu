@@ -28,9 +28,9 @@ std::string device_missing(int index) {
   if (index < 0 || index >= count)
     return concat("device ", index, " is not there: expected 0 to ", count - 1);
   const int capability = compute_capability(index);
-  if (capability >= 80) return {};
+  if (capability >= 75) return {};
   return concat("device ", index, " has compute capability ", capability / 10, ".", capability % 10,
-                ", the kernels need 8.0 or more");
+                ", the kernels need 7.5 or more");
 }
 
 int compute_capability(int index) {

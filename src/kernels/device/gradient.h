@@ -39,7 +39,6 @@ struct BlockCall {
   bool smoothing_apart = false;       // the GEMMs add gamma_i omega_j
   const RowCoefficients* rows = nullptr;  // [padded_tokens]
   const float* delta = nullptr;           // [tokens, K]
-  const float* unscale = nullptr;         // scale of a block of gradients; null: 1
   float* factor = nullptr;                // [padded_tokens], written by prepare_block
   // [tokens, K], written by prepare_block: gradient of the target's raw logit. 0 for targets
   // outside the block, ignored ones, and repeated targets of a token.
@@ -47,6 +46,9 @@ struct BlockCall {
   // [tokens, dim] in the dtype of hidden, written by prepare_block: hidden_i, times factor_i in a
   // block of the forward; 0 for ignored tokens. Null: not wanted.
   void* scaled_hidden = nullptr;
+  // [2], a power of two and its inverse, for f16, whose range is small; null: 1. gradient_block
+  // multiplies the block by it, or prepare_block scaled_hidden where the block holds exponentials.
+  float* scales = nullptr;
 };
 
 // Zeroes targets and the rows of ignored tokens in the block, and writes factor, coefficient and
@@ -153,9 +155,10 @@ struct GradientGemmsCall {
   const float* logit_weights = nullptr;  // from the block's first vocabulary entry on; null: 1
   GradientOutput d_hidden;
   GradientOutput d_weight;
-  RunningSums running;  // for a 16-bit d_weight and a kernel that splits_sums
+  const float* weight_unscale = nullptr;  // a factor of the GEMM of d_weight; null: 1
+  RunningSums running;                    // for a 16-bit d_weight and a kernel that splits_sums
   FarBlockGemms far;
-  const int* active = nullptr;       // ForwardCall's; null: all tokens are active
+  const int* active = nullptr;       // ForwardCall's, where the forward writes it
   void* kernel_workspace = nullptr;  // the forward call's
   std::size_t kernel_workspace_bytes = 0;
   // Event recorded when d_hidden is complete; with ranges this is before most of d_weight. Null:

@@ -16,6 +16,7 @@ struct DeviceRates {
   double forward_flops;
   double gemm_flops;
   double logit_seconds;     // for each exponential that the GEMMs do not hide
+  double logit_bytes = 0;   // written and read for each logit that is computed
   double bytes_per_second;  // for traffic beyond the operands, partly hidden
   double sum_seconds;       // for each element of split sums between chunks, beside their bytes
   double chunk_seconds;     // small kernels and launches
@@ -55,9 +56,9 @@ struct FarForward {
 // without CUDA, where there is no context to call them with.
 struct DeviceKernel {
   const char* name;
-  // The forward saves its logits in its workspace, so gradients need no second GEMM and no
-  // exponentials are stored. Otherwise logits are recomputed for blocks that are not stored.
-  bool keeps_logits;
+  // The GEMM of d_weight reads a copy of hidden that is 0 for ignored tokens in every block, and
+  // not only in those of stored exponentials. So these tokens may hold NaN.
+  bool copies_hidden;
   // Sums a 16-bit d_weight over chunks, or onto its contents, by GradientGemmsCall::running.
   // Otherwise the sum is fp32 and is rounded at the end.
   bool splits_sums;
@@ -93,8 +94,6 @@ struct DeviceKernel {
   // Fills the block with the gradient of the logits of the block's entries, without the targets'
   // own part.
   void (*gradient_block)(const BlockCall& call);
-  // Returns the device address of the scale of its blocks of gradients; null: 1.
-  const float* (*block_unscale)(const ForwardCall& chunk);
   void (*gradient_gemms)(const GradientGemmsCall& call);
 };
 

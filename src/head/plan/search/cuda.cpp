@@ -19,6 +19,8 @@ std::string refusal_of(const cuda::DeviceKernel& kernel, const PlanProblem& prob
   if (problem.features.vocab_ranks > 0 && !kernel.takes_shards)
     return "takes no sharded vocabulary";
   std::string reason = cuda::capability_refusal(kernel, compute_capability);
+  if (reason.empty() && problem.shape.dtype == DType::bf16 && compute_capability < 80)
+    reason = "multiplies bf16 from compute capability 8.0 on";
   if (reason.empty() && kernel.missing != nullptr) reason = kernel.missing();
   if (!reason.empty()) return reason;
   return kernel.unsupported(cuda::forward_shape(problem.shape, problem.features));
@@ -84,29 +86,57 @@ class CudaSearch::Offers {
 SizedPlan CudaSearch::best(PlanKind kind, std::size_t budget) const {
   Offers offers(*this, kind, budget);
   each_size(kind, offers);
-  return offers.best();
+  const SizedPlan& found = offers.best();
+  if (found.bytes <= budget || !weight_may_be_apart(kind)) return found;
+  Offers apart(*this, kind, budget);
+  each_chunk([&](std::int64_t, std::int64_t chunk) {
+    if (chunk >= tokens_) return;
+    each_block([&](std::int64_t vocab_block) {
+      vocab_block = std::min(p_.shape.vocab, vocab_block);
+      PlanSizes sizes{chunk, vocab_block, 0};
+      sizes.weight_vocab = vocab_block;
+      apart.add(sizes);
+    });
+  });
+  return apart.best().bytes > 0 && apart.best().bytes < found.bytes ? apart.best() : found;
 }
 
-void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
-  const std::int64_t vocab = p_.shape.vocab;
-  if (kind == PlanKind::forward && !kernel_.keeps_logits) return offers.add({tokens_, 0, 0});
-  const std::int64_t vocab_count = cuda::padded_vocab(vocab);
-  const auto each_block = [&](auto offer) {
-    for (std::int64_t vocab_blocks = 1; vocab_blocks <= vocab_count / kernel_.tile_vocab;
-         vocab_blocks += 1 + vocab_blocks / 16)
-      offer(round_up(ceil_div(vocab_count, vocab_blocks), kernel_.tile_vocab));
-  };
+// Separate blocks of d_weight limit the sums of a 16-bit d_weight between chunks to some entries at
+// a time.
+bool CudaSearch::weight_may_be_apart(PlanKind kind) const {
+  const HeadFeatures& f = p_.features;
+  return kind == PlanKind::recompute && p_.weight_apart && kernel_.splits_sums && f.d_weight &&
+         f.d_weight_dtype != DType::f32 && f.vocab_ranks == 0 && !p_.one_chunk;
+}
+
+template <typename Offer>
+void CudaSearch::each_block(const Offer& offer) const {
+  const std::int64_t vocab_count = cuda::padded_vocab(p_.shape.vocab);
+  for (std::int64_t vocab_blocks = 1; vocab_blocks <= vocab_count / kernel_.tile_vocab;
+       vocab_blocks += 1 + vocab_blocks / 16)
+    offer(round_up(ceil_div(vocab_count, vocab_blocks), kernel_.tile_vocab));
+}
+
+template <typename Offer>
+void CudaSearch::each_chunk(const Offer& offer) const {
   const std::int64_t least = least_chunk();
   for (std::int64_t n = 1;; n += 1 + n / 16) {
     const std::int64_t chunk =
         n == 1 ? tokens_ : std::min(tokens_, round_up(ceil_div(tokens_, n), least));
+    offer(n, chunk);
+    if (chunk <= least || p_.one_chunk) return;
+  }
+}
+
+void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
+  const std::int64_t vocab = p_.shape.vocab;
+  if (kind == PlanKind::forward) return offers.add({tokens_, 0, 0});
+  each_chunk([&](std::int64_t n, std::int64_t chunk) {
     if (is_far(kind)) {
       if (chunk <= cuda::kMostFarTokens)
         each_block([&](std::int64_t vocab_block) { offers.add({chunk, vocab_block, 0}); });
-    } else if (kind == PlanKind::forward) {
-      offers.add({chunk, 0, 0});
     } else if (kind == PlanKind::dense) {
-      offers.add({chunk, vocab, kernel_.keeps_logits ? 0 : vocab});
+      offers.add({chunk, vocab, vocab});
       if (aliases_weight()) offer_ranges(n, offers);
     } else if (kind == PlanKind::recompute) {
       each_block([&](std::int64_t vocab_block) {
@@ -121,8 +151,7 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
         each_block(
             [&](std::int64_t vocab_block) { offer_saved(std::min(vocab, vocab_block), offers); });
     }
-    if (chunk <= least || p_.one_chunk) return;
-  }
+  });
 }
 
 void CudaSearch::offer_stored(std::int64_t chunk, Offers& offers) const {
@@ -227,14 +256,21 @@ double CudaSearch::sampled(PlanKind kind) const {
 // Returns the fraction of the logits that the backward recomputes.
 double CudaSearch::again(PlanKind kind, const PlanSizes& sizes) const {
   if (is_far(kind)) return kept(kind) + sampled(kind);
-  if (sizes.block_vocab == 0 || kernel_.keeps_logits) return 0.0;
+  if (sizes.block_vocab == 0) return 0.0;
   return 1.0 - static_cast<double>(sizes.stored_vocab) / static_cast<double>(p_.shape.vocab);
+}
+
+// Returns the fraction of the logits that a separate d_weight recomputes once more: no other
+// gradient may have needed them.
+double CudaSearch::apart(const PlanSizes& sizes) const {
+  return sizes.weight_vocab > 0 && (p_.features.d_hidden || p_.features.d_bias) ? 1.0 : 0.0;
 }
 
 double CudaSearch::passes(PlanKind kind, const PlanSizes& sizes) const {
   const HeadFeatures& f = p_.features;
   if (is_far(kind)) return far_passes(kind, kept(kind), sampled(kind), p_.shape, f);
-  return 1.0 + again(kind, sizes) + (f.d_hidden ? 1.0 : 0.0) + (f.d_weight ? 1.0 : 0.0);
+  return 1.0 + again(kind, sizes) + apart(sizes) + (f.d_hidden ? 1.0 : 0.0) +
+         (f.d_weight ? 1.0 : 0.0);
 }
 
 double CudaSearch::far_seconds(PlanKind kind, const PlanSizes& sizes) const {
@@ -284,13 +320,14 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   const cuda::DeviceRates& r = rates_;
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   double out = forward + chunks * r.chunk_seconds;
-  double bytes = kernel_.keeps_logits ? 4.0 * 4.0 * n * v : 0.0;  // fp32 logits, four times
+  double bytes = r.logit_bytes * (1.0 + again(kind, sizes) + apart(sizes)) * n * v;
   if (sizes.block_vocab > 0) {
     const cuda::Sizes device = cuda::sizes_for(kind, sizes, 0);
     double vocab_blocks = sizes.stored_vocab > 0 ? 1.0 : 0.0;
     for (std::int64_t vocab_id = sizes.stored_vocab; vocab_id < shape.vocab; vocab_blocks += 1.0)
       vocab_id += cuda::vocab_block_of(shape, p_.features, device, vocab_id).vocab_count;
-    out += again(kind, sizes) * forward + chunks * vocab_blocks * r.block_seconds;
+    out += (again(kind, sizes) + apart(sizes)) * forward +
+           (1.0 + apart(sizes)) * chunks * vocab_blocks * r.block_seconds;
     bytes += 3.0 * n * v * (shape.dtype == DType::f32 ? 4.0 : 2.0);  // the vocabulary block
     if (p_.features.d_hidden) {
       out += pass / r.gemm_flops;

@@ -23,7 +23,6 @@ class CudaSearch final : public PlanSearch {
         tokens_(std::max<std::int64_t>(problem.shape.tokens, 1)) {}
 
   std::string refusal(PlanKind kind) const override;
-  bool keeps_logits() const override { return kernel_.keeps_logits; }
   // Small vocabulary blocks would take longer than the rest of the call.
   std::size_t audit_budget() const override { return 64_MiB; }
   SizedPlan best(PlanKind kind, std::size_t budget) const override;
@@ -34,6 +33,13 @@ class CudaSearch final : public PlanSearch {
  private:
   class Offers;
   void each_size(PlanKind kind, Offers& offers) const;
+  // offer(number of chunks, tokens of each)
+  template <typename Offer>
+  void each_chunk(const Offer& offer) const;
+  // offer(entries of a vocabulary block)
+  template <typename Offer>
+  void each_block(const Offer& offer) const;
+  bool weight_may_be_apart(PlanKind kind) const;
   void offer_stored(std::int64_t chunk, Offers& offers) const;
   void offer_ranges(std::int64_t chunks, Offers& offers) const;
   void offer_saved(std::int64_t vocab_block, Offers& offers) const;
@@ -44,6 +50,7 @@ class CudaSearch final : public PlanSearch {
   double kept(PlanKind kind) const;
   double sampled(PlanKind kind) const;
   double again(PlanKind kind, const PlanSizes& sizes) const;
+  double apart(const PlanSizes& sizes) const;
 
   const cuda::DeviceKernel& kernel_;
   const GpuCard card_;

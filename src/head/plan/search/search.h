@@ -48,9 +48,6 @@ class PlanSearch {
   // Returns why the kernel has no plan of a kind whose mathematics serve the features; empty if it
   // has one.
   virtual std::string refusal(PlanKind kind) const = 0;
-  // Returns whether the kernel saves the logits of a chunk; then its only plan with gradients is
-  // dense.
-  virtual bool keeps_logits() const { return false; }
   // Returns the budget of an audit's plan; the smallest plan is taken if none fits.
   virtual std::size_t audit_budget() const { return 1; }
 

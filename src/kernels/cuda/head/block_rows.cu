@@ -90,6 +90,29 @@ class BlockRow {
   std::int64_t row_;
 };
 
+__device__ float forward_factor(const RowCoefficients& r, float reference) {
+  return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(r.less_lse(reference));
+}
+
+// Brings the greatest factor of the tokens near 1. One thread block.
+__global__ void __launch_bounds__(kRowThreads) set_hidden_scale(const BlockCall b) {
+  __shared__ float tops[kRowThreads];
+  float most = 0.0f;
+  for (std::int64_t row = threadIdx.x; row < b.chunk.shape.tokens; row += kRowThreads)
+    most = fmaxf(most, fabsf(forward_factor(b.rows[row], b.chunk.reference[row])));
+  tops[threadIdx.x] = most;
+  __syncthreads();
+  for (int half = kRowThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) tops[threadIdx.x] = fmaxf(tops[threadIdx.x], tops[threadIdx.x + half]);
+    __syncthreads();
+  }
+  if (threadIdx.x > 0) return;
+  most = tops[0];
+  const int exponent = most > 0.0f && isfinite(most) ? max(-100, min(100, -ilogbf(most))) : 0;
+  b.scales[0] = ldexpf(1.0f, exponent);
+  b.scales[1] = ldexpf(1.0f, -exponent);
+}
+
 // A thread block for each token.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
@@ -99,16 +122,16 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   const BlockRow<T> block(b, row);
   const RowCoefficients r = b.rows[row];
   const bool valid = has_target(c, row);
-  // Gradients need no factor beyond the kernel's own scale. Exponentials 2^(z log2e - reference)
-  // become gradients alpha p = alpha 2^(z log2e - lse log2e).
-  float factor = !valid ? 0.0f : b.unscale == nullptr ? 1.0f : *b.unscale;
-  if (valid && b.from_forward)
-    factor = r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(r.less_lse(c.reference[row]));
+  // Gradients need no factor beyond the inverse of their scale. Exponentials 2^(z log2e -
+  // reference) become gradients alpha p = alpha 2^(z log2e - lse log2e).
+  float factor = !valid ? 0.0f : b.scales == nullptr ? 1.0f : b.scales[1];
+  if (valid && b.from_forward) factor = forward_factor(r, c.reference[row]);
   if (threadIdx.x == 0) b.factor[row] = factor;
   if (b.scaled_hidden != nullptr) {
     const T* const x = static_cast<const T*>(c.hidden) + row * c.hidden_stride;
     T* const to = static_cast<T*>(b.scaled_hidden) + row * c.shape.dim;
-    scale_row(x, to, c.shape.dim, b.from_forward ? factor : valid ? 1.0f : 0.0f);
+    const float scale = b.scales == nullptr ? 1.0f : b.scales[0];
+    scale_row(x, to, c.shape.dim, b.from_forward ? factor * scale : valid ? 1.0f : 0.0f);
   }
   if (!valid && block.exists()) block.zero_all();
   const TokenGradient g{r.alpha, r.beta, b.smoothing_apart ? 0.0f : r.gamma};
@@ -137,6 +160,10 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
 void prepare_block(const BlockCall& b) {
   const std::int64_t tokens = b.chunk.shape.tokens;
   if (tokens == 0) return;
+  if (b.scales != nullptr && b.from_forward) {
+    set_hidden_scale<<<1, kRowThreads, 0, static_cast<cudaStream_t>(b.chunk.stream)>>>(b);
+    require_cuda(cudaGetLastError(), "launching the scale of hidden");
+  }
   with_type(b.chunk.shape.dtype, [&](auto type) {
     prepare_rows<decltype(type)><<<static_cast<unsigned>(tokens), kRowThreads, 0,
                                    static_cast<cudaStream_t>(b.chunk.stream)>>>(b);

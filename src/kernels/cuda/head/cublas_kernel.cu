@@ -1,6 +1,10 @@
-// Head by cuBLAS and row kernels over each token's logits, which a chunk stores in fp32. For every
-// dtype, width and GPU that the Hopper kernels do not support. It is slower and needs more memory.
+// Head by cuBLAS, for every dtype, width and GPU that the other kernels do not support. Strips of
+// logits, some tokens x some vocabulary entries, are multiplied into fp32 in the workspace. One
+// kernel reads each strip once: it merges the sums of the strip into those of its tokens and stores
+// exponentials, or it makes the gradient of the logits. A strip is small enough to stay in L2 until
+// then, and no other fp32 logits exist.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/device/error.cuh"
@@ -17,16 +21,27 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kWide = 4;  // adjacent entries that a thread takes at once
+constexpr int kVectors = kMostStripVocab / (kThreads * kWide);
+constexpr float kLog2EFloat = static_cast<float>(kLog2E);
 
-// Device scalars: 0, 1, the scale of f16 blocks, and its inverse.
-struct Scalars {
-  float zero, one, block_scale, block_unscale;
-};
+using Row = CublasRow;
 
 template <typename T>
 T* at(void* workspace, std::size_t offset) {
   return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
 }
+
+// Logits [tokens, vocab_count] of tokens from first_token and entries from vocab_begin on, without
+// scale, bias and softcap.
+struct Strip {
+  const float* logits;
+  std::int64_t stride;
+  std::int64_t first_token;
+  std::int64_t vocab_begin;
+  int vocab_count;
+};
 
 __device__ __forceinline__ float transformed(float raw, const ForwardCall& c,
                                              std::int64_t vocab_id) {
@@ -34,172 +49,348 @@ __device__ __forceinline__ float transformed(float raw, const ForwardCall& c,
   return softcap(raw * c.logit_scale, c.softcap);
 }
 
-struct RowSums {
-  double sum, entropy, weighted;
-  float top;
-  int index;
-};
-// Merges disjoint sets of vocabulary entries: sums of x = exp(z - top), and of x log x.
-__device__ RowSums merged(const RowSums& a, const RowSums& b) {
-  const bool first = a.top > b.top || (a.top == b.top && a.index < b.index) || b.index < 0;
-  const float top = first ? a.top : b.top;
-  const double fa = a.top == top ? 1.0 : exp(static_cast<double>(a.top) - top);
-  const double fb = b.top == top ? 1.0 : exp(static_cast<double>(b.top) - top);
-  const auto entropy = [&](const RowSums& of, double factor) {
-    if (of.sum == 0.0 || factor == 0.0) return 0.0;
-    return entropy_against(top, of.top, of.sum, of.entropy) * factor;
-  };
-  return {a.sum * fa + b.sum * fb, entropy(a, fa) + entropy(b, fb), a.weighted + b.weighted, top,
-          first ? a.index : b.index};
+// Reads kWide logits of a strip's row from entry j of the strip on; -inf past its end.
+__device__ __forceinline__ void read_logits(float* to, const float* row, int j, const Strip& s,
+                                            const ForwardCall& c) {
+  const float4 raw = j < s.vocab_count ? *reinterpret_cast<const float4*>(row + j) : float4{};
+  const float values[kWide] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < kWide; ++i)
+    to[i] = j + i < s.vocab_count ? transformed(values[i], c, s.vocab_begin + j + i) : -INFINITY;
 }
 
-// A thread block for each token.
-__global__ void __launch_bounds__(kThreads)
-    finish_rows(const ForwardCall c, const float* logits, std::int64_t stride, float* tops,
-                float* inverse_sums) {
-  __shared__ RowSums shared[kThreads];
-  const std::int64_t row = blockIdx.x;
-  const float* const z = logits + row * stride;
-  const bool valid = has_target(c, row);
-  RowSums mine{0.0, 0.0, 0.0, -INFINITY, -1};
-  if (valid) {
-    for (std::int64_t j = threadIdx.x; j < c.shape.vocab; j += kThreads) {
-      const float v = transformed(z[j], c, j);
-      if (mine.index < 0 || v > mine.top) {
-        mine.top = v;
-        mine.index = static_cast<int>(j);
-      }
-      if (c.shape.weighted_sum)
-        mine.weighted += (c.logit_weights == nullptr ? 1.0f : c.logit_weights[j]) * v;
-    }
-    // If all entries are masked, the sum is 0 for any reference.
-    const float top = isfinite(mine.top) ? mine.top : 0.0f;
-    float sum = 0.0f;
-    for (std::int64_t j = threadIdx.x, n = 0; j < c.shape.vocab; j += kThreads) {
-      const float v = transformed(z[j], c, j);
-      const float e = expf(v - top);
-      sum += e;
-      if (c.shape.entropy) mine.entropy += e == 0.0f ? 0.0 : static_cast<double>(e) * (v - top);
-      if (++n % 64 == 0) {
-        mine.sum += sum;
-        sum = 0.0f;
-      }
-    }
-    mine.sum += sum;
+template <typename T>
+struct alignas(sizeof(T) * kWide) Pack {
+  T values[kWide];
+};
+template <typename T>
+__device__ __forceinline__ void store(T* to, const float* from, float factor) {
+  Pack<T> pack;
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) pack.values[i] = rounded<T>(from[i] * factor);
+  *reinterpret_cast<Pack<T>*>(to) = pack;
+}
+
+struct Sum {
+  template <typename T>
+  __device__ static T of(T a, T b) {
+    return a + b;
   }
-  shared[threadIdx.x] = mine;
+};
+struct Greatest {
+  __device__ static float of(float a, float b) { return fmaxf(a, b); }
+};
+struct Least {
+  __device__ static int of(int a, int b) { return min(a, b); }
+};
+// Combines the values of all threads in a fixed order; all threads get the result. shared [kWarps].
+template <class Combine, typename T>
+__device__ __forceinline__ T over_block(T mine, T* shared) {
+  for (int step = 16; step > 0; step /= 2)
+    mine = Combine::of(mine, __shfl_xor_sync(~0u, mine, step));
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
   __syncthreads();
-  for (int half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half)
-      shared[threadIdx.x] = merged(shared[threadIdx.x], shared[threadIdx.x + half]);
-    __syncthreads();
+  T all = shared[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) all = Combine::of(all, shared[w]);
+  __syncthreads();  // before the next use of `shared`
+  return all;
+}
+
+// Exponent of 2 of a logit, rounded up; 0 where the logit is not finite.
+__device__ __forceinline__ float exponent_of(float logit) {
+  const float exponent = ceilf(logit * kLog2EFloat);
+  return isfinite(exponent) ? exponent : 0.0f;
+}
+
+// Range of stored exponentials 2^(z log2e - reference). A reference is set so that the greatest
+// one so far is at most 2^kTop, and is set again when one exceeds 2^kMost. In f16, sums of rows are
+// brought to 2^kHalfSum in the end, between 2^kLeastHalfSum and 2^kMostHalfSum, which no element
+// exceeds.
+template <typename T>
+struct Range {
+  static constexpr float kTop = 0.0f, kMost = 60.0f;
+};
+template <>
+struct Range<__half> {
+  static constexpr float kTop = 13.0f, kMost = 15.0f;
+};
+constexpr float kHalfSum = 12.0f, kLeastHalfSum = 3.0f, kMostHalfSum = 15.0f;
+
+// Reference of a row after its first strip: `exponent` is that of the greatest logit, and `sum` of
+// the strip is relative to it. The whole row has `share` times as many entries.
+template <typename T>
+__device__ __forceinline__ float first_reference(float exponent, float sum, float share) {
+  if (sum == 0.0f) return kLeastExponent;  // all are masked: the next strip sets it again
+  float reference = exponent - Range<T>::kTop;
+  if constexpr (std::is_same_v<T, __half>) {
+    const float bits = ceilf(log2f(sum * share));
+    if (isfinite(bits)) reference = fmaxf(reference, exponent + bits - kHalfSum);
   }
-  const RowSums all = shared[0];
-  const double lse = static_cast<double>(all.top) + log(all.sum);
+  return reference;
+}
+
+// row[j] *= factor for j < count, a multiple of kWide.
+template <typename T>
+__device__ void scale_row(T* row, std::int64_t count, float factor) {
+  for (std::int64_t j = threadIdx.x * kWide; j < count; j += kThreads * kWide) {
+    const auto pack = *reinterpret_cast<const Pack<T>*>(row + j);
+    float values[kWide];
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) values[i] = as_float(pack.values[i]);
+    store(row + j, values, factor);
+  }
+}
+
+// Adds the sums of a strip, relative to `exponent`, to those of its row.
+__device__ void merge_strip(Row& row, double sum, double entropy, float exponent) {
+  if (sum == 0.0) return;
+  if (row.sum == 0.0) {
+    row.sum = sum;
+    row.entropy = entropy;
+    row.exponent = exponent;
+    return;
+  }
+  const float top = fmaxf(row.exponent, exponent);
+  const auto rebase = [top](double& s, double& e, float from) {
+    const double factor = exp2(static_cast<double>(from) - top);
+    e = s == 0.0 || factor == 0.0 ? 0.0 : entropy_against(top, from, s, e) * factor;
+    s *= factor;
+  };
+  rebase(row.sum, row.entropy, row.exponent);
+  rebase(sum, entropy, exponent);
+  row.sum += sum;
+  row.entropy += entropy;
+  row.exponent = top;
+}
+
+// A thread block for each token of the strip. Strips of a token come in ascending order. Sums of a
+// strip are fp32 trees of at most kVectors * kWide entries a thread; those of a row are double.
+// target_logits [tokens, K].
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 4)
+    sum_strip(const ForwardCall c, const Strip s, Row* rows, float* target_logits) {
+  __shared__ float shared[kWarps];
+  __shared__ int shared_index[kWarps];
+  const std::int64_t row = s.first_token + blockIdx.x;
+  if (!has_target(c, row)) return;
+  const float* const logits = s.logits + blockIdx.x * s.stride;
+  const bool first = s.vocab_begin == 0;
+  const bool stores = s.vocab_begin < c.stored_vocab;
+  // Read before the barriers below, and written after them.
+  const float old_reference = stores && !first ? c.reference[row] : 0.0f;
+
+  float z[kVectors][kWide];
+  float top = -INFINITY;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    read_logits(z[v], logits, (v * kThreads + static_cast<int>(threadIdx.x)) * kWide, s, c);
+#pragma unroll
+    for (const float value : z[v]) top = fmaxf(top, value);
+  }
+  top = over_block<Greatest>(top, shared);
+  const float exponent = exponent_of(top);
+
+  int index = INT32_MAX;
+  float sum = 0.0f, entropy = 0.0f, weighted = 0.0f;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int j = (v * kThreads + static_cast<int>(threadIdx.x)) * kWide;
+    float sum_v = 0.0f, entropy_v = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) {
+      const float value = z[v][i];
+      const bool exists = j + i < s.vocab_count;
+      if (c.shape.argmax && exists && value == top) index = min(index, j + i);
+      if (c.shape.weighted_sum && exists)
+        weighted +=
+            (c.logit_weights == nullptr ? 1.0f : c.logit_weights[s.vocab_begin + j + i]) * value;
+      const float bits = fmaf(value, kLog2EFloat, -exponent);
+      const float e = exp2f(bits);
+      sum_v += e;
+      // A masked entry is 0 * -inf.
+      if (c.shape.entropy && e != 0.0f) entropy_v = fmaf(e, bits, entropy_v);
+      z[v][i] = e == 0.0f ? 0.0f : e * softcap_slope(value, c.softcap);
+    }
+    sum += sum_v;
+    entropy += entropy_v;
+  }
+  sum = over_block<Sum>(sum, shared);
+  if (c.shape.entropy) entropy = over_block<Sum>(entropy, shared);
+  if (c.shape.weighted_sum) weighted = over_block<Sum>(weighted, shared);
+  if (c.shape.argmax) index = over_block<Least>(index, shared_index);
+
+  if (stores) {
+    T* const stored = static_cast<T*>(c.block.data) + row * c.block.stride;
+    float reference = old_reference;
+    if (first) {
+      reference = first_reference<T>(
+          exponent, sum, static_cast<float>(c.shape.vocab) / static_cast<float>(s.vocab_count));
+    } else if (sum != 0.0f && exponent - reference > Range<T>::kMost) {
+      reference = exponent - Range<T>::kTop;
+      scale_row(stored, s.vocab_begin, exp2f(old_reference - reference));
+    }
+    const float factor = sum == 0.0f ? 0.0f : exp2f(exponent - reference);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int j = (v * kThreads + static_cast<int>(threadIdx.x)) * kWide;
+      if (j < s.vocab_count && s.vocab_begin + j < c.stored_vocab)
+        store(stored + s.vocab_begin + j, z[v], factor);
+    }
+    if (threadIdx.x == 0) c.reference[row] = reference;
+  }
   const int per_token = c.shape.targets_per_token;
   for (int k = threadIdx.x; k < per_token; k += kThreads) {
+    const std::int64_t vocab_id = target_of(c, row * per_token + k);
+    const std::int64_t j = row_of_vocab_id(c, vocab_id) - s.vocab_begin;
+    if (is_local(c, vocab_id) && j >= 0 && j < s.vocab_count)
+      target_logits[row * per_token + k] = transformed(logits[j], c, s.vocab_begin + j);
+  }
+  if (threadIdx.x > 0) return;
+  Row all = first ? Row{0.0, 0.0, 0.0, 0.0f, -INFINITY, INT32_MAX} : rows[row];
+  merge_strip(all, sum, entropy, exponent);
+  all.weighted += weighted;
+  if (index != INT32_MAX && (all.index == INT32_MAX || top > all.best)) {
+    all.best = top;
+    all.index = static_cast<int>(s.vocab_begin) + index;
+  }
+  rows[row] = all;
+}
+
+// Writes the outputs of the tokens. A warp for each token.
+__global__ void __launch_bounds__(kThreads)
+    write_outputs(const ForwardCall c, const Row* rows, const float* target_logits) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (row >= c.shape.tokens) return;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const bool valid = has_target(c, row);
+  const Row all = valid ? rows[row] : Row{};
+  const double lse = (all.exponent + log2(all.sum)) * kLn2;
+  const int per_token = c.shape.targets_per_token;
+  for (int k = lane; k < per_token; k += 32) {
     const std::int64_t slot = row * per_token + k;
     const std::int64_t vocab_id = target_of(c, slot);
     const bool named = is_local(c, vocab_id);
-    const std::int64_t place = row_of_vocab_id(c, vocab_id);
-    const float v = named ? transformed(z[place], c, place) : 0.0f;
-    if (c.target_logit != nullptr) c.target_logit[slot] = v;
+    const float z = named ? target_logits[slot] : 0.0f;
+    if (c.target_logit != nullptr) c.target_logit[slot] = z;
     if (c.log_prob != nullptr)
       c.log_prob[slot] =
-          named ? static_cast<float>(log_prob_of(v, lse)) : without_logit(c, vocab_id);
+          named ? static_cast<float>(log_prob_of(z, lse)) : without_logit(c, vocab_id);
     if (is_bad(c, vocab_id)) {
       const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
       atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
                 static_cast<unsigned long long>(position));
     }
   }
-  if (threadIdx.x > 0) return;
-  tops[row] = all.top;
-  inverse_sums[row] = static_cast<float>(1.0 / all.sum);
+  if (lane > 0) return;
   if (c.lse != nullptr) c.lse[row] = valid ? static_cast<float>(lse) : 0.0f;
   if (c.entropy != nullptr)
-    c.entropy[row] = valid ? static_cast<float>(log(all.sum) - all.entropy / all.sum) : 0.0f;
+    c.entropy[row] = valid ? static_cast<float>(entropy_of(all.sum, all.entropy / all.sum)) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid ? static_cast<float>(all.weighted) : 0.0f;
-  if (c.argmax != nullptr) c.argmax[row] = valid ? all.index + static_cast<int>(c.vocab_begin) : -1;
+  if (c.argmax != nullptr)
+    c.argmax[row] = !valid                   ? -1
+                    : all.index == INT32_MAX ? 0  // all logits are NaN
+                                             : vocab_id_of_row(c, all.index);
+}
+
+// Brings the sums of an f16 block's rows into the range above. A thread block for each token.
+__global__ void __launch_bounds__(kThreads) level_rows(const ForwardCall c, const Row* rows) {
+  const std::int64_t row = blockIdx.x;
+  if (!has_target(c, row)) return;
+  const float reference = c.reference[row];
+  const auto bits = static_cast<float>(rows[row].exponent - reference + log2(rows[row].sum));
+  if (!isfinite(bits) || (bits >= kLeastHalfSum && bits <= kMostHalfSum)) return;
+  const float by = ceilf(bits) - kHalfSum;
+  __half* const stored = static_cast<__half*>(c.block.data) + row * c.block.stride;
+  scale_row(stored, (c.stored_vocab + kWide - 1) / kWide * kWide, exp2f(-by));
+  __syncthreads();  // all threads have read the reference
+  if (threadIdx.x == 0) c.reference[row] = reference + by;
 }
 
 // f16 has too little range for gradients of a mean over many tokens. A power of two scales its
 // blocks so that the greatest coefficient is near 2^10.
 __global__ void __launch_bounds__(kThreads)
-    set_scale(const RowCoefficients* rows, std::int64_t tokens, bool narrow, Scalars* scalars) {
-  __shared__ float shared[kThreads];
+    set_scales(const RowCoefficients* rows, std::int64_t tokens, float* scales) {
+  __shared__ float shared[kWarps];
   float most = 0.0f;
   for (std::int64_t i = threadIdx.x; i < tokens; i += kThreads)
     most =
         fmaxf(most, fmaxf(fabsf(rows[i].alpha), fmaxf(fabsf(rows[i].beta), fabsf(rows[i].gamma))));
-  shared[threadIdx.x] = most;
-  __syncthreads();
-  for (int half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half)
-      shared[threadIdx.x] = fmaxf(shared[threadIdx.x], shared[threadIdx.x + half]);
-    __syncthreads();
-  }
+  most = over_block<Greatest>(most, shared);
   if (threadIdx.x > 0) return;
-  most = shared[0];
-  const int exponent =
-      narrow && most > 0.0f && isfinite(most) ? max(-100, min(100, 10 - ilogbf(most))) : 0;
-  scalars->block_scale = ldexpf(1.0f, exponent);
-  scalars->block_unscale = ldexpf(1.0f, -exponent);
+  const int exponent = most > 0.0f && isfinite(most) ? max(-100, min(100, 10 - ilogbf(most))) : 0;
+  scales[0] = ldexpf(1.0f, exponent);
+  scales[1] = ldexpf(1.0f, -exponent);
 }
 
+// Writes the gradients of a strip's logits into the block. A thread block for each token.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    fill_block(const BlockCall b, const float* logits, std::int64_t stride, const float* tops,
-               const float* inverse_sums, const Scalars* scalars) {
+__global__ void __launch_bounds__(kThreads) fill_strip(const BlockCall b, const Strip s) {
   const ForwardCall& c = b.chunk;
-  const std::int64_t row = blockIdx.x;
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (at >= b.vocab_count) return;
-  const std::int64_t vocab_id = b.vocab_begin + at;
+  const std::int64_t row = s.first_token + blockIdx.x;
+  if (!has_target(c, row)) return;  // prepare_block clears the row
+  const float* const logits = s.logits + blockIdx.x * s.stride;
+  T* const to =
+      static_cast<T*>(b.block.data) + row * b.block.stride + s.vocab_begin - b.vocab_begin;
+  const float scale = b.scales == nullptr ? 1.0f : b.scales[0];
   const RowCoefficients r = b.rows[row];
-  const float z = transformed(logits[row * stride + vocab_id], c, vocab_id);
-  // Relative to the greatest logit, not to lse: their difference is exact where it matters.
-  const float p =
-      r.alpha == 0.0f && r.beta == 0.0f ? 0.0f : expf(z - tops[row]) * inverse_sums[row];
-  float dz = r.alpha * p;
-  if (r.beta != 0.0f && p != 0.0f)
-    dz = fmaf(r.beta * p, z - tops[row] + logf(inverse_sums[row]), dz);
-  if (r.gamma != 0.0f && !b.smoothing_apart)
-    dz = fmaf(r.gamma, c.logit_weights == nullptr ? 1.0f : c.logit_weights[vocab_id], dz);
-  static_cast<T*>(b.block.data)[row * b.block.stride + at] =
-      rounded<T>(dz * softcap_slope(z, c.softcap) * scalars->block_scale);
-}
-
-__global__ void set_scalars(Scalars* scalars) { *scalars = {0.0f, 1.0f, 1.0f, 1.0f}; }
-
-// d_hidden (fp32) += coefficient * row of weight. A thread block for each token.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) add_hidden_targets(const GradientGemmsCall c) {
-  const std::int64_t row = blockIdx.x;
-  float* const out = static_cast<float*>(c.d_hidden.data) + row * c.d_hidden.stride;
-  if (c.weight_sum != nullptr) {
-    for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
-      out[d] = fmaf(c.rows[row].gamma, c.weight_sum[d], out[d]);
-  }
-  for (int k = 0; k < c.targets_per_token; ++k) {
-    const std::int64_t slot = row * c.targets_per_token + k;
-    const float share = c.coefficient[slot];
-    if (share == 0.0f) continue;
-    const T* const w =
-        static_cast<const T*>(c.weight) + (c.vocab_ids[slot] - c.vocab_begin) * c.weight_stride;
-    for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
-      out[d] = fmaf(share, as_float(w[d]), out[d]);
+  const float rest = exp2f(-r.lse_rest);  // p = rest 2^(z log2e - lse_log2)
+  const float slope_of_bits = r.beta * static_cast<float>(kLn2);
+  const float alpha = rest * fmaf(-slope_of_bits, r.lse_rest, r.alpha);
+  const float beta = rest * slope_of_bits;
+  const bool softmax = r.alpha != 0.0f || r.beta != 0.0f;
+  const float gamma = b.smoothing_apart ? 0.0f : r.gamma;
+  for (int j = threadIdx.x * kWide; j < s.vocab_count; j += kThreads * kWide) {
+    float z[kWide];
+    read_logits(z, logits, j, s, c);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) {
+      const float bits = fmaf(z[i], kLog2EFloat, -r.lse_log2);
+      const float e = softmax ? exp2f(bits) : 0.0f;
+      float dz = alpha * e;
+      if (beta != 0.0f && e != 0.0f) dz = fmaf(beta * e, bits, dz);
+      if (gamma != 0.0f && j + i < s.vocab_count)
+        dz = fmaf(gamma, c.logit_weights == nullptr ? 1.0f : c.logit_weights[s.vocab_begin + j + i],
+                  dz);
+      z[i] = dz == 0.0f ? 0.0f : dz * softcap_slope(z[i], c.softcap);
+    }
+    store(to + j, z, scale);
   }
 }
 
-// d_weight (fp32) += logit weight * hidden_sum. A thread block for each vocabulary entry.
-__global__ void __launch_bounds__(kThreads) add_weight_smoothing(const GradientGemmsCall c) {
-  const std::int64_t vocab_id = blockIdx.x;
-  const float logit_weight = c.logit_weights == nullptr ? 1.0f : c.logit_weights[vocab_id];
-  float* const out = static_cast<float*>(c.d_weight.data) + vocab_id * c.d_weight.stride;
-  for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
-    out[d] = fmaf(logit_weight, c.hidden_sum[d], out[d]);
+// Multiplies the strips of a range of the vocabulary, ascending for each token, and calls
+// finish(strip, tokens) after each.
+template <typename Finish>
+void each_strip(const ForwardCall& c, std::int64_t vocab_begin, std::int64_t vocab_count,
+                const Finish& finish) {
+  const CublasLayout layout(c.shape);
+  const auto element = static_cast<std::int64_t>(size_of(c.shape.dtype));
+  const auto from = [&](const void* data, std::int64_t elements) {
+    return static_cast<const std::byte*>(data) + elements * element;
+  };
+  const std::int64_t end = vocab_begin + vocab_count;
+  for (std::int64_t token = 0; token < c.shape.tokens; token += layout.strip_tokens) {
+    const std::int64_t tokens = std::min(layout.strip_tokens, c.shape.tokens - token);
+    for (std::int64_t entry = vocab_begin; entry < end; entry += layout.strip_vocab) {
+      Gemm g;
+      g.dtype = c.shape.dtype;
+      g.m = tokens;
+      g.n = std::min(layout.strip_vocab, end - entry);
+      g.k = c.shape.dim;
+      g.a = from(c.hidden, token * c.hidden_stride);
+      g.a_stride = c.hidden_stride;
+      g.b = from(c.weight, entry * c.weight_stride);
+      g.b_stride = c.weight_stride;
+      g.b_transposed = true;
+      g.c = at<float>(c.workspace, layout.strip);
+      g.c_stride = layout.strip_vocab;
+      cublas_multiply(g, at<void>(c.workspace, layout.gemm), c.stream, layout.gemm_bytes);
+      finish(Strip{g.c, g.c_stride, token, entry, static_cast<int>(g.n)},
+             static_cast<unsigned>(tokens));
+      require_cuda(cudaGetLastError(), "strip of logits");
+    }
+  }
 }
 
 }  // namespace
@@ -208,102 +399,36 @@ void cublas_forward(const ForwardCall& c) {
   const auto stream = static_cast<cudaStream_t>(c.stream);
   if (c.first_token == 0)
     require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), stream), "bad_target");
-  const CublasLayout layout(c.shape);
-  auto* const scalars = at<Scalars>(c.workspace, layout.scalars);
-  set_scalars<<<1, 1, 0, stream>>>(scalars);
-  require_cuda(cudaGetLastError(), "scalars");
   if (c.shape.tokens == 0) return;
-  auto* const logits = at<float>(c.workspace, layout.logits);
-  Gemm g;
-  g.dtype = c.shape.dtype;
-  g.m = c.shape.tokens;
-  g.n = c.shape.vocab;
-  g.k = c.shape.dim;
-  g.a = c.hidden;
-  g.a_stride = c.hidden_stride;
-  g.b = c.weight;
-  g.b_stride = c.weight_stride;
-  g.b_transposed = true;
-  g.c = logits;
-  g.c_stride = layout.stride;
-  g.alpha = &scalars->one;
-  g.beta = &scalars->zero;
-  cublas_multiply(g, at<void>(c.workspace, layout.gemm), c.stream);
-  finish_rows<<<static_cast<unsigned>(c.shape.tokens), kThreads, 0, stream>>>(
-      c, logits, layout.stride, at<float>(c.workspace, layout.tops),
-      at<float>(c.workspace, layout.inverse_sums));
-  require_cuda(cudaGetLastError(), "rows of logits");
+  const CublasLayout layout(c.shape);
+  auto* const rows = at<Row>(c.workspace, layout.rows);
+  auto* const targets = at<float>(c.workspace, layout.targets);
+  each_strip(c, 0, c.shape.vocab, [&](const Strip& strip, unsigned tokens) {
+    with_type(c.shape.dtype, [&](auto type) {
+      sum_strip<decltype(type)><<<tokens, kThreads, 0, stream>>>(c, strip, rows, targets);
+    });
+  });
+  const auto tokens = static_cast<unsigned>(c.shape.tokens);
+  write_outputs<<<(tokens + kWarps - 1) / kWarps, kThreads, 0, stream>>>(c, rows, targets);
+  require_cuda(cudaGetLastError(), "outputs");
+  if (c.stored_vocab == 0 || c.shape.dtype != DType::f16) return;
+  level_rows<<<tokens, kThreads, 0, stream>>>(c, rows);
+  require_cuda(cudaGetLastError(), "range of an f16 block");
 }
 
 void cublas_gradient_block(const BlockCall& b) {
   const ForwardCall& c = b.chunk;
   if (c.shape.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  const CublasLayout layout(c.shape);
-  auto* const scalars = at<Scalars>(c.workspace, layout.scalars);
-  set_scale<<<1, kThreads, 0, stream>>>(b.rows, c.shape.tokens, c.shape.dtype == DType::f16,
-                                        scalars);
-  require_cuda(cudaGetLastError(), "scale of the block");
-  const dim3 grid(static_cast<unsigned>(c.shape.tokens),
-                  static_cast<unsigned>((b.vocab_count + kThreads - 1) / kThreads));
-  with_type(c.shape.dtype, [&](auto type) {
-    fill_block<decltype(type)><<<grid, kThreads, 0, stream>>>(
-        b, at<float>(c.workspace, layout.logits), layout.stride,
-        at<float>(c.workspace, layout.tops), at<float>(c.workspace, layout.inverse_sums), scalars);
-  });
-  require_cuda(cudaGetLastError(), "block");
-}
-
-const float* cublas_block_unscale(const ForwardCall& c) {
-  const CublasLayout layout(c.shape);
-  return &at<Scalars>(c.workspace, layout.scalars)->block_unscale;
-}
-
-void cublas_gradient_gemms(const GradientGemmsCall& c) {
-  if (c.tokens == 0) return;
-  const auto stream = static_cast<cudaStream_t>(c.stream);
-  ForwardShape shape;
-  shape.tokens = c.tokens;
-  shape.vocab = c.block_vocab;
-  const CublasLayout layout(shape);
-  auto* const scalars = at<Scalars>(c.kernel_workspace, layout.scalars);
-  void* const workspace = at<void>(c.kernel_workspace, layout.gemm);
-  Gemm g;
-  g.dtype = c.dtype;
-  g.n = c.dim;
-  g.a = c.block.data;
-  g.a_stride = c.block.stride;
-  g.alpha = &scalars->block_unscale;
-  if (c.d_hidden.data != nullptr) {
-    g.m = c.tokens;
-    g.k = c.block_vocab;
-    g.b = c.weight;
-    g.b_stride = c.weight_stride;
-    g.c = static_cast<float*>(c.d_hidden.data);
-    g.c_stride = c.d_hidden.stride;
-    g.beta = c.d_hidden.add ? &scalars->one : &scalars->zero;
-    cublas_multiply(g, workspace, c.stream);
-    with_type(c.dtype, [&](auto type) {
-      add_hidden_targets<decltype(type)>
-          <<<static_cast<unsigned>(c.tokens), kThreads, 0, stream>>>(c);
+  if (b.scales != nullptr) {
+    set_scales<<<1, kThreads, 0, stream>>>(b.rows, c.shape.tokens, b.scales);
+    require_cuda(cudaGetLastError(), "scale of the block");
+  }
+  each_strip(c, b.vocab_begin, b.vocab_count, [&](const Strip& strip, unsigned tokens) {
+    with_type(c.shape.dtype, [&](auto type) {
+      fill_strip<decltype(type)><<<tokens, kThreads, 0, stream>>>(b, strip);
     });
-    require_cuda(cudaGetLastError(), "targets of d_hidden");
-  }
-  if (c.d_weight.data != nullptr) {
-    g.m = c.block_vocab;
-    g.k = c.tokens;
-    g.a_transposed = true;
-    g.b = c.factored_hidden;
-    g.b_stride = c.factored_stride;
-    g.c = static_cast<float*>(c.d_weight.data);
-    g.c_stride = c.d_weight.stride;
-    g.beta = c.d_weight.add ? &scalars->one : &scalars->zero;
-    cublas_multiply(g, workspace, c.stream);
-    add_weight_targets(c);
-    if (c.hidden_sum == nullptr) return;
-    add_weight_smoothing<<<static_cast<unsigned>(c.block_vocab), kThreads, 0, stream>>>(c);
-    require_cuda(cudaGetLastError(), "smoothing of d_weight");
-  }
+  });
 }
 
 }  // namespace logitless::cuda

@@ -21,7 +21,7 @@ void hopper_gradient_gemms(const GradientGemmsCall& call);
 // cublas_kernel.cu
 void cublas_forward(const ForwardCall& call);
 void cublas_gradient_block(const BlockCall& call);
-const float* cublas_block_unscale(const ForwardCall& call);
+// gradient_sm80.cu
 void cublas_gradient_gemms(const GradientGemmsCall& call);
 
 namespace {
@@ -59,10 +59,11 @@ DeviceRates cublas_rates(DType dtype) {
   return {.forward_flops = flops,
           .gemm_flops = flops,
           .logit_seconds = 0.0,
+          .logit_bytes = 8.0,
           .bytes_per_second = wide ? 3.0e12 : 3.5e12,
           .sum_seconds = 0.0,
           .chunk_seconds = 150e-6,
-          .block_seconds = 0.0,
+          .block_seconds = 50e-6,
           .round_flops = 0.0};
 }
 
@@ -75,7 +76,7 @@ constexpr FarForward kHopperFar = {.rates = kHopperFarRates,
 
 constexpr DeviceKernel kKernels[] = {
     {.name = "hopper",
-     .keeps_logits = false,
+     .copies_hidden = false,
      .splits_sums = true,
      .takes_ranges = true,
      .takes_shards = true,
@@ -93,28 +94,26 @@ constexpr DeviceKernel kKernels[] = {
      .target_logits = kLaunch<hopper_target_logits>,
      .far = &kHopperFar,
      .gradient_block = kLaunch<hopper_gradient_block>,
-     .block_unscale = nullptr,
      .gradient_gemms = kLaunch<hopper_gradient_gemms>},
     {.name = "cublas",
-     .keeps_logits = true,
-     .splits_sums = false,
+     .copies_hidden = true,
+     .splits_sums = true,
      .takes_ranges = false,
      .takes_shards = false,
-     .least_capability = 80,
+     .least_capability = 75,
      .most_capability = 999,
      .tile_tokens = 256,
      .tile_vocab = 256,
      .rates = cublas_rates,
      .unsupported = cublas_unsupported,
      .workspace_bytes = cublas_workspace_bytes,
-     .gemms_bytes = nullptr,
+     .gemms_bytes = cublas_gemms_bytes,
      .missing = kLaunch<cublas_missing>,
      .prepare = kLaunch<cublas_prepare>,
      .forward = kLaunch<cublas_forward>,
      .target_logits = nullptr,
      .far = nullptr,
      .gradient_block = kLaunch<cublas_gradient_block>,
-     .block_unscale = kLaunch<cublas_block_unscale>,
      .gradient_gemms = kLaunch<cublas_gradient_gemms>},
 };
 

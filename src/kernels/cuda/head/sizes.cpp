@@ -83,13 +83,34 @@ std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64
   return hopper_gemms_bytes(tokens, dim, vocab_count, hopper_hidden_parts(tokens, dim));
 }
 
-CublasLayout::CublasLayout(const ForwardShape& s) : stride(padded_vocab(s.vocab)) {
-  scalars = take(sizeof(float) * 8);
-  gemm = take(static_cast<std::int64_t>(kCublasBytes));
+std::size_t strip_floats(std::int64_t rows, std::int64_t dim) {
+  return aligned(rows * dim * 4) / sizeof(float);
+}
+
+namespace {
+
+constexpr std::int64_t kStripBytes = std::int64_t{16} << 20;
+
+// With more tokens it does not shrink: the last chunk of a call uses the workspace of the others.
+std::int64_t logits_strip_bytes(const ForwardShape& s) {
+  return std::min(kStripBytes, padded_tokens(s.tokens) * 4 *
+                                   std::min<std::int64_t>(kMostStripVocab, padded_vocab(s.vocab)));
+}
+
+}  // namespace
+
+CublasLayout::CublasLayout(const ForwardShape& s) {
+  constexpr std::int64_t kMostTokens = 2048;
+  strip_tokens = std::min(padded_tokens(s.tokens), kMostTokens);
+  const std::int64_t bytes = logits_strip_bytes(s);
+  strip_vocab = std::min<std::int64_t>(kMostStripVocab,
+                                       bytes / (strip_tokens * 4 * kBlockPadding) * kBlockPadding);
+  gemm_bytes = std::min(kCublasBytes, static_cast<std::size_t>(bytes));
+  strip = take(bytes);
+  gemm = take(static_cast<std::int64_t>(gemm_bytes));
   const std::int64_t tokens = std::max<std::int64_t>(s.tokens, 1);
-  tops = take(tokens * 4);
-  inverse_sums = take(tokens * 4);
-  logits = take(tokens * stride * 4);
+  rows = take(tokens * static_cast<std::int64_t>(sizeof(CublasRow)));
+  targets = take(tokens * s.targets_per_token * 4);
 }
 std::size_t CublasLayout::take(std::int64_t bytes) {
   const std::size_t at = total;
@@ -103,7 +124,23 @@ std::string cublas_unsupported(const ForwardShape& s) {
   return {};
 }
 
-std::size_t cublas_workspace_bytes(const ForwardShape& shape) { return CublasLayout(shape).total; }
+std::size_t cublas_workspace_bytes(const ForwardShape& shape) {
+  const std::size_t forward = CublasLayout(shape).total;
+  // The gradient GEMMs reuse the forward's workspace.
+  return shape.gradients
+             ? std::max(forward, cublas_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
+             : forward;
+}
+
+std::int64_t cublas_strip_rows(std::int64_t dim) {
+  return std::max<std::int64_t>(1, kStripBytes / (dim * 4 * kBlockPadding)) * kBlockPadding;
+}
+
+std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
+  const std::int64_t rows = std::min(cublas_strip_rows(dim), std::max(tokens, vocab_count));
+  const std::size_t strip = strip_floats(rows, dim) * sizeof(float);
+  return strip + std::min(kCublasBytes, strip);
+}
 
 int loss_blocks(std::int64_t tokens) {
   return static_cast<int>(std::max<std::int64_t>(1, ceil_div(tokens, kLossThreads)));

@@ -22,9 +22,16 @@ std::size_t hopper_workspace_bytes(const ForwardShape& shape);
 // entries.
 std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
 
+// Gradient GEMMs by strips of fp32 results (gradient_sm80.cu): floats of a strip of rows. As many
+// bytes beyond it are cuBLAS's, up to kCublasBytes: no more than a small head can afford.
+std::size_t strip_floats(std::int64_t rows, std::int64_t dim);
+
 // cublas_kernel.cu: any dtype, width and GPU with cuBLAS.
 std::string cublas_unsupported(const ForwardShape& shape);
 std::size_t cublas_workspace_bytes(const ForwardShape& shape);
+std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
+// Most rows of a strip of its gradient GEMMs.
+std::int64_t cublas_strip_rows(std::int64_t dim);
 
 // Byte offsets in the workspace of the Hopper forward.
 struct HopperLayout {
@@ -53,13 +60,25 @@ std::size_t hopper_pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_
 std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count,
                                int parts);
 
-// Byte offsets in the workspace of the cuBLAS head.
+// Sums of a token over the strips of its logits so far, by the cuBLAS head: sum and entropy are
+// those of 2^(z log2e - exponent).
+struct CublasRow {
+  double sum, entropy, weighted;
+  float exponent;
+  float best;
+  std::int32_t index;  // of the best logit
+};
+// Vocabulary entries of a strip of logits, at most.
+inline constexpr int kMostStripVocab = 8192;
+
+// Byte offsets in the workspace of the cuBLAS head's forward and blocks of gradients.
 struct CublasLayout {
   explicit CublasLayout(const ForwardShape& shape);
 
-  std::int64_t stride;
+  std::int64_t strip_tokens, strip_vocab;
+  std::size_t gemm_bytes;
   std::size_t total = 0;
-  std::size_t scalars, gemm, tops, inverse_sums, logits;
+  std::size_t strip, gemm, rows, targets;
 
  private:
   std::size_t take(std::int64_t bytes);

@@ -1,0 +1,299 @@
+// Gradient GEMMs by cuBLAS, of the heads without GEMMs of their own. Strips of rows are multiplied
+// into fp32 in the workspace, and a kernel makes the gradient of them: it applies the factor of
+// each token, adds targets, outer products and sums of earlier chunks, and rounds once. A strip is
+// small enough to stay in L2 until then.
+#include <algorithm>
+
+#include "kernels/cuda/cublas.h"
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
+#include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/head/sizes.h"
+#include "kernels/device/gradient.h"
+#include "math/split_sum.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// kWide adjacent elements, loaded and stored at once.
+template <typename T, int kWide>
+struct alignas(sizeof(T) * kWide) Pack {
+  T values[kWide];
+};
+template <int kWide, typename T>
+__device__ __forceinline__ void load(float (&to)[kWide], const T* from) {
+  const auto pack = *reinterpret_cast<const Pack<T, kWide>*>(from);
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) to[i] = as_float(pack.values[i]);
+}
+template <int kWide, typename T>
+__device__ __forceinline__ void store(T* to, const float (&from)[kWide]) {
+  Pack<T, kWide> pack;
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) pack.values[i] = rounded<T>(from[i]);
+  *reinterpret_cast<Pack<T, kWide>*>(to) = pack;
+}
+// v += factor * row
+template <int kWide, typename T>
+__device__ __forceinline__ void add(float (&v)[kWide], float factor, const T* row) {
+  float r[kWide];
+  load<kWide>(r, row);
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) v[i] = fmaf(factor, r[i], v[i]);
+}
+
+// A strip of d_hidden: sums [rows, dim] of tokens from `first` on. A thread block for each token.
+template <typename T, typename Out, int kWide>
+__global__ void __launch_bounds__(kThreads)
+    finish_hidden(const GradientGemmsCall c, const float* sums, std::int64_t first) {
+  const std::int64_t row = first + blockIdx.x;
+  const float factor = c.factor[row];
+  const float gamma = c.weight_sum == nullptr ? 0.0f : c.rows[row].gamma;
+  const float* const from = sums + blockIdx.x * c.dim;
+  Out* const to = static_cast<Out*>(c.d_hidden.data) + row * c.d_hidden.stride;
+  const bool apart = c.target_weight != nullptr;
+  const T* const weight = static_cast<const T*>(apart ? c.target_weight : c.weight);
+  const std::int64_t stride = apart ? c.target_stride : c.weight_stride;
+  for (std::int64_t d = threadIdx.x * kWide; d < c.dim; d += kThreads * kWide) {
+    float v[kWide];
+    load<kWide>(v, from + d);
+#pragma unroll
+    for (float& value : v) value *= factor;
+    if (c.weight_sum != nullptr) add<kWide>(v, gamma, c.weight_sum + d);
+    for (int k = 0; k < c.targets_per_token; ++k) {
+      const std::int64_t slot = row * c.targets_per_token + k;
+      const float coefficient = c.coefficient[slot];
+      if (coefficient != 0.0f)
+        add<kWide>(v, coefficient, weight + (c.vocab_ids[slot] - c.vocab_begin) * stride + d);
+    }
+    if (c.d_hidden.add) add<kWide>(v, 1.0f, to + d);
+    store<kWide>(to + d, v);
+  }
+}
+
+// Sums of a 16-bit d_weight between chunks, 24 bits each: see RunningSums and math/split_sum.h. Of
+// f16, the lower 8 bits are the rest in units of 1/256 of the last digit.
+__device__ __forceinline__ float joined(__nv_bfloat16 high, std::uint8_t low) {
+  return join_sum(__bfloat16_as_ushort(high), low);
+}
+__device__ __forceinline__ void split(float sum, __nv_bfloat16& high, std::uint8_t& low) {
+  high = __ushort_as_bfloat16(split_high(sum));
+  low = split_low(sum);
+}
+__device__ __forceinline__ float last_digit(__half v) {
+  const int exponent = max(__half_as_ushort(v) >> 10 & 31, 1);
+  return __uint_as_float(static_cast<unsigned>(exponent - 25 + 127) << 23);  // 2^(exponent - 25)
+}
+__device__ __forceinline__ float joined(__half high, std::uint8_t low) {
+  const float rest = static_cast<float>(static_cast<std::int8_t>(low)) * (1.0f / 256);
+  return fmaf(rest, last_digit(high), __half2float(high));
+}
+__device__ __forceinline__ void split(float sum, __half& high, std::uint8_t& low) {
+  high = __float2half(sum);
+  const float rest = (sum - __half2float(high)) / last_digit(high) * 256.0f;
+  const int units = isfinite(rest) ? max(-128, min(127, __float2int_rn(rest))) : 0;
+  low = static_cast<std::uint8_t>(static_cast<std::int8_t>(units));
+}
+// d_weight in fp32 has no such sums.
+__device__ __forceinline__ float joined(float high, std::uint8_t) { return high; }
+__device__ __forceinline__ void split(float sum, float& high, std::uint8_t& low) {
+  high = sum;
+  low = 0;
+}
+
+// A strip of d_weight: sums [rows, dim] of the block's entries from `first` on. A thread block for
+// each entry. c.many null: targets are added afterwards.
+template <typename T, typename Out, int kWide>
+__global__ void __launch_bounds__(kThreads)
+    finish_weight(const GradientGemmsCall c, const float* sums, std::int64_t first,
+                  std::int64_t low_stride) {
+  const std::int64_t entry = first + blockIdx.x;
+  const float* const from = sums + blockIdx.x * c.dim;
+  Out* const to = static_cast<Out*>(c.d_weight.data) + entry * c.d_weight.stride;
+  std::uint8_t* const low = c.running.low == nullptr ? nullptr : c.running.low + entry * low_stride;
+  const float share = c.logit_weights == nullptr ? 1.0f : c.logit_weights[entry];
+  const float unscale = c.weight_unscale == nullptr ? 1.0f : *c.weight_unscale;
+  const int begin = c.many == nullptr ? 0 : c.entries.begin[entry];
+  const int end = c.many == nullptr ? 0 : c.entries.begin[entry + 1];
+  const bool many = end - begin > kFewEntries;
+  for (std::int64_t d = threadIdx.x * kWide; d < c.dim; d += kThreads * kWide) {
+    float v[kWide];
+    load<kWide>(v, from + d);
+#pragma unroll
+    for (float& value : v) value *= unscale;
+    if (c.running.from == SumsFrom::sums) {
+      const auto high = *reinterpret_cast<const Pack<Out, kWide>*>(to + d);
+      const auto bytes = *reinterpret_cast<const Pack<std::uint8_t, kWide>*>(low + d);
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) v[i] += joined(high.values[i], bytes.values[i]);
+    } else if (c.running.from == SumsFrom::output || c.d_weight.add) {
+      add<kWide>(v, 1.0f, to + d);
+    }
+    if (c.hidden_sum != nullptr) add<kWide>(v, share, c.hidden_sum + d);
+    if (many) {
+      add<kWide>(v, 1.0f, c.many + begin / (kFewEntries + 1) * c.dim + d);
+    } else {
+      for (int e = begin; e < end; ++e) {
+        const float coefficient = c.entries.coefficients[e];
+        if (coefficient != 0.0f)
+          add<kWide>(v, coefficient,
+                     static_cast<const T*>(c.hidden) + c.entries.tokens[e] * c.hidden_stride + d);
+      }
+    }
+    if (c.running.last) {
+      store<kWide>(to + d, v);
+      continue;
+    }
+    Pack<Out, kWide> high;
+    Pack<std::uint8_t, kWide> bytes;
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) split(v[i], high.values[i], bytes.values[i]);
+    *reinterpret_cast<Pack<Out, kWide>*>(to + d) = high;
+    *reinterpret_cast<Pack<std::uint8_t, kWide>*>(low + d) = bytes;
+  }
+}
+
+constexpr int kMostWide = 4;
+bool is_wide(const void* data, std::int64_t stride, DType dtype) {
+  return stride % kMostWide == 0 &&
+         reinterpret_cast<std::uintptr_t>(data) % (kMostWide * size_of(dtype)) == 0;
+}
+// f(type of the operands, type of the output, elements at once)
+template <typename F>
+void with_types(DType dtype, DType out, bool wide, const F& f) {
+  const auto with_width = [&](auto type, auto out_type) {
+    wide ? f(type, out_type, std::integral_constant<int, kMostWide>{})
+         : f(type, out_type, std::integral_constant<int, 1>{});
+  };
+  const auto with_output = [&](auto type) {
+    out == DType::f32 ? with_width(type, float{}) : with_width(type, type);
+  };
+  with_type(dtype, with_output);
+}
+
+class StripGemms {
+ public:
+  StripGemms(const GradientGemmsCall& c, std::int64_t most_rows)
+      : c_(c),
+        stream_(static_cast<cudaStream_t>(c.stream)),
+        rows_(std::min(most_rows, std::max(c.tokens, c.block_vocab))),
+        sums_(static_cast<float*>(c.kernel_workspace)),
+        products_(sums_ + strip_floats(rows_, c.dim)),
+        bytes_(std::min(kCublasBytes, strip_floats(rows_, c.dim) * sizeof(float))),
+        ranges_(c.ranges.count) {}
+
+  void make_hidden() const {
+    const bool wide = is_wide(c_.d_hidden.data, c_.d_hidden.stride, c_.d_hidden.dtype) &&
+                      is_wide(c_.weight, c_.weight_stride, c_.dtype) &&
+                      is_wide(c_.target_weight, c_.target_stride, c_.dtype) &&
+                      is_wide(c_.weight_sum, c_.dim, DType::f32);
+    for (std::int64_t first = 0; first < c_.tokens; first += rows_) {
+      const std::int64_t count = std::min(rows_, c_.tokens - first);
+      for (int r = 0; r < std::max(ranges_, 1); ++r) {
+        Gemm g =
+            gemm(block(r), first * block(r).stride, c_.weight, vocab_first(r) * c_.weight_stride);
+        g.m = count;
+        g.k = vocab_count(r);
+        g.b_stride = c_.weight_stride;
+        g.adds = r > 0;
+        cublas_multiply(g, products_, c_.stream, bytes_);
+      }
+      with_types(c_.dtype, c_.d_hidden.dtype, wide, [&](auto type, auto out, auto at_once) {
+        finish_hidden<decltype(type), decltype(out), decltype(at_once)::value>
+            <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(c_, sums_, first);
+      });
+      require_cuda(cudaGetLastError(), "strip of d_hidden");
+    }
+  }
+
+  // Range r, or the whole block.
+  void make_weight(int r) const {
+    GradientGemmsCall c = c_;
+    const std::int64_t skipped = vocab_first(r);
+    c.d_weight.data =
+        static_cast<std::byte*>(c.d_weight.data) +
+        skipped * c.d_weight.stride * static_cast<std::int64_t>(size_of(c.d_weight.dtype));
+    if (c.running.low != nullptr) c.running.low += running_sum_bytes(skipped, c.dim);
+    if (c.entries.begin != nullptr) c.entries.begin += skipped;
+    if (c.logit_weights != nullptr) c.logit_weights += skipped;
+    const bool wide = is_wide(c.d_weight.data, c.d_weight.stride, c.d_weight.dtype) &&
+                      is_wide(c.hidden, c.hidden_stride, c.dtype) &&
+                      is_wide(c.hidden_sum, c.dim, DType::f32) &&
+                      is_wide(c.many, c.dim, DType::f32);
+    for (std::int64_t first = 0; first < vocab_count(r); first += rows_) {
+      const std::int64_t count = std::min(rows_, vocab_count(r) - first);
+      Gemm g = gemm(block(r), first, c.factored_hidden, 0);
+      g.m = count;
+      g.k = c.tokens;
+      g.a_transposed = true;
+      g.b_stride = c.factored_stride;
+      cublas_multiply(g, products_, c.stream, bytes_);
+      with_types(c.dtype, c.d_weight.dtype, wide, [&](auto type, auto out, auto at_once) {
+        finish_weight<decltype(type), decltype(out), decltype(at_once)::value>
+            <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(c, sums_, first,
+                                                                     padded_vocab(c.dim));
+      });
+      require_cuda(cudaGetLastError(), "strip of d_weight");
+    }
+  }
+
+ private:
+  LogitBlock block(int r) const {
+    return ranges_ == 0 ? c_.block : LogitBlock{c_.ranges.data[r], c_.ranges.stride(r)};
+  }
+  std::int64_t vocab_first(int r) const { return ranges_ == 0 ? 0 : c_.ranges.first[r]; }
+  std::int64_t vocab_count(int r) const {
+    return ranges_ == 0 ? c_.block_vocab : c_.ranges.vocab_count(r);
+  }
+  const void* at(const void* data, std::int64_t elements) const {
+    return static_cast<const std::byte*>(data) +
+           elements * static_cast<std::int64_t>(size_of(c_.dtype));
+  }
+  // A product into the strip; offsets count elements.
+  Gemm gemm(const LogitBlock& a, std::int64_t a_first, const void* b, std::int64_t b_first) const {
+    Gemm g;
+    g.dtype = c_.dtype;
+    g.n = c_.dim;
+    g.a = at(a.data, a_first);
+    g.a_stride = a.stride;
+    g.b = at(b, b_first);
+    g.c = sums_;
+    g.c_stride = c_.dim;
+    return g;
+  }
+
+  const GradientGemmsCall& c_;
+  cudaStream_t stream_;
+  std::int64_t rows_;  // of a strip
+  float* sums_;        // the strip
+  void* products_;     // cuBLAS's workspace
+  std::size_t bytes_;
+  int ranges_;
+};
+
+// With ranges, d_hidden reads all of them before the first is overwritten; d_weight of each is
+// written after its last read.
+void multiply_strips(const GradientGemmsCall& c, std::int64_t most_rows) {
+  const bool has_weight = c.d_weight.data != nullptr;
+  if (c.tokens == 0 || (c.d_hidden.data == nullptr && !has_weight)) return;
+  const StripGemms gemms(c, most_rows);
+  if (c.d_hidden.data != nullptr) gemms.make_hidden();
+  if (c.hidden_done != nullptr) {
+    require_cuda(cudaEventRecord(static_cast<cudaEvent_t>(c.hidden_done),
+                                 static_cast<cudaStream_t>(c.stream)),
+                 "event");
+  }
+  if (!has_weight) return;
+  for (int r = 0; r < std::max(c.ranges.count, 1); ++r) gemms.make_weight(r);
+  if (c.many == nullptr && c.entries.begin != nullptr) add_weight_targets(c);
+}
+
+}  // namespace
+
+void cublas_gradient_gemms(const GradientGemmsCall& c) {
+  multiply_strips(c, cublas_strip_rows(c.dim));
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,89 @@
+// Plans of the cublas kernel: strips of logits leave a plan to every budget.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "logitless/error.h"
+#include "logitless/logitless.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr HeadShape kHeads[] = {{8192, 4096, 128256, DType::f16},
+                                {8192, 2304, 256000, DType::f16},
+                                {32768, 768, 50304, DType::f16}};
+
+LossPlan plan(HeadShape shape, DType dtype, std::size_t budget, int capability = 75) {
+  shape.dtype = dtype;
+  HeadFeatures f;
+  f.d_hidden = f.d_weight = true;
+  f.d_hidden_dtype = f.d_weight_dtype = dtype;
+  PlanRequest request;
+  request.device.kind = DeviceKind::cuda;
+  request.device.compute_capability = capability;
+  request.device.kernel = "cublas";
+  request.memory_budget = budget;
+  return plan_head(shape, f, request);
+}
+
+class CublasPlan : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      plan(kHeads[0], DType::f16, 0);
+    } catch (const Unsupported& e) {
+      GTEST_SKIP() << e.what();
+    }
+  }
+};
+
+TEST_F(CublasPlan, AnyBudgetFrom64MiB) {
+  for (const HeadShape& shape : kHeads) {
+    for (const DType dtype : {DType::f16, DType::f32}) {
+      double before = 1e9;
+      for (const std::size_t mib : {64, 96, 128, 256, 512, 1024, 2048, 4096}) {
+        SCOPED_TRACE(std::to_string(shape.dim) + " " + std::string(name_of(dtype)) + " " +
+                     std::to_string(mib) + " MiB");
+        const LossPlan made = plan(shape, dtype, mib << 20);
+        EXPECT_LE(made.workspace_bytes(), mib << 20);
+        EXPECT_LE(made.predicted_seconds, before * 1.02) << made.explain();
+        before = made.predicted_seconds;
+      }
+    }
+  }
+}
+
+// Below the sums of a 16-bit d_weight over chunks, it is made apart by a fifth GEMM.
+TEST_F(CublasPlan, ASmallBudgetMakesDWeightApart) {
+  const LossPlan made = plan(kHeads[0], DType::f16, 64 << 20);
+  EXPECT_EQ(made.kind, PlanKind::recompute);
+  EXPECT_GT(made.weight_vocab, 0);
+  EXPECT_EQ(made.passes, 5.0);
+  EXPECT_NE(made.explain().find("in a GEMM of its own"), std::string::npos) << made.explain();
+  EXPECT_EQ(plan(kHeads[0], DType::f32, 64 << 20).weight_vocab, 0);
+}
+
+// The default takes three GEMMs.
+TEST_F(CublasPlan, TheDefaultStoresExponentials) {
+  for (const HeadShape& shape : kHeads) {
+    const LossPlan made = plan(shape, DType::f16, 0);
+    EXPECT_LE(made.passes, 3.5) << made.explain();
+    EXPECT_LE(made.workspace_bytes(), made.logits_bytes() * 3 / 10);
+  }
+}
+
+TEST_F(CublasPlan, TuringMultipliesF16AndF32) {
+  EXPECT_EQ(plan(kHeads[0], DType::f32, 0).kernel, "cublas");
+  try {
+    plan(kHeads[0], DType::bf16, 0);
+    FAIL();
+  } catch (const Unsupported& e) {
+    EXPECT_NE(std::string(e.what()).find("multiplies bf16 from compute capability 8.0 on"),
+              std::string::npos)
+        << e.what();
+  }
+  EXPECT_EQ(plan(kHeads[0], DType::bf16, 0, 80).kernel, "cublas");
+}
+
+}  // namespace
+}  // namespace logitless::test
