@@ -2,7 +2,7 @@
 """Compares the head on PyTorch tensors with the other installed packages, forward and backward, in one process.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/head_torch.py
-        [--head gemma|llama|gpt2 | --tokens N --dim D --vocab V | --real FILE --dim D] [--dtype bfloat16|float32]
+        [--head gemma|llama|gpt2 | --tokens N --dim D --vocab V | --real FILE --dim D] [--dtype bfloat16|float16|float32]
         [--device cuda|cpu] [--rounds R] [--only TEXT] [--json] [--kernels sm80|cublas|...]
 
 Contenders, each where its package is installed:
@@ -167,7 +167,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--dim", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=128256)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="contenders whose names have this in them, separated by |")

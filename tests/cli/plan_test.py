@@ -35,8 +35,10 @@ class PlanTest(unittest.TestCase):
         self.assertNotIn(cpu["kernel"], ("hopper", "cublas"))
         self.assertEqual(self.plan("--device", "cuda", "--budget", "512MiB", "--capability", 90), gpu)
         self.assertEqual(self.plan("--device", "cpu", "--budget", "512MiB"), cpu)
-        for arguments in (["--capability", 80], ["--kernel", "cublas"], ["--dtype", "f32"]):
-            self.assertEqual(self.plan("--device", "cuda", *arguments)["kernel"], "cublas", arguments)
+        for arguments, kernel in ((["--capability", 80], "sm80"), (["--capability", 89], "sm86"),
+                                  (["--dtype", "f16"], "hopper_f16"), (["--kernel", "cublas"], "cublas"),
+                                  (["--dtype", "f32"], "cublas")):
+            self.assertEqual(self.plan("--device", "cuda", *arguments)["kernel"], kernel, arguments)
 
     def test_rates_of_a_card(self):
         seconds = lambda *arguments: self.plan("--device", "cuda", "--plan", "dense", *arguments)["predicted_seconds"]

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <string>
+#include <thread>
 
 #include "kernels/device/kernel.h"
 #include "support/mirror.h"
@@ -32,7 +33,8 @@ class CudaCrossEntropy : public testing::Test {
   }
   static std::vector<std::string> kernels() {
     std::vector<std::string> names;
-    for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) names.emplace_back(kernel.name);
+    for (const cuda::DeviceKernel& kernel : cuda::device_kernels())
+      if (accepts(kernel.name, spec_of())) names.emplace_back(kernel.name);
     return names;
   }
 };
@@ -116,6 +118,24 @@ TEST_F(CudaCrossEntropy, ACallAllocatesNothingOnTheDevice) {
     cuda::synchronize(nullptr);
     EXPECT_EQ(cuda::memory_in_use(), before);
     EXPECT_EQ(run.context.memory().current_bytes(), run.plan.workspace_bytes());
+  }
+}
+
+TEST_F(CudaCrossEntropy, ThreadsThatEndLeaveNoMemoryBehind) {
+  const HeadProblem problem(spec_of());
+  for (const std::string& kernel : kernels()) {
+    SCOPED_TRACE(kernel);
+    const auto call_in_a_thread = [&] {
+      std::thread([&] {
+        DeviceRun run(problem, kernel, nullptr);
+        run.enqueue();
+        cuda::synchronize(nullptr);
+      }).join();
+    };
+    call_in_a_thread();
+    const std::size_t before = cuda::memory_in_use();
+    for (int thread = 0; thread < 8; ++thread) call_in_a_thread();
+    EXPECT_LE(cuda::memory_in_use(), before);
   }
 }
 
@@ -305,14 +325,14 @@ TEST_F(CudaCrossEntropy, ExplainsWhichKernelAndWhyNotTheOther) {
   o.device = DeviceKind::cuda;
   const Context context(o);
   const LossPlan plan = plan_head(shape, features, {context.device(), 0, {}, 0.0});
-  EXPECT_EQ(plan.kernel, "cublas");
+  EXPECT_EQ(plan.kernel, "sm80");
   EXPECT_NE(plan.explain().find("hopper: dim: expected a multiple of 8, got 20"), std::string::npos)
       << plan.explain();
   DeviceLimits ampere = context.device();
   ampere.compute_capability = 80;
   shape.dim = 64;
   const LossPlan other = plan_head(shape, features, {ampere, 0, {}, 0.0});
-  EXPECT_EQ(other.kernel, "cublas");
+  EXPECT_EQ(other.kernel, "sm80");
   EXPECT_NE(other.explain().find("9.0"), std::string::npos);
 }
 

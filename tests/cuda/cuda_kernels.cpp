@@ -4,13 +4,22 @@
 
 #include "kernels/device/kernel.h"
 #include "support/mirror.h"
+#include "support/problem.h"
 
 namespace logitless::test {
 
-std::vector<std::string> tested_kernels() {
+std::vector<std::string> kernels_of_any_dtype() {
   std::vector<std::string> names;
   if (!cuda::device_missing(0).empty()) return names;
   for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) names.emplace_back(kernel.name);
+  return names;
+}
+
+std::vector<std::string> tested_kernels() {
+  std::vector<std::string> names = kernels_of_any_dtype();
+  HeadSpec bf16;
+  bf16.dtype = DType::bf16;
+  std::erase_if(names, [&](const std::string& name) { return !accepts(name, bf16); });
   return names;
 }
 

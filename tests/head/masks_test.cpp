@@ -83,7 +83,8 @@ TEST_P(MasksTest, IgnoredTokensLeaveNoTrace) {
   const HeadResult a = run_head(all, run());
   const HeadResult b = run_head(rest, run());
   EXPECT_EQ(a.statistics.valid_tokens, 13);
-  if (GetParam() == "cublas") {  // other sizes select other cuBLAS kernels
+  const std::string& kernel = GetParam();  // other sizes select other cuBLAS kernels
+  if (kernel == "cublas" || kernel == "sm80" || kernel == "sm86") {
     EXPECT_LE(relative_error(a.loss.values(), b.loss.values()), 1e-6);
     EXPECT_LE(relative_error(a.d_weight.values(), b.d_weight.values()), 1e-6);
     for (const std::int64_t i : {0, 5, 6, 16})

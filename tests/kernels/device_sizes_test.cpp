@@ -21,7 +21,7 @@ ForwardShape gpt2_head(std::int64_t tokens) {
 }
 
 TEST(DeviceSizes, TheTableOfKernelsIsInEveryBuild) {
-  ASSERT_EQ(device_kernels().size(), 2u);
+  ASSERT_EQ(device_kernels().size(), 5u);
   EXPECT_EQ(find_device_kernel("hopper").unsupported(gpt2_head(1024)), "");
   ForwardShape odd = gpt2_head(1024);
   odd.dim = 12;
@@ -52,6 +52,19 @@ TEST(DeviceSizes, OfTheHopperProducts) {
   ForwardShape shape = gpt2_head(1024);
   shape.gradients = true;
   EXPECT_EQ(hopper_workspace_bytes(shape), 5 * kPace + 5 * 1024 * 768 * 4);
+}
+
+TEST(DeviceSizes, OfTheSm80Gemms) {
+  // A strip of 10752 rows of fp32 and as much for cuBLAS, up to 32 MiB; a small head has one strip.
+  EXPECT_EQ(sm80_gemms_bytes(32768, 768, 50257), 2 * std::size_t{10752} * 768 * 4);
+  EXPECT_EQ(sm80_gemms_bytes(17, 8, 300), 2u * 300 * 8 * 4 + 2u * 128);
+}
+
+TEST(DeviceSizes, KernelsSayWhatSharedMemoryTheyNeed) {
+  EXPECT_EQ(capability_refusal(find_device_kernel("sm80"), 80), "");
+  EXPECT_EQ(capability_refusal(find_device_kernel("sm80"), 89),
+            "needs 163 KiB of shared memory for a thread block, the GPU has 99");
+  EXPECT_EQ(capability_refusal(find_device_kernel("sm86"), 89), "");
 }
 
 TEST(DeviceSizes, OfCublas) {

@@ -23,24 +23,25 @@ LossPlan plan_on(int compute_capability, HeadShape shape = kShape, std::uint64_t
 }
 
 TEST(NewKernel, IsPlannedOnItsGpus) {
-  EXPECT_EQ(plan_on(80).kernel, "sm80");
-  EXPECT_EQ(plan_on(89).kernel, "sm80");
+  EXPECT_EQ(plan_on(100).kernel, "sm100");
+  EXPECT_EQ(plan_on(103).kernel, "sm100");
   EXPECT_EQ(plan_on(90).kernel, "hopper");
-  EXPECT_EQ(plan_on(120).kernel, "cublas");
+  EXPECT_EQ(plan_on(80).kernel, "sm80");
+  EXPECT_EQ(plan_on(120).kernel, "sm86");
   HeadShape wide = kShape;
   wide.dtype = DType::f32;
-  const LossPlan plan = plan_on(80, wide);
+  const LossPlan plan = plan_on(100, wide);
   EXPECT_EQ(plan.kernel, "cublas");
-  EXPECT_NE(plan.explain().find("sm80: multiplies bf16, hidden and weight are f32"),
+  EXPECT_NE(plan.explain().find("sm100: multiplies bf16, hidden and weight are f32"),
             std::string::npos)
       << plan.explain();
   EXPECT_NE(
-      plan_on(90).explain().find("sm80: runs on compute capability 8.0 to 8.9, the GPU has 9.0"),
+      plan_on(90).explain().find("sm100: runs on compute capability 10.0 to 10.9, the GPU has 9.0"),
       std::string::npos);
 }
 
 TEST(NewKernel, HasChunksAndBlocksInItsTiles) {
-  const LossPlan plan = plan_on(80, kShape, 40_MiB);
+  const LossPlan plan = plan_on(100, kShape, 40_MiB);
   EXPECT_LE(plan.workspace_bytes(), 40_MiB);
   EXPECT_LT(plan.block_vocab, kShape.vocab);
   EXPECT_EQ(plan.block_vocab % 128, 0);
@@ -49,14 +50,19 @@ TEST(NewKernel, HasChunksAndBlocksInItsTiles) {
 }
 
 TEST(NewKernel, TakesWhatItsRowSays) {
-  DeviceLimits device{.kind = DeviceKind::cuda, .compute_capability = 86};
+  DeviceLimits device{.kind = DeviceKind::cuda, .kernel = "sm100", .compute_capability = 100};
   EXPECT_TRUE(supports_vocab_parallel(device, DType::bf16, 1024));
   EXPECT_FALSE(supports_vocab_parallel(device, DType::bf16, 1020));
   EXPECT_FALSE(supports_vocab_parallel(device, DType::f16, 1024));
-  device.compute_capability = 90;
-  EXPECT_TRUE(supports_vocab_parallel(device, DType::bf16, 1024));
   device.compute_capability = 120;
   EXPECT_FALSE(supports_vocab_parallel(device, DType::bf16, 1024));
+  device.kernel.clear();
+  for (const int capability : {80, 86, 90, 120}) {
+    device.compute_capability = capability;
+    EXPECT_TRUE(supports_vocab_parallel(device, DType::bf16, 1020));
+    EXPECT_TRUE(supports_vocab_parallel(device, DType::f16, 1024));
+    EXPECT_FALSE(supports_vocab_parallel(device, DType::f32, 1024));
+  }
   EXPECT_STREQ(cuda::find_far_kernel(90).name, "hopper");
   EXPECT_THROW(cuda::find_far_kernel(86), Unsupported);
 }

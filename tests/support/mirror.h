@@ -13,6 +13,8 @@ namespace logitless::test {
 // Kernels of a parameterised test: this machine's, or the GPU's in the binaries that link
 // cuda_kernels.cpp.
 std::vector<std::string> tested_kernels();
+// Returns those and kernels that take f16 alone.
+std::vector<std::string> kernels_of_any_dtype();
 bool is_device_kernel(const std::string& kernel);
 Context make_context(const std::string& kernel, int threads = 2);
 

@@ -16,4 +16,6 @@ std::vector<std::string> tested_kernels() {
   return names;
 }
 
+std::vector<std::string> kernels_of_any_dtype() { return tested_kernels(); }
+
 }  // namespace logitless::test

@@ -49,7 +49,8 @@ void require_cublas(int status, const char* what) {
 }
 
 Handle handle() {
-  thread_local DeviceHandles handles;
+  static HandlePool& pool = *new HandlePool;  // threads may end after static objects
+  thread_local DeviceHandles handles(pool);
   return handles.get("cuBLAS", functions().missing, functions().create);
 }
 

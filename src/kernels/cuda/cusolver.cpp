@@ -43,7 +43,8 @@ void require_cusolver(int status, const char* what) {
 }
 
 Handle handle() {
-  thread_local DeviceHandles handles;
+  static HandlePool& pool = *new HandlePool;  // threads may end after static objects
+  thread_local DeviceHandles handles(pool);
   return handles.get("cuSOLVER", functions().missing, functions().create);
 }
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "kernels/cuda/device/driver_function.h"
-#include "kernels/cuda/device/kernels_of_file.cuh"
+#include "kernels/cuda/device/kernels_to_load.h"
 #include "kernels/device/module.h"
 
 namespace logitless::cuda {
@@ -11,8 +11,12 @@ namespace {
 
 constexpr int kLoads = 12040;  // CUDA version that can load single functions
 
-std::vector<const void*>& files() {
-  static std::vector<const void*> of_library;
+struct File {
+  const void* kernel;
+  bool (*wanted)();
+};
+std::vector<File>& files() {
+  static std::vector<File> of_library;
   return of_library;
 }
 
@@ -33,16 +37,19 @@ struct Driver {
 
 }  // namespace
 
-KernelsOfFile::KernelsOfFile(const void* kernel) { files().push_back(kernel); }
+KernelsOfFile::KernelsOfFile(const void* kernel, bool (*wanted)()) {
+  files().push_back({kernel, wanted});
+}
 
 void load_kernels() {
   int version = 0;
   require_cuda(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
   if (version < kLoads) return;
   const Driver driver;
-  for (const void* const symbol : files()) {
+  for (const File& file : files()) {
+    if (file.wanted != nullptr && !file.wanted()) continue;
     cudaFunction_t function = nullptr;
-    const cudaError_t status = cudaGetFuncBySymbol(&function, symbol);
+    const cudaError_t status = cudaGetFuncBySymbol(&function, file.kernel);
     // A Hopper kernel on another GPU.
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
       cudaGetLastError();

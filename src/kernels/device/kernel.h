@@ -69,6 +69,8 @@ struct DeviceKernel {
   // Compute capabilities that it runs on, 10 * major + minor.
   int least_capability;
   int most_capability;
+  // Shared memory that a thread block needs, KiB.
+  int shared_kib;
   // Units of chunks and of vocabulary blocks; divisors of kBlockPadding.
   std::int64_t tile_tokens;
   std::int64_t tile_vocab;

@@ -1,14 +1,9 @@
 // Registers the kernels of the .cu file that includes it with load_kernels() (device/module.h).
 #pragma once
 
+#include "kernels/cuda/device/kernels_to_load.h"
+
 namespace logitless::cuda {
-
-// `kernel`: any kernel of the file; all are in one module.
-class KernelsOfFile {
- public:
-  explicit KernelsOfFile(const void* kernel);
-};
-
 namespace {
 
 __global__ void marks_this_file() {}

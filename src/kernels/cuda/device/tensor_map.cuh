@@ -4,12 +4,8 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <climits>
 #include <cstdint>
-#include <utility>
-#include <vector>
 
 #include "kernels/cuda/device/driver_function.h"
 #include "kernels/cuda/device/error.cuh"
@@ -104,31 +100,6 @@ inline BlockMaps block_maps(const LogitBlock& block, const VocabRanges& ranges, 
   }
   maps.first[std::max(ranges.count, 1)] = INT_MAX;
   return maps;
-}
-
-// SMs of the current device, queried once for each device.
-inline int processor_count() {
-  constexpr int kDevices = 64;
-  static std::array<std::atomic<int>, kDevices> known{};
-  const int device = current_device();
-  int count = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
-  if (count != 0) return count;
-  require_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-               "multiprocessor count");
-  if (device < kDevices) known[device].store(count, std::memory_order_relaxed);
-  return count;
-}
-
-// Raises a kernel's limit of dynamic shared memory, always to the same value for one kernel. Sets
-// it once for each thread and device.
-template <typename Kernel>
-void allow_shared(Kernel kernel, int bytes) {
-  thread_local std::vector<std::pair<const void*, int>> allowed;
-  const std::pair key(reinterpret_cast<const void*>(kernel), current_device());
-  if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) return;
-  require_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "shared memory of a kernel");
-  allowed.push_back(key);
 }
 
 }  // namespace logitless::cuda

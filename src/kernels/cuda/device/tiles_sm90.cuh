@@ -105,9 +105,10 @@ class TileWriter {
         row_(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) {}
 
   // (column, row): position of the warpgroup's first element. Map: a CUtensorMap, or BlockMaps.
-  template <typename Map>
-  __device__ __forceinline__ void put_bf16(const float (&z)[128], const Map* map, int column,
-                                           int row) {
+  // T: bf16 or f16.
+  template <typename T = __nv_bfloat16, typename Map>
+  __device__ __forceinline__ void put_narrow(const float (&z)[128], const Map* map, int column,
+                                             int row) {
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       unsigned char* const box = begin_box(b);
@@ -116,8 +117,13 @@ class TileWriter {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int at = 4 * (8 * b + i) + 2 * h;
-          *reinterpret_cast<__nv_bfloat162*>(box + place(i, h, threadIdx.x % 4 * 4)) =
-              __floats2bfloat162_rn(z[at], z[at + 1]);
+          if constexpr (std::is_same_v<T, __half>) {
+            *reinterpret_cast<__half2*>(box + place(i, h, threadIdx.x % 4 * 4)) =
+                __floats2half2_rn(z[at], z[at + 1]);
+          } else {
+            *reinterpret_cast<__nv_bfloat162*>(box + place(i, h, threadIdx.x % 4 * 4)) =
+                __floats2bfloat162_rn(z[at], z[at + 1]);
+          }
         }
       }
       end_box(map, box, column + 64 * b, row, false);
@@ -141,9 +147,9 @@ class TileWriter {
       end_box(map, box, column + 32 * b, row, add);
     }
   }
-  // Like put_bf16 with registers of two bf16 each: `words(b, w)`, w in [0, 16), packs accumulators
-  // 32 b + 2 w and the next. in_order: stored in the layout of OrderedPosition instead of the
-  // matrix's.
+  // Like put_narrow with registers of two bf16 each: `words(b, w)`, w in [0, 16), packs
+  // accumulators 32 b + 2 w and the next. in_order: stored in the layout of OrderedPosition instead
+  // of the matrix's.
   template <typename Words>
   __device__ __forceinline__ void put_words(const Words& words, bool in_order,
                                             const CUtensorMap* map, int column, int row) {

@@ -295,5 +295,6 @@ void multiply_strips(const GradientGemmsCall& c, std::int64_t most_rows) {
 void cublas_gradient_gemms(const GradientGemmsCall& c) {
   multiply_strips(c, cublas_strip_rows(c.dim));
 }
+void sm80_gradient_gemms(const GradientGemmsCall& c) { multiply_strips(c, sm80_strip_rows(c.dim)); }
 
 }  // namespace logitless::cuda

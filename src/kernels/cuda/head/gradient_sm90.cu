@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/kernels_of_file.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/head/gradient_sm90.cuh"
 #include "kernels/cuda/head/sizes.h"

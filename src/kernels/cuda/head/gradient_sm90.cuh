@@ -275,12 +275,12 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   const int first_row = row + (threadIdx.x / 128 - 1) * 64;
   if constexpr (!kHidden && kSums) {
     if (a.sums.running.last) {
-      writer.put_bf16(z, out, column, first_row);
+      writer.put_narrow(z, out, column, first_row);
     } else {
       put_running(z, writer, sums_of(), whole, out, column, first_row);
     }
   } else if (p.narrow) {
-    writer.put_bf16(z, out, column, first_row);
+    writer.put_narrow(z, out, column, first_row);
   } else {
     writer.put_f32(z, out, column, first_row, p.add);
   }

@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/head/sizes.h"
+#include "kernels/cuda/head/tile_kernel.h"
 #include "kernels/device/kernel.h"
 
 namespace logitless::cuda {
@@ -12,12 +13,21 @@ std::string hopper_call_unsupported(const ForwardCall& call);
 void hopper_forward(const ForwardCall& call);
 void hopper_target_logits(const ForwardCall& call, float* logits);
 void hopper_begin_forward(const ForwardCall& call);
-float* hopper_local_target_logits(const ForwardCall& call);
 void hopper_forward_tiles(const ForwardCall& call);
 void hopper_forward_selected(const ForwardCall& call);
 // gradient_sm90.cu
 void hopper_gradient_block(const BlockCall& call);
 void hopper_gradient_gemms(const GradientGemmsCall& call);
+// forward_sm80.cu
+void sm80_forward(const ForwardCall& call);
+void sm80_target_logits(const ForwardCall& call, float* logits);
+void sm80_gradient_block(const BlockCall& call);
+// forward_sm86.cu
+void sm86_forward(const ForwardCall& call);
+void sm86_target_logits(const ForwardCall& call, float* logits);
+void sm86_gradient_block(const BlockCall& call);
+// gradient_sm80.cu
+void sm80_gradient_gemms(const GradientGemmsCall& call);
 // cublas_kernel.cu
 void cublas_forward(const ForwardCall& call);
 void cublas_gradient_block(const BlockCall& call);
@@ -53,6 +63,23 @@ constexpr FarRates kHopperFarRates = {.gemm_fraction = 0.605,
                                       .tile_seconds = 7.8e-11,
                                       .bytes_per_second = 6.6e12,
                                       .selected_groups = 2.6};
+// Rates of an H200. Strips of the gradient GEMMs take 4 % more than the GEMMs alone.
+DeviceRates sm80_rates(DType) {
+  return {.forward_flops = 450e12,
+          .gemm_flops = 660e12,
+          .logit_seconds = 0.8e-12,
+          .bytes_per_second = 7.6e12,
+          .sum_seconds = 0.0,
+          .chunk_seconds = 150e-6,
+          .block_seconds = 90e-6,
+          .round_flops = 0.0};
+}
+DeviceRates hopper_f16_rates(DType dtype) {
+  DeviceRates rates = sm80_rates(dtype);
+  rates.forward_flops = 695e12;
+  rates.logit_seconds = 0.3e-12;
+  return rates;
+}
 DeviceRates cublas_rates(DType dtype) {
   const bool wide = dtype == DType::f32;
   const double flops = wide ? 45e12 : 600e12;
@@ -70,9 +97,48 @@ DeviceRates cublas_rates(DType dtype) {
 constexpr FarForward kHopperFar = {.rates = kHopperFarRates,
                                    .unsupported = kLaunch<hopper_call_unsupported>,
                                    .begin = kLaunch<hopper_begin_forward>,
-                                   .target_logits = kLaunch<hopper_local_target_logits>,
+                                   .target_logits = kLaunch<local_target_logits>,
                                    .all_tiles = kLaunch<hopper_forward_tiles>,
                                    .selected_tiles = kLaunch<hopper_forward_selected>};
+
+// Compute capability 8.0 and later. Two kernels differ in the shared memory of their pipelines.
+constexpr DeviceKernel tiles_of_sm80(const char* name, int shared_kib,
+                                     void (*forward)(const ForwardCall&),
+                                     void (*target_logits)(const ForwardCall&, float*),
+                                     void (*gradient_block)(const BlockCall&)) {
+  return {.name = name,
+          .copies_hidden = true,
+          .splits_sums = true,
+          .takes_ranges = true,
+          .takes_shards = true,
+          .least_capability = 80,
+          .most_capability = 999,
+          .shared_kib = shared_kib,
+          .tile_tokens = 256,
+          .tile_vocab = 256,
+          .rates = sm80_rates,
+          .unsupported = sm80_unsupported,
+          .workspace_bytes = sm80_workspace_bytes,
+          .gemms_bytes = sm80_gemms_bytes,
+          .missing = kLaunch<cublas_missing>,
+          .prepare = kLaunch<cublas_prepare>,
+          .forward = forward,
+          .target_logits = target_logits,
+          .far = nullptr,
+          .gradient_block = gradient_block,
+          .gradient_gemms = kLaunch<sm80_gradient_gemms>};
+}
+
+// Hopper in f16: its own gradient GEMMs are of bf16.
+constexpr DeviceKernel hopper_f16() {
+  DeviceKernel kernel =
+      tiles_of_sm80("hopper_f16", 227, kLaunch<hopper_forward>, kLaunch<hopper_target_logits>,
+                    kLaunch<hopper_gradient_block>);
+  kernel.least_capability = kernel.most_capability = 90;
+  kernel.unsupported = hopper_f16_unsupported;
+  kernel.rates = hopper_f16_rates;
+  return kernel;
+}
 
 constexpr DeviceKernel kKernels[] = {
     {.name = "hopper",
@@ -82,6 +148,7 @@ constexpr DeviceKernel kKernels[] = {
      .takes_shards = true,
      .least_capability = 90,
      .most_capability = 90,
+     .shared_kib = 227,
      .tile_tokens = 256,
      .tile_vocab = 256,
      .rates = hopper_rates,
@@ -95,6 +162,11 @@ constexpr DeviceKernel kKernels[] = {
      .far = &kHopperFar,
      .gradient_block = kLaunch<hopper_gradient_block>,
      .gradient_gemms = kLaunch<hopper_gradient_gemms>},
+    hopper_f16(),
+    tiles_of_sm80("sm80", 163, kLaunch<sm80_forward>, kLaunch<sm80_target_logits>,
+                  kLaunch<sm80_gradient_block>),
+    tiles_of_sm80("sm86", 99, kLaunch<sm86_forward>, kLaunch<sm86_target_logits>,
+                  kLaunch<sm86_gradient_block>),
     {.name = "cublas",
      .copies_hidden = true,
      .splits_sums = true,
@@ -102,6 +174,7 @@ constexpr DeviceKernel kKernels[] = {
      .takes_shards = false,
      .least_capability = 75,
      .most_capability = 999,
+     .shared_kib = 0,
      .tile_tokens = 256,
      .tile_vocab = 256,
      .rates = cublas_rates,
@@ -116,6 +189,24 @@ constexpr DeviceKernel kKernels[] = {
      .gradient_block = kLaunch<cublas_gradient_block>,
      .gradient_gemms = kLaunch<cublas_gradient_gemms>},
 };
+
+// Most shared memory of a thread block, KiB.
+int shared_kib_of(int capability) {
+  switch (capability) {
+    case 75:
+      return 64;
+    case 80:
+    case 87:
+      return 163;
+    case 86:
+    case 89:
+    case 120:
+    case 121:
+      return 99;
+    default:
+      return 227;
+  }
+}
 
 std::string version_text(int capability) { return concat(capability / 10, ".", capability % 10); }
 
@@ -133,8 +224,14 @@ const DeviceKernel& find_device_kernel(std::string_view name) {
 }
 
 std::string capability_refusal(const DeviceKernel& kernel, int compute_capability) {
-  if (compute_capability >= kernel.least_capability && compute_capability <= kernel.most_capability)
-    return {};
+  if (compute_capability >= kernel.least_capability &&
+      compute_capability <= kernel.most_capability) {
+    const int there = shared_kib_of(compute_capability);
+    return there >= kernel.shared_kib
+               ? ""
+               : concat("needs ", kernel.shared_kib,
+                        " KiB of shared memory for a thread block, the GPU has ", there);
+  }
   return concat("runs on compute capability ", version_text(kernel.least_capability),
                 kernel.most_capability > 990 ? " and up"
                 : kernel.most_capability == kernel.least_capability

@@ -17,7 +17,7 @@ std::size_t aligned(std::int64_t bytes) {
 
 }  // namespace
 
-HopperLayout::HopperLayout(const ForwardShape& s)
+TileLayout::TileLayout(const ForwardShape& s)
     : rows(padded_tokens(s.tokens)),
       token_pairs(rows / kClusterRows),
       vocab_tiles(ceil_div(s.vocab, kTileColumns)) {
@@ -31,8 +31,11 @@ HopperLayout::HopperLayout(const ForwardShape& s)
   weighted = take(s.weighted_sum ? map : 0);
   best = take(s.argmax ? map : 0);
   best_index = take(s.argmax ? map : 0);
+  const bool half = s.dtype == DType::f16 && s.gradients;
+  exponents = take(half ? rows * 4 : 0);
+  shifts = take(half ? map : 0);
 }
-std::size_t HopperLayout::take(std::int64_t bytes) {
+std::size_t TileLayout::take(std::int64_t bytes) {
   const std::size_t at = total;
   total += aligned(bytes);
   return at;
@@ -45,8 +48,15 @@ std::string hopper_unsupported(const ForwardShape& s) {
   return {};
 }
 
+std::string hopper_f16_unsupported(const ForwardShape& s) {
+  if (s.dtype != DType::f16)
+    return concat("multiplies f16, hidden and weight are ", name_of(s.dtype));
+  if (s.dim % 8 != 0) return concat("dim: expected a multiple of 8, got ", s.dim);
+  return {};
+}
+
 std::size_t hopper_workspace_bytes(const ForwardShape& shape) {
-  const std::size_t forward = HopperLayout(shape).total;
+  const std::size_t forward = TileLayout(shape).total;
   // The gradient GEMMs reuse the forward's workspace.
   return shape.gradients
              ? std::max(forward, hopper_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
@@ -85,6 +95,31 @@ std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64
 
 std::size_t strip_floats(std::int64_t rows, std::int64_t dim) {
   return aligned(rows * dim * 4) / sizeof(float);
+}
+
+std::string sm80_unsupported(const ForwardShape& s) {
+  if (s.dtype != DType::bf16 && s.dtype != DType::f16)
+    return concat("multiplies bf16 and f16, hidden and weight are ", name_of(s.dtype));
+  if (padded_vocab(s.vocab) > INT32_MAX || s.dim > INT32_MAX)
+    return "sizes: cuBLAS takes less than 2^31 vocabulary entries and columns";
+  return {};
+}
+
+std::size_t sm80_workspace_bytes(const ForwardShape& shape) {
+  const std::size_t forward = TileLayout(shape).total;
+  return shape.gradients ? std::max(forward, sm80_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
+                         : forward;
+}
+
+std::int64_t sm80_strip_rows(std::int64_t dim) {
+  constexpr std::int64_t kBytes = std::int64_t{32} << 20;
+  return std::max<std::int64_t>(1, kBytes / (dim * 4 * kTileColumns)) * kTileColumns;
+}
+
+std::size_t sm80_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
+  const std::int64_t rows = std::min(sm80_strip_rows(dim), std::max(tokens, vocab_count));
+  const std::size_t strip = strip_floats(rows, dim) * sizeof(float);
+  return strip + std::min(kCublasBytes, strip);
 }
 
 namespace {

@@ -15,6 +15,8 @@ namespace logitless::cuda {
 //
 // Returns why they do not support such a head, or empty.
 std::string hopper_unsupported(const ForwardShape& shape);
+// The forward of Hopper with the gradient GEMMs of gradient_sm80.cu: f16, dim a multiple of 8.
+std::string hopper_f16_unsupported(const ForwardShape& shape);
 // tokens / 256 x vocab / 256 tiles write 4 bytes for each token and tile of 256 entries, plus a few
 // bytes a token. Entropy and weighted_sum add a float each, argmax two.
 std::size_t hopper_workspace_bytes(const ForwardShape& shape);
@@ -26,6 +28,14 @@ std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64
 // bytes beyond it are cuBLAS's, up to kCublasBytes: no more than a small head can afford.
 std::size_t strip_floats(std::int64_t rows, std::int64_t dim);
 
+// The kernels of compute capability 8.0 (forward_sm80.cu, gradient_sm80.cu): bf16 and f16, any dim.
+std::string sm80_unsupported(const ForwardShape& shape);
+// They are laid out as those of hopper_workspace_bytes.
+std::size_t sm80_workspace_bytes(const ForwardShape& shape);
+std::size_t sm80_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
+// Most rows of a strip of their gradient GEMMs.
+std::int64_t sm80_strip_rows(std::int64_t dim);
+
 // cublas_kernel.cu: any dtype, width and GPU with cuBLAS.
 std::string cublas_unsupported(const ForwardShape& shape);
 std::size_t cublas_workspace_bytes(const ForwardShape& shape);
@@ -33,13 +43,15 @@ std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64
 // Most rows of a strip of its gradient GEMMs.
 std::int64_t cublas_strip_rows(std::int64_t dim);
 
-// Byte offsets in the workspace of the Hopper forward.
-struct HopperLayout {
-  explicit HopperLayout(const ForwardShape& shape);
+// Byte offsets in the workspace of a forward by tiles (tile_kernel.h).
+struct TileLayout {
+  explicit TileLayout(const ForwardShape& shape);
 
   std::int64_t rows, token_pairs, vocab_tiles;
   std::size_t total = 0;
   std::size_t reference, target_logits, active, repair, sums, entropy, weighted, best, best_index;
+  // f16 alone: log2 of the sums of tokens, and ForwardArguments::shifts.
+  std::size_t exponents, shifts;
 
  private:
   std::size_t take(std::int64_t bytes);

@@ -2,12 +2,12 @@
 // exponents, and the reduction of the tiles' partial sums to outputs.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/targets.cuh"
+#include "kernels/device/gradient.h"
 #include "math/log_prob.h"
 #include "math/lse_state.h"
 #include "math/shard_state.h"
@@ -32,8 +32,23 @@ __device__ __forceinline__ void clear(const ForwardCall& c, const TokenFlags& fl
 // Run by one thread, where target_logits is not run.
 __global__ void clear_flags(const ForwardCall c, const TokenFlags flags) { clear(c, flags); }
 
+// Two adjacent elements of a row as floats; 0 past its end. `paired`: rows are aligned to pairs.
+template <typename T>
+__device__ __forceinline__ float2 two_elements(const T* row, std::int64_t k, std::int64_t dim,
+                                               bool paired) {
+  struct alignas(2 * sizeof(T)) Pair {
+    T x, y;
+  };
+  if (paired) {
+    const Pair pair = *reinterpret_cast<const Pair*>(row + k);
+    return make_float2(as_float(pair.x), as_float(pair.y));
+  }
+  return make_float2(as_float(row[k]), k + 1 < dim ? as_float(row[k + 1]) : 0.0f);
+}
+
 // One warp for each target: logits [tokens, K] = z, 0 where the shard has no row for it. Resets the
 // flags, if there are any.
+template <typename T>
 __global__ void __launch_bounds__(256)
     target_logits(const ForwardCall c, float* logits, const TokenFlags flags) {
   if (flags.active != nullptr && blockIdx.x == 0 && threadIdx.x == 0) clear(c, flags);
@@ -45,12 +60,13 @@ __global__ void __launch_bounds__(256)
   float z = 0.0f;
   if (is_local(c, vocab_id)) {
     const std::int64_t row = row_of_vocab_id(c, vocab_id);
-    const auto* x =
-        static_cast<const __nv_bfloat16*>(c.hidden) + slot / per_token * c.hidden_stride;
-    const auto* w = static_cast<const __nv_bfloat16*>(c.weight) + row * c.weight_stride;
-    for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) {  // dim is even
-      const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x + k));
-      const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(w + k));
+    const T* const x = static_cast<const T*>(c.hidden) + slot / per_token * c.hidden_stride;
+    const T* const w = static_cast<const T*>(c.weight) + row * c.weight_stride;
+    const auto starts = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(w);
+    const bool paired = c.shape.dim % 2 == 0 && starts % (2 * sizeof(T)) == 0;
+    for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) {
+      const float2 a = two_elements(x, k, c.shape.dim, paired);
+      const float2 b = two_elements(w, k, c.shape.dim, paired);
       z = fmaf(a.x, b.x, fmaf(a.y, b.y, z));
     }
     for (int step = 16; step > 0; step /= 2) z += __shfl_xor_sync(~0u, z, step);
@@ -117,10 +133,10 @@ __global__ void __launch_bounds__(256)
   if (any) flags.active[flags.token_pairs] = 1;
 }
 
-// reference[token] = the exponent of the greatest logit, 0 where there is none.
+// reference[token] = the exponent of the greatest logit, less `lowered`; 0 where there is none.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     set_reference(const float* best, int vocab_tiles, std::int64_t padded_tokens, const int* wanted,
-                  float* reference) {
+                  float lowered, float* reference) {
   __shared__ float tops[kParts][kRowsPerBlock];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
   // a thread block is within one pair of tiles
@@ -133,13 +149,19 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   __syncthreads();
   if (threadIdx.y > 0) return;
   for (int p = 1; p < kParts; ++p) top = fmaxf(top, tops[p][threadIdx.x]);
-  reference[row] = reference_of(top);
+  reference[row] = reference_of(top) - lowered;
 }
 
 // Bounds of a token's sum. Outside them fp32 has too little range left for the exponentials or
 // their factors: the reference was far from the greatest logit.
 inline constexpr double kLeastSum = 0x1p-20;
 inline constexpr double kMostSum = 0x1p60;
+
+// Blocks of f16, whose range is small: exponentials are stored so that the sum of a row is about
+// 2^kHalfExponent, and at most 2^kMostHalfExponent, which no element exceeds then.
+inline constexpr float kHalfExponent = 12.0f;
+inline constexpr float kLeastHalfExponent = 3.0f;
+inline constexpr float kMostHalfExponent = 15.0f;
 
 // Returns true if a token's reference came from given logits. Sums of a vocabulary shard may then
 // be arbitrarily small, since the global sum is at least 1/2.
@@ -160,11 +182,11 @@ __device__ __forceinline__ bool leads(float best, int index, float than, int its
 // Adds up the partials in a fixed order, in double, and writes the outputs. `wanted` restricts this
 // to some pairs of tiles; null: all tokens. `more` [padded tokens], unless null, is added to the
 // sums. `repair` [token pairs + 1], unless null, gets a 1 for each 256 tokens with a sum out of
-// range, and in its last element.
+// range, and in its last element. `exponents` [padded tokens], unless null, gets log2 of the sums.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     write_outputs(const ForwardCall c, const Partials p, const float* reference,
                   const float* target_logits, const int* wanted, int* repair, const int* active,
-                  const float* more) {
+                  const float* more, float* exponents) {
   struct Part {
     double sum, entropy, weighted;
     float best;
@@ -207,6 +229,8 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     repair[(c.shape.tokens + 255) / 256] = 1;
   }
 
+  if (exponents != nullptr)
+    exponents[row] = made ? static_cast<float>(log2(mine.sum)) : kHalfExponent;
   const int per_token = c.shape.targets_per_token;
   const bool valid_row = has_target(c, row);
   const double lse = (reference[row] + log2(mine.sum)) * kLn2;
@@ -227,6 +251,71 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
       c.log_prob[slot] =
           valid ? static_cast<float>(log_prob_of(z, lse)) : without_logit(c, vocab_id);
   }
+}
+
+// Sets references of f16 blocks from an estimate of the log-sum-exp: the target's exponential, and
+// the sum over `sampled` entries of `vocab`, which `sums` has relative to the references so far.
+__global__ void __launch_bounds__(256)
+    estimate_reference(const float* sums, float sampled, float vocab, const int* active,
+                       float* reference) {
+  if (active[blockIdx.x] == 0) return;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  const float bits = ceilf(log2f(1.0f + sums[row] * (vocab / sampled)));
+  reference[row] += (isfinite(bits) ? bits : 0.0f) - kHalfExponent;
+}
+
+// Multiplies the rows of an f16 block whose sums are outside of the range above by a power of two,
+// and corrects their references. Shifts [tokens, segments] are of 64 entries each, see
+// ForwardArguments. A thread block for each token.
+__global__ void __launch_bounds__(256)
+    level_rows(const ForwardCall c, const float* exponents, const std::uint8_t* shifts,
+               std::int64_t segments, std::int64_t stored_vocab, float* reference) {
+  const std::int64_t row = blockIdx.x;
+  const float exponent = exponents[row];
+  const bool levelled = exponent >= kLeastHalfExponent && exponent <= kMostHalfExponent;
+  if (levelled || !isfinite(exponent)) return;
+  const int by = static_cast<int>(ceilf(exponent)) - static_cast<int>(kMostHalfExponent) + 1;
+  constexpr int kVector = 8;
+  struct alignas(16) Vector {
+    __half values[kVector];
+  };
+  for (std::int64_t j = threadIdx.x * kVector; j < stored_vocab; j += 256 * kVector) {
+    __half* at = static_cast<__half*>(c.block.data) + row * c.block.stride + j;
+    if (c.ranges.count > 0) {
+      int r = 0;
+      while (r + 1 < c.ranges.count && j >= c.ranges.first[r + 1]) ++r;
+      at =
+          static_cast<__half*>(c.ranges.data[r]) + row * c.ranges.stride(r) + j - c.ranges.first[r];
+    }
+    const float factor = exp2f(static_cast<float>(shifts[row * segments + j / 64]) - by);
+    Vector v = *reinterpret_cast<const Vector*>(at);
+#pragma unroll
+    for (__half& value : v.values) value = __float2half(__half2float(value) * factor);
+    *reinterpret_cast<Vector*>(at) = v;
+  }
+  if (threadIdx.x == 0) reference[row] += by;
+}
+
+// A power of two that scales an f16 block of gradients so that the greatest coefficient is near
+// 2^10, and its inverse: gradients of a mean over many tokens are too small for f16.
+__global__ void __launch_bounds__(256)
+    set_block_scale(const RowCoefficients* rows, std::int64_t tokens, float* scales) {
+  __shared__ float tops[256];
+  float most = 0.0f;
+  for (std::int64_t i = threadIdx.x; i < tokens; i += 256)
+    most =
+        fmaxf(most, fmaxf(fabsf(rows[i].alpha), fmaxf(fabsf(rows[i].beta), fabsf(rows[i].gamma))));
+  tops[threadIdx.x] = most;
+  __syncthreads();
+  for (int half = 128; half > 0; half /= 2) {
+    if (threadIdx.x < half) tops[threadIdx.x] = fmaxf(tops[threadIdx.x], tops[threadIdx.x + half]);
+    __syncthreads();
+  }
+  if (threadIdx.x > 0) return;
+  most = tops[0];
+  const int exponent = most > 0.0f && isfinite(most) ? max(-100, min(100, 10 - ilogbf(most))) : 0;
+  scales[0] = ldexpf(1.0f, exponent);
+  scales[1] = ldexpf(1.0f, -exponent);
 }
 
 // Threads of one token that add up its record.

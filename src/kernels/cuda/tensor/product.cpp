@@ -70,7 +70,8 @@ std::int64_t attribute_of(const Algorithm& algorithm, int attribute) {
 namespace {
 
 lt::Handle handle() {
-  thread_local DeviceHandles handles;
+  static HandlePool& pool = *new HandlePool;  // threads may end after static objects
+  thread_local DeviceHandles handles(pool);
   return handles.get("cuBLASLt", lt::functions().missing, lt::functions().create);
 }
 

@@ -4,6 +4,7 @@
 // The backward computes the scores twice, for d_k and d_v and for d_q. So every output belongs to
 // one CTA and has a fixed order of sums.
 #include "kernels/cuda/device/kernels_of_file.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention/attention.h"
 #include "kernels/cuda/tensor/attention/mma.cuh"

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/kernels_of_file.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention/attention.h"
 #include "kernels/cuda/tensor/attention/backward_sm90.cuh"

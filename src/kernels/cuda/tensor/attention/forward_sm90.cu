@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/kernels_of_file.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention/attention.h"
 #include "kernels/cuda/tensor/attention/forward_sm90.cuh"

@@ -1,0 +1,18 @@
+// The forward of compute capability 8.0 and others with as much shared memory.
+#include "kernels/cuda/device/kernels_of_file.cuh"
+#include "kernels/cuda/head/launch_sm80.cuh"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr const TileKernel& kTiles = sm80::Launches<sm80::LongSteps>::kTiles;
+
+}  // namespace
+
+void sm80_forward(const ForwardCall& c) { forward_by_tiles(kTiles, c); }
+void sm80_target_logits(const ForwardCall& c, float* logits) {
+  target_logits_by_tiles(kTiles, c, logits);
+}
+void sm80_gradient_block(const BlockCall& b) { gradient_block_by_tiles(kTiles, b); }
+
+}  // namespace logitless::cuda
