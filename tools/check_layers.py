@@ -33,6 +33,7 @@ CUDA_BASE = ("src/kernels/cuda/*", "src/kernels/cuda/device/", *KERNEL_INTERFACE
 BELOW_HEAD = (*KERNEL_INTERFACE, "src/comm/", "src/math/", *CORE)
 # The layers of src/head (calls, far, plan, cpu and cuda are side by side), and the headers that they share.
 HEAD_BASE = ("src/head/*.h", *BELOW_HEAD)
+HEAD_DEVICE = ("src/head/schedule/", *HEAD_BASE)
 HEAD_PLAN = ("src/head/cpu/layout.h", "src/head/cuda/layout.h", *HEAD_BASE)
 HEAD_FAR = ("src/head/plan/", "src/head/cuda/order.h", "src/head/cuda/views.h", *HEAD_BASE)
 # The entries of operations declare the requirements of each layer, and define none of them: any layer may include them.
@@ -64,8 +65,9 @@ LAYERS = (
     ("src/comm/", ("src/kernels/device/", *CORE)),
     ("src/device/", (*KERNEL_INTERFACE, *CORE)),
     ("src/head/*.h", HEAD_BASE),
-    ("src/head/cpu/", HEAD_BASE),
-    ("src/head/cuda/", HEAD_BASE),
+    ("src/head/schedule/", HEAD_BASE),
+    ("src/head/cpu/", HEAD_DEVICE),
+    ("src/head/cuda/", HEAD_DEVICE),
     ("src/head/plan/", HEAD_PLAN),
     ("src/head/far/", HEAD_FAR),
     ("src/head/", BELOW_HEAD),

@@ -90,6 +90,17 @@ SliceSums slice_sums(const HeadShape& shape, const HeadFeatures& features, std::
 SliceLayout full_slice(const HeadShape& shape, const HeadFeatures& features,
                        std::int64_t slice_rows);
 SliceSums full_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t slice_rows);
+// All four of them.
+struct SliceParts {
+  SliceLayout slice, whole;
+  SliceSums sums, full_sums;
+};
+inline SliceParts slice_parts(const HeadShape& shape, const HeadFeatures& features,
+                              std::int64_t slice_rows, bool tables) {
+  return {slice_layout(shape, features, slice_rows, tables),
+          full_slice(shape, features, slice_rows), slice_sums(shape, features, slice_rows),
+          full_sums(shape, features, slice_rows)};
+}
 
 // Returns the candidate sizes of slices, the largest first: multiples of 256 rows, at most half of
 // a rank's rows. A rank of at most 256 rows has one slice of all of them.

@@ -14,15 +14,15 @@ namespace logitless::cpu {
 
 // Without a common order, ranks would put different tokens into a chunk.
 void Engine::require_common_order() const {
-  const VocabOrder& order = *call_.far.order;
-  require(static_cast<std::int64_t>(order.places().size()) == call_.shape.global_vocab,
-          "order: expected one of share_order, with the places of the ", call_.shape.global_vocab,
-          " vocabulary of all ranks, got ",
+  const VocabOrder& order = *run_.call.far.order;
+  require(static_cast<std::int64_t>(order.places().size()) == run_.call.shape.global_vocab,
+          "order: expected one of share_order, with the places of the ",
+          run_.call.shape.global_vocab, " vocabulary of all ranks, got ",
           order.places().empty() ? std::string("one without places")
                                  : concat("places of ", order.places().size()));
   const std::uint64_t mine = VocabOrderAccess::of(order).common;
-  std::vector<std::uint64_t> all(static_cast<std::size_t>(call_.shard.ranks()));
-  call_.shard.calls->all_gather(&mine, all.data(), sizeof(mine));
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(run_.call.shard.ranks()));
+  run_.call.shard.calls->all_gather(&mine, all.data(), sizeof(mine));
   for (std::size_t r = 1; r < all.size(); ++r) {
     require(all[r] == all[0], "order: rank ", r,
             " has another one than rank 0; expected those of one share_order");
@@ -31,11 +31,11 @@ void Engine::require_common_order() const {
 
 // Sorts similar tokens into the same blocks, whichever rank they come from.
 void Engine::sort_by_targets(const ChunkTokens& tokens) const {
-  auto* const place = at<std::int64_t>(layout_.shard.place);
-  const auto* const vocab_ids = at<std::int32_t>(layout_.shard.vocab_ids);
-  const auto places = call_.far.order->places();
+  auto* const place = run_.at<std::int64_t>(run_.layout.shard.place);
+  const auto* const vocab_ids = run_.at<std::int32_t>(run_.layout.shard.vocab_ids);
+  const auto places = run_.call.far.order->places();
   const auto key = [&](std::int64_t at) {
-    const std::int32_t vocab_id = vocab_ids[at * plan_.features.targets_per_token];
+    const std::int32_t vocab_id = vocab_ids[at * run_.plan.features.targets_per_token];
     return vocab_id < 0 ? std::int32_t{-1} : places[static_cast<std::size_t>(vocab_id)];
   };
   std::sort(place, place + tokens.count, [&](std::int64_t a, std::int64_t b) {
@@ -46,47 +46,47 @@ void Engine::sort_by_targets(const ChunkTokens& tokens) const {
 
 // Replaces the totals of the local tiles by those of all ranks' tiles.
 void Engine::exchange_estimates(float* log2_total, std::int64_t tokens) const {
-  auto* const all = at<float>(layout_.shard.far);
-  const int ranks = call_.shard.ranks();
-  float* const mine = all + call_.shard.rank() * tokens;
+  auto* const all = run_.at<float>(run_.layout.shard.far);
+  const int ranks = run_.call.shard.ranks();
+  float* const mine = all + run_.call.shard.rank() * tokens;
   std::copy_n(log2_total, tokens, mine);
-  call_.shard.calls->all_gather(mine, all, static_cast<std::size_t>(tokens) * sizeof(float));
+  run_.call.shard.calls->all_gather(mine, all, static_cast<std::size_t>(tokens) * sizeof(float));
   for (std::int64_t t = 0; t < tokens; ++t)
     log2_total[t] = log2_of_sum(ranks, [&](int r) { return all[r * tokens + t]; });
 }
 
 // Determines the audited tokens of this rank, if tokens are sharded.
 void Engine::choose_audited_of_ranks() {
-  const auto* const counts = at<std::int64_t>(layout_.shard.counts);
+  const auto* const counts = run_.at<std::int64_t>(run_.layout.shard.counts);
   valid_before_ = 0;
-  for (int r = 0; r < call_.shard.rank(); ++r) valid_before_ += counts[r];
+  for (int r = 0; r < run_.call.shard.rank(); ++r) valid_before_ += counts[r];
   if (all_audited_ == 0) return;
   const auto first_of = [&](std::int64_t token) {
     return ceil_div(token * all_audited_, all_valid_);
   };
   first_audited_ = first_of(valid_before_);
-  audited_ = first_of(valid_before_ + valid_) - first_audited_;
+  audited_ = first_of(valid_before_ + run_.valid) - first_audited_;
 }
 
 // Saves lse of the audited tokens, in double, as the token function receives it.
 void Engine::keep_audited(const ForwardChunk& chunk, const ChunkTokens& tokens) const {
   std::int64_t next = 0;
   for (std::int64_t t = 0; t < tokens.count; ++t) {
-    const std::int64_t own = local_of(t);
+    const std::int64_t own = run_.local_of(tokens, t);
     if (own < 0) continue;
     while (next < audited_ && audited_row(next) < tokens.first + own) ++next;
     if (next == audited_) return;
     if (audited_row(next) != tokens.first + own) continue;
-    at<double>(layout_.audit.lse)[next] = value(LseState{chunk.exponent[t], chunk.sum[t]});
+    run_.at<double>(run_.layout.audit.lse)[next] = value(LseState{chunk.exponent[t], chunk.sum[t]});
   }
 }
 
 // Computes norms of d_hidden [count, D] over the global vocabulary before rounding, and saves the
 // rows of audited tokens.
 void Engine::keep_far_hidden(const ChunkTokens& tokens, const float* rows, std::int64_t count) {
-  const std::int64_t dim = call_.shape.dim;
-  auto* const norms = at<double>(layout_.far.norm_squared);
-  parallel_for(plan_.threads, count, [&](std::int64_t i, int) {
+  const std::int64_t dim = run_.call.shape.dim;
+  auto* const norms = run_.at<double>(run_.layout.far.norm_squared);
+  parallel_for(run_.plan.threads, count, [&](std::int64_t i, int) {
     double sum = 0.0;
     for (std::int64_t k = i * dim; k < (i + 1) * dim; ++k)
       sum += static_cast<double>(rows[k]) * static_cast<double>(rows[k]);
@@ -96,40 +96,42 @@ void Engine::keep_far_hidden(const ChunkTokens& tokens, const float* rows, std::
   for (std::int64_t a = 0; a < audited_; ++a) {
     const std::int64_t i = audited_row(a) - tokens.first;
     if (i < 0 || i >= count) continue;
-    std::memcpy(at<float>(layout_.audit.far) + a * dim, rows + i * dim,
+    std::memcpy(run_.at<float>(run_.layout.audit.far) + a * dim, rows + i * dim,
                 static_cast<std::size_t>(dim) * sizeof(float));
   }
 }
 
 // The error of a token's d_hidden is at most the sum of the ranks' bounds.
 void Engine::exchange_bounds(const ChunkTokens& tokens) {
-  auto* const all = at<float>(layout_.shard.far);
-  float* const mine = all + call_.shard.rank() * tokens.count;
-  if (empty()) {
+  auto* const all = run_.at<float>(run_.layout.shard.far);
+  float* const mine = all + run_.call.shard.rank() * tokens.count;
+  if (run_.empty()) {
     std::fill_n(mine, tokens.count, 0.0f);
   } else {
-    std::copy_n(at<float>(layout_.far.bound), tokens.count, mine);
+    std::copy_n(run_.at<float>(run_.layout.far.bound), tokens.count, mine);
   }
-  call_.shard.calls->all_gather(mine, all, static_cast<std::size_t>(tokens.count) * sizeof(float));
+  run_.call.shard.calls->all_gather(mine, all,
+                                    static_cast<std::size_t>(tokens.count) * sizeof(float));
   for (std::int64_t t = 0; t < tokens.count; ++t) {
     double bound = 0.0;
-    for (int r = 0; r < call_.shard.ranks(); ++r)
+    for (int r = 0; r < run_.call.shard.ranks(); ++r)
       bound += static_cast<double>(all[r * tokens.count + t]);
     far_sums_.bound_squared += bound * bound;
-    const std::int64_t own = local_of(t);
-    if (own >= 0) bound_.set(valid_rows()[tokens.first + own], bound);
+    const std::int64_t own = run_.local_of(tokens, t);
+    if (own >= 0) bound_.set(run_.valid_rows()[tokens.first + own], bound);
   }
 }
 
 bool Engine::holds_its_part() const {
-  return !sharded() || logitless::holds_its_part(ceil_div(vocab_.rows(), kVocabTile),
-                                                 call_.shard.tiles, call_.shard.ranks());
+  return !run_.sharded() ||
+         logitless::holds_its_part(ceil_div(run_.vocab.rows(), kVocabTile), run_.call.shard.tiles,
+                                   run_.call.shard.ranks());
 }
 
 FarFieldStatistics Engine::statistics_of_ranks() const {
-  std::vector<FarSums> all(static_cast<std::size_t>(call_.shard.ranks()));
-  call_.shard.calls->all_gather(&far_sums_, all.data(), sizeof(FarSums));
-  return far_statistics_of_ranks(plan_, all, kVocabTile);
+  std::vector<FarSums> all(static_cast<std::size_t>(run_.call.shard.ranks()));
+  run_.call.shard.calls->all_gather(&far_sums_, all.data(), sizeof(FarSums));
+  return far_statistics_of_ranks(run_.plan, all, kVocabTile);
 }
 
 }  // namespace logitless::cpu

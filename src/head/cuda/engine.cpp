@@ -41,7 +41,7 @@ void Engine::prepare() const {
 
 void Engine::run(const ChunkFunction& set_coefficients) {
   prepare();
-  if (run_.gathered()) return WeightGathered(run_).run(set_coefficients);
+  if (run_.gathered()) return run_weight_gathered(run_, set_coefficients);
   if (run_.sharded()) return VocabParallel(run_, far_ ? &*far_ : nullptr).run(set_coefficients);
   run_chunks(set_coefficients);
 }

@@ -149,10 +149,10 @@ void take_tokens(const HeadShape& shape, const HeadFeatures& f, const Sizes& siz
   out.shard.received = take(whole * shape.dim * 4, f.d_hidden);
 }
 
-// Returns one rank's part of a slice.
-SliceLayout part_of_slice(const HeadShape& shape, HeadFeatures f, const Sizes& sizes) {
+// Returns the bytes that one rank contributes to a slice.
+std::int64_t slice_bytes(const HeadShape& shape, HeadFeatures f, const Sizes& sizes) {
   f.bias = false;
-  return slice_layout(shape, f, sizes.slice, false);
+  return static_cast<std::int64_t>(slice_layout(shape, f, sizes.slice, false).bytes);
 }
 std::int64_t sums_bytes(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes) {
   return wants_gradients(f) ? static_cast<std::int64_t>(slice_sums(shape, f, sizes.slice).bytes)
@@ -163,8 +163,7 @@ template <typename Take>
 void take_slices(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes,
                  GatheredLayout& gathered, const Take& take) {
   const std::int64_t ranks = f.vocab_ranks;
-  const auto slice = static_cast<std::int64_t>(part_of_slice(shape, f, sizes).bytes);
-  const std::int64_t sums = sums_bytes(shape, f, sizes);
+  const std::int64_t slice = slice_bytes(shape, f, sizes), sums = sums_bytes(shape, f, sizes);
   const bool several = several_slices(f, sizes);
   gathered.slice = take(ranks * (several ? 2 * slice : std::max(slice, sums)));
   gathered.received = several ? take(ranks * sums) : gathered.slice;
@@ -200,10 +199,9 @@ GatheredLayout take_gathered(const HeadShape& shape, const HeadFeatures& f, cons
   gathered.whole = take(times * static_cast<std::int64_t>(full_slice(shape, f, sizes.slice).bias));
   gathered.full_sums =
       take(static_cast<std::int64_t>(full_sums(shape, f, sizes.slice).bytes), backward);
-  gathered.of_slice = part_of_slice(shape, f, sizes);
-  gathered.of_whole = full_slice(shape, f, sizes.slice);
-  gathered.of_sums = slice_sums(shape, f, sizes.slice);
-  gathered.of_full_sums = full_sums(shape, f, sizes.slice);
+  HeadFeatures without_bias = f;
+  without_bias.bias = false;
+  gathered.parts = slice_parts(shape, without_bias, sizes.slice, false);
   return gathered;
 }
 

@@ -165,9 +165,7 @@ struct GatheredLayout {
   std::size_t received = 0;   // [G] of SliceSums: received from all ranks
   std::size_t whole = 0;      // full_slice up to its bias; two with several slices
   std::size_t full_sums = 0;  // bytes of full_sums
-  // One rank's part of each of these. The full bias is gathered at once, so no slice has any.
-  SliceLayout of_slice, of_whole;
-  SliceSums of_sums, of_full_sums;
+  SliceParts parts;           // the full bias is gathered at once, so no slice has any
 };
 // Returns the rows of bias per rank: those of the largest shard, rounded up to 16 bytes.
 inline std::int64_t bias_rows(const HeadFeatures& f) { return (f.gathered_rows + 3) / 4 * 4; }
