@@ -58,6 +58,9 @@ enum {
 typedef int32_t logitless_reduction;
 enum { LOGITLESS_REDUCTION_NONE = 0, LOGITLESS_REDUCTION_MEAN = 1, LOGITLESS_REDUCTION_SUM = 2 };
 
+typedef int32_t logitless_precision;
+enum { LOGITLESS_PRECISION_IEEE = 0, LOGITLESS_PRECISION_TF32 = 1 }; /* tf32: f32 on a GPU */
+
 typedef int32_t logitless_plan_kind;
 enum {
   LOGITLESS_PLAN_ANY = -1,         /* only in a request: as its budget says */
@@ -92,8 +95,7 @@ LOGITLESS_API int32_t logitless_abi_version(void);
 LOGITLESS_API size_t logitless_struct_size(const char* name);
 /* Returns "ok", "invalid argument", ... for any value. Static. */
 LOGITLESS_API const char* logitless_status_name(logitless_status status);
-/* Returns the text of the last failure on this thread, "" before the first. Valid until the next
- * failure on this thread. */
+/* Returns the text of this thread's last failure, until the next one; "" before the first. */
 LOGITLESS_API const char* logitless_last_error(void);
 
 /* ---- Tensors ---- */
@@ -140,8 +142,7 @@ LOGITLESS_API int32_t logitless_context_threads(const logitless_context* context
 /* Returns 10 * major + minor of its GPU's compute capability; 0 for a CPU context and for NULL. */
 LOGITLESS_API int32_t logitless_context_compute_capability(const logitless_context* context);
 
-/* Names of the built-in kernels, best first; with `runnable`, only those that this machine runs.
- * Name `index` is NULL past the end. Static. */
+/* Static names of the kernels, best first, then NULL; `runnable`: only those that run here. */
 LOGITLESS_API size_t logitless_kernel_count(int32_t runnable);
 LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
 
@@ -149,9 +150,8 @@ LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
 
 typedef struct logitless_plan_request {
   size_t struct_size;
-  /* Ceiling in bytes of the workspace beyond inputs and outputs, used as plan.h says. 0: the
-   * default of PlanRequest in plan.h, at most a quarter to three tenths of the fp32 logits where a
-   * plan is that small. */
+  /* Ceiling in bytes of the workspace beyond inputs and outputs, used as plan.h says; 0: the
+   * default of PlanRequest there */
   uint64_t memory_budget;
   double stored_fraction;     /* LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits */
   logitless_plan_kind kind;   /* default LOGITLESS_PLAN_ANY */
@@ -208,8 +208,7 @@ LOGITLESS_API size_t logitless_plan_candidate_count(const logitless_plan* plan);
 LOGITLESS_API logitless_status logitless_plan_get_candidate(const logitless_plan* plan,
                                                             size_t index,
                                                             logitless_plan_candidate* candidate);
-/* Explains strategy, kernel, chunk sizes, workspace and the rejected plans in several lines that
- * live as long as the plan; "" for NULL. */
+/* Explains the plan and the rejected ones in lines that live as long as it; "" for NULL. */
 LOGITLESS_API const char* logitless_plan_explain(const logitless_plan* plan);
 
 /* The features of a call that change its work, for plans made before there are tensors. */
@@ -234,6 +233,7 @@ typedef struct logitless_head_features {
   logitless_dtype d_weight_dtype;
   int32_t entropy_gradient; /* a cotangent of the entropy */
   int32_t accumulate;
+  logitless_precision precision;
 } logitless_head_features;
 LOGITLESS_API void logitless_head_features_init(logitless_head_features* features,
                                                 size_t struct_size);
@@ -262,6 +262,7 @@ typedef struct logitless_cross_entropy_options {
   int32_t next_token;
   int32_t nan_if_empty; /* mean over no token is NaN instead of 0 */
   int32_t accumulate;   /* gradients are added to what their tensors hold */
+  logitless_precision precision;
 } logitless_cross_entropy_options;
 LOGITLESS_API void logitless_cross_entropy_options_init(logitless_cross_entropy_options* options,
                                                         size_t struct_size);
@@ -411,7 +412,7 @@ typedef struct logitless_head_options {
   float softcap;        /* > 0; 0: none */
   float logit_scale;    /* default 1 */
   int32_t accumulate;   /* head_backward adds to the gradients' contents */
-  int32_t reserved;
+  logitless_precision precision;
 } logitless_head_options;
 LOGITLESS_API void logitless_head_options_init(logitless_head_options* options, size_t struct_size);
 

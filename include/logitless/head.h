@@ -11,7 +11,8 @@ struct HeadOptions {
   std::int64_t ignore_index = -100;
   float softcap = 0.0f;
   float logit_scale = 1.0f;
-  bool accumulate = false;  // head_backward adds to the gradients' contents
+  bool accumulate = false;                // head_backward adds to the gradients' contents
+  Precision precision = Precision::ieee;  // tf32: f32 tensors on a GPU
 };
 
 // hidden [..., D], weight [V, D]: f32 | bf16 | f16, equal. targets [...] or [..., K]: i32 | i64.

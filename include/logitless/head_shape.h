@@ -19,12 +19,18 @@ struct HeadShape {
   bool operator==(const HeadShape&) const = default;
 };
 
+// Products of f32 tensors on a GPU. ieee: fp32. tf32: operands are rounded to the 10 bits after the
+// binary point of TF32 in the tensor cores, and summed in fp32 (docs/losses.md). Other tensors are
+// not rounded, and take ieee alone.
+enum class Precision : std::uint8_t { ieee = 0, tf32 = 1 };
+
 // The features of a call that change its work, apart from the shape.
 struct HeadFeatures {
   int targets_per_token = 1;  // K: 1 for class indices, more for weighted sparse targets
   bool bias = false;
-  float logit_scale = 1.0f;      // s: logit = softcap(s * (x . w + b))
-  float softcap = 0.0f;          // c: logit = c tanh(u / c); 0 = off
+  float logit_scale = 1.0f;  // s: logit = softcap(s * (x . w + b))
+  float softcap = 0.0f;      // c: logit = c tanh(u / c); 0 = off
+  Precision precision = Precision::ieee;
   bool label_smoothing = false;  // a term sum_j w_j z_ij over the whole vocabulary
   bool vocab_weight = false;     // class weights, or logit weights
   bool entropy = false;          // output requested

@@ -33,6 +33,10 @@ REDUCTION_MEAN = 1
 REDUCTION_SUM = 2
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
+PRECISION_IEEE = 0
+PRECISION_TF32 = 1
+PRECISIONS = {"ieee": 0, "tf32": 1}
+
 PLAN_ANY = -1
 PLAN_FORWARD = 0
 PLAN_DENSE = 1
@@ -109,8 +113,8 @@ class ContextOptions(Structure):
 
 class PlanRequest(Structure):
     struct_size: int
-    # Ceiling in bytes of the workspace beyond inputs and outputs, used as plan.h says. 0: the default of PlanRequest in
-    # plan.h, at most a quarter to three tenths of the fp32 logits where a plan is that small.
+    # Ceiling in bytes of the workspace beyond inputs and outputs, used as plan.h says; 0: the default of PlanRequest
+    # there
     memory_budget: int
     stored_fraction: float  # LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits
     kind: int  # default LOGITLESS_PLAN_ANY
@@ -197,12 +201,13 @@ class HeadFeatures(Structure):
     d_weight_dtype: int
     entropy_gradient: int  # a cotangent of the entropy
     accumulate: int
+    precision: int
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("dim", c_int64), ("vocab", c_int64), ("dtype", c_int32),
         ("targets_per_token", c_int32), ("logit_scale", c_float), ("softcap", c_float), ("bias", c_int32),
         ("label_smoothing", c_int32), ("vocab_weight", c_int32), ("entropy", c_int32), ("argmax", c_int32),
         ("d_hidden", c_int32), ("d_weight", c_int32), ("d_bias", c_int32), ("d_hidden_dtype", c_int32),
-        ("d_weight_dtype", c_int32), ("entropy_gradient", c_int32), ("accumulate", c_int32),
+        ("d_weight_dtype", c_int32), ("entropy_gradient", c_int32), ("accumulate", c_int32), ("precision", c_int32),
     ]
     # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"targets_per_token": 1, "logit_scale": 1.0}
@@ -222,10 +227,11 @@ class CrossEntropyOptions(Structure):
     next_token: int  # hidden [B, T, D], targets [B, T] are the tokens: position t predicts t + 1
     nan_if_empty: int  # mean over no token is NaN instead of 0
     accumulate: int  # gradients are added to what their tensors hold
+    precision: int
     _fields_ = [
         ("struct_size", c_size_t), ("ignore_index", c_int64), ("normalizer", c_double), ("reduction", c_int32),
         ("label_smoothing", c_float), ("z_loss", c_float), ("softcap", c_float), ("logit_scale", c_float),
-        ("next_token", c_int32), ("nan_if_empty", c_int32), ("accumulate", c_int32),
+        ("next_token", c_int32), ("nan_if_empty", c_int32), ("accumulate", c_int32), ("precision", c_int32),
     ]
     # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"ignore_index": -100, "reduction": 1, "logit_scale": 1.0}
@@ -390,10 +396,10 @@ class HeadOptions(Structure):
     softcap: float  # > 0; 0: none
     logit_scale: float  # default 1
     accumulate: int  # head_backward adds to the gradients' contents
-    reserved: int
+    precision: int
     _fields_ = [
         ("struct_size", c_size_t), ("ignore_index", c_int64), ("softcap", c_float), ("logit_scale", c_float),
-        ("accumulate", c_int32), ("reserved", c_int32),
+        ("accumulate", c_int32), ("precision", c_int32),
     ]
     # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"ignore_index": -100, "logit_scale": 1.0}
@@ -608,6 +614,7 @@ class CrossEntropyValues(NamedTuple):
     """Fields of CrossEntropyOptions that Python sets, and the budget of the plan."""
 
     reduction: str = "mean"
+    precision: str = "ieee"
     ignore_index: int = -100
     label_smoothing: float = 0.0  # in [0, 1]
     z_loss: float = 0.0  # >= 0
@@ -621,6 +628,7 @@ class CrossEntropyValues(NamedTuple):
 class HeadValues(NamedTuple):
     """Fields of HeadOptions that Python sets, and the budget of the plan."""
 
+    precision: str = "ieee"
     ignore_index: int = -100
     softcap: float = 0.0  # > 0; 0: none
     logit_scale: float = 1.0

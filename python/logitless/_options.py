@@ -18,6 +18,7 @@ from ._c_api import CrossEntropyValues as LossOptions
 from ._c_api import HeadValues as HeadOptions
 
 DEFAULT = LossOptions()
+ENUMS = {"reduction": c.REDUCTIONS, "precision": c.PRECISIONS}  # numbers of the C ABI, by option and name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,7 +38,7 @@ def struct_of(options: LossOptions | HeadOptions):
     struct = c.new(c.CrossEntropyOptions if isinstance(options, LossOptions) else c.HeadOptions)
     for name, value in options._asdict().items():
         if name != "memory_budget":
-            setattr(struct, name, c.REDUCTIONS[value] if name == "reduction" else value)
+            setattr(struct, name, ENUMS[name][value] if name in ENUMS else value)
     return struct
 
 

@@ -106,6 +106,11 @@ constexpr std::size_t least_size<logitless_cross_entropy_options>() {
   return offsetof(Options, accumulate) + sizeof(Options::accumulate);
 }
 template <>
+constexpr std::size_t least_size<logitless_head_features>() {
+  using Features = logitless_head_features;
+  return offsetof(Features, accumulate) + sizeof(Features::accumulate);
+}
+template <>
 constexpr std::size_t least_size<logitless_plan_request>() {
   return offsetof(logitless_plan_request, accuracy) + sizeof(logitless_plan_request::accuracy);
 }
@@ -254,6 +259,13 @@ inline HeadShape shape_from(const logitless_head_features& c) {
   return {c.tokens, c.dim, c.vocab, dtype_from(c.dtype, "features.dtype")};
 }
 
+// Returns the precision; `name` is the field's in errors.
+inline Precision precision_from(logitless_precision c, std::string_view name) {
+  require(c >= LOGITLESS_PRECISION_IEEE && c <= LOGITLESS_PRECISION_TF32, name, ": ", c,
+          " is none of logitless_precision");
+  return static_cast<Precision>(c);
+}
+
 inline HeadFeatures features_from(const logitless_head_features& c) {
   HeadFeatures f;
   f.targets_per_token = c.targets_per_token;
@@ -271,6 +283,7 @@ inline HeadFeatures features_from(const logitless_head_features& c) {
   f.d_weight_dtype = dtype_from(c.d_weight_dtype, "features.d_weight_dtype");
   f.entropy_gradient = c.entropy_gradient != 0;
   f.accumulate = c.accumulate != 0;
+  f.precision = precision_from(c.precision, "features.precision");
   return f;
 }
 
@@ -288,6 +301,7 @@ inline CrossEntropyOptions options_from(const logitless_cross_entropy_options* f
   options.next_token = c.next_token != 0;
   options.nan_if_empty = c.nan_if_empty != 0;
   options.accumulate = c.accumulate != 0;
+  options.precision = precision_from(c.precision, "options.precision");
   return options;
 }
 
@@ -356,8 +370,8 @@ inline void write_statistics(const LossStatistics& made, logitless_loss_statisti
 
 inline HeadOptions options_from(const logitless_head_options* from) {
   const logitless_head_options c = read_optional_struct(from, "options");
-  require(c.reserved == 0, "options.reserved: expected 0, got ", c.reserved);
-  return {c.ignore_index, c.softcap, c.logit_scale, c.accumulate != 0};
+  return {c.ignore_index, c.softcap, c.logit_scale, c.accumulate != 0,
+          precision_from(c.precision, "options.precision")};
 }
 
 inline HeadInputs inputs_from(const logitless_head_inputs* from) {

@@ -136,6 +136,15 @@ Command add_plan(CommandLine& program) {
          },
          "of hidden and weight (default bf16)")
       .group("Head");
+  sub.add_parsed(
+         "--precision", "ieee|tf32",
+         [args = args.get()](const std::string& text) {
+           if (text != "ieee" && text != "tf32")
+             throw UsageError(fmt::format("--precision: expected ieee or tf32, got '{}'", text));
+           args->features.precision = text == "tf32" ? Precision::tf32 : Precision::ieee;
+         },
+         "of products of f32 tensors on a GPU (default ieee)")
+      .group("Head");
   sub.add_flag("--bias", args->features.bias, "there is a bias, trained if the weight is")
       .group("Head");
   sub.add_number("--softcap", args->features.softcap, "logits are X tanh(u / X)").group("Head");

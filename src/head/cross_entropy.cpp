@@ -102,6 +102,7 @@ HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyI
   f.bias = in.bias.defined();
   f.logit_scale = options.logit_scale;
   f.softcap = options.softcap;
+  f.precision = options.precision;
   f.label_smoothing = options.label_smoothing != 0.0f;
   // Class weights enter the kernel only as weights of the smoothing term.
   f.vocab_weight = in.class_weight.defined() && f.label_smoothing;

@@ -45,6 +45,7 @@ HeadFeatures base_features(const HeadOptions& options, const HeadInputs& in) {
   f.bias = in.bias.defined();
   f.logit_scale = options.logit_scale;
   f.softcap = options.softcap;
+  f.precision = options.precision;
   f.vocab_weight = in.vocab_weight.defined();
   set_sharding(in.sharding, f);
   return f;

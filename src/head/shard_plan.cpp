@@ -32,6 +32,7 @@ void add_features(const HeadFeatures& f, PlanDigest& digest) {
   digest.same("bias", f.bias);
   digest.same("logit_scale", concat(f.logit_scale));
   digest.same("softcap", concat(f.softcap));
+  digest.same("precision", static_cast<int>(f.precision));
   digest.same("label smoothing", f.label_smoothing);
   digest.same("class or vocab weights", f.vocab_weight);
   digest.same("entropy", f.entropy);

@@ -48,8 +48,9 @@ std::string plan_key(std::string_view handler, const Call& call, const Options& 
                      const Context& context) {
   const DeviceLimits& device = context.device();
   return concat(handler, " ", call.signature(), " scale ", options.logit_scale, " cap ",
-                options.softcap, " budget ", call.attribute<std::int64_t>("memory_budget"),
-                " device ", static_cast<int>(device.kind), " threads ", device.threads, " kernel ",
+                options.softcap, " precision ", static_cast<int>(options.precision), " budget ",
+                call.attribute<std::int64_t>("memory_budget"), " device ",
+                static_cast<int>(device.kind), " threads ", device.threads, " kernel ",
                 device.kernel, " capability ", device.compute_capability);
 }
 
@@ -60,6 +61,10 @@ PlanRequest request_of(const Call& call, const Context& context) {
   return request;
 }
 
+Precision precision_of(const Call& call) {
+  return static_cast<Precision>(call.attribute<std::int64_t>("precision"));
+}
+
 CrossEntropyOptions loss_options(const Call& call) {
   CrossEntropyOptions options;
   options.reduction = static_cast<Reduction>(call.attribute<std::int64_t>("reduction"));
@@ -68,6 +73,7 @@ CrossEntropyOptions loss_options(const Call& call) {
     *number.value = call.attribute<float>(number.name);
   options.softcap = call.attribute<float>("softcap");
   options.logit_scale = call.attribute<float>("logit_scale");
+  options.precision = precision_of(call);
   if (const auto normalizer = call.attribute<double>("normalizer"); normalizer != 0.0)
     options.normalizer = normalizer;
   return options;
@@ -156,6 +162,7 @@ HeadOptions head_options(const Call& call) {
   options.ignore_index = call.attribute<std::int64_t>("ignore_index");
   options.softcap = call.attribute<float>("softcap");
   options.logit_scale = call.attribute<float>("logit_scale");
+  options.precision = precision_of(call);
   return options;
 }
 

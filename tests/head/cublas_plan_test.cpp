@@ -13,11 +13,13 @@ constexpr HeadShape kHeads[] = {{8192, 4096, 128256, DType::f16},
                                 {8192, 2304, 256000, DType::f16},
                                 {32768, 768, 50304, DType::f16}};
 
-LossPlan plan(HeadShape shape, DType dtype, std::size_t budget, int capability = 75) {
+LossPlan plan(HeadShape shape, DType dtype, std::size_t budget, int capability = 75,
+              Precision precision = Precision::ieee) {
   shape.dtype = dtype;
   HeadFeatures f;
   f.d_hidden = f.d_weight = true;
   f.d_hidden_dtype = f.d_weight_dtype = dtype;
+  f.precision = precision;
   PlanRequest request;
   request.device.kind = DeviceKind::cuda;
   request.device.compute_capability = capability;
@@ -83,6 +85,38 @@ TEST_F(CublasPlan, TuringMultipliesF16AndF32) {
         << e.what();
   }
   EXPECT_EQ(plan(kHeads[0], DType::bf16, 0, 80).kernel, "cublas");
+}
+
+template <typename E, typename F>
+std::string message_of(const F& run) {
+  try {
+    run();
+  } catch (const E& e) {
+    return e.what();
+  }
+  return "no such error";
+}
+
+TEST_F(CublasPlan, Tf32IsOfF32OnAGpuThatHasIt) {
+  const LossPlan wide = plan(kHeads[0], DType::f32, 0, 80);
+  const LossPlan made = plan(kHeads[0], DType::f32, 0, 80, Precision::tf32);
+  EXPECT_NE(made.explain().find("(f32, GEMMs in tf32), kernel cublas"), std::string::npos)
+      << made.explain();
+  EXPECT_EQ(wide.explain().find("tf32"), std::string::npos) << wide.explain();
+  EXPECT_LT(made.predicted_seconds, wide.predicted_seconds / 3);
+  EXPECT_NE(message_of<Unsupported>([] {
+              plan(kHeads[0], DType::f32, 0, 75, Precision::tf32);
+            }).find("precision: multiplies tf32 from compute capability 8.0 on"),
+            std::string::npos);
+  EXPECT_EQ(
+      message_of<InvalidArgument>([] { plan(kHeads[0], DType::bf16, 0, 80, Precision::tf32); }),
+      "precision: tf32 rounds f32 tensors, hidden and weight are bf16");
+  HeadFeatures f;
+  f.precision = Precision::tf32;
+  EXPECT_EQ(message_of<InvalidArgument>([&] {
+              plan_head({8, 8, 8, DType::f32}, f, {});
+            }),
+            "precision: tf32 is for a GPU, the device is a CPU");
 }
 
 }  // namespace

@@ -145,5 +145,14 @@ TEST(Cards, APlanTakesTheUsualCardOfTheCapability) {
   EXPECT_GT(seconds(89, gpu_card("L4")), seconds(89, gpu_card("L40S")));
 }
 
+// TF32 runs at the fraction of its peak that GEMMs of bf16 sustain: 250 / 312 of 156 TFLOP/s.
+TEST(Cards, RatesInTf32) {
+  const cuda::DeviceKernel& kernel = cuda::find_device_kernel("cublas");
+  const GpuCard card = gpu_card("A100");
+  EXPECT_DOUBLE_EQ(cuda::rates_on(kernel, card, DType::f32, true).gemm_flops, 125e12);
+  EXPECT_DOUBLE_EQ(cuda::rates_on(kernel, card, DType::f32, true).forward_flops, 125e12);
+  EXPECT_LT(cuda::rates_on(kernel, card, DType::f32).gemm_flops, 20e12);
+}
+
 }  // namespace
 }  // namespace logitless

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from .._library import PRECISIONS
 from .._options import plain_number
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -84,6 +85,23 @@ def softcap(value: Any) -> float:
     if not (found > 0.0 and math.isfinite(found)):
         raise ValueError(f"softcap: expected a number above 0, or None, got {found}")
     return found
+
+
+DEFAULT_PRECISION = "default"  # of options: TF32 on a GPU that has it, as of JAX's own products
+
+# Settings of jax_default_matmul_precision with which XLA multiplies float32 matrices in TF32.
+_TF32_SETTINGS = (None, "default", "fastest", "bfloat16", "high", "bfloat16_3x", "tensorfloat32")
+
+
+def precision(value: Any, dtype: Any) -> str:
+    """Returns a checked precision of products. None is that of JAX at the call."""
+    if value is None:
+        setting = jax.config.jax_default_matmul_precision
+        tf32 = setting in _TF32_SETTINGS or str(setting).startswith("TF32")
+        return DEFAULT_PRECISION if tf32 and dtype == jnp.float32 else "ieee"
+    if not isinstance(value, str) or value not in PRECISIONS:
+        raise ValueError(f"precision: expected {', '.join(map(repr, PRECISIONS))} or None, got {value!r}")
+    return value
 
 
 def head(hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None) -> tuple[jax.Array, jax.Array, jax.Array | None]:

@@ -17,7 +17,8 @@ import numpy as np
 
 from .. import _library as c
 from .._library import lib
-from .._options import HeadOptions, LossOptions, struct_of
+from .._options import ENUMS, HeadOptions, LossOptions, struct_of
+from ._arguments import DEFAULT_PRECISION
 
 DTYPES = {"float32": c.F32, "bfloat16": c.BF16, "float16": c.F16, "int32": c.I32, "int64": c.I64}
 
@@ -124,8 +125,8 @@ def _attributes(options: LossOptions | HeadOptions) -> dict[str, np.generic | st
     kinds = {"ignore_index": np.int64, "memory_budget": np.int64, "normalizer": np.float64}
     found: dict[str, np.generic | str] = {}
     for name, value in options._asdict().items():
-        if name == "reduction":
-            found[name] = np.int64(c.REDUCTIONS[value])
+        if name in ENUMS:
+            found[name] = np.int64(ENUMS[name][value])
         else:
             found[name] = kinds.get(name, np.float32)(value)
     return found
@@ -183,7 +184,8 @@ def call(
 
     def run(device: int, *operands):
         threads = threads_of(device)
-        size = _workspace_bytes(device, threads, function, options, in_specs, out_specs) + ALIGNMENT
+        of_device = options._replace(precision=_precision_on(device, options.precision))
+        size = _workspace_bytes(device, threads, function, of_device, in_specs, out_specs) + ALIGNMENT
         results = [result_type(spec.shape, spec.dtype, axes) for spec in out_specs]
         target = jax.ffi.ffi_call(
             f"logitless_{function}", [*results, result_type((size,), "int8", axes)], vmap_method="sequential"
@@ -193,11 +195,27 @@ def call(
             inputs=",".join(arrays),
             outputs=",".join([*outputs, "workspace"]),
             threads=np.int64(threads),
-            **_attributes(options),
+            **_attributes(of_device),
         )
         return tuple(found)
 
     return dict(zip(outputs, on_platform(run, *arrays.values())))
+
+
+def _precision_on(device: int, precision: str) -> str:
+    """Returns the precision of products on a device, by the library's names."""
+    if precision != DEFAULT_PRECISION:
+        return precision
+    return "tf32" if device == c.DEVICE_CUDA and _gpus_have_tf32() else "ieee"
+
+
+@functools.cache
+def _gpus_have_tf32() -> bool:
+    try:
+        gpus = jax.local_devices(backend="gpu")
+    except RuntimeError:  # a program for GPUs that are elsewhere
+        return True
+    return all(float(gpu.compute_capability) >= 8.0 for gpu in gpus)
 
 
 def threads_of(device: int) -> int:

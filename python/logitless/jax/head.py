@@ -143,6 +143,7 @@ def linear_logprobs(
     ignore_index: int = DEFAULT.ignore_index,
     softcap: float | None = None,
     logit_scale: float = DEFAULT.logit_scale,
+    precision: str | None = None,
     memory_budget: int | str | None = None,
     sharding: Sharding | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -160,6 +161,7 @@ def linear_logprobs(
         ignore_index: tokens whose targets all have this value cost nothing; their outputs are 0, without a gradient.
         softcap: ``c * tanh(z / c)``.
         logit_scale: 1 / temperature.
+        precision: of the products, as in ``linear_cross_entropy``.
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
         sharding: how vocabulary and tokens are sharded over a mesh. None: taken from the types of hidden and weight, if
             explicit.
@@ -183,7 +185,7 @@ def linear_logprobs(
     if sharding is not None:
         return meshes.sharded_logprobs(
             sharding, hidden, weight, targets, bias, ignore_index=ignore_index, softcap=softcap, logit_scale=logit_scale,
-            memory_budget=memory_budget,
+            precision=precision, memory_budget=memory_budget,
         )
     x, w, b = _arguments.head(hidden, weight, bias)
     y = _arguments.indices("targets", targets)
@@ -191,10 +193,11 @@ def linear_logprobs(
     if y.shape != lead and not (y.ndim == x.ndim and y.shape[:-1] == lead and y.shape[-1] > 0):
         raise ValueError(f"targets: expected {list(lead)} or {list(lead)} with K classes each, got {list(y.shape)}")
     options = HeadOptions(
-        _arguments.integer("ignore_index", ignore_index),
-        _arguments.softcap(softcap),
-        _arguments.number("logit_scale", logit_scale),
-        parse_bytes(memory_budget),
+        precision=_arguments.precision(precision, x.dtype),
+        ignore_index=_arguments.integer("ignore_index", ignore_index),
+        softcap=_arguments.softcap(softcap),
+        logit_scale=_arguments.number("logit_scale", logit_scale),
+        memory_budget=parse_bytes(memory_budget),
     )
     rows = {"hidden": x.reshape(-1, x.shape[-1]), "weight": w, "bias": b}
     fixed = {"targets": y.reshape(-1, *y.shape[len(lead) :])}

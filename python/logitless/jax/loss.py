@@ -130,7 +130,7 @@ class Prepared(NamedTuple):
 
 def prepare(
     function: str, hidden, weight, targets, bias, *, reduction, ignore_index, class_weight, softcap, logit_scale,
-    normalizer, token_weight, target_weight, memory_budget: int, terms,
+    normalizer, token_weight, target_weight, memory_budget: int, terms, precision: str | None = "ieee",
 ) -> Prepared:
     """Checks and converts the arguments. Raises the tracing errors of ``linear_cross_entropy``."""
     given = all_terms(function, terms)
@@ -150,6 +150,7 @@ def prepare(
     static_normalizer, normalizer_array = divisor(normalizer, reduction)
     options = LossOptions(
         reduction="sum" if normalizer_array is not None else reduction,
+        precision=_arguments.precision(precision, x.dtype),
         ignore_index=ignored,
         softcap=_arguments.softcap(softcap),
         logit_scale=_arguments.number("logit_scale", logit_scale),
@@ -191,6 +192,7 @@ def linear_cross_entropy(
     return_lse: bool = False,
     return_argmax: bool = False,
     return_target_logits: bool = False,
+    precision: str | None = None,
     memory_budget: int | str | None = None,
     sharding: Sharding | None = None,
     **terms: Unpack[LossTermArguments],
@@ -217,6 +219,9 @@ def linear_cross_entropy(
         return_argmax: also returns the token id of the largest logit [...], int32; -1 for ignored tokens.
         return_target_logits: also returns the logits of the targets, shaped as targets, with a gradient; 0 for ignored
             ones. They and the log-sum-exp cost one more GEMM, and three in a backward that reaches them.
+        precision: of the products of float32 arrays on a GPU. "ieee": float32. "tf32": operands are rounded to TF32,
+            and summed in float32; from compute capability 8.0 on. None: as JAX multiplies when the call is traced, by
+            ``jax.default_matmul_precision``. Other arrays take "ieee" alone.
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
             It is a ceiling: a call takes no more than its speed is worth, and less than the fp32 logits if a plan does.
         sharding: how vocabulary and tokens are sharded over a mesh. None: taken from the types of hidden and weight, if
@@ -246,12 +251,13 @@ def linear_cross_entropy(
             sharding, hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
             class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
             token_weight=token_weight, target_weight=target_weight, accuracy=accuracy, return_lse=return_lse,
-            return_argmax=return_argmax, return_target_logits=return_target_logits, memory_budget=memory_budget, **terms,
+            return_argmax=return_argmax, return_target_logits=return_target_logits, precision=precision, memory_budget=memory_budget, **terms,
         )
     call = prepare(
         "linear_cross_entropy", hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
         class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
         token_weight=token_weight, target_weight=target_weight, memory_budget=parse_bytes(memory_budget), terms=terms,
+        precision=precision,
     )
     if accuracy and target_weight is not None:
         raise NotImplementedError("accuracy: needs one target a token, got target_weight")

@@ -48,14 +48,20 @@ class _Shard(NamedTuple):
     options: HeadOptions
 
 
-def _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget) -> _Shard:
+def _shard(
+    hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget
+) -> _Shard:
     x, w, b = _arguments.head(hidden, weight, bias)
     lead = x.shape[:-1]
     y = _arguments.targets(targets, lead).reshape(-1)
     if b is not None:  # a fully masked shard still has a softmax, with no share of the total
         b = jnp.where(jnp.isneginf(b).all(), _MASKED, b)
     options = HeadOptions(
-        _IGNORED, _arguments.softcap(softcap), _arguments.number("logit_scale", logit_scale), parse_bytes(memory_budget)
+        precision=_arguments.precision(precision, x.dtype),
+        ignore_index=_IGNORED,
+        softcap=_arguments.softcap(softcap),
+        logit_scale=_arguments.number("logit_scale", logit_scale),
+        memory_budget=parse_bytes(memory_budget),
     )
     index = jax.lax.axis_index(axis_name)
     names = {axis_name} if isinstance(axis_name, str) else set(axis_name)
@@ -134,6 +140,7 @@ def vocab_parallel_logprobs(
     ignore_index: int = DEFAULT.ignore_index,
     softcap: float | None = None,
     logit_scale: float = DEFAULT.logit_scale,
+    precision: str | None = None,
     memory_budget: int | str | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """linear_logprobs with the vocabulary sharded over ``axis_name``; call it inside jax.shard_map.
@@ -155,7 +162,7 @@ def vocab_parallel_logprobs(
     Raises: as linear_logprobs; the message about a target outside [0, V) uses the shard's local ids. ValueError if
     weight is not sharded over the axis, where shard_map checks it (check_vma).
     """
-    shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
+    shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget)
     found = _local_head(shard, (*_MERGED, "entropy"))
     merged = _merged(shard, found)
     # A shard's mean logit is lse_shard - entropy_shard, and its share of the probability is exp(lse_shard - lse).
@@ -196,6 +203,7 @@ def vocab_parallel_linear_cross_entropy(
     return_lse: bool = False,
     return_argmax: bool = False,
     return_target_logits: bool = False,
+    precision: str | None = None,
     memory_budget: int | str | None = None,
     **terms: Unpack[LossTermArguments],
 ) -> jax.Array | tuple[jax.Array, ...]:
@@ -230,7 +238,7 @@ def vocab_parallel_linear_cross_entropy(
     losses, shares, lse, target_logit = token_losses(
         hidden, weight, targets, bias, axis_name=axis_name, ignore_index=ignore_index, class_weight=class_weight,
         softcap=softcap, logit_scale=logit_scale, token_weight=token_weight, accuracy=accuracy, return_argmax=return_argmax,
-        memory_budget=memory_budget, **terms,
+        precision=precision, memory_budget=memory_budget, **terms,
     )
     if reduction == "none":
         loss = losses
@@ -247,14 +255,14 @@ def vocab_parallel_linear_cross_entropy(
 
 def token_losses(
     hidden, weight, targets, bias, *, axis_name: AxisName, ignore_index, class_weight, softcap, logit_scale, token_weight,
-    accuracy, return_argmax, memory_budget, **terms,
+    accuracy, return_argmax, precision, memory_budget, **terms,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns (losses, their shares of a mean's divisor, lse, target logits), [...] each."""
     for name, wanted in (("accuracy", accuracy), ("return_argmax", return_argmax)):
         if wanted:
             raise NotImplementedError(f"{name}: not of a vocabulary in shards, which know no largest logit of another")
     given = all_terms("vocab_parallel_linear_cross_entropy", terms)
-    shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
+    shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget)
     options = _terms(given)
     smoothing = options.label_smoothing
     local_vocab = shard.inputs["weight"].shape[0]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._library import parse_bytes
 from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number, unexpected
+from ._precision import precision_of
 from .ranks import Sharding
 
 
@@ -36,6 +37,7 @@ class Arguments(NamedTuple):
     return_lse: Any = False
     return_argmax: Any = False
     return_target_logits: Any = False
+    precision: Any = None
     memory_budget: Any = None
     sharding: Any = None
     chunk: Any = None  # PyTorch's chunking options: a number of tokens or "aspect_ratio:N"
@@ -217,6 +219,7 @@ def loss_options(a: Arguments) -> LossOptions:
         raise ValueError(f"normalizer: goes with reduction 'mean', got {a.reduction!r}")
     return LossOptions(
         reduction=a.reduction,
+        precision=precision_of(a.precision, a.hidden),
         ignore_index=ignore_index,
         softcap=softcap,
         logit_scale=scale,

@@ -12,6 +12,7 @@ from .. import _token_loss
 from .._options import LossOptions, head_options
 from . import _engine, _memory, _positions, autograd, data_parallel, dtensor, saved_head
 from ._arguments import POSITIONS, Arguments, loss_options
+from ._precision import follows_torch
 from .ranks import ALL, VocabShard
 from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form
 
@@ -78,6 +79,8 @@ def key_of(args: tuple, kwargs: dict) -> Any:
         place: Any = torch.get_num_threads()
     elif device == "cuda":  # misaligned tensors are copied first
         place = _engine.current_stream(args[0].device), args[0].data_ptr() % 16, args[1].data_ptr() % 16
+        if args[0].dtype is torch.float32:
+            place = *place, follows_torch(args[0])
     else:
         return None
     return (*parts, place, torch.is_grad_enabled(), torch.is_autocast_enabled(device))

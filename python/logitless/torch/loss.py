@@ -54,6 +54,9 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         return_target_logits: also returns the logits of the targets, shaped as target, with a gradient; 0 for ignored
             ones. They, and an lse with a gradient, cost one more GEMM (4). With label_smoothing, class_weight or
             target_weight they take a separate head: 1 GEMM, and 3 in a backward that reaches them.
+        precision: of the products of float32 tensors on a GPU. "ieee": float32. "tf32": operands are rounded to TF32,
+            and summed in float32; from compute capability 8.0 on. None: what PyTorch does at the call, by
+            ``torch.backends.cuda.matmul`` (``fp32_precision`` or ``allow_tf32``). Other tensors take "ieee" alone.
         memory_budget: bytes, or text such as "512MiB", that the call may take beyond its inputs and gradients. It is
             a ceiling: a call takes no more than its speed is worth, and less than the fp32 logits if a plan does. The
             default is the least workspace whose predicted time is within 3 % of the best, among plans below a limit.
@@ -108,6 +111,7 @@ def linear_logprobs(
     logit_scale: float = DEFAULT.logit_scale,
     return_argmax: bool = False,
     keep: bool = False,
+    precision: Optional[str] = None,
     memory_budget: int | str | None = None,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, ...]:
@@ -125,7 +129,7 @@ def linear_logprobs(
             from the forward on; the rest takes at most memory_budget (default: three tenths of the fp32 logits). A
             gradient of the entropy, or a backward that retains its graph, recomputes everything, in addition to the
             saved memory.
-        softcap, logit_scale, memory_budget, sharding, and a DTensor weight: as in ``linear_cross_entropy``.
+        softcap, logit_scale, precision, memory_budget, sharding, and a DTensor weight: as in ``linear_cross_entropy``.
 
     Returns:
         (log_prob, entropy, lse), and argmax if asked for, float32 (float64 for float64 inputs): log_prob shaped as
@@ -140,7 +144,7 @@ def linear_logprobs(
         raise TypeError(f"keep: expected True or False, got {keep!r}")
     found = token_log_probs(
         hidden, weight, target, bias, Asked(bool(return_argmax), keep=keep), sharding, ignore_index=ignore_index,
-        softcap=softcap, logit_scale=logit_scale, memory_budget=memory_budget,
+        softcap=softcap, logit_scale=logit_scale, precision=precision, memory_budget=memory_budget,
     )
     return found if return_argmax else found[:3]
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from .ranks import Sharding
 
 _Reduction = Literal["none", "mean", "sum"]
+_Precision = Literal["ieee", "tf32"]
 _Bytes = Optional[int | str]
 
 # logitless: hidden [..., D], weight [V, D], target [...] or [..., K] with target_weight.
@@ -33,6 +34,7 @@ def linear_cross_entropy(
     return_lse: Literal[False] = False,
     return_argmax: Literal[False] = False,
     return_target_logits: Literal[False] = False,
+    precision: Optional[_Precision] = None,
     memory_budget: _Bytes = None,
     sharding: Optional[Sharding] = None,
 ) -> Tensor: ...
@@ -60,6 +62,7 @@ def linear_cross_entropy(
     return_lse: bool = False,
     return_argmax: bool = False,
     return_target_logits: bool = False,
+    precision: Optional[_Precision] = None,
     memory_budget: _Bytes = None,
     sharding: Optional[Sharding] = None,
 ) -> Tensor | tuple[Tensor, ...]: ...
@@ -111,6 +114,7 @@ def linear_logprobs(
     logit_scale: float = 1.0,
     return_argmax: Literal[False] = False,
     keep: bool = False,
+    precision: Optional[_Precision] = None,
     memory_budget: _Bytes = None,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -126,6 +130,7 @@ def linear_logprobs(
     logit_scale: float = 1.0,
     return_argmax: Literal[True],
     keep: bool = False,
+    precision: Optional[_Precision] = None,
     memory_budget: _Bytes = None,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...

@@ -109,6 +109,7 @@ GradientGemmsCall Backward::gemms_call(const ForwardCall& c) const {
   p.tokens = c.shape.tokens;
   p.dim = c.shape.dim;
   p.dtype = c.shape.dtype;
+  p.tf32 = c.shape.tf32;
   p.factored_hidden = p.hidden = c.hidden;
   p.factored_stride = p.hidden_stride = c.hidden_stride;
   p.targets_per_token = c.shape.targets_per_token;

@@ -256,7 +256,8 @@ ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features)
           features.entropy,
           features.label_smoothing,
           features.argmax,
-          wants_gradients(features)};
+          wants_gradients(features),
+          features.precision == Precision::tf32};
 }
 
 namespace {

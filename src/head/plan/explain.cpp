@@ -44,7 +44,8 @@ std::string LossPlan::explain() const {
   std::snprintf(passes_text, sizeof(passes_text), "%.2f", passes);
   out << "plan " << name_of(kind) << ": " << passes_text << " passes over " << shape.tokens
       << " tokens x " << shape.vocab << " vocabulary entries x " << shape.dim << " ("
-      << name_of(shape.dtype) << "), kernel " << kernel;
+      << name_of(shape.dtype) << (features.precision == Precision::tf32 ? ", GEMMs in tf32" : "")
+      << "), kernel " << kernel;
   if (threads > 0) out << ", " << threads << (threads == 1 ? " thread" : " threads");
   out << "\n";
   out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be "

@@ -169,7 +169,7 @@ const GpuCard& card_or_usual(const GpuCard& card, int compute_capability) {
   return card.name.empty() ? usual_card(compute_capability) : card;
 }
 
-DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtype) {
+DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtype, bool tf32) {
   const GpuCard& fitted = usual_card(90);
   const bool wide = dtype == DType::f32;
   const double arithmetic =
@@ -182,6 +182,7 @@ DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtyp
   r.bytes_per_second *= card.copy_bytes_per_second / fitted.copy_bytes_per_second;
   r.round_flops *= static_cast<double>(card.sms) / fitted.sms;
   if (!wide && card.forward_kernel == kernel.name) r.forward_flops = card.forward_flops;
+  if (tf32) r.forward_flops = r.gemm_flops = card.tf32_flops * card.gemm_flops / card.tensor_flops;
   return r;
 }
 

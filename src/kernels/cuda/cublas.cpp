@@ -13,7 +13,7 @@ using Handle = void*;
 // Values of cublas_api.h and library_types.h.
 constexpr int kNoTranspose = 0, kTranspose = 1;
 constexpr int kF32 = 0, kF16 = 2, kBf16 = 14;
-constexpr int kCompute32F = 68, kCompute32FPedantic = 69;
+constexpr int kCompute32F = 68, kCompute32FPedantic = 69, kCompute32FFastTf32 = 77;
 constexpr int kDefaultAlgorithm = -1;
 constexpr int kPointersOnHost = 0, kPointersOnDevice = 1;
 
@@ -54,6 +54,11 @@ Handle handle() {
   return handles.get("cuBLAS", functions().missing, functions().create);
 }
 
+int compute_type(const Gemm& g) {
+  if (g.dtype != DType::f32) return kCompute32F;
+  return g.tf32 ? kCompute32FFastTf32 : kCompute32FPedantic;
+}
+
 int type_of(DType dtype) {
   return dtype == DType::bf16 ? kBf16 : dtype == DType::f16 ? kF16 : kF32;
 }
@@ -86,8 +91,7 @@ void cublas_multiply(const Gemm& g, void* workspace, Stream stream, std::size_t 
       f.gemm(h, g.b_transposed ? kTranspose : kNoTranspose,
              g.a_transposed ? kTranspose : kNoTranspose, narrow(g.n), narrow(g.m), narrow(g.k),
              alpha, g.b, type, narrow(g.b_stride), g.a, type, narrow(g.a_stride), beta, g.c, kF32,
-             narrow(g.c_stride), g.dtype == DType::f32 ? kCompute32FPedantic : kCompute32F,
-             kDefaultAlgorithm),
+             narrow(g.c_stride), compute_type(g), kDefaultAlgorithm),
       "cublasGemmEx");
 }
 

@@ -9,10 +9,11 @@
 namespace logitless::cuda {
 
 // Row-major c [m, n] (fp32) = alpha op(a) op(b) + beta c. a is [m, k], or [k, m] when transposed; b
-// is [k, n] or [n, k]. Strides of rows are in elements. a and b have one dtype; sums are fp32, and
-// fp32 operands are not rounded to TF32. alpha and beta are floats on the device.
+// is [k, n] or [n, k]. Strides of rows are in elements. a and b have one dtype; sums are fp32.
+// alpha and beta are floats on the device.
 struct Gemm {
   DType dtype = DType::bf16;
+  bool tf32 = false;  // rounds f32 operands to TF32
   std::int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;
   std::int64_t a_stride = 0;

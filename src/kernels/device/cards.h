@@ -34,10 +34,12 @@ const GpuCard& usual_card(int compute_capability);
 const GpuCard& card_or_usual(const GpuCard& card, int compute_capability);
 
 // Returns a kernel's rates on a card, scaled from those on an H200:
-// - arithmetic by the sustained GEMMs, for f32 by the fp32 peak
+// - arithmetic by the sustained GEMMs, for f32 by the fp32 peak, or by the TF32 peak and the
+//   fraction of the peak that GEMMs sustain
 // - traffic by the bandwidth of copies
 // - a measured forward of this kernel replaces its rate for 16-bit heads
-DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtype);
+DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtype,
+                     bool tf32 = false);
 // Does the same for a kernel's far field.
 FarRates far_rates_on(const DeviceKernel& kernel, const GpuCard& card);
 

@@ -82,6 +82,7 @@ struct ForwardShape {
   bool weighted_sum = false;
   bool argmax = false;
   bool gradients = false;  // gradient_gemms is called afterwards
+  bool tf32 = false;       // GEMMs round f32 operands to TF32
 };
 
 // Blocks are padded to multiples of this many tokens and vocabulary entries, which every kernel's

@@ -114,6 +114,11 @@ TEST(ShardingErrors, RanksThatDifferAreNamed) {
                       }),
              "InvalidArgument", "rank 1: reduction");
   expect_all(plan_all(even_run(),
+                      [](int rank, CrossEntropyOptions& o, auto&, auto&) {
+                        if (rank == 1) o.precision = Precision::tf32;
+                      }),
+             "InvalidArgument", "rank 1: precision 1, rank 0: 0");
+  expect_all(plan_all(even_run(),
                       [](int rank, auto&, CrossEntropyInputs& in, auto&) {
                         if (rank == 1) in.sharding.tokens = true;
                       }),

@@ -21,6 +21,8 @@ std::string refusal_of(const cuda::DeviceKernel& kernel, const PlanProblem& prob
   std::string reason = cuda::capability_refusal(kernel, compute_capability);
   if (reason.empty() && problem.shape.dtype == DType::bf16 && compute_capability < 80)
     reason = "multiplies bf16 from compute capability 8.0 on";
+  if (reason.empty() && problem.features.precision == Precision::tf32 && compute_capability < 80)
+    reason = "precision: multiplies tf32 from compute capability 8.0 on";
   if (reason.empty() && kernel.missing != nullptr) reason = kernel.missing();
   if (!reason.empty()) return reason;
   return kernel.unsupported(cuda::forward_shape(problem.shape, problem.features));

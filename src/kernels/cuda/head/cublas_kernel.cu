@@ -375,6 +375,7 @@ void each_strip(const ForwardCall& c, std::int64_t vocab_begin, std::int64_t voc
     for (std::int64_t entry = vocab_begin; entry < end; entry += layout.strip_vocab) {
       Gemm g;
       g.dtype = c.shape.dtype;
+      g.tf32 = c.shape.tf32;
       g.m = tokens;
       g.n = std::min(layout.strip_vocab, end - entry);
       g.k = c.shape.dim;

@@ -255,6 +255,7 @@ class StripGemms {
   Gemm gemm(const LogitBlock& a, std::int64_t a_first, const void* b, std::int64_t b_first) const {
     Gemm g;
     g.dtype = c_.dtype;
+    g.tf32 = c_.tf32;
     g.n = c_.dim;
     g.a = at(a.data, a_first);
     g.a_stride = a.stride;
