@@ -250,12 +250,16 @@ static void test_support(void) {
   CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CPU, 0, LOGITLESS_F32, 7) == 1, "CPU");
   CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 90, LOGITLESS_BF16, 64) == 1,
         "bf16 on 9.0");
-  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 90, LOGITLESS_BF16, 60) == 0,
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 90, LOGITLESS_BF16, 60) == 1,
         "a width that is no multiple of 8");
-  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 90, LOGITLESS_F16, 64) == 0,
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 90, LOGITLESS_F16, 64) == 1,
         "f16 on 9.0");
-  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 80, LOGITLESS_BF16, 64) == 0,
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 80, LOGITLESS_BF16, 64) == 1,
         "bf16 on 8.0");
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 90, LOGITLESS_F32, 64) == 0,
+        "f32 on 9.0");
+  CHECK(logitless_supports_vocab_parallel(LOGITLESS_DEVICE_CUDA, 75, LOGITLESS_F16, 64) == 0,
+        "f16 on 7.5");
 }
 
 static void test_interleaved_vocab(void) {
