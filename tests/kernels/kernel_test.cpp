@@ -1,6 +1,8 @@
 // Every kernel that this machine runs, over one table of shapes and options, against float64.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "support/mirror.h"
 #include "support/problem.h"
 
@@ -109,6 +111,30 @@ TEST_P(KernelTest, OptionsAndPairsOfOptions) {
       RunSpec run;
       run.kernel = GetParam();
       run.plan = kind;
+      run.grad_loss = 2.5;
+      expect_matches_oracle(problem, run);
+    }
+  }
+}
+
+// A bias decides the probabilities: they are far from those of the products alone.
+TEST_P(KernelTest, BiasesThatOutweighTheProducts) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const bool frequencies : {false, true}) {
+      HeadSpec spec;
+      spec.tokens = 40;
+      spec.dim = 64;
+      spec.vocab = GetParam() == "reference" ? 300 : 1500;
+      spec.dtype = dtype;
+      spec.bias = true;
+      if (!accepts(GetParam(), spec)) continue;
+      SCOPED_TRACE(describe(spec) + (frequencies ? " frequencies" : " low"));
+      HeadProblem problem(spec);
+      for (std::int64_t j = 0; j < spec.vocab; ++j)
+        problem.bias.set(j, frequencies ? -2.0 * std::log1p(static_cast<double>(j)) : -20.0);
+      problem.refresh_oracle();
+      RunSpec run;
+      run.kernel = GetParam();
       run.grad_loss = 2.5;
       expect_matches_oracle(problem, run);
     }

@@ -50,7 +50,7 @@ void require_cublas(int status, const char* what) {
 
 Handle handle() {
   static HandlePool& pool = *new HandlePool;  // threads may end after static objects
-  thread_local DeviceHandles handles(pool);
+  thread_local DeviceHandles handles(&pool);
   return handles.get("cuBLAS", functions().missing, functions().create);
 }
 

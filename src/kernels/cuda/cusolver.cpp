@@ -43,8 +43,7 @@ void require_cusolver(int status, const char* what) {
 }
 
 Handle handle() {
-  static HandlePool& pool = *new HandlePool;  // threads may end after static objects
-  thread_local DeviceHandles handles(pool);
+  thread_local DeviceHandles handles(nullptr);  // its work may use memory of the handle
   return handles.get("cuSOLVER", functions().missing, functions().create);
 }
 

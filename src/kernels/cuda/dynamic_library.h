@@ -43,13 +43,13 @@ class HandlePool {
 class DeviceHandles {
  public:
   using Create = int (*)(void**);
-  // The pool outlives the thread.
-  explicit DeviceHandles(HandlePool& pool) : pool_(pool) {}
+  // The pool outlives the thread. Null: nobody takes the handles of a thread that has ended.
+  explicit DeviceHandles(HandlePool* pool) : pool_(pool) {}
   DeviceHandles(const DeviceHandles&) = delete;
   DeviceHandles& operator=(const DeviceHandles&) = delete;
   ~DeviceHandles() {
-    for (std::size_t device = 0; device < handles_.size(); ++device)
-      if (handles_[device] != nullptr) pool_.give(device, handles_[device]);
+    for (std::size_t device = 0; pool_ != nullptr && device < handles_.size(); ++device)
+      if (handles_[device] != nullptr) pool_->give(device, handles_[device]);
   }
   // Returns the current device's handle. Throws Unsupported with `missing`, or DeviceError.
   void* get(const char* title, const std::string& missing, Create create) {
@@ -60,7 +60,7 @@ class DeviceHandles {
     void*& made = handles_[static_cast<std::size_t>(device)];
     if (made != nullptr) return made;
     if (!missing.empty()) throw Unsupported(missing);
-    made = pool_.take(static_cast<std::size_t>(device));
+    if (pool_ != nullptr) made = pool_->take(static_cast<std::size_t>(device));
     if (made != nullptr) return made;
     const int status = create(&made);
     if (status != 0) throw DeviceError(concat(title, ": status ", status, " for a handle"));
@@ -68,7 +68,7 @@ class DeviceHandles {
   }
 
  private:
-  HandlePool& pool_;
+  HandlePool* pool_;
   std::array<void*, HandlePool::kDevices> handles_{};
 };
 

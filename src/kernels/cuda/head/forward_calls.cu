@@ -113,7 +113,10 @@ struct Forward {
     a.weighted = floats(layout.weighted, s.weighted_sum);
     a.best = floats(layout.best, s.argmax);
     a.best_index = reinterpret_cast<int*>(floats(layout.best_index, s.argmax));
-    if (half()) a.shifts = reinterpret_cast<std::uint8_t*>(base + layout.shifts);
+    if (half()) {
+      a.lifts = floats(layout.lifts);
+      a.shifts = reinterpret_cast<std::uint8_t*>(base + layout.shifts);
+    }
     return a;
   }
   Partials partials(const ForwardArguments& a) const {
@@ -121,7 +124,8 @@ struct Forward {
   }
   // Stores f16 exponentials.
   bool half() const { return store && call.shape.dtype == DType::f16; }
-  // Sets the references of an f16 block from the logits of some entries, evenly spread.
+  float* lifts() const { return half() ? floats(layout.lifts) : nullptr; }
+  // Sets the lifts of an f16 block from the logits of some entries, evenly spread.
   void estimate(const TileKernel& kernel, const ForwardArguments& tiles) const {
     const std::int64_t every = std::max<std::int64_t>(1, call.shape.vocab / kTileColumns);
     TileOperands operands = operands_of(call);
@@ -130,21 +134,27 @@ struct Forward {
     ForwardArguments a = tiles;
     a.vocab = static_cast<int>(operands.vocab);
     a.vocab_tiles = 1;
-    a.bias = a.logit_weights = nullptr;
+    a.logit_weights = nullptr;
     a.entropy = a.weighted = a.best = nullptr;
     a.wanted = active;
-    kernel.launch(call.softcap == 0.0f ? ForwardMode::kPlain : ForwardMode::kGeneral, false,
-                  operands, a, stream);
-    estimate_reference<<<static_cast<unsigned>(layout.token_pairs), 256, 0, stream>>>(
+    if (a.bias != nullptr) {
+      float* const sampled = floats(layout.sampled_bias);
+      sample_bias<<<1, kTileColumns, 0, stream>>>(a.bias, every, a.vocab, sampled);
+      require_cuda(cudaGetLastError(), "sampled bias");
+      a.bias = sampled;
+    }
+    const bool plain = call.softcap == 0.0f && a.bias == nullptr;
+    kernel.launch(plain ? ForwardMode::kPlain : ForwardMode::kGeneral, false, operands, a, stream);
+    estimate_lifts<<<static_cast<unsigned>(layout.token_pairs), 256, 0, stream>>>(
         a.sums, static_cast<float>(operands.vocab), static_cast<float>(call.shape.vocab), active,
-        reference);
-    require_cuda(cudaGetLastError(), "reference exponents");
+        lifts());
+    require_cuda(cudaGetLastError(), "range of an f16 block");
   }
   // Brings the rows of an f16 block into its range.
   void level(const ForwardArguments& tiles) const {
     level_rows<<<static_cast<unsigned>(call.shape.tokens), 256, 0, stream>>>(
-        call, exponents(), tiles.shifts, std::int64_t{4} * tiles.vocab_tiles,
-        std::int64_t{tiles.stored_tiles} * kTileColumns, reference);
+        call, exponents(), lifts(), tiles.shifts, std::int64_t{4} * tiles.vocab_tiles,
+        std::int64_t{tiles.stored_tiles} * kTileColumns, active, reference);
     require_cuda(cudaGetLastError(), "range of an f16 block");
   }
   float* exponents() const { return half() ? floats(layout.exponents) : nullptr; }
@@ -265,8 +275,7 @@ void all_tiles(const TileKernel& kernel, const ForwardCall& c) {
         kernel.launch(ForwardMode::kReference, false, operands, a, f.stream);
       });
       set_reference<<<f.row_blocks, f.threads, 0, f.stream>>>(
-          greatest.best, tiles.vocab_tiles, f.layout.rows, f.repair,
-          f.half() ? kHalfExponent : 0.0f, f.reference);
+          greatest.best, tiles.vocab_tiles, f.layout.rows, f.repair, f.lifts(), f.reference);
       require_cuda(cudaGetLastError(), "reference exponents");
     }
     sweep(c, tiles, any, again ? GatherPart::rows : GatherPart::centroids,
@@ -328,8 +337,9 @@ void gradient_block_by_tiles(const TileKernel& kernel, const BlockCall& b) {
   tiles.smooths = !b.smoothing_apart;
   tiles.rows = b.rows;
   if (b.scales != nullptr) {
-    set_block_scale<<<1, 256, 0, static_cast<cudaStream_t>(c.stream)>>>(b.rows, c.shape.tokens,
-                                                                        b.scales);
+    const bool weighted = tiles.smooths && tiles.logit_weights != nullptr;
+    set_block_scale<<<1, 256, 0, static_cast<cudaStream_t>(c.stream)>>>(
+        b.rows, c.shape.tokens, tiles.logit_weights, weighted ? b.vocab_count : 0, b.scales);
     require_cuda(cudaGetLastError(), "scale of the block");
     tiles.block_scale = b.scales;
   }

@@ -1,5 +1,5 @@
 // The forward of compute capability 8.0 and others with as much shared memory.
-#include "kernels/cuda/device/kernels_of_file.cuh"
+#include "kernels/cuda/device/kernels_to_load.h"
 #include "kernels/cuda/head/launch_sm80.cuh"
 
 namespace logitless::cuda {
@@ -7,7 +7,14 @@ namespace {
 
 constexpr const TileKernel& kTiles = sm80::Launches<sm80::LongSteps>::kTiles;
 
+__global__ void marks_this_file() {}
+const KernelsOfFile kernels_of_this_file(reinterpret_cast<const void*>(&marks_this_file), [] {
+  return most_shared_bytes() >= sm80::LongSteps::kSharedBytes;
+});
+
 }  // namespace
+
+const TileKernel& sm80_tiles() { return kTiles; }
 
 void sm80_forward(const ForwardCall& c) { forward_by_tiles(kTiles, c); }
 void sm80_target_logits(const ForwardCall& c, float* logits) {

@@ -174,11 +174,7 @@ class Loader {
   int left_;  // elements of the row from the thread's chunk on
   const T* hidden_;
   const T* rows_;
-#ifndef NOPOLICY
   std::uint64_t keep_ = policy_keep();
-#else
-  std::uint64_t keep_ = policy_pass();
-#endif
   std::uint64_t pass_ = policy_pass();
   unsigned valid_;   // a bit for each copy of a step: its row exists
   unsigned wanted_;  // likewise; 0 beyond dim
@@ -381,6 +377,15 @@ struct StoredTile {
   std::int64_t stride;
 };
 
+// Stores eight elements, two in each of the registers.
+template <typename T>
+__device__ __forceinline__ void store_elements(T* to, const std::uint32_t (&pairs)[4]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    reinterpret_cast<std::uint16_t*>(to)[i] =
+        static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16));
+}
+
 // Stores a warp's 64 x 64 results in 16 bits. Four lanes exchange theirs, so that each has
 // eight adjacent columns.
 template <typename T>
@@ -388,6 +393,7 @@ __device__ __forceinline__ void store_tile(const float (&z)[128], const Operands
                                            int vocab_id) {
   const StoredTile<T> to(o, vocab_id);
   const std::uint64_t policy = policy_pass();
+  const bool aligned = reinterpret_cast<std::uintptr_t>(to.data) % 16 == 0;
   const int lane = static_cast<int>(threadIdx.x % 4);
   const int row = tile_row + static_cast<int>(threadIdx.x / 128 * 64 + threadIdx.x % 32 / 4);
   T* const first = to.data + row * to.stride + threadIdx.x / 32 % kRowWarps * 64 + lane * 8;
@@ -413,8 +419,13 @@ __device__ __forceinline__ void store_tile(const float (&z)[128], const Operands
         const std::uint32_t got = __shfl_xor_sync(~0u, high ? w[n] : w[n + 2], 2);
         (high ? w[n] : w[n + 2]) = got;
       }
-      if (row + MmaPosition::offset(h) < o.tokens)
-        store_16_bytes(first + MmaPosition::offset(h) * to.stride + part * 32, w, policy);
+      if (row + MmaPosition::offset(h) >= o.tokens) continue;
+      T* const at = first + MmaPosition::offset(h) * to.stride + part * 32;
+      if (aligned) {
+        store_16_bytes(at, w, policy);
+      } else {
+        store_elements(at, w);
+      }
     }
   }
 }

@@ -1,17 +1,20 @@
 // The forward of compute capability 8.6 and others with less shared memory.
 #include "kernels/cuda/device/kernels_to_load.h"
 #include "kernels/cuda/head/launch_sm80.cuh"
+#include "kernels/device/gpu_kernels.h"
+#include "kernels/device/kernel.h"
 
 namespace logitless::cuda {
 namespace {
 
 constexpr const TileKernel& kTiles = sm80::Launches<sm80::ShortSteps>::kTiles;
 
-// GPUs with the shared memory for forward_sm80.cu run that. There this file is PTX alone, which
-// would be compiled.
+// GPUs with the shared memory for forward_sm80.cu run that, unless this is asked for. On some this
+// file is PTX alone, which would be compiled.
 __global__ void marks_this_file() {}
 const KernelsOfFile kernels_of_this_file(reinterpret_cast<const void*>(&marks_this_file), [] {
-  return most_shared_bytes() < sm80::LongSteps::kSharedBytes;
+  return most_shared_bytes() < sm80::LongSteps::kSharedBytes ||
+         std::string_view(gpu_kernels().front()->name) == "sm86";
 });
 
 }  // namespace

@@ -52,8 +52,22 @@ auto launch_of(ForwardMode mode, bool store) {
   return launch<T, ForwardMode::kPlainGradient, true>;
 }
 
+bool tma_takes(const void* data, std::int64_t stride) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+}
+bool tma_takes(const TileOperands& o, bool store) {
+  bool all = tma_takes(o.hidden, o.hidden_stride) && tma_takes(o.rows, o.row_stride);
+  if (store) all = all && tma_takes(o.block.data, o.block.stride);
+  for (int r = 0; store && r < o.ranges.count; ++r)
+    all = all && tma_takes(o.ranges.data[r], o.ranges.stride(r));
+  return all;
+}
+
 void launch_tiles(ForwardMode mode, bool store, const TileOperands& o,
                   const ForwardArguments& arguments, Stream stream) {
+  // The gradient GEMMs of f16 take any address, so its forward does, too.
+  if (o.dtype == DType::f16 && !tma_takes(o, store))
+    return sm80_tiles().launch(mode, store, o, arguments, stream);
   // To TMA all types of 16 bits are one.
   Maps maps{matrix_map(o.hidden, DType::bf16, o.tokens, o.dim, o.hidden_stride, kTileRows),
             matrix_map(o.rows, DType::bf16, o.vocab, o.dim, o.row_stride, kTileColumns / 2),
@@ -66,8 +80,8 @@ void launch_tiles(ForwardMode mode, bool store, const TileOperands& o,
 }
 
 std::string call_unsupported(const ForwardCall& c) {
-  std::string reason = hopper_unsupported(c.shape);
-  if (c.shape.dtype == DType::f16) reason = hopper_f16_unsupported(c.shape);
+  if (c.shape.dtype == DType::f16) return hopper_f16_unsupported(c.shape);
+  const std::string reason = hopper_unsupported(c.shape);
   if (!reason.empty()) return reason;
   for (const auto& [name, data, stride] :
        {std::tuple{"hidden", c.hidden, c.hidden_stride}, {"weight", c.weight, c.weight_stride}}) {

@@ -78,14 +78,7 @@ struct Launches {
     by_mode(mode, store, all_aligned)(operands, a, static_cast<cudaStream_t>(stream));
   }
 
-  static std::string unsupported(const ForwardCall& c) {
-    const std::string reason = sm80_unsupported(c.shape);
-    if (!reason.empty()) return reason;
-    for (int r = 0; r < c.ranges.count; ++r)
-      if (reinterpret_cast<std::uintptr_t>(c.ranges.data[r]) % 16 != 0)
-        return "d_weight: expected an address that is a multiple of 16";
-    return {};
-  }
+  static std::string unsupported(const ForwardCall& c) { return sm80_unsupported(c.shape); }
 
   static std::int64_t resident_bytes() { return cache_bytes() / 6; }
   static constexpr TileKernel kTiles = {

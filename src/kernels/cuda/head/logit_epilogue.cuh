@@ -367,8 +367,9 @@ __device__ __forceinline__ void finish_tile(float (&z)[128], const ForwardArgume
   }
 }
 
-// Brings the exponentials of a tile into the range of f16: what a row has in 64 entries is divided
-// by a power of two where the greatest is above 2^15, and the exponent noted in a.shifts.
+// Brings the exponentials of a tile into the range of f16. A row is multiplied by its 2^lift. What
+// it then has in 64 entries is divided by a power of two where the greatest is above 2^15, and the
+// exponent noted in a.shifts.
 template <class Position>
 __device__ __forceinline__ void shift_rows(float (&z)[128], const ForwardArguments& a,
                                            const Position& at) {
@@ -376,19 +377,20 @@ __device__ __forceinline__ void shift_rows(float (&z)[128], const ForwardArgumen
   constexpr int kBias = 127, kMost = 15;
 #pragma unroll
   for (int h = 0; h < Position::kRows; ++h) {
+    const float lift = exp2_fast(a.lifts[at.token(h)]);
 #pragma unroll
     for (int s = 0; s < Position::kSegments; ++s) {
       float most = 0.0f;
 #pragma unroll
       for (int i = s * kColumns; i < (s + 1) * kColumns; ++i)
         most = fmaxf(most, z[Position::reg(h, i)]);
-      most = quad_max(most);
+      most = quad_max(most) * lift;
       const int shift = max(0, static_cast<int>(__float_as_uint(most) >> 23) - kBias + 1 - kMost);
       if (threadIdx.x % 4 == 0) {
         const std::int64_t segment = at.token(h) * a.vocab_tiles * 4 + at.vocab_id * 4;
         a.shifts[segment + at.segment(s)] = static_cast<std::uint8_t>(shift);
       }
-      const float factor = __uint_as_float(static_cast<unsigned>(kBias - shift) << 23);
+      const float factor = lift * __uint_as_float(static_cast<unsigned>(kBias - shift) << 23);
 #pragma unroll
       for (int i = s * kColumns; i < (s + 1) * kColumns; ++i) z[Position::reg(h, i)] *= factor;
     }

@@ -49,6 +49,14 @@ __global__ void __launch_bounds__(kThreads)
                         const GradientOutput out) {
   const std::int64_t row = blockIdx.x;
   T* const to = static_cast<T*>(out.data) + row * out.stride;
+  if (columns % 4 != 0) {  // slices begin anywhere
+    for (std::int64_t c = threadIdx.x; c < columns; c += kThreads) {
+      float sum = slices[row * columns + c];
+      for (int r = 1; r < ranks; ++r) sum += slices[r * count + row * columns + c];
+      to[c] = rounded<T>(out.add ? as_float(to[c]) + sum : sum);
+    }
+    return;
+  }
   for (std::int64_t c = threadIdx.x * 4; c < columns; c += kThreads * 4) {
     const float* at = slices + row * columns + c;
     float4 sum = *reinterpret_cast<const float4*>(at);
@@ -147,9 +155,14 @@ __global__ void __launch_bounds__(kThreads)
   const auto* const from =
       static_cast<const std::uint16_t*>(all.hidden) + token * all.hidden_stride;
   auto* const to = static_cast<std::uint16_t*>(own.hidden) + row * dim;
-  for (std::int64_t k = threadIdx.x * 8; k < dim; k += kThreads * 8) {  // dim is a multiple of 8
-    *reinterpret_cast<uint4*>(to + k) =
-        is_local ? *reinterpret_cast<const uint4*>(from + k) : uint4{0, 0, 0, 0};
+  const auto starts = reinterpret_cast<std::uintptr_t>(from) | reinterpret_cast<std::uintptr_t>(to);
+  if (dim % 8 == 0 && starts % 16 == 0) {
+    for (std::int64_t k = threadIdx.x * 8; k < dim; k += kThreads * 8)
+      *reinterpret_cast<uint4*>(to + k) =
+          is_local ? *reinterpret_cast<const uint4*>(from + k) : uint4{0, 0, 0, 0};
+  } else {
+    for (std::int64_t k = threadIdx.x; k < dim; k += kThreads)
+      to[k] = is_local ? from[k] : std::uint16_t{0};
   }
   const int per_token = all.shape.targets_per_token;
   for (int k = threadIdx.x; k < per_token; k += kThreads) {

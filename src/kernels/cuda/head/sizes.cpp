@@ -33,6 +33,8 @@ TileLayout::TileLayout(const ForwardShape& s)
   best_index = take(s.argmax ? map : 0);
   const bool half = s.dtype == DType::f16 && s.gradients;
   exponents = take(half ? rows * 4 : 0);
+  sampled_bias = take(half ? kTileColumns * 4 : 0);
+  lifts = take(half ? rows * 4 : 0);
   shifts = take(half ? map : 0);
 }
 std::size_t TileLayout::take(std::int64_t bytes) {

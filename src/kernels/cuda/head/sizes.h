@@ -50,8 +50,9 @@ struct TileLayout {
   std::int64_t rows, token_pairs, vocab_tiles;
   std::size_t total = 0;
   std::size_t reference, target_logits, active, repair, sums, entropy, weighted, best, best_index;
-  // f16 alone: log2 of the sums of tokens, and ForwardArguments::shifts.
-  std::size_t exponents, shifts;
+  // f16 alone: log2 of the sums of tokens, the bias of the sampled entries, and
+  // ForwardArguments::lifts and shifts.
+  std::size_t exponents, sampled_bias, lifts, shifts;
 
  private:
   std::size_t take(std::int64_t bytes);

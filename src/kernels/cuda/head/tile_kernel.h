@@ -38,8 +38,9 @@ struct ForwardArguments {
   int* best_index;
   // [token_pairs + 1]: 0 skips the pair, 0 in the last skips all; null: none skipped
   const int* wanted;
-  // [tokens, 4 vocabulary tiles], for f16 exponentials alone: what is stored of 64 entries of a
-  // token is 2^-shift of it. Null: nothing is shifted.
+  // Exponentials are stored in f16 times 2^lift [padded tokens], integral, and 2^-shift [tokens, 4
+  // vocabulary tiles] of their 64 entries. Null: as they are.
+  const float* lifts;
   std::uint8_t* shifts;
   bool smooths;                 // kGradient adds gamma times the logit weights
   const RowCoefficients* rows;  // [padded tokens], for kGradient
@@ -83,6 +84,9 @@ struct TileKernel {
   void (*launch)(ForwardMode mode, bool store, const TileOperands& operands,
                  const ForwardArguments& arguments, Stream stream);
 };
+
+// The kernel of compute capability 8.0 (forward_sm80.cu), which takes any address and stride.
+const TileKernel& sm80_tiles();
 
 // Entry points of the table of kernels (device/kernel.h), for a kernel of tiles.
 void forward_by_tiles(const TileKernel& kernel, const ForwardCall& call);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/device/tile_sizes.h"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device/gradient.h"
 #include "math/log_prob.h"
@@ -133,10 +134,16 @@ __global__ void __launch_bounds__(256)
   if (any) flags.active[flags.token_pairs] = 1;
 }
 
-// reference[token] = the exponent of the greatest logit, less `lowered`; 0 where there is none.
+// Blocks of f16, whose range is small: exponentials are stored so that the sum of a row is about
+// 2^kHalfExponent, and at most 2^kMostHalfExponent, which no element exceeds then.
+inline constexpr float kHalfExponent = 12.0f;
+inline constexpr float kMostHalfExponent = 15.0f;
+
+// reference[token] = the exponent of the greatest logit, 0 where there is none. `lifts`, unless
+// null, gets kHalfExponent.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     set_reference(const float* best, int vocab_tiles, std::int64_t padded_tokens, const int* wanted,
-                  float lowered, float* reference) {
+                  float* lifts, float* reference) {
   __shared__ float tops[kParts][kRowsPerBlock];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
   // a thread block is within one pair of tiles
@@ -149,19 +156,14 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   __syncthreads();
   if (threadIdx.y > 0) return;
   for (int p = 1; p < kParts; ++p) top = fmaxf(top, tops[p][threadIdx.x]);
-  reference[row] = reference_of(top) - lowered;
+  reference[row] = reference_of(top);
+  if (lifts != nullptr) lifts[row] = kHalfExponent;
 }
 
 // Bounds of a token's sum. Outside them fp32 has too little range left for the exponentials or
 // their factors: the reference was far from the greatest logit.
 inline constexpr double kLeastSum = 0x1p-20;
 inline constexpr double kMostSum = 0x1p60;
-
-// Blocks of f16, whose range is small: exponentials are stored so that the sum of a row is about
-// 2^kHalfExponent, and at most 2^kMostHalfExponent, which no element exceeds then.
-inline constexpr float kHalfExponent = 12.0f;
-inline constexpr float kLeastHalfExponent = 3.0f;
-inline constexpr float kMostHalfExponent = 15.0f;
 
 // Returns true if a token's reference came from given logits. Sums of a vocabulary shard may then
 // be arbitrarily small, since the global sum is at least 1/2.
@@ -229,8 +231,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     repair[(c.shape.tokens + 255) / 256] = 1;
   }
 
-  if (exponents != nullptr)
-    exponents[row] = made ? static_cast<float>(log2(mine.sum)) : kHalfExponent;
+  if (exponents != nullptr) exponents[row] = made ? static_cast<float>(log2(mine.sum)) : 0.0f;
   const int per_token = c.shape.targets_per_token;
   const bool valid_row = has_target(c, row);
   const double lse = (reference[row] + log2(mine.sum)) * kLn2;
@@ -253,28 +254,36 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   }
 }
 
-// Sets references of f16 blocks from an estimate of the log-sum-exp: the target's exponential, and
-// the sum over `sampled` entries of `vocab`, which `sums` has relative to the references so far.
-__global__ void __launch_bounds__(256)
-    estimate_reference(const float* sums, float sampled, float vocab, const int* active,
-                       float* reference) {
-  if (active[blockIdx.x] == 0) return;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
-  const float bits = ceilf(log2f(1.0f + sums[row] * (vocab / sampled)));
-  reference[row] += (isfinite(bits) ? bits : 0.0f) - kHalfExponent;
+// The bias of every `every`th entry. One thread block.
+__global__ void __launch_bounds__(kTileColumns)
+    sample_bias(const float* bias, std::int64_t every, int count, float* sampled) {
+  if (static_cast<int>(threadIdx.x) < count) sampled[threadIdx.x] = bias[threadIdx.x * every];
 }
 
-// Multiplies the rows of an f16 block whose sums are outside of the range above by a power of two,
-// and corrects their references. Shifts [tokens, segments] are of 64 entries each, see
+// Sets the lifts of f16 blocks from an estimate of the log-sum-exp: the target's exponential, and
+// the sum over `sampled` entries of `vocab`, which `sums` has relative to the references.
+__global__ void __launch_bounds__(256)
+    estimate_lifts(const float* sums, float sampled, float vocab, const int* active, float* lifts) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  const float bits =
+      active[blockIdx.x] == 0 ? 0.0f : ceilf(log2f(1.0f + sums[row] * (vocab / sampled)));
+  lifts[row] = kHalfExponent - (isfinite(bits) ? bits : 0.0f);
+}
+
+// Divides rows of an f16 block by a power of two where their sums are above the range. Sets the
+// references to what the block holds. Shifts [tokens, segments] are of 64 entries each, see
 // ForwardArguments. A thread block for each token.
 __global__ void __launch_bounds__(256)
-    level_rows(const ForwardCall c, const float* exponents, const std::uint8_t* shifts,
-               std::int64_t segments, std::int64_t stored_vocab, float* reference) {
+    level_rows(const ForwardCall c, const float* exponents, const float* lifts,
+               const std::uint8_t* shifts, std::int64_t segments, std::int64_t stored_vocab,
+               const int* active, float* reference) {
   const std::int64_t row = blockIdx.x;
-  const float exponent = exponents[row];
-  const bool levelled = exponent >= kLeastHalfExponent && exponent <= kMostHalfExponent;
-  if (levelled || !isfinite(exponent)) return;
-  const int by = static_cast<int>(ceilf(exponent)) - static_cast<int>(kMostHalfExponent) + 1;
+  if (active[row / 256] == 0) return;
+  const float exponent = exponents[row] + lifts[row];
+  const bool above = exponent > kMostHalfExponent && isfinite(exponent);
+  const int by = above ? static_cast<int>(ceilf(exponent - kMostHalfExponent)) + 1 : 0;
+  if (threadIdx.x == 0) reference[row] += static_cast<float>(by) - lifts[row];
+  if (!above) return;
   constexpr int kVector = 8;
   struct alignas(16) Vector {
     __half values[kVector];
@@ -288,31 +297,45 @@ __global__ void __launch_bounds__(256)
           static_cast<__half*>(c.ranges.data[r]) + row * c.ranges.stride(r) + j - c.ranges.first[r];
     }
     const float factor = exp2f(static_cast<float>(shifts[row * segments + j / 64]) - by);
+    if (reinterpret_cast<std::uintptr_t>(at) % sizeof(Vector) != 0) {
+      for (int k = 0; k < kVector; ++k) at[k] = __float2half(__half2float(at[k]) * factor);
+      continue;
+    }
     Vector v = *reinterpret_cast<const Vector*>(at);
 #pragma unroll
     for (__half& value : v.values) value = __float2half(__half2float(value) * factor);
     *reinterpret_cast<Vector*>(at) = v;
   }
-  if (threadIdx.x == 0) reference[row] += by;
 }
 
-// A power of two that scales an f16 block of gradients so that the greatest coefficient is near
-// 2^10, and its inverse: gradients of a mean over many tokens are too small for f16.
+// scales = a power of two and its inverse, for an f16 block of gradients: those of a mean over many
+// tokens are too small for f16. It brings the greatest coefficient near 2^10. gamma counts times
+// the greatest of the logit weights [weight_count].
 __global__ void __launch_bounds__(256)
-    set_block_scale(const RowCoefficients* rows, std::int64_t tokens, float* scales) {
+    set_block_scale(const RowCoefficients* rows, std::int64_t tokens, const float* logit_weights,
+                    std::int64_t weight_count, float* scales) {
   __shared__ float tops[256];
+  const auto greatest = [&](float mine) {
+    __syncthreads();
+    tops[threadIdx.x] = mine;
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+      if (threadIdx.x < half)
+        tops[threadIdx.x] = fmaxf(tops[threadIdx.x], tops[threadIdx.x + half]);
+      __syncthreads();
+    }
+    return tops[0];
+  };
+  float weight = 1.0f;
+  for (std::int64_t j = threadIdx.x; j < weight_count; j += 256)
+    weight = fmaxf(weight, fabsf(logit_weights[j]));
+  weight = greatest(weight);
   float most = 0.0f;
   for (std::int64_t i = threadIdx.x; i < tokens; i += 256)
-    most =
-        fmaxf(most, fmaxf(fabsf(rows[i].alpha), fmaxf(fabsf(rows[i].beta), fabsf(rows[i].gamma))));
-  tops[threadIdx.x] = most;
-  __syncthreads();
-  for (int half = 128; half > 0; half /= 2) {
-    if (threadIdx.x < half) tops[threadIdx.x] = fmaxf(tops[threadIdx.x], tops[threadIdx.x + half]);
-    __syncthreads();
-  }
+    most = fmaxf(most, fmaxf(fabsf(rows[i].alpha),
+                             fmaxf(fabsf(rows[i].beta), weight * fabsf(rows[i].gamma))));
+  most = greatest(most);
   if (threadIdx.x > 0) return;
-  most = tops[0];
   const int exponent = most > 0.0f && isfinite(most) ? max(-100, min(100, 10 - ilogbf(most))) : 0;
   scales[0] = ldexpf(1.0f, exponent);
   scales[1] = ldexpf(1.0f, -exponent);

@@ -71,7 +71,7 @@ namespace {
 
 lt::Handle handle() {
   static HandlePool& pool = *new HandlePool;  // threads may end after static objects
-  thread_local DeviceHandles handles(pool);
+  thread_local DeviceHandles handles(&pool);
   return handles.get("cuBLASLt", lt::functions().missing, lt::functions().create);
 }
 
