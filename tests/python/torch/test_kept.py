@@ -32,7 +32,7 @@ def keeps(result):
     nodes = [result.grad_fn]
     while nodes:
         node = nodes.pop()
-        if type(node).__name__ == "SavedHeadFunctionBackward":
+        if type(node).__name__ == "SavedHeadBackward":
             return node.saved_tensors[-2] is not None  # the workspace
         nodes += [n for n, _ in node.next_functions if n is not None]
     return False
