@@ -107,7 +107,7 @@ constexpr DeviceKernel tiles_of_sm80(const char* name, int shared_kib,
                                      void (*target_logits)(const ForwardCall&, float*),
                                      void (*gradient_block)(const BlockCall&)) {
   return {.name = name,
-          .copies_hidden = true,
+          .copies_hidden = false,
           .splits_sums = true,
           .takes_ranges = true,
           .takes_shards = true,
