@@ -128,8 +128,7 @@ void GpuArgs::add(Options& options) {
                   fmt::format("expected one of {}, got '{}'", fmt::join(names, ", "), text));
             card = gpu_card(text);
           },
-          "predict times at this card's rates, such as A100 (default: the GPU's that is here, else "
-          "the capability's usual card)")
+          "predict times at the rates of a card, A100 or others (default: this GPU's)")
       .group(group);
 }
 
