@@ -122,9 +122,9 @@ typedef void (*logitless_trace_function)(const char* line, void* user);
 
 typedef struct logitless_context_options {
   size_t struct_size;
-  logitless_device device; /* default LOGITLESS_DEVICE_CPU */
-  int32_t threads;         /* 0: OMP_NUM_THREADS, or all cores that the process may use */
-  const char* kernel;      /* the only one; NULL, "": LOGITLESS_CPU, _GPU_KERNELS, or the best */
+  logitless_device device;        /* default LOGITLESS_DEVICE_CPU */
+  int32_t threads;                /* 0: OMP_NUM_THREADS, or all cores that the process may use */
+  const char* kernel;             /* the only one; NULL or "": of the environment, or the best */
   logitless_trace_function trace; /* text of each decision, on the calling thread; NULL: none */
   void* trace_user;               /* handed to trace */
   void* stream;         /* cudaStream_t that work is enqueued on; must be NULL on the CPU */
@@ -208,7 +208,7 @@ LOGITLESS_API size_t logitless_plan_candidate_count(const logitless_plan* plan);
 LOGITLESS_API logitless_status logitless_plan_get_candidate(const logitless_plan* plan,
                                                             size_t index,
                                                             logitless_plan_candidate* candidate);
-/* Explains the plan and the rejected ones in lines that live as long as it; "" for NULL. */
+/* Explains the plan and the rejected ones. The text lives as long as the plan; "" for NULL. */
 LOGITLESS_API const char* logitless_plan_explain(const logitless_plan* plan);
 
 /* The features of a call that change its work, for plans made before there are tensors. */

@@ -100,7 +100,7 @@ class ContextOptions(Structure):
     struct_size: int
     device: int  # default LOGITLESS_DEVICE_CPU
     threads: int  # 0: OMP_NUM_THREADS, or all cores that the process may use
-    kernel: Any  # the only one; NULL, "": LOGITLESS_CPU, _GPU_KERNELS, or the best
+    kernel: Any  # the only one; NULL or "": of the environment, or the best
     trace: Any  # text of each decision, on the calling thread; NULL: none
     trace_user: Any  # handed to trace
     stream: Any  # cudaStream_t that work is enqueued on; must be NULL on the CPU

@@ -150,10 +150,10 @@ def explain(
 
     dtype: "f32", "bf16" or "f16". memory_budget: bytes beyond inputs and outputs, or text such as "256MiB". gradients:
     those of a mean or sum, in dtype (fp32 for f16). device: "cpu" with ``threads`` (0: all cores), or "cuda", a GPU of
-    ``compute_capability`` (10 * major + minor, 80 or more; default 90, an H100 or H200). The GPU need not be present:
+    ``compute_capability`` (10 * major + minor, 75 or more; default 90, an H100 or H200). The GPU need not be present:
     times are predicted at the nominal rates of ``card``, such as "A100" or "RTX 4090". Without one they are those of a
-    usual card of the capability, an H200 for 90. Raises ValueError for another device or card, for invalid sizes, and for a budget below
-    the least plan, which the message names.
+    usual card of the capability, an H200 for 90. Raises ValueError for another device or card, for invalid sizes, and
+    for a budget below the least plan, which the message names.
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
@@ -163,8 +163,8 @@ def explain(
         raise ValueError(f"card: expected none beside device cpu, got {card!r}")
     if compute_capability is None:
         compute_capability = 0 if card is not None else 90
-    elif isinstance(compute_capability, bool) or not isinstance(compute_capability, int) or not 80 <= compute_capability < 1000:
-        raise ValueError(f"compute_capability: expected 80 to 999, got {compute_capability!r}")
+    elif isinstance(compute_capability, bool) or not isinstance(compute_capability, int) or not 75 <= compute_capability < 1000:
+        raise ValueError(f"compute_capability: expected 75 to 999, got {compute_capability!r}")
     dtypes = {name: DTYPES[name] for name in ("f32", "bf16", "f16")}
     if dtype not in dtypes:
         raise ValueError(f"dtype: expected one of {', '.join(dtypes)}, got {dtype!r}")

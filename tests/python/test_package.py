@@ -81,7 +81,7 @@ def test_explain_for_a_gpu_that_is_not_here(monkeypatch):
     for wrong, message in (
         ({"device": "gpu"}, "device: expected cpu or cuda, got 'gpu'"),
         ({"device": "cuda", "threads": 2}, "threads: expected 0 beside device cuda, got 2"),
-        ({"device": "cuda", "compute_capability": 9}, "compute_capability: expected 80 to 999, got 9"),
+        ({"device": "cuda", "compute_capability": 9}, "compute_capability: expected 75 to 999, got 9"),
         ({"device": "cuda", "card": "abacus"}, "card: 'abacus' is unknown; expected one of T4, "),
         ({"device": "cuda", "card": "A100", "compute_capability": 90}, "compute_capability: expected 0 or the card's 80, got 90"),
         ({"card": "A100"}, "card: expected none beside device cpu, got 'A100'"),
