@@ -28,10 +28,6 @@ struct GpuCard {
   // Sustained rates, measured on some cards and estimated for the others.
   double gemm_flops = 0.0;             // large bf16 GEMMs
   double copy_bytes_per_second = 0.0;  // bytes that a copy reads and writes
-  // Measured by `logitless calibrate`: the forward of a 16-bit head by a kernel. Empty: not
-  // measured.
-  std::string forward_kernel = {};
-  double forward_flops = 0.0;
 
   bool operator==(const GpuCard&) const = default;
 };

@@ -112,17 +112,6 @@ TEST(Cards, EachKernelHasItsOwnRatesOnAnH200) {
   }
 }
 
-TEST(Cards, AMeasuredForwardIsOfItsKernelAlone) {
-  const cuda::DeviceKernel& kernel = cuda::find_device_kernel("cublas");
-  GpuCard card = gpu_card("A100");
-  card.forward_kernel = "cublas";
-  card.forward_flops = 123e12;
-  EXPECT_EQ(cuda::rates_on(kernel, card, DType::bf16).forward_flops, 123e12);
-  EXPECT_NE(cuda::rates_on(kernel, card, DType::f32).forward_flops, 123e12);
-  card.forward_kernel = "hopper";
-  EXPECT_NE(cuda::rates_on(kernel, card, DType::bf16).forward_flops, 123e12);
-}
-
 TEST(Cards, APlanTakesTheUsualCardOfTheCapability) {
   HeadFeatures features;
   features.d_hidden = features.d_weight = true;

@@ -181,7 +181,6 @@ DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtyp
   r.sum_seconds /= arithmetic;
   r.bytes_per_second *= card.copy_bytes_per_second / fitted.copy_bytes_per_second;
   r.round_flops *= static_cast<double>(card.sms) / fitted.sms;
-  if (!wide && card.forward_kernel == kernel.name) r.forward_flops = card.forward_flops;
   if (tf32) r.forward_flops = r.gemm_flops = card.tf32_flops * card.gemm_flops / card.tensor_flops;
   return r;
 }

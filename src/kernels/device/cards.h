@@ -37,7 +37,6 @@ const GpuCard& card_or_usual(const GpuCard& card, int compute_capability);
 // - arithmetic by the sustained GEMMs, for f32 by the fp32 peak, or by the TF32 peak and the
 //   fraction of the peak that GEMMs sustain
 // - traffic by the bandwidth of copies
-// - a measured forward of this kernel replaces its rate for 16-bit heads
 DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtype,
                      bool tf32 = false);
 // Does the same for a kernel's far field.

@@ -95,10 +95,8 @@ class ShardingDevicePlan : public testing::Test {
 // Other rates choose other chunks: with an H200's links alone a budget is filled.
 TEST_F(ShardingDevicePlan, RanksOfOtherCardsPlanWithTheRatesOfRank0) {
   GpuCard slow = gpu_card("H200");
-  slow.name = "measured";
+  slow.name = "slow";
   slow.gemm_flops /= 50;
-  slow.forward_kernel = "hopper";
-  slow.forward_flops = slow.gemm_flops;
   const std::vector<std::int64_t> rows(2, kVocab / 2);
   for (const bool spread : {false, true}) {
     std::vector<double> alone;
