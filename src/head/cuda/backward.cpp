@@ -82,6 +82,7 @@ void Backward::run_block(BlockCall& b, const ChunkPlace& place) const {
                         : nullptr;
   b.scales =
       b.chunk.shape.dtype == DType::f16 ? run_.at<float>(run_.layout.gradients.scales) : nullptr;
+  if (b.scales != nullptr) scale_block(b);
   if (!b.from_forward) run_.kernel.gradient_block(b);
   prepare_block(b);
   list_targets(b, target_order(), target_entries());

@@ -46,11 +46,14 @@ struct BlockCall {
   // [tokens, dim] in the dtype of hidden, written by prepare_block: hidden_i, times factor_i in a
   // block of the forward; 0 for ignored tokens. Null: not wanted.
   void* scaled_hidden = nullptr;
-  // [2], a power of two and its inverse, for f16, whose range is small; null: 1. gradient_block
-  // multiplies the block by it, or prepare_block scaled_hidden where the block holds exponentials.
+  // [2], a power of two and its inverse, written by scale_block, for f16, whose range is small;
+  // null: 1. gradient_block multiplies the block by it, or prepare_block scaled_hidden where the
+  // block holds exponentials.
   float* scales = nullptr;
 };
 
+// Writes call.scales, before gradient_block and prepare_block.
+void scale_block(const BlockCall& call);
 // Zeroes targets and the rows of ignored tokens in the block, and writes factor, coefficient and
 // scaled_hidden.
 void prepare_block(const BlockCall& call);

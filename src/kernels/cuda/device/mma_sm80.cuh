@@ -11,13 +11,11 @@ namespace logitless::cuda {
 
 // Copies 16 bytes, of which those from `bytes` on are 0. Both addresses are multiples of 16, the
 // one in shared memory is an offset there.
-__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(bytes)
-               : "memory");
-}
 __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
-  copy_async(static_cast<std::uint32_t>(__cvta_generic_to_shared(to)), from, bytes);
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from), "r"(bytes)
+               : "memory");
 }
 // Eviction policies of L2: data that others read soon, and data that is read once or long after.
 __device__ __forceinline__ std::uint64_t policy_keep() {
@@ -54,10 +52,12 @@ __device__ __forceinline__ void copies_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-// Waits until at most kPending of the newest groups of copies are on their way.
-template <int kPending>
-__device__ __forceinline__ void copies_wait_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+// Asynchronous copy of 16 bytes to shared memory; visible to this thread after copies_wait().
+__device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
 }
 
 // A barrier in shared memory, at an address there, that copies can arrive at.

@@ -94,23 +94,49 @@ __device__ float forward_factor(const RowCoefficients& r, float reference) {
   return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(r.less_lse(reference));
 }
 
-// Brings the greatest factor of the tokens near 1. One thread block.
-__global__ void __launch_bounds__(kRowThreads) set_hidden_scale(const BlockCall b) {
+// Returns the greatest of magnitude(i), i < count, to all threads of a thread block.
+template <typename Magnitude>
+__device__ float greatest(std::int64_t count, const Magnitude& magnitude) {
   __shared__ float tops[kRowThreads];
   float most = 0.0f;
-  for (std::int64_t row = threadIdx.x; row < b.chunk.shape.tokens; row += kRowThreads)
-    most = fmaxf(most, fabsf(forward_factor(b.rows[row], b.chunk.reference[row])));
+  for (std::int64_t i = threadIdx.x; i < count; i += kRowThreads) most = fmaxf(most, magnitude(i));
+  __syncthreads();  // an earlier result has been read
   tops[threadIdx.x] = most;
   __syncthreads();
   for (int half = kRowThreads / 2; half > 0; half /= 2) {
     if (threadIdx.x < half) tops[threadIdx.x] = fmaxf(tops[threadIdx.x], tops[threadIdx.x + half]);
     __syncthreads();
   }
+  return tops[0];
+}
+
+// Sets b.scales so that the greatest factor of the tokens becomes about 1, where the block holds
+// exponentials. Otherwise the greatest coefficient becomes about 2^10: those of a mean over many
+// tokens are too small for f16. gamma counts times the greatest logit weight. One thread block.
+__global__ void __launch_bounds__(kRowThreads) set_scales(const BlockCall b) {
+  const ForwardCall& c = b.chunk;
+  float most;
+  int exponent;
+  if (b.from_forward) {
+    most = greatest(c.shape.tokens, [&](std::int64_t row) {
+      return fabsf(forward_factor(b.rows[row], c.reference[row]));
+    });
+    exponent = 0;
+  } else {
+    float weight = b.smoothing_apart ? 0.0f : 1.0f;
+    if (b.smoothing && !b.smoothing_apart && c.logit_weights != nullptr)
+      weight = greatest(b.vocab_count,
+                        [&](std::int64_t j) { return fabsf(c.logit_weights[b.vocab_begin + j]); });
+    most = greatest(c.shape.tokens, [&](std::int64_t row) {
+      const RowCoefficients r = b.rows[row];
+      return fmaxf(fabsf(r.alpha), fmaxf(fabsf(r.beta), weight * fabsf(r.gamma)));
+    });
+    exponent = 10;
+  }
   if (threadIdx.x > 0) return;
-  most = tops[0];
-  const int exponent = most > 0.0f && isfinite(most) ? max(-100, min(100, -ilogbf(most))) : 0;
-  b.scales[0] = ldexpf(1.0f, exponent);
-  b.scales[1] = ldexpf(1.0f, -exponent);
+  const int by = most > 0.0f && isfinite(most) ? max(-100, min(100, exponent - ilogbf(most))) : 0;
+  b.scales[0] = ldexpf(1.0f, by);
+  b.scales[1] = ldexpf(1.0f, -by);
 }
 
 // A thread block for each token.
@@ -157,13 +183,15 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
 
 }  // namespace
 
+void scale_block(const BlockCall& b) {
+  if (b.chunk.shape.tokens == 0) return;
+  set_scales<<<1, kRowThreads, 0, static_cast<cudaStream_t>(b.chunk.stream)>>>(b);
+  require_cuda(cudaGetLastError(), "launching the scale of a block");
+}
+
 void prepare_block(const BlockCall& b) {
   const std::int64_t tokens = b.chunk.shape.tokens;
   if (tokens == 0) return;
-  if (b.scales != nullptr && b.from_forward) {
-    set_hidden_scale<<<1, kRowThreads, 0, static_cast<cudaStream_t>(b.chunk.stream)>>>(b);
-    require_cuda(cudaGetLastError(), "launching the scale of hidden");
-  }
   with_type(b.chunk.shape.dtype, [&](auto type) {
     prepare_rows<decltype(type)><<<static_cast<unsigned>(tokens), kRowThreads, 0,
                                    static_cast<cudaStream_t>(b.chunk.stream)>>>(b);

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/fast_math.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/sizes.h"
@@ -24,7 +25,6 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kWide = 4;  // adjacent entries that a thread takes at once
 constexpr int kVectors = kMostStripVocab / (kThreads * kWide);
-constexpr float kLog2EFloat = static_cast<float>(kLog2E);
 
 using Row = CublasRow;
 
@@ -308,22 +308,6 @@ __global__ void __launch_bounds__(kThreads) level_rows(const ForwardCall c, cons
   if (threadIdx.x == 0) c.reference[row] = reference + by;
 }
 
-// f16 has too little range for gradients of a mean over many tokens. A power of two scales its
-// blocks so that the greatest coefficient is near 2^10.
-__global__ void __launch_bounds__(kThreads)
-    set_scales(const RowCoefficients* rows, std::int64_t tokens, float* scales) {
-  __shared__ float shared[kWarps];
-  float most = 0.0f;
-  for (std::int64_t i = threadIdx.x; i < tokens; i += kThreads)
-    most =
-        fmaxf(most, fmaxf(fabsf(rows[i].alpha), fmaxf(fabsf(rows[i].beta), fabsf(rows[i].gamma))));
-  most = over_block<Greatest>(most, shared);
-  if (threadIdx.x > 0) return;
-  const int exponent = most > 0.0f && isfinite(most) ? max(-100, min(100, 10 - ilogbf(most))) : 0;
-  scales[0] = ldexpf(1.0f, exponent);
-  scales[1] = ldexpf(1.0f, -exponent);
-}
-
 // Writes the gradients of a strip's logits into the block. A thread block for each token.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) fill_strip(const BlockCall b, const Strip s) {
@@ -421,10 +405,6 @@ void cublas_gradient_block(const BlockCall& b) {
   const ForwardCall& c = b.chunk;
   if (c.shape.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  if (b.scales != nullptr) {
-    set_scales<<<1, kThreads, 0, stream>>>(b.rows, c.shape.tokens, b.scales);
-    require_cuda(cudaGetLastError(), "scale of the block");
-  }
   each_strip(c, b.vocab_begin, b.vocab_count, [&](const Strip& strip, unsigned tokens) {
     with_type(c.shape.dtype, [&](auto type) {
       fill_strip<decltype(type)><<<tokens, kThreads, 0, stream>>>(b, strip);

@@ -336,13 +336,7 @@ void gradient_block_by_tiles(const TileKernel& kernel, const BlockCall& b) {
   tiles.wanted = c.active;
   tiles.smooths = !b.smoothing_apart;
   tiles.rows = b.rows;
-  if (b.scales != nullptr) {
-    const bool weighted = tiles.smooths && tiles.logit_weights != nullptr;
-    set_block_scale<<<1, 256, 0, static_cast<cudaStream_t>(c.stream)>>>(
-        b.rows, c.shape.tokens, tiles.logit_weights, weighted ? b.vocab_count : 0, b.scales);
-    require_cuda(cudaGetLastError(), "scale of the block");
-    tiles.block_scale = b.scales;
-  }
+  tiles.block_scale = b.scales;
   const bool plain = c.bias == nullptr && c.softcap == 0.0f && !b.entropy_part &&
                      (b.smoothing_apart || !b.smoothing);
   kernel.launch(plain ? ForwardMode::kPlainGradient : ForwardMode::kGradient, true, operands, tiles,

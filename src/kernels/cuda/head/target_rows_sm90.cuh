@@ -2,6 +2,7 @@
 // tile in registers. These sums are in fp32 and separate from the GEMM.
 #pragma once
 
+#include "kernels/cuda/device/mma_sm80.cuh"
 #include "kernels/cuda/device/tiles_sm90.cuh"
 #include "kernels/cuda/head/gradient_tiles_sm90.cuh"
 
@@ -48,14 +49,6 @@ __device__ __forceinline__ void add_floats(float (&z)[128], const float (&factor
     }
   }
 }
-
-// Asynchronous copy to shared memory, bypassing registers; visible to this thread after
-// copies_wait().
-__device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(to)), "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Adds the targets of a warp's 16 rows of results. Several rows of the other matrix at a time are
 // copied to shared memory, all in flight at once. One load of the warp copies a row. When each

@@ -8,7 +8,6 @@
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/device/tile_sizes.h"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device/gradient.h"
 #include "math/log_prob.h"
 #include "math/lse_state.h"
 #include "math/shard_state.h"
@@ -306,39 +305,6 @@ __global__ void __launch_bounds__(256)
     for (__half& value : v.values) value = __float2half(__half2float(value) * factor);
     *reinterpret_cast<Vector*>(at) = v;
   }
-}
-
-// scales = a power of two and its inverse, for an f16 block of gradients: those of a mean over many
-// tokens are too small for f16. It brings the greatest coefficient near 2^10. gamma counts times
-// the greatest of the logit weights [weight_count].
-__global__ void __launch_bounds__(256)
-    set_block_scale(const RowCoefficients* rows, std::int64_t tokens, const float* logit_weights,
-                    std::int64_t weight_count, float* scales) {
-  __shared__ float tops[256];
-  const auto greatest = [&](float mine) {
-    __syncthreads();
-    tops[threadIdx.x] = mine;
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-      if (threadIdx.x < half)
-        tops[threadIdx.x] = fmaxf(tops[threadIdx.x], tops[threadIdx.x + half]);
-      __syncthreads();
-    }
-    return tops[0];
-  };
-  float weight = 1.0f;
-  for (std::int64_t j = threadIdx.x; j < weight_count; j += 256)
-    weight = fmaxf(weight, fabsf(logit_weights[j]));
-  weight = greatest(weight);
-  float most = 0.0f;
-  for (std::int64_t i = threadIdx.x; i < tokens; i += 256)
-    most = fmaxf(most, fmaxf(fabsf(rows[i].alpha),
-                             fmaxf(fabsf(rows[i].beta), weight * fabsf(rows[i].gamma))));
-  most = greatest(most);
-  if (threadIdx.x > 0) return;
-  const int exponent = most > 0.0f && isfinite(most) ? max(-100, min(100, 10 - ilogbf(most))) : 0;
-  scales[0] = ldexpf(1.0f, exponent);
-  scales[1] = ldexpf(1.0f, -exponent);
 }
 
 // Threads of one token that add up its record.

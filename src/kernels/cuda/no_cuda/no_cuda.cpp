@@ -42,6 +42,7 @@ Timer::~Timer() = default;
 void Timer::start(Stream) { refuse(); }
 float Timer::stop(Stream) { refuse(); }
 
+void scale_block(const BlockCall&) { refuse(); }
 void prepare_block(const BlockCall&) { refuse(); }
 void order_targets(const ForwardCall&, const TargetOrder&) { refuse(); }
 void list_targets(const BlockCall&, const TargetOrder&, const TargetEntries&) { refuse(); }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/fast_math.cuh"
 #include "kernels/cuda/device/mma_sm80.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/tensor/attention/arguments.cuh"
@@ -32,12 +33,6 @@ inline constexpr int kForwardMmaShared = 3 * 64 * kMmaPitch<kDim> * 2;
 template <int kDim>
 inline constexpr int kBackwardMmaShared =
     (2 * kOwnedRows + 4 * kPassingRows<kDim>)*kMmaPitch<kDim> * 2 + 4 * kPassingRows<kDim> * 4;
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // Loads rows [first, first + kRows) of a head into shared memory; 0 past its last row and column.
 template <int kRows, int kDim, typename T>
@@ -127,16 +122,6 @@ __device__ __forceinline__ void store_rows(const float (&sum)[kDim / 8][4],
   }
 }
 
-// Reductions over the four lanes that share a row.
-__device__ __forceinline__ float row_max(float v) {
-  v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
-  return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
-}
-__device__ __forceinline__ float row_sum(float v) {
-  v += __shfl_xor_sync(~0u, v, 1);
-  return v + __shfl_xor_sync(~0u, v, 2);
-}
-
 // Online softmax of a thread's two rows, in log2 units.
 struct RunningSoftmax {
   float top[2] = {-INFINITY, -INFINITY};
@@ -151,14 +136,14 @@ struct RunningSoftmax {
       float now = top[h];
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) now = fmaxf(now, fmaxf(z[n][2 * h], z[n][2 * h + 1]));
-      now = row_max(now);
+      now = quad_max(now);
       const float base = now == -INFINITY ? 0.0f : now;
-      alpha[h] = exp2_approx(top[h] - base);
+      alpha[h] = exp2_fast(top[h] - base);
       float part = 0.0f;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
-        for (int j = 2 * h; j < 2 * h + 2; ++j) part += z[n][j] = exp2_approx(z[n][j] - base);
+        for (int j = 2 * h; j < 2 * h + 2; ++j) part += z[n][j] = exp2_fast(z[n][j] - base);
       }
       sum[h] = sum[h] * alpha[h] + part;
       top[h] = now;
@@ -221,7 +206,7 @@ __global__ void __launch_bounds__(kMmaThreads) forward_mma(const AttentionArgume
   float inverse[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float total = row_sum(softmax.sum[i]);
+    const float total = quad_sum(softmax.sum[i]);
     inverse[i] = total == 0.0f ? 0.0f : 1.0f / total;
     const int r = row + 8 * i;
     if (threadIdx.x % 4 == 0 && r < a.queries) {
@@ -306,7 +291,7 @@ __global__ void __launch_bounds__(kMmaThreads) key_gradients_mma(const Attention
       for (int j = 0; j < 4; ++j) {
         const int column = n * 8 + static_cast<int>(threadIdx.x % 4) * 2 + j % 2;
         p[n][j] = all_seen || a.sees(query + column, row + j / 2 * 8)
-                      ? exp2_approx(fmaf(p[n][j], log2_scale, -reference[column]))
+                      ? exp2_fast(fmaf(p[n][j], log2_scale, -reference[column]))
                       : 0.0f;
       }
     }
@@ -376,7 +361,7 @@ __global__ void __launch_bounds__(kMmaThreads) query_gradients_mma(const Attenti
       for (int j = 0; j < 4; ++j) {
         const int key = s + n * 8 + static_cast<int>(threadIdx.x % 4) * 2 + j % 2;
         const float e = all_seen || a.sees(row + j / 2 * 8, key)
-                            ? exp2_approx(fmaf(p[n][j], log2_scale, -reference[j / 2]))
+                            ? exp2_fast(fmaf(p[n][j], log2_scale, -reference[j / 2]))
                             : 0.0f;
         d[n][j] = e * (d[n][j] - delta[j / 2]);
       }

@@ -1,6 +1,6 @@
 #include <cuda_runtime.h>
 
-#include "device/mma_peak.h"
+#include "device/cuda/mma_peak.h"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma_sm80.cuh"
 #include "kernels/device/head.h"

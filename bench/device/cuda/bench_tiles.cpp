@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "device/mma_peak.h"
+#include "device/cuda/mma_peak.h"
 #include "kernels/cpu_tensor.h"
 #include "kernels/cuda/head/tile_kernel.h"
 #include "kernels/device/head.h"
