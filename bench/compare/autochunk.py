@@ -4,12 +4,15 @@ are those of tests/python/torch/losses_battery, with their outputs and gradients
 
     python bench/compare/autochunk.py [--loss NAME|FAMILY|all ...] [--tokens N --dim D --vocab V] [--dtype T] [--device cpu|cuda]
                                       [--budget BYTES|SHARE ...] [--chunks N ...] [--executors auto python native]
-                                      [--inductor plain chunker] [--repeat R] [--json FILE] [--explain]
+                                      [--inductor plain chunker] [--gemms] [--repeat R] [--json FILE] [--explain]
+    python bench/compare/autochunk.py --gpu [--device cpu --tokens N --dim D --vocab V]
     python bench/compare/autochunk.py --summary FILE ... [--clock times|cpu_times]
 
 Inputs are random and fresh. N x V is the size of each loss's large value. A budget of 0 is none, 0.25 a quarter of the
 large value. --chunks forces numbers of chunks, which bypasses the head engine. --inductor runs torch.compile, and
-torch.compile with its own chunker. All are run R times, interleaved, after a warm-up. Prints for each:
+torch.compile with its own chunker. --gemms runs the three GEMMs of a head, N x D x V, as well; --gpu compares the losses
+"narrow" on a GPU, in bf16 with fp32 logits: the function, torch.compile, autochunk as it comes and within 256 MiB, and the
+GEMMs, and prints a table. All are run R times, interleaved, after a warm-up. Prints for each:
 
 - the median ms of forward and backward, by wall clock and by processor time, and the ratios to the function itself;
   processor time is less disturbed by other load, but excludes waiting
@@ -38,7 +41,9 @@ from losses_battery import CASES, Sizes
 from losses_battery.step import outputs_and_gradients, peak_of, plan_peaks
 from logitless.torch import autochunk
 
-FIRST = "the function"
+FIRST, GEMMS = "the function", "three GEMMs"
+GPU = {"loss": ["narrow"], "tokens": 4096, "dim": 2048, "vocab": 65536, "dtype": "bfloat16", "device": "cuda",
+       "budget": ["0", "256MiB"], "executors": ["auto", "native"], "inductor": ["plain"], "gemms": True, "table": True}
 
 
 def cases(wanted):
@@ -74,6 +79,13 @@ def runs_of(args, case, sizes):
         for chunks in args.chunks:
             runs[f"autochunk, {executor}, {chunks} chunks"] = autochunk(case.function, chunks=chunks, executor=executor)
     return runs
+
+
+def gemms(args, dtype):
+    """Returns the step of the three GEMMs: logits, and the gradients of hidden and weight."""
+    n, d, v = args.tokens, args.dim, args.vocab
+    hidden, weight, logits = (torch.randn(*shape, device=args.device, dtype=dtype) for shape in ((n, d), (v, d), (n, v)))
+    return lambda: (hidden @ weight.T, logits @ weight, logits.T @ hidden)
 
 
 def inductor(function, kind):
@@ -123,7 +135,8 @@ def report_of(chunked, given, meter):
 
 def measured(args, case, sizes):
     """Returns {name: measurements} for one loss."""
-    given = case.arguments(sizes, args.device, getattr(torch, args.dtype))
+    dtype = getattr(torch, args.dtype)
+    given = case.arguments(sizes, args.device, dtype, drawn_on=args.device)
     meter, found, ready = Meter(args.device), {}, {}
     for name, function in runs_of(args, case, sizes).items():
         def step(function=function):
@@ -145,6 +158,10 @@ def measured(args, case, sizes):
             found[name] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
             continue
         found[name], ready[name] = entry, step
+    if args.gemms:
+        ready[GEMMS] = gemms(args, dtype)
+        first, _ = meter.seconds(ready[GEMMS])
+        found[GEMMS] = {"first_s": first, "peak": 0, "times": [], "cpu_times": []}
     for _ in range(args.repeat):
         for name, step in ready.items():
             seconds, worked = meter.seconds(step)
@@ -173,6 +190,24 @@ def show(case, sizes, found):
         if entry.get("report"):
             text += "   reports {:.1f}, measured {:.1f} MiB".format(*(b / 2**20 for b in entry["report"]))
         print(text, flush=True)
+
+
+def print_table(lines):
+    """Prints a row for each loss: median ms over the time of the GEMMs, and MiB of the peak beyond inputs."""
+    names = [n for n in dict.fromkeys(name for line in lines for name in line["found"]) if n != GEMMS]
+    print(f"\n| loss | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}")
+    for line in lines:
+        cells = []
+        least = statistics.median(line["found"][GEMMS]["times"])
+        for entry in (line["found"].get(name, {"failed": "not run"}) for name in names):
+            if "failed" in entry:
+                cells.append(entry["failed"][:40])
+                continue
+            median = statistics.median(entry["times"])
+            cells.append(f"{median * 1e3:.1f} ({median / least:.2f}), {entry['peak'] / 2**20:.0f}")
+        print(f"| {line['loss']} | {' | '.join(cells)} |")
+    of_gemms = statistics.median(t for line in lines for t in line["found"][GEMMS]["times"])
+    print(f"\nms (over the time of the three GEMMs, {of_gemms * 1e3:.2f} ms), peak MiB beyond inputs")
 
 
 def summarize(lines, clock):
@@ -209,6 +244,9 @@ def summarize(lines, clock):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="what a GPU is compared by; other options change it")
+    parser.add_argument("--gemms", action="store_true", help="times the three GEMMs, too")
+    parser.add_argument("--table", action="store_true", help="prints a table at the end; with --gemms")
     parser.add_argument("--loss", nargs="+", default=["z_loss"])
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--dim", type=int, default=256)
@@ -225,7 +263,11 @@ def main():
     parser.add_argument("--json", type=Path)
     parser.add_argument("--summary", type=Path, nargs="+")
     parser.add_argument("--explain", action="store_true", help="print what was done")
+    if parser.parse_known_args()[0].gpu:
+        parser.set_defaults(**GPU)
     args = parser.parse_args()
+    if args.table and not args.gemms:
+        raise SystemExit("--table: expected --gemms as well")
     if args.summary:
         lines = [json.loads(text) for path in args.summary for text in path.read_text().splitlines()]
         return summarize(lines, args.clock)
@@ -247,6 +289,8 @@ def main():
         if args.json:
             with args.json.open("a") as file:
                 file.write(json.dumps(lines[-1]) + "\n")
+    if args.table:
+        print_table(lines)
     if len(lines) > 1:
         summarize(lines, args.clock)
 

@@ -3,10 +3,10 @@
 and gradients under jit.
 
     python bench/compare/autochunk_jax.py [--loss z_loss|distillation|grpo] [--tokens N --dim D --vocab V] [--dtype T]
-                                          [--chunk ROWS] [--budget BYTES ...] [--executors python native] [--repeat R]
+                                          [--chunk ROWS] [--budget BYTES ...] [--executors auto python native] [--repeat R]
 
 Inputs are random and fresh. All are run R times, interleaved. Prints median ms, the ratio to the function itself, and
-the compiled program's temporaries beyond inputs and outputs. The scan takes ROWS tokens at a time.
+the compiled program's temporaries beyond inputs and outputs. The scan takes ROWS tokens at a time. A budget of 0 is none.
 """
 import argparse
 import statistics
@@ -107,7 +107,8 @@ def main():
         runs[f"scan of {args.chunk} tokens, rematerialised"] = scanned(loss, args.tokens, args.chunk)
     for budget in args.budget:
         for executor in args.executors:
-            runs[f"autochunk, {executor}, {budget}"] = autochunk(loss, memory_budget=budget, executor=executor)
+            name = f"autochunk, {executor}, {'no budget' if budget == '0' else budget}"
+            runs[name] = autochunk(loss, memory_budget=None if budget == "0" else budget, executor=executor)
     programs = {name: jax.jit(step_of(f)).lower(arrays, weights).compile() for name, f in runs.items()}
     times = {name: [] for name in programs}
     for turn in range(args.repeat + 1):

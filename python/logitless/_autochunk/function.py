@@ -175,6 +175,37 @@ def put(values: list, positions: Sequence[int], given: Sequence) -> list:
     return full
 
 
+def choose_executor(plan: Callable[[bool], Any], why: str, declined: Callable[[Any], str] = lambda plan: ""):
+    """Returns a plan by the executor that is chosen if the caller leaves it open: the library, else generated code.
+
+    plan: makes the plan, by the library if True. why: the reason why the library cannot run on the device, or "".
+    declined: the reason against a plan of the library, or "". Generated code is also chosen if the library does not
+    support the function, or exceeds the budget by more.
+    """
+    made = None
+    if not why:
+        try:
+            made = plan(True)
+        except (Unsupported, ValueError) as error:  # an error of the function itself is raised by the other plan too
+            why = str(error)
+    if made is not None and (why := declined(made)):
+        made = None
+    if made is not None and made.over == 0:
+        return made
+    other = plan(False)
+    if made is not None and made.over <= other.over:
+        return made
+    if made is not None:
+        why = f"that would take {format_bytes(made.over)} more than the budget"
+    other.not_native = why
+    return other
+
+
+def most_over(limits: Limits, parts: Sequence[Compiled | None]) -> int:
+    """Returns the bytes over the budget of a plan's programs."""
+    return max(made.over(limits.budget) for made in parts if made is not None)
+
+
 def in_one_pass(gradients: str, shapes: Sequence[Sequence[int]], half: bool) -> bool:
     """Returns whether gradients are computed together with the outputs. shapes: of the differentiable outputs. half:
     whether any value is fp16. Loss scaling keeps fp16 gradients from underflowing, so they need the upstream gradient
@@ -210,10 +241,17 @@ def warn_missed(limits: Limits, parts: Sequence[Compiled | None]) -> None:
 
 
 def describe(
-    forward: Compiled, backward: Compiled | None, joint: bool, alone: str, limits: Limits, eager: int | None = None
+    forward: Compiled,
+    backward: Compiled | None,
+    joint: bool,
+    alone: str,
+    limits: Limits,
+    eager: int | None = None,
+    not_native: str = "",
 ) -> str:
     """Describes a plan. alone: the reason why outputs have no gradients, if so. eager: bytes that the eager function
-    takes beyond inputs and results, with its gradients, if known."""
+    takes beyond inputs and results, with its gradients, if known. not_native: the reason for generated code, if the
+    executor was chosen."""
     if joint:
         how = "outputs and gradients in one pass; backward multiplies the gradients by the upstream gradient of the loss"
     elif backward is not None:
@@ -228,4 +266,6 @@ def describe(
         saved = f", {100 * (1 - took / eager):.1f} % less" if took < eager else ""
         how += f"\nthe function itself takes {format_bytes(eager)} beyond inputs and results, this {format_bytes(took)}{saved}"
     parts = [how] + [made.describe(limits.budget) for made in programs]
+    if not_native:
+        parts.append(f"  not by the library: {not_native}")
     return "\n".join(parts) + "\n"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass, replace
 
 from logitless import _library as c
 from logitless._autochunk.checks import Checks
-from logitless._compiler import Program
+from logitless._compiler import PreparedProgram, Program
 
 _KEPT = 256  # programs, least recently used evicted
 
@@ -54,3 +55,38 @@ def program(request: Request) -> Program:
         device=machine.device,
         compute_capability=machine.compute_capability,
     )
+
+
+_VALUE = re.compile(r"%(\w+) = .* : (\w+)\[")
+_PARAMETER = re.compile(r"%(\w+): (\w+)\[")
+_PRODUCT = re.compile(r"= dot %(\w+), %(\w+)")
+
+
+def multiplies_fp32(text: str) -> bool:
+    """Returns whether a program as written multiplies matrices of fp32."""
+    dtypes = dict(_PARAMETER.findall(text.partition("{")[0]))
+    for line in text.splitlines():
+        product = _PRODUCT.search(line)
+        if product is not None and "f32" in (dtypes.get(product[1]), dtypes.get(product[2])):
+            return True
+        dtypes.update(_VALUE.findall(line))
+    return False
+
+
+# A program with a matrix product and a loop, so with all that a GPU needs.
+_PROBE = """graph probe(%a: f32[8, 8], %b: f32[8, 8]) {
+  %c = dot %a, %b contract(1; 0) : f32[8, 8]
+  %d = exp %c : f32[8, 8]
+  return d: %d
+}"""
+
+
+@functools.cache
+def missing(machine: Machine, index: int = 0) -> str:
+    """Returns what a GPU, by its index, lacks to run programs: a library, a compute capability, a build with CUDA.
+    Returns "" if it lacks nothing."""
+    try:
+        PreparedProgram(program(Request(_PROBE, machine, chunk=False)), c.context(machine.device, index))
+    except (NotImplementedError, ValueError, c.LogitlessError) as error:
+        return str(error)
+    return ""

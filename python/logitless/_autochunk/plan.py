@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from logitless import _library as c
 from logitless._autochunk.checks import Checks
 from logitless._autochunk.externs import Call, described
 from logitless._autochunk.native import Machine, Request, program
@@ -24,6 +25,9 @@ _LARGER = 2  # the most larger budgets tried if less than half of the budget is 
 _NEARLY = 1.1  # plans within this factor of the least memory count as equal
 _MATTERS = 0.01  # fraction of the peak; smaller values are not reported
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
+# The default memory of a GPU's programs: a quarter of the largest value, but all of it up to 64 MiB, as for a head. A plan
+# may take 5 % more time than the fastest one that is so small, and that one 1.6 times as long as the fastest of all.
+_SHARE, _SMALL, _SLACK, _PATIENCE = 4, 64 << 20, 0.05, 1.6
 _MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
 
 
@@ -62,6 +66,7 @@ class Compiled:
     threads: int = 1  # CPU threads that run it, if the library does
     locations: dict[str, str] = field(default_factory=dict)  # the line of the user's code of each value
     externs: list[str] = field(default_factory=list)  # descriptions of operations that the framework runs
+    most: int = 0  # the bytes that values may take by default; 0: there is a budget, or no plan is that small
 
     @property
     def of_threads(self) -> int:
@@ -85,6 +90,11 @@ class Compiled:
             f"{self.name}: {format_bytes(self.before)} beyond inputs and results without loops, "
             f"{format_bytes(self.after)} with{met}"
         ]
+        if self.most > 0:
+            lines.append(
+                f"  no budget: the least memory within {100 * _SLACK:.0f} % of the fastest plan of at most "
+                f"{format_bytes(self.most)}"
+            )
         if self.threads > 1:
             took = format_bytes(self.of_threads)
             lines.append(f"  with what kernels take for {self.threads} threads instead of one: {took}")
@@ -123,12 +133,19 @@ class Compiled:
         return f": {self.located(self.refusals[-1])}" if self.refusals else ""
 
 
+_TYPE = re.compile(rf"\b({'|'.join(_SIZES)})\[([\d, ]*)\]")
+
+
 def _size_in(message: str) -> float:
     """Returns the bytes of the value that a message names, or inf if it names no type."""
-    found = re.search(rf"\b({'|'.join(_SIZES)})\[([\d, ]*)\]", message)
-    if found is None:
-        return math.inf
-    return _SIZES[found[1]] * math.prod(int(n) for n in found[2].split(",") if n.strip())
+    found = _TYPE.search(message)
+    return math.inf if found is None else _SIZES[found[1]] * _numbers_in(message)
+
+
+def _numbers_in(message: str) -> int:
+    """Returns the number of elements of the value that a message names, 0 if it names no type."""
+    found = _TYPE.search(message)
+    return 0 if found is None else math.prod(int(n) for n in found[2].split(",") if n.strip())
 
 
 def format_bytes(count: int) -> str:
@@ -184,10 +201,18 @@ def compile_text(
         tried.append(made(replace(asked, budget=budget, chunks=chunks)))
         return tried[-1].bytes
 
-    after = attempt(limits.budget, limits.chunks)
-    if limits.slack > 0.0 and limits.budget == 0 and limits.chunks == 0:
+    open_choice, most = limits.budget == 0 and limits.chunks == 0, 0
+    if open_choice and limits.slack > 0.0:
+        attempt(0, 0)
         all_plans = _compiled(replace(asked, budget=1), function is not None, locations)  # listed for budgets alone
         attempt(_frugal(all_plans.report["plans"], limits.slack), 0)
+    elif open_choice and machine.device == c.DEVICE_CUDA and plain.bytes > 0:
+        searched = [asked, asked.on(head_engine=False)] if machine.head_engine else [asked]
+        asked, wanted, most = _by_default(plain, [made(replace(a, budget=_share_of(plain.program))) for a in searched])
+        attempt(wanted, 0)
+    else:
+        attempt(limits.budget, limits.chunks)
+    after = tried[-1].bytes
     if machine.head_engine and limits.budget > 0 and after > limits.budget:
         # Loops take less memory than the least plan of the head engine.
         asked = asked.on(head_engine=False)
@@ -242,7 +267,7 @@ def compile_text(
     runs = load(chosen.source, name, space) if function is None else function(chosen.request)
     compiled = Compiled(
         name, chosen.source, parameters, runs, before, chosen.bytes, report["regions"], refusals,
-        report["heads"], chosen.request, locations=locations,
+        report["heads"], chosen.request, locations=locations, most=most,
         externs=described(chosen.program.text, calls, locations, framework),
     )
     if limits.strict:
@@ -253,6 +278,32 @@ def compile_text(
 def _rounds(made: Tried) -> int:
     """Returns the number of chunks of the longest loop."""
     return max((-(-r["extent"] // r["chunk"]) for r in made.program.report["regions"]), default=1)
+
+
+def _share_of(plain: Program) -> int:
+    """Returns the bytes that a program should take without a budget: a quarter of its largest value, in fp32."""
+    largest = 4 * max((_numbers_in(v["operation"]) for v in plain.report["before"]["at_peak"]), default=0)
+    return max(largest // _SHARE, min(largest, _SMALL), 1)
+
+
+def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, int]:
+    """Chooses the memory of a program without a budget. Returns the request, the budget of its plan and the bytes that
+    the plan may take.
+
+    It is the least memory within 5 % of the fastest plan of at most a quarter of the largest value. Where no such plan
+    is fast enough, it is one of at most half of the value, and so on. searched: compiled with the head engine first.
+    """
+    share = _share_of(plain.program)
+    plans = [(p["value_bytes"], p["seconds"], s.request) for s in searched for p in s.program.report["plans"]]
+    best = min([plain.seconds, *(seconds for _, seconds, _ in plans)])
+    for most in (share << i for i in range(_SHARE.bit_length())):
+        # The head engine's plans come first, as long as there are any.
+        for tried in searched:
+            fast = [p for p in plans if p[2] is tried.request and p[0] <= most and p[1] <= _PATIENCE * best]
+            if fast:
+                enough = (1 + _SLACK) * min(seconds for _, seconds, _ in fast)
+                return tried.request, min(taken for taken, seconds, _ in fast if seconds <= enough), most
+    return replace(searched[0].request, budget=0), 0, 0
 
 
 def _frugal(plans: list[dict], slack: float) -> int:

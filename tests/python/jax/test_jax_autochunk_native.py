@@ -232,7 +232,7 @@ def test_a_program_of_each_platform(monkeypatch):
 
 def test_refusals():
     args = arguments(cross_entropy)
-    with pytest.raises(ValueError, match="executor: expected one of python, native, got 'xla'"):
+    with pytest.raises(ValueError, match="executor: expected one of auto, python, native, got 'xla'"):
         autochunk(cross_entropy, executor="xla")
     with pytest.raises(Unsupported, match="cummax"):
         natively(lambda x: jax.lax.cummax(x))(args[0])
@@ -240,3 +240,29 @@ def test_refusals():
         natively(lambda x: (x * 2).sum())(jnp.ones(3, jnp.uint8))
     with pytest.raises(ValueError, match="strict: forward takes"):
         natively(cross_entropy, memory_budget=8, strict=True)(*args)
+
+
+def test_the_default_is_the_library_on_one_gpu(monkeypatch):
+    args = arguments(z_loss, "bfloat16")
+    generated = autochunk(z_loss, chunks=3)
+    text = generated.explain(*args)
+    assert ("run by the library" in text) == (not ON_CPU)
+    if ON_CPU:
+        assert "not by the library: XLA's loops are chosen on a cpu" in text
+    monkeypatch.setattr(native, "why_not", lambda axes: "")
+    chunked = autochunk(z_loss, chunks=3)
+    check_same(run(chunked, args), run(natively(z_loss, chunks=3), args), 0)
+    assert "run by the library" in chunked.explain()
+    wide = autochunk(z_loss, chunks=3).explain(*arguments(z_loss))
+    assert "run by the library" not in wide and "XLA multiplies fp32 arrays in TF32 by default" in wide
+
+
+def test_generated_code_runs_where_a_gpu_lacks_something(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(native, "machine_of", lambda device: None)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    monkeypatch.setattr(native, "missing", lambda machine, index: "libnvrtc.so.13 was not found")
+    assert native.why_not(frozenset()) == "libnvrtc.so.13 was not found"
+    monkeypatch.setattr(jax, "local_device_count", lambda: 2)
+    assert "among several GPUs" in native.why_not(frozenset())
+    assert native.why_not(frozenset({"x"})) == "libnvrtc.so.13 was not found"

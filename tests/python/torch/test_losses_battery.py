@@ -9,7 +9,7 @@ from losses_battery.checks import MEMORY, REFUSED, expected
 
 from logitless.torch._autochunk import Unsupported
 
-FAMILIES = ["language", "preference", "reinforcement", "distillation"]
+FAMILIES = ["language", "narrow", "preference", "reinforcement", "distillation"]
 
 executors = pytest.mark.parametrize("executor", checks.EXECUTORS)
 

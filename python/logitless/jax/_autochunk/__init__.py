@@ -61,7 +61,7 @@ def autochunk(
     gradients: str = "auto",
     strict: bool = False,
     unsupported: str = "error",
-    executor: str = "python",
+    executor: str = "auto",
 ):
     """Returns ``fn`` with its large values computed chunk by chunk, for outputs and gradients. Also a decorator.
 
@@ -69,7 +69,8 @@ def autochunk(
         hashable and are constants. It returns arrays in pytrees. It is traced for each new set of shapes, dtypes and
         constants. Arrays that it closes over are constants too; a traced one is an error.
     memory_budget: bytes, or text such as "512MiB", that XLA's temporaries may take beyond inputs and results. It holds
-        for the outputs, or for outputs and gradients. None: chunk wherever nothing is recomputed.
+        for the outputs, or for outputs and gradients. None: chunk wherever nothing is recomputed. On a GPU
+        the library takes a quarter of the largest value, or as little of it as is not far slower (docs/autochunk.md).
     chunks: the number of chunks of every loop, instead of a budget. None or 0: the compiler chooses.
     gradients: when they are computed; inputs that are not differentiated cost nothing.
         "forward": with the outputs; backward multiplies them by the upstream gradient. This needs one differentiable
@@ -80,11 +81,14 @@ def autochunk(
         budget is a warning, and the plan of least memory runs.
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) that names the primitive without a form in the
         compiler. "run" warns with the same text and runs ``fn`` itself.
-    executor: "python" runs generated JAX. "native" runs the program in the library, as a custom call with the head
-        engine, in one of XLA's temporaries. It supports GPUs (requirements: docs/gpu.md) and the CPU, and its results
-        do not depend on the number of threads. memory_budget then bounds that temporary; on the CPU, kernels take some
-        MiB more for each thread beyond the first. fp32 matrix products run in fp32, whatever the precision setting.
-        vmap runs one example after another.
+    executor: how the program runs; ``explain()`` names the choice of "auto" and its reason.
+        "auto": "native" on one GPU or in a shard_map, unless the library does not support the function, multiplies fp32
+        arrays, or exceeds the budget by more; "python" elsewhere.
+        "python": generated JAX.
+        "native": the library runs the program as a custom call with the head engine, in one of XLA's temporaries. It
+        supports GPUs (requirements: docs/gpu.md) and the CPU, and its results do not depend on the number of threads.
+        memory_budget then bounds that temporary; on the CPU, kernels take some MiB more for each thread beyond the
+        first. fp32 matrix products run in fp32, whatever the precision setting. vmap runs one example after another.
 
     The result has ``explain()`` and ``source()``. With arguments, they describe a call with gradients by all floating
     inputs. It works under jit, grad, scan, checkpoint and vmap. Second derivatives and forward mode raise errors.

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,22 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import Partial
 
-from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put, tracing, warn_missed
+from logitless._autochunk.function import (
+    ChunkedFunction,
+    P,
+    R,
+    choose_executor,
+    describe,
+    in_one_pass,
+    is_tracing,
+    most_over,
+    put,
+    tracing,
+    warn_missed,
+)
+from logitless._autochunk.native import multiplies_fp32
 from logitless._autochunk.names import leaf_names, unique
-from logitless._autochunk.options import Limits, Unsupported
+from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
 from logitless._autochunk.plan import Compiled, compile_text
 from logitless._autochunk.reads import Read, Reads
 from logitless._autochunk.text import load
@@ -83,11 +96,22 @@ class Plan:
     """The programs for one set of shapes, dtypes and constants, and for one set of inputs to differentiate by."""
 
     call: Call
+    limits: Limits
     forward: Run  # computes the outputs; if joint, also the gradients for an upstream gradient of 1
     backward: Run | None  # computes the gradients from inputs and upstream gradients
     joint: bool
     wanted: tuple[bool, ...]  # whether each input needs a gradient
     cotangents: dict[str, int]  # parameter name -> index of the output whose upstream gradient it is
+    not_native: str = ""  # with executor "auto": the reason why the library does not run it
+
+    @property
+    def programs(self) -> list[Compiled]:
+        return [run.compiled for run in (self.forward, self.backward) if run is not None]
+
+    @property
+    def over(self) -> int:
+        """The bytes over the budget."""
+        return most_over(self.limits, self.programs)
 
     def run(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], Partial]:
         """Returns the outputs, and the function from their upstream gradients to the gradients."""
@@ -112,11 +136,11 @@ class Plan:
     def describe(self) -> str:
         backward = None if self.backward is None else self.backward.compiled
         alone = "nothing is differentiated"
-        return describe(self.forward.compiled, backward, self.joint, alone, self.call.limits, self.call.itself(self.wanted))
+        eager = self.call.itself(self.wanted)
+        return describe(self.forward.compiled, backward, self.joint, alone, self.limits, eager, self.not_native)
 
     def source(self) -> str:
-        runs = [self.forward] + ([self.backward] if self.backward is not None else [])
-        return "\n\n".join(run.compiled.source for run in runs)
+        return "\n\n".join(made.source for made in self.programs)
 
 
 @dataclass(eq=False)
@@ -183,10 +207,9 @@ class Call:
     def plan(self, wanted: tuple[bool, ...]) -> Plan | Unchunked:
         if wanted not in self.plans:
             try:
-                plan = self.plans[wanted] = self._make(wanted)
+                plan = self.plans[wanted] = self._chosen(wanted)
                 self.reads[:] = [read for read in self.reads if read.holds()]  # tracing it again may have changed them
-                parts = [run.compiled for run in (plan.forward, plan.backward) if run is not None]
-                warn_missed(self.limits, parts)
+                warn_missed(plan.limits, plan.programs)
             except Unsupported as error:
                 self.plans[wanted] = Unchunked(self, wanted, self.owner.refused(error, stacklevel=2))
         plan = self.plans[wanted]
@@ -234,20 +257,29 @@ class Call:
         found = {names[ref]: key for ref, key in program.keys.items()}
         return {own: functools.partial(words, key) for own, key in found.items() if own in read}
 
-    def _compiled(self, program: Program, results: list, name: str, ones=()) -> Run:
+    def _chosen(self, wanted: tuple[bool, ...]) -> Plan:
+        """Returns a plan as ``_make`` does, choosing the executor if the limits leave it open."""
+        if not self.limits.auto:
+            return self._make(wanted, self.limits)
+        why = native.why_not(self.axes)
+        return choose_executor(
+            lambda by_library: self._make(wanted, replace(self.limits, native=by_library, auto=False)), why, _rounded
+        )
+
+    def _compiled(self, program: Program, limits: Limits, results: list, name: str, ones=()) -> Run:
         names = self._names(program)
-        text = to_text(program, names, results, ones, name, self.limits.native, self.axes)
+        text = to_text(program, names, results, ones, name, limits.native, self.axes)
         of_name = {own: jax.ShapeDtypeStruct(ref.shape, ref.dtype) for ref, own in names.items()}
         inputs = [of_name[p] for p in text.parameters]
         captured = {names[ref]: array for ref, array in program.captured.items() if names[ref] in text.parameters}
         keys = self._keys(program, text.parameters)
-        if self.limits.native:
+        if limits.native:
             made = compile_text(
                 text.text,
                 name,
                 text.parameters,
                 lambda compiled: (compiled.text, native.buffer_bytes(compiled.arena_bytes)),
-                self.limits,
+                limits,
                 native.default_machine(),
                 lambda request: functools.partial(native.run, request, self.axes),
                 text.locations,
@@ -272,7 +304,7 @@ class Call:
             name,
             text.parameters,
             emit,
-            self.limits,
+            limits,
             locations=text.locations,
             calls=text.calls,
             framework="JAX",
@@ -280,7 +312,7 @@ class Call:
         )
         return Run(made, captured, _once(jax.jit(made.function)), self.axes, keys)
 
-    def _make(self, wanted: tuple[bool, ...]) -> Plan:
+    def _make(self, wanted: tuple[bool, ...], limits: Limits) -> Plan:
         joint, sources = None, []
         if any(wanted):
             joint = trace_gradients(self.function, self.inputs, wanted)
@@ -290,21 +322,24 @@ class Call:
             cotangents = list(zip(joint.inputs[len(self.names) :], places))
             sources = [(f"cotangent{k}", ref, i) for k, (ref, i) in enumerate(cotangents) if ref in live]
         if not sources:
-            return Plan(self, self._compiled(self.program, self.of_outputs, "forward"), None, False, wanted, {})
+            forward = self._compiled(self.program, limits, self.of_outputs, "forward")
+            return Plan(self, limits, forward, None, False, wanted, {})
         of_gradients = [(f"d_{n}", ref) for n, ref in zip((n for n, w in zip(self.names, wanted) if w), found)]
         of_cotangents = {name: i for name, _, i in sources}
         half = any(ref.dtype == DTYPES.f16 for e in joint.equations for ref in (*e.inputs, *e.outputs))
         if in_one_pass(self.owner.gradients, [self.outputs[i].shape for _, _, i in sources], half):
             results = self._results(joint) + of_gradients
-            forward = self._compiled(joint, results, "forward_and_gradients", [sources[0][1]])
-            return Plan(self, forward, None, True, wanted, of_cotangents)
-        forward = self._compiled(self.program, self.of_outputs, "forward")
-        backward = self._compiled(joint, of_gradients, "backward")
-        return Plan(self, forward, backward, False, wanted, of_cotangents)
+            forward = self._compiled(joint, limits, results, "forward_and_gradients", [sources[0][1]])
+            return Plan(self, limits, forward, None, True, wanted, of_cotangents)
+        forward = self._compiled(self.program, limits, self.of_outputs, "forward")
+        backward = self._compiled(joint, limits, of_gradients, "backward")
+        return Plan(self, limits, forward, backward, False, wanted, of_cotangents)
 
 
 class AutoChunked(ChunkedFunction[P, R]):
     """The return type of ``autochunk``: callable like the function, with ``explain`` and ``source``."""
+
+    executors = (AUTO, *EXECUTORS)
 
     def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         super().__init__(function, limits, gradients, unsupported)
@@ -367,6 +402,13 @@ class AutoChunked(ChunkedFunction[P, R]):
             call.reads = found
         self._made.keep(key, call, found)
         return call, arrays
+
+
+def _rounded(plan: Plan) -> str:
+    """Returns the reason against the library where XLA rounds fp32 operands of products, or ""."""
+    if not any(multiplies_fp32(made.request.text) for made in plan.programs):
+        return ""
+    return "XLA multiplies fp32 arrays in TF32 by default, the library in fp32"
 
 
 _FOLDERS = tuple(os.path.dirname(module.__file__) + os.sep for module in (jax, jaxlib, np))

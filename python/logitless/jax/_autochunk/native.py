@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from logitless import _library as c
-from logitless._autochunk.native import Machine, Request, program
+from logitless._autochunk.native import Machine, Request, missing, program
 from logitless.jax import _ffi
 from logitless.jax._autochunk.dtypes import DTYPES
 
@@ -34,6 +34,17 @@ def default_machine() -> Machine:
     if backend not in ("cpu", "gpu"):
         raise NotImplementedError(f"autochunk: executor='native' runs on cpu and cuda; JAX's backend is {backend}")
     return machine_of(c.DEVICE_CPU if backend == "cpu" else c.DEVICE_CUDA)
+
+
+def why_not(axes: frozenset[str]) -> str:
+    """Returns the reason why generated code runs instead of the library where the caller does not choose, or "". axes:
+    the axes of a shard_map around the call."""
+    backend = jax.default_backend()
+    if backend != "gpu":
+        return f"XLA's loops are chosen on a {backend}"
+    if not axes and jax.local_device_count() > 1:
+        return "XLA divides generated code among several GPUs, and gathers the inputs of a custom call"
+    return missing(machine_of(c.DEVICE_CUDA), jax.local_devices()[0].local_hardware_id or 0)
 
 
 def buffer_bytes(arena_bytes: int) -> int:

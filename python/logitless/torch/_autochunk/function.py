@@ -15,12 +15,24 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from logitless._autochunk.checks import Checks, checked
-from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put, warn_missed
+from logitless._autochunk.function import (
+    ChunkedFunction,
+    P,
+    R,
+    choose_executor,
+    describe,
+    in_one_pass,
+    is_tracing,
+    most_over,
+    put,
+    warn_missed,
+)
 from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
 from logitless._autochunk.externs import Call
+from logitless._autochunk.native import multiplies_fp32
 from logitless._autochunk.parse import parse
-from logitless._autochunk.plan import Compiled, compile_text, format_bytes
+from logitless._autochunk.plan import Compiled, compile_text
 from logitless._autochunk.reads import Reads
 from logitless._autochunk.text import load
 from logitless._compiler import Program
@@ -62,8 +74,7 @@ class Plan:
     @property
     def over(self) -> int:
         """The bytes over the budget."""
-        took = max(made.after for made in (self.forward, self.backward) if made is not None)
-        return max(took - self.limits.budget, 0) if self.limits.budget > 0 else 0
+        return most_over(self.limits, [self.forward, self.backward])
 
     @property
     def has_grad(self) -> list[bool]:
@@ -89,8 +100,9 @@ class Plan:
 
     def describe(self) -> str:
         alone = "no input needs a gradient"
-        text = describe(self.forward, self.backward, self.joint, alone, self.limits, self.itself())
-        return f"{text}  not by the library: {self.not_native}\n" if self.not_native else text
+        return describe(
+            self.forward, self.backward, self.joint, alone, self.limits, self.itself(), self.not_native
+        )
 
     def source(self) -> str:
         parts = [self.forward.source] + ([self.backward.source] if self.backward is not None else [])
@@ -128,9 +140,8 @@ def plan_for(
     gradients: str,
     around: Around,
 ) -> Plan:
-    """Returns a plan as ``make_plan`` does, choosing the executor if the limits leave it open. On a CPU the library,
-    whose loops are fused, is chosen. Generated code is chosen if the library does not support the function, or exceeds
-    the budget by more."""
+    """Returns a plan as ``make_plan`` does, choosing the executor if the limits leave it open. It is the library, whose
+    loops are fused, unless products of fp32 tensors are in TF32 by PyTorch's setting."""
 
     def plan(native: bool) -> Plan:
         chosen = replace(limits, native=native, auto=False)
@@ -138,21 +149,16 @@ def plan_for(
 
     if not limits.auto:
         return make_plan(function, tensors, names, needs, limits, gradients, around)
-    made, why = None, ""
-    if tensors[0].device.type == "cpu":
-        try:
-            made = plan(native=True)
-        except (Unsupported, ValueError) as error:  # an error of the function itself is raised by the other plan too
-            why = str(error)
-    if made is not None and made.over == 0:
-        return made
-    other = plan(native=False)
-    if made is not None and made.over <= other.over:
-        return made
-    if made is not None:
-        why = f"that would take {format_bytes(made.over)} more than the budget"
-    other.not_native = why
-    return other
+    device = tensors[0].device
+    return choose_executor(plan, native.why_not(device), functools.partial(_rounded, device))
+
+
+def _rounded(device: torch.device, plan: Plan) -> str:
+    """Returns the reason against the library where PyTorch rounds fp32 operands of products, or ""."""
+    parts = [made for made in (plan.forward, plan.backward) if made is not None]
+    if not native.has_tf32(device) or not any(multiplies_fp32(made.request.text) for made in parts):
+        return ""
+    return "PyTorch multiplies fp32 tensors in TF32 by its setting, the library in fp32"
 
 
 def make_plan(
@@ -458,6 +464,7 @@ class AutoChunked(ChunkedFunction[P, R]):
             tuple((type(c), c) for c in constants),
             tuple(m.training for m in shim.modules()) if shim is not None else (),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+            self.limits.auto and native.has_tf32(tensors[0].device),
             traced,
         )
         plan = self._known(key, "tensors")

@@ -10,12 +10,13 @@ import torch
 
 from logitless import _library as c
 from logitless._autochunk.checks import unpacked
-from logitless._autochunk.native import Machine, Request, program
+from logitless._autochunk.native import Machine, Request, missing, program
 from logitless._compiler import DTYPES as NAMES
 from logitless._compiler import PreparedProgram
 from logitless.torch import _memory
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._engine import current_stream, on_device
+from logitless.torch._precision import torch_has_tf32
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _ALIGNMENT = 16  # of tensors on a GPU
@@ -30,6 +31,20 @@ def check_device(device: torch.device) -> None:
         )
 
 
+def why_not(device: torch.device) -> str:
+    """Returns the reason why the library runs no program on a device, or "" if it does."""
+    try:
+        check_device(device)
+    except NotImplementedError as error:
+        return str(error)
+    if device.type == "cpu":
+        return ""
+    if torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured, and preparing a program is invalid meanwhile"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return on_device(torch.device("cuda", index), missing, machine_of(device), index)
+
+
 def machine_of(device: torch.device) -> Machine:
     """Returns the machine that programs for a device are compiled for. On the CPU the number of threads does not affect
     the result (compiler.h)."""
@@ -37,6 +52,13 @@ def machine_of(device: torch.device) -> Machine:
         return Machine(head_engine=True)
     major, minor = torch.cuda.get_device_capability(device)
     return Machine(c.DEVICE_CUDA, 10 * major + minor, threads=0, head_engine=True)
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Returns whether PyTorch multiplies fp32 matrices on a device in TF32."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch_has_tf32(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def input_bytes(tensors: Sequence[torch.Tensor]) -> int:

@@ -9,6 +9,7 @@ from losses_battery import (  # noqa: F401  (each registers its losses)
     language,
     layers,
     margins,
+    narrow,
     preference,
     reinforcement,
     speech,

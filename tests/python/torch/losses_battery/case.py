@@ -34,28 +34,30 @@ BENCH = Sizes(2048, 256, 8192)  # 64 MiB
 
 
 class Maker:
-    """Makes inputs: normal numbers and indices, the same for the same seed. dtype is that of normal numbers."""
+    """Makes inputs: normal numbers and indices, the same for the same seed. dtype is that of normal numbers. drawn_on:
+    the device that draws them, whose numbers are its own."""
 
-    def __init__(self, sizes: Sizes, device="cpu", dtype=torch.float32, seed: int = 0):
+    def __init__(self, sizes: Sizes, device="cpu", dtype=torch.float32, seed: int = 0, drawn_on="cpu"):
         self.z = sizes
         self.device = torch.device(device)
         self.dtype = dtype
-        self._generator = torch.Generator("cpu").manual_seed(seed)
+        self._generator = torch.Generator(drawn_on).manual_seed(seed)
+        self._draw = {"generator": self._generator, "device": drawn_on}
 
     def normal(self, *shape, scale=1.0, grad=True, dtype=None) -> torch.Tensor:
-        made = torch.randn(shape, generator=self._generator, device="cpu") * scale
+        made = torch.randn(shape, **self._draw) * scale
         return made.to(self.device, dtype or self.dtype).requires_grad_(grad)
 
     def uniform(self, *shape, low=0.0, high=1.0) -> torch.Tensor:
-        made = torch.rand(shape, generator=self._generator, device="cpu") * (high - low) + low
+        made = torch.rand(shape, **self._draw) * (high - low) + low
         return made.to(self.device)
 
     def whole(self, high, *shape) -> torch.Tensor:
-        return torch.randint(0, high, shape, generator=self._generator, device="cpu").to(self.device)
+        return torch.randint(0, high, shape, **self._draw).to(self.device)
 
     def mask(self, *shape, share=0.9) -> torch.Tensor:
         """Returns 1.0 for about a share of the elements, the first of each row among them, and 0 for the others."""
-        made = torch.rand(shape, generator=self._generator, device="cpu") < share
+        made = torch.rand(shape, **self._draw) < share
         made[..., 0] = True
         return made.to(self.device, torch.float32)
 
@@ -96,8 +98,8 @@ class Case:
         """Returns the bytes of the big value in f32."""
         return 4 * self.numbers(sizes)
 
-    def arguments(self, sizes: Sizes, device="cpu", dtype=torch.float32) -> list[torch.Tensor]:
-        made = list(self.inputs(Maker(sizes, device, dtype)))
+    def arguments(self, sizes: Sizes, device="cpu", dtype=torch.float32, drawn_on="cpu") -> list[torch.Tensor]:
+        made = list(self.inputs(Maker(sizes, device, dtype, drawn_on=drawn_on)))
         return made if self.trains else [t.detach() for t in made]
 
 
