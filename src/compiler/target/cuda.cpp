@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "head/program_head.h"
 #include "kernels/device/gpu_kernels.h"
+#include "kernels/device/sort.h"
 
 namespace logitless::ir {
 cuda::GemmShape gemm_shape(const Gemm& gemm, std::span<const std::int64_t> alignments) {
@@ -89,11 +90,14 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
   }
   if (const auto* pick = std::get_if<Pick>(&instruction.what)) return rank(pick->out);
   if (const auto* argmax = std::get_if<ArgMax>(&instruction.what)) return rank(argmax->out);
-  const char* const no_kernel =
-      ": no kernel of a GPU runs it; expected a CPU (autochunk: executor=\"python\")";
-  if (const auto* scan = std::get_if<Scan>(&instruction.what))
-    return concat(scan->kind == Reduce::lse ? "cumlse" : "cumsum", no_kernel);
-  if (std::holds_alternative<Sort>(instruction.what)) return concat("sort", no_kernel);
+  if (const auto* scan = std::get_if<Scan>(&instruction.what)) return rank(scan->out);
+  if (const auto* sort = std::get_if<Sort>(&instruction.what)) {
+    const std::int64_t size = sort->x.shape[static_cast<std::size_t>(sort->axis)];
+    if (size > cuda::kMostSorted)
+      return concat("sort of rows of ", size, " elements on a GPU, expected at most ",
+                    cuda::kMostSorted);
+    return rank(sort->x);
+  }
   if (const auto* put = std::get_if<Put>(&instruction.what)) return rank(put->out);
   if (const auto* fill = std::get_if<Fill>(&instruction.what)) return rank(fill->out);
   return {};

@@ -44,7 +44,7 @@ def rounds(x, i):
     return last.sum() + (each * back).sum() + chosen.sum() + power.mean()
 
 
-EXECUTORS = ["python", "native"] if jax.default_backend() == "cpu" else ["python"]
+EXECUTORS = ["python", "native"]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

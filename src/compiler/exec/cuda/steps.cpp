@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "kernels/device/attention.h"
 #include "kernels/device/index.h"
+#include "kernels/device/sort.h"
 
 namespace logitless::ir {
 
@@ -225,9 +226,46 @@ struct Steps::Enqueue {
 
   // Programs with externs are not run.
   void operator()(const ExternRun&) const { throw InternalError("an extern on a GPU"); }
-  // The target refuses these instructions when a program is compiled.
-  void operator()(const Scan&) const { throw InternalError("a scan on a GPU"); }
-  void operator()(const Sort&) const { throw InternalError("a sort on a GPU"); }
+
+  static cuda::StridedSpace rows_of(const View& x, int axis) {
+    cuda::StridedSpace rows = space_of(x);
+    rows.sizes[axis] = 1;
+    return rows;
+  }
+
+  void operator()(const Scan& s) const {
+    cuda::ScanRowsCall call;
+    call.rows = rows_of(s.x, s.axis);
+    call.x = frame.address(s.x);
+    call.out = frame.address(s.out);
+    call.x_strides = strides_of(s.x);
+    call.out_strides = strides_of(s.out);
+    call.axis = s.axis;
+    call.size = s.x.shape[static_cast<std::size_t>(s.axis)];
+    call.dtype = s.x.dtype;
+    call.log_sum_exp = s.kind == Reduce::lse;
+    call.reverse = s.reverse;
+    call.stream = stream;
+    cuda::scan_rows(call);
+  }
+
+  void operator()(const Sort& s) const {
+    cuda::SortRowsCall call;
+    call.rows = rows_of(s.x, s.axis);
+    call.x = frame.address(s.x);
+    call.values = frame.address(s.values);
+    call.index = reinterpret_cast<std::int64_t*>(frame.address(s.index));
+    call.x_strides = strides_of(s.x);
+    call.value_strides = strides_of(s.values);
+    call.index_strides = strides_of(s.index);
+    call.axis = s.axis;
+    call.size = s.x.shape[static_cast<std::size_t>(s.axis)];
+    call.kept = s.values.shape[static_cast<std::size_t>(s.axis)];
+    call.dtype = s.x.dtype;
+    call.descending = s.descending;
+    call.stream = stream;
+    cuda::sort_rows(call);
+  }
 
   void operator()(const Fill& f) const {
     cuda::FillCall call;

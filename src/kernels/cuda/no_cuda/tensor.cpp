@@ -2,6 +2,7 @@
 #include "core/check.h"
 #include "kernels/device/gemm.h"
 #include "kernels/device/index.h"
+#include "kernels/device/sort.h"
 
 namespace logitless::cuda {
 namespace {
@@ -27,5 +28,7 @@ void find_largest(const ArgMaxCall&) { refuse(); }
 void fill_elements(const FillCall&) { refuse(); }
 void head_targets(const HeadTargetsCall&) { refuse(); }
 void clear_missing_logits(const HeadTargetsCall&, float*) { refuse(); }
+void sort_rows(const SortRowsCall&) { refuse(); }
+void scan_rows(const ScanRowsCall&) { refuse(); }
 
 }  // namespace logitless::cuda
