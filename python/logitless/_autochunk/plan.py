@@ -26,8 +26,8 @@ _NEARLY = 1.1  # plans within this factor of the least memory count as equal
 _MATTERS = 0.01  # fraction of the peak; smaller values are not reported
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
 # The default memory of a GPU's programs: a quarter of the largest value, but all of it up to 64 MiB, as for a head. A plan
-# may take 5 % more time than the fastest one that is so small, and that one 1.6 times as long as the fastest of all.
-_SHARE, _SMALL, _SLACK, _PATIENCE = 4, 64 << 20, 0.05, 1.6
+# may take 3 % more time than the fastest one that is so small, and that one 1.6 times as long as the fastest of all.
+_SHARE, _SMALL, _SLACK, _PATIENCE = 4, 64 << 20, 0.03, 1.6
 _MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
 
 
@@ -290,7 +290,7 @@ def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, 
     """Chooses the memory of a program without a budget. Returns the request, the budget of its plan and the bytes that
     the plan may take.
 
-    It is the least memory within 5 % of the fastest plan of at most a quarter of the largest value. Where no such plan
+    It is the least memory within 3 % of the fastest plan of at most a quarter of the largest value. Where no such plan
     is fast enough, it is one of at most half of the value, and so on. searched: compiled with the head engine first.
     """
     share = _share_of(plain.program)
