@@ -33,7 +33,7 @@ LOGITLESS_API logitless_status logitless_head_forward_saved(
     const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes);
 
 /* Writes the gradients, once. inputs, gradients and workspace are those of the forward. A cotangent
- * of the entropy is an error. */
+ * of the entropy under a softcap, or of an entropy that was no output, is an error. */
 LOGITLESS_API logitless_status logitless_head_backward_saved(
     logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,
     const logitless_head_inputs* inputs, const logitless_head_cotangents* cotangents,

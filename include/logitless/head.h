@@ -53,7 +53,8 @@ struct HeadGradients {
 };
 
 // Plan the two calls; see plan.h. head_backward runs its own forward: 3 GEMMs where exp(z) may be
-// saved, 4 where the logits are recomputed. With a context, the plan is for its device and threads.
+// saved, 4 where logits are recomputed, as for a gradient of the entropy on a CPU or with a
+// softcap. With a context, the plan is for its device and threads.
 LOGITLESS_API LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& inputs,
                                          const HeadOutputs& outputs,
                                          const PlanRequest& request = {});

@@ -38,9 +38,9 @@ LOGITLESS_API void head_forward_saved(const Context& context, const LossPlan& pl
 
 // Writes the gradients, once for each forward. Without entropy and argmax outputs they have the
 // bits of head_backward with this plan. Inputs, gradients and workspace are those of the forward,
-// unchanged. Also throws InvalidArgument for a cotangent of the entropy, whose gradient needs the
-// logits again. The same holds for one of weighted_logit_sum where the forward was planned without
-// that output.
+// unchanged. Also throws InvalidArgument for a cotangent of the entropy under a softcap, whose
+// gradient needs the logits again. The same holds for one of entropy or weighted_logit_sum where
+// the forward was planned without that output.
 LOGITLESS_API void head_backward_saved(const Context& context, const LossPlan& plan,
                                        const HeadOptions& options, const HeadInputs& inputs,
                                        const HeadCotangents& cotangents,

@@ -174,7 +174,8 @@ auto planner(const Context& context) {
 
 // --- A forward whose exponentials are saved until the backward.
 
-// Features of a saved head: any output but the entropy may have a cotangent.
+// Features of a saved head. An output of the entropy may have a cotangent, unless a softcap is in
+// the way.
 HeadFeatures saved_features(const HeadOptions& options, const HeadInputs& in,
                             const HeadOutputs& out, const HeadGradients& to) {
   if (is_sharded(in.sharding))
@@ -183,6 +184,7 @@ HeadFeatures saved_features(const HeadOptions& options, const HeadInputs& in,
   const HeadFeatures forward = forward_features(options, in, out);
   HeadFeatures f = backward_features(options, in, {}, to);
   f.entropy = forward.entropy;
+  f.entropy_gradient = forward.entropy && options.softcap == 0.0f;
   f.argmax = forward.argmax;
   f.label_smoothing = forward.label_smoothing;
   return f;
@@ -191,14 +193,17 @@ HeadFeatures saved_features(const HeadOptions& options, const HeadInputs& in,
 // Features of the backward of a saved head. The plan determines what the forward has saved.
 HeadFeatures saved_features(const LossPlan& plan, const HeadOptions& options, const HeadInputs& in,
                             const HeadCotangents& g, const HeadGradients& to) {
-  require(!g.entropy.defined(),
-          "cotangent of entropy: expected none, since its gradient needs the logits again; use "
-          "head_backward");
+  require(!g.entropy.defined() || options.softcap == 0.0f,
+          "cotangent of entropy: expected none with a softcap, since its gradient needs the logits "
+          "again; use head_backward");
+  require(!g.entropy.defined() || plan.features.entropy,
+          "cotangent of entropy: expected none, since the forward was planned without that output");
   require(!g.weighted_logit_sum.defined() || plan.features.label_smoothing,
           "cotangent of weighted_logit_sum: expected none, since the forward was planned without "
           "that output");
   HeadFeatures f = backward_features(options, in, g, to);
   f.entropy = plan.features.entropy;
+  f.entropy_gradient = plan.features.entropy_gradient;
   f.argmax = plan.features.argmax;
   f.label_smoothing = plan.features.label_smoothing;
   return f;

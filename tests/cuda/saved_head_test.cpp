@@ -242,14 +242,20 @@ TEST_P(SavedHead, WhatItCannotDoIsNamed) {
   const Head head(GetParam(), spec);
   Pair pair(head);
   HeadCotangents g;
-  g.entropy = pair.upstream.cotangents(pair.mirror).lse;
-  EXPECT_THROW(pair.backward(g), InvalidArgument);
-  g = {};
   g.weighted_logit_sum = pair.upstream.cotangents(pair.mirror).lse;
   EXPECT_THROW(pair.backward(g), InvalidArgument);
   EXPECT_THROW(
       pair.forward(plan_head_forward(head.options, pair.in, pair.out, request_of(pair.context))),
       InvalidArgument);
+  g = {};
+  g.entropy = pair.upstream.cotangents(pair.mirror).lse;
+  pair.plan = plan_head_saved(head.options, pair.in, {}, pair.to, request_of(pair.context));
+  EXPECT_THROW(pair.backward(g), InvalidArgument);  // the forward has no entropy
+  HeadSpec capped = spec;
+  capped.softcap = 20.0f;
+  const Head other(GetParam(), capped);
+  Pair under_softcap(other);
+  EXPECT_THROW(under_softcap.backward(g), InvalidArgument);
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SavedHead);  // without a GPU

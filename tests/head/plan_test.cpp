@@ -223,6 +223,38 @@ TEST(Plan, DWeightsMemoryIsAliasedToSomeVocabAndToBlocks) {
   EXPECT_EQ(plan_head(llama, f, request).weight_ranges, 0);
 }
 
+// On a GPU, a pass over the saved exponentials makes the gradient through the entropy.
+TEST(Plan, EntropyGradientsComeFromSavedExponentialsOnAGpu) {
+  const HeadShape llama{8192, 4096, 128256, DType::bf16};
+  HeadFeatures f = gradients();
+  f.d_weight_dtype = f.d_hidden_dtype = DType::bf16;
+  f.entropy = true;
+  PlanRequest request;
+  request.device.kind = DeviceKind::cuda;
+  const auto made = [&] { return plan_head(llama, f, request); };
+  double without = 0.0;
+  try {
+    without = made().predicted_seconds;
+  } catch (const Unsupported&) {
+    GTEST_SKIP() << "a build without CUDA";
+  }
+  f.entropy_gradient = true;
+  const LossPlan plan = made();
+  EXPECT_EQ(plan.kind, PlanKind::dense) << plan.explain();
+  EXPECT_EQ(plan.passes, 3.0);
+  // 2.1 GB read and written, at 3 to 5 TB/s
+  EXPECT_GT(plan.predicted_seconds, without + 0.8e-3);
+  EXPECT_LT(plan.predicted_seconds, without + 1.5e-3);
+  request.memory_budget = 256_MiB;
+  EXPECT_EQ(made().kind, PlanKind::stored) << made().explain();
+  f.softcap = 30.0f;
+  EXPECT_EQ(made().kind, PlanKind::recompute);
+  EXPECT_EQ(candidate(made(), PlanKind::dense).reason,
+            "a gradient through the entropy under a softcap needs the logits again");
+  f.entropy_gradient = false;
+  EXPECT_EQ(made().kind, PlanKind::stored) << made().explain();
+}
+
 // A GPU's dense plan may store exponentials of its first chunk in d_weight's memory.
 TEST(Plan, DWeightsMemoryIsAliasedWhereItCanBe) {
   const HeadShape llama{8192, 4096, 128256, DType::bf16};

@@ -52,6 +52,15 @@ TEST_F(SavedPlan, OutputsTakeLittle) {
   EXPECT_LE(plan().workspace_bytes(), without + 64_MiB);
 }
 
+// A cotangent of the entropy is not known before the backward.
+TEST_F(SavedPlan, ServesAGradientOfTheEntropyUnlessThereIsASoftcap) {
+  EXPECT_FALSE(plan().features.entropy_gradient);
+  out.entropy = tensor(DType::f32, {kTokens}, 8);
+  EXPECT_TRUE(plan().features.entropy_gradient);
+  options.softcap = 30.0f;
+  EXPECT_FALSE(plan().features.entropy_gradient);
+}
+
 TEST_F(SavedPlan, HasNoSmallerChunksForASmallerBudget) {
   request.memory_budget = 100_MiB;
   const std::string said = message_of<InvalidArgument>([&] { plan(); });

@@ -192,7 +192,8 @@ def tokens(
 ) -> Tokens:
     """Computes the head's outputs. entropy: None if it is not wanted, else whether it has a gradient."""
     dtensor.replicated("hidden", hidden)
-    asked = Asked(entropy=entropy is not None, keep=False if entropy else None)
+    recomputes = entropy and head.softcap is not None  # saved exponentials would be of no use
+    asked = Asked(entropy=entropy is not None, keep=False if recomputes else None)
     logps, found, _, _ = token_log_probs(hidden, weight, target, bias, asked, **head._asdict())
     return Tokens(logps, found, target != head.ignore_index)
 

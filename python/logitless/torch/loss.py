@@ -110,7 +110,7 @@ def linear_logprobs(
     softcap: Optional[float] = None,
     logit_scale: float = DEFAULT.logit_scale,
     return_argmax: bool = False,
-    keep: bool = False,
+    keep: Optional[bool] = None,
     precision: Optional[str] = None,
     memory_budget: int | str | None = None,
     sharding: Optional[Sharding] = None,
@@ -126,22 +126,25 @@ def linear_logprobs(
             rows.
         keep: save the exponentials of all logits, in 16 bits, from forward to backward: two GEMMs backward instead of
             three. For eager calls on a GPU. They and weight's gradient, whose memory holds about half of them, exist
-            from the forward on; the rest takes at most memory_budget (default: three tenths of the fp32 logits). A
-            gradient of the entropy, or a backward that retains its graph, recomputes everything, in addition to the
-            saved memory.
+            from the forward on; the rest takes at most memory_budget (default: three tenths of the fp32 logits). None:
+            save them where that is possible, and there is no softcap. With False, many calls before one backward hold
+            nothing. A backward that retains its graph, and a gradient of the entropy under a softcap, recompute
+            everything, in addition to the saved memory.
         softcap, logit_scale, precision, memory_budget, sharding, and a DTensor weight: as in ``linear_cross_entropy``.
 
     Returns:
         (log_prob, entropy, lse), and argmax if asked for, float32 (float64 for float64 inputs): log_prob shaped as
-        target, the others [...]. Logarithms are natural. The cost is one GEMM forward, and three or (with a gradient of
-        the entropy) four backward.
+        target, the others [...]. Logarithms are natural. The cost is one GEMM forward. Backward it is two where
+        exponentials are saved, else three. A gradient of the entropy on a CPU or under a softcap takes four.
 
-    Raises as ``linear_cross_entropy``. ``keep`` raises ValueError on the CPU, for float64, for a sharded vocabulary and
-    for traced calls. It also does with hooks of saved tensors (checkpoints, offloading), and for a memory budget that
-    is too small; the message names the bytes that it takes.
+    Raises as ``linear_cross_entropy``. ``keep=True`` raises ValueError on the CPU, for float64, for a sharded
+    vocabulary and for traced calls. It also does with hooks of saved tensors (checkpoints, offloading), and for a
+    memory budget that is too small; the message names the bytes that it takes.
     """
-    if not isinstance(keep, bool):
-        raise TypeError(f"keep: expected True or False, got {keep!r}")
+    if keep is not None and not isinstance(keep, bool):
+        raise TypeError(f"keep: expected True, False or None, got {keep!r}")
+    if keep is None and softcap is not None:
+        keep = False  # a gradient of the entropy would recompute everything beside the saved memory
     found = token_log_probs(
         hidden, weight, target, bias, Asked(bool(return_argmax), keep=keep), sharding, ignore_index=ignore_index,
         softcap=softcap, logit_scale=logit_scale, precision=precision, memory_budget=memory_budget,

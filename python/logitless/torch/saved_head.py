@@ -51,7 +51,8 @@ class _Pair:
         (self.inputs, self.input_fields), _, (self.gradients, self.gradient_fields) = self.forward.structs
         self.cotangents = c.new(c.HeadCotangents)
         # Cotangents have the shapes of their outputs.
-        self.cotangent_fields = {n: _engine.tensor_struct(n, problem.outputs[n]) for n in ("log_prob", "lse")}
+        given = {n: problem.outputs[n] for n in ("log_prob", "entropy", "lse")}
+        self.cotangent_fields = {n: _engine.tensor_struct(n, t) for n, t in given.items() if t is not None}
 
     def backward(self, inputs: Tensors, cotangents: Tensors, gradients: Tensors, workspace: Tensor) -> None:
         for fields, tensors in ((self.input_fields, inputs), (self.gradient_fields, gradients)):
@@ -126,13 +127,13 @@ def _forward(inputs, form: Form, required: bool):
     return run.head_results(problem.outputs), workspace, gradients["d_weight"]
 
 
-def _backward(inputs, form: Form, d_log_prob, d_lse, workspace: Tensor, d_weight: Optional[Tensor]):
+def _backward(inputs, form: Form, d_log_prob, d_entropy, d_lse, workspace: Tensor, d_weight: Optional[Tensor]):
     problem = problem_of(*inputs, form)
     gradients = problem.gradients | dict(d_weight=d_weight)
     if gradients["d_hidden"] is not None:
         gradients["d_hidden"] = torch.empty_like(gradients["d_hidden"], device=problem.device)
     x = problem.inputs["hidden"]
-    cotangents = dict(log_prob=run.vector(d_log_prob, x), lse=run.vector(d_lse, x))
+    cotangents = dict(log_prob=run.vector(d_log_prob, x), entropy=run.vector(d_entropy, x), lse=run.vector(d_lse, x))
     pair = pair_of(problem)
     if isinstance(pair, Exception):
         raise pair
@@ -161,11 +162,12 @@ class SavedHead(autograd.Function):
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return nothing
         *inputs, workspace, d_weight = ctx.saved_tensors
-        # The saved exponentials serve one backward, without a gradient of the entropy.
-        if workspace is None or d_entropy is not None or autograd.keeps_graph():
+        # The saved exponentials serve one backward, and under a softcap no gradient of the entropy.
+        capped = d_entropy is not None and bool(ctx.form.options.softcap)
+        if workspace is None or capped or autograd.keeps_graph():
             gradients = run.run_head_backward(*inputs, d_log_prob, d_entropy, d_lse, ctx.form)
         else:
-            gradients = _backward(inputs, ctx.form, d_log_prob, d_lse, workspace, d_weight)
+            gradients = _backward(inputs, ctx.form, d_log_prob, d_entropy, d_lse, workspace, d_weight)
         d_hidden, d_weight, d_bias = autograd.needed(gradients, ctx.form.needs)
         return d_hidden, d_weight, None, d_bias, None, None
 

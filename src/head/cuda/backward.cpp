@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/device/entropy_block.h"
+
 namespace logitless::cuda {
 
 Backward::Backward(const Run& run, Part part)
@@ -83,7 +85,11 @@ void Backward::run_block(BlockCall& b, const ChunkPlace& place) const {
   b.scales =
       b.chunk.shape.dtype == DType::f16 ? run_.at<float>(run_.layout.gradients.scales) : nullptr;
   if (b.scales != nullptr) scale_block(b);
-  if (!b.from_forward) run_.kernel.gradient_block(b);
+  if (!b.from_forward) {
+    run_.kernel.gradient_block(b);
+  } else if (b.entropy_part) {
+    scale_by_logits(b);
+  }
   prepare_block(b);
   list_targets(b, target_order(), target_entries());
   if (to_.d_bias.data != nullptr) sum_bias(b, place.first);

@@ -144,7 +144,6 @@ class PlanBuilder {
     if (kind == PlanKind::recompute) return {};
     const std::string reason = search_->refusal(kind);
     if (!reason.empty()) return reason;
-    if (features_.entropy_gradient) return "a gradient through the entropy needs the logits again";
     if (features_.softcap != 0.0f && features_.label_smoothing)
       return "label smoothing under a softcap needs the logits again";
     return {};

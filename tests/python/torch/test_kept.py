@@ -60,22 +60,52 @@ def test_has_the_gradients_of_two_calls(case, options):
 
 
 @gpu
-def test_a_retained_graph_and_a_gradient_of_the_entropy_make_everything_again():
+def test_a_retained_graph_and_the_entropy_under_a_softcap_make_everything_again():
     hidden, weight, target, _ = problem()
     log_prob, entropy, lse = linear_logprobs(hidden, weight, target, keep=True)
     loss = loss_of(log_prob, lse)
     first = gradients(loss, hidden, weight, retain_graph=True)
     second = gradients(loss, hidden, weight)
-    expected = gradients(loss_of(*linear_logprobs(hidden, weight, target)[::2]), hidden, weight)
+    expected = gradients(loss_of(*linear_logprobs(hidden, weight, target, keep=False)[::2]), hidden, weight)
     for a, b, c in zip(first, second, expected):
         assert torch.equal(a, c) and (b - c).float().norm() <= 1e-2 * c.float().norm()
 
     def with_entropy(keep):
-        log_prob, entropy, lse = linear_logprobs(hidden, weight, target, keep=keep)
+        log_prob, entropy, lse = linear_logprobs(hidden, weight, target, softcap=10.0, keep=keep)
         return gradients(loss_of(log_prob, lse) - 0.1 * entropy.mean(), hidden, weight)
 
     for a, b in zip(with_entropy(True), with_entropy(False)):
         assert torch.equal(a, b)
+
+
+@gpu
+@pytest.mark.parametrize("case", [dict(), dict(bias=True), dict(k=3), dict(dtype=torch.float16)], ids=str)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_gradient_of_the_entropy_comes_from_them(case, alone):
+    hidden, weight, target, bias = problem(**case)
+    leaves = hidden, weight, bias
+
+    def loss(log_prob, entropy, lse):
+        return 0.1 * entropy.square().mean() if alone else loss_of(log_prob, lse) - 0.1 * entropy.mean()
+
+    log_prob, entropy, lse = linear_logprobs(hidden, weight, target, bias)
+    assert keeps(entropy)
+    found = gradients(loss(log_prob, entropy, lse), *leaves)
+    wide = [None if t is None else t.detach().double().requires_grad_() for t in leaves]
+    expected = gradients(loss(*linear_logprobs(wide[0], wide[1], target, wide[2])), *wide)
+    for a, b in zip(found, expected):
+        assert (a.double() - b).norm() <= 4e-3 * b.norm()
+
+
+@gpu
+def test_the_default_keeps_what_fits_and_serves():
+    hidden, weight, target, _ = problem()
+    assert keeps(linear_logprobs(hidden, weight, target)[0])
+    assert not keeps(linear_logprobs(hidden, weight, target, keep=False)[0])
+    assert not keeps(linear_logprobs(hidden, weight, target, memory_budget="2MiB")[0])
+    assert not keeps(linear_logprobs(hidden, weight, target, softcap=10.0)[0])
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        assert not keeps(linear_logprobs(hidden, weight, target)[0])
 
 
 @gpu
@@ -181,7 +211,7 @@ def test_where_it_cannot_be_it_is_refused():
     message = "got cpu" if DEVICE == "cpu" else "got float64"
     with pytest.raises(ValueError, match=f"keep: expected .* {message}"):
         linear_logprobs(hidden, weight, target, keep=True)
-    with pytest.raises(TypeError, match="keep: expected True or False, got 1"):
+    with pytest.raises(TypeError, match="keep: expected True, False or None, got 1"):
         linear_logprobs(hidden, weight, target, keep=1)
     with torch.no_grad():  # no backward, so nothing is saved
         assert len(linear_logprobs(hidden, weight, target, keep=True)) == 3

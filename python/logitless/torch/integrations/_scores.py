@@ -39,8 +39,8 @@ def score_tokens(
     scale, cap = logit_scale / temperature, None if softcap is None else softcap / temperature
     scaled = dict(softcap=cap, logit_scale=scale, memory_budget=memory_budget)
     top, entropies = "is_top1" in outputs, "entropy" in outputs
-    # Saved exponentials do not serve a gradient of the entropy.
-    asked = Asked(argmax=top, entropy=entropies, keep=False if entropies else None)
+    # Under a softcap, saved exponentials do not serve a gradient of the entropy.
+    asked = Asked(argmax=top, entropy=entropies, keep=False if entropies and cap is not None else None)
     log_probs, entropy, lse, vocab_id = token_log_probs(hidden, weight, target, bias, asked, ignore_index=_NONE, **scaled)
     squares = mean = None
     with torch.no_grad():

@@ -181,6 +181,7 @@ std::string CpuSearch::refusal(PlanKind kind) const {
   if ((kind == PlanKind::dense || kind == PlanKind::stored) &&
       kernel_.stored_element_bytes(p_.shape.dtype) == 0)
     return concat("kernel ", kernel_.name, " does not store exp(z)");
+  if (p_.features.entropy_gradient) return "a gradient through the entropy needs the logits again";
   return {};
 }
 

@@ -58,7 +58,11 @@ bool supports_vocab_parallel(const DeviceLimits& device, DType dtype, std::int64
 }
 
 std::string CudaSearch::refusal(PlanKind kind) const {
-  if (!is_far(kind)) return {};
+  if (!is_far(kind)) {
+    return p_.features.entropy_gradient && p_.features.softcap != 0.0f
+               ? "a gradient through the entropy under a softcap needs the logits again"
+               : "";
+  }
   if (kernel_.far == nullptr) return concat("kernel ", kernel_.name, " does not have it");
   if (kind == PlanKind::far_both && !cuda::estimates_unsupported().empty())
     return cuda::estimates_unsupported();
@@ -344,6 +348,11 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
       if (ranged) out += (sizes.weight_ranges - 1.0) * first * r.round_flops / 2 / r.gemm_flops;
       if (cuda::sums_weight(kernel_, tokens_, p_.features, device)) bytes += v * d * 10.0;
     }
+  }
+  // scale_by_logits reads and writes the saved exponentials, and hides behind nothing.
+  if (p_.features.entropy_gradient) {
+    const auto stored = static_cast<double>(std::min(sizes.stored_vocab, shape.vocab));
+    out += 2.0 * n * stored * (shape.dtype == DType::f32 ? 4.0 : 2.0) / card_.copy_bytes_per_second;
   }
   return out + bytes / r.bytes_per_second;
 }

@@ -9,7 +9,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"  // load_kernels() loads this file's kernels
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/targets.cuh"
-#include "kernels/device/gradient.h"
+#include "kernels/device/entropy_block.h"
 #include "math/token_gradient.h"
 
 namespace logitless::cuda {
@@ -90,8 +90,11 @@ class BlockRow {
   std::int64_t row_;
 };
 
+// Returns the factor of a token's exponentials, after scale_by_logits where they have a part of the
+// entropy.
 __device__ float forward_factor(const RowCoefficients& r, float reference) {
-  return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(r.less_lse(reference));
+  const float size = coefficient_size(r);
+  return size == 0.0f ? 0.0f : size * exp2f(r.less_lse(reference));
 }
 
 // Returns the greatest of magnitude(i), i < count, to all threads of a thread block.
@@ -149,7 +152,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   const RowCoefficients r = b.rows[row];
   const bool valid = has_target(c, row);
   // Gradients need no factor beyond the inverse of their scale. Exponentials 2^(z log2e -
-  // reference) become gradients alpha p = alpha 2^(z log2e - lse log2e).
+  // reference) become gradients alpha p = alpha 2^(z log2e - lse log2e), or see entropy_block.h.
   float factor = !valid ? 0.0f : b.scales == nullptr ? 1.0f : b.scales[1];
   if (valid && b.from_forward) factor = forward_factor(r, c.reference[row]);
   if (threadIdx.x == 0) b.factor[row] = factor;

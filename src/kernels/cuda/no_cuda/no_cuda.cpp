@@ -4,6 +4,7 @@
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/device/attention.h"
 #include "kernels/device/cards.h"
+#include "kernels/device/entropy_block.h"
 #include "kernels/device/far.h"
 #include "kernels/device/loss.h"
 #include "kernels/device/module.h"
@@ -43,6 +44,7 @@ void Timer::start(Stream) { refuse(); }
 float Timer::stop(Stream) { refuse(); }
 
 void scale_block(const BlockCall&) { refuse(); }
+void scale_by_logits(const BlockCall&) { refuse(); }
 void prepare_block(const BlockCall&) { refuse(); }
 void order_targets(const ForwardCall&, const TargetOrder&) { refuse(); }
 void list_targets(const BlockCall&, const TargetOrder&, const TargetEntries&) { refuse(); }
