@@ -105,14 +105,19 @@ def precision(value: Any, dtype: Any) -> str:
 
 
 def head(hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns hidden [..., D], weight [V, D] of the same dtype, and bias [V] as float32."""
+    """Returns hidden [..., D] and weight [V, D] of one dtype, and bias [V] as float32. A 16-bit hidden state beside a
+    float32 weight is cast, which is exact; a cast weight would be a copy of it."""
     x, w = floats("hidden", hidden), floats("weight", weight)
     if x.ndim < 1:
         raise ValueError("hidden: expected [..., D], got a scalar")
     if w.ndim != 2 or w.shape[1] != x.shape[-1]:
         raise ValueError(f"weight: expected [V, {x.shape[-1]}] for hidden {list(x.shape)}, got {list(w.shape)}")
+    if w.dtype == jnp.float32 and x.dtype in (jnp.bfloat16, jnp.float16):
+        x = x.astype(jnp.float32)
     if w.dtype != x.dtype:
-        raise TypeError(f"weight: expected {x.dtype.name}, the dtype of hidden, got {w.dtype.name}; cast one")
+        raise TypeError(
+            f"weight: expected {x.dtype.name}, the dtype of hidden, or float32 beside 16 bits, got {w.dtype.name}; cast one"
+        )
     return x, w, shaped("bias", bias, (w.shape[0],))
 
 

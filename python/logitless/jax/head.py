@@ -155,7 +155,7 @@ def linear_logprobs(
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16.
-        weight: [V, D], the dtype of hidden.
+        weight: [V, D], the dtype of hidden, or float32 beside 16 bits.
         targets: [...], int32 or int64; or [..., K]: K token ids per token.
         bias: [V], float.
         ignore_index: tokens whose targets all have this value cost nothing; their outputs are 0, without a gradient.

@@ -201,7 +201,7 @@ def linear_cross_entropy(
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16.
-        weight: [V, D], the dtype of hidden.
+        weight: [V, D], the dtype of hidden, or float32 beside 16 bits.
         targets: [...], int32 or int64; with ``target_weight`` [..., K]: K weighted token ids per token.
         bias: [V], float.
         reduction: "none" (loss [...]), "mean", "sum".

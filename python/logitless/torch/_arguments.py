@@ -219,7 +219,7 @@ def loss_options(a: Arguments) -> LossOptions:
         raise ValueError(f"normalizer: goes with reduction 'mean', got {a.reduction!r}")
     return LossOptions(
         reduction=a.reduction,
-        precision=precision_of(a.precision, a.hidden),
+        precision=precision_of(a.precision, a.hidden, a.weight),
         ignore_index=ignore_index,
         softcap=softcap,
         logit_scale=scale,

@@ -32,9 +32,9 @@ def follows_torch(hidden: Tensor, compute: Optional[torch.dtype] = None) -> bool
     return torch_has_tf32(torch.cuda.current_device() if hidden.device.index is None else hidden.device.index)
 
 
-def precision_of(given: Any, hidden: Any) -> str:
-    """Returns the precision of a call: the given one, or PyTorch's for None. hidden: a tensor, or None for a module that
-    has none yet."""
+def precision_of(given: Any, hidden: Any, weight: Any) -> str:
+    """Returns the precision of a call: the given one, or PyTorch's for None. hidden and weight: tensors, or
+    None for a module that has none yet."""
     if given is not None and (not isinstance(given, str) or given not in PRECISIONS):
         raise ValueError(f"precision: expected {', '.join(map(repr, PRECISIONS))} or None, got {given!r}")
     if not isinstance(hidden, Tensor):
@@ -44,5 +44,9 @@ def precision_of(given: Any, hidden: Any) -> str:
     if given is not None:
         return given
     kind = hidden.device.type
-    autocast = kind == "cuda" and torch.is_autocast_enabled(kind)
-    return "tf32" if follows_torch(hidden, torch.get_autocast_dtype(kind) if autocast else None) else "ieee"
+    compute = None
+    if kind == "cuda" and torch.is_autocast_enabled(kind):
+        compute = torch.get_autocast_dtype(kind)
+    elif isinstance(weight, Tensor):
+        compute = weight.dtype
+    return "tf32" if follows_torch(hidden, compute) else "ieee"

@@ -19,7 +19,7 @@ from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from . import _memory, dtensor
-from .call import autocast_dtype, check_head
+from .call import compute_dtype, check_head
 from .loss import Asked, linear_cross_entropy, token_log_probs
 
 NAMES = options.Framework(
@@ -227,7 +227,7 @@ def checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, Te
     hidden, weight, _, bias = dtensor.local(hidden, weight, None, bias)
     try:
         check_head(hidden, weight, bias)
-        compute = autocast_dtype(hidden, weight)
+        compute = compute_dtype(hidden, weight)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise type(error)(name + str(error)) from None
     if compute is not None:

@@ -233,16 +233,20 @@ def checked_call(a: Arguments, shard: VocabShard = ALL, own: bool = False) -> Ca
 # --- The form of a call, and its results.
 
 
-def autocast_dtype(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
-    """Returns autocast's dtype, or None outside of autocast and for float64, as in PyTorch."""
+def compute_dtype(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
+    """Returns the dtype that hidden and weight are cast to, or None: autocast's, except for float64, as in PyTorch;
+    or that of an fp32 weight, which a 16-bit hidden state is exact in. Gradients have the dtypes of their tensors."""
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
-    if hidden.dtype != weight.dtype:
-        raise TypeError(
-            f"weight: expected {hidden.dtype}, the dtype of hidden, got {weight.dtype}; cast one, or use torch.autocast"
-        )
-    return None
+    if hidden.dtype == weight.dtype:
+        return None
+    if weight.dtype == torch.float32 and hidden.dtype in (torch.bfloat16, torch.float16):
+        return torch.float32
+    raise TypeError(
+        f"weight: expected {hidden.dtype}, the dtype of hidden, or float32 beside 16 bits, got {weight.dtype}; cast one, "
+        "or use torch.autocast"
+    )
 
 
 def needs_of(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> int:
@@ -283,7 +287,7 @@ def results_of(call: Call, key: Any = None) -> Any:
     """Computes the results of a call. key: the key under which it may be remembered, for tensors that were not
     converted."""
     options, lead, target = call.options, call.lead, call.target
-    needs, compute = needs_of(call.hidden, call.weight, call.bias), autocast_dtype(call.hidden, call.weight)
+    needs, compute = needs_of(call.hidden, call.weight, call.bias), compute_dtype(call.hidden, call.weight)
     # The loss itself returns an lse without a gradient; the head's outputs all have gradients.
     of_head = call.target_logits or (call.lse and bool(needs))
     argmax = call.argmax or call.accuracy
@@ -351,7 +355,7 @@ def log_probs(a: Arguments, options: LossOptions, asked: Asked, spread: dtensor.
     hidden, target = _rows(hidden, target, per_token)
     inputs = hidden, weight, target, bias
     form = Form(
-        head_options(options), shard, autocast_dtype(hidden, weight), needs_of(hidden, weight, bias), asked.argmax,
+        head_options(options), shard, compute_dtype(hidden, weight), needs_of(hidden, weight, bias), asked.argmax,
         asked.entropy, way=way_of(*inputs),
     )
     reason = "" if asked.keep is False or not form.needs else saved_head.why_not(hidden, form)

@@ -18,7 +18,7 @@ from .._far_field import Report, Statistics
 from .._options import LossOptions, either_name, struct_of
 from . import _engine, autograd, groups, ranks, run
 from ._arguments import DEFAULTS, Arguments, bind
-from .call import Call, autocast_dtype, check_tensors, checked_call, needs_of, way_of
+from .call import Call, compute_dtype, check_tensors, checked_call, needs_of, way_of
 from .dtensor import Spread, local_arguments, spread_of
 from .loss import linear_cross_entropy
 from .ranks import ALL, VocabShard
@@ -380,7 +380,7 @@ class FarFieldHead(nn.Module):
     def _step(self, call: Call, needs: int) -> Tensor:
         if autograd.transformed():
             raise NotImplementedError("FarFieldHead: a step has a state, and cannot be transformed by torch.func")
-        compute, vocab_shard = autocast_dtype(call.hidden, call.weight), call.shard
+        compute, vocab_shard = compute_dtype(call.hidden, call.weight), call.shard
         if vocab_shard.group and self._run.replicas:
             raise ValueError("sharding: expected none for a FarFieldHead with replicas, which have the full vocabulary each")
         if way_of(*call.tensors()) == EAGER:

@@ -26,7 +26,7 @@ REFUSED = [
     (dict(weight=[[1.0], [1.0, 2.0]]), TypeError, "weight: expected an array, got list"),
     (dict(targets=TARGETS.tolist()), TypeError, "targets: expected an array, got list"),
     (dict(bias=tuple(BIAS.tolist())), TypeError, "bias: expected an array, got tuple"),
-    (dict(hidden=HIDDEN.astype("bfloat16")), TypeError, "weight: expected bfloat16, the dtype of hidden, got float32"),
+    (dict(weight=WEIGHT.astype("bfloat16")), TypeError, "weight: expected float32, the dtype of hidden, .*got bfloat16"),
     (dict(weight=WEIGHT[0]), ValueError, r"weight: expected \[V, 16\] for hidden \[3, 7, 16\], got \[16\]"),
     (dict(weight=WEIGHT[:0]), ValueError, r"bias: expected \[0\], got \[101\]"),
     (dict(weight=WEIGHT[:0], bias=None), ValueError, "weight: .*has no rows"),

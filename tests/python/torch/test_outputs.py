@@ -133,3 +133,27 @@ def test_class_probabilities_have_no_target():
     loss, lse, argmax = linear_cross_entropy(hidden, weight, target, return_lse=True, return_argmax=True)
     assert torch.allclose(lse, torch.logsumexp(hidden @ weight.t(), -1), rtol=1e-5)
     assert torch.equal(argmax, (hidden @ weight.t()).argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_16_bit_hidden_state_beside_an_fp32_weight(dtype, frozen):
+    """The fp32 head of reinforcement learning: values are those of the tensors in float64, and gradients have the
+    dtypes of their tensors. The weight is not cast."""
+    torch.manual_seed(5)
+    hidden, weight, bias, target = torch.randn(40, 24), torch.randn(300, 24), torch.randn(300), torch.randint(300, (40,))
+    hidden, weight = hidden.to(dtype).requires_grad_(), weight.requires_grad_(not frozen)
+    wanted = [hidden] if frozen else [hidden, weight]
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    exact = torch.nn.functional.cross_entropy(wide[0] @ wide[1].T + bias.double(), target)
+    exact_gradients = torch.autograd.grad(exact, wide)
+    loss = linear_cross_entropy(hidden, weight, target, bias)
+    assert loss.dtype == torch.float32 and abs(loss.item() - exact.item()) < 1e-6 * exact.item()
+    for t, got, want in zip(wanted, torch.autograd.grad(loss, wanted), exact_gradients):
+        assert got.dtype == t.dtype
+        assert (got - want).norm() / want.norm() < (1e-6 if t is weight else torch.finfo(dtype).eps)
+    log_prob = linear_logprobs(hidden, weight, target, bias)[0]
+    exact_log_prob = (wide[0] @ wide[1].T + bias.double()).log_softmax(-1).gather(1, target[:, None])[:, 0]
+    assert (log_prob - exact_log_prob).abs().max() < 1e-5
+    (got,) = torch.autograd.grad(log_prob.sum(), hidden)
+    assert got.dtype == dtype
