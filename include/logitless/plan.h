@@ -49,11 +49,12 @@ struct PlanRequest {
   // takes the default plan if that is smaller and at most 6 % slower. A requested kind and the far
   // field take the fastest plan below the same ceiling.
   //
-  // 0 is the default: the least workspace within 3 % of the best predicted time, among plans of at
-  // most a quarter of the fp32 logits. That limit is 16 MiB at least (512 MiB where the far field
-  // is allowed), and three tenths for a dense plan in one chunk. If no plan is that small, the
-  // least one is taken. A vocabulary sharded over GPUs has 1 % instead of 3 %. Its exchange buffers
-  // of up to 16384 tokens of dim numbers each come on top.
+  // 0 is the default: the least workspace within 3 % of the best predicted time below a limit. That
+  // is a quarter of the fp32 logits, or three tenths for a dense plan in one chunk. The limit is
+  // at least 16 MiB; on a GPU at least all of the logits up to 64 MiB; and at least 512 MiB where
+  // the far field is allowed. If no plan is that small, the least one is taken. A vocabulary
+  // sharded over GPUs has 1 % instead of 3 %. Its exchange buffers of up to 16384 tokens of dim
+  // numbers each come on top.
   std::size_t memory_budget = 0;
   // A kind to use, or none: the planner chooses.
   std::optional<PlanKind> kind = {};

@@ -70,7 +70,7 @@ TEST_F(PrecisionTest, Tf32IsWithinItsBounds) {
     const double weight = relative_error(found.d_weight.values(), g.d_weight);
     const double bias = relative_error(found.d_bias.values(), g.d_bias);
     for (const double error : {hidden, weight, bias}) EXPECT_LE(error, 4e-3);
-    EXPECT_GE(weight, 2e-5);  // else it is not TF32
+    EXPECT_GE(weight, 5e-6);  // else it is not TF32: fp32 is within 1e-6
   }
 }
 

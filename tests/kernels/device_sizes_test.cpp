@@ -30,8 +30,9 @@ TEST(DeviceSizes, TheTableOfKernelsIsInEveryBuild) {
 }
 
 TEST(DeviceSizes, OfTheHopperForward) {
-  // References and target logits, two rows of flags of 5 ints, and a sum for each token and tile.
-  constexpr std::size_t kPlain = 2 * 4096 + 2 * 256 + 1024 * 197 * 4;
+  // References and target logits, two rows of flags of 5 ints, a flag for each token, and a sum for
+  // each token and tile.
+  constexpr std::size_t kPlain = 2 * 4096 + 2 * 256 + 1024 + 1024 * 197 * 4;
   ForwardShape shape = gpt2_head(1024);
   EXPECT_EQ(hopper_workspace_bytes(shape), kPlain);
   shape.tokens = 1000;  // tokens are padded; target logits only to 256 bytes
@@ -55,9 +56,10 @@ TEST(DeviceSizes, OfTheHopperProducts) {
 }
 
 TEST(DeviceSizes, OfTheSm80Gemms) {
-  // A strip of 10752 rows of fp32 and as much for cuBLAS, up to 32 MiB; a small head has one strip.
+  // A strip of 10752 rows of fp32 and as much for cuBLAS, up to 32 MiB; a small head has strips of
+  // a quarter of its rows, at least 256.
   EXPECT_EQ(sm80_gemms_bytes(32768, 768, 50257), 2 * std::size_t{10752} * 768 * 4);
-  EXPECT_EQ(sm80_gemms_bytes(17, 8, 300), 2u * 300 * 8 * 4 + 2u * 128);
+  EXPECT_EQ(sm80_gemms_bytes(17, 8, 300), 2u * 256 * 8 * 4);
 }
 
 TEST(DeviceSizes, KernelsSayWhatSharedMemoryTheyNeed) {
@@ -71,18 +73,17 @@ TEST(DeviceSizes, OfCublas) {
   // A strip of 16 MiB, as much for cuBLAS, 40 bytes and a target's logit a token.
   EXPECT_EQ(sizeof(CublasRow), 40u);
   EXPECT_EQ(cublas_workspace_bytes(gpt2_head(1024)), (32u << 20) + 1024 * 44);
-  EXPECT_EQ(CublasLayout(gpt2_head(1024)).strip_tokens, 1024);
-  EXPECT_EQ(CublasLayout(gpt2_head(1024)).strip_vocab, 4096);
-  EXPECT_EQ(CublasLayout(gpt2_head(32768)).strip_tokens, 2048);
-  EXPECT_EQ(CublasLayout(gpt2_head(32768)).strip_vocab, 2048);
-  // Few tokens have long strips, of less memory.
-  EXPECT_EQ(CublasLayout(gpt2_head(100)).strip_vocab, 8192);
+  // The entries of a strip are the same for any number of tokens.
+  for (const std::int64_t tokens : {1, 100, 512, 1024, 32768}) {
+    EXPECT_EQ(CublasLayout(gpt2_head(tokens)).strip_vocab, 8192);
+    EXPECT_EQ(CublasLayout(gpt2_head(tokens)).strip_tokens, tokens <= 256 ? 256 : 512);
+  }
   EXPECT_EQ(cublas_workspace_bytes(gpt2_head(100)), (16u << 20) + 4096 + 512);
   EXPECT_EQ(cublas_workspace_bytes(gpt2_head(0)), (16u << 20) + 2 * 256);
   // Strips of the gradient GEMMs: 5376 rows of 768 floats.
   EXPECT_EQ(cublas_strip_rows(768), 5376);
   EXPECT_EQ(cublas_gemms_bytes(100, 768, 50257), 2u * 5376 * 768 * 4);
-  EXPECT_EQ(cublas_gemms_bytes(100, 768, 300), 2u * 300 * 768 * 4);
+  EXPECT_EQ(cublas_gemms_bytes(100, 768, 300), 2u * 256 * 768 * 4);
   EXPECT_EQ(cublas_strip_rows(100000), 256);
 }
 

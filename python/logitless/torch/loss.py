@@ -60,8 +60,9 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         memory_budget: bytes, or text such as "512MiB", that the call may take beyond its inputs and gradients. It is
             a ceiling: a call takes no more than its speed is worth, and less than the fp32 logits if a plan does. The
             default is the least workspace whose predicted time is within 3 % of the best, among plans below a limit.
-            The limit is a quarter of the fp32 logits (at least 16 MiB), or three tenths for a plan that saves exp(z) of
-            all tokens. If no plan is below it, the least plan runs.
+            The limit is a quarter of the fp32 logits, or three tenths for a plan that saves exp(z) of all tokens. It is
+            at least 16 MiB, and on a GPU at least all of the logits up to 64 MiB. If no plan is below it, the least one
+            runs.
         sharding: a ``Sharding``: the vocabulary is sharded over the ranks of a process group, and weight and bias are
             this rank's shard. cut_cross_entropy's ``vocab_parallel_options`` are equivalent.
 

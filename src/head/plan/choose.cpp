@@ -370,7 +370,7 @@ bool is_far_wanted(const PlanRequest& request) {
 LossPlan plan_without_budget(const HeadShape& shape, const HeadFeatures& features,
                              const PlanRequest& request) {
   const bool on_cpu = request.device.kind == DeviceKind::cpu;
-  std::size_t limit = default_limit(shape, is_far_wanted(request));
+  std::size_t limit = default_limit(shape, is_far_wanted(request), on_cpu);
   if (!on_cpu) limit += exchange_limit(shape, features);
   const double slack = default_slack(features, on_cpu);
   LossPlan plan = default_plan(limit, slack, [&](std::size_t budget) {
@@ -435,7 +435,7 @@ LossPlan plan_within(const HeadShape& shape, const HeadFeatures& features,
   check_request(shape, features, request);
   const std::size_t budget = request.memory_budget;
   const bool on_cpu = request.device.kind == DeviceKind::cpu;
-  std::size_t ceiling = budget_ceiling(shape, is_far_wanted(request), budget);
+  std::size_t ceiling = budget_ceiling(shape, is_far_wanted(request), on_cpu, budget);
   if (!on_cpu) ceiling = std::min(budget, ceiling + exchange_limit(shape, features));
   const int wanted = request.device.threads;
   const int threads = on_cpu && wanted == 0 ? default_threads() : wanted;
@@ -523,11 +523,11 @@ LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
     return (least ? builder.or_least() : builder).build();
   };
   if (request.memory_budget != 0) return plan_within(shape, features, within, true);
-  LossPlan plan = default_plan(default_limit(shape, false), default_slack(features, false),
+  LossPlan plan = default_plan(default_limit(shape, false, false), default_slack(features, false),
                                [&](std::size_t budget) { return build(budget, true); });
   // If no plan is within the default's limit, a default would be the smallest plan; this throws
   // instead.
-  return plan.default_limit != 0 ? plan : build(default_limit(shape, false) / 5 * 6, false);
+  return plan.default_limit != 0 ? plan : build(default_limit(shape, false, false) / 5 * 6, false);
 }
 
 LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,

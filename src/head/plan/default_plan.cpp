@@ -13,6 +13,11 @@ namespace {
 constexpr std::size_t kExact = 64_KiB;
 constexpr std::size_t kExactDefault = 1_MiB;
 
+std::size_t logits_bytes(const HeadShape& shape) {
+  const double bytes = 4.0 * static_cast<double>(shape.tokens) * static_cast<double>(shape.vocab);
+  return static_cast<std::size_t>(std::min(bytes, 1e18));
+}
+
 // Finds the smallest acceptable plan by bisection, since more memory is hardly ever slower. A plan
 // may be smaller than one for a smaller budget, because each takes the smallest sizes that are
 // about as fast.
@@ -46,10 +51,8 @@ void keep_reasons(const LossPlan& fastest, LossPlan& chosen, double slack) {
   }
 }
 
-std::size_t budget_ceiling(const HeadShape& shape, bool far, std::size_t budget) {
-  const double logits = 4.0 * static_cast<double>(shape.tokens) * static_cast<double>(shape.vocab);
-  return std::min(budget, std::max(default_limit(shape, far),
-                                   static_cast<std::size_t>(std::min(logits, 1e18))));
+std::size_t budget_ceiling(const HeadShape& shape, bool far, bool on_cpu, std::size_t budget) {
+  return std::min(budget, std::max(default_limit(shape, far, on_cpu), logits_bytes(shape)));
 }
 
 LossPlan least_worth_its_time(const LossPlan& fastest, double best_seconds,
@@ -64,9 +67,10 @@ LossPlan least_worth_its_time(const LossPlan& fastest, double best_seconds,
   return least_of(fastest, kExact, takes, plan);
 }
 
-std::size_t default_limit(const HeadShape& shape, bool far) {
-  const double logits = 4.0 * static_cast<double>(shape.tokens) * static_cast<double>(shape.vocab);
-  return std::max(far ? 512_MiB : 16_MiB, static_cast<std::size_t>(std::min(logits / 4.0, 1e18)));
+std::size_t default_limit(const HeadShape& shape, bool far, bool on_cpu) {
+  const std::size_t logits = logits_bytes(shape);
+  const std::size_t least = on_cpu ? 16_MiB : std::clamp(logits, 16_MiB, 64_MiB);
+  return std::max(far ? 512_MiB : least, logits / 4);
 }
 
 LossPlan default_plan(std::size_t limit, double slack,

@@ -19,9 +19,10 @@ LossPlan default_plan(std::size_t limit, double slack,
                       const std::function<LossPlan(std::size_t)>& plan);
 
 // Returns a quarter of the fp32 logits, at least 16 MiB: a default should take clearly less memory
-// than logits, and small problems have little to save. If the far field is allowed, it is at least
-// 512 MiB, because centroids and sums of d_hidden do not shrink with the logits.
-std::size_t default_limit(const HeadShape& shape, bool far);
+// than logits, and small problems have little to save. On a GPU it is at least all of the logits up
+// to 64 MiB: small chunks would take several times as long there. If the far field is allowed, it
+// is at least 512 MiB, because centroids and sums of d_hidden do not shrink with the logits.
+std::size_t default_limit(const HeadShape& shape, bool far, bool on_cpu);
 
 // Slack of a default's time. It is smaller for a vocabulary sharded over GPUs, which are used for
 // speed.
@@ -41,7 +42,7 @@ inline constexpr double kFewLogitsSlack = 0.06;
 
 // Returns the workspace that a plan under a budget may use: at most the fp32 logits or the
 // default's limit, whichever is larger.
-std::size_t budget_ceiling(const HeadShape& shape, bool far, std::size_t budget);
+std::size_t budget_ceiling(const HeadShape& shape, bool far, bool on_cpu, std::size_t budget);
 
 // Returns the plan with the least workspace that is worth its time compared to `fastest`, whose
 // time is best_seconds or slightly more.

@@ -178,7 +178,7 @@ class StripGemms {
   StripGemms(const GradientGemmsCall& c, std::int64_t most_rows)
       : c_(c),
         stream_(static_cast<cudaStream_t>(c.stream)),
-        rows_(std::min(most_rows, std::max(c.tokens, c.block_vocab))),
+        rows_(strip_rows(most_rows, c.tokens, c.block_vocab)),
         sums_(static_cast<float*>(c.kernel_workspace)),
         products_(sums_ + strip_floats(rows_, c.dim)),
         bytes_(std::min(kCublasBytes, strip_floats(rows_, c.dim) * sizeof(float))),

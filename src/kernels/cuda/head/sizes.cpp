@@ -26,6 +26,7 @@ TileLayout::TileLayout(const ForwardShape& s)
   target_logits = take(s.tokens * s.targets_per_token * 4);
   active = take((token_pairs + 1) * 4);
   repair = take((token_pairs + 1) * 4);
+  repair_rows = take(rows);
   sums = take(map);
   entropy = take(s.entropy ? map : 0);
   weighted = take(s.weighted_sum ? map : 0);
@@ -95,6 +96,10 @@ std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64
   return hopper_gemms_bytes(tokens, dim, vocab_count, hopper_hidden_parts(tokens, dim));
 }
 
+std::int64_t strip_rows(std::int64_t most, std::int64_t tokens, std::int64_t vocab_count) {
+  const std::int64_t rows = std::max(tokens, vocab_count);
+  return std::min({most, rows, padded_vocab(ceil_div(rows, 4))});
+}
 std::size_t strip_floats(std::int64_t rows, std::int64_t dim) {
   return aligned(rows * dim * 4) / sizeof(float);
 }
@@ -119,7 +124,7 @@ std::int64_t sm80_strip_rows(std::int64_t dim) {
 }
 
 std::size_t sm80_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
-  const std::int64_t rows = std::min(sm80_strip_rows(dim), std::max(tokens, vocab_count));
+  const std::int64_t rows = strip_rows(sm80_strip_rows(dim), tokens, vocab_count);
   const std::size_t strip = strip_floats(rows, dim) * sizeof(float);
   return strip + std::min(kCublasBytes, strip);
 }
@@ -128,20 +133,16 @@ namespace {
 
 constexpr std::int64_t kStripBytes = std::int64_t{16} << 20;
 
-// With more tokens it does not shrink: the last chunk of a call uses the workspace of the others.
-std::int64_t logits_strip_bytes(const ForwardShape& s) {
-  return std::min(kStripBytes, padded_tokens(s.tokens) * 4 *
-                                   std::min<std::int64_t>(kMostStripVocab, padded_vocab(s.vocab)));
-}
-
 }  // namespace
 
+// The entries of a strip do not depend on the tokens, whose bits would then depend on the chunk. A
+// quarter of the vocabulary keeps the strips of small heads small.
 CublasLayout::CublasLayout(const ForwardShape& s) {
   constexpr std::int64_t kMostTokens = 2048;
-  strip_tokens = std::min(padded_tokens(s.tokens), kMostTokens);
-  const std::int64_t bytes = logits_strip_bytes(s);
-  strip_vocab = std::min<std::int64_t>(kMostStripVocab,
-                                       bytes / (strip_tokens * 4 * kBlockPadding) * kBlockPadding);
+  strip_vocab = std::min<std::int64_t>(kMostStripVocab, padded_vocab(ceil_div(s.vocab, 4)));
+  strip_tokens = std::min({padded_tokens(s.tokens), kMostTokens,
+                           kStripBytes / (strip_vocab * 4 * kBlockPadding) * kBlockPadding});
+  const std::int64_t bytes = strip_tokens * strip_vocab * 4;
   gemm_bytes = std::min(kCublasBytes, static_cast<std::size_t>(bytes));
   strip = take(bytes);
   gemm = take(static_cast<std::int64_t>(gemm_bytes));
@@ -174,7 +175,7 @@ std::int64_t cublas_strip_rows(std::int64_t dim) {
 }
 
 std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
-  const std::int64_t rows = std::min(cublas_strip_rows(dim), std::max(tokens, vocab_count));
+  const std::int64_t rows = strip_rows(cublas_strip_rows(dim), tokens, vocab_count);
   const std::size_t strip = strip_floats(rows, dim) * sizeof(float);
   return strip + std::min(kCublasBytes, strip);
 }

@@ -24,8 +24,11 @@ std::size_t hopper_workspace_bytes(const ForwardShape& shape);
 // entries.
 std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
 
-// Gradient GEMMs by strips of fp32 results (gradient_sm80.cu): floats of a strip of rows. As many
-// bytes beyond it are cuBLAS's, up to kCublasBytes: no more than a small head can afford.
+// Gradient GEMMs by strips of fp32 results (gradient_sm80.cu): rows of a strip, at most `most`. A
+// small head has four strips, so that they need little memory.
+std::int64_t strip_rows(std::int64_t most, std::int64_t tokens, std::int64_t vocab_count);
+// Floats of a strip of rows. As many bytes beyond it are cuBLAS's, up to kCublasBytes: no more than
+// a small head can afford.
 std::size_t strip_floats(std::int64_t rows, std::int64_t dim);
 
 // The kernels of compute capability 8.0 (forward_sm80.cu, gradient_sm80.cu): bf16 and f16, any dim.
@@ -49,7 +52,8 @@ struct TileLayout {
 
   std::int64_t rows, token_pairs, vocab_tiles;
   std::size_t total = 0;
-  std::size_t reference, target_logits, active, repair, sums, entropy, weighted, best, best_index;
+  std::size_t reference, target_logits, active, repair, repair_rows, sums, entropy, weighted, best,
+      best_index;
   // f16 alone: log2 of the sums of tokens, the bias of the sampled entries, and
   // ForwardArguments::lifts and shifts.
   std::size_t exponents, sampled_bias, lifts, shifts;
