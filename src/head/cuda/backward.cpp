@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "head/cuda/listed_tokens.h"
 #include "kernels/device/entropy_block.h"
 
 namespace logitless::cuda {
@@ -46,28 +47,45 @@ BlockCall Backward::block_call(const ForwardCall& chunk) const {
   b.entropy_part = run_.features.entropy_gradient;
   b.smoothing = run_.features.label_smoothing;
   b.smoothing_apart = smooths_apart(run_.features);
+  b.skips_ignored = run_.kernel.gemms_skip_ignored && !run_.sizes.far;
   return b;
+}
+
+// Computes what all blocks of a chunk read. Its blocks may overwrite hidden.
+BlockCall Backward::begin_chunk(const ForwardCall& chunk) const {
+  order_targets(chunk, target_order());
+  if (smooths_apart(run_.features) && to_.d_weight.data != nullptr) sum_hidden(chunk);
+  return block_call(chunk);
 }
 
 void Backward::chunk(const ForwardCall& chunk, const ChunkPlace& place) const {
   if (!hidden_ && to_.d_weight.data == nullptr && to_.d_bias.data == nullptr) return;
-  BlockCall b = block_call(chunk);
-  order_targets(chunk, target_order());
+  BlockCall b = begin_chunk(chunk);
   const std::int64_t vocab = chunk.shape.vocab;
   for (std::int64_t vocab_id = 0; vocab_id < vocab;) {
     b.vocab_begin = vocab_id;
     run_block(b, place);
     vocab_id += b.vocab_count;
+    if (b.scaled_hidden == chunk.hidden && vocab_id < vocab) ListedTokens(run_).gather(chunk);
   }
   round_hidden(chunk);
 }
 
 void Backward::vocab_block(const ForwardCall& chunk, std::int64_t vocab_begin,
                            const ChunkPlace& place) const {
-  BlockCall b = block_call(chunk);
-  order_targets(chunk, target_order());
+  BlockCall b = begin_chunk(chunk);
   b.vocab_begin = vocab_begin;
   run_block(b, place);
+}
+
+// Returns where the block's scaled hidden states go; null if it needs none.
+void* Backward::scaled_hidden(const BlockCall& b) const {
+  if (to_.d_weight.data == nullptr || !(b.from_forward || run_.kernel.copies_hidden) ||
+      !scales_hidden(run_.kernel, run_.features, run_.sizes))
+    return nullptr;
+  return scales_in_place(run_.layout.list.wanted, run_.features)
+             ? const_cast<void*>(b.chunk.hidden)
+             : run_.at<std::byte>(run_.layout.gradients.scaled_hidden);
 }
 
 // Computes the gradients of a vocabulary block from its first entry on, and sets its size.
@@ -78,10 +96,7 @@ void Backward::run_block(BlockCall& b, const ChunkPlace& place) const {
   } else {
     set_vocab_block(b);
   }
-  b.scaled_hidden = to_.d_weight.data != nullptr && (b.from_forward || run_.kernel.copies_hidden) &&
-                            scales_hidden(run_.kernel, run_.features, run_.sizes)
-                        ? run_.at<std::byte>(run_.layout.gradients.scaled_hidden)
-                        : nullptr;
+  b.scaled_hidden = scaled_hidden(b);
   b.scales =
       b.chunk.shape.dtype == DType::f16 ? run_.at<float>(run_.layout.gradients.scales) : nullptr;
   if (b.scales != nullptr) scale_block(b);
@@ -119,6 +134,10 @@ GradientGemmsCall Backward::gemms_call(const ForwardCall& c) const {
   p.tf32 = c.shape.tf32;
   p.factored_hidden = p.hidden = c.hidden;
   p.factored_stride = p.hidden_stride = c.hidden_stride;
+  if (c.original.data != nullptr) {
+    p.hidden = c.original.data;
+    p.hidden_stride = c.original.stride;
+  }
   p.targets_per_token = c.shape.targets_per_token;
   p.vocab_ids = target_order().vocab_ids;
   p.coefficient = run_.at<float>(run_.layout.gradients.coefficient);
@@ -233,7 +252,6 @@ void Backward::products(const BlockCall& block, const ChunkPlace& place,
     }
     if (to_.d_weight.data != nullptr) {
       p.hidden_sum = run_.at<float>(run_.layout.gradients.hidden_sum);
-      sum_hidden(c);
     }
   }
   if (hidden_) p.d_hidden = hidden_sums(c, first_vocab_block);
@@ -289,7 +307,7 @@ void Backward::add_bias_parts(const BlockCall& block, float* sums) const {
 void Backward::round_hidden(const ForwardCall& chunk) const {
   if (!round_hidden_ || run_.sharded()) return;
   GradientOutput out = run_.d_hidden;
-  const std::int32_t* const to = run_.sizes.far ? chunk.rows + chunk.first_token : nullptr;
+  const std::int32_t* const to = chunk.rows != nullptr ? chunk.rows + chunk.first_token : nullptr;
   if (to == nullptr) out.data = advance(out.data, chunk.first_token * out.stride, out.dtype);
   round_sums(run_.at<float>(run_.layout.gradients.d_hidden), chunk.shape.tokens, chunk.shape.dim,
              out, chunk.stream, to);

@@ -52,6 +52,8 @@ class Backward {
   void add_bias_parts(const BlockCall& block, float* sums) const;
 
  private:
+  BlockCall begin_chunk(const ForwardCall& chunk) const;
+  void* scaled_hidden(const BlockCall& block) const;
   void set_vocab_block(BlockCall& block) const;
   void run_block(BlockCall& block, const ChunkPlace& place) const;
   void products(const BlockCall& block, const ChunkPlace& place, bool first_vocab_block) const;

@@ -125,6 +125,17 @@ void head_forward_saved(const HeadCall& call, const TokenOutputs& out) {
   floats_of("vocab_weight", call.in.logit_weights);
   Engine engine(call);
   const ForwardCall made = engine.forward_saved();
+  if (made.rows != nullptr) {
+    ForwardCall to = made;
+    to.lse = floats_of("lse", out.lse);
+    to.target_logit = floats_of("target_logit", out.target_logit);
+    to.log_prob = floats_of("log_prob", out.log_prob);
+    to.entropy = floats_of("entropy", out.entropy);
+    to.weighted_sum = floats_of("weighted_logit_sum", out.weighted_sum);
+    require_contiguous("argmax", out.argmax);
+    to.argmax = static_cast<std::int32_t*>(out.argmax.defined() ? out.argmax.data() : nullptr);
+    return scatter_outputs(made, to);
+  }
   const auto give = [&](std::string_view name, const TensorView& to, const void* from) {
     if (!to.defined()) return;
     require_contiguous(name, to);

@@ -12,6 +12,7 @@ Engine::Engine(const HeadCall& call) : run_(call) {
   run_.bind_gradients();
   run_.bind_outputs();
   if (run_.sizes.far) far_.emplace(run_);
+  if (run_.layout.list.wanted) list_.emplace(run_);
   if (run_.sharded()) require_aligned_operands(run_);
 }
 
@@ -46,25 +47,43 @@ void Engine::run(const ChunkFunction& set_coefficients) {
   run_chunks(set_coefficients);
 }
 
+ForwardCall Engine::chunk_call(std::int64_t first, std::int64_t count) const {
+  if (far_) return far_->chunk_call(first, count);
+  return list_ ? list_->chunk_call(first, count) : run_.chunk_call(first, count);
+}
+
+void Engine::forward(const ForwardCall& chunk) {
+  if (far_) return far_->forward(chunk);
+  if (list_) list_->gather(chunk);
+  run_.kernel.forward(chunk);
+}
+
+void Engine::spread_hidden() const {
+  if (list_ && !sums_hidden(run_.all.shape.vocab, run_.features, run_.sizes))
+    list_->spread_hidden();
+}
+
 void Engine::run_chunks(const ChunkFunction& set_coefficients) {
   const Backward backward(run_);
   const bool gradients = run_.wants_gradients();
   const std::int64_t total = run_.all.shape.tokens;
   std::int64_t first = 0;
   if (far_) far_->begin();
+  if (list_) list_->begin();
   do {  // runs once even without tokens, so that outputs are cleared
     const std::int64_t most = first == 0 ? run_.sizes.first_chunk() : run_.sizes.chunk;
     const std::int64_t count = std::min(std::max<std::int64_t>(most, 1), total - first);
-    const ForwardCall chunk = far_ ? far_->chunk_call(first, count) : run_.chunk_call(first, count);
+    const ForwardCall chunk = chunk_call(first, count);
     const ChunkPlace place{.first = first == 0, .last = first + count == total};
-    far_ ? far_->forward(chunk) : run_.kernel.forward(chunk);
+    forward(chunk);
     set_coefficients(chunk, run_.coefficients(first), run_.delta(first));
-    if (far_) scatter_outputs(chunk, run_.all);
+    if (far_ || list_) scatter_outputs(chunk, run_.all);
     if (gradients && total > 0) far_ ? far_->backward(chunk, place) : backward.chunk(chunk, place);
     first += count;
   } while (first < total);
   if (run_.sizes.weight_apart) run_weight_pass();
   if (gradients && total > 0) backward.round_weights();
+  spread_hidden();
   if (total == 0) run_.clear_weights();
 }
 
@@ -83,19 +102,22 @@ void Engine::run_weight_pass() const {
 
 ForwardCall Engine::forward_saved() {
   prepare();
-  const ForwardCall chunk = run_.chunk_call(0, run_.all.shape.tokens);
-  run_.kernel.forward(chunk);
+  if (list_) list_->begin();
+  const ForwardCall chunk = chunk_call(0, run_.all.shape.tokens);
+  forward(chunk);
   return chunk;
 }
 
 void Engine::backward_saved(const ChunkFunction& set_coefficients) {
   prepare();
   if (run_.all.shape.tokens == 0) return run_.clear_weights();
-  const ForwardCall chunk = run_.chunk_call(0, run_.all.shape.tokens);
+  const ForwardCall chunk = chunk_call(0, run_.all.shape.tokens);
+  if (list_) list_->gather(chunk);  // an earlier backward may have scaled them
   set_coefficients(chunk, run_.coefficients(), run_.delta());
   const Backward backward(run_);
   backward.chunk(chunk, {});
   backward.round_weights();
+  spread_hidden();
 }
 
 void Engine::audit(const ChunkFunction& set_coefficients) const {

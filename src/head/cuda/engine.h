@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "head/cuda/far_field.h"
+#include "head/cuda/listed_tokens.h"
 #include "head/cuda/run.h"
 
 namespace logitless::cuda {
@@ -37,11 +38,15 @@ class Engine {
   Engine(const HeadCall& call, const Run& far, const FarAudit& audit);
   void prepare() const;
   void run_chunks(const ChunkFunction& set_coefficients);
+  ForwardCall chunk_call(std::int64_t first, std::int64_t count) const;
+  void forward(const ForwardCall& chunk);
+  void spread_hidden() const;
   // Computes d_weight after all chunks, see Sizes::weight_apart.
   void run_weight_pass() const;
 
   Run run_;
   std::optional<FarField> far_;
+  std::optional<ListedTokens> list_;
 };
 
 }  // namespace logitless::cuda

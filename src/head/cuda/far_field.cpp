@@ -126,12 +126,8 @@ void FarField::sum_all_weights() const {
 }
 
 ForwardCall FarField::chunk_call(std::int64_t first, std::int64_t count) const {
-  ForwardCall of = run_.all;
-  of.far = &far_;
-  of.rows = token_order().slots;
-  of.lse = of.log_prob = of.target_logit = of.entropy = nullptr;
-  of.argmax = nullptr;
-  ForwardCall c = run_.chunk_call(of, first, count);
+  ForwardCall c = run_.call_by_rows(token_order().slots, first, count);
+  c.far = &far_;
   c.hidden = hidden_rows();
   c.hidden_stride = c.shape.dim;
   return c;

@@ -78,9 +78,10 @@ int chunks_in_flight(const HeadShape& shape, std::int64_t chunk) {
   return chunk < shape.tokens ? 2 : 1;
 }
 
+// copies: a chunk's tokens are copies in another order.
 template <typename Take>
-ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk, bool far,
-                       const Take& take) {
+ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk,
+                       bool copies, const Take& take) {
   const std::int64_t ranks = f.vocab_ranks;
   const std::int64_t slots = chunk * f.targets_per_token;
   const std::int64_t of_rank = ceil_div(chunk, ranks);
@@ -91,7 +92,7 @@ ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64
   shard.records = take(ranks * chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
   shard.logit_weights = take(shape.vocab * 4, f.vocab_weight);
   shard.denominators = take((kMostRanks + 1) * 8);
-  if (!f.tokens_sharded && !far) return shard;
+  if (!f.tokens_sharded && !copies) return shard;
   for (int i = 0; i < times; ++i)
     shard.targets[i] = take(slots * 8, times == 1 || !f.tokens_sharded);
   shard.bad_target = take(8);
@@ -353,8 +354,15 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   out.statistics = take(sizeof(DeviceStatistics));
   out.loss = take(static_cast<std::int64_t>(loss_workspace_bytes(tokens)));
   out.lse = take(chunks * chunk * 4);
+  out.lse_rest = take(chunks * chunk * 4, backward);
   out.log_prob = take(chunks * slots * 4);
-  out.target_logit = take(chunks * slots * 4, backward || f.tokens_sharded);
+  out.list.wanted = lists_tokens(kernel, tokens, features, sizes);
+  out.target_logit = take(chunks * slots * 4, backward || f.tokens_sharded || out.list.wanted);
+  if (out.list.wanted) {
+    out.list.rows = take(tokens * 4);
+    out.list.counts = take((list_blocks(tokens) + 1) * 4);
+    out.list.hidden = take(chunk * shape.dim * element, !exchanges_hidden(f));
+  }
   out.weighted_sum = take(chunk * 4, f.label_smoothing);
   out.entropy = take(chunk * 4, f.entropy);
   out.argmax = take(chunk * 4, f.argmax);
@@ -378,7 +386,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
     out.shard.losses = take(f.vocab_ranks * static_cast<std::int64_t>(sizeof(RankLoss)));
     out.gathered = take_gathered(shape, f, sizes, take);
   } else if (f.vocab_ranks > 0) {
-    out.shard = take_shard(shape, f, chunk, sizes.far, take);
+    out.shard = take_shard(shape, f, chunk, sizes.far || out.list.wanted, take);
     if (sizes.far) out.shard_far = take_shard_far(f, chunk, take);
   }
   const auto end = [&] {
@@ -405,7 +413,9 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   const std::size_t by_position =
       take(std::min(sizes.vocab_block, shape.vocab) * shape.dim * 2, sizes.far);
   gradients.block = take(block_bytes(kernel, shape, f, sizes));
-  gradients.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
+  gradients.scaled_hidden =
+      take(chunk * shape.dim * element,
+           scales_hidden(kernel, f, sizes) && !scales_in_place(out.list.wanted, f));
   gradients.scales = take(8, shape.dtype == DType::f16);
   if (!exchanges_hidden(f))
     gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(shape.vocab, f, sizes));

@@ -10,6 +10,7 @@
 #include "head/plan_sizes.h"
 #include "kernels/device/kernel.h"
 #include "kernels/device/loss.h"
+#include "kernels/device/token_list.h"
 #include "logitless/plan.h"
 
 namespace logitless::cuda {
@@ -69,6 +70,13 @@ struct GradientLayout {
   std::size_t hidden_sum = 0;     // f32 [D]
   std::size_t column_sums = 0;    // workspace of sum_columns
 };
+// Buffers of a call whose chunks have the tokens with a target first, see lists_tokens.
+struct ListLayout {
+  bool wanted = false;
+  std::size_t rows = 0;    // i32 [N], of TokenList
+  std::size_t counts = 0;  // i32 [list_blocks(N) + 1]
+  std::size_t hidden = 0;  // [C, D] in the dtype of hidden; vocabulary-parallel: ShardLayout's
+};
 // Buffers of kernels/device/far.h. T = far_tile_count(V), G = far_group_count(V), B = P / 256.
 struct FarLayout {
   // FarArrangement: [G], [V], [V], [V], bf16 [T, D]
@@ -126,7 +134,7 @@ struct ShardLayout {
   std::size_t logit_weights = 0;      // f32 [V] with logit weights: of the local rows, by vocab_ids
   // With d_hidden; the buffer of sums_hidden then has G ceil(C / G) tokens
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
-  // With sharded tokens; the first three also with the far field
+  // With sharded tokens; the first three also with the far field or a list of tokens
   std::size_t hidden[2] = {};          // [C, D] in the dtype of hidden
   std::size_t targets[2] = {};         // i64 [C, K]
   std::size_t bad_target = 0;          // u64, of the chunk
@@ -195,14 +203,16 @@ struct Layout : PlanLayout {
   std::size_t statistics = 0;     // DeviceStatistics
   std::size_t loss = 0;           // workspace of the loss kernels
   std::size_t lse = 0;            // f32 [C]
+  std::size_t lse_rest = 0;       // f32 [C] with gradients
   std::size_t log_prob = 0;       // f32 [C, K]
-  std::size_t target_logit = 0;   // f32 [C, K] with gradients, or sharded tokens
+  std::size_t target_logit = 0;   // f32 [C, K] with gradients, sharded tokens, or listed ones
   std::size_t weighted_sum = 0;   // f32 [C] with label smoothing
   std::size_t entropy = 0;        // f32 [C] with a gradient through it
   std::size_t argmax = 0;         // i32 [C] when requested
   std::size_t forward = 0;        // workspace of the forward kernel
   std::size_t forward_bytes = 0;  // without what only GEMMs use
   AliasedRanges ranges;  // of the first chunk, without data pointers; none if no entry is saved
+  ListLayout list;
   GradientLayout gradients;
   FarLayout far;
   EstimateLayout estimates;
@@ -238,6 +248,10 @@ Layout layout_of(const LossPlan& plan);
 inline bool scales_hidden(const DeviceKernel& kernel, const HeadFeatures& f, const Sizes& sizes) {
   return f.d_weight && (sizes.stored > 0 || kernel.copies_hidden);
 }
+// Returns whether that copy is in place of hidden, which is a copy of this call's alone.
+inline bool scales_in_place(bool lists, const HeadFeatures& f) {
+  return lists && !f.tokens_sharded;
+}
 // Returns whether a 16-bit d_weight holds the sums over chunks itself, except for 8 bits each in
 // the workspace.
 inline bool splits_weight(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
@@ -245,14 +259,16 @@ inline bool splits_weight(const DeviceKernel& kernel, std::int64_t tokens, const
   return f.d_weight && f.d_weight_dtype != DType::f32 && kernel.splits_sums && !sizes.far &&
          sizes.first_chunk() < tokens;
 }
-// Returns whether a 16-bit gradient is first summed in fp32: over vocabulary blocks, over chunks of
-// tokens, or onto present values.
+// Returns whether d_hidden is first summed in fp32 in the workspace: a 16-bit one over vocabulary
+// blocks, and any onto present values, whose rows may be in another order.
 inline bool sums_hidden(std::int64_t vocab, const HeadFeatures& f, const Sizes& sizes) {
   if (sizes.far) return f.d_hidden;          // its rows are in another order
   if (f.vocab_ranks > 0) return f.d_hidden;  // partial sums for other ranks
-  return f.d_hidden && f.d_hidden_dtype != DType::f32 &&
-         (sizes.vocab_block < vocab || f.accumulate);
+  return f.d_hidden &&
+         (f.accumulate || (f.d_hidden_dtype != DType::f32 && sizes.vocab_block < vocab));
 }
+// Returns whether a 16-bit d_weight is first summed in fp32, over chunks of tokens or onto present
+// values.
 inline bool sums_weight(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
                         const Sizes& sizes) {
   return f.d_weight && f.d_weight_dtype != DType::f32 && (!kernel.splits_sums || sizes.far) &&
@@ -264,6 +280,15 @@ inline bool adds_entries(const DeviceKernel& kernel, std::int64_t tokens, const 
   return f.d_weight && f.d_weight_dtype != DType::f32 && !sums_weight(kernel, tokens, f, sizes);
 }
 inline bool wants_gradients(const HeadFeatures& f) { return f.d_hidden || f.d_weight || f.d_bias; }
+// Returns whether chunks have the tokens with a target first, so that ignored ones cost nothing.
+// The far field orders its tokens itself. A separate pass for d_weight would copy hidden again for
+// each of its blocks. Rows of d_hidden over ranks move at the end, when nothing can be added to
+// them.
+inline bool lists_tokens(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
+                         const Sizes& sizes) {
+  return kernel.skips_ignored && tokens > kBlockPadding && !sizes.far && !sizes.weight_apart &&
+         !(f.vocab_ranks > 0 && f.gathered_rows == 0 && f.d_hidden && f.accumulate);
+}
 // Returns whether smoothing is computed separately and exactly, as two outer products. With a
 // softcap it is part of the block.
 inline bool smooths_apart(const HeadFeatures& f) {

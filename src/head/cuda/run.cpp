@@ -137,9 +137,10 @@ ForwardCall Run::chunk_call(const ForwardCall& of, std::int64_t first, std::int6
     return output == nullptr && to != nullptr ? to + before * each : to;
   };
   c.lse = saved(c.lse, first, layout.lse, 1);
+  if (wants_gradients()) c.lse_rest = saved(nullptr, first, layout.lse_rest, 1);
   c.log_prob = saved(c.log_prob, slot, layout.log_prob, c.shape.targets_per_token);
   c.target_logit = saved(c.target_logit, slot, layout.target_logit, c.shape.targets_per_token,
-                         wants_gradients());
+                         wants_gradients() || layout.list.wanted);
   c.weighted_sum = place(c.weighted_sum, first, layout.weighted_sum, c.shape.weighted_sum);
   c.entropy = place(c.entropy, first, layout.entropy, c.shape.entropy);
   if (c.shape.argmax)
@@ -152,6 +153,15 @@ ForwardCall Run::chunk_call(const ForwardCall& of, std::int64_t first, std::int6
   c.active = at<int>(layout.gradients.active) +
              chunk_index(first) * (padded_tokens(sizes.chunk) / kBlockPadding + 1);
   return c;
+}
+
+ForwardCall Run::call_by_rows(const std::int32_t* rows, std::int64_t first,
+                              std::int64_t count) const {
+  ForwardCall of = all;
+  of.rows = rows;
+  of.lse = of.log_prob = of.target_logit = of.entropy = of.weighted_sum = nullptr;
+  of.argmax = nullptr;
+  return chunk_call(of, first, count);
 }
 
 VocabRanges Run::aliased_ranges() const {

@@ -96,6 +96,9 @@ class Run {
   ForwardCall chunk_call(std::int64_t first, std::int64_t count) const {
     return chunk_call(all, first, count);
   }
+  // Returns the call for positions [first, first + count) of an order of tokens, `rows` [all
+  // tokens]. Outputs are in the workspace; scatter_outputs brings them to the caller's.
+  ForwardCall call_by_rows(const std::int32_t* rows, std::int64_t first, std::int64_t count) const;
   // Clears the gradients of a call without tokens.
   void clear_weights() const;
 

@@ -56,6 +56,7 @@ ForwardCall SharedFarField::call_in_local_order(const ForwardCall& chunk) const 
   c.given_logits = run_.at<float>(own.merged_logits);
   c.records = run_.at<TokenRecord>(own.records);
   c.lse = run_.at<float>(own.lse);
+  c.lse_rest = nullptr;
   c.log_prob = run_.at<float>(own.log_prob);
   c.target_logit = run_.at<float>(own.target_logit);
   return c;

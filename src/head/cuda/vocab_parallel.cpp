@@ -19,6 +19,7 @@ std::size_t bytes(std::int64_t count, std::size_t each) {
 
 VocabParallel::VocabParallel(const Run& run, FarField* far) : run_(run), backward_(run) {
   if (far != nullptr) far_.emplace(run, *far);
+  if (run.layout.list.wanted) list_.emplace(run);
 }
 
 void VocabParallel::run(const ChunkFunction& set_coefficients) {
@@ -36,6 +37,7 @@ void VocabParallel::run_chunks(const ChunkFunction& set_coefficients) {
       shard.tokens_sharded ? run_.plan_tokens() / parts : run_.all.shape.tokens;
   if (assembles_chunks()) reset_bad_targets(run_);
   if (far_) far_->begin();
+  if (list_) list_->begin();
   const auto chunk_from = [&](std::int64_t first) {
     const std::int64_t planned = first == 0 ? run_.sizes.first_chunk() : run_.sizes.chunk;
     const std::int64_t most = std::max<std::int64_t>(planned / parts, 1);
@@ -68,6 +70,7 @@ void VocabParallel::run_chunks(const ChunkFunction& set_coefficients) {
     chunk = next_chunk;
   }
   finish_hidden();
+  if (list_) list_->spread_hidden();
   if (run_.empty_shard()) return;
   if (gradients && total > 0) backward_.round_weights();
   if (total == 0) run_.clear_weights();
@@ -86,7 +89,7 @@ ForwardCall VocabParallel::prefetch_chunk(const ShardChunk& of) const {
   return chunk;
 }
 
-// Copies the inputs of a chunk into the workspace, in the far field's order, and all-gathers
+// Copies the inputs of a chunk into the workspace, in the order of its tokens, and all-gathers
 // sharded tokens. Targets are -1 where ignored. Ranks with fewer tokens are padded with such ones.
 ForwardCall VocabParallel::assemble_chunk(const ShardChunk& of) const {
   CollectiveCalls& calls = *run_.call.shard.calls;
@@ -101,6 +104,7 @@ ForwardCall VocabParallel::assemble_chunk(const ShardChunk& of) const {
   own.count = std::clamp<std::int64_t>(run_.all.shape.tokens - of.first, 0, of.count);
   own.padded = of.count;
   if (far_) own.rows = far_->token_rows();
+  if (list_) own.rows = list_->rows();
   const std::int64_t first_row = sharded_tokens ? run_.call.shard.rank() * of.count : 0;
   own.hidden = hidden + bytes(first_row, hidden_bytes);
   own.targets = targets + first_row * per_token;
@@ -125,6 +129,7 @@ ForwardCall VocabParallel::assemble_chunk(const ShardChunk& of) const {
   chunk.int64_targets = true;
   chunk.sequence = 0;
   chunk.rows = nullptr;
+  if (list_ && !sharded_tokens) chunk.original = list_->original(of.first);
   chunk.target_logit = run_.at<float>(run_.layout.target_logit);
   chunk.bad_target = run_.at<std::uint64_t>(run_.layout.shard.bad_target);
   return chunk;
@@ -174,7 +179,9 @@ void VocabParallel::set_local_coefficients(const ForwardCall& chunk, const Shard
     return values == nullptr ? nullptr : values + offset;
   };
   ForwardCall own = far_ ? far_->call_of_local_tokens(of) : call_of_local_tokens(run_, of);
+  if (list_) own.rows = list_->rows();
   own.lse = from(chunk.lse, first_row);
+  own.lse_rest = from(chunk.lse_rest, first_row);
   own.log_prob = from(chunk.log_prob, first_row * per_token);
   own.target_logit = from(chunk.target_logit, first_row * per_token);
   own.weighted_sum = from(chunk.weighted_sum, first_row);
@@ -211,6 +218,7 @@ void VocabParallel::set_local_coefficients(const ForwardCall& chunk, const Shard
 // Copies outputs from the workspace to the caller's tensors.
 void VocabParallel::copy_local_outputs(const ForwardCall& own) const {
   if (far_) return far_->give_outputs(own);
+  if (list_) return scatter_outputs(own, run_.all);
   const int per_token = own.shape.targets_per_token;
   const auto copy = [&](auto* to, const auto* from, int each) {
     if (to == nullptr || own.shape.tokens == 0) return;

@@ -27,6 +27,7 @@
 
 #include <optional>
 
+#include "head/cuda/listed_tokens.h"
 #include "head/cuda/shared_far_field.h"
 
 namespace logitless::cuda {
@@ -41,8 +42,10 @@ class VocabParallel {
  private:
   void run_chunks(const ChunkFunction& set_coefficients);
   // Returns whether a chunk's inputs are not the caller's tensors but copies, of the tokens of all
-  // ranks or in the far field's order.
-  bool assembles_chunks() const { return run_.call.shard.tokens_sharded || run_.sizes.far; }
+  // ranks or in another order.
+  bool assembles_chunks() const {
+    return run_.call.shard.tokens_sharded || run_.sizes.far || list_;
+  }
   ForwardCall prefetch_chunk(const ShardChunk& of) const;
   ForwardCall assemble_chunk(const ShardChunk& of) const;
   void merge_target_logits(ForwardCall& chunk, int buffer) const;
@@ -58,6 +61,7 @@ class VocabParallel {
   const Run& run_;
   const Backward backward_;
   std::optional<SharedFarField> far_;
+  std::optional<ListedTokens> list_;
   // Chunk whose d_hidden is being reduced over the ranks; count 0: none.
   ShardChunk pending_;
 };

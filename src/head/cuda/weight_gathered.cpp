@@ -5,6 +5,7 @@
 
 #include "head/cuda/backward.h"
 #include "head/cuda/exchange.h"
+#include "head/cuda/listed_tokens.h"
 #include "head/schedule/weight_gathered.h"
 #include "kernels/device/shard.h"
 #include "kernels/device/stream.h"
@@ -23,7 +24,9 @@ class Slices {
   static constexpr int kAhead = 1;
 
   explicit Slices(const Run& run)
-      : run_(run), shard_(run.call.shard), layout_(run.layout.gathered) {}
+      : run_(run), shard_(run.call.shard), layout_(run.layout.gathered) {
+    if (run.layout.list.wanted) list_.emplace(run);
+  }
 
   const SliceParts& parts() const { return layout_.parts; }
   SliceBuffers buffers() const {
@@ -39,6 +42,10 @@ class Slices {
   void begin() const {
     require_same_tokens(run_);
     reset_bad_targets(run_);
+    if (list_) {
+      list_->begin();
+      list_->gather(tokens());
+    }
     fill_device(run_.at<float>(layout_.no_logits), 0xff, bytes(slots(), sizeof(float)),
                 run_.all.stream);
     gather_bias();
@@ -84,12 +91,15 @@ class Slices {
   void finish_hidden() const {
     if (!run_.wants_hidden() || !has_tokens()) return;
     round_sums(run_.at<float>(run_.layout.gradients.d_hidden), run_.all.shape.tokens,
-               run_.all.shape.dim, run_.d_hidden, run_.all.stream);
+               run_.all.shape.dim, run_.d_hidden, run_.all.stream, list_ ? list_->rows() : nullptr);
   }
 
  private:
   std::int64_t slots() const { return run_.all.shape.tokens * run_.all.shape.targets_per_token; }
-  ForwardCall tokens() const { return run_.chunk_call(0, run_.all.shape.tokens); }
+  ForwardCall tokens() const {
+    const std::int64_t count = run_.all.shape.tokens;
+    return list_ ? list_->chunk_call(0, count) : run_.chunk_call(0, count);
+  }
   void gather_bias() const;
   bool joins_ranks(std::int64_t slice) const;
   void set_block(ForwardCall& chunk, const SliceBlock& block) const;
@@ -97,6 +107,7 @@ class Slices {
   const Run& run_;
   const ShardOperands& shard_;
   const GatheredLayout& layout_;
+  std::optional<ListedTokens> list_;
 };
 
 // Gathers the full bias at once.
@@ -186,6 +197,7 @@ void Slices::finish_forward(const ChunkFunction& set_coefficients) const {
   made.given_logits = run_.at<float>(layout_.logits);
   merge_records(made, run_.at<TokenRecord>(layout_.states), 1);
   set_coefficients(chunk, run_.coefficients(), run_.delta());
+  if (list_) scatter_outputs(chunk, run_.all);
 }
 
 void Slices::backward(const SliceBlock& block, std::byte* sums, bool first) const {

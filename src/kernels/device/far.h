@@ -204,8 +204,6 @@ void order_chunk_tokens(const ForwardCall& chunk, const DeviceOrder& order,
                         const TargetOrder& scratch);
 // to [tokens of the chunk, dim] = rows of `hidden`, gathered by call.rows.
 void gather_tokens(const ForwardCall& call, const void* hidden, std::int64_t stride, void* to);
-// Scatters the chunk's outputs to the rows of their tokens in `all`.
-void scatter_outputs(const ForwardCall& call, const ForwardCall& all);
 
 // A vocabulary block: positions [`first`, `first + vocab_count`). `first` is a multiple of 256;
 // `vocab_count` is at most block_vocab_count, or swept_vocab in the forward.

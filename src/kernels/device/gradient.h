@@ -37,6 +37,7 @@ struct BlockCall {
   bool entropy_part = false;          // some beta is not 0
   bool smoothing = false;             // some gamma is not 0
   bool smoothing_apart = false;       // the GEMMs add gamma_i omega_j
+  bool skips_ignored = false;         // DeviceKernel::gemms_skip_ignored
   const RowCoefficients* rows = nullptr;  // [padded_tokens]
   const float* delta = nullptr;           // [tokens, K]
   float* factor = nullptr;                // [padded_tokens], written by prepare_block
@@ -77,7 +78,7 @@ void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound
 struct TargetEntries {
   std::int32_t* begin = nullptr;      // [entries of the block + 1]
   std::int32_t* vocab_ids = nullptr;  // [tokens, K]: rows of the full weight, ascending
-  std::int32_t* tokens = nullptr;     // [tokens, K]: rows of hidden
+  std::int32_t* tokens = nullptr;     // [tokens, K]: rows of hidden, or of its original
   float* coefficients = nullptr;      // [tokens, K]
 };
 void list_targets(const BlockCall& block, const TargetOrder& order, const TargetEntries& entries);

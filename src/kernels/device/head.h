@@ -113,6 +113,13 @@ struct VocabRanges {
 
 struct FarCall;  // far.h
 
+// Rows of a matrix [*, dim]: row i is row rows[i] of the data. Without data: none.
+struct ListedRows {
+  const void* data = nullptr;
+  std::int64_t stride = 0;  // elements
+  const std::int32_t* rows = nullptr;
+};
+
 // Operands of a chunk's forward. All pointers are of the device. hidden [tokens, dim] and weight
 // [vocab, dim] have rows of contiguous elements; row strides count elements.
 //
@@ -122,6 +129,8 @@ struct ForwardOperands {
   ForwardShape shape;
   const void* hidden = nullptr;
   std::int64_t hidden_stride = 0;
+  // The original of `hidden`, where that is a copy which the backward may overwrite.
+  ListedRows original;
   const void* weight = nullptr;
   std::int64_t weight_stride = 0;
   const float* bias = nullptr;           // [vocab]; -inf masks a vocabulary entry
@@ -156,6 +165,7 @@ struct ForwardOperands {
 // targets are all ignore_index. Null: not wanted.
 struct ForwardOutputs {
   float* lse = nullptr;
+  float* lse_rest = nullptr;      // the log-sum-exp less lse, its rounding to fp32
   float* target_logit = nullptr;  // [tokens, K]; 0 for targets outside the shard that are not given
   float* log_prob = nullptr;      // [tokens, K], likewise; NaN for targets out of range
   float* entropy = nullptr;
@@ -177,8 +187,8 @@ struct StoredBlock {
   LogitBlock block;
   VocabRanges ranges;          // if count > 0, replaces block for the full vocabulary
   float* reference = nullptr;  // [padded_tokens]: exponents of the block; null: not wanted
-  // [padded_tokens / 256 + 1]: 1 if the 256 tokens have a target; the last: 1 if any token has.
-  // Null: not wanted.
+  // [padded_tokens / 256 + 1]: 1 if the 256 tokens have a target; the last: 1 + the last such 256,
+  // or 0. Null: not wanted.
   int* active = nullptr;
 };
 

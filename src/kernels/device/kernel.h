@@ -62,6 +62,10 @@ struct DeviceKernel {
   // Sums a 16-bit d_weight over chunks, or onto its contents, by GradientGemmsCall::running.
   // Otherwise the sum is fp32 and is rounded at the end.
   bool splits_sums;
+  // Computes no logits of 256 tokens that are all ignored.
+  bool skips_ignored;
+  // Its gradient GEMMs read nothing of such tokens.
+  bool gemms_skip_ignored;
   // Takes the exponentials of the forward in ranges of the vocabulary.
   bool takes_ranges;
   // Takes references of the whole vocabulary (given_logits): a vocabulary shard's sums add up.

@@ -136,7 +136,7 @@ void CudaSearch::each_chunk(const Offer& offer) const {
 
 void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
   const std::int64_t vocab = p_.shape.vocab;
-  if (kind == PlanKind::forward) return offers.add({tokens_, 0, 0});
+  if (kind == PlanKind::forward) return offer_forward(offers);
   each_chunk([&](std::int64_t n, std::int64_t chunk) {
     if (is_far(kind)) {
       if (chunk <= cuda::kMostFarTokens)
@@ -157,6 +157,17 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
         each_block(
             [&](std::int64_t vocab_block) { offer_saved(std::min(vocab, vocab_block), offers); });
     }
+  });
+}
+
+// Chunks below kForwardChunk tokens read the weight so often that only a budget asks for them.
+void CudaSearch::offer_forward(Offers& offers) const {
+  constexpr std::int64_t kForwardChunk = 8192;
+  offers.add({tokens_, 0, 0});
+  if (p_.features.gathered_rows > 0) return;
+  each_chunk([&](std::int64_t n, std::int64_t chunk) {
+    if (n > 1 && (chunk >= kForwardChunk || offers.best().bytes > offers.budget))
+      offers.add({chunk, 0, 0});
   });
 }
 

@@ -41,6 +41,7 @@ class CudaSearch final : public PlanSearch {
   template <typename Offer>
   void each_block(const Offer& offer) const;
   bool weight_may_be_apart(PlanKind kind) const;
+  void offer_forward(Offers& offers) const;
   void offer_stored(std::int64_t chunk, Offers& offers) const;
   void offer_ranges(std::int64_t chunks, Offers& offers) const;
   void offer_saved(std::int64_t vocab_block, Offers& offers) const;

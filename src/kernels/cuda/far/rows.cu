@@ -280,23 +280,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    scatter_rows(const ForwardCall c, const ForwardCall all) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (row >= c.shape.tokens) return;
-  const std::int64_t token = token_of(c, row);
-  if (all.lse != nullptr) all.lse[token] = c.lse[row];
-  if (all.entropy != nullptr) all.entropy[token] = c.entropy[row];
-  if (all.argmax != nullptr) all.argmax[token] = c.argmax[row];
-  const int per_token = c.shape.targets_per_token;
-  for (int k = 0; k < per_token; ++k) {
-    const std::int64_t from = row * per_token + k;
-    const std::int64_t to = token * per_token + k;
-    if (all.log_prob != nullptr) all.log_prob[to] = c.log_prob[from];
-    if (all.target_logit != nullptr) all.target_logit[to] = c.target_logit[from];
-  }
-}
-
-__global__ void __launch_bounds__(kThreads)
     count_valid(const ForwardCall all, std::int32_t* valid) {
   double mine = 0.0;
   for (std::int64_t t = threadIdx.x; t < all.shape.tokens; t += kThreads)
@@ -438,13 +421,6 @@ void order_chunk_tokens(const ForwardCall& c, const DeviceOrder& order,
                     static_cast<cudaStream_t>(c.stream)>>>(c, order, scratch.vocab_ids);
   require_cuda(cudaGetLastError(), "keys of a chunk's tokens");
   order_keys(scratch, c.shape.tokens, chunk_keys(c.shape.tokens), c.stream);
-}
-
-void scatter_outputs(const ForwardCall& c, const ForwardCall& all) {
-  if (c.shape.tokens == 0) return;
-  scatter_rows<<<blocks_of(c.shape.tokens, kThreads), kThreads, 0,
-                 static_cast<cudaStream_t>(c.stream)>>>(c, all);
-  require_cuda(cudaGetLastError(), "outputs by token");
 }
 
 void count_audited(const ForwardCall& all, const FarAudit& audit) {

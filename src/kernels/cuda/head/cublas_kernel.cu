@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   if (lane > 0) return;
-  if (c.lse != nullptr) c.lse[row] = valid ? static_cast<float>(lse) : 0.0f;
+  write_lse(c, row, valid ? lse : 0.0);
   if (c.entropy != nullptr)
     c.entropy[row] = valid ? static_cast<float>(entropy_of(all.sum, all.entropy / all.sum)) : 0.0f;
   if (c.weighted_sum != nullptr)

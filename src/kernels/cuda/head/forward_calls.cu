@@ -157,6 +157,10 @@ struct Forward {
         std::int64_t{tiles.stored_tiles} * kTileColumns, active, reference);
     require_cuda(cudaGetLastError(), "range of an f16 block");
   }
+  TokenFlags flags() const {
+    return {active, repair, reinterpret_cast<std::uint8_t*>(base + layout.repair_rows),
+            static_cast<int>(layout.token_pairs)};
+  }
   float* exponents() const { return half() ? floats(layout.exponents) : nullptr; }
   // Writes c.records if they are wanted.
   void write_records(const Partials& of_tiles, const float* more) const {
@@ -219,7 +223,7 @@ void begin_forward_by_tiles(const TileKernel& kernel, const ForwardCall& c) {
                    "bad_target");
     return;
   }
-  const TokenFlags flags{f.active, f.repair, static_cast<int>(f.layout.token_pairs)};
+  const TokenFlags flags = f.flags();
   if (c.given_logits == nullptr) {
     launch_target_logits(c, f.local_targets, flags);
   } else {
@@ -250,9 +254,9 @@ void selected_tiles(const TileKernel& kernel, const ForwardCall& c) {
   sum_far_masses(c);
   ForwardCall outputs = c;
   outputs.weighted_sum = nullptr;
-  write_outputs<<<f.row_blocks, f.threads, 0, f.stream>>>(outputs, f.partials(tiles), f.reference,
-                                                          f.targets, nullptr, nullptr, f.active,
-                                                          c.far->estimate->far_sum, nullptr);
+  write_outputs<<<f.row_blocks, f.threads, 0, f.stream>>>(
+      outputs, f.partials(tiles), f.reference, f.targets, nullptr, TokenFlags{}, f.active,
+      c.far->estimate->far_sum, nullptr);
   require_cuda(cudaGetLastError(), "outputs");
   f.write_records(f.partials(tiles), c.far->estimate->far_sum);
 }
@@ -275,7 +279,7 @@ void all_tiles(const TileKernel& kernel, const ForwardCall& c) {
         kernel.launch(ForwardMode::kReference, false, operands, a, f.stream);
       });
       set_reference<<<f.row_blocks, f.threads, 0, f.stream>>>(
-          greatest.best, tiles.vocab_tiles, f.layout.rows, f.repair, f.lifts(), f.reference);
+          greatest.best, tiles.vocab_tiles, f.layout.rows, f.flags(), f.lifts(), f.reference);
       require_cuda(cudaGetLastError(), "reference exponents");
     }
     sweep(c, tiles, any, again ? GatherPart::rows : GatherPart::centroids,
@@ -283,8 +287,8 @@ void all_tiles(const TileKernel& kernel, const ForwardCall& c) {
             kernel.launch(f.mode(), f.store, operands, a, f.stream);
           });
     write_outputs<<<f.row_blocks, f.threads, 0, f.stream>>>(
-        c, partials, f.reference, f.targets, again ? f.repair : nullptr, again ? nullptr : f.repair,
-        f.active, nullptr, f.exponents());
+        c, partials, f.reference, f.targets, again ? f.repair : nullptr,
+        again ? TokenFlags{} : f.flags(), f.active, nullptr, f.exponents());
     require_cuda(cudaGetLastError(), "outputs");
   }
   f.write_records(partials, nullptr);

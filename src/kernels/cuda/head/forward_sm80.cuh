@@ -66,14 +66,15 @@ __device__ __forceinline__ void fix(std::uint32_t& address) { asm volatile("" : 
 class Tiles {
  public:
   __device__ __forceinline__ explicit Tiles(const ForwardArguments& a)
-      : listed_(a.list == nullptr ? 0 : a.list_begin[0]),
-        end_(2 * (a.list == nullptr ? a.launch_pairs * a.vocab_tiles
-                                    : a.list_begin[a.vocab_tiles] - listed_)),
+      : pairs_(pairs_of(a)),
+        listed_(a.list == nullptr ? 0 : a.list_begin[0]),
+        end_(2 *
+             (a.list == nullptr ? pairs_ * a.vocab_tiles : a.list_begin[a.vocab_tiles] - listed_)),
         next_(static_cast<int>(blockIdx.x)) {}
   // Returns false at the end.
   __device__ __forceinline__ bool next(const ForwardArguments& a) {
     for (; next_ < end_; next_ += static_cast<int>(gridDim.x)) {
-      tile = tile_of(next_ / 2 + listed_, a);
+      tile = tile_of(next_ / 2 + listed_, a, pairs_);
       if (a.wanted != nullptr && a.wanted[tile.pair] == 0) continue;
       row = (2 * tile.pair + next_ % 2) * kTileRows;
       next_ += static_cast<int>(gridDim.x);
@@ -85,7 +86,7 @@ class Tiles {
   int row;  // first token
 
  private:
-  int listed_, end_, next_;
+  int pairs_, listed_, end_, next_;
 };
 
 // Copies operands to the stages over all tiles of the CTA, a step at a time in two halves.

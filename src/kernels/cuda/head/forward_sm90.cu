@@ -83,8 +83,10 @@ std::string call_unsupported(const ForwardCall& c) {
   if (c.shape.dtype == DType::f16) return hopper_f16_unsupported(c.shape);
   const std::string reason = hopper_unsupported(c.shape);
   if (!reason.empty()) return reason;
-  for (const auto& [name, data, stride] :
-       {std::tuple{"hidden", c.hidden, c.hidden_stride}, {"weight", c.weight, c.weight_stride}}) {
+  for (const auto& [name, data, stride] : {std::tuple{"hidden", c.hidden, c.hidden_stride},
+                                           {"hidden", c.original.data, c.original.stride},
+                                           {"weight", c.weight, c.weight_stride}}) {
+    if (data == nullptr) continue;
     if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0)
       return concat(name, ": expected an address that is a multiple of 16");
     if (stride % 8 != 0 || stride < c.shape.dim) {

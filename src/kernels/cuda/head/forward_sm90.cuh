@@ -65,8 +65,9 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   const int cluster = blockIdx.x / kClusterCtas;
   const int clusters = gridDim.x / kClusterCtas;
   const int listed = a.list == nullptr ? 0 : a.list_begin[0];
+  const int pairs = pairs_of(a);
   const int tiles =
-      a.list == nullptr ? a.launch_pairs * a.vocab_tiles : a.list_begin[a.vocab_tiles] - listed;
+      a.list == nullptr ? pairs * a.vocab_tiles : a.list_begin[a.vocab_tiles] - listed;
   StageCursor at;
   if (threadIdx.x < 128) {
     registers_shrink<40>();
@@ -74,7 +75,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       const std::uint64_t keep = keep_policy();
       const std::uint64_t pass = pass_policy();
       for (int t = cluster; t < tiles; t += clusters) {
-        const Tile tile = tile_of(t + listed, a);
+        const Tile tile = tile_of(t + listed, a, pairs);
         if (a.wanted != nullptr && a.wanted[tile.pair] == 0) continue;
         const int row = (tile.pair * kClusterCtas + rank) * kTileRows;
         const int half = tile.vocab_id * kTileColumns + rank * (kTileColumns / 2);
@@ -96,7 +97,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     TileWriter writer(memory);
     float z[128];
     for (int t = cluster; t < tiles; t += clusters) {
-      const Tile tile = tile_of(t + listed, a);
+      const Tile tile = tile_of(t + listed, a, pairs);
       if (a.wanted != nullptr && a.wanted[tile.pair] == 0) continue;
       int previous = -1;
       for (int k = 0; k < a.steps; ++k) {

@@ -26,17 +26,6 @@ GemmArguments product(const GradientOutput& out, std::int64_t rows, std::int64_t
   return p;
 }
 
-// Sets the number of d_weight tiles for clusters with one tile of d_hidden less than the others.
-void balance(GradientArguments& a, int clusters) {
-  const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
-  const int weight_tiles = a.weight.row_pairs * a.weight.column_tiles;
-  a.early_first = hidden_tiles % clusters;
-  if (a.early_first == 0 || weight_tiles == 0) return;  // all have the same number
-  const std::int64_t early =
-      std::int64_t{clusters - a.early_first} * a.hidden.steps / (a.weight.steps + kFinish);
-  a.early_tiles = static_cast<int>(std::min<std::int64_t>(early, weight_tiles));
-}
-
 void require_map(const char* name, const void* data, std::int64_t stride, DType dtype) {
   const std::int64_t bytes = stride * (dtype == DType::f32 ? 4 : 2);
   if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0 || bytes % 16 != 0)
@@ -228,11 +217,6 @@ void multiply_block(const GradientGemmsCall& c) {
   const int tiles =
       a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;
   const int clusters = std::min(processor_count() / kClusterCtas, tiles);
-  if (far) {  // tiles vary in length, so each cluster gets the same number
-    a.late_first = a.hidden.row_pairs * a.hidden.column_tiles % clusters;
-  } else {
-    balance(a, clusters);
-  }
   // Waits cost short tiles more than they gain; narrow heads fit into L2.
   constexpr int kPacedSteps = 1024;
   constexpr int kPacedColumns = 8;

@@ -55,7 +55,8 @@ __device__ __forceinline__ void for_steps(const GradientArguments& a, int pair, 
     const int steps = hidden_steps(a, pair);
     for (int k = begin; k < begin + steps; ++k) f(k);
   } else {
-    for (int k = 0; k < a.weight.steps; ++k) {
+    const int steps = weight_steps(a);
+    for (int k = 0; k < steps; ++k) {
       if (step_active(a, k)) f(k);
     }
   }
@@ -345,7 +346,8 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   const TileMemory memory(shared_memory);
   memory.init_barriers();
   const int clusters = gridDim.x / kClusterCtas;
-  TileSchedule schedule(a, blockIdx.x / kClusterCtas, clusters);
+  const int cluster = blockIdx.x / kClusterCtas;
+  TileSchedule schedule(a, kFar, cluster, clusters);
   bool is_hidden;
   int tile;
   StageCursor at;
@@ -353,20 +355,20 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     registers_shrink<40>();
     if (threadIdx.x == 0) {
       const Pace pace(a.paced ? a.pace : nullptr);
-      const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
+      const int of_hidden = hidden_tiles(a);
       const int stretches = stretches_of(a.hidden.steps);
-      const int first_late = (hidden_tiles + clusters - 1) / clusters * stretches;
+      const int first_late = (of_hidden + clusters - 1) / clusters * stretches;
       int round = 0;  // rounds of d_hidden
       int late = 0;   // rounds in which all clusters take part
       while (schedule.next(is_hidden, tile)) {
         if (is_hidden) {
           load_tile<true, kFar, false>(pace, round * stretches,
-                                       min(clusters, hidden_tiles - round * clusters), memory, at,
+                                       min(clusters, of_hidden - round * clusters), memory, at,
                                        &block_rows, &weight, nullptr, a, tile);
           ++round;
           continue;
         }
-        const bool paced = tile >= a.early_tiles;
+        const bool paced = tile >= schedule.early_tiles();
         if (paced && late > 1) pace.wait(first_late + late - 2, clusters);
         load_tile<false, kFar, kSums>(pace, 0, 0, memory, at, &block_columns, &hidden, &d_weight, a,
                                       tile);
@@ -376,7 +378,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   } else {
     registers_grow<232>();
     TileWriter writer(memory);
-    while (schedule.next(is_hidden, tile)) {
+    while (schedule.next(is_hidden, tile) || schedule.next_empty(a, is_hidden, tile)) {
       if (is_hidden) {
         make_tile<true, kRankOne, kEntries, kFar, false>(memory, writer, at, &d_hidden, a, tile);
       } else {

@@ -45,9 +45,6 @@ struct GradientArguments {
   int hidden_pairs;  // of one part
   int hidden_steps;  // of all parts
   GemmArguments weight;
-  int early_tiles;  // tiles of d_weight for the clusters with one tile of d_hidden less
-  int early_first;  // the first of those clusters; they are the last ones
-  int late_first;   // the cluster that starts the rest of d_weight
   unsigned* pace;
   bool paced;  // pacing is worth it: the clusters read more than L2 holds
   // Targets, added in fp32 by the epilogue.
@@ -63,23 +60,52 @@ struct GradientArguments {
   std::int64_t weight_stride;
   const __nv_bfloat16* hidden_rows;
   std::int64_t hidden_stride;
-  const int* active;  // [token pairs]: 0: all tokens ignored, the pair is skipped; null: all active
-  SplitSums sums;     // running sums of a bf16 d_weight
+  // [token pairs + 1]: 0: all tokens ignored, the pair is skipped; the last: 1 + the last pair that
+  // is not skipped. Null: all active.
+  const int* active;
+  SplitSums sums;  // running sums of a bf16 d_weight
   FarVocabBlockArguments far;
 };
 
-// A cluster's tiles in order.
+// Returns the pairs of token tiles up to the last one with a target.
+__device__ __forceinline__ int pairs_with_targets(const GradientArguments& a, int pairs) {
+  return a.active == nullptr ? pairs : min(pairs, a.active[pairs]);
+}
+// Returns the steps of a d_weight tile.
+__device__ __forceinline__ int weight_steps(const GradientArguments& a) {
+  constexpr int kSteps = kClusterRows / kStep;
+  return min(a.weight.steps,
+             pairs_with_targets(a, (a.weight.steps + kSteps - 1) / kSteps) * kSteps);
+}
+// Returns the tiles of d_hidden that are computed; the rest is 0. With split-K all are.
+__device__ __forceinline__ int hidden_tiles(const GradientArguments& a) {
+  const bool split = a.hidden.row_pairs != a.hidden_pairs;
+  return (split ? a.hidden.row_pairs : pairs_with_targets(a, a.hidden_pairs)) *
+         a.hidden.column_tiles;
+}
+
+// A cluster's tiles in order. The last clusters have one tile of d_hidden less than the others:
+// they have tiles of d_weight instead, which count as early, before all clusters share the rest.
 class TileSchedule {
  public:
-  __device__ __forceinline__ TileSchedule(const GradientArguments& a, int cluster, int clusters)
-      : hidden_tiles_(a.hidden.row_pairs * a.hidden.column_tiles),
+  // even: every cluster gets the same number of tiles, whatever their length.
+  __device__ __forceinline__ TileSchedule(const GradientArguments& a, bool even, int cluster,
+                                          int clusters)
+      : hidden_tiles_(hidden_tiles(a)),
         weight_tiles_(a.weight.row_pairs * a.weight.column_tiles),
-        early_tiles_(a.early_tiles),
-        early_count_(clusters - a.early_first),
         clusters_(clusters),
-        hidden_(cluster),
-        early_(cluster - a.early_first),
-        late_(a.early_tiles + (cluster + clusters - a.late_first) % clusters) {}
+        hidden_(cluster) {
+    const int first = hidden_tiles_ % clusters;  // of those with one tile less
+    early_count_ = clusters - first;
+    early_ = cluster - first;
+    early_tiles_ = 0;
+    if (first > 0 && !even) {
+      const long long early =
+          static_cast<long long>(early_count_) * a.hidden.steps / (weight_steps(a) + kFinish);
+      early_tiles_ = static_cast<int>(min(early, static_cast<long long>(weight_tiles_)));
+    }
+    late_ = early_tiles_ + (even ? (cluster + clusters - first) % clusters : cluster);
+  }
   // Returns false at the end.
   __device__ __forceinline__ bool next(bool& is_hidden, int& tile) {
     is_hidden = hidden_ < hidden_tiles_;
@@ -97,9 +123,18 @@ class TileSchedule {
     late_ += clusters_;
     return tile < weight_tiles_;
   }
+  // Goes on, after the end, with the tiles of d_hidden that have no steps: they are 0.
+  __device__ __forceinline__ bool next_empty(const GradientArguments& a, bool& is_hidden,
+                                             int& tile) {
+    is_hidden = true;
+    tile = hidden_;
+    hidden_ += clusters_;
+    return tile < a.hidden.row_pairs * a.hidden.column_tiles;
+  }
+  __device__ __forceinline__ int early_tiles() const { return early_tiles_; }
 
  private:
-  int hidden_tiles_, weight_tiles_, early_tiles_, early_count_, clusters_;
+  int hidden_tiles_, weight_tiles_, clusters_, early_tiles_, early_count_;
   int hidden_, early_, late_;
 };
 

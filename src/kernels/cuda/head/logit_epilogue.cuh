@@ -36,16 +36,21 @@ struct Tile {
   int vocab_id;  // vocabulary tile
   bool sampled;  // of the far field: sampled, not selected
 };
-// Maps a tile index of a launch to a tile. The order keeps a group of token tiles in L2 while the
-// weights stream past.
-__device__ __forceinline__ Tile tile_of(int index, const ForwardArguments& a) {
+// Returns the pairs of token tiles of a launch up to the last one that is not skipped.
+__device__ __forceinline__ int pairs_of(const ForwardArguments& a) {
+  return a.wanted == nullptr ? a.launch_pairs
+                             : max(0, min(a.launch_pairs, a.wanted[a.token_pairs] - a.first_pair));
+}
+// Maps a tile index of a launch of so many pairs to a tile. The order keeps a group of token tiles
+// in L2 while the weights stream past.
+__device__ __forceinline__ Tile tile_of(int index, const ForwardArguments& a, int pairs) {
   if (a.list != nullptr) {
     const std::uint32_t entry = a.list[index];
     return {block_of_entry(entry), group_of_entry(entry) - a.first_tile, sampled_entry(entry)};
   }
   const int group_size = a.group * a.vocab_tiles;
   const int first = index / group_size * a.group;
-  const int rows = min(a.group, a.launch_pairs - first);
+  const int rows = min(a.group, pairs - first);
   const int within = index % group_size;
   return {a.first_pair + first + within % rows, within / rows, false};
 }

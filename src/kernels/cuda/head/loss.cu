@@ -126,17 +126,9 @@ __device__ void write_loss(const LossCall& c, bool single, const Sums& all) {
   *c.loss = s.bad_target == kNoBadTarget && s.bad_rank < 0 ? static_cast<float>(loss) : nanf("");
 }
 
-// Returns the log-sum-exp with the digits that f.lse, rounded to fp32, lacks: the difference of a
-// target's logit and its log-probability, where that is as near to f.lse as rounding is.
+// Returns the log-sum-exp with the digits that f.lse, rounded to fp32, lacks.
 __device__ double exact_lse(const ForwardCall& f, std::int64_t row) {
-  const double lse = f.lse[row];
-  const int per_token = f.shape.targets_per_token;
-  for (std::int64_t slot = row * per_token; slot < (row + 1) * per_token; ++slot) {
-    if (!is_target(f, target_of(f, slot))) continue;
-    const double found = static_cast<double>(f.target_logit[slot]) - f.log_prob[slot];
-    if (fabs(found - lse) <= 0x1p-23 * fabs(lse)) return found;
-  }
-  return lse;
+  return static_cast<double>(f.lse[row]) + f.lse_rest[row];
 }
 // The softmax of a token with a logit of +inf is NaN, and so are its gradients.
 __device__ void set_lse(RowCoefficients& to, double lse) {

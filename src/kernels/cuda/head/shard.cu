@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
   const double sum = wide.scaled(merged.exponent);
   const double lse = (merged.exponent + log2(sum)) * kLn2;
   const bool valid_row = has_target(c, row);
-  if (c.lse != nullptr) c.lse[row] = valid_row ? static_cast<float>(lse) : 0.0f;
+  write_lse(c, row, valid_row ? lse : 0.0);
   if (c.entropy != nullptr)
     c.entropy[row] = valid_row ? static_cast<float>(entropy_of(sum, merged.entropy / sum)) : 0.0f;
   if (c.weighted_sum != nullptr)

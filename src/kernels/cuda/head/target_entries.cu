@@ -169,7 +169,9 @@ __global__ void __launch_bounds__(kThreads)
   if (at < count) {
     const std::int32_t slot = order.slots[at];
     entries.vocab_ids[at] = order.vocab_ids[slot];
-    entries.tokens[at] = slot / b.chunk.shape.targets_per_token;
+    const int row = slot / b.chunk.shape.targets_per_token;
+    const std::int32_t* const rows = b.chunk.original.rows;
+    entries.tokens[at] = rows == nullptr ? row : rows[row];
     entries.coefficients[at] = b.coefficient[slot];
   }
 }

@@ -1,4 +1,4 @@
-// Lookup of tokens' targets.
+// Lookup of tokens' targets, and outputs that all forward kernels write alike.
 #pragma once
 
 #include "kernels/device/head.h"
@@ -61,6 +61,12 @@ __device__ __forceinline__ std::int32_t vocab_id_of_row(const ForwardCall& c, st
 __device__ __forceinline__ bool is_local(const ForwardCall& c, std::int64_t vocab_id) {
   const std::int64_t row = row_of_vocab_id(c, vocab_id);
   return is_target(c, vocab_id) && row >= 0 && row < c.shape.vocab;
+}
+__device__ __forceinline__ void write_lse(const ForwardCall& c, std::int64_t row, double lse) {
+  const auto rounded = static_cast<float>(lse);
+  if (c.lse != nullptr) c.lse[row] = rounded;
+  if (c.lse_rest != nullptr)
+    c.lse_rest[row] = isfinite(rounded) ? static_cast<float>(lse - rounded) : 0.0f;
 }
 // Returns true if a token has a target.
 __device__ __forceinline__ bool has_target(const ForwardCall& c, std::int64_t row) {

@@ -36,7 +36,8 @@ struct ForwardArguments {
   float* weighted;         // sums of logit weight times z, or null
   float* best;             // greatest z, or null
   int* best_index;
-  // [token_pairs + 1]: 0 skips the pair, 0 in the last skips all; null: none skipped
+  // [token_pairs + 1]: 0 skips the pair; the last: 1 + the last pair that is not skipped, or 0.
+  // Null: none skipped.
   const int* wanted;
   // Exponentials are stored in f16 times 2^lift [padded tokens], integral, and 2^-shift [tokens, 4
   // vocabulary tiles] of their 64 entries. Null: as they are.

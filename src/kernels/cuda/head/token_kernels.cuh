@@ -15,11 +15,12 @@
 
 namespace logitless::cuda {
 
-// Flags of a chunk's pairs of token tiles, each [token pairs + 1]: the last element is for all
-// pairs.
+// Flags of a chunk's pairs of token tiles, each [token pairs + 1]: the last element is 1 + the last
+// pair with a flag, or 0.
 struct TokenFlags {
-  int* active = nullptr;  // 1 for 256 tokens with a target
-  int* repair = nullptr;  // 1 for 256 tokens with a sum out of range
+  int* active = nullptr;                // 1 for 256 tokens with a target
+  int* repair = nullptr;                // 1 for 256 tokens with a sum out of range
+  std::uint8_t* repair_rows = nullptr;  // [padded tokens]: 1 for the tokens themselves
   int token_pairs = 0;
 };
 
@@ -126,11 +127,12 @@ __global__ void __launch_bounds__(256)
     }
   }
   reference[row] = reference_of(top);
+  flags.repair_rows[row] = 0;
   any = __syncthreads_or(any) != 0;
   if (threadIdx.x > 0) return;
   flags.active[blockIdx.x] = any;
   flags.repair[blockIdx.x] = 0;
-  if (any) flags.active[flags.token_pairs] = 1;
+  if (any) atomicMax(flags.active + flags.token_pairs, static_cast<int>(blockIdx.x) + 1);
 }
 
 // Blocks of f16, whose range is small: exponentials are stored so that the sum of a row is about
@@ -138,22 +140,23 @@ __global__ void __launch_bounds__(256)
 inline constexpr float kHalfExponent = 12.0f;
 inline constexpr float kMostHalfExponent = 15.0f;
 
-// reference[token] = the exponent of the greatest logit, 0 where there is none. `lifts`, unless
-// null, gets kHalfExponent.
+// reference[token] = the exponent of the greatest logit, 0 where there is none, for the tokens to
+// repair. All others keep theirs, so that their bits do not depend on their neighbours. `lifts`,
+// unless null, gets kHalfExponent.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
-    set_reference(const float* best, int vocab_tiles, std::int64_t padded_tokens, const int* wanted,
-                  float* lifts, float* reference) {
+    set_reference(const float* best, int vocab_tiles, std::int64_t padded_tokens,
+                  const TokenFlags flags, float* lifts, float* reference) {
   __shared__ float tops[kParts][kRowsPerBlock];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
   // a thread block is within one pair of tiles
-  if (wanted != nullptr && wanted[row / 256] == 0) return;
+  if (flags.repair[row / 256] == 0) return;
   const int run = (vocab_tiles + kParts - 1) / kParts;
   const int end = min(vocab_tiles, (static_cast<int>(threadIdx.y) + 1) * run);
   float top = -INFINITY;
   for (int t = threadIdx.y * run; t < end; ++t) top = fmaxf(top, best[t * padded_tokens + row]);
   tops[threadIdx.y][threadIdx.x] = top;
   __syncthreads();
-  if (threadIdx.y > 0) return;
+  if (threadIdx.y > 0 || flags.repair_rows[row] == 0) return;
   for (int p = 1; p < kParts; ++p) top = fmaxf(top, tops[p][threadIdx.x]);
   reference[row] = reference_of(top);
   if (lifts != nullptr) lifts[row] = kHalfExponent;
@@ -182,12 +185,12 @@ __device__ __forceinline__ bool leads(float best, int index, float than, int its
 
 // Adds up the partials in a fixed order, in double, and writes the outputs. `wanted` restricts this
 // to some pairs of tiles; null: all tokens. `more` [padded tokens], unless null, is added to the
-// sums. `repair` [token pairs + 1], unless null, gets a 1 for each 256 tokens with a sum out of
-// range, and in its last element. `exponents` [padded tokens], unless null, gets log2 of the sums.
+// sums. Sums out of range are flagged in `found`, unless its pointers are null. `exponents` [padded
+// tokens], unless null, gets log2 of the sums.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     write_outputs(const ForwardCall c, const Partials p, const float* reference,
-                  const float* target_logits, const int* wanted, int* repair, const int* active,
-                  const float* more, float* exponents) {
+                  const float* target_logits, const int* wanted, const TokenFlags found,
+                  const int* active, const float* more, float* exponents) {
   struct Part {
     double sum, entropy, weighted;
     float best;
@@ -224,17 +227,18 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     }
   }
   if (more != nullptr && made) mine.sum += more[row];
-  if (repair != nullptr && made &&
+  if (found.repair != nullptr && made &&
       (mine.sum > kMostSum || (mine.sum < kLeastSum && !has_given_reference(c, row)))) {
-    repair[row / 256] = 1;
-    repair[(c.shape.tokens + 255) / 256] = 1;
+    found.repair_rows[row] = 1;
+    found.repair[row / 256] = 1;
+    atomicMax(found.repair + found.token_pairs, static_cast<int>(row / 256) + 1);
   }
 
   if (exponents != nullptr) exponents[row] = made ? static_cast<float>(log2(mine.sum)) : 0.0f;
   const int per_token = c.shape.targets_per_token;
   const bool valid_row = has_target(c, row);
   const double lse = (reference[row] + log2(mine.sum)) * kLn2;
-  if (c.lse != nullptr) c.lse[row] = valid_row ? static_cast<float>(lse) : 0.0f;
+  write_lse(c, row, valid_row ? lse : 0.0);
   if (c.entropy != nullptr)
     c.entropy[row] =
         valid_row ? static_cast<float>(entropy_of(mine.sum, mine.entropy / mine.sum)) : 0.0f;

@@ -11,6 +11,7 @@
 #include "kernels/device/order.h"
 #include "kernels/device/shard.h"
 #include "kernels/device/shard_far.h"
+#include "kernels/device/token_list.h"
 
 namespace logitless::cuda {
 namespace {
@@ -46,6 +47,11 @@ float Timer::stop(Stream) { refuse(); }
 void scale_block(const BlockCall&) { refuse(); }
 void scale_by_logits(const BlockCall&) { refuse(); }
 void prepare_block(const BlockCall&) { refuse(); }
+void list_tokens(const ForwardCall&, const TokenList&) { refuse(); }
+void gather_listed(const ForwardCall&, const std::int32_t*, void*) { refuse(); }
+void spread_rows(const TokenList&, std::int64_t, std::int64_t, const GradientOutput&, Stream) {
+  refuse();
+}
 void order_targets(const ForwardCall&, const TargetOrder&) { refuse(); }
 void list_targets(const BlockCall&, const TargetOrder&, const TargetEntries&) { refuse(); }
 const void* gather_block(const ForwardCall&, const FarVocabBlock&, GatherPart, const int*) {

@@ -1,0 +1,89 @@
+"""A token's log-probability, entropy and loss have the same bits in any batch: with any number of tokens, position, mask,
+neighbours, memory budget, and with or without gradients. So a sampler and a trainer agree exactly."""
+
+import pytest
+import torch
+from logitless.torch import linear_cross_entropy, linear_logprobs
+from logitless.torch.losses import selective_log_softmax
+
+DEVICE = torch.get_default_device().type  # conftest.py
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOKENS, DIM, VOCAB = 700, 136, 1500
+
+
+@pytest.fixture(scope="module", params=DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def head(request):
+    generator = torch.Generator("cpu").manual_seed(7)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, device="cpu")
+
+    hidden, weight = normal(TOKENS, DIM), normal(VOCAB, DIM) / 4
+    target = torch.randint(0, VOCAB, (TOKENS,), generator=generator, device="cpu")
+    return hidden.to(DEVICE, request.param), weight.to(DEVICE, request.param), target.to(DEVICE)
+
+
+def bits(hidden, weight, target, **options):
+    """Returns log-probabilities, entropies and losses, by each call that has them, with and without gradients."""
+    log_prob, entropy = linear_logprobs(hidden, weight, target, **options)[:2]
+    loss = linear_cross_entropy(hidden, weight, target, reduction="none", **options)
+    wanted = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+    for other in (
+        linear_logprobs(*wanted, target, **options)[0].detach(),
+        -loss,
+        -linear_cross_entropy(*wanted, target, reduction="none", **options).detach(),
+        selective_log_softmax(hidden, weight, target, **options),
+    ):
+        assert torch.equal(other, log_prob)
+    return log_prob, entropy
+
+
+def same(found, expected, rows):
+    for a, b in zip(found, expected):
+        assert torch.equal(a, b[rows])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 64, 255, 256, 257, 600])
+def test_any_number_of_tokens_anywhere(head, tokens):
+    hidden, weight, target = head
+    expected = bits(*head)
+    for first in (0, 3, TOKENS - tokens):
+        rows = slice(first, first + tokens)
+        same(bits(hidden[rows].contiguous(), weight, target[rows].contiguous()), expected, rows)
+
+
+def test_any_order(head):
+    hidden, weight, target = head
+    rows = torch.randperm(TOKENS, device=DEVICE)
+    same(bits(hidden[rows], weight, target[rows]), bits(*head), rows)
+
+
+@pytest.mark.parametrize("ignored", [0.1, 0.6, 0.95])
+def test_any_mask(head, ignored):
+    hidden, weight, target = head
+    expected = bits(*head)
+    counts = torch.rand(TOKENS, device=DEVICE) >= ignored
+    found = bits(hidden, weight, torch.where(counts, target, -100))
+    for a, b in zip(found, expected):
+        assert torch.equal(a[counts], b[counts]) and not a[~counts].any()
+
+
+@pytest.mark.parametrize("factor", [6.0, 40.0])
+def test_any_neighbours(head, factor):
+    """Larger logits of other tokens leave the range in which exponentials are summed at first."""
+    hidden, weight, target = head
+    rows = torch.arange(TOKENS, device=DEVICE) % 3 == 0
+    same([x[rows] for x in bits(torch.where(rows[:, None], hidden, factor * hidden), weight, target)], bits(*head), rows)
+    large = bits(factor * hidden, weight, target)
+    same(bits(factor * hidden[rows], weight, target[rows]), large, rows)
+
+
+def test_any_budget(head):
+    expected = bits(*head)
+    for budget in ("3MiB", "8MiB", "1GiB"):
+        try:
+            found = bits(*head, memory_budget=budget)
+        except ValueError as error:
+            assert "memory_budget" in str(error)
+            continue
+        same(found, expected, slice(None))
