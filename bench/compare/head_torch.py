@@ -4,12 +4,16 @@
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/head_torch.py
         [--head gemma|llama|gpt2 | --tokens N --dim D --vocab V | --real FILE --dim D] [--dtype bfloat16|float16|float32]
         [--device cuda|cpu] [--rounds R] [--only TEXT] [--json] [--kernels sm80|cublas|...]
+        [--ignored 0.5,0.75 [--prompts]]
 
 Contenders, each where its package is installed:
 - PyTorch eager (cross_entropy of the fp32 logits), and torch.compile of it
 - cut_cross_entropy with and without its filter
 - Liger's Triton loss and its two for SM90, and quack's chunked loss
 - logitless: its PyTorch call by default and with budgets, and plans through the C library
+
+--ignored sets these parts of the targets to -100, a table for each, at random or, with --prompts, at the start of each of
+8 sequences. The row "the rows that count" is logitless without the ignored rows. Ratios are to the GEMMs of all tokens.
 
 Inputs are bf16 by default, random and fresh, or a real head (safetensors with hidden, weight, targets) rotated into D columns.
 d_hidden of sampled tokens and d_weight of sampled vocabulary entries are compared with float64.
@@ -58,11 +62,12 @@ def exact_gradients(x, w, y, tokens, vocab_ids):
     w64 = w.double()
     for first in range(0, x.shape[0], step):
         lse[first : first + step] = torch.logsumexp(x[first : first + step].double() @ w64.T, 1)
+    share = (y >= 0).double()[:, None] / (y >= 0).sum()
     p = torch.exp(x[tokens].double() @ w64.T - lse[tokens, None])
-    p[torch.arange(len(tokens)), y[tokens]] -= 1
-    d_hidden = p @ w64 / x.shape[0]
+    p[torch.arange(len(tokens)), y[tokens].clamp(min=0)] -= 1
+    d_hidden = share[tokens] * p @ w64
     p = torch.exp(x.double() @ w64[vocab_ids].T - lse[:, None]) - (y[:, None] == vocab_ids[None, :]).double()
-    return d_hidden, p.T @ x.double() / x.shape[0]
+    return d_hidden, (share * p).T @ x.double()
 
 
 def losses(y):
@@ -120,6 +125,34 @@ def losses(y):
     return found
 
 
+def ignore(y, part, prompts):
+    """Returns the targets with a part of them ignored."""
+    y = y.clone()
+    if prompts:
+        for sequence in y.chunk(8):
+            sequence[: int(part * len(sequence))] = -100
+    else:
+        y[torch.rand(len(y), device=y.device) < part] = -100
+    return y
+
+
+def counting_rows(x, w, y):
+    """Returns a function that runs the loss of the rows that count, picked beforehand."""
+    from logitless.torch import linear_cross_entropy
+
+    counts = y >= 0
+    a, b, targets = x[counts].requires_grad_(), w.detach().requires_grad_(), y[counts]
+
+    def run():
+        a.grad = b.grad = None
+        linear_cross_entropy(a, b, targets).backward()
+        d_hidden = torch.zeros_like(x)
+        d_hidden[counts] = a.grad
+        return d_hidden, b.grad
+
+    return run
+
+
 def through_c(x, w, y, kind, weight_dtype, budget):
     """Returns a function that runs one plan of the C library, with its gradients."""
     import ctypes
@@ -172,6 +205,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="contenders whose names have this in them, separated by |")
     parser.add_argument("--kernels", help="logitless's GPU kernels, as LOGITLESS_GPU_KERNELS: sm80, or hopper,cublas")
+    parser.add_argument("--ignored", default="0", help="parts of the targets, separated by commas")
+    parser.add_argument("--prompts", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.kernels:
@@ -179,6 +214,12 @@ def main():
     if args.real and not Path(args.real).is_file():
         raise SystemExit(f"{args.real} is not there; bench/heads/README.md says how a head is made")
 
+    for part in args.ignored.split(","):
+        measure(args, float(part))
+
+
+def measure(args, ignored):
+    """Prints the table of one part of ignored targets."""
     tokens, dim, vocab = HEADS[args.head] if args.head else (args.tokens, args.dim, args.vocab)
     torch.manual_seed(0)
     on_gpu = args.device == "cuda"
@@ -188,6 +229,8 @@ def main():
     else:
         x, w, y = random_head(tokens, dim, vocab, args.device, element)
     vocab = w.shape[0]
+    if ignored:
+        y = ignore(y, ignored, args.prompts)
     synchronize = torch.cuda.synchronize if on_gpu else (lambda: None)
 
     def with_autograd(loss):
@@ -210,11 +253,13 @@ def main():
         ("C: recompute, bf16 d_weight, 256 MiB", "recompute", torch.bfloat16, 256 << 20),
     ):
         ways[name] = lambda kind=kind, dtype=dtype, budget=budget: through_c(x, w, y, kind, dtype, budget)
+    if ignored:
+        ways["the rows that count"] = lambda: counting_rows(x, w, y)
     if args.only:
         ways = {name: way for name, way in ways.items() if any(part in name for part in args.only.split("|"))}
 
     sampled = torch.linspace(0, tokens - 1, min(64, tokens)).long().to(args.device)
-    vocab_ids = torch.cat([y[:32], torch.linspace(0, vocab - 1, min(32, vocab)).long().to(args.device)])
+    vocab_ids = torch.cat([y[y >= 0][:32], torch.linspace(0, vocab - 1, min(32, vocab)).long().to(args.device)])
     exact_hidden, exact_weight = exact_gradients(x, w, y, sampled, vocab_ids)
     error = lambda got, exact: ((got.double() - exact).norm() / exact.norm()).item()
     rows = {}
@@ -279,7 +324,9 @@ def main():
         return
     where = torch.cuda.get_device_name() if on_gpu else "CPU"
     print(f"N {tokens}, D {dim}, V {vocab}, {args.dtype}{', real' if args.real else ''}"
-          f"{', kernels ' + args.kernels if args.kernels else ''}, PyTorch {torch.__version__}, {where}; floor "
+          f"{', kernels ' + args.kernels if args.kernels else ''}"
+          f"{f', {ignored:.0%} ignored' if ignored else ''}{', prompts' if ignored and args.prompts else ''}, "
+          f"PyTorch {torch.__version__}, {where}; floor "
           f"{floor * 1e3:.2f} ms, gradients {(x.nbytes + w.nbytes) / 2**20:.0f} MiB")
     for row in rows.values():
         memory = "-" if row["peak"] is None else f"{row['peak'] / 2**20:.0f}"
