@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/compiled.h"
 #include "compiler/exec/cuda/codegen.h"
 #include "compiler/ir/text.h"
 #include "compiler/loops.h"
@@ -305,6 +306,29 @@ TEST(CodegenText, AlignmentOfALoopsBuffers) {
   loop.arena = 2;
   const std::int64_t outer[] = {256, 64, 128};
   EXPECT_EQ(ir::buffer_alignments(loop, body, outer), (std::vector<std::int64_t>{256, 8, 32, 128}));
+}
+
+// An offset of all logits cancels only beside the digits that f32 lacks.
+TEST(CodegenText, LogSumExpsOfRowGroupsKeepTheDigitsOfF64) {
+  CompileOptions options;
+  options.device.kind = DeviceKind::cuda;
+  options.device.compute_capability = 90;
+  const CompiledProgram compiled = compile(
+      Graph::parse("graph g(%x: f32[70, 300], %b: f32[300], %y: f32[70]) {\n"
+                   "  %c = broadcast %b dims(1) : f32[70, 300]\n  %z = add %x, %c\n"
+                   "  %l = reduce_lse %z dims(1)\n  %d = sub %l, %y\n  return d: %d, z: %z\n}\n"),
+      options);
+  int groups = 0;
+  for (const ir::Instruction& i : CompilerAccess::state(compiled).program.instructions) {
+    const auto* group = std::get_if<ir::RowGroup>(&i.what);
+    if (group == nullptr) continue;
+    ++groups;
+    const std::string source =
+        ir::generate(*group, std::vector<std::int64_t>(8, 16)).front().source;
+    EXPECT_NE(source.find("double q1;"), std::string::npos) << source;
+    EXPECT_NE(source.find("q1 = state.wide_value();"), std::string::npos) << source;
+  }
+  EXPECT_EQ(groups, 1);
 }
 
 }  // namespace

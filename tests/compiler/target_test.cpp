@@ -1,5 +1,6 @@
 // Lowering depends on a machine only through its Target.
 #include <gtest/gtest.h>
+#include <logitless/compiler.h>
 #include <logitless/error.h>
 
 #include "compiler/ir/text.h"
@@ -113,6 +114,18 @@ TEST(Lowering, PassesOnWhatTheTargetRefuses) {
   } catch (const Unsupported& error) {
     EXPECT_STREQ(error.what(), "pick: not here");
   }
+}
+
+// A GPU's rows have gaps, but a scalar has no rows.
+TEST(Lowering, TakesAScalarThatBecomesARow) {
+  CompileOptions options;
+  options.device.kind = DeviceKind::cuda;
+  options.device.compute_capability = 90;
+  const CompiledProgram program =
+      compile(Graph::parse("graph g(%x: f32[70]) { %s = reduce_sum %x dims(0) %r = reshape %s : "
+                           "f32[1] return r: %r }"),
+              options);
+  EXPECT_EQ(program.results().size(), 1u);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ bool takes_gaps(const Graph& g, const Node& reader, Value v) {
     case Op::reshape: {
       // A broadcast of the dimensions before the last one.
       const Shape &from = g.type(v).shape, &to = reader.results[0].shape;
-      return !to.empty() && to.back().value() == from.back().value();
+      return !to.empty() && !from.empty() && to.back().value() == from.back().value();
     }
     case Op::dot:
     case Op::fused_dot:

@@ -40,5 +40,7 @@ KernelArgument stored_argument(const Pointwise& loop);
 std::string shape_text(const std::vector<std::int64_t>& shape);
 // Returns the type of the states: Sum<float>, Max<double>, ...
 std::string state_type(const Pointwise& loop);
+// Returns the expression of a state's result. A log-sum-exp that is stored as f64 is a double.
+std::string value_of(const char* state, const Pointwise& loop);
 
 }  // namespace logitless::ir

@@ -46,13 +46,6 @@ KernelArgument target_argument(const Pointwise& loop, bool to_scratch) {
   return to_scratch ? KernelArgument{KernelArgument::Kind::scratch, -1, 0} : stored_argument(loop);
 }
 
-// Returns the expression of a state's result.
-std::string value_of(const char* state, const Pointwise& loop) {
-  const bool wide = loop.reduce == Reduce::lse && loop.store.view.dtype == DType::f64;
-  const bool integer = holds_integers(loop, loop.store.source);
-  return concat(integer ? "(long long)" : "", state, wide ? ".wide_value()" : ".value()");
-}
-
 // Loads the item at the declared coordinates and adds its elements to `state`, as one sum, or to
 // state[j] separately.
 void add_item(Lines& lines, const LoopText& text, int width, bool each) {
@@ -179,6 +172,12 @@ GeneratedKernel merge_column_parts(std::span<const Pointwise* const> loops, cons
   kernel.arguments = std::move(arguments);
   kernel.shape.grid[0] = static_cast<unsigned>(blocks * static_cast<std::int64_t>(loops.size()));
   return kernel;
+}
+
+std::string value_of(const char* state, const Pointwise& loop) {
+  const bool wide = loop.reduce == Reduce::lse && loop.store.view.dtype == DType::f64;
+  const bool integer = holds_integers(loop, loop.store.source);
+  return concat(integer ? "(long long)" : "", state, wide ? ".wide_value()" : ".value()");
 }
 
 std::string state_type(const Pointwise& loop) {

@@ -394,7 +394,12 @@ class GroupText {
   }
   // Returns the value as it would be read back from its buffer, rounded to its dtype.
   static std::string read_back(DType dtype, const std::string& value) {
-    return dtype == DType::f32 ? value : concat("(float)number(", converted(dtype, value), ")");
+    if (dtype == DType::f32 || dtype == DType::f64) return value;
+    return concat("(float)number(", converted(dtype, value), ")");
+  }
+  // Declares the value of a row: a double where it is stored as one, as a log-sum-exp may be.
+  void declare_row(Lines& lines, std::size_t s) const {
+    lines.add(g_.stages[s].loop.store.view.dtype == DType::f64 ? "double q" : "float q", s, ";");
   }
 
   void stage(Lines& lines, std::size_t s) {
@@ -403,7 +408,7 @@ class GroupText {
       case StageKind::elements:
         return element_stage(lines, s);
       case StageKind::rows:
-        lines.add("float q", s, ";");
+        declare_row(lines, s);
         lines.add("{");
         lines.add("q", s, " = ", read_back(loop.store.view.dtype, steps(lines, s)), ";");
         lines.add("}");
@@ -452,7 +457,7 @@ class GroupText {
 
   void row_sum_stage(Lines& lines, std::size_t s) {
     const Pointwise& loop = g_.stages[s].loop;
-    lines.add("float q", s, ";");
+    declare_row(lines, s);
     lines.add("{");
     lines.add(state_type(loop), " state;");
     lines.add("state.clear();");
@@ -477,7 +482,7 @@ class GroupText {
       lines.add("for (int warp = 1; warp < ", warps, "; ++warp) state.merge(shared", s,
                 "[y][warp]);");
     }
-    lines.add("q", s, " = ", read_back(loop.store.view.dtype, "state.value()"), ";");
+    lines.add("q", s, " = ", read_back(loop.store.view.dtype, value_of("state", loop)), ";");
     lines.add("}");
     store_row(lines, s);
   }
