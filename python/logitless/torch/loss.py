@@ -121,7 +121,7 @@ def linear_logprobs(
     Policy and preference losses (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of these.
 
     Args:
-        hidden: [..., D]. weight: [V, D], the dtype of hidden. bias: [V].
+        hidden: [..., D]. weight: [V, D], the dtype of hidden, or float32 beside 16 bits. bias: [V].
         target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0 and cost nothing.
         return_argmax: also returns the token id of the largest logit [...], int64, the first of several; -1 for ignored
             rows.
