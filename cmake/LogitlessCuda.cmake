@@ -28,6 +28,14 @@ if(LOGITLESS_CUDA)
       set(CMAKE_CUDA_COMPILER_LAUNCHER ${logitless_launcher})
     endif()
     find_package(CUDAToolkit REQUIRED)
+    set(logitless_cuda_options "")
+    if(LOGITLESS_CUDA_FAST_COMPILE)
+      include(CheckCompilerFlag)
+      check_compiler_flag(CUDA --Ofast-compile=max LOGITLESS_NVCC_FAST_COMPILES)
+      if(LOGITLESS_NVCC_FAST_COMPILES)
+        set(logitless_cuda_options --Ofast-compile=max)
+      endif()
+    endif()
     set(LOGITLESS_HAS_CUDA ON)
   elseif(LOGITLESS_CUDA STREQUAL "ON")
     message(FATAL_ERROR "LOGITLESS_CUDA is ON, and no nvcc was found; set CUDACXX or CMAKE_CUDA_COMPILER")
@@ -49,6 +57,7 @@ function(logitless_cuda_layer name)
   endif()
   target_compile_options(logitless_${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>
+    "$<$<COMPILE_LANGUAGE:CUDA>:${logitless_cuda_options}>"
     $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${LOGITLESS_WARNINGS_AS_ERRORS}>>:--Werror=all-warnings>
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${LOGITLESS_WARNINGS_AS_ERRORS}>>:-Werror>)

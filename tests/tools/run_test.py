@@ -26,7 +26,8 @@ class Run(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name)
         (self.root / "tools").mkdir()
-        shutil.copy(ROOT / "tools/run.sh", self.root / "tools/run.sh")
+        for script in ("tools/run.sh", "tools/gpu_here.sh"):
+            shutil.copy(ROOT / script, self.root / script)
         shutil.copy(ROOT / "Makefile", self.root / "Makefile")
         self.write("tools/build.sh", BUILD)
 
