@@ -19,7 +19,7 @@ from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from . import _memory, dtensor
-from .call import compute_dtype, check_head
+from .call import check_head, compute_dtype
 from .loss import Asked, linear_cross_entropy, token_log_probs
 
 NAMES = options.Framework(

@@ -9,7 +9,6 @@
 #include "head/cuda/shared_far_field.h"
 #include "head/cuda/views.h"
 #include "head/far_work.h"
-#include "kernels/device/stream.h"
 
 namespace logitless {
 namespace cuda {
@@ -125,28 +124,15 @@ void head_forward_saved(const HeadCall& call, const TokenOutputs& out) {
   floats_of("vocab_weight", call.in.logit_weights);
   Engine engine(call);
   const ForwardCall made = engine.forward_saved();
-  if (made.rows != nullptr) {
-    ForwardCall to = made;
-    to.lse = floats_of("lse", out.lse);
-    to.target_logit = floats_of("target_logit", out.target_logit);
-    to.log_prob = floats_of("log_prob", out.log_prob);
-    to.entropy = floats_of("entropy", out.entropy);
-    to.weighted_sum = floats_of("weighted_logit_sum", out.weighted_sum);
-    require_contiguous("argmax", out.argmax);
-    to.argmax = static_cast<std::int32_t*>(out.argmax.defined() ? out.argmax.data() : nullptr);
-    return scatter_outputs(made, to);
-  }
-  const auto give = [&](std::string_view name, const TensorView& to, const void* from) {
-    if (!to.defined()) return;
-    require_contiguous(name, to);
-    copy_async(to.data(), from, static_cast<std::size_t>(to.bytes()), made.stream);
-  };
-  give("lse", out.lse, made.lse);
-  give("target_logit", out.target_logit, made.target_logit);
-  give("log_prob", out.log_prob, made.log_prob);
-  give("entropy", out.entropy, made.entropy);
-  give("weighted_logit_sum", out.weighted_sum, made.weighted_sum);
-  give("argmax", out.argmax, made.argmax);
+  ForwardCall to = made;
+  to.lse = floats_of("lse", out.lse);
+  to.target_logit = floats_of("target_logit", out.target_logit);
+  to.log_prob = floats_of("log_prob", out.log_prob);
+  to.entropy = floats_of("entropy", out.entropy);
+  to.weighted_sum = floats_of("weighted_logit_sum", out.weighted_sum);
+  require_contiguous("argmax", out.argmax);
+  to.argmax = static_cast<std::int32_t*>(out.argmax.defined() ? out.argmax.data() : nullptr);
+  scatter_outputs(made, to);
 }
 
 void head_backward_saved(const HeadCall& call, const HeadCotangents& cotangents) {

@@ -26,8 +26,8 @@ void list_tokens(const ForwardCall& all, const TokenList& list);
 // many tokens of the call's list have a target; the others get 0. Null: all are copied.
 void gather_listed(const ForwardCall& call, const std::int32_t* counted, void* to);
 
-// Copies the outputs of a chunk whose tokens are in another order, call.rows, to their tokens in
-// `all`.
+// Copies the outputs of a chunk to their tokens in `all`: by call.rows, or in the same order
+// without rows.
 void scatter_outputs(const ForwardCall& call, const ForwardCall& all);
 
 // Moves rows i of `out`, i < counted, to rows[i], in place, and zeroes the rows of all others.

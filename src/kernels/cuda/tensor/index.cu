@@ -1,39 +1,14 @@
 // Indexed rows and elements: gather, pick, argmax, fill, and the targets of heads.
-#include <algorithm>
-
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/tensor/element.cuh"
+#include "kernels/cuda/tensor/strided.cuh"
 #include "kernels/device/index.h"
 
 namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostBlocks = std::int64_t{1} << 20;
-
-unsigned blocks_of(std::int64_t items, std::int64_t per_block) {
-  return static_cast<unsigned>(
-      std::clamp<std::int64_t>((items + per_block - 1) / per_block, 1, kMostBlocks));
-}
-cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
-std::int64_t count_of(const StridedSpace& space) {
-  std::int64_t count = 1;
-  for (int d = 0; d < space.rank; ++d) count *= space.sizes[d];
-  return count;
-}
-
-// Returns the offset of element `flat`.
-__device__ std::int64_t offset_of(const StridedSpace& space, const Strides& strides,
-                                  std::int64_t flat) {
-  std::int64_t at = 0;
-  for (int d = space.rank - 1; d >= 0; --d) {
-    at += flat % space.sizes[d] * strides.of[d];
-    flat /= space.sizes[d];
-  }
-  return at;
-}
 
 // A warp for each row; copies elements of type `Word`.
 template <typename Word>

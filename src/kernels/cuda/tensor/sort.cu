@@ -7,36 +7,14 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/tensor/element.cuh"
+#include "kernels/cuda/tensor/strided.cuh"
 #include "kernels/device/sort.h"
 
 namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostBlocks = std::int64_t{1} << 20;
 constexpr int kMostCandidates = 2048;  // of a row in shared memory
-
-unsigned blocks_of(std::int64_t items, std::int64_t per_block) {
-  return static_cast<unsigned>(
-      std::clamp<std::int64_t>((items + per_block - 1) / per_block, 1, kMostBlocks));
-}
-cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
-std::int64_t count_of(const StridedSpace& rows) {
-  std::int64_t count = 1;
-  for (int d = 0; d < rows.rank; ++d) count *= rows.sizes[d];
-  return count;
-}
-
-__device__ std::int64_t offset_of(const StridedSpace& rows, const Strides& strides,
-                                  std::int64_t row) {
-  std::int64_t at = 0;
-  for (int d = rows.rank - 1; d >= 0; --d) {
-    at += row % rows.sizes[d] * strides.of[d];
-    row /= rows.sizes[d];
-  }
-  return at;
-}
 
 // --- sort
 
