@@ -25,7 +25,8 @@ def parse_arguments(argv):
     parser.add_argument("--filter", default="", help="regular expression on the names of tests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--timeout", type=int, default=900, help="seconds for one test")
-    parser.add_argument("--totals", type=Path, help="file that a line 'passed failed skipped' is added to")
+    parser.add_argument("--totals", type=Path,
+                        help="file that a line 'passed failed skipped', then the names of failed tests, is added to")
     return parser.parse_args(argv)
 
 
@@ -111,7 +112,7 @@ def main(argv):
         print(f"run_tests.py: {problem}")
     if arguments.totals:
         with arguments.totals.open("a") as file:
-            file.write(f"{passed} {len(failed)} {skipped}\n")
+            file.write(" ".join(map(str, [passed, len(failed), skipped, *failed])) + "\n")
     print(summary(passed, len(failed), skipped))
     return 0 if passed > 0 and not failed else 1
 

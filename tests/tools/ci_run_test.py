@@ -17,14 +17,14 @@ for argument in "$@"; do
     ARGS=*) totals=${argument##* } ;;
   esac
 done
-[[ -z ${totals:-} ]] || echo "$PASSED $FAILED 0" >>"$totals"
+[[ -z ${totals:-} ]] || echo "$PASSED $FAILED 0 $NAMES" >>"$totals"
 exit "$FAILED"
 """
 
 
 class CiRun(unittest.TestCase):
     def run_ci(self, gpu, cmake_args="", failed=0):
-        """Returns (status, the make calls that had CMAKE_ARGS, the last line)."""
+        """Returns (status, the make calls that had CMAKE_ARGS, the last line). A failed test is called broken_test."""
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             for name in (".ci/run", "tools/gpu_here.sh"):
@@ -34,9 +34,11 @@ class CiRun(unittest.TestCase):
             (root / "bin/make").write_text(MAKE)
             (root / "bin/make").chmod(0o755)
             environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "GPU_HERE": str(gpu).lower(),
-                           "CMAKE_ARGS": cmake_args, "PASSED": "5", "FAILED": str(failed)}
+                           "CMAKE_ARGS": cmake_args, "PASSED": "5", "FAILED": str(failed),
+                           "NAMES": "broken_test" if failed else ""}
             done = subprocess.run([root / ".ci/run"], env=environment, capture_output=True, text=True)
         lines = done.stdout.splitlines()
+        self.assertEqual("FAILED broken_test" in lines, bool(failed))
         return done.returncode, [line for line in lines if line.startswith("make ")], lines[-1]
 
     def test_kernels_are_compiled_quickly_where_none_runs(self):

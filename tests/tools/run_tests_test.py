@@ -100,7 +100,7 @@ class RunTests(unittest.TestCase):
             totals = os.path.join(folder, "totals")
             run([("a", "pass"), ("b", "skip")], "--totals", totals)
             run([("a", "pass"), ("b", "fail")], "--totals", totals, "--labels", "threads", status=8)
-            self.assertEqual(Path(totals).read_text(), "1 0 1\n1 1 0\n")
+            self.assertEqual(Path(totals).read_text(), "1 0 1\n1 1 0 b\n")
 
     def test_a_folder_that_is_no_build_tree(self):
         with tempfile.TemporaryDirectory() as folder:
