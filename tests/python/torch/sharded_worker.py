@@ -83,6 +83,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     uneven_columns(rank, ranks, mesh)
     compiled(rank, ranks, mesh)
     float16(rank, ranks, mesh)
+    mixed(rank, ranks, mesh)
     errors(rank, ranks, mesh)
     beside(rank, ranks)
     out_of_memory(rank, ranks)
@@ -505,6 +506,22 @@ def float16(rank, ranks, mesh):
         assert same(rows.grad, w.grad[first : first + size]), tokens
 
 
+def mixed(rank, ranks, mesh):
+    """A bfloat16 hidden state of one rank beside an fp32 weight is cast, without changing its value."""
+    from logitless.torch import linear_cross_entropy
+
+    hidden, weight, _, target = problem(ranks, 61)
+    given = (hidden[rank].bfloat16() if rank else hidden[rank]).detach()
+    found = []
+    for x in (given.clone().requires_grad_(), given.float().requires_grad_()):
+        w = sharded(weight, mesh)
+        loss = linear_cross_entropy(x, w, target[rank])
+        loss.backward()
+        assert x.grad.dtype == x.dtype
+        found.append((loss, x.grad.to(given.dtype), w.grad.to_local()))
+    assert all(torch.equal(a, b) for a, b in zip(*found)), rank
+
+
 def errors(rank, ranks, mesh):
     """All ranks raise the error of one rank, and the next call works."""
     from logitless.torch import Sharding, linear_cross_entropy
@@ -530,8 +547,6 @@ def errors(rank, ranks, mesh):
     softcap = 3.0 if rank == last else None
     refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), target[rank], softcap=softcap), "softcap")
     # These errors arise before the library is called.
-    states = hidden[rank].bfloat16() if rank == last else hidden[rank]
-    refused(lambda: linear_cross_entropy(states, sharded(weight, mesh), target[rank]), "weight: expected torch.bfloat16")
     given = None if rank == last else target[rank]
     refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), given), "target: expected a tensor")
     wide = hidden[rank].double() if rank == last else hidden[rank]
