@@ -12,7 +12,7 @@ from jax.lax import stop_gradient, top_k
 from jax.nn import log_sigmoid, log_softmax, logsumexp, sigmoid
 from jax.numpy import (
     broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, isneginf, log, minimum, sort, stack,
-    tanh, where, zeros_like,
+    take, tanh, where, zeros_like,
 )
 from jax.typing import ArrayLike
 

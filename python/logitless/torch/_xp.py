@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, isneginf, log
 from torch import is_floating_point as is_floating
-from torch import log_softmax, logsumexp, minimum, sigmoid, stack, tanh, where, zeros_like
+from torch import log_softmax, logsumexp, minimum, sigmoid, stack, take, tanh, where, zeros_like
 from torch import clamp as clip
 from torch.nn.functional import linear, logsigmoid as log_sigmoid, relu
 

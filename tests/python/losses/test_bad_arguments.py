@@ -19,6 +19,7 @@ def calls(f):
     p.orpo = lambda x=x, w=w, ids=ids, **o: f.losses.orpo_loss(x, w, ids, **o)
     p.kto = lambda labels=ONES, **o: f.losses.kto_loss(x, w, ids, f.array(labels), **o)
     p.ppo = lambda advantages=zeros, **o: f.losses.ppo_loss(x, w, ids, advantages, **o)
+    p.policy = lambda name, advantages=zeros, **o: getattr(f.losses, f"{name}_loss")(x, w, ids, advantages, **o)
     p.jsd = lambda x=x, w=w, t=t, of_teacher=of_teacher, **o: f.losses.jsd_loss(x, w, t, of_teacher, **o)
     p.top_k = lambda ids, log_probs, **o: f.losses.top_k_loss(
         x, w, f.losses.TopK(f.array(ids.astype(np.int32)), f.array(log_probs.astype(np.float32))), **o)
@@ -63,6 +64,29 @@ VALUES = {
     "epsilon_low: expected a number from 0 to 1": lambda p: p.ppo(epsilon_low=2),
     "delta: expected a number above 1.2": lambda p: p.ppo(delta=1.1),
     "kl_estimator: expected one of 'k1'": lambda p: p.ppo(kl_estimator="k4"),
+    "delta: expected None for a loss without min(rho A, clip(rho) A), got 3.0": lambda p: p.policy("cispo", delta=3.0),
+    "epsilon_high: expected a number above 0": lambda p: p.policy("cispo", epsilon_high=0),
+    "sapo_temperature_neg: expected a number above 0": lambda p: p.policy("sapo", sapo_temperature_neg=0.0),
+    "vespo_lambda_pos: expected a number above 0": lambda p: p.policy("vespo", vespo_lambda_pos=0),
+    "importance_sampling_mode: expected 'token_truncate' or 'token_mask' for vespo_loss, got 'sequence_mask'":
+        lambda p: p.policy("vespo", sampling_per_token_logps=p.zeros(6, 6)),
+    "importance_sampling_mode: expected one of 'token_truncate'": lambda p: p.ppo(importance_sampling_mode="token"),
+    "importance_sampling_clip_max: expected a number above 2, got 1.5": lambda p: p.ppo(
+        importance_sampling_clip_min=2.0, importance_sampling_clip_max=1.5),
+    "importance_sampling_clip_max: expected it or a clip_min with mode 'token_truncate', got None": lambda p: p.ppo(
+        importance_sampling_mode="token_truncate", importance_sampling_clip_max=None),
+    "importance_sampling_level: expected one of 'token'": lambda p: p.ppo(importance_sampling_level="word"),
+    "importance_sampling_level: expected None for a loss of whole sequences, got 'token'": lambda p: p.policy(
+        "gmpo", importance_sampling_level="token"),
+    "advantages: expected [6], got [6, 6] ": lambda p: p.policy("gmpo", p.zeros(6, 6)),
+    "sampling_per_token_logps: expected [6, 6], got [6]": lambda p: p.ppo(sampling_per_token_logps=p.zeros(6)),
+    "top_entropy_quantile: expected a number from 0 to 1": lambda p: p.ppo(top_entropy_quantile=1.5),
+    "off_policy_mask_threshold: expected a number above 0": lambda p: p.ppo(off_policy_mask_threshold=-1),
+    "scale: expected one of 'group', 'batch', 'none'": lambda p: p.losses.group_advantages(p.zeros(6), 3, scale="std"),
+    "old_per_token_logps: expected [6, T], got [5, 2]": lambda p: p.losses.kl_penalized_rewards(
+        p.zeros(6), p.zeros(5, 2), p.zeros(5, 2), beta=0.1),
+    "ref_per_token_logps: expected [6, 2], got [6, 3]": lambda p: p.losses.kl_penalized_rewards(
+        p.zeros(6), p.zeros(6, 2), p.zeros(6, 3), beta=0.1),
     "mask: expected [6, 6]": lambda p: p.ppo(mask=p.zeros(6)),
     "normalizer: expected a number above 0": lambda p: p.ppo(normalizer=0),
     "max_completion_length: expected a whole number from 1": lambda p: p.losses.dr_grpo_loss(
@@ -95,6 +119,7 @@ TYPES = {
     "nll_target: expected int32 or int64": lambda p: p.losses.cpo_loss(p.x, p.w, p.ids, nll_target=p.x[..., 0]),
     "shift: expected True or False": lambda p: p.orpo(shift=2),
     "beta: expected a number from 0": lambda p: p.orpo(beta="0.1"),
+    "use_bias_correction_kl: expected True or False": lambda p: p.ppo(use_bias_correction_kl=1),
     "preference_labels: expected bool": lambda p: p.kto(np.ones(6, np.float32), **p.ref, kl=0.0),
     "rewards: expected {a_float}": lambda p: p.losses.group_advantages(p.array(np.arange(4, dtype=np.int32)), 2),
     "teacher_weight: expected {dtype}, the dtype of hidden": lambda p: p.jsd(

@@ -73,7 +73,7 @@ def test_gspo(f):
 
         return lambda x, w, b: f.losses.gspo_loss(
             x, w, f.targets, advantages, b, old_per_token_logps=f.old, epsilon_low=0.2, epsilon_high=0.3, beta=0.1,
-            token_level=token_level, ref_per_token_logps=ref_logps), expected
+            importance_sampling_level="sequence_token" if token_level else None, ref_per_token_logps=ref_logps), expected
 
     ref_logps = f.array(f.values(lambda *_: [f.ref_logps()])[0].astype(np.float64 if f.exact < 1e-9 else np.float32))
     f.check([case(False), case(True)])
@@ -126,6 +126,8 @@ def test_group_advantages(f):
     exact = min(f.exact, 1e-6)
     assert np.array_equal(f.numpy(f.losses.group_advantages(rewards, 3, scale=False)), apart)
     assert error(f.numpy(f.losses.group_advantages(rewards, 3, epsilon=0.0)[:3]), apart[:3] / 7**0.5) < exact
+    spread = np.std([1.0, 2.0, 6.0, 5.0, 5.0, 5.0], ddof=1)
+    assert error(f.numpy(f.losses.group_advantages(rewards, 3, scale="batch", epsilon=0.5)), apart / (spread + 0.5)) < exact
     strided = f.xp.stack([rewards, rewards], 1)[:, 0] if f.target == "target" else rewards
     assert np.array_equal(f.numpy(f.losses.group_advantages(strided, 3, scale=False)), apart)
 

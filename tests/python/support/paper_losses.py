@@ -114,6 +114,35 @@ class Papers:
     def sum_of_tokens(self, each, targets):
         return self.xp.where(targets >= 0, each, 0.0).sum()
 
+    def cispo(self, ratio, logps, advantages, cap):
+        """ratio: without a gradient."""
+        return -self.xp.clip(ratio, 0.0, cap) * advantages * logps
+
+    def sapo(self, ratio, advantages, positive, negative):
+        tau = self.xp.where(advantages > 0, 0 * advantages + positive, 0 * advantages + negative)
+        return -self.sigmoid(tau * (ratio - 1)) * 4 / tau * advantages
+
+    def vespo(self, w, logps, advantages, positive, negative):
+        """w [B, 1]: the sequences' ratios, without a gradient. positive, negative: k and lambda by sign."""
+        of_sign = [w**k * self.xp.exp(decay * (1 - w)) for k, decay in (positive, negative)]
+        return -self.xp.where(advantages >= 0, *of_sign) * advantages * logps
+
+    def gmpo(self, ratio, advantages, low, high, counted):
+        """Returns [B, 1]. counted: the tokens of the geometric mean."""
+        sign = self.xp.sign(advantages)
+        bound = self.xp.exp(self.xp.where(advantages > 0, 0 * advantages + high, 0 * advantages + low))
+        each = self.xp.minimum(ratio**sign, bound) ** sign
+        product = self.xp.where(counted, each, 1.0).prod(-1)
+        return -self.xp.exp(self.xp.log(product) / counted.sum(-1))[:, None] * advantages
+
+    def sampler_weight(self, apart, targets, mode, low, high):
+        """apart: log pi_old - log pi_sampling."""
+        apart = self.xp.where(targets >= 0, apart, 0.0)
+        ratio = self.xp.exp(apart.sum(-1)[:, None] if mode.startswith("sequence") else apart)
+        if mode.endswith("truncate"):
+            return self.xp.clip(ratio, low, high)
+        return self.xp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
+
     # --- Distillation: logits [N, V] of the student and the teacher, [N].
 
     def kl(self, z_q, z_p):

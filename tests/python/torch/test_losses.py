@@ -28,6 +28,7 @@ class Problem:
         self.reference = dict(ref_hidden=made[3], ref_weight=made[4])
         self.target = torch.as_tensor(TARGETS, device=DEVICE)
         self.advantages = torch.as_tensor(ADVANTAGES, device=DEVICE)
+        self.sampling = torch.full(self.target.shape, -3.0, device=DEVICE)
         self.arguments = self.hidden, self.weight, self.target
 
 
@@ -35,6 +36,9 @@ CALLS = {
     "dpo_loss": lambda p, **o: losses.dpo_loss(*p.arguments, p.bias, **p.reference, **o).loss,
     "orpo_loss": lambda p, **o: losses.orpo_loss(*p.arguments, p.bias, **o).loss,
     "grpo_loss": lambda p, **o: losses.grpo_loss(*p.arguments, p.advantages, p.bias, **p.reference, beta=0.1, **o).loss,
+    "vespo_loss": lambda p, **o: losses.vespo_loss(
+        *p.arguments, p.advantages, p.bias, sampling_per_token_logps=p.sampling, top_entropy_quantile=0.5,
+        importance_sampling_mode="token_mask", off_policy_mask_threshold=0.5, **o).loss,
     "forward_kl_loss": lambda p, **o: losses.forward_kl_loss(p.hidden, p.weight, *p.teacher, p.bias, **o),
 }
 

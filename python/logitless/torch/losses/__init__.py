@@ -10,15 +10,18 @@ without logits. Names and conventions follow TRL and Liger. docs/ready_losses.md
 from .distillation import (
     TopK, explain_divergence, forward_kl_loss, jsd_loss, reverse_kl_loss, teacher_top_k, top_k_loss,
 )
-from .policy import PolicyLoss, dapo_loss, dr_grpo_loss, group_advantages, grpo_loss, gspo_loss, ppo_loss
+from .policy import (
+    PolicyLoss, bnpo_loss, cispo_loss, dapo_loss, dr_grpo_loss, gmpo_loss, group_advantages, grpo_loss, gspo_loss,
+    kl_penalized_rewards, luspo_loss, ppo_loss, sapo_loss, vespo_loss,
+)
 from .preference import (
     KTOLoss, PreferenceLoss, cpo_loss, dpo_loss, ipo_loss, kto_kl, kto_loss, orpo_loss, simpo_loss,
 )
 from .selective import selective_log_softmax
 
 __all__ = [
-    "KTOLoss", "PolicyLoss", "PreferenceLoss", "TopK", "cpo_loss", "dapo_loss", "dpo_loss", "dr_grpo_loss",
-    "explain_divergence", "forward_kl_loss", "group_advantages", "grpo_loss", "gspo_loss", "ipo_loss", "jsd_loss",
-    "kto_kl", "kto_loss", "orpo_loss", "ppo_loss", "reverse_kl_loss", "selective_log_softmax", "simpo_loss",
-    "teacher_top_k", "top_k_loss",
+    "KTOLoss", "PolicyLoss", "PreferenceLoss", "TopK", "bnpo_loss", "cispo_loss", "cpo_loss", "dapo_loss", "dpo_loss",
+    "dr_grpo_loss", "explain_divergence", "forward_kl_loss", "gmpo_loss", "group_advantages", "grpo_loss", "gspo_loss",
+    "ipo_loss", "jsd_loss", "kl_penalized_rewards", "kto_kl", "kto_loss", "luspo_loss", "orpo_loss", "ppo_loss",
+    "reverse_kl_loss", "sapo_loss", "selective_log_softmax", "simpo_loss", "teacher_top_k", "top_k_loss", "vespo_loss",
 ]

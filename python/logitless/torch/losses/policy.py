@@ -1,4 +1,4 @@
-"""Policy losses: GRPO, Dr. GRPO, DAPO, GSPO, PPO, with a divergence from a reference and an entropy bonus.
+"""Policy losses: GRPO and its successors, PPO, with a divergence from a reference and an entropy bonus.
 ``_losses/policy.py`` has their formulas and docstrings."""
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ class PolicyKeywords(HeadKeywords, total=False):
     ref_bias: Optional[Tensor]
     beta: float
     kl_estimator: str
+    use_bias_correction_kl: bool
     entropy_coef: float
+    top_entropy_quantile: float
     delta: Optional[float]
+    importance_sampling_level: Optional[str]
+    sampling_per_token_logps: Optional[Tensor]
+    importance_sampling_mode: str
+    importance_sampling_clip_min: Optional[float]
+    importance_sampling_clip_max: Optional[float]
+    off_policy_mask_threshold: Optional[float]
     normalizer: Optional[float | Tensor]
 
 
@@ -38,12 +46,26 @@ class PolicyLoss(NamedTuple):
     kl: Tensor  # []: mean estimated divergence from the reference; 0 without one
     clip_ratio_low: Tensor  # []: fraction of tokens of negative advantage whose ratio is below the clip
     clip_ratio_high: Tensor  # []: fraction of tokens of positive advantage whose ratio is above it
+    importance_weight: Tensor  # []: mean bounded weight pi_old / pi_sampling; 1 without sampling_per_token_logps
 
 
 @xp.takes({}, shared.group_advantages)
-def group_advantages(rewards: Tensor, group_size: int, *, scale: bool = True, epsilon: float = 1e-4) -> Tensor:
+def group_advantages(
+    rewards: Tensor, group_size: int, *, scale: bool | str = True, epsilon: float = 1e-4
+) -> Tensor:
     """Returns advantages [B] of rewards [B], with ``group_size`` consecutive completions per prompt."""
     return shared.group_advantages(xp, rewards, group_size, scale=scale, epsilon=epsilon)
+
+
+@xp.takes({}, shared.kl_penalized_rewards)
+def kl_penalized_rewards(
+    rewards: Tensor, old_per_token_logps: Tensor, ref_per_token_logps: Tensor,
+    *, beta: float, mask: Optional[Tensor] = None, kl_estimator: str = "k1",
+) -> Tensor:
+    """Returns rewards [B] minus beta times each sequence's divergence from the reference."""
+    return shared.kl_penalized_rewards(
+        xp, rewards, old_per_token_logps, ref_per_token_logps, beta=beta, mask=mask, kl_estimator=kl_estimator
+    )
 
 
 @xp.takes(shared.POLICY, shared.grpo_loss, shared.TEXTS)
@@ -84,13 +106,80 @@ def dapo_loss(
 @xp.takes(shared.POLICY, shared.gspo_loss, shared.TEXTS)
 def gspo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
-    *, token_level: bool = False, epsilon_low: float = 3e-4, epsilon_high: float = 4e-4,
-    **options: Unpack[PolicyKeywords],
+    *, epsilon_low: float = 3e-4, epsilon_high: float = 4e-4, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Group sequence policy optimization (Zheng et al. 2025)."""
     return PolicyLoss(*shared.gspo_loss(
-        xp, hidden, weight, target, advantages, bias, token_level=token_level, epsilon_low=epsilon_low,
-        epsilon_high=epsilon_high, **options
+        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
+    ))
+
+
+@xp.takes(shared.POLICY, shared.bnpo_loss, shared.TEXTS)
+def bnpo_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
+    *, epsilon_low: float = 0.2, epsilon_high: float = 0.2, **options: Unpack[PolicyKeywords],
+) -> PolicyLoss:
+    """TRL's loss type "bnpo"."""
+    return PolicyLoss(*shared.bnpo_loss(
+        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
+    ))
+
+
+@xp.takes(shared.POLICY, shared.luspo_loss, shared.TEXTS)
+def luspo_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
+    *, epsilon_low: float = 2e-3, epsilon_high: float = 2.5e-3, **options: Unpack[PolicyKeywords],
+) -> PolicyLoss:
+    """Length-unbiased sequence policy optimization (2026)."""
+    return PolicyLoss(*shared.luspo_loss(
+        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
+    ))
+
+
+@xp.takes(shared.POLICY, shared.gmpo_loss, shared.TEXTS)
+def gmpo_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
+    *, epsilon_low: float = 0.4, epsilon_high: float = 0.4, **options: Unpack[PolicyKeywords],
+) -> PolicyLoss:
+    """Geometric-mean policy optimization (Zhao et al. 2025)."""
+    return PolicyLoss(*shared.gmpo_loss(
+        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
+    ))
+
+
+@xp.takes(shared.POLICY, shared.cispo_loss, shared.TEXTS)
+def cispo_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
+    *, epsilon_high: float = 5.0, **options: Unpack[PolicyKeywords],
+) -> PolicyLoss:
+    """CISPO (MiniMax-M1, 2025)."""
+    return PolicyLoss(*shared.cispo_loss(
+        xp, hidden, weight, target, advantages, bias, epsilon_high=epsilon_high, **options
+    ))
+
+
+@xp.takes(shared.POLICY, shared.sapo_loss, shared.TEXTS)
+def sapo_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
+    *, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05, **options: Unpack[PolicyKeywords],
+) -> PolicyLoss:
+    """Soft adaptive policy optimization (Gao et al. 2025)."""
+    return PolicyLoss(*shared.sapo_loss(
+        xp, hidden, weight, target, advantages, bias, sapo_temperature_pos=sapo_temperature_pos,
+        sapo_temperature_neg=sapo_temperature_neg, **options
+    ))
+
+
+@xp.takes(shared.POLICY, shared.vespo_loss, shared.TEXTS)
+def vespo_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
+    *, vespo_k_pos: float = 2.0, vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0,
+    **options: Unpack[PolicyKeywords],
+) -> PolicyLoss:
+    """Variational sequence-level soft policy optimization (2026)."""
+    return PolicyLoss(*shared.vespo_loss(
+        xp, hidden, weight, target, advantages, bias, vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos,
+        vespo_k_neg=vespo_k_neg, vespo_lambda_neg=vespo_lambda_neg, **options
     ))
 
 
