@@ -50,6 +50,10 @@ def as_like(value: float | jax.Array, like: jax.Array) -> jax.Array:
     return jnp.asarray(value, like.dtype)
 
 
+def arange(count: int, like: jax.Array) -> jax.Array:
+    return jnp.arange(count, dtype=jnp.int32)
+
+
 def all_true(shape: tuple[int, ...], like: jax.Array) -> jax.Array:
     return jnp.ones(math.prod(shape), jnp.bool_)
 

@@ -48,6 +48,10 @@ def as_like(value: float | Tensor, like: Tensor) -> Tensor:
     return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
 
 
+def arange(count: int, like: Tensor) -> Tensor:
+    return torch.arange(count, device=like.device)
+
+
 def all_true(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.ones(shape, dtype=torch.bool, device=like.device).flatten()
 

@@ -116,6 +116,10 @@ class Torch(Framework):
         value = _loss(function(*given))
         return value, self.xp.autograd.grad(value, given, materialize_grads=True, allow_unused=True)
 
+    def exact_gradients(self, formula, *arrays):
+        value, gradients = self.gradients(formula, *arrays)
+        return self.numpy(value), [self.numpy(g) for g in gradients]
+
     def has_gradients(self, results):
         return any(part.requires_grad for part in results(*[self.array(a).requires_grad_() for a in GIVEN]))
 
@@ -167,6 +171,12 @@ class Jax(Framework):
 
     def gradients(self, function, *arrays):
         return self.jax.value_and_grad(lambda *given: _loss(function(*given)), range(len(arrays)))(*arrays)
+
+    def exact_gradients(self, formula, *arrays):
+        """Returns a formula's value and gradients in float64."""
+        with self.x64(True):
+            value, gradients = self.gradients(self.jax.jit(formula), *map(self.double, arrays))
+            return self.numpy(value), [self.numpy(g) for g in gradients]
 
     def has_gradients(self, results):
         found = self.jax.grad(lambda *given: sum(part.sum() for part in results(*given)), (0, 1, 2))(*GIVEN)

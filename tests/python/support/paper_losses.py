@@ -143,6 +143,15 @@ class Papers:
             return self.xp.clip(ratio, low, high)
         return self.xp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
 
+    # --- Contrastive losses.
+
+    def unit(self, x):
+        return x / self.xp.sqrt((x**2).sum(-1))[:, None]
+
+    def info_nce(self, query, keys, targets, temperature):
+        """Returns [N]; ids below 0 give 0."""
+        return -self.of_targets(self.log_p(query @ keys.T / temperature), targets)
+
     # --- Distillation: logits [N, V] of the student and the teacher, [N].
 
     def kl(self, z_q, z_p):

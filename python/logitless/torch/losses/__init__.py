@@ -1,5 +1,5 @@
-"""Ready-made losses for preferences, policies and distillation, computed from hidden states and the vocabulary matrix
-without logits. Names and conventions follow TRL and Liger. docs/ready_losses.md lists them in one table.
+"""Ready-made losses for preferences, policies, distillation and contrastive learning, computed from hidden states and the
+vocabulary matrix without logits. Names and conventions follow TRL and Liger. docs/ready_losses.md lists them in tables.
 
     from logitless.torch.losses import dpo_loss, grpo_loss, jsd_loss
 
@@ -7,6 +7,7 @@ without logits. Names and conventions follow TRL and Liger. docs/ready_losses.md
     found.loss.backward()
 """
 
+from .contrastive import info_nce_loss
 from .distillation import (
     TopK, explain_divergence, forward_kl_loss, jsd_loss, reverse_kl_loss, teacher_top_k, top_k_loss,
 )
@@ -22,6 +23,7 @@ from .selective import selective_log_softmax
 __all__ = [
     "KTOLoss", "PolicyLoss", "PreferenceLoss", "TopK", "bnpo_loss", "cispo_loss", "cpo_loss", "dapo_loss", "dpo_loss",
     "dr_grpo_loss", "explain_divergence", "forward_kl_loss", "gmpo_loss", "group_advantages", "grpo_loss", "gspo_loss",
-    "ipo_loss", "jsd_loss", "kl_penalized_rewards", "kto_kl", "kto_loss", "luspo_loss", "orpo_loss", "ppo_loss",
-    "reverse_kl_loss", "sapo_loss", "selective_log_softmax", "simpo_loss", "teacher_top_k", "top_k_loss", "vespo_loss",
+    "info_nce_loss", "ipo_loss", "jsd_loss", "kl_penalized_rewards", "kto_kl", "kto_loss", "luspo_loss", "orpo_loss",
+    "ppo_loss", "reverse_kl_loss", "sapo_loss", "selective_log_softmax", "simpo_loss", "teacher_top_k", "top_k_loss",
+    "vespo_loss",
 ]

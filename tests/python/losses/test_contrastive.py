@@ -1,0 +1,79 @@
+"""InfoNCE against its definition in float64, with gradients by queries, keys, negatives and the temperature."""
+
+import numpy as np
+import pytest
+from loss_frameworks import error, normal
+
+N, K, D = 7, 5, 6
+QUERY, KEY, NEGATIVES = (normal(rows, D, seed=seed) for rows, seed in ((N, 51), (N, 52), (K, 53)))
+HALF = np.float32(0.5)
+POSITIONS = np.array([3, 0, -100, 6, 6, 1, 2], np.int32)
+
+
+def expected(f, query, key, negatives, temperature, targets, *, normalize=True, symmetric=False, **options):
+    unit = f.paper.unit if normalize else lambda x: x
+    query, key, negatives = map(unit, (query, key, negatives))
+    keys = f.xp.concatenate([key, negatives])
+    each = f.paper.info_nce(query, keys, f.array(targets), temperature)
+    if symmetric:
+        each = (each + f.paper.info_nce(key, query, f.array(targets), temperature)) / 2
+    return {"none": lambda: (each * f.array(QUERY[:, 0])).sum(), "sum": each.sum,
+            "mean": lambda: each.sum() / (targets >= 0).sum()}[options.get("reduction", "mean")]()
+
+
+CASES = [dict(), dict(symmetric=True), dict(normalize=False, reduction="sum", targets=POSITIONS),
+         dict(symmetric=True, normalize=False, reduction="none"), dict(targets=POSITIONS, memory_budget="1MiB")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("learned", [False, True], ids=["fixed", "learned"])
+def test_info_nce(f, case, learned):
+    options = {name: value for name, value in case.items() if name != "targets"}
+    given = {"targets": f.array(case["targets"])} if "targets" in case else {}
+
+    def call(query, key, negatives, temperature):
+        found = f.losses.info_nce_loss(
+            query, key, negatives=negatives, temperature=temperature if learned else 0.5, **options, **given)
+        return (found * f.array(QUERY[:, 0])).sum() if options.get("reduction") == "none" else found
+
+    def formula(query, key, negatives, temperature):
+        targets = case.get("targets", np.arange(N, dtype=np.int32))
+        return expected(f, query, key, negatives, temperature if learned else 0.5, targets, **options)
+
+    arrays = QUERY, KEY, NEGATIVES, HALF
+    (value, gradients), (exact, exact_gradients) = f.gradients(call, *arrays), f.exact_gradients(formula, *arrays)
+    assert error(f.numpy(value), exact) < f.exact
+    for one, other in zip(gradients, exact_gradients):
+        assert error(f.numpy(one), other) < f.exact_gradient
+    assert learned == bool(f.numpy(gradients[3]))
+
+
+def test_rows_without_a_direction_and_one_pair(f):
+    """A zero row has no norm: its logits are 0. One pair alone has a loss of 0."""
+    zero = np.where(np.arange(N)[:, None] == 2, 0, QUERY)
+    for symmetric in (False, True):
+        value, gradients = f.gradients(lambda q, k: f.losses.info_nce_loss(q, k, symmetric=symmetric), zero, KEY)
+        assert all(np.isfinite(f.numpy(a)).all() for a in (value, *gradients))
+        value, gradients = f.gradients(
+            lambda q, k: f.losses.info_nce_loss(q, k, symmetric=symmetric), QUERY[:1], KEY[:1])
+        assert abs(f.numpy(value)) < 1e-6 and all(np.abs(f.numpy(a)).max() < 1e-5 for a in gradients)
+
+
+@pytest.mark.parametrize("message, change", {
+    "query: expected [N, D], got [7]": dict(query=QUERY[:, 0]),
+    "key: expected [M, 6], got [7, 5]": dict(key=KEY[:, 1:]),
+    "key: expected [7, 6] without {target}, one for each query, got [6, 6]": dict(key=KEY[1:]),
+    "negatives: expected [K, 6], got [5]": dict(negatives=NEGATIVES[:, 0]),
+    "{target}: expected [7], got [6]": dict(targets=POSITIONS[1:]),
+    "{target}: expected None with symmetric=True": dict(targets=POSITIONS, symmetric=True),
+    "temperature: expected a number above 0, got 0": dict(temperature=0),
+    "temperature: expected {an_array} of one number, got [2]": dict(temperature=QUERY[0, :2]),
+    "reduction: expected one of 'none', 'mean', 'sum', got 'all'": dict(reduction="all"),
+}.items())
+def test_bad_arguments_are_named(f, message, change):
+    given = {"query": QUERY, "key": KEY, **change}
+    given = {name: f.array(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
+    with pytest.raises(ValueError) as raised:
+        f.losses.info_nce_loss(**given)
+    names = dict(target=f.target, an_array="a tensor" if f.target == "target" else "an array")
+    assert message.format(**names) in str(raised.value)
