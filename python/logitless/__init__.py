@@ -6,12 +6,25 @@ needs numpy alone::
     from logitless.torch import linear_cross_entropy
     loss = linear_cross_entropy(hidden, weight, target)
 
-Functions of this module describe the library that was loaded.
+Functions of this module describe the library, and raise ImportError where it cannot be loaded.
 """
+
+from __future__ import annotations
 
 from ._communicator import Communicator
 from ._compiler import Program
 from ._library import LogitlessError, explain, kernels, library_path, version
 
-__version__ = version()
+__version__: str
 __all__ = ["Communicator", "Program", "LogitlessError", "explain", "kernels", "library_path", "version", "__version__"]
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return version()
+    except ImportError:  # an installation without the library
+        import importlib.metadata
+
+        return importlib.metadata.version("logitless")

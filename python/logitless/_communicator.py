@@ -213,11 +213,11 @@ class Communicator:
             raise ValueError("communicator: expected one that is open, got one after close()")
         return self.handle
 
-    def close(self, _destroy=lib.logitless_communicator_destroy) -> None:
+    def close(self, _lib=lib) -> None:
         """Leaves the group once no plan uses it any more. No call is possible on this object afterwards."""
         handle, self.handle = getattr(self, "handle", None), None
         if handle:
-            _destroy(handle)  # bound as a default, since this module is empty at interpreter exit
+            _lib.logitless_communicator_destroy(handle)  # bound as a default, since this module is empty at interpreter exit
 
     def __del__(self):
         self.close()

@@ -83,9 +83,9 @@ class Program:
         self.parameters = self._tensors("parameter")
         self.results = self._tensors("result")
 
-    def __del__(self, destroy=lib.logitless_program_destroy):  # this module is empty at interpreter exit
+    def __del__(self, lib=lib):  # this module is empty at interpreter exit
         if getattr(self, "_handle", None):
-            destroy(self._handle)
+            lib.logitless_program_destroy(self._handle)
 
     def _tensors(self, what: str) -> tuple[ProgramTensor, ...]:
         count = getattr(lib, f"logitless_program_{what}_count")(self._handle)
@@ -157,9 +157,9 @@ class PreparedProgram:
         self._handle = c_void_p()
         check(lib.logitless_program_prepare(program._handle, context.handle, ctypes.byref(self._handle)))
 
-    def __del__(self, destroy=lib.logitless_prepared_program_destroy):
+    def __del__(self, lib=lib):
         if getattr(self, "_handle", None):
-            destroy(self._handle)
+            lib.logitless_prepared_program_destroy(self._handle)
 
     def enqueue(
         self, parameters: Sequence[int], results: Sequence[int], arena: int, arena_bytes: int, stream: int = 0

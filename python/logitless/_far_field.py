@@ -121,9 +121,9 @@ class Head:
             struct.replicas = replicas.handle
         c.check(lib.logitless_far_head_create(context.handle, byref(struct), byref(self.handle)))
 
-    def __del__(self, destroy=lib.logitless_far_head_destroy):  # this module is empty at interpreter exit
+    def __del__(self, lib=lib):  # this module is empty at interpreter exit
         if getattr(self, "handle", None):
-            destroy(self.handle)
+            lib.logitless_far_head_destroy(self.handle)
 
     def step(self, options, inputs: c.CrossEntropyInputs, outputs: c.CrossEntropyOutputs) -> None:
         with self._lock:

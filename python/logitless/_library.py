@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import re
 import threading
-from ctypes import Structure, c_char_p, c_int32, c_size_t, c_uint64, c_void_p
+from ctypes import Structure, c_char_p, c_int32, c_size_t, c_void_p
 from pathlib import Path
+from typing import Any
 
 from ._c_api import *  # noqa: F403  (re-exports the header's names)
 from ._c_api import (
@@ -25,6 +28,7 @@ def library_path() -> Path:
     return Path(named) if named else Path(__file__).parent / "lib" / "liblogitless.so"
 
 
+@functools.cache
 def _load() -> ctypes.CDLL:
     path = library_path()
     try:
@@ -51,7 +55,31 @@ def _load() -> ctypes.CDLL:
     return lib
 
 
-lib = _load()
+class _Library:
+    """The library's functions by name. The first use of one loads the library, and raises ImportError if that fails."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        loaded = _load()
+        for known in FUNCTIONS:  # all of them, since this module is empty at interpreter exit
+            setattr(self, known, getattr(loaded, known))
+        function = getattr(loaded, name)
+        setattr(self, name, function)
+        return function
+
+
+lib = _Library()
+
+
+@functools.cache
+def why_missing() -> str:
+    """Returns the reason why the library cannot be loaded; empty if it can."""
+    try:
+        _load()
+    except ImportError as error:
+        return str(error)
+    return ""
 
 
 def check(status: int) -> None:
@@ -80,9 +108,9 @@ class Context:
         self.handle = c_void_p()
         check(lib.logitless_context_create(ctypes.byref(options), ctypes.byref(self.handle)))
 
-    def __del__(self, destroy=lib.logitless_context_destroy):  # this module is empty at interpreter exit
+    def __del__(self, lib=lib):  # this module is empty at interpreter exit
         if getattr(self, "handle", None):
-            destroy(self.handle)
+            lib.logitless_context_destroy(self.handle)
 
 
 _contexts = threading.local()
@@ -123,13 +151,23 @@ def parse_bytes(given: int | str | None) -> int:
     return found
 
 
+_UNITS = {
+    "": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "k": 1 << 10, "m": 1 << 20,
+    "g": 1 << 30, "t": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}
+_BYTES = re.compile(r"(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?) *([A-Za-z]*)")
+
+
 def _bytes_of(text: str) -> int:
-    value = c_uint64()
-    try:
-        check(lib.logitless_parse_bytes(text.encode(), ctypes.byref(value)))
-    except ValueError as error:
-        raise ValueError(f"memory_budget: {error}") from None
-    return value.value
+    """Returns the bytes of a text, as src/core/bytes.cpp does."""
+    found = _BYTES.fullmatch(text)
+    unit = _UNITS.get(found[2].lower()) if found else None
+    size = float(found[1]) * unit if found and unit else -1.0
+    if not 0.0 <= size < 2.0**62:
+        raise ValueError(
+            f"memory_budget: '{text}' is not a number of bytes; expected one such as 512MiB, 2GiB, 1.5GB or 65536"
+        )
+    return int(size + 0.5) if size < 2.0**52 else int(size)
 
 
 def explain(

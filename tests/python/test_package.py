@@ -92,7 +92,7 @@ def test_explain_for_a_gpu_that_is_not_here(monkeypatch):
 
 
 def test_a_missing_library_is_named(tmp_path):
-    code = "import logitless"
+    code = "import logitless, logitless.torch; print(logitless.library_path()); logitless.kernels()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "LOGITLESS_LIBRARY": str(tmp_path / "no.so")}
     )

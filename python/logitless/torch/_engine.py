@@ -31,27 +31,27 @@ Tensors = dict[str, Optional[Tensor]]  # by the fields of a C struct; None marks
 
 
 class Kind(NamedTuple):
-    """A C call: its structs in the order of its arguments, inputs first, and its functions."""
+    """A C call: its structs in the order of its arguments, inputs first, and the names of its functions."""
 
     name: str
     structs: tuple[type[ctypes.Structure], ...]
-    plan: Any
-    run: Any
+    plan: str
+    run: str
     extra: tuple = ()  # its last arguments
 
 
 CROSS_ENTROPY = Kind(
-    "cross_entropy", (c.CrossEntropyInputs, c.CrossEntropyOutputs), lib.logitless_plan_cross_entropy,
-    lib.logitless_cross_entropy, (None,),
+    "cross_entropy", (c.CrossEntropyInputs, c.CrossEntropyOutputs), "logitless_plan_cross_entropy",
+    "logitless_cross_entropy", (None,),
 )
-HEAD = Kind("head", (c.HeadInputs, c.HeadOutputs), lib.logitless_plan_head_forward, lib.logitless_head_forward)
+HEAD = Kind("head", (c.HeadInputs, c.HeadOutputs), "logitless_plan_head_forward", "logitless_head_forward")
 HEAD_BACKWARD = Kind(
-    "head_backward", (c.HeadInputs, c.HeadCotangents, c.HeadGradients), lib.logitless_plan_head_backward,
-    lib.logitless_head_backward,
+    "head_backward", (c.HeadInputs, c.HeadCotangents, c.HeadGradients), "logitless_plan_head_backward",
+    "logitless_head_backward",
 )
 SAVED_HEAD = Kind(
-    "saved_head", (c.HeadInputs, c.HeadOutputs, c.HeadGradients), lib.logitless_plan_head_saved,
-    lib.logitless_head_forward_saved,
+    "saved_head", (c.HeadInputs, c.HeadOutputs, c.HeadGradients), "logitless_plan_head_saved",
+    "logitless_head_forward_saved",
 )
 
 
@@ -89,9 +89,9 @@ class Call:
         if shard.group:
             self.structs[0][0].sharding = ctypes.pointer(ranks.struct_of(shard, self.device))
         self.options = struct_of(options)
-        self.run_function, self.extra = kind.run, kind.extra
+        self.run_function, self.extra = getattr(lib, kind.run), kind.extra
         self.plan = c_void_p()
-        self._make_plan(kind.plan, budget)
+        self._make_plan(getattr(lib, kind.plan), budget)
         self.workspace_bytes = lib.logitless_plan_workspace_bytes(self.plan)
         self.number, self.group = 0, None  # of a plan that the ranks made together
         self.kept: Tensor | None = None
@@ -113,9 +113,9 @@ class Call:
                 return c.check(status)
             request.memory_budget *= 2
 
-    def __del__(self, destroy=lib.logitless_plan_destroy):  # this module is empty at interpreter exit
+    def __del__(self, lib=lib):  # this module is empty at interpreter exit
         if getattr(self, "plan", None):
-            destroy(self.plan)
+            lib.logitless_plan_destroy(self.plan)
 
     def _workspace(self) -> Tensor:
         try:
