@@ -1,13 +1,37 @@
-"""The contrastive loss InfoNCE: keys are the vocabulary of a head, and similarities of all pairs are not stored."""
+"""Losses of cosines: InfoNCE, of queries and keys, and the margin losses CosFace and ArcFace, of features and classes.
+
+The keys of InfoNCE are the vocabulary of a head. The margin losses are ``autochunk`` programs that the library runs, a
+chunk of rows at a time. Neither stores the similarities of all pairs.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
 
-from .options import choice, flag, number
+from .head import divisor_of, valid_targets
+from .options import HEAD, choice, flag, head_of, number
+
+MARGIN: dict[str, Any] = dict(
+    reduction="mean", normalizer=None, ignore_index=HEAD["ignore_index"], memory_budget=None, executor="native"
+)
+
+MARGIN_TEXTS = dict(
+    arguments="""hidden: [..., D], features. weight: [V, D], of the same dtype: the classes' directions. No bias.
+        {target}: [...], int32 or int64: rows of ``ignore_index`` are ignored.
+        scale: above 0, the factor of the cosines.
+        reduction: "none" (loss [...]), "mean" over the rows that count, "sum".
+        normalizer: "mean" divides by this positive number, or {array} of one element, instead.
+        memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and gradients.
+        executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations.""",
+)
 
 _LEAST_NORM = 1e-12  # as PyTorch's normalize
+_LEAST_SINE = 1e-12  # below it, the gradient of the sine is 0
+
+
+# --- InfoNCE.
 
 
 def _vectors(xp, name: str, value, like: Any = None):
@@ -21,13 +45,23 @@ def _vectors(xp, name: str, value, like: Any = None):
     return found
 
 
+def _exact(xp, x):
+    return x if x.dtype == xp.float64 else xp.astype(x, xp.float32)
+
+
+def _over_norm(xp, x):
+    """Returns [rows, 1]: 1 / the norms of rows."""
+    exact = _exact(xp, x)
+    return xp.at_least((exact * exact).sum(-1), _LEAST_NORM**2)[:, None] ** -0.5
+
+
 def _scaled(xp, x, normalize: bool, factor):
     """Returns rows, divided by their norms and times a factor, rounded once to their dtype."""
     if not normalize and factor is None:
         return x
-    exact = x if x.dtype == xp.float64 else xp.astype(x, xp.float32)
+    exact = _exact(xp, x)
     if normalize:
-        exact = exact * xp.at_least((exact * exact).sum(-1), _LEAST_NORM**2)[:, None] ** -0.5
+        exact = exact * _over_norm(xp, x)
     return xp.astype(exact if factor is None else exact * xp.as_like(factor, exact), x.dtype)
 
 
@@ -91,3 +125,81 @@ def info_nce_loss(
     if not symmetric:
         return loss
     return 0.5 * (loss + among(own if factor is None else _scaled(xp, key, normalize, factor), unit, rows))
+
+
+# --- Margins.
+
+
+class Form(NamedTuple):
+    """The options of a margin loss, as constants of its program."""
+
+    scale: float
+    angle: float  # added to the angle of a row and its class
+    drop: float  # subtracted from their cosine
+    summed: bool
+
+
+def program(xp, given: Mapping[str, Any], form: tuple):
+    """Computes the loss by the plain formula, which autochunk chunks. given: hidden [N, D], weight [V, D], rows [N], the
+    factors of the rows' losses, and vocab_ids [N]."""
+    f = Form(*form)
+    hidden, weight, rows, vocab_ids = (given[name] for name in ("hidden", "weight", "rows", "vocab_ids"))
+    hidden = xp.where(rows[:, None] != 0.0, hidden, 0.0)  # NaN at ignored rows must not spread
+    cosines = xp.product(hidden, weight) * _over_norm(xp, hidden) * _over_norm(xp, weight).reshape(1, -1)
+    own = vocab_ids[:, None] == xp.arange(cosines.shape[1], vocab_ids)[None]
+    cosine = xp.where(own, cosines, 0.0).sum(-1)
+    if f.angle:
+        sine = xp.at_least(1 - cosine * cosine, _LEAST_SINE**2) ** 0.5
+        turned = cosine * math.cos(f.angle) - sine * math.sin(f.angle)
+        # The cosine of an angle above pi would rise again.
+        cosine = xp.where(cosine > -math.cos(f.angle), turned, cosine - f.angle * math.sin(f.angle))
+    target = f.scale * (cosine - f.drop)
+    logits = xp.where(own, target[:, None], f.scale * cosines)
+    each = (xp.logsumexp(logits, -1) - target) * rows
+    return each.sum() if f.summed else each
+
+
+def _margin_loss(xp, chunked, hidden, weight, target, scale, angle: float, drop: float, a: Mapping[str, Any]):
+    ignore_index = head_of({**HEAD, "ignore_index": a["ignore_index"]}).ignore_index
+    scale = number("scale", scale, above=0.0)
+    lead = tuple(xp.array("hidden", hidden).shape[:-1])
+    head = xp.checked_head("", hidden, weight, None)
+    states, vocab = head["hidden"], head["weight"].shape[0]
+    valid, vocab_ids, bad = valid_targets(xp, xp.array(xp.NAMES.target, target), lead, ignore_index, vocab, states)
+    divisor = divisor_of(xp, a["reduction"], a["normalizer"], valid)
+    rows = xp.astype(valid, xp.float64 if states.dtype == xp.float64 else xp.float32)
+    rows = xp.where(bad, math.nan, rows if divisor is None else rows / divisor)  # a GPU's host waits for no error
+    form = Form(scale, angle, drop, a["reduction"] != "none")
+    run = chunked("margin", a["memory_budget"], choice("executor", a["executor"], ("native", "python")))
+    loss = run({**head, "rows": rows, "vocab_ids": vocab_ids}, tuple(form))
+    return loss if form.summed else loss.reshape(lead)
+
+
+def arcface_loss(xp, chunked, hidden, weight, target, *, scale, margin, **options):
+    """ArcFace (Deng et al. 2019): the cross entropy of scale cos(theta_j), with the angle theta_j between a row and class
+    j. ``margin`` is added to the angle of the row's own class.
+
+    Args:
+        {arguments}
+        margin: radians, from 0 to pi. Where the angle would exceed pi, margin sin(margin) is subtracted from the cosine
+            instead, as in the authors' code.
+
+    Returns the loss, float32{exact}, with gradients by hidden and weight, through their norms.
+
+    The cost is one GEMM forward and two backward. Gradients of a mean or sum are computed with the loss. Memory: the
+    program's, within ``memory_budget``, as of ``jsd_loss``. Planning takes about a second for each new number of rows.
+
+    Raises:
+        ValueError, TypeError: the message names the argument, the expected value and the given one. ValueError for a
+            budget that cannot be met.
+    """
+    angle = number("margin", margin, 0.0, math.pi)
+    return _margin_loss(xp, chunked, hidden, weight, target, scale, angle, 0.0, options)
+
+
+def cosface_loss(xp, chunked, hidden, weight, target, *, scale, margin, **options):
+    """CosFace (Wang et al. 2018): the cross entropy of scale cos(theta_j), with ``margin`` subtracted from the cosine of
+    the row's own class. margin: at least 0. Other arguments, result, cost, memory and errors: as in ``arcface_loss``.
+    """
+    drop = number("margin", margin, 0.0)
+    return _margin_loss(xp, chunked, hidden, weight, target, scale, 0.0, drop, options)

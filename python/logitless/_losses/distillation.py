@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
+from .head import divisor_of, valid_targets
 from .options import HEAD, HEAD_DOCS, choice, count, flag, head_of, number
 
 # Keywords of every divergence, besides the targets.
@@ -148,31 +149,6 @@ def _teacher(xp, hidden, weight, bias, lead: tuple[int, ...], vocab: int) -> dic
     return {part: xp.stop_gradient(a) for part, a in found.items()}
 
 
-def _valid(xp, target, lead: tuple[int, ...], ignore_index: int, vocab: int, like):
-    """Returns three arrays [N] for target [...]: whether each token counts, its token id or 0, and whether its target
-    is out of range."""
-    if target is None:
-        return xp.all_true(lead, like), None, None
-    flat = xp.indices(xp.NAMES.target, target, lead).reshape(-1)
-    valid = flat != ignore_index
-    bad = valid & ((flat < 0) | (flat >= vocab))
-    xp.refuse_targets(flat, bad, ignore_index, vocab)
-    return valid, xp.astype(xp.where(valid & ~bad, flat, 0), xp.class_dtype), bad
-
-
-def _divisor(xp, reduction: str, normalizer, valid):
-    """Returns the divisor of a mean; None for other reductions."""
-    if choice("reduction", reduction, ("none", "mean", "sum")) != "mean":
-        if normalizer is not None:
-            raise ValueError(f"normalizer: expected None with reduction {reduction!r}, got {normalizer!r}")
-        return None
-    if normalizer is None:
-        return xp.at_least(valid.sum(), 1)
-    if xp.is_number(normalizer):
-        return number("normalizer", normalizer, above=0.0)
-    return xp.stop_gradient(xp.shaped("normalizer", xp.array("normalizer", normalizer).reshape(-1), (1,)))[0]
-
-
 class Call(NamedTuple):
     """A divergence in the form of its program."""
 
@@ -206,9 +182,9 @@ def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias,
     lead, vocab = tuple(xp.array("hidden", hidden).shape[:-1]), student["weight"].shape[0]
     teacher = _teacher(xp, teacher_hidden, teacher_weight, teacher_bias, lead, vocab)
     states = student["hidden"]
-    valid, vocab_ids, bad = _valid(xp, target, lead, head.ignore_index, vocab, states)
+    valid, vocab_ids, bad = valid_targets(xp, target, lead, head.ignore_index, vocab, states)
     rows = xp.astype(valid, xp.float64 if states.dtype == xp.float64 else xp.float32)
-    divisor = _divisor(xp, a["reduction"], a["normalizer"], valid)
+    divisor = divisor_of(xp, a["reduction"], a["normalizer"], valid)
     if divisor is not None:
         rows = rows / divisor
     if bad is not None:
@@ -359,8 +335,8 @@ def top_k_loss(xp, hidden, weight, top_k, bias, *, tail, target, reduction, norm
     lead = tuple(states.shape[:-1])
     vocab_ids, log_probs = _stored(xp, top_k, lead)
     vocab = xp.array("weight", weight).shape[0]
-    valid = _valid(xp, target, lead, found.ignore_index, vocab, vocab_ids)[0].reshape(lead)
-    divisor = _divisor(xp, reduction, normalizer, valid)
+    valid = valid_targets(xp, target, lead, found.ignore_index, vocab, vocab_ids)[0].reshape(lead)
+    divisor = divisor_of(xp, reduction, normalizer, valid)
     if found.ignore_index >= 0:  # it may be one of the teacher's token ids
         raise ValueError(f"ignore_index: expected a number below 0 beside a teacher's vocabulary, got {found.ignore_index}")
     absent = (vocab_ids == found.ignore_index) | xp.isneginf(log_probs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .options import Head, number
+from .options import Head, choice, number
 
 
 class Tokens(NamedTuple):
@@ -50,6 +50,31 @@ def scalar(xp, name: str, value, **bounds: float):
     if math.prod(found.shape) != 1:
         raise ValueError(f"{name}: expected {xp.NAMES.an_array} of one number, got {list(found.shape)}")
     return xp.stop_gradient(found.reshape(()))
+
+
+def valid_targets(xp, target, lead: tuple[int, ...], ignore_index: int, vocab: int, like):
+    """Returns three arrays [N] for target [...]: whether each token counts, its token id or 0, and whether its target
+    is out of range."""
+    if target is None:
+        return xp.all_true(lead, like), None, None
+    flat = xp.indices(xp.NAMES.target, target, lead).reshape(-1)
+    valid = flat != ignore_index
+    bad = valid & ((flat < 0) | (flat >= vocab))
+    xp.refuse_targets(flat, bad, ignore_index, vocab)
+    return valid, xp.astype(xp.where(valid & ~bad, flat, 0), xp.class_dtype), bad
+
+
+def divisor_of(xp, reduction: str, normalizer, valid):
+    """Returns the divisor of a mean; None for other reductions."""
+    if choice("reduction", reduction, ("none", "mean", "sum")) != "mean":
+        if normalizer is not None:
+            raise ValueError(f"normalizer: expected None with reduction {reduction!r}, got {normalizer!r}")
+        return None
+    if normalizer is None:
+        return xp.at_least(valid.sum(), 1)
+    if xp.is_number(normalizer):
+        return number("normalizer", normalizer, above=0.0)
+    return xp.stop_gradient(xp.shaped("normalizer", xp.array("normalizer", normalizer).reshape(-1), (1,)))[0]
 
 
 class Reference(NamedTuple):

@@ -1,4 +1,4 @@
-"""InfoNCE against its definition in float64, with gradients by queries, keys, negatives and the temperature."""
+"""InfoNCE and the margin losses against their definitions in float64."""
 
 import numpy as np
 import pytest
@@ -77,3 +77,67 @@ def test_bad_arguments_are_named(f, message, change):
         f.losses.info_nce_loss(**given)
     names = dict(target=f.target, an_array="a tensor" if f.target == "target" else "an array")
     assert message.format(**names) in str(raised.value)
+
+
+ROWS, CLASSES = 9, 11
+FEATURES, DIRECTIONS = normal(ROWS, D, seed=54), normal(CLASSES, D, seed=55)
+LABELS = np.array([0, 3, -100, 10, 10, 1, 2, -100, 7], np.int32)
+MARGINS = [
+    ("arcface_loss", dict(scale=8.0, margin=0.3, memory_budget="1MiB"), (8.0, 0.3, 0.0)),
+    ("arcface_loss", dict(scale=4.0, reduction="none", executor="python"), (4.0, 0.5, 0.0)),
+    ("cosface_loss", dict(scale=8.0, normalizer=5), (8.0, 0.0, 0.35)),
+    ("cosface_loss", dict(scale=30.0, margin=0.1, reduction="sum"), (30.0, 0.0, 0.1)),
+]
+
+
+@pytest.mark.parametrize("name, options, terms", MARGINS, ids=str)
+def test_margins(f, name, options, terms):
+    labels = f.array(LABELS)
+    weights = f.array(FEATURES[:, 0])
+
+    def call(hidden, weight):
+        found = getattr(f.losses, name)(hidden, weight, labels, **options)
+        return (found * weights).sum() if options.get("reduction") == "none" else found
+
+    def formula(hidden, weight):
+        each = f.paper.margins(hidden, weight, labels, *terms)
+        if options.get("reduction") == "none":
+            return (each * weights).sum()
+        return each.sum() / {"sum": 1}.get(options.get("reduction"), options.get("normalizer", (LABELS >= 0).sum()))
+
+    spoiled = np.where(LABELS[:, None] < 0, np.nan, FEATURES).astype(np.float32)
+    (value, gradients), (exact, exact_gradients) = (
+        f.gradients(call, spoiled, DIRECTIONS), f.exact_gradients(formula, FEATURES, DIRECTIONS))
+    assert error(f.numpy(value), exact) < f.exact
+    for one, other in zip(gradients, exact_gradients):
+        assert error(f.numpy(one), other) < f.exact_gradient
+
+
+def test_a_confident_row_and_rows_that_point_away(f):
+    """A margin of 1 makes the own class no likelier than one 1 radian away, whose probability is 1e-13 without it. The
+    loss rises with the angle, also where the angle and the margin exceed pi."""
+    directions = np.eye(3, D)
+    directions[1] = np.cos(1.0) * directions[0] + np.sin(1.0) * directions[1]
+    losses = []
+    for angle in (0.0, 0.1, 2.0, 2.1, 2.2, 3.0, np.pi):
+        row = np.cos(angle) * np.eye(1, D, 0) + np.sin(angle) * np.eye(1, D, 5)
+        value, gradients = f.gradients(
+            lambda h, w: f.losses.arcface_loss(h, w, f.array(np.int32([0])), margin=1.0),
+            row.astype(np.float32), directions.astype(np.float32))
+        assert all(np.isfinite(f.numpy(a)).all() for a in (value, *gradients))
+        losses.append(float(f.numpy(value)))
+    assert abs(losses[0] - np.log(2)) < 1e-5 and losses == sorted(losses)
+
+
+@pytest.mark.parametrize("message, call", {
+    "scale: expected a number above 0, got 0": lambda f, *a: f.losses.arcface_loss(*a, scale=0),
+    "margin: expected a number from 0 to 3.14159, got 4": lambda f, *a: f.losses.arcface_loss(*a, margin=4),
+    "margin: expected a number from 0, got -1": lambda f, *a: f.losses.cosface_loss(*a, margin=-1),
+    "{target}: expected [9], got [8]": lambda f, h, w, ids: f.losses.cosface_loss(h, w, ids[1:]),
+    "weight: expected [V, 6]": lambda f, h, w, ids: f.losses.cosface_loss(h, w[:, 1:], ids),
+    "executor: expected one of 'native', 'python', got 'cuda'": lambda f, *a: f.losses.cosface_loss(*a, executor="cuda"),
+}.items())
+def test_bad_margins_are_named(f, message, call):
+    with pytest.raises(ValueError) as raised:
+        call(f, f.array(FEATURES), f.array(DIRECTIONS), f.array(LABELS))
+    assert message.format(target=f.target) in str(raised.value)

@@ -152,6 +152,13 @@ class Papers:
         """Returns [N]; ids below 0 give 0."""
         return -self.of_targets(self.log_p(query @ keys.T / temperature), targets)
 
+    def margins(self, hidden, weight, targets, scale, angle, drop):
+        """Returns [N]: the cross entropy of cosines, with margins of the target's angle and cosine; ids below 0 give 0."""
+        cosines = self.unit(hidden) @ self.unit(weight).T
+        own = targets[:, None] == self.xp.arange(cosines.shape[1])
+        turned = self.xp.cos(self.xp.arccos(cosines) + angle) if angle else cosines
+        return -self.of_targets(self.log_p(scale * self.xp.where(own, turned - drop, cosines)), targets)
+
     # --- Distillation: logits [N, V] of the student and the teacher, [N].
 
     def kl(self, z_q, z_p):

@@ -39,6 +39,7 @@ CALLS = {
     "vespo_loss": lambda p, **o: losses.vespo_loss(
         *p.arguments, p.advantages, p.bias, sampling_per_token_logps=p.sampling, top_entropy_quantile=0.5,
         importance_sampling_mode="token_mask", off_policy_mask_threshold=0.5, **o).loss,
+    "arcface_loss": lambda p, **o: losses.arcface_loss(p.hidden, p.weight, p.target, **o),
     "forward_kl_loss": lambda p, **o: losses.forward_kl_loss(p.hidden, p.weight, *p.teacher, p.bias, **o),
 }
 

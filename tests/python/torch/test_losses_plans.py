@@ -14,7 +14,7 @@ from logitless._autochunk.native import Machine, program
 from logitless._losses import distillation as shared
 from logitless.torch import _xp, losses
 from logitless.torch._autochunk import native
-from logitless.torch.losses import distillation
+from logitless.torch.losses import _formulas, distillation
 
 PAPER = Papers(torch)
 MIB = 1 << 20
@@ -28,7 +28,7 @@ def planned(monkeypatch):
     if torch.get_default_device().type != "cpu":
         pytest.skip("plans of empty tensors of the CPU")
     monkeypatch.setattr(native, "machine_of", lambda device: Machine(c.DEVICE_CUDA, 90, threads=0, head_engine=True))
-    monkeypatch.setattr(distillation, "_MADE", {})
+    monkeypatch.setattr(_formulas, "_MADE", {})
     empty = lambda rows: torch.empty(rows, DIM, dtype=torch.bfloat16)  # noqa: E731: never touched
     student = empty(ROWS).requires_grad_(), empty(VOCAB).requires_grad_()
     teacher = empty(ROWS), empty(VOCAB)
@@ -36,7 +36,7 @@ def planned(monkeypatch):
     def plan(beta, **options):
         a = {**distillation.DIVERGENCE, **options}
         call = shared.call(_xp, *student, *teacher, None, None, beta, a)
-        chunked = distillation._chunked("divergence", call.memory_budget, call.executor)
+        chunked = _formulas.chunked("divergence", call.memory_budget, call.executor)
         forward = chunked._planned((call.given, tuple(call.form)), {}).forward
         plan.request = forward.request
         [chosen] = [p for p in program(forward.request).report["plans"] if p["chosen"]]

@@ -1,12 +1,33 @@
-"""The contrastive loss InfoNCE. ``_losses/contrastive.py`` has the docstring."""
+"""InfoNCE and the margin losses. ``_losses/contrastive.py`` has their formulas and docstrings."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
 
 import jax
 from jax.typing import ArrayLike
 
 from ..._losses import contrastive as shared
 from .. import _xp as xp
+from ._formulas import FORMULAS, chunked
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class MarginKeywords(TypedDict, total=False):
+    reduction: str
+    normalizer: ArrayLike | None
+    ignore_index: int
+    memory_budget: int | str | None
+    executor: str
+
+
+def _margin(given: dict[str, jax.Array], form: tuple) -> jax.Array:
+    return shared.program(xp, given, form)
+
+
+FORMULAS.update(margin=_margin)
 
 
 @xp.takes({}, shared.info_nce_loss)
@@ -20,3 +41,21 @@ def info_nce_loss(
         xp, query, key, negatives=negatives, target=targets, temperature=temperature, normalize=normalize,
         symmetric=symmetric, reduction=reduction, memory_budget=memory_budget
     )
+
+
+@xp.takes(shared.MARGIN, shared.arcface_loss, shared.MARGIN_TEXTS)
+def arcface_loss(
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike,
+    *, scale: float = 64.0, margin: float = 0.5, **options: Unpack[MarginKeywords],
+) -> jax.Array:
+    """ArcFace (Deng et al. 2019)."""
+    return shared.arcface_loss(xp, chunked, hidden, weight, targets, scale=scale, margin=margin, **options)
+
+
+@xp.takes(shared.MARGIN, shared.cosface_loss, shared.MARGIN_TEXTS)
+def cosface_loss(
+    hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike,
+    *, scale: float = 64.0, margin: float = 0.35, **options: Unpack[MarginKeywords],
+) -> jax.Array:
+    """CosFace (Wang et al. 2018)."""
+    return shared.cosface_loss(xp, chunked, hidden, weight, targets, scale=scale, margin=margin, **options)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -12,9 +11,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ..._losses import distillation as shared
-from ..._losses.options import HEAD, SLACK, HeadKeywords
+from ..._losses.options import HEAD, HeadKeywords
 from .. import _xp as xp
-from .._autochunk import autochunk
+from ._formulas import FORMULAS, chunked
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,13 +76,7 @@ def _best(given: dict[str, jax.Array], softcap: float, scale: float, k: int) -> 
     return shared.best(xp, given, softcap, scale, k)
 
 
-@functools.lru_cache(maxsize=64)
-def _chunked(what: str, memory_budget: int | str | None, executor: str):
-    """Returns the chunked formula; a budget that cannot be met is an error."""
-    function = _program if what == "divergence" else _best
-    made = autochunk(function, memory_budget=memory_budget, executor=executor, strict=memory_budget is not None)
-    made.limits = replace(made.limits, slack=SLACK)
-    return made
+FORMULAS.update(divergence=_program, best=_best)
 
 
 @xp.takes(DIVERGENCE, shared.jsd_loss, shared.TEXTS)
@@ -95,7 +88,7 @@ def jsd_loss(
     """Generalised Jensen-Shannon divergence of the next token (Agarwal et al. 2024)."""
     return shared.jsd_loss(
         xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta=beta, **options
-    ).run(_chunked)
+    ).run(chunked)
 
 
 @xp.takes(DIVERGENCE, shared.forward_kl_loss, shared.TEXTS)
@@ -107,7 +100,7 @@ def forward_kl_loss(
     """KL(q || p) of the next token, with the teacher's distribution q and the student's p."""
     return shared.forward_kl_loss(
         xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(_chunked)
+    ).run(chunked)
 
 
 @xp.takes(DIVERGENCE, shared.reverse_kl_loss, shared.TEXTS)
@@ -119,7 +112,7 @@ def reverse_kl_loss(
     """KL(p || q) of the next token, with the student's distribution p and the teacher's q."""
     return shared.reverse_kl_loss(
         xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(_chunked)
+    ).run(chunked)
 
 
 @xp.takes(DIVERGENCE, None)
@@ -139,7 +132,7 @@ def explain_divergence(
     jax.eval_shape(
         jax.value_and_grad(total, (0, 1)), hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
     )
-    return _chunked("divergence", options["memory_budget"], options["executor"]).explain()
+    return chunked("divergence", options["memory_budget"], options["executor"]).explain()
 
 
 @xp.takes(shared.TEACHER, shared.teacher_top_k)
@@ -148,7 +141,7 @@ def teacher_top_k(
     *, k: int, **head: Unpack[HeadKeywords],
 ) -> TopK:
     """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities."""
-    return TopK(*shared.teacher_top_k(xp, _chunked, teacher_hidden, teacher_weight, teacher_bias, k=k, **head))
+    return TopK(*shared.teacher_top_k(xp, chunked, teacher_hidden, teacher_weight, teacher_bias, k=k, **head))
 
 
 @xp.takes(HEAD, shared.top_k_loss)

@@ -1,13 +1,32 @@
-"""The contrastive loss InfoNCE. ``_losses/contrastive.py`` has the docstring."""
+"""InfoNCE and the margin losses. ``_losses/contrastive.py`` has their formulas and docstrings."""
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import TYPE_CHECKING, Optional, TypedDict
 
 from torch import Tensor
 
 from ..._losses import contrastive as shared
 from .. import _xp as xp
+from ._formulas import FORMULAS, chunked
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class MarginKeywords(TypedDict, total=False):
+    reduction: str
+    normalizer: Optional[float | Tensor]
+    ignore_index: int
+    memory_budget: Optional[int | str]
+    executor: str
+
+
+def _margin(given: dict[str, Tensor], form: tuple) -> Tensor:
+    return shared.program(xp, given, form)
+
+
+FORMULAS.update(margin=_margin)
 
 
 @xp.takes({}, shared.info_nce_loss)
@@ -21,3 +40,21 @@ def info_nce_loss(
         xp, query, key, negatives=negatives, target=target, temperature=temperature, normalize=normalize,
         symmetric=symmetric, reduction=reduction, memory_budget=memory_budget
     )
+
+
+@xp.takes(shared.MARGIN, shared.arcface_loss, shared.MARGIN_TEXTS)
+def arcface_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor,
+    *, scale: float = 64.0, margin: float = 0.5, **options: Unpack[MarginKeywords],
+) -> Tensor:
+    """ArcFace (Deng et al. 2019)."""
+    return shared.arcface_loss(xp, chunked, hidden, weight, target, scale=scale, margin=margin, **options)
+
+
+@xp.takes(shared.MARGIN, shared.cosface_loss, shared.MARGIN_TEXTS)
+def cosface_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor,
+    *, scale: float = 64.0, margin: float = 0.35, **options: Unpack[MarginKeywords],
+) -> Tensor:
+    """CosFace (Wang et al. 2018)."""
+    return shared.cosface_loss(xp, chunked, hidden, weight, target, scale=scale, margin=margin, **options)

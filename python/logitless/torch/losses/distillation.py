@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from ..._losses import distillation as shared
-from ..._losses.options import HEAD, SLACK, HeadKeywords
+from ..._losses.options import HEAD, HeadKeywords
 from .. import _xp as xp
+from ._formulas import FORMULAS, chunked
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,27 +70,7 @@ def _best(given: dict[str, Tensor], softcap: float, scale: float, k: int) -> tup
     return shared.best(xp, given, softcap, scale, k)
 
 
-_MADE: dict[str, Any] = {}  # chunked formulas, by budget and executor
-
-
-# torch.compile treats a string as a constant, and finds the function through a global.
-@torch.compiler.assume_constant_result
-def _key(what: str, memory_budget: int | str | None, executor: str) -> str:
-    """Returns the key of the formula in _MADE. A budget that cannot be met raises at the call."""
-    from .._autochunk import autochunk  # it imports PyTorch's compiler
-
-    key = f"{what} {memory_budget!r} {executor}"
-    if key not in _MADE:
-        function = _program if what == "divergence" else _best
-        strict = memory_budget is not None
-        made = autochunk(function, memory_budget=memory_budget, executor=executor, strict=strict)
-        made.limits = replace(made.limits, slack=SLACK)
-        _MADE.setdefault(key, made)
-    return key
-
-
-def _chunked(what: str, memory_budget: int | str | None, executor: str):
-    return _MADE[_key(what, memory_budget, executor)]
+FORMULAS.update(divergence=_program, best=_best)
 
 
 @xp.takes(DIVERGENCE, shared.jsd_loss, shared.TEXTS)
@@ -102,7 +82,7 @@ def jsd_loss(
     """Generalised Jensen-Shannon divergence of the next token (Agarwal et al. 2024)."""
     return shared.jsd_loss(
         xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta=beta, **options
-    ).run(_chunked)
+    ).run(chunked)
 
 
 @xp.takes(DIVERGENCE, shared.forward_kl_loss, shared.TEXTS)
@@ -114,7 +94,7 @@ def forward_kl_loss(
     """KL(q || p) of the next token, with the teacher's distribution q and the student's p."""
     return shared.forward_kl_loss(
         xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(_chunked)
+    ).run(chunked)
 
 
 @xp.takes(DIVERGENCE, shared.reverse_kl_loss, shared.TEXTS)
@@ -126,7 +106,7 @@ def reverse_kl_loss(
     """KL(p || q) of the next token, with the student's distribution p and the teacher's q."""
     return shared.reverse_kl_loss(
         xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(_chunked)
+    ).run(chunked)
 
 
 @xp.takes(DIVERGENCE, None)
@@ -141,7 +121,7 @@ def explain_divergence(
     call = shared.jsd_loss(
         xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta=beta, **options
     )
-    return _chunked("divergence", call.memory_budget, call.executor).explain(call.given, tuple(call.form))
+    return chunked("divergence", call.memory_budget, call.executor).explain(call.given, tuple(call.form))
 
 
 @xp.takes(shared.TEACHER, shared.teacher_top_k)
@@ -150,7 +130,7 @@ def teacher_top_k(
     *, k: int, **head: Unpack[HeadKeywords],
 ) -> TopK:
     """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities."""
-    return TopK(*shared.teacher_top_k(xp, _chunked, teacher_hidden, teacher_weight, teacher_bias, k=k, **head))
+    return TopK(*shared.teacher_top_k(xp, chunked, teacher_hidden, teacher_weight, teacher_bias, k=k, **head))
 
 
 @xp.takes(HEAD, shared.top_k_loss)

@@ -1,0 +1,23 @@
+"""Formulas of whole logits that autochunk chunks, by name, budget and executor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..._losses.options import SLACK
+from .._autochunk import autochunk
+
+FORMULAS: dict[str, Callable[..., Any]] = {}
+
+
+@functools.lru_cache(maxsize=64)
+def chunked(what: str, memory_budget: int | str | None, executor: str):
+    """Returns the chunked formula; a budget that cannot be met is an error."""
+    made = autochunk(
+        FORMULAS[what], memory_budget=memory_budget, executor=executor, strict=memory_budget is not None
+    )
+    made.limits = replace(made.limits, slack=SLACK)
+    return made
