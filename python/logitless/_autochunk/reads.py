@@ -85,11 +85,13 @@ class Reads:
     """Collects the variables that traced Python may read. For each function called, these are the variables, attributes
     and items named in its code.
 
-    skips: whether a file's code is ignored. ignored: whether a value belongs to the tracer.
+    skips: whether a file's code is ignored. ignored: whether a value belongs to the tracer. runs: functions that a value
+    runs once gradients are traced, when nothing is watched.
     """
 
     skips: Callable[[str], bool]
     ignored: Callable[[Any], bool] = lambda value: False
+    runs: Callable[[Any], Sequence[Any]] = lambda value: ()
     found: dict[tuple, Read] = field(default_factory=dict)
     _codes: dict[types.CodeType, tuple[set, set] | None] = field(default_factory=dict)
     _seen: set = field(default_factory=set)
@@ -103,11 +105,20 @@ class Reads:
     def __exit__(self, *error) -> None:
         sys.setprofile(self._before)
 
+    def outside(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Calls a function that runs no code to be recorded. Watching it would take several times as long. From Python
+        3.12 on, it is watched all the same, since each change of the profile function takes long there."""
+        if self._before is not None or sys.version_info >= (3, 12):
+            return function(*args, **kwargs)
+        sys.setprofile(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.setprofile(self._event)
+
     def _event(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            names = self._codes.get(frame.f_code, _missing)
-            if names is _missing:
-                names = self._codes[frame.f_code] = self._names(frame.f_code, frame.f_globals)
+            names = self._known_names(frame.f_code, frame.f_globals)
             if names is not None:
                 self._frame(frame, *names)
         if self._before is not None:
@@ -116,6 +127,12 @@ class Reads:
     def _skips(self, file: str) -> bool:
         library = file.startswith(_LIBRARY) and "site-packages" not in file
         return library or file.startswith(("<frozen", _OWN)) or self.skips(file)
+
+    def _known_names(self, code: types.CodeType, space: dict) -> tuple[set, set] | None:
+        names = self._codes.get(code, _missing)
+        if names is _missing:
+            names = self._codes[code] = self._names(code, space)
+        return names
 
     def _names(self, code: types.CodeType, space: dict) -> tuple[set, set] | None:
         """Returns the names in a function's code, including string constants that may be names, and the names of its
@@ -146,6 +163,22 @@ class Reads:
             value = frame.f_locals.get(name, _missing)
             if not isinstance(value, (dict, list, tuple, set)):
                 self._object(value, name, names, 0)
+
+    def function(self, function: Any) -> None:
+        """Records the globals and closed-over variables that a function may read whenever it is called."""
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, types.FunctionType):
+            return
+        found = self._known_names(function.__code__, function.__globals__)
+        if found is None:
+            return
+        names, variables = found
+        for name in variables:
+            if name in function.__globals__:
+                self._read(_of_dict, function.__globals__, name, name, names, 0)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            self._object(_of_cell(cell, name), name, names, 0)
+        self.closure(function)
 
     def closure(self, function: Any) -> None:
         """Records the closed-over variables of a function, and of functions that it closes over or wraps."""
@@ -185,6 +218,8 @@ class Reads:
         self.found[key] = Read(get, held, weak, name, _frozen(value), (value, list(elements)[:_MOST]), title)
         if isinstance(value, (types.FunctionType, types.MethodType)) or hasattr(type(value), "explain"):
             self.closure(value)
+        for function in self.runs(value):
+            self.function(function)
 
     def _object(self, value: Any, title: str, names: set, depth: int) -> None:
         """Records the attributes that the code may read of an object."""

@@ -100,3 +100,20 @@ def test_a_budget_that_is_not_met_is_a_warning(executor):
     took = re.search(r"the function itself takes ([\d.]+) KiB beyond inputs and results, this ([\d.]+) KiB", text)
     compiled = jax.jit(missed).lower(*args).compile().memory_analysis().temp_size_in_bytes
     assert float(took[1]) == pytest.approx(compiled / 1024, abs=0.1)
+
+
+@jax.custom_vjp
+def scaled(x):
+    return x
+
+
+scaled.defvjp(lambda x: (x, None), lambda _, upstream: (upstream * HELD.factor,))
+
+
+def test_a_custom_gradient_that_reads_a_variable(monkeypatch):
+    function = lambda x: jnp.sum(jnp.exp(0.1 * scaled(x)))  # noqa: E731
+    chunked = autochunk(function)
+    for factor in (2.0, 5.0):
+        monkeypatch.setattr(HELD, "factor", factor)
+        jax.clear_caches()
+        np.testing.assert_allclose(jax.grad(chunked)(X), jax.grad(function)(X), rtol=1e-6)

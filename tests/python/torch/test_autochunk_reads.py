@@ -2,12 +2,14 @@
 
 import copy
 import pickle
+import sys
 import types
 import warnings
 
 import pytest
 import torch
 
+from logitless._autochunk.reads import Reads
 from logitless.torch import autochunk
 from logitless.torch._compile import register
 
@@ -200,3 +202,51 @@ def test_a_decorated_function_is_copied_by_its_name():
     chunked = autochunk(Layer())
     other = copy.deepcopy(chunked)
     torch.testing.assert_close(other(X), chunked(X))
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * CONFIG["scale"]
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return upstream * CONFIG["deep"]["shift"]
+
+
+def of_gradient(gradient):
+    return gradient * CONFIG["deep"]["shift"]
+
+
+def hooked(x):
+    y = x * 1.0
+    y.register_hook(of_gradient)
+    return y
+
+
+@pytest.mark.parametrize("function", [Scaled.apply, hooked], ids=["function", "hook"])
+def test_code_that_pytorch_calls_is_watched(function, monkeypatch):
+    """PyTorch's operations are not watched, but code that they call is."""
+    chunked = autochunk(lambda x: function(x).exp().sum())
+    for shift in (2.0, 5.0):
+        monkeypatch.setitem(CONFIG["deep"], "shift", shift)
+        made = []
+        for f in (chunked, lambda x: function(x).exp().sum()):
+            x = X.clone().requires_grad_()
+            f(x).backward()
+            made.append(x.grad)
+        torch.testing.assert_close(*made)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="all code is watched from Python 3.12 on")
+def test_operations_of_pytorch_are_not_watched(monkeypatch):
+    watched, event = [], Reads._event
+
+    def count(self, frame, *rest):
+        watched.append(frame.f_code.co_name)
+        event(self, frame, *rest)
+
+    monkeypatch.setattr(Reads, "_event", count)
+    autochunk(lambda x: torch.nn.functional.cross_entropy(x @ X.T, X[:, 0].long() % 3))(X)
+    assert "<lambda>" in watched and "__torch_dispatch__" not in watched

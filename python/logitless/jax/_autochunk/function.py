@@ -384,7 +384,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         if call is not None:
             return call, arrays
 
-        reads = Reads(_skips, lambda value: isinstance(value, jax.core.Tracer))
+        reads = Reads(_skips, lambda value: isinstance(value, jax.core.Tracer), _runs)
         reads.closure(self._function)
 
         def flat(*given):
@@ -417,6 +417,13 @@ _FOLDERS = tuple(os.path.dirname(module.__file__) + os.sep for module in (jax, j
 def _skips(file: str) -> bool:
     """Returns whether a file is JAX's own code."""
     return file.startswith(_FOLDERS)
+
+
+def _runs(value) -> tuple:
+    """Returns the functions of a custom_vjp or custom_jvp."""
+    if not isinstance(value, (jax.custom_vjp, jax.custom_jvp)):
+        return ()
+    return tuple(getattr(value, name, None) for name in ("fun", "fwd", "bwd", "jvp"))
 
 
 def _endings(value) -> list[str]:

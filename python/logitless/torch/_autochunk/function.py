@@ -44,6 +44,7 @@ from logitless.torch._autochunk.program import drawing, to_text
 from logitless.torch._autochunk.source import to_source
 from logitless.torch._autochunk.transforms import SECOND
 from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, trace
+from logitless.torch._autochunk.watched import Watched, runs
 
 
 @dataclass
@@ -471,13 +472,13 @@ class AutoChunked(ChunkedFunction[P, R]):
         if plan is not None:
             return plan, tensors
 
-        reads = Reads(_skips, lambda value: isinstance(value, FakeTensor))
+        reads = Reads(_skips, lambda value: isinstance(value, FakeTensor), runs)
         reads.closure(target)
 
         def call(*given):
             inner_args, inner_kwargs = pytree.tree_unflatten(put(constants, places, given), spec)
             replaced = dict(zip(state, given[len(places) :]))
-            with reads:
+            with reads, Watched(reads):
                 if shim is None:
                     return self._function(*inner_args, **inner_kwargs)
                 return torch.func.functional_call(shim, replaced, inner_args, inner_kwargs)

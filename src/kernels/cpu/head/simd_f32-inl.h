@@ -25,10 +25,10 @@ struct EngineF32 {
   using Bf16 = PortableBf16;
   struct Session {};  // nothing to set up in a thread
   // Register blocking: kRows x kVectors accumulators, one row of B, one broadcast. 16 registers on
-  // AVX2, 32 on AVX-512 and NEON.
+  // AVX2, 32 on AVX-512 and NEON, whose vectors are short.
   static constexpr int kLanes = static_cast<int>(kMaxLanes);
-  static constexpr int kRows = (HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM) ? 8 : 4;
-  static constexpr int kVectors = kLanes == 1 ? 4 : 3;
+  static constexpr int kRows = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3 ? 8 : 4;
+  static constexpr int kVectors = kLanes == 1 ? 4 : HWY_ARCH_ARM ? 6 : 3;
   static constexpr int kPanel = kVectors * kLanes;
   static_assert(kPanel % kRows == 0, "blocks of whole panels are blocks of whole micro-tiles");
   // Cache blocking: k of an L1-resident slice of a B panel.
