@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import numbers
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -45,6 +46,15 @@ def struct_of(options: LossOptions | HeadOptions):
 def head_options(options: LossOptions) -> HeadOptions:
     """Returns the options that a head has in common with a loss."""
     return HeadOptions(*(getattr(options, name) for name in HeadOptions._fields))
+
+
+def check_terms(options: LossOptions | HeadOptions) -> None:
+    """Raises ValueError for a term of the loss outside its range."""
+    for name, term in LOSS_TERMS.items():
+        value = getattr(options, name, term.default)
+        if not term.least <= value <= term.most:
+            expected = f"in [{term.least:g}, {term.most:g}]" if term.most < math.inf else f">= {term.least:g}"
+            raise ValueError(f"{name}: expected a number {expected}, got {value}")
 
 
 def term_docs(indent: int) -> str:

@@ -5,13 +5,14 @@
     from logitless.jax import linear_cross_entropy
     loss, gradients = jax.value_and_grad(linear_cross_entropy, (0, 1))(hidden, weight, targets)
 
-Losses are custom calls in the compiled program. They work under jit, grad, scan, checkpoint, vmap and shard_map, on
-CPUs and NVIDIA GPUs. Second derivatives and forward mode raise JAX's own errors. ``autochunk`` chunks any other
+Losses are custom calls in the compiled program on CPUs and NVIDIA GPUs, and JAX's own operations on other devices and
+without the library; ``backend()`` says which. They work under jit, grad, scan, checkpoint, vmap and shard_map. Second derivatives and forward mode raise JAX's own errors. ``autochunk`` chunks any other
 function of arrays. ``losses`` has ready-made losses for preferences, policies and distillation.
 """
 
 from . import losses
 from ._autochunk import AutoChunked, Unsupported, autochunk
+from ._backend import Backend, backend
 from .far_field import FarFieldState, far_field_cross_entropy, far_field_report, far_field_state
 from .head import linear_logprobs
 from .loss import linear_cross_entropy
@@ -20,10 +21,12 @@ from .vocab_parallel import vocab_parallel_linear_cross_entropy, vocab_parallel_
 
 __all__ = [
     "AutoChunked",
+    "Backend",
     "FarFieldState",
     "Sharding",
     "Unsupported",
     "autochunk",
+    "backend",
     "far_field_cross_entropy",
     "far_field_report",
     "far_field_state",

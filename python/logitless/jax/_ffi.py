@@ -18,7 +18,10 @@ import numpy as np
 from .. import _library as c
 from .._library import lib
 from .._options import ENUMS, HeadOptions, LossOptions, struct_of
+from . import _portable
 from ._arguments import DEFAULT_PRECISION
+from ._axes import axes_of, varying
+from ._backend import backend
 
 DTYPES = {"float32": c.F32, "bfloat16": c.BF16, "float16": c.F16, "int32": c.I32, "int64": c.I64}
 
@@ -42,7 +45,7 @@ _STRUCTS = {
 }
 
 
-def _handlers() -> dict[tuple[str, str], dict[str, object]]:
+def handlers() -> dict[tuple[str, str], dict[str, object]]:
     """Returns the library's handlers, {stage: function}, by (custom call, platform). Raises ImportError if it was built
     without them."""
     try:
@@ -60,14 +63,11 @@ def _handlers() -> dict[tuple[str, str], dict[str, object]]:
         ) from None
 
 
-_handlers()
-
-
 @functools.cache
 def _register() -> None:
     """Registers the custom calls with XLA, which checks versions. It runs at the first call, so that importing this
     module does not initialise JAX's backends."""
-    for (name, platform), stages in _handlers().items():
+    for (name, platform), stages in handlers().items():
         try:
             capsules = {stage: jax.ffi.pycapsule(handler) for stage, handler in stages.items()}
             jax.ffi.register_ffi_target(name, capsules, platform=platform)
@@ -132,30 +132,6 @@ def _attributes(options: LossOptions | HeadOptions) -> dict[str, np.generic | st
     return found
 
 
-def axes_of(*arrays: jax.Array) -> frozenset[str]:
-    """Returns the axes of a shard_map over which any of the arrays varies."""
-    axes: frozenset[str] = frozenset()
-    for array in arrays:
-        aval = jax.typeof(array)
-        kind = getattr(aval, "manual_axis_type", None)
-        axes |= getattr(aval, "vma", frozenset()) if kind is None else kind.varying
-    return axes
-
-
-def varying(arrays: Mapping[str, jax.Array | None], axes: frozenset[str]) -> dict[str, jax.Array | None]:
-    """Marks the arrays as varying over all of the axes. A gradient through this is summed over the added axes."""
-
-    def vary(array):
-        missing = tuple(sorted(axes - axes_of(array)))
-        if not missing:
-            return array
-        if hasattr(jax.lax, "pcast"):
-            return jax.lax.pcast(array, missing, to="varying")
-        return jax.lax.pvary(array, missing)
-
-    return {name: None if array is None else vary(array) for name, array in arrays.items()}
-
-
 def result_type(shape: tuple[int, ...], dtype: str, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
     """Returns the type of a result; in a shard_map it names the axes over which it varies."""
     if not axes:
@@ -175,8 +151,11 @@ def call(
     """Runs a function of the C ABI on contiguous arrays.
 
     inputs: by the library's names; None marks a missing input. outputs: shape and dtype of each result that is wanted.
-    Extra memory: the workspace of the plan, within options.memory_budget.
+    Extra memory: the workspace of the plan, within options.memory_budget. Where the library cannot serve, JAX's own
+    operations do.
     """
+    if backend().name == "portable":
+        return _portable.call(function, options, inputs, outputs)
     arrays = varying({name: array for name, array in inputs.items() if array is not None}, axes_of(*_present(inputs)))
     axes = axes_of(*arrays.values())
     in_specs = tuple(Spec(name, array.dtype.name, array.shape) for name, array in arrays.items())
@@ -225,15 +204,15 @@ def threads_of(device: int) -> int:
 
 def on_platform(run: Callable[..., tuple[jax.Array, ...]], *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Runs ``run(device, *arrays)``, with its custom calls, for the platform that the program is compiled for."""
-    backend = jax.default_backend()
+    platform = jax.default_backend()
     _register()
-    if backend == "cpu":
+    if platform == "cpu":
         return run(c.DEVICE_CPU, *arrays)
-    if backend == "gpu":
+    if platform == "gpu":
         return jax.lax.platform_dependent(
             *arrays, cpu=functools.partial(run, c.DEVICE_CPU), cuda=functools.partial(run, c.DEVICE_CUDA)
         )
-    raise NotImplementedError(f"logitless.jax: runs on cpu and cuda; JAX's backend is {backend}")
+    raise NotImplementedError(f"logitless.jax: the library runs on cpu and cuda; JAX's backend is {platform}")
 
 
 def _present(arrays: Mapping[str, jax.Array | None]) -> list[jax.Array]:

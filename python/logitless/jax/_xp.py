@@ -20,6 +20,7 @@ from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from . import _arguments
+from ._backend import backend
 from .head import linear_logprobs
 from .loss import linear_cross_entropy
 
@@ -144,6 +145,10 @@ def refuse_targets(flat: jax.Array, bad: jax.Array, ignore_index: int, vocab: in
 
 
 def check_batch_invariance(hidden: Any) -> None:
+    if backend().name == "portable":
+        raise NotImplementedError(
+            f"batch_invariant: expected the library's kernels on the CPU, got JAX's own operations: {backend().reason}"
+        )
     if jax.default_backend() != "cpu":
         raise NotImplementedError(
             f"batch_invariant: expected the CPU, got {jax.default_backend()}: on a GPU the bits of a token depend on "

@@ -16,6 +16,7 @@ from .. import _library as c
 from .._far_field import Report
 from .._options import DEFAULT, LossOptions, either_name, takes_terms
 from . import _arguments, _ffi
+from ._backend import platform_of_jax, refusal_of
 from .head import GRADIENTS, all_gradients, gradient_dtype, refuse_gradients, type_of, wanted_gradients
 from .loss import prepare
 
@@ -214,7 +215,12 @@ def far_field_cross_entropy(
             "reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward"
         )
     if jax.default_backend() != "cpu":
-        raise NotImplementedError(f"far_field_cross_entropy: runs on the CPU; JAX's backend is {jax.default_backend()}")
+        raise NotImplementedError(
+            "far_field_cross_entropy: its vocabulary orders are made by the library on the CPU; JAX's backend is "
+            f"{platform_of_jax()}. linear_cross_entropy computes the exact loss there"
+        )
+    if refusal := refusal_of("cpu"):
+        raise NotImplementedError(f"far_field_cross_entropy: needs the library: {refusal}")
     far = state.options
     call = prepare(
         "far_field_cross_entropy", hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,

@@ -176,8 +176,8 @@ def linear_logprobs(
 
     Raises, while the program is traced: ValueError and TypeError that name the argument; NotImplementedError if no
     kernel supports the call. A target outside [0, V) that is not ignore_index makes the program fail on the CPU. This
-    is a ValueError that names its position, or a RuntimeError in some versions of JAX. On a GPU its outputs are NaN,
-    since the host does not wait for an error.
+    is a ValueError that names its position, or a RuntimeError in some versions of JAX. Its outputs are
+    NaN on other devices, and in JAX's own operations.
     """
     from . import sharding as meshes  # imported here, since that module imports this one
 

@@ -240,8 +240,8 @@ def linear_cross_entropy(
 
     Raises, while the program is traced: ValueError and TypeError that name the argument; NotImplementedError if no
     kernel supports the call. A target outside [0, V) that is not ignore_index makes the program fail on the CPU. This
-    is a ValueError that names its position, or a RuntimeError in some versions of JAX. On a GPU the loss is NaN, since
-    the host does not wait for an error; the gradients are those of an ignored token.
+    is a ValueError that names its position, or a RuntimeError in some versions of JAX. On other devices, and in JAX's
+    own operations, the loss is NaN, and the gradients are those of an ignored token.
     """
     from . import sharding as meshes  # imported here, since that module imports this one
 

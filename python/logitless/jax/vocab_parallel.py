@@ -8,7 +8,6 @@ the full vocabulary.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ from jax.typing import ArrayLike
 from .. import _token_loss
 from .._library import parse_bytes
 from . import _arguments, _ffi
-from .._options import DEFAULT, LOSS_TERMS, HeadOptions, LossOptions, all_terms, either_name, takes_terms
+from .._options import DEFAULT, HeadOptions, LossOptions, all_terms, check_terms, either_name, takes_terms
 from .head import head
 from .loss import check_reduction, divisor
 
@@ -172,17 +171,6 @@ def vocab_parallel_logprobs(
     return tuple(jnp.where(shard.valid, value, 0.0).reshape(shard.lead) for value in results)
 
 
-def _terms(given: dict[str, Any]) -> LossOptions:
-    """Returns the checked terms of a loss as options."""
-    terms = {name: _arguments.number(name, value) for name, value in given.items()}
-    for name, value in terms.items():
-        _, least, most, _ = LOSS_TERMS[name]
-        if not least <= value <= most:
-            what = f"in [{least:g}, {most:g}]" if most < math.inf else f">= {least:g}"
-            raise ValueError(f"{name}: expected a number {what}, got {value}")
-    return LossOptions(**terms)
-
-
 @either_name
 @takes_terms
 def vocab_parallel_linear_cross_entropy(
@@ -263,7 +251,8 @@ def token_losses(
             raise NotImplementedError(f"{name}: not of a vocabulary in shards, which know no largest logit of another")
     given = all_terms("vocab_parallel_linear_cross_entropy", terms)
     shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget)
-    options = _terms(given)
+    options = LossOptions(**{name: _arguments.number(name, value) for name, value in given.items()})
+    check_terms(options)
     smoothing = options.label_smoothing
     local_vocab = shard.inputs["weight"].shape[0]
     classes = _arguments.shaped("class_weight", class_weight, (local_vocab,))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jax_oracle import BUDGET, ON_CPU, check_gradients, cross_entropy, in_float64, problem, relative_error
+from jax_oracle import BUDGET, ON_CPU, check_gradients, cross_entropy, in_float64, of_kernels, problem, relative_error
 
 from logitless.jax import linear_cross_entropy
 
@@ -196,6 +196,7 @@ def test_loss_scaling_keeps_the_small_gradients_of_float16():
     assert relative_error(gradient(hidden), expected(hidden)) < 1e-3
 
 
+@of_kernels
 def test_denormal_numbers_are_kept():
     hidden, weight, targets, _ = problem(ignored=False)
     tiny = jnp.asarray(np.full((3, 7), 2.0**-140, "float32"))  # XLA's own arithmetic would flush it
@@ -224,6 +225,7 @@ def test_any_budget_gives_the_same_loss():
         assert relative_error(one, other) < 1e-5
 
 
+@of_kernels
 def test_a_budget_is_a_ceiling():
     """A small head takes no more with a large budget than without a budget, and that is less than its fp32 logits."""
     tokens, dim, vocab = 1024, 64, 8192

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax_oracle import ON_CPU
+from jax_oracle import ON_CPU, of_kernels
 from loss_frameworks import RNG, normal
 
 from logitless import _library as library
@@ -17,6 +17,7 @@ from logitless.jax._autochunk import native
 from logitless.jax.losses import distillation
 
 
+@of_kernels
 def test_memory_is_within_the_budget():
     """Measures XLA's temporaries of bf16 losses and gradients by hidden and weight; logits would be 4 MiB."""
     rows, dim, vocab = 256, 16, 4096
@@ -52,6 +53,7 @@ def test_half_of_ligers_memory_takes_six_products(monkeypatch, dim):
     assert float(taken[1]) < 1.3 + 4 * 128256 * dim / 2**30
 
 
+@of_kernels
 @pytest.mark.skipif(not ON_CPU, reason="batch_invariant is refused on a GPU")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_bits_whatever_the_batch(dtype):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax_oracle import problem
 
-from logitless.jax import _arguments, _ffi, linear_cross_entropy, linear_logprobs
+from logitless.jax import _arguments, _backend, _ffi, linear_cross_entropy, linear_logprobs
 
 HIDDEN, WEIGHT, TARGETS, BIAS = problem(ignored=False)
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a machine without a GPU")
@@ -55,6 +55,7 @@ def test_none_is_jaxs(monkeypatch, setting, tf32):
 def test_the_program_has_it(monkeypatch, given):
     plan = _ffi._workspace_bytes
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(_backend, "refusal_of", lambda platform: "")
     monkeypatch.setattr(_ffi, "_workspace_bytes", lambda device, *rest: 256 if device else plan(device, *rest))
     monkeypatch.setattr(_ffi, "_gpus_have_tf32", lambda: True)
     jax.clear_caches()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax_oracle import BUDGET, ON_CPU, problem, relative_error
+from jax_oracle import BUDGET, ON_CPU, of_kernels, problem, relative_error
 
 from logitless._library import parse_bytes
 from logitless.jax import linear_cross_entropy, linear_logprobs
@@ -41,6 +41,7 @@ def test_jit_and_eager_agree():
 ALL = "bias,hidden,weight,targets"
 
 
+@of_kernels
 @pytest.mark.parametrize(
     "by, outputs",
     [((0,), "d_hidden"), ((1,), "d_weight"), ((3,), "d_bias"), ((0, 1, 3), "d_hidden,d_weight,d_bias")],
@@ -55,6 +56,7 @@ def test_only_what_is_differentiated_is_computed(by, outputs):
     assert calls(logprob, *arrays)[1:] == [("head_backward", f"{ALL},cotangent_log_prob", outputs)]
 
 
+@of_kernels
 def test_without_a_gradient_there_is_one_forward():
     assert calls(loss, *problem()) == [("cross_entropy", ALL, "loss")]
     assert calls(lambda *a: jax.lax.stop_gradient(loss(*a)), *problem()) == [("cross_entropy", ALL, "loss")]
@@ -145,6 +147,7 @@ TOKENS, DIM, VOCAB = 2048, 64, 8192
 LOGITS = TOKENS * VOCAB * 4
 
 
+@of_kernels  # its memory in programs that are optimised: test_jax_portable
 @pytest.mark.parametrize("by", [(), (0,), (0, 1)], ids=["forward", "hidden", "both"])
 @pytest.mark.parametrize("kind", ["mean", "none", "logprobs"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from jax_oracle import check_gradients, doubles, enable_x64, problem, relative_error
+from jax_oracle import check_gradients, doubles, enable_x64, of_kernels, problem, relative_error
 
 from logitless.jax import (
     linear_cross_entropy,
@@ -249,6 +249,7 @@ def test_data_parallel_with_the_whole_vocabulary(check_vma, compiled):
     check_gradients(gradients, others)
 
 
+@of_kernels
 def test_only_what_is_differentiated_is_computed():
     arrays = problem(vocab=VOCAB)
     parallel = sharded(lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp"))
@@ -292,6 +293,7 @@ def test_errors():
             sharded(lambda *a: loss(*a, axis_name="tp", **options))(hidden, weight, targets, bias)
 
 
+@of_kernels
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU's loss is NaN instead")
 @pytest.mark.parametrize("bad", [VOCAB, -1, VOCAB + 30])
 def test_a_target_of_no_shard(bad):

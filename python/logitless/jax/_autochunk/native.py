@@ -11,6 +11,7 @@ import numpy as np
 from logitless import _library as c
 from logitless._autochunk.native import Machine, Request, missing, program
 from logitless.jax import _ffi
+from logitless.jax._backend import platform_of_jax
 from logitless.jax._autochunk.dtypes import DTYPES
 
 
@@ -30,18 +31,18 @@ def machine_of(device: int) -> Machine:
 
 def default_machine() -> Machine:
     """Returns the machine of JAX's default backend, for which budgets are checked."""
-    backend = jax.default_backend()
-    if backend not in ("cpu", "gpu"):
-        raise NotImplementedError(f"autochunk: executor='native' runs on cpu and cuda; JAX's backend is {backend}")
-    return machine_of(c.DEVICE_CPU if backend == "cpu" else c.DEVICE_CUDA)
+    platform = platform_of_jax()
+    if platform not in ("cpu", "cuda"):
+        raise NotImplementedError(f"autochunk: executor='native' runs on cpu and cuda; JAX's backend is {platform}")
+    return machine_of(c.DEVICE_CPU if platform == "cpu" else c.DEVICE_CUDA)
 
 
 def why_not(axes: frozenset[str]) -> str:
     """Returns the reason why generated code runs instead of the library where the caller does not choose, or "". axes:
     the axes of a shard_map around the call."""
-    backend = jax.default_backend()
-    if backend != "gpu":
-        return f"XLA's loops are chosen on a {backend}"
+    platform = platform_of_jax()
+    if platform != "cuda":
+        return f"XLA's loops are chosen on a {platform}"
     if not axes and jax.local_device_count() > 1:
         return "XLA divides generated code among several GPUs, and gathers the inputs of a custom call"
     return missing(machine_of(c.DEVICE_CUDA), jax.local_devices()[0].local_hardware_id or 0)
