@@ -80,14 +80,6 @@ std::vector<std::string> far_kernels() {
                                : find_head_kernel(name).far_backward != nullptr)
       out.push_back(name);
   }
-#ifdef __SANITIZE_ADDRESS__
-  // Tests the two engines once each, not every instruction set: that takes a quarter of the
-  // minutes.
-  const auto other = [](const std::string& name) {
-    return name != "avx2" && name != "amx_bf16_emulated" && !is_device_kernel(name);
-  };
-  if (std::find(out.begin(), out.end(), "avx2") != out.end()) std::erase_if(out, other);
-#endif
   return out;
 }
 
