@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import re
 import threading
+from collections.abc import Iterator
 from ctypes import Structure, c_char_p, c_int32, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from ._c_api import *  # noqa: F403  (re-exports the header's names)
 from ._c_api import (
     ABI_VERSION, DEVICE_CPU, DTYPES, FUNCTIONS, INVALID_ARGUMENT, OK, STRUCTS, UNSUPPORTED, ContextOptions,
-    HeadFeatures, PlanRequest,
+    HeadFeatures, PlanInfo, PlanRequest,
 )
 
 
@@ -170,29 +172,12 @@ def _bytes_of(text: str) -> int:
     return int(size + 0.5) if size < 2.0**52 else int(size)
 
 
-def explain(
-    tokens: int,
-    dim: int,
-    vocab: int,
-    dtype: str = "bf16",
-    *,
-    memory_budget: int | str | None = None,
-    gradients: bool = True,
-    threads: int = 0,
-    device: str = "cpu",
-    compute_capability: int | None = None,
-    card: str | None = None,
-) -> str:
-    """Returns a description of the plan for a head of ``hidden [tokens, dim]`` and ``weight [vocab, dim]``: strategy,
-    kernel, workspace in bytes, and the reasons against the others.
-
-    dtype: "f32", "bf16" or "f16". memory_budget: bytes beyond inputs and outputs, or text such as "256MiB". gradients:
-    those of a mean or sum, in dtype (fp32 for f16). device: "cpu" with ``threads`` (0: all cores), or "cuda", a GPU of
-    ``compute_capability`` (10 * major + minor, 75 or more; default 90, an H100 or H200). The GPU need not be present:
-    times are predicted at the nominal rates of ``card``, such as "A100" or "RTX 4090". Without one they are those of a
-    usual card of the capability, an H200 for 90. Raises ValueError for another device or card, for invalid sizes, and
-    for a budget below the least plan, which the message names.
-    """
+@contextlib.contextmanager
+def _planned(
+    tokens: int, dim: int, vocab: int, dtype: str = "bf16", *, memory_budget: int | str | None = None, gradients: bool = True,
+    threads: int = 0, device: str = "cpu", compute_capability: int | None = None, card: str | None = None,
+) -> Iterator[c_void_p]:
+    """Yields the plan that ``explain`` describes."""
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
     if device == "cuda" and threads != 0:
@@ -223,6 +208,44 @@ def explain(
         )
     )
     try:
-        return lib.logitless_plan_explain(plan).decode()
+        yield plan
     finally:
         lib.logitless_plan_destroy(plan)
+
+
+def head_kernel(*sizes: Any, **options: Any) -> str:
+    """Returns the name of the kernel in the plan that ``explain`` of the same arguments describes."""
+    with _planned(*sizes, **options) as plan:
+        info = new(PlanInfo)
+        check(lib.logitless_plan_get_info(plan, ctypes.byref(info)))
+        return info.kernel.decode()
+
+
+def explain(
+    tokens: int,
+    dim: int,
+    vocab: int,
+    dtype: str = "bf16",
+    *,
+    memory_budget: int | str | None = None,
+    gradients: bool = True,
+    threads: int = 0,
+    device: str = "cpu",
+    compute_capability: int | None = None,
+    card: str | None = None,
+) -> str:
+    """Returns a description of the plan for a head of ``hidden [tokens, dim]`` and ``weight [vocab, dim]``: strategy,
+    kernel, workspace in bytes, and the reasons against the others.
+
+    dtype: "f32", "bf16" or "f16". memory_budget: bytes beyond inputs and outputs, or text such as "256MiB". gradients:
+    those of a mean or sum, in dtype (fp32 for f16). device: "cpu" with ``threads`` (0: all cores), or "cuda", a GPU of
+    ``compute_capability`` (10 * major + minor, 75 or more; default 90, an H100 or H200). The GPU need not be present:
+    times are predicted at the nominal rates of ``card``, such as "A100" or "RTX 4090". Without one they are those of a
+    usual card of the capability, an H200 for 90. Raises ValueError for another device or card, for invalid sizes, and
+    for a budget below the least plan, which the message names.
+    """
+    with _planned(
+        tokens, dim, vocab, dtype, memory_budget=memory_budget, gradients=gradients, threads=threads, device=device,
+        compute_capability=compute_capability, card=card,
+    ) as plan:
+        return lib.logitless_plan_explain(plan).decode()
