@@ -66,3 +66,11 @@ def test_the_command_prints_and_never_fails(environment, expected):
     assert done.returncode == 0, done.stderr
     for line in expected:
         assert line in done.stdout
+
+
+def test_the_page_of_what_is_supported_is_what_its_script_writes():
+    environment = {**os.environ, "LOGITLESS_LIBRARY": str(logitless.library_path())}
+    done = subprocess.run(
+        [sys.executable, SOURCE / "tools/support_matrix.py", "--check"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
