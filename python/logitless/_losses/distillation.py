@@ -35,6 +35,7 @@ TEXTS = dict(
             1 / t^2; Hinton et al. compensate with a weight of t^2.
         teacher_softcap, teacher_logit_scale: of the teacher's logits; both models share the temperature.
         executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations.
+            JAX on other devices takes the latter.
         """
     + HEAD_DOCS.replace(" and cost nothing", "")
 )

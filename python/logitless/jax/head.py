@@ -82,12 +82,16 @@ def _output_shape(name: str, inputs: dict) -> tuple[int, ...]:
     return inputs["targets"].shape if name in ("log_prob", "target_logit") else inputs["hidden"].shape[:-1]
 
 
+def _output_dtype(name: str) -> str:
+    return "int32" if name == "argmax" else "float32"
+
+
 def _forward(options: HeadOptions, outputs: tuple[str, ...], inputs: dict, fixed: dict) -> tuple[jax.Array, ...]:
     found = _ffi.call(
         "head_forward",
         options,
         {**inputs, **fixed},
-        {name: (_output_shape(name, {**inputs, **fixed}), "float32") for name in outputs},
+        {name: (_output_shape(name, {**inputs, **fixed}), _output_dtype(name)) for name in outputs},
     )
     return tuple(found.values())
 
@@ -123,14 +127,17 @@ _head.defvjp(_head_fwd, _head_bwd, symbolic_zeros=True)
 # It is jitted since a shard_map that runs eagerly does not accept a custom_vjp itself.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def head(options: HeadOptions, outputs: tuple[str, ...], inputs: dict, fixed: dict) -> tuple[jax.Array, ...]:
-    """Returns the named outputs of the library's head_forward, float32.
+    """Returns the named outputs of the library's head_forward, float32; int32 for argmax.
 
     inputs: hidden [N, D], weight [V, D], bias [V] or None: differentiable. fixed: targets [N] or [N, K], and
         vocab_weight [V] or None. The backward recomputes the forward; only the inputs are saved.
     """
     found = _head(options, outputs, inputs, fixed)
     vocab = inputs["weight"].shape[0]
-    return tuple(nan_at_bad_targets(value, fixed["targets"], options.ignore_index, vocab) for value in found)
+    return tuple(
+        value if name == "argmax" else nan_at_bad_targets(value, fixed["targets"], options.ignore_index, vocab)
+        for name, value in zip(outputs, found)
+    )
 
 
 @either_name

@@ -112,6 +112,15 @@ def divisor(normalizer: float | ArrayLike | None, reduction: str) -> tuple[float
     return 0.0, found.astype(jnp.float32)
 
 
+def accuracy_of(argmax: jax.Array, targets: jax.Array, ignore_index: int, target_weight: ArrayLike | None) -> jax.Array:
+    """Returns the fraction of tokens whose largest logit is their target."""
+    if target_weight is not None:
+        raise NotImplementedError("accuracy: needs one target a token, got target_weight")
+    valid = targets != ignore_index
+    correct = (argmax == targets) & valid
+    return correct.sum(dtype=jnp.float32) / jnp.maximum(valid.sum(dtype=jnp.float32), 1.0)
+
+
 def check_reduction(reduction: str) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {reduction!r}")
@@ -225,7 +234,7 @@ def linear_cross_entropy(
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
             It is a ceiling: a call takes no more than its speed is worth, and less than the fp32 logits if a plan does.
         sharding: how vocabulary and tokens are sharded over a mesh. None: taken from the types of hidden and weight, if
-            explicit. A sharded vocabulary costs four GEMMs and rejects target_weight, accuracy and return_argmax.
+            explicit. A sharded vocabulary costs four GEMMs.
 
     Returns:
         The loss, float32, or a tuple (loss, lse, accuracy, argmax, target logits) of those asked for. Accuracy and
@@ -259,8 +268,6 @@ def linear_cross_entropy(
         token_weight=token_weight, target_weight=target_weight, memory_budget=parse_bytes(memory_budget), terms=terms,
         precision=precision,
     )
-    if accuracy and target_weight is not None:
-        raise NotImplementedError("accuracy: needs one target a token, got target_weight")
     options, inputs, fixed, normalizer_array = call.options, call.inputs, call.fixed, call.normalizer
     lead, ignored, y = call.lead, options.ignore_index, call.targets
     axes = _ffi.axes_of(*[a for a in (*inputs.values(), *fixed.values()) if a is not None])
@@ -277,8 +284,7 @@ def linear_cross_entropy(
     if return_lse:
         results.append(logits["lse"].reshape(lead))
     if accuracy:
-        correct = (found["argmax"].reshape(lead) == y) & valid
-        results.append(correct.sum(dtype=jnp.float32) / jnp.maximum(valid.sum(dtype=jnp.float32), 1.0))
+        results.append(accuracy_of(found["argmax"].reshape(lead), y, ignored, target_weight))
     if return_argmax:
         results.append(found["argmax"].reshape(lead))
     if return_target_logits:

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from . import _arguments
 from .head import linear_logprobs, refuse_gradients
-from .loss import check_reduction, divisor, linear_cross_entropy
+from .loss import accuracy_of, check_reduction, divisor, linear_cross_entropy
 from .vocab_parallel import token_losses, vocab_parallel_logprobs
 
 Axes = tuple[str, ...]
@@ -181,8 +181,6 @@ def _checked(sharding: Sharding, arrays: dict[str, Any]) -> dict[str, jax.Array 
 def sharded_logprobs(sharding: Sharding, hidden, weight, targets, bias, **options) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes ``linear_logprobs`` on the mesh."""
     arrays = _checked(sharding, {"hidden": hidden, "weight": weight, "targets": targets, "bias": bias})
-    if sharding._vocab and arrays["targets"].ndim == arrays["hidden"].ndim:
-        raise NotImplementedError("targets: several classes a token are not of a vocabulary in shards")
 
     def function(a):
         if sharding._vocab:
@@ -204,19 +202,14 @@ def sharded_cross_entropy(
         {"hidden": hidden, "weight": weight, "targets": targets, "bias": bias, "class_weight": class_weight,
          "token_weight": token_weight, "target_weight": target_weight},
     )
-    if accuracy and target_weight is not None:
-        raise NotImplementedError("accuracy: needs one target a token, got target_weight")
-    if sharding._vocab and target_weight is not None:
-        raise NotImplementedError("target_weight: not of a vocabulary in shards")
     none = reduction == "none"
 
     def of_shards(a):
-        del a["target_weight"]
-        losses, shares, lse, target_logits = token_losses(
-            **a, axis_name=sharding._vocab, accuracy=accuracy, return_argmax=return_argmax, **options
-        )
+        argmax = bool(accuracy or return_argmax)
+        losses, shares, lse, best, target_logits = token_losses(**a, axis_name=sharding._vocab, argmax=argmax, **options)
         own = () if none else (sharding._own(losses).sum(), sharding._own(shares).sum())
-        return own, (losses,) * none + (lse,) * bool(return_lse) + (target_logits,) * bool(return_target_logits)
+        each = (losses,) * none + (lse,) * bool(return_lse) + (best,) * argmax
+        return own, each + (target_logits,) * bool(return_target_logits)
 
     def of_all_vocab(a):
         # The gradients of a sum are computed in the forward.
@@ -241,10 +234,9 @@ def sharded_cross_entropy(
     if return_lse:
         results.append(each.pop(0))
     if accuracy or return_argmax:
-        argmax, y = each.pop(0), arrays["targets"]
-        valid = y != options["ignore_index"]
+        argmax = each.pop(0)
         if accuracy:
-            results.append(((argmax == y) & valid).sum(dtype=jnp.float32) / jnp.maximum(valid.sum(dtype=jnp.float32), 1.0))
+            results.append(accuracy_of(argmax, arrays["targets"], options["ignore_index"], target_weight))
         results += [argmax] * bool(return_argmax)
     results += each
     return results[0] if len(results) == 1 else tuple(results)

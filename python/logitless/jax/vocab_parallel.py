@@ -19,7 +19,7 @@ from .._library import parse_bytes
 from . import _arguments, _ffi
 from .._options import DEFAULT, HeadOptions, LossOptions, all_terms, check_terms, either_name, takes_terms
 from .head import head
-from .loss import check_reduction, divisor
+from .loss import accuracy_of, check_reduction, divisor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,19 +40,24 @@ class _Shard(NamedTuple):
     axis: AxisName
     vocab: int  # the global size
     inputs: dict[str, jax.Array | None]  # hidden [N, D], weight [V / shards, D], bias
-    targets: jax.Array  # [N], as given
-    valid: jax.Array  # [N]: not ignored
-    owned: jax.Array  # [N]: the target is in this shard
-    local: jax.Array  # [N]: targets for this shard's head
+    shape: tuple[int, ...]  # of the targets
+    begin: jax.Array  # the first token id of this shard
+    targets: jax.Array  # [N, K], as given
+    valid: jax.Array  # [N, K]: not ignored
+    active: jax.Array  # [N]: some target is not ignored
+    owned: jax.Array  # [N, K]: the target is in this shard
+    local: jax.Array  # [N, K]: targets for this shard's head
     options: HeadOptions
 
 
 def _shard(
-    hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget
+    hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget,
+    per_token: tuple[int, ...] = (),
 ) -> _Shard:
     x, w, b = _arguments.head(hidden, weight, bias)
     lead = x.shape[:-1]
-    y = _arguments.targets(targets, lead).reshape(-1)
+    y = _arguments.targets(targets, lead + per_token)
+    shape, y = y.shape, y.reshape(-1, *(per_token or (1,)))
     if b is not None:  # a fully masked shard still has a softmax, with no share of the total
         b = jnp.where(jnp.isneginf(b).all(), _MASKED, b)
     options = HeadOptions(
@@ -78,23 +83,25 @@ def _shard(
     local = jnp.where(valid & ((y < 0) | (y >= vocab)), jnp.where(y < 0, -1, local_vocab), local)
     local = jnp.where(valid, local, _IGNORED)
     inputs = {"hidden": x.reshape(-1, x.shape[-1]), "weight": w, "bias": b}
-    return _Shard(lead, axis_name, vocab, inputs, y, valid, owned, local, options)
+    return _Shard(lead, axis_name, vocab, inputs, shape, begin, y, valid, valid.any(1), owned, local, options)
 
 
 def _local_head(shard: _Shard, outputs: tuple[str, ...], vocab_weight: jax.Array | None = None) -> dict[str, jax.Array]:
-    fixed = {"targets": shard.local} | ({} if vocab_weight is None else {"vocab_weight": vocab_weight})
+    one = shard.local.shape[1] == 1
+    fixed = {"targets": shard.local[:, 0] if one else shard.local} | ({} if vocab_weight is None else {"vocab_weight": vocab_weight})
     axes = _ffi.axes_of(*[a for a in (*shard.inputs.values(), *fixed.values()) if a is not None])
     found = head(shard.options, outputs, _ffi.varying(shard.inputs, axes), _ffi.varying(fixed, axes))
-    return dict(zip(outputs, found))
+    values = dict(zip(outputs, found))
+    return values | {name: values[name].reshape(shard.local.shape) for name in ("target_logit", "log_prob")}
 
 
 class _Merged(NamedTuple):
     """Log-sum-exps of tokens [N], relative to a reference without gradient; ignored rows hold finite numbers."""
 
-    reference: jax.Array  # the target's logit; 0 where that is masked
+    reference: jax.Array  # the logit of the first target that is not ignored; 0 where that is masked
     local: jax.Array  # this shard's log-sum-exp - reference
     whole: jax.Array  # log-sum-exp over all shards - reference
-    target_logit: jax.Array
+    target_logit: jax.Array  # [N, K]
     infinite: jax.Array  # a logit is +inf: lse is, too, and the rest is NaN as a softmax is
 
     @property
@@ -103,7 +110,8 @@ class _Merged(NamedTuple):
 
     @property
     def nll(self) -> jax.Array:
-        return self.whole + (self.reference - self.target_logit)
+        """The negative log-probabilities of the targets [N, K]."""
+        return self.whole[:, None] + (self.reference[:, None] - self.target_logit)
 
 
 _MERGED = ("target_logit", "log_prob", "lse")  # outputs of a shard's head that _merged() reads
@@ -111,13 +119,15 @@ _MERGED = ("target_logit", "log_prob", "lse")  # outputs of a shard's head that 
 
 def _merged(shard: _Shard, found: dict[str, jax.Array]) -> _Merged:
     target_logit = _of_target(shard, found["target_logit"])
-    fixed = jax.lax.stop_gradient(target_logit)
+    column = shard.valid.argmax(1)[:, None]
+    first = lambda values: jnp.take_along_axis(values, column, 1)[:, 0]  # noqa: E731
+    fixed = jax.lax.stop_gradient(first(target_logit))
     reference = jnp.where(jnp.isfinite(fixed), fixed, 0.0)
-    rounded = jnp.where(shard.valid, found["lse"], 0.0) - reference
+    rounded = jnp.where(shard.active, found["lse"], 0.0) - reference
     # The head rounds log_prob = logit - lse once; lse alone is rounded at the size of the offset.
-    exact = (found["target_logit"] - reference) - found["log_prob"]
+    exact = (first(found["target_logit"]) - reference) - first(found["log_prob"])
     rest = jax.lax.stop_gradient(exact - rounded)
-    local = rounded + jnp.where(shard.valid & jnp.isfinite(rest), rest, 0.0)
+    local = rounded + jnp.where(shard.active & jnp.isfinite(rest), rest, 0.0)
     top = jax.lax.pmax(jax.lax.stop_gradient(local), shard.axis)
     whole = top + jnp.log(jax.lax.psum(jnp.exp(local - top), shard.axis))
     return _Merged(reference, local, whole, target_logit, top == jnp.inf)
@@ -126,6 +136,19 @@ def _merged(shard: _Shard, found: dict[str, jax.Array]) -> _Merged:
 def _of_target(shard: _Shard, value: jax.Array) -> jax.Array:
     """Returns, on every shard, a value that only the target's shard has."""
     return jax.lax.psum(jnp.where(shard.owned, value, 0.0), shard.axis)
+
+
+def _argmax(shard: _Shard, local: jax.Array) -> jax.Array:
+    """Returns the token id of the largest logit over all shards [N], the lowest of equal ones, from each shard's own; -1
+    for ignored tokens. Extra memory: the rows of weight at the shard's own, as large as hidden."""
+    x, w, b = (None if a is None else jax.lax.stop_gradient(a) for a in shard.inputs.values())
+    ids = jnp.maximum(local, 0)
+    products = x.astype(jnp.float32) * jnp.take(w, ids, 0).astype(jnp.float32)
+    z = products.sum(1) if b is None else products.sum(1) + jnp.take(b, ids)
+    z = z * shard.options.logit_scale  # a softcap keeps the order
+    largest = jax.lax.pmax(z, shard.axis)
+    found = jax.lax.pmin(jnp.where(z == largest, shard.begin.astype(jnp.int32) + ids, shard.vocab - 1), shard.axis)
+    return jnp.where(shard.active, found, -1)
 
 
 @either_name
@@ -147,13 +170,14 @@ def vocab_parallel_logprobs(
     Args:
         hidden: [..., D], the same on each shard of the axis.
         weight: [V / shards, D]: the shard's rows of the full weight, in order.
-        targets: [...], global token ids, the same on each shard.
+        targets: [...] or [..., K], global token ids, the same on each shard.
         bias: [V / shards].
         axis_name: the mesh axis or axes.
         Other arguments are those of linear_logprobs; memory_budget is for each shard.
 
     Returns:
-        (logprob, entropy, lse) over the full vocabulary, [...] float32 each, the same on each shard.
+        (logprob, entropy, lse) over the full vocabulary, [...] float32 each, logprob shaped as targets, the same on
+        each shard.
 
     The gradient by hidden is summed over the shards, by JAX's rule for a replicated input. Those by weight and bias
     stay on their shard. Communication: four numbers per token forward, and the gradient by hidden.
@@ -161,14 +185,17 @@ def vocab_parallel_logprobs(
     Raises: as linear_logprobs; the message about a target outside [0, V) uses the shard's local ids. ValueError if
     weight is not sharded over the axis, where shard_map checks it (check_vma).
     """
-    shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget)
+    per_token = jnp.shape(targets)[-1:] if jnp.ndim(targets) == jnp.ndim(hidden) > 0 else ()
+    shard = _shard(
+        hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget, per_token
+    )
     found = _local_head(shard, (*_MERGED, "entropy"))
     merged = _merged(shard, found)
     # A shard's mean logit is lse_shard - entropy_shard, and its share of the probability is exp(lse_shard - lse).
     less = merged.whole - merged.local
     entropy = jax.lax.psum(jnp.exp(-less) * (less + found["entropy"]), axis_name)
-    results = (-merged.nll, entropy, merged.lse)
-    return tuple(jnp.where(shard.valid, value, 0.0).reshape(shard.lead) for value in results)
+    logprob = jnp.where(shard.valid, -merged.nll, 0.0).reshape(shard.shape)
+    return logprob, *(jnp.where(shard.active, value, 0.0).reshape(shard.lead) for value in (entropy, merged.lse))
 
 
 @either_name
@@ -187,6 +214,7 @@ def vocab_parallel_linear_cross_entropy(
     logit_scale: float = DEFAULT.logit_scale,
     normalizer: float | ArrayLike | None = None,
     token_weight: ArrayLike | None = None,
+    target_weight: ArrayLike | None = None,
     accuracy: bool = False,
     return_lse: bool = False,
     return_argmax: bool = False,
@@ -200,16 +228,16 @@ def vocab_parallel_linear_cross_entropy(
     Args:
         hidden: [..., D], the same on each shard of the axis.
         weight: [V / shards, D]: the shard's rows of the full weight, in order.
-        targets: [...], global token ids, the same on each shard.
+        targets: [...], or [..., K] with target_weight: global token ids, the same on each shard.
         bias, class_weight: [V / shards].
         axis_name: the mesh axis or axes.
         return_lse, return_target_logits: also return the log-sum-exp and the targets' logits over the full vocabulary,
-            [...] each, with gradients; 0 for ignored tokens. They cost nothing, since the loss is computed from them.
-        accuracy, return_argmax: rejected, since shards do not exchange their largest logits.
+            with gradients; 0 for ignored ones. They cost nothing, since the loss is computed from them.
+        accuracy, return_argmax: take as much extra memory as hidden.
         Other arguments are those of linear_cross_entropy; memory_budget is for each shard.
 
     Returns:
-        The loss, float32, or a tuple (loss, lse, target logits) of those asked for, the same on each shard. It covers
+        The loss, float32, or a tuple as of linear_cross_entropy, the same on each shard. It covers
         the given tokens. Over a data axis the caller takes the mean, or passes the token count of all devices as
         normalizer and sums.
 
@@ -218,15 +246,14 @@ def vocab_parallel_linear_cross_entropy(
     inputs are saved. Communication: a few numbers per token forward, and the gradient by hidden.
 
     Raises: as linear_cross_entropy; the message about a target outside [0, V) uses the shard's local ids. ValueError if
-    weight is not sharded over the axis, where shard_map checks it (check_vma). NotImplementedError for accuracy and
-    return_argmax.
+    weight is not sharded over the axis, where shard_map checks it (check_vma).
     """
     check_reduction(reduction)
     static_normalizer, normalizer_array = divisor(normalizer, reduction)
-    losses, shares, lse, target_logit = token_losses(
+    losses, shares, lse, argmax, target_logit = token_losses(
         hidden, weight, targets, bias, axis_name=axis_name, ignore_index=ignore_index, class_weight=class_weight,
-        softcap=softcap, logit_scale=logit_scale, token_weight=token_weight, accuracy=accuracy, return_argmax=return_argmax,
-        precision=precision, memory_budget=memory_budget, **terms,
+        softcap=softcap, logit_scale=logit_scale, token_weight=token_weight, target_weight=target_weight,
+        argmax=accuracy or return_argmax, precision=precision, memory_budget=memory_budget, **terms,
     )
     if reduction == "none":
         loss = losses
@@ -237,43 +264,52 @@ def vocab_parallel_linear_cross_entropy(
     else:
         count = shares.sum()
         loss = jnp.where(count == 0.0, 0.0, losses.sum() / jnp.where(count == 0.0, 1.0, count))
-    results = [loss] + [value for wanted, value in ((return_lse, lse), (return_target_logits, target_logit)) if wanted]
+    results = [loss] + [lse] * bool(return_lse)
+    if accuracy:
+        results.append(accuracy_of(argmax, jnp.asarray(targets), ignore_index, target_weight))
+    results += [argmax] * bool(return_argmax) + [target_logit] * bool(return_target_logits)
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def token_losses(
     hidden, weight, targets, bias, *, axis_name: AxisName, ignore_index, class_weight, softcap, logit_scale, token_weight,
-    accuracy, return_argmax, precision, memory_budget, **terms,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns (losses, their shares of a mean's divisor, lse, target logits), [...] each."""
-    for name, wanted in (("accuracy", accuracy), ("return_argmax", return_argmax)):
-        if wanted:
-            raise NotImplementedError(f"{name}: not of a vocabulary in shards, which know no largest logit of another")
+    target_weight, argmax: bool, precision, memory_budget, **terms,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array]:
+    """Returns (losses, their shares of a mean's divisor, lse, argmax if asked for, target logits)."""
     given = all_terms("vocab_parallel_linear_cross_entropy", terms)
-    shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget)
+    per_token = () if target_weight is None else jnp.shape(target_weight)[-1:]
+    shard = _shard(
+        hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget, per_token
+    )
     options = LossOptions(**{name: _arguments.number(name, value) for name, value in given.items()})
     check_terms(options)
     smoothing = options.label_smoothing
     local_vocab = shard.inputs["weight"].shape[0]
     classes = _arguments.shaped("class_weight", class_weight, (local_vocab,))
     tokens = _arguments.shaped("token_weight", token_weight, shard.lead)
-    tokens = jnp.ones(shard.targets.shape, jnp.float32) if tokens is None else tokens.reshape(-1)
-    tokens = jnp.where(shard.valid, tokens, 0.0)
+    tokens = jnp.ones(shard.active.shape, jnp.float32) if tokens is None else tokens.reshape(-1)
+    tokens = jnp.where(shard.active, tokens, 0.0)
+    each = _arguments.shaped("target_weight", target_weight, shard.shape)
+    each = jnp.where(shard.valid, 1.0 if each is None else each.reshape(shard.valid.shape), 0.0)
 
-    outputs = _MERGED + (("weighted_logit_sum",) if smoothing else ())
+    outputs = _MERGED + (("weighted_logit_sum",) if smoothing else ()) + (("argmax",) if argmax else ())
     found = _local_head(shard, outputs, classes if smoothing else None)
     merged = _merged(shard, found)
-    lse, target_logit = merged.lse, merged.target_logit
     if classes is None:
-        of_class, class_total = jnp.ones_like(tokens), float(shard.vocab)
+        class_total = float(shard.vocab)
     else:
-        of_class = _of_target(shard, classes[jnp.where(shard.owned, shard.local, 0)])
+        each = each * _of_target(shard, classes[jnp.where(shard.owned, shard.local, 0)])
         class_total = jax.lax.psum(classes.sum(), axis_name)
     rest = None
     if smoothing:
-        logit_sum = jax.lax.psum(jnp.where(shard.valid, found["weighted_logit_sum"], 0.0), axis_name)
+        logit_sum = jax.lax.psum(jnp.where(shard.active, found["weighted_logit_sum"], 0.0), axis_name)
         rest = _token_loss.Smoothing(shard.vocab, class_total, logit_sum)
-    losses = _token_loss.formula(jnp, options, lse, merged.nll, of_class, rest)
+    mass = each * (smoothing < 1.0)  # avoids 0 * inf
+    nll = jnp.where(mass == 0.0, 0.0, mass * jnp.where(mass == 0.0, 0.0, merged.nll)).sum(1)
+    losses = _token_loss.formula(jnp, options, merged.lse, nll, None, rest)
     losses = jnp.where(tokens == 0.0, 0.0, tokens * losses)
-    lse, target_logit = (jnp.where(shard.valid, value, 0.0) for value in (lse, target_logit))
-    return tuple(value.reshape(shard.lead) for value in (losses, tokens * of_class, lse, target_logit))
+    shares = tokens if target_weight is not None else tokens * each[:, 0]
+    best = _argmax(shard, found["argmax"]).reshape(shard.lead) if argmax else None
+    lse = jnp.where(shard.active, merged.lse, 0.0)
+    target_logit = jnp.where(shard.valid, merged.target_logit, 0.0).reshape(shard.shape)
+    return *(value.reshape(shard.lead) for value in (losses, shares, lse)), best, target_logit

@@ -1,7 +1,10 @@
 """The head in JAX's own operations: values in every plan, memory, lowering for a TPU, and who is served by it."""
 
 import functools
+import os
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -204,3 +207,17 @@ def test_who_is_served_by_it(monkeypatch):
     monkeypatch.setattr(_backend, "refusal_of", lambda platform: "no library")
     assert backend() == ("portable", "no library")
     jax.clear_caches()
+
+
+def test_a_missing_library_is_not_needed():
+    code = """
+import jax.numpy as jnp
+from logitless.jax import backend, linear_cross_entropy
+print(backend().name, "cannot load /none.so" in backend().reason)
+print(float(linear_cross_entropy(jnp.zeros((4, 8)), jnp.ones((32, 8)), jnp.arange(4), memory_budget="1MiB")))
+"""
+    environment = {**os.environ, "LOGITLESS_LIBRARY": "/none.so"}
+    del environment["LOGITLESS_BACKEND"]
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    chosen, loss = run.stdout.splitlines()
+    assert chosen == "portable True" and abs(float(loss) - np.log(32)) < 1e-6

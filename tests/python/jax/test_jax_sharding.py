@@ -89,9 +89,7 @@ def test_neither_weights_nor_their_gradients_travel(name):
 @pytest.mark.parametrize("layout", [LAYOUTS[n] for n in ("all data", "data and vocab", "fsdp")])
 def test_losses_of_tokens_and_what_is_asked_for(layout):
     where, given = Sharding(mesh(), **layout), placed(layout, *arrays())
-    asked = dict(return_lse=True, return_target_logits=True, softcap=6.0)
-    if "vocab" not in layout:
-        asked |= dict(return_argmax=True, accuracy=True)
+    asked = dict(return_lse=True, return_target_logits=True, return_argmax=True, accuracy=True, softcap=6.0)
     for reduction in ("none", "mean"):
         found = jax.jit(lambda *a: linear_cross_entropy(*a, sharding=where, reduction=reduction, **asked))(*given)
         expected = linear_cross_entropy(*arrays(), reduction=reduction, **asked)
@@ -99,8 +97,8 @@ def test_losses_of_tokens_and_what_is_asked_for(layout):
         for f, e in zip(found, expected):
             assert f.shape == e.shape and f.dtype == e.dtype and relative_error(f, e) < 2e-6
     losses = jax.grad(lambda *a: (WEIGHTS * linear_cross_entropy(*a, sharding=where, reduction="none")).sum(), (0, 1))
-    check_gradients(losses(*given), jax.grad(lambda *a: (WEIGHTS * linear_cross_entropy(*a, reduction="none")).sum(), (0, 1))(*arrays()))
-    numbers = linear_logprobs(*given, sharding=where)
+    check_gradients(jax.jit(losses)(*given), jax.grad(lambda *a: (WEIGHTS * linear_cross_entropy(*a, reduction="none")).sum(), (0, 1))(*arrays()))
+    numbers = jax.jit(lambda *a: linear_logprobs(*a, sharding=where))(*given)
     for f, e in zip(numbers, linear_logprobs(*arrays())):
         assert f.shape == e.shape and relative_error(f, e) < 2e-6
 
@@ -114,10 +112,15 @@ def test_the_example_of_the_page():
     assert relative_error(names["loss"](hidden, weight, targets), linear_cross_entropy(hidden, weight, targets)) < 2e-6
 
 
+def on(layout, *given, **options):
+    """Returns the compiled loss of the arrays on the mesh. Without jit, a shard_map compiles each operation by itself."""
+    return jax.jit(lambda *a: linear_cross_entropy(*a, sharding=Sharding(mesh(), **layout), **options))(*placed(layout, *given))
+
+
 @pytest.mark.parametrize("normalizer", [20.0, jnp.float32(20.0)], ids=["number", "array"])
 def test_normalizer(normalizer):
     for layout in (LAYOUTS["data"], LAYOUTS["fsdp"]):
-        found = linear_cross_entropy(*placed(layout, *arrays()), sharding=Sharding(mesh(), **layout), normalizer=normalizer)
+        found = on(layout, *arrays(), normalizer=normalizer)
         assert relative_error(found, linear_cross_entropy(*arrays(), normalizer=normalizer)) < 2e-6
 
 
@@ -125,21 +128,27 @@ def test_no_token_is_a_loss_of_zero():
     hidden, weight, targets, bias = arrays()
     none = jnp.full_like(targets, -100)
     for layout in (LAYOUTS["data"], LAYOUTS["fsdp"]):
-        assert linear_cross_entropy(*placed(layout, hidden, weight, none, bias), sharding=Sharding(mesh(), **layout)) == 0.0
+        assert on(layout, hidden, weight, none, bias) == 0.0
 
 
-def test_weighted_targets_where_every_device_has_the_full_vocabulary():
+@pytest.mark.parametrize("layout", [LAYOUTS[n] for n in ("data", "vocab", "fsdp")])
+@pytest.mark.parametrize("options", [dict(label_smoothing=0.1, class_weight=CLASSES), dict(reduction="sum", label_smoothing=1.0)])
+def test_several_targets_a_token(layout, options):
     hidden, weight, _, bias = arrays()
-    several = jnp.asarray(RANDOM.integers(0, VOCAB, (*TOKENS, 3)), "int32").at[2].set(-100)
+    several = jnp.asarray(RANDOM.integers(0, VOCAB, (*TOKENS, 3)), "int32").at[2].set(-100).at[4, :, 0].set(-100)
     q = jnp.asarray(RANDOM.uniform(size=(*TOKENS, 3)), "float32")
-    where = Sharding(mesh(), tokens="data")
-    found = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, several, bias, target_weight=q, sharding=where), (0, 1))
-    expected, others = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, several, bias, target_weight=q), (0, 1))(hidden, weight)
-    value, gradients = found(hidden, weight)
+    where = Sharding(mesh(), **layout)
+
+    def run(**more):
+        def both(h, w):
+            loss = linear_cross_entropy(h, w, several, bias, target_weight=q, **options, **more)
+            return loss + (q * linear_logprobs(h, w, several, bias, **more)[0]).sum()
+
+        return jax.jit(jax.value_and_grad(both, (0, 1)))(hidden, weight)
+
+    (value, gradients), (expected, others) = run(sharding=where), run()
     assert relative_error(value, expected) < 2e-6
     check_gradients(gradients, others)
-    with pytest.raises(NotImplementedError, match="target_weight: not of a vocabulary in shards"):
-        linear_cross_entropy(hidden, weight, several, bias, target_weight=q, sharding=Sharding(mesh(), vocab="model"))
 
 
 @pytest.mark.parametrize("name", ["data", "vocab", "data and vocab", "fsdp"])
@@ -177,7 +186,7 @@ def test_explicit_axes_without_a_mesh_around_the_call():
 def test_few_dimensions():
     hidden, weight, targets, bias = arrays()
     where = Sharding(mesh(), vocab="model")
-    found = linear_cross_entropy(hidden[0, 0], weight, targets[0, 0], bias, sharding=where)
+    found = jax.jit(lambda *a: linear_cross_entropy(*a, sharding=where))(hidden[0, 0], weight, targets[0, 0], bias)
     assert relative_error(found, linear_cross_entropy(hidden[0, 0], weight, targets[0, 0], bias)) < 2e-6
     where = Sharding(mesh(), tokens=P("data", None, None), vocab="model")  # the layout of hidden itself
     assert relative_error(linear_cross_entropy(*arrays(), sharding=where), linear_cross_entropy(*arrays())) < 2e-6
@@ -200,9 +209,6 @@ def test_messages_have_the_whole_shapes():
     ):
         with pytest.raises(ValueError, match=message):
             linear_cross_entropy(**{**dict(hidden=hidden, weight=weight, targets=targets, bias=bias), **wrong}, sharding=where)
-    several = jnp.stack([targets, targets], -1)
-    with pytest.raises(NotImplementedError, match="targets: several classes a token are not of a vocabulary in shards"):
-        linear_logprobs(hidden, weight, several, sharding=where)
 
 
 @pytest.mark.parametrize("error, message, given", [

@@ -76,10 +76,20 @@ def test_lse_and_target_logits(check_vma):
     assert loss.shape == lse.shape == expected[1].shape
 
 
-@pytest.mark.parametrize("name", ["accuracy", "return_argmax"])
-def test_what_no_shard_knows_is_refused(name):
-    with pytest.raises(NotImplementedError, match=f"{name}: not of a vocabulary in shards"):
-        sharded(lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp", **{name: True}))(*problem(vocab=VOCAB))
+@pytest.mark.parametrize("options", [dict(logit_scale=-0.5), dict(softcap=3.0)], ids=str)
+def test_argmax_and_accuracy(options):
+    """The largest logits of two shards are equal for two tokens, whose lowest id counts."""
+    hidden, weight, targets, bias = problem(vocab=VOCAB)
+    options = dict(accuracy=True, return_argmax=True, return_target_logits=True, **options)
+    best = linear_cross_entropy(hidden, weight, targets, bias, **options)[2]
+    first, second = best[1, 1], best[2, 2]
+    weight, bias = (a.at[(first + 52) % VOCAB].set(a[first]).at[(second + 26) % VOCAB].set(a[second]) for a in (weight, bias))
+    targets = targets.at[1, 1].set(jnp.minimum(first, (first + 52) % VOCAB)).at[0, 3:].set(best[0, 3:])
+    parallel = sharded(lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp", **options))
+    found = parallel(hidden, weight, targets, bias)
+    expected = linear_cross_entropy(hidden, weight, targets, bias, **options)
+    assert (found[2] == expected[2]).all() and found[1] == expected[1] and found[1] > 0.2
+    assert relative_error(found[3], expected[3]) < 2e-6
 
 
 def test_class_weights_are_sharded():

@@ -9,13 +9,17 @@ from typing import Any
 
 from ..._losses.options import SLACK
 from .._autochunk import autochunk
+from .._backend import platform_of_jax
 
 FORMULAS: dict[str, Callable[..., Any]] = {}
 
 
 @functools.lru_cache(maxsize=64)
 def chunked(what: str, memory_budget: int | str | None, executor: str):
-    """Returns the chunked formula; a budget that cannot be met is an error."""
+    """Returns the chunked formula; a budget that cannot be met is an error. Generated code runs where the library has no
+    kernels."""
+    if platform_of_jax() not in ("cpu", "cuda"):
+        executor = "python"
     made = autochunk(
         FORMULAS[what], memory_budget=memory_budget, executor=executor, strict=memory_budget is not None
     )
