@@ -1,31 +1,44 @@
-"""Policy and preference losses are functions of log-probabilities: GRPO, PPO's entropy bonus and DPO without logits.
+"""GRPO from end to end: samples completions of a small model without logits, rewards them and trains on them.
 
     python examples/python/grpo_step.py [--steps N]
+
+Sampler and trainer share the head, whose bits do not depend on the batch: the ratio of the first update on new samples
+is exactly 1. The body of this model has no matrix product, whose bits would depend on the batch in PyTorch.
 """
 
 import argparse
 
 import torch
-from logitless.torch import linear_logprobs
+from logitless.torch import linear_sample
+from logitless.torch.losses import group_advantages, grpo_loss
 
-IGNORED = -100
+
+class Model(torch.nn.Module):
+    """A next-token model of the last token and the position."""
+
+    def __init__(self, vocab, dim, length):
+        super().__init__()
+        self.tokens, self.positions = torch.nn.Embedding(vocab, dim), torch.nn.Embedding(length, dim)
+        self.gain = torch.nn.Parameter(torch.ones(dim))
+        self.head = torch.nn.Parameter(torch.randn(vocab, dim) / dim**0.5)
+
+    def forward(self, tokens):
+        """Returns hidden states [B, T, D] of token ids [B, T]."""
+        return torch.tanh(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]) * self.gain
 
 
-def grpo_loss(log_prob, old_log_prob, reference, advantage, mask, clip=0.2, beta=0.04):
-    """Returns the loss. log_prob, old_log_prob, reference, mask [G, T]; advantage [G] of the G completions of one
-    prompt.
+@torch.no_grad()
+def generate(model, completions, length, seed):
+    """Returns token ids [completions, length + 1], of which the first is 0, and log-probabilities [completions, length].
     """
-    ratio = torch.exp(log_prob - old_log_prob)
-    gain = torch.minimum(ratio * advantage[:, None], ratio.clamp(1 - clip, 1 + clip) * advantage[:, None])
-    difference = reference - log_prob
-    divergence = torch.exp(difference) - difference - 1
-    return -((gain - beta * divergence) * mask).sum() / mask.sum()
-
-
-def dpo_loss(chosen, rejected, reference_chosen, reference_rejected, beta=0.1):
-    """Returns the loss from log-probabilities of full completions [B]."""
-    margin = (chosen - reference_chosen) - (rejected - reference_rejected)
-    return -torch.nn.functional.logsigmoid(beta * margin).mean()
+    tokens, log_probs = torch.zeros(completions, 1, dtype=torch.long), []
+    for t in range(length):
+        counter = torch.arange(completions) * length + t  # each token has noise of its own
+        states = model(tokens)[:, -1]
+        made = linear_sample(states, model.head, top_k=1000, seed=seed, counter=counter)
+        tokens = torch.cat([tokens, made.tokens[:, None]], 1)
+        log_probs.append(made.log_prob)
+    return tokens, torch.stack(log_probs, 1)
 
 
 def main():
@@ -33,31 +46,28 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     torch.manual_seed(0)
-    completions, length, dim, vocab = 8, 32, 64, 32000
-    body = torch.nn.Sequential(torch.nn.Linear(dim, dim), torch.nn.Tanh())
-    head = torch.nn.Parameter(torch.randn(vocab, dim) / dim**0.5)
-    states = torch.randn(completions, length, dim)
-    tokens = torch.randint(0, vocab, (completions, length))
-    tokens[:, -4:] = IGNORED  # after the end of a completion
-    mask = (tokens != IGNORED).float()
-    rewards = torch.linspace(-1, 1, completions)
-    advantage = (rewards - rewards.mean()) / rewards.std()
-    with torch.no_grad():
-        old, _, _ = linear_logprobs(body(states), head, tokens)
-    optimizer = torch.optim.Adam([*body.parameters(), head], lr=3e-3)
+    completions, length, vocab = 32, 8, 4000
+    model = Model(vocab, 64, length)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
     for step in range(args.steps):
-        log_prob, entropy, _ = linear_logprobs(body(states), head, tokens)
-        loss = grpo_loss(log_prob, old, old, advantage, mask) - 1e-3 * (entropy * mask).sum() / mask.sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        tokens, old = generate(model, completions, length, seed=step)
+        rewards = (tokens[:, 1:] % 2 == 0).float().mean(1)  # completions of even tokens are wanted
+        advantages = group_advantages(rewards, completions)
+        for update in range(2):
+            states = model(tokens[:, :-1])
+            found = grpo_loss(states, model.head, tokens[:, 1:], advantages, old_per_token_logps=old)
+            ratio = torch.exp(found.logps - old)
+            if update == 0:
+                exact = bool((ratio == 1).all())
+            found.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
         if step % 5 == 0 or step == args.steps - 1:
-            gain = ((log_prob - old) * mask).sum(1).detach()
-            print(f"step {step}: loss {loss.item():.4f}, best completion {gain[-1]:+.3f} nats, worst {gain[0]:+.3f}", flush=True)
-    totals = [(linear_logprobs(body(states), head, tokens)[0] * mask).sum(1), (old * mask).sum(1)]
-    preference = dpo_loss(totals[0][-4:], totals[0][:4], totals[1][-4:], totals[1][:4])
-    preference.backward()
-    print(f"DPO on the same completions: {preference.item():.4f}")
+            print(
+                f"step {step}: reward {rewards.mean().item():.3f}, first ratio {'exactly 1' if exact else 'not 1'}, "
+                f"second from {ratio.min().item():.3f} to {ratio.max().item():.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -81,7 +81,8 @@ def divergence_gradient(xp, cotangent, beta: float, student, teacher, *saved):
     return cotangent[:, None] * (xp.exp(-p) * (ratio - own[:, None]))
 
 
-def _logits(xp, given: Mapping[str, Any], of: str, softcap: float, scale: float):
+def logits_of(xp, given: Mapping[str, Any], of: str, softcap: float, scale: float):
+    """Returns the logits [N, V] of a head. of: the beginning of its names, "" or "teacher_"."""
     z = xp.product(given[of + "hidden"], given[of + "weight"])
     if of + "bias" in given:
         z = z + given[of + "bias"]
@@ -116,8 +117,8 @@ def program(xp, of_logits, masked, given: Mapping[str, Any], form: tuple):
     counts = given["rows"][:, None] != 0.0
     if f.masked:
         given = {**given, "hidden": masked(given["hidden"], counts)}
-    student = _logits(xp, given, "", f.softcap, f.scale)
-    teacher = _logits(xp, given, "teacher_", f.teacher_softcap, f.teacher_scale)
+    student = logits_of(xp, given, "", f.softcap, f.scale)
+    teacher = logits_of(xp, given, "teacher_", f.teacher_softcap, f.teacher_scale)
     teacher = xp.where(counts, teacher, 0.0) if f.masked else teacher
     p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, teacher))
     each = f.soft * of_logits(p, q, f.beta)
@@ -128,7 +129,7 @@ def program(xp, of_logits, masked, given: Mapping[str, Any], form: tuple):
 
 
 def best(xp, given: Mapping[str, Any], softcap: float, scale: float, k: int) -> tuple[Any, Any]:
-    z = _logits(xp, given, "teacher_", softcap, scale)
+    z = logits_of(xp, given, "teacher_", softcap, scale)
     values, vocab_ids = xp.top_k(z, k)
     return vocab_ids, values - xp.logsumexp(z, -1)[:, None]
 
@@ -262,9 +263,7 @@ def teacher_top_k(xp, chunked, teacher_hidden, teacher_weight, teacher_bias, *, 
         vocab = given["teacher_weight"].shape[0]
         if count("k", k) > vocab:
             raise ValueError(f"k: expected at most {vocab}, the vocabulary of teacher_weight, got {k}")
-        # The library has no kernel that sorts on a GPU.
-        executor = "native" if xp.on_cpu(given["teacher_hidden"]) else "python"
-        chosen = chunked("best", found.memory_budget, executor)
+        chosen = chunked("best", found.memory_budget, "auto")
         return chosen(given, found.softcap or 0.0, found.logit_scale, k)
 
     vocab_ids, log_probs = xp.without_gradients(run, teacher_hidden, teacher_weight, teacher_bias)

@@ -2,7 +2,7 @@
 
 ``linear_cross_entropy`` replaces ``torch.nn.functional.linear_cross_entropy`` and ``cut_cross_entropy``'s function by a
 change of import. ``LinearCrossEntropy`` is the module. ``linear_logprobs`` returns differentiable log-probabilities,
-entropies and log-sum-exps. ``lazy_head`` makes a Hugging Face model compute its loss without logits, and needs no
+entropies and log-sum-exps. ``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries. ``lazy_head`` makes a Hugging Face model compute its loss without logits, and needs no
 change to its code. ``autochunk`` chunks any function. ``losses`` has ready-made losses for preferences, policies and
 distillation. ``FarFieldHead`` computes a training run's gradients from a block-sparse softmax. ``Sharding`` describes
 the vocabulary shard of a rank. ``interleave_vocab`` interleaves the vocabulary for load balance. ``configure_exchanges`` sets
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from . import losses
     from ._autochunk import AutoChunked, Unsupported, autochunk
     from ._compile.run import explain_compiled
+    from .sampling import linear_sample, linear_top_logprobs
 
 __all__ = [
     "AutoChunked",
@@ -38,6 +39,8 @@ __all__ = [
     "interleave_vocab",
     "explain_compiled",
     "linear_logprobs",
+    "linear_sample",
+    "linear_top_logprobs",
     "losses",
     "sharded_head",
     "unpatch",
@@ -53,6 +56,10 @@ def __getattr__(name: str):
         from . import _autochunk
 
         return getattr(_autochunk, name)
+    if name in ("linear_sample", "linear_top_logprobs"):
+        from . import sampling
+
+        return getattr(sampling, name)
     if name == "losses":
         import importlib
 

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, isneginf, log
 from torch import is_floating_point as is_floating
-from torch import log_softmax, logsumexp, minimum, sigmoid, stack, take, tanh, where, zeros_like
+from torch import log_softmax, logsumexp, maximum, minimum, sigmoid, stack, take, tanh, where, zeros_like
 from torch import clamp as clip
 from torch.nn.functional import linear, logsigmoid as log_sigmoid, relu
 
@@ -18,7 +18,7 @@ from .._autochunk.function import warn
 from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
-from . import _memory, dtensor
+from . import _memory, _noise, dtensor
 from .call import check_head, compute_dtype
 from .loss import Asked, linear_cross_entropy, token_log_probs
 
@@ -90,6 +90,35 @@ def cross_entropy(logits: Tensor, vocab_ids: Tensor) -> Tensor:
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return x.topk(k, dim=-1)  # type: ignore[return-value]
+
+
+def columns(x: Tensor) -> Tensor:
+    """Returns numbers of tokens [N] as [N, 1], and a scalar unchanged."""
+    return x[:, None] if x.ndim else x
+
+
+def gumbel(key: Tensor, counter: Tensor, vocab: int) -> Tensor:
+    return _noise.gumbel(key, counter, vocab)
+
+
+def argmax(x: Tensor) -> Tensor:
+    return x.argmax(-1)
+
+
+def softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def cumsum(x: Tensor) -> Tensor:
+    return x.cumsum(-1)
+
+
+def least(x: Tensor) -> Tensor:
+    return x.amin(-1, keepdim=True)
+
+
+def most(x: Tensor) -> Tensor:
+    return x.amax(-1, keepdim=True)
 
 
 # --- Checks.

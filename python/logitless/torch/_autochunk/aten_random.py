@@ -8,6 +8,7 @@ import math
 import torch
 
 from logitless._autochunk.lower import Value
+from logitless.torch import _noise
 from logitless.torch._autochunk.aten import handles, value_of
 from logitless.torch._autochunk.dtypes import DTYPES
 
@@ -155,5 +156,6 @@ def _refused(w, *ignored, **also_ignored):
     raise w.refuse("its random numbers have no form in a tensor program; expected those of rand, randn or bernoulli")
 
 
+handles("gumbel")(_noise.lowered)
 handles("poisson", "binomial", "log_normal_", "geometric_", "cauchy_", "random_", "_standard_gamma")(_refused)
 handles("_sample_dirichlet", "rrelu_with_noise", "rrelu_with_noise_functional", "native_dropout")(_refused)

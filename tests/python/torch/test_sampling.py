@@ -1,0 +1,203 @@
+"""linear_sample against exact probabilities, and linear_top_logprobs against the logits."""
+
+import math
+
+import pytest
+import torch
+
+from logitless.torch import linear_logprobs, linear_sample, linear_top_logprobs
+from logitless.torch._noise import gumbel
+
+DRAWS = 20000
+
+
+def head(tokens, dim, vocab, dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    made = (torch.randn(tokens, dim, generator=g), torch.randn(vocab, dim, generator=g), torch.randn(vocab, generator=g))
+    return [t.to(dtype).to(torch.get_default_device()) for t in made]
+
+
+def logits(hidden, weight, bias, softcap=None, logit_scale=1.0):
+    z = (hidden.double() @ weight.double().T + bias.double()) * logit_scale
+    return z if softcap is None else softcap * torch.tanh(z / softcap)
+
+
+def kept(z, top_k=None, top_p=None, min_p=None):
+    """Returns whether each entry of a row is kept, by the definitions."""
+    keep = torch.ones_like(z, dtype=torch.bool)
+    if top_k is not None:
+        keep &= z >= z.sort(descending=True).values[top_k - 1]
+    if top_p is not None:
+        p = z.masked_fill(~keep, -math.inf).softmax(0)
+        order = p.argsort(descending=True)
+        total, chosen = 0.0, torch.zeros_like(keep)
+        for i in order:
+            chosen[i] = True
+            total += p[i].item()
+            if total >= top_p:
+                break
+        keep &= chosen
+    if min_p is not None:
+        p = z.softmax(0)
+        keep &= p >= min_p * p.max()
+    return keep
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(temperature=0.5),
+        dict(temperature=3.0, softcap=2.0, logit_scale=0.7),
+        dict(top_k=5),
+        dict(top_p=0.8),
+        dict(top_k=9, top_p=0.6, temperature=2.0),
+        dict(min_p=0.05),
+        dict(min_p=0.02, top_p=0.95, top_k=20),
+    ],
+    ids=str,
+)
+def test_tokens_have_the_probabilities_of_the_softmax(options):
+    """A chi-square statistic over the entries that are expected at least 8 times."""
+    hidden, weight, bias = head(1, 8, 40)
+    filters = {k: v for k, v in options.items() if k in ("top_k", "top_p", "min_p")}
+    shape = {k: v for k, v in options.items() if k in ("softcap", "logit_scale")}
+    z = logits(hidden, weight, bias, **shape)[0] / options.get("temperature", 1.0)
+    keep = kept(z, **filters)
+    p = z.masked_fill(~keep, -math.inf).softmax(0)
+    made = linear_sample(hidden.expand(DRAWS, -1), weight, bias, seed=7, **options)
+    found = torch.bincount(made.tokens, minlength=40).double()
+    assert found[~keep].sum() == 0
+    often = p * DRAWS >= 8
+    statistic = ((found - p * DRAWS)[often] ** 2 / (p * DRAWS)[often]).sum().item()
+    free = int(often.sum()) - 1
+    assert statistic < free + 5 * math.sqrt(2 * free) + 5
+
+
+def test_a_flat_distribution_over_many_entries():
+    """Noise of few bits would prefer the first of equal entries."""
+    draws, vocab = 3000, 20000
+    tokens = linear_sample(torch.zeros(draws, 4), torch.ones(vocab, 4), seed=1).tokens.double()
+    assert abs(tokens.mean().item() / (vocab / 2) - 1) < 5 / math.sqrt(3 * draws)
+    assert abs(tokens.var().item() / (vocab**2 / 12) - 1) < 0.1
+    expected = vocab * (1 - math.exp(-draws / vocab))
+    assert abs(tokens.unique().numel() - expected) < 100
+
+
+def test_noise_is_that_of_a_gumbel_distribution():
+    noise = gumbel(torch.tensor([1, 2]), torch.arange(64), 4096).double().flatten().sort().values
+    exact = torch.exp(-torch.exp(-noise))
+    steps = (torch.arange(noise.numel()) + 0.5) / noise.numel()
+    assert (exact - steps).abs().max() < 1.95 / math.sqrt(noise.numel())  # Kolmogorov-Smirnov, 0.001
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_token_does_not_depend_on_its_batch_and_has_the_bits_of_training(dtype):
+    hidden, weight, bias = head(300, 24, 1000, dtype)
+    options = dict(top_k=50, top_p=0.9, seed=5)
+    counter = torch.arange(300) + 12345
+    whole = linear_sample(hidden, weight, bias, counter=counter, **options)
+    pick = torch.tensor([299, 3, 17, 150])
+    some = linear_sample(hidden[pick], weight, bias, counter=counter[pick], **options)
+    assert torch.equal(some.tokens, whole.tokens[pick])
+    small = linear_sample(hidden, weight, bias, counter=counter, memory_budget="512KiB", **options)
+    assert torch.equal(small.tokens, whole.tokens)
+    for made in (whole, small):
+        assert torch.equal(made.log_prob, linear_logprobs(hidden, weight, whole.tokens, bias)[0])
+    assert not torch.equal(linear_sample(hidden, weight, bias, counter=counter + 300, **options).tokens, whole.tokens)
+
+
+def test_parameters_of_each_token():
+    hidden, weight, bias = head(60, 8, 40)
+    hidden = hidden[:1].expand(60, -1).reshape(6, 10, 8)
+    temperature = torch.tensor([0.0, 0.5, 1.0, 2.0, 1.0, 1.0])[:, None].expand(6, 10)
+    top_p = torch.tensor([1.0, 1.0, 0.3, 1.0, 1.0, 0.01])[:, None].expand(6, 10)
+    both = linear_sample(hidden, weight, bias, temperature=temperature, top_p=top_p, seed=2)
+    counter = torch.arange(60).view(6, 10)
+    for i in range(6):
+        one = linear_sample(
+            hidden[i], weight, bias, temperature=float(temperature[i, 0]), top_p=float(top_p[i, 0]), seed=2,
+            counter=counter[i],
+        )
+        assert torch.equal(one.tokens, both.tokens[i])
+    best = logits(hidden[0], weight, bias).argmax(-1)
+    assert torch.equal(both.tokens[0], best) and torch.equal(both.tokens[5], best)
+    assert torch.equal(linear_sample(hidden[0], weight, bias, temperature=0).tokens, best)
+
+
+def test_a_bias_of_logits_forbids_entries():
+    hidden, weight, bias = head(500, 8, 40)
+    forbidden = torch.zeros(40).masked_fill(torch.arange(40) % 2 == 0, -math.inf)
+    made = linear_sample(hidden, weight, bias, logit_bias=forbidden, seed=3)
+    assert (made.tokens % 2 == 1).all()
+    assert torch.equal(made.log_prob, linear_logprobs(hidden, weight, made.tokens, bias)[0])
+
+
+def test_seeds_and_generators():
+    hidden, weight, bias = head(200, 8, 40)
+    draw = lambda **given: linear_sample(hidden, weight, bias, **given).tokens  # noqa: E731
+    a, b = (draw(generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    assert torch.equal(a, draw(generator=torch.Generator().manual_seed(1))) and not torch.equal(a, b)
+    torch.manual_seed(0)
+    first = draw()
+    assert not torch.equal(first, draw())
+    torch.manual_seed(0)
+    assert torch.equal(first, draw())
+    assert torch.equal(draw(seed=-3), draw(seed=-3)) and not torch.equal(draw(seed=3), draw(seed=3 + (1 << 40)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_best_log_probabilities(dtype):
+    hidden, weight, bias = head(50, 16, 300, dtype)
+    hidden = hidden.view(5, 10, 16)
+    target = torch.randint(300, (5, 10))
+    made = linear_top_logprobs(hidden, weight, target, bias, k=7, logit_scale=0.5)
+    exact = logits(hidden, weight, bias, logit_scale=0.5).log_softmax(-1)
+    values, ids = exact.topk(7)
+    torch.testing.assert_close(made.top_log_probs.double(), values, rtol=1e-5, atol=1e-5)
+    assert (exact.gather(-1, made.top_ids) - values).abs().max() < 1e-5  # the same ids, but for near ties
+    log_prob, _, lse = linear_logprobs(hidden, weight, target, bias, logit_scale=0.5)
+    assert torch.equal(made.log_prob, log_prob) and torch.equal(made.lse, lse)
+    again = linear_logprobs(hidden, weight, made.top_ids, bias, logit_scale=0.5)[0]
+    assert torch.equal(again, made.top_log_probs) and (made.top_log_probs.diff(dim=-1) <= 0).all()
+    assert linear_top_logprobs(hidden, weight, bias=bias, k=300).top_ids.sort(-1).values.equal(
+        torch.arange(300).expand(5, 10, 300)
+    )
+
+
+def test_equal_entries_are_in_the_order_of_their_ids():
+    made = linear_top_logprobs(torch.zeros(3, 4), torch.ones(9, 4), k=9)
+    assert made.top_ids.tolist() == [list(range(9))] * 3 and made.log_prob.numel() == 0
+
+
+@pytest.mark.parametrize(
+    "given, error, text",
+    [
+        (dict(temperature=-1.0), ValueError, "temperature: expected a number from 0, got -1.0"),
+        (dict(temperature=torch.ones(3)), ValueError, r"temperature: expected \[4\], got \[3\]"),
+        (dict(top_k=0), ValueError, "top_k: expected a whole number from 1, got 0"),
+        (dict(top_k=41), ValueError, "top_k: expected at most 40"),
+        (dict(top_p=0.0), ValueError, "top_p: expected a number above 0 to 1, got 0.0"),
+        (dict(min_p=2.0), ValueError, "min_p: expected a number from 0 to 1, got 2.0"),
+        (dict(logit_bias=torch.zeros(3)), ValueError, r"logit_bias: expected \[40\], got \[3\]"),
+        (dict(seed=1.5), TypeError, "seed: expected an int or None, got 1.5"),
+        (dict(seed=1, generator=torch.Generator()), ValueError, "generator: expected None beside a seed"),
+        (dict(counter=torch.zeros(4)), TypeError, "counter: expected int32 or int64"),
+        (dict(softcap=-1.0), ValueError, "softcap: expected a number above 0"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(given, error, text):
+    hidden, weight, bias = head(4, 8, 40)
+    with pytest.raises(error, match=text):
+        linear_sample(hidden, weight, bias, **given)
+
+
+def test_bad_arguments_of_the_best():
+    hidden, weight, bias = head(4, 8, 40)
+    with pytest.raises(ValueError, match="k: expected at most 40, the vocabulary of weight, got 41"):
+        linear_top_logprobs(hidden, weight, k=41)
+    with pytest.raises(ValueError, match=r"target: expected \[4\], got \[3\]"):
+        linear_top_logprobs(hidden, weight, torch.zeros(3, dtype=torch.long), k=1)
+    with pytest.raises(ValueError, match="targets?: 40 at position 2"):
+        linear_top_logprobs(hidden, weight, torch.tensor([0, 1, 40, 2]), k=1)
