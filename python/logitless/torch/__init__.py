@@ -2,11 +2,12 @@
 
 ``linear_cross_entropy`` replaces ``torch.nn.functional.linear_cross_entropy`` and ``cut_cross_entropy``'s function by a
 change of import. ``LinearCrossEntropy`` is the module. ``linear_logprobs`` returns differentiable log-probabilities,
-entropies and log-sum-exps. ``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries. ``lazy_head`` makes a Hugging Face model compute its loss without logits, and needs no
-change to its code. ``autochunk`` chunks any function. ``losses`` has ready-made losses for preferences, policies and
-distillation. ``FarFieldHead`` computes a training run's gradients from a block-sparse softmax. ``Sharding`` describes
-the vocabulary shard of a rank. ``interleave_vocab`` interleaves the vocabulary for load balance. ``configure_exchanges`` sets
-how ranks of one host exchange data.
+entropies and log-sum-exps. ``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries.
+``lazy_head`` makes a Hugging Face model compute its loss without logits, and needs no change to its code; ``check``
+measures what that saves. ``autochunk`` chunks any function. ``losses`` has ready-made losses for preferences, policies
+and distillation. ``FarFieldHead`` computes a training run's gradients from a block-sparse softmax. ``Sharding``
+describes the vocabulary shard of a rank. ``interleave_vocab`` interleaves the vocabulary for load balance.
+``configure_exchanges`` sets how ranks of one host exchange data.
 """
 
 from typing import TYPE_CHECKING
@@ -20,12 +21,14 @@ from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
 if TYPE_CHECKING:
     from . import losses
+    from ._check import Check, check
     from ._autochunk import AutoChunked, Unsupported, autochunk
     from ._compile.run import explain_compiled
     from .sampling import linear_sample, linear_top_logprobs
 
 __all__ = [
     "AutoChunked",
+    "Check",
     "FarFieldHead",
     "LazyHeadWarning",
     "LazyLogits",
@@ -35,6 +38,7 @@ __all__ = [
     "lazy_head",
     "linear_cross_entropy",
     "autochunk",
+    "check",
     "configure_exchanges",
     "interleave_vocab",
     "explain_compiled",
@@ -60,6 +64,10 @@ def __getattr__(name: str):
         from . import sampling
 
         return getattr(sampling, name)
+    if name in ("Check", "check"):
+        from . import _check
+
+        return getattr(_check, name)
     if name == "losses":
         import importlib
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generated import autochunk
-from losses_battery.step import outputs_and_gradients, peak_of, plan_peaks
+from logitless.torch._peak import peak_of
+from losses_battery.step import outputs_and_gradients, plan_peaks
 from test_autochunk import DEVICE
 
 from logitless.torch._autochunk import Unsupported

@@ -58,7 +58,7 @@ def size(number: str, unit: str) -> float:
 def test_explain_begins_with_what_the_function_takes(executor, gradients):
     """The memory of the function itself, as PyTorch's allocator counts it: logits, their softmax, two gradients of
     them, and sums."""
-    from losses_battery.step import peak_of
+    from logitless.torch._peak import peak_of
 
     args = arguments()
 

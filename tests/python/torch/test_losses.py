@@ -4,7 +4,7 @@ are in tests/python/losses."""
 import pytest
 import torch
 from loss_frameworks import ADVANTAGES, BIAS, HIDDEN, REF_HIDDEN, REF_WEIGHT, TARGETS, WEIGHT, B
-from losses_battery.step import peak_of
+from logitless.torch._peak import peak_of
 from oracle import DEVICE, error, generator
 from paper_losses import Papers
 

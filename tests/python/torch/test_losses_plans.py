@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from losses_battery.step import peak_of
+from logitless.torch._peak import peak_of
 from oracle import generator
 from paper_losses import Papers
 

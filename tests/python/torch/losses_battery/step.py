@@ -1,4 +1,4 @@
-"""Runs a loss and measures it: outputs and gradients, and the memory that PyTorch's allocators gave out meanwhile."""
+"""Runs a loss: its outputs and gradients, and the functions of its plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.utils._pytree as pytree
-from torch._C._profiler import _EventType
 
 
 def outputs_and_gradients(function: Callable, args: Sequence[torch.Tensor]) -> tuple[list, list]:
@@ -23,37 +22,6 @@ def outputs_and_gradients(function: Callable, args: Sequence[torch.Tensor]) -> t
             t.view(-1)[1] = 2.0
     gradients = torch.autograd.grad(graded, wanted, cotangents, allow_unused=True)
     return [o.detach() for o in outputs], list(gradients)
-
-
-def peak_of(run: Callable, results_count: bool = False) -> tuple[int, object]:
-    """Returns the most bytes that the allocator of the default device had given out at one time during run(), and the
-    result of run(). Temporaries of kernels count; the memory of returned tensors does not, unless results_count."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        made = run()
-    results = set()
-    if not results_count:
-        results = {t.untyped_storage().data_ptr() for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)}
-    events = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree()))
-    last = {}  # the live allocation at each address
-    for place, (_, address, size) in enumerate(events):
-        if size > 0:
-            last[address] = place
-    ignored = {last[a] for a in results if a in last}
-    now = most = 0
-    for place, (_, address, size) in enumerate(events):
-        if place in ignored:
-            continue
-        now += size
-        most = max(most, now)
-    return most, made
-
-
-def _allocations(tree):
-    """Yields (time, address, bytes; negative when freed)."""
-    for event in tree:
-        if event.tag == _EventType.Allocation and event.extra_fields.device.type == torch.get_default_device().type:
-            yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
-        yield from _allocations(event.children)
 
 
 def plan_peaks(plan, args: Sequence[torch.Tensor], measure: Callable) -> list[tuple]:
