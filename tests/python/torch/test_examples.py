@@ -1,4 +1,4 @@
-"""The examples run, and the models that they train improve."""
+"""The examples run, and the models that they train improve. The first script of README.md runs as it stands."""
 
 import re
 import runpy
@@ -49,3 +49,13 @@ def test_grpo_step(run):
 def test_topk_distillation(run):
     losses = numbers(run("topk_distillation.py", "--steps", "21"), "cross entropy")
     assert losses[-1] < losses[0] - 1
+
+
+def test_the_first_script_of_the_readme_prints_a_saving(capsys):
+    text = (EXAMPLES.parents[1] / "README.md").read_text(encoding="utf-8")
+    script = re.search(r"^```python\n(.*?)^```", text, re.M | re.S)[1]
+    assert script.count("\n") <= 12
+    torch.set_default_device(None)
+    exec(compile(script, "README.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert "are the same to" in said and float(re.search(r"([0-9.]+) MiB saved", said)[1]) > 1024 * 32000 * 4 / 2**20
