@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Compares the head under JAX with full logits and with a scan with rematerialisation: loss and both gradients.
 
-    python bench/compare/head_jax.py [--head llama|axlearn | --tokens N --dim D --vocab V] [--repeat R] [--budget BYTES ...]
+    python bench/compare/head_jax.py [--head llama|axlearn | --tokens N --dim D --vocab V] [--dtype T] [--chunk C]
+                                     [--repeat R] [--budget BYTES ...]
 
-Inputs are bf16, random and fresh. Prints median ms, and the compiled program's temporaries beyond inputs and outputs.
+Inputs are random and fresh. Prints median ms (on a CPU those of its cores, summed), and the compiled program's temporaries
+beyond inputs and outputs. A budget of 0 is the default. "portable" is logitless in JAX's own operations.
 """
 import argparse
+import functools
+import os
 import statistics
 import time
 
@@ -44,29 +48,38 @@ def main():
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--dim", type=int)
     parser.add_argument("--vocab", type=int)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--chunk", type=int, default=2048, help="tokens of the scan")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--budget", nargs="+", default=["1GiB", "2560MiB"])
     args = parser.parse_args()
     n, d, v = (own or of for own, of in zip((args.tokens, args.dim, args.vocab), HEADS[args.head]))
     keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], (n, d), jnp.bfloat16)
-    w = (jax.random.normal(keys[1], (v, d)) * 2 / d**0.5).astype(jnp.bfloat16)
+    x = jax.random.normal(keys[0], (n, d), args.dtype)
+    w = (jax.random.normal(keys[1], (v, d)) * 2 / d**0.5).astype(args.dtype)
     y = jax.random.randint(keys[2], (n,), 0, v)
-    runs = {"full logits": full, "full logits, rounded to bf16": rounded}
-    for chunk in (2048,):
-        if n % chunk == 0:
-            runs[f"scan of {chunk} tokens, rematerialised"] = scanned(chunk)
-    for budget in args.budget:
-        runs[f"logitless, {budget}"] = lambda x, w, y, budget=budget: linear_cross_entropy(x, w, y, memory_budget=budget)
-    print(f"{n} x {d} x {v}, bf16, JAX {jax.__version__}, {jax.devices()[0].device_kind}")
+    runs = {"full logits": full}
+    if args.dtype == "bfloat16":
+        runs["full logits, rounded to bf16"] = rounded
+    if n % args.chunk == 0:
+        runs[f"scan of {args.chunk} tokens, rematerialised"] = scanned(args.chunk)
+    for name in ("native", "portable"):
+        for budget in args.budget:
+            runs[f"logitless, {name}, {budget}"] = functools.partial(
+                linear_cross_entropy, memory_budget=None if budget == "0" else budget
+            )
+    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
+    print(f"{n} x {d} x {v}, {args.dtype}, JAX {jax.__version__}, {jax.devices()[0].device_kind}")
     for name, function in runs.items():
+        os.environ["LOGITLESS_BACKEND"] = "portable" if "portable" in name else "native"
+        jax.clear_caches()
         program = jax.jit(jax.value_and_grad(function, (0, 1))).lower(x, w, y).compile()
         jax.block_until_ready(program(x, w, y))
         times = []
         for _ in range(args.repeat):
-            start = time.perf_counter()
+            start = clock()
             jax.block_until_ready(program(x, w, y))
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
         held = program.memory_analysis().temp_size_in_bytes / 2**20
         print(f"{name:36} {statistics.median(times) * 1e3:9.1f} ms {held:9.0f} MiB", flush=True)
 

@@ -19,7 +19,7 @@ from jax import lax
 from .._options import LossOptions, check_terms
 from ._arguments import DEFAULT_PRECISION
 from ._axes import axes_of, varying
-from ._portable_plan import GRADIENTS, Outputs, Plan, accumulator, on_host, plan
+from ._portable_plan import GRADIENTS, HOST_BLOCK, Outputs, Plan, accumulator, on_host, plan
 
 Arrays = Mapping[str, jax.Array]
 
@@ -292,11 +292,26 @@ def _unit(c: _Call, g: _Coefficients) -> jax.Array | None:
     return jnp.where((size > 0.0) & (size < jnp.inf), size, 1.0) * 2.0**-9
 
 
-def _gradients(
-    c: _Call, g: _Coefficients, state: _State, names: tuple[str, ...], start: Any, vocab_start: Any, block: int,
+def _add_products(c: _Call, total: jax.Array, da: jax.Array, x: jax.Array, unit: jax.Array | None) -> jax.Array:
+    """Returns total [block, D] + da^T x; on the CPU, which stores products before it adds them, in parts."""
+    block = total.shape[0]
+    size = min(block, HOST_BLOCK) if on_host() else block
+
+    def part(start, fresh, total):
+        columns = da if size == block else lax.dynamic_slice_in_dim(da, start, size, 1)
+        columns = columns if fresh is None else jnp.where(fresh, columns, jnp.zeros((), columns.dtype))
+        products = _product(c.precision, columns, x, (0, 0))
+        return _add(total, start, products if unit is None else products * unit)
+
+    return _windows(block, size, part, total)
+
+
+def _with_gradients(
+    c: _Call, sums: dict[str, jax.Array], g: _Coefficients, state: _State, start: Any, vocab_start: Any, block: int,
     fresh: jax.Array | None, vocab_fresh: jax.Array | None, z: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
-    """Returns the named gradients that a chunk of tokens and a block of the vocabulary have by each other."""
+    """Returns the gradients with those that a chunk of tokens and a block of the vocabulary have by each other. sums:
+    d_hidden [N, D], d_weight [block, D], d_bias [block], or some of them."""
     count = state.top.shape[0]
     x, ids = _tokens(c, start, count)
     g = _Coefficients(*(None if part is None else _cut(part, start, count) for part in g))
@@ -307,15 +322,14 @@ def _gradients(
     da = _logit_gradients(c, g, state, ids, z, vocab_start, vocab_fresh)
     unit = _unit(c, g)
     rounded = (da if unit is None else da / unit).astype(c.weight.dtype)
-    found = {}
-    if "d_hidden" in names:
-        found["d_hidden"] = _product(c.precision, rounded, _cut(c.weight, vocab_start, block), (1, 0))
-    if "d_weight" in names:
-        found["d_weight"] = _product(c.precision, rounded, x, (0, 0))
-    if unit is not None:
-        found = {name: value * unit for name, value in found.items()}
-    if "d_bias" in names:
-        found["d_bias"] = da.sum(0)
+    found = dict(sums)
+    if "d_hidden" in sums:
+        products = _product(c.precision, rounded, _cut(c.weight, vocab_start, block), (1, 0))
+        found["d_hidden"] = _add(sums["d_hidden"], start, products if unit is None else products * unit)
+    if "d_weight" in sums:
+        found["d_weight"] = _add_products(c, sums["d_weight"], rounded, x, unit)
+    if "d_bias" in sums:
+        found["d_bias"] = sums["d_bias"] + da.sum(0)
     return found
 
 
@@ -348,8 +362,7 @@ def _dense(c: _Call, g: _Coefficients, sizes: Plan, outputs: Outputs) -> tuple[_
         x, ids = _tokens(c, start, sizes.chunk)
         z = _logits(c, x, 0, vocab)
         state = _merged(c, _empty(c, sizes.chunk), ids, z, 0, None)
-        found = _gradients(c, g, state, names, start, 0, vocab, fresh, None, z)
-        sums = {name: _add(sums[name], start if name == "d_hidden" else 0, found[name]) for name in names}
+        sums = _with_gradients(c, sums, g, state, start, 0, vocab, fresh, None, z)
         return jax.tree.map(lambda all_, some: _put(all_, start, some), states, state), sums
 
     return _windows(tokens, sizes.chunk, chunk, (_empty(c, tokens), varying(sums, axes_of(c.hidden))))
@@ -365,8 +378,7 @@ def _recomputed(c: _Call, g: _Coefficients, states: _State, sizes: Plan, outputs
     def block(vocab_start, vocab_fresh, total):
         def chunk(start, fresh, sums):
             state = jax.tree.map(lambda part: _cut(part, start, sizes.chunk), states)
-            found = _gradients(c, g, state, names, start, vocab_start, sizes.block, fresh, vocab_fresh)
-            return {name: _add(sums[name], start if name == "d_hidden" else 0, found[name]) for name in names}
+            return _with_gradients(c, sums, g, state, start, vocab_start, sizes.block, fresh, vocab_fresh)
 
         sums = {name: jnp.zeros(of_block[name], c.dtype) for name in names if name in of_block}
         sums = varying(sums, axes) | ({"d_hidden": total["d_hidden"]} if "d_hidden" in names else {})

@@ -13,6 +13,7 @@ GRADIENTS = ("d_hidden", "d_weight", "d_bias")
 
 _LEAST_DEFAULT = 16 << 20  # bytes of a chunk without a budget
 _LEAST_DENSE = 64  # tokens of a chunk with all of the vocabulary
+HOST_BLOCK = 4096  # rows of d_weight that are multiplied, then added, on the CPU
 _ALIGNED = 128  # windows larger than this are a multiple of it
 
 
@@ -42,8 +43,8 @@ def plan(tokens: int, dim: int, vocab: int, dtype: Any, outputs: Outputs, budget
     """Returns the plan of a call. Raises ValueError if the budget is below the least plan, whose size it names.
 
     budget: bytes; 0: a quarter of the fp32 logits, at least 16 MiB, and beside them the float32 sums of d_weight. Below
-    0 it is a hint that the least plan may exceed. host: XLA's CPU compiler stores operands of reductions, and products
-    before they are added. Others fuse them. It also makes float32 copies of 16-bit weights, which are not counted.
+    0 it is a hint that the least plan may exceed. host: XLA's CPU compiler stores operands of reductions, which others
+    fuse, and products before they are added. Its float32 copies of 16-bit weights are not counted.
     """
     dtype = jnp.dtype(dtype)
     gradients = any(name in outputs for name in GRADIENTS)
@@ -55,7 +56,8 @@ def plan(tokens: int, dim: int, vocab: int, dtype: Any, outputs: Outputs, budget
         return rows * dim * 4 if name in outputs and jnp.dtype(outputs[name][1]).itemsize < 4 else 0
 
     def dense(chunk: int) -> int:
-        held = sums("d_weight", vocab) + host * vocab * dim * 4 * ("d_weight" in outputs) if chunk < tokens else 0
+        held = sums("d_weight", vocab) if chunk < tokens or host else 0
+        held += host * min(vocab, HOST_BLOCK) * (dim + chunk) * 4 * ("d_weight" in outputs)
         return chunk * (vocab * of_logit + of_token) + held + per_token
 
     def recompute(chunk: int, block: int) -> int:
@@ -66,7 +68,7 @@ def plan(tokens: int, dim: int, vocab: int, dtype: Any, outputs: Outputs, budget
     limit = abs(budget) or max(tokens * vocab, _LEAST_DEFAULT) + dense(0)
     if dense(tokens) <= limit:
         return Plan(most_tokens, vocab, dense(tokens))
-    most = (limit - dense(0)) // (vocab * of_logit + of_token)
+    most = (limit - dense(0)) // (dense(1) - dense(0))
     if most >= min(_LEAST_DENSE, tokens):
         chunk = _rounded(most, tokens)
         return Plan(chunk, vocab, dense(chunk))
