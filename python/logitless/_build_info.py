@@ -158,7 +158,9 @@ def _cuda_build(path: Path) -> Optional[str]:
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             found = re.search(rb"Cuda compilation tools, release ([0-9.]+)", text)
-            return found[1].decode() if found else None
+            if found is None:  # the text is compressed, or there is none
+                return "of an unknown version" if text.find(b".nv_fatbin\0") >= 0 else None
+            return found[1].decode()
     except (OSError, ValueError):
         return None
 
@@ -209,10 +211,12 @@ def _backends(absent: str, cuda_build: Optional[str], gpus: tuple, xla: bool) ->
             if not refusal and device == "cuda":
                 refusal = "" if cuda_build and gpus else "no GPU here" if cuda_build else "the library was built without CUDA"
             portable = framework in _PORTABLE
-            if portable and wanted in ("native", "portable"):
-                found[framework, device] = Backend(wanted, f"LOGITLESS_BACKEND={wanted}")
+            if portable and wanted not in ("", "native", "portable"):
+                found[framework, device] = Backend("none", f"LOGITLESS_BACKEND: expected native or portable, got {wanted!r}")
+            elif portable and wanted == "portable":
+                found[framework, device] = Backend("portable", "LOGITLESS_BACKEND=portable")
             elif refusal:
-                found[framework, device] = Backend("portable" if portable else "none", refusal)
+                found[framework, device] = Backend("portable" if portable and not wanted else "none", refusal)
             else:
                 found[framework, device] = Backend("native", f"the library has kernels for {device}")
     return found

@@ -58,6 +58,8 @@ def test_gpus_are_shown_with_their_kernels(monkeypatch):
     ({"LOGITLESS_LIBRARY": "/no.so"}, ["does not load: logitless: cannot load /no.so", "jax on cpu        portable: "]),
     ({"LOGITLESS_CPU": "abacus"}, ["CPU kernel: LOGITLESS_CPU: 'abacus' is unknown", "LOGITLESS_CPU: 'abacus' ("]),
     ({"LOGITLESS_BACKEND": "portable"}, ["jax on cpu        portable: LOGITLESS_BACKEND=portable"]),
+    ({"LOGITLESS_BACKEND": "native", "LOGITLESS_LIBRARY": "/no.so"}, ["jax on cpu        none: the library does not load"]),
+    ({"LOGITLESS_BACKEND": "fast"}, ["jax on cpu        none: LOGITLESS_BACKEND: expected native or portable, got 'fast'"]),
 ])
 def test_the_command_prints_and_never_fails(environment, expected):
     """It imports neither PyTorch nor JAX."""
