@@ -6,7 +6,7 @@ DESTDIR ?=
 export JOBS CMAKE_ARGS CMAKE
 
 .DEFAULT_GOAL := help
-.PHONY: run test build format check-format layers comments asan tsan bench install wheel sdist clean help
+.PHONY: run test build format check-format layers comments asan tsan aarch64 bench install wheel sdist clean help
 
 run: ## build the command and train a small GPT on this machine's headers (ARGS: see ARGS=--help)
 	@BUILD=$(BUILD) tools/run.sh $(ARGS)
@@ -39,6 +39,9 @@ tsan: ## tests of threads under ThreadSanitizer
 	@BUILD=$(BUILD)-tsan tools/build.sh tsan tests_threads
 	@tools/under_tsan.sh tools/run_tests.py --build-dir $(BUILD)-tsan --labels threads $(ARGS)
 
+aarch64: ## cross-compile for aarch64 and run tests of the kernels by qemu
+	@BUILD=$(BUILD)-aarch64 ARGS="$(ARGS)" tools/aarch64.sh
+
 bench: ## build and run the benchmarks (ARGS: see build/bench/bench_head --help)
 	@BUILD=$(BUILD) tools/build.sh release benchmarks
 	@set -e; found=0; for program in $(BUILD)/bench/bench_*; do \
@@ -56,7 +59,7 @@ sdist: ## make the source distribution in build/dist, from which pip builds the 
 	@WHEEL_BUILD=$(BUILD)-wheel tools/sdist.sh $(BUILD)/dist
 
 clean: ## remove the build folders of this Makefile
-	rm -rf $(BUILD) $(BUILD)-cpu $(BUILD)-asan $(BUILD)-tsan $(BUILD)-wheel $(BUILD)-wheel-tools $(BUILD)-python
+	rm -rf $(BUILD) $(BUILD)-cpu $(BUILD)-asan $(BUILD)-tsan $(BUILD)-aarch64 $(BUILD)-wheel $(BUILD)-wheel-tools $(BUILD)-python
 
 help: ## this text
 	@echo "logitless: make TARGET"

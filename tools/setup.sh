@@ -1,6 +1,6 @@
 #!/bin/bash
-# Checks that all packages that a build needs are installed: tools/setup.sh [format]
-# "format" adds the formatter. Quick and silent when nothing is missing. Otherwise it installs with apt when root or
+# Checks that all packages that a build needs are installed: tools/setup.sh [format | aarch64]
+# "format" adds the formatter, "aarch64" the cross-compiler. Quick and silent when nothing is missing. Otherwise it installs with apt when root or
 # when sudo needs no password, or prints the line to run and exits 1.
 set -euo pipefail
 
@@ -10,8 +10,10 @@ wanted=(build-essential cmake:cmake ninja-build:ninja ccache:ccache pkg-config:p
         libpcre2-dev libutf8proc-dev)
 if [[ "${1:-}" == format ]]; then
   wanted+=(clang-format-14:clang-format-14)
+elif [[ "${1:-}" == aarch64 ]]; then
+  wanted+=(g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user-static:qemu-aarch64-static)
 elif [[ $# -gt 0 ]]; then
-  echo "setup.sh: unknown argument '$1'; expected nothing or 'format'" >&2
+  echo "setup.sh: unknown argument '$1'; expected nothing, 'format' or 'aarch64'" >&2
   exit 2
 fi
 packages=("${wanted[@]%%:*}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .distillation import logits_of
+from .options import Head, count, number
 
 
 class Filters(NamedTuple):
@@ -18,6 +19,9 @@ class Filters(NamedTuple):
     top_p: bool
     min_p: bool
     greedy: bool  # the temperature is 0 for every token
+
+
+# --- Formulas of whole logits, which autochunk chunks.
 
 
 def sample(xp, given: Mapping[str, Any], form: Filters):
@@ -55,3 +59,133 @@ def sample(xp, given: Mapping[str, Any], form: Filters):
 def best_entries(xp, given: Mapping[str, Any], softcap: float, scale: float, k: int):
     """Returns the k token ids of the largest logits [N, k], largest first."""
     return xp.top_k(logits_of(xp, given, "", softcap, scale), k)[1]
+
+
+# --- The calls.
+
+
+def mixed(seed: int) -> tuple[int, int]:
+    """Returns a key of two 32-bit words, so that near seeds have keys far apart (splitmix64; Steele et al. 2014)."""
+    most = (1 << 64) - 1
+    x = (seed + 0x9E3779B97F4A7C15) & most
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & most
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & most
+    x ^= x >> 31
+    return x & 0xFFFFFFFF, x >> 32
+
+
+def draw(
+    xp, chunked, hidden, weight, bias, key, *, temperature, top_k, top_p, min_p, logit_bias, counter, softcap,
+    logit_scale, memory_budget,
+) -> tuple[Any, Any]:
+    """Samples a token at each position from ``softmax(logits)``, without storing the logits of all of them.
+
+    The logits are ``softcap(logit_scale * (hidden @ weight.T + bias))``, in float32. They become
+    ``(logits + logit_bias) / temperature``, and entries are dropped by top_k, then by top_p over the rest, and by min_p.
+    A token is the largest entry after Gumbel noise is added: an exact sample of the softmax over the entries left.
+
+    Args:
+        hidden: [..., D]. weight: [V, D], the dtype of hidden, or float32 beside 16 bits. bias: [V].
+        jax: key: a key of ``jax.random``, typed or of two words.
+        temperature: a number, or {an_array} of floats [...]. 0 takes the largest entry, the first of several.
+        top_k: keeps the k largest entries, 1 to V; and those equal to the last.
+        top_p: a number or [...], above 0 and at most 1: keeps the smallest set of the largest entries whose
+            probabilities sum to at least top_p; and those equal to the last. 1 keeps all.
+        min_p: a number or [...], from 0 to 1: keeps entries of at least min_p times the largest probability.
+        logit_bias: [V] float; -inf forbids an entry.
+        torch: seed: an int. None: drawn from ``generator``, or PyTorch's default generator of the CPU.
+        counter: [...] integers, a number for each token; None: its index. The noise of an entry is a function of the
+            {seed}, the low 32 bits of its token's counter, and its vocabulary id. So a token does not depend on the
+            others of its call: give each sequence and position a counter of its own, and a new call new counters or a
+            new {seed}.
+        softcap, logit_scale: as in ``linear_logprobs``.
+        memory_budget: bytes, or text such as "512MiB", for either pass.
+
+    Returns:
+        Sample(tokens, log_prob), each [...]. log_prob is what ``linear_logprobs(hidden, weight, tokens, bias)`` returns
+        with the same softcap and logit_scale, bit for bit: temperature, filters and logit_bias do not enter. To train at
+        a temperature T, give ``logit_scale=1 / T`` to both and leave temperature at 1. Without gradients.
+
+    Cost: two GEMMs, one for the tokens and one for their log-probabilities. top_p without top_k sorts the vocabulary.
+    Noise has 46 random bits an entry; sums of probabilities are float32.
+
+    Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``. Values of arrays are
+    not checked, since that would wait for a GPU.
+    """
+
+    def run(*head):
+        given = xp.checked_head("", *head)
+        vocab, lead = given["weight"].shape[0], tuple(xp.array("hidden", hidden).shape[:-1])
+        greedy = xp.is_number(temperature) and number("temperature", temperature, 0.0) == 0
+        if top_k is not None and count("top_k", top_k) > vocab:
+            raise ValueError(f"top_k: expected at most {vocab}, the vocabulary of weight, got {top_k}")
+        form = Filters(
+            *_head_form(softcap, logit_scale), 0 if top_k in (None, vocab) else int(top_k), top_p is not None,
+            min_p is not None, greedy,
+        )
+        if logit_bias is not None:
+            given["logit_bias"] = xp.fixed("logit_bias", logit_bias, xp.float32, (vocab,))
+        if not greedy:
+            single = xp.astype(given["hidden"][:0, 0], xp.float32)
+
+            def per_token(name, value, *bounds, **more):
+                if xp.is_number(value):
+                    return xp.as_like(number(name, value, *bounds, **more), single)
+                return xp.fixed(name, value, xp.float32, lead).reshape(-1)
+
+            given["temperature"], given["key"] = per_token("temperature", temperature, 0.0), key
+            if counter is None:
+                given["counter"] = xp.arange(given["hidden"].shape[0], single)
+            else:
+                given["counter"] = xp.indices("counter", counter, lead).reshape(-1)
+            if top_p is not None:
+                given["top_p"] = per_token("top_p", top_p, most=1.0, above=0.0)
+            if min_p is not None:
+                given["min_p"] = per_token("min_p", min_p, 0.0, 1.0)
+        tokens = chunked("sample", memory_budget, "auto")(given, *form).reshape(lead)
+        return tokens, xp.log_probs(hidden, weight, tokens, bias, Head(-100, softcap, logit_scale, memory_budget))
+
+    return xp.without_gradients(run, hidden, weight, bias)
+
+
+def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, memory_budget) -> tuple[Any, Any, Any]:
+    """Returns the k largest log-probabilities at each position with their token ids, and that of a target.
+
+    Serving engines report them for prompts, and distillation stores them of a teacher.
+
+    Args:
+        hidden: [..., D]. weight: [V, D], the dtype of hidden, or float32 beside 16 bits. bias: [V].
+        {target}: [...] int32 or int64, or None.
+        k: 1 to V.
+        softcap, logit_scale, memory_budget: as in ``linear_logprobs``.
+
+    Returns:
+        TopLogProbs(log_prob, top_log_probs, top_ids). log_prob [...] is that of the {target}, None without. The others
+        are [..., K], the largest first, and equal ones in the order of their ids. Log-probabilities have the bits of
+        ``linear_logprobs``. Without gradients; ``linear_logprobs`` takes the ids as {target} [..., K].
+
+    Cost: two GEMMs, one for the ids and one for their log-probabilities.
+
+    Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``.
+    """
+
+    def run(*head):
+        given = xp.checked_head("", *head)
+        vocab, lead = given["weight"].shape[0], tuple(xp.array("hidden", hidden).shape[:-1])
+        if count("k", k) > vocab:
+            raise ValueError(f"k: expected at most {vocab}, the vocabulary of weight, got {k}")
+        ids = chunked("best_entries", memory_budget, "auto")(given, *_head_form(softcap, logit_scale), k)
+        ids = xp.sort(ids.reshape(*lead, k))  # a stable sort then orders equal ones by id
+        wanted = ids
+        if target is not None:
+            of_target = xp.indices(xp.NAMES.target, target, lead)[..., None]
+            wanted = xp.concatenate([ids, xp.astype(of_target, ids.dtype)], -1)
+        found = xp.log_probs(hidden, weight, wanted, bias, Head(-100, softcap, logit_scale, memory_budget))
+        order = xp.descending(found[..., :k])
+        return None if target is None else found[..., k], xp.along(found[..., :k], order), xp.along(ids, order)
+
+    return xp.without_gradients(run, hidden, weight, bias)
+
+
+def _head_form(softcap, logit_scale) -> tuple[float, float]:
+    return 0.0 if softcap is None else number("softcap", softcap, above=0.0), number("logit_scale", logit_scale)

@@ -7,7 +7,7 @@
 
 Losses are custom calls in the compiled program on CPUs and NVIDIA GPUs, and JAX's own operations on other devices and
 without the library; ``backend()`` says which. They work under jit, grad, scan, checkpoint, vmap and shard_map. Second derivatives and forward mode raise JAX's own errors. ``autochunk`` chunks any other
-function of arrays. ``losses`` has ready-made losses for preferences, policies and distillation.
+function of arrays. ``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries. ``losses`` has ready-made losses for preferences, policies and distillation.
 """
 
 from . import losses
@@ -16,6 +16,7 @@ from ._backend import Backend, backend
 from .far_field import FarFieldState, far_field_cross_entropy, far_field_report, far_field_state
 from .head import linear_logprobs
 from .loss import linear_cross_entropy
+from .sampling import linear_sample, linear_top_logprobs
 from .sharding import Sharding
 from .vocab_parallel import vocab_parallel_linear_cross_entropy, vocab_parallel_logprobs
 
@@ -32,6 +33,8 @@ __all__ = [
     "far_field_state",
     "linear_cross_entropy",
     "linear_logprobs",
+    "linear_sample",
+    "linear_top_logprobs",
     "losses",
     "vocab_parallel_linear_cross_entropy",
     "vocab_parallel_logprobs",

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient, top_k
 from jax.nn import log_sigmoid, log_softmax, logsumexp, sigmoid
 from jax.numpy import (
-    broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, isneginf, log, minimum, sort, stack,
-    take, tanh, where, zeros_like,
+    broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, isneginf, log, maximum, minimum, sort,
+    stack, take, tanh, where, zeros_like,
 )
 from jax.typing import ArrayLike
 
@@ -20,6 +20,7 @@ from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from . import _arguments
+from ._noise import gumbel as gumbel
 from ._backend import backend
 from .head import linear_logprobs
 from .loss import linear_cross_entropy
@@ -90,6 +91,40 @@ product.defvjp(lambda hidden, weight: (product(hidden, weight), (hidden, weight)
 
 def cross_entropy(logits: jax.Array, vocab_ids: jax.Array) -> jax.Array:
     return logsumexp(logits, -1) - jnp.take_along_axis(logits, vocab_ids[:, None], -1)[:, 0]
+
+
+def columns(x: jax.Array) -> jax.Array:
+    """Returns numbers of tokens [N] as [N, 1], and a scalar unchanged."""
+    return x[:, None] if x.ndim else x
+
+
+def argmax(x: jax.Array) -> jax.Array:
+    return x.argmax(-1)
+
+
+def descending(x: jax.Array) -> jax.Array:
+    """Returns the indices that sort rows, largest first; equal ones stay in order."""
+    return jnp.argsort(-x, -1, stable=True)
+
+
+def along(x: jax.Array, index: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x, index, -1)
+
+
+def softmax(x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(x, -1)
+
+
+def cumsum(x: jax.Array) -> jax.Array:
+    return x.cumsum(-1)
+
+
+def least(x: jax.Array) -> jax.Array:
+    return x.min(-1, keepdims=True)
+
+
+def most(x: jax.Array) -> jax.Array:
+    return x.max(-1, keepdims=True)
 
 
 # --- Checks.

@@ -8,22 +8,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_MOST = 1 - 2.0**-24  # of a uniform number, whose rounding may give 1
-_STREAM = 1 << 31  # added to a counter for its second number: vocabulary ids are smaller
+from .._autochunk.noise import MOST, STEP
 
 
 @torch.library.custom_op("logitless::gumbel", mutates_args=())
 def gumbel(key: Tensor, counter: Tensor, vocab: int) -> Tensor:
-    """Returns Gumbel noise [N, vocab], fp32, from -2.9 to 32.6.
-
-    An element is a function of the key [2] int64, the low 32 bits of its token's counter [N] int64, and its vocabulary
-    id. Two numbers of Threefry-2x32 (20 rounds; Salmon et al. 2011) make 46 random bits v, and the noise is
-    -log(-log(1 - v)).
-    """
-    counters = (counter[:, None] << 32) + torch.arange(vocab, device=counter.device)
-    first, more = (_random()(key[0], key[1], counters + stream) for stream in (0, _STREAM))
-    uniform = (first + (more + 2.0**-24) * 2.0**-23).clamp(max=_MOST)
-    return -torch.log(-torch.log1p(-uniform))
+    """Returns Gumbel noise [N, vocab], fp32, as ``_autochunk/noise.py`` says. key: [2] int64. counter: [N]."""
+    parts, ids = key[0] + counter.to(torch.int64)[:, None], torch.arange(vocab, device=counter.device)[None]
+    first, more = (_random()(parts, key[1] + stream, ids) for stream in (0, 1))
+    return -torch.log(-torch.log1p(-(first + (more + STEP / 2) * STEP).clamp(max=MOST)))
 
 
 @functools.cache
@@ -38,21 +31,3 @@ def _random() -> Callable[..., Tensor]:
 @gumbel.register_fake
 def _(key: Tensor, counter: Tensor, vocab: int) -> Tensor:
     return counter.new_empty((counter.shape[0], vocab), dtype=torch.float32)
-
-
-def lowered(w, out, key, counter, vocab):
-    """Lowers the operator to a tensor program."""
-    number = torch.int64
-    keys = [w.reshape(w.slice(key, 0, i, i + 1), ()) for i in range(2)]
-    counters = w.add(
-        w.scaled(w.broadcast(w.reshape(counter, (counter.shape[0], 1)), out.shape), 1 << 32),
-        w.broadcast(w.iota((1, vocab), 1), out.shape),
-    )
-    first, more = (
-        w.map("random", [*keys, w.add(counters, w.number(stream, number))], torch.float32) for stream in (0, _STREAM)
-    )
-    uniform = w.add(first, w.scaled(w.add(more, w.number(2.0**-24, torch.float32)), 2.0**-23))
-    uniform = w.map("min", [uniform, w.number(_MOST, torch.float32, out.shape)], torch.float32)
-    race = w.map("log1p", [w.map("neg", [uniform], torch.float32)], torch.float32)
-    log = w.map("log", [w.map("neg", [race], torch.float32)], torch.float32)
-    return w.map("neg", [log], torch.float32)

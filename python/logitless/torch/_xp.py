@@ -105,6 +105,15 @@ def argmax(x: Tensor) -> Tensor:
     return x.argmax(-1)
 
 
+def descending(x: Tensor) -> Tensor:
+    """Returns the indices that sort rows, largest first; equal ones stay in order."""
+    return x.sort(dim=-1, descending=True, stable=True).indices
+
+
+def along(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(-1, index)
+
+
 def softmax(x: Tensor) -> Tensor:
     return x.softmax(-1)
 

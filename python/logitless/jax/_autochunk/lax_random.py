@@ -9,6 +9,7 @@ import math
 
 import jax
 
+from logitless._autochunk import noise
 from logitless._autochunk.lower import Value
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.lax import BOOL, handles
@@ -72,3 +73,8 @@ def _or(w, e, a, b):
 def _bitcast(w, e, x):
     """Returns a number in [1, 2). JAX then subtracts 1, which gives the drawn number without rounding."""
     return w.add(_step(w, x, "number"), w.number(1, DTYPES.f32))
+
+
+@handles("logitless_gumbel")
+def _gumbel(w, e, key, counter):
+    return noise.gumbel(w, key, counter, e.params["vocab"])

@@ -7,8 +7,8 @@ import math
 
 import torch
 
+from logitless._autochunk import noise
 from logitless._autochunk.lower import Value
-from logitless.torch import _noise
 from logitless.torch._autochunk.aten import handles, value_of
 from logitless.torch._autochunk.dtypes import DTYPES
 
@@ -152,10 +152,14 @@ def _multinomial(w, out, p, samples, replacement=False, generator=None):
     return w.sort(race, p.rank - 1, samples, True)[1]
 
 
+@handles("gumbel")
+def _gumbel(w, out, key, counter, vocab):
+    return noise.gumbel(w, key, counter, vocab)
+
+
 def _refused(w, *ignored, **also_ignored):
     raise w.refuse("its random numbers have no form in a tensor program; expected those of rand, randn or bernoulli")
 
 
-handles("gumbel")(_noise.lowered)
 handles("poisson", "binomial", "log_normal_", "geometric_", "cauchy_", "random_", "_standard_gamma")(_refused)
 handles("_sample_dirichlet", "rrelu_with_noise", "rrelu_with_noise_functional", "native_dropout")(_refused)

@@ -5,13 +5,16 @@ HELPERS = {
     "_random": '''
 def _random(key0, key1, counter):
     """Numbers in [0, 1) by counter: Threefry-2x32 of 20 rounds, in blocks that a cache holds."""
-    keys = [key0.to(torch.int32), key1.to(torch.int32)]
-    keys.append(keys[0] ^ keys[1] ^ 0x1BD11BDA)
-    counter = counter.contiguous()
+    shape = torch.broadcast_shapes(key0.shape, key1.shape, counter.shape)
+    parts = [k.to(torch.int32) for k in (key0, key1)]
+    parts = [k.expand(shape).reshape(-1) if k.dim() else k for k in parts]
+    counter = counter.expand(shape).contiguous()
     flat, made = counter.reshape(-1), torch.empty(counter.shape, dtype=torch.float32, device=counter.device)
     block = 1 << (15 if counter.device.type == "cpu" else 26)
     for begin in range(0, flat.numel(), block):
         part = flat[begin:begin + block]
+        keys = [k[begin:begin + block] if k.dim() else k for k in parts]
+        keys.append(keys[0] ^ keys[1] ^ 0x1BD11BDA)
         x, y = (part >> 32).to(torch.int32).add_(keys[0]), part.to(torch.int32).add_(keys[1])
         for group in range(5):
             for by in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
