@@ -35,21 +35,22 @@ def anywhere(name: str, value: ArrayLike) -> jax.Array:
         raise TypeError(f"{name}: expected an array, got {type(value).__name__}") from error
 
 
-def floats(name: str, value: ArrayLike) -> jax.Array:
+def floats(name: str, value: ArrayLike, wide: bool = False) -> jax.Array:
+    """Returns an array of floats; those of float64 only if ``wide``."""
     found = array(name, value)
-    if found.dtype.name not in FLOATS:
+    if found.dtype.name not in FLOATS and not (wide and found.dtype.name == "float64"):
         raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {found.dtype.name}")
     return found
 
 
-def shaped(name: str, value: ArrayLike | None, shape: tuple[int, ...]) -> jax.Array | None:
-    """Returns a float32 array of the shape; None stays None."""
+def shaped(name: str, value: ArrayLike | None, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array | None:
+    """Returns an array of the shape as float32 or float64; None stays None."""
     if value is None:
         return None
-    found = floats(name, value)
+    found = floats(name, value, dtype == jnp.float64)
     if found.shape != shape:
         raise ValueError(f"{name}: expected {list(shape)}, got {list(found.shape)}")
-    return found.astype(jnp.float32)
+    return found.astype(dtype)
 
 
 def indices(name: str, value: ArrayLike) -> jax.Array:
@@ -104,10 +105,12 @@ def precision(value: Any, dtype: Any) -> str:
     return value
 
 
-def head(hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns hidden [..., D] and weight [V, D] of one dtype, and bias [V] as float32. A 16-bit hidden state beside a
+def head(
+    hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None, wide: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns hidden [..., D] and weight [V, D] of one dtype, float64 only if ``wide``, and bias [V] as sum_dtype. A 16-bit hidden state beside a
     float32 weight is cast, which is exact; a cast weight would be a copy of it."""
-    x, w = floats("hidden", hidden), floats("weight", weight)
+    x, w = floats("hidden", hidden, wide), floats("weight", weight, wide)
     if x.ndim < 1:
         raise ValueError("hidden: expected [..., D], got a scalar")
     if w.ndim != 2 or w.shape[1] != x.shape[-1]:
@@ -118,7 +121,12 @@ def head(hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None) -> tuple[
         raise TypeError(
             f"weight: expected {x.dtype.name}, the dtype of hidden, or float32 beside 16 bits, got {w.dtype.name}; cast one"
         )
-    return x, w, shaped("bias", bias, (w.shape[0],))
+    return x, w, shaped("bias", bias, (w.shape[0],), sum_dtype(x.dtype))
+
+
+def sum_dtype(dtype: Any) -> jnp.dtype:
+    """Returns the dtype of logits, sums and losses for hidden states of a dtype."""
+    return jnp.dtype("float64" if jnp.dtype(dtype) == jnp.float64 else "float32")
 
 
 def targets(value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:

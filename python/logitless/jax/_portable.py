@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._options import LossOptions, check_terms
-from ._arguments import DEFAULT_PRECISION
+from ._arguments import DEFAULT_PRECISION, sum_dtype
 from ._axes import axes_of, varying
-from ._portable_plan import GRADIENTS, HOST_BLOCK, Outputs, Plan, accumulator, on_host, plan
+from ._portable_plan import GRADIENTS, HOST_BLOCK, Outputs, Plan, on_host, plan
 
 Arrays = Mapping[str, jax.Array]
 
@@ -75,9 +75,9 @@ def _precision(name: str, dtype: Any) -> Any:
 
 
 def _product(precision: Any, one: jax.Array, other: jax.Array, contracted: tuple[int, int]) -> jax.Array:
-    """Returns the matrix product over a dimension of each, in the accumulator's dtype."""
+    """Returns the matrix product over a dimension of each, in the dtype of sums."""
     dimensions = (((contracted[0],), (contracted[1],)), ((), ()))
-    return lax.dot_general(one, other, dimensions, precision, preferred_element_type=accumulator(one.dtype))
+    return lax.dot_general(one, other, dimensions, precision, preferred_element_type=sum_dtype(one.dtype))
 
 
 # --- Windows of arrays.
@@ -482,7 +482,7 @@ def _losses(options: LossOptions, state: _State, softmax: _Softmax, loss: _Loss)
 
 def _run(function: str, options: Any, a: Arrays, outputs: Outputs) -> dict[str, jax.Array]:
     hidden, weight = a["hidden"], a["weight"]
-    dtype = accumulator(weight.dtype)
+    dtype = sum_dtype(weight.dtype)
     y = _targets(a["targets"], options.ignore_index, weight.shape[0])
     smooth = function == "cross_entropy" and options.label_smoothing > 0.0
     needs = {

@@ -7,6 +7,8 @@ from typing import Any, Mapping, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ._arguments import sum_dtype
+
 Outputs = Mapping[str, tuple[tuple[int, ...], str]]  # shapes and dtypes by name
 
 GRADIENTS = ("d_hidden", "d_weight", "d_bias")
@@ -48,7 +50,7 @@ def plan(tokens: int, dim: int, vocab: int, dtype: Any, outputs: Outputs, budget
     """
     dtype = jnp.dtype(dtype)
     gradients = any(name in outputs for name in GRADIENTS)
-    of_logit = accumulator(dtype).itemsize * (4 if host else 1) + (1 if host else dtype.itemsize if gradients else 0)
+    of_logit = sum_dtype(dtype).itemsize * (4 if host else 1) + (1 if host else dtype.itemsize if gradients else 0)
     of_token = dim * (dtype.itemsize + 4 * gradients)
     per_token = 64 * tokens
 
@@ -82,8 +84,3 @@ def plan(tokens: int, dim: int, vocab: int, dtype: Any, outputs: Outputs, budget
     # The fewest steps of the loops; among equals, windows of similar sizes.
     chunk, block = max(fitting, key=lambda size: (size[0] * size[1], min(size)))
     return Plan(chunk, block, recompute(chunk, block))
-
-
-def accumulator(dtype: Any) -> jnp.dtype:
-    """Returns the dtype of logits and sums."""
-    return jnp.dtype("float64" if jnp.dtype(dtype) == jnp.float64 else "float32")

@@ -82,8 +82,8 @@ def _output_shape(name: str, inputs: dict) -> tuple[int, ...]:
     return inputs["targets"].shape if name in ("log_prob", "target_logit") else inputs["hidden"].shape[:-1]
 
 
-def _output_dtype(name: str) -> str:
-    return "int32" if name == "argmax" else "float32"
+def _output_dtype(name: str, inputs: dict) -> str:
+    return "int32" if name == "argmax" else _arguments.sum_dtype(inputs["hidden"].dtype).name
 
 
 def _forward(options: HeadOptions, outputs: tuple[str, ...], inputs: dict, fixed: dict) -> tuple[jax.Array, ...]:
@@ -91,7 +91,7 @@ def _forward(options: HeadOptions, outputs: tuple[str, ...], inputs: dict, fixed
         "head_forward",
         options,
         {**inputs, **fixed},
-        {name: (_output_shape(name, {**inputs, **fixed}), _output_dtype(name)) for name in outputs},
+        {name: (_output_shape(name, {**inputs, **fixed}), _output_dtype(name, inputs)) for name in outputs},
     )
     return tuple(found.values())
 
@@ -127,7 +127,7 @@ _head.defvjp(_head_fwd, _head_bwd, symbolic_zeros=True)
 # It is jitted since a shard_map that runs eagerly does not accept a custom_vjp itself.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def head(options: HeadOptions, outputs: tuple[str, ...], inputs: dict, fixed: dict) -> tuple[jax.Array, ...]:
-    """Returns the named outputs of the library's head_forward, float32; int32 for argmax.
+    """Returns the named outputs of the library's head_forward, in sum_dtype; argmax in int32.
 
     inputs: hidden [N, D], weight [V, D], bias [V] or None: differentiable. fixed: targets [N] or [N, K], and
         vocab_weight [V] or None. The backward recomputes the forward; only the inputs are saved.
@@ -161,7 +161,7 @@ def linear_logprobs(
     of these three outputs.
 
     Args:
-        hidden: [..., D], float32, bfloat16 or float16.
+        hidden: [..., D], float32, bfloat16 or float16; or float64, in JAX's own operations, whose results are float64.
         weight: [V, D], the dtype of hidden, or float32 beside 16 bits.
         targets: [...], int32 or int64; or [..., K]: K token ids per token.
         bias: [V], float.
@@ -194,7 +194,7 @@ def linear_logprobs(
             sharding, hidden, weight, targets, bias, ignore_index=ignore_index, softcap=softcap, logit_scale=logit_scale,
             precision=precision, memory_budget=memory_budget,
         )
-    x, w, b = _arguments.head(hidden, weight, bias)
+    x, w, b = _arguments.head(hidden, weight, bias, wide=True)
     y = _arguments.indices("targets", targets)
     lead = x.shape[:-1]
     if y.shape != lead and not (y.ndim == x.ndim and y.shape[:-1] == lead and y.shape[-1] > 0):

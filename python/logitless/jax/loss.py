@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def _loss_outputs(options: LossOptions, inputs: dict, argmax: bool) -> dict:
     lead = inputs["hidden"].shape[:-1]
-    outputs = {"loss": (lead if options.reduction == "none" else (), "float32")}
+    outputs = {"loss": (lead if options.reduction == "none" else (), _arguments.sum_dtype(inputs["hidden"].dtype).name)}
     if argmax:
         outputs["argmax"] = (lead, "int32")
     return outputs
@@ -76,7 +76,7 @@ def _cross_entropy_bwd(options, argmax, kept, cotangents):
         if not none:
             for name, of in GRADIENTS.items():
                 if wanted[name].size > 0:
-                    found[name] = (gradients[name].astype(jnp.float32) * cotangent).astype(types[of].dtype)
+                    found[name] = (gradients[name].astype(cotangent.dtype) * cotangent).astype(types[of].dtype)
     return all_gradients(found, types, axes), None
 
 
@@ -140,15 +140,17 @@ class Prepared(NamedTuple):
 def prepare(
     function: str, hidden, weight, targets, bias, *, reduction, ignore_index, class_weight, softcap, logit_scale,
     normalizer, token_weight, target_weight, memory_budget: int, terms, precision: str | None = "ieee",
+    wide: bool = False,
 ) -> Prepared:
     """Checks and converts the arguments. Raises the tracing errors of ``linear_cross_entropy``."""
     given = all_terms(function, terms)
     check_reduction(reduction)
-    x, w, b = _arguments.head(hidden, weight, bias)
+    x, w, b = _arguments.head(hidden, weight, bias, wide)
+    sums = _arguments.sum_dtype(x.dtype)
     lead, (vocab, dim) = x.shape[:-1], w.shape
     per_token: tuple[int, ...] = ()
     if target_weight is not None:
-        target_weight = _arguments.floats("target_weight", target_weight)
+        target_weight = _arguments.floats("target_weight", target_weight, sums == jnp.float64)
         if target_weight.ndim != x.ndim or target_weight.shape[:-1] != lead or target_weight.shape[-1] == 0:
             raise ValueError(
                 f"target_weight: expected {list(lead)} with K weights each, got {list(target_weight.shape)}"
@@ -174,9 +176,9 @@ def prepare(
     inputs = {"hidden": x.reshape(-1, dim), "weight": w, "bias": b}
     fixed = {
         "targets": rows(y, *per_token),
-        "class_weight": _arguments.shaped("class_weight", class_weight, (vocab,)),
-        "token_weight": rows(_arguments.shaped("token_weight", token_weight, lead)),
-        "target_weight": rows(_arguments.shaped("target_weight", target_weight, lead + per_token), *per_token),
+        "class_weight": _arguments.shaped("class_weight", class_weight, (vocab,), sums),
+        "token_weight": rows(_arguments.shaped("token_weight", token_weight, lead, sums)),
+        "target_weight": rows(_arguments.shaped("target_weight", target_weight, lead + per_token, sums), *per_token),
     }
     return Prepared(options, inputs, fixed, normalizer_array, lead, y)
 
@@ -209,7 +211,7 @@ def linear_cross_entropy(
     """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``, without storing the logits.
 
     Args:
-        hidden: [..., D], float32, bfloat16 or float16.
+        hidden: [..., D], float32, bfloat16 or float16; or float64, in JAX's own operations, whose results are float64.
         weight: [V, D], the dtype of hidden, or float32 beside 16 bits.
         targets: [...], int32 or int64; with ``target_weight`` [..., K]: K weighted token ids per token.
         bias: [V], float.
@@ -266,7 +268,7 @@ def linear_cross_entropy(
         "linear_cross_entropy", hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
         class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
         token_weight=token_weight, target_weight=target_weight, memory_budget=parse_bytes(memory_budget), terms=terms,
-        precision=precision,
+        precision=precision, wide=True,
     )
     options, inputs, fixed, normalizer_array = call.options, call.inputs, call.fixed, call.normalizer
     lead, ignored, y = call.lead, options.ignore_index, call.targets

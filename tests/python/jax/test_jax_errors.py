@@ -89,12 +89,15 @@ def test_refused_by_the_loss(change, error, match):
 
 
 @pytest.mark.parametrize("name", ["hidden", "weight", "bias", "token_weight"])
-def test_float64_is_refused_by_name(name):
+def test_float64_beside_float32_is_refused_by_name(name):
     with enable_x64(True):
         value = np.ones((3, 7)) if name == "token_weight" else ARGUMENTS[name]
         given = {**ARGUMENTS, name: jnp.asarray(value, "float64")}
-        with pytest.raises(TypeError, match=f"{name}: expected float32, bfloat16 or float16, got float64"):
+        with pytest.raises(TypeError, match=f"(weight|{name}): expected float"):
             linear_cross_entropy(**given)
+        wide = {n: a.astype("float64") if a.dtype == jnp.float32 else a for n, a in ARGUMENTS.items()}
+        with pytest.raises(TypeError, match="hidden: expected float32, bfloat16 or float16, got float64"):
+            far_field_cross_entropy(**wide, state=far_field_state(*WEIGHT.shape))
 
 
 def test_int64_targets_of_x64():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax_oracle import (
-    ON_CPU, check_gradients, cross_entropy, doubles, in_float64, logits, logprobs, problem, relative_error,
+    ON_CPU, check_gradients, cross_entropy, doubles, enable_x64, in_float64, logits, logprobs, problem, relative_error,
 )
 
 from logitless._library import parse_bytes
@@ -89,6 +89,25 @@ def test_outputs_of_the_head(sizes, per_token, options):
     expected, others = in_float64(weighted(logprobs), *arrays)
     assert abs(value - expected) <= 2e-6 * sum(np.abs(f).sum() for f in factors)
     check_gradients(gradients, others)
+
+
+def test_float64(monkeypatch):
+    """Arrays of float64 are served by it on every device."""
+    monkeypatch.delenv("LOGITLESS_BACKEND")
+    monkeypatch.setattr(_portable, "plan", lambda *_: PLANS["blocks"])
+    factors = np.asarray(TOKENS, "float64")
+    loss = lambda *a, **o: linear_cross_entropy(*a, return_lse=True, **o)  # noqa: E731
+    with enable_x64(True):
+        hidden, weight, targets, bias = problem()
+        arrays = [a.astype("float64") if a.dtype == jnp.float32 else a for a in (hidden, weight, targets, bias)]
+        options = {n: v.astype("float64") if hasattr(v, "dtype") else v for n, v in ALL.items()}
+        (value, lse), gradients = jax.value_and_grad(loss, (0, 1, 3), has_aux=True)(*arrays, **options)
+        by_entropy = jax.grad(lambda *a: (factors * linear_logprobs(*a)[1]).sum(), (0, 1))(*arrays)
+    assert {a.dtype.name for a in (value, lse, *gradients, *by_entropy)} == {"float64"}
+    expected, others = in_float64(cross_entropy, *arrays, **options)
+    _, of_entropy = in_float64(lambda *a: (factors * logprobs(*a)[1]).sum(), *arrays)
+    assert relative_error(value, expected) < 1e-13
+    assert all(relative_error(g, o) < 1e-12 for g, o in zip((*gradients, *by_entropy), (*others, *of_entropy[:2])))
 
 
 def test_confident_tokens_keep_their_digits():
