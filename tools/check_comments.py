@@ -31,7 +31,8 @@ BITS = ("src/core/*", "src/kernels/cuda/device/tiles_sm90.cuh", "src/kernels/cud
         "src/kernels/cuda/head/gradient_sm90.cuh", "src/kernels/cuda/head/block_rows.cu", "src/kernels/cuda/far/selection.cu",
         "src/kernels/cuda/tensor/*", "src/kernels/cpu/*", "src/compiler/exec/cpu/random.cpp", "python/logitless/_autochunk/*",
         "python/logitless/jax/_autochunk/*", "tests/python/jax/test_jax_autochunk_order.py",
-        "tests/python/jax/test_jax_autochunk_transforms.py")
+        "tests/python/jax/test_jax_autochunk_transforms.py", "python/logitless/jax/sampling.py", "python/logitless/_losses/sampling.py",
+        "tests/python/jax/test_jax_sampling.py")
 # Files that look at PyTorch's forward-mode derivatives, whose dual numbers have a tangent.
 FORWARD_MODE = ("python/logitless/torch/_lazy/_call.py", "tests/python/torch/test_lazy_modes.py",
                 "tests/python/jax/test_jax_autochunk_primitives.py")
