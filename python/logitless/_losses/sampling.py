@@ -86,7 +86,7 @@ def draw(
 
     Args:
         hidden: [..., D]. weight: [V, D], the dtype of hidden, or float32 beside 16 bits. bias: [V].
-        jax: key: a key of ``jax.random``, typed or of two words.
+        jax: key: a key of ``jax.random``, typed or of two integers.
         temperature: a number, or {an_array} of floats [...]. 0 takes the largest entry, the first of several.
         top_k: keeps the k largest entries, 1 to V; and those equal to the last.
         top_p: a number or [...], above 0 and at most 1: keeps the smallest set of the largest entries whose

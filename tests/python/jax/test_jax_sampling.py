@@ -44,11 +44,11 @@ def test_noise_is_pytorch_s():
     torch = pytest.importorskip("torch")
     from logitless.torch._noise import gumbel as of_torch
 
-    words, counter = [3333333333, 7], [0, 5, 1 << 30]
-    found = gumbel(jnp.asarray(words, jnp.uint32), jnp.asarray(counter), 500)
-    np.testing.assert_allclose(found, of_torch(torch.tensor(words), torch.tensor(counter), 500), rtol=2e-6, atol=1e-6)
+    parts, counter = [3333333333, 7], [0, 5, 1 << 30]
+    found = gumbel(jnp.asarray(parts, jnp.uint32), jnp.asarray(counter), 500)
+    np.testing.assert_allclose(found, of_torch(torch.tensor(parts), torch.tensor(counter), 500), rtol=2e-6, atol=1e-6)
     steps = (np.arange(500 * 64) + 0.5) / (500 * 64)
-    noise = np.sort(np.asarray(gumbel(jnp.asarray(words, jnp.uint32), jnp.arange(64), 500)).ravel())
+    noise = np.sort(np.asarray(gumbel(jnp.asarray(parts, jnp.uint32), jnp.arange(64), 500)).ravel())
     assert np.abs(np.exp(-np.exp(-noise)) - steps).max() < 1.95 / math.sqrt(noise.size)
 
 
@@ -79,7 +79,7 @@ def test_bad_arguments():
     hidden, weight, bias = head(4, 8, 40)
     with pytest.raises(TypeError, match="key: expected a key of jax.random"):
         linear_sample(hidden, weight, bias)
-    with pytest.raises(ValueError, match="top_p: expected a number above 0 to 1"):
+    with pytest.raises(ValueError, match="top_p: expected a parts above 0 to 1"):
         linear_sample(hidden, weight, bias, key=KEY, top_p=1.5)
     with pytest.raises(ValueError, match="key: expected a key of two uint32 words"):
         linear_sample(hidden, weight, bias, key=jnp.zeros(3, jnp.uint32))
