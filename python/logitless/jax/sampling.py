@@ -49,17 +49,17 @@ def linear_sample(
     memory_budget: int | str | None = None,
 ) -> Sample:
     """Samples a token at each position from ``softmax(logits)``."""
-    words = None
+    parts = None
     if not xp.is_number(temperature) or temperature != 0:
         if key is None:
             raise TypeError("key: expected a key of jax.random, unless temperature is 0; got None")
         typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        words = jnp.asarray(jax.random.key_data(key) if typed else key)
-        if words.shape != (2,) or words.dtype != jnp.uint32:
-            raise ValueError(f"key: expected a key of two uint32 words, got {words.dtype.name}{list(words.shape)}")
-        words = jax.lax.bitcast_convert_type(words, jnp.int32)  # programs have no unsigned numbers
+        parts = jnp.asarray(jax.random.key_data(key) if typed else key)
+        if parts.shape != (2,) or parts.dtype != jnp.uint32:
+            raise ValueError(f"key: expected a key of two uint32, got {parts.dtype.name}{list(parts.shape)}")
+        parts = jax.lax.bitcast_convert_type(parts, jnp.int32)  # programs have no unsigned numbers
     return Sample(*shared.draw(
-        xp, chunked, hidden, weight, bias, words, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        xp, chunked, hidden, weight, bias, parts, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         logit_bias=logit_bias, counter=counter, softcap=softcap, logit_scale=logit_scale, memory_budget=memory_budget,
     ))  # fmt: skip
 

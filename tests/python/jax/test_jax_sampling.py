@@ -79,7 +79,7 @@ def test_bad_arguments():
     hidden, weight, bias = head(4, 8, 40)
     with pytest.raises(TypeError, match="key: expected a key of jax.random"):
         linear_sample(hidden, weight, bias)
-    with pytest.raises(ValueError, match="top_p: expected a parts above 0 to 1"):
+    with pytest.raises(ValueError, match="top_p: expected a number above 0 to 1"):
         linear_sample(hidden, weight, bias, key=KEY, top_p=1.5)
-    with pytest.raises(ValueError, match="key: expected a key of two uint32 words"):
+    with pytest.raises(ValueError, match="key: expected a key of two uint32"):
         linear_sample(hidden, weight, bias, key=jnp.zeros(3, jnp.uint32))
