@@ -208,7 +208,7 @@ installation needs. `python -m logitless` says the same of your machine.
 
 ## Calls and devices
 GPUs by compute capability. A cell has the dtypes of hidden and weight that are served; *all* is
-{", ".join(DTYPES)}. float64 runs on PyTorch's own operations.
+{", ".join(DTYPES)}. float64 runs on the framework's own operations.
 
 {table(["call", *(title for title, _, _ in columns)], [[name, *(cells[k] for _, cells, _ in columns)] for k, (name, _) in enumerate(CALLS)])}
 

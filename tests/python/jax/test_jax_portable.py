@@ -39,7 +39,7 @@ def portable():
 PLANS = {"whole": Plan(21, VOCAB, 0), "chunks": Plan(8, VOCAB, 0), "blocks": Plan(8, 32, 0)}
 
 
-@pytest.fixture(params=["chunks", "blocks"])
+@pytest.fixture(params=["blocks"])
 def sizes(request, monkeypatch):
     monkeypatch.setattr(_portable, "plan", lambda *_: PLANS[request.param])
     jax.clear_caches()
@@ -74,7 +74,10 @@ def test_losses_of_weighted_targets(sizes):
     check_gradients(gradients, others)
 
 
-@pytest.mark.parametrize("per_token, options", [(0, dict(softcap=6.0)), (3, dict(logit_scale=-0.7))], ids=["one", "several"])
+@pytest.mark.parametrize(
+    "sizes, per_token, options", [("chunks", 0, dict(softcap=6.0)), ("blocks", 3, dict(logit_scale=-0.7))],
+    indirect=["sizes"], ids=["one", "several"],
+)
 def test_outputs_of_the_head(sizes, per_token, options):
     arrays = problem(per_token=per_token)
     if per_token:
