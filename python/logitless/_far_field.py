@@ -34,8 +34,9 @@ class Options(NamedTuple):
         return struct
 
     def check(self) -> Options:
-        """Returns the options. Raises ValueError if the library rejects them."""
-        Head(self, c.Context(threads=1))
+        """Returns the options. Raises ValueError if the library rejects them; without the library they are unused."""
+        if not c.why_missing():
+            Head(self, c.Context(threads=1))
         return self
 
     def accumulated(self, calls: int) -> Options:

@@ -7,12 +7,14 @@ entropies and log-sum-exps. ``linear_sample`` samples tokens, and ``linear_top_l
 measures what that saves. ``autochunk`` chunks any function. ``losses`` has ready-made losses for preferences, policies
 and distillation. ``FarFieldHead`` computes a training run's gradients from a block-sparse softmax. ``Sharding``
 describes the vocabulary shard of a rank. ``interleave_vocab`` interleaves the vocabulary for load balance.
-``configure_exchanges`` sets how ranks of one host exchange data.
+``configure_exchanges`` sets how ranks of one host exchange data. ``backend`` returns the implementation that serves a
+tensor.
 """
 
 from typing import TYPE_CHECKING
 
 
+from ._backend import Backend, backend
 from ._lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
 from .dtensor import sharded_head
 from .ranks import Sharding, configure_exchanges, interleave_vocab
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutoChunked",
+    "Backend",
     "Check",
     "FarFieldHead",
     "LazyHeadWarning",
@@ -38,6 +41,7 @@ __all__ = [
     "lazy_head",
     "linear_cross_entropy",
     "autochunk",
+    "backend",
     "check",
     "configure_exchanges",
     "interleave_vocab",

@@ -13,7 +13,8 @@ from torch import Tensor
 from .. import _library as c
 from .._library import lib
 from .._options import HeadOptions, LossOptions, struct_of
-from . import _float64, _memory, ranks
+from . import _memory, _portable, ranks
+from ._backend import is_native
 
 DTYPES = {
     torch.float32: c.F32,
@@ -238,8 +239,8 @@ def run(kind: Kind, options: LossOptions | HeadOptions, shard: ranks.VocabShard,
     """Plans and runs a C call on the tensors of its structs, inputs first. Returns the planned call, or None if it ran
     without one."""
     device = groups[0]["hidden"].device
-    if groups[0]["hidden"].dtype is torch.float64:  # no kernel supports it yet
-        return _float64.run(kind.name, options, *groups)
+    if not is_native(groups[0]["hidden"]):
+        return _portable.run(kind.name, options, shard, *groups)
     tensors = [t for group in groups for t in group.values()]
     present = [t for t in tensors if t is not None]
 

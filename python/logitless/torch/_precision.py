@@ -14,6 +14,13 @@ _LEAST_CAPABILITY = (8, 0)  # of TF32
 _getter = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
+def autocast_dtype(kind: str) -> Optional[torch.dtype]:
+    """Returns the dtype of autocast on a device type; None if it is off, or the device has none."""
+    if kind not in ("cpu", "cuda") and not torch.amp.is_autocast_available(kind):
+        return None
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 # A traced call takes the result as a constant. PyTorch traces again when the setting changes, as for its own products.
 @torch.compiler.assume_constant_result
 def torch_has_tf32(device: int) -> bool:

@@ -19,6 +19,7 @@ from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from . import _memory, _noise, dtensor
+from ._backend import backend
 from .call import check_head, compute_dtype
 from .loss import Asked, linear_cross_entropy, token_log_probs
 
@@ -216,9 +217,10 @@ def check_batch_invariance(hidden: Any) -> None:
             f"{hidden.device}: on a GPU the bits of a token depend on how many tokens there are with it, where cuBLAS "
             "multiplies, and with the Hopper kernels on whether a sum of one of the 256 around it leaves fp32's range"
         )
-    if hidden.dtype == torch.float64:
+    chosen = backend(hidden)
+    if chosen.name != "native":
         raise NotImplementedError(
-            "batch_invariant: expected float32, bfloat16 or float16, got float64, which PyTorch multiplies"
+            f"batch_invariant: expected the library's kernels, got PyTorch's own operations: {chosen.reason}"
         )
 
 

@@ -13,9 +13,12 @@ from torch import Tensor
 
 from .._options import HeadOptions, LossOptions
 from . import _engine, run
+from ._backend import is_native
 from .groups import raise_on_all_ranks
 from .ranks import VocabShard
 from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form, saved_dtype
+
+_SCALED = 1 << 22  # elements of a gradient that are scaled at a time
 
 # Tells whether the running backward retains its graph. Versions of PyTorch that do not report it may retain it.
 keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
@@ -35,14 +38,23 @@ def scaled(gradients, d_loss: Tensor, dtypes=None):
     if d_loss.device.type == "cpu":
         factor = d_loss.item()  # item() is free on a CPU, and the factor is usually 1
         gradients = gradients if factor == 1.0 else [g.mul_(factor) for g in gradients]
-    elif d_loss.dtype == torch.float64 or any(g.dtype == torch.float64 for g in gradients):
-        gradients = [g.mul_(d_loss) for g in gradients]
+    elif not all(is_native(t) for t in (d_loss, *gradients)):
+        gradients = [_times(g, d_loss) for g in gradients]
     else:
         for first in range(0, len(gradients), 3):
             _engine.scale(gradients[first : first + 3], d_loss)
     if dtypes is None:
         return gradients
     return [g if g.dtype is dtype else g.to(dtype) for g, dtype in zip(gradients, dtypes)]
+
+
+def _times(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Computes ``gradient *= factor`` in blocks, each in the wider dtype of both."""
+    rows = gradient.view(-1)
+    for first in range(0, rows.numel(), _SCALED):
+        part = rows[first : first + _SCALED]
+        part.copy_(part.to(torch.promote_types(part.dtype, factor.dtype)) * factor)
+    return gradient
 
 
 def multiplied(gradients, d_loss: Tensor, dtypes):

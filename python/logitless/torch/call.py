@@ -12,7 +12,8 @@ from .. import _token_loss
 from .._options import LossOptions, head_options
 from . import _engine, _memory, _positions, autograd, data_parallel, dtensor, saved_head
 from ._arguments import POSITIONS, Arguments, loss_options
-from ._precision import follows_torch
+from ._backend import is_native
+from ._precision import autocast_dtype, follows_torch
 from .ranks import ALL, VocabShard
 from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form
 
@@ -75,6 +76,8 @@ def key_of(args: tuple, kwargs: dict) -> Any:
             return None
         parts.append((name, type(value), value))  # the type distinguishes True from 1
     device = args[0].device.type
+    if device in ("cpu", "cuda") and not is_native(args[0]):
+        return None
     if device == "cpu":
         place: Any = torch.get_num_threads()
     elif device == "cuda":  # misaligned tensors are copied first
@@ -110,8 +113,6 @@ def check_head(hidden, weight, bias, columns: int = -1) -> None:
     for name, t in (("hidden", hidden), ("weight", weight)):
         if t.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {t.dtype}")
-        if t.device.type not in ("cpu", "cuda"):
-            raise NotImplementedError(f"{name}: expected a tensor on cpu or cuda, got {t.device}")
     if hidden.dim() < 1:
         raise ValueError("hidden: expected [..., D], got a scalar")
     if weight.dim() != 2 or weight.shape[1] != (hidden.shape[-1] if columns < 0 else columns):
@@ -236,9 +237,9 @@ def checked_call(a: Arguments, shard: VocabShard = ALL, own: bool = False) -> Ca
 def compute_dtype(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
     """Returns the dtype that hidden and weight are cast to, or None: autocast's, except for float64, as in PyTorch;
     or that of an fp32 weight, which a 16-bit hidden state is exact in. Gradients have the dtypes of their tensors."""
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
-        return torch.get_autocast_dtype(kind)
+    casts = autocast_dtype(hidden.device.type)
+    if casts is not None and hidden.dtype != torch.float64:
+        return casts
     if hidden.dtype == weight.dtype:
         return None
     if weight.dtype == torch.float32 and hidden.dtype in (torch.bfloat16, torch.float16):

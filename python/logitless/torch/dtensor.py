@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import _library as c
 from ._arguments import Arguments
+from ._backend import is_native
 from ._engine import DTYPES
 from .autograd import transformed
 from .ranks import ALL, VocabShard, vocab_shard_of
@@ -169,10 +170,6 @@ def _given(a: Arguments) -> VocabShard:
         if _is_dtensor(getattr(a, name)):
             raise ValueError(f"sharding: goes with plain tensors, {name} is a DTensor, whose placements say the same")
     weight = a.weight
-    if weight.device.type not in ("cpu", "cuda"):
-        raise NotImplementedError(
-            f"sharding: a sharded vocabulary is supported on CPUs and CUDA GPUs, weight is on {weight.device}"
-        )
     if weight.dtype == torch.float64:
         raise NotImplementedError("sharding: expected float32, bfloat16 or float16, got torch.float64")
     if weight.dim() != 2:
@@ -197,7 +194,7 @@ def _sharded_dim(weight) -> Optional[int]:
     rest = [p for i, p in enumerate(weight.placements) if i not in sharded]
     if len(sharded) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(sharded[0]) == 1:
         return None
-    if weight.dim() != 2 or weight.dtype == torch.float64 or transformed():
+    if weight.dim() != 2 or not is_native(weight) or transformed():
         return None
     return sharded[0] if mesh.device_type == "cpu" or _on_gpu(weight) else None
 

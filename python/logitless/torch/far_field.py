@@ -22,6 +22,7 @@ from .call import Call, compute_dtype, check_tensors, checked_call, needs_of, wa
 from .dtensor import Spread, local_arguments, spread_of
 from .loss import linear_cross_entropy
 from .ranks import ALL, VocabShard
+from ._backend import backend, is_native
 from .run import EAGER, HIDDEN
 
 # Options of linear_cross_entropy that a far-field step does not support.
@@ -78,7 +79,7 @@ class _Run:
         self._head: Optional[_far_field.Head] = None
         self._state, self._place = state, None
         self._device = torch.device("cpu")  # of the current head
-        if state:
+        if state and not c.why_missing():
             self.head_of_cpu()  # validates the state
 
     def state(self) -> bytes:
@@ -297,6 +298,9 @@ class FarFieldHead(nn.Module):
     together and decide alike. Each saves the state of its shard. A state for another number of ranks causes a new
     order.
 
+    Where the library has no kernels for the hidden state (``logitless.torch.backend``), the module computes the full
+    softmax, with a warning that names the reason.
+
     Raises as ``linear_cross_entropy``. ValueError for an option out of range, and for a state that is damaged or of
     another accuracy or vocabulary. NotImplementedError for float64, reduction "none", class probabilities, torch.func,
     and ``torch.utils.checkpoint`` inside ``torch.compile``.
@@ -367,7 +371,10 @@ class FarFieldHead(nn.Module):
         if hidden.dtype == torch.float64:
             raise NotImplementedError("hidden: float64 has no far field; expected float32, bfloat16 or float16")
         needs = needs_of(hidden, weight, bias)
-        no_step = hidden.numel() == 0 and not vocab_shard.tokens and not self._run.replicas
+        dense = not is_native(hidden)
+        if dense and self.training and not torch.compiler.is_compiling():
+            warnings.warn(f"FarFieldHead: computes the full softmax in PyTorch's own operations: {backend(hidden).reason}")
+        no_step = dense or hidden.numel() == 0 and not vocab_shard.tokens and not self._run.replicas
         if not (self.training and needs) or no_step:
             budget = self._options.memory_budget or None
             given = {**options, "memory_budget": budget}
@@ -404,6 +411,8 @@ class FarFieldHead(nn.Module):
 
     def explain(self) -> str:
         """Describes the next step with its reason, and the report, in several lines."""
+        if c.why_missing():
+            return f"dense: the full softmax in PyTorch's own operations: {c.why_missing()}"
         with self._run.lock:
             return self._run.head_of_cpu().explain()
 

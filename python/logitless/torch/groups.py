@@ -368,8 +368,8 @@ def together(group: Group, function: Callable[[], Result]) -> Result:
 
 def raise_on_all_ranks(name: str, function: Callable[[], Result]) -> Result:
     """Runs ``function()``, which makes library calls together with the ranks of the group ``name`` (empty: none). If it
-    fails before the first call, the failure is propagated to the other ranks."""
-    if not name or torch.compiler.is_compiling():
+    fails before the first call, the failure is propagated to the other ranks, if the library is there."""
+    if not name or torch.compiler.is_compiling() or c.why_missing():
         return function()
     group = group_of(name)
     before = group.calls

@@ -28,7 +28,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     the workspace is about the size of its fp32 logits.
 
     Args:
-        hidden: [..., D], float32, bfloat16 or float16. float64 runs slowly on PyTorch's own operations.
+        hidden: [..., D], float32, bfloat16, float16 or float64, on any device. ``backend(hidden)`` returns whether the
+            library's kernels serve it, or PyTorch's own operations.
         weight: [V, D], the dtype of hidden; under autocast both are cast. For hidden [N, D] it may be [V, d_1, ...,
             d_K, D]: a head for each position d, with target [N, d_1, ..., d_K] (or probabilities [N, V, d_1, ..., d_K])
             and bias [V, d_1, ..., d_K]. Any strides are accepted. A GPU copies hidden and weight if their rows are not

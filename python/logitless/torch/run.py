@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._options import HeadOptions, LossOptions
 from . import _engine
+from ._backend import is_native
 from .ranks import ALL, VocabShard
 
 HIDDEN, WEIGHT, BIAS = 1, 2, 4  # bits of `needs`
@@ -69,7 +70,7 @@ def _operand(tensor: Tensor, compute: Optional[torch.dtype]) -> Tensor:
     tensor = tensor.resolve_neg()
     if compute is not None and tensor.dtype != compute:
         tensor = tensor.to(compute)
-    if tensor.device.type == "cuda" and not rows_are_aligned(tensor):
+    if tensor.device.type == "cuda" and is_native(tensor) and not rows_are_aligned(tensor):
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor
 

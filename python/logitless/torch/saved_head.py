@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import _library as c
 from .._library import lib
 from . import _engine, _memory, autograd, run
+from ._backend import why_portable
 from ._engine import Tensors
 from .run import Form
 
@@ -97,6 +98,9 @@ def why_not(hidden: Tensor, form: Form) -> str:
         return "expected float32, bfloat16 or float16, got float64"
     if form.shard.group:
         return "expected the vocabulary of one rank, got a sharded weight"
+    portable = why_portable("cuda", hidden.device.index, form.compute or hidden.dtype)
+    if portable:
+        return f"expected the library's kernels, got PyTorch's own operations: {portable}"
     return "" if _knows_graphs else f"expected a newer PyTorch, got {torch.__version__}"
 
 

@@ -6,6 +6,7 @@ import torch
 from logitless.torch import linear_cross_entropy, linear_logprobs
 from logitless.torch.losses import selective_log_softmax
 
+pytestmark = pytest.mark.native
 DEVICE = torch.get_default_device().type  # conftest.py
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOKENS, DIM, VOCAB = 700, 136, 1500

@@ -179,8 +179,6 @@ def test_refusals_of_tensors():
         linear_cross_entropy(hidden)
     with pytest.raises(NotImplementedError, match="accuracy: needs one target a token"):
         linear_cross_entropy(hidden, weight, target[:, None], target_weight=torch.ones(24, 1), accuracy=True)
-    with pytest.raises(NotImplementedError, match="meta"):
-        linear_cross_entropy(hidden.to("meta"), weight.to("meta"), target.to("meta"))
     # The call after a refused one works.
     assert torch.isfinite(linear_cross_entropy(hidden, weight, target))
 

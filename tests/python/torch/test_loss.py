@@ -291,6 +291,7 @@ def test_memory_stays_within_the_budget():
         linear_cross_entropy(hidden, weight, target, memory_budget=1000)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_budget_is_a_ceiling(monkeypatch, dtype):
     """A small head takes no more with a large budget than without; a larger head takes no more than its fp32 logits."""

@@ -143,6 +143,7 @@ def restored(threads):
     return lambda: torch.set_num_threads(before)
 
 
+@pytest.mark.native
 @pytest.mark.skipif(not ON_CPU, reason="batch_invariant is refused on a GPU")
 @pytest.mark.parametrize("options", [{}, dict(softcap=9.0, temperature=0.7)], ids=["plain", "capped"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -10,6 +10,7 @@ from logitless.torch import _engine, call, linear_cross_entropy, linear_logprobs
 from oracle import DEVICE
 from test_loss import problem
 
+pytestmark = pytest.mark.native
 HIDDEN, WEIGHT, TARGET, BIAS = problem(1, (12,), 16, 70, torch.float32, bias=True)
 
 

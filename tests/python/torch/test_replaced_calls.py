@@ -216,6 +216,7 @@ def test_ignore_index_does_not_go_with_probabilities(ignore_index, places):
     assert abs(linear_cross_entropy(hidden, weight, target, ignore_index=None) - wanted) < 1e-5
 
 
+@pytest.mark.native
 @needs_torch_call
 def test_a_chunk_size_is_a_hint(monkeypatch):
     from logitless.torch import _engine

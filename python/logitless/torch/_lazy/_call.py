@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .._precision import autocast_dtype
 from ..dtensor import _is_dtensor, whole
 from ._flat import FlatShards, lasting
 from ._parallel import split_logits
@@ -162,13 +163,13 @@ def refusal(hidden, weight, bias) -> Optional[str]:
     if type(hidden) not in plain or not all(t is None or type(t) in plain or (spread and _is_dtensor(t)) for t in (weight, bias)):
         return f"of hidden states {type(hidden).__name__} and a weight {type(weight).__name__}"
     kind = hidden.device.type
-    if kind not in ("cpu", "cuda") or any(t is not None and t.device != hidden.device for t in (weight, bias)):
+    if kind == "meta" or any(t is not None and t.device != hidden.device for t in (weight, bias)):
         return ""
     if hidden.numel() == 0 and not spread:
         return ""
     if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[-1] or weight.numel() == 0:
         return ""
-    autocast = torch.is_autocast_enabled(kind)
+    autocast = autocast_dtype(kind) is not None
     if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         return f"of hidden states {hidden.dtype}"
     if hidden.dtype == torch.float64 and autocast:
@@ -179,5 +180,4 @@ def refusal(hidden, weight, bias) -> Optional[str]:
 
 
 def compute_dtype(hidden: Tensor) -> Optional[torch.dtype]:
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return autocast_dtype(hidden.device.type)

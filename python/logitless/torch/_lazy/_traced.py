@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._precision import autocast_dtype
 from ..loss import linear_cross_entropy
 
 
@@ -55,10 +56,10 @@ class TracedLogits(Tensor):
 def traced_logits(hidden, weight, bias, far=None) -> Tensor:
     logits = F.linear(hidden, weight, bias)
     kind = hidden.device.type
-    autocast = torch.is_autocast_enabled(kind)
+    autocast = autocast_dtype(kind) is not None
     if not autocast and hidden.dtype != weight.dtype:
         return logits
-    if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16) or kind not in ("cpu", "cuda"):
+    if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16) or kind == "meta":
         return logits
     return _marked(logits, hidden, Source(weight, bias, torch.is_grad_enabled(), autocast, far), 1.0, None, False)
 

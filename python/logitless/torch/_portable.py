@@ -1,0 +1,551 @@
+"""The C calls in PyTorch's own operations, for devices and dtypes without kernels, and machines without the library.
+
+Logits exist for a chunk of tokens or a block of the vocabulary at a time, in fp32 (float64 for float64). Gradients of a
+loss are made in the forward. Sums of gradients are fp32 and rounded once. On the CPU, rows whose targets are all
+ignored are left out. Elsewhere they are computed as zeros, since their number is not known without synchronisation with
+the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from typing import Any, Callable, Iterator, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .._options import LossOptions
+from . import _memory, groups
+from ._portable_plan import Sizes, plan_of
+from ._portable_rows import (
+    Outputs, Slopes, Statistics, Targets, exponentials, logit_gradients, output_slopes, targets_of, token_losses,
+)
+from ._precision import autocast_dtype
+
+_COUNTED = 1 << 20  # targets in a pass over the weights of tokens
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@functools.cache
+def has_wide_products(device: str, dtype: torch.dtype) -> bool:
+    """Returns whether a device multiplies 16-bit matrices with a result in fp32."""
+    try:
+        one = torch.ones((16, 16), dtype=dtype, device=device)
+        return torch.mm(one, one, out_dtype=torch.float32).dtype == torch.float32
+    except (NotImplementedError, RuntimeError, TypeError):
+        return False
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Returns the product of 16-bit matrices in fp32."""
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+@contextlib.contextmanager
+def _fp32_products(device: torch.device, precision: str) -> Iterator[None]:
+    """Sets PyTorch's precision of fp32 products on a GPU to that of the call."""
+    allowed = torch.backends.cuda.matmul.allow_tf32 if device.type == "cuda" else precision == "tf32"
+    if allowed == (precision == "tf32"):
+        yield
+        return
+    torch.backends.cuda.matmul.allow_tf32 = not allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+class _Tokens(NamedTuple):
+    """The tokens that are computed: all, or those of an index."""
+
+    count: int
+    index: Optional[Tensor]
+
+    def take(self, t: Optional[Tensor], first: int, last: int) -> Optional[Tensor]:
+        if t is None:
+            return None
+        return t[first:last] if self.index is None else t.index_select(0, self.index[first:last])
+
+    def put(self, t: Optional[Tensor], first: int, last: int, values: Optional[Tensor]) -> None:
+        if t is None:
+            return
+        if self.index is None:
+            t[first:last].copy_(values)
+        else:
+            t.index_copy_(0, self.index[first:last], values.to(t.dtype))
+
+
+def _counted_tokens(targets: Tensor, ignore_index: int, vocab: int) -> _Tokens:
+    """Returns the tokens that are computed. On the CPU it raises ValueError for a target outside the vocabulary, as the
+    library's kernels do; elsewhere such a token's outputs become NaN."""
+    tokens, per_token = targets.shape
+    if targets.device.type != "cpu" or not tokens:
+        return _Tokens(tokens, None)
+    step = max(1, _COUNTED // max(per_token, 1))
+    rows = torch.zeros(tokens, dtype=torch.bool)
+    for first in range(0, tokens, step):
+        found = targets_of(targets[first : first + step], ignore_index, vocab)
+        if bool(found.bad.any()):
+            row, k = found.bad.nonzero()[0].tolist()
+            entry = f", entry {k}" if per_token > 1 else ""
+            raise ValueError(
+                f"targets: {int(targets[first + row, k])} at position {first + row}{entry} is outside [0, {vocab}) and "
+                f"not ignore_index {ignore_index}"
+            )
+        rows[first : first + step] = found.row
+    count = int(rows.sum())
+    return _Tokens(tokens, None) if count == tokens else _Tokens(count, rows.nonzero()[:, 0])
+
+
+class _Rows(NamedTuple):
+    """Some tokens between forward and backward."""
+
+    first: int
+    last: int
+    statistics: Statistics
+    outputs: Outputs
+    slopes: Optional[Slopes]
+
+
+class _Head:
+    """The head of one call: its operands, its plan, and its gradients."""
+
+    def __init__(self, options, shard, inputs, wanted: dict[str, Optional[Tensor]], spare: bool, gradients: bool):
+        """wanted: outputs by the names of the C structs, of which only gradients are read here."""
+        hidden, self.weight, self.bias = inputs["hidden"], inputs["weight"], inputs["bias"]
+        lead = hidden.shape[:-1]
+        self.options, self.shard, self.device = options, shard, hidden.device
+        self.hidden = hidden.reshape(lead.numel(), hidden.shape[-1])
+        targets = inputs["targets"]
+        self.targets = targets.reshape(lead.numel(), targets.shape[len(lead) :].numel())
+        self.vocab = shard.vocab if shard.group else self.weight.shape[0]
+        self.begin = shard.vocab_begin if shard.group else 0
+        self.number = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        half = hidden.dtype in _HALF
+        self.direct = half and has_wide_products(hidden.device.type, hidden.dtype)
+        self.cast = half and not self.direct
+        self.d_hidden, self.d_weight, self.d_bias = (wanted.get(n) for n in ("d_hidden", "d_weight", "d_bias"))
+        self.tokens = _counted_tokens(self.targets, options.ignore_index, self.vocab)
+        if self.d_hidden is not None:
+            self.d_hidden = self.d_hidden.view(self.hidden.shape)
+        for gradient in (self.d_hidden, self.d_weight, self.d_bias):
+            if gradient is not None:
+                gradient.zero_()
+        self.factor: Optional[Tensor] = None  # multiplies gradients before they are rounded
+        self.sum_bias = None if self.d_bias is None else torch.zeros_like(self.d_bias, dtype=self.number)
+        size = self.number.itemsize
+        self.plan = plan_of(
+            Sizes(
+                self.tokens.count, self.hidden.shape[1], self.weight.shape[0], self.targets.shape[1], size, self.cast,
+                self.direct, spare or bool(options.softcap), self.d_hidden is not None,
+                self.d_weight is not None or self.d_bias is not None,
+                self.d_hidden is not None and self._is_summed_apart(self.d_hidden),
+                self.d_weight is not None and self._is_summed_apart(self.d_weight),
+                self.device.type == "cpu", bool(shard.group),
+            ),
+            options.memory_budget,
+        )
+        self.sum_hidden = self.sum_weight = None
+        self._buffer: Optional[Tensor] = None
+
+    def _is_summed_apart(self, gradient: Tensor) -> bool:
+        return self.direct or gradient.dtype != self.number
+
+    # --- Operands and logits.
+
+    def flat(self, t: Optional[Tensor]) -> Optional[Tensor]:
+        """Returns numbers per token, with one leading dimension."""
+        return None if t is None else t.reshape(self.hidden.shape[0])
+
+    def states(self, first: int, last: int, targets: Targets) -> Tensor:
+        """Returns hidden states of tokens as an operand of products. Those that do not count are 0."""
+        x = self.tokens.take(self.hidden, first, last)
+        if self.device.type != "cpu":
+            x = torch.where(targets.row[:, None], x, 0)
+        return x.to(self.number) if self.cast else x
+
+    def targets_at(self, first: int, last: int) -> Targets:
+        return targets_of(self.tokens.take(self.targets, first, last), self.options.ignore_index, self.vocab)
+
+    def block(self, first: int, last: int) -> Tensor:
+        """Returns rows of weight as an operand of products."""
+        w = self.weight[first:last]
+        return w.to(self.number) if self.cast else w
+
+    def _memory(self, rows: int, columns: int) -> Tensor:
+        """Returns memory for logits, which the calls of one head share."""
+        if self._buffer is None or self._buffer.numel() < rows * columns:
+            self._buffer = None
+            self._buffer = torch.empty(rows * columns, dtype=self.number, device=self.device)
+        return self._buffer[: rows * columns].view(rows, columns)
+
+    def logits(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Returns the logits of x [n, D] and weight rows first to last, before their softcap: over its value."""
+        scale = self.options.logit_scale / (self.options.softcap or 1.0)
+        if self.direct:
+            z = wide_product(x, self.weight[first:last].t())
+        else:
+            z = self._memory(x.shape[0], last - first)
+            step = self.plan.vocab if self.cast else max(last - first, 1)
+            for begin in range(first, last, step):
+                end = min(last, begin + step)
+                torch.mm(x, self.block(begin, end).t(), out=z[:, begin - first : end - first])
+        if self.bias is not None:
+            z.add_(self.bias[first:last].to(self.number))
+        return z if scale == 1.0 else z.mul_(scale)
+
+    def capped(self, z: Tensor, keep: bool) -> Optional[Tensor]:
+        """Applies the softcap in place. Returns the tanh of which its gradient is made, if it is to be kept."""
+        if not self.options.softcap:
+            return None
+        z.tanh_()
+        kept = z.clone() if keep else None
+        z.mul_(self.options.softcap)
+        return kept
+
+    # --- The softmax and its gradients.
+
+    def run(self, statistics_of: Callable[[Targets], Statistics], finish: Callable[..., Optional[Slopes]]) -> None:
+        """Computes all tokens. ``finish(first, last, statistics, outputs)`` writes the outputs of tokens, and returns
+        the slopes of their logits if gradients are needed."""
+        if self.plan.stored:
+            self._run_stored(statistics_of, finish)
+        else:
+            self._run_recomputed(statistics_of, finish)
+        if self.d_bias is not None:
+            self._write(self.d_bias, self.sum_bias)
+
+    def _chunks(self, step: int) -> Iterator[tuple[int, int]]:
+        for first in range(0, self.tokens.count, step):
+            yield first, min(self.tokens.count, first + step)
+
+    def _blocks(self, step: int) -> Iterator[tuple[int, int]]:
+        for first in range(0, self.weight.shape[0], step):
+            yield first, min(self.weight.shape[0], first + step)
+
+    def _write(self, out: Tensor, total: Tensor) -> None:
+        out.copy_(total if self.factor is None else total * self.factor)
+
+    def _run_stored(self, statistics_of, finish) -> None:
+        plan, vocab = self.plan, self.weight.shape[0]
+        single = plan.tokens >= self.tokens.count
+        if self.d_weight is not None and not single and self._is_summed_apart(self.d_weight):
+            self.sum_weight = torch.zeros_like(self.d_weight, dtype=self.number)
+        for first, last in self._chunks(plan.tokens):
+            targets = self.targets_at(first, last)
+            x = self.states(first, last, targets)
+            z = self.logits(x, 0, vocab)
+            for begin in range(0, last - first, plan.rows):
+                end = min(last - first, begin + plan.rows)
+                statistics = statistics_of(self.targets_at(first + begin, first + end))
+                rows = z[begin:end]
+                tanh = self.capped(rows, True)
+                statistics.add(rows, 0)
+                outputs = statistics.outputs()
+                slopes = finish(first + begin, first + end, statistics, outputs).times(self.options.logit_scale)
+                logit_gradients(rows, 0, statistics, outputs, slopes, tanh)
+            if self.sum_bias is not None:
+                self.sum_bias += z.sum(0)
+            d = z.to(self.hidden.dtype) if self.direct else z
+            del z
+            self._hidden_of_chunk(d, first, last)
+            if self.d_weight is not None:
+                self._weight_of_chunk(d, x, single)
+        if self.sum_weight is not None:
+            self._write(self.d_weight, self.sum_weight)
+
+    def _hidden_of_chunk(self, d: Tensor, first: int, last: int) -> None:
+        """Writes the gradient of hidden from the logits' [n, V]."""
+        if self.d_hidden is None:
+            return
+        if self.direct:
+            made = wide_product(d, self.weight)
+            made = made if self.factor is None else made.mul_(self.factor)
+        elif not self.cast:
+            if self.tokens.index is None and self.d_hidden.dtype == self.number:
+                torch.mm(d, self.weight, out=self.d_hidden[first:last])
+                return
+            made = torch.mm(d, self.weight)
+        else:
+            made = d.new_zeros(last - first, self.hidden.shape[1])
+            for begin, end in self._blocks(self.plan.vocab):
+                made.addmm_(d[:, begin:end], self.block(begin, end))
+        self.tokens.put(self.d_hidden, first, last, made)
+
+    def _weight_of_chunk(self, d: Tensor, x: Tensor, single: bool) -> None:
+        """Adds to the gradient of weight from the logits' [n, V]. single: there is no other chunk."""
+        if self.direct or self.cast:
+            for begin, end in self._blocks(self.plan.vocab):
+                made = self._product(d[:, begin:end].t(), x)
+                if single and self._is_summed_apart(self.d_weight):
+                    self._write(self.d_weight[begin:end], made)
+                else:
+                    (self.d_weight if self.sum_weight is None else self.sum_weight)[begin:end] += made
+            return
+        total = self.d_weight if self.sum_weight is None else self.sum_weight
+        if total.dtype == self.number:
+            total.addmm_(d.t(), x)
+        else:
+            total.copy_(torch.mm(d.t(), x))
+
+    def _product(self, a: Tensor, b: Tensor) -> Tensor:
+        return wide_product(a, b) if self.direct else torch.mm(a, b)
+
+    def _run_recomputed(self, statistics_of, finish) -> None:
+        plan, rows = self.plan, []
+        needs = self.d_hidden is not None, self.d_weight is not None or self.d_bias is not None
+        for first, last in self._chunks(plan.tokens):
+            targets = self.targets_at(first, last)
+            statistics, x = statistics_of(targets), self.states(first, last, targets)
+            if not self.weight.shape[0]:
+                statistics.add(x.new_empty((last - first, 0), dtype=self.number), self.begin)
+            for begin, end in self._blocks(plan.vocab):
+                z = self.logits(x, begin, end)
+                self.capped(z, False)
+                statistics.add(z, self.begin + begin)
+                del z
+            if self.shard.group:
+                statistics.over_ranks(groups.process_group(self.shard.group))
+            outputs = statistics.outputs()
+            slopes = finish(first, last, statistics, outputs)
+            if slopes is not None:
+                rows.append(_Rows(first, last, statistics, outputs, slopes.times(self.options.logit_scale)))
+        if needs[0] and not plan.together or needs == (True, False):
+            self._hidden_by_chunks(rows)
+            needs = False, needs[1]
+        if needs[1]:
+            self._weight_by_blocks(rows, needs[0])
+        if self.d_hidden is not None and self.shard.group:
+            self._sum_over_ranks()
+
+    def _gradient(self, row: _Rows, x: Tensor, begin: int, end: int) -> Tensor:
+        """Returns the logits' gradient of tokens and a block, as an operand of products."""
+        z = self.logits(x, begin, end)
+        tanh = self.capped(z, True)
+        exponentials(z, row.outputs.shift)
+        logit_gradients(z, self.begin + begin, row.statistics, row.outputs, row.slopes, tanh)
+        return z
+
+    def _operand(self, z: Tensor) -> Tensor:
+        return z.to(self.hidden.dtype) if self.direct else z
+
+    def _hidden_by_chunks(self, rows: list[_Rows]) -> None:
+        for row in rows:
+            x = self.states(row.first, row.last, row.statistics.targets)
+            total = torch.zeros(x.shape, dtype=self.number, device=self.device)
+            for begin, end in self._blocks(self.plan.vocab):
+                d = self._operand(self._gradient(row, x, begin, end))
+                self._add_product(total, d, self.block(begin, end))
+                del d
+            self._put_hidden(row, total)
+
+    def _put_hidden(self, row: _Rows, total: Tensor) -> None:
+        self.tokens.put(self.d_hidden, row.first, row.last, total if self.factor is None else total * self.factor)
+
+    def _add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
+        if self.direct:
+            total.add_(wide_product(a, b))
+        else:
+            total.addmm_(a, b)
+
+    def _weight_by_blocks(self, rows: list[_Rows], hidden: bool) -> None:
+        """Writes the gradients of weight and bias, and with ``hidden`` that of hidden."""
+        total = None
+        if hidden:
+            same = self.tokens.index is None and not self._is_summed_apart(self.d_hidden)
+            shape = self.tokens.count, self.hidden.shape[1]
+            total = self.d_hidden if same else torch.zeros(shape, dtype=self.number, device=self.device)
+        for begin, end in self._blocks(self.plan.vocab):
+            w, of_block = self.block(begin, end), None
+            if self.d_weight is not None:
+                of_block = self.d_weight[begin:end]
+                if self._is_summed_apart(self.d_weight):
+                    of_block = torch.zeros(of_block.shape, dtype=self.number, device=self.device)
+            for row in rows:
+                x = self.states(row.first, row.last, row.statistics.targets)
+                z = self._gradient(row, x, begin, end)
+                if self.sum_bias is not None:
+                    self.sum_bias[begin:end] += z.sum(0)
+                d = self._operand(z)
+                del z
+                if of_block is not None:
+                    self._add_product(of_block, d.t(), x)
+                if total is not None:
+                    self._add_product(total[row.first : row.last], d, w)
+                del d
+            if of_block is not None and self._is_summed_apart(self.d_weight):
+                self._write(self.d_weight[begin:end], of_block)
+        if total is not None and total is not self.d_hidden:
+            for row in rows:
+                self._put_hidden(row, total[row.first : row.last])
+
+    def _sum_over_ranks(self) -> None:
+        from torch.distributed import all_reduce
+
+        total = self.d_hidden.to(self.number)
+        all_reduce(total, group=groups.process_group(self.shard.group))
+        self.d_hidden.copy_(total)
+
+
+def _largest(*given: Optional[Tensor]) -> Optional[Tensor]:
+    """Returns the largest finite size of some tensors as a scalar, 1 if it is 0; None without tensors."""
+    sizes = [torch.where(t.isfinite(), t.abs(), 0).amax() for t in given if t is not None and t.numel()]
+    if not sizes:
+        return None
+    largest = torch.stack(sizes).amax()
+    return torch.where(largest > 0, largest, 1.0)
+
+
+def _count(head: _Head, class_weight, token_weight, target_weight) -> Tensor:
+    """Returns the divisor of a mean over the tokens."""
+    total = torch.zeros((), dtype=head.number, device=head.device)
+    tokens, per_token = head.targets.shape
+    step = max(1, _COUNTED // max(per_token, 1))
+    for first in range(0, tokens, step):
+        part = slice(first, first + step)
+        targets = targets_of(head.targets[part], head.options.ignore_index, head.vocab)
+        count = targets.row.to(head.number)
+        if target_weight is None and class_weight is not None:
+            count = count * class_weight[targets.ids[:, 0]]
+        if token_weight is not None:
+            count = torch.where(targets.row, count * token_weight[part], 0.0)
+        total += count.sum()
+    return total
+
+
+def _cross_entropy(options: LossOptions, shard, inputs, made) -> None:
+    numbers = {n: inputs[n] for n in ("class_weight", "token_weight", "target_weight", "grad_losses")}
+    head = _Head(options, shard, inputs, made, False, True)
+    class_weight, token_weight, target_weight, upstream = (
+        None if t is None else t.to(head.number) for t in numbers.values()
+    )
+    token_weight, upstream = head.flat(token_weight), head.flat(upstream)
+    if target_weight is not None:
+        target_weight = target_weight.reshape(head.targets.shape)
+    weights = class_weight
+    if options.label_smoothing and weights is None:
+        weights = torch.ones(head.vocab, dtype=head.number, device=head.device)
+    wants = head.d_hidden is not None or head.d_weight is not None or head.d_bias is not None
+    inverse = None
+    if options.reduction == "mean":
+        divisor = torch.full((), options.normalizer, dtype=head.number, device=head.device)
+        if not options.normalizer:
+            divisor = _count(head, class_weight, token_weight, target_weight)
+        inverse = torch.where(divisor > 0, 1 / divisor, 0.0)
+    if head.direct:  # 16-bit gradients of logits are of size 1
+        head.factor = inverse
+        largest = _largest(upstream)
+        if largest is not None:
+            upstream, head.factor = upstream / largest, largest if inverse is None else inverse * largest
+    losses = head.hidden.new_zeros(head.hidden.shape[0], dtype=head.number)
+    lse, index = (None if made.get(n) is None else made[n].view(-1) for n in ("lse", "argmax"))
+    if lse is not None:
+        lse.zero_()
+    if index is not None:
+        index.fill_(-1)
+
+    def statistics_of(targets: Targets) -> Statistics:
+        return Statistics(targets, argmax=index is not None, weights=weights if options.label_smoothing else None)
+
+    def finish(first: int, last: int, statistics: Statistics, outputs: Outputs) -> Optional[Slopes]:
+        take, targets = head.tokens.take, statistics.targets
+        loss, slopes = token_losses(
+            options, outputs, statistics, head.vocab, class_weight, take(token_weight, first, last),
+            take(target_weight, first, last),
+        )
+        if head.device.type != "cpu":
+            loss = torch.where(targets.bad.any(1), torch.nan, loss)
+        head.tokens.put(losses, first, last, loss)
+        head.tokens.put(lse, first, last, torch.where(targets.row, outputs.lse, 0.0))
+        if index is not None:
+            head.tokens.put(index, first, last, torch.where(targets.row, statistics.index, -1))
+        if not wants:
+            return None
+        if upstream is not None:
+            slopes = slopes.times(take(upstream, first, last))
+        return slopes if inverse is None or head.direct else slopes.times(inverse)
+
+    head.run(statistics_of, finish)
+    if options.reduction == "none":
+        made["loss"].view(-1).copy_(losses)
+    else:
+        total = losses.sum()
+        made["loss"].copy_(total if inverse is None else total * inverse)
+
+
+def _head(options, shard, inputs, made) -> None:
+    head = _Head(options, shard, inputs, {}, made["entropy"] is not None, False)
+    log_prob, entropy, lse, index = (None if t is None else t for t in made.values())
+    log_prob = log_prob.view(head.targets.shape).zero_()
+    entropy, lse = (None if t is None else t.view(-1).zero_() for t in (entropy, lse))
+    index = None if index is None else index.view(-1).fill_(-1)
+
+    def finish(first: int, last: int, statistics: Statistics, outputs: Outputs) -> None:
+        targets, put = statistics.targets, head.tokens.put
+        of_target = torch.where(targets.valid, outputs.log_prob, 0.0)
+        if head.device.type != "cpu":
+            of_target = torch.where(targets.bad.any(1)[:, None], torch.nan, of_target)
+        put(log_prob, first, last, of_target)
+        put(lse, first, last, torch.where(targets.row, outputs.lse, 0.0))
+        if entropy is not None:
+            put(entropy, first, last, torch.where(targets.row, outputs.entropy, 0.0))
+        if index is not None:
+            put(index, first, last, torch.where(targets.row, statistics.index, -1))
+
+    head.run(lambda targets: Statistics(targets, entropy is not None, index is not None), finish)
+
+
+def _head_backward(options, shard, inputs, cotangents, made) -> None:
+    of_entropy = cotangents["entropy"] is not None
+    head = _Head(options, shard, inputs, made, of_entropy, True)
+    given = [None if t is None else t.to(head.number) for t in (cotangents[n] for n in ("log_prob", "entropy", "lse"))]
+    if head.direct:  # 16-bit gradients of logits are of size 1
+        head.factor = _largest(*given)
+        given = [None if t is None else t / head.factor for t in given]
+    d_log_prob = None if given[0] is None else given[0].reshape(head.targets.shape)
+    d_entropy, d_lse = head.flat(given[1]), head.flat(given[2])
+
+    def finish(first: int, last: int, statistics: Statistics, outputs: Outputs) -> Slopes:
+        parts = (head.tokens.take(t, first, last) for t in (d_log_prob, d_entropy, d_lse))
+        return output_slopes(outputs, statistics.targets, *parts)
+
+    head.run(lambda targets: Statistics(targets, of_entropy), finish)
+
+
+_CALLS = {"cross_entropy": _cross_entropy, "head": _head, "head_backward": _head_backward}
+
+
+def _check(options, shard, hidden: Tensor) -> None:
+    if options.precision == "tf32":
+        if hidden.dtype != torch.float32:
+            name = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}[hidden.dtype]
+            raise ValueError(f"precision: tf32 rounds f32 tensors, hidden and weight are {name}")
+        if hidden.device.type != "cuda":
+            device = "a CPU" if hidden.device.type == "cpu" else hidden.device.type
+            raise ValueError(f"precision: tf32 is for a GPU, the device is {device}")
+    if shard.group and (shard.tokens or shard.columns >= 0):
+        raise NotImplementedError(
+            "sharding: the portable implementation supports rows of weight with the same tokens on all ranks; expected "
+            "tokens=False, weight='rows'"
+        )
+
+
+def run(name: str, options, shard, inputs: dict[str, Any], *groups_of_tensors: dict[str, Any]) -> None:
+    """Computes the C call ``name`` on the tensors of its structs, for any number of leading dimensions, and writes its
+    outputs.
+
+    Memory: within options.memory_budget, whose default is a quarter of the fp32 logits and at least 16 MiB. Raises
+    ValueError if the least plan takes more, with its bytes; NotImplementedError for sharded tokens and columns.
+    """
+    device = inputs["hidden"].device
+    _check(options, shard, inputs["hidden"])
+    if device.type in ("cpu", "cuda"):  # PyTorch would access memory that was freed, as FSDP does
+        for name_of, t in itertools.chain(*(group.items() for group in (inputs, *groups_of_tensors))):
+            if t is not None:
+                _memory.address("target" if name_of == "targets" else name_of, t)
+    casts = autocast_dtype(device.type) is not None
+    autocast = torch.autocast(device.type, enabled=False) if casts else contextlib.nullcontext()
+    with torch.no_grad(), autocast, _fp32_products(device, options.precision):
+        _CALLS[name](options, shard, inputs, *groups_of_tensors)
