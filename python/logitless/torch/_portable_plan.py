@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _LEAST_LIMIT = 16 << 20  # bytes that a call may take without a budget, if a quarter of the logits is less
-_CPU_TILE = 64 << 20  # bytes of logits in memory at a time, beyond which a CPU gains nothing
-_CPU_ROWS = 2 << 20  # bytes of logits that a CPU passes over several times, within its caches
+_CPU_TILE = 128 << 20  # bytes of logits in memory at a time, beyond which a CPU gains nothing
+_CPU_ROWS = 4 << 20  # bytes of logits that a CPU passes over several times, within its caches
 _WIDE_BLOCK = 16 << 20  # bytes of a block of weight, or of its gradient, in fp32
 _LEAST_TOKENS, _LEAST_VOCAB = 16, 64  # of a tile of logits
 _FEW_TOKENS = 32  # a GEMM of fewer takes longer than a second one
