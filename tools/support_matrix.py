@@ -197,7 +197,6 @@ def pyproject(pattern):
 def page():
     columns = devices()
     gpus = columns[1:]
-    portable = " and ".join({"jax": "JAX", "torch": "PyTorch"}[name] for name in _build_info._PORTABLE)
     known = cards()
     python, torch, jax = (pyproject(rf'{name}>=([\d.]+)"') for name in ("requires-python = \"", "torch", "jax"))
     return f"""# What is supported
@@ -215,8 +214,9 @@ GPUs by compute capability. A cell has the dtypes of hidden and weight that are 
 - *(forward)*: ignored tokens cost nothing in the forward alone ([gpu.md](gpu.md#ignored-tokens)).
 - `autochunk` runs generated PyTorch or JAX on every device of the framework where the library does not
   take a program, and says so ([autochunk.md](autochunk.md#which-executor)).
-- Other devices (AMD, TPU, Apple, Intel): {portable}'s own operations, chunk by chunk, for losses,
-  log-probabilities and ready losses ([jax.md](jax.md#which-devices)).
+- *no* of a loss, and other devices (AMD, TPU, Apple, Intel): PyTorch's and JAX's own operations, chunk by chunk,
+  for losses, log-probabilities and ready losses ([pytorch.md](pytorch.md#every-device),
+  [jax.md](jax.md#which-devices)).
 
 ## GPU kernels
 The kernel of a head of {SIZES["dim"]} x {SIZES["vocab"]}; of other widths [gpu.md](gpu.md#which-kernels) says more.

@@ -197,9 +197,6 @@ def _driver() -> tuple[Optional[str], list[tuple[str, int]]]:
 
 # --- The choice between the library's kernels and a framework's operations.
 
-_PORTABLE = ("jax",)  # frameworks that have an implementation in their own operations
-
-
 def _backends(absent: str, cuda_build: Optional[str], gpus: tuple, xla: bool) -> dict[tuple[str, str], Backend]:
     wanted = os.environ.get("LOGITLESS_BACKEND", "")
     found = {}
@@ -210,13 +207,12 @@ def _backends(absent: str, cuda_build: Optional[str], gpus: tuple, xla: bool) ->
                 refusal = "the library was built without XLA's headers"
             if not refusal and device == "cuda":
                 refusal = "" if cuda_build and gpus else "no GPU here" if cuda_build else "the library was built without CUDA"
-            portable = framework in _PORTABLE
-            if portable and wanted not in ("", "native", "portable"):
+            if wanted not in ("", "native", "portable"):
                 found[framework, device] = Backend("none", f"LOGITLESS_BACKEND: expected native or portable, got {wanted!r}")
-            elif portable and wanted == "portable":
+            elif wanted == "portable":
                 found[framework, device] = Backend("portable", "LOGITLESS_BACKEND=portable")
             elif refusal:
-                found[framework, device] = Backend("portable" if portable and not wanted else "none", refusal)
+                found[framework, device] = Backend("none" if wanted else "portable", refusal)
             else:
                 found[framework, device] = Backend("native", f"the library has kernels for {device}")
     return found

@@ -55,9 +55,9 @@ def test_gpus_are_shown_with_their_kernels(monkeypatch):
 
 
 @pytest.mark.parametrize("environment, expected", [
-    ({"LOGITLESS_LIBRARY": "/no.so"}, ["does not load: logitless: cannot load /no.so", "jax on cpu        portable: "]),
+    ({"LOGITLESS_LIBRARY": "/no.so"}, ["does not load: logitless: cannot load /no.so", "jax on cpu        portable: ", "torch on cpu      portable: "]),
     ({"LOGITLESS_CPU": "abacus"}, ["CPU kernel: LOGITLESS_CPU: 'abacus' is unknown", "LOGITLESS_CPU: 'abacus' ("]),
-    ({"LOGITLESS_BACKEND": "portable"}, ["jax on cpu        portable: LOGITLESS_BACKEND=portable"]),
+    ({"LOGITLESS_BACKEND": "portable"}, ["torch on cpu      portable: LOGITLESS_BACKEND=portable"]),
     ({"LOGITLESS_BACKEND": "native", "LOGITLESS_LIBRARY": "/no.so"}, ["jax on cpu        none: the library does not load"]),
     ({"LOGITLESS_BACKEND": "fast"}, ["jax on cpu        none: LOGITLESS_BACKEND: expected native or portable, got 'fast'"]),
 ])

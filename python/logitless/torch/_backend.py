@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _library as c
 
-_LEAST_CAPABILITY = (7, 5)
+_LEAST_CAPABILITY = {torch.bfloat16: (8, 0)}  # of other dtypes: 7.5
 
 
 class Backend(NamedTuple):
@@ -25,8 +25,8 @@ def backend(tensor: Tensor) -> Backend:
     """Returns the implementation that serves a head whose hidden state is this tensor, and why.
 
     The library's kernels serve float32, bfloat16 and float16 on CPUs and on NVIDIA GPUs of compute capability 7.5 or
-    more, where the library loads. PyTorch's own operations serve all others: float64, MPS, XPU, ROCm, NPU, XLA, older
-    GPUs. The environment's ``LOGITLESS_BACKEND=portable`` takes the latter everywhere; it is read at each call.
+    more (bfloat16: 8.0), where the library loads. PyTorch's own operations serve all others: float64, MPS, XPU, ROCm,
+    NPU, XLA, older GPUs. The environment's ``LOGITLESS_BACKEND=portable`` takes the latter everywhere; it is read at each call.
     ``LOGITLESS_BACKEND=native`` raises the library's error where it does not load; it does not change devices and
     dtypes without kernels.
 
@@ -49,19 +49,21 @@ def why_portable(kind: str, index: Optional[int], dtype: torch.dtype) -> str:
         return "LOGITLESS_BACKEND=portable"
     if dtype == torch.float64:
         return "the library has no kernels for float64"
-    return _device_refusal(kind, index) or ("" if wanted else _library_refusal(kind, index))
+    return _device_refusal(kind, index, dtype) or ("" if wanted else _library_refusal(kind, index))
 
 
 @functools.cache
-def _device_refusal(kind: str, index: Optional[int]) -> str:
-    """Returns the reason why no kernels of the library are for a device; empty if some are."""
+def _device_refusal(kind: str, index: Optional[int], dtype: torch.dtype) -> str:
+    """Returns the reason why no kernels of the library are for a device and dtype; empty if some are."""
     device = torch.device(kind, index)
     if device.type not in ("cpu", "cuda"):
         return f"the library has kernels for cpu and cuda, the device is {device.type}"
     if device.type == "cuda" and torch.version.hip is not None:
         return "the library has kernels for NVIDIA's GPUs, the device is one of ROCm"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
-        return f"the library has kernels for compute capability 7.5 or more, {device} has less"
+    if device.type == "cuda":
+        (major, minor), name = _LEAST_CAPABILITY.get(dtype, (7, 5)), str(dtype).removeprefix("torch.")
+        if torch.cuda.get_device_capability(device) < (major, minor):
+            return f"the library has kernels of {name} for compute capability {major}.{minor} or more, {device} has less"
     return ""
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 import torch.distributed
 from logitless._options import HeadOptions, LossOptions
-from logitless.torch import _portable, backend, groups, linear_cross_entropy, linear_logprobs
+from logitless.torch import _backend, _portable, backend, groups, linear_cross_entropy, linear_logprobs
 from logitless.torch.ranks import ALL, VocabShard
 from test_loss import compare, problem
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.skipif(oracle.DEVICE != "cpu", reason="other tests run on a GPU with LOGITLESS_BACKEND=portable")
+_DTYPES = torch.float32, torch.float16, torch.bfloat16
 STORED, RECOMPUTED = None, 150_000  # budgets
 
 
@@ -314,3 +315,12 @@ def test_without_the_library(tmp_path):
     environment["LOGITLESS_LIBRARY"] = str(tmp_path / "missing.so")
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, env=environment)
     assert done.stdout == "done\n", done.stderr
+
+
+def test_old_gpus_have_no_kernels_of_some_dtypes(monkeypatch):
+    monkeypatch.setenv("LOGITLESS_BACKEND", "native")
+    for capability, served in (((7, 0), []), ((7, 5), [torch.float32, torch.float16]), ((8, 0), [*_DTYPES])):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        _backend._device_refusal.cache_clear()
+        assert [d for d in _DTYPES if not _backend.why_portable("cuda", 0, d)] == served
+    _backend._device_refusal.cache_clear()
