@@ -24,6 +24,11 @@ class Smoothing(NamedTuple):
     logit_sum: Any
 
 
+def lse_square(options: LossOptions) -> float:
+    """Returns the factor of lse^2 in the loss of a token."""
+    return options.z_loss
+
+
 def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, class_weight: Any = None, rest: Smoothing | None = None):
     """Returns the loss of each token [N], before its token weight, for one target per token.
 
@@ -37,8 +42,8 @@ def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, class_weight: Any
         loss = mass * xp.where(mass == 0.0, 0.0, nll)  # avoids 0 * inf
     if options.label_smoothing:
         loss = loss + options.label_smoothing / rest.vocab * (rest.class_total * lse - rest.logit_sum)
-    if options.z_loss:
-        loss = loss + options.z_loss * lse * lse
+    if lse_square(options):
+        loss = loss + lse_square(options) * lse * lse
     return loss
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._options import LossOptions, check_terms
+from .._token_loss import lse_square
 from ._arguments import DEFAULT_PRECISION, sum_dtype
 from ._axes import axes_of, varying
 from ._portable_plan import GRADIENTS, HOST_BLOCK, Outputs, Plan, on_host, plan
@@ -442,7 +443,7 @@ def _loss_coefficients(c: _Call, options: LossOptions, a: Arrays, loss: _Loss) -
     gamma = -g * loss.smoothing if loss.smoothing else None
     return _Coefficients(
         g * (loss.share.sum(1) + loss.smoothing * loss.class_total),
-        2.0 * options.z_loss * g if options.z_loss else None, None, gamma, -g[:, None] * loss.share,
+        2.0 * lse_square(options) * g if lse_square(options) else None, None, gamma, -g[:, None] * loss.share,
         _at_targets(c, gamma),
     )
 
@@ -475,8 +476,8 @@ def _losses(options: LossOptions, state: _State, softmax: _Softmax, loss: _Loss)
     each = jnp.where(loss.share == 0.0, 0.0, -loss.share * softmax.log_prob).sum(1)
     if loss.smoothing:
         each = each + loss.smoothing * (loss.class_total * softmax.log_sum - state.spread)
-    if options.z_loss:
-        each = each + options.z_loss * softmax.lse * softmax.lse
+    if lse_square(options):
+        each = each + lse_square(options) * softmax.lse * softmax.lse
     return jnp.where(loss.token_weight == 0.0, 0.0, loss.token_weight * each)
 
 

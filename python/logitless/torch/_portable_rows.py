@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._options import LossOptions
+from .._token_loss import lse_square
 
 _MASKED = -1e30  # the logarithm of an exponential that is 0
 
@@ -213,9 +214,10 @@ def token_losses(
         loss = loss + each * (mass * (lse - outputs.shift) - statistics.weighted)
         rest = rest + each * mass
         uniform = torch.full_like(lse, -each)
-    if options.z_loss:
-        loss = loss + options.z_loss * lse * lse
-        rest = rest + 2.0 * options.z_loss * lse
+    square = lse_square(options)
+    if square:
+        loss = loss + square * lse * lse
+        rest = rest + 2.0 * square * lse
     scale = targets.row.to(lse.dtype) if token_weight is None else torch.where(targets.row, token_weight, 0.0)
     loss = torch.where(scale == 0, 0.0, scale * loss)
     return loss, Slopes(share.sum(1) + rest, -share, rest, None, uniform).times(scale)
