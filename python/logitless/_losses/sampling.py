@@ -37,7 +37,7 @@ def sample(xp, given: Mapping[str, Any], form: Filters):
     if form.greedy:
         return xp.argmax(z)
     temperature = xp.columns(given["temperature"])
-    z = z / xp.where(temperature > 0, temperature, 1.0)
+    z = (z - xp.most(z)) / xp.where(temperature > 0, temperature, 1.0)  # a low temperature makes -inf, not inf
     least = None
     if form.top_k or form.top_p:
         ordered = xp.top_k(z, form.top_k or z.shape[1])[0]
@@ -93,7 +93,7 @@ def draw(
             probabilities sum to at least top_p; and those equal to the last. 1 keeps all.
         min_p: a number or [...], from 0 to 1: keeps entries of at least min_p times the largest probability.
         logit_bias: [V] float; -inf forbids an entry.
-        torch: seed: an int. None: drawn from ``generator``, or PyTorch's default generator of the CPU.
+        torch: seed: an int, of which the low 64 bits count. None: drawn from ``generator``, or PyTorch's default generator of the CPU.
         counter: [...] integers, a number for each token; None: its index. The noise of an entry is a function of the
             {seed}, the low 32 bits of its token's counter, and its vocabulary id. So a token does not depend on the
             others of its call: give each sequence and position a counter of its own, and a new call new counters or a
@@ -110,11 +110,11 @@ def draw(
     Noise has 46 random bits an entry; sums of probabilities are float32.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``. Values of arrays are
-    not checked, since that would wait for a GPU.
+    not checked, since that would wait for a GPU: a negative temperature takes the largest entry.
     """
 
     def run(*head):
-        given = xp.checked_head("", *head)
+        given = _checked(xp, *head)
         vocab, lead = given["weight"].shape[0], tuple(xp.array("hidden", hidden).shape[:-1])
         greedy = xp.is_number(temperature) and number("temperature", temperature, 0.0) == 0
         if top_k is not None and count("top_k", top_k) > vocab:
@@ -162,7 +162,7 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
     Returns:
         TopLogProbs(log_prob, top_log_probs, top_ids). log_prob [...] is that of the {target}, None without. The others
         are [..., K], the largest first, and equal ones in the order of their ids. Log-probabilities have the bits of
-        ``linear_logprobs``. Without gradients; ``linear_logprobs`` takes the ids as {target} [..., K].
+        ``linear_logprobs`` where the library's kernels serve, and differ by a rounding elsewhere. Without gradients; ``linear_logprobs`` takes the ids as {target} [..., K].
 
     Cost: two GEMMs, one for the ids and one for their log-probabilities.
 
@@ -170,7 +170,7 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
     """
 
     def run(*head):
-        given = xp.checked_head("", *head)
+        given = _checked(xp, *head)
         vocab, lead = given["weight"].shape[0], tuple(xp.array("hidden", hidden).shape[:-1])
         if count("k", k) > vocab:
             raise ValueError(f"k: expected at most {vocab}, the vocabulary of weight, got {k}")
@@ -185,6 +185,13 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
         return None if target is None else found[..., k], xp.along(found[..., :k], order), xp.along(ids, order)
 
     return xp.without_gradients(run, hidden, weight, bias)
+
+
+def _checked(xp, hidden, weight, bias) -> dict[str, Any]:
+    shape = list(xp.array("weight", weight).shape)
+    if 0 in shape:
+        raise ValueError(f"weight: expected [V, D] with at least one row and column, got {shape}")
+    return xp.checked_head("", hidden, weight, bias)
 
 
 def _head_form(softcap, logit_scale) -> tuple[float, float]:

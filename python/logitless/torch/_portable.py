@@ -22,7 +22,7 @@ from ._portable_plan import Sizes, plan_of
 from ._portable_rows import (
     Outputs, Slopes, Statistics, Targets, exponentials, logit_gradients, output_slopes, targets_of, token_losses,
 )
-from ._precision import autocast_dtype
+from ._precision import autocast_dtype, products_in
 
 _COUNTED = 1 << 20  # targets in a pass over the weights of tokens
 _HALF = (torch.bfloat16, torch.float16)
@@ -41,20 +41,6 @@ def has_wide_products(device: str, dtype: torch.dtype) -> bool:
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """Returns the product of 16-bit matrices in fp32."""
     return torch.mm(a, b, out_dtype=torch.float32)
-
-
-@contextlib.contextmanager
-def _fp32_products(device: torch.device, precision: str) -> Iterator[None]:
-    """Sets PyTorch's precision of fp32 products on a GPU to that of the call."""
-    allowed = torch.backends.cuda.matmul.allow_tf32 if device.type == "cuda" else precision == "tf32"
-    if allowed == (precision == "tf32"):
-        yield
-        return
-    torch.backends.cuda.matmul.allow_tf32 = not allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 class _Tokens(NamedTuple):
@@ -112,7 +98,7 @@ class _Rows(NamedTuple):
 class _Head:
     """The head of one call: its operands, its plan, and its gradients."""
 
-    def __init__(self, options, shard, inputs, wanted: dict[str, Optional[Tensor]], spare: bool, gradients: bool):
+    def __init__(self, options, shard, inputs, wanted: dict[str, Optional[Tensor]], spare: bool):
         """wanted: outputs by the names of the C structs, of which only gradients are read here."""
         hidden, self.weight, self.bias = inputs["hidden"], inputs["weight"], inputs["bias"]
         lead = hidden.shape[:-1]
@@ -139,7 +125,7 @@ class _Head:
         self.plan = plan_of(
             Sizes(
                 self.tokens.count, self.hidden.shape[1], self.weight.shape[0], self.targets.shape[1], size, self.cast,
-                self.direct, spare or bool(options.softcap), self.d_hidden is not None,
+                self.direct, spare + bool(options.softcap), self.d_hidden is not None,
                 self.d_weight is not None or self.d_bias is not None,
                 self.d_hidden is not None and self._is_summed_apart(self.d_hidden),
                 self.d_weight is not None and self._is_summed_apart(self.d_weight),
@@ -246,6 +232,7 @@ class _Head:
                 outputs = statistics.outputs()
                 slopes = finish(first + begin, first + end, statistics, outputs).times(self.options.logit_scale)
                 logit_gradients(rows, 0, statistics, outputs, slopes, tanh)
+                del tanh  # before the next pass makes its own
             if self.sum_bias is not None:
                 self.sum_bias += z.sum(0)
             d = z.to(self.hidden.dtype) if self.direct else z
@@ -417,7 +404,7 @@ def _count(head: _Head, class_weight, token_weight, target_weight) -> Tensor:
 
 def _cross_entropy(options: LossOptions, shard, inputs, made) -> None:
     numbers = {n: inputs[n] for n in ("class_weight", "token_weight", "target_weight", "grad_losses")}
-    head = _Head(options, shard, inputs, made, False, True)
+    head = _Head(options, shard, inputs, made, False)
     class_weight, token_weight, target_weight, upstream = (
         None if t is None else t.to(head.number) for t in numbers.values()
     )
@@ -433,7 +420,7 @@ def _cross_entropy(options: LossOptions, shard, inputs, made) -> None:
         divisor = torch.full((), options.normalizer, dtype=head.number, device=head.device)
         if not options.normalizer:
             divisor = _count(head, class_weight, token_weight, target_weight)
-        inverse = torch.where(divisor > 0, 1 / divisor, 0.0)
+        inverse = torch.where(divisor == 0, 0.0, 1 / divisor)
     if head.direct:  # 16-bit gradients of logits are of size 1
         head.factor = inverse
         largest = _largest(upstream)
@@ -476,7 +463,7 @@ def _cross_entropy(options: LossOptions, shard, inputs, made) -> None:
 
 
 def _head(options, shard, inputs, made) -> None:
-    head = _Head(options, shard, inputs, {}, made["entropy"] is not None, False)
+    head = _Head(options, shard, inputs, {}, made["entropy"] is not None)
     log_prob, entropy, lse, index = (None if t is None else t for t in made.values())
     log_prob = log_prob.view(head.targets.shape).zero_()
     entropy, lse = (None if t is None else t.view(-1).zero_() for t in (entropy, lse))
@@ -499,7 +486,7 @@ def _head(options, shard, inputs, made) -> None:
 
 def _head_backward(options, shard, inputs, cotangents, made) -> None:
     of_entropy = cotangents["entropy"] is not None
-    head = _Head(options, shard, inputs, made, of_entropy, True)
+    head = _Head(options, shard, inputs, made, of_entropy)
     given = [None if t is None else t.to(head.number) for t in (cotangents[n] for n in ("log_prob", "entropy", "lse"))]
     if head.direct:  # 16-bit gradients of logits are of size 1
         head.factor = _largest(*given)
@@ -547,5 +534,5 @@ def run(name: str, options, shard, inputs: dict[str, Any], *groups_of_tensors: d
                 _memory.address("target" if name_of == "targets" else name_of, t)
     casts = autocast_dtype(device.type) is not None
     autocast = torch.autocast(device.type, enabled=False) if casts else contextlib.nullcontext()
-    with torch.no_grad(), autocast, _fp32_products(device, options.precision):
+    with torch.no_grad(), autocast, products_in(device, options.precision):
         _CALLS[name](options, shard, inputs, *groups_of_tensors)

@@ -22,7 +22,7 @@ class Sizes(NamedTuple):
     number: int  # bytes of a logit: 4, or 8 for float64
     cast: bool = False  # blocks of 16-bit operands are cast to fp32
     direct: bool = False  # 16-bit operands are multiplied with results in fp32
-    spare: bool = False  # a pass over logits needs a second tile, as softcaps and entropies do
+    spare: int = 0  # more tiles that a pass over logits needs: one for a softcap, and one for an entropy
     hidden: bool = False  # gradients that are needed
     weight: bool = False
     sum_hidden: bool = False  # those whose sums need memory of their own, in fp32
@@ -49,14 +49,13 @@ def _rows(s: Sizes, tokens: int, vocab: int) -> int:
 
 def _fixed(s: Sizes) -> int:
     """Returns the bytes of numbers per token and per vocabulary entry."""
-    return s.tokens * (96 + 32 * min(s.per_token, 8)) + s.vocab * 2 * s.number + 4096
+    return s.tokens * (160 + 32 * min(s.per_token, 8)) + s.vocab * 2 * s.number + 4096
 
 
 def _tile(s: Sizes, tokens: int, vocab: int) -> int:
     """Returns the bytes of logits [tokens, vocab], and of the chunk's numbers and operands."""
     logits = tokens * vocab * (s.number + 2 * s.direct)
-    if s.spare:
-        logits += _rows(s, tokens, vocab) * vocab * s.number
+    logits += s.spare * _rows(s, tokens, vocab) * vocab * s.number
     return logits + tokens * (s.dim * s.number * (2 if s.hidden or s.weight else 1) + 40 * s.per_token)
 
 

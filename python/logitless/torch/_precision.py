@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Optional
 
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor
 from .._library import PRECISIONS
 
 _LEAST_CAPABILITY = (8, 0)  # of TF32
-# Reads the setting of PyTorch 2.9 and later, which torch.backends.fp32_precision may stand behind.
+# Read and write the setting of PyTorch 2.9 and later, which torch.backends.fp32_precision may stand behind.
 _getter = getattr(torch._C, "_get_fp32_precision_getter", None)
+_setter = getattr(torch._C, "_set_fp32_precision_setter", None)
 
 
 def autocast_dtype(kind: str) -> Optional[torch.dtype]:
@@ -19,6 +22,31 @@ def autocast_dtype(kind: str) -> Optional[torch.dtype]:
     if kind not in ("cpu", "cuda") and not torch.amp.is_autocast_available(kind):
         return None
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+@contextlib.contextmanager
+def products_in(device: torch.device, precision: str) -> Iterator[None]:
+    """Sets PyTorch's precision of fp32 products on a GPU, "ieee" or "tf32", which all threads see."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32 if _getter is None else _getter("cuda", "matmul")
+
+    def write(value: Any) -> None:
+        if _getter is None:
+            matmul.allow_tf32 = value
+        else:
+            _setter("cuda", "matmul", value)
+
+    if (before in (True, "tf32")) == (precision == "tf32"):
+        yield
+        return
+    write(precision == "tf32" if _getter is None else precision)
+    try:
+        yield
+    finally:
+        write(before)
 
 
 # A traced call takes the result as a constant. PyTorch traces again when the setting changes, as for its own products.

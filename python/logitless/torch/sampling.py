@@ -76,6 +76,8 @@ def linear_top_logprobs(
 
 def _key(seed: Any, generator: Optional[torch.Generator], device: torch.device) -> Tensor:
     """Returns the key of the noise [2] int64, of 32 bits each."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator: expected a torch.Generator or None, got {type(generator).__name__}")
     if seed is None:
         where = "cpu" if generator is None else generator.device
         seed = int(torch.randint(1 << 62, (), generator=generator, device=where))

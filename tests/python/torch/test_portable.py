@@ -13,6 +13,7 @@ import torch
 import torch.distributed
 from logitless._options import HeadOptions, LossOptions
 from logitless.torch import _backend, _portable, backend, groups, linear_cross_entropy, linear_logprobs
+from logitless.torch._precision import products_in
 from logitless.torch.ranks import ALL, VocabShard
 from test_loss import compare, problem
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -138,12 +139,16 @@ def test_a_budget_is_a_ceiling(dtype, budget, monkeypatch):
         taken.append(peak.most)
 
     monkeypatch.setattr(_portable, "run", measured)
-    inputs = problem(11, (128,), 32, 8_000, dtype)[:3]  # fp32 logits of 4 MB
-    for options in ({}, dict(softcap=5.0), dict(reduction="none", label_smoothing=0.1)):
-        linear_cross_entropy(*inputs, memory_budget=budget, **options).sum().backward()
-    log_prob, entropy, _ = linear_logprobs(*inputs, memory_budget=budget)
-    (log_prob.sum() + entropy.sum()).backward()
-    assert len(taken) == 6 and max(taken) <= budget, taken
+    for tokens, vocab, times in ((128, 8_000, 1), (512, 4_096, 3)):  # fp32 logits of 4 and 8 MB
+        inputs = problem(11, (tokens,), 32, vocab, dtype)[:3]
+        inputs[2][::3] = -100
+        for options in ({}, dict(softcap=5.0), dict(reduction="none", label_smoothing=0.1)):
+            linear_cross_entropy(*inputs, memory_budget=budget * times, **options).sum().backward()
+        for softcap in (None, 5.0):
+            log_prob, entropy, _ = linear_logprobs(*inputs, softcap=softcap, memory_budget=budget * times)
+            (log_prob.sum() + entropy.sum()).backward()
+        assert len(taken) == 8 and max(taken) <= budget * times, taken
+        taken.clear()
 
 
 def test_a_budget_below_the_least_plan_is_refused():
@@ -324,3 +329,24 @@ def test_old_gpus_have_no_kernels_of_some_dtypes(monkeypatch):
         _backend._device_refusal.cache_clear()
         assert [d for d in _DTYPES if not _backend.why_portable("cuda", 0, d)] == served
     _backend._device_refusal.cache_clear()
+
+
+def test_a_mean_by_weights_of_a_negative_sum():
+    hidden, weight, target, _ = problem(3, (6,), 8, 20, torch.float32)
+    compare(hidden, weight, target, None, None, token_weight=torch.tensor([-1.0, -1.0, -1.0, 0.0, 0.0, 0.5]))
+
+
+def test_the_precision_of_products_by_either_setting_of_pytorch():
+    matmul, gpu = torch.backends.cuda.matmul, torch.device("cuda")
+    before = matmul.fp32_precision if hasattr(matmul, "fp32_precision") else None
+    with products_in(gpu, "tf32"), products_in(gpu, "ieee"):
+        pass
+    assert before is None or matmul.fp32_precision == before
+    if before is not None:
+        matmul.fp32_precision = "tf32"
+        try:
+            with products_in(gpu, "ieee"):
+                assert matmul.fp32_precision == "ieee"
+            assert matmul.fp32_precision == "tf32"
+        finally:
+            matmul.fp32_precision = before

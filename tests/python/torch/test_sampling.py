@@ -183,6 +183,7 @@ def test_equal_entries_are_in_the_order_of_their_ids():
         (dict(logit_bias=torch.zeros(3)), ValueError, r"logit_bias: expected \[40\], got \[3\]"),
         (dict(seed=1.5), TypeError, "seed: expected an int or None, got 1.5"),
         (dict(seed=1, generator=torch.Generator()), ValueError, "generator: expected None beside a seed"),
+        (dict(generator=3), TypeError, "generator: expected a torch.Generator or None, got int"),
         (dict(counter=torch.zeros(4)), TypeError, "counter: expected int32 or int64"),
         (dict(softcap=-1.0), ValueError, "softcap: expected a number above 0"),
     ],
@@ -192,6 +193,16 @@ def test_bad_arguments(given, error, text):
     hidden, weight, bias = head(4, 8, 40)
     with pytest.raises(error, match=text):
         linear_sample(hidden, weight, bias, **given)
+
+
+def test_a_low_temperature_is_greedy_and_an_empty_head_is_refused():
+    hidden, weight, bias = head(50, 8, 40)
+    best = linear_sample(hidden, weight, bias, temperature=0.0).tokens
+    for low in (1e-6, 1e-30, 1e-42):
+        assert torch.equal(linear_sample(hidden, weight, bias, temperature=low, seed=1).tokens, best)
+    for empty in (weight[:0], weight[:, :0]):
+        with pytest.raises(ValueError, match="weight: expected .* at least one row and column, got"):
+            linear_sample(hidden[:, : empty.shape[1]], empty)
 
 
 def test_bad_arguments_of_the_best():
