@@ -197,6 +197,7 @@ def _driver() -> tuple[Optional[str], list[tuple[str, int]]]:
 
 # --- The choice between the library's kernels and a framework's operations.
 
+
 def _backends(absent: str, cuda_build: Optional[str], gpus: tuple, xla: bool) -> dict[tuple[str, str], Backend]:
     wanted = os.environ.get("LOGITLESS_BACKEND", "")
     found = {}

@@ -1,8 +1,7 @@
-"""The loss of a token, computed by the library and as an expression.
+"""The loss of a token as an expression, and as the library computes it.
 
-Computations on numbers call the library (``of_library``). ``formula`` repeats src/math/token_loss.h for graphs that a
-framework differentiates, compiles and shards. A library call would break such graphs. It accepts arrays of PyTorch, JAX
-and numpy, and tests compare it with the library.
+``formula`` repeats src/math/token_loss.h for graphs that a framework differentiates, compiles and shards. It accepts
+arrays of PyTorch, JAX and numpy. ``of_library`` computes numbers, with which tests compare it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@
     loss, gradients = jax.value_and_grad(linear_cross_entropy, (0, 1))(hidden, weight, targets)
 
 Losses are custom calls in the compiled program on CPUs and NVIDIA GPUs, and JAX's own operations on other devices and
-without the library; ``backend()`` says which. They work under jit, grad, scan, checkpoint, vmap and shard_map. Second derivatives and forward mode raise JAX's own errors. ``autochunk`` chunks any other
-function of arrays. ``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries. ``losses`` has ready-made losses for preferences, policies and distillation.
+without the library; ``backend()`` says which. They work under jit, grad, scan, checkpoint, vmap and shard_map. Second
+derivatives and forward mode raise JAX's own errors. ``autochunk`` chunks any other function of arrays.
+``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries. ``losses`` has ready-made losses
+for preferences, policies, distillation and contrastive learning.
 """
 
 from . import losses

@@ -192,10 +192,6 @@ def check_batch_invariance(hidden: Any) -> None:
         )
 
 
-def on_cpu(x: jax.Array) -> bool:
-    return jax.default_backend() == "cpu"
-
-
 # --- The head.
 
 

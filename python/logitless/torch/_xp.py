@@ -224,10 +224,6 @@ def check_batch_invariance(hidden: Any) -> None:
         )
 
 
-def on_cpu(x: Tensor) -> bool:
-    return x.device.type == "cpu"
-
-
 # --- The head.
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..._losses.options import SLACK
 from .._autochunk import autochunk
-from .._backend import platform_of_jax
+from .._backend import platform_of_jax, refusal_of
 
 FORMULAS: dict[str, Callable[..., Any]] = {}
 
@@ -18,7 +18,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {}
 def chunked(what: str, memory_budget: int | str | None, executor: str):
     """Returns the chunked formula; a budget that cannot be met is an error. Generated code runs where the library has no
     kernels."""
-    if platform_of_jax() not in ("cpu", "cuda"):
+    if refusal_of(platform_of_jax()):
         executor = "python"
     made = autochunk(
         FORMULAS[what], memory_budget=memory_budget, executor=executor, strict=memory_budget is not None
