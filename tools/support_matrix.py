@@ -108,6 +108,7 @@ def skipping():
 CALLS = (
     ("loss and gradients: `linear_cross_entropy`, `lazy_head`", lambda k, d: bool(plan(k, d))),
     ("log-probabilities, entropy: `linear_logprobs`", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
+    ("the same with `selected_ids`", lambda k, d: bool(plan(k, d, targets_per_token=65, entropy=1, entropy_gradient=1))),
     ("[ready losses](ready_losses.md)", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
     ("exponentials saved until the backward, one GEMM less", saves_exponentials),
     ("[far field](far_field.md)", far),

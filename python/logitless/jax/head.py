@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from .._library import parse_bytes
+from .._losses import selected as shared
 from . import _arguments, _ffi
 from .._options import DEFAULT, HeadOptions, either_name
 
@@ -144,16 +145,17 @@ def head(options: HeadOptions, outputs: tuple[str, ...], inputs: dict, fixed: di
 def linear_logprobs(
     hidden: ArrayLike,
     weight: ArrayLike,
-    targets: ArrayLike,
+    targets: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     *,
+    selected_ids: ArrayLike | None = None,
     ignore_index: int = DEFAULT.ignore_index,
     softcap: float | None = None,
     logit_scale: float = DEFAULT.logit_scale,
     precision: str | None = None,
     memory_budget: int | str | None = None,
     sharding: Sharding | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Any, ...]:
     """Returns the log-probability of each target, and the entropy and log-sum-exp of each token, without storing the
     logits.
 
@@ -163,8 +165,11 @@ def linear_logprobs(
     Args:
         hidden: [..., D], float32, bfloat16 or float16; or float64, in JAX's own operations, whose results are float64.
         weight: [V, D], the dtype of hidden, or float32 beside 16 bits.
-        targets: [...], int32 or int64; or [..., K]: K token ids per token.
+        targets: [...], int32 or int64; or [..., K]: K token ids per token. None, with selected_ids: no target.
         bias: [V], float.
+        selected_ids: [K], the same for each token, or [..., K], int32 or int64: also returns the log-probabilities of
+            these token ids [..., K], with gradients, by the same GEMMs. 0 for ``ignore_index``, and where the target is
+            ignored.
         ignore_index: tokens whose targets all have this value cost nothing; their outputs are 0, without a gradient.
         softcap: ``c * tanh(z / c)``.
         logit_scale: 1 / temperature.
@@ -174,7 +179,8 @@ def linear_logprobs(
             explicit.
 
     Returns:
-        (logprob, entropy, lse), float32: [...] each, logprob shaped as targets. Entropy and lse are in nats.
+        (logprob, entropy, lse), and the log-probabilities of selected_ids if given, float32: [...] each, logprob shaped
+        as targets, or None without them. Entropy and lse are in nats.
 
     Each output has gradients by hidden, weight and bias, in their dtypes, summed in float32 and rounded once. The
     backward recomputes the forward and saves only the inputs. Gradients that are not asked for are not computed.
@@ -188,6 +194,20 @@ def linear_logprobs(
     """
     from . import sharding as meshes  # imported here, since that module imports this one
 
+    if selected_ids is not None:
+        given = None if targets is None else _arguments.indices("targets", targets)
+        selected = _arguments.indices("selected_ids", selected_ids)
+        ignored = _arguments.integer("ignore_index", ignore_index)
+        lead = _arguments.anywhere("hidden", hidden).shape[:-1]
+        logprob, entropy, lse = linear_logprobs(
+            hidden, weight, shared.with_selected(jnp, "targets", given, selected, lead, ignored), bias,
+            ignore_index=ignored, softcap=softcap, logit_scale=logit_scale, precision=precision,
+            memory_budget=memory_budget, sharding=sharding,
+        )  # fmt: skip
+        logprob, of_selected = shared.parts(logprob, given, selected.shape[-1])
+        return logprob, entropy, lse, of_selected
+    if targets is None:
+        raise TypeError("targets: expected an array, got NoneType")
     sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
     if sharding is not None:
         return meshes.sharded_logprobs(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 
+from .._losses import selected as shared
 from .._options import DEFAULT, either_name, term_docs, unexpected
-from . import _engine, autograd, call
+from . import _engine, _memory, autograd, call
 from ._arguments import DEFAULTS, bind, loss_options, named, signature_text
 from .call import Asked
-from .dtensor import spread_of
+from .dtensor import replicated, spread_of
 from .groups import raise_on_all_ranks
 from .ranks import Sharding
 
@@ -105,9 +107,10 @@ if linear_cross_entropy.__doc__:  # not under python -OO
 def linear_logprobs(
     hidden: Tensor,
     weight: Tensor,
-    target: Tensor,
+    target: Optional[Tensor] = None,
     bias: Optional[Tensor] = None,
     *,
+    selected_ids: Optional[Tensor] = None,
     ignore_index: int = DEFAULT.ignore_index,
     softcap: Optional[float] = None,
     logit_scale: float = DEFAULT.logit_scale,
@@ -116,7 +119,7 @@ def linear_logprobs(
     precision: Optional[str] = None,
     memory_budget: int | str | None = None,
     sharding: Optional[Sharding] = None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Any, ...]:
     """Returns the log-probability of each target, and the entropy and log-sum-exp of each token, all with gradients.
 
     Policy and preference losses (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of these.
@@ -124,6 +127,10 @@ def linear_logprobs(
     Args:
         hidden: [..., D]. weight: [V, D], the dtype of hidden, or float32 beside 16 bits. bias: [V].
         target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0 and cost nothing.
+            None, with selected_ids: no target.
+        selected_ids: [K], the same for each token, or [..., K], int32 or int64: also returns the log-probabilities of
+            these token ids [..., K], with gradients, by the same GEMMs. 0 for ``ignore_index``, and where the target is
+            ignored.
         return_argmax: also returns the token id of the largest logit [...], int64, the first of several; -1 for ignored
             rows.
         keep: save the exponentials of all logits, in 16 bits, from forward to backward: two GEMMs backward instead of
@@ -135,8 +142,8 @@ def linear_logprobs(
         softcap, logit_scale, precision, memory_budget, sharding, and a DTensor weight: as in ``linear_cross_entropy``.
 
     Returns:
-        (log_prob, entropy, lse), and argmax if asked for, float32 (float64 for float64 inputs): log_prob shaped as
-        target, the others [...]. Logarithms are natural. The cost is one GEMM forward. Backward it is two where
+        (log_prob, entropy, lse), then argmax and the log-probabilities of selected_ids if asked for, float32 (float64
+        for float64 inputs): log_prob shaped as target, or None without it, the others [...]. Logarithms are natural. The cost is one GEMM forward. Backward it is two where
         exponentials are saved, else three. A gradient of the entropy on a CPU or under a softcap takes four.
 
     Raises as ``linear_cross_entropy``. ``keep=True`` raises ValueError on the CPU, for float64, for a sharded
@@ -147,11 +154,39 @@ def linear_logprobs(
         raise TypeError(f"keep: expected True, False or None, got {keep!r}")
     if keep is None and softcap is not None:
         keep = False  # a gradient of the entropy would recompute everything beside the saved memory
+    ids = target if selected_ids is None else _ids_of(hidden, weight, target, selected_ids, ignore_index, sharding)
     found = token_log_probs(
-        hidden, weight, target, bias, Asked(bool(return_argmax), keep=keep), sharding, ignore_index=ignore_index,
+        hidden, weight, ids, bias, Asked(bool(return_argmax), keep=keep), sharding, ignore_index=ignore_index,
         softcap=softcap, logit_scale=logit_scale, precision=precision, memory_budget=memory_budget,
     )
-    return found if return_argmax else found[:3]
+    results = found if return_argmax else found[:3]
+    if selected_ids is None:
+        return results
+    log_prob, selected = shared.parts(results[0], target, selected_ids.shape[-1])
+    return log_prob, *results[1:], selected
+
+
+def _ids_of(hidden, weight, target, selected, ignore_index: Any, sharding: Optional[Sharding]) -> Tensor:
+    """Returns the checked ids of target and selected_ids [..., K]."""
+    for name, t in (("hidden", hidden), ("weight", weight), ("selected_ids", selected), ("target", target)):
+        if not isinstance(t, Tensor) and (name != "target" or t is not None):
+            raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
+    for name, t in (("target", target), ("selected_ids", selected)):
+        if t is not None:
+            _memory.check(name, t, hidden.device)
+            if t.dtype not in (torch.int32, torch.int64):
+                raise TypeError(f"{name}: expected int32 or int64, got {t.dtype}")
+    ignore_index = loss_options(named(hidden=hidden, weight=weight, target=target, ignore_index=ignore_index)).ignore_index
+    selected = replicated("selected_ids", selected)
+    if selected.device.type == "cpu" and sharding is None and not torch.compiler.is_compiling():
+        bad = ((selected < 0) | (selected >= weight.shape[0])) & (selected != ignore_index)
+        if not torch._C._are_functorch_transforms_active() and bool(bad.any()):
+            raise ValueError(
+                f"selected_ids: expected token ids below {weight.shape[0]} or ignore_index {ignore_index}, got "
+                f"{int(selected[bad][0])}"
+            )
+    target = None if target is None else replicated("target", target)
+    return shared.with_selected(torch, "target", target, selected, tuple(hidden.shape[:-1]), ignore_index)
 
 
 def token_log_probs(

@@ -134,6 +134,23 @@ def linear_logprobs(
     memory_budget: _Bytes = None,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+@overload
+def linear_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    *,
+    selected_ids: Optional[Tensor] = None,
+    ignore_index: int = -100,
+    softcap: Optional[float] = None,
+    logit_scale: float = 1.0,
+    return_argmax: bool = False,
+    keep: Optional[bool] = None,
+    precision: Optional[_Precision] = None,
+    memory_budget: _Bytes = None,
+    sharding: Optional[Sharding] = None,
+) -> tuple[Any, ...]: ...
 
 class LinearCrossEntropy(nn.Module):
     dim: int
