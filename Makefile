@@ -52,8 +52,9 @@ install: ## install below PREFIX (default /usr/local), staged below DESTDIR
 	@BUILD=$(BUILD) tools/build.sh release installed
 	@DESTDIR=$(DESTDIR) $$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' $(BUILD)/CMakeCache.txt) --install $(BUILD) --prefix $(PREFIX)
 
-wheel: ## build a manylinux wheel of the Python package in build/dist and try it in a fresh environment
+wheel: ## build the Python package in build/dist: a manylinux wheel, tried in fresh environments, and the pure one
 	@WHEEL_BUILD=$(BUILD)-wheel tools/wheel.sh $(BUILD)/dist
+	@LOGITLESS_PURE=1 WHEEL_BUILD=$(BUILD)-wheel tools/wheel.sh $(BUILD)/dist
 
 sdist: ## make the source distribution in build/dist, from which pip builds the wheel
 	@WHEEL_BUILD=$(BUILD)-wheel tools/sdist.sh $(BUILD)/dist

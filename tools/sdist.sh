@@ -14,7 +14,7 @@ if [[ -z $python ]]; then
   python=$tools/bin/python
   "$python" -c "import scikit_build_core" 2>/dev/null || {
     python3 -m venv "$tools"
-    "$python" -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10"
+    "$python" -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11"
   }
 fi
 

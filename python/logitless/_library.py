@@ -37,10 +37,12 @@ def _load() -> ctypes.CDLL:
         # RTLD_LOCAL keeps its symbols apart from those of a framework.
         lib = ctypes.CDLL(str(path))
     except OSError as error:
-        raise ImportError(
-            f"logitless: cannot load {path}: {error}. Install the wheel (pip install .), or name a built library in "
-            "LOGITLESS_LIBRARY"
-        ) from error
+        if not os.environ.get("LOGITLESS_LIBRARY") and not path.exists():
+            raise ImportError(
+                f"logitless: this package is pure Python, without the native library ({path}). Install the wheel of this "
+                "platform (pip install . builds it), or name a built library in LOGITLESS_LIBRARY"
+            ) from None
+        raise ImportError(f"logitless: cannot load {path}: {error}") from error
     lib.logitless_abi_version.restype = c_int32
     found = lib.logitless_abi_version()
     if found != ABI_VERSION:
@@ -63,6 +65,7 @@ class _Library:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        require(name)
         loaded = _load()
         for known in FUNCTIONS:  # all of them, since this module is empty at interpreter exit
             setattr(self, known, getattr(loaded, known))
@@ -82,6 +85,12 @@ def why_missing() -> str:
     except ImportError as error:
         return str(error)
     return ""
+
+
+def require(call: str) -> None:
+    """Raises ImportError that names a call which needs the library, if the library cannot be loaded."""
+    if missing := why_missing():
+        raise ImportError(f"{call}: needs the native library. {missing}")
 
 
 def check(status: int) -> None:
@@ -178,6 +187,7 @@ def _planned(
     threads: int = 0, device: str = "cpu", compute_capability: int | None = None, card: str | None = None,
 ) -> Iterator[c_void_p]:
     """Yields the plan that ``explain`` describes."""
+    require("explain")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
     if device == "cuda" and threads != 0:

@@ -187,6 +187,7 @@ def compile_text(
     that the program calls. space: names available to the generated module. checks: index checks that run before the
     function.
     """
+    c.require("autochunk")
     if not parameters:
         raise Unsupported(f"autochunk: {name} reads no input")
     asked, locations = Request(text, machine, externs=function is None, checks=checks), locations or {}

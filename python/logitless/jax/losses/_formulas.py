@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..._losses.options import SLACK
+from ..._library import require
+from ..._losses.options import CHUNKED_CALLS, SLACK
 from .._autochunk import autochunk
 from .._backend import platform_of_jax, refusal_of
 
@@ -18,6 +19,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {}
 def chunked(what: str, memory_budget: int | str | None, executor: str):
     """Returns the chunked formula; a budget that cannot be met is an error. Generated code runs where the library has no
     kernels."""
+    require(CHUNKED_CALLS[what])
     if refusal_of(platform_of_jax()):
         executor = "python"
     made = autochunk(

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..._losses.options import SLACK
+from ..._library import require
+from ..._losses.options import CHUNKED_CALLS, SLACK
 
 FORMULAS: dict[str, Callable[..., Any]] = {}
 _MADE: dict[str, Any] = {}
@@ -20,6 +21,7 @@ def _key(what: str, memory_budget: int | str | None, executor: str) -> str:
     """Returns the key of the formula in _MADE. A budget that cannot be met raises at the call."""
     from .._autochunk import autochunk  # it imports PyTorch's compiler
 
+    require(CHUNKED_CALLS[what])
     key = f"{what} {memory_budget!r} {executor}"
     if key not in _MADE:
         strict = memory_budget is not None
