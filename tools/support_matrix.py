@@ -109,6 +109,7 @@ CALLS = (
     ("loss and gradients: `linear_cross_entropy`, `lazy_head`", lambda k, d: bool(plan(k, d))),
     ("log-probabilities, entropy: `linear_logprobs`", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
     ("the same with `selected_ids`", lambda k, d: bool(plan(k, d, targets_per_token=65, entropy=1, entropy_gradient=1))),
+    ("over kept sets: `linear_kept_logprobs`, in the framework's operations", lambda k, d: True),
     ("[ready losses](ready_losses.md)", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
     ("exponentials saved until the backward, one GEMM less", saves_exponentials),
     ("[far field](far_field.md)", far),

@@ -8,7 +8,8 @@
 Losses are custom calls in the compiled program on CPUs and NVIDIA GPUs, and JAX's own operations on other devices and
 without the library; ``backend()`` says which. They work under jit, grad, scan, checkpoint, vmap and shard_map. Second
 derivatives and forward mode raise JAX's own errors. ``autochunk`` chunks any other function of arrays.
-``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries. ``losses`` has ready-made losses
+``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries.
+``linear_kept_logprobs`` replays the sets of token ids that a sampler kept. ``losses`` has ready-made losses
 for preferences, policies, distillation and contrastive learning.
 """
 
@@ -17,6 +18,7 @@ from ._autochunk import AutoChunked, Unsupported, autochunk
 from ._backend import Backend, backend
 from .far_field import FarFieldState, far_field_cross_entropy, far_field_report, far_field_state
 from .head import linear_logprobs
+from .kept import linear_kept_logprobs
 from .loss import linear_cross_entropy
 from .sampling import linear_sample, linear_top_logprobs
 from .sharding import Sharding
@@ -34,6 +36,7 @@ __all__ = [
     "far_field_report",
     "far_field_state",
     "linear_cross_entropy",
+    "linear_kept_logprobs",
     "linear_logprobs",
     "linear_sample",
     "linear_top_logprobs",

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient, top_k
 from jax.nn import log_sigmoid, log_softmax, logsumexp, sigmoid
 from jax.numpy import (
-    broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, isneginf, log, maximum, minimum, sort,
-    stack, take, tanh, where, zeros_like,
+    broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isneginf, log, maximum, minimum, nan,
+    sort, stack, take, tanh, where, zeros_like,
 )
 from jax.typing import ArrayLike
 
@@ -22,6 +22,7 @@ from .._losses.options import Function, Head
 from . import _arguments
 from ._noise import gumbel as gumbel
 from ._backend import backend
+from ._entries import dots as dots, largest as largest, summed as summed
 from .head import linear_logprobs
 from .loss import linear_cross_entropy
 
@@ -127,6 +128,20 @@ def most(x: jax.Array) -> jax.Array:
     return x.max(-1, keepdims=True)
 
 
+def gathered(x: jax.Array, index: jax.Array) -> jax.Array:
+    return jnp.take(x, index, axis=0)
+
+
+def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns x[index], without a gradient."""
+    return jnp.take(stop_gradient(x), index, axis=0)
+
+
+def after(offsets: jax.Array, values: jax.Array) -> jax.Array:
+    """Returns how many offsets are at most each value."""
+    return jnp.searchsorted(offsets, values, side="right")
+
+
 # --- Checks.
 
 
@@ -177,6 +192,14 @@ def indices(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
 
 def refuse_targets(flat: jax.Array, bad: jax.Array, ignore_index: int, vocab: int) -> None:
     """Does nothing: the loss of a bad target is NaN."""
+
+
+def refuse_ids(name: str, ids: jax.Array, bad: jax.Array, vocab: int) -> None:
+    """Does nothing: the results of a bad token id are NaN."""
+
+
+def refuse_offsets(offsets: jax.Array, count: int) -> None:
+    """Does nothing: offsets are not known while a program is traced."""
 
 
 def check_batch_invariance(hidden: Any) -> None:

@@ -3,6 +3,7 @@
 ``linear_cross_entropy`` replaces ``torch.nn.functional.linear_cross_entropy`` and ``cut_cross_entropy``'s function by a
 change of import. ``LinearCrossEntropy`` is the module. ``linear_logprobs`` returns differentiable log-probabilities,
 entropies and log-sum-exps. ``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries.
+``linear_kept_logprobs`` replays the sets of token ids that a sampler kept.
 ``lazy_head`` makes a Hugging Face model compute its loss without logits, and needs no change to its code; ``check``
 measures what that saves. ``autochunk`` chunks any function. ``losses`` has ready-made losses for preferences, policies
 and distillation. ``FarFieldHead`` computes a training run's gradients from a block-sparse softmax. ``Sharding``
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ._check import Check, check
     from ._autochunk import AutoChunked, Unsupported, autochunk
     from ._compile.run import explain_compiled
+    from .kept import linear_kept_logprobs
     from .sampling import linear_sample, linear_top_logprobs
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "configure_exchanges",
     "interleave_vocab",
     "explain_compiled",
+    "linear_kept_logprobs",
     "linear_logprobs",
     "linear_sample",
     "linear_top_logprobs",
@@ -64,6 +67,10 @@ def __getattr__(name: str):
         from . import _autochunk
 
         return getattr(_autochunk, name)
+    if name == "linear_kept_logprobs":
+        from .kept import linear_kept_logprobs
+
+        return linear_kept_logprobs
     if name in ("linear_sample", "linear_top_logprobs"):
         from . import sampling
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import torch
-from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, isneginf, log
+from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isneginf, log, nan
 from torch import is_floating_point as is_floating
 from torch import log_softmax, logsumexp, maximum, minimum, sigmoid, stack, take, tanh, where, zeros_like
 from torch import clamp as clip
@@ -18,7 +18,7 @@ from .._autochunk.function import warn
 from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
-from . import _memory, _noise, dtensor
+from . import _entries, _memory, _noise, dtensor
 from ._backend import backend
 from .call import check_head, compute_dtype
 from .loss import Asked, linear_cross_entropy, token_log_probs
@@ -131,6 +131,34 @@ def most(x: Tensor) -> Tensor:
     return x.amax(-1, keepdim=True)
 
 
+# --- Lists of entries, each of one token.
+
+largest = _entries.largest
+
+
+def gathered(x: Tensor, index: Tensor) -> Tensor:
+    """Returns x[index]; a gradient is summed in one order."""
+    return _entries.Gathered.apply(x, index)
+
+
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Returns x[index], without a gradient."""
+    return x.detach().index_select(0, index)
+
+
+def summed(values: Tensor, index: Tensor, count: int) -> Tensor:
+    return _entries.Summed.apply(values, index, count)
+
+
+def dots(hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, valid: Tensor) -> Tensor:
+    return _entries.Dots.apply(hidden, weight, rows, ids, valid)
+
+
+def after(offsets: Tensor, values: Tensor) -> Tensor:
+    """Returns how many offsets are at most each value."""
+    return torch.searchsorted(offsets.to(values.dtype), values, right=True)
+
+
 # --- Checks.
 
 _NUMBERS = ("normalizer", "kl")  # arguments that may be one-element tensors, also on the CPU
@@ -208,6 +236,22 @@ def refuse_targets(flat: Tensor, bad: Tensor, ignore_index: int, vocab: int) -> 
             f"target: expected a class below {vocab} or ignore_index {ignore_index}, got {int(flat[at])} at "
             f"position {at}"
         )
+
+
+def refuse_ids(name: str, ids: Tensor, bad: Tensor, vocab: int) -> None:
+    """Raises ValueError for a bad token id on the CPU."""
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling() and bool(bad.any()):
+        raise ValueError(f"{name}: expected token ids below {vocab}, got {int(ids[bad][0])}")
+
+
+def refuse_offsets(offsets: Tensor, count: int) -> None:
+    """Raises ValueError on the CPU for offsets of sets among ``count`` entries that do not rise from 0."""
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+        if int(offsets[0]) or int(offsets[-1]) > count or bool((offsets.diff() < 0).any()):
+            raise ValueError(
+                f"kept_offsets: expected numbers that rise from 0 to at most {count}, the length of kept_ids, got "
+                f"{int(offsets[0])} to {int(offsets[-1])}"
+            )
 
 
 def check_batch_invariance(hidden: Any) -> None:
