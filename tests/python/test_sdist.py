@@ -1,5 +1,6 @@
 """The source distribution (tools/sdist.sh): its contents, and a wheel's build that is configured from it alone."""
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -99,3 +100,25 @@ def test_a_wheels_build_is_configured_from_it(unpacked, tmp_path):
     assert all(Path(source).is_file() and Path(source).is_relative_to(unpacked) for source in sources)
     (version,) = (source for source in sources if source.endswith("src/core/version.cpp"))
     run("ninja", "-C", tmp_path, f"{version}^")
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no git here")
+def test_a_release_has_checksums_and_the_newest_entry_of_the_changelog(checkout, tmp_path):
+    (tmp_path / "logitless-0.0.9.tar.gz").write_text("of the last release")
+    run(checkout / "tools/release.sh", tmp_path, sys.executable, "sdist", "pure")
+    archives = {f"logitless-{VERSION}.tar.gz", f"logitless-{VERSION}-py3-none-any.whl"}
+    assert {path.name for path in tmp_path.iterdir()} == {*archives, "NOTES.md", "SHA256SUMS"}
+    sums = dict(reversed(line.split("  ")) for line in (tmp_path / "SHA256SUMS").read_text().splitlines())
+    assert sums == {n: hashlib.sha256((tmp_path / n).read_bytes()).hexdigest() for n in (*archives, "NOTES.md")}
+    notes = (tmp_path / "NOTES.md").read_text()
+    entry = re.split(r"^## \[.*\n", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
+    assert notes.startswith(f"# logitless {VERSION}\n") and entry.strip() in notes
+    assert all(re.search(rf"^\| `{name}` \| \d+\.\d \| \w", notes, re.MULTILINE) for name in archives)
+
+
+def test_the_hosted_workflow_runs_what_there_is():
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert {".ci/run", "make release", "make docs"} <= set(commands)
+    assert (ROOT / ".ci/run").is_file() and re.search("^release: ", (ROOT / "Makefile").read_text(), re.MULTILINE)
