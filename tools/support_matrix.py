@@ -111,6 +111,7 @@ CALLS = (
     ("the same with `selected_ids`", lambda k, d: bool(plan(k, d, targets_per_token=65, entropy=1, entropy_gradient=1))),
     ("over kept sets: `linear_kept_logprobs`, in the framework's operations", lambda k, d: True),
     ("[ready losses](ready_losses.md)", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
+    ("several heads: `losses.multi_token_loss`", lambda k, d: bool(plan(k, d, argmax=1, label_smoothing=1))),
     ("exponentials saved until the backward, one GEMM less", saves_exponentials),
     ("[far field](far_field.md)", far),
     ("[vocabulary over ranks](distributed.md)", shards),

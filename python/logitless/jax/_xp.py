@@ -16,15 +16,17 @@ from jax.numpy import (
 )
 from jax.typing import ArrayLike
 
+from .._library import parse_bytes
 from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from . import _arguments
+from ._axes import axes_of, varying
 from ._noise import gumbel as gumbel
 from ._backend import backend
 from ._entries import dots as dots, largest as largest, summed as summed
 from .head import linear_logprobs
-from .loss import linear_cross_entropy
+from .loss import linear_cross_entropy, prepare, token_losses
 
 NAMES = options.Framework("jax", "JAX", "targets", "array", "an array", "float32, bfloat16 or float16", "")
 boolean, class_dtype = jnp.bool_, jnp.int32
@@ -228,6 +230,33 @@ def tokens(
 
 def log_probs(hidden: Any, weight: Any, targets: Any, bias: Any, head: Head, save: bool = False) -> jax.Array:
     return linear_logprobs(hidden, weight, targets, bias, **head._asdict())[0]
+
+
+def weighted_loss(
+    hidden: jax.Array, weight: jax.Array, targets: jax.Array, bias: jax.Array | None, head: Head, argmax: bool,
+    *, token_weight: jax.Array | None = None, target_weight: jax.Array | None = None, **terms: float,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns the sum of the tokens' losses, which token_weight or target_weight multiply; and without gradients the
+    log-sum-exp of each token and, if wanted, its largest entry."""
+    given = prepare(
+        "multi_token_loss", hidden, weight, targets, bias, reduction="sum", ignore_index=head.ignore_index,
+        class_weight=None, softcap=head.softcap, logit_scale=head.logit_scale, normalizer=None, token_weight=token_weight,
+        target_weight=target_weight, memory_budget=parse_bytes(head.memory_budget), terms=terms, precision=None,
+    )
+    axes = axes_of(*[a for a in (*given.inputs.values(), *given.fixed.values()) if a is not None])
+    more = ("lse", "argmax") if argmax else ("lse",)
+    found = token_losses(given.options, more, varying(given.inputs, axes), varying(given.fixed, axes))
+    lse, best = (stop_gradient(found[name]).reshape(given.lead) if name in more else None for name in ("lse", "argmax"))
+    return found["loss"], lse, best
+
+
+def operand(hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns hidden in the dtype in which a head multiplies it."""
+    return hidden.astype(weight.dtype)
+
+
+def local(*head: Any) -> tuple[Any, ...]:
+    return head
 
 
 def checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, jax.Array]:

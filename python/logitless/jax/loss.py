@@ -26,27 +26,25 @@ if TYPE_CHECKING:
     from .sharding import Sharding
 
 
-def _loss_outputs(options: LossOptions, inputs: dict, argmax: bool) -> dict:
-    lead = inputs["hidden"].shape[:-1]
-    outputs = {"loss": (lead if options.reduction == "none" else (), _arguments.sum_dtype(inputs["hidden"].dtype).name)}
-    if argmax:
-        outputs["argmax"] = (lead, "int32")
-    return outputs
+def _loss_outputs(options: LossOptions, inputs: dict, more: tuple[str, ...]) -> dict:
+    lead, number = inputs["hidden"].shape[:-1], _arguments.sum_dtype(inputs["hidden"].dtype).name
+    known = {"argmax": (lead, "int32"), "lse": (lead, number)}
+    return {"loss": (lead if options.reduction == "none" else (), number), **{name: known[name] for name in more}}
 
 
-def _forward(options: LossOptions, argmax: bool, inputs: dict, fixed: dict) -> dict:
-    return _ffi.call("cross_entropy", options, {**inputs, **fixed}, _loss_outputs(options, inputs, argmax))
+def _forward(options: LossOptions, more: tuple[str, ...], inputs: dict, fixed: dict) -> dict:
+    return _ffi.call("cross_entropy", options, {**inputs, **fixed}, _loss_outputs(options, inputs, more))
 
 
 _differentiable = jax.custom_vjp(_forward, nondiff_argnums=(0, 1))
 
 
-def _cross_entropy_fwd(options, argmax, inputs, fixed):
+def _cross_entropy_fwd(options, more, inputs, fixed):
     refuse_gradients(fixed)
     values = {name: None if p is None else p.value for name, p in inputs.items()}
     fixed_values = {name: None if p is None else p.value for name, p in fixed.items()}
     wanted = wanted_gradients(inputs)
-    outputs = _loss_outputs(options, values, argmax)
+    outputs = _loss_outputs(options, values, more)
     if options.reduction == "none":  # the upstream gradient of each token is known in the backward
         found = _ffi.call("cross_entropy", options, {**values, **fixed_values}, outputs)
         return found, (wanted, values, fixed_values)
@@ -59,7 +57,7 @@ def _cross_entropy_fwd(options, argmax, inputs, fixed):
     return {name: found[name] for name in outputs}, (wanted, kept, types)
 
 
-def _cross_entropy_bwd(options, argmax, kept, cotangents):
+def _cross_entropy_bwd(options, more, kept, cotangents):
     cotangent = cotangents["loss"]
     none = isinstance(cotangent, SymbolicZero)
     found = {}
@@ -85,10 +83,10 @@ _differentiable.defvjp(_cross_entropy_fwd, _cross_entropy_bwd, symbolic_zeros=Tr
 
 # It is jitted since a shard_map that runs eagerly does not accept a custom_vjp itself.
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _cross_entropy(options: LossOptions, argmax: bool, inputs: dict, fixed: dict) -> dict:
-    """Returns {"loss": float32, "argmax": int32 [N] if asked for}. inputs: hidden [N, D], weight, bias: differentiable.
-    """
-    found = _differentiable(options, argmax, inputs, fixed)
+def token_losses(options: LossOptions, more: tuple[str, ...], inputs: dict, fixed: dict) -> dict:
+    """Returns {"loss": float32}, and the outputs of ``more`` without gradients: "lse" [N], "argmax"
+    int32 [N]. inputs: hidden [N, D], weight, bias: differentiable."""
+    found = _differentiable(options, more, inputs, fixed)
     if options.reduction == "none":
         vocab = inputs["weight"].shape[0]
         found["loss"] = nan_at_bad_targets(found["loss"], fixed["targets"], options.ignore_index, vocab)
@@ -274,7 +272,7 @@ def linear_cross_entropy(
     lead, ignored, y = call.lead, options.ignore_index, call.targets
     axes = _ffi.axes_of(*[a for a in (*inputs.values(), *fixed.values()) if a is not None])
     varying, fixed = _ffi.varying(inputs, axes), _ffi.varying(fixed, axes)
-    found = _cross_entropy(options, bool(accuracy or return_argmax), varying, fixed)
+    found = token_losses(options, ("argmax",) * bool(accuracy or return_argmax), varying, fixed)
     loss = found["loss"].reshape(lead) if reduction == "none" else found["loss"]
     if normalizer_array is not None:
         loss = loss / normalizer_array

@@ -93,4 +93,5 @@ def _chunks(hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, valid: Te
         x = hidden.index_select(0, rows.index_select(0, at)).to(number)
         if not drops:
             x = torch.where(valid.index_select(0, at)[:, None], x, 0.0)
-        yield at, x, weight.index_select(0, ids.index_select(0, at)).to(number)
+        w = weight.index_select(0, ids.index_select(0, at))
+        yield at, x, w.to(hidden.dtype).to(number)

@@ -19,8 +19,9 @@ from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from . import _entries, _memory, _noise, dtensor
+from ._arguments import named
 from ._backend import backend
-from .call import check_head, compute_dtype
+from .call import check_head, compute_dtype, with_fixed_lse
 from .loss import Asked, linear_cross_entropy, token_log_probs
 
 NAMES = options.Framework(
@@ -288,6 +289,24 @@ def log_probs(hidden: Any, weight: Any, target: Any, bias: Any, head: Head, save
     return token_log_probs(hidden, weight, target, bias, asked, **head._asdict())[0]
 
 
+def weighted_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head, argmax: bool, **more: Any
+) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+    """Returns the sum of the tokens' losses, which token_weight or target_weight multiply; and without gradients the
+    log-sum-exp of each token and, if wanted, its largest entry."""
+    found = with_fixed_lse(named(
+        hidden=hidden, weight=weight, target=target, bias=bias, reduction="sum", return_lse=True, return_argmax=argmax,
+        **head._asdict(), **more,
+    ))  # fmt: skip
+    return found[0], found[1], found[2] if argmax else None
+
+
+def operand(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Returns hidden in the dtype in which a head multiplies it."""
+    compute = compute_dtype(hidden, weight)
+    return hidden if compute is None else hidden.to(compute)
+
+
 def _warn_of_gathering(name: str, weight: Tensor) -> None:
     """Warns that a sharded weight is gathered on every rank: divergences do not support a sharded vocabulary."""
     placements = getattr(weight, "placements", ())
@@ -298,6 +317,12 @@ def _warn_of_gathering(name: str, weight: Tensor) -> None:
         f"{name}: a DTensor sharded as {tuple(placements)} over {weight.device_mesh.size()} ranks is gathered on each of them "
         f"in every call, {full:.0f} MiB"
     )
+
+
+def local(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor]) -> tuple[Any, ...]:
+    """Returns plain tensors of DTensors; a sharded weight is gathered."""
+    _warn_of_gathering("weight", weight)
+    return dtensor.local(hidden, weight, target, bias)
 
 
 def checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, Tensor]:

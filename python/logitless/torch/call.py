@@ -273,6 +273,12 @@ def way_of(*tensors: Optional[Tensor]) -> str:
     return EAGER
 
 
+def with_fixed_lse(a: Arguments) -> Any:
+    """Computes linear_cross_entropy of plain tensors, in whose results an lse has no gradient and costs nothing."""
+    check_tensors(a)
+    return results_of(checked_call(a), fixed_lse=True)
+
+
 def cross_entropy(a: Arguments, spread: dtensor.Spread = dtensor.Spread(), key: Any = None) -> Any:
     """Computes linear_cross_entropy. key: that of ``key_of``."""
     check_tensors(a)
@@ -284,13 +290,13 @@ def cross_entropy(a: Arguments, spread: dtensor.Spread = dtensor.Spread(), key: 
     return results_of(call, key if same else None)
 
 
-def results_of(call: Call, key: Any = None) -> Any:
+def results_of(call: Call, key: Any = None, fixed_lse: bool = False) -> Any:
     """Computes the results of a call. key: the key under which it may be remembered, for tensors that were not
-    converted."""
+    converted. fixed_lse: an lse has no gradient."""
     options, lead, target = call.options, call.lead, call.target
     needs, compute = needs_of(call.hidden, call.weight, call.bias), compute_dtype(call.hidden, call.weight)
     # The loss itself returns an lse without a gradient; the head's outputs all have gradients.
-    of_head = call.target_logits or (call.lse and bool(needs))
+    of_head = call.target_logits or (call.lse and bool(needs) and not fixed_lse)
     argmax = call.argmax or call.accuracy
     if key is not None and (of_head or call.lse or argmax or compute is not None or options.reduction == "none"):
         key = None

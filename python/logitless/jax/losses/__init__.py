@@ -14,6 +14,7 @@ from .contrastive import arcface_loss, cosface_loss, info_nce_loss
 from .distillation import (
     TopK, explain_divergence, forward_kl_loss, jsd_loss, reverse_kl_loss, teacher_top_k, top_k_loss,
 )
+from .multi_token import MultiTokenLoss, multi_token_loss
 from .policy import (
     PolicyLoss, bnpo_loss, cispo_loss, dapo_loss, dr_grpo_loss, gmpo_loss, group_advantages, grpo_loss, gspo_loss,
     kl_penalized_rewards, luspo_loss, ppo_loss, sapo_loss, vespo_loss,
@@ -24,9 +25,9 @@ from .preference import (
 from .selective import selective_log_softmax
 
 __all__ = [
-    "KTOLoss", "PolicyLoss", "PreferenceLoss", "TopK", "arcface_loss", "bnpo_loss", "cispo_loss", "cosface_loss",
-    "cpo_loss", "dapo_loss", "dpo_loss", "dr_grpo_loss", "explain_divergence", "forward_kl_loss", "gmpo_loss",
+    "KTOLoss", "MultiTokenLoss", "PolicyLoss", "PreferenceLoss", "TopK", "arcface_loss", "bnpo_loss", "cispo_loss",
+    "cosface_loss", "cpo_loss", "dapo_loss", "dpo_loss", "dr_grpo_loss", "explain_divergence", "forward_kl_loss", "gmpo_loss",
     "group_advantages", "grpo_loss", "gspo_loss", "info_nce_loss", "ipo_loss", "jsd_loss", "kl_penalized_rewards",
-    "kto_kl", "kto_loss", "luspo_loss", "orpo_loss", "ppo_loss", "reverse_kl_loss", "sapo_loss",
+    "kto_kl", "kto_loss", "luspo_loss", "multi_token_loss", "orpo_loss", "ppo_loss", "reverse_kl_loss", "sapo_loss",
     "selective_log_softmax", "simpo_loss", "teacher_top_k", "top_k_loss", "vespo_loss",
 ]

@@ -1,0 +1,40 @@
+"""The loss of several heads, or of several tokens ahead. ``_losses/multi_token.py`` has the docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+from jax.typing import ArrayLike
+
+from ..._losses import multi_token as shared
+from ..._losses.options import HEAD, HeadKeywords
+from .. import _xp as xp
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class MultiTokenLoss(NamedTuple):
+    """A loss of several heads. Only ``loss`` has a gradient."""
+
+    loss: jax.Array  # []
+    head_losses: jax.Array  # [M]: of each head, without its weight
+    accuracies: jax.Array | None  # [M]: fraction of tokens that a head predicts; None if not asked for
+
+
+@xp.takes(HEAD, shared.multi_token_loss)
+def multi_token_loss(
+    hidden: ArrayLike | Sequence[ArrayLike], weight: ArrayLike | Sequence[ArrayLike], targets: ArrayLike,
+    bias: ArrayLike | Sequence[ArrayLike] | None = None,
+    *, shifts: Sequence[int] | None = None, head_weights: Sequence[float] | None = None,
+    segment_ids: ArrayLike | None = None, reduction: str = "mean", normalizer: ArrayLike | None = None,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, accuracy: bool = False, **head: Unpack[HeadKeywords],
+) -> MultiTokenLoss:
+    """Cross entropy of several heads that predict tokens further ahead (multi-token prediction, Medusa, EAGLE)."""
+    return MultiTokenLoss(*shared.multi_token_loss(
+        xp, hidden, weight, targets, bias, shifts=shifts, head_weights=head_weights, segment_ids=segment_ids,
+        reduction=reduction, normalizer=normalizer, label_smoothing=label_smoothing, z_loss=z_loss, accuracy=accuracy,
+        **head
+    ))

@@ -1,0 +1,39 @@
+"""The loss of several heads, or of several tokens ahead. ``_losses/multi_token.py`` has the docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Optional
+
+from torch import Tensor
+
+from ..._losses import multi_token as shared
+from ..._losses.options import HEAD, HeadKeywords
+from .. import _xp as xp
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class MultiTokenLoss(NamedTuple):
+    """A loss of several heads. Only ``loss`` has a gradient."""
+
+    loss: Tensor  # []
+    head_losses: Tensor  # [M]: of each head, without its weight
+    accuracies: Optional[Tensor]  # [M]: fraction of tokens that a head predicts; None if not asked for
+
+
+@xp.takes(HEAD, shared.multi_token_loss)
+def multi_token_loss(
+    hidden: Tensor | Sequence[Tensor], weight: Tensor | Sequence[Tensor], target: Tensor,
+    bias: Optional[Tensor | Sequence[Tensor]] = None,
+    *, shifts: Optional[Sequence[int]] = None, head_weights: Optional[Sequence[float]] = None,
+    segment_ids: Optional[Tensor] = None, reduction: str = "mean", normalizer: Optional[float | Tensor] = None,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, accuracy: bool = False, **head: Unpack[HeadKeywords],
+) -> MultiTokenLoss:
+    """Cross entropy of several heads that predict tokens further ahead (multi-token prediction, Medusa, EAGLE)."""
+    return MultiTokenLoss(*shared.multi_token_loss(
+        xp, hidden, weight, target, bias, shifts=shifts, head_weights=head_weights, segment_ids=segment_ids,
+        reduction=reduction, normalizer=normalizer, label_smoothing=label_smoothing, z_loss=z_loss, accuracy=accuracy,
+        **head
+    ))
