@@ -225,7 +225,7 @@ int main(int argc, char** argv) {
   app.add_flag("--json", o.json);
   std::string device = "cpu";
   logitless::bench::DeviceBenchOptions of_device;
-  app.add_option("--device", device, "cpu, or cuda: the shapes of docs/benchmarks.md on a GPU")
+  app.add_option("--device", device, "cpu, or cuda: the shapes of benchmarks.md on a GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--only", of_device.only,
                  "with --device cuda: this head, or file of --real-head, alone");

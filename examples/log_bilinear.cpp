@@ -1,6 +1,6 @@
 // A log-bilinear language model (Mnih & Hinton 2007), trained with the head of logitless.
 //
-//   cat docs/*.md >text && build/examples/example_log_bilinear text [STEPS]
+//   cat docs/*/*.md >text && build/examples/example_log_bilinear text [STEPS]
 //
 // The hidden state of a token is a weighted sum of the vectors of the words before it, and a
 // softmax over all words of the text predicts the token:

@@ -3,7 +3,7 @@
 
   - no comment begins with a word of FIRST_WORDS: a comment is a sentence, or a noun phrase that names the thing
   - no sentence of a comment has more than MAX_WORDS words
-  - no comment, identifier or document uses a term of TERMS; docs/glossary.md has the terms to use
+  - no comment, identifier or document uses a term of TERMS; docs/reference/glossary.md has the terms to use
 
 One line for each finding, FILE:LINE first; the exit status is 1 if there are any.
 """
@@ -25,7 +25,7 @@ HASHES = (".py", ".sh", ".cmake", "CMakeLists.txt", "Makefile")
 # Files about text, in which a word is a word and a piece is a piece of SentencePiece.
 TEXT = ("apps/train/*", "src/cli/*", "src/page/*", "tests/train/*", "tests/python/train/*", "tests/cli/*", "tests/core/*",
         "bench/experiments/*", "bench/heads/*", "examples/log_bilinear.cpp",
-        "tests/python/torch/recipes/*", "tests/tools/*", "docs/train.md", "docs/far_field_figures.md")
+        "tests/python/torch/recipes/*", "tests/tools/*", "docs/use/train.md", "docs/develop/log/far_field_figures.md")
 # Files about words of 32 or 64 bits.
 BITS = ("src/core/*", "src/kernels/cuda/device/tiles_sm90.cuh", "src/kernels/cuda/head/split_sums_sm90.cuh",
         "src/kernels/cuda/head/gradient_sm90.cuh", "src/kernels/cuda/head/block_rows.cu", "src/kernels/cuda/far/selection.cu",

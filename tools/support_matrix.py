@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/support.md: which call runs on which device, in which dtype, by which kernel.
+"""Writes docs/reference/support.md: which call runs on which device, in which dtype, by which kernel.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so tools/support_matrix.py [--check]
 
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/support.md"
+PAGE = ROOT / "docs/reference/support.md"
 for variable in ("LOGITLESS_CPU", "LOGITLESS_GPU_KERNELS"):
     os.environ.pop(variable, None)
 sys.path.insert(0, str(ROOT / "python"))
@@ -110,12 +110,12 @@ CALLS = (
     ("log-probabilities, entropy: `linear_logprobs`", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
     ("the same with `selected_ids`", lambda k, d: bool(plan(k, d, targets_per_token=65, entropy=1, entropy_gradient=1))),
     ("over kept sets: `linear_kept_logprobs`, in the framework's operations", lambda k, d: True),
-    ("[ready losses](ready_losses.md)", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
+    ("[ready losses](../use/ready_losses.md)", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
     ("several heads: `losses.multi_token_loss`", lambda k, d: bool(plan(k, d, argmax=1, label_smoothing=1))),
     ("exponentials saved until the backward, one GEMM less", saves_exponentials),
-    ("[far field](far_field.md)", far),
-    ("[vocabulary over ranks](distributed.md)", shards),
-    ("[`autochunk`](autochunk.md), the library's executor", compiles),
+    ("[far field](../use/far_field.md)", far),
+    ("[vocabulary over ranks](../use/distributed.md)", shards),
+    ("[`autochunk`](../use/autochunk.md), the library's executor", compiles),
     ("ignored tokens are skipped", skips),
 )
 
@@ -214,15 +214,15 @@ GPUs by compute capability. A cell has the dtypes of hidden and weight that are 
 
 {table(["call", *(title for title, _, _ in columns)], [[name, *(cells[k] for _, cells, _ in columns)] for k, (name, _) in enumerate(CALLS)])}
 
-- *(forward)*: ignored tokens cost nothing in the forward alone ([gpu.md](gpu.md#ignored-tokens)).
+- *(forward)*: ignored tokens cost nothing in the forward alone ([gpu.md](../use/gpu.md#ignored-tokens)).
 - `autochunk` runs generated PyTorch or JAX on every device of the framework where the library does not
-  take a program, and says so ([autochunk.md](autochunk.md#which-executor)).
+  take a program, and says so ([autochunk.md](../use/autochunk.md#which-executor)).
 - *no* of a loss, and other devices (AMD, TPU, Apple, Intel): PyTorch's and JAX's own operations, chunk by chunk,
-  for losses, log-probabilities and ready losses ([pytorch.md](pytorch.md#every-device),
-  [jax.md](jax.md#which-devices)).
+  for losses, log-probabilities and ready losses ([pytorch.md](../use/pytorch.md#every-device),
+  [jax.md](../use/jax.md#which-devices)).
 
 ## GPU kernels
-The kernel of a head of {SIZES["dim"]} x {SIZES["vocab"]}; of other widths [gpu.md](gpu.md#which-kernels) says more.
+The kernel of a head of {SIZES["dim"]} x {SIZES["vocab"]}; of other widths [gpu.md](../use/gpu.md#which-kernels) says more.
 
 {table(["dtype", *(title for title, _, _ in gpus)], [[dtype, *(kernels[k] for _, _, kernels in gpus)] for k, dtype in enumerate(DTYPES)])}
 
@@ -230,7 +230,7 @@ Cards whose rates are known:
 
 {chr(10).join(f"- {k / 10}: {', '.join(names)}" for k, names in sorted(known.items()))}
 
-Kernels were measured on H100 and H200 alone ([gpu.md](gpu.md#which-kernels)).
+Kernels were measured on H100 and H200 alone ([gpu.md](../use/gpu.md#which-kernels)).
 
 ## CPU kernels
 The first that runs on the processor and takes the dtype is chosen, `avx512` before `avx512_bf16` where that is
@@ -254,7 +254,7 @@ elsewhere. JAX's handlers are built with the headers of the jaxlib that pip fetc
 ## Environment variables
 {table(["variable", "meaning", "not set"], [[f"`{v.name}`", v.meaning, v.unset] for v in _environment.VARIABLES])}
 
-Those that the build and the tests read are in [CONTRIBUTING.md](../CONTRIBUTING.md).
+Those that the build and the tests read are in [CONTRIBUTING.md](../../CONTRIBUTING.md).
 """
 
 

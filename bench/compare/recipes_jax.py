@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the memory that docs/recipes save in JAX: temporaries of the compiled loss and its gradients beyond inputs and
+"""Measures the memory that docs/use/recipes save in JAX: temporaries of the compiled loss and its gradients beyond inputs and
 gradients, with each library's own loss and with logitless's.
 
     LOGITLESS_LIBRARY=... PYTHONPATH=python python3 bench/compare/recipes_jax.py

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the memory that docs/recipes save: the peak of PyTorch's allocator in one training step of each installed
+"""Measures the memory that docs/use/recipes save: the peak of PyTorch's allocator in one training step of each installed
 library, with its own loss and with logitless's, beyond the model.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/recipes_torch.py

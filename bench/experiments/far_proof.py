@@ -186,7 +186,7 @@ def add_report(commands):
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, help="folder of report.md and pictures; None: the first of the folders")
     parser.add_argument("--promised", type=numbers(float), default="0.59,0.41", metavar="BACKWARD,BOTH",
-                        help="head's time of the dense head's (docs/far_field_figures.md, D = 768)")
+                        help="head's time of the dense head's (docs/develop/log/far_field_figures.md, D = 768)")
     parser.add_argument("--head-ms", type=float, help="dense head of a step, measured alone (bench_head --device cuda)")
     parser.set_defaults(act=report)
 

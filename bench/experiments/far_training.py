@@ -6,7 +6,7 @@ model in PyTorch.
                                   [--variants dense far far-hidden far-weight sample:16]
 
 The token ids are those that `logitless train --text` has cached. GEMMs are exact. Tiles and blocks are selected as in
-docs/far_field.md, with a fixed tau and a new order every --every steps. Variants differ only in the gradients that use
+docs/use/far_field.md, with a fixed tau and a new order every --every steps. Variants differ only in the gradients that use
 skipped tiles: both (far), d_hidden or d_weight alone, or both with a sample in d_weight (sample:M). Holds the
 probabilities of a batch in full, several times; a run takes seconds on a GPU. Prints validation losses at each quarter,
 in nats.

@@ -527,10 +527,10 @@ typedef struct logitless_program_tensor {
 LOGITLESS_API void logitless_program_tensor_init(logitless_program_tensor* tensor,
                                                  size_t struct_size);
 
-/* Compiles the text form of docs/ir.md for the CPU, or for the GPU of the options. options may be
- * NULL, which means the defaults. Invalid argument: an error at a line and column of the text, an
- * unbound size, a violation of strict, an unknown device or capability. Unsupported: an operation
- * and dtype without a kernel. A build without CUDA compiles for a GPU as well. */
+/* Compiles the text form of docs/reference/ir.md for the CPU, or for the GPU of the options.
+ * options may be NULL, which means the defaults. Invalid argument: an error at a line and column of
+ * the text, an unbound size, a violation of strict, an unknown device or capability. Unsupported:
+ * an operation and dtype without a kernel. A build without CUDA compiles for a GPU as well. */
 LOGITLESS_API logitless_status logitless_program_compile(const char* text,
                                                          const logitless_program_options* options,
                                                          logitless_program** program);
@@ -565,9 +565,9 @@ LOGITLESS_API logitless_status logitless_program_run(const logitless_program* pr
 
 /* Prepares a program for logitless_program_enqueue on the device of the context. On a GPU only this
  * call compiles and loads kernels and chooses GEMM algorithms. It takes device memory and files of
- * the cache (docs/gpu.md lists the libraries that it needs). `prepared` needs neither the program
- * nor the context afterwards, is immutable, and may be shared by threads. Not allowed while the
- * thread captures a stream. Errors: a context of another device or compute capability (invalid
+ * the cache (docs/use/gpu.md lists the libraries that it needs). `prepared` needs neither the
+ * program nor the context afterwards, is immutable, and may be shared by threads. Not allowed while
+ * the thread captures a stream. Errors: a context of another device or compute capability (invalid
  * argument); a missing library or a build without CUDA (unsupported); errors of the device. */
 LOGITLESS_API logitless_status logitless_program_prepare(const logitless_program* program,
                                                          const logitless_context* context,

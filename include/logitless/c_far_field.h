@@ -1,6 +1,6 @@
-/* The far field over the C ABI: vocab_order.h and far_field.h in C. docs/far_field.md says when to
- * use it. The conventions are those of c_api.h, and this header is part of its ABI version. For a
- * call with the caller's own order, use logitless_cross_entropy with a plan of accuracy or kind
+/* The far field over the C ABI: vocab_order.h and far_field.h in C. docs/use/far_field.md says when
+ * to use it. The conventions are those of c_api.h, and this header is part of its ABI version. For
+ * a call with the caller's own order, use logitless_cross_entropy with a plan of accuracy or kind
  * far_*. Set `order` and `sample_seed` of its inputs. */
 #pragma once
 

@@ -1,6 +1,6 @@
 // Compiles a tensor program (graph.h) for a CPU or a GPU. Regions whose intermediate values dwarf
 // everything else become loops over chunks. All memory except parameters and results is one arena
-// of a size known beforehand. docs/compiler.md explains the method.
+// of a size known beforehand. docs/explain/compiler.md explains the method.
 #pragma once
 
 #include <cstddef>
@@ -55,10 +55,10 @@ struct CompileOptions {
   // Lets GEMM epilogues on a GPU add biases and residuals; on Hopper also tanh-gelu and its
   // gradient. false: loops do it.
   bool epilogues = true;
-  // Accepts operations that the caller runs (`extern` of docs/ir.md); false: they are refused. A
-  // program with one is planned and described, and the caller runs its text: run() and prepare()
-  // refuse it. Matrix products keep as few dimensions as the program gives them, since a caller's
-  // may copy operands without strides. The library's own read such operands in place.
+  // Accepts operations that the caller runs (`extern` of docs/reference/ir.md); false: they are
+  // refused. A program with one is planned and described, and the caller runs its text: run() and
+  // prepare() refuse it. Matrix products keep as few dimensions as the program gives them, since a
+  // caller's may copy operands without strides. The library's own read such operands in place.
   bool externs = false;
   // Throws an error that names a missed budget or a big value that could not be chunked; otherwise
   // the report names it.
@@ -205,10 +205,10 @@ class LOGITLESS_API CompiledProgram {
                                        int repeat = 1) const;
 
   // Compiles and loads the kernels of a GPU program and chooses its GEMM algorithms. It is the only
-  // call that allocates on the device or on disk (docs/gpu.md lists the required libraries and the
-  // kernel cache). The context's GPU has the program's compute capability. Throws InvalidArgument
-  // if program or context is the CPU's or has another compute capability. Throws Unsupported naming
-  // a missing library, or a build without CUDA; DeviceError.
+  // call that allocates on the device or on disk (docs/use/gpu.md lists the required libraries and
+  // the kernel cache). The context's GPU has the program's compute capability. Throws
+  // InvalidArgument if program or context is the CPU's or has another compute capability. Throws
+  // Unsupported naming a missing library, or a build without CUDA; DeviceError.
   PreparedProgram prepare(const Context& context) const;
 
   // The same run with the program's head under `far` (far_field.h), which serves this head alone:

@@ -96,8 +96,8 @@ struct CrossEntropyInputs {
   // Upstream gradients of reduction none, optional [...] f32; without it they are grad_loss.
   ConstTensorView grad_losses = {};
   // The order of a far-field plan, which needs one; other plans ignore it. It is made for about
-  // these weights: the error grows as they move away from those of the order (docs/far_field.md).
-  // With a sharding it covers this rank's rows and comes from share_order.
+  // these weights: the error grows as they move away from those of the order
+  // (docs/use/far_field.md). With a sharding it covers this rank's rows and comes from share_order.
   VocabOrder order = {};
   // Seed of a far-field plan with sample_every: another number for each call, best the next one.
   std::uint64_t sample_seed = 0;

@@ -1,6 +1,6 @@
 // The head of a training run whose far-field error is controlled: the caller gives the wanted
 // error. Steps are dense until a trial shows that the far field keeps that error, and dense again
-// when it does not. docs/far_field.md has the policy and its measurements.
+// when it does not. docs/use/far_field.md has the policy and its measurements.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Writes tensor programs for the compiler (compiler.h): a graph of values, its results, their
-// gradients. docs/ir.md describes the operations and the text form.
+// gradients. docs/reference/ir.md describes the operations and the text form.
 //
 //   Graph g;
 //   Value h = g.parameter("h", DType::f32, {Dim::symbol("N"), 768});
@@ -113,7 +113,7 @@ LOGITLESS_API Value operator+(double a, Value b);
 LOGITLESS_API Value operator-(double a, Value b);
 LOGITLESS_API Value operator*(double a, Value b);
 LOGITLESS_API Value operator/(double a, Value b);
-// Applies a function of docs/ir.md by name: "exp", "tanh", "max", "eq", "select", "random", ...
+// Applies a function of docs/reference/ir.md by name: "exp", "tanh", "max", "eq", "random", ...
 LOGITLESS_API Value apply(std::string_view function, const std::vector<Value>& operands);
 LOGITLESS_API Value exp(Value x);
 LOGITLESS_API Value log(Value x);

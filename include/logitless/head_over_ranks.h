@@ -1,6 +1,6 @@
 // The vocabulary-parallel head of a compiled program. Each rank runs the program on its own tokens,
 // and no rank has the full weight of the head or its gradient
-// (docs/distributed.md#heads-of-programs).
+// (docs/use/distributed.md#heads-of-programs).
 #pragma once
 
 #include <cstddef>

@@ -20,8 +20,8 @@ struct HeadShape {
 };
 
 // Products of f32 tensors on a GPU. ieee: fp32. tf32: operands are rounded to the 10 bits after the
-// binary point of TF32 in the tensor cores, and summed in fp32 (docs/losses.md). Other tensors are
-// not rounded, and take ieee alone.
+// binary point of TF32 in the tensor cores, and summed in fp32 (docs/explain/losses.md). Other
+// tensors are not rounded, and take ieee alone.
 enum class Precision : std::uint8_t { ieee = 0, tf32 = 1 };
 
 // The features of a call that change its work, apart from the shape.

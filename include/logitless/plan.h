@@ -23,7 +23,7 @@ enum class PlanKind : std::uint8_t {
   recompute = 2,  // 4 GEMMs; one vocabulary block at a time
   stored = 3,     // 4 - f GEMMs; a fraction f of exp(z) is saved
   // 1 + 3k GEMMs: gradients recompute a fraction k of the vocabulary's tiles, and the others enter
-  // by their mass. The loss is exact, and tau sets the gradients' error: docs/far_field.md.
+  // by their mass. The loss is exact, and tau sets the gradients' error: docs/use/far_field.md.
   far_backward = 4,
   // 4k GEMMs: the forward, too, computes only the selected tiles. The loss has an error.
   far_both = 5,

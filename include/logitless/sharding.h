@@ -1,5 +1,5 @@
 // Vocabulary-parallel heads, with tokens sharded or not: no rank holds the full weight, its
-// gradient or the logits (docs/distributed.md).
+// gradient or the logits (docs/use/distributed.md).
 #pragma once
 
 #include <cstdint>

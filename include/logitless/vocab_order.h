@@ -1,6 +1,6 @@
 // An order of the vocabulary in which similar entries share a tile of 128. The far field
-// (docs/far_field.md) iterates over its positions instead of token ids. The caller's tensors keep
-// their own order.
+// (docs/use/far_field.md) iterates over its positions instead of token ids. The caller's tensors
+// keep their own order.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""Tensor programs over ctypes: the text form of docs/ir.md, compiled by liblogitless. A program runs on numpy arrays,
+"""Tensor programs over ctypes: the text form of docs/reference/ir.md, compiled by liblogitless. A program runs on numpy arrays,
 or is enqueued on addresses of device memory."""
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class ProgramTensor:
     """A parameter or a result of a program."""
 
     name: str
-    dtype: str  # the name of docs/ir.md: "f32", "bf16", ...
+    dtype: str  # the name of docs/reference/ir.md: "f32", "bf16", ...
     shape: tuple[int, ...]
 
 
 class Program:
     """A compiled tensor program. It is immutable, and threads may share it.
 
-    text: the program in the form of docs/ir.md. sizes: a value for each of its symbols. memory_budget: bytes, or text
+    text: the program in the form of docs/reference/ir.md. sizes: a value for each of its symbols. memory_budget: bytes, or text
     such as "512MiB", that values may take in the arena; None chunks wherever nothing is recomputed. chunks: the number
     of chunks of every loop; 0 lets the compiler choose. threads: CPU threads that run it; 0: all cores. chunk=False: no
     loops. head_engine=False: heads become loops like other regions. strict: a budget that is not met, or a large value
@@ -149,7 +149,7 @@ class PreparedProgram:
     immutable, and threads may share it. On a GPU it must outlive all work that it enqueues.
 
     Raises ValueError for a context of another device type or compute capability than the program's. Raises
-    NotImplementedError for a missing library (docs/gpu.md) or a build without CUDA, and LogitlessError for device
+    NotImplementedError for a missing library (docs/use/gpu.md) or a build without CUDA, and LogitlessError for device
     errors.
     """
 

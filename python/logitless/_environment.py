@@ -1,4 +1,4 @@
-"""The environment variables that logitless reads: the one table, which build_info() and docs/support.md show."""
+"""The environment variables that logitless reads: the one table, which build_info() and docs/reference/support.md show."""
 
 from __future__ import annotations
 

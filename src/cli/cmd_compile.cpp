@@ -272,7 +272,7 @@ Command add_compile(CommandLine& program) {
   CompileCommand* a = args.get();
   constexpr std::int64_t kMost = INT64_MAX;
   sub.add_text("FILE", args->file,
-               "program in the text form of docs/ir.md, or - for standard input")
+               "program in the text form of docs/reference/ir.md, or - for standard input")
       .group("Program");
   sub.add_text("--model", args->model,
                "a training step instead: gpt2, llama-3.2-1b, ..., a config.json or its folder")

@@ -1,6 +1,6 @@
 // Importance sampling of the far field: the skipped pairs of a tile (a group, on a GPU) and a block
 // of tokens that a call computes exactly. They stand for the others in d_weight and d_bias
-// (docs/far_field.md).
+// (docs/use/far_field.md).
 #pragma once
 
 #include <cstdint>

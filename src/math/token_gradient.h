@@ -1,5 +1,5 @@
-// The closed form of every loss's gradient with respect to one token's logits (docs/losses.md),
-// with the logit weights w:
+// The closed form of every loss's gradient with respect to one token's logits
+// (docs/explain/losses.md), with the logit weights w:
 //
 //   dz_j = p_j (alpha + beta (z_j - lse)) + gamma w_j + sum_k delta_k [j == idx_k]
 //   da_j = dz_j * s * (1 - (z_j / c)^2)

@@ -1,5 +1,5 @@
-// XLA FFI handlers of tensor programs (docs/ir.md): a custom call that computes the results of a
-// text, in XLA's memory. logitless.jax's autochunk makes such calls.
+// XLA FFI handlers of tensor programs (docs/reference/ir.md): a custom call that computes the
+// results of a text, in XLA's memory. logitless.jax's autochunk makes such calls.
 //
 // Arguments are the program's parameters. Results are its results and then the arena, a byte buffer
 // of 256 bytes more than the program's arena. Attributes: text; memory_budget, chunks, chunk,

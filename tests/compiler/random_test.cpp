@@ -69,9 +69,9 @@ double error(const ir::Tensors& a, const ir::Tensors& b, double least) {
   return worst;
 }
 
-// The error must be within `bound`, that of the contract (docs/losses.md) for floats, or 2^-24 of
-// the largest result: one rounding of it to a float. The interpreter does not round to 16 bits, so
-// there the error may also be that of the program run without changes.
+// The error must be within `bound`, that of the contract (docs/explain/losses.md) for floats, or
+// 2^-24 of the largest result: one rounding of it to a float. The interpreter does not round to 16
+// bits, so there the error may also be that of the program run without changes.
 void check(DType dtype, LossSize size, std::uint64_t count, double bound) {
   const double least = std::max(1e-3, dtype == DType::f32 ? 0x1p-24 / bound : 0.0);
   for (std::uint64_t i = 0; i < (asked.count > 0 ? asked.count : count); ++i) {

@@ -1,4 +1,4 @@
-// Products of f32 tensors in TF32 on a GPU, against float64 (docs/losses.md has the bounds).
+// Products of f32 tensors in TF32 on a GPU, against float64: bounds of docs/explain/losses.md.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Gradients whose parts cancel: the error is bounded by the size of the parts, not of their sum
-// (docs/losses.md).
+// (docs/explain/losses.md).
 #include <gtest/gtest.h>
 
 #include <cmath>

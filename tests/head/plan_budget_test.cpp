@@ -189,7 +189,7 @@ TEST(PlanBudget, HasTheSameChunksForAnyThreadsThatFit) {
   }
 }
 
-// Plans for GPUs that need not be present: heads of docs/benchmarks.md and a small one.
+// Plans for GPUs that need not be present: heads of docs/develop/benchmarks.md and a small one.
 TEST(PlanBudget, HoldsOnGpus) {
   for (const int capability : {80, 90}) {
     for (const HeadShape& shape :

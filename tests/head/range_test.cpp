@@ -1,5 +1,5 @@
 // Logits of any size: correct in the documented range, and never finite but wrong beyond it
-// (docs/losses.md).
+// (docs/explain/losses.md).
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -44,11 +44,11 @@ HEADERS = "#include <cmath>\n#include <cstdint>\n#include <iostream>\n#include <
 SNIPPETS = {
     ("README.md", "#include <logitless/logitless.h>"): (
         "#include <cmath>\n#include <cstdint>\n#include <vector>\n", TENSORS, EXPECT_LOG_V),
-    ("docs/cpp.md", "FarFieldHead head(context, {.error = 0.01});"): (HEADERS, TENSORS + CALL, "if (stats.tokens != 6) return 1;\n"
+    ("docs/use/cpp.md", "FarFieldHead head(context, {.error = 0.01});"): (HEADERS, TENSORS + CALL, "if (stats.tokens != 6) return 1;\n"
                                                                    + EXPECT_LOG_V),
-    ("docs/cpp.md", "#include <stdint.h>"): ("", "", "return status == LOGITLESS_OK && loss > 0.639f && loss < 0.6395f ? 0 : 1;"),
-    ("docs/cpp.md", "#include <iostream>"): ("", "", "return program.arena_bytes() < program.unchunked_arena_bytes() ? 0 : 1;"),
-    ("docs/compiler.md", "CompiledProgram program = compile(graph,"): (
+    ("docs/use/cpp.md", "#include <stdint.h>"): ("", "", "return status == LOGITLESS_OK && loss > 0.639f && loss < 0.6395f ? 0 : 1;"),
+    ("docs/use/cpp.md", "#include <iostream>"): ("", "", "return program.arena_bytes() < program.unchunked_arena_bytes() ? 0 : 1;"),
+    ("docs/explain/compiler.md", "CompiledProgram program = compile(graph,"): (
         HEADERS,
         """
   using namespace logitless;
@@ -60,7 +60,7 @@ SNIPPETS = {
   const Buffer memory(64_MiB);
   void* const arena = memory.data();
 """, "return y[4095] > 8.9f && y[4095] < 9.1f ? 0 : 1;"),
-    ("docs/gpu.md", "Context gpu("): (
+    ("docs/use/gpu.md", "Context gpu("): (
         HEADERS,
         """
   using namespace logitless;
@@ -73,12 +73,12 @@ SNIPPETS = {
   const void* const parameters[] = {x.data()};
   void* const results[] = {y.data()};
 """, "return 0;"),
-    ("docs/distributed.md", "#include <logitless/logitless.h>"): (
+    ("docs/use/distributed.md", "#include <logitless/logitless.h>"): (
         "", "", "return all[0][0] + all[1][0] == 0 && all[0][1] == 10 && all[1][1] == 10 ? 0 : 1;"),
-    ("docs/distributed.md", "const auto self = logitless::make_tcp("): (
+    ("docs/use/distributed.md", "const auto self = logitless::make_tcp("): (
         HEADERS + "#include <string>\n", "const std::string first_host = \"localhost\";\n  const int rank = 0, size = 1;\n",
         "return self->size() == 1 ? 0 : 1;"),
-    ("docs/distributed.md", "// On each rank:"): (
+    ("docs/use/distributed.md", "// On each rank:"): (
         HEADERS + "#include <thread>\n#include <utility>\n",
         """
   const std::size_t n = 6, d = 16, rows = 150;
@@ -95,7 +95,7 @@ SNIPPETS = {
   }
   return losses[0] == losses[1] && std::abs(losses[0] - std::log(300.0f)) < 1e-3f ? 0 : 1;
 """),
-    ("docs/distributed.md", "// A program on each rank: of its own"): (
+    ("docs/use/distributed.md", "// A program on each rank: of its own"): (
         HEADERS + "#include <thread>\n#include <utility>\n",
         """
   const std::int64_t n = 64, d = 16, rows = 4100, vocab = 8200;
@@ -111,7 +111,7 @@ SNIPPETS = {
   }
   return losses[0] == losses[1] && std::abs(losses[0] - 64 * std::log(8200.0f)) < 1e-2f ? 0 : 1;
 """),
-    ("docs/gpu.md", "logitless_program_options options;"): (
+    ("docs/use/gpu.md", "logitless_program_options options;"): (
         "#include <logitless/c_api.h>\n#include <logitless/device.h>\n",
         """
   if (!logitless::gpu_missing().empty()) return 0;  // compiled and linked all the same
@@ -129,15 +129,15 @@ SNIPPETS = {
   void* const results[] = {sum.data(), difference.data()};
   void *arena = memory.data(), *stream = nullptr;
 """, "return 0;"),
-    ("docs/far_field.md", "// Once in a while: an order of the vocabulary"): (
+    ("docs/use/far_field.md", "// Once in a while: an order of the vocabulary"): (
         HEADERS, TENSORS + CALL, EXPECT_LOG_V),
-    ("docs/far_field.md", "// On each rank: the weights of all ranks"): (
+    ("docs/use/far_field.md", "// On each rank: the weights of all ranks"): (
         HEADERS, TENSORS + CALL + """
   const auto vocab = static_cast<std::int64_t>(v);
   const int ranks = 1, rank = 0;
   const std::shared_ptr<Communicator> group = make_thread_group(ranks)[0];
 """, "if (rows != vocab || stats.tokens != 6) return 1;\n" + EXPECT_LOG_V),
-    ("docs/far_field.md", "logitless_far_field_options wanted;"): (
+    ("docs/use/far_field.md", "logitless_far_field_options wanted;"): (
         "#include <math.h>\n#include <stdint.h>\n#include <stdio.h>\n#include <logitless/c_far_field.h>\n",
         """
   enum { N = 3, D = 2, V = 5 };
@@ -166,7 +166,7 @@ SNIPPETS = {
 }
 
 # Snippets that a C compiler accepts.
-IN_C = {("docs/cpp.md", "#include <stdint.h>"), ("docs/far_field.md", "logitless_far_field_options wanted;")}
+IN_C = {("docs/use/cpp.md", "#include <stdint.h>"), ("docs/use/far_field.md", "logitless_far_field_options wanted;")}
 
 # One field of each struct by its name, and sizes of any type: none may cause a warning.
 FIELDS = """

@@ -1,4 +1,4 @@
-"""Tests docs/develop/how_a_call_runs.md: each function of its tables is defined in the file beside it, and the other
+"""Tests docs/explain/how_a_call_runs.md: each function of its tables is defined in the file beside it, and the other
 names and files exist."""
 
 import re
@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/develop/how_a_call_runs.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explain/how_a_call_runs.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\|(?: \d+ \|)? `([\w:]+)` \| `([\w/.]+)` \|", PAGE, re.M)
 
 

@@ -29,7 +29,7 @@ struct DeviceSizes {
 
 // Allowance for libraries, loaded kernels and captured graphs; not measured.
 inline constexpr std::size_t kLibraryBytes = std::size_t{256} << 20;
-// NCCL's buffers at its default settings, measured on two H200s (docs/distributed.md).
+// NCCL's buffers at its default settings, measured on two H200s (docs/use/distributed.md).
 inline constexpr std::size_t kNcclBytes = std::size_t{1400} << 20;
 
 // Returns an item for each buffer of more than 0 bytes.

@@ -1,4 +1,4 @@
-"""Operations that the framework itself runs: `extern` of docs/ir.md. The generated source calls them."""
+"""Operations that the framework itself runs: `extern` of docs/reference/ir.md. The generated source calls them."""
 
 from __future__ import annotations
 

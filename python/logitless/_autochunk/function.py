@@ -121,7 +121,7 @@ class ChunkedFunction(Generic[P, R]):
         return plan if isinstance(plan, str) else plan.describe()
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """Returns the generated Python, or the program in the form of docs/ir.md where the library runs it. Arguments
+        """Returns the generated Python, or the program in the form of docs/reference/ir.md where the library runs it. Arguments
         as in ``explain``."""
         plan = self._described("source", args, kwargs)
         if isinstance(plan, str):

@@ -1,4 +1,4 @@
-"""Writes statements of the text form of tensor programs (docs/ir.md) for a framework's operations."""
+"""Writes statements of the text form of tensor programs (docs/reference/ir.md) for a framework's operations."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def jsd_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_b
     (``explain_divergence``).
     torch: The backward scales the gradients in place.
     Planning takes about a second for each new number of tokens: pad to a few sizes with ``ignore_index``; padding costs
-    as much as other tokens. On a GPU the native executor needs NVRTC (docs/gpu.md).
+    as much as other tokens. On a GPU the native executor needs NVRTC (docs/use/gpu.md).
 
     Raises:
         ValueError, TypeError: the message names the argument, the expected value and the given one. ValueError for a

@@ -1,6 +1,6 @@
 """Terms of the policy losses: importance ratios, surrogates, weights of the sampler, token masks, reductions.
 
-Arrays are [B, T], or [B, 1] with one number per sequence. Definitions are those of the papers that docs/ready_losses.md
+Arrays are [B, T], or [B, 1] with one number per sequence. Definitions are those of the papers that docs/use/ready_losses.md
 lists, with the conventions of TRL's GRPOTrainer.
 """
 

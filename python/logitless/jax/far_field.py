@@ -187,7 +187,7 @@ def far_field_cross_entropy(
     target_weight: ArrayLike | None = None,
     **terms: Unpack[LossTermArguments],
 ) -> tuple[jax.Array, FarFieldState]:
-    """Returns (the loss of ``linear_cross_entropy``, the next step's state). See docs/far_field.md.
+    """Returns (the loss of ``linear_cross_entropy``, the next step's state). See docs/use/far_field.md.
 
     A differentiated call is one step, and computes loss and gradients in the forward. It uses the selected tiles of the
     vocabulary if that keeps the error of the state, and is exact otherwise. A call that is not differentiated returns

@@ -259,7 +259,7 @@ far_field_step.register_autograd(_backward, setup_context=_setup)
 
 
 class FarFieldHead(nn.Module):
-    """``linear_cross_entropy`` for training runs, with gradients from a block-sparse softmax: see docs/far_field.md.
+    """``linear_cross_entropy`` for training runs, with gradients from a block-sparse softmax: see docs/use/far_field.md.
     For each block of tokens, the tiles of the vocabulary that matter are computed. A centroid represents each other
     tile. If that would exceed the error, the step is exact.
 

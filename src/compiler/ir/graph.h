@@ -1,4 +1,4 @@
-// The SSA graph of tensor operations that the compiler works on (docs/ir.md).
+// The SSA graph of tensor operations that the compiler works on (docs/reference/ir.md).
 //
 // Nodes are in topological order: a node reads only earlier nodes. Passes do not edit a graph in
 // place but write a new one (build.h has shorthands), so every existing graph verifies.

@@ -1,5 +1,5 @@
-// The text form of graphs (docs/ir.md). parse(print(g)) is g, and print(parse(t)) is t for printed
-// t.
+// The text form of graphs (docs/reference/ir.md). parse(print(g)) is g, and print(parse(t)) is t
+// for printed t.
 #pragma once
 
 #include <string>

@@ -48,8 +48,8 @@ void Engine::start_far() {
              static_cast<std::int64_t>(order.variance().size()));
   }
   // Tokens with the same target are similar, and blocks of similar tokens select fewer tiles (8.1 %
-  // instead of 9.4 % for a real head; docs/far_field.md). Several ranks use the concatenation of
-  // their orders.
+  // instead of 9.4 % for a real head; docs/use/far_field.md). Several ranks use the concatenation
+  // of their orders.
   const auto places =
       run_.sharded() ? run_.call.far.order->places() : run_.call.far.order->positions();
   const auto place = [&](std::int64_t row) {

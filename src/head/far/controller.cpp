@@ -31,19 +31,19 @@ constexpr std::int64_t kMostInterval = 6400;
 constexpr std::int64_t kMostOption = INT64_C(1) << 40;
 // Factors on tau after an audit with at most a third of the allowed error: kFirstRise before any
 // audit has missed, kRise after the first miss. Successive audits vary widely. In a training run
-// whose tau rose by a quarter until a miss, one audit in ten missed (docs/far_field_figures.md).
+// whose tau rose by a quarter until a miss, one audit in ten missed (far_field_figures.md).
 constexpr double kFirstRise = 1.25;
 constexpr double kRise = 1.05;
 // Factor on tau after a miss that is no trial, or is the first with an order that followed accepted
 // ones. One token that is wholly wrong makes an audit of 128 miss by 9 % with any tau
-// (docs/far_field_figures.md).
+// (docs/develop/log/far_field_figures.md).
 constexpr double kFall = 0.7;
 // Trials with one order, each with a lower tau than the last, before the far field is suspended.
 constexpr int kTrials = 3;
 // A token is wholly wrong with any tau of far_both if its likely entry is unlikely for all tokens
-// of the order's sample (docs/far_field_figures.md#a-wider-head). If more than kMostMissed of the
-// audits miss, averaged over about kBothAudits, steps change to far_backward, whose masses are
-// exact.
+// of the order's sample (docs/develop/log/far_field_figures.md#a-wider-head). If more than
+// kMostMissed of the audits miss, averaged over about kBothAudits, steps change to far_backward,
+// whose masses are exact.
 constexpr double kBothAudits = 8.0;
 constexpr double kMostMissed = 0.4;
 constexpr double kFewMissed = 0.2;  // far_both serves these tokens again

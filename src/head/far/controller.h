@@ -1,5 +1,5 @@
-// The decisions of FarFieldHead (docs/far_field.md), made from the statistics of its steps: which
-// steps use the far field, and with which order and tau. It neither plans nor computes a step.
+// The decisions of FarFieldHead (docs/use/far_field.md), made from the statistics of its steps:
+// which steps use the far field, with which order and tau. It neither plans nor computes a step.
 #pragma once
 
 #include <cstddef>

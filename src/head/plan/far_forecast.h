@@ -10,8 +10,8 @@
 namespace logitless {
 
 // Returns the predicted fraction of selected tiles. It is fitted to a head of V = 131072 (6 and 10
-// % at tau 0.003); its growth with V is fitted to one of 32768 (docs/far_field.md). Only the choice
-// of a plan uses it.
+// % at tau 0.003); its growth with V is fitted to one of 32768 (docs/use/far_field.md). Only the
+// choice of a plan uses it.
 inline double predicted_selected(PlanKind kind, std::int64_t vocab, double tau) {
   const double vocab_count = static_cast<double>(vocab) / 131072.0;
   const double reference = kind == PlanKind::far_both ? 0.1 : 0.055;

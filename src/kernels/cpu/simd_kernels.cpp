@@ -108,9 +108,9 @@ std::vector<HeadKernel> simd_kernels([[maybe_unused]] bool dot_product_is_fast) 
   const HeadKernel dot =
       row(N_AVX3::KernelDot(), "avx512_bf16", dot_runnable, 100e9, supports_bf16);
   const HeadKernel wide = row(N_AVX3::KernelF32(), "avx512", avx512_runnable, 110e9);
-  // On Intel's cores it has half the throughput of `avx512` (docs/benchmarks.md), since vdpbf16ps
-  // occupies its unit four times as long as a multiply-add. On AMD's it takes as long as one, for
-  // twice the multiply-adds.
+  // On Intel's cores it has half the throughput of `avx512` (docs/develop/benchmarks.md), since
+  // vdpbf16ps occupies its unit four times as long as a multiply-add. On AMD's it takes as long as
+  // one, for twice the multiply-adds.
   rows.push_back(dot_product_is_fast ? dot : wide);
   rows.push_back(dot_product_is_fast ? wide : dot);
 #endif

@@ -1,5 +1,5 @@
-// Interface of the far-field kernels on a GPU (docs/far_field.md): block-sparse softmax beyond a
-// dense call. Columns are positions of a vocabulary order. A tile of 128 positions has a mass; a
+// Interface of the far-field kernels on a GPU (docs/use/far_field.md): block-sparse softmax beyond
+// a dense call. Columns are positions of a vocabulary order. A tile of 128 positions has a mass; a
 // group of two tiles is selected or skipped for each block of 256 tokens.
 #pragma once
 

@@ -11,7 +11,7 @@
 namespace logitless::cuda {
 
 // Nominal rates of the parts of a plan, for the planner, fitted with bench_head --device cuda
-// (docs/benchmarks.md).
+// (docs/develop/benchmarks.md).
 struct DeviceRates {
   double forward_flops;
   double gemm_flops;
@@ -26,7 +26,7 @@ struct DeviceRates {
   double round_flops;
 };
 
-// Rates of far-field plans, fitted to plans of two heads (docs/far_field_figures.md).
+// Rates of far-field plans, fitted to plans of two heads (docs/develop/log/far_field_figures.md).
 struct FarRates {
   double gemm_fraction;  // throughput of the selected tiles' GEMMs relative to the dense ones
   double chunk_seconds;

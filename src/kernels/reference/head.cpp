@@ -1,5 +1,5 @@
 // Reference kernel of the head in float64, logit by logit, following the formulas of
-// docs/losses.md.
+// docs/explain/losses.md.
 #include <algorithm>
 #include <bit>
 #include <cmath>

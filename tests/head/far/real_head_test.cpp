@@ -1,5 +1,5 @@
 // The far field on heads of a trained language model, at the default tau: the table of
-// docs/far_field.md. Order and averages come from other tokens. The files are in
+// docs/use/far_field.md. Order and averages come from other tokens. The files are in
 // LOGITLESS_DATA_DIR; the tests are skipped without them.
 #include "support/real_head.h"
 
@@ -20,7 +20,7 @@ constexpr std::int64_t kTokens = 1536;  // the last ones; the order is made from
 
 struct Head {
   const char* name;
-  double selected, d_hidden_error, d_weight_error;  // from docs/far_field_figures.md, at tau 0.003
+  double selected, d_hidden_error, d_weight_error;  // far_field_figures.md, at tau 0.003
 };
 
 ConstTensorView rows_of(const ConstTensorView& view, std::int64_t first) {
@@ -67,8 +67,8 @@ void expect_both(const Result& exact, const Result& both) {
   testing::Test::RecordProperty("both_lse_rms", std::to_string(rms));
   testing::Test::RecordProperty("both_d_hidden_error", std::to_string(d_hidden));
   testing::Test::RecordProperty("both_d_weight_error", std::to_string(d_weight));
-  // The table of docs/far_field.md, tau 0.003: 7.4 % of the tiles are selected early in training,
-  // 12.2 % late.
+  // The table of docs/use/far_field.md, tau 0.003: 7.4 % of the tiles are selected early in
+  // training, 12.2 % late.
   EXPECT_LE(rms, 0.005);
   EXPECT_LE(most, 0.1);
   EXPECT_GT(rms, 1e-5) << "exact";

@@ -190,8 +190,8 @@ def test_a_damaged_state_fails():
 
 
 def test_the_documents_example():
-    """Runs the Python of docs/far_field.md, after the lines that a reader has before it."""
-    text = (Path(__file__).parents[3] / "docs" / "far_field.md").read_text(encoding="utf-8")
+    """Runs the Python of docs/use/far_field.md, after the lines that a reader has before it."""
+    text = (Path(__file__).parents[3] / "docs/use/far_field.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^## JAX\n.*?^```python\n(.*?)^```", text, re.M | re.S)
     names = dict(
         jax=jax, trunk=lambda params, x: jnp.tanh(x @ params["trunk"]), vocab=V, dim=D, batches=[(HIDDEN, TARGETS)] * 3,

@@ -104,7 +104,7 @@ def test_losses_of_tokens_and_what_is_asked_for(layout):
 
 
 def test_the_example_of_the_page():
-    page = Path(__file__).parents[3] / "docs" / "jax.md"
+    page = Path(__file__).parents[3] / "docs/use/jax.md"
     (code,) = [c for c in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S) if "Sharding(" in c]
     names = {}
     exec(compile(code, page.name, "exec"), names)

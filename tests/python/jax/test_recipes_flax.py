@@ -1,4 +1,4 @@
-"""docs/recipes/flax.md: an nnx and a linen model trained with the library's loss."""
+"""docs/use/recipes/flax.md: an nnx and a linen model trained with the library's loss."""
 
 import re
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_trains_as_before_in_less_memory(run, tied):
 def test_page():
     from flax import nnx
 
-    page = Path(__file__).parents[3] / "docs" / "recipes" / "flax.md"
+    page = Path(__file__).parents[3] / "docs/use/recipes" / "flax.md"
     (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     names = {}
     exec(compile(code, page.name, "exec"), names)

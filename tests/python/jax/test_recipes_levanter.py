@@ -1,4 +1,4 @@
-"""docs/recipes/levanter.md: the implementation, and levanter's own loss that calls it."""
+"""docs/use/recipes/levanter.md: the implementation, and levanter's own loss that calls it."""
 
 import re
 import sys
@@ -51,7 +51,7 @@ def test_patch(monkeypatch):
     module = types.ModuleType(PACKAGE)
     module.IMPLEMENTATIONS = dict(own)
     monkeypatch.setitem(sys.modules, PACKAGE, module)
-    page = Path(__file__).parents[3] / "docs" / "recipes" / "levanter.md"
+    page = Path(__file__).parents[3] / "docs/use/recipes" / "levanter.md"
     (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     exec(compile(code, page.name, "exec"), {})
     recipe.patch()

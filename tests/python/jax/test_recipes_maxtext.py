@@ -1,4 +1,4 @@
-"""docs/recipes/maxtext.md on a model with the names of MaxText 0.2.5, against a loss on full logits. Where maxtext is
+"""docs/use/recipes/maxtext.md on a model with the names of MaxText 0.2.5, against a loss on full logits. Where maxtext is
 installed, its own functions are compared, too."""
 
 import re
@@ -120,7 +120,7 @@ def test_patch(monkeypatch):
         for parent in range(1, module.__name__.count(".") + 1):
             name = ".".join(module.__name__.split(".")[:parent])
             monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    page = Path(__file__).parents[3] / "docs" / "recipes" / "maxtext.md"
+    page = Path(__file__).parents[3] / "docs/use/recipes" / "maxtext.md"
     (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     exec(compile(code, page.name, "exec"), {})
     for made in (m.vocab_tiling_nnx_loss for m in modules):

@@ -133,7 +133,7 @@ def test_what_is_no_number_at_ignored_tokens_counts_for_nothing(f, executor):
 
 
 def test_the_example_of_the_document_runs(f):
-    page = Path(__file__).parents[3] / "docs/ready_losses.md"
+    page = Path(__file__).parents[3] / "docs/use/ready_losses.md"
     codes = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     (code,) = [c for c in codes if f.losses.__name__ in c]
     hidden, weight, states = (f.single(a) for a in (HIDDEN, WEIGHT, REF_HIDDEN))

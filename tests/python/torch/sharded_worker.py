@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 DIM = 12
-PAGE = Path(__file__).parents[3] / "docs/distributed.md"
+PAGE = Path(__file__).parents[3] / "docs/use/distributed.md"
 
 
 class Traffic:
@@ -335,7 +335,7 @@ def logprobs(rank, ranks, mesh):
 
 
 def fsdp(rank, ranks, mesh):
-    """A head that FSDP ignores, as in docs/distributed.md, exchanges tokens: fewer bytes than the weight."""
+    """A head that FSDP ignores, as in docs/use/distributed.md, exchanges tokens: fewer bytes than the weight."""
     from logitless.torch import LinearCrossEntropy
     from torch import nn
     from torch.distributed.tensor import DTensor

@@ -402,8 +402,8 @@ def test_a_lazy_head_compiled():
 
 
 def test_the_documents_example(tmp_path):
-    """Runs the Python of docs/far_field.md, after the lines that a reader has before it."""
-    text = (Path(__file__).parents[3] / "docs" / "far_field.md").read_text(encoding="utf-8")
+    """Runs the Python of docs/use/far_field.md, after the lines that a reader has before it."""
+    text = (Path(__file__).parents[3] / "docs/use/far_field.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^## PyTorch\n.*?^```python\n(.*?)^```", text, re.M | re.S)
     trunk, model = nn.Linear(D, D), Model()
     weight = nn.Parameter(WEIGHT.clone())

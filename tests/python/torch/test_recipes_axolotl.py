@@ -1,4 +1,4 @@
-"""docs/recipes/axolotl.md: the plugin, as axolotl loads and calls it."""
+"""docs/use/recipes/axolotl.md: the plugin, as axolotl loads and calls it."""
 
 import pytest
 import torch

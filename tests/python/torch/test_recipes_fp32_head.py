@@ -1,9 +1,9 @@
-"""The Python of docs/recipes/fp32_head.md prints the table of the page."""
+"""The Python of docs/use/recipes/fp32_head.md prints the table of the page."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[3] / "docs/recipes/fp32_head.md"
+PAGE = Path(__file__).parents[3] / "docs/use/recipes/fp32_head.md"
 
 
 def test_the_page(capsys):

@@ -1,4 +1,4 @@
-"""docs/recipes/torchtitan.md: its losses with a lazy head."""
+"""docs/use/recipes/torchtitan.md: its losses with a lazy head."""
 
 import types
 

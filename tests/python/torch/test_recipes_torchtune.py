@@ -1,4 +1,4 @@
-"""docs/recipes/torchtune.md: its models trained with the library's loss, and with a lazy output layer."""
+"""docs/use/recipes/torchtune.md: its models trained with the library's loss, and with a lazy output layer."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""docs/recipes/transformers.md, accelerate.md and lightning.md: their loops with the model's head made lazy."""
+"""docs/use/recipes/transformers.md, accelerate.md and lightning.md: their loops with the model's head made lazy."""
 
 import warnings
 

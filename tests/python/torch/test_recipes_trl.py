@@ -1,4 +1,4 @@
-"""docs/recipes/trl.md: TRL's trainers, with token scores by the library."""
+"""docs/use/recipes/trl.md: TRL's trainers, with token scores by the library."""
 
 import warnings
 

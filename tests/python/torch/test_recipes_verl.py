@@ -1,4 +1,4 @@
-"""docs/recipes/verl.md: the function behind verl's fused kernels, and its own forward around it."""
+"""docs/use/recipes/verl.md: the function behind verl's fused kernels, and its own forward around it."""
 
 import types
 

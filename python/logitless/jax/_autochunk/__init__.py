@@ -70,7 +70,7 @@ def autochunk(
         constants. Arrays that it closes over are constants too; a traced one is an error.
     memory_budget: bytes, or text such as "512MiB", that XLA's temporaries may take beyond inputs and results. It holds
         for the outputs, or for outputs and gradients. None: chunk wherever nothing is recomputed. On a GPU
-        the library takes a quarter of the largest value, or as little of it as is not far slower (docs/autochunk.md).
+        the library takes a quarter of the largest value, or as little of it as is not far slower (docs/use/autochunk.md).
     chunks: the number of chunks of every loop, instead of a budget. None or 0: the compiler chooses.
     gradients: when they are computed; inputs that are not differentiated cost nothing.
         "forward": with the outputs; backward multiplies them by the upstream gradient. This needs one differentiable
@@ -86,7 +86,7 @@ def autochunk(
         arrays, or exceeds the budget by more; "python" elsewhere.
         "python": generated JAX.
         "native": the library runs the program as a custom call with the head engine, in one of XLA's temporaries. It
-        supports GPUs (requirements: docs/gpu.md) and the CPU, and its results do not depend on the number of threads.
+        supports GPUs (requirements: docs/use/gpu.md) and the CPU, and its results do not depend on the number of threads.
         memory_budget then bounds that temporary; on the CPU, kernels take some MiB more for each thread beyond the
         first. fp32 matrix products run in fp32, whatever the precision setting. vmap runs one example after another.
 

@@ -1,2 +1,2 @@
-"""Integrations of logitless.jax with training libraries: docs/recipes describes each. ``levanter`` is imported when
+"""Integrations of logitless.jax with training libraries: docs/use/recipes describes each. ``levanter`` is imported when
 ``levanter.patch()`` is called."""

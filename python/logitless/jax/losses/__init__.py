@@ -1,5 +1,5 @@
 """Ready-made losses for preferences, policies, distillation and contrastive learning, computed from hidden states and the
-vocabulary matrix without logits. Names and conventions follow TRL and Liger. docs/ready_losses.md lists them in tables.
+vocabulary matrix without logits. Names and conventions follow TRL and Liger. docs/use/ready_losses.md lists them in tables.
 
     from logitless.jax.losses import dpo_loss, grpo_loss, jsd_loss
 

@@ -69,7 +69,7 @@ def autochunk(
         devices and other arguments, and must compute the same whenever these are the same.
     memory_budget: bytes, or text such as "512MiB", that values may take beyond inputs and results (outputs, gradients).
         None: chunk wherever nothing is recomputed. On a GPU the library takes a quarter of the largest value, or as
-        little of it as is not far slower (docs/autochunk.md).
+        little of it as is not far slower (docs/use/autochunk.md).
     chunks: the number of chunks of every loop, instead of a budget. None or 0: the compiler chooses.
     gradients: when they are computed.
         "forward": with the outputs; backward multiplies them by the upstream gradient. This needs one differentiable
@@ -82,10 +82,10 @@ def autochunk(
         compiler. "run" warns with the same text and runs ``fn`` itself.
     executor: how the program runs; ``explain()`` names the choice of "auto" and its reason.
         "auto": "native", unless the library does not support the function, exceeds the budget by more, or lacks what it
-        needs on a GPU (docs/gpu.md); and unless PyTorch multiplies fp32 tensors of the function in TF32.
+        needs on a GPU (docs/use/gpu.md); and unless PyTorch multiplies fp32 tensors of the function in TF32.
         "python": generated PyTorch.
         "native": the library runs the program with its head engine, in one tensor of PyTorch's allocator. It uses the
-        current stream of a GPU (requirements: docs/gpu.md), or torch.get_num_threads() threads of the CPU. Its results
+        current stream of a GPU (requirements: docs/use/gpu.md), or torch.get_num_threads() threads of the CPU. Its results
         do not depend on the number of threads. Inside torch.compile it is one operator ("auto" is a graph break);
         inside a CUDA graph, its kernels. memory_budget then bounds that tensor and the copies of inputs that are not
         contiguous. On the CPU, kernels take some MiB more for each thread beyond the first.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-PAGES = Path(__file__).parents[4] / "docs" / "recipes"
+PAGES = Path(__file__).parents[4] / "docs/use/recipes"
 
 VOCAB = 2000
 
@@ -65,7 +65,7 @@ def batches(count: int, tokens: int = 12, vocab: int = VOCAB) -> list[dict]:
 
 
 def snippet(page: str, **names) -> dict:
-    """Runs the Python of a page of docs/recipes, to which these names are known. Returns its names."""
+    """Runs the Python of a page of docs/use/recipes, to which these names are known. Returns its names."""
     (code,) = re.findall(r"^```python\n(.*?)^```", (PAGES / page).read_text(encoding="utf-8"), re.M | re.S)
     exec(compile(code, page, "exec"), names)
     return names
