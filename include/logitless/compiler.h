@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "logitless/context.h"
@@ -81,6 +82,9 @@ struct PlanPoint {
   std::string what = {};    // "no loops", "2 loops: gelu %h in 16 chunks; head workspace 8.0 MiB"
   bool chosen = false;
 };
+
+// Names and values of a report, in the order of their rows.
+using ReportFacts = std::vector<std::pair<std::string, std::string>>;
 
 // Instructions of a program with the same kind, sizes and dtypes, and their share of a run.
 struct InstructionTime {
@@ -187,7 +191,9 @@ class LOGITLESS_API CompiledProgram {
   std::string report_json() const;
   // A self-contained HTML page: memory over the instructions before and after, live values at each
   // peak, savings of each loop, and work by layer. With times of profile(), also the time of a run.
-  std::string report_html(const std::vector<InstructionTime>& times = {}) const;
+  // about: facts of the caller's that begin the page.
+  std::string report_html(const std::vector<InstructionTime>& times = {},
+                          const ReportFacts& about = {}) const;
   // The program's text after the last pass.
   std::string text() const;
 

@@ -38,6 +38,7 @@ struct CompileCommand {
   bool json = false;
   bool text = false;
   std::string html;
+  std::string command_line;
 
   train::ModelPtr train_model() const;
   Graph graph();
@@ -45,6 +46,8 @@ struct CompileCommand {
   void check(const std::set<std::string>& given) const;
   // Implements --dump-after, which replaces all other output.
   void dump(const Graph& program);
+  // Returns the facts of the page: what was compiled, and by which command line.
+  ReportFacts about(const CompiledProgram& compiled) const;
   void write_page(const CompiledProgram& compiled, const ProgramTimes& times) const;
   // Returns the memory of a training step of --model, including weights, gradients and moments.
   std::string training_text(const CompiledProgram& compiled) const;
@@ -82,7 +85,9 @@ Graph CompileCommand::graph() {
     throw UsageError("--size goes with FILE; the sizes of --model are --batch and --length");
   const train::ModelPtr built = train_model();
   const std::int64_t most = std::min(built->sizes().context, kMostDefaultLength);
-  return train::build_step(*built, batch > 0 ? batch : 4, length > 0 ? length : most,
+  if (batch == 0) batch = 4;
+  if (length == 0) length = most;
+  return train::build_step(*built, batch, length,
                            gpu.on_gpu ? train::Weights::rounded : train::Weights::masters);
 }
 
@@ -185,8 +190,27 @@ void CompileCommand::dump(const Graph& program) {
         fmt::format("--dump-after: there is no pass '{}'; `all` shows them", options.dump_after));
 }
 
+ReportFacts CompileCommand::about(const CompiledProgram& compiled) const {
+  ReportFacts facts = {{"command", command_line}};
+  if (!model.empty()) {
+    facts.insert(facts.end(), {{"a training step of", model},
+                               {"batch", fmt::format("{}", batch)},
+                               {"length", fmt::format("{}", length)},
+                               {"dtype of activations", std::string(name_of(dtype))}});
+    return facts;
+  }
+  facts.emplace_back("program", file == "-" ? "standard input" : file);
+  for (const auto& [name, size] : options.sizes)
+    facts.emplace_back("size " + name, fmt::format("{}", size));
+  std::set<std::string> dtypes;
+  for (const CompiledProgram::Tensor& t : compiled.parameters())
+    dtypes.insert(std::string(name_of(t.dtype)));
+  facts.emplace_back("dtypes of parameters", fmt::format("{}", fmt::join(dtypes, ", ")));
+  return facts;
+}
+
 void CompileCommand::write_page(const CompiledProgram& compiled, const ProgramTimes& times) const {
-  write_file(html, compiled.report_html(times.profile));
+  write_file(html, compiled.report_html(times.profile, about(compiled)));
   const std::string line = fmt::format("wrote {}\n", html);
   if (json || text) {
     std::fputs(line.c_str(), stderr);
@@ -341,7 +365,10 @@ Command add_compile(CommandLine& program) {
       "Examples:\n"
       "  logitless compile loss.ir --size N=4096 --budget 256MiB\n"
       "  logitless compile --model gpt2 --batch 32 --length 1024 --html memory.html");
-  return {sub, [args, sub] { args->run(sub.given()); }};
+  return {sub, [args, sub] {
+            args->command_line = sub.command_line();
+            args->run(sub.given());
+          }};
 }
 
 }  // namespace logitless::cli

@@ -30,6 +30,17 @@ std::string if_empty(const std::string& text) {
   return text.empty() ? "expected a value, got ''" : "";
 }
 
+// Returns a word as a shell takes it.
+std::string quoted(std::string_view word) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+./:,@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos)
+    return std::string(word);
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
 // Returns CLI11's help text without its runs of empty lines.
 std::string tidy(std::string help) {
   for (std::size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) help.erase(at, 1);
@@ -201,12 +212,14 @@ Options CommandLine::add_command(const std::string& name, const std::string& des
   // Recorded before the whole line is parsed, so that errors in options can name the command.
   command->preparse_callback([this, name](std::size_t) { command_ = name; });
   names_.push_back(name);
-  return Options(*command);
+  return Options(*command, line_);
 }
 
 void CommandLine::footer(const std::string& text) { app_->footer(text); }
 
 bool CommandLine::parse(int count, const char* const* arguments) {
+  *line_ = app_->get_name();
+  for (int i = 1; i < count; ++i) *line_ += " " + quoted(arguments[i]);
   try {
     app_->parse(count, arguments);
     return true;

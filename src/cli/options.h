@@ -9,6 +9,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace CLI {
@@ -48,7 +49,8 @@ class Option {
 // options only; the values must outlive it.
 class Options {
  public:
-  explicit Options(CLI::App& app) : app_(&app) {}
+  Options(CLI::App& app, std::shared_ptr<const std::string> line)
+      : app_(&app), line_(std::move(line)) {}
 
   // Adds an option with a parser for its text; the messages of its InvalidArgument or UsageError
   // get the option's name. An empty text is refused.
@@ -76,9 +78,12 @@ class Options {
   // given options.
   bool chosen() const;
   std::set<std::string> given() const;
+  // Returns the whole command line, as a shell takes it.
+  const std::string& command_line() const { return *line_; }
 
  private:
   CLI::App* app_;
+  std::shared_ptr<const std::string> line_;
 };
 
 // The whole command line: commands, exactly one of which must be given, --help and --version.
@@ -104,6 +109,7 @@ class CommandLine {
   std::unique_ptr<CLI::App> app_;
   std::vector<std::string> names_;
   std::string command_;
+  std::shared_ptr<std::string> line_ = std::make_shared<std::string>();
 };
 
 }  // namespace logitless::cli

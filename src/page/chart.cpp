@@ -44,6 +44,13 @@ std::string scaled(double value, double factor, const std::array<const char*, N>
 
 }  // namespace
 
+std::string thousands(std::int64_t value) {
+  std::string text = std::to_string(value);
+  const std::size_t first = value < 0 ? 1 : 0;
+  for (std::size_t at = text.size(); at > first + 3;) text.insert(at -= 3, ",");
+  return text;
+}
+
 std::string text_of(double value, Unit unit) {
   switch (unit) {
     case Unit::bytes:
@@ -61,7 +68,8 @@ std::string text_of(double value, Unit unit) {
     case Unit::number:
       break;
   }
-  if (value == std::floor(value) && std::abs(value) < 1e9) return number("%.0f", value);
+  if (value == std::floor(value) && std::abs(value) < 1e12)
+    return thousands(static_cast<std::int64_t>(value));
   return digits(value, 4);
 }
 
@@ -293,6 +301,7 @@ class Drawing {
   // Draws all bars as one path, and transparent targets for tooltips where they have names.
   void bars(const Curve& curve) {
     std::string d, over;
+    const bool first = &curve == &chart_.curves.front();
     for (std::size_t i = 0; i < curve.points.size(); ++i) {
       const Point& p = curve.points[i];
       if (!drawn(chart_, p)) continue;
@@ -302,9 +311,10 @@ class Drawing {
                         low = place(y_(p.base));
       d += " M" + left + " " + low + " L" + left + " " + high + " L" + right + " " + high + " L" +
            right + " " + low + " Z";
+      const double above = first ? top_ : y_(p.y), below = first ? bottom_ : y_(p.base);
       if (!p.name.empty())
-        over += "<rect class=\"hit\" x=\"" + left + "\" y=\"" + place(top_) + "\" width=\"" +
-                place(x_(next) - x_(p.x)) + "\" height=\"" + place(bottom_ - top_) + "\">" +
+        over += "<rect class=\"hit\" x=\"" + left + "\" y=\"" + place(above) + "\" width=\"" +
+                place(x_(next) - x_(p.x)) + "\" height=\"" + place(below - above) + "\">" +
                 title(p.name) + "</rect>\n";
     }
     out_ += std::string("<path") + (curve.faint ? " class=\"faint\"" : "") + " fill=\"" +

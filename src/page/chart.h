@@ -10,8 +10,10 @@
 namespace logitless::page {
 
 enum class Unit : std::uint8_t { number, bytes, seconds, percent };
-// Formats a value for axes and tables: "1.5 MiB", "20 ms", "12 %", "3e-4".
+// Formats a value for axes and tables: "1.5 MiB", "20 ms", "12 %", "3e-4", "12,000".
 std::string text_of(double value, Unit unit);
+// Writes a whole number with its thousands separated: "50,257".
+std::string thousands(std::int64_t value);
 
 struct Axis {
   std::string name = {};
@@ -23,7 +25,7 @@ struct Axis {
 struct Point {
   double x = 0.0, y = 0.0;
   double base = 0.0;      // lower end of a bar
-  std::string name = {};  // tooltip
+  std::string name = {};  // tooltip: over the whole height of the first curve, else over its bar
 };
 
 struct Curve {

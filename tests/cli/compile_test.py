@@ -4,9 +4,13 @@
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from browser import faults  # noqa: E402
 
 CLI = os.environ.get("LOGITLESS_CLI", "")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # otherwise a GPU's compute capability is the default
@@ -93,8 +97,15 @@ class CompileTest(unittest.TestCase):
         page = self.dir / "memory.html"
         self.assertEqual(self.good(self.file, "--size", "N=1000", "--html", page), f"wrote {page}\n")
         text = page.read_text()
-        self.assertEqual(text.count("<svg"), 3)  # with loops, without, and memory over time
-        for wanted in ("bytes that live while it runs", "instruction, in the order", ">z<", "dot f32[1000, 5000]", "d_h"):
+        self.assertEqual(faults(text), [])
+        self.assertEqual(text.count("<svg"), 2)  # with loops over without, and memory over time
+        wanted = {"command": f"logitless compile {self.file} --size N=1000 --html {page}", "program": self.file,
+                  "size N": 1000, "dtypes of parameters": "bf16, i64", "logitless": r"\d+\.\d+\.\d+"}
+        for name, value in wanted.items():
+            self.assertRegex(text, f"<td>{name}</td><td>{value}</td>")
+        for curve in ("without loops", "with the head engine"):
+            self.assertRegex(text, rf"<text [^>]*>{curve}: peak [0-9.]+ MiB at \w")
+        for wanted in ("bytes that live while one runs", ">z<", "dot f32[1000, 5000]", "d_h"):
             self.assertIn(wanted, text)
         self.assertNotIn("Measured time", text)
         done = self.run_command(self.file, "--size", "N=1000", "--html", page, "--json", "--time", "1")

@@ -219,6 +219,21 @@ TEST(Reports, CountTheWorkOfEachLayerWhoseLoopsAreAlike) {
   }
 }
 
+TEST(Reports, LayTheMemoryWithLoopsOverThatWithout) {
+  const CompiledProgram program =
+      compile(Graph::parse(kHead), {.sizes = {{"N", 64}}, .memory_budget = 400000});
+  const std::string page = program.report_html({}, {{"command", "logitless <it>"}});
+  EXPECT_NE(page.find("<td>command</td><td>logitless &lt;it&gt;</td>"), std::string::npos);
+  const std::size_t before = page.find(">without loops: peak "), after = page.find(">with loops");
+  ASSERT_NE(before, std::string::npos);
+  ASSERT_NE(after, std::string::npos);
+  EXPECT_EQ(page.substr(0, before).rfind("<svg"), page.substr(0, after).rfind("<svg"));  // one
+  // A program without loops has one curve.
+  const std::string plain =
+      compile(Graph::parse(kHead), {.sizes = {{"N", 64}}, .chunk = false}).report_html();
+  EXPECT_NE(plain.find("<h2>Memory: no loops</h2>"), std::string::npos);
+}
+
 TEST(Reports, ShowMeasuredTimes) {
   const CompiledProgram program = compile(Graph::parse(kHead), {.sizes = {{"N", 64}}});
   EXPECT_EQ(program.report_html().find("Measured time"), std::string::npos);
@@ -242,6 +257,27 @@ TEST(Reports, DrawTheTradeOfMemoryAgainstTime) {
   EXPECT_NE(report::trade_off(untimed).find(">more multiply-adds</text>"), std::string::npos);
 }
 
+TEST(Tables, MergeEqualLayers) {
+  const std::vector<page::Row> rows = {
+      {"8 B", "z"},         {"6 B", "layer1.a"},    {"6 B", "layer0.a"},  {"6 B", "layer0.b"},
+      {"6 B", "layer2.a"},  {"4 B", "layer3.a"},    {"6 B", "layer7.a"},  {"8 B", "z"},
+      {"6 B", "d_layer5"},  {"6 B", "d_layer4"},    {"2 B", "1234567.a"}, {"2 B", "a.b1"},
+      {"6 B", "d_layer10"}, {"2 B", "x1234567890"}, {"2 B", ""}};
+  const std::vector<page::MergedRow> merged = page::merge_layers(rows, 1);
+  std::string names;
+  std::size_t count = 0;
+  for (const page::MergedRow& row : merged) {
+    names += row.cells[1] + " ";
+    count += row.from.size();
+    for (const std::size_t i : row.from) EXPECT_EQ(rows[i][0], row.cells[0]);
+  }
+  EXPECT_EQ(names,
+            "z layer{0-2,7}.a layer0.b layer3.a z d_layer{4,5,10} 1234567.a a.b1 x1234567890  ");
+  EXPECT_EQ(count, rows.size());
+  EXPECT_NE(page::merged_note(merged).find("Equal layers are one row"), std::string::npos);
+  EXPECT_EQ(page::merged_note(page::merge_layers({{"z"}, {"layer0"}}, 0)), "");
+}
+
 TEST(Charts, HaveRoundTicks) {
   using page::Unit;
   EXPECT_EQ(page::ticks(0, 10, Unit::number, false), (std::vector<double>{0, 2, 4, 6, 8, 10}));
@@ -260,6 +296,10 @@ TEST(Charts, WriteNumbersInTheirUnit) {
   EXPECT_EQ(page::text_of(12345.6, Unit::seconds), "12346 s");
   EXPECT_EQ(page::text_of(12.5, Unit::percent), "12.5 %");
   EXPECT_EQ(page::text_of(3e-4, Unit::number), "0.0003");
+  EXPECT_EQ(page::text_of(50257, Unit::number), "50,257");
+  EXPECT_EQ(page::thousands(999), "999");
+  EXPECT_EQ(page::thousands(-1234567), "-1,234,567");
+  EXPECT_EQ(page::thousands(-123), "-123");
 }
 
 TEST(Charts, BreakAtWhatIsNoNumber) {

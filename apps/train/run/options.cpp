@@ -175,6 +175,22 @@ ModelPtr RunOptions::make_model(std::int64_t vocab_count) const {
   return make_gpt(result);
 }
 
+RunOptions RunOptions::effective(const ModelSizes& sizes) const {
+  RunOptions result = *this;
+  const Schedule schedule = train_options().schedule;
+  result.warmup = schedule.warmup;
+  result.floor = schedule.floor;
+  result.eval_every = steps_between_validations();
+  result.vocab = sizes.vocab;
+  result.dim = sizes.dim;
+  result.heads = sizes.heads;
+  result.layers = sizes.layers;
+  result.context = sizes.context;
+  result.untied = !sizes.tied_head;
+  result.dtype = sizes.activations;
+  return result;
+}
+
 TrainOptions RunOptions::train_options() const {
   TrainOptions result;
   result.batch = batch;

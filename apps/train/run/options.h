@@ -79,6 +79,8 @@ struct RunOptions {
   // Makes the model. `vocab_count`: the vocabulary size of the text's tokenizer.
   ModelPtr make_model(std::int64_t vocab_count) const;
   TrainOptions train_options() const;
+  // Returns the options with the values that they take where none was given.
+  RunOptions effective(const ModelSizes& sizes) const;
   std::int64_t tokens_of_step() const { return batch * accumulate * ranks * length; }
   std::int64_t steps_between_validations() const;
   // Returns the path of the log; empty: none.

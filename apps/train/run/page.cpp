@@ -25,7 +25,11 @@ std::string section(const std::string& title) { return "<h2>" + page::escaped(ti
 std::string note(const std::string& text) {
   return "<p class=\"note\">" + page::escaped(text) + "</p>\n";
 }
+using page::thousands;
+std::string number_text(const Json& number) { return thousands(number.get<std::int64_t>()); }
 std::string bytes_text(const Json& bytes) { return format_bytes(bytes.get<std::size_t>()); }
+
+constexpr std::size_t kMostLive = 12;  // rows of the values at the peak
 
 page::Axis step_axis() { return {"step", Unit::number}; }
 
@@ -77,23 +81,42 @@ void mark_resumes(Chart& chart, const RunRecord& r) {
   }
 }
 
+std::string option_text(const Json& value) {
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (value.is_number_integer()) return number_text(value);
+  if (value.is_number()) return fmt::format("{}", value.get<double>());
+  if (!value.is_array()) return value.is_string() ? value.get<std::string>() : value.dump();
+  std::string all;
+  for (const Json& one : value) all += (all.empty() ? "" : ", ") + option_text(one);
+  return all;
+}
+
+// Says which run it is: "gpt2 with 124,439,808 parameters, 800 steps of 4,096 tokens, bf16".
+std::string title_of(const RunRecord& r) {
+  const Json& last = r.headers.back();
+  const Json& model = last["model"];
+  return fmt::format("{} with {} parameters, {} steps of {} tokens, {}",
+                     model["type"].get<std::string>(), number_text(model["parameters"]),
+                     number_text(last["steps"]), number_text(last["tokens_per_step"]),
+                     model.contains("dtype") ? option_text(model["dtype"]) : "f32");
+}
+
 std::string summary(const RunRecord& r) {
   const Json& last = r.headers.back();
   const Json& model = last["model"];
   page::Facts facts;
-  facts.add("model",
-            fmt::format("{}, {} parameters: vocabulary {}, {} layers of {}, {} heads",
-                        model["type"].get<std::string>(), model["parameters"].get<std::int64_t>(),
-                        model["vocab"].get<std::int64_t>(), model["layers"].get<std::int64_t>(),
-                        model["dim"].get<std::int64_t>(), model["heads"].get<std::int64_t>()));
+  facts.add("log", std::filesystem::path(r.path).filename().string());
+  facts.add("model", fmt::format("{}: vocabulary {}, {} layers of {}, {} heads, {} positions",
+                                 model["type"].get<std::string>(), number_text(model["vocab"]),
+                                 number_text(model["layers"]), number_text(model["dim"]),
+                                 number_text(model["heads"]), number_text(model["context"])));
   facts.add("device", last["device"].get<std::string>());
-  facts.add(
-      "steps",
-      fmt::format("{} of {}, {} tokens each",
-                  r.steps.empty() ? last["first_step"].get<std::int64_t>() : r.steps.back().step,
-                  last["steps"].get<std::int64_t>(), last["tokens_per_step"].get<std::int64_t>()));
+  const std::int64_t done =
+      r.steps.empty() ? last["first_step"].get<std::int64_t>() : r.steps.back().step;
+  facts.add("steps", fmt::format("{} of {}, {} tokens each", thousands(done),
+                                 number_text(last["steps"]), number_text(last["tokens_per_step"])));
   if (!r.steps.empty()) {
-    facts.add("tokens", fmt::format("{}", r.steps.back().tokens));
+    facts.add("tokens", thousands(r.steps.back().tokens));
     facts.add("loss of the last step", fmt::format("{:.4f} nats a token", r.steps.back().loss));
     double seconds = 0.0;
     for (const Step& s : r.steps) seconds += s.seconds;
@@ -106,17 +129,16 @@ std::string summary(const RunRecord& r) {
     facts.add("validation",
               fmt::format("{:.4f} at the end, perplexity {:.2f}; best {:.4f} at step {}",
                           r.validations.back().loss, std::exp(r.validations.back().loss), best.loss,
-                          best.step));
+                          thousands(best.step)));
   }
   for (const Json& header : r.headers)
-    facts.add(header["first_step"].get<std::int64_t>() == 0 && &header == &r.headers.front()
-                  ? "began"
-                  : "resumed",
-              fmt::format("{} at step {}, logitless {}", header["time"].get<std::string>(),
-                          header["first_step"].get<std::int64_t>(),
-                          header["logitless"].get<std::string>()));
+    facts.add(
+        header["first_step"].get<std::int64_t>() == 0 && &header == &r.headers.front() ? "began"
+                                                                                       : "resumed",
+        fmt::format("{} at step {}, logitless {}", header["time"].get<std::string>(),
+                    number_text(header["first_step"]), header["logitless"].get<std::string>()));
   for (const RunRecord::End& end : r.ends)
-    facts.add("ended", fmt::format("at step {}: {}", end.step, end.reason));
+    facts.add("ended", fmt::format("at step {}: {}", thousands(end.step), end.reason));
   std::string html = facts.html();
   if (r.torn) html += note("The last line of the log is not whole: it is left out.");
   return html;
@@ -128,9 +150,9 @@ std::string loss_section(const RunRecord& r) {
   add_curves(chart, r.steps, "training", 0, [](const Step& s) { return s.loss; });
   Curve validation{"validation", Curve::Shape::line_and_dots, 1};
   for (const RunRecord::Validation& v : r.validations) {
-    validation.points.push_back(
-        {static_cast<double>(v.step), v.loss, 0.0,
-         fmt::format("step {}: {:.4f}, perplexity {:.2f}", v.step, v.loss, std::exp(v.loss))});
+    validation.points.push_back({static_cast<double>(v.step), v.loss, 0.0,
+                                 fmt::format("step {}: {:.4f}, perplexity {:.2f}",
+                                             thousands(v.step), v.loss, std::exp(v.loss))});
   }
   if (!validation.points.empty()) chart.curves.push_back(std::move(validation));
   mark_resumes(chart, r);
@@ -218,11 +240,15 @@ std::string memory_section(const RunRecord& r) {
     device = items.html();
   }
   page::Table peak({"bytes", "value at the arena's peak", "operation"}, "><<");
-  const Json& live = header["program"]["at_peak"];
-  for (std::size_t i = 0; i < std::min<std::size_t>(live.size(), 12); ++i)
-    peak.add({bytes_text(live[i]["bytes"]), live[i]["value"].get<std::string>(),
-              live[i]["operation"].get<std::string>()});
-  return section("Memory over a step") + page::svg(chart) + table.html() + device + peak.html();
+  std::vector<page::Row> live;
+  for (const Json& l : header["program"]["at_peak"])
+    live.push_back(
+        {bytes_text(l["bytes"]), l["value"].get<std::string>(), l["operation"].get<std::string>()});
+  std::vector<page::MergedRow> rows = page::merge_layers(live, 1);
+  if (rows.size() > kMostLive) rows.resize(kMostLive);
+  for (const page::MergedRow& row : rows) peak.add(row.cells);
+  return section("Memory over a step") + page::svg(chart) + table.html() + device + peak.html() +
+         page::merged_note(rows);
 }
 
 std::string saved_section(const RunRecord& r) {
@@ -239,23 +265,26 @@ std::string saved_section(const RunRecord& r) {
   for (const Json& h : program["heads"]) {
     const auto tokens = h["tokens"].get<std::int64_t>(), vocab = h["vocab"].get<std::int64_t>();
     heads.add({h["head"].get<std::string>(), h["plan"].get<std::string>(),
-               h["kernel"].get<std::string>(), fmt::format("{} x {}", tokens, vocab),
-               fmt::format("{} tokens", h["chunk_tokens"].get<std::int64_t>()),
-               bytes_text(h["workspace_bytes"]),
+               h["kernel"].get<std::string>(), thousands(tokens) + " x " + thousands(vocab),
+               number_text(h["chunk_tokens"]) + " tokens", bytes_text(h["workspace_bytes"]),
                format_bytes(static_cast<std::size_t>(tokens * vocab * 4))});
   }
   if (!heads.empty()) html += heads.html();
+  std::vector<page::Row> all;
+  for (const Json& l : program["regions"]) {
+    const auto extent = l["extent"].get<std::int64_t>(), chunk = l["chunk"].get<std::int64_t>();
+    all.push_back(
+        {l["seed"].get<std::string>(), l["cut"].get<std::string>(),
+         fmt::format("{} of {}", (extent + chunk - 1) / chunk, thousands(chunk)),
+         bytes_text(l["arena_before"]), bytes_text(l["arena_after"]),
+         page::text_of(100.0 * std::max(l["extra_work"].get<double>(), 0.0), Unit::percent)});
+  }
   page::Table loops(
       {"loop around", "cut along", "chunks", "arena before", "after", "more multiply-adds"},
       "<<>>>>");
-  for (const Json& l : program["regions"]) {
-    const auto extent = l["extent"].get<std::int64_t>(), chunk = l["chunk"].get<std::int64_t>();
-    loops.add({l["seed"].get<std::string>(), l["cut"].get<std::string>(),
-               fmt::format("{} of {}", (extent + chunk - 1) / chunk, chunk),
-               bytes_text(l["arena_before"]), bytes_text(l["arena_after"]),
-               page::text_of(100.0 * std::max(l["extra_work"].get<double>(), 0.0), Unit::percent)});
-  }
-  return html + (loops.empty() ? note("No loops.") : loops.html());
+  const std::vector<page::MergedRow> rows = page::merge_layers(all, 0);
+  for (const page::MergedRow& row : rows) loops.add(row.cells);
+  return html + (loops.empty() ? note("No loops.") : loops.html() + page::merged_note(rows));
 }
 
 std::string far_section(const RunRecord& r) {
@@ -290,7 +319,8 @@ std::string far_section(const RunRecord& r) {
     errors.marks.push_back({options["far-field"].get<double>(), true, "wanted"});
   html += note(fmt::format(
       "{} steps of the head, {} of them dense, {} done again after an audit; {} orders.",
-      last->steps, last->dense_steps, last->repeated_steps, last->orders));
+      thousands(last->steps), thousands(last->dense_steps), thousands(last->repeated_steps),
+      thousands(last->orders)));
   return html + page::svg(parts) + page::svg(errors);
 }
 
@@ -298,19 +328,20 @@ std::string options_section(const RunRecord& r) {
   page::Table table({"option", "value"}, "<<");
   for (const auto& [name, value] : r.headers.back()["options"].items()) {
     if (value == "" || value == Json::array()) continue;  // the option was not given
-    table.add({"--" + name, value.is_string() ? value.get<std::string>() : value.dump()});
+    const bool off = name == "far-field" && value == 0.0;
+    table.add({"--" + name, off ? "no: every gradient is exact" : option_text(value)});
   }
-  return section("Options") + table.html();
+  return section("Options") + note("The values in effect, given or not.") + table.html();
 }
 
 }  // namespace
 
 std::string run_page(const RunRecord& r) {
-  const std::string name = std::filesystem::path(r.path).filename().string();
-  std::string body = "<h1>" + page::escaped(name) + "</h1>\n" + summary(r) + loss_section(r) +
+  const std::string title = title_of(r);
+  std::string body = "<h1>" + page::escaped(title) + "</h1>\n" + summary(r) + loss_section(r) +
                      speed_section(r) + memory_section(r) + saved_section(r) + far_section(r) +
                      rates_section(r) + options_section(r);
-  return page::document(name + ": a training run", body);
+  return page::document(title + ": a training run", body);
 }
 
 }  // namespace logitless::train

@@ -152,7 +152,7 @@ std::string threads_text(const RunReport& report) {
 }
 
 Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& report) {
-  auto options = Json::parse(options_text(o));
+  auto options = Json::parse(options_text(o.effective(report.model)));
   options.erase(kOptionsFolder);  // of no use on the page
   const auto program = Json::parse(trainer.program().report_json());
   const Json& after = program["after"];

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "logitless/bytes.h"
 #include "logitless/plan.h"
+#include "logitless/version.h"
 #include "page/chart.h"
 #include "page/html.h"
 
@@ -30,8 +31,10 @@ std::string note(const std::string& text) {
 
 std::string giga(double multiply_adds) { return fixed(multiply_adds / 1e9, 3) + " G"; }
 
-std::string summary(const State& s, const std::string& after) {
+std::string summary(const State& s, const std::string& after, const ReportFacts& about) {
   page::Facts facts;
+  for (const auto& [name, value] : about) facts.add(name, value);
+  facts.add("logitless", version());
   std::int64_t parameters = 0, results = 0;
   for (const CompiledProgram::Tensor& t : s.parameters) parameters += t.bytes();
   for (const CompiledProgram::Tensor& t : s.results) results += t.bytes();
@@ -71,71 +74,93 @@ std::string summary(const State& s, const std::string& after) {
   return facts.html();
 }
 
-// Draws the memory over the instructions of one stage.
-std::string memory_chart(const Stage& stage, const Peak& peak, double top) {
+// Returns the memory over the instructions of one stage, in percent of them, and its peak in the
+// legend.
+page::Curve memory_curve(const std::string& name, const Stage& stage, const Peak& peak,
+                         int colour) {
   const std::vector<std::int64_t> bytes = ir::live_bytes(stage.program);
-  page::Curve curve{{}, page::Curve::Shape::bars, 0};
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    const auto value = static_cast<double>(bytes[i]);
-    curve.points.push_back(
-        {static_cast<double>(i), value, 0.0,
-         concat(i, ". ", text_of_instruction(stage, i), "\n", bytes_text(bytes[i]), " live")});
-  }
-  page::Chart chart{{"instruction, in the order that they run in"},
-                    {"bytes that live while it runs", Unit::bytes, /*from_zero=*/true}};
-  chart.end = static_cast<double>(bytes.size());
-  chart.most_y = top;
-  chart.curves.push_back(std::move(curve));
+  page::Curve curve{concat(name, ": peak ", bytes_text(peak.bytes)), page::Curve::Shape::bars,
+                    colour};
   if (peak.instruction >= 0) {
-    const std::string& name =
+    const std::string& at =
         stage.program.instructions[static_cast<std::size_t>(peak.instruction)].name;
-    chart.marks.push_back(
-        {peak.instruction + 0.5, false,
-         concat("peak ", bytes_text(peak.bytes), name.empty() ? "" : " at ", name)});
+    if (!at.empty()) curve.name += " at " + at;
   }
-  return page::svg(chart);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    curve.points.push_back({100.0 * static_cast<double>(i) / static_cast<double>(bytes.size()),
+                            static_cast<double>(bytes[i]), 0.0,
+                            concat(name, ", ", i, ". ", text_of_instruction(stage, i), "\n",
+                                   bytes_text(bytes[i]), " live")});
+  }
+  return curve;
 }
 
 // The column of source locations appears only if the program has some.
 std::string live_table(const Peak& peak) {
   const bool places = std::any_of(peak.live.begin(), peak.live.end(),
                                   [](const Live& l) { return !l.location.empty(); });
-  page::Table table(places ? std::vector<std::string>{"bytes", "value", "operation", "written at"}
-                           : std::vector<std::string>{"bytes", "value", "operation"},
-                    "><<<");
-  const std::size_t rows = std::min(peak.live.size(), kMostRows);
-  for (std::size_t i = 0; i < rows; ++i) {
-    const Live& live = peak.live[i];
-    std::vector<std::string> cells = {bytes_text(live.bytes), live.name, live.operation};
-    if (places) cells.push_back(live.location);
-    table.add(cells);
+  std::vector<page::Row> all;
+  for (const Live& live : peak.live) {
+    all.push_back({bytes_text(live.bytes), live.name, live.operation});
+    if (places) all.back().push_back(live.location);
   }
+  const std::vector<page::MergedRow> rows = page::merge_layers(all, 1);
+  page::Table table(places ? page::Row{"bytes", "value", "operation", "written at"}
+                           : page::Row{"bytes", "value", "operation"},
+                    "><<<");
   std::int64_t rest = 0;
-  for (std::size_t i = rows; i < peak.live.size(); ++i) rest += peak.live[i].bytes;
-  if (rest > 0) table.add({bytes_text(rest), concat(peak.live.size() - rows, " smaller ones")});
-  return table.html();
+  std::size_t left_out = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i < kMostRows) {
+      table.add(rows[i].cells);
+      continue;
+    }
+    left_out += rows[i].from.size();
+    for (const std::size_t live : rows[i].from) rest += peak.live[live].bytes;
+  }
+  if (rest > 0) table.add({bytes_text(rest), concat(left_out, " smaller ones")});
+  return table.html() + page::merged_note(rows);
 }
 
-std::string memory_section(const std::string& title, const Stage& stage, double top) {
-  const Peak peak = peak_of(stage);
-  return section(concat(title, ": arena of ", bytes_text(stage.program.arena_bytes))) +
-         memory_chart(stage, peak, top) + "<h3>What lives at the peak</h3>\n" + live_table(peak);
+// Lays the memory without and with loops over each other. `after`: what_was_done(); empty: the
+// programs are one.
+std::string memory_section(const State& s, const std::string& after) {
+  const Stage before = before_loops(s);
+  const Peak peak_before = peak_of(before);
+  page::Chart chart{{"instructions that have run, of all of the program", Unit::percent},
+                    {"bytes that live while one runs", Unit::bytes, /*from_zero=*/true}};
+  chart.end = 100.0;
+  chart.curves.push_back(memory_curve("without loops", before, peak_before, after.empty() ? 0 : 1));
+  const std::string live = "<h3>What lives at the peak without loops</h3>\n";
+  if (after.empty())
+    return section("Memory: no loops") + page::svg(chart) + live + live_table(peak_before);
+  chart.curves.back().faint = true;
+  const Peak peak = peak_of(as_run(s));
+  chart.curves.push_back(memory_curve(after, as_run(s), peak, 0));
+  return section(concat("Memory: ", bytes_text(s.unchunked.arena_bytes), " without loops, ",
+                        bytes_text(s.program.arena_bytes), " ", after)) +
+         page::svg(chart) + "<h3>What lives at the peak " + page::escaped(after) + "</h3>\n" +
+         live_table(peak) + live + live_table(peak_before);
 }
 
 std::string loops_section(const State& s) {
   if (s.regions.empty()) return {};
-  page::Table table(
-      {"around", "cut along", "chunks", "phases", "before", "after", "saved", "extra work"},
-      "<<>>>>>>");
+  std::vector<page::Row> all;
   std::string boundaries;
   for (const ir::ChunkedRegion& r : s.regions) {
     const std::int64_t rounds = (r.extent + r.chunk - 1) / r.chunk;
-    table.add({r.seed, r.cut, concat(rounds, " of ", r.chunk), concat(r.phases),
-               bytes_text(r.before), bytes_text(r.after), bytes_text(r.before - r.after),
-               r.extra_work > 1e-4 ? fixed(100.0 * r.extra_work, 1) + " %" : "none"});
+    all.push_back({r.seed, r.cut, concat(rounds, " of ", page::thousands(r.chunk)),
+                   concat(r.phases), bytes_text(r.before), bytes_text(r.after),
+                   bytes_text(r.before - r.after),
+                   r.extra_work > 1e-4 ? fixed(100.0 * r.extra_work, 1) + " %" : "none"});
     for (const std::string& b : r.boundaries) boundaries += note("boundary of a loop: " + b);
   }
-  return section("What each loop saved") + table.html() + boundaries;
+  page::Table table(
+      {"around", "cut along", "chunks", "phases", "before", "after", "saved", "extra work"},
+      "<<>>>>>>");
+  const std::vector<page::MergedRow> rows = page::merge_layers(all, 0);
+  for (const page::MergedRow& row : rows) table.add(row.cells);
+  return section("What each loop saved") + table.html() + page::merged_note(rows) + boundaries;
 }
 
 std::string heads_section(const State& s) {
@@ -147,47 +172,55 @@ std::string heads_section(const State& s) {
     if (head == nullptr) continue;
     const LossPlan& plan = *head->plan;
     table.add({i.name, std::string(name_of(plan.kind)), std::string(plan.kernel),
-               concat(plan.shape.tokens, " x ", plan.shape.vocab),
-               concat(plan.chunk_tokens, " tokens"), fixed(plan.passes, 1),
+               concat(page::thousands(plan.shape.tokens), " x ", page::thousands(plan.shape.vocab)),
+               concat(page::thousands(plan.chunk_tokens), " tokens"), fixed(plan.passes, 1),
                bytes_text(head->scratch_bytes),
                bytes_text(plan.shape.tokens * plan.shape.vocab * 4)});
   }
   return table.empty() ? std::string() : section("Heads") + table.html();
 }
 
+page::Row work_row(const std::string& name, const Work& w) {
+  return {name, w.forward > 0.0 ? giga(w.forward) : "", w.backward > 0.0 ? giga(w.backward) : "",
+          bytes_text(static_cast<std::int64_t>(w.bytes))};
+}
+
 // Shows the layers with the most work, in the order of the program.
 std::string work_section(const State& s) {
-  std::vector<Work> work = work_by_layer(s.program);
-  const auto weight = [](const Work& w) { return w.forward + w.backward + w.bytes; };
+  const std::vector<Work> work = work_by_layer(s.program);
+  std::vector<page::Row> all;
+  for (const Work& w : work) all.push_back(work_row(w.layer.empty() ? "(no name)" : w.layer, w));
+  const std::vector<page::MergedRow> rows = page::merge_layers(all, 0);
+  const auto weight = [&](const page::MergedRow& row) {
+    const Work& w = work[row.from.front()];
+    return (w.forward + w.backward + w.bytes) * static_cast<double>(row.from.size());
+  };
   std::vector<double> weights;
-  for (const Work& w : work) weights.push_back(weight(w));
+  for (const page::MergedRow& row : rows) weights.push_back(weight(row));
   std::sort(weights.rbegin(), weights.rend());
   const double least = weights.size() > 2 * kMostRows ? weights[2 * kMostRows - 1] : 0.0;
   page::Table table({"layer", "multiply-adds forward", "of gradients", "read and written"}, "<>>>");
   Work rest;
   std::size_t left_out = 0;
-  const auto add = [&](const std::string& name, const Work& w) {
-    table.add({name, w.forward > 0.0 ? giga(w.forward) : "",
-               w.backward > 0.0 ? giga(w.backward) : "",
-               bytes_text(static_cast<std::int64_t>(w.bytes))});
-  };
-  for (const Work& w : work) {
-    if (weight(w) >= least) {
-      add(w.layer.empty() ? "(no name)" : w.layer, w);
+  for (const page::MergedRow& row : rows) {
+    if (weight(row) >= least) {
+      table.add(row.cells);
       continue;
     }
-    ++left_out;
-    rest.forward += w.forward;
-    rest.backward += w.backward;
-    rest.bytes += w.bytes;
+    left_out += row.from.size();
+    for (const std::size_t i : row.from) {
+      rest.forward += work[i].forward;
+      rest.backward += work[i].backward;
+      rest.bytes += work[i].bytes;
+    }
   }
-  if (left_out > 0) add(concat(left_out, " others"), rest);
+  if (left_out > 0) table.add(work_row(concat(left_out, " others"), rest));
   return section("Work by layer") +
          note(
              "Values are counted where their name begins alike, gradients (d_...) apart; "
              "multiply-adds "
              "are those of products, attention and heads.") +
-         table.html();
+         table.html() + page::merged_note(rows);
 }
 
 std::string times_section(const std::vector<InstructionTime>& times) {
@@ -198,7 +231,7 @@ std::string times_section(const std::vector<InstructionTime>& times) {
   for (std::size_t i = 0; i < std::min(times.size(), 2 * kMostRows); ++i) {
     const InstructionTime& t = times[i];
     const double of_flops = t.flops / t.seconds / 1e9, of_bytes = t.bytes / t.seconds / 1e9;
-    table.add({t.what, t.name, concat(t.count), text_of(t.seconds, Unit::seconds),
+    table.add({t.what, t.name, page::thousands(t.count), text_of(t.seconds, Unit::seconds),
                text_of(100.0 * t.seconds / all, Unit::percent),
                t.flops > 0.0 ? fixed(of_flops, 1) + " GFLOP/s" : fixed(of_bytes, 1) + " GB/s"});
   }
@@ -208,7 +241,7 @@ std::string times_section(const std::vector<InstructionTime>& times) {
 std::string passes_section(const State& s) {
   page::Table table({"pass", "seconds", "operations after it"}, "<>>");
   for (const State::PassTime& p : s.passes)
-    table.add({p.name, text_of(p.seconds, Unit::seconds), concat(p.nodes)});
+    table.add({p.name, text_of(p.seconds, Unit::seconds), page::thousands(p.nodes)});
   return section("Passes") + table.html();
 }
 
@@ -244,18 +277,13 @@ std::string trade_off(std::vector<PlanPoint> points) {
 
 }  // namespace report
 
-std::string CompiledProgram::report_html(const std::vector<InstructionTime>& times) const {
+std::string CompiledProgram::report_html(const std::vector<InstructionTime>& times,
+                                         const ReportFacts& about) const {
   using namespace report;
   const State& s = *state_;
   const std::string after = what_was_done(s);
-  const auto top =
-      static_cast<double>(std::max(peak_of(before_loops(s)).bytes, peak_of(as_run(s)).bytes));
-  std::string body = "<h1>" + page::escaped(s.graph.name) + "</h1>\n" + summary(s, after);
-  if (!after.empty()) {
-    body += memory_section("W" + after.substr(1), as_run(s), top);
-    body += loops_section(s) + heads_section(s);
-  }
-  body += memory_section(after.empty() ? "No loops" : "Without loops", before_loops(s), top);
+  std::string body = "<h1>" + page::escaped(s.graph.name) + "</h1>\n" + summary(s, after, about);
+  body += memory_section(s, after) + loops_section(s) + heads_section(s);
   body += trade_off(s.plans);
   body += times_section(times) + work_section(s) + passes_section(s);
   body += section("Decisions") + "<pre>" + page::escaped(explain()) + "</pre>\n";
