@@ -154,7 +154,8 @@ def call(
     Extra memory: the workspace of the plan, within options.memory_budget. Where the library cannot serve, JAX's own
     operations do.
     """
-    if backend().name == "portable" or inputs["hidden"].dtype == jnp.float64:
+    portable = inputs["hidden"].dtype == jnp.float64 or inputs.get("temperature") is not None
+    if portable or backend().name == "portable":
         return _portable.call(function, options, inputs, outputs)
     arrays = varying({name: array for name, array in inputs.items() if array is not None}, axes_of(*_present(inputs)))
     axes = axes_of(*arrays.values())

@@ -122,6 +122,7 @@ class _State(NamedTuple):
     rest: jax.Array  # sum of exp(z - top), less 1
     target: jax.Array  # [C, K]: logits of the targets
     slope: jax.Array | None  # sum of exp(z - top) (z - top), which the entropy needs
+    square: jax.Array | None  # sum of exp(z - top) (z - top)^2, which the variance of the logits needs
     spread: jax.Array | None  # sum of w (z - top) with the logit weights w
     mass: jax.Array | None  # sum of w
     argmax: jax.Array | None
@@ -149,11 +150,12 @@ class _Call(NamedTuple):
     weight: jax.Array  # [V, D]
     bias: jax.Array | None
     logit_weights: jax.Array | None  # [V]; None: 1
+    inverse: jax.Array | None  # [N]: 1 / temperature of each token
     ids: jax.Array  # [N, K] int32; -1 if ignored
     active: jax.Array  # [N]: some target is not ignored
     dtype: Any  # of logits and sums
     precision: Any
-    needs: frozenset[str]  # "entropy", "weighted", "argmax"
+    needs: frozenset[str]  # "entropy", "variance", "weighted", "argmax"
 
 
 def _weights(c: _Call, start: Any, block: int) -> jax.Array:
@@ -166,14 +168,21 @@ def _tokens(c: _Call, start: Any, count: int) -> tuple[jax.Array, jax.Array]:
     return jnp.where(_cut(c.active, start, count)[:, None], x, jnp.zeros((), x.dtype)), _cut(c.ids, start, count)
 
 
-def _logits(c: _Call, x: jax.Array, start: Any, block: int) -> jax.Array:
-    """Returns the logits [C, block] of tokens x [C, D], from vocabulary entry ``start`` on."""
+def _inverse(c: _Call, token: Any, count: int) -> jax.Array | float:
+    """Returns 1 / temperature of tokens, [C, 1]."""
+    return 1.0 if c.inverse is None else _cut(c.inverse, token, count)[:, None]
+
+
+def _logits(c: _Call, x: jax.Array, token: Any, start: Any, block: int) -> jax.Array:
+    """Returns the logits [C, block] of tokens x [C, D], the first of which is ``token``, from vocabulary entry ``start``
+    on."""
     u = _product(c.precision, x, _cut(c.weight, start, block), (1, 1))
     if c.bias is not None:
         u = u + _cut(c.bias, start, block)
     if c.options.logit_scale != 1.0:
         u = u * c.options.logit_scale
-    return c.options.softcap * jnp.tanh(u / c.options.softcap) if c.options.softcap else u
+    u = c.options.softcap * jnp.tanh(u / c.options.softcap) if c.options.softcap else u
+    return u if c.inverse is None else u * _inverse(c, token, x.shape[0])
 
 
 def _hits(ids: jax.Array, start: Any, block: int) -> jax.Array:
@@ -185,9 +194,9 @@ def _empty(c: _Call, count: int) -> _State:
     """Returns the initial states of ``count`` tokens."""
     full = lambda value, *shape: jnp.full((count, *shape), value, c.dtype)  # noqa: E731
     weighted = [full(0.0) if "weighted" in c.needs else None] * 2
-    slope = full(0.0) if "entropy" in c.needs else None
+    slope, square = (full(0.0) if name in c.needs else None for name in ("entropy", "variance"))
     argmax = jnp.zeros(count, jnp.int32) if "argmax" in c.needs else None
-    state = _State(full(-jnp.inf), full(-1.0), full(0.0, c.ids.shape[1]), slope, *weighted, argmax)
+    state = _State(full(-jnp.inf), full(-1.0), full(0.0, c.ids.shape[1]), slope, square, *weighted, argmax)
     return _State(**varying(state._asdict(), axes_of(c.hidden)))
 
 
@@ -217,9 +226,16 @@ def _merged(c: _Call, state: _State, ids: jax.Array, z: jax.Array, start: Any, f
     largest = jnp.maximum(state.top, top)
     d_old, d_new = (jnp.maximum(jnp.where(t == largest, 0.0, t - largest), _FAR) for t in (state.top, top))
     old, new = (1.0 + state.rest) * jnp.exp(d_old), (1.0 + rest) * jnp.exp(d_new)
-    slope, spread, mass, argmax = state.slope, state.spread, state.mass, state.argmax
+    slope, square, spread, mass, argmax = state.slope, state.square, state.spread, state.mass, state.argmax
     if slope is not None:
-        here = jnp.where(e == 0.0, 0.0, e * (z - shift)).sum(1)
+        each = jnp.where(e == 0.0, 0.0, e * (z - shift))
+        here = each.sum(1)
+    if square is not None:
+        squares = jnp.where(e == 0.0, 0.0, each * (z - shift)).sum(1)
+        near, far = (jnp.maximum(d, -1e15) for d in (d_new, d_old))  # their squares are finite
+        square = jnp.exp(far) * (square + 2.0 * far * slope) + far * far * old
+        square = square + jnp.exp(near) * (squares + 2.0 * near * here) + near * near * new
+    if slope is not None:
         slope = slope * jnp.exp(d_old) + d_old * old + here * jnp.exp(d_new) + d_new * new
     if spread is not None:
         w = _weights(c, start, block)
@@ -229,7 +245,7 @@ def _merged(c: _Call, state: _State, ids: jax.Array, z: jax.Array, start: Any, f
     if argmax is not None:
         argmax = jnp.where(top > state.top, start + jnp.argmax(z, 1).astype(jnp.int32), argmax)
     both = jnp.where(state.top >= top, state.rest + new, rest + old)
-    return _State(largest, both, jnp.where(seen, target, state.target), slope, spread, mass, argmax)
+    return _State(largest, both, jnp.where(seen, target, state.target), slope, square, spread, mass, argmax)
 
 
 class _Softmax(NamedTuple):
@@ -239,6 +255,7 @@ class _Softmax(NamedTuple):
     lse: jax.Array
     log_prob: jax.Array  # [C, K]
     entropy: jax.Array | None
+    variance: jax.Array | None  # of the logits
 
 
 def _softmax(state: _State) -> _Softmax:
@@ -246,13 +263,17 @@ def _softmax(state: _State) -> _Softmax:
     log_sum = jnp.where(infinite, jnp.nan, jnp.log1p(state.rest))
     lse = jnp.where(infinite, jnp.inf, state.top + log_sum)
     entropy = None if state.slope is None else log_sum - state.slope / (1.0 + state.rest)
-    return _Softmax(log_sum, lse, (state.target - state.top[:, None]) - log_sum[:, None], entropy)
+    variance = None
+    if state.square is not None:
+        variance = state.square / (1.0 + state.rest) - (state.slope / (1.0 + state.rest)) ** 2
+    return _Softmax(log_sum, lse, (state.target - state.top[:, None]) - log_sum[:, None], entropy, variance)
 
 
 def _logit_gradients(
-    c: _Call, g: _Coefficients, state: _State, ids: jax.Array, z: jax.Array, start: Any, fresh: jax.Array | None
+    c: _Call, g: _Coefficients, state: _State, ids: jax.Array, z: jax.Array, token: Any, start: Any,
+    fresh: jax.Array | None,
 ) -> jax.Array:
-    """Returns the gradients [C, block] of the products hidden weight^T."""
+    """Returns the gradients [C, block] of the products hidden weight^T, the first of which is of ``token``."""
     softmax = _softmax(state)
     alpha = g.constant
     if g.by_lse is not None:
@@ -277,10 +298,12 @@ def _logit_gradients(
     else:
         local = jnp.where(ids >= start, ids - start, z.shape[1])  # those of other blocks are dropped
         dz = dz.at[jnp.arange(z.shape[0], dtype=jnp.int32)[:, None], local].set(at_target, mode="drop")
-    cap, scale = c.options.softcap, c.options.logit_scale
+    cap, scale, inverse = c.options.softcap, c.options.logit_scale, _inverse(c, token, z.shape[0])
     if cap:
-        dz = dz * ((1.0 - z / cap) * (1.0 + z / cap))
+        u = z / (cap * inverse)
+        dz = dz * ((1.0 - u) * (1.0 + u))
     dz = dz if scale == 1.0 else dz * scale
+    dz = dz if c.inverse is None else dz * inverse
     return dz if fresh is None else jnp.where(fresh, dz, 0.0)
 
 
@@ -289,7 +312,7 @@ def _unit(c: _Call, g: _Coefficients) -> jax.Array | None:
     if c.weight.dtype != jnp.float16:
         return None
     sizes = [jnp.abs(part).max() for part in (g.constant, g.by_lse, g.beta, g.gamma, g.delta) if part is not None]
-    size = sum(sizes) * abs(c.options.logit_scale)
+    size = sum(sizes) * abs(c.options.logit_scale) * (1.0 if c.inverse is None else c.inverse.max())
     return jnp.where((size > 0.0) & (size < jnp.inf), size, 1.0) * 2.0**-9
 
 
@@ -319,8 +342,8 @@ def _with_gradients(
     if fresh is not None:
         rows = lambda part: jnp.where(fresh if part.ndim == 1 else fresh[:, None], part, 0.0)  # noqa: E731
         g = _Coefficients(*(None if part is None else rows(part) for part in g))
-    z = _logits(c, x, vocab_start, block) if z is None else z
-    da = _logit_gradients(c, g, state, ids, z, vocab_start, vocab_fresh)
+    z = _logits(c, x, start, vocab_start, block) if z is None else z
+    da = _logit_gradients(c, g, state, ids, z, start, vocab_start, vocab_fresh)
     unit = _unit(c, g)
     rounded = (da if unit is None else da / unit).astype(c.weight.dtype)
     found = dict(sums)
@@ -342,7 +365,7 @@ def _forward(c: _Call, sizes: Plan) -> _State:
         x, ids = _tokens(c, start, sizes.chunk)
 
         def merge(vocab_start, fresh, state):
-            z = _logits(c, x, vocab_start, sizes.block)
+            z = _logits(c, x, start, vocab_start, sizes.block)
             return _merged(c, state, ids, z, vocab_start, fresh)
 
         state = _windows(vocab, sizes.block, merge, _empty(c, sizes.chunk))
@@ -361,7 +384,7 @@ def _dense(c: _Call, g: _Coefficients, sizes: Plan, outputs: Outputs) -> tuple[_
     def chunk(start, fresh, carry):
         states, sums = carry
         x, ids = _tokens(c, start, sizes.chunk)
-        z = _logits(c, x, 0, vocab)
+        z = _logits(c, x, start, 0, vocab)
         state = _merged(c, _empty(c, sizes.chunk), ids, z, 0, None)
         sums = _with_gradients(c, sums, g, state, start, 0, vocab, fresh, None, z)
         return jax.tree.map(lambda all_, some: _put(all_, start, some), states, state), sums
@@ -487,13 +510,15 @@ def _run(function: str, options: Any, a: Arrays, outputs: Outputs) -> dict[str, 
     y = _targets(a["targets"], options.ignore_index, weight.shape[0])
     smooth = function == "cross_entropy" and options.label_smoothing > 0.0
     needs = {
-        "entropy": "entropy" in outputs or "cotangent_entropy" in a,
+        "entropy": "entropy" in outputs or "cotangent_entropy" in a or "variance" in outputs,
+        "variance": "variance" in outputs,
         "weighted": "weighted_logit_sum" in outputs or smooth and "loss" in outputs,
         "argmax": "argmax" in outputs,
     }
+    inverse = 1.0 / a["temperature"].astype(dtype) if "temperature" in a else None
     c = _Call(
-        options, hidden, weight, a.get("bias"), a.get("class_weight" if smooth else "vocab_weight"), y.ids, y.active,
-        dtype, _precision(options.precision, weight.dtype), frozenset(name for name, need in needs.items() if need),
+        options, hidden, weight, a.get("bias"), a.get("class_weight" if smooth else "vocab_weight"), inverse, y.ids,
+        y.active, dtype, _precision(options.precision, weight.dtype), frozenset(name for name, need in needs.items() if need),
     )
     sizes = plan(*hidden.shape, weight.shape[0], weight.dtype, outputs, options.memory_budget, on_host())
     loss = _loss(options, a, y, dtype) if function == "cross_entropy" else None
@@ -525,6 +550,7 @@ def _run(function: str, options: Any, a: Arrays, outputs: Outputs) -> dict[str, 
     results = {
         "lse": lambda: of_tokens(softmax.lse, y.active),
         "entropy": lambda: of_tokens(softmax.entropy, y.active),
+        "variance": lambda: of_tokens(softmax.variance, y.active),
         "weighted_logit_sum": lambda: of_tokens(state.spread + state.mass * state.top, y.active),
         "target_logit": lambda: of_tokens(state.target, y.valid),
         "log_prob": lambda: of_tokens(softmax.log_prob, y.valid),

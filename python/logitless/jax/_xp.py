@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient, top_k
 from jax.nn import log_sigmoid, log_softmax, logsumexp, sigmoid
 from jax.numpy import (
-    broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isneginf, log, maximum, minimum, nan,
+    broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isfinite, isneginf, log, maximum, minimum, nan,
     sort, stack, take, tanh, where, zeros_like,
 )
 from jax.typing import ArrayLike

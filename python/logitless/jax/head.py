@@ -130,8 +130,8 @@ _head.defvjp(_head_fwd, _head_bwd, symbolic_zeros=True)
 def head(options: HeadOptions, outputs: tuple[str, ...], inputs: dict, fixed: dict) -> tuple[jax.Array, ...]:
     """Returns the named outputs of the library's head_forward, in sum_dtype; argmax in int32.
 
-    inputs: hidden [N, D], weight [V, D], bias [V] or None: differentiable. fixed: targets [N] or [N, K], and
-        vocab_weight [V] or None. The backward recomputes the forward; only the inputs are saved.
+    inputs: hidden [N, D], weight [V, D], bias [V] or None: differentiable. fixed: targets [N] or [N, K], vocab_weight
+        [V] or None, and temperature [N], with which JAX's own operations run. The backward recomputes the forward; only the inputs are saved.
     """
     found = _head(options, outputs, inputs, fixed)
     vocab = inputs["weight"].shape[0]
@@ -152,6 +152,7 @@ def linear_logprobs(
     ignore_index: int = DEFAULT.ignore_index,
     softcap: float | None = None,
     logit_scale: float = DEFAULT.logit_scale,
+    temperature: ArrayLike | None = None,
     precision: str | None = None,
     memory_budget: int | str | None = None,
     sharding: Sharding | None = None,
@@ -172,7 +173,8 @@ def linear_logprobs(
             ignored.
         ignore_index: tokens whose targets all have this value cost nothing; their outputs are 0, without a gradient.
         softcap: ``c * tanh(z / c)``.
-        logit_scale: 1 / temperature.
+        logit_scale: factor of the products.
+        temperature: as in ``linear_cross_entropy``: a number, or an array [...] with a gradient.
         precision: of the products, as in ``linear_cross_entropy``.
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
         sharding: how vocabulary and tokens are sharded over a mesh. None: taken from the types of hidden and weight, if
@@ -201,14 +203,20 @@ def linear_logprobs(
         lead = _arguments.anywhere("hidden", hidden).shape[:-1]
         logprob, entropy, lse = linear_logprobs(
             hidden, weight, shared.with_selected(jnp, "targets", given, selected, lead, ignored), bias,
-            ignore_index=ignored, softcap=softcap, logit_scale=logit_scale, precision=precision,
-            memory_budget=memory_budget, sharding=sharding,
+            ignore_index=ignored, softcap=softcap, logit_scale=logit_scale, temperature=temperature,
+            precision=precision, memory_budget=memory_budget, sharding=sharding,
         )  # fmt: skip
         logprob, of_selected = shared.parts(logprob, given, selected.shape[-1])
         return logprob, entropy, lse, of_selected
     if targets is None:
         raise TypeError("targets: expected an array, got NoneType")
     sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
+    if temperature is not None:
+        from . import tempered
+
+        hidden, softcap, logit_scale, temperature = tempered.folded(
+            hidden, weight, bias, temperature, softcap, logit_scale, sharding
+        )
     if sharding is not None:
         return meshes.sharded_logprobs(
             sharding, hidden, weight, targets, bias, ignore_index=ignore_index, softcap=softcap, logit_scale=logit_scale,
@@ -228,8 +236,11 @@ def linear_logprobs(
     )
     rows = {"hidden": x.reshape(-1, x.shape[-1]), "weight": w, "bias": b}
     fixed = {"targets": y.reshape(-1, *y.shape[len(lead) :])}
-    axes = _ffi.axes_of(*[a for a in (*rows.values(), *fixed.values()) if a is not None])
-    logprob, entropy, lse = head(
-        options, ("log_prob", "entropy", "lse"), _ffi.varying(rows, axes), _ffi.varying(fixed, axes)
-    )
+    names = "log_prob", "entropy", "lse"
+    if temperature is not None:
+        found = tempered.outputs(options, temperature, rows, fixed["targets"])
+        logprob, entropy, lse = (found[name] for name in names)
+    else:
+        axes = _ffi.axes_of(*[a for a in (*rows.values(), *fixed.values()) if a is not None])
+        logprob, entropy, lse = head(options, names, _ffi.varying(rows, axes), _ffi.varying(fixed, axes))
     return logprob.reshape(y.shape), entropy.reshape(lead), lse.reshape(lead)

@@ -194,6 +194,7 @@ def linear_cross_entropy(
     class_weight: ArrayLike | None = None,
     softcap: float | None = None,
     logit_scale: float = DEFAULT.logit_scale,
+    temperature: ArrayLike | None = None,
     normalizer: float | ArrayLike | None = None,
     token_weight: ArrayLike | None = None,
     target_weight: ArrayLike | None = None,
@@ -218,7 +219,10 @@ def linear_cross_entropy(
         {terms}
         class_weight: [V], float; ``mean`` divides by the weights of the targets.
         softcap: ``c * tanh(logits / c)``.
-        logit_scale: 1 / temperature.
+        logit_scale: factor of the products.
+        temperature: a number above 0, or an array [...] of floats above 0, with a gradient: divides the logits, after the
+            softcap. An array beside float32 hidden states, without bias and softcap, divides those. Otherwise JAX's
+            operations compute the logits in float32, a chunk at a time: four GEMMs, without label_smoothing and sharding.
         normalizer: ``mean`` divides by this positive number or scalar array instead, such as the token count of all
             devices. The value of an array is not checked, since it may be traced.
         token_weight: [...], float: factors of the tokens' losses.
@@ -255,6 +259,12 @@ def linear_cross_entropy(
     from . import sharding as meshes  # imported here, since that module imports this one
 
     sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
+    if temperature is not None:
+        from . import tempered
+
+        hidden, softcap, logit_scale, temperature = tempered.folded(
+            hidden, weight, bias, temperature, softcap, logit_scale, sharding
+        )
     if sharding is not None:
         return meshes.sharded_cross_entropy(
             sharding, hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
@@ -270,16 +280,20 @@ def linear_cross_entropy(
     )
     options, inputs, fixed, normalizer_array = call.options, call.inputs, call.fixed, call.normalizer
     lead, ignored, y = call.lead, options.ignore_index, call.targets
+    wants_argmax = bool(accuracy or return_argmax)
     axes = _ffi.axes_of(*[a for a in (*inputs.values(), *fixed.values()) if a is not None])
     varying, fixed = _ffi.varying(inputs, axes), _ffi.varying(fixed, axes)
-    found = token_losses(options, ("argmax",) * bool(accuracy or return_argmax), varying, fixed)
+    if temperature is None:
+        found = token_losses(options, ("argmax",) * wants_argmax, varying, fixed)
+    else:
+        found = logits = tempered.losses(call, temperature, wants_argmax)
     loss = found["loss"].reshape(lead) if reduction == "none" else found["loss"]
     if normalizer_array is not None:
         loss = loss / normalizer_array
     results = [loss]
     valid = y != ignored
     names = ("lse",) * bool(return_lse) + ("target_logit",) * bool(return_target_logits)
-    if names:
+    if names and temperature is None:
         logits = dict(zip(names, head(head_options(options), names, varying, {"targets": fixed["targets"]})))
     if return_lse:
         results.append(logits["lse"].reshape(lead))

@@ -29,6 +29,7 @@ class Arguments(NamedTuple):
     class_weight: Any = None
     softcap: Any = None
     logit_scale: Any = DEFAULT.logit_scale
+    temperature: Any = None
     normalizer: Any = None
     token_weight: Any = None
     target_weight: Any = None

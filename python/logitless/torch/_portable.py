@@ -98,8 +98,9 @@ class _Rows(NamedTuple):
 class _Head:
     """The head of one call: its operands, its plan, and its gradients."""
 
-    def __init__(self, options, shard, inputs, wanted: dict[str, Optional[Tensor]], spare: bool):
-        """wanted: outputs by the names of the C structs, of which only gradients are read here."""
+    def __init__(self, options, shard, inputs, wanted: dict[str, Optional[Tensor]], spare: int):
+        """wanted: outputs by the names of the C structs, of which only gradients are read here. spare: more memory of a
+        chunk's logits that a pass over them needs."""
         hidden, self.weight, self.bias = inputs["hidden"], inputs["weight"], inputs["bias"]
         lead = hidden.shape[:-1]
         self.options, self.shard, self.device = options, shard, hidden.device
@@ -109,6 +110,8 @@ class _Head:
         self.vocab = shard.vocab if shard.group else self.weight.shape[0]
         self.begin = shard.vocab_begin if shard.group else 0
         self.number = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        temperature = inputs.get("temperature")  # [N], which divides the logits of each token
+        self.inverse = None if temperature is None else temperature.reshape(-1).to(self.number).reciprocal()
         half = hidden.dtype in _HALF
         self.direct = half and has_wide_products(hidden.device.type, hidden.dtype)
         self.cast = half and not self.direct
@@ -182,14 +185,22 @@ class _Head:
             z.add_(self.bias[first:last].to(self.number))
         return z if scale == 1.0 else z.mul_(scale)
 
-    def capped(self, z: Tensor, keep: bool) -> Optional[Tensor]:
-        """Applies the softcap in place. Returns the tanh of which its gradient is made, if it is to be kept."""
-        if not self.options.softcap:
-            return None
-        z.tanh_()
-        kept = z.clone() if keep else None
-        z.mul_(self.options.softcap)
+    def capped(self, z: Tensor, keep: bool, first: int, last: int) -> Optional[Tensor]:
+        """Applies the softcap and the temperatures of tokens in place. Returns the tanh of which the softcap's gradient
+        is made, if it is to be kept."""
+        kept = None
+        if self.options.softcap:
+            z.tanh_()
+            kept = z.clone() if keep else None
+            z.mul_(self.options.softcap)
+        if self.inverse is not None:
+            z.mul_(self.tokens.take(self.inverse, first, last)[:, None])
         return kept
+
+    def of_products(self, slopes: Slopes, first: int, last: int) -> Slopes:
+        """Returns the derivatives by the scaled products, before the softcap, from those by the logits of tokens."""
+        slopes = slopes.times(self.options.logit_scale)
+        return slopes if self.inverse is None else slopes.times(self.tokens.take(self.inverse, first, last))
 
     # --- The softmax and its gradients.
 
@@ -227,10 +238,11 @@ class _Head:
                 end = min(last - first, begin + plan.rows)
                 statistics = statistics_of(self.targets_at(first + begin, first + end))
                 rows = z[begin:end]
-                tanh = self.capped(rows, True)
+                tanh = self.capped(rows, True, first + begin, first + end)
                 statistics.add(rows, 0)
                 outputs = statistics.outputs()
-                slopes = finish(first + begin, first + end, statistics, outputs).times(self.options.logit_scale)
+                slopes = finish(first + begin, first + end, statistics, outputs)
+                slopes = self.of_products(slopes, first + begin, first + end)
                 logit_gradients(rows, 0, statistics, outputs, slopes, tanh)
                 del tanh  # before the next pass makes its own
             if self.sum_bias is not None:
@@ -290,7 +302,7 @@ class _Head:
                 statistics.add(x.new_empty((last - first, 0), dtype=self.number), self.begin)
             for begin, end in self._blocks(plan.vocab):
                 z = self.logits(x, begin, end)
-                self.capped(z, False)
+                self.capped(z, False, first, last)
                 statistics.add(z, self.begin + begin)
                 del z
             if self.shard.group:
@@ -298,7 +310,7 @@ class _Head:
             outputs = statistics.outputs()
             slopes = finish(first, last, statistics, outputs)
             if slopes is not None:
-                rows.append(_Rows(first, last, statistics, outputs, slopes.times(self.options.logit_scale)))
+                rows.append(_Rows(first, last, statistics, outputs, self.of_products(slopes, first, last)))
         if needs[0] and not plan.together or needs == (True, False):
             self._hidden_by_chunks(rows)
             needs = False, needs[1]
@@ -310,7 +322,7 @@ class _Head:
     def _gradient(self, row: _Rows, x: Tensor, begin: int, end: int) -> Tensor:
         """Returns the logits' gradient of tokens and a block, as an operand of products."""
         z = self.logits(x, begin, end)
-        tanh = self.capped(z, True)
+        tanh = self.capped(z, True, row.first, row.last)
         exponentials(z, row.outputs.shift)
         logit_gradients(z, self.begin + begin, row.statistics, row.outputs, row.slopes, tanh)
         return z
@@ -463,10 +475,11 @@ def _cross_entropy(options: LossOptions, shard, inputs, made) -> None:
 
 
 def _head(options, shard, inputs, made) -> None:
-    head = _Head(options, shard, inputs, {}, made["entropy"] is not None)
-    log_prob, entropy, lse, index = (None if t is None else t for t in made.values())
+    variance = made.get("variance")
+    head = _Head(options, shard, inputs, {}, (made["entropy"] is not None) + 2 * (variance is not None))
+    log_prob, entropy, lse, index = (made[n] for n in ("log_prob", "entropy", "lse", "argmax"))
     log_prob = log_prob.view(head.targets.shape).zero_()
-    entropy, lse = (None if t is None else t.view(-1).zero_() for t in (entropy, lse))
+    entropy, lse, variance = (None if t is None else t.view(-1).zero_() for t in (entropy, lse, variance))
     index = None if index is None else index.view(-1).fill_(-1)
 
     def finish(first: int, last: int, statistics: Statistics, outputs: Outputs) -> None:
@@ -478,10 +491,12 @@ def _head(options, shard, inputs, made) -> None:
         put(lse, first, last, torch.where(targets.row, outputs.lse, 0.0))
         if entropy is not None:
             put(entropy, first, last, torch.where(targets.row, outputs.entropy, 0.0))
+        if variance is not None:
+            put(variance, first, last, torch.where(targets.row, outputs.variance, 0.0))
         if index is not None:
             put(index, first, last, torch.where(targets.row, statistics.index, -1))
 
-    head.run(lambda targets: Statistics(targets, entropy is not None, index is not None), finish)
+    head.run(lambda targets: Statistics(targets, entropy is not None, index is not None, None, variance is not None), finish)
 
 
 def _head_backward(options, shard, inputs, cotangents, made) -> None:

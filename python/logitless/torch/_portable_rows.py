@@ -56,14 +56,20 @@ class Statistics:
     its digits.
     """
 
-    def __init__(self, targets: Targets, entropy: bool = False, argmax: bool = False, weights: Optional[Tensor] = None):
-        """weights: of the vocabulary, for the weighted sum of all logits; None: not wanted."""
+    def __init__(
+        self, targets: Targets, entropy: bool = False, argmax: bool = False, weights: Optional[Tensor] = None,
+        variance: bool = False,
+    ):
+        """weights: of the vocabulary, for the weighted sum of all logits; None: not wanted. variance: of the logits,
+        beside the entropy."""
         self.targets, self.entropy, self.argmax, self.weights = targets, entropy, argmax, weights
+        self.variance = variance
         self.apart = targets.ids.shape[1] == 1
         self.top: Optional[Tensor] = None  # [n]: the largest logit
         self.total: Tensor  # [n]: sum of exp(z - shift), without the target's if it is kept apart
         self.target: Tensor  # [n, K]: logits of targets
         self.spread: Optional[Tensor] = None  # [n]: sum of exp(z - shift) (z - shift)
+        self.square: Optional[Tensor] = None  # [n]: sum of exp(z - shift) (z - shift)^2
         self.weighted: Optional[Tensor] = None  # [n]: sum of weights (z - shift)
         self.mass: Tensor | float = 0.0  # the sum of weights so far
         self.index: Optional[Tensor] = None  # [n]
@@ -91,17 +97,25 @@ class Statistics:
         if self.apart:
             z.scatter_(1, ids, torch.where(here, -math.inf, of_target - shift[:, None]))
         z.exp_()
-        spread = torch.special.xlogy(z, z).sum(1) if self.entropy else None
-        self._merge(top, z.sum(1), torch.where(here, of_target, 0.0), spread, weighted, mass, index, first)
+        spread = square = None
+        if self.entropy:
+            each = torch.special.xlogy(z, z)
+            spread = each.sum(1)
+            square = each.mul_(z.log().clamp_(min=_MASKED)).sum(1) if self.variance else None
+        self._merge(top, z.sum(1), torch.where(here, of_target, 0.0), spread, square, weighted, mass, index, first)
 
-    def _merge(self, top, total, target, spread, weighted, mass, index, first) -> None:
+    def _merge(self, top, total, target, spread, square, weighted, mass, index, first) -> None:
         if self.top is None:
             self.top, self.total, self.target, self.spread, self.weighted = top, total, target, spread, weighted
-            self.mass, self.index = mass, index if index is None or not first else index + first
+            self.square, self.mass = square, mass
+            self.index = index if index is None or not first else index + first
             return
         both = torch.maximum(self.top, top)
         shift = _finite(both)
         old, new = self.shift - shift, _finite(top) - shift
+        if square is not None:
+            square = _rescaled(square + new * (2 * spread + new * total), new.exp())
+            self.square = _rescaled(self.square + old * (2 * self.spread + old * self.total), old.exp()) + square
         if spread is not None:
             spread = _rescaled(spread + new * total, new.exp())
             self.spread = _rescaled(self.spread + old * self.total, old.exp()) + spread
@@ -145,13 +159,15 @@ class Statistics:
         shift = self.shift
         u = self.target - shift[:, None]
         e = u.exp()
-        total, spread = self.total, self.spread
+        total, spread, square = self.total, self.spread, self.square
         if self.apart:
             found = self.targets.valid[:, 0]
             of_target = torch.where(found, e[:, 0], 0.0)
             total = total + of_target
             if spread is not None:
                 spread = spread + torch.where(of_target == 0, 0.0, of_target * u[:, 0])
+            if square is not None:
+                square = square + torch.where(of_target == 0, 0.0, of_target * u[:, 0] ** 2)
         log_total = total.log()
         lse = shift + log_total
         log_prob = u - log_total[:, None]
@@ -162,7 +178,8 @@ class Statistics:
         log_prob = torch.where(infinite[:, None], math.nan, log_prob)
         total = torch.where(infinite, math.nan, total)
         mean = None if spread is None else spread / total
-        return Outputs(shift, total, lse, log_prob, mean, None if mean is None else log_total - mean)
+        entropy = None if mean is None else log_total - mean
+        return Outputs(shift, total, lse, log_prob, mean, entropy, None if square is None else square / total - mean**2)
 
 
 class Outputs(NamedTuple):
@@ -174,6 +191,7 @@ class Outputs(NamedTuple):
     log_prob: Tensor  # [n, K]
     mean: Optional[Tensor]  # [n]: expectation of z - shift
     entropy: Optional[Tensor]  # [n]
+    variance: Optional[Tensor]  # [n]: of the logits
 
 
 class Slopes(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import torch
-from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isneginf, log, nan
+from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isfinite, isneginf, log, nan
 from torch import is_floating_point as is_floating
 from torch import log_softmax, logsumexp, maximum, minimum, sigmoid, stack, take, tanh, where, zeros_like
 from torch import clamp as clip

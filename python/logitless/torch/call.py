@@ -293,7 +293,7 @@ def cross_entropy(a: Arguments, spread: dtensor.Spread = dtensor.Spread(), key: 
 def results_of(call: Call, key: Any = None, fixed_lse: bool = False) -> Any:
     """Computes the results of a call. key: the key under which it may be remembered, for tensors that were not
     converted. fixed_lse: an lse has no gradient."""
-    options, lead, target = call.options, call.lead, call.target
+    options, target = call.options, call.target
     needs, compute = needs_of(call.hidden, call.weight, call.bias), compute_dtype(call.hidden, call.weight)
     # The loss itself returns an lse without a gradient; the head's outputs all have gradients.
     of_head = call.target_logits or (call.lse and bool(needs) and not fixed_lse)
@@ -312,6 +312,13 @@ def results_of(call: Call, key: Any = None, fixed_lse: bool = False) -> Any:
         loss_of = data_parallel if call.own and options.reduction != "none" else autograd
         loss, loss_lse, loss_index, *_ = loss_of.cross_entropy(*call.tensors(), None, form)
         lse, index = (lse, index) if of_head else (loss_lse if form.way == EAGER else loss_lse.detach(), loss_index)
+    return with_outputs(call, loss, lse, index, log_prob if of_head else None)
+
+
+def with_outputs(call: Call, loss: Tensor, lse: Tensor, index: Tensor, log_prob: Optional[Tensor]) -> Any:
+    """Returns the loss of a call, or a tuple of it and the other results that are asked for. log_prob: of the targets, if
+    their logits are asked for."""
+    options, lead, target = call.options, call.lead, call.target
     if call.divisor is not None:
         loss = loss / call.divisor.to(device=loss.device, dtype=loss.dtype)
     results = [loss.reshape(lead) if options.reduction == "none" else loss]
@@ -343,10 +350,9 @@ def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
     return total
 
 
-def log_probs(a: Arguments, options: LossOptions, asked: Asked, spread: dtensor.Spread) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes linear_logprobs with the outputs asked for: (log_prob, entropy, lse, argmax); the others are empty."""
-    check_tensors(a)
-    a, shard = dtensor.local_arguments(a, spread)
+def head_arguments(a: Arguments, shard: VocabShard = ALL) -> tuple[tuple[Tensor, Tensor, Tensor, Optional[Tensor]], torch.Size]:
+    """Returns the checked hidden, weight, target and bias of linear_logprobs in the engine's form, and the shape of
+    target."""
     hidden, weight, target, bias = a.hidden, a.weight, a.target, a.bias
     check_head(hidden, weight, bias, shard.columns)
     if target.dtype not in _INTEGERS:
@@ -360,7 +366,16 @@ def log_probs(a: Arguments, options: LossOptions, asked: Asked, spread: dtensor.
     if not lead:
         hidden, target = hidden[None], target[None]
     hidden, target = _rows(hidden, target, per_token)
-    inputs = hidden, weight, target, bias
+    return (hidden, weight, target, bias), shape
+
+
+def log_probs(a: Arguments, options: LossOptions, asked: Asked, spread: dtensor.Spread) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes linear_logprobs with the outputs asked for: (log_prob, entropy, lse, argmax); the others are empty."""
+    check_tensors(a)
+    a, shard = dtensor.local_arguments(a, spread)
+    inputs, shape = head_arguments(a, shard)
+    hidden, weight, target, bias = inputs
+    lead = a.hidden.shape[:-1]
     form = Form(
         head_options(options), shard, compute_dtype(hidden, weight), needs_of(hidden, weight, bias), asked.argmax,
         asked.entropy, way=way_of(*inputs),

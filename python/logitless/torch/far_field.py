@@ -26,7 +26,7 @@ from ._backend import backend, is_native
 from .run import EAGER, HIDDEN
 
 # Options of linear_cross_entropy that a far-field step does not support.
-_REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget")
+_REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget", "temperature")
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
@@ -350,7 +350,8 @@ class FarFieldHead(nn.Module):
 
     def _forward(self, a: Arguments, options: dict[str, Any]) -> Tensor:
         for name in _REFUSED:
-            if getattr(a, name) != DEFAULTS[name]:
+            value = getattr(a, name)
+            if value is not DEFAULTS[name] and (isinstance(value, Tensor) or value != DEFAULTS[name]):
                 where = "give it to FarFieldHead" if name == "memory_budget" else "linear_cross_entropy has it"
                 raise NotImplementedError(f"{name}: is no option of FarFieldHead's forward; {where}")
         if a.chunk is not None:

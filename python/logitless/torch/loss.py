@@ -45,7 +45,11 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         {terms}
         class_weight: [V] float; ``mean`` divides by the weights of the targets, as PyTorch does.
         softcap: ``c * tanh(logits / c)``.
-        logit_scale: 1 / temperature.
+        logit_scale: factor of the products.
+        temperature: a number above 0, or a tensor [...] of floats above 0, with a gradient: divides the logits, after the
+            softcap. A tensor beside float32 hidden states, without bias and softcap, divides those. Otherwise PyTorch's
+            operations compute the logits in float32, a chunk at a time: four GEMMs, without label_smoothing and sharding,
+            and ``torch.compile`` breaks its graph.
         normalizer: ``mean`` divides by this positive number or scalar tensor instead, such as the token count of the
             global batch. The value of a tensor is not checked, since that would synchronise with a GPU.
         token_weight: [...] float: factors of the tokens' losses.
@@ -93,6 +97,12 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     if key is not None and (seen := _engine.find(key)) is not None:
         return autograd.repeat(seen, *args)
     arguments = bind(args, kwargs)
+    if arguments.temperature is not None:
+        from . import tempered
+
+        arguments = tempered.folded(arguments)
+        if arguments.temperature is not None:
+            return tempered.cross_entropy(arguments)
     spread = spread_of(arguments)
     return raise_on_all_ranks(spread.group, lambda: call.cross_entropy(arguments, spread, key))
 
@@ -114,6 +124,7 @@ def linear_logprobs(
     ignore_index: int = DEFAULT.ignore_index,
     softcap: Optional[float] = None,
     logit_scale: float = DEFAULT.logit_scale,
+    temperature: float | Tensor | None = None,
     return_argmax: bool = False,
     keep: Optional[bool] = None,
     precision: Optional[str] = None,
@@ -139,6 +150,7 @@ def linear_logprobs(
             save them where that is possible, and there is no softcap. With False, many calls before one backward hold
             nothing. A backward that retains its graph, and a gradient of the entropy under a softcap, recompute
             everything, in addition to the saved memory.
+        temperature: as in ``linear_cross_entropy``: a number, or a tensor [...] with a gradient.
         softcap, logit_scale, precision, memory_budget, sharding, and a DTensor weight: as in ``linear_cross_entropy``.
 
     Returns:
@@ -157,7 +169,8 @@ def linear_logprobs(
     ids = target if selected_ids is None else _ids_of(hidden, weight, target, selected_ids, ignore_index, sharding)
     found = token_log_probs(
         hidden, weight, ids, bias, Asked(bool(return_argmax), keep=keep), sharding, ignore_index=ignore_index,
-        softcap=softcap, logit_scale=logit_scale, precision=precision, memory_budget=memory_budget,
+        softcap=softcap, logit_scale=logit_scale, temperature=temperature, precision=precision,
+        memory_budget=memory_budget,
     )
     results = found if return_argmax else found[:3]
     if selected_ids is None:
@@ -196,6 +209,12 @@ def token_log_probs(
     """Computes ``linear_logprobs`` with the outputs asked for: (log_prob, entropy, lse, argmax); the others are empty.
     """
     arguments = named(hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding, **options)
+    if arguments.temperature is not None:
+        from . import tempered
+
+        arguments = tempered.folded(arguments)
+        if arguments.temperature is not None:
+            return tempered.log_probs(arguments, asked)
     checked = loss_options(arguments)
     spread = spread_of(arguments)
     return raise_on_all_ranks(spread.group, lambda: call.log_probs(arguments, checked, asked, spread))

@@ -83,7 +83,7 @@ REFUSED = [
     (dict(token_weight=torch.ones(3)), ValueError, r"token_weight: expected \[24\], got \[3\]"),
     (dict(class_weight=torch.ones(70, requires_grad=True)), NotImplementedError, "class_weight: has no gradient here"),
     (dict(shift=True), ValueError, r"shift: expected hidden \[..., T, D\]"),
-    (dict(tempreature=2.0), TypeError, "unexpected keyword argument 'tempreature'$"),
+    (dict(colour=2.0), TypeError, "unexpected keyword argument 'colour'$"),
     (dict(label_smooth=0.1), TypeError, "unexpected keyword argument 'label_smooth'; did you mean 'label_smoothing'?"),
     (dict(softcap=0), ValueError, "softcap: expected a number above 0, or None, got 0"),
     (dict(memory_budget="0"), ValueError, "memory_budget: expected more than 0 bytes, got '0'"),

@@ -35,7 +35,11 @@ def test_fused_linear():
     check(fused)
     hidden, weight, vocab_ids = problem()
     assert torch.equal(fused(hidden, weight, vocab_ids, torch.tensor([0.7]))[0], fused(hidden, weight, vocab_ids, 0.7)[0])
-    with pytest.raises(NotImplementedError, match=r"expected one number, got a tensor \[2\]"):
+    each = torch.rand(2, 9) + 0.5
+    found, want = fused(hidden, weight, vocab_ids, each), formula(hidden.double(), weight.double(), vocab_ids, each[..., None])
+    assert all(torch.allclose(a.double(), b, atol=2e-5) for a, b in zip(found, want))
+    assert torch.equal(fused(hidden, weight, vocab_ids, each[..., None])[0], found[0])
+    with pytest.raises(ValueError, match=r"temperature: expected \[2, 9\] or \[\], got \[2\]"):
         fused(hidden, weight, vocab_ids, torch.ones(2))
     with pytest.raises(ValueError, match="impl_backend: expected 'torch' or 'liger', got 'triton'"):
         recipe.FusedLinearForPPO(impl_backend="triton")

@@ -40,22 +40,24 @@ class FusedLinearForPPO(nn.Module):
             raise ValueError(f"impl_backend: expected 'torch' or 'liger', got {impl_backend!r}")
 
     def forward(
-        self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+        self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float | Tensor = 1.0
     ) -> tuple[Tensor, Tensor]:
         """Returns (log-probabilities, entropies) [...], float32, of softmax(hidden_states @ vocab_weights.T /
         temperature).
 
         hidden_states: [..., D]. vocab_weights: [V, D]. input_ids: [...], the token id that follows each position.
+        temperature: a number, or a tensor of one, or [...] or [..., 1] of each token.
         """
         if isinstance(temperature, Tensor):
-            if temperature.numel() != 1:
-                raise NotImplementedError(f"temperature: expected one number, got a tensor {list(temperature.shape)}")
-            temperature = temperature.item()
+            if temperature.numel() == 1:
+                temperature = temperature.item()
+            elif temperature.dim() > input_ids.dim() and temperature.shape[-1] == 1:
+                temperature = temperature[..., 0]
         if not torch.is_autocast_enabled(hidden_states.device.type):
             vocab_weights = vocab_weights.to(hidden_states.dtype)
         type(self).calls += 1
         log_probs, entropy, _ = linear_logprobs(
-            hidden_states, vocab_weights, input_ids, ignore_index=_NONE, logit_scale=1.0 / temperature, memory_budget=_budget
+            hidden_states, vocab_weights, input_ids, ignore_index=_NONE, temperature=temperature, memory_budget=_budget
         )
         return log_probs, entropy
 

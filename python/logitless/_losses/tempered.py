@@ -1,0 +1,71 @@
+"""A temperature for each token: its gradient, and the loss of tempered log-probabilities.
+
+fp32 hidden states are divided by it. In 16 bits that would round, and a bias or a softcap stands between them and the
+logits. There the frameworks' own operations divide the logits, in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._token_loss import lse_square
+from .options import number
+
+
+def scaled_options(temperature: Any, softcap: Any, logit_scale: Any) -> dict[str, Any]:
+    """Returns softcap and logit_scale with one temperature for all tokens: softcap c of u, divided by t, is softcap c / t
+    of u / t."""
+    t = number("temperature", temperature, above=0.0)
+    cap = None if softcap is None else number("softcap", softcap, above=0.0) / t
+    return dict(softcap=cap, logit_scale=number("logit_scale", logit_scale) / t)
+
+
+def attached(xp, temperature, target, ignore_index: int, log_prob, entropy, lse, variance) -> tuple[Any, Any, Any]:
+    """Returns log_prob, entropy and lse with their gradients by the temperature [...], which their values lack.
+
+    d log p / dT = -(log p + H) / T, d lse / dT = -(lse - H) / T and dH / dT = Var(z) / T, with the entropy H of the
+    tempered logits z.
+    """
+    t = xp.astype(temperature, lse.dtype)
+    relative = (t - xp.stop_gradient(t)) / xp.stop_gradient(t)  # 0, with a derivative
+
+    def with_derivative(value, slope):
+        slope = xp.where(xp.isfinite(slope), slope, 0.0)
+        shape = (..., None) if slope.ndim > relative.ndim else ...
+        return value + relative[shape] * xp.stop_gradient(slope)
+
+    h = entropy if log_prob.ndim == entropy.ndim else entropy[..., None]
+    log_prob = with_derivative(log_prob, xp.where(target == ignore_index, 0.0, -(log_prob + h)))
+    return log_prob, with_derivative(entropy, variance), with_derivative(lse, entropy - lse)
+
+
+def loss(xp, options, log_prob, lse, target, class_weight, token_weight, target_weight):
+    """Returns the loss of log-probabilities and log-sum-exps, as ``linear_cross_entropy`` defines it. target: [...], or
+    [..., K] with target_weight. options: LossOptions. Weights are None, or of the dtype of lse."""
+    if options.label_smoothing:
+        raise NotImplementedError(
+            "label_smoothing: expected 0 beside a temperature for each token in 16 bits or with bias or softcap, got "
+            f"{options.label_smoothing}"
+        )
+    valid = target != options.ignore_index
+    share = xp.astype(valid, lse.dtype)
+    if class_weight is not None:
+        share = share * xp.take(class_weight, xp.astype(xp.where(valid, target, 0), xp.class_dtype))
+    count, rows = share, valid
+    if target_weight is not None:
+        share, rows = share * target_weight, valid.any(-1)
+        count = xp.astype(rows, lse.dtype)
+    each = xp.where(share == 0, 0.0, -share * xp.where(share == 0, 0.0, log_prob))
+    each = each if target_weight is None else each.sum(-1)
+    if lse_square(options):
+        each = each + lse_square(options) * lse * lse
+    if token_weight is not None:
+        each, count = each * token_weight, count * token_weight
+    each, count = xp.where(rows, each, 0.0), xp.where(rows, count, 0.0)
+    if options.reduction == "none":
+        return each
+    total = each.sum()
+    if options.reduction == "mean":
+        divisor = count.sum()
+        total = total / (options.normalizer or xp.where(divisor == 0, 1.0, divisor))
+    return total

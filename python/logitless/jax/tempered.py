@@ -1,0 +1,67 @@
+"""A temperature for each token of ``linear_logprobs`` and ``linear_cross_entropy``; ``_losses/tempered.py`` says how."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._losses import tempered as shared
+from .._options import HeadOptions, head_options
+from . import _arguments
+from . import _xp as xp
+from ._axes import axes_of, varying
+from .head import head
+
+
+class Folded(NamedTuple):
+    """Arguments of a head that include the temperature, but for one of each token that they cannot."""
+
+    hidden: Any
+    softcap: Any
+    logit_scale: Any
+    temperature: jax.Array | None  # [...]
+
+
+def folded(hidden: Any, weight: Any, bias: Any, temperature: Any, softcap: Any, logit_scale: Any, sharding: Any) -> Folded:
+    """Divides softcap and scale, or float32 hidden states without bias and softcap, by a temperature."""
+    if xp.is_number(temperature):
+        return Folded(hidden, **shared.scaled_options(temperature, softcap, logit_scale), temperature=None)
+    x, w, t = (_arguments.anywhere(name, a) for name, a in (("hidden", hidden), ("weight", weight), ("temperature", temperature)))
+    if t.shape not in (x.shape[:-1], ()):
+        raise ValueError(f"temperature: expected {list(x.shape[:-1])} or [], got {list(t.shape)}")
+    if not xp.is_floating(t):
+        raise TypeError(f"temperature: expected floats, got {t.dtype.name}")
+    t = jnp.broadcast_to(t, x.shape[:-1])
+    dtype = jnp.promote_types(x.dtype, w.dtype)
+    if bias is None and softcap is None and dtype in (jnp.float32, jnp.float64):
+        return Folded(x.astype(dtype) / t[..., None].astype(dtype), None, logit_scale, None)
+    if sharding is not None:
+        raise NotImplementedError(
+            "temperature: one for each token goes with a sharded head in float32, without bias and softcap, alone"
+        )
+    return Folded(x, softcap, logit_scale, t)
+
+
+def outputs(
+    options: HeadOptions, temperature: jax.Array, inputs: dict, targets: jax.Array, argmax: bool = False
+) -> dict[str, jax.Array]:
+    """Returns outputs of the head of tokens [N] by their names, with gradients, also by the temperatures."""
+    t = temperature.reshape(-1)
+    fixed = {"targets": targets, "temperature": jax.lax.stop_gradient(t)}
+    axes = axes_of(*[a for a in (*inputs.values(), *fixed.values()) if a is not None])
+    names = ("log_prob", "entropy", "lse", "variance") + ("argmax",) * argmax
+    found = dict(zip(names, head(options, names, varying(inputs, axes), varying(fixed, axes))))
+    made = shared.attached(xp, t, targets, options.ignore_index, *(found[name] for name in names[:4]))
+    return {**found, **dict(zip(names, made))}
+
+
+def losses(call: Any, temperature: jax.Array, argmax: bool) -> dict[str, jax.Array]:
+    """Returns the outputs of the head and the loss of prepared arguments."""
+    fixed, options = call.fixed, call.options
+    found = outputs(head_options(options), temperature, call.inputs, fixed["targets"], argmax)
+    weights = (fixed[name] for name in ("class_weight", "token_weight", "target_weight"))
+    loss = shared.loss(xp, options, found["log_prob"], found["lse"], fixed["targets"], *weights)
+    lse = found["lse"] if found["log_prob"].ndim == 1 else found["lse"][:, None]
+    return {**found, "loss": loss, "target_logit": found["log_prob"] + lse}

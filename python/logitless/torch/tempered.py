@@ -1,0 +1,127 @@
+"""A temperature for each token of ``linear_logprobs`` and ``linear_cross_entropy``; ``_losses/tempered.py`` says how."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from .._losses import tempered as shared
+from .._options import HeadOptions, head_options
+from . import _memory, _portable, _xp, autograd, run
+from ._arguments import Arguments, loss_options
+from .call import Asked, check_head, check_tensors, checked_call, compute_dtype, head_arguments, needs_of, with_outputs
+from .dtensor import _is_dtensor
+from .run import Form
+
+
+class _Head(torch.autograd.Function):
+    """The head in PyTorch's operations with logits divided by temperatures [N], which are constants here. Returns
+    (log_prob, entropy, lse, argmax, variance of the logits); the last is empty unless wanted, without a gradient."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, target, bias, temperature, form: Form, variance: bool):
+        ctx.form = form
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, target, bias, temperature)
+        inputs = run.operands(hidden, weight, target, bias, form.compute)
+        outputs = run.head_outputs(target, inputs["hidden"], form)
+        more = torch.empty_like(outputs["lse"]) if variance else None
+        _portable.run("head", form.options, form.shard, {**inputs, "temperature": temperature}, {**outputs, "variance": more})
+        log_prob, entropy, lse, argmax = run.head_results(outputs)
+        more = lse.new_empty(0) if more is None else more
+        ctx.mark_non_differentiable(argmax, more)
+        return log_prob, entropy, lse, argmax, more
+
+    @staticmethod
+    def backward(ctx, d_log_prob, d_entropy, d_lse, *_):
+        autograd.refuse_second_derivatives()
+        if (d_log_prob is None and d_entropy is None and d_lse is None) or not ctx.form.needs:
+            return (None,) * 7
+        hidden, weight, target, bias, temperature = ctx.saved_tensors
+        inputs = run.operands(hidden, weight, target, bias, ctx.form.compute)
+        made = run.gradients((hidden, weight, bias), inputs, ctx.form.needs)
+        cotangents = dict(lse=d_lse, log_prob=d_log_prob, entropy=d_entropy)
+        inputs["temperature"] = temperature
+        _portable.run("head_backward", ctx.form.options, ctx.form.shard, inputs, cotangents, made)
+        d_hidden, d_weight, d_bias = autograd.needed(run.finished(made, (hidden, weight, bias)), ctx.form.needs)
+        return d_hidden, d_weight, None, d_bias, None, None, None
+
+
+_head = torch.compiler.disable(_Head.apply)
+
+
+def folded(a: Arguments) -> Arguments:
+    """Returns the arguments without a temperature, if softcap and scale or the hidden states can take it."""
+    if not isinstance(a.temperature, Tensor):
+        return a._replace(temperature=None, **shared.scaled_options(a.temperature, a.softcap, a.logit_scale))
+    if not isinstance(a.hidden, Tensor) or not isinstance(a.weight, Tensor):
+        return a._replace(temperature=None)  # the checks of the call name them
+    _memory.check("temperature", a.temperature, a.hidden.device)
+    if not a.temperature.is_floating_point():
+        raise TypeError(f"temperature: expected floats, got {a.temperature.dtype}")
+    t = _xp.shaped("temperature", a.temperature, tuple(a.hidden.shape[:-1]), ()).expand(a.hidden.shape[:-1])
+    dtype = compute_dtype(a.hidden, a.weight) or a.hidden.dtype
+    if a.bias is not None or a.softcap is not None or dtype not in (torch.float32, torch.float64):
+        return a._replace(temperature=t)
+    return a._replace(hidden=a.hidden.to(dtype) / t.to(dtype)[..., None], temperature=None)
+
+
+def _outputs(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], temperature: Tensor, options: HeadOptions,
+    asked: Asked,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns (log_prob, entropy, lse, argmax) with gradients, also by the temperatures. The tensors are of one rank, and
+    flat."""
+    by_temperature = temperature.requires_grad and torch.is_grad_enabled()
+    needs = needs_of(hidden, weight, bias)
+    form = Form(options, compute=compute_dtype(hidden, weight), needs=needs, argmax=asked.argmax, entropy=asked.entropy or by_temperature)
+    log_prob, entropy, lse, argmax, variance = _head(
+        hidden, weight, target, bias, temperature.detach(), form, by_temperature
+    )
+    if by_temperature:
+        log_prob, entropy, lse = shared.attached(
+            _xp, temperature, target, options.ignore_index, log_prob, entropy, lse, variance
+        )
+    return log_prob, entropy, lse, argmax
+
+
+def _refuse(a: Arguments) -> None:
+    if a.sharding is not None or any(map(_is_dtensor, (a.hidden, a.weight, a.bias, a.temperature))):
+        raise NotImplementedError(
+            "temperature: one for each token goes with a sharded head in float32, without bias and softcap, alone"
+        )
+
+
+def log_probs(a: Arguments, asked: Asked) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes linear_logprobs with a temperature for each token, as ``call.log_probs`` does."""
+    _refuse(a)
+    if asked.keep:
+        raise ValueError("keep: expected None or False beside a temperature for each token, got True")
+    check_tensors(a)
+    flat, shape = head_arguments(a)
+    lead = a.hidden.shape[:-1]
+    found = _outputs(*flat, a.temperature.reshape(flat[0].shape[:-1]), head_options(loss_options(a)), asked)
+    log_prob, entropy, lse, argmax = found
+    entropy = entropy.reshape(lead) if entropy.numel() == lse.numel() else entropy
+    return log_prob.reshape(shape), entropy, lse.reshape(lead), argmax.reshape(lead) if asked.argmax else argmax
+
+
+def cross_entropy(a: Arguments) -> Any:
+    """Computes linear_cross_entropy with a temperature for each token."""
+    _refuse(a)
+    check_tensors(a)
+    if a.weight.dim() > 2:
+        raise NotImplementedError(f"temperature: does not go with a weight of {a.weight.dim()} dimensions")
+    call = checked_call(a)
+    t = a.temperature.reshape(a.hidden.shape[:-1])
+    t = (t[..., : t.shape[-1] - int(a.shift)] if a.shift else t).reshape(call.hidden.shape[:-1])
+    asked = Asked(call.argmax or call.accuracy, entropy=False)
+    log_prob, _, lse, index = _outputs(
+        call.hidden, call.weight, call.target, call.bias, t, head_options(call.options), asked
+    )
+    loss = shared.loss(
+        _xp, call.options, log_prob, lse, call.target, call.class_weight, call.token_weight, call.target_weight
+    )
+    return with_outputs(call, loss, lse, index, log_prob)
