@@ -1,4 +1,5 @@
-"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, and the teacher's top K.
+"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, total variation, and the top K of
+the teacher or student.
 
 Neither model's logits are stored. The divergences need both distributions; they are ``autochunk`` programs that the
 library runs, a chunk of tokens at a time. They take one GEMM of the teacher, and three of the student with the
@@ -18,7 +19,7 @@ from .options import HEAD, HEAD_DOCS, choice, count, flag, head_of, number
 # Keywords of every divergence, besides the targets.
 DIVERGENCE: dict[str, Any] = dict(
     reduction="mean", normalizer=None, weight_hard_loss=0.0, weight_soft_loss=1.0, teacher_softcap=None,
-    teacher_logit_scale=1.0, executor="native", **HEAD,
+    teacher_logit_scale=1.0, teacher_ids=None, executor="native", **HEAD,
 )
 TEACHER: dict[str, Any] = {name: HEAD[name] for name in ("softcap", "logit_scale", "temperature", "memory_budget")}
 
@@ -34,12 +35,19 @@ TEXTS = dict(
         weight_soft_loss: at least 0: the weight of the divergence. At a temperature t gradients shrink by about
             1 / t^2; Hinton et al. compensate with a weight of t^2.
         teacher_softcap, teacher_logit_scale: of the teacher's logits; both models share the temperature.
+        teacher_ids: [V], int32 or int64: the teacher's vocabulary is another one, and its entry teacher_ids[j] is entry j
+            of weight; -1: the teacher has none. The teacher's distribution is that of its softmax over these entries:
+            of a draft vocabulary, or of a vocabulary that the teacher's is a part of. teacher_weight: [V', D']. Its rows
+            are copied; only they are multiplied. With -1 the reverse KL is infinite.
         executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations.
             JAX on other devices takes the latter.
         """
     + HEAD_DOCS.replace(" and cost nothing", "")
 )
 
+
+_NONE = -1e30  # a logit or log-probability of zero probability, with finite differences
+_TOTAL_VARIATION = -1.0  # in the place of beta
 
 # --- Formulas of logits and log-probabilities.
 
@@ -50,13 +58,19 @@ def _log_share(xp, apart, share: float):
     return -xp.log(share + (1 - share) * xp.exp(xp.at_most(apart, 80.0)))
 
 
+def _half_sign(xp, a, b):
+    """Returns sign(a - b) / 2."""
+    return xp.where(a > b, 0.5, xp.where(a < b, -0.5, 0.0))
+
+
 def divergence(xp, student, teacher, beta: float) -> tuple[Any, ...]:
     """Returns the divergence [N] of logits [N, V], which are scaled by the temperature, and what its gradient by the
     student reads: both normalisers and a sum, [N].
 
     Let p and q be the student's and the teacher's probabilities. The gradient is w - p sum(w), with w = (1 - beta) p
     log(p / m), or p log(p / q) for beta 1. This w is the derivative by log p, up to a constant. For beta 0 the gradient
-    is p - q. So a loop over vocabulary chunks needs only two numbers per row in advance, or only the normalisers.
+    is p - q. Of the total variation sum_j |p_j - q_j| / 2, w is p sign(p - q) / 2. So a loop over vocabulary chunks
+    needs only two numbers per row in advance, or only the normalisers.
     """
     normalisers = xp.logsumexp(student, -1), xp.logsumexp(teacher, -1)
     p, q = (z - n[:, None] for z, n in zip((student, teacher), normalisers))
@@ -64,6 +78,9 @@ def divergence(xp, student, teacher, beta: float) -> tuple[Any, ...]:
         own = loss = (xp.exp(q) * (q - p)).sum(-1)
     elif beta == 1.0:
         own = loss = (xp.exp(p) * (p - q)).sum(-1)
+    elif beta == _TOTAL_VARIATION:
+        own = (xp.exp(p) * _half_sign(xp, p, q)).sum(-1)
+        loss = ((xp.exp(p) - xp.exp(q)) * _half_sign(xp, p, q)).sum(-1)
     else:
         own = (1 - beta) * (xp.exp(p) * _log_share(xp, q - p, 1 - beta)).sum(-1)
         loss = own + beta * (xp.exp(q) * _log_share(xp, p - q, beta)).sum(-1)
@@ -77,7 +94,10 @@ def divergence_gradient(xp, cotangent, beta: float, student, teacher, *saved):
     p, q = (n[:, None] - z for z, n in zip((student, teacher), normalisers))
     if beta == 0.0:
         return cotangent[:, None] * (xp.exp(-p) - xp.exp(-q))
-    ratio = q - p if beta == 1.0 else (1 - beta) * _log_share(xp, p - q, 1 - beta)
+    if beta == _TOTAL_VARIATION:
+        ratio = _half_sign(xp, q, p)
+    else:
+        ratio = q - p if beta == 1.0 else (1 - beta) * _log_share(xp, p - q, 1 - beta)
     return cotangent[:, None] * (xp.exp(-p) * (ratio - own[:, None]))
 
 
@@ -119,6 +139,8 @@ def program(xp, of_logits, masked, given: Mapping[str, Any], form: tuple):
         given = {**given, "hidden": masked(given["hidden"], counts)}
     student = logits_of(xp, given, "", f.softcap, f.scale)
     teacher = logits_of(xp, given, "teacher_", f.teacher_softcap, f.teacher_scale)
+    if "teacher_mask" in given:
+        teacher = teacher + given["teacher_mask"]
     teacher = xp.where(counts, teacher, 0.0) if f.masked else teacher
     p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, teacher))
     each = f.soft * of_logits(p, q, f.beta)
@@ -137,16 +159,28 @@ def best(xp, given: Mapping[str, Any], softcap: float, scale: float, k: int) -> 
 # --- Arguments.
 
 
-def _teacher(xp, hidden, weight, bias, lead: tuple[int, ...], vocab: int) -> dict[str, Any]:
-    """Returns the teacher's head without gradients, checked to have the same tokens and vocabulary."""
+def _teacher(xp, hidden, weight, bias, lead: tuple[int, ...], vocab: int, vocab_ids: Any) -> dict[str, Any]:
+    """Returns the teacher's head without gradients, checked to have the same tokens and vocabulary. vocab_ids: its ids of
+    the student's entries, or None."""
     found = xp.without_gradients(lambda *head: xp.checked_head("teacher_", *head), hidden, weight, bias)
     shape, of_vocab = tuple(xp.array("teacher_hidden", hidden).shape), found["teacher_weight"]
     if shape[:-1] != lead:
         raise ValueError(f"teacher_hidden: expected {list(lead) + ['D']}, got {list(shape)}")
+    if vocab_ids is not None:
+        ids = xp.indices("teacher_ids", vocab_ids, (vocab,))
+        bad = ids >= of_vocab.shape[0]
+        xp.refuse_ids("teacher_ids", ids, bad, of_vocab.shape[0])
+        rows = xp.clip(ids, 0, of_vocab.shape[0] - 1)
+        for part in ("teacher_weight", "teacher_bias"):
+            if part in found:
+                found[part] = xp.take_rows(found[part], rows)
+        dtype = xp.float64 if of_vocab.dtype == xp.float64 else xp.float32
+        mask = xp.where(ids < 0, _NONE, xp.where(bad, math.nan, 0.0))
+        return {**{part: xp.stop_gradient(a) for part, a in found.items()}, "teacher_mask": xp.astype(mask, dtype)}
     if of_vocab.shape[0] != vocab:
         raise ValueError(
-            f"teacher_weight: expected [{vocab}, D], the vocabulary of weight, got {list(of_vocab.shape)}; cut the "
-            "larger one's padding off"
+            f"teacher_weight: expected [{vocab}, D], the vocabulary of weight, got {list(of_vocab.shape)}; give "
+            "teacher_ids, or cut the larger one's padding off"
         )
     return {part: xp.stop_gradient(a) for part, a in found.items()}
 
@@ -166,9 +200,9 @@ class Call(NamedTuple):
         return loss if self.form.summed else loss.reshape(self.lead)
 
 
-def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, a: Mapping[str, Any]) -> Call:
-    """Returns a checked divergence. a: the keywords of DIVERGENCE and the targets."""
-    beta, target = number("beta", beta, 0.0, 1.0), a[xp.NAMES.target]
+def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: Mapping[str, Any]) -> Call:
+    """Returns a checked divergence. beta: from 0 to 1, or the total variation. a: the keywords of DIVERGENCE and the targets."""
+    target = a[xp.NAMES.target]
     head = head_of({**a, "temperature": 1.0})
     temperature = number("temperature", a["temperature"], above=0.0)
     cap = a["teacher_softcap"]
@@ -182,7 +216,7 @@ def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias,
         raise ValueError(f"{xp.NAMES.target}: expected it with weight_hard_loss={form.hard}, got None")
     student = xp.checked_head("", hidden, weight, bias)
     lead, vocab = tuple(xp.array("hidden", hidden).shape[:-1]), student["weight"].shape[0]
-    teacher = _teacher(xp, teacher_hidden, teacher_weight, teacher_bias, lead, vocab)
+    teacher = _teacher(xp, teacher_hidden, teacher_weight, teacher_bias, lead, vocab, a["teacher_ids"])
     states = student["hidden"]
     valid, vocab_ids, bad = valid_targets(xp, target, lead, head.ignore_index, vocab, states)
     rows = xp.astype(valid, xp.float64 if states.dtype == xp.float64 else xp.float32)
@@ -231,6 +265,7 @@ def jsd_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_b
             torch: A target that is neither in [0, V) nor ignore_index is a ValueError on the CPU, and gives NaN on a GPU.
             jax: If a target is neither in [0, V) nor ignore_index, the loss is NaN.
     """
+    beta = number("beta", beta, 0.0, 1.0)
     return call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options)
 
 
@@ -245,6 +280,15 @@ def reverse_kl_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, te
     token): the mean of sum_j p_j (log p_j - log q_j). Arguments, result, cost, memory and errors: as in ``jsd_loss``.
     """
     return call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 1.0, options)
+
+
+def total_variation_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options) -> Call:
+    """Total variation distance of the next token's distributions p and q (Wen et al. 2023): the mean of sum_j |p_j - q_j|
+    / 2, which is 1 less the rate at which speculative decoding accepts a token of p (Zhou et al. 2024, DistillSpec).
+    Arguments, result, cost, memory and errors: as in ``jsd_loss``."""
+    return call(
+        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, _TOTAL_VARIATION, options
+    )
 
 
 def teacher_top_k(xp, chunked, teacher_hidden, teacher_weight, teacher_bias, *, k, **head) -> tuple[Any, Any]:
@@ -272,8 +316,6 @@ def teacher_top_k(xp, chunked, teacher_hidden, teacher_weight, teacher_bias, *, 
 
 
 # --- The loss of a teacher's top K.
-
-_NONE = -1e30  # a log-probability of zero probability, with finite differences
 
 
 def _stored(xp, top_k, lead: tuple[int, ...]) -> tuple[Any, Any]:
@@ -356,4 +398,64 @@ def top_k_loss(xp, hidden, weight, top_k, bias, *, tail, target, reduction, norm
             hidden, weight, vocab_ids, bias, target_weight=q, reduction=each, **found._asdict()
         )
         total = cross - (entropy if reduction == "none" else entropy.sum())
+    return total if divisor is None else total / divisor
+
+
+def student_top_k_loss(
+    xp, chunked, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, *, k, tail, target, reduction,
+    normalizer, teacher_softcap, teacher_logit_scale, **head,
+):
+    """KL(p || q) restricted to the student's own top K, with the student's distribution p and the teacher's q: the reverse
+    KL of on-policy distillation, without both models' logits of the whole vocabulary between them.
+
+    - Without ``tail``: over the K entries alone, with p renormalised to 1: sum_k p_k (log p_k - log q_k).
+    - With ``tail``: one more outcome stands for all other entries: a lower bound of KL(p || q), 0 where p = q.
+
+    Args:
+        hidden: [..., D]. weight: [V, D], of the same dtype. bias: [V].
+        teacher_hidden: [..., D']. teacher_weight: [V, D']. teacher_bias: [V]. No gradients.
+        k: 1 to V.
+        {target}: [...]: tokens of ``ignore_index`` are ignored; None: all tokens count.
+        reduction, normalizer, teacher_softcap, teacher_logit_scale: as in ``jsd_loss``.
+        {head}
+
+    Returns the loss, float32{exact}, with gradients by hidden, weight and bias; the choice of entries has none.
+
+    Cost: of the student one GEMM for the choice, one for its log-probabilities, and three backward (two where a GPU saves
+    exponentials); one GEMM of the teacher.
+
+    Raises:
+        ValueError, TypeError: the message names the argument, the expected value and the given one.
+    """
+    found = head_of(head)
+    if found.ignore_index >= 0:  # it may be one of the student's token ids
+        raise ValueError(f"ignore_index: expected a number below 0 beside a vocabulary's best, got {found.ignore_index}")
+    given = xp.without_gradients(lambda *own: xp.checked_head("", *own), hidden, weight, bias)
+    lead, vocab = tuple(xp.array("hidden", hidden).shape[:-1]), given["weight"].shape[0]
+    if count("k", k) > vocab:
+        raise ValueError(f"k: expected at most {vocab}, the vocabulary of weight, got {k}")
+    of_teacher = head_of({
+        **head, "ignore_index": found.ignore_index, "softcap": teacher_softcap, "logit_scale": teacher_logit_scale,
+    })  # fmt: skip
+    _teacher(xp, teacher_hidden, teacher_weight, teacher_bias, lead, vocab, None)
+    valid = valid_targets(xp, target, lead, found.ignore_index, vocab, given["hidden"])[0].reshape(lead)
+    divisor = divisor_of(xp, reduction, normalizer, valid)
+    given = {"teacher_" + part: xp.stop_gradient(a) for part, a in given.items()}  # the names of the program's arguments
+    ids, _ = chunked("best", found.memory_budget, "auto")(given, found.softcap or 0.0, found.logit_scale, k)
+    ids = xp.where(valid[..., None], ids.reshape(*lead, k), found.ignore_index)
+    logps = xp.log_probs(hidden, weight, ids, bias, found, save=True)
+    log_q = xp.without_gradients(
+        lambda *of: xp.log_probs(*of[:2], ids, of[2], of_teacher), teacher_hidden, teacher_weight, teacher_bias
+    )
+    log_q = xp.astype(log_q, logps.dtype)
+    if flag("tail", tail):
+        even = math.log(1 / (k + 1))  # of ignored tokens, whose log-probabilities are 0
+        p, q = (xp.where(valid[..., None], a, even) for a in (logps, log_q))
+        rest_p, rest_q = _log_rest(xp, p), _log_rest(xp, q)
+        each = (xp.exp(p) * (p - q)).sum(-1) + xp.exp(rest_p) * (rest_p - rest_q)
+    else:
+        p = xp.log_softmax(logps, -1)
+        each = (xp.exp(p) * (p - log_q)).sum(-1)
+    each = xp.where(valid, each, 0.0)
+    total = each if reduction == "none" else each.sum()
     return total if divisor is None else total / divisor

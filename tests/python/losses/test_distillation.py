@@ -67,6 +67,88 @@ def test_divergences(f):
     ])
 
 
+IDS = np.array([(5 * j) % V if j % 4 else -1 for j in range(V)], np.int32)  # the teacher has no entry for some
+WIDE, WIDE_BIAS = normal(V + 4, REF_WEIGHT.shape[1], seed=17), normal(V + 4, seed=18, scale=0.3)
+
+
+def test_total_variation_and_vocabularies(f):
+    """Divergences with a teacher of another vocabulary, and the total variation."""
+    def total_variation(z_p, z_q):
+        p, q = (f.xp.exp(f.paper.log_p(z)) for z in (z_p, z_q))
+        return abs(p - q).sum(-1) / 2
+
+    def of_ids(name, formula, ids, options, temperature=1.0):
+        def call(x, w, b):
+            return getattr(f.losses, name)(
+                x, w, f.array(REF_HIDDEN), f.array(WIDE), b, f.array(WIDE_BIAS), teacher_ids=f.array(ids),
+                targets=f.targets, temperature=temperature, **options)
+
+        def expected(*given):
+            z_p = logits(f, given, temperature)[0]
+            z_q = f.paper.logits(*map(f.double, (REF_HIDDEN, WIDE[ids], WIDE_BIAS[ids])), temperature=temperature)
+            z_q = f.xp.where(f.array(ids >= 0), z_q, -600.0)  # no exponential of it is a number
+            return reduced(f, formula(z_p, z_q), "mean", f.valid)
+
+        return call, expected
+
+    def kl(z_p, z_q):
+        log_p, log_q = f.paper.log_p(z_p), f.paper.log_p(z_q)
+        return (f.xp.exp(log_q) * (log_q - log_p)).sum(-1)
+
+    def plain(reduction):
+        def call(x, w, b):
+            found = f.losses.total_variation_loss(
+                x, w, *teacher(f), b, f.array(TEACHER_BIAS), reduction=reduction, temperature=1.3)
+            return reduced(f, found, reduction) if reduction == "none" else found
+
+        return call, lambda *given: reduced(f, total_variation(*logits(f, given, 1.3)), reduction)
+
+    draft = np.where(IDS < 0, 2, IDS)
+    f.check([
+        plain("mean"), plain("none"), of_ids("total_variation_loss", total_variation, IDS, {}),
+        of_ids("forward_kl_loss", kl, IDS, {}, 1.3), of_ids("jsd_loss", lambda p, q: f.paper.jsd(p, q, 0.5), draft, {}),
+        of_ids("reverse_kl_loss", lambda p, q: f.paper.kl(p, q), draft, {}),
+    ])
+    equal = f.losses.total_variation_loss(*map(f.array, (HIDDEN, WEIGHT, HIDDEN, WEIGHT)))
+    assert abs(f.numpy(equal)) < 1e-6
+
+
+def test_the_students_top_k(f):
+    (log_p,) = f.values(lambda *given: [f.paper.log_p(logits(f, given, 1.3)[0])])
+    vocab_ids = np.argsort(-log_p, -1, kind="stable")[..., :6]
+
+    def case(tail, reduction):
+        def call(x, w, b):
+            loss = f.losses.student_top_k_loss(
+                x, w, *teacher(f), b, f.array(TEACHER_BIAS), k=6, tail=tail, targets=f.targets, reduction=reduction,
+                temperature=1.3)
+            return reduced(f, loss, reduction) if reduction == "none" else loss
+
+        # The loss of the other's top K with both models in each other's place.
+        return call, lambda *given: reduced(
+            f, f.paper.top_k(*logits(f, given, 1.3)[::-1], f.array(vocab_ids), tail), reduction, f.valid)
+
+    f.check([case(tail, reduction) for tail in (False, True) for reduction in ("mean", "none")])
+    every = f.losses.student_top_k_loss(*map(f.array, (HIDDEN, WEIGHT, REF_HIDDEN, REF_WEIGHT)), k=V)
+    f.close([every], lambda x, w, b: [
+        f.paper.kl(f.paper.logits(x, w), f.paper.logits(*map(f.double, (REF_HIDDEN, REF_WEIGHT)))).mean()],
+        max(f.exact, 1e-6))
+
+
+@pytest.mark.parametrize("message, call", {
+    "teacher_ids: expected [23], got [22]": lambda f, x, w: f.losses.jsd_loss(x, w, x, w, teacher_ids=f.array(IDS[1:])),
+    "teacher_ids: expected int32 or int64": lambda f, x, w: f.losses.jsd_loss(x, w, x, w, teacher_ids=w[:, 0]),
+    "teacher_weight: expected [23, D], the vocabulary of weight, got [22, 5]; give teacher_ids":
+        lambda f, x, w: f.losses.total_variation_loss(x, w, x, w[1:]),
+    "k: expected at most 23": lambda f, x, w: f.losses.student_top_k_loss(x, w, x, w, k=24),
+    "beta: expected a number from 0 to 1, got -1": lambda f, x, w: f.losses.jsd_loss(x, w, x, w, beta=-1.0),
+}.items())
+def test_bad_vocabularies_are_named(f, message, call):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        call(f, f.array(HIDDEN), f.array(WEIGHT))
+    assert message in str(raised.value)
+
+
 def best(f, k, **options):
     return f.losses.teacher_top_k(*teacher(f), f.array(TEACHER_BIAS), k=k, **options)
 

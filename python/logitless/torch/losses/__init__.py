@@ -9,7 +9,8 @@ vocabulary matrix without logits. Names and conventions follow TRL and Liger. do
 
 from .contrastive import arcface_loss, cosface_loss, info_nce_loss
 from .distillation import (
-    TopK, explain_divergence, forward_kl_loss, jsd_loss, reverse_kl_loss, teacher_top_k, top_k_loss,
+    TopK, explain_divergence, forward_kl_loss, jsd_loss, reverse_kl_loss, student_top_k_loss, teacher_top_k, top_k_loss,
+    total_variation_loss,
 )
 from .multi_token import MultiTokenLoss, multi_token_loss
 from .policy import (
@@ -26,5 +27,6 @@ __all__ = [
     "cosface_loss", "cpo_loss", "dapo_loss", "dpo_loss", "dr_grpo_loss", "explain_divergence", "forward_kl_loss", "gmpo_loss",
     "group_advantages", "grpo_loss", "gspo_loss", "info_nce_loss", "ipo_loss", "jsd_loss", "kl_penalized_rewards",
     "kto_kl", "kto_loss", "luspo_loss", "multi_token_loss", "orpo_loss", "ppo_loss", "reverse_kl_loss", "sapo_loss",
-    "selective_log_softmax", "simpo_loss", "teacher_top_k", "top_k_loss", "vespo_loss",
+    "selective_log_softmax", "simpo_loss", "student_top_k_loss", "teacher_top_k", "top_k_loss", "total_variation_loss",
+    "vespo_loss",
 ]

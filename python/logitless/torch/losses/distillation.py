@@ -1,4 +1,5 @@
-"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, and the teacher's top K.
+"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, total variation, and the
+top K of the teacher or student.
 ``_losses/distillation.py`` has the formulas and docstrings. This module has their gradients, and runs them by autochunk."""
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class DivergenceKeywords(HeadKeywords, total=False):
     weight_soft_loss: float
     teacher_softcap: Optional[float]
     teacher_logit_scale: float
+    teacher_ids: Optional[Tensor]
     executor: str
 
 
@@ -109,6 +111,18 @@ def reverse_kl_loss(
     ).run(chunked)
 
 
+@xp.takes(DIVERGENCE, shared.total_variation_loss, shared.TEXTS)
+def total_variation_loss(
+    hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, bias: Optional[Tensor] = None,
+    teacher_bias: Optional[Tensor] = None,
+    **options: Unpack[DivergenceKeywords],
+) -> Tensor:
+    """Total variation distance of the next token's distributions p and q."""
+    return shared.total_variation_loss(
+        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
+    ).run(chunked)
+
+
 @xp.takes(DIVERGENCE, None)
 def explain_divergence(
     hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, bias: Optional[Tensor] = None,
@@ -142,4 +156,20 @@ def top_k_loss(
     """KL(q || p) restricted to a teacher's top K."""
     return shared.top_k_loss(
         xp, hidden, weight, top_k, bias, tail=tail, target=target, reduction=reduction, normalizer=normalizer, **head
+    )
+
+
+@xp.takes(HEAD, shared.student_top_k_loss)
+def student_top_k_loss(
+    hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, bias: Optional[Tensor] = None,
+    teacher_bias: Optional[Tensor] = None,
+    *, k: int, tail: bool = False, target: Optional[Tensor] = None, reduction: str = "mean",
+    normalizer: Optional[float | Tensor] = None, teacher_softcap: Optional[float] = None, teacher_logit_scale: float = 1.0,
+    **head: Unpack[HeadKeywords],
+) -> Tensor:
+    """KL(p || q) restricted to the student's own top K."""
+    return shared.student_top_k_loss(
+        xp, chunked, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, k=k, tail=tail, target=target,
+        reduction=reduction, normalizer=normalizer, teacher_softcap=teacher_softcap,
+        teacher_logit_scale=teacher_logit_scale, **head
     )
