@@ -33,3 +33,7 @@ def __getattr__(name: str) -> str:
         import importlib.metadata
 
         return importlib.metadata.version("logitless")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *({"torch", "jax"} & set(globals()))]

@@ -157,7 +157,7 @@ std::string to_text(const train::RunReport& report) {
   }
   std::string text = "\n" + facts.text();
   if (!report.sample.empty())
-    text += fmt::format("\nSample\n{}{}{}\n", report.prompt, report.gap, report.sample);
+    text += fmt::format("\nPrompt\n{}\n\nContinuation\n{}\n", report.prompt, report.sample);
   return text;
 }
 

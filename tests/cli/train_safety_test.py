@@ -74,7 +74,7 @@ class StopTest(CommandTest):
             self.assertEqual(code, 128 + number, err)
             self.assertIn("stopping after this step", err)
             self.assertRegex(text, f"stopped by {name} after step [0-9]+ of 1000000; --resume '{save}' goes on from there")
-            self.assertNotIn("Sample", text)
+            self.assertNotIn("Continuation", text)
             self.assertFalse(out.exists())
             step = int(self.metadata(save)["step"])
             self.assertIn(f"after step {step} of", text)
@@ -202,9 +202,9 @@ class FilesTest(CommandTest):
     def test_the_sample_of_numbers_is_apart_from_its_prompt(self):
         done = run("--data", self.data, *SIZES, "--steps", 1, "--sample", 3)
         self.assertEqual(done.returncode, 0, done.stderr)
-        numbers = done.stdout.rsplit("Sample\n", 1)[1].split()
-        self.assertEqual(len(numbers), 8 + 3)
-        for number in numbers:
+        prompt, sample = done.stdout.split("\nPrompt\n")[1].split("\n\nContinuation\n")
+        self.assertEqual((len(prompt.split()), len(sample.split())), (8, 3))
+        for number in (prompt + " " + sample).split():
             self.assertLess(int(number), 300)
 
 

@@ -300,10 +300,10 @@ class TrainTest(CommandTest):
                    "--length", 16, "--steps", 40, "--batch", 4, "--lr", 0.01, "--prompt", "int value_", "--sample", 12)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stderr, "")
-        for part in ("step 40/40", "validation loss", "arena of a step", "without chunks", "moments", "Sample\nint value_"):
+        for part in ("step 40/40", "validation loss", "arena of a step", "without chunks", "moments", "Prompt\nint value_\n\nContinuation\n"):
             self.assertIn(part, done.stdout)
         self.assertTrue(list((self.dir / "cache").iterdir()))
-        self.assertIn("Sample\nint value_", run(
+        self.assertIn("Prompt\nint value_\n\nContinuation\n", run(
             "--text", text, "--cache", self.dir / "cache", "--vocab", 400, "--dim", 16, "--heads", 2, "--layers", 1,
             "--length", 16, "--steps", 1, "--prompt", "int value_", "--temperature", 0).stdout)
 

@@ -50,7 +50,6 @@ void write_sample(const RunOptions& o, const RunData& data, Trainer& trainer, Ru
   sample.top_k = o.top_k;
   sample.vocab_count = data.tokenizer ? data.tokenizer->vocab() : 0;
   sample.seed = o.seed;
-  report.gap = data.tokenizer ? "" : " ";
   report.prompt = written(data.tokenizer, prompt);
   report.sample = written(data.tokenizer, trainer.generate(prompt, o.sample, sample));
 }

@@ -46,7 +46,6 @@ struct RunReport {
   int signal = 0;            // the signal that stopped it before its last step, or 0
   std::string save_failure;  // why --save lacks the last step; else empty
   std::string prompt, sample;
-  std::string gap;  // separator of prompt and sample: " " where they are numbers
 };
 
 // Runs the training. SIGINT and SIGTERM stop it after the current step: --save is written, --export

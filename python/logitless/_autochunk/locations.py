@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import linecache
 import os
 import re
 import sysconfig
+import tokenize
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -26,8 +28,40 @@ def chosen(frames: Iterable[tuple[str, int]], frameworks: tuple[str, ...]) -> tu
     return inside
 
 
+_LONGEST = 80  # characters of a line of code that reports show
+
+
+def brief(code: str) -> str:
+    """Cuts a long line of code: to its lambda if it has one, and to the characters that reports show."""
+    if len(code) > _LONGEST:
+        code = _only_lambda(code)
+    return code if len(code) <= _LONGEST else code[: _LONGEST - 1].rstrip() + "…"
+
+
+def _only_lambda(code: str) -> str:
+    """Returns the only lambda of a line, or the line itself."""
+    begin, end, depth, in_body = None, None, 0, False
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if token.string == "lambda" and token.type == tokenize.NAME:
+                if begin is not None:
+                    return code
+                begin = token.start[1]
+            elif begin is None or end is not None or token.type != tokenize.OP:
+                continue
+            elif depth == 0 and (token.string in ")]}" or in_body and token.string == ","):
+                end = token.start[1]
+            elif depth == 0 and token.string == ":":
+                in_body = True
+            else:
+                depth += (token.string in "([{") - (token.string in ")]}")
+    except (tokenize.TokenError, SyntaxError):  # the line goes on in the next one
+        pass
+    return code if begin is None else code[begin:end].rstrip()
+
+
 def shown(file: str, line: int) -> str:
-    code = linecache.getline(file, line).strip()
+    code = brief(linecache.getline(file, line).strip())
     return f"{os.path.basename(file)}:{line}" + (f": {code}" if code else "")
 
 

@@ -44,3 +44,7 @@ __all__ = [
     "vocab_parallel_linear_cross_entropy",
     "vocab_parallel_logprobs",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -12,8 +12,8 @@ describes the vocabulary shard of a rank. ``interleave_vocab`` interleaves the v
 tensor.
 """
 
+import importlib
 from typing import TYPE_CHECKING
-
 
 from ._backend import Backend, backend
 from ._lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
@@ -58,29 +58,27 @@ __all__ = [
 ]
 
 
+# Names that are imported at their first use: autochunk imports PyTorch's compiler, which takes seconds.
+_LATER = {
+    "AutoChunked": "._autochunk",
+    "Check": "._check",
+    "Unsupported": "._autochunk",
+    "autochunk": "._autochunk",
+    "check": "._check",
+    "explain_compiled": "._compile.run",
+    "linear_kept_logprobs": ".kept",
+    "linear_sample": ".sampling",
+    "linear_top_logprobs": ".sampling",
+    "losses": ".losses",
+}
+
+
 def __getattr__(name: str):
-    if name == "explain_compiled":
-        from ._compile.run import explain_compiled
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_LATER[name], __name__)
+    return module if name == "losses" else getattr(module, name)
 
-        return explain_compiled
-    if name in ("AutoChunked", "Unsupported", "autochunk"):  # it imports PyTorch's compiler, which takes seconds
-        from . import _autochunk
 
-        return getattr(_autochunk, name)
-    if name == "linear_kept_logprobs":
-        from .kept import linear_kept_logprobs
-
-        return linear_kept_logprobs
-    if name in ("linear_sample", "linear_top_logprobs"):
-        from . import sampling
-
-        return getattr(sampling, name)
-    if name in ("Check", "check"):
-        from . import _check
-
-        return getattr(_check, name)
-    if name == "losses":
-        import importlib
-
-        return importlib.import_module(".losses", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return __all__

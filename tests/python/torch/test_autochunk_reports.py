@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from oracle import DEVICE
 
+from logitless._autochunk.locations import brief
 from logitless.torch import autochunk
 
 TOKENS, DIM, VOCAB = 256, 16, 2048
@@ -94,3 +95,18 @@ def test_what_matters_is_reported():
     text = autochunk(whole, executor="native", memory_budget=2048).explain(first, second)
     found = re.findall(r"not chunked: .*f32\[([\d, ]+)\]", text)
     assert found and all(eval("*".join(shape.split(","))) * 4 > 0.01 * 2**20 for shape in found)
+
+
+LONG = "fast = autochunk(lambda a, b=(1, 2): f(a)[0], memory_budget=3); print(fast(x).item(), fast(y).item(), fast(z).item())"
+
+
+@pytest.mark.parametrize("code, shown", [
+    ("y = f(lambda x: x)", "y = f(lambda x: x)"),  # a short line as it is
+    (LONG, "lambda a, b=(1, 2): f(a)[0]"),
+    (LONG.replace("f(a)[0]", "f(')', a)"), "lambda a, b=(1, 2): f(')', a)"),
+    (LONG.replace("f(a)[0]", "[a, b]") + "  # lambda", "lambda a, b=(1, 2): [a, b]"),
+    (LONG.replace("memory_budget=3", "lambda: 3"), LONG.replace("memory_budget=3", "lambda: 3")[:79] + "…"),  # two lambdas
+    ("z = " + "x + " * 30 + "(", ("z = " + "x + " * 30)[:79] + "…"),  # it goes on in the next line
+])
+def test_a_long_line_of_code_is_cut(code, shown):
+    assert brief(code) == shown and len(shown) <= 80

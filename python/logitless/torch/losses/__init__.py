@@ -30,3 +30,7 @@ __all__ = [
     "selective_log_softmax", "simpo_loss", "student_top_k_loss", "teacher_top_k", "top_k_loss", "total_variation_loss",
     "vespo_loss",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
