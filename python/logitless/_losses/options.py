@@ -38,8 +38,8 @@ HEAD_DOCS = """ignore_index: tokens with this target are ignored and cost nothin
 CHUNKED_CALLS = {
     "sample": "linear_sample",
     "best_entries": "linear_top_logprobs",
-    "best": "teacher_top_k",
-    "divergence": "the divergences (jsd_loss, forward_kl_loss, reverse_kl_loss)",
+    "best": "the top K of a head (teacher_top_k, student_top_k_loss)",
+    "divergence": "the divergences (jsd_loss, forward_kl_loss, reverse_kl_loss, total_variation_loss)",
     "margin": "the margin losses (arcface_loss, cosface_loss)",
 }
 

@@ -124,12 +124,11 @@ def test_torch_names_bad_entries_and_serves_16_bits():
     torch = pytest.importorskip("torch")
     from logitless.torch import linear_kept_logprobs
 
-    x, w, y = map(torch.tensor, (HIDDEN, WEIGHT, TARGETS))
-    ids = torch.tensor(padded(KEPT)["kept_ids"])
+    x, w, y, ids = map(torch.from_numpy, (HIDDEN, WEIGHT, TARGETS, padded(KEPT)["kept_ids"]))
     with pytest.raises(ValueError, match=f"kept_ids: expected token ids below {V}, got {V}"):
         linear_kept_logprobs(x, w, y, kept_ids=torch.where(ids == 2, V, ids))
     with pytest.raises(ValueError, match="kept_offsets: expected numbers that rise from 0 to at most 3"):
-        linear_kept_logprobs(x, w, y, kept_ids=ids[0, 0, :3], kept_offsets=torch.arange(N + 1))
+        linear_kept_logprobs(x, w, y, kept_ids=ids[0, 0, :3], kept_offsets=torch.arange(N + 1, device="cpu"))
     half = [t.bfloat16().requires_grad_() for t in (x, w)]
     exact = [t.detach().double().requires_grad_() for t in half]
     for given in (half, exact):

@@ -82,4 +82,4 @@ def test_an_id_outside_the_vocabulary_is_named():
     from logitless.torch import linear_logprobs
 
     with pytest.raises(ValueError, match=f"selected_ids: expected token ids below {V} or ignore_index -100, got {V}"):
-        linear_logprobs(*map(torch.tensor, (HIDDEN, WEIGHT, TARGETS)), selected_ids=torch.tensor([1, V]))
+        linear_logprobs(*map(torch.from_numpy, (HIDDEN, WEIGHT, TARGETS)), selected_ids=torch.tensor([1, V], device="cpu"))

@@ -113,11 +113,10 @@ def test_16_bits_in_chunks(f, budget):
     x, w = normal(300, 16, seed=97), normal(1000, 16, seed=98, scale=0.5)
     ids, t = RNG(99).integers(0, 1000, 300).astype(np.int32), np.exp(normal(300, seed=100, scale=0.3))
     if f.target == "target":
-        half = [f.xp.tensor(a).bfloat16() for a in (x, w)]
-        rounded = [a.float().numpy() for a in half]
+        half = [f.array(a).bfloat16() for a in (x, w)]
     else:
         half = [f.xp.asarray(a, f.xp.bfloat16) for a in (x, w)]
-        rounded = [np.asarray(a, np.float32) for a in half]
+    rounded = [f.numpy(a) for a in half]
 
     def call(x, w):
         logps, entropy, lse = head(f).linear_logprobs(x, w, f.array(ids), temperature=f.single(t), memory_budget=budget)
