@@ -6,7 +6,7 @@ DESTDIR ?=
 export JOBS CMAKE_ARGS CMAKE
 
 .DEFAULT_GOAL := help
-.PHONY: run test build format check-format layers comments asan tsan aarch64 bench install wheel sdist release clean help
+.PHONY: run test build format check-format layers comments asan tsan aarch64 bench install wheel sdist docs release clean help
 
 run: ## build the command and train a small GPT on this machine's headers (ARGS: see ARGS=--help)
 	@BUILD=$(BUILD) tools/run.sh $(ARGS)
@@ -61,6 +61,9 @@ sdist: ## make the source distribution in build/dist, from which pip builds the 
 
 release: ## make sdist, wheels (pure, for the CPU, with GPU kernels where nvcc is), checksums and notes in build/release
 	@WHEEL_BUILD=$(BUILD)-wheel tools/release.sh $(BUILD)/release
+
+docs: ## build the site of docs/ in build/site, without a warning
+	@tools/site.sh $(BUILD)/site
 
 clean: ## remove the build folders of this Makefile
 	rm -rf $(BUILD) $(BUILD)-cpu $(BUILD)-asan $(BUILD)-tsan $(BUILD)-aarch64 $(BUILD)-wheel $(BUILD)-wheel-tools $(BUILD)-python

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests of links and file names in the documents. Every link leads to a file, heading or picture, and every file of the
-tree that they name in backticks exists. documents_test.py SOURCE_DIR"""
+tree that they name in backticks exists. So does every document that sources name. The site's navigation has each page once,
+and no page has Markdown that the site would show otherwise. documents_test.py SOURCE_DIR"""
 
 import re
 import sys
@@ -22,7 +23,8 @@ def anchors_of(text):
 
 
 def documents(source):
-    paths = [*source.glob("*.md"), *(source / "docs").glob("**/*.md"), *(source / "examples").glob("**/*.md")]
+    folders = (source / name for name in ("docs", "examples", "bench", "fuzz"))
+    paths = [*source.glob("*.md"), *(path for folder in folders for path in folder.glob("**/*.md"))]
     return {path.resolve(): path.read_text(encoding="utf-8") for path in paths}
 
 
@@ -71,8 +73,56 @@ def wrong_links(source, texts):
         yield f"only {found} links were found in {len(texts)} documents: this test does not see them"
 
 
+# Folders whose sources name documents: all but the tests of these checks, and kernels/cuda until its two names are right.
+NAMING = ("apps", "bench", "cmake", "examples", "fuzz", "include", "python", "src", "tests", "tools")
+UNNAMED = ("tests/tools/", "src/kernels/cuda/")
+
+
+def wrong_names(source, texts):
+    """Returns names of missing documents in sources: docs/explain/losses.md, docs/use/distributed.md#groups."""
+    found = 0
+    for path in (path for folder in NAMING for path in (source / folder).rglob("*")):
+        name = path.relative_to(source).as_posix()
+        if not path.is_file() or name.startswith(UNNAMED) or "__pycache__" in name:
+            continue
+        for document, anchor in re.findall(r"\b(docs/[\w/.]+\.md)(?:#([\w-]+))?", path.read_text(encoding="utf-8", errors="replace")):
+            found += 1
+            if source / document not in texts:
+                yield f"{name}: {document}: there is no such document"
+            elif anchor and anchor not in anchors_of(texts[source / document]):
+                yield f"{name}: {document}#{anchor}: no heading of that name"
+    if found < 50:
+        yield f"only {found} documents are named in sources: this test does not see them"
+
+
+def wrong_on_the_site(source, texts):
+    """Returns pages that the navigation lacks or has twice, entries without a page, and Markdown that GitHub alone reads."""
+    site = source / "tools/site"
+    entries = re.findall(r"^ +- (\S+\.md)$", (site / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    outside = dict(re.findall(r'"(\S+\.md)": "(\S+\.md)"', (site / "hooks.py").read_text(encoding="utf-8")))
+    yield from (f"tools/site/hooks.py: {path}: there is no such document" for path in outside if source / path not in texts)
+    docs = {path.relative_to(source / "docs").as_posix() for path in texts if source / "docs" in path.parents}
+    for page in docs | set(entries) | set(outside.values()):
+        if page not in docs | set(outside.values()):
+            yield f"tools/site/mkdocs.yml: {page}: there is no such page"
+        elif entries.count(page) != 1:
+            yield f"tools/site/mkdocs.yml: {page} is in the navigation {entries.count(page)} times"
+    for path, text in texts.items():
+        lines = without_code(text).split("\n")
+        for before, line in zip(lines, lines[1:]):
+            item = re.match(r"( *)([-*]|\d+\.) ", line)
+            within = re.match(r" *([-*]|\d+\.) |#|  ", before)
+            if before and ((item and not within) or (line.startswith("|") and not before.startswith(("|", "#")))):
+                yield f"{path.relative_to(source)}: an empty line is missing before {line[:60]!r}"
+            if item and len(item[1]) % 4:
+                yield f"{path.relative_to(source)}: a list within a list is not indented by 4: {line[:60]!r}"
+    for picture in (source / "docs/pictures").glob("*.svg"):
+        if "prefers-color-scheme:dark" not in picture.read_text(encoding="utf-8"):
+            yield f"{picture.relative_to(source)} has no colours for dark mode: tools/pictures/svg.py"
+
+
 if __name__ == "__main__":
     source = Path(sys.argv[1]).resolve()
     texts = documents(source)
-    wrong = [*wrong_links(source, texts), *wrong_files(source, texts)]
+    wrong = [*wrong_links(source, texts), *wrong_files(source, texts), *wrong_names(source, texts), *wrong_on_the_site(source, texts)]
     sys.exit("\n".join(wrong) or 0)

@@ -1,5 +1,6 @@
-"""A minimal SVG writer for the pictures of the documents: rectangles, lines and text on white."""
+"""A minimal SVG writer for the pictures of the documents: rectangles, lines and text, on white or, in dark mode, black."""
 
+import re
 from xml.sax.saxutils import escape
 
 INK, FAINT, LINE = "#24292f", "#57606a", "#8c959f"
@@ -7,6 +8,20 @@ BLUE, PALE_BLUE = "#0969da", "#ddf4ff"
 ORANGE, PALE_ORANGE = "#bc4c00", "#fff1e5"
 GREEN, PALE_GREEN = "#1a7f37", "#dafbe1"
 GREY = "#eaeef2"
+
+# Each colour of the pictures, and its colour in dark mode.
+DARK = {
+    "#ffffff": "#0d1117", INK: "#e6edf3", FAINT: "#9198a1", LINE: "#656c76", GREY: "#2a313c",
+    BLUE: "#4493f8", PALE_BLUE: "#0c2d4d", ORANGE: "#f0883e", PALE_ORANGE: "#43260c", GREEN: "#3fb950", PALE_GREEN: "#0f3a1d",
+    "#d9e9ff": "#102e54", "#ffe9d6": "#4a2a10", "#e6dcf7": "#33245c", "#ffd8d3": "#5c1a1d", "#a40e26": "#ff9c99", "#cf222e": "#f85149",
+}
+
+
+def dark_style(svg):
+    """Returns the style element that gives the fills and strokes of a picture their dark colours."""
+    used = dict.fromkeys(re.findall(r'(fill|stroke)="(#\w+)"', svg))
+    rules = "".join(f'[{kind}="{colour}"]{{{kind}:{DARK[colour]}}}' for kind, colour in used)
+    return f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>\n"
 
 
 class Picture:
@@ -56,10 +71,10 @@ class Picture:
                       INK if i == 0 else FAINT, "middle", bold=i == 0)
 
     def write(self, path):
+        body = (f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>\n' + "\n".join(self.parts) + "\n</svg>\n")
+        marker = ('<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+                  f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{FAINT}"/></marker></defs>\n')
         head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
                 f'height="{self.height}" role="img" font-family="Helvetica, Arial, sans-serif">\n'
-                f"<title>{escape(self.about)}</title>\n"
-                '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-                f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{FAINT}"/></marker></defs>\n'
-                f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>\n')
-        path.write_text(head + "\n".join(self.parts) + "\n</svg>\n", encoding="utf-8")
+                f"<title>{escape(self.about)}</title>\n")
+        path.write_text(head + dark_style(marker + body) + marker + body, encoding="utf-8")
