@@ -28,7 +28,7 @@ def chosen(frames: Iterable[tuple[str, int]], frameworks: tuple[str, ...]) -> tu
     return inside
 
 
-_LONGEST = 80  # characters of a line of code that reports show
+_LONGEST = 100  # characters of a line of code that reports show
 
 
 def brief(code: str) -> str:

@@ -105,8 +105,8 @@ LONG = "fast = autochunk(lambda a, b=(1, 2): f(a)[0], memory_budget=3); print(fa
     (LONG, "lambda a, b=(1, 2): f(a)[0]"),
     (LONG.replace("f(a)[0]", "f(')', a)"), "lambda a, b=(1, 2): f(')', a)"),
     (LONG.replace("f(a)[0]", "[a, b]") + "  # lambda", "lambda a, b=(1, 2): [a, b]"),
-    (LONG.replace("memory_budget=3", "lambda: 3"), LONG.replace("memory_budget=3", "lambda: 3")[:79] + "…"),  # two lambdas
-    ("z = " + "x + " * 30 + "(", ("z = " + "x + " * 30)[:79] + "…"),  # it goes on in the next line
+    (LONG.replace("memory_budget=3", "lambda: 3"), LONG.replace("memory_budget=3", "lambda: 3")[:99] + "…"),  # two lambdas
+    ("z = " + "x + " * 30 + "(", ("z = " + "x + " * 30)[:99] + "…"),  # it goes on in the next line
 ])
 def test_a_long_line_of_code_is_cut(code, shown):
-    assert brief(code) == shown and len(shown) <= 80
+    assert brief(code) == shown and len(shown) <= 100
