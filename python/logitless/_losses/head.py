@@ -87,6 +87,8 @@ class Reference(NamedTuple):
 
     def tokens(self, xp, weight, target, bias, head: Head) -> Tokens:
         """Returns the reference's log-probabilities, without a gradient: one GEMM."""
+        if head.temperature is not None:
+            head = head._replace(temperature=xp.stop_gradient(xp.array("temperature", head.temperature)))
         states = xp.states("ref_hidden", self.hidden)
         if tuple(states.shape[:-1]) != tuple(target.shape):
             raise ValueError(f"ref_hidden: expected {list(target.shape) + ['D']}, got {list(states.shape)}")

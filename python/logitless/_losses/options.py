@@ -20,7 +20,7 @@ class HeadKeywords(TypedDict, total=False):
     ignore_index: int
     softcap: float | None
     logit_scale: float
-    temperature: float
+    temperature: Any  # a number; of policies and selective_log_softmax also an array [...]
     memory_budget: int | str | None
 
 
@@ -50,12 +50,13 @@ SLACK = 0.2
 
 
 class Head(NamedTuple):
-    """The head's keywords in the library's form: the temperature is folded into scale and softcap."""
+    """The head's keywords in the library's form: a number as temperature is folded into scale and softcap."""
 
     ignore_index: int
     softcap: float | None
     logit_scale: float
     memory_budget: int | str | None
+    temperature: Any = None  # an array [...]
 
 
 class Framework(NamedTuple):
@@ -168,18 +169,21 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def head_of(given: Mapping[str, Any]) -> Head:
-    """Extracts the head's keywords. With temperature t, softcap c of u, divided by t, is softcap c / t of u / t."""
+def head_of(given: Mapping[str, Any], xp: Any = None) -> Head:
+    """Extracts the head's keywords. With temperature t, softcap c of u, divided by t, is softcap c / t of u / t. xp: of a
+    loss that takes a temperature of each token as well."""
     ignore_index = given["ignore_index"]
     if not isinstance(ignore_index, int):
         ignore_index = plain_number(ignore_index)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index: expected an int, got {ignore_index!r}")
-    temperature = number("temperature", given["temperature"], above=0.0)
+    each = None if xp is None or xp.is_number(given["temperature"]) else given["temperature"]
+    temperature = number("temperature", given["temperature"], above=0.0) if each is None else 1.0
     scale = number("logit_scale", given["logit_scale"])
     softcap = None if given["softcap"] is None else number("softcap", given["softcap"], above=0.0)
     if scale == 0.0:
         raise ValueError("logit_scale: expected a finite number that is not 0, got 0.0")
     return Head(
-        ignore_index, None if softcap is None else softcap / temperature, scale / temperature, given["memory_budget"]
+        ignore_index, None if softcap is None else softcap / temperature, scale / temperature, given["memory_budget"],
+        each,
     )

@@ -52,7 +52,8 @@ TEXTS = dict(
             log pi_sampling - log pi (pi_old without a sampler) is above this.
         normalizer: a positive number, or {array} of one element, that replaces the divisor: the tokens of all
             micro-batches, for example.
-        {head}""",
+        {head}
+            temperature may be {an_array} [B, T], of the tokens' samplers.""",
     returns="""Returns:
         PolicyLoss: the loss, with a gradient; log-probabilities, entropies, divergence, clip ratios and the mean weight
         of the sampler, without one.
@@ -132,7 +133,7 @@ def _policy_loss(
     xp, hidden, weight, target, advantages, bias, options, objective: terms.Objective, reduce=terms.by_token
 ) -> tuple[Any, ...]:
     """Returns the fields of PolicyLoss."""
-    head = head_of(options)
+    head = head_of(options, xp)
     beta, entropy_coef = number("beta", options["beta"], 0.0), number("entropy_coef", options["entropy_coef"])
     estimator = choice("kl_estimator", options["kl_estimator"], ESTIMATORS)
     corrects = flag("use_bias_correction_kl", options["use_bias_correction_kl"])

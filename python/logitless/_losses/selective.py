@@ -17,6 +17,7 @@ def selective_log_softmax(xp, hidden, weight, index, bias, *, batch_invariant, *
         jax: batch_invariant: raises NotImplementedError if a token's result could depend on other tokens of the call:
         jax:     on a GPU. See below.
         {head}
+            temperature may be {an_array} [...], a number for each token.
 
     Returns:
         Log-probabilities, float32{exact}, shaped as index; 0 for ``ignore_index``. With gradients.
@@ -30,7 +31,7 @@ def selective_log_softmax(xp, hidden, weight, index, bias, *, batch_invariant, *
 
     Raises: as ``linear_logprobs``; ValueError and TypeError that name the argument.
     """
-    found = head_of(head)
+    found = head_of(head, xp)
     if flag("batch_invariant", batch_invariant):
         xp.check_batch_invariance(hidden)
     try:

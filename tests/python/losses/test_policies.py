@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from loss_frameworks import (
-    ADVANTAGES, B, CAPPED, GIVEN, HIDDEN, OLD, RNG, T, TARGETS, V, VALID, WEIGHT, error, normal,
+    ADVANTAGES, B, BIAS, CAPPED, GIVEN, HIDDEN, OLD, REF_HIDDEN, REF_WEIGHT, RNG, T, TARGETS, V, VALID, WEIGHT, error, normal,
 )
 
 AGGREGATES = {
@@ -77,6 +77,27 @@ def test_gspo(f):
 
     ref_logps = f.array(f.values(lambda *_: [f.ref_logps()])[0].astype(np.float64 if f.exact < 1e-9 else np.float32))
     f.check([case(False), case(True)])
+
+
+def test_a_temperature_of_each_token(f):
+    t = np.exp(normal(2 * B, T, seed=14, scale=0.3))
+
+    def call(x, w, b):
+        return f.losses.ppo_loss(
+            x, w, f.targets, f.advantages, b, old_per_token_logps=f.old, temperature=f.array(t), beta=0.1, **f.reference)
+
+    def expected(*given):
+        logps, ref = (
+            f.paper.of_targets(f.paper.log_p(f.paper.logits(*head) / f.double(t)[..., None]), f.targets)
+            for head in (given, (f.double(REF_HIDDEN), f.double(REF_WEIGHT))))
+        old = f.xp.where(f.valid, f.old, 0.0)
+        each = f.paper.surrogate(f.xp.exp(logps - old), f.advantages[:, None], 0.2, 0.2)
+        return f.paper.sum_of_tokens(each + 0.1 * f.paper.k("k3", logps, ref), f.targets) / VALID.sum()
+
+    (found,) = f.check([(call, expected)])
+    scored = f.losses.selective_log_softmax(
+        *map(f.array, (HIDDEN, WEIGHT)), f.targets, f.array(BIAS), temperature=f.array(t))
+    assert error(f.numpy(scored), f.numpy(found.logps)) < f.exact
 
 
 def test_masks_and_normalizers(f):
