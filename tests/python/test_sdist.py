@@ -121,4 +121,5 @@ def test_the_hosted_workflow_runs_what_there_is():
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     assert {".ci/run", "make release", "make docs"} <= set(commands)
-    assert (ROOT / ".ci/run").is_file() and re.search("^release: ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z0-9-]+): ## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {command.removeprefix("make ") for command in commands if command.startswith("make ")} <= set(targets)
