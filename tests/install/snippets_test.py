@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Compiles every C++ snippet of the documents against an installed prefix, as a user would, and runs it.
+"""Compiles every C++ snippet of the documents against an installed prefix, as a user would, and runs it. A snippet with a
+main of its own is compiled as it is printed.
 
 snippets_test.py SOURCE_DIR WORK_DIR CMAKE CXX. WORK_DIR/prefix is the installation. All snippets are compiled, linked
-and run with the flags of pkg-config alone; those of README.md by find_package as well.
+and run with the flags of pkg-config alone; whole programs by find_package as well.
 """
 
 import os
@@ -42,7 +43,7 @@ CALL = """
 EXPECT_LOG_V = "return std::abs(loss - std::log(static_cast<float>(v))) < 1e-3f ? 0 : 1;"
 HEADERS = "#include <cmath>\n#include <cstdint>\n#include <iostream>\n#include <vector>\n#include <logitless/logitless.h>\n"
 SNIPPETS = {
-    ("README.md", "#include <logitless/logitless.h>"): (
+    ("docs/use/cpp.md", "#include <logitless/logitless.h>"): (
         "#include <cmath>\n#include <cstdint>\n#include <vector>\n", TENSORS, EXPECT_LOG_V),
     ("docs/use/cpp.md", "FarFieldHead head(context, {.error = 0.01});"): (HEADERS, TENSORS + CALL, "if (stats.tokens != 6) return 1;\n"
                                                                    + EXPECT_LOG_V),
@@ -227,10 +228,15 @@ def main(source, work, cmake, cxx):
     prefix, folder = work / "prefix", work / "snippets"
     folder.mkdir(exist_ok=True)
     documents = [source / "README.md", *sorted((source / "docs").glob("**/*.md")), *sorted((source / "examples").glob("*/*.md"))]
-    units, left = [], dict(SNIPPETS)
+    units, whole, left = [], [], dict(SNIPPETS)
     for path in documents:
         document = path.relative_to(source).as_posix()
         for line, text in snippets_of(path):
+            if "int main(" in text:
+                file = folder / f"{path.stem}_{line}.cpp"
+                file.write_text(text, encoding="utf-8")
+                whole.append((document, file))
+                continue
             keys = [key for key in left if key[0] == document and text.startswith(key[1])]
             if not keys:
                 fail(f"{document}:{line}: no entry in SNIPPETS says what stands before this snippet:\n{text}")
@@ -249,7 +255,7 @@ def main(source, work, cmake, cxx):
     config = next(prefix.glob("**/logitless.pc"), None) or fail(f"no logitless.pc below {prefix}")
     flags = run("pkg-config", "--cflags", "--libs", "logitless",
                 env={**environment, "PKG_CONFIG_PATH": str(config.parent)}).split()
-    for document, file in units:
+    for document, file in units + whole:
         program = file.with_suffix("")
         run(cxx, *WARNINGS, *LANGUAGES[file.suffix], file, "-x", "none", *flags, "-o", program)
         run(program, env=environment)
@@ -258,13 +264,13 @@ def main(source, work, cmake, cxx):
     project = folder / "project"
     project.mkdir(exist_ok=True)
     (project / "CMakeLists.txt").write_text(CMAKE, encoding="utf-8")
-    sources = [file for document, file in units if document == "README.md"]
+    sources = [file for _, file in whole]
     run(cmake, "-S", project, "-B", project / "build", f"-DCMAKE_CXX_COMPILER={cxx}", f"-DCMAKE_PREFIX_PATH={prefix}",
         "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF", "-DCMAKE_CXX_STANDARD=20", f"-DSOURCES={';'.join(map(str, sources))}")
     run(cmake, "--build", project / "build")
     for file in sources:
         run(project / "build" / file.stem, env=environment)
-        print(f"README.md: {file.name} compiled, linked and run by find_package")
+        print(f"{file.name} compiled, linked and run by find_package")
 
 
 if __name__ == "__main__":

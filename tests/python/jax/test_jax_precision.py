@@ -1,6 +1,7 @@
 """The precision of products of float32 arrays: given, or JAX's."""
 
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -93,3 +94,27 @@ def test_values_on_a_gpu():
         assert error() < 1e-5
     with jax.default_matmul_precision("tensorfloat32"):
         assert 2e-5 < error() < 4e-3
+
+
+def test_the_page_with_the_cast():
+    text = (Path(__file__).parents[3] / "docs/use/jax.md").read_text(encoding="utf-8")
+    (script,) = (s for s in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "astype(jnp.bfloat16)" in s)
+    names = {}
+    exec(compile(script, "jax.md", "exec"), names)
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {name: jax.random.normal(key, shape) / 6 for name, key, shape in zip(
+        ("embed", "layer", "head"), keys, ((500, 32), (32, 32), (500, 32)))}
+    ids = jax.random.randint(keys[3], (2, 9), 0, 500)
+    loss, after = names["step"](params, ids)
+    hidden = jnp.tanh(params["embed"][ids[:, :-1]] @ params["layer"])
+    plain = -jnp.take_along_axis(jax.nn.log_softmax(hidden @ params["head"].T), ids[:, 1:, None], -1).mean()
+    assert loss.dtype == jnp.float32 and abs(loss - plain) < 0.01 * plain
+    assert all(p.dtype == jnp.float32 for p in after.values()) and names["step"](after, ids)[0] < loss
+
+
+def test_the_quick_start(capsys):
+    text = (Path(__file__).parents[3] / "docs/use/quick_start.md").read_text(encoding="utf-8")
+    (script,) = (s for s in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "jax" in s)
+    exec(compile(script, "quick_start.md", "exec"), {})
+    ours, plain = map(float, capsys.readouterr().out.split())
+    assert ours == pytest.approx(plain, rel=1e-5)

@@ -59,3 +59,24 @@ def test_the_first_script_of_the_readme_prints_a_saving(capsys):
     exec(compile(script, "README.md", "exec"), {})
     said = capsys.readouterr().out
     assert "are the same to" in said and float(re.search(r"([0-9.]+) MiB saved", said)[1]) > 1024 * 32000 * 4 / 2**20
+
+
+@pytest.mark.parametrize("page", ["quick_start.md", "check.md"])
+def test_the_pages_of_a_first_hour_print_the_same_loss(page, capsys):
+    transformers = pytest.importorskip("transformers")
+    torch.set_default_device(None)
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=2000, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    ids = torch.randint(2000, (2, 16))
+    names = {"model": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)), "batch": {"input_ids": ids, "labels": ids}}
+    text = (EXAMPLES.parents[1] / "docs/use" / page).read_text(encoding="utf-8")
+    scripts = [s for s in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "jax" not in s]
+    for script in scripts:
+        exec(compile(script, page, "exec"), names)
+    said = capsys.readouterr().out
+    assert len(scripts) == 2 and "are the same to" in said
+    if page == "check.md":
+        assert float(re.search(r"off by (\S+)", said)[1]) < 1e-4
+    else:
+        ours, plain = re.search(r"^(\d+\.\d+) (\d+\.\d+)$", said, re.M).groups()
+        assert float(ours) == pytest.approx(float(plain), rel=1e-5)

@@ -62,6 +62,43 @@ def test_transformers_trainer(name):
     compare(run, 1e-2 if name == "autocast" else 1e-5)
 
 
+def test_token_metrics_page():
+    pytest.importorskip("accelerate")
+    import transformers
+
+    rows = batches(4)
+    options = dict(
+        output_dir="out", max_steps=STEPS, per_device_train_batch_size=4, optim="sgd", learning_rate=1.0, logging_steps=1,
+        report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, gradient_accumulation_steps=2, per_device_eval_batch_size=2,
+    )
+    plain, ours = tiny_llama(), tiny_llama()
+    of_logits = []
+
+    def record(module, inputs, given, output):
+        targets = given["labels"][:, 1:]
+        log_probs = output.logits.detach()[:, :-1].log_softmax(-1)
+        counted = targets != -100
+        of_logits.append((
+            (log_probs.argmax(-1) == targets)[counted].float().mean().item(),
+            -(log_probs.exp() * log_probs).sum(-1)[counted].mean().item(),
+        ))
+
+    hook = plain.register_forward_hook(record, with_kwargs=True)
+    expected = transformers.Trainer(plain, transformers.TrainingArguments(**options), train_dataset=rows)
+    expected.train()
+    hook.remove()
+    ours.lm_head.register_forward_hook(lambda *_: pytest.fail("logits"))
+    found = snippet("trainer_metrics.md", model=ours, options=options, dataset=rows)["trainer"]
+    steps = [log for log in found.state.log_history if "loss" in log]
+    assert len(steps) == STEPS
+    for log, other, (accuracy, entropy) in zip(steps, expected.state.log_history, of_logits):
+        assert log["loss"] == pytest.approx(other["loss"], rel=1e-3)  # logged with four digits
+        assert log["token_accuracy"] == pytest.approx(accuracy) and log["entropy"] == pytest.approx(entropy, rel=1e-5)
+    assert furthest(parameters(ours), parameters(plain)) < 1e-5
+    evaluated = next(log for log in found.state.log_history if "eval_loss" in log)
+    assert 0 < evaluated["eval_entropy"] < 8 and 0 <= evaluated["eval_token_accuracy"] <= 1
+
+
 def test_metrics_of_transformers_trainer_read_the_logits():
     pytest.importorskip("accelerate")
     import transformers
