@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from .._options import LOSS_TERMS, term_docs
 from .head import divisor_of
-from .options import Head, choice, count, flag, head_of, number
+from .options import HEAD, Head, choice, count, flag, head_of, number
+
+# Keywords of the function, beside its own.
+OPTIONS: dict[str, Any] = {**{name: term.default for name, term in LOSS_TERMS.items()}, **HEAD}
+TEXTS = dict(terms=term_docs(8))
 
 
 def _heads(xp, name: str, value, dims: int) -> tuple[Any, Optional[int]]:
@@ -64,8 +69,8 @@ def _target_logits(xp, hidden, weight, bias, ids, head: Head):
 
 
 def multi_token_loss(
-    xp, hidden, weight, target, bias, *, shifts, head_weights, segment_ids, reduction, normalizer, label_smoothing, z_loss,
-    accuracy, **head,
+    xp, hidden, weight, target, bias, *, shifts, head_weights, segment_ids, reduction, normalizer, accuracy,
+    **options,
 ) -> tuple[Any, Any, Any]:
     """Cross entropy of several heads that predict tokens further ahead: multi-token prediction (Gloeckle et al. 2024;
     DeepSeek-V3), Medusa, EAGLE.
@@ -84,13 +89,14 @@ def multi_token_loss(
         segment_ids: [..., T] integers, of packed sequences: a token of another segment is not predicted.
         reduction: "mean" over the tokens of each head, or "sum".
         normalizer: "mean" divides by this positive number, or {array} of one element, instead.
-        label_smoothing, z_loss: as in ``linear_cross_entropy``; not with one hidden and one weight.
+        {terms}
+            These terms do not go with one hidden and one weight.
         accuracy: also returns the fraction of tokens that each head predicts.
         {head}
 
     Returns:
         MultiTokenLoss(loss, head_losses, accuracies). loss is float32{exact}, with gradients by hidden, weight and bias.
-        head_losses [M] are those of the heads without head_weights, label_smoothing and z_loss, for logs, without
+        head_losses [M] are those of the heads without head_weights and the terms above, for logs, without
         gradients. accuracies [M] is None unless asked for.
 
     Cost, with gradients: one weight: one call over all heads, three GEMMs of M N V D multiply-adds, and one sum of the
@@ -100,7 +106,8 @@ def multi_token_loss(
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_cross_entropy``.
     """
-    found = head_of(head)
+    found = head_of(options)
+    terms = {name: number(name, options[name], term.least, term.most) for name, term in LOSS_TERMS.items()}
     target = xp.indices(xp.NAMES.target, target)
     lead = tuple(target.shape)
     if not lead:
@@ -121,9 +128,6 @@ def multi_token_loss(
     if not isinstance(head_weights, (list, tuple)) or len(head_weights) != len(ahead):
         raise ValueError(f"head_weights: expected a sequence of {len(ahead)} numbers, got {head_weights!r}")
     head_weights = [number("head_weights", value, 0.0) for value in head_weights]
-    terms = dict(
-        label_smoothing=number("label_smoothing", label_smoothing, 0.0, 1.0), z_loss=number("z_loss", z_loss, 0.0)
-    )
     choice("reduction", reduction, ("mean", "sum"))
 
     targets = [_ahead(xp, target, shift, found.ignore_index, segment_ids) for shift in ahead]

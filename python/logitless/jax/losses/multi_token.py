@@ -9,11 +9,16 @@ import jax
 from jax.typing import ArrayLike
 
 from ..._losses import multi_token as shared
-from ..._losses.options import HEAD, HeadKeywords
+from ..._losses.options import HeadKeywords
 from .. import _xp as xp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ..._c_api import LossTermArguments
+
+    class MultiTokenKeywords(HeadKeywords, LossTermArguments, total=False):
+        """Keywords of ``multi_token_loss`` about the head and the terms of the loss."""
 
 
 class MultiTokenLoss(NamedTuple):
@@ -24,17 +29,16 @@ class MultiTokenLoss(NamedTuple):
     accuracies: jax.Array | None  # [M]: fraction of tokens that a head predicts; None if not asked for
 
 
-@xp.takes(HEAD, shared.multi_token_loss)
+@xp.takes(shared.OPTIONS, shared.multi_token_loss, shared.TEXTS)
 def multi_token_loss(
     hidden: ArrayLike | Sequence[ArrayLike], weight: ArrayLike | Sequence[ArrayLike], targets: ArrayLike,
     bias: ArrayLike | Sequence[ArrayLike] | None = None,
     *, shifts: Sequence[int] | None = None, head_weights: Sequence[float] | None = None,
     segment_ids: ArrayLike | None = None, reduction: str = "mean", normalizer: ArrayLike | None = None,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, accuracy: bool = False, **head: Unpack[HeadKeywords],
+    accuracy: bool = False, **options: Unpack[MultiTokenKeywords],
 ) -> MultiTokenLoss:
     """Cross entropy of several heads that predict tokens further ahead (multi-token prediction, Medusa, EAGLE)."""
     return MultiTokenLoss(*shared.multi_token_loss(
         xp, hidden, weight, targets, bias, shifts=shifts, head_weights=head_weights, segment_ids=segment_ids,
-        reduction=reduction, normalizer=normalizer, label_smoothing=label_smoothing, z_loss=z_loss, accuracy=accuracy,
-        **head
+        reduction=reduction, normalizer=normalizer, accuracy=accuracy, **options
     ))

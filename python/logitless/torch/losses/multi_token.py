@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple, Optional
 from torch import Tensor
 
 from ..._losses import multi_token as shared
-from ..._losses.options import HEAD, HeadKeywords
+from ..._losses.options import HeadKeywords
 from .. import _xp as xp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ..._c_api import LossTermArguments
+
+    class MultiTokenKeywords(HeadKeywords, LossTermArguments, total=False):
+        """Keywords of ``multi_token_loss`` about the head and the terms of the loss."""
 
 
 class MultiTokenLoss(NamedTuple):
@@ -23,17 +28,16 @@ class MultiTokenLoss(NamedTuple):
     accuracies: Optional[Tensor]  # [M]: fraction of tokens that a head predicts; None if not asked for
 
 
-@xp.takes(HEAD, shared.multi_token_loss)
+@xp.takes(shared.OPTIONS, shared.multi_token_loss, shared.TEXTS)
 def multi_token_loss(
     hidden: Tensor | Sequence[Tensor], weight: Tensor | Sequence[Tensor], target: Tensor,
     bias: Optional[Tensor | Sequence[Tensor]] = None,
     *, shifts: Optional[Sequence[int]] = None, head_weights: Optional[Sequence[float]] = None,
     segment_ids: Optional[Tensor] = None, reduction: str = "mean", normalizer: Optional[float | Tensor] = None,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, accuracy: bool = False, **head: Unpack[HeadKeywords],
+    accuracy: bool = False, **options: Unpack[MultiTokenKeywords],
 ) -> MultiTokenLoss:
     """Cross entropy of several heads that predict tokens further ahead (multi-token prediction, Medusa, EAGLE)."""
     return MultiTokenLoss(*shared.multi_token_loss(
         xp, hidden, weight, target, bias, shifts=shifts, head_weights=head_weights, segment_ids=segment_ids,
-        reduction=reduction, normalizer=normalizer, label_smoothing=label_smoothing, z_loss=z_loss, accuracy=accuracy,
-        **head
+        reduction=reduction, normalizer=normalizer, accuracy=accuracy, **options
     ))
