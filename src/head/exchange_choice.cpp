@@ -12,7 +12,7 @@ namespace logitless {
 namespace {
 
 // Returns the approximate bytes a second that a rank sends: between H200s of one host through
-// NCCL's kernels (docs/use/distributed.md), or between processes of one host through its memory.
+// NCCL's kernels (docs/use/groups.md), or between processes of one host through its memory.
 double link_bytes(DeviceKind device) { return device == DeviceKind::cpu ? 2e9 : 225e9; }
 
 constexpr std::int64_t kImpossible = -1;

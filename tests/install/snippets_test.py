@@ -74,9 +74,9 @@ SNIPPETS = {
   const void* const parameters[] = {x.data()};
   void* const results[] = {y.data()};
 """, "return 0;"),
-    ("docs/use/distributed.md", "#include <logitless/logitless.h>"): (
+    ("docs/use/groups.md", "#include <logitless/logitless.h>"): (
         "", "", "return all[0][0] + all[1][0] == 0 && all[0][1] == 10 && all[1][1] == 10 ? 0 : 1;"),
-    ("docs/use/distributed.md", "const auto self = logitless::make_tcp("): (
+    ("docs/use/groups.md", "const auto self = logitless::make_tcp("): (
         HEADERS + "#include <string>\n", "const std::string first_host = \"localhost\";\n  const int rank = 0, size = 1;\n",
         "return self->size() == 1 ? 0 : 1;"),
     ("docs/use/distributed.md", "// On each rank:"): (
@@ -132,7 +132,7 @@ SNIPPETS = {
 """, "return 0;"),
     ("docs/use/far_field.md", "// Once in a while: an order of the vocabulary"): (
         HEADERS, TENSORS + CALL, EXPECT_LOG_V),
-    ("docs/use/far_field.md", "// On each rank: the weights of all ranks"): (
+    ("docs/use/far_field_ranks.md", "// On each rank: the weights of all ranks"): (
         HEADERS, TENSORS + CALL + """
   const auto vocab = static_cast<std::int64_t>(v);
   const int ranks = 1, rank = 0;

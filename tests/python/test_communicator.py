@@ -1,4 +1,4 @@
-"""Groups of ranks from Python: threads, callbacks, and MPI as in docs/use/distributed.md."""
+"""Groups of ranks from Python: threads, callbacks, and MPI as in docs/use/groups.md."""
 
 import re
 import socket
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from logitless import Communicator, LogitlessError
 
-PAGE = Path(__file__).parents[2] / "docs/use/distributed.md"
+PAGE = Path(__file__).parents[2] / "docs/use/groups.md"
 
 
 def run(bodies):

@@ -79,7 +79,7 @@ UNNAMED = ("tests/tools/", "src/kernels/cuda/")
 
 
 def wrong_names(source, texts):
-    """Returns names of missing documents in sources: docs/explain/losses.md, docs/use/distributed.md#groups."""
+    """Returns names of missing documents in sources: docs/explain/losses.md, docs/use/groups.md#groups."""
     found = 0
     for path in (path for folder in NAMING for path in (source / folder).rglob("*")):
         name = path.relative_to(source).as_posix()
@@ -96,7 +96,8 @@ def wrong_names(source, texts):
 
 
 def wrong_on_the_site(source, texts):
-    """Returns pages that the navigation lacks or has twice, entries without a page, and Markdown that GitHub alone reads."""
+    """Returns pages that the navigation lacks or has twice, entries without a page, long pages without contents, and Markdown
+    that GitHub alone reads."""
     site = source / "tools/site"
     entries = re.findall(r"^ +- (\S+\.md)$", (site / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
     outside = dict(re.findall(r'"(\S+\.md)": "(\S+\.md)"', (site / "hooks.py").read_text(encoding="utf-8")))
@@ -116,6 +117,14 @@ def wrong_on_the_site(source, texts):
                 yield f"{path.relative_to(source)}: an empty line is missing before {line[:60]!r}"
             if item and len(item[1]) % 4:
                 yield f"{path.relative_to(source)}: a list within a list is not indented by 4: {line[:60]!r}"
+        name = path.relative_to(source).as_posix()
+        if not name.startswith("docs/") or name.startswith("docs/develop/log/"):
+            continue
+        if len(lines) > 250:
+            yield f"{name}: {len(lines)} lines; at most 250"
+        sections = re.findall(r"^## ", without_code(text), re.M)
+        if len(lines) > 110 and len(sections) > 2 and len(re.findall(r"\]\(#", text.partition("\n## ")[0])) < len(sections) / 2:
+            yield f"{name}: a page of two screens and more begins with links to its sections"
     for picture in (source / "docs/pictures").glob("*.svg"):
         if "prefers-color-scheme:dark" not in picture.read_text(encoding="utf-8"):
             yield f"{picture.relative_to(source)} has no colours for dark mode: tools/pictures/svg.py"

@@ -1,4 +1,4 @@
-"""Tests of docs/develop/guided_change.md: its diffs are lines of the tree, and removing them leaves nothing of the option."""
+"""Tests of docs/develop/guided_change.md and guided_change_logits.md: their diffs are lines of the tree, and removing them leaves nothing of the option."""
 
 import re
 import sys
@@ -12,8 +12,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import python_c_api  # noqa: E402
 
 PAGE = ROOT / "docs/develop/guided_change.md"
+SECOND_PAGE = ROOT / "docs/develop/guided_change_logits.md"
 OPTION = "z_loss"
-SECOND_PART = "\n## An option that changes the logits\n"
 GENERATED = {Path("python/logitless/_c_api.py"), Path("python/logitless/torch/loss.pyi")}
 # It holds the last fields of the first version of a struct, not later ones.
 LEAST_SIZES = Path("src/capi/convert.h")
@@ -39,7 +39,8 @@ def place(lines, wanted):
 
 class GuidedChangeTest(unittest.TestCase):
     def setUp(self):
-        self.text = PAGE.read_text(encoding="utf-8")
+        self.first = PAGE.read_text(encoding="utf-8")
+        self.text = self.first + SECOND_PAGE.read_text(encoding="utf-8")
 
     def test_every_hunk_is_in_the_tree(self):
         found = list(hunks(self.text))
@@ -56,9 +57,7 @@ class GuidedChangeTest(unittest.TestCase):
             for path in (ROOT / folder).rglob("*"):
                 if path.suffix in {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi"}:
                     texts[path.relative_to(ROOT)] = path.read_text(encoding="utf-8").split("\n")
-        first, _, second = self.text.partition(SECOND_PART)
-        self.assertTrue(second)
-        for path, before, after in hunks(first):
+        for path, before, after in hunks(self.first):
             if path not in texts or path in GENERATED:
                 continue
             lines = texts[path]

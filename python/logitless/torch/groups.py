@@ -20,7 +20,7 @@ from .._communicator import Communicator
 Result = TypeVar("Result")
 
 # The most thread blocks of an NCCL exchange, which runs concurrently with GEMMs that want all SMs: without and with
-# copy engines. docs/use/distributed.md has the costs of other values.
+# copy engines. docs/use/groups.md has the costs of other values.
 MOST_CTAS, CTAS_BESIDE_COPIES = 8, 4
 _FAILED = -1
 _TEXT = 512  # bytes of a message that is propagated to other ranks

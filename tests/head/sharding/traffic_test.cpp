@@ -44,8 +44,8 @@ TEST(ShardingRuns, AreTheSameWhateverTheRanksTiming) {
   }
 }
 
-// The formula of docs/use/distributed.md: partial sums of d_hidden, hidden states, and records of
-// tokens.
+// The formula of docs/explain/distributed.md: partial sums of d_hidden, hidden states, and records
+// of tokens.
 TEST(ShardingBytes, AreThoseOfTheFormula) {
   constexpr std::int64_t kTokens = 48, kDim = 16, kRecord = 64 + 8, kResult = 24 + 8;
   HeadSpec spec{.tokens = kTokens,

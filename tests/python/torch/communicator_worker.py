@@ -1,6 +1,6 @@
 """One of several gloo processes (worker_process.py). Prints "ok" when all checks pass.
 
-The communicator is made with the code of docs/use/distributed.md.
+The communicator is made with the code of docs/use/groups.md.
 """
 
 import os
@@ -12,7 +12,7 @@ import numpy as np
 import torch.distributed as dist
 from logitless import LogitlessError
 
-PAGE = Path(__file__).parents[3] / "docs/use/distributed.md"
+PAGE = Path(__file__).parents[3] / "docs/use/groups.md"
 
 
 def exchange(communicator, seed):
