@@ -63,7 +63,7 @@ release: ## make sdist, wheels (pure, for the CPU, with GPU kernels where nvcc i
 	@WHEEL_BUILD=$(BUILD)-wheel tools/release.sh $(BUILD)/release
 
 docs: ## build the site of docs/ in build/site, without a warning
-	@tools/site.sh $(BUILD)/site
+	@FRAMEWORKS=$${FRAMEWORKS:-$(BUILD)/python} tools/site.sh $(BUILD)/site
 
 clean: ## remove the build folders of this Makefile
 	rm -rf $(BUILD) $(BUILD)-cpu $(BUILD)-asan $(BUILD)-tsan $(BUILD)-aarch64 $(BUILD)-wheel $(BUILD)-wheel-tools $(BUILD)-python

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the site of docs/ without a warning: tools/site.sh FOLDER, with the index in FOLDER/index.html.
 # FOLDER-tools holds MkDocs (tools/site/requirements.txt, from PyPI). The API is read from the imported packages, so
-# PyTorch and JAX are needed: those of ENVIRONMENT, the tests' environment, or else fetched as well. Nothing is compiled.
+# PyTorch and JAX are needed: those of FRAMEWORKS, the tests' environment, or else fetched as well. Nothing is compiled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,7 +23,7 @@ if ! cmp -s "$requirements" "$tools/requirements.txt"; then
 fi
 
 site=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-"${ENVIRONMENT:-build/python}/bin/python" -c 'import sysconfig, torch, jax; print(sysconfig.get_path("purelib"))' \
+"${FRAMEWORKS:-build/python}/bin/python" -c 'import sysconfig, torch, jax; print(sysconfig.get_path("purelib"))' \
   >"$site/frameworks.pth" 2>/dev/null || fetch $(grep -E '^(torch|jax|numpy)\b' tests/python/requirements.txt)
 
 PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 NO_MKDOCS_2_WARNING=1 "$tools/bin/python" -m mkdocs build --strict \
