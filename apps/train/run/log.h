@@ -1,5 +1,5 @@
 // The log of a run: a JSON line for each step and validation, from which `logitless report` makes a
-// page. docs/use/train.md has the fields.
+// page. docs/reference/log.md has the fields.
 #pragma once
 
 #include <cstdint>
