@@ -103,6 +103,14 @@ __device__ __forceinline__ float exponent_of(float logit) {
   return isfinite(exponent) ? exponent : 0.0f;
 }
 
+// Returns the bits of the greatest logit beside its exponent where they are many: numbers of that
+// size are far apart, and so are their exponents. 0 otherwise.
+__device__ __forceinline__ float rest_of(float top, float exponent) {
+  constexpr float kFew = 2.0f;
+  const float rest = fmaf(top, kLog2EFloat, -exponent);
+  return isfinite(rest) && fabsf(rest) > kFew ? rest : 0.0f;
+}
+
 // Range of stored exponentials 2^(z log2e - reference). A reference is set so that the greatest
 // one so far is at most 2^kTop, and is set again when one exceeds 2^kMost. In f16, sums of rows are
 // brought to 2^kHalfSum in the end, between 2^kLeastHalfSum and 2^kMostHalfSum, which no element
@@ -189,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (const float value : z[v]) top = fmaxf(top, value);
   }
   top = over_block<Greatest>(top, shared);
-  const float exponent = exponent_of(top);
+  const float exponent = exponent_of(top), rest = rest_of(top, exponent);
 
   int index = INT32_MAX;
   float sum = 0.0f, entropy = 0.0f, weighted = 0.0f;
@@ -205,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       if (c.shape.weighted_sum && exists)
         weighted +=
             (c.logit_weights == nullptr ? 1.0f : c.logit_weights[s.vocab_begin + j + i]) * value;
-      const float bits = fmaf(value, kLog2EFloat, -exponent);
+      const float bits = fmaf(value, kLog2EFloat, -exponent) - rest;
       const float e = exp2f(bits);
       sum_v += e;
       // A masked entry is 0 * -inf.
@@ -230,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       reference = exponent - Range<T>::kTop;
       scale_row(stored, s.vocab_begin, exp2f(old_reference - reference));
     }
-    const float factor = sum == 0.0f ? 0.0f : exp2f(exponent - reference);
+    const float factor = sum == 0.0f ? 0.0f : exp2f(exponent - reference + rest);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int j = (v * kThreads + static_cast<int>(threadIdx.x)) * kWide;
@@ -248,7 +256,11 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
   if (threadIdx.x > 0) return;
   Row all = first ? Row{0.0, 0.0, 0.0, 0.0f, -INFINITY, INT32_MAX} : rows[row];
-  merge_strip(all, sum, entropy, exponent);
+  // Beyond a double's exponents the rest is less than the rounding of the logits.
+  constexpr float kMostRest = 1000.0f;
+  const float shift = fabsf(rest) < kMostRest ? rest : 0.0f;
+  const double by = shift == 0.0f ? 1.0 : exp2(static_cast<double>(shift));
+  merge_strip(all, by * sum, by * (entropy + static_cast<double>(shift) * sum), exponent);
   all.weighted += weighted;
   if (index != INT32_MAX && (all.index == INT32_MAX || top > all.best)) {
     all.best = top;
@@ -343,6 +355,27 @@ __global__ void __launch_bounds__(kThreads) fill_strip(const BlockCall b, const 
   }
 }
 
+// The rows that are multiplied: the hidden state, or a copy of few tokens with rows of zeros.
+struct Hidden {
+  const void* data;
+  std::int64_t stride, rows;
+};
+Hidden hidden_rows(const ForwardCall& c, const CublasLayout& layout) {
+  const std::int64_t tokens = c.shape.tokens, dim = c.shape.dim;
+  if (tokens >= kLeastCublasRows) return {c.hidden, c.hidden_stride, tokens};
+  const std::size_t element = size_of(c.shape.dtype), row = static_cast<std::size_t>(dim) * element;
+  auto* const copy = at<std::byte>(c.workspace, layout.padded);
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const auto count = static_cast<std::size_t>(tokens);
+  require_cuda(
+      cudaMemcpy2DAsync(copy, row, c.hidden, static_cast<std::size_t>(c.hidden_stride) * element,
+                        row, count, cudaMemcpyDeviceToDevice, stream),
+      "copy of few tokens");
+  require_cuda(cudaMemsetAsync(copy + count * row, 0, (kLeastCublasRows - count) * row, stream),
+               "rows of zeros");
+  return {copy, dim, kLeastCublasRows};
+}
+
 // Multiplies the strips of a range of the vocabulary, ascending for each token, and calls
 // finish(strip, tokens) after each.
 template <typename Finish>
@@ -354,24 +387,30 @@ void each_strip(const ForwardCall& c, std::int64_t vocab_begin, std::int64_t voc
     return static_cast<const std::byte*>(data) + elements * element;
   };
   const std::int64_t end = vocab_begin + vocab_count;
+  const Hidden hidden = hidden_rows(c, layout);
   for (std::int64_t token = 0; token < c.shape.tokens; token += layout.strip_tokens) {
     const std::int64_t tokens = std::min(layout.strip_tokens, c.shape.tokens - token);
+    // A last strip of few tokens begins with tokens of the one before.
+    const std::int64_t before =
+        std::clamp<std::int64_t>(kLeastCublasRows - tokens, 0, hidden.rows - tokens);
+    const std::int64_t first = std::max<std::int64_t>(token - before, 0);
     for (std::int64_t entry = vocab_begin; entry < end; entry += layout.strip_vocab) {
       Gemm g;
       g.dtype = c.shape.dtype;
       g.tf32 = c.shape.tf32;
-      g.m = tokens;
+      g.m = std::max(tokens, std::min(kLeastCublasRows, hidden.rows));
       g.n = std::min(layout.strip_vocab, end - entry);
       g.k = c.shape.dim;
-      g.a = from(c.hidden, token * c.hidden_stride);
-      g.a_stride = c.hidden_stride;
+      g.a = from(hidden.data, first * hidden.stride);
+      g.a_stride = hidden.stride;
       g.b = from(c.weight, entry * c.weight_stride);
       g.b_stride = c.weight_stride;
       g.b_transposed = true;
       g.c = at<float>(c.workspace, layout.strip);
       g.c_stride = layout.strip_vocab;
       cublas_multiply(g, at<void>(c.workspace, layout.gemm), c.stream, layout.gemm_bytes);
-      finish(Strip{g.c, g.c_stride, token, entry, static_cast<int>(g.n)},
+      finish(Strip{g.c + (token - first) * g.c_stride, g.c_stride, token, entry,
+                   static_cast<int>(g.n)},
              static_cast<unsigned>(tokens));
       require_cuda(cudaGetLastError(), "strip of logits");
     }

@@ -149,6 +149,8 @@ CublasLayout::CublasLayout(const ForwardShape& s) {
   const std::int64_t tokens = std::max<std::int64_t>(s.tokens, 1);
   rows = take(tokens * static_cast<std::int64_t>(sizeof(CublasRow)));
   targets = take(tokens * s.targets_per_token * 4);
+  const bool few = s.tokens > 0 && s.tokens < kLeastCublasRows;
+  padded = take(few ? kLeastCublasRows * s.dim * static_cast<std::int64_t>(size_of(s.dtype)) : 0);
 }
 std::size_t CublasLayout::take(std::int64_t bytes) {
   const std::size_t at = total;

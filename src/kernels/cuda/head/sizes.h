@@ -95,11 +95,16 @@ struct CublasLayout {
   std::int64_t strip_tokens, strip_vocab;
   std::size_t gemm_bytes;
   std::size_t total = 0;
-  std::size_t strip, gemm, rows, targets;
+  std::size_t strip, gemm, rows, targets, padded;
 
  private:
   std::size_t take(std::int64_t bytes);
 };
+
+// cuBLAS multiplies fewer rows by other kernels, whose sums have another order. Calls of fewer
+// tokens multiply a copy of their hidden state with rows of zeros. A token's bits then do not depend
+// on the number of tokens.
+inline constexpr std::int64_t kLeastCublasRows = 64;
 
 // Losses: threads of a block, one token each; and the sums of each block.
 inline constexpr int kLossThreads = 256;
