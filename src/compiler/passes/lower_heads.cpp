@@ -1,6 +1,7 @@
 #include "compiler/passes/lower_heads.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <set>
 
@@ -8,9 +9,13 @@
 #include "compiler/ir/build.h"
 #include "compiler/passes/eliminate.h"
 #include "compiler/passes/find_heads.h"
+#include "compiler/passes/ignored_rows.h"
 
 namespace logitless::ir {
 namespace {
+
+// The target of rows that a condition leaves out: no index that a program means.
+constexpr std::int64_t kNoTarget = std::numeric_limits<std::int32_t>::min();
 
 // One head to be lowered. `forward` replaces lse and pick. The gradients, if any, come from the
 // same operation or from a second one.
@@ -18,6 +23,7 @@ struct Lowered {
   FoundHead found;
   HeadGradients gradients;
   Head head;
+  IgnoredRows ignored;   // where head.ignored is set
   bool together = true;  // one operation: the cotangents do not depend on lse and pick
 };
 
@@ -136,12 +142,24 @@ class Writer {
     return broadcast(out_, needed(c.value), type.shape, c.dims);
   }
 
+  // Returns the targets, kNoTarget where a row does not count.
+  Value targets() {
+    const Value given = needed(h_.found.targets);
+    if (!h_.head.ignored || h_.ignored.target) return given;
+    const Type type = out_.type(given);
+    const Value counts = reshape(out_, needed(h_.ignored.counts), type.shape);
+    const Value none = constant(out_, static_cast<double>(kNoTarget), type);
+    return map(out_, Function::select,
+               h_.ignored.negated ? std::vector<Value>{counts, none, given}
+                                  : std::vector<Value>{counts, given, none});
+  }
+
   Value call(bool gradients, bool log_prob) {
     const FoundHead& f = h_.found;
     Attributes a;
     a.head = h_.head;
     a.head.log_prob = log_prob;
-    std::vector<Value> operands = {needed(f.x), needed(f.w), needed(f.targets)};
+    std::vector<Value> operands = {needed(f.x), needed(f.w), targets()};
     if (f.bias.valid()) operands.push_back(needed(f.bias));
     if (gradients) {
       Value d_lse = spread(h_.gradients.d_lse);
@@ -174,7 +192,10 @@ class HeadLowering {
     const HeadGradients& to = h.gradients;
     h.together =
         !to.any() || (!depends(to.d_lse.value, *found) && !depends(to.d_pick.value, *found));
-    h.head.ignored = ignored_target(h);
+    if (std::optional<IgnoredRows> rows = ignored_rows(g_, users_, *found, to)) {
+      h.head.ignored = rows->target.value_or(kNoTarget);
+      h.ignored = *std::move(rows);
+    }
     if (h.head.bias && g_.type(found->bias).dtype != DType::f32 &&
         g_.type(found->bias).dtype != g_.type(found->x).dtype)
       return std::nullopt;
@@ -226,88 +247,6 @@ class HeadLowering {
       for (const Value o : g_.node(id).operands) work.push_back(o.node);
     }
     return false;
-  }
-
-  // --- rows that can be skipped
-
-  // Returns the c of a condition `targets == c`.
-  std::optional<std::int64_t> equals_target(Value condition, const FoundHead& f) const {
-    const Node& n = g_.node(condition);
-    if (n.op != Op::map || n.attributes->function != Function::eq) return std::nullopt;
-    const Value other = n.operands[0] == f.targets ? n.operands[1] : n.operands[0];
-    if (n.operands[0] != f.targets && n.operands[1] != f.targets) return std::nullopt;
-    Value v = other;
-    while (g_.node(v).op == Op::broadcast) v = g_.node(v).operands[0];
-    const Node& number = g_.node(v);
-    if (number.op != Op::constant || !number.attributes->begin.empty()) return std::nullopt;
-    const double c = number.attributes->number;
-    if (c >= 0.0 && c < static_cast<double>(sizes_of(g_.type(f.w))[0])) return std::nullopt;
-    return static_cast<std::int64_t>(c);
-  }
-  bool is_zero(Value v) const {
-    while (g_.node(v).op == Op::broadcast) v = g_.node(v).operands[0];
-    return g_.node(v).op == Op::constant && g_.node(v).attributes->number == 0.0;
-  }
-  // Returns whether nothing reads a row of this value if the target is c.
-  bool masked(int id, std::int64_t c, const FoundHead& f, const std::set<int>& region,
-              int depth) const {
-    for (const Output& o : g_.outputs()) {
-      if (o.value.node == id) return false;
-    }
-    for (const int u : users_[static_cast<std::size_t>(id)]) {
-      if (region.contains(u)) continue;
-      const Node& n = g_.node(u);
-      if (n.op != Op::map || depth == 0) return false;
-      if (n.attributes->function == Function::select && n.operands[2].node == id &&
-          n.operands[1].node != id && n.operands[0].node != id &&
-          equals_target(n.operands[0], f) == c)
-        continue;
-      const bool row_by_row =
-          n.attributes->function == Function::sub || n.attributes->function == Function::add ||
-          n.attributes->function == Function::neg || n.attributes->function == Function::mul;
-      if (!row_by_row || !masked(u, c, f, region, depth - 1)) return false;
-    }
-    return true;
-  }
-  // Returns whether a gradient is 0 if the target is c.
-  bool zero_at(const Cotangent& cotangent, std::int64_t c, const FoundHead& f) const {
-    if (!cotangent.value.valid()) return true;
-    if (!is_identity(cotangent.dims) ||
-        g_.type(cotangent.value).shape != g_.node(f.lse).results[0].shape)
-      return is_zero(cotangent.value);
-    Value v = cotangent.value;
-    while (g_.node(v).op == Op::map && g_.node(v).attributes->function == Function::neg)
-      v = g_.node(v).operands[0];
-    const Node& n = g_.node(v);
-    return n.op == Op::map && n.attributes->function == Function::select &&
-           equals_target(n.operands[0], f) == c && is_zero(n.operands[1]);
-  }
-  std::optional<std::int64_t> ignored_target(const Lowered& h) const {
-    const FoundHead& f = h.found;
-    // The nodes that the operation replaces read lse as well.
-    std::set<int> region;
-    std::vector<int> work;
-    for (const int id :
-         {h.gradients.d_x, h.gradients.d_w, h.gradients.d_bias, f.pick_log_prob ? f.pick : -1}) {
-      if (id >= 0) work.push_back(id);
-    }
-    while (!work.empty()) {
-      const int id = work.back();
-      work.pop_back();
-      const Type& type = g_.node(id).results[0];
-      const bool big = type.shape == g_.node(f.z).results[0].shape;
-      const bool root = id == h.gradients.d_x || id == h.gradients.d_w ||
-                        id == h.gradients.d_bias || id == f.pick;
-      if (!(big || root) || !region.insert(id).second) continue;
-      for (const Value o : g_.node(id).operands) work.push_back(o.node);
-    }
-    for (const int u : users_[static_cast<std::size_t>(f.targets.node)]) {
-      const std::optional<std::int64_t> c = equals_target({u, 0}, f);
-      if (c && zero_at(h.gradients.d_lse, *c, f) && zero_at(h.gradients.d_pick, *c, f) &&
-          masked(f.lse, *c, f, region, 4) && masked(f.pick, *c, f, region, 4))
-        return c;
-    }
-    return std::nullopt;
   }
 };
 

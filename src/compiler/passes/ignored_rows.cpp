@@ -1,0 +1,190 @@
+#include "compiler/passes/ignored_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include "compiler/analysis/split.h"
+#include "compiler/ir/build.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr int kMostSteps = 12;  // between lse or pick and the select that masks it
+
+// A condition on a row: `value` is true, or `value` equals the number; or the opposite.
+struct Condition {
+  Value value;
+  std::optional<double> number;
+  bool negated = false;
+  bool operator==(const Condition&) const = default;
+};
+
+class RowMasks {
+ public:
+  RowMasks(const Graph& graph, const Lists<int>& users, const FoundHead& f, const HeadGradients& to)
+      : g_(graph), users_(users), f_(f), to_(to), rows_(elements_of(graph.type(f.targets))) {
+    find_replaced();
+  }
+
+  std::optional<IgnoredRows> run() const {
+    for (int id = 0; id < g_.size(); ++id) {
+      const Node& n = g_.node(id);
+      if (n.op != Op::map || n.attributes->function != Function::select ||
+          elements_of(n.results[0]) != rows_)
+        continue;
+      // The row counts where the select takes a value and not a constant.
+      for (const bool first : {true, false}) {
+        const Condition c = condition_of(n.operands[0], first);
+        if (!is_constant(n.operands[first ? 2 : 1]) || !masks(c)) continue;
+        IgnoredRows rows;
+        rows.target = target_of(c);
+        rows.counts = n.operands[0];
+        rows.negated = !first;
+        return rows;
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  const Graph& g_;
+  const Lists<int>& users_;
+  const FoundHead& f_;
+  const HeadGradients& to_;
+  const std::int64_t rows_;
+  std::set<int> replaced_;  // nodes that the operation replaces, which read lse as well
+
+  void find_replaced() {
+    std::vector<int> work;
+    for (const int id : {to_.d_x, to_.d_w, to_.d_bias, f_.pick_log_prob ? f_.pick : -1}) {
+      if (id >= 0) work.push_back(id);
+    }
+    const std::vector<int> roots = work;
+    while (!work.empty()) {
+      const int id = work.back();
+      work.pop_back();
+      const bool big = g_.node(id).results[0].shape == g_.node(f_.z).results[0].shape;
+      const bool root = std::find(roots.begin(), roots.end(), id) != roots.end();
+      if (!(big || root) || !replaced_.insert(id).second) continue;
+      for (const Value o : g_.node(id).operands) work.push_back(o.node);
+    }
+  }
+
+  // Returns the value before reshapes that leave the rows' order.
+  Value plain(Value v) const {
+    while (g_.node(v).op == Op::reshape) v = g_.node(v).operands[0];
+    return v;
+  }
+  const Node* constant_of(Value v) const {
+    while (g_.node(v).op == Op::broadcast || g_.node(v).op == Op::reshape)
+      v = g_.node(v).operands[0];
+    const Node& n = g_.node(v);
+    return n.op == Op::constant && n.attributes->begin.empty() ? &n : nullptr;
+  }
+  bool is_constant(Value v) const { return constant_of(v) != nullptr; }
+  bool is_zero(Value v) const {
+    const Node* const n = constant_of(v);
+    return n != nullptr && n->attributes->number == 0.0;
+  }
+
+  // Returns the condition that v is true, or that it is false.
+  Condition condition_of(Value v, bool truth) const {
+    v = plain(v);
+    const Node& n = g_.node(v);
+    if (n.op == Op::map) {
+      const Function f = n.attributes->function;
+      if (f == Function::logical_not) return condition_of(n.operands[0], !truth);
+      if (f == Function::eq || f == Function::ne) {
+        for (const std::size_t i : {0u, 1u}) {
+          if (const Node* const c = constant_of(n.operands[1 - i]))
+            return {plain(n.operands[i]), c->attributes->number, (f == Function::ne) == truth};
+        }
+      }
+    }
+    return {v, std::nullopt, !truth};
+  }
+  // Returns the target of which no row counts, if the condition is that the target is another.
+  std::optional<std::int64_t> target_of(const Condition& c) const {
+    if (!c.number || !c.negated || c.value != plain(f_.targets)) return std::nullopt;
+    const double vocab = static_cast<double>(sizes_of(g_.type(f_.w))[0]);
+    if (*c.number >= 0.0 && *c.number < vocab) return std::nullopt;
+    return static_cast<std::int64_t>(*c.number);
+  }
+
+  // Returns whether the select takes operand `of` where the condition holds, and zero or anything
+  // else where it does not.
+  bool selects(const Node& n, const Condition& c, std::size_t of) const {
+    return n.op == Op::map && n.attributes->function == Function::select &&
+           condition_of(n.operands[0], of == 1) == c;
+  }
+
+  bool masks(const Condition& c) const {
+    return zero_without(to_.d_lse, c) && zero_without(to_.d_pick, c) &&
+           unread(f_.lse, c, kMostSteps) && unread(f_.pick, c, kMostSteps);
+  }
+
+  // Returns whether a gradient is 0 in the rows that do not count.
+  bool zero_without(const Cotangent& cotangent, const Condition& c) const {
+    if (!cotangent.value.valid() || is_zero(cotangent.value)) return true;
+    return is_identity(cotangent.dims) && elements_of(g_.type(cotangent.value)) == rows_ &&
+           zero_without(cotangent.value, c, kMostSteps);
+  }
+  bool zero_without(Value v, const Condition& c, int steps) const {
+    v = plain(v);
+    const Node& n = g_.node(v);
+    if (is_zero(v)) return true;
+    if (steps == 0 || n.op != Op::map) return false;
+    const auto zero = [&](std::size_t i) { return zero_without(n.operands[i], c, steps - 1); };
+    const auto finite = [&](std::size_t i) {
+      const Node* const number = constant_of(n.operands[i]);
+      return number != nullptr && std::isfinite(number->attributes->number);
+    };
+    switch (n.attributes->function) {
+      case Function::select:
+        return (selects(n, c, 1) && is_zero(n.operands[2])) ||
+               (selects(n, c, 2) && is_zero(n.operands[1])) || (zero(1) && zero(2));
+      case Function::neg:
+        return zero(0);
+      case Function::mul:
+        return (zero(0) && finite(1)) || (finite(0) && zero(1)) || (zero(0) && zero(1));
+      case Function::div:
+        return zero(0) && finite(1) && !is_zero(n.operands[1]);
+      case Function::add:
+      case Function::sub:
+        return zero(0) && zero(1);
+      default:
+        return false;
+    }
+  }
+
+  // Returns whether nothing reads the rows of this value that do not count.
+  bool unread(int id, const Condition& c, int steps) const {
+    if (id < 0) return true;
+    for (const Output& o : g_.outputs()) {
+      if (o.value.node == id) return false;
+    }
+    for (const int u : users_[static_cast<std::size_t>(id)]) {
+      if (replaced_.contains(u)) continue;
+      const Node& n = g_.node(u);
+      if (steps == 0 || n.results.size() != 1 || elements_of(n.results[0]) != rows_) return false;
+      const auto reads = [&](std::size_t i) { return n.operands[i].node == id; };
+      if ((selects(n, c, 1) && reads(1) && !reads(0) && !reads(2)) ||
+          (selects(n, c, 2) && reads(2) && !reads(0) && !reads(1)))
+        continue;
+      const bool row_by_row = n.op == Op::map || n.op == Op::cast || n.op == Op::reshape;
+      if (!row_by_row || !unread(u, c, steps - 1)) return false;
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+std::optional<IgnoredRows> ignored_rows(const Graph& graph, const Lists<int>& users,
+                                        const FoundHead& head, const HeadGradients& gradients) {
+  return RowMasks(graph, users, head, gradients).run();
+}
+
+}  // namespace logitless::ir
