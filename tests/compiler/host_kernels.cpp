@@ -101,6 +101,7 @@ static void apply(void (*kernel)(A...), void** a) {
 
 static float rsqrtf(float x) { return (float)(1.0 / std::sqrt((double)x)); }
 static float infinity() { return __builtin_inff(); }
+static float float_maximum(float a, float b) { return a > b || a != a ? a : b; }
 
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };

@@ -1,9 +1,12 @@
 // NVRTC compiles the generated kernels of every program. Needs no GPU; skips without NVRTC.
 #include <gtest/gtest.h>
+#include <logitless/compiler.h>
 
+#include "compiler/compiled.h"
 #include "compiler/exec/cuda/codegen.h"
 #include "compiler/integer_loops.h"
 #include "compiler/loop_grid.h"
+#include "compiler/programs.h"
 #include "core/check.h"
 #include "kernels/device/module.h"
 
@@ -33,6 +36,30 @@ TEST(Nvrtc, CompilesAllKernelsOfAllPrograms) {
       EXPECT_GT(cuda::compile_cuda(source, capability).size(), source.size() / 10);
     } catch (const Unsupported& missing) {
       EXPECT_NE(std::string(missing.what()).find("nvidia-cuda-nvrtc"), std::string::npos);
+      GTEST_SKIP() << missing.what();
+    }
+  }
+}
+
+TEST(Nvrtc, CompilesRowsOfAClusterOfBlocks) {
+  CompileOptions options;
+  options.device.kind = DeviceKind::cuda;
+  options.device.compute_capability = 90;
+  for (const std::int64_t columns : {16384, 50257, 262208}) {
+    const CompiledProgram compiled = compile(long_rows(64, columns, DType::bf16), options);
+    const ir::Program& program = CompilerAccess::state(compiled).program;
+    std::vector<ir::GeneratedKernel> kernels;
+    for (const ir::Instruction& i : program.instructions) {
+      if (const auto* group = std::get_if<ir::RowGroup>(&i.what)) {
+        for (ir::GeneratedKernel& k : ir::generate(*group, ir::buffer_alignments(program)))
+          kernels.push_back(std::move(k));
+      }
+    }
+    ASSERT_EQ(kernels.size(), 1u) << columns;
+    EXPECT_EQ(kernels[0].shape.grid[0], 64u * (columns > 16384 ? 8u : 2u));
+    try {
+      cuda::compile_cuda(ir::module_source(kernels), 90);
+    } catch (const Unsupported& missing) {
       GTEST_SKIP() << missing.what();
     }
   }

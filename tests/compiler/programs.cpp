@@ -378,4 +378,19 @@ Graph random_program(std::uint64_t seed) {
   return g;
 }
 
+Graph long_rows(std::int64_t rows, std::int64_t columns, DType dtype) {
+  Graph graph("long_rows");
+  const Value x = graph.parameter("x", dtype, {rows, columns});
+  const Value target = graph.parameter("target", DType::i64, {rows});
+  const Value z = cast(x, DType::f32);
+  const Value log_prob = log_softmax(z, 1);
+  const Value entropy = -logitless::sum(exp(log_prob) * log_prob, {1});
+  const Value loss = logitless::sum(pick(log_prob, target, 1) + entropy * 0.1, {0}) +
+                     logitless::sum(sigmoid(z) * 1e-3, {0, 1});
+  graph.result("entropy", entropy);
+  graph.result("loss", loss);
+  graph.result("d_x", graph.gradients({loss}, {x})[0]);
+  return graph;
+}
+
 }  // namespace logitless::test

@@ -26,4 +26,8 @@ const std::vector<NamedProgram>& programs();
 // picks, views.
 Graph random_program(std::uint64_t seed);
 
+// Returns a loss over rows with several reductions, each of which needs the one before, with the
+// gradient of its logits [rows, columns].
+Graph long_rows(std::int64_t rows, std::int64_t columns, DType dtype);
+
 }  // namespace logitless::test

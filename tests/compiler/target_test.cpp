@@ -24,7 +24,7 @@ class OtherTarget final : public ir::Target {
   std::int64_t scratch_bytes(const ir::Attention&) const final { return 0; }
   std::int64_t scratch_bytes(const ir::ScatterAdd&) const final { return 0; }
   std::int64_t scratch_bytes(const ir::RowGroup&) const final { return 0; }
-  bool groups_rows() const final { return false; }
+  std::int64_t most_group_columns() const final { return 0; }
   bool heads_add() const final { return false; }
   bool epilogues() const final { return false; }
   bool gelu_epilogues() const final { return false; }

@@ -9,6 +9,7 @@
 #include "compiler/far_programs.h"
 #include "compiler/graph_access.h"
 #include "compiler/plan/group_rows.h"
+#include "compiler/programs.h"
 #include "compiler/run.h"
 #include "compiler/target/cuda.h"
 #include "cuda/run_program.h"
@@ -203,9 +204,34 @@ TEST(RowGroups, OfAGatedMlpAgreeWithTheInterpreter) {
 }
 
 TEST(RowGroups, AreNotMadeOfFewRowsOrVeryLongOnes) {
-  for (const auto& [rows, columns] : {std::pair{8, 768}, {256, 50257}}) {
-    const CompiledProgram compiled = compile(norms(rows, columns, DType::f32), for_gpu());
-    EXPECT_TRUE(groups_of(program_of(compiled)).empty()) << rows << ' ' << columns;
+  CompileOptions ampere;
+  ampere.device.kind = DeviceKind::cuda;
+  ampere.device.compute_capability = 80;
+  CompileOptions hopper = ampere;
+  hopper.device.compute_capability = 90;
+  const auto none = [](std::int64_t rows, std::int64_t columns, const CompileOptions& options) {
+    return groups_of(program_of(compile(norms(rows, columns, DType::f32), options))).empty();
+  };
+  EXPECT_TRUE(none(8, 768, hopper));
+  EXPECT_TRUE(none(256, 50257, ampere));
+  EXPECT_FALSE(none(256, 50257, hopper));
+  EXPECT_TRUE(none(256, 400000, hopper));
+}
+
+TEST(RowGroups, OfLongRowsAgreeWithTheInterpreter) {
+  if (!gpu() || gpu()->compute_capability < 90) GTEST_SKIP() << "no GPU with clusters";
+  for (const std::int64_t columns : {8193, 16384, 50257, 65536, 128256, 262208}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(testing::Message() << columns << ' ' << name_of(dtype));
+      const Graph graph = long_rows(66, columns, dtype);
+      const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
+      const ir::Tensors inputs = random_inputs(plain, 7);
+      const CompiledProgram compiled = compile(graph, for_gpu());
+      EXPECT_FALSE(groups_of(program_of(compiled)).empty()) << compiled.text();
+      const ir::Tensors once = execute_on_gpu(compiled, inputs);
+      EXPECT_LT(difference(once, ir::interpret(plain, inputs)), dtype == DType::f32 ? 2e-5 : 0.03);
+      EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
+    }
   }
 }
 

@@ -14,7 +14,9 @@
 #include "compiler/passes/part_products.h"
 #include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/refine_axes.h"
+#include "compiler/passes/rows_first.h"
 #include "compiler/passes/settle.h"
+#include "compiler/passes/sink_picks.h"
 #include "compiler/passes/sink_puts.h"
 #include "compiler/passes/split_lse.h"
 #include "compiler/passes/spread_masks.h"
@@ -41,6 +43,9 @@ void split(Compilation& c) {
   c.graph = with_split_lse(c, c.graph);
 }
 
+// Long rows that a kernel holds on the chip are computed in one pass: see Target.
+bool rows_wanted(const Compilation& c) { return c.target.most_group_columns() > 0; }
+
 void plan_unchunked(Compilation& c) {
   c.unchunked_graph = c.graph;
   c.unchunked = c.program =
@@ -52,7 +57,9 @@ void call_head_engine(Compilation& c) {
   const Graph written = drop_settling(c.written);
   const Graph lowered = lower_heads(written, 0);
   if (lowered.size() == written.size()) return;
-  c.graph = recompute_cheap(with_split_lse(c, lowered));
+  c.graph = with_split_lse(c, lowered);
+  if (rows_wanted(c)) c.graph = rows_first(sink_picks(c.graph));
+  c.graph = recompute_cheap(c.graph);
 }
 
 bool chunks_wanted(const Compilation& c) { return c.chunk; }
@@ -123,6 +130,8 @@ constexpr Pass kPipeline[] = {
     {"join-pads", rewrite<join_pads>},
     {"widen-sums", rewrite<widen_sums>},
     {"split-lse", split},
+    {"sink-picks", rewrite<sink_picks>, rows_wanted},
+    {"rows-first", rewrite<rows_first>, rows_wanted},
     {"recompute-cheap", rewrite<recompute_cheap>},
     {"plan-unchunked", plan_unchunked},
     {"lower-heads", call_head_engine, heads_wanted},

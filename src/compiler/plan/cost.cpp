@@ -1,6 +1,7 @@
 #include "compiler/plan/cost.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "compiler/plan/describe.h"
@@ -108,10 +109,11 @@ double predicted_seconds(const Instruction& i, const Rates& rates) {
     return static_cast<double>(loop->extent / loop->chunk) * predicted_seconds(*loop->body, rates) +
            (loop->tail ? predicted_seconds(*loop->tail, rates) : 0.0);
   const double sums = sum_bytes(i);
-  const double bytes =
-      std::holds_alternative<Gemm>(i.what) ? bytes_moved(i) - sums : bytes_moved(i);
+  const bool product = std::holds_alternative<Gemm>(i.what);
+  const double bytes = product ? bytes_moved(i) - sums : bytes_moved(i);
+  const double compute = std::visit(Compute{rates}, i.what), memory = bytes / rates.bytes;
   return rates.launch + sums / rates.bytes + epilogue_seconds(i, rates) +
-         std::max(std::visit(Compute{rates}, i.what), bytes / rates.bytes);
+         (product && rates.products_wait ? std::hypot(compute, memory) : std::max(compute, memory));
 }
 
 double predicted_seconds(const Program& program, const Rates& rates) {

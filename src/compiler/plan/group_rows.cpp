@@ -8,11 +8,11 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kLeastRows = 64;                         // fewer rows are split into parts
-constexpr std::int64_t kLeastColumns = 8, kMostColumns = 8192;  // bounded by registers
+constexpr std::int64_t kLeastRows = 64;  // fewer rows are split into parts
+constexpr std::int64_t kLeastColumns = 8;
 constexpr std::size_t kMostStages = 16;
 constexpr std::size_t kMostViews = 40;   // kernel arguments
-constexpr std::size_t kMostBetween = 2;  // matrix products between loops of a group
+constexpr std::size_t kMostBetween = 8;  // instructions between loops of a group
 
 bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
 
@@ -59,7 +59,8 @@ class Collector {
     const std::size_t own = group_.stages.size() - 1;
     const Pointwise& made = group_.stages.back().loop;
     std::size_t views = 1;
-    bool fits = true;
+    bool fits =
+        group_.columns <= RowGroup::kMostColumnsOfBlock || kind_of(made) != StageKind::column_sum;
     for (const Pointwise::Leaf& leaf : made.leaves) {
       if (!is_memory(leaf) || maker_of(group_, own, leaf) >= 0) continue;
       fits = fits && !written_.contains(leaf.view.buffer);
@@ -102,6 +103,17 @@ const Pointwise* loop_at(const std::vector<Instruction>& list, std::size_t i) {
   return i < list.size() ? std::get_if<Pointwise>(&list[i].what) : nullptr;
 }
 
+// Returns whether the instruction may move before or after a group of so many rows: a matrix
+// product, a pick, or a loop over no more numbers than there are rows.
+bool may_move(const Instruction& i, std::int64_t rows) {
+  if (const auto* loop = std::get_if<Pointwise>(&i.what)) {
+    std::int64_t elements = 1;
+    for (const std::int64_t size : loop->shape) elements *= size;
+    return elements <= rows;
+  }
+  return std::holds_alternative<Gemm>(i.what) || std::holds_alternative<Pick>(i.what);
+}
+
 // Returns rows and columns for `count` contiguous elements if no loop determines them.
 std::optional<std::pair<std::int64_t, std::int64_t>> space_of(std::int64_t count) {
   for (std::int64_t columns = 2048; columns >= 256; columns -= 8) {
@@ -114,7 +126,8 @@ std::optional<std::pair<std::int64_t, std::int64_t>> space_of(std::int64_t count
 // Returns the space of the first loop from i on that has rows and columns. If there is none among
 // adjacent loops, a loop behind matrix products with as many elements determines it.
 std::optional<std::pair<std::int64_t, std::int64_t>> space_at(const std::vector<Instruction>& list,
-                                                              std::size_t i) {
+                                                              std::size_t i,
+                                                              std::int64_t most_columns) {
   const Pointwise* const first = loop_at(list, i);
   if (first == nullptr) return std::nullopt;
   const bool in_order = first->shape.size() == 1;
@@ -122,14 +135,13 @@ std::optional<std::pair<std::int64_t, std::int64_t>> space_at(const std::vector<
   for (const std::size_t end = i + kMostStages; i < std::min(end, list.size()); ++i) {
     const Pointwise* const loop = loop_at(list, i);
     if (loop == nullptr) {
-      if (!in_order || !std::holds_alternative<Gemm>(list[i].what) || products++ == kMostBetween)
-        break;
+      if (!in_order || !may_move(list[i], 0) || products++ == kMostBetween) break;
       continue;
     }
     if (loop->shape.size() != 2) continue;
     const std::int64_t rows = loop->shape[0], columns = loop->shape[1];
     if (products > 0 && rows * columns != first->shape[0]) break;
-    if (rows < kLeastRows || columns < kLeastColumns || columns > kMostColumns) return std::nullopt;
+    if (rows < kLeastRows || columns < kLeastColumns || columns > most_columns) return std::nullopt;
     return std::pair{rows, columns};
   }
   return in_order ? space_of(first->shape[0]) : std::nullopt;
@@ -146,8 +158,8 @@ bool commute(const Instruction& a, const Instruction& b) {
   return !meet(written_a, read_b) && !meet(written_b, read_a) && !meet(written_a, written_b);
 }
 
-// A group, and the matrix products between its loops, which are moved before or after the group. So
-// a product of some of its values, like the gradient of a weight, does not split it.
+// A group, and the instructions between its loops, which are moved before or after the group. So a
+// product of some of its values, like the gradient of a weight, does not split it.
 struct Run {
   Collector loops;
   std::vector<std::size_t> members, before, after;  // instruction indices
@@ -166,18 +178,21 @@ Run run_at(const std::vector<Instruction>& list, std::size_t begin,
   Run longer = run;
   bool shares = true;  // loops behind a product share values with those before it
   for (std::size_t i = begin; i < list.size(); ++i) {
-    if (const Pointwise* loop = loop_at(list, i)) {
-      shares = shares || longer.loops.shares(*loop);
-      if (!commutes_with(list, i, longer.after) || !longer.loops.add(*loop)) break;
-      longer.members.push_back(i);
-      longer.end = i + 1;
-      if (shares) run = longer;
-      continue;
+    const Pointwise* const loop = loop_at(list, i);
+    if (loop != nullptr && commutes_with(list, i, longer.after)) {
+      const bool of_group = shares || longer.loops.shares(*loop);
+      if (longer.loops.add(*loop)) {
+        shares = of_group;
+        longer.members.push_back(i);
+        longer.end = i + 1;
+        if (shares) run = longer;
+        continue;
+      }
     }
-    if (!std::holds_alternative<Gemm>(list[i].what) || longer.members.empty() ||
+    if (!may_move(list[i], space.first) || longer.members.empty() ||
         longer.before.size() + longer.after.size() == kMostBetween)
       break;
-    shares = false;
+    shares = shares && loop != nullptr;
     const bool first =
         commutes_with(list, i, longer.members) && commutes_with(list, i, longer.after);
     (first ? longer.before : longer.after).push_back(i);
@@ -209,13 +224,20 @@ void drop_stores(Program& program) {
 
 }  // namespace
 
+// Returns whether the loop makes a number of a row in f64.
+static bool is_wide_row(const Pointwise& loop) {
+  const DType to = loop.store.view.dtype;
+  return !loop.reduction && loop.shape.size() == 1 && !loop.exact &&
+         (to == DType::f32 || to == DType::f64);
+}
+
 StageKind kind_of(const Pointwise& loop) {
   if (loop.reduction) return loop.columns ? StageKind::column_sum : StageKind::row_sum;
   return loop.shape.size() == 1 ? StageKind::rows : StageKind::elements;
 }
 
 std::optional<Pointwise> stage_of(const Pointwise& given, std::int64_t rows, std::int64_t columns) {
-  if (given.wide) return std::nullopt;
+  if (given.wide && !is_wide_row(given)) return std::nullopt;
   std::optional<Pointwise> loop = given;
   const std::vector<std::int64_t> all = {rows, columns};
   if (given.reduction) {
@@ -268,7 +290,7 @@ void group_rows(Program& program, const Target& target) {
   std::vector<Instruction> grouped;
   for (std::size_t i = 0; i < program.instructions.size();) {
     Instruction& instruction = program.instructions[i];
-    const auto space = space_at(program.instructions, i);
+    const auto space = space_at(program.instructions, i, target.most_group_columns());
     if (space) {
       Run run = run_at(program.instructions, i, *space);
       if (run.loops.is_group()) {

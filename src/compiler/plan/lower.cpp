@@ -288,7 +288,7 @@ Program Lowering::run() {
     for (std::size_t i = before; i < p_.instructions.size(); ++i) p_.instructions[i].node = id;
   }
   for (const auto& [output, to] : copies_) copy_to(g_.outputs()[output].value, to);
-  if (target_.groups_rows()) group_rows(p_, target_);
+  if (target_.most_group_columns() > 0) group_rows(p_, target_);
   keeps_order_ ? plan_memory(p_) : order_for_memory(p_);
   return std::move(p_);
 }

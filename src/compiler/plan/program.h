@@ -89,8 +89,12 @@ struct Pointwise {
 };
 
 // Neighbouring loops over one space [rows, columns], fused to run one row at a time. Values between
-// stages stay in registers. Only for targets with Target::groups_rows().
+// stages stay in registers. Only for targets with Target::most_group_columns().
 struct RowGroup {
+  // The most columns whose rows one block of a GPU owns. Longer rows take a cluster of blocks, and
+  // have no sums of columns.
+  static constexpr std::int64_t kMostColumnsOfBlock = 8192;
+
   struct Stage {
     // Over [rows, columns]: a map, a row reduction or a column sum; over [rows]: a map. A leaf that
     // reads an earlier stage's result has the same view as its store.

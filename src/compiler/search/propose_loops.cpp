@@ -10,6 +10,7 @@
 #include "compiler/analysis/region.h"
 #include "compiler/passes/eliminate.h"
 #include "compiler/passes/form_loops.h"
+#include "compiler/passes/products_after.h"
 #include "compiler/passes/sums_apart.h"
 #include "compiler/search/alike.h"
 #include "compiler/search/plan.h"
@@ -181,6 +182,19 @@ std::optional<Move> formed_apart(const Plan& plan, const Candidate& c, const Mov
   return move;
 }
 
+// Returns the loops without the products that contract their big 16-bit values, which run once
+// after the loops. Returns nothing if there are no such products. On a GPU alone: a CPU's chunks
+// stay in its caches for the products.
+std::optional<Move> formed_before_products(const Plan& plan, const Candidate& c,
+                                           std::vector<LoopCut> cuts) {
+  for (LoopCut& cut : cuts) {
+    std::optional<Region> rest = products_after(c.graph(), cut.region);
+    if (!rest) return std::nullopt;
+    cut.region = *std::move(rest);
+  }
+  return formed(plan, c, cuts);
+}
+
 // Returns the roles of values that are live at the peak, those with the most bytes first.
 std::vector<Role> roles_at(const Plan& plan, const Peak& peak,
                            const std::vector<std::uint64_t>& roles) {
@@ -252,6 +266,10 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
       more = sink.consider(std::move(*move));
       if (more && sink.spacious() && sink.chunks() == 0) {
         if (move = formed_apart(plan, c, sink); move) more = sink.consider(std::move(*move));
+        if (more && sink.target().most_group_columns() > 0) {
+          if (move = formed_before_products(plan, c, cuts); move)
+            more = sink.consider(std::move(*move));
+        }
       }
       // Tries half of the regions, too: moves that cost work then cost half of it.
       if (more && cuts.size() > 3 && c.region.phases > 1) {

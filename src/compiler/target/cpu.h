@@ -24,7 +24,8 @@ class CpuTarget final : public Target {
   std::int64_t scratch_bytes(const RowGroup&) const final { return 0; }
   bool epilogues() const final { return false; }
   bool gelu_epilogues() const final { return false; }
-  bool groups_rows() const final { return false; }  // a row stays in the cache between loops
+  // A row stays in the cache between loops.
+  std::int64_t most_group_columns() const final { return 0; }
   bool heads_add() const final { return false; }
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,

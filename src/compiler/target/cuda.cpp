@@ -103,6 +103,11 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
   return {};
 }
 
+std::int64_t CudaTarget::most_group_columns() const {
+  constexpr std::int64_t kMostOfClusters = 8 * 36864;  // 72 elements of each of 512 threads
+  return compute_capability_ >= 90 ? kMostOfClusters : RowGroup::kMostColumnsOfBlock;
+}
+
 bool CudaTarget::gelu_epilogues() const {
   return epilogues_ && cuda::instruction_capability(compute_capability_) == 90;
 }
@@ -110,6 +115,7 @@ bool CudaTarget::gelu_epilogues() const {
 Rates CudaTarget::rates() const {
   Rates r;
   r.launch = 2.5e-6;
+  r.products_wait = true;
   r.tile_rows = r.tile_columns = 128;
   // Costs in exponentials: one for each score, and more in the backward for the sums of d_q. Within
   // 20 % of Hopper's kernels from 1024 to 4096 keys.

@@ -28,7 +28,7 @@ class CudaTarget final : public Target {
   std::int64_t scratch_bytes(const Attention& attention) const final;
   std::int64_t scratch_bytes(const ScatterAdd& scatter) const final;
   std::int64_t scratch_bytes(const RowGroup& group) const final;
-  bool groups_rows() const final { return true; }
+  std::int64_t most_group_columns() const final;
   bool heads_add() const final { return true; }
   bool epilogues() const final { return epilogues_; }
   // Only where they were measured: elsewhere the library may run them slower than separate loops.

@@ -129,6 +129,10 @@ std::int64_t pointwise_scratch_bytes(const Pointwise& given) {
 std::string module_source(std::span<const GeneratedKernel> kernels) {
   std::map<std::string, const GeneratedKernel*> distinct;
   std::string out = concat(prelude_machine(), prelude());
+  const bool clusters = std::any_of(kernels.begin(), kernels.end(), [](const GeneratedKernel& k) {
+    return k.source.find("cluster") != std::string::npos;
+  });
+  if (clusters) out += prelude_cluster();
   for (const GeneratedKernel& kernel : kernels) {
     const auto [at, added] = distinct.emplace(kernel.entry, &kernel);
     check(at->second->source == kernel.source, "two kernels are called ", kernel.entry);

@@ -332,8 +332,9 @@ bool LoopText::stores_vectors() const { return read_of(loop_.store.view) == Read
 
 GeneratedKernel make_kernel(const std::string& kind, const std::string& comment,
                             const std::string& parameters, const Lines& body, unsigned block,
-                            unsigned blocks) {
-  const std::string bounds = blocks > 1 ? concat(block, ", ", blocks) : concat(block);
+                            Blocks blocks) {
+  std::string bounds = blocks.of_sm > 1 ? concat(block, ", ", blocks.of_sm) : concat(block);
+  if (blocks.of_cluster > 1) bounds += concat(") __cluster_dims__(", blocks.of_cluster, ", 1, 1");
   const std::string signature = concat("(", parameters, ") {\n", body.text(), "}\n");
   GeneratedKernel kernel;
   kernel.entry =

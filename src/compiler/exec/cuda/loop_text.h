@@ -96,10 +96,14 @@ class LoopText {
 
 std::string_view cuda_type(DType dtype);
 
-// Returns the kernel with these lines as its body: entry, source and arguments. `blocks`: the
-// blocks that an SM must hold at a time, which bounds the registers of a thread.
+// Blocks that an SM must hold at a time, which bounds the registers of a thread, and blocks of a
+// cluster.
+struct Blocks {
+  unsigned of_sm = 1, of_cluster = 1;
+};
+// Returns the kernel with these lines as its body: entry, source and arguments.
 GeneratedKernel make_kernel(const std::string& kind, const std::string& comment,
                             const std::string& parameters, const Lines& body, unsigned block,
-                            unsigned blocks = 1);
+                            Blocks blocks = {});
 
 }  // namespace logitless::ir

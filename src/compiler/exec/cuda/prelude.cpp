@@ -24,6 +24,12 @@ __device__ inline f16 to_f16(float x) {
   return y;
 }
 
+__device__ inline float float_maximum(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
 
 // Returns the x of the lane whose index differs in the bits of `mask`.
@@ -101,6 +107,8 @@ template <class R>
 __device__ inline R maximum(R a, R b) {
   return a > b || a != a ? a : b;
 }
+template <>
+__device__ inline float maximum<float>(float a, float b) { return float_maximum(a, b); }
 template <class R>
 __device__ inline R minimum(R a, R b) {
   return a < b || a != a ? a : b;
@@ -108,6 +116,12 @@ __device__ inline R minimum(R a, R b) {
 template <class R>
 __device__ inline R sign_of(R a) {
   return a > R(0) ? R(1) : a < R(0) ? R(-1) : a;
+}
+
+// Returns x / by, where r is the reciprocal of `by`, rounded.
+__device__ inline float divided(float x, float by, float r) {
+  const float q = x * r, rest = fmaf(-q, by, x);
+  return fabsf(rest) < infinity() ? fmaf(rest, r, q) : q;
 }
 
 __device__ inline float exponential(float x) { return expf(x); }
@@ -241,9 +255,44 @@ __device__ inline void across_block(State& state, State* shared, int warps) {
 }
 )cuda";
 
+// The states of a reduction over the blocks of a cluster.
+constexpr std::string_view kCluster = R"cuda(
+// A block may write into the shared memory of another one once that has arrived.
+__device__ inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Merges the states of the cluster's blocks in their order: equal in all threads of a block before,
+// and of the cluster after. `blocks` is shared memory that nothing else uses.
+template <int Blocks, class State>
+__device__ inline void across_cluster(State& state, State* blocks, unsigned rank) {
+  static_assert(sizeof(State) % 4 == 0 && sizeof(State) <= 32, "a state in registers");
+  constexpr int kRegisters = sizeof(State) / 4;
+  if (threadIdx.x < Blocks) {
+    unsigned to;
+    const unsigned own = (unsigned)__cvta_generic_to_shared(blocks + rank);
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(own), "r"(threadIdx.x));
+    unsigned registers[kRegisters];
+    memcpy(registers, &state, sizeof(State));
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i)
+      asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to + 4 * i), "r"(registers[i]) : "memory");
+  }
+  cluster_arrive();
+  cluster_wait();
+  state = blocks[0];
+#pragma unroll
+  for (int i = 1; i < Blocks; ++i) state.merge(blocks[i]);
+}
+)cuda";
+
 }  // namespace
 
 std::string_view prelude() { return kPrelude; }
+std::string_view prelude_cluster() { return kCluster; }
 std::string_view prelude_machine() { return kMachine; }
 
 }  // namespace logitless::ir

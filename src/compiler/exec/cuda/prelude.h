@@ -9,6 +9,10 @@ namespace logitless::ir {
 // prelude_machine() defines, so tests may substitute the host's versions.
 std::string_view prelude();
 
+// Returns the merging of states over the blocks of a cluster, which GPUs from compute capability
+// 9.0 on have.
+std::string_view prelude_cluster();
+
 // Returns conversions by PTX and shuffles between lanes.
 std::string_view prelude_machine();
 

@@ -1,6 +1,7 @@
 // Row groups. Lanes of one warp, or a few warps, own a row and keep its elements in registers from
-// stage to stage. With column sums a block owns a fixed part of the rows, and a second kernel adds
-// the parts in order.
+// stage to stage. A long row is owned by the blocks of a cluster, which exchange the states of its
+// sums. With column sums a block owns a fixed part of the rows, and a second kernel adds the parts
+// in order.
 #include <algorithm>
 #include <bit>
 #include <set>
@@ -55,8 +56,9 @@ struct Mapping {
   std::int64_t items = 1;    // of a thread: its k-th begins at element (k * threads + lane) * width
   std::int64_t threads = 1;  // of a row: a power of two up to 32, or full warps
   std::int64_t rows = 1;     // of a block at a time
+  std::int64_t blocks = 1;   // of a row: a cluster, each of whose blocks owns as many items
 
-  bool is_exact(std::int64_t columns) const { return width * items * threads == columns; }
+  bool is_exact(std::int64_t columns) const { return width * items * threads * blocks == columns; }
 };
 
 class GroupText {
@@ -98,12 +100,12 @@ class GroupText {
     const GeneratedKernel made = make_kernel(
         "group", concat(g_.stages.size(), " stages of ", g_.rows, " rows of ", g_.columns),
         parameters, lines, static_cast<unsigned>(m_.threads * m_.rows),
-        sums_.empty() ? 1 : static_cast<unsigned>(blocks_at_a_time(m_.threads * m_.rows)));
+        {static_cast<unsigned>(blocks_of_sm()), static_cast<unsigned>(m_.blocks)});
     kernel.entry = made.entry;
     kernel.source = made.source;
     kernel.shape = made.shape;
-    kernel.shape.grid[0] =
-        static_cast<unsigned>(sums_.empty() ? ceil_div(g_.rows, m_.rows) : parts_.count);
+    kernel.shape.grid[0] = static_cast<unsigned>(
+        sums_.empty() ? ceil_div(g_.rows, m_.rows) * m_.blocks : parts_.count);
     std::vector<GeneratedKernel> list = {std::move(kernel)};
     std::vector<const Pointwise*> sums;
     for (const std::size_t s : sums_) sums.push_back(&g_.stages[s].loop);
@@ -117,6 +119,7 @@ class GroupText {
   const RowParts parts_;
   Mapping m_;
   bool wide_index_ = false, takes_first_ = false;
+  bool waited_ = false;              // for the other blocks of the cluster
   std::vector<View> sources_;        // the views that are loaded: one for each address and dtype
   std::vector<View> elements_;       // those with elements [rows, columns], each loaded once
   std::vector<View> rows_;           // those with rows [rows]
@@ -217,6 +220,7 @@ class GroupText {
                                          [&](const View* v) { return fits(*v, m_.width); })))
       m_.width /= 2;
     const std::int64_t row = ceil_div(g_.columns, m_.width);  // items
+    if (g_.columns > RowGroup::kMostColumnsOfBlock) return choose_cluster(row);
     // Rows with sums use as few threads as can hold the row in registers, since threads exchange
     // sums. Other rows use as many threads as they have items, for more loads in flight.
     const std::int64_t some =
@@ -240,6 +244,27 @@ class GroupText {
     while (!sums_.empty() && m_.rows > 1 && m_.rows * g_.columns * 4 > kMostShared) m_.rows /= 2;
   }
 
+  // Without a bound a kernel of a cluster takes more registers, and fewer rows are in flight: 1.2
+  // to 1.5 times the time for several losses on an H200.
+  std::int64_t blocks_of_sm() const {
+    const std::int64_t threads = m_.threads * m_.rows;
+    if (m_.blocks > 1) return std::max<std::int64_t>(2 * kThreads / threads, 1);
+    return sums_.empty() ? 1 : blocks_at_a_time(threads);
+  }
+
+  // Maps a row of so many items to the blocks of a cluster. Blocks of few threads are preferred:
+  // an SM then holds several rows, of which one waits while another is loaded.
+  void choose_cluster(std::int64_t row) {
+    constexpr std::int64_t kMostBlocks = 8, kMostThreadsOfBlock = 512, kFewElements = 32;
+    const std::int64_t few = std::max<std::int64_t>(kFewElements / m_.width, 1);
+    m_.blocks = 2;
+    while (m_.blocks < kMostBlocks && ceil_div(row, m_.blocks * few) > kThreads) m_.blocks *= 2;
+    const std::int64_t own = ceil_div(row, m_.blocks);
+    m_.items = std::max(few, ceil_div(own, kMostThreadsOfBlock));
+    m_.threads = ceil_div(ceil_div(own, m_.items), 32) * 32;
+    m_.rows = 1;
+  }
+
   bool has_row_sums() const {
     return std::any_of(g_.stages.begin(), g_.stages.end(), [](const RowGroup::Stage& stage) {
       return kind_of(stage.loop) == StageKind::row_sum;
@@ -248,6 +273,10 @@ class GroupText {
 
   std::string_view index() const { return wide_index_ ? "long long" : "unsigned"; }
   std::string number(std::int64_t n) const { return concat(n, wide_index_ ? "ll" : "u"); }
+  // Returns the text of the factor from blocks to rows.
+  std::string ratio() const {
+    return m_.blocks > 1 ? concat(" / ", m_.blocks) : concat(" * ", number(m_.rows));
+  }
   bool exact() const { return m_.is_exact(g_.columns); }
 
   // Opens the loop over a thread's items with first element `c`; `in` says whether the item is in
@@ -255,10 +284,13 @@ class GroupText {
   void each_item(Lines& lines) const {
     lines.add("#pragma unroll");
     lines.add("for (int k = 0; k < ", m_.items, "; ++k) {");
+    const std::string before = m_.blocks > 1 ? concat("rank * ", m_.items, " + ") : "";
+    const std::string first =
+        concat("((", before, "k) * ", m_.threads, " + lane) * ", m_.width, ";");
     if (exact()) {
-      lines.add("const unsigned c = (k * ", m_.threads, " + lane) * ", m_.width, ";");
+      lines.add("const unsigned c = ", first);
     } else {
-      lines.add("const unsigned ahead = (k * ", m_.threads, " + lane) * ", m_.width, ";");
+      lines.add("const unsigned ahead = ", first);
       lines.add("const bool in = ahead < ", g_.columns, "u;");
       lines.add("const unsigned c = in ? ahead : ", g_.columns - m_.width, "u;");
     }
@@ -280,17 +312,21 @@ class GroupText {
       lines.add("}");
       lines.add("}");
     }
+    if (m_.blocks > 1) lines.add("const unsigned rank = blockIdx.x % ", m_.blocks, ";");
+    if (m_.blocks > 1 && has_row_sums()) lines.add("cluster_arrive();");
     for (std::size_t s = 0; s < g_.stages.size(); ++s) {
-      if (kind_of(g_.stages[s].loop) == StageKind::row_sum && m_.threads > 32)
-        lines.add("__shared__ ", state_type(g_.stages[s].loop), " shared", s, "[", m_.rows, "][",
-                  m_.threads / 32, "];");
+      if (kind_of(g_.stages[s].loop) != StageKind::row_sum) continue;
+      const std::string type = state_type(g_.stages[s].loop);
+      if (m_.threads > 32)
+        lines.add("__shared__ ", type, " shared", s, "[", m_.rows, "][", m_.threads / 32, "];");
+      if (m_.blocks > 1) lines.add("__shared__ ", type, " blocks", s, "[", m_.blocks, "];");
     }
     if (!sums_.empty() && m_.rows > 1)
       lines.add("__shared__ float sums[", m_.rows, "][", g_.columns, "];");
     // Lanes beyond the last row recompute the last row: full warps must take part in shuffles.
     if (sums_.empty()) {
       lines.add("{");
-      lines.add("const ", index(), " own = (", index(), ")blockIdx.x * ", number(m_.rows), " + y;");
+      lines.add("const ", index(), " own = (", index(), ")blockIdx.x", ratio(), " + y;");
     } else {
       lines.add("const ", index(), " end = (blockIdx.x + 1) * ", number(parts_.rows), " < ",
                 number(g_.rows), " ? (blockIdx.x + 1) * ", number(parts_.rows), " : ",
@@ -482,6 +518,9 @@ class GroupText {
       lines.add("for (int warp = 1; warp < ", warps, "; ++warp) state.merge(shared", s,
                 "[y][warp]);");
     }
+    if (m_.blocks > 1 && !waited_) lines.add("cluster_wait();");
+    waited_ = true;
+    if (m_.blocks > 1) lines.add("across_cluster<", m_.blocks, ">(state, blocks", s, ", rank);");
     lines.add("q", s, " = ", read_back(loop.store.view.dtype, value_of("state", loop)), ";");
     lines.add("}");
     store_row(lines, s);
@@ -491,8 +530,8 @@ class GroupText {
     const Pointwise::Store& to = g_.stages[s].loop.store;
     if (!g_.stages[s].stored) return;
     const std::string at = concat("o", s, "[", row_offset(to.view), "]");
-    lines.add("if (valid && lane == 0) ", at, " = ", stored(g_.stages[s].loop, at, concat("q", s)),
-              ";");
+    lines.add("if (valid && lane == 0", m_.blocks > 1 ? " && rank == 0" : "", ") ", at, " = ",
+              stored(g_.stages[s].loop, at, concat("q", s)), ";");
   }
 
   // Adds the block's part of a column sum over the rows that the block computes at a time.

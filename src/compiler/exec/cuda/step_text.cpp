@@ -153,6 +153,20 @@ std::string RegisterText::of_integers(const Pointwise::Step& step) const {
   }
 }
 
+// Returns a quotient. One by a constant is its product with the reciprocal, corrected once.
+std::string RegisterText::divided(const Pointwise::Step& step) const {
+  const std::string a = real(step.a), b = real(step.b);
+  const auto at = static_cast<std::size_t>(step.b);
+  const bool constant =
+      at < loop_.leaves.size() && loop_.leaves[at].kind == Pointwise::Leaf::Kind::constant;
+  const float by = constant ? static_cast<float>(loop_.leaves[at].number) : 0.0f;
+  if (loop_.wide || !std::isnormal(by) || !std::isnormal(1.0f / by)) return concat(a, " / ", b);
+  const std::string reciprocal = literal(1.0f / by);
+  int exponent = 0;
+  if (std::abs(std::frexp(by, &exponent)) == 0.5f) return concat(a, " * ", reciprocal);
+  return concat("divided(", a, ", ", b, ", ", reciprocal, ")");
+}
+
 std::string RegisterText::of_reals(const Pointwise::Step& step) const {
   const std::string a = real(step.a), b = real(step.b), c = real(step.c);
   const std::string f = loop_.wide ? "" : "f", zero = literal(0.0);
@@ -199,7 +213,7 @@ std::string RegisterText::of_reals(const Pointwise::Step& step) const {
     case Function::mul:
       return infix("*");
     case Function::div:
-      return infix("/");
+      return divided(step);
     case Function::pow:
       return concat("pow", f, "(", a, ", ", b, ")");
     case Function::max:

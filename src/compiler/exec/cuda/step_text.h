@@ -39,6 +39,7 @@ class RegisterText {
   std::string round(const Pointwise::Step& step) const;
   std::string of_integers(const Pointwise::Step& step) const;
   std::string of_reals(const Pointwise::Step& step) const;
+  std::string divided(const Pointwise::Step& step) const;
 };
 
 }  // namespace logitless::ir

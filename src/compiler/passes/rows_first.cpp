@@ -1,0 +1,55 @@
+#include "compiler/passes/rows_first.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "compiler/analysis/split.h"
+#include "compiler/ir/build.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr std::int64_t kLeastElements = 1 << 20, kLeastColumns = 1024;
+
+bool is_whole(const Graph& graph, const Node& n) {
+  if (n.op != Op::reduce || n.attributes->dims.size() < 2) return false;
+  const Type& type = graph.type(n.operands[0]);
+  const int last = type.rank() - 1;
+  const std::vector<int>& dims = n.attributes->dims;
+  return std::find(dims.begin(), dims.end(), last) != dims.end() &&
+         elements_of(type) >= kLeastElements && sizes_of(type).back() >= kLeastColumns;
+}
+
+}  // namespace
+
+Graph rows_first(const Graph& graph) {
+  Graph out;
+  out.name = graph.name;
+  std::vector<Value> to;
+  const auto mapped = [&](Value v) {
+    const Value first = to[static_cast<std::size_t>(v.node)];
+    return Value{first.node, first.index + v.index};
+  };
+  for (int id = 0; id < graph.size(); ++id) {
+    const Node& n = graph.node(id);
+    if (!is_whole(graph, n)) {
+      std::vector<Value> operands;
+      for (const Value v : n.operands) operands.push_back(mapped(v));
+      to.push_back(out.copy(graph, id, std::move(operands)));
+      continue;
+    }
+    const int last = graph.type(n.operands[0]).rank() - 1;
+    const DType dtype = n.results[0].dtype;
+    const DType between = size_of(dtype) == 2 ? DType::f32 : dtype;
+    std::vector<int> rest = n.attributes->dims;
+    std::erase(rest, last);
+    const Reduce kind = n.attributes->reduce;
+    const Value rows = reduce(out, kind, mapped(n.operands[0]), {last}, between);
+    to.push_back(cast(out, reduce(out, kind, rows, rest, between), dtype));
+  }
+  for (const Output& o : graph.outputs()) out.add_output(o.name, mapped(o.value));
+  return out;
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,138 @@
+#include "compiler/passes/sink_picks.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "compiler/analysis/split.h"
+#include "compiler/ir/build.h"
+#include "compiler/ops/op.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr std::int64_t kLeastElements = 64;  // of the value for each that is picked
+constexpr int kMostSteps = 32;               // that a pick computes again
+
+bool is_step(const Node& n) {
+  return row_of(n.op).work == Work::elementwise && (n.op == Op::map || n.op == Op::cast);
+}
+
+// Rewrites one pick: `to` maps values of the old graph to the new one.
+class Sinker {
+ public:
+  Sinker(const Graph& graph, int pick, Graph& out, const std::vector<Value>& to)
+      : g_(graph), pick_(graph.node(pick)), type_(pick_.results[0]), out_(out), to_(to) {}
+
+  bool applies() const {
+    const Value x = pick_.operands[0];
+    int steps = 0;
+    return is_step(g_.node(x)) && elements_of(g_.type(x)) >= kLeastElements * elements_of(type_) &&
+           can_pick(x, steps);
+  }
+
+  Value run() {
+    const Value index = mapped(pick_.operands[1]);
+    const Type of_index = out_.type(index);
+    const std::int64_t size =
+        sizes_of(g_.type(pick_.operands[0]))[static_cast<std::size_t>(pick_.attributes->axis)];
+    const auto number = [&](std::int64_t n) {
+      return constant(out_, static_cast<double>(n), of_index);
+    };
+    const Value inside = map(out_, Function::logical_and,
+                             {map(out_, Function::ge, {index, number(0)}),
+                              map(out_, Function::lt, {index, number(size)})});
+    return map(out_, Function::select,
+               {inside, picked(pick_.operands[0]), constant(out_, 0, type_)}, pick_.name);
+  }
+
+ private:
+  const Graph& g_;
+  const Node& pick_;
+  const Type type_;  // of the result
+  Graph& out_;
+  const std::vector<Value>& to_;
+  std::map<Value, Value> done_;
+
+  int axis() const { return pick_.attributes->axis; }
+  Value mapped(Value v) const {
+    const Value first = to_[static_cast<std::size_t>(v.node)];
+    return {first.node, first.index + v.index};
+  }
+  Type typed(DType dtype) const {
+    Type type = type_;
+    type.dtype = dtype;
+    return type;
+  }
+
+  bool can_pick(Value v, int& steps) const {
+    const Node& n = g_.node(v);
+    if (++steps > kMostSteps) return false;
+    if (n.op == Op::broadcast)
+      return std::find(n.attributes->dims.begin(), n.attributes->dims.end(), axis()) ==
+             n.attributes->dims.end();
+    if (!is_step(n)) return true;
+    return std::all_of(n.operands.begin(), n.operands.end(),
+                       [&](Value o) { return can_pick(o, steps); });
+  }
+
+  Value picked(Value v) {
+    const auto known = done_.find(v);
+    if (known != done_.end()) return known->second;
+    return done_[v] = made(v);
+  }
+  Value made(Value v) {
+    const Node& n = g_.node(v);
+    const DType dtype = n.results[static_cast<std::size_t>(v.index)].dtype;
+    if (n.op == Op::constant) return constant(out_, n.attributes->number, typed(dtype));
+    if (n.op == Op::iota && n.attributes->axis == axis())
+      return cast(out_, mapped(pick_.operands[1]), dtype);
+    if (n.op == Op::broadcast) {
+      std::vector<int> dims = n.attributes->dims;
+      const bool several = g_.type(pick_.operands[1]).rank() == g_.type(pick_.operands[0]).rank();
+      for (int& d : dims) d -= !several && d > axis();
+      return broadcast(out_, mapped(n.operands[0]), type_.shape, dims);
+    }
+    if (!is_step(n)) {
+      Attributes pick;
+      pick.axis = axis();
+      return out_.add(Op::pick, {mapped(v), mapped(pick_.operands[1])}, pick, pick_.name);
+    }
+    std::vector<Value> operands;
+    for (const Value o : n.operands) operands.push_back(picked(o));
+    return out_.add(n.op, std::move(operands), n.attributes, n.name);
+  }
+};
+
+}  // namespace
+
+Graph sink_picks(const Graph& graph) {
+  Graph out;
+  out.name = graph.name;
+  std::vector<Value> to;
+  for (int id = 0; id < graph.size(); ++id) {
+    const Node& n = graph.node(id);
+    if (n.op == Op::pick) {
+      Sinker sinker(graph, id, out, to);
+      if (sinker.applies()) {
+        to.push_back(sinker.run());
+        continue;
+      }
+    }
+    std::vector<Value> operands;
+    for (const Value v : n.operands) {
+      const Value first = to[static_cast<std::size_t>(v.node)];
+      operands.push_back({first.node, first.index + v.index});
+    }
+    to.push_back(out.copy(graph, id, std::move(operands)));
+  }
+  for (const Output& o : graph.outputs()) {
+    const Value first = to[static_cast<std::size_t>(o.value.node)];
+    out.add_output(o.name, {first.node, first.index + o.value.index});
+  }
+  return out;
+}
+
+}  // namespace logitless::ir
