@@ -27,7 +27,7 @@ _MATTERS = 0.01  # fraction of the peak; smaller values are not reported
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
 # The default memory of a GPU's programs: a quarter of the largest value, but all of it up to 64 MiB, as for a head. A plan
 # may take 3 % more time than the fastest one that is so small, and that one 1.6 times as long as the fastest of all.
-_SHARE, _SMALL, _SLACK, _PATIENCE = 4, 64 << 20, 0.03, 1.6
+_SHARE, _SMALL, _SLACK, _PATIENCE = 4, 64 << 20, 0.03, 1.15
 _MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
 
 

@@ -1,4 +1,4 @@
-"""The memory of programs of a GPU without a budget: the least within 3 % of the fastest plan of at most a quarter of the
+"""The memory of programs of a GPU without a budget: the least within 3 % of the fastest plan of at most a share of the
 largest value. Compiling needs no GPU."""
 
 import pytest
@@ -9,6 +9,7 @@ from losses_battery import CASES, Maker, Sizes
 
 from logitless import _library as c
 from logitless._autochunk.native import Machine, program
+from logitless._autochunk.plan import format_bytes
 from logitless.torch import autochunk
 from logitless.torch._autochunk import native
 
@@ -37,26 +38,34 @@ def plan_of(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_a_quarter_of_the_logits(name, plan_of):
-    """Softcap and others had no loops, which take more time than whole values if these are fused."""
+def test_the_share_of_the_logits(name, plan_of):
+    """A quarter where the plan is nearly as fast as the fastest of all; else half of the logits, or all of them."""
     plan = plan_of(name)
     assert plan.backward is None
+    reports = [program(plan.forward.request.on(head_engine=on)).report for on in (True, False)]
     made = program(plan.forward.request).report
     [chosen] = [p for p in made["plans"] if p["chosen"]]
-    quarter = CASES[name].big_bytes(SIZES) // 4
-    assert chosen["value_bytes"] <= quarter < plan.forward.before / 4
-    assert chosen["seconds"] <= 1.6 * made["before"]["predicted_seconds"]
-    assert f"the fastest plan of at most {quarter / 2**20:.1f} MiB" in plan.describe()
-    found = [p for p in made["plans"] if p["value_bytes"] <= quarter]
+    every = [p for report in reports for p in report["plans"]]
+    best = min(p["seconds"] for p in every)
+    logits = CASES[name].big_bytes(SIZES)
+    assert chosen["seconds"] <= 1.15 * best and chosen["value_bytes"] <= logits
+    if plan.forward.most == 0:  # DPO's pairs: the search of a quarter has other axes, and no plan that is fast enough
+        return
+    assert chosen["value_bytes"] <= plan.forward.most <= logits
+    assert f"the fastest plan of at most {format_bytes(plan.forward.most)}" in plan.describe()
+    smaller = [p for p in every if p["value_bytes"] <= plan.forward.most // 2 and plan.forward.most > logits // 4]
+    assert all(p["seconds"] > 1.15 * best for p in smaller)
+    found = [p for p in made["plans"] if p["value_bytes"] <= plan.forward.most]
     fastest = min(p["seconds"] for p in found)
     assert chosen["seconds"] <= 1.03 * fastest
     assert all(p["seconds"] > 1.03 * fastest for p in found if p["value_bytes"] < chosen["value_bytes"])
 
 
-def test_more_than_a_quarter_where_that_is_slow(plan_of):
-    """Products of small width take little time, so that computing them again pays less."""
-    plan = plan_of("float_distillation", Sizes(4096, 1024, 32768))
-    assert plan.forward.most == 512 << 20 and 128 << 20 < plan.forward.after <= 512 << 20
+def test_no_product_is_computed_again_by_default(plan_of):
+    """The loop stores gradients of the logits in 16 bits, and the products that contract them run after it."""
+    plan = plan_of("float_grpo_with_entropy")
+    [chosen] = [p for p in program(plan.forward.request).report["plans"] if p["chosen"]]
+    assert chosen["extra_work"] < 1e-3 and plan.forward.after < 700 << 20
 
 
 def test_small_functions_have_no_loops(plan_of):
@@ -64,7 +73,7 @@ def test_small_functions_have_no_loops(plan_of):
     assert not plan.forward.regions and plan.forward.after == plan.forward.before
 
 
-def test_what_is_far_slower_is_not_taken(plan_of):
+def test_what_is_slower_is_not_taken(plan_of):
     plan = plan_of("float_distillation", Sizes(2048, 768, 50257))
     assert plan.forward.most == 0 and "no budget" not in plan.describe()
 

@@ -445,7 +445,6 @@ class AutoChunked(ChunkedFunction[P, R]):
                 state = {name: given_state[name] for name in state}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         target = self._function.forward if isinstance(self._function, torch.nn.Module) else self._function
-        names = leaf_names(target, args, kwargs, lambda value: numbered(len(pytree.tree_leaves(value))))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [leaves[i] for i in places] + list(state.values())
         if not tensors:
@@ -483,6 +482,7 @@ class AutoChunked(ChunkedFunction[P, R]):
                     return self._function(*inner_args, **inner_kwargs)
                 return torch.func.functional_call(shim, replaced, inner_args, inner_kwargs)
 
+        names = leaf_names(target, args, kwargs, lambda value: numbered(len(pytree.tree_leaves(value))))
         short = [name.removeprefix("module.").replace(".", "_") for name in state]
         named = unique([names[i] for i in places] + short)
         try:
