@@ -38,8 +38,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/python/torch"))
 from losses_battery import CASES, Sizes
-from losses_battery.step import outputs_and_gradients, peak_of, plan_peaks
+from losses_battery.step import outputs_and_gradients, plan_peaks
 from logitless.torch import autochunk
+from logitless.torch._peak import peak_of
 
 FIRST, GEMMS = "the function", "three GEMMs"
 GPU = {"loss": ["narrow"], "tokens": 4096, "dim": 2048, "vocab": 65536, "dtype": "bfloat16", "device": "cuda",
@@ -114,7 +115,7 @@ class Meter:
 
     def peak(self, step, results_count=True):
         if not self.gpu:
-            return peak_of(step, results_count)[0]
+            return peak_of(step, results_count, device="cpu")[0]
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -162,7 +162,8 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
     Returns:
         TopLogProbs(log_prob, top_log_probs, top_ids). log_prob [...] is that of the {target}, None without. The others
         are [..., K], the largest first, and equal ones in the order of their ids. Log-probabilities have the bits of
-        ``linear_logprobs`` where the library's kernels serve, and differ by a rounding elsewhere. Without gradients; ``linear_logprobs`` takes the ids as {target} [..., K].
+        ``linear_logprobs`` of these ids as {target} [..., K] where the library's kernels serve; on a GPU, and elsewhere,
+        they differ by a rounding from those of one {target} a token. Without gradients.
 
     Cost: two GEMMs, one for the ids and one for their log-probabilities.
 

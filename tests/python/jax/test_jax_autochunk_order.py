@@ -50,6 +50,8 @@ EXECUTORS = ["python", "native"]
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("fn", [sums, sorting, rows, rounds], ids=lambda f: f.__name__)
 def test_outputs_and_gradients(fn, executor):
+    if fn is rounds and executor == "native" and jax.default_backend() != "cpu":
+        pytest.skip("the library runs XLA's operations on a CPU alone")
     args = random(ROWS, COLUMNS), whole(5, ROWS)
     check_same(run(autochunk(fn, executor=executor), args), exactly(fn, args), GRADIENT_ERROR["float32"])
 

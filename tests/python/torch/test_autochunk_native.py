@@ -78,8 +78,7 @@ def test_the_head_engine_serves_losses_of_logits_in_fp32(dtype):
     chunked = natively(upcast, gradients="forward")
     doubles = [a.detach().double().requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args]
     loss, found = gradients(chunked, args)
-    # The head engine of a GPU takes bf16; a program has other logits in loops.
-    assert ("head engine" in chunked.explain()) == (DEVICE == "cpu" or dtype != torch.float32)
+    assert "head engine" in chunked.explain()
     exact, expected = gradients(upcast, doubles)
     assert abs(loss - exact) <= 1e-5 * exact
     rounding = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}[dtype]

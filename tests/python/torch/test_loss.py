@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from logitless.torch import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
+from logitless.torch import LinearCrossEntropy, backend, linear_cross_entropy, linear_logprobs
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -147,8 +147,11 @@ def test_memory_that_begins_anywhere(side, kind):
             moved = torch.zeros(rows * dim + 1, dtype=values.dtype)[1:].view(rows, dim).copy_(values)
     given[side] = moved.requires_grad_()
     compare(given["hidden"], given["weight"], target, None)
-    log_prob = linear_logprobs(given["hidden"], given["weight"], target)[0]
-    assert torch.equal(log_prob, linear_logprobs(hidden, weight, target)[0])
+    log_prob, expected = (linear_logprobs(h, w, target)[0] for h, w in (given.values(), (hidden, weight)))
+    if backend(hidden).name == "native" or hidden.device.type == "cpu":
+        assert torch.equal(log_prob, expected)
+    else:  # the bits of PyTorch's product depend on the alignment
+        torch.testing.assert_close(log_prob, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["hidden", "weight", "bias", "all"])

