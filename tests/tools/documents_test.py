@@ -75,7 +75,7 @@ def wrong_links(source, texts):
 
 # Folders whose sources name documents: all but the tests of these checks, and kernels/cuda until its two names are right.
 NAMING = ("apps", "bench", "cmake", "examples", "fuzz", "include", "python", "src", "tests", "tools")
-UNNAMED = ("tests/tools/", "src/kernels/cuda/")
+UNNAMED = ("tests/tools/",)
 
 
 def wrong_names(source, texts):

@@ -11,8 +11,8 @@ namespace logitless::ir {
 struct IgnoredRows {
   // The rows of this target, which is outside of [0, V).
   std::optional<std::int64_t> target;
-  // Without a target: the rows where this value, i8 of the targets' shape or with dimensions of 1 beside
-  // those, is false, or is true if `negated`.
+  // Without a target: the rows where this value, i8 of the targets' shape or with dimensions of 1
+  // beside those, is false, or is true if `negated`.
   Value counts;
   bool negated = false;
 };

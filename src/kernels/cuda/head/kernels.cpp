@@ -63,7 +63,7 @@ constexpr FarRates kHopperFarRates = {.gemm_fraction = 0.605,
                                       .tile_seconds = 7.8e-11,
                                       .bytes_per_second = 6.6e12,
                                       .selected_groups = 2.6};
-// Rates of an H200, fitted to the plans of three heads (docs/benchmarks.md).
+// Rates of an H200, fitted to the plans of three heads (docs/develop/benchmarks.md).
 DeviceRates sm80_rates(DType) {
   return {.forward_flops = 450e12,
           .gemm_flops = 660e12,

@@ -102,8 +102,8 @@ struct CublasLayout {
 };
 
 // cuBLAS multiplies fewer rows by other kernels, whose sums have another order. Calls of fewer
-// tokens multiply a copy of their hidden state with rows of zeros. A token's bits then do not depend
-// on the number of tokens.
+// tokens multiply a copy of their hidden state with rows of zeros. A token's bits then do not
+// depend on the number of tokens.
 inline constexpr std::int64_t kLeastCublasRows = 64;
 
 // Losses: threads of a block, one token each; and the sums of each block.

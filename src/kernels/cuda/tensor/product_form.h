@@ -38,7 +38,7 @@ struct LtAlgorithm {
   bool operator==(const LtAlgorithm&) const = default;
 };
 // Algorithms that beat the heuristic's first on Hopper, best first, as bench_gemms measured;
-// docs/gpu.md has the figures. Empty where the heuristic is right.
+// docs/use/gpu.md has the figures. Empty where the heuristic is right.
 std::vector<LtAlgorithm> preferred_algorithms(const GemmShape& shape);
 
 // A part of a GEMM, with byte offsets from its addresses.
