@@ -27,7 +27,7 @@ _MATTERS = 0.01  # fraction of the peak; smaller values are not reported
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
 # The default memory of a GPU's programs: a quarter of the largest value, but all of it up to 64 MiB, as for a head. A plan
 # may take 3 % more time than the fastest one that is so small, and that one 1.6 times as long as the fastest of all.
-_SHARE, _SMALL, _SLACK, _PATIENCE = 4, 64 << 20, 0.03, 1.15
+_SHARE, _SMALL, _SLACK, _PATIENCE = 4, 64 << 20, 0.03, 1.2
 _MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
 
 
@@ -292,18 +292,18 @@ def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, 
     the plan may take.
 
     It is the least memory within 3 % of the fastest plan of at most a quarter of the largest value. Where no such plan
-    is fast enough, it is one of at most half of the value, and so on. searched: compiled with the head engine first.
+    is fast enough, it is one of at most half of the value, and so on. searched: compiled with the head engine first, whose
+    plans are taken of equal ones.
     """
     share = _share_of(plain.program)
     plans = [(p["value_bytes"], p["seconds"], s.request) for s in searched for p in s.program.report["plans"]]
     best = min([plain.seconds, *(seconds for _, seconds, _ in plans)])
     for most in (share << i for i in range(_SHARE.bit_length())):
-        # The head engine's plans come first, as long as there are any.
-        for tried in searched:
-            fast = [p for p in plans if p[2] is tried.request and p[0] <= most and p[1] <= _PATIENCE * best]
-            if fast:
-                enough = (1 + _SLACK) * min(seconds for _, seconds, _ in fast)
-                return tried.request, min(taken for taken, seconds, _ in fast if seconds <= enough), most
+        fast = [p for p in plans if p[0] <= most and p[1] <= _PATIENCE * best]
+        if fast:
+            enough = (1 + _SLACK) * min(seconds for _, seconds, _ in fast)
+            taken, _, request = min((p for p in fast if p[1] <= enough), key=lambda p: p[0])
+            return request, taken, most
     return replace(searched[0].request, budget=0), 0, 0
 
 

@@ -70,7 +70,7 @@ struct Compute {
     return 2.0 * e.work / flops_per_second(e.out.dtype, rates);
   }
   double operator()(const HeadRun& h) const {
-    return flops_of({{}, h}) / flops_per_second(h.x.dtype, rates);
+    return flops_of({{}, h}) / (rates.head_products * flops_per_second(h.x.dtype, rates));
   }
   template <typename T>
   double operator()(const T&) const {

@@ -48,13 +48,13 @@ def test_the_share_of_the_logits(name, plan_of):
     every = [p for report in reports for p in report["plans"]]
     best = min(p["seconds"] for p in every)
     logits = CASES[name].big_bytes(SIZES)
-    assert chosen["seconds"] <= 1.15 * best and chosen["value_bytes"] <= logits
+    assert chosen["seconds"] <= 1.2 * best and chosen["value_bytes"] <= logits
     if plan.forward.most == 0:  # DPO's pairs: the search of a quarter has other axes, and no plan that is fast enough
         return
     assert chosen["value_bytes"] <= plan.forward.most <= logits
     assert f"the fastest plan of at most {format_bytes(plan.forward.most)}" in plan.describe()
     smaller = [p for p in every if p["value_bytes"] <= plan.forward.most // 2 and plan.forward.most > logits // 4]
-    assert all(p["seconds"] > 1.15 * best for p in smaller)
+    assert all(p["seconds"] > 1.2 * best for p in smaller)
     found = [p for p in made["plans"] if p["value_bytes"] <= plan.forward.most]
     fastest = min(p["seconds"] for p in found)
     assert chosen["seconds"] <= 1.03 * fastest
@@ -73,9 +73,9 @@ def test_small_functions_have_no_loops(plan_of):
     assert not plan.forward.regions and plan.forward.after == plan.forward.before
 
 
-def test_what_is_slower_is_not_taken(plan_of):
+def test_all_of_the_logits_where_less_is_slower(plan_of):
     plan = plan_of("float_distillation", Sizes(2048, 768, 50257))
-    assert plan.forward.most == 0 and "no budget" not in plan.describe()
+    assert plan.forward.most == 4 * 2048 * 50257
 
 
 def test_a_number_of_chunks_is_taken(plan_of):
