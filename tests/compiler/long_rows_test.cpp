@@ -140,6 +140,7 @@ std::string masked(const std::string& condition, const std::string& used) {
          "  %l = reduce_lse %z dims(1)\n"
          "  %p = pick %z, %u axis(1)\n"
          "  %d = sub %l, %p\n"
+         "  %q = log %d\n"
          "  %e = " +
          used +
          "\n"
@@ -149,6 +150,7 @@ std::string masked(const std::string& condition, const std::string& used) {
 
 TEST(IgnoredRows, OfAMaskAndOfATarget) {
   const std::string of_mask = "  %k = ne %m, %i8 \n", eq = "  %k = ne %t, %none\n";
+  const std::string weight = "  %c = cast %m : f32[70]\n";
   const std::string i8 = "  %i8 = constant value(0) : i8[70]\n";
   const struct {
     std::string text;
@@ -159,6 +161,11 @@ TEST(IgnoredRows, OfAMaskAndOfATarget) {
       {masked("  %k = eq %t, %none\n  %k2 = logical_not %k\n", "select %k2, %d, %f"), true},
       {masked(eq, "add %d, %f"), false},                  // every row counts
       {masked(i8 + of_mask, "select %m, %f, %d"), true},  // the rows that the mask leaves out
+      {masked(weight + eq, "mul %d, %c"), true},
+      {masked(weight + eq, "mul %c, %d"), true},
+      // 0 * log(0) where the row is skipped.
+      {masked(weight + eq, "mul %q, %c"), true},
+      {masked(weight + eq, "mul %d, %d"), false},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.text);

@@ -1,7 +1,6 @@
 #include "compiler/passes/ignored_rows.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 #include <vector>
 
@@ -28,12 +27,17 @@ class RowMasks {
     find_replaced();
   }
 
-  std::optional<IgnoredRows> run() const {
+  std::optional<IgnoredRows> run() {
+    std::optional<IgnoredRows> rows = by_select();
+    return rows ? rows : by_product();
+  }
+
+ private:
+  // Rows whose results a select drops.
+  std::optional<IgnoredRows> by_select() {
     for (int id = 0; id < g_.size(); ++id) {
       const Node& n = g_.node(id);
-      if (n.op != Op::map || n.attributes->function != Function::select ||
-          elements_of(n.results[0]) != rows_)
-        continue;
+      if (!is_row_map(n, Function::select)) continue;
       // The row counts where the select takes a value and not a constant.
       for (const bool first : {true, false}) {
         const Condition c = condition_of(n.operands[0], first);
@@ -42,19 +46,55 @@ class RowMasks {
         rows.target = target_of(c);
         rows.counts = n.operands[0];
         rows.negated = !first;
+        rows.products = products_;
         return rows;
       }
     }
     return std::nullopt;
   }
+  // Rows whose results are multiplied by a weight of 0.
+  std::optional<IgnoredRows> by_product() {
+    for (int id = 0; id < g_.size(); ++id) {
+      const Node& n = g_.node(id);
+      if (!is_row_map(n, Function::mul)) continue;
+      for (const Value weight : n.operands) {
+        const Value v = plain(weight);
+        const Condition c{v, 0.0, /*negated=*/true};
+        if (is_constant(v) || g_.node(v).op == Op::broadcast || needs_head(v) || !masks(c))
+          continue;
+        IgnoredRows rows;
+        rows.counts = weight;
+        rows.products = products_;
+        return rows;
+      }
+    }
+    return std::nullopt;
+  }
+  bool is_row_map(const Node& n, Function function) const {
+    return n.op == Op::map && n.attributes->function == function &&
+           elements_of(n.results[0]) == rows_;
+  }
+  // Returns whether the value is computed from the head's results or logits.
+  bool needs_head(Value v) const {
+    std::set<int> seen;
+    std::vector<int> work = {v.node};
+    while (!work.empty()) {
+      const int id = work.back();
+      work.pop_back();
+      if (id == f_.lse || id == f_.pick || id == f_.dot) return true;
+      if (id < f_.dot || !seen.insert(id).second) continue;
+      for (const Value o : g_.node(id).operands) work.push_back(o.node);
+    }
+    return false;
+  }
 
- private:
   const Graph& g_;
   const Lists<int>& users_;
   const FoundHead& f_;
   const HeadGradients& to_;
   const std::int64_t rows_;
-  std::set<int> replaced_;  // nodes that the operation replaces, which read lse as well
+  std::set<int> replaced_;     // nodes that the operation replaces, which read lse as well
+  std::vector<int> products_;  // of the condition that was tried last
 
   void find_replaced() {
     std::vector<int> work;
@@ -120,9 +160,15 @@ class RowMasks {
            condition_of(n.operands[0], of == 1) == c;
   }
 
-  bool masks(const Condition& c) const {
+  bool masks(const Condition& c) {
+    products_.clear();
     return zero_without(to_.d_lse, c) && zero_without(to_.d_pick, c) &&
            unread(f_.lse, c, kMostSteps) && unread(f_.pick, c, kMostSteps);
+  }
+
+  // Returns whether the value is 0 in the rows that do not count, by the condition itself.
+  bool is_weight(Value v, const Condition& c) const {
+    return c.number == 0.0 && c.negated && plain(v) == c.value;
   }
 
   // Returns whether a gradient is 0 in the rows that do not count.
@@ -134,23 +180,19 @@ class RowMasks {
   bool zero_without(Value v, const Condition& c, int steps) const {
     v = plain(v);
     const Node& n = g_.node(v);
-    if (is_zero(v)) return true;
+    if (is_zero(v) || is_weight(v, c)) return true;
     if (steps == 0 || n.op != Op::map) return false;
+    // A product with a number that is not finite is NaN in the program, and 0 where it is skipped.
     const auto zero = [&](std::size_t i) { return zero_without(n.operands[i], c, steps - 1); };
-    const auto finite = [&](std::size_t i) {
-      const Node* const number = constant_of(n.operands[i]);
-      return number != nullptr && std::isfinite(number->attributes->number);
-    };
     switch (n.attributes->function) {
       case Function::select:
         return (selects(n, c, 1) && is_zero(n.operands[2])) ||
                (selects(n, c, 2) && is_zero(n.operands[1])) || (zero(1) && zero(2));
       case Function::neg:
+      case Function::div:
         return zero(0);
       case Function::mul:
-        return (zero(0) && finite(1)) || (finite(0) && zero(1)) || (zero(0) && zero(1));
-      case Function::div:
-        return zero(0) && finite(1) && !is_zero(n.operands[1]);
+        return zero(0) || zero(1);
       case Function::add:
       case Function::sub:
         return zero(0) && zero(1);
@@ -160,7 +202,7 @@ class RowMasks {
   }
 
   // Returns whether nothing reads the rows of this value that do not count.
-  bool unread(int id, const Condition& c, int steps) const {
+  bool unread(int id, const Condition& c, int steps) {
     if (id < 0) return true;
     for (const Output& o : g_.outputs()) {
       if (o.value.node == id) return false;
@@ -173,6 +215,11 @@ class RowMasks {
       if ((selects(n, c, 1) && reads(1) && !reads(0) && !reads(2)) ||
           (selects(n, c, 2) && reads(2) && !reads(0) && !reads(1)))
         continue;
+      if (is_row_map(n, Function::mul) &&
+          (is_weight(n.operands[0], c) || is_weight(n.operands[1], c))) {
+        products_.push_back(u);
+        continue;
+      }
       const bool row_by_row = n.op == Op::map || n.op == Op::cast || n.op == Op::reshape;
       if (!row_by_row || !unread(u, c, steps - 1)) return false;
     }

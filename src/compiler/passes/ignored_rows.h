@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "compiler/passes/find_heads.h"
 
@@ -11,10 +12,13 @@ namespace logitless::ir {
 struct IgnoredRows {
   // The rows of this target, which is outside of [0, V).
   std::optional<std::int64_t> target;
-  // Without a target: the rows where this value, i8 of the targets' shape or with dimensions of 1
-  // beside those, is false, or is true if `negated`.
+  // Without a target: the rows where this value is 0, or is not if `negated`. It has the targets'
+  // shape, or dimensions of 1 beside those.
   Value counts;
   bool negated = false;
+  // Products of a row's numbers with `counts`, which are 0 there. A head's results of 0 may give
+  // such a number that is not finite.
+  std::vector<int> products;
 };
 
 // Returns such rows of the head with these gradients, if the graph masks any. users: graph.users().

@@ -4,6 +4,7 @@
 #include <limits>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
@@ -80,7 +81,13 @@ class Writer {
     } else {
       std::vector<Value> operands;
       for (const Value v : g_.node(id).operands) operands.push_back(needed(v));
-      to_[static_cast<std::size_t>(id)] = out_.copy(g_, id, std::move(operands));
+      Value made = out_.copy(g_, id, std::move(operands));
+      const std::vector<int>& products = h_.ignored.products;
+      if (std::find(products.begin(), products.end(), id) != products.end()) {
+        const Type type = out_.type(made);
+        made = counted(made, constant(out_, 0.0, type), type.shape);
+      }
+      to_[static_cast<std::size_t>(id)] = made;
     }
   }
 
@@ -147,11 +154,15 @@ class Writer {
     const Value given = needed(h_.found.targets);
     if (!h_.head.ignored || h_.ignored.target) return given;
     const Type type = out_.type(given);
-    const Value counts = reshape(out_, needed(h_.ignored.counts), type.shape);
-    const Value none = constant(out_, static_cast<double>(kNoTarget), type);
-    return map(out_, Function::select,
-               h_.ignored.negated ? std::vector<Value>{counts, none, given}
-                                  : std::vector<Value>{counts, given, none});
+    return counted(given, constant(out_, static_cast<double>(kNoTarget), type), type.shape);
+  }
+  // Returns x in the rows that count, and the other in those that do not.
+  Value counted(Value x, Value other, const Shape& shape) {
+    Value counts = reshape(out_, needed(h_.ignored.counts), shape);
+    if (const Type type = out_.type(counts); type.dtype != DType::i8)
+      counts = map(out_, Function::ne, {counts, constant(out_, 0.0, type)});
+    if (h_.ignored.negated) std::swap(x, other);
+    return map(out_, Function::select, {counts, x, other});
   }
 
   Value call(bool gradients, bool log_prob) {
