@@ -3,6 +3,7 @@
 ``linear_cross_entropy`` replaces ``torch.nn.functional.linear_cross_entropy`` and ``cut_cross_entropy``'s function by a
 change of import. ``LinearCrossEntropy`` is the module. ``linear_logprobs`` returns differentiable log-probabilities,
 entropies and log-sum-exps. ``linear_sample`` samples tokens, and ``linear_top_logprobs`` returns the best entries.
+``QuantizedWeight`` is a frozen weight in 8 bits.
 ``linear_kept_logprobs`` replays the sets of token ids that a sampler kept.
 ``lazy_head`` makes a Hugging Face model compute its loss without logits, and needs no change to its code; ``check``
 measures what that saves. ``autochunk`` chunks any function. ``losses`` has ready-made losses for preferences, policies
@@ -21,6 +22,7 @@ from .dtensor import sharded_head
 from .ranks import Sharding, configure_exchanges, interleave_vocab
 from .far_field import FarFieldHead
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
+from .quantized import QuantizedWeight
 
 if TYPE_CHECKING:
     from . import losses
@@ -38,6 +40,7 @@ __all__ = [
     "LazyHeadWarning",
     "LazyLogits",
     "LinearCrossEntropy",
+    "QuantizedWeight",
     "Sharding",
     "Unsupported",
     "lazy_head",

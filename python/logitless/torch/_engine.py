@@ -15,6 +15,7 @@ from .._library import lib
 from .._options import HeadOptions, LossOptions, struct_of
 from . import _memory, _portable, ranks
 from ._backend import is_native
+from .quantized import QuantizedWeight
 
 DTYPES = {
     torch.float32: c.F32,
@@ -239,7 +240,7 @@ def run(kind: Kind, options: LossOptions | HeadOptions, shard: ranks.VocabShard,
     """Plans and runs a C call on the tensors of its structs, inputs first. Returns the planned call, or None if it ran
     without one."""
     device = groups[0]["hidden"].device
-    if not is_native(groups[0]["hidden"]):
+    if not is_native(groups[0]["hidden"]) or isinstance(groups[0]["weight"], QuantizedWeight):
         return _portable.run(kind.name, options, shard, *groups)
     tensors = [t for group in groups for t in group.values()]
     present = [t for t in tensors if t is not None]

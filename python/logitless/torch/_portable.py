@@ -23,6 +23,7 @@ from ._portable_rows import (
     Outputs, Slopes, Statistics, Targets, exponentials, logit_gradients, output_slopes, targets_of, token_losses,
 )
 from ._precision import autocast_dtype, products_in
+from .quantized import QuantizedWeight
 
 _COUNTED = 1 << 20  # targets in a pass over the weights of tokens
 _HALF = (torch.bfloat16, torch.float16)
@@ -115,6 +116,8 @@ class _Head:
         half = hidden.dtype in _HALF
         self.direct = half and has_wide_products(hidden.device.type, hidden.dtype)
         self.cast = half and not self.direct
+        self.quantized = isinstance(self.weight, QuantizedWeight)
+        self.by_blocks = self.cast or self.quantized  # of weight
         self.d_hidden, self.d_weight, self.d_bias = (wanted.get(n) for n in ("d_hidden", "d_weight", "d_bias"))
         self.tokens = _counted_tokens(self.targets, options.ignore_index, self.vocab)
         if self.d_hidden is not None:
@@ -132,7 +135,7 @@ class _Head:
                 self.d_weight is not None or self.d_bias is not None,
                 self.d_hidden is not None and self._is_summed_apart(self.d_hidden),
                 self.d_weight is not None and self._is_summed_apart(self.d_weight),
-                self.device.type == "cpu", bool(shard.group),
+                self.device.type == "cpu", bool(shard.group), self.quantized,
             ),
             options.memory_budget,
         )
@@ -160,7 +163,7 @@ class _Head:
 
     def block(self, first: int, last: int) -> Tensor:
         """Returns rows of weight as an operand of products."""
-        w = self.weight[first:last]
+        w = self.weight.rows(first, last, self.hidden.dtype) if self.quantized else self.weight[first:last]
         return w.to(self.number) if self.cast else w
 
     def _memory(self, rows: int, columns: int) -> Tensor:
@@ -173,14 +176,18 @@ class _Head:
     def logits(self, x: Tensor, first: int, last: int) -> Tensor:
         """Returns the logits of x [n, D] and weight rows first to last, before their softcap: over its value."""
         scale = self.options.logit_scale / (self.options.softcap or 1.0)
-        if self.direct:
-            z = wide_product(x, self.weight[first:last].t())
+        step = self.plan.vocab if self.by_blocks else max(last - first, 1)
+        if self.direct and last - first <= step:
+            z = wide_product(x, self.block(first, last).t())
         else:
             z = self._memory(x.shape[0], last - first)
-            step = self.plan.vocab if self.cast else max(last - first, 1)
             for begin in range(first, last, step):
                 end = min(last, begin + step)
-                torch.mm(x, self.block(begin, end).t(), out=z[:, begin - first : end - first])
+                part = z[:, begin - first : end - first]
+                if self.direct:
+                    part.copy_(wide_product(x, self.block(begin, end).t()))
+                else:
+                    torch.mm(x, self.block(begin, end).t(), out=part)
         if self.bias is not None:
             z.add_(self.bias[first:last].to(self.number))
         return z if scale == 1.0 else z.mul_(scale)
@@ -259,18 +266,19 @@ class _Head:
         """Writes the gradient of hidden from the logits' [n, V]."""
         if self.d_hidden is None:
             return
-        if self.direct:
+        if self.by_blocks:
+            made = torch.zeros((last - first, self.hidden.shape[1]), dtype=self.number, device=self.device)
+            for begin, end in self._blocks(self.plan.vocab):
+                self._add_product(made, d[:, begin:end], self.block(begin, end))
+        elif self.direct:
             made = wide_product(d, self.weight)
-            made = made if self.factor is None else made.mul_(self.factor)
-        elif not self.cast:
+        else:
             if self.tokens.index is None and self.d_hidden.dtype == self.number:
                 torch.mm(d, self.weight, out=self.d_hidden[first:last])
                 return
             made = torch.mm(d, self.weight)
-        else:
-            made = d.new_zeros(last - first, self.hidden.shape[1])
-            for begin, end in self._blocks(self.plan.vocab):
-                made.addmm_(d[:, begin:end], self.block(begin, end))
+        if self.factor is not None:
+            made.mul_(self.factor)
         self.tokens.put(self.d_hidden, first, last, made)
 
     def _weight_of_chunk(self, d: Tensor, x: Tensor, single: bool) -> None:
@@ -545,7 +553,7 @@ def run(name: str, options, shard, inputs: dict[str, Any], *groups_of_tensors: d
     _check(options, shard, inputs["hidden"])
     if device.type in ("cpu", "cuda"):  # PyTorch would access memory that was freed, as FSDP does
         for name_of, t in itertools.chain(*(group.items() for group in (inputs, *groups_of_tensors))):
-            if t is not None:
+            if t is not None and not isinstance(t, QuantizedWeight):
                 _memory.address("target" if name_of == "targets" else name_of, t)
     casts = autocast_dtype(device.type) is not None
     autocast = torch.autocast(device.type, enabled=False) if casts else contextlib.nullcontext()

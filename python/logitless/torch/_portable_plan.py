@@ -8,6 +8,7 @@ _LEAST_LIMIT = 16 << 20  # bytes that a call may take without a budget, if a qua
 _CPU_TILE = 128 << 20  # bytes of logits in memory at a time, beyond which a CPU gains nothing
 _CPU_ROWS = 4 << 20  # bytes of logits that a CPU passes over several times, within its caches
 _WIDE_BLOCK = 16 << 20  # bytes of a block of weight, or of its gradient, in fp32
+_DEQUANTIZED = 3  # more blocks that it takes to dequantise one: in fp32, its copy in the dtype of hidden, and temporaries
 _LEAST_TOKENS, _LEAST_VOCAB = 16, 64  # of a tile of logits
 _FEW_TOKENS = 32  # a GEMM of fewer takes longer than a second one
 
@@ -29,6 +30,7 @@ class Sizes(NamedTuple):
     sum_weight: bool = False
     cpu: bool = True
     sharded: bool = False  # ranks exchange statistics of all tokens between forward and backward
+    quantized: bool = False  # blocks of weight are dequantised
 
 
 class Plan(NamedTuple):
@@ -63,7 +65,7 @@ def _stored(s: Sizes, tokens: int, limit: int) -> Plan:
     """Returns the plan that keeps the logits of so many tokens."""
     block = max(1, min(s.vocab, min(_WIDE_BLOCK, max(limit // 8, 1)) // max(1, s.dim * s.number)))
     sums = s.vocab * s.dim * s.number if s.sum_weight and tokens < s.tokens else 0
-    blocks = block * s.dim * s.number if s.cast or s.direct else 0
+    blocks = block * s.dim * s.number * ((s.cast or s.direct) + _DEQUANTIZED * s.quantized)
     taken = _fixed(s) + _tile(s, tokens, s.vocab) + sums + blocks
     return Plan(True, True, tokens, block, _rows(s, tokens, s.vocab), taken)
 
@@ -71,7 +73,7 @@ def _stored(s: Sizes, tokens: int, limit: int) -> Plan:
 def _recomputed(s: Sizes, tokens: int, vocab: int, together: bool) -> Plan:
     """Returns the plan that recomputes logits in tiles [tokens, vocab]."""
     wide = vocab * s.dim * s.number
-    blocks = wide * (s.cast + s.weight * (s.sum_weight or s.direct))
+    blocks = wide * (s.cast + _DEQUANTIZED * s.quantized + s.weight * (s.sum_weight or s.direct))
     sums = s.tokens * s.dim * s.number if together and s.sum_hidden else 0
     taken = _fixed(s) + _tile(s, tokens, vocab) + blocks + sums
     return Plan(False, together, tokens, vocab, _rows(s, tokens, vocab), taken)

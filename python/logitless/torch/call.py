@@ -14,6 +14,7 @@ from . import _engine, _memory, _positions, autograd, data_parallel, dtensor, sa
 from ._arguments import POSITIONS, Arguments, loss_options
 from ._backend import is_native
 from ._precision import autocast_dtype, follows_torch
+from .quantized import QuantizedWeight
 from .ranks import ALL, VocabShard
 from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form
 
@@ -268,7 +269,7 @@ def way_of(*tensors: Optional[Tensor]) -> str:
     if torch.compiler.is_compiling():
         return OPERATOR
     for t in tensors:
-        if t is not None and type(t) not in _PLAIN:
+        if t is not None and type(t) not in (*_PLAIN, QuantizedWeight):
             return OPERATOR
     return EAGER
 
@@ -381,6 +382,8 @@ def log_probs(a: Arguments, options: LossOptions, asked: Asked, spread: dtensor.
         asked.entropy, way=way_of(*inputs),
     )
     reason = "" if asked.keep is False or not form.needs else saved_head.why_not(hidden, form)
+    if isinstance(weight, QuantizedWeight):
+        reason = reason or "expected None or False beside a quantised weight"
     if asked.keep and form.needs and (reason or form.way != EAGER):
         raise ValueError(f"keep: {reason or 'expected an eager call of plain tensors, got one that is traced'}")
     if asked.keep is not False and form.needs and form.way == EAGER and not reason:

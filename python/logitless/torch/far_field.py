@@ -16,7 +16,7 @@ from .. import _far_field
 from .. import _library as c
 from .._far_field import Report, Statistics
 from .._options import LossOptions, either_name, struct_of
-from . import _engine, autograd, groups, ranks, run
+from . import _engine, autograd, groups, quantized, ranks, run
 from ._arguments import DEFAULTS, Arguments, bind
 from .call import Call, compute_dtype, check_tensors, checked_call, needs_of, way_of
 from .dtensor import Spread, local_arguments, spread_of
@@ -367,6 +367,8 @@ class FarFieldHead(nn.Module):
         hidden, weight, bias = a.hidden, a.weight, a.bias
         if vocab_shard.columns >= 0:
             raise NotImplementedError("sharding.weight: 'columns' have no far field; expected 'rows'")
+        if quantized.of(weight, hidden.dtype) is not None:
+            raise NotImplementedError("weight: a quantised head has no far field; expected floats")
         if weight.dim() != 2:
             raise NotImplementedError(f"weight: expected [V, D], got {list(weight.shape)}")
         if hidden.dtype == torch.float64:

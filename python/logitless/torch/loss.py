@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._losses import selected as shared
 from .._options import DEFAULT, either_name, term_docs, unexpected
-from . import _engine, _memory, autograd, call
+from . import _engine, _memory, autograd, call, quantized
 from ._arguments import DEFAULTS, bind, loss_options, named, signature_text
 from .call import Asked
 from .dtensor import replicated, spread_of
@@ -35,7 +35,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         weight: [V, D], the dtype of hidden; under autocast both are cast. For hidden [N, D] it may be [V, d_1, ...,
             d_K, D]: a head for each position d, with target [N, d_1, ..., d_K] (or probabilities [N, V, d_1, ..., d_K])
             and bias [V, d_1, ..., d_K]. Any strides are accepted. A GPU copies hidden and weight if their rows are not
-            contiguous or not aligned to 16 bytes.
+            contiguous or not aligned to 16 bytes. A frozen one may be quantised: a ``QuantizedWeight``, or a weight of
+            torchao or bitsandbytes, of which a block is dequantised at a time.
         target: [...] int32 or int64; or, with ``target_weight``, [..., K]: K weighted token ids per token; or class
             probabilities [..., V], float, for V up to 65536.
         bias: [V].
@@ -96,7 +97,7 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     key = call.key_of(args, kwargs)
     if key is not None and (seen := _engine.find(key)) is not None:
         return autograd.repeat(seen, *args)
-    arguments = bind(args, kwargs)
+    arguments = quantized.taken(bind(args, kwargs))
     if arguments.temperature is not None:
         from . import tempered
 
@@ -166,6 +167,7 @@ def linear_logprobs(
         raise TypeError(f"keep: expected True, False or None, got {keep!r}")
     if keep is None and softcap is not None:
         keep = False  # a gradient of the entropy would recompute everything beside the saved memory
+    weight = quantized.taken(named(hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding)).weight
     ids = target if selected_ids is None else _ids_of(hidden, weight, target, selected_ids, ignore_index, sharding)
     found = token_log_probs(
         hidden, weight, ids, bias, Asked(bool(return_argmax), keep=keep), sharding, ignore_index=ignore_index,
@@ -208,7 +210,9 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes ``linear_logprobs`` with the outputs asked for: (log_prob, entropy, lse, argmax); the others are empty.
     """
-    arguments = named(hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding, **options)
+    arguments = quantized.taken(
+        named(hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding, **options)
+    )
     if arguments.temperature is not None:
         from . import tempered
 

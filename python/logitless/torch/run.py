@@ -11,6 +11,7 @@ from torch import Tensor
 from .._options import HeadOptions, LossOptions
 from . import _engine
 from ._backend import is_native
+from .quantized import QuantizedWeight
 from .ranks import ALL, VocabShard
 
 HIDDEN, WEIGHT, BIAS = 1, 2, 4  # bits of `needs`
@@ -67,6 +68,8 @@ def rows_are_aligned(tensor: Tensor) -> bool:
 
 def _operand(tensor: Tensor, compute: Optional[torch.dtype]) -> Tensor:
     """Returns hidden or weight in the dtype of computation, and on a GPU with aligned rows."""
+    if isinstance(tensor, QuantizedWeight):
+        return tensor  # its blocks get the dtype
     tensor = tensor.resolve_neg()
     if compute is not None and tensor.dtype != compute:
         tensor = tensor.to(compute)

@@ -13,10 +13,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .._precision import autocast_dtype
 from ..dtensor import _is_dtensor, whole
+from ..quantized import QuantizedWeight
 from ._flat import FlatShards, lasting
 from ._parallel import split_logits
 
 
+_PLAIN = (Tensor, nn.Parameter)
 _TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("PROXY", "FAKE", "FUNCTIONAL"))
 
 
@@ -70,7 +72,7 @@ class HeadCall:
         self.check()
         found = []
         for name, t in self._tensors().items():
-            if t is not None and not _is_dtensor(t) and t.numel() > 0 and t.untyped_storage().nbytes() == 0:
+            if type(t) in _PLAIN and t.numel() > 0 and t.untyped_storage().nbytes() == 0:
                 t = self._gathered(name, t)
             found.append(t)
         return tuple(found)
@@ -114,6 +116,9 @@ class HeadCall:
     def linear(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Computes the logits as PyTorch does at the call: under autocast in its dtype."""
         with torch.autocast(hidden.device.type, enabled=False):
+            if isinstance(weight, QuantizedWeight):
+                hidden, bias = (None if t is None else t.to(self.dtype) for t in (hidden, bias))
+                return weight.linear(hidden, bias)
             if self._compute is not None:
                 hidden, weight = hidden.to(self._compute), weight.to(self._compute)
                 bias = None if bias is None else bias.to(self._compute)
@@ -147,7 +152,6 @@ def refusal(hidden, weight, bias) -> Optional[str]:
     """Returns None if logits of these tensors can be lazy. That needs a device and dtype of the losses, and plain
     tensors or DTensor weights beside plain hidden states. Otherwise it returns the reason, empty if real logits are
     expected anyway."""
-    plain = (Tensor, nn.Parameter)
     spread = _is_dtensor(weight)
     # Under a transform of torch.func or a tracer, results have another class.
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -160,7 +164,9 @@ def refusal(hidden, weight, bias) -> Optional[str]:
         t is not None and forward_ad.unpack_dual(t).tangent is not None for t in (hidden, weight, bias)
     ):
         return "under forward-mode differentiation"
-    if type(hidden) not in plain or not all(t is None or type(t) in plain or (spread and _is_dtensor(t)) for t in (weight, bias)):
+    if type(hidden) not in _PLAIN or not all(
+        t is None or type(t) in (*_PLAIN, QuantizedWeight) or (spread and _is_dtensor(t)) for t in (weight, bias)
+    ):
         return f"of hidden states {type(hidden).__name__} and a weight {type(weight).__name__}"
     kind = hidden.device.type
     if kind == "meta" or any(t is not None and t.device != hidden.device for t in (weight, bias)):

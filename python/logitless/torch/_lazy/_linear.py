@@ -8,6 +8,7 @@ import types
 import torch
 from torch import Tensor, nn
 
+from .. import quantized
 from ..dtensor import _is_dtensor, local
 from ..far_field import FarFieldHead
 from . import _warnings
@@ -69,6 +70,7 @@ class LazyLinear(nn.Linear):
     """A linear head whose logits are lazy: an ``nn.Linear`` whose class is changed, and can be changed back."""
 
     _plain = nn.Linear  # the eager class
+    _own = False  # whether its forward is its own, for a quantised weight
 
     def __call__(self, *args, **kwargs):
         # Reading self.weight would recompute a parametrization, and a spectral norm would iterate.
@@ -94,10 +96,20 @@ class LazyLinear(nn.Linear):
             # FSDP's MixedPrecisionPolicy casts only the parameters that it gathers.
             weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
         if torch.compiler.is_compiling():
+            if self._own:
+                return _plain_class(type(self)).forward(self, input)
             if torch.compiler.is_dynamo_compiling() and not _is_exporting() and not _is_dtensor(weight):
                 return traced_logits(input, weight, bias, self._far())
             return _linear(input, weight, bias)
         self.__dict__["_lazy_called"] = True
+        held = None if weight.requires_grad else quantized.of(weight, input.dtype, self)
+        if held is None and self._own:
+            made = _plain_class(type(self)).forward(self, input)
+            _warnings.warn_made(made, why="of a weight that cannot be dequantised by blocks")
+            return made
+        if held is not None and not torch.is_autocast_enabled(input.device.type) and bias is not None:
+            bias = bias.to(input.dtype)
+        weight = weight if held is None else held
         return lazy_linear(input, weight, bias, module=self, shards=_thread.shards, far=self._far(), same=same)
 
     def _far(self):
@@ -116,13 +128,14 @@ def _empty(plain: type) -> LazyLinear:
 
 
 def lazy_class(of: type) -> type | None:
-    """Returns the lazy class for a head's class, or None for one with its own forward, such as quantised weights."""
+    """Returns the lazy class for a head's class, or None for one with its own forward, except those of bitsandbytes."""
     if of is nn.Linear:
         return LazyLinear
-    if not issubclass(of, nn.Linear) or of.forward is not nn.Linear.forward:
+    own = issubclass(of, nn.Linear) and of.forward is not nn.Linear.forward
+    if not issubclass(of, nn.Linear) or (own and not quantized.has_own_layer(of)):
         return None
     made = next((c for c in of.__subclasses__() if c.__dict__.get("_plain") is of), None)
-    return made or type(f"Lazy{of.__name__}", (LazyLinear, of), {"__module__": of.__module__, "_plain": of})
+    return made or type(f"Lazy{of.__name__}", (LazyLinear, of), {"__module__": of.__module__, "_plain": of, "_own": own})
 
 
 def _plain_class(of: type) -> type:
@@ -163,7 +176,7 @@ def _bind(layer: nn.Module) -> None:
     """Rebinds forwards that Accelerate's hooks have stored to the layer's class."""
     for name in ("forward", "_old_forward"):
         kept = layer.__dict__.get(name)
-        if isinstance(kept, types.MethodType) and kept.__func__ in (LazyLinear.forward, nn.Linear.forward):
+        if isinstance(kept, types.MethodType) and kept.__func__ in (LazyLinear.forward, _plain_class(type(layer)).forward):
             layer.__dict__[name] = types.MethodType(type(layer).forward, layer)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .. import quantized
 from ..far_field import FarFieldHead
 from . import _warnings
 from ._linear import LazyLinear, head_of, is_lazy, lazy_class, lazy_linear, linears_in, linears_of, make_lazy, make_plain
@@ -148,7 +149,10 @@ def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -
         are evaluation and losses without gradients. Its state is not in the model's state dict: save
         ``head.far_field.state_dict()`` too.
 
-    Raises TypeError if the head has no ``nn.Linear`` with its standard forward, for example if it is quantised. Raises
+    A frozen quantised head (torchao's weights in an ``nn.Linear``, the layers of bitsandbytes) is dequantised a block of
+    the vocabulary at a time. Its hidden states are not quantised.
+
+    Raises TypeError if the head has no ``nn.Linear`` with its standard forward, nor a layer of bitsandbytes. Raises
     ValueError if the model has no head. Warns with LazyHeadWarning if the first forward, or the first optimizer step of
     its parameters, happens without a call of the head.
     """
@@ -160,6 +164,8 @@ def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -
         far_field = FarFieldHead(far_field)
     if far_field is not None and not isinstance(far_field, FarFieldHead):
         raise TypeError(f"far_field: expected an error in (0, 1), a FarFieldHead or None, got {far_field!r}")
+    if far_field is not None and any(quantized.of(m.weight, torch.float32, m) is not None for m in linears):
+        raise NotImplementedError("far_field: a quantised head has none; expected None")
     known = all(is_lazy(m) for m in linears)
     for m in linears:
         make_lazy(m, far_field)
