@@ -141,6 +141,7 @@ class _Head:
         )
         self.sum_hidden = self.sum_weight = None
         self._buffer: Optional[Tensor] = None
+        self._dequantized: Optional[tuple[Tensor, Tensor]] = None  # a block of a quantised weight, and rounded
 
     def _is_summed_apart(self, gradient: Tensor) -> bool:
         return self.direct or gradient.dtype != self.number
@@ -163,8 +164,19 @@ class _Head:
 
     def block(self, first: int, last: int) -> Tensor:
         """Returns rows of weight as an operand of products."""
-        w = self.weight.rows(first, last, self.hidden.dtype) if self.quantized else self.weight[first:last]
-        return w.to(self.number) if self.cast else w
+        if not self.quantized:
+            w = self.weight[first:last]
+            return w.to(self.number) if self.cast else w
+        if self._dequantized is None:  # new memory for each block would cost a CPU as much as the products
+            shape = min(self.plan.vocab, self.weight.shape[0]), self.weight.shape[1]
+            dtypes = self.number, self.hidden.dtype
+            self._dequantized = tuple(torch.empty(shape, dtype=dtype, device=self.device) for dtype in dtypes)
+        wide, rounded = self._dequantized
+        w = self.weight.rows(first, last, self.number, wide)
+        if self.hidden.dtype == self.number:
+            return w
+        rounded = rounded[: last - first].copy_(w)
+        return rounded if self.direct else wide[: last - first].copy_(rounded)
 
     def _memory(self, rows: int, columns: int) -> Tensor:
         """Returns memory for logits, which the calls of one head share."""

@@ -19,7 +19,7 @@ _DATA = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SCALES = (*_FLOATS, getattr(torch, "float8_e8m0fnu", torch.float32))
 
-Rows = Callable[[int, int, torch.dtype], Tensor]
+Rows = Callable[..., Tensor]  # (first, last, dtype, memory=None), see QuantizedWeight.rows
 
 
 class QuantizedWeight(Tensor):
@@ -38,7 +38,7 @@ class QuantizedWeight(Tensor):
     Raises ValueError or TypeError for other shapes and dtypes.
     """
 
-    _rows: Rows  # rows first to last in a dtype
+    _rows: Rows
 
     @staticmethod
     def __new__(cls, data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16):
@@ -56,9 +56,10 @@ class QuantizedWeight(Tensor):
             raise ValueError(f"scale: expected it on {data.device}, where data is, got {scale.device}")
         data, given = data.detach(), given.detach()
 
-        def rows(first: int, last: int, wanted: torch.dtype) -> Tensor:
+        def rows(first: int, last: int, wanted: torch.dtype, memory: Optional[Tensor] = None) -> Tensor:
             number = torch.float64 if wanted == torch.float64 else torch.float32
-            made = data[first:last].to(number)
+            part = data[first:last]
+            made = part.to(number) if memory is None else memory[: last - first].copy_(part)
             made.view(last - first, given.shape[1], -1).mul_(given[first:last].to(number)[:, :, None])
             return made.to(wanted)
 
@@ -82,12 +83,13 @@ class QuantizedWeight(Tensor):
     def _part(self, first: int, last: int, dtype: Optional[torch.dtype] = None) -> QuantizedWeight:
         """Returns the weight of some rows, for hidden states of a dtype."""
         rows = self._rows
-        part = rows if not first else lambda begin, end, wanted: rows(first + begin, first + end, wanted)
+        part = rows if not first else lambda begin, end, *more: rows(first + begin, first + end, *more)
         return _made(part, (last - first, self.shape[1]), dtype or self.dtype, self.device)
 
-    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
-        """Returns rows first to last as a plain tensor."""
-        return self._rows(first, last, dtype)
+    def rows(self, first: int, last: int, dtype: torch.dtype, memory: Optional[Tensor] = None) -> Tensor:
+        """Returns rows first to last as a plain tensor. memory: of as many rows or more, in fp32 (float64 for float64),
+        which may be written, and returned."""
+        return self._rows(first, last, dtype, memory)
 
     def dequantize(self, dtype: Optional[torch.dtype] = None) -> Tensor:
         """Returns the whole weight as a plain tensor."""
@@ -122,7 +124,7 @@ def _of_bits(weight: Tensor) -> Optional[tuple[Rows, tuple]]:
         scale = functional.dequantize_blockwise(scale, state.state2) + state.offset
     packed = weight.detach().as_subclass(Tensor).reshape(-1).view(torch.uint8)
 
-    def rows(first: int, last: int, wanted: torch.dtype) -> Tensor:
+    def rows(first: int, last: int, wanted: torch.dtype, _memory: Optional[Tensor] = None) -> Tensor:
         begin, end = first * dim // size, -(-last * dim // size)  # whole blocks
         least, most = begin * size, min(end * size, vocab * dim)
         part = type(state)(
@@ -151,7 +153,7 @@ def _found(weight: Tensor, module: Optional[nn.Module]) -> Optional[tuple[Rows, 
         return None
     if module is not None and getattr(weight, "act_quant_kwargs", None) is not None:
         return None  # a layer that quantises hidden states too
-    return lambda first, last, wanted: weight[first:last].dequantize().to(wanted), weight.shape
+    return lambda first, last, wanted, _memory=None: weight[first:last].dequantize().to(wanted), weight.shape
 
 
 def of(weight: Any, dtype: torch.dtype, module: Optional[nn.Module] = None) -> Optional[QuantizedWeight]:
