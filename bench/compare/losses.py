@@ -23,9 +23,9 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/python/torch"))
 
-from losses_battery.step import peak_of  # noqa: E402
 
 from logitless._library import parse_bytes  # noqa: E402
+from logitless.torch._peak import peak_of  # noqa: E402
 from logitless.torch import losses  # noqa: E402
 
 

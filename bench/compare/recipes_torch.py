@@ -22,9 +22,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/python/torch"))
 
-from losses_battery.step import peak_of  # noqa: E402
 from recipes import models  # noqa: E402
 
+from logitless.torch._peak import peak_of  # noqa: E402
 from logitless.torch import lazy_head  # noqa: E402
 
 
