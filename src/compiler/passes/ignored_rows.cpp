@@ -1,6 +1,7 @@
 #include "compiler/passes/ignored_rows.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -93,8 +94,12 @@ class RowMasks {
   const FoundHead& f_;
   const HeadGradients& to_;
   const std::int64_t rows_;
-  std::set<int> replaced_;     // nodes that the operation replaces, which read lse as well
-  std::vector<int> products_;  // of the condition that was tried last
+  std::set<int> replaced_;  // nodes that the operation replaces, which read lse as well
+  // These belong to the condition that is tried: products with its weight, nodes that unread() has
+  // visited, and whether values are 0.
+  std::vector<int> products_;
+  std::set<int> visited_;
+  std::map<Value, bool> zero_;
 
   void find_replaced() {
     std::vector<int> work;
@@ -162,6 +167,8 @@ class RowMasks {
 
   bool masks(const Condition& c) {
     products_.clear();
+    visited_.clear();
+    zero_.clear();
     return zero_without(to_.d_lse, c) && zero_without(to_.d_pick, c) &&
            unread(f_.lse, c, kMostSteps) && unread(f_.pick, c, kMostSteps);
   }
@@ -172,13 +179,17 @@ class RowMasks {
   }
 
   // Returns whether a gradient is 0 in the rows that do not count.
-  bool zero_without(const Cotangent& cotangent, const Condition& c) const {
+  bool zero_without(const Cotangent& cotangent, const Condition& c) {
     if (!cotangent.value.valid() || is_zero(cotangent.value)) return true;
     return is_identity(cotangent.dims) && elements_of(g_.type(cotangent.value)) == rows_ &&
            zero_without(cotangent.value, c, kMostSteps);
   }
-  bool zero_without(Value v, const Condition& c, int steps) const {
+  bool zero_without(Value v, const Condition& c, int steps) {
     v = plain(v);
+    if (const auto known = zero_.find(v); known != zero_.end()) return known->second;
+    return zero_[v] = found_zero(v, c, steps);
+  }
+  bool found_zero(Value v, const Condition& c, int steps) {
     const Node& n = g_.node(v);
     if (is_zero(v) || is_weight(v, c)) return true;
     if (steps == 0 || n.op != Op::map) return false;
@@ -203,7 +214,8 @@ class RowMasks {
 
   // Returns whether nothing reads the rows of this value that do not count.
   bool unread(int id, const Condition& c, int steps) {
-    if (id < 0) return true;
+    // A visit that failed has ended the whole search.
+    if (id < 0 || !visited_.insert(id).second) return true;
     for (const Output& o : g_.outputs()) {
       if (o.value.node == id) return false;
     }

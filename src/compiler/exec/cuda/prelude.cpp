@@ -118,10 +118,10 @@ __device__ inline R sign_of(R a) {
   return a > R(0) ? R(1) : a < R(0) ? R(-1) : a;
 }
 
-// Returns x / by, where r is the reciprocal of `by`, rounded.
+// Returns x / by, where r is the reciprocal of `by`, rounded. Zeros keep their sign.
 __device__ inline float divided(float x, float by, float r) {
   const float q = x * r, rest = fmaf(-q, by, x);
-  return fabsf(rest) < infinity() ? fmaf(rest, r, q) : q;
+  return rest != 0.0f && fabsf(rest) < infinity() ? fmaf(rest, r, q) : q;
 }
 
 __device__ inline float exponential(float x) { return expf(x); }
