@@ -47,7 +47,6 @@ SNIPPETS = {
         "#include <cmath>\n#include <cstdint>\n#include <vector>\n", TENSORS, EXPECT_LOG_V),
     ("docs/use/cpp.md", "FarFieldHead head(context, {.error = 0.01});"): (HEADERS, TENSORS + CALL, "if (stats.tokens != 6) return 1;\n"
                                                                    + EXPECT_LOG_V),
-    ("docs/use/cpp.md", "#include <stdint.h>"): ("", "", "return status == LOGITLESS_OK && loss > 0.639f && loss < 0.6395f ? 0 : 1;"),
     ("docs/use/cpp.md", "#include <iostream>"): ("", "", "return program.arena_bytes() < program.unchunked_arena_bytes() ? 0 : 1;"),
     ("docs/explain/compiler.md", "CompiledProgram program = compile(graph,"): (
         HEADERS,
@@ -166,9 +165,6 @@ SNIPPETS = {
 """, "return status == LOGITLESS_OK && bytes > 0 && fabsf(loss - logf(5.0f)) < 1e-5f ? 0 : 1;"),
 }
 
-# Snippets that a C compiler accepts.
-IN_C = {("docs/use/cpp.md", "#include <stdint.h>"), ("docs/use/far_field.md", "logitless_far_field_options wanted;")}
-
 # One field of each struct by its name, and sizes of any type: none may cause a warning.
 FIELDS = """
   std::size_t n = 4;
@@ -186,7 +182,7 @@ FIELDS = """
 FIELDS_BEFORE = HEADERS + "using namespace logitless;\ntemplate <typename... T>\nvoid use(const T&...) {}\n"
 
 CMAKE = """cmake_minimum_required(VERSION 3.25)
-project(snippets LANGUAGES CXX)
+project(snippets LANGUAGES C CXX)
 find_package(logitless 0.1 REQUIRED)
 foreach(source IN LISTS SOURCES)
   cmake_path(GET source STEM name)
@@ -209,10 +205,10 @@ def run(*command, **options):
 
 
 def snippets_of(path):
-    """Yields (number of the line after the fence, text) of each C or C++ snippet."""
+    """Yields (number of the line after the fence, suffix of its file, text) of each C or C++ snippet."""
     text = path.read_text(encoding="utf-8")
-    for found in re.finditer(r"^[ \t]*```(?:c|cpp|c\+\+|cc|cxx)[ \t]*\n(.*?)^[ \t]*```", text, re.M | re.S | re.I):
-        yield text.count("\n", 0, found.start(1)) + 1, found.group(1)
+    for found in re.finditer(r"^[ \t]*```(c|cpp|c\+\+|cc|cxx)[ \t]*\n(.*?)^[ \t]*```", text, re.M | re.S | re.I):
+        yield text.count("\n", 0, found.start(2)) + 1, ".c" if found.group(1).lower() == "c" else ".cpp", found.group(2)
 
 
 def unit(document, line, text, before, setup, after):
@@ -231,9 +227,9 @@ def main(source, work, cmake, cxx):
     units, whole, left = [], [], dict(SNIPPETS)
     for path in documents:
         document = path.relative_to(source).as_posix()
-        for line, text in snippets_of(path):
+        for line, suffix, text in snippets_of(path):
             if "int main(" in text:
-                file = folder / f"{path.stem}_{line}.cpp"
+                file = folder / f"{path.stem}_{line}{suffix}"
                 file.write_text(text, encoding="utf-8")
                 whole.append((document, file))
                 continue
@@ -241,8 +237,9 @@ def main(source, work, cmake, cxx):
             if not keys:
                 fail(f"{document}:{line}: no entry in SNIPPETS says what stands before this snippet:\n{text}")
             name = f"{path.stem}_{line}".lower()
-            unit_file = folder / (f"{name}.c" if keys[0] in IN_C else f"{name}.cpp")
-            unit_file.write_text(unit(document, line, text, *left.pop(keys[0])), encoding="utf-8")
+            context = left.pop(keys[0])
+            unit_file = folder / f"{name}{'.cpp' if 'logitless::' in context[1] else suffix}"
+            unit_file.write_text(unit(document, line, text, *context), encoding="utf-8")
             units.append((document, unit_file))
     fields = folder / "fields.cpp"
     fields.write_text(unit("tests/install/snippets_test.py", 1, "", FIELDS_BEFORE, FIELDS, ""), encoding="utf-8")
@@ -258,7 +255,11 @@ def main(source, work, cmake, cxx):
     for document, file in units + whole:
         program = file.with_suffix("")
         run(cxx, *WARNINGS, *LANGUAGES[file.suffix], file, "-x", "none", *flags, "-o", program)
-        run(program, env=environment)
+        printed = run(program, env=environment)
+        # A comment "// prints X" at a line's end or "/* prints X */" says what a run prints.
+        for said in re.findall(r"/[/*] prints (.*?)(?: \*/)?$", file.read_text(encoding="utf-8"), re.M):
+            if said not in printed:
+                fail(f"{document}: {file.name} says that it prints {said!r}, and printed {printed!r}")
         print(f"{document}: {file.name} compiled, linked and run by pkg-config")
 
     project = folder / "project"

@@ -102,7 +102,8 @@ class LazyLinear(nn.Linear):
                 return traced_logits(input, weight, bias, self._far())
             return _linear(input, weight, bias)
         self.__dict__["_lazy_called"] = True
-        held = None if weight.requires_grad else quantized.of(weight, input.dtype, self)
+        frozen = isinstance(weight, Tensor) and not weight.requires_grad  # torch.fx passes a proxy
+        held = quantized.of(weight, input.dtype, self) if frozen else None
         if held is None and self._own:
             made = _plain_class(type(self)).forward(self, input)
             _warnings.warn_made(made, why="of a weight that cannot be dequantised by blocks")
