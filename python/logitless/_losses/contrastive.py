@@ -55,6 +55,11 @@ def _over_norm(xp, x):
     return xp.at_least((exact * exact).sum(-1), _LEAST_NORM**2)[:, None] ** -0.5
 
 
+def over_norms(xp, x):
+    """Returns [rows]: 1 / the norms of rows."""
+    return _over_norm(xp, x).reshape(-1)
+
+
 def _scaled(xp, x, normalize: bool, factor):
     """Returns rows, divided by their norms and times a factor, rounded once to their dtype."""
     if not normalize and factor is None:
@@ -141,11 +146,12 @@ class Form(NamedTuple):
 
 def program(xp, given: Mapping[str, Any], form: tuple):
     """Computes the loss by the plain formula, which autochunk chunks. given: hidden [N, D], weight [V, D], rows [N], the
-    factors of the rows' losses, and vocab_ids [N]."""
+    factors of the rows' losses, and vocab_ids [N]; and over_norms [V], ``over_norms`` of weight, if it is known."""
     f = Form(*form)
     hidden, weight, rows, vocab_ids = (given[name] for name in ("hidden", "weight", "rows", "vocab_ids"))
     hidden = xp.where(rows[:, None] != 0.0, hidden, 0.0)  # NaN at ignored rows must not spread
-    cosines = xp.product(hidden, weight) * _over_norm(xp, hidden) * _over_norm(xp, weight).reshape(1, -1)
+    of_vocab = given["over_norms"] if "over_norms" in given else over_norms(xp, weight)
+    cosines = xp.product(hidden, weight) * _over_norm(xp, hidden) * of_vocab.reshape(1, -1)
     own = vocab_ids[:, None] == xp.arange(cosines.shape[1], vocab_ids)[None]
     cosine = xp.where(own, cosines, 0.0).sum(-1)
     if f.angle:

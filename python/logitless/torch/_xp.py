@@ -21,6 +21,7 @@ from .._losses.options import Function, Head
 from . import _entries, _memory, _noise, dtensor
 from ._arguments import named
 from ._backend import backend
+from ._chunks import Operand
 from .call import check_head, compute_dtype, with_fixed_lse
 from .loss import Asked, linear_cross_entropy, token_log_probs
 
@@ -80,8 +81,10 @@ def without_gradients(function: Callable[..., Any], *arrays: Any) -> Any:
         return function(*arrays)
 
 
-def product(hidden: Tensor, weight: Tensor) -> Tensor:
+def product(hidden: Tensor, weight: Tensor | Operand) -> Tensor:
     """Returns hidden weight^T [N, V] in float32, or float64."""
+    if isinstance(weight, Operand):
+        return weight.product(hidden)
     z = linear(hidden, weight)
     return z if z.dtype == torch.float64 else z.float()
 

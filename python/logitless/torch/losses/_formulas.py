@@ -1,17 +1,20 @@
-"""Formulas of whole logits that autochunk chunks, by name, budget and executor."""
+"""Formulas of whole logits, by name, budget and executor: autochunk chunks them where the library's kernels serve, and
+``_chunks.py`` elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from ..._library import require
+from ..._library import parse_bytes, require
 from ..._losses.options import CHUNKED_CALLS, SLACK
+from .. import _chunks
+from .._backend import why_portable
+from .._chunks import FORMULAS
 
-FORMULAS: dict[str, Callable[..., Any]] = {}
 _MADE: dict[str, Any] = {}
 
 
@@ -31,5 +34,29 @@ def _key(what: str, memory_budget: int | str | None, executor: str) -> str:
     return key
 
 
-def chunked(what: str, memory_budget: int | str | None, executor: str):
-    return _MADE[_key(what, memory_budget, executor)]
+@torch.compiler.assume_constant_result
+def _bytes(memory_budget: int | str | None) -> int:
+    return parse_bytes(memory_budget)
+
+
+class chunked(NamedTuple):
+    """A formula that is computed chunk by chunk."""
+
+    what: str
+    memory_budget: int | str | None
+    executor: str
+
+    def _why_portable(self, given: dict[str, Tensor]) -> str:
+        first = given["hidden" if "hidden" in given else "teacher_hidden"]
+        dtype = torch.float32 if first.dtype == torch.float64 else first.dtype  # autochunk has float64
+        return why_portable(first.device.type, first.device.index, dtype)
+
+    def __call__(self, given: dict[str, Tensor], *form: Any):
+        if self._why_portable(given):
+            return _chunks.run(self.what, _bytes(self.memory_budget), given, *form)
+        return _MADE[_key(*self)](given, *form)
+
+    def explain(self, given: dict[str, Tensor], *form: Any) -> str:
+        if reason := self._why_portable(given):
+            return _chunks.explain(self.what, _bytes(self.memory_budget), reason, given, *form)
+        return _MADE[_key(*self)].explain(given, *form)

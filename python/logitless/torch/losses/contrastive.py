@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..._losses import contrastive as shared
 from .. import _xp as xp
-from ._formulas import FORMULAS, chunked
+from .._chunks import FORMULAS, OF_VOCAB
+from ._formulas import chunked
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,6 +28,7 @@ def _margin(given: dict[str, Tensor], form: tuple) -> Tensor:
 
 
 FORMULAS.update(margin=_margin)
+OF_VOCAB.update(margin=("over_norms", lambda rows: shared.over_norms(xp, rows)))
 
 
 @xp.takes({}, shared.info_nce_loss)

@@ -1,0 +1,376 @@
+"""Formulas of whole logits in PyTorch's own operations, a chunk of tokens at a time. They serve where autochunk cannot:
+without the library, and on devices that it has no kernels for.
+
+The gradients of a sum are computed with it, chunk by chunk, and those of tokens in the backward. Products are fp32, and so
+are the sums of d_weight (float64 for float64). The backward of float16 waits for its upstream gradient, with which the
+loss is scaled.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .._losses.chunks import GRADIENTS, ROWS, Plan, Sizes, described, is_sum, plan_of
+from ._autochunk.transforms import requires_grad
+from ._portable import has_wide_products, wide_product
+from ._precision import autocast_dtype
+from .autograd import Function, multiplied, refuse_second_derivatives, scaled, transformed
+
+FORMULAS: dict[str, Callable[..., Any]] = {}  # by name, of (given, *form)
+OF_VOCAB: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}  # a formula's argument [V], of rows of weight
+
+_BLOCK = 16 << 20  # bytes of a block of weight, or of its gradient, in fp32
+
+
+class Operand:
+    """A weight as an operand of ``_xp.product``. The gradients of chunks are added to ``total`` (None: not needed)."""
+
+    def __init__(self, weight: Tensor, total: Optional[Tensor] = None, of_hidden: bool = False):
+        """of_hidden: the gradient of hidden is needed."""
+        self.weight, self.total, self.of_hidden = weight, total, of_hidden
+        self.number = number_of(weight.dtype)
+        self.half = weight.dtype != self.number
+        self.direct = self.half and has_wide_products(weight.device.type, weight.dtype)
+
+    def product(self, hidden: Tensor) -> Tensor:
+        return _Product.apply(hidden, self)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        yield from _blocks(self.weight, self.number) if self.half else ((0, self.weight.shape[0]),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x weight^T in the dtype of sums."""
+        if self.direct:
+            return wide_product(x, self.weight.t())
+        x = x.to(self.number)
+        z = x.new_empty(x.shape[0], self.weight.shape[0])
+        for first, last in self.blocks():
+            torch.mm(x, self.weight[first:last].to(self.number).t(), out=z[:, first:last])
+        return z
+
+    def backward(self, x: Tensor, d: Tensor) -> Optional[Tensor]:
+        """Returns the gradient of hidden states from that of their products, and adds that of weight."""
+        made = torch.zeros_like(x, dtype=self.number) if self.of_hidden else None
+        if not self.direct:
+            x = x.to(self.number)
+            for first, last in self.blocks():
+                if made is not None:
+                    made.addmm_(d[:, first:last], self.weight[first:last].to(self.number))
+                if self.total is not None:
+                    self.total[first:last].addmm_(d[:, first:last].t(), x)
+            return made
+        unit = None
+        if d.dtype != torch.bfloat16 and self.weight.dtype == torch.float16:  # of size 1 in float16
+            largest = torch.where(d.isfinite(), d.abs(), 0).amax() if d.numel() else d.new_zeros(())
+            unit = torch.where(largest > 0, largest, 1.0)
+        d = (d if unit is None else d / unit).to(self.weight.dtype)
+        if made is not None:
+            made = wide_product(d, self.weight)
+            made = made if unit is None else made.mul_(unit)
+        if self.total is not None:
+            for first, last in self.blocks():
+                part = wide_product(d[:, first:last].t(), x)
+                self.total[first:last] += part if unit is None else part.mul_(unit)
+        return made
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden: Tensor, operand: Operand) -> Tensor:
+        ctx.operand = operand
+        ctx.save_for_backward(hidden)
+        return operand.forward(hidden)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, cotangent: Tensor):
+        made = ctx.operand.backward(ctx.saved_tensors[0], cotangent)
+        return None if made is None else made.to(ctx.operand.weight.dtype), None
+
+
+def number_of(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of logits and sums."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _blocks(weight: Tensor, number: torch.dtype) -> Iterator[tuple[int, int]]:
+    step = max(1, _BLOCK // max(1, weight.shape[1] * number.itemsize))
+    for first in range(0, weight.shape[0], step):
+        yield first, min(weight.shape[0], first + step)
+
+
+class _Call(NamedTuple):
+    """A formula with everything but its tensors."""
+
+    what: str
+    names: tuple[str, ...]  # of the tensors
+    form: tuple
+    budget: int
+    wanted: tuple[str, ...]  # the tensors whose gradients are needed
+
+    def sizes(self, given: dict[str, Tensor], tokens: int) -> Sizes:
+        prefix = "" if "weight" in given else "teacher_"
+        weight = given[prefix + "weight"]
+        number = number_of(weight.dtype)
+        heads = [given[name] for name in ("hidden", "teacher_hidden") if name in given]
+        fixed = 2 * _BLOCK if any(t.dtype != number for t in heads) else 0
+        fixed = min(fixed, 2 * weight.numel() * number.itemsize)
+        if "weight" in self.wanted and weight.dtype != number:
+            fixed += weight.numel() * number.itemsize
+        if self.what in OF_VOCAB:
+            fixed += 4 * min(_BLOCK, weight.numel() * number.itemsize)
+        return Sizes(
+            self.what, tokens, weight.shape[0], sum(t.shape[1] for t in heads), number.itemsize, bool(self.wanted), fixed
+        )
+
+    def plan(self, given: dict[str, Tensor], tokens: int) -> Plan:
+        return plan_of(self.sizes(given, tokens), self.budget)
+
+
+def _tokens(given: dict[str, Tensor]) -> tuple[int, Optional[Tensor]]:
+    """Returns the number of tokens that are computed, and their index if some are ignored. Only a CPU knows it without
+    waiting."""
+    first = given["hidden" if "hidden" in given else "teacher_hidden"]
+    factors = given.get("rows")
+    if factors is None or factors.device.type != "cpu":
+        return first.shape[0], None
+    index = factors.nonzero()[:, 0]  # NaN is a factor of a bad target
+    return (first.shape[0], None) if len(index) == first.shape[0] else (len(index), index)
+
+
+def _evaluate(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tensor] = None) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the outputs of a formula, and the gradients of call.wanted. upstream: the gradient of its first
+    output, [] or [N]; None: 1."""
+    given = {name: t.detach() for name, t in zip(call.names, tensors)}
+    count, index = _tokens(given)
+    plan = call.plan(given, count)
+    rows = {name for name, t in given.items() if name in ROWS and t.dim()}
+    every = given["hidden" if "hidden" in given else "teacher_hidden"]
+
+    def of_chunk(t: Tensor, first: int, last: int) -> Tensor:
+        return t[first:last] if index is None else t.index_select(0, index[first:last])
+
+    number = number_of(every.dtype)
+    total = d_hidden = None
+    leaves: dict[str, Tensor] = {}
+    if "weight" in call.wanted:
+        total = torch.zeros_like(given["weight"], dtype=number, memory_format=torch.contiguous_format)
+    if "hidden" in call.wanted:
+        d_hidden = torch.zeros_like(every, memory_format=torch.contiguous_format)
+    if "bias" in call.wanted:
+        given["bias"] = leaves["bias"] = given["bias"].to(number).requires_grad_()
+    of_vocab = OF_VOCAB.get(call.what)
+    if of_vocab is not None:
+        name, function = of_vocab
+        weight = given["weight"]
+        given[name] = torch.cat([function(weight[a:b].to(number)) for a, b in _blocks(weight, number)])
+        if total is not None:
+            leaves[name] = given[name].requires_grad_()
+    sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    heads = {"weight": (total, d_hidden is not None), "teacher_weight": (None, False)}
+    operands = {name: Operand(given[name], *head) for name, head in heads.items() if name in given}
+    found: list[list[Tensor]] = []
+    for first in range(0, max(count, 1), plan.tokens):
+        last = min(count, first + plan.tokens)
+        part = {name: of_chunk(t, first, last) if name in rows else t for name, t in given.items()} | operands
+        of = dict(leaves)
+        if call.wanted:
+            part["hidden"] = of["hidden"] = part["hidden"].detach().requires_grad_()
+        with _recorded() if call.wanted else contextlib.nullcontext():
+            made = FORMULAS[call.what](part, *call.form)
+            made = made if isinstance(made, tuple) else (made,)
+            if call.wanted:
+                d = of_chunk(upstream, first, last) if upstream is not None and upstream.dim() else upstream
+                gradients = dict(zip(of, torch.autograd.grad(made[0], list(of.values()), d, allow_unused=True)))
+        found.append([t.detach() for t in made])
+        if call.wanted:
+            if d_hidden is not None:
+                if index is None:
+                    d_hidden[first:last] = gradients["hidden"]
+                else:
+                    d_hidden.index_copy_(0, index[first:last], gradients["hidden"])
+            for name, sum_of in sums.items():
+                sum_of += gradients[name]
+            del gradients
+        del made, part, of
+    outputs = [_joined(list(parts), every.shape[0], index) for parts in zip(*found)]
+    if of_vocab is not None and total is not None:
+        for a, b in _blocks(given["weight"], number):
+            with _recorded():
+                w = given["weight"][a:b].to(number, copy=True).requires_grad_()
+                (d,) = torch.autograd.grad(of_vocab[1](w), w, sums[of_vocab[0]][a:b])
+            total[a:b] += d
+    of_input = {"hidden": d_hidden, "weight": total, "bias": sums.get("bias")}
+    like = dict(zip(call.names, tensors))
+    return outputs, [of_input[name].to(like[name].dtype) for name in call.wanted]
+
+
+@contextlib.contextmanager
+def _recorded() -> Iterator[None]:
+    """Records operations for autograd, also within an operator, which excludes it."""
+    with torch._C._PreserveDispatchKeyGuard(), torch.enable_grad():
+        for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
+            torch._C._dispatch_tls_set_dispatch_key_excluded(getattr(torch._C.DispatchKey, name), False)
+        yield
+
+
+def _joined(parts: list[Tensor], tokens: int, index: Optional[Tensor]) -> Tensor:
+    """Returns the sum of chunks' sums, or the results of all tokens. Those that were not computed are 0."""
+    if parts[0].dim() == 0:
+        return torch.stack(parts).sum()
+    made = torch.cat(parts)
+    if index is None:
+        return made
+    return made.new_zeros((tokens, *made.shape[1:])).index_copy_(0, index, made)
+
+
+def _run(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tensor] = None) -> list[Tensor]:
+    """Returns the outputs and the gradients, through an operator if something traces or transforms the call."""
+    if torch.compiler.is_compiling() or transformed() or any(type(t) not in _PLAIN for t in tensors):
+        return _operator(call, tensors, upstream, True)
+    kind = tensors[0].device.type
+    off = torch.autocast(kind, enabled=False) if autocast_dtype(kind) is not None else contextlib.nullcontext()
+    with torch.no_grad(), off:
+        outputs, gradients = _evaluate(call, tensors, upstream)
+    return [*outputs, *gradients]
+
+
+_PLAIN = torch.Tensor, torch.nn.Parameter, torch.nn.Buffer
+_SCHEMA = "(Tensor[] tensors, Tensor? upstream, str what, str names, str form, SymInt budget, str wanted, bool now) "
+_SCHEMA += "-> Tensor[]"
+
+
+def _operator(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tensor], now: bool) -> list[Tensor]:
+    """now: the results include the gradients; otherwise the operator's backward computes them."""
+    flat = call.what, ",".join(call.names), repr(call.form), call.budget, ",".join(call.wanted), now
+    return torch.ops.logitless.formula(list(tensors), upstream, *flat)
+
+
+def _call_of(what: str, names: str, form: str, budget: int, wanted: str, now: bool) -> _Call:
+    of = tuple(filter(None, wanted.split(","))) if now else ()
+    return _Call(what, tuple(names.split(",")), ast.literal_eval(form), budget, of)
+
+
+@torch.library.custom_op("logitless::formula", mutates_args=(), schema=_SCHEMA)
+def _formula(tensors, upstream, *flat):
+    return [t.clone() if any(t is other for other in tensors) else t for t in _run(_call_of(*flat), tuple(tensors), upstream)]
+
+
+@_formula.register_fake
+def _(tensors, upstream, *flat):
+    call = _call_of(*flat)
+    given = dict(zip(call.names, tensors))
+    with torch.no_grad():
+        made = FORMULAS[call.what](given, *call.form)
+    made = made if isinstance(made, tuple) else (made,)
+    return [*(t.new_empty(t.shape) for t in made), *(torch.empty_like(given[name]) for name in call.wanted)]
+
+
+def _save(ctx, inputs, output) -> None:
+    tensors, _, *flat, ctx.joint = inputs
+    ctx.call, ctx.tracing = _call_of(*flat, True), True
+    count = len(output) - len(ctx.call.wanted)
+    ctx.save_for_backward(*(output[count:] if ctx.joint else tensors))
+
+
+def _of_operator(ctx, cotangents) -> tuple:
+    return list(_Chunked.backward(ctx, *cotangents)[2:]), *(None,) * 7
+
+
+_formula.register_autograd(_of_operator, setup_context=_save)
+
+
+class _Chunked(Function):
+    """A formula. Its gradients are more results where they are computed with it."""
+
+    @staticmethod
+    def forward(call: _Call, joint: bool, *tensors):
+        return tuple(_run(call if joint else call._replace(wanted=()), tensors))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.call, ctx.joint, *tensors = inputs
+        ctx.tracing = torch.compiler.is_compiling() or transformed()
+        ctx.set_materialize_grads(False)
+        if ctx.joint and not ctx.tracing:
+            ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*(output[1:] if ctx.joint else tensors))
+
+    @staticmethod
+    def backward(ctx, cotangent, *others):
+        if not ctx.tracing:
+            refuse_second_derivatives()
+        call = ctx.call
+        if cotangent is None:
+            gradients = [None] * len(call.wanted)
+        elif not ctx.joint:
+            run = _Backward.apply if transformed() else _backward
+            gradients = run(call, cotangent, *ctx.saved_tensors)
+        elif ctx.tracing:
+            gradients = multiplied(ctx.saved_tensors, cotangent, [g.dtype for g in ctx.saved_tensors])
+        else:
+            gradients = scaled(ctx.saved_tensors, cotangent)
+        made = dict(zip(call.wanted, gradients))
+        return None, None, *(made.get(name) for name in call.names)
+
+
+def _backward(call: _Call, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(_run(call, tensors, cotangent)[1:])
+
+
+class _Backward(Function):
+    """The gradients in a backward under transforms of torch.func."""
+
+    forward = staticmethod(_backward)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+        ctx.count = len(inputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        Function.refuse(gradients)
+        return (None,) * ctx.count
+
+
+def _is_joint(call: _Call, given: dict[str, Tensor]) -> bool:
+    """Returns whether gradients are computed with the result."""
+    return bool(call.wanted) and is_sum(call.what, call.form) and given["hidden"].dtype != torch.float16
+
+
+def call_of(what: str, budget: int, given: dict[str, Tensor], form: tuple) -> _Call:
+    wanted = ()
+    if torch.is_grad_enabled():
+        needs = Tensor.requires_grad.__get__ if torch.compiler.is_compiling() else requires_grad
+        wanted = tuple(name for name in GRADIENTS if name in given and needs(given[name]))
+    return _Call(what, tuple(given), form, budget, wanted)
+
+
+def run(what: str, budget: int, given: dict[str, Tensor], *form: Any):
+    """Returns what the formula returns, with gradients by hidden, weight and bias."""
+    call = call_of(what, budget, given, form)
+    if call.wanted and torch.compiler.is_compiling():
+        made = _operator(call, tuple(given.values()), None, _is_joint(call, given))
+        made = made[: len(made) - len(call.wanted)] if _is_joint(call, given) else made
+    elif call.wanted or transformed():
+        made = _Chunked.apply(call, _is_joint(call, given), *given.values())
+        made = made[: len(made) - len(call.wanted)] if _is_joint(call, given) else made
+    else:
+        made = _run(call, tuple(given.values()))
+    return tuple(made) if len(made) > 1 else made[0]
+
+
+def explain(what: str, budget: int, reason: str, given: dict[str, Tensor], *form: Any) -> str:
+    """Describes the plan of a call."""
+    call = call_of(what, budget, given, form)
+    tokens = _tokens(given)[0]
+    when = "gradients with the loss" if _is_joint(call, given) else "gradients in the backward"
+    when = when if call.wanted else "no input needs a gradient"
+    return described(call.sizes(given, tokens), call.plan(given, tokens), "PyTorch", reason, when)
