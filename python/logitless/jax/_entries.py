@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -16,6 +19,24 @@ def summed(values: jax.Array, index: jax.Array, count: int) -> jax.Array:
 def largest(values: jax.Array, index: jax.Array, count: int) -> jax.Array:
     """Returns the largest value of each index, -inf without any."""
     return jax.ops.segment_max(values, index, count)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rows(x: jax.Array, index: jax.Array, dtype: Any) -> jax.Array:
+    """Returns x[index] in a dtype, in which a gradient is summed, and then rounded once."""
+    return jnp.take(x, index, axis=0).astype(dtype)
+
+
+def _rows_forward(x, index, dtype):
+    return rows(x, index, dtype), (index, jnp.empty((0, *x.shape), x.dtype))
+
+
+def _rows_backward(dtype, saved, cotangent):
+    index, like = saved
+    return jnp.zeros(like.shape[1:], dtype).at[index].add(cotangent).astype(like.dtype), None
+
+
+rows.defvjp(_rows_forward, _rows_backward)
 
 
 @jax.custom_vjp

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient, top_k
 from jax.nn import log_sigmoid, log_softmax, logsumexp, sigmoid
 from jax.numpy import (
-    broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isfinite, isneginf, log, maximum, minimum, nan,
-    sort, stack, take, tanh, where, zeros_like,
+    broadcast_to, clip, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isfinite, isneginf, log, log1p,
+    maximum, minimum, nan, sort, stack, take, tanh, where, zeros_like,
 )
 from jax.typing import ArrayLike
 
@@ -24,7 +24,7 @@ from . import _arguments
 from ._axes import axes_of, varying
 from ._noise import gumbel as gumbel
 from ._backend import backend
-from ._entries import dots as dots, largest as largest, summed as summed
+from ._entries import dots as dots, largest as largest, rows as rows, summed as summed
 from .head import linear_logprobs
 from .loss import linear_cross_entropy, prepare, token_losses
 
@@ -99,6 +99,17 @@ def cross_entropy(logits: jax.Array, vocab_ids: jax.Array) -> jax.Array:
 def columns(x: jax.Array) -> jax.Array:
     """Returns numbers of tokens [N] as [N, 1], and a scalar unchanged."""
     return x[:, None] if x.ndim else x
+
+
+def key(seed: Any, like: jax.Array | None = None, name: str = "seed") -> jax.Array:
+    """Returns the key of the noise: [2] int32."""
+    if seed is None:
+        raise TypeError(f"{name}: expected a key of jax.random, got None")
+    typed = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
+    parts = jnp.asarray(jax.random.key_data(seed) if typed else seed)
+    if parts.shape != (2,) or parts.dtype != jnp.uint32:
+        raise ValueError(f"{name}: expected a key of two uint32, got {parts.dtype.name}{list(parts.shape)}")
+    return jax.lax.bitcast_convert_type(parts, jnp.int32)  # programs have no unsigned numbers
 
 
 def argmax(x: jax.Array) -> jax.Array:
@@ -230,6 +241,13 @@ def tokens(
 
 def log_probs(hidden: Any, weight: Any, targets: Any, bias: Any, head: Head, save: bool = False) -> jax.Array:
     return linear_logprobs(hidden, weight, targets, bias, **head._asdict())[0]
+
+
+def log_probs_and_lse(
+    hidden: jax.Array, weight: jax.Array, targets: jax.Array, bias: jax.Array | None, head: Head
+) -> tuple[jax.Array, jax.Array]:
+    log_prob, _, lse = linear_logprobs(hidden, weight, targets, bias, **head._asdict())
+    return log_prob, lse
 
 
 def weighted_loss(

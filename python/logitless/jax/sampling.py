@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._losses import sampling as shared
@@ -53,11 +52,7 @@ def linear_sample(
     if not xp.is_number(temperature) or temperature != 0:
         if key is None:
             raise TypeError("key: expected a key of jax.random, unless temperature is 0; got None")
-        typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        parts = jnp.asarray(jax.random.key_data(key) if typed else key)
-        if parts.shape != (2,) or parts.dtype != jnp.uint32:
-            raise ValueError(f"key: expected a key of two uint32, got {parts.dtype.name}{list(parts.shape)}")
-        parts = jax.lax.bitcast_convert_type(parts, jnp.int32)  # programs have no unsigned numbers
+        parts = xp.key(key, name="key")
     return Sample(*shared.draw(
         xp, chunked, hidden, weight, bias, parts, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         logit_bias=logit_bias, counter=counter, softcap=softcap, logit_scale=logit_scale, memory_budget=memory_budget,

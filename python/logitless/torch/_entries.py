@@ -5,6 +5,8 @@ Sums over equal indices have one order, so results are the same bits in every ru
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 
@@ -19,19 +21,19 @@ def add_at(total: Tensor, index: Tensor, values: Tensor) -> Tensor:
 
 
 class Gathered(torch.autograd.Function):
-    """Returns x[index]; the gradient sums over equal indices."""
+    """Returns x[index] in a dtype; the gradient sums over equal indices in that dtype."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, index: Tensor) -> Tensor:
-        ctx.count = x.shape[0]
+    def forward(ctx, x: Tensor, index: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
+        ctx.shape, ctx.dtype = x.shape, x.dtype
         ctx.save_for_backward(index)
-        return x.index_select(0, index)
+        return x.index_select(0, index).to(dtype or x.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, cotangent: Tensor):
         (index,) = ctx.saved_tensors
-        return add_at(cotangent.new_zeros(ctx.count), index, cotangent), None
+        return add_at(cotangent.new_zeros(ctx.shape), index, cotangent).to(ctx.dtype), None, None
 
 
 class Summed(torch.autograd.Function):

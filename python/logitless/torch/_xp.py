@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import torch
-from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isfinite, isneginf, log, nan
+from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isfinite, isneginf, log, log1p, nan
 from torch import is_floating_point as is_floating
 from torch import log_softmax, logsumexp, maximum, minimum, sigmoid, stack, take, tanh, where, zeros_like
 from torch import clamp as clip
@@ -18,6 +18,7 @@ from .._autochunk.function import warn
 from .._losses import options
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
+from .._losses.sampling import mixed
 from . import _entries, _memory, _noise, dtensor
 from ._arguments import named
 from ._backend import backend
@@ -106,6 +107,20 @@ def gumbel(key: Tensor, counter: Tensor, vocab: int) -> Tensor:
     return _noise.gumbel(key, counter, vocab)
 
 
+def key(seed: Any, like: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
+    """Returns the key of the noise [2] int64, of 32 bits each."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator: expected a torch.Generator or None, got {type(generator).__name__}")
+    if seed is None:
+        where = "cpu" if generator is None else generator.device
+        seed = int(torch.randint(1 << 62, (), generator=generator, device=where))
+    elif generator is not None:
+        raise ValueError("generator: expected None beside a seed")
+    elif isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed: expected an int or None, got {seed!r}")
+    return torch.tensor(mixed(seed), device=like.device)
+
+
 def argmax(x: Tensor) -> Tensor:
     return x.argmax(-1)
 
@@ -143,6 +158,11 @@ largest = _entries.largest
 def gathered(x: Tensor, index: Tensor) -> Tensor:
     """Returns x[index]; a gradient is summed in one order."""
     return _entries.Gathered.apply(x, index)
+
+
+def rows(x: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns x[index] in a dtype, in which a gradient is summed, and then rounded once."""
+    return _entries.Gathered.apply(x, index, dtype)
 
 
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -290,6 +310,13 @@ def log_probs(hidden: Any, weight: Any, target: Any, bias: Any, head: Head, save
     """save: save exponentials from forward to backward if possible."""
     asked = Asked(entropy=False, keep=None if save else False)
     return token_log_probs(hidden, weight, target, bias, asked, **head._asdict())[0]
+
+
+def log_probs_and_lse(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head
+) -> tuple[Tensor, Tensor]:
+    found = token_log_probs(hidden, weight, target, bias, Asked(entropy=False), **head._asdict())
+    return found[0], found[2]
 
 
 def weighted_loss(

@@ -50,7 +50,7 @@ def linear_sample(
     memory_budget: int | str | None = None,
 ) -> Sample:
     """Samples a token at each position from ``softmax(logits)``."""
-    key = _key(seed, generator, xp.array("hidden", hidden).device)
+    key = xp.key(seed, xp.array("hidden", hidden), generator)
     return Sample(*shared.draw(
         xp, chunked, hidden, weight, bias, key, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         logit_bias=logit_bias, counter=counter, softcap=softcap, logit_scale=logit_scale, memory_budget=memory_budget,
@@ -72,17 +72,3 @@ def linear_top_logprobs(
         xp, chunked, hidden, weight, target, bias, k=k, softcap=softcap, logit_scale=logit_scale,
         memory_budget=memory_budget,
     ))  # fmt: skip
-
-
-def _key(seed: Any, generator: Optional[torch.Generator], device: torch.device) -> Tensor:
-    """Returns the key of the noise [2] int64, of 32 bits each."""
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator: expected a torch.Generator or None, got {type(generator).__name__}")
-    if seed is None:
-        where = "cpu" if generator is None else generator.device
-        seed = int(torch.randint(1 << 62, (), generator=generator, device=where))
-    elif generator is not None:
-        raise ValueError("generator: expected None beside a seed")
-    elif isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed: expected an int or None, got {seed!r}")
-    return torch.tensor(shared.mixed(seed), device=device)
