@@ -70,8 +70,30 @@ def _scaled(xp, x, normalize: bool, factor):
     return xp.astype(exact if factor is None else exact * xp.as_like(factor, exact), x.dtype)
 
 
+class Spread(NamedTuple):
+    """How ranks share queries and keys. Each rank has its own rows of all of them."""
+
+    keys: Any  # the sharding of a head whose vocabulary is the keys of all ranks, each rank's followed by its negatives
+    queries: Any  # the sharding of a head whose vocabulary is the queries
+    first: int  # the position of the first query here among all
+    counts: Optional[list[tuple[int, int]]]  # each rank's keys and negatives, if there are negatives
+
+    def ids(self, xp, positions):
+        """Returns positions among the keys of all ranks as vocabulary ids."""
+        if self.counts is None:
+            return positions
+        ends, before = [0], [0]
+        for keys, negatives in self.counts:
+            ends.append(ends[-1] + keys)
+            before.append(before[-1] + negatives)
+        ends, before = (xp.as_integers(x, positions) for x in (ends[1:], before))
+        moved = positions + xp.astype(xp.take(before, xp.after(ends, positions)), positions.dtype)
+        return xp.where(positions < 0, positions, moved)
+
+
 def info_nce_loss(
-    xp, query, key, *, negatives, target, temperature, normalize, symmetric, reduction, memory_budget: Optional[Any]
+    xp, query, key, *, negatives, target, temperature, normalize, symmetric, reduction, memory_budget: Optional[Any],
+    sharding,
 ):
     """InfoNCE (van den Oord et al. 2018): the cross entropy of each query's own key among all keys, with the logits
     query . key / temperature. SimCLR, CLIP (``symmetric``), MoCo (``negatives``) and dense retrieval use it.
@@ -80,13 +102,21 @@ def info_nce_loss(
         query: [N, D], {floats}. key: [M, D], the same dtype. Both have gradients.
         negatives: [K, D], more keys that are nobody's own, such as hard negatives or a queue.
         {target}: [N], int32 or int64: the position in key of each query's own; -100: the query is ignored. None: 0, 1, ...,
-            with M = N. With keys gathered from several ranks, add the rank's offset.
+            with M = N.
         temperature: above 0; or {array} of one element, with a gradient. CLIP's logit_scale is 1 / temperature.
         normalize: rows are divided by their norms, so that logits are cosines / temperature.
         symmetric: the mean of this loss and that of each key among all queries, without negatives (Radford et al. 2021).
             Without {target}.
         reduction: "none" (loss [N]), "mean" over the queries that count, "sum".
         memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients.
+        torch: sharding: ``Sharding(group, tokens=True)``: query, key and negatives are this rank's own rows, of any number.
+        torch:     The keys of all ranks are those of each query, and {target} counts them in rank order. The loss is that of
+        torch:     the ranks' concatenated rows in one process: a mean or sum is over all queries and the same on all ranks.
+        torch:     A rank's gradients by its rows are complete, and that by the temperature is its part of a sum over ranks.
+        torch:     So the sum over ranks of a parameter's gradients is its gradient; DDP and FSDP take the mean, so multiply
+        torch:     the loss by the number of ranks. Neither keys nor similarities are gathered.
+        jax: sharding: ``Sharding(mesh, tokens=axis)``: rows of query, key and negatives are sharded over the axis or axes.
+        jax:     The loss and its gradients are those without it. Neither keys nor similarities are gathered; queries are.
 
     Returns the loss, float32{exact}.
 
@@ -106,7 +136,9 @@ def info_nce_loss(
         raise ValueError(
             f"key: expected {list(query.shape)} without {xp.NAMES.target}, one for each query, got {list(key.shape)}"
         )
-    rows = xp.arange(query.shape[0], query)
+    extra = None if negatives is None else _vectors(xp, "negatives", negatives, query)
+    spread = Spread(None, None, 0, None) if sharding is None else xp.spread(sharding, query, key, extra)
+    rows = xp.arange(query.shape[0], query) + spread.first
     target = rows if target is None else xp.indices(xp.NAMES.target, target, tuple(query.shape[:1]))
     if xp.is_number(temperature):
         scale, factor = 1 / number("temperature", temperature, above=0.0), None
@@ -117,19 +149,21 @@ def info_nce_loss(
         scale, factor = 1.0, 1 / found.reshape(())
     flag("normalize", normalize)
 
-    def among(one, others, target):
+    def among(one, others, target, ranks):
         return xp.linear_cross_entropy(
-            one, others, target, logit_scale=scale, reduction=reduction, memory_budget=memory_budget
+            one, others, target, logit_scale=scale, reduction=reduction, memory_budget=memory_budget, sharding=ranks
         )
 
     unit = _scaled(xp, query, normalize, None)
     keys = own = _scaled(xp, key, normalize, None)
-    if negatives is not None:
-        keys = xp.concatenate([own, _scaled(xp, _vectors(xp, "negatives", negatives, query), normalize, None)], 0)
-    loss = among(unit if factor is None else _scaled(xp, query, normalize, factor), keys, target)
+    if extra is not None:
+        keys = xp.joined([own, _scaled(xp, extra, normalize, None)], sharding)
+    queries = unit if factor is None else _scaled(xp, query, normalize, factor)
+    loss = among(queries, keys, spread.ids(xp, target), spread.keys)
     if not symmetric:
         return loss
-    return 0.5 * (loss + among(own if factor is None else _scaled(xp, key, normalize, factor), unit, rows))
+    others = own if factor is None else _scaled(xp, key, normalize, factor)
+    return 0.5 * (loss + among(others, unit, rows, spread.queries))
 
 
 # --- Margins.

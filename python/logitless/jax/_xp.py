@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from jax.typing import ArrayLike
 
 from .._library import parse_bytes
 from .._losses import options
+from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from . import _arguments
@@ -27,6 +29,7 @@ from ._backend import backend
 from ._entries import dots as dots, largest as largest, rows as rows, summed as summed
 from .head import linear_logprobs
 from .loss import linear_cross_entropy, prepare, token_losses
+from .sharding import Axes, Sharding
 
 NAMES = options.Framework("jax", "JAX", "targets", "array", "an array", "float32, bfloat16 or float16", "")
 boolean, class_dtype = jnp.bool_, jnp.int32
@@ -150,6 +153,10 @@ def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take(stop_gradient(x), index, axis=0)
 
 
+def as_integers(values: list[int], like: jax.Array) -> jax.Array:
+    return jnp.asarray(values, jnp.int32)
+
+
 def after(offsets: jax.Array, values: jax.Array) -> jax.Array:
     """Returns how many offsets are at most each value."""
     return jnp.searchsorted(offsets, values, side="right")
@@ -248,6 +255,34 @@ def log_probs_and_lse(
 ) -> tuple[jax.Array, jax.Array]:
     log_prob, _, lse = linear_logprobs(hidden, weight, targets, bias, **head._asdict())
     return log_prob, lse
+
+
+def spread(sharding: Sharding, query: jax.Array, key: jax.Array, negatives: jax.Array | None) -> Spread:
+    """Returns how the devices of a mesh share queries and keys."""
+    axes, ranks = _rows_axes(sharding)
+    given = (("query", query), ("key", key), ("negatives", negatives))
+    for name, rows in given:
+        if rows is not None and rows.shape[0] % ranks:
+            raise ValueError(f"{name}: expected a multiple of {ranks} rows, which are sharded over {axes}, got {list(rows.shape)}")
+    both = dataclasses.replace(sharding, vocab=axes)
+    counts = None if negatives is None else [(key.shape[0] // ranks, negatives.shape[0] // ranks)] * ranks
+    return Spread(both, both, 0, counts)
+
+
+def _rows_axes(sharding: Sharding) -> tuple[Axes, int]:
+    if not isinstance(sharding, Sharding):
+        raise TypeError(f"sharding: expected logitless.jax.Sharding or None, got {type(sharding).__name__}")
+    axes = sharding._all_tokens
+    if not axes or len(sharding._tokens) > 1 or sharding._vocab not in ((), axes):
+        raise ValueError(f"sharding: expected tokens=axes of the rows alone, got tokens={sharding.tokens!r}, vocab={sharding.vocab!r}")
+    return axes, sharding._size(axes)
+
+
+def joined(rows: list[jax.Array], sharding: Sharding | None) -> jax.Array:
+    """Returns keys and negatives as one vocabulary, in which each device's negatives follow its keys."""
+    ranks = 1 if sharding is None else _rows_axes(sharding)[1]
+    parts = [x.reshape(ranks, -1, x.shape[-1]) for x in rows]
+    return jnp.concatenate(parts, 1).reshape(-1, rows[0].shape[-1])
 
 
 def weighted_loss(

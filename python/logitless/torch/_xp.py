@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor, broadcast_to, concatenate, exp, expm1, finfo, float32, float64, full_like, inf, isfinite, isneginf, log, log1p, nan
 from torch import is_floating_point as is_floating
@@ -16,6 +17,7 @@ from torch.nn.functional import linear, logsigmoid as log_sigmoid, relu
 
 from .._autochunk.function import warn
 from .._losses import options
+from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from .._losses.sampling import mixed
@@ -24,7 +26,9 @@ from ._arguments import named
 from ._backend import backend
 from ._chunks import Operand
 from .call import check_head, compute_dtype, with_fixed_lse
+from .groups import group_of, together
 from .loss import Asked, linear_cross_entropy, token_log_probs
+from .ranks import Sharding, vocab_shard_of
 
 NAMES = options.Framework(
     "torch", "PyTorch", "target", "tensor", "a tensor", "float32, bfloat16, float16, or float64 slowly",
@@ -178,6 +182,10 @@ def dots(hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, valid: Tenso
     return _entries.Dots.apply(hidden, weight, rows, ids, valid)
 
 
+def as_integers(values: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(values, device=like.device)
+
+
 def after(offsets: Tensor, values: Tensor) -> Tensor:
     """Returns how many offsets are at most each value."""
     return torch.searchsorted(offsets.to(values.dtype), values, right=True)
@@ -317,6 +325,29 @@ def log_probs_and_lse(
 ) -> tuple[Tensor, Tensor]:
     found = token_log_probs(hidden, weight, target, bias, Asked(entropy=False), **head._asdict())
     return found[0], found[2]
+
+
+def spread(sharding: Sharding, query: Tensor, key: Tensor, negatives: Optional[Tensor]) -> Spread:
+    """Returns how the ranks of a group share queries and keys. Collective."""
+    if isinstance(sharding, Sharding) and (sharding.tokens is not True or sharding.weight != "rows"):
+        raise ValueError("sharding: expected tokens=True and weight='rows', since each rank has its own queries and keys")
+    own, extra = key.shape[0], 0 if negatives is None else negatives.shape[0]
+    if getattr(sharding, "vocab", None) is not None and negatives is not None:
+        raise ValueError(f"sharding: expected vocab=None beside negatives, got {sharding.vocab!r}")
+    shard = vocab_shard_of(sharding, own, key.shape[1])
+    queries = sharding._replace(vocab=shard.vocab, vocab_begin=shard.vocab_begin)
+    if negatives is None:
+        return Spread(queries, queries, shard.vocab_begin, None)
+    group = group_of(shard.group)
+    counts = [tuple(pair) for pair in together(group, lambda: group.gather(np.array([own, extra]))).tolist()]
+    before = shard.vocab_begin + sum(k for _, k in counts[: group.communicator.rank])
+    keys = sharding._replace(vocab=shard.vocab + sum(k for _, k in counts), vocab_begin=before)
+    return Spread(keys, queries, shard.vocab_begin, counts)
+
+
+def joined(rows: list[Tensor], sharding: Optional[Sharding]) -> Tensor:
+    """Returns keys and negatives as one vocabulary."""
+    return torch.cat(rows)
 
 
 def weighted_loss(

@@ -378,4 +378,5 @@ def raise_on_all_ranks(name: str, function: Callable[[], Result]) -> Result:
     except Exception as error:
         if group.calls == before and not getattr(error, "_logitless_propagated", False):
             group.fail(error)
+            error._logitless_propagated = True  # type: ignore[attr-defined]
         raise

@@ -36,6 +36,7 @@ def processes():
         ("sharded_far_worker", 2),
         ("sharded_far_worker", 3),
         ("far_replicas_worker", 2),
+        ("losses_worker", 2),
         ("sharded_gpu_worker", 1),
         ("sharded_gpu_worker", 2),
         ("sharded_gpu_worker", 3),

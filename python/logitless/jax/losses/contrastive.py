@@ -14,6 +14,8 @@ from ._formulas import FORMULAS, chunked
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..sharding import Sharding
+
 
 class MarginKeywords(TypedDict, total=False):
     reduction: str
@@ -35,11 +37,12 @@ def info_nce_loss(
     query: ArrayLike, key: ArrayLike,
     *, negatives: ArrayLike | None = None, targets: ArrayLike | None = None, temperature: float | ArrayLike = 0.07,
     normalize: bool = True, symmetric: bool = False, reduction: str = "mean", memory_budget: int | str | None = None,
+    sharding: Sharding | None = None,
 ) -> jax.Array:
     """InfoNCE (van den Oord et al. 2018), without the similarities of all pairs."""
     return shared.info_nce_loss(
         xp, query, key, negatives=negatives, target=targets, temperature=temperature, normalize=normalize,
-        symmetric=symmetric, reduction=reduction, memory_budget=memory_budget
+        symmetric=symmetric, reduction=reduction, memory_budget=memory_budget, sharding=sharding,
     )
 
 

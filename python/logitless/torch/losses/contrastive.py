@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Optional, TypedDict
 
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch import Tensor
 from ..._losses import contrastive as shared
 from .. import _xp as xp
 from .._chunks import FORMULAS, OF_VOCAB
+from ..groups import raise_on_all_ranks
+from ..ranks import Sharding
 from ._formulas import chunked
 
 if TYPE_CHECKING:
@@ -36,12 +39,14 @@ def info_nce_loss(
     query: Tensor, key: Tensor,
     *, negatives: Optional[Tensor] = None, target: Optional[Tensor] = None, temperature: float | Tensor = 0.07,
     normalize: bool = True, symmetric: bool = False, reduction: str = "mean", memory_budget: Optional[int | str] = None,
+    sharding: Optional[Sharding] = None,
 ) -> Tensor:
     """InfoNCE (van den Oord et al. 2018), without the similarities of all pairs."""
-    return shared.info_nce_loss(
-        xp, query, key, negatives=negatives, target=target, temperature=temperature, normalize=normalize,
-        symmetric=symmetric, reduction=reduction, memory_budget=memory_budget
+    call = functools.partial(
+        shared.info_nce_loss, xp, query, key, negatives=negatives, target=target, temperature=temperature, normalize=normalize,
+        symmetric=symmetric, reduction=reduction, memory_budget=memory_budget, sharding=sharding,
     )
+    return raise_on_all_ranks(getattr(getattr(sharding, "group", None), "group_name", ""), call)
 
 
 @xp.takes(shared.MARGIN, shared.arcface_loss, shared.MARGIN_TEXTS)
