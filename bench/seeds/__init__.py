@@ -1,0 +1,1 @@
+"""The rows of bench/seeds.py."""
