@@ -163,7 +163,7 @@ TEST(Compile, OnlyResultsThatAreFloatsAreAddedTo) {
 }
 
 TEST(Compile, RandomPrograms) {
-  const std::uint64_t programs = kAddressSanitizer ? 40 : 150;
+  const std::uint64_t programs = kThreadSanitizer ? 30 : kAddressSanitizer ? 40 : 150;
   for (std::uint64_t seed = 1; seed <= programs; ++seed) {
     SCOPED_TRACE(seed);
     const Graph graph = random_program(seed);

@@ -10,6 +10,7 @@
 
 #include "head/far/far_training.h"
 #include "head/sharding/far_shards.h"
+#include "support/sanitizers.h"
 #include "support/temp_dir.h"
 
 namespace logitless::test {
@@ -145,6 +146,7 @@ TEST_P(ShardingFarHead, DecidesAlikeOnAllRanks) {
   for (const int ranks : {1, 2, 4}) {
     for (const bool spread_tokens : {false, true}) {
       if (spread_tokens != (ranks == 4) && ranks != 2) continue;
+      if (kThreadSanitizer && !spread_tokens) continue;
       SCOPED_TRACE(std::to_string(ranks) + (spread_tokens ? ", tokens spread" : ""));
       VocabSplit vocab_shards = even_vocab(ranks, kVocab);
       if (ranks == 4) vocab_shards = vocab_at("one empty", {0, 20000, 20000, 42000, kVocab});
@@ -232,6 +234,7 @@ TEST_P(ShardingFarHead, RunsRepeatToTheBitAndResume) {
   Training then;
   ShardedHeads saved(vocab_shards, tokens, quick(GetParam()));
   for (const std::int64_t at : {2, 6, 9}) {
+    if (kThreadSanitizer && at != 6) continue;
     SCOPED_TRACE(at);
     run_of(saved, then, at);
     std::vector<std::vector<std::byte>> states;
@@ -246,9 +249,13 @@ TEST_P(ShardingFarHead, RunsRepeatToTheBitAndResume) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Accuracies, ShardingFarHead,
-                         testing::Values(Accuracy::far_backward, Accuracy::far_both),
-                         [](const auto& a) { return std::string(name_of(a.param)); });
+// Both accuracies exchange and share alike; ThreadSanitizer follows the one that exchanges more.
+INSTANTIATE_TEST_SUITE_P(
+    Accuracies, ShardingFarHead,
+    testing::ValuesIn(std::vector<Accuracy>(kThreadSanitizer ? std::vector{Accuracy::far_both}
+                                                             : std::vector{Accuracy::far_backward,
+                                                                           Accuracy::far_both})),
+    [](const auto& a) { return std::string(name_of(a.param)); });
 
 // Each rank's state names its layout: another layout keeps the decisions, but drops the order.
 TEST(ShardingFarHeadState, OfAnotherLayoutAsksForANewOrder) {

@@ -13,6 +13,7 @@
 #include "kernels/forced_kernel.h"
 #include "kernels/tensor/checks.h"
 #include "logitless/context.h"
+#include "support/mirror.h"
 
 namespace logitless::test {
 namespace {
@@ -42,7 +43,7 @@ TEST(TensorLevel, RunsTheInstructionSetOfItsName) {
                                                       {"avx512", "AVX3"},
                                                       {"avx2", "AVX2"},
                                                       {"neon", "NEON"}};
-  for (const std::string& name : kernel_names()) {
+  for (const std::string& name : tested_kernels()) {
     const Forced forced(name);
     if (targets.count(name) != 0) {
       EXPECT_EQ(cpu::tensor_target(), targets.at(name)) << name;
@@ -68,7 +69,7 @@ TEST(TensorLevel, IsThatOfTheEnvironment) {
 }
 
 TEST(TensorLevel, MultipliesAlike) {
-  for (const std::string& name : kernel_names()) {
+  for (const std::string& name : tested_kernels()) {
     SCOPED_TRACE(name);
     const Forced forced(name);
     for (const DType dtype : kFloats) {
@@ -89,7 +90,7 @@ TEST(TensorLevel, MultipliesAlike) {
 }
 
 TEST(TensorLevel, AttendsAlike) {
-  for (const std::string& name : kernel_names()) {
+  for (const std::string& name : tested_kernels()) {
     SCOPED_TRACE(name);
     const Forced forced(name);
     for (const DType dtype : kFloats) {
@@ -132,7 +133,7 @@ TEST(TensorLevel, ChangesScoresAlike) {
     shape.segments = {.dtype = DType::i32};
     check_attention(shape);
   };
-  for (const std::string& name : kernel_names()) {
+  for (const std::string& name : tested_kernels()) {
     SCOPED_TRACE(name);
     const Forced forced(name);
     all({1, 2, 1, 200, 210, 8, DType::f32, true, 0.7f, 1});
@@ -145,7 +146,7 @@ TEST(TensorLevel, ChangesScoresAlike) {
 // Scores of -inf have no weight; a row of only these gives 0 and -inf. NaN in gives NaN out.
 TEST(TensorLevel, AttendsToInfinityAndNan) {
   const AttentionShape shape{1, 1, 1, 40, 150, 8, DType::bf16, false, 0.5f, 1};
-  for (const std::string& name : kernel_names()) {
+  for (const std::string& name : tested_kernels()) {
     SCOPED_TRACE(name);
     const Forced forced(name);
     AttentionTensors x(shape);
@@ -191,7 +192,7 @@ TEST(TensorLevel, EvaluatesAlike) {
     sum += value;
     total += std::exp(static_cast<double>(value));
   }
-  for (const std::string& name : kernel_names()) {
+  for (const std::string& name : tested_kernels()) {
     SCOPED_TRACE(name);
     const Forced forced(name);
     EXPECT_NEAR(row_sum(x.data(), kCount), sum, 1e-4);
