@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from .head import divisor_of, valid_targets
-from .options import HEAD, choice, flag, head_of, number
+from .options import HEAD, choice, count, flag, head_of, number
 
 MARGIN: dict[str, Any] = dict(
     reduction="mean", normalizer=None, ignore_index=HEAD["ignore_index"], memory_budget=None, executor="native"
@@ -164,6 +164,39 @@ def info_nce_loss(
         return loss
     others = own if factor is None else _scaled(xp, key, normalize, factor)
     return 0.5 * (loss + among(others, unit, rows, spread.queries))
+
+
+def grad_cache(xp, encode, *inputs, micro_batch):
+    """Encodes a batch a micro batch at a time, and again in the backward (GradCache, Gao et al. 2021). Only embeddings are
+    held of the whole batch, so a contrastive loss has more negatives than an encoder's activations allow.
+
+    Args:
+        encode: called as encode(*inputs) on ``micro_batch`` rows of the inputs, and on the rest in the last call. It returns
+            {array}s [rows, ...], in tuples or dictionaries if there are several. A row's results must not depend on the other
+            rows, so not on statistics of a batch.
+        inputs: {array}s [N, ...], or tuples, lists and dictionaries of them, such as a tokenizer's.
+        torch:     Values that are no tensors are given to every call.
+        jax:     Random numbers need a key for each row, among the inputs. The micro batch i of n has rows i, i + n, ..., so
+        jax:     that each device of a mesh has rows of it.
+
+    Returns the results of all rows, in their order, with gradients by the inputs and by what encode reads.
+    torch: The backward calls encode again on each micro batch, with the random state of its first call, so that dropout
+    torch: repeats.
+    jax: The backward computes encode again on each micro batch.
+
+    The cost is one forward of the encoder more. Gradients are those of the whole batch.
+
+    Raises:
+        ValueError, TypeError: the message names the argument, the expected value and the given one.
+    """
+    size = count("micro_batch", micro_batch)
+    if not callable(encode):
+        raise TypeError(f"encode: expected a function, got {type(encode).__name__}")
+    shapes = {tuple(x.shape[:1]) for x in xp.leaves(inputs)}
+    if len(shapes) != 1 or shapes == {()}:
+        found = [list(shape) for shape in sorted(shapes)]
+        raise ValueError(f"inputs: expected {xp.NAMES.array}s of one number of rows, got {found}")
+    return xp.in_micro_batches(encode, inputs, shapes.pop()[0], size)
 
 
 # --- Margins.

@@ -285,6 +285,22 @@ def joined(rows: list[jax.Array], sharding: Sharding | None) -> jax.Array:
     return jnp.concatenate(parts, 1).reshape(-1, rows[0].shape[-1])
 
 
+def leaves(inputs: Any) -> list[jax.Array]:
+    return [x if hasattr(x, "shape") else jnp.asarray(x) for x in jax.tree.leaves(inputs)]
+
+
+def in_micro_batches(encode: Callable[..., Any], inputs: Any, count: int, size: int) -> Any:
+    parts, kept = count // size, jax.checkpoint(lambda part: encode(*part))
+    found = []
+    if parts:
+        mixed = jax.tree.map(lambda x: x[: parts * size].reshape(size, parts, *x.shape[1:]).swapaxes(0, 1), inputs)
+        made = jax.lax.map(kept, mixed)
+        found.append(jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(parts * size, *x.shape[2:]), made))
+    if parts * size < count or not parts:
+        found.append(kept(jax.tree.map(lambda x: x[parts * size :], inputs)))
+    return jax.tree.map(lambda *rows: jnp.concatenate(rows, 0), *found)
+
+
 def weighted_loss(
     hidden: jax.Array, weight: jax.Array, targets: jax.Array, bias: jax.Array | None, head: Head, argmax: bool,
     *, token_weight: jax.Array | None = None, target_weight: jax.Array | None = None, **terms: float,

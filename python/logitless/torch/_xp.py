@@ -350,6 +350,36 @@ def joined(rows: list[Tensor], sharding: Optional[Sharding]) -> Tensor:
     return torch.cat(rows)
 
 
+def leaves(inputs: Any) -> list[Tensor]:
+    """Returns the tensors in tuples, lists and dictionaries, without scalars."""
+    if isinstance(inputs, Tensor):
+        return [inputs] if inputs.dim() else []
+    parts = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, (tuple, list)) else ()
+    return [x for part in parts for x in leaves(part)]
+
+
+def _map(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """Returns tuples, lists and dictionaries of function(the tensors at one place in each); other values unchanged."""
+    if isinstance(first, Tensor):
+        return function(first, *others)
+    if isinstance(first, Mapping):
+        return {name: _map(function, value, *(o[name] for o in others)) for name, value in first.items()}
+    if isinstance(first, (tuple, list)):
+        made = [_map(function, *values) for values in zip(first, *others)]
+        return type(first)(*made) if hasattr(first, "_fields") else type(first)(made)
+    return first
+
+
+def in_micro_batches(encode: Callable[..., Any], inputs: Any, count: int, size: int) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    found = []
+    for first in range(0, max(count, 1), size):
+        part = _map(lambda x: x[first : first + size] if x.dim() else x, inputs)
+        found.append(checkpoint(encode, *part, use_reentrant=False))
+    return _map(lambda *parts: torch.cat(parts), *found)
+
+
 def weighted_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head, argmax: bool, **more: Any
 ) -> tuple[Tensor, Tensor, Optional[Tensor]]:

@@ -141,3 +141,43 @@ def test_bad_margins_are_named(f, message, call):
     with pytest.raises(ValueError) as raised:
         call(f, f.array(FEATURES), f.array(DIRECTIONS), f.array(LABELS))
     assert message.format(target=f.target) in str(raised.value)
+
+
+# --- GradCache.
+
+
+def test_grad_cache_has_the_gradients_of_the_whole_batch(f):
+    """The last micro batch is smaller; inputs are in a dictionary and a tuple; there are two results."""
+
+    def encode(given, rows):
+        x = f.xp.tanh(given["x"] @ f.array(NEGATIVES).T)
+        return x, (rows[0][:, None] * x).sum(-1)
+
+    def call(query, key, shares, micro_batch=None):
+        def encoded(x):
+            given = {"x": x}, (shares,)
+            return f.losses.grad_cache(encode, *given, micro_batch=micro_batch) if micro_batch else encode(*given)
+
+        (one, weights), (other, _) = encoded(query), encoded(key)
+        return (f.losses.info_nce_loss(one, other, temperature=0.5, reduction="none") * weights).sum()
+
+    arrays = QUERY, KEY, KEY[:, 0]
+    value, gradients = f.gradients(call, *arrays)
+    for size in (1, 3, 7, 10):
+        found, others = f.gradients(lambda *given: call(*given, micro_batch=size), *arrays)
+        assert error(f.numpy(found), f.numpy(value)) < f.exact
+        for one, other in zip(others, gradients):
+            assert error(f.numpy(one), f.numpy(other)) < f.exact_gradient
+
+
+@pytest.mark.parametrize("message, arguments", {
+    "micro_batch: expected a whole number from 1, got 0": (abs, [QUERY], 0),
+    "encode: expected a function, got float": (1.0, [QUERY], 2),
+    "inputs: expected {array}s of one number of rows, got [[5], [7]]": (abs, [QUERY, [NEGATIVES]], 2),
+}.items())
+def test_bad_micro_batches_are_named(f, message, arguments):
+    encode, inputs, size = arguments
+    inputs = [[f.array(x[0])] if isinstance(x, list) else f.array(x) for x in inputs]
+    with pytest.raises((TypeError, ValueError)) as raised:
+        f.losses.grad_cache(encode, *inputs, micro_batch=size)
+    assert message.format(array="tensor" if f.target == "target" else "array") in str(raised.value)

@@ -217,14 +217,14 @@ def test_what_is_no_number_at_ignored_tokens_counts_for_nothing(f, executor):
 def test_the_example_of_the_document_runs(f):
     page = Path(__file__).parents[3] / "docs/use/ready_losses.md"
     codes = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    (code,) = [c for c in codes if f.losses.__name__ in c]
+    code = "".join(c for c in codes if f.losses.__name__ in c)
     hidden, weight, states = (f.single(a) for a in (HIDDEN, WEIGHT, REF_HIDDEN))
     if f.target == "target":
         hidden.requires_grad_(), weight.requires_grad_()
     space = dict(
         hidden=hidden, weight=weight, ref_hidden=states, ref_weight=f.single(REF_WEIGHT), states=hidden,
         tokens=f.targets, advantages=f.single(ADVANTAGES), ref_states=f.single(HIDDEN + 0.1), teacher_hidden=states,
-        teacher_weight=f.single(REF_WEIGHT),
+        teacher_weight=f.single(REF_WEIGHT), encoder=lambda x: x * x, questions=hidden[0], passages=hidden[1],
     )
     space[f.target] = f.targets
     exec(code, space)

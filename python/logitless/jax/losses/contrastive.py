@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import jax
 from jax.typing import ArrayLike
@@ -44,6 +45,12 @@ def info_nce_loss(
         xp, query, key, negatives=negatives, target=targets, temperature=temperature, normalize=normalize,
         symmetric=symmetric, reduction=reduction, memory_budget=memory_budget, sharding=sharding,
     )
+
+
+@xp.takes({}, shared.grad_cache)
+def grad_cache(encode: Callable[..., Any], *inputs: Any, micro_batch: int) -> Any:
+    """Encodes a batch, one micro batch in memory at a time (GradCache, Gao et al. 2021)."""
+    return shared.grad_cache(xp, encode, *inputs, micro_batch=micro_batch)
 
 
 @xp.takes(shared.MARGIN, shared.arcface_loss, shared.MARGIN_TEXTS)

@@ -7,7 +7,7 @@ vocabulary matrix without logits. Names and conventions follow TRL and Liger. do
     found.loss.backward()
 """
 
-from .contrastive import arcface_loss, cosface_loss, info_nce_loss
+from .contrastive import arcface_loss, cosface_loss, grad_cache, info_nce_loss
 from .distillation import (
     TopK, explain_divergence, forward_kl_loss, jsd_loss, reverse_kl_loss, student_top_k_loss, teacher_top_k, top_k_loss,
     total_variation_loss,
@@ -26,7 +26,7 @@ from .selective import selective_log_softmax
 __all__ = [
     "KTOLoss", "MultiTokenLoss", "PolicyLoss", "PreferenceLoss", "TopK", "arcface_loss", "bnpo_loss", "cispo_loss",
     "cosface_loss", "cpo_loss", "dapo_loss", "dpo_loss", "dr_grpo_loss", "explain_divergence", "forward_kl_loss", "gmpo_loss",
-    "group_advantages", "grpo_loss", "gspo_loss", "info_nce_loss", "ipo_loss", "jsd_loss", "kl_penalized_rewards",
+    "grad_cache", "group_advantages", "grpo_loss", "gspo_loss", "info_nce_loss", "ipo_loss", "jsd_loss", "kl_penalized_rewards",
     "kto_kl", "kto_loss", "luspo_loss", "multi_token_loss", "orpo_loss", "ppo_loss", "reverse_kl_loss", "sampled_softmax_loss",
     "sapo_loss", "selective_log_softmax", "simpo_loss", "student_top_k_loss", "teacher_top_k", "top_k_loss", "total_variation_loss",
     "vespo_loss",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Optional, TypedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
 from torch import Tensor
 
@@ -47,6 +48,12 @@ def info_nce_loss(
         symmetric=symmetric, reduction=reduction, memory_budget=memory_budget, sharding=sharding,
     )
     return raise_on_all_ranks(getattr(getattr(sharding, "group", None), "group_name", ""), call)
+
+
+@xp.takes({}, shared.grad_cache)
+def grad_cache(encode: Callable[..., Any], *inputs: Any, micro_batch: int) -> Any:
+    """Encodes a batch, one micro batch in memory at a time (GradCache, Gao et al. 2021)."""
+    return shared.grad_cache(xp, encode, *inputs, micro_batch=micro_batch)
 
 
 @xp.takes(shared.MARGIN, shared.arcface_loss, shared.MARGIN_TEXTS)
