@@ -219,7 +219,7 @@ GPUs by compute capability. A cell has the dtypes of hidden and weight that are 
 - `autochunk` runs generated PyTorch or JAX on every device of the framework where the library does not
   take a program, and says so ([autochunk.md](../use/autochunk.md#which-executor)).
 - *no* of a loss, and other devices (AMD, TPU, Apple, Intel): PyTorch's and JAX's own operations, chunk by chunk,
-  for losses, log-probabilities and ready losses ([pytorch.md](../use/pytorch.md#every-device),
+  for losses, log-probabilities, ready losses and samples ([pytorch.md](../use/pytorch.md#every-device),
   [jax.md](../use/jax.md#which-devices)).
 
 ## GPU kernels

@@ -43,7 +43,7 @@ import sys, runpy; sys.path.insert(0, sys.argv[1])
 runpy.run_module("logitless", run_name="__main__")
 import logitless, torch
 from torch.autograd import grad
-from logitless.torch import autochunk, backend, linear_cross_entropy, linear_sample
+from logitless.torch import autochunk, backend, linear_cross_entropy, linear_sample, losses
 assert logitless.__file__.startswith(sys.argv[1]) and logitless.__version__ == logitless.build_info().version
 torch.manual_seed(0)
 hidden, weight = torch.randn(64, 32, requires_grad=True), torch.randn(500, 32, requires_grad=True)
@@ -53,11 +53,18 @@ wanted = torch.nn.functional.cross_entropy(hidden @ weight.t(), target)
 assert abs(found - wanted) <= 1e-5 * wanted, (found, wanted)
 for ours, theirs in zip(grad(found, (hidden, weight)), grad(wanted, (hidden, weight))):
     assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+loss = losses.forward_kl_loss(hidden, weight, hidden.detach(), 2 * weight.detach())
+z = hidden @ weight.t()
+wanted = torch.nn.functional.kl_div(z.log_softmax(-1), (2 * z).softmax(-1).detach(), reduction="batchmean")
+assert abs(loss - wanted) <= 1e-5 * wanted, (loss, wanted)
+for ours, theirs in zip(grad(loss, (hidden, weight)), grad(wanted, (hidden, weight))):
+    assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+assert linear_sample(hidden, weight, temperature=0).tokens.equal(z.argmax(-1))
+assert linear_sample(hidden, weight, top_k=9, seed=1).tokens.shape == (64,)
 assert backend(hidden).name == "portable"
 for call, named in ((lambda: logitless.explain(4, 8, 16), "explain"), (logitless.kernels, "logitless_kernel_count"),
                     (lambda: logitless.Program("x"), "logitless_program_compile"),
-                    (lambda: autochunk(lambda x: x.exp().sum())(hidden), "autochunk"),
-                    (lambda: linear_sample(hidden, weight), "linear_sample")):
+                    (lambda: autochunk(lambda x: x.exp().sum())(hidden), "autochunk")):
     try:
         call()
     except ImportError as error:

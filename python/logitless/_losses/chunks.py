@@ -11,6 +11,7 @@ ROWS = frozenset((
 ))  # fmt: skip
 GRADIENTS = "hidden", "weight", "bias"
 
+_BLOCK = 16 << 20  # bytes of a block of weight, or of its gradient, in the dtype of sums
 _LEAST_DEFAULT = 16 << 20  # bytes of a chunk without a budget
 _FEW_TOKENS = 32  # a GEMM of fewer takes longer than a second one
 
@@ -21,6 +22,11 @@ _TILES = {"sample": (12, 12), "best_entries": (4, 4), "best": (5, 5), "divergenc
 def is_sum(what: str, form: tuple) -> bool:
     """Returns whether a formula returns the sum of its tokens' losses: the last constant of a loss."""
     return what in ("divergence", "margin") and bool(form[0][-1])
+
+
+def block_bytes(budget: int) -> int:
+    """Returns the bytes of a block of weight under a budget, of which a call takes a few."""
+    return min(_BLOCK, max(budget // 16, 1)) if budget else _BLOCK
 
 
 class Sizes(NamedTuple):

@@ -24,7 +24,8 @@ MARGIN_TEXTS = dict(
         reduction: "none" (loss [...]), "mean" over the rows that count, "sum".
         normalizer: "mean" divides by this positive number, or {array} of one element, instead.
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and gradients.
-        executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations.""",
+        executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations. Where
+            ``backend`` says "portable", {name}'s operations run without autochunk, whatever it is.""",
 )
 
 _LEAST_NORM = 1e-12  # as PyTorch's normalize

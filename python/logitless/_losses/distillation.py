@@ -2,7 +2,7 @@
 the teacher or student.
 
 Neither model's logits are stored. The divergences need both distributions; they are ``autochunk`` programs that the
-library runs, a chunk of tokens at a time. They take one GEMM of the teacher, and three of the student with the
+library runs, a chunk of tokens at a time, or run so in the framework's own operations (``chunks.py``). They take one GEMM of the teacher, and three of the student with the
 gradients of a mean or sum, computed with the loss. The top-K loss computes the teacher's top K in chunks, and then the
 student's head.
 """
@@ -39,8 +39,8 @@ TEXTS = dict(
             of weight; -1: the teacher has none. The teacher's distribution is that of its softmax over these entries:
             of a draft vocabulary, or of a vocabulary that the teacher's is a part of. teacher_weight: [V', D']. Its rows
             are copied; only they are multiplied. With -1 the reverse KL is infinite.
-        executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations.
-            JAX on other devices takes the latter.
+        executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations. Where
+            ``backend`` says "portable", {name}'s operations run without autochunk, whatever it is.
         """
     + HEAD_DOCS.replace(" and cost nothing", "")
 )
@@ -251,7 +251,8 @@ def jsd_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_b
     backward, which recomputes both models' logits: two GEMMs of the teacher and four of the student. A frozen hidden or
     weight saves one.
 
-    Memory: the program's, within ``memory_budget``. None chooses the plan of least memory among those that recompute
+    Memory: the program's, within ``memory_budget``; where ``backend`` says "portable", that rule's (docs/use/{module}.md),
+    beside the fp32 sums of a 16-bit weight's gradient. None chooses the plan of least memory among those that recompute
     nothing. Its predicted time is at most a fifth above that of the fastest plan, which stores all logits. A smaller
     budget recomputes both models' logits. So does one below the fp32 sums of a 16-bit weight's gradient, 4 V D bytes
     (``explain_divergence``).

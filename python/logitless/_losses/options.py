@@ -33,16 +33,6 @@ HEAD_DOCS = """ignore_index: tokens with this target are ignored and cost nothin
             temperature``. softcap: a number c for ``c * tanh(logits / c)``, or None.
         memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients."""
 
-
-# Calls whose formulas autochunk chunks, by the formula.
-CHUNKED_CALLS = {
-    "sample": "linear_sample",
-    "best_entries": "linear_top_logprobs",
-    "best": "the top K of a head (teacher_top_k, student_top_k_loss)",
-    "divergence": "the divergences (jsd_loss, forward_kl_loss, reverse_kl_loss, total_variation_loss)",
-    "margin": "the margin losses (arcface_loss, cosface_loss)",
-}
-
 # Without a budget, a divergence takes the plan of least memory among those that recompute nothing. Its predicted time
 # may exceed the fastest plan's by this fraction: GEMMs over half as many tokens lose little throughput, and the logits
 # are most of the memory.

@@ -162,10 +162,11 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
     Returns:
         TopLogProbs(log_prob, top_log_probs, top_ids). log_prob [...] is that of the {target}, None without. The others
         are [..., K], the largest first, and equal ones in the order of their ids. Log-probabilities have the bits of
-        ``linear_logprobs`` of these ids as {target} [..., K] where the library's kernels serve; on a GPU, and elsewhere,
-        they differ by a rounding from those of one {target} a token. Without gradients.
+        ``linear_logprobs``, of these ids as {target} [..., K], and of the one {target} of a token; but on a GPU that the
+        library's kernels serve, that of the {target} may differ by a rounding. Without gradients.
 
-    Cost: two GEMMs, one for the ids and one for their log-probabilities.
+    Cost: two GEMMs, one for the ids and one for their log-probabilities; where the library's kernels do not serve, a
+    third one for the {target}.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``.
     """
@@ -177,13 +178,19 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
             raise ValueError(f"k: expected at most {vocab}, the vocabulary of weight, got {k}")
         ids = chunked("best_entries", memory_budget, "auto")(given, *_head_form(softcap, logit_scale), k)
         ids = xp.sort(ids.reshape(*lead, k))  # a stable sort then orders equal ones by id
+        options, own = Head(-100, softcap, logit_scale, memory_budget), None
         wanted = ids
         if target is not None:
-            of_target = xp.indices(xp.NAMES.target, target, lead)[..., None]
-            wanted = xp.concatenate([ids, xp.astype(of_target, ids.dtype)], -1)
-        found = xp.log_probs(hidden, weight, wanted, bias, Head(-100, softcap, logit_scale, memory_budget))
+            of_target = xp.indices(xp.NAMES.target, target, lead)
+            if xp.has_kernels(hidden):
+                wanted = xp.concatenate([ids, xp.astype(of_target[..., None], ids.dtype)], -1)
+            else:
+                own = xp.log_probs(hidden, weight, of_target, bias, options)
+        found = xp.log_probs(hidden, weight, wanted, bias, options)
+        if wanted is not ids:
+            own = found[..., k]
         order = xp.descending(found[..., :k])
-        return None if target is None else found[..., k], xp.along(found[..., :k], order), xp.along(ids, order)
+        return own, xp.along(found[..., :k], order), xp.along(ids, order)
 
     return xp.without_gradients(run, hidden, weight, bias)
 

@@ -26,6 +26,7 @@ from . import _arguments
 from ._axes import axes_of, varying
 from ._noise import gumbel as gumbel
 from ._backend import backend
+from ._chunks import Operand
 from ._entries import dots as dots, largest as largest, rows as rows, summed as summed
 from .head import linear_logprobs
 from .loss import linear_cross_entropy, prepare, token_losses
@@ -79,10 +80,14 @@ def without_gradients(function: Callable[..., Any], *arrays: Any) -> Any:
     return function(*jax.lax.stop_gradient(arrays))
 
 
+def product(hidden: jax.Array, weight: jax.Array | Operand) -> jax.Array:
+    """Returns hidden weight^T [N, V] in float32."""
+    return weight.product(hidden) if isinstance(weight, Operand) else _product(hidden, weight)
+
+
 @jax.custom_vjp
-def product(hidden: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns hidden weight^T [N, V] in float32. The matrix products of the backward round the gradients. JAX's own
-    rule would store a float32 copy of them."""
+def _product(hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    """The matrix products of its backward round the gradients. JAX's own rule would store a float32 copy of them."""
     return jnp.matmul(hidden, weight.T, preferred_element_type=jnp.float32)
 
 
@@ -92,7 +97,7 @@ def _product_backward(saved, cotangent):
     return jnp.matmul(cotangent, weight), jnp.matmul(cotangent.T, hidden)
 
 
-product.defvjp(lambda hidden, weight: (product(hidden, weight), (hidden, weight)), _product_backward)
+_product.defvjp(lambda hidden, weight: (_product(hidden, weight), (hidden, weight)), _product_backward)
 
 
 def cross_entropy(logits: jax.Array, vocab_ids: jax.Array) -> jax.Array:
@@ -244,6 +249,11 @@ def tokens(
 ) -> Tokens:
     logps, found, _ = linear_logprobs(hidden, weight, targets, bias, **head._asdict())
     return Tokens(logps, found, targets != head.ignore_index)
+
+
+def has_kernels(hidden: Any) -> bool:
+    """Returns whether the library's kernels compute the head."""
+    return backend().name == "native"
 
 
 def log_probs(hidden: Any, weight: Any, targets: Any, bias: Any, head: Head, save: bool = False) -> jax.Array:

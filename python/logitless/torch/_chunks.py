@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .._losses.chunks import GRADIENTS, ROWS, Plan, Sizes, described, is_sum, plan_of
+from .._losses.chunks import GRADIENTS, ROWS, Plan, Sizes, block_bytes, described, is_sum, plan_of
 from ._autochunk.transforms import requires_grad
 from ._portable import has_wide_products, wide_product
 from ._precision import autocast_dtype
@@ -25,15 +25,16 @@ from .autograd import Function, multiplied, refuse_second_derivatives, scaled, t
 FORMULAS: dict[str, Callable[..., Any]] = {}  # by name, of (given, *form)
 OF_VOCAB: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}  # a formula's argument [V], of rows of weight
 
-_BLOCK = 16 << 20  # bytes of a block of weight, or of its gradient, in fp32
+
+_WEIGHTS = "weight", "teacher_weight"
 
 
 class Operand:
     """A weight as an operand of ``_xp.product``. The gradients of chunks are added to ``total`` (None: not needed)."""
 
-    def __init__(self, weight: Tensor, total: Optional[Tensor] = None, of_hidden: bool = False):
-        """of_hidden: the gradient of hidden is needed."""
-        self.weight, self.total, self.of_hidden = weight, total, of_hidden
+    def __init__(self, weight: Tensor, block: int, total: Optional[Tensor] = None, of_hidden: bool = False):
+        """block: the bytes of a block of weight. of_hidden: the gradient of hidden is needed."""
+        self.weight, self.block, self.total, self.of_hidden = weight, block, total, of_hidden
         self.number = number_of(weight.dtype)
         self.half = weight.dtype != self.number
         self.direct = self.half and has_wide_products(weight.device.type, weight.dtype)
@@ -42,7 +43,7 @@ class Operand:
         return _Product.apply(hidden, self)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        yield from _blocks(self.weight, self.number) if self.half else ((0, self.weight.shape[0]),)
+        yield from _blocks(self.weight, self.block) if self.half else ((0, self.weight.shape[0]),)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x weight^T in the dtype of sums."""
@@ -99,8 +100,9 @@ def number_of(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _blocks(weight: Tensor, number: torch.dtype) -> Iterator[tuple[int, int]]:
-    step = max(1, _BLOCK // max(1, weight.shape[1] * number.itemsize))
+def _blocks(weight: Tensor, size: int) -> Iterator[tuple[int, int]]:
+    """Yields ranges of rows that take at most so many bytes in the dtype of sums."""
+    step = max(1, size // max(1, weight.shape[1] * number_of(weight.dtype).itemsize))
     for first in range(0, weight.shape[0], step):
         yield first, min(weight.shape[0], first + step)
 
@@ -119,12 +121,12 @@ class _Call(NamedTuple):
         weight = given[prefix + "weight"]
         number = number_of(weight.dtype)
         heads = [given[name] for name in ("hidden", "teacher_hidden") if name in given]
-        fixed = 2 * _BLOCK if any(t.dtype != number for t in heads) else 0
-        fixed = min(fixed, 2 * weight.numel() * number.itemsize)
+        block = min(block_bytes(self.budget), max(given[name].numel() for name in _WEIGHTS if name in given) * number.itemsize)
+        fixed = 2 * block if any(t.dtype != number for t in heads) else 0
         if "weight" in self.wanted and weight.dtype != number:
             fixed += weight.numel() * number.itemsize
         if self.what in OF_VOCAB:
-            fixed += 4 * min(_BLOCK, weight.numel() * number.itemsize)
+            fixed += 4 * block
         return Sizes(
             self.what, tokens, weight.shape[0], sum(t.shape[1] for t in heads), number.itemsize, bool(self.wanted), fixed
         )
@@ -156,7 +158,7 @@ def _evaluate(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tenso
     def of_chunk(t: Tensor, first: int, last: int) -> Tensor:
         return t[first:last] if index is None else t.index_select(0, index[first:last])
 
-    number = number_of(every.dtype)
+    number, block = number_of(every.dtype), block_bytes(call.budget)
     total = d_hidden = None
     leaves: dict[str, Tensor] = {}
     if "weight" in call.wanted:
@@ -169,12 +171,12 @@ def _evaluate(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tenso
     if of_vocab is not None:
         name, function = of_vocab
         weight = given["weight"]
-        given[name] = torch.cat([function(weight[a:b].to(number)) for a, b in _blocks(weight, number)])
+        given[name] = torch.cat([function(weight[a:b].to(number)) for a, b in _blocks(weight, block)])
         if total is not None:
             leaves[name] = given[name].requires_grad_()
     sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     heads = {"weight": (total, d_hidden is not None), "teacher_weight": (None, False)}
-    operands = {name: Operand(given[name], *head) for name, head in heads.items() if name in given}
+    operands = {name: Operand(given[name], block, *head) for name, head in heads.items() if name in given}
     found: list[list[Tensor]] = []
     for first in range(0, max(count, 1), plan.tokens):
         last = min(count, first + plan.tokens)
@@ -201,7 +203,7 @@ def _evaluate(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tenso
         del made, part, of
     outputs = [_joined(list(parts), every.shape[0], index) for parts in zip(*found)]
     if of_vocab is not None and total is not None:
-        for a, b in _blocks(given["weight"], number):
+        for a, b in _blocks(given["weight"], block):
             with _recorded():
                 w = given["weight"][a:b].to(number, copy=True).requires_grad_()
                 (d,) = torch.autograd.grad(of_vocab[1](w), w, sums[of_vocab[0]][a:b])

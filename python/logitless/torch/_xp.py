@@ -314,6 +314,11 @@ def tokens(
     return Tokens(logps, found, target != head.ignore_index)
 
 
+def has_kernels(hidden: Tensor) -> bool:
+    """Returns whether the library's kernels compute the head."""
+    return backend(hidden).name == "native"
+
+
 def log_probs(hidden: Any, weight: Any, target: Any, bias: Any, head: Head, save: bool = False) -> Tensor:
     """save: save exponentials from forward to backward if possible."""
     asked = Asked(entropy=False, keep=None if save else False)

@@ -16,7 +16,9 @@ from jax_oracle import (
 )
 
 from logitless._library import parse_bytes
-from logitless.jax import Sharding, _backend, _portable, backend, linear_cross_entropy, linear_logprobs
+from logitless.jax import (
+    Sharding, _backend, _portable, backend, linear_cross_entropy, linear_logprobs, linear_sample, linear_top_logprobs, losses,
+)
 from logitless.jax._portable_plan import Plan, plan
 
 VOCAB = 101
@@ -198,6 +200,35 @@ def test_a_budget_is_a_ceiling(function, budget, by):
     compiled = jax.jit(function).lower(*SHAPES).compile({"xla_backend_optimization_level": 2})
     assert compiled.memory_analysis().temp_size_in_bytes <= (parse_bytes(budget) or (18 << 20))
     assert not re.findall(r"\[(?:2048,8192|8192,2048)\]", compiled.as_text())
+
+
+def divergence(budget):
+    return lambda h, w, y: losses.jsd_loss(h, w, h[:, :48], w[:, :48], targets=y, memory_budget=budget)
+
+
+@pytest.mark.skipif(not ON_CPU, reason="counts what XLA's CPU compiler stores")
+def test_formulas_of_whole_logits(monkeypatch):
+    """tests/python/losses compares them with the papers. Here are their memory, programs for a TPU, and samples."""
+    step = jax.jit(jax.value_and_grad(divergence("12MiB"), (0, 1)))
+    compiled = step.lower(*SHAPES).compile({"xla_backend_optimization_level": 2})
+    assert compiled.memory_analysis().temp_size_in_bytes <= 12 << 20
+    margin = jax.grad(lambda h, w, y: losses.arcface_loss(h, w, y, memory_budget="12MiB"), 1)
+    sample = lambda h, w, y: linear_sample(h, w, key=jax.random.key(0), top_k=9, memory_budget="12MiB")  # noqa: E731
+    for function in (step, margin, sample):
+        text = jax.export.export(jax.jit(function), platforms=["tpu"])(*SHAPES).mlir_module()
+        assert "custom_call @logitless" not in text and not re.findall(r"tensor<(?:2048x8192|8192x2048)x\w+>", text)
+    assert "JAX's own operations, because LOGITLESS_BACKEND=portable" in losses.explain_divergence(*SHAPES[:2], *SHAPES[:2])
+
+    hidden, weight = (jnp.asarray(RANDOM.standard_normal((n, 24)), "float32") for n in (90, 500))
+    calls = [lambda of=of: linear_sample(hidden, weight, key=jax.random.key(1), memory_budget="256KiB", **of).tokens
+             for of in (dict(top_k=50, top_p=0.9), dict(min_p=0.05), dict(temperature=0))]
+    calls += [lambda: linear_top_logprobs(hidden, weight, k=9).top_ids, lambda: losses.teacher_top_k(hidden, weight, k=9)[0]]
+    found = [call() for call in calls]
+    monkeypatch.delenv("LOGITLESS_BACKEND")
+    jax.clear_caches()
+    for ours, call in zip(found, calls):
+        np.testing.assert_array_equal(ours, call())
+    jax.clear_caches()
 
 
 def test_plans():

@@ -8,3 +8,13 @@ def f(request):
     import loss_frameworks
 
     return loss_frameworks.framework(request.param)
+
+
+@pytest.fixture
+def portable(f, monkeypatch):
+    """Takes the framework's own operations."""
+    monkeypatch.setenv("LOGITLESS_BACKEND", "portable")
+    clear = f.jax.clear_caches if hasattr(f, "jax") else int
+    clear()
+    yield
+    clear()

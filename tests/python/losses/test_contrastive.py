@@ -113,6 +113,11 @@ def test_margins(f, name, options, terms):
         assert error(f.numpy(one), other) < f.exact_gradient
 
 
+@pytest.mark.parametrize("case", MARGINS[::3], ids=str)
+def test_margins_in_the_frameworks_own_operations(f, case, portable):
+    test_margins(f, *case)
+
+
 def test_a_confident_row_and_rows_that_point_away(f):
     """A margin of 1 makes the own class no likelier than one 1 radian away, whose probability is 1e-13 without it. The
     loss rises with the angle, also where the angle and the margin exceed pi."""

@@ -149,6 +149,13 @@ def test_bad_vocabularies_are_named(f, message, call):
     assert message in str(raised.value)
 
 
+def test_the_frameworks_own_operations(f, portable):
+    test_divergences(f)
+    if f.target == "target":  # formulas are the same; JAX would compile for ten seconds
+        test_total_variation_and_vocabularies(f)
+        test_the_students_top_k(f)
+
+
 def best(f, k, **options):
     return f.losses.teacher_top_k(*teacher(f), f.array(TEACHER_BIAS), k=k, **options)
 

@@ -36,7 +36,7 @@ def planned(monkeypatch):
     def plan(beta, **options):
         a = {**distillation.DIVERGENCE, **options}
         call = shared.call(_xp, *student, *teacher, None, None, beta, a)
-        chunked = _formulas.chunked("divergence", call.memory_budget, call.executor)
+        chunked = _formulas._MADE[_formulas._key("divergence", call.memory_budget, call.executor)]
         forward = chunked._planned((call.given, tuple(call.form)), {}).forward
         plan.request = forward.request
         [chosen] = [p for p in program(forward.request).report["plans"] if p["chosen"]]

@@ -1,6 +1,7 @@
 """The implementation in PyTorch's own operations: options against float64, budgets as ceilings, devices without
 kernels, and systems without the library."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -11,8 +12,13 @@ import oracle
 import pytest
 import torch
 import torch.distributed
+from logitless._losses.chunks import plan_of
 from logitless._options import HeadOptions, LossOptions
-from logitless.torch import _backend, _portable, backend, groups, linear_cross_entropy, linear_logprobs
+from logitless.torch import (
+    _backend, _chunks, _portable, backend, groups, linear_cross_entropy, linear_logprobs, linear_sample,
+    linear_top_logprobs, losses,
+)
+from logitless.torch._peak import peak_of
 from logitless.torch._precision import products_in
 from logitless.torch.ranks import ALL, VocabShard
 from test_loss import compare, problem
@@ -31,8 +37,9 @@ def portable(monkeypatch):
 @pytest.fixture
 def wide_products(monkeypatch):
     """Emulates a device that multiplies 16-bit matrices with results in fp32."""
-    monkeypatch.setattr(_portable, "has_wide_products", lambda device, dtype: True)
-    monkeypatch.setattr(_portable, "wide_product", lambda a, b: (a.double() @ b.double()).float())
+    for module in (_portable, _chunks):
+        monkeypatch.setattr(module, "has_wide_products", lambda device, dtype: True)
+        monkeypatch.setattr(module, "wide_product", lambda a, b: (a.double() @ b.double()).float())
 
 
 def options_of(tokens, vocab):
@@ -175,6 +182,12 @@ def test_a_device_without_kernels_and_no_synchronisation(monkeypatch):
             sum(t.sum() for t in outputs).backward()
             assert loss.shape == () and index.shape == (90,) and accuracy.is_meta
             assert all(t.grad.is_meta and t.grad.dtype == t.dtype for t in (given[0], given[1], given[3]))
+    hidden, weight, teacher, target = two_heads(torch.bfloat16)
+    given = [t.detach().to("meta").requires_grad_() for t in (hidden, weight)]
+    teacher, target = [t.to("meta") for t in teacher], target.to("meta")
+    for formula in (jsd, arcface):
+        assert all(g.is_meta for g in torch.autograd.grad(formula(*given, teacher, target), given))
+    assert linear_sample(*given, top_k=9).tokens.is_meta
 
 
 def test_ignored_tokens_of_devices_that_compute_them(monkeypatch):
@@ -275,6 +288,86 @@ def test_backend(monkeypatch):
         assert backend(hidden.double()) == ("portable", "the library has no kernels for float64")
 
 
+# --- Formulas of whole logits; tests/python/losses compares them with the papers.
+
+
+def two_heads(dtype, tokens=90, vocab=500):
+    g = oracle.generator(12)
+    shapes = (tokens, 24), (vocab, 24), (tokens, 16), (vocab, 16)
+    student, weight, *teacher = (torch.randn(*shape, generator=g).to(dtype) for shape in shapes)
+    target = torch.randint(0, vocab, (tokens,), generator=g)
+    target[::4] = -100
+    return student.requires_grad_(), weight.requires_grad_(), teacher, target
+
+
+def jsd(hidden, weight, teacher, target, **options):
+    return losses.jsd_loss(hidden, weight, *teacher, target=target, weight_hard_loss=0.5, softcap=5.0, **options)
+
+
+def arcface(hidden, weight, teacher, target, **options):
+    return losses.arcface_loss(hidden, weight, target, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_chunks_of_16_bit_formulas(dtype, reduction, wide_products, monkeypatch):
+    """Wide products round the gradients of logits; float16 has them at a scale of its own."""
+    hidden, weight, teacher, target = two_heads(dtype)
+    scale = 1024.0 if dtype == torch.float16 else 1.0  # as a GradScaler's
+    monkeypatch.setattr(_chunks, "plan_of", lambda *_: plan_of(*_)._replace(tokens=32))
+    exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    for formula in (jsd, arcface):
+        loss = formula(hidden, weight, teacher, target, reduction=reduction).sum()
+        value = formula(*exact, [t.double() for t in teacher], target, reduction=reduction).sum()
+        found, others = (torch.autograd.grad(x * scale, of) for x, of in ((loss, (hidden, weight)), (value, exact)))
+        for one, other in zip(found, others):
+            assert one.dtype == dtype and oracle.error(one, other) < 2 * torch.finfo(dtype).eps
+
+
+def test_budgets_of_formulas():
+    hidden, weight, teacher, target = two_heads(torch.float32, 128, 4000)
+    for budget in (1 << 20, 6 << 20, None):
+        limit = budget or 17 << 20
+        for formula in (jsd, arcface):
+            call = functools.partial(formula, hidden, weight, teacher, target, memory_budget=budget)
+            assert peak_of(lambda call=call: torch.autograd.grad(call(), (hidden, weight)))[0] <= limit
+        calls = (lambda: linear_sample(hidden, weight, top_p=0.9, seed=1, memory_budget=budget),
+                 lambda: losses.teacher_top_k(*teacher, k=9, memory_budget=budget))
+        assert all(peak_of(call)[0] <= limit for call in calls)
+    with pytest.raises(ValueError, match="memory_budget: 1000 bytes is below the least plan .* needs [0-9]+ bytes"):
+        jsd(hidden, weight, teacher, target, memory_budget=1000)
+    text = losses.explain_divergence(hidden, weight, *teacher, target=target, memory_budget="6MiB")
+    assert "PyTorch's own operations, because LOGITLESS_BACKEND=portable" in text and "96 tokens x 4000 entries in " in text
+
+
+def test_samples_are_those_of_the_library(monkeypatch):
+    hidden, weight, teacher, target = two_heads(torch.float32)
+    options = dict(), dict(top_k=50, top_p=0.9), dict(min_p=0.05, temperature=0.7), dict(temperature=0)
+    calls = [lambda of=of: linear_sample(hidden, weight, seed=3, memory_budget="256KiB", **of)[0] for of in options]
+    calls += [lambda: linear_top_logprobs(hidden, weight, k=9).top_ids, lambda: losses.teacher_top_k(*teacher, k=9)[0]]
+    found = [call() for call in calls]
+    monkeypatch.delenv("LOGITLESS_BACKEND")
+    assert all(torch.equal(ours, call()) for ours, call in zip(found, calls))
+
+
+def test_formulas_under_transforms_and_torch_compile():
+    hidden, weight, teacher, target = two_heads(torch.float32)
+    for formula in (jsd, arcface):
+        for reduction in ("mean", "none"):
+            def loss(x, w, formula=formula, reduction=reduction):
+                return formula(x, w, teacher, target, reduction=reduction).mean()
+
+            exact = torch.autograd.grad(loss(hidden, weight), (hidden, weight))
+            by_func = torch.func.grad(loss, (0, 1))(hidden.detach(), weight.detach())
+            traced = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(hidden, weight), (hidden, weight))
+            for ours in (by_func, traced):
+                assert all(oracle.error(a, b) < 1e-6 for a, b in zip(ours, exact))
+        batch = torch.stack([hidden.detach(), 2 * hidden.detach()])
+        assert oracle.error(torch.func.vmap(loss, (0, None))(batch, weight.detach())[1], loss(batch[1], weight)) < 1e-6
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        torch.autograd.grad(loss(hidden, weight), hidden, create_graph=True)
+
+
 WITHOUT = """
 import torch
 import logitless
@@ -291,6 +384,7 @@ assert torch.allclose(loss, wanted, rtol=1e-5)
 log_prob, entropy, lse = lt.linear_logprobs(hidden, weight, target)
 (log_prob.sum() + entropy.sum()).backward()
 lt.losses.grpo_loss(hidden, weight, target, torch.ones(2))
+lt.losses.student_top_k_loss(hidden, weight, hidden, weight, k=3).backward()
 for call in (
     lambda: logitless.kernels(), lambda: logitless.Program(""), lambda: logitless.Communicator.threads(2),
     lambda: lt.autochunk(lambda x, w: (x @ w.t()).logsumexp(-1).sum(), executor="native")(hidden, weight),

@@ -1,29 +1,49 @@
-"""Formulas of whole logits that autochunk chunks, by name, budget and executor."""
+"""Formulas of whole logits, by name, budget and executor: autochunk chunks them where the library's kernels serve, and
+``_chunks.py`` elsewhere."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..._library import require
-from ..._losses.options import CHUNKED_CALLS, SLACK
+import jax
+
+from ..._library import parse_bytes
+from ..._losses.options import SLACK
+from .. import _chunks
 from .._autochunk import autochunk
-from .._backend import platform_of_jax, refusal_of
+from .._backend import backend
+from .._chunks import FORMULAS
 
-FORMULAS: dict[str, Callable[..., Any]] = {}
+_explained: dict[tuple, str] = {}  # of portable calls
 
 
 @functools.lru_cache(maxsize=64)
-def chunked(what: str, memory_budget: int | str | None, executor: str):
-    """Returns the chunked formula; a budget that cannot be met is an error. Generated code runs where the library has no
-    kernels."""
-    require(CHUNKED_CALLS[what])
-    if refusal_of(platform_of_jax()):
-        executor = "python"
+def _made(what: str, memory_budget: int | str | None, executor: str) -> Any:
+    """Returns the formula chunked by autochunk; a budget that cannot be met is an error."""
     made = autochunk(
         FORMULAS[what], memory_budget=memory_budget, executor=executor, strict=memory_budget is not None
     )
     made.limits = replace(made.limits, slack=SLACK)
     return made
+
+
+class chunked(NamedTuple):
+    """A formula that is computed chunk by chunk."""
+
+    what: str
+    memory_budget: int | str | None
+    executor: str
+
+    def __call__(self, given: dict[str, jax.Array], *form: Any):
+        chosen = backend()
+        if chosen.name != "portable":
+            return _made(*self)(given, *form)
+        budget = parse_bytes(self.memory_budget)
+        _explained[self] = _chunks.explain(self.what, budget, chosen.reason, given, *form)
+        return _chunks.run(self.what, budget, given, *form)
+
+    def explain(self) -> str:
+        """Describes the plan of the last call."""
+        return _explained[self] if backend().name == "portable" else _made(*self).explain()

@@ -10,7 +10,8 @@ from jax.typing import ArrayLike
 
 from ..._losses import contrastive as shared
 from .. import _xp as xp
-from ._formulas import FORMULAS, chunked
+from .._chunks import FORMULAS, OF_VOCAB
+from ._formulas import chunked
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,6 +32,7 @@ def _margin(given: dict[str, jax.Array], form: tuple) -> jax.Array:
 
 
 FORMULAS.update(margin=_margin)
+OF_VOCAB.update(margin=("over_norms", lambda rows: shared.over_norms(xp, rows)))
 
 
 @xp.takes({}, shared.info_nce_loss)

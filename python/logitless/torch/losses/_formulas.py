@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._library import parse_bytes, require
-from ..._losses.options import CHUNKED_CALLS, SLACK
+from ..._library import parse_bytes
+from ..._losses.options import SLACK
 from .. import _chunks
 from .._backend import why_portable
 from .._chunks import FORMULAS
@@ -24,7 +24,6 @@ def _key(what: str, memory_budget: int | str | None, executor: str) -> str:
     """Returns the key of the formula in _MADE. A budget that cannot be met raises at the call."""
     from .._autochunk import autochunk  # it imports PyTorch's compiler
 
-    require(CHUNKED_CALLS[what])
     key = f"{what} {memory_budget!r} {executor}"
     if key not in _MADE:
         strict = memory_budget is not None
