@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Measures the memory that docs/use/recipes save: the peak of PyTorch's allocator in one training step of each installed
-library, with its own loss and with logitless's, beyond the model.
+"""Runs a training step of each installed library, with its own loss and with logitless's, and prints loss, time and peak.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/recipes_torch.py
-        [--recipe NAME ...] [--sequences B --length T --dim D --vocab V] [--budget 8MiB]
+        [--recipe NAME ...] [--device cpu|cuda] [--sequences B --length T --dim D --vocab V] [--budget 8MiB]
+        [--steps N] [--tiny] [--json FILE]
 
-The model is a tiny Llama of two layers, float32, on the CPU; gradients are included. Recipes: trainer, trl-sft,
-trl-dpo, trl-grpo, torchtune, verl, plain (the model by itself, as Accelerate and Lightning call it).
+Each recipe is one of docs/use/recipes; a library that is not installed is named. The model is a Llama of two layers with
+random weights: tiny and in float32 on the CPU, of 128256 entries and in bfloat16 on a GPU. The peak is that of PyTorch's
+allocator in the first step, beyond the model, gradients included. The time is of a later step, after as many others.
+Losses of the two are compared, to 1e-4 in float32 and 1e-2 in bfloat16.
 """
 import argparse
 import gc
+import json
 import os
 import sys
 import tempfile
+import time
 import types
 import warnings
 from importlib.metadata import version
@@ -32,26 +36,37 @@ class Setting:
     def __init__(self, args):
         self.rows, self.length, self.dim, self.vocab, self.budget = (
             args.sequences, args.length, args.dim, args.vocab, args.budget)
+        self.device, self.steps = args.device, args.steps
+        self.dtype = torch.float32 if self.device == "cpu" else torch.bfloat16
 
     def model(self):
-        return models.tiny_llama(
-            self.vocab, hidden_size=self.dim, intermediate_size=2 * self.dim, max_position_embeddings=2 * self.length)
+        heads = dict(num_attention_heads=self.dim // 128, num_key_value_heads=self.dim // 128) if self.dim >= 512 else {}
+        made = models.tiny_llama(
+            self.vocab, hidden_size=self.dim, intermediate_size=2 * self.dim, max_position_embeddings=2 * self.length, **heads)
+        return made.to(self.device, self.dtype)
 
     def ids(self):
-        return torch.randint(3, self.vocab, (self.rows, self.length), generator=torch.Generator().manual_seed(0))
+        return torch.randint(3, self.vocab, (self.rows, self.length), generator=torch.Generator().manual_seed(0)).to(self.device)
 
 
 def arguments(setting, **more):
+    on_cpu = setting.device == "cpu"
     return dict(
-        output_dir="out", max_steps=1, per_device_train_batch_size=setting.rows, optim="sgd", report_to=[], save_strategy="no",
-        use_cpu=True, bf16=False, disable_tqdm=True, gradient_checkpointing=False, logging_strategy="no", **more)
+        output_dir="out", max_steps=setting.steps, per_device_train_batch_size=setting.rows, optim="sgd", report_to=[],
+        save_strategy="no", use_cpu=on_cpu, bf16=not on_cpu, disable_tqdm=True, gradient_checkpointing=False,
+        logging_strategy="no", **more)
+
+
+def backward(loss):
+    loss.backward()
+    return loss
 
 
 def plain(setting, ours):
     model, ids = setting.model(), setting.ids()
     if ours:
         lazy_head(model)
-    return lambda: model(input_ids=ids, labels=ids).loss.backward()
+    return lambda: backward(model(input_ids=ids, labels=ids).loss)
 
 
 def trainer(setting, ours):
@@ -114,7 +129,8 @@ def torchtune(setting, ours):
         max_seq_len=2 * setting.length, intermediate_dim=2 * setting.dim)
     loss.set_model_output(model)
     ids = setting.ids()
-    return lambda: loss(model(tokens=ids), ids.roll(-1, 1)).backward()
+    model = model.to(setting.device, setting.dtype)
+    return lambda: backward(loss(model(tokens=ids), ids.roll(-1, 1)))
 
 
 def verl(setting, ours):
@@ -125,32 +141,189 @@ def verl(setting, ours):
     integration.patch(memory_budget=setting.budget) if ours else integration.unpatch()
     model, ids = setting.model(), setting.ids()
     model.forward = types.MethodType(forward_with_torch_backend, model)
-    return lambda: model(input_ids=ids, return_dict=True).log_probs.sum().backward()
+    return lambda: backward(-model(input_ids=ids, return_dict=True).log_probs.mean())
+
+
+def verl_megatron(setting, ours):
+    """verl's kernel of the Megatron engine; its own wants Triton."""
+    import verl.utils.kernel.linear_cross_entropy as kernel
+
+    from logitless.torch.integrations import verl as integration
+
+    integration.patch(memory_budget=setting.budget) if ours else integration.unpatch()
+    model, ids = setting.model(), setting.ids()
+
+    def step():
+        hidden = model.model(ids).last_hidden_state
+        return backward(-kernel.linear_cross_entropy(hidden, model.lm_head.weight, ids.roll(-1, 1), 1.0, "none", None)[0].mean())
+
+    return step
+
+
+def megatron(setting, ours):
+    import contextlib
+
+    import torch.distributed as dist
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from logitless.torch.integrations import megatron as integration
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo" if setting.device == "cpu" else "nccl", rank=0, world_size=1, store=dist.HashStore())
+        parallel_state.initialize_model_parallel()
+        if setting.device == "cpu":
+            torch.cuda.current_device = lambda: "cpu"
+            tensor_parallel.get_cuda_rng_tracker().fork = contextlib.nullcontext
+        else:
+            tensor_parallel.model_parallel_cuda_manual_seed(0)
+    torch.manual_seed(0)
+    config = TransformerConfig(
+        num_layers=2, hidden_size=setting.dim, num_attention_heads=max(4, setting.dim // 128), use_cpu_initialization=True,
+        params_dtype=setting.dtype, pipeline_dtype=setting.dtype, bf16=setting.dtype == torch.bfloat16, hidden_dropout=0.0,
+        attention_dropout=0.0, bias_dropout_fusion=False)
+    model = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=setting.vocab, max_sequence_length=setting.length)
+    model = model.to(setting.device, setting.dtype)
+    if ours:
+        integration.patch(model, memory_budget=setting.budget)
+    ids, position = setting.ids(), torch.arange(setting.length, device=setting.device).expand(setting.rows, -1)
+    mask = torch.ones(1, 1, setting.length, setting.length, device=setting.device).tril() < 0.5
+    return lambda: backward(model(ids, position, mask, labels=ids.roll(-1, 1)).mean())
+
+
+def axolotl(setting, ours):
+    from axolotl.integrations import base
+    from axolotl.utils.dict import DictDefault
+
+    model, ids = setting.model(), setting.ids()
+    if ours:
+        plugin = base.load_plugin("logitless.torch.integrations.axolotl.LogitlessPlugin")
+        plugin.post_model_load(DictDefault(base_model="tiny"), model)
+    return lambda: backward(model(input_ids=ids, labels=ids).loss)
+
+
+def torchtitan(setting, ours):
+    from torchtitan.components.loss import ChunkedLossWrapper
+
+    if ours:
+        from logitless.torch.integrations.torchtitan import LazyLoss
+
+        loss = LazyLoss.Config().build()
+    else:
+        loss = ChunkedLossWrapper.Config().build()
+    model, ids = setting.model(), setting.ids()
+    loss.set_lm_head(model.lm_head)
+    count = torch.tensor(float(ids.numel()), device=setting.device)
+    return lambda: backward(loss(model.model(ids).last_hidden_state, ids.roll(-1, 1), count)[0])
+
+
+def deepspeed(setting, ours):
+    """ZeRO-3 of one process."""
+    import deepspeed
+
+    model, ids = setting.model(), setting.ids()
+    if ours:
+        lazy_head(model)
+    for name, value in dict(RANK=0, LOCAL_RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=29517).items():
+        os.environ.setdefault(name, str(value))
+    config = {"train_micro_batch_size_per_gpu": setting.rows, "zero_optimization": {"stage": 3},
+              "bf16": {"enabled": setting.dtype == torch.bfloat16}}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+    def step():
+        loss = engine(input_ids=ids, labels=ids).loss
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    return step
 
 
 RECIPES = {
     "plain": (plain, "transformers"), "trainer": (trainer, "transformers"), "trl-sft": (of_trl("sft"), "trl"),
     "trl-dpo": (of_trl("dpo"), "trl"), "trl-grpo": (of_trl("grpo"), "trl"), "torchtune": (torchtune, "torchtune"),
-    "verl": (verl, "verl"),
+    "torchtitan": (torchtitan, "torchtitan"), "axolotl": (axolotl, "axolotl"), "verl": (verl, "verl"),
+    "verl-megatron": (verl_megatron, "verl"), "megatron": (megatron, "megatron-core"), "deepspeed": (deepspeed, "deepspeed"),
 }
 
 
-def peak(recipe, setting, ours):
-    """Returns MiB. Trainers are cyclic garbage, which must not be freed while another one is measured."""
+def measure(recipe, setting, ours):
+    """Returns loss, milliseconds and the MiB of the peak. Trainers are cyclic garbage, which must not be freed while another
+    one is measured."""
+    torch.manual_seed(0)
     step = recipe(setting, ours)
     gc.collect()
-    return peak_of(step)[0] / 2**20
+    if setting.device == "cpu":
+        taken, result = peak_of(step)
+    else:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = step()
+        torch.cuda.synchronize()
+        taken = torch.cuda.max_memory_allocated() - before
+    loss = float(getattr(result, "training_loss", result))
+    runs = 1 if hasattr(result, "training_loss") else setting.steps  # a trainer runs its steps itself
+    begin = time.perf_counter()
+    for _ in range(runs):
+        step()
+    if setting.device == "cuda":
+        torch.cuda.synchronize()
+    return {"loss": loss, "ms": 1e3 * (time.perf_counter() - begin) / setting.steps, "mib": taken / 2**20}
+
+
+def row(name, setting):
+    """Returns the measurements of a recipe's two ways, or why there are none."""
+    recipe, package = RECIPES[name]
+    try:
+        result = {"package": f"{package} {version(package)}"}
+    except ImportError:
+        result = {"package": package}
+    for way, ours in (("before", False), ("logitless", True)):
+        try:
+            result[way] = measure(recipe, setting, ours)
+        except ImportError as error:
+            return {"not installed": str(error)}
+        except Exception as error:  # a library's own path may want another device, and the other rows go on
+            result[way] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
+    if all("loss" in result[way] for way in ("before", "logitless")):
+        first, second = result["before"]["loss"], result["logitless"]["loss"]
+        tolerance = 1e-4 if setting.dtype == torch.float32 else 1e-2
+        result["agrees"] = abs(first - second) <= tolerance * max(1.0, abs(first))
+    return result
+
+
+def text_of(name, result):
+    if "not installed" in result:
+        return f"{name}: not installed ({result['not installed']})"
+    lines = [f"{name} ({result['package']}):" + " the losses DIFFER" * (not result.get("agrees", True))]
+    for way in ("before", "logitless"):
+        at = result[way]
+        lines.append(f"  {way:10}" + (at["failed"] if "failed" in at else f"loss {at['loss']:.6f}, {at['ms']:.1f} ms, {at['mib']:.1f} MiB"))
+    return "\n".join(lines)
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", nargs="+", choices=RECIPES, default=list(RECIPES))
-    parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--vocab", type=int, default=32768)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    for name, value, on_gpu in (("sequences", 8, 8), ("length", 128, 1024), ("dim", 128, 2048), ("vocab", 32768, 128256)):
+        parser.add_argument(f"--{name}", type=int, help=f"default: {value}, with --device cuda {on_gpu}")
+        parser.set_defaults(**{f"default_{name}": {"cpu": value, "cuda": on_gpu}})
     parser.add_argument("--budget", default=None, help="memory_budget where the recipe has one")
-    return parser.parse_args()
+    parser.add_argument("--steps", type=int, help="timed; default: 1, with --device cuda 5")
+    parser.add_argument("--tiny", action="store_true", help="4 sequences of 16 tokens, dim 32, 2000 entries")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    tiny = dict(sequences=4, length=16, dim=32, vocab=2000) if args.tiny else {}
+    for name in ("sequences", "length", "dim", "vocab"):
+        if getattr(args, name) is None:
+            setattr(args, name, tiny.get(name, getattr(args, f"default_{name}")[args.device]))
+    args.steps = args.steps or (1 if args.device == "cpu" else 5)
+    return args
 
 
 def main():
@@ -158,21 +331,21 @@ def main():
     warnings.simplefilter("ignore")
     os.environ["HF_HUB_OFFLINE"] = "1"
     setting = Setting(args)
-    print(f"fp32 logits: {setting.rows * setting.length * setting.vocab * 4 / 2**20:.0f} MiB; "
-          f"the head's gradient: {setting.vocab * setting.dim * 4 / 2**20:.0f} MiB")
+    device = "CPU" if args.device == "cpu" else torch.cuda.get_device_name()
+    size = 2 if setting.dtype == torch.bfloat16 else 4
+    print(f"{device}, torch {torch.__version__}; {setting.rows} x {setting.length} x {setting.dim} x {setting.vocab}; fp32 logits: "
+          f"{setting.rows * setting.length * setting.vocab * 4 / 2**20:.0f} MiB; the head's gradient: "
+          f"{setting.vocab * setting.dim * size / 2**20:.0f} MiB")
+    if args.json:
+        args.json = args.json.resolve()
     os.chdir(tempfile.mkdtemp())
+    results = {}
     for name in args.recipe:
-        recipe, package = RECIPES[name]
-        try:
-            peaks = [peak(recipe, setting, ours) for ours in (False, True)]
-        except ImportError as error:
-            print(f"{name}: not here ({error})")
-            continue
-        try:
-            package = f"{package} {version(package)}"
-        except ImportError:
-            pass
-        print(f"{name} ({package}): {peaks[0]:.1f} MiB before, {peaks[1]:.1f} MiB with logitless", flush=True)
+        results[name] = row(name, setting)
+        print(text_of(name, results[name]), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
+    sys.exit(any("failed" in r.get("logitless", {}) or not r.get("agrees", True) for r in results.values()))
 
 
 if __name__ == "__main__":

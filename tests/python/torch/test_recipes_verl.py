@@ -1,5 +1,6 @@
 """docs/use/recipes/verl.md: the function behind verl's fused kernels, and its own forward around it."""
 
+import sys
 import types
 
 import pytest
@@ -68,21 +69,56 @@ def test_patch(functional, monkeypatch):
         recipe.patch()
 
 
-def test_forward_of_a_model(functional):
+def test_fused_kernel():
+    def fused(hidden, weight, vocab_ids, temperature):
+        return [x.view(2, 9) for x in recipe.linear_cross_entropy(hidden, weight, vocab_ids, temperature)]
+
+    check(fused)
+    hidden, weight, vocab_ids = problem()
+    assert all(x.shape == (18,) for x in recipe.linear_cross_entropy(hidden, weight, vocab_ids, 1.0, "none", None))
+    with pytest.raises(ValueError, match="reduction: expected 'none', got 'sum'"):
+        recipe.linear_cross_entropy(hidden, weight, vocab_ids, 1.0, "sum")
+
+
+def test_megatron_engine(functional, monkeypatch):
+    """The function that verl's Megatron engine calls on hidden states (with tensor parallelism: megatron_worker.py)."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")  # Megatron asks for it where it is imported
+    fused = pytest.importorskip("verl.models.mcore.model_forward_fused", exc_type=ImportError)
+    kernel = sys.modules["verl.utils.kernel.linear_cross_entropy"]
+    own = kernel.linear_cross_entropy
+    recipe.patch()
+    assert fused.linear_cross_entropy is kernel.linear_cross_entropy is recipe.linear_cross_entropy
+    monkeypatch.setattr(fused.parallel_state, "get_tensor_model_parallel_group", lambda: None)
+    hidden, weight, vocab_ids = problem()
+    found = fused.fused_output_processor(
+        hidden_states=hidden, output_layer=types.SimpleNamespace(weight=weight), output_weight=None, labels=vocab_ids,
+        context=fused.FusedOutputProcessorContext(temperature=0.7), config=types.SimpleNamespace(sequence_parallel=False),
+    )
+    for got, want in zip((found.log_probs, found.entropy), formula(hidden.double(), weight.double(), vocab_ids, 0.7)):
+        assert torch.allclose(got.double(), want.flatten(), atol=2e-5)
+    recipe.unpatch()
+    assert fused.linear_cross_entropy is kernel.linear_cross_entropy is own
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_forward_of_a_model(functional, backend):
     """verl's own forward for text models, installed by its monkey patch."""
     dense = pytest.importorskip("verl.models.transformers.dense_common", exc_type=ImportError)
     ids = torch.randint(3, VOCAB, (2, 12))
 
-    def step(model):
-        model.forward = types.MethodType(dense.forward_with_torch_backend, model)
+    def step(model, backend):
+        model.forward = types.MethodType(getattr(dense, f"forward_with_{backend}_backend"), model)
         found = model(input_ids=ids, return_dict=True, temperature=0.9)
         (found.log_probs.sum() - found.entropy.sum()).backward()
         return found, [p.grad for p in model.parameters()]
 
-    own, expected = step(tiny_llama())
-    before = recipe.patch().calls
-    ours, gradients = step(tiny_llama())
-    assert recipe.FusedLinearForPPO.calls == before + 1
-    assert torch.allclose(ours.log_probs, own.log_probs, atol=1e-5) and torch.allclose(ours.entropy, own.entropy, atol=1e-5)
+    own, expected = step(tiny_llama(), "torch")  # Triton's kernels do not run here
+    recipe.patch()
+    served = recipe.FusedLinearForPPO if backend == "torch" else recipe.linear_cross_entropy
+    before = served.calls
+    ours, gradients = step(tiny_llama(), backend)
+    assert served.calls == before + 1
+    for got, want in ((ours.log_probs, own.log_probs), (ours.entropy, own.entropy)):
+        assert torch.allclose(got.view(want.shape), want, atol=1e-5)
     for got, want in zip(gradients, expected):
         assert (got - want).norm() <= 2e-5 * want.norm()

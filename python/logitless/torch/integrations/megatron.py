@@ -1,0 +1,162 @@
+"""Megatron-Core's GPTModel with its output layer and its loss in one call of the library.
+
+``patch(model)`` changes the classes of the model and of its output layer. With labels, the layer hands its hidden states
+on instead of logits, and ``compute_language_model_loss`` computes the loss from them. Tensor and sequence parallelism
+are the layer's own: no rank has logits, nor a weight beyond its rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ... import _library as c
+from ..loss import linear_cross_entropy
+from ..ranks import Sharding
+
+_IGNORED = -100
+
+
+class _Logits:
+    """Logits that are not computed: the arguments of an output layer. They can be scaled."""
+
+    def __init__(self, layer: nn.Module, hidden: Tensor, weight: Tensor, scale: float = 1.0):
+        self.layer, self.hidden, self.weight, self.scale = layer, hidden, weight, scale
+
+    def __mul__(self, factor: float) -> _Logits:
+        return _Logits(self.layer, self.hidden, self.weight, self.scale * factor)
+
+    __rmul__ = __mul__
+
+
+class _Gathered(torch.autograd.Function):
+    """Losses [S / G, B] of each rank's tokens -> those of all [S, B]; the gradients, which are equal on all ranks, back."""
+
+    @staticmethod
+    def forward(ctx, losses: Tensor, group: Any) -> Tensor:
+        ctx.rank, ctx.rows = group.rank(), len(losses)
+        every = [torch.empty_like(losses) for _ in range(group.size())]
+        dist.all_gather(every, losses.contiguous(), group=group)
+        return torch.cat(every)
+
+    @staticmethod
+    def backward(ctx, d_losses: Tensor):
+        return d_losses[ctx.rank * ctx.rows :][: ctx.rows], None
+
+
+class _Output:
+    """Is mixed into the class of an output layer."""
+
+    _logitless_waits = False  # whether the model is about to compute a loss
+
+    def forward(self, input_: Tensor, weight: Optional[Tensor] = None, *args: Any, **kwargs: Any):
+        # Versions that ask the layer itself for the loss (cross_entropy_fusion_impl="linear") have further arguments.
+        if not self._logitless_waits or len(args) > 1 or set(kwargs) - {"runtime_gather_output"}:
+            return super().forward(input_, weight, *args, **kwargs)
+        return _Logits(self, input_, self.weight if weight is None else weight), None
+
+
+class _Model:
+    """Is mixed into the class of a model."""
+
+    _logitless_budget: int | str | None = None
+
+    def _postprocess(self, *args: Any, **kwargs: Any):
+        given = inspect.signature(super()._postprocess).bind(*args, **kwargs).arguments
+        if not self.post_process or given.get("labels") is None or given.get("output_processor") is not None:
+            return super()._postprocess(*args, **kwargs)
+        self.output_layer._logitless_waits = True
+        try:
+            return super()._postprocess(*args, **kwargs)
+        finally:
+            del self.output_layer._logitless_waits
+
+    def compute_language_model_loss(self, labels: Tensor, logits: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Returns the losses [B, S], float32; 0 where a label is negative. labels: [B, S]."""
+        if not isinstance(logits, _Logits):
+            return super().compute_language_model_loss(labels, logits, *args, **kwargs)
+        return _losses(labels, logits, self._logitless_budget)
+
+
+def _losses(labels: Tensor, logits: _Logits, budget: int | str | None) -> Tensor:
+    layer, sharding = logits.layer, None
+    group = layer.tp_group
+    targets = labels.transpose(0, 1)  # [S, B], as hidden is [S, B, D]
+    targets = targets.masked_fill(targets < 0, _IGNORED)
+    own = layer.sequence_parallel and group.size() > 1
+    if group.size() > 1:
+        rows = layer.output_size_per_partition
+        sharding = Sharding(group, vocab=rows * group.size(), vocab_begin=rows * group.rank(), tokens=own)
+    if own:
+        targets = targets.chunk(group.size())[group.rank()]
+    bias = None if layer.skip_bias_add else layer.bias
+    losses = linear_cross_entropy(
+        logits.hidden, logits.weight, targets.contiguous(), bias, reduction="none", ignore_index=_IGNORED,
+        logit_scale=logits.scale, sharding=sharding, memory_budget=budget,
+    )
+    if own:
+        losses = _Gathered.apply(losses, group)
+    return losses.transpose(0, 1).contiguous()
+
+
+def patch(model: nn.Module, memory_budget: int | str | None = None) -> nn.Module:
+    """Makes every GPTModel in a model (wrappers, pipeline stages) compute its loss without logits; returns the model.
+    A stage without an output layer stays as it is. ``unpatch(model)`` undoes it.
+
+    memory_budget: of a call of the head, as in ``linear_cross_entropy``.
+
+    Forwards without labels (inference) return logits as before. Losses of multi-token prediction are served, too. With
+    ``gradient_accumulation_fusion`` the weight's gradient goes to ``main_grad`` by way of ``grad``.
+
+    Raises ImportError without Megatron-Core and TypeError for a model without a GPTModel. Raises NotImplementedError for
+    an output layer of another class than ColumnParallelLinear, or one whose weight gradient is deferred.
+    """
+    c.parse_bytes(memory_budget)
+    found = _models(model)
+    if not found:
+        raise TypeError(f"model: expected one with a megatron.core GPTModel, got {type(model).__name__}")
+    column = importlib.import_module("megatron.core.tensor_parallel").ColumnParallelLinear
+    heads = [m for m in found if m.post_process]
+    for m in heads:
+        if not isinstance(m.output_layer, column):
+            raise NotImplementedError(f"output_layer: expected a ColumnParallelLinear, got {type(m.output_layer).__name__}")
+        if not hasattr(m, "_postprocess") or getattr(m.output_layer, "tp_group", None) is None:
+            raise NotImplementedError("megatron.core: expected version 0.13 or later, whose output layers have a tp_group")
+        if m.config.defer_embedding_wgrad_compute:
+            raise NotImplementedError("defer_embedding_wgrad_compute: expected False, got True")
+    for m in heads:
+        m._logitless_budget = memory_budget
+        _mix(m, _Model)
+        _mix(m.output_layer, _Output)
+    return model
+
+
+def unpatch(model: nn.Module) -> None:
+    """Undoes ``patch``; does nothing without one."""
+    for m in _models(model):
+        if isinstance(m, _Model):
+            del m._logitless_budget
+            for module in (m, m.output_layer):
+                module.__class__ = type(module).__bases__[1]
+
+
+def _models(model: nn.Module) -> list[nn.Module]:
+    gpt = importlib.import_module("megatron.core.models.gpt").GPTModel
+    return [m for m in model.modules() if isinstance(m, gpt)]
+
+
+def _mix(module: nn.Module, mixin: type) -> None:
+    if not isinstance(module, mixin):
+        module.__class__ = _mixed(type(module), mixin)
+
+
+@functools.cache
+def _mixed(of: type, mixin: type) -> type:
+    """Returns a subclass that goes by the name of its base: Megatron's converters ask for names."""
+    return type(of.__name__, (mixin, of), {"__module__": of.__module__, "__doc__": of.__doc__})
