@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 # Arguments of formulas with an element or a row for each token. Others are of the vocabulary, or one number.
 ROWS = frozenset((
-    "hidden", "teacher_hidden", "rows", "vocab_ids", "temperature", "top_p", "min_p", "counter"
+    "hidden", "teacher_hidden", "rows", "vocab_ids", "temperature", "top_p", "min_p", "counter", "normaliser",
+    "teacher_normaliser", "own",
 ))  # fmt: skip
 GRADIENTS = "hidden", "weight", "bias"
 
@@ -16,7 +17,10 @@ _LEAST_DEFAULT = 16 << 20  # bytes of a chunk without a budget
 _FEW_TOKENS = 32  # a GEMM of fewer takes longer than a second one
 
 # Copies of a chunk's logits that exist at a time, in numbers of the dtype of sums: measured, with and without gradients.
-_TILES = {"sample": (12, 12), "best_entries": (4, 4), "best": (5, 5), "divergence": (11, 10), "margin": (6, 3)}
+_TILES = {
+    "sample": (12, 12), "best_entries": (4, 4), "best": (5, 5), "divergence": (11, 10), "divergence_sums": (11, 10),
+    "margin": (6, 3),
+}  # fmt: skip
 
 
 def is_sum(what: str, form: tuple) -> bool:

@@ -19,13 +19,14 @@ from .options import HEAD, HEAD_DOCS, choice, count, flag, head_of, number
 # Keywords of every divergence, besides the targets.
 DIVERGENCE: dict[str, Any] = dict(
     reduction="mean", normalizer=None, weight_hard_loss=0.0, weight_soft_loss=1.0, teacher_softcap=None,
-    teacher_logit_scale=1.0, teacher_ids=None, executor="native", **HEAD,
+    teacher_logit_scale=1.0, teacher_ids=None, executor="native", sharding=None, **HEAD,
 )
 TEACHER: dict[str, Any] = {name: HEAD[name] for name in ("softcap", "logit_scale", "temperature", "memory_budget")}
 
 TEXTS = dict(
     arguments="""torch: hidden: [..., D]. weight: [V, D], of the same dtype: float32, bfloat16, float16 or float64.
-        torch:     bias: [V]. Every rank gathers a weight that is a sharded DTensor, also the teacher's; a warning names it.
+        torch:     bias: [V]. DTensors whose vocabulary is sharded as in ``linear_cross_entropy``, both models' over the same
+        torch:     ranks, are not gathered. Others that are sharded are, under torch.compile all of them; a warning names them.
         jax: hidden: [..., D]. weight: [V, D], of the same dtype: float32, bfloat16 or float16. bias: [V].
         teacher_hidden: [..., D']. teacher_weight: [V, D'], the dtype of teacher_hidden. teacher_bias: [V]. No gradients.
         {target}: [...], int32 or int64: tokens of ``ignore_index`` are ignored; None: all tokens count.
@@ -39,6 +40,10 @@ TEXTS = dict(
             of weight; -1: the teacher has none. The teacher's distribution is that of its softmax over these entries:
             of a draft vocabulary, or of a vocabulary that the teacher's is a part of. teacher_weight: [V', D']. Its rows
             are copied; only they are multiplied. With -1 the reverse KL is infinite.
+        torch: sharding: a ``Sharding``, as in ``linear_cross_entropy``: weights and biases of both models are this rank's shard.
+        torch:     It goes without teacher_ids, with rows, and in eager calls.
+        jax: sharding: a ``Sharding``: how both models' vocabulary and tokens are sharded over a mesh. None: taken from the
+        jax:     types of hidden and weight, if explicit. It goes without teacher_ids.
         executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations. Where
             ``backend`` says "portable", {name}'s operations run without autochunk, whatever it is.
         """
@@ -47,7 +52,7 @@ TEXTS = dict(
 
 
 _NONE = -1e30  # a logit or log-probability of zero probability, with finite differences
-_TOTAL_VARIATION = -1.0  # in the place of beta
+TOTAL_VARIATION = -1.0  # in the place of beta
 
 # --- Formulas of logits and log-probabilities.
 
@@ -63,22 +68,23 @@ def _half_sign(xp, a, b):
     return xp.where(a > b, 0.5, xp.where(a < b, -0.5, 0.0))
 
 
-def divergence(xp, student, teacher, beta: float) -> tuple[Any, ...]:
+def divergence(xp, student, teacher, beta: float, normalisers: tuple[Any, ...] = ()) -> tuple[Any, ...]:
     """Returns the divergence [N] of logits [N, V], which are scaled by the temperature, and what its gradient by the
-    student reads: both normalisers and a sum, [N].
+    student reads: both normalisers and a sum, [N]. With normalisers of a larger vocabulary, the divergence and the sum
+    are parts of that vocabulary's.
 
     Let p and q be the student's and the teacher's probabilities. The gradient is w - p sum(w), with w = (1 - beta) p
     log(p / m), or p log(p / q) for beta 1. This w is the derivative by log p, up to a constant. For beta 0 the gradient
     is p - q. Of the total variation sum_j |p_j - q_j| / 2, w is p sign(p - q) / 2. So a loop over vocabulary chunks
     needs only two numbers per row in advance, or only the normalisers.
     """
-    normalisers = xp.logsumexp(student, -1), xp.logsumexp(teacher, -1)
+    normalisers = normalisers or (xp.logsumexp(student, -1), xp.logsumexp(teacher, -1))
     p, q = (z - n[:, None] for z, n in zip((student, teacher), normalisers))
     if beta == 0.0:
         own = loss = (xp.exp(q) * (q - p)).sum(-1)
     elif beta == 1.0:
         own = loss = (xp.exp(p) * (p - q)).sum(-1)
-    elif beta == _TOTAL_VARIATION:
+    elif beta == TOTAL_VARIATION:
         own = (xp.exp(p) * _half_sign(xp, p, q)).sum(-1)
         loss = ((xp.exp(p) - xp.exp(q)) * _half_sign(xp, p, q)).sum(-1)
     else:
@@ -94,7 +100,7 @@ def divergence_gradient(xp, cotangent, beta: float, student, teacher, *saved):
     p, q = (n[:, None] - z for z, n in zip((student, teacher), normalisers))
     if beta == 0.0:
         return cotangent[:, None] * (xp.exp(-p) - xp.exp(-q))
-    if beta == _TOTAL_VARIATION:
+    if beta == TOTAL_VARIATION:
         ratio = _half_sign(xp, q, p)
     else:
         ratio = q - p if beta == 1.0 else (1 - beta) * _log_share(xp, p - q, 1 - beta)
@@ -125,13 +131,12 @@ class Form(NamedTuple):
     summed: bool
 
 
-def program(xp, of_logits, masked, given: Mapping[str, Any], form: tuple):
-    """Computes the loss by the plain formula, which autochunk chunks. given: arrays by the names of the arguments; rows
-    [N], factors of the tokens' losses; and with a hard loss the target ids [N].
+# The numbers of each token that a shard of the vocabulary reads: ``divergence``'s normalisers and sum.
+STATISTICS = "normaliser", "teacher_normaliser", "own"
 
-    of_logits(student, teacher, beta) is ``divergence`` with its gradient. masked(hidden, counts) replaces ignored rows
-    by zeros; the gradient of those rows is zero already, so it is not masked."""
-    f = Form(*form)
+
+def _logits(xp, masked, given: Mapping[str, Any], f: Form) -> tuple[Any, Any, Any]:
+    """Returns the student's logits, and those of the student and the teacher over the temperature."""
     # NaN or infinity at ignored tokens must not spread. Only the student's hidden states are copied, since the gradient
     # of weight reads them.
     counts = given["rows"][:, None] != 0.0
@@ -142,12 +147,31 @@ def program(xp, of_logits, masked, given: Mapping[str, Any], form: tuple):
     if "teacher_mask" in given:
         teacher = teacher + given["teacher_mask"]
     teacher = xp.where(counts, teacher, 0.0) if f.masked else teacher
-    p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, teacher))
-    each = f.soft * of_logits(p, q, f.beta)
+    return student, *(z / f.temperature if f.temperature != 1.0 else z for z in (student, teacher))
+
+
+def program(xp, of_logits, masked, given: Mapping[str, Any], form: tuple):
+    """Computes the loss by the plain formula, which autochunk chunks. given: arrays by the names of the arguments; rows
+    [N], factors of the tokens' losses; with a hard loss the target ids [N]; and for a shard of the vocabulary STATISTICS.
+
+    of_logits(student, teacher, beta, *statistics) is ``divergence`` with its gradient. masked(hidden, counts) replaces
+    ignored rows by zeros; the gradient of those rows is zero already, so it is not masked."""
+    f = Form(*form)
+    student, p, q = _logits(xp, masked, given, f)
+    known = [given[name] for name in STATISTICS if name in given]
+    each = f.soft * of_logits(p, q, f.beta, *known)
     if f.hard:
         each = each + f.hard * xp.cross_entropy(student, given["vocab_ids"])
     each = each * given["rows"]
     return each.sum() if f.summed else each
+
+
+def sums(xp, given: Mapping[str, Any], form: tuple) -> tuple[Any, Any]:
+    """Returns [N], [N]: the divergence and the sum of a shard of the vocabulary, with the normalisers of all of it."""
+    f = Form(*form)
+    _, p, q = _logits(xp, lambda hidden, counts: xp.where(counts, hidden, 0.0), given, f)
+    loss, _, _, own = divergence(xp, p, q, f.beta, tuple(given[name] for name in STATISTICS[:2]))
+    return loss, own
 
 
 def best(xp, given: Mapping[str, Any], softcap: float, scale: float, k: int) -> tuple[Any, Any]:
@@ -201,7 +225,8 @@ class Call(NamedTuple):
 
 
 def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: Mapping[str, Any]) -> Call:
-    """Returns a checked divergence. beta: from 0 to 1, or the total variation. a: the keywords of DIVERGENCE and the targets."""
+    """Returns a checked divergence. beta: from 0 to 1, or the total variation. a: the keywords of DIVERGENCE and the
+    targets; all_vocab, the size of a vocabulary of which the weights are a shard, or None."""
     target = a[xp.NAMES.target]
     head = head_of({**a, "temperature": 1.0})
     temperature = number("temperature", a["temperature"], above=0.0)
@@ -218,7 +243,7 @@ def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias,
     lead, vocab = tuple(xp.array("hidden", hidden).shape[:-1]), student["weight"].shape[0]
     teacher = _teacher(xp, teacher_hidden, teacher_weight, teacher_bias, lead, vocab, a["teacher_ids"])
     states = student["hidden"]
-    valid, vocab_ids, bad = valid_targets(xp, target, lead, head.ignore_index, vocab, states)
+    valid, vocab_ids, bad = valid_targets(xp, target, lead, head.ignore_index, a.get("all_vocab") or vocab, states)
     rows = xp.astype(valid, xp.float64 if states.dtype == xp.float64 else xp.float32)
     divisor = divisor_of(xp, a["reduction"], a["normalizer"], valid)
     if divisor is not None:
@@ -257,6 +282,8 @@ def jsd_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_b
     budget recomputes both models' logits. So does one below the fp32 sums of a 16-bit weight's gradient, 4 V D bytes
     (``explain_divergence``).
     torch: The backward scales the gradients in place.
+    A sharded vocabulary takes five GEMMs of a shard of the student and three of the teacher. Ranks exchange four numbers
+    for each token and the gradient of hidden; and hidden states where each rank has its own tokens.
     Planning takes about a second for each new number of tokens: pad to a few sizes with ``ignore_index``; padding costs
     as much as other tokens. On a GPU the native executor needs NVRTC (docs/use/gpu.md).
 
@@ -288,7 +315,7 @@ def total_variation_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bia
     / 2, which is 1 less the rate at which speculative decoding accepts a token of p (Zhou et al. 2024, DistillSpec).
     Arguments, result, cost, memory and errors: as in ``jsd_loss``."""
     return call(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, _TOTAL_VARIATION, options
+        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, TOTAL_VARIATION, options
     )
 
 

@@ -404,7 +404,7 @@ def operand(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def _warn_of_gathering(name: str, weight: Tensor) -> None:
-    """Warns that a sharded weight is gathered on every rank: divergences do not support a sharded vocabulary."""
+    """Warns that a sharded weight is gathered on every rank: a loss has no form for its placements."""
     placements = getattr(weight, "placements", ())
     if torch.compiler.is_compiling() or not any(p.is_shard() for p in placements) or weight.device_mesh.size() == 1:
         return

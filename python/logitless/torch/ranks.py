@@ -190,14 +190,15 @@ def vocab_shard_of(sharding: Any, rows: int, columns: int) -> VocabShard:
     group = group_of(name)
     first = sharding.vocab_begin
     if first is not None:
-        vocab = max(together(group, lambda: _rows(group, first + rows)))
+        vocab = max(together(group, lambda: row_counts(group, first + rows)))
         return VocabShard(name, vocab, first, sharding.tokens, exchange, interleaved=sharding.interleaved)
-    counts = together(group, lambda: _rows(group, rows))
+    counts = together(group, lambda: row_counts(group, rows))
     before = sum(counts[: group.communicator.rank])
     return VocabShard(name, sum(counts), before, sharding.tokens, exchange, interleaved=sharding.interleaved)
 
 
-def _rows(group: Group, rows: int) -> list[int]:
+def row_counts(group: Group, rows: int) -> list[int]:
+    """Returns the rows of each rank. Raises the error of a rank that failed before."""
     counts = group.gather(np.array([rows]))[:, 0]
     if (counts < 0).any():
         group._raise(counts < 0, b"")

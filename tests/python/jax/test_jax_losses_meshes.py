@@ -1,4 +1,6 @@
-"""Ready-made losses on meshes of two devices, against one device."""
+"""Ready-made losses on meshes of two and four devices, against one device."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -77,3 +79,42 @@ def test_grad_cache_repeats_dropout_on_each_device():
         assert relative_error(one, other) < 1e-5
     held = [steps[size].memory_analysis().temp_size_in_bytes for size in (16, 0)]
     assert held[0] < 1 << 20 < held[1], held
+
+
+V, D = 22, 6
+MODELS = normal(4, 6, D, seed=77), normal(V, D, seed=78), normal(V, seed=79)
+TEACHER = normal(4, 6, D + 3, seed=80), normal(V, D + 3, seed=81), normal(V, seed=82)
+TARGETS = np.where(np.arange(24).reshape(4, 6) % 5 == 1, -100, np.arange(24).reshape(4, 6) % V).astype(np.int32)
+DIVERGENCES = [
+    ("jsd_loss", dict(vocab="model", tokens="data"), dict(beta=0.3, temperature=1.5, softcap=4.0, teacher_softcap=5.0)),
+    ("forward_kl_loss", dict(vocab="model"), dict(weight_hard_loss=0.5, weight_soft_loss=0.7, logit_scale=0.8)),
+    ("reverse_kl_loss", dict(vocab="data", tokens="data"), dict(reduction="none", temperature=2.0)),
+    ("total_variation_loss", dict(vocab="model", tokens=P("data", "model")), dict(normalizer=7.0)),
+    ("jsd_loss", dict(tokens="data"), dict(reduction="sum", targets=None)),
+]
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+@pytest.mark.parametrize("name, layout, options", DIVERGENCES, ids=str)
+def test_divergences(name, layout, options):
+    options = {"targets": TARGETS, **options}
+    of_teacher = dict(teacher_hidden=TEACHER[0], teacher_weight=TEACHER[1], teacher_bias=TEACHER[2])
+    two = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def step(sharding):
+        def loss(hidden, weight, bias):
+            given = dict(hidden=hidden, weight=weight, bias=bias, **of_teacher, sharding=sharding, **options)
+            found = getattr(losses, name)(**given)
+            return (found * MODELS[0][..., 0]).sum() if found.ndim else found
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+
+    compiled = step(Sharding(two, **layout)).lower(*MODELS).compile()
+    (value, gradients), (expected, others) = compiled(*MODELS), step(None)(*MODELS)
+    assert relative_error(value, expected) < 2e-6
+    for one, other in zip(gradients, others):
+        assert relative_error(one, other) < 1e-5
+    assert not re.search(rf"\[{V},\d+\]\S* all-gather", compiled.as_text()), "a head is gathered"
+    frozen = jax.jit(jax.grad(lambda x: getattr(losses, name)(
+        x, *MODELS[1:2], *TEACHER[:2], sharding=Sharding(two, **layout), **{**options, "reduction": "sum", "normalizer": None}).sum()))
+    assert np.isfinite(frozen(MODELS[0])).all()

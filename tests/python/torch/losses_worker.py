@@ -14,8 +14,13 @@ def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    from torch.distributed.device_mesh import init_device_mesh
+
     contrast(rank, ranks)
     contrast_errors(rank, ranks)
+    divergences(rank, ranks)
+    dtensors(rank, ranks, init_device_mesh("cpu", (ranks,)))
+    divergence_errors(rank, ranks)
     dist.destroy_process_group()
     print("ok", flush=True)
 
@@ -98,3 +103,123 @@ def contrast_errors(rank, ranks):
             assert message in str(error), (message, error)
     found = info_nce_loss(x, x, sharding=everywhere._replace(vocab=4 * ranks, vocab_begin=4 * rank))
     assert torch.equal(found, info_nce_loss(x, x, sharding=everywhere))
+
+
+VOCAB = 61
+CASES = [
+    ("jsd_loss", dict(beta=0.3, temperature=1.5, softcap=4.0, logit_scale=0.8, teacher_softcap=5.0, teacher_logit_scale=1.2)),
+    ("forward_kl_loss", dict(weight_hard_loss=0.5, weight_soft_loss=0.7, softcap=4.0)),
+    ("reverse_kl_loss", dict(reduction="none", temperature=2.0)), ("total_variation_loss", dict(normalizer=7.0)),
+    ("forward_kl_loss", dict(reduction="none", weight_hard_loss=0.3)), ("jsd_loss", dict(reduction="sum", target=None)),
+]  # fmt: skip
+
+
+def models(tokens, dtype=torch.float32, vocab=VOCAB):
+    """Returns hidden [T, D], weight, bias, and the teacher's three with another width; and targets, some ignored."""
+    torch.manual_seed(7)
+    shapes = (tokens, DIM), (vocab, DIM), (vocab,), (tokens, DIM + 3), (vocab, DIM + 3), (vocab,)
+    target = torch.randint(0, vocab, (tokens,))
+    target[1::4] = -100
+    return [torch.randn(shape).to(dtype) for shape in shapes], target
+
+
+def exact(name, given, target, options, shares):
+    """Returns the loss of one process in float64, and its gradients by hidden, weight and bias."""
+    from logitless.torch import losses
+
+    leaves = [t.double().requires_grad_() for t in given[:3]]
+    hidden, weight, bias, of_teacher = *leaves, [t.double() for t in given[3:]]
+    loss = getattr(losses, name)(hidden, weight, *of_teacher[:2], bias, of_teacher[2], **{"target": target, **options})
+    return loss, torch.autograd.grad((loss * shares).sum() if loss.dim() else loss, leaves)
+
+
+def divergences(rank, ranks):
+    """Uneven shards of the vocabulary: of some entries, of all but one rank's none, and of a 16-bit head. All ranks have
+    all tokens, or each has its own."""
+    from logitless.torch import Sharding, losses
+
+    sizes = [9 - 2 * r for r in range(ranks)]
+    tokens = sum(sizes)
+    shares = torch.linspace(0.5, 2, tokens)
+    for case, (name, options) in enumerate(CASES):
+        rows, dtype = [([40, 21], torch.float32), ([0, 61], torch.float32), ([33, 28], torch.bfloat16)][case % 3]
+        given, target = models(tokens, dtype)
+        expected, gradients = exact(name, given, target, options, shares)
+        for own in (False, True):
+            hidden, of_teacher, y, share = (t.split(sizes)[rank] if own else t for t in (given[0], given[3], target, shares))
+            hidden, weight, bias = (t.clone().requires_grad_() for t in (hidden, *(t.split(rows)[rank] for t in given[1:3])))
+            with Traffic() as traffic:
+                loss = getattr(losses, name)(
+                    hidden, weight, of_teacher, given[4].split(rows)[rank], bias, given[5].split(rows)[rank],
+                    sharding=Sharding(dist.group.WORLD, tokens=own), **{"target": y, **options})
+                ((loss * share).sum() if loss.dim() else loss).backward()
+            what = (name, options, rows, own)
+            close(loss, expected.split(sizes)[rank] if own and loss.dim() else expected, what)
+            wanted = gradients[0].split(sizes)[rank] if own else gradients[0], *(g.split(rows)[rank] for g in gradients[1:])
+            for t, g in zip((hidden, weight, bias), wanted):
+                assert t.grad.dtype is dtype
+                close(t.grad, g, what, 1e-5 if dtype is torch.float32 else 4e-3)
+            if not options.get("weight_hard_loss"):
+                assert traffic.bytes < 4 * max(sizes) * (2 * DIM + 8) + 200, (what, traffic.bytes)
+
+
+def dtensors(rank, ranks, mesh):
+    """Heads that are DTensors are not gathered. Hidden states of each rank's own (FSDP) give it a loss of its own, and the
+    weights the mean of the gradients; replicated ones and those that are sharded by tokens give one loss."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    from logitless.torch import losses
+
+    tokens = 4 * ranks
+    for name, options in CASES[:2]:
+        given, target = models(tokens)
+        heads = [distribute_tensor(t, mesh, [Shard(0)]) for t in (given[1], given[2], given[4], given[5])]
+        for kind in ("replicated", "tokens", "own"):
+            placed = [Shard(0)] if kind == "tokens" else [Replicate()]
+            part = slice(4 * rank, 4 * rank + 4) if kind == "own" else slice(None)
+            states = [given[0][part], given[3][part]]
+            if kind != "own":
+                states = [distribute_tensor(t, mesh, placed) for t in states]
+            leaves = [t.detach().clone().requires_grad_() for t in (states[0], *heads[:2])]
+            y = distribute_tensor(target, mesh, placed) if kind == "tokens" else target[part]
+            with Traffic() as traffic:
+                loss = getattr(losses, name)(
+                    leaves[0], leaves[1], states[1], heads[2], leaves[2], heads[3], **{**options, "target": y})
+                loss.backward()
+            assert not any(shape[0] == VOCAB for shape in traffic.redistributed), traffic.redistributed
+            parts = [slice(4 * r, 4 * r + 4) for r in range(ranks)] if kind == "own" else [slice(None)]
+            results = []
+            for p in parts:
+                rows = [given[0][p], *given[1:3], given[3][p], *given[4:]]
+                results.append(exact(name, rows, target[p], options, None))
+            what, (expected, gradients) = (name, kind), results[rank if kind == "own" else 0]
+            close(loss, expected, what)
+            grad = leaves[0].grad
+            close(grad.full_tensor() if isinstance(grad, DTensor) else grad, gradients[0], what)
+            for i in (1, 2):
+                mean = sum(g[i] for _, g in results) / len(results)
+                close(leaves[i].grad.full_tensor(), mean, what)
+
+
+def divergence_errors(rank, ranks):
+    """An error of one rank is raised on all."""
+    from logitless.torch import Sharding, losses
+
+    given, target = models(4, vocab=4)
+    here, sharding = slice(2 * rank, 2 * rank + 2), Sharding(dist.group.WORLD)
+    plain = dict(hidden=given[0], weight=given[1][here], teacher_hidden=given[3], teacher_weight=given[4][here], sharding=sharding)
+    few = dict(hidden=given[0][:3], teacher_hidden=given[3][:3])
+    for wrong, message in (
+        (dict(teacher_weight=given[4]) if rank == 0 else {}, "teacher_weight: expected [2, D]"),
+        (few if rank == 0 else {}, "hidden: expected the same tokens on all ranks, got [3, 4]"),
+        (dict(target=torch.full((4,), 9)), "target: expected a class below 4"),
+        (dict(teacher_ids=torch.arange(2)), "teacher_ids: expected None beside sharding"),
+        (dict(sharding=sharding._replace(tokens=True, weight="columns")), "sharding.weight: 'columns' have no divergences"),
+        (dict(sharding="ranks"), "sharding: expected logitless.torch.Sharding"),
+        (dict(hidden=given[0].double(), weight=given[1][here].double()), "sharding: expected float32"),
+    ):
+        try:
+            losses.jsd_loss(**{**plain, **wrong})
+            raise AssertionError(f"nothing was raised: {message}")
+        except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+            assert message in str(error), (message, error)

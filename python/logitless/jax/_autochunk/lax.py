@@ -259,7 +259,7 @@ def _clamp(w, e, low, x, high):
 # --- views and copies
 
 
-@handles("stop_gradient", "copy", "copy_p", "name", "optimization_barrier", "device_put")
+@handles("stop_gradient", "copy", "copy_p", "name", "optimization_barrier", "device_put", "reshard")
 def _same(w, e, *x):
     return x[0] if len(e.outputs) == 1 else x
 

@@ -5,6 +5,7 @@ top K of the teacher or student.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,10 +15,13 @@ from jax.typing import ArrayLike
 from ..._losses import distillation as shared
 from ..._losses.options import HEAD, HeadKeywords
 from .. import _xp as xp
+from . import _sharded
 from ._formulas import FORMULAS, chunked
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ..sharding import Sharding
 
 DIVERGENCE: dict[str, Any] = dict(targets=None, **shared.DIVERGENCE)
 
@@ -32,6 +36,7 @@ class DivergenceKeywords(HeadKeywords, total=False):
     teacher_logit_scale: float
     teacher_ids: ArrayLike | None
     executor: str
+    sharding: Sharding | None
 
 
 class TopK(NamedTuple):
@@ -42,18 +47,21 @@ class TopK(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _divergence(student: jax.Array, teacher: jax.Array, beta: float) -> jax.Array:
-    """``shared.divergence`` with its gradient by the student."""
-    return shared.divergence(xp, student, teacher, beta)[0]
+def _divergence(student: jax.Array, teacher: jax.Array, beta: float, statistics: tuple[jax.Array, ...]) -> jax.Array:
+    """``shared.divergence`` with its gradient by the student. statistics: STATISTICS of a vocabulary of which the logits
+    are a shard, or none."""
+    return shared.divergence(xp, student, teacher, beta, statistics[:2])[0]
 
 
-def _divergence_forward(student, teacher, beta: float):
-    loss, *saved = shared.divergence(xp, student, teacher, beta)
-    return loss, (student, teacher, *saved)
+def _divergence_forward(student, teacher, beta: float, statistics):
+    loss, *saved = shared.divergence(xp, student, teacher, beta, statistics[:2])
+    return loss, (student, teacher, statistics or tuple(saved), statistics)
 
 
 def _divergence_backward(beta: float, saved, cotangent):
-    return shared.divergence_gradient(xp, cotangent, beta, *saved), jnp.zeros_like(saved[1])
+    student, teacher, read, statistics = saved
+    made = shared.divergence_gradient(xp, cotangent, beta, student, teacher, *read)
+    return made, jnp.zeros_like(teacher), tuple(jnp.zeros_like(a) for a in statistics)
 
 
 _divergence.defvjp(_divergence_forward, _divergence_backward)
@@ -68,8 +76,8 @@ _masked.defvjp(lambda hidden, counts: (_masked(hidden, counts), None), lambda _,
 
 
 def _program(given: dict[str, jax.Array], form: tuple) -> jax.Array:
-    def of_logits(student, teacher, beta: float):
-        return _divergence(student, jax.lax.stop_gradient(teacher), beta)
+    def of_logits(student, teacher, beta: float, *statistics):
+        return _divergence(student, jax.lax.stop_gradient(teacher), beta, statistics)
 
     return shared.program(xp, of_logits, _masked, given, form)
 
@@ -78,7 +86,17 @@ def _best(given: dict[str, jax.Array], softcap: float, scale: float, k: int) -> 
     return shared.best(xp, given, softcap, scale, k)
 
 
-FORMULAS.update(divergence=_program, best=_best)
+def _sums(given: dict[str, jax.Array], form: tuple) -> tuple[jax.Array, jax.Array]:
+    return shared.sums(xp, given, form)
+
+
+FORMULAS.update(divergence=_program, divergence_sums=_sums, best=_best)
+
+
+def _on_mesh_or(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], options: dict[str, Any]) -> jax.Array:
+    """Computes a divergence: on a mesh that shards the vocabulary or the tokens, or on one device."""
+    found = _sharded.divergence(loss, arrays, options)
+    return loss(xp, *arrays, **options).run(chunked) if found is None else found
 
 
 @xp.takes(DIVERGENCE, shared.jsd_loss, shared.TEXTS)
@@ -88,9 +106,8 @@ def jsd_loss(
     *, beta: float = 0.5, **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
     """Generalised Jensen-Shannon divergence of the next token (Agarwal et al. 2024)."""
-    return shared.jsd_loss(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta=beta, **options
-    ).run(chunked)
+    arrays = hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    return _on_mesh_or(shared.jsd_loss, arrays, {**options, "beta": beta})
 
 
 @xp.takes(DIVERGENCE, shared.forward_kl_loss, shared.TEXTS)
@@ -100,9 +117,8 @@ def forward_kl_loss(
     **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
     """KL(q || p) of the next token, with the teacher's distribution q and the student's p."""
-    return shared.forward_kl_loss(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(chunked)
+    arrays = hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    return _on_mesh_or(shared.forward_kl_loss, arrays, options)
 
 
 @xp.takes(DIVERGENCE, shared.reverse_kl_loss, shared.TEXTS)
@@ -112,9 +128,8 @@ def reverse_kl_loss(
     **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
     """KL(p || q) of the next token, with the student's distribution p and the teacher's q."""
-    return shared.reverse_kl_loss(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(chunked)
+    arrays = hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    return _on_mesh_or(shared.reverse_kl_loss, arrays, options)
 
 
 @xp.takes(DIVERGENCE, shared.total_variation_loss, shared.TEXTS)
@@ -124,9 +139,8 @@ def total_variation_loss(
     **options: Unpack[DivergenceKeywords],
 ) -> jax.Array:
     """Total variation distance of the next token's distributions p and q."""
-    return shared.total_variation_loss(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(chunked)
+    arrays = hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    return _on_mesh_or(shared.total_variation_loss, arrays, options)
 
 
 @xp.takes(DIVERGENCE, None)

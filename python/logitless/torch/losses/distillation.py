@@ -4,6 +4,7 @@ top K of the teacher or student.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from ..._losses import distillation as shared
 from ..._losses.options import HEAD, HeadKeywords
 from .. import _xp as xp
+from ..ranks import Sharding
+from . import _sharded
 from ._formulas import FORMULAS, chunked
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ class DivergenceKeywords(HeadKeywords, total=False):
     teacher_logit_scale: float
     teacher_ids: Optional[Tensor]
     executor: str
+    sharding: Optional[Sharding]
 
 
 class TopK(NamedTuple):
@@ -43,15 +47,17 @@ class _Divergence(torch.autograd.Function):
     """``shared.divergence`` with its gradient by the student."""
 
     @staticmethod
-    def forward(ctx, student: Tensor, teacher: Tensor, beta: float) -> Tensor:
-        loss, *saved = shared.divergence(xp, student, teacher, beta)
-        ctx.beta = beta
-        ctx.save_for_backward(student, teacher, *saved)
+    def forward(ctx, student: Tensor, teacher: Tensor, beta: float, *statistics: Tensor) -> Tensor:
+        """statistics: STATISTICS of a vocabulary, of which the logits are a shard."""
+        loss, *saved = shared.divergence(xp, student, teacher, beta, statistics[:2])
+        ctx.beta, ctx.count = beta, len(statistics)
+        ctx.save_for_backward(student, teacher, *(statistics or saved))
         return loss
 
     @staticmethod
     def backward(ctx, cotangent: Tensor):
-        return shared.divergence_gradient(xp, cotangent, ctx.beta, *ctx.saved_tensors), None, None
+        made = shared.divergence_gradient(xp, cotangent, ctx.beta, *ctx.saved_tensors)
+        return made, None, None, *(None,) * ctx.count
 
 
 class _Masked(torch.autograd.Function):
@@ -72,7 +78,17 @@ def _best(given: dict[str, Tensor], softcap: float, scale: float, k: int) -> tup
     return shared.best(xp, given, softcap, scale, k)
 
 
-FORMULAS.update(divergence=_program, best=_best)
+def _sums(given: dict[str, Tensor], form: tuple) -> tuple[Tensor, Tensor]:
+    return shared.sums(xp, given, form)
+
+
+def _over_ranks_or(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    """Computes a divergence: over the ranks that share the vocabulary, or on this one."""
+    of_ranks = _sharded.divergence(loss, arrays, options)
+    return loss(xp, *arrays, **options).run(chunked) if of_ranks is None else of_ranks
+
+
+FORMULAS.update(divergence=_program, divergence_sums=_sums, best=_best)
 
 
 @xp.takes(DIVERGENCE, shared.jsd_loss, shared.TEXTS)
@@ -82,9 +98,8 @@ def jsd_loss(
     *, beta: float = 0.5, **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence of the next token (Agarwal et al. 2024)."""
-    return shared.jsd_loss(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta=beta, **options
-    ).run(chunked)
+    arrays = hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    return _over_ranks_or(shared.jsd_loss, arrays, {**options, "beta": beta})
 
 
 @xp.takes(DIVERGENCE, shared.forward_kl_loss, shared.TEXTS)
@@ -94,9 +109,8 @@ def forward_kl_loss(
     **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
     """KL(q || p) of the next token, with the teacher's distribution q and the student's p."""
-    return shared.forward_kl_loss(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(chunked)
+    arrays = hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    return _over_ranks_or(shared.forward_kl_loss, arrays, options)
 
 
 @xp.takes(DIVERGENCE, shared.reverse_kl_loss, shared.TEXTS)
@@ -106,9 +120,8 @@ def reverse_kl_loss(
     **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
     """KL(p || q) of the next token, with the student's distribution p and the teacher's q."""
-    return shared.reverse_kl_loss(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(chunked)
+    arrays = hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    return _over_ranks_or(shared.reverse_kl_loss, arrays, options)
 
 
 @xp.takes(DIVERGENCE, shared.total_variation_loss, shared.TEXTS)
@@ -118,9 +131,8 @@ def total_variation_loss(
     **options: Unpack[DivergenceKeywords],
 ) -> Tensor:
     """Total variation distance of the next token's distributions p and q."""
-    return shared.total_variation_loss(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, **options
-    ).run(chunked)
+    arrays = hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    return _over_ranks_or(shared.total_variation_loss, arrays, options)
 
 
 @xp.takes(DIVERGENCE, None)

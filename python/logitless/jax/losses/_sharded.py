@@ -1,0 +1,132 @@
+"""Divergences of a vocabulary that is sharded over a mesh: each device computes over its own vocabulary entries, and the
+devices exchange log-sum-exps and sums of each token, and the gradient of hidden states."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from ..._losses import distillation as shared
+from ..._losses.head import divisor_of
+from ..._losses.options import Head, choice, number
+from .. import _xp as xp, sharding as meshes
+from .._axes import axes_of, varying
+from ..head import GRADIENTS, all_gradients, type_of, wanted_gradients
+from ..loss import linear_cross_entropy
+from ._formulas import chunked
+
+_UNCOUNTED = 1e4  # a normaliser of ignored tokens, whose probabilities are then 0
+
+
+class _Call(NamedTuple):
+    axes: tuple[str, ...]  # of the vocabulary
+    form: shared.Form
+    memory_budget: Any
+    executor: str
+
+    def run(self, what: str, given: dict[str, jax.Array], form: shared.Form):
+        return chunked(what, self.memory_budget, self.executor)(given, tuple(form))
+
+
+def _given(inputs: dict, fixed: dict) -> dict[str, jax.Array]:
+    return {name: a for name, a in {**inputs, **fixed}.items() if a is not None}
+
+
+def _forward(call: _Call, inputs: dict, fixed: dict) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Returns the divergences [N], and STATISTICS."""
+    f, given = call.form, _given(inputs, fixed)
+    counts = given["rows"] != 0
+    targets = jnp.where(counts, 0, -100)
+    normalisers = []
+    for name, cap, scale in (("", f.softcap, f.scale), ("teacher_", f.teacher_softcap, f.teacher_scale)):
+        head = Head(-100, cap / f.temperature if cap else None, scale / f.temperature, call.memory_budget)
+        operands = given[name + "hidden"], given[name + "weight"], targets, given.get(name + "bias")
+        local = xp.log_probs_and_lse(*operands, head)[1]
+        top = jax.lax.pmax(local, call.axes)
+        whole = top + jnp.log(jax.lax.psum(jnp.exp(local - top), call.axes))
+        normalisers.append(jnp.where(counts, whole, _UNCOUNTED))
+    of = varying({**given, **dict(zip(shared.STATISTICS, normalisers))}, axes_of(*given.values()))
+    loss, own = jax.lax.psum(call.run("divergence_sums", of, f), call.axes)
+    return loss, (*normalisers, own)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _each(call: _Call, inputs: dict, fixed: dict) -> jax.Array:
+    """inputs: hidden, weight and bias of this shard. fixed: the teacher's, and rows [N], 0 for ignored tokens."""
+    return _forward(call, inputs, fixed)[0]
+
+
+def _each_forward(call: _Call, inputs, fixed):
+    values = {name: None if p is None else p.value for name, p in inputs.items()}
+    others = {name: None if p is None else p.value for name, p in fixed.items()}
+    loss, statistics = _forward(call, values, others)
+    return loss, (wanted_gradients(inputs), values, others, statistics)
+
+
+def _each_backward(call: _Call, saved, cotangent):
+    wanted, inputs, fixed, statistics = saved
+    types, axes = {name: type_of(value) for name, value in inputs.items()}, axes_of(inputs["hidden"])
+    leaves = {of: inputs[of] for name, of in GRADIENTS.items() if wanted[name].size > 0}
+    found = {}
+    if leaves and not isinstance(cotangent, SymbolicZero):
+        more = {**dict(zip(shared.STATISTICS, statistics)), "rows": cotangent}
+        others = {**_given(inputs, fixed), **varying(more, axes)}
+        total = lambda by: call.run("divergence", {**others, **by}, call.form._replace(summed=True))  # noqa: E731
+        made = jax.grad(total)(leaves)
+        found = {name: made[of] for name, of in GRADIENTS.items() if of in made}
+    return all_gradients(found, types, axes), None
+
+
+_each.defvjp(_each_forward, _each_backward, symbolic_zeros=True)
+
+
+def divergence(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], options: dict[str, Any]) -> jax.Array | None:
+    """Returns the loss on a mesh, or None without one. loss: a function of ``_losses/distillation.py``."""
+    hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias = arrays
+    sharding = options["sharding"]
+    sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
+    if sharding is None:
+        return None
+    if options["teacher_ids"] is not None:
+        raise NotImplementedError("teacher_ids: expected None beside sharding, since entries of the teacher are on other ranks")
+    hard, soft = (number(name, options[name], 0.0) for name in ("weight_hard_loss", "weight_soft_loss"))
+    choice("reduction", options["reduction"], ("none", "mean", "sum"))
+    plain = {**options, "reduction": "none", "normalizer": None, "weight_hard_loss": 0.0, "weight_soft_loss": 1.0}
+    call = loss(xp, *arrays, **plain)
+    if hard and options["targets"] is None:
+        raise ValueError(f"targets: expected them with weight_hard_loss={hard}, got None")
+    rows = call.given["rows"].reshape(call.lead)
+    given = dict(
+        hidden=hidden, weight=weight, bias=bias, teacher_hidden=teacher_hidden, teacher_weight=teacher_weight,
+        teacher_bias=teacher_bias, rows=jnp.where(rows != 0, 1.0, 0.0),
+    )
+    of_shards = _Call(sharding._vocab, call.form, call.memory_budget, call.executor)
+
+    def function(a):
+        lead = a["rows"].shape
+        student = xp.checked_head("", a["hidden"], a["weight"], a["bias"])
+        fixed = jax.lax.stop_gradient(xp.checked_head("teacher_", a["teacher_hidden"], a["teacher_weight"], a["teacher_bias"]))
+        fixed["rows"] = a["rows"].reshape(-1)
+        if not sharding._vocab:
+            return (), (of_shards.run("divergence", {**student, **fixed}, call.form).reshape(lead),)
+        axes = axes_of(*student.values(), *fixed.values())
+        inputs = {"bias": None, **varying(student, axes)}
+        return (), (_each(of_shards, inputs, varying(fixed, axes)).reshape(lead),)
+
+    (each,) = sharding._map(function, meshes._checked(sharding, given))[1]
+    each = jnp.where(rows != 0, soft * each * rows, 0.0)
+    if hard:
+        each = each + hard * linear_cross_entropy(
+            hidden, weight, options["targets"], bias, reduction="none", ignore_index=options["ignore_index"],
+            softcap=options["softcap"], logit_scale=options["logit_scale"], memory_budget=options["memory_budget"],
+            sharding=sharding,
+        )
+    if options["reduction"] == "none":
+        return each
+    divisor = divisor_of(xp, options["reduction"], options["normalizer"], rows != 0)
+    return each.sum() if divisor is None else each.sum() / divisor
