@@ -19,6 +19,7 @@ from torch import Tensor
 from .._losses.chunks import GRADIENTS, ROWS, Plan, Sizes, block_bytes, described, is_sum, plan_of
 from ._autochunk.transforms import requires_grad
 from ._portable import has_wide_products, wide_product
+from ._portable_tokens import Tokens, may_count
 from ._precision import autocast_dtype
 from .autograd import Function, multiplied, refuse_second_derivatives, scaled, transformed
 
@@ -67,7 +68,7 @@ class Operand:
                     self.total[first:last].addmm_(d[:, first:last].t(), x)
             return made
         unit = None
-        if d.dtype != torch.bfloat16 and self.weight.dtype == torch.float16:  # of size 1 in float16
+        if self.weight.dtype == torch.float16:  # of size 1 in float16
             largest = torch.where(d.isfinite(), d.abs(), 0).amax() if d.numel() else d.new_zeros(())
             unit = torch.where(largest > 0, largest, 1.0)
         d = (d if unit is None else d / unit).to(self.weight.dtype)
@@ -135,82 +136,96 @@ class _Call(NamedTuple):
         return plan_of(self.sizes(given, tokens), self.budget)
 
 
-def _tokens(given: dict[str, Tensor]) -> tuple[int, Optional[Tensor]]:
-    """Returns the number of tokens that are computed, and their index if some are ignored. Only a CPU knows it without
-    waiting."""
-    first = given["hidden" if "hidden" in given else "teacher_hidden"]
-    factors = given.get("rows")
-    if factors is None or factors.device.type != "cpu":
-        return first.shape[0], None
+def _tokens(given: dict[str, Tensor]) -> Tokens:
+    """Returns the tokens that are computed: those whose factor is not 0, if it may be read."""
+    first, factors = given["hidden" if "hidden" in given else "teacher_hidden"], given.get("rows")
+    if factors is None or not may_count(factors.device, first.numel() * given["weight"].shape[0]):
+        return Tokens(first.shape[0], None)
     index = factors.nonzero()[:, 0]  # NaN is a factor of a bad target
-    return (first.shape[0], None) if len(index) == first.shape[0] else (len(index), index)
+    return Tokens(first.shape[0], None) if len(index) == first.shape[0] else Tokens(len(index), index)
 
 
-def _evaluate(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tensor] = None) -> tuple[list[Tensor], list[Tensor]]:
+class _Run:
+    """A call while its chunks are computed: its tensors, and the sums of its gradients."""
+
+    def __init__(self, call: _Call, tensors: tuple[Tensor, ...]):
+        self.call = call
+        self.given = given = {name: t.detach() for name, t in zip(call.names, tensors)}
+        self.dtypes = {name: t.dtype for name, t in given.items()}
+        self.rows = {name for name, t in given.items() if name in ROWS and t.dim()}
+        self.tokens = _tokens(given)
+        self.plan = call.plan(given, self.tokens.count)
+        self.all = given["hidden" if "hidden" in given else "teacher_hidden"]
+        self.number, self.block = number_of(self.all.dtype), block_bytes(call.budget)
+        self.leaves: dict[str, Tensor] = {}  # whose gradients autograd computes, beside those of hidden
+        self.d_hidden = self.d_weight = None
+        if "hidden" in call.wanted:
+            self.d_hidden = torch.zeros_like(self.all, memory_format=torch.contiguous_format)
+        if "weight" in call.wanted:
+            self.d_weight = torch.zeros(given["weight"].shape, dtype=self.number, device=self.all.device)
+        if "bias" in call.wanted:
+            given["bias"] = self.leaves["bias"] = given["bias"].to(self.number).requires_grad_()
+        self.of_vocab = OF_VOCAB.get(call.what)
+        if self.of_vocab is not None:
+            name, function = self.of_vocab
+            weight = given["weight"]
+            given[name] = torch.cat([function(weight[a:b].to(self.number)) for a, b in _blocks(weight, self.block)])
+            if self.d_weight is not None:
+                self.leaves[name] = given[name].requires_grad_()
+        self.sums = {name: torch.zeros_like(leaf) for name, leaf in self.leaves.items()}
+        heads = {"weight": (self.d_weight, self.d_hidden is not None), "teacher_weight": ()}
+        self.operands = {name: Operand(given[name], self.block, *head) for name, head in heads.items() if name in given}
+
+    def chunk(self, first: int, last: int, upstream: Optional[Tensor]) -> tuple[Tensor, ...]:
+        """Returns the outputs of some tokens, and adds their gradients."""
+        take, wanted = self.tokens.take, bool(self.call.wanted)
+        part: dict[str, Any] = {n: take(t, first, last) if n in self.rows else t for n, t in self.given.items()}
+        part |= self.operands
+        leaves = dict(self.leaves)
+        if wanted:
+            part["hidden"] = leaves["hidden"] = part["hidden"].detach().requires_grad_()
+        with _recorded() if wanted else contextlib.nullcontext():
+            made = FORMULAS[self.call.what](part, *self.call.form)
+            made = made if isinstance(made, tuple) else (made,)
+            if wanted:
+                d = take(upstream, first, last) if upstream is not None and upstream.dim() else upstream
+                gradients = torch.autograd.grad(made[0], list(leaves.values()), d, allow_unused=True)
+        if wanted:
+            found = dict(zip(leaves, gradients))
+            self.tokens.put(self.d_hidden, first, last, found["hidden"])
+            for name, total in self.sums.items():
+                total += found[name]
+        return tuple(t.detach() for t in made)
+
+    def gradients(self) -> list[Tensor]:
+        """Returns the gradients of all chunks, in the dtypes of their tensors."""
+        if self.of_vocab is not None and self.d_weight is not None:
+            name, function = self.of_vocab
+            for a, b in _blocks(self.given["weight"], self.block):
+                with _recorded():
+                    w = self.given["weight"][a:b].to(self.number, copy=True).requires_grad_()
+                    (d,) = torch.autograd.grad(function(w), w, self.sums[name][a:b])
+                self.d_weight[a:b] += d
+        found = {"hidden": self.d_hidden, "weight": self.d_weight, "bias": self.sums.get("bias")}
+        return [found[name].to(self.dtypes[name]) for name in self.call.wanted]
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """Returns the sum of chunks' sums, or the results of all tokens. Those that were not computed are 0."""
+        if parts[0].dim() == 0:
+            return torch.stack(parts).sum()
+        made = torch.cat(parts)
+        if self.tokens.index is None:
+            return made
+        return made.new_zeros((self.all.shape[0], *made.shape[1:])).index_copy_(0, self.tokens.index, made)
+
+
+def _evaluate(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tensor] = None) -> list[Tensor]:
     """Returns the outputs of a formula, and the gradients of call.wanted. upstream: the gradient of its first
     output, [] or [N]; None: 1."""
-    given = {name: t.detach() for name, t in zip(call.names, tensors)}
-    count, index = _tokens(given)
-    plan = call.plan(given, count)
-    rows = {name for name, t in given.items() if name in ROWS and t.dim()}
-    every = given["hidden" if "hidden" in given else "teacher_hidden"]
-
-    def of_chunk(t: Tensor, first: int, last: int) -> Tensor:
-        return t[first:last] if index is None else t.index_select(0, index[first:last])
-
-    number, block = number_of(every.dtype), block_bytes(call.budget)
-    total = d_hidden = None
-    leaves: dict[str, Tensor] = {}
-    if "weight" in call.wanted:
-        total = torch.zeros_like(given["weight"], dtype=number, memory_format=torch.contiguous_format)
-    if "hidden" in call.wanted:
-        d_hidden = torch.zeros_like(every, memory_format=torch.contiguous_format)
-    if "bias" in call.wanted:
-        given["bias"] = leaves["bias"] = given["bias"].to(number).requires_grad_()
-    of_vocab = OF_VOCAB.get(call.what)
-    if of_vocab is not None:
-        name, function = of_vocab
-        weight = given["weight"]
-        given[name] = torch.cat([function(weight[a:b].to(number)) for a, b in _blocks(weight, block)])
-        if total is not None:
-            leaves[name] = given[name].requires_grad_()
-    sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    heads = {"weight": (total, d_hidden is not None), "teacher_weight": (None, False)}
-    operands = {name: Operand(given[name], block, *head) for name, head in heads.items() if name in given}
-    found: list[list[Tensor]] = []
-    for first in range(0, max(count, 1), plan.tokens):
-        last = min(count, first + plan.tokens)
-        part = {name: of_chunk(t, first, last) if name in rows else t for name, t in given.items()} | operands
-        of = dict(leaves)
-        if call.wanted:
-            part["hidden"] = of["hidden"] = part["hidden"].detach().requires_grad_()
-        with _recorded() if call.wanted else contextlib.nullcontext():
-            made = FORMULAS[call.what](part, *call.form)
-            made = made if isinstance(made, tuple) else (made,)
-            if call.wanted:
-                d = of_chunk(upstream, first, last) if upstream is not None and upstream.dim() else upstream
-                gradients = dict(zip(of, torch.autograd.grad(made[0], list(of.values()), d, allow_unused=True)))
-        found.append([t.detach() for t in made])
-        if call.wanted:
-            if d_hidden is not None:
-                if index is None:
-                    d_hidden[first:last] = gradients["hidden"]
-                else:
-                    d_hidden.index_copy_(0, index[first:last], gradients["hidden"])
-            for name, sum_of in sums.items():
-                sum_of += gradients[name]
-            del gradients
-        del made, part, of
-    outputs = [_joined(list(parts), every.shape[0], index) for parts in zip(*found)]
-    if of_vocab is not None and total is not None:
-        for a, b in _blocks(given["weight"], block):
-            with _recorded():
-                w = given["weight"][a:b].to(number, copy=True).requires_grad_()
-                (d,) = torch.autograd.grad(of_vocab[1](w), w, sums[of_vocab[0]][a:b])
-            total[a:b] += d
-    of_input = {"hidden": d_hidden, "weight": total, "bias": sums.get("bias")}
-    like = dict(zip(call.names, tensors))
-    return outputs, [of_input[name].to(like[name].dtype) for name in call.wanted]
+    run = _Run(call, tensors)
+    count, step = run.tokens.count, run.plan.tokens
+    found = [run.chunk(first, min(count, first + step), upstream) for first in range(0, max(count, 1), step)]
+    return [*(run.joined(list(parts)) for parts in zip(*found)), *run.gradients()]
 
 
 @contextlib.contextmanager
@@ -222,16 +237,6 @@ def _recorded() -> Iterator[None]:
         yield
 
 
-def _joined(parts: list[Tensor], tokens: int, index: Optional[Tensor]) -> Tensor:
-    """Returns the sum of chunks' sums, or the results of all tokens. Those that were not computed are 0."""
-    if parts[0].dim() == 0:
-        return torch.stack(parts).sum()
-    made = torch.cat(parts)
-    if index is None:
-        return made
-    return made.new_zeros((tokens, *made.shape[1:])).index_copy_(0, index, made)
-
-
 def _run(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tensor] = None) -> list[Tensor]:
     """Returns the outputs and the gradients, through an operator if something traces or transforms the call."""
     if torch.compiler.is_compiling() or transformed() or any(type(t) not in _PLAIN for t in tensors):
@@ -239,8 +244,7 @@ def _run(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tensor] = 
     kind = tensors[0].device.type
     off = torch.autocast(kind, enabled=False) if autocast_dtype(kind) is not None else contextlib.nullcontext()
     with torch.no_grad(), off:
-        outputs, gradients = _evaluate(call, tensors, upstream)
-    return [*outputs, *gradients]
+        return _evaluate(call, tensors, upstream)
 
 
 _PLAIN = torch.Tensor, torch.nn.Parameter, torch.nn.Buffer
@@ -372,7 +376,7 @@ def run(what: str, budget: int, given: dict[str, Tensor], *form: Any):
 def explain(what: str, budget: int, reason: str, given: dict[str, Tensor], *form: Any) -> str:
     """Describes the plan of a call."""
     call = call_of(what, budget, given, form)
-    tokens = _tokens(given)[0]
+    tokens = _tokens(given).count
     when = "gradients with the loss" if _is_joint(call, given) else "gradients in the backward"
     when = when if call.wanted else "no input needs a gradient"
     return described(call.sizes(given, tokens), call.plan(given, tokens), "PyTorch", reason, when)

@@ -236,12 +236,14 @@ def _planned_together(group: ranks.Group, key: Any, build: Callable[[], Call]) -
     return found
 
 
-def run(kind: Kind, options: LossOptions | HeadOptions, shard: ranks.VocabShard, *groups: Tensors) -> Optional[Call]:
+def run(
+    kind: Kind, options: LossOptions | HeadOptions, shard: ranks.VocabShard, *groups: Tensors, later: tuple[bool, ...] = ()
+) -> Optional[Call]:
     """Plans and runs a C call on the tensors of its structs, inputs first. Returns the planned call, or None if it ran
-    without one."""
+    without one. later: as in ``_portable.run``."""
     device = groups[0]["hidden"].device
     if not is_native(groups[0]["hidden"]) or isinstance(groups[0]["weight"], QuantizedWeight):
-        return _portable.run(kind.name, options, shard, *groups)
+        return _portable.run(kind.name, options, shard, *groups, later=later)
     tensors = [t for group in groups for t in group.values()]
     present = [t for t in tensors if t is not None]
 

@@ -1,9 +1,9 @@
 """The C calls in PyTorch's own operations, for devices and dtypes without kernels, and machines without the library.
 
 Logits exist for a chunk of tokens or a block of the vocabulary at a time, in fp32 (float64 for float64). Gradients of a
-loss are made in the forward. Sums of gradients are fp32 and rounded once. On the CPU, rows whose targets are all
-ignored are left out. Elsewhere they are computed as zeros, since their number is not known without synchronisation with
-the device.
+loss are made in the forward. Sums of gradients are fp32 and rounded once. Rows whose targets are all ignored are left
+out. On a GPU their number is known only after a synchronisation: small heads, and calls in a CUDA graph's capture,
+compute them as zeros instead.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ._portable_plan import Sizes, plan_of
 from ._portable_rows import (
     Outputs, Slopes, Statistics, Targets, exponentials, logit_gradients, output_slopes, targets_of, token_losses,
 )
+from ._portable_tokens import COUNTED, counted_tokens, is_cpu
 from ._precision import autocast_dtype, products_in
 from .quantized import QuantizedWeight
 
-_COUNTED = 1 << 20  # targets in a pass over the weights of tokens
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -44,48 +44,6 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
-class _Tokens(NamedTuple):
-    """The tokens that are computed: all, or those of an index."""
-
-    count: int
-    index: Optional[Tensor]
-
-    def take(self, t: Optional[Tensor], first: int, last: int) -> Optional[Tensor]:
-        if t is None:
-            return None
-        return t[first:last] if self.index is None else t.index_select(0, self.index[first:last])
-
-    def put(self, t: Optional[Tensor], first: int, last: int, values: Optional[Tensor]) -> None:
-        if t is None:
-            return
-        if self.index is None:
-            t[first:last].copy_(values)
-        else:
-            t.index_copy_(0, self.index[first:last], values.to(t.dtype))
-
-
-def _counted_tokens(targets: Tensor, ignore_index: int, vocab: int) -> _Tokens:
-    """Returns the tokens that are computed. On the CPU it raises ValueError for a target outside the vocabulary, as the
-    library's kernels do; elsewhere such a token's outputs become NaN."""
-    tokens, per_token = targets.shape
-    if targets.device.type != "cpu" or not tokens:
-        return _Tokens(tokens, None)
-    step = max(1, _COUNTED // max(per_token, 1))
-    rows = torch.zeros(tokens, dtype=torch.bool)
-    for first in range(0, tokens, step):
-        found = targets_of(targets[first : first + step], ignore_index, vocab)
-        if bool(found.bad.any()):
-            row, k = found.bad.nonzero()[0].tolist()
-            entry = f", entry {k}" if per_token > 1 else ""
-            raise ValueError(
-                f"targets: {int(targets[first + row, k])} at position {first + row}{entry} is outside [0, {vocab}) and "
-                f"not ignore_index {ignore_index}"
-            )
-        rows[first : first + step] = found.row
-    count = int(rows.sum())
-    return _Tokens(tokens, None) if count == tokens else _Tokens(count, rows.nonzero()[:, 0])
-
-
 class _Rows(NamedTuple):
     """Some tokens between forward and backward."""
 
@@ -99,9 +57,9 @@ class _Rows(NamedTuple):
 class _Head:
     """The head of one call: its operands, its plan, and its gradients."""
 
-    def __init__(self, options, shard, inputs, wanted: dict[str, Optional[Tensor]], spare: int):
+    def __init__(self, options, shard, inputs, wanted: dict[str, Optional[Tensor]], spare: int, later=()):
         """wanted: outputs by the names of the C structs, of which only gradients are read here. spare: more memory of a
-        chunk's logits that a pass over them needs."""
+        chunk's logits that a pass over them needs. later: whether a backward will need each gradient; empty: none."""
         hidden, self.weight, self.bias = inputs["hidden"], inputs["weight"], inputs["bias"]
         lead = hidden.shape[:-1]
         self.options, self.shard, self.device = options, shard, hidden.device
@@ -119,7 +77,8 @@ class _Head:
         self.quantized = isinstance(self.weight, QuantizedWeight)
         self.by_blocks = self.cast or self.quantized  # of weight
         self.d_hidden, self.d_weight, self.d_bias = (wanted.get(n) for n in ("d_hidden", "d_weight", "d_bias"))
-        self.tokens = _counted_tokens(self.targets, options.ignore_index, self.vocab)
+        work = self.hidden.numel() * self.vocab  # the same on all ranks
+        self.tokens = counted_tokens(self.targets, options.ignore_index, self.vocab, work)
         if self.d_hidden is not None:
             self.d_hidden = self.d_hidden.view(self.hidden.shape)
         for gradient in (self.d_hidden, self.d_weight, self.d_bias):
@@ -127,21 +86,26 @@ class _Head:
                 gradient.zero_()
         self.factor: Optional[Tensor] = None  # multiplies gradients before they are rounded
         self.sum_bias = None if self.d_bias is None else torch.zeros_like(self.d_bias, dtype=self.number)
-        size = self.number.itemsize
-        self.plan = plan_of(
-            Sizes(
-                self.tokens.count, self.hidden.shape[1], self.weight.shape[0], self.targets.shape[1], size, self.cast,
-                self.direct, spare + bool(options.softcap), self.d_hidden is not None,
-                self.d_weight is not None or self.d_bias is not None,
-                self.d_hidden is not None and self._is_summed_apart(self.d_hidden),
-                self.d_weight is not None and self._is_summed_apart(self.d_weight),
-                self.device.type == "cpu", bool(shard.group), self.quantized,
-            ),
-            options.memory_budget,
-        )
+        needs = (t is not None for t in (self.d_hidden, self.d_weight, self.d_bias))
+        if later and options.memory_budget > 0:
+            plan_of(self._sizes(spare, *later), options.memory_budget)  # so that the backward does not raise
+        self.plan = plan_of(self._sizes(spare, *needs), options.memory_budget)
         self.sum_hidden = self.sum_weight = None
         self._buffer: Optional[Tensor] = None
         self._dequantized: Optional[tuple[Tensor, Tensor]] = None  # a block of a quantised weight, and rounded
+
+    def _sizes(self, spare: int, of_hidden: bool, of_weight: bool, of_bias: bool) -> Sizes:
+        """Returns the sizes of a call with some gradients. One that has no memory yet has the dtype of its input."""
+
+        def apart(gradient: Optional[Tensor], operand: Any) -> bool:
+            return self._is_summed_apart(operand if gradient is None else gradient)
+
+        return Sizes(
+            self.tokens.count, self.hidden.shape[1], self.weight.shape[0], self.targets.shape[1], self.number.itemsize,
+            self.cast, self.direct, spare + bool(self.options.softcap), of_hidden, of_weight or of_bias,
+            of_hidden and apart(self.d_hidden, self.hidden), of_weight and apart(self.d_weight, self.weight),
+            is_cpu(self.device), bool(self.shard.group), self.quantized,
+        )
 
     def _is_summed_apart(self, gradient: Tensor) -> bool:
         return self.direct or gradient.dtype != self.number
@@ -155,7 +119,7 @@ class _Head:
     def states(self, first: int, last: int, targets: Targets) -> Tensor:
         """Returns hidden states of tokens as an operand of products. Those that do not count are 0."""
         x = self.tokens.take(self.hidden, first, last)
-        if self.device.type != "cpu":
+        if not is_cpu(self.device):
             x = torch.where(targets.row[:, None], x, 0)
         return x.to(self.number) if self.cast else x
 
@@ -421,7 +385,7 @@ def _count(head: _Head, class_weight, token_weight, target_weight) -> Tensor:
     """Returns the divisor of a mean over the tokens."""
     total = torch.zeros((), dtype=head.number, device=head.device)
     tokens, per_token = head.targets.shape
-    step = max(1, _COUNTED // max(per_token, 1))
+    step = max(1, COUNTED // max(per_token, 1))
     for first in range(0, tokens, step):
         part = slice(first, first + step)
         targets = targets_of(head.targets[part], head.options.ignore_index, head.vocab)
@@ -434,9 +398,9 @@ def _count(head: _Head, class_weight, token_weight, target_weight) -> Tensor:
     return total
 
 
-def _cross_entropy(options: LossOptions, shard, inputs, made) -> None:
+def _cross_entropy(options: LossOptions, shard, inputs, made, later=()) -> None:
     numbers = {n: inputs[n] for n in ("class_weight", "token_weight", "target_weight", "grad_losses")}
-    head = _Head(options, shard, inputs, made, False)
+    head = _Head(options, shard, inputs, made, False, later)
     class_weight, token_weight, target_weight, upstream = (
         None if t is None else t.to(head.number) for t in numbers.values()
     )
@@ -474,7 +438,7 @@ def _cross_entropy(options: LossOptions, shard, inputs, made) -> None:
             options, outputs, statistics, head.vocab, class_weight, take(token_weight, first, last),
             take(target_weight, first, last),
         )
-        if head.device.type != "cpu":
+        if not is_cpu(head.device):
             loss = torch.where(targets.bad.any(1), torch.nan, loss)
         head.tokens.put(losses, first, last, loss)
         head.tokens.put(lse, first, last, torch.where(targets.row, outputs.lse, 0.0))
@@ -494,9 +458,9 @@ def _cross_entropy(options: LossOptions, shard, inputs, made) -> None:
         made["loss"].copy_(total if inverse is None else total * inverse)
 
 
-def _head(options, shard, inputs, made) -> None:
+def _head(options, shard, inputs, made, later=()) -> None:
     variance = made.get("variance")
-    head = _Head(options, shard, inputs, {}, (made["entropy"] is not None) + 2 * (variance is not None))
+    head = _Head(options, shard, inputs, {}, (made["entropy"] is not None) + 2 * (variance is not None), later)
     log_prob, entropy, lse, index = (made[n] for n in ("log_prob", "entropy", "lse", "argmax"))
     log_prob = log_prob.view(head.targets.shape).zero_()
     entropy, lse, variance = (None if t is None else t.view(-1).zero_() for t in (entropy, lse, variance))
@@ -505,7 +469,7 @@ def _head(options, shard, inputs, made) -> None:
     def finish(first: int, last: int, statistics: Statistics, outputs: Outputs) -> None:
         targets, put = statistics.targets, head.tokens.put
         of_target = torch.where(targets.valid, outputs.log_prob, 0.0)
-        if head.device.type != "cpu":
+        if not is_cpu(head.device):
             of_target = torch.where(targets.bad.any(1)[:, None], torch.nan, of_target)
         put(log_prob, first, last, of_target)
         put(lse, first, last, torch.where(targets.row, outputs.lse, 0.0))
@@ -554,9 +518,9 @@ def _check(options, shard, hidden: Tensor) -> None:
         )
 
 
-def run(name: str, options, shard, inputs: dict[str, Any], *groups_of_tensors: dict[str, Any]) -> None:
+def run(name: str, options, shard, inputs: dict[str, Any], *groups_of_tensors: dict[str, Any], later=()) -> None:
     """Computes the C call ``name`` on the tensors of its structs, for any number of leading dimensions, and writes its
-    outputs.
+    outputs. later: of a forward, whether a backward of its own will need the gradients of hidden, weight and bias.
 
     Memory: within options.memory_budget, whose default is a quarter of the fp32 logits and at least 16 MiB. Raises
     ValueError if the least plan takes more, with its bytes; NotImplementedError for sharded tokens and columns.
@@ -570,4 +534,5 @@ def run(name: str, options, shard, inputs: dict[str, Any], *groups_of_tensors: d
     casts = autocast_dtype(device.type) is not None
     autocast = torch.autocast(device.type, enabled=False) if casts else contextlib.nullcontext()
     with torch.no_grad(), autocast, products_in(device, options.precision):
-        _CALLS[name](options, shard, inputs, *groups_of_tensors)
+        more = (later,) if any(later) else ()
+        _CALLS[name](options, shard, inputs, *groups_of_tensors, *more)

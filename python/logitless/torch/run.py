@@ -147,7 +147,8 @@ def run_cross_entropy(
     index = torch.empty(lead if form.argmax else 0, dtype=torch.int64, device=x.device)
     like = hidden, weight, bias
     # Without upstream gradients, those of reduction "none" have to wait.
-    made = gradients(like, inputs, 0 if none and grad_losses is None else form.needs, waits)
+    later = form.needs if none and grad_losses is None else 0
+    made = gradients(like, inputs, form.needs - later, waits)
     weights = zip(
         ("class_weight", "token_weight", "target_weight", "grad_losses"),
         (class_weight, token_weight, target_weight, grad_losses),
@@ -156,6 +157,7 @@ def run_cross_entropy(
         _engine.CROSS_ENTROPY, options, form.shard,
         {**inputs, **{name: vector(t, x) for name, t in weights}},
         dict(loss=loss, **made, lse=lse if form.lse else None, argmax=index if form.argmax else None),
+        later=bits(later),
     )
     results = finished(made, like, waits)
     if form.key is not None and call is not None:
@@ -188,7 +190,7 @@ def run_head(hidden, weight, target, bias, form: Form):
     ignored tokens. An entropy or argmax that is not asked for is empty."""
     inputs = operands(hidden, weight, target, bias, form.compute)
     outputs = head_outputs(target, inputs["hidden"], form)
-    _engine.run(_engine.HEAD, form.options, form.shard, inputs, outputs)
+    _engine.run(_engine.HEAD, form.options, form.shard, inputs, outputs, later=bits(form.needs))
     return head_results(outputs)
 
 

@@ -15,7 +15,7 @@ import torch.distributed
 from logitless._losses.chunks import plan_of
 from logitless._options import HeadOptions, LossOptions
 from logitless.torch import (
-    _backend, _chunks, _portable, backend, groups, linear_cross_entropy, linear_logprobs, linear_sample,
+    _backend, _chunks, _portable, _portable_tokens, backend, groups, linear_cross_entropy, linear_logprobs, linear_sample,
     linear_top_logprobs, losses,
 )
 from logitless.torch._peak import peak_of
@@ -140,9 +140,9 @@ class Peak(TorchDispatchMode):
 def test_a_budget_is_a_ceiling(dtype, budget, monkeypatch):
     taken, run = [], _portable.run
 
-    def measured(*arguments):
+    def measured(*arguments, **more):
         with Peak([t for group in arguments[3:] for t in group.values() if t is not None]) as peak:
-            run(*arguments)
+            run(*arguments, **more)
         taken.append(peak.most)
 
     monkeypatch.setattr(_portable, "run", measured)
@@ -190,24 +190,55 @@ def test_a_device_without_kernels_and_no_synchronisation(monkeypatch):
     assert linear_sample(*given, top_k=9).tokens.is_meta
 
 
-def test_ignored_tokens_of_devices_that_compute_them(monkeypatch):
-    """The hidden states of ignored tokens leave no trace where they are not left out."""
-    monkeypatch.setattr(_portable, "_counted_tokens", lambda targets, *_: _portable._Tokens(targets.shape[0], None))
-    monkeypatch.setattr(_portable._Head, "states", masked_states)
+@pytest.mark.parametrize("counts", [False, True], ids=["computed", "left out"])
+def test_ignored_tokens_of_other_devices(counts, monkeypatch):
+    """Their hidden states leave no trace. They are left out where the host may wait, as a GPU's does for large heads; a bad
+    target gives NaN."""
+    monkeypatch.setattr(_portable, "is_cpu", lambda device: False)
+    monkeypatch.setattr(_portable_tokens, "is_cpu", lambda device: False)
+    monkeypatch.setattr(_portable_tokens, "_WAITING", ("cpu",) if counts else ())
+    monkeypatch.setattr(_portable_tokens, "_LEAST_WORK", 90 * 24 * 500)
+    rows, states = [], _portable._Head.states
+    monkeypatch.setattr(_portable._Head, "states", lambda self, first, last, of: rows.append(last - first) or states(self, first, last, of))
     for budget in (STORED, RECOMPUTED):
         hidden, weight, target, bias = problem(3, (90,), 24, 500, torch.float32, bias=True)
         with torch.no_grad():
             hidden[target == -100] = torch.nan
+        rows.clear()
         linear_cross_entropy(hidden, weight, target, bias, memory_budget=budget).backward()
         kept = target != -100
+        assert budget or sum(rows) == (int(kept.sum()) if counts else 90)
         x, w, b = oracle.leaves(hidden[kept].detach().requires_grad_(), weight, bias)
         oracle.loss(x, w, target[kept], b).backward()
         assert oracle.error(weight.grad, w.grad) < 1e-5 and oracle.error(bias.grad, b.grad) < 1e-5
         assert oracle.error(hidden.grad[kept], x.grad) < 1e-5 and not hidden.grad[~kept].any()
+        target[kept.nonzero()[0]] = 500
+        each = linear_cross_entropy(hidden, weight, target, bias, reduction="none", memory_budget=budget)
+        assert each.isnan().sum() == 1 and each[kept.nonzero()[0]].isnan().all()
+        assert linear_logprobs(hidden, weight, target, bias, memory_budget=budget)[0].isnan().sum() == 1
+    hidden, weight, teacher, target = two_heads(torch.float32)
+    student = torch.where(target[:, None] == -100, torch.nan, hidden.detach()).requires_grad_()
+    sizes = []
+    monkeypatch.setattr(_chunks, "plan_of", lambda s, budget: sizes.append(s.tokens) or plan_of(s, budget))
+    found, exact = (torch.autograd.grad(jsd(x, weight, teacher, target), (x, weight)) for x in (student, hidden))
+    assert all(oracle.error(a, b) < 1e-6 for a, b in zip(found, exact))
+    assert sizes[0] == (int((target != -100).sum()) if counts else 90)
 
 
-def masked_states(self, first, last, targets):
-    return torch.where(targets.row[:, None], self.hidden[first:last], 0)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_forward_refuses_what_its_backward_would(softcap):
+    hidden, weight, target, _ = problem(11, (256,), 64, 5000, torch.bfloat16)
+    calls = (lambda budget: linear_cross_entropy(hidden, weight, target, reduction="none", softcap=softcap, memory_budget=budget),
+             lambda budget: linear_logprobs(hidden, weight, target, softcap=softcap, memory_budget=budget)[1])
+    for call in calls:
+        with pytest.raises(ValueError) as refused:
+            call(1)
+        least = int(str(refused.value).split()[-2])
+        call(least).sum().backward()
+        with torch.no_grad(), pytest.raises(ValueError):  # a forward alone takes less
+            call(1)
+        with pytest.raises(ValueError, match=f"needs {least} bytes"):
+            call(least - 1)
 
 
 class Ranks:
