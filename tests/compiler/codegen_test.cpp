@@ -10,6 +10,7 @@
 #include "compiler/integer_loops.h"
 #include "compiler/loop_grid.h"
 #include "compiler/loops.h"
+#include "compiler/row_groups.h"
 
 namespace logitless::test {
 namespace {
@@ -87,6 +88,19 @@ TEST(Codegen, ReductionsOnTheHost) {
 TEST(Codegen, IntegersOnTheHost) {
   if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
   check_on_host(integer_cases(), check_integer_case);
+}
+
+TEST(Codegen, LongRowsOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  const std::vector<GroupCase> groups = long_row_groups();
+  std::vector<ir::GeneratedKernel> kernels;
+  for (const GroupCase& c : groups) {
+    for (ir::GeneratedKernel& kernel : ir::generate(c.group, c.memory.alignments))
+      kernels.push_back(std::move(kernel));
+  }
+  const HostKernels host(kernels);
+  std::uint64_t seed = 1;
+  for (const GroupCase& c : groups) check_group(c, seed++, on(host));
 }
 
 TEST(Codegen, IntegersOfARowGroupOnTheHost) {

@@ -44,7 +44,7 @@ TEST(CodegenText, OfAMap) {
 })"),
             R"cuda(// each of [6, 16]
 extern "C" __global__ void __launch_bounds__(256)
-map_99d366c142e8c0c1(const bf16* a0, const float* a1, bf16* to) {
+map_c8b9aa74c128d00f(const bf16* a0, const float* a1, bf16* to) {
   bf16 x0[8];
   float x1[8];
   const unsigned item = (unsigned)blockIdx.x * 256u + threadIdx.x;
@@ -61,8 +61,7 @@ map_99d366c142e8c0c1(const bf16* a0, const float* a1, bf16* to) {
     const float r1 = (float)number(x1[j]);
     const float r3 = r0 * r1;
     const float r4 = maximum<float>(r3, 0.5f);
-    const float r5 = round_bf16((float)r4);
-    y[j] = to_bf16((float)(r5));
+    y[j] = to_bf16((float)(r4));
   }
   store(to + (i0 * 16u + i1), y);
 }

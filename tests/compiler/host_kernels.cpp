@@ -16,28 +16,35 @@ namespace {
 
 // Replaces CUDA's keywords and the machine-dependent part of the prelude.
 constexpr const char* kHost = R"host(
+#include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 #include <ucontext.h>
 
 #define __device__
 #define __global__
-#define __launch_bounds__(n)
-#define __shared__ static
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __shared__ static thread_local
 
 struct Index3 { unsigned x, y, z; };
-static Index3 blockIdx, threadIdx;
+static thread_local Index3 blockIdx, threadIdx;
 
-// The threads of a block.
+// The threads of a block. The blocks of a cluster run beside each other.
 constexpr std::size_t kStack = 1 << 17;
-static ucontext_t scheduler;
-static std::vector<ucontext_t> threads;
-static std::vector<char> stacks;
-static std::vector<char> ended;
-static std::vector<std::uint64_t> slots;
+static thread_local ucontext_t scheduler;
+static thread_local std::vector<ucontext_t> threads;
+static thread_local std::vector<char> stacks;
+static thread_local std::vector<char> ended;
+static thread_local std::vector<std::uint64_t> slots;
+static thread_local char shared_memory;  // its address tells where the block's shared memory is
+static std::vector<char*> places;        // of the blocks of a cluster: their shared_memory
+static std::unique_ptr<std::barrier<>> cluster;
 static void (*running)(void**);
 static void** given;
 
@@ -58,36 +65,64 @@ static R other_lane(R x, int mask) {
   return other;
 }
 
-extern "C" void run_blocks(void (*kernel)(void**), void** arguments, unsigned grid, unsigned block,
-                           int waits) {
-  running = kernel;
-  given = arguments;
+static void cluster_arrive() {}
+static void cluster_wait() {
+  yield();
+  if (threadIdx.x == 0) cluster->arrive_and_wait();
+}
+template <class State>
+static void store_to_block(State* own, unsigned block, const State& state) {
+  std::memcpy(places[block] + ((char*)own - &shared_memory), &state, sizeof(state));
+}
+
+static void run_block(unsigned index, unsigned block, bool waits) {
   threads.resize(block);
   stacks.resize(waits ? block * kStack : 0);
   slots.resize(block);
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
-    if (!waits) {
-      for (threadIdx.x = 0; threadIdx.x < block; ++threadIdx.x) kernel(arguments);
-      continue;
-    }
-    ended.assign(block, 0);
+  blockIdx.x = index;
+  if (!waits) {
+    for (threadIdx.x = 0; threadIdx.x < block; ++threadIdx.x) running(given);
+    return;
+  }
+  ended.assign(block, 0);
+  for (unsigned t = 0; t < block; ++t) {
+    getcontext(&threads[t]);
+    threads[t].uc_stack.ss_sp = stacks.data() + t * kStack;
+    threads[t].uc_stack.ss_size = kStack;
+    threads[t].uc_link = &scheduler;
+    makecontext(&threads[t], thread_main, 0);
+  }
+  for (bool going = true; going;) {
+    going = false;
     for (unsigned t = 0; t < block; ++t) {
-      getcontext(&threads[t]);
-      threads[t].uc_stack.ss_sp = stacks.data() + t * kStack;
-      threads[t].uc_stack.ss_size = kStack;
-      threads[t].uc_link = &scheduler;
-      makecontext(&threads[t], thread_main, 0);
-    }
-    for (bool going = true; going;) {
-      going = false;
-      for (unsigned t = 0; t < block; ++t) {
-        if (ended[t]) continue;
-        threadIdx.x = t;
-        swapcontext(&scheduler, &threads[t]);
-        going = going || !ended[t];
-      }
+      if (ended[t]) continue;
+      threadIdx.x = t;
+      swapcontext(&scheduler, &threads[t]);
+      going = going || !ended[t];
     }
   }
+}
+extern "C" void run_blocks(void (*kernel)(void**), void** arguments, unsigned grid, unsigned block,
+                           int waits, unsigned blocks_of_cluster) {
+  running = kernel;
+  given = arguments;
+  if (blocks_of_cluster == 1) {
+    for (unsigned b = 0; b < grid; ++b) run_block(b, block, waits);
+    return;
+  }
+  places.resize(blocks_of_cluster);
+  cluster = std::make_unique<std::barrier<>>(blocks_of_cluster);
+  std::vector<std::thread> running_blocks;
+  for (unsigned rank = 0; rank < blocks_of_cluster; ++rank) {
+    running_blocks.emplace_back([=] {
+      places[rank] = &shared_memory;
+      for (unsigned b = rank; b < grid; b += blocks_of_cluster) {
+        cluster->arrive_and_wait();
+        run_block(b, block, true);
+      }
+    });
+  }
+  for (std::thread& t : running_blocks) t.join();
 }
 
 template <class... A, std::size_t... I>
@@ -101,6 +136,9 @@ static void apply(void (*kernel)(A...), void** a) {
 
 static float rsqrtf(float x) { return (float)(1.0 / std::sqrt((double)x)); }
 static float infinity() { return __builtin_inff(); }
+static float reciprocal(float x) { return 1.0f / x; }
+static float near_root(float x) { return std::sqrt(x); }
+static float weight_of(float x) { return std::exp2(x * 1.44269504f); }
 static float float_maximum(float a, float b) { return a > b || a != a ? a : b; }
 
 struct bf16 { unsigned short bits; };
@@ -141,6 +179,14 @@ struct Folder {
   }
 };
 
+unsigned blocks_of_cluster(const std::string& source) {
+  constexpr std::string_view kKey = "__cluster_dims__(";
+  const std::size_t at = source.find(kKey);
+  return at == std::string::npos
+             ? 1
+             : static_cast<unsigned>(std::stoul(source.substr(at + kKey.size())));
+}
+
 }  // namespace
 
 bool has_host_compiler() {
@@ -153,7 +199,7 @@ HostKernels::HostKernels(std::span<const ir::GeneratedKernel> kernels) {
                               library = folder.path / "kernels.so", log = folder.path / "log";
   {
     std::ofstream file(source);
-    file << kHost << ir::prelude();
+    file << kHost << ir::prelude() << ir::prelude_cluster();
     std::set<std::string> written;
     for (const ir::GeneratedKernel& kernel : kernels) {
       if (!written.insert(kernel.entry).second) continue;
@@ -163,7 +209,8 @@ HostKernels::HostKernels(std::span<const ir::GeneratedKernel> kernels) {
     }
   }
   const std::string command =
-      concat(compiler(), " -std=c++17 -O1 -w -ffp-contract=off -fno-strict-aliasing -shared -fPIC ",
+      concat(compiler(),
+             " -std=c++20 -pthread -O1 -w -ffp-contract=off -fno-strict-aliasing -shared -fPIC ",
              source.string(), " -o ", library.string(), " > ", log.string(), " 2>&1");
   check(std::system(command.c_str()) == 0, "the host's compiler says:\n", read(log));
   void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -174,13 +221,14 @@ HostKernels::HostKernels(std::span<const ir::GeneratedKernel> kernels) {
 void HostKernels::run(const ir::GeneratedKernel& kernel, std::span<void* const> arguments) const {
   using Call = void (*)(void**);
   const auto call = reinterpret_cast<Call>(dlsym(library_.get(), ("call_" + kernel.entry).c_str()));
-  const auto run_blocks = reinterpret_cast<void (*)(Call, void**, unsigned, unsigned, int)>(
-      dlsym(library_.get(), "run_blocks"));
+  const auto run_blocks =
+      reinterpret_cast<void (*)(Call, void**, unsigned, unsigned, int, unsigned)>(
+          dlsym(library_.get(), "run_blocks"));
   check(call != nullptr && run_blocks != nullptr, "no kernel ", kernel.entry);
   const bool waits = kernel.source.find("across_") != std::string::npos ||
                      kernel.source.find("__syncthreads") != std::string::npos;
   run_blocks(call, const_cast<void**>(arguments.data()), kernel.shape.grid[0], kernel.shape.block,
-             waits);
+             waits, blocks_of_cluster(kernel.source));
 }
 
 }  // namespace logitless::test

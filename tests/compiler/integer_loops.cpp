@@ -223,7 +223,7 @@ void check_integer_case(const LoopCase& c, std::uint64_t seed, const KernelRunne
 }
 
 GroupCase integer_group() {
-  const std::string text = R"(graph g(%y: i64[96], %x: f32[96, 16]) {
+  return group_case(R"(graph g(%y: i64[96], %x: f32[96, 16]) {
   %far = constant value(1099511627776) : i64[96, 16]
   %i = iota axis(1) : i64[96, 16]
   %b = broadcast %y dims(0) : i64[96, 16]
@@ -235,22 +235,7 @@ GroupCase integer_group() {
   %sums = broadcast %sum dims(0) : f32[96, 16]
   %t = add %sums, %m
   return t: %t, m: %m
-})";
-  GroupCase c;
-  c.memory.program = ir::lower(ir::parse(text).graph, ir::CudaTarget(90));
-  for (const ir::Instruction& i : c.memory.program.instructions) {
-    if (const auto* group = std::get_if<ir::RowGroup>(&i.what)) c.group = *group;
-  }
-  check(!c.group.stages.empty(), "no row group of integers");
-  std::int64_t end = 64;
-  for (ir::Buffer& b : c.memory.program.buffers) {
-    b.place = ir::Place::arena;
-    b.offset = (end + 255) / 256 * 256;
-    end = b.offset + b.bytes;
-    c.memory.alignments.push_back(16);
-  }
-  c.memory.program.arena_bytes = end + 64;
-  return c;
+})");
 }
 
 void check_integer_group(const GroupCase& c, std::uint64_t seed, const KernelRunner& run) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "compiler/loops.h"
+#include "compiler/row_groups.h"
 
 namespace logitless::test {
 
@@ -14,11 +15,6 @@ std::vector<LoopCase> integer_cases();
 // Runs the case on integers from all over their range. Memory must be as run_pointwise() leaves it.
 void check_integer_case(const LoopCase& c, std::uint64_t seed, const KernelRunner& run);
 
-// A row group and the buffers of its program.
-struct GroupCase {
-  LoopCase memory;  // its loop is unused
-  ir::RowGroup group;
-};
 // Returns a row group for a GPU that compares labels and positions beside floats.
 GroupCase integer_group();
 // Runs the group. What it stores must be as its loops leave it one by one on a CPU.

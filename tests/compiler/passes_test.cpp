@@ -1,10 +1,14 @@
 // Passes as text before and after, and the chunker's decisions.
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
 #include "compiler/compiled.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
 #include "compiler/passes/eliminate.h"
+#include "compiler/passes/near_results.h"
 #include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/widen_sums.h"
 #include "compiler/programs.h"
@@ -69,6 +73,57 @@ TEST(EliminateCommon, TellsHeadsApart) {
       "%m, %y, %dw = head %x, %w, %t, %a, %b bias(0) scale(1) softcap(0) "
       "gradients(none, f32, none) workspace(0) return dx: %dx, dw: %dw }";
   expect_rewritten(ir::eliminate_common, gradients, gradients);
+}
+
+// Returns the names of the nodes that may be off in their last bits.
+std::set<std::string> near_in(const std::string& text) {
+  const ir::Graph graph = ir::mark_near_results(ir::parse(text).graph);
+  std::set<std::string> names;
+  for (const ir::Node& n : graph.nodes()) {
+    if (n.attributes->near) names.insert(n.name);
+  }
+  return names;
+}
+
+TEST(NearResults, NotWhereAFunctionJumps) {
+  const std::string begin =
+      "graph g(%x: f32[4, 8], %t: f32[4, 8], %h: bf16[4, 8]) { %a = div %x, %t ";
+  const std::set<std::string> none, a = {"a"};
+  EXPECT_EQ(near_in(begin + "return a: %a }"), a);
+  EXPECT_EQ(near_in(begin + "%e = exp %a return e: %e }"), a);
+  EXPECT_EQ(
+      near_in(begin +
+              "%l = reduce_lse %a dims(1) %p = dot %a, %x contract(1; 1) return l: %l, p: %p }"),
+      a);
+  EXPECT_EQ(near_in(begin + "%f = floor %a return f: %f }"), none);
+  EXPECT_EQ(near_in(begin + "%s = sub %a, %x %b = gt %s, %t return b: %b }"), none);
+  EXPECT_EQ(near_in(begin + "%r = transpose %a dims(1, 0) %i = argmax %r dims(0) return i: %i }"),
+            none);
+  EXPECT_EQ(near_in(begin + "%i = cast %a : i64[4, 8] return i: %i }"), none);
+  // An exponential rounds by itself, so that a comparison behind it asks for nothing.
+  EXPECT_EQ(near_in(begin + "%e = exp %a %b = gt %e, %t return b: %b }"), a);
+  // Sixteen bits hide the error.
+  EXPECT_EQ(
+      near_in(
+          begin +
+          "%d = div %h, %h %f = floor %d %g = floor %a %q = sqrt %x return f: %f, g: %g, q: %q }"),
+      (std::set<std::string>{"d", "q"}));
+}
+
+TEST(NearResults, CopiesKeepTheMark) {
+  const ir::Graph graph = ir::mark_near_results(
+      ir::parse("graph g(%x: f32[4, 8], %t: f32[4, 8]) { %a = div %x, %t %e = exp %a %s = "
+                "reduce_sum %e dims(1) "
+                "%b = broadcast %s dims(0) : f32[4, 8] %m = mul %b, %a return m: %m }")
+          .graph);
+  int divisions = 0;
+  const ir::Graph again = ir::recompute_cheap(graph);
+  for (const ir::Node& n : again.nodes()) {
+    if (n.op != ir::Op::map || n.attributes->function != ir::Function::div) continue;
+    ++divisions;
+    EXPECT_TRUE(n.attributes->near);
+  }
+  EXPECT_GE(divisions, 1);
 }
 
 TEST(RecomputeCheap, KeepsOneOfTwo) {

@@ -198,10 +198,11 @@ TEST(Compile, DumpsAndReports) {
     EXPECT_NO_THROW(ir::parse(text));
   };
   const CompiledProgram program = compile(graph, options);
-  EXPECT_EQ(passes, (std::vector<std::string>{
-                        "eliminate-common", "eliminate-dead", "narrow", "part-products",
-                        "spread-masks", "sink-puts", "join-pads", "widen-sums", "split-lse",
-                        "recompute-cheap", "plan-unchunked", "lower-heads", "choose-chunks"}));
+  EXPECT_EQ(passes,
+            (std::vector<std::string>{"eliminate-common", "eliminate-dead", "near-results",
+                                      "narrow", "part-products", "spread-masks", "sink-puts",
+                                      "join-pads", "widen-sums", "split-lse", "recompute-cheap",
+                                      "plan-unchunked", "lower-heads", "choose-chunks"}));
   EXPECT_NE(program.explain().find("along dimension 0"), std::string::npos) << program.explain();
   EXPECT_NE(program.report_json().find("\"timeline\""), std::string::npos);
   EXPECT_NE(program.report_html().find("<svg"), std::string::npos);

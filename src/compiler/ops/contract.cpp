@@ -430,6 +430,7 @@ constexpr Operation kOperations[] = {{
     .evaluate = dot_value,
     .gradient = dot_gradient,
     .zero_sign = zeros<ZeroSign::loses>,
+    .rounding = rounds<Rounding::loses>,
     .cut_by_result = dot_cut,
     .cut_by_operand = dot_lead,
     .degree = dot_degree,

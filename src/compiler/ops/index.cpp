@@ -77,6 +77,13 @@ ZeroSign read_zeros(const Node&, std::size_t operand) {
   return operand == 0 ? ZeroSign::moves : ZeroSign::loses;
 }
 
+Rounding read_rounding(const Node&, std::size_t operand) {
+  return operand == 0 ? Rounding::moves : Rounding::sees;
+}
+Rounding write_rounding(const Node&, std::size_t operand) {
+  return operand == 1 ? Rounding::moves : Rounding::sees;
+}
+
 bool rows_contiguous(const View& v) {
   View row = v;
   row.shape.erase(row.shape.begin());
@@ -348,6 +355,7 @@ constexpr Operation kOperations[] = {
         .evaluate = take_value,
         .gradient = take_gradient,
         .zero_sign = read_zeros,
+        .rounding = read_rounding,
         .cut_by_result = take_cut,
         .cut_by_operand = take_lead,
         .degree = indexed_degree,
@@ -364,6 +372,7 @@ constexpr Operation kOperations[] = {
         .evaluate = scatter_value,
         .gradient = scatter_gradient,
         .zero_sign = zeros<ZeroSign::loses>,
+        .rounding = write_rounding,
         .cut_by_result = scatter_cut,
         .cut_by_operand = scatter_lead,
         .degree = scatter_degree,
@@ -379,6 +388,7 @@ constexpr Operation kOperations[] = {
         .evaluate = pick_value,
         .gradient = pick_gradient,
         .zero_sign = read_zeros,
+        .rounding = read_rounding,
         .cut_by_result = pick_cut,
         .cut_by_operand = pick_lead,
         .degree = indexed_degree,
@@ -395,6 +405,7 @@ constexpr Operation kOperations[] = {
         .evaluate = put_value,
         .gradient = put_gradient,
         .zero_sign = zeros<ZeroSign::loses>,
+        .rounding = write_rounding,
         .cut_by_result = put_cut,
         .cut_by_operand = put_lead,
         .degree = scatter_degree,

@@ -60,6 +60,17 @@ ZeroSign zeros(const Node&, std::size_t) {
   return kSign;
 }
 
+// The effect of an operand's last bits on the results.
+enum class Rounding : std::uint8_t {
+  sees,   // any effect: floor(x), x < y, an index
+  moves,  // as large relative to a result: x + y
+  loses,  // no larger than the result's own rounding: exp(x), a sum of many, 16 bits
+};
+template <Rounding kRounding>
+Rounding rounds(const Node&, std::size_t) {
+  return kRounding;
+}
+
 struct Operation {
   Op op = Op::parameter;
   std::string_view name;
@@ -87,6 +98,8 @@ struct Operation {
 
   // --- effect of the sign of a zero in operand i. Null: any effect.
   ZeroSign (*zero_sign)(const Node&, std::size_t i) = nullptr;
+  // --- effect of the last bits of operand i. Null: any effect.
+  Rounding (*rounding)(const Node&, std::size_t i) = nullptr;
 
   // --- chunks. Returns how the node runs if its result 0 is cut so, or nothing if it cannot be.
   // Null: a boundary.

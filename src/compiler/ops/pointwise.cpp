@@ -257,6 +257,37 @@ ZeroSign map_zeros(const Node& n, std::size_t operand) {
   }
 }
 
+Rounding map_rounding(const Node& n, std::size_t operand) {
+  switch (n.attributes->function) {
+    case Function::neg:
+    case Function::abs:
+    case Function::add:
+    case Function::sub:
+    case Function::mul:
+    case Function::div:
+    case Function::max:
+    case Function::min:
+      return Rounding::moves;
+    case Function::select:
+      return operand == 0 ? Rounding::sees : Rounding::moves;
+    case Function::exp:
+    case Function::log:
+    case Function::log1p:
+    case Function::expm1:
+    case Function::sqrt:
+    case Function::rsqrt:
+    case Function::tanh:
+    case Function::erf:
+    case Function::sigmoid:
+    case Function::sin:
+    case Function::cos:
+    case Function::pow:
+      return Rounding::loses;
+    default:
+      return Rounding::sees;
+  }
+}
+
 bool place_map(Lowering& l, Value v, const Destination& to) {
   return l.place_sum(v, to) || l.write_there(v, to);
 }
@@ -297,6 +328,11 @@ std::vector<Value> cast_gradient(Derivation& d) {
 ZeroSign cast_zeros(const Node& n, std::size_t) {
   // Truncating -0.5 to an integer gives -0 in doubles.
   return is_whole(n.results[0].dtype) ? ZeroSign::makes : ZeroSign::moves;
+}
+Rounding cast_rounding(const Node& n, std::size_t) {
+  const DType to = n.results[0].dtype;
+  if (to == DType::bf16 || to == DType::f16) return Rounding::loses;
+  return is_float(to) ? Rounding::moves : Rounding::sees;
 }
 int cast_degree(const Linearity& l) {
   const DType to = l.node.results[0].dtype;
@@ -373,6 +409,7 @@ constexpr Operation kOperations[] = {
         .evaluate = map_value,
         .gradient = map_gradient,
         .zero_sign = map_zeros,
+        .rounding = map_rounding,
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
         .degree = map_degree,
@@ -390,6 +427,7 @@ constexpr Operation kOperations[] = {
         .evaluate = cast_value,
         .gradient = cast_gradient,
         .zero_sign = cast_zeros,
+        .rounding = cast_rounding,
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
         .degree = cast_degree,
@@ -405,6 +443,7 @@ constexpr Operation kOperations[] = {
         .evaluate = same_value,
         .gradient = no_gradient,
         .zero_sign = zeros<ZeroSign::moves>,
+        .rounding = rounds<Rounding::moves>,
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
         .place = place_same,

@@ -143,6 +143,12 @@ ZeroSign reduce_zeros(const Node& n, std::size_t) {
   return n.attributes->reduce == Reduce::max ? ZeroSign::moves : ZeroSign::loses;
 }
 
+Rounding reduce_rounding(const Node& n, std::size_t) {
+  const Reduce reduce = n.attributes->reduce;
+  if (reduce == Reduce::argmax) return Rounding::sees;
+  return reduce == Reduce::max ? Rounding::moves : Rounding::loses;
+}
+
 // --- chunks
 
 std::vector<int> kept_dims(const CutNode& c) { return other_dims(c.rank(0), c.a.dims); }
@@ -266,6 +272,7 @@ constexpr Operation kOperations[] = {{
     .evaluate = reduce_value,
     .gradient = reduce_gradient,
     .zero_sign = reduce_zeros,
+    .rounding = reduce_rounding,
     .cut_by_result = reduce_cut,
     .cut_by_operand = reduce_lead,
     .degree = reduce_degree,

@@ -113,6 +113,7 @@ constexpr Operation kOperations[] = {{
     .evaluate = scan_value,
     .gradient = scan_gradient,
     .zero_sign = zeros<ZeroSign::loses>,
+    .rounding = rounds<Rounding::loses>,
     .cut_by_result = scan_cut,
     .cut_by_operand = cut_as_operand,
     .degree = scan_degree,

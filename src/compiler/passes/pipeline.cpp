@@ -11,6 +11,7 @@
 #include "compiler/passes/join_pads.h"
 #include "compiler/passes/lower_heads.h"
 #include "compiler/passes/narrow.h"
+#include "compiler/passes/near_results.h"
 #include "compiler/passes/part_products.h"
 #include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/refine_axes.h"
@@ -123,6 +124,7 @@ void choose(Compilation& c) {
 constexpr Pass kPipeline[] = {
     {"eliminate-common", rewrite<eliminate_common>},
     {"eliminate-dead", rewrite<eliminate_dead>},
+    {"near-results", rewrite<mark_near_results>},
     {"narrow", rewrite<narrow_products>},
     {"part-products", rewrite<part_products>, strides_wanted},
     {"spread-masks", rewrite<spread_masks>},

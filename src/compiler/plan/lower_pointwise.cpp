@@ -31,8 +31,12 @@ int PointwiseBuilder::backwards(Value v, int dim) {
 }
 
 int PointwiseBuilder::compute(Value v) {
-  const auto rule = row_of(graph().node(v).op).registers;
-  return rule != nullptr ? rule(*this, v) : make(v);
+  const Node& n = graph().node(v);
+  const auto rule = row_of(n.op).registers;
+  if (rule == nullptr) return make(v);
+  const int r = rule(*this, v);
+  if (n.attributes->near) loop_.steps.back().near = true;
+  return r;
 }
 
 int PointwiseBuilder::make(Value v) {

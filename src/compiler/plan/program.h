@@ -63,6 +63,7 @@ struct Pointwise {
     Function function = Function::neg;
     DType dtype = DType::f32;    // function: the result's, where it is i32 or i64
     int a = -1, b = -1, c = -1;  // registers
+    bool near = false;           // the function may be off by 2 units in the last place
   };
   struct Store {
     int source = -1;          // register

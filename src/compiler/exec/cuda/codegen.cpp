@@ -132,7 +132,7 @@ std::string module_source(std::span<const GeneratedKernel> kernels) {
   const bool clusters = std::any_of(kernels.begin(), kernels.end(), [](const GeneratedKernel& k) {
     return k.source.find("cluster") != std::string::npos;
   });
-  if (clusters) out += prelude_cluster();
+  if (clusters) out += concat(prelude_cluster_machine(), prelude_cluster());
   for (const GeneratedKernel& kernel : kernels) {
     const auto [at, added] = distinct.emplace(kernel.entry, &kernel);
     check(at->second->source == kernel.source, "two kernels are called ", kernel.entry);

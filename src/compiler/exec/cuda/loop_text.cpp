@@ -153,7 +153,7 @@ LoopText::LoopText(const Pointwise& loop, Vectors vectors)
 void LoopText::mark_used() {
   const std::size_t leaves = loop_.leaves.size();
   used_.assign(leaves + loop_.steps.size(), false);
-  used_[static_cast<std::size_t>(loop_.store.source)] = true;
+  used_[static_cast<std::size_t>(RegisterText(loop_).result())] = true;
   for (std::size_t s = loop_.steps.size(); s-- > 0;) {
     if (!used_[leaves + s]) continue;
     for (const int r : {loop_.steps[s].a, loop_.steps[s].b, loop_.steps[s].c}) {
@@ -300,7 +300,7 @@ std::string LoopText::steps(Lines& lines, const std::string& copy, const std::st
     lines.add("const ", registers_.type(static_cast<int>(leaves + s)), " r", leaves + s, " = ",
               registers_.step(s), ";");
   }
-  return registers_.name(loop_.store.source);
+  return registers_.name(registers_.result());
 }
 
 std::string_view LoopText::stored_type() const { return cuda_type(loop_.store.view.dtype); }

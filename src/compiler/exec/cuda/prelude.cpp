@@ -32,6 +32,25 @@ __device__ inline float float_maximum(float a, float b) {
 
 __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
 
+// Returns 1 / x of a normal x to a unit in the last place.
+__device__ inline float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Returns the square root to a unit in the last place.
+__device__ inline float near_root(float x) {
+  float y;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Returns exp(x) of an x of at most 0 as a term of a sum that is 1 or more: to 2^-22.
+__device__ inline float weight_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  return y;
+}
+
 // Returns the x of the lane whose index differs in the bits of `mask`.
 template <class R>
 __device__ inline R other_lane(R x, int mask) {
@@ -124,6 +143,15 @@ __device__ inline float divided(float x, float by, float r) {
   return rest != 0.0f && fabsf(rest) < infinity() ? fmaf(rest, r, q) : q;
 }
 
+// Returns x / by to 2 units in the last place. A power of two keeps the reciprocal in range; both
+// are computed once for all x of a row.
+__device__ inline float quotient(float x, float by) {
+  const float size = fabsf(by);
+  const float scale = size < 5.42101086e-20f ? 1.84467441e19f : size > 1.84467441e19f ? 5.42101086e-20f : 1.0f;
+  return x * scale * reciprocal(by * scale);
+}
+
+__device__ inline double weight_of(double x) { return exp(x); }
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 __device__ inline float logarithm(float x) { return logf(x); }
@@ -136,6 +164,11 @@ template <class R>
 __device__ inline R sigmoid(R x) {
   const R e = exponential(x < R(0) ? x : -x);
   return (x < R(0) ? e : R(1)) / (R(1) + e);
+}
+template <>
+__device__ inline float sigmoid<float>(float x) {
+  const float e = exponential(x < 0.0f ? x : -x);
+  return (x < 0.0f ? e : 1.0f) * reciprocal(1.0f + e);
 }
 
 __device__ inline unsigned rotated(unsigned x, int by) { return x << by | x >> (32 - by); }
@@ -187,7 +220,9 @@ struct Sum {
   template <int N>
   __device__ void add(const R (&x)[N]) { sum += tree_sum(x); }
   __device__ void merge(Sum other) { sum += other.sum; }
-  __device__ void across(int mask) { merge(Sum{other_lane(sum, mask)}); }
+  __device__ void across(int lanes) {
+    for (int mask = lanes / 2; mask > 0; mask /= 2) sum += other_lane(sum, mask);
+  }
   __device__ R value() const { return sum; }
 };
 template <class R>
@@ -197,7 +232,9 @@ struct Max {
   template <int N>
   __device__ void add(const R (&x)[N]) { top = maximum(top, tree_maximum(x)); }
   __device__ void merge(Max other) { top = maximum(top, other.top); }
-  __device__ void across(int mask) { merge(Max{other_lane(top, mask)}); }
+  __device__ void across(int lanes) {
+    for (int mask = lanes / 2; mask > 0; mask /= 2) top = maximum(top, other_lane(top, mask));
+  }
   __device__ R value() const { return top; }
 };
 // The log-sum-exp is top + log(sum); infinities are left out of the sum.
@@ -217,17 +254,23 @@ struct LogSum {
     const R higher = maximum(top, tree_maximum(x)), base = shift(higher);
     R e[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) e[j] = exponential(x[j] - base);
-    sum = sum * exponential(top - base) + tree_sum(e);
+    for (int j = 0; j < N; ++j) e[j] = weight_of(x[j] - base);
+    sum = sum * weight_of(top - base) + tree_sum(e);
     top = higher;
   }
   __device__ void merge(LogSum other) {
     const R higher = maximum(top, other.top), base = shift(higher);
-    sum = sum * exponential(top - base) + other.sum * exponential(other.top - base);
+    sum = sum * weight_of(top - base) + other.sum * weight_of(other.top - base);
     top = higher;
   }
-  __device__ void across(int mask) {
-    merge(LogSum{other_lane(top, mask), other_lane(sum, mask)});
+  // Each lane's sum is rescaled once, by the maximum of all.
+  __device__ void across(int lanes) {
+    R higher = top;
+    for (int mask = lanes / 2; mask > 0; mask /= 2)
+      higher = maximum(higher, other_lane(higher, mask));
+    sum *= weight_of(top - shift(higher));
+    for (int mask = lanes / 2; mask > 0; mask /= 2) sum += other_lane(sum, mask);
+    top = higher;
   }
   __device__ R value() const {
     return shift(top) == R(0) && top != R(0) ? top : top + logarithm(sum);
@@ -241,7 +284,16 @@ struct LogSum {
 // Merges the states of `lanes` neighbours, a power of two up to 32. All lanes get the result.
 template <class State>
 __device__ inline void across_lanes(State& state, int lanes) {
-  for (int mask = lanes / 2; mask > 0; mask /= 2) state.across(mask);
+  state.across(lanes);
+}
+// Merges `count` states in shared memory; `lanes` is the next power of two. All threads of whole
+// warps get the same result.
+template <class State>
+__device__ inline void merge_shared(State& state, const State* shared, int count, int lanes) {
+  const int at = (int)threadIdx.x % lanes;
+  state.clear();
+  if (at < count) state = shared[at];
+  state.across(lanes);
 }
 // Merges the states of a block's `warps` warps in their order. Thread 0 gets the result.
 template <class State>
@@ -255,8 +307,7 @@ __device__ inline void across_block(State& state, State* shared, int warps) {
 }
 )cuda";
 
-// The states of a reduction over the blocks of a cluster.
-constexpr std::string_view kCluster = R"cuda(
+constexpr std::string_view kClusterMachine = R"cuda(
 // A block may write into the shared memory of another one once that has arrived.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -265,27 +316,31 @@ __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Merges the states of the cluster's blocks in their order: equal in all threads of a block before,
-// and of the cluster after. `blocks` is shared memory that nothing else uses.
-template <int Blocks, class State>
-__device__ inline void across_cluster(State& state, State* blocks, unsigned rank) {
+// Stores a state into another block's shared memory, where `own` is in this one's.
+template <class State>
+__device__ inline void store_to_block(State* own, unsigned block, const State& state) {
   static_assert(sizeof(State) % 4 == 0 && sizeof(State) <= 32, "a state in registers");
   constexpr int kRegisters = sizeof(State) / 4;
-  if (threadIdx.x < Blocks) {
-    unsigned to;
-    const unsigned own = (unsigned)__cvta_generic_to_shared(blocks + rank);
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(own), "r"(threadIdx.x));
-    unsigned registers[kRegisters];
-    memcpy(registers, &state, sizeof(State));
+  unsigned to;
+  const unsigned from = (unsigned)__cvta_generic_to_shared(own);
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(from), "r"(block));
+  unsigned registers[kRegisters];
+  memcpy(registers, &state, sizeof(State));
 #pragma unroll
-    for (int i = 0; i < kRegisters; ++i)
-      asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to + 4 * i), "r"(registers[i]) : "memory");
-  }
+  for (int i = 0; i < kRegisters; ++i)
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to + 4 * i), "r"(registers[i]) : "memory");
+}
+)cuda";
+
+constexpr std::string_view kCluster = R"cuda(
+// Merges the states of the cluster's blocks: equal in all threads of a block before, and of the
+// cluster after. `blocks` is shared memory that nothing else uses.
+template <int Blocks, class State>
+__device__ inline void across_cluster(State& state, State* blocks, unsigned rank) {
+  if (threadIdx.x < Blocks) store_to_block(blocks + rank, threadIdx.x, state);
   cluster_arrive();
   cluster_wait();
-  state = blocks[0];
-#pragma unroll
-  for (int i = 1; i < Blocks; ++i) state.merge(blocks[i]);
+  merge_shared(state, blocks, Blocks, Blocks);
 }
 )cuda";
 
@@ -293,6 +348,7 @@ __device__ inline void across_cluster(State& state, State* blocks, unsigned rank
 
 std::string_view prelude() { return kPrelude; }
 std::string_view prelude_cluster() { return kCluster; }
+std::string_view prelude_cluster_machine() { return kClusterMachine; }
 std::string_view prelude_machine() { return kMachine; }
 
 }  // namespace logitless::ir

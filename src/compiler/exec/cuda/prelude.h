@@ -10,8 +10,9 @@ namespace logitless::ir {
 std::string_view prelude();
 
 // Returns the merging of states over the blocks of a cluster, which GPUs from compute capability
-// 9.0 on have.
+// 9.0 on have. It needs only what prelude_cluster_machine() defines.
 std::string_view prelude_cluster();
+std::string_view prelude_cluster_machine();
 
 // Returns conversions by PTX and shuffles between lanes.
 std::string_view prelude_machine();

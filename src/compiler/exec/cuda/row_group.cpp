@@ -377,8 +377,12 @@ class GroupText {
       if (leaf.kind == Pointwise::Leaf::Kind::constant) continue;
       declare(i, concat("(", registers.type(static_cast<int>(i)), ")", leaf_text(s, i)));
     }
-    for (std::size_t i = 0; i < loop.steps.size(); ++i) declare(leaves + i, registers.step(i));
-    return registers.name(loop.store.source);
+    const int result = registers.result();
+    for (std::size_t i = 0; i < loop.steps.size(); ++i) {
+      const int r = static_cast<int>(leaves + i);
+      if (r != loop.store.source || r == result) declare(leaves + i, registers.step(i));
+    }
+    return registers.name(result);
   }
 
   std::string leaf_text(std::size_t s, std::size_t i) {
@@ -514,9 +518,8 @@ class GroupText {
       lines.add("across_lanes(state, 32);");
       lines.add("if (lane % 32 == 0) shared", s, "[y][lane / 32] = state;");
       lines.add("__syncthreads();");
-      lines.add("state = shared", s, "[y][0];");
-      lines.add("for (int warp = 1; warp < ", warps, "; ++warp) state.merge(shared", s,
-                "[y][warp]);");
+      lines.add("merge_shared(state, shared", s, "[y], ", warps, ", ",
+                std::bit_ceil(static_cast<std::uint64_t>(warps)), ");");
     }
     if (m_.blocks > 1 && !waited_) lines.add("cluster_wait();");
     waited_ = true;

@@ -42,6 +42,17 @@ std::string RegisterText::name(int r) const {
   return concat("r", r);
 }
 
+int RegisterText::result() const {
+  const int source = loop_.store.source, leaves = static_cast<int>(loop_.leaves.size());
+  const DType to = loop_.store.view.dtype;
+  const bool rounds = (to == DType::bf16 || to == DType::f16) && !loop_.wide && !loop_.reduction &&
+                      !loop_.store.accumulate;
+  if (!rounds || source < leaves) return source;
+  const Pointwise::Step& last = loop_.steps[static_cast<std::size_t>(source - leaves)];
+  const bool again = last.kind == Pointwise::Step::Kind::round && last.dtype == to;
+  return again ? last.a : source;
+}
+
 // Returns a register as a float.
 std::string RegisterText::real(int r) const {
   if (r < 0) return {};
@@ -153,17 +164,20 @@ std::string RegisterText::of_integers(const Pointwise::Step& step) const {
   }
 }
 
-// Returns a quotient. One by a constant is its product with the reciprocal, corrected once.
+// Returns a quotient. One by a constant is its product with the reciprocal, corrected once unless
+// its last bits do not matter.
 std::string RegisterText::divided(const Pointwise::Step& step) const {
   const std::string a = real(step.a), b = real(step.b);
   const auto at = static_cast<std::size_t>(step.b);
   const bool constant =
       at < loop_.leaves.size() && loop_.leaves[at].kind == Pointwise::Leaf::Kind::constant;
   const float by = constant ? static_cast<float>(loop_.leaves[at].number) : 0.0f;
-  if (loop_.wide || !std::isnormal(by) || !std::isnormal(1.0f / by)) return concat(a, " / ", b);
+  if (loop_.wide || !std::isnormal(by) || !std::isnormal(1.0f / by))
+    return step.near && !loop_.wide && !constant ? concat("quotient(", a, ", ", b, ")")
+                                                 : concat(a, " / ", b);
   const std::string reciprocal = literal(1.0f / by);
   int exponent = 0;
-  if (std::abs(std::frexp(by, &exponent)) == 0.5f) return concat(a, " * ", reciprocal);
+  if (step.near || std::abs(std::frexp(by, &exponent)) == 0.5f) return concat(a, " * ", reciprocal);
   return concat("divided(", a, ", ", b, ", ", reciprocal, ")");
 }
 
@@ -189,7 +203,7 @@ std::string RegisterText::of_reals(const Pointwise::Step& step) const {
     case Function::expm1:
       return call("expm1");
     case Function::sqrt:
-      return call("sqrt");
+      return step.near && !loop_.wide ? concat("near_root(", a, ")") : call("sqrt");
     case Function::rsqrt:
       return concat("inverse_root(", a, ")");
     case Function::tanh:

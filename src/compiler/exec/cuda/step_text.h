@@ -19,6 +19,9 @@ class RegisterText {
   std::string_view type(int r) const;
   // Returns the name of a register, or the literal of a constant.
   std::string name(int r) const;
+  // Returns the register that is stored. Where the store rounds, as bf16 does, it is the one before
+  // a rounding to the same dtype.
+  int result() const;
   // Returns the expression of step `s`, of the type of its register.
   std::string step(std::size_t s) const;
   // Returns the sum of an element in memory and a value of the type of the result's register.

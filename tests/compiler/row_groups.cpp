@@ -1,0 +1,168 @@
+#include "compiler/row_groups.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <variant>
+
+#include "compiler/exec/cpu/run.h"
+#include "compiler/ir/text.h"
+#include "compiler/passes/near_results.h"
+#include "compiler/plan/lower.h"
+#include "compiler/target/cuda.h"
+#include "core/check.h"
+#include "core/element.h"
+
+namespace logitless::test {
+namespace {
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+// The loss and the gradient of softcapped logits over a temperature for each row.
+constexpr const char* kSoftcap = R"(graph g(%x: T[64, V], %t: f32[64], %y: i64[64]) {
+  %z = cast %x : f32[64, V]
+  %c = constant value(30) : f32[64, V]
+  %q = div %z, %c
+  %h = tanh %q
+  %s = mul %h, %c
+  %tb = broadcast %t dims(0) : f32[64, V]
+  %st = div %s, %tb
+  %l = reduce_lse %st dims(1) : f64[64]
+  %lf = cast %l : f32[64]
+  %lb = broadcast %lf dims(0) : f32[64, V]
+  %d = sub %st, %lb
+  %p = exp %d
+  %i = iota axis(1) : i64[64, V]
+  %yb = broadcast %y dims(0) : i64[64, V]
+  %e = eq %i, %yb
+  %m = constant value(-1) : f32[64, V]
+  %n = constant value(0) : f32[64, V]
+  %o = select %e, %m, %n
+  %a = add %p, %o
+  %f = constant value(1000) : f32[64, V]
+  %af = mul %a, %f
+  %g = div %af, %tb
+  %r = cast %g : T[64, V]
+  %sum = reduce_sum %d dims(1)
+  return r: %r, l: %lf, sum: %sum
+})";
+
+// Entropy, a maximum, and rows divided by their norms.
+constexpr const char* kNorms = R"(graph g(%x: T[64, V]) {
+  %z = cast %x : f32[64, V]
+  %u = mul %z, %z
+  %w = reduce_sum %u dims(1)
+  %n = sqrt %w
+  %nb = broadcast %n dims(0) : f32[64, V]
+  %v = div %z, %nb
+  %k = constant value(40) : f32[64, V]
+  %s = mul %v, %k
+  %top = reduce_max %s dims(1)
+  %l = reduce_lse %s dims(1)
+  %lb = broadcast %l dims(0) : f32[64, V]
+  %d = sub %s, %lb
+  %p = exp %d
+  %f = mul %p, %d
+  %h = reduce_sum %f dims(1)
+  %hb = broadcast %h dims(0) : f32[64, V]
+  %j = add %d, %hb
+  %pj = mul %p, %j
+  %kk = constant value(1000) : f32[64, V]
+  %g = mul %pj, %kk
+  %r = cast %g : T[64, V]
+  return r: %r, top: %top, h: %h
+})";
+
+std::int64_t count_of(const ir::Buffer& b, DType dtype) {
+  return b.bytes / static_cast<std::int64_t>(size_of(dtype));
+}
+
+// Fills what the group reads: labels inside of the row, temperatures and logits.
+void fill(const GroupCase& c, std::uint64_t seed, std::vector<std::byte>& arena) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<double> normal(0.0, 3.0);
+  std::uniform_int_distribution<std::int64_t> label(0, c.group.columns - 1);
+  for (const ir::RowGroup::Stage& stage : c.group.stages) {
+    for (const ir::Pointwise::Leaf& leaf : stage.loop.leaves) {
+      if (leaf.kind != ir::Pointwise::Leaf::Kind::memory) continue;
+      const ir::Buffer& b = c.memory.program.buffers[static_cast<std::size_t>(leaf.view.buffer)];
+      const DType dtype = leaf.view.dtype;
+      const std::int64_t n = count_of(b, dtype);
+      std::byte* const to = arena.data() + b.offset;
+      for (std::int64_t i = 0; i < n; ++i) {
+        if (is_index(dtype))
+          reinterpret_cast<std::int64_t*>(to)[i] = label(rng);
+        else
+          store_element(to, dtype, i,
+                        n == c.group.rows ? 0.5 + std::abs(normal(rng)) : normal(rng));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+GroupCase group_case(const std::string& text) {
+  GroupCase c;
+  c.memory.program = ir::lower(ir::mark_near_results(ir::parse(text).graph), ir::CudaTarget(90));
+  for (const ir::Instruction& i : c.memory.program.instructions) {
+    if (const auto* group = std::get_if<ir::RowGroup>(&i.what)) c.group = *group;
+  }
+  check(!c.group.stages.empty(), "no row group in ", text);
+  std::int64_t end = 64;
+  for (ir::Buffer& b : c.memory.program.buffers) {
+    b.place = ir::Place::arena;
+    b.offset = (end + 255) / 256 * 256;
+    end = b.offset + b.bytes;
+    c.memory.alignments.push_back(16);
+  }
+  c.memory.program.arena_bytes = end + 64;
+  return c;
+}
+
+std::vector<GroupCase> long_row_groups() {
+  const auto of = [](const char* text, const std::string& columns, const std::string& dtype) {
+    return group_case(replaced(replaced(text, "V]", columns + "]"), "T[", dtype + "["));
+  };
+  return {of(kNorms, "8200", "bf16"), of(kSoftcap, "16384", "f32"), of(kNorms, "16400", "f32")};
+}
+
+void check_group(const GroupCase& c, std::uint64_t seed, const KernelRunner& run) {
+  std::vector<std::byte> got(static_cast<std::size_t>(c.memory.program.arena_bytes),
+                             std::byte{0xff});
+  fill(c, seed, got);
+  std::vector<std::byte> want = got;
+  const auto kernels = ir::generate(c.group, c.memory.alignments);
+  const std::int64_t scratch = ir::row_group_scratch_bytes(c.group);
+  run(c.memory, kernels, scratch, got);
+  for (const ir::RowGroup::Stage& stage : c.group.stages) {
+    ir::Frame frame{c.memory.program, want.data()};
+    ir::run_pointwise(stage.loop, frame, 2);
+  }
+  for (const ir::RowGroup::Stage& stage : c.group.stages) {
+    if (!stage.stored) continue;
+    const ir::View& view = stage.loop.store.view;
+    const ir::Buffer& b = c.memory.program.buffers[static_cast<std::size_t>(view.buffer)];
+    const std::int64_t n = count_of(b, view.dtype);
+    double squares = 0.0, worst = 0.0;
+    const auto at = [&](const std::vector<std::byte>& arena, std::int64_t i) {
+      return load_element(arena.data() + b.offset, view.dtype, i);
+    };
+    for (std::int64_t i = 0; i < n; ++i) squares += at(want, i) * at(want, i);
+    const double usual = std::sqrt(squares / static_cast<double>(n));
+    ASSERT_GT(usual, 0.0);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double error = std::abs(at(got, i) - at(want, i)) / (usual + std::abs(at(want, i)));
+      worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
+    }
+    EXPECT_LE(worst, view.dtype == DType::bf16 ? 0x1p-7 : 1e-5)
+        << "columns " << c.group.columns << ", " << n << " of " << name_of(view.dtype);
+  }
+}
+
+}  // namespace logitless::test

@@ -1,0 +1,26 @@
+// Row groups of a GPU for tests of the code generator.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/loops.h"
+
+namespace logitless::test {
+
+// A row group and the buffers of its program.
+struct GroupCase {
+  LoopCase memory;  // its loop is unused
+  ir::RowGroup group;
+};
+// Returns the row group of a program for compute capability 9.0.
+GroupCase group_case(const std::string& text);
+
+// Returns groups whose rows take several blocks of a cluster: losses with log-sum-exps, sums,
+// maxima, divisions and roots; rows that fill the blocks and that do not.
+std::vector<GroupCase> long_row_groups();
+// Runs the group on random numbers. What it stores must be near what its loops leave one by one on
+// a CPU.
+void check_group(const GroupCase& c, std::uint64_t seed, const KernelRunner& run);
+
+}  // namespace logitless::test
