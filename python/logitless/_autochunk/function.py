@@ -233,10 +233,7 @@ def warn_missed(limits: Limits, parts: Sequence[Compiled | None]) -> None:
     """
     for made in parts:
         if made is not None and made.over(limits.budget):
-            warn(
-                f"autochunk: {made.name} takes {format_bytes(made.after)} beyond inputs and results, memory_budget is "
-                f"{format_bytes(limits.budget)}{made.why_over()}. It runs as it is; strict=True makes this an error"
-            )
+            warn(f"autochunk: {made.missed(limits.budget)}. It runs as it is; strict=True makes this an error")
             return
 
 

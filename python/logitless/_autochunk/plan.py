@@ -128,9 +128,13 @@ class Compiled:
         """Returns the bytes over a budget, 0 if it is met."""
         return max(self.after - budget, 0) if budget > 0 else 0
 
-    def why_over(self) -> str:
-        """Returns the reason for the remaining memory, if known."""
-        return f": {self.located(self.refusals[-1])}" if self.refusals else ""
+    def missed(self, budget: int) -> str:
+        """Describes a budget that is not met, and the reason if it is known."""
+        why = f": {self.located(self.refusals[-1])}" if self.refusals else ""
+        return (
+            f"{self.name} takes {format_bytes(self.after)} beyond inputs and results, memory_budget is "
+            f"{format_bytes(budget)}{why}"
+        )
 
 
 _TYPE = re.compile(rf"\b({'|'.join(_SIZES)})\[([\d, ]*)\]")
@@ -337,10 +341,7 @@ def _chosen(tried: list[Tried], budget: int) -> Tried:
 
 def _check_strict(made: Compiled, limits: Limits) -> None:
     if 0 < limits.budget < made.after:
-        why = f"; {made.located(made.refusals[-1])}" if made.refusals else ""
-        raise ValueError(
-            f"autochunk: strict: {made.name} takes {made.after} bytes, memory_budget is {limits.budget}{why}"
-        )
+        raise ValueError(f"autochunk: strict: {made.missed(limits.budget)}")
     for region in made.regions:
         if region["boundaries"]:
             raise ValueError(f"autochunk: strict: {made.name}: {made.located(region['boundaries'][0])}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,6 +68,12 @@ class Traced:
     outputs: list[torch.Tensor]  # fake
     spec: pytree.TreeSpec  # the tree of the outputs
     constants: list  # outputs that are not tensors; TENSOR in place of one that is
+
+
+def _checks_arguments(error: BaseException) -> bool:
+    """Returns whether an error was raised where torch.distributions checks arguments."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") == "torch.distributions.distribution" for frame in frames)
 
 
 @functools.cache
@@ -141,6 +148,8 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
                 "(torch.library.register_fake)"
             ) from error
         instead = next((f"; {text}" for name, text in _INSTEAD.items() if str(op).startswith(f"aten.{name}")), "")
+        if _checks_arguments(error):
+            instead = "; expected validate_args=False, since torch.distributions checks values of its arguments"
         raise Unsupported(
             f"autochunk: {at}{op} needs the values of a tensor (a shape or a branch depends on them); only shapes are "
             f"known when a function is traced{instead}"
