@@ -46,7 +46,7 @@ def test_a_budget_that_is_not_met_is_a_warning(executor):
         autochunk(missed, executor=executor)(*args)
         least = int(re.search(r"a budget of (\d+) would do", str(warned[0].message))[1])
         autochunk(missed, memory_budget=least, executor=executor)(*args)
-    with pytest.raises(ValueError, match="strict: .* memory_budget is 4096"):
+    with pytest.raises(ValueError, match="strict: .* memory_budget is 4.0 KiB"):
         autochunk(missed, memory_budget=4096, strict=True, executor=executor)(*args)
 
 
