@@ -181,6 +181,12 @@ def prepare(
     return Prepared(options, inputs, fixed, normalizer_array, lead, y)
 
 
+def _is_zero(x: jax.Array) -> jax.Array:
+    """Returns where x is 0, by its bits: XLA compares denormal numbers as 0."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint64 if x.dtype == jnp.float64 else jnp.uint32)
+    return (bits << 1) == 0
+
+
 @either_name
 @takes_terms
 def linear_cross_entropy(
@@ -225,7 +231,8 @@ def linear_cross_entropy(
             operations compute the logits in float32, a chunk at a time: four GEMMs, without label_smoothing and sharding.
         normalizer: ``mean`` divides by this positive number or scalar array instead, such as the token count of all
             devices. The value of an array is not checked, since it may be traced.
-        token_weight: [...], float: factors of the tokens' losses.
+        token_weight: [...], float: factors of the tokens' losses. A token of weight 0 is left out, whatever its hidden
+            state holds, unless argmax, accuracy or a temperature is asked for.
         target_weight: [..., K], float; with it ``mean`` divides by the token weights.
         accuracy: also returns the fraction of tokens whose largest logit is their target.
         return_lse: also returns the log-sum-exp [...], with a gradient; 0 for ignored tokens.
@@ -284,7 +291,12 @@ def linear_cross_entropy(
     axes = _ffi.axes_of(*[a for a in (*inputs.values(), *fixed.values()) if a is not None])
     varying, fixed = _ffi.varying(inputs, axes), _ffi.varying(fixed, axes)
     if temperature is None:
-        found = token_losses(options, ("argmax",) * wants_argmax, varying, fixed)
+        counted = fixed
+        if fixed["token_weight"] is not None and target_weight is None and not wants_argmax:
+            # A weight of 0 leaves the token out of the loss: it costs nothing.
+            targets = jnp.where(_is_zero(fixed["token_weight"]), ignored, fixed["targets"])
+            counted = {**fixed, "targets": targets.astype(fixed["targets"].dtype)}
+        found = token_losses(options, ("argmax",) * wants_argmax, varying, counted)
     else:
         found = logits = tempered.losses(call, temperature, wants_argmax)
     loss = found["loss"].reshape(lead) if reduction == "none" else found["loss"]

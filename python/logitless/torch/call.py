@@ -299,6 +299,10 @@ def results_of(call: Call, key: Any = None, fixed_lse: bool = False) -> Any:
     # The loss itself returns an lse without a gradient; the head's outputs all have gradients.
     of_head = call.target_logits or (call.lse and bool(needs) and not fixed_lse)
     argmax = call.argmax or call.accuracy
+    if call.token_weight is not None and not (of_head or call.lse or argmax or call.per_token):
+        # Nothing but the loss is asked for, of which a weight of 0 leaves the token out: it costs nothing.
+        target = torch.where(call.token_weight == 0.0, options.ignore_index, target)
+        call, key = call._replace(target=target), None
     if key is not None and (of_head or call.lse or argmax or compute is not None or options.reduction == "none"):
         key = None
     form = Form(options, call.shard, compute, needs, argmax, lse=call.lse, way=way_of(*call.tensors()), key=key)

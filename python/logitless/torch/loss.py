@@ -53,7 +53,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
             and ``torch.compile`` breaks its graph.
         normalizer: ``mean`` divides by this positive number or scalar tensor instead, such as the token count of the
             global batch. The value of a tensor is not checked, since that would synchronise with a GPU.
-        token_weight: [...] float: factors of the tokens' losses.
+        token_weight: [...] float: factors of the tokens' losses. A token of weight 0 costs nothing, whatever its hidden
+            state holds, unless other results of it are asked for.
         target_weight: [..., K] float.
         shift: True or 1: position t predicts target t + 1 of ``hidden`` [B, T, D] and ``target`` [B, T]; n: t + n.
         accuracy: also returns the fraction of tokens whose largest logit is their target.

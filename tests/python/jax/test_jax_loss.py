@@ -239,3 +239,24 @@ def test_a_budget_is_a_ceiling():
     logits = tokens * vocab * 4
     assert held("256MiB") <= held(None)
     assert held(None) < logits or not ON_CPU  # cuBLAS has a chunk's fp32 logits and what it multiplies
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_token_of_weight_0_is_left_out(reduction):
+    rng = np.random.default_rng(3)
+    hidden, weight = rng.standard_normal((12, 8)).astype(np.float32), rng.standard_normal((50, 8)).astype(np.float32)
+    targets, of_token = rng.integers(0, 50, 12), (rng.random(12) + 0.5).astype(np.float32)
+    of_token[::3] = 0.0
+    counted = of_token != 0.0
+    hidden[::3] = np.nan
+
+    def total(h, w, y, weights):
+        return linear_cross_entropy(h, w, y, token_weight=weights, reduction=reduction).sum()
+
+    both = jax.value_and_grad(total, argnums=(0, 1))
+    wanted, (d_hidden, d_weight) = both(hidden[counted], weight, targets[counted], of_token[counted])
+    loss, (found_hidden, found_weight) = jax.jit(both)(hidden, weight, targets, of_token)
+    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    assert not np.asarray(found_hidden)[::3].any()
+    np.testing.assert_allclose(np.asarray(found_hidden)[counted], d_hidden, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found_weight, d_weight, rtol=1e-4, atol=1e-6)

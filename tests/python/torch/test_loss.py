@@ -342,3 +342,27 @@ def test_a_logit_of_infinity(dtype):
     d_hidden, d_weight = torch.autograd.grad(loss.sum(), leaves)
     assert torch.isnan(d_z[2]).all() and torch.isnan(d_weight).all()
     assert torch.isnan(d_hidden).all(1).tolist() == torch.isnan(d_z).all(1).tolist()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_token_of_weight_0_is_left_out(reduction):
+    hidden, weight = torch.randn(12, 8), torch.randn(50, 8, requires_grad=True)
+    target, of_token = torch.randint(0, 50, (12,)), torch.rand(12) + 0.5
+    of_token[::3] = 0.0
+    counted = of_token != 0.0
+    hidden[::3] = float("nan")
+    hidden.requires_grad_()
+    wanted = linear_cross_entropy(
+        hidden[counted], weight, target[counted], token_weight=of_token[counted], reduction=reduction, label_smoothing=0.1
+    )
+    gradients = torch.autograd.grad(wanted.sum(), (hidden, weight))
+    loss = linear_cross_entropy(hidden, weight, target, token_weight=of_token, reduction=reduction, label_smoothing=0.1)
+    torch.testing.assert_close(loss[counted] if reduction == "none" else loss, wanted)
+    assert reduction != "none" or not loss[~counted].any()
+    found = torch.autograd.grad(loss.sum(), (hidden, weight))
+    assert not found[0][::3].any()
+    torch.testing.assert_close(found, gradients)
+    # Other results of a token are computed, whatever it weighs.
+    _, lse = linear_cross_entropy(hidden.detach().nan_to_num(0.5), weight, target, token_weight=of_token, return_lse=True)
+    assert (lse != 0.0).all()
+    assert linear_cross_entropy(hidden.detach(), weight, target, token_weight=torch.zeros(12)) == 0.0
