@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from oracle import DEVICE
 
 from logitless._autochunk.locations import brief
+from logitless._autochunk.options import Unsupported
 from logitless.torch import autochunk
 
 TOKENS, DIM, VOCAB = 256, 16, 2048
@@ -110,3 +111,9 @@ LONG = "fast = autochunk(lambda a, b=(1, 2): f(a)[0], memory_budget=3); print(fa
 ])
 def test_a_long_line_of_code_is_cut(code, shown):
     assert brief(code) == shown and len(shown) <= 100
+
+
+def test_checked_arguments_of_distributions_are_refused_with_the_remedy():
+    z, target = torch.randn(4, 8), torch.arange(4)
+    with pytest.raises(Unsupported, match="validate_args=False"):
+        autochunk(lambda z: torch.distributions.Categorical(logits=z).log_prob(target).sum())(z)
