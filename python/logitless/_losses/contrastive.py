@@ -212,23 +212,42 @@ class Form(NamedTuple):
     summed: bool
 
 
-def program(xp, given: Mapping[str, Any], form: tuple):
+def cosines(xp, hidden, weight) -> tuple[Any, Any, Any]:
+    """Returns the cosines [N, V], and 1 / the norms of both matrices' rows, [N, 1] and [1, V]."""
+    by_row, by_class = _over_norm(xp, hidden), _over_norm(xp, weight).reshape(1, -1)
+    return xp.product(hidden, weight) * by_row * by_class, by_row, by_class
+
+
+def cosines_gradients(xp, cotangent, hidden, weight, found, by_row, by_class) -> tuple[Any, Any]:
+    """Returns the gradients of ``cosines``. A row's gradient is a product less its part along the row. Both are fp32 until
+    they are added, since they may cancel."""
+    of_product, along = xp.astype(cotangent * by_row * by_class, hidden.dtype), cotangent * found
+    d_hidden = xp.product(of_product, weight.T) - along.sum(-1)[:, None] * (by_row * by_row) * _exact(xp, hidden)
+    of_class = along.sum(0)[:, None] * (by_class * by_class).reshape(-1, 1)
+    d_weight = xp.product(of_product.T, hidden.T) - of_class * _exact(xp, weight)
+    return xp.astype(d_hidden, hidden.dtype), xp.astype(d_weight, weight.dtype)
+
+
+def program(xp, of_heads, given: Mapping[str, Any], form: tuple):
     """Computes the loss by the plain formula, which autochunk chunks. given: hidden [N, D], weight [V, D], rows [N], the
-    factors of the rows' losses, and vocab_ids [N]; and over_norms [V], ``over_norms`` of weight, if it is known."""
+    factors of the rows' losses, and vocab_ids [N]; and over_norms [V], ``over_norms`` of weight, if it is known.
+    of_heads(hidden, weight) is the first result of ``cosines``, with its gradients."""
     f = Form(*form)
     hidden, weight, rows, vocab_ids = (given[name] for name in ("hidden", "weight", "rows", "vocab_ids"))
     hidden = xp.where(rows[:, None] != 0.0, hidden, 0.0)  # NaN at ignored rows must not spread
-    of_vocab = given["over_norms"] if "over_norms" in given else over_norms(xp, weight)
-    cosines = xp.product(hidden, weight) * _over_norm(xp, hidden) * of_vocab.reshape(1, -1)
-    own = vocab_ids[:, None] == xp.arange(cosines.shape[1], vocab_ids)[None]
-    cosine = xp.where(own, cosines, 0.0).sum(-1)
+    if "over_norms" in given:
+        every = xp.product(hidden, weight) * _over_norm(xp, hidden) * given["over_norms"].reshape(1, -1)
+    else:
+        every = of_heads(hidden, weight)
+    own = vocab_ids[:, None] == xp.arange(every.shape[1], vocab_ids)[None]
+    cosine = xp.where(own, every, 0.0).sum(-1)
     if f.angle:
         sine = xp.at_least(1 - cosine * cosine, _LEAST_SINE**2) ** 0.5
         turned = cosine * math.cos(f.angle) - sine * math.sin(f.angle)
         # The cosine of an angle above pi would rise again.
         cosine = xp.where(cosine > -math.cos(f.angle), turned, cosine - f.angle * math.sin(f.angle))
     target = f.scale * (cosine - f.drop)
-    logits = xp.where(own, target[:, None], f.scale * cosines)
+    logits = xp.where(own, target[:, None], f.scale * every)
     each = (xp.logsumexp(logits, -1) - target) * rows
     return each.sum() if f.summed else each
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from loss_frameworks import error, normal
+from loss_frameworks import RNG, error, normal
 
 N, K, D = 7, 5, 6
 QUERY, KEY, NEGATIVES = (normal(rows, D, seed=seed) for rows, seed in ((N, 51), (N, 52), (K, 53)))
@@ -116,6 +116,24 @@ def test_margins(f, name, options, terms):
 @pytest.mark.parametrize("case", MARGINS[::3], ids=str)
 def test_margins_in_the_frameworks_own_operations(f, case, portable):
     test_margins(f, *case)
+
+
+@pytest.mark.parametrize("name", ["arcface_loss", "cosface_loss"])
+def test_16_bit_gradients_are_rounded_after_their_part_along_a_row_is_gone(f, name):
+    """Most of a product is along the row in few dimensions."""
+    labels = f.array(RNG(56).integers(0, 1000, 300).astype(np.int32))
+    x, w = (normal(rows, 4, seed=seed) for rows, seed in ((300, 57), (1000, 58)))
+    if f.target == "target":
+        to_half, half = (lambda a: a.bfloat16()), lambda a: f.array(a).bfloat16().double().numpy()
+    else:
+        to_half, half = (lambda a: a.astype(f.xp.bfloat16)), lambda a: np.asarray(f.xp.asarray(a, "bfloat16"), np.float32)
+    x, w = half(x), half(w)
+
+    def call(convert):
+        return f.gradients(lambda *given: getattr(f.losses, name)(*map(convert, given), labels), x, w)[1]
+
+    for one, other in zip(call(to_half), call(lambda a: a)):
+        assert error(f.numpy(one), f.numpy(other)) < 4e-3
 
 
 def test_a_confident_row_and_rows_that_point_away(f):

@@ -27,8 +27,22 @@ class MarginKeywords(TypedDict, total=False):
     executor: str
 
 
+@jax.custom_vjp
+def _cosines(hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    """``shared.cosines`` with its gradients."""
+    return shared.cosines(xp, hidden, weight)[0]
+
+
+def _cosines_forward(hidden, weight):
+    found, *norms = shared.cosines(xp, hidden, weight)
+    return found, (hidden, weight, found, *norms)
+
+
+_cosines.defvjp(_cosines_forward, lambda saved, cotangent: shared.cosines_gradients(xp, cotangent, *saved))
+
+
 def _margin(given: dict[str, jax.Array], form: tuple) -> jax.Array:
-    return shared.program(xp, given, form)
+    return shared.program(xp, _cosines, given, form)
 
 
 FORMULAS.update(margin=_margin)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
+import torch
 from torch import Tensor
 
 from ..._losses import contrastive as shared
@@ -27,8 +28,22 @@ class MarginKeywords(TypedDict, total=False):
     executor: str
 
 
+class _Cosines(torch.autograd.Function):
+    """``shared.cosines`` with its gradients."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor) -> Tensor:
+        found, *norms = shared.cosines(xp, hidden, weight)
+        ctx.save_for_backward(hidden, weight, found, *norms)
+        return found
+
+    @staticmethod
+    def backward(ctx, cotangent: Tensor):
+        return shared.cosines_gradients(xp, cotangent, *ctx.saved_tensors)
+
+
 def _margin(given: dict[str, Tensor], form: tuple) -> Tensor:
-    return shared.program(xp, given, form)
+    return shared.program(xp, _Cosines.apply, given, form)
 
 
 FORMULAS.update(margin=_margin)
