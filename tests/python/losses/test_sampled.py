@@ -13,6 +13,11 @@ COUNTS = normal(V, seed=65)
 SHARES = np.abs(normal(N, seed=66))
 
 
+def compiled(f, function):
+    """Returns a function that JAX compiles as a whole: operation by operation takes longer."""
+    return f.jax.jit(function) if hasattr(f, "jax") else function
+
+
 def expected(f, hidden, weight, bias, ids, sampled, own, *, remove=True, scale=1.0):
     """Returns [N]: the losses, 0 for ignored targets. sampled, own: log counts."""
     xp, targets = f.xp, f.array(TARGETS)
@@ -59,7 +64,7 @@ def test_given_ids(f, ids, options, counted):
 
     spoiled = np.where(TARGETS[:, None] < 0, np.nan, HIDDEN).astype(np.float32)
     (value, gradients), (exact, exact_gradients) = (
-        f.gradients(call, spoiled, WEIGHT, BIAS), f.exact_gradients(formula, HIDDEN, WEIGHT, BIAS))
+        f.gradients(compiled(f, call), spoiled, WEIGHT, BIAS), f.exact_gradients(formula, HIDDEN, WEIGHT, BIAS))
     assert error(f.numpy(value), exact) < f.exact
     for one, other in zip(gradients, exact_gradients):
         assert error(f.numpy(one), other) < f.exact_gradient
@@ -83,15 +88,17 @@ def test_drawn_ids(f, sampler):
 
     xp = import_module(f.losses.__name__.replace("losses", "_xp"))
     key, count = xp.key(seed_of(f, 5), f.xp.zeros(1)), 100_000
-    drawn = np.asarray(sampled._drawn(xp, key, sampler, count, V, f.xp.zeros(1)))
+    draw = compiled(f, lambda key: sampled._drawn(xp, key, sampler, count, V, f.xp.zeros(1)))
+    drawn = np.asarray(draw(key))
     p = probabilities(sampler, V)
     assert np.abs((np.bincount(drawn, minlength=V) - count * p) / np.sqrt(count * p)).max() < 4.5
     ids = np.asarray(sampled._drawn(xp, key, sampler, 40, V, f.xp.zeros(1)))
     counts = np.log(40 * p).astype(np.float32)
     given = [f.array(a) for a in (HIDDEN, WEIGHT, TARGETS, BIAS)]
-    found = f.losses.sampled_softmax_loss(*given, num_sampled=40, sampler=sampler, seed=seed_of(f, 5))
-    same = f.losses.sampled_softmax_loss(*given, sampled_ids=f.array(ids), sampled_log_counts=f.array(counts[ids]),
-                                         target_log_counts=f.array(counts[TARGETS.clip(0)]))
+    run = compiled(f, lambda *given: f.losses.sampled_softmax_loss(*given, num_sampled=40, sampler=sampler, seed=seed_of(f, 5)))
+    found = run(*given)
+    counted = dict(sampled_log_counts=f.array(counts[ids]), target_log_counts=f.array(counts[TARGETS.clip(0)]))
+    same = compiled(f, lambda *given: f.losses.sampled_softmax_loss(*given, sampled_ids=f.array(ids), **counted))(*given)
     assert error(f.numpy(found), f.numpy(same)) < 1e-6
     if f.target == "target":
         f.xp.manual_seed(3)
@@ -101,9 +108,10 @@ def test_drawn_ids(f, sampler):
 
 def test_a_target_that_is_the_only_negative(f):
     """Nothing is left beside it: the loss and its gradients are 0."""
-    value, gradients = f.gradients(
-        lambda *g: f.losses.sampled_softmax_loss(*g[:2], f.array(TARGETS[:1]), g[2], sampled_ids=f.array(IDS[:2])),
-        HIDDEN[:1], WEIGHT, BIAS)
+    def call(hidden, weight, bias):
+        return f.losses.sampled_softmax_loss(hidden, weight, f.array(TARGETS[:1]), bias, sampled_ids=f.array(IDS[:2]))
+
+    value, gradients = f.gradients(compiled(f, call), HIDDEN[:1], WEIGHT, BIAS)
     assert abs(f.numpy(value)) < 1e-6 and all(np.abs(f.numpy(a)).max() < 1e-6 for a in gradients)
 
 
