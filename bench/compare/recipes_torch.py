@@ -228,7 +228,7 @@ def deepspeed(setting, ours):
         lazy_head(model)
     for name, value in dict(RANK=0, LOCAL_RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=29517).items():
         os.environ.setdefault(name, str(value))
-    config = {"train_micro_batch_size_per_gpu": setting.rows, "zero_optimization": {"stage": 3},
+    config = {"train_micro_batch_size_per_gpu": setting.rows, "zero_optimization": {"stage": 3}, "zero_allow_untested_optimizer": True,
               "bf16": {"enabled": setting.dtype == torch.bfloat16}}
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]

@@ -1,5 +1,6 @@
 """docs/use/recipes/transformers.md, accelerate.md and lightning.md: their loops with the model's head made lazy."""
 
+import types
 import warnings
 
 import pytest
@@ -60,6 +61,30 @@ def test_transformers_trainer(name):
 
     # Real bf16 logits are rounded; lazy ones are not.
     compare(run, 1e-2 if name == "autocast" else 1e-5)
+
+
+def test_callback():
+    """The callback that serves LLaMA-Factory and ms-swift, here in a Trainer of transformers."""
+    pytest.importorskip("accelerate")
+    import transformers
+    from logitless.torch.integrations.transformers import LazyHead
+
+    options = dict(
+        output_dir="out", max_steps=STEPS, per_device_train_batch_size=4, optim="sgd", learning_rate=1.0, logging_steps=1,
+        report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+    )
+    swift = types.SimpleNamespace(_compute_acc=lambda outputs, labels: outputs.logits.argmax(-1))
+
+    def run(lazy):
+        model, callbacks = tiny_llama(), [LazyHead(options, swift)] if lazy else None
+        trainer = transformers.Trainer(model, transformers.TrainingArguments(**options), train_dataset=batches(8), callbacks=callbacks)
+        trainer.train()
+        return [log["loss"] for log in trainer.state.log_history if "loss" in log], model
+
+    compare(run)
+    assert swift._compute_acc(None, None, cu_seqlens=None) is None
+    with pytest.raises(TypeError, match="far_field: expected an error"):
+        LazyHead(far_field="0.01").on_init_end(None, None, None, model=tiny_llama())
 
 
 def test_token_metrics_page():
