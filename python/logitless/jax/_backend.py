@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from .. import _library as c
 
@@ -21,13 +23,15 @@ class Backend(NamedTuple):
 _NAMES = ("native", "portable")
 
 
-def backend() -> Backend:
+def backend(dtype: Any = None) -> Backend:
     """Returns the implementation that serves calls traced now, and why.
 
-    The library's kernels serve JAX's backends cpu and cuda where the library loads, and JAX's own operations all
-    others. LOGITLESS_BACKEND=portable takes the latter everywhere, as for a program that is exported to another
-    platform. LOGITLESS_BACKEND=native raises the library's error where it cannot serve. Programs that are compiled
-    already keep theirs.
+    The library's kernels serve JAX's backends cpu and cuda where the library loads, on GPUs of compute capability 7.5
+    or more (bfloat16: 8.0), and JAX's own operations all others. A program that is lowered for another platform has
+    the latter there. LOGITLESS_BACKEND=portable takes them everywhere. LOGITLESS_BACKEND=native raises the library's
+    error where it cannot serve. Programs that are compiled already keep theirs.
+
+    dtype: of the hidden states; None: float32.
     """
     wanted = os.environ.get("LOGITLESS_BACKEND", "")
     if wanted not in ("", *_NAMES):
@@ -35,8 +39,25 @@ def backend() -> Backend:
     if wanted:
         return Backend(wanted, f"LOGITLESS_BACKEND={wanted}")
     platform = platform_of_jax()
-    refusal = refusal_of(platform)
+    refusal = refusal_of(platform) or _refusal_of_dtype(platform, jnp.dtype(dtype or jnp.float32))
     return Backend("portable", refusal) if refusal else Backend("native", f"the library has kernels for {platform}")
+
+
+@functools.cache
+def gpu_capability() -> float:
+    """Returns the least compute capability of the GPUs here; infinity for a program for GPUs that are elsewhere."""
+    try:
+        return min(float(gpu.compute_capability) for gpu in jax.local_devices(backend="gpu"))
+    except RuntimeError:
+        return math.inf
+
+
+def _refusal_of_dtype(platform: str, dtype: Any) -> str:
+    """Returns the reason why the GPUs here have no kernels of a dtype, "" if they have."""
+    least = 8.0 if dtype == jnp.bfloat16 else 7.5
+    if platform != "cuda" or gpu_capability() >= least:
+        return ""
+    return f"the library has kernels of {dtype.name} for compute capability {least} or more, a GPU has {gpu_capability()}"
 
 
 def platform_of_jax() -> str:

@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
+from jax.api_util import shaped_abstractify
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 from .. import _library as c
 from .._library import lib
@@ -21,7 +24,7 @@ from .._options import ENUMS, HeadOptions, LossOptions, struct_of
 from . import _portable
 from ._arguments import DEFAULT_PRECISION
 from ._axes import axes_of, varying
-from ._backend import backend
+from ._backend import backend, gpu_capability
 
 DTYPES = {"float32": c.F32, "bfloat16": c.BF16, "float16": c.F16, "int32": c.I32, "int64": c.I64}
 
@@ -152,10 +155,10 @@ def call(
 
     inputs: by the library's names; None marks a missing input. outputs: shape and dtype of each result that is wanted.
     Extra memory: the workspace of the plan, within options.memory_budget. Where the library cannot serve, JAX's own
-    operations do.
+    operations do, also on other platforms that the program is lowered for. There the budget is a hint.
     """
     portable = inputs["hidden"].dtype == jnp.float64 or inputs.get("temperature") is not None
-    if portable or backend().name == "portable":
+    if portable or backend(inputs["hidden"].dtype).name == "portable":
         return _portable.call(function, options, inputs, outputs)
     arrays = varying({name: array for name, array in inputs.items() if array is not None}, axes_of(*_present(inputs)))
     axes = axes_of(*arrays.values())
@@ -179,23 +182,18 @@ def call(
         )
         return tuple(found)
 
-    return dict(zip(outputs, on_platform(run, *arrays.values())))
+    def elsewhere(*operands):
+        hinted = options._replace(memory_budget=-options.memory_budget)
+        return tuple(_portable.call(function, hinted, dict(zip(arrays, operands)), outputs).values())
+
+    return dict(zip(outputs, on_platform(run, elsewhere, axes, *arrays.values())))
 
 
 def _precision_on(device: int, precision: str) -> str:
     """Returns the precision of products on a device, by the library's names."""
     if precision != DEFAULT_PRECISION:
         return precision
-    return "tf32" if device == c.DEVICE_CUDA and _gpus_have_tf32() else "ieee"
-
-
-@functools.cache
-def _gpus_have_tf32() -> bool:
-    try:
-        gpus = jax.local_devices(backend="gpu")
-    except RuntimeError:  # a program for GPUs that are elsewhere
-        return True
-    return all(float(gpu.compute_capability) >= 8.0 for gpu in gpus)
+    return "tf32" if device == c.DEVICE_CUDA and gpu_capability() >= 8.0 else "ieee"
 
 
 def threads_of(device: int) -> int:
@@ -203,17 +201,50 @@ def threads_of(device: int) -> int:
     return lib.logitless_context_threads(c.context().handle) if device == c.DEVICE_CPU else 0
 
 
-def on_platform(run: Callable[..., tuple[jax.Array, ...]], *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Runs ``run(device, *arrays)``, with its custom calls, for the platform that the program is compiled for."""
+def on_platform(
+    run: Callable[..., tuple[jax.Array, ...]], elsewhere: Callable[..., tuple[jax.Array, ...]], axes: frozenset[str],
+    *arrays: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """Runs ``run(device, *arrays)``, with its custom calls, for the platform that the program is compiled for, and
+    ``elsewhere(*arrays)`` on platforms without them. axes: those of a shard_map, over which results vary."""
     platform = jax.default_backend()
     _register()
-    if platform == "cpu":
-        return run(c.DEVICE_CPU, *arrays)
+    if platform not in ("cpu", "gpu"):
+        raise NotImplementedError(f"logitless.jax: the library runs on cpu and cuda; JAX's backend is {platform}")
+    native = {"cpu": functools.partial(run, c.DEVICE_CPU)}
     if platform == "gpu":
-        return jax.lax.platform_dependent(
-            *arrays, cpu=functools.partial(run, c.DEVICE_CPU), cuda=functools.partial(run, c.DEVICE_CUDA)
-        )
-    raise NotImplementedError(f"logitless.jax: the library runs on cpu and cuda; JAX's backend is {platform}")
+        native["cuda"] = functools.partial(run, c.DEVICE_CUDA)
+    types = tuple(Spec("", r.dtype.name, r.shape) for r in jax.eval_shape(next(reversed(native.values())), *arrays))
+
+    def other(*operands):
+        return tuple(_elsewhere.bind(*operands, function=elsewhere, types=types, axes=axes))
+
+    return jax.lax.platform_dependent(*arrays, **native, default=other)
+
+
+# A function that is traced when a program is lowered for a platform without custom calls.
+_elsewhere = Primitive("logitless_elsewhere")
+_elsewhere.multiple_results = True
+
+
+@_elsewhere.def_abstract_eval
+def _types(*_, function, types, axes):
+    return [shaped_abstractify(result_type(spec.shape, spec.dtype, axes)) for spec in types]
+
+
+def _lowered(ctx, *operands, function, types, axes):
+    return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+
+
+def _batched(arrays, dims, *, function, types, axes):
+    size = next(a.shape[d] for a, d in zip(arrays, dims) if d is not None)
+    made = tuple(spec._replace(shape=(size, *spec.shape)) for spec in types)
+    found = _elsewhere.bind(*arrays, function=jax.vmap(function, dims), types=made, axes=axes)
+    return found, [0] * len(found)
+
+
+mlir.register_lowering(_elsewhere, _lowered)
+batching.primitive_batchers[_elsewhere] = _batched
 
 
 def _present(arrays: Mapping[str, jax.Array | None]) -> list[jax.Array]:

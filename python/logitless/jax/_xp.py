@@ -228,9 +228,10 @@ def refuse_offsets(offsets: jax.Array, count: int) -> None:
 
 
 def check_batch_invariance(hidden: Any) -> None:
-    if backend().name == "portable":
+    chosen = backend(array("hidden", hidden).dtype)
+    if chosen.name == "portable":
         raise NotImplementedError(
-            f"batch_invariant: expected the library's kernels on the CPU, got JAX's own operations: {backend().reason}"
+            f"batch_invariant: expected the library's kernels on the CPU, got JAX's own operations: {chosen.reason}"
         )
     if jax.default_backend() != "cpu":
         raise NotImplementedError(
@@ -253,7 +254,7 @@ def tokens(
 
 def has_kernels(hidden: Any) -> bool:
     """Returns whether the library's kernels compute the head."""
-    return backend().name == "native"
+    return backend(array("hidden", hidden).dtype).name == "native"
 
 
 def log_probs(hidden: Any, weight: Any, targets: Any, bias: Any, head: Head, save: bool = False) -> jax.Array:

@@ -1,5 +1,6 @@
 """Tracing and lowering on a machine with a GPU, tested without one: plans for CUDA are replaced by stand-ins."""
 
+import functools
 import re
 
 import jax
@@ -10,7 +11,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from jax_oracle import of_kernels, problem, relative_error
 
-from logitless.jax import _backend, _ffi, linear_cross_entropy, linear_logprobs, vocab_parallel_linear_cross_entropy
+from logitless.jax import (
+    _backend, _ffi, backend, linear_cross_entropy, linear_logprobs, losses, vocab_parallel_linear_cross_entropy,
+)
 from logitless.jax.head import nan_at_bad_targets
 
 pytestmark = [of_kernels, pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a machine without a GPU")]
@@ -50,6 +53,33 @@ def test_one_program_of_each_platform(gpu, function):
         for call in calls:
             assert (f"tensor<{CUDA_WORKSPACE + 256}xi8>" in call) == found
             assert ("threads = 0 : i64" in call) == found
+
+
+@pytest.mark.parametrize("function", [linear_cross_entropy, each, logprob])
+def test_a_program_for_a_tpu_has_jax_s_operations(function):
+    """The library serves the machine that lowers it. Its budget is a hint there."""
+    arrays = problem()
+    step = jax.value_and_grad(functools.partial(function, memory_budget="100KiB") if function is linear_cross_entropy else function)
+    mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,))
+    parallel = jax.shard_map(
+        lambda *a: jax.lax.pmean(function(*a), "d"), mesh=mesh, in_specs=(P(), P(), P("d"), P()), out_specs=P())
+    many = jnp.stack([arrays[2]] * jax.device_count())
+    for called, given in ((step, arrays), (jax.vmap(step, (0, None, 0, None)), arrays),
+                          (jax.grad(lambda h, w, y, b: parallel(h[None], w, y, b)), (arrays[0], arrays[1], many, arrays[3]))):
+        text = jax.export.export(jax.jit(called), platforms=["tpu"])(*given).mlir_module()
+        assert "dot_general" in text and "custom_call @logitless" not in text
+        assert "custom_call @logitless" in jax.jit(called).lower(*given).as_text()
+    with pytest.raises(NotImplementedError, match="autochunk: executor='native' runs on cpu and cuda; this program is lowered"):
+        jax.export.export(jax.jit(lambda h, w: losses.jsd_loss(h, w, h, w)), platforms=["tpu"])(*arrays[:2])
+
+
+def test_dtypes_without_kernels_on_a_gpu(gpu, monkeypatch):
+    for capability, served in ((7.0, ""), (7.5, "float32 float16"), (8.0, "float32 float16 bfloat16")):
+        monkeypatch.setattr(_backend, "gpu_capability", lambda found=capability: found)
+        assert [d for d in ("float32", "float16", "bfloat16") if backend(d).name == "native"] == served.split()
+        jax.clear_caches()
+        text = jax.jit(linear_cross_entropy).trace(*problem(dtype="bfloat16")).lower(lowering_platforms=("cuda",)).as_text()
+        assert ("custom_call @logitless" in text) == ("bfloat16" in served)
 
 
 @pytest.mark.parametrize("function", [linear_cross_entropy, each, logprob])

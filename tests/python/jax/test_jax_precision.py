@@ -39,14 +39,14 @@ def test_ieee_is_what_a_cpu_does():
     ("highest", False), ("float32", False), ("F32_F32_F32", False), ("BF16_BF16_F32", False),
 ])
 def test_none_is_jaxs(monkeypatch, setting, tf32):
-    monkeypatch.setattr(_ffi, "_gpus_have_tf32", lambda: True)
+    monkeypatch.setattr(_ffi, "gpu_capability", lambda: 9.0)
     with jax.default_matmul_precision(setting):
         found = _arguments.precision(None, jnp.dtype("float32"))
         assert _ffi._precision_on(_ffi.c.DEVICE_CUDA, found) == ("tf32" if tf32 else "ieee")
         assert _ffi._precision_on(_ffi.c.DEVICE_CPU, found) == "ieee"
         assert _arguments.precision(None, jnp.dtype("bfloat16")) == "ieee"
         assert _arguments.precision("ieee", jnp.dtype("float32")) == "ieee"
-    monkeypatch.setattr(_ffi, "_gpus_have_tf32", lambda: False)
+    monkeypatch.setattr(_ffi, "gpu_capability", lambda: 7.5)
     assert _ffi._precision_on(_ffi.c.DEVICE_CUDA, found) == "ieee"
 
 
@@ -58,7 +58,7 @@ def test_the_program_has_it(monkeypatch, given):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(_backend, "refusal_of", lambda platform: "")
     monkeypatch.setattr(_ffi, "_workspace_bytes", lambda device, *rest: 256 if device else plan(device, *rest))
-    monkeypatch.setattr(_ffi, "_gpus_have_tf32", lambda: True)
+    monkeypatch.setattr(_ffi, "gpu_capability", lambda: 9.0)
     jax.clear_caches()
     function = lambda x, w: linear_cross_entropy(x, w, TARGETS, precision=given)
     for setting in (None, "highest"):
@@ -73,7 +73,7 @@ def test_the_program_has_it(monkeypatch, given):
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 def test_values_on_a_gpu():
-    if not _ffi._gpus_have_tf32():
+    if _ffi.gpu_capability() < 8.0:
         pytest.skip("a GPU without TF32")
     random = np.random.default_rng(0)
     x, w = random.standard_normal((300, 256)), random.standard_normal((5001, 256)) / 16

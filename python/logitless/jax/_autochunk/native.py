@@ -77,4 +77,10 @@ def run(request: Request, axes: frozenset[str], *arrays: jax.Array) -> tuple[jax
         )
         return tuple(found)
 
-    return _ffi.on_platform(on, *arrays)
+    def elsewhere(*_):
+        raise NotImplementedError(
+            "autochunk: executor='native' runs on cpu and cuda; this program is lowered for another platform: use "
+            "executor='python', and LOGITLESS_BACKEND=portable for losses and samples"
+        )
+
+    return _ffi.on_platform(on, elsewhere, axes, *arrays)
