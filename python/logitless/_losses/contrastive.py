@@ -115,7 +115,8 @@ def info_nce_loss(
         torch:     the ranks' concatenated rows in one process: a mean or sum is over all queries and the same on all ranks.
         torch:     A rank's gradients by its rows are complete, and that by the temperature is its part of a sum over ranks.
         torch:     So the sum over ranks of a parameter's gradients is its gradient; DDP and FSDP take the mean, so multiply
-        torch:     the loss by the number of ranks. Neither keys nor similarities are gathered.
+        torch:     the loss by the number of ranks. Neither keys nor similarities are gathered. torch.compile needs the
+        torch:     sharding's vocab and vocab_begin, those of key, and no negatives.
         jax: sharding: ``Sharding(mesh, tokens=axis)``: rows of query, key and negatives are sharded over the axis or axes.
         jax:     The loss and its gradients are those without it. Neither keys nor similarities are gathered; queries are.
 

@@ -18,6 +18,7 @@ def main(rank: int, port: str, ranks: int) -> None:
 
     contrast(rank, ranks)
     contrast_errors(rank, ranks)
+    replicas(rank, ranks)
     divergences(rank, ranks)
     dtensors(rank, ranks, init_device_mesh("cpu", (ranks,)))
     divergence_errors(rank, ranks)
@@ -81,6 +82,25 @@ def contrast(rank, ranks):
         if scalar.grad is not None:
             close(total(temperature.grad), scalar.grad, options)
         assert not traffic.redistributed
+
+
+def replicas(rank, ranks):
+    """DDP takes the mean over ranks, so the loss is multiplied by their number; encoders run in micro batches."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from logitless.torch import Sharding
+    from logitless.torch.losses import grad_cache, info_nce_loss
+
+    torch.manual_seed(6)
+    net, whole = (torch.nn.Sequential(torch.nn.Linear(DIM, 16), torch.nn.GELU(), torch.nn.Linear(16, DIM)) for _ in range(2))
+    whole.load_state_dict(net.state_dict())
+    query, key = torch.randn(2, 5 * ranks, DIM)
+    replica, sharding = DistributedDataParallel(net), Sharding(dist.group.WORLD, tokens=True)
+    one, other = (grad_cache(replica, t.chunk(ranks)[rank], micro_batch=2) for t in (query, key))
+    (ranks * info_nce_loss(one, other, sharding=sharding)).backward()
+    info_nce_loss(whole(query), whole(key)).backward()
+    for p, q in zip(net.parameters(), whole.parameters()):
+        close(p.grad, q.grad.double(), "replicas")
 
 
 def contrast_errors(rank, ranks):

@@ -39,10 +39,10 @@ class _Ranks(NamedTuple):
     def process_group(self):
         return self.group.process_group
 
-    def summed(self, t: Tensor, op=dist.ReduceOp.SUM) -> Tensor:
-        """Returns the sum over ranks; t is used up."""
+    def summed(self, t: Tensor, largest: bool = False) -> Tensor:
+        """Returns the sum over ranks, or the largest value; t is used up."""
         t = t.contiguous()
-        dist.all_reduce(t, op, group=self.process_group)
+        dist.all_reduce(t, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.process_group)
         return t
 
     def gathered(self, t: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def _statistics(call: shared.Call, given: dict[str, Tensor], ranks: _Ranks) -> t
         operands = given[name + "hidden"], given[name + "weight"], target, given.get(name + "bias")
         found.append(xp.log_probs_and_lse(*operands, head)[1])
     local = torch.stack(found)
-    top = ranks.summed(local.clone(), dist.ReduceOp.MAX)
+    top = ranks.summed(local.clone(), largest=True)
     whole = top + ranks.summed((local - top).exp()).log()
     normalisers = torch.where(counts, whole, _UNCOUNTED)
     if empty:
