@@ -37,7 +37,7 @@ class Operand(NamedTuple):
 
 @jax.custom_vjp
 def _product(hidden: jax.Array, weight: jax.Array, sums: jax.Array | None) -> jax.Array:
-    return jnp.matmul(hidden, weight.T, preferred_element_type=sum_dtype(weight.dtype))
+    return jnp.matmul(hidden.astype(weight.dtype), weight.T, preferred_element_type=sum_dtype(weight.dtype))
 
 
 def _product_backward(saved, cotangent):
@@ -48,7 +48,7 @@ def _product_backward(saved, cotangent):
         unit = jnp.where(largest > 0.0, largest, 1.0)
     d, number = (cotangent / unit).astype(weight.dtype), cotangent.dtype
     d_hidden = jnp.matmul(d, weight, preferred_element_type=number) * unit
-    d_weight = jnp.matmul(d.T, hidden, preferred_element_type=number) * unit if summed else None
+    d_weight = jnp.matmul(d.T, hidden.astype(d.dtype), preferred_element_type=number) * unit if summed else None
     return d_hidden.astype(hidden.dtype), None, d_weight
 
 
@@ -142,7 +142,8 @@ def _run(
         if not wanted:
             made = formula(part, {})
         else:
-            own = leaves | ({"hidden": part["hidden"]} if "hidden" in wanted else {})
+            # The gradient of hidden has the dtype of sums, until it is rounded once.
+            own = leaves | ({"hidden": part["hidden"].astype(number)} if "hidden" in wanted else {})
             made, pull = jax.vjp(lambda leaves: formula(part, leaves)[0], own)
             d = jnp.ones((), made.dtype) if upstream is None else upstream
             d = jnp.broadcast_to(d if d.ndim == 0 else _cut(d, start, size), made.shape)

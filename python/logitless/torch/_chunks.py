@@ -47,9 +47,9 @@ class Operand:
         yield from _blocks(self.weight, self.block) if self.half else ((0, self.weight.shape[0]),)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns x weight^T in the dtype of sums."""
+        """Returns x weight^T in the dtype of sums. x: of weight's dtype, or such values in the dtype of sums."""
         if self.direct:
-            return wide_product(x, self.weight.t())
+            return wide_product(x.to(self.weight.dtype), self.weight.t())
         x = x.to(self.number)
         z = x.new_empty(x.shape[0], self.weight.shape[0])
         for first, last in self.blocks():
@@ -77,7 +77,7 @@ class Operand:
             made = made if unit is None else made.mul_(unit)
         if self.total is not None:
             for first, last in self.blocks():
-                part = wide_product(d[:, first:last].t(), x)
+                part = wide_product(d[:, first:last].t(), x.to(d.dtype))
                 self.total[first:last] += part if unit is None else part.mul_(unit)
         return made
 
@@ -92,8 +92,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, cotangent: Tensor):
-        made = ctx.operand.backward(ctx.saved_tensors[0], cotangent)
-        return None if made is None else made.to(ctx.operand.weight.dtype), None
+        return ctx.operand.backward(ctx.saved_tensors[0], cotangent), None
 
 
 def number_of(dtype: torch.dtype) -> torch.dtype:
@@ -183,7 +182,8 @@ class _Run:
         part |= self.operands
         leaves = dict(self.leaves)
         if wanted:
-            part["hidden"] = leaves["hidden"] = part["hidden"].detach().requires_grad_()
+            # Its gradient has the dtype of sums, until it is rounded once.
+            part["hidden"] = leaves["hidden"] = part["hidden"].to(self.number, copy=True).requires_grad_()
         with _recorded() if wanted else contextlib.nullcontext():
             made = FORMULAS[self.call.what](part, *self.call.form)
             made = made if isinstance(made, tuple) else (made,)
