@@ -17,7 +17,7 @@ from .loss import accuracy_of, check_reduction, divisor, linear_cross_entropy
 from .vocab_parallel import token_losses, vocab_parallel_logprobs
 
 Axes = tuple[str, ...]
-_PER_TOKEN = ("hidden", "targets", "token_weight", "target_weight", "teacher_hidden", "rows")
+_PER_TOKEN = ("hidden", "targets", "token_weight", "target_weight", "teacher_hidden")
 _PER_VOCAB_ENTRY = ("weight", "bias", "class_weight", "teacher_weight", "teacher_bias")
 
 

@@ -118,3 +118,22 @@ def test_divergences(name, layout, options):
     frozen = jax.jit(jax.grad(lambda x: getattr(losses, name)(
         x, *MODELS[1:2], *TEACHER[:2], sharding=Sharding(two, **layout), **{**options, "reduction": "sum", "normalizer": None}).sum()))
     assert np.isfinite(frozen(MODELS[0])).all()
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+def test_divergences_of_explicit_types_and_without_jit():
+    of_teacher = dict(zip(("teacher_hidden", "teacher_weight", "teacher_bias"), TEACHER))
+    expected = losses.forward_kl_loss(*MODELS[:2], *TEACHER[:2], targets=TARGETS)
+    auto, explicit = (
+        jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2) for kind in (AxisType.Auto, AxisType.Explicit))
+    sharding = Sharding(auto, vocab="model", tokens="data")
+    assert relative_error(losses.forward_kl_loss(*MODELS[:2], *TEACHER[:2], targets=TARGETS, sharding=sharding), expected) < 2e-6
+    with jax.set_mesh(explicit):
+        hidden, targets, states = (jax.device_put(a, NamedSharding(explicit, P("data"))) for a in (MODELS[0], TARGETS, TEACHER[0]))
+        weight, head = (jax.device_put(a, NamedSharding(explicit, P("model"))) for a in (MODELS[1], TEACHER[1]))
+        found, gradient = jax.jit(jax.value_and_grad(losses.forward_kl_loss, 1))(hidden, weight, states, head, targets=targets)
+    assert relative_error(found, expected) < 2e-6 and np.isfinite(np.asarray(gradient)).all()
+    with pytest.raises(NotImplementedError, match="teacher_ids: expected None beside sharding"):
+        losses.jsd_loss(*MODELS[:2], **of_teacher, teacher_ids=np.zeros(V, np.int32), sharding=sharding)
+    with pytest.raises(ValueError, match=r"teacher_weight: expected \[22\]"):
+        losses.jsd_loss(*MODELS[:2], TEACHER[0], TEACHER[1][:20], sharding=sharding)

@@ -20,6 +20,7 @@ from ..head import GRADIENTS, all_gradients, type_of, wanted_gradients
 from ..loss import linear_cross_entropy
 from ._formulas import chunked
 
+_STUDENT, _TEACHER = (tuple(of + part for part in ("hidden", "weight", "bias")) for of in ("", "teacher_"))
 _UNCOUNTED = 1e4  # a normaliser of ignored tokens, whose probabilities are then 0
 
 
@@ -83,6 +84,8 @@ def _each_backward(call: _Call, saved, cotangent):
 
 
 _each.defvjp(_each_forward, _each_backward, symbolic_zeros=True)
+# A shard_map that runs eagerly does not accept a custom_vjp itself.
+_jitted = jax.jit(_each, static_argnums=0)
 
 
 def divergence(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], options: dict[str, Any]) -> jax.Array | None:
@@ -97,29 +100,31 @@ def divergence(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], option
     hard, soft = (number(name, options[name], 0.0) for name in ("weight_hard_loss", "weight_soft_loss"))
     choice("reduction", options["reduction"], ("none", "mean", "sum"))
     plain = {**options, "reduction": "none", "normalizer": None, "weight_hard_loss": 0.0, "weight_soft_loss": 1.0}
-    call = loss(xp, *arrays, **plain)
     if hard and options["targets"] is None:
         raise ValueError(f"targets: expected them with weight_hard_loss={hard}, got None")
-    rows = call.given["rows"].reshape(call.lead)
     given = dict(
         hidden=hidden, weight=weight, bias=bias, teacher_hidden=teacher_hidden, teacher_weight=teacher_weight,
-        teacher_bias=teacher_bias, rows=jnp.where(rows != 0, 1.0, 0.0),
+        teacher_bias=teacher_bias, targets=options["targets"],
     )
-    of_shards = _Call(sharding._vocab, call.form, call.memory_budget, call.executor)
+    checked = meshes._checked(sharding, given)
 
     def function(a):
-        lead = a["rows"].shape
-        student = xp.checked_head("", a["hidden"], a["weight"], a["bias"])
-        fixed = jax.lax.stop_gradient(xp.checked_head("teacher_", a["teacher_hidden"], a["teacher_weight"], a["teacher_bias"]))
-        fixed["rows"] = a["rows"].reshape(-1)
-        if not sharding._vocab:
-            return (), (of_shards.run("divergence", {**student, **fixed}, call.form).reshape(lead),)
-        axes = axes_of(*student.values(), *fixed.values())
-        inputs = {"bias": None, **varying(student, axes)}
-        return (), (_each(of_shards, inputs, varying(fixed, axes)).reshape(lead),)
+        of = {**plain, "targets": a["targets"], "all_vocab": checked["weight"].shape[0]}
+        call = loss(xp, *(a[name] for name in (*_STUDENT[:2], *_TEACHER[:2], _STUDENT[2], _TEACHER[2])), **of)
+        rows = call.given["rows"]
+        local = {**call.given, "rows": jnp.where(rows != 0, 1.0, 0.0)}
+        of_shard = _Call(sharding._vocab, call.form, call.memory_budget, call.executor)
+        if sharding._vocab:
+            local = varying(local, axes_of(*local.values()))
+            inputs = {name: local.pop(name, None) for name in _STUDENT}
+            each = _jitted(of_shard, inputs, local)
+        else:
+            each = of_shard.run("divergence", local, call.form)
+        each = jnp.where(rows != 0, each * rows, 0.0)
+        return (), (each.reshape(call.lead), jnp.where(rows != 0, 1.0, 0.0).reshape(call.lead))
 
-    (each,) = sharding._map(function, meshes._checked(sharding, given))[1]
-    each = jnp.where(rows != 0, soft * each * rows, 0.0)
+    each, valid = sharding._map(function, checked)[1]
+    each = soft * each
     if hard:
         each = each + hard * linear_cross_entropy(
             hidden, weight, options["targets"], bias, reduction="none", ignore_index=options["ignore_index"],
@@ -128,5 +133,5 @@ def divergence(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], option
         )
     if options["reduction"] == "none":
         return each
-    divisor = divisor_of(xp, options["reduction"], options["normalizer"], rows != 0)
+    divisor = divisor_of(xp, options["reduction"], options["normalizer"], valid)
     return each.sum() if divisor is None else each.sum() / divisor
