@@ -115,7 +115,7 @@ def test_a_target_that_is_the_only_negative(f):
     assert abs(f.numpy(value)) < 1e-6 and all(np.abs(f.numpy(a)).max() < 1e-6 for a in gradients)
 
 
-def test_torch_sums_16_bits_once_and_stores_no_logits():
+def test_torch_rounds_16_bits_once():
     torch = pytest.importorskip("torch")
     from logitless.torch.losses import sampled_softmax_loss
 
@@ -129,6 +129,22 @@ def test_torch_sums_16_bits_once_and_stores_no_logits():
         found.append([t.grad.double() for t in given])
     for one, other in zip(*found):
         assert (one - other).norm() < 4e-3 * other.norm()
+
+
+def test_torch_stores_no_logits():
+    """Logits of tokens and negatives would take 30 MiB in float32."""
+    torch = pytest.importorskip("torch")
+    from logitless.torch._peak import peak_of
+    from logitless.torch.losses import sampled_softmax_loss
+
+    x, w = (torch.randn(2000, 16, device="cpu").requires_grad_() for _ in range(2))
+    y = torch.arange(2000, device="cpu")
+
+    def step():
+        loss = sampled_softmax_loss(x, w, y, num_sampled=4000, sampler="uniform", seed=1, memory_budget="1MiB")
+        return torch.autograd.grad(loss, (x, w))
+
+    assert peak_of(step)[0] < 4 << 20
 
 
 @pytest.mark.parametrize("message, change", {
