@@ -35,7 +35,7 @@ class _Logits:
     __rmul__ = __mul__
 
 
-class _Gathered(torch.autograd.Function):
+class Gathered(torch.autograd.Function):
     """Losses [S / G, B] of each rank's tokens -> those of all [S, B]; the gradients, which are equal on all ranks, back."""
 
     @staticmethod
@@ -101,7 +101,7 @@ def _losses(labels: Tensor, logits: _Logits, budget: int | str | None) -> Tensor
         logit_scale=logits.scale, sharding=sharding, memory_budget=budget,
     )
     if own:
-        losses = _Gathered.apply(losses, group)
+        losses = Gathered.apply(losses, group)
     return losses.transpose(0, 1).contiguous()
 
 

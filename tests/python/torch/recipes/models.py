@@ -73,8 +73,13 @@ def snippet(page: str, **names) -> dict:
 
 def under_fsdp(recipe: str) -> None:
     """Runs fsdp_worker.py in two processes."""
-    worker = Path(__file__).with_name("fsdp_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(worker), recipe]
+    run_worker("fsdp_worker.py", 2, recipe)
+
+
+def run_worker(name: str, ranks: int, *arguments: str) -> None:
+    """Runs a script of this folder in several processes, the first of which prints "ok"."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command = [*start, str(Path(__file__).with_name(name)), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "ok" in done.stdout, done.stdout + done.stderr
 
