@@ -276,11 +276,11 @@ def jsd_loss(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_b
     backward, which recomputes both models' logits: two GEMMs of the teacher and four of the student. A frozen hidden or
     weight saves one.
 
-    Memory: the program's, within ``memory_budget``; where ``backend`` says "portable", that rule's (docs/use/{module}.md),
-    beside the fp32 sums of a 16-bit weight's gradient. None chooses the plan of least memory among those that recompute
+    Memory: the program's, within ``memory_budget``. None chooses the plan of least memory among those that recompute
     nothing. Its predicted time is at most a fifth above that of the fastest plan, which stores all logits. A smaller
     budget recomputes both models' logits. So does one below the fp32 sums of a 16-bit weight's gradient, 4 V D bytes
-    (``explain_divergence``).
+    (``explain_divergence``). Where ``backend`` says "portable", a budget must hold these sums and a chunk of one token.
+    None is there a quarter of the fp32 logits, at least 16 MiB and 32 tokens, beside the sums.
     torch: The backward scales the gradients in place.
     A sharded vocabulary takes five GEMMs of a shard of the student and three of the teacher. Ranks exchange four numbers
     for each token and the gradient of hidden; and hidden states where each rank has its own tokens.

@@ -265,12 +265,13 @@ def test_who_is_served_by_it(monkeypatch):
 def test_a_missing_library_is_not_needed():
     code = """
 import jax.numpy as jnp
-from logitless.jax import backend, linear_cross_entropy
+from logitless.jax import backend, linear_cross_entropy, losses
 print(backend().name, "cannot load /none.so" in backend().reason)
 print(float(linear_cross_entropy(jnp.zeros((4, 8)), jnp.ones((32, 8)), jnp.arange(4), memory_budget="1MiB")))
+print(float(losses.forward_kl_loss(jnp.zeros((4, 8)), jnp.ones((32, 8)), jnp.zeros((4, 8)), jnp.ones((32, 8)))))
 """
     environment = {**os.environ, "LOGITLESS_LIBRARY": "/none.so"}
     del environment["LOGITLESS_BACKEND"]
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    chosen, loss = run.stdout.splitlines()
-    assert chosen == "portable True" and abs(float(loss) - np.log(32)) < 1e-6
+    chosen, loss, divergence = run.stdout.splitlines()
+    assert chosen == "portable True" and abs(float(loss) - np.log(32)) < 1e-6 and abs(float(divergence)) < 1e-6
