@@ -20,6 +20,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -64,7 +65,7 @@ def run(args, variants):
                 found[result["variant"]] = result
         failed = process.wait() != 0
         errors.seek(0)
-        last = [line.strip() for line in errors.read().splitlines() if "Error" in line]
+        last = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Exit)\b: .*)", errors.read(), re.M)
     why = last[-1] if last else f"exit status {process.returncode}"
     return [found.get(name, {"variant": name, "failed": why if failed else "no result"}) for name in variants]
 
@@ -88,7 +89,7 @@ def line_of(result):
             f"{result['peak_bytes'] / 2**30:12.3f}  {losses}{verdict}")
 
 
-def parsed():
+def parsed(given=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("--variant", nargs="+", help="default: all of the row")
@@ -104,8 +105,12 @@ def parsed():
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     args.variant = args.variant or ROWS[args.row]
+    kinds = {name.partition("-")[0] if args.row == "gpt2" else name for name in ROWS[args.row]}  # chunks and budgets are free
+    for name in args.variant:
+        if (name.partition("-")[0] if args.row == "gpt2" else name) not in kinds:
+            parser.error(f"--variant: expected some of {', '.join(ROWS[args.row])}, got {name}")
     args.device = args.device or ("cpu" if args.tiny else "cuda")
     args.steps = args.steps or (1 if args.tiny else 10)
     if args.row in ("llama3", "jax3b") and args.ranks is None:

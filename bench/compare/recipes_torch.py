@@ -173,6 +173,7 @@ def megatron(setting, ours):
 
     if not dist.is_initialized():
         dist.init_process_group("gloo" if setting.device == "cpu" else "nccl", rank=0, world_size=1, store=dist.HashStore())
+    if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel()
         if setting.device == "cpu":
             torch.cuda.current_device = lambda: "cpu"
@@ -219,8 +220,19 @@ def torchtitan(setting, ours):
     return lambda: backward(loss(model.model(ids).last_hidden_state, ids.roll(-1, 1), count)[0])
 
 
+def unsloth(setting, ours):
+    """unsloth's fused loss alone."""
+    import unsloth_zoo.loss_utils as zoo
+
+    from logitless.torch.integrations import unsloth as integration
+
+    integration.patch(memory_budget=setting.budget) if ours else integration.unpatch()
+    model, ids = setting.model(), setting.ids()
+    return lambda: backward(zoo.unsloth_fused_ce_loss(None, model.model(ids).last_hidden_state, model.lm_head.weight, None, ids))
+
+
 def deepspeed(setting, ours):
-    """ZeRO-3 of one process."""
+    """ZeRO-2 of one process."""
     import deepspeed
 
     model, ids = setting.model(), setting.ids()
@@ -228,7 +240,7 @@ def deepspeed(setting, ours):
         lazy_head(model)
     for name, value in dict(RANK=0, LOCAL_RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=29517).items():
         os.environ.setdefault(name, str(value))
-    config = {"train_micro_batch_size_per_gpu": setting.rows, "zero_optimization": {"stage": 3}, "zero_allow_untested_optimizer": True,
+    config = {"train_micro_batch_size_per_gpu": setting.rows, "zero_optimization": {"stage": 2, "reduce_bucket_size": 1 << 20}, "zero_allow_untested_optimizer": True,
               "bf16": {"enabled": setting.dtype == torch.bfloat16}}
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
@@ -246,7 +258,8 @@ RECIPES = {
     "plain": (plain, "transformers"), "trainer": (trainer, "transformers"), "trl-sft": (of_trl("sft"), "trl"),
     "trl-dpo": (of_trl("dpo"), "trl"), "trl-grpo": (of_trl("grpo"), "trl"), "torchtune": (torchtune, "torchtune"),
     "torchtitan": (torchtitan, "torchtitan"), "axolotl": (axolotl, "axolotl"), "verl": (verl, "verl"),
-    "verl-megatron": (verl_megatron, "verl"), "megatron": (megatron, "megatron-core"), "deepspeed": (deepspeed, "deepspeed"),
+    "verl-megatron": (verl_megatron, "verl"), "megatron": (megatron, "megatron-core"),
+    "unsloth": (unsloth, "unsloth"), "deepspeed": (deepspeed, "deepspeed"),
 }
 
 
