@@ -13,7 +13,7 @@ WARN_BYTES = 16 << 20  # logits of fewer bytes, such as those of a generated tok
 _OWN = frozenset(("torch", "logitless"))
 _LIBRARIES = frozenset(("transformers",))  # libraries that are named besides the caller's line
 # Libraries with their own scoring of tokens, and the integrations that replace it.
-INTEGRATIONS = {"trl": "logitless.torch.integrations.trl", "verl": "logitless.torch.integrations.verl"}
+INTEGRATIONS = {name: f"logitless.torch.integrations.{name}" for name in ("trl", "unsloth", "verl")}
 
 _operations: set[CodeType] = set()
 
