@@ -25,5 +25,5 @@ export BUILD=$build
 CMAKE_ARGS="-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/aarch64-linux-gnu.cmake -DLOGITLESS_SYSROOT=$sysroot -DLOGITLESS_CUDA=OFF
   -DLOGITLESS_XLA=OFF -DLOGITLESS_BUILD_CLI=OFF -DLOGITLESS_BUILD_BENCH=OFF -DLOGITLESS_BUILD_EXAMPLES=OFF ${CMAKE_ARGS:-}" \
   tools/build.sh release logitless "${targets[@]}"
-IFS='|'
-exec tools/run_tests.py --build-dir "$build" --labels fast --filter "^(${targets[*]})\." ${ARGS:-}
+names=$(IFS='|' && echo "${targets[*]}")
+exec tools/run_tests.py --build-dir "$build" --labels fast --filter "^($names)\." ${ARGS:-}
