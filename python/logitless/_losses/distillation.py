@@ -2,9 +2,9 @@
 the teacher or student.
 
 Neither model's logits are stored. The divergences need both distributions; they are ``autochunk`` programs that the
-library runs, a chunk of tokens at a time, or run so in the framework's own operations (``chunks.py``). They take one GEMM of the teacher, and three of the student with the
-gradients of a mean or sum, computed with the loss. The top-K loss computes the teacher's top K in chunks, and then the
-student's head.
+library runs, a chunk of tokens at a time, or run so in the framework's own operations (``chunks.py``). They take one
+GEMM of the teacher, and three of the student with the gradients of a mean or sum, computed with the loss. The top-K loss
+computes the teacher's top K in chunks, and then the student's head.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "compiler/analysis/cheap.h"
 #include "compiler/analysis/chunk_clone.h"
 #include "compiler/analysis/cut.h"
 #include "compiler/analysis/linearity.h"
@@ -258,7 +259,11 @@ ZeroSign map_zeros(const Node& n, std::size_t operand) {
 }
 
 Rounding map_rounding(const Node& n, std::size_t operand) {
+  if (is_costly(n)) return Rounding::loses;
   switch (n.attributes->function) {
+    case Function::sqrt:
+    case Function::rsqrt:
+      return Rounding::loses;
     case Function::neg:
     case Function::abs:
     case Function::add:
@@ -270,19 +275,6 @@ Rounding map_rounding(const Node& n, std::size_t operand) {
       return Rounding::moves;
     case Function::select:
       return operand == 0 ? Rounding::sees : Rounding::moves;
-    case Function::exp:
-    case Function::log:
-    case Function::log1p:
-    case Function::expm1:
-    case Function::sqrt:
-    case Function::rsqrt:
-    case Function::tanh:
-    case Function::erf:
-    case Function::sigmoid:
-    case Function::sin:
-    case Function::cos:
-    case Function::pow:
-      return Rounding::loses;
     default:
       return Rounding::sees;
   }

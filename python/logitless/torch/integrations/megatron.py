@@ -111,8 +111,8 @@ def patch(model: nn.Module, memory_budget: int | str | None = None) -> nn.Module
 
     memory_budget: of a call of the head, as in ``linear_cross_entropy``.
 
-    Forwards without labels (inference) return logits as before. Losses of multi-token prediction are served, too. With
-    ``gradient_accumulation_fusion`` the weight's gradient goes to ``main_grad`` by way of ``grad``.
+    Forwards without labels (inference) return logits as before. Losses of multi-token prediction go the same way; they
+    were not tried. With ``gradient_accumulation_fusion`` the weight's gradient goes to ``main_grad`` by way of ``grad``.
 
     Raises ImportError without Megatron-Core and TypeError for a model without a GPTModel. Raises NotImplementedError for
     an output layer of another class than ColumnParallelLinear, or one whose weight gradient is deferred.
