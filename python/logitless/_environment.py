@@ -14,6 +14,10 @@ class Variable(NamedTuple):
 VARIABLES = (
     Variable("LOGITLESS_LIBRARY", "path of the liblogitless that the Python package loads", "the package's own"),
     Variable("LOGITLESS_BACKEND", "native: the library's kernels or an error; portable: the framework's own operations", "native where the library can serve"),
+    Variable(
+        "LOGITLESS_FUSED_PASSES", "never, always: torch.compile fuses the portable implementation's passes over logits",
+        "for large heads where Inductor serves a GPU",
+    ),
     Variable("LOGITLESS_CPU", "name of the CPU kernel, also the instruction set of compiled programs", "the best that runs here"),
     Variable("LOGITLESS_GPU_KERNELS", "names of GPU kernels to consider, comma-separated, in order of preference", "all"),
     Variable("LOGITLESS_CACHE", "folder of kernels that NVRTC compiled; empty: none is stored", "~/.cache/logitless/cubin, or the same in XDG_CACHE_HOME"),

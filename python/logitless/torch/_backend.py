@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _library as c
+from . import _portable_fused
 
 _LEAST_CAPABILITY = {torch.bfloat16: (8, 0)}  # of other dtypes: 7.5
 
@@ -34,6 +35,8 @@ def backend(tensor: Tensor) -> Backend:
     """
     device = tensor.device
     reason = why_portable(device.type, device.index, tensor.dtype)
+    if reason and not _portable_fused.why_not(device):
+        reason += "; torch.compile fuses its passes over the logits of large heads"
     return Backend("portable", reason) if reason else Backend("native", f"the library has kernels for {device.type}")
 
 

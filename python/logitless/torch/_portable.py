@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from .._options import LossOptions
-from . import _memory, groups
+from . import _memory, _portable_fused, groups
 from ._portable_plan import Sizes, plan_of
 from ._portable_rows import (
-    Outputs, Slopes, Statistics, Targets, exponentials, logit_gradients, output_slopes, targets_of, token_losses,
+    Entries, Outputs, Slopes, Statistics, Targets, entries_of, exponentials, logit_gradients, output_slopes, targets_of,
+    token_losses,
 )
 from ._portable_tokens import COUNTED, counted_tokens, is_cpu
 from ._precision import autocast_dtype, products_in
@@ -50,8 +51,7 @@ class _Rows(NamedTuple):
     first: int
     last: int
     statistics: Statistics
-    outputs: Outputs
-    slopes: Optional[Slopes]
+    entries: Entries
 
 
 class _Head:
@@ -79,6 +79,10 @@ class _Head:
         self.d_hidden, self.d_weight, self.d_bias = (wanted.get(n) for n in ("d_hidden", "d_weight", "d_bias"))
         work = self.hidden.numel() * self.vocab  # the same on all ranks
         self.tokens = counted_tokens(self.targets, options.ignore_index, self.vocab, work)
+        self.fused = not _portable_fused.why_not(
+            hidden.device, self.hidden.shape[0] * self.weight.shape[0], self.targets.shape[1]
+        )
+        self.scale = options.logit_scale / (options.softcap or 1.0)
         if self.d_hidden is not None:
             self.d_hidden = self.d_hidden.view(self.hidden.shape)
         for gradient in (self.d_hidden, self.d_weight, self.d_bias):
@@ -97,12 +101,16 @@ class _Head:
     def _sizes(self, spare: int, of_hidden: bool, of_weight: bool, of_bias: bool) -> Sizes:
         """Returns the sizes of a call with some gradients. One that has no memory yet has the dtype of its input."""
 
+        spare += bool(self.options.softcap)
+        if self.fused and not is_cpu(self.device):  # Inductor makes a tile of a tanh or an exponential on a CPU
+            spare = 0
+
         def apart(gradient: Optional[Tensor], operand: Any) -> bool:
             return self._is_summed_apart(operand if gradient is None else gradient)
 
         return Sizes(
             self.tokens.count, self.hidden.shape[1], self.weight.shape[0], self.targets.shape[1], self.number.itemsize,
-            self.cast, self.direct, spare + bool(self.options.softcap), of_hidden, of_weight or of_bias,
+            self.cast, self.direct, spare, of_hidden, of_weight or of_bias,
             of_hidden and apart(self.d_hidden, self.hidden), of_weight and apart(self.d_weight, self.weight),
             is_cpu(self.device), bool(self.shard.group), self.quantized,
         )
@@ -149,36 +157,90 @@ class _Head:
             self._buffer = torch.empty(rows * columns, dtype=self.number, device=self.device)
         return self._buffer[: rows * columns].view(rows, columns)
 
-    def logits(self, x: Tensor, first: int, last: int) -> Tensor:
-        """Returns the logits of x [n, D] and weight rows first to last, before their softcap: over its value."""
-        scale = self.options.logit_scale / (self.options.softcap or 1.0)
+    def products(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Returns the products of x [n, D] and weight rows first to last."""
         step = self.plan.vocab if self.by_blocks else max(last - first, 1)
         if self.direct and last - first <= step:
-            z = wide_product(x, self.block(first, last).t())
-        else:
-            z = self._memory(x.shape[0], last - first)
-            for begin in range(first, last, step):
-                end = min(last, begin + step)
-                part = z[:, begin - first : end - first]
-                if self.direct:
-                    part.copy_(wide_product(x, self.block(begin, end).t()))
-                else:
-                    torch.mm(x, self.block(begin, end).t(), out=part)
-        if self.bias is not None:
-            z.add_(self.bias[first:last].to(self.number))
-        return z if scale == 1.0 else z.mul_(scale)
+            return wide_product(x, self.block(first, last).t())
+        z = self._memory(x.shape[0], last - first)
+        for begin in range(first, last, step):
+            end = min(last, begin + step)
+            part = z[:, begin - first : end - first]
+            if self.direct:
+                part.copy_(wide_product(x, self.block(begin, end).t()))
+            else:
+                torch.mm(x, self.block(begin, end).t(), out=part)
+        return z
 
-    def capped(self, z: Tensor, keep: bool, first: int, last: int) -> Optional[Tensor]:
-        """Applies the softcap and the temperatures of tokens in place. Returns the tanh of which the softcap's gradient
-        is made, if it is to be kept."""
-        kept = None
+    def bias_of(self, first: int, last: int) -> Optional[Tensor]:
+        return None if self.bias is None else self.bias[first:last].to(self.number)
+
+    def inverse_of(self, first: int, last: int) -> Optional[Tensor]:
+        return self.tokens.take(self.inverse, first, last)
+
+    def capped(self, z: Tensor, keep: bool, block: tuple[int, int], tokens: tuple[int, int]) -> Optional[Tensor]:
+        """Overwrites products of tokens and a block of weight with logits. Returns the tanh of which the softcap's
+        gradient is made, if it is to be kept."""
+        bias, inverse, kept = self.bias_of(*block), self.inverse_of(*tokens), None
+        if bias is not None:
+            z.add_(bias)
+        if self.scale != 1.0:
+            z.mul_(self.scale)
         if self.options.softcap:
             z.tanh_()
             kept = z.clone() if keep else None
             z.mul_(self.options.softcap)
-        if self.inverse is not None:
-            z.mul_(self.tokens.take(self.inverse, first, last)[:, None])
+        if inverse is not None:
+            z.mul_(inverse[:, None])
         return kept
+
+    # --- Passes over products [n, v] of tokens and a block of weight: compiled, or in operations of their own.
+
+    def _form(self, statistics: Statistics) -> _portable_fused.Form:
+        s = statistics
+        return _portable_fused.Form(self.scale, self.options.softcap, s.apart, s.entropy, s.variance, s.argmax)
+
+    def _operands(self, statistics: Statistics, block: tuple[int, int], tokens: tuple[int, int]) -> tuple:
+        """Returns the tensors of both passes beside the products. None is a view: passes are compiled again for the sizes
+        of what a view is of."""
+        begin, end = self.begin + block[0], self.begin + block[1]
+        weights = None if statistics.weights is None else statistics.weights[begin:end]
+        rest = (None if t is None else t.clone() for t in (self.bias_of(*block), self.inverse_of(*tokens), weights))
+        return torch.full((), begin, dtype=torch.int64, device=self.device), statistics.targets, *rest
+
+    def add(self, statistics: Statistics, z: Tensor, block: tuple[int, int], tokens: tuple[int, int]) -> bool:
+        """Adds a compiled pass's sums to the statistics. Returns False if there is none."""
+        if not self.fused:
+            return False
+        first, targets, *rest = self._operands(statistics, block, tokens)
+        done, sums = _portable_fused.add(self._form(statistics), z, first, targets.ids, targets.valid, *rest, statistics.sums)
+        if done:
+            statistics.sums = sums
+        return done
+
+    def gradient(self, row: _Rows, z: Tensor, block: tuple[int, int], out: Tensor, columns: Optional[Tensor]) -> None:
+        """Writes the gradients of products, which it overwrites, into ``out``, which may be z. Adds their sums over tokens
+        to ``columns``."""
+        statistics, tokens = row.statistics, (row.first, row.last)
+        if self.fused:
+            form = self._form(statistics)._replace(argmax=False, columns=columns is not None)
+            first, targets, *rest = self._operands(statistics, block, tokens)
+            more = first, targets.ids, *rest, row.entries, None if out is z else out
+            done, found = _portable_fused.gradients(form, z, *more)
+            if done:
+                if columns is not None:
+                    columns += found
+                return
+        tanh = self.capped(z, True, block, tokens)
+        exponentials(z, row.entries.shift)
+        logit_gradients(z, self.begin + block[0], statistics, row.entries, tanh)
+        self._finish(z, out, columns)
+
+    def _finish(self, z: Tensor, out: Tensor, columns: Optional[Tensor]) -> None:
+        if columns is not None:
+            columns += z.sum(0)
+        if out is not z:
+            out.copy_(z)
 
     def of_products(self, slopes: Slopes, first: int, last: int) -> Slopes:
         """Returns the derivatives by the scaled products, before the softcap, from those by the logits of tokens."""
@@ -216,22 +278,28 @@ class _Head:
         for first, last in self._chunks(plan.tokens):
             targets = self.targets_at(first, last)
             x = self.states(first, last, targets)
-            z = self.logits(x, 0, vocab)
+            z = self.products(x, 0, vocab)
+            d = torch.empty_like(z, dtype=self.hidden.dtype) if self.direct else z
             for begin in range(0, last - first, plan.rows):
                 end = min(last - first, begin + plan.rows)
-                statistics = statistics_of(self.targets_at(first + begin, first + end))
-                rows = z[begin:end]
-                tanh = self.capped(rows, True, first + begin, first + end)
-                statistics.add(rows, 0)
+                whole, tokens = end - begin == last - first, (first + begin, first + end)
+                statistics = statistics_of(targets if whole else self.targets_at(*tokens))
+                rows, out = (z, d) if whole else (z[begin:end], d[begin:end])
+                out = out if self.direct else rows
+                are_products, tanh = self.add(statistics, rows, (0, vocab), tokens), None
+                if not are_products:
+                    tanh = self.capped(rows, True, (0, vocab), tokens)
+                    statistics.add(rows, 0)
                 outputs = statistics.outputs()
-                slopes = finish(first + begin, first + end, statistics, outputs)
-                slopes = self.of_products(slopes, first + begin, first + end)
-                logit_gradients(rows, 0, statistics, outputs, slopes, tanh)
+                slopes = self.of_products(finish(*tokens, statistics, outputs), *tokens)
+                entries = entries_of(statistics, outputs, slopes)
+                if are_products:
+                    self.gradient(_Rows(*tokens, statistics, entries), rows, (0, vocab), out, self.sum_bias)
+                else:
+                    logit_gradients(rows, 0, statistics, entries, tanh)
+                    self._finish(rows, out, self.sum_bias)
                 del tanh  # before the next pass makes its own
-            if self.sum_bias is not None:
-                self.sum_bias += z.sum(0)
-            d = z.to(self.hidden.dtype) if self.direct else z
-            del z
+            del z, rows, out
             self._hidden_of_chunk(d, first, last)
             if self.d_weight is not None:
                 self._weight_of_chunk(d, x, single)
@@ -285,16 +353,18 @@ class _Head:
             if not self.weight.shape[0]:
                 statistics.add(x.new_empty((last - first, 0), dtype=self.number), self.begin)
             for begin, end in self._blocks(plan.vocab):
-                z = self.logits(x, begin, end)
-                self.capped(z, False, first, last)
-                statistics.add(z, self.begin + begin)
+                z = self.products(x, begin, end)
+                if not self.add(statistics, z, (begin, end), (first, last)):
+                    self.capped(z, False, (begin, end), (first, last))
+                    statistics.add(z, self.begin + begin)
                 del z
             if self.shard.group:
                 statistics.over_ranks(groups.process_group(self.shard.group))
             outputs = statistics.outputs()
             slopes = finish(first, last, statistics, outputs)
             if slopes is not None:
-                rows.append(_Rows(first, last, statistics, outputs, self.of_products(slopes, first, last)))
+                entries = entries_of(statistics, outputs, self.of_products(slopes, first, last))
+                rows.append(_Rows(first, last, statistics, entries))
         if needs[0] and not plan.together or needs == (True, False):
             self._hidden_by_chunks(rows)
             needs = False, needs[1]
@@ -303,23 +373,19 @@ class _Head:
         if self.d_hidden is not None and self.shard.group:
             self._sum_over_ranks()
 
-    def _gradient(self, row: _Rows, x: Tensor, begin: int, end: int) -> Tensor:
-        """Returns the logits' gradient of tokens and a block, as an operand of products."""
-        z = self.logits(x, begin, end)
-        tanh = self.capped(z, True, row.first, row.last)
-        exponentials(z, row.outputs.shift)
-        logit_gradients(z, self.begin + begin, row.statistics, row.outputs, row.slopes, tanh)
-        return z
-
-    def _operand(self, z: Tensor) -> Tensor:
-        return z.to(self.hidden.dtype) if self.direct else z
+    def _gradient(self, row: _Rows, x: Tensor, begin: int, end: int, columns: Optional[Tensor] = None) -> Tensor:
+        """Returns the products' gradient of tokens and a block, as an operand of products."""
+        z = self.products(x, begin, end)
+        out = torch.empty_like(z, dtype=self.hidden.dtype) if self.direct else z
+        self.gradient(row, z, (begin, end), out, columns)
+        return out
 
     def _hidden_by_chunks(self, rows: list[_Rows]) -> None:
         for row in rows:
             x = self.states(row.first, row.last, row.statistics.targets)
             total = torch.zeros(x.shape, dtype=self.number, device=self.device)
             for begin, end in self._blocks(self.plan.vocab):
-                d = self._operand(self._gradient(row, x, begin, end))
+                d = self._gradient(row, x, begin, end)
                 self._add_product(total, d, self.block(begin, end))
                 del d
             self._put_hidden(row, total)
@@ -348,11 +414,7 @@ class _Head:
                     of_block = torch.zeros(of_block.shape, dtype=self.number, device=self.device)
             for row in rows:
                 x = self.states(row.first, row.last, row.statistics.targets)
-                z = self._gradient(row, x, begin, end)
-                if self.sum_bias is not None:
-                    self.sum_bias[begin:end] += z.sum(0)
-                d = self._operand(z)
-                del z
+                d = self._gradient(row, x, begin, end, None if self.sum_bias is None else self.sum_bias[begin:end])
                 if of_block is not None:
                     self._add_product(of_block, d.t(), x)
                 if total is not None:
@@ -443,7 +505,7 @@ def _cross_entropy(options: LossOptions, shard, inputs, made, later=()) -> None:
         head.tokens.put(losses, first, last, loss)
         head.tokens.put(lse, first, last, torch.where(targets.row, outputs.lse, 0.0))
         if index is not None:
-            head.tokens.put(index, first, last, torch.where(targets.row, statistics.index, -1))
+            head.tokens.put(index, first, last, torch.where(targets.row, statistics.sums.index, -1))
         if not wants:
             return None
         if upstream is not None:
@@ -478,7 +540,7 @@ def _head(options, shard, inputs, made, later=()) -> None:
         if variance is not None:
             put(variance, first, last, torch.where(targets.row, outputs.variance, 0.0))
         if index is not None:
-            put(index, first, last, torch.where(targets.row, statistics.index, -1))
+            put(index, first, last, torch.where(targets.row, statistics.sums.index, -1))
 
     head.run(lambda targets: Statistics(targets, entropy is not None, index is not None, None, variance is not None), finish)
 

@@ -15,15 +15,15 @@ from torch import Tensor
 from .._options import LossOptions
 from .._token_loss import lse_square
 
-_MASKED = -1e30  # the logarithm of an exponential that is 0
+MASKED = -1e30  # the logarithm of an exponential that is 0
 
 
-def _finite(top: Tensor) -> Tensor:
+def finite(top: Tensor) -> Tensor:
     """Returns what is subtracted from logits before the exponential: their maximum, or 0 if it is infinite or NaN."""
     return torch.where(top.isfinite(), top, 0.0)
 
 
-def _rescaled(total: Tensor, factor: Tensor) -> Tensor:
+def rescaled(total: Tensor, factor: Tensor) -> Tensor:
     return torch.where(total == 0, 0.0, total * factor)  # avoids 0 * inf
 
 
@@ -49,6 +49,41 @@ def targets_of(given: Tensor, ignore_index: int, vocab: int) -> Targets:
     return Targets(torch.where(valid, ids, 0), valid, valid.any(1), outside & (ids != ignore_index))
 
 
+class Sums(NamedTuple):
+    """Sums over the logits z of n tokens, in blocks of the vocabulary."""
+
+    top: Tensor  # [n]: the largest logit
+    total: Tensor  # [n]: sum of exp(z - shift), without the target's if it is kept apart
+    target: Tensor  # [n, K]: logits of targets
+    spread: Optional[Tensor] = None  # [n]: sum of exp(z - shift) (z - shift)
+    square: Optional[Tensor] = None  # [n]: sum of exp(z - shift) (z - shift)^2
+    weighted: Optional[Tensor] = None  # [n]: sum of weights (z - shift)
+    mass: Optional[Tensor] = None  # []: sum of weights
+    index: Optional[Tensor] = None  # [n]: the largest logit's
+
+    @property
+    def shift(self) -> Tensor:
+        return finite(self.top)
+
+
+def merged(a: Sums, b: Sums) -> Sums:
+    """Returns the sums over two blocks, of which ``a`` is the first."""
+    top = torch.maximum(a.top, b.top)
+    old, new = finite(a.top) - finite(top), finite(b.top) - finite(top)
+    spread = square = weighted = mass = index = None
+    if a.square is not None:
+        square = rescaled(a.square + old * (2 * a.spread + old * a.total), old.exp())
+        square = square + rescaled(b.square + new * (2 * b.spread + new * b.total), new.exp())
+    if a.spread is not None:
+        spread = rescaled(a.spread + old * a.total, old.exp()) + rescaled(b.spread + new * b.total, new.exp())
+    if a.weighted is not None:
+        weighted, mass = a.weighted + old * a.mass + b.weighted + new * b.mass, a.mass + b.mass
+    if a.index is not None:
+        index = torch.where(b.top > a.top, b.index, a.index)
+    total = rescaled(a.total, old.exp()) + rescaled(b.total, new.exp())
+    return Sums(top, total, a.target + b.target, spread, square, weighted, mass, index)
+
+
 class Statistics:
     """Statistics of the logits of n tokens, over the blocks of the vocabulary that were added.
 
@@ -65,18 +100,7 @@ class Statistics:
         self.targets, self.entropy, self.argmax, self.weights = targets, entropy, argmax, weights
         self.variance = variance
         self.apart = targets.ids.shape[1] == 1
-        self.top: Optional[Tensor] = None  # [n]: the largest logit
-        self.total: Tensor  # [n]: sum of exp(z - shift), without the target's if it is kept apart
-        self.target: Tensor  # [n, K]: logits of targets
-        self.spread: Optional[Tensor] = None  # [n]: sum of exp(z - shift) (z - shift)
-        self.square: Optional[Tensor] = None  # [n]: sum of exp(z - shift) (z - shift)^2
-        self.weighted: Optional[Tensor] = None  # [n]: sum of weights (z - shift)
-        self.mass: Tensor | float = 0.0  # the sum of weights so far
-        self.index: Optional[Tensor] = None  # [n]
-
-    @property
-    def shift(self) -> Tensor:
-        return _finite(self.top)
+        self.sums: Optional[Sums] = None
 
     def add(self, z: Tensor, first: int) -> None:
         """Adds a block of logits [n, v] that begins at an entry. It overwrites them with exp(z - shift of the block),
@@ -86,14 +110,16 @@ class Statistics:
         if empty:
             z, count = z.new_full((z.shape[0], 1), -math.inf), 1
         top, index = z.max(1) if self.argmax else (z.amax(1), None)
-        shift = _finite(top)
+        shift = finite(top)
         ids, here = self.targets.within(first, count)
         of_target = z.gather(1, ids)
         z.sub_(shift[:, None])
-        weighted, mass = None if self.weights is None else z.new_zeros(z.shape[0]), 0.0
-        if self.weights is not None and not empty:
-            of_block = self.weights[first : first + count]
-            weighted, mass = torch.mv(z, of_block), of_block.sum()
+        weighted = mass = None
+        if self.weights is not None:
+            weighted, mass = z.new_zeros(z.shape[0]), z.new_zeros(())
+            if not empty:
+                of_block = self.weights[first : first + count]
+                weighted, mass = torch.mv(z, of_block), of_block.sum()
         if self.apart:
             z.scatter_(1, ids, torch.where(here, -math.inf, of_target - shift[:, None]))
         z.exp_()
@@ -101,65 +127,46 @@ class Statistics:
         if self.entropy:
             each = torch.special.xlogy(z, z)
             spread = each.sum(1)
-            square = each.mul_(z.log().clamp_(min=_MASKED)).sum(1) if self.variance else None
-        self._merge(top, z.sum(1), torch.where(here, of_target, 0.0), spread, square, weighted, mass, index, first)
-
-    def _merge(self, top, total, target, spread, square, weighted, mass, index, first) -> None:
-        if self.top is None:
-            self.top, self.total, self.target, self.spread, self.weighted = top, total, target, spread, weighted
-            self.square, self.mass = square, mass
-            self.index = index if index is None or not first else index + first
-            return
-        both = torch.maximum(self.top, top)
-        shift = _finite(both)
-        old, new = self.shift - shift, _finite(top) - shift
-        if square is not None:
-            square = _rescaled(square + new * (2 * spread + new * total), new.exp())
-            self.square = _rescaled(self.square + old * (2 * self.spread + old * self.total), old.exp()) + square
-        if spread is not None:
-            spread = _rescaled(spread + new * total, new.exp())
-            self.spread = _rescaled(self.spread + old * self.total, old.exp()) + spread
-        if weighted is not None:
-            self.weighted = self.weighted + old * self.mass + weighted + new * mass
-            self.mass = self.mass + mass
-        if index is not None:
-            self.index = torch.where(top > self.top, index + first, self.index)
-        self.total = _rescaled(self.total, old.exp()) + _rescaled(total, new.exp())
-        self.target = self.target + target
-        self.top = both
+            square = each.mul_(z.log().clamp_(min=MASKED)).sum(1) if self.variance else None
+        target = torch.where(here, of_target, 0.0)
+        index = None if index is None else index + first
+        found = Sums(top, z.sum(1), target, spread, square, weighted, mass, index)
+        self.sums = found if self.sums is None else merged(self.sums, found)
 
     def over_ranks(self, group) -> None:
         """Merges the statistics of the ranks of a process group, each of a range of the vocabulary. Collective."""
         from torch.distributed import ReduceOp, all_reduce
 
-        mine, both = self.top, self.top.clone()
+        s = self.sums
+        mine, both = s.top, s.top.clone()
         all_reduce(both, ReduceOp.MAX, group)
-        old = _finite(mine) - _finite(both)
-        sums = [self.target, _rescaled(self.total, old.exp())[:, None]]
-        if self.spread is not None:
-            sums.append(_rescaled(self.spread + old * self.total, old.exp())[:, None])
-        if self.weighted is not None:
-            sums += [(self.weighted + old * self.mass)[:, None], torch.zeros_like(mine)[:, None] + self.mass]
+        old = finite(mine) - finite(both)
+        sums = [s.target, rescaled(s.total, old.exp())[:, None]]
+        if s.spread is not None:
+            sums.append(rescaled(s.spread + old * s.total, old.exp())[:, None])
+        if s.weighted is not None:
+            sums += [(s.weighted + old * s.mass)[:, None], torch.zeros_like(mine)[:, None] + s.mass]
         summed = torch.cat(sums, 1)
         all_reduce(summed, ReduceOp.SUM, group)
         found = iter(summed.split([part.shape[1] for part in sums], 1))
-        self.target, self.total = next(found), next(found)[:, 0]
-        if self.spread is not None:
-            self.spread = next(found)[:, 0]
-        if self.weighted is not None:
-            self.weighted, self.mass = next(found)[:, 0], next(found)[:, 0]
-        if self.index is not None:
-            index = torch.where(mine == both, self.index, torch.iinfo(torch.int64).max)
+        target, total = next(found), next(found)[:, 0]
+        spread, weighted, mass, index = s.spread, s.weighted, s.mass, s.index
+        if spread is not None:
+            spread = next(found)[:, 0]
+        if weighted is not None:
+            weighted, mass = next(found)[:, 0], next(found)[:, 0]
+        if index is not None:
+            index = torch.where(mine == both, index, torch.iinfo(torch.int64).max)
             all_reduce(index, ReduceOp.MIN, group)
-            self.index = index
-        self.top = both
+        self.sums = Sums(both, total, target, spread, None, weighted, mass, index)
 
     def outputs(self) -> Outputs:
         """Returns what follows from the statistics of the whole vocabulary."""
-        shift = self.shift
-        u = self.target - shift[:, None]
+        s = self.sums
+        shift = s.shift
+        u = s.target - shift[:, None]
         e = u.exp()
-        total, spread, square = self.total, self.spread, self.square
+        total, spread, square = s.total, s.spread, s.square
         if self.apart:
             found = self.targets.valid[:, 0]
             of_target = torch.where(found, e[:, 0], 0.0)
@@ -172,8 +179,8 @@ class Statistics:
         lse = shift + log_total
         log_prob = u - log_total[:, None]
         if self.apart:
-            near = -torch.log1p(self.total[:, None] / e)
-            log_prob = torch.where(e >= self.total[:, None], near, log_prob)
+            near = -torch.log1p(s.total[:, None] / e)
+            log_prob = torch.where(e >= s.total[:, None], near, log_prob)
         infinite = lse == math.inf  # a softmax with +inf is NaN
         log_prob = torch.where(infinite[:, None], math.nan, log_prob)
         total = torch.where(infinite, math.nan, total)
@@ -228,8 +235,8 @@ def token_losses(
     rest, uniform = torch.zeros_like(lse), None
     if options.label_smoothing:
         each = options.label_smoothing / vocab
-        mass = statistics.mass
-        loss = loss + each * (mass * (lse - outputs.shift) - statistics.weighted)
+        mass = statistics.sums.mass
+        loss = loss + each * (mass * (lse - outputs.shift) - statistics.sums.weighted)
         rest = rest + each * mass
         uniform = torch.full_like(lse, -each)
     square = lse_square(options)
@@ -258,37 +265,53 @@ def output_slopes(
     return Slopes(rest - target.sum(1), target, rest, logit)
 
 
+class Entries(NamedTuple):
+    """The gradient by the logits z_j: exp(z_j - shift) (softmax + logit (z_j - shift)) + uniform weights_j, plus ``target``
+    at the targets, or ``target`` itself at a single one."""
+
+    shift: Tensor  # [n]
+    softmax: Tensor  # [n]
+    logit: Optional[Tensor]  # [n]
+    uniform: Optional[Tensor]  # [n]
+    target: Tensor  # [n, K]
+    valid: Tensor  # bool [n, K]: there is a target
+
+
+def entries_of(statistics: Statistics, outputs: Outputs, slopes: Slopes) -> Entries:
+    targets, total = statistics.targets, outputs.total
+    target = slopes.target
+    if statistics.apart:
+        log_prob = outputs.log_prob[:, 0]
+        entry = slopes.softmax * log_prob.expm1() + slopes.both
+        if slopes.logit is not None:
+            u = (statistics.sums.target[:, 0] - outputs.shift).clamp(min=MASKED)
+            entry = entry + slopes.logit * log_prob.exp() * u
+        if slopes.uniform is not None:
+            entry = entry + slopes.uniform * statistics.weights[targets.ids[:, 0]]
+        target = entry[:, None]
+    logit = None if slopes.logit is None else slopes.logit / total
+    return Entries(outputs.shift, slopes.softmax / total, logit, slopes.uniform, target, targets.valid)
+
+
 def exponentials(z: Tensor, shift: Tensor) -> None:
     """Overwrites logits z [n, v] with exp(z - shift)."""
     z.sub_(shift[:, None]).exp_()
 
 
-def logit_gradients(
-    e: Tensor, first: int, statistics: Statistics, outputs: Outputs, slopes: Slopes, capped: Optional[Tensor]
-) -> None:
+def logit_gradients(e: Tensor, first: int, statistics: Statistics, entries: Entries, capped: Optional[Tensor]) -> None:
     """Overwrites the exponentials [n, v] of a block that begins at ``first`` with the gradients of the logits before
     their softcap. capped: tanh of them, which is overwritten, or None."""
-    total = outputs.total
-    if slopes.logit is not None:
-        factor = e.log().clamp_(min=_MASKED).mul_((slopes.logit / total)[:, None])
-        e.mul_(factor.add_((slopes.softmax / total)[:, None]))
+    if entries.logit is not None:
+        factor = e.log().clamp_(min=MASKED).mul_(entries.logit[:, None])
+        e.mul_(factor.add_(entries.softmax[:, None]))
     else:
-        e.mul_((slopes.softmax / total)[:, None])
-    weights = statistics.weights
-    if slopes.uniform is not None:
-        e.addr_(slopes.uniform, weights[first : first + e.shape[1]])
-    targets = statistics.targets
-    ids, here = targets.within(first, e.shape[1])
+        e.mul_(entries.softmax[:, None])
+    if entries.uniform is not None:
+        e.addr_(entries.uniform, statistics.weights[first : first + e.shape[1]])
+    ids, here = statistics.targets.within(first, e.shape[1])
     if not statistics.apart:
-        e.scatter_add_(1, ids, torch.where(here, slopes.target, 0.0))
+        e.scatter_add_(1, ids, torch.where(here, entries.target, 0.0))
     elif e.shape[1]:
-        log_prob = outputs.log_prob[:, 0]
-        entry = slopes.softmax * log_prob.expm1() + slopes.both
-        if slopes.logit is not None:
-            u = (statistics.target[:, 0] - outputs.shift).clamp(min=_MASKED)
-            entry = entry + slopes.logit * log_prob.exp() * u
-        if slopes.uniform is not None:
-            entry = entry + slopes.uniform * weights[targets.ids[:, 0]]
-        e.scatter_(1, ids, torch.where(here, entry[:, None], e.gather(1, ids)))
+        e.scatter_(1, ids, torch.where(here, entries.target, e.gather(1, ids)))
     if capped is not None:
         e.mul_(capped.mul_(capped).neg_().add_(1.0))
