@@ -18,6 +18,7 @@ struct Place {
   DeviceKind device = DeviceKind::cpu;
   int device_index = 0;
   void* stream = nullptr;
+  ffi::ScratchAllocator* scratch = nullptr;  // of a GPU, for handlers that ask for it
 };
 
 // Restores the default floating-point environment. XLA's threads flush denormal numbers to zero;
@@ -72,6 +73,14 @@ ffi::Error on_cuda(void* stream, std::int32_t device_index, ffi::RemainingArgs a
                  Call(arguments, results, attributes));
 }
 
+template <Run kRun>
+ffi::Error on_cuda_with_scratch(void* stream, std::int32_t device_index,
+                                ffi::ScratchAllocator scratch, ffi::RemainingArgs arguments,
+                                ffi::RemainingRets results, ffi::Dictionary attributes) {
+  return guarded(kRun, Place{DeviceKind::cuda, device_index, stream, &scratch},
+                 Call(arguments, results, attributes));
+}
+
 inline auto cpu_binding() { return ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs(); }
 
 inline auto cuda_binding() {
@@ -83,16 +92,31 @@ inline auto cuda_binding() {
       .Attrs();
 }
 
+inline auto cuda_binding_with_scratch() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<void*>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Ctx<ffi::ScratchAllocator>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attrs();
+}
+
 }  // namespace logitless::xla_handlers
 
 // Defines the symbols of a handler, logitless_xla_NAME_cpu and _cuda. The arguments after the name
 // are those that XLA_FFI_DEFINE_HANDLER_SYMBOL takes after a binding: traits of the GPU handler.
-#define LOGITLESS_XLA_HANDLERS(name, ...)                                                  \
+// The second macro's GPU handler has a scratch allocator.
+#define LOGITLESS_XLA_HANDLERS(name, ...) \
+  LOGITLESS_XLA_HANDLERS_OF(name, on_cuda, cuda_binding, ##__VA_ARGS__)
+#define LOGITLESS_XLA_HANDLERS_WITH_SCRATCH(name, ...) \
+  LOGITLESS_XLA_HANDLERS_OF(name, on_cuda_with_scratch, cuda_binding_with_scratch, ##__VA_ARGS__)
+#define LOGITLESS_XLA_HANDLERS_OF(name, on_gpu, gpu_binding, ...)                          \
   extern "C" LOGITLESS_API XLA_FFI_Error* logitless_xla_##name##_cpu(XLA_FFI_CallFrame*);  \
   extern "C" LOGITLESS_API XLA_FFI_Error* logitless_xla_##name##_cuda(XLA_FFI_CallFrame*); \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(logitless_xla_##name##_cpu,                                \
                                 logitless::xla_handlers::on_cpu<run_##name>,               \
                                 logitless::xla_handlers::cpu_binding());                   \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(logitless_xla_##name##_cuda,                               \
-                                logitless::xla_handlers::on_cuda<run_##name>,              \
-                                logitless::xla_handlers::cuda_binding(), ##__VA_ARGS__)
+                                logitless::xla_handlers::on_gpu<run_##name>,               \
+                                logitless::xla_handlers::gpu_binding(), ##__VA_ARGS__)

@@ -102,11 +102,13 @@ def _struct(kind, prefix: str, specs: Sequence[Spec]):
 
 
 @functools.lru_cache(maxsize=4096)
-def _workspace_bytes(device: int, threads: int, function: str, options, inputs: tuple[Spec, ...], outputs) -> int:
+def _workspace_bytes(
+    device: int, threads: int, function: str, options, inputs: tuple[Spec, ...], outputs, kind: int = c.PLAN_ANY
+) -> int:
     """Returns the bytes of the plan's workspace. Raises the planner's errors."""
     structs = [_struct(kind, prefix, (*inputs, *outputs)) for kind, prefix in _STRUCTS[function]]
     request = c.new(c.PlanRequest)
-    request.memory_budget = options.memory_budget
+    request.memory_budget, request.kind = options.memory_budget, kind
     plan = ctypes.c_void_p()
     plan_function = getattr(lib, f"logitless_plan_{function}")
     c.check(

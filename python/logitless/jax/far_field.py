@@ -15,8 +15,7 @@ from .. import _far_field
 from .. import _library as c
 from .._far_field import Report
 from .._options import DEFAULT, LossOptions, either_name, takes_terms
-from . import _arguments, _ffi
-from ._backend import platform_of_jax, refusal_of
+from . import _arguments, _backend, _ffi
 from .head import GRADIENTS, all_gradients, gradient_dtype, refuse_gradients, type_of, wanted_gradients
 from .loss import prepare
 
@@ -102,6 +101,22 @@ def far_field_report(state: FarFieldState) -> Report:
     return head.report()
 
 
+@functools.cache
+def _missing_on_gpu(accuracy: str, dtype: str, dim: int) -> str:
+    """Returns the reason why the GPU has no kernels of the far field for these arrays, "" if it has."""
+    inputs = (
+        _ffi.Spec("hidden", dtype, (_TILE, dim)), _ffi.Spec("weight", dtype, (_TILE, dim)),
+        _ffi.Spec("targets", "int32", (_TILE,)),
+    )
+    outputs = (_ffi.Spec("d_hidden", dtype, (_TILE, dim)),)
+    kind = c.PLAN_KINDS[accuracy]
+    try:
+        _ffi._workspace_bytes(c.DEVICE_CUDA, 0, "cross_entropy", LossOptions(), inputs, outputs, kind)
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
 def _attributes(options: _far_field.Options) -> dict[str, np.generic]:
     kinds = {"error": np.float64}
     values = {**options._asdict(), "accuracy": _far_field.ACCURACIES[options.accuracy]}
@@ -112,19 +127,29 @@ def _step(options: LossOptions, far: _far_field.Options, inputs: dict, outputs: 
     """Runs a step of the library's head. Returns the outputs by name, and the next state as "state"."""
     arrays = {name: a for name, a in {**inputs, "state": data}.items() if a is not None}
     outputs = {**outputs, "state": (data.shape, "int8")}
-    target = jax.ffi.ffi_call(
-        "logitless_far_field_step",
-        [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in outputs.values()],
-        vmap_method="sequential",
-    )
-    found = target(
-        *arrays.values(),
-        inputs=",".join(arrays),
-        outputs=",".join(outputs),
-        threads=np.int64(_ffi.threads_of(c.DEVICE_CPU)),
-        **{**_ffi._attributes(options), **_attributes(far)},
-    )
-    return dict(zip(outputs, found))
+
+    def run(device: int, *operands):
+        target = jax.ffi.ffi_call(
+            "logitless_far_field_step",
+            [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in outputs.values()],
+            vmap_method="sequential",
+        )
+        return tuple(
+            target(
+                *operands,
+                inputs=",".join(arrays),
+                outputs=",".join(outputs),
+                threads=np.int64(_ffi.threads_of(device)),
+                **{**_ffi._attributes(options), **_attributes(far)},
+            )
+        )
+
+    def elsewhere(*_):
+        raise NotImplementedError(
+            "far_field_cross_entropy: runs on cpu and cuda; this program is lowered for another platform"
+        )
+
+    return dict(zip(outputs, _ffi.on_platform(run, elsewhere, frozenset(), *arrays.values())))
 
 
 def _forward(options: LossOptions, far: _far_field.Options, inputs: dict, fixed: dict, data: jax.Array):
@@ -202,11 +227,14 @@ def far_field_cross_entropy(
         {terms}
         Others: as in ``linear_cross_entropy``.
 
-    Extra memory: the workspace of the plan, within the state's memory_budget. It is allocated by the process, not by
-    XLA. A step that computes a vocabulary order finishes it before it returns.
+    Extra memory: the workspace of the plan, within the state's memory_budget. On a CPU it is allocated by the process.
+    On a GPU it is XLA's scratch memory during the call; the process has 12 bytes per vocabulary entry for each order
+    beside it, and more while an order is computed.
+    A step that computes a vocabulary order finishes it before it returns. On a GPU each step waits for the stream, and
+    is not recorded in XLA's command buffers.
     Raises, while the program is traced: ValueError and TypeError that name the argument; NotImplementedError for
-    reduction "none", inside a shard_map, and on platforms other than the CPU. An invalid target or a damaged state
-    makes the program fail.
+    reduction "none", inside a shard_map, and where the library has no kernels of the far field: on a GPU other than a
+    Hopper one in bfloat16, or another platform. An invalid target or a damaged state makes the program fail.
     """
     if not isinstance(state, FarFieldState):
         raise TypeError(f"state: expected a FarFieldState, got {type(state).__name__}")
@@ -214,14 +242,9 @@ def far_field_cross_entropy(
         raise NotImplementedError(
             "reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward"
         )
-    if jax.default_backend() != "cpu":
-        raise NotImplementedError(
-            "far_field_cross_entropy: its vocabulary orders are made by the library on the CPU; JAX's backend is "
-            f"{platform_of_jax()}. linear_cross_entropy computes the exact loss there"
-        )
-    if refusal := refusal_of("cpu"):
+    platform, far = _backend.platform_of_jax(), state.options
+    if refusal := _backend.refusal_of(platform):
         raise NotImplementedError(f"far_field_cross_entropy: needs the library: {refusal}")
-    far = state.options
     call = prepare(
         "far_field_cross_entropy", hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
         class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
@@ -238,7 +261,12 @@ def far_field_cross_entropy(
         raise NotImplementedError(
             "far_field_cross_entropy: inside a shard_map each device would have a state of its own"
         )
-    _ffi._register()
+    dtype = call.inputs["weight"].dtype.name
+    if platform == "cuda" and (missing := _missing_on_gpu(far.accuracy, dtype, state.dim)):
+        raise NotImplementedError(
+            f"far_field_cross_entropy: no kernels for {dtype} of dim {state.dim} on this GPU: {missing}. "
+            "linear_cross_entropy computes the exact loss there"
+        )
     loss, data = _compiled(call.options, far, call.inputs, call.fixed, data)
     if call.normalizer is not None:
         loss = loss / call.normalizer

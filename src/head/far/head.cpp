@@ -113,6 +113,7 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   const auto run = [&](const FarStep& step, const CrossEntropyInputs& inputs) {
     const LossPlan& plan = plan_of(step);
     state_->last.reset();
+    if (step.audit && plans.borrows()) plan_of({});  // a repeated step has the same workspace
     const Workspace* workspace = nullptr;
     const auto reserve = [&] { workspace = &plans.workspace_for(context, plan); };
     const bool may_fail = sharded && !(capacity && plans.made() == made);  // on one rank alone

@@ -1,6 +1,7 @@
 #include "head/far/plans.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "head/shard_plan.h"
 
@@ -71,11 +72,22 @@ void FarPlans::drop(unsigned kinds) {
 }
 
 const Workspace& FarPlans::workspace_for(const Context& context, const LossPlan& plan) {
-  if (workspace_ == nullptr || workspace_->bytes() < plan.workspace_bytes()) {
-    workspace_.reset();  // frees the old one first, so that both never exist
+  if (workspace_ != nullptr && workspace_->bytes() >= plan.workspace_bytes()) return *workspace_;
+  workspace_.reset();  // frees the old one first, so that both never exist
+  if (lend_ == nullptr) {
     workspace_ = std::make_unique<Workspace>(context, plan);
+  } else {
+    std::size_t most = plan.workspace_bytes();
+    for (const Slot& slot : slots_)
+      if (!slot.plan.kernel.empty()) most = std::max(most, slot.plan.workspace_bytes());
+    workspace_ = std::make_unique<Workspace>(lend_(most));
   }
   return *workspace_;
+}
+
+void FarPlans::borrow(std::function<Workspace(std::size_t bytes)> lend) {
+  workspace_.reset();
+  lend_ = std::move(lend);
 }
 
 }  // namespace logitless

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from jax_oracle import of_kernels, problem, relative_error
 
 from logitless.jax import (
-    _backend, _ffi, backend, linear_cross_entropy, linear_logprobs, losses, vocab_parallel_linear_cross_entropy,
+    _backend, _ffi, backend, far_field, far_field_cross_entropy, far_field_state, linear_cross_entropy, linear_logprobs, losses,
+    vocab_parallel_linear_cross_entropy,
 )
 from logitless.jax.head import nan_at_bad_targets
 
@@ -30,8 +31,10 @@ def gpu(monkeypatch):
         _ffi, "_workspace_bytes", lambda device, *rest: CUDA_WORKSPACE if device == _ffi.c.DEVICE_CUDA else plan(device, *rest)
     )
     jax.clear_caches()
+    far_field._missing_on_gpu.cache_clear()
     yield
     jax.clear_caches()
+    far_field._missing_on_gpu.cache_clear()
 
 
 def each(hidden, weight, targets, bias):
@@ -80,6 +83,38 @@ def test_dtypes_without_kernels_on_a_gpu(gpu, monkeypatch):
         jax.clear_caches()
         text = jax.jit(linear_cross_entropy).trace(*problem(dtype="bfloat16")).lower(lowering_platforms=("cuda",)).as_text()
         assert ("custom_call @logitless" in text) == ("bfloat16" in served)
+
+
+def far(hidden, weight, targets, bias):
+    return far_field_cross_entropy(hidden, weight, targets, far_field_state(*weight.shape), bias)
+
+
+def test_a_step_of_the_far_field_is_one_call_on_each_platform(gpu):
+    arrays = problem(dtype="bfloat16")
+    step = jax.jit(jax.value_and_grad(far, (0, 1, 3), has_aux=True))
+    for platform in ("cuda", "cpu"):
+        text = jax.export.export(
+            step, platforms=[platform], disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("logitless_far_field_step")]
+        )(*arrays).mlir_module()
+        (call,) = re.findall(r"custom_call @logitless_\w+.*", text)
+        assert "logitless_far_field_step" in call and ("threads = 0 : i64" in call) == (platform == "cuda")
+    (_, after), (d_hidden, *_) = step(*arrays)  # on this machine's CPU
+    assert after.data.any() and d_hidden.shape == arrays[0].shape
+    with pytest.raises(NotImplementedError, match="far_field_cross_entropy: runs on cpu and cuda; this program is lowered"):
+        step.trace(*arrays).lower(lowering_platforms=("tpu",))
+
+
+def test_a_gpu_without_kernels_of_the_far_field_is_refused_with_the_reason(gpu, monkeypatch):
+    def no_plan(device, threads, function, options, inputs, outputs, kind):
+        raise NotImplementedError(f"no plan: kernel sm80 does not have kind {kind}")
+
+    monkeypatch.setattr(_ffi, "_workspace_bytes", no_plan)
+    with pytest.raises(NotImplementedError, match="no kernels for bfloat16 of dim 16 on this GPU: no plan: .* kind 4. linear_"):
+        far(*problem(dtype="bfloat16"))
+    monkeypatch.setattr(_backend, "platform_of_jax", lambda: "rocm")
+    monkeypatch.setattr(_backend, "refusal_of", lambda platform: f"no kernels of {platform}")
+    with pytest.raises(NotImplementedError, match="far_field_cross_entropy: needs the library: no kernels of rocm"):
+        far(*problem(dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("function", [linear_cross_entropy, each, logprob])
