@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADERS = (Path("include/logitless/c_api.h"), Path("include/logitless/c_communicator.h"),
-           Path("include/logitless/c_far_field.h"), Path("include/logitless/c_saved_head.h"),
-           Path("include/logitless/c_sharding.h"))
+           Path("include/logitless/c_far_field.h"), Path("include/logitless/c_sample.h"),
+           Path("include/logitless/c_saved_head.h"), Path("include/logitless/c_sharding.h"))
 MODULE = Path("python/logitless/_c_api.py")
 STUBS = (Path("python/logitless/torch/loss.pyi"),)
 WIDTH = 120

@@ -19,6 +19,7 @@
 #include "logitless/memory.h"
 #include "logitless/parallel.h"
 #include "logitless/plan.h"
+#include "logitless/sample.h"
 #include "logitless/saved_head.h"
 #include "logitless/sharding.h"
 #include "logitless/tensor_file.h"

@@ -16,6 +16,8 @@ namespace logitless {
 class LOGITLESS_API Workspace {
  public:
   Workspace(const Context& context, const LossPlan& plan);
+  // One of this many bytes, for plans of other kinds.
+  Workspace(const Context& context, std::size_t bytes);
   // The caller's memory, aligned to 64 bytes; on a GPU device memory, aligned to 256.
   Workspace(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
   void* data() const { return data_; }

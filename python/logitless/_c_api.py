@@ -1,4 +1,4 @@
-"""The C ABI as ctypes: the declarations of c_api.h, c_communicator.h, c_far_field.h, c_saved_head.h and c_sharding.h.
+"""The C ABI as ctypes: the declarations of c_api.h, c_communicator.h, c_far_field.h, c_sample.h, c_saved_head.h and c_sharding.h.
 
 tools/python_c_api.py writes this file from those headers."""
 
@@ -610,6 +610,87 @@ class FarFieldReport(Structure):
     ]
 
 
+class SampleOptions(Structure):
+    struct_size: int
+    top_k: int  # default 0: all; else 1 to V
+    seed: int
+    temperature: float  # default 1; >= 0: 0 takes the largest entry, the first of equal ones
+    top_p: float  # default 1: all; above 0 and at most 1
+    min_p: float  # default 0: all; at most 1
+    softcap: float  # > 0; 0: none
+    logit_scale: float  # default 1
+    reserved: int  # 0
+    _fields_ = [
+        ("struct_size", c_size_t), ("top_k", c_int64), ("seed", c_uint64), ("temperature", c_float), ("top_p", c_float),
+        ("min_p", c_float), ("softcap", c_float), ("logit_scale", c_float), ("reserved", c_int32),
+    ]
+    # Defaults that are not 0.
+    defaults: ClassVar[dict[str, float]] = {"temperature": 1.0, "top_p": 1.0, "logit_scale": 1.0}
+
+
+class SampleInputs(Structure):
+    """Contiguous tensors; on a GPU in its memory, aligned to 16 bytes."""
+
+    struct_size: int
+    hidden: Any  # [..., D] f32 | bf16 | f16
+    weight: Any  # [V, D], the dtype of hidden
+    bias: Any  # optional [V], f32, or on a CPU the dtype of weight
+    logit_bias: Any  # optional f32 [V]; -inf forbids an entry
+    temperature: Any  # optional f32 [...], instead of the option; as the two below
+    top_p: Any
+    min_p: Any
+    counter: Any  # optional i32 | i64 [...]; NULL: the index of the token
+    _fields_ = [
+        ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)), ("bias", POINTER(Tensor)),
+        ("logit_bias", POINTER(Tensor)), ("temperature", POINTER(Tensor)), ("top_p", POINTER(Tensor)),
+        ("min_p", POINTER(Tensor)), ("counter", POINTER(Tensor)),
+    ]
+
+
+class SampleOutputs(Structure):
+    struct_size: int
+    tokens: Any  # i32 | i64 [...]
+    log_prob: Any  # optional f32 [...]: without temperature, filters and logit_bias
+    _fields_ = [
+        ("struct_size", c_size_t), ("tokens", POINTER(Tensor)), ("log_prob", POINTER(Tensor)),
+    ]
+
+
+class TopLogprobsOptions(Structure):
+    struct_size: int
+    k: int  # default 1; 1 to V
+    softcap: float  # > 0; 0: none
+    logit_scale: float  # default 1
+    _fields_ = [
+        ("struct_size", c_size_t), ("k", c_int64), ("softcap", c_float), ("logit_scale", c_float),
+    ]
+    # Defaults that are not 0.
+    defaults: ClassVar[dict[str, float]] = {"k": 1, "logit_scale": 1.0}
+
+
+class TopLogprobsInputs(Structure):
+    struct_size: int
+    hidden: Any  # as in logitless_sample_inputs
+    weight: Any  # [V, D]
+    bias: Any  # optional [V]
+    targets: Any  # optional i32 | i64 [...], for log_prob
+    _fields_ = [
+        ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)), ("bias", POINTER(Tensor)),
+        ("targets", POINTER(Tensor)),
+    ]
+
+
+class TopLogprobsOutputs(Structure):
+    struct_size: int
+    top_log_probs: Any  # f32 [..., K], the largest first
+    top_ids: Any  # i32 | i64 [..., K]
+    log_prob: Any  # f32 [...], of the targets; NULL without them
+    _fields_ = [
+        ("struct_size", c_size_t), ("top_log_probs", POINTER(Tensor)), ("top_ids", POINTER(Tensor)),
+        ("log_prob", POINTER(Tensor)),
+    ]
+
+
 class CrossEntropyValues(NamedTuple):
     """Fields of CrossEntropyOptions that Python sets, and the budget of the plan."""
 
@@ -683,6 +764,12 @@ STRUCTS = {
     "logitless_order_options": OrderOptions,
     "logitless_far_field_options": FarFieldOptions,
     "logitless_far_field_report": FarFieldReport,
+    "logitless_sample_options": SampleOptions,
+    "logitless_sample_inputs": SampleInputs,
+    "logitless_sample_outputs": SampleOutputs,
+    "logitless_top_logprobs_options": TopLogprobsOptions,
+    "logitless_top_logprobs_inputs": TopLogprobsInputs,
+    "logitless_top_logprobs_outputs": TopLogprobsOutputs,
     "logitless_sharding": Sharding,
 }
 
@@ -808,6 +895,23 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_far_head_load": (c_int32, [c_void_p, c_char_p]),
     "logitless_far_head_state": (c_int32, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "logitless_far_head_set_state": (c_int32, [c_void_p, c_void_p, c_size_t]),
+    "logitless_sample_plan_destroy": (None, [c_void_p]),
+    "logitless_sample_plan_workspace_bytes": (c_size_t, [c_void_p]),
+    "logitless_sample_plan_explain": (c_char_p, [c_void_p]),
+    "logitless_sample_options_init": (None, [POINTER(SampleOptions), c_size_t]),
+    "logitless_sample_inputs_init": (None, [POINTER(SampleInputs), c_size_t]),
+    "logitless_sample_outputs_init": (None, [POINTER(SampleOutputs), c_size_t]),
+    "logitless_plan_sample": (c_int32, [c_void_p, POINTER(SampleOptions), POINTER(SampleInputs), POINTER(SampleOutputs),
+        c_uint64, POINTER(c_void_p)]),
+    "logitless_sample": (c_int32, [c_void_p, c_void_p, POINTER(SampleOptions), POINTER(SampleInputs),
+        POINTER(SampleOutputs), c_void_p, c_size_t]),
+    "logitless_top_logprobs_options_init": (None, [POINTER(TopLogprobsOptions), c_size_t]),
+    "logitless_top_logprobs_inputs_init": (None, [POINTER(TopLogprobsInputs), c_size_t]),
+    "logitless_top_logprobs_outputs_init": (None, [POINTER(TopLogprobsOutputs), c_size_t]),
+    "logitless_plan_top_logprobs": (c_int32, [c_void_p, POINTER(TopLogprobsOptions), POINTER(TopLogprobsInputs),
+        POINTER(TopLogprobsOutputs), c_uint64, POINTER(c_void_p)]),
+    "logitless_top_logprobs": (c_int32, [c_void_p, c_void_p, POINTER(TopLogprobsOptions), POINTER(TopLogprobsInputs),
+        POINTER(TopLogprobsOutputs), c_void_p, c_size_t]),
     "logitless_plan_head_saved": (c_int32, [c_void_p, POINTER(HeadOptions), POINTER(HeadInputs), POINTER(HeadOutputs),
         POINTER(HeadGradients), POINTER(PlanRequest), POINTER(c_void_p)]),
     "logitless_head_forward_saved": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),

@@ -12,6 +12,7 @@
 #include "capi/guarded.h"
 #include "logitless/c_communicator.h"
 #include "logitless/c_far_field.h"
+#include "logitless/c_sample.h"
 #include "logitless/c_saved_head.h"
 #include "logitless/saved_head.h"
 
@@ -119,6 +120,12 @@ size_t logitless_struct_size(const char* name) {
   LOGITLESS_MATCH(order_options)
   LOGITLESS_MATCH(far_field_options)
   LOGITLESS_MATCH(far_field_report)
+  LOGITLESS_MATCH(sample_options)
+  LOGITLESS_MATCH(sample_inputs)
+  LOGITLESS_MATCH(sample_outputs)
+  LOGITLESS_MATCH(top_logprobs_options)
+  LOGITLESS_MATCH(top_logprobs_inputs)
+  LOGITLESS_MATCH(top_logprobs_outputs)
   return 0;
 }
 

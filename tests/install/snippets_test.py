@@ -171,7 +171,8 @@ FIELDS = """
   use(CrossEntropyOptions{.label_smoothing = 0.1f}, CrossEntropyInputs{.grad_loss = 2.0}, CrossEntropyOutputs{.loss = {}});
   use(HeadOptions{.softcap = 30.0f}, HeadInputs{.hidden = {}}, HeadOutputs{.lse = {}}, HeadCotangents{.lse = {}});
   use(HeadGradients{.d_hidden = {}}, HeadShape{.tokens = 3}, HeadFeatures{.bias = true}, LossStatistics{.tokens = 1});
-  use(Sharding{.vocab = 3});
+  use(Sharding{.vocab = 3}, SampleOptions{.top_k = 5}, SampleInputs{.hidden = {}}, SampleOutputs{.tokens = {}});
+  use(TopLogProbsOptions{.k = 2}, TopLogProbsInputs{.hidden = {}}, TopLogProbsOutputs{.top_ids = {}});
   use(PlanRequest{.memory_budget = 256_MiB}, PlanRequest{.kind = PlanKind::dense}, DeviceLimits{.threads = 2});
   use(PlanCandidate{.kind = PlanKind::dense}, ContextOptions{.threads = 2}, ContextOptions{.kernel = "scalar"});
   use(FarFieldOptions{.error = 0.02}, FarFieldReport{.steps = 1}, FarFieldStatistics{.selected = 0.5}, OrderOptions{.seed = 1});

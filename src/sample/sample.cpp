@@ -1,0 +1,199 @@
+#include "logitless/sample.h"
+
+#include <cstring>
+
+#include "core/check.h"
+#include "kernels/device/stream.h"
+#include "logitless/head.h"
+#include "sample/state.h"
+#include "sample/tensor_roles.h"
+
+namespace logitless {
+namespace {
+
+bool same_form(const ConstTensorView& a, const ConstTensorView& b) {
+  if (a.rank() != b.rank()) return false;
+  if (!a.defined()) return true;
+  for (int d = 0; d < a.rank(); ++d)
+    if (a.size(d) != b.size(d)) return false;
+  return a.dtype() == b.dtype();
+}
+
+std::string_view name_of(DeviceKind kind) { return kind == DeviceKind::cpu ? "CPU" : "GPU"; }
+
+const SamplePlan::State& state_of(const SamplePlan& plan, bool top) {
+  const SamplePlan::State* s = SampleAccess::of(plan);
+  require(s != nullptr, "plan: is empty; expected one of ",
+          top ? "plan_top_logprobs" : "plan_sample");
+  require(s->top == top, "plan: expected one of ", top ? "plan_top_logprobs" : "plan_sample",
+          ", got one of ", top ? "plan_sample" : "plan_top_logprobs");
+  return *s;
+}
+
+// Returns a visitor that compares tensors with those of the plan, in order.
+auto same_as_planned(const SamplePlan::State& s, std::size_t& at) {
+  return [&s, &at](const char* name, const ConstTensorView& view) {
+    const ConstTensorView& planned = s.tensors[at++];
+    require(same_form(view, planned), name, ": the plan is for ", describe(planned), ", got ",
+            describe(view));
+  };
+}
+
+void require_logits(const LogitsForm& form, const LogitsForm& planned) {
+  require(form.softcap == planned.softcap, "softcap: the plan is for ", planned.softcap, ", got ",
+          form.softcap);
+  require(form.logit_scale == planned.logit_scale, "logit_scale: the plan is for ",
+          planned.logit_scale, ", got ", form.logit_scale);
+}
+
+void require_machine(const SamplePlan::State& s, const Context& context,
+                     const Workspace& workspace) {
+  const DeviceLimits& here = context.device();
+  const bool gpu = s.device.kind == DeviceKind::cuda;
+  require(here.kind == s.device.kind, "context: of the ", name_of(here.kind),
+          ", the plan is for a ", name_of(s.device.kind));
+  require(gpu || here.threads == s.device.threads, "context: has ", here.threads,
+          " threads, the plan is for ", s.device.threads);
+  require(!gpu || here.compute_capability == s.device.compute_capability,
+          "context: of compute capability ", here.compute_capability, ", the plan is for ",
+          s.device.compute_capability);
+  require(workspace.data() != nullptr && workspace.bytes() >= s.bytes, "workspace: expected ",
+          s.bytes, " bytes, got ",
+          workspace.data() == nullptr ? std::string("NULL") : concat(workspace.bytes()));
+  const std::size_t alignment = gpu ? 256 : 64;
+  require(reinterpret_cast<std::uintptr_t>(workspace.data()) % alignment == 0,
+          "workspace: is not aligned to ", alignment, " bytes");
+}
+
+// Pointers of tensors and numbers by name, for programs.
+class Pointers {
+ public:
+  void add(std::string_view name, const void* data) {
+    list_.push_back({name, const_cast<void*>(data)});
+  }
+  auto adder() {
+    return [this](const char* name, const ConstTensorView& view) {
+      if (view.defined()) add(name, view.data());
+    };
+  }
+  operator std::span<const NamedPointer>() const { return list_; }  // NOLINT: on purpose
+
+ private:
+  std::vector<NamedPointer> list_;
+};
+
+void run_head(const Context& context, const SamplePlan::State& s, const HeadInputs& in,
+              const TensorView& log_prob, std::byte* base) {
+  const LogitsForm& form = s.logits();
+  HeadOutputs out;
+  out.log_prob = log_prob;
+  head_forward(context, *s.head, {.softcap = form.softcap, .logit_scale = form.logit_scale}, in,
+               out, Workspace(base + s.scratch_at, s.head->workspace_bytes()));
+}
+
+// Runs `call` with a workspace for the plan, and waits.
+template <typename Call>
+void run_alone(const Context& context, const SamplePlan& plan, const Call& call) {
+  const Workspace workspace(context, plan.workspace_bytes());
+  call(workspace);
+  if (context.device().kind == DeviceKind::cuda) cuda::synchronize(context.stream());
+}
+
+}  // namespace
+
+void sample(const Context& context, const SamplePlan& plan, const SampleOptions& options,
+            const SampleInputs& in, const SampleOutputs& out, const Workspace& workspace) {
+  const SamplePlan::State& s = state_of(plan, false);
+  const SampleForm form = checked_form(context, options, in, out);
+  const SampleForm& planned = s.sample;
+  std::size_t at = 0;
+  each_sample_input(same_as_planned(s, at), in);
+  each_sample_output(same_as_planned(s, at), out);
+  require_logits(form.logits, planned.logits);
+  require(form.top_k == planned.top_k, "top_k: the plan is for ", planned.top_k, ", got ",
+          form.top_k);
+  require(form.top_p == Given::none || planned.top_p != Given::none,
+          "top_p: the plan was made without one, got ", options.top_p);
+  require(form.min_p == Given::none || planned.min_p != Given::none,
+          "min_p: the plan was made without one, got ", options.min_p);
+  require(form.greedy || !planned.greedy, "temperature: the plan is for 0, got ",
+          options.temperature);
+  if (form.logits.shape.tokens == 0) return;
+  require_machine(s, context, workspace);
+
+  auto* const base = static_cast<std::byte*>(workspace.data());
+  const SampleNumbers numbers{noise_key(options.seed), options.temperature, options.top_p,
+                              options.min_p};
+  if (planned.greedy) {
+    // It reads no number.
+  } else if (s.device.kind == DeviceKind::cuda) {
+    cuda::copy_async(base, &numbers, sizeof numbers, context.stream());
+  } else {
+    std::memcpy(base, &numbers, sizeof numbers);
+  }
+  Pointers pointers;
+  each_sample_input(pointers.adder(), in);
+  pointers.add("tokens", out.tokens.data());
+  pointers.add("key", base + offsetof(SampleNumbers, key));
+  if (planned.temperature == Given::number)
+    pointers.add("temperature", base + offsetof(SampleNumbers, temperature));
+  if (planned.top_p == Given::number) pointers.add("top_p", base + offsetof(SampleNumbers, top_p));
+  if (planned.min_p == Given::number) pointers.add("min_p", base + offsetof(SampleNumbers, min_p));
+  s.ids->run(context, pointers, base + s.scratch_at);
+  if (!s.head) return;
+  const std::int64_t rows = form.logits.shape.tokens;
+  HeadInputs head{.hidden = rows_of(in.hidden, rows, form.logits.shape.dim),
+                  .weight = in.weight,
+                  .targets = rows_of(out.tokens, rows),
+                  .bias = in.bias};
+  run_head(context, s, head, TensorView(out.log_prob.data(), DType::f32, {rows}), base);
+}
+
+void top_logprobs(const Context& context, const SamplePlan& plan, const TopLogProbsOptions& options,
+                  const TopLogProbsInputs& in, const TopLogProbsOutputs& out,
+                  const Workspace& workspace) {
+  const SamplePlan::State& s = state_of(plan, true);
+  const TopForm form = checked_form(context, options, in, out);
+  std::size_t at = 0;
+  require(form.k == s.best.k, "k: the plan is for ", s.best.k, ", got ", form.k);
+  each_top_input(same_as_planned(s, at), in);
+  each_top_output(same_as_planned(s, at), out);
+  require_logits(form.logits, s.best.logits);
+  const std::int64_t rows = form.logits.shape.tokens;
+  if (rows == 0) return;
+  require_machine(s, context, workspace);
+
+  auto* const base = static_cast<std::byte*>(workspace.data());
+  Pointers pointers;
+  each_top_input(pointers.adder(), in);
+  each_top_output(pointers.adder(), out);
+  pointers.add("wanted", base + s.wanted_at);
+  pointers.add("found", base + s.found_at);
+  s.ids->run(context, pointers, base + s.scratch_at);
+  HeadInputs head{.hidden = rows_of(in.hidden, rows, form.logits.shape.dim),
+                  .weight = in.weight,
+                  .targets = {base + s.wanted_at, DType::i64, {rows, form.wanted()}},
+                  .bias = in.bias};
+  run_head(context, s, head, TensorView(base + s.found_at, DType::f32, {rows, form.wanted()}),
+           base);
+  s.order->run(context, pointers, base + s.scratch_at);
+}
+
+void sample(const Context& context, const SampleOptions& options, const SampleInputs& in,
+            const SampleOutputs& out, std::size_t memory_budget) {
+  const SamplePlan plan = plan_sample(context, options, in, out, memory_budget);
+  run_alone(context, plan, [&](const Workspace& workspace) {
+    sample(context, plan, options, in, out, workspace);
+  });
+}
+
+void top_logprobs(const Context& context, const TopLogProbsOptions& options,
+                  const TopLogProbsInputs& in, const TopLogProbsOutputs& out,
+                  std::size_t memory_budget) {
+  const SamplePlan plan = plan_top_logprobs(context, options, in, out, memory_budget);
+  run_alone(context, plan, [&](const Workspace& workspace) {
+    top_logprobs(context, plan, options, in, out, workspace);
+  });
+}
+
+}  // namespace logitless
