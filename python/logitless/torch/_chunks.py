@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._losses.chunks import GRADIENTS, ROWS, Plan, Sizes, block_bytes, described, is_sum, plan_of
 from ._autochunk.transforms import requires_grad
-from ._portable import has_wide_products, wide_product
+from ._portable_products import has_wide_products, wide_product
 from ._portable_tokens import Tokens, may_count
 from ._precision import autocast_dtype
 from .autograd import Function, multiplied, refuse_second_derivatives, scaled, transformed

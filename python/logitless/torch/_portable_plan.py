@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 _LEAST_LIMIT = 16 << 20  # bytes that a call may take without a budget, if a quarter of the logits is less
 _CPU_TILE = 128 << 20  # bytes of logits in memory at a time, beyond which a CPU gains nothing
 _CPU_ROWS = 4 << 20  # bytes of logits that a CPU passes over several times, within its caches
 _WIDE_BLOCK = 16 << 20  # bytes of a block of weight, or of its gradient, in fp32
+_GPU_BLOCK = 128 << 20  # the same on a GPU, whose products are efficient if they are large
 _DEQUANTIZED = 3  # more blocks that it takes to dequantise one: in fp32, its copy in the dtype of hidden, and temporaries
 _LEAST_TOKENS, _LEAST_VOCAB = 16, 64  # of a tile of logits
 _FEW_TOKENS = 32  # a GEMM of fewer takes longer than a second one
+_CHUNK, _MOST_CHUNK = 128, 1024  # tokens of a GPU's chunk: a multiple, and no more, if gradients of logits are saved
+# Tokens whose logits a GPU recomputes in the time in which it adds a chunk's gradient of weight.
+_ADDING, _ADDING_WIDE = 700, 50  # by products of 16-bit operands, and of fp32
 
 
 class Sizes(NamedTuple):
@@ -31,11 +35,12 @@ class Sizes(NamedTuple):
     cpu: bool = True
     sharded: bool = False  # ranks exchange statistics of all tokens between forward and backward
     quantized: bool = False  # blocks of weight are dequantised
+    own: int = 0  # tokens whose gradients of logits fit into the memory of the gradient of weight
 
 
 class Plan(NamedTuple):
     """``stored``: the logits of a chunk of tokens stay in memory from the softmax to the gradients. Otherwise the
-    gradients recompute them, in blocks of ``vocab`` entries."""
+    gradients recompute them, in blocks of ``vocab`` entries, but for tokens whose gradients of logits are saved."""
 
     stored: bool
     together: bool  # one recomputation serves both gradients
@@ -43,6 +48,9 @@ class Plan(NamedTuple):
     vocab: int  # of a block
     rows: int  # tokens of a pass over logits
     bytes: int  # beyond inputs and results
+    saved: int = 0  # tokens whose gradients of logits are saved, in the dtype of operands
+    own: int = 0  # those of them in the memory of the gradient of weight
+    chunk: int = 1  # of saved tokens
 
 
 def _rows(s: Sizes, tokens: int, vocab: int) -> int:
@@ -63,7 +71,8 @@ def _tile(s: Sizes, tokens: int, vocab: int) -> int:
 
 def _stored(s: Sizes, tokens: int, limit: int) -> Plan:
     """Returns the plan that keeps the logits of so many tokens."""
-    block = max(1, min(s.vocab, min(_WIDE_BLOCK, max(limit // 8, 1)) // max(1, s.dim * s.number)))
+    most = _WIDE_BLOCK if s.cpu else _GPU_BLOCK
+    block = max(1, min(s.vocab, min(most, max(limit // 8, 1)) // max(1, s.dim * s.number)))
     sums = s.vocab * s.dim * s.number if s.sum_weight and tokens < s.tokens else 0
     blocks = block * s.dim * s.number * ((s.cast or s.direct) + _DEQUANTIZED * s.quantized)
     taken = _fixed(s) + _tile(s, tokens, s.vocab) + sums + blocks
@@ -94,6 +103,60 @@ def _largest_recomputed(s: Sizes, limit: int, together: bool) -> Plan:
             tokens = max(tokens // 2, least_tokens)
 
 
+def _recomputing(s: Sizes, limit: int) -> Plan:
+    """Returns the plan that recomputes the logits of all tokens, once or for each gradient."""
+    plan = _largest_recomputed(s, limit, together=True)
+    if plan.bytes > limit or min(plan.tokens, plan.vocab) < min(_FEW_TOKENS, s.tokens, s.vocab):
+        apart = _largest_recomputed(s, limit, together=False)
+        if plan.bytes > limit or min(apart.tokens, apart.vocab) > min(plan.tokens, plan.vocab):
+            plan = apart
+    return plan
+
+
+def _cost(s: Sizes, plan: Plan) -> float:
+    """Returns the tokens whose logits a GPU recomputes in the time that a plan takes beyond three GEMMs."""
+    adding, chunks = _ADDING if s.direct else _ADDING_WIDE, -(-(s.tokens - plan.saved) // plan.tokens)
+    if plan.stored:
+        return chunks * adding * s.weight
+    of_hidden = adding * s.tokens / max(s.vocab, 1) * -(-s.vocab // max(plan.vocab, 1))
+    recomputed = (s.tokens - plan.saved) * (1 if plan.together else s.hidden + s.weight)
+    return recomputed + of_hidden * s.hidden + adding * max(chunks - 1, 0) * s.weight
+
+
+def _saved(s: Sizes, limit: int) -> Optional[Plan]:
+    """Returns the plan of a GPU that saves the gradients of many tokens' logits; None if there is no memory for a chunk.
+
+    The first are in the memory of the gradient of weight until that is written.
+    """
+    element = s.number // 2 if s.direct else s.number
+    chunk = min(s.tokens, _MOST_CHUNK, limit // 4 // max(1, _tile(s, 1, s.vocab)))
+    if chunk >= _CHUNK:
+        chunk -= chunk % _CHUNK
+    if chunk < min(_FEW_TOKENS, s.tokens):
+        return None
+    sums = s.tokens * s.dim * s.number if s.hidden and s.sum_hidden else 0
+    fixed = _fixed(s) + sums + s.tokens * s.dim * element
+    best, columns, own = None, min(s.vocab, max(1, limit // 8 // max(1, s.dim * s.number))), min(s.own, s.tokens)
+    for _ in range(4):
+        blocks = -(-s.vocab // columns)
+        block = min(s.vocab, -(-s.vocab // blocks // 64) * 64)
+        wide = block * s.dim * s.number * (1 + s.cast + _DEQUANTIZED * s.quantized)
+        first = _tile(s, chunk, s.vocab) + (wide if s.cast or s.quantized else 0)
+        each, left = s.vocab * element, s.tokens - own
+        of_token = _tile(s, 2, block) - _tile(s, 1, block)
+        of_rest = wide + _tile(s, 1, block) - of_token
+        most = (limit - fixed - first) // each
+        if each > of_token:
+            most = min(most, (limit - fixed - of_rest - left * of_token) // (each - of_token))
+        more = max(0, min(left, most))
+        taken = fixed + more * each + max(first, of_rest + (left - more) * of_token)
+        plan = Plan(False, True, max(1, left - more), block, chunk, taken, own + more, own, chunk)
+        if taken <= limit and (best is None or _cost(s, plan) < _cost(s, best)):
+            best = plan
+        columns = max(1, columns // 2)
+    return best
+
+
 def plan_of(s: Sizes, budget: int) -> Plan:
     """Returns the plan within a budget in bytes (0: the default; below 0: a hint, which the least plan may exceed).
 
@@ -101,7 +164,7 @@ def plan_of(s: Sizes, budget: int) -> Plan:
     """
     s = s._replace(tokens=max(s.tokens, 1))
     limit = abs(budget) or max(_LEAST_LIMIT, s.tokens * s.vocab * s.number // 4)
-    gradients = s.hidden or s.weight
+    gradients, found = s.hidden or s.weight, []
     if gradients and not s.sharded and s.vocab:
         most = min(s.tokens, max(1, _CPU_TILE // (s.vocab * s.number))) if s.cpu else s.tokens
         tokens = most
@@ -111,12 +174,15 @@ def plan_of(s: Sizes, budget: int) -> Plan:
             tokens = max(1, min(most, 1 + (limit - one) // max(1, two - one)))
             plan = _stored(s, tokens, limit)
         if plan.bytes <= limit and tokens >= min(s.tokens, _FEW_TOKENS):
-            return plan
-    plan = _largest_recomputed(s, limit, together=True)
-    if plan.bytes > limit or min(plan.tokens, plan.vocab) < min(_FEW_TOKENS, s.tokens, s.vocab):
-        apart = _largest_recomputed(s, limit, together=False)
-        if plan.bytes > limit or min(apart.tokens, apart.vocab) > min(plan.tokens, plan.vocab):
-            plan = apart
+            if s.cpu or tokens == s.tokens:
+                return plan
+            found.append(plan)
+        if s.weight and not s.cpu and (saved := _saved(s, limit)):
+            found.append(saved)
+    plan = _recomputing(s, limit)
+    if plan.bytes <= limit:
+        found.append(plan)
+    plan = min(found, key=lambda one: _cost(s, one), default=plan)
     if plan.bytes > limit and budget > 0:
         raise ValueError(
             f"memory_budget: {budget} bytes is below the least plan of the portable implementation, which needs "

@@ -15,7 +15,7 @@ import torch.distributed
 from logitless._losses.chunks import plan_of
 from logitless._options import HeadOptions, LossOptions
 from logitless.torch import (
-    _backend, _chunks, _portable, _portable_tokens, backend, groups, linear_cross_entropy, linear_logprobs, linear_sample,
+    _backend, _chunks, _portable, _portable_head, _portable_products, _portable_tokens, backend, groups, linear_cross_entropy, linear_logprobs, linear_sample,
     linear_top_logprobs, losses,
 )
 from logitless.torch._peak import peak_of
@@ -37,7 +37,7 @@ def portable(monkeypatch):
 @pytest.fixture
 def wide_products(monkeypatch):
     """Emulates a device that multiplies 16-bit matrices with results in fp32."""
-    for module in (_portable, _chunks):
+    for module in (_portable_head, _portable_products, _chunks):
         monkeypatch.setattr(module, "has_wide_products", lambda device, dtype: True)
         monkeypatch.setattr(module, "wide_product", lambda a, b: (a.double() @ b.double()).float())
 
@@ -194,12 +194,12 @@ def test_a_device_without_kernels_and_no_synchronisation(monkeypatch):
 def test_ignored_tokens_of_other_devices(counts, monkeypatch):
     """Their hidden states leave no trace. They are left out where the host may wait, as a GPU's does for large heads; a bad
     target gives NaN."""
-    monkeypatch.setattr(_portable, "is_cpu", lambda device: False)
-    monkeypatch.setattr(_portable_tokens, "is_cpu", lambda device: False)
+    for module in (_portable, _portable_head, _portable_tokens):
+        monkeypatch.setattr(module, "is_cpu", lambda device: False)
     monkeypatch.setattr(_portable_tokens, "_WAITING", ("cpu",) if counts else ())
     monkeypatch.setattr(_portable_tokens, "_LEAST_WORK", 90 * 24 * 500)
-    rows, states = [], _portable._Head.states
-    monkeypatch.setattr(_portable._Head, "states", lambda self, first, last, of: rows.append(last - first) or states(self, first, last, of))
+    rows, states = [], _portable_head.Head.states
+    monkeypatch.setattr(_portable_head.Head, "states", lambda self, first, last, of: rows.append(last - first) or states(self, first, last, of))
     for budget in (STORED, RECOMPUTED):
         hidden, weight, target, bias = problem(3, (90,), 24, 500, torch.float32, bias=True)
         with torch.no_grad():
@@ -475,3 +475,29 @@ def test_the_precision_of_products_by_either_setting_of_pytorch():
             assert matmul.fp32_precision == "tf32"
         finally:
             matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_saves_gradients_of_logits(dtype, monkeypatch, wide_products):
+    """Some in the memory of d_weight, some in memory of their own; those of other tokens are recomputed. Within the budget."""
+    for module in (_portable, _portable_head, _portable_tokens):
+        monkeypatch.setattr(module, "is_cpu", lambda device: False)
+    plans, plan_of_head = [], _portable_head.plan_of
+    monkeypatch.setattr(_portable_head, "plan_of", lambda s, budget: plans.append(plan_of_head(s, budget)) or plans[-1])
+    found = set()
+    for budget in (1_100_000, 1_400_000, 1_800_000):
+        for options in options_of(400, 1000):
+            hidden, weight, target, bias = problem(3, (400,), 96, 1000, dtype, bias=True)
+            upstream = torch.rand(400, generator=oracle.generator(9)) if options.get("reduction") == "none" else None
+            compare(hidden, weight, target, bias, upstream, memory_budget=budget, **options)
+        hidden, weight, target, bias = problem(4, (400,), 96, 1000, dtype, bias=True)
+        log_prob, entropy, _ = linear_logprobs(hidden, weight, target, bias, memory_budget=budget)
+        ours = torch.autograd.grad(log_prob.sum() + entropy.sum(), (hidden, weight, bias))
+        x, w, b = oracle.leaves(hidden, weight, bias)
+        exact = oracle.logprobs(x, w, target, b)
+        theirs = torch.autograd.grad(exact[0].sum() + exact[1].sum(), (x, w, b))
+        assert all(oracle.error(a, e) <= oracle.GRADIENT[dtype] for a, e in zip(ours, theirs))
+        call = lambda: torch.autograd.grad(linear_cross_entropy(hidden, weight, target, bias, memory_budget=budget), (hidden, weight))
+        assert peak_of(call)[0] <= budget or dtype != torch.float32  # products are emulated in float64
+        found |= {(plan.own > 0, plan.saved > plan.own, plan.saved < 400) for plan in plans if not plan.stored}
+    assert found >= {(True, True, True)} | ({(True, True, False)} if dtype == torch.bfloat16 else set())

@@ -9,7 +9,7 @@ import warnings
 import oracle
 import pytest
 import torch
-from logitless.torch import _portable, _portable_fused, backend, linear_cross_entropy, linear_logprobs
+from logitless.torch import _portable_fused, _portable_head, _portable_products, backend, linear_cross_entropy, linear_logprobs
 from logitless.torch._peak import peak_of
 from test_loss import problem
 from test_portable import Peak
@@ -39,8 +39,9 @@ def always(monkeypatch):
 @pytest.fixture
 def wide_products(monkeypatch):
     """Emulates a device that multiplies 16-bit matrices with results in fp32."""
-    monkeypatch.setattr(_portable, "has_wide_products", lambda device, dtype: True)
-    monkeypatch.setattr(_portable, "wide_product", lambda a, b: (a.double() @ b.double()).float())
+    for module in (_portable_head, _portable_products):
+        monkeypatch.setattr(module, "has_wide_products", lambda device, dtype: True)
+        monkeypatch.setattr(module, "wide_product", lambda a, b: (a.double() @ b.double()).float())
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import oracle
 import pytest
 import torch
-from logitless.torch import FarFieldHead, LazyLogits, QuantizedWeight, _portable, lazy_head, linear_cross_entropy, linear_logprobs, unpatch
+from logitless.torch import FarFieldHead, LazyLogits, QuantizedWeight, _portable_head, _portable_products, lazy_head, linear_cross_entropy, linear_logprobs, unpatch
 from logitless.torch._peak import peak_of
 from logitless.torch.ranks import Sharding
 from test_lazy import batch, model_of
@@ -79,8 +79,9 @@ SOURCES = {
 @pytest.fixture
 def wide_products(monkeypatch):
     """Emulates a device that multiplies 16-bit matrices with results in fp32."""
-    monkeypatch.setattr(_portable, "has_wide_products", lambda device, dtype: True)
-    monkeypatch.setattr(_portable, "wide_product", lambda a, b: (a.double() @ b.double()).float())
+    monkeypatch.setattr(_portable_head, "has_wide_products", lambda device, dtype: True)
+    for module in (_portable_head, _portable_products):
+        monkeypatch.setattr(module, "wide_product", lambda a, b: (a.double() @ b.double()).float())
 
 
 def operands(dtype, dim, vocab):
