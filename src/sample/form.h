@@ -24,6 +24,8 @@ struct SampleForm {
   LogitsForm logits;
   bool logit_bias = false;
   bool greedy = false;  // the temperature is 0 for every token
+  // The head finds the largest entries: greedy without logit_bias.
+  bool of_head() const { return greedy && !logit_bias; }
   Given temperature = Given::number;
   std::int64_t top_k = 0;  // 0: all
   Given top_p = Given::none;

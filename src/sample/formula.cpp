@@ -94,6 +94,11 @@ Value sampled(Graph& g, const SampleForm& form, Value z) {
 
 Graph sample_graph(const SampleForm& form) {
   Graph g("sample");
+  if (form.of_head()) {
+    const Value largest = g.parameter("largest", DType::i32, {form.logits.shape.tokens});
+    g.result("tokens", cast(largest, form.token_dtype));
+    return g;
+  }
   Value z = logits_of(g, form.logits);
   if (form.logit_bias) z = z + g.parameter("logit_bias", DType::f32, {form.logits.shape.vocab});
   g.result("tokens", cast(sampled(g, form, z), form.token_dtype));

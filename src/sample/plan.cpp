@@ -15,27 +15,29 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// Returns the head's plan for log-probabilities of `per_token` ids, or of one as [N].
-LossPlan head_plan(const Context& context, const LogitsForm& form, const ConstTensorView& hidden,
-                   const ConstTensorView& weight, const ConstTensorView& bias, DType id_dtype,
-                   std::int64_t per_token, std::size_t memory_budget) {
-  const std::int64_t rows = form.shape.tokens;
-  // Planning reads no data; the ids and log-probabilities have other addresses in a call.
-  auto* const data = const_cast<void*>(weight.data());
-  HeadInputs in;
-  in.hidden = rows_of(hidden, rows, form.shape.dim);
-  in.weight = weight;
-  in.bias = bias;
-  HeadOutputs out;
-  if (per_token == 0) {
-    in.targets = ConstTensorView(data, id_dtype, {rows});
-    out.log_prob = TensorView(data, DType::f32, {rows});
-  } else {
-    in.targets = ConstTensorView(data, id_dtype, {rows, per_token});
-    out.log_prob = TensorView(data, DType::f32, {rows, per_token});
-  }
+// Returns the head's plan for log-probabilities of the targets.
+LossPlan head_plan(const Context& context, const LogitsForm& form, const HeadInputs& in,
+                   const HeadOutputs& out, std::size_t memory_budget) {
   return plan_head_forward(context, {.softcap = form.softcap, .logit_scale = form.logit_scale}, in,
                            out, {.memory_budget = memory_budget});
+}
+
+// Views of a call's tensors that the head reads. Planning reads no data: ids and outputs, which
+// have other addresses in a call, get that of the weight.
+template <typename Inputs>
+HeadInputs planned_inputs(const LogitsForm& form, const Inputs& in, DType id_dtype,
+                          std::int64_t per_token) {
+  const std::int64_t rows = form.shape.tokens;
+  return {.hidden = rows_of(in.hidden, rows, form.shape.dim),
+          .weight = in.weight,
+          .targets = rows_of({in.weight.data(), id_dtype, {rows}}, rows, per_token),
+          .bias = in.bias};
+}
+TensorView planned_output(const ConstTensorView& like, DType dtype) {
+  std::array<std::int64_t, kMaxRank> shape{};
+  for (int d = 0; d < like.rank(); ++d) shape[static_cast<std::size_t>(d)] = like.size(d);
+  return {const_cast<void*>(like.data()), dtype,
+          std::span(shape.data(), static_cast<std::size_t>(like.rank()))};
 }
 
 ConstTensorView without_data(const ConstTensorView& view) {
@@ -57,6 +59,7 @@ void finish(SamplePlan::State& s, const Context& context) {
   s.device = context.device();
   std::size_t scratch = s.ids->arena_bytes();
   if (s.order) scratch = std::max(scratch, s.order->arena_bytes());
+  if (s.largest) scratch = std::max(scratch, s.largest->workspace_bytes());
   if (s.head) scratch = std::max(scratch, s.head->workspace_bytes());
   s.bytes = s.scratch_at + scratch;
 }
@@ -68,6 +71,7 @@ std::size_t SamplePlan::workspace_bytes() const { return state_ == nullptr ? 0 :
 std::string SamplePlan::explain() const {
   if (state_ == nullptr || !state_->ids) return {};
   std::string text = state_->ids->program().explain();
+  if (state_->largest) text += "\nlargest entries:\n" + state_->largest->explain();
   if (state_->head) text += "\nlog-probabilities:\n" + state_->head->explain();
   return text;
 }
@@ -82,12 +86,25 @@ SamplePlan plan_sample(const Context& context, const SampleOptions& options, con
   each_sample_input(add, in);
   each_sample_output(add, out);
   if (s->sample.logits.shape.tokens > 0) {
+    const LogitsForm& logits = s->sample.logits;
     s->scratch_at = aligned(sizeof(SampleNumbers));
+    if (s->sample.of_head()) {
+      const std::size_t ids = static_cast<std::size_t>(logits.shape.tokens) * sizeof(std::int32_t);
+      s->found_at = s->wanted_at + aligned(ids);
+      s->scratch_at = s->found_at + aligned(ids);
+    }
     const std::size_t left = left_of(memory_budget, s->scratch_at);
+    if (s->sample.of_head()) {
+      const HeadInputs head = planned_inputs(logits, in, DType::i32, 0);
+      s->largest = head_plan(context, logits, head,
+                             {.argmax = planned_output(head.targets, DType::i32)}, left);
+    }
     s->ids = SampleProgram(context, sample_graph(s->sample), left, true);
-    if (out.log_prob.defined())
-      s->head = head_plan(context, s->sample.logits, in.hidden, in.weight, in.bias,
-                          s->sample.token_dtype, 0, left);
+    if (out.log_prob.defined()) {
+      const HeadInputs head = planned_inputs(logits, in, s->sample.token_dtype, 0);
+      s->head = head_plan(context, logits, head,
+                          {.log_prob = planned_output(head.targets, DType::f32)}, left);
+    }
     finish(*s, context);
   }
   return SampleAccess::make(std::move(s));
@@ -110,8 +127,9 @@ SamplePlan plan_top_logprobs(const Context& context, const TopLogProbsOptions& o
     s->scratch_at = s->found_at + aligned(count * sizeof(float));
     const std::size_t left = left_of(memory_budget, s->scratch_at);
     s->ids = SampleProgram(context, best_graph(s->best), left, true);
-    s->head = head_plan(context, s->best.logits, in.hidden, in.weight, in.bias, DType::i64,
-                        s->best.wanted(), left);
+    const HeadInputs head = planned_inputs(s->best.logits, in, DType::i64, s->best.wanted());
+    s->head = head_plan(context, s->best.logits, head,
+                        {.log_prob = planned_output(head.targets, DType::f32)}, left);
     s->order = SampleProgram(context, order_graph(s->best), left, false);
     finish(*s, context);
   }

@@ -1,5 +1,6 @@
 #include "logitless/sample.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/check.h"
@@ -82,19 +83,46 @@ class Pointers {
   std::vector<NamedPointer> list_;
 };
 
-void run_head(const Context& context, const SamplePlan::State& s, const HeadInputs& in,
-              const TensorView& log_prob, std::byte* base) {
+void run_head(const Context& context, const SamplePlan::State& s, const LossPlan& plan,
+              const HeadInputs& in, const HeadOutputs& out, std::byte* base) {
   const LogitsForm& form = s.logits();
-  HeadOutputs out;
-  out.log_prob = log_prob;
-  head_forward(context, *s.head, {.softcap = form.softcap, .logit_scale = form.logit_scale}, in,
-               out, Workspace(base + s.scratch_at, s.head->workspace_bytes()));
+  head_forward(context, plan, {.softcap = form.softcap, .logit_scale = form.logit_scale}, in, out,
+               Workspace(base + s.scratch_at, plan.workspace_bytes()));
+}
+
+// Writes the largest entries i32 [N] to the workspace. The targets of this pass do not matter.
+void find_largest(const Context& context, const SamplePlan::State& s, HeadInputs in,
+                  std::byte* base) {
+  const std::int64_t rows = s.logits().shape.tokens;
+  const std::size_t bytes = static_cast<std::size_t>(rows) * sizeof(std::int32_t);
+  if (s.device.kind == DeviceKind::cuda)
+    cuda::fill_device(base + s.wanted_at, 0, bytes, context.stream());
+  else
+    std::memset(base + s.wanted_at, 0, bytes);
+  in.targets = {base + s.wanted_at, DType::i32, {rows}};
+  run_head(context, s, *s.largest, in, {.argmax = {base + s.found_at, DType::i32, {rows}}}, base);
+}
+
+// Copies the numbers of a sampler to the workspace.
+void add_numbers(const Context& context, const SamplePlan::State& s, const SampleOptions& options,
+                 std::byte* base, Pointers& pointers) {
+  const SampleNumbers numbers{noise_key(options.seed), options.temperature, options.top_p,
+                              options.min_p};
+  if (s.device.kind == DeviceKind::cuda)
+    cuda::copy_async(base, &numbers, sizeof numbers, context.stream());
+  else
+    std::memcpy(base, &numbers, sizeof numbers);
+  pointers.add("key", base + offsetof(SampleNumbers, key));
+  if (s.sample.temperature == Given::number)
+    pointers.add("temperature", base + offsetof(SampleNumbers, temperature));
+  if (s.sample.top_p == Given::number) pointers.add("top_p", base + offsetof(SampleNumbers, top_p));
+  if (s.sample.min_p == Given::number) pointers.add("min_p", base + offsetof(SampleNumbers, min_p));
 }
 
 // Runs `call` with a workspace for the plan, and waits.
 template <typename Call>
 void run_alone(const Context& context, const SamplePlan& plan, const Call& call) {
-  const Workspace workspace(context, plan.workspace_bytes());
+  const Workspace workspace(context, std::max<std::size_t>(plan.workspace_bytes(), 1));
   call(workspace);
   if (context.device().kind == DeviceKind::cuda) cuda::synchronize(context.stream());
 }
@@ -122,31 +150,24 @@ void sample(const Context& context, const SamplePlan& plan, const SampleOptions&
   require_machine(s, context, workspace);
 
   auto* const base = static_cast<std::byte*>(workspace.data());
-  const SampleNumbers numbers{noise_key(options.seed), options.temperature, options.top_p,
-                              options.min_p};
-  if (planned.greedy) {
-    // It reads no number.
-  } else if (s.device.kind == DeviceKind::cuda) {
-    cuda::copy_async(base, &numbers, sizeof numbers, context.stream());
-  } else {
-    std::memcpy(base, &numbers, sizeof numbers);
-  }
-  Pointers pointers;
-  each_sample_input(pointers.adder(), in);
-  pointers.add("tokens", out.tokens.data());
-  pointers.add("key", base + offsetof(SampleNumbers, key));
-  if (planned.temperature == Given::number)
-    pointers.add("temperature", base + offsetof(SampleNumbers, temperature));
-  if (planned.top_p == Given::number) pointers.add("top_p", base + offsetof(SampleNumbers, top_p));
-  if (planned.min_p == Given::number) pointers.add("min_p", base + offsetof(SampleNumbers, min_p));
-  s.ids->run(context, pointers, base + s.scratch_at);
-  if (!s.head) return;
   const std::int64_t rows = form.logits.shape.tokens;
   HeadInputs head{.hidden = rows_of(in.hidden, rows, form.logits.shape.dim),
                   .weight = in.weight,
-                  .targets = rows_of(out.tokens, rows),
                   .bias = in.bias};
-  run_head(context, s, head, TensorView(out.log_prob.data(), DType::f32, {rows}), base);
+  Pointers pointers;
+  each_sample_input(pointers.adder(), in);
+  pointers.add("tokens", out.tokens.data());
+  if (planned.of_head()) {
+    find_largest(context, s, head, base);
+    pointers.add("largest", base + s.found_at);
+  } else {
+    add_numbers(context, s, options, base, pointers);
+  }
+  s.ids->run(context, pointers, base + s.scratch_at);
+  if (!s.head) return;
+  head.targets = rows_of(out.tokens, rows);
+  run_head(context, s, *s.head, head, {.log_prob = {out.log_prob.data(), DType::f32, {rows}}},
+           base);
 }
 
 void top_logprobs(const Context& context, const SamplePlan& plan, const TopLogProbsOptions& options,
@@ -174,8 +195,8 @@ void top_logprobs(const Context& context, const SamplePlan& plan, const TopLogPr
                   .weight = in.weight,
                   .targets = {base + s.wanted_at, DType::i64, {rows, form.wanted()}},
                   .bias = in.bias};
-  run_head(context, s, head, TensorView(base + s.found_at, DType::f32, {rows, form.wanted()}),
-           base);
+  run_head(context, s, *s.head, head,
+           {.log_prob = {base + s.found_at, DType::f32, {rows, form.wanted()}}}, base);
   s.order->run(context, pointers, base + s.scratch_at);
 }
 

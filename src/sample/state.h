@@ -24,9 +24,11 @@ struct SamplePlan::State {
   std::vector<ConstTensorView> tensors;  // of the call, without data
   std::optional<SampleProgram> ids;      // none without tokens
   std::optional<SampleProgram> order;    // of top_logprobs
+  std::optional<LossPlan> largest;       // of the head, where it finds the ids of `sample`
   std::optional<LossPlan> head;          // for log-probabilities
   // Offsets in the workspace, which begins with the numbers of a sampler. wanted and found are
-  // those of order_graph(). The programs' arenas and the head's workspace use the scratch in turn.
+  // those of order_graph(). Where the head finds the ids they are its targets, zeros, and its
+  // argmax, i32 [N] each. The programs' arenas and the head's workspaces use the scratch in turn.
   std::size_t wanted_at = 0, found_at = 0, scratch_at = 0, bytes = 0;
 
   const LogitsForm& logits() const { return top ? best.logits : sample.logits; }

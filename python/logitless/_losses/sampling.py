@@ -18,7 +18,7 @@ class Filters(NamedTuple):
     top_k: int  # 0: all entries
     top_p: bool
     min_p: bool
-    greedy: bool  # the temperature is 0 for every token
+    greedy: bool  # the temperature is 0 for every token, and there is a logit_bias
 
 
 # --- Formulas of whole logits, which autochunk chunks.
@@ -106,7 +106,8 @@ def draw(
         with the same softcap and logit_scale, bit for bit: temperature, filters and logit_bias do not enter. To train at
         a temperature T, give ``logit_scale=1 / T`` to both and leave temperature at 1. Without gradients.
 
-    Cost: two GEMMs, one for the tokens and one for their log-probabilities. top_p without top_k sorts the vocabulary.
+    Cost: two GEMMs, one for the tokens and one for their log-probabilities; both are of the head at a temperature of 0
+    without logit_bias. top_p without top_k sorts the vocabulary.
     Noise has 46 random bits an entry; sums of probabilities are float32.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``. Values of arrays are
@@ -142,8 +143,13 @@ def draw(
                 given["top_p"] = per_token("top_p", top_p, most=1.0, above=0.0)
             if min_p is not None:
                 given["min_p"] = per_token("min_p", min_p, 0.0, 1.0)
-        tokens = chunked("sample", memory_budget, "auto")(given, *form).reshape(lead)
-        return tokens, xp.log_probs(hidden, weight, tokens, bias, Head(-100, softcap, logit_scale, memory_budget))
+        head = Head(-100, softcap, logit_scale, memory_budget)
+        if greedy and logit_bias is None:
+            tokens = xp.largest_entries(given["hidden"], given["weight"], given.get("bias"), head)
+        else:
+            tokens = chunked("sample", memory_budget, "auto")(given, *form)
+        tokens = tokens.reshape(lead)
+        return tokens, xp.log_probs(hidden, weight, tokens, bias, head)
 
     return xp.without_gradients(run, hidden, weight, bias)
 

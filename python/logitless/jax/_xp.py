@@ -261,6 +261,12 @@ def log_probs(hidden: Any, weight: Any, targets: Any, bias: Any, head: Head, sav
     return linear_logprobs(hidden, weight, targets, bias, **head._asdict())[0]
 
 
+def largest_entries(hidden: jax.Array, weight: jax.Array, bias: jax.Array | None, head: Head) -> jax.Array:
+    """Returns the token ids of the largest logits, the first of several. hidden: [N, D]."""
+    targets = jnp.zeros(hidden.shape[0], jnp.int32)
+    return linear_cross_entropy(hidden, weight, targets, bias, reduction="none", return_argmax=True, **head._asdict())[1]
+
+
 def log_probs_and_lse(
     hidden: jax.Array, weight: jax.Array, targets: jax.Array, bias: jax.Array | None, head: Head
 ) -> tuple[jax.Array, jax.Array]:

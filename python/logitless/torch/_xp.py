@@ -325,6 +325,12 @@ def log_probs(hidden: Any, weight: Any, target: Any, bias: Any, head: Head, save
     return token_log_probs(hidden, weight, target, bias, asked, **head._asdict())[0]
 
 
+def largest_entries(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head) -> Tensor:
+    """Returns the token ids of the largest logits, the first of several. hidden: [N, D]."""
+    target = torch.zeros(hidden.shape[0], dtype=torch.int64, device=hidden.device)
+    return token_log_probs(hidden, weight, target, bias, Asked(argmax=True, entropy=False), **head._asdict())[3]
+
+
 def log_probs_and_lse(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head
 ) -> tuple[Tensor, Tensor]:

@@ -146,6 +146,14 @@ def test_a_plan_serves_other_seeds_and_numbers_within_its_budget():
     assert "sample" in text and "log-probabilities" in text
 
 
+def test_greedy_tokens_are_the_heads_and_take_little_memory():
+    hidden, weight, bias = head(sizes=(300, 16, 4000))
+    call = compare(dict(temperature=0.0), dict(hidden=hidden, weight=weight, bias=bias))
+    assert "largest entries" in lib.logitless_sample_plan_explain(call.handle).decode()
+    banned = compare(dict(temperature=0.0), dict(hidden=hidden, weight=weight, logit_bias=-10.0 * torch.arange(4000)))
+    assert "largest entries" not in lib.logitless_sample_plan_explain(banned.handle).decode()
+
+
 def test_tokens_without_log_probabilities():
     hidden, weight, _ = head()
     outputs = dict(tokens=torch.zeros(SIZES[0], dtype=torch.int64))

@@ -209,6 +209,17 @@ def test_a_low_temperature_is_greedy_and_an_empty_head_is_refused():
             linear_sample(hidden[:, : empty.shape[1]], empty)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_greedy_tokens_are_the_heads_largest_entries(dtype, monkeypatch):
+    hidden, weight, bias = head(60, 16, 400, dtype)
+    weight[200:], bias[200:] = weight[:200].clone(), bias[:200].clone()  # the first of two equal ones
+    monkeypatch.setattr(sampling, "chunked", None)  # no program
+    made = linear_sample(hidden.view(6, 10, 16), weight, bias, temperature=0, softcap=3.0)
+    found = linear_logprobs(hidden, weight, made.tokens.view(-1), bias, softcap=3.0, return_argmax=True)
+    assert torch.equal(made.tokens.view(-1), found[3]) and (made.tokens < 200).all()
+    assert torch.equal(made.log_prob.view(-1), found[0])
+
+
 def test_bad_arguments_of_the_best():
     hidden, weight, bias = head(4, 8, 40)
     with pytest.raises(ValueError, match="k: expected at most 40, the vocabulary of weight, got 41"):
