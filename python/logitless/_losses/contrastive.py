@@ -119,6 +119,7 @@ def info_nce_loss(
         torch:     sharding's vocab and vocab_begin, those of key, and no negatives.
         jax: sharding: ``Sharding(mesh, tokens=axis)``: rows of query, key and negatives are sharded over the axis or axes.
         jax:     The loss and its gradients are those without it. Neither keys nor similarities are gathered; queries are.
+        jax:     None: taken from the types of query, key and negatives, if explicit.
 
     Returns the loss, float32{exact}.
 
@@ -139,7 +140,7 @@ def info_nce_loss(
             f"key: expected {list(query.shape)} without {xp.NAMES.target}, one for each query, got {list(key.shape)}"
         )
     extra = None if negatives is None else _vectors(xp, "negatives", negatives, query)
-    spread = Spread(None, None, 0, None) if sharding is None else xp.spread(sharding, query, key, extra)
+    spread = xp.spread(sharding, query, key, extra)
     rows = xp.arange(query.shape[0], query) + spread.first
     target = rows if target is None else xp.indices(xp.NAMES.target, target, tuple(query.shape[:1]))
     if xp.is_number(temperature):
@@ -165,7 +166,7 @@ def info_nce_loss(
     if not symmetric:
         return loss
     others = own if factor is None else _scaled(xp, key, normalize, factor)
-    return 0.5 * (loss + among(others, unit, rows, spread.queries))
+    return 0.5 * (loss + xp.placed_like(among(others, unit, rows, spread.queries), loss))
 
 
 def grad_cache(xp, encode, *inputs, micro_batch):

@@ -19,10 +19,19 @@ def array(name: str, value: ArrayLike) -> jax.Array:
     """Returns an array-like value as a JAX array. Raises TypeError for anything else. Raises NotImplementedError for an
     array whose type is explicitly sharded: a custom call would gather it, and its gradient would have another type."""
     found = anywhere(name, value)
-    spec = getattr(getattr(jax.typeof(found), "sharding", None), "spec", ())
-    if any(axis is not None and axis is not jax.sharding.PartitionSpec.UNCONSTRAINED for axis in spec):
-        raise NotImplementedError(f"{name}: is sharded over explicit axes, {spec}; call this inside jax.shard_map")
+    if spec := explicit_spec(found):
+        raise NotImplementedError(
+            f"{name}: is sharded over explicit axes, {spec}, which this call does not take; replicate it by "
+            "jax.sharding.reshard, or, where tokens alone are sharded, call this inside jax.shard_map"
+        )
     return found
+
+
+def explicit_spec(array: Any) -> tuple:
+    """Returns the PartitionSpec of an array whose type is explicitly sharded; an empty one for others."""
+    spec = getattr(getattr(jax.typeof(array), "sharding", None), "spec", ())
+    unsharded = None, jax.sharding.PartitionSpec.UNCONSTRAINED
+    return spec if any(axis not in unsharded for axis in spec) else ()
 
 
 def anywhere(name: str, value: ArrayLike) -> jax.Array:
@@ -37,7 +46,10 @@ def anywhere(name: str, value: ArrayLike) -> jax.Array:
 
 def floats(name: str, value: ArrayLike, wide: bool = False) -> jax.Array:
     """Returns an array of floats; those of float64 only if ``wide``."""
-    found = array(name, value)
+    return checked_floats(name, array(name, value), wide)
+
+
+def checked_floats(name: str, found: jax.Array, wide: bool = False) -> jax.Array:
     if found.dtype.name not in FLOATS and not (wide and found.dtype.name == "float64"):
         raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {found.dtype.name}")
     return found
@@ -55,7 +67,10 @@ def shaped(name: str, value: ArrayLike | None, shape: tuple[int, ...], dtype: An
 
 def indices(name: str, value: ArrayLike) -> jax.Array:
     """Returns an int32 or int64 array; smaller integers become int32."""
-    found = array(name, value)
+    return checked_indices(name, array(name, value))
+
+
+def checked_indices(name: str, found: jax.Array) -> jax.Array:
     kind = found.dtype.name
     if kind in ("int8", "int16", "uint8", "uint16"):
         return found.astype(jnp.int32)

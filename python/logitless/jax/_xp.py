@@ -30,7 +30,7 @@ from ._chunks import Operand
 from ._entries import dots as dots, largest as largest, rows as rows, summed as summed
 from .head import linear_logprobs
 from .loss import linear_cross_entropy, prepare, token_losses
-from .sharding import Axes, Sharding
+from .sharding import Axes, Sharding, mesh_of, replicated, rows_axes
 
 NAMES = options.Framework("jax", "JAX", "targets", "array", "an array", "float32, bfloat16 or float16", "")
 boolean, class_dtype = jnp.bool_, jnp.int32
@@ -184,14 +184,19 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
+_OF_HEADS = "hidden", "weight", "bias", "query", "key", "negatives"  # arguments that a head takes as they are sharded
+
+
 def array(name: str, value: Any) -> jax.Array:
+    """Returns an array. Numbers of tokens that are explicitly sharded become those of all devices."""
     if value is None:
         raise TypeError(f"{name}: expected an array, got NoneType")
-    return _arguments.array(name, value)
+    found = _arguments.anywhere(name, value)
+    return found if name.removeprefix("ref_").removeprefix("teacher_") in _OF_HEADS else replicated(found)
 
 
 def states(name: str, value: ArrayLike) -> jax.Array:
-    return _arguments.floats(name, array(name, value))
+    return _arguments.checked_floats(name, array(name, value))
 
 
 def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
@@ -212,7 +217,7 @@ def fixed(name: str, value: Any, dtype: Any, *shapes: tuple[int, ...]) -> jax.Ar
 
 
 def indices(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
-    return shaped(name, _arguments.indices(name, array(name, value)), *shapes)
+    return shaped(name, _arguments.checked_indices(name, array(name, value)), *shapes)
 
 
 def refuse_targets(flat: jax.Array, bad: jax.Array, ignore_index: int, vocab: int) -> None:
@@ -249,7 +254,7 @@ def tokens(
     entropy: bool | None = None,
 ) -> Tokens:
     logps, found, _ = linear_logprobs(hidden, weight, targets, bias, **head._asdict())
-    return Tokens(logps, found, targets != head.ignore_index)
+    return Tokens(replicated(logps), replicated(found), targets != head.ignore_index)
 
 
 def has_kernels(hidden: Any) -> bool:
@@ -258,7 +263,8 @@ def has_kernels(hidden: Any) -> bool:
 
 
 def log_probs(hidden: Any, weight: Any, targets: Any, bias: Any, head: Head, save: bool = False) -> jax.Array:
-    return linear_logprobs(hidden, weight, targets, bias, **head._asdict())[0]
+    found = linear_logprobs(hidden, weight, targets, bias, **head._asdict())[0]
+    return replicated(found) if save else found  # a loss joins them with other numbers of tokens
 
 
 def largest_entries(hidden: jax.Array, weight: jax.Array, bias: jax.Array | None, head: Head) -> jax.Array:
@@ -274,16 +280,35 @@ def log_probs_and_lse(
     return log_prob, lse
 
 
-def spread(sharding: Sharding, query: jax.Array, key: jax.Array, negatives: jax.Array | None) -> Spread:
+def spread(sharding: Sharding | None, query: jax.Array, key: jax.Array, negatives: jax.Array | None) -> Spread:
     """Returns how the devices of a mesh share queries and keys."""
+    if sharding is None:
+        return _spread_of_types(query, key, negatives)
     axes, ranks = _rows_axes(sharding)
     given = (("query", query), ("key", key), ("negatives", negatives))
     for name, rows in given:
         if rows is not None and rows.shape[0] % ranks:
             raise ValueError(f"{name}: expected a multiple of {ranks} rows, which are sharded over {axes}, got {list(rows.shape)}")
     both = dataclasses.replace(sharding, vocab=axes)
-    counts = None if negatives is None else [(key.shape[0] // ranks, negatives.shape[0] // ranks)] * ranks
-    return Spread(both, both, 0, counts)
+    return Spread(both, both, 0, None if negatives is None else _counts(key, negatives, ranks))
+
+
+def _counts(key: jax.Array, negatives: jax.Array, ranks: int) -> list[tuple[int, int]]:
+    return [(key.shape[0] // ranks, negatives.shape[0] // ranks)] * ranks
+
+
+def _spread_of_types(query: jax.Array, key: jax.Array, negatives: jax.Array | None) -> Spread:
+    """Returns how explicitly sharded queries and keys are shared: the heads take their axes from the arrays."""
+    for name, x in (("query", query), ("key", key), ("negatives", negatives)):
+        spec = () if x is None else _arguments.explicit_spec(x)
+        if len(spec) > 1 and spec[1] is not None:
+            raise NotImplementedError(f"{name}: expected explicit axes of the rows alone, got {spec}")
+    if negatives is None:
+        return Spread(None, None, 0, None)
+    mesh, axes, other = mesh_of(key), rows_axes(key), rows_axes(negatives)
+    if axes != other:
+        raise ValueError(f"negatives: expected rows sharded over {axes}, the axes of key, got {other}")
+    return Spread(None, None, 0, _counts(key, negatives, math.prod(mesh.shape[axis] for axis in axes)) if axes else None)
 
 
 def _rows_axes(sharding: Sharding) -> tuple[Axes, int]:
@@ -297,9 +322,16 @@ def _rows_axes(sharding: Sharding) -> tuple[Axes, int]:
 
 def joined(rows: list[jax.Array], sharding: Sharding | None) -> jax.Array:
     """Returns keys and negatives as one vocabulary, in which each device's negatives follow its keys."""
-    ranks = 1 if sharding is None else _rows_axes(sharding)[1]
-    parts = [x.reshape(ranks, -1, x.shape[-1]) for x in rows]
-    return jnp.concatenate(parts, 1).reshape(-1, rows[0].shape[-1])
+    axes = rows_axes(rows[0]) if sharding is None else _rows_axes(sharding)[0]
+    if not axes:
+        return jnp.concatenate(rows)
+    mesh, spec = mesh_of(rows[0]) if sharding is None else sharding.mesh, jax.sharding.PartitionSpec(axes)
+    return jax.shard_map(lambda *own: jnp.concatenate(own), mesh=mesh, in_specs=(spec, spec), out_specs=spec)(*rows)
+
+
+def placed_like(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Returns x with the explicit axes of ``like``."""
+    return jax.sharding.reshard(x, jax.typeof(like).sharding) if _arguments.explicit_spec(x) else x
 
 
 def leaves(inputs: Any) -> list[jax.Array]:

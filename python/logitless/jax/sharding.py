@@ -18,7 +18,7 @@ from .vocab_parallel import token_losses, vocab_parallel_logprobs
 
 Axes = tuple[str, ...]
 _PER_TOKEN = ("hidden", "targets", "token_weight", "target_weight", "teacher_hidden")
-_PER_VOCAB_ENTRY = ("weight", "bias", "class_weight", "teacher_weight", "teacher_bias")
+_PER_VOCAB_ENTRY = ("weight", "bias", "class_weight", "teacher_weight", "teacher_bias", "teacher_ids")
 
 
 def _axes(entry: Any) -> Axes:
@@ -83,7 +83,10 @@ class Sharding:
         lead, vocab = hidden.shape[:-1], weight.shape[0]
         if len(self._tokens) > len(lead):
             raise ValueError(f"sharding: tokens: expected axes of the leading dimensions of hidden {list(hidden.shape)}, got {self._tokens}")
-        sizes = [("weight", weight, 0, self._vocab)]
+        teacher_vocab, sizes = vocab, [("weight", weight, 0, self._vocab)]
+        if arrays.get("teacher_ids") is not None:  # the teacher's vocabulary is another one
+            teacher_vocab = arrays["teacher_weight"].shape[0] if arrays["teacher_weight"].ndim else 0
+            sizes.append(("teacher_weight", arrays["teacher_weight"], 0, self._vocab))
         sizes += [("hidden", hidden, d, _axes(e)) for d, e in enumerate(self._tokens)]
         for name, array, dimension, axes in sizes:
             if axes and array.shape[dimension] % self._size(axes):
@@ -92,7 +95,7 @@ class Sharding:
                     f"{axes}, got {list(array.shape)}"
                 )
         for name, array in arrays.items():
-            shape = lead if name in _PER_TOKEN else (vocab,)
+            shape = lead if name in _PER_TOKEN else (teacher_vocab if name in ("teacher_weight", "teacher_bias") else vocab,)
             if array is None or name in ("hidden", "weight") or array.shape[: len(shape)] == shape:
                 continue
             raise ValueError(f"{name}: expected {list(shape)}, got {list(array.shape)}")
@@ -136,21 +139,34 @@ class Sharding:
         return jax.shard_map(shard, mesh=self.mesh, in_specs=(specs,), out_specs=out)(given)
 
 
-def _explicit(array) -> bool:
-    spec = getattr(getattr(jax.typeof(array), "sharding", None), "spec", ())
-    return any(e is not None and e is not PartitionSpec.UNCONSTRAINED for e in spec)
+def mesh_of(array):
+    return jax.typeof(array).sharding.mesh
+
+
+def rows_axes(array) -> Axes:
+    """Returns the explicit mesh axes that shard the rows of an array."""
+    spec = _arguments.explicit_spec(array)
+    return _axes(spec[0]) if spec else ()
+
+
+def replicated(array: jax.Array) -> jax.Array:
+    """Returns an array that is explicitly sharded as one that is on all devices; others unchanged."""
+    if not _arguments.explicit_spec(array):
+        return array
+    return jax.sharding.reshard(array, NamedSharding(mesh_of(array), PartitionSpec()))
 
 
 def of_types(hidden, weight) -> Sharding | None:
     """Returns the sharding in the types of arrays on a mesh with explicit axes. Returns None without explicit axes, or
     if columns are sharded."""
-    if not (isinstance(hidden, jax.Array) and isinstance(weight, jax.Array)) or not (_explicit(hidden) or _explicit(weight)):
+    explicit = _arguments.explicit_spec
+    if not (isinstance(hidden, jax.Array) and isinstance(weight, jax.Array)) or not (explicit(hidden) or explicit(weight)):
         return None
     x, w = jax.typeof(hidden).sharding, jax.typeof(weight).sharding
     columns = (x.spec[-1:], w.spec[1:2])
     if hidden.ndim < 1 or weight.ndim != 2 or any(_axes(e) for spec in columns for e in spec):
         return None
-    return Sharding((x if _explicit(hidden) else w).mesh, _axes(w.spec[0]) or None, PartitionSpec(*x.spec[:-1]))
+    return Sharding((x if explicit(hidden) else w).mesh, _axes(w.spec[0]) or None, PartitionSpec(*x.spec[:-1]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -338,8 +338,10 @@ def log_probs_and_lse(
     return found[0], found[2]
 
 
-def spread(sharding: Sharding, query: Tensor, key: Tensor, negatives: Optional[Tensor]) -> Spread:
+def spread(sharding: Optional[Sharding], query: Tensor, key: Tensor, negatives: Optional[Tensor]) -> Spread:
     """Returns how the ranks of a group share queries and keys. Collective."""
+    if sharding is None:
+        return Spread(None, None, 0, None)
     if isinstance(sharding, Sharding) and (sharding.tokens is not True or sharding.weight != "rows"):
         raise ValueError("sharding: expected tokens=True and weight='rows', since each rank has its own queries and keys")
     own, extra = key.shape[0], 0 if negatives is None else negatives.shape[0]
@@ -359,6 +361,10 @@ def spread(sharding: Sharding, query: Tensor, key: Tensor, negatives: Optional[T
 def joined(rows: list[Tensor], sharding: Optional[Sharding]) -> Tensor:
     """Returns keys and negatives as one vocabulary."""
     return torch.cat(rows)
+
+
+def placed_like(x: Tensor, like: Tensor) -> Tensor:
+    return x
 
 
 def leaves(inputs: Any) -> list[Tensor]:
