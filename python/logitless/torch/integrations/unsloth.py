@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ... import _library as c
 from ..loss import linear_cross_entropy
+from ._replace import replace_everywhere
 
 _MODULE = "unsloth_zoo.loss_utils"
 _NAME = "unsloth_fused_ce_loss"
@@ -78,7 +79,7 @@ def patch(memory_budget: int | str | None = None) -> Callable:
         if parameters[: len(_PARAMETERS)] != _PARAMETERS:
             raise NotImplementedError(f"unsloth_zoo: expected {_MODULE}.{_NAME} of 2026.10, with arguments {list(parameters)}")
         _replaced = found
-        _replace(found, unsloth_fused_ce_loss)
+        replace_everywhere(_NAME, found, unsloth_fused_ce_loss)
     _budget = memory_budget
     return unsloth_fused_ce_loss
 
@@ -91,11 +92,4 @@ def patched() -> bool:
 def unpatch() -> None:
     """Undoes ``patch``; does nothing without one."""
     if patched():
-        _replace(unsloth_fused_ce_loss, _replaced)
-
-
-def _replace(found: Callable, made: Callable) -> None:
-    """Replaces the function in every module that has imported it, those that unsloth generated among them."""
-    for name, module in list(sys.modules.items()):
-        if name != __name__ and getattr(module, "__dict__", {}).get(_NAME) is found:
-            setattr(module, _NAME, made)
+        replace_everywhere(_NAME, unsloth_fused_ce_loss, _replaced)

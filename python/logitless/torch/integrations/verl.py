@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ... import _library as c
 from ..loss import linear_logprobs
 from ..ranks import Sharding
+from ._replace import replace_everywhere
 
 _MODULE = "verl.utils.experimental.torch_functional"
 _NAME = "FusedLinearForPPO"
@@ -122,13 +123,6 @@ def _sums_gradients(node: Any) -> bool:
     return bool(getattr(node, "tensor_parallel_output_grad", False))
 
 
-def _replace_kernel(found: Any, made: Any) -> None:
-    """Replaces the function in every module of verl that has imported it."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("verl.") and vars(module).get(_KERNEL) is found:
-            setattr(module, _KERNEL, made)
-
-
 def _kernel() -> Any:
     """Returns verl's function, or None for a version without it.
 
@@ -166,7 +160,7 @@ def patch(memory_budget: int | str | None = None) -> type[FusedLinearForPPO]:
         setattr(module, _NAME, FusedLinearForPPO)
     if kernel not in (None, linear_cross_entropy):
         linear_cross_entropy.replaced = kernel
-        _replace_kernel(kernel, linear_cross_entropy)
+        replace_everywhere(_KERNEL, kernel, linear_cross_entropy)
     _budget = memory_budget
     return FusedLinearForPPO
 
@@ -182,4 +176,4 @@ def unpatch() -> None:
     if getattr(module, _NAME, None) is FusedLinearForPPO:
         setattr(module, _NAME, FusedLinearForPPO.replaced)
     if linear_cross_entropy.replaced is not None:
-        _replace_kernel(linear_cross_entropy, linear_cross_entropy.replaced)
+        replace_everywhere(_KERNEL, linear_cross_entropy, linear_cross_entropy.replaced)
