@@ -26,7 +26,7 @@ TEACHER: dict[str, Any] = {name: HEAD[name] for name in ("softcap", "logit_scale
 TEXTS = dict(
     arguments="""torch: hidden: [..., D]. weight: [V, D], of the same dtype: float32, bfloat16, float16 or float64.
         torch:     bias: [V]. DTensors whose vocabulary is sharded as in ``linear_cross_entropy``, both models' over the same
-        torch:     ranks, are not gathered. Others that are sharded are, under torch.compile all of them; a warning names them.
+        torch:     ranks, are not gathered. Others that are sharded are; a warning names them, except under torch.compile.
         jax: hidden: [..., D]. weight: [V, D], of the same dtype: float32, bfloat16 or float16. bias: [V].
         teacher_hidden: [..., D']. teacher_weight: [V, D'], the dtype of teacher_hidden. teacher_bias: [V]. No gradients.
         {target}: [...], int32 or int64: tokens of ``ignore_index`` are ignored; None: all tokens count.
@@ -40,10 +40,14 @@ TEXTS = dict(
             of weight; -1: the teacher has none. The teacher's distribution is that of its softmax over these entries:
             of a draft vocabulary, or of a vocabulary that the teacher's is a part of. teacher_weight: [V', D']. Its rows
             are copied; only they are multiplied. With -1 the reverse KL is infinite.
-        torch: sharding: a ``Sharding``, as in ``linear_cross_entropy``: weights and biases of both models are this rank's shard.
-        torch:     It goes without teacher_ids, with rows, and in eager calls.
+        torch:     Over ranks it is of the full vocabularies and the same on all ranks. Each row is sent to the ranks of its
+        torch:     entries in every call.
+        jax:     Over devices the teacher's shards are sent round the devices in every call.
+        torch: sharding: a ``Sharding``, as in ``linear_cross_entropy``: weights and biases of both models are this rank's
+        torch:     shard, by rows. With teacher_ids the teacher's rows are concatenated in rank order. torch.compile needs
+        torch:     vocab and vocab_begin.
         jax: sharding: a ``Sharding``: how both models' vocabulary and tokens are sharded over a mesh. None: taken from the
-        jax:     types of hidden and weight, if explicit. It goes without teacher_ids.
+        jax:     types of hidden and weight, if explicit.
         executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations. Where
             ``backend`` says "portable", {name}'s operations run without autochunk, whatever it is.
         """
@@ -51,7 +55,7 @@ TEXTS = dict(
 )
 
 
-_NONE = -1e30  # a logit or log-probability of zero probability, with finite differences
+NONE = -1e30  # a logit or log-probability of zero probability, with finite differences
 TOTAL_VARIATION = -1.0  # in the place of beta
 
 # --- Formulas of logits and log-probabilities.
@@ -166,12 +170,21 @@ def program(xp, of_logits, masked, given: Mapping[str, Any], form: tuple):
     return each.sum() if f.summed else each
 
 
-def sums(xp, given: Mapping[str, Any], form: tuple) -> tuple[Any, Any]:
-    """Returns [N], [N]: the divergence and the sum of a shard of the vocabulary, with the normalisers of all of it."""
+def sums(xp, given: Mapping[str, Any], form: tuple) -> tuple[Any, Any, Any]:
+    """Returns [N] each, of a shard of the vocabulary with the normalisers of all of it: the divergence, the sum, and the
+    student's probability. The last is 1 over all shards but for rounding: a head rounds log-sum-exps of large logits
+    otherwise than this does. The sum divided by it is a mean, and so the gradients of a token add up to 0."""
     f = Form(*form)
     _, p, q = _logits(xp, lambda hidden, counts: xp.where(counts, hidden, 0.0), given, f)
-    loss, _, _, own = divergence(xp, p, q, f.beta, tuple(given[name] for name in STATISTICS[:2]))
-    return loss, own
+    loss, normaliser, _, own = divergence(xp, p, q, f.beta, tuple(given[name] for name in STATISTICS[:2]))
+    return loss, own, xp.exp(p - normaliser[:, None]).sum(-1)
+
+
+def normaliser(xp, given: Mapping[str, Any], form: tuple):
+    """Returns the teacher's log-sum-exps [N] of a shard of the vocabulary with a mask. given: the teacher's arrays."""
+    f = Form(*form)
+    z = logits_of(xp, given, "teacher_", f.teacher_softcap, f.teacher_scale) + given["teacher_mask"]
+    return xp.logsumexp(z / f.temperature, -1)
 
 
 def best(xp, given: Mapping[str, Any], softcap: float, scale: float, k: int) -> tuple[Any, Any]:
@@ -199,7 +212,7 @@ def _teacher(xp, hidden, weight, bias, lead: tuple[int, ...], vocab: int, vocab_
             if part in found:
                 found[part] = xp.take_rows(found[part], rows)
         dtype = xp.float64 if of_vocab.dtype == xp.float64 else xp.float32
-        mask = xp.where(ids < 0, _NONE, xp.where(bad, math.nan, 0.0))
+        mask = xp.where(ids < 0, NONE, xp.where(bad, math.nan, 0.0))
         return {**{part: xp.stop_gradient(a) for part, a in found.items()}, "teacher_mask": xp.astype(mask, dtype)}
     if of_vocab.shape[0] != vocab:
         raise ValueError(
@@ -226,7 +239,7 @@ class Call(NamedTuple):
 
 def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: Mapping[str, Any]) -> Call:
     """Returns a checked divergence. beta: from 0 to 1, or the total variation. a: the keywords of DIVERGENCE and the
-    targets; all_vocab, the size of a vocabulary of which the weights are a shard, or None."""
+    targets; and for weights that are a shard all_vocab, the size of the vocabulary, and teacher_mask, as of teacher_ids."""
     target = a[xp.NAMES.target]
     head = head_of({**a, "temperature": 1.0})
     temperature = number("temperature", a["temperature"], above=0.0)
@@ -242,6 +255,8 @@ def call(xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias,
     student = xp.checked_head("", hidden, weight, bias)
     lead, vocab = tuple(xp.array("hidden", hidden).shape[:-1]), student["weight"].shape[0]
     teacher = _teacher(xp, teacher_hidden, teacher_weight, teacher_bias, lead, vocab, a["teacher_ids"])
+    if a.get("teacher_mask") is not None:
+        teacher["teacher_mask"] = a["teacher_mask"]
     states = student["hidden"]
     valid, vocab_ids, bad = valid_targets(xp, target, lead, head.ignore_index, a.get("all_vocab") or vocab, states)
     rows = xp.astype(valid, xp.float64 if states.dtype == xp.float64 else xp.float32)
@@ -411,7 +426,7 @@ def top_k_loss(xp, hidden, weight, top_k, bias, *, tail, target, reduction, norm
         raise ValueError(f"ignore_index: expected a number below 0 beside a teacher's vocabulary, got {found.ignore_index}")
     absent = (vocab_ids == found.ignore_index) | xp.isneginf(log_probs)
     vocab_ids = xp.where(valid[..., None] & ~absent, vocab_ids, found.ignore_index)
-    log_probs = xp.where(absent, _NONE, log_probs)
+    log_probs = xp.where(absent, NONE, log_probs)
     if flag("tail", tail):
         logps = xp.log_probs(hidden, weight, vocab_ids, bias, found, save=True)
         each = _with_tail(xp, logps, xp.astype(log_probs, logps.dtype), valid, absent)

@@ -184,7 +184,7 @@ class _Run:
         if wanted:
             # Its gradient has the dtype of sums, until it is rounded once.
             part["hidden"] = leaves["hidden"] = part["hidden"].to(self.number, copy=True).requires_grad_()
-        with _recorded() if wanted else contextlib.nullcontext():
+        with recorded() if wanted else contextlib.nullcontext():
             made = FORMULAS[self.call.what](part, *self.call.form)
             made = made if isinstance(made, tuple) else (made,)
             if wanted:
@@ -202,7 +202,7 @@ class _Run:
         if self.of_vocab is not None and self.d_weight is not None:
             name, function = self.of_vocab
             for a, b in _blocks(self.given["weight"], self.block):
-                with _recorded():
+                with recorded():
                     w = self.given["weight"][a:b].to(self.number, copy=True).requires_grad_()
                     (d,) = torch.autograd.grad(function(w), w, self.sums[name][a:b])
                 self.d_weight[a:b] += d
@@ -229,7 +229,7 @@ def _evaluate(call: _Call, tensors: tuple[Tensor, ...], upstream: Optional[Tenso
 
 
 @contextlib.contextmanager
-def _recorded() -> Iterator[None]:
+def recorded() -> Iterator[None]:
     """Records operations for autograd, also within an operator, which excludes it."""
     with torch._C._PreserveDispatchKeyGuard(), torch.enable_grad():
         for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):

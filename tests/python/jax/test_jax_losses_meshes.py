@@ -121,6 +121,40 @@ def test_divergences(name, layout, options):
 
 
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+@pytest.mark.parametrize("name, layout, options", [
+    ("jsd_loss", dict(vocab="model", tokens="data"), dict(temperature=1.5, teacher_softcap=5.0, weight_hard_loss=0.3)),
+    ("forward_kl_loss", dict(vocab=("data", "model")), dict(reduction="none")),
+    ("jsd_loss", dict(vocab="data", tokens="data"), dict(reduction="sum")),
+    ("total_variation_loss", dict(tokens="data"), {}),
+], ids=str)  # fmt: skip
+def test_teachers_of_another_vocabulary(name, layout, options):
+    """The teacher's rows are sharded by themselves, and each is on few devices at a time."""
+    vocab, of_teacher = 20, 28
+    ids = np.where(np.arange(vocab) % 7 == 2, -1, np.arange(vocab)[::-1] * 5 % of_teacher).astype(np.int32)
+    leaves = MODELS[0], MODELS[1][:vocab], MODELS[2][:vocab]
+    others = TEACHER[0], normal(of_teacher, D + 3, seed=83), normal(of_teacher, seed=84)
+    two = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def step(sharding):
+        def loss(hidden, weight, bias, states, head, shift, ids):
+            found = getattr(losses, name)(
+                hidden, weight, states, head, bias, shift, teacher_ids=ids, targets=np.minimum(TARGETS, vocab - 1),
+                sharding=sharding, **options)
+            return (found * MODELS[0][..., 0]).sum() if found.ndim else found
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+
+    compiled = step(Sharding(two, **layout)).lower(*leaves, *others, ids).compile()
+    (value, gradients), (expected, wanted) = compiled(*leaves, *others, ids), step(None)(*leaves, *others, ids)
+    assert relative_error(value, expected) < 2e-6
+    for one, other in zip(gradients, wanted):
+        assert relative_error(one, other) < 1e-5
+    assert not re.search(rf"\[({vocab}|{of_teacher}),\d+\]\S* all-gather", compiled.as_text()), "a head is gathered"
+    bad = step(Sharding(two, **layout))(*leaves, *others, np.where(np.arange(vocab) == 3, of_teacher, ids))[0]
+    assert np.isnan(bad)
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 def test_divergences_of_explicit_types_and_without_jit():
     of_teacher = dict(zip(("teacher_hidden", "teacher_weight", "teacher_bias"), TEACHER))
     expected = losses.forward_kl_loss(*MODELS[:2], *TEACHER[:2], targets=TARGETS)
@@ -133,7 +167,9 @@ def test_divergences_of_explicit_types_and_without_jit():
         weight, head = (jax.device_put(a, NamedSharding(explicit, P("model"))) for a in (MODELS[1], TEACHER[1]))
         found, gradient = jax.jit(jax.value_and_grad(losses.forward_kl_loss, 1))(hidden, weight, states, head, targets=targets)
     assert relative_error(found, expected) < 2e-6 and np.isfinite(np.asarray(gradient)).all()
-    with pytest.raises(NotImplementedError, match="teacher_ids: expected None beside sharding"):
-        losses.jsd_loss(*MODELS[:2], **of_teacher, teacher_ids=np.zeros(V, np.int32), sharding=sharding)
+    with pytest.raises(ValueError, match=r"teacher_ids: expected \[22\], got \[20\]"):
+        losses.jsd_loss(*MODELS[:2], **of_teacher, teacher_ids=np.zeros(20, np.int32), sharding=sharding)
+    with pytest.raises(ValueError, match=r"teacher_weight: expected a multiple of 2 along dimension 0"):
+        losses.jsd_loss(*MODELS[:2], TEACHER[0], TEACHER[1][:21], teacher_ids=np.zeros(22, np.int32), sharding=sharding)
     with pytest.raises(ValueError, match=r"teacher_weight: expected \[22\]"):
         losses.jsd_loss(*MODELS[:2], TEACHER[0], TEACHER[1][:20], sharding=sharding)

@@ -20,6 +20,9 @@ def main(rank: int, port: str, ranks: int) -> None:
     contrast_errors(rank, ranks)
     replicas(rank, ranks)
     divergences(rank, ranks)
+    large_logits(rank, ranks)
+    other_vocabularies(rank, ranks)
+    compiled(rank, ranks, init_device_mesh("cpu", (ranks,)))
     dtensors(rank, ranks, init_device_mesh("cpu", (ranks,)))
     divergence_errors(rank, ranks)
     dist.destroy_process_group()
@@ -183,6 +186,121 @@ def divergences(rank, ranks):
                 assert traffic.bytes < 4 * max(sizes) * (2 * DIM + 8) + 200, (what, traffic.bytes)
 
 
+def large_logits(rank, ranks):
+    """The gradient of an entry with almost all of the probability is a small difference of large log-ratios."""
+    from logitless.torch import Sharding, losses
+
+    given, _ = models(16)
+    hidden, weight, states, head = (3 * given[i] for i in (0, 1, 3, 4))
+    x = hidden.double().requires_grad_()
+    losses.reverse_kl_loss(x, weight.double(), states.double(), head.double(), teacher_softcap=3.0).backward()
+    rows = [40, 21]
+    mine = hidden.clone().requires_grad_()
+    losses.reverse_kl_loss(
+        mine, weight.split(rows)[rank], states, head.split(rows)[rank], teacher_softcap=3.0,
+        sharding=Sharding(dist.group.WORLD)).backward()
+    close(mine.grad, x.grad, "large logits", 1e-5)
+
+
+TEACHER_VOCAB = 50
+
+
+def other_vocabulary(given):
+    """Returns models whose teacher has another vocabulary, and its ids of the student's entries: some on no rank, some
+    twice, most on another rank."""
+    torch.manual_seed(8)
+    ids = torch.randint(0, TEACHER_VOCAB, (VOCAB,)).flip(0)
+    ids[::7] = -1
+    return [*given[:4], torch.randn(TEACHER_VOCAB, DIM + 3).to(given[0].dtype), torch.randn(TEACHER_VOCAB).to(given[0].dtype)], ids
+
+
+def other_vocabularies(rank, ranks):
+    """A teacher of another vocabulary, whose rows are sharded by themselves; a rank may have none of it, or no entry that it
+    has."""
+    from logitless.torch import Sharding, losses
+
+    sizes = [9 - 2 * r for r in range(ranks)]
+    shares = torch.linspace(0.5, 2, sum(sizes))
+    for case, (name, options) in enumerate(CASES):
+        if name == "reverse_kl_loss":  # infinite
+            continue
+        rows, of_teacher, dtype = [
+            ([40, 21], [31, 19], torch.float32), ([33, 28], [50, 0], torch.bfloat16), ([60, 1], [7, 43], torch.float32)][case % 3]
+        given, target = models(sum(sizes), dtype)
+        given, ids = other_vocabulary(given)
+        if rows[-1] == 1:
+            ids[-1] = -1
+        options = {**options, "teacher_ids": ids}
+        expected, gradients = exact(name, given, target, options, shares)
+        for own in (False, True):
+            hidden, states, y, share = (t.split(sizes)[rank] if own else t for t in (given[0], given[3], target, shares))
+            leaves = [t.clone().requires_grad_() for t in (hidden, *(t.split(rows)[rank] for t in given[1:3]))]
+            head = [t.split(of_teacher)[rank] for t in given[4:]]
+            for has_bias in (True, False) if case == 0 else (True,):
+                wanted, found = (expected, gradients) if has_bias else exact(
+                    name, [*given[:5], torch.zeros(TEACHER_VOCAB)], target, options, shares)
+                with Traffic() as traffic:
+                    loss = getattr(losses, name)(
+                        leaves[0], leaves[1], states, head[0], leaves[2], head[1] if has_bias else None,
+                        sharding=Sharding(dist.group.WORLD, tokens=own), **{"target": y, **options})
+                    made = torch.autograd.grad((loss * share).sum() if loss.dim() else loss, leaves)
+                what = (name, rows, own, has_bias)
+                close(loss, wanted.split(sizes)[rank] if own and loss.dim() else wanted, what, 1e-5 if dtype is torch.float32 else 4e-3)
+                parts = found[0].split(sizes)[rank] if own else found[0], *(g.split(rows)[rank] for g in found[1:])
+                for g, w in zip(made, parts):
+                    close(g, w, what, 1e-5 if dtype is torch.float32 else 8e-3)
+                if not options.get("weight_hard_loss"):  # each row is sent at most once for each entry
+                    sent = (DIM + 4) * dtype.itemsize * VOCAB
+                    assert traffic.bytes < sent + 4 * max(sizes) * (2 * DIM + 8) + 400, (what, traffic.bytes)
+
+
+def compiled(rank, ranks, mesh):
+    """One graph computes what an eager call does."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from logitless.torch import Sharding, losses
+
+    sizes, rows, of_teacher = [9 - 2 * r for r in range(ranks)], [40, 21], [31, 19]
+    shares = torch.linspace(0.5, 2, sum(sizes))
+    for case, (name, options) in enumerate((CASES[0], CASES[1], CASES[4])):
+        given, target = models(sum(sizes))
+        ids = None
+        if case == 1:
+            given, ids = other_vocabulary(given)
+        options = {**options, "teacher_ids": ids}
+        expected, gradients = exact(name, given, target, options, shares)
+        for own in (False, True):
+            hidden, states, y, share = (t.split(sizes)[rank] if own else t for t in (given[0], given[3], target, shares))
+            leaves = [t.clone().requires_grad_() for t in (hidden, *(t.split(rows)[rank] for t in given[1:3]))]
+            head = [t.split(rows if ids is None else of_teacher)[rank] for t in given[4:]]
+            sharding = Sharding(dist.group.WORLD, vocab=VOCAB, vocab_begin=40 * rank, tokens=own)
+
+            def step(hidden, weight, bias, states, *head, name=name, sharding=sharding, more={**options, "target": y}):  # noqa: B006
+                return getattr(losses, name)(hidden, weight, states, head[0], bias, head[1], sharding=sharding, **more)
+
+            torch._dynamo.reset()
+            loss = torch.compile(step, fullgraph=True, backend="aot_eager")(*leaves, states, *head)
+            made = torch.autograd.grad((loss * share).sum() if loss.dim() else loss, leaves)
+            what = ("compiled", name, own)
+            close(loss, expected.split(sizes)[rank] if own and loss.dim() else expected, what)
+            parts = gradients[0].split(sizes)[rank] if own else gradients[0], *(g.split(rows)[rank] for g in gradients[1:])
+            for g, w in zip(made, parts):
+                close(g, w, what)
+    given, target = models(4)
+    heads = [distribute_tensor(t, mesh, [Shard(0)]).requires_grad_() for t in (given[1], given[4])]
+    torch._dynamo.reset()
+    step = torch.compile(losses.forward_kl_loss, fullgraph=True, backend="aot_eager")
+    hidden = given[0].clone().requires_grad_()
+    with Traffic() as traffic:
+        loss = step(hidden, heads[0], given[3], heads[1])
+        loss.backward()
+    assert not any(shape[0] == VOCAB for shape in traffic.redistributed), traffic.redistributed
+    expected, gradients = exact("forward_kl_loss", [*given[:2], torch.zeros(VOCAB), *given[3:5], torch.zeros(VOCAB)], None, {}, None)
+    close(loss, expected, "compiled DTensors")
+    close(hidden.grad, gradients[0], "compiled DTensors")
+    close(heads[0].grad.full_tensor(), gradients[1], "compiled DTensors")
+
+
 def dtensors(rank, ranks, mesh):
     """Heads that are DTensors are not gathered. Hidden states of each rank's own (FSDP) give it a loss of its own, and the
     weights the mean of the gradients; replicated ones and those that are sharded by tokens give one loss."""
@@ -191,9 +309,14 @@ def dtensors(rank, ranks, mesh):
     from logitless.torch import losses
 
     tokens = 4 * ranks
-    for name, options in CASES[:2]:
+    for case, (name, options) in enumerate((*CASES[:2], CASES[5])):
         given, target = models(tokens)
+        if case == 2:
+            given, options = other_vocabulary(given)[0], {"teacher_ids": other_vocabulary(given)[1]}
         heads = [distribute_tensor(t, mesh, [Shard(0)]) for t in (given[1], given[2], given[4], given[5])]
+        explained = losses.explain_divergence(
+            given[0], heads[0], given[3], heads[2], heads[1], heads[3], target=target, teacher_ids=options.get("teacher_ids"))
+        assert f"This rank's {len(heads[0].to_local())} entries and {tokens} tokens" in explained, explained
         for kind in ("replicated", "tokens", "own"):
             placed = [Shard(0)] if kind == "tokens" else [Replicate()]
             part = slice(4 * rank, 4 * rank + 4) if kind == "own" else slice(None)
@@ -206,7 +329,7 @@ def dtensors(rank, ranks, mesh):
                 loss = getattr(losses, name)(
                     leaves[0], leaves[1], states[1], heads[2], leaves[2], heads[3], **{**options, "target": y})
                 loss.backward()
-            assert not any(shape[0] == VOCAB for shape in traffic.redistributed), traffic.redistributed
+            assert not any(shape[0] in (VOCAB, TEACHER_VOCAB) for shape in traffic.redistributed), traffic.redistributed
             parts = [slice(4 * r, 4 * r + 4) for r in range(ranks)] if kind == "own" else [slice(None)]
             results = []
             for p in parts:
@@ -233,7 +356,9 @@ def divergence_errors(rank, ranks):
         (dict(teacher_weight=given[4]) if rank == 0 else {}, "teacher_weight: expected [2, D]"),
         (few if rank == 0 else {}, "hidden: expected the same tokens on all ranks, got [3, 4]"),
         (dict(target=torch.full((4,), 9)), "target: expected a class below 4"),
-        (dict(teacher_ids=torch.arange(2)), "teacher_ids: expected None beside sharding"),
+        (dict(teacher_ids=torch.arange(2)), "teacher_ids: expected [4]"),
+        (dict(teacher_ids=torch.tensor([0, 4, 1, 2])), "teacher_ids: expected token ids below 4, got 4"),
+        (dict(teacher_ids=torch.tensor([0, 1, 2, rank])), "teacher_ids: expected the same on all ranks"),
         (dict(sharding=sharding._replace(tokens=True, weight="columns")), "sharding.weight: 'columns' have no divergences"),
         (dict(sharding="ranks"), "sharding: expected logitless.torch.Sharding"),
         (dict(hidden=given[0].double(), weight=given[1][here].double()), "sharding: expected float32"),

@@ -34,9 +34,9 @@ class Traffic:
             self.bytes += given.numel() * given.element_size()
             return self.kept[0](out, given, **more)
 
-        def to_all(out, given, **more):
+        def to_all(out, given, *sizes, **more):
             self.bytes += given.numel() * given.element_size()
-            return self.kept[1](out, given, **more)
+            return self.kept[1](out, given, *sizes, **more)
 
         def redistribute(t, mesh=None, placements=None, **more):
             if any(isinstance(p, Replicate) and not isinstance(q, Replicate) for p, q in zip(placements, t.placements)):

@@ -1,5 +1,6 @@
 """Divergences of a vocabulary that is sharded over a mesh: each device computes over its own vocabulary entries, and the
-devices exchange log-sum-exps and sums of each token, and the gradient of hidden states."""
+devices exchange log-sum-exps and sums of each token, and the gradient of hidden states. The teacher's shards of another
+vocabulary go round the devices, which take the rows of their entries."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 from ..._losses import distillation as shared
 from ..._losses.head import divisor_of
 from ..._losses.options import Head, choice, number
-from .. import _xp as xp, sharding as meshes
+from .. import _arguments, _xp as xp, sharding as meshes
 from .._axes import axes_of, varying
 from ..head import GRADIENTS, all_gradients, type_of, wanted_gradients
 from ..loss import linear_cross_entropy
@@ -33,6 +34,11 @@ class _Call(NamedTuple):
     def run(self, what: str, given: dict[str, jax.Array], form: shared.Form):
         return chunked(what, self.memory_budget, self.executor)(given, tuple(form))
 
+    def whole(self, local: jax.Array, counts: jax.Array) -> jax.Array:
+        """Returns the log-sum-exps of the full vocabulary, from those of this shard."""
+        top = jax.lax.pmax(local, self.axes)
+        return jnp.where(counts, top + jnp.log(jax.lax.psum(jnp.exp(local - top), self.axes)), _UNCOUNTED)
+
 
 def _given(inputs: dict, fixed: dict) -> dict[str, jax.Array]:
     return {name: a for name, a in {**inputs, **fixed}.items() if a is not None}
@@ -45,15 +51,16 @@ def _forward(call: _Call, inputs: dict, fixed: dict) -> tuple[jax.Array, tuple[j
     targets = jnp.where(counts, 0, -100)
     normalisers = []
     for name, cap, scale in (("", f.softcap, f.scale), ("teacher_", f.teacher_softcap, f.teacher_scale)):
+        if name and "teacher_mask" in given:
+            of_teacher = {part: a for part, a in given.items() if part.startswith(name)}
+            normalisers.append(call.whole(call.run("normaliser", varying(of_teacher, axes_of(*of_teacher.values())), f), counts))
+            continue
         head = Head(-100, cap / f.temperature if cap else None, scale / f.temperature, call.memory_budget)
         operands = given[name + "hidden"], given[name + "weight"], targets, given.get(name + "bias")
-        local = xp.log_probs_and_lse(*operands, head)[1]
-        top = jax.lax.pmax(local, call.axes)
-        whole = top + jnp.log(jax.lax.psum(jnp.exp(local - top), call.axes))
-        normalisers.append(jnp.where(counts, whole, _UNCOUNTED))
+        normalisers.append(call.whole(xp.log_probs_and_lse(*operands, head)[1], counts))
     of = varying({**given, **dict(zip(shared.STATISTICS, normalisers))}, axes_of(*given.values()))
-    loss, own = jax.lax.psum(call.run("divergence_sums", of, f), call.axes)
-    return loss, (*normalisers, own)
+    loss, own, mass = jax.lax.psum(call.run("divergence_sums", of, f), call.axes)
+    return loss, (*normalisers, jnp.where(counts, own / jnp.where(counts, mass, 1.0), 0.0))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -88,6 +95,35 @@ _each.defvjp(_each_forward, _each_backward, symbolic_zeros=True)
 _jitted = jax.jit(_each, static_argnums=0)
 
 
+def _rows_of_ids(sharding: meshes.Sharding, a: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
+    """Returns the teacher's rows of this shard's entries, and the mask of entries that it has not. teacher_ids: of this
+    shard's entries. Each shard of the teacher is on one device at a time."""
+    axes, size = sharding._vocab, sharding._size(sharding._vocab)
+    ids = _arguments.indices("teacher_ids", a["teacher_ids"])
+    shards = {name: jax.lax.stop_gradient(a[name]) for name in _TEACHER[1:] if a[name] is not None}
+    rows = shards["teacher_weight"].shape[0]
+    varies = axes_of(ids, *shards.values())
+    shards = varying(shards, varies)
+    found = {name: jnp.zeros((ids.shape[0], *x.shape[1:]), x.dtype) for name, x in shards.items()}
+
+    def taken(step, shards, found):
+        index = ids - (jax.lax.axis_index(axes) + step) % size * rows
+        here, index = (index >= 0) & (index < rows), jnp.clip(index, 0, rows - 1)
+        return {
+            name: jnp.where(here.reshape(-1, *(1,) * (x.ndim - 1)), jnp.take(x, index, axis=0), found[name])
+            for name, x in shards.items()
+        }
+
+    def step(i, carry):
+        shards, found = carry
+        found = taken(i, shards, found)
+        return {name: jax.lax.ppermute(x, axes, [(r, (r - 1) % size) for r in range(size)]) for name, x in shards.items()}, found
+
+    found = taken(size - 1, *jax.lax.fori_loop(0, size - 1, step, (shards, varying(found, varies))))
+    mask = jnp.where(ids < 0, shared.NONE, jnp.where(ids >= size * rows, jnp.nan, 0.0)).astype(jnp.float32)
+    return {**found, "teacher_mask": mask}
+
+
 def divergence(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], options: dict[str, Any]) -> jax.Array | None:
     """Returns the loss on a mesh, or None without one. loss: a function of ``_losses/distillation.py``."""
     hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias = arrays
@@ -95,8 +131,6 @@ def divergence(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], option
     sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
     if sharding is None:
         return None
-    if options["teacher_ids"] is not None:
-        raise NotImplementedError("teacher_ids: expected None beside sharding, since entries of the teacher are on other ranks")
     hard, soft = (number(name, options[name], 0.0) for name in ("weight_hard_loss", "weight_soft_loss"))
     choice("reduction", options["reduction"], ("none", "mean", "sum"))
     plain = {**options, "reduction": "none", "normalizer": None, "weight_hard_loss": 0.0, "weight_soft_loss": 1.0}
@@ -104,12 +138,15 @@ def divergence(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], option
         raise ValueError(f"targets: expected them with weight_hard_loss={hard}, got None")
     given = dict(
         hidden=hidden, weight=weight, bias=bias, teacher_hidden=teacher_hidden, teacher_weight=teacher_weight,
-        teacher_bias=teacher_bias, targets=options["targets"],
+        teacher_bias=teacher_bias, targets=options["targets"], teacher_ids=options["teacher_ids"],
     )
     checked = meshes._checked(sharding, given)
 
     def function(a):
-        of = {**plain, "targets": a["targets"], "all_vocab": checked["weight"].shape[0]}
+        of = {**plain, "targets": a["targets"], "all_vocab": checked["weight"].shape[0], "teacher_ids": a["teacher_ids"]}
+        if sharding._vocab and a["teacher_ids"] is not None:
+            a, of = {**a, **_rows_of_ids(sharding, a)}, {**of, "teacher_ids": None}
+            of["teacher_mask"] = a["teacher_mask"]
         call = loss(xp, *(a[name] for name in (*_STUDENT[:2], *_TEACHER[:2], _STUDENT[2], _TEACHER[2])), **of)
         rows = call.given["rows"]
         local = {**call.given, "rows": jnp.where(rows != 0, 1.0, 0.0)}

@@ -86,11 +86,15 @@ def _best(given: dict[str, jax.Array], softcap: float, scale: float, k: int) -> 
     return shared.best(xp, given, softcap, scale, k)
 
 
-def _sums(given: dict[str, jax.Array], form: tuple) -> tuple[jax.Array, jax.Array]:
+def _sums(given: dict[str, jax.Array], form: tuple) -> tuple[jax.Array, ...]:
     return shared.sums(xp, given, form)
 
 
-FORMULAS.update(divergence=_program, divergence_sums=_sums, best=_best)
+def _normaliser(given: dict[str, jax.Array], form: tuple) -> jax.Array:
+    return shared.normaliser(xp, given, form)
+
+
+FORMULAS.update(divergence=_program, divergence_sums=_sums, normaliser=_normaliser, best=_best)
 
 
 def _on_mesh_or(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], options: dict[str, Any]) -> jax.Array:
@@ -152,7 +156,7 @@ def explain_divergence(
     """Describes the plan of ``jsd_loss`` with the same arguments, and of its gradients by hidden and weight (beta 0:
     ``forward_kl_loss``, 1: ``reverse_kl_loss``). It lists what is chunked, along which dimension and how finely, and
     the memory beyond inputs and results before and after. Nothing runs, and ``jax.ShapeDtypeStruct`` are accepted for
-    arrays."""
+    arrays. On a mesh it describes what a device computes of its vocabulary entries, after both models' log-sum-exps."""
 
     def total(states, weight, *others):
         return jnp.sum(jsd_loss(states, weight, *others, beta=beta, **options))

@@ -78,7 +78,7 @@ def _best(given: dict[str, Tensor], softcap: float, scale: float, k: int) -> tup
     return shared.best(xp, given, softcap, scale, k)
 
 
-def _sums(given: dict[str, Tensor], form: tuple) -> tuple[Tensor, Tensor]:
+def _sums(given: dict[str, Tensor], form: tuple) -> tuple[Tensor, ...]:
     return shared.sums(xp, given, form)
 
 
@@ -88,7 +88,11 @@ def _over_ranks_or(loss: Callable[..., shared.Call], arrays: tuple[Any, ...], op
     return loss(xp, *arrays, **options).run(chunked) if of_ranks is None else of_ranks
 
 
-FORMULAS.update(divergence=_program, divergence_sums=_sums, best=_best)
+def _normaliser(given: dict[str, Tensor], form: tuple) -> Tensor:
+    return shared.normaliser(xp, given, form)
+
+
+FORMULAS.update(divergence=_program, divergence_sums=_sums, normaliser=_normaliser, best=_best)
 
 
 @xp.takes(DIVERGENCE, shared.jsd_loss, shared.TEXTS)
@@ -143,10 +147,13 @@ def explain_divergence(
 ) -> str:
     """Describes the plan of ``jsd_loss`` with the same arguments (beta 0: ``forward_kl_loss``, 1: ``reverse_kl_loss``).
     It lists what is chunked, along which dimension and how finely, and the memory beyond inputs and results before and
-    after. Nothing runs. It includes the gradients of tensors that require one."""
-    call = shared.jsd_loss(
-        xp, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta=beta, **options
-    )
+    after. Nothing runs. It includes the gradients of tensors that require one. Over ranks it describes what this rank
+    computes of its vocabulary entries, for the tokens given to it."""
+    arrays = hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    of_rank = _sharded.explained(shared.jsd_loss, arrays, {**options, "beta": beta})
+    if of_rank is not None:
+        return of_rank
+    call = shared.jsd_loss(xp, *arrays, beta=beta, **options)
     return chunked("divergence", call.memory_budget, call.executor).explain(call.given, tuple(call.form))
 
 
