@@ -191,6 +191,16 @@ def call(
     return dict(zip(outputs, on_platform(run, elsewhere, axes, *arrays.values())))
 
 
+Types = Mapping[str, tuple[tuple[int, ...], str]]
+
+
+def check_budget(function: str, options, inputs: Mapping[str, jax.Array | None], cotangents: Types, outputs: Types) -> None:
+    """Raises the error of the ``call`` that a backward will make, if its least plan exceeds the budget."""
+    if options.memory_budget > 0 and outputs:
+        given = lambda: {name: jnp.zeros(*kind) for name, kind in cotangents.items()}  # noqa: E731
+        jax.eval_shape(lambda: call(function, options, {**inputs, **given()}, outputs))
+
+
 def _precision_on(device: int, precision: str) -> str:
     """Returns the precision of products on a device, by the library's names."""
     if precision != DEFAULT_PRECISION:

@@ -104,7 +104,13 @@ def _head_fwd(options, outputs, inputs, fixed):
     refuse_gradients(fixed)
     values = {name: None if p is None else p.value for name, p in inputs.items()}
     fixed_values = {name: None if p is None else p.value for name, p in fixed.items()}
-    return _forward(options, outputs, values, fixed_values), (wanted_gradients(inputs), values, fixed_values)
+    wanted = wanted_gradients(inputs)
+    given = {**values, **fixed_values}
+    cotangents = {
+        f"cotangent_{name}": (_output_shape(name, given), _output_dtype(name, given)) for name in outputs if name != "argmax"
+    }
+    _ffi.check_budget("head_backward", options, given, cotangents, gradient_results(wanted, values))
+    return _forward(options, outputs, values, fixed_values), (wanted, values, fixed_values)
 
 
 def _head_bwd(options, outputs, kept, cotangents):

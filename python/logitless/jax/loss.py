@@ -46,6 +46,8 @@ def _cross_entropy_fwd(options, more, inputs, fixed):
     wanted = wanted_gradients(inputs)
     outputs = _loss_outputs(options, values, more)
     if options.reduction == "none":  # the upstream gradient of each token is known in the backward
+        later, cotangent = gradient_results(wanted, values), {"grad_losses": outputs["loss"]}
+        _ffi.check_budget("cross_entropy", options, {**values, **fixed_values}, cotangent, later)
         found = _ffi.call("cross_entropy", options, {**values, **fixed_values}, outputs)
         return found, (wanted, values, fixed_values)
     gradients = {

@@ -237,13 +237,16 @@ def _planned_together(group: ranks.Group, key: Any, build: Callable[[], Call]) -
 
 
 def run(
-    kind: Kind, options: LossOptions | HeadOptions, shard: ranks.VocabShard, *groups: Tensors, later: tuple[bool, ...] = ()
+    kind: Kind, options: LossOptions | HeadOptions, shard: ranks.VocabShard, *groups: Tensors,
+    later: tuple[bool, ...] = (), backward: Callable[[], tuple[Kind, tuple[Tensors, ...]]] | None = None,
 ) -> Optional[Call]:
     """Plans and runs a C call on the tensors of its structs, inputs first. Returns the planned call, or None if it ran
-    without one. later: as in ``_portable.run``."""
+    without one. later: as in ``_portable.run``. backward: returns the call that those gradients will need, whose tensors
+    may be on the meta device. It raises here if its plan exceeds the budget, unless the vocabulary is sharded."""
     device = groups[0]["hidden"].device
     if not is_native(groups[0]["hidden"]) or isinstance(groups[0]["weight"], QuantizedWeight):
         return _portable.run(kind.name, options, shard, *groups, later=later)
+    checked = any(later) and backward is not None and options.memory_budget > 0 and not shard.group
     tensors = [t for group in groups for t in group.values()]
     present = [t for t in tensors if t is not None]
 
@@ -255,11 +258,14 @@ def run(
         budget = options.memory_budget
         if shard.group:  # a hint depends on this rank's tokens, and all ranks must double it equally often
             budget = max(budget, 0)
+        if checked and backward is not None:
+            what, tensors_of = backward()
+            Call(what, options, tensors_of, budget)
         return Call(kind, options, groups, budget, shard)
 
     def planned_run() -> Call:
         layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors]
-        key = (kind.name, options, shard, place(device), *layouts)
+        key = (kind.name, options, shard, place(device), later if checked else (), *layouts)
         call = _planned_together(group, key, build) if shard.group else remembered(key, build)
         call.run(present)
         return call

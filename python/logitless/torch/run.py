@@ -153,11 +153,17 @@ def run_cross_entropy(
         ("class_weight", "token_weight", "target_weight", "grad_losses"),
         (class_weight, token_weight, target_weight, grad_losses),
     )
+    inputs_of = {**inputs, **{name: vector(t, x) for name, t in weights}}
+
+    def backward():
+        upstream = torch.empty(lead, dtype=accumulated(x.dtype), device="meta")
+        gradients_of = gradients(like, inputs, later, device="meta")
+        return _engine.CROSS_ENTROPY, ({**inputs_of, "grad_losses": upstream}, dict(loss=upstream, **gradients_of))
+
     call = _engine.run(
-        _engine.CROSS_ENTROPY, options, form.shard,
-        {**inputs, **{name: vector(t, x) for name, t in weights}},
+        _engine.CROSS_ENTROPY, options, form.shard, inputs_of,
         dict(loss=loss, **made, lse=lse if form.lse else None, argmax=index if form.argmax else None),
-        later=bits(later),
+        later=bits(later), backward=backward,
     )
     results = finished(made, like, waits)
     if form.key is not None and call is not None:
@@ -190,7 +196,12 @@ def run_head(hidden, weight, target, bias, form: Form):
     ignored tokens. An entropy or argmax that is not asked for is empty."""
     inputs = operands(hidden, weight, target, bias, form.compute)
     outputs = head_outputs(target, inputs["hidden"], form)
-    _engine.run(_engine.HEAD, form.options, form.shard, inputs, outputs, later=bits(form.needs))
+
+    def backward():
+        cotangents = {n: None if t is None else torch.empty_like(t, device="meta") for n, t in outputs.items() if n != "argmax"}
+        return _engine.HEAD_BACKWARD, (inputs, cotangents, gradients((hidden, weight, bias), inputs, form.needs, device="meta"))
+
+    _engine.run(_engine.HEAD, form.options, form.shard, inputs, outputs, later=bits(form.needs), backward=backward)
     return head_results(outputs)
 
 

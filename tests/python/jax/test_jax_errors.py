@@ -1,6 +1,7 @@
 """Each refusal, once: its type, and a message that names the argument, what was expected and what came."""
 
 import inspect
+import re
 import types
 
 import jax
@@ -201,3 +202,25 @@ def test_a_library_that_jaxlib_does_not_take_says_so(monkeypatch):
     with pytest.raises(NotImplementedError, match=r"jaxlib .* does not take the handlers of .*\(9.9\) is incompatible"):
         _ffi._register()
     _ffi._register.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("function", [
+    lambda *a, **more: linear_cross_entropy(*a, reduction="none", **more).sum(),
+    lambda *a, **more: sum(output.sum() for output in linear_logprobs(*a, **more)),
+])
+def test_a_forward_refuses_a_budget_below_its_backward(function, dtype):
+    hidden, weight, targets, bias = problem((256,), 64, 5000, dtype)
+
+    def forward(budget):
+        return jax.vjp(lambda h, w, b: function(h, w, targets, b, memory_budget=budget), hidden, weight, bias)
+
+    budgets, made = [1], None
+    while made is None and len(budgets) < 4:  # each error names a larger plan: of the forward, and of its backward
+        try:
+            made = forward(budgets[-1])
+        except ValueError as error:
+            budgets.append(int(re.findall(r"memory_budget: .* (?:|\()(\d+) bytes", str(error))[-1]))
+    loss, backward = made
+    assert all(jnp.isfinite(g).all() for g in backward(jnp.ones_like(loss)))
+    assert len(budgets) == 3 and np.isfinite(function(hidden, weight, targets, bias, memory_budget=budgets[1]))

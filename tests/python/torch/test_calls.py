@@ -1,6 +1,7 @@
 """The calls that linear_cross_entropy replaces, and its refusals."""
 
 import fractions
+import re
 
 import numpy as np
 import oracle
@@ -195,3 +196,26 @@ def test_a_call_is_remembered_only_for_its_own_kind():
             ((hidden, weight, target.to(torch.int32)), {}),
         ]:
             assert abs(linear_cross_entropy(*args, **kwargs) - oracle.loss(*args[:2], args[2].long(), *args[3:], **kwargs)) < 1e-5
+
+
+def each(*inputs, **options):
+    return linear_cross_entropy(*inputs, reduction="none", **options).sum()
+
+
+def outputs(*inputs, **options):
+    return sum(output.sum() for output in linear_logprobs(*inputs, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [each, outputs, torch.compile(each, backend="eager")])
+def test_a_forward_refuses_a_budget_below_its_backward(function, dtype):
+    inputs = problem(1, (256,), 64, 5000, dtype, bias=True)
+    with pytest.raises(ValueError, match="memory_budget: .* which needs .* bytes") as refused:
+        function(*inputs, memory_budget=1)
+    least = int(re.findall(r"(\d+) bytes", str(refused.value))[-1])
+    with torch.no_grad():
+        function(*inputs, memory_budget=least - 1)  # seen before, without a backward
+    with pytest.raises(ValueError, match=f"memory_budget: .* which needs .*{least} bytes"):
+        function(*inputs, memory_budget=least - 1)
+    function(*inputs, memory_budget=least).backward()
+    assert all(t.grad.isfinite().all() for t in inputs if t.requires_grad)
