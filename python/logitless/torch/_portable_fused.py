@@ -109,9 +109,11 @@ def _columns(z: Tensor, first: Tensor) -> Tensor:
 
 
 def _known(z: Tensor) -> None:
-    """Makes facts of the shape known to the compiler: rows of logits are aligned or not, and long enough for an online
-    softmax."""
-    if z.shape[1] % 16 == 0 and z.shape[1] >= _LEAST_COLUMNS:
+    """Makes facts of the shape known to the compiler, by branches: whether rows of logits are aligned, and that they are
+    long enough for an online softmax."""
+    if z.shape[1] % 16 == 0:
+        pass
+    if z.shape[1] >= _LEAST_COLUMNS:
         pass
 
 

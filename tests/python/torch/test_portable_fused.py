@@ -3,8 +3,10 @@ of compilations, and what happens where there is no compiler."""
 
 import os
 import shutil
+import sysconfig
 import threading
 import warnings
+from pathlib import Path
 
 import oracle
 import pytest
@@ -17,6 +19,7 @@ from test_portable import Peak
 pytestmark = [
     pytest.mark.skipif(oracle.DEVICE != "cpu", reason="other tests run on a GPU with LOGITLESS_BACKEND=portable"),
     pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "c++")), reason="Inductor needs a C++ compiler"),
+    pytest.mark.skipif(not Path(sysconfig.get_paths()["include"], "Python.h").exists(), reason="and the headers of Python"),
     pytest.mark.filterwarnings("error:logitless"),
 ]
 STORED, RECOMPUTED = None, 150_000  # budgets
@@ -88,6 +91,28 @@ def test_options(name, per_token, monkeypatch, passes):
             options["target_weight"] = torch.rand(90, per_token, generator=oracle.generator(8))
         call = lambda x, w, b: linear_cross_entropy(x, w, target, b, **options)
         in_both_ways(monkeypatch, passes, call, (*inputs, bias), 2e-6)
+
+
+def test_facts_of_shapes_reach_the_compiler(monkeypatch, tmp_path):
+    """Rows that are a multiple of 16 are known to be, and all to be long, which an online softmax needs."""
+    from torch._inductor.graph import GraphLowering
+
+    found, codegen = [], GraphLowering.codegen
+
+    def seen(graph):
+        columns = max((t.get_size() for t in graph.graph_inputs.values() if hasattr(t, "get_size")), key=len)[1]
+        sizes = graph.sizevars
+        found.append((sizes.statically_known_multiple_of(columns, 16), sizes.statically_known_geq(columns, 64)))
+        return codegen(graph)
+
+    monkeypatch.setattr(GraphLowering, "codegen", seen)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for vocab in (512, 500):
+        _portable_fused._compiled.cache_clear()
+        hidden, weight, target, _ = problem(3, (90,), 24, vocab, torch.float32)
+        with torch.no_grad():
+            linear_cross_entropy(hidden, weight, target)
+    assert found == [(True, True), (False, True)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
