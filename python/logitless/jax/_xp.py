@@ -30,7 +30,7 @@ from ._chunks import Operand
 from ._entries import dots as dots, largest as largest, rows as rows, summed as summed
 from .head import linear_logprobs
 from .loss import linear_cross_entropy, prepare, token_losses
-from .sharding import Axes, Sharding, mesh_of, replicated, rows_axes
+from .sharding import Axes, Sharding, mesh_of, placed, replicated, rows_axes
 
 NAMES = options.Framework("jax", "JAX", "targets", "array", "an array", "float32, bfloat16 or float16", "")
 boolean, class_dtype = jnp.bool_, jnp.int32
@@ -326,7 +326,8 @@ def joined(rows: list[jax.Array], sharding: Sharding | None) -> jax.Array:
     if not axes:
         return jnp.concatenate(rows)
     mesh, spec = mesh_of(rows[0]) if sharding is None else sharding.mesh, jax.sharding.PartitionSpec(axes)
-    return jax.shard_map(lambda *own: jnp.concatenate(own), mesh=mesh, in_specs=(spec, spec), out_specs=spec)(*rows)
+    join = jax.shard_map(lambda *own: jnp.concatenate(own), mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    return join(*(placed(x, mesh, spec) for x in rows))
 
 
 def placed_like(x: jax.Array, like: jax.Array) -> jax.Array:

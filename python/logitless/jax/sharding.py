@@ -124,8 +124,7 @@ class Sharding:
         given = {name: array for name, array in arrays.items() if array is not None}
         vocab = PartitionSpec(self._vocab) if self._vocab else PartitionSpec()
         specs = {name: vocab if name in _PER_VOCAB_ENTRY else self._tokens for name in given}
-        if AxisType.Explicit in self.mesh.axis_types:
-            given = {name: jax.sharding.reshard(a, NamedSharding(self.mesh, specs[name])) for name, a in given.items()}
+        given = {name: placed(a, self.mesh, specs[name]) for name, a in given.items()}
 
         def shard(given):
             present = {n: self._gathered(a) if n in _PER_TOKEN else a for n, a in given.items()}
@@ -149,6 +148,11 @@ def rows_axes(array) -> Axes:
     return _axes(spec[0]) if spec else ()
 
 
+def placed(array: jax.Array, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> jax.Array:
+    """Returns an array that a shard_map over the mesh takes with a PartitionSpec."""
+    return jax.sharding.reshard(array, NamedSharding(mesh, spec)) if AxisType.Explicit in mesh.axis_types else array
+
+
 def replicated(array: jax.Array) -> jax.Array:
     """Returns an array that is explicitly sharded as one that is on all devices; others unchanged."""
     if not _arguments.explicit_spec(array):
@@ -160,8 +164,9 @@ def of_types(hidden, weight) -> Sharding | None:
     """Returns the sharding in the types of arrays on a mesh with explicit axes. Returns None without explicit axes, or
     if columns are sharded."""
     explicit = _arguments.explicit_spec
-    if not (isinstance(hidden, jax.Array) and isinstance(weight, jax.Array)) or not (explicit(hidden) or explicit(weight)):
+    if not any(isinstance(a, jax.Array) and explicit(a) for a in (hidden, weight)):
         return None
+    hidden, weight = (_arguments.anywhere(name, a) for name, a in (("hidden", hidden), ("weight", weight)))
     x, w = jax.typeof(hidden).sharding, jax.typeof(weight).sharding
     columns = (x.spec[-1:], w.spec[1:2])
     if hidden.ndim < 1 or weight.ndim != 2 or any(_axes(e) for spec in columns for e in spec):

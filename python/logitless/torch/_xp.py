@@ -341,6 +341,11 @@ def log_probs_and_lse(
 def spread(sharding: Optional[Sharding], query: Tensor, key: Tensor, negatives: Optional[Tensor]) -> Spread:
     """Returns how the ranks of a group share queries and keys. Collective."""
     if sharding is None:
+        placements = getattr(query, "placements", ())
+        if any(placement.is_shard() for placement in placements):
+            raise NotImplementedError(
+                f"query: expected a tensor, got a DTensor placed {tuple(placements)}; give local rows with sharding=Sharding(group, tokens=True)"
+            )
         return Spread(None, None, 0, None)
     if isinstance(sharding, Sharding) and (sharding.tokens is not True or sharding.weight != "rows"):
         raise ValueError("sharding: expected tokens=True and weight='rows', since each rank has its own queries and keys")

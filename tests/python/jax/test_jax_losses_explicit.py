@@ -88,6 +88,17 @@ def test_taken(name):
         assert relative_error(found[n], gradients[n]) < 1e-5, n
 
 
+def test_arrays_of_another_sharding():
+    """They are moved: numpy beside an explicit weight, and keys that another axis than that of ``sharding`` shards."""
+    pairs = {**PAIRS, "negatives": normal(4, D, seed=12)}
+    mesh, given = placed({**HEAD, **pairs}, BOTH)
+    with jax.set_mesh(mesh):
+        found = logitless.jax.linear_cross_entropy(HEAD["hidden"], given["weight"], TARGETS)
+        contrast = losses.info_nce_loss(**{n: given[n] for n in pairs}, sharding=logitless.jax.Sharding(mesh, tokens="model"))
+    assert relative_error(found, logitless.jax.linear_cross_entropy(*HEAD.values())) < 2e-6
+    assert relative_error(contrast, losses.info_nce_loss(**pairs)) < 2e-6
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     loss, arrays, options = REFUSED[name]

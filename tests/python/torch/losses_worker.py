@@ -124,6 +124,15 @@ def contrast_errors(rank, ranks):
             raise AssertionError(f"nothing was raised: {message}")
         except (ValueError, TypeError, RuntimeError) as error:
             assert message in str(error), (message, error)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    query = distribute_tensor(x, init_device_mesh("cpu", (ranks,)), [Shard(0)])
+    try:
+        info_nce_loss(query, x)
+        raise AssertionError("nothing was raised for a DTensor")
+    except NotImplementedError as error:
+        assert "query: expected a tensor, got a DTensor placed" in str(error), error
     found = info_nce_loss(x, x, sharding=everywhere._replace(vocab=4 * ranks, vocab_begin=4 * rank))
     assert torch.equal(found, info_nce_loss(x, x, sharding=everywhere))
 
@@ -358,6 +367,7 @@ def divergence_errors(rank, ranks):
         (dict(target=torch.full((4,), 9)), "target: expected a class below 4"),
         (dict(teacher_ids=torch.arange(2)), "teacher_ids: expected [4]"),
         (dict(teacher_ids=torch.tensor([0, 4, 1, 2])), "teacher_ids: expected token ids below 4, got 4"),
+        (dict(teacher_ids=torch.arange(4), teacher_weight=given[4][here, : DIM + rank]), "teacher_weight: expected columns and a dtype"),
         (dict(teacher_ids=torch.tensor([0, 1, 2, rank])), "teacher_ids: expected the same on all ranks"),
         (dict(sharding=sharding._replace(tokens=True, weight="columns")), "sharding.weight: 'columns' have no divergences"),
         (dict(sharding="ranks"), "sharding: expected logitless.torch.Sharding"),

@@ -79,16 +79,20 @@ def _rows_of_ids(tensors: list[Tensor], ids: Tensor, group: Group, begin: int, c
     known = ids.cpu().numpy().astype(np.int64)
     counts = together(group, lambda: row_counts(group, tensors[0].shape[0]))
     check = int((known * (2 * np.arange(len(known)) + 1)).sum())
-    parts = together(group, lambda: group.gather(np.array([begin, count, check])))
+    widths = [math.prod(t.shape[1:]) * t.element_size() for t in tensors]
+    facts = [begin, count, check, len(widths), widths[0], widths[-1]]
+    parts = together(group, lambda: group.gather(np.array(facts)))
     if (parts[:, 2] != check).any():
         raise ValueError("teacher_ids: expected the same on all ranks")
+    if (parts[:, 3:] != facts[3:]).any():
+        raise ValueError("teacher_weight: expected columns and a dtype that are the same on all ranks, and a bias on all or none")
     ends = np.cumsum(counts)
     bad = known >= ends[-1]
     if bad.any() and ids.device.type == "cpu":
         raise ValueError(f"teacher_ids: expected token ids below {ends[-1]}, got {known[bad][0]}")
     owner = np.where((known < 0) | bad, -1, np.searchsorted(ends, known, side="right"))
     rank = group.communicator.rank
-    wanted = [first + np.flatnonzero(owner[first : first + size] == rank) for first, size, _ in parts]
+    wanted = [first + np.flatnonzero(owner[first : first + size] == rank) for first, size in parts[:, :2]]
     mine = owner[begin : begin + count]
     given = [np.flatnonzero(mine == source) for source in range(group.size)]
     device = tensors[0].device
