@@ -142,8 +142,8 @@ def unpatch(model: nn.Module) -> None:
     for m in _models(model):
         if isinstance(m, _Model):
             del m._logitless_budget
-            for module in (m, m.output_layer):
-                module.__class__ = type(module).__bases__[1]
+            m.__class__ = _without(type(m), _Model)
+            m.output_layer.__class__ = _without(type(m.output_layer), _Output)
 
 
 def _models(model: nn.Module) -> list[nn.Module]:
@@ -160,3 +160,13 @@ def _mix(module: nn.Module, mixin: type) -> None:
 def _mixed(of: type, mixin: type) -> type:
     """Returns a subclass that goes by the name of its base: Megatron's converters ask for names."""
     return type(of.__name__, (mixin, of), {"__module__": of.__module__, "__doc__": of.__doc__})
+
+
+def _without(of: type, mixin: type) -> type:
+    """Returns a class without the mixin, also where another one, such as FSDP's, was mixed in after it."""
+    if of.__bases__[0] is mixin:
+        return of.__bases__[1]
+    if not issubclass(of, mixin):
+        return of
+    own = {name: value for name, value in vars(of).items() if name not in ("__dict__", "__weakref__")}
+    return type(of.__name__, tuple(_without(base, mixin) for base in of.__bases__), own)
