@@ -74,20 +74,20 @@ void FarPlans::drop(unsigned kinds) {
 const Workspace& FarPlans::workspace_for(const Context& context, const LossPlan& plan) {
   if (workspace_ != nullptr && workspace_->bytes() >= plan.workspace_bytes()) return *workspace_;
   workspace_.reset();  // frees the old one first, so that both never exist
-  if (lend_ == nullptr) {
+  if (allocate_ == nullptr) {
     workspace_ = std::make_unique<Workspace>(context, plan);
   } else {
     std::size_t most = plan.workspace_bytes();
     for (const Slot& slot : slots_)
       if (!slot.plan.kernel.empty()) most = std::max(most, slot.plan.workspace_bytes());
-    workspace_ = std::make_unique<Workspace>(lend_(most));
+    workspace_ = std::make_unique<Workspace>(allocate_(most));
   }
   return *workspace_;
 }
 
-void FarPlans::borrow(std::function<Workspace(std::size_t bytes)> lend) {
+void FarPlans::borrow(std::function<Workspace(std::size_t bytes)> allocate) {
   workspace_.reset();
-  lend_ = std::move(lend);
+  allocate_ = std::move(allocate);
 }
 
 }  // namespace logitless

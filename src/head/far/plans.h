@@ -30,10 +30,10 @@ class FarPlans {
   bool has_capacity() const;
   // Returns a workspace of at least the plan's size, replaced if it must grow.
   const Workspace& workspace_for(const Context& context, const LossPlan& plan);
-  // Drops the workspace. Later ones are in the memory that `lend(bytes)` returns, of the largest
-  // current plan; with a null `lend` they are allocated.
-  void borrow(std::function<Workspace(std::size_t bytes)> lend);
-  bool borrows() const { return lend_ != nullptr; }
+  // Drops the workspace. Later ones are in the memory that `allocate(bytes)` returns, of the
+  // largest current plan; with a null function it is their own.
+  void borrow(std::function<Workspace(std::size_t bytes)> allocate);
+  bool borrows() const { return allocate_ != nullptr; }
 
  private:
   struct Slot {
@@ -48,7 +48,7 @@ class FarPlans {
   std::array<Slot, 3> slots_;
   std::int64_t made_ = 0;
   std::unique_ptr<Workspace> workspace_;
-  std::function<Workspace(std::size_t bytes)> lend_;
+  std::function<Workspace(std::size_t bytes)> allocate_;
 };
 
 }  // namespace logitless

@@ -1,11 +1,15 @@
 // The controller of the far field in small synthetic runs: dense steps, the takeover of an order,
 // the effect of audits, and reproducible runs, also when saved and resumed.
+#include "head/far/head.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "head/far/far_training.h"
 #include "support/problem.h"
@@ -246,6 +250,33 @@ TEST_P(FarHead, AnOrderOfTheStepItself) {
     t.move();
   }
   EXPECT_EQ(head.report().refreshes, 1);
+}
+
+TEST_P(FarHead, ABorrowedWorkspaceIsTakenOnceAStep) {
+  const Context context = context_of();
+  FarFieldOptions o = quick(GetParam());
+  o.error = 1e-6;  // audits miss it
+  FarFieldHead own(context, o), borrowing(context, o);
+  FarPlans& plans = FarFieldAccess::of(borrowing).plans;
+  Training a, b;
+  for (int step = 1; step <= 10; ++step) {
+    SCOPED_TRACE(step);
+    std::vector<Buffer> allocated;
+    plans.borrow([&](std::size_t bytes) {
+      Buffer& memory = allocated.emplace_back(bytes, nullptr);
+      std::memset(memory.data(), 0xff, bytes);  // NaN
+      return Workspace(memory.data(), bytes);
+    });
+    b.step(borrowing);
+    plans.borrow(nullptr);
+    a.step(own);
+    EXPECT_EQ(allocated.size(), 1u) << "a repeated step has the same workspace";
+    EXPECT_EQ(a.results(), b.results());
+    a.move();
+    b.move();
+  }
+  EXPECT_GE(own.report().repeated_steps, 1);
+  expect_same(own.report(), borrowing.report());
 }
 
 INSTANTIATE_TEST_SUITE_P(Accuracies, FarHead,
