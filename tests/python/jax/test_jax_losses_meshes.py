@@ -124,6 +124,7 @@ def test_divergences(name, layout, options):
 @pytest.mark.parametrize("name, layout, options", [
     ("jsd_loss", dict(vocab="model", tokens="data"), dict(temperature=1.5, teacher_softcap=5.0, weight_hard_loss=0.3)),
     ("forward_kl_loss", dict(vocab=("data", "model")), dict(reduction="none")),
+    ("forward_kl_loss", dict(vocab=("model", "data")), {}),
     ("jsd_loss", dict(vocab="data", tokens="data"), dict(reduction="sum")),
     ("total_variation_loss", dict(tokens="data"), {}),
 ], ids=str)  # fmt: skip

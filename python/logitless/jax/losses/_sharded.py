@@ -106,20 +106,22 @@ def _rows_of_ids(sharding: meshes.Sharding, a: dict[str, jax.Array | None]) -> d
     shards = varying(shards, varies)
     found = {name: jnp.zeros((ids.shape[0], *x.shape[1:]), x.dtype) for name, x in shards.items()}
 
-    def taken(step, shards, found):
-        index = ids - (jax.lax.axis_index(axes) + step) % size * rows
+    def taken(shards, first, found):
+        index = ids - first
         here, index = (index >= 0) & (index < rows), jnp.clip(index, 0, rows - 1)
         return {
             name: jnp.where(here.reshape(-1, *(1,) * (x.ndim - 1)), jnp.take(x, index, axis=0), found[name])
             for name, x in shards.items()
         }
 
-    def step(i, carry):
-        shards, found = carry
-        found = taken(i, shards, found)
-        return {name: jax.lax.ppermute(x, axes, [(r, (r - 1) % size) for r in range(size)]) for name, x in shards.items()}, found
+    def step(_, carry):
+        shards, first, found = carry
+        # The first row goes along, since ppermute counts devices in the order of the mesh's axes.
+        moved = jax.lax.ppermute((shards, first), axes, [(r, (r - 1) % size) for r in range(size)])
+        return *moved, taken(shards, first, found)
 
-    found = taken(size - 1, *jax.lax.fori_loop(0, size - 1, step, (shards, varying(found, varies))))
+    first = varying({"": jax.lax.axis_index(axes) * rows}, varies)[""]
+    found = taken(*jax.lax.fori_loop(0, size - 1, step, (shards, first, varying(found, varies))))
     mask = jnp.where(ids < 0, shared.NONE, jnp.where(ids >= size * rows, jnp.nan, 0.0)).astype(jnp.float32)
     return {**found, "teacher_mask": mask}
 
