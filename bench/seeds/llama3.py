@@ -40,7 +40,7 @@ def make(args, variant):
     if args.device == "cuda":
         torch.cuda.empty_cache()
     cut = f"{args.layers} of Llama-3-8B's 32 layers" if args.layers else ""
-    return m.trained(model, m.of_model, m.batch(args, made.vocab_size)), cut
+    return m.trained(model, m.of_model, m.batch(args, made.vocab_size), lr=1e-5), cut  # 1e-4 learns the batch in two steps
 
 
 def dtype(args):

@@ -32,11 +32,12 @@ struct CompileOptions {
   // heads take the best available kernel.
   DeviceLimits device = {};
   bool chunk = true;  // false: no loops; the program as it is written
-  // Bytes that the values in the arena may take at a time. The scratch of kernels, some MiB for
-  // each thread, comes on top, so that decisions and results do not depend on threads. 0: chunk
-  // wherever that lowers the peak and recomputes nothing. With a budget, values are also recomputed
-  // until it is met. Of the programs that the compiler finds (CompiledProgram::plans) it takes the
-  // fastest by prediction that fits, or the smallest if none fits.
+  // Bytes that the values in the arena may take at a time. Values that end before a result is made
+  // may be in its memory instead, unless the result is one of `added`. The scratch of kernels, some
+  // MiB for each thread, comes on top, so that decisions and results do not depend on threads. 0:
+  // chunk wherever that lowers the peak and recomputes nothing. With a budget, values are also
+  // recomputed until it is met. Of the programs that the compiler finds (CompiledProgram::plans) it
+  // takes the fastest by prediction that fits, or the smallest if none fits.
   std::size_t memory_budget = 0;
   // Makes the budget bound arena_bytes(), which includes the scratch of kernels: decisions then
   // depend on threads.

@@ -171,8 +171,9 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   std::unique_ptr<const ir::Target> target;
   if (options.device.kind == DeviceKind::cuda) {
     state->threads = 0;
-    target = std::make_unique<const ir::CudaTarget>(options.device.compute_capability,
-                                                    options.epilogues, options.device.card);
+    target =
+        std::make_unique<const ir::CudaTarget>(options.device.compute_capability, options.epilogues,
+                                               options.device.card, !options.externs);
     state->backend = std::make_shared<const ir::CudaBackend>(options.device.compute_capability);
   } else {
     state->threads = options.threads > 0 ? options.threads : default_threads();

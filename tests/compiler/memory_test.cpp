@@ -6,6 +6,7 @@
 #include <random>
 
 #include "compiler/compiled.h"
+#include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
 #include "compiler/plan/arena.h"
 #include "compiler/plan/lower.h"
@@ -143,6 +144,67 @@ TEST(Arena, HoldsBuffersWhileTheyLive) {
       for (const double v : t.data)
         ASSERT_FALSE(std::isnan(v)) << name << " was read before it was written";
     }
+  }
+}
+
+// --- memory of results
+
+const char* const kTwoProducts =
+    "graph g(%x: f32[100, 40], %w: f32[40, 300], %v: f32[300, 40], %u: f32[40, 400]) { "
+    "%z = dot %x, %w contract(1; 0) %p = dot %z, %v contract(1; 0) "
+    "%y = dot %p, %u contract(1; 0) return y: %y }";
+constexpr std::size_t kBytesOfZ = 100 * 300 * 4;
+
+TEST(ResultMemory, HoldsValuesUntilTheResultIsMade) {
+  const Graph graph = Graph::parse(kTwoProducts);
+  const CompiledProgram program = compile(graph);
+  EXPECT_LT(program.arena_bytes(), kBytesOfZ) << program.explain();
+  const ir::Tensors inputs = random_inputs(GraphAccess::of(graph), 3);
+  EXPECT_LT(difference(execute(program, inputs), ir::interpret(GraphAccess::of(graph), inputs)),
+            1e-5);
+}
+
+TEST(ResultMemory, WithSumsOfTheCallersIsKept) {
+  CompileOptions options;
+  options.added = {"y"};
+  const Graph graph = Graph::parse(kTwoProducts);
+  const CompiledProgram program = compile(graph, options);
+  EXPECT_GE(program.arena_bytes(), kBytesOfZ);
+  const ir::Tensors inputs = random_inputs(GraphAccess::of(graph), 3);
+  const ir::Tensors before = random_sums(program, 4);
+  const ir::Tensors expected = sum(ir::interpret(GraphAccess::of(graph), inputs), before);
+  EXPECT_LT(difference(execute(program, inputs, nullptr, before), expected), 1e-5);
+}
+
+// The memory of a result may begin at any element.
+TEST(ResultMemory, OfAnyAlignment) {
+  const Graph graph = Graph::parse(kTwoProducts);
+  const CompiledProgram program = compile(graph);
+  const ir::Tensors inputs = random_inputs(GraphAccess::of(graph), 3);
+  std::vector<std::vector<float>> given;
+  std::vector<const void*> parameters;
+  for (const CompiledProgram::Tensor& t : program.parameters()) {
+    const std::vector<double>& data = inputs.at(t.name).data;
+    parameters.push_back(given.emplace_back(data.begin(), data.end()).data());
+  }
+  std::vector<std::byte> arena(program.arena_bytes() + kAlignment);
+  const auto begin = reinterpret_cast<std::uintptr_t>(arena.data());
+  void* const at = arena.data() + (kAlignment - begin % kAlignment) % kAlignment;
+  constexpr std::size_t kElements = 100 * 400, kGuard = 64;
+  std::vector<float> first;
+  for (std::size_t offset = 0; offset < kGuard; ++offset) {
+    std::vector<float> memory(kElements + kGuard, 7.0f);
+    void* const result = memory.data() + offset;
+    program.run(parameters, std::span(&result, 1), at);
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      if (i < offset || i >= offset + kElements) {
+        ASSERT_EQ(memory[i], 7.0f) << offset << ", " << i;
+      }
+    }
+    memory.erase(memory.begin(), memory.begin() + static_cast<std::ptrdiff_t>(offset));
+    memory.resize(kElements);
+    if (first.empty()) first = memory;
+    ASSERT_EQ(memory, first) << offset;
   }
 }
 

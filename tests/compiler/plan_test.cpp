@@ -486,12 +486,15 @@ void expect_apart(const ir::Program& program) {
   for (std::size_t i = 0; i < program.buffers.size(); ++i) {
     const ir::Buffer& a = program.buffers[i];
     if (a.place != ir::Place::arena || a.first < 0) continue;
-    ASSERT_EQ(a.offset % 64, 0);
-    ASSERT_GE(a.offset, 0);
-    ASSERT_LE(a.offset + a.bytes, program.arena_bytes) << a.name;
+    ASSERT_TRUE(a.offset >= 0 && a.offset % 64 == 0) << a.name;
+    const ir::Buffer* const result =
+        a.inside < 0 ? nullptr : &program.buffers[static_cast<std::size_t>(a.inside)];
+    const std::int64_t room = result == nullptr ? program.arena_bytes : result->bytes - 63;
+    ASSERT_LE(a.offset + a.bytes, room) << a.name;
+    ASSERT_TRUE(result == nullptr || (result->overwritten && a.last < result->first)) << a.name;
     for (std::size_t j = 0; j < i; ++j) {
       const ir::Buffer& b = program.buffers[j];
-      if (b.place != ir::Place::arena || b.first < 0) continue;
+      if (b.place != ir::Place::arena || b.first < 0 || a.inside != b.inside) continue;
       if (owner(i) == owner(j)) {
         ASSERT_TRUE(a.last <= b.first || b.last <= a.first) << a.name << " and " << b.name;
         continue;

@@ -98,6 +98,8 @@ TEST_P(Search, NoNumberOfChunksBeatsIt) {
   const NamedProgram& p = GetParam();
   const Graph graph = p.make(DType::f32);
   const CompiledProgram all = compiled(graph, p.sizes, 0, 0, true);
+  if (all.explain().find("there may be better ones") != std::string::npos)
+    GTEST_SKIP() << "the search was bounded, and says so";
   for (const std::int64_t chunks : {2, 4, 8, 16, 32, 64}) {
     const CompiledProgram forced = compiled(graph, p.sizes, 0, chunks);
     for (const PlanPoint& ours : all.plans()) {

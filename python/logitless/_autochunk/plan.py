@@ -26,8 +26,9 @@ _NEARLY = 1.1  # plans within this factor of the least memory count as equal
 _MATTERS = 0.01  # fraction of the peak; smaller values are not reported
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
 # The default memory of a GPU's programs: a quarter of the largest value, but all of it up to 64 MiB, as for a head. A plan
-# may take 3 % more time than the fastest one that is so small, and that one 1.6 times as long as the fastest of all.
+# may take 3 % more time than the fastest one that is so small, and that one 1.2 times as long as the fastest of all.
 _SHARE, _SMALL, _SLACK, _PATIENCE = 4, 64 << 20, 0.03, 1.2
+_ONCE = 1e-3  # extra work of a plan that recomputes nothing, at most
 _MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
 
 
@@ -295,26 +296,28 @@ def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, 
     """Chooses the memory of a program without a budget. Returns the request, the budget of its plan and the bytes that
     the plan may take.
 
-    It is the least memory within 3 % of the fastest plan of at most a quarter of the largest value. Where no such plan
-    is fast enough, it is one of at most half of the value, and so on. searched: compiled with the head engine first, whose
-    plans are taken of equal ones.
+    It is the least memory within 3 % of the fastest plan of at most a quarter of the largest value. A plan that recomputes
+    nothing may exceed the quarter by a fifth, as a head's does. Where no such plan is fast enough, it is one of at most half
+    of the value, and so on. searched: compiled with the head engine first, whose plans are taken of equal ones.
     """
     share = _share_of(plain.program)
-    plans = [(p["value_bytes"], p["seconds"], s.request) for s in searched for p in s.program.report["plans"]]
-    best = min([plain.seconds, *(seconds for _, seconds, _ in plans)])
+    found = [(p, s.request) for s in searched for p in s.program.report["plans"]]
+    plans = [(p["value_bytes"], p["seconds"], p["extra_work"], request) for p, request in found]
+    best = min([plain.seconds, *(seconds for _, seconds, *_ in plans)])
     for most in (share << i for i in range(_SHARE.bit_length())):
-        fast = [p for p in plans if p[0] <= most and p[1] <= _PATIENCE * best]
+        room = most + share // 5 if most == share else most  # of plans that recompute nothing
+        fast = [p for p in plans if p[0] <= (room if p[2] < _ONCE else most) and p[1] <= _PATIENCE * best]
         if fast:
-            enough = (1 + _SLACK) * min(seconds for _, seconds, _ in fast)
-            taken, _, request = min((p for p in fast if p[1] <= enough), key=lambda p: p[0])
-            return request, taken, most
+            enough = (1 + _SLACK) * min(seconds for _, seconds, *_ in fast)
+            taken, *_, request = min((p for p in fast if p[1] <= enough), key=lambda p: p[0])
+            return request, taken, max(most, taken)
     return replace(searched[0].request, budget=0), 0, 0
 
 
 def _frugal(plans: list[dict], slack: float) -> int:
     """Returns the bytes of the smallest plan that recomputes nothing and whose time is within the slack of the fastest.
     """
-    once = [p for p in plans if p["extra_work"] < 1e-3]
+    once = [p for p in plans if p["extra_work"] < _ONCE]
     enough = (1 + slack) * min(p["seconds"] for p in once)
     return max(min(p["value_bytes"] for p in once if p["seconds"] <= enough), 1)
 

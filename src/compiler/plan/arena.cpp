@@ -12,6 +12,11 @@ std::int64_t aligned(std::int64_t bytes, std::int64_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
+// Returns the bytes of a result's memory at multiples of the alignment, wherever it begins.
+std::int64_t bytes_inside(const Buffer& result, std::int64_t alignment) {
+  return (result.bytes - (alignment - 1)) / alignment * alignment;
+}
+
 int owner(const Program& program, int buffer) {
   while (program.buffers[static_cast<std::size_t>(buffer)].shared_with >= 0)
     buffer = program.buffers[static_cast<std::size_t>(buffer)].shared_with;
@@ -172,14 +177,14 @@ void find_lifetimes(Program& program) {
 // Buffers with separate memory, and those that reuse it.
 struct Intervals {
   std::vector<Interval> list;
-  // Intervals by buffer; -1: it shares another buffer's memory, or needs none.
+  // Intervals by buffer; -1: it shares another buffer's memory, or needs none in the arena.
   std::vector<int> slot;
 };
 Intervals intervals_of(const Program& program) {
   Intervals intervals{{}, std::vector<int>(program.buffers.size(), -1)};
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     const Buffer& buffer = program.buffers[b];
-    if (buffer.place != Place::arena || buffer.first < 0) continue;
+    if (buffer.place != Place::arena || buffer.first < 0 || buffer.inside >= 0) continue;
     int& slot = intervals.slot[static_cast<std::size_t>(owner(program, static_cast<int>(b)))];
     if (slot < 0) {
       slot = static_cast<int>(intervals.list.size());
@@ -191,6 +196,60 @@ Intervals intervals_of(const Program& program) {
     interval.last = std::max(interval.last, buffer.last);
   }
   return intervals;
+}
+
+// Moves buffers into the memory of results that are made later, the biggest first, each into the
+// smallest result that has room.
+void use_results(Program& program) {
+  std::vector<int> results;
+  int last = 0;
+  for (std::size_t b = 0; b < program.buffers.size(); ++b) {
+    Buffer& buffer = program.buffers[b];
+    buffer.inside = -1;
+    last = std::max(last, buffer.last);
+    if (buffer.overwritten && buffer.first > 0 && bytes_inside(buffer, program.alignment) > 0)
+      results.push_back(static_cast<int>(b));
+  }
+  if (results.empty()) return;
+  const auto bytes_of = [&](int result) {
+    return program.buffers[static_cast<std::size_t>(result)].bytes;
+  };
+  std::stable_sort(results.begin(), results.end(),
+                   [&](int a, int b) { return bytes_of(a) < bytes_of(b); });
+  std::vector<Placed> placed(results.size(), Placed(last));
+  const Intervals intervals = intervals_of(program);
+  std::vector<int> owners;
+  for (std::size_t b = 0; b < program.buffers.size(); ++b) {
+    if (intervals.slot[b] >= 0) owners.push_back(static_cast<int>(b));
+  }
+  const auto interval_of = [&](int buffer) -> const Interval& {
+    return intervals
+        .list[static_cast<std::size_t>(intervals.slot[static_cast<std::size_t>(buffer)])];
+  };
+  std::stable_sort(owners.begin(), owners.end(),
+                   [&](int a, int b) { return interval_of(a).bytes > interval_of(b).bytes; });
+  for (const int of : owners) {
+    const Interval& x = interval_of(of);
+    const std::int64_t bytes = aligned(x.bytes, program.alignment);
+    for (std::size_t r = 0; r < results.size(); ++r) {
+      const Buffer& result = program.buffers[static_cast<std::size_t>(results[r])];
+      const std::int64_t room = bytes_inside(result, program.alignment);
+      if (x.last >= result.first || bytes > room) continue;
+      const std::int64_t at = placed[r].lowest(x.first, x.last, bytes);
+      if (at + bytes > room) continue;
+      placed[r].add(x.first, x.last, at, at + bytes);
+      Buffer& buffer = program.buffers[static_cast<std::size_t>(of)];
+      buffer.inside = results[r];
+      buffer.offset = at;
+      break;
+    }
+  }
+  for (std::size_t b = 0; b < program.buffers.size(); ++b) {
+    const Buffer& memory =
+        program.buffers[static_cast<std::size_t>(owner(program, static_cast<int>(b)))];
+    program.buffers[b].inside = memory.inside;
+    if (memory.inside >= 0) program.buffers[b].offset = memory.offset;
+  }
 }
 
 std::int64_t value_bytes_of(const Program& program) {
@@ -213,11 +272,13 @@ void permute(std::vector<Instruction>& instructions, const std::vector<int>& ord
 
 void plan_memory(Program& program) {
   find_lifetimes(program);
+  use_results(program);
   program.value_bytes = value_bytes_of(program);
 }
 
 bool plan_memory(Program& program, const std::vector<int>& order) {
   find_lifetimes(program);
+  use_results(program);
   const std::vector<std::int64_t> live = live_bytes(program, Counted::values);
   permute(program.instructions, order);
   plan_memory(program);
@@ -232,6 +293,7 @@ bool plan_memory(Program& program, const std::vector<int>& order) {
   if (value_bytes >= program.value_bytes) return false;
   permute(program.instructions, order);
   find_lifetimes(program);
+  use_results(program);
   program.value_bytes = value_bytes;
   return true;
 }
@@ -260,7 +322,8 @@ std::vector<int> live_at(const Program& program, int instruction, Counted counte
   std::vector<int> live;
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     const Buffer& x = program.buffers[b];
-    if (x.place != Place::arena || x.first < 0 || x.first > instruction || x.last < instruction)
+    if (x.place != Place::arena || x.inside >= 0 || x.first < 0 || x.first > instruction ||
+        x.last < instruction)
       continue;
     // Reused memory counts once, for its new owner.
     const bool handed =
@@ -285,7 +348,7 @@ std::vector<std::int64_t> live_bytes(const Program& program, Counted counted) {
   }
   for (std::size_t i = 0; i < program.buffers.size(); ++i) {
     const Buffer& b = program.buffers[i];
-    if (b.place != Place::arena || b.first < 0) continue;
+    if (b.place != Place::arena || b.inside >= 0 || b.first < 0) continue;
     change[static_cast<std::size_t>(b.first)] += aligned(bytes_of(b, counted), program.alignment);
     change[static_cast<std::size_t>(b.last + (hands_over[i] ? 0 : 1))] -=
         aligned(bytes_of(b, counted), program.alignment);

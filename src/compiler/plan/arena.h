@@ -22,8 +22,8 @@ std::int64_t assign_offsets(std::vector<Interval>& intervals, std::int64_t align
 // element is read only where the result's element is written.
 std::vector<int> replaceable(const Program& program, const Pointwise& loop);
 
-// Computes lifetimes from the instructions, lets results reuse the memory of operands, and computes
-// the bytes of values.
+// Computes lifetimes from the instructions, and the bytes of values in the arena. Values reuse the
+// memory of operands, and of the program's results that are made later.
 void plan_memory(Program& program);
 // Moves the instructions into this order if the values then take less memory, and plans memory.
 // Returns whether they were moved.
@@ -34,9 +34,9 @@ void give_offsets(Program& program);
 
 // The bytes that count for a buffer: all, or only those that do not depend on threads.
 enum class Counted : std::uint8_t { all, values };
-// Returns the buffers that own memory while instruction i runs, the biggest first.
+// Returns the buffers that own memory of the arena while instruction i runs, the biggest first.
 std::vector<int> live_at(const Program& program, int instruction, Counted counted = Counted::all);
-// Returns the live bytes at each instruction.
+// Returns the live bytes of the arena at each instruction.
 std::vector<std::int64_t> live_bytes(const Program& program, Counted counted = Counted::all);
 
 }  // namespace logitless::ir

@@ -316,6 +316,7 @@ Program lowered(const Graph& graph, const std::vector<bool>& added, Lowering& lo
     const View view = external(graph.type(output.value), output.name);
     results.push_back(view.buffer);
     const bool adds = !added.empty() && added[i];
+    if (!adds) lowering.overwrites(view.buffer);
     lowering.set_destination(i, {view, adds ? Destination::Kind::sum : Destination::Kind::write});
   }
   Program program = lowering.run();

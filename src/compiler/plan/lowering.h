@@ -41,6 +41,10 @@ class Lowering {
                  std::int64_t value_bytes = -1);
   // Adds memory that the caller or the enclosing loop gives: number `slot`.
   int add_external(std::int64_t bytes, const std::string& name, int slot);
+  // A result whose memory holds nothing of the caller's.
+  void overwrites(int buffer) {
+    p_.buffers[static_cast<std::size_t>(buffer)].overwritten = target_.uses_results();
+  }
   // Sets the memory of parameter `id`, and of a result.
   void set_parameter(int id, View view) { memory({id, 0}) = std::move(view); }
   void set_destination(std::size_t output, Destination destination);

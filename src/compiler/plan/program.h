@@ -26,9 +26,12 @@ struct Buffer {
   Place place = Place::arena;
   std::int64_t bytes = 0;
   std::int64_t value_bytes = 0;  // the same without scratch that depends on threads
-  std::int64_t offset = 0;       // in the arena; a multiple of the program's alignment
+  // From the start of the arena, or of a result's memory. A multiple of the program's alignment.
+  std::int64_t offset = 0;
   // External: index of the parameter or result, or of the loop's slice.
   int slot = -1;
+  bool overwritten = false;  // a result's memory, whose contents before `first` do not count
+  int inside = -1;  // the result's buffer in whose memory it is, until that is made; -1: the arena
   int first = -1, last = -1;  // instructions between which it is live, inclusive
   int shared_with = -1;       // the buffer that ends here and whose memory it reuses; -1: separate
   int node = -1;              // of the graph, whose value it holds; -1: scratch

@@ -69,6 +69,17 @@ Peak peak_of(const Stage& stage) {
   return peak;
 }
 
+std::vector<InResult> values_in_results(const ir::Program& program) {
+  std::vector<InResult> list;
+  for (const ir::Buffer& b : program.buffers) {
+    if (b.inside >= 0 && b.shared_with < 0)
+      list.push_back({b.name, program.buffers[static_cast<std::size_t>(b.inside)].name, b.bytes});
+  }
+  std::stable_sort(list.begin(), list.end(),
+                   [](const InResult& a, const InResult& b) { return a.bytes > b.bytes; });
+  return list;
+}
+
 std::string text_of_instruction(const Stage& stage, std::size_t instruction) {
   const ir::Instruction& i = stage.program.instructions[instruction];
   std::string text = concat(i.name, i.name.empty() ? "" : ": ", ir::describe(i));

@@ -37,6 +37,14 @@ struct Peak {
 };
 Peak peak_of(const Stage& stage);
 
+// A value that takes no memory of the arena: it is in a result's memory until that is made.
+struct InResult {
+  std::string name, result;
+  std::int64_t bytes = 0;
+};
+// Returns those of a program, the biggest first.
+std::vector<InResult> values_in_results(const ir::Program& program);
+
 // Returns name, operation and location of an instruction: "layer3.mlp.c_fc (dot) bf16[4096, 3072],
 // gpt.py:9".
 std::string text_of_instruction(const Stage& stage, std::size_t instruction);

@@ -37,7 +37,11 @@ Json memory(const Stage& stage, double seconds) {
                     {"location", l.location},
                     {"bytes", l.bytes}});
   }
+  Json inside = Json::array();
+  for (const InResult& v : values_in_results(stage.program))
+    inside.push_back({{"value", v.name}, {"result", v.result}, {"bytes", v.bytes}});
   return {{"arena_bytes", stage.program.arena_bytes},
+          {"in_results", inside},
           {"live_bytes", peak.bytes},
           {"multiply_adds", stage.program.multiply_adds},
           {"predicted_seconds", seconds},

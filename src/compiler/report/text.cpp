@@ -65,6 +65,12 @@ std::string peak_text(const std::string& name, const Stage& stage) {
   text += ":\n";
   for (std::size_t i = 0; i < std::min(peak.live.size(), kMost); ++i)
     text += concat("    ", bytes_text(peak.live[i].bytes), "  ", peak.live[i].text, "\n");
+  constexpr std::int64_t kMatters = 64;  // part of the peak
+  for (const InResult& v : values_in_results(stage.program)) {
+    if (v.bytes < peak.bytes / kMatters) break;
+    text += concat("    in the memory of ", v.result, " until that is made: ", bytes_text(v.bytes),
+                   "  ", v.name, "\n");
+  }
   return text;
 }
 

@@ -6,17 +6,17 @@
 
 namespace logitless::ir {
 
-// Decisions do not depend on `threads`, but the scratch of kernels does. `strided_gemms` is
-// false for programs that others run, whose matrix products copy operands without plain strides.
+// Decisions do not depend on `threads`, but the scratch of kernels does. `runs` is false for
+// programs that others run: their matrix products copy operands without plain strides.
 class CpuTarget final : public Target {
  public:
-  explicit CpuTarget(int threads, bool strided_gemms = true)
-      : threads_(threads), strided_gemms_(strided_gemms) {}
+  explicit CpuTarget(int threads, bool runs = true) : threads_(threads), runs_(runs) {}
 
   std::int64_t alignment() const final { return 64; }
   std::int64_t row_alignment() const final { return 1; }
   std::int64_t chunk_multiple() const final { return 1; }
-  bool strided_gemms() const final { return strided_gemms_; }
+  bool strided_gemms() const final { return runs_; }
+  bool uses_results() const final { return runs_; }
   std::string refuse(const Instruction& instruction) const final;
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;
@@ -36,7 +36,7 @@ class CpuTarget final : public Target {
 
  private:
   int threads_;
-  bool strided_gemms_;
+  bool runs_;
 };
 
 // Returns the matrix product over (innermost outer dimension, m, n, k) with null pointers.

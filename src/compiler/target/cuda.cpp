@@ -159,14 +159,13 @@ std::int64_t CudaTarget::parts_bytes(const Pointwise& reduction) const {
 
 HeadPlan CudaTarget::head_plan(const HeadShape& shape, const HeadFeatures& features,
                                std::int64_t workspace) const {
-  constexpr std::int64_t kMostBytes = 512 << 20;  // more gains a few per cent
   PlanRequest request;
   request.device.kind = DeviceKind::cuda;
   request.device.compute_capability = compute_capability_;
   request.device.card = card_;
   HeadPlan head;
   auto plan = workspace > 0 ? plan_within(shape, features, request, workspace)
-                            : plan_without_limit(shape, features, request, kMostBytes);
+                            : plan_head(shape, features, request);
   head.bytes = head.value_bytes = program_head_scratch(DeviceKind::cuda, shape.tokens).workspace +
                                   static_cast<std::int64_t>(plan.workspace_bytes());
   head.plan = std::make_shared<const LossPlan>(std::move(plan));

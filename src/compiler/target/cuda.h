@@ -13,16 +13,20 @@ namespace logitless::ir {
 
 class CudaTarget final : public Target {
  public:
-  // `card` without a name: the usual one of the capability.
-  explicit CudaTarget(int compute_capability, bool epilogues = true, const GpuCard& card = {})
+  // `card` without a name: the usual one of the capability. `runs` is false for programs that
+  // others run.
+  explicit CudaTarget(int compute_capability, bool epilogues = true, const GpuCard& card = {},
+                      bool runs = true)
       : compute_capability_(compute_capability),
         epilogues_(epilogues),
+        runs_(runs),
         card_(cuda::card_or_usual(card, compute_capability)) {}
 
   std::int64_t alignment() const final { return 256; }
   std::int64_t row_alignment() const final { return 16; }
   std::int64_t chunk_multiple() const final { return 8; }
   bool strided_gemms() const final { return false; }
+  bool uses_results() const final { return runs_; }
   std::string refuse(const Instruction& instruction) const final;
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;
@@ -43,7 +47,7 @@ class CudaTarget final : public Target {
 
  private:
   int compute_capability_;
-  bool epilogues_;
+  bool epilogues_, runs_;
   GpuCard card_;
 };
 

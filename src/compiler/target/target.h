@@ -55,6 +55,9 @@ class Target {
   // pay.
   virtual bool strided_gemms() const = 0;
 
+  // Returns whether values may be in the memory of results until these are made.
+  virtual bool uses_results() const = 0;
+
   // Returns why no kernel runs the instruction, with operation and dtype; empty if one does.
   virtual std::string refuse(const Instruction& instruction) const = 0;
 

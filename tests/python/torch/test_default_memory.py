@@ -39,7 +39,8 @@ def plan_of(monkeypatch):
 
 @pytest.mark.parametrize("name", NARROW)
 def test_the_share_of_the_logits(name, plan_of):
-    """A quarter where the plan is nearly as fast as the fastest of all; else half of the logits, or all of them."""
+    """A quarter, or a fifth more if nothing is recomputed, where the plan is nearly as fast as the fastest of all; else half
+    of the logits, or all of them."""
     plan = plan_of(name)
     assert plan.backward is None
     reports = [program(plan.forward.request.on(head_engine=on)).report for on in (True, False)]
@@ -53,7 +54,7 @@ def test_the_share_of_the_logits(name, plan_of):
         return
     assert chosen["value_bytes"] <= plan.forward.most <= logits
     assert f"the fastest plan of at most {format_bytes(plan.forward.most)}" in plan.describe()
-    smaller = [p for p in every if p["value_bytes"] <= plan.forward.most // 2 and plan.forward.most > logits // 4]
+    smaller = [p for p in every if p["value_bytes"] <= plan.forward.most // 2 and plan.forward.most > 3 * logits // 10]
     assert all(p["seconds"] > 1.2 * best for p in smaller)
     found = [p for p in made["plans"] if p["value_bytes"] <= plan.forward.most]
     fastest = min(p["seconds"] for p in found)
@@ -80,4 +81,4 @@ def test_all_of_the_logits_where_less_is_slower(plan_of):
 
 def test_a_number_of_chunks_is_taken(plan_of):
     plan = plan_of("float_softcap_smoothing_z", chunks=8)
-    assert [r["chunk"] for r in plan.forward.regions] == [512]
+    assert {r["chunk"] for r in plan.forward.regions} == {512}
