@@ -117,8 +117,8 @@ def _known(z: Tensor) -> None:
         pass
 
 
-def _sums(z, first, ids, valid, bias, inverse, weights, old: Optional[Sums], form: Form) -> Sums:
-    """Returns ``old`` and the sums of a tile. ids, valid: [n, K]. bias, weights: [v] or None. inverse: [n] or None."""
+def _sums(z, first, ids, valid, bias, inverse, weights, old: Optional[Sums], form: Form) -> tuple:
+    """Returns the Sums of ``old`` and a tile. ids, valid: [n, K]. bias, weights: [v] or None. inverse: [n] or None."""
     if not torch.compiler.is_compiling():
         raise _NotTraced
     _known(z)
@@ -152,7 +152,7 @@ def _sums(z, first, ids, valid, bias, inverse, weights, old: Optional[Sums], for
     if form.argmax:
         index = z.argmax(1) + first
     of_tile = of_tile._replace(weighted=weighted, mass=mass, index=index)
-    return of_tile if old is None else merged(old, of_tile)
+    return tuple(of_tile if old is None else merged(old, of_tile))  # PyTorch 2.11 makes no class of ours
 
 
 def _value(form: Form, z, first, ids, bias, inverse, weights, entries: Entries) -> Tensor:
@@ -244,7 +244,8 @@ def run(function: Callable[..., Any], form: Form, z: Tensor, *tensors: Any) -> t
 
 
 def add(form: Form, z: Tensor, *tensors: Any) -> tuple[bool, Any]:
-    return run(_sums, form, z, *tensors)
+    done, sums = run(_sums, form, z, *tensors)
+    return done, Sums(*sums) if done else None
 
 
 def gradients(form: Form, z: Tensor, *tensors: Any) -> tuple[bool, Any]:

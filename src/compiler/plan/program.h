@@ -26,7 +26,7 @@ struct Buffer {
   Place place = Place::arena;
   std::int64_t bytes = 0;
   std::int64_t value_bytes = 0;  // the same without scratch that depends on threads
-  // From the start of the arena, or of a result's memory. A multiple of the program's alignment.
+  // Offset from the start of the arena, or of a result's memory. A multiple of the alignment.
   std::int64_t offset = 0;
   // External: index of the parameter or result, or of the loop's slice.
   int slot = -1;
