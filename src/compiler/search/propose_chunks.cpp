@@ -1,4 +1,5 @@
 // smaller-chunks: reduces the chunks of the loops that run at the peak.
+#include <algorithm>
 #include <bit>
 
 #include "compiler/passes/form_loops.h"
@@ -34,6 +35,22 @@ std::int64_t even_below(std::int64_t extent, std::int64_t chunk, const Target& t
   return chunk_of(extent, rounds, target);
 }
 
+// Returns the largest chunk whose arena fits into the memory of a result that is made after the
+// loop, or 0.
+std::int64_t fitting_a_result(const Program& program, int instruction, const LoopRun& loop,
+                              const Target& target) {
+  const Buffer& values = program.buffers[static_cast<std::size_t>(loop.arena)];
+  std::int64_t room = 0;
+  for (const Buffer& b : program.buffers) {
+    if (b.overwritten && b.first > instruction)
+      room = std::max(room, b.bytes - 2 * program.alignment - (values.bytes - values.value_bytes));
+  }
+  constexpr std::int64_t kTile = 8;  // times the target's multiple
+  const std::int64_t each = std::max<std::int64_t>(values.value_bytes / loop.chunk, 1),
+                     multiple = kTile * target.chunk_multiple();
+  return room / each / multiple * multiple;
+}
+
 }  // namespace
 
 void propose_chunks(const Plan& plan, const Peak& peak, MoveSink& sink) {
@@ -51,6 +68,8 @@ void propose_chunks(const Plan& plan, const Peak& peak, MoveSink& sink) {
   const std::int64_t even = even_below(plan.regions[region].extent, loop->chunk, sink.target());
   if (sink.consider(resized(plan, region, below)) && even != below && sink.spacious())
     sink.consider(resized(plan, region, even));
+  const std::int64_t fits = fitting_a_result(plan.program, peak.instruction, *loop, sink.target());
+  if (below < fits && fits < loop->chunk) sink.consider(resized(plan, region, fits));
   sink.end(kNoNode);
 }
 
