@@ -17,6 +17,7 @@ class OtherTarget final : public ir::Target {
   std::int64_t row_alignment() const final { return 1; }
   std::int64_t chunk_multiple() const final { return 1; }
   bool strided_gemms() const final { return true; }
+  bool uses_results() const final { return true; }
   std::string refuse(const ir::Instruction& instruction) const final {
     return std::holds_alternative<ir::Pick>(instruction.what) ? "pick: not here" : "";
   }
