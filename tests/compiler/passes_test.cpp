@@ -226,6 +226,29 @@ TEST(Fusion, OfLongChainsFitsTheRegisters) {
       1e-3);
 }
 
+// What rounding to fp32 leaves of a loop's log-sum-exp is not 0.
+TEST(Chunks, CastsOfTheProgramRound) {
+  const Graph graph = Graph::parse(
+      "graph g(%x: f32[1, 4], %w: f32[9000, 4]) { %z = dot %x, %w contract(1; 1) "
+      "%lse = reduce_lse %z dims(1) : f64[1] %high = cast %lse : f32[1] "
+      "%back = cast %high : f64[1] %rest = sub %lse, %back %low = cast %rest : f32[1] "
+      "return high: %high, low: %low }");
+  CompileOptions options;
+  options.chunks = 4;
+  options.threads = 1;
+  const CompiledProgram program = compile(graph, options);
+  ASSERT_NE(program.explain().find("9000 in 4 chunks"), std::string::npos) << program.explain();
+  const ir::Tensors inputs = random_inputs(GraphAccess::of(graph), 3);
+  const auto lse = [](const ir::Tensors& parts) {
+    return parts.at("high").data[0] + parts.at("low").data[0];
+  };
+  const ir::Tensors parts = execute(program, inputs);
+  EXPECT_NE(parts.at("low").data[0], 0.0) << program.text();
+  options.chunks = 0;
+  options.chunk = false;
+  EXPECT_NEAR(lse(parts), lse(execute(compile(graph, options), inputs)), 1e-7);
+}
+
 TEST(Chunks, FewerThanElements) {
   for (const std::int64_t chunks : {2, 7, 100000}) {
     CompileOptions options;

@@ -88,6 +88,7 @@ class LoopFormer {
   std::vector<bool> leaves_;  // by value: it is a result, or later phases read it
   Graph out_;
   std::vector<Value> mapped_;  // by value
+  std::set<int> rounded_;      // casts of loops' sums to the dtypes of their values
   std::vector<std::pair<const LoopPlan*, std::shared_ptr<const Loop>>> bodies_;
 
   std::size_t number(Value v) const {
@@ -243,13 +244,12 @@ class LoopFormer {
   }
   Value mapped(Value v) const { return mapped_[number(v)]; }
 
-  // Returns the fp32 sum of a loop that v rounds, if it has this dtype.
+  // Returns the fp32 sum of a loop whose result v is, rounded to the dtype of the value that the
+  // loop makes, if the sum has this dtype. Casts of the program itself round.
   Value unrounded(Value v, DType dtype) const {
-    if (out_.node(v).op != Op::cast) return {};
+    if (!rounded_.contains(v.node)) return {};
     const Value sum = out_.node(v).operands[0];
-    const Node& from =
-        out_.node(out_.node(sum).op == Op::reshape ? out_.node(sum).operands[0] : sum);
-    return from.op == Op::loop && out_.type(sum).dtype == dtype ? sum : Value{};
+    return out_.type(sum).dtype == dtype ? sum : Value{};
   }
 
   void copy(int id) {
@@ -289,7 +289,10 @@ class LoopFormer {
     for (std::size_t i = 0; i < plan.results.size(); ++i) {
       const Value v = plan.results[i];
       const Value whole{made.node, static_cast<std::int32_t>(i)};
-      mapped_[number(v)] = cast(out_, reshape(out_, whole, g_.type(v).shape), g_.type(v).dtype);
+      const Value sum = reshape(out_, whole, g_.type(v).shape);
+      const Value result = cast(out_, sum, g_.type(v).dtype);
+      if (result.node != sum.node) rounded_.insert(result.node);
+      mapped_[number(v)] = result;
     }
   }
 
