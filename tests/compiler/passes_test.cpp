@@ -226,7 +226,7 @@ TEST(Fusion, OfLongChainsFitsTheRegisters) {
       1e-3);
 }
 
-// What rounding to fp32 leaves of a loop's log-sum-exp is not 0.
+// Rounding a loop's log-sum-exp to fp32 leaves a rest.
 TEST(Chunks, CastsOfTheProgramRound) {
   const Graph graph = Graph::parse(
       "graph g(%x: f32[1, 4], %w: f32[9000, 4]) { %z = dot %x, %w contract(1; 1) "
