@@ -244,8 +244,8 @@ class LoopFormer {
   }
   Value mapped(Value v) const { return mapped_[number(v)]; }
 
-  // Returns the fp32 sum of a loop whose result v is, rounded to the dtype of the value that the
-  // loop makes, if the sum has this dtype. Casts of the program itself round.
+  // Returns the fp32 sum of a loop of which v is the rounded result, if the sum has this dtype.
+  // Casts of the program itself round.
   Value unrounded(Value v, DType dtype) const {
     if (!rounded_.contains(v.node)) return {};
     const Value sum = out_.node(v).operands[0];
