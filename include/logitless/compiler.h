@@ -106,11 +106,11 @@ class LOGITLESS_API PreparedProgram {
 
   // Enqueues the program on the stream (a cudaStream_t; null: the default one), whose device must
   // be the thread's current one. Tensors are contiguous, in device memory, aligned to 16 bytes and
-  // in the order of the program. Results overlap neither each other nor parameters. The arena has
-  // arena_bytes() bytes, aligned to 256. Returns before the work is done, and neither waits nor
-  // allocates, so that it may be captured into a CUDA graph. Runs in different arenas may overlap
-  // in time. The same inputs give the same bits on the same kind of device with the same libraries.
-  // Throws InvalidArgument on pointers that do not fit, and DeviceError.
+  // in the order of the program. Results overlap neither each other nor parameters; their memory
+  // may hold other values until they are made. The arena has arena_bytes() bytes, aligned to 256.
+  // Neither waits nor allocates, so a CUDA graph may capture it. Runs in different arenas may
+  // overlap in time. The same inputs give the same bits on the same kind of device with the same
+  // libraries. Throws InvalidArgument on pointers that do not fit, and DeviceError.
   void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
            void* stream) const;
   // The same run, with a call of done(result) once for each result, as soon as all work that reads
@@ -201,7 +201,7 @@ class LOGITLESS_API CompiledProgram {
   // Runs a program compiled for a CPU. Tensors are contiguous and in the caller's memory; results
   // overlap neither each other nor parameters. The arena has arena_bytes() bytes, aligned to 64.
   // Allocates nothing. The same inputs give the same bits from run to run and for any number of
-  // threads.
+  // threads. The memory of results may hold other values until they are made.
   void run(std::span<const void* const> parameters, std::span<void* const> results,
            void* arena) const;
 
