@@ -555,8 +555,8 @@ LOGITLESS_API size_t logitless_program_unchunked_arena_bytes(const logitless_pro
 /* Returns the number of threads of a run; 0 for a GPU's program and for NULL. */
 LOGITLESS_API int32_t logitless_program_threads(const logitless_program* program);
 /* Runs a CPU program on contiguous tensors, in the order of the program. Results overlap neither
- * each other nor parameters. The arena has at least logitless_program_arena_bytes(program) bytes,
- * aligned to 64; no other call may use it meanwhile. */
+ * each other nor parameters; their memory may hold other values until they are made. The arena has
+ * logitless_program_arena_bytes(program) bytes, aligned to 64; no other call uses it meanwhile. */
 LOGITLESS_API logitless_status logitless_program_run(const logitless_program* program,
                                                      const void* const* parameters,
                                                      size_t parameter_count, void* const* results,
