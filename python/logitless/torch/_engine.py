@@ -15,6 +15,7 @@ from .._library import lib
 from .._options import HeadOptions, LossOptions, struct_of
 from . import _memory, _portable, ranks
 from ._backend import is_native
+from ._portable_plan import limit_of
 from .quantized import QuantizedWeight
 
 DTYPES = {
@@ -243,9 +244,12 @@ def run(
     """Plans and runs a C call on the tensors of its structs, inputs first. Returns the planned call, or None if it ran
     without one. later: as in ``_portable.run``. backward: returns the call that those gradients will need, whose tensors
     may be on the meta device. It raises here if its plan exceeds the budget, unless the vocabulary is sharded."""
-    device = groups[0]["hidden"].device
-    if not is_native(groups[0]["hidden"]) or isinstance(groups[0]["weight"], QuantizedWeight):
+    hidden, device = groups[0]["hidden"], groups[0]["hidden"].device
+    quantized = isinstance(groups[0]["weight"], QuantizedWeight)
+    if not is_native(hidden) or (quantized and not _run_dequantized(kind, options, groups, later, backward)):
         return _portable.run(kind.name, options, shard, *groups, later=later)
+    if quantized:
+        return None
     checked = any(later) and backward is not None and options.memory_budget > 0 and not shard.group
     tensors = [t for group in groups for t in group.values()]
     present = [t for t in tensors if t is not None]
@@ -275,6 +279,33 @@ def run(
     group = ranks.group_of(shard.group)
     group.calls += 1
     return ranks.together(group, lambda: on_device(device, planned_run))
+
+
+def _run_dequantized(kind: Kind, options: LossOptions | HeadOptions, groups, later, backward) -> bool:
+    """Runs a call of a quantised weight on a whole copy in the dtype of hidden, if the budget has space for both. Without a
+    budget the copy may take what the portable implementation would. Returns whether it ran."""
+    hidden, weight, budget = groups[0]["hidden"], groups[0]["weight"], options.memory_budget
+    copy, tokens = weight.numel() * hidden.element_size(), hidden.shape[:-1].numel()
+    if copy + (budget > 0) > limit_of(tokens, weight.shape[0], 4, budget):
+        return False
+    if budget > 0:
+        options = options._replace(memory_budget=budget - copy)
+    made = weight.dequantize(hidden.dtype)
+
+    def plain(inputs: Tensors, *more: Tensors) -> tuple[Tensors, ...]:
+        return {**inputs, "weight": made}, *more
+
+    def of_backward():
+        what, tensors = backward()
+        return what, plain(*tensors)
+
+    try:
+        run(kind, options, ranks.ALL, *plain(*groups), later=later, backward=None if backward is None else of_backward)
+        return True
+    except ValueError as error:
+        if "memory_budget" not in str(error):
+            raise
+        return False
 
 
 class _Scale:

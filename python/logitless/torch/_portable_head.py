@@ -71,7 +71,7 @@ class Head:
         self.sum_weight: Optional[Tensor] = None
         self._saved: Optional[Tensor] = None  # gradients of logits that d_weight's own memory has no space for
         self._buffer: Optional[Tensor] = None
-        self._dequantized: Optional[tuple[Tensor, Tensor]] = None  # a block of a quantised weight, and rounded
+        self._dequantized: Optional[tuple[Tensor, ...]] = None  # a block of a quantised weight, and in fp32
 
     def _sizes(self, spare: int, of_hidden: bool, of_weight: bool, of_bias: bool) -> Sizes:
         """Returns the sizes of a call with some gradients. One that has no memory yet has the dtype of its input."""
@@ -122,14 +122,11 @@ class Head:
             return w.to(self.number) if self.cast else w
         if self._dequantized is None:  # new memory for each block would cost a CPU as much as the products
             shape = min(self.plan.vocab, self.weight.shape[0]), self.weight.shape[1]
-            dtypes = self.number, self.hidden.dtype
+            dtypes = (self.hidden.dtype, *([self.number] if self.cast else ()))
             self._dequantized = tuple(torch.empty(shape, dtype=dtype, device=self.device) for dtype in dtypes)
-        wide, rounded = self._dequantized
-        w = self.weight.rows(first, last, self.number, wide)
-        if self.hidden.dtype == self.number:
-            return w
-        rounded = rounded[: last - first].copy_(w)
-        return rounded if self.direct else wide[: last - first].copy_(rounded)
+        rounded, *wide = self._dequantized
+        w = self.weight.rows(first, last, self.hidden.dtype, rounded)
+        return wide[0][: last - first].copy_(w) if self.cast else w
 
     def _memory(self, rows: int, columns: int) -> Tensor:
         """Returns memory for logits, which the calls of one head share."""

@@ -157,13 +157,18 @@ def _saved(s: Sizes, limit: int) -> Optional[Plan]:
     return best
 
 
+def limit_of(tokens: int, vocab: int, number: int, budget: int) -> int:
+    """Returns the bytes that a call may take. number: bytes of a logit. budget: as in ``plan_of``."""
+    return abs(budget) or max(_LEAST_LIMIT, tokens * vocab * number // 4)
+
+
 def plan_of(s: Sizes, budget: int) -> Plan:
     """Returns the plan within a budget in bytes (0: the default; below 0: a hint, which the least plan may exceed).
 
     Raises ValueError if the least plan takes more, with its bytes.
     """
     s = s._replace(tokens=max(s.tokens, 1))
-    limit = abs(budget) or max(_LEAST_LIMIT, s.tokens * s.vocab * s.number // 4)
+    limit = limit_of(s.tokens, s.vocab, s.number, budget)
     gradients, found = s.hidden or s.weight, []
     if gradients and not s.sharded and s.vocab:
         most = min(s.tokens, max(1, _CPU_TILE // (s.vocab * s.number))) if s.cpu else s.tokens

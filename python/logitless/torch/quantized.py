@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _PLAIN = (Tensor, nn.Parameter)
-_BLOCK = 4 << 20  # elements that are dequantised at a time, where whole logits are wanted
+_BLOCK = 16 << 20  # elements that are dequantised at a time, where a whole weight or whole logits are wanted
 _DATA = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SCALES = (*_FLOATS, getattr(torch, "float8_e8m0fnu", torch.float32))
@@ -57,11 +57,13 @@ class QuantizedWeight(Tensor):
         data, given = data.detach(), given.detach()
 
         def rows(first: int, last: int, wanted: torch.dtype, memory: Optional[Tensor] = None) -> Tensor:
-            number = torch.float64 if wanted == torch.float64 else torch.float32
-            part = data[first:last]
-            made = part.to(number) if memory is None else memory[: last - first].copy_(part)
-            made.view(last - first, given.shape[1], -1).mul_(given[first:last].to(number)[:, :, None])
-            return made.to(wanted)
+            part, number = data[first:last], torch.float64 if wanted == torch.float64 else torch.float32
+            if part.dtype != torch.int8:  # 8-bit floats have no products; those of 16 bits hold all of them
+                part = part.to(wanted)
+            made = torch.empty(part.shape, dtype=wanted, device=part.device) if memory is None else memory[: last - first]
+            groups = last - first, given.shape[1], -1
+            torch.mul(part.view(groups), given[first:last].to(number)[:, :, None], out=made.view(groups))
+            return made
 
         return _made(rows, data.shape, dtype, data.device)
 
@@ -87,13 +89,20 @@ class QuantizedWeight(Tensor):
         return _made(part, (last - first, self.shape[1]), dtype or self.dtype, self.device)
 
     def rows(self, first: int, last: int, dtype: torch.dtype, memory: Optional[Tensor] = None) -> Tensor:
-        """Returns rows first to last as a plain tensor. memory: of as many rows or more, in fp32 (float64 for float64),
-        which may be written, and returned."""
+        """Returns rows first to last as a plain tensor. memory: of as many rows or more, in this dtype, which may be
+        written, and returned."""
         return self._rows(first, last, dtype, memory)
 
     def dequantize(self, dtype: Optional[torch.dtype] = None) -> Tensor:
-        """Returns the whole weight as a plain tensor."""
-        return self._rows(0, self.shape[0], dtype or self.dtype)
+        """Returns the whole weight as a plain tensor. Other memory: that of a block."""
+        dtype, vocab, step = dtype or self.dtype, self.shape[0], max(1, _BLOCK // max(self.shape[1], 1))
+        made = torch.empty((vocab, self.shape[1]), dtype=dtype, device=self.device)
+        for first in range(0, vocab, step):
+            last = min(first + step, vocab)
+            block = self._rows(first, last, dtype, made[first:last])
+            if block.data_ptr() != made[first:last].data_ptr():
+                made[first:last].copy_(block)
+        return made
 
     def linear(self, hidden: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Computes whole logits, a block of the vocabulary at a time."""

@@ -212,15 +212,18 @@ def test_a_library_that_jaxlib_does_not_take_says_so(monkeypatch):
 def test_a_forward_refuses_a_budget_below_its_backward(function, dtype):
     hidden, weight, targets, bias = problem((256,), 64, 5000, dtype)
 
-    def forward(budget):
-        return jax.vjp(lambda h, w, b: function(h, w, targets, b, memory_budget=budget), hidden, weight, bias)
+    def least(call):
+        """Returns the least budget that a call takes, and its result: each error names that of a plan."""
+        budget = 1
+        for _ in range(4):
+            try:
+                return budget, call(budget)
+            except ValueError as error:
+                budget = int(re.findall(r"memory_budget: .* (?:|\()(\d+) bytes", str(error))[-1])
+        raise AssertionError(f"{budget} bytes are refused, which an error names")
 
-    budgets, made = [1], None
-    while made is None and len(budgets) < 6:  # each error names a larger plan: of the forward, and of its backward
-        try:
-            made = forward(budgets[-1])
-        except ValueError as error:
-            budgets.append(int(re.findall(r"memory_budget: .* (?:|\()(\d+) bytes", str(error))[-1]))
-    loss, backward = made
+    alone, _ = least(lambda budget: function(hidden, weight, targets, bias, memory_budget=budget))
+    both, (loss, backward) = least(
+        lambda budget: jax.vjp(lambda h, w, b: function(h, w, targets, b, memory_budget=budget), hidden, weight, bias))
     assert all(jnp.isfinite(g).all() for g in backward(jnp.ones_like(loss)))
-    assert len(budgets) >= 3 and np.isfinite(function(hidden, weight, targets, bias, memory_budget=budgets[1]))
+    assert alone < both or jax.default_backend() != "cpu"  # a GPU's forward may take more than its backward

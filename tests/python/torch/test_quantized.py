@@ -1,9 +1,14 @@
 """Frozen quantised heads: against the dequantised weight in float64, without it and the logits in memory."""
 
+import copy
+
 import oracle
 import pytest
 import torch
-from logitless.torch import FarFieldHead, LazyLogits, QuantizedWeight, _portable_head, _portable_products, lazy_head, linear_cross_entropy, linear_logprobs, unpatch
+from logitless.torch import (
+    FarFieldHead, LazyLogits, QuantizedWeight, _portable, _portable_head, _portable_products, lazy_head, linear_cross_entropy,
+    linear_logprobs, unpatch,
+)
 from logitless.torch._peak import peak_of
 from logitless.torch.ranks import Sharding
 from test_lazy import batch, model_of
@@ -64,7 +69,9 @@ def bnb_int8(vocab, dim):
 def dequantized(weight):
     """Returns the weight by its package's own function."""
     if hasattr(weight, "quant_state"):
-        return pytest.importorskip("bitsandbytes").functional.dequantize_4bit(weight.data, weight.quant_state).float()
+        state = copy.copy(weight.quant_state)  # 0.50 is wrong on a CPU for rows of a matrix that are not whole blocks
+        shape, state.shape = state.shape, torch.Size((state.shape.numel(),))
+        return pytest.importorskip("bitsandbytes").functional.dequantize_4bit(weight.data, state).float().view(shape)
     if hasattr(weight, "SCB"):
         return weight.data.float() * (weight.SCB / 127)[:, None]
     return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight.dequantize().float()
@@ -79,6 +86,7 @@ SOURCES = {
 @pytest.fixture
 def wide_products(monkeypatch):
     """Emulates a device that multiplies 16-bit matrices with results in fp32."""
+    monkeypatch.setenv("LOGITLESS_BACKEND", "portable")
     monkeypatch.setattr(_portable_head, "has_wide_products", lambda device, dtype: True)
     for module in (_portable_head, _portable_products):
         monkeypatch.setattr(module, "wide_product", lambda a, b: (a.double() @ b.double()).float())
@@ -121,6 +129,40 @@ def test_against_the_dequantised_weight(name):
     weight = SOURCES[name](500, 96)
     check(weight, torch.float32, BUDGETS[:1])
     check(weight, torch.bfloat16, BUDGETS[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["int8 groups", "fp8"])
+def test_blocks_of_the_weight_by_default(monkeypatch, name, dtype):
+    monkeypatch.setenv("LOGITLESS_BACKEND", "portable")
+    check(SOURCES[name](500, 96), dtype, BUDGETS[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_library_takes_a_copy_that_fits(monkeypatch, dtype):
+    """The bits are those of the dequantised weight; below the copy's bytes, and its plan's, there are blocks."""
+    weight, (hidden, target, _) = mxfp8(3000, 64), operands(dtype, 64, 3000)
+    plain, blocks = weight.dequantize(dtype), []
+    portable = _portable.run
+    monkeypatch.setattr(_portable, "run", lambda *a, **more: (blocks.append(a[0]), portable(*a, **more)))
+    for budget in (None, plain.nbytes + (1 << 20)):
+        for call in (linear_cross_entropy, linear_logprobs):
+            found, wanted = (call(hidden, w, target, memory_budget=budget) for w in (weight, plain))
+            found, wanted = ((t,) if isinstance(t, torch.Tensor) else t for t in (found, wanted))
+            if call is linear_cross_entropy:
+                found, wanted = (t + torch.autograd.grad(t[0], hidden) for t in (found, wanted))
+            else:
+                found, wanted = (t + torch.autograd.grad(t[0].sum() + t[2].sum(), hidden) for t in (found, wanted))
+            assert not blocks
+            if budget is None:  # with one, the plans differ
+                assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+    for budget in (plain.nbytes, plain.nbytes + 100):
+        found = linear_cross_entropy(hidden, weight, target, memory_budget=budget)
+        assert blocks.pop() == "cross_entropy" and not blocks
+        assert (found - linear_cross_entropy(hidden, plain, target)).abs() < 2e-5
+    with pytest.raises(ValueError, match="target.*3000.*is outside"):
+        linear_cross_entropy(hidden, weight, target.clone().fill_(3000))
+    assert not blocks
 
 
 def test_products_with_results_in_fp32(wide_products):
