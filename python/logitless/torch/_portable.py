@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from .._options import LossOptions
 from . import _memory
-from ._portable_head import Head
-from ._portable_rows import Outputs, Slopes, Statistics, Targets, output_slopes, targets_of, token_losses
+from ._portable_head import Head, Task
+from ._portable_rows import Outputs, RowForm, Slopes, Statistics, output_slopes, targets_of, token_losses
 from ._portable_tokens import COUNTED, is_cpu
 from ._precision import autocast_dtype, products_in
 from .quantized import QuantizedWeight
@@ -48,6 +48,45 @@ def _count(head: Head, class_weight, token_weight, target_weight) -> Tensor:
             count = torch.where(targets.row, count * token_weight[part], 0.0)
         total += count.sum()
     return total
+
+
+class _Loss(NamedTuple):
+    """Everything in the losses of tokens that is not a tensor."""
+
+    options: LossOptions
+    vocab: int  # 0 if it makes no difference
+    marks: bool  # targets outside of the vocabulary, by NaN
+    needs: bool  # gradients
+
+
+def _loss_of(
+    form: _Loss, statistics: Statistics, outputs: Outputs, class_weight, token_weight, target_weight, upstream, inverse
+) -> tuple[tuple, Optional[Slopes]]:
+    """Returns losses, log-sum-exps and the argmax of tokens, and the slopes of logits times upstream and inverse."""
+    targets, index = statistics.targets, statistics.sums.index
+    loss, slopes = token_losses(form.options, outputs, statistics, form.vocab, class_weight, token_weight, target_weight)
+    if form.marks:
+        loss = torch.where(targets.bad.any(1), torch.nan, loss)
+    lse = torch.where(targets.row, outputs.lse, 0.0)
+    values = loss, lse, None if index is None else torch.where(targets.row, index, -1)
+    for factor in (upstream, inverse):
+        slopes = slopes if factor is None else slopes.times(factor)
+    return values, slopes if form.needs else None
+
+
+def _outputs_of(marks: bool, statistics: Statistics, outputs: Outputs) -> tuple[tuple, None]:
+    """Returns log-probabilities, log-sum-exps, entropies, variances and the argmax of tokens."""
+    targets, index = statistics.targets, statistics.sums.index
+    log_prob = torch.where(targets.valid, outputs.log_prob, 0.0)
+    if marks:
+        log_prob = torch.where(targets.bad.any(1)[:, None], torch.nan, log_prob)
+    of_row = (None if t is None else torch.where(targets.row, t, 0.0) for t in (outputs.lse, outputs.entropy, outputs.variance))
+    return (log_prob, *of_row, None if index is None else torch.where(targets.row, index, -1)), None
+
+
+def _slopes_of(given: tuple[bool, ...], statistics: Statistics, outputs: Outputs, *parts) -> tuple[tuple, Slopes]:
+    found = iter(parts)
+    return (), output_slopes(outputs, statistics.targets, *(next(found) if there else None for there in given))
 
 
 def _cross_entropy(options: LossOptions, shard, inputs, made, later=()) -> None:
@@ -81,28 +120,25 @@ def _cross_entropy(options: LossOptions, shard, inputs, made, later=()) -> None:
     if index is not None:
         index.fill_(-1)
 
-    def statistics_of(targets: Targets) -> Statistics:
-        return Statistics(targets, argmax=index is not None, weights=weights if options.label_smoothing else None)
+    take, put = head.tokens.take, head.tokens.put
+    shared = None if head.direct else inverse
+    form = _Loss(
+        options._replace(memory_budget=0, normalizer=0, reduction="sum"), head.vocab if options.label_smoothing else 0,
+        not is_cpu(head.device), wants,
+    )
 
-    def finish(first: int, last: int, statistics: Statistics, outputs: Outputs) -> Optional[Slopes]:
-        take, targets = head.tokens.take, statistics.targets
-        loss, slopes = token_losses(
-            options, outputs, statistics, head.vocab, class_weight, take(token_weight, first, last),
-            take(target_weight, first, last),
+    def written(first: int, last: int, values: tuple) -> None:
+        for whole, part in zip((losses, lse, index), values):
+            put(whole, first, last, part)
+
+    head.run(
+        Task(
+            lambda targets: Statistics(targets, False, index is not None, weights if options.label_smoothing else None),
+            RowForm(_loss_of, form, False, index is not None, False, options.logit_scale),
+            lambda *tokens: (class_weight, *(take(t, *tokens) for t in (token_weight, target_weight, upstream)), shared),
+            written,
         )
-        if not is_cpu(head.device):
-            loss = torch.where(targets.bad.any(1), torch.nan, loss)
-        head.tokens.put(losses, first, last, loss)
-        head.tokens.put(lse, first, last, torch.where(targets.row, outputs.lse, 0.0))
-        if index is not None:
-            head.tokens.put(index, first, last, torch.where(targets.row, statistics.sums.index, -1))
-        if not wants:
-            return None
-        if upstream is not None:
-            slopes = slopes.times(take(upstream, first, last))
-        return slopes if inverse is None or head.direct else slopes.times(inverse)
-
-    head.run(statistics_of, finish)
+    )
     if options.reduction == "none":
         made["loss"].view(-1).copy_(losses)
     else:
@@ -118,21 +154,17 @@ def _head(options, shard, inputs, made, later=()) -> None:
     entropy, lse, variance = (None if t is None else t.view(-1).zero_() for t in (entropy, lse, variance))
     index = None if index is None else index.view(-1).fill_(-1)
 
-    def finish(first: int, last: int, statistics: Statistics, outputs: Outputs) -> None:
-        targets, put = statistics.targets, head.tokens.put
-        of_target = torch.where(targets.valid, outputs.log_prob, 0.0)
-        if not is_cpu(head.device):
-            of_target = torch.where(targets.bad.any(1)[:, None], torch.nan, of_target)
-        put(log_prob, first, last, of_target)
-        put(lse, first, last, torch.where(targets.row, outputs.lse, 0.0))
-        if entropy is not None:
-            put(entropy, first, last, torch.where(targets.row, outputs.entropy, 0.0))
-        if variance is not None:
-            put(variance, first, last, torch.where(targets.row, outputs.variance, 0.0))
-        if index is not None:
-            put(index, first, last, torch.where(targets.row, statistics.sums.index, -1))
+    def written(first: int, last: int, values: tuple) -> None:
+        for whole, part in zip((log_prob, lse, entropy, variance, index), values):
+            head.tokens.put(whole, first, last, part)
 
-    head.run(lambda targets: Statistics(targets, entropy is not None, index is not None, None, variance is not None), finish)
+    asked = entropy is not None, index is not None, variance is not None
+    head.run(
+        Task(
+            lambda targets: Statistics(targets, asked[0], asked[1], None, asked[2]),
+            RowForm(_outputs_of, not is_cpu(head.device), *asked, options.logit_scale), lambda *_: (), written,
+        )
+    )
 
 
 def _head_backward(options, shard, inputs, cotangents, made) -> None:
@@ -145,11 +177,14 @@ def _head_backward(options, shard, inputs, cotangents, made) -> None:
     d_log_prob = None if given[0] is None else given[0].reshape(head.targets.shape)
     d_entropy, d_lse = head.flat(given[1]), head.flat(given[2])
 
-    def finish(first: int, last: int, statistics: Statistics, outputs: Outputs) -> Slopes:
-        parts = (head.tokens.take(t, first, last) for t in (d_log_prob, d_entropy, d_lse))
-        return output_slopes(outputs, statistics.targets, *parts)
-
-    head.run(lambda targets: Statistics(targets, of_entropy), finish)
+    given = [t for t in (d_log_prob, d_entropy, d_lse) if t is not None]
+    there = tuple(t is not None for t in (d_log_prob, d_entropy, d_lse))
+    head.run(
+        Task(
+            lambda targets: Statistics(targets, of_entropy), RowForm(_slopes_of, there, of_entropy, False, False, options.logit_scale),
+            lambda *tokens: tuple(head.tokens.take(t, *tokens) for t in given), lambda *_: None,
+        )
+    )
 
 
 _CALLS = {"cross_entropy": _cross_entropy, "head": _head, "head_backward": _head_backward}

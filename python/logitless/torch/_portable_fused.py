@@ -1,5 +1,5 @@
-"""Passes over a tile of logits as functions that torch.compile turns into one kernel each, on devices that Inductor
-generates code for.
+"""Passes over a tile of logits, and the numbers of its tokens between them, as functions that torch.compile turns into one
+kernel each, on devices that Inductor generates code for.
 
 A pass is compiled once for its options and dtypes, for all shapes. Neither makes a tile of its own: sums read the products,
 gradients read them and write the operand of the next products.
@@ -19,7 +19,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ._portable_rows import MASKED, Entries, Sums, finite, merged, rescaled
+from ._portable_rows import MASKED, Entries, RowForm, Statistics, Sums, Targets, finished, finite, merged, rescaled
 
 _MOST_TARGETS = 8  # of a token, each of which is compared with each logit
 _LEAST_COLUMNS = 64  # of a tile; fewer are not worth a kernel
@@ -187,6 +187,19 @@ def _gradients(z, first, ids, bias, inverse, weights, entries: Entries, out: Opt
     return columns
 
 
+# --- The numbers of tokens.
+
+
+def _numbers(sums: Sums, targets: Targets, weights, inverse, numbers: tuple, form: RowForm) -> tuple:
+    """Returns the values of tokens, and their Entries or None. inverse: [n] or None. numbers: as ``form.of`` takes them."""
+    if not torch.compiler.is_compiling():
+        raise _NotTraced
+    statistics = Statistics(Targets(*targets), form.entropy, form.argmax, weights, form.variance)
+    statistics.sums = Sums(*sums)
+    values, entries = finished(form, statistics, inverse, numbers)
+    return values, None if entries is None else tuple(entries)
+
+
 # --- Compilation.
 
 
@@ -203,7 +216,7 @@ def _options() -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(function: Callable[..., Any], form: Form, *key: Any) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], form: Form | RowForm, *key: Any) -> Callable[..., Any]:
     """Returns a pass of some options. Each has code of its own, since PyTorch limits how often one code is compiled."""
     own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, (form,))
     return torch.compile(own, fullgraph=True, dynamic=True, options=_options())
@@ -217,14 +230,14 @@ def _key(*tensors: Any) -> tuple:
     return (*kinds, torch.is_inference_mode_enabled())
 
 
-def run(function: Callable[..., Any], form: Form, z: Tensor, *tensors: Any) -> tuple[bool, Any]:
-    """Returns whether a compiled pass computed a tile, and its result. After a failure to compile there is a warning, and
+def run(function: Callable[..., Any], form: Form | RowForm, device: torch.device, *tensors: Any) -> tuple[bool, Any]:
+    """Returns whether a compiled function computed its tensors on a device, and its result. After a failure to compile there is a warning, and
     the device's passes are not compiled again in this process."""
-    kind = z.device.type
-    if kind in _failures or z.shape[0] < 2 or z.shape[1] < _LEAST_COLUMNS:
+    kind = device.type
+    if kind in _failures:
         return False, None
     try:
-        return True, _compiled(function, form, *_key(z, *tensors))(z, *tensors)
+        return True, _compiled(function, form, *_key(*tensors))(*tensors)
     except _NotTraced:
         return False, None
     except torch.cuda.OutOfMemoryError:
@@ -243,10 +256,21 @@ def run(function: Callable[..., Any], form: Form, z: Tensor, *tensors: Any) -> t
         return False, None
 
 
+def _is_small(z: Tensor) -> bool:
+    return z.shape[0] < 2 or z.shape[1] < _LEAST_COLUMNS
+
+
 def add(form: Form, z: Tensor, *tensors: Any) -> tuple[bool, Any]:
-    done, sums = run(_sums, form, z, *tensors)
+    done, sums = (False, None) if _is_small(z) else run(_sums, form, z.device, z, *tensors)
     return done, Sums(*sums) if done else None
 
 
 def gradients(form: Form, z: Tensor, *tensors: Any) -> tuple[bool, Any]:
-    return run(_gradients, form, z, *tensors)
+    return (False, None) if _is_small(z) else run(_gradients, form, z.device, z, *tensors)
+
+
+def numbers(form: RowForm, sums: Sums, targets: Targets, *tensors: Any) -> tuple[bool, Any]:
+    """Returns whether a compiled function computed ``finished``, and its result."""
+    top = sums.top
+    done, found = (False, None) if top.shape[0] < 2 else run(_numbers, form, top.device, sums, targets, *tensors)
+    return done, (found[0], None if found[1] is None else Entries(*found[1])) if done else None

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from . import _portable_fused, groups
 from ._portable_plan import Sizes, plan_of
-from ._portable_products import add_wide_product, has_wide_products, wide_product
+from ._portable_products import add_wide_product, has_wide_products, has_wide_sums, wide_product
 from ._portable_rows import (
-    Entries, Outputs, Slopes, Statistics, Targets, entries_of, exponentials, logit_gradients, targets_of,
+    Entries, RowForm, Statistics, Targets, exponentials, finished, logit_gradients, targets_of,
 )
 from ._portable_tokens import counted_tokens, is_cpu
 from .quantized import QuantizedWeight
@@ -26,6 +26,15 @@ class Rows(NamedTuple):
     last: int
     statistics: Statistics
     entries: Entries
+
+
+class Task(NamedTuple):
+    """What a call computes of its tokens."""
+
+    statistics: Callable[[Targets], Statistics]
+    form: RowForm
+    numbers: Callable[[int, int], tuple]  # of tokens first to last: the last arguments of ``form.of``
+    put: Callable[[int, int, tuple], None]  # writes the values of tokens
 
 
 class Head:
@@ -88,6 +97,7 @@ class Head:
             self.cast, self.direct, spare, of_hidden, of_weight or of_bias,
             of_hidden and apart(self.d_hidden, self.hidden), of_weight and apart(self.d_weight, self.weight),
             is_cpu(self.device), bool(self.shard.group), self.quantized, self._own(of_weight),
+            self.direct and has_wide_sums(self.device.type, self.hidden.dtype),
         )
 
     def _own(self, of_weight: bool) -> int:
@@ -220,20 +230,27 @@ class Head:
         if out is not z:
             out.copy_(z)
 
-    def of_products(self, slopes: Slopes, first: int, last: int) -> Slopes:
-        """Returns the derivatives by the scaled products, before the softcap, from those by the logits of tokens."""
-        slopes = slopes.times(self.options.logit_scale)
-        return slopes if self.inverse is None else slopes.times(self.tokens.take(self.inverse, first, last))
+    def finish(self, task: Task, statistics: Statistics, first: int, last: int) -> Optional[Entries]:
+        """Writes the values of tokens, and returns the gradients of their products if those are needed."""
+        inverse, given = self.inverse_of(first, last), task.numbers(first, last)
+        done = False
+        if self.fused:  # no views, as above
+            own = tuple(None if t is None else t.clone() if t.dim() else t for t in (inverse, *given))
+            done, found = _portable_fused.numbers(
+                task.form, statistics.sums, statistics.targets, statistics.weights, own[0], own[1:]
+            )
+        values, entries = found if done else finished(task.form, statistics, inverse, given)
+        task.put(first, last, values)
+        return entries
 
     # --- The softmax and its gradients.
 
-    def run(self, statistics_of: Callable[[Targets], Statistics], finish: Callable[..., Optional[Slopes]]) -> None:
-        """Computes all tokens. ``finish(first, last, statistics, outputs)`` writes the outputs of tokens, and returns
-        the slopes of their logits if gradients are needed."""
+    def run(self, task: Task) -> None:
+        """Computes all tokens."""
         if self.plan.stored:
-            self._run_stored(statistics_of, finish)
+            self._run_stored(task)
         else:
-            self._run_recomputed(statistics_of, finish)
+            self._run_recomputed(task)
         if self.d_bias is not None:
             self._write(self.d_bias, self.sum_bias)
 
@@ -251,20 +268,20 @@ class Head:
         else:
             torch.mul(total, self.factor, out=out)
 
-    def _run_stored(self, statistics_of, finish) -> None:
+    def _run_stored(self, task: Task) -> None:
         plan = self.plan
         single = plan.tokens >= self.tokens.count
         if self.d_weight is not None and not single and self._is_summed_apart(self.d_weight):
             self.sum_weight = torch.zeros_like(self.d_weight, dtype=self.number)
         for first, last in self._chunks(0, self.tokens.count, plan.tokens):
-            x, d = self._gradients_of_chunk(first, last, statistics_of, finish)
+            x, d = self._gradients_of_chunk(first, last, task)
             self._hidden_of_chunk(d, first, last)
             if self.d_weight is not None:
                 self._weight_of_chunk(d, x, single)
         if self.sum_weight is not None:
             self._write(self.d_weight, self.sum_weight)
 
-    def _gradients_of_chunk(self, first: int, last: int, statistics_of, finish) -> tuple[Tensor, Tensor]:
+    def _gradients_of_chunk(self, first: int, last: int, task: Task) -> tuple[Tensor, Tensor]:
         """Returns the hidden states of tokens, and the gradients of their products [n, V], as operands of products."""
         vocab, targets = self.weight.shape[0], self.targets_at(first, last)
         x = self.states(first, last, targets)
@@ -273,16 +290,14 @@ class Head:
         for begin in range(0, last - first, self.plan.rows):
             end = min(last - first, begin + self.plan.rows)
             whole, tokens = end - begin == last - first, (first + begin, first + end)
-            statistics = statistics_of(targets if whole else self.targets_at(*tokens))
+            statistics = task.statistics(targets if whole else self.targets_at(*tokens))
             rows, out = (z, d) if whole else (z[begin:end], d[begin:end])
             out = out if self.direct else rows
             are_products, tanh = self.add(statistics, rows, (0, vocab), tokens), None
             if not are_products:
                 tanh = self.capped(rows, True, (0, vocab), tokens)
                 statistics.add(rows, 0)
-            outputs = statistics.outputs()
-            slopes = self.of_products(finish(*tokens, statistics, outputs), *tokens)
-            entries = entries_of(statistics, outputs, slopes)
+            entries = self.finish(task, statistics, *tokens)
             if are_products:
                 self.gradient(Rows(*tokens, statistics, entries), rows, (0, vocab), out, self.sum_bias)
             else:
@@ -329,7 +344,7 @@ class Head:
         else:
             total.addmm_(a, b)
 
-    def _run_recomputed(self, statistics_of, finish) -> None:
+    def _run_recomputed(self, task: Task) -> None:
         plan, rows = self.plan, []
         needs = self.d_hidden is not None, self.d_weight is not None or self.d_bias is not None
         if plan.saved > plan.own:
@@ -337,12 +352,12 @@ class Head:
             self._saved = torch.empty(shape, dtype=dtype, device=self.device)
         for begin, end in ((0, plan.own), (plan.own, plan.saved)):
             for first, last in self._chunks(begin, end, plan.chunk):
-                self._save(first, last, self._gradients_of_chunk(first, last, statistics_of, finish)[1])
+                self._save(first, last, self._gradients_of_chunk(first, last, task)[1])
         if plan.saved:
             self._buffer = None  # of the chunks' logits
         for first, last in self._chunks(plan.saved, self.tokens.count, plan.tokens):
             targets = self.targets_at(first, last)
-            statistics, x = statistics_of(targets), self.states(first, last, targets)
+            statistics, x = task.statistics(targets), self.states(first, last, targets)
             if not self.weight.shape[0]:
                 statistics.add(x.new_empty((last - first, 0), dtype=self.number), self.begin)
             for begin, end in self._blocks(plan.vocab):
@@ -353,10 +368,8 @@ class Head:
                 del z
             if self.shard.group:
                 statistics.over_ranks(groups.process_group(self.shard.group))
-            outputs = statistics.outputs()
-            slopes = finish(first, last, statistics, outputs)
-            if slopes is not None:
-                entries = entries_of(statistics, outputs, self.of_products(slopes, first, last))
+            entries = self.finish(task, statistics, first, last)
+            if entries is not None:
                 rows.append(Rows(first, last, statistics, entries))
         if needs[0] and not plan.together or needs == (True, False):
             self._hidden_by_chunks(rows)

@@ -8,13 +8,16 @@ _LEAST_LIMIT = 16 << 20  # bytes that a call may take without a budget, if a qua
 _CPU_TILE = 128 << 20  # bytes of logits in memory at a time, beyond which a CPU gains nothing
 _CPU_ROWS = 4 << 20  # bytes of logits that a CPU passes over several times, within its caches
 _WIDE_BLOCK = 16 << 20  # bytes of a block of weight, or of its gradient, in fp32
-_GPU_BLOCK = 128 << 20  # the same on a GPU, whose products are efficient if they are large
+_GPU_BLOCK = 128 << 20  # the same on a GPU, of a product that is added in parts
 _DEQUANTIZED = 3  # more blocks that it takes to dequantise one: in fp32, its copy in the dtype of hidden, and temporaries
 _LEAST_TOKENS, _LEAST_VOCAB = 16, 64  # of a tile of logits
 _FEW_TOKENS = 32  # a GEMM of fewer takes longer than a second one
-_CHUNK, _MOST_CHUNK = 128, 1024  # tokens of a GPU's chunk: a multiple, and no more, if gradients of logits are saved
+_CHUNK = 128  # tokens of a GPU's chunk: a multiple
 # Tokens whose logits a GPU recomputes in the time in which it adds a chunk's gradient of weight.
 _ADDING, _ADDING_WIDE = 700, 50  # by products of 16-bit operands, and of fp32
+_TRAFFIC, _TRAFFIC_WIDE = 70, 5  # multiply-adds of such products in the time in which a GPU moves a byte
+# What a host takes to launch work, in multiply-adds of 16-bit operands that a GPU computes meanwhile.
+_ROUND, _PASS = 6e11, 1.3e11  # the outputs of a chunk of tokens, and one pass over a tile of logits (2 ms and 0.45 ms)
 
 
 class Sizes(NamedTuple):
@@ -36,6 +39,7 @@ class Sizes(NamedTuple):
     sharded: bool = False  # ranks exchange statistics of all tokens between forward and backward
     quantized: bool = False  # blocks of weight are dequantised
     own: int = 0  # tokens whose gradients of logits fit into the memory of the gradient of weight
+    adds: bool = False  # 16-bit products are added to fp32 in place
 
 
 class Plan(NamedTuple):
@@ -62,11 +66,18 @@ def _fixed(s: Sizes) -> int:
     return s.tokens * (160 + 32 * min(s.per_token, 8)) + s.vocab * 2 * s.number + 4096
 
 
-def _tile(s: Sizes, tokens: int, vocab: int) -> int:
+def _states(s: Sizes, stored: bool) -> int:
+    """Returns the bytes of a token's operand [D], and of its gradient before it is rounded."""
+    if s.direct:
+        return s.dim * (s.number // 2 + s.number * (stored or not s.adds) * s.hidden)
+    return s.dim * s.number * (2 if s.hidden or s.weight else 1)
+
+
+def _tile(s: Sizes, tokens: int, vocab: int, stored: bool = False) -> int:
     """Returns the bytes of logits [tokens, vocab], and of the chunk's numbers and operands."""
     logits = tokens * vocab * (s.number + 2 * s.direct)
     logits += s.spare * _rows(s, tokens, vocab) * vocab * s.number
-    return logits + tokens * (s.dim * s.number * (2 if s.hidden or s.weight else 1) + 40 * s.per_token)
+    return logits + tokens * (_states(s, stored) + 40 * s.per_token)
 
 
 def _stored(s: Sizes, tokens: int, limit: int) -> Plan:
@@ -75,7 +86,7 @@ def _stored(s: Sizes, tokens: int, limit: int) -> Plan:
     block = max(1, min(s.vocab, min(most, max(limit // 8, 1)) // max(1, s.dim * s.number)))
     sums = s.vocab * s.dim * s.number if s.sum_weight and tokens < s.tokens else 0
     blocks = block * s.dim * s.number * ((s.cast or s.direct) + _DEQUANTIZED * s.quantized)
-    taken = _fixed(s) + _tile(s, tokens, s.vocab) + sums + blocks
+    taken = _fixed(s) + _tile(s, tokens, s.vocab, True) + sums + blocks
     return Plan(True, True, tokens, block, _rows(s, tokens, s.vocab), taken)
 
 
@@ -103,6 +114,14 @@ def _largest_recomputed(s: Sizes, limit: int, together: bool) -> Plan:
             tokens = max(tokens // 2, least_tokens)
 
 
+def _widest(s: Sizes, limit: int, tokens: int, together: bool) -> Plan:
+    """Returns the plan with the widest blocks for a chunk of tokens. Bytes are linear in the width."""
+    one, two = (_recomputed(s, tokens, width, together).bytes for width in (1, 2))
+    most = max(1, min(s.vocab, 1 + (limit - one) // max(1, two - one)))
+    blocks = -(-s.vocab // most)
+    return _recomputed(s, tokens, min(most, -(-s.vocab // blocks // 64) * 64), together)
+
+
 def _recomputing(s: Sizes, limit: int) -> Plan:
     """Returns the plan that recomputes the logits of all tokens, once or for each gradient."""
     plan = _largest_recomputed(s, limit, together=True)
@@ -110,17 +129,37 @@ def _recomputing(s: Sizes, limit: int) -> Plan:
         apart = _largest_recomputed(s, limit, together=False)
         if plan.bytes > limit or min(apart.tokens, apart.vocab) > min(plan.tokens, plan.vocab):
             plan = apart
-    return plan
+    if s.cpu or not s.vocab:
+        return plan
+    found, tokens = [plan], s.tokens
+    while tokens >= min(s.tokens, _FEW_TOKENS):
+        found += [p for together in (True, False) if (p := _widest(s, limit, tokens, together)).bytes <= limit]
+        tokens = -(-tokens // 2)
+        if tokens == 1:
+            break
+    return min(found, key=lambda one: (one.bytes > limit, _cost(s, one)))
 
 
 def _cost(s: Sizes, plan: Plan) -> float:
-    """Returns the tokens whose logits a GPU recomputes in the time that a plan takes beyond three GEMMs."""
+    """Returns the time that a plan takes, in tokens whose logits a GPU computes meanwhile: of the device, or of the host
+    that launches its work if that is longer."""
     adding, chunks = _ADDING if s.direct else _ADDING_WIDE, -(-(s.tokens - plan.saved) // plan.tokens)
+    gradients, blocks = s.hidden + s.weight, -(-s.vocab // max(plan.vocab, 1))
+    byte = (_TRAFFIC if s.direct else _TRAFFIC_WIDE) / max(1, s.dim)
+    device = s.tokens * (1 + gradients + byte * 4.5 * s.number)
     if plan.stored:
-        return chunks * adding * s.weight
-    of_hidden = adding * s.tokens / max(s.vocab, 1) * -(-s.vocab // max(plan.vocab, 1))
-    recomputed = (s.tokens - plan.saved) * (1 if plan.together else s.hidden + s.weight)
-    return recomputed + of_hidden * s.hidden + adding * max(chunks - 1, 0) * s.weight
+        device += chunks * adding * s.weight
+        rounds, passes = chunks, 2 * chunks
+    else:
+        of_hidden = adding * s.tokens / max(s.vocab, 1) * blocks
+        device += (s.tokens - plan.saved) * (1 if plan.together else gradients) * (1 + byte * 2 * s.number)
+        device += of_hidden * s.hidden + adding * max(chunks - 1, 0) * s.weight
+        of_saved = -(-plan.saved // plan.chunk)
+        rounds = chunks + of_saved
+        passes = 2 * of_saved + blocks * chunks * (1 + (1 if plan.together else gradients)) + (plan.saved > 0) * blocks / 2
+    host = rounds * _ROUND + passes * _PASS
+    host /= max(1, s.vocab * s.dim) * (1 if s.direct else _ADDING / _ADDING_WIDE)
+    return max(device, host) + 0.1 * min(device, host)
 
 
 def _saved(s: Sizes, limit: int) -> Optional[Plan]:
@@ -128,33 +167,39 @@ def _saved(s: Sizes, limit: int) -> Optional[Plan]:
 
     The first are in the memory of the gradient of weight until that is written.
     """
-    element = s.number // 2 if s.direct else s.number
-    chunk = min(s.tokens, _MOST_CHUNK, limit // 4 // max(1, _tile(s, 1, s.vocab)))
-    if chunk >= _CHUNK:
-        chunk -= chunk % _CHUNK
-    if chunk < min(_FEW_TOKENS, s.tokens):
-        return None
+    element, own = s.number // 2 if s.direct else s.number, min(s.own, s.tokens)
     sums = s.tokens * s.dim * s.number if s.hidden and s.sum_hidden else 0
     fixed = _fixed(s) + sums + s.tokens * s.dim * element
-    best, columns, own = None, min(s.vocab, max(1, limit // 8 // max(1, s.dim * s.number))), min(s.own, s.tokens)
-    for _ in range(4):
-        blocks = -(-s.vocab // columns)
-        block = min(s.vocab, -(-s.vocab // blocks // 64) * 64)
-        wide = block * s.dim * s.number * (1 + s.cast + _DEQUANTIZED * s.quantized)
-        first = _tile(s, chunk, s.vocab) + (wide if s.cast or s.quantized else 0)
-        each, left = s.vocab * element, s.tokens - own
-        of_token = _tile(s, 2, block) - _tile(s, 1, block)
-        of_rest = wide + _tile(s, 1, block) - of_token
-        most = (limit - fixed - first) // each
-        if each > of_token:
-            most = min(most, (limit - fixed - of_rest - left * of_token) // (each - of_token))
-        more = max(0, min(left, most))
-        taken = fixed + more * each + max(first, of_rest + (left - more) * of_token)
-        plan = Plan(False, True, max(1, left - more), block, chunk, taken, own + more, own, chunk)
-        if taken <= limit and (best is None or _cost(s, plan) < _cost(s, best)):
-            best = plan
-        columns = max(1, columns // 2)
+    best, chunk = None, min(s.tokens, (limit - fixed) // max(1, _tile(s, 1, s.vocab)))
+    while chunk >= min(_FEW_TOKENS, s.tokens):
+        if chunk >= _CHUNK:
+            chunk -= chunk % _CHUNK
+        columns = min(s.vocab, max(1, limit // 2 // max(1, s.dim * s.number)))
+        for _ in range(6):
+            plan = _saved_by(s, limit, fixed, chunk, columns, own)
+            if plan is not None and (best is None or _cost(s, plan) < _cost(s, best)):
+                best = plan
+            columns = max(1, columns // 2)
+        chunk //= 2
     return best
+
+
+def _saved_by(s: Sizes, limit: int, fixed: int, chunk: int, columns: int, own: int) -> Optional[Plan]:
+    """Returns the plan that saves most in blocks of about so many columns; None if it exceeds the limit. fixed: bytes."""
+    element, left = s.number // 2 if s.direct else s.number, s.tokens - own
+    blocks = -(-s.vocab // columns)
+    block = min(s.vocab, -(-s.vocab // blocks // 64) * 64)
+    wide = block * s.dim * s.number * (1 + s.cast + _DEQUANTIZED * s.quantized)
+    first = _tile(s, chunk, s.vocab) + (wide if s.cast or s.quantized else 0)
+    each, of_token = s.vocab * element, _tile(s, 2, block) - _tile(s, 1, block)
+    of_rest = wide + _tile(s, 1, block) - of_token
+    most = (limit - fixed - first) // each
+    if each > of_token:
+        most = min(most, (limit - fixed - of_rest - left * of_token) // (each - of_token))
+    more = max(0, min(left, most))
+    taken = fixed + more * each + max(first, of_rest + (left - more) * of_token)
+    plan = Plan(False, True, max(1, left - more), block, chunk, taken, own + more, own, chunk)
+    return plan if taken <= limit else None
 
 
 def limit_of(tokens: int, vocab: int, number: int, budget: int) -> int:

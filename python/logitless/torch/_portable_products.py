@@ -19,7 +19,7 @@ def has_wide_products(device: str, dtype: torch.dtype) -> bool:
 
 
 @functools.cache
-def _has_wide_sums(device: str, dtype: torch.dtype) -> bool:
+def has_wide_sums(device: str, dtype: torch.dtype) -> bool:
     """Returns whether a device adds such a product to a matrix in fp32, in place."""
     try:
         one, total = torch.ones((16, 16), dtype=dtype, device=device), torch.ones((16, 16), device=device)
@@ -37,7 +37,7 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
 def add_wide_product(total: Tensor, a: Tensor, b: Tensor, block: int) -> None:
     """Adds the product of 16-bit matrices to one in fp32. block: rows of it that may exist at a time, where the device does
     not add in place."""
-    if _has_wide_sums(a.device.type, a.dtype):
+    if has_wide_sums(a.device.type, a.dtype):
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
         return
     for first in range(0, a.shape[0], block):

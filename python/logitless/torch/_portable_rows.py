@@ -7,7 +7,7 @@ Nothing here synchronises with a device, and everything is computed in the logit
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -291,6 +291,29 @@ def entries_of(statistics: Statistics, outputs: Outputs, slopes: Slopes) -> Entr
         target = entry[:, None]
     logit = None if slopes.logit is None else slopes.logit / total
     return Entries(outputs.shift, slopes.softmax / total, logit, slopes.uniform, target, targets.valid)
+
+
+class RowForm(NamedTuple):
+    """Everything in the numbers of tokens that is not a tensor."""
+
+    # (options, statistics, outputs, *numbers) to the values of tokens that a call returns, or None, and the slopes of
+    # their logits, or None.
+    of: Callable[..., tuple[tuple, Optional[Slopes]]]
+    options: Any
+    entropy: bool
+    argmax: bool
+    variance: bool
+    scale: float  # of the products, which is in the slopes' result
+
+
+def finished(form: RowForm, statistics: Statistics, inverse: Optional[Tensor], numbers: tuple) -> tuple[tuple, Optional[Entries]]:
+    """Returns the values of tokens, and the gradients of their products if those are needed. inverse: temperatures'."""
+    outputs = statistics.outputs()
+    values, slopes = form.of(form.options, statistics, outputs, *numbers)
+    if slopes is None:
+        return values, None
+    slopes = slopes.times(form.scale)
+    return values, entries_of(statistics, outputs, slopes if inverse is None else slopes.times(inverse))
 
 
 def exponentials(z: Tensor, shift: Tensor) -> None:

@@ -102,6 +102,8 @@ def test_facts_of_shapes_reach_the_compiler(monkeypatch, tmp_path):
     def seen(graph):
         columns = max((t.get_size() for t in graph.graph_inputs.values() if hasattr(t, "get_size")), key=len)[1]
         sizes = graph.sizevars
+        if columns == 1:  # the targets of the numbers between the passes
+            return codegen(graph)
         found.append((sizes.statically_known_multiple_of(columns, 16), sizes.statically_known_geq(columns, 64)))
         return codegen(graph)
 
@@ -222,7 +224,7 @@ def test_a_failure_to_compile_is_said_once(monkeypatch, passes):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(linear_cross_entropy(hidden, weight, target), first)
-    assert passes == [False] and "no compiler is here" in _portable_fused.why_not(hidden.device)
+    assert passes and not any(passes) and "no compiler is here" in _portable_fused.why_not(hidden.device)
 
 
 def test_the_choice(monkeypatch):
