@@ -105,7 +105,8 @@ def _logits(form: Form, z: Tensor, bias: Optional[Tensor], inverse: Optional[Ten
 
 
 def _columns(z: Tensor, first: Tensor) -> Tensor:
-    return (torch.arange(z.shape[1], device=z.device) + first)[None]
+    """Returns the entries of a tile's columns, in 32 bits, which GPUs compare faster."""
+    return (torch.arange(z.shape[1], device=z.device, dtype=torch.int32) + first.to(torch.int32))[None]
 
 
 def _known(z: Tensor) -> None:
@@ -128,7 +129,7 @@ def _sums(z, first, ids, valid, bias, inverse, weights, old: Optional[Sums], for
     z, _ = _logits(form, z, bias, inverse)
     others = z
     if form.apart:
-        others = torch.where((_columns(z, first) == ids) & valid, -math.inf, z)
+        others = torch.where((_columns(z, first) == ids.to(torch.int32)) & valid, -math.inf, z)
     top = others.amax(1, keepdim=True)
     e = (others - top).exp()
     total = e.sum(1, keepdim=True)[:, 0]
@@ -165,7 +166,7 @@ def _value(form: Form, z, first, ids, bias, inverse, weights, entries: Entries) 
     d = u.exp() * factor
     if entries.uniform is not None:
         d = d + entries.uniform[:, None] * weights
-    column = _columns(z, first)
+    column, ids = _columns(z, first), ids.to(torch.int32)
     for k in range(ids.shape[1]):
         of_target = entries.target[:, k : k + 1]
         here = (column == ids[:, k : k + 1]) & entries.valid[:, k : k + 1]

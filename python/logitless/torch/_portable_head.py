@@ -278,6 +278,7 @@ class Head:
             self._hidden_of_chunk(d, first, last)
             if self.d_weight is not None:
                 self._weight_of_chunk(d, x, single)
+            del d  # before the next chunk makes its own
         if self.sum_weight is not None:
             self._write(self.d_weight, self.sum_weight)
 

@@ -66,24 +66,25 @@ def _fixed(s: Sizes) -> int:
     return s.tokens * (160 + 32 * min(s.per_token, 8)) + s.vocab * 2 * s.number + 4096
 
 
-def _states(s: Sizes, stored: bool) -> int:
-    """Returns the bytes of a token's operand [D], and of its gradient before it is rounded."""
+def _states(s: Sizes, apart: bool) -> int:
+    """Returns the bytes of a token's operand [D], and of its gradient if that is made apart from the sums."""
     if s.direct:
-        return s.dim * (s.number // 2 + s.number * (stored or not s.adds) * s.hidden)
+        return s.dim * (s.number // 2 + s.number * (apart or not s.adds) * s.hidden)
     return s.dim * s.number * (2 if s.hidden or s.weight else 1)
 
 
-def _tile(s: Sizes, tokens: int, vocab: int, stored: bool = False) -> int:
+def _tile(s: Sizes, tokens: int, vocab: int, apart: bool = False) -> int:
     """Returns the bytes of logits [tokens, vocab], and of the chunk's numbers and operands."""
     logits = tokens * vocab * (s.number + 2 * s.direct)
     logits += s.spare * _rows(s, tokens, vocab) * vocab * s.number
-    return logits + tokens * (_states(s, stored) + 40 * s.per_token)
+    return logits + tokens * (_states(s, apart) + 40 * s.per_token)
 
 
 def _stored(s: Sizes, tokens: int, limit: int) -> Plan:
     """Returns the plan that keeps the logits of so many tokens."""
     most = _WIDE_BLOCK if s.cpu else _GPU_BLOCK
     block = max(1, min(s.vocab, min(most, max(limit // 8, 1)) // max(1, s.dim * s.number)))
+    block -= block % 64 if not s.cpu and 64 < block < s.vocab else 0  # rows of a block are aligned
     sums = s.vocab * s.dim * s.number if s.sum_weight and tokens < s.tokens else 0
     blocks = block * s.dim * s.number * ((s.cast or s.direct) + _DEQUANTIZED * s.quantized)
     taken = _fixed(s) + _tile(s, tokens, s.vocab, True) + sums + blocks
@@ -95,7 +96,8 @@ def _recomputed(s: Sizes, tokens: int, vocab: int, together: bool) -> Plan:
     wide = vocab * s.dim * s.number
     blocks = wide * (s.cast + _DEQUANTIZED * s.quantized + s.weight * (s.sum_weight or s.direct))
     sums = s.tokens * s.dim * s.number if together and s.sum_hidden else 0
-    taken = _fixed(s) + _tile(s, tokens, vocab) + blocks + sums
+    apart = s.hidden and not (together and s.weight)  # a chunk's gradient of hidden is a sum of its own
+    taken = _fixed(s) + _tile(s, tokens, vocab, apart) + blocks + sums
     return Plan(False, together, tokens, vocab, _rows(s, tokens, vocab), taken)
 
 
@@ -118,6 +120,7 @@ def _widest(s: Sizes, limit: int, tokens: int, together: bool) -> Plan:
     """Returns the plan with the widest blocks for a chunk of tokens. Bytes are linear in the width."""
     one, two = (_recomputed(s, tokens, width, together).bytes for width in (1, 2))
     most = max(1, min(s.vocab, 1 + (limit - one) // max(1, two - one)))
+    most -= most % 64 if 64 < most < s.vocab else 0  # rows of a tile are aligned
     blocks = -(-s.vocab // most)
     return _recomputed(s, tokens, min(most, -(-s.vocab // blocks // 64) * 64), together)
 

@@ -134,6 +134,7 @@ def test_numbers_of_each_token(filters):
 def test_a_plan_serves_other_seeds_and_numbers_within_its_budget():
     on_gpu = torch.get_default_device().type == "cuda"  # fp32 has other bits in chunks of another size there
     hidden, weight, bias = head(torch.bfloat16 if on_gpu else torch.float32, (300, 16, 4000))
+    bias = bias.float()
     inputs, budget = dict(hidden=hidden, weight=weight, bias=bias), 5 << 19
     planned = dict(temperature=1.0, top_p=0.5, top_k=50)
     call = compare(planned, inputs, budget=budget)

@@ -19,7 +19,7 @@ struct Maps {
 
 template <typename T, ForwardMode kMode, bool kStore>
 void launch(const Maps& maps, const ForwardArguments& all, cudaStream_t stream) {
-  const auto kernel = forward_tiles<T, kMode, kStore>;
+  const auto kernel = forward_tiles<T, kMode, kStore, false>;
   allow_shared(kernel, kTileShared);
   const int clusters = processor_count() / kClusterCtas;
   for_launches(all, clusters, [&](const ForwardArguments& a, int tiles) {
@@ -68,6 +68,7 @@ void launch_tiles(ForwardMode mode, bool store, const TileOperands& o,
   // The gradient GEMMs of f16 take any address, so its forward does, too.
   if (o.dtype == DType::f16 && !tma_takes(o, store))
     return sm80_tiles().launch(mode, store, o, arguments, stream);
+  if (takes_few(mode, store, o, arguments)) return launch_few(mode, o, arguments, stream);
   // To TMA all types of 16 bits are one.
   Maps maps{matrix_map(o.hidden, DType::bf16, o.tokens, o.dim, o.hidden_stride, kTileRows),
             matrix_map(o.rows, DType::bf16, o.vocab, o.dim, o.row_stride, kTileColumns / 2),

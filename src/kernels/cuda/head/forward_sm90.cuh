@@ -1,5 +1,9 @@
 // Persistent forward kernel of the head on Hopper. The mainloop computes the logits of a tile of
 // 128 tokens x 256 vocabulary entries in registers, and logit_epilogue.cuh reduces them there.
+//
+// The CTAs of a cluster have two tiles of tokens and one of the vocabulary. With kFew, for at most
+// 128 tokens, they have the same tokens and two tiles of the vocabulary. They share the hidden
+// states then instead of the weights. A tile has the same bits either way.
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
@@ -52,7 +56,19 @@ struct HopperPosition : TilePosition {
   }
 };
 
-template <typename T, ForwardMode kMode, bool kStore>
+// Enqueues the tiles of a call of few tokens. mode: a forward's, or kReference.
+bool takes_few(ForwardMode mode, bool store, const TileOperands& operands,
+               const ForwardArguments& arguments);
+void launch_few(ForwardMode mode, const TileOperands& operands, const ForwardArguments& arguments,
+                Stream stream);
+
+template <bool kFew>
+__device__ __forceinline__ Tile tile_of_cta(Tile tile, int rank) {
+  if (kFew) tile.vocab_id = tile.vocab_id * kClusterCtas + rank;
+  return tile;
+}
+
+template <typename T, ForwardMode kMode, bool kStore, bool kFew>
 __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
     forward_tiles(const __grid_constant__ CUtensorMap hidden,
                   const __grid_constant__ CUtensorMap weight,
@@ -66,8 +82,9 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   const int clusters = gridDim.x / kClusterCtas;
   const int listed = a.list == nullptr ? 0 : a.list_begin[0];
   const int pairs = pairs_of(a);
-  const int tiles =
-      a.list == nullptr ? pairs * a.vocab_tiles : a.list_begin[a.vocab_tiles] - listed;
+  const int tiles = kFew                ? (a.vocab_tiles + 1) / kClusterCtas
+                    : a.list == nullptr ? pairs * a.vocab_tiles
+                                        : a.list_begin[a.vocab_tiles] - listed;
   StageCursor at;
   if (threadIdx.x < 128) {
     registers_shrink<40>();
@@ -75,17 +92,27 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       const std::uint64_t keep = keep_policy();
       const std::uint64_t pass = pass_policy();
       for (int t = cluster; t < tiles; t += clusters) {
-        const Tile tile = tile_of(t + listed, a, pairs);
+        const Tile tile = tile_of_cta<kFew>(tile_of(t + listed, a, pairs), rank);
         if (a.wanted != nullptr && a.wanted[tile.pair] == 0) continue;
-        const int row = (tile.pair * kClusterCtas + rank) * kTileRows;
-        const int half = tile.vocab_id * kTileColumns + rank * (kTileColumns / 2);
+        const int row = kFew ? rank * (kTileRows / 2) : (tile.pair * kClusterCtas + rank) * kTileRows;
+        const int column = tile.vocab_id * kTileColumns;
         for (int k = 0; k < a.steps; ++k) {
           std::uint64_t* const full = memory.full + at.stage;
           barrier_wait(memory.empty + at.stage, at.phase ^ 1);
           barrier_expect(full, kStageBytes);
-          tma_load(memory.rows + at.stage * kRowBytes, &hidden, full, k * kStep, row, keep);
-          tma_load_multicast(memory.columns + at.stage * kColumnBytes + rank * (kColumnBytes / 2),
-                             &weight, full, k * kStep, half, (1 << kClusterCtas) - 1, pass);
+          unsigned char* const x = memory.rows + at.stage * kRowBytes;
+          unsigned char* const w = memory.columns + at.stage * kColumnBytes;
+          constexpr int kHalf = kTileColumns / 2, kBoth = (1 << kClusterCtas) - 1;
+          if constexpr (kFew) {
+            tma_load_multicast(x + rank * (kRowBytes / 2), &hidden, full, k * kStep, row, kBoth,
+                               keep);
+            tma_load(w, &weight, full, k * kStep, column, pass);
+            tma_load(w + kColumnBytes / 2, &weight, full, k * kStep, column + kHalf, pass);
+          } else {
+            tma_load(x, &hidden, full, k * kStep, row, keep);
+            tma_load_multicast(w + rank * (kColumnBytes / 2), &weight, full, k * kStep,
+                               column + rank * kHalf, kBoth, pass);
+          }
           at.advance();
         }
       }
@@ -97,7 +124,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     TileWriter writer(memory);
     float z[128];
     for (int t = cluster; t < tiles; t += clusters) {
-      const Tile tile = tile_of(t + listed, a, pairs);
+      const Tile tile = tile_of_cta<kFew>(tile_of(t + listed, a, pairs), rank);
       if (a.wanted != nullptr && a.wanted[tile.pair] == 0) continue;
       int previous = -1;
       for (int k = 0; k < a.steps; ++k) {
@@ -118,7 +145,8 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       }
       wgmma_wait<0>();
       if (lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
-      const int row = (tile.pair * kClusterCtas + rank) * kTileRows;
+      if (kFew && tile.vocab_id >= a.vocab_tiles) continue;  // the last cluster may have one tile
+      const int row = kFew ? 0 : (tile.pair * kClusterCtas + rank) * kTileRows;
       const HopperPosition position(a, row + accumulator_row(), tile);
       finish_tile<kMode, kStore>(z, a, position);
       if constexpr (kStore) {

@@ -64,11 +64,16 @@ __global__ void __launch_bounds__(256)
     const T* const x = static_cast<const T*>(c.hidden) + slot / per_token * c.hidden_stride;
     const T* const w = static_cast<const T*>(c.weight) + row * c.weight_stride;
     const auto starts = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(w);
-    const bool paired = c.shape.dim % 2 == 0 && starts % (2 * sizeof(T)) == 0;
-    for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) {
+    const auto add = [&](std::int64_t k, bool paired) {
       const float2 a = two_elements(x, k, c.shape.dim, paired);
       const float2 b = two_elements(w, k, c.shape.dim, paired);
       z = fmaf(a.x, b.x, fmaf(a.y, b.y, z));
+    };
+    if (c.shape.dim % 2 == 0 && starts % (2 * sizeof(T)) == 0) {
+#pragma unroll 16  // few tokens wait for memory: many loads are under way
+      for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) add(k, true);
+    } else {
+      for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) add(k, false);
     }
     for (int step = 16; step > 0; step /= 2) z += __shfl_xor_sync(~0u, z, step);
     if (c.bias != nullptr) z += c.bias[row];
@@ -201,7 +206,8 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   if (wanted != nullptr && wanted[row / 256] == 0) return;
   const bool made = active[row / 256] != 0;
   const int run = (p.vocab_tiles + kParts - 1) / kParts;
-  const int end = made ? min(p.vocab_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
+  const bool sums = made && row < c.shape.tokens;  // others may have no partial results
+  const int end = sums ? min(p.vocab_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
   Part mine{0.0, 0.0, 0.0, -INFINITY, 0x7fffffff};
   for (int t = threadIdx.y * run; t < end; ++t) {
     const std::int64_t at = t * p.padded_tokens + row;
@@ -326,8 +332,8 @@ __global__ void __launch_bounds__(kRowsPerBlock* kRecordParts)
   auto* const parts = reinterpret_cast<TokenRecord*>(memory) + threadIdx.x;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
   const int run = (p.vocab_tiles + kRecordParts - 1) / kRecordParts;
-  const int end =
-      active[row / 256] != 0 ? min(p.vocab_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
+  const bool sums = active[row / 256] != 0 && row < c.shape.tokens;
+  const int end = sums ? min(p.vocab_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
   TokenRecord mine;
   if (more != nullptr && threadIdx.y == 0 && end > 0) mine.wide.add(more[row], reference[row]);
   for (int t = threadIdx.y * run; t < end; ++t) {
