@@ -105,8 +105,7 @@ def _logits(form: Form, z: Tensor, bias: Optional[Tensor], inverse: Optional[Ten
 
 
 def _columns(z: Tensor, first: Tensor) -> Tensor:
-    """Returns the entries of a tile's columns, in 32 bits, which GPUs compare faster."""
-    return (torch.arange(z.shape[1], device=z.device, dtype=torch.int32) + first.to(torch.int32))[None]
+    return (torch.arange(z.shape[1], device=z.device) + first)[None]
 
 
 def _known(z: Tensor) -> None:
@@ -129,7 +128,7 @@ def _sums(z, first, ids, valid, bias, inverse, weights, old: Optional[Sums], for
     z, _ = _logits(form, z, bias, inverse)
     others = z
     if form.apart:
-        others = torch.where((_columns(z, first) == ids.to(torch.int32)) & valid, -math.inf, z)
+        others = torch.where((_columns(z, first) == ids) & valid, -math.inf, z)
     top = others.amax(1, keepdim=True)
     e = (others - top).exp()
     total = e.sum(1, keepdim=True)[:, 0]
@@ -166,7 +165,7 @@ def _value(form: Form, z, first, ids, bias, inverse, weights, entries: Entries) 
     d = u.exp() * factor
     if entries.uniform is not None:
         d = d + entries.uniform[:, None] * weights
-    column, ids = _columns(z, first), ids.to(torch.int32)
+    column = _columns(z, first)
     for k in range(ids.shape[1]):
         of_target = entries.target[:, k : k + 1]
         here = (column == ids[:, k : k + 1]) & entries.valid[:, k : k + 1]
@@ -174,8 +173,9 @@ def _value(form: Form, z, first, ids, bias, inverse, weights, entries: Entries) 
     return d if tanh is None else d * (1.0 - tanh * tanh)
 
 
-def _gradients(z, first, ids, bias, inverse, weights, entries: Entries, out: Optional[Tensor], form: Form) -> Optional[Tensor]:
-    """Writes the gradients of products into ``out``, or over the products. Returns their sums over tokens, if wanted."""
+def _gradients(z, first, ids, bias, inverse, weights, entries: Entries, out: Optional[Tensor], form: Form) -> tuple:
+    """Writes the gradients of products into ``out``, or over the products. Returns their sums over tokens, if wanted, and
+    over columns: with these a kernel goes by rows, without a division for each element's row and column."""
     if not torch.compiler.is_compiling():
         raise _NotTraced
     _known(z)
@@ -185,7 +185,7 @@ def _gradients(z, first, ids, bias, inverse, weights, entries: Entries, out: Opt
         z.copy_(d)
     else:
         out.copy_(d)
-    return columns
+    return columns, d.sum(1)
 
 
 # --- The numbers of tokens.
@@ -266,8 +266,10 @@ def add(form: Form, z: Tensor, *tensors: Any) -> tuple[bool, Any]:
     return done, Sums(*sums) if done else None
 
 
-def gradients(form: Form, z: Tensor, *tensors: Any) -> tuple[bool, Any]:
-    return (False, None) if _is_small(z) else run(_gradients, form, z.device, z, *tensors)
+def gradients(form: Form, z: Tensor, *tensors: Any) -> tuple[bool, Optional[Tensor]]:
+    """Returns whether a compiled pass wrote the gradients of products, and their sums over tokens."""
+    done, found = (False, None) if _is_small(z) else run(_gradients, form, z.device, z, *tensors)
+    return done, found[0] if done else None
 
 
 def numbers(form: RowForm, sums: Sums, targets: Targets, *tensors: Any) -> tuple[bool, Any]:
