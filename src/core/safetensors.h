@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -27,8 +28,10 @@ std::string safetensors_header(std::span<const NamedTensor* const> tensors,
                                const std::map<std::string, std::string>& metadata,
                                const std::string& path);
 
-// Returns the bytes that write_safetensors would write, for contiguous tensors.
+// Returns the bytes that write_safetensors would write, for contiguous tensors. `most`: without the
+// data of all but so many tensors, by the order in the file: large elements first, as given.
 std::vector<std::byte> safetensors_bytes(std::span<const NamedTensor> tensors,
-                                         const std::map<std::string, std::string>& metadata);
+                                         const std::map<std::string, std::string>& metadata,
+                                         std::size_t most = SIZE_MAX);
 
 }  // namespace logitless

@@ -129,12 +129,13 @@ std::vector<const NamedTensor*> file_order(std::span<const NamedTensor> tensors)
 }  // namespace
 
 std::vector<std::byte> safetensors_bytes(std::span<const NamedTensor> tensors,
-                                         const std::map<std::string, std::string>& metadata) {
+                                         const std::map<std::string, std::string>& metadata,
+                                         std::size_t most) {
   const std::vector<const NamedTensor*> order = file_order(tensors);
   const std::string header = safetensors_header(order, metadata, "bytes");
   const auto text = std::as_bytes(std::span(header));
   std::vector<std::byte> made(text.begin(), text.end());
-  for (const NamedTensor* tensor : order) {
+  for (const NamedTensor* tensor : std::span(order).first(std::min(most, order.size()))) {
     check(tensor->view.contiguous(), tensor->name, ": expected it contiguous");
     const auto* data = static_cast<const std::byte*>(tensor->view.data());
     made.insert(made.end(), data, data + tensor->view.bytes());

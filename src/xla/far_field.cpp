@@ -1,9 +1,10 @@
 // XLA FFI handler of a FarFieldHead's step, whose state is an input and an output: 8 bytes of
 // length, the bytes of FarFieldHead::state(), and zeros. All zeros: before the first step.
 //
-// On a GPU the handler waits for the stream, before the step to read the state and after it for the
-// errors of the step. It is therefore not recorded into command buffers. The workspace is XLA's
-// scratch memory for the time of the call. Orders take memory of the process.
+// On a GPU the handler waits for the stream, before the step to read the front of the state and
+// after it for the errors of the step. It is therefore not recorded into command buffers. The rest
+// of the state, its orders, is read and written by the host only where they change. The workspace
+// is XLA's scratch memory for the time of the call. Orders take memory of the process.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "head/far/controller.h"
 #include "head/far/head.h"
 #include "kernels/device/head.h"
 #include "kernels/device/stream.h"
@@ -97,12 +99,15 @@ void step_on_cpu(const Place& place, Call& call) {
 
 // ---- On a GPU
 
-// A head between two calls, and page-locked memory for the states before and after a step.
+// Bytes at the start of a state that are read first: length, names and counts of every state.
+constexpr std::size_t kFront = 16384;
+
+// A head between two calls.
 struct HeldHead {
   std::string key;
   std::unique_ptr<FarFieldHead> head;
-  std::size_t bytes = 0;  // of `after`, the state that the head has
-  std::shared_ptr<void> before, after;
+  StateOutline outline;          // of the state that the head has
+  std::shared_ptr<void> memory;  // page-locked, 2 kFront bytes
 };
 
 // Heads that have just taken a step. One that is given the state that it has already needs neither
@@ -150,68 +155,79 @@ std::string key_of(const Place& place, const Call& call, const FarFieldOptions& 
                 options.memory_budget, " ", call.signature());
 }
 
-// Fetches the state into `held.before`, and makes its head one that has this state. Returns the
-// bytes of length and state.
-std::size_t fetch_state(HeldHead& held, const FarCall& c, const Place& place, const Call& call,
-                        const FarFieldOptions& options) {
-  const auto room = static_cast<std::size_t>(c.state.bytes());
-  if (held.before == nullptr) {
-    held.before = cuda::make_pinned(room);
-    held.after = cuda::make_pinned(room);
-  }
-  auto* const before = static_cast<std::byte*>(held.before.get());
-  cuda::copy_to_host(before, c.state.data(), kLength, place.stream);
-  const std::size_t length = checked_length(before, room);
-  cuda::copy_to_host(before + kLength, static_cast<const std::byte*>(c.state.data()) + kLength,
-                     length, place.stream);
-  const std::size_t bytes = kLength + length;
-  const bool same = held.head != nullptr && held.bytes == bytes &&
-                    std::memcmp(held.after.get(), before, bytes) == 0;
-  if (!same) {
-    held.head = std::make_unique<FarFieldHead>(context_of(place, call), options);
-    set_state(*held.head, before, length);
-  }
-  return bytes;
+// Returns true if a state of `length` bytes that begins with `front` is that of the outline. Its
+// names tell orders apart, so that these are not compared.
+bool is_of(const StateOutline& outline, std::size_t length, std::span<const std::byte> front) {
+  return outline.bytes == length && outline.front.size() <= front.size() &&
+         std::equal(outline.front.begin(), outline.front.end(), front.begin());
 }
 
-// Returns begin and end of the blocks in which two arrays differ.
-std::pair<std::size_t, std::size_t> changed_range(const std::byte* a, const std::byte* b,
-                                                  std::size_t bytes) {
-  constexpr std::size_t kBlock = 4096;
-  std::size_t first = bytes, end = 0;
-  for (std::size_t at = 0; at < bytes; at += kBlock) {
-    const std::size_t size = std::min(kBlock, bytes - at);
-    if (std::memcmp(a + at, b + at, size) == 0) continue;
-    first = std::min(first, at);
-    end = at + size;
-  }
-  return {std::min(first, end), end};
+// Makes the held head one that has the given state. Returns whether it had it already.
+bool read_state(HeldHead& held, const FarCall& c, const Place& place, const Call& call,
+                const FarFieldOptions& options) {
+  const auto room = static_cast<std::size_t>(c.state.bytes());
+  if (held.memory == nullptr) held.memory = cuda::make_pinned(2 * kFront);
+  auto* const front = static_cast<std::byte*>(held.memory.get());
+  const std::size_t read = std::min(room, kFront);
+  cuda::copy_to_host(front, c.state.data(), read, place.stream);
+  const std::size_t length = checked_length(front, room);
+  const auto given = std::span(front, read).subspan(kLength);
+  if (held.head != nullptr && is_of(held.outline, length, given)) return true;
+  held.head = std::make_unique<FarFieldHead>(context_of(place, call), options);
+  if (length == 0) return false;
+  std::vector<std::byte> whole(length);
+  const std::size_t known = std::min(length, given.size());
+  std::copy_n(given.begin(), known, whole.begin());
+  if (length > known)
+    cuda::copy_to_host(whole.data() + known,
+                       static_cast<const std::byte*>(c.state.data()) + kLength + known,
+                       length - known, place.stream);
+  held.head->set_state(whole);
+  return false;
 }
 
-// Writes the head's state to the next one in device memory. The old one has `before` bytes. Only
-// what has changed is copied from the host.
-void enqueue_state(HeldHead& held, const FarCall& c, std::size_t before, cuda::Stream stream) {
+// Writes the head's state to the next one in device memory. `before`: the outline of the given one,
+// null if it is unknown. Orders that have not changed are copied from there. Returns host memory
+// that must live until the stream has passed.
+std::vector<std::byte> enqueue_state(HeldHead& held, const FarCall& c, const StateOutline* before,
+                                     cuda::Stream stream) {
   const auto room = static_cast<std::size_t>(c.state.bytes());
-  auto* const made = static_cast<std::byte*>(held.after.get());
-  held.bytes = put_state(*held.head, made, room);
-  const std::size_t common = std::min(before, held.bytes);
+  held.outline = FarFieldAccess::of(*held.head).controller.outline();
+  const StateOutline& made = held.outline;
+  check(room >= kLength + made.bytes, "state: ", made.bytes, " bytes for room of ", room);
   auto* const to = static_cast<std::byte*>(c.next_state.data());
-  const auto put = [&](std::size_t first, std::size_t end) {
-    if (end > first) cuda::copy_async(to + first, made + first, end - first, stream);
-  };
-  if (to != c.state.data()) cuda::copy_async(to, c.state.data(), common, stream);
-  const auto [first, end] =
-      changed_range(made, static_cast<const std::byte*>(held.before.get()), common);
-  put(first, end);
-  put(common, held.bytes);
-  if (room > held.bytes) cuda::fill_device(to + held.bytes, 0, room - held.bytes, stream);
+  const auto* const from = static_cast<const std::byte*>(c.state.data());
+  const std::size_t orders = made.bytes - made.front.size();
+  const bool kept = before != nullptr && before->orders == made.orders &&
+                    before->bytes - before->front.size() == orders &&
+                    (to != from || before->front.size() == made.front.size()) &&
+                    kLength + made.front.size() <= kFront;
+  std::vector<std::byte> whole;
+  if (kept) {
+    auto* const front = static_cast<std::byte*>(held.memory.get()) + kFront;
+    const std::uint64_t length = made.bytes;
+    std::memcpy(front, &length, kLength);
+    std::copy(made.front.begin(), made.front.end(), front + kLength);
+    if (to != from && orders > 0)
+      cuda::copy_async(to + kLength + made.front.size(), from + kLength + before->front.size(),
+                       orders, stream);
+    cuda::copy_async(to, front, kLength + made.front.size(), stream);
+  } else {
+    whole.resize(kLength + made.bytes);
+    put_state(*held.head, whole.data(), whole.size());
+    cuda::copy_async(to, whole.data(), whole.size(), stream);
+  }
+  const std::size_t written = kLength + made.bytes;
+  if (room > written) cuda::fill_device(to + written, 0, room - written, stream);
+  return whole;
 }
 
 void step_on_gpu(const Place& place, Call& call) {
   const FarCall c = read(call);
   const FarFieldOptions options = far_options(call);
   HeldHead held = held_heads().take(key_of(place, call, options));
-  const std::size_t before = fetch_state(held, c, place, call, options);
+  const bool known = read_state(held, c, place, call, options);
+  const StateOutline before = held.outline;
   FarFieldHead& head = *held.head;
   FarPlans& plans = FarFieldAccess::of(head).plans;
   plans.borrow([&](std::size_t bytes) {
@@ -221,7 +237,7 @@ void step_on_gpu(const Place& place, Call& call) {
     return aligned_workspace({*data, bytes + kAlignment});
   });
   head.step(c.options, c.in, c.out);
-  enqueue_state(held, c, before, place.stream);
+  const auto whole = enqueue_state(held, c, known ? &before : nullptr, place.stream);
   head.statistics();  // waits, and throws for a target out of range
   plans.borrow(nullptr);
   held_heads().put(std::move(held));

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "core/hash.h"
 #include "core/safetensors.h"
 #include "head/far/order_file.h"
 #include "head/far/replicas.h"
@@ -22,9 +23,6 @@
 namespace logitless {
 namespace {
 
-constexpr double kFirstTau = 0.003;
-constexpr double kLeastTau = 0.0005;
-constexpr double kMostTau = 0.01;
 // Largest interval in steps between orders, unless the options begin with a larger one.
 constexpr std::int64_t kMostInterval = 6400;
 // Limit of every option that counts, so that sums with the steps of a run fit in 64 bits.
@@ -38,8 +36,6 @@ constexpr double kRise = 1.05;
 // ones. One token that is wholly wrong makes an audit of 128 miss by 9 % with any tau
 // (docs/develop/log/far_field_figures.md).
 constexpr double kFall = 0.7;
-// Trials with one order, each with a lower tau than the last, before the far field is suspended.
-constexpr int kTrials = 3;
 // A token is wholly wrong with any tau of far_both if its likely entry is unlikely for all tokens
 // of the order's sample (docs/develop/log/far_field_figures.md#a-wider-head). If more than
 // kMostMissed of the audits miss, averaged over about kBothAudits, steps change to far_backward,
@@ -47,11 +43,6 @@ constexpr int kTrials = 3;
 constexpr double kBothAudits = 8.0;
 constexpr double kMostMissed = 0.4;
 constexpr double kFewMissed = 0.2;  // far_both serves these tokens again
-
-// Sizes of the saved state besides orders, in the order of the file. The `Before` sizes are those
-// of files that precede the change to far_backward.
-constexpr std::size_t kCounts = 20, kCountsBefore = 16;
-constexpr std::size_t kNumbers = 6, kNumbersBefore = 4;
 
 void check(const FarFieldOptions& o) {
   require(o.accuracy == Accuracy::far_backward || o.accuracy == Accuracy::far_both,
@@ -67,16 +58,6 @@ void check(const FarFieldOptions& o) {
     require(value >= least && value <= kMostOption, name, ": expected ", least, " to ", kMostOption,
             ", got ", value);
   }
-}
-
-// Reads all values of a state, or the first `before` of a state saved by an older version.
-template <typename T, std::size_t kCount>
-void read_values(const ConstTensorView& from, DType dtype, std::size_t before,
-                 const std::string& path, const char* name, std::array<T, kCount>& to) {
-  const auto count = static_cast<std::size_t>(from.numel());
-  require(from.dtype() == dtype && (count == kCount || count == before), path, ": ", name,
-          ": expected ", name_of(dtype), "[", kCount, "], got ", describe(from));
-  std::memcpy(to.data(), from.data(), count * sizeof(T));
 }
 
 }  // namespace
@@ -435,59 +416,6 @@ std::string FarController::explain() const {
   return std::move(out).str();
 }
 
-std::vector<std::int64_t> FarController::counts() const {
-  const FarFieldReport& r = s_.report;
-  return {r.steps,   r.dense_steps, r.repeated_steps, r.audits,     r.refreshes,
-          r.far,     s_.order_step, s_.takeover,      s_.interval,  s_.next_refresh,
-          s_.wait,   s_.last_audit, s_.far_steps,     s_.trials,    s_.trial_due,
-          s_.misses, s_.backward,   s_.retry_both,    s_.both_wait, s_.backward_steps};
-}
-
-std::vector<double> FarController::numbers() const {
-  const FarFieldReport& r = s_.report;
-  return {r.last_error,    r.worst_accepted_error, r.tau,
-          r.mean_selected, s_.both_missed,         s_.other_tau};
-}
-
-// Calls `write(tensors, metadata)` with the state.
-template <typename Write>
-void FarController::write(Write&& write) {
-  wait_for_order();
-  const std::vector<std::int64_t> counts = this->counts();
-  const std::vector<double> numbers = this->numbers();
-  std::vector<NamedTensor> tensors = {
-      {"counts", {counts.data(), DType::i64, {std::int64_t{kCounts}}}},
-      {"numbers", {numbers.data(), DType::f64, {std::int64_t{kNumbers}}}}};
-  if (!s_.order.empty()) append_order(s_.order, "order.", tensors);
-  if (!s_.pending.empty()) append_order(s_.pending, "pending.", tensors);
-  std::map<std::string, std::string> metadata = {
-      {"kind", "logitless far field"},
-      {"accuracy", std::string(name_of(options_.accuracy))},
-      {"reason", s_.reason}};
-  if (!s_.layout.empty()) metadata["layout"] = s_.layout;
-  write(tensors, metadata);
-}
-
-void FarController::save(const std::string& path) {
-  write([&](const auto& tensors, const auto& metadata) {
-    write_safetensors(path, tensors, metadata);
-  });
-}
-
-std::vector<std::byte> FarController::state() {
-  std::vector<std::byte> made;
-  write([&](const auto& tensors, const auto& metadata) {
-    made = safetensors_bytes(tensors, metadata);
-  });
-  return made;
-}
-
-void FarController::load(const std::string& path) { read(TensorFile(path), path); }
-
-void FarController::set_state(std::span<const std::byte> state) {
-  read(TensorFile(state, "state"), "state");
-}
-
 void FarController::require_head(std::int64_t vocab, std::int64_t dim) const {
   for (const std::int64_t vocab_count :
        {s_.order.vocab(), s_.takeover >= 0 ? s_.making_vocab : 0}) {
@@ -498,77 +426,6 @@ void FarController::require_head(std::int64_t vocab, std::int64_t dim) const {
     require(of == 0 || of == dim, "hidden: expected dim ", of,
             ", of which the moments of this far field's order are, got ", dim);
   }
-}
-
-void FarController::read(const TensorFile& file, const std::string& path) {
-  const auto& metadata = file.metadata();
-  const auto kind = metadata.find("kind");
-  require(kind != metadata.end() && kind->second == "logitless far field", path,
-          ": expected the state of a FarFieldHead");
-  const auto accuracy = metadata.find("accuracy");
-  require(accuracy != metadata.end() && accuracy->second == name_of(options_.accuracy), path,
-          ": saved with accuracy ", accuracy == metadata.end() ? "none" : accuracy->second,
-          ", this head has ", name_of(options_.accuracy));
-  const ConstTensorView counts = file.tensor("counts");
-  const ConstTensorView numbers = file.tensor("numbers");
-  std::array<std::int64_t, kCounts> c{};
-  std::array<double, kNumbers> n{};
-  read_values(counts, DType::i64, kCountsBefore, path, "counts", c);
-  read_values(numbers, DType::f64, kNumbersBefore, path, "numbers", n);
-  FarDecisions s;
-  FarFieldReport& r = s.report;
-  r.steps = c[0];
-  r.dense_steps = c[1];
-  r.repeated_steps = c[2];
-  r.audits = c[3];
-  r.refreshes = c[4];
-  r.far = c[5] != 0;
-  s.order_step = c[6];
-  s.takeover = c[7];
-  s.interval = c[8];
-  s.next_refresh = c[9];
-  s.wait = c[10];
-  s.last_audit = c[11];
-  s.far_steps = c[12];
-  s.trials = static_cast<int>(c[13]);
-  s.trial_due = c[14] != 0;
-  s.misses = c[15];
-  s.backward = c[16] != 0;
-  s.retry_both = c[17];
-  s.both_wait = c[18];
-  s.backward_steps = c[19];
-  r.last_error = n[0];
-  r.worst_accepted_error = n[1];
-  r.tau = n[2];
-  r.mean_selected = n[3];
-  s.both_missed = n[4];
-  s.other_tau = numbers.numel() == kNumbers ? n[5] : kFirstTau;
-  // Sums of these counts and of values that options allow fit in 64 bits.
-  constexpr std::int64_t kMostCount = INT64_C(1) << 60;
-  const bool counts_hold = std::all_of(c.begin(), c.end(), [](std::int64_t count) {
-    return count >= -kMostCount && count <= kMostCount;
-  });
-  require(counts_hold && s.interval >= 1 && s.wait >= 0 && c[13] >= 0 && c[13] <= kTrials &&
-              r.dense_steps >= 0 && r.steps >= r.dense_steps && r.repeated_steps >= 0 &&
-              s.misses >= 0 && r.audits >= 0 && r.refreshes >= 0 && s.last_audit >= 0 &&
-              s.far_steps >= 0 && s.retry_both >= 0 && s.both_wait >= 0 && s.backward_steps >= 0 &&
-              (!s.backward || options_.accuracy == Accuracy::far_both),
-          path, ": counts: no state of a FarFieldHead");
-  require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_selected >= 0.0 &&
-              r.mean_selected <= 1.0 && r.worst_accepted_error >= 0.0 && s.both_missed >= 0.0 &&
-              s.both_missed <= 1.0 && s.other_tau >= kLeastTau && s.other_tau <= kMostTau,
-          path, ": numbers: no state of a FarFieldHead");
-  if (file.contains("order.vocab_ids")) s.order = order_of(file, path, "order.");
-  if (file.contains("pending.vocab_ids")) s.pending = order_of(file, path, "pending.");
-  s.making_vocab = s.pending.vocab();
-  require((s.takeover >= 0) == !s.pending.empty(), path, ": pending order: expected ",
-          s.takeover >= 0 ? "one" : "none");
-  const auto reason = metadata.find("reason");
-  if (reason != metadata.end()) s.reason = reason->second;
-  const auto layout = metadata.find("layout");
-  if (layout != metadata.end()) s.layout = layout->second;
-  making_ = {};
-  s_ = std::move(s);
 }
 
 }  // namespace logitless

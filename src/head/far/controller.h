@@ -2,6 +2,7 @@
 // which steps use the far field, with which order and tau. It neither plans nor computes a step.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <future>
@@ -44,6 +45,13 @@ struct FarDecisions {
   double other_tau = 0.0;    // tau of the kind that is not in use; report.tau is that of the other
   std::string reason = "no order has been made";
   std::string layout;  // description of the vocabulary shard of the orders; empty without sharding
+};
+
+// What a state consists of, without its orders, which are most of it and change seldom.
+struct StateOutline {
+  std::vector<std::byte> front;  // all bytes before the orders
+  std::size_t bytes = 0;         // of the whole state
+  std::string orders;            // a name of the orders' contents
 };
 
 // A step is begin(), the computation that it requests and, if that is far, accept().
@@ -92,12 +100,17 @@ class FarController {
   void save(const std::string& path);
   void load(const std::string& path);
   std::vector<std::byte> state();
+  StateOutline outline();
   void set_state(std::span<const std::byte> state);
   // Throws InvalidArgument if an order, also one being made, has another vocabulary size, or its
   // moments another dim.
   void require_head(std::int64_t vocab, std::int64_t dim) const;
 
  private:
+  static constexpr double kFirstTau = 0.003, kLeastTau = 0.0005, kMostTau = 0.01;
+  // Trials with one order, each with a lower tau than the last, before the far field is suspended.
+  static constexpr int kTrials = 3;
+
   bool on_gpu() const { return context_.device().kind == DeviceKind::cuda; }
   OrderSample look(const OrderSource& source, bool copy) const;
   bool settled() const;
@@ -117,6 +130,7 @@ class FarController {
   bool goes_both(const LossPlan& audited) const;
   bool judge(double error, const FarStep& step, bool fallback);
   void leave(const char* why);
+  const std::string& orders_name();
   template <typename Write>
   void write(Write&& write);
   void read(const TensorFile& file, const std::string& path);
@@ -124,6 +138,8 @@ class FarController {
   Context context_;
   FarFieldOptions options_;
   FarDecisions s_;
+  std::array<VocabOrder, 2> named_;  // the orders that name_ is of
+  std::string name_;
   // Makes the pending order. Destroying or replacing it waits for the thread, like all futures of
   // std::async.
   std::future<VocabOrder> making_;

@@ -98,6 +98,31 @@ TEST_F(FarControllerTest, TheWorstErrorKeptIsNoNumbersOneToo) {
   EXPECT_EQ(again.report().worst_accepted_error, INFINITY);
 }
 
+TEST_F(FarControllerTest, AnOutlineIsTheStateWithoutItsOrders) {
+  FarController c(context_, options_);
+  EXPECT_EQ(c.outline().orders, "");
+  EXPECT_EQ(c.outline().front, c.state());
+  FarStep step;
+  until_far(c, step);
+  EXPECT_TRUE(c.accept(step, error(0.005)));
+  const std::vector<std::byte> state = c.state();
+  const StateOutline outline = c.outline();
+  EXPECT_NE(outline.orders, "");
+  EXPECT_EQ(outline.bytes, state.size());
+  ASSERT_LT(outline.front.size(), state.size());
+  EXPECT_TRUE(std::equal(outline.front.begin(), outline.front.end(), state.begin()));
+  FarController again(context_, options_);
+  again.set_state(state);
+  EXPECT_EQ(again.outline().orders, outline.orders);
+  EXPECT_EQ(again.outline().front, outline.front);
+  std::vector<std::byte> other = state;  // another order: two of its entries swapped
+  const std::size_t at = outline.front.size();
+  std::swap_ranges(other.begin() + at, other.begin() + at + 8, other.begin() + at + 8);
+  again.set_state(other);
+  EXPECT_NE(again.outline().orders, outline.orders);
+  EXPECT_NE(again.outline().front, outline.front);
+}
+
 // Ignored tokens and gradients of 0 measure nothing, so no step uses the order until a trial with
 // gradients.
 TEST_F(FarControllerTest, ATrialWithoutGradientsIsDueAgain) {

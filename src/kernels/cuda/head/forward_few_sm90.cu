@@ -17,7 +17,8 @@ void launch(const CUtensorMap& hidden, const CUtensorMap& rows, const ForwardArg
   allow_shared(kernel, kTileShared);
   const int most = processor_count() / kClusterCtas;
   const int clusters = std::min(most, static_cast<int>(ceil_div(a.vocab_tiles, kClusterCtas)));
-  kernel<<<clusters * kClusterCtas, kTileThreads, kTileShared, stream>>>(hidden, rows, BlockMaps{}, a);
+  kernel<<<clusters * kClusterCtas, kTileThreads, kTileShared, stream>>>(hidden, rows, BlockMaps{},
+                                                                         a);
   require_cuda(cudaGetLastError(), "forward kernel of few tokens");
 }
 

@@ -94,7 +94,8 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       for (int t = cluster; t < tiles; t += clusters) {
         const Tile tile = tile_of_cta<kFew>(tile_of(t + listed, a, pairs), rank);
         if (a.wanted != nullptr && a.wanted[tile.pair] == 0) continue;
-        const int row = kFew ? rank * (kTileRows / 2) : (tile.pair * kClusterCtas + rank) * kTileRows;
+        const int row =
+            kFew ? rank * (kTileRows / 2) : (tile.pair * kClusterCtas + rank) * kTileRows;
         const int column = tile.vocab_id * kTileColumns;
         for (int k = 0; k < a.steps; ++k) {
           std::uint64_t* const full = memory.full + at.stage;
