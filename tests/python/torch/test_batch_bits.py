@@ -8,7 +8,8 @@ from logitless.torch.losses import selective_log_softmax
 
 pytestmark = pytest.mark.native
 DEVICE = torch.get_default_device().type  # conftest.py
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# Products of fp32 are cuBLAS's on a GPU, whose order of sums goes by the number of tokens (docs/use/exact.md).
+DTYPES = [*([torch.float32] if DEVICE == "cpu" else []), torch.bfloat16, torch.float16]
 TOKENS, DIM, VOCAB = 700, 136, 1200  # an odd number of Hopper's vocabulary tiles
 
 
