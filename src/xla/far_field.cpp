@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "head/far/controller.h"
 #include "head/far/head.h"
 #include "kernels/device/head.h"
 #include "kernels/device/stream.h"
