@@ -47,7 +47,7 @@ struct FarDecisions {
   std::string layout;  // description of the vocabulary shard of the orders; empty without sharding
 };
 
-// What a state consists of, without its orders, which are most of it and change seldom.
+// A state without its orders, which are most of it and change seldom.
 struct StateOutline {
   std::vector<std::byte> front;  // all bytes before the orders
   std::size_t bytes = 0;         // of the whole state
