@@ -4,9 +4,9 @@
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/few_tokens.py
         [--dim D --vocab V] [--tokens N ...] [--dtype bfloat16|float16]
 
-Columns: tokens; ms of torch.mm, of log_softmax of the fp32 logits, and of linear_logprobs, each with the time of its calls on
-the host where that is longer; the last by replays of a CUDA graph; and the ratio of these to the product, in a graph too.
-Medians of 5 rounds of 20 calls.
+Columns are milliseconds of the product, of log_softmax of its fp32 logits, of linear_logprobs, and of replays of a CUDA graph
+of that. The last is the ratio of these replays to the product's. A call takes the host's time where that is longer. Medians of
+5 rounds of 20 calls.
 """
 import argparse
 import statistics

@@ -6,8 +6,9 @@
         [--budget 256MiB ...]
 
 Rows: the head in --dtype, int8 and fp8 with one scale a row, and MXFP8 (scales of 32 columns); torchao's int8 and fp8 where
-that is installed. For each budget (and the default) the median ms over interleaved rounds, its ratio to the first row, the
-peak MiB above the inputs (GPU), and the relative difference of the gradient of hidden from that with the dequantised weight.
+that is installed. There are rows for the default memory and for each budget. Columns are the median ms over interleaved
+rounds, its ratio to the first row, the peak MiB above the inputs (GPU), and an error. It is the relative difference of the
+gradient of hidden from that with the dequantised weight.
 """
 import argparse
 import statistics

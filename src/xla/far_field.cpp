@@ -1,10 +1,10 @@
 // XLA FFI handler of a FarFieldHead's step, whose state is an input and an output: 8 bytes of
 // length, the bytes of FarFieldHead::state(), and zeros. All zeros: before the first step.
 //
-// On a GPU the handler waits for the stream, before the step to read the front of the state and
-// after it for the errors of the step. It is not recorded into command buffers therefore. The host
-// reads and writes the rest of the state, its orders, only where they change. The workspace is
-// XLA's scratch memory for the time of the call. Orders take memory of the process.
+// On a GPU the handler waits for the stream twice: before the step to read the front of the state,
+// and after it for its errors. It is not recorded into command buffers therefore. The host reads
+// and writes the rest of the state, its orders, only where they change. The workspace is XLA's
+// scratch memory for the time of the call. Orders take memory of the process.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

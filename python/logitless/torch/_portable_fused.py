@@ -1,5 +1,5 @@
-"""Passes over a tile of logits, and the numbers of its tokens between them, as functions that torch.compile turns into one
-kernel each, on devices that Inductor generates code for.
+"""Passes over a tile of logits, as functions that torch.compile turns into one kernel each, on devices that Inductor
+generates code for. The numbers of a tile's tokens between two passes are such a function, too.
 
 A pass is compiled once for its options and dtypes, for all shapes. Neither makes a tile of its own: sums read the products,
 gradients read them and write the operand of the next products.

@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a call computes of its tokens."""
+    """The statistics, numbers and results of a call's tokens."""
 
     statistics: Callable[[Targets], Statistics]
     form: RowForm

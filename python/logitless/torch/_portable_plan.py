@@ -16,7 +16,7 @@ _CHUNK = 128  # tokens of a GPU's chunk: a multiple
 # Tokens whose logits a GPU recomputes in the time in which it adds a chunk's gradient of weight.
 _ADDING, _ADDING_WIDE = 700, 50  # by products of 16-bit operands, and of fp32
 _TRAFFIC, _TRAFFIC_WIDE = 70, 5  # multiply-adds of such products in the time in which a GPU moves a byte
-# What a host takes to launch work, in multiply-adds of 16-bit operands that a GPU computes meanwhile.
+# The time of a host to launch work, in multiply-adds of 16-bit operands that a GPU computes meanwhile.
 _ROUND, _PASS = 6e11, 1.3e11  # the outputs of a chunk of tokens, and one pass over a tile of logits (2 ms and 0.45 ms)
 
 
