@@ -243,14 +243,14 @@ def run(
 ) -> Optional[Call]:
     """Plans and runs a C call on the tensors of its structs, inputs first. Returns the planned call, or None if it ran
     without one. later: as in ``_portable.run``. backward: returns the call that those gradients will need, whose tensors
-    may be on the meta device. It raises here if its plan exceeds the budget, unless the vocabulary is sharded."""
+    may be on the meta device. It raises here if its plan exceeds the budget."""
     hidden, device = groups[0]["hidden"], groups[0]["hidden"].device
     quantized = isinstance(groups[0]["weight"], QuantizedWeight)
     if not is_native(hidden) or (quantized and not _run_dequantized(kind, options, groups, later, backward)):
         return _portable.run(kind.name, options, shard, *groups, later=later)
     if quantized:
         return None
-    checked = any(later) and backward is not None and options.memory_budget > 0 and not shard.group
+    checked = any(later) and backward is not None and options.memory_budget > 0
     tensors = [t for group in groups for t in group.values()]
     present = [t for t in tensors if t is not None]
 
@@ -264,7 +264,7 @@ def run(
             budget = max(budget, 0)
         if checked and backward is not None:
             what, tensors_of = backward()
-            Call(what, options, tensors_of, budget)
+            Call(what, options, tensors_of, budget, shard)
         return Call(kind, options, groups, budget, shard)
 
     def planned_run() -> Call:

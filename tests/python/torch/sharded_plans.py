@@ -44,3 +44,31 @@ def bounded(ranks):
             found = linear_cross_entropy(given[0], rows, given[1], sharding=Sharding(dist.group.WORLD))
             close(found, linear_cross_entropy(given[0], weight, given[1]), tokens)
             assert len(_engine._thread.calls) <= 3 + rank
+
+
+def forwards_refuse(ranks):
+    """A forward refuses a budget that its backward could not meet, on all ranks."""
+    import re
+
+    from logitless.torch import Sharding, linear_cross_entropy, linear_logprobs
+
+    rank, g = dist.get_rank(), torch.Generator().manual_seed(5)
+    hidden, weight = torch.randn(64, 32, generator=g), torch.randn(1200 * ranks, 32, generator=g)
+    target, sharding = torch.randint(len(weight), (64,), generator=g), Sharding(dist.group.WORLD)
+    for call in (
+        lambda *a, **more: linear_cross_entropy(*a, reduction="none", **more).sum(),
+        lambda *a, **more: linear_logprobs(*a, **more)[0].sum(),
+    ):
+        x, rows = hidden.clone().requires_grad_(), weight[1200 * rank : 1200 * (rank + 1)].clone().requires_grad_()
+        budget, refused = 1, 0
+        while refused < 8:
+            try:
+                loss = call(x, rows, target, sharding=sharding, memory_budget=budget)
+                break
+            except ValueError as error:
+                assert "memory_budget" in str(error), error
+                budget, refused = int(re.findall(r"(\d+) bytes", str(error))[-1]), refused + 1
+        loss.backward()
+        assert refused and x.grad.isfinite().all() and rows.grad.isfinite().all()
+        with torch.no_grad():
+            assert call(x, rows, target, sharding=sharding, memory_budget=budget).isfinite()
