@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple, Optional
 
 _LEAST_LIMIT = 16 << 20  # bytes that a call may take without a budget, if a quarter of the logits is less
@@ -210,6 +211,7 @@ def limit_of(tokens: int, vocab: int, number: int, budget: int) -> int:
     return abs(budget) or max(_LEAST_LIMIT, tokens * vocab * number // 4)
 
 
+@functools.lru_cache(maxsize=256)
 def plan_of(s: Sizes, budget: int) -> Plan:
     """Returns the plan within a budget in bytes (0: the default; below 0: a hint, which the least plan may exceed).
 
