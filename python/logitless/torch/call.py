@@ -374,16 +374,21 @@ def head_arguments(a: Arguments, shard: VocabShard = ALL) -> tuple[tuple[Tensor,
     return (hidden, weight, target, bias), shape
 
 
-def log_probs(a: Arguments, options: LossOptions, asked: Asked, spread: dtensor.Spread) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes linear_logprobs with the outputs asked for: (log_prob, entropy, lse, argmax); the others are empty."""
+def log_probs(
+    a: Arguments, options: LossOptions, asked: Asked, spread: dtensor.Spread, key: Any = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes linear_logprobs with the outputs asked for: (log_prob, entropy, lse, argmax); the others are empty. key:
+    that of ``key_of``, or None."""
     check_tensors(a)
     a, shard = dtensor.local_arguments(a, spread)
     inputs, shape = head_arguments(a, shard)
     hidden, weight, target, bias = inputs
     lead = a.hidden.shape[:-1]
+    needs = needs_of(hidden, weight, bias)
+    same = key is not None and not needs and hidden is a.hidden and target is a.target
     form = Form(
-        head_options(options), shard, compute_dtype(hidden, weight), needs_of(hidden, weight, bias), asked.argmax,
-        asked.entropy, way=way_of(*inputs),
+        head_options(options), shard, compute_dtype(hidden, weight), needs, asked.argmax, asked.entropy,
+        way=way_of(*inputs), key=key if same else None,
     )
     reason = "" if asked.keep is False or not form.needs else saved_head.why_not(hidden, form)
     if isinstance(weight, QuantizedWeight):

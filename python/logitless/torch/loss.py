@@ -164,6 +164,17 @@ def linear_logprobs(
     vocabulary and for traced calls. It also does with hooks of saved tensors (checkpoints, offloading), and for a
     memory budget that is too small; the message names the bytes that it takes.
     """
+    key = None
+    if selected_ids is None and not torch.is_grad_enabled():
+        options = dict(
+            ignore_index=ignore_index, softcap=softcap, logit_scale=logit_scale, temperature=temperature,
+            return_argmax=return_argmax, keep=keep, precision=precision, memory_budget=memory_budget, sharding=sharding,
+        )
+        key = call.key_of((hidden, weight, target, bias), options)
+        key = None if key is None or target is None else ("logprobs", key)
+        if key is not None and (seen := _engine.find(key)) is not None:
+            log_prob, entropy, lse, *index = seen.replay((hidden, weight, target, bias))
+            return log_prob, entropy, lse, *(t.to(torch.int64) for t in index)
     if keep is not None and not isinstance(keep, bool):
         raise TypeError(f"keep: expected True, False or None, got {keep!r}")
     if keep is None and softcap is not None:
@@ -173,7 +184,7 @@ def linear_logprobs(
     found = token_log_probs(
         hidden, weight, ids, bias, Asked(bool(return_argmax), keep=keep), sharding, ignore_index=ignore_index,
         softcap=softcap, logit_scale=logit_scale, temperature=temperature, precision=precision,
-        memory_budget=memory_budget,
+        memory_budget=memory_budget, key=key,
     )
     results = found if return_argmax else found[:3]
     if selected_ids is None:
@@ -207,10 +218,10 @@ def _ids_of(hidden, weight, target, selected, ignore_index: Any, sharding: Optio
 
 def token_log_probs(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], asked: Asked,
-    sharding: Optional[Sharding] = None, **options: Any,
+    sharding: Optional[Sharding] = None, key: Any = None, **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes ``linear_logprobs`` with the outputs asked for: (log_prob, entropy, lse, argmax); the others are empty.
-    """
+    key: of the cached call of ``linear_logprobs`` itself, or None."""
     arguments = quantized.taken(
         named(hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding, **options)
     )
@@ -222,7 +233,7 @@ def token_log_probs(
             return tempered.log_probs(arguments, asked)
     checked = loss_options(arguments)
     spread = spread_of(arguments)
-    return raise_on_all_ranks(spread.group, lambda: call.log_probs(arguments, checked, asked, spread))
+    return raise_on_all_ranks(spread.group, lambda: call.log_probs(arguments, checked, asked, spread, key))
 
 
 class LinearCrossEntropy(nn.Module):

@@ -201,7 +201,10 @@ def run_head(hidden, weight, target, bias, form: Form):
         cotangents = {n: None if t is None else torch.empty_like(t, device="meta") for n, t in outputs.items() if n != "argmax"}
         return _engine.HEAD_BACKWARD, (inputs, cotangents, gradients((hidden, weight, bias), inputs, form.needs, device="meta"))
 
-    _engine.run(_engine.HEAD, form.options, form.shard, inputs, outputs, later=bits(form.needs), backward=backward)
+    call = _engine.run(_engine.HEAD, form.options, form.shard, inputs, outputs, later=bits(form.needs), backward=backward)
+    if form.key is not None and call is not None:
+        if all(a is b for a, b in zip(inputs.values(), (hidden, weight, target, bias))):  # nothing was converted
+            _engine.remember(form.key, call)
     return head_results(outputs)
 
 

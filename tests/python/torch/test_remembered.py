@@ -134,6 +134,35 @@ def test_what_is_remembered(options):
     assert found == [None]
 
 
+@pytest.mark.parametrize("options", [
+    {}, dict(return_argmax=True), dict(softcap=3.0, keep=False), dict(temperature=0.5), dict(memory_budget="64MiB"),
+])
+@pytest.mark.parametrize("targets", [torch.int64, torch.int32], ids=str)
+def test_log_probabilities_without_gradients_are_remembered(options, targets):
+    forget()
+    target, others = TARGET.to(targets), HIDDEN.detach().flip(0).contiguous()
+    with torch.no_grad():
+        for hidden in (HIDDEN, others):
+            linear_logprobs(hidden, WEIGHT, target, BIAS, **options)
+        assert [key[0] for key in _engine._thread.calls].count("logprobs") == 1 + HIDDEN.requires_grad
+        seen = linear_logprobs(others, WEIGHT, target, BIAS, **options)
+        again = linear_logprobs(HIDDEN, WEIGHT, target, BIAS, **options)
+        forget()
+        for found, hidden in ((seen, others), (again, HIDDEN)):
+            wanted = linear_logprobs(hidden, WEIGHT, target, BIAS, **options)
+            assert len(found) == len(wanted) == 3 + ("return_argmax" in options)
+            assert all(torch.equal(f, w) and f.dtype == w.dtype for f, w in zip(found, wanted))
+        if DEVICE == "cpu":
+            with pytest.raises(ValueError, match="70 at position 0 is outside"):
+                linear_logprobs(HIDDEN, WEIGHT, torch.full_like(target, 70), BIAS, **options)
+        for wrong in (dict(keep=1), dict(softcap=-1.0)):
+            for _ in range(2):
+                with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))}: expected"):
+                    linear_logprobs(HIDDEN, WEIGHT, target, BIAS, **{**options, **wrong})
+    assert linear_logprobs(HIDDEN, WEIGHT, target, BIAS, **options)[0].requires_grad
+    forget()
+
+
 @pytest.mark.parametrize("name, number, other", [("label_smoothing", 1, True), ("ignore_index", 1, 1.0)])
 def test_equal_values_of_other_types_are_still_refused(name, number, other):
     target = TARGET.masked_fill(TARGET == -100, 1)
