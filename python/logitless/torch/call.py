@@ -303,7 +303,8 @@ def results_of(call: Call, key: Any = None, fixed_lse: bool = False) -> Any:
         # Nothing but the loss is asked for, of which a weight of 0 leaves the token out: it costs nothing.
         target = torch.where(call.token_weight == 0.0, options.ignore_index, target)
         call, key = call._replace(target=target), None
-    if key is not None and (of_head or call.lse or argmax or compute is not None or options.reduction == "none"):
+    waits = options.reduction == "none" and bool(needs)  # for the upstream gradients
+    if key is not None and (of_head or call.lse or argmax or compute is not None or waits):
         key = None
     form = Form(options, call.shard, compute, needs, argmax, lse=call.lse, way=way_of(*call.tensors()), key=key)
     if of_head:

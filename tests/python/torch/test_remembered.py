@@ -134,6 +134,24 @@ def test_what_is_remembered(options):
     assert found == [None]
 
 
+@pytest.mark.parametrize("shape", [(12,), (3, 4)])
+def test_losses_of_tokens_without_gradients_are_remembered(shape):
+    forget()
+    hidden, target, options = HIDDEN.detach().view(*shape, 16), TARGET.view(shape), dict(reduction="none", softcap=3.0)
+    weight, bias = WEIGHT.detach(), BIAS.detach()
+    first = linear_cross_entropy(hidden, weight, target, bias, **options)
+    assert _engine.find(call.key_of((hidden, weight, target, bias), options)) is not None
+    assert first.shape == shape and torch.equal(linear_cross_entropy(hidden, weight, target, bias, **options), first)
+    other = hidden.flip(0).contiguous()
+    seen = linear_cross_entropy(other, weight, target, bias, **options)
+    forget()
+    assert torch.equal(linear_cross_entropy(other, weight, target, bias, **options), seen)
+    leaf = hidden.clone().requires_grad_()
+    linear_cross_entropy(leaf, weight, target, bias, **options).sum().backward()
+    assert leaf.grad.isfinite().all()
+    forget()
+
+
 @pytest.mark.parametrize("options", [
     {}, dict(return_argmax=True), dict(softcap=3.0, keep=False), dict(temperature=0.5), dict(memory_budget="64MiB"),
 ])
