@@ -8,6 +8,7 @@ enough for its queue. The rows are:
 
 - forward with a gradient to come, and the C call in it
 - forward and backward, and their C calls
+- the losses of tokens, and linear_logprobs, both without gradients
 - PyTorch's cross_entropy(linear(x, w), y), forward and backward on the same tensors
 
 --profile lists where Python spends the time.
@@ -20,7 +21,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from logitless.torch import _engine, call, linear_cross_entropy
+from logitless.torch import _engine, call, linear_cross_entropy, linear_logprobs
 
 
 def main():
@@ -65,6 +66,9 @@ def main():
         "its C call": c_call,
         "forward and backward": step(lambda: linear_cross_entropy(hidden, weight, target)),
         "their C calls": c_calls,
+        "losses of tokens, no gradients": torch.no_grad()(
+            lambda: linear_cross_entropy(hidden, weight, target, reduction="none")),
+        "linear_logprobs, no gradients": torch.no_grad()(lambda: linear_logprobs(hidden, weight, target)),
         "PyTorch, forward and backward": step(lambda: F.cross_entropy(F.linear(hidden, weight), target)),
     }
     synchronize = torch.cuda.synchronize if args.device == "cuda" else (lambda: None)
