@@ -65,8 +65,8 @@ def key_of(args: tuple, kwargs: dict) -> Any:
     if len(args) not in (3, 4) or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     parts: list[Any] = []
-    for t in args:
-        if t is None:
+    for place, t in enumerate(args):
+        if t is None and place == 3:
             parts.append(None)
             continue
         if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_neg():
@@ -80,14 +80,14 @@ def key_of(args: tuple, kwargs: dict) -> Any:
     if device in ("cpu", "cuda") and not is_native(args[0]):
         return None
     if device == "cpu":
-        place: Any = torch.get_num_threads()
+        where: Any = torch.get_num_threads()
     elif device == "cuda":  # misaligned tensors are copied first
-        place = _engine.current_stream(args[0].device), args[0].data_ptr() % 16, args[1].data_ptr() % 16
+        where = _engine.current_stream(args[0].device), args[0].data_ptr() % 16, args[1].data_ptr() % 16
         if args[0].dtype is torch.float32:
-            place = *place, follows_torch(args[0])
+            where = *where, follows_torch(args[0])
     else:
         return None
-    return (*parts, place, torch.is_grad_enabled(), torch.is_autocast_enabled(device))
+    return (*parts, where, torch.is_grad_enabled(), torch.is_autocast_enabled(device))
 
 
 # --- Checks.

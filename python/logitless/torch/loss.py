@@ -171,7 +171,7 @@ def linear_logprobs(
             return_argmax=return_argmax, keep=keep, precision=precision, memory_budget=memory_budget, sharding=sharding,
         )
         key = call.key_of((hidden, weight, target, bias), options)
-        key = None if key is None or target is None else ("logprobs", key)
+        key = None if key is None else ("logprobs", key)
         if key is not None and (seen := _engine.find(key)) is not None:
             log_prob, entropy, lse, *index = seen.replay((hidden, weight, target, bias))
             return log_prob, entropy, lse, *(t.to(torch.int64) for t in index)

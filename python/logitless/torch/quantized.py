@@ -62,7 +62,7 @@ class QuantizedWeight(Tensor):
                 part = part.to(wanted)
             made = torch.empty(part.shape, dtype=wanted, device=part.device) if memory is None else memory[: last - first]
             groups = last - first, given.shape[1], -1
-            torch.mul(part.view(groups), given[first:last].to(number)[:, :, None], out=made.view(groups))
+            torch.mul(part.reshape(groups), given[first:last].to(number)[:, :, None], out=made.view(groups))
             return made
 
         return _made(rows, data.shape, dtype, data.device)

@@ -165,6 +165,15 @@ def test_the_library_takes_a_copy_that_fits(monkeypatch, dtype):
     assert not blocks
 
 
+def test_data_of_any_stride():
+    given = mxfp8(300, 64), int8(1)(300, 64)
+    data = torch.randint(-127, 128, (64, 300), dtype=torch.int8, generator=oracle.generator(1)).t()
+    apart = QuantizedWeight(data, torch.full((300,), 0.01))
+    assert torch.equal(apart.dequantize(torch.float32), data.float() * torch.tensor(0.01))
+    for weight in (apart, *given):
+        check(weight, torch.float32, BUDGETS[:1], dim=64, vocab=300)
+
+
 def test_products_with_results_in_fp32(wide_products):
     check(int8(4)(500, 96), torch.bfloat16)
 

@@ -134,6 +134,15 @@ def test_what_is_remembered(options):
     assert found == [None]
 
 
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("function", [linear_cross_entropy, linear_logprobs])
+def test_missing_tensors_are_named(function, place):
+    given = [HIDDEN, WEIGHT, TARGET]
+    given[place] = None
+    with torch.no_grad(), pytest.raises(TypeError, match=f"{('hidden', 'weight', 'target')[place]}: expected a tensor"):
+        function(*given)
+
+
 @pytest.mark.parametrize("shape", [(12,), (3, 4)])
 def test_losses_of_tokens_without_gradients_are_remembered(shape):
     forget()
