@@ -131,7 +131,7 @@ def number(
         value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected {what}, got {value!r}")
-    if not (math.isfinite(value) and least <= value <= most and above < value < below):
+    if not (-math.inf < value < math.inf and least <= value <= most and above < value < below):
         raise ValueError(f"{name}: expected {what}, got {value!r}")
     return float(value)
 

@@ -115,6 +115,8 @@ def key(seed: Any, like: Tensor, generator: Optional[torch.Generator] = None) ->
     """Returns the key of the noise [2] int64, of 32 bits each."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator: expected a torch.Generator or None, got {type(generator).__name__}")
+    if seed is None and generator is None and torch.compiler.is_compiling():  # numbers are not known while it traces
+        return torch.randint(1 << 32, (2,), device="cpu").to(like.device)
     if seed is None:
         where = "cpu" if generator is None else generator.device
         seed = int(torch.randint(1 << 62, (), generator=generator, device=where))

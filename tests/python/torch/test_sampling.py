@@ -239,3 +239,48 @@ def test_generated_code_draws_the_same_tokens(monkeypatch):
     native = linear_sample(hidden, weight, bias, top_k=40, top_p=0.9, seed=1)
     monkeypatch.setattr(sampling, "chunked", lambda what, budget, executor: chunked(what, budget, "python"))
     assert torch.equal(linear_sample(hidden, weight, bias, top_k=40, top_p=0.9, seed=1).tokens, native.tokens)
+
+
+COMPILED = {
+    "plain": dict(seed=5), "greedy": dict(temperature=0.0), "top-k": dict(seed=1, top_k=7, temperature=0.7),
+    "top-p": dict(seed=2, top_p=0.9), "min-p": dict(seed=3, min_p=0.1, softcap=4.0, memory_budget="64MiB"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_samples_in_a_graph_of_torch_compile(name):
+    """One graph, without breaks, and the same samples."""
+    hidden, weight, bias = head(30, 16, 300)
+    counter, options = torch.arange(30).flip(0), COMPILED[name]
+    run = lambda *given: linear_sample(*given[:3], counter=given[3], **options)  # noqa: E731
+    found = torch.compile(run, fullgraph=True, backend="aot_eager")(hidden, weight, bias, counter)
+    assert all(torch.equal(a, b) for a, b in zip(found, run(hidden, weight, bias, counter)))
+
+
+def test_numbers_that_change_in_a_graph_of_torch_compile():
+    hidden, weight, bias = head(30, 16, 300)
+    run = lambda c, t: linear_sample(hidden, weight, bias, seed=5, softcap=c, temperature=t).tokens  # noqa: E731
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for softcap, temperature in ((4.0, 1.0), (5.0, 0.5), (6.0, 0.25), (None, 0.0), (6.0, 0.3)):
+        assert torch.equal(compiled(softcap, temperature), run(softcap, temperature))
+
+
+def test_a_graph_of_torch_compile_draws_seeds():
+    hidden, weight, bias = head(400, 16, 300)
+    run = torch.compile(lambda *given: linear_sample(*given), fullgraph=True, backend="aot_eager")
+    first, second = run(hidden, weight, bias), run(hidden, weight, bias)
+    assert not torch.equal(first.tokens, second.tokens)
+    for found in (first, second):
+        assert torch.equal(found.log_prob, linear_logprobs(hidden, weight, found.tokens, bias)[0])
+    with pytest.raises(ValueError, match="top_k: expected at most 300"):
+        torch.compile(lambda *given: linear_sample(*given, seed=1, top_k=301), backend="aot_eager")(hidden, weight, bias)
+
+
+@pytest.mark.parametrize("with_target", [False, True])
+def test_the_best_entries_in_a_graph_of_torch_compile(with_target):
+    hidden, weight, bias = head(30, 16, 300)
+    target = torch.arange(30) if with_target else None
+    run = lambda *given: linear_top_logprobs(*given, k=5)  # noqa: E731
+    found = torch.compile(run, fullgraph=True, backend="aot_eager")(hidden, weight, target, bias)
+    for a, b in zip(found, run(hidden, weight, target, bias)):
+        assert a is b is None or torch.equal(a, b)
