@@ -5,9 +5,12 @@
                                      [--repeat R] [--budget BYTES ...]
     python bench/compare/head_jax.py --far-field HEAD.safetensors [--dim D] [--tokens N] [--error E]
 
-Inputs are random and fresh. --far-field takes a real head (hidden, weight, targets), rotated into D columns, its tokens
-repeated: it times the steps of far_field_cross_entropy, once an order is there, beside the exact loss. Prints median ms (on a CPU those of its cores, summed), and the compiled program's temporaries
+Inputs are random and fresh. Prints median ms (on a CPU those of its cores, summed), and the compiled program's temporaries
 beyond inputs and outputs. A budget of 0 is the default. "portable" is logitless in JAX's own operations.
+
+--far-field takes a real head (hidden, weight, targets), rotated into D columns, its tokens repeated. It times steps of
+far_field_cross_entropy beside the exact loss, once there is an order. So that this is soon, an order is due every third of
+--warm steps instead of every 100; medians are of steps that make none.
 """
 import argparse
 import functools

@@ -28,8 +28,8 @@ std::string safetensors_header(std::span<const NamedTensor* const> tensors,
                                const std::map<std::string, std::string>& metadata,
                                const std::string& path);
 
-// Returns the bytes that write_safetensors would write, for contiguous tensors. `most`: without the
-// data of all but so many tensors, by the order in the file: large elements first, as given.
+// Returns the bytes that write_safetensors would write, for contiguous tensors. They end after the
+// first `most` tensors in the order of the file: large elements first, equal ones as given.
 std::vector<std::byte> safetensors_bytes(std::span<const NamedTensor> tensors,
                                          const std::map<std::string, std::string>& metadata,
                                          std::size_t most = SIZE_MAX);

@@ -181,7 +181,8 @@ def _head_backward(options, shard, inputs, cotangents, made) -> None:
     there = tuple(t is not None for t in (d_log_prob, d_entropy, d_lse))
     head.run(
         Task(
-            lambda targets: Statistics(targets, of_entropy), RowForm(_slopes_of, there, of_entropy, False, False, options.logit_scale),
+            lambda targets: Statistics(targets, of_entropy),
+            RowForm(_slopes_of, there, of_entropy, False, False, options.logit_scale),
             lambda *tokens: tuple(head.tokens.take(t, *tokens) for t in given), lambda *_: None,
         )
     )

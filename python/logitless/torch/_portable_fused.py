@@ -232,8 +232,8 @@ def _key(*tensors: Any) -> tuple:
 
 
 def run(function: Callable[..., Any], form: Form | RowForm, device: torch.device, *tensors: Any) -> tuple[bool, Any]:
-    """Returns whether a compiled function computed its tensors on a device, and its result. After a failure to compile there is a warning, and
-    the device's passes are not compiled again in this process."""
+    """Returns whether a compiled function ran on a device's tensors, and its result. After a failure to compile there is a
+    warning, and the device's passes are not compiled again in this process."""
     kind = device.type
     if kind in _failures:
         return False, None

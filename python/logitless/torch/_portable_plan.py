@@ -10,10 +10,10 @@ _CPU_TILE = 128 << 20  # bytes of logits in memory at a time, beyond which a CPU
 _CPU_ROWS = 4 << 20  # bytes of logits that a CPU passes over several times, within its caches
 _WIDE_BLOCK = 16 << 20  # bytes of a block of weight, or of its gradient, in fp32
 _GPU_BLOCK = 128 << 20  # the same on a GPU, of a product that is added in parts
-_DEQUANTIZED = 3  # more blocks that it takes to dequantise one: in fp32, its copy in the dtype of hidden, and temporaries
+_DEQUANTIZED = 3  # more blocks, in fp32, that dequantising one takes at most, temporaries of other packages among them
 _LEAST_TOKENS, _LEAST_VOCAB = 16, 64  # of a tile of logits
 _FEW_TOKENS = 32  # a GEMM of fewer takes longer than a second one
-_CHUNK = 128  # tokens of a GPU's chunk: a multiple
+_CHUNK = 128  # a GPU's chunk has a multiple of so many tokens
 # Tokens whose logits a GPU recomputes in the time in which it adds a chunk's gradient of weight.
 _ADDING, _ADDING_WIDE = 700, 50  # by products of 16-bit operands, and of fp32
 _TRAFFIC, _TRAFFIC_WIDE = 70, 5  # multiply-adds of such products in the time in which a GPU moves a byte

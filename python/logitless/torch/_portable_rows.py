@@ -306,7 +306,9 @@ class RowForm(NamedTuple):
     scale: float  # of the products, which is in the slopes' result
 
 
-def finished(form: RowForm, statistics: Statistics, inverse: Optional[Tensor], numbers: tuple) -> tuple[tuple, Optional[Entries]]:
+def finished(
+    form: RowForm, statistics: Statistics, inverse: Optional[Tensor], numbers: tuple
+) -> tuple[tuple, Optional[Entries]]:
     """Returns the values of tokens, and the gradients of their products if those are needed. inverse: temperatures'."""
     outputs = statistics.outputs()
     values, slopes = form.of(form.options, statistics, outputs, *numbers)

@@ -3,18 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <iomanip>
 #include <limits>
-#include <map>
 #include <memory>
 #include <sstream>
 #include <tuple>
 
 #include "core/check.h"
-#include "core/hash.h"
-#include "core/safetensors.h"
-#include "head/far/order_file.h"
 #include "head/far/replicas.h"
 #include "head/far/shared_order.h"
 #include "head/plan/far_forecast.h"

@@ -56,12 +56,14 @@ struct HopperPosition : TilePosition {
   }
 };
 
-// Enqueues the tiles of a call of few tokens. mode: a forward's, or kReference.
+// Returns true if launch_few serves these tiles: at most 128 tokens, whose tiles are not stored.
 bool takes_few(ForwardMode mode, bool store, const TileOperands& operands,
                const ForwardArguments& arguments);
+// Enqueues the tiles.
 void launch_few(ForwardMode mode, const TileOperands& operands, const ForwardArguments& arguments,
                 Stream stream);
 
+// Returns a CTA's tile from its cluster's.
 template <bool kFew>
 __device__ __forceinline__ Tile tile_of_cta(Tile tile, int rank) {
   if (kFew) tile.vocab_id = tile.vocab_id * kClusterCtas + rank;
