@@ -71,7 +71,8 @@ LOGITLESS_API logitless_status logitless_plan_sample(const logitless_context* co
                                                      uint64_t memory_budget,
                                                      logitless_sample_plan** plan);
 /* Samples a token at each position. The seed, temperature, top_p and min_p may differ from those of
- * the plan. On a GPU it enqueues and returns; not to be captured. The workspace is aligned to 64,
+ * the plan. On a GPU it enqueues and returns. A CUDA graph may capture it, with the options'
+ * numbers of then; other counters draw other tokens in its replays. The workspace is aligned to 64,
  * on a GPU to 256. */
 LOGITLESS_API logitless_status logitless_sample(logitless_context* context,
                                                 const logitless_sample_plan* plan,

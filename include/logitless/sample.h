@@ -110,8 +110,9 @@ LOGITLESS_API SamplePlan plan_top_logprobs(const Context& context,
                                            std::size_t memory_budget = 0);
 
 // Run a plan: one GEMM for the ids, and one for log-probabilities where they are asked for. On a
-// GPU they enqueue on the context's stream and return; not to be captured into a CUDA graph, since
-// the seed is copied from the host. Deterministic for any number of threads. Throw InvalidArgument
+// GPU they enqueue on the context's stream and return. A CUDA graph may capture them: it keeps the
+// numbers of the options, so its replays draw new tokens by other counters in the same memory.
+// Deterministic for any number of threads. Throw InvalidArgument
 // where the call is not the plan's, with nothing written: filters that the plan was made without
 // are refused, and a plan of temperature 0 without a tensor takes no other one.
 LOGITLESS_API void sample(const Context& context, const SamplePlan& plan,

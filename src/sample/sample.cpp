@@ -106,10 +106,11 @@ void find_largest(const Context& context, const SamplePlan::State& s, HeadInputs
 // Copies the numbers of a sampler to the workspace.
 void add_numbers(const Context& context, const SamplePlan::State& s, const SampleOptions& options,
                  std::byte* base, Pointers& pointers) {
+  static_assert(sizeof(SampleNumbers) == 64);  // put_values
   const SampleNumbers numbers{noise_key(options.seed), options.temperature, options.top_p,
                               options.min_p};
   if (s.device.kind == DeviceKind::cuda)
-    cuda::copy_async(base, &numbers, sizeof numbers, context.stream());
+    cuda::put_values(base, &numbers, context.stream());
   else
     std::memcpy(base, &numbers, sizeof numbers);
   pointers.add("key", base + offsetof(SampleNumbers, key));

@@ -115,16 +115,27 @@ def key(seed: Any, like: Tensor, generator: Optional[torch.Generator] = None) ->
     """Returns the key of the noise [2] int64, of 32 bits each."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator: expected a torch.Generator or None, got {type(generator).__name__}")
+    if seed is not None and generator is not None:
+        raise ValueError("generator: expected None beside a seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed: expected an int or None, got {seed!r}")
     if seed is None and generator is None and torch.compiler.is_compiling():  # numbers are not known while it traces
         return torch.randint(1 << 32, (2,), device="cpu").to(like.device)
+    if not torch.compiler.is_compiling() and like.is_cuda and torch.cuda.is_current_stream_capturing():
+        return _captured_key(seed, like, generator)
     if seed is None:
         where = "cpu" if generator is None else generator.device
         seed = int(torch.randint(1 << 62, (), generator=generator, device=where))
-    elif generator is not None:
-        raise ValueError("generator: expected None beside a seed")
-    elif isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed: expected an int or None, got {seed!r}")
     return torch.tensor(mixed(seed), device=like.device)
+
+
+def _captured_key(seed: Optional[int], like: Tensor, generator: Optional[torch.Generator]) -> Tensor:
+    """Returns the key in a CUDA graph, without a copy from the host: that of the seed, or drawn anew by each replay."""
+    if seed is not None:
+        return torch.stack([torch.full((), word, dtype=torch.int64, device=like.device) for word in mixed(seed)])
+    if generator is not None and generator.device != like.device:
+        raise ValueError(f"generator: expected one of {like.device} in a CUDA graph, got one of {generator.device}")
+    return torch.randint(1 << 32, (2,), generator=generator, device=like.device)
 
 
 def argmax(x: Tensor) -> Tensor:

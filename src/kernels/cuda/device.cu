@@ -1,17 +1,31 @@
 // Devices, device memory and copies.
+#include <cstring>
 #include <utility>
 
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/device/cards.h"
 #include "kernels/device/head.h"
+#include "kernels/device/stream.h"
 
 namespace logitless::cuda {
 namespace {
 
 cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
+struct Values {
+  uint4 parts[4];
+};
+__global__ void write_values(Values* to, const Values values) { *to = values; }
+
 }  // namespace
+
+void put_values(void* to, const void* values, Stream stream) {
+  Values copy;
+  std::memcpy(&copy, values, sizeof copy);
+  write_values<<<1, 1, 0, stream_of(stream)>>>(static_cast<Values*>(to), copy);
+  require_cuda(cudaGetLastError(), "writing values");
+}
 
 int device_count() {
   int count = 0;

@@ -62,6 +62,9 @@ void wait_event(void* event);
 bool event_passed(void* event);
 // Enqueues a copy; one side may be pinned host memory.
 void copy_async(void* to, const void* from, std::size_t bytes, Stream stream);
+// Enqueues a copy of 64 bytes that the host may overwrite at once; a captured graph repeats it.
+// `to` is aligned to 16.
+void put_values(void* to, const void* values, Stream stream);
 struct RowsTo {
   void* data;
   std::size_t stride;  // bytes from row to row

@@ -314,3 +314,21 @@ def test_null_pointers():
     inputs.hidden, inputs.weight = ctypes.pointer(hidden), ctypes.pointer(tensor(weight))
     with pytest.raises(ValueError, match="hidden: .* has no data"):
         check(lib.logitless_plan_sample(here, None, ctypes.byref(inputs), ctypes.byref(outputs), 0, ctypes.byref(handle)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_cuda_graph_captures_a_call():
+    hidden, weight, _ = [t.cuda() for t in head(torch.bfloat16, (33, 64, 3001))]
+    counter = torch.arange(33, device="cuda")
+    inputs = dict(hidden=hidden, weight=weight, counter=counter)
+    outputs = dict(tokens=torch.empty(33, dtype=torch.int64, device="cuda"), log_prob=torch.empty(33, device="cuda"))
+    options = dict(seed=3, temperature=0.8, top_k=20)
+    call = Call("sample", options, inputs, outputs)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        call.run(options, inputs, outputs, context=context(c.DEVICE_CUDA, 0, stream.cuda_stream))
+    for first in (0, 500):
+        counter.copy_(torch.arange(first, first + 33))
+        graph.replay()
+        want = linear_sample(hidden, weight, counter=counter, **options)
+        assert torch.equal(outputs["tokens"], want.tokens) and torch.equal(outputs["log_prob"], want.log_prob)

@@ -284,3 +284,35 @@ def test_the_best_entries_in_a_graph_of_torch_compile(with_target):
     found = torch.compile(run, fullgraph=True, backend="aot_eager")(hidden, weight, target, bias)
     for a, b in zip(found, run(hidden, weight, target, bias)):
         assert a is b is None or torch.equal(a, b)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("options", [dict(), dict(temperature=0.7, top_k=20, top_p=0.9), dict(temperature=0.0)])
+def test_samples_in_a_cuda_graph(options):
+    hidden, weight, _ = [t.cuda() for t in head(65, 64, 3001, torch.bfloat16)]
+    counter = torch.arange(65, device="cuda")
+
+    def draw(seed):
+        return linear_sample(hidden, weight, seed=seed, counter=counter, **options)
+
+    def captured(seed):
+        draw(seed)  # makes the plans
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made = draw(seed)
+        return graph, made
+
+    graph, made = captured(5)
+    for first in (0, 1000):
+        counter.copy_(torch.arange(first, first + 65))
+        graph.replay()
+        assert torch.equal(made.tokens, draw(5).tokens)
+        assert torch.equal(made.log_prob, linear_logprobs(hidden, weight, made.tokens)[0])
+    if options.get("temperature") == 0.0:
+        return
+    graph, made = captured(None)  # replays draw seeds
+    tokens = []
+    for _ in range(2):
+        graph.replay()
+        tokens.append(made.tokens.clone())
+    assert not torch.equal(*tokens)

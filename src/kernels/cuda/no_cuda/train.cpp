@@ -29,6 +29,7 @@ void stream_wait_if_running(Stream, void*) { refuse(); }
 void wait_event(void*) { refuse(); }
 bool event_passed(void*) { refuse(); }
 void copy_async(void*, const void*, std::size_t, Stream) { refuse(); }
+void put_values(void*, const void*, Stream) { refuse(); }
 void copy_rows_async(const RowsTo&, const RowsFrom&, std::size_t, std::size_t, Stream) { refuse(); }
 void begin_capture(Stream) { refuse(); }
 std::shared_ptr<void> end_capture(Stream) { refuse(); }
