@@ -64,6 +64,9 @@ std::optional<Function> find_function(std::string_view name);
 // `random` returns a number in [0, 1), a multiple of 2^-23, from 32 random bits. Keys count modulo
 // 2^32. The counter's upper 32 bits are its first word of 32 bits.
 
+// Returns whether it compares two numbers.
+constexpr bool is_compare(Function f) { return f >= Function::eq && f <= Function::ge; }
+
 // Evaluates a function in double. Unused operands are ignored.
 double evaluate(Function function, double a, double b, double c);
 

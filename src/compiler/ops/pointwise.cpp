@@ -287,7 +287,11 @@ void map_arrange(Lowering& l, int id) { l.arrange_put({id, 0}); }
 int map_register(PointwiseBuilder& b, Value v) {
   const Node& n = b.graph().node(v);
   int r[3] = {PointwiseBuilder::kNone, PointwiseBuilder::kNone, PointwiseBuilder::kNone};
-  for (std::size_t i = 0; i < n.operands.size(); ++i) r[i] = b.value(n.operands[i]);
+  for (std::size_t i = 0; i < n.operands.size(); ++i) {
+    r[i] = b.value(n.operands[i]);
+    if (!PointwiseBuilder::is_leaf(r[i]) && rounds_operand(b.graph(), n, n.operands[i]))
+      r[i] = b.round(b.graph().type(n.operands[i]).dtype, r[i]);
+  }
   return b.step(n.attributes->function, r[0], r[1], r[2], n.results[0].dtype);
 }
 void emit_elementwise(Lowering& l, int node) { l.emit_elementwise(node); }

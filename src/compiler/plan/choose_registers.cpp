@@ -14,10 +14,6 @@ using Kind = Pointwise::Step::Kind;
 
 constexpr double kExactInFloat = 0x1p24, kExactInDouble = 0x1p53;
 
-bool is_compare(Function f) {
-  return f == Function::eq || f == Function::ne || f == Function::lt || f == Function::le ||
-         f == Function::gt || f == Function::ge;
-}
 bool is_logical(Function f) {
   return f == Function::logical_and || f == Function::logical_or || f == Function::logical_not;
 }

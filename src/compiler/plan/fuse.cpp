@@ -127,7 +127,7 @@ class Inliner {
     c.costly = is_costly(n);
     for (const Value v : n.operands) {
       const auto from = static_cast<std::size_t>(v.node);
-      c.steps += 1;
+      c.steps += rounds_operand(g_, n, v) ? 2 : 1;
       if (row_of(g_.node(v).op).of_nothing) continue;
       if (inlined_[from]) {
         c.steps += cost_[from].steps - 1;
@@ -194,12 +194,21 @@ class Inliner {
       const Node& n = g_.node(id);
       if (inlined_[static_cast<std::size_t>(id)] || !(is_elementwise(n) || n.op == Op::reduce))
         continue;
-      for (find_registers(g_, inlined_, id, used); used.size() > kMostRegistersUsed;
+      for (find_registers(g_, inlined_, id, used); registers_of(used) > kMostRegistersUsed;
            find_registers(g_, inlined_, id, used)) {
         std::sort(used.begin(), used.end());
         inlined_[static_cast<std::size_t>(middle_of(used, id))] = false;
       }
     }
+  }
+  // Returns the registers of a loop, with those of operands that it rounds.
+  std::size_t registers_of(const std::vector<Register>& used) const {
+    std::size_t count = used.size();
+    for (const auto& [v, backwards] : used) {
+      const Node& n = g_.node(v);
+      for (const Value operand : n.operands) count += rounds_operand(g_, n, operand) ? 1 : 0;
+    }
+    return count;
   }
   // Returns the value computed in the loop of `id` that would make the longest separate loop.
   int middle_of(const std::vector<Register>& used, int id) const {
@@ -210,7 +219,7 @@ class Inliner {
       if (v == id || !inlined_[static_cast<std::size_t>(v)] || !is_elementwise(g_.node(v)))
         continue;
       find_registers(g_, inlined_, v, of_value);
-      const std::size_t own = of_value.size();
+      const std::size_t own = registers_of(of_value);
       if (own <= kMostRegistersUsed && own > most) {
         most = own;
         middle = v;

@@ -34,6 +34,8 @@ class PointwiseBuilder {
   int step(Function f, int a, int b = kNone, int c = kNone, DType dtype = DType::f32);
   int round(DType dtype, int a);
   const Graph& graph() const { return l_.graph(); }
+  // Returns whether a register is loaded, a number or an index, and not computed.
+  static bool is_leaf(int r) { return r > 0; }
 
   // Renumbers a register when the loop is finished: leaves first, then steps.
   int final(int r) const { return r > 0 ? r - 1 : static_cast<int>(loop_.leaves.size()) - r - 1; }

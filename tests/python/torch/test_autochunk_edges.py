@@ -352,3 +352,40 @@ def program_fakes(tensors):
     from logitless.torch._autochunk.function import _fakes, _layout
 
     return _fakes([(*_layout(t), t) for t in tensors])
+
+
+# A product in 16 bits whose parts are read in f32.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_of_a_product_in_16_bits(dtype):
+    def function(x, w):
+        gate, up = torch.nn.functional.linear(x, w).chunk(2, dim=-1)
+        return (torch.nn.functional.gelu(gate.float()) * up.float()).square().mean()
+
+    torch.manual_seed(0)
+    x, w = torch.randn(40, 24), torch.randn(64, 24)
+    x, w = (t.to(dtype).requires_grad_() for t in (x, w))
+    wanted = torch.autograd.grad(function(x, w), (x, w))
+    for executor in ("native", "python"):
+        made = autochunk(function, executor=executor)(x, w)
+        torch.testing.assert_close(made, function(x, w), rtol=1e-2, atol=1e-3)
+        for a, b in zip(torch.autograd.grad(made, (x, w)), wanted):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-2)
+
+
+# A maximum is rounded to its 16 bits, so what is compared with it is as well: each row has an entry that equals it.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_computed_numbers_of_16_bits_are_compared_rounded(dtype, reduce):
+    def function(x, w):
+        z = (x @ w.T) * 0.3 + x[:, :1]
+        best = getattr(z, reduce)(1)
+        return best.float().mean() + getattr(z, reduce)(0).float().mean(), (z == best[:, None]).sum(1)
+
+    torch.manual_seed(0)
+    x, w = torch.randn(90, 16), torch.randn(300, 16)
+    x, w = (t.to(dtype).requires_grad_() for t in (x, w))
+    for executor in ("native", "python"):
+        for budget in (None, "64KiB"):
+            mean, equal = autochunk(function, executor=executor, memory_budget=budget)(x, w)
+            assert (equal >= 1).all()
+            assert all(d.isfinite().all() for d in torch.autograd.grad(mean, (x, w)))

@@ -210,7 +210,10 @@ def _widened(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
             [user] = path[-1].users
             if user.op != "call_function" or _name(user) not in (*_VIEWS, "_to_copy"):
                 break
-            if user.meta["val"].dtype == torch.float32:
+            made = user.meta["val"]
+            if not isinstance(made, torch.Tensor):  # parts of a split
+                break
+            if made.dtype == torch.float32:
                 found.update(path)
                 break
             path.append(user)

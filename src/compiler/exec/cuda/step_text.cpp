@@ -16,8 +16,6 @@ std::string integer_literal(std::int64_t number) {
   return number < 0 ? concat("(", number, "ll)") : concat(number, "ll");
 }
 
-bool is_compare(Function f) { return f >= Function::eq && f <= Function::ge; }
-
 }  // namespace
 
 std::string RegisterText::literal(double number) const {
