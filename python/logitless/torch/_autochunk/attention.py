@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from logitless._autochunk.attention import LARGEST_DIM, Attention
+from logitless._autochunk.attention import LARGEST_DIM, LARGEST_FAST_DIM, Attention
 from logitless._autochunk.lower import broadcast_shapes
 from logitless.torch._autochunk.aten import handles
 from logitless.torch._autochunk.dtypes import DTYPES
@@ -149,12 +149,14 @@ def _aligned(q, k, v, scale: float) -> torch.Tensor:
 
 
 def _has_kernel(w, q, bias) -> bool:
-    """Returns whether attention has a kernel. The library has none for f64; its GPU kernels support no bias and no long
-    rows."""
-    if q.dtype == torch.float64 or (bias is not None and w.native and w.device != "cpu"):
+    """Returns whether attention has a kernel. The library has none for f64. Its fast ones on a GPU are of 16 bits and
+    heads of at most 128 dimensions, without a bias; matrix products and loops are faster than the others."""
+    if q.dtype == torch.float64:
         return False
-    if w.native or w.device == "cpu":
-        return w.device == "cpu" or q.shape[3] <= LARGEST_DIM
+    if w.device == "cpu":
+        return True
+    if w.native:
+        return bias is None and q.dtype in (torch.bfloat16, torch.float16) and q.shape[3] <= LARGEST_FAST_DIM
     return q.shape[3] <= LARGEST_DIM and q.shape[3] % 8 == 0  # PyTorch's fused kernels need a multiple of 8
 
 
