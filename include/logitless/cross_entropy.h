@@ -54,7 +54,7 @@ struct CrossEntropyOptions {
   bool nan_if_empty = false;  // NaN for a mean over no token, as in PyTorch, instead of 0
   // Adds gradients to the contents of the output buffers.
   bool accumulate = false;
-  Precision precision = Precision::ieee;  // tf32: f32 tensors on a GPU
+  Precision precision = Precision::ieee;  // others: f32 tensors on a GPU
 };
 
 // A numeric option of the formula, for callers that read options from a command line, a file or

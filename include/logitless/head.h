@@ -12,7 +12,7 @@ struct HeadOptions {
   float softcap = 0.0f;
   float logit_scale = 1.0f;
   bool accumulate = false;                // head_backward adds to the gradients' contents
-  Precision precision = Precision::ieee;  // tf32: f32 tensors on a GPU
+  Precision precision = Precision::ieee;  // others: f32 tensors on a GPU
 };
 
 // hidden [..., D], weight [V, D]: f32 | bf16 | f16, equal. targets [...] or [..., K]: i32 | i64.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "logitless/dtype.h"
 
@@ -19,10 +20,14 @@ struct HeadShape {
   bool operator==(const HeadShape&) const = default;
 };
 
-// Products of f32 tensors on a GPU. ieee: fp32. tf32: operands are rounded to the 10 bits after the
-// binary point of TF32 in the tensor cores, and summed in fp32 (docs/explain/losses.md). Other
-// tensors are not rounded, and take ieee alone.
-enum class Precision : std::uint8_t { ieee = 0, tf32 = 1 };
+// Products of f32 tensors on a GPU, summed in fp32 (docs/explain/losses.md). ieee: fp32. tf32:
+// operands are rounded to the 10 bits after the binary point of TF32. bf16x3: operands are the sum
+// of two bf16, 16 bits in all, and a product is three of bf16. Other tensors are not rounded, and
+// take ieee alone.
+enum class Precision : std::uint8_t { ieee = 0, tf32 = 1, bf16x3 = 2 };
+constexpr std::string_view name_of(Precision precision) {
+  return precision == Precision::ieee ? "ieee" : precision == Precision::tf32 ? "tf32" : "bf16x3";
+}
 
 // The features of a call that change its work, apart from the shape.
 struct HeadFeatures {

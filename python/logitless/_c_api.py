@@ -35,7 +35,8 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 PRECISION_IEEE = 0
 PRECISION_TF32 = 1
-PRECISIONS = {"ieee": 0, "tf32": 1}
+PRECISION_BF16X3 = 2
+PRECISIONS = {"ieee": 0, "tf32": 1, "bf16x3": 2}
 
 PLAN_ANY = -1
 PLAN_FORWARD = 0

@@ -261,7 +261,7 @@ inline HeadShape shape_from(const logitless_head_features& c) {
 
 // Returns the precision; `name` is the field's in errors.
 inline Precision precision_from(logitless_precision c, std::string_view name) {
-  require(c >= LOGITLESS_PRECISION_IEEE && c <= LOGITLESS_PRECISION_TF32, name, ": ", c,
+  require(c >= LOGITLESS_PRECISION_IEEE && c <= LOGITLESS_PRECISION_BF16X3, name, ": ", c,
           " is none of logitless_precision");
   return static_cast<Precision>(c);
 }

@@ -137,11 +137,14 @@ Command add_plan(CommandLine& program) {
          "of hidden and weight (default bf16)")
       .group("Head");
   sub.add_parsed(
-         "--precision", "ieee|tf32",
+         "--precision", "ieee|tf32|bf16x3",
          [args = args.get()](const std::string& text) {
-           if (text != "ieee" && text != "tf32")
-             throw UsageError(fmt::format("--precision: expected ieee or tf32, got '{}'", text));
-           args->features.precision = text == "tf32" ? Precision::tf32 : Precision::ieee;
+           for (const Precision known : {Precision::ieee, Precision::tf32, Precision::bf16x3}) {
+             args->features.precision = known;
+             if (text == name_of(known)) return;
+           }
+           throw UsageError(
+               fmt::format("--precision: expected ieee, tf32 or bf16x3, got '{}'", text));
          },
          "of products of f32 tensors on a GPU (default ieee)")
       .group("Head");

@@ -1,7 +1,9 @@
-// Products of f32 tensors in TF32 on a GPU, against float64: bounds of docs/explain/losses.md.
+// Products of f32 tensors in TF32 and in bf16x3 on a GPU, against float64: bounds of
+// docs/explain/losses.md.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -34,7 +36,7 @@ class PrecisionTest : public testing::Test {
   }
   static RunSpec run(PlanKind kind, Precision precision) {
     RunSpec r;
-    r.kernel = "cublas";
+    r.kernel = precision == Precision::bf16x3 ? "cublas_bf16x3" : "cublas";
     r.plan = kind;
     r.change = [=](CrossEntropyOptions& o, auto&, auto&) { o.precision = precision; };
     return r;
@@ -71,6 +73,38 @@ TEST_F(PrecisionTest, Tf32IsWithinItsBounds) {
     const double bias = relative_error(found.d_bias.values(), g.d_bias);
     for (const double error : {hidden, weight, bias}) EXPECT_LE(error, 4e-3);
     EXPECT_GE(weight, 5e-6);  // else it is not TF32: fp32 is within 1e-6
+  }
+}
+
+// Widths that are no multiple of the stretches or of 8, and few tokens.
+TEST_F(PrecisionTest, Bf16x3IsWithinItsBounds) {
+  for (const auto& [tokens, dim, vocab] :
+       {std::array<std::int64_t, 3>{300, 256, 5001}, {7, 1031, 700}, {530, 2100, 9001}}) {
+    HeadSpec s = spec();
+    s.tokens = tokens;
+    s.dim = dim;
+    s.vocab = vocab;
+    s.softcap = 20.0f;
+    const HeadProblem problem(s);
+    const OracleProblem& p = problem.oracle;
+    const OracleLogits logits = oracle_logits(p);
+    const std::vector<double> upstream(static_cast<std::size_t>(tokens),
+                                       1.0 / static_cast<double>(tokens));
+    const OracleGradients g = oracle_gradients(p, upstream);
+    const std::vector<double> x = problem.hidden.values(), w = problem.weight.values();
+    double widest = 0.0;
+    for (std::int64_t j = 0; j < vocab; ++j) widest = std::max(widest, norm_of_row(w, j, dim));
+    for (const PlanKind kind : {PlanKind::dense, PlanKind::stored, PlanKind::recompute}) {
+      SCOPED_TRACE(std::string(name_of(kind)));
+      const HeadResult found = run_head(problem, run(kind, Precision::bf16x3));
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        const double bound = 0x1p-16 * norm_of_row(x, i, dim) * widest + 1e-6;
+        EXPECT_LE(std::abs(found.lse.get(i) - logits.lse[i]), bound) << i;
+      }
+      EXPECT_LE(relative_error(found.d_hidden.values(), g.d_hidden), 1e-5);
+      EXPECT_LE(relative_error(found.d_weight.values(), g.d_weight), 1e-5);
+      EXPECT_LE(relative_error(found.d_bias.values(), g.d_bias), 1e-5);
+    }
   }
 }
 

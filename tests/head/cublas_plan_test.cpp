@@ -119,5 +119,20 @@ TEST_F(CublasPlan, Tf32IsOfF32OnAGpuThatHasIt) {
             "precision: tf32 is for a GPU, the device is a CPU");
 }
 
+TEST_F(CublasPlan, Bf16x3IsAKernelOfItsOwn) {
+  const LossPlan wide = plan(kHeads[0], DType::f32, 0, 80);
+  const LossPlan made = plan(kHeads[0], DType::f32, 0, 80, Precision::bf16x3);
+  EXPECT_NE(made.explain().find("(f32, GEMMs in bf16x3), kernel cublas_bf16x3"), std::string::npos)
+      << made.explain();
+  EXPECT_LT(made.predicted_seconds, wide.predicted_seconds / 2);
+  EXPECT_NE(message_of<Unsupported>([] {
+              plan(kHeads[0], DType::f32, 0, 75, Precision::bf16x3);
+            }).find("precision: multiplies bf16x3 from compute capability 8.0 on"),
+            std::string::npos);
+  EXPECT_EQ(
+      message_of<InvalidArgument>([] { plan(kHeads[0], DType::f16, 0, 80, Precision::bf16x3); }),
+      "precision: bf16x3 rounds f32 tensors, hidden and weight are f16");
+}
+
 }  // namespace
 }  // namespace logitless::test

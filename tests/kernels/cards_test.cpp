@@ -138,8 +138,8 @@ TEST(Cards, APlanTakesTheUsualCardOfTheCapability) {
 TEST(Cards, RatesInTf32) {
   const cuda::DeviceKernel& kernel = cuda::find_device_kernel("cublas");
   const GpuCard card = gpu_card("A100");
-  EXPECT_DOUBLE_EQ(cuda::rates_on(kernel, card, DType::f32, true).gemm_flops, 125e12);
-  EXPECT_DOUBLE_EQ(cuda::rates_on(kernel, card, DType::f32, true).forward_flops, 125e12);
+  EXPECT_DOUBLE_EQ(cuda::rates_on(kernel, card, DType::f32, Precision::tf32).gemm_flops, 125e12);
+  EXPECT_DOUBLE_EQ(cuda::rates_on(kernel, card, DType::f32, Precision::tf32).forward_flops, 125e12);
   EXPECT_LT(cuda::rates_on(kernel, card, DType::f32).gemm_flops, 20e12);
 }
 

@@ -113,6 +113,8 @@ def precision(value: Any, dtype: Any) -> str:
     """Returns a checked precision of products. None is that of JAX at the call."""
     if value is None:
         setting = jax.config.jax_default_matmul_precision
+        if str(setting) == "BF16_BF16_F32_X3" and dtype == jnp.float32 and jax.default_backend() == "gpu":
+            return "bf16x3"
         tf32 = setting in _TF32_SETTINGS or str(setting).startswith("TF32")
         return DEFAULT_PRECISION if tf32 and dtype == jnp.float32 else "ieee"
     if not isinstance(value, str) or value not in PRECISIONS:

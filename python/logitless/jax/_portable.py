@@ -59,11 +59,11 @@ def _check(options: Any, arrays: Arrays) -> None:
         raise ValueError(f"weight: {list(arrays['weight'].shape)} has no rows")
     if not 0.0 < abs(options.logit_scale) < float("inf"):
         raise ValueError(f"logit_scale: expected a finite number other than 0, got {options.logit_scale:g}")
-    if options.precision == "tf32":
+    if options.precision in ("tf32", "bf16x3"):
         if jax.default_backend() != "gpu":
-            raise ValueError(f"precision: tf32 is for a GPU, the device is a {jax.default_backend().upper()}")
+            raise ValueError(f"precision: {options.precision} is for a GPU, the device is a {jax.default_backend().upper()}")
         if arrays["hidden"].dtype != jnp.float32:
-            raise ValueError(f"precision: tf32 is for float32, got {arrays['hidden'].dtype.name}")
+            raise ValueError(f"precision: {options.precision} is for float32, got {arrays['hidden'].dtype.name}")
 
 
 def _precision(name: str, dtype: Any) -> Any:
@@ -72,6 +72,8 @@ def _precision(name: str, dtype: Any) -> Any:
         return lax.Precision.DEFAULT
     if name == "tf32":
         return lax.DotAlgorithmPreset.TF32_TF32_F32
+    if name == "bf16x3":
+        return lax.DotAlgorithmPreset.BF16_BF16_F32_X3
     return None if name == DEFAULT_PRECISION else lax.Precision.HIGHEST
 
 

@@ -241,8 +241,9 @@ def linear_cross_entropy(
         return_argmax: also returns the token id of the largest logit [...], int32; -1 for ignored tokens.
         return_target_logits: also returns the logits of the targets, shaped as targets, with a gradient; 0 for ignored
             ones. They and the log-sum-exp cost one more GEMM, and three in a backward that reaches them.
-        precision: of the products of float32 arrays on a GPU. "ieee": float32. "tf32": operands are rounded to TF32,
-            and summed in float32; from compute capability 8.0 on. None: as JAX multiplies when the call is traced, by
+        precision: of the products of float32 arrays on a GPU, summed in float32. "ieee": float32. "tf32": operands are
+            rounded to TF32. "bf16x3": three products of bf16, some 1e-6 of each off. Both from compute capability 8.0
+            on. None: as JAX multiplies when the call is traced, by
             ``jax.default_matmul_precision``. Other arrays take "ieee" alone.
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
             It is a ceiling: a call takes no more than its speed is worth, and less than the fp32 logits if a plan does.

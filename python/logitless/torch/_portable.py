@@ -192,6 +192,8 @@ _CALLS = {"cross_entropy": _cross_entropy, "head": _head, "head_backward": _head
 
 
 def _check(options, shard, hidden: Tensor) -> None:
+    if options.precision == "bf16x3":
+        raise ValueError("precision: bf16x3 is of the library's own kernels (docs/use/gpu.md); expected 'ieee', 'tf32' or None")
     if options.precision == "tf32":
         if hidden.dtype != torch.float32:
             name = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}[hidden.dtype]

@@ -74,8 +74,8 @@ def precision_of(given: Any, hidden: Any, weight: Any) -> str:
         raise ValueError(f"precision: expected {', '.join(map(repr, PRECISIONS))} or None, got {given!r}")
     if not isinstance(hidden, Tensor):
         return given or "ieee"
-    if given == "tf32" and hidden.dtype == torch.float64:
-        raise ValueError("precision: 'tf32' rounds float32 tensors, hidden is float64")
+    if given not in (None, "ieee") and hidden.dtype == torch.float64:
+        raise ValueError(f"precision: {given!r} rounds float32 tensors, hidden is float64")
     if given is not None:
         return given
     kind = hidden.device.type

@@ -63,8 +63,9 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         return_target_logits: also returns the logits of the targets, shaped as target, with a gradient; 0 for ignored
             ones. They, and an lse with a gradient, cost one more GEMM (4). With label_smoothing, class_weight or
             target_weight they take a separate head: 1 GEMM, and 3 in a backward that reaches them.
-        precision: of the products of float32 tensors on a GPU. "ieee": float32. "tf32": operands are rounded to TF32,
-            and summed in float32; from compute capability 8.0 on. None: what PyTorch does at the call, by
+        precision: of the products of float32 tensors on a GPU, summed in float32. "ieee": float32. "tf32": operands are
+            rounded to TF32. "bf16x3": three products of bf16, some 1e-6 of each off. Both from compute capability 8.0
+            on. None: what PyTorch does at the call, by
             ``torch.backends.cuda.matmul`` (``fp32_precision`` or ``allow_tf32``). Other tensors take "ieee" alone.
         memory_budget: bytes, or text such as "512MiB", that the call may take beyond its inputs and gradients. It is
             a ceiling: a call takes no more than its speed is worth, and less than the fp32 logits if a plan does. The

@@ -131,7 +131,7 @@ GradientGemmsCall Backward::gemms_call(const ForwardCall& c) const {
   p.tokens = c.shape.tokens;
   p.dim = c.shape.dim;
   p.dtype = c.shape.dtype;
-  p.tf32 = c.shape.tf32;
+  p.precision = c.shape.precision;
   p.factored_hidden = p.hidden = c.hidden;
   p.factored_stride = p.hidden_stride = c.hidden_stride;
   if (c.original.data != nullptr) {

@@ -258,7 +258,7 @@ ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features)
           features.label_smoothing,
           features.argmax,
           wants_gradients(features),
-          features.precision == Precision::tf32};
+          features.precision};
 }
 
 namespace {

@@ -37,13 +37,14 @@ void check_request(const HeadShape& shape, const HeadFeatures& features,
           " overflow the address space");
   require(!features.d_bias || features.bias, "d_bias: asked for without a bias");
   require_transform(features.logit_scale, features.softcap);
-  require(features.precision <= Precision::tf32,
+  require(features.precision <= Precision::bf16x3,
           "precision: ", static_cast<int>(features.precision), " is no Precision");
-  if (features.precision == Precision::tf32) {
-    require(shape.dtype == DType::f32, "precision: tf32 rounds f32 tensors, hidden and weight are ",
-            name_of(shape.dtype));
-    require(request.device.kind == DeviceKind::cuda,
-            "precision: tf32 is for a GPU, the device is a CPU");
+  if (features.precision != Precision::ieee) {
+    const std::string_view name = name_of(features.precision);
+    require(shape.dtype == DType::f32, "precision: ", name,
+            " rounds f32 tensors, hidden and weight are ", name_of(shape.dtype));
+    require(request.device.kind == DeviceKind::cuda, "precision: ", name,
+            " is for a GPU, the device is a CPU");
   }
   for (const auto& [name, dtype] :
        {std::pair<std::string_view, DType>{"d_hidden_dtype", features.d_hidden_dtype},

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "core/check.h"
 #include "head/plan/default_plan.h"
 #include "head/plan/text.h"
 #include "logitless/plan.h"
@@ -44,7 +45,10 @@ std::string LossPlan::explain() const {
   std::snprintf(passes_text, sizeof(passes_text), "%.2f", passes);
   out << "plan " << name_of(kind) << ": " << passes_text << " passes over " << shape.tokens
       << " tokens x " << shape.vocab << " vocabulary entries x " << shape.dim << " ("
-      << name_of(shape.dtype) << (features.precision == Precision::tf32 ? ", GEMMs in tf32" : "")
+      << name_of(shape.dtype)
+      << (features.precision == Precision::ieee
+              ? ""
+              : concat(", GEMMs in ", name_of(features.precision)))
       << "), kernel " << kernel;
   if (threads > 0) out << ", " << threads << (threads == 1 ? " thread" : " threads");
   out << "\n";

@@ -169,9 +169,10 @@ const GpuCard& card_or_usual(const GpuCard& card, int compute_capability) {
   return card.name.empty() ? usual_card(compute_capability) : card;
 }
 
-DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtype, bool tf32) {
+DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtype,
+                     Precision precision) {
   const GpuCard& fitted = usual_card(90);
-  const bool wide = dtype == DType::f32;
+  const bool wide = dtype == DType::f32 && precision == Precision::ieee;
   const double arithmetic =
       wide ? card.fp32_flops / fitted.fp32_flops : card.gemm_flops / fitted.gemm_flops;
   DeviceRates r = kernel.rates(dtype);
@@ -181,7 +182,8 @@ DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtyp
   r.sum_seconds /= arithmetic;
   r.bytes_per_second *= card.copy_bytes_per_second / fitted.copy_bytes_per_second;
   r.round_flops *= static_cast<double>(card.sms) / fitted.sms;
-  if (tf32) r.forward_flops = r.gemm_flops = card.tf32_flops * card.gemm_flops / card.tensor_flops;
+  if (precision == Precision::tf32)
+    r.forward_flops = r.gemm_flops = card.tf32_flops * card.gemm_flops / card.tensor_flops;
   return r;
 }
 

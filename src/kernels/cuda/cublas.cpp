@@ -56,7 +56,7 @@ Handle handle() {
 
 int compute_type(const Gemm& g) {
   if (g.dtype != DType::f32) return kCompute32F;
-  return g.tf32 ? kCompute32FFastTf32 : kCompute32FPedantic;
+  return g.precision == Precision::tf32 ? kCompute32FFastTf32 : kCompute32FPedantic;
 }
 
 int type_of(DType dtype) {

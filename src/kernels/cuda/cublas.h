@@ -13,7 +13,7 @@ namespace logitless::cuda {
 // alpha and beta are floats on the device.
 struct Gemm {
   DType dtype = DType::bf16;
-  bool tf32 = false;  // rounds f32 operands to TF32
+  Precision precision = Precision::ieee;  // of f32; bf16x3: multiply_split alone
   std::int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;
   std::int64_t a_stride = 0;
@@ -40,5 +40,9 @@ void cublas_prepare();
 // Enqueues; the workspace is aligned to 256. Throws DeviceError.
 void cublas_multiply(const Gemm& gemm, void* workspace, Stream stream,
                      std::size_t bytes = kCublasBytes);
+// The same for operands of fp32 in Precision::bf16x3 (head/split_gemm.cu). split: split_bytes(m, n,
+// k) of head/sizes.h, aligned to 256.
+void multiply_split(const Gemm& gemm, void* split, void* workspace, Stream stream,
+                    std::size_t bytes);
 
 }  // namespace logitless::cuda

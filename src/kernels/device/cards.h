@@ -34,11 +34,11 @@ const GpuCard& usual_card(int compute_capability);
 const GpuCard& card_or_usual(const GpuCard& card, int compute_capability);
 
 // Returns a kernel's rates on a card, scaled from those on an H200:
-// - arithmetic by the sustained GEMMs, for f32 by the fp32 peak, or by the TF32 peak and the
-//   fraction of the peak that GEMMs sustain
+// - arithmetic by the sustained GEMMs, for ieee products of f32 by the fp32 peak, for those of tf32
+//   by its peak and the fraction of the peak that GEMMs sustain
 // - traffic by the bandwidth of copies
 DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtype,
-                     bool tf32 = false);
+                     Precision precision = Precision::ieee);
 // Does the same for a kernel's far field.
 FarRates far_rates_on(const DeviceKernel& kernel, const GpuCard& card);
 

@@ -131,7 +131,7 @@ struct GradientGemmsCall {
   std::int64_t block_vocab = 0;
   std::int64_t dim = 0;
   DType dtype = DType::bf16;
-  bool tf32 = false;  // ForwardShape's
+  Precision precision = Precision::ieee;  // ForwardShape's
   LogitBlock block;
   // Instead of `block`, for all vocabulary entries. Every range but the last may alias the memory
   // of d_weight's rows of the next range, which are written after its last read. Only for a kernel

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "logitless/dtype.h"
+#include "logitless/head_shape.h"
 #include "math/host_device.h"
 
 namespace logitless {
@@ -82,7 +83,7 @@ struct ForwardShape {
   bool weighted_sum = false;
   bool argmax = false;
   bool gradients = false;  // gradient_gemms is called afterwards
-  bool tf32 = false;       // GEMMs round f32 operands to TF32
+  Precision precision = Precision::ieee;
 };
 
 // Blocks are padded to multiples of this many tokens and vocabulary entries, which every kernel's

@@ -10,6 +10,9 @@
 
 namespace logitless::cuda {
 
+// Tokens that a kernel in strips (cublas_kernel.cu) multiplies at once, at most.
+inline constexpr std::int64_t kStripTokens = 2048;
+
 // Nominal rates of the parts of a plan, for the planner, fitted with bench_head --device cuda
 // (docs/develop/benchmarks.md).
 struct DeviceRates {
@@ -17,6 +20,8 @@ struct DeviceRates {
   double gemm_flops;
   double logit_seconds;     // for each exponential that the GEMMs do not hide
   double logit_bytes = 0;   // written and read for each logit that is computed
+  // Written and read for each element of the weight, by each pass over it for kStripTokens tokens.
+  double weight_bytes = 0;
   double bytes_per_second;  // for traffic beyond the operands, partly hidden
   double sum_seconds;       // for each element of split sums between chunks, beside their bytes
   double chunk_seconds;     // small kernels and launches

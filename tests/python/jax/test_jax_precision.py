@@ -24,7 +24,7 @@ def test_a_cpu_refuses_tf32():
 
 def test_refusals_name_the_precision():
     for value in ("highest", 1, jax.lax.Precision.HIGHEST):
-        with pytest.raises(ValueError, match="precision: expected 'ieee', 'tf32' or None, got "):
+        with pytest.raises(ValueError, match="precision: expected 'ieee', 'tf32', 'bf16x3' or None, got "):
             linear_cross_entropy(HIDDEN, WEIGHT, TARGETS, precision=value)
 
 
@@ -90,6 +90,7 @@ def test_values_on_a_gpu():
         return np.linalg.norm(found - exact) / np.linalg.norm(exact)
 
     assert 2e-5 < error(precision="tf32") < 4e-3 and error(precision="ieee") < 1e-5
+    assert error(precision="bf16x3") < 2e-5
     with jax.default_matmul_precision("highest"):
         assert error() < 1e-5
     with jax.default_matmul_precision("tensorfloat32"):

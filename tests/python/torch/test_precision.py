@@ -18,19 +18,20 @@ def arrays(dtype=torch.float32):
 
 
 @on_cpu
-def test_a_cpu_refuses_tf32():
+@pytest.mark.parametrize("precision", ["tf32", "bf16x3"])
+def test_a_cpu_refuses_tensor_cores(precision):
     hidden, weight, target = arrays()
     for call in (linear_cross_entropy, linear_logprobs):
-        with pytest.raises(ValueError, match="precision: tf32 is for a GPU, the device is a CPU"):
-            call(hidden, weight, target, precision="tf32")
+        with pytest.raises(ValueError, match=f"precision: {precision} is "):
+            call(hidden, weight, target, precision=precision)
 
 
 def test_refusals_name_the_precision():
     hidden, weight, target = arrays()
     for value in ("fp32", "TF32", 1, True):
-        with pytest.raises(ValueError, match="precision: expected 'ieee', 'tf32' or None, got "):
+        with pytest.raises(ValueError, match="precision: expected 'ieee', 'tf32', 'bf16x3' or None, got "):
             linear_cross_entropy(hidden, weight, target, precision=value)
-    with pytest.raises(ValueError, match="precision: expected 'ieee', 'tf32' or None, got 'fast'"):
+    with pytest.raises(ValueError, match="precision: expected 'ieee', 'tf32', 'bf16x3' or None, got 'fast'"):
         LinearCrossEntropy(8, 9, precision="fast")
     hidden, weight, target = arrays(torch.bfloat16)
     with pytest.raises(ValueError, match="precision: tf32 rounds f32 tensors, hidden and weight are bf16"):
@@ -129,3 +130,4 @@ def test_values_on_a_gpu(settings):
         assert all(e < 3e-6 for e in errors(precision="ieee"))
     settings.allow_tf32 = False
     assert all(e < 3e-6 for e in errors()) and all(5e-6 < e < 4e-3 for e in errors(precision="tf32"))
+    assert all(e < 1e-5 for e in errors(precision="bf16x3"))

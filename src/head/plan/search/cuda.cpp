@@ -21,8 +21,10 @@ std::string refusal_of(const cuda::DeviceKernel& kernel, const PlanProblem& prob
   std::string reason = cuda::capability_refusal(kernel, compute_capability);
   if (reason.empty() && problem.shape.dtype == DType::bf16 && compute_capability < 80)
     reason = "multiplies bf16 from compute capability 8.0 on";
-  if (reason.empty() && problem.features.precision == Precision::tf32 && compute_capability < 80)
-    reason = "precision: multiplies tf32 from compute capability 8.0 on";
+  const Precision precision = problem.features.precision;
+  if (reason.empty() && precision != Precision::ieee && compute_capability < 80)
+    reason =
+        concat("precision: multiplies ", name_of(precision), " from compute capability 8.0 on");
   if (reason.empty() && kernel.missing != nullptr) reason = kernel.missing();
   if (!reason.empty()) return reason;
   return kernel.unsupported(cuda::forward_shape(problem.shape, problem.features));
@@ -337,7 +339,12 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   const cuda::DeviceRates& r = rates_;
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   double out = forward + chunks * r.chunk_seconds;
-  double bytes = r.logit_bytes * (1.0 + again(kind, sizes) + apart(sizes)) * n * v;
+  const double computed = 1.0 + again(kind, sizes) + apart(sizes);  // times
+  double bytes = r.logit_bytes * computed * n * v;
+  const double strips =
+      chunks * std::ceil(std::min(first, n) / static_cast<double>(cuda::kStripTokens));
+  const double read = computed + (sizes.block_vocab > 0 && p_.features.d_hidden ? 1.0 : 0.0);
+  bytes += r.weight_bytes * strips * read * v * d;
   if (sizes.block_vocab > 0) {
     const cuda::Sizes device = cuda::sizes_for(kind, sizes, 0);
     double vocab_blocks = sizes.stored_vocab > 0 ? 1.0 : 0.0;

@@ -19,8 +19,7 @@ class CudaSearch final : public PlanSearch {
       : PlanSearch(problem),
         kernel_(kernel),
         card_(cuda::card_or_usual(device.card, device.compute_capability)),
-        rates_(cuda::rates_on(kernel, card_, problem.shape.dtype,
-                              problem.features.precision == Precision::tf32)),
+        rates_(cuda::rates_on(kernel, card_, problem.shape.dtype, problem.features.precision)),
         tokens_(std::max<std::int64_t>(problem.shape.tokens, 1)) {}
 
   std::string refusal(PlanKind kind) const override;

@@ -4,6 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstring>
+#include <type_traits>
+
 #include "logitless/dtype.h"
 
 namespace logitless::cuda {
@@ -25,6 +28,18 @@ __device__ __forceinline__ __nv_bfloat16 rounded<__nv_bfloat16>(float v) {
 template <>
 __device__ __forceinline__ __half rounded<__half>(float v) {
   return __float2half(v);
+}
+
+// The two numbers of a word, the lower half first.
+template <typename T>
+__device__ __forceinline__ float2 pair_of(unsigned word) {
+  if constexpr (std::is_same_v<T, __half>) {
+    __half2 pair;
+    std::memcpy(&pair, &word, sizeof pair);
+    return __half22float2(pair);
+  } else {
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+  }
 }
 
 // Calls f(T{}) with the type of a dtype.

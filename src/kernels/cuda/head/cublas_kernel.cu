@@ -397,7 +397,7 @@ void each_strip(const ForwardCall& c, std::int64_t vocab_begin, std::int64_t voc
     for (std::int64_t entry = vocab_begin; entry < end; entry += layout.strip_vocab) {
       Gemm g;
       g.dtype = c.shape.dtype;
-      g.tf32 = c.shape.tf32;
+      g.precision = c.shape.precision;
       g.m = std::max(tokens, std::min(kLeastCublasRows, hidden.rows));
       g.n = std::min(layout.strip_vocab, end - entry);
       g.k = c.shape.dim;
@@ -408,7 +408,12 @@ void each_strip(const ForwardCall& c, std::int64_t vocab_begin, std::int64_t voc
       g.b_transposed = true;
       g.c = at<float>(c.workspace, layout.strip);
       g.c_stride = layout.strip_vocab;
-      cublas_multiply(g, at<void>(c.workspace, layout.gemm), c.stream, layout.gemm_bytes);
+      if (g.precision == Precision::bf16x3) {
+        multiply_split(g, at<void>(c.workspace, layout.split), at<void>(c.workspace, layout.gemm),
+                       c.stream, layout.gemm_bytes);
+      } else {
+        cublas_multiply(g, at<void>(c.workspace, layout.gemm), c.stream, layout.gemm_bytes);
+      }
       finish(Strip{g.c + (token - first) * g.c_stride, g.c_stride, token, entry,
                    static_cast<int>(g.n)},
              static_cast<unsigned>(tokens));

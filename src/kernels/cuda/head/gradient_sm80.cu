@@ -182,6 +182,7 @@ class StripGemms {
         sums_(static_cast<float*>(c.kernel_workspace)),
         products_(sums_ + strip_floats(rows_, c.dim)),
         bytes_(std::min(kCublasBytes, strip_floats(rows_, c.dim) * sizeof(float))),
+        split_(static_cast<std::byte*>(products_) + bytes_),
         ranges_(c.ranges.count) {}
 
   void make_hidden() const {
@@ -198,7 +199,7 @@ class StripGemms {
         g.k = vocab_count(r);
         g.b_stride = c_.weight_stride;
         g.adds = r > 0;
-        cublas_multiply(g, products_, c_.stream, bytes_);
+        multiply(g);
       }
       with_types(c_.dtype, c_.d_hidden.dtype, wide, [&](auto type, auto out, auto at_once) {
         finish_hidden<decltype(type), decltype(out), decltype(at_once)::value>
@@ -229,7 +230,7 @@ class StripGemms {
       g.k = c.tokens;
       g.a_transposed = true;
       g.b_stride = c.factored_stride;
-      cublas_multiply(g, products_, c.stream, bytes_);
+      multiply(g);
       with_types(c.dtype, c.d_weight.dtype, wide, [&](auto type, auto out, auto at_once) {
         finish_weight<decltype(type), decltype(out), decltype(at_once)::value>
             <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(c, sums_, first,
@@ -255,7 +256,7 @@ class StripGemms {
   Gemm gemm(const LogitBlock& a, std::int64_t a_first, const void* b, std::int64_t b_first) const {
     Gemm g;
     g.dtype = c_.dtype;
-    g.tf32 = c_.tf32;
+    g.precision = c_.precision;
     g.n = c_.dim;
     g.a = at(a.data, a_first);
     g.a_stride = a.stride;
@@ -265,12 +266,21 @@ class StripGemms {
     return g;
   }
 
+  void multiply(const Gemm& g) const {
+    if (g.precision == Precision::bf16x3) {
+      multiply_split(g, split_, products_, c_.stream, bytes_);
+    } else {
+      cublas_multiply(g, products_, c_.stream, bytes_);
+    }
+  }
+
   const GradientGemmsCall& c_;
   cudaStream_t stream_;
   std::int64_t rows_;  // of a strip
   float* sums_;        // the strip
   void* products_;     // cuBLAS's workspace
   std::size_t bytes_;
+  void* split_;  // operands of bf16x3
   int ranges_;
 };
 
@@ -294,7 +304,9 @@ void multiply_strips(const GradientGemmsCall& c, std::int64_t most_rows) {
 }  // namespace
 
 void cublas_gradient_gemms(const GradientGemmsCall& c) {
-  multiply_strips(c, cublas_strip_rows(c.dim));
+  // Strips of bf16x3 are larger: the operands of each are split again.
+  multiply_strips(
+      c, c.precision == Precision::bf16x3 ? sm80_strip_rows(c.dim) : cublas_strip_rows(c.dim));
 }
 void sm80_gradient_gemms(const GradientGemmsCall& c) { multiply_strips(c, sm80_strip_rows(c.dim)); }
 

@@ -33,13 +33,16 @@ void require_map(const char* name, const void* data, std::int64_t stride, DType 
                              ": expected an address and rows that are multiples of 16 bytes"));
 }
 
-template <bool kFar, bool kRankOne>
-auto kernel_of(bool entries, bool sums) {
-  if constexpr (!kFar) {
-    if (sums) return gradient_tiles<kRankOne, true, false, true>;
-  }
-  return entries ? gradient_tiles<kRankOne, true, kFar, false>
-                 : gradient_tiles<kRankOne, false, kFar, false>;
+template <bool kRankOne>
+GradientTiles far_tiles_of(bool entries) {
+  return entries ? gradient_tiles<__nv_bfloat16, kRankOne, true, true, false>
+                 : gradient_tiles<__nv_bfloat16, kRankOne, false, true, false>;
+}
+GradientTiles tiles_of(const GradientGemmsCall& c, bool rank_one, bool entries, bool sums) {
+  if (c.far.call != nullptr)
+    return rank_one ? far_tiles_of<true>(entries) : far_tiles_of<false>(entries);
+  return c.dtype == DType::f16 ? f16_tiles_of(rank_one, entries, sums)
+                               : dense_tiles_of<__nv_bfloat16>(rank_one, entries, sums);
 }
 
 FarVocabBlockArguments far_vocab_block(const GradientGemmsCall& c) {
@@ -126,7 +129,7 @@ GradientArguments arguments_of(const GradientGemmsCall& c, const HiddenParts& pa
     a.weight.row_part = c.logit_weights;
     a.weight.row_part_stride = 1;
   }
-  a.sums = {c.running, static_cast<__nv_bfloat16*>(c.d_weight.data), c.d_weight.stride};
+  a.sums = {c.running, static_cast<std::uint16_t*>(c.d_weight.data), c.d_weight.stride};
   a.active = c.active;
   a.targets_per_token = c.targets_per_token;
   a.vocab_begin = c.vocab_begin;
@@ -136,10 +139,11 @@ GradientArguments arguments_of(const GradientGemmsCall& c, const HiddenParts& pa
   a.entry_token = c.entries.tokens;
   a.entry_coefficient = c.entries.coefficients;
   a.many = c.many;
+  a.weight_unscale = c.weight_unscale;
   const bool apart = c.target_weight != nullptr;
-  a.weight_rows = static_cast<const __nv_bfloat16*>(apart ? c.target_weight : c.weight);
+  a.weight_rows = apart ? c.target_weight : c.weight;
   a.weight_stride = apart ? c.target_stride : c.weight_stride;
-  a.hidden_rows = static_cast<const __nv_bfloat16*>(c.hidden);
+  a.hidden_rows = c.hidden;
   a.hidden_stride = c.hidden_stride;
   if (c.far.call != nullptr) a.far = far_vocab_block(c);
   a.pace = static_cast<unsigned*>(c.kernel_workspace);
@@ -151,7 +155,8 @@ GradientArguments arguments_of(const GradientGemmsCall& c, const HiddenParts& pa
 struct GemmMaps {
   GemmMaps(const GradientGemmsCall& c, const HiddenParts& parts) {
     const LogitBlock of_weight = weight_block(c);
-    constexpr auto kBf16 = DType::bf16;
+    constexpr auto kBf16 = DType::bf16;  // to TMA all types of 16 bits are one
+    const auto of_output = [](DType dtype) { return dtype == DType::f32 ? dtype : kBf16; };
     block_rows = block_maps(c.block, c.ranges, c.tokens, kTileRows);
     block_columns =
         matrix_map(of_weight.data, kBf16, c.tokens, of_weight.stride, of_weight.stride, kStep);
@@ -161,15 +166,15 @@ struct GemmMaps {
       hidden = matrix_map(c.factored_hidden, kBf16, c.tokens, c.dim, c.factored_stride, kStep);
       require_map("d_weight", c.d_weight.data, c.d_weight.stride, c.d_weight.dtype);
       if (c.far.call == nullptr)
-        d_weight = matrix_map(c.d_weight.data, c.d_weight.dtype, weight_vocab(c), c.dim,
+        d_weight = matrix_map(c.d_weight.data, of_output(c.d_weight.dtype), weight_vocab(c), c.dim,
                               c.d_weight.stride, 64);
     }
     if (c.d_hidden.data == nullptr) return;
     require_map("d_hidden", c.d_hidden.data, c.d_hidden.stride, c.d_hidden.dtype);
     d_hidden = parts.count > 1 ? matrix_map(parts.sums, DType::f32,
                                             parts.count * padded_tokens(c.tokens), c.dim, c.dim, 64)
-                               : matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens, c.dim,
-                                            c.d_hidden.stride, 64);
+                               : matrix_map(c.d_hidden.data, of_output(c.d_hidden.dtype), c.tokens,
+                                            c.dim, c.d_hidden.stride, 64);
   }
   BlockMaps block_rows;
   CUtensorMap block_columns, weight, hidden, d_hidden, d_weight;
@@ -177,17 +182,16 @@ struct GemmMaps {
 
 void add_hidden_parts(const GradientGemmsCall& c, const GradientArguments& a,
                       const HiddenParts& parts, cudaStream_t stream) {
-  const auto columns = static_cast<int>(c.dim);
-  const auto rows = static_cast<unsigned>(c.tokens);
-  if (c.d_hidden.dtype == DType::f32) {
-    add_parts<<<rows, 128, 0, stream>>>(a, parts.sums, columns,
-                                        static_cast<float*>(c.d_hidden.data), c.d_hidden.stride,
-                                        c.d_hidden.add);
-  } else {
-    add_parts<<<rows, 128, 0, stream>>>(a, parts.sums, columns,
-                                        static_cast<__nv_bfloat16*>(c.d_hidden.data),
-                                        c.d_hidden.stride, false);
-  }
+  const auto add = [&](auto type, auto out) {
+    using Out = decltype(out);
+    add_parts<decltype(type), Out><<<static_cast<unsigned>(c.tokens), 128, 0, stream>>>(
+        a, parts.sums, static_cast<int>(c.dim), static_cast<Out*>(c.d_hidden.data),
+        c.d_hidden.stride, c.d_hidden.add);
+  };
+  const auto add_to = [&](auto type) {
+    c.d_hidden.dtype == DType::f32 ? add(type, float{}) : add(type, type);
+  };
+  c.dtype == DType::f16 ? add_to(__half{}) : add_to(__nv_bfloat16{});
   require_cuda(cudaGetLastError(), "parts of d_hidden");
 }
 
@@ -208,11 +212,8 @@ void multiply_block(const GradientGemmsCall& c) {
   const bool entries = lists_targets(c) && c.d_weight.dtype != DType::f32;
   const bool sums = c.running.from != SumsFrom::nothing || !c.running.last;
   if (sums && !entries)
-    throw InternalError("running sums are of a bf16 d_weight whose entries are listed");
-  const auto kernel =
-      far ? rank_one ? kernel_of<true, true>(entries, sums) : kernel_of<true, false>(entries, sums)
-      : rank_one ? kernel_of<false, true>(entries, sums)
-                 : kernel_of<false, false>(entries, sums);
+    throw InternalError("running sums are of a 16-bit d_weight whose entries are listed");
+  const GradientTiles kernel = tiles_of(c, rank_one, entries, sums);
   allow_shared(kernel, kTileShared);
   const int tiles =
       a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;

@@ -64,7 +64,7 @@ __device__ __forceinline__ void for_steps(const GradientArguments& a, int pair, 
 
 // Mainloop of a consumer: multiplies the stages of one tile. Returns false if there are none; z is
 // then unchanged and stands for 0.
-template <bool kHidden, bool kFar>
+template <typename T, bool kHidden, bool kFar>
 __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& at,
                                          const GradientArguments& a, int pair, float (&z)[128]) {
   const int consumer = threadIdx.x / 128 - 1;
@@ -80,11 +80,11 @@ __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& 
       // MN-major operands: the next 64 elements are 8192 bytes on, the next 8 of k 1024.
       const std::uint64_t columns = wgmma_descriptor(c + j * 2048, 8192, 1024);
       if constexpr (kHidden) {
-        wgmma_m64n256k16<0, 1>(z, wgmma_descriptor(r + j * 32, 16, 1024), columns,
-                               previous >= 0 || j > 0);
+        wgmma_m64n256k16<0, 1, T>(z, wgmma_descriptor(r + j * 32, 16, 1024), columns,
+                                  previous >= 0 || j > 0);
       } else {
-        wgmma_m64n256k16<1, 1>(z, wgmma_descriptor(r + j * 2048, 8192, 1024), columns,
-                               previous >= 0 || j > 0);
+        wgmma_m64n256k16<1, 1, T>(z, wgmma_descriptor(r + j * 2048, 8192, 1024), columns,
+                                  previous >= 0 || j > 0);
       }
     }
     wgmma_commit();
@@ -236,7 +236,7 @@ __device__ __forceinline__ void put_words(float (&z)[128], const GradientArgumen
   }
 }
 
-template <bool kHidden, bool kRankOne, bool kEntries, bool kFar, bool kSums>
+template <typename T, bool kHidden, bool kRankOne, bool kEntries, bool kFar, bool kSums>
 __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& writer,
                                           StageCursor& at, const CUtensorMap* out,
                                           const GradientArguments& a, int tile) {
@@ -246,12 +246,17 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   const int column = tile % p.column_tiles * kTileColumns;
   float z[128];
   constexpr bool kAdds = kHidden || kEntries;
-  using Targets = std::conditional_t<kAdds, TargetRows<kHidden, kFar>, NoTargetRows>;
+  using Targets = std::conditional_t<kAdds, TargetRows<T, kHidden, kFar>, NoTargetRows>;
   const Targets targets(a, row + accumulator_row() - static_cast<int>(threadIdx.x % 32 / 4));
-  const bool any = multiply<kHidden, kFar>(memory, at, a, pair, z);
+  const bool any = multiply<T, kHidden, kFar>(memory, at, a, pair, z);
   if (kFar && !any) return;  // d_hidden is accumulated; for d_weight see put_far_vocab
 #pragma unroll
   for (int i = 0; i < 128; ++i) z[i] = any ? z[i] : 0.0f;
+  if constexpr (std::is_same_v<T, __half> && !kHidden) {
+    const float unscale = a.weight_unscale == nullptr ? 1.0f : *a.weight_unscale;
+#pragma unroll
+    for (int i = 0; i < 128; ++i) z[i] *= unscale;
+  }
   if constexpr (kFar && !kHidden) {
     finish_vocab<kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
     if constexpr (kAdds) targets.add_to(z, a, writer.memory_of_warp(), column);
@@ -264,9 +269,9 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   };
   if constexpr (!kHidden && kSums) {
     if (stages_sums(a.sums, p.rows, p.columns, pair, column / kTileColumns)) {
-      add_staged(z, memory, at);
+      add_staged<T>(z, memory, at);
     } else {
-      add_running(z, a.sums, sums_of(), whole);
+      add_running<T>(z, a.sums, sums_of(), whole);
     }
   }
   if (!kHidden || a.hidden.row_pairs == a.hidden_pairs) {  // with split-K add_parts does it
@@ -276,12 +281,12 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   const int first_row = row + (threadIdx.x / 128 - 1) * 64;
   if constexpr (!kHidden && kSums) {
     if (a.sums.running.last) {
-      writer.put_narrow(z, out, column, first_row);
+      writer.put_narrow<T>(z, out, column, first_row);
     } else {
-      put_running(z, writer, sums_of(), whole, out, column, first_row);
+      put_running<T>(z, writer, sums_of(), whole, out, column, first_row);
     }
   } else if (p.narrow) {
-    writer.put_narrow(z, out, column, first_row);
+    writer.put_narrow<T>(z, out, column, first_row);
   } else {
     writer.put_f32(z, out, column, first_row, p.add);
   }
@@ -289,9 +294,9 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
 
 // Sums the split-K parts of d_hidden, with the epilogue of finish_gemm. A thread block for each
 // token.
-template <typename T>
+template <typename T, typename Out>
 __global__ void __launch_bounds__(128)
-    add_parts(const GradientArguments a, const float* parts, int columns, T* out,
+    add_parts(const GradientArguments a, const float* parts, int columns, Out* out,
               std::int64_t stride, bool add) {
   const int row = static_cast<int>(blockIdx.x);
   const int count = a.hidden.row_pairs / a.hidden_pairs;
@@ -309,14 +314,14 @@ __global__ void __launch_bounds__(128)
       const int slot = row * a.targets_per_token + k;
       const float coefficient = a.coefficient[slot];
       if (coefficient == 0.0f) continue;
-      value = fmaf(coefficient,
-                   __bfloat162float(
-                       a.weight_rows[(a.vocab_ids[slot] - a.vocab_begin) * a.weight_stride + c]),
-                   value);
+      const T* const rows = static_cast<const T*>(a.weight_rows);
+      value =
+          fmaf(coefficient,
+               as_float(rows[(a.vocab_ids[slot] - a.vocab_begin) * a.weight_stride + c]), value);
     }
-    T& to = out[row * stride + c];
-    if constexpr (sizeof(T) == 2) {
-      to = __float2bfloat16(value);  // add never happens here, see sums_hidden
+    Out& to = out[row * stride + c];
+    if constexpr (sizeof(Out) == 2) {
+      to = rounded<Out>(value);  // add never happens here, see sums_hidden
     } else {
       to = add ? to + value : value;
     }
@@ -331,8 +336,8 @@ __global__ void __launch_bounds__(128)
 //
 // kFar: a vocabulary block of the far field. kSums: d_weight is added to running sums, or becomes
 // one. It is a separate kernel, since its registers would cost the others a tenth of their
-// throughput.
-template <bool kRankOne, bool kEntries, bool kFar, bool kSums>
+// throughput. T: bf16, or f16 without the far field.
+template <typename T, bool kRankOne, bool kEntries, bool kFar, bool kSums>
 __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
     gradient_tiles(const __grid_constant__ BlockMaps block_rows,
                    const __grid_constant__ CUtensorMap block_columns,
@@ -380,14 +385,32 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     TileWriter writer(memory);
     while (schedule.next(is_hidden, tile) || schedule.next_empty(a, is_hidden, tile)) {
       if (is_hidden) {
-        make_tile<true, kRankOne, kEntries, kFar, false>(memory, writer, at, &d_hidden, a, tile);
+        make_tile<T, true, kRankOne, kEntries, kFar, false>(memory, writer, at, &d_hidden, a, tile);
       } else {
-        make_tile<false, kRankOne, kEntries, kFar, kSums>(memory, writer, at, &d_weight, a, tile);
+        make_tile<T, false, kRankOne, kEntries, kFar, kSums>(memory, writer, at, &d_weight, a,
+                                                             tile);
       }
     }
     writer.drain();
   }
   cluster_sync();
 }
+
+using GradientTiles = void (*)(BlockMaps, CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap,
+                               CUtensorMap, GradientArguments);
+// Returns the kernel of dense blocks. sums: with running sums, whose entries are always listed.
+template <typename T>
+GradientTiles dense_tiles_of(bool rank_one, bool entries, bool sums) {
+  if (sums)
+    return rank_one ? gradient_tiles<T, true, true, false, true>
+                    : gradient_tiles<T, false, true, false, true>;
+  if (entries)
+    return rank_one ? gradient_tiles<T, true, true, false, false>
+                    : gradient_tiles<T, false, true, false, false>;
+  return rank_one ? gradient_tiles<T, true, false, false, false>
+                  : gradient_tiles<T, false, false, false, false>;
+}
+// Those of f16, which are compiled in a file of their own.
+GradientTiles f16_tiles_of(bool rank_one, bool entries, bool sums);
 
 }  // namespace logitless::cuda

@@ -18,7 +18,7 @@ struct GemmArguments {
   int row_part_stride;
   const float* column_part;  // null: none
   bool add;                  // fp32: adds to the present contents
-  bool narrow;               // bf16, else fp32
+  bool narrow;               // 16 bits, else fp32
 };
 
 // A vocabulary block of the far field: its selected tiles, and the destination of d_weight.
@@ -55,15 +55,16 @@ struct GradientArguments {
   const int* entry_begin;    // [entries of the block + 1]
   const int* entry_token;
   const float* entry_coefficient;
-  const float* many;                 // GradientGemmsCall's
-  const __nv_bfloat16* weight_rows;  // of vocab_begin
+  const float* many;        // GradientGemmsCall's
+  const void* weight_rows;  // of vocab_begin
   std::int64_t weight_stride;
-  const __nv_bfloat16* hidden_rows;
+  const void* hidden_rows;
   std::int64_t hidden_stride;
+  const float* weight_unscale;  // GradientGemmsCall's, of f16
   // [token pairs + 1]: 0: all tokens ignored, the pair is skipped; the last: 1 + the last pair that
   // is not skipped. Null: all active.
   const int* active;
-  SplitSums sums;  // running sums of a bf16 d_weight
+  SplitSums sums;  // running sums of a 16-bit d_weight
   FarVocabBlockArguments far;
 };
 

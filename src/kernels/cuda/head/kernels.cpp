@@ -74,12 +74,6 @@ DeviceRates sm80_rates(DType) {
           .block_seconds = 90e-6,
           .round_flops = 0.0};
 }
-DeviceRates hopper_f16_rates(DType dtype) {
-  DeviceRates rates = sm80_rates(dtype);
-  rates.forward_flops = 695e12;
-  rates.logit_seconds = 0.3e-12;
-  return rates;
-}
 DeviceRates cublas_rates(DType dtype) {
   const bool wide = dtype == DType::f32;
   const double flops = wide ? 45e12 : 600e12;
@@ -100,6 +94,14 @@ constexpr FarForward kHopperFar = {.rates = kHopperFarRates,
                                    .target_logits = kLaunch<local_target_logits>,
                                    .all_tiles = kLaunch<hopper_forward_tiles>,
                                    .selected_tiles = kLaunch<hopper_forward_selected>};
+
+// Three products for one, and the splitting of operands beside them.
+DeviceRates bf16x3_rates(DType dtype) {
+  DeviceRates rates = cublas_rates(dtype);
+  rates.forward_flops = rates.gemm_flops = 170e12;
+  rates.weight_bytes = 10.0;  // fp32 is read, three bf16 are written
+  return rates;
+}
 
 // Compute capability 8.0 and later. Two kernels differ in the shared memory of their pipelines.
 constexpr DeviceKernel tiles_of_sm80(const char* name, int shared_kib,
@@ -131,69 +133,83 @@ constexpr DeviceKernel tiles_of_sm80(const char* name, int shared_kib,
           .gradient_gemms = kLaunch<sm80_gradient_gemms>};
 }
 
-// Hopper in f16: its own gradient GEMMs are of bf16.
+constexpr DeviceKernel kHopper = {.name = "hopper",
+                                  .copies_hidden = false,
+                                  .splits_sums = true,
+                                  .skips_ignored = true,
+                                  .gemms_skip_ignored = true,
+                                  .takes_ranges = true,
+                                  .takes_shards = true,
+                                  .least_capability = 90,
+                                  .most_capability = 90,
+                                  .shared_kib = 227,
+                                  .tile_tokens = 256,
+                                  .tile_vocab = 256,
+                                  .rates = hopper_rates,
+                                  .unsupported = hopper_unsupported,
+                                  .workspace_bytes = hopper_workspace_bytes,
+                                  .gemms_bytes = hopper_gemms_bytes,
+                                  .missing = nullptr,
+                                  .prepare = nullptr,
+                                  .forward = kLaunch<hopper_forward>,
+                                  .target_logits = kLaunch<hopper_target_logits>,
+                                  .far = &kHopperFar,
+                                  .gradient_block = kLaunch<hopper_gradient_block>,
+                                  .gradient_gemms = kLaunch<hopper_gradient_gemms>};
+
+// The far field gathers and scatters bf16.
 constexpr DeviceKernel hopper_f16() {
-  DeviceKernel kernel =
-      tiles_of_sm80("hopper_f16", 227, kLaunch<hopper_forward>, kLaunch<hopper_target_logits>,
-                    kLaunch<hopper_gradient_block>);
-  kernel.least_capability = kernel.most_capability = 90;
+  DeviceKernel kernel = kHopper;
+  kernel.name = "hopper_f16";
   kernel.unsupported = hopper_f16_unsupported;
-  kernel.rates = hopper_f16_rates;
+  kernel.far = nullptr;
+  return kernel;
+}
+
+constexpr DeviceKernel kCublas = {.name = "cublas",
+                                  .copies_hidden = true,
+                                  .splits_sums = true,
+                                  .skips_ignored = false,
+                                  .gemms_skip_ignored = false,
+                                  .takes_ranges = false,
+                                  .takes_shards = false,
+                                  .least_capability = 75,
+                                  .most_capability = 999,
+                                  .shared_kib = 0,
+                                  .tile_tokens = 256,
+                                  .tile_vocab = 256,
+                                  .rates = cublas_rates,
+                                  .unsupported = cublas_unsupported,
+                                  .workspace_bytes = cublas_workspace_bytes,
+                                  .gemms_bytes = cublas_gemms_bytes,
+                                  .missing = kLaunch<cublas_missing>,
+                                  .prepare = kLaunch<cublas_prepare>,
+                                  .forward = kLaunch<cublas_forward>,
+                                  .target_logits = nullptr,
+                                  .far = nullptr,
+                                  .gradient_block = kLaunch<cublas_gradient_block>,
+                                  .gradient_gemms = kLaunch<cublas_gradient_gemms>};
+
+constexpr DeviceKernel cublas_bf16x3() {
+  DeviceKernel kernel = kCublas;
+  kernel.name = "cublas_bf16x3";
+  kernel.least_capability = 80;
+  kernel.rates = bf16x3_rates;
+  kernel.unsupported = bf16x3_unsupported;
+  kernel.workspace_bytes = bf16x3_workspace_bytes;
+  kernel.gemms_bytes = bf16x3_gemms_bytes;
   return kernel;
 }
 
 constexpr DeviceKernel kKernels[] = {
-    {.name = "hopper",
-     .copies_hidden = false,
-     .splits_sums = true,
-     .skips_ignored = true,
-     .gemms_skip_ignored = true,
-     .takes_ranges = true,
-     .takes_shards = true,
-     .least_capability = 90,
-     .most_capability = 90,
-     .shared_kib = 227,
-     .tile_tokens = 256,
-     .tile_vocab = 256,
-     .rates = hopper_rates,
-     .unsupported = hopper_unsupported,
-     .workspace_bytes = hopper_workspace_bytes,
-     .gemms_bytes = hopper_gemms_bytes,
-     .missing = nullptr,
-     .prepare = nullptr,
-     .forward = kLaunch<hopper_forward>,
-     .target_logits = kLaunch<hopper_target_logits>,
-     .far = &kHopperFar,
-     .gradient_block = kLaunch<hopper_gradient_block>,
-     .gradient_gemms = kLaunch<hopper_gradient_gemms>},
+    kHopper,
     hopper_f16(),
     tiles_of_sm80("sm80", 163, kLaunch<sm80_forward>, kLaunch<sm80_target_logits>,
                   kLaunch<sm80_gradient_block>),
     tiles_of_sm80("sm86", 99, kLaunch<sm86_forward>, kLaunch<sm86_target_logits>,
                   kLaunch<sm86_gradient_block>),
-    {.name = "cublas",
-     .copies_hidden = true,
-     .splits_sums = true,
-     .skips_ignored = false,
-     .gemms_skip_ignored = false,
-     .takes_ranges = false,
-     .takes_shards = false,
-     .least_capability = 75,
-     .most_capability = 999,
-     .shared_kib = 0,
-     .tile_tokens = 256,
-     .tile_vocab = 256,
-     .rates = cublas_rates,
-     .unsupported = cublas_unsupported,
-     .workspace_bytes = cublas_workspace_bytes,
-     .gemms_bytes = cublas_gemms_bytes,
-     .missing = kLaunch<cublas_missing>,
-     .prepare = kLaunch<cublas_prepare>,
-     .forward = kLaunch<cublas_forward>,
-     .target_logits = nullptr,
-     .far = nullptr,
-     .gradient_block = kLaunch<cublas_gradient_block>,
-     .gradient_gemms = kLaunch<cublas_gradient_gemms>},
+    kCublas,
+    cublas_bf16x3(),
 };
 
 // Most shared memory of a thread block, KiB.

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/device/tile_sizes.h"
+#include "kernels/device/kernel.h"
 #include "kernels/device/loss.h"
 
 namespace logitless::cuda {
@@ -104,12 +105,18 @@ std::size_t strip_floats(std::int64_t rows, std::int64_t dim) {
   return aligned(rows * dim * 4) / sizeof(float);
 }
 
-std::string sm80_unsupported(const ForwardShape& s) {
-  if (s.dtype != DType::bf16 && s.dtype != DType::f16)
-    return concat("multiplies bf16 and f16, hidden and weight are ", name_of(s.dtype));
+namespace {
+std::string sizes_unsupported(const ForwardShape& s) {
   if (padded_vocab(s.vocab) > INT32_MAX || s.dim > INT32_MAX)
     return "sizes: cuBLAS takes less than 2^31 vocabulary entries and columns";
   return {};
+}
+}  // namespace
+
+std::string sm80_unsupported(const ForwardShape& s) {
+  if (s.dtype != DType::bf16 && s.dtype != DType::f16)
+    return concat("multiplies bf16 and f16, hidden and weight are ", name_of(s.dtype));
+  return sizes_unsupported(s);
 }
 
 std::size_t sm80_workspace_bytes(const ForwardShape& shape) {
@@ -138,10 +145,12 @@ constexpr std::int64_t kStripBytes = std::int64_t{16} << 20;
 // The entries of a strip do not depend on the tokens, whose bits would then depend on the chunk. A
 // quarter of the vocabulary keeps the strips of small heads small.
 CublasLayout::CublasLayout(const ForwardShape& s) {
-  constexpr std::int64_t kMostTokens = 2048;
   strip_vocab = std::min<std::int64_t>(kMostStripVocab, padded_vocab(ceil_div(s.vocab, 4)));
-  strip_tokens = std::min({padded_tokens(s.tokens), kMostTokens,
-                           kStripBytes / (strip_vocab * 4 * kBlockPadding) * kBlockPadding});
+  strip_tokens = std::min(padded_tokens(s.tokens), kStripTokens);
+  const bool splits = s.precision == Precision::bf16x3;  // and reads the weight for each strip
+  if (!splits)
+    strip_tokens =
+        std::min(strip_tokens, kStripBytes / (strip_vocab * 4 * kBlockPadding) * kBlockPadding);
   const std::int64_t bytes = strip_tokens * strip_vocab * 4;
   gemm_bytes = std::min(kCublasBytes, static_cast<std::size_t>(bytes));
   strip = take(bytes);
@@ -151,6 +160,8 @@ CublasLayout::CublasLayout(const ForwardShape& s) {
   targets = take(tokens * s.targets_per_token * 4);
   const bool few = s.tokens > 0 && s.tokens < kLeastCublasRows;
   padded = take(few ? kLeastCublasRows * s.dim * static_cast<std::int64_t>(size_of(s.dtype)) : 0);
+  split =
+      take(splits ? static_cast<std::int64_t>(split_bytes(strip_tokens, strip_vocab, s.dim)) : 0);
 }
 std::size_t CublasLayout::take(std::int64_t bytes) {
   const std::size_t at = total;
@@ -158,10 +169,21 @@ std::size_t CublasLayout::take(std::int64_t bytes) {
   return at;
 }
 
+std::size_t split_bytes(std::int64_t m, std::int64_t n, std::int64_t k) {
+  const std::int64_t length = ceil_div(std::min(k, kSplitStretch), 8) * 8;
+  const auto elements = [&](std::int64_t other) { return ceil_div(other, 8) * 8 * length * 3; };
+  return aligned(elements(m) * 2) + aligned(elements(n) * 2);
+}
+
 std::string cublas_unsupported(const ForwardShape& s) {
-  if (padded_vocab(s.vocab) > INT32_MAX || s.dim > INT32_MAX)
-    return "sizes: cuBLAS takes less than 2^31 vocabulary entries and columns";
-  return {};
+  if (s.precision == Precision::bf16x3) return "precision: is not of bf16x3";
+  return sizes_unsupported(s);
+}
+
+std::string bf16x3_unsupported(const ForwardShape& s) {
+  if (s.precision != Precision::bf16x3)
+    return concat("precision: is of bf16x3 alone, got ", name_of(s.precision));
+  return sizes_unsupported(s);
 }
 
 std::size_t cublas_workspace_bytes(const ForwardShape& shape) {
@@ -180,6 +202,19 @@ std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64
   const std::int64_t rows = strip_rows(cublas_strip_rows(dim), tokens, vocab_count);
   const std::size_t strip = strip_floats(rows, dim) * sizeof(float);
   return strip + std::min(kCublasBytes, strip);
+}
+
+std::size_t bf16x3_workspace_bytes(const ForwardShape& shape) {
+  const std::size_t forward = CublasLayout(shape).total;
+  return shape.gradients
+             ? std::max(forward, bf16x3_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
+             : forward;
+}
+
+std::size_t bf16x3_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
+  const std::int64_t rows = strip_rows(sm80_strip_rows(dim), tokens, vocab_count);
+  return sm80_gemms_bytes(tokens, dim, vocab_count) +
+         split_bytes(rows, dim, std::max(tokens, vocab_count));
 }
 
 int loss_blocks(std::int64_t tokens) {

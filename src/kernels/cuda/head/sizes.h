@@ -43,6 +43,10 @@ std::int64_t sm80_strip_rows(std::int64_t dim);
 std::string cublas_unsupported(const ForwardShape& shape);
 std::size_t cublas_workspace_bytes(const ForwardShape& shape);
 std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
+// The same in Precision::bf16x3, of f32 tensors alone.
+std::string bf16x3_unsupported(const ForwardShape& shape);
+std::size_t bf16x3_workspace_bytes(const ForwardShape& shape);
+std::size_t bf16x3_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
 // Most rows of a strip of its gradient GEMMs.
 std::int64_t cublas_strip_rows(std::int64_t dim);
 
@@ -95,11 +99,16 @@ struct CublasLayout {
   std::int64_t strip_tokens, strip_vocab;
   std::size_t gemm_bytes;
   std::size_t total = 0;
-  std::size_t strip, gemm, rows, targets, padded;
+  std::size_t strip, gemm, rows, targets, padded, split;
 
  private:
   std::size_t take(std::int64_t bytes);
 };
+
+// Contracted elements of the operands that multiply_split (split_gemm.cu) splits at a time.
+inline constexpr std::int64_t kSplitStretch = 1024;
+// Bytes of the split operands of a product [m, k] x [k, n].
+std::size_t split_bytes(std::int64_t m, std::int64_t n, std::int64_t k);
 
 // cuBLAS multiplies fewer rows by other kernels, whose sums have another order. Calls of fewer
 // tokens multiply a copy of their hidden state with rows of zeros. A token's bits then do not

@@ -1,9 +1,10 @@
-// Running sums of a bf16 d_weight over chunks of tokens: 16 bits of each in d_weight's own memory,
-// 8 in the workspace (math/split_sum.h). Between chunks the memory of a consumer's 64 x 256 results
-// holds its sums in register order (TileWriter::OrderedPosition), so that reads are full cache
-// lines. The last chunk writes them rounded and in row-major order.
+// Running sums of a 16-bit d_weight over chunks of tokens: 16 bits of each in d_weight's own memory,
+// 8 in the workspace. Between chunks the memory of a consumer's 64 x 256 results holds its sums in
+// register order (TileWriter::OrderedPosition), so that reads are full cache lines. The last chunk
+// writes them rounded and in row-major order.
 #pragma once
 
+#include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/device/tiles_sm90.cuh"
 #include "kernels/device/gradient.h"
 #include "math/split_sum.h"
@@ -13,7 +14,7 @@ namespace logitless::cuda {
 // Split sums of one launch.
 struct SplitSums {
   RunningSums running;
-  __nv_bfloat16* high;  // d_weight from the launch's first vocabulary entry on
+  std::uint16_t* high;  // d_weight from the launch's first vocabulary entry on
   std::int64_t stride;  // in elements
 };
 
@@ -78,7 +79,7 @@ class TileSums {
 
   __device__ __forceinline__ std::uint8_t* low() const { return low_; }
 
-  // Registers 16 g to 16 g + 15: pairs of bf16, and a byte for each.
+  // Registers 16 g to 16 g + 15: pairs of 16 bits, and a byte for each.
   struct Group {
     unsigned high[8];
     uint4 low;
@@ -121,34 +122,64 @@ class TileSums {
 
   std::int64_t stride_;
   int rows_, columns_;  // counted from the consumer's first on
-  __nv_bfloat16* high_;
+  std::uint16_t* high_;
   std::uint8_t* low_;
 };
 
-// join_sum of half `kElement % 2` of a bf16 pair and byte kElement of `low`.
-template <int kElement>
+// The bits of a sum, of which the upper 24 are kept. Of bf16 those of its fp32 (math/split_sum.h).
+// Of f16 a sign, 5 bits of exponent and 18 after the binary point: those of sum 2^-112, without
+// three bits of the exponent that are 0. Greater sums round to an infinite f16 either way.
+template <typename T>
+__device__ __forceinline__ unsigned bits_of_sum(float sum) {
+  constexpr bool kHalf = std::is_same_v<T, __half>;
+  constexpr float kMost = 65520.0f;
+  if constexpr (kHalf) {
+    sum = sum > kMost ? kMost : sum < -kMost ? -kMost : sum;  // NaN stays
+    sum *= 0x1p-112f;
+  }
+  // Not __float_as_uint: the compiler would keep z as integers throughout and serialise the wgmmas
+  // (ptxas warning C7520).
+  unsigned bits;
+  asm("mov.b32 %0, %1;" : "=r"(bits) : "f"(sum));
+  return kHalf ? (bits & 0x80000000u) | (bits << 3 & 0x7fffffffu) : bits;
+}
+template <typename T>
+__device__ __forceinline__ float sum_of_bits(unsigned bits) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const bool is_nan = (bits & 0x7fffff00u) == 0x7fffff00u;
+    const float small = __uint_as_float((bits & 0x80000000u) | (bits & 0x7fffffffu) >> 3);
+    return is_nan ? __uint_as_float(0x7fffffffu) : small * 0x1p112f;
+  } else {
+    return __uint_as_float(bits);
+  }
+}
+
+// The sum of half `kElement % 2` of a pair and byte kElement of `low`, whose bits are repeated in
+// those that were dropped.
+template <typename T, int kElement>
 __device__ __forceinline__ float joined(unsigned pair, unsigned low) {
   // Byte indices of pair (0 to 3) and low (4 to 7): the two low bytes of the result are both the
   // byte of `low`.
   constexpr unsigned kByte = 4 + kElement;
   constexpr unsigned kHalf = kElement % 2 == 0 ? 0x1000 : 0x3200;
-  return __uint_as_float(__byte_perm(pair, low, kHalf | kByte << 4 | kByte));
+  return sum_of_bits<T>(__byte_perm(pair, low, kHalf | kByte << 4 | kByte));
 }
 
+template <typename T>
 __device__ __forceinline__ void add_four(float* four, unsigned upper, unsigned lower,
                                          unsigned low) {
-  four[0] += joined<0>(upper, low);
-  four[1] += joined<1>(upper, low);
-  four[2] += joined<2>(lower, low);
-  four[3] += joined<3>(lower, low);
+  four[0] += joined<T, 0>(upper, low);
+  four[1] += joined<T, 1>(upper, low);
+  four[2] += joined<T, 2>(lower, low);
+  four[3] += joined<T, 3>(lower, low);
 }
 
 __device__ __forceinline__ unsigned part_of(const uint4& v, int q) {
   return q == 0 ? v.x : q == 1 ? v.y : q == 2 ? v.z : v.w;
 }
 
-// z += the contents of d_weight and low (kLow), or of d_weight alone.
-template <bool kInPlace, bool kLow>
+// z += the sums in d_weight and low (kLow), or the numbers T of d_weight alone.
+template <typename T, bool kInPlace, bool kLow>
 __device__ __forceinline__ void add_sums(float (&z)[128], const TileSums& sums) {
   constexpr int kGroups = 8;
   constexpr int kAhead = 3;  // groups with loads in flight
@@ -163,12 +194,14 @@ __device__ __forceinline__ void add_sums(float (&z)[128], const TileSums& sums) 
       const unsigned upper = groups[g].high[2 * q];
       const unsigned lower = groups[g].high[2 * q + 1];
       if constexpr (kLow) {
-        add_four(four, upper, lower, part_of(groups[g].low, q));
+        add_four<T>(four, upper, lower, part_of(groups[g].low, q));
       } else {
-        four[0] += __uint_as_float(upper << 16);
-        four[1] += __uint_as_float(upper & 0xffff0000u);
-        four[2] += __uint_as_float(lower << 16);
-        four[3] += __uint_as_float(lower & 0xffff0000u);
+        const float2 first = pair_of<T>(upper);
+        const float2 second = pair_of<T>(lower);
+        four[0] += first.x;
+        four[1] += first.y;
+        four[2] += second.x;
+        four[3] += second.y;
       }
     }
     if (g + kAhead < kGroups) groups[g + kAhead] = sums.load<kInPlace, kLow>(g + kAhead);
@@ -176,6 +209,7 @@ __device__ __forceinline__ void add_sums(float (&z)[128], const TileSums& sums) 
 }
 
 // z += the sums that load_sums has loaded.
+template <typename T>
 __device__ __forceinline__ void add_staged(float (&z)[128], const TileMemory& memory,
                                            StageCursor& at) {
   const int consumer = static_cast<int>(threadIdx.x / 128) - 1;
@@ -197,8 +231,8 @@ __device__ __forceinline__ void add_staged(float (&z)[128], const TileMemory& me
       const TileWriter::OrderedPosition place(g % 2 * 2 + k);
       const uint4 words = *reinterpret_cast<const uint4*>(
           high + g / 2 * kBoxBytes + place.row * 128 + ((place.chunk ^ (place.row & 7)) << 4));
-      add_four(z + 16 * g + 8 * k, words.x, words.y, k == 0 ? bytes.x : bytes.z);
-      add_four(z + 16 * g + 8 * k + 4, words.z, words.w, k == 0 ? bytes.y : bytes.w);
+      add_four<T>(z + 16 * g + 8 * k, words.x, words.y, k == 0 ? bytes.x : bytes.z);
+      add_four<T>(z + 16 * g + 8 * k + 4, words.z, words.w, k == 0 ? bytes.y : bytes.w);
     }
   }
   __syncwarp();
@@ -210,31 +244,27 @@ __device__ __forceinline__ void add_staged(float (&z)[128], const TileMemory& me
 
 // z += the running sums. Afterwards any thread or TMA may overwrite the memory that was read.
 // `whole`: the CTA's tile is full. In a clipped tile the 16-bit halves stay in row-major order.
+template <typename T>
 __device__ __forceinline__ void add_running(float (&z)[128], const SplitSums& s,
                                             const TileSums& sums, bool whole) {
   if (s.running.from == SumsFrom::nothing) return;
   if (s.running.from == SumsFrom::output) {
-    add_sums<true, false>(z, sums);
+    add_sums<T, true, false>(z, sums);
   } else if (whole) {
-    add_sums<false, true>(z, sums);
+    add_sums<T, false, true>(z, sums);
   } else {
-    add_sums<true, true>(z, sums);
+    add_sums<T, true, true>(z, sums);
   }
   __threadfence_block();
   proxy_fence();
 }
 
 // (column, row): position of the consumer's first element.
+template <typename T>
 __device__ __forceinline__ void put_running(const float (&z)[128], TileWriter& writer,
                                             const TileSums& sums, bool whole,
                                             const CUtensorMap* map, int column, int row) {
-  // Not __float_as_uint: the compiler would keep z as integers throughout and serialise the wgmmas
-  // (ptxas warning C7520).
-  const auto bits = [&](int at) {
-    unsigned out;
-    asm("mov.b32 %0, %1;" : "=r"(out) : "f"(z[at]));
-    return out;
-  };
+  const auto bits = [&](int at) { return bits_of_sum<T>(z[at]); };
   writer.put_words(
       [&](int b, int w) {
         return __byte_perm(bits(32 * b + 2 * w), bits(32 * b + 2 * w + 1), 0x7632);

@@ -58,7 +58,7 @@ __device__ __forceinline__ void add_floats(float (&z)[128], const float (&factor
 // kHidden: tokens of d_hidden get rows of the weight. Otherwise vocabulary entries of d_weight get
 // the rows of hidden of their targets. kFar: a vocabulary block of the far field, indexed by
 // position.
-template <bool kHidden, bool kFar>
+template <typename T, bool kHidden, bool kFar>
 class TargetRows {
  public:
   // Takes the warp's first row. Construct it before a tile's mainloop, which hides the loads here.
@@ -145,7 +145,7 @@ class TargetRows {
                                                    unsigned char* memory, int tile_column) {
     const int column = tile_column + lane() * 8;
     const int columns = (kHidden ? a.hidden : a.weight).columns - column;
-    const __nv_bfloat16* const rows = (kHidden ? a.weight_rows : a.hidden_rows) + column;
+    const T* const rows = static_cast<const T*>(kHidden ? a.weight_rows : a.hidden_rows) + column;
     const std::int64_t stride = kHidden ? a.weight_stride : a.hidden_stride;
     int row = 0;
     float coefficient = 0.0f;
@@ -165,12 +165,10 @@ class TargetRows {
     __syncwarp();
   }
   // Copies up to 8 of the remaining `columns` of a row, an even number.
-  static __device__ __forceinline__ void copy_eight(unsigned char* to, const __nv_bfloat16* from,
-                                                    int columns) {
+  static __device__ __forceinline__ void copy_eight(unsigned char* to, const T* from, int columns) {
     if (columns >= 8) return copy_16_bytes(to, from);
     for (int c = 0; c < columns; c += 2)
-      *reinterpret_cast<__nv_bfloat162*>(to + c * 2) =
-          *reinterpret_cast<const __nv_bfloat162*>(from + c);
+      *reinterpret_cast<unsigned*>(to + c * 2) = *reinterpret_cast<const unsigned*>(from + c);
   }
   static __device__ __forceinline__ void add_row(float (&z)[128], int h,
                                                  const unsigned char* memory, int slot) {
@@ -179,7 +177,7 @@ class TargetRows {
     const unsigned char* const row = memory + slot * kRowBytes + lane() % 4 * 4;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const float2 f = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(row + i * 16));
+      const float2 f = pair_of<T>(*reinterpret_cast<const unsigned*>(row + i * 16));
       float& low = z[4 * i + 2 * h];
       float& high = z[4 * i + 2 * h + 1];
       low = fmaf(factor, f.x, low);
