@@ -83,15 +83,18 @@ def fill(struct_type: type[ctypes.Structure], tensors: Tensors):
 class Call:
     """A C call with its plan. A run only sets new pointers."""
 
-    def __init__(self, kind: Kind, options: LossOptions | HeadOptions, groups, budget: int, shard=ranks.ALL):
+    def __init__(
+        self, kind: Kind, options: LossOptions | HeadOptions, groups, budget: int, shard=ranks.ALL, accumulate=False
+    ):
         """groups: the tensors of each struct, all on hidden's device. A negative budget is a hint: it is doubled until
-        a plan fits."""
+        a plan fits. accumulate: gradients are added to what their tensors hold."""
         self.device = groups[0]["hidden"].device
         self.context = _context(self.device)
         self.structs = [fill(struct, tensors) for struct, tensors in zip(kind.structs, groups)]
         if shard.group:
             self.structs[0][0].sharding = ctypes.pointer(ranks.struct_of(shard, self.device))
         self.options = struct_of(options)
+        self.options.accumulate = int(accumulate)
         self.run_function, self.extra = getattr(lib, kind.run), kind.extra
         self.plan = c_void_p()
         self._make_plan(getattr(lib, kind.plan), budget)
@@ -240,10 +243,12 @@ def _planned_together(group: ranks.Group, key: Any, build: Callable[[], Call]) -
 def run(
     kind: Kind, options: LossOptions | HeadOptions, shard: ranks.VocabShard, *groups: Tensors,
     later: tuple[bool, ...] = (), backward: Callable[[], tuple[Kind, tuple[Tensors, ...]]] | None = None,
+    accumulate: bool = False,
 ) -> Optional[Call]:
     """Plans and runs a C call on the tensors of its structs, inputs first. Returns the planned call, or None if it ran
     without one. later: as in ``_portable.run``. backward: returns the call that those gradients will need, whose tensors
-    may be on the meta device. It raises here if its plan exceeds the budget."""
+    may be on the meta device. It raises here if its plan exceeds the budget. accumulate: gradients are added to what
+    their tensors hold; for hidden states that the library serves."""
     hidden, device = groups[0]["hidden"], groups[0]["hidden"].device
     quantized = isinstance(groups[0]["weight"], QuantizedWeight)
     if not is_native(hidden) or (quantized and not _run_dequantized(kind, options, groups, later, backward)):
@@ -264,12 +269,12 @@ def run(
             budget = max(budget, 0)
         if checked and backward is not None:
             what, tensors_of = backward()
-            Call(what, options, tensors_of, budget, shard)
-        return Call(kind, options, groups, budget, shard)
+            Call(what, options, tensors_of, budget, shard, accumulate)
+        return Call(kind, options, groups, budget, shard, accumulate)
 
     def planned_run() -> Call:
         layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors]
-        key = (kind.name, options, shard, place(device), later if checked else (), *layouts)
+        key = (kind.name, options, accumulate, shard, place(device), later if checked else (), *layouts)
         call = _planned_together(group, key, build) if shard.group else remembered(key, build)
         call.run(present)
         return call

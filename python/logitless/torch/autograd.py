@@ -141,6 +141,8 @@ class CrossEntropy(Function):
             call = form._replace(argmax=False, lse=False)
             gradients = _on_ranks(call, lambda: cross_entropy(*ctx.saved_tensors, d_loss, call))[3:]
             d_hidden, d_weight, d_bias = needed(gradients, form.needs)
+            if form.main_grad is not None and form.needs & WEIGHT:
+                d_weight = form.main_grad.added()
         else:
             scale = scaled if form.way == EAGER else multiplied
             each = iter(scale(ctx.saved_tensors, d_loss, ctx.dtypes))

@@ -16,7 +16,7 @@ from ._backend import is_native
 from ._precision import autocast_dtype, follows_torch
 from .quantized import QuantizedWeight
 from .ranks import ALL, VocabShard
-from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form
+from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form, MainGrad
 
 _PLAIN = (Tensor, nn.Parameter)
 _INTEGERS = (torch.int32, torch.int64)
@@ -280,20 +280,22 @@ def with_fixed_lse(a: Arguments) -> Any:
     return results_of(checked_call(a), fixed_lse=True)
 
 
-def cross_entropy(a: Arguments, spread: dtensor.Spread = dtensor.Spread(), key: Any = None) -> Any:
-    """Computes linear_cross_entropy. key: that of ``key_of``."""
+def cross_entropy(
+    a: Arguments, spread: dtensor.Spread = dtensor.Spread(), key: Any = None, main_grad: Optional[MainGrad] = None
+) -> Any:
+    """Computes linear_cross_entropy. key: that of ``key_of``. main_grad: as in ``results_of``."""
     check_tensors(a)
     a, shard = dtensor.local_arguments(a, spread)
     if a.weight.dim() > 2:
         return _positions.cross_entropy(lambda part: results_of(checked_call(part)), a)
     call = checked_call(a, shard, spread.own)
     same = key is not None and call.hidden is a.hidden and call.target is a.target
-    return results_of(call, key if same else None)
+    return results_of(call, key if same else None, main_grad=main_grad)
 
 
-def results_of(call: Call, key: Any = None, fixed_lse: bool = False) -> Any:
+def results_of(call: Call, key: Any = None, fixed_lse: bool = False, main_grad: Optional[MainGrad] = None) -> Any:
     """Computes the results of a call. key: the key under which it may be remembered, for tensors that were not
-    converted. fixed_lse: an lse has no gradient."""
+    converted. fixed_lse: an lse has no gradient. main_grad: where a loss of reduction "none" adds weight's gradient."""
     options, target = call.options, call.target
     needs, compute = needs_of(call.hidden, call.weight, call.bias), compute_dtype(call.hidden, call.weight)
     # The loss itself returns an lse without a gradient; the head's outputs all have gradients.
@@ -306,7 +308,12 @@ def results_of(call: Call, key: Any = None, fixed_lse: bool = False) -> Any:
     waits = options.reduction == "none" and bool(needs)  # for the upstream gradients
     if key is not None and (of_head or call.lse or argmax or compute is not None or waits):
         key = None
-    form = Form(options, call.shard, compute, needs, argmax, lse=call.lse, way=way_of(*call.tensors()), key=key)
+    form = Form(
+        options, call.shard, compute, needs, argmax, lse=call.lse, way=way_of(*call.tensors()), key=key,
+        main_grad=main_grad,
+    )
+    if main_grad is not None and form.way != EAGER:  # others return their gradients
+        raise NotImplementedError("main_grad: expected an eager call of plain tensors, got one that is traced")
     if of_head:
         asked = Form(head_options(options), call.shard, compute, needs, argmax, entropy=False, way=form.way)
         log_prob, _, lse, index = autograd.head(call.hidden, call.weight, target, call.bias, asked)

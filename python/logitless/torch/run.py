@@ -3,7 +3,7 @@ casts gradients to their final dtypes."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ EAGER, OPERATOR, TRANSFORM = "eager", "operator", "transform"
 _ALIGNMENT = 16  # in bytes; rows must be aligned for TMA
 
 
+class MainGrad(NamedTuple):
+    """A tensor to which a backward adds d_weight, instead of returning it."""
+
+    tensor: Tensor  # [V, D] floating, on weight's device
+    added: Callable[[], Optional[Tensor]]  # is called after that, and returns the gradient that autograd gets
+
+
 class Form(NamedTuple):
     """A call without its tensors."""
 
@@ -33,6 +40,7 @@ class Form(NamedTuple):
     way: str = EAGER  # how gradients are recorded: EAGER, by an OPERATOR, or under a TRANSFORM of torch.func
     key: Any = None  # the cache key of a plain call
     planned: Optional[_engine.Call] = None  # the call to repeat, for a key that was seen before
+    main_grad: Optional[MainGrad] = None  # of an eager loss of reduction "none"
 
 
 def bits(needs: int) -> tuple[bool, bool, bool]:
@@ -116,6 +124,14 @@ def gradients(tensors, inputs: _engine.Tensors, needs: int, waits: bool = False,
     return dict(zip(("d_hidden", "d_weight", "d_bias"), made))
 
 
+def adds_to(main_grad: Optional[MainGrad], x: Tensor) -> bool:
+    """Returns whether the engine adds d_weight to main_grad itself, without memory of that size. x: hidden in the
+    engine's form."""
+    if main_grad is None or not is_native(x) or main_grad.tensor.dtype not in (x.dtype, torch.float32):
+        return False
+    return x.device.type == "cpu" or rows_are_aligned(main_grad.tensor)
+
+
 def finished(made: _engine.Tensors, tensors, waits: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Casts gradients to the tensors' dtypes, or to those in which they are saved. Those that are not needed are empty.
     """
@@ -148,7 +164,19 @@ def run_cross_entropy(
     like = hidden, weight, bias
     # Without upstream gradients, those of reduction "none" have to wait.
     later = form.needs if none and grad_losses is None else 0
-    made = gradients(like, inputs, form.needs - later, waits)
+    adds = bool(form.needs & WEIGHT) and adds_to(form.main_grad, x)
+
+    def allocated(needs: int, waits: bool = False, device=None) -> _engine.Tensors:
+        if form.main_grad is None or not needs & WEIGHT:
+            return gradients(like, inputs, needs, waits, device)
+        found = gradients(like, inputs, needs - WEIGHT, waits, device)
+        if adds:  # to what all gradients hold
+            zeros = {name: g if g is None else g.zero_() for name, g in found.items()}
+            into = form.main_grad.tensor
+            return {**zeros, "d_weight": into if device is None else torch.empty_like(into, device=device)}
+        return {**found, "d_weight": torch.empty(weight.shape, dtype=accumulated(x.dtype), device=device or x.device)}
+
+    made = allocated(form.needs - later, waits)
     weights = zip(
         ("class_weight", "token_weight", "target_weight", "grad_losses"),
         (class_weight, token_weight, target_weight, grad_losses),
@@ -157,14 +185,18 @@ def run_cross_entropy(
 
     def backward():
         upstream = torch.empty(lead, dtype=accumulated(x.dtype), device="meta")
-        gradients_of = gradients(like, inputs, later, device="meta")
+        gradients_of = allocated(later, device="meta")
         return _engine.CROSS_ENTROPY, ({**inputs_of, "grad_losses": upstream}, dict(loss=upstream, **gradients_of))
 
     call = _engine.run(
         _engine.CROSS_ENTROPY, options, form.shard, inputs_of,
         dict(loss=loss, **made, lse=lse if form.lse else None, argmax=index if form.argmax else None),
-        later=bits(later), backward=backward,
+        later=bits(later), backward=backward, accumulate=adds,
     )
+    if form.main_grad is not None and made["d_weight"] is not None:
+        if not adds:
+            form.main_grad.tensor.add_(made["d_weight"])
+        made["d_weight"] = None
     results = finished(made, like, waits)
     if form.key is not None and call is not None:
         same = all(a is b for a, b in zip(inputs.values(), (hidden, weight, target, bias)))

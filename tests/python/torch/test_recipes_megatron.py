@@ -1,4 +1,5 @@
-"""docs/use/recipes/megatron.md: GPTModel's output layer and loss, by itself and with tensor and sequence parallelism."""
+"""docs/use/recipes/megatron.md: GPTModel's output layer and loss, by itself and with tensor, sequence and pipeline
+parallelism, in Megatron's DDP, and with multi-token prediction."""
 
 import pytest
 from recipes.models import run_worker
@@ -11,6 +12,12 @@ from logitless.torch.integrations import megatron
 def test_model(ranks):
     pytest.importorskip("megatron.core", exc_type=ImportError)
     run_worker("megatron_worker.py", ranks)
+
+
+@pytest.mark.parametrize("parallel, ranks", [("tensor", 1), ("tensor", 2), ("pipeline", 2)])
+def test_training(parallel, ranks):
+    pytest.importorskip("megatron.core", exc_type=ImportError)
+    run_worker("megatron_training_worker.py", ranks, parallel)
 
 
 def test_unpatching_keeps_what_was_mixed_in_later(monkeypatch):

@@ -2,7 +2,8 @@
 
 ``patch(model)`` changes the classes of the model and of its output layer. With labels, the layer hands its hidden states
 on instead of logits, and ``compute_language_model_loss`` computes the loss from them. Tensor and sequence parallelism
-are the layer's own: no rank has logits, nor a weight beyond its rows.
+are the layer's own: no rank has logits, nor a weight beyond its rows. With ``gradient_accumulation_fusion`` the weight's
+gradient is added to its ``main_grad``.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from torch import Tensor, nn
 
 from ... import _library as c
 from ..loss import linear_cross_entropy
+from ..main_grad import token_losses
 from ..ranks import Sharding
+from ..run import MainGrad
 
 _IGNORED = -100
+_COUNTS = "_compute_mtp_acceptance_counts"  # of versions that log how often multi-token prediction is right
 
 
 class _Logits:
@@ -28,6 +32,7 @@ class _Logits:
 
     def __init__(self, layer: nn.Module, hidden: Tensor, weight: Tensor, scale: float = 1.0):
         self.layer, self.hidden, self.weight, self.scale = layer, hidden, weight, scale
+        self.argmax: Optional[Tensor] = None  # [S, B], set with the loss where it is counted
 
     def __mul__(self, factor: float) -> _Logits:
         return _Logits(self.layer, self.hidden, self.weight, self.scale * factor)
@@ -41,13 +46,17 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, losses: Tensor, group: Any) -> Tensor:
         ctx.rank, ctx.rows = group.rank(), len(losses)
-        every = [torch.empty_like(losses) for _ in range(group.size())]
-        dist.all_gather(every, losses.contiguous(), group=group)
-        return torch.cat(every)
+        return _gathered(losses, group)
 
     @staticmethod
     def backward(ctx, d_losses: Tensor):
         return d_losses[ctx.rank * ctx.rows :][: ctx.rows], None
+
+
+def _gathered(own: Tensor, group: Any) -> Tensor:
+    every = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(every, own.contiguous(), group=group)
+    return torch.cat(every)
 
 
 class _Output:
@@ -81,10 +90,31 @@ class _Model:
         """Returns the losses [B, S], float32; 0 where a label is negative. labels: [B, S]."""
         if not isinstance(logits, _Logits):
             return super().compute_language_model_loss(labels, logits, *args, **kwargs)
-        return _losses(labels, logits, self._logitless_budget)
+        counts = self.training and bool(getattr(self.config, "mtp_num_layers", None)) and hasattr(_mtp(), _COUNTS)
+        return _losses(labels, logits, self._logitless_budget, counts)
 
 
-def _losses(labels: Tensor, logits: _Logits, budget: int | str | None) -> Tensor:
+def _main_grad(layer: nn.Module, weight: Tensor) -> Optional[MainGrad]:
+    """Returns where the weight's gradient is added; None if it is autograd's."""
+    tensor = getattr(weight, "main_grad", None)
+    if not layer.gradient_accumulation_fusion or tensor is None or not weight.requires_grad:
+        return None
+    if hasattr(weight, "__fsdp_param__"):  # Megatron-FSDP overwrites main_grad with each gradient
+        return None
+
+    def added() -> Optional[Tensor]:
+        if not hasattr(weight, "grad_added_to_main_grad"):
+            return None
+        weight.grad_added_to_main_grad = True
+        if weight is not layer.weight:  # an embedding's, whose own gradient DDP adds only then; stages with MTP lack it
+            weight.zero_out_wgrad = True
+        return weight.new_zeros(()).expand(weight.shape)  # DDP's hooks want a gradient
+
+    return MainGrad(tensor, added)
+
+
+def _losses(labels: Tensor, logits: _Logits, budget: int | str | None, counts: bool) -> Tensor:
+    """Returns the losses [B, S]. counts: also sets the argmax of the logits."""
     layer, sharding = logits.layer, None
     group = layer.tp_group
     targets = labels.transpose(0, 1)  # [S, B], as hidden is [S, B, D]
@@ -96,10 +126,18 @@ def _losses(labels: Tensor, logits: _Logits, budget: int | str | None) -> Tensor
     if own:
         targets = targets.chunk(group.size())[group.rank()]
     bias = None if layer.skip_bias_add else layer.bias
-    losses = linear_cross_entropy(
-        logits.hidden, logits.weight, targets.contiguous(), bias, reduction="none", ignore_index=_IGNORED,
-        logit_scale=logits.scale, sharding=sharding, memory_budget=budget,
+    given = logits.hidden, logits.weight, targets.contiguous(), bias
+    options = dict(
+        ignore_index=_IGNORED, logit_scale=logits.scale, return_argmax=counts, sharding=sharding, memory_budget=budget
     )
+    main_grad = _main_grad(layer, logits.weight)
+    if main_grad is None:
+        losses = linear_cross_entropy(*given, reduction="none", **options)
+    else:
+        losses = token_losses(*given, main_grad=main_grad, **options)
+    if counts:
+        losses, argmax = losses
+        logits.argmax = _gathered(argmax, group) if own else argmax
     if own:
         losses = Gathered.apply(losses, group)
     return losses.transpose(0, 1).contiguous()
@@ -111,8 +149,9 @@ def patch(model: nn.Module, memory_budget: int | str | None = None) -> nn.Module
 
     memory_budget: of a call of the head, as in ``linear_cross_entropy``.
 
-    Forwards without labels (inference) return logits as before. Losses of multi-token prediction go the same way; they
-    were not tried. With ``gradient_accumulation_fusion`` the weight's gradient goes to ``main_grad`` by way of ``grad``.
+    Forwards without labels (inference) return logits as before. Losses of multi-token prediction, and the counts of its
+    right tokens, are computed in the same way. With ``gradient_accumulation_fusion`` the gradient of a weight that has
+    ``main_grad`` is added to it by ``logitless.torch.main_grad``, whose docstring states the extra memory.
 
     Raises ImportError without Megatron-Core and TypeError for a model without a GPTModel. Raises NotImplementedError for
     an output layer of another class than ColumnParallelLinear, or one whose weight gradient is deferred.
@@ -130,6 +169,8 @@ def patch(model: nn.Module, memory_budget: int | str | None = None) -> nn.Module
             raise NotImplementedError("megatron.core: expected version 0.13 or later, whose output layers have a tp_group")
         if m.config.defer_embedding_wgrad_compute:
             raise NotImplementedError("defer_embedding_wgrad_compute: expected False, got True")
+    if heads:
+        _count_without_logits()
     for m in heads:
         m._logitless_budget = memory_budget
         _mix(m, _Model)
@@ -144,6 +185,29 @@ def unpatch(model: nn.Module) -> None:
             del m._logitless_budget
             m.__class__ = _without(type(m), _Model)
             m.output_layer.__class__ = _without(type(m.output_layer), _Output)
+
+
+def _mtp() -> Any:
+    return importlib.import_module("megatron.core.transformer.multi_token_prediction")
+
+
+def _count_without_logits() -> None:
+    """Replaces Megatron's count of right tokens, for logits that are not computed. It stays, as other models may need
+    it."""
+    of_logits = getattr(_mtp(), _COUNTS, None)
+    if of_logits is None or hasattr(of_logits, "_logitless_counts"):
+        return
+
+    @functools.wraps(of_logits)
+    def counts(mtp_logits: Any, mtp_labels: Tensor, loss_mask: Tensor, *args: Any, **kwargs: Any):
+        if not isinstance(mtp_logits, _Logits):
+            return of_logits(mtp_logits, mtp_labels, loss_mask, *args, **kwargs)
+        argmax, masked = mtp_logits.argmax.transpose(0, 1), loss_mask.bool()
+        right = (argmax == mtp_labels) & (mtp_labels >= 0) & masked
+        return right.sum().float(), masked.sum().float()
+
+    counts._logitless_counts = True  # type: ignore[attr-defined]
+    setattr(_mtp(), _COUNTS, counts)
 
 
 def _models(model: nn.Module) -> list[nn.Module]:

@@ -1,49 +1,20 @@
 """One of the gloo processes that run Megatron-Core's GPTModel on CPUs, by itself and patched, with tensor parallelism over
 all of them. Rank 0 prints "ok" when losses and gradients agree and no output layer has multiplied."""
 
-import contextlib
-import warnings
-from pathlib import Path
+import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-warnings.simplefilter("ignore")
-torch.cuda.current_device = lambda: "cpu"  # Megatron asks CUDA for the device of its buffers
 
+from recipes.megatron_cpu import BATCH, LENGTH, VOCAB, agree, inputs, made, no_logits, start  # noqa: E402, isort: skip
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
-from megatron.core.models.gpt import GPTModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
-from megatron.core.transformer.torch_norm import WrappedTorchNorm  # noqa: E402
-from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from recipes.models import snippet  # noqa: E402
 
 from logitless.torch.integrations import megatron as recipe  # noqa: E402
-
-# It refuses sequence parallelism, which needs norms whose gradients are summed over ranks; nothing is summed here.
-WrappedTorchNorm.__new__ = lambda cls, config, hidden_size, eps=1e-5, **more: torch.nn.LayerNorm(hidden_size, eps)
-VOCAB, BATCH, LENGTH = 96, 2, 8
-
-
-def made(sequence_parallel=False, tied=False):
-    torch.manual_seed(0)
-    ranks = dist.get_world_size()
-    config = TransformerConfig(
-        num_layers=1, hidden_size=16, num_attention_heads=2, use_cpu_initialization=True, hidden_dropout=0.0, attention_dropout=0.0,
-        tensor_model_parallel_size=ranks, sequence_parallel=sequence_parallel, bias_dropout_fusion=False,
-    )
-    return GPTModel(
-        config, get_gpt_layer_local_spec(), vocab_size=VOCAB, max_sequence_length=LENGTH, share_embeddings_and_output_weights=tied,
-        position_embedding_type="rope",
-    )
-
-
-def inputs():
-    ids = torch.randint(0, VOCAB, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones(1, 1, LENGTH, LENGTH).tril() < 0.5
-    return ids, torch.arange(LENGTH).repeat(BATCH, 1), mask, None, ids.roll(-1, 1)
 
 
 def step(model, labels=None):
@@ -55,27 +26,15 @@ def step(model, labels=None):
     return losses.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def agree(found, expected):
-    assert torch.allclose(found[0], expected[0], rtol=1e-5, atol=1e-5), (found[0], expected[0])
-    assert found[1].keys() == expected[1].keys()
-    for name, want in expected[1].items():
-        assert (found[1][name] - want).norm() <= 2e-5 * want.norm() + 1e-7, name
-
-
 def compared(**options):
     model = made(**options)
     own = type(model), type(model.output_layer)
     expected = step(model)
     assert recipe.patch(model, memory_budget="1MiB") is model and isinstance(model, own[0])
-    multiplied, forward_impl = [], own[1]._forward_impl
-    own[1]._forward_impl = lambda self, *a, **k: multiplied.append(self.output_size) or forward_impl(self, *a, **k)
-    try:
+    with no_logits(model.output_layer):
         agree(step(model), expected)
-        assert VOCAB not in multiplied, multiplied
-        logits = model(*inputs()[:3])  # without labels
-        assert logits.shape == (BATCH, LENGTH, VOCAB // dist.get_world_size()) and VOCAB in multiplied
-    finally:
-        own[1]._forward_impl = forward_impl
+    logits = model(*inputs()[:3])  # without labels
+    assert logits.shape == (BATCH, LENGTH, VOCAB // dist.get_world_size())
     labels = inputs()[4].clone()
     labels[0, :3], labels[1, 5] = -100, -1
     losses, _ = step(model, labels)
@@ -121,9 +80,7 @@ def refusals():
 
 
 def main():
-    dist.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(dist.get_world_size())
-    tensor_parallel.get_cuda_rng_tracker().fork = contextlib.nullcontext  # and for random states
+    start(int(os.environ["WORLD_SIZE"]))
     if dist.get_world_size() > 1:
         compared()
         compared(sequence_parallel=True)
