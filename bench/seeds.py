@@ -13,10 +13,12 @@ docs/develop/log/seeds.md describes the four public requests that the rows stand
 Each variant of a row runs in a process of its own (under torchrun for llama3). It prints tokens/s of the median step,
 the peak memory of a device (of the fullest rank), and the losses of the first steps. These must agree with those of the
 row's first variant, to 1e-4 in fp32 and 2e-3 with 16-bit logits. So must 98 % of jax3b's token ids. If they do not, the
-exit status is 1. A variant whose package is missing is skipped by name. --tiny makes every size small, so that a row
-runs on a CPU in seconds, all variants in one process.
+exit status is 1. A variant whose package is missing is skipped by name. With --together N, N variants of gpt2 or gemma2
+start at a time. They compile and warm up side by side, in memory for all of them, and are measured in turn. --tiny
+makes every size small, so that a row runs on a CPU in seconds, all variants in one process.
 """
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -35,7 +37,7 @@ ROWS = {
     "jax3b": ["plain", "remat", "logitless", "logitless-sharded"],
 }
 RTOL = {"float32": 1e-4, "bfloat16": 2e-3}  # of losses; plain 16-bit logits are rounded
-MARK = "SEEDS "
+MARK = "SEEDS "  # begins the line of a result
 
 
 def command(args, variants):
@@ -48,26 +50,52 @@ def command(args, variants):
     return [*start, __file__, args.row, *more, *["--tiny"] * args.tiny, "--worker", "--variant", *variants]
 
 
-def run(args, variants):
-    """Runs variants in a process of their own. Returns a result for each."""
-    env = dict(os.environ)
-    if args.row == "jax3b":
-        env.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        if args.device == "cpu":
-            flag = f"--xla_force_host_platform_device_count={args.ranks}"
-            env.update(XLA_FLAGS=f"{env.get('XLA_FLAGS', '')} {flag}", JAX_PLATFORMS="cpu")
-    found = {}
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command(args, variants), stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
-        for line in process.stdout:
+class Started:
+    """A process that runs variants."""
+
+    def __init__(self, args, variants):
+        env = dict(os.environ)
+        if args.row == "jax3b":
+            env.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+            if args.device == "cpu":
+                flag = f"--xla_force_host_platform_device_count={args.ranks}"
+                env.update(XLA_FLAGS=f"{env.get('XLA_FLAGS', '')} {flag}", JAX_PLATFORMS="cpu")
+        self.variants, self.found, self.errors = variants, {}, tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            command(args, variants), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env)
+
+    def read(self, until=None):
+        """Reads what the process prints up to this line, or to the end."""
+        for line in self.process.stdout:
             if line.startswith(MARK):
                 result = json.loads(line.removeprefix(MARK))
-                found[result["variant"]] = result
-        failed = process.wait() != 0
-        errors.seek(0)
-        last = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Exit)\b: .*)", errors.read(), re.M)
-    why = last[-1] if last else f"exit status {process.returncode}"
-    return [found.get(name, {"variant": name, "failed": why if failed else "no result"}) for name in variants]
+                self.found[result["variant"]] = result
+            elif line.strip() == until:
+                return
+
+    def results(self):
+        """Lets the process measure. Returns a result for each variant."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            self.process.stdin.write("\n")
+            self.process.stdin.close()
+        self.read()
+        failed = self.process.wait() != 0
+        with self.errors:
+            self.errors.seek(0)
+            last = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Exit)\b: .*)", self.errors.read(), re.M)
+        why = last[-1] if last else f"exit status {self.process.returncode}"
+        return [self.found.get(name, {"variant": name, "failed": why if failed else "no result"}) for name in self.variants]
+
+
+def run(args, groups):
+    """Runs groups of variants, each in a process of its own, ``args.together`` at a time. Yields the results of each."""
+    at_a_time = args.together or 1
+    for first in range(0, len(groups), at_a_time):
+        started = [Started(args, variants) for variants in groups[first : first + at_a_time]]
+        for process in started if args.together else ():
+            process.read(until="WAITS")
+        for process in started:
+            yield process.results()
 
 
 def agreement(results):
@@ -101,6 +129,7 @@ def parsed(given=None):
     parser.add_argument("--chunk", type=int, help="tokens of a chunk of jax3b's scan; default: 1024")
     parser.add_argument("--attention", help="of the models of transformers; default: theirs")
     parser.add_argument("--steps", type=int, help="timed steps; default: 10, with --tiny 1")
+    parser.add_argument("--together", type=int, metavar="N", help="variants of gpt2 or gemma2 that warm up at a time; default: 1")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda, with --tiny cpu")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -111,6 +140,8 @@ def parsed(given=None):
     for name in args.variant:
         if (name.partition("-")[0] if args.row == "gpt2" else name) not in kinds:
             parser.error(f"--variant: expected some of {', '.join(ROWS[args.row])}, got {name}")
+    if args.together is not None and (args.row not in ("gpt2", "gemma2") or args.together < 1):
+        parser.error(f"--together: expected 1 or more, of gpt2 or gemma2, got {args.together} of {args.row}")
     args.device = args.device or ("cpu" if args.tiny else "cuda")
     args.steps = args.steps or (1 if args.tiny else 10)
     if args.row in ("llama3", "jax3b") and args.ranks is None:
@@ -131,8 +162,8 @@ def main():
         return
     results = []
     print(f"{args.row:18}{'tokens/s':>12}{'ms a step':>12}{'peak GiB':>12}  losses of the first steps")
-    for variants in [args.variant] if args.tiny else [[name] for name in args.variant]:
-        made = run(args, variants)
+    groups = [args.variant] if args.tiny and not args.together else [[name] for name in args.variant]
+    for made in run(args, groups):
         results += made
         agreement(results)
         for result in made:

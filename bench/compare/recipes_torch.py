@@ -3,17 +3,22 @@
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare/recipes_torch.py
         [--recipe NAME ...] [--device cpu|cuda] [--sequences B --length T --dim D --vocab V] [--budget 8MiB]
-        [--steps N] [--tiny] [--json FILE]
+        [--steps N] [--limit SECONDS] [--kernels N] [--tiny] [--json FILE]
 
-Each recipe is one of docs/use/recipes; a library that is not installed is named. The model is a Llama of two layers with
-random weights: tiny and in float32 on the CPU, of 128256 entries and in bfloat16 on a GPU. The peak is that of PyTorch's
-allocator in the first step, beyond the model, gradients included. The time is of a later step, after as many others.
-Losses of the two are compared, to 1e-4 in float32 and 1e-2 in bfloat16.
+Each recipe is one of docs/use/recipes, and runs in a process of its own for at most --limit seconds; a library that is
+not installed is named. The model is a Llama of two layers with random weights: tiny and in float32 on the CPU, of 128256
+entries and in bfloat16 on a GPU. The peak is that of PyTorch's allocator in the first step, beyond the model, gradients
+included. The time is of later steps, after as many others: the median of a trainer's, else their mean. Losses of the two
+are compared, to 1e-4 in float32 and 1e-2 in bfloat16. --kernels N also prints the N kernels of a GPU that took longest.
 """
 import argparse
 import gc
 import json
 import os
+import re
+import signal
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,19 +36,29 @@ from recipes import models  # noqa: E402
 from logitless.torch._peak import peak_of  # noqa: E402
 from logitless.torch import lazy_head  # noqa: E402
 
+MARK = "RECIPE "  # begins the line of a result
+WAYS = (("before", False), ("logitless", True))
+
 
 class Setting:
     def __init__(self, args):
         self.rows, self.length, self.dim, self.vocab, self.budget = (
             args.sequences, args.length, args.dim, args.vocab, args.budget)
-        self.device, self.steps = args.device, args.steps
+        self.device, self.steps, self.kernels = args.device, args.steps, args.kernels
         self.dtype = torch.float32 if self.device == "cpu" else torch.bfloat16
 
     def model(self):
         heads = dict(num_attention_heads=self.dim // 128, num_key_value_heads=self.dim // 128) if self.dim >= 512 else {}
-        made = models.tiny_llama(
-            self.vocab, hidden_size=self.dim, intermediate_size=2 * self.dim, max_position_embeddings=2 * self.length, **heads)
+        with torch.device(self.device):
+            made = models.tiny_llama(
+                self.vocab, hidden_size=self.dim, intermediate_size=2 * self.dim, max_position_embeddings=2 * self.length, **heads)
         return made.to(self.device, self.dtype)
+
+    def now(self):
+        """Returns the time at which the device has done its work, in seconds."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def ids(self):
         return torch.randint(3, self.vocab, (self.rows, self.length), generator=torch.Generator().manual_seed(0)).to(self.device)
@@ -55,6 +70,27 @@ def arguments(setting, **more):
         output_dir="out", max_steps=setting.steps, per_device_train_batch_size=setting.rows, optim="sgd", report_to=[],
         save_strategy="no", use_cpu=on_cpu, bf16=not on_cpu, disable_tqdm=True, gradient_checkpointing=False,
         logging_strategy="no", **more)
+
+
+class Training:
+    """A training by a Trainer of transformers; ``seconds`` has those of each step of the last one."""
+
+    def __init__(self, trainer, setting):
+        import transformers
+
+        class Clock(transformers.TrainerCallback):
+            def on_step_begin(clock, *_, **__):
+                clock.begin = setting.now()
+
+            def on_step_end(clock, *_, **__):
+                self.seconds.append(setting.now() - clock.begin)
+
+        self.trainer, self.seconds = trainer, []
+        trainer.add_callback(Clock())
+
+    def __call__(self):
+        self.seconds.clear()
+        return self.trainer.train().training_loss
 
 
 def backward(loss):
@@ -76,8 +112,7 @@ def trainer(setting, ours):
     if ours:
         lazy_head(model)
     rows = [{"input_ids": row, "labels": row} for row in setting.ids().tolist()]
-    made = transformers.Trainer(model, transformers.TrainingArguments(**arguments(setting)), train_dataset=rows)
-    return made.train
+    return Training(transformers.Trainer(model, transformers.TrainingArguments(**arguments(setting)), train_dataset=rows), setting)
 
 
 def of_trl(kind):
@@ -90,26 +125,61 @@ def of_trl(kind):
 
         integration.patch(memory_budget=setting.budget) if ours else integration.unpatch()
         tokenizer = models.tokenizer(setting.vocab)
-        setting.model().save_pretrained("model")
+        setting.model().save_pretrained("model")  # references are loaded from it
         tokenizer.save_pretrained("model")
         model = transformers.LlamaForCausalLM.from_pretrained("model")
         half = setting.length // 2
         prompts = [{"prompt": models.text(half, k, setting.vocab)} for k in range(setting.rows)]
-        completions = lambda k: " " + models.text(setting.length - half - 1, 1000 + k, setting.vocab)
-        data = datasets.Dataset.from_list
+        completion = lambda k: models.text(setting.length - half - 1, 1000 + k, setting.vocab)
         if kind == "sft":
-            rows = [{**row, "completion": completions(k)} for k, row in enumerate(prompts)]
-            return trl.SFTTrainer(
-                model, args=trl.SFTConfig(**arguments(setting)), train_dataset=data(rows), processing_class=tokenizer).train
-        if kind == "dpo":
-            rows = [{**row, "chosen": completions(k), "rejected": completions(k + 500)} for k, row in enumerate(prompts)]
-            half_batch = {**arguments(setting), "per_device_train_batch_size": setting.rows // 2}
-            return trl.DPOTrainer(
-                model, args=trl.DPOConfig(**half_batch), train_dataset=data(rows), processing_class=tokenizer).train
-        reward = lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids]
-        config = trl.GRPOConfig(
-            **arguments(setting, num_generations=setting.rows, max_completion_length=setting.length - half, beta=0.04))
-        return trl.GRPOTrainer(model, reward, config, data(prompts), processing_class=tokenizer).train
+            make, config = trl.SFTTrainer, trl.SFTConfig(**arguments(setting))
+            rows = [{**row, "completion": " " + completion(k)} for k, row in enumerate(prompts)]
+        elif kind == "dpo":
+            make, config = trl.DPOTrainer, trl.DPOConfig(**{**arguments(setting), "per_device_train_batch_size": setting.rows // 2})
+            rows = [
+                {**row, "chosen": " " + completion(k), "rejected": " " + completion(k + 500)} for k, row in enumerate(prompts)]
+        else:
+            config = trl.GRPOConfig(
+                **arguments(setting, num_generations=setting.rows, max_completion_length=setting.length - half, beta=0.04))
+            rows = prompts
+
+            # Completions that are there already: half a thousand steps of generation take longer than all else.
+            def rollout(prompts, _):
+                made = [models.text(setting.length - half - 1 - k, 1000 + k, setting.vocab) for k in range(len(prompts))]
+                return dict(prompt_ids=tokenizer(prompts)["input_ids"], completion_ids=tokenizer(made)["input_ids"], logprobs=None)
+
+            def make(*args, **more):
+                reward = lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids]
+                return trl.GRPOTrainer(args[0], reward, rollout_func=rollout, **more)
+        made = make(model, args=config, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer)
+        return Training(made, setting)
+
+    return recipe
+
+
+def trl_head(dtype=None):
+    """Returns the recipe of TRL's fused head alone, as SFT calls it: under autocast, and half of the tokens. dtype: of the
+    weights."""
+
+    def recipe(setting, ours):
+        from trl.kernels import ChunkedLogProbFunction
+
+        from logitless.torch.integrations.trl import FusedScores
+
+        function = FusedScores(ChunkedLogProbFunction, setting.budget) if ours else ChunkedLogProbFunction
+        like = dict(dtype=dtype or setting.dtype, device=setting.device)
+        weight = torch.nn.Parameter(torch.randn(setting.vocab, setting.dim, **like) * setting.dim**-0.5)
+        target = setting.ids()[:, setting.length // 2 + 1 :].flatten()
+        hidden = torch.randn(target.numel(), setting.dim, **like, requires_grad=True)
+
+        def step():
+            hidden.grad = weight.grad = None
+            with torch.autocast(setting.device, torch.bfloat16, enabled=setting.device == "cuda"):
+                log_probs, *_ = function.apply(
+                    hidden, weight, None, target, 1.0, 32768, None, 1.0, ("log_probs", "entropy", "is_top1"))
+            return backward(-log_probs.mean())
+
+        return step
 
     return recipe
 
@@ -221,14 +291,18 @@ def torchtitan(setting, ours):
 
 
 def unsloth(setting, ours):
-    """unsloth's fused loss alone."""
+    """unsloth's fused loss alone. It compiles its own on a GPU, not on a CPU."""
+    on_cpu = setting.device == "cpu"
+    for name in ("UNSLOTH_IS_PRESENT", *["UNSLOTH_ALLOW_CPU", "UNSLOTH_COMPILE_DISABLE"] * on_cpu):
+        os.environ.setdefault(name, "1")
     import unsloth_zoo.loss_utils as zoo
 
     from logitless.torch.integrations import unsloth as integration
 
     integration.patch(memory_budget=setting.budget) if ours else integration.unpatch()
     model, ids = setting.model(), setting.ids()
-    return lambda: backward(zoo.unsloth_fused_ce_loss(None, model.model(ids).last_hidden_state, model.lm_head.weight, None, ids))
+    return lambda: backward(zoo.unsloth_fused_ce_loss(
+        None, model.model(ids).last_hidden_state, model.lm_head.weight, None, ids, torch_compile=not on_cpu))
 
 
 def deepspeed(setting, ours):
@@ -256,7 +330,7 @@ def deepspeed(setting, ours):
 
 RECIPES = {
     "plain": (plain, "transformers"), "trainer": (trainer, "transformers"), "trl-sft": (of_trl("sft"), "trl"),
-    "trl-dpo": (of_trl("dpo"), "trl"), "trl-grpo": (of_trl("grpo"), "trl"), "torchtune": (torchtune, "torchtune"),
+    "trl-dpo": (of_trl("dpo"), "trl"), "trl-grpo": (of_trl("grpo"), "trl"), "trl-head": (trl_head(), "trl"), "trl-head-fp32": (trl_head(torch.float32), "trl"), "torchtune": (torchtune, "torchtune"),
     "torchtitan": (torchtitan, "torchtitan"), "axolotl": (axolotl, "axolotl"), "verl": (verl, "verl"),
     "verl-megatron": (verl_megatron, "verl"), "megatron": (megatron, "megatron-core"),
     "unsloth": (unsloth, "unsloth"), "deepspeed": (deepspeed, "deepspeed"),
@@ -278,37 +352,76 @@ def measure(recipe, setting, ours):
         result = step()
         torch.cuda.synchronize()
         taken = torch.cuda.max_memory_allocated() - before
-    loss = float(getattr(result, "training_loss", result))
-    begin = time.perf_counter()
-    if hasattr(result, "training_loss"):  # a trainer runs its steps itself, and times them without what it sets up
-        seconds = step().metrics["train_runtime"]
+    loss = float(result)
+    if isinstance(step, Training):
+        step()
+        seconds = statistics.median(step.seconds)
     else:
+        begin = setting.now()
         for _ in range(setting.steps):
             step()
-        if setting.device == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - begin
-    return {"loss": loss, "ms": 1e3 * seconds / setting.steps, "mib": taken / 2**20}
+        seconds = (setting.now() - begin) / setting.steps
+    found = {"loss": loss, "ms": 1e3 * seconds, "mib": taken / 2**20}
+    if isinstance(step, Training):
+        found["weights"] = str(step.trainer.model.get_output_embeddings().weight.dtype).removeprefix("torch.")
+    return {**found, "kernels": kernels_of(step, setting)} if setting.kernels else found
 
 
-def row(name, setting):
-    """Returns the measurements of a recipe's two ways, or why there are none."""
+def kernels_of(step, setting):
+    """Returns [milliseconds, calls, name] of the kernels that take longest in a call of ``step``, their sum first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    rows = [[row.self_device_time_total / 1e3, row.count, row.key] for row in profile.key_averages() if row.self_device_time_total]
+    rows.sort(reverse=True)
+    return [[sum(row[0] for row in rows), sum(row[1] for row in rows), "all"], *rows[: setting.kernels]]
+
+
+def row(name, setting, report=lambda found: None):
+    """Returns the measurements of a recipe's two ways, or why there are none. Reports what is there so far."""
     recipe, package = RECIPES[name]
     try:
         result = {"package": f"{package} {version(package)}"}
     except ImportError:
         result = {"package": package}
-    for way, ours in (("before", False), ("logitless", True)):
+    for way, ours in WAYS:
         try:
             result[way] = measure(recipe, setting, ours)
         except ImportError as error:
             return {"not installed": str(error)}
-        except Exception as error:  # a library's own path may want another device, and the other rows go on
+        except Exception as error:  # a library's own path may want another device, and the other way goes on
             result[way] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
-    if all("loss" in result[way] for way in ("before", "logitless")):
+        report(result)
+    if all("loss" in result[way] for way, _ in WAYS):
         first, second = result["before"]["loss"], result["logitless"]["loss"]
         tolerance = 1e-4 if setting.dtype == torch.float32 else 1e-2
         result["agrees"] = abs(first - second) <= tolerance * max(1.0, abs(first))
+    return result
+
+
+def run(name, args):
+    """Returns the result of ``row`` in a process of its own, which ends after ``args.limit`` seconds."""
+    names = "device", "sequences", "length", "dim", "vocab", "budget", "steps", "kernels"
+    more = [text for key in names if getattr(args, key) is not None for text in (f"--{key}", str(getattr(args, key)))]
+    command = [sys.executable, __file__, "--worker", "--recipe", name, *more]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=out, stderr=errors, start_new_session=True)
+        try:
+            status = f"exit status {process.wait(args.limit)}"
+        except subprocess.TimeoutExpired:
+            status = f"no result within {args.limit:g} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        out.seek(0)
+        errors.seek(0)
+        lines = [line.removeprefix(MARK) for line in out if line.startswith(MARK)]
+        raised = re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b: .*", errors.read(), re.M)
+    result = json.loads(lines[-1]) if lines else {"package": RECIPES[name][1]}
+    if "not installed" not in result:
+        for way, _ in WAYS:
+            result.setdefault(way, {"failed": f"{status}: {raised[-1]}" if raised and "exit" in status else status})
     return result
 
 
@@ -318,7 +431,9 @@ def text_of(name, result):
     lines = [f"{name} ({result['package']}):" + " the losses DIFFER" * (not result.get("agrees", True))]
     for way in ("before", "logitless"):
         at = result[way]
-        lines.append(f"  {way:10}" + (at["failed"] if "failed" in at else f"loss {at['loss']:.6f}, {at['ms']:.1f} ms, {at['mib']:.1f} MiB"))
+        lines.append(f"  {way:10}" + (at["failed"] if "failed" in at else f"loss {at['loss']:.6f}, {at['ms']:.1f} ms, {at['mib']:.1f} MiB")
+                     + (f", {at['weights']} weights" if "weights" in at else ""))
+        lines += [f"    {ms:9.2f} ms {calls:6}  {kernel[:110]}" for ms, calls, kernel in at.get("kernels", ())]
     return "\n".join(lines)
 
 
@@ -331,9 +446,14 @@ def parse_arguments():
         parser.set_defaults(**{f"default_{name}": {"cpu": value, "cuda": on_gpu}})
     parser.add_argument("--budget", default=None, help="memory_budget where the recipe has one")
     parser.add_argument("--steps", type=int, help="timed; default: 1, with --device cuda 5")
+    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="of a recipe; default: 300")
+    parser.add_argument("--kernels", type=int, metavar="N", help="with --device cuda: prints the N that take longest in a call")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--tiny", action="store_true", help="4 sequences of 16 tokens, dim 32, 2000 entries")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.kernels and args.device == "cpu":
+        parser.error("--kernels: expected --device cuda, got cpu")
     tiny = dict(sequences=4, length=16, dim=32, vocab=2000) if args.tiny else {}
     for name in ("sequences", "length", "dim", "vocab"):
         if getattr(args, name) is None:
@@ -342,22 +462,30 @@ def parse_arguments():
     return args
 
 
+def work(args):
+    """Runs the recipe of a process, and prints what is there after each way."""
+    report = lambda found: print(f"\n{MARK}{json.dumps(found)}", flush=True)
+    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        report(row(args.recipe[0], Setting(args), report))
+        os.chdir("/")
+
+
 def main():
     args = parse_arguments()
-    warnings.simplefilter("ignore")
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    if args.worker:
+        return work(args)
     setting = Setting(args)
     device = "CPU" if args.device == "cpu" else torch.cuda.get_device_name()
     size = 2 if setting.dtype == torch.bfloat16 else 4
     print(f"{device}, torch {torch.__version__}; {setting.rows} x {setting.length} x {setting.dim} x {setting.vocab}; fp32 logits: "
           f"{setting.rows * setting.length * setting.vocab * 4 / 2**20:.0f} MiB; the head's gradient: "
           f"{setting.vocab * setting.dim * size / 2**20:.0f} MiB")
-    if args.json:
-        args.json = args.json.resolve()
-    os.chdir(tempfile.mkdtemp())
     results = {}
     for name in args.recipe:
-        results[name] = row(name, setting)
+        results[name] = run(name, args)
         print(text_of(name, results[name]), flush=True)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))

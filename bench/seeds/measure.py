@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import statistics
+import sys
 import time
 from importlib import metadata
 
@@ -63,6 +64,9 @@ def measure(args, step, tokens: int) -> dict:
         for _ in range(WARM_UP):
             step()
         torch.cuda.synchronize()
+    if args.together:
+        wait(step)
+    if gpu:
         torch.cuda.reset_peak_memory_stats()
     seconds = []
     for _ in range(args.steps):
@@ -85,6 +89,15 @@ def measure(args, step, tokens: int) -> dict:
         peak, *seconds = most.tolist()
     median = statistics.median(seconds)
     return {"losses": losses, "milliseconds": 1e3 * median, "tokens_per_second": ranks * tokens / median, "peak_bytes": int(peak)}
+
+
+def wait(step) -> None:
+    """Waits for this process's turn to be measured, without the memory that PyTorch holds in reserve."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    print("WAITS", flush=True)
+    sys.stdin.readline()
+    step()
 
 
 def _mean(loss: torch.Tensor) -> float:

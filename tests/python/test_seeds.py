@@ -56,6 +56,22 @@ def test_command(row, variants, tmp_path):
     check(json.loads(out.read_text()), variants)
 
 
+def test_together(tmp_path):
+    pytest.importorskip("transformers")
+    out, variants = tmp_path / "out", ["eager", "head-1MiB"]
+    command = [sys.executable, str(BENCH / "seeds.py"), "gpt2", "--tiny", "--layers", "1", "--together", "2", "--variant", *variants]
+    done = subprocess.run([*command, "--json", str(out)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    check(json.loads(out.read_text()), variants)
+
+
+def test_together_is_refused(monkeypatch, capsys):
+    for row, count in (("llama3", "2"), ("gpt2", "0")):
+        with pytest.raises(SystemExit):
+            script(BENCH / "seeds.py", monkeypatch).parsed([row, "--tiny", "--together", count])
+        assert f"--together: expected 1 or more, of gpt2 or gemma2, got {count} of {row}" in capsys.readouterr().err
+
+
 def test_unknown_variant(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         script(BENCH / "seeds.py", monkeypatch).parsed(["llama3", "--tiny", "--variant", "lasy"])
@@ -65,9 +81,15 @@ def test_unknown_variant(monkeypatch, capsys):
 def test_recipes(tmp_path, monkeypatch):
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["recipes_torch.py", "--tiny"])
+    monkeypatch.setattr(sys, "argv", ["recipes_torch.py", "--tiny", "--limit", "0.01"])
     recipes = script(BENCH / "compare/recipes_torch.py", monkeypatch)
-    setting = recipes.Setting(recipes.parse_arguments())
+    args = recipes.parse_arguments()
+    late = recipes.run("plain", args)
+    assert late["before"] == late["logitless"] == {"failed": "no result within 0.01 s"}
+    args.limit = 300
+    plain = recipes.run("plain", args)
+    assert plain["agrees"] and plain["logitless"]["ms"] > 0 and plain["package"].startswith("transformers ")
+    setting = recipes.Setting(args)
     found = recipes.row("trainer", setting)
     assert found["agrees"] and found["logitless"]["ms"] > 0 and "loss 7." in recipes.text_of("trainer", found)
     monkeypatch.setitem(sys.modules, "megatron", None)

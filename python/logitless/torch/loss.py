@@ -149,10 +149,10 @@ def linear_logprobs(
             rows.
         keep: save the exponentials of all logits, in 16 bits, from forward to backward: two GEMMs backward instead of
             three. For eager calls on a GPU. They and weight's gradient, whose memory holds about half of them, exist
-            from the forward on; the rest takes at most memory_budget (default: three tenths of the fp32 logits). None:
-            save them where that is possible, and there is no softcap. With False, many calls before one backward hold
-            nothing. A backward that retains its graph, and a gradient of the entropy under a softcap, recompute
-            everything, in addition to the saved memory.
+            from the forward on. So does weight in autocast's dtype, if it has another. The rest takes at most
+            memory_budget (default: three tenths of the fp32 logits). None: save them where that is possible, and there
+            is no softcap. With False, many calls before one backward hold nothing. A backward that retains its graph,
+            and a gradient of the entropy under a softcap, recompute everything, in addition to the saved memory.
         temperature: as in ``linear_cross_entropy``: a number, or a tensor [...] with a gradient.
         softcap, logit_scale, precision, memory_budget, sharding, and a DTensor weight: as in ``linear_cross_entropy``.
 

@@ -36,8 +36,9 @@ class Problem(NamedTuple):
         return ("saved_head", self.form.options, _engine.place(self.device), *layouts)
 
 
-def problem_of(hidden, weight, target, bias, form: Form) -> Problem:
-    inputs = run.operands(hidden, weight, target, bias, form.compute)
+def problem_of(hidden, weight, target, bias, form: Form, operand: Optional[Tensor] = None) -> Problem:
+    """Returns the problem of a call. operand: weight in the engine's form, None if it has to be converted to it."""
+    inputs = run.operands(hidden, weight if operand is None else operand, target, bias, form.compute)
     gradients = run.gradients((hidden, weight, bias), inputs, form.needs, device="meta")
     return Problem(form, inputs, run.head_outputs(inputs["targets"], inputs["hidden"], form), gradients)
 
@@ -105,8 +106,9 @@ def why_not(hidden: Tensor, form: Form) -> str:
 
 
 def _forward(inputs, form: Form, required: bool):
-    """Returns (results, workspace, d_weight), the last two of which must stay unchanged until the backward. Returns
-    None if hooks for saved tensors, the memory budget or the GPU's memory are against it, or raises if required."""
+    """Returns (results, operand, workspace, d_weight), the last three of which must stay unchanged until the backward.
+    operand is weight in the engine's form, such as autocast's dtype; None if that is weight itself. Returns None if
+    hooks for saved tensors, the memory budget or the GPU's memory are against it, or raises if required."""
     # Hooks would move gigabytes, or convert memory that does not hold numbers: d_weight's memory holds exponentials.
     if _hooks(True) is not None:
         if required:
@@ -128,11 +130,12 @@ def _forward(inputs, form: Form, required: bool):
         if required:
             raise
         return None
-    return run.head_results(problem.outputs), workspace, gradients["d_weight"]
+    operand = None if problem.inputs["weight"] is inputs[1] else problem.inputs["weight"]
+    return run.head_results(problem.outputs), operand, workspace, gradients["d_weight"]
 
 
-def _backward(inputs, form: Form, d_log_prob, d_entropy, d_lse, workspace: Tensor, d_weight: Optional[Tensor]):
-    problem = problem_of(*inputs, form)
+def _backward(inputs, form: Form, d_log_prob, d_entropy, d_lse, operand, workspace: Tensor, d_weight: Optional[Tensor]):
+    problem = problem_of(*inputs, form, operand)
     gradients = problem.gradients | dict(d_weight=d_weight)
     if gradients["d_hidden"] is not None:
         gradients["d_hidden"] = torch.empty_like(gradients["d_hidden"], device=problem.device)
@@ -154,7 +157,7 @@ class SavedHead(autograd.Function):
         ctx.form = form
         ctx.set_materialize_grads(False)
         found = _forward((hidden, weight, target, bias), form, required)
-        results, *saved = (run.run_head(hidden, weight, target, bias, form), None, None) if found is None else found
+        results, *saved = (run.run_head(hidden, weight, target, bias, form), None, None, None) if found is None else found
         ctx.save_for_backward(hidden, weight, target, bias, *saved)
         ctx.mark_non_differentiable(results[3])
         return results
@@ -165,13 +168,13 @@ class SavedHead(autograd.Function):
         nothing = (None,) * 6
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return nothing
-        *inputs, workspace, d_weight = ctx.saved_tensors
+        *inputs, operand, workspace, d_weight = ctx.saved_tensors
         # The saved exponentials serve one backward, and under a softcap no gradient of the entropy.
         capped = d_entropy is not None and bool(ctx.form.options.softcap)
         if workspace is None or capped or autograd.keeps_graph():
             gradients = run.run_head_backward(*inputs, d_log_prob, d_entropy, d_lse, ctx.form)
         else:
-            gradients = _backward(inputs, ctx.form, d_log_prob, d_entropy, d_lse, workspace, d_weight)
+            gradients = _backward(inputs, ctx.form, d_log_prob, d_entropy, d_lse, operand, workspace, d_weight)
         d_hidden, d_weight, d_bias = autograd.needed(gradients, ctx.form.needs)
         return d_hidden, d_weight, None, d_bias, None, None
 

@@ -10,6 +10,7 @@ from logitless._options import HeadOptions
 from logitless.torch import linear_logprobs, losses, saved_head
 from logitless.torch.run import Form
 from oracle import DEVICE, generator
+from torch.utils._python_dispatch import TorchDispatchMode
 
 N, D, V = 700, 64, 5000
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="no GPU under test (LOGITLESS_TEST_DEVICE=cuda)")
@@ -204,6 +205,64 @@ def test_under_autocast_and_with_a_frozen_side(frozen):
         found.append(gradients(loss_of(log_prob, lse), *leaves))
     for a, b in zip(*found):
         assert a.dtype == torch.float32 and (a - b).norm() <= 1e-2 * b.norm()
+
+
+class Casts(TorchDispatchMode):
+    """Counts the conversions of float32 tensors of a shape."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0].dtype == torch.float32:
+            self.count += tuple(args[0].shape) == self.shape
+        return func(*args, **(kwargs or {}))
+
+
+class Formula:
+    """The engine's pair of calls on a CPU, by PyTorch's operations: what it saves is the number of its forwards."""
+
+    workspace_bytes = 1
+
+    @property
+    def forward(self):
+        return self
+
+    def run(self, tensors, workspace):
+        hidden, weight, target, log_prob, entropy, lse, *_ = tensors
+        assert hidden.dtype == weight.dtype == torch.bfloat16
+        z = hidden.float() @ weight.float().T
+        lse.copy_(z.logsumexp(-1))
+        log_prob.copy_((z - lse[:, None]).gather(-1, target[:, None])[:, 0])
+        workspace.fill_(1)
+
+    def backward(self, inputs, cotangents, gradients, workspace):
+        assert workspace.item() == 1
+        x, w = (inputs[name].float() for name in ("hidden", "weight"))
+        d_z = -torch.softmax(x @ w.T, -1)
+        d_z[torch.arange(x.shape[0]), inputs["targets"]] += 1
+        d_z *= cotangents["log_prob"][:, None]
+        gradients["d_hidden"].copy_(d_z @ w)
+        gradients["d_weight"].copy_(d_z.T @ x)
+
+
+def test_autocast_casts_the_weight_once(monkeypatch):
+    g = generator(4)
+    hidden, weight = (torch.randn(*shape, generator=g).requires_grad_() for shape in ((40, 16), (96, 16)))
+    target, upstream = torch.randint(96, (40,), generator=g), torch.randn(40, generator=g)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(saved_head, "why_not", lambda *_: "")
+        monkeypatch.setattr(saved_head, "pair_of", lambda _: Formula())
+    with Casts((96, 16)) as casts:
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            log_prob = linear_logprobs(hidden, weight, target, memory_budget="16MiB")[0]
+        assert keeps(log_prob)
+        found = gradients((log_prob * upstream).sum(), hidden, weight)
+    assert casts.count == 1
+    wanted = (hidden @ weight.T).log_softmax(-1).gather(-1, target[:, None])[:, 0]
+    for a, b in zip(found, gradients((wanted * upstream).sum(), hidden, weight)):
+        assert a.dtype == torch.float32 and (a - b).norm() <= 2e-2 * b.norm()
 
 
 def test_where_it_cannot_be_it_is_refused():

@@ -47,6 +47,17 @@ def test_scores(softcap, with_bias):
     assert score_tokens(hidden, weight, target, bias, outputs=("log_probs",), **how)[1:] == (None,) * 4
 
 
+def test_mean_logits_under_autocast():
+    """The mean over the vocabulary is small beside a logit, and is not rounded to 16 bits."""
+    torch.manual_seed(0)
+    hidden, weight, target = torch.randn(40, 8), torch.randn(50, 8), torch.zeros(40, dtype=torch.int64)
+    how = dict(temperature=0.7, softcap=None, logit_scale=1.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = score_tokens(hidden, weight, target, None, outputs=("mean_logits",), **how)
+    wanted = formula(hidden, weight, target, None, **how)[3]
+    assert (found.mean_logits - wanted).norm() < 1e-5 * wanted.norm()
+
+
 def test_no_token_scores():
     hidden, weight = torch.randn(0, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
     found = score_tokens(

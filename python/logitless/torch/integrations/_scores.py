@@ -60,8 +60,9 @@ def _mean_logits(hidden, weight, target, bias, lse, scaled) -> Tensor:
     """Returns the mean logits [N]. Without a softcap, the mean logit is the logit of the mean row, which takes no GEMM
     over the vocabulary. With one, it is lse minus the cross entropy against the uniform distribution."""
     if scaled["softcap"] is None:
-        mean = lse.new_tensor(0.0) if bias is None else bias.mean(dtype=lse.dtype)
-        return (hidden.to(lse.dtype) @ weight.mean(0, dtype=lse.dtype) + mean) * scaled["logit_scale"]
+        mean = 0.0 if bias is None else bias.mean(dtype=lse.dtype)
+        with torch.autocast(hidden.device.type, enabled=False):  # whose dtype would round the product
+            return (hidden.to(lse.dtype) @ weight.mean(0, dtype=lse.dtype) + mean) * scaled["logit_scale"]
     uniform = linear_cross_entropy(
         hidden, weight, target, bias, reduction="none", ignore_index=_NONE, label_smoothing=1.0, **scaled
     )
