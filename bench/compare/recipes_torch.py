@@ -333,7 +333,7 @@ RECIPES = {
     "trl-dpo": (of_trl("dpo"), "trl"), "trl-grpo": (of_trl("grpo"), "trl"), "trl-head": (trl_head(), "trl"), "trl-head-fp32": (trl_head(torch.float32), "trl"), "torchtune": (torchtune, "torchtune"),
     "torchtitan": (torchtitan, "torchtitan"), "axolotl": (axolotl, "axolotl"), "verl": (verl, "verl"),
     "verl-megatron": (verl_megatron, "verl"), "megatron": (megatron, "megatron-core"),
-    "unsloth": (unsloth, "unsloth"), "deepspeed": (deepspeed, "deepspeed"),
+    "unsloth": (unsloth, "unsloth_zoo"), "deepspeed": (deepspeed, "deepspeed"),
 }
 
 

@@ -87,6 +87,28 @@ def test_ties_go_to_the_first_entry():
     assert argmax.tolist() == [0, -1]
 
 
+@pytest.mark.parametrize("tokens", [100, 300])
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.7, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_argmax_of_scaled_logits_with_many_ties(dtype, scale, tokens):
+    """Integers, so that logits are exact. The entries are no whole tiles of a GPU, and the last ones do not count."""
+    g = oracle.generator(8)
+    hidden, weight = (torch.randint(-2, 3, shape, generator=g) for shape in ((tokens, 16), (700, 16)))
+    hidden[0] = 0  # all logits are equal
+    z = (hidden.float() @ weight.float().T) * (1 if scale > 0 else -1)
+    first = torch.where(z == z.amax(-1, keepdim=True), torch.arange(700), 700).amin(-1)
+    target = torch.randint(0, 700, (tokens,), generator=g)
+    target[::2] = first[::2]
+    x, w = hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
+    log_prob, entropy, lse, argmax = linear_logprobs(x, w, target, logit_scale=scale, return_argmax=True)
+    assert torch.equal(argmax, first) and first[0] == 0 and (z == z.amax(-1, keepdim=True)).sum() > 1.5 * tokens
+    log_p = (abs(scale) * z.double()).log_softmax(-1)
+    assert torch.allclose(log_prob.double(), log_p.gather(-1, target[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    assert torch.allclose(entropy.double(), -(log_p.exp() * log_p).sum(-1), rtol=1e-4, atol=1e-4)
+    loss, accuracy = linear_cross_entropy(x, w, target, logit_scale=scale, accuracy=True)
+    assert accuracy == (first == target).sum() / tokens and torch.allclose(loss, -log_prob.mean(), rtol=1e-5)
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_log_probabilities_with_the_argmax(dtype, gradients):

@@ -170,9 +170,12 @@ struct Forward {
     require_cuda(cudaGetLastError(), "records of tokens");
   }
   ForwardMode mode() const {
-    if (call.bias != nullptr || call.softcap != 0.0f || call.shape.weighted_sum ||
-        call.shape.argmax)
+    if (call.bias != nullptr || call.softcap != 0.0f || call.shape.weighted_sum)
       return ForwardMode::kGeneral;
+    if (call.shape.argmax) {
+      const bool plain = call.far == nullptr && call.logit_scale > 0.0f;
+      return plain ? ForwardMode::kPlainBest : ForwardMode::kGeneral;
+    }
     return call.shape.entropy ? ForwardMode::kPlainEntropy : ForwardMode::kPlain;
   }
 

@@ -29,6 +29,8 @@ auto launch_of(ForwardMode mode) {
       return launch<T, ForwardMode::kPlain>;
     case ForwardMode::kPlainEntropy:
       return launch<T, ForwardMode::kPlainEntropy>;
+    case ForwardMode::kPlainBest:
+      return launch<T, ForwardMode::kPlainBest>;
     case ForwardMode::kReference:
       return launch<T, ForwardMode::kReference>;
     default:

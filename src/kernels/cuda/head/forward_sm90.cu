@@ -40,6 +40,8 @@ auto launch_of(ForwardMode mode, bool store) {
       return launch_of<T, ForwardMode::kPlain>(store);
     case ForwardMode::kPlainEntropy:
       return launch_of<T, ForwardMode::kPlainEntropy>(store);
+    case ForwardMode::kPlainBest:
+      return launch_of<T, ForwardMode::kPlainBest>(store);
     case ForwardMode::kGeneral:
       return launch_of<T, ForwardMode::kGeneral>(store);
     case ForwardMode::kReference:

@@ -30,7 +30,7 @@ struct Launches {
     return store ? launch<T, kMode, true, kAligned> : launch<T, kMode, false, kAligned>;
   }
 
-  // Rows that are not aligned have the general modes alone, which compute the plain ones too.
+  // The general modes compute the plain ones too. Rows that are not aligned have them alone.
   template <typename T>
   static Launch of(ForwardMode mode, bool store, bool aligned) {
     switch (mode) {
@@ -40,6 +40,7 @@ struct Launches {
       case ForwardMode::kPlainEntropy:
         if (aligned) return by_store<T, ForwardMode::kPlainEntropy, true>(store);
         break;
+      case ForwardMode::kPlainBest:
       case ForwardMode::kGeneral:
         if (aligned) return by_store<T, ForwardMode::kGeneral, true>(store);
         break;

@@ -98,24 +98,44 @@ __device__ __forceinline__ float normalize_sampled(float part, const ForwardArgu
   return total > 0.0f ? 1.0f / total : isnan(total) ? total : 1.0f;
 }
 
-// Returns the factor from z to an exponent of 2. A scale that is not a power of two is applied to z
-// first, which rounds all logits as the target's is: equal ones stay equal.
-__device__ __forceinline__ float plain_factor(float (&z)[128], const ForwardArguments& a) {
+// Returns the scale that z still has to be multiplied by. One that is not a power of two is applied
+// here, which rounds all logits as the target's is: equal ones stay equal.
+__device__ __forceinline__ float rest_of_scale(float (&z)[128], const ForwardArguments& a) {
   constexpr unsigned kMantissa = 0x7fffff;
-  if ((__float_as_uint(a.scale) & kMantissa) == 0) return a.scale * kLog2EFloat;
+  if ((__float_as_uint(a.scale) & kMantissa) == 0) return a.scale;
 #pragma unroll
   for (int i = 0; i < 128; ++i) z[i] *= a.scale;
-  return kLog2EFloat;
+  return 1.0f;
 }
 
 __device__ __forceinline__ float total(const float (&halves)[1]) { return halves[0]; }
 __device__ __forceinline__ float total(const float (&halves)[2]) { return halves[0] + halves[1]; }
 
-// Replaces z by its exponentials; 0 past the vocabulary's end.
-template <bool kEntropy, class Position>
+// Writes the greatest logit of a row, whose threads each have one. The lowest token id wins ties.
+template <class Position>
+__device__ __forceinline__ void put_argmax(float top, int index, const ForwardArguments& a,
+                                           const Position& at, int h) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const float other = __shfl_xor_sync(~0u, top, step);
+    const int other_index = __shfl_xor_sync(~0u, index, step);
+    if (other > top || (other == top && other_index < index)) {
+      top = other;
+      index = other_index;
+    }
+  }
+  at.put_best(a, top, index, h);
+}
+
+// Replaces z by its exponentials; 0 past the vocabulary's end. With kPlainBest, the scale is
+// positive and positions are token ids.
+template <ForwardMode kMode, class Position>
 __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArguments& a,
                                           const Position& at) {
-  const float factor = plain_factor(z, a);
+  constexpr bool kBest = kMode == ForwardMode::kPlainBest;
+  constexpr bool kEntropy = kBest || kMode == ForwardMode::kPlainEntropy;
+  const float scale = rest_of_scale(z, a);
+  const float factor = scale * kLog2EFloat;
   const float none = copysignf(3e38f, -factor);  // its exponential is 0, and so is 0 times it
   const auto exists = [&](int i) { return at.first + Position::column(i) < a.vocab; };
   if (!kEntropy && !at.whole) {  // inside the loop below it is slower, but spills less
@@ -131,9 +151,17 @@ __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArgument
     const float k = a.reference[at.token(h)];
     float sum[Position::kHalves] = {};  // of 128 entries each
     float entropy = 0.0f;
+    float top = -INFINITY;
+    int index = at.first;
 #pragma unroll
     for (int i = 0; i < Position::kColumns; ++i) {
       const int reg = Position::reg(h, i);
+      if constexpr (kBest) {
+        if (z[reg] > top && (at.whole || exists(i))) {
+          top = z[reg];
+          index = at.first + Position::column(i);
+        }
+      }
       const float product = !kEntropy || at.whole || exists(i) ? z[reg] : none;
       float bits = fmaf(product, factor, -k);
       if constexpr (kEntropy) bits = fmaxf(bits, -3e38f);  // so that 0 times it is 0
@@ -144,7 +172,10 @@ __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArgument
     }
     if (a.masses != nullptr) at.put_masses(a, sum, h);
     at.put_sum(RowSum::kSum, a.sums, total(sum), h);
-    if constexpr (kEntropy) at.put_sum(RowSum::kEntropy, a.entropy, entropy, h);
+    if constexpr (kBest) put_argmax(top * scale, index, a, at, h);
+    if constexpr (kEntropy) {
+      if (!kBest || a.entropy != nullptr) at.put_sum(RowSum::kEntropy, a.entropy, entropy, h);
+    }
   }
 }
 
@@ -185,7 +216,6 @@ __device__ __forceinline__ int vocab_id_at(const ForwardArguments& a, int positi
                                 : 0x7fffffff;
 }
 
-// The lowest token id wins ties.
 template <class Position>
 __device__ __forceinline__ void find_argmax(const float (&z)[128], const ForwardArguments& a,
                                             const Position& at, int h) {
@@ -201,17 +231,7 @@ __device__ __forceinline__ void find_argmax(const float (&z)[128], const Forward
       index = position;
     }
   }
-  index = vocab_id_at(a, index);
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const float other = __shfl_xor_sync(~0u, top, step);
-    const int other_index = __shfl_xor_sync(~0u, index, step);
-    if (other > top || (other == top && other_index < index)) {
-      top = other;
-      index = other_index;
-    }
-  }
-  at.put_best(a, top, index, h);
+  put_argmax(top, vocab_id_at(a, index), a, at, h);
 }
 
 // Slope of the softcap at the capped logit v; `inverse` is 1 / cap.
@@ -287,7 +307,7 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
 template <class Position>
 __device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArguments& a,
                                                const Position& at) {
-  const float factor = plain_factor(z, a);
+  const float factor = rest_of_scale(z, a) * kLog2EFloat;
 #pragma unroll
   for (int h = 0; h < Position::kRows; ++h) {
     const RowCoefficients c = a.rows[at.token(h)];
@@ -333,8 +353,9 @@ __device__ __forceinline__ void finish_general(float (&z)[128], const ForwardArg
 template <ForwardMode kMode, bool kStore, class Position>
 __device__ __forceinline__ void finish_tile(float (&z)[128], const ForwardArguments& a,
                                             const Position& at) {
-  if constexpr (kMode == ForwardMode::kPlain || kMode == ForwardMode::kPlainEntropy) {
-    sum_plain<kMode == ForwardMode::kPlainEntropy>(z, a, at);
+  if constexpr (kMode == ForwardMode::kPlain || kMode == ForwardMode::kPlainEntropy ||
+                kMode == ForwardMode::kPlainBest) {
+    sum_plain<kMode>(z, a, at);
   } else if constexpr (kMode == ForwardMode::kPlainGradient) {
     plain_gradient(z, a, at);
   } else if (a.cap == 0.0f) {

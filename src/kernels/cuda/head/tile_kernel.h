@@ -10,10 +10,19 @@
 
 namespace logitless::cuda {
 
-// kPlain: scale alone. kPlainEntropy: scale and entropy. kGeneral: bias, softcap, and all outputs
-// beyond lse. kReference: the greatest logit of each token and tile, into `best`. kGradient: the
-// gradient of the logits. kPlainGradient: the same with scale and cross entropy alone.
-enum class ForwardMode { kPlain, kPlainEntropy, kGeneral, kReference, kGradient, kPlainGradient };
+// kPlain: scale alone. kPlainEntropy: scale and entropy. kPlainBest: scale, argmax and entropy.
+// kGeneral: bias, softcap, and all outputs beyond lse. kReference: the greatest logit of each token
+// and tile, into `best`. kGradient: the gradient of the logits. kPlainGradient: the same with scale
+// and cross entropy alone.
+enum class ForwardMode {
+  kPlain,
+  kPlainEntropy,
+  kPlainBest,
+  kGeneral,
+  kReference,
+  kGradient,
+  kPlainGradient
+};
 
 // Arguments of a launch. Arrays are [vocabulary tiles][padded tokens].
 struct ForwardArguments {
