@@ -26,6 +26,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 # The default variants of each row, the plain one first.
@@ -63,6 +64,10 @@ class Started:
         self.variants, self.found, self.errors = variants, {}, tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             command(args, variants), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env)
+        self.late = f"no result within {args.limit} s"
+        self.timer = threading.Timer(args.limit or threading.TIMEOUT_MAX, self.process.kill)
+        self.timer.daemon = True
+        self.timer.start()
 
     def read(self, until=None):
         """Reads what the process prints up to this line, or to the end."""
@@ -80,10 +85,12 @@ class Started:
             self.process.stdin.close()
         self.read()
         failed = self.process.wait() != 0
+        late = not self.timer.is_alive()
+        self.timer.cancel()
         with self.errors:
             self.errors.seek(0)
             last = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Exit)\b: .*)", self.errors.read(), re.M)
-        why = last[-1] if last else f"exit status {self.process.returncode}"
+        why = self.late if late else last[-1] if last else f"exit status {self.process.returncode}"
         return [self.found.get(name, {"variant": name, "failed": why if failed else "no result"}) for name in self.variants]
 
 
@@ -130,6 +137,7 @@ def parsed(given=None):
     parser.add_argument("--attention", help="of the models of transformers; default: theirs")
     parser.add_argument("--steps", type=int, help="timed steps; default: 10, with --tiny 1")
     parser.add_argument("--together", type=int, metavar="N", help="variants of gpt2 or gemma2 that warm up at a time; default: 1")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="of a variant's process; default: none")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda, with --tiny cpu")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path)

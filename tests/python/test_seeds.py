@@ -65,6 +65,13 @@ def test_together(tmp_path):
     check(json.loads(out.read_text()), variants)
 
 
+def test_limit(monkeypatch):
+    seeds = script(BENCH / "seeds.py", monkeypatch)
+    args = seeds.parsed(["gpt2", "--tiny", "--together", "2", "--limit", "0.01"])
+    late = [{"variant": name, "failed": "no result within 0.01 s"} for name in ("eager", "head")]
+    assert [result for made in seeds.run(args, [["eager"], ["head"]]) for result in made] == late
+
+
 def test_together_is_refused(monkeypatch, capsys):
     for row, count in (("llama3", "2"), ("gpt2", "0")):
         with pytest.raises(SystemExit):
