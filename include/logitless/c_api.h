@@ -58,12 +58,8 @@ enum {
 typedef int32_t logitless_reduction;
 enum { LOGITLESS_REDUCTION_NONE = 0, LOGITLESS_REDUCTION_MEAN = 1, LOGITLESS_REDUCTION_SUM = 2 };
 
-typedef int32_t logitless_precision;
-enum { /* of products of f32 on a GPU; other tensors: ieee */
-       LOGITLESS_PRECISION_IEEE = 0,
-       LOGITLESS_PRECISION_TF32 = 1,
-       LOGITLESS_PRECISION_BF16X3 = 2
-};
+typedef int32_t logitless_precision; /* of f32 on a GPU; other tensors: ieee */
+enum { LOGITLESS_PRECISION_IEEE = 0, LOGITLESS_PRECISION_TF32 = 1, LOGITLESS_PRECISION_BF16X3 = 2 };
 
 typedef int32_t logitless_plan_kind;
 enum {
