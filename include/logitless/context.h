@@ -38,6 +38,10 @@ struct DeviceLimits {
 // avx512 on AMD), "avx2", "scalar", "amx_bf16_emulated" (for tests), "reference".
 LOGITLESS_API std::vector<std::string> kernel_names(bool runnable = true);
 
+// Returns the names of all GPU head kernels, best first, such as "hopper", "sm80" and "cublas"
+// (docs/use/gpu.md). A plan says why one does not take a head.
+LOGITLESS_API std::vector<std::string> gpu_kernel_names();
+
 inline constexpr int kMostThreads = 1024;
 
 struct ContextOptions {

@@ -11,7 +11,7 @@
 namespace logitless {
 
 // Rates and sizes of a card. A plain value, of the table by gpu_card(), or of the local GPU by
-// Context::device().
+// Context::device(), with the rates that calibrate_gpu() stored.
 struct GpuCard {
   // Name in the table, or the driver's for a local GPU. Empty: the usual card of the compute
   // capability, and all numbers are ignored.
@@ -25,9 +25,13 @@ struct GpuCard {
   std::int64_t l2_bytes = 0;
   int sms = 0;
   std::int64_t shared_bytes = 0;  // shared memory of an SM
-  // Sustained rates, measured on some cards and estimated for the others.
+  // Sustained rates, measured on some cards and estimated for the others, or measured on this card
+  // (calibration.h).
   double gemm_flops = 0.0;             // large bf16 GEMMs
+  double tile_flops = 0.0;             // forward of a wide head by mma.sync; 0: no such kernel
   double copy_bytes_per_second = 0.0;  // bytes that a copy reads and writes
+  double row_bytes_per_second = 0.0;   // the same of a pass over rows of fp32 logits
+  bool calibrated = false;             // true if a sustained rate was measured on this card
 
   bool operator==(const GpuCard&) const = default;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "logitless/bytes.h"
+#include "logitless/calibration.h"
 #include "logitless/communicator.h"
 #include "logitless/compiler.h"
 #include "logitless/context.h"

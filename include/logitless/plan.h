@@ -125,6 +125,7 @@ class LOGITLESS_API LossPlan {
   std::int64_t weight_vocab = 0;
   double passes = 0.0;
   double predicted_seconds = 0.0;  // approximate on the CPU: the work over a kernel's nominal rate
+  bool calibrated = false;         // predicted by rates measured on the card (calibration.h)
   std::size_t memory_budget = 0;   // 0: the default
   // The limit of the default plan for one thread (chunks do not depend on their number); 0 where
   // the least plan exceeds it. Under a budget the ceiling of the plan, or 0 for a requested kind.

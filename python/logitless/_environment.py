@@ -20,6 +20,7 @@ VARIABLES = (
     ),
     Variable("LOGITLESS_CPU", "name of the CPU kernel, also the instruction set of compiled programs", "the best that runs here"),
     Variable("LOGITLESS_GPU_KERNELS", "names of GPU kernels to consider, comma-separated, in order of preference", "all"),
-    Variable("LOGITLESS_CACHE", "folder of kernels that NVRTC compiled; empty: none is stored", "~/.cache/logitless/cubin, or the same in XDG_CACHE_HOME"),
+    Variable("LOGITLESS_CACHE", "folder of kernels that NVRTC compiled, and of rates of GPUs; empty: none is stored", "~/.cache/logitless/cubin, or the same in XDG_CACHE_HOME"),
+    Variable("LOGITLESS_CALIBRATION", "on, off: plans use the GPU's rates that `logitless calibrate` stored", "on"),
     Variable("LOGITLESS_JOB", "name of a run of `logitless train` on several ranks, equal on all of them", "the launcher's name of the run"),
 )

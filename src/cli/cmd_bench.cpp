@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 
+#include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/tensors.h"
@@ -28,8 +29,12 @@ struct BenchCommand {
   std::int64_t repeat = 3;
   double unfused_limit = 60.0;
   bool json = false;
+  bool on_gpu = false;
+  std::string report;
+  std::size_t memory = 0;
 
-  void run(const std::set<std::string>& given);
+  void run(const Options& options);
+  void write_report(const Options& options) const;
   CrossEntropyInputs load(TensorLoader& loader, const std::set<std::string>& given) const;
 };
 
@@ -342,7 +347,33 @@ std::string Bench::to_text() const {
   return head + table.text() + (notes.empty() ? "" : "\n" + notes);
 }
 
-void BenchCommand::run(const std::set<std::string>& given) {
+void BenchCommand::write_report(const Options& options) const {
+  const std::set<std::string> given = options.given();
+  refuse_given(given,
+               {"tokens", "dim", "vocab", "spread", "seed", "hidden", "weight", "targets", "first",
+                "grad-dtype", "budget", "kernel", "unfused-limit", "json"},
+               "cannot be given beside --report, which has heads of its own");
+  if (on_gpu) refuse_given(given, {"threads"}, "cannot be given beside --device cuda");
+  check_report_file(report);
+  if (const std::string missing = on_gpu ? gpu_missing() : ""; !missing.empty())
+    throw Unsupported(fmt::format("--device cuda: {}", missing));
+  ReportRequest request;
+  request.path = report;
+  request.command = options.command_line();
+  request.on_gpu = on_gpu;
+  request.threads = static_cast<int>(device.threads);
+  if (given.count("dtype") > 0) request.dtype = dtype;
+  request.repeat = repeat;
+  request.memory_budget = memory;
+  if (device.verbose)
+    request.trace = [](std::string_view line) { fmt::print(stderr, "{}\n", line); };
+  write_bench_report(request);
+}
+
+void BenchCommand::run(const Options& options) {
+  if (!report.empty()) return write_report(options);
+  const std::set<std::string> given = options.given();
+  refuse_given(given, {"device", "memory"}, "is of --report");
   TensorLoader loader;
   const CrossEntropyInputs in = load(loader, given);
   Bench bench(*this, loader, in);
@@ -400,6 +431,24 @@ Command add_bench(CommandLine& program) {
                  "skip the unfused loss if its runs take more seconds (default 60)")
       .group("Machine");
   sub.add_flag("--json", a->json, "print one JSON object");
+
+  sub.add_text("--report", a->report,
+               "write a page (Markdown) about the device and the standard heads on it, to be sent")
+      .placeholder("FILE")
+      .group("Report");
+  sub.add_parsed(
+         "--device", "cpu|cuda",
+         [a](const std::string& text) {
+           if (text != "cpu" && text != "cuda")
+             throw UsageError(fmt::format("expected cpu or cuda, got '{}'", text));
+           a->on_gpu = text == "cuda";
+         },
+         "that runs the heads (default cpu, with heads of an eighth in each dimension)")
+      .group("Report");
+  sub.add_parsed(
+         "--memory", "BYTES", [a](const std::string& text) { a->memory = parse_budget(text); },
+         "most memory of a head, which is halved until it fits (default: 9/10 of what is free)")
+      .group("Report");
   sub.footer(std::string(kTensorHelp) +
              "\nThe unfused loss keeps all logits in f32 and takes three plain blocked matrix "
              "products. Differences are relative\n"
@@ -410,8 +459,9 @@ Command add_bench(CommandLine& program) {
              "  logitless bench --tokens 4096 --dim 1024 --vocab 50257 --repeat 5\n"
              "  logitless bench --hidden head.safetensors:hidden --weight "
              "head.safetensors:weight_q*weight_scale \\\n"
-             "                  --targets head.safetensors:targets --first 1024");
-  return {sub, [args, sub] { args->run(sub.given()); }};
+             "                  --targets head.safetensors:targets --first 1024\n"
+             "  logitless bench --device cuda --report my_card.md");
+  return {sub, [args, sub] { args->run(sub); }};
 }
 
 }  // namespace logitless::cli

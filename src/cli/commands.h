@@ -11,6 +11,7 @@ Command add_loss(CommandLine& program);
 Command add_order(CommandLine& program);
 Command add_plan(CommandLine& program);
 Command add_bench(CommandLine& program);
+Command add_calibrate(CommandLine& program);
 Command add_compile(CommandLine& program);
 Command add_train(CommandLine& program);
 Command add_report(CommandLine& program);

@@ -66,8 +66,9 @@ int run(int count, char** arguments) {
   };
   try {
     const std::vector<Command> commands = {
-        add_loss(program),    add_order(program), add_plan(program),   add_bench(program),
-        add_compile(program), add_train(program), add_report(program), add_kernels(program)};
+        add_loss(program),   add_order(program),   add_plan(program),
+        add_bench(program),  add_compile(program), add_train(program),
+        add_report(program), add_kernels(program), add_calibrate(program)};
     program.footer(kExamples);
     if (!program.parse(count, arguments)) return 0;
     parsed = true;

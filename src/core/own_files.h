@@ -1,11 +1,16 @@
-// Files that a cache may trust: only the user or root can have written them.
+// The folder of this library's caches, and files that a cache may trust: only the user or root can
+// have written them.
 #pragma once
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -50,6 +55,28 @@ inline bool is_own_file(const std::string& path) {
   struct stat status {};
   return ::lstat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
          is_owned_by_user_or_root(status) && !may_be_written_by_others(status);
+}
+
+// Returns the bytes of such a file; nothing where it is another's, missing or unreadable.
+inline std::optional<std::string> read_own_file(const std::string& path) {
+  if (!is_own_file(path)) return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
+  std::string whole((std::istreambuf_iterator<char>(file)), {});
+  if (!file) return std::nullopt;
+  return whole;
+}
+
+// Returns $LOGITLESS_CACHE, $XDG_CACHE_HOME/logitless/cubin, or ~/.cache/logitless/cubin. Empty:
+// none.
+inline std::string cache_folder() {
+  if (const char* const own = std::getenv("LOGITLESS_CACHE")) return own;
+  const auto below = [](const char* variable, const char* rest) -> std::string {
+    const char* const folder = std::getenv(variable);
+    if (folder == nullptr || *folder == '\0') return {};
+    return (std::filesystem::path(folder) / rest).string();
+  };
+  const std::string folder = below("XDG_CACHE_HOME", "logitless/cubin");
+  return folder.empty() ? below("HOME", ".cache/logitless/cubin") : folder;
 }
 
 }  // namespace logitless

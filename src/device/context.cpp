@@ -2,10 +2,11 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "device/card_file.h"
 #include "kernels/cpu_head.h"
-#include "kernels/device/cards.h"
 #include "kernels/device/gpu_kernels.h"
 #include "kernels/device/head.h"
+#include "kernels/device/kernel.h"
 #include "kernels/forced_kernel.h"
 
 namespace logitless {
@@ -15,6 +16,12 @@ std::vector<std::string> kernel_names(bool runnable) {
   for (const HeadKernel& kernel : head_kernels()) {
     if (!runnable || kernel.runnable().empty()) names.emplace_back(kernel.name);
   }
+  return names;
+}
+
+std::vector<std::string> gpu_kernel_names() {
+  std::vector<std::string> names;
+  for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) names.emplace_back(kernel.name);
   return names;
 }
 
@@ -33,7 +40,7 @@ Context::Context(ContextOptions options)
     device_.kind = DeviceKind::cuda;
     device_.threads = 0;
     device_.compute_capability = cuda::compute_capability(options.device_index);
-    device_.card = cuda::local_card(options.device_index);
+    device_.card = planning_card(options.device_index);
     stream_ = options.stream;
     return;
   }

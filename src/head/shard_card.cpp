@@ -8,7 +8,7 @@
 namespace logitless {
 namespace {
 
-constexpr const char* kSms = "card: sms";
+constexpr const char *kSms = "card: sms", *kCalibrated = "card: calibrated";
 
 // Calls visit(name, number) for each rate that predictions read.
 template <typename Card, typename Visit>
@@ -17,7 +17,9 @@ void each_rate(Card& card, const Visit& visit) {
   visit("card: tf32_flops", card.tf32_flops);
   visit("card: fp32_flops", card.fp32_flops);
   visit("card: gemm_flops", card.gemm_flops);
+  visit("card: tile_flops", card.tile_flops);
   visit("card: copy_bytes_per_second", card.copy_bytes_per_second);
+  visit("card: row_bytes_per_second", card.row_bytes_per_second);
 }
 
 }  // namespace
@@ -28,6 +30,7 @@ void add_card(const DeviceLimits& device, PlanDigest& digest) {
     digest.own(name, std::bit_cast<std::int64_t>(rate));
   });
   digest.own(kSms, card.sms);
+  digest.own(kCalibrated, card.calibrated ? 1 : 0);
 }
 
 GpuCard card_of_rank_0(const Agreement& agreed) {
@@ -37,6 +40,7 @@ GpuCard card_of_rank_0(const Agreement& agreed) {
     rate = std::bit_cast<double>(agreed.value_of(0, name));
   });
   card.sms = static_cast<int>(agreed.value_of(0, kSms));
+  card.calibrated = agreed.value_of(0, kCalibrated) != 0;
   return card;
 }
 

@@ -405,7 +405,7 @@ class ErrorTest(CliTest):
         self.assertIn("there is no file", json.loads(done.stdout)["error"])
 
     def test_commands(self):
-        known = "expected loss, order, plan, bench, compile, train, report or kernels (see logitless --help)"
+        known = "expected loss, order, plan, bench, compile, train, report, kernels or calibrate (see logitless --help)"
         self.assert_error(run(), 2, f"logitless: no command was given; {known}")
         self.assert_error(run("infer"), 2, f"logitless: there is no command 'infer'; {known}")
         self.assert_error(run("--frob"), 2, "logitless: '--frob' is not an option; see logitless --help")
@@ -433,7 +433,7 @@ class OtherCommandsTest(CliTest):
         self.assertEqual(done.returncode, 0)
         self.assertRegex(done.stdout, r"^logitless \d+\.\d+\.\d+\n$")
         expected = {
-            (): ["loss", "order", "plan", "bench", "train", "kernels", "--version", "Examples:"],
+            (): ["loss", "order", "plan", "bench", "train", "kernels", "calibrate", "--version", "Examples:"],
             ("loss",): ["--hidden", "--weight", "--targets", "--bias", "--class-weight", "--token-weight", "--target-weight",
                         "--reduction", "--label-smoothing", "--z-loss", "--softcap", "--logit-scale", "--normalizer",
                         "--next-token", "--ignore-index", "--dtype", "--grad-dtype", "--plan", "--budget", "--threads",
@@ -441,10 +441,10 @@ class OtherCommandsTest(CliTest):
                         "Examples:"],
             ("order",): ["--hidden", "--weight", "--bias", "--rows", "--moments", "--tau", "--out", "NAME*SCALE"],
             ("plan",): ["--tokens", "--dim", "--vocab", "--dtype", "--bias", "--no-d-hidden", "--budget", "Example:"],
-            ("bench",): ["--tokens", "--hidden", "--repeat", "--unfused-limit", "--json", "Examples:"],
+            ("bench",): ["--tokens", "--hidden", "--repeat", "--unfused-limit", "--json", "--report", "--memory", "Examples:"],
             ("train",): ["--model", "--device", "--dim", "--data", "--text", "--steps", "--budget", "--resume", "--export", "--sample",
                          "--json", "Examples:"],
-            ("kernels",): ["--json"],
+            ("kernels",): ["--json"], ("calibrate",): ["--refresh", "--json", "LOGITLESS_CALIBRATION=off", "Examples:"],
         }
         for command, parts in expected.items():
             done = run(*command, "--help")

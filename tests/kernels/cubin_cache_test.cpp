@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/file_system.h"
+#include "core/own_files.h"
 #include "core/siphash.h"
 #include "kernels/device/module.h"
 #include "logitless/error.h"
@@ -229,17 +230,17 @@ TEST_F(CubinCache, NoFolderNoFiles) {
 TEST(CubinFolder, IsThatOfTheEnvironment) {
   const Variable own("LOGITLESS_CACHE", "/here"), xdg("XDG_CACHE_HOME", "/xdg"),
       home("HOME", "/home/me");
-  EXPECT_EQ(cubin_folder(), "/here");
+  EXPECT_EQ(cache_folder(), "/here");
   {
     const Variable none("LOGITLESS_CACHE", "");
-    EXPECT_EQ(cubin_folder(), "");
+    EXPECT_EQ(cache_folder(), "");
   }
   const Variable unset("LOGITLESS_CACHE", nullptr);
-  EXPECT_EQ(cubin_folder(), "/xdg/logitless/cubin");
+  EXPECT_EQ(cache_folder(), "/xdg/logitless/cubin");
   const Variable no_xdg("XDG_CACHE_HOME", nullptr);
-  EXPECT_EQ(cubin_folder(), "/home/me/.cache/logitless/cubin");
+  EXPECT_EQ(cache_folder(), "/home/me/.cache/logitless/cubin");
   const Variable no_home("HOME", nullptr);
-  EXPECT_EQ(cubin_folder(), "");
+  EXPECT_EQ(cache_folder(), "");
 }
 
 // End to end, where there is NVRTC.

@@ -254,6 +254,7 @@ class PlanBuilder {
     plan_.weight_vocab = sizes.weight_vocab;
     plan_.passes = winner.passes;
     plan_.predicted_seconds = winner.predicted_seconds;
+    plan_.calibrated = request_.device.card.calibrated;
     if (!is_far(plan_.kind)) {
       plan_.tau = 0.0f;
       plan_.sample_every = 0;

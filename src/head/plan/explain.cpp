@@ -112,7 +112,8 @@ std::string LossPlan::explain() const {
   }
   if (sample_every > 0)
     out << "\n  d_weight of far tiles corrected from one block of tokens in " << sample_every;
-  out << "\n  predicted " << seconds_text(predicted_seconds) << " at the kernel's nominal rate\n";
+  out << "\n  predicted " << seconds_text(predicted_seconds)
+      << (calibrated ? " at rates measured on this card\n" : " at the kernel's nominal rate\n");
   for (const PlanCandidate& c : candidates) {
     if (c.kind == kind) continue;
     out << "  not " << name_of(c.kind) << ": " << c.reason;

@@ -17,6 +17,10 @@ constexpr std::int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 // Fractions of the peaks that cuBLAS and copies sustain on a card that nobody measured. Power
 // lowers the clocks of Hopper and Blackwell data centre cards under GEMMs.
 constexpr double kCopyFraction = 0.83;
+// Fractions of those rates, fitted on an H200 (head/kernels.cpp): the forward of mma.sync kernels
+// relative to GEMMs, and the pass over rows of logits relative to a copy.
+constexpr double kTileFraction = 450.0 / 700.0;
+constexpr double kRowFraction = 3.5 / 4.0;
 constexpr double gemm_fraction(int capability) {
   return capability >= 90 && capability < 120 ? 0.65 : 0.8;
 }
@@ -52,6 +56,11 @@ constexpr Row kRows[] = {
     {"RTX 5090", {"RTX", "5090"}, 120, 170, 209.5, 104.8, 104.8, 1792, 96, 100, 0, 0},
 };
 
+void set_derived_rates(GpuCard& card) {
+  card.tile_flops = card.compute_capability >= 80 ? kTileFraction * card.gemm_flops : 0.0;
+  card.row_bytes_per_second = kRowFraction * card.copy_bytes_per_second;
+}
+
 GpuCard card_of(const Row& row) {
   GpuCard card;
   card.name = row.name;
@@ -67,6 +76,7 @@ GpuCard card_of(const Row& row) {
       row.gemm > 0 ? row.gemm * kTera : gemm_fraction(row.capability) * card.tensor_flops;
   card.copy_bytes_per_second =
       row.copy > 0 ? row.copy * kGiga : kCopyFraction * card.bytes_per_second;
+  set_derived_rates(card);
   return card;
 }
 
@@ -139,6 +149,7 @@ GpuCard card_from(const CardFacts& facts) {
     card.shared_bytes = facts.shared_bytes;
     card.gemm_flops = gemm_fraction(facts.compute_capability) * card.tensor_flops;
     card.copy_bytes_per_second = kCopyFraction * card.bytes_per_second;
+    set_derived_rates(card);
   }
   card.name = facts.name;
   return card;
@@ -176,11 +187,14 @@ DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtyp
   const double arithmetic =
       wide ? card.fp32_flops / fitted.fp32_flops : card.gemm_flops / fitted.gemm_flops;
   DeviceRates r = kernel.rates(dtype);
-  r.forward_flops *= arithmetic;
+  const double forward = r.by_mma_sync ? card.tile_flops / fitted.tile_flops : arithmetic;
+  r.forward_flops *= forward;
   r.gemm_flops *= arithmetic;
-  r.logit_seconds /= arithmetic;
+  r.logit_seconds /= forward;
   r.sum_seconds /= arithmetic;
-  r.bytes_per_second *= card.copy_bytes_per_second / fitted.copy_bytes_per_second;
+  r.bytes_per_second *= r.logit_bytes > 0.0
+                            ? card.row_bytes_per_second / fitted.row_bytes_per_second
+                            : card.copy_bytes_per_second / fitted.copy_bytes_per_second;
   r.round_flops *= static_cast<double>(card.sms) / fitted.sms;
   if (precision == Precision::tf32)
     r.forward_flops = r.gemm_flops = card.tf32_flops * card.gemm_flops / card.tensor_flops;

@@ -2,10 +2,7 @@
 
 #include <sys/random.h>
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <system_error>
 
@@ -17,15 +14,6 @@
 
 namespace logitless::cuda {
 namespace {
-
-// Reads a file that no other user can have written.
-std::optional<std::string> read_own(const std::string& path) {
-  if (!is_own_file(path)) return std::nullopt;
-  std::ifstream file(path, std::ios::binary);
-  std::string whole((std::istreambuf_iterator<char>(file)), {});
-  if (!file) return std::nullopt;
-  return whole;
-}
 
 void write_own(const std::string& path, std::string_view bytes) {
   try {
@@ -41,7 +29,7 @@ std::optional<std::string> key_of(const std::string& folder) {
   const auto found = [&]() -> std::optional<std::string> {
     struct stat status {};
     if (::lstat(path.c_str(), &status) != 0 || (status.st_mode & 077) != 0) return std::nullopt;
-    std::optional<std::string> key = read_own(path);
+    std::optional<std::string> key = read_own_file(path);
     return key && key->size() == kSipHashKey ? key : std::nullopt;
   };
   if (auto key = found()) return key;
@@ -61,22 +49,6 @@ std::string header_of(const std::string& key, const std::string& name, std::stri
 
 }  // namespace
 
-std::string cubin_folder() {
-  const auto variable = [](const char* name) {
-    const char* const value = std::getenv(name);
-    return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
-  };
-  if (const auto own = variable("LOGITLESS_CACHE")) return *own;
-  const auto below = [](const std::string& folder, const char* rest) {
-    return (std::filesystem::path(folder) / rest).string();
-  };
-  const auto xdg = variable("XDG_CACHE_HOME");
-  if (xdg && !xdg->empty()) return below(*xdg, "logitless/cubin");
-  const auto home = variable("HOME");
-  if (home && !home->empty()) return below(*home, ".cache/logitless/cubin");
-  return {};
-}
-
 std::string cached(const std::string& folder, std::string_view content,
                    const std::function<std::string()>& make) {
   if (folder.empty() || !make_cache_folder(folder).empty()) return make();
@@ -84,7 +56,7 @@ std::string cached(const std::string& folder, std::string_view content,
   if (!key) return make();
   const std::string name = content_name(content);
   const std::string path = (std::filesystem::path(folder) / (name + ".cubin")).string();
-  if (const std::optional<std::string> whole = read_own(path)) {
+  if (const std::optional<std::string> whole = read_own_file(path)) {
     const std::size_t line = whole->find('\n');
     if (line != std::string::npos) {
       std::string code = whole->substr(line + 1);

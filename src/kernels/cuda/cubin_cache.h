@@ -8,10 +8,6 @@
 
 namespace logitless::cuda {
 
-// Returns $LOGITLESS_CACHE, $XDG_CACHE_HOME/logitless/cubin, or ~/.cache/logitless/cubin. Empty:
-// none.
-std::string cubin_folder();
-
 // Returns the result of `make`, from the cache folder where a file has it for this content.
 // `content` is everything that the result depends on. The folder's file `key`, readable by its
 // owner alone, authenticates the other files. Files are written aside and renamed. A folder that

@@ -75,6 +75,9 @@ CardFacts card_facts(int index) {
       2e3 / 8 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth);
   facts.l2_bytes = attribute(cudaDevAttrL2CacheSize);
   facts.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  int version = 0;  // 1000 * major + 10 * minor
+  require_cuda(cudaDriverGetVersion(&version), "version of the driver");
+  facts.driver = concat(version / 1000, ".", version % 1000 / 10);
   return facts;
 }
 

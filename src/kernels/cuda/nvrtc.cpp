@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/own_files.h"
 #include "kernels/cuda/cubin_cache.h"
 #include "kernels/cuda/found_library.h"
 #include "kernels/device/gpu_kernels.h"
@@ -102,7 +103,7 @@ std::string cached_cubin(std::string_view source, int compute_capability) {
   std::string content = concat("NVRTC ", major, ".", minor, "\n");
   for (const std::string& flag : flags_for(compute_capability)) content += flag + "\n";
   content += source;
-  return cached(cubin_folder(), content, [&] { return compile_cuda(source, compute_capability); });
+  return cached(cache_folder(), content, [&] { return compile_cuda(source, compute_capability); });
 }
 
 }  // namespace logitless::cuda

@@ -29,6 +29,7 @@ struct DeviceRates {
   // Operations, for each token, of one round of d_weight tiles over all SMs. 0: a partial round
   // costs nothing.
   double round_flops;
+  bool by_mma_sync = false;  // the forward's tiles; GpuCard::tile_flops scales them
 };
 
 // Rates of far-field plans, fitted to plans of two heads (docs/develop/log/far_field_figures.md).

@@ -97,6 +97,8 @@ TEST_F(ShardingDevicePlan, RanksOfOtherCardsPlanWithTheRatesOfRank0) {
   GpuCard slow = gpu_card("H200");
   slow.name = "slow";
   slow.gemm_flops /= 50;
+  slow.tile_flops /= 50;
+  slow.calibrated = true;
   const std::vector<std::int64_t> rows(2, kVocab / 2);
   for (const bool spread : {false, true}) {
     std::vector<double> alone;
@@ -110,8 +112,10 @@ TEST_F(ShardingDevicePlan, RanksOfOtherCardsPlanWithTheRatesOfRank0) {
       if (first_is_slow) std::swap(cards[0], cards[1]);
       const std::vector<LossPlan> made = plans(rows, spread);
       expect_alike(made);
-      for (const LossPlan& plan : made)
+      for (const LossPlan& plan : made) {
         EXPECT_EQ(plan.predicted_seconds, alone[first_is_slow ? 1 : 0]);
+        EXPECT_EQ(plan.calibrated, first_is_slow);
+      }
     }
   }
 }

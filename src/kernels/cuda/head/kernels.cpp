@@ -72,7 +72,8 @@ DeviceRates sm80_rates(DType) {
           .sum_seconds = 0.0,
           .chunk_seconds = 150e-6,
           .block_seconds = 90e-6,
-          .round_flops = 0.0};
+          .round_flops = 0.0,
+          .by_mma_sync = true};
 }
 DeviceRates cublas_rates(DType dtype) {
   const bool wide = dtype == DType::f32;
