@@ -179,11 +179,12 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
 
 void AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) fail("cannot flush to the disk");
+  // Closing unlocks it, and a temporary without a lock is a leftover that others remove.
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot rename onto it");
+  temporary_.clear();
   const int closed = ::close(descriptor_);
   descriptor_ = -1;
   if (closed != 0) fail("cannot close");
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot rename onto it");
-  temporary_.clear();
   // Flushing the directory makes the rename survive a power failure. Some file systems cannot; the
   // file is complete either way.
   const std::string parent = std::filesystem::path(target_).parent_path().string();

@@ -97,18 +97,12 @@ std::string write_rates(const std::string& folder, const cuda::CardFacts& facts,
   if (folder.empty()) return "there is no folder for it (LOGITLESS_CACHE is empty)";
   const std::string reason = make_cache_folder(folder);
   if (!reason.empty()) return concat("'", folder, "': ", reason);
-  // Another writer may take the temporary for a leftover just before it is renamed.
-  constexpr int kTries = 10;
-  std::string error;
-  for (int i = 0; i < kTries; ++i) {
-    try {
-      write_file(rates_file(folder, facts), rates_text(rates, facts), FileUse::cache);
-      return {};
-    } catch (const Error& e) {
-      error = e.what();
-    }
+  try {
+    write_file(rates_file(folder, facts), rates_text(rates, facts), FileUse::cache);
+    return {};
+  } catch (const Error& e) {
+    return e.what();
   }
-  return error;
 }
 
 GpuCard with_rates(const GpuCard& nominal, const GpuRates& measured) {
