@@ -23,7 +23,7 @@ LossPlan plan(HeadShape shape, DType dtype, std::size_t budget, int capability =
   PlanRequest request;
   request.device.kind = DeviceKind::cuda;
   request.device.compute_capability = capability;
-  request.device.kernel = "cublas";
+  request.device.kernel = precision == Precision::bf16x3 ? "cublas_bf16x3" : "cublas";
   request.memory_budget = budget;
   return plan_head(shape, f, request);
 }

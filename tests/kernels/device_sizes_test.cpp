@@ -21,7 +21,7 @@ ForwardShape gpt2_head(std::int64_t tokens) {
 }
 
 TEST(DeviceSizes, TheTableOfKernelsIsInEveryBuild) {
-  ASSERT_EQ(device_kernels().size(), 5u);
+  ASSERT_EQ(device_kernels().size(), 6u);
   EXPECT_EQ(find_device_kernel("hopper").unsupported(gpt2_head(1024)), "");
   ForwardShape odd = gpt2_head(1024);
   odd.dim = 12;
