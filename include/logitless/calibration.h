@@ -38,11 +38,11 @@ struct GpuCalibration {
   std::string not_stored = {};  // why they could not be stored, or empty
 };
 
-// Measures the rates of the context's GPU in about 0.2 s, and waits: three GEMMs of a head by the
-// library's own path, a copy, the forward of a wide head by mma.sync, and that of a narrow head by
-// the kernel "cublas". Takes 0.6 GiB of device memory and stores nothing. Other work on the GPU
-// lowers the rates; not while a stream is captured. Throws InvalidArgument for a CPU context,
-// Unsupported naming a missing library, and DeviceError.
+// Measures the rates of the context's GPU in about 0.6 s, and waits. It runs three GEMMs of a head
+// by the library's own path, and a copy. The forward of a wide head by mma.sync, and that of a
+// narrow head by the kernel "cublas", come after them. Takes 0.6 GiB of device memory and stores
+// nothing. Other work on the GPU lowers the rates; not while a stream is captured. Throws
+// InvalidArgument for a CPU context, Unsupported naming a missing library, and DeviceError.
 LOGITLESS_API GpuCalibration measure_gpu(const Context& context);
 
 // Returns the stored rates of the context's GPU, or measures and stores them. `refresh` measures
