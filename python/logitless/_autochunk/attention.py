@@ -8,7 +8,7 @@ from logitless._autochunk.lower import Value, Writer
 from logitless._autochunk.parse import Graph, Node, Type
 
 LARGEST_DIM = 256  # the largest head dimension that the kernels of every device support
-LARGEST_FAST_DIM = 128  # of the GPU kernels by tensor cores (src/kernels/cuda/tensor/attention)
+LARGEST_FAST_DIM = 128  # of the GPU kernels that use tensor cores, in 16 bits
 
 
 @dataclass(frozen=True)

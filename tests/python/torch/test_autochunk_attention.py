@@ -2,6 +2,7 @@
 
 import math
 
+import logitless.torch
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from generated import autochunk
 from test_autochunk import DEVICE, Largest, check_same, copies, random, run
 
+from logitless.torch._autochunk import function
 from logitless.torch._autochunk.memory import Recorder
 
 EXECUTORS = ["python", "native"]
@@ -228,3 +230,12 @@ def test_layers_share_one_mask():
         assert source.count(">=") <= 2
         lines.append(len(source.splitlines()))
     assert lines[2] - lines[1] == lines[1] - lines[0] <= 100
+
+
+@pytest.mark.parametrize("dtype, dim, slow", [(torch.bfloat16, 128, False), (torch.float16, 64, False), (torch.bfloat16, 136, True), (torch.float32, 64, True)])
+def test_attention_without_tensor_cores_is_known(dtype, dim, slow):
+    q, k, v = (torch.randn(1, 2, 16, dim, device="cpu").to(dtype).requires_grad_() for _ in range(3))
+    plan = logitless.torch.autochunk(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).sum(), executor="native")._planned((q, k, v), {})
+    plan = plan[0] if isinstance(plan, tuple) else plan
+    reason = function._wide_attention(plan)
+    assert bool(reason) == slow and ("128 dimensions" in reason) == slow

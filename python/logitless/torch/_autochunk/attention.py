@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -149,15 +150,25 @@ def _aligned(q, k, v, scale: float) -> torch.Tensor:
 
 
 def _has_kernel(w, q, bias) -> bool:
-    """Returns whether attention has a kernel. The library has none for f64. Its fast ones on a GPU are of 16 bits and
-    heads of at most 128 dimensions, without a bias; matrix products and loops are faster than the others."""
-    if q.dtype == torch.float64:
+    """Returns whether attention has a kernel. The library has none for f64; its GPU kernels support no bias and no long
+    rows."""
+    if q.dtype == torch.float64 or (bias is not None and w.native and w.device != "cpu"):
         return False
-    if w.device == "cpu":
-        return True
-    if w.native:
-        return bias is None and q.dtype in (torch.bfloat16, torch.float16) and q.shape[3] <= LARGEST_FAST_DIM
+    if w.native or w.device == "cpu":
+        return w.device == "cpu" or q.shape[3] <= LARGEST_DIM
     return q.shape[3] <= LARGEST_DIM and q.shape[3] % 8 == 0  # PyTorch's fused kernels need a multiple of 8
+
+
+def slow_on_gpu(graph: Optional[torch.fx.GraphModule]) -> bool:
+    """Returns whether a graph has attention for which the library's GPU kernels have no tensor cores."""
+    if graph is None:
+        return False
+    for node in graph.graph.nodes:
+        if node.target in (torch.ops.logitless.attention.default, torch.ops.logitless.attention_backward.default):
+            q = node.args[0].meta["val"]
+            if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[3] > LARGEST_FAST_DIM:
+                return True
+    return False
 
 
 @handles("attention")

@@ -14,6 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from logitless._autochunk.attention import LARGEST_FAST_DIM
 from logitless._autochunk.checks import Checks, checked
 from logitless._autochunk.function import (
     ChunkedFunction,
@@ -37,6 +38,7 @@ from logitless._autochunk.reads import Reads
 from logitless._autochunk.text import load
 from logitless._compiler import Program
 from logitless.torch import autograd
+from logitless.torch._autochunk.attention import slow_on_gpu
 from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import Recorder, peak_bytes
@@ -151,7 +153,19 @@ def plan_for(
     if not limits.auto:
         return make_plan(function, tensors, names, needs, limits, gradients, around)
     device = tensors[0].device
-    return choose_executor(plan, native.why_not(device), functools.partial(_rounded, device))
+    return choose_executor(plan, native.why_not(device), functools.partial(_declined, device))
+
+
+def _declined(device: torch.device, plan: Plan) -> str:
+    """Returns the reason against a plan of the library, or ""."""
+    return _rounded(device, plan) or (_wide_attention(plan) if device.type == "cuda" else "")
+
+
+def _wide_attention(plan: Plan) -> str:
+    """Returns the reason against the library where its attention on a GPU has no tensor cores, or ""."""
+    if plan.traced is None or not any(slow_on_gpu(graph) for graph in (plan.traced.forward, plan.traced.joint)):
+        return ""
+    return f"PyTorch's attention of fp32 or of more than {LARGEST_FAST_DIM} dimensions a head is faster on a GPU"
 
 
 def _rounded(device: torch.device, plan: Plan) -> str:
