@@ -102,7 +102,10 @@ def skipping():
     rows = re.findall(r'\.name = (\w+|"\w+"),.*?\.skips_ignored = (\w+),\s*\.gemms_skip_ignored = (\w+)', text, re.S)
     found = {name.strip('"'): ("all" if gemms == "true" else "forward") if yes == "true" else "" for name, yes, gemms in rows}
     shared = found.pop("name")  # of the function that makes the rows of these names
-    return {**found, **{name: shared for name in re.findall(r'tiles_of_sm80\(\s*"(\w+)"', text)}}
+    found.update((name, shared) for name in re.findall(r'tiles_of_sm80\(\s*"(\w+)"', text))
+    named = dict(re.findall(r'DeviceKernel (\w+) = \{\.name = "(\w+)"', text))
+    copies = re.findall(r'DeviceKernel kernel = (\w+);\s*kernel\.name = "(\w+)"', text)
+    return {**found, **{name: found[named[of]] for of, name in copies}}
 
 
 CALLS = (
