@@ -3,8 +3,11 @@
 
     python bench/compare/head_fp32.py [--tokens N --dim D --vocab V] [--budget BYTES ...] [--repeat R]
 
-Inputs are random and fresh. Prints the median ms of forward and backward, the peak MiB of PyTorch's allocator beyond inputs
-and gradients, and the relative L2 errors of both gradients of 256 tokens against float64. A budget of 0 is none.
+Inputs are random and fresh. A budget of 0 is none. Prints:
+
+- the median ms of forward and backward
+- the peak MiB of PyTorch's allocator beyond inputs and gradients
+- the relative L2 errors of both gradients of 256 tokens against float64
 """
 import argparse
 import statistics

@@ -130,9 +130,9 @@ def key(seed: Any, like: Tensor, generator: Optional[torch.Generator] = None) ->
 
 
 def _captured_key(seed: Optional[int], like: Tensor, generator: Optional[torch.Generator]) -> Tensor:
-    """Returns the key in a CUDA graph, without a copy from the host: that of the seed, or drawn anew by each replay."""
+    """Returns the key in a CUDA graph, without a copy from the host: that of the seed, or another in each replay."""
     if seed is not None:
-        return torch.stack([torch.full((), word, dtype=torch.int64, device=like.device) for word in mixed(seed)])
+        return torch.stack([torch.full((), number, dtype=torch.int64, device=like.device) for number in mixed(seed)])
     if generator is not None and generator.device != like.device:
         raise ValueError(f"generator: expected one of {like.device} in a CUDA graph, got one of {generator.device}")
     return torch.randint(1 << 32, (2,), generator=generator, device=like.device)

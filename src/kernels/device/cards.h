@@ -35,8 +35,8 @@ const GpuCard& usual_card(int compute_capability);
 const GpuCard& card_or_usual(const GpuCard& card, int compute_capability);
 
 // Returns a kernel's rates on a card, scaled from those on an H200:
-// - arithmetic by the sustained GEMMs, for ieee products of f32 by the fp32 peak, for those of tf32
-//   by its peak and the fraction of the peak that GEMMs sustain
+// - arithmetic by the sustained GEMMs. For ieee products of f32 by the fp32 peak. For those of tf32
+//   by its peak and the fraction of the peak that GEMMs sustain.
 // - the forward of a mma.sync kernel by what such a forward sustains
 // - traffic by the bandwidth of copies, or of passes over logits if the kernel writes them
 DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtype,

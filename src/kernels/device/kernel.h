@@ -18,8 +18,8 @@ inline constexpr std::int64_t kStripTokens = 2048;
 struct DeviceRates {
   double forward_flops;
   double gemm_flops;
-  double logit_seconds;     // for each exponential that the GEMMs do not hide
-  double logit_bytes = 0;   // written and read for each logit that is computed
+  double logit_seconds;    // for each exponential that the GEMMs do not hide
+  double logit_bytes = 0;  // written and read for each logit that is computed
   // Written and read for each element of the weight, by each pass over it for kStripTokens tokens.
   double weight_bytes = 0;
   double bytes_per_second;  // for traffic beyond the operands, partly hidden

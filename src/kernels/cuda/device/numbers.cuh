@@ -30,15 +30,15 @@ __device__ __forceinline__ __half rounded<__half>(float v) {
   return __float2half(v);
 }
 
-// The two numbers of a word, the lower half first.
+// The two numbers of 32 bits, the lower half first.
 template <typename T>
-__device__ __forceinline__ float2 pair_of(unsigned word) {
+__device__ __forceinline__ float2 pair_of(unsigned bits) {
   if constexpr (std::is_same_v<T, __half>) {
     __half2 pair;
-    std::memcpy(&pair, &word, sizeof pair);
+    std::memcpy(&pair, &bits, sizeof pair);
     return __half22float2(pair);
   } else {
-    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
   }
 }
 

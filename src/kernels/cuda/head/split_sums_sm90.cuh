@@ -1,7 +1,7 @@
-// Running sums of a 16-bit d_weight over chunks of tokens: 16 bits of each in d_weight's own memory,
-// 8 in the workspace. Between chunks the memory of a consumer's 64 x 256 results holds its sums in
-// register order (TileWriter::OrderedPosition), so that reads are full cache lines. The last chunk
-// writes them rounded and in row-major order.
+// Running sums of a 16-bit d_weight over chunks of tokens: 16 bits of each in d_weight's own
+// memory, 8 in the workspace. Between chunks the memory of a consumer's 64 x 256 results holds its
+// sums in register order (TileWriter::OrderedPosition), so that reads are full cache lines. The
+// last chunk writes them rounded and in row-major order.
 #pragma once
 
 #include "kernels/cuda/device/numbers.cuh"
