@@ -127,7 +127,7 @@ TEST_F(CublasPlan, Bf16x3IsAKernelOfItsOwn) {
   EXPECT_LT(made.predicted_seconds, wide.predicted_seconds / 2);
   EXPECT_NE(message_of<Unsupported>([] {
               plan(kHeads[0], DType::f32, 0, 75, Precision::bf16x3);
-            }).find("precision: multiplies bf16x3 from compute capability 8.0 on"),
+            }).find("runs on compute capability 8.0 and up, the GPU has 7.5"),
             std::string::npos);
   EXPECT_EQ(
       message_of<InvalidArgument>([] { plan(kHeads[0], DType::f16, 0, 80, Precision::bf16x3); }),

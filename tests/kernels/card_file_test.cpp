@@ -189,6 +189,7 @@ TEST(CardRates, AreThoseOfPredictedTimes) {
   features.d_hidden_dtype = features.d_weight_dtype = DType::bf16;
   PlanRequest request;
   request.kind = PlanKind::dense;
+  request.memory_budget = std::size_t{1} << 40;  // one plan, whatever the rates
   request.device.kind = DeviceKind::cuda;
   request.device.compute_capability = 80;
   const auto plan = [&](const char* kernel, const GpuCard& card) {
