@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F
 from torch import _inductor
 
+from logitless._library import parse_bytes
 from logitless.torch import explain_compiled
 from logitless.torch._compile import register
 
@@ -120,8 +121,9 @@ def test_a_model_and_its_loss():
     assert sum(node.name.startswith("logitless_region") for node in graph.graph.nodes) == 1
     text = explain_compiled()
     assert re.search(r"\n  chunked: test_compile_backend\.py:\d+: logits = self\.head\(.*: linear float32\[4, 32, 2000\]\n", text)
-    before, after = re.search(r"forward_and_gradients: ([\d.]+) MiB beyond .* without loops, ([\d.]+) KiB with", text).groups()
-    assert float(after) < 0.75 * 1024 * float(before)
+    sizes = r"forward_and_gradients: ([\d.]+ [KM]iB) beyond .* without loops, ([\d.]+ [KM]iB) with"
+    before, after = (parse_bytes(size.replace(" ", "")) for size in re.search(sizes, text).groups())
+    assert after < 0.75 * before
 
     # A call that returns the logits has to make them, also without gradients.
     with torch.no_grad():
