@@ -87,10 +87,8 @@ class BenchPage {
     page += fmt::format(
         "\n## Heads\n{}, loss and both gradients, medians of {} after a first run. ratio: to the "
         "three matrix products\n(logits, d_hidden, d_weight) of the library's own path in this "
-        "run. "
-        "workspace: beyond inputs and gradients;\npeak: beyond inputs. predicted: by the rates "
-        "that "
-        "plans used.\n",
+        "run. workspace: beyond inputs and gradients;\npeak: beyond inputs. predicted: by the "
+        "rates that plans used.\n",
         name_of(dtype_), request_.repeat);
     for (const HeadShape& head : standard_heads(machine_.on_gpu(), dtype_)) page += section(head);
     return page;

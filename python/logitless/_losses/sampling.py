@@ -93,7 +93,7 @@ def draw(
             probabilities sum to at least top_p; and those equal to the last. 1 keeps all.
         min_p: a number or [...], from 0 to 1: keeps entries of at least min_p times the largest probability.
         logit_bias: [V] float; -inf forbids an entry.
-        torch: seed: an int, of which the low 64 bits count. None: drawn from ``generator``, or PyTorch's default generator of the CPU. In a CUDA graph from one of the GPU, by each replay.
+        torch: seed: an int, of which the low 64 bits count. None: drawn from ``generator``, or PyTorch's default generator of the CPU. In a CUDA graph each replay draws it by the GPU's generator.
         counter: [...] integers, a number for each token; None: its index. The noise of an entry is a function of the
             {seed}, the low 32 bits of its token's counter, and its vocabulary id. So a token does not depend on the
             others of its call: give each sequence and position a counter of its own, and a new call new counters or a

@@ -38,8 +38,8 @@ from logitless._autochunk.reads import Reads
 from logitless._autochunk.text import load
 from logitless._compiler import Program
 from logitless.torch import autograd
-from logitless.torch._autochunk.attention import slow_on_gpu
 from logitless.torch._autochunk import native, transforms
+from logitless.torch._autochunk.attention import slow_on_gpu
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import Recorder, peak_bytes
 from logitless.torch._autochunk.program import drawing, to_text

@@ -126,9 +126,9 @@ class TileSums {
   std::uint8_t* low_;
 };
 
-// The bits of a sum, of which the upper 24 are kept. Of bf16 those of its fp32 (math/split_sum.h).
-// Of f16 a sign, 5 bits of exponent and 18 after the binary point: those of sum 2^-112, without
-// three bits of the exponent that are 0. Greater sums round to an infinite f16 either way.
+// Returns the bits of a sum, of which the upper 24 are kept. For bf16 they are those of its fp32
+// (math/split_sum.h). For f16 they are a sign, 5 bits of exponent and 18 after the binary point:
+// those of sum 2^-112, without three 0 bits of the exponent. Sums above kMost are infinite in f16.
 template <typename T>
 __device__ __forceinline__ unsigned bits_of_sum(float sum) {
   constexpr bool kHalf = std::is_same_v<T, __half>;
