@@ -143,8 +143,7 @@ Command add_plan(CommandLine& program) {
              args->features.precision = known;
              if (text == name_of(known)) return;
            }
-           throw UsageError(
-               fmt::format("--precision: expected ieee, tf32 or bf16x3, got '{}'", text));
+           throw UsageError(fmt::format("expected ieee, tf32 or bf16x3, got '{}'", text));
          },
          "of products of f32 tensors on a GPU (default ieee)")
       .group("Head");
