@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device/gradient.h"
+#include "kernels/device/kernel.h"
 #include "support/mirror.h"
 #include "support/problem.h"
 
@@ -136,11 +136,11 @@ TEST_F(AliasedMemory, FirstOfSeveralChunks) {
 
 // A call on the device with its own memory.
 struct Call {
-  Call(const HeadProblem& p, DType weight)
+  Call(const HeadProblem& p, DType weight, const std::string& kernel = kKernel)
       : problem(p),
-        mirror(kKernel),
+        mirror(kernel),
         in(mirror.in(p.inputs())),
-        context(make_context(kKernel)),
+        context(make_context(kernel)),
         loss(4),
         d_hidden(static_cast<std::size_t>(p.spec.tokens * p.spec.dim) * 4),
         d_weight(2 * kGuard + weight_bytes(weight)) {
@@ -156,11 +156,11 @@ struct Call {
   LossPlan plan(std::size_t budget, PlanKind kind = PlanKind::dense) const {
     return plan_cross_entropy(problem.options(), in, out, {context.device(), budget, kind, 0.0});
   }
-  // Plans with less and less memory that alias d_weight's.
-  std::vector<LossPlan> aliased_plans(PlanKind kind) const {
+  // Plans with less and less memory, by 1 / `parts` each, that alias d_weight's.
+  std::vector<LossPlan> aliased_plans(PlanKind kind, std::size_t parts = 64) const {
     std::vector<LossPlan> found;
     std::size_t bytes = plan(std::size_t{1} << 30).workspace_bytes();
-    for (std::size_t before = 0; bytes > 0; bytes -= bytes / 64 + 1) {
+    for (std::size_t before = 0; bytes > 0; bytes -= bytes / parts + 1) {
       LossPlan made;
       try {
         made = plan(bytes - 1, kind);
@@ -182,9 +182,16 @@ struct Call {
     cuda::copy_to_host(bytes.data(), memory.data(), bytes.size(), nullptr);
     return bytes;
   }
-  std::vector<float> hidden_gradient() const {
-    std::vector<float> values(d_hidden.bytes() / 4);
-    cuda::copy_to_host(values.data(), d_hidden.data(), d_hidden.bytes(), nullptr);
+  std::vector<float> hidden_gradient() const { return floats_of(d_hidden, 0, d_hidden.bytes()); }
+  // d_weight is in fp32.
+  std::vector<float> weight_gradient() const {
+    return floats_of(d_weight, kGuard, weight_bytes(DType::f32));
+  }
+  static std::vector<float> floats_of(const cuda::DeviceMemory& memory, std::size_t begin,
+                                      std::size_t bytes) {
+    std::vector<float> values(bytes / 4);
+    cuda::copy_to_host(values.data(), static_cast<const std::byte*>(memory.data()) + begin, bytes,
+                       nullptr);
     return values;
   }
 
@@ -292,6 +299,39 @@ TEST_F(AliasedMemory, WritesNothingBesideDWeightAndTheWorkspace) {
     const std::vector<std::byte> rows = Call::bytes_of(call.d_weight);
     expect_untouched(rows, 0, Call::kGuard);
     expect_untouched(rows, Call::kGuard + call.weight_bytes(weight), rows.size());
+  }
+}
+
+// Every kernel computes blocks in d_weight's memory, of 16 and 32 bits.
+TEST(AliasedBlocks, AreThoseOfTheWorkspace) {
+  const std::string reason = cuda::device_missing(0);
+  if (!reason.empty()) GTEST_SKIP() << reason;
+  for (const cuda::DeviceKernel& entry : cuda::device_kernels()) {
+    const std::string kernel = entry.name;
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      HeadSpec spec{.tokens = 300, .dim = 320, .vocab = 3300, .dtype = dtype, .ignored = 0.1};
+      if (!accepts(kernel, spec)) continue;
+      SCOPED_TRACE(kernel + " " + std::string(name_of(dtype)));
+      const HeadProblem problem(spec);
+      Call call(problem, DType::f32, kernel);
+      const LossPlan apart = call.plan(std::size_t{1} << 30, PlanKind::recompute);
+      ASSERT_EQ(apart.weight_ranges, 0);
+      call.run(apart);
+      const std::vector<float> weight = call.weight_gradient(), hidden = call.hidden_gradient();
+      const std::vector<LossPlan> plans = call.aliased_plans(PlanKind::recompute, 6);
+      EXPECT_FALSE(plans.empty());
+      for (const LossPlan& plan : plans) {
+        SCOPED_TRACE(plan.explain());
+        cuda::fill_device(call.d_weight.data(), 0x5a, call.d_weight.bytes(), nullptr);
+        cuda::fill_device(call.d_hidden.data(), 0xff, call.d_hidden.bytes(), nullptr);
+        call.run(plan);
+        EXPECT_LT(relative_difference(call.weight_gradient(), weight), 1e-5);
+        EXPECT_LT(relative_difference(call.hidden_gradient(), hidden), 1e-5);
+        const std::vector<std::byte> rows = Call::bytes_of(call.d_weight);
+        expect_untouched(rows, 0, Call::kGuard);
+        expect_untouched(rows, Call::kGuard + call.weight_bytes(DType::f32), rows.size());
+      }
+    }
   }
 }
 

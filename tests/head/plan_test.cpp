@@ -225,6 +225,29 @@ TEST(Plan, DWeightsMemoryIsAliasedToSomeVocabAndToBlocks) {
   EXPECT_EQ(plan_head(llama, f, request).weight_ranges, 0);
 }
 
+// Kernels without GEMMs of their own compute each logit at most twice within 256 MiB as well.
+TEST(Plan, DWeightsMemoryIsAliasedByEveryKernel) {
+  const HeadShape llama{8192, 4096, 128256, DType::bf16};
+  HeadFeatures f = gradients();
+  f.d_weight_dtype = f.d_hidden_dtype = DType::bf16;
+  for (const char* const kernel : {"sm80", "cublas"}) {
+    PlanRequest request;
+    request.memory_budget = 256_MiB;
+    request.device = {.kind = DeviceKind::cuda, .kernel = kernel};
+    LossPlan plan;
+    try {
+      plan = plan_head(llama, f, request);
+    } catch (const Unsupported&) {
+      GTEST_SKIP() << "a build without CUDA";
+    }
+    SCOPED_TRACE(plan.explain());
+    EXPECT_LE(plan.passes, 4.0);
+    EXPECT_GT(plan.weight_ranges, 0);
+    EXPECT_EQ(plan.first_tokens, llama.tokens);
+    EXPECT_LE(plan.workspace_bytes(), 256_MiB);
+  }
+}
+
 // On a GPU, a pass over the saved exponentials makes the gradient through the entropy.
 TEST(Plan, EntropyGradientsComeFromSavedExponentialsOnAGpu) {
   const HeadShape llama{8192, 4096, 128256, DType::bf16};

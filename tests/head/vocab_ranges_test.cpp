@@ -38,7 +38,7 @@ void expect_sound(const Head& h, const AliasedRanges& aliased, std::int64_t voca
     EXPECT_GE(row, parts.first[p + 1]);
     EXPECT_EQ(row % 256, 0);
     EXPECT_GE(row * bytes, ends[low]);
-    ends[low] = row * bytes + h.tokens * parts.stride(p) * 2;
+    ends[low] = row * bytes + h.tokens * parts.stride(p) * h.row.number;
     EXPECT_LE(ends[low], h.vocab * bytes);
   }
 }
@@ -102,7 +102,8 @@ TEST(VocabRanges, SavedOnesLieBeforeBlocksThatFitAfterThem) {
   for (int trial = 0; trial < 2000; ++trial) {
     const Head h{draw(1, 9000),
                  draw(300, draw(0, 1) == 0 ? 9000 : 300000),
-                 {draw(1, 600) * 8 * (draw(0, 1) == 0 ? 2 : 4), 0}};
+                 {.weight = draw(1, 600) * 8 * (draw(0, 1) == 0 ? 2 : 4),
+                  .number = draw(0, 3) == 0 ? 4 : 2}};
     const int count = static_cast<int>(draw(2, 6));
     const std::int64_t last = draw(1, 20) * 256;
     SCOPED_TRACE(std::to_string(h.tokens) + " tokens, " + std::to_string(h.vocab) +
@@ -126,7 +127,7 @@ TEST(VocabRanges, SavedOnesLieBeforeBlocksThatFitAfterThem) {
         ++aliased;
         EXPECT_EQ(vocab_block.vocab_count % 256, 0);
         EXPECT_GT(vocab_block.vocab_count, last);
-        EXPECT_LE(next * h.row.weight + h.tokens * vocab_block.vocab_count * 2,
+        EXPECT_LE(next * h.row.weight + h.tokens * vocab_block.vocab_count * h.row.number,
                   h.vocab * h.row.weight);
       } else {
         EXPECT_EQ(vocab_block.vocab_count, std::min(last, h.vocab - first));

@@ -264,7 +264,8 @@ ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features)
 namespace {
 
 RowBytes row_bytes(const HeadShape& shape, const HeadFeatures& f) {
-  return {shape.dim * static_cast<std::int64_t>(size_of(f.d_weight_dtype)), 0};
+  return {.weight = shape.dim * static_cast<std::int64_t>(size_of(f.d_weight_dtype)),
+          .number = shape.dtype == DType::f32 ? 4 : 2};
 }
 // Returns whether blocks of entries that are not saved also reuse d_weight's memory.
 bool aliases_blocks(const HeadShape& shape, const Sizes& sizes) {

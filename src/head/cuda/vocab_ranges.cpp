@@ -6,14 +6,17 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr std::int64_t kTile = kBlockPadding;   // vocabulary entries
-constexpr std::int64_t kTileBytes = kTile * 2;  // per token
+constexpr std::int64_t kTile = kBlockPadding;  // vocabulary entries
+
+std::int64_t tile_bytes(std::int64_t tokens, const RowBytes& row) {
+  return tokens * kTile * row.number;
+}
 
 // Tiles whose exponentials fit into a number of rows.
 struct Capacity {
   Capacity(std::int64_t tokens, std::int64_t rows, const RowBytes& row)
-      : weight(rows * row.weight / (tokens * kTileBytes)),
-        low(rows * row.low / (tokens * kTileBytes)) {}
+      : weight(rows * row.weight / tile_bytes(tokens, row)),
+        low(rows * row.low / tile_bytes(tokens, row)) {}
   std::int64_t weight, low;
 };
 
@@ -121,7 +124,7 @@ AliasedBlock aliased_block(std::int64_t tokens, std::int64_t vocab, const RowByt
                            std::int64_t first, std::int64_t least) {
   const std::int64_t rest = vocab - first;
   const std::int64_t tiles =
-      rest * row.weight / (std::max<std::int64_t>(tokens, 1) * kTileBytes + kTile * row.weight);
+      rest * row.weight / (tile_bytes(std::max<std::int64_t>(tokens, 1), row) + kTile * row.weight);
   if (tiles * kTile > least && rest > least) return {tiles * kTile, true};
   return {std::min(least, rest), false};
 }

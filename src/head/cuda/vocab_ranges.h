@@ -4,9 +4,9 @@
 // d_weight is computed in vocabulary blocks, one after another. The exponentials of each block but
 // the last lie where d_weight of the next block will be written; those of the last are in the
 // workspace. Each block's d_weight thus overwrites the exponentials of the block before, which are
-// no longer needed. Let g = tokens * 2 / (bytes of a row of d_weight). Each block is g times as
-// long as the one before it, and the workspace holds about 1 - 1 / g of the exponentials. If g is 1
-// or less, blocks are equally long. The lower bytes of d_weight's sums in the workspace
+// no longer needed. Let g = tokens * number / (bytes of a row of d_weight). Each block is g times
+// as long as the one before it, and the workspace holds about 1 - 1 / g of the exponentials. If g
+// is 1 or less, blocks are equally long. The lower bytes of d_weight's sums in the workspace
 // (RunningSums), if any, are reused too. A block may then lie in both memories, in two parts.
 //
 // If only a part of the vocabulary is saved, the rows of all other entries are free until their
@@ -24,6 +24,7 @@ namespace logitless::cuda {
 struct RowBytes {
   std::int64_t weight = 0;  // of d_weight, without gaps
   std::int64_t low = 0;     // of the sums' lower bytes; 0: there are none
+  std::int64_t number = 2;  // of one exponential, or one gradient of a logit
 };
 struct AliasedRanges {
   VocabRanges ranges;  // the parts, without data; count 0: none

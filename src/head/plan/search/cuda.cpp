@@ -150,7 +150,7 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
       each_block([&](std::int64_t vocab_block) {
         vocab_block = std::min(vocab, vocab_block);
         offers.add({chunk, vocab_block, 0});
-        if (n == 1 && vocab_block < vocab && aliases_weight())
+        if (n == 1 && vocab_block < vocab && weight_is_free())
           offers.add({chunk, vocab_block, 0, 1, chunk});
       });
     } else {
@@ -202,11 +202,14 @@ void CudaSearch::offer_saved(std::int64_t vocab_block, Offers& offers) const {
   }
 }
 
-bool CudaSearch::aliases_weight() const {
+// Returns whether d_weight's memory may hold other numbers until its gradients are computed.
+bool CudaSearch::weight_is_free() const {
   const HeadFeatures& f = p_.features;
-  return kernel_.takes_ranges && f.d_weight && !f.accumulate && !f.d_weight_strided &&
-         f.gathered_rows == 0;
+  return f.d_weight && !f.accumulate && !f.d_weight_strided && f.gathered_rows == 0;
 }
+
+// Returns whether it may hold exponentials of the forward.
+bool CudaSearch::aliases_weight() const { return kernel_.takes_ranges && weight_is_free(); }
 
 // Returns the unit of chunk sizes. If tokens are sharded, each rank has as many tokens of a chunk.
 std::int64_t CudaSearch::least_chunk() const {

@@ -45,6 +45,7 @@ class CudaSearch final : public PlanSearch {
   void offer_ranges(std::int64_t chunks, Offers& offers) const;
   void offer_saved(std::int64_t vocab_block, Offers& offers) const;
   // Returns whether d_weight's memory may hold exponentials before it holds d_weight.
+  bool weight_is_free() const;
   bool aliases_weight() const;
   std::int64_t least_chunk() const;
   std::size_t bytes(PlanKind kind, const PlanSizes& sizes) const;
