@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/device/tile_sizes.h"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/device/gradient.h"
 #include "math/split_sum.h"
@@ -44,10 +45,20 @@ __device__ __forceinline__ void add(float (&v)[kWide], float factor, const T* ro
   for (int i = 0; i < kWide; ++i) v[i] = fmaf(factor, r[i], v[i]);
 }
 
+// The last columns of a block [tokens, count] and their rows of the weight, which the GEMM leaves
+// out: cuBLAS takes six times as long where the contracted dimension is no multiple of 16 bytes.
+struct Tail {
+  const void* block = nullptr;
+  std::int64_t stride = 0;
+  const void* weight = nullptr;
+  int count = 0;
+};
+
 // A strip of d_hidden: sums [rows, dim] of tokens from `first` on. A thread block for each token.
 template <typename T, typename Out, int kWide>
 __global__ void __launch_bounds__(kThreads)
-    finish_hidden(const GradientGemmsCall c, const float* sums, std::int64_t first) {
+    finish_hidden(const GradientGemmsCall c, const Tail tail, const float* sums,
+                  std::int64_t first) {
   const std::int64_t row = first + blockIdx.x;
   const float factor = c.factor[row];
   const float gamma = c.weight_sum == nullptr ? 0.0f : c.rows[row].gamma;
@@ -59,6 +70,9 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t d = threadIdx.x * kWide; d < c.dim; d += kThreads * kWide) {
     float v[kWide];
     load<kWide>(v, from + d);
+    for (int j = 0; j < tail.count; ++j)
+      add<kWide>(v, as_float(static_cast<const T*>(tail.block)[row * tail.stride + j]),
+                 static_cast<const T*>(tail.weight) + j * c.weight_stride + d);
 #pragma unroll
     for (float& value : v) value *= factor;
     if (c.weight_sum != nullptr) add<kWide>(v, gamma, c.weight_sum + d);
@@ -173,6 +187,10 @@ void with_types(DType dtype, DType out, bool wide, const F& f) {
   with_type(dtype, with_output);
 }
 
+// Elements of 16 bytes in 16 bit. Products whose contiguous dimensions are multiples of it are
+// fast.
+constexpr std::int64_t kAligned = 8;
+
 class StripGemms {
  public:
   StripGemms(const GradientGemmsCall& c, std::int64_t most_rows)
@@ -192,6 +210,7 @@ class StripGemms {
                       is_wide(c_.weight_sum, c_.dim, DType::f32);
     for (std::int64_t first = 0; first < c_.tokens; first += rows_) {
       const std::int64_t count = std::min(rows_, c_.tokens - first);
+      Tail tail;  // of the last range: the others are whole tiles
       for (int r = 0; r < std::max(ranges_, 1); ++r) {
         Gemm g =
             gemm(block(r), first * block(r).stride, c_.weight, vocab_first(r) * c_.weight_stride);
@@ -199,11 +218,18 @@ class StripGemms {
         g.k = vocab_count(r);
         g.b_stride = c_.weight_stride;
         g.adds = r > 0;
+        if (g.k > kAligned) {
+          tail.count = static_cast<int>(g.k % kAligned);
+          g.k -= tail.count;
+          tail.block = at(block(r).data, g.k);
+          tail.stride = block(r).stride;
+          tail.weight = at(c_.weight, (vocab_first(r) + g.k) * c_.weight_stride);
+        }
         multiply(g);
       }
       with_types(c_.dtype, c_.d_hidden.dtype, wide, [&](auto type, auto out, auto at_once) {
         finish_hidden<decltype(type), decltype(out), decltype(at_once)::value>
-            <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(c_, sums_, first);
+            <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(c_, tail, sums_, first);
       });
       require_cuda(cudaGetLastError(), "strip of d_hidden");
     }
@@ -226,7 +252,9 @@ class StripGemms {
     for (std::int64_t first = 0; first < vocab_count(r); first += rows_) {
       const std::int64_t count = std::min(rows_, vocab_count(r) - first);
       Gemm g = gemm(block(r), first, c.factored_hidden, 0);
-      g.m = count;
+      // Rows beyond the block's last, of its padding, are not read afterwards.
+      g.m = ceil_div(count, kAligned) * kAligned;
+      if (g.m > rows_ || first + g.m > block(r).stride) g.m = count;
       g.k = c.tokens;
       g.a_transposed = true;
       g.b_stride = c.factored_stride;

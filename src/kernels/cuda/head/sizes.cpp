@@ -126,7 +126,7 @@ std::size_t sm80_workspace_bytes(const ForwardShape& shape) {
 }
 
 std::int64_t sm80_strip_rows(std::int64_t dim) {
-  constexpr std::int64_t kBytes = std::int64_t{32} << 20;
+  constexpr std::int64_t kBytes = std::int64_t{16} << 20;
   return std::max<std::int64_t>(1, kBytes / (dim * 4 * kTileColumns)) * kTileColumns;
 }
 
