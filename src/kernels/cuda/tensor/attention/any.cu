@@ -60,16 +60,18 @@ void launch(Kernel kernel, int blocks, int threads, int shared, int most_shared,
   require_cuda(cudaGetLastError(), what);
 }
 
-bool by_mma(const AttentionCall& call) { return call.dtype != DType::f32 && call.dim <= 128; }
+bool by_mma(const AttentionCall& call) { return call.dtype != DType::f32 && call.scale > 0; }
 
-// Calls f(T{}, dim) with the type of the call and 64 or 128 as a constant.
+// Calls f(T{}, dim) with the type of the call and 64, 128 or 256 as a constant.
 template <typename F>
 void with_mma_shape(const AttentionCall& call, F f) {
   const auto with_dim = [&](auto type) {
     if (call.dim <= 64) {
       f(type, std::integral_constant<int, 64>());
-    } else {
+    } else if (call.dim <= 128) {
       f(type, std::integral_constant<int, 128>());
+    } else {
+      f(type, std::integral_constant<int, 256>());
     }
   };
   if (call.dtype == DType::bf16) {
@@ -103,9 +105,9 @@ void attention_any_forward(const AttentionCall& call) {
   if (by_mma(call)) {
     with_mma_shape(call, [&]<typename T, typename Dim>(T, Dim) {
       launch(forward_mma<T, Dim::value>,
-             blocks_of(call.queries, kOwnedRows, call.batch, call.heads), kMmaThreads,
-             kForwardMmaShared<Dim::value>, kForwardMmaShared<Dim::value>, a, call.stream,
-             "attention forward");
+             blocks_of(call.queries, ForwardTiles<Dim::value>::kOwned, call.batch, call.heads),
+             kMmaThreads, kForwardMmaShared<Dim::value>, kForwardMmaShared<Dim::value>, a,
+             call.stream, "attention forward");
     });
     return;
   }
@@ -122,12 +124,13 @@ void attention_any_backward(const AttentionCall& call) {
   if (by_mma(call)) {
     with_mma_shape(call, [&]<typename T, typename Dim>(T, Dim) {
       launch(key_gradients_mma<T, Dim::value>,
-             blocks_of(call.keys, kOwnedRows, call.batch, call.kv_heads), kMmaThreads,
-             kBackwardMmaShared<Dim::value>, kBackwardMmaShared<Dim::value>, a, call.stream,
+             blocks_of(call.keys, KeyTiles<Dim::value>::kOwned, call.batch, call.kv_heads) *
+                 (Dim::value / kKeyColumns<Dim::value>),
+             kMmaThreads, kKeyMmaShared<Dim::value>, kKeyMmaShared<Dim::value>, a, call.stream,
              "attention d_k, d_v");
       launch(query_gradients_mma<T, Dim::value>,
-             blocks_of(call.queries, kOwnedRows, call.batch, call.heads), kMmaThreads,
-             kBackwardMmaShared<Dim::value>, kBackwardMmaShared<Dim::value>, a, call.stream,
+             blocks_of(call.queries, QueryTiles<Dim::value>::kOwned, call.batch, call.heads),
+             kMmaThreads, kQueryMmaShared<Dim::value>, kQueryMmaShared<Dim::value>, a, call.stream,
              "attention d_q");
     });
     return;

@@ -1,9 +1,11 @@
-// Attention of bf16 and f16 by mma.sync: compute capability 8.0 or later, dim <= kDim, 64 or 128.
+// Attention of bf16 and f16 by mma.sync: compute capability 8.0 or later, dim <= kDim: 64, 128 or
+// 256.
 //
-// A CTA of four warps owns 64 rows, 16 a warp: queries in the forward and for d_q, keys for d_k and
-// d_v. The other operand streams through shared memory in tiles. Scores stay in registers, where
-// the accumulators of one GEMM are the left operand of the next. The owner's sums follow the order
-// of the tiles.
+// A CTA of four warps owns rows: queries in the forward and for d_q, keys for d_k and d_v. A warp
+// has 16 of them, or twice 16 where registers allow it: what it then reads of the other operand
+// serves both. That operand streams through shared memory in tiles; while one is multiplied, the
+// next is copied. Scores stay in registers, where the accumulators of one GEMM are the left operand
+// of the next. The owner's sums follow the order of the tiles.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +17,8 @@
 
 namespace logitless::cuda {
 
-inline constexpr int kMmaThreads = 128;
-inline constexpr int kOwnedRows = 64;
+inline constexpr int kMmaWarps = 4;
+inline constexpr int kMmaThreads = 32 * kMmaWarps;
 inline constexpr float kAttentionLog2E = 1.4426950408889634f;
 inline constexpr float kAttentionLn2 = 0.6931471805599453f;
 
@@ -24,15 +26,45 @@ inline constexpr float kAttentionLn2 = 0.6931471805599453f;
 // column are in different banks.
 template <int kDim>
 inline constexpr int kMmaPitch = kDim + 8;
-// Rows of a streamed tile in the backward, limited by the registers of its scores.
+// Sixteens of rows that a warp owns, and rows of a streamed tile, limited by registers and by 99
+// KiB of shared memory.
+template <int kSixteens, int kPassingRows>
+struct MmaTiles {
+  static constexpr int kParts = kSixteens;
+  static constexpr int kTile = kPassingRows;
+  static constexpr int kWarpRows = 16 * kSixteens;
+  static constexpr int kOwned = kMmaWarps * kWarpRows;
+};
 template <int kDim>
-inline constexpr int kPassingRows = kDim <= 64 ? 64 : 32;
+using ForwardTiles = MmaTiles<kDim <= 128 ? 2 : 1, kDim <= 64 ? 64 : 32>;
+template <int kDim>
+using QueryTiles =  // of d_q
+    MmaTiles<kDim <= 64 ? 2 : 1, kDim <= 64    ? 64
+                                 : kDim <= 128 ? 32
+                                               : 16>;
+template <int kDim>
+using KeyTiles = MmaTiles<kDim <= 64 ? 2 : 1, kDim <= 128 ? 32 : 16>;  // of d_k and d_v
+// Columns of d_k and d_v of a CTA. Where there are more, each CTA computes the scores again.
+template <int kDim>
+inline constexpr int kKeyColumns = kDim <= 128 ? kDim : 128;
+// References and deltas of a tile's queries are in shared memory, where there is some left.
+template <int kDim>
+inline constexpr bool kShareNumbers = kDim <= 128;
 
+// Bytes of shared memory: two stages of two streamed tiles beside `operands` owned ones, and
+// `numbers` floats for each streamed row.
+template <typename Tiles, int kDim>
+constexpr int mma_shared(int operands, int numbers) {
+  return (operands * Tiles::kOwned + 4 * Tiles::kTile) * kMmaPitch<kDim> * 2 +
+         2 * numbers * Tiles::kTile * 4;
+}
 template <int kDim>
-inline constexpr int kForwardMmaShared = 3 * 64 * kMmaPitch<kDim> * 2;
+inline constexpr int kForwardMmaShared = mma_shared<ForwardTiles<kDim>, kDim>(1, 0);
 template <int kDim>
-inline constexpr int kBackwardMmaShared =
-    (2 * kOwnedRows + 4 * kPassingRows<kDim>)*kMmaPitch<kDim> * 2 + 4 * kPassingRows<kDim> * 4;
+inline constexpr int kQueryMmaShared = mma_shared<QueryTiles<kDim>, kDim>(2, 0);
+template <int kDim>
+inline constexpr int kKeyMmaShared = mma_shared<KeyTiles<kDim>, kDim>(2,
+                                                                      kShareNumbers<kDim> ? 2 : 0);
 
 // Loads rows [first, first + kRows) of a head into shared memory; 0 past its last row and column.
 template <int kRows, int kDim, typename T>
@@ -57,43 +89,58 @@ __device__ __forceinline__ void load_rows(T* to, const T* head, const AttentionR
   }
 }
 
-// z [16][8 kBlocks] += a . b^T; a: the warp's 16 rows.
-template <int kBlocks, int kDim, typename T>
-__device__ __forceinline__ void multiply_rows(float (&z)[kBlocks][4], const T* a, const T* b) {
+// z [parts][16][8 kBlocks] += a . b^T; a: the warp's rows.
+template <int kDim, int kParts, int kBlocks, typename T>
+__device__ __forceinline__ void multiply_rows(float (&z)[kParts][kBlocks][4], const T* a,
+                                              const T* b) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
-    std::uint32_t left[4];
-    load_matrices<false>(left, a + lane % 16 * kMmaPitch<kDim> + step * 16 + lane / 16 * 8);
+    std::uint32_t left[kParts][4];
+#pragma unroll
+    for (int m = 0; m < kParts; ++m)
+      load_matrices<false>(left[m],
+                           a + (m * 16 + lane % 16) * kMmaPitch<kDim> + step * 16 + lane / 16 * 8);
 #pragma unroll
     for (int n = 0; n < kBlocks; n += 2) {
       std::uint32_t right[4];
       load_matrices<false>(right, b + (n * 8 + lane / 16 * 8 + lane % 8) * kMmaPitch<kDim> +
                                       step * 16 + lane / 8 % 2 * 8);
-      mma<T>(z[n], left, right[0], right[1]);
-      mma<T>(z[n + 1], left, right[2], right[3]);
+#pragma unroll
+      for (int m = 0; m < kParts; ++m) {
+        mma<T>(z[m][n], left[m], right[0], right[1]);
+        mma<T>(z[m][n + 1], left[m], right[2], right[3]);
+      }
     }
   }
 }
 
-// sum [16][kDim] += z [16][8 kBlocks] . b [8 kBlocks][kDim], z rounded.
-template <int kBlocks, int kDim, typename T>
-__device__ __forceinline__ void multiply_scores(float (&sum)[kDim / 8][4],
-                                                const float (&z)[kBlocks][4], const T* b) {
+// sum [parts][16][8 kColumns] += z [parts][16][8 kBlocks] . b [8 kBlocks][8 kColumns], z rounded.
+template <int kDim, int kParts, int kBlocks, int kColumns, typename T>
+__device__ __forceinline__ void multiply_scores(float (&sum)[kParts][kColumns][4],
+                                                const float (&z)[kParts][kBlocks][4], const T* b) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int step = 0; step < kBlocks / 2; ++step) {
-    const std::uint32_t left[4] = {pair_of<T>(z[2 * step][0], z[2 * step][1]),
-                                   pair_of<T>(z[2 * step][2], z[2 * step][3]),
-                                   pair_of<T>(z[2 * step + 1][0], z[2 * step + 1][1]),
-                                   pair_of<T>(z[2 * step + 1][2], z[2 * step + 1][3])};
+    std::uint32_t left[kParts][4];
 #pragma unroll
-    for (int n = 0; n < kDim / 8; n += 2) {
+    for (int m = 0; m < kParts; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&pair)[4] = z[m][2 * step + i / 2];
+        left[m][i] = pair_of<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns; n += 2) {
       std::uint32_t right[4];
       load_matrices<true>(right,
                           b + (step * 16 + lane % 16) * kMmaPitch<kDim> + n * 8 + lane / 16 * 8);
-      mma<T>(sum[n], left, right[0], right[1]);
-      mma<T>(sum[n + 1], left, right[2], right[3]);
+#pragma unroll
+      for (int m = 0; m < kParts; ++m) {
+        mma<T>(sum[m][n], left[m], right[0], right[1]);
+        mma<T>(sum[m][n + 1], left[m], right[2], right[3]);
+      }
     }
   }
 }
@@ -122,30 +169,50 @@ __device__ __forceinline__ void store_rows(const float (&sum)[kDim / 8][4],
   }
 }
 
-// Online softmax of a thread's two rows, in log2 units.
+// Rows and columns of a thread's scores [parts][blocks][4], relative to its first row of the part
+// and to the tile.
+__device__ __forceinline__ int score_row(int j) { return j / 2 * 8; }
+__device__ __forceinline__ int score_column(int n, int j) {
+  return n * 8 + static_cast<int>(threadIdx.x % 4) * 2 + j % 2;
+}
+// f(score, part, block, j) for each of them.
+template <int kParts, int kBlocks, typename F>
+__device__ __forceinline__ void each_score(float (&z)[kParts][kBlocks][4], const F& f) {
+#pragma unroll
+  for (int m = 0; m < kParts; ++m) {
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) f(z[m][n][j], m, n, j);
+    }
+  }
+}
+
+// Online softmax of a thread's two rows: probabilities relative to 2^(factor * top).
 struct RunningSoftmax {
   float top[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0.0f, 0.0f};  // sums of the thread's columns
 
-  // Replaces scaled scores z, -inf where masked, by exponentials; alpha: factor that rescales the
-  // sums so far.
+  // Replaces scores z, -inf where masked, by 2^(factor * (z - top)); alpha: what rescales the sums
+  // so far. factor > 0.
   template <int kBlocks>
-  __device__ __forceinline__ void add(float (&z)[kBlocks][4], float (&alpha)[2]) {
+  __device__ __forceinline__ void add(float (&z)[kBlocks][4], float factor, float (&alpha)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float now = top[h];
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) now = fmaxf(now, fmaxf(z[n][2 * h], z[n][2 * h + 1]));
       now = quad_max(now);
-      const float base = now == -INFINITY ? 0.0f : now;
-      alpha[h] = exp2_fast(top[h] - base);
+      const float base = now == -INFINITY ? 0.0f : now * factor;
+      alpha[h] = exp2_fast(fmaf(top[h], factor, -base));
       float part = 0.0f;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
-        for (int j = 2 * h; j < 2 * h + 2; ++j) part += z[n][j] = exp2_fast(z[n][j] - base);
+        for (int j = 2 * h; j < 2 * h + 2; ++j)
+          part += z[n][j] = exp2_fast(fmaf(z[n][j], factor, -base));
       }
-      sum[h] = sum[h] * alpha[h] + part;
+      sum[h] = fmaf(sum[h], alpha[h], part);
       top[h] = now;
     }
   }
@@ -154,67 +221,74 @@ struct RunningSoftmax {
 // CTA order: the last block of queries, which sees most keys, of all heads first.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kMmaThreads) forward_mma(const AttentionArguments a) {
-  constexpr int kTile = 64;
+  using Tiles = ForwardTiles<kDim>;
+  constexpr int kTile = Tiles::kTile, kParts = Tiles::kParts;
+  constexpr int kTileSize = kTile * kMmaPitch<kDim>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const q = reinterpret_cast<T*>(shared);
-  T* const k = q + kOwnedRows * kMmaPitch<kDim>;
-  T* const v = k + kTile * kMmaPitch<kDim>;
+  T* const tiles = q + Tiles::kOwned * kMmaPitch<kDim>;  // [2 stages][k, v]
   const int all_heads = a.batch * a.heads;
   const int head = static_cast<int>(blockIdx.x) % all_heads;
   const int b = head / a.heads, h = head % a.heads, kv = h / (a.heads / a.kv_heads);
-  const int blocks = (a.queries + kOwnedRows - 1) / kOwnedRows;
-  const int first = (blocks - 1 - static_cast<int>(blockIdx.x) / all_heads) * kOwnedRows;
-  const int keys = a.keys_before(min(first + kOwnedRows, a.queries));
-  const T* const k_head = a.k.head<const T>(b, kv);
-  const T* const v_head = a.v.head<const T>(b, kv);
+  const int blocks = (a.queries + Tiles::kOwned - 1) / Tiles::kOwned;
+  const int first = (blocks - 1 - static_cast<int>(blockIdx.x) / all_heads) * Tiles::kOwned;
+  const int keys = a.keys_before(min(first + Tiles::kOwned, a.queries));
 
-  load_rows<kOwnedRows, kDim>(q, a.q.head<const T>(b, h), a.q, first, a.queries, a.dim);
-  if (keys > 0) load_rows<kTile, kDim>(k, k_head, a.k, 0, a.keys, a.dim);
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
+  const auto load = [&](int s) {
+    T* const stage = tiles + s / kTile % 2 * 2 * kTileSize;
+    load_rows<kTile, kDim>(stage, a.k.head<const T>(b, kv), a.k, s, a.keys, a.dim);
+    load_rows<kTile, kDim>(stage + kTileSize, a.v.head<const T>(b, kv), a.v, s, a.keys, a.dim);
+  };
+  load_rows<Tiles::kOwned, kDim>(q, a.q.head<const T>(b, h), a.q, first, a.queries, a.dim);
+  if (keys > 0) load(0);
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tiles::kWarpRows;
   const int row = first + warp_row + static_cast<int>(threadIdx.x % 32) / 4;
   const float log2_scale = a.scale * kAttentionLog2E;
-  float sum[kDim / 8][4] = {};
-  RunningSoftmax softmax;
+  float sum[kParts][kDim / 8][4] = {};
+  RunningSoftmax softmax[kParts];
   for (int s = 0; s < keys; s += kTile) {
     copies_wait();
     __syncthreads();
-    load_rows<kTile, kDim>(v, v_head, a.v, s, a.keys, a.dim);
-    float z[kTile / 8][4] = {};
-    multiply_rows<kTile / 8, kDim>(z, q + warp_row * kMmaPitch<kDim>, k);
-    copies_wait();
-    __syncthreads();
-    if (s + kTile < keys) load_rows<kTile, kDim>(k, k_head, a.k, s + kTile, a.keys, a.dim);
-    const bool all_seen = a.sees(first, s + kTile - 1);
+    if (s + kTile < keys) load(s + kTile);
+    const T* const k = tiles + s / kTile % 2 * 2 * kTileSize;
+    float z[kParts][kTile / 8][4] = {};
+    multiply_rows<kDim>(z, q + warp_row * kMmaPitch<kDim>, k);
+    if (!a.sees(first, s + kTile - 1)) {
+      each_score(z, [&](float& score, int m, int n, int j) {
+        if (!a.sees(row + m * 16 + score_row(j), s + score_column(n, j))) score = -INFINITY;
+      });
+    }
 #pragma unroll
-    for (int n = 0; n < kTile / 8; ++n) {
+    for (int m = 0; m < kParts; ++m) {
+      float alpha[2];
+      softmax[m].add(z[m], log2_scale, alpha);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int key = s + n * 8 + static_cast<int>(threadIdx.x % 4) * 2 + j % 2;
-        z[n][j] = all_seen || a.sees(row + j / 2 * 8, key) ? z[n][j] * log2_scale : -INFINITY;
+      for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[m][n][j] *= alpha[j / 2];
       }
     }
-    float alpha[2];
-    softmax.add(z, alpha);
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sum[n][j] *= alpha[j / 2];
-    }
-    multiply_scores<kTile / 8, kDim>(sum, z, v);
+    multiply_scores<kDim>(sum, z, k + kTileSize);
   }
+  copies_wait();
 
-  float inverse[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float total = quad_sum(softmax.sum[i]);
-    inverse[i] = total == 0.0f ? 0.0f : 1.0f / total;
-    const int r = row + 8 * i;
-    if (threadIdx.x % 4 == 0 && r < a.queries) {
-      a.lse[static_cast<std::int64_t>(head) * a.queries + r] =
-          total == 0.0f ? -INFINITY : (softmax.top[i] + log2f(total)) * kAttentionLn2;
+  for (int m = 0; m < kParts; ++m) {
+    float inverse[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float total = quad_sum(softmax[m].sum[i]);
+      inverse[i] = total == 0.0f ? 0.0f : 1.0f / total;
+      const int r = row + m * 16 + 8 * i;
+      if (threadIdx.x % 4 == 0 && r < a.queries) {
+        a.lse[static_cast<std::int64_t>(head) * a.queries + r] =
+            total == 0.0f ? -INFINITY
+                          : fmaf(softmax[m].top[i], log2_scale, log2f(total)) * kAttentionLn2;
+      }
     }
+    store_rows<kDim>(sum[m], inverse, a.out.head<T>(b, h), a.out, first + warp_row + m * 16,
+                     a.queries, a.dim);
   }
-  store_rows<kDim>(sum, inverse, a.out.head<T>(b, h), a.out, first + warp_row, a.queries, a.dim);
 }
 
 // Log2 reference of a query's probabilities: +inf, which gives probabilities of 0, for a row that
@@ -230,20 +304,23 @@ __device__ __forceinline__ float delta_of(const AttentionArguments& a, std::int6
   return query < a.queries ? a.delta[head * a.queries + query] : 0.0f;
 }
 
-// d_k and d_v of 64 keys of a kv head: over the heads of its group and the queries that see them.
+// d_k and d_v of keys of a kv head: over the heads of its group and the queries that see them.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kMmaThreads) key_gradients_mma(const AttentionArguments a) {
-  constexpr int kTile = kPassingRows<kDim>;
+  using Tiles = KeyTiles<kDim>;
+  constexpr int kTile = Tiles::kTile, kParts = Tiles::kParts;
   constexpr int kTileSize = kTile * kMmaPitch<kDim>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const k = reinterpret_cast<T*>(shared);
-  T* const v = k + kOwnedRows * kMmaPitch<kDim>;
-  T* const tiles = v + kOwnedRows * kMmaPitch<kDim>;                      // [2 stages][q, d_out]
+  T* const v = k + Tiles::kOwned * kMmaPitch<kDim>;
+  T* const tiles = v + Tiles::kOwned * kMmaPitch<kDim>;                   // [2 stages][q, d_out]
   auto* const numbers = reinterpret_cast<float*>(tiles + 4 * kTileSize);  // [2][reference, delta]
+  constexpr int kColumns = kKeyColumns<kDim>;
+  const int first_column = static_cast<int>(blockIdx.x) % (kDim / kColumns) * kColumns;
+  const int block = static_cast<int>(blockIdx.x) / (kDim / kColumns);
   const int all_heads = a.batch * a.kv_heads;
-  const int b = static_cast<int>(blockIdx.x) % all_heads / a.kv_heads;
-  const int kv = static_cast<int>(blockIdx.x) % a.kv_heads;
-  const int first = static_cast<int>(blockIdx.x) / all_heads * kOwnedRows;
+  const int b = block % all_heads / a.kv_heads, kv = block % a.kv_heads;
+  const int first = block / all_heads * Tiles::kOwned;
   const int group = a.heads / a.kv_heads;
   const int first_tile = a.first_query(first) / kTile;
   const int tiles_of_head = max(0, (a.queries + kTile - 1) / kTile - first_tile);
@@ -259,118 +336,131 @@ __global__ void __launch_bounds__(kMmaThreads) key_gradients_mma(const Attention
     const std::int64_t head = static_cast<std::int64_t>(b) * a.heads + h;
     float* const n = numbers + i % 2 * 2 * kTile;
     const int at = static_cast<int>(threadIdx.x);
-    if (at < kTile) {
+    if (kShareNumbers<kDim> && at < kTile) {
       n[at] = reference_of(a, head, query + at);
       n[kTile + at] = delta_of(a, head, query + at);
     }
   };
-  load_rows<kOwnedRows, kDim>(k, a.k.head<const T>(b, kv), a.k, first, a.keys, a.dim);
-  load_rows<kOwnedRows, kDim>(v, a.v.head<const T>(b, kv), a.v, first, a.keys, a.dim);
+  load_rows<Tiles::kOwned, kDim>(k, a.k.head<const T>(b, kv), a.k, first, a.keys, a.dim);
+  load_rows<Tiles::kOwned, kDim>(v, a.v.head<const T>(b, kv), a.v, first, a.keys, a.dim);
   if (count > 0) load(0);
 
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tiles::kWarpRows;
   const int row = first + warp_row + static_cast<int>(threadIdx.x % 32) / 4;
   const float log2_scale = a.scale * kAttentionLog2E;
-  float d_k[kDim / 8][4] = {}, d_v[kDim / 8][4] = {};
+  float d_k[kParts][kColumns / 8][4] = {}, d_v[kParts][kColumns / 8][4] = {};
   for (int i = 0; i < count; ++i) {
     copies_wait();
     __syncthreads();
     if (i + 1 < count) load(i + 1);
     const T* const q = tiles + i % 2 * 2 * kTileSize;
     const T* const d_out = q + kTileSize;
-    const float* const reference = numbers + i % 2 * 2 * kTile;
-    const float* const delta = reference + kTile;
+    const float* const shared_numbers = numbers + i % 2 * 2 * kTile;
     const int query = (first_tile + i % tiles_of_head) * kTile;
-    const bool all_seen = a.sees(query, min(first + kOwnedRows, a.keys) - 1);
-
-    float p[kTile / 8][4] = {};
-    multiply_rows<kTile / 8, kDim>(p, k + warp_row * kMmaPitch<kDim>, q);
-#pragma unroll
-    for (int n = 0; n < kTile / 8; ++n) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = n * 8 + static_cast<int>(threadIdx.x % 4) * 2 + j % 2;
-        p[n][j] = all_seen || a.sees(query + column, row + j / 2 * 8)
-                      ? exp2_fast(fmaf(p[n][j], log2_scale, -reference[column]))
-                      : 0.0f;
-      }
+    const std::int64_t head =
+        static_cast<std::int64_t>(b) * a.heads + kv * group + i / tiles_of_head;
+    const auto reference = [&](int column) {
+      return kShareNumbers<kDim> ? shared_numbers[column] : reference_of(a, head, query + column);
+    };
+    const auto delta = [&](int column) {
+      return kShareNumbers<kDim> ? shared_numbers[kTile + column]
+                                 : delta_of(a, head, query + column);
+    };
+    float p[kParts][kTile / 8][4] = {};
+    multiply_rows<kDim>(p, k + warp_row * kMmaPitch<kDim>, q);
+    if (!a.sees(query, min(first + Tiles::kOwned, a.keys) - 1)) {
+      each_score(p, [&](float& score, int m, int n, int j) {
+        if (!a.sees(query + score_column(n, j), row + m * 16 + score_row(j))) score = -INFINITY;
+      });
     }
-    multiply_scores<kTile / 8, kDim>(d_v, p, d_out);
-    float d[kTile / 8][4] = {};
-    multiply_rows<kTile / 8, kDim>(d, v + warp_row * kMmaPitch<kDim>, d_out);
-#pragma unroll
-    for (int n = 0; n < kTile / 8; ++n) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = n * 8 + static_cast<int>(threadIdx.x % 4) * 2 + j % 2;
-        d[n][j] = p[n][j] * (d[n][j] - delta[column]);
-      }
-    }
-    multiply_scores<kTile / 8, kDim>(d_k, d, q);
+    each_score(p, [&](float& score, int, int n, int j) {
+      score = exp2_fast(fmaf(score, log2_scale, -reference(score_column(n, j))));
+    });
+    multiply_scores<kDim>(d_v, p, d_out + first_column);
+    float d[kParts][kTile / 8][4] = {};
+    multiply_rows<kDim>(d, v + warp_row * kMmaPitch<kDim>, d_out);
+    each_score(d, [&](float& score, int m, int n, int j) {
+      score = p[m][n][j] * (score - delta(score_column(n, j)));
+    });
+    multiply_scores<kDim>(d_k, d, q + first_column);
   }
   copies_wait();
   const float scales[2] = {a.scale, a.scale}, ones[2] = {1.0f, 1.0f};
-  store_rows<kDim>(d_k, scales, a.d_k.head<T>(b, kv), a.d_k, first + warp_row, a.keys, a.dim);
-  store_rows<kDim>(d_v, ones, a.d_v.head<T>(b, kv), a.d_v, first + warp_row, a.keys, a.dim);
+#pragma unroll
+  for (int m = 0; m < kParts; ++m) {
+    const int from = first + warp_row + m * 16;
+    store_rows<kColumns>(d_k[m], scales, a.d_k.head<T>(b, kv) + first_column, a.d_k, from, a.keys,
+                         a.dim - first_column);
+    store_rows<kColumns>(d_v[m], ones, a.d_v.head<T>(b, kv) + first_column, a.d_v, from, a.keys,
+                         a.dim - first_column);
+  }
 }
 
-// d_q of 64 queries of a head, over the keys that they see.
+// d_q of queries of a head, over the keys that they see.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kMmaThreads) query_gradients_mma(const AttentionArguments a) {
-  constexpr int kTile = kPassingRows<kDim>;
+  using Tiles = QueryTiles<kDim>;
+  constexpr int kTile = Tiles::kTile, kParts = Tiles::kParts;
   constexpr int kTileSize = kTile * kMmaPitch<kDim>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const q = reinterpret_cast<T*>(shared);
-  T* const d_out = q + kOwnedRows * kMmaPitch<kDim>;
-  T* const tiles = d_out + kOwnedRows * kMmaPitch<kDim>;  // [2 stages][k, v]
+  T* const d_out = q + Tiles::kOwned * kMmaPitch<kDim>;
+  T* const tiles = d_out + Tiles::kOwned * kMmaPitch<kDim>;  // [2 stages][k, v]
   const int all_heads = a.batch * a.heads;
   const int head = static_cast<int>(blockIdx.x) % all_heads;
   const int b = head / a.heads, h = head % a.heads, kv = h / (a.heads / a.kv_heads);
-  const int blocks = (a.queries + kOwnedRows - 1) / kOwnedRows;
-  const int first = (blocks - 1 - static_cast<int>(blockIdx.x) / all_heads) * kOwnedRows;
-  const int keys = a.keys_before(min(first + kOwnedRows, a.queries));
+  const int blocks = (a.queries + Tiles::kOwned - 1) / Tiles::kOwned;
+  const int first = (blocks - 1 - static_cast<int>(blockIdx.x) / all_heads) * Tiles::kOwned;
+  const int keys = a.keys_before(min(first + Tiles::kOwned, a.queries));
 
   const auto load = [&](int s) {
     T* const stage = tiles + s / kTile % 2 * 2 * kTileSize;
     load_rows<kTile, kDim>(stage, a.k.head<const T>(b, kv), a.k, s, a.keys, a.dim);
     load_rows<kTile, kDim>(stage + kTileSize, a.v.head<const T>(b, kv), a.v, s, a.keys, a.dim);
   };
-  load_rows<kOwnedRows, kDim>(q, a.q.head<const T>(b, h), a.q, first, a.queries, a.dim);
-  load_rows<kOwnedRows, kDim>(d_out, a.d_out.head<const T>(b, h), a.d_out, first, a.queries, a.dim);
+  load_rows<Tiles::kOwned, kDim>(q, a.q.head<const T>(b, h), a.q, first, a.queries, a.dim);
+  load_rows<Tiles::kOwned, kDim>(d_out, a.d_out.head<const T>(b, h), a.d_out, first, a.queries,
+                                 a.dim);
   if (keys > 0) load(0);
 
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tiles::kWarpRows;
   const int row = first + warp_row + static_cast<int>(threadIdx.x % 32) / 4;
-  const float reference[2] = {reference_of(a, head, row), reference_of(a, head, row + 8)};
-  const float delta[2] = {delta_of(a, head, row), delta_of(a, head, row + 8)};
+  float reference[kParts][2], delta[kParts][2];
+#pragma unroll
+  for (int m = 0; m < kParts; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      reference[m][i] = reference_of(a, head, row + m * 16 + 8 * i);
+      delta[m][i] = delta_of(a, head, row + m * 16 + 8 * i);
+    }
+  }
   const float log2_scale = a.scale * kAttentionLog2E;
-  float d_q[kDim / 8][4] = {};
+  float d_q[kParts][kDim / 8][4] = {};
   for (int s = 0; s < keys; s += kTile) {
     copies_wait();
     __syncthreads();
     if (s + kTile < keys) load(s + kTile);
     const T* const k = tiles + s / kTile % 2 * 2 * kTileSize;
-    const T* const v = k + kTileSize;
-    const bool all_seen = a.sees(first, s + kTile - 1);
-    float p[kTile / 8][4] = {}, d[kTile / 8][4] = {};
-    multiply_rows<kTile / 8, kDim>(p, q + warp_row * kMmaPitch<kDim>, k);
-    multiply_rows<kTile / 8, kDim>(d, d_out + warp_row * kMmaPitch<kDim>, v);
-#pragma unroll
-    for (int n = 0; n < kTile / 8; ++n) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int key = s + n * 8 + static_cast<int>(threadIdx.x % 4) * 2 + j % 2;
-        const float e = all_seen || a.sees(row + j / 2 * 8, key)
-                            ? exp2_fast(fmaf(p[n][j], log2_scale, -reference[j / 2]))
-                            : 0.0f;
-        d[n][j] = e * (d[n][j] - delta[j / 2]);
-      }
+    float p[kParts][kTile / 8][4] = {}, d[kParts][kTile / 8][4] = {};
+    multiply_rows<kDim>(p, q + warp_row * kMmaPitch<kDim>, k);
+    multiply_rows<kDim>(d, d_out + warp_row * kMmaPitch<kDim>, k + kTileSize);
+    if (!a.sees(first, s + kTile - 1)) {
+      each_score(p, [&](float& score, int m, int n, int j) {
+        if (!a.sees(row + m * 16 + score_row(j), s + score_column(n, j))) score = -INFINITY;
+      });
     }
-    multiply_scores<kTile / 8, kDim>(d_q, d, k);
+    each_score(d, [&](float& score, int m, int n, int j) {
+      score =
+          exp2_fast(fmaf(p[m][n][j], log2_scale, -reference[m][j / 2])) * (score - delta[m][j / 2]);
+    });
+    multiply_scores<kDim>(d_q, d, k);
   }
   copies_wait();
   const float scales[2] = {a.scale, a.scale};
-  store_rows<kDim>(d_q, scales, a.d_q.head<T>(b, h), a.d_q, first + warp_row, a.queries, a.dim);
+#pragma unroll
+  for (int m = 0; m < kParts; ++m)
+    store_rows<kDim>(d_q[m], scales, a.d_q.head<T>(b, h), a.d_q, first + warp_row + m * 16,
+                     a.queries, a.dim);
 }
 
 }  // namespace logitless::cuda
