@@ -95,6 +95,17 @@ TEST(GpuOrder, FindsTheFirstOfLongRows) {
   }
 }
 
+// Sorts by digits, in ranges of 8 and of 32 warps, and with lists too long for shared memory.
+TEST(GpuOrder, SortsLongRows) {
+  for (const int size : {1025, 4096, 8193, 20000, 70001}) {
+    for (const bool descending : {false, true})
+      check(concat("[2, ", size, "]"), sorted(1, size, descending), "v: %v, i: %i");
+  }
+  check("[3, 20000]", sorted(1, 5000, true), "v: %v, i: %i");
+  check("[1500, 3]", sorted(0, 1500, true), "v: %v, i: %i");
+  check("[2, 66000, 2]", sorted(1, 66000, false), "v: %v, i: %i");
+}
+
 TEST(GpuOrder, SortsAlongAnyAxis) {
   check("[5, 300, 6]", sorted(1, 300, true), "v: %v, i: %i");
   check("[40, 3, 2]", sorted(0, 11, false), "v: %v, i: %i");

@@ -4,6 +4,7 @@
 
 #include "compiler/analysis/chunk_clone.h"
 #include "compiler/analysis/cut.h"
+#include "compiler/analysis/distinct.h"
 #include "compiler/analysis/linearity.h"
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
@@ -318,23 +319,32 @@ Value put_clone(ChunkClone& c) {
   }
   return c.add();
 }
+std::optional<std::int64_t> indices_of_put(const Graph& graph, const Node& n) {
+  return distinct_along(graph, n.operands[0], n.attributes->axis);
+}
 bool put_place(Lowering& l, Value v, const Destination& to) {
   const bool adds = to.kind == Destination::Kind::write || to.kind == Destination::Kind::sum;
-  return adds && size_of(to.view.dtype) >= 4 && l.write_there(v, to);
+  const bool any = indices_of_put(l.graph(), l.graph().node(v)).has_value();
+  return adds && (any || size_of(to.view.dtype) >= 4) && l.write_there(v, to);
 }
 void put_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   const Value v{id, 0};
+  const std::optional<std::int64_t> indices = indices_of_put(l.graph(), n);
   Put put;
   put.index = l.memory_of(n.operands[0]);
   put.updates = l.memory_of(n.operands[1]);
   put.axis = n.attributes->axis;
+  put.distinct = indices.has_value();
   const Type type = n.results[0];
-  const bool narrow = size_of(type.dtype) == 2;
-  // Sums of floats are fp32 at least, whatever the result's dtype.
+  // Sums of floats are fp32 at least, whatever the result's dtype; one update needs no sum.
+  const bool narrow = size_of(type.dtype) == 2 && !put.distinct;
   put.out =
       narrow ? l.new_view({DType::f32, type.shape}, l.name_of_node(id) + " sums") : l.result_of(v);
-  if (!l.accumulates(v) || narrow) l.fill(put.out, 0.0);
+  const auto axis = static_cast<std::size_t>(put.axis);
+  const std::int64_t size = put.out.shape[axis];
+  put.whole = indices == size && put.updates.shape[axis] == size && !l.accumulates(v);
+  if ((!l.accumulates(v) || narrow) && !put.whole) l.fill(put.out, 0.0);
   const View sums = put.out;
   l.push(id, std::move(put));
   if (narrow) {

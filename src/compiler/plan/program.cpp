@@ -35,7 +35,10 @@ struct Reads : Named {
   void operator()(const Take& t) const { add(t.table, t.index); }
   void operator()(const ScatterAdd& s) const { add(s.index, s.updates, s.out); }
   void operator()(const Pick& p) const { add(p.x, p.index); }
-  void operator()(const Put& p) const { add(p.index, p.updates, p.out); }
+  void operator()(const Put& p) const {
+    add(p.index, p.updates);
+    if (!p.whole) add(p.out);
+  }
   void operator()(const ArgMax& a) const { add(a.x); }
   void operator()(const Scan& s) const { add(s.x); }
   void operator()(const Sort& s) const { add(s.x); }
@@ -150,7 +153,9 @@ struct Moved {
   double operator()(const Take& t) const { return sum_of(t.index) + 2.0 * sum_of(t.out); }
   double operator()(const ScatterAdd& s) const { return sum_of(s.index) + 3.0 * sum_of(s.updates); }
   double operator()(const Pick& p) const { return sum_of(p.index) + 2.0 * sum_of(p.out); }
-  double operator()(const Put& p) const { return sum_of(p.index) + 3.0 * sum_of(p.updates); }
+  double operator()(const Put& p) const {
+    return p.whole ? sum_of(p.index, p.updates, p.out) : sum_of(p.index) + 3.0 * sum_of(p.updates);
+  }
   double operator()(const ArgMax& a) const { return sum_of(a.x, a.out); }
   double operator()(const Scan& s) const { return sum_of(s.x, s.out); }
   double operator()(const Sort& s) const { return sum_of(s.x, s.values, s.index); }

@@ -136,8 +136,11 @@ struct Pick {
   int axis = 0;
 };
 struct Put {
-  View index, updates, out;  // out is f32, f64, i32 or i64, and is added to
+  View index, updates, out;  // out is f32, f64, i32 or i64 unless indices are distinct
   int axis = 0;
+  // distinct: no two indices of a row are equal (analysis/distinct.h). whole: they are also all
+  // indices of out, whose elements are written; otherwise out is added to.
+  bool distinct = false, whole = false;
 };
 struct ArgMax {
   View x, out;  // dims of out, then the searched dimension

@@ -68,6 +68,8 @@ struct PickCall {
 void pick_elements(const PickCall& call);
 
 // out[p, index[p, k]] += updates[p, k] for k in order; indices outside [0, size) add nothing.
+// distinct: no two indices of a row are equal. whole: they are distinct and all of [0, size), and
+// their updates become the elements.
 struct PutCall {
   StridedSpace space;  // of updates, of size 1 along the axis
   const void* index = nullptr;
@@ -78,7 +80,8 @@ struct PutCall {
   std::int64_t count = 0, size = 0;  // along the axis: of updates, of out
   DType index_dtype = DType::i64;
   DType dtype = DType::f32;      // of updates: any but i8
-  DType out_dtype = DType::f32;  // f32 | f64 | i32 | i64
+  DType out_dtype = DType::f32;  // f32 | f64 | i32 | i64; distinct: any but i8
+  bool distinct = false, whole = false;
   Stream stream = nullptr;
 };
 void put_elements(const PutCall& call);

@@ -191,8 +191,8 @@ void run_pick(const Pick& p, const Frame& frame, int threads) {
   });
 }
 
-// Each row is processed by one task, with its updates in order.
-template <typename T>
+// Each row is processed by one task, with its updates in order. Sum: of elements of Element.
+template <typename Element, typename Sum = Element>
 void put(const Put& p, const Frame& frame, int threads) {
   const auto axis = static_cast<std::size_t>(p.axis);
   const std::vector<std::int64_t>& shape = p.updates.shape;
@@ -200,7 +200,7 @@ void put(const Put& p, const Frame& frame, int threads) {
   const std::int64_t rows = count > 0 ? elements_of(p.updates) / count : 0;
   const std::byte* index = frame.address(p.index);
   const std::byte* updates = frame.address(p.updates);
-  T* out = reinterpret_cast<T*>(frame.address(p.out));
+  Element* out = reinterpret_cast<Element*>(frame.address(p.out));
   const std::int64_t per_task = std::max<std::int64_t>(1024 / std::max<std::int64_t>(count, 1), 1);
   parallel_for(threads, (rows + per_task - 1) / per_task, [&](std::int64_t task, int) {
     for (std::int64_t i = task * per_task; i < std::min(rows, (task + 1) * per_task); ++i) {
@@ -217,12 +217,19 @@ void put(const Put& p, const Frame& frame, int threads) {
         const std::int64_t to =
             load_index(index, p.index.dtype, at_index + k * p.index.strides[axis]);
         if (to < 0 || to >= size) continue;
-        const std::int64_t from = at_update + k * p.updates.strides[axis];
-        T& sum = out[at_out + to * p.out.strides[axis]];
-        if constexpr (std::is_integral_v<T>) {
-          sum = static_cast<T>(sum + load_index(updates, p.updates.dtype, from));
+        const std::int64_t from = at_update + k * p.updates.strides[axis],
+                           there = at_out + to * p.out.strides[axis];
+        if constexpr (std::is_integral_v<Sum>) {
+          const Element old = p.whole ? Element{0} : out[there];
+          out[there] = static_cast<Element>(old + load_index(updates, p.updates.dtype, from));
+        } else if constexpr (std::is_same_v<Element, Sum>) {
+          const Element old = p.whole ? Element{0} : out[there];
+          out[there] = old + static_cast<Element>(load_element(updates, p.updates.dtype, from));
         } else {
-          sum += static_cast<T>(load_element(updates, p.updates.dtype, from));
+          auto* const data = reinterpret_cast<std::byte*>(out);
+          const double old = p.whole ? 0.0 : load_element(data, p.out.dtype, there);
+          store_element(data, p.out.dtype, there,
+                        old + load_element(updates, p.updates.dtype, from));
         }
       }
     }
@@ -233,6 +240,7 @@ void run_put(const Put& p, const Frame& frame, int threads) {
   if (p.out.dtype == DType::f64) return put<double>(p, frame, threads);
   if (p.out.dtype == DType::i32) return put<std::int32_t>(p, frame, threads);
   if (p.out.dtype == DType::i64) return put<std::int64_t>(p, frame, threads);
+  if (size_of(p.out.dtype) == 2) return put<std::uint16_t, double>(p, frame, threads);
   check(p.out.dtype == DType::f32, "put into ", name_of(p.out.dtype));
   put<float>(p, frame, threads);
 }

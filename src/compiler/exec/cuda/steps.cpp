@@ -206,6 +206,8 @@ struct Steps::Enqueue {
     call.index_dtype = p.index.dtype;
     call.dtype = p.updates.dtype;
     call.out_dtype = p.out.dtype;
+    call.distinct = p.distinct;
+    call.whole = p.whole;
     call.stream = stream;
     cuda::put_elements(call);
   }

@@ -26,33 +26,25 @@ __global__ void __launch_bounds__(kThreads) take_kernel(const TakeCall c, std::i
   }
 }
 
-template <typename Element>
+template <typename Element, typename Int>
 __global__ void __launch_bounds__(kThreads) pick_kernel(const PickCall c, std::int64_t count) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) {
-    const std::int64_t k = index_at(c.index, c.index_dtype, offset_of(c.space, c.index_strides, i));
+    std::int64_t at[3] = {};
+    add_offsets(c.space, static_cast<Int>(i), at, c.index_strides, c.x_strides, c.out_strides);
+    const std::int64_t k = index_at(c.index, c.index_dtype, at[0]);
     const bool inside = k >= 0 && k < c.size;
-    static_cast<Element*>(c.out)[offset_of(c.space, c.out_strides, i)] =
-        inside ? static_cast<const Element*>(c.x)[offset_of(c.space, c.x_strides, i) + k * c.step]
-               : Element{};
+    static_cast<Element*>(c.out)[at[2]] =
+        inside ? static_cast<const Element*>(c.x)[at[1] + k * c.step] : Element{};
   }
 }
-
-// A thread for each row adds its updates in order. Sum: unsigned for integers, which wrap.
-template <typename Sum>
-__global__ void __launch_bounds__(kThreads) put_kernel(const PutCall c, std::int64_t rows) {
-  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < rows; i += step) {
-    const std::int64_t index = offset_of(c.space, c.index_strides, i);
-    const std::int64_t update = offset_of(c.space, c.update_strides, i);
-    Sum* const out = static_cast<Sum*>(c.out) + offset_of(c.space, c.out_strides, i);
-    for (std::int64_t k = 0; k < c.count; ++k) {
-      const std::int64_t to =
-          index_at(c.index, c.index_dtype, index + k * c.index_strides.of[c.axis]);
-      if (to < 0 || to >= c.size) continue;
-      out[to * c.out_strides.of[c.axis]] +=
-          load<Sum>(c.updates, c.dtype, update + k * c.update_strides.of[c.axis]);
-    }
+template <typename Element>
+void pick(const PickCall& c, std::int64_t count) {
+  const unsigned blocks = blocks_of(count, kThreads);
+  if (count < std::int64_t{1} << 32) {
+    pick_kernel<Element, std::uint32_t><<<blocks, kThreads, 0, stream_of(c.stream)>>>(c, count);
+  } else {
+    pick_kernel<Element, std::uint64_t><<<blocks, kThreads, 0, stream_of(c.stream)>>>(c, count);
   }
 }
 
@@ -150,43 +142,20 @@ void take_rows(const TakeCall& c) {
 void pick_elements(const PickCall& c) {
   const std::int64_t count = count_of(c.space);
   if (count == 0) return;
-  const unsigned blocks = blocks_of(count, kThreads);
-  cudaStream_t const stream = stream_of(c.stream);
   switch (c.element_bytes) {
     case 1:
-      pick_kernel<std::uint8_t><<<blocks, kThreads, 0, stream>>>(c, count);
+      pick<std::uint8_t>(c, count);
       break;
     case 2:
-      pick_kernel<std::uint16_t><<<blocks, kThreads, 0, stream>>>(c, count);
+      pick<std::uint16_t>(c, count);
       break;
     case 4:
-      pick_kernel<std::uint32_t><<<blocks, kThreads, 0, stream>>>(c, count);
+      pick<std::uint32_t>(c, count);
       break;
     default:
-      pick_kernel<std::uint64_t><<<blocks, kThreads, 0, stream>>>(c, count);
+      pick<std::uint64_t>(c, count);
   }
   require_cuda(cudaGetLastError(), "pick");
-}
-
-void put_elements(const PutCall& c) {
-  const std::int64_t rows = count_of(c.space);
-  if (rows == 0 || c.count == 0) return;
-  const unsigned blocks = blocks_of(rows, kThreads);
-  cudaStream_t const stream = stream_of(c.stream);
-  switch (c.out_dtype) {
-    case DType::f64:
-      put_kernel<double><<<blocks, kThreads, 0, stream>>>(c, rows);
-      break;
-    case DType::i32:
-      put_kernel<std::uint32_t><<<blocks, kThreads, 0, stream>>>(c, rows);
-      break;
-    case DType::i64:
-      put_kernel<std::uint64_t><<<blocks, kThreads, 0, stream>>>(c, rows);
-      break;
-    default:
-      put_kernel<float><<<blocks, kThreads, 0, stream>>>(c, rows);
-  }
-  require_cuda(cudaGetLastError(), "put");
 }
 
 void find_largest(const ArgMaxCall& c) {

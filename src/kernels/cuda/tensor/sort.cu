@@ -7,6 +7,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/tensor/element.cuh"
+#include "kernels/cuda/tensor/radix_sort.h"
 #include "kernels/cuda/tensor/strided.cuh"
 #include "kernels/device/sort.h"
 
@@ -212,8 +213,8 @@ __device__ Sum sum_before(const Running<Sum>& running, Sum mine, Sum& total) {
   return lane == 0 ? before : running.add(before, of_lanes);
 }
 
-// A block for each row.
-template <typename Sum>
+// A block for each row. A thread sums `kItems` neighbouring elements between two barriers.
+template <typename Sum, int kItems>
 __global__ void __launch_bounds__(kThreads) scan_kernel(const ScanRowsCall c, std::int64_t rows) {
   const Running<Sum> running{c.log_sum_exp};
   const std::int64_t step = c.x_strides.of[c.axis], out_step = c.out_strides.of[c.axis];
@@ -221,12 +222,22 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(const ScanRowsCall c, st
     const std::int64_t x = offset_of(c.rows, c.x_strides, row),
                        out = offset_of(c.rows, c.out_strides, row);
     Sum carried = running.nothing();
-    for (std::int64_t begin = 0; begin < c.size; begin += kThreads) {
-      const std::int64_t i = begin + threadIdx.x, k = c.reverse ? c.size - 1 - i : i;
-      const Sum mine = i < c.size ? number_at<Sum>(c, x + k * step) : running.nothing();
+    for (std::int64_t begin = 0; begin < c.size; begin += kThreads * kItems) {
+      const std::int64_t first = begin + static_cast<std::int64_t>(threadIdx.x) * kItems;
+      const auto place = [&](int j) { return c.reverse ? c.size - 1 - first - j : first + j; };
+      Sum sums[kItems];  // of this thread's elements up to each
+#pragma unroll
+      for (int j = 0; j < kItems; ++j)
+        sums[j] = first + j < c.size ? number_at<Sum>(c, x + place(j) * step) : running.nothing();
+#pragma unroll
+      for (int j = 1; j < kItems; ++j) sums[j] = running.add(sums[j - 1], sums[j]);
       Sum total;
-      const Sum before = running.add(carried, sum_before(running, mine, total));
-      if (i < c.size) write_sum(c, out + k * out_step, running.add(before, mine));
+      const Sum before = running.add(carried, sum_before(running, sums[kItems - 1], total));
+#pragma unroll
+      for (int j = 0; j < kItems; ++j) {
+        if (first + j < c.size)
+          write_sum(c, out + place(j) * out_step, running.add(before, sums[j]));
+      }
       carried = running.add(carried, total);
     }
   }
@@ -254,13 +265,15 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename Sum>
 void scan_as(const ScanRowsCall& c, std::int64_t rows) {
-  constexpr std::int64_t kShort = 32, kMany = 4096;
+  constexpr std::int64_t kShort = 32, kMany = 4096, kLong = 2048;
   const bool columns = c.size <= kShort || (rows >= kMany && c.x_strides.of[c.axis] != 1);
   if (columns) {
     scan_columns_kernel<Sum>
         <<<blocks_of(rows, kThreads), kThreads, 0, stream_of(c.stream)>>>(c, rows);
+  } else if (c.size < kLong) {
+    scan_kernel<Sum, 1><<<blocks_of(rows, 1), kThreads, 0, stream_of(c.stream)>>>(c, rows);
   } else {
-    scan_kernel<Sum><<<blocks_of(rows, 1), kThreads, 0, stream_of(c.stream)>>>(c, rows);
+    scan_kernel<Sum, 8><<<blocks_of(rows, 1), kThreads, 0, stream_of(c.stream)>>>(c, rows);
   }
 }
 
@@ -269,6 +282,7 @@ void scan_as(const ScanRowsCall& c, std::int64_t rows) {
 void sort_rows(const SortRowsCall& c) {
   const std::int64_t rows = count_of(c.rows);
   if (rows == 0 || c.kept == 0) return;
+  if (sorts_by_digits(c)) return sort_rows_by_digits(c, rows);
   if (c.dtype == DType::i64) {
     sort_as<std::int64_t, std::uint64_t>(c, rows);
   } else if (c.dtype == DType::i32) {

@@ -35,4 +35,19 @@ __device__ inline std::int64_t offset_of(const StridedSpace& space, const Stride
   return at;
 }
 
+// Adds the offsets of element `flat` in several tensors to at[0], at[1], ... Int: unsigned, and of
+// 32 bits if all elements fit, since divisions of 64 bits are slow.
+template <typename Int, typename... Tensors>
+__device__ void add_offsets(const StridedSpace& space, Int flat, std::int64_t* at,
+                            const Tensors&... strides) {
+  for (int d = space.rank - 1; d >= 0; --d) {
+    if (space.sizes[d] == 1) continue;
+    const auto size = static_cast<Int>(space.sizes[d]);
+    const auto i = static_cast<std::int64_t>(flat % size);
+    flat /= size;
+    int tensor = 0;
+    ((at[tensor++] += i * strides.of[d]), ...);
+  }
+}
+
 }  // namespace logitless::cuda
