@@ -122,6 +122,71 @@ void add_reduction(Reduce kind, DType dtype, bool columns, Sizes shape, int redu
   out.push_back(std::move(c));
 }
 
+// Adds maps with operands that are contiguous along another dimension than the result, and are too
+// large for the caches.
+void add_turned(std::vector<LoopCase>& out) {
+  struct {
+    Sizes shape, turned, result;
+  } const layouts[] = {
+      {{3, 600, 520}, {312000, 1, 600}, {312000, 520, 1}},
+      {{2, 1001, 437}, {437437, 1, 1001}, {437437, 437, 1}},
+      {{600, 1100}, {1100, 1}, {1, 600}},  // the result is the other way
+      {{20, 33, 1000}, {1, 20000, 20}, {33000, 1000, 1}},
+  };
+  for (const auto& l : layouts) {
+    for (const DType dtype : {DType::bf16, DType::f32, DType::i64}) {
+      for (const bool accumulate : {false, true}) {
+        if (dtype != DType::bf16 && accumulate) continue;
+        LoopBuilder b(l.shape);
+        const int rank = static_cast<int>(l.shape.size());
+        const int x = b.memory(dtype, l.turned), y = b.memory(DType::f32, l.result);
+        Sizes row(l.shape.size(), 0);
+        row.back() = 1;
+        const int z = b.memory(DType::f32, row);
+        const int place = b.leaf(Pointwise::Leaf::Kind::iota, 0.0, rank - 1);
+        const int r =
+            b.step(Function::add, b.step(Function::mul, x, y), b.step(Function::add, z, place));
+        b.store(r, dtype == DType::i64 ? DType::f32 : dtype, l.result, 0, accumulate);
+        out.push_back(make_case(
+            concat(name_of(dtype), " turned, rank ", rank, accumulate ? " added" : ""), b.loop()));
+      }
+    }
+  }
+  // Two turned operands of 8 bytes are read from tiles of half the side; five from memory.
+  for (const int count : {2, 5}) {
+    LoopBuilder b({500, 400});
+    for (int i = 0; i < count; ++i) b.memory(DType::f64, {1, 500});
+    int r = 0;
+    for (int i = 1; i < count; ++i) r = b.step(Function::add, r, i);
+    b.store(r, DType::f64, {400, 1});
+    out.push_back(make_case(concat(count, " turned operands"), b.loop()));
+  }
+}
+
+// Adds reductions whose operands are contiguous along kept dimensions where rows are reduced, and
+// the reverse.
+void add_turned_reductions(std::vector<LoopCase>& out) {
+  for (const Reduce kind : {Reduce::sum, Reduce::max, Reduce::lse}) {
+    for (const bool columns : {false, true}) {
+      LoopBuilder b(columns ? Sizes{130, 3, 900} : Sizes{130, 900, 3});
+      const Sizes strides = columns ? Sizes{1, 117000, 130} : Sizes{1, 130, 117000};
+      const int x = b.memory(DType::f32, strides);
+      const int place = b.leaf(Pointwise::Leaf::Kind::iota, 0.0, 1);
+      b.store(b.step(Function::add, x, place), DType::f32,
+              columns ? Sizes{0, 900, 1} : Sizes{1, 0, 0});
+      b.loop().reduction = true;
+      b.loop().reduce = kind;
+      b.loop().reduced = columns ? 1 : 2;
+      b.loop().columns = columns;
+      out.push_back(make_case(
+          concat(ir::name_of(kind), columns ? " turned columns" : " turned rows"), b.loop()));
+    }
+    // A few rows of many columns.
+    add_reduction(kind, DType::bf16, true, {2, 5000}, 1, out);
+    add_reduction(kind, DType::f32, true, {16, 3001}, 1, out, true);
+  }
+}
+
 }  // namespace
 
 std::vector<LoopCase> function_cases() {
@@ -231,6 +296,7 @@ std::vector<LoopCase> layout_cases() {
       }
     }
   }
+  add_turned(out);
   // This loop is as large as the grid of the widest elementwise kernels.
   LoopBuilder b({2048, 4096});
   b.store(b.memory(DType::bf16), DType::bf16);
@@ -247,6 +313,7 @@ std::vector<LoopCase> layout_cases() {
 
 std::vector<LoopCase> reduction_cases(bool large) {
   std::vector<LoopCase> out;
+  add_turned_reductions(out);
   for (const Reduce kind : {Reduce::sum, Reduce::max, Reduce::lse}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
       // Reduces both rows and columns.

@@ -7,6 +7,7 @@
 
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
+#include "compiler/exec/cuda/memory_order.h"
 #include "compiler/exec/cuda/prelude.h"
 #include "compiler/plan/integers.h"
 
@@ -74,8 +75,8 @@ Pointwise of_nothing(const Pointwise& loop) {
   return out;
 }
 
-// Simplifies a loop for the kernels: their reductions have at least two elements, and their column
-// reductions have columns.
+// Simplifies a loop for the kernels: their reductions have at least two elements, their column
+// reductions have columns, and neighbouring threads read neighbouring elements.
 Pointwise simplified(const Pointwise& loop) {
   if (!loop.reduction) return loop;
   Pointwise out = loop;
@@ -88,7 +89,7 @@ Pointwise simplified(const Pointwise& loop) {
     if (out.reduce == Reduce::sum && !holds_integers(out, out.store.source)) add_zero(out);
     return without_reduced(std::move(out));
   }
-  return out;
+  return reduction_in_memory_order(out);
 }
 
 bool is_empty(const Pointwise& loop) { return count_of(loop.shape, 0, loop.shape.size()) == 0; }
@@ -111,7 +112,10 @@ std::vector<GeneratedKernel> generate(const Pointwise& given,
                                       std::span<const std::int64_t> alignments) {
   const Pointwise loop = simplified(given);
   if (is_empty(loop)) return {};
-  if (!loop.reduction) return {map_kernel(loop, alignments)};
+  if (!loop.reduction) {
+    std::optional<GeneratedKernel> tiles = tile_kernel(loop, alignments);
+    return {tiles ? std::move(*tiles) : map_kernel(loop, alignments)};
+  }
   return loop.columns ? column_kernels(loop, alignments) : row_kernels(loop, alignments);
 }
 

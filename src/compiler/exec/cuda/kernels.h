@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,10 @@ namespace logitless::ir {
 
 // Generates the kernel of an elementwise loop.
 GeneratedKernel map_kernel(const Pointwise& loop, std::span<const std::int64_t> alignments);
+// Generates it with tiles in shared memory, if operands are contiguous along another dimension than
+// the result; else nothing.
+std::optional<GeneratedKernel> tile_kernel(const Pointwise& loop,
+                                           std::span<const std::int64_t> alignments);
 
 // How a reduction is split into parts, whose states are merged in order; depends on its shape
 // alone.

@@ -132,6 +132,7 @@ LoopText::LoopText(const Pointwise& loop, Vectors vectors)
   };
   wide_index_ = count_of(loop.shape, 0, loop.shape.size()) >= kNarrow || reaches(loop.store.view);
   mark_used();
+  tiles_.resize(loop.leaves.size());
   parameter_of_.assign(loop.leaves.size(), -1);
   for (std::size_t i = 0; i < loop.leaves.size(); ++i) {
     const Pointwise::Leaf& leaf = loop.leaves[i];
@@ -226,6 +227,15 @@ std::string LoopText::offset(const View& view, std::size_t first, std::size_t la
   return out.empty() ? "0" : out;
 }
 
+void LoopText::read_from_tile(std::size_t leaf, std::string tile) {
+  tiles_[leaf] = std::move(tile);
+}
+
+std::string LoopText::address_of(std::size_t leaf) const {
+  return concat("a", parameter_of_[leaf], " + (",
+                offset(loop_.leaves[leaf].view, 0, loop_.shape.size(), {}), ")");
+}
+
 void LoopText::declare_loads(Lines& lines, int copies) const {
   const std::string copy = copies > 1 ? concat("[", copies, "]") : "";
   for (std::size_t i = 0; i < loop_.leaves.size(); ++i) {
@@ -257,6 +267,16 @@ void LoopText::loads(Lines& lines, const std::string& copy, const std::string& f
   };
   for (std::size_t i = 0; i < loop_.leaves.size(); ++i) {
     if (parameter_of_[i] < 0) continue;
+    if (!tiles_[i].empty()) {
+      if (vectors_.width == 1) {
+        lines.add("x", i, copy, " = ", tiles_[i], "[q][p];");
+      } else {
+        lines.add("#pragma unroll");
+        lines.add("for (int j = 0; j < ", vectors_.width, "; ++j) x", i, copy, "[j] = ", tiles_[i],
+                  "[q + j][p];");
+      }
+      continue;
+    }
     const View& view = loop_.leaves[i].view;
     read(concat("x", i, copy), concat("a", parameter_of_[i]), view, read_of(view));
   }

@@ -60,6 +60,11 @@ class LoopText {
   void declare_loads(Lines& lines, int copies) const;
   // Loads an item; `copy` is "" or "[u]". `flat`: index of its first element if items are flat.
   void loads(Lines& lines, const std::string& copy, const std::string& flat = {}) const;
+  // loads() reads leaf `leaf` from the array `tile`, at [q][p] for an item's first element and at
+  // [q + j][p] for the others.
+  void read_from_tile(std::size_t leaf, std::string tile);
+  // Returns the address of a leaf's element at the declared coordinates.
+  std::string address_of(std::size_t leaf) const;
   // The registers, whose steps() computes element j of an item and returns the name of the value to
   // be stored or reduced.
   const RegisterText& registers() const { return registers_; }
@@ -86,6 +91,7 @@ class LoopText {
   std::vector<Parameter> parameters_;  // of leaves in memory, without the result
   std::vector<int> parameter_of_;      // by leaf; -1: none
   std::vector<bool> used_;             // by register
+  std::vector<std::string> tiles_;     // by leaf; empty: read from memory
 
   enum class Read { vector, one, each };
   Read read_of(const View& view) const;

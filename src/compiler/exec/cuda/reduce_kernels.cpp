@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kBlock = 256;
 constexpr std::int64_t kWarpRow = 1024;     // a warp owns rows of at most so many elements
+constexpr std::int64_t kFewRows = 16;       // of columns that one thread owns
 constexpr std::int64_t kManyBlocks = 1024;  // enough to fill any GPU
 constexpr std::int64_t kLongest = 1 << 16;  // elements of a row's part: bounds the rounding error
 
@@ -316,7 +317,10 @@ std::vector<GeneratedKernel> column_kernels(const Pointwise& loop,
   const Parts parts = column_parts(loop);
   const bool in_parts = parts.count > 1;
   const std::int64_t width = vectors.width;
-  const std::int64_t xs = std::min<std::int64_t>(power_of_two(ceil_div(n.kept, width)), 32),
+  // A thread reduces all of a few rows.
+  const bool alone = parts.length <= kFewRows && n.kept >= kBlock * width;
+  const std::int64_t xs = std::min<std::int64_t>(power_of_two(ceil_div(n.kept, width)),
+                                                 alone ? kBlock : 32),
                      ys = kBlock / xs, blocks = ceil_div(n.kept, xs * width);
 
   Lines lines;
