@@ -32,7 +32,7 @@ struct RowParts {
   std::int64_t count = 1, rows = 0;  // of a part
 };
 RowParts parts_of(const RowGroup& g) {
-  constexpr std::int64_t kLeastRows = 32, kItem = 8, kMultiprocessors = 128, kMost = 512;
+  constexpr std::int64_t kLeastRows = 16, kItem = 8, kMultiprocessors = 128, kMost = 512;
   const std::int64_t row = ceil_div(ceil_div(g.columns, kItem), 32) * 32;  // threads of a row
   const std::int64_t most =
       kMultiprocessors * blocks_at_a_time(row * std::max<std::int64_t>(kThreads / row, 1));
@@ -74,7 +74,8 @@ class GroupText {
     begin(lines);
     loads(lines);
     for (std::size_t s = 0; s < g_.stages.size(); ++s) stage(lines, s);
-    if (m_.threads > 32 && !sums_.empty()) lines.add("__syncthreads();");
+    // The next row's sums use the same shared memory.
+    if (m_.threads > 32 && !sums_.empty() && has_row_sums()) lines.add("__syncthreads();");
     lines.add("}");
     for (const std::size_t s : sums_) finish_sum(lines, s);
 
