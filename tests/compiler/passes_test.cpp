@@ -10,6 +10,7 @@
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
 #include "compiler/passes/eliminate.h"
+#include "compiler/passes/lift_transposes.h"
 #include "compiler/passes/near_results.h"
 #include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/widen_sums.h"
@@ -40,6 +41,47 @@ TEST(WidenSums, LeavesWhatIsReadTwice) {
       "graph g(%x: bf16[4, 8], %y: bf16[4, 6]) { %d = dot %x, %y contract(0; 0) %w = cast %d : "
       "f32[8, 6] return w: %w, d: %d }";
   expect_rewritten(ir::widen_sums, text, text);
+}
+
+TEST(LiftTransposes, MakesAOneHotTensorInTheNewOrder) {
+  const std::string before = R"(graph g(%t: i64[3, 4], %x: f32[3, 5, 4]) {
+  %b = broadcast %t dims(0, 1) : i64[3, 4, 5]
+  %i = iota axis(2) : i64[3, 4, 5]
+  %e = eq %i, %b
+  %one = constant value(1) : f32[3, 4, 5]
+  %none = constant value(0) : f32[3, 4, 5]
+  %s = select %e, %one, %none
+  %p = transpose %s dims(0, 2, 1)
+  %m = mul %p, %x
+  return m: %m
+})";
+  const ir::Graph graph = ir::parse(before).graph, lifted = ir::lift_transposes(graph);
+  ir::verify(lifted);
+  EXPECT_EQ(ir::print(ir::eliminate_dead(lifted)),
+            ir::print(ir::parse(R"(graph g(%t: i64[3, 4], %x: f32[3, 5, 4]) {
+  %i = iota axis(1) : i64[3, 5, 4]
+  %b = broadcast %t dims(0, 2) : i64[3, 5, 4]
+  %e = eq %i, %b
+  %one = constant value(1) : f32[3, 5, 4]
+  %none = constant value(0) : f32[3, 5, 4]
+  %s = select %e, %one, %none
+  %m = mul %s, %x
+  return m: %m
+})")
+                          .graph));
+  const ir::Tensors inputs = random_inputs(graph, 1);
+  EXPECT_EQ(difference(ir::interpret(lifted, inputs), ir::interpret(graph, inputs)), 0.0);
+}
+
+TEST(LiftTransposes, LeavesValuesInMemory) {
+  for (const std::string statement :
+       {"%e = exp %x %p = transpose %e dims(1, 0)", "%p = transpose %x dims(1, 0)",
+        // Broadcasts have ascending dimensions.
+        "%b = broadcast %x dims(0, 1) : f32[3, 4, 5] %e = exp %b %q = transpose %e dims(1, 0, 2) "
+        "%p = reduce_sum %q dims(2)"}) {
+    const std::string text = "graph g(%x: f32[3, 4]) { " + statement + " return p: %p }";
+    expect_rewritten(ir::lift_transposes, text, text);
+  }
 }
 
 TEST(EliminateCommon, TellsNumbersApart) {

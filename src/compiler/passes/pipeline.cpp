@@ -9,6 +9,7 @@
 #include "compiler/choose_within.h"
 #include "compiler/passes/eliminate.h"
 #include "compiler/passes/join_pads.h"
+#include "compiler/passes/lift_transposes.h"
 #include "compiler/passes/lower_heads.h"
 #include "compiler/passes/narrow.h"
 #include "compiler/passes/near_results.h"
@@ -122,6 +123,7 @@ void choose(Compilation& c) {
 }
 
 constexpr Pass kPipeline[] = {
+    {"lift-transposes", rewrite<lift_transposes>, rows_wanted},
     {"eliminate-common", rewrite<eliminate_common>},
     {"eliminate-dead", rewrite<eliminate_dead>},
     {"near-results", rewrite<mark_near_results>},

@@ -1,0 +1,102 @@
+#include "compiler/passes/lift_transposes.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace logitless::ir {
+namespace {
+
+constexpr int kMostNodes = 32;  // that one transpose repeats
+
+bool is_elementwise(Op op) { return op == Op::map || op == Op::cast; }
+
+// The transpose of one value, in a new graph.
+class Lifted {
+ public:
+  Lifted(const Graph& graph, const std::vector<int>& dims) : graph_(graph), dims_(dims) {
+    place_.resize(dims.size());
+    for (std::size_t i = 0; i < dims.size(); ++i)
+      place_[static_cast<std::size_t>(dims[i])] = static_cast<int>(i);
+  }
+
+  // Returns whether all that the value is computed from can be made in the new order.
+  bool can(Value v) {
+    const Node& n = graph_.node(v);
+    if (++nodes_ > kMostNodes) return false;
+    if (is_elementwise(n.op))
+      return std::all_of(n.operands.begin(), n.operands.end(), [&](Value o) { return can(o); });
+    if (n.op == Op::broadcast) {
+      const std::vector<int> to = dims_of(n);
+      return std::is_sorted(to.begin(), to.end());
+    }
+    return n.op == Op::constant || n.op == Op::iota;
+  }
+
+  // Adds the value in the new order. mapped(v): a value of the old graph in the new one.
+  template <typename Mapped>
+  Value add(Graph& out, Value v, const Mapped& mapped) {
+    const auto [found, is_new] = made_.try_emplace(v);
+    if (!is_new) return found->second;
+    const Node& n = graph_.node(v);
+    Attributes a = n.attributes;
+    std::vector<Value> operands;
+    if (is_elementwise(n.op)) {
+      for (const Value o : n.operands) operands.push_back(add(out, o, mapped));
+    } else {
+      a.type.shape.clear();
+      for (const int d : dims_)
+        a.type.shape.push_back(n.results[0].shape[static_cast<std::size_t>(d)]);
+      if (n.op == Op::iota) a.axis = place_[static_cast<std::size_t>(a.axis)];
+      if (n.op == Op::broadcast) {
+        a.dims = dims_of(n);
+        operands.push_back(mapped(n.operands[0]));
+      }
+    }
+    return made_[v] = out.add(n.op, std::move(operands), std::move(a), n.name);
+  }
+
+ private:
+  const Graph& graph_;
+  const std::vector<int>& dims_;
+  std::vector<int> place_;  // by dimension: its place in the new order
+  std::map<Value, Value> made_;
+  int nodes_ = 0;
+
+  std::vector<int> dims_of(const Node& broadcast) const {
+    std::vector<int> to;
+    for (const int d : broadcast.attributes->dims)
+      to.push_back(place_[static_cast<std::size_t>(d)]);
+    return to;
+  }
+};
+
+}  // namespace
+
+Graph lift_transposes(const Graph& graph) {
+  Graph out;
+  out.name = graph.name;
+  std::vector<Value> to;
+  const auto mapped = [&](Value v) {
+    const Value first = to[static_cast<std::size_t>(v.node)];
+    return Value{first.node, first.index + v.index};
+  };
+  for (int id = 0; id < graph.size(); ++id) {
+    const Node& n = graph.node(id);
+    if (n.op == Op::transpose && is_elementwise(graph.node(n.operands[0]).op)) {
+      Lifted lifted(graph, n.attributes->dims);
+      if (lifted.can(n.operands[0])) {
+        to.push_back(lifted.add(out, n.operands[0], mapped));
+        continue;
+      }
+    }
+    std::vector<Value> operands;
+    for (const Value v : n.operands) operands.push_back(mapped(v));
+    to.push_back(out.copy(graph, id, std::move(operands)));
+  }
+  for (const Output& o : graph.outputs()) out.add_output(o.name, mapped(o.value));
+  return out;
+}
+
+}  // namespace logitless::ir
