@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 }
 
-// A thread for each update, where no two of a row have one index. `whole`: instead of adding.
+// A thread for each update, where no two of a row have one index.
 template <typename Sum, typename Int>
 __global__ void __launch_bounds__(kThreads)
     put_distinct_kernel(const PutCall c, std::int64_t rows, bool along_axis) {
@@ -103,6 +103,55 @@ __global__ void __launch_bounds__(kThreads)
     const Sum update = load<Sum>(c.updates, c.dtype, at.update + k * c.update_strides.of[c.axis]);
     store(c.out, c.out_dtype, there, old + update);
   }
+}
+
+// A block for each row of `whole` puts of one dtype collects the elements in shared memory. A sum
+// of 0 and -0 is 0: `zero` are the bits of -0, or 0.
+template <typename Word>
+__global__ void __launch_bounds__(kMostThreads)
+    put_rows_kernel(const PutCall c, std::int64_t rows, Word zero) {
+  constexpr int kAhead = 4;
+  extern __shared__ std::uint64_t memory[];
+  auto* const row = reinterpret_cast<Word*>(memory);
+  const auto threads = static_cast<std::int64_t>(blockDim.x);
+  for (std::int64_t i = blockIdx.x; i < rows; i += gridDim.x) {
+    const Offsets at = offsets_of(c, i);
+    const Word* const updates = static_cast<const Word*>(c.updates) + at.update;
+    const std::int64_t step = c.update_strides.of[c.axis];
+    for (std::int64_t first = threadIdx.x; first < c.count; first += threads * kAhead) {
+      std::int64_t to[kAhead];
+      Word update[kAhead];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const std::int64_t k = first + a * threads;
+        to[a] = k < c.count ? index_at(c.index, c.index_dtype, at.index + k) : -1;
+        update[a] = k < c.count ? updates[k * step] : Word{0};
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        if (to[a] >= 0 && to[a] < c.size) row[to[a]] = update[a] == zero ? Word{0} : update[a];
+      }
+    }
+    __syncthreads();
+    Word* const out = static_cast<Word*>(c.out) + at.out;
+    for (std::int64_t k = threadIdx.x; k < c.size; k += threads) out[k] = row[k];
+    __syncthreads();
+  }
+}
+bool puts_rows(const PutCall& c) {
+  constexpr std::int64_t kLeast = 512, kOthers = 1024;  // bytes that the system takes
+  return c.whole && c.dtype == c.out_dtype && c.size >= kLeast && c.index_strides.of[c.axis] == 1 &&
+         c.out_strides.of[c.axis] == 1 &&
+         c.size * static_cast<std::int64_t>(size_of(c.dtype)) + kOthers <= most_shared_bytes();
+}
+template <typename Word>
+void put_rows(const PutCall& c, std::int64_t rows) {
+  const auto kernel = put_rows_kernel<Word>;
+  allow_shared(kernel, most_shared_bytes() - 1024);
+  const Word zero =
+      is_index(c.dtype) ? Word{0} : static_cast<Word>(Word{1} << (8 * sizeof(Word) - 1));
+  kernel<<<blocks_of(rows, 1), kMostThreads, static_cast<std::size_t>(c.size) * sizeof(Word),
+           stream_of(c.stream)>>>(c, rows, zero);
 }
 
 template <typename Sum>
@@ -140,6 +189,20 @@ void put_as(const PutCall& c, std::int64_t rows) {
 void put_elements(const PutCall& c) {
   const std::int64_t rows = count_of(c.space);
   if (rows == 0 || c.count == 0 || c.size == 0) return;
+  if (puts_rows(c)) {
+    switch (size_of(c.dtype)) {
+      case 2:
+        put_rows<std::uint16_t>(c, rows);
+        break;
+      case 4:
+        put_rows<std::uint32_t>(c, rows);
+        break;
+      default:
+        put_rows<std::uint64_t>(c, rows);
+    }
+    require_cuda(cudaGetLastError(), "put");
+    return;
+  }
   switch (c.out_dtype) {
     case DType::f64:
       put_as<double>(c, rows);

@@ -1,5 +1,5 @@
 // A stable radix sort of each row by digits of 8 bits, the lowest first. A block owns a row. It
-// sorts indices, and loads their keys from the row in each pass.
+// sorts indices, and reads their keys in each pass from the row, or from a copy in shared memory.
 #include <algorithm>
 #include <type_traits>
 
@@ -56,6 +56,19 @@ struct ResultLists {
   __device__ void set(int list, unsigned i, unsigned at) const { lists[i * step + list] = at; }
 };
 
+// A row in memory, and its copy in shared memory.
+template <typename Word>
+struct StridedRow {
+  const Word* x;
+  std::int64_t step;
+  __device__ Word get(unsigned at) const { return x[at * step]; }
+};
+template <typename Word>
+struct SharedRow {
+  const Word* copy;
+  __device__ Word get(unsigned at) const { return copy[at]; }
+};
+
 // Returns the lanes of the warp with this lane's digit, among those that are live.
 __device__ unsigned lanes_with(int digit, bool live) {
   unsigned same = __ballot_sync(0xffffffffu, live);
@@ -69,19 +82,18 @@ __device__ unsigned lanes_with(int digit, bool live) {
 }
 
 // The state of a block's sort of one row. A warp owns a range of the list.
-template <typename Word, typename Lists>
+template <typename Word, typename Lists, typename Row>
 struct RowSort {
-  const SortRowsCall& c;
-  const Lists& lists;
-  const Word* x;    // the row's first element
-  unsigned* count;  // [warps][kDigits]
-  unsigned size, begin, end;
+  const Lists lists;
+  const Row row;
+  const DType dtype;
+  const Word inverted;  // all bits to sort in descending order
+  const unsigned begin, end;
   int list = -1;  // that holds the order so far; -1: the elements' own order
 
   __device__ unsigned index_at(unsigned k) const { return list < 0 ? k : lists.get(list, k); }
   __device__ int digit_of(unsigned at, int shift) const {
-    Word key = key_of(x[at * c.x_strides.of[c.axis]], c.dtype);
-    if (c.descending) key = static_cast<Word>(~key);
+    const auto key = static_cast<Word>(key_of(row.get(at), dtype) ^ inverted);
     return static_cast<int>(key >> shift & (kDigits - 1));
   }
   // Calls visit(index, digit, lanes with this digit) for the warp's elements in order, 32 at a
@@ -141,27 +153,44 @@ __device__ bool sum_counts(unsigned* count, unsigned* before, unsigned size) {
   return false;
 }
 
-template <typename Word, typename Lists>
+// Shared memory: the digits' counts of each warp, the copy of the row if there is one, then lists
+// that are not in the result.
+template <typename Word, typename Lists, bool kCopies>
 __global__ void __launch_bounds__(kMostThreads)
     radix_sort_kernel(const SortRowsCall c, std::int64_t rows) {
+  using Row = std::conditional_t<kCopies, SharedRow<Word>, StridedRow<Word>>;
   extern __shared__ unsigned memory[];
   __shared__ unsigned before[kDigits];
   const auto threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32;
   const auto size = static_cast<unsigned>(c.size);
+  const std::int64_t step = c.x_strides.of[c.axis];
   const unsigned of_warp = ((size + warps - 1) / warps + 31) / 32 * 32;
   unsigned* const count = memory;
   unsigned* const mine = count + warp * kDigits;
+  auto* const copy = reinterpret_cast<Word*>(count + warps * kDigits);
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     std::int64_t* const index = c.index + offset_of(c.rows, c.index_strides, row);
+    const Word* const x = static_cast<const Word*>(c.x) + offset_of(c.rows, c.x_strides, row);
     Lists lists;
     if constexpr (std::is_same_v<Lists, SharedLists>) {
-      lists = {reinterpret_cast<std::uint16_t*>(count + warps * kDigits), size};
+      lists = {reinterpret_cast<std::uint16_t*>(copy + (kCopies ? size : 0)), size};
     } else {
       lists = {reinterpret_cast<std::uint32_t*>(index), 2 * c.index_strides.of[c.axis]};
     }
-    const Word* const x = static_cast<const Word*>(c.x) + offset_of(c.rows, c.x_strides, row);
-    RowSort<Word, Lists> sort{
-        c, lists, x, count, size, min(warp * of_warp, size), min((warp + 1) * of_warp, size)};
+    Row from;
+    if constexpr (kCopies) {
+      __syncthreads();
+      for (unsigned k = threadIdx.x; k < size; k += threads) copy[k] = x[k * step];
+      from = {copy};
+    } else {
+      from = {x, step};
+    }
+    RowSort<Word, Lists, Row> sort{lists,
+                                   from,
+                                   c.dtype,
+                                   static_cast<Word>(c.descending ? ~Word{0} : Word{0}),
+                                   min(warp * of_warp, size),
+                                   min((warp + 1) * of_warp, size)};
     for (int shift = 0; shift < 8 * static_cast<int>(sizeof(Word)); shift += 8) {
       __syncthreads();
       for (unsigned i = threadIdx.x; i < warps * kDigits; i += threads) count[i] = 0;
@@ -189,7 +218,7 @@ __global__ void __launch_bounds__(kMostThreads)
     Word* const values = static_cast<Word*>(c.values) + offset_of(c.rows, c.value_strides, row);
     for (unsigned k = threadIdx.x; k < c.kept; k += threads) {
       const unsigned at = sort.index_at(k);
-      values[k * c.value_strides.of[c.axis]] = x[at * c.x_strides.of[c.axis]];
+      values[k * c.value_strides.of[c.axis]] = from.get(at);
       index[k * c.index_strides.of[c.axis]] = at;
     }
   }
@@ -202,28 +231,33 @@ std::int64_t bytes_of_counts(std::int64_t size) {
 std::int64_t bytes_of_lists(std::int64_t size) {
   return 2 * size * static_cast<std::int64_t>(sizeof(std::uint16_t));
 }
-bool fits_shared(std::int64_t size) {
-  constexpr std::int64_t kOthers = 2048;  // the kernel's static shared memory, and the system's
+// Returns the bytes of dynamic shared memory of a block, beside the kernel's own.
+int most_bytes() { return most_shared_bytes() - 2048; }
+// Returns whether lists fit into shared memory beside the counts, and `more` bytes of an element.
+bool fits_shared(std::int64_t size, std::int64_t more = 0) {
   return size <= kMostInShared &&
-         bytes_of_counts(size) + bytes_of_lists(size) + kOthers <= most_shared_bytes();
+         bytes_of_counts(size) + bytes_of_lists(size) + more * size <= most_bytes();
 }
 
-template <typename Word, typename Lists>
+template <typename Word, typename Lists, bool kCopies>
 void launch(const SortRowsCall& c, std::int64_t rows) {
   constexpr bool kShared = std::is_same_v<Lists, SharedLists>;
-  const std::int64_t bytes = bytes_of_counts(c.size) + (kShared ? bytes_of_lists(c.size) : 0);
-  const auto kernel = radix_sort_kernel<Word, Lists>;
-  if (kShared) allow_shared(kernel, most_shared_bytes() - 2048);
+  const std::int64_t bytes = bytes_of_counts(c.size) + (kShared ? bytes_of_lists(c.size) : 0) +
+                             (kCopies ? c.size * static_cast<std::int64_t>(sizeof(Word)) : 0);
+  const auto kernel = radix_sort_kernel<Word, Lists, kCopies>;
+  if (kShared) allow_shared(kernel, most_bytes());
   kernel<<<blocks_of(rows, 1), static_cast<unsigned>(threads_of(c.size)),
            static_cast<std::size_t>(bytes), stream_of(c.stream)>>>(c, rows);
   require_cuda(cudaGetLastError(), "sort by digits");
 }
 template <typename Word>
 void sort_words(const SortRowsCall& c, std::int64_t rows) {
-  if (fits_shared(c.size)) {
-    launch<Word, SharedLists>(c, rows);
+  if (fits_shared(c.size, sizeof(Word))) {
+    launch<Word, SharedLists, true>(c, rows);
+  } else if (fits_shared(c.size)) {
+    launch<Word, SharedLists, false>(c, rows);
   } else {
-    launch<Word, ResultLists>(c, rows);
+    launch<Word, ResultLists, false>(c, rows);
   }
 }
 
