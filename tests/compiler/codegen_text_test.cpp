@@ -68,6 +68,52 @@ map_c8b9aa74c128d00f(const bf16* a0, const float* a1, bf16* to) {
 )cuda");
 }
 
+// The kernels' kinds.
+std::string kinds_of(const std::string& graph) {
+  std::string out;
+  for (const ir::GeneratedKernel& kernel : kernels_of(graph))
+    out += concat(out.empty() ? "" : " ", kernel.entry.substr(0, kernel.entry.find('_')));
+  return out;
+}
+
+// A tile where the result and an operand too large for the caches are contiguous along different
+// dimensions.
+TEST(CodegenText, OfATurnedOperand) {
+  const auto turned = [](const std::string& rows, const std::string& columns) {
+    return "graph g(%x: f32[" + columns + ", " + rows + "], %y: f32[" + rows + ", " + columns +
+           "]) { %t = transpose %x dims(1, 0) %o = mul %t, %y return o: %o }";
+  };
+  EXPECT_EQ(kinds_of(turned("300", "400")), "tile");
+  EXPECT_EQ(kinds_of(turned("30", "40")), "map");
+  EXPECT_EQ(kinds_of(turned("8", "40000")), "map");
+  const std::string text = text_of(turned("300", "400"));
+  for (const char* part :
+       {"__shared__ float tile0[64][65];", "for (int j = 0; j < 4; ++j) tile0[q][p + j] = x[j];",
+        "__syncthreads();", "for (int j = 0; j < 4; ++j) x0[j] = tile0[q + j][p];",
+        "load(x1, a1 + (i0 * 400u + i1));", "store(to + (i0 * 400u + i1), y);"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+}
+
+// Neighbouring threads read neighbouring elements, whatever the order of the dimensions.
+TEST(CodegenText, OfReductionsInTheOrderOfMemory) {
+  const auto reduced = [](const std::string& size, int dim) {
+    return concat("graph g(%x: f32[", size, "]) { %t = transpose %x dims(1, 0) %o = reduce_sum %t ",
+                  "dims(", dim, ") return o: %o }");
+  };
+  EXPECT_EQ(kinds_of(reduced("300, 400", 0)), "rows");
+  EXPECT_EQ(kinds_of(reduced("600, 400", 1)), "columns merge");
+  EXPECT_EQ(kinds_of(reduced("30, 40", 1)), "rows");
+}
+
+// A thread for each column of a few rows.
+TEST(CodegenText, OfColumnsOfFewRows) {
+  const std::string text =
+      text_of("graph g(%x: f32[2, 5000]) { %o = reduce_sum %x dims(0) return o: %o }");
+  EXPECT_NE(text.find("const int x = threadIdx.x % 256, y = threadIdx.x / 256;"), std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("__shared__"), std::string::npos) << text;
+}
+
 TEST(CodegenText, OfRows) {
   EXPECT_EQ(text_of(R"(graph g(%x: f32[5, 100]) { %o = reduce_lse %x dims(1) return o: %o })"),
             R"cuda(// 5 rows of 100

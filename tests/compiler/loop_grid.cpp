@@ -128,10 +128,10 @@ void add_turned(std::vector<LoopCase>& out) {
   struct {
     Sizes shape, turned, result;
   } const layouts[] = {
-      {{3, 600, 520}, {312000, 1, 600}, {312000, 520, 1}},
-      {{2, 1001, 437}, {437437, 1, 1001}, {437437, 437, 1}},
-      {{600, 1100}, {1100, 1}, {1, 600}},  // the result is the other way
-      {{20, 33, 1000}, {1, 20000, 20}, {33000, 1000, 1}},
+      {{3, 300, 260}, {78000, 1, 300}, {78000, 260, 1}},
+      {{2, 501, 217}, {108717, 1, 501}, {108717, 217, 1}},
+      {{300, 550}, {550, 1}, {1, 300}},  // the result is the other way
+      {{20, 33, 250}, {1, 5000, 20}, {8250, 250, 1}},
   };
   for (const auto& l : layouts) {
     for (const DType dtype : {DType::bf16, DType::f32, DType::i64}) {
@@ -154,11 +154,11 @@ void add_turned(std::vector<LoopCase>& out) {
   }
   // Two turned operands of 8 bytes are read from tiles of half the side; five from memory.
   for (const int count : {2, 5}) {
-    LoopBuilder b({500, 400});
-    for (int i = 0; i < count; ++i) b.memory(DType::f64, {1, 500});
+    LoopBuilder b({250, 200});
+    for (int i = 0; i < count; ++i) b.memory(DType::f64, {1, 250});
     int r = 0;
     for (int i = 1; i < count; ++i) r = b.step(Function::add, r, i);
-    b.store(r, DType::f64, {400, 1});
+    b.store(r, DType::f64, {200, 1});
     out.push_back(make_case(concat(count, " turned operands"), b.loop()));
   }
 }
@@ -168,12 +168,12 @@ void add_turned(std::vector<LoopCase>& out) {
 void add_turned_reductions(std::vector<LoopCase>& out) {
   for (const Reduce kind : {Reduce::sum, Reduce::max, Reduce::lse}) {
     for (const bool columns : {false, true}) {
-      LoopBuilder b(columns ? Sizes{130, 3, 900} : Sizes{130, 900, 3});
-      const Sizes strides = columns ? Sizes{1, 117000, 130} : Sizes{1, 130, 117000};
+      LoopBuilder b(columns ? Sizes{130, 3, 300} : Sizes{130, 300, 3});
+      const Sizes strides = columns ? Sizes{1, 39000, 130} : Sizes{1, 130, 39000};
       const int x = b.memory(DType::f32, strides);
       const int place = b.leaf(Pointwise::Leaf::Kind::iota, 0.0, 1);
       b.store(b.step(Function::add, x, place), DType::f32,
-              columns ? Sizes{0, 900, 1} : Sizes{1, 0, 0});
+              columns ? Sizes{0, 300, 1} : Sizes{1, 0, 0});
       b.loop().reduction = true;
       b.loop().reduce = kind;
       b.loop().reduced = columns ? 1 : 2;

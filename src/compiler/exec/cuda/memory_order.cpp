@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kLeast = 16;          // elements along an innermost dimension
 constexpr double kSector = 32.0;             // bytes that an access of one element reads
-constexpr double kCached = 1.0 * (1 << 20);  // bytes of operands that stay in L2
+constexpr double kCached = 1.0 * (1 << 18);  // bytes of operands that stay in caches
 constexpr double kGain = 0.5;                // of the bytes, from which another order pays
 
 bool in_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
