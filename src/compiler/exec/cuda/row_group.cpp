@@ -6,6 +6,7 @@
 #include <bit>
 #include <set>
 
+#include "compiler/exec/cuda/group_mapping.h"
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
 #include "compiler/exec/cuda/step_text.h"
@@ -14,52 +15,7 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kThreads = 256;  // of a block, approximately
-constexpr std::int64_t kMostThreads = 1024;
-
 bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
-
-// Returns the blocks of so many threads that fit on an SM at a time, with enough registers for
-// column sums.
-std::int64_t blocks_at_a_time(std::int64_t threads) {
-  constexpr std::int64_t kRegisters = 65536, kOfThread = 80, kMost = 8;
-  return std::clamp<std::int64_t>(kRegisters / (kOfThread * threads), 1, kMost);
-}
-
-// How a column sum splits the rows, one block for each part; depends on the shape alone. There are
-// as many parts as large GPUs run blocks at a time, so that they form one wave.
-struct RowParts {
-  std::int64_t count = 1, rows = 0;  // of a part
-};
-RowParts parts_of(const RowGroup& g) {
-  constexpr std::int64_t kLeastRows = 16, kItem = 8, kMultiprocessors = 128, kMost = 512;
-  const std::int64_t row = ceil_div(ceil_div(g.columns, kItem), 32) * 32;  // threads of a row
-  const std::int64_t most =
-      kMultiprocessors * blocks_at_a_time(row * std::max<std::int64_t>(kThreads / row, 1));
-  const std::int64_t wanted =
-      std::clamp<std::int64_t>(g.rows / kLeastRows, 1, std::min(most, kMost));
-  const std::int64_t rows = ceil_div(ceil_div(g.rows, wanted), 8) * 8;
-  return {ceil_div(g.rows, rows), rows};
-}
-
-std::vector<std::size_t> column_sums(const RowGroup& g) {
-  std::vector<std::size_t> list;
-  for (std::size_t s = 0; s < g.stages.size(); ++s) {
-    if (kind_of(g.stages[s].loop) == StageKind::column_sum) list.push_back(s);
-  }
-  return list;
-}
-
-// How a row is mapped to threads.
-struct Mapping {
-  std::int64_t width = 1;    // neighbouring elements of an item
-  std::int64_t items = 1;    // of a thread: its k-th begins at element (k * threads + lane) * width
-  std::int64_t threads = 1;  // of a row: a power of two up to 32, or full warps
-  std::int64_t rows = 1;     // of a block at a time
-  std::int64_t blocks = 1;   // of a row: a cluster, each of whose blocks owns as many items
-
-  bool is_exact(std::int64_t columns) const { return width * items * threads * blocks == columns; }
-};
 
 class GroupText {
  public:
@@ -73,7 +29,13 @@ class GroupText {
     Lines lines;
     begin(lines);
     loads(lines);
-    for (std::size_t s = 0; s < g_.stages.size(); ++s) stage(lines, s);
+    for (std::size_t s = 0, next = 0; s < g_.stages.size(); s = next) {
+      next = end_of_sums(s);
+      if (next == s)
+        stage(lines, next++);
+      else
+        row_sum_stages(lines, s, next);
+    }
     // The next row's sums use the same shared memory.
     if (m_.threads > 32 && !sums_.empty() && has_row_sums()) lines.add("__syncthreads();");
     lines.add("}");
@@ -118,7 +80,7 @@ class GroupText {
   const RowGroup& g_;
   const std::vector<std::size_t> sums_;  // stages with column sums
   const RowParts parts_;
-  Mapping m_;
+  RowMapping m_;
   bool wide_index_ = false, takes_first_ = false;
   bool waited_ = false;              // for the other blocks of the cluster
   std::vector<View> sources_;        // the views that are loaded: one for each address and dtype
@@ -227,10 +189,10 @@ class GroupText {
     const std::int64_t some =
         has_row_sums()
             ? std::clamp<std::int64_t>(kRegisters * 4 / (bytes * m_.width), 1, kMostItems)
-            : ceil_div(row, kMostThreads);
+            : ceil_div(row, kMostGroupThreads);
     const auto is_possible = [](std::int64_t threads) {
       return threads <= 32 ? std::has_single_bit(static_cast<std::uint64_t>(threads))
-                           : threads % 32 == 0 && threads <= kMostThreads;
+                           : threads % 32 == 0 && threads <= kMostGroupThreads;
     };
     m_.threads = row <= 32 * some
                      ? std::min<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(row)), 32)
@@ -241,7 +203,7 @@ class GroupText {
       break;
     }
     m_.items = ceil_div(row, m_.threads);
-    m_.rows = std::max<std::int64_t>(kThreads / m_.threads, 1);
+    m_.rows = std::max<std::int64_t>(kGroupThreads / m_.threads, 1);
     while (!sums_.empty() && m_.rows > 1 && m_.rows * g_.columns * 4 > kMostShared) m_.rows /= 2;
   }
 
@@ -249,7 +211,7 @@ class GroupText {
   // to 1.5 times the time for several losses on an H200.
   std::int64_t blocks_of_sm() const {
     const std::int64_t threads = m_.threads * m_.rows;
-    if (m_.blocks > 1) return std::max<std::int64_t>(2 * kThreads / threads, 1);
+    if (m_.blocks > 1) return std::max<std::int64_t>(2 * kGroupThreads / threads, 1);
     return sums_.empty() ? 1 : blocks_at_a_time(threads);
   }
 
@@ -259,7 +221,8 @@ class GroupText {
     constexpr std::int64_t kMostBlocks = 8, kMostThreadsOfBlock = 512, kFewElements = 32;
     const std::int64_t few = std::max<std::int64_t>(kFewElements / m_.width, 1);
     m_.blocks = 2;
-    while (m_.blocks < kMostBlocks && ceil_div(row, m_.blocks * few) > kThreads) m_.blocks *= 2;
+    while (m_.blocks < kMostBlocks && ceil_div(row, m_.blocks * few) > kGroupThreads)
+      m_.blocks *= 2;
     const std::int64_t own = ceil_div(row, m_.blocks);
     m_.items = std::max(few, ceil_div(own, kMostThreadsOfBlock));
     m_.threads = ceil_div(ceil_div(own, m_.items), 32) * 32;
@@ -455,7 +418,7 @@ class GroupText {
         lines.add("}");
         return store_row(lines, s);
       case StageKind::row_sum:
-        return row_sum_stage(lines, s);
+        return row_sum_stages(lines, s, s + 1);
       case StageKind::column_sum:
         each_item(lines);
         column_loads(lines, s);
@@ -496,38 +459,68 @@ class GroupText {
     lines.add("}");
   }
 
-  void row_sum_stage(Lines& lines, std::size_t s) {
-    const Pointwise& loop = g_.stages[s].loop;
-    declare_row(lines, s);
+  // Returns the end of the row sums from stage s on that do not read each other; s if it is none.
+  std::size_t end_of_sums(std::size_t s) const {
+    const auto joins = [&](std::size_t next) {
+      const Pointwise& loop = g_.stages[next].loop;
+      return kind_of(loop) == StageKind::row_sum &&
+             std::all_of(loop.leaves.begin(), loop.leaves.end(), [&](const auto& leaf) {
+               return !is_memory(leaf) || maker_of(g_, next, leaf) < static_cast<int>(s);
+             });
+    };
+    std::size_t end = s;
+    while (end < g_.stages.size() && joins(end)) ++end;
+    return end;
+  }
+
+  // Sums by one pass over the row.
+  void row_sum_stages(Lines& lines, std::size_t first, std::size_t last) {
+    const bool several = last - first > 1;
+    const auto each = [&](const auto& visit) {
+      for (std::size_t s = first; s < last; ++s)
+        visit(s, g_.stages[s].loop, several ? concat("state", s) : std::string("state"));
+    };
+    for (std::size_t s = first; s < last; ++s) declare_row(lines, s);
     lines.add("{");
-    lines.add(state_type(loop), " state;");
-    lines.add("state.clear();");
+    each([&](std::size_t, const Pointwise& loop, const std::string& state) {
+      lines.add(state_type(loop), " ", state, ";");
+      lines.add(state, ".clear();");
+    });
     each_item(lines);
-    column_loads(lines, s);
-    lines.add("float v[", m_.width, "];");
-    each_element(lines);
-    const std::string value = steps(lines, s);
-    lines.add("v[j] = ",
-              exact() ? value : concat("in ? ", value, " : ", RegisterText(loop).nothing()), ";");
+    each([&](std::size_t s, const Pointwise& loop, const std::string& state) {
+      if (several) lines.add("{");
+      column_loads(lines, s);
+      lines.add("float v[", m_.width, "];");
+      each_element(lines);
+      const std::string value = steps(lines, s);
+      lines.add("v[j] = ",
+                exact() ? value : concat("in ? ", value, " : ", RegisterText(loop).nothing()), ";");
+      lines.add("}");
+      lines.add(state, ".add(v);");
+      if (several) lines.add("}");
+    });
     lines.add("}");
-    lines.add("state.add(v);");
-    lines.add("}");
-    if (m_.threads <= 32) {
-      lines.add("across_lanes(state, ", m_.threads, ");");
-    } else {
-      const std::int64_t warps = m_.threads / 32;
-      lines.add("across_lanes(state, 32);");
-      lines.add("if (lane % 32 == 0) shared", s, "[y][lane / 32] = state;");
-      lines.add("__syncthreads();");
-      lines.add("merge_shared(state, shared", s, "[y], ", warps, ", ",
-                std::bit_ceil(static_cast<std::uint64_t>(warps)), ");");
-    }
+    const std::int64_t warps = m_.threads / 32;
+    each([&](std::size_t s, const Pointwise&, const std::string& state) {
+      lines.add("across_lanes(", state, ", ", std::min<std::int64_t>(m_.threads, 32), ");");
+      if (warps > 1) lines.add("if (lane % 32 == 0) shared", s, "[y][lane / 32] = ", state, ";");
+    });
+    if (warps > 1) lines.add("__syncthreads();");
+    if (warps > 1)
+      each([&](std::size_t s, const Pointwise&, const std::string& state) {
+        lines.add("merge_shared(", state, ", shared", s, "[y], ", warps, ", ",
+                  std::bit_ceil(static_cast<std::uint64_t>(warps)), ");");
+      });
     if (m_.blocks > 1 && !waited_) lines.add("cluster_wait();");
     waited_ = true;
-    if (m_.blocks > 1) lines.add("across_cluster<", m_.blocks, ">(state, blocks", s, ", rank);");
-    lines.add("q", s, " = ", read_back(loop.store.view.dtype, value_of("state", loop)), ";");
+    each([&](std::size_t s, const Pointwise& loop, const std::string& state) {
+      if (m_.blocks > 1)
+        lines.add("across_cluster<", m_.blocks, ">(", state, ", blocks", s, ", rank);");
+      lines.add("q", s, " = ", read_back(loop.store.view.dtype, value_of(state.c_str(), loop)),
+                ";");
+    });
     lines.add("}");
-    store_row(lines, s);
+    for (std::size_t s = first; s < last; ++s) store_row(lines, s);
   }
 
   void store_row(Lines& lines, std::size_t s) const {
