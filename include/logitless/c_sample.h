@@ -48,6 +48,7 @@ typedef struct logitless_sample_inputs {
   const logitless_tensor* top_p;
   const logitless_tensor* min_p;
   const logitless_tensor* counter; /* optional i32 | i64 [...]; NULL: the index of the token */
+  const logitless_tensor* key;     /* optional i64 [2]: the noise's key, instead of the seed's */
 } logitless_sample_inputs;
 LOGITLESS_API void logitless_sample_inputs_init(logitless_sample_inputs* inputs,
                                                 size_t struct_size);

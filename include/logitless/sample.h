@@ -12,7 +12,7 @@
 // The noise of an entry is a function of the seed, the low 32 bits of its token's counter, and its
 // vocabulary id: Threefry-2x32, 46 random bits. So a token does not depend on the others of its
 // call. Tokens are those of Python's linear_sample for the same seed and counters. On a CPU
-// log_prob has the bits of head_forward for these tokens.
+// log_prob has the bits of head_forward for these tokens; likewise with the Hopper kernels.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +49,9 @@ struct SampleInputs {
   ConstTensorView top_p = {};
   ConstTensorView min_p = {};
   ConstTensorView counter = {};  // optional i32 | i64 [...]; without it the index of the token
+  // optional i64 [2]: the noise's key, 32 bits each, instead of that of the seed. A CUDA graph
+  // reads it at each replay.
+  ConstTensorView key = {};
 };
 
 // Outputs overlap neither inputs nor each other.
@@ -109,12 +112,13 @@ LOGITLESS_API SamplePlan plan_top_logprobs(const Context& context,
                                            const TopLogProbsOutputs& outputs,
                                            std::size_t memory_budget = 0);
 
-// Run a plan: one GEMM for the ids, and one for log-probabilities where they are asked for. On a
-// GPU they enqueue on the context's stream and return. A CUDA graph may capture them: it keeps the
-// numbers of the options, so its replays draw new tokens by other counters in the same memory.
-// Deterministic for any number of threads. Throw InvalidArgument
-// where the call is not the plan's, with nothing written: filters that the plan was made without
-// are refused, and a plan of temperature 0 without a tensor takes no other one.
+// Run a plan: one GEMM for the ids, and one for log-probabilities where they are asked for. The
+// Hopper kernels take one GEMM for both without top_k and top_p. On a GPU they enqueue on the
+// context's stream and return. A CUDA graph may capture them: it keeps the numbers of the options,
+// so its replays draw new tokens by other counters in the same memory. Deterministic for any number
+// of threads. Throw InvalidArgument where the call is not the plan's, with nothing written: filters
+// that the plan was made without are refused, and a plan of temperature 0 without a tensor takes no
+// other one.
 LOGITLESS_API void sample(const Context& context, const SamplePlan& plan,
                           const SampleOptions& options, const SampleInputs& inputs,
                           const SampleOutputs& outputs, const Workspace& workspace);

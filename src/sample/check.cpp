@@ -72,6 +72,7 @@ SampleForm checked_form(const Context& context, const SampleOptions& o, const Sa
   require_per_token("counter", in.counter, in.hidden, true);
   form.counter = in.counter.defined();
   if (form.counter) form.counter_dtype = in.counter.dtype();
+  require_vector("key", in.key, 2, DType::i64);
   require(out.tokens.defined(), "tokens: expected a tensor [...], got none");
   require_per_token_output("tokens", out.tokens, in.hidden, true);
   form.token_dtype = out.tokens.dtype();

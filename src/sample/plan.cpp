@@ -57,7 +57,8 @@ std::size_t left_of(std::size_t memory_budget, std::size_t taken) {
 
 void finish(SamplePlan::State& s, const Context& context) {
   s.device = context.device();
-  std::size_t scratch = s.ids->arena_bytes();
+  std::size_t scratch = s.stored.bytes;
+  if (s.ids) scratch = std::max(scratch, s.ids->arena_bytes());
   if (s.order) scratch = std::max(scratch, s.order->arena_bytes());
   if (s.largest) scratch = std::max(scratch, s.largest->workspace_bytes());
   if (s.head) scratch = std::max(scratch, s.head->workspace_bytes());
@@ -69,7 +70,9 @@ void finish(SamplePlan::State& s, const Context& context) {
 std::size_t SamplePlan::workspace_bytes() const { return state_ == nullptr ? 0 : state_->bytes; }
 
 std::string SamplePlan::explain() const {
-  if (state_ == nullptr || !state_->ids) return {};
+  if (state_ == nullptr) return {};
+  if (state_->stored) return explain_stored(state_->stored, state_->sample, state_->stored_kernel);
+  if (!state_->ids) return {};
   std::string text = state_->ids->program().explain();
   if (state_->largest) text += "\nlargest entries:\n" + state_->largest->explain();
   if (state_->head) text += "\nlog-probabilities:\n" + state_->head->explain();
@@ -88,6 +91,18 @@ SamplePlan plan_sample(const Context& context, const SampleOptions& options, con
   if (s->sample.logits.shape.tokens > 0) {
     const LogitsForm& logits = s->sample.logits;
     s->scratch_at = aligned(sizeof(SampleNumbers));
+    if (context.device().kind == DeviceKind::cuda) {
+      const HeadInputs head = planned_inputs(logits, in, s->sample.token_dtype, 0);
+      s->stored_kernel = head_plan(context, logits, head,
+                                   {.log_prob = planned_output(head.targets, DType::f32)}, 0)
+                             .kernel;
+      s->stored = plan_stored(s->sample, s->stored_kernel, out.log_prob.defined(),
+                              left_of(memory_budget, s->scratch_at));
+    }
+    if (s->stored) {
+      finish(*s, context);
+      return SampleAccess::make(std::move(s));
+    }
     if (s->sample.of_head()) {
       const std::size_t ids = static_cast<std::size_t>(logits.shape.tokens) * sizeof(std::int32_t);
       s->found_at = s->wanted_at + aligned(ids);

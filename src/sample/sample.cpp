@@ -72,6 +72,9 @@ class Pointers {
   void add(std::string_view name, const void* data) {
     list_.push_back({name, const_cast<void*>(data)});
   }
+  bool has(std::string_view name) const {
+    return std::any_of(list_.begin(), list_.end(), [&](const auto& p) { return p.name == name; });
+  }
   auto adder() {
     return [this](const char* name, const ConstTensorView& view) {
       if (view.defined()) add(name, view.data());
@@ -113,7 +116,7 @@ void add_numbers(const Context& context, const SamplePlan::State& s, const Sampl
     cuda::put_values(base, &numbers, context.stream());
   else
     std::memcpy(base, &numbers, sizeof numbers);
-  pointers.add("key", base + offsetof(SampleNumbers, key));
+  if (!pointers.has("key")) pointers.add("key", base + offsetof(SampleNumbers, key));
   if (s.sample.temperature == Given::number)
     pointers.add("temperature", base + offsetof(SampleNumbers, temperature));
   if (s.sample.top_p == Given::number) pointers.add("top_p", base + offsetof(SampleNumbers, top_p));
@@ -158,6 +161,11 @@ void sample(const Context& context, const SamplePlan& plan, const SampleOptions&
   Pointers pointers;
   each_sample_input(pointers.adder(), in);
   pointers.add("tokens", out.tokens.data());
+  if (s.stored) {
+    add_numbers(context, s, options, base, pointers);
+    return sample_stored(context, s.stored, planned, in, out,
+                         reinterpret_cast<const SampleNumbers*>(base), base + s.scratch_at);
+  }
   if (planned.of_head()) {
     find_largest(context, s, head, base);
     pointers.add("largest", base + s.found_at);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "logitless/sample.h"
 #include "sample/form.h"
 #include "sample/program.h"
+#include "sample/stored.h"
 
 namespace logitless {
 
@@ -22,6 +24,8 @@ struct SamplePlan::State {
   TopForm best;
   DeviceLimits device;
   std::vector<ConstTensorView> tensors;  // of the call, without data
+  StoredLogits stored;                   // in place of the four below
+  std::string stored_kernel;             // of the head on a GPU
   std::optional<SampleProgram> ids;      // none without tokens
   std::optional<SampleProgram> order;    // of top_logprobs
   std::optional<LossPlan> largest;       // of the head, where it finds the ids of `sample`

@@ -13,6 +13,7 @@ void each_sample_input(const Visit& visit, Structs&... s) {
   visit("top_p", s.top_p...);
   visit("min_p", s.min_p...);
   visit("counter", s.counter...);
+  visit("key", s.key...);
 }
 
 template <typename Visit, typename... Structs>

@@ -298,6 +298,20 @@ void all_tiles(const TileKernel& kernel, const ForwardCall& c) {
   if (f.half()) f.level(tiles);
 }
 
+const float* logits_by_tiles(const TileKernel& kernel, const ForwardCall& c,
+                             const float* logit_bias, float* logits) {
+  require_support(kernel, c);
+  const Forward f(c);
+  ForwardArguments tiles = f.tiles(kernel);
+  tiles.best = tiles.sums;  // free until the sums are computed
+  tiles.best_index = nullptr;
+  tiles.logit_weights = logit_bias;
+  tiles.logits = logits;
+  tiles.tokens = c.shape.tokens;
+  kernel.launch(ForwardMode::kLogits, false, operands_of(c), tiles, f.stream);
+  return tiles.best;
+}
+
 void forward_by_tiles(const TileKernel& kernel, const ForwardCall& c) {
   begin_forward_by_tiles(kernel, c);
   all_tiles(kernel, c);

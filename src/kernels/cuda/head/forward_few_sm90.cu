@@ -33,6 +33,8 @@ auto launch_of(ForwardMode mode) {
       return launch<T, ForwardMode::kPlainBest>;
     case ForwardMode::kReference:
       return launch<T, ForwardMode::kReference>;
+    case ForwardMode::kLogits:
+      return launch<T, ForwardMode::kLogits>;
     default:
       return launch<T, ForwardMode::kGeneral>;
   }

@@ -46,6 +46,8 @@ auto launch_of(ForwardMode mode, bool store) {
       return launch_of<T, ForwardMode::kGeneral>(store);
     case ForwardMode::kReference:
       return launch<T, ForwardMode::kReference, false>;
+    case ForwardMode::kLogits:
+      return launch<T, ForwardMode::kLogits, false>;
     case ForwardMode::kGradient:
       return launch<T, ForwardMode::kGradient, true>;
     case ForwardMode::kPlainGradient:
@@ -107,6 +109,7 @@ constexpr TileKernel kTiles = {.unsupported = call_unsupported,
 
 }  // namespace
 
+const TileKernel& hopper_tiles() { return kTiles; }
 std::string hopper_call_unsupported(const ForwardCall& c) { return call_unsupported(c); }
 void hopper_forward(const ForwardCall& c) { forward_by_tiles(kTiles, c); }
 void hopper_target_logits(const ForwardCall& c, float* logits) {

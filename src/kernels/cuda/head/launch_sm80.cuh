@@ -50,6 +50,8 @@ struct Launches {
       case ForwardMode::kPlainGradient:
         if (aligned) return launch<T, ForwardMode::kPlainGradient, true, true>;
         return launch<T, ForwardMode::kGradient, true, false>;
+      case ForwardMode::kLogits:
+        throw InternalError("logits are stored by the kernel of Hopper alone");
       case ForwardMode::kGradient:
         return aligned ? launch<T, ForwardMode::kGradient, true, true>
                        : launch<T, ForwardMode::kGradient, true, false>;

@@ -179,12 +179,22 @@ __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArgument
   }
 }
 
+// Returns the logit of a result with its bias. The factor is that of the next function.
+template <bool kCapped>
+__device__ __forceinline__ float scaled_and_capped(float v, float factor, float cap) {
+  v *= factor;
+  return kCapped ? cap * tanh_fast(v) : v;
+}
+template <bool kCapped>
+__device__ __forceinline__ float factor_of(float scale, float cap) {
+  return kCapped ? scale / cap : scale;
+}
 // z = softcap(scale * (z + bias)); -inf past the vocabulary's end. kCapped is a template parameter,
 // since functions of a capped logit are much longer.
 template <bool kCapped, class Position>
 __device__ __forceinline__ void transform(float (&z)[128], const ForwardArguments& a,
                                           const Position& at) {
-  const float factor = kCapped ? a.scale / a.cap : a.scale;
+  const float factor = factor_of<kCapped>(a.scale, a.cap);
 #pragma unroll
   for (int i = 0; i < Position::kColumns; ++i) {
     const int vocab_id = at.first + Position::column(i);
@@ -194,10 +204,21 @@ __device__ __forceinline__ void transform(float (&z)[128], const ForwardArgument
       float& to = z[Position::reg(h, i)];
       float v = to;
       if (a.bias != nullptr && valid) v += a.bias[vocab_id];
-      v *= factor;
-      if constexpr (kCapped) v = a.cap * tanh_fast(v);
+      v = scaled_and_capped<kCapped>(v, factor, a.cap);
       to = valid ? v : -INFINITY;
     }
+  }
+}
+
+template <class Position>
+__device__ __forceinline__ void add_logit_weights(float (&z)[128], const ForwardArguments& a,
+                                                  const Position& at) {
+#pragma unroll
+  for (int i = 0; i < Position::kColumns; ++i) {
+    const int vocab_id = at.first + Position::column(i);
+    const float weight = at.whole || vocab_id < a.vocab ? a.logit_weights[vocab_id] : 0.0f;
+#pragma unroll
+    for (int h = 0; h < Position::kRows; ++h) z[Position::reg(h, i)] += weight;
   }
 }
 
@@ -337,9 +358,12 @@ template <ForwardMode kMode, bool kStore, bool kCapped, class Position>
 __device__ __forceinline__ void finish_general(float (&z)[128], const ForwardArguments& a,
                                                const Position& at) {
   transform<kCapped>(z, a, at);
+  if constexpr (kMode == ForwardMode::kLogits) {
+    if (a.logit_weights != nullptr) add_logit_weights(z, a, at);
+  }
 #pragma unroll
   for (int h = 0; h < Position::kRows; ++h) {
-    if constexpr (kMode == ForwardMode::kReference) {
+    if constexpr (kMode == ForwardMode::kReference || kMode == ForwardMode::kLogits) {
       find_greatest(z, a, at, h);
     } else if constexpr (kMode == ForwardMode::kGradient) {
       gradient<kCapped>(z, a, at, h);
@@ -353,6 +377,7 @@ __device__ __forceinline__ void finish_general(float (&z)[128], const ForwardArg
 template <ForwardMode kMode, bool kStore, class Position>
 __device__ __forceinline__ void finish_tile(float (&z)[128], const ForwardArguments& a,
                                             const Position& at) {
+  if constexpr (kMode == ForwardMode::kLogits) at.put_logits(z, a);
   if constexpr (kMode == ForwardMode::kPlain || kMode == ForwardMode::kPlainEntropy ||
                 kMode == ForwardMode::kPlainBest) {
     sum_plain<kMode>(z, a, at);

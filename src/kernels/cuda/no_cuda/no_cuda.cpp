@@ -9,6 +9,7 @@
 #include "kernels/device/loss.h"
 #include "kernels/device/module.h"
 #include "kernels/device/order.h"
+#include "kernels/device/sample.h"
 #include "kernels/device/shard.h"
 #include "kernels/device/shard_far.h"
 #include "kernels/device/token_list.h"
@@ -44,6 +45,7 @@ Timer::~Timer() = default;
 void Timer::start(Stream) { refuse(); }
 float Timer::stop(Stream) { refuse(); }
 
+void sample_tokens(const SampleCall&) { refuse(); }
 void scale_block(const BlockCall&) { refuse(); }
 void scale_by_logits(const BlockCall&) { refuse(); }
 void prepare_block(const BlockCall&) { refuse(); }
