@@ -641,10 +641,11 @@ class SampleInputs(Structure):
     top_p: Any
     min_p: Any
     counter: Any  # optional i32 | i64 [...]; NULL: the index of the token
+    key: Any  # optional i64 [2]: the noise's key, instead of the seed's
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)), ("bias", POINTER(Tensor)),
         ("logit_bias", POINTER(Tensor)), ("temperature", POINTER(Tensor)), ("top_p", POINTER(Tensor)),
-        ("min_p", POINTER(Tensor)), ("counter", POINTER(Tensor)),
+        ("min_p", POINTER(Tensor)), ("counter", POINTER(Tensor)), ("key", POINTER(Tensor)),
     ]
 
 

@@ -75,7 +75,7 @@ def mixed(seed: int) -> tuple[int, int]:
 
 
 def draw(
-    xp, chunked, hidden, weight, bias, key, *, temperature, top_k, top_p, min_p, logit_bias, counter, softcap,
+    xp, chunked, hidden, weight, bias, seed, *, temperature, top_k, top_p, min_p, logit_bias, counter, softcap,
     logit_scale, memory_budget,
 ) -> tuple[Any, Any]:
     """Samples a token at each position from ``softmax(logits)``, without storing the logits of all of them.
@@ -108,6 +108,7 @@ def draw(
 
     Cost: two GEMMs, one for the tokens and one for their log-probabilities; both are of the head at a temperature of 0
     without logit_bias. top_p without top_k sorts the vocabulary.
+    torch: On a Hopper GPU in 16 bits, without top_k and top_p: one GEMM, with 512 MiB of logits at a time by default.
     Noise has 46 random bits an entry; sums of probabilities are float32.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``. Values of arrays are
@@ -127,22 +128,30 @@ def draw(
         if logit_bias is not None:
             given["logit_bias"] = xp.fixed("logit_bias", logit_bias, xp.float32, (vocab,))
         if not greedy:
-            single = xp.astype(given["hidden"][:0, 0], xp.float32)
 
             def per_token(name, value, *bounds, **more):
                 if xp.is_number(value):
-                    return xp.as_like(number(name, value, *bounds, **more), single)
+                    return number(name, value, *bounds, **more)
                 return xp.fixed(name, value, xp.float32, lead).reshape(-1)
 
-            given["temperature"], given["key"] = per_token("temperature", temperature, 0.0), key
-            if counter is None:
-                given["counter"] = xp.arange(given["hidden"].shape[0], single)
-            else:
+            given["temperature"] = per_token("temperature", temperature, 0.0)
+            if counter is not None:
                 given["counter"] = xp.indices("counter", counter, lead).reshape(-1)
             if top_p is not None:
                 given["top_p"] = per_token("top_p", top_p, most=1.0, above=0.0)
             if min_p is not None:
                 given["min_p"] = per_token("min_p", min_p, 0.0, 1.0)
+        both = xp.sampled(hidden, weight, given, None if greedy else seed, form, memory_budget)
+        if both is not None:
+            return both[0].reshape(lead), both[1].reshape(lead)
+        if not greedy:
+            single = xp.astype(given["hidden"][:0, 0], xp.float32)
+            for name in ("temperature", "top_p", "min_p"):
+                if name in given and xp.is_number(given[name]):
+                    given[name] = xp.as_like(given[name], single)
+            given["key"] = xp.noise_key(seed, single)
+            if counter is None:
+                given["counter"] = xp.arange(given["hidden"].shape[0], single)
         head = Head(-100, softcap, logit_scale, memory_budget)
         if greedy and logit_bias is None:
             tokens = xp.largest_entries(given["hidden"], given["weight"], given.get("bias"), head)

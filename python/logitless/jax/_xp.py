@@ -120,6 +120,15 @@ def key(seed: Any, like: jax.Array | None = None, name: str = "seed") -> jax.Arr
     return jax.lax.bitcast_convert_type(parts, jnp.int32)  # programs have no unsigned numbers
 
 
+def noise_key(key: jax.Array, like: jax.Array) -> jax.Array:
+    """Returns the key of ``key``."""
+    return key
+
+
+def sampled(*given: Any) -> None:
+    """Returns None: programs and the head serve all samples."""
+
+
 def argmax(x: jax.Array) -> jax.Array:
     return x.argmax(-1)
 

@@ -21,7 +21,7 @@ from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from .._losses.sampling import mixed
-from . import _entries, _memory, _noise, dtensor
+from . import _entries, _memory, _noise, _sampled, dtensor
 from ._arguments import named
 from ._backend import backend
 from ._chunks import Operand
@@ -113,6 +113,11 @@ def gumbel(key: Tensor, counter: Tensor, vocab: int) -> Tensor:
 
 def key(seed: Any, like: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
     """Returns the key of the noise [2] int64, of 32 bits each."""
+    return noise_key(drawn_seed(seed, like, generator), like)
+
+
+def drawn_seed(seed: Any, like: Tensor, generator: Optional[torch.Generator] = None) -> int | Tensor:
+    """Returns the seed, or a drawn one: an int, or a key [2] where a graph draws it at each run."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator: expected a torch.Generator or None, got {type(generator).__name__}")
     if seed is not None and generator is not None:
@@ -121,21 +126,36 @@ def key(seed: Any, like: Tensor, generator: Optional[torch.Generator] = None) ->
         raise TypeError(f"seed: expected an int or None, got {seed!r}")
     if seed is None and generator is None and torch.compiler.is_compiling():  # numbers are not known while it traces
         return torch.randint(1 << 32, (2,), device="cpu").to(like.device)
-    if not torch.compiler.is_compiling() and like.is_cuda and torch.cuda.is_current_stream_capturing():
-        return _captured_key(seed, like, generator)
-    if seed is None:
-        where = "cpu" if generator is None else generator.device
-        seed = int(torch.randint(1 << 62, (), generator=generator, device=where))
+    if seed is not None:
+        return seed
+    if _is_captured(like):
+        if generator is not None and generator.device != like.device:
+            raise ValueError(f"generator: expected one of {like.device} in a CUDA graph, got one of {generator.device}")
+        return torch.randint(1 << 32, (2,), generator=generator, device=like.device)
+    where = "cpu" if generator is None else generator.device
+    return int(torch.randint(1 << 62, (), generator=generator, device=where))
+
+
+def noise_key(seed: int | Tensor, like: Tensor) -> Tensor:
+    """Returns the key of a drawn seed [2] int64. In a CUDA graph it is made without a copy from the host."""
+    if isinstance(seed, Tensor):
+        return seed
+    if _is_captured(like):
+        return torch.stack([torch.full((), number, dtype=torch.int64, device=like.device) for number in mixed(seed)])
     return torch.tensor(mixed(seed), device=like.device)
 
 
-def _captured_key(seed: Optional[int], like: Tensor, generator: Optional[torch.Generator]) -> Tensor:
-    """Returns the key in a CUDA graph, without a copy from the host: that of the seed, or another in each replay."""
-    if seed is not None:
-        return torch.stack([torch.full((), number, dtype=torch.int64, device=like.device) for number in mixed(seed)])
-    if generator is not None and generator.device != like.device:
-        raise ValueError(f"generator: expected one of {like.device} in a CUDA graph, got one of {generator.device}")
-    return torch.randint(1 << 32, (2,), generator=generator, device=like.device)
+def _is_captured(like: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and like.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def sampled(hidden: Any, weight: Any, given: Mapping[str, Any], seed: Any, filters: Any, memory_budget: Any) -> Any:
+    """Returns tokens and log-probabilities [N] by the library's sampler, or None where programs and the head serve."""
+    if not _sampled.serves(hidden, weight, given, filters):
+        return None
+    if seed is not None and torch.compiler.is_compiling():  # a seed of the trace is a constant
+        seed = noise_key(seed, given["hidden"])
+    return _sampled.sampled(given, seed, filters, memory_budget)
 
 
 def argmax(x: Tensor) -> Tensor:

@@ -50,9 +50,9 @@ def linear_sample(
     memory_budget: int | str | None = None,
 ) -> Sample:
     """Samples a token at each position from ``softmax(logits)``."""
-    key = xp.key(seed, xp.array("hidden", hidden), generator)
+    drawn = xp.drawn_seed(seed, xp.array("hidden", hidden), generator)
     return Sample(*shared.draw(
-        xp, chunked, hidden, weight, bias, key, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        xp, chunked, hidden, weight, bias, drawn, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         logit_bias=logit_bias, counter=counter, softcap=softcap, logit_scale=logit_scale, memory_budget=memory_budget,
     ))  # fmt: skip
 
