@@ -33,9 +33,13 @@ def serves(hidden: Any, weight: Any, given: Mapping[str, Any], filters: Any) -> 
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def _is_hopper(index: Optional[int]) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(index) == (9, 0)
+    return torch.version.hip is None and _capability(index) == (9, 0)
+
+
+@functools.cache
+def _capability(index: Optional[int]) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
 
 
 def sampled(given: Mapping[str, Any], key: int | Tensor | None, filters: Any, memory_budget: Any) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
-// Samples of tokens on a GPU from stored logits. One GEMM writes the logits of a chunk, a kernel
-// draws tokens from them, and the epilogues of the head's forward run on them for
+// Samples of tokens on a GPU from stored logits. One GEMM writes the logits of a chunk, and a
+// kernel draws tokens from them. The epilogues of the head's forward then run on them, for
 // log-probabilities.
 #pragma once
 
@@ -18,7 +18,8 @@ struct SampleCall {
   // Operands of the chunk. `targets` are set to `tokens`. Output: log_prob [tokens], or null.
   ForwardCall chunk;
   const float* logit_bias = nullptr;  // [vocab], or null
-  // Of the noise: i64 [2], 32 bits each, and i32 | i64 [all tokens]; null: indices of tokens.
+  // The noise's key, i64 [2] of 32 bits each, and counters i32 | i64 [all tokens]; null: the
+  // indices of the tokens.
   const std::int64_t* key = nullptr;
   const void* counter = nullptr;
   bool int64_counter = false;

@@ -8,6 +8,7 @@ import torch
 
 from logitless import _c_api as c
 from logitless._library import check, context, lib, new
+from logitless._losses.sampling import mixed
 from logitless.torch import linear_logprobs, linear_sample, linear_top_logprobs
 
 pytestmark = pytest.mark.native
@@ -131,6 +132,14 @@ def test_numbers_of_each_token(filters):
     compare({k: v for k, v in filters.items() if v is not None}, inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_key_replaces_the_seed(dtype):
+    hidden, weight, _ = head(dtype)
+    inputs, outputs = dict(hidden=hidden, weight=weight, key=torch.tensor(mixed(11))), outputs_of(SIZES[:1])
+    Call("sample", {}, inputs, outputs).run(dict(seed=5), inputs, outputs)
+    assert torch.equal(outputs["tokens"], linear_sample(hidden, weight, seed=11).tokens)
+
+
 def test_a_plan_serves_other_seeds_and_numbers_within_its_budget():
     on_gpu = torch.get_default_device().type == "cuda"  # fp32 has other bits in chunks of another size there
     hidden, weight, bias = head(torch.bfloat16 if on_gpu else torch.float32, (300, 16, 4000))
@@ -212,6 +221,7 @@ BAD = [
     ({}, dict(temperature=torch.ones(3)), {}, r"temperature: expected shape [37] to go with hidden f32[37, 24], got f32[3]"),
     ({}, dict(top_p=torch.ones(37, dtype=torch.float64)), {}, "top_p: expected f32, got f64"),
     ({}, dict(counter=torch.ones(37)), {}, "counter: expected i32 or i64, got f32"),
+    ({}, dict(key=torch.zeros(3, dtype=torch.int64)), {}, "key: expected shape [2], got i64[3]"),
     ({}, dict(logit_bias=torch.zeros(3)), {}, "logit_bias: expected shape [501], got f32[3]"),
     ({}, dict(bias=torch.zeros(3)), {}, "bias: expected shape [501], got f32[3]"),
     ({}, dict(hidden=None), {}, "hidden: expected a tensor [..., D], got none"),
