@@ -1,6 +1,8 @@
 #include "logitless/cross_entropy.h"
 
+#include <charconv>
 #include <cmath>
+#include <string>
 
 #include "core/check.h"
 #include "head/cpu/calls.h"
@@ -126,6 +128,13 @@ HeadShape shape_of(const CrossEntropyInputs& in) {
 
 namespace {
 
+// Returns the shortest text that reads as this number again, so that ranks compare every digit.
+template <typename Number>
+std::string exact_text(Number value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
+}
+
 // Plans the calls with `plan(shape, features, request)`, which returns one rank's plan. Collective
 // if the inputs are sharded.
 template <typename Plan>
@@ -144,7 +153,9 @@ LossPlan plan_calls(const CrossEntropyOptions& options, const CrossEntropyInputs
             .options = [&](PlanDigest& digest) {
               digest.same("reduction", static_cast<int>(options.reduction));
               for (const auto& number : loss_numbers(options))
-                digest.same(number.name, concat(*number.value));
+                digest.same(number.name, exact_text(*number.value));
+              digest.same("normalizer",
+                          options.normalizer ? exact_text(*options.normalizer) : "none");
               digest.same("ignore_index", options.ignore_index);
               digest.same("next_token", options.next_token);
             }};

@@ -113,6 +113,14 @@ TEST(ShardingErrors, RanksThatDifferAreNamed) {
                         if (rank == 1) o.reduction = Reduction::sum;
                       }),
              "InvalidArgument", "rank 1: reduction");
+  expect_all(plan_all(even_run(), [](int rank, CrossEntropyOptions& o, auto&,
+                                     auto&) { o.normalizer = rank == 1 ? 4194305.0 : 4194304.0; }),
+             "InvalidArgument", "rank 1: normalizer 4194305, rank 0: 4194304");
+  expect_all(plan_all(even_run(),
+                      [](int rank, CrossEntropyOptions& o, auto&, auto&) {
+                        if (rank == 2) o.normalizer = 7.5;
+                      }),
+             "InvalidArgument", "rank 2: normalizer 7.5, rank 0: none");
   expect_all(plan_all(even_run(),
                       [](int rank, CrossEntropyOptions& o, auto&, auto&) {
                         if (rank == 1) o.precision = Precision::tf32;
