@@ -4,15 +4,16 @@
 // Arguments are the program's parameters. Results are its results and then the arena, a byte buffer
 // of 256 bytes more than the program's arena. Attributes: text; memory_budget, chunks, chunk,
 // head_engine and threads of CompileOptions. A process compiles a text once for each GPU, and once
-// for the CPU. On a GPU that happens when XLA initialises its program, so that runs only enqueue
-// and may be recorded into command buffers.
-#include <map>
+// for the CPU while it is among the last kMostPrograms. On a GPU that happens when XLA initialises
+// its program, so that runs only enqueue and may be recorded into command buffers.
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/lru_cache.h"
 #include "logitless/compiler.h"
 #include "xla/buffers.h"
 #include "xla/handler.h"
@@ -38,9 +39,14 @@ ReadyProgram make_ready(const std::string& text, CompileOptions options, const P
   return ready;
 }
 
-// Returns the compiled program of a call, cached for equal ones; XLA's programs may run as long as
-// the process.
-const ReadyProgram& ready_program(const Place& place, const Call& call) {
+// Programs of the CPU that are cached. Those of GPUs stay loaded as long as the process: XLA
+// records their kernels into command buffers, whose end it does not report.
+constexpr std::size_t kMostPrograms = 1024;
+
+using Programs = LruCache<std::string, ReadyProgram>;
+
+// Returns the compiled program of a call, cached for equal ones.
+std::shared_ptr<const ReadyProgram> ready_program(const Place& place, const Call& call) {
   const std::string text(call.attribute<std::string_view>("text"));
   CompileOptions options;
   options.memory_budget = static_cast<std::size_t>(call.attribute<std::int64_t>("memory_budget"));
@@ -48,15 +54,16 @@ const ReadyProgram& ready_program(const Place& place, const Call& call) {
   options.chunk = call.attribute<std::int64_t>("chunk") != 0;
   options.head_engine = call.attribute<std::int64_t>("head_engine") != 0;
   options.threads = static_cast<int>(call.attribute<std::int64_t>("threads"));
-  const std::string key = concat(static_cast<int>(place.device), " ", place.device_index, " ",
-                                 options.memory_budget, " ", options.chunks, " ", options.chunk,
-                                 " ", options.head_engine, " ", options.threads, " ", text);
+  const std::string key =
+      concat(place.device_index, " ", options.memory_budget, " ", options.chunks, " ",
+             options.chunk, " ", options.head_engine, " ", options.threads, " ", text);
   static std::mutex mutex;
-  static auto* const programs = new std::map<std::string, ReadyProgram>;  // outlives XLA's threads
+  static auto* const on_cpu = new Programs(kMostPrograms);  // both outlive XLA's threads
+  static auto* const on_gpus = new Programs(std::numeric_limits<std::size_t>::max());
   const std::lock_guard lock(mutex);
-  const auto found = programs->find(key);
-  if (found != programs->end()) return found->second;
-  return programs->emplace(key, make_ready(text, std::move(options), place)).first->second;
+  return (place.device == DeviceKind::cpu ? on_cpu : on_gpus)->get(key, [&] {
+    return make_ready(text, options, place);
+  });
 }
 
 void check_buffers(const std::vector<Buffer>& buffers, std::size_t count,
@@ -68,7 +75,8 @@ void check_buffers(const std::vector<Buffer>& buffers, std::size_t count,
 }
 
 void run_program(const Place& place, Call call) {
-  const ReadyProgram& ready = ready_program(place, call);
+  const auto program = ready_program(place, call);
+  const ReadyProgram& ready = *program;
   const std::vector<Buffer> in = call.arguments(), out = call.results();
   check(!out.empty(), "program: no arena among the results");
   check_buffers(in, in.size(), ready.compiled.parameters(), "parameters");
