@@ -10,6 +10,7 @@ from pathlib import Path
 
 import logitless
 import pytest
+from logitless import _c_api
 
 SEEN = Path(__file__).parent / "support" / "autochunk_types.py"
 
@@ -34,6 +35,13 @@ def test_overloads_keep_the_signature(framework):
 
     assert inspect.signature(module.autochunk(plain)) == inspect.signature(plain)
     assert issubclass(module.Unsupported, NotImplementedError)
+
+
+@pytest.mark.parametrize("name, of_library", [("_Precision", _c_api.PRECISIONS), ("_Reduction", _c_api.REDUCTIONS)])
+def test_stubs_allow_what_the_library_does(name, of_library):
+    stub = (Path(logitless.__file__).parent / "torch/loss.pyi").read_text()
+    (allowed,) = re.findall(rf"^{name} = Literal\[(.*)\]$", stub, re.M)
+    assert set(re.findall(r'"(\w+)"', allowed)) == of_library.keys()
 
 
 def test_what_a_type_checker_sees(tmp_path):

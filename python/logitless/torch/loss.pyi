@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from .ranks import Sharding
 
 _Reduction = Literal["none", "mean", "sum"]
-_Precision = Literal["ieee", "tf32"]
+_Precision = Literal["ieee", "tf32", "bf16x3"]
 _Bytes = Optional[int | str]
 
 # logitless: hidden [..., D], weight [V, D], target [...] or [..., K] with target_weight.
