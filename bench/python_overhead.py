@@ -36,7 +36,7 @@ def main():
     weight = torch.randn(512, 64, device=args.device).bfloat16().requires_grad_()
     target = torch.randint(0, 512, (64,), device=args.device)
     linear_cross_entropy(hidden, weight, target)
-    planned = _engine.find(call.key_of((hidden, weight, target), {})).planned
+    planned = _engine.calls.find(call.key_of((hidden, weight, target), {})).planned
     workspace = torch.empty(planned.workspace_bytes, dtype=torch.uint8, device=args.device)
     made = None
     factor = torch.full((), 1.0, device=args.device)

@@ -7,12 +7,12 @@ import ctypes
 import functools
 import os
 import re
-import threading
 from collections.abc import Iterator
 from ctypes import Structure, c_char_p, c_int32, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
+from ._cache import ThreadCache
 from ._c_api import *  # noqa: F403  (re-exports the header's names)
 from ._c_api import (
     ABI_VERSION, DEVICE_CPU, DTYPES, FUNCTIONS, INVALID_ARGUMENT, OK, STRUCTS, UNSUPPORTED, ContextOptions,
@@ -124,17 +124,13 @@ class Context:
             lib.logitless_context_destroy(self.handle)
 
 
-_contexts = threading.local()
+_contexts = ThreadCache(64)  # planned calls hold theirs, whatever this cache drops
 
 
 def context(device: int = DEVICE_CPU, device_index: int = 0, stream: int = 0, threads: int = 0) -> Context:
     """Returns this thread's cached context for a device, stream and number of threads (0: all cores)."""
     key = (device, device_index, stream, threads)
-    cache = _contexts.__dict__
-    found = cache.get(key)
-    if found is None:
-        found = cache[key] = Context(*key)
-    return found
+    return _contexts.remembered(key, lambda: Context(*key))
 
 
 def version() -> str:

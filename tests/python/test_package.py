@@ -5,12 +5,12 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import logitless
 import pytest
 from logitless import _library as c
+from logitless._cache import ThreadCache
 
 
 def test_the_wheel_has_the_library_and_types():
@@ -46,7 +46,7 @@ def test_a_plan_in_256_mib_on_every_kernel(monkeypatch):
     """Llama-3-8B's head, and the JAX package's small one, which takes no more with a budget than without."""
     for kernel in logitless.kernels():
         monkeypatch.setenv("LOGITLESS_CPU", kernel)
-        monkeypatch.setattr(c, "_contexts", threading.local())  # their kernel is that of their first use
+        monkeypatch.setattr(c, "_contexts", ThreadCache(64))  # their kernel is that of their first use
         for threads in (1, 2, 16):
             for dtype in ("bf16", *(("f16", "f32") if takes_all_dtypes(kernel) else ())):
                 large = logitless.explain(8192, 4096, 128256, dtype, threads=threads, memory_budget="256MiB")
@@ -56,7 +56,7 @@ def test_a_plan_in_256_mib_on_every_kernel(monkeypatch):
             default = logitless.explain(1024, 64, 8192, dtype, threads=threads)
             assert workspace_mib(small) <= workspace_mib(default) < 32.0, (kernel, small)
     monkeypatch.delenv("LOGITLESS_CPU")
-    monkeypatch.setattr(c, "_contexts", threading.local())
+    monkeypatch.setattr(c, "_contexts", ThreadCache(64))
     assert workspace_mib(logitless.explain(8192, 4096, 128256, device="cuda", memory_budget="256MiB")) <= 256.0
 
 

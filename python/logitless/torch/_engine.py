@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from ctypes import byref, c_void_p
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _library as c
+from .._cache import ThreadCache
 from .._library import lib
 from .._options import HeadOptions, LossOptions, struct_of
 from . import _memory, _portable, ranks
@@ -28,7 +28,6 @@ DTYPES = {
 
 _MOST_HINTED = 1 << 60
 _SAVED_BYTES = 1 << 20  # workspaces up to this size are reused; calls of one stream and thread do not overlap
-_MOST_CALLS = 256  # planned calls cached per thread; the oldest makes way for a new one
 
 Tensors = dict[str, Optional[Tensor]]  # by the fields of a C struct; None marks a missing one
 
@@ -193,50 +192,20 @@ def place(device: torch.device):
     return device.index, current_stream(device)
 
 
-class _Thread(threading.local):
-    def __init__(self):
-        self.calls: dict[Any, Any] = {}
-
-
-_thread = _Thread()
-
-
-def find(key: Any) -> Any:
-    """Returns this thread's cached value for a key, or None."""
-    return _thread.calls.get(key)
-
-
-def remember(key: Any, value: Any) -> None:
-    """Caches a value for a key in this thread. The oldest ones make way for it."""
-    calls = _thread.calls
-    calls.pop(key, None)
-    while len(calls) >= _MOST_CALLS:
-        del calls[next(iter(calls))]
-    calls[key] = value
-
-
-def remembered(key: Any, build: Callable[[], Any]) -> Any:
-    """Returns the cached value for a key, or else the result of ``build``, which it caches."""
-    found = _thread.calls.get(key)
-    if found is None:
-        found = build()
-        remember(key, found)
-    return found
+calls = ThreadCache(256)  # planned calls
 
 
 def _planned_together(group: ranks.Group, key: Any, build: Callable[[], Call]) -> Call:
     """Returns the call of a key, whose plan all ranks made at the same point. If one rank's shape changed, all ranks
     plan again."""
-    found = find(key)
+    found = calls.find(key)
     known = found is not None and found.group is group
     if not group.ready(found.number if known else 0):
-        calls = _thread.calls
-        for old in [k for k, call in calls.items() if getattr(call, "group", None) is not None and call.group.ended]:
-            del calls[old]
+        calls.forget(*[k for k, v in calls.entries().items() if getattr(v, "group", None) is not None and v.group.ended])
         found = build()
         group.plans += 1
         found.number, found.group = group.plans, group
-        remember(key, found)
+        calls.remember(key, found)
     return found
 
 
@@ -275,7 +244,7 @@ def run(
     def planned_run() -> Call:
         layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors]
         key = (kind.name, options, accumulate, shard, place(device), later if checked else (), *layouts)
-        call = _planned_together(group, key, build) if shard.group else remembered(key, build)
+        call = _planned_together(group, key, build) if shard.group else calls.remembered(key, build)
         call.run(present)
         return call
 
@@ -351,5 +320,5 @@ def scale(tensors, factor: torch.Tensor) -> None:
     if not present:
         return
     key = ("scale", device.type, place(device))
-    made = remembered(key, lambda: on_device(device, lambda: _Scale(_context(device))))
+    made = calls.remembered(key, lambda: on_device(device, lambda: _Scale(_context(device))))
     on_device(device, made.run, present, factor)

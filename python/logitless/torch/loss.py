@@ -97,7 +97,7 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         NotImplementedError: no kernel or plan supports the call; second derivatives.
     """
     key = call.key_of(args, kwargs)
-    if key is not None and (seen := _engine.find(key)) is not None:
+    if key is not None and (seen := _engine.calls.find(key)) is not None:
         return autograd.repeat(seen, *args)
     arguments = quantized.taken(bind(args, kwargs))
     if arguments.temperature is not None:
@@ -173,7 +173,7 @@ def linear_logprobs(
         )
         key = call.key_of((hidden, weight, target, bias), options)
         key = None if key is None else ("logprobs", key)
-        if key is not None and (seen := _engine.find(key)) is not None:
+        if key is not None and (seen := _engine.calls.find(key)) is not None:
             log_prob, entropy, lse, *index = seen.replay((hidden, weight, target, bias))
             return log_prob, entropy, lse, *(t.to(torch.int64) for t in index)
     if keep is not None and not isinstance(keep, bool):

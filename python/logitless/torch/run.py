@@ -201,7 +201,7 @@ def run_cross_entropy(
     if form.key is not None and call is not None:
         same = all(a is b for a, b in zip(inputs.values(), (hidden, weight, target, bias)))
         if same and all(g is None or g is r for g, r in zip(made.values(), results)):  # nothing was converted
-            _engine.remember(form.key, form._replace(key=None, planned=call))
+            _engine.calls.remember(form.key, form._replace(key=None, planned=call))
     return loss, lse, index, *results
 
 
@@ -236,7 +236,7 @@ def run_head(hidden, weight, target, bias, form: Form):
     call = _engine.run(_engine.HEAD, form.options, form.shard, inputs, outputs, later=bits(form.needs), backward=backward)
     if form.key is not None and call is not None:
         if all(a is b for a, b in zip(inputs.values(), (hidden, weight, target, bias))):  # nothing was converted
-            _engine.remember(form.key, call)
+            _engine.calls.remember(form.key, call)
     return head_results(outputs)
 
 

@@ -82,7 +82,7 @@ def pair_of(problem: Problem) -> _Pair | Exception:
         except (ValueError, NotImplementedError) as refused:
             return type(refused)(str(refused))  # the original's traceback would keep the call's tensors alive
 
-    return _engine.remembered(problem.key(), build)
+    return _engine.calls.remembered(problem.key(), build)
 
 
 # The hooks for saved tensors, and whether a backward retains its graph; older versions of PyTorch do not report the

@@ -1,6 +1,5 @@
 """The ready-made losses in JAX: memory and batch invariance. Their formulas are in tests/python/losses."""
 
-import functools
 import re
 
 import jax
@@ -12,6 +11,7 @@ from loss_frameworks import RNG, normal
 
 from logitless import _library as library
 from logitless._autochunk.native import Machine
+from logitless._cache import Cache
 from logitless.jax import losses
 from logitless.jax._autochunk import native
 from logitless.jax.losses import _formulas
@@ -45,7 +45,7 @@ def test_half_of_ligers_memory_takes_six_products(monkeypatch, dim):
     """Plans 8192 tokens and 128256 vocabulary entries for a GPU, without one; no gradient has a copy in float32."""
     machine = Machine(library.DEVICE_CUDA, 90, threads=0, head_engine=True)
     monkeypatch.setattr(native, "default_machine", lambda: machine)
-    monkeypatch.setattr(_formulas, "_made", functools.lru_cache(_formulas._made.__wrapped__))
+    monkeypatch.setattr(_formulas, "_made", Cache(64))
     arrays = [jax.ShapeDtypeStruct((rows, dim), jnp.bfloat16) for rows in (8192, 128256)] * 2
     text = losses.explain_divergence(*arrays, memory_budget="465MiB")
     assert "(budget 465.0 MiB, met)" in text and text.count("1 phase, 50.0 % more multiply-adds") == 2, text

@@ -11,6 +11,7 @@ from paper_losses import Papers
 
 from logitless import _library as c
 from logitless._autochunk.native import Machine, program
+from logitless._cache import Cache
 from logitless._losses import distillation as shared
 from logitless.torch import _xp, losses
 from logitless.torch._autochunk import native
@@ -28,7 +29,7 @@ def planned(monkeypatch):
     if torch.get_default_device().type != "cpu":
         pytest.skip("plans of empty tensors of the CPU")
     monkeypatch.setattr(native, "machine_of", lambda device: Machine(c.DEVICE_CUDA, 90, threads=0, head_engine=True))
-    monkeypatch.setattr(_formulas, "_MADE", {})
+    monkeypatch.setattr(_formulas, "_MADE", Cache(64))
     empty = lambda rows: torch.empty(rows, DIM, dtype=torch.bfloat16)  # noqa: E731: never touched
     student = empty(ROWS).requires_grad_(), empty(VOCAB).requires_grad_()
     teacher = empty(ROWS), empty(VOCAB)

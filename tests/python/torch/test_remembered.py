@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.utils.checkpoint
+from logitless._cache import ThreadCache
 from logitless.torch import _engine, call, linear_cross_entropy, linear_logprobs
 from oracle import DEVICE
 from test_loss import problem
@@ -15,7 +16,7 @@ HIDDEN, WEIGHT, TARGET, BIAS = problem(1, (12,), 16, 70, torch.float32, bias=Tru
 
 
 def forget():
-    _engine._thread.calls.clear()
+    _engine.calls.forget(*_engine.calls.entries())
 
 
 def autocast(dtype):
@@ -106,16 +107,15 @@ def test_a_head_gives_what_it_gives_alone(first, then):
 
 def test_calls_remembered_are_bounded(monkeypatch):
     """The cache keeps the last calls: a loop over few shapes finds all of its own."""
-    monkeypatch.setattr(_engine, "_MOST_CALLS", 6)
-    forget()
+    monkeypatch.setattr(_engine, "calls", ThreadCache(12))
     for count in range(1, 12):
         hidden, target = HIDDEN[:count], TARGET[:count].clamp(min=0)
         for _ in range(2):
             linear_cross_entropy(hidden, WEIGHT, target, BIAS)
             linear_cross_entropy(hidden, WEIGHT, target, BIAS, reduction="none")
             linear_logprobs(hidden, WEIGHT, target)
-            assert len(_engine._thread.calls) <= 6
-        assert _engine.find(call.key_of((hidden, WEIGHT, target, BIAS), {})) is not None
+            assert len(_engine.calls) <= 12
+        assert _engine.calls.find(call.key_of((hidden, WEIGHT, target, BIAS), {})) is not None
     forget()
 
 
@@ -126,7 +126,7 @@ def test_what_is_remembered(options):
     """Calls with numbers, strings and None are cached; those with further tensors, or under a transform, are not."""
     forget()
     linear_cross_entropy(HIDDEN, WEIGHT, TARGET, BIAS, **options)
-    assert _engine.find(call.key_of((HIDDEN, WEIGHT, TARGET, BIAS), options)) is not None
+    assert _engine.calls.find(call.key_of((HIDDEN, WEIGHT, TARGET, BIAS), options)) is not None
     assert call.key_of((HIDDEN, WEIGHT, TARGET, BIAS), dict(options, class_weight=torch.ones(70))) is None
     assert call.key_of((HIDDEN, WEIGHT), options) is None
     found = []
@@ -149,7 +149,7 @@ def test_losses_of_tokens_without_gradients_are_remembered(shape):
     hidden, target, options = HIDDEN.detach().view(*shape, 16), TARGET.view(shape), dict(reduction="none", softcap=3.0)
     weight, bias = WEIGHT.detach(), BIAS.detach()
     first = linear_cross_entropy(hidden, weight, target, bias, **options)
-    assert _engine.find(call.key_of((hidden, weight, target, bias), options)) is not None
+    assert _engine.calls.find(call.key_of((hidden, weight, target, bias), options)) is not None
     assert first.shape == shape and torch.equal(linear_cross_entropy(hidden, weight, target, bias, **options), first)
     other = hidden.flip(0).contiguous()
     seen = linear_cross_entropy(other, weight, target, bias, **options)
@@ -171,7 +171,7 @@ def test_log_probabilities_without_gradients_are_remembered(options, targets):
     with torch.no_grad():
         for hidden in (HIDDEN, others):
             linear_logprobs(hidden, WEIGHT, target, BIAS, **options)
-        assert [key[0] for key in _engine._thread.calls].count("logprobs") == 1 + HIDDEN.requires_grad
+        assert [key[0] for key in _engine.calls.entries()].count("logprobs") == 1 + HIDDEN.requires_grad
         seen = linear_logprobs(others, WEIGHT, target, BIAS, **options)
         again = linear_logprobs(HIDDEN, WEIGHT, target, BIAS, **options)
         forget()
@@ -228,12 +228,15 @@ def test_a_checkpoint_recomputes_a_first_call(bias):
     assert all(torch.equal(f, w) for f, w in zip(torch.autograd.grad(loss, (HIDDEN, WEIGHT)), wanted))
 
 
-def test_the_oldest_calls_make_way(monkeypatch):
-    monkeypatch.setattr(_engine, "_MOST_CALLS", 3)
-    forget()
-    for key in range(5):
-        _engine.remember(key, str(key))
-    assert list(_engine._thread.calls) == [2, 3, 4]
-    _engine.remember(2, "new")
-    assert _engine._thread.calls == {3: "3", 4: "4", 2: "new"}
-    forget()
+def test_a_call_in_use_stays(monkeypatch):
+    """More new calls than the cache holds do not evict one that is made between them."""
+    monkeypatch.setattr(_engine, "calls", ThreadCache(12))
+    plans = []
+    kept = _engine.Call.__init__
+    monkeypatch.setattr(_engine.Call, "__init__", lambda self, *a: (plans.append(1), kept(self, *a))[1])
+    hidden, weight = HIDDEN.detach(), WEIGHT.detach()
+    linear_cross_entropy(hidden, weight, TARGET)
+    for count in range(1, 12):
+        linear_cross_entropy(hidden[:count], weight, TARGET[:count].clamp(min=0))
+        linear_cross_entropy(hidden, weight, TARGET)
+    assert len(plans) == 12

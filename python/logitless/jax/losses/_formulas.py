@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 
+from ..._cache import Cache
 from ..._library import parse_bytes
 from ..._losses.options import SLACK
 from .. import _chunks
@@ -16,11 +16,11 @@ from .._autochunk import autochunk
 from .._backend import backend
 from .._chunks import FORMULAS
 
-_explained: dict[tuple, str] = {}  # of portable calls
+_made = Cache(64)
+_explained = Cache(64)  # of portable calls
 
 
-@functools.lru_cache(maxsize=64)
-def _made(what: str, memory_budget: int | str | None, executor: str) -> Any:
+def _make(what: str, memory_budget: int | str | None, executor: str) -> Any:
     """Returns the formula chunked by autochunk; a budget that cannot be met is an error."""
     made = autochunk(
         FORMULAS[what], memory_budget=memory_budget, executor=executor, strict=memory_budget is not None
@@ -39,12 +39,12 @@ class chunked(NamedTuple):
     def __call__(self, given: dict[str, jax.Array], *form: Any):
         chosen = backend(given["hidden" if "hidden" in given else "teacher_hidden"].dtype)
         if chosen.name != "portable":
-            _explained.pop(self, None)
-            return _made(*self)(given, *form)
+            _explained.forget(self)
+            return _made.remembered(self, lambda: _make(*self))(given, *form)
         budget = parse_bytes(self.memory_budget)
-        _explained[self] = _chunks.explain(self.what, budget, chosen.reason, given, *form)
+        _explained.remember(self, _chunks.explain(self.what, budget, chosen.reason, given, *form))
         return _chunks.run(self.what, budget, given, *form)
 
     def explain(self) -> str:
         """Describes the plan of the last call."""
-        return _explained[self] if self in _explained else _made(*self).explain()
+        return _explained.find(self) or _made.remembered(self, lambda: _make(*self)).explain()

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._cache import Cache
 from ..._library import parse_bytes
 from ..._losses.options import SLACK
 from .. import _chunks
 from .._backend import why_portable
 from .._chunks import FORMULAS
 
-_MADE: dict[str, Any] = {}
+_MADE = Cache(64)
 
 
 # torch.compile treats a string as a constant, and finds the function through a global.
@@ -25,12 +26,14 @@ def _key(what: str, memory_budget: int | str | None, executor: str) -> str:
     """Returns the key of the formula in _MADE. A budget that cannot be met raises at the call."""
     from .._autochunk import autochunk  # it imports PyTorch's compiler
 
-    key = f"{what} {memory_budget!r} {executor}"
-    if key not in _MADE:
+    def make() -> Any:
         strict = memory_budget is not None
         made = autochunk(FORMULAS[what], memory_budget=memory_budget, executor=executor, strict=strict)
         made.limits = replace(made.limits, slack=SLACK)
-        _MADE.setdefault(key, made)
+        return made
+
+    key = f"{what} {memory_budget!r} {executor}"
+    _MADE.remembered(key, make)
     return key
 
 
