@@ -60,6 +60,14 @@ def test_a_plan_in_256_mib_on_every_kernel(monkeypatch):
     assert workspace_mib(logitless.explain(8192, 4096, 128256, device="cuda", memory_budget="256MiB")) <= 256.0
 
 
+def test_contexts_of_many_thread_counts_are_bounded(monkeypatch):
+    monkeypatch.setattr(c, "_contexts", ThreadCache(4))
+    first = c.context(threads=1)
+    for threads in range(2, 8):
+        assert c.context(threads=threads) is c.context(threads=threads)
+        assert c.context(threads=1) is first and len(c._contexts) <= 4
+
+
 def takes_all_dtypes(kernel: str) -> bool:
     try:
         logitless.explain(10, 8, 30, "f32", threads=1)

@@ -40,6 +40,15 @@ def test_memory_is_within_the_budget():
         assert temporaries(loss) < budget + 2 * gradients + (1 << 17) < 4 * rows * vocab
 
 
+def test_formulas_of_many_budgets_are_bounded(monkeypatch):
+    monkeypatch.setattr(_formulas, "_made", Cache(4))
+    monkeypatch.setattr(_formulas, "_explained", Cache(4))
+    arrays = [jax.ShapeDtypeStruct((rows, 4), jnp.float32) for rows in (3, 5)] * 2
+    for budget in range(6):
+        assert losses.explain_divergence(*arrays, memory_budget=(1 << 20) + budget)
+    assert 0 < len(_formulas._made) + len(_formulas._explained) <= 4
+
+
 @pytest.mark.parametrize("dim", [2048, 4096])
 def test_half_of_ligers_memory_takes_six_products(monkeypatch, dim):
     """Plans 8192 tokens and 128256 vocabulary entries for a GPU, without one; no gradient has a copy in float32."""

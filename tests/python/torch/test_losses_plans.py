@@ -46,6 +46,12 @@ def planned(monkeypatch):
     return plan
 
 
+def test_formulas_of_many_budgets_are_bounded(monkeypatch):
+    monkeypatch.setattr(_formulas, "_MADE", Cache(4))
+    keys = [_formulas._key("divergence", MIB + budget, "auto") for budget in range(9)]
+    assert len(set(keys)) == 9 and len(_formulas._MADE) <= 4 and _formulas._MADE[keys[-1]]
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("masked", [False, True])
 def test_half_of_ligers_memory_takes_six_products(planned, beta, masked):
