@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pickle
 import rlcompleter
 import subprocess
 import sys
@@ -22,6 +23,15 @@ def test_dir_is_the_public_api(name):
     assert {c.removeprefix("m.").rstrip("()") for c in completed} >= {n for n in module.__all__ if not n.startswith("_")}
     with pytest.raises(AttributeError, match="no attribute 'linear_nothing'"):
         module.linear_nothing
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_losses_are_pickled_by_name(framework):
+    pytest.importorskip(framework)
+    module = importlib.import_module(f"logitless.{framework}.losses")
+    for name in module.__all__:
+        loss = getattr(module, name)
+        assert pickle.loads(pickle.dumps(loss)) is loss and loss.__module__.startswith(module.__name__ + ".")
 
 
 def test_listing_imports_nothing():

@@ -112,6 +112,34 @@ def takes(
     return decorated
 
 
+def ready(
+    xp: Any, module: Any, defaults: Mapping[str, Any], result: type | None = None, texts: Mapping[str, str] = {},
+    **given_too: Any,
+) -> Callable[[Function], Function]:
+    """Decorates a signature, a function without a body: it returns what ``module``'s function of the same name does for
+    the same arguments, as ``result`` if given. Keywords, defaults and docstring: as ``takes``. given_too: arguments of
+    that function which the caller does not give."""
+
+    def decorated(function: Function) -> Function:
+        shared = getattr(module, function.__name__)
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = [p.name for p in parameters]
+        own = {p.name: p.default for p in parameters if p.default is not p.empty}
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            function(*args, **given)  # raises TypeError for arguments that do not fit
+            named = {**given_too, **own, **dict(zip(names, args)), **given}
+            if xp.NAMES.target in named:
+                named["target"] = named.pop(xp.NAMES.target)
+            found = shared(xp, **named)
+            return found if result is None else result(*found)
+
+        return xp.takes(defaults, shared, texts)(call)
+
+    return decorated
+
+
 def number(
     name: str, value: Any, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf,
     below: float = math.inf,

@@ -9,6 +9,7 @@ import jax
 from jax.typing import ArrayLike
 
 from ..._losses import contrastive as shared
+from ..._losses.options import ready
 from .. import _xp as xp
 from .._chunks import FORMULAS, OF_VOCAB
 from ._formulas import chunked
@@ -49,7 +50,7 @@ FORMULAS.update(margin=_margin)
 OF_VOCAB.update(margin=("over_norms", lambda rows: shared.over_norms(xp, rows)))
 
 
-@xp.takes({}, shared.info_nce_loss)
+@ready(xp, shared, {})
 def info_nce_loss(
     query: ArrayLike, key: ArrayLike,
     *, negatives: ArrayLike | None = None, targets: ArrayLike | None = None, temperature: float | ArrayLike = 0.07,
@@ -57,10 +58,6 @@ def info_nce_loss(
     sharding: Sharding | None = None,
 ) -> jax.Array:
     """InfoNCE (van den Oord et al. 2018), without the similarities of all pairs."""
-    return shared.info_nce_loss(
-        xp, query, key, negatives=negatives, target=targets, temperature=temperature, normalize=normalize,
-        symmetric=symmetric, reduction=reduction, memory_budget=memory_budget, sharding=sharding,
-    )
 
 
 @xp.takes({}, shared.grad_cache)
@@ -69,19 +66,20 @@ def grad_cache(encode: Callable[..., Any], *inputs: Any, micro_batch: int) -> An
     return shared.grad_cache(xp, encode, *inputs, micro_batch=micro_batch)
 
 
-@xp.takes(shared.MARGIN, shared.arcface_loss, shared.MARGIN_TEXTS)
+_of_classes = ready(xp, shared, shared.MARGIN, texts=shared.MARGIN_TEXTS, chunked=chunked)
+
+
+@_of_classes
 def arcface_loss(
     hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike,
     *, scale: float = 64.0, margin: float = 0.5, **options: Unpack[MarginKeywords],
 ) -> jax.Array:
     """ArcFace (Deng et al. 2019)."""
-    return shared.arcface_loss(xp, chunked, hidden, weight, targets, scale=scale, margin=margin, **options)
 
 
-@xp.takes(shared.MARGIN, shared.cosface_loss, shared.MARGIN_TEXTS)
+@_of_classes
 def cosface_loss(
     hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike,
     *, scale: float = 64.0, margin: float = 0.35, **options: Unpack[MarginKeywords],
 ) -> jax.Array:
     """CosFace (Wang et al. 2018)."""
-    return shared.cosface_loss(xp, chunked, hidden, weight, targets, scale=scale, margin=margin, **options)

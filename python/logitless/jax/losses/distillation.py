@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ..._losses import distillation as shared
-from ..._losses.options import HEAD, HeadKeywords
+from ..._losses.options import HEAD, HeadKeywords, ready
 from .. import _xp as xp
 from . import _sharded
 from ._formulas import FORMULAS, chunked
@@ -167,28 +167,24 @@ def explain_divergence(
     return chunked("divergence", options["memory_budget"], options["executor"]).explain()
 
 
-@xp.takes(shared.TEACHER, shared.teacher_top_k)
+@ready(xp, shared, shared.TEACHER, TopK, chunked=chunked)
 def teacher_top_k(
     teacher_hidden: ArrayLike, teacher_weight: ArrayLike, teacher_bias: ArrayLike | None = None,
     *, k: int, **head: Unpack[HeadKeywords],
 ) -> TopK:
     """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities."""
-    return TopK(*shared.teacher_top_k(xp, chunked, teacher_hidden, teacher_weight, teacher_bias, k=k, **head))
 
 
-@xp.takes(HEAD, shared.top_k_loss)
+@ready(xp, shared, HEAD)
 def top_k_loss(
     hidden: ArrayLike, weight: ArrayLike, top_k: TopK, bias: ArrayLike | None = None,
     *, tail: bool = False, targets: ArrayLike | None = None, reduction: str = "mean",
     normalizer: ArrayLike | None = None, **head: Unpack[HeadKeywords],
 ) -> jax.Array:
     """KL(q || p) restricted to a teacher's top K."""
-    return shared.top_k_loss(
-        xp, hidden, weight, top_k, bias, tail=tail, target=targets, reduction=reduction, normalizer=normalizer, **head
-    )
 
 
-@xp.takes(HEAD, shared.student_top_k_loss)
+@ready(xp, shared, HEAD, chunked=chunked)
 def student_top_k_loss(
     hidden: ArrayLike, weight: ArrayLike, teacher_hidden: ArrayLike, teacher_weight: ArrayLike,
     bias: ArrayLike | None = None, teacher_bias: ArrayLike | None = None,
@@ -197,8 +193,3 @@ def student_top_k_loss(
     **head: Unpack[HeadKeywords],
 ) -> jax.Array:
     """KL(p || q) restricted to the student's own top K."""
-    return shared.student_top_k_loss(
-        xp, chunked, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, k=k, tail=tail, target=targets,
-        reduction=reduction, normalizer=normalizer, teacher_softcap=teacher_softcap,
-        teacher_logit_scale=teacher_logit_scale, **head
-    )

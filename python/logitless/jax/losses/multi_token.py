@@ -9,7 +9,7 @@ import jax
 from jax.typing import ArrayLike
 
 from ..._losses import multi_token as shared
-from ..._losses.options import HeadKeywords
+from ..._losses.options import HeadKeywords, ready
 from .. import _xp as xp
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class MultiTokenLoss(NamedTuple):
     accuracies: jax.Array | None  # [M]: fraction of tokens that a head predicts; None if not asked for
 
 
-@xp.takes(shared.OPTIONS, shared.multi_token_loss, shared.TEXTS)
+@ready(xp, shared, shared.OPTIONS, MultiTokenLoss, shared.TEXTS)
 def multi_token_loss(
     hidden: ArrayLike | Sequence[ArrayLike], weight: ArrayLike | Sequence[ArrayLike], targets: ArrayLike,
     bias: ArrayLike | Sequence[ArrayLike] | None = None,
@@ -38,7 +38,3 @@ def multi_token_loss(
     accuracy: bool = False, **options: Unpack[MultiTokenKeywords],
 ) -> MultiTokenLoss:
     """Cross entropy of several heads that predict tokens further ahead (multi-token prediction, Medusa, EAGLE)."""
-    return MultiTokenLoss(*shared.multi_token_loss(
-        xp, hidden, weight, targets, bias, shifts=shifts, head_weights=head_weights, segment_ids=segment_ids,
-        reduction=reduction, normalizer=normalizer, accuracy=accuracy, **options
-    ))

@@ -9,7 +9,7 @@ import jax
 from jax.typing import ArrayLike
 
 from ..._losses import preference as shared
-from ..._losses.options import HEAD, HeadKeywords
+from ..._losses.options import HEAD, HeadKeywords, ready
 from .. import _xp as xp
 
 if TYPE_CHECKING:
@@ -59,7 +59,10 @@ class KTOLoss(NamedTuple):
     kl: jax.Array  # []
 
 
-@xp.takes(HEAD, shared.dpo_loss)
+_of_pairs = ready(xp, shared, HEAD, PreferenceLoss)
+
+
+@_of_pairs
 def dpo_loss(
     hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
     *, ref_chosen_logps: ArrayLike | None = None, ref_rejected_logps: ArrayLike | None = None,
@@ -69,39 +72,26 @@ def dpo_loss(
     shift: bool = False, **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Direct preference optimization (Rafailov et al. 2023) and its variants."""
-    return PreferenceLoss(*shared.dpo_loss(
-        xp, hidden, weight, targets, bias, ref_chosen_logps=ref_chosen_logps, ref_rejected_logps=ref_rejected_logps,
-        ref_hidden=ref_hidden, ref_weight=ref_weight, ref_bias=ref_bias, reference_free=reference_free, beta=beta,
-        loss_type=loss_type, label_smoothing=label_smoothing, bco_delta=bco_delta, discopop_tau=discopop_tau,
-        average_log_prob=average_log_prob, shift=shift, **head
-    ))
 
 
-@xp.takes({**shared.REFERENCE, **HEAD}, shared.ipo_loss)
+@ready(xp, shared, {**shared.REFERENCE, **HEAD}, PreferenceLoss)
 def ipo_loss(
     hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
     *, beta: float = 0.1, average_log_prob: bool = True, **more: Unpack[ReferenceKeywords],
 ) -> PreferenceLoss:
     """Identity preference optimization (Azar et al. 2023)."""
-    return PreferenceLoss(*shared.ipo_loss(
-        xp, hidden, weight, targets, bias, beta=beta, average_log_prob=average_log_prob, **more
-    ))
 
 
-@xp.takes(HEAD, shared.simpo_loss)
+@_of_pairs
 def simpo_loss(
     hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
     *, beta: float = 0.1, gamma: float = 0.5, alpha: float = 0.0, label_smoothing: float = 0.0, shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Simple preference optimization (Meng et al. 2024)."""
-    return PreferenceLoss(*shared.simpo_loss(
-        xp, hidden, weight, targets, bias, beta=beta, gamma=gamma, alpha=alpha, label_smoothing=label_smoothing,
-        shift=shift, **head
-    ))
 
 
-@xp.takes(HEAD, shared.cpo_loss)
+@_of_pairs
 def cpo_loss(
     hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
     *, beta: float = 0.1, alpha: float = 1.0, loss_type: str = "sigmoid", label_smoothing: float = 0.0,
@@ -109,24 +99,17 @@ def cpo_loss(
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Contrastive preference optimization (Xu et al. 2024)."""
-    return PreferenceLoss(*shared.cpo_loss(
-        xp, hidden, weight, targets, bias, beta=beta, alpha=alpha, loss_type=loss_type, label_smoothing=label_smoothing,
-        average_log_prob=average_log_prob, nll_target=nll_target, shift=shift, **head
-    ))
 
 
-@xp.takes(HEAD, shared.orpo_loss)
+@_of_pairs
 def orpo_loss(
     hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
     *, beta: float = 0.1, nll_target: ArrayLike | None = None, shift: bool = False, **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Odds ratio preference optimization (Hong et al. 2024)."""
-    return PreferenceLoss(*shared.orpo_loss(
-        xp, hidden, weight, targets, bias, beta=beta, nll_target=nll_target, shift=shift, **head
-    ))
 
 
-@xp.takes(HEAD, shared.kto_kl)
+@ready(xp, shared, HEAD)
 def kto_kl(
     hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, bias: ArrayLike | None = None,
     *, ref_logps: ArrayLike | None = None, ref_hidden: ArrayLike | None = None, ref_weight: ArrayLike | None = None,
@@ -134,13 +117,9 @@ def kto_kl(
     **head: Unpack[HeadKeywords],
 ) -> jax.Array:
     """KTO's estimate of the divergence from the reference, a number without a gradient."""
-    return shared.kto_kl(
-        xp, hidden, weight, targets, bias, ref_logps=ref_logps, ref_hidden=ref_hidden, ref_weight=ref_weight,
-        ref_bias=ref_bias, average_log_prob=average_log_prob, shift=shift, **head
-    )
 
 
-@xp.takes(HEAD, shared.kto_loss)
+@ready(xp, shared, HEAD, KTOLoss)
 def kto_loss(
     hidden: ArrayLike, weight: ArrayLike, targets: ArrayLike, preference_labels: ArrayLike,
     bias: ArrayLike | None = None,
@@ -150,9 +129,3 @@ def kto_loss(
     average_log_prob: bool = False, shift: bool = False, **head: Unpack[HeadKeywords],
 ) -> KTOLoss:
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024)."""
-    return KTOLoss(*shared.kto_loss(
-        xp, hidden, weight, targets, preference_labels, bias, kl=kl, ref_logps=ref_logps, ref_hidden=ref_hidden,
-        ref_weight=ref_weight, ref_bias=ref_bias, beta=beta, desirable_weight=desirable_weight,
-        undesirable_weight=undesirable_weight, loss_type=loss_type, average_log_prob=average_log_prob, shift=shift,
-        **head
-    ))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._losses import contrastive as shared
+from ..._losses.options import ready
 from .. import _xp as xp
 from .._chunks import FORMULAS, OF_VOCAB
 from ..groups import raise_on_all_ranks
@@ -71,19 +72,20 @@ def grad_cache(encode: Callable[..., Any], *inputs: Any, micro_batch: int) -> An
     return shared.grad_cache(xp, encode, *inputs, micro_batch=micro_batch)
 
 
-@xp.takes(shared.MARGIN, shared.arcface_loss, shared.MARGIN_TEXTS)
+_of_classes = ready(xp, shared, shared.MARGIN, texts=shared.MARGIN_TEXTS, chunked=chunked)
+
+
+@_of_classes
 def arcface_loss(
     hidden: Tensor, weight: Tensor, target: Tensor,
     *, scale: float = 64.0, margin: float = 0.5, **options: Unpack[MarginKeywords],
 ) -> Tensor:
     """ArcFace (Deng et al. 2019)."""
-    return shared.arcface_loss(xp, chunked, hidden, weight, target, scale=scale, margin=margin, **options)
 
 
-@xp.takes(shared.MARGIN, shared.cosface_loss, shared.MARGIN_TEXTS)
+@_of_classes
 def cosface_loss(
     hidden: Tensor, weight: Tensor, target: Tensor,
     *, scale: float = 64.0, margin: float = 0.35, **options: Unpack[MarginKeywords],
 ) -> Tensor:
     """CosFace (Wang et al. 2018)."""
-    return shared.cosface_loss(xp, chunked, hidden, weight, target, scale=scale, margin=margin, **options)

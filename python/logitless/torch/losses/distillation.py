@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._losses import distillation as shared
-from ..._losses.options import HEAD, HeadKeywords
+from ..._losses.options import HEAD, HeadKeywords, ready
 from .. import _xp as xp
 from ..ranks import Sharding
 from . import _sharded
@@ -157,28 +157,24 @@ def explain_divergence(
     return chunked("divergence", call.memory_budget, call.executor).explain(call.given, tuple(call.form))
 
 
-@xp.takes(shared.TEACHER, shared.teacher_top_k)
+@ready(xp, shared, shared.TEACHER, TopK, chunked=chunked)
 def teacher_top_k(
     teacher_hidden: Tensor, teacher_weight: Tensor, teacher_bias: Optional[Tensor] = None,
     *, k: int, **head: Unpack[HeadKeywords],
 ) -> TopK:
     """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities."""
-    return TopK(*shared.teacher_top_k(xp, chunked, teacher_hidden, teacher_weight, teacher_bias, k=k, **head))
 
 
-@xp.takes(HEAD, shared.top_k_loss)
+@ready(xp, shared, HEAD)
 def top_k_loss(
     hidden: Tensor, weight: Tensor, top_k: TopK, bias: Optional[Tensor] = None,
     *, tail: bool = False, target: Optional[Tensor] = None, reduction: str = "mean",
     normalizer: Optional[float | Tensor] = None, **head: Unpack[HeadKeywords],
 ) -> Tensor:
     """KL(q || p) restricted to a teacher's top K."""
-    return shared.top_k_loss(
-        xp, hidden, weight, top_k, bias, tail=tail, target=target, reduction=reduction, normalizer=normalizer, **head
-    )
 
 
-@xp.takes(HEAD, shared.student_top_k_loss)
+@ready(xp, shared, HEAD, chunked=chunked)
 def student_top_k_loss(
     hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, bias: Optional[Tensor] = None,
     teacher_bias: Optional[Tensor] = None,
@@ -187,8 +183,3 @@ def student_top_k_loss(
     **head: Unpack[HeadKeywords],
 ) -> Tensor:
     """KL(p || q) restricted to the student's own top K."""
-    return shared.student_top_k_loss(
-        xp, chunked, hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, k=k, tail=tail, target=target,
-        reduction=reduction, normalizer=normalizer, teacher_softcap=teacher_softcap,
-        teacher_logit_scale=teacher_logit_scale, **head
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Optional
 from torch import Tensor
 
 from ..._losses import multi_token as shared
-from ..._losses.options import HeadKeywords
+from ..._losses.options import HeadKeywords, ready
 from .. import _xp as xp
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class MultiTokenLoss(NamedTuple):
     accuracies: Optional[Tensor]  # [M]: fraction of tokens that a head predicts; None if not asked for
 
 
-@xp.takes(shared.OPTIONS, shared.multi_token_loss, shared.TEXTS)
+@ready(xp, shared, shared.OPTIONS, MultiTokenLoss, shared.TEXTS)
 def multi_token_loss(
     hidden: Tensor | Sequence[Tensor], weight: Tensor | Sequence[Tensor], target: Tensor,
     bias: Optional[Tensor | Sequence[Tensor]] = None,
@@ -37,7 +37,3 @@ def multi_token_loss(
     accuracy: bool = False, **options: Unpack[MultiTokenKeywords],
 ) -> MultiTokenLoss:
     """Cross entropy of several heads that predict tokens further ahead (multi-token prediction, Medusa, EAGLE)."""
-    return MultiTokenLoss(*shared.multi_token_loss(
-        xp, hidden, weight, target, bias, shifts=shifts, head_weights=head_weights, segment_ids=segment_ids,
-        reduction=reduction, normalizer=normalizer, accuracy=accuracy, **options
-    ))

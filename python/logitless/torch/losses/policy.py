@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Optional
 from torch import Tensor
 
 from ..._losses import policy as shared
-from ..._losses.options import HeadKeywords
+from ..._losses.options import HeadKeywords, ready
 from .. import _xp as xp
 
 if TYPE_CHECKING:
@@ -49,146 +49,109 @@ class PolicyLoss(NamedTuple):
     importance_weight: Tensor  # []: mean bounded weight pi_old / pi_sampling; 1 without sampling_per_token_logps
 
 
-@xp.takes({}, shared.group_advantages)
+_of_policy = ready(xp, shared, shared.POLICY, PolicyLoss, shared.TEXTS)
+
+
+@ready(xp, shared, {})
 def group_advantages(
     rewards: Tensor, group_size: int, *, scale: bool | str = True, epsilon: float = 1e-4
 ) -> Tensor:
     """Returns advantages [B] of rewards [B], with ``group_size`` consecutive completions per prompt."""
-    return shared.group_advantages(xp, rewards, group_size, scale=scale, epsilon=epsilon)
 
 
-@xp.takes({}, shared.kl_penalized_rewards)
+@ready(xp, shared, {})
 def kl_penalized_rewards(
     rewards: Tensor, old_per_token_logps: Tensor, ref_per_token_logps: Tensor,
     *, beta: float, mask: Optional[Tensor] = None, kl_estimator: str = "k1",
 ) -> Tensor:
     """Returns rewards [B] minus beta times each sequence's divergence from the reference."""
-    return shared.kl_penalized_rewards(
-        xp, rewards, old_per_token_logps, ref_per_token_logps, beta=beta, mask=mask, kl_estimator=kl_estimator
-    )
 
 
-@xp.takes(shared.POLICY, shared.grpo_loss, shared.TEXTS)
+@_of_policy
 def grpo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, epsilon_low: float = 0.2, epsilon_high: float = 0.2, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Group relative policy optimization (Shao et al. 2024)."""
-    return PolicyLoss(*shared.grpo_loss(
-        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.dr_grpo_loss, shared.TEXTS)
+@_of_policy
 def dr_grpo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, max_completion_length: Optional[int] = None, epsilon_low: float = 0.2, epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Dr. GRPO (Liu et al. 2025)."""
-    return PolicyLoss(*shared.dr_grpo_loss(
-        xp, hidden, weight, target, advantages, bias, max_completion_length=max_completion_length,
-        epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.dapo_loss, shared.TEXTS)
+@_of_policy
 def dapo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, epsilon_low: float = 0.2, epsilon_high: float = 0.28, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """DAPO (Yu et al. 2025)."""
-    return PolicyLoss(*shared.dapo_loss(
-        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.gspo_loss, shared.TEXTS)
+@_of_policy
 def gspo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, epsilon_low: float = 3e-4, epsilon_high: float = 4e-4, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Group sequence policy optimization (Zheng et al. 2025)."""
-    return PolicyLoss(*shared.gspo_loss(
-        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.bnpo_loss, shared.TEXTS)
+@_of_policy
 def bnpo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, epsilon_low: float = 0.2, epsilon_high: float = 0.2, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """TRL's loss type "bnpo"."""
-    return PolicyLoss(*shared.bnpo_loss(
-        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.luspo_loss, shared.TEXTS)
+@_of_policy
 def luspo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, epsilon_low: float = 2e-3, epsilon_high: float = 2.5e-3, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Length-unbiased sequence policy optimization (2026)."""
-    return PolicyLoss(*shared.luspo_loss(
-        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.gmpo_loss, shared.TEXTS)
+@_of_policy
 def gmpo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, epsilon_low: float = 0.4, epsilon_high: float = 0.4, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Geometric-mean policy optimization (Zhao et al. 2025)."""
-    return PolicyLoss(*shared.gmpo_loss(
-        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.cispo_loss, shared.TEXTS)
+@_of_policy
 def cispo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, epsilon_high: float = 5.0, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """CISPO (MiniMax-M1, 2025)."""
-    return PolicyLoss(*shared.cispo_loss(
-        xp, hidden, weight, target, advantages, bias, epsilon_high=epsilon_high, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.sapo_loss, shared.TEXTS)
+@_of_policy
 def sapo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Soft adaptive policy optimization (Gao et al. 2025)."""
-    return PolicyLoss(*shared.sapo_loss(
-        xp, hidden, weight, target, advantages, bias, sapo_temperature_pos=sapo_temperature_pos,
-        sapo_temperature_neg=sapo_temperature_neg, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.vespo_loss, shared.TEXTS)
+@_of_policy
 def vespo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, vespo_k_pos: float = 2.0, vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """Variational sequence-level soft policy optimization (2026)."""
-    return PolicyLoss(*shared.vespo_loss(
-        xp, hidden, weight, target, advantages, bias, vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos,
-        vespo_k_neg=vespo_k_neg, vespo_lambda_neg=vespo_lambda_neg, **options
-    ))
 
 
-@xp.takes(shared.POLICY, shared.ppo_loss, shared.TEXTS)
+@_of_policy
 def ppo_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, advantages: Tensor, bias: Optional[Tensor] = None,
     *, epsilon_low: float = 0.2, epsilon_high: float = 0.2, **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
     """The policy loss of proximal policy optimization (Schulman et al. 2017)."""
-    return PolicyLoss(*shared.ppo_loss(
-        xp, hidden, weight, target, advantages, bias, epsilon_low=epsilon_low, epsilon_high=epsilon_high, **options
-    ))
