@@ -148,10 +148,6 @@ def run_cross_entropy(
     """Returns (loss, lse, argmax, d_hidden, d_weight, d_bias); one that is not asked for is empty or None. waits: the
     gradients will be multiplied by an upstream gradient, and have the dtypes in which they are saved until then (None:
     for a mean or sum)."""
-    if form.planned is not None:
-        loss, *made = form.planned.replay((hidden, weight, target, bias))
-        each = iter(made)
-        return loss, None, None, *[next(each) if form.needs & bit else None for bit in (HIDDEN, WEIGHT, BIAS)]
     options, lead = form.options, hidden.shape[:-1]
     none = options.reduction == "none"
     waits = not none if waits is None else waits
