@@ -19,6 +19,7 @@ from ._c_api import CrossEntropyValues as LossOptions
 from ._c_api import HeadValues as HeadOptions
 
 DEFAULT = LossOptions()
+WEIGHTS = ("class_weight", "token_weight", "target_weight")  # factors of a loss, without gradients
 ENUMS = {"reduction": c.REDUCTIONS, "precision": c.PRECISIONS}  # numbers of the C ABI, by option and name
 
 Function = TypeVar("Function", bound=Callable[..., Any])

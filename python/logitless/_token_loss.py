@@ -46,6 +46,15 @@ def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, class_weight: Any
     return loss
 
 
+def mean_weights(xp: Any, counted: Any, unit: Any, class_weight: Any = None, token_weight: Any = None):
+    """Returns the weights of tokens [...] in the divisor of a mean; 0 for ignored ones.
+
+    counted: where a target is not ignored. unit: a 1 in the dtype of the weights. class_weight: [...] of the targets, for
+    one target per token. A token with several counts once."""
+    weight = unit if class_weight is None else class_weight
+    return xp.where(counted, weight if token_weight is None else weight * token_weight, 0.0)
+
+
 class TokenLosses(NamedTuple):
     """Losses in float64, and their partial derivatives by each input."""
 

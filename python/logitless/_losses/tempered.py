@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._token_loss import lse_square
+from .._token_loss import formula, mean_weights
 from .options import number
 
 
@@ -48,24 +48,20 @@ def loss(xp, options, log_prob, lse, target, class_weight, token_weight, target_
             f"{options.label_smoothing}"
         )
     valid = target != options.ignore_index
-    share = xp.astype(valid, lse.dtype)
+    share = unit = xp.astype(valid, lse.dtype)
     if class_weight is not None:
         share = share * xp.take(class_weight, xp.astype(xp.where(valid, target, 0), xp.class_dtype))
-    count, rows = share, valid
+    of_class, rows = share, valid
     if target_weight is not None:
         share, rows = share * target_weight, valid.any(-1)
-        count = xp.astype(rows, lse.dtype)
+        of_class, unit = None, xp.astype(rows, lse.dtype)
     each = xp.where(share == 0, 0.0, -share * xp.where(share == 0, 0.0, log_prob))
-    each = each if target_weight is None else each.sum(-1)
-    if lse_square(options):
-        each = each + lse_square(options) * lse * lse
-    if token_weight is not None:
-        each, count = each * token_weight, count * token_weight
-    each, count = xp.where(rows, each, 0.0), xp.where(rows, count, 0.0)
+    each = formula(xp, options, lse, each if target_weight is None else each.sum(-1))
+    each = xp.where(rows, each if token_weight is None else each * token_weight, 0.0)
     if options.reduction == "none":
         return each
     total = each.sum()
     if options.reduction == "mean":
-        divisor = count.sum()
+        divisor = mean_weights(xp, rows, unit, of_class, token_weight).sum()
         total = total / (options.normalizer or xp.where(divisor == 0, 1.0, divisor))
     return total

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._options import LossOptions, check_terms
-from .._token_loss import lse_square
+from .._token_loss import lse_square, mean_weights
 from ._arguments import DEFAULT_PRECISION, sum_dtype
 from ._axes import axes_of, varying
 from ._portable_plan import GRADIENTS, HOST_BLOCK, Outputs, Plan, on_host, plan
@@ -450,7 +450,7 @@ def _loss(options: LossOptions, a: Arrays, y: _Targets, dtype: Any) -> _Loss:
     of_class = jnp.where(y.valid, 1.0 if classes is None else jnp.take(classes, jnp.maximum(y.ids, 0)), 0.0).astype(dtype)
     share = of_class if "target_weight" not in a else of_class * a["target_weight"]
     token_weight = jnp.where(y.active, a.get("token_weight", jnp.ones((), dtype)), 0.0).astype(dtype)
-    divisor = (token_weight if "target_weight" in a else token_weight * of_class[:, 0]).sum()
+    divisor = mean_weights(jnp, y.active, jnp.ones((), dtype), None if "target_weight" in a else of_class[:, 0], token_weight).sum()
     if options.normalizer:
         divisor = jnp.full_like(divisor, options.normalizer)
     return _Loss(

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .._options import LossOptions
+from .._options import WEIGHTS, LossOptions
+from .._token_loss import mean_weights
 from . import _memory
 from ._portable_head import Head, Task
 from ._portable_rows import Outputs, RowForm, Slopes, Statistics, output_slopes, targets_of, token_losses
@@ -41,12 +42,9 @@ def _count(head: Head, class_weight, token_weight, target_weight) -> Tensor:
     for first in range(0, tokens, step):
         part = slice(first, first + step)
         targets = targets_of(head.targets[part], head.options.ignore_index, head.vocab)
-        count = targets.row.to(head.number)
-        if target_weight is None and class_weight is not None:
-            count = count * class_weight[targets.ids[:, 0]]
-        if token_weight is not None:
-            count = torch.where(targets.row, count * token_weight[part], 0.0)
-        total += count.sum()
+        of_class = None if class_weight is None or target_weight is not None else class_weight[targets.ids[:, 0]]
+        of_token = None if token_weight is None else token_weight[part]
+        total += mean_weights(torch, targets.row, total.new_ones(()), of_class, of_token).sum()
     return total
 
 
@@ -90,7 +88,7 @@ def _slopes_of(given: tuple[bool, ...], statistics: Statistics, outputs: Outputs
 
 
 def _cross_entropy(options: LossOptions, shard, inputs, made, later=()) -> None:
-    numbers = {n: inputs[n] for n in ("class_weight", "token_weight", "target_weight", "grad_losses")}
+    numbers = {n: inputs[n] for n in (*WEIGHTS, "grad_losses")}
     head = Head(options, shard, inputs, made, False, later)
     class_weight, token_weight, target_weight, upstream = (
         None if t is None else t.to(head.number) for t in numbers.values()

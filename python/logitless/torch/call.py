@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _token_loss
-from .._options import LossOptions, head_options
+from .._options import WEIGHTS, LossOptions, head_options
 from . import _engine, _memory, _positions, autograd, data_parallel, dtensor, saved_head
 from ._arguments import POSITIONS, Arguments, loss_options
 from ._backend import is_native
@@ -95,7 +95,7 @@ def key_of(args: tuple, kwargs: dict) -> Any:
 
 def check_tensors(a: Arguments) -> None:
     """Checks that tensor arguments are tensors, or None if optional, and on hidden's device."""
-    for name in ("hidden", "weight", "target", "bias", "class_weight", "token_weight", "target_weight"):
+    for name in ("hidden", "weight", "target", "bias", *WEIGHTS):
         t = getattr(a, name)
         if isinstance(t, Tensor):
             _memory.check(name, t, a.hidden.device)
@@ -204,7 +204,7 @@ def checked_call(a: Arguments, shard: VocabShard = ALL, own: bool = False) -> Ca
         target, target_weight = _soft_targets(target, vocab, hidden)
     elif target.dtype not in _INTEGERS:
         raise TypeError(f"target: expected int32, int64 or class probabilities, got {target.dtype}")
-    for name in ("class_weight", "token_weight", "target_weight"):
+    for name in WEIGHTS:
         t = getattr(a, name)
         if t is not None and t.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(f"{name}: has no gradient here; detach it")
@@ -352,15 +352,15 @@ def with_outputs(call: Call, loss: Tensor, lse: Tensor, index: Tensor, log_prob:
 def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
     """Computes the loss of one target per token from its log-probability: 4 GEMMs with its gradient instead of 3."""
     loss = _token_loss.formula(torch, options, lse, -log_prob)
-    count = (target != options.ignore_index).to(loss.dtype)
     if token_weight is not None:
-        loss, count = loss * token_weight, count * token_weight
+        loss = loss * token_weight
     if options.reduction == "none":
         return loss
     total = loss.sum()
-    if options.reduction == "mean":
-        total = total / (options.normalizer or count.sum().clamp(min=torch.finfo(count.dtype).tiny))
-    return total
+    if options.reduction == "mean" and not options.normalizer:
+        weights = _token_loss.mean_weights(torch, target != options.ignore_index, loss.new_ones(()), None, token_weight)
+        return total / weights.sum().clamp(min=torch.finfo(loss.dtype).tiny)
+    return total / options.normalizer if options.reduction == "mean" else total
 
 
 def head_arguments(a: Arguments, shard: VocabShard = ALL) -> tuple[tuple[Tensor, Tensor, Tensor, Optional[Tensor]], torch.Size]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._token_loss import mean_weights
 from . import autograd
 from .groups import group_of, raise_on_all_ranks, together
 from .run import EAGER, dtypes_of, run_cross_entropy
@@ -18,17 +19,13 @@ def _divisor(options, target, class_weight, token_weight, target_weight) -> Tens
         return 1.0
     if options.normalizer:
         return options.normalizer
-    valid = target != options.ignore_index
-    if target_weight is not None:  # a token with several targets counts once
-        count = valid.any(-1).double()
-    else:
-        count = valid.double()
-        if class_weight is not None:
-            vocab_id = torch.where(valid, target, 0).long().clamp(0, class_weight.shape[0] - 1)
-            count = count * class_weight.double()[vocab_id]
-    if token_weight is not None:
-        count = count * token_weight.double()
-    total = count.sum()
+    valid, of_class = target != options.ignore_index, None
+    if target_weight is not None:
+        valid = valid.any(-1)
+    elif class_weight is not None:
+        of_class = class_weight.double()[torch.where(valid, target, 0).long().clamp(0, class_weight.shape[0] - 1)]
+    of_token = None if token_weight is None else token_weight.double()
+    total = mean_weights(torch, valid, torch.ones((), dtype=torch.float64, device=target.device), of_class, of_token).sum()
     return torch.where(total > 0, total, torch.inf)
 
 

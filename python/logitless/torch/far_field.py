@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import _far_field
 from .. import _library as c
 from .._far_field import Report, Statistics
-from .._options import LossOptions, either_name, struct_of
+from .._options import WEIGHTS, LossOptions, either_name, struct_of
 from . import _engine, autograd, groups, quantized, ranks, run
 from ._arguments import DEFAULTS, Arguments, bind
 from .call import Call, compute_dtype, check_tensors, checked_call, needs_of, way_of
@@ -139,12 +139,11 @@ class _Run:
         like = hidden, weight, bias
         operands = run.operands(hidden, weight, target, bias, compute)
         x, device = operands["hidden"], operands["hidden"].device
-        names = "class_weight", "token_weight", "target_weight"
         loss = torch.empty((), dtype=torch.float32, device=device)
         # d_hidden is always computed, since audits measure its error.
         gradients = run.gradients(like, operands, needs | HIDDEN, waits=True)
         inputs, _inputs = _engine.fill(
-            c.CrossEntropyInputs, {**operands, **{n: run.vector(t, x) for n, t in zip(names, weights)}}
+            c.CrossEntropyInputs, {**operands, **{n: run.vector(t, x) for n, t in zip(WEIGHTS, weights)}}
         )
         outputs, _outputs = _engine.fill(c.CrossEntropyOutputs, dict(loss=loss, **gradients))
 

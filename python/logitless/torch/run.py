@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .._options import HeadOptions, LossOptions
+from .._options import WEIGHTS, HeadOptions, LossOptions
 from . import _engine
 from ._backend import is_native
 from .quantized import QuantizedWeight
@@ -173,10 +173,7 @@ def run_cross_entropy(
         return {**found, "d_weight": torch.empty(weight.shape, dtype=accumulated(x.dtype), device=device or x.device)}
 
     made = allocated(form.needs - later, waits)
-    weights = zip(
-        ("class_weight", "token_weight", "target_weight", "grad_losses"),
-        (class_weight, token_weight, target_weight, grad_losses),
-    )
+    weights = zip((*WEIGHTS, "grad_losses"), (class_weight, token_weight, target_weight, grad_losses))
     inputs_of = {**inputs, **{name: vector(t, x) for name, t in weights}}
 
     def backward():
