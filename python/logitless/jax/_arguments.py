@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._library import PRECISIONS
-from .._options import plain_number
+from .._options import DEFAULT, plain_number
 
 FLOATS = ("float32", "bfloat16", "float16")
+
+
+class Arguments(NamedTuple):
+    """The arguments of ``linear_cross_entropy`` by name, as they were given."""
+
+    hidden: Any
+    weight: Any
+    targets: Any
+    bias: Any = None
+    reduction: Any = DEFAULT.reduction
+    ignore_index: Any = DEFAULT.ignore_index
+    class_weight: Any = None
+    softcap: Any = None
+    logit_scale: Any = DEFAULT.logit_scale
+    temperature: Any = None
+    normalizer: Any = None
+    token_weight: Any = None
+    target_weight: Any = None
+    accuracy: Any = False
+    return_lse: Any = False
+    return_argmax: Any = False
+    return_target_logits: Any = False
+    precision: Any = None
+    memory_budget: Any = None
+    sharding: Any = None
+    terms: Mapping[str, Any] = {}
+
+
+def named(given: Mapping[str, Any]) -> Arguments:
+    """Returns the arguments among the local variables of a function, taken before it has others."""
+    return Arguments(**{name: given[name] for name in Arguments._fields if name in given})
 
 
 def array(name: str, value: ArrayLike) -> jax.Array:

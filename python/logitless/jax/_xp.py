@@ -17,7 +17,6 @@ from jax.numpy import (
 )
 from jax.typing import ArrayLike
 
-from .._library import parse_bytes
 from .._losses import options
 from .._losses.contrastive import Spread
 from .._losses.head import Tokens
@@ -366,11 +365,11 @@ def weighted_loss(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Returns the sum of the tokens' losses, which token_weight or target_weight multiply; and without gradients the
     log-sum-exp of each token and, if wanted, its largest entry."""
-    given = prepare(
-        "multi_token_loss", hidden, weight, targets, bias, reduction="sum", ignore_index=head.ignore_index,
-        class_weight=None, softcap=head.softcap, logit_scale=head.logit_scale, normalizer=None, token_weight=token_weight,
-        target_weight=target_weight, memory_budget=parse_bytes(head.memory_budget), terms=terms, precision=None,
-    )
+    given = prepare("multi_token_loss", _arguments.Arguments(
+        hidden, weight, targets, bias, reduction="sum", ignore_index=head.ignore_index, softcap=head.softcap,
+        logit_scale=head.logit_scale, token_weight=token_weight, target_weight=target_weight,
+        memory_budget=head.memory_budget, terms=terms,
+    ))
     axes = axes_of(*[a for a in (*given.inputs.values(), *given.fixed.values()) if a is not None])
     more = ("lse", "argmax") if argmax else ("lse",)
     found = token_losses(given.options, more, varying(given.inputs, axes), varying(given.fixed, axes))

@@ -236,6 +236,7 @@ def far_field_cross_entropy(
     reduction "none", inside a shard_map, and where the library has no kernels of the far field: on a GPU other than a
     Hopper one in bfloat16, or another platform. An invalid target or a damaged state makes the program fail.
     """
+    a = _arguments.named(locals())
     if not isinstance(state, FarFieldState):
         raise TypeError(f"state: expected a FarFieldState, got {type(state).__name__}")
     if reduction == "none":
@@ -245,11 +246,7 @@ def far_field_cross_entropy(
     platform, far = _backend.platform_of_jax(), state.options
     if refusal := _backend.refusal_of(platform):
         raise NotImplementedError(f"far_field_cross_entropy: needs the library: {refusal}")
-    call = prepare(
-        "far_field_cross_entropy", hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
-        class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
-        token_weight=token_weight, target_weight=target_weight, memory_budget=far.memory_budget, terms=terms,
-    )
+    call = prepare("far_field_cross_entropy", a._replace(precision="ieee", memory_budget=far.memory_budget or None))
     data = _arguments.array("state", state.data)
     found = list(call.inputs["weight"].shape)
     if found != [state.vocab, state.dim]:
@@ -257,7 +254,7 @@ def far_field_cross_entropy(
     size = _state_bytes(far, state.vocab, state.dim)
     if data.dtype != jnp.int8 or data.shape != (size,):
         raise ValueError(f"state: expected int8[{size}], got {data.dtype.name}{list(data.shape)}")
-    if _ffi.axes_of(*[a for a in (*call.inputs.values(), *call.fixed.values(), data) if a is not None]):
+    if _ffi.axes_of(*[t for t in (*call.inputs.values(), *call.fixed.values(), data) if t is not None]):
         raise NotImplementedError(
             "far_field_cross_entropy: inside a shard_map each device would have a state of its own"
         )

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from .._library import parse_bytes
 from .._losses import selected as shared
 from . import _arguments, _ffi
+from ._arguments import Arguments
 from .._options import DEFAULT, HeadOptions, either_name
 
 if TYPE_CHECKING:
@@ -200,53 +201,52 @@ def linear_logprobs(
     is a ValueError that names its position, or a RuntimeError in some versions of JAX. Its outputs are
     NaN on other devices, and in JAX's own operations.
     """
-    from . import sharding as meshes  # imported here, since that module imports this one
-
+    a = _arguments.named(locals())
     if selected_ids is not None:
         given = None if targets is None else _arguments.indices("targets", targets)
         selected = _arguments.indices("selected_ids", selected_ids)
         ignored = _arguments.integer("ignore_index", ignore_index)
         lead = _arguments.anywhere("hidden", hidden).shape[:-1]
-        logprob, entropy, lse = linear_logprobs(
-            hidden, weight, shared.with_selected(jnp, "targets", given, selected, lead, ignored), bias,
-            ignore_index=ignored, softcap=softcap, logit_scale=logit_scale, temperature=temperature,
-            precision=precision, memory_budget=memory_budget, sharding=sharding,
-        )  # fmt: skip
+        both = shared.with_selected(jnp, "targets", given, selected, lead, ignored)
+        logprob, entropy, lse = log_probs(a._replace(targets=both, ignore_index=ignored))
         logprob, of_selected = shared.parts(logprob, given, selected.shape[-1])
         return logprob, entropy, lse, of_selected
     if targets is None:
         raise TypeError("targets: expected an array, got NoneType")
-    sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
-    if temperature is not None:
+    return log_probs(a)
+
+
+def log_probs(a: Arguments) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Computes ``linear_logprobs`` of targets."""
+    from . import sharding as meshes  # imported here, since that module imports this one
+
+    if a.sharding is None:
+        a = a._replace(sharding=meshes.of_types(a.hidden, a.weight))
+    if a.temperature is not None:
         from . import tempered
 
-        hidden, softcap, logit_scale, temperature = tempered.folded(
-            hidden, weight, bias, temperature, softcap, logit_scale, sharding
-        )
-    if sharding is not None:
-        return meshes.sharded_logprobs(
-            sharding, hidden, weight, targets, bias, ignore_index=ignore_index, softcap=softcap, logit_scale=logit_scale,
-            precision=precision, memory_budget=memory_budget,
-        )
-    x, w, b = _arguments.head(hidden, weight, bias, wide=True)
-    y = _arguments.indices("targets", targets)
+        a = tempered.folded(a)
+    if a.sharding is not None:
+        return meshes.sharded_logprobs(a)
+    x, w, b = _arguments.head(a.hidden, a.weight, a.bias, wide=True)
+    y = _arguments.indices("targets", a.targets)
     lead = x.shape[:-1]
     if y.shape != lead and not (y.ndim == x.ndim and y.shape[:-1] == lead and y.shape[-1] > 0):
         raise ValueError(f"targets: expected {list(lead)} or {list(lead)} with K classes each, got {list(y.shape)}")
     options = HeadOptions(
-        precision=_arguments.precision(precision, x.dtype),
-        ignore_index=_arguments.integer("ignore_index", ignore_index),
-        softcap=_arguments.softcap(softcap),
-        logit_scale=_arguments.number("logit_scale", logit_scale),
-        memory_budget=parse_bytes(memory_budget),
+        precision=_arguments.precision(a.precision, x.dtype),
+        ignore_index=_arguments.integer("ignore_index", a.ignore_index),
+        softcap=_arguments.softcap(a.softcap),
+        logit_scale=_arguments.number("logit_scale", a.logit_scale),
+        memory_budget=parse_bytes(a.memory_budget),
     )
     rows = {"hidden": x.reshape(-1, x.shape[-1]), "weight": w, "bias": b}
     fixed = {"targets": y.reshape(-1, *y.shape[len(lead) :])}
     names = "log_prob", "entropy", "lse"
-    if temperature is not None:
-        found = tempered.outputs(options, temperature, rows, fixed["targets"])
+    if a.temperature is not None:
+        found = tempered.outputs(options, a.temperature, rows, fixed["targets"])
         logprob, entropy, lse = (found[name] for name in names)
     else:
-        axes = _ffi.axes_of(*[a for a in (*rows.values(), *fixed.values()) if a is not None])
+        axes = _ffi.axes_of(*[t for t in (*rows.values(), *fixed.values()) if t is not None])
         logprob, entropy, lse = head(options, names, _ffi.varying(rows, axes), _ffi.varying(fixed, axes))
     return logprob.reshape(y.shape), entropy.reshape(lead), lse.reshape(lead)

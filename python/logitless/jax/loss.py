@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from .._library import REDUCTIONS, parse_bytes
 from . import _arguments, _ffi
+from ._arguments import Arguments
 from .._options import DEFAULT, LossOptions, all_terms, either_name, head_options, plain_number, takes_terms
 from .head import (
     GRADIENTS, all_gradients, gradient_dtype, gradient_results, head, nan_at_bad_targets, refuse_gradients, type_of,
@@ -137,18 +138,16 @@ class Prepared(NamedTuple):
     targets: jax.Array  # of the leading sizes
 
 
-def prepare(
-    function: str, hidden, weight, targets, bias, *, reduction, ignore_index, class_weight, softcap, logit_scale,
-    normalizer, token_weight, target_weight, memory_budget: int, terms, precision: str | None = "ieee",
-    wide: bool = False,
-) -> Prepared:
+def prepare(function: str, a: Arguments, wide: bool = False) -> Prepared:
     """Checks and converts the arguments. Raises the tracing errors of ``linear_cross_entropy``."""
-    given = all_terms(function, terms)
-    check_reduction(reduction)
-    x, w, b = _arguments.head(hidden, weight, bias, wide)
+    budget = parse_bytes(a.memory_budget)
+    given = all_terms(function, a.terms)
+    check_reduction(a.reduction)
+    x, w, b = _arguments.head(a.hidden, a.weight, a.bias, wide)
     sums = _arguments.sum_dtype(x.dtype)
     lead, (vocab, dim) = x.shape[:-1], w.shape
     per_token: tuple[int, ...] = ()
+    target_weight = a.target_weight
     if target_weight is not None:
         target_weight = _arguments.floats("target_weight", target_weight, sums == jnp.float64)
         if target_weight.ndim != x.ndim or target_weight.shape[:-1] != lead or target_weight.shape[-1] == 0:
@@ -156,17 +155,17 @@ def prepare(
                 f"target_weight: expected {list(lead)} with K weights each, got {list(target_weight.shape)}"
             )
         per_token = target_weight.shape[-1:]
-    y = _arguments.targets(targets, lead + per_token)
-    ignored = _arguments.integer("ignore_index", ignore_index)
-    static_normalizer, normalizer_array = divisor(normalizer, reduction)
+    y = _arguments.targets(a.targets, lead + per_token)
+    ignored = _arguments.integer("ignore_index", a.ignore_index)
+    static_normalizer, normalizer_array = divisor(a.normalizer, a.reduction)
     options = LossOptions(
-        reduction="sum" if normalizer_array is not None else reduction,
-        precision=_arguments.precision(precision, x.dtype),
+        reduction="sum" if normalizer_array is not None else a.reduction,
+        precision=_arguments.precision(a.precision, x.dtype),
         ignore_index=ignored,
-        softcap=_arguments.softcap(softcap),
-        logit_scale=_arguments.number("logit_scale", logit_scale),
+        softcap=_arguments.softcap(a.softcap),
+        logit_scale=_arguments.number("logit_scale", a.logit_scale),
         normalizer=static_normalizer,
-        memory_budget=memory_budget,
+        memory_budget=budget,
         **{name: _arguments.number(name, value) for name, value in given.items()},
     )
 
@@ -176,8 +175,8 @@ def prepare(
     inputs = {"hidden": x.reshape(-1, dim), "weight": w, "bias": b}
     fixed = {
         "targets": rows(y, *per_token),
-        "class_weight": _arguments.shaped("class_weight", class_weight, (vocab,), sums),
-        "token_weight": rows(_arguments.shaped("token_weight", token_weight, lead, sums)),
+        "class_weight": _arguments.shaped("class_weight", a.class_weight, (vocab,), sums),
+        "token_weight": rows(_arguments.shaped("token_weight", a.token_weight, lead, sums)),
         "target_weight": rows(_arguments.shaped("target_weight", target_weight, lead + per_token, sums), *per_token),
     }
     return Prepared(options, inputs, fixed, normalizer_array, lead, y)
@@ -266,56 +265,50 @@ def linear_cross_entropy(
     is a ValueError that names its position, or a RuntimeError in some versions of JAX. On other devices, and in JAX's
     own operations, the loss is NaN, and the gradients are those of an ignored token.
     """
+    return cross_entropy(_arguments.named(locals()))
+
+
+def cross_entropy(a: Arguments) -> jax.Array | tuple[jax.Array, ...]:
+    """Computes ``linear_cross_entropy``."""
     from . import sharding as meshes  # imported here, since that module imports this one
 
-    sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
-    if temperature is not None:
+    if a.sharding is None:
+        a = a._replace(sharding=meshes.of_types(a.hidden, a.weight))
+    if a.temperature is not None:
         from . import tempered
 
-        hidden, softcap, logit_scale, temperature = tempered.folded(
-            hidden, weight, bias, temperature, softcap, logit_scale, sharding
-        )
-    if sharding is not None:
-        return meshes.sharded_cross_entropy(
-            sharding, hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
-            class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
-            token_weight=token_weight, target_weight=target_weight, accuracy=accuracy, return_lse=return_lse,
-            return_argmax=return_argmax, return_target_logits=return_target_logits, precision=precision, memory_budget=memory_budget, **terms,
-        )
-    call = prepare(
-        "linear_cross_entropy", hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
-        class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
-        token_weight=token_weight, target_weight=target_weight, memory_budget=parse_bytes(memory_budget), terms=terms,
-        precision=precision, wide=True,
-    )
+        a = tempered.folded(a)
+    if a.sharding is not None:
+        return meshes.sharded_cross_entropy(a)
+    call = prepare("linear_cross_entropy", a, wide=True)
     options, inputs, fixed, normalizer_array = call.options, call.inputs, call.fixed, call.normalizer
     lead, ignored, y = call.lead, options.ignore_index, call.targets
-    wants_argmax = bool(accuracy or return_argmax)
-    axes = _ffi.axes_of(*[a for a in (*inputs.values(), *fixed.values()) if a is not None])
+    wants_argmax = bool(a.accuracy or a.return_argmax)
+    axes = _ffi.axes_of(*[t for t in (*inputs.values(), *fixed.values()) if t is not None])
     varying, fixed = _ffi.varying(inputs, axes), _ffi.varying(fixed, axes)
-    if temperature is None:
+    if a.temperature is None:
         counted = fixed
-        if fixed["token_weight"] is not None and target_weight is None and not wants_argmax:
+        if fixed["token_weight"] is not None and a.target_weight is None and not wants_argmax:
             # A weight of 0 leaves the token out of the loss: it costs nothing.
             targets = jnp.where(_is_zero(fixed["token_weight"]), ignored, fixed["targets"])
             counted = {**fixed, "targets": targets.astype(fixed["targets"].dtype)}
         found = token_losses(options, ("argmax",) * wants_argmax, varying, counted)
     else:
-        found = logits = tempered.losses(call, temperature, wants_argmax)
-    loss = found["loss"].reshape(lead) if reduction == "none" else found["loss"]
+        found = logits = tempered.losses(call, a.temperature, wants_argmax)
+    loss = found["loss"].reshape(lead) if a.reduction == "none" else found["loss"]
     if normalizer_array is not None:
         loss = loss / normalizer_array
     results = [loss]
     valid = y != ignored
-    names = ("lse",) * bool(return_lse) + ("target_logit",) * bool(return_target_logits)
-    if names and temperature is None:
+    names = ("lse",) * bool(a.return_lse) + ("target_logit",) * bool(a.return_target_logits)
+    if names and a.temperature is None:
         logits = dict(zip(names, head(head_options(options), names, varying, {"targets": fixed["targets"]})))
-    if return_lse:
+    if a.return_lse:
         results.append(logits["lse"].reshape(lead))
-    if accuracy:
-        results.append(accuracy_of(found["argmax"].reshape(lead), y, ignored, target_weight))
-    if return_argmax:
+    if a.accuracy:
+        results.append(accuracy_of(found["argmax"].reshape(lead), y, ignored, a.target_weight))
+    if a.return_argmax:
         results.append(found["argmax"].reshape(lead))
-    if return_target_logits:
+    if a.return_target_logits:
         results.append(jnp.where(valid, logits["target_logit"].reshape(y.shape), 0.0))
     return results[0] if len(results) == 1 else tuple(results)

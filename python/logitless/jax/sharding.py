@@ -11,12 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from . import _arguments
-from .head import linear_logprobs, refuse_gradients
-from .loss import accuracy_of, check_reduction, divisor, linear_cross_entropy
-from .vocab_parallel import token_losses, vocab_parallel_logprobs
+from .._options import WEIGHTS
+from .._token_loss import mean_weights
+from . import _arguments, vocab_parallel
+from ._arguments import Arguments
+from .head import log_probs, refuse_gradients
+from .loss import accuracy_of, check_reduction, cross_entropy, divisor
 
 Axes = tuple[str, ...]
+_ARRAYS = ("hidden", "weight", "targets", "bias")
 _PER_TOKEN = ("hidden", "targets", "token_weight", "target_weight", "teacher_hidden")
 _PER_VOCAB_ENTRY = ("weight", "bias", "class_weight", "teacher_weight", "teacher_bias", "teacher_ids")
 
@@ -193,53 +196,45 @@ def _checked(sharding: Sharding, arrays: dict[str, Any]) -> dict[str, jax.Array 
         raise TypeError(f"sharding: expected logitless.jax.Sharding or None, got {type(sharding).__name__}")
     found = {name: None if a is None else _arguments.anywhere(name, a) for name, a in arrays.items()}
     sharding._check(found)
-    for name in ("class_weight", "token_weight", "target_weight"):
+    for name in WEIGHTS:
         if found.get(name) is not None and jnp.issubdtype(found[name].dtype, jnp.floating):
             found[name] = _fixed(name, found[name])
     return found
 
 
-def sharded_logprobs(sharding: Sharding, hidden, weight, targets, bias, **options) -> tuple[jax.Array, jax.Array, jax.Array]:
+def sharded_logprobs(a: Arguments) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes ``linear_logprobs`` on the mesh."""
-    arrays = _checked(sharding, {"hidden": hidden, "weight": weight, "targets": targets, "bias": bias})
+    arrays, axes = _checked(a.sharding, {name: getattr(a, name) for name in _ARRAYS}), a.sharding._vocab
 
-    def function(a):
-        if sharding._vocab:
-            return (), vocab_parallel_logprobs(**a, axis_name=sharding._vocab, **options)
-        return (), linear_logprobs(**a, **options)
+    def function(local):
+        if axes:
+            return (), vocab_parallel.log_probs(a._replace(**local), axes)
+        return (), log_probs(a._replace(**local, sharding=None))
 
-    return sharding._map(function, arrays)[1]
+    return a.sharding._map(function, arrays)[1]
 
 
-def sharded_cross_entropy(
-    sharding: Sharding, hidden, weight, targets, bias, *, reduction, normalizer, accuracy, return_lse, return_argmax,
-    return_target_logits, class_weight, token_weight, target_weight, **options,
-) -> jax.Array | tuple[jax.Array, ...]:
+def sharded_cross_entropy(a: Arguments) -> jax.Array | tuple[jax.Array, ...]:
     """Computes ``linear_cross_entropy`` on the mesh."""
-    check_reduction(reduction)
-    fixed, by = divisor(normalizer, reduction)
-    arrays = _checked(
-        sharding,
-        {"hidden": hidden, "weight": weight, "targets": targets, "bias": bias, "class_weight": class_weight,
-         "token_weight": token_weight, "target_weight": target_weight},
-    )
-    none = reduction == "none"
+    check_reduction(a.reduction)
+    sharding, (fixed, by) = a.sharding, divisor(a.normalizer, a.reduction)
+    arrays = _checked(sharding, {name: getattr(a, name) for name in (*_ARRAYS, *WEIGHTS)})
+    none, wants_argmax = a.reduction == "none", bool(a.accuracy or a.return_argmax)
 
-    def of_shards(a):
-        argmax = bool(accuracy or return_argmax)
-        losses, shares, lse, best, target_logits = token_losses(**a, axis_name=sharding._vocab, argmax=argmax, **options)
+    def of_shards(local):
+        losses, shares, lse, best, target_logits = vocab_parallel.token_losses(a._replace(**local), sharding._vocab, wants_argmax)
         own = () if none else (sharding._own(losses).sum(), sharding._own(shares).sum())
-        each = (losses,) * none + (lse,) * bool(return_lse) + (best,) * argmax
-        return own, each + (target_logits,) * bool(return_target_logits)
+        each = (losses,) * none + (lse,) * bool(a.return_lse) + (best,) * wants_argmax
+        return own, each + (target_logits,) * bool(a.return_target_logits)
 
-    def of_all_vocab(a):
+    def of_all_vocab(local):
         # The gradients of a sum are computed in the forward.
-        found = linear_cross_entropy(
-            **a, reduction="none" if none else "sum", return_lse=return_lse, return_argmax=accuracy or return_argmax,
-            return_target_logits=return_target_logits, **options,
-        )
+        found = cross_entropy(a._replace(
+            **local, reduction="none" if none else "sum", normalizer=None, accuracy=False, return_argmax=wants_argmax,
+            sharding=None,
+        ))
         loss, *more = found if isinstance(found, tuple) else (found,)
-        return () if none else (loss, _shares(a, options["ignore_index"])), (loss,) * none + tuple(more)
+        return () if none else (loss, _shares(local, a.ignore_index)), (loss,) * none + tuple(more)
 
     summed, each = sharding._map(of_shards if sharding._vocab else of_all_vocab, arrays, totals=0 if none else 2)
     each = list(each)
@@ -247,18 +242,18 @@ def sharded_cross_entropy(
         loss = each.pop(0)
     else:
         loss, count = summed
-        if normalizer is not None:
+        if a.normalizer is not None:
             loss = loss / (fixed or by)
-        elif reduction == "mean":
+        elif a.reduction == "mean":
             loss = jnp.where(count == 0.0, 0.0, loss / jnp.where(count == 0.0, 1.0, count))
     results = [loss]
-    if return_lse:
+    if a.return_lse:
         results.append(each.pop(0))
-    if accuracy or return_argmax:
+    if wants_argmax:
         argmax = each.pop(0)
-        if accuracy:
-            results.append(accuracy_of(argmax, arrays["targets"], options["ignore_index"], target_weight))
-        results += [argmax] * bool(return_argmax)
+        if a.accuracy:
+            results.append(accuracy_of(argmax, arrays["targets"], a.ignore_index, a.target_weight))
+        results += [argmax] * bool(a.return_argmax)
     results += each
     return results[0] if len(results) == 1 else tuple(results)
 
@@ -266,11 +261,10 @@ def sharded_cross_entropy(
 def _shares(a: dict[str, jax.Array | None], ignore_index: int) -> jax.Array:
     """Returns a shard's contribution to the divisor of a mean."""
     y, classes, tokens = a["targets"], a["class_weight"], a["token_weight"]
-    valid = y != ignore_index
+    valid, of_class = y != ignore_index, None
     if a["target_weight"] is not None:
-        of_token = valid.any(-1).astype(jnp.float32)
-    elif classes is None:
-        of_token = valid.astype(jnp.float32)
-    else:
-        of_token = jnp.where(valid, jnp.take(classes, jnp.where(valid, y, 0)).astype(jnp.float32), 0.0)
-    return (of_token if tokens is None else of_token * tokens.astype(jnp.float32)).sum()
+        valid = valid.any(-1)
+    elif classes is not None:
+        of_class = jnp.take(classes, jnp.where(valid, y, 0)).astype(jnp.float32)
+    of_token = None if tokens is None else tokens.astype(jnp.float32)
+    return mean_weights(jnp, valid, jnp.float32(1.0), of_class, of_token).sum()

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._losses import tempered as shared
-from .._options import HeadOptions, head_options
+from .._options import WEIGHTS, HeadOptions, head_options
 from . import _arguments
 from . import _xp as xp
+from ._arguments import Arguments
 from ._axes import axes_of, varying
 from .head import head
 
 
-class Folded(NamedTuple):
-    """Arguments of a head that include the temperature, but for one of each token that they cannot."""
-
-    hidden: Any
-    softcap: Any
-    logit_scale: Any
-    temperature: jax.Array | None  # [...]
-
-
-def folded(hidden: Any, weight: Any, bias: Any, temperature: Any, softcap: Any, logit_scale: Any, sharding: Any) -> Folded:
-    """Divides softcap and scale, or float32 hidden states without bias and softcap, by a temperature."""
-    if xp.is_number(temperature):
-        return Folded(hidden, **shared.scaled_options(temperature, softcap, logit_scale), temperature=None)
-    x, w, t = (_arguments.anywhere(name, a) for name, a in (("hidden", hidden), ("weight", weight), ("temperature", temperature)))
+def folded(a: Arguments) -> Arguments:
+    """Divides softcap and scale, or float32 hidden states without bias and softcap, by the temperature. One of each token
+    that cannot be folded remains, as an array [...]."""
+    if xp.is_number(a.temperature):
+        return a._replace(**shared.scaled_options(a.temperature, a.softcap, a.logit_scale), temperature=None)
+    x, w, t = (_arguments.anywhere(name, getattr(a, name)) for name in ("hidden", "weight", "temperature"))
     if t.shape not in (x.shape[:-1], ()):
         raise ValueError(f"temperature: expected {list(x.shape[:-1])} or [], got {list(t.shape)}")
     if not xp.is_floating(t):
         raise TypeError(f"temperature: expected floats, got {t.dtype.name}")
     t = jnp.broadcast_to(t, x.shape[:-1])
     dtype = jnp.promote_types(x.dtype, w.dtype)
-    if bias is None and softcap is None and dtype in (jnp.float32, jnp.float64):
-        return Folded(x.astype(dtype) / t[..., None].astype(dtype), None, logit_scale, None)
-    if sharding is not None:
+    if a.bias is None and a.softcap is None and dtype in (jnp.float32, jnp.float64):
+        return a._replace(hidden=x.astype(dtype) / t[..., None].astype(dtype), temperature=None)
+    if a.sharding is not None:
         raise NotImplementedError(
             "temperature: one for each token goes with a sharded head in float32, without bias and softcap, alone"
         )
-    return Folded(x, softcap, logit_scale, t)
+    return a._replace(hidden=x, temperature=t)
 
 
 def outputs(
@@ -61,7 +54,7 @@ def losses(call: Any, temperature: jax.Array, argmax: bool) -> dict[str, jax.Arr
     """Returns the outputs of the head and the loss of prepared arguments."""
     fixed, options = call.fixed, call.options
     found = outputs(head_options(options), temperature, call.inputs, fixed["targets"], argmax)
-    weights = (fixed[name] for name in ("class_weight", "token_weight", "target_weight"))
+    weights = (fixed[name] for name in WEIGHTS)
     loss = shared.loss(xp, options, found["log_prob"], found["lse"], fixed["targets"], *weights)
     lse = found["lse"] if found["log_prob"].ndim == 1 else found["lse"][:, None]
     return {**found, "loss": loss, "target_logit": found["log_prob"] + lse}

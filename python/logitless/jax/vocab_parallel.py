@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from .. import _token_loss
 from .._library import parse_bytes
 from . import _arguments, _ffi
+from ._arguments import Arguments
 from .._options import DEFAULT, HeadOptions, LossOptions, all_terms, check_terms, either_name, takes_terms
 from .head import head
 from .loss import accuracy_of, check_reduction, divisor
@@ -50,22 +51,19 @@ class _Shard(NamedTuple):
     options: HeadOptions
 
 
-def _shard(
-    hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget,
-    per_token: tuple[int, ...] = (),
-) -> _Shard:
-    x, w, b = _arguments.head(hidden, weight, bias)
+def _shard(a: Arguments, axis_name: AxisName, per_token: tuple[int, ...] = ()) -> _Shard:
+    x, w, b = _arguments.head(a.hidden, a.weight, a.bias)
     lead = x.shape[:-1]
-    y = _arguments.targets(targets, lead + per_token)
+    y = _arguments.targets(a.targets, lead + per_token)
     shape, y = y.shape, y.reshape(-1, *(per_token or (1,)))
     if b is not None:  # a fully masked shard still has a softmax, with no share of the total
         b = jnp.where(jnp.isneginf(b).all(), _MASKED, b)
     options = HeadOptions(
-        precision=_arguments.precision(precision, x.dtype),
+        precision=_arguments.precision(a.precision, x.dtype),
         ignore_index=_IGNORED,
-        softcap=_arguments.softcap(softcap),
-        logit_scale=_arguments.number("logit_scale", logit_scale),
-        memory_budget=parse_bytes(memory_budget),
+        softcap=_arguments.softcap(a.softcap),
+        logit_scale=_arguments.number("logit_scale", a.logit_scale),
+        memory_budget=parse_bytes(a.memory_budget),
     )
     index = jax.lax.axis_index(axis_name)
     names = {axis_name} if isinstance(axis_name, str) else set(axis_name)
@@ -75,7 +73,7 @@ def _shard(
     local_vocab = w.shape[0]
     vocab = local_vocab * jax.lax.psum(1, axis_name)
     begin = index.astype(y.dtype) * local_vocab
-    valid = y != _arguments.integer("ignore_index", ignore_index)
+    valid = y != _arguments.integer("ignore_index", a.ignore_index)
     owned = valid & (y >= begin) & (y < begin + local_vocab)
     # A target of another shard becomes local id 0, with no gradient. A target out of range stays out of range, so that
     # the head rejects it.
@@ -185,10 +183,12 @@ def vocab_parallel_logprobs(
     Raises: as linear_logprobs; the message about a target outside [0, V) uses the shard's local ids. ValueError if
     weight is not sharded over the axis, where shard_map checks it (check_vma).
     """
-    per_token = jnp.shape(targets)[-1:] if jnp.ndim(targets) == jnp.ndim(hidden) > 0 else ()
-    shard = _shard(
-        hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget, per_token
-    )
+    return log_probs(_arguments.named(locals()), axis_name)
+
+
+def log_probs(a: Arguments, axis_name: AxisName) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Computes ``vocab_parallel_logprobs``."""
+    shard = _shard(a, axis_name, jnp.shape(a.targets)[-1:] if jnp.ndim(a.targets) == jnp.ndim(a.hidden) > 0 else ())
     found = _local_head(shard, (*_MERGED, "entropy"))
     merged = _merged(shard, found)
     # A shard's mean logit is lse_shard - entropy_shard, and its share of the probability is exp(lse_shard - lse).
@@ -248,13 +248,10 @@ def vocab_parallel_linear_cross_entropy(
     Raises: as linear_cross_entropy; the message about a target outside [0, V) uses the shard's local ids. ValueError if
     weight is not sharded over the axis, where shard_map checks it (check_vma).
     """
+    a = _arguments.named(locals())
     check_reduction(reduction)
     static_normalizer, normalizer_array = divisor(normalizer, reduction)
-    losses, shares, lse, argmax, target_logit = token_losses(
-        hidden, weight, targets, bias, axis_name=axis_name, ignore_index=ignore_index, class_weight=class_weight,
-        softcap=softcap, logit_scale=logit_scale, token_weight=token_weight, target_weight=target_weight,
-        argmax=accuracy or return_argmax, precision=precision, memory_budget=memory_budget, **terms,
-    )
+    losses, shares, lse, argmax, target_logit = token_losses(a, axis_name, argmax=accuracy or return_argmax)
     if reduction == "none":
         loss = losses
     elif reduction == "sum":
@@ -272,24 +269,20 @@ def vocab_parallel_linear_cross_entropy(
 
 
 def token_losses(
-    hidden, weight, targets, bias, *, axis_name: AxisName, ignore_index, class_weight, softcap, logit_scale, token_weight,
-    target_weight, argmax: bool, precision, memory_budget, **terms,
+    a: Arguments, axis_name: AxisName, argmax: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array]:
     """Returns (losses, their shares of a mean's divisor, lse, argmax if asked for, target logits)."""
-    given = all_terms("vocab_parallel_linear_cross_entropy", terms)
-    per_token = () if target_weight is None else jnp.shape(target_weight)[-1:]
-    shard = _shard(
-        hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, precision, memory_budget, per_token
-    )
+    given = all_terms("vocab_parallel_linear_cross_entropy", a.terms)
+    shard = _shard(a, axis_name, () if a.target_weight is None else jnp.shape(a.target_weight)[-1:])
     options = LossOptions(**{name: _arguments.number(name, value) for name, value in given.items()})
     check_terms(options)
     smoothing = options.label_smoothing
     local_vocab = shard.inputs["weight"].shape[0]
-    classes = _arguments.shaped("class_weight", class_weight, (local_vocab,))
-    tokens = _arguments.shaped("token_weight", token_weight, shard.lead)
+    classes = _arguments.shaped("class_weight", a.class_weight, (local_vocab,))
+    tokens = _arguments.shaped("token_weight", a.token_weight, shard.lead)
     tokens = jnp.ones(shard.active.shape, jnp.float32) if tokens is None else tokens.reshape(-1)
     tokens = jnp.where(shard.active, tokens, 0.0)
-    each = _arguments.shaped("target_weight", target_weight, shard.shape)
+    each = _arguments.shaped("target_weight", a.target_weight, shard.shape)
     each = jnp.where(shard.valid, 1.0 if each is None else each.reshape(shard.valid.shape), 0.0)
 
     outputs = _MERGED + (("weighted_logit_sum",) if smoothing else ()) + (("argmax",) if argmax else ())
@@ -308,7 +301,8 @@ def token_losses(
     nll = jnp.where(mass == 0.0, 0.0, mass * jnp.where(mass == 0.0, 0.0, merged.nll)).sum(1)
     losses = _token_loss.formula(jnp, options, merged.lse, nll, None, rest)
     losses = jnp.where(tokens == 0.0, 0.0, tokens * losses)
-    shares = tokens if target_weight is not None else tokens * each[:, 0]
+    of_class = None if a.target_weight is not None else each[:, 0]
+    shares = _token_loss.mean_weights(jnp, shard.active, jnp.float32(1.0), of_class, tokens)
     best = _argmax(shard, found["argmax"]).reshape(shard.lead) if argmax else None
     lse = jnp.where(shard.active, merged.lse, 0.0)
     target_logit = jnp.where(shard.valid, merged.target_logit, 0.0).reshape(shard.shape)
