@@ -100,9 +100,11 @@ class LOGITLESS_API SamplePlan {
 };
 
 // Plan calls from shapes and dtypes, without reading data. memory_budget: the ceiling of the
-// workspace in bytes; 0: the least memory that costs little time. On a GPU planning compiles and
-// loads kernels, which is the only allocation there. Throw InvalidArgument that names the argument,
-// or a budget below the least plan; Unsupported where the device has no kernel or library.
+// workspace in bytes; 0: the least memory that costs little time. Hopper's kernels store fp32
+// logits in it, of at least 256 tokens, and without a budget at most 512 MiB; in smaller budgets
+// programs sample. On a GPU planning compiles and loads kernels, which is the only allocation
+// there. Throw InvalidArgument that names the argument, or a budget below the least plan;
+// Unsupported where the device has no kernel or library.
 LOGITLESS_API SamplePlan plan_sample(const Context& context, const SampleOptions& options,
                                      const SampleInputs& inputs, const SampleOutputs& outputs,
                                      std::size_t memory_budget = 0);

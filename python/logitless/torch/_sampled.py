@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import _library as c
 from .._library import lib, parse_bytes
-from . import _engine
+from . import _engine, _memory
 from ._backend import why_portable
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -42,7 +42,9 @@ def _capability(index: Optional[int]) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
-def sampled(given: Mapping[str, Any], key: int | Tensor | None, filters: Any, memory_budget: Any) -> tuple[Tensor, Tensor]:
+def sampled(
+    given: Mapping[str, Any], key: int | Tensor | None, filters: Any, memory_budget: Any
+) -> tuple[Tensor, Tensor]:
     """Returns tokens [N] int64 and log-probabilities [N].
 
     given: hidden [N, D], weight [V, D] and bias of the head; logit_bias; temperature and min_p, numbers or [N]; counter
@@ -116,7 +118,7 @@ class _Plan:
     def run(self, numbers: dict[str, Any], tensors: list[Tensor]) -> None:
         self._set(numbers)
         for field, t in zip(self.fields, tensors, strict=True):
-            field.data = t.data_ptr()
+            field.data = _memory.address(field.name, t)
         workspace = torch.empty(self.bytes, dtype=torch.uint8, device=self.device)
         c.check(lib.logitless_sample(*self.arguments, workspace.data_ptr(), self.bytes))
 
