@@ -74,7 +74,7 @@ def _run(tensors, softcap, scale, temperature, min_p, seed, memory_budget) -> tu
         numbers = dict(softcap=softcap, logit_scale=scale, seed=seed % (1 << 64), min_p=min_p or 0.0)
         numbers["temperature"] = 1.0 if temperature is None else temperature
         groups = dict(zip(_TENSORS, made)), dict(tokens=tokens, log_prob=log_prob)
-        plan = _engine.remembered(key, lambda: _Plan(numbers, groups, memory_budget))
+        plan = _engine.calls.remembered(key, lambda: _Plan(numbers, groups, memory_budget))
         plan.run(numbers, [t for t in (*made, tokens, log_prob) if t is not None])
 
     _engine.on_device(hidden.device, run)
