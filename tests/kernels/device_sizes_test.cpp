@@ -55,11 +55,12 @@ TEST(DeviceSizes, OfTheHopperProducts) {
   EXPECT_EQ(hopper_workspace_bytes(shape), 5 * kPace + 5 * 1024 * 768 * 4);
 }
 
-TEST(DeviceSizes, OfTheSm80Gemms) {
-  // A strip of 10752 rows of fp32 and as much for cuBLAS, up to 32 MiB; a small head has strips of
-  // a quarter of its rows, at least 256.
-  EXPECT_EQ(sm80_gemms_bytes(32768, 768, 50257), 2 * std::size_t{10752} * 768 * 4);
-  EXPECT_EQ(sm80_gemms_bytes(17, 8, 300), 2u * 256 * 8 * 4);
+TEST(DeviceSizes, OfStripsOfGradients) {
+  // A strip of 5376 rows of fp32 and as much for cuBLAS; a small head has strips of a quarter of
+  // its rows, at least 256. In bf16x3 a strip has 10752 rows.
+  EXPECT_EQ(cublas_gemms_bytes(32768, 768, 50257), 2 * std::size_t{5376} * 768 * 4);
+  EXPECT_EQ(cublas_gemms_bytes(17, 8, 300), 2u * 256 * 8 * 4);
+  EXPECT_EQ(cublas_strip_rows(768, Precision::bf16x3), 10752);
 }
 
 TEST(DeviceSizes, KernelsSayWhatSharedMemoryTheyNeed) {
@@ -81,10 +82,10 @@ TEST(DeviceSizes, OfCublas) {
   EXPECT_EQ(cublas_workspace_bytes(gpt2_head(100)), (16u << 20) + 4096 + 512);
   EXPECT_EQ(cublas_workspace_bytes(gpt2_head(0)), (16u << 20) + 2 * 256);
   // Strips of the gradient GEMMs: 5376 rows of 768 floats.
-  EXPECT_EQ(cublas_strip_rows(768), 5376);
+  EXPECT_EQ(cublas_strip_rows(768, Precision::ieee), 5376);
   EXPECT_EQ(cublas_gemms_bytes(100, 768, 50257), 2u * 5376 * 768 * 4);
   EXPECT_EQ(cublas_gemms_bytes(100, 768, 300), 2u * 256 * 768 * 4);
-  EXPECT_EQ(cublas_strip_rows(100000), 256);
+  EXPECT_EQ(cublas_strip_rows(100000, Precision::ieee), 256);
 }
 
 // A chunk of fewer tokens uses the workspace of a larger one.

@@ -312,12 +312,14 @@ class StripGemms {
   int ranges_;
 };
 
+}  // namespace
+
 // With ranges, d_hidden reads all of them before the first is overwritten; d_weight of each is
 // written after its last read.
-void multiply_strips(const GradientGemmsCall& c, std::int64_t most_rows) {
+void cublas_gradient_gemms(const GradientGemmsCall& c) {
   const bool has_weight = c.d_weight.data != nullptr;
   if (c.tokens == 0 || (c.d_hidden.data == nullptr && !has_weight)) return;
-  const StripGemms gemms(c, most_rows);
+  const StripGemms gemms(c, cublas_strip_rows(c.dim, c.precision));
   if (c.d_hidden.data != nullptr) gemms.make_hidden();
   if (c.hidden_done != nullptr) {
     require_cuda(cudaEventRecord(static_cast<cudaEvent_t>(c.hidden_done),
@@ -328,14 +330,5 @@ void multiply_strips(const GradientGemmsCall& c, std::int64_t most_rows) {
   for (int r = 0; r < std::max(c.ranges.count, 1); ++r) gemms.make_weight(r);
   if (c.many == nullptr && c.entries.begin != nullptr) add_weight_targets(c);
 }
-
-}  // namespace
-
-void cublas_gradient_gemms(const GradientGemmsCall& c) {
-  // Strips of bf16x3 are larger: the operands of each are split again.
-  multiply_strips(
-      c, c.precision == Precision::bf16x3 ? sm80_strip_rows(c.dim) : cublas_strip_rows(c.dim));
-}
-void sm80_gradient_gemms(const GradientGemmsCall& c) { multiply_strips(c, sm80_strip_rows(c.dim)); }
 
 }  // namespace logitless::cuda

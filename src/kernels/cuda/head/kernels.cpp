@@ -26,8 +26,6 @@ void sm80_gradient_block(const BlockCall& call);
 void sm86_forward(const ForwardCall& call);
 void sm86_target_logits(const ForwardCall& call, float* logits);
 void sm86_gradient_block(const BlockCall& call);
-// gradient_sm80.cu
-void sm80_gradient_gemms(const GradientGemmsCall& call);
 // cublas_kernel.cu
 void cublas_forward(const ForwardCall& call);
 void cublas_gradient_block(const BlockCall& call);
@@ -124,14 +122,14 @@ constexpr DeviceKernel tiles_of_sm80(const char* name, int shared_kib,
           .rates = sm80_rates,
           .unsupported = sm80_unsupported,
           .workspace_bytes = sm80_workspace_bytes,
-          .gemms_bytes = sm80_gemms_bytes,
+          .gemms_bytes = cublas_gemms_bytes,
           .missing = kLaunch<cublas_missing>,
           .prepare = kLaunch<cublas_prepare>,
           .forward = forward,
           .target_logits = target_logits,
           .far = nullptr,
           .gradient_block = gradient_block,
-          .gradient_gemms = kLaunch<sm80_gradient_gemms>};
+          .gradient_gemms = kLaunch<cublas_gradient_gemms>};
 }
 
 constexpr DeviceKernel kHopper = {.name = "hopper",

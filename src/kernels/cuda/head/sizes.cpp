@@ -121,19 +121,9 @@ std::string sm80_unsupported(const ForwardShape& s) {
 
 std::size_t sm80_workspace_bytes(const ForwardShape& shape) {
   const std::size_t forward = TileLayout(shape).total;
-  return shape.gradients ? std::max(forward, sm80_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
-                         : forward;
-}
-
-std::int64_t sm80_strip_rows(std::int64_t dim) {
-  constexpr std::int64_t kBytes = std::int64_t{16} << 20;
-  return std::max<std::int64_t>(1, kBytes / (dim * 4 * kTileColumns)) * kTileColumns;
-}
-
-std::size_t sm80_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
-  const std::int64_t rows = strip_rows(sm80_strip_rows(dim), tokens, vocab_count);
-  const std::size_t strip = strip_floats(rows, dim) * sizeof(float);
-  return strip + std::min(kCublasBytes, strip);
+  return shape.gradients
+             ? std::max(forward, cublas_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
+             : forward;
 }
 
 namespace {
@@ -194,14 +184,20 @@ std::size_t cublas_workspace_bytes(const ForwardShape& shape) {
              : forward;
 }
 
-std::int64_t cublas_strip_rows(std::int64_t dim) {
-  return std::max<std::int64_t>(1, kStripBytes / (dim * 4 * kBlockPadding)) * kBlockPadding;
+std::int64_t cublas_strip_rows(std::int64_t dim, Precision precision) {
+  const std::int64_t bytes = precision == Precision::bf16x3 ? 2 * kStripBytes : kStripBytes;
+  return std::max<std::int64_t>(1, bytes / (dim * 4 * kBlockPadding)) * kBlockPadding;
 }
 
-std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
-  const std::int64_t rows = strip_rows(cublas_strip_rows(dim), tokens, vocab_count);
+namespace {
+std::size_t gemms_bytes(std::int64_t rows, std::int64_t dim) {
   const std::size_t strip = strip_floats(rows, dim) * sizeof(float);
   return strip + std::min(kCublasBytes, strip);
+}
+}  // namespace
+
+std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
+  return gemms_bytes(strip_rows(cublas_strip_rows(dim, Precision::ieee), tokens, vocab_count), dim);
 }
 
 std::size_t bf16x3_workspace_bytes(const ForwardShape& shape) {
@@ -212,9 +208,9 @@ std::size_t bf16x3_workspace_bytes(const ForwardShape& shape) {
 }
 
 std::size_t bf16x3_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
-  const std::int64_t rows = strip_rows(sm80_strip_rows(dim), tokens, vocab_count);
-  return sm80_gemms_bytes(tokens, dim, vocab_count) +
-         split_bytes(rows, dim, std::max(tokens, vocab_count));
+  const std::int64_t rows =
+      strip_rows(cublas_strip_rows(dim, Precision::bf16x3), tokens, vocab_count);
+  return gemms_bytes(rows, dim) + split_bytes(rows, dim, std::max(tokens, vocab_count));
 }
 
 int loss_blocks(std::int64_t tokens) {

@@ -35,9 +35,6 @@ std::size_t strip_floats(std::int64_t rows, std::int64_t dim);
 std::string sm80_unsupported(const ForwardShape& shape);
 // They are laid out as those of hopper_workspace_bytes.
 std::size_t sm80_workspace_bytes(const ForwardShape& shape);
-std::size_t sm80_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
-// Most rows of a strip of their gradient GEMMs.
-std::int64_t sm80_strip_rows(std::int64_t dim);
 
 // cublas_kernel.cu: any dtype, width and GPU with cuBLAS.
 std::string cublas_unsupported(const ForwardShape& shape);
@@ -47,8 +44,9 @@ std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64
 std::string bf16x3_unsupported(const ForwardShape& shape);
 std::size_t bf16x3_workspace_bytes(const ForwardShape& shape);
 std::size_t bf16x3_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
-// Most rows of a strip of its gradient GEMMs.
-std::int64_t cublas_strip_rows(std::int64_t dim);
+// Most rows of a strip of gradient GEMMs: 16 MiB of fp32, or 32 in bf16x3, which splits the other
+// operand again for each strip.
+std::int64_t cublas_strip_rows(std::int64_t dim, Precision precision);
 
 // Byte offsets in the workspace of a forward by tiles (tile_kernel.h).
 struct TileLayout {
