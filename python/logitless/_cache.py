@@ -13,7 +13,7 @@ class Cache:
     older half, whose values are dropped unless they were used and so copied."""
 
     def __init__(self, most: int):
-        self.half, self.new, self.older, self._lock = max(1, most // 2), {}, {}, threading.Lock()
+        self.half, self.new, self.older, self._lock = max(1, most // 2), {}, {}, threading.RLock()
 
     def find(self, key: Any) -> Any:
         """Returns the value for a key, or None."""
@@ -25,7 +25,8 @@ class Cache:
         return found
 
     def __getitem__(self, key: Any) -> Any:
-        return self.new[key] if key in self.new else self.older[key]
+        found = self.new.get(key)
+        return self.older[key] if found is None else found
 
     def __len__(self) -> int:
         return len(self.entries())

@@ -14,6 +14,7 @@ from .. import _library as c
 from .._library import lib, parse_bytes
 from . import _engine, _memory
 from ._backend import why_portable
+from .autograd import transformed
 
 _PLAIN = (Tensor, nn.Parameter)
 _TENSORS = ("hidden", "weight", "bias", "logit_bias", "temperature", "min_p", "counter", "key")
@@ -23,6 +24,8 @@ _FLOATS = ("bias", "logit_bias", "temperature", "min_p")
 def serves(hidden: Any, weight: Any, given: Mapping[str, Any], filters: Any) -> bool:
     """Returns whether ``sampled`` serves a call. hidden, weight: as the caller gave them. filters: Filters."""
     x, w = given["hidden"], given["weight"]
+    if transformed():
+        return False
     if filters.top_k or filters.top_p or x.dtype not in (torch.bfloat16, torch.float16) or w.dtype != x.dtype:
         return False
     if x.device.type != "cuda" or x.shape[1] % 8 != 0 or x.shape[0] == 0 or not _is_hopper(x.device.index):
@@ -68,7 +71,7 @@ def _run(tensors, softcap, scale, temperature, min_p, seed, memory_budget) -> tu
     layouts = [None if t is None else (t.shape, t.dtype) for t in made]
     greedy = temperature is not None and c_float(temperature).value == 0
     # A plan serves all temperatures but 0, and all min_p but 0.
-    key = "sample", softcap, scale, greedy, bool(min_p), memory_budget, _engine.place(hidden.device), *layouts
+    key = "sample", softcap, scale, greedy, bool(c_float(min_p or 0.0).value), memory_budget, _engine.place(hidden.device), *layouts
 
     def run() -> None:
         numbers = dict(softcap=softcap, logit_scale=scale, seed=seed % (1 << 64), min_p=min_p or 0.0)

@@ -68,7 +68,13 @@ __device__ __forceinline__ void store(T* to, const float* from, float factor) {
   Pack<T> pack;
 #pragma unroll
   for (int i = 0; i < kWide; ++i) pack.values[i] = rounded<T>(from[i] * factor);
-  *reinterpret_cast<Pack<T>*>(to) = pack;
+  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(Pack<T>) == 0) {
+    *reinterpret_cast<Pack<T>*>(to) = pack;
+    return;
+  }
+  // The block lies in a d_weight that starts anywhere.
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) to[i] = pack.values[i];
 }
 
 struct Sum {
