@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "logitless/error.h"
 #include "logitless/head.h"
 #include "sample/formula.h"
 #include "sample/state.h"
@@ -92,12 +93,15 @@ SamplePlan plan_sample(const Context& context, const SampleOptions& options, con
     const LogitsForm& logits = s->sample.logits;
     s->scratch_at = aligned(sizeof(SampleNumbers));
     if (context.device().kind == DeviceKind::cuda) {
-      const HeadInputs head = planned_inputs(logits, in, s->sample.token_dtype, 0);
-      s->stored_kernel = head_plan(context, logits, head,
-                                   {.log_prob = planned_output(head.targets, DType::f32)}, 0)
-                             .kernel;
-      s->stored = plan_stored(s->sample, s->stored_kernel, out.log_prob.defined(),
-                              left_of(memory_budget, s->scratch_at));
+      try {
+        const HeadInputs head = planned_inputs(logits, in, s->sample.token_dtype, 0);
+        s->stored_kernel = head_plan(context, logits, head,
+                                     {.log_prob = planned_output(head.targets, DType::f32)}, 0)
+                               .kernel;
+        s->stored = plan_stored(s->sample, s->stored_kernel, out.log_prob.defined(),
+                                left_of(memory_budget, s->scratch_at));
+      } catch (const Unsupported&) {  // tokens alone need no kernel of a head
+      }
     }
     if (s->stored) {
       finish(*s, context);

@@ -71,7 +71,8 @@ def _run(tensors, softcap, scale, temperature, min_p, seed, memory_budget) -> tu
     layouts = [None if t is None else (t.shape, t.dtype) for t in made]
     greedy = temperature is not None and c_float(temperature).value == 0
     # A plan serves all temperatures but 0, and all min_p but 0.
-    key = "sample", softcap, scale, greedy, bool(c_float(min_p or 0.0).value), memory_budget, _engine.place(hidden.device), *layouts
+    filtered = c_float(min_p or 0.0).value != 0
+    key = "sample", softcap, scale, greedy, filtered, memory_budget, _engine.place(hidden.device), *layouts
 
     def run() -> None:
         numbers = dict(softcap=softcap, logit_scale=scale, seed=seed % (1 << 64), min_p=min_p or 0.0)

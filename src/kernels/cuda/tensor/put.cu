@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) put_few_kernel(const PutCall c, std:
 }
 
 // A block for each part of a row of the result takes as many updates at a time as it has threads.
-// In each round the first of those with the same slot are added, so that an element's updates are
+// Each round adds the first of the updates with the same slot, so that an element's updates are
 // added in order. `part`: elements of a part.
 template <typename Sum>
 __global__ void __launch_bounds__(kMostThreads)
