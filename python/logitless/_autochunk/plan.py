@@ -296,8 +296,9 @@ def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, 
     """Chooses the memory of a program without a budget. Returns the request, the budget of its plan and the bytes that
     the plan may take.
 
-    It is the least memory within 3 % of the fastest plan of at most a quarter of the largest value. A plan that recomputes
-    nothing may exceed the quarter by a fifth, as a head's does. Where no such plan is fast enough, it is one of at most half
+    It is the least memory within 3 % of the fastest plan of at most a quarter of the largest value; less than 64 MiB counts
+    as 64 MiB, of which the fastest plan is taken. A plan that recomputes nothing may exceed the quarter by a fifth, as a
+    head's does. Where no such plan is fast enough, it is one of at most half
     of the value, and so on. searched: compiled with the head engine first, whose plans are taken of equal ones.
     """
     share = _share_of(plain.program)
@@ -309,7 +310,8 @@ def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, 
         fast = [p for p in plans if p[0] <= (room if p[2] < _ONCE else most) and p[1] <= _PATIENCE * best]
         if fast:
             enough = (1 + _SLACK) * min(seconds for _, seconds, *_ in fast)
-            taken, *_, request = min((p for p in fast if p[1] <= enough), key=lambda p: p[0])
+            small = min(most, _SMALL)
+            taken, *_, request = min((p for p in fast if p[1] <= enough), key=lambda p: (max(p[0], small), p[1]))
             return request, taken, max(most, taken)
     return replace(searched[0].request, budget=0), 0, 0
 
