@@ -10,3 +10,18 @@ function(logitless_layer name)
   logitless_precompile(logitless_${name} logitless_core ${logitless_std_headers})
   set_property(GLOBAL APPEND PROPERTY LOGITLESS_LAYERS logitless_${name})
 endfunction()
+
+# logitless_embed(NAME OUTPUT file...)
+# Writes the files, without their #include and #pragma once lines, as one string literal each to OUTPUT, which sources of
+# the layer include.
+function(logitless_embed name output)
+  set(text "")
+  foreach(file ${ARGN})
+    file(READ ${file} content)
+    string(REGEX REPLACE "#(include|pragma once)[^\n]*" "" content "${content}")
+    string(APPEND text "R\"cuda(${content})cuda\"\n")
+  endforeach()
+  file(CONFIGURE OUTPUT embedded/${output} CONTENT "${text}" @ONLY)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN})
+  target_include_directories(logitless_${name} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/embedded)
+endfunction()

@@ -29,6 +29,7 @@ class OtherTarget final : public ir::Target {
   bool heads_add() const final { return false; }
   bool epilogues() const final { return false; }
   bool gelu_epilogues() const final { return false; }
+  bool product_epilogues() const final { return false; }
   std::int64_t parts_bytes(const ir::Pointwise&) const final { return 0; }
   ir::HeadPlan head_plan(const HeadShape&, const HeadFeatures&, std::int64_t) const final {
     return {};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <vector>
 
 #include "compiler/plan/describe.h"
 
@@ -40,9 +41,49 @@ struct Compute {
     return elements * steps / rates.functions;
   }
   double operator()(const RowGroup& g) const {
+    if (g.product) return with_epilogue(g, *g.product);
     double seconds = 0.0;
     for (const RowGroup::Stage& stage : g.stages) seconds += (*this)(stage.loop);
     return seconds;
+  }
+  // Tiles of 256 x 256 by two SMs each, in rounds. An epilogue comes after its tile's product: the
+  // tensor cores wait. Its costs are those of three losses on an H200.
+  double with_epilogue(const RowGroup& group, const Gemm& g) const {
+    constexpr std::int64_t kTile = 256;
+    constexpr double kPerFunction = 10.0;  // instructions as long as an exponential
+    constexpr double kFill = 2e-6, kLoad = 2e-6, kStore = 1e-6, kMerge = 2.5e-6;
+    const double elements = static_cast<double>(kTile * kTile),
+                 tiles = rounded_up(g.m, kTile) * rounded_up(g.n, kTile) / elements,
+                 pairs = static_cast<double>(rates.units / 2), rounds = std::ceil(tiles / pairs);
+    double instructions = 1.0, waits = 0.0, seconds = kFill;
+    std::vector<int> made = {g.c.buffer};
+    for (const RowGroup::Stage& stage : group.stages) {
+      const Pointwise& loop = stage.loop;
+      if (loop.shape.size() < 2) continue;
+      for (const Pointwise::Step& s : loop.steps)
+        instructions +=
+            s.kind == Pointwise::Step::Kind::function && is_slow(s.function) ? kPerFunction : 1.0;
+      for (const Pointwise::Leaf& leaf : loop.leaves) {
+        if (leaf.kind == Pointwise::Leaf::Kind::iota) instructions += 4.0;  // a conversion
+        if (leaf.kind != Pointwise::Leaf::Kind::memory ||
+            std::find(made.begin(), made.end(), leaf.view.buffer) != made.end())
+          continue;
+        const bool element = leaf.view.strides[0] != 0 && leaf.view.strides[1] != 0;
+        instructions += element ? 3.0 : 1.0;
+        if (element) waits = kLoad;
+      }
+      made.push_back(loop.store.view.buffer);
+      if (loop.reduction) {
+        instructions += loop.reduce == Reduce::lse ? 6.0 : 1.0;
+        seconds += kMerge;
+      } else if (stage.stored) {
+        instructions += 2.0;
+        seconds += rounds * kStore;
+      }
+    }
+    const double each = 2.0 * static_cast<double>(g.k) / flops_per_second(g.a.dtype, rates) +
+                        instructions / (kPerFunction * rates.functions);
+    return seconds + rounds * (waits + pairs * elements * each);
   }
   double operator()(const Gemm& g) const {
     constexpr double kPart = 1024.0;  // of the inner dimension, which units may share (split-K)
@@ -109,7 +150,8 @@ double predicted_seconds(const Instruction& i, const Rates& rates) {
     return static_cast<double>(loop->extent / loop->chunk) * predicted_seconds(*loop->body, rates) +
            (loop->tail ? predicted_seconds(*loop->tail, rates) : 0.0);
   const double sums = sum_bytes(i);
-  const bool product = std::holds_alternative<Gemm>(i.what);
+  const auto* group = std::get_if<RowGroup>(&i.what);
+  const bool product = std::holds_alternative<Gemm>(i.what) || (group && group->product);
   const double bytes = product ? bytes_moved(i) - sums : bytes_moved(i);
   const double compute = std::visit(Compute{rates}, i.what), memory = bytes / rates.bytes;
   return rates.launch + sums / rates.bytes + epilogue_seconds(i, rates) +

@@ -37,8 +37,10 @@ struct Describe {
       stored += stage.stored ? 1 : 0;
       columns += stage.loop.reduction && stage.loop.columns ? 1 : 0;
     }
-    return concat("rows ", g.rows, " x ", g.columns, ", ", g.stages.size(), " stages of ", steps,
-                  " steps, ", stored, " stored, ", columns, " sums of columns");
+    const std::string of = g.product ? concat((*this)(*g.product), " with an epilogue")
+                                     : concat("rows ", g.rows, " x ", g.columns);
+    return concat(of, ", ", g.stages.size(), " stages of ", steps, " steps, ", stored, " stored, ",
+                  columns, " sums of columns");
   }
   std::string operator()(const Gemm& g) const {
     const auto across = [&](const View& v) { return v.strides.back() == 1; };
@@ -107,6 +109,7 @@ struct Flops {
     for (const std::int64_t size : g.outer) flops *= static_cast<double>(size);
     return flops;
   }
+  double operator()(const RowGroup& g) const { return g.product ? (*this)(*g.product) : 0.0; }
   // The forward has two products of queries and keys, the backward five.
   double operator()(const Attention& a) const {
     const auto queries = static_cast<double>(elements_of(a.q)),
@@ -126,6 +129,19 @@ struct Flops {
 std::string describe(const Instruction& instruction) {
   return std::visit(Describe(), instruction.what);
 }
+std::string stages_text(const RowGroup& g) {
+  std::size_t steps = 0;
+  int sums = 0, stored = 0;
+  for (const RowGroup::Stage& stage : g.stages) {
+    steps += stage.loop.steps.size();
+    const bool sum = stage.loop.reduction;
+    sums += sum ? 1 : 0;
+    stored += !sum && stage.stored ? 1 : 0;
+  }
+  return concat(steps, " generated steps", sums > 0 ? concat(", ", sums, " sums of rows") : "",
+                stored > 0 ? concat(", ", stored, " stored") : "");
+}
+
 double flops_of(const Instruction& instruction) { return std::visit(Flops(), instruction.what); }
 
 }  // namespace logitless::ir

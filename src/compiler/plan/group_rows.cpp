@@ -200,28 +200,6 @@ Run run_at(const std::vector<Instruction>& list, std::size_t begin,
   return run;
 }
 
-// Removes the memory of values that only their own group reads.
-void drop_stores(Program& program) {
-  std::vector<int> readers(program.buffers.size(), 0), writers(program.buffers.size(), 0);
-  const auto count = [](std::vector<int>& of, const std::vector<int>& buffers) {
-    for (const int b : buffers) ++of[static_cast<std::size_t>(b)];
-  };
-  for (const Instruction& i : program.instructions) {
-    count(readers, reads_of(i));
-    count(writers, writes_of(i));
-  }
-  for (Instruction& i : program.instructions) {
-    auto* group = std::get_if<RowGroup>(&i.what);
-    if (group == nullptr) continue;
-    for (RowGroup::Stage& stage : group->stages) {
-      const auto b = static_cast<std::size_t>(stage.loop.store.view.buffer);
-      stage.stored = program.buffers[b].place != Place::arena || readers[b] > 0 ||
-                     writers[b] != 1 || stage.loop.store.accumulate ||
-                     kind_of(stage.loop) == StageKind::column_sum;
-    }
-  }
-}
-
 }  // namespace
 
 // Returns whether the loop makes a number of a row in f64.
@@ -284,6 +262,27 @@ int maker_of(const RowGroup& group, std::size_t stage, const Pointwise::Leaf& le
     }
   }
   return -1;
+}
+
+void drop_stores(Program& program) {
+  std::vector<int> readers(program.buffers.size(), 0), writers(program.buffers.size(), 0);
+  const auto count = [](std::vector<int>& of, const std::vector<int>& buffers) {
+    for (const int b : buffers) ++of[static_cast<std::size_t>(b)];
+  };
+  for (const Instruction& i : program.instructions) {
+    count(readers, reads_of(i));
+    count(writers, writes_of(i));
+  }
+  for (Instruction& i : program.instructions) {
+    auto* group = std::get_if<RowGroup>(&i.what);
+    if (group == nullptr) continue;
+    for (RowGroup::Stage& stage : group->stages) {
+      const auto b = static_cast<std::size_t>(stage.loop.store.view.buffer);
+      stage.stored = program.buffers[b].place != Place::arena || readers[b] > 0 ||
+                     writers[b] != 1 || stage.loop.store.accumulate ||
+                     kind_of(stage.loop) == StageKind::column_sum;
+    }
+  }
 }
 
 void group_rows(Program& program, const Target& target) {

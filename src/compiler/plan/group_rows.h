@@ -31,4 +31,7 @@ int maker_of(const RowGroup& group, std::size_t stage, const Pointwise::Leaf& le
 class Target;
 void group_rows(Program& program, const Target& target);
 
+// Removes the memory of values that only their own group reads.
+void drop_stores(Program& program);
+
 }  // namespace logitless::ir

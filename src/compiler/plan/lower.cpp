@@ -7,6 +7,7 @@
 #include "compiler/plan/arena.h"
 #include "compiler/plan/epilogues.h"
 #include "compiler/plan/fuse.h"
+#include "compiler/plan/fuse_products.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/lowering.h"
 #include "compiler/plan/order_for_memory.h"
@@ -289,6 +290,7 @@ Program Lowering::run() {
   }
   for (const auto& [output, to] : copies_) copy_to(g_.outputs()[output].value, to);
   if (target_.most_group_columns() > 0) group_rows(p_, target_);
+  fuse_products(p_, target_);
   keeps_order_ ? plan_memory(p_) : order_for_memory(p_);
   return std::move(p_);
 }

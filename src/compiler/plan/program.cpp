@@ -57,6 +57,10 @@ struct Reads : Named {
   // Values between stages are in registers.
   void operator()(const RowGroup& g) const {
     std::vector<int> read, made;
+    if (g.product) {
+      add(g.product->a, g.product->b);
+      made.push_back(g.product->c.buffer);
+    }
     for (const RowGroup::Stage& stage : g.stages) {
       read.clear();
       Reads{read}(stage.loop);
@@ -179,7 +183,7 @@ struct Moved {
   }
   // A value that several stages read is loaded once.
   double operator()(const RowGroup& g) const {
-    double bytes = 0.0;
+    double bytes = g.product ? sum_of(g.product->a, g.product->b) : 0.0;
     std::vector<std::pair<int, std::int64_t>> seen;
     std::vector<int> from;
     Reads{from}(g);

@@ -92,6 +92,20 @@ struct Pointwise {
   int scratch = -1;  // buffer of the parts' sums
 };
 
+// c (+)= a . b over [outer..., m, n, k].
+struct Gemm {
+  View a, b, c;  // strides: outer dimensions, then (m, k), (k, n), (m, n)
+  // The epilogue, for targets with Target::epilogues(); not with outer dimensions or accumulate.
+  // Absent operands have no buffer.
+  Epilogue epilogue;
+  View bias, residual;  // [n]; strides: (m, n)
+  View aux;             // strides: (m, n); gelu: the stored sum, its gradient: x
+  std::vector<std::int64_t> outer;
+  std::int64_t m = 0, n = 0, k = 0;
+  bool accumulate = false;
+  int scratch = -1;
+};
+
 // Neighbouring loops over one space [rows, columns], fused to run one row at a time. Values between
 // stages stay in registers. Only for targets with Target::most_group_columns().
 struct RowGroup {
@@ -107,21 +121,11 @@ struct RowGroup {
   };
   std::int64_t rows = 0, columns = 0;
   std::vector<Stage> stages;
-  int scratch = -1;  // buffer of the column sums' parts
-};
-
-// c (+)= a . b over [outer..., m, n, k].
-struct Gemm {
-  View a, b, c;  // strides: outer dimensions, then (m, k), (k, n), (m, n)
-  // The epilogue, for targets with Target::epilogues(); not with outer dimensions or accumulate.
-  // Absent operands have no buffer.
-  Epilogue epilogue;
-  View bias, residual;  // [n]; strides: (m, n)
-  View aux;             // strides: (m, n); gelu: the stored sum, its gradient: x
-  std::vector<std::int64_t> outer;
-  std::int64_t m = 0, n = 0, k = 0;
-  bool accumulate = false;
-  int scratch = -1;
+  // The stages are the epilogue of this product. They read its result [rows, columns] by its view,
+  // whose memory is written only by a stage, if at all. They sum no columns, and none reads a sum
+  // of rows.
+  std::optional<Gemm> product;
+  int scratch = -1;  // buffer of the parts of sums
 };
 
 struct Take {

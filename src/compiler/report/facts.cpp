@@ -118,6 +118,8 @@ std::vector<std::pair<std::string, std::string>> epilogues(const ir::Program& pr
     const auto* gemm = std::get_if<ir::Gemm>(&i.what);
     if (gemm != nullptr && gemm->epilogue.any())
       list.emplace_back(i.name, ir::text_of(gemm->epilogue));
+    const auto* group = std::get_if<ir::RowGroup>(&i.what);
+    if (group != nullptr && group->product) list.emplace_back(i.name, ir::stages_text(*group));
     if (const auto* loop = std::get_if<ir::LoopRun>(&i.what)) {
       const auto inside = epilogues(*loop->body);
       list.insert(list.end(), inside.begin(), inside.end());

@@ -77,6 +77,8 @@ class Target {
   // them.
   virtual bool epilogues() const = 0;
   virtual bool gelu_epilogues() const = 0;
+  // Returns whether loops can be the epilogues of the products that they read (fuse_products).
+  virtual bool product_epilogues() const = 0;
 
   // Returns the fastest plan within `workspace` bytes, or within the least power of two times it
   // that any plan fits into. 0: nothing is recomputed.

@@ -57,11 +57,11 @@ void require_nvrtc(int status, const char* what) {
   check(status == 0, what, ": NVRTC says ", functions().error(status));
 }
 
-std::array<std::string, 3> flags_for(int capability) {
+std::array<std::string, 4> flags_for(int capability) {
   // Kernels for 9.0 and later may use architecture-specific instructions.
   const bool specific = capability >= 90 && instruction_capability(capability) == capability;
   return {concat("--gpu-architecture=sm_", capability, specific ? "a" : ""), "--std=c++17",
-          "--disable-warnings"};
+          "--disable-warnings", "--device-as-default-execution-space"};
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ std::string compile_cuda(std::string_view source, int compute_capability) {
   } const program{f, made};
 
   const auto flags = flags_for(compute_capability);
-  std::array<const char*, 3> options;
+  std::array<const char*, 4> options;
   for (std::size_t i = 0; i < flags.size(); ++i) options[i] = flags[i].c_str();
   const int status = f.compile(made, static_cast<int>(options.size()), options.data());
   if (status != 0) {

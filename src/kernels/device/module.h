@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "kernels/device/head.h"
+#include "logitless/dtype.h"
 
 namespace logitless::cuda {
 
@@ -31,15 +32,32 @@ struct LaunchShape {
   std::array<unsigned, 3> grid = {1, 1, 1};
   unsigned block = 1;
   unsigned shared_bytes = 0;
+  // No more blocks than SMs, in pairs: the kernel takes any even number up to grid[0].
+  bool persistent = false;
 };
+
+// A matrix in memory, whose rows are contiguous and a multiple of 16 bytes apart, as a kernel loads
+// or stores it by TMA: in boxes of box_rows rows x 128 bytes with 128-byte swizzle.
+struct MatrixShape {
+  std::int64_t rows = 0, columns = 0, row_stride = 0;  // in elements
+  int box_rows = 0;
+  DType dtype = DType::bf16;  // f32, or bf16 for all types of 16 bits
+};
+// A CUtensorMap.
+struct alignas(64) MatrixMap {
+  std::array<std::uint64_t, 16> opaque;
+};
+// Returns the map of a matrix at an address that is a multiple of 16. Throws DeviceError.
+MatrixMap map_of(const void* data, const MatrixShape& shape);
 
 // A cubin loaded into the current device.
 class Module {
  public:
   Module() = default;
   explicit Module(std::string_view cubin);  // throws DeviceError
-  // Returns a kernel by its extern "C" name, for launch(); valid as long as the module.
-  void* kernel(const std::string& name) const;
+  // Returns a kernel by its extern "C" name, for launch() with that much dynamic shared memory;
+  // valid as long as the module.
+  void* kernel(const std::string& name, unsigned shared_bytes = 0) const;
 
  private:
   std::shared_ptr<void> library_;

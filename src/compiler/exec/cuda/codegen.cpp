@@ -10,6 +10,7 @@
 #include "compiler/exec/cuda/memory_order.h"
 #include "compiler/exec/cuda/prelude.h"
 #include "compiler/plan/integers.h"
+#include "kernels/device/tile_engine.h"
 
 namespace logitless::ir {
 namespace {
@@ -137,6 +138,9 @@ std::string module_source(std::span<const GeneratedKernel> kernels) {
     return k.source.find("cluster") != std::string::npos;
   });
   if (clusters) out += concat(prelude_cluster_machine(), prelude_cluster());
+  const bool engine = std::any_of(kernels.begin(), kernels.end(),
+                                  [](const GeneratedKernel& k) { return k.needs_tile_engine; });
+  if (engine) out += cuda::tile_engine_text();
   for (const GeneratedKernel& kernel : kernels) {
     const auto [at, added] = distinct.emplace(kernel.entry, &kernel);
     check(at->second->source == kernel.source, "two kernels are called ", kernel.entry);

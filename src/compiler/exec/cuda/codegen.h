@@ -19,17 +19,23 @@ struct KernelArgument {
     address,  // address of `buffer` plus `offset` bytes
     scratch,  // scratch of the loop or group, aligned to 16 bytes, plus `offset` bytes
     first,    // std::int64_t: the argument of the loop's body
+    matrix,   // CUtensorMap of matrices[matrix] at the address of `buffer` plus `offset` bytes
   };
   Kind kind = Kind::address;
   int buffer = -1;
   std::int64_t offset = 0;
+  int matrix = -1;
 };
+
+inline constexpr std::size_t kMostMatrices = 8;  // of a kernel
 
 struct GeneratedKernel {
   std::string entry;   // contains a hash of the text: equal names mean equal kernels
   std::string source;  // one extern "C" __global__ function, after the prelude
   cuda::LaunchShape shape;
   std::vector<KernelArgument> arguments;
+  std::vector<cuda::MatrixShape> matrices;
+  bool needs_tile_engine = false;  // the text of kernels/device/tile_engine.h
 };
 
 // Generates the kernels of a loop in order; none if there is nothing to do. alignments[b]: bytes
@@ -37,7 +43,8 @@ struct GeneratedKernel {
 std::vector<GeneratedKernel> generate(const Pointwise& loop,
                                       std::span<const std::int64_t> alignments);
 
-// Generates the kernel of a row group, and a second one if it has column sums.
+// Generates the kernel of a row group, and a second one if it has column sums. With a product: its
+// kernel, and one for each kind of sums of rows.
 std::vector<GeneratedKernel> generate(const RowGroup& group,
                                       std::span<const std::int64_t> alignments);
 std::int64_t row_group_scratch_bytes(const RowGroup& group);

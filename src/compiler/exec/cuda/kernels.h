@@ -39,6 +39,11 @@ std::vector<GeneratedKernel> column_kernels(const Pointwise& loop,
 // column reductions. These have one shape and one kind.
 GeneratedKernel merge_column_parts(std::span<const Pointwise* const> loops, const Parts& parts);
 
+// Generates the kernels of a product whose epilogue is a row group.
+std::vector<GeneratedKernel> product_kernels(const RowGroup& group,
+                                             std::span<const std::int64_t> alignments);
+std::int64_t product_scratch_bytes(const RowGroup& group);
+
 // Returns the argument with the address of the result's first element.
 KernelArgument stored_argument(const Pointwise& loop);
 // Formats sizes as [a, b, c].

@@ -4,11 +4,11 @@
 // in order.
 #include <algorithm>
 #include <bit>
-#include <set>
 
 #include "compiler/exec/cuda/group_mapping.h"
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
+#include "compiler/exec/cuda/stage_reads.h"
 #include "compiler/exec/cuda/step_text.h"
 #include "compiler/plan/group_rows.h"
 
@@ -20,8 +20,7 @@ bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Lea
 class GroupText {
  public:
   GroupText(const RowGroup& group, std::span<const std::int64_t> alignments)
-      : g_(group), sums_(column_sums(group)), parts_(parts_of(group)) {
-    find_reads();
+      : g_(group), reads_(group), sums_(column_sums(group)), parts_(parts_of(group)) {
     choose_mapping(alignments);
   }
 
@@ -43,23 +42,17 @@ class GroupText {
 
     std::string parameters;
     GeneratedKernel kernel;
-    const auto parameter = [&](const std::string& text, const KernelArgument& argument) {
-      parameters += concat(parameters.empty() ? "" : ", ", text);
-      kernel.arguments.push_back(argument);
-    };
-    for (std::size_t a = 0; a < sources_.size(); ++a)
-      parameter(concat("const ", cuda_type(sources_[a].dtype), "* __restrict__ a", a),
-                {KernelArgument::Kind::address, sources_[a].buffer, offset_bytes(sources_[a])});
+    reads_.add_parameters(parameters, kernel.arguments);
     for (std::size_t s = 0; s < g_.stages.size(); ++s) {
       const Pointwise& loop = g_.stages[s].loop;
       if (!g_.stages[s].stored || kind_of(loop) == StageKind::column_sum) continue;
-      parameter(concat(cuda_type(loop.store.view.dtype), "* __restrict__ o", s),
-                stored_argument(loop));
+      add_parameter(parameters, kernel.arguments,
+                    concat(cuda_type(loop.store.view.dtype), "* __restrict__ o", s),
+                    stored_argument(loop));
     }
     for (std::size_t i = 0; i < sums_.size(); ++i)
-      parameter(concat("float* __restrict__ p", sums_[i]),
-                {KernelArgument::Kind::scratch, -1, scratch_offset(i)});
-    if (takes_first_) parameter("long long first", {KernelArgument::Kind::first, -1, 0});
+      add_parameter(parameters, kernel.arguments, concat("float* __restrict__ p", sums_[i]),
+                    {KernelArgument::Kind::scratch, -1, scratch_offset(i)});
     const GeneratedKernel made = make_kernel(
         "group", concat(g_.stages.size(), " stages of ", g_.rows, " rows of ", g_.columns),
         parameters, lines, static_cast<unsigned>(m_.threads * m_.rows),
@@ -78,77 +71,16 @@ class GroupText {
 
  private:
   const RowGroup& g_;
+  const StageReads reads_;
   const std::vector<std::size_t> sums_;  // stages with column sums
   const RowParts parts_;
   RowMapping m_;
-  bool wide_index_ = false, takes_first_ = false;
-  bool waited_ = false;              // for the other blocks of the cluster
-  std::vector<View> sources_;        // the views that are loaded: one for each address and dtype
-  std::vector<View> elements_;       // those with elements [rows, columns], each loaded once
-  std::vector<View> rows_;           // those with rows [rows]
-  std::set<std::size_t> forwarded_;  // stages whose values later stages read
+  bool waited_ = false;  // for the other blocks of the cluster
 
-  static std::int64_t offset_bytes(const View& v) {
-    return v.offset * static_cast<std::int64_t>(size_of(v.dtype));
-  }
+  using Read = StageReads::Read;
+
   std::int64_t scratch_offset(std::size_t sum) const {
     return static_cast<std::int64_t>(sum) * parts_.count * g_.columns * 4;
-  }
-  static bool same(const View& a, const View& b) {
-    return a.buffer == b.buffer && a.offset == b.offset && a.dtype == b.dtype;
-  }
-  static std::size_t place_in(std::vector<View>& list, const View& view, bool strides) {
-    const auto at = std::find_if(list.begin(), list.end(), [&](const View& v) {
-      return same(v, view) && (!strides || v.strides == view.strides);
-    });
-    if (at == list.end()) {
-      list.push_back(view);
-      return list.size() - 1;
-    }
-    return static_cast<std::size_t>(at - list.begin());
-  }
-  std::size_t source_of(const View& v) const {
-    return static_cast<std::size_t>(
-        std::find_if(sources_.begin(), sources_.end(), [&](const View& x) { return same(x, v); }) -
-        sources_.begin());
-  }
-
-  enum class Read { element, row, column, one };
-  Read read_of(std::size_t stage, const View& v) const {
-    if (kind_of(g_.stages[stage].loop) == StageKind::rows)
-      return v.strides[0] == 0 ? Read::one : Read::row;
-    if (v.strides[1] == 0) return v.strides[0] == 0 ? Read::one : Read::row;
-    return v.strides[0] == 0 ? Read::column : Read::element;
-  }
-  // Keeps the stride of the rows alone, whatever the view's shape.
-  static View row_view(View v) {
-    v.strides = {v.strides[0]};
-    return v;
-  }
-
-  void find_reads() {
-    std::int64_t most = g_.rows * g_.columns;
-    const auto reach = [&](const View& v) {
-      most = std::max(most, g_.rows * std::abs(v.strides[0]) + g_.columns);
-    };
-    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
-      const Pointwise& loop = g_.stages[s].loop;
-      reach(loop.store.view);
-      for (const Pointwise::Leaf& leaf : loop.leaves) {
-        takes_first_ = takes_first_ || leaf.kind == Pointwise::Leaf::Kind::first;
-        if (!is_memory(leaf)) continue;
-        reach(leaf.view);
-        if (const int maker = maker_of(g_, s, leaf); maker >= 0) {
-          forwarded_.insert(static_cast<std::size_t>(maker));
-          continue;
-        }
-        place_in(sources_, leaf.view, false);
-        const Read how = read_of(s, leaf.view);
-        if (how == Read::element) place_in(elements_, leaf.view, true);
-        if (how == Read::row) place_in(rows_, row_view(leaf.view), true);
-      }
-    }
-    wide_index_ = most >= std::int64_t{1} << 31;
   }
 
   void choose_mapping(std::span<const std::int64_t> alignments) {
@@ -164,7 +96,7 @@ class GroupText {
     std::vector<const View*> views;
     // Bytes of registers for each element of a row that a thread holds.
     std::int64_t bytes = 4 * static_cast<std::int64_t>(sums_.size() + 1);
-    for (const View& v : elements_) bytes += static_cast<std::int64_t>(size_of(v.dtype));
+    for (const View& v : reads_.elements()) bytes += static_cast<std::int64_t>(size_of(v.dtype));
     for (std::size_t s = 0; s < g_.stages.size(); ++s) {
       const Pointwise& loop = g_.stages[s].loop;
       const StageKind kind = kind_of(loop);
@@ -175,7 +107,7 @@ class GroupText {
       }
       if (kind != StageKind::elements) continue;
       if (g_.stages[s].stored) views.push_back(&loop.store.view);
-      if (forwarded_.contains(s)) bytes += 4;
+      if (reads_.is_forwarded(s)) bytes += 4;
     }
     m_.width = kMostWidth;
     while (m_.width > 1 && (g_.columns % m_.width != 0 ||
@@ -235,8 +167,8 @@ class GroupText {
     });
   }
 
-  std::string_view index() const { return wide_index_ ? "long long" : "unsigned"; }
-  std::string number(std::int64_t n) const { return concat(n, wide_index_ ? "ll" : "u"); }
+  std::string_view index() const { return reads_.wide_index() ? "long long" : "unsigned"; }
+  std::string number(std::int64_t n) const { return concat(n, reads_.wide_index() ? "ll" : "u"); }
   // Returns the text of the factor from blocks to rows.
   std::string ratio() const {
     return m_.blocks > 1 ? concat(" / ", m_.blocks) : concat(" * ", number(m_.rows));
@@ -304,22 +236,23 @@ class GroupText {
     lines.add("const ", index(), " row = valid ? own : ", end, " - 1;");
   }
 
-  std::string row_offset(const View& v) const {
-    return v.strides[0] == 0 ? "0" : concat("row * ", number(v.strides[0]));
+  std::string offset_of_row(const View& v) const {
+    return row_offset(v, "row", reads_.wide_index());
   }
 
   // Declares the loads, which come before any computation.
   void loads(Lines& lines) const {
-    for (std::size_t i = 0; i < rows_.size(); ++i)
-      lines.add("const ", cuda_type(rows_[i].dtype), " w", i, " = a", source_of(rows_[i]), "[",
-                row_offset(rows_[i]), "];");
-    for (std::size_t i = 0; i < elements_.size(); ++i)
-      lines.add(cuda_type(elements_[i].dtype), " x", i, "[", m_.items, "][", m_.width, "];");
-    if (elements_.empty()) return;
+    const std::vector<View>&rows = reads_.rows(), &elements = reads_.elements();
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      lines.add("const ", cuda_type(rows[i].dtype), " w", i, " = a", reads_.source_of(rows[i]), "[",
+                offset_of_row(rows[i]), "];");
+    for (std::size_t i = 0; i < elements.size(); ++i)
+      lines.add(cuda_type(elements[i].dtype), " x", i, "[", m_.items, "][", m_.width, "];");
+    if (elements.empty()) return;
     each_item(lines);
-    for (std::size_t i = 0; i < elements_.size(); ++i) {
+    for (std::size_t i = 0; i < elements.size(); ++i) {
       const std::string from =
-          concat("a", source_of(elements_[i]), " + ", row_offset(elements_[i]), " + c");
+          concat("a", reads_.source_of(elements[i]), " + ", offset_of_row(elements[i]), " + c");
       if (m_.width == 1)
         lines.add("x", i, "[k][0] = *(", from, ");");
       else
@@ -357,15 +290,15 @@ class GroupText {
       const StageKind kind = kind_of(g_.stages[static_cast<std::size_t>(maker)].loop);
       return kind == StageKind::elements ? concat("e", maker, "[k][j]") : concat("q", maker);
     }
-    switch (read_of(s, leaf.view)) {
+    switch (reads_.read_of(s, leaf.view)) {
       case Read::element:
-        return concat("number(x", place_in(elements_, leaf.view, true), "[k][j])");
+        return concat("number(x", reads_.element_of(leaf.view), "[k][j])");
       case Read::row:
-        return concat("number(w", place_in(rows_, row_view(leaf.view), true), ")");
+        return concat("number(w", reads_.row_of(leaf.view), ")");
       case Read::column:
         return concat("number(u", i, "[j])");
       default:
-        return concat("number(a", source_of(leaf.view), "[0])");
+        return concat("number(a", reads_.source_of(leaf.view), "[0])");
     }
   }
 
@@ -374,10 +307,11 @@ class GroupText {
     const Pointwise& loop = g_.stages[s].loop;
     for (std::size_t i = 0; i < loop.leaves.size(); ++i) {
       const Pointwise::Leaf& leaf = loop.leaves[i];
-      if (!is_memory(leaf) || maker_of(g_, s, leaf) >= 0 || read_of(s, leaf.view) != Read::column)
+      if (!is_memory(leaf) || maker_of(g_, s, leaf) >= 0 ||
+          reads_.read_of(s, leaf.view) != Read::column)
         continue;
       lines.add(cuda_type(leaf.view.dtype), " u", i, "[", m_.width, "];");
-      const std::string from = concat("a", source_of(leaf.view), " + c");
+      const std::string from = concat("a", reads_.source_of(leaf.view), " + c");
       if (m_.width == 1)
         lines.add("u", i, "[0] = *(", from, ");");
       else
@@ -385,21 +319,11 @@ class GroupText {
     }
   }
 
-  static std::string converted(DType dtype, const std::string& value) {
-    if (dtype == DType::bf16) return concat("to_bf16(", value, ")");
-    if (dtype == DType::f16) return concat("to_f16(", value, ")");
-    return concat("(", cuda_type(dtype), ")(", value, ")");
-  }
   // Returns the element that a loop stores: the value, or its sum with the old one.
   static std::string stored(const Pointwise& loop, const std::string& old,
                             const std::string& value) {
-    return converted(loop.store.view.dtype,
-                     loop.store.accumulate ? RegisterText(loop).added(old, value) : value);
-  }
-  // Returns the value as it would be read back from its buffer, rounded to its dtype.
-  static std::string read_back(DType dtype, const std::string& value) {
-    if (dtype == DType::f32 || dtype == DType::f64) return value;
-    return concat("(float)number(", converted(dtype, value), ")");
+    return converted_to(loop.store.view.dtype,
+                        loop.store.accumulate ? RegisterText(loop).added(old, value) : value);
   }
   // Declares the value of a row: a double where it is stored as one, as a log-sum-exp may be.
   void declare_row(Lines& lines, std::size_t s) const {
@@ -433,12 +357,12 @@ class GroupText {
   void element_stage(Lines& lines, std::size_t s) {
     const RowGroup::Stage& stage = g_.stages[s];
     const Pointwise::Store& to = stage.loop.store;
-    const bool kept = forwarded_.contains(s);
+    const bool kept = reads_.is_forwarded(s);
     if (kept) lines.add("float e", s, "[", m_.items, "][", m_.width, "];");
     each_item(lines);
     column_loads(lines, s);
     const std::string type(cuda_type(to.view.dtype)),
-        at = concat("o", s, " + ", row_offset(to.view), " + c");
+        at = concat("o", s, " + ", offset_of_row(to.view), " + c");
     if (stage.stored) lines.add(type, " z[", m_.width, "];");
     if (to.accumulate) {
       if (m_.width == 1)
@@ -526,7 +450,7 @@ class GroupText {
   void store_row(Lines& lines, std::size_t s) const {
     const Pointwise::Store& to = g_.stages[s].loop.store;
     if (!g_.stages[s].stored) return;
-    const std::string at = concat("o", s, "[", row_offset(to.view), "]");
+    const std::string at = concat("o", s, "[", offset_of_row(to.view), "]");
     lines.add("if (valid && lane == 0", m_.blocks > 1 ? " && rank == 0" : "", ") ", at, " = ",
               stored(g_.stages[s].loop, at, concat("q", s)), ";");
   }
@@ -562,10 +486,12 @@ class GroupText {
 
 std::vector<GeneratedKernel> generate(const RowGroup& group,
                                       std::span<const std::int64_t> alignments) {
+  if (group.product) return product_kernels(group, alignments);
   return GroupText(group, alignments).kernels();
 }
 
 std::int64_t row_group_scratch_bytes(const RowGroup& group) {
+  if (group.product) return product_scratch_bytes(group);
   return static_cast<std::int64_t>(column_sums(group).size()) * parts_of(group).count *
          group.columns * 4;
 }

@@ -20,7 +20,8 @@ void KernelSet::load(int compute_capability) {
   std::vector<GeneratedKernel> kernels;
   for (const auto& [entry, kernel] : kernels_) kernels.push_back(kernel);
   module_ = cuda::Module(cuda::cached_cubin(module_source(kernels), compute_capability));
-  for (const auto& [entry, kernel] : kernels_) loaded_[entry] = module_.kernel(entry);
+  for (const auto& [entry, kernel] : kernels_)
+    loaded_[entry] = module_.kernel(entry, kernel.shape.shared_bytes);
 }
 
 void* KernelSet::find(const std::string& entry) const { return loaded_.at(entry); }
@@ -95,11 +96,16 @@ struct Steps::Enqueue {
       const GeneratedKernel& kernel = launches.kernels[k];
       std::array<void*, kMaxRegisters + 2> addresses{};
       std::array<void*, kMaxRegisters + 2> arguments{};
+      std::array<cuda::MatrixMap, kMostMatrices> maps;
       check(kernel.arguments.size() <= arguments.size(), "a kernel of many arguments");
       for (std::size_t i = 0; i < kernel.arguments.size(); ++i) {
         const KernelArgument& a = kernel.arguments[i];
         arguments[i] = &addresses[i];
-        if (a.kind == KernelArgument::Kind::first) {
+        if (a.kind == KernelArgument::Kind::matrix) {
+          const auto m = static_cast<std::size_t>(a.matrix);
+          maps[m] = cuda::map_of(frame.address(a.buffer) + a.offset, kernel.matrices[m]);
+          arguments[i] = &maps[m];
+        } else if (a.kind == KernelArgument::Kind::first) {
           arguments[i] = &first;
         } else if (a.kind == KernelArgument::Kind::scratch) {
           addresses[i] = frame.address(scratch_buffer) + a.offset;

@@ -149,7 +149,8 @@ void token_cotangents(const CotangentCall&, const ForwardCall&, RowCoefficients*
 
 Module::Module(std::string_view) { refuse(); }
 void load_kernels() { refuse(); }
-void* Module::kernel(const std::string&) const { refuse(); }
+void* Module::kernel(const std::string&, unsigned) const { refuse(); }
+MatrixMap map_of(const void*, const MatrixShape&) { refuse(); }
 void launch(void*, const LaunchShape&, std::span<void* const>, Stream) { refuse(); }
 
 }  // namespace logitless::cuda

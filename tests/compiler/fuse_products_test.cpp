@@ -1,0 +1,105 @@
+// Products with generated epilogues: where they are found and where not, what remains behind them,
+// and that NVRTC compiles them.
+#include "compiler/plan/fuse_products.h"
+
+#include <gtest/gtest.h>
+#include <logitless/compiler.h>
+
+#include "compiler/compiled.h"
+#include "compiler/exec/cuda/codegen.h"
+#include "compiler/product_programs.h"
+#include "core/check.h"
+#include "kernels/device/module.h"
+
+namespace logitless::test {
+namespace {
+
+const ir::Program& program_of(const CompiledProgram& compiled) {
+  return CompilerAccess::state(compiled).program;
+}
+
+int fused(const std::string& text, const CompileOptions& options) {
+  return generated_epilogues(program_of(compile(Graph::parse(text), options)));
+}
+
+TEST(FuseProducts, LeavesNoMemoryOfTheProduct) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const ProductProgram& p : product_programs(dtype)) {
+      SCOPED_TRACE(p.name);
+      const CompiledProgram compiled =
+          compile(Graph::parse(p.text), slow_memory(product_sizes()[0]));
+      const ir::Program& program = program_of(compiled);
+      EXPECT_EQ(generated_epilogues(program), p.fused) << compiled.explain();
+      EXPECT_NE(compiled.explain().find("generated steps"), std::string::npos);
+      for (const ir::Instruction& i : program.instructions) {
+        const auto* group = std::get_if<ir::RowGroup>(&i.what);
+        if (group == nullptr || !group->product) continue;
+        const int c = group->product->c.buffer;
+        const bool stored = std::any_of(group->stages.begin(), group->stages.end(),
+                                        [&](auto& s) { return s.loop.store.view.buffer == c; });
+        EXPECT_EQ(stored, p.name == "gated");
+        EXPECT_TRUE(stored || program.buffers[static_cast<std::size_t>(c)].first < 0);
+      }
+    }
+  }
+}
+
+TEST(FuseProducts, CompilesByNvrtc) {
+  std::vector<ir::GeneratedKernel> kernels;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const ProductProgram& p : product_programs(dtype)) {
+      const CompiledProgram compiled =
+          compile(Graph::parse(p.text), slow_memory(product_sizes()[0]));
+      const ir::Program& program = program_of(compiled);
+      for (const ir::Instruction& i : program.instructions) {
+        const auto* group = std::get_if<ir::RowGroup>(&i.what);
+        if (group == nullptr || !group->product) continue;
+        for (ir::GeneratedKernel& k : ir::generate(*group, ir::buffer_alignments(program)))
+          kernels.push_back(std::move(k));
+      }
+    }
+  }
+  ASSERT_GE(kernels.size(), 8u);
+  try {
+    cuda::compile_cuda(ir::module_source(kernels), 90);
+  } catch (const Unsupported& missing) {
+    GTEST_SKIP() << missing.what();
+  }
+}
+
+// Time decides: little arithmetic for each element, and enough of it.
+TEST(FuseProducts, AsksWhetherItPays) {
+  const std::string text = product_programs(DType::bf16)[0].text;
+  CompileOptions options = slow_memory({4096, 65536, 2048});
+  options.device.card = gpu_card("H200");
+  EXPECT_EQ(fused(text, options), 1);
+  options.sizes = {{"N", 64}, {"V", 256}, {"D", 64}};
+  EXPECT_EQ(fused(text, options), 0);
+}
+
+// Stages that an epilogue cannot compute stay loops over the stored product.
+TEST(FuseProducts, LeavesOtherReadersAlone) {
+  const std::string begin =
+      "graph g(%h: bf16[N, D], %w: bf16[V, D]) {\n  %z = dot %h, %w contract(1; 1) : f32[N, V]\n";
+  const CompileOptions options = slow_memory({1024, 2048, 64});
+  EXPECT_EQ(fused(begin + "  %e = exp %z\n  return e: %e\n}\n", options), 1);
+  // elements that need a sum of their row, sums of columns
+  EXPECT_EQ(fused(begin + "  %l = reduce_lse %z dims(1)\n  %b = broadcast %l dims(0) : f32[N, V]\n"
+                          "  %e = sub %z, %b\n  return e: %e\n}\n",
+                  options),
+            0);
+  EXPECT_EQ(
+      fused(begin + "  %e = exp %z\n  %s = reduce_sum %e dims(0)\n  return s: %s\n}\n", options),
+      0);
+  // rows that are not aligned, another GPU, and the option
+  EXPECT_EQ(fused(begin + "  %e = exp %z\n  return e: %e\n}\n", slow_memory({1024, 2047, 64})), 0);
+  CompileOptions other = options;
+  other.device.compute_capability = 80;
+  EXPECT_EQ(fused(begin + "  %e = exp %z\n  return e: %e\n}\n", other), 0);
+  other = options;
+  other.epilogues = false;
+  EXPECT_EQ(fused(begin + "  %e = exp %z\n  return e: %e\n}\n", other), 0);
+}
+
+}  // namespace
+}  // namespace logitless::test
