@@ -577,10 +577,10 @@ LOGITLESS_API void logitless_prepared_program_destroy(logitless_prepared_program
 /* Enqueues the program. Pointers, their order and overlap rules are those of logitless_program_run.
  * On a GPU they are device memory: tensors aligned to 16 bytes, the arena to 256. The thread's
  * current device must be that of `prepared`. stream is a cudaStream_t; NULL is the default one.
- * Returns before the work is done, and neither waits nor allocates device memory. A CUDA graph that
- * captures the call reads and writes these addresses. On the CPU stream is NULL, and results are
- * complete on return. The same inputs give the same bits on the same kind of device with the same
- * libraries. Errors: wrong pointers or a small arena (invalid argument); errors of the device. */
+ * Returns before the work is done. Neither waits nor allocates, but for the driver's graphs of runs
+ * that repeat their addresses, at most four. A CUDA graph that captures the call keeps them. On the
+ * CPU stream is NULL, and results are complete on return. Equal inputs give equal bits on the same
+ * kind of device. Errors: wrong pointers or a small arena (invalid argument); device errors. */
 LOGITLESS_API logitless_status logitless_program_enqueue(const logitless_prepared_program* prepared,
                                                          const void* const* parameters,
                                                          size_t parameter_count,

@@ -108,9 +108,10 @@ class LOGITLESS_API PreparedProgram {
   // be the thread's current one. Tensors are contiguous, in device memory, aligned to 16 bytes and
   // in the order of the program. Results overlap neither each other nor parameters; their memory
   // may hold other values until they are made. The arena has arena_bytes() bytes, aligned to 256.
-  // Neither waits nor allocates, so a CUDA graph may capture it. Runs in different arenas may
-  // overlap in time. The same inputs give the same bits on the same kind of device with the same
-  // libraries. Throws InvalidArgument on pointers that do not fit, and DeviceError.
+  // Neither waits nor allocates, so a CUDA graph may capture it. The driver holds at most four
+  // graphs of runs that repeat their addresses. Runs in different arenas may overlap in time. The
+  // same inputs give the same bits on the same kind of device with the same libraries. Throws
+  // InvalidArgument on pointers that do not fit, and DeviceError.
   void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
            void* stream) const;
   // The same run, with a call of done(result) once for each result, as soon as all work that reads

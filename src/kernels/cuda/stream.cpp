@@ -9,13 +9,18 @@ namespace {
 cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
 
+}  // namespace
+
 bool is_captured(Stream stream) {
   cudaStreamCaptureStatus status;
-  require_cuda(cudaStreamIsCapturing(stream_of(stream), &status), "stream");
+  const cudaError_t asked = cudaStreamIsCapturing(stream_of(stream), &status);
+  if (asked == cudaErrorStreamCaptureImplicit) {  // the default stream, beside another's capture
+    cudaGetLastError();
+    return true;
+  }
+  require_cuda(asked, "stream");
   return status != cudaStreamCaptureStatusNone;
 }
-
-}  // namespace
 
 std::string device_name(int index) {
   cudaDeviceProp properties;

@@ -77,6 +77,9 @@ struct RowsFrom {
 void copy_rows_async(const RowsTo& to, const RowsFrom& from, std::size_t row_bytes,
                      std::size_t rows, Stream stream);
 
+// Returns whether the stream's work is captured. Of the default stream also while another stream's
+// is, if that forbids work on it.
+bool is_captured(Stream stream);
 // Captures the thread's work on the stream from here on instead of running it. end_capture() turns
 // it into a graph that is ready to launch, abandon_capture() discards it.
 void begin_capture(Stream stream);

@@ -1,5 +1,6 @@
 #include "compiler/exec/cuda/backend.h"
 
+#include "compiler/exec/cuda/replays.h"
 #include "compiler/exec/cuda/steps.h"
 #include "compiler/exec/cuda/time_steps.h"
 #include "compiler/exec/head.h"
@@ -9,10 +10,26 @@
 namespace logitless::ir {
 namespace {
 
+// Returns about as many as a run launches kernels: one for each instruction.
+std::size_t launches_of(const Program& program) {
+  std::size_t count = 0;
+  for (const Instruction& i : program.instructions) {
+    const auto* loop = std::get_if<LoopRun>(&i.what);
+    const auto rounds =
+        loop == nullptr ? 1
+                        : static_cast<std::size_t>((loop->extent + loop->chunk - 1) / loop->chunk);
+    count += loop == nullptr ? 1 : rounds * launches_of(*loop->body);
+  }
+  return count;
+}
+
 class PreparedSteps final : public Prepared {
  public:
   PreparedSteps(const Program& program, const Context& context)
-      : program_(program), context_(context), steps_(program, buffer_alignments(program), set_) {
+      : program_(program),
+        context_(context),
+        steps_(program, buffer_alignments(program), set_),
+        replays_(launches_of(program)) {
     set_.load(context.device().compute_capability);
     steps_.bind(set_);
   }
@@ -21,10 +38,12 @@ class PreparedSteps final : public Prepared {
     if (under.far != nullptr) far_head(program_);
     if (under.ranks != nullptr) require_head(*under.ranks, program_);
     const Frame frame{program_, arena, parameters, results};
-    if (under.far == nullptr)
-      steps_.enqueue(frame, context_.on(stream), observer, under);
-    else
-      steps_.enqueue(frame, context_of(*under.far, DeviceKind::cuda), observer, under);
+    if (under.far != nullptr)
+      return steps_.enqueue(frame, context_of(*under.far, DeviceKind::cuda), observer, under);
+    if (under.ranks != nullptr || under.skipped || observer != nullptr)
+      return steps_.enqueue(frame, context_.on(stream), observer, under);
+    replays_.run(parameters, results, arena, stream,
+                 [&](cuda::Stream on) { steps_.enqueue(frame, context_.on(on), nullptr, {}); });
   }
   Timed time(std::span<const void* const> parameters, std::span<void* const> results,
              std::byte* arena, int repeat) const final {
@@ -36,6 +55,7 @@ class PreparedSteps final : public Prepared {
   const Context context_;
   KernelSet set_;
   Steps steps_;
+  mutable Replays replays_;
 };
 
 }  // namespace

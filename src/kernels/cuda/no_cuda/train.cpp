@@ -34,6 +34,7 @@ void copy_rows_async(const RowsTo&, const RowsFrom&, std::size_t, std::size_t, S
 void begin_capture(Stream) { refuse(); }
 std::shared_ptr<void> end_capture(Stream) { refuse(); }
 void abandon_capture(Stream) noexcept {}
+bool is_captured(Stream) { refuse(); }
 void launch_graph(void*, Stream) { refuse(); }
 
 void adamw_reset(const AdamWCall&) { refuse(); }
