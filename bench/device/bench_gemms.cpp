@@ -1,7 +1,8 @@
 // Times the GEMMs of a GPT-2's training step on a GPU with their epilogues, by each algorithm of
 // cuBLASLt's heuristic. Prints a line for each with milliseconds and TFLOP/s, after a line for the
-// algorithm that programs use. The other numbers are those of cublasLt.h: algorithm, tile, stages,
-// cluster and split-K.
+// algorithm that programs use. GEMMs that programs divide into blocks have one more line,
+// undivided. The other numbers are those of cublasLt.h: algorithm, tile, stages, cluster and
+// split-K.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -110,10 +111,24 @@ std::vector<Case> cases_of_chunk(std::int64_t rows, std::int64_t width, std::int
       z.b = matrix(DType::bf16, 1, width);
       z.c = logits(to);
     }
-    cuda::GemmShape& x = add("d_hidden", rows, width, vocab_count);
-    x.a = logits(DType::bf16);
-    x.b = matrix(DType::bf16, width, 1);
-    x.c = matrix(DType::f32, width, 1);
+    // The weight is [V, D], or [D, V] with rows side by side.
+    const cuda::MatrixLayout rows_of_v = {DType::bf16, 0, vocab_count, 1, 16},
+                             columns_of_v = {DType::bf16, 0, 1, vocab_count, 16};
+    cuda::GemmShape& across = add("logits, bf16, weight [D, V]", rows, vocab_count, width);
+    across.a = matrix(DType::bf16, width, 1);
+    across.b = rows_of_v;
+    across.c = logits(DType::bf16);
+    for (const DType to : {DType::f32, DType::bf16}) {
+      cuda::GemmShape& x =
+          add(to == DType::f32 ? "d_hidden, f32" : "d_hidden, bf16", rows, width, vocab_count);
+      x.a = logits(DType::bf16);
+      x.b = matrix(DType::bf16, width, 1);
+      x.c = matrix(to, width, 1);
+    }
+    cuda::GemmShape& back = add("d_hidden, bf16, weight [D, V]", rows, width, vocab_count);
+    back.a = logits(DType::bf16);
+    back.b = columns_of_v;
+    back.c = matrix(DType::bf16, width, 1);
     cuda::GemmShape& w = add("d_weight", vocab_count, width, rows);
     w.a = {DType::bf16, 0, 1, stride, bytes};
     w.b = matrix(DType::bf16, width, 1);
@@ -167,12 +182,15 @@ void run(std::int64_t rows, std::int64_t width, std::int64_t vocab_count, int al
           256 +
       256);
   const DeviceBuffer memory(context, 4 * large);
-  const DeviceBuffer workspace(context, std::size_t{64} << 20);
+  const DeviceBuffer workspace(context, std::size_t{128} << 20);
   fill(memory, stream);
   for (const Case& c :
        vocab_count > 0 ? cases_of_chunk(rows, width, vocab_count) : cases_of(rows, width)) {
-    for (int choice = cuda::Product::kBest; choice < algorithms; ++choice) {
-      const cuda::Product product(c.shape, choice);
+    const bool divided = cuda::gemm_additional_bytes(c.shape) > 0;
+    for (int choice = cuda::Product::kBest; choice < (divided ? 1 : algorithms); ++choice) {
+      cuda::GemmShape shape = c.shape;
+      if (divided && choice >= 0) shape.workspace = 0;
+      const cuda::Product product(shape, choice);
       if (choice >= 0 && product.algorithm().empty()) break;
       if (c.shape.epilogue.any() && !product.fused()) break;
       cuda::GemmCall call;
@@ -185,13 +203,15 @@ void run(std::int64_t rows, std::int64_t width, std::int64_t vocab_count, int al
       const double ms = milliseconds([&] { product.run(call); });
       const double flops = 2.0 * static_cast<double>(c.shape.m) * static_cast<double>(c.shape.n) *
                            static_cast<double>(c.shape.k);
-      std::printf(
-          "%-34s %6lld x %5lld x %5lld  %-12s  %.4f ms  %.0f TFLOP/s  %s\n", c.name.c_str(),
-          static_cast<long long>(c.shape.m), static_cast<long long>(c.shape.n),
-          static_cast<long long>(c.shape.k),
-          (choice < 0 ? std::string("programs") : "algorithm " + std::to_string(choice)).c_str(),
-          ms, flops / ms / 1e9,
-          product.algorithm().empty() ? product.kernel() : product.algorithm().c_str());
+      std::printf("%-34s %6lld x %5lld x %5lld  %-12s  %.4f ms  %.0f TFLOP/s  %s\n", c.name.c_str(),
+                  static_cast<long long>(c.shape.m), static_cast<long long>(c.shape.n),
+                  static_cast<long long>(c.shape.k),
+                  (choice < 0 ? std::string("programs")
+                   : divided  ? std::string("undivided")
+                              : "algorithm " + std::to_string(choice))
+                      .c_str(),
+                  ms, flops / ms / 1e9,
+                  product.algorithm().empty() ? product.kernel() : product.algorithm().c_str());
     }
   }
 }

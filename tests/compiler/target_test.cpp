@@ -3,7 +3,11 @@
 #include <logitless/compiler.h>
 #include <logitless/error.h>
 
+#include <algorithm>
+
 #include "compiler/ir/text.h"
+#include "compiler/plan/cost.h"
+#include "compiler/plan/describe.h"
 #include "compiler/plan/lower.h"
 #include "compiler/target/cuda.h"
 
@@ -104,6 +108,38 @@ TEST(Lowering, LeavesRowsTogetherForThoseThatWantThemSo) {
                   "s: %s")
                 .c,
             304);
+}
+
+// Gradients of hidden states in bf16, over 50257 vocabulary entries and over 50256.
+ir::Program gradient_of(std::int64_t vocab_count) {
+  const std::string v = std::to_string(vocab_count);
+  return ir::lower(ir::parse("graph g(%z: bf16[512, " + v + "], %w: bf16[" + v +
+                             ", 768]) {\n  %t = tanh %z : bf16[512, " + v +
+                             "]\n  %x = dot %t, %w contract(1; 0) : bf16[512, 768]\n"
+                             "  return x: %x\n}\n")
+                       .graph,
+                   ir::CudaTarget(90));
+}
+
+TEST(Lowering, PlansSumsOfProductsOfOddSizes) {
+  const ir::Program odd = gradient_of(50257), even = gradient_of(50256);
+  const auto product_of = [](const ir::Program& p) -> const ir::Instruction& {
+    return *std::find_if(p.instructions.begin(), p.instructions.end(),
+                         [](const auto& i) { return std::holds_alternative<ir::Gemm>(i.what); });
+  };
+  const auto& gemm = std::get<ir::Gemm>(product_of(odd).what);
+  EXPECT_EQ(gemm.additional_bytes, 2 * 4 * 512 * 768);
+  EXPECT_EQ(std::get<ir::Gemm>(product_of(even).what).additional_bytes, 0);
+  ASSERT_GE(gemm.scratch, 0);
+  EXPECT_EQ(odd.buffers[static_cast<std::size_t>(gemm.scratch)].bytes,
+            static_cast<std::int64_t>(cuda::gemm_workspace_bytes(ir::gemm_shape(gemm, {}))));
+  // The time and the description say so.
+  const ir::Rates rates = ir::CudaTarget(90).rates();
+  const double more = ir::predicted_seconds(product_of(odd), rates) -
+                      ir::predicted_seconds(product_of(even), rates);
+  EXPECT_NEAR(more, 2 * 4 * 512 * 768 / rates.bytes, 0.1 * more);
+  EXPECT_TRUE(ir::describe(product_of(odd)).ends_with(", in blocks"));
+  EXPECT_FALSE(ir::describe(product_of(even)).ends_with(", in blocks"));
 }
 
 TEST(Lowering, PassesOnWhatTheTargetRefuses) {

@@ -145,6 +145,29 @@ TEST(GpuProgram, PutsRowsOfAnOddLengthApart) {
   }
 }
 
+// A 16-bit product that contracts 1003 elements of a value with aligned rows and of a parameter
+// without: fp32 sums, a copy of the parameter and a result with rows at odd addresses.
+TEST(GpuProgram, MultipliesOddSizesInBlocks) {
+  Graph graph("odd");
+  const Value x = graph.parameter("x", DType::bf16, {352, 1003}),
+              w = graph.parameter("w", DType::bf16, {1003, 801});
+  graph.result("y", matmul(tanh(x), w));
+  CompileOptions options;
+  options.device.kind = DeviceKind::cuda;
+  const std::string report = compile(graph, options).explain();
+  EXPECT_NE(report.find("product 352 x 801 x 1003 bf16 to bf16, in blocks"), std::string::npos)
+      << report;
+  if (!gpu()) GTEST_SKIP() << "no CUDA device";
+  options.device = *gpu();
+  const CompiledProgram compiled = compile(graph, options);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
+  const ir::Tensors inputs = random_inputs(plain, 4);
+  const ir::Tensors wanted = ir::interpret(plain, inputs);
+  const ir::Tensors once = execute_on_gpu(compiled, inputs);
+  EXPECT_LT(difference(once, wanted), 0.01);
+  EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
+}
+
 TEST(GpuProgram, IsCompiledAnywhereAndRunNowhereElse) {
   const Graph graph = programs().front().make(DType::f32);
   CompileOptions options;

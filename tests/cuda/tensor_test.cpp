@@ -133,12 +133,12 @@ TEST_F(GpuGemms, AgreeWithDouble) {
 }
 
 // Sizes that are no multiples of 8, with rows that start at multiples of 16 bytes: the last few of
-// each dimension are separate GEMMs.
+// each dimension are separate GEMMs, or 16-bit results are finished from fp32 sums.
 TEST_F(GpuGemms, OfOddSizesAgreeWithDouble) {
   const auto up = [](std::int64_t size) { return (size + 7) / 8 * 8; };
-  for (int form = 0; form < 5; ++form) {
+  for (int form = 0; form < 6; ++form) {
     SCOPED_TRACE(form);
-    const DType out = form == 4 ? DType::bf16 : DType::f32;
+    const DType out = form >= 4 ? DType::bf16 : DType::f32;
     GemmShape s;
     s.m = 331;
     s.n = 1003;
@@ -146,7 +146,26 @@ TEST_F(GpuGemms, OfOddSizesAgreeWithDouble) {
     s.a = form & 1 ? by_columns(DType::bf16, up(s.m), s.k) : by_rows(DType::bf16, s.m, up(s.k));
     s.b = form & 2 ? by_columns(DType::bf16, up(s.k), s.n) : by_rows(DType::bf16, s.k, up(s.n));
     s.c = by_rows(out, s.m, up(s.n));
-    s.accumulate = form == 3;
+    s.accumulate = form == 3 || form == 5;
+    check_gemm(s);
+  }
+}
+
+// The same with rows side by side, at odd addresses: operands are copied, results finished from
+// fp32 sums.
+TEST_F(GpuGemms, OfUnalignedRowsAgreeWithDouble) {
+  for (const bool across : {false, true}) {
+    SCOPED_TRACE(across);
+    const DType in = DType::bf16;
+    GemmShape s;
+    s.m = 331;
+    s.n = 1003;
+    s.k = 1001;
+    s.a = across ? by_columns(in, s.m, s.k) : by_rows(in, s.m, s.k);
+    s.b = across ? by_columns(in, s.k, s.n) : by_rows(in, s.k, s.n);
+    s.c = by_rows(across ? DType::f32 : in, s.m, s.n);
+    s.accumulate = across;
+    EXPECT_GT(gemm_additional_bytes(s), 0);
     check_gemm(s);
   }
 }
@@ -218,6 +237,9 @@ TEST_F(GpuGemms, TakeEpilogues) {
       if (bias) check_epilogue(dtype, 70, 96, 80, e, 0, false);
     }
   }
+  GemmEpilogue both;
+  both.bias = both.residual = true;
+  check_epilogue(DType::f16, 331, 1003, 1001, both, 0, false);  // finished from fp32 sums
 }
 
 double gelu_tanh(double x) { return std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)); }
@@ -303,6 +325,9 @@ TEST_F(GpuGemms, TakeGeluAndItsGradient) {
       check_gelu(dtype, 33, 37, 19, e, 0, false);  // unaligned rows
     }
   }
+  GemmEpilogue gelu_of_bias;
+  gelu_of_bias.gelu = gelu_of_bias.bias = true;
+  check_gelu(DType::bf16, 331, 1003, 1001, gelu_of_bias, 0, false);  // finished from fp32 sums
 }
 
 TEST_F(GpuGemms, TakeStridesThatMatrixUnitsDoNot) {

@@ -129,12 +129,14 @@ double epilogue_seconds(const Instruction& i, const Rates& rates) {
 }
 
 // Returns the bytes of sums that are read and written without overlap. They belong to products that
-// add to their results, and to heads that add to d_weight for each chunk.
+// add to their results, and to heads that add to d_weight for each chunk. Products in blocks have
+// sums and copies of their own.
 double sum_bytes(const Instruction& i) {
-  if (const auto* gemm = std::get_if<Gemm>(&i.what); gemm != nullptr && gemm->accumulate) {
-    double bytes = 2.0 * static_cast<double>(size_of(gemm->c.dtype));
+  if (const auto* gemm = std::get_if<Gemm>(&i.what)) {
+    double bytes = gemm->accumulate ? 2.0 * static_cast<double>(size_of(gemm->c.dtype)) : 0.0;
     for (const std::int64_t size : gemm->outer) bytes *= static_cast<double>(size);
-    return bytes * static_cast<double>(gemm->m) * static_cast<double>(gemm->n);
+    return bytes * static_cast<double>(gemm->m) * static_cast<double>(gemm->n) +
+           static_cast<double>(gemm->additional_bytes);
   }
   const auto* head = std::get_if<HeadRun>(&i.what);
   if (head == nullptr || head->d_w.buffer < 0 || head->plan->chunk_tokens <= 0) return 0.0;

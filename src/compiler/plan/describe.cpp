@@ -49,7 +49,8 @@ struct Describe {
     return text + concat(g.m, " x ", g.n, " x ", g.k, " ", name_of(g.a.dtype), " to ",
                          name_of(g.c.dtype), across(g.a) ? "" : ", a transposed",
                          across(g.b) ? "" : ", b transposed", g.accumulate ? ", added" : "",
-                         g.epilogue.any() ? ", " : "", text_of(g.epilogue));
+                         g.epilogue.any() ? ", " : "", text_of(g.epilogue),
+                         g.additional_bytes > 0 ? ", in blocks" : "");
   }
   std::string operator()(const Take& t) const {
     return concat("take ", sizes_text(t.out.shape), " ", name_of(t.out.dtype));

@@ -192,6 +192,7 @@ class Finder {
     group.columns = gemm.n;
     group.product = gemm;
     group.product->scratch = -1;
+    group.product->additional_bytes = 0;
     std::vector<int> behind;  // buffers of sums and of what needs them
     for (const RowGroup::Stage& stage : all) {
       const StageKind kind = kind_of(stage.loop);

@@ -113,6 +113,8 @@ class Lowering {
     if constexpr (requires(What & w) { target_.scratch_bytes(w); }) {
       What& made = std::get<What>(instruction.what);
       made.scratch = add_scratch(target_.scratch_bytes(made), id);
+      if constexpr (std::is_same_v<What, Gemm>)
+        made.additional_bytes = target_.additional_bytes(made);
     }
     p_.instructions.push_back(std::move(instruction));
   }

@@ -152,7 +152,8 @@ struct Moved {
   double operator()(const Gemm& g) const {
     return bytes_in(g, g.a, g.m, g.k) + bytes_in(g, g.b, g.k, g.n) +
            bytes_in(g, g.c, g.m, g.n) * (g.accumulate ? 2.0 : 1.0) + sum_of(g.bias) +
-           bytes_in(g, g.residual, g.m, g.n) + bytes_in(g, g.aux, g.m, g.n);
+           bytes_in(g, g.residual, g.m, g.n) + bytes_in(g, g.aux, g.m, g.n) +
+           static_cast<double>(g.additional_bytes);
   }
   double operator()(const Take& t) const { return sum_of(t.index) + 2.0 * sum_of(t.out); }
   double operator()(const ScatterAdd& s) const { return sum_of(s.index) + 3.0 * sum_of(s.updates); }

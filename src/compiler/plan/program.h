@@ -104,6 +104,8 @@ struct Gemm {
   std::int64_t m = 0, n = 0, k = 0;
   bool accumulate = false;
   int scratch = -1;
+  // Bytes that its kernels move beside operands and result (Target::additional_bytes).
+  std::int64_t additional_bytes = 0;
 };
 
 // Neighbouring loops over one space [rows, columns], fused to run one row at a time. Values between

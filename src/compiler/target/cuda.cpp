@@ -142,6 +142,11 @@ Rates CudaTarget::rates() const {
 std::int64_t CudaTarget::scratch_bytes(const Gemm& gemm) const {
   return static_cast<std::int64_t>(cuda::gemm_workspace_bytes(gemm_shape(gemm, {})));
 }
+std::int64_t CudaTarget::additional_bytes(const Gemm& gemm) const {
+  std::int64_t calls = 1;  // the innermost outer dimension is a batch
+  for (std::size_t d = 0; d + 1 < gemm.outer.size(); ++d) calls *= gemm.outer[d];
+  return calls * cuda::gemm_additional_bytes(gemm_shape(gemm, {}));
+}
 std::int64_t CudaTarget::scratch_bytes(const Attention& a) const {
   return static_cast<std::int64_t>(
       cuda::attention_scratch_bytes(attention_call(a), a.gradient, compute_capability_));

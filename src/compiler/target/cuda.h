@@ -29,6 +29,7 @@ class CudaTarget final : public Target {
   bool uses_results() const final { return runs_; }
   std::string refuse(const Instruction& instruction) const final;
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
+  std::int64_t additional_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;
   std::int64_t scratch_bytes(const ScatterAdd& scatter) const final;
   std::int64_t scratch_bytes(const RowGroup& group) const final;

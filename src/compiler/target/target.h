@@ -66,6 +66,8 @@ class Target {
   virtual std::int64_t scratch_bytes(const Attention& attention) const = 0;
   virtual std::int64_t scratch_bytes(const ScatterAdd& scatter) const = 0;
   virtual std::int64_t scratch_bytes(const RowGroup& group) const = 0;
+  // Returns the bytes that a product's kernels move beside its operands and result.
+  virtual std::int64_t additional_bytes(const Gemm&) const { return 0; }
   // Returns the bytes of partial sums of a reduction that is split into parts; 0: not split.
   virtual std::int64_t parts_bytes(const Pointwise& reduction) const = 0;
   // Returns the longest rows over which neighbouring loops are fused into row groups; 0: none are.

@@ -48,6 +48,7 @@ struct GemmShape {
   MatrixLayout a, b, c;
   bool accumulate = false;
   GemmEpilogue epilogue = {};
+  std::int64_t workspace = -1;  // bytes that a call has at most; -1: what the GEMM wants
   bool operator==(const GemmShape&) const = default;
 };
 
@@ -63,6 +64,9 @@ struct GemmCall {
 
 // Workspace that the GEMM may use. Pure.
 std::size_t gemm_workspace_bytes(const GemmShape& shape);
+// Bytes that the GEMM moves beside its operands and result: fp32 sums of 16-bit results, and copies
+// of operands with aligned rows. Pure.
+std::int64_t gemm_additional_bytes(const GemmShape& shape);
 
 // Handles and algorithm of one GEMM on the current device. The algorithm is among those of
 // cuBLASLt's heuristic without atomic sums: the first, or one that was measured to be faster. The
@@ -87,7 +91,9 @@ class Product {
  private:
   struct State;
   struct Part;
-  std::vector<Part> parts_;  // the first covers nearly all of the GEMM
+  const State& first() const;  // covers nearly all of the GEMM, or of its first block
+  GemmShape shape_;
+  std::vector<Part> parts_;
 };
 
 }  // namespace logitless::cuda

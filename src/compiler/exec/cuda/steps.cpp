@@ -47,7 +47,11 @@ Steps::Steps(const Program& program, const std::vector<std::int64_t>& alignments
     } else if (const auto* group = std::get_if<RowGroup>(&instruction.what)) {
       launch(generate(*group, alignments));
     } else if (const auto* gemm = std::get_if<Gemm>(&instruction.what)) {
-      step = GemmStep{gemm_shape(*gemm, alignments), nullptr};
+      GemmStep product{gemm_shape(*gemm, alignments), nullptr};
+      // Addresses may be less aligned than the plan took them to be: the scratch is what it was.
+      product.shape.workspace =
+          gemm->scratch < 0 ? 0 : program.buffers[static_cast<std::size_t>(gemm->scratch)].bytes;
+      step = std::move(product);
     } else if (const auto* rounds = std::get_if<LoopRun>(&instruction.what)) {
       const auto steps_of = [&](const Program& inner) {
         return std::make_unique<Steps>(inner, buffer_alignments(*rounds, inner, alignments), set);

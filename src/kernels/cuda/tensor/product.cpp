@@ -6,9 +6,11 @@
 
 #include "core/check.h"
 #include "kernels/cuda/dynamic_library.h"
+#include "kernels/cuda/tensor/copy_lines.h"
 #include "kernels/cuda/tensor/cublaslt.h"
 #include "kernels/cuda/tensor/epilogue.h"
 #include "kernels/cuda/tensor/product_form.h"
+#include "kernels/cuda/tensor/product_parts.h"
 #include "kernels/cuda/tensor/strided_product.h"
 #include "kernels/device/gemm.h"
 
@@ -123,10 +125,12 @@ struct Product::State {
   mutable std::mutex held;     // guards the addresses of bias and aux in the descriptor
   LayoutOwner a, b, c, residual;
   int choice = kBest;
+  std::size_t most_workspace = 0;
   lt::Algorithm algorithm{};
   std::size_t workspace_bytes = 0;
 
-  static std::shared_ptr<const State> make(const GemmShape& shape, int choice);
+  static std::shared_ptr<const State> make(const GemmShape& shape, int choice,
+                                           std::size_t most_workspace);
   void describe(bool with_epilogue);
   bool choose();
   int best_of(std::span<const lt::Found> found) const;
@@ -194,7 +198,6 @@ bool Product::State::choose() {
   lt::Preference wanted = nullptr;
   require_lt(f.make_preference(&wanted), "cublasLtMatmulPreferenceCreate");
   const PreferenceOwner preference(wanted);
-  const std::size_t most_workspace = gemm_workspace_bytes(shape);
   require_lt(
       f.set_preference(wanted, lt::kPreferenceWorkspace, &most_workspace, sizeof(most_workspace)),
       "workspace");
@@ -262,26 +265,19 @@ void Product::State::run(const GemmCall& call) const {
       "cublasLtMatmul");
 }
 
-// A part of the GEMM with one kernel, and byte offsets of its matrices.
 struct Product::Part {
-  std::shared_ptr<const State> state;
-  std::int64_t a = 0, b = 0, c = 0;  // bytes
+  GemmPart what;
+  std::shared_ptr<const State> state;  // of a MultiplyPart
 };
-
-namespace {
-
-const std::byte* at(const void* data, std::int64_t bytes) {
-  return static_cast<const std::byte*>(data) + bytes;
-}
-
-}  // namespace
 
 // Tries the library with a fused epilogue, then the library and a separate epilogue, then our own
 // kernels.
-std::shared_ptr<const Product::State> Product::State::make(const GemmShape& shape, int choice) {
+std::shared_ptr<const Product::State> Product::State::make(const GemmShape& shape, int choice,
+                                                           std::size_t most_workspace) {
   auto state = std::make_shared<State>();
   state->shape = shape;
   state->choice = choice;
+  state->most_workspace = most_workspace;
   if (shape.m > 0 && shape.n > 0 && shape.batch > 0 && suits_lt(shape)) {
     const bool epilogue = shape.epilogue.any();
     if (!epilogue || suits_lt_epilogue(shape)) state->describe(epilogue);
@@ -293,19 +289,36 @@ std::shared_ptr<const Product::State> Product::State::make(const GemmShape& shap
   return state;
 }
 
-Product::Product(const GemmShape& shape, int choice) {
-  for (const GemmPart& part : parts_of(shape)) {
-    const int of_part = parts_.empty() ? choice : kBest;
-    parts_.push_back({State::make(part.shape, of_part), part.a, part.b, part.c});
+Product::Product(const GemmShape& shape, int choice) : shape_(shape) {
+  const std::size_t most_workspace = lt_bytes_of_parts(shape);
+  std::vector<std::shared_ptr<const State>> states;  // blocks of equal sizes share one
+  for (GemmPart& part : parts_of(shape)) {
+    const auto* const multiply = std::get_if<MultiplyPart>(&part);
+    std::shared_ptr<const State> state;
+    if (multiply != nullptr) {
+      const auto same = [&](const auto& made) { return made->shape == multiply->shape; };
+      const auto found = std::find_if(states.begin(), states.end(), same);
+      if (found != states.end()) {
+        state = *found;
+      } else {
+        state = State::make(multiply->shape, states.empty() ? choice : kBest, most_workspace);
+        states.push_back(state);
+      }
+    }
+    parts_.push_back({std::move(part), std::move(state)});
   }
 }
 Product::~Product() = default;
 
-const char* Product::kernel() const { return parts_[0].state->descriptor ? "cublaslt" : "strided"; }
-bool Product::fused() const { return parts_[0].state->descriptor && parts_[0].state->fused; }
+const Product::State& Product::first() const {
+  const auto multiplies = [](const Part& part) { return part.state != nullptr; };
+  return *std::find_if(parts_.begin(), parts_.end(), multiplies)->state;
+}
+const char* Product::kernel() const { return first().descriptor ? "cublaslt" : "strided"; }
+bool Product::fused() const { return first().descriptor && first().fused; }
 
 std::string Product::algorithm() const {
-  const State& of = *parts_[0].state;
+  const State& of = first();
   if (!of.descriptor) return {};
   constexpr std::pair<const char*, int> kAttributes[] = {{"id", lt::kAlgorithmId},
                                                          {"tile", lt::kAlgorithmTile},
@@ -318,20 +331,70 @@ std::string Product::algorithm() const {
   return text;
 }
 
+namespace {
+
+std::byte* at(const void* data, std::int64_t bytes) {
+  return const_cast<std::byte*>(static_cast<const std::byte*>(data)) + bytes;
+}
+
+// Returns the call with the addresses of a part's matrices.
+GemmCall call_of(const MultiplyPart& part, const GemmCall& call) {
+  const auto address = [&](const PartPlace& place, const void* callers) {
+    return at(place.in_workspace ? call.workspace : callers, place.bytes);
+  };
+  GemmCall own = call;
+  own.a = address(part.a, call.a);
+  own.b = address(part.b, call.b);
+  own.c = address(part.c, call.c);
+  return own;
+}
+
+void run(const CopyPart& part, const GemmCall& call) {
+  CopyLines copy;
+  copy.from = at(part.of_a ? call.a : call.b, part.from);
+  copy.to = at(call.workspace, part.to);
+  copy.lines = part.lines;
+  copy.length = part.length;
+  copy.from_stride = part.from_stride;
+  copy.to_stride = part.to_stride;
+  copy_lines(copy, call.stream);
+}
+
+void run(const FinishPart& part, const GemmShape& shape, const GemmCall& call) {
+  GemmCall own = call;
+  own.a = at(call.a, part.a);
+  own.b = at(call.b, part.b);
+  own.c = at(call.c, part.c);
+  BlockSums block;
+  block.sums = reinterpret_cast<const float*>(at(call.workspace, part.sums));
+  block.stride = part.sums_stride;
+  block.first_row = part.first_row;
+  block.rows = part.rows;
+  block.first_column = part.first_column;
+  block.columns = part.columns;
+  block.first_k = part.first_k;
+  finish_block(shape, own, block);
+}
+
+}  // namespace
+
 void Product::run(const GemmCall& call) const {
   for (const Part& part : parts_) {
-    const State& s = *part.state;
-    if (s.shape.m == 0 || s.shape.n == 0 || s.shape.batch == 0) continue;
-    GemmCall own = call;
-    own.a = at(call.a, part.a);
-    own.b = at(call.b, part.b);
-    own.c = const_cast<std::byte*>(at(call.c, part.c));
-    if (s.descriptor) {
-      s.run(own);
+    if (const auto* copy = std::get_if<CopyPart>(&part.what)) {
+      cuda::run(*copy, call);
+    } else if (const auto* finish = std::get_if<FinishPart>(&part.what)) {
+      cuda::run(*finish, shape_, call);
     } else {
-      multiply_strided(s.shape, own.a, own.b, own.c, call.stream);
+      const State& s = *part.state;
+      if (s.shape.m == 0 || s.shape.n == 0 || s.shape.batch == 0) continue;
+      const GemmCall own = call_of(std::get<MultiplyPart>(part.what), call);
+      if (s.descriptor) {
+        s.run(own);
+      } else {
+        multiply_strided(s.shape, own.a, own.b, own.c, call.stream);
+      }
+      if (s.shape.epilogue.any() && !(s.descriptor && s.fused)) apply_epilogue(s.shape, own);
     }
-    if (s.shape.epilogue.any() && !(s.descriptor && s.fused)) apply_epilogue(s.shape, own);
   }
 }
 

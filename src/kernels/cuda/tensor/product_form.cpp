@@ -89,68 +89,7 @@ std::vector<LtAlgorithm> preferred_algorithms(const GemmShape& s) {
   return {{kHopper, k128x160, k2x1}, {kHopper, k128x128, k2x1}};
 }
 
-namespace {
-
-constexpr std::int64_t kVector = 8;             // 16-bit elements in 16 bytes
-constexpr double kLeastWorthCutting = 1 << 28;  // multiply-adds that take as long as two launches
-
-bool begins_aligned(const MatrixLayout& m) {
-  const auto element = static_cast<std::int64_t>(size_of(m.dtype));
-  const std::int64_t apart = m.col_stride == 1 ? m.row_stride : m.col_stride;
-  return m.alignment % 16 == 0 && (m.col_stride == 1 || m.row_stride == 1) &&
-         apart * element % 16 == 0;
-}
-
-// Cuts the last few elements of one dimension off `whole`.
-GemmPart take_last(GemmShape& whole, std::int64_t GemmShape::*size) {
-  GemmPart last{whole};
-  const std::int64_t first = whole.*size / kVector * kVector;
-  last.shape.*size -= first;
-  whole.*size = first;
-  const auto place = [&](const MatrixLayout& m, std::int64_t stride) {
-    return first * stride * static_cast<std::int64_t>(size_of(m.dtype));
-  };
-  if (size == &GemmShape::m) {
-    last.a = place(whole.a, whole.a.row_stride);
-    last.c = place(whole.c, whole.c.row_stride);
-  } else if (size == &GemmShape::n) {
-    last.b = place(whole.b, whole.b.col_stride);
-    last.c = place(whole.c, whole.c.col_stride);
-  } else {
-    last.a = place(whole.a, whole.a.col_stride);
-    last.b = place(whole.b, whole.b.row_stride);
-    last.shape.accumulate = true;
-  }
-  return last;
-}
-
-}  // namespace
-
-std::vector<GemmPart> parts_of(const GemmShape& s) {
-  std::vector<GemmPart> parts = {{s}};
-  const double work =
-      1.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
-  if (!suits_lt(s) || size_of(s.a.dtype) != 2 || s.batch != 1 || s.epilogue.any() ||
-      work < kLeastWorthCutting || !begins_aligned(s.a) || !begins_aligned(s.b) ||
-      !begins_aligned(s.c))
-    return parts;
-  const auto odd = [](std::int64_t size, bool contiguous) {
-    return contiguous && size % kVector != 0 && size > kVector;
-  };
-  std::vector<GemmPart> last;
-  GemmShape& whole = parts[0].shape;
-  if (odd(s.m, s.a.row_stride == 1 || s.c.row_stride == 1))
-    last.push_back(take_last(whole, &GemmShape::m));
-  if (odd(s.n, s.b.col_stride == 1 || s.c.col_stride == 1))
-    last.push_back(take_last(whole, &GemmShape::n));
-  // With a 16-bit c the sums would be rounded in between.
-  if (odd(s.k, s.a.col_stride == 1 || s.b.row_stride == 1) && size_of(s.c.dtype) >= 4)
-    last.push_back(take_last(whole, &GemmShape::k));
-  parts.insert(parts.end(), last.begin(), last.end());
-  return parts;
-}
-
-std::size_t gemm_workspace_bytes(const GemmShape& shape) {
+std::size_t lt_workspace_bytes(const GemmShape& shape) {
   // Split-K keeps its partial results there, each as large as c in the accumulator type. Parts with
   // a shorter k do not pay.
   constexpr std::int64_t kShortest = 512, kMostParts = 16, kCounters = 256 << 10;

@@ -41,14 +41,7 @@ struct LtAlgorithm {
 // docs/use/gpu.md has the figures. Empty where the heuristic is right.
 std::vector<LtAlgorithm> preferred_algorithms(const GemmShape& shape);
 
-// A part of a GEMM, with byte offsets from its addresses.
-struct GemmPart {
-  GemmShape shape;
-  std::int64_t a = 0, b = 0, c = 0;
-};
-// Returns the parts in the order in which they run. Large GEMMs of 16-bit matrices are cut if a
-// contiguous dimension is no multiple of 8 though rows start at multiples of 16 bytes. cuBLASLt has
-// a fast kernel for all but the last few elements, not for the full size.
-std::vector<GemmPart> parts_of(const GemmShape& shape);
+// Most workspace that cuBLASLt's algorithms of the GEMM may use.
+std::size_t lt_workspace_bytes(const GemmShape& shape);
 
 }  // namespace logitless::cuda
