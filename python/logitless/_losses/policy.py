@@ -26,7 +26,7 @@ POLICY: dict[str, Any] = dict(
 
 TEXTS = dict(
     arguments="""hidden: [B, T, D], the states that predicted the tokens; {floats}.
-        weight: [V, D], the dtype of hidden, or float32 beside 16 bits. bias: [V].
+        weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits. bias: [V].
         {target}: [B, T], int32 or int64: the sampled tokens; ``ignore_index`` where there is none.
         mask: [B, T], bool or numbers: tokens with 0 are ignored, like those of ``ignore_index``.
         old_per_token_logps: [B, T], of the policy that sampled the tokens; None: this policy's own, with a ratio of 1.

@@ -202,7 +202,7 @@ def dpo_loss(
 
     Args:
         hidden: [2 B, T, D], chosen sequences, then rejected ones; {floats}.
-        weight: [V, D], the dtype of hidden, or float32 beside 16 bits. bias: [V].
+        weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits. bias: [V].
         {target}: [2 B, T], int32 or int64; prompts and padding are ``ignore_index``.
         ref_chosen_logps, ref_rejected_logps: [B], of the reference; averaged if average_log_prob is set.
         ref_hidden, ref_weight, ref_bias: instead of these, the reference's hidden states [2 B, T, D'] and head [V, D'],

@@ -155,21 +155,23 @@ def precision(value: Any, dtype: Any) -> str:
 
 
 def head(
-    hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None, wide: bool = False
+    hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None, wide: bool = False, blocks: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns hidden [..., D] and weight [V, D] of one dtype, float64 only if ``wide``, and bias [V] as sum_dtype. A 16-bit hidden state beside a
-    float32 weight is cast, which is exact; a cast weight would be a copy of it."""
+    """Returns hidden [..., D] and weight [V, D] of one dtype, float64 only if ``wide``, and bias [V] as sum_dtype. A
+    16-bit hidden state beside a float32 weight is cast, which is exact. blocks: the call casts a 16-bit weight beside
+    float32 hidden states itself, a block at a time; otherwise that is refused, as it would be a copy of it."""
     x, w = floats("hidden", hidden, wide), floats("weight", weight, wide)
     if x.ndim < 1:
         raise ValueError("hidden: expected [..., D], got a scalar")
     if w.ndim != 2 or w.shape[1] != x.shape[-1]:
         raise ValueError(f"weight: expected [V, {x.shape[-1]}] for hidden {list(x.shape)}, got {list(w.shape)}")
-    if w.dtype == jnp.float32 and x.dtype in (jnp.bfloat16, jnp.float16):
+    half = jnp.bfloat16, jnp.float16
+    if w.dtype == jnp.float32 and x.dtype in half:
         x = x.astype(jnp.float32)
-    if w.dtype != x.dtype:
-        raise TypeError(
-            f"weight: expected {x.dtype.name}, the dtype of hidden, or float32 beside 16 bits, got {w.dtype.name}; cast one"
-        )
+    blocks = blocks and x.dtype == jnp.float32
+    if w.dtype != x.dtype and not (blocks and w.dtype in half):
+        other = "16 bits beside float32" if blocks else "float32 beside 16 bits"
+        raise TypeError(f"weight: expected {x.dtype.name}, the dtype of hidden, or {other}, got {w.dtype.name}; cast one")
     return x, w, shaped("bias", bias, (w.shape[0],), sum_dtype(x.dtype))
 
 

@@ -175,10 +175,19 @@ def _inverse(c: _Call, token: Any, count: int) -> jax.Array | float:
     return 1.0 if c.inverse is None else _cut(c.inverse, token, count)[:, None]
 
 
+def _rows(c: _Call, start: Any, block: int) -> jax.Array:
+    """Returns rows of weight as an operand of products."""
+    if c.weight.dtype == c.hidden.dtype:
+        return _cut(c.weight, start, block)
+    # XLA's CPU compiler casts all of what a 16-bit slice is of, but not integers.
+    w = _cut(lax.bitcast_convert_type(c.weight, jnp.uint16), start, block)
+    return lax.bitcast_convert_type(w, c.weight.dtype).astype(c.hidden.dtype)
+
+
 def _logits(c: _Call, x: jax.Array, token: Any, start: Any, block: int) -> jax.Array:
     """Returns the logits [C, block] of tokens x [C, D], the first of which is ``token``, from vocabulary entry ``start``
     on."""
-    u = _product(c.precision, x, _cut(c.weight, start, block), (1, 1))
+    u = _product(c.precision, x, _rows(c, start, block), (1, 1))
     if c.bias is not None:
         u = u + _cut(c.bias, start, block)
     if c.options.logit_scale != 1.0:
@@ -311,7 +320,7 @@ def _logit_gradients(
 
 def _unit(c: _Call, g: _Coefficients) -> jax.Array | None:
     """Returns the unit of float16 gradients of logits, with which the largest ones are about 2^9; None: 1."""
-    if c.weight.dtype != jnp.float16:
+    if c.hidden.dtype != jnp.float16:
         return None
     sizes = [jnp.abs(part).max() for part in (g.constant, g.by_lse, g.beta, g.gamma, g.delta) if part is not None]
     size = sum(sizes) * abs(c.options.logit_scale) * (1.0 if c.inverse is None else c.inverse.max())
@@ -347,10 +356,10 @@ def _with_gradients(
     z = _logits(c, x, start, vocab_start, block) if z is None else z
     da = _logit_gradients(c, g, state, ids, z, start, vocab_start, vocab_fresh)
     unit = _unit(c, g)
-    rounded = (da if unit is None else da / unit).astype(c.weight.dtype)
+    rounded = (da if unit is None else da / unit).astype(c.hidden.dtype)
     found = dict(sums)
     if "d_hidden" in sums:
-        products = _product(c.precision, rounded, _cut(c.weight, vocab_start, block), (1, 0))
+        products = _product(c.precision, rounded, _rows(c, vocab_start, block), (1, 0))
         found["d_hidden"] = _add(sums["d_hidden"], start, products if unit is None else products * unit)
     if "d_weight" in sums:
         found["d_weight"] = _add_products(c, sums["d_weight"], rounded, x, unit)
@@ -508,7 +517,7 @@ def _losses(options: LossOptions, state: _State, softmax: _Softmax, loss: _Loss)
 
 def _run(function: str, options: Any, a: Arrays, outputs: Outputs) -> dict[str, jax.Array]:
     hidden, weight = a["hidden"], a["weight"]
-    dtype = sum_dtype(weight.dtype)
+    dtype = sum_dtype(hidden.dtype)
     y = _targets(a["targets"], options.ignore_index, weight.shape[0])
     smooth = function == "cross_entropy" and options.label_smoothing > 0.0
     needs = {
@@ -520,9 +529,10 @@ def _run(function: str, options: Any, a: Arrays, outputs: Outputs) -> dict[str, 
     inverse = 1.0 / a["temperature"].astype(dtype) if "temperature" in a else None
     c = _Call(
         options, hidden, weight, a.get("bias"), a.get("class_weight" if smooth else "vocab_weight"), inverse, y.ids,
-        y.active, dtype, _precision(options.precision, weight.dtype), frozenset(name for name, need in needs.items() if need),
+        y.active, dtype, _precision(options.precision, hidden.dtype), frozenset(name for name, need in needs.items() if need),
     )
-    sizes = plan(*hidden.shape, weight.shape[0], weight.dtype, outputs, options.memory_budget, on_host())
+    casts = weight.dtype != hidden.dtype
+    sizes = plan(*hidden.shape, weight.shape[0], hidden.dtype, outputs, options.memory_budget, on_host(), casts)
     loss = _loss(options, a, y, dtype) if function == "cross_entropy" else None
     found: dict[str, jax.Array] = {}
     if any(name in outputs for name in GRADIENTS):

@@ -41,33 +41,42 @@ def on_host() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def plan(tokens: int, dim: int, vocab: int, dtype: Any, outputs: Outputs, budget: int, host: bool) -> Plan:
+def limit_of(tokens: int, vocab: int, budget: int) -> int:
+    """Returns the bytes that a call may take beside the sums of d_weight. budget: as in ``plan``."""
+    return abs(budget) or max(tokens * vocab, _LEAST_DEFAULT)
+
+
+def plan(
+    tokens: int, dim: int, vocab: int, dtype: Any, outputs: Outputs, budget: int, host: bool, casts: bool = False
+) -> Plan:
     """Returns the plan of a call. Raises ValueError if the budget is below the least plan, whose size it names.
 
     budget: bytes; 0: a quarter of the fp32 logits, at least 16 MiB, and beside them the float32 sums of d_weight. Below
     0 it is a hint that the least plan may exceed. host: XLA's CPU compiler stores operands of reductions, which others
-    fuse, and products before they are added. Its float32 copies of 16-bit weights are not counted.
+    fuse, and products before they are added. Its float32 copies of 16-bit weights are not counted. casts: a block of
+    weight is cast to the dtype of hidden.
     """
     dtype = jnp.dtype(dtype)
     gradients = any(name in outputs for name in GRADIENTS)
     of_logit = sum_dtype(dtype).itemsize * (4 if host else 1) + (1 if host else dtype.itemsize if gradients else 0)
     of_token = dim * (dtype.itemsize + 4 * gradients)
     per_token = 64 * tokens
+    whole = vocab * dim * dtype.itemsize if casts else 0
 
     def sums(name: str, rows: int) -> int:  # float32 sums of a gradient with another dtype
         return rows * dim * 4 if name in outputs and jnp.dtype(outputs[name][1]).itemsize < 4 else 0
 
     def dense(chunk: int) -> int:
-        held = sums("d_weight", vocab) if chunk < tokens or host else 0
+        held = (sums("d_weight", vocab) if chunk < tokens or host else 0) + whole
         held += host * min(vocab, HOST_BLOCK) * (dim + chunk) * 4 * ("d_weight" in outputs)
         return chunk * (vocab * of_logit + of_token) + held + per_token
 
     def recompute(chunk: int, block: int) -> int:
-        of_block = block * dim * (dtype.itemsize + 4 * ("d_weight" in outputs))
+        of_block = block * dim * (dtype.itemsize * (1 + casts) + 4 * ("d_weight" in outputs))
         return chunk * (block * of_logit + of_token) + of_block + sums("d_hidden", tokens) + per_token
 
     most_tokens = max(tokens, 1)
-    limit = abs(budget) or max(tokens * vocab, _LEAST_DEFAULT) + dense(0)
+    limit = limit_of(tokens, vocab, budget) + (0 if budget else dense(0) - whole)
     if dense(tokens) <= limit:
         return Plan(most_tokens, vocab, dense(tokens))
     most = (limit - dense(0)) // (dense(1) - dense(0))

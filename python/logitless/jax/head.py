@@ -172,7 +172,7 @@ def linear_logprobs(
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16; or float64, in JAX's own operations, whose results are float64.
-        weight: [V, D], the dtype of hidden, or float32 beside 16 bits.
+        weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits, as in ``linear_cross_entropy``.
         targets: [...], int32 or int64; or [..., K]: K token ids per token. None, with selected_ids: no target.
         bias: [V], float.
         selected_ids: [K], the same for each token, or [..., K], int32 or int64: also returns the log-probabilities of
@@ -228,7 +228,7 @@ def log_probs(a: Arguments) -> tuple[jax.Array, jax.Array, jax.Array]:
         a = tempered.folded(a)
     if a.sharding is not None:
         return meshes.sharded_logprobs(a)
-    x, w, b = _arguments.head(a.hidden, a.weight, a.bias, wide=True)
+    x, w, b = _arguments.head(a.hidden, a.weight, a.bias, wide=True, blocks=True)
     y = _arguments.indices("targets", a.targets)
     lead = x.shape[:-1]
     if y.shape != lead and not (y.ndim == x.ndim and y.shape[:-1] == lead and y.shape[-1] > 0):

@@ -138,12 +138,12 @@ class Prepared(NamedTuple):
     targets: jax.Array  # of the leading sizes
 
 
-def prepare(function: str, a: Arguments, wide: bool = False) -> Prepared:
+def prepare(function: str, a: Arguments, wide: bool = False, blocks: bool = False) -> Prepared:
     """Checks and converts the arguments. Raises the tracing errors of ``linear_cross_entropy``."""
     budget = parse_bytes(a.memory_budget)
     given = all_terms(function, a.terms)
     check_reduction(a.reduction)
-    x, w, b = _arguments.head(a.hidden, a.weight, a.bias, wide)
+    x, w, b = _arguments.head(a.hidden, a.weight, a.bias, wide, blocks)
     sums = _arguments.sum_dtype(x.dtype)
     lead, (vocab, dim) = x.shape[:-1], w.shape
     per_token: tuple[int, ...] = ()
@@ -218,7 +218,11 @@ def linear_cross_entropy(
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16; or float64, in JAX's own operations, whose results are float64.
-        weight: [V, D], the dtype of hidden, or float32 beside 16 bits.
+        weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits: both are multiplied as float32. That
+            copies 16-bit hidden states (4 N D bytes). Of a 16-bit weight a block is cast at a time, by JAX's operations.
+            All of it is cast, for the library's kernels, where that takes at most a quarter of the float32 logits (16
+            MiB of few), or ``memory_budget``. The cast takes 4 V D bytes, and a gradient of weight as many before it is
+            rounded. A 16-bit weight does not go with a sharded vocabulary.
         targets: [...], int32 or int64; with ``target_weight`` [..., K]: K weighted token ids per token.
         bias: [V], float.
         reduction: "none" (loss [...]), "mean", "sum".
@@ -280,7 +284,7 @@ def cross_entropy(a: Arguments) -> jax.Array | tuple[jax.Array, ...]:
         a = tempered.folded(a)
     if a.sharding is not None:
         return meshes.sharded_cross_entropy(a)
-    call = prepare("linear_cross_entropy", a, wide=True)
+    call = prepare("linear_cross_entropy", a, wide=True, blocks=True)
     options, inputs, fixed, normalizer_array = call.options, call.inputs, call.fixed, call.normalizer
     lead, ignored, y = call.lead, options.ignore_index, call.targets
     wants_argmax = bool(a.accuracy or a.return_argmax)

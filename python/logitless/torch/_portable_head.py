@@ -56,8 +56,9 @@ class Head:
         self.inverse = None if temperature is None else temperature.reshape(-1).to(self.number).reciprocal()
         half = hidden.dtype in _HALF
         self.direct = half and has_wide_products(hidden.device.type, hidden.dtype)
-        self.cast = half and not self.direct
         self.quantized = isinstance(self.weight, QuantizedWeight)
+        mixed = self.weight.dtype != hidden.dtype and not self.quantized  # fp32 hidden states, a 16-bit weight
+        self.cast = (half and not self.direct) or mixed
         self.by_blocks = self.cast or self.quantized  # of weight
         self.d_hidden, self.d_weight, self.d_bias = (wanted.get(n) for n in ("d_hidden", "d_weight", "d_bias"))
         work = self.hidden.numel() * self.vocab  # the same on all ranks

@@ -83,5 +83,5 @@ def precision_of(given: Any, hidden: Any, weight: Any) -> str:
     if kind == "cuda" and torch.is_autocast_enabled(kind):
         compute = torch.get_autocast_dtype(kind)
     elif isinstance(weight, Tensor):
-        compute = weight.dtype
+        compute = torch.float32 if hidden.dtype == torch.float32 else weight.dtype
     return "tf32" if follows_torch(hidden, compute) else "ieee"

@@ -16,7 +16,7 @@ from ._backend import is_native
 from ._precision import autocast_dtype, follows_torch
 from .quantized import QuantizedWeight
 from .ranks import ALL, VocabShard
-from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form, MainGrad
+from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form, MainGrad, casts_blocks
 
 _PLAIN = (Tensor, nn.Parameter)
 _INTEGERS = (torch.int32, torch.int64)
@@ -235,19 +235,22 @@ def checked_call(a: Arguments, shard: VocabShard = ALL, own: bool = False) -> Ca
 # --- The form of a call, and its results.
 
 
-def compute_dtype(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
+def compute_dtype(hidden: Tensor, weight: Tensor, blocks: bool = False) -> Optional[torch.dtype]:
     """Returns the dtype that hidden and weight are cast to, or None: autocast's, except for float64, as in PyTorch;
-    or that of an fp32 weight, which a 16-bit hidden state is exact in. Gradients have the dtypes of their tensors."""
+    or fp32 if one of them has it, which 16 bits are exact in. blocks: the call casts a 16-bit weight beside fp32 hidden
+    states itself, a block at a time. Gradients have the dtypes of their tensors."""
     casts = autocast_dtype(hidden.device.type)
     if casts is not None and hidden.dtype != torch.float64:
         return casts
     if hidden.dtype == weight.dtype:
         return None
-    if weight.dtype == torch.float32 and hidden.dtype in (torch.bfloat16, torch.float16):
+    narrow = weight.dtype if hidden.dtype == torch.float32 and blocks else hidden.dtype
+    if torch.float32 in (hidden.dtype, weight.dtype) and narrow in (torch.bfloat16, torch.float16):
         return torch.float32
+    other = "16 bits beside float32" if hidden.dtype == torch.float32 and blocks else "float32 beside 16 bits"
     raise TypeError(
-        f"weight: expected {hidden.dtype}, the dtype of hidden, or float32 beside 16 bits, got {weight.dtype}; cast one, "
-        "or use torch.autocast"
+        f"weight: expected {hidden.dtype}, the dtype of hidden, or {other}, got {weight.dtype}; cast one, or use "
+        "torch.autocast"
     )
 
 
@@ -297,7 +300,8 @@ def results_of(call: Call, key: Any = None, fixed_lse: bool = False, main_grad: 
     """Computes the results of a call. key: the key under which it may be remembered, for tensors that were not
     converted. fixed_lse: an lse has no gradient. main_grad: where a loss of reduction "none" adds weight's gradient."""
     options, target = call.options, call.target
-    needs, compute = needs_of(call.hidden, call.weight, call.bias), compute_dtype(call.hidden, call.weight)
+    needs = needs_of(call.hidden, call.weight, call.bias)
+    compute = compute_dtype(call.hidden, call.weight, blocks=True)
     # The loss itself returns an lse without a gradient; the head's outputs all have gradients.
     of_head = call.target_logits or (call.lse and bool(needs) and not fixed_lse)
     argmax = call.argmax or call.accuracy
@@ -395,12 +399,14 @@ def log_probs(
     needs = needs_of(hidden, weight, bias)
     same = key is not None and not needs and hidden is a.hidden and target is a.target
     form = Form(
-        head_options(options), shard, compute_dtype(hidden, weight), needs, asked.argmax, asked.entropy,
+        head_options(options), shard, compute_dtype(hidden, weight, blocks=True), needs, asked.argmax, asked.entropy,
         way=way_of(*inputs), key=key if same else None,
     )
     reason = "" if asked.keep is False or not form.needs else saved_head.why_not(hidden, form)
     if isinstance(weight, QuantizedWeight):
         reason = reason or "expected None or False beside a quantised weight"
+    elif casts_blocks(hidden, weight, form.compute):
+        reason = reason or "expected None or False for float32 hidden states beside a 16-bit weight"
     if asked.keep and form.needs and (reason or form.way != EAGER):
         raise ValueError(f"keep: {reason or 'expected an eager call of plain tensors, got one that is traced'}")
     if asked.keep is not False and form.needs and form.way == EAGER and not reason:

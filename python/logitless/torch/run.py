@@ -99,11 +99,19 @@ def vector(tensor: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
     return tensor.contiguous()
 
 
+def casts_blocks(hidden: Tensor, weight: Tensor, compute: Optional[torch.dtype]) -> bool:
+    """Returns whether a call casts a 16-bit weight to the fp32 of its hidden states a block at a time."""
+    half = weight.dtype in (torch.bfloat16, torch.float16) and not isinstance(weight, QuantizedWeight)
+    return half and hidden.dtype == compute == torch.float32
+
+
 def operands(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], compute) -> _engine.Tensors:
-    """Returns a head's inputs in the engine's form, by the C struct's names."""
-    x, w = _operand(hidden, compute), _operand(weight, compute)
+    """Returns a head's inputs in the engine's form, by the C struct's names. A weight whose blocks are cast later stays
+    as it is."""
+    x = _operand(hidden, compute)
+    w = weight.resolve_neg() if casts_blocks(hidden, weight, compute) else _operand(weight, compute)
     b = vector(bias, x)
-    if b is not None and b.dtype not in (torch.float32, w.dtype):
+    if b is not None and b.dtype not in (torch.float32, x.dtype):
         b = b.to(torch.float32)
     return dict(hidden=x, weight=w, targets=vector(target, x), bias=b)
 
@@ -113,12 +121,13 @@ def gradients(tensors, inputs: _engine.Tensors, needs: int, waits: bool = False,
     else in fp32. tensors: hidden, weight and bias. waits: the upstream gradient is not known yet. device: of hidden's
     and weight's gradient, if not theirs."""
     x, made = inputs["hidden"], []
-    for t, needed in zip(tensors, bits(needs)):
+    blocks = inputs["weight"].dtype != x.dtype  # which are cast, and their gradients rounded
+    for t, needed, rounds in zip(tensors, bits(needs), (False, blocks, False)):
         if not needed:
             made.append(None)
             continue
         exact = (x.dtype, torch.float32) if t.dim() > 1 or x.device.type == "cpu" else (accumulated(x.dtype),)
-        dtype = t.dtype if t.dtype in exact else accumulated(x.dtype)
+        dtype = t.dtype if t.dtype in exact or rounds else accumulated(x.dtype)
         where = t.device if device is None or t.dim() == 1 else device
         made.append(torch.empty(t.shape, dtype=saved_dtype(dtype) if waits else dtype, device=where))
     return dict(zip(("d_hidden", "d_weight", "d_bias"), made))
@@ -160,7 +169,7 @@ def run_cross_entropy(
     like = hidden, weight, bias
     # Without upstream gradients, those of reduction "none" have to wait.
     later = form.needs if none and grad_losses is None else 0
-    adds = bool(form.needs & WEIGHT) and adds_to(form.main_grad, x)
+    adds = bool(form.needs & WEIGHT) and inputs["weight"].dtype == x.dtype and adds_to(form.main_grad, x)
 
     def allocated(needs: int, waits: bool = False, device=None) -> _engine.Tensors:
         if form.main_grad is None or not needs & WEIGHT:

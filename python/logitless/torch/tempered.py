@@ -62,7 +62,7 @@ def folded(a: Arguments) -> Arguments:
     if not a.temperature.is_floating_point():
         raise TypeError(f"temperature: expected floats, got {a.temperature.dtype}")
     t = _xp.shaped("temperature", a.temperature, tuple(a.hidden.shape[:-1]), ()).expand(a.hidden.shape[:-1])
-    dtype = compute_dtype(a.hidden, a.weight) or a.hidden.dtype
+    dtype = compute_dtype(a.hidden, a.weight, blocks=True) or a.hidden.dtype
     if a.bias is not None or a.softcap is not None or dtype not in (torch.float32, torch.float64):
         return a._replace(temperature=t)
     return a._replace(hidden=a.hidden.to(dtype) / t.to(dtype)[..., None], temperature=None)
@@ -76,7 +76,7 @@ def _outputs(
     flat."""
     by_temperature = temperature.requires_grad and torch.is_grad_enabled()
     needs = needs_of(hidden, weight, bias)
-    form = Form(options, compute=compute_dtype(hidden, weight), needs=needs, argmax=asked.argmax, entropy=asked.entropy or by_temperature)
+    form = Form(options, compute=compute_dtype(hidden, weight, blocks=True), needs=needs, argmax=asked.argmax, entropy=asked.entropy or by_temperature)
     log_prob, entropy, lse, argmax, variance = _head(
         hidden, weight, target, bias, temperature.detach(), form, by_temperature
     )

@@ -58,6 +58,34 @@ def test_16_bit(options, dtype):
     compare(problem(dtype=dtype), dtype, **OPTIONS[options])
 
 
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape, dim, vocab, budget", [((3, 7), 16, 101, None), ((256,), 64, 2000, "4MiB"), ((256,), 64, 2000, "1MiB")])
+def test_float32_hidden_states_beside_a_16_bit_weight(half, shape, dim, vocab, budget):
+    """Loss and gradient of hidden are exact to float32, by a copy of the weight or by blocks of it."""
+    hidden, weight, targets, bias = problem(shape, dim, vocab)
+    arrays = hidden, weight.astype(half), targets, bias
+    value, gradients = value_and_grad(*arrays, memory_budget=budget)
+    expected, expected_gradients = in_float64(cross_entropy, *arrays)
+    assert relative_error(value, expected) <= 2e-6
+    for found, wanted, dtype in zip(gradients, expected_gradients, ("float32", half, "float32")):
+        assert found.dtype == dtype
+        check_gradients((found,), (wanted,), dtype)
+
+
+@of_kernels
+def test_blocks_of_a_16_bit_weight():
+    """No float32 copy of the weight exists where blocks take less."""
+    kinds = (((256, 256), "float32"), ((20_000, 256), "bfloat16"), ((256,), "int32"))
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
+
+    def held(budget):
+        step = jax.value_and_grad(functools.partial(linear_cross_entropy, memory_budget=budget))
+        return jax.jit(step).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    copy = 4 * 20_000 * 256
+    assert held("8MiB") < copy // 2 and held(None) < copy < held("64MiB")
+
+
 @pytest.mark.parametrize(
     "dtype, options", [("float32", {}), ("bfloat16", OPTIONS["all"] | {"normalizer": None})], ids=["plain", "all"]
 )

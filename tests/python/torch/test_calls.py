@@ -9,8 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from logitless._library import parse_bytes
-from logitless.torch import FarFieldHead, LinearCrossEntropy, linear_cross_entropy, linear_logprobs
+from logitless._options import HeadOptions
+from logitless.torch import FarFieldHead, LinearCrossEntropy, _engine, backend, linear_cross_entropy, linear_logprobs
+from logitless.torch._peak import peak_of
 from logitless.torch.losses import orpo_loss
+from logitless.torch.ranks import VocabShard
 from test_loss import problem
 
 
@@ -166,7 +169,9 @@ def test_refusals_of_tensors():
                 function(*args, **kwargs)
 
     refused(ValueError, r"weight: expected \[V, 16\], got \[70, 15\]", hidden, weight[:, :15], target)
-    refused(TypeError, "weight: expected torch.float32, the dtype of hidden, .*got torch.bfloat16", hidden, weight.bfloat16(), target)
+    refused(TypeError, "weight: expected torch.float32, the dtype of hidden, .*got torch.float64", hidden, weight.double(), target)
+    for half, other in ((torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16), (torch.float64, torch.bfloat16)):
+        refused(TypeError, f"weight: expected {half}, the dtype of hidden, .*got {other}", hidden.to(half), weight.to(other), target)
     refused(TypeError, "hidden: expected float32, bfloat16, float16 or float64, got torch.int64", target[:, None], weight, target)
     refused(ValueError, r"target: expected \[24\]", hidden, weight, target[:5])
     refused(TypeError, "target: expected", hidden, weight, target.to(torch.int16))
@@ -182,6 +187,48 @@ def test_refusals_of_tensors():
         linear_cross_entropy(hidden, weight, target[:, None], target_weight=torch.ones(24, 1), accuracy=True)
     # The call after a refused one works.
     assert torch.isfinite(linear_cross_entropy(hidden, weight, target))
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens, dim, vocab, budget", [(24, 16, 70, None), (400, 64, 3000, "2MiB"), (400, 64, 3000, "512KiB")])
+def test_float32_hidden_states_beside_a_16_bit_weight(half, tokens, dim, vocab, budget):
+    """Loss and gradient of hidden are exact to fp32, by a copy of the weight or by blocks of it. That of weight is rounded
+    to its dtype."""
+    hidden, weight, target, bias = problem(1, (tokens,), dim, vocab, torch.float32, bias=True)
+    weight = weight.detach().to(half).requires_grad_()
+    x, w, b = oracle.leaves(hidden, weight, bias)
+    limits = oracle.GRADIENT[torch.float32], oracle.GRADIENT[half], oracle.GRADIENT[torch.float32]
+
+    def check(found, wanted):
+        assert torch.allclose(found.double(), wanted, rtol=2e-6, atol=1e-6)
+        made = torch.autograd.grad(found.sum(), (hidden, weight, bias))
+        assert [g.dtype for g in made] == [torch.float32, half, torch.float32]
+        for f, e, limit in zip(made, torch.autograd.grad(wanted.sum(), (x, w, b)), limits):
+            assert oracle.error(f, e) <= limit
+
+    for reduction in ("mean", "none"):
+        given = dict(reduction=reduction, label_smoothing=0.1)
+        check(linear_cross_entropy(hidden, weight, target, bias, memory_budget=budget, **given), oracle.loss(x, w, target, b, **given))
+    found, wanted = linear_logprobs(hidden, weight, target, bias, memory_budget=budget), oracle.logprobs(x, w, target, b)
+    check(torch.stack(found), torch.stack(wanted))
+    compiled = torch.compile(linear_cross_entropy, backend="eager", fullgraph=True)
+    check(compiled(hidden, weight, target, bias), oracle.loss(x, w, target, b))
+
+
+def test_blocks_of_a_16_bit_weight():
+    """No fp32 copy of the weight exists where blocks take less, and those that cannot cast blocks refuse it by name."""
+    hidden, weight, target, _ = problem(1, (256,), 256, 20_000, torch.float32)
+    weight = weight.detach().bfloat16()
+    for budget in (None, "8MiB") if oracle.DEVICE == "cpu" else ():  # PyTorch's allocator has cuBLAS's workspace, too
+        peak, _ = peak_of(lambda: linear_cross_entropy(hidden, weight, target, memory_budget=budget).backward(), device="cpu")
+        assert peak < (18 << 20 if budget is None else 9 << 20) < weight.numel() * 4
+    with pytest.raises(NotImplementedError, match="sharding: expected hidden and weight of one dtype, or a float32 weight"):
+        _engine.run(_engine.HEAD, HeadOptions(), VocabShard("group"), dict(hidden=hidden, weight=weight))
+    with pytest.raises(ValueError, match="keep: expected "):
+        linear_logprobs(hidden, weight, target, keep=True)
+    if backend(hidden).name == "native":  # others compute the full softmax
+        with pytest.raises(TypeError, match="weight: expected torch.float32, .*got torch.bfloat16"):
+            FarFieldHead(1e-3)(hidden, weight, target)
 
 
 def test_a_call_is_remembered_only_for_its_own_kind():
