@@ -57,10 +57,11 @@ TEST(DeviceSizes, OfTheHopperProducts) {
 
 TEST(DeviceSizes, OfStripsOfGradients) {
   // A strip of 5376 rows of fp32 and as much for cuBLAS; a small head has strips of a quarter of
-  // its rows, at least 256. In bf16x3 a strip has 10752 rows.
+  // its rows, at least 256. In bf16x3 a strip is 32 MiB, or its splits are 64.
   EXPECT_EQ(cublas_gemms_bytes(32768, 768, 50257), 2 * std::size_t{5376} * 768 * 4);
   EXPECT_EQ(cublas_gemms_bytes(17, 8, 300), 2u * 256 * 8 * 4);
-  EXPECT_EQ(cublas_strip_rows(768, Precision::bf16x3), 10752);
+  EXPECT_EQ(cublas_strip_rows(768, Precision::bf16x3), 5376);
+  EXPECT_EQ(cublas_strip_rows(4096, Precision::bf16x3), 2048);
 }
 
 TEST(DeviceSizes, KernelsSayWhatSharedMemoryTheyNeed) {
@@ -86,6 +87,36 @@ TEST(DeviceSizes, OfCublas) {
   EXPECT_EQ(cublas_gemms_bytes(100, 768, 50257), 2u * 5376 * 768 * 4);
   EXPECT_EQ(cublas_gemms_bytes(100, 768, 300), 2u * 256 * 768 * 4);
   EXPECT_EQ(cublas_strip_rows(100000, Precision::ieee), 256);
+}
+
+// Splits of an operand that several products read: all of them, or as many as fit 64 MiB.
+TEST(DeviceSizes, OfSplits) {
+  EXPECT_EQ(stretch_bytes(2048, 4096), std::size_t{6} * 2048 * 2048);
+  EXPECT_EQ(stretch_bytes(9, 13), 16u * 16 * 6);
+  EXPECT_EQ(split_bytes(2048, 4097), std::size_t{6} * 2048 * 4096 + 2048 * 8 * 6);
+  EXPECT_EQ(kept_stretches(2048, 4096), 2);
+  EXPECT_EQ(kept_stretches(2048, 8192), 1);  // two of four, and one that the others share
+  EXPECT_EQ(shared_split_bytes(2048, 8192), std::size_t{64} << 20);
+  EXPECT_EQ(kept_stretches(16384, 8192), 0);
+  EXPECT_EQ(shared_split_bytes(16384, 8192), stretch_bytes(16384, 8192));
+  std::size_t before = 0, gemms = 0;
+  for (std::int64_t tokens = 1; tokens < 9000; tokens += 300) {
+    const std::size_t bytes = shared_split_bytes(2304, tokens);
+    const std::int64_t kept = kept_stretches(2304, tokens) * kSplitStretch;
+    const std::size_t last = tokens > kept ? stretch_bytes(2304, tokens) : 0;
+    EXPECT_LE(split_bytes(2304, std::min(kept, tokens)) + last, bytes);
+    EXPECT_GE(bytes, before);
+    before = bytes;
+    EXPECT_GE(bf16x3_gemms_bytes(tokens, 4096, 128256), gemms);
+    gemms = bf16x3_gemms_bytes(tokens, 4096, 128256);
+  }
+  ForwardShape shape = gpt2_head(1024);
+  shape.dtype = DType::f32;
+  shape.precision = Precision::bf16x3;
+  const CublasLayout layout(shape);
+  EXPECT_EQ(layout.strip_vocab, kMostSplitStripVocab);
+  EXPECT_EQ(layout.total - layout.split_hidden,
+            shared_split_bytes(1024, 768) + stretch_bytes(kMostSplitStripVocab, 768));
 }
 
 // A chunk of fewer tokens uses the workspace of a larger one.

@@ -40,9 +40,15 @@ void cublas_prepare();
 // Enqueues; the workspace is aligned to 256. Throws DeviceError.
 void cublas_multiply(const Gemm& gemm, void* workspace, Stream stream,
                      std::size_t bytes = kCublasBytes);
-// The same for operands of fp32 in Precision::bf16x3 (head/split_gemm.cu). split: split_bytes(m, n,
-// k) of head/sizes.h, aligned to 256.
-void multiply_split(const Gemm& gemm, void* split, void* workspace, Stream stream,
-                    std::size_t bytes);
+// Memory of an operand's splits, aligned to 256: those of the first `kept` stretches, which are
+// there already with `ready`, and behind them of one more (head/sizes.h).
+struct Splits {
+  void* data = nullptr;
+  std::int64_t kept = 0;
+  bool ready = false;
+};
+// The same for operands of fp32 in Precision::bf16x3 (head/split_gemm.cu).
+void multiply_split(const Gemm& gemm, const Splits& a, const Splits& b, void* workspace,
+                    Stream stream, std::size_t bytes);
 
 }  // namespace logitless::cuda

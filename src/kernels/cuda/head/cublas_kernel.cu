@@ -24,7 +24,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kWide = 4;  // adjacent entries that a thread takes at once
-constexpr int kVectors = kMostStripVocab / (kThreads * kWide);
 
 using Row = CublasRow;
 
@@ -181,7 +180,7 @@ __device__ void merge_strip(Row& row, double sum, double entropy, float exponent
 // A thread block for each token of the strip. Strips of a token come in ascending order. Sums of a
 // strip are fp32 trees of at most kVectors * kWide entries a thread; those of a row are double.
 // target_logits [tokens, K].
-template <typename T>
+template <typename T, int kVectors>
 __global__ void __launch_bounds__(kThreads, 4)
     sum_strip(const ForwardCall c, const Strip s, Row* rows, float* target_logits) {
   __shared__ float shared[kWarps];
@@ -415,8 +414,10 @@ void each_strip(const ForwardCall& c, std::int64_t vocab_begin, std::int64_t voc
       g.c = at<float>(c.workspace, layout.strip);
       g.c_stride = layout.strip_vocab;
       if (g.precision == Precision::bf16x3) {
-        multiply_split(g, at<void>(c.workspace, layout.split), at<void>(c.workspace, layout.gemm),
-                       c.stream, layout.gemm_bytes);
+        const Splits of_hidden = {at<void>(c.workspace, layout.split_hidden),
+                                  kept_stretches(layout.strip_tokens, g.k), entry > vocab_begin};
+        multiply_split(g, of_hidden, {at<void>(c.workspace, layout.split_weight)},
+                       at<void>(c.workspace, layout.gemm), c.stream, layout.gemm_bytes);
       } else {
         cublas_multiply(g, at<void>(c.workspace, layout.gemm), c.stream, layout.gemm_bytes);
       }
@@ -438,9 +439,14 @@ void cublas_forward(const ForwardCall& c) {
   const CublasLayout layout(c.shape);
   auto* const rows = at<Row>(c.workspace, layout.rows);
   auto* const targets = at<float>(c.workspace, layout.targets);
+  constexpr int kLong = kMostStripVocab / (kThreads * kWide),
+                kShort = kMostSplitStripVocab / (kThreads * kWide);
+  const bool is_short = layout.strip_vocab <= kMostSplitStripVocab;
   each_strip(c, 0, c.shape.vocab, [&](const Strip& strip, unsigned tokens) {
     with_type(c.shape.dtype, [&](auto type) {
-      sum_strip<decltype(type)><<<tokens, kThreads, 0, stream>>>(c, strip, rows, targets);
+      const auto kernel =
+          is_short ? sum_strip<decltype(type), kShort> : sum_strip<decltype(type), kLong>;
+      kernel<<<tokens, kThreads, 0, stream>>>(c, strip, rows, targets);
     });
   });
   const auto tokens = static_cast<unsigned>(c.shape.tokens);

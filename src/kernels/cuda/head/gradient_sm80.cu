@@ -200,7 +200,7 @@ class StripGemms {
         sums_(static_cast<float*>(c.kernel_workspace)),
         products_(sums_ + strip_floats(rows_, c.dim)),
         bytes_(std::min(kCublasBytes, strip_floats(rows_, c.dim) * sizeof(float))),
-        split_(static_cast<std::byte*>(products_) + bytes_),
+        splits_of_a_(static_cast<std::byte*>(products_) + bytes_),
         ranges_(c.ranges.count) {}
 
   void make_hidden() const {
@@ -225,7 +225,7 @@ class StripGemms {
           tail.stride = block(r).stride;
           tail.weight = at(c_.weight, (vocab_first(r) + g.k) * c_.weight_stride);
         }
-        multiply(g);
+        multiply(g, {splits_of_b(g.k)});
       }
       with_types(c_.dtype, c_.d_hidden.dtype, wide, [&](auto type, auto out, auto at_once) {
         finish_hidden<decltype(type), decltype(out), decltype(at_once)::value>
@@ -258,7 +258,7 @@ class StripGemms {
       g.k = c.tokens;
       g.a_transposed = true;
       g.b_stride = c.factored_stride;
-      multiply(g);
+      multiply(g, {splits_of_b(g.k), kept_stretches(c.dim, g.k), first > 0 || r > 0});
       with_types(c.dtype, c.d_weight.dtype, wide, [&](auto type, auto out, auto at_once) {
         finish_weight<decltype(type), decltype(out), decltype(at_once)::value>
             <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(c, sums_, first,
@@ -294,9 +294,12 @@ class StripGemms {
     return g;
   }
 
-  void multiply(const Gemm& g) const {
+  // Memory behind the splits of a strip's rows of a, over k contracted elements.
+  void* splits_of_b(std::int64_t k) const { return splits_of_a_ + stretch_bytes(rows_, k); }
+
+  void multiply(const Gemm& g, const Splits& splits_of_b) const {
     if (g.precision == Precision::bf16x3) {
-      multiply_split(g, split_, products_, c_.stream, bytes_);
+      multiply_split(g, {splits_of_a_}, splits_of_b, products_, c_.stream, bytes_);
     } else {
       cublas_multiply(g, products_, c_.stream, bytes_);
     }
@@ -308,7 +311,7 @@ class StripGemms {
   float* sums_;        // the strip
   void* products_;     // cuBLAS's workspace
   std::size_t bytes_;
-  void* split_;  // operands of bf16x3
+  std::byte* splits_of_a_;  // of bf16x3, and behind them those of b
   int ranges_;
 };
 

@@ -135,9 +135,10 @@ constexpr std::int64_t kStripBytes = std::int64_t{16} << 20;
 // The entries of a strip do not depend on the tokens, whose bits would then depend on the chunk. A
 // quarter of the vocabulary keeps the strips of small heads small.
 CublasLayout::CublasLayout(const ForwardShape& s) {
-  strip_vocab = std::min<std::int64_t>(kMostStripVocab, padded_vocab(ceil_div(s.vocab, 4)));
-  strip_tokens = std::min(padded_tokens(s.tokens), kStripTokens);
   const bool splits = s.precision == Precision::bf16x3;  // and reads the weight for each strip
+  strip_vocab = std::min<std::int64_t>(splits ? kMostSplitStripVocab : kMostStripVocab,
+                                       padded_vocab(ceil_div(s.vocab, 4)));
+  strip_tokens = std::min(padded_tokens(s.tokens), kStripTokens);
   if (!splits)
     strip_tokens =
         std::min(strip_tokens, kStripBytes / (strip_vocab * 4 * kBlockPadding) * kBlockPadding);
@@ -150,8 +151,11 @@ CublasLayout::CublasLayout(const ForwardShape& s) {
   targets = take(tokens * s.targets_per_token * 4);
   const bool few = s.tokens > 0 && s.tokens < kLeastCublasRows;
   padded = take(few ? kLeastCublasRows * s.dim * static_cast<std::int64_t>(size_of(s.dtype)) : 0);
-  split =
-      take(splits ? static_cast<std::int64_t>(split_bytes(strip_tokens, strip_vocab, s.dim)) : 0);
+  const auto take_splits = [&](std::size_t size) {
+    return take(splits ? static_cast<std::int64_t>(size) : 0);
+  };
+  split_hidden = take_splits(shared_split_bytes(strip_tokens, s.dim));
+  split_weight = take_splits(stretch_bytes(strip_vocab, s.dim));
 }
 std::size_t CublasLayout::take(std::int64_t bytes) {
   const std::size_t at = total;
@@ -159,10 +163,26 @@ std::size_t CublasLayout::take(std::int64_t bytes) {
   return at;
 }
 
-std::size_t split_bytes(std::int64_t m, std::int64_t n, std::int64_t k) {
+std::size_t stretch_bytes(std::int64_t other, std::int64_t k) {
   const std::int64_t length = ceil_div(std::min(k, kSplitStretch), 8) * 8;
-  const auto elements = [&](std::int64_t other) { return ceil_div(other, 8) * 8 * length * 3; };
-  return aligned(elements(m) * 2) + aligned(elements(n) * 2);
+  return aligned(ceil_div(other, 8) * 8 * length * 3 * 2);
+}
+std::size_t split_bytes(std::int64_t other, std::int64_t k) {
+  const std::int64_t whole = k / kSplitStretch, rest = k % kSplitStretch;
+  return static_cast<std::size_t>(whole) * stretch_bytes(other, kSplitStretch) +
+         stretch_bytes(other, rest);
+}
+namespace {
+constexpr std::size_t kSharedSplitBytes = std::size_t{64} << 20;
+}  // namespace
+std::int64_t kept_stretches(std::int64_t other, std::int64_t k) {
+  if (split_bytes(other, k) <= kSharedSplitBytes) return ceil_div(k, kSplitStretch);
+  const auto fit = static_cast<std::int64_t>(kSharedSplitBytes / stretch_bytes(other, k));
+  return std::max<std::int64_t>(fit - 1, 0);
+}
+std::size_t shared_split_bytes(std::int64_t other, std::int64_t k) {
+  const std::size_t all = split_bytes(other, k);
+  return all <= kSharedSplitBytes ? all : std::max(kSharedSplitBytes, stretch_bytes(other, k));
 }
 
 std::string cublas_unsupported(const ForwardShape& s) {
@@ -185,8 +205,10 @@ std::size_t cublas_workspace_bytes(const ForwardShape& shape) {
 }
 
 std::int64_t cublas_strip_rows(std::int64_t dim, Precision precision) {
-  const std::int64_t bytes = precision == Precision::bf16x3 ? 2 * kStripBytes : kStripBytes;
-  return std::max<std::int64_t>(1, bytes / (dim * 4 * kBlockPadding)) * kBlockPadding;
+  std::int64_t rows = kStripBytes / (dim * 4);
+  if (precision == Precision::bf16x3)
+    rows = std::min(2 * kStripBytes / (dim * 4), 4 * kStripBytes / (kSplitStretch * 3 * 2));
+  return std::max<std::int64_t>(1, rows / kBlockPadding) * kBlockPadding;
 }
 
 namespace {
@@ -210,7 +232,9 @@ std::size_t bf16x3_workspace_bytes(const ForwardShape& shape) {
 std::size_t bf16x3_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
   const std::int64_t rows =
       strip_rows(cublas_strip_rows(dim, Precision::bf16x3), tokens, vocab_count);
-  return gemms_bytes(rows, dim) + split_bytes(rows, dim, std::max(tokens, vocab_count));
+  const std::size_t of_hidden = stretch_bytes(rows, vocab_count) + stretch_bytes(dim, vocab_count),
+                    of_weight = stretch_bytes(rows, tokens) + shared_split_bytes(dim, tokens);
+  return gemms_bytes(rows, dim) + std::max(of_hidden, of_weight);
 }
 
 int loss_blocks(std::int64_t tokens) {

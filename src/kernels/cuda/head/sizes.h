@@ -44,8 +44,8 @@ std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64
 std::string bf16x3_unsupported(const ForwardShape& shape);
 std::size_t bf16x3_workspace_bytes(const ForwardShape& shape);
 std::size_t bf16x3_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
-// Most rows of a strip of gradient GEMMs: 16 MiB of fp32, or 32 in bf16x3, which splits the other
-// operand again for each strip.
+// Most rows of a strip of gradient GEMMs: 16 MiB of fp32, or in bf16x3, which splits the weight
+// again for each strip of d_hidden, 32 MiB, and 64 of its own splits.
 std::int64_t cublas_strip_rows(std::int64_t dim, Precision precision);
 
 // Byte offsets in the workspace of a forward by tiles (tile_kernel.h).
@@ -87,8 +87,9 @@ struct CublasRow {
   float best;
   std::int32_t index;  // of the best logit
 };
-// Vocabulary entries of a strip of logits, at most.
+// Vocabulary entries of a strip of logits, at most; and in bf16x3, whose strips have more tokens.
 inline constexpr int kMostStripVocab = 8192;
+inline constexpr int kMostSplitStripVocab = 4096;
 
 // Byte offsets in the workspace of the cuBLAS head's forward and blocks of gradients.
 struct CublasLayout {
@@ -97,16 +98,24 @@ struct CublasLayout {
   std::int64_t strip_tokens, strip_vocab;
   std::size_t gemm_bytes;
   std::size_t total = 0;
-  std::size_t strip, gemm, rows, targets, padded, split;
+  std::size_t strip, gemm, rows, targets, padded, split_hidden, split_weight;
 
  private:
   std::size_t take(std::int64_t bytes);
 };
 
 // Contracted elements of the operands that multiply_split (split_gemm.cu) splits at a time.
-inline constexpr std::int64_t kSplitStretch = 1024;
-// Bytes of the split operands of a product [m, k] x [k, n].
-std::size_t split_bytes(std::int64_t m, std::int64_t n, std::int64_t k);
+inline constexpr std::int64_t kSplitStretch = 2048;
+// Bytes of the splits of an operand [k, other] or [other, k]: of all stretches, one behind the
+// other, or of the longest.
+std::size_t split_bytes(std::int64_t other, std::int64_t k);
+std::size_t stretch_bytes(std::int64_t other, std::int64_t k);
+// Returns how many stretches of an operand that several products read are split once for all of
+// them: those whose splits take 64 MiB, as of 2048 tokens x 5461 columns. The others are split for
+// each product, into the memory of one stretch behind them.
+std::int64_t kept_stretches(std::int64_t other, std::int64_t k);
+// Bytes of the operand's splits by that rule. They do not shrink as `other` or k grows.
+std::size_t shared_split_bytes(std::int64_t other, std::int64_t k);
 
 // cuBLAS multiplies fewer rows by other kernels, whose sums have another order. Calls of fewer
 // tokens multiply a copy of their hidden state with rows of zeros. A token's bits then do not

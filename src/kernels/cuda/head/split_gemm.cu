@@ -107,24 +107,31 @@ Operand stretch(const void* data, std::int64_t stride, bool along_rows, std::int
 
 }  // namespace
 
-void multiply_split(const Gemm& g, void* split, void* workspace, Stream stream, std::size_t bytes) {
+void multiply_split(const Gemm& g, const Splits& splits_a, const Splits& splits_b, void* workspace,
+                    Stream stream, std::size_t bytes) {
   if (g.m == 0 || g.n == 0) return;
   if (g.alpha != nullptr) throw InternalError("a split product takes no factors");
-  auto* const a = static_cast<__nv_bfloat16*>(split);
-  auto* const b = a + split_bytes(g.m, 0, g.k) / sizeof(*a);
   for (std::int64_t first = 0; first < g.k; first += kSplitStretch) {
     const std::int64_t k = std::min(kSplitStretch, g.k - first);
-    Operand of_a = stretch(g.a, g.a_stride, g.a_transposed, first, k, g.m, a);
+    const auto at = [&](const Splits& splits, std::int64_t other) {
+      const std::size_t before = split_bytes(other, std::min(first, splits.kept * kSplitStretch));
+      return reinterpret_cast<__nv_bfloat16*>(static_cast<std::byte*>(splits.data) + before);
+    };
+    const auto is_there = [&](const Splits& splits) {
+      return splits.ready && first < splits.kept * kSplitStretch;
+    };
+    Operand of_a = stretch(g.a, g.a_stride, g.a_transposed, first, k, g.m, at(splits_a, g.m));
     of_a.low_first = true;
-    const Operand of_b = stretch(g.b, g.b_stride, !g.b_transposed, first, k, g.n, b);
-    enqueue_split(of_a, stream);
-    enqueue_split(of_b, stream);
+    const Operand of_b =
+        stretch(g.b, g.b_stride, !g.b_transposed, first, k, g.n, at(splits_b, g.n));
+    if (!is_there(splits_a)) enqueue_split(of_a, stream);
+    if (!is_there(splits_b)) enqueue_split(of_b, stream);
     Gemm part = g;
     part.dtype = DType::bf16;
     part.precision = Precision::ieee;
-    part.a = a;
+    part.a = of_a.to;
     part.a_stride = of_a.to_stride;
-    part.b = b;
+    part.b = of_b.to;
     part.b_stride = of_b.to_stride;
     part.k = 3 * ceil_div(k, 8) * 8;
     part.adds = g.adds || first > 0;
