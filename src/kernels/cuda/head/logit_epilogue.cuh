@@ -218,7 +218,11 @@ __device__ __forceinline__ void add_logit_weights(float (&z)[128], const Forward
     const int vocab_id = at.first + Position::column(i);
     const float weight = at.whole || vocab_id < a.vocab ? a.logit_weights[vocab_id] : 0.0f;
 #pragma unroll
-    for (int h = 0; h < Position::kRows; ++h) z[Position::reg(h, i)] += weight;
+    for (int h = 0; h < Position::kRows; ++h) {
+      // Rounded by itself: the scaling before it must not be fused into the sum.
+      float& logit = z[Position::reg(h, i)];
+      logit = __fadd_rn(logit, weight);
+    }
   }
 }
 
