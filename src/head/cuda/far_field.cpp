@@ -9,6 +9,13 @@
 #include "kernels/device/stream.h"
 
 namespace logitless::cuda {
+namespace {
+
+const float* unscale_of(const BlockCall& block) {
+  return block.scales == nullptr ? nullptr : block.scales + 1;
+}
+
+}  // namespace
 
 FarField::FarField(const Run& run) : run_(run), backward_(run) {
   const FarLayout& layout = run_.layout.far;
@@ -192,6 +199,12 @@ void FarField::sort_chunk(const ForwardCall& c) const {
                          each(run_.at<float>(run_.layout.gradients.delta), per_token)});
 }
 
+void FarField::set_sample(std::int64_t chunk) {
+  if (run_.d_weight.data != nullptr || run_.d_bias.data != nullptr)
+    far_.sample = FarSample(run_.call.plan->sample_every, run_.call.far.sample_seed, chunk);
+  far_.sample.first_tile = run_.call.shard.first_tile;
+}
+
 void FarField::gradients(const ForwardCall& chunk, const ChunkPlace& place,
                          std::int64_t sample_chunk) {
   const bool first_chunk = place.first;
@@ -200,12 +213,14 @@ void FarField::gradients(const ForwardCall& chunk, const ChunkPlace& place,
   b.block = {};
   b.vocab_count = vocab;
   if (!run_.sizes.both) sort_chunk(chunk);  // far_both has sorted in the forward
+  set_sample(sample_chunk);
+  if (chunk.shape.dtype == DType::f16) {
+    b.scales = run_.at<float>(run_.layout.gradients.scales);
+    scale_block(b);
+  }
   order_targets(chunk, backward_.target_order());
   prepare_block(b);
   list_targets(b, backward_.target_order(), backward_.target_entries());
-  if (run_.d_weight.data != nullptr || run_.d_bias.data != nullptr)
-    far_.sample = FarSample(run_.call.plan->sample_every, run_.call.far.sample_seed, sample_chunk);
-  far_.sample.first_tile = run_.call.shard.first_tile;
   if (!run_.sizes.both) {
     select_tiles(chunk, b.rows);
     use_arranged_order(chunk);
@@ -293,6 +308,7 @@ void FarField::far_gemms(const BlockCall& block, const LogitBlock& masses) const
     sum.rows = c.shape.tokens;
     sum.columns = tiles;
     sum.stride = masses.stride;
+    if (block.scales != nullptr) sum.weights = block.factor;  // the inverse of the scale
     sum.out = run_.at<float>(run_.layout.far.tile_sum);
     sum.workspace = run_.at<std::byte>(run_.layout.gradients.column_sums);
     sum.stream = c.stream;
@@ -303,6 +319,7 @@ void FarField::far_gemms(const BlockCall& block, const LogitBlock& masses) const
   p.block_vocab = tiles;
   p.weight = far_.centroid;
   p.weight_stride = c.shape.dim;
+  p.weight_unscale = unscale_of(block);
   p.target_weight = c.weight;
   p.target_stride = c.weight_stride;
   p.active = c.active;
@@ -348,6 +365,7 @@ void FarField::near_gemms(const BlockCall& block, bool first_chunk) const {
   p.block = block.block;
   p.block_vocab = block.vocab_count;
   p.weight = block.weight_rows;
+  p.weight_unscale = unscale_of(block);
   run_.kernel.gradient_gemms(p);
 }
 

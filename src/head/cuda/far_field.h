@@ -53,6 +53,8 @@ class FarField {
   void use_arranged_order(const ForwardCall& chunk);
   void sort_chunk(const ForwardCall& chunk) const;
   float* bound() const;
+  // Sets the sample of a chunk's gradients.
+  void set_sample(std::int64_t chunk);
   void far_gemms(const BlockCall& block, const LogitBlock& masses) const;
   GradientGemmsCall near_call(const ForwardCall& chunk, bool first_chunk,
                               std::int64_t position) const;

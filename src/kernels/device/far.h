@@ -65,7 +65,7 @@ struct FarEstimate {
   DeviceMoments moments;
   float* target_weight_sum = nullptr;  // [vocab] by position: exp(s bias) / its sum over the tile
   float* log2_base = nullptr;          // [T] log2 sum_j exp(s bias_j)
-  void* mean = nullptr;                // [T, dim] bf16
+  void* mean = nullptr;                // [T, dim] in the dtype of weight
   float* along = nullptr;              // [R, dim], R = estimate_rows(tokens) tokens at a time
   void* squares = nullptr;             // [R, dim] bf16
   float* forms = nullptr;              // [T, R]
@@ -118,7 +118,7 @@ struct FarArrangement {
   std::int32_t* vocab_ids = nullptr;  // [vocab] as in DeviceOrder, like the next two
   std::int32_t* positions = nullptr;  // [vocab]
   float* share = nullptr;             // [vocab]
-  void* centroid = nullptr;           // [T, dim] bf16
+  void* centroid = nullptr;           // [T, dim] in the dtype of weight
 };
 
 // Far-field arguments of a chunk. T = far_tile_count(vocab), G = far_group_count(vocab), B = padded
@@ -141,7 +141,7 @@ struct FarCall {
   float* logit_weights = nullptr;  // [vocab] by position; null: 1
   // Written by the forward: sum_{j in J} 2^(z log2e - reference), times the slope of the softcap.
   float* mass = nullptr;      // [2 G, padded tokens]
-  void* centroid = nullptr;   // [T, dim] bf16: sum_j share_j w_j
+  void* centroid = nullptr;   // [T, dim] in the dtype of weight: sum_j share_j w_j
   float* radius = nullptr;    // [T] max_j |w_j - centroid|
   float* distance = nullptr;  // [T] |centroid|
   // Written by select_tiles or by the forward's estimates. group_blocks and the list include the
@@ -231,9 +231,10 @@ void select_estimated(const ForwardCall& call, const float* target_logits);
 // Adds the sample to the selection of select_estimated.
 void sample_tiles(const ForwardCall& call);
 
-// Writes block [tokens, T] bf16: alpha P of skipped tiles without the targets' part, 0 of selected
-// ones; columns up to its stride are 0. In a block for `vocab` (d_weight) a sampled pair has the
-// factor 1 - sample.every, because `sample.every` times its exact gradient is added elsewhere.
+// Writes block [tokens, T] in the dtype of hidden, times call.scales: alpha P of skipped tiles
+// without the targets' part, 0 of selected ones; columns up to its stride are 0. In a block for
+// `vocab` (d_weight) a sampled pair has the factor 1 - sample.every, because `sample.every` times
+// its exact gradient is added elsewhere.
 enum class FarBlockFor : std::uint8_t { tokens, vocab };
 void far_block(const BlockCall& call, const LogitBlock& block, FarBlockFor products);
 // bound [tokens]: sum_J |block_iJ| radius_J plus the rounding to 16 bits, of a block for tokens.

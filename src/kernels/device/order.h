@@ -29,7 +29,7 @@ void order_vocab(const OrderCall& call);
 
 // Moments of an order's tiles, and the caution of each (logitless/vocab_order.h).
 struct MomentsCall {
-  // hidden [rows, dim] and weight [vocab, dim] bf16, strides multiples of 8; also bias and
+  // hidden [rows, dim] and weight [vocab, dim] bf16 or f16, strides multiples of 8; also bias and
   // logit_scale
   ForwardCall head;
   const DeviceKernel* kernel = nullptr;  // one with a far field

@@ -9,6 +9,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/far/gather.h"
+#include "kernels/cuda/far/narrow_type.cuh"
 #include "kernels/cuda/far/selection.cuh"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device/far.h"
@@ -46,6 +47,14 @@ __global__ void __launch_bounds__(kThreads)
     square(const float* from, std::int64_t count, __nv_bfloat16* to) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i < count) to[i] = __float2bfloat16(from[i] * from[i]);
+}
+
+// to [rows, dim] = hidden in bf16, the type of the axes.
+__global__ void __launch_bounds__(kThreads)
+    to_bf16(const __half* hidden, std::int64_t stride, std::int64_t rows, std::int64_t dim,
+            __nv_bfloat16* to) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < rows * dim) to[i] = __float2bfloat16(as_float(hidden[i / dim * stride + i % dim]));
 }
 
 // Turns mass [tiles][padded] from x . mean into log2 of the estimates.
@@ -137,11 +146,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A warp for each token.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     weigh_tokens(const ForwardCall c, const float* weight_sum, const float* biases) {
   const std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   if (row >= c.shape.tokens) return;
-  const auto* const x = static_cast<const __nv_bfloat16*>(c.hidden) + row * c.hidden_stride;
+  const auto* const x = static_cast<const T*>(c.hidden) + row * c.hidden_stride;
   double sum = 0.0;
   for (std::int64_t k = threadIdx.x % 32; k < c.shape.dim; k += 32)
     sum += static_cast<double>(as_float(x[k])) * static_cast<double>(weight_sum[k]);
@@ -215,6 +225,25 @@ void prepare_means(const ForwardCall& c) {
   gather_points(c);
 }
 
+namespace {
+
+// Rows of hidden in bf16: as they are, or a copy in the memory of the squares, which come later.
+struct Bf16Rows {
+  const void* data;
+  std::int64_t stride;
+};
+Bf16Rows bf16_rows(const ForwardCall& c, const void* hidden, std::int64_t rows) {
+  if (c.shape.dtype == DType::bf16) return {hidden, c.hidden_stride};
+  void* const copy = c.far->estimate->squares;
+  to_bf16<<<blocks_of(rows * c.shape.dim), kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
+      static_cast<const __half*>(hidden), c.hidden_stride, rows, c.shape.dim,
+      static_cast<__nv_bfloat16*>(copy));
+  require_cuda(cudaGetLastError(), "hidden states in bf16");
+  return {copy, c.shape.dim};
+}
+
+}  // namespace
+
 void estimate_masses(const ForwardCall& c) {
   const FarCall& far = *c.far;
   const FarEstimate& e = *far.estimate;
@@ -231,11 +260,13 @@ void estimate_masses(const ForwardCall& c) {
   for (std::int64_t first = 0; first < c.shape.tokens; first += step) {
     const std::int64_t rows = std::min(step, c.shape.tokens - first);
     const void* const hidden =
-        static_cast<const __nv_bfloat16*>(c.hidden) + first * c.hidden_stride;
+        static_cast<const std::uint16_t*>(c.hidden) + first * c.hidden_stride;  // 16 bits each
+    const Bf16Rows x = bf16_rows(c, hidden, rows);
+    g.dtype = DType::bf16;
     g.m = rows;
     g.n = dim;
-    g.a = hidden;
-    g.a_stride = c.hidden_stride;
+    g.a = x.data;
+    g.a_stride = x.stride;
     g.b = e.moments.axes;
     g.b_stride = dim;
     g.c = e.along;
@@ -251,6 +282,7 @@ void estimate_masses(const ForwardCall& c) {
     g.c = e.forms;
     g.c_stride = rows;
     cublas_multiply(g, e.products, c.stream);
+    g.dtype = c.shape.dtype;
     g.a = e.mean;
     g.b = hidden;
     g.b_stride = c.hidden_stride;
@@ -295,7 +327,10 @@ void estimate_weighted_sums(const ForwardCall& c, const float* weight_sum) {
   float* const biases = c.far->estimate->constants + 2;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   sum_biases<<<1, kThreads, 0, stream>>>(c.bias, c.logit_weights, c.shape.vocab, biases);
-  weigh_tokens<<<blocks_of(c.shape.tokens * 32), kThreads, 0, stream>>>(c, weight_sum, biases);
+  with_narrow_type(c.shape.dtype, [&](auto type) {
+    weigh_tokens<decltype(type)>
+        <<<blocks_of(c.shape.tokens * 32), kThreads, 0, stream>>>(c, weight_sum, biases);
+  });
   require_cuda(cudaGetLastError(), "weighted sums");
 }
 

@@ -27,7 +27,7 @@ struct VocabArguments {
   const float* hidden_sum;         // [dim]; null: none
   TargetEntries entries;           // begin null: the GEMM's epilogue does not add targets
   const float* many;
-  const __nv_bfloat16* hidden;
+  const void* hidden;  // in the dtype of a 16-bit output
   std::int64_t hidden_stride;
   std::int64_t dim;  // a multiple of kVector
   std::int64_t vocab;
@@ -36,6 +36,7 @@ struct VocabArguments {
 };
 
 // sums += the targets' part of an entry's row, as in the epilogue of the GEMM.
+template <typename T>
 __device__ __forceinline__ void add_targets(float (&sums)[kVector], const VocabArguments& a,
                                             std::int32_t vocab_id, std::int64_t column) {
   const int begin = a.entries.begin[vocab_id];
@@ -48,8 +49,8 @@ __device__ __forceinline__ void add_targets(float (&sums)[kVector], const VocabA
   }
   for (int e = begin; e < end; ++e) {
     const float factor = a.entries.coefficients[e];
-    const auto v = *reinterpret_cast<const Vector<__nv_bfloat16>*>(
-        a.hidden + a.entries.tokens[e] * a.hidden_stride + column);
+    const auto v = *reinterpret_cast<const Vector<T>*>(
+        static_cast<const T*>(a.hidden) + a.entries.tokens[e] * a.hidden_stride + column);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) sums[i] = fmaf(factor, as_float(v.values[i]), sums[i]);
   }
@@ -83,7 +84,9 @@ __global__ void __launch_bounds__(kThreads) put_vocab(const VocabArguments a, T*
 #pragma unroll
       for (int i = 0; i < kVector; ++i) sums[i] = fmaf(logit_weight, smoothing[i], sums[i]);
     }
-    if (a.entries.begin != nullptr) add_targets(sums, a, vocab_id, column);
+    if constexpr (!std::is_same_v<T, float>) {
+      if (a.entries.begin != nullptr) add_targets<T>(sums, a, vocab_id, column);
+    }
     auto* const to = reinterpret_cast<Vector<T>*>(d_weight + vocab_id * a.stride + column);
     if (a.add) {
       const Vector<T> before = *to;
@@ -111,7 +114,7 @@ void put_far_vocab(const GradientGemmsCall& c) {
   // for f32 add_weight_targets adds them
   if (c.d_weight.dtype != DType::f32) a.entries = c.entries;
   a.many = c.many;
-  a.hidden = static_cast<const __nv_bfloat16*>(c.hidden);
+  a.hidden = c.hidden;
   a.hidden_stride = c.hidden_stride;
   a.dim = c.dim;
   a.vocab = c.far.vocab;

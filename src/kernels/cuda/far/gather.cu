@@ -5,30 +5,33 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/far/gather.h"
+#include "kernels/cuda/far/narrow_type.cuh"
 #include "kernels/device/far.h"
 
 namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVector = 8;     // bf16 of a 16-byte load
+constexpr int kVector = 8;     // elements of a 16-byte load
 constexpr int kColumns = 512;  // of a thread block
 constexpr int kRowGroups = kThreads * kVector / kColumns;
 
+template <typename T>
 struct alignas(16) Vector {
-  __nv_bfloat16 values[kVector];
+  T values[kVector];
 };
 
+template <typename T>
 struct GatherArguments {
   const std::int32_t*
       vocab_ids;       // token ids from the block's first position on; null: the identity
   const float* share;  // by position, likewise
-  const __nv_bfloat16* weight;
+  const T* weight;
   std::int64_t stride;
-  __nv_bfloat16* rows;      // null: no copy
-  __nv_bfloat16* centroid;  // from the block's first tile on; null: not wanted
-  const float* weights;     // weights of the mean, as share for the centroid
-  __nv_bfloat16* mean;      // null: not wanted
+  T* rows;               // null: no copy
+  T* centroid;           // from the block's first tile on; null: not wanted
+  const float* weights;  // weights of the mean, as share for the centroid
+  T* mean;               // null: not wanted
   std::int64_t dim;
   int count;  // entries of the vocabulary block
   const int* wanted;
@@ -36,7 +39,8 @@ struct GatherArguments {
 };
 
 // A thread block for each tile and kColumns columns.
-__global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a) {
+template <typename T>
+__global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments<T> a) {
   __shared__ float parts[kRowGroups][kColumns];
   if (a.wanted != nullptr && *a.wanted == 0) return;
   if (a.list_begin != nullptr && a.list_begin[blockIdx.x / 2] == a.list_begin[blockIdx.x / 2 + 1])
@@ -52,8 +56,8 @@ __global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a)
 #pragma unroll 8
     for (int row = first + group; row < end; row += kRowGroups) {
       const std::int64_t vocab_id = a.vocab_ids == nullptr ? row : a.vocab_ids[row];
-      const Vector v = *reinterpret_cast<const Vector*>(a.weight + vocab_id * a.stride + column);
-      if (a.rows != nullptr) *reinterpret_cast<Vector*>(a.rows + row * a.dim + column) = v;
+      const auto v = *reinterpret_cast<const Vector<T>*>(a.weight + vocab_id * a.stride + column);
+      if (a.rows != nullptr) *reinterpret_cast<Vector<T>*>(a.rows + row * a.dim + column) = v;
       if (a.centroid == nullptr) continue;
       const float share = a.share[row];
 #pragma unroll
@@ -65,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a)
     }
   }
   if (a.centroid == nullptr) return;
-  const auto put = [&](const float(&values)[kVector], __nv_bfloat16* to) {
+  const auto put = [&](const float(&values)[kVector], T* to) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kVector; ++i) parts[group][local + i] = values[i];
@@ -74,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a)
       const std::int64_t at = static_cast<std::int64_t>(blockIdx.y) * kColumns + c;
       float sum = 0.0f;
       for (int g = 0; g < kRowGroups; ++g) sum += parts[g][c];
-      if (at < a.dim) to[blockIdx.x * a.dim + at] = __float2bfloat16(sum);
+      if (at < a.dim) to[blockIdx.x * a.dim + at] = rounded<T>(sum);
     }
   };
   put(sums, a.centroid);
@@ -92,21 +96,22 @@ constexpr int kMeasured = kThreads / 32;
 // A thread block for each tile and kMeasured rows of it. atomicMax of the squared distance from the
 // centroid into `radius`, initially 0: non-negative floats, and NaN above all, compare like
 // integers. `groups` [2 groups]: the tiles' groups.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    measure_tile(const GatherArguments a, const std::int32_t* groups, float* radius,
+    measure_tile(const GatherArguments<T> a, const std::int32_t* groups, float* radius,
                  float* distance) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto row =
       static_cast<int>(blockIdx.x * kFarTile + blockIdx.y * kMeasured + threadIdx.x / 32);
   if (row >= a.count) return;
-  const __nv_bfloat16* const centroid = a.centroid + blockIdx.x * a.dim;
+  const T* const centroid = a.centroid + blockIdx.x * a.dim;
   const std::int64_t vocab_id = a.vocab_ids == nullptr ? row : a.vocab_ids[row];
   float sum = 0.0f;
   float norm = 0.0f;
 #pragma unroll 4
   for (std::int64_t c = lane * kVector; c < a.dim; c += 32 * kVector) {
-    const Vector v = *reinterpret_cast<const Vector*>(a.weight + vocab_id * a.stride + c);
-    const Vector m = *reinterpret_cast<const Vector*>(centroid + c);
+    const auto v = *reinterpret_cast<const Vector<T>*>(a.weight + vocab_id * a.stride + c);
+    const auto m = *reinterpret_cast<const Vector<T>*>(centroid + c);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float middle = as_float(m.values[i]);
@@ -136,13 +141,12 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) to[i] = from[vocab_ids[i]];
 }
 
-}  // namespace
-
-const void* gather_block(const ForwardCall& c, const FarVocabBlock& vocab_block, GatherPart part,
-                         const int* wanted) {
+template <typename T>
+const void* gather_block_of(const ForwardCall& c, const FarVocabBlock& vocab_block, GatherPart part,
+                            const int* wanted) {
   const FarCall& far = *c.far;
-  const auto* const weight = static_cast<const __nv_bfloat16*>(c.weight);
-  GatherArguments a{};
+  const auto* const weight = static_cast<const T*>(c.weight);
+  GatherArguments<T> a{};
   a.dim = c.shape.dim;
   a.count = static_cast<int>(vocab_block.vocab_count);
   a.wanted = wanted;
@@ -155,10 +159,9 @@ const void* gather_block(const ForwardCall& c, const FarVocabBlock& vocab_block,
   } else {
     a.weight = weight;
     a.vocab_ids = far.order.vocab_ids + vocab_block.first;
-    a.rows = static_cast<__nv_bfloat16*>(far.gathered);
+    a.rows = static_cast<T*>(far.gathered);
   }
-  auto* const centroid =
-      static_cast<__nv_bfloat16*>(far.centroid) + vocab_block.first / kFarTile * c.shape.dim;
+  auto* const centroid = static_cast<T*>(far.centroid) + vocab_block.first / kFarTile * c.shape.dim;
   if (part == GatherPart::centroids) a.centroid = centroid;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   const dim3 grid(static_cast<unsigned>(far_tile_count(vocab_block.vocab_count)),
@@ -181,19 +184,59 @@ const void* gather_block(const ForwardCall& c, const FarVocabBlock& vocab_block,
   return rows;
 }
 
-void gather_tokens(const ForwardCall& c, const void* hidden, std::int64_t stride, void* to) {
-  if (c.shape.tokens == 0) return;
-  GatherArguments a{};
+template <typename T>
+void gather_tokens_of(const ForwardCall& c, const void* hidden, std::int64_t stride, void* to) {
+  GatherArguments<T> a{};
   a.vocab_ids = c.rows + c.first_token;
-  a.weight = static_cast<const __nv_bfloat16*>(hidden);
+  a.weight = static_cast<const T*>(hidden);
   a.stride = stride;
-  a.rows = static_cast<__nv_bfloat16*>(to);
+  a.rows = static_cast<T*>(to);
   a.dim = c.shape.dim;
   a.count = static_cast<int>(c.shape.tokens);
   const dim3 grid(static_cast<unsigned>(far_tile_count(c.shape.tokens)),
                   static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
   gather_tile<<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(a);
   require_cuda(cudaGetLastError(), "hidden states in the tokens' order");
+}
+
+template <typename T>
+void gather_points_of(const ForwardCall& c) {
+  const FarCall& far = *c.far;
+  GatherArguments<T> a{};
+  a.vocab_ids = far.order.identity ? nullptr : far.order.vocab_ids;
+  a.share = far.order.share;
+  a.weight = static_cast<const T*>(c.weight);
+  a.stride = c.weight_stride;
+  a.centroid = static_cast<T*>(far.centroid);
+  a.weights = far.estimate->target_weight_sum;
+  a.mean = static_cast<T*>(far.estimate->mean);
+  a.dim = c.shape.dim;
+  a.count = static_cast<int>(c.shape.vocab);
+  const dim3 grid(static_cast<unsigned>(far_tile_count(c.shape.vocab)),
+                  static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
+  gather_tile<<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(a);
+  require_cuda(cudaGetLastError(), "centroids and means");
+}
+
+}  // namespace
+
+const void* gather_block(const ForwardCall& c, const FarVocabBlock& vocab_block, GatherPart part,
+                         const int* wanted) {
+  const void* rows = nullptr;
+  with_narrow_type(c.shape.dtype, [&](auto type) {
+    rows = gather_block_of<decltype(type)>(c, vocab_block, part, wanted);
+  });
+  return rows;
+}
+
+void gather_tokens(const ForwardCall& c, const void* hidden, std::int64_t stride, void* to) {
+  if (c.shape.tokens == 0) return;
+  with_narrow_type(c.shape.dtype,
+                   [&](auto type) { gather_tokens_of<decltype(type)>(c, hidden, stride, to); });
+}
+
+void gather_points(const ForwardCall& c) {
+  with_narrow_type(c.shape.dtype, [&](auto type) { gather_points_of<decltype(type)>(c); });
 }
 
 void gather_vectors(const ForwardCall& c) {
@@ -206,24 +249,6 @@ void gather_vectors(const ForwardCall& c) {
         far.order.vocab_ids, from, c.shape.vocab, to);
     require_cuda(cudaGetLastError(), "bias and logit weights by position");
   }
-}
-
-void gather_points(const ForwardCall& c) {
-  const FarCall& far = *c.far;
-  GatherArguments a{};
-  a.vocab_ids = far.order.identity ? nullptr : far.order.vocab_ids;
-  a.share = far.order.share;
-  a.weight = static_cast<const __nv_bfloat16*>(c.weight);
-  a.stride = c.weight_stride;
-  a.centroid = static_cast<__nv_bfloat16*>(far.centroid);
-  a.weights = far.estimate->target_weight_sum;
-  a.mean = static_cast<__nv_bfloat16*>(far.estimate->mean);
-  a.dim = c.shape.dim;
-  a.count = static_cast<int>(c.shape.vocab);
-  const dim3 grid(static_cast<unsigned>(far_tile_count(c.shape.vocab)),
-                  static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
-  gather_tile<<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(a);
-  require_cuda(cudaGetLastError(), "centroids and means");
 }
 
 }  // namespace logitless::cuda

@@ -4,6 +4,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/far/narrow_type.cuh"
 #include "kernels/cuda/far/selection.cuh"
 #include "kernels/cuda/head/targets.cuh"
 #include "math/lse_state.h"
@@ -23,8 +24,9 @@ struct BlockArguments {
   const RowCoefficients* rows;
   const std::uint32_t* block_groups;
   const std::uint32_t* group_blocks;
-  float sampled;  // factor of sampled pairs
-  __nv_bfloat16* block;
+  float sampled;        // factor of sampled pairs
+  void* block;          // in the dtype of hidden
+  const float* scales;  // BlockCall's
   std::int64_t stride;
   std::int64_t tokens;
   std::int64_t padded_tokens;
@@ -48,6 +50,13 @@ __device__ __forceinline__ bool keeps(const BlockArguments& a, std::int64_t toke
 __device__ __forceinline__ bool lists(const BlockArguments& a, std::int64_t token, int group) {
   return has_bit(a.group_blocks + group * a.block_bits, static_cast<int>(token / kFarBlock));
 }
+// A factor of what the block holds, and its inverse.
+__device__ __forceinline__ float scale_of(const BlockArguments& a) {
+  return a.scales == nullptr ? 1.0f : a.scales[0];
+}
+__device__ __forceinline__ float unscale_of(const BlockArguments& a) {
+  return a.scales == nullptr ? 1.0f : a.scales[1];
+}
 // alpha P_iJ = mass_factor * mass.
 __device__ __forceinline__ float mass_factor(const BlockArguments& a, std::int64_t token) {
   const RowCoefficients r = a.rows[token];
@@ -60,6 +69,7 @@ __device__ __forceinline__ float sample_factor(const BlockArguments& a, std::int
 }
 
 // A thread block for each 32 tokens and 32 tiles.
+template <typename T>
 __global__ void __launch_bounds__(kThreads) transpose_masses(const BlockArguments a) {
   __shared__ float square[kSide][kSide + 1];
   const std::int64_t first_token = static_cast<std::int64_t>(blockIdx.x) * kSide;
@@ -72,20 +82,21 @@ __global__ void __launch_bounds__(kThreads) transpose_masses(const BlockArgument
     if (tile < a.tiles && token < a.tokens && !keeps(a, token, tile / 2)) {
       const float factor = mass_factor(a, token);
       if (factor != 0.0f)
-        value = factor * mass_of(a, tile, token) * sample_factor(a, token, tile / 2);
+        value = scale_of(a) * factor * mass_of(a, tile, token) * sample_factor(a, token, tile / 2);
     }
     square[row][lane] = value;
   }
   __syncthreads();
   for (int row = static_cast<int>(threadIdx.x) / kSide; row < kSide; row += kThreads / kSide) {
     if (first_token + row < a.tokens && first_tile + lane < a.stride)
-      a.block[(first_token + row) * a.stride + first_tile + lane] =
-          __float2bfloat16(square[lane][row]);
+      static_cast<T*>(a.block)[(first_token + row) * a.stride + first_tile + lane] =
+          rounded<T>(square[lane][row]);
   }
 }
 
 // A thread for each target. The first target of a token in a tile removes all of the token's
 // targets there from the mass.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     remove_targets(const ForwardCall c, const DeviceOrder order, const BlockArguments a) {
   const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -112,8 +123,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float alpha = a.rows[token].alpha;
   const float left = fmaxf(factor / alpha * mass - taken, 0.0f);
-  a.block[token * a.stride + tile] =
-      __float2bfloat16(alpha * left * sample_factor(a, token, tile / 2));
+  static_cast<T*>(a.block)[token * a.stride + tile] =
+      rounded<T>(scale_of(a) * alpha * left * sample_factor(a, token, tile / 2));
 }
 
 BlockArguments arguments(const BlockCall& b, const LogitBlock& block) {
@@ -126,7 +137,8 @@ BlockArguments arguments(const BlockCall& b, const LogitBlock& block) {
   a.block_groups = c.far->block_groups;
   a.group_blocks = c.far->group_blocks;
   a.sampled = 1.0f;
-  a.block = static_cast<__nv_bfloat16*>(block.data);
+  a.block = block.data;
+  a.scales = b.scales;
   a.stride = block.stride;
   a.tokens = c.shape.tokens;
   a.padded_tokens = padded_tokens(c.shape.tokens);
@@ -137,6 +149,7 @@ BlockArguments arguments(const BlockCall& b, const LogitBlock& block) {
   return a;
 }
 
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     zero_targets(const ForwardCall c, const DeviceOrder order, const BlockArguments a,
                  std::int64_t first, std::int64_t vocab_count) {
@@ -148,29 +161,39 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t at = order.positions[row_of_vocab_id(c, vocab_id)] - first;
   if (at < 0 || at >= vocab_count) return;
   if (lists(a, slot / per_token, static_cast<int>((first + at) / kFarGroup)))
-    a.block[slot / per_token * a.stride + at] = __float2bfloat16(0.0f);
+    static_cast<T*>(a.block)[slot / per_token * a.stride + at] = rounded<T>(0.0f);
 }
 
 constexpr int kWarps = kThreads / 32;
-// Twice the largest relative error of a mass in bf16.
-constexpr float kRounding = 0x1p-8f;
+// Twice the largest relative error of a mass in 16 bits, and its largest error below the smallest
+// normal number.
+template <typename T>
+constexpr float kRounding = std::is_same_v<T, __half> ? 0x1p-11f : 0x1p-8f;
+template <typename T>
+constexpr float kUnderflow = std::is_same_v<T, __half> ? 0x1p-25f : 0.0f;
 
 // A warp for each token.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     bound_rows(const BlockArguments a, const float* radius, const float* distance, float* bound) {
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (token >= a.tokens) return;
+  const T* const sizes = static_cast<const T*>(a.block) + token * a.stride;
+  const float least = a.rows[token].alpha == 0.0f ? 0.0f : kUnderflow<T>;
   float sum = 0.0f;
   for (int tile = static_cast<int>(threadIdx.x) % 32; tile < a.tiles; tile += 32) {
-    const float size = fabsf(__bfloat162float(a.block[token * a.stride + tile]));
+    const float size = fabsf(as_float(sizes[tile]));
     const std::int64_t own = own_tile(a, tile);
-    if (size != 0.0f) sum += size * (radius[own] * (1.0f + kRounding) + distance[own] * kRounding);
+    if (size != 0.0f)
+      sum += size * (radius[own] * (1.0f + kRounding<T>)+distance[own] * kRounding<T>);
+    if (least != 0.0f && !keeps(a, token, tile / 2)) sum += least * (radius[own] + distance[own]);
   }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  if (threadIdx.x % 32 == 0) bound[token] = sum;
+  if (threadIdx.x % 32 == 0) bound[token] = sum * unscale_of(a);
 }
 
 // A thread block for each group, a thread for each of its entries.
+template <typename T>
 __global__ void __launch_bounds__(kFarGroup)
     sum_bias_vocab(const BlockArguments a, const DeviceOrder order, std::int64_t first,
                    std::int64_t vocab, const float* factor, const float* tile_sum, bool add,
@@ -186,7 +209,7 @@ __global__ void __launch_bounds__(kFarGroup)
     float sum = 0.0f;
 #pragma unroll 8
     for (std::int64_t i = begin; i < end; ++i)
-      sum = fmaf(factor[i], __bfloat162float(a.block[i * a.stride + column]), sum);
+      sum = fmaf(factor[i], as_float(static_cast<const T*>(a.block)[i * a.stride + column]), sum);
     total += static_cast<double>(sum);
   }
   if (position >= vocab) return;
@@ -361,35 +384,45 @@ void far_block(const BlockCall& b, const LogitBlock& block, FarBlockFor products
   if (products == FarBlockFor::vocab) a.sampled = 1.0f - static_cast<float>(c.far->sample.every);
   const auto stream = static_cast<cudaStream_t>(c.stream);
   const dim3 grid(blocks_of(a.tokens, kSide), blocks_of(block.stride, kSide));
-  transpose_masses<<<grid, kThreads, 0, stream>>>(a);
-  remove_targets<<<blocks_of(a.tokens * c.shape.targets_per_token, kThreads), kThreads, 0,
-                   stream>>>(c, c.far->order, a);
+  with_narrow_type(c.shape.dtype, [&](auto type) {
+    using T = decltype(type);
+    transpose_masses<T><<<grid, kThreads, 0, stream>>>(a);
+    remove_targets<T>
+        <<<blocks_of(a.tokens * c.shape.targets_per_token, kThreads), kThreads, 0, stream>>>(
+            c, c.far->order, a);
+  });
   require_cuda(cudaGetLastError(), "masses of the far tiles");
 }
 
 void far_bounds(const BlockCall& b, const LogitBlock& block, float* bound) {
   const BlockArguments a = arguments(b, block);
-  bound_rows<<<blocks_of(a.tokens, kWarps), kThreads, 0,
-               static_cast<cudaStream_t>(b.chunk.stream)>>>(a, b.chunk.far->radius,
-                                                            b.chunk.far->distance, bound);
+  with_narrow_type(b.chunk.shape.dtype, [&](auto type) {
+    bound_rows<decltype(type)>
+        <<<blocks_of(a.tokens, kWarps), kThreads, 0, static_cast<cudaStream_t>(b.chunk.stream)>>>(
+            a, b.chunk.far->radius, b.chunk.far->distance, bound);
+  });
   require_cuda(cudaGetLastError(), "bounds of the far field");
 }
 
 void clear_targets(const BlockCall& b) {
   const ForwardCall& c = b.chunk;
   const BlockArguments a = arguments(b, b.block);
-  zero_targets<<<blocks_of(a.tokens * c.shape.targets_per_token, kThreads), kThreads, 0,
-                 static_cast<cudaStream_t>(c.stream)>>>(c, c.far->order, a, b.vocab_begin,
-                                                        b.vocab_count);
+  with_narrow_type(c.shape.dtype, [&](auto type) {
+    zero_targets<decltype(type)>
+        <<<blocks_of(a.tokens * c.shape.targets_per_token, kThreads), kThreads, 0,
+           static_cast<cudaStream_t>(c.stream)>>>(c, c.far->order, a, b.vocab_begin, b.vocab_count);
+  });
   require_cuda(cudaGetLastError(), "targets of the selected tiles");
 }
 
 void far_bias(const BlockCall& b, const float* tile_sum, bool add, float* d_bias) {
   const ForwardCall& c = b.chunk;
   const BlockArguments a = arguments(b, b.block);
-  sum_bias_vocab<<<blocks_of(b.vocab_count, kFarGroup), kFarGroup, 0,
-                   static_cast<cudaStream_t>(c.stream)>>>(
-      a, c.far->order, b.vocab_begin, c.shape.vocab, b.factor, tile_sum, add, d_bias);
+  with_narrow_type(c.shape.dtype, [&](auto type) {
+    sum_bias_vocab<decltype(type)><<<blocks_of(b.vocab_count, kFarGroup), kFarGroup, 0,
+                                     static_cast<cudaStream_t>(c.stream)>>>(
+        a, c.far->order, b.vocab_begin, c.shape.vocab, b.factor, tile_sum, add, d_bias);
+  });
   require_cuda(cudaGetLastError(), "d_bias of the far field");
 }
 

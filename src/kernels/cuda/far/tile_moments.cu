@@ -11,6 +11,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/far/narrow_type.cuh"
 #include "kernels/device/order.h"
 #include "math/lse_state.h"
 
@@ -94,10 +95,10 @@ struct MomentsLayout {
 
 // Takes `each` evenly spaced residuals of a tile; 0 where it has fewer. A thread block for each
 // residual.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    take_residuals(const __nv_bfloat16* weight, std::int64_t stride, const std::int32_t* vocab_ids,
-                   int vocab, int first_tile, int each, const __nv_bfloat16* mean, std::int64_t dim,
-                   __nv_bfloat16* to) {
+    take_residuals(const T* weight, std::int64_t stride, const std::int32_t* vocab_ids, int vocab,
+                   int first_tile, int each, const T* mean, std::int64_t dim, __nv_bfloat16* to) {
   const int tile = first_tile + static_cast<int>(blockIdx.x) / each;
   const int i = static_cast<int>(blockIdx.x) % each;
   const int count = min(kTile, vocab - tile * kTile);
@@ -354,11 +355,13 @@ class TileMoments {
     const std::int64_t step = kVocabBlock / each;
     for (std::int64_t first = 0; first < tiles_; first += step) {
       const std::int64_t tiles = std::min(step, tiles_ - first);
-      take_residuals<<<static_cast<unsigned>(tiles * each), kThreads, 0, stream_>>>(
-          static_cast<const __nv_bfloat16*>(head_.weight), head_.weight_stride,
-          far_.order.vocab_ids, static_cast<int>(head_.shape.vocab), static_cast<int>(first),
-          static_cast<int>(each), static_cast<const __nv_bfloat16*>(estimate_.mean), dim_,
-          at<__nv_bfloat16>(layout_.residuals));
+      with_narrow_type(head_.shape.dtype, [&](auto type) {
+        using T = decltype(type);
+        take_residuals<<<static_cast<unsigned>(tiles * each), kThreads, 0, stream_>>>(
+            static_cast<const T*>(head_.weight), head_.weight_stride, far_.order.vocab_ids,
+            static_cast<int>(head_.shape.vocab), static_cast<int>(first), static_cast<int>(each),
+            static_cast<const T*>(estimate_.mean), dim_, at<__nv_bfloat16>(layout_.residuals));
+      });
       require_cuda(cudaGetLastError(), "residuals");
       f(first, tiles);
     }
@@ -372,8 +375,9 @@ class TileMoments {
     float* const moment = at<float>(layout_.moment);
     float* const product = at<float>(layout_.product);
     require_cuda(cudaMemsetAsync(base_ + layout_.failed, 0, sizeof(int), stream_), "axes");
-    multiply(DType::bf16, dim_, dim_, head_.shape.tokens, {head_.hidden, head_.hidden_stride, true},
-             {head_.hidden, head_.hidden_stride, false}, root, 2, 1);
+    multiply(head_.shape.dtype, dim_, dim_, head_.shape.tokens,
+             {head_.hidden, head_.hidden_stride, true}, {head_.hidden, head_.hidden_stride, false},
+             root, 2, 1);
     add_ridge<<<1, kThreads, 0, stream_>>>(root, dim_);
     eigen(root);
     scale_rows<<<blocks_of(dim_ * dim_), kThreads, 0, stream_>>>(root, inverse,

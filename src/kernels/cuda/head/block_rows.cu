@@ -5,11 +5,14 @@
 // apart from it, in fp32. So this computes the factors and the targets' coefficients, and zeroes
 // the targets' elements and the rows of tokens without a target. It also writes the scaled copy of
 // hidden that the GEMM of d_weight reads.
+#include <cmath>
+
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"  // load_kernels() loads this file's kernels
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device/entropy_block.h"
+#include "kernels/device/far.h"
 #include "math/token_gradient.h"
 
 namespace logitless::cuda {
@@ -114,9 +117,10 @@ __device__ float greatest(std::int64_t count, const Magnitude& magnitude) {
 }
 
 // Sets b.scales so that the greatest factor of the tokens becomes about 1, where the block holds
-// exponentials. Otherwise the greatest coefficient becomes about 2^10: those of a mean over many
-// tokens are too small for f16. gamma counts times the greatest logit weight. One thread block.
-__global__ void __launch_bounds__(kRowThreads) set_scales(const BlockCall b) {
+// exponentials. Otherwise the greatest coefficient becomes about 2^of_gradients: those of a mean
+// over many tokens are too small for f16. gamma counts times the greatest logit weight. One thread
+// block.
+__global__ void __launch_bounds__(kRowThreads) set_scales(const BlockCall b, int of_gradients) {
   const ForwardCall& c = b.chunk;
   float most;
   int exponent;
@@ -134,7 +138,7 @@ __global__ void __launch_bounds__(kRowThreads) set_scales(const BlockCall b) {
       const RowCoefficients r = b.rows[row];
       return fmaxf(fabsf(r.alpha), fmaxf(fabsf(r.beta), weight * fabsf(r.gamma)));
     });
-    exponent = 10;
+    exponent = of_gradients;
   }
   if (threadIdx.x > 0) return;
   const int by = most > 0.0f && isfinite(most) ? max(-100, min(100, exponent - ilogbf(most))) : 0;
@@ -194,7 +198,10 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
 
 void scale_block(const BlockCall& b) {
   if (b.chunk.shape.tokens == 0) return;
-  set_scales<<<1, kRowThreads, 0, static_cast<cudaStream_t>(b.chunk.stream)>>>(b);
+  // Sampled pairs of the far field have gradients sample.every times as large.
+  const FarCall* const far = b.chunk.far;
+  const int exponent = far == nullptr || far->sample.every < 2 ? 10 : 10 - ilogb(far->sample.every);
+  set_scales<<<1, kRowThreads, 0, static_cast<cudaStream_t>(b.chunk.stream)>>>(b, exponent);
   require_cuda(cudaGetLastError(), "launching the scale of a block");
 }
 
