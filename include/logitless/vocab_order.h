@@ -101,11 +101,11 @@ LOGITLESS_API VocabOrder make_vocab_order(const Context& context, const ConstTen
 // moments.
 //
 // Work: vocab * dim * (dim + 2 rows) multiply-adds. Extra memory: 4 B * rows * (dim + 2 tiles), 8 B
-// * dim^2, 4 B * tiles * dim, and 0.5 KiB * (dim + rows) a thread. A Hopper GPU supports bf16 with
-// dim a multiple of 8. Everything except the orders is then in its memory, and it waits. Extra
-// memory there: 24 B * dim^2 and cuSOLVER's workspace (about as much), 70 KiB * dim, 0.1 B * vocab
-// * (dim + rows), 20 B * vocab, and 32 MiB. Throws Unsupported for other heads there, or without
-// cuBLAS or cuSOLVER; DeviceError.
+// * dim^2, 4 B * tiles * dim, and 0.5 KiB * (dim + rows) a thread. A GPU whose kernels have the far
+// field supports it for the same heads. Everything except the orders is then in its memory, and it
+// waits. Extra memory there: 24 B * dim^2 and cuSOLVER's workspace (about as much), 70 KiB * dim,
+// 0.1 B * vocab * (dim + rows), 20 B * vocab, and 32 MiB. Throws Unsupported for other heads there,
+// or without cuBLAS or cuSOLVER; DeviceError.
 //
 // With a sharding it is collective: moments of the local tiles, cautions against the totals of all
 // ranks. hidden is the same on all ranks (Unsupported where tokens are sharded).

@@ -44,19 +44,19 @@ std::vector<double> forms(const Training& t, const VocabOrder& order) {
 }
 
 TEST(CudaMoments, AreTheCpus) {
-  if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  if (far_kernel().empty()) GTEST_SKIP() << "no GPU kernel with a far field";
   if (!cuda::moments_unsupported().empty()) GTEST_SKIP() << cuda::moments_unsupported();
   for (const bool bias : {false, true}) {
     const Training t(70 * kTile + 37, 64, 300, 0.1);
     const VocabOrder order(t.vocab_ids, std::vector<float>(t.vocab_ids.size(), 1.0f));
     const VocabOrder cpu = measured(t, order, "", bias);
-    const VocabOrder gpu = measured(t, order, "hopper", bias);
+    const VocabOrder gpu = measured(t, order, far_kernel(), bias);
     EXPECT_EQ(gpu.dim(), t.dim);
     // The GPU rounds its residuals to bf16 once.
     EXPECT_LE(relative_error(forms(t, gpu), forms(t, cpu)), 0x1p-8);
     for (std::size_t tile = 0; tile < cpu.log2_caution().size(); ++tile)
       EXPECT_NEAR(gpu.log2_caution()[tile], cpu.log2_caution()[tile], 0.02) << tile;
-    const VocabOrder again = measured(t, order, "hopper", bias);
+    const VocabOrder again = measured(t, order, far_kernel(), bias);
     EXPECT_TRUE(std::ranges::equal(again.axes(), gpu.axes()));
     EXPECT_TRUE(std::ranges::equal(again.variance(), gpu.variance()));
     EXPECT_TRUE(std::ranges::equal(again.log2_caution(), gpu.log2_caution()));
@@ -64,7 +64,7 @@ TEST(CudaMoments, AreTheCpus) {
 }
 
 TEST(CudaMoments, NaNsGiveFiniteOnes) {
-  if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  if (far_kernel().empty()) GTEST_SKIP() << "no GPU kernel with a far field";
   if (!cuda::moments_unsupported().empty()) GTEST_SKIP() << cuda::moments_unsupported();
   for (const int what : {0, 1, 2}) {
     Training t(6 * kTile + 5, 16, 40);
@@ -72,25 +72,26 @@ TEST(CudaMoments, NaNsGiveFiniteOnes) {
     if (what == 1) t.weight.set(100 * t.dim, INFINITY);
     if (what == 2) t.hidden.fill(0.0);
     const VocabOrder order(t.vocab_ids, std::vector<float>(t.vocab_ids.size(), 1.0f));
-    EXPECT_TRUE(measured(t, order, "hopper", true).has_moments()) << what;  // checks all moments
+    EXPECT_TRUE(measured(t, order, far_kernel(), true).has_moments())
+        << what;  // checks all moments
   }
 }
 
 TEST(CudaMoments, OtherHeadsAreRefused) {
-  if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  if (far_kernel().empty()) GTEST_SKIP() << "no GPU kernel with a far field";
   const Training t(6 * kTile, 12, 40);
   const VocabOrder order(t.vocab_ids, std::vector<float>(t.vocab_ids.size(), 1.0f));
-  EXPECT_THROW(measured(t, order, "hopper", false), Unsupported);
+  EXPECT_THROW(measured(t, order, far_kernel(), false), Unsupported);
 }
 
 class CudaFarHead : public testing::TestWithParam<Accuracy> {
  protected:
   void SetUp() override {
-    if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+    if (far_kernel().empty()) GTEST_SKIP() << "no GPU kernel with a far field";
     if (GetParam() == Accuracy::far_both && !cuda::moments_unsupported().empty())
       GTEST_SKIP() << cuda::moments_unsupported();
   }
-  const Context context_ = make_context(has_hopper() ? "hopper" : "");
+  const Context context_ = make_context(far_kernel());
 };
 
 TEST_P(CudaFarHead, TrainsAndFallsBack) {

@@ -9,6 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/device/gpu_kernels.h"
+#include "kernels/device/kernel.h"
 #include "logitless/far_field.h"
 #include "support/mirror.h"
 #include "support/problem.h"
@@ -18,9 +20,14 @@ namespace logitless::test {
 
 inline constexpr std::int64_t kTile = 128;
 
-inline bool has_hopper() {
-  const std::vector<std::string> kernels = tested_kernels();
-  return std::find(kernels.begin(), kernels.end(), "hopper") != kernels.end();
+// Returns the first kernel of LOGITLESS_GPU_KERNELS with a far field that runs here, or "".
+inline std::string far_kernel() {
+  const std::vector<std::string> tested = tested_kernels();
+  for (const cuda::DeviceKernel* kernel : cuda::gpu_kernels()) {
+    if (kernel->far != nullptr && std::ranges::find(tested, kernel->name) != tested.end())
+      return kernel->name;
+  }
+  return "";
 }
 
 // Vocabulary entries in clusters of full tiles, shuffled within a rank; tokens of a few topics.
@@ -81,7 +88,7 @@ struct Training {
   }
   LossStatistics step(FarFieldHead& head, LossStatistics* all = nullptr,
                       const CrossEntropyOptions& options = {}) {
-    Mirror mirror("hopper");
+    Mirror mirror(far_kernel());
     const LossStatistics s = head.step(options, mirror.in(inputs()), mirror.out(outputs()));
     if (all != nullptr) *all = head.statistics();
     mirror.finish();
@@ -113,10 +120,10 @@ struct Training {
   // Returns the results of the exact plan.
   Training dense() const {
     Training copy = *this;
-    const Context context = make_context("hopper");
+    const Context context = make_context(far_kernel());
     PlanRequest request;
     request.device = context.device();
-    Mirror mirror("hopper");
+    Mirror mirror(far_kernel());
     const CrossEntropyInputs in = mirror.in(copy.inputs());
     const CrossEntropyOutputs out = mirror.out(copy.outputs());
     const LossPlan plan = plan_cross_entropy({}, in, out, request);

@@ -33,11 +33,11 @@ HeadSpec spec_of(std::int64_t tokens = 240, std::int64_t tiles = 32) {
 class CudaShardingFar : public testing::Test {
  protected:
   void SetUp() override {
-    if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+    if (far_kernel().empty()) GTEST_SKIP() << "no GPU kernel with a far field";
   }
   static RunSpec run_of(PlanKind kind = PlanKind::far_backward) {
     RunSpec run;
-    run.kernel = "hopper";
+    run.kernel = far_kernel();
     run.plan = kind;
     return run;
   }
@@ -255,12 +255,12 @@ TEST_F(CudaShardingFar, AnOrderOfItsOwnIsNamed) {
   const FarSplit split = interleave_tiles(problem.order, 2);
   const ShardedRun run{.vocab = split.vocab};
   const auto call_all = [&](const auto& change) {
-    const Ranks group = make_group("hopper", 2);
+    const Ranks group = make_group(far_kernel(), 2);
     return run_ranks(group, [&](Communicator& me) {
       const auto r = static_cast<std::size_t>(me.rank());
       const RankProblem part(problem, run, me.rank());
       Tensor loss(DType::f32, {}), d_hidden(DType::f32, {problem.spec.tokens, problem.spec.dim});
-      Mirror mirror("hopper");
+      Mirror mirror(far_kernel());
       CrossEntropyInputs in = part.part.inputs();
       in.sharding = part.sharding(group[r]);
       VocabOrder order = share_order(split.orders[r], in.sharding);
@@ -270,7 +270,7 @@ TEST_F(CudaShardingFar, AnOrderOfItsOwnIsNamed) {
       CrossEntropyOutputs out;
       out.loss = mirror.out(loss.view());
       out.d_hidden = mirror.out(d_hidden.view());
-      const Context context = make_context("hopper");
+      const Context context = make_context(far_kernel());
       PlanRequest request;
       request.device = context.device();
       request.kind = PlanKind::far_backward;
@@ -305,17 +305,17 @@ using CudaShardingFarHead = testing::TestWithParam<Accuracy>;
 // Like a head of one rank: dense until the trial of its first order at step 8, then far with errors
 // that the audit allows. Dense again after all vocabulary entries have moved.
 TEST_P(CudaShardingFarHead, DecidesAlikeOnAllRanks) {
-  if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  if (far_kernel().empty()) GTEST_SKIP() << "no GPU kernel with a far field";
   if (!cuda::moments_unsupported().empty()) GTEST_SKIP() << cuda::moments_unsupported();
   constexpr int kRanks = 2;
   for (const bool spread : {false, true}) {
     SCOPED_TRACE(spread ? "tokens spread" : "tokens replicated");
     Training t(131072, 128, 2048, 0.02, kRanks, 16 * kTile);
-    const Ranks group = make_group("hopper", kRanks);
+    const Ranks group = make_group(far_kernel(), kRanks);
     std::vector<std::unique_ptr<FarFieldHead>> heads(kRanks);
     std::vector<Context> contexts;
     for (auto& head : heads) {
-      contexts.push_back(make_context("hopper"));
+      contexts.push_back(make_context(far_kernel()));
       head = std::make_unique<FarFieldHead>(contexts.back(), quick(GetParam()));
     }
     std::vector<LossStatistics> all(kRanks);
@@ -333,7 +333,7 @@ TEST_P(CudaShardingFarHead, DecidesAlikeOnAllRanks) {
         std::vector<float> loss(1), lse(static_cast<std::size_t>(tokens));
         std::vector<float> d_hidden(static_cast<std::size_t>(tokens * t.dim));
         std::vector<float> d_weight(static_cast<std::size_t>(vocab_count * t.dim));
-        Mirror mirror("hopper");
+        Mirror mirror(far_kernel());
         CrossEntropyInputs in;
         in.hidden = ConstTensorView(at(t.hidden, token * t.dim), kType, {tokens, t.dim});
         in.weight = ConstTensorView(at(t.weight, vocab_id * t.dim), kType, {vocab_count, t.dim});

@@ -114,7 +114,8 @@ TEST(GpuKernels, WithoutAnyThatTakesTheHeadThePlanIsRefused) {
 TEST(GpuKernels, TheFarFieldAndShardingFollow) {
   const Listed listed("cublas");
   EXPECT_EQ(error_of<Unsupported>([] { cuda::find_far_kernel(90); }),
-            "kernel hopper is not in LOGITLESS_GPU_KERNELS=cublas");
+            "kernel hopper is not in LOGITLESS_GPU_KERNELS=cublas; kernel sm80 is not in "
+            "LOGITLESS_GPU_KERNELS=cublas; kernel sm86 is not in LOGITLESS_GPU_KERNELS=cublas");
   EXPECT_STREQ(cuda::find_far_kernel(90, "hopper").name, "hopper");
   DeviceLimits device{.kind = DeviceKind::cuda};
   EXPECT_FALSE(supports_vocab_parallel(device, DType::bf16, 1024));

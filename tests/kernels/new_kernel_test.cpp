@@ -64,7 +64,9 @@ TEST(NewKernel, TakesWhatItsRowSays) {
     EXPECT_FALSE(supports_vocab_parallel(device, DType::f32, 1024));
   }
   EXPECT_STREQ(cuda::find_far_kernel(90).name, "hopper");
-  EXPECT_THROW(cuda::find_far_kernel(86), Unsupported);
+  EXPECT_STREQ(cuda::find_far_kernel(100).name, "sm80");
+  EXPECT_STREQ(cuda::find_far_kernel(86).name, "sm86");
+  EXPECT_THROW(cuda::find_far_kernel(75), Unsupported);
 }
 
 TEST(NewKernel, TilesOfEveryKernelDivideThePadding) {

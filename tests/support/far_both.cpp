@@ -23,14 +23,20 @@ double to_bf16(double v) {
   return static_cast<double>(
       std::bit_cast<float>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u));
 }
+double to_f16(double v) {
+  if (!std::isfinite(v) || v == 0.0) return v;
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(v) - 10, -24));
+  return std::nearbyint(v / unit) * unit;
+}
 // Range of a rounded number that the library knows to +- error before rounding.
 struct Rounded {
   double value, slack;
 };
 Rounded rounded(double v, double error, DType dtype) {
   if (dtype == DType::f32) return {v, error};
-  const double middle = to_bf16(v);
-  return {middle, std::max(to_bf16(v + error) - middle, middle - to_bf16(v - error))};
+  const auto to = dtype == DType::f16 ? to_f16 : to_bf16;
+  const double middle = to(v);
+  return {middle, std::max(to(v + error) - middle, middle - to(v - error))};
 }
 double norm_of(const double* v, std::int64_t n) {
   double sum = 0;
@@ -82,9 +88,11 @@ struct Tiles {
   std::vector<double> mean, mean_slack, centroid, base, centroid_size;
 };
 
-// Estimates the log masses of one token, and their rounding slack.
-void estimate(const OracleProblem& p, const VocabOrder& order, const Tiles& tiles, DType dtype,
+// Estimates the log masses of one token, and their rounding slack. Means are in far_dtype; of f16
+// the forms have tokens and moments in bf16.
+void estimate(const OracleProblem& p, const VocabOrder& order, const Tiles& tiles, DType far_dtype,
               std::int64_t token, std::vector<double>& value, std::vector<double>& slack) {
+  const DType dtype = far_dtype == DType::f16 ? DType::bf16 : far_dtype;
   const std::int64_t dim = p.dim;
   const double* x = p.hidden.data() + token * dim;
   const double s = p.logit_scale, sums = (static_cast<double>(dim) + 4) * kUnit;
@@ -93,8 +101,9 @@ void estimate(const OracleProblem& p, const VocabOrder& order, const Tiles& tile
     double along = 0, size = 0;
     for (std::int64_t k = 0; k < dim; ++k) {
       const double axis = rounded(static_cast<double>(order.axes()[a * dim + k]), 0.0, dtype).value;
-      along += x[k] * axis;
-      size += std::abs(x[k] * axis);
+      const double of_token = far_dtype == DType::f16 ? to_bf16(x[k]) : x[k];
+      along += of_token * axis;
+      size += std::abs(of_token * axis);
     }
     const double error = sums * size;
     square.push_back(rounded(along * along, 2 * std::abs(along) * error + error * error, dtype));
@@ -401,8 +410,8 @@ FarBothResult run_far_both(const FarBothProblem& problem, RunSpec run, double fr
   const auto oracle = [&](double tau, std::vector<MassRange>* masses) {
     return far_both_oracle(
         problem.oracle, upstream, problem.order, grid,
-        is_device_kernel(run.kernel) ? DType::bf16 : find_head_kernel(run.kernel).far_dtype, tau,
-        masses);
+        is_device_kernel(run.kernel) ? problem.spec.dtype : find_head_kernel(run.kernel).far_dtype,
+        tau, masses);
   };
   const auto result = [&] {
     FarBothResult out = call_far_both(problem, run);

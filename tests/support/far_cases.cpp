@@ -21,8 +21,8 @@ HeadSpec FarKernels::spec(std::int64_t tokens, std::int64_t dim, std::int64_t vo
   s.dim = dim;
   s.vocab = vocab;
   s.seed = seed;
-  if (!accepts(GetParam(), s)) s.dtype = DType::bf16;
-  if (!accepts(GetParam(), s)) s.dim = (dim + 7) / 8 * 8;
+  if (!accepts_far(GetParam(), s)) s.dtype = DType::bf16;
+  if (!accepts_far(GetParam(), s)) s.dim = (dim + 7) / 8 * 8;
   return s;
 }
 

@@ -83,6 +83,13 @@ std::vector<std::string> far_kernels() {
   return out;
 }
 
+bool accepts_far(const std::string& kernel, const HeadSpec& spec) {
+  if (!is_device_kernel(kernel)) return accepts(kernel, spec);
+  const cuda::FarForward* const far = cuda::find_device_kernel(kernel).far;
+  return far->head_unsupported({spec.tokens, spec.dim, spec.vocab, spec.dtype, spec.per_token})
+      .empty();
+}
+
 FarGrid far_grid(const HeadResult& result) {
   const LossPlan& plan = result.plan;
   FarGrid grid;

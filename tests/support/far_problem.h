@@ -23,6 +23,8 @@ struct FarProblem : HeadProblem {
 
 // Returns the tested_kernels (support/mirror.h) that have a far field.
 std::vector<std::string> far_kernels();
+// Returns whether the far field of such a kernel takes the head.
+bool accepts_far(const std::string& kernel, const HeadSpec& spec);
 // Returns how a plan divides tokens and vocabulary.
 FarGrid far_grid(const HeadResult& result);
 

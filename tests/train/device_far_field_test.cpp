@@ -1,5 +1,6 @@
 // Tests training with the far field on a GPU: dense steps have the same bits as without it,
-// far-field steps similar losses, and resumed runs the same bits. Skips without a Hopper GPU.
+// far-field steps similar losses, and resumed runs the same bits. Skips without a GPU whose kernels
+// have it.
 #include <gtest/gtest.h>
 
 #include <string>

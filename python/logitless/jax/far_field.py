@@ -233,8 +233,8 @@ def far_field_cross_entropy(
     A step that computes a vocabulary order finishes it before it returns. On a GPU each step waits for the stream, and
     is not recorded in XLA's command buffers.
     Raises, while the program is traced: ValueError and TypeError that name the argument; NotImplementedError for
-    reduction "none", inside a shard_map, and where the library has no kernels of the far field: on a GPU other than a
-    Hopper one in bfloat16, or another platform. An invalid target or a damaged state makes the program fail.
+    reduction "none", inside a shard_map, and where the library has no kernels of the far field: on a GPU before
+    compute capability 8.0, in float32 there, or another platform. An invalid target or a damaged state makes the program fail.
     """
     a = _arguments.named(locals())
     if not isinstance(state, FarFieldState):

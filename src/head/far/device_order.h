@@ -12,7 +12,7 @@ VocabOrder device_vocab_order(const Context& context, const ConstTensorView& wei
                               std::span<const float> average, std::int64_t per_stratum,
                               std::uint64_t seed);
 // Does measure_tiles on a GPU, with checked arguments. Waits for the stream. Throws Unsupported if
-// the Hopper kernels do not take the head, or cuBLAS or cuSOLVER is missing. Collective with a
+// no kernel with a far field takes the head, or cuBLAS or cuSOLVER is missing. Collective with a
 // sharding, and errors are thrown on all ranks: cautions depend on the totals of all ranks.
 VocabOrder device_measure_tiles(const Context& context, const VocabOrder& order,
                                 const ConstTensorView& hidden, const ConstTensorView& weight,

@@ -60,7 +60,7 @@ class DeviceTileMoments {
     call_.head.bias = cuda::floats_of("bias", bias);
     call_.head.logit_scale = logit_scale;
     call_.head.stream = context.stream();
-    call_.kernel = &kernel_of(context);
+    call_.kernel = &kernel_of(context, call_.head.shape);
     const std::string reason = call_.kernel->far->unsupported(call_.head);
     if (!reason.empty()) throw Unsupported(concat("measure_tiles: ", reason));
     const auto dim = static_cast<std::size_t>(rows.columns);
@@ -105,9 +105,11 @@ class DeviceTileMoments {
   }
 
  private:
-  static const cuda::DeviceKernel& kernel_of(const Context& context) {
+  static const cuda::DeviceKernel& kernel_of(const Context& context,
+                                             const cuda::ForwardShape& shape) {
     try {
-      return cuda::find_far_kernel(context.device().compute_capability, context.device().kernel);
+      return cuda::find_far_kernel(context.device().compute_capability, context.device().kernel,
+                                   shape);
     } catch (const Unsupported& error) {
       throw Unsupported(concat("measure_tiles: ", error.what()));
     }

@@ -204,6 +204,8 @@ DeviceRates rates_on(const DeviceKernel& kernel, const GpuCard& card, DType dtyp
 FarRates far_rates_on(const DeviceKernel& kernel, const GpuCard& card) {
   const GpuCard& fitted = usual_card(90);
   FarRates r = kernel.far->rates;
+  if (kernel.rates(DType::bf16).by_mma_sync)
+    r.gemm_fraction *= card.tile_flops / card.gemm_flops * (fitted.gemm_flops / fitted.tile_flops);
   r.tile_seconds *= fitted.gemm_flops / card.gemm_flops;
   r.bytes_per_second *= card.copy_bytes_per_second / fitted.copy_bytes_per_second;
   return r;

@@ -83,7 +83,8 @@ int instruction_capability(int compute_capability) {
   return instruction_capability(kernels, compute_capability);
 }
 
-const DeviceKernel& find_far_kernel(int compute_capability, std::string_view wanted) {
+const DeviceKernel& find_far_kernel(int compute_capability, std::string_view wanted,
+                                    const ForwardShape& shape) {
   std::string refusals;
   const auto refuse = [&](const DeviceKernel& kernel, std::string_view reason) {
     refusals += concat(refusals.empty() ? "" : "; ", "kernel ", kernel.name, " ", reason);
@@ -97,6 +98,7 @@ const DeviceKernel& find_far_kernel(int compute_capability, std::string_view wan
   for (const DeviceKernel* kernel : wanted_gpu_kernels(wanted)) {
     std::string reason = capability_refusal(*kernel, compute_capability);
     if (reason.empty() && kernel->far == nullptr) reason = "does not have the far field";
+    if (reason.empty()) reason = kernel->far->head_unsupported(shape);
     if (reason.empty()) return *kernel;
     if (kernel->far != nullptr || !wanted.empty()) refuse(*kernel, reason);
   }

@@ -46,6 +46,8 @@ struct FarRates {
 // tiles.
 struct FarForward {
   FarRates rates;
+  // Returns why it does not support such a head, or empty.
+  std::string (*head_unsupported)(const ForwardShape& shape);
   // Returns why it does not support a call, or empty. It checks pointers and strides too.
   std::string (*unsupported)(const ForwardCall& call);
   // Computes target logits and references.
@@ -115,8 +117,9 @@ std::span<const DeviceKernel> device_kernels();
 const DeviceKernel& find_device_kernel(std::string_view name);
 // Returns why a kernel does not run on GPUs of a compute capability, or empty.
 std::string capability_refusal(const DeviceKernel& kernel, int compute_capability);
-// Returns the kernel of the name, or else the first of gpu_kernels(), with a far field for GPUs of
-// a compute capability. Throws Unsupported with the refusals.
-const DeviceKernel& find_far_kernel(int compute_capability, std::string_view wanted = {});
+// Returns the kernel of the name, or else the first of gpu_kernels(), that has a far field for the
+// compute capability and the head. Throws Unsupported with the refusals.
+const DeviceKernel& find_far_kernel(int compute_capability, std::string_view wanted = {},
+                                    const ForwardShape& shape = {});
 
 }  // namespace logitless::cuda

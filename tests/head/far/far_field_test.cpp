@@ -20,7 +20,7 @@ class FarField : public testing::TestWithParam<std::string> {
     r.kernel = GetParam();
     return r;
   }
-  bool skipped(const HeadSpec& spec) const { return !accepts(GetParam(), spec); }
+  bool skipped(const HeadSpec& spec) const { return !accepts_far(GetParam(), spec); }
   // Adapts the spec to the kernel: bf16 if it does not take fp32, and multiples of eight columns if
   // required.
   void fit(HeadSpec& spec) const {

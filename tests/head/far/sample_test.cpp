@@ -121,7 +121,7 @@ TEST_P(FarSampled, TheMeanIsExactWithEveryOption) {
   const auto check = [&](void (*change)(HeadSpec&)) {
     HeadSpec s = spec(140, 5 * 128 + 37);
     change(s);
-    if (accepts(GetParam(), s)) expect_exact_mean(FarProblem(s), run(), 2);
+    if (accepts_far(GetParam(), s)) expect_exact_mean(FarProblem(s), run(), 2);
   };
   check([](HeadSpec& s) { s.softcap = 5.0f; });
   check([](HeadSpec& s) { s.label_smoothing = 0.1f; });

@@ -1,4 +1,4 @@
-"""The far field of JAX on a Hopper GPU: near float64 and the CPU, the same bits when it is repeated or resumed, and the
+"""The far field of JAX on a GPU: near float64 and the CPU, the same bits when it is repeated or resumed, and the
 errors of the CPU. Runs with JAX_PLATFORMS=cuda,cpu."""
 
 import functools
@@ -18,8 +18,8 @@ from logitless.jax import (
     FarFieldState, _backend, far_field_cross_entropy, far_field_report, far_field_state, linear_cross_entropy,
 )
 
-if ON_CPU or _backend.gpu_capability() != 9.0:
-    pytest.skip("no Hopper GPU under test (JAX_PLATFORMS=cuda,cpu)", allow_module_level=True)
+if ON_CPU or _backend.gpu_capability() < 8.0:
+    pytest.skip("no GPU from compute capability 8.0 on under test (JAX_PLATFORMS=cuda,cpu)", allow_module_level=True)
 V, D, N = 131072, 128, 2048  # the far field pays
 QUICK = dict(error=0.05, audit_every=3, refresh_every=3, refresh_delay=2, sample_rows=256)
 STEPS = 8
@@ -213,9 +213,8 @@ def test_errors_are_those_of_the_cpu():
 
 def test_refusals():
     state = far_field_state(V, D, **AT_ONCE)
-    for dtype in ("float32", "float16"):
-        with pytest.raises(NotImplementedError, match=f"no kernels for {dtype} of dim {D} on this GPU: .*does not have it"):
-            far_field_cross_entropy(HIDDEN.astype(dtype), WEIGHT.astype(dtype), TARGETS, state)
+    with pytest.raises(NotImplementedError, match=f"no kernels for float32 of dim {D} on this GPU: "):
+        far_field_cross_entropy(HIDDEN.astype("float32"), WEIGHT.astype("float32"), TARGETS, state)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
     P = jax.sharding.PartitionSpec
     with pytest.raises(NotImplementedError, match="inside a shard_map"):

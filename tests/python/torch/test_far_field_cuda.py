@@ -1,4 +1,4 @@
-"""FarFieldHead on a Hopper GPU: close to the exact gradients from fewer vocabulary entries, with the same bits when it
+"""FarFieldHead on a GPU: close to the exact gradients from fewer vocabulary entries, with the same bits when it
 is repeated, resumed or on another stream. Runs with LOGITLESS_TEST_DEVICE=cuda."""
 
 import copy
@@ -11,8 +11,8 @@ import torch
 from far_runs import same
 from logitless.torch import FarFieldHead, linear_cross_entropy
 
-if oracle.DEVICE == "cpu" or torch.cuda.get_device_capability()[0] != 9:
-    pytest.skip("no Hopper GPU under test (LOGITLESS_TEST_DEVICE=cuda)", allow_module_level=True)
+if oracle.DEVICE == "cpu" or torch.cuda.get_device_capability()[0] < 8:
+    pytest.skip("no GPU from compute capability 8.0 on under test (LOGITLESS_TEST_DEVICE=cuda)", allow_module_level=True)
 V, D, N = 131072, 128, 2048  # the far field pays
 QUICK = dict(error=0.05, audit_every=3, refresh_every=3, refresh_delay=2, sample_rows=256)
 STEPS = 8

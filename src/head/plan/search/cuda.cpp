@@ -66,6 +66,9 @@ std::string CudaSearch::refusal(PlanKind kind) const {
                : "";
   }
   if (kernel_.far == nullptr) return concat("kernel ", kernel_.name, " does not have it");
+  const std::string reason =
+      kernel_.far->head_unsupported(cuda::forward_shape(p_.shape, p_.features));
+  if (!reason.empty()) return concat("kernel ", kernel_.name, ": ", reason);
   if (kind == PlanKind::far_both && !cuda::estimates_unsupported().empty())
     return cuda::estimates_unsupported();
   const std::int64_t vocab_count = cuda::kMostFarGroups * cuda::kFarGroup;

@@ -1,6 +1,4 @@
 // The forward kernel of Hopper as a TileKernel: tensor maps and launches.
-#include <tuple>
-
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -87,19 +85,7 @@ void launch_tiles(ForwardMode mode, bool store, const TileOperands& o,
 std::string call_unsupported(const ForwardCall& c) {
   if (c.shape.dtype == DType::f16) return hopper_f16_unsupported(c.shape);
   const std::string reason = hopper_unsupported(c.shape);
-  if (!reason.empty()) return reason;
-  for (const auto& [name, data, stride] : {std::tuple{"hidden", c.hidden, c.hidden_stride},
-                                           {"hidden", c.original.data, c.original.stride},
-                                           {"weight", c.weight, c.weight_stride}}) {
-    if (data == nullptr) continue;
-    if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0)
-      return concat(name, ": expected an address that is a multiple of 16");
-    if (stride % 8 != 0 || stride < c.shape.dim) {
-      return concat(name, ": expected rows a multiple of 8 elements apart, at least ", c.shape.dim,
-                    ", got ", stride);
-    }
-  }
-  return {};
+  return reason.empty() ? rows_unsupported(c) : reason;
 }
 
 // A third of an H200's L2.

@@ -21,11 +21,19 @@ void hopper_gradient_gemms(const GradientGemmsCall& call);
 // forward_sm80.cu
 void sm80_forward(const ForwardCall& call);
 void sm80_target_logits(const ForwardCall& call, float* logits);
+void sm80_begin_forward(const ForwardCall& call);
+void sm80_forward_tiles(const ForwardCall& call);
+void sm80_forward_selected(const ForwardCall& call);
 void sm80_gradient_block(const BlockCall& call);
 // forward_sm86.cu
 void sm86_forward(const ForwardCall& call);
 void sm86_target_logits(const ForwardCall& call, float* logits);
+void sm86_begin_forward(const ForwardCall& call);
+void sm86_forward_tiles(const ForwardCall& call);
+void sm86_forward_selected(const ForwardCall& call);
 void sm86_gradient_block(const BlockCall& call);
+// gradient_listed_sm80.cu
+void sm80_gradient_gemms(const GradientGemmsCall& call);
 // cublas_kernel.cu
 void cublas_forward(const ForwardCall& call);
 void cublas_gradient_block(const BlockCall& call);
@@ -88,11 +96,34 @@ DeviceRates cublas_rates(DType dtype) {
 }
 
 constexpr FarForward kHopperFar = {.rates = kHopperFarRates,
+                                   .head_unsupported = hopper_unsupported,
                                    .unsupported = kLaunch<hopper_call_unsupported>,
                                    .begin = kLaunch<hopper_begin_forward>,
                                    .target_logits = kLaunch<local_target_logits>,
                                    .all_tiles = kLaunch<hopper_forward_tiles>,
                                    .selected_tiles = kLaunch<hopper_forward_selected>};
+
+// Hopper's, but for the products of selected tiles: mma.sync has two thirds of the throughput.
+constexpr FarRates sm80_far_rates() {
+  FarRates rates = kHopperFarRates;
+  rates.gemm_fraction = 0.5;
+  return rates;
+}
+constexpr FarForward far_of_sm80(void (*begin)(const ForwardCall&),
+                                 void (*all_tiles)(const ForwardCall&),
+                                 void (*selected_tiles)(const ForwardCall&)) {
+  return {.rates = sm80_far_rates(),
+          .head_unsupported = sm80_far_unsupported,
+          .unsupported = sm80_far_call_unsupported,
+          .begin = begin,
+          .target_logits = kLaunch<local_target_logits>,
+          .all_tiles = all_tiles,
+          .selected_tiles = selected_tiles};
+}
+constexpr FarForward kSm80Far = far_of_sm80(
+    kLaunch<sm80_begin_forward>, kLaunch<sm80_forward_tiles>, kLaunch<sm80_forward_selected>);
+constexpr FarForward kSm86Far = far_of_sm80(
+    kLaunch<sm86_begin_forward>, kLaunch<sm86_forward_tiles>, kLaunch<sm86_forward_selected>);
 
 // Three products for one, and the splitting of operands beside them.
 DeviceRates bf16x3_rates(DType dtype) {
@@ -106,7 +137,8 @@ DeviceRates bf16x3_rates(DType dtype) {
 constexpr DeviceKernel tiles_of_sm80(const char* name, int shared_kib,
                                      void (*forward)(const ForwardCall&),
                                      void (*target_logits)(const ForwardCall&, float*),
-                                     void (*gradient_block)(const BlockCall&)) {
+                                     void (*gradient_block)(const BlockCall&),
+                                     const FarForward* far) {
   return {.name = name,
           .copies_hidden = false,
           .splits_sums = true,
@@ -127,9 +159,9 @@ constexpr DeviceKernel tiles_of_sm80(const char* name, int shared_kib,
           .prepare = kLaunch<cublas_prepare>,
           .forward = forward,
           .target_logits = target_logits,
-          .far = nullptr,
+          .far = far,
           .gradient_block = gradient_block,
-          .gradient_gemms = kLaunch<cublas_gradient_gemms>};
+          .gradient_gemms = kLaunch<sm80_gradient_gemms>};
 }
 
 constexpr DeviceKernel kHopper = {.name = "hopper",
@@ -204,9 +236,9 @@ constexpr DeviceKernel kKernels[] = {
     kHopper,
     hopper_f16(),
     tiles_of_sm80("sm80", 163, kLaunch<sm80_forward>, kLaunch<sm80_target_logits>,
-                  kLaunch<sm80_gradient_block>),
+                  kLaunch<sm80_gradient_block>, &kSm80Far),
     tiles_of_sm80("sm86", 99, kLaunch<sm86_forward>, kLaunch<sm86_target_logits>,
-                  kLaunch<sm86_gradient_block>),
+                  kLaunch<sm86_gradient_block>, &kSm86Far),
     kCublas,
     cublas_bf16x3(),
 };

@@ -81,7 +81,9 @@ struct Launches {
     by_mode(mode, store, all_aligned)(operands, a, static_cast<cudaStream_t>(stream));
   }
 
-  static std::string unsupported(const ForwardCall& c) { return sm80_unsupported(c.shape); }
+  static std::string unsupported(const ForwardCall& c) {
+    return c.far == nullptr ? sm80_unsupported(c.shape) : sm80_far_call_unsupported(c);
+  }
 
   static std::int64_t resident_bytes() { return cache_bytes() / 6; }
   static constexpr TileKernel kTiles = {

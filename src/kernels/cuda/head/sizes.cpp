@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/device/tile_sizes.h"
+#include "kernels/cuda/head/tile_kernel.h"
 #include "kernels/device/kernel.h"
 #include "kernels/device/loss.h"
 
@@ -56,6 +58,21 @@ std::string hopper_f16_unsupported(const ForwardShape& s) {
   if (s.dtype != DType::f16)
     return concat("multiplies f16, hidden and weight are ", name_of(s.dtype));
   if (s.dim % 8 != 0) return concat("dim: expected a multiple of 8, got ", s.dim);
+  return {};
+}
+
+std::string rows_unsupported(const ForwardCall& c) {
+  for (const auto& [name, data, stride] : {std::tuple{"hidden", c.hidden, c.hidden_stride},
+                                           {"hidden", c.original.data, c.original.stride},
+                                           {"weight", c.weight, c.weight_stride}}) {
+    if (data == nullptr) continue;
+    if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0)
+      return concat(name, ": expected an address that is a multiple of 16");
+    if (stride % 8 != 0 || stride < c.shape.dim) {
+      return concat(name, ": expected rows a multiple of 8 elements apart, at least ", c.shape.dim,
+                    ", got ", stride);
+    }
+  }
   return {};
 }
 
@@ -117,6 +134,16 @@ std::string sm80_unsupported(const ForwardShape& s) {
   if (s.dtype != DType::bf16 && s.dtype != DType::f16)
     return concat("multiplies bf16 and f16, hidden and weight are ", name_of(s.dtype));
   return sizes_unsupported(s);
+}
+
+std::string sm80_far_unsupported(const ForwardShape& s) {
+  if (s.dim % 8 != 0) return concat("dim: expected a multiple of 8, got ", s.dim);
+  return sm80_unsupported(s);
+}
+
+std::string sm80_far_call_unsupported(const ForwardCall& c) {
+  const std::string reason = sm80_far_unsupported(c.shape);
+  return reason.empty() ? rows_unsupported(c) : reason;
 }
 
 std::size_t sm80_workspace_bytes(const ForwardShape& shape) {

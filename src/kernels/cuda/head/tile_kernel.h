@@ -100,6 +100,13 @@ struct TileKernel {
                  const ForwardArguments& arguments, Stream stream);
 };
 
+// Returns why rows of hidden and weight cannot be read 16 bytes at a time, or empty.
+std::string rows_unsupported(const ForwardCall& call);
+// The far field of compute capability 8.0, which gathers rows 16 bytes at a time: returns why it
+// does not support such a head, or such a call, or empty.
+std::string sm80_far_unsupported(const ForwardShape& shape);
+std::string sm80_far_call_unsupported(const ForwardCall& call);
+
 // The kernel of compute capability 8.0 (forward_sm80.cu), which takes any address and stride.
 const TileKernel& sm80_tiles();
 // The kernel of Hopper (forward_sm90.cu).
