@@ -45,6 +45,7 @@ def main():
             "softmax of all logits, multinomial": lambda: torch.multinomial((hidden @ weight.T).float().softmax(-1), 1),
             "linear_sample, greedy": lambda: linear_sample(hidden, weight, temperature=0.0),
             "linear_sample": lambda: linear_sample(hidden, weight, seed=1),
+            "linear_sample, top_p 0.9": lambda: linear_sample(hidden, weight, seed=1, top_p=0.9),
             "linear_sample, top_k 50, top_p 0.9": lambda: linear_sample(hidden, weight, seed=1, top_k=50, top_p=0.9),
             "linear_top_logprobs, k 5": lambda: linear_top_logprobs(hidden, weight, target, k=5),
         }

@@ -100,11 +100,12 @@ class LOGITLESS_API SamplePlan {
 };
 
 // Plan calls from shapes and dtypes, without reading data. memory_budget: the ceiling of the
-// workspace in bytes; 0: the least memory that costs little time. Hopper's kernels store fp32
-// logits in it, of at least 256 tokens, and without a budget at most 512 MiB; in smaller budgets
-// programs sample. On a GPU planning compiles and loads kernels, which is the only allocation
-// there. Throw InvalidArgument that names the argument, or a budget below the least plan;
-// Unsupported where the device has no kernel or library.
+// workspace in bytes; 0: the least memory that costs little time. The kernels of GPUs store fp32
+// logits in it, of at least 256 tokens, and without a budget at most 512 MiB. Programs sample in
+// smaller budgets, in fp32 with a budget, and find more than 2048 best entries. On a GPU planning
+// compiles and loads kernels, which is the only allocation there. Throw InvalidArgument that names
+// the argument, or a budget below the least plan; Unsupported where the device has no kernel or
+// library.
 LOGITLESS_API SamplePlan plan_sample(const Context& context, const SampleOptions& options,
                                      const SampleInputs& inputs, const SampleOutputs& outputs,
                                      std::size_t memory_budget = 0);
@@ -114,8 +115,8 @@ LOGITLESS_API SamplePlan plan_top_logprobs(const Context& context,
                                            const TopLogProbsOutputs& outputs,
                                            std::size_t memory_budget = 0);
 
-// Run a plan: one GEMM for the ids, and one for log-probabilities where they are asked for. The
-// Hopper kernels take one GEMM for both without top_k and top_p. On a GPU they enqueue on the
+// Run a plan: one GEMM where logits are stored. Otherwise one for the ids, and one for
+// log-probabilities where they are asked for. On a GPU they enqueue on the
 // context's stream and return. A CUDA graph may capture them: it keeps the numbers of the options,
 // so its replays draw new tokens by other counters in the same memory. Deterministic for any number
 // of threads. Throw InvalidArgument where the call is not the plan's, with nothing written: filters

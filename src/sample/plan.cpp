@@ -41,6 +41,21 @@ TensorView planned_output(const ConstTensorView& like, DType dtype) {
           std::span(shape.data(), static_cast<std::size_t>(like.rank()))};
 }
 
+// Returns the plan of the head's forward on a GPU without a budget; none on a CPU, and where no
+// kernel serves, which tokens alone do not need.
+template <typename Inputs>
+std::optional<LossPlan> gpu_head_plan(const Context& context, const LogitsForm& form,
+                                      const Inputs& in, DType id_dtype, std::int64_t per_token) {
+  if (context.device().kind != DeviceKind::cuda) return std::nullopt;
+  try {
+    const HeadInputs head = planned_inputs(form, in, id_dtype, per_token);
+    return head_plan(context, form, head, {.log_prob = planned_output(head.targets, DType::f32)},
+                     0);
+  } catch (const Unsupported&) {
+    return std::nullopt;
+  }
+}
+
 ConstTensorView without_data(const ConstTensorView& view) {
   if (!view.defined()) return {};
   std::array<std::int64_t, kMaxRank> shape{};
@@ -72,7 +87,7 @@ std::size_t SamplePlan::workspace_bytes() const { return state_ == nullptr ? 0 :
 
 std::string SamplePlan::explain() const {
   if (state_ == nullptr) return {};
-  if (state_->stored) return explain_stored(state_->stored, state_->sample, state_->stored_kernel);
+  if (state_->stored) return explain_stored(state_->stored, state_->logits());
   if (!state_->ids) return {};
   std::string text = state_->ids->program().explain();
   if (state_->largest) text += "\nlargest entries:\n" + state_->largest->explain();
@@ -92,17 +107,9 @@ SamplePlan plan_sample(const Context& context, const SampleOptions& options, con
   if (s->sample.logits.shape.tokens > 0) {
     const LogitsForm& logits = s->sample.logits;
     s->scratch_at = aligned(sizeof(SampleNumbers));
-    if (context.device().kind == DeviceKind::cuda) {
-      try {
-        const HeadInputs head = planned_inputs(logits, in, s->sample.token_dtype, 0);
-        s->stored_kernel = head_plan(context, logits, head,
-                                     {.log_prob = planned_output(head.targets, DType::f32)}, 0)
-                               .kernel;
-        s->stored = plan_stored(s->sample, s->stored_kernel, out.log_prob.defined(),
-                                left_of(memory_budget, s->scratch_at));
-      } catch (const Unsupported&) {  // tokens alone need no kernel of a head
-      }
-    }
+    if (const auto head = gpu_head_plan(context, logits, in, s->sample.token_dtype, 0))
+      s->stored = plan_stored(s->sample, *head, out.log_prob.defined(),
+                              left_of(memory_budget, s->scratch_at));
     if (s->stored) {
       finish(*s, context);
       return SampleAccess::make(std::move(s));
@@ -145,10 +152,15 @@ SamplePlan plan_top_logprobs(const Context& context, const TopLogProbsOptions& o
     s->found_at = s->wanted_at + aligned(count * sizeof(std::int64_t));
     s->scratch_at = s->found_at + aligned(count * sizeof(float));
     const std::size_t left = left_of(memory_budget, s->scratch_at);
-    s->ids = SampleProgram(context, best_graph(s->best), left, true);
-    const HeadInputs head = planned_inputs(s->best.logits, in, DType::i64, s->best.wanted());
-    s->head = head_plan(context, s->best.logits, head,
-                        {.log_prob = planned_output(head.targets, DType::f32)}, left);
+    const LogitsForm& logits = s->best.logits;
+    if (const auto head = gpu_head_plan(context, logits, in, DType::i64, s->best.wanted()))
+      s->stored = plan_stored(s->best, *head, left);
+    if (!s->stored) {
+      s->ids = SampleProgram(context, best_graph(s->best), left, true);
+      const HeadInputs head = planned_inputs(logits, in, DType::i64, s->best.wanted());
+      s->head = head_plan(context, logits, head,
+                          {.log_prob = planned_output(head.targets, DType::f32)}, left);
+    }
     s->order = SampleProgram(context, order_graph(s->best), left, false);
     finish(*s, context);
   }

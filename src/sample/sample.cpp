@@ -199,6 +199,12 @@ void top_logprobs(const Context& context, const SamplePlan& plan, const TopLogPr
   each_top_output(pointers.adder(), out);
   pointers.add("wanted", base + s.wanted_at);
   pointers.add("found", base + s.found_at);
+  if (s.stored) {
+    best_stored(context, s.stored, s.best, in, reinterpret_cast<std::int64_t*>(base + s.wanted_at),
+                reinterpret_cast<float*>(base + s.found_at), base + s.scratch_at);
+    s.order->run(context, pointers, base + s.scratch_at);
+    return;
+  }
   s.ids->run(context, pointers, base + s.scratch_at);
   HeadInputs head{.hidden = rows_of(in.hidden, rows, form.logits.shape.dim),
                   .weight = in.weight,

@@ -24,8 +24,7 @@ struct SamplePlan::State {
   TopForm best;
   DeviceLimits device;
   std::vector<ConstTensorView> tensors;  // of the call, without data
-  StoredLogits stored;                   // in place of the four below
-  std::string stored_kernel;             // of the head on a GPU
+  StoredLogits stored;                   // in place of the programs and plans below but `order`
   std::optional<SampleProgram> ids;      // none without tokens
   std::optional<SampleProgram> order;    // of top_logprobs
   std::optional<LossPlan> largest;       // of the head, where it finds the ids of `sample`

@@ -1,11 +1,13 @@
-// Samples from stored logits on a Hopper GPU (src/sample/stored.h) against noise and scores in
-// float64, and their log-probabilities against the bits of the head's forward.
+// Samples and best entries from stored logits on a GPU (src/sample/stored.h). The references are
+// noise, scores and filters in float64, and the bits of the head's forward.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -70,8 +72,9 @@ struct Case {
   HeadSpec head;
   SampleOptions options;
   bool logit_bias = false;
-  bool per_token = false;  // temperature and min_p
+  bool per_token = false;  // temperature, top_p and min_p
   std::int64_t first_counter = 0;
+  std::string kernel = {};  // empty: the best
 };
 
 struct Samples {
@@ -98,10 +101,12 @@ struct Drawn {
       counters.push_back(of.first_counter + static_cast<std::int64_t>(i) * 5);
       temperature.push_back(i % 5 == 0 ? 0.0f : 0.25f * static_cast<float>(i % 9));
       min_p.push_back(0.01f * static_cast<float>(i % 20));
+      top_p.push_back(1.0f - 0.1f * static_cast<float>(i % 10));
     }
     device_logit_bias = OnDevice(logit_bias);
     device_temperature = OnDevice(temperature);
     device_min_p = OnDevice(min_p);
+    device_top_p = OnDevice(top_p);
     device_counters = OnDevice(counters);
   }
 
@@ -116,6 +121,7 @@ struct Drawn {
     if (of.per_token) {
       in.temperature = ConstTensorView(device_temperature.data(), DType::f32, {n});
       in.min_p = ConstTensorView(device_min_p.data(), DType::f32, {n});
+      in.top_p = ConstTensorView(device_top_p.data(), DType::f32, {n});
     }
     in.counter = ConstTensorView(device_counters.data(), DType::i64, {n});
     return in;
@@ -161,7 +167,40 @@ struct Drawn {
     return log_prob.read<float>();
   }
 
-  // Expects each token to have the greatest score, but for rounding.
+  // Returns the ids of the k best entries, [tokens, k].
+  std::vector<std::int64_t> best(std::int64_t k) const {
+    const std::int64_t n = of.head.tokens;
+    const auto count = static_cast<std::size_t>(n * k);
+    const OnDevice ids(std::vector<std::int64_t>(count, -1));
+    const OnDevice log_probs(std::vector<float>(count, 0.0f));
+    const SampleInputs in = inputs(n);
+    TopLogProbsOutputs out;
+    out.top_ids = TensorView(ids.data(), DType::i64, {n, k});
+    out.top_log_probs = TensorView(log_probs.data(), DType::f32, {n, k});
+    const TopLogProbsInputs head{.hidden = in.hidden, .weight = in.weight};
+    const SamplePlan plan = plan_top_logprobs(context, {.k = k}, head, out);
+    EXPECT_NE(plan.explain().find("one GEMM"), std::string::npos) << plan.explain();
+    const Workspace workspace(context, plan.workspace_bytes());
+    top_logprobs(context, plan, {.k = k}, head, out, workspace);
+    cuda::synchronize(nullptr);
+    return ids.read<std::int64_t>();
+  }
+
+  // Returns the least logit that top_k and top_p keep of a row, of which top_p keeps `part` more.
+  double least_kept(std::vector<double> z, double t, double top_p_of_token, double part) const {
+    std::sort(z.begin(), z.end(), std::greater<>());
+    if (of.options.top_k > 0) z.resize(static_cast<std::size_t>(of.options.top_k));
+    if (top_p_of_token >= 1) return z.back();
+    std::vector<double> p(z.size());
+    for (std::size_t i = 0; i < z.size(); ++i) p[i] = std::exp((z[i] - z[0]) / t);
+    const double wanted = (top_p_of_token + part) * std::accumulate(p.begin(), p.end(), 0.0);
+    double sum = 0;
+    for (std::size_t i = 0; i < z.size(); ++i)
+      if ((sum += p[i]) >= wanted) return z[i];
+    return z.back();
+  }
+
+  // Expects each token to have the greatest score of the entries that are kept, but for rounding.
   void expect_best(const std::vector<std::int64_t>& tokens) const {
     const HeadSpec& s = of.head;
     const OracleLogits logits = oracle_logits(problem.oracle);
@@ -169,6 +208,8 @@ struct Drawn {
       const auto at = static_cast<std::size_t>(i);
       const double t = of.per_token ? temperature[at] : of.options.temperature;
       const double p = of.per_token ? min_p[at] : of.options.min_p;
+      const double most = of.per_token ? top_p[at] : of.options.top_p;
+      const bool filters = of.options.top_k > 0 || most < 1;
       std::vector<double> z(static_cast<std::size_t>(s.vocab));
       for (std::int64_t j = 0; j < s.vocab; ++j) {
         const auto id = static_cast<std::size_t>(j);
@@ -177,16 +218,24 @@ struct Drawn {
       }
       const double top = *std::max_element(z.begin(), z.end());
       double best = -kInfinity, found = -kInfinity;
-      const double near = 2e-5 * (1 + std::abs(top)) / (t > 0 ? t : 1);
+      const double divisor = t > 0 ? t : 1;
+      const double near = 2e-5 * (1 + std::abs(top)) / divisor;
+      // Some entries may be kept, and these are.
+      const double some = filters ? least_kept(z, divisor, most, 1e-5) : -kInfinity;
+      const double all = filters ? least_kept(z, divisor, most, -1e-5) : -kInfinity;
       for (std::int64_t j = 0; j < s.vocab; ++j) {
-        double score = (z[static_cast<std::size_t>(j)] - top) / (t > 0 ? t : 1);
+        const double logit = z[static_cast<std::size_t>(j)];
+        double score = (logit - top) / divisor;
         const double above = score - std::log(p);  // of the entries that min_p keeps
         if (t > 0) score += noise_of(of.options.seed, counters[at], j);
         if (j == tokens[at]) {
           found = score;
           ASSERT_GE(above, -near) << i;
+          ASSERT_GE((logit - some) / divisor, -near) << i;
         }
-        if (above >= near || p == 0) best = std::max(best, score);
+        if ((above >= near || p == 0) &&
+            (!filters || (logit - all) / divisor >= near || j == tokens[at]))
+          best = std::max(best, score);
       }
       ASSERT_GE(found, best - near) << i << ": " << tokens[at];
     }
@@ -194,10 +243,10 @@ struct Drawn {
 
   Case of;
   HeadProblem problem;
-  Context context{ContextOptions{.device = DeviceKind::cuda}};
+  Context context{ContextOptions{.kernel = of.kernel, .device = DeviceKind::cuda}};
   OnDevice hidden, weight, bias_of_head;
-  OnDevice device_logit_bias, device_temperature, device_min_p, device_counters;
-  std::vector<float> logit_bias, temperature, min_p;
+  OnDevice device_logit_bias, device_temperature, device_top_p, device_min_p, device_counters;
+  std::vector<float> logit_bias, temperature, top_p, min_p;
   std::vector<std::int64_t> counters;
 };
 
@@ -206,7 +255,6 @@ class CudaSample : public testing::Test {
   void SetUp() override {
     const std::string reason = cuda::device_missing(0);
     if (!reason.empty()) GTEST_SKIP() << reason;
-    if (cuda::compute_capability(0) != 90) GTEST_SKIP() << "needs a Hopper GPU";
   }
   static Case of(std::int64_t tokens, std::int64_t dim, std::int64_t vocab) {
     Case c;
@@ -247,10 +295,13 @@ TEST_F(CudaSample, OptionsAndPairsOfOptions) {
       [](Case& c) { c.options.temperature = 0.0f; },
       [](Case& c) { c.options.temperature = 7.0f; },
       [](Case& c) { c.options.min_p = 0.1f; },
+      [](Case& c) { c.options.top_k = 7; },
+      [](Case& c) { c.options.top_p = 0.8f; },
       [](Case& c) { c.logit_bias = true; },
       [](Case& c) {
         c.per_token = true;
         c.options.temperature = 1.0f;
+        c.options.top_p = 1.0f;
         c.options.min_p = 0.0f;
       },
   };
@@ -265,11 +316,56 @@ TEST_F(CudaSample, OptionsAndPairsOfOptions) {
   }
 }
 
+// Kernels of other GPUs, for any dim.
+TEST_F(CudaSample, OtherKernels) {
+  for (const char* const kernel : {"sm80", "cublas"}) {
+    if (!cuda::capability_refusal(cuda::find_device_kernel(kernel), cuda::compute_capability(0))
+             .empty())
+      continue;
+    SCOPED_TRACE(kernel);
+    for (const std::int64_t dim : {40, 37}) {
+      Case c = of(300, dim, 3001);
+      c.kernel = kernel;
+      expect_exact(c);
+      c.options.top_k = 50;
+      c.options.top_p = 0.9f;
+      expect_exact(c);
+      c.head.bias = true;
+      c.head.softcap = c.options.softcap = 3.0f;
+      c.head.dtype = DType::f16;
+      c.logit_bias = true;
+      expect_exact(c);
+    }
+  }
+  Case c = of(70, 24, 9000);
+  c.head.dtype = DType::f32;  // kernel cublas
+  c.options.top_p = 0.9f;
+  expect_exact(c);
+}
+
+// Rows of more entries than a thread block sorts, and more of a set than there are tiles.
+TEST_F(CudaSample, LargeSets) {
+  for (const std::int64_t top_k : {0, 100, 5000}) {
+    for (const float top_p : {0.0001f, 0.5f, 0.999f}) {
+      Case c = of(20, 24, 20000);
+      c.options.top_k = top_k;
+      c.options.top_p = top_p;
+      expect_exact(c);
+      c.options.temperature = 50.0f;
+      expect_exact(c);
+    }
+  }
+}
+
 // Equal logits: the noise alone chooses, and without noise the first entry.
 TEST_F(CudaSample, EqualLogits) {
   Case c = of(300, 16, 4000);
   c.head.weight_scale = 0.0;
   expect_exact(c);
+  const Samples plain = Drawn(c).run(300);
+  c.options.top_k = 5;  // all are equal to the last
+  c.options.top_p = 0.3f;
+  EXPECT_EQ(Drawn(c).run(300).tokens, plain.tokens);
   c.options.temperature = 0.0f;
   for (const std::int64_t token : Drawn(c).run(300).tokens) EXPECT_EQ(token, 0);
 }
@@ -305,12 +401,36 @@ TEST_F(CudaSample, AKeyReplacesTheSeed) {
   EXPECT_EQ(drawn.run(100, 0, on_device.data()).tokens, drawn.run(100).tokens);
 }
 
-// Filters that order the logits, and budgets below 256 tokens of them, take programs.
+TEST_F(CudaSample, BestEntries) {
+  for (const char* const kernel : {"", "sm80", "cublas"}) {
+    for (const std::int64_t k : {1, 30, 200, 2048}) {
+      Case c = of(70, 40, 5003);
+      c.kernel = kernel;
+      SCOPED_TRACE(testing::Message() << kernel << ", k " << k);
+      const Drawn drawn(c);
+      const OracleLogits logits = oracle_logits(drawn.problem.oracle);
+      const auto found = drawn.best(k);
+      for (std::int64_t i = 0; i < 70; ++i) {
+        const double* const z = logits.z.data() + i * 5003;
+        std::vector<double> sorted(z, z + 5003);
+        std::sort(sorted.begin(), sorted.end(), std::greater<>());
+        for (std::int64_t j = 0; j < k; ++j)
+          ASSERT_NEAR(z[found[static_cast<std::size_t>(i * k + j)]],
+                      sorted[static_cast<std::size_t>(j)], 2e-5 * (1 + std::abs(sorted[0])))
+              << i << ", " << j;
+      }
+      c.head.weight_scale = 0.0;  // all are equal: the first k, in order
+      const auto equal = Drawn(c).best(k);
+      for (std::size_t j = 0; j < equal.size(); ++j)
+        ASSERT_EQ(equal[j], static_cast<std::int64_t>(j) % k) << j;
+    }
+  }
+}
+
+// Budgets below 256 tokens of logits take programs.
 TEST_F(CudaSample, Programs) {
-  Case c = of(300, 16, 4000);
+  const Case c = of(300, 16, 4000);
   EXPECT_EQ(Drawn(c).run(300, std::size_t{3} << 20).plan.find("one GEMM"), std::string::npos);
-  c.options.top_k = 5;
-  EXPECT_EQ(Drawn(c).run(300).plan.find("one GEMM"), std::string::npos);
 }
 
 }  // namespace

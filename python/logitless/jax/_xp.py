@@ -128,6 +128,10 @@ def sampled(*given: Any) -> None:
     """Returns None: programs and the head serve all samples."""
 
 
+def best(*given: Any) -> None:
+    """Returns None, likewise."""
+
+
 def argmax(x: jax.Array) -> jax.Array:
     return x.argmax(-1)
 

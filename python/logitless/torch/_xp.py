@@ -151,11 +151,20 @@ def _is_captured(like: Tensor) -> bool:
 
 def sampled(hidden: Any, weight: Any, given: Mapping[str, Any], seed: Any, filters: Any, memory_budget: Any) -> Any:
     """Returns tokens and log-probabilities [N] by the library's sampler, or None where programs and the head serve."""
-    if not _sampled.serves(hidden, weight, given, filters):
+    if not _sampled.serves(hidden, weight, given, memory_budget):
         return None
     if seed is not None and torch.compiler.is_compiling():  # a seed of the trace is a constant
         seed = noise_key(seed, given["hidden"])
     return _sampled.sampled(given, seed, filters, memory_budget)
+
+
+def best(
+    hidden: Any, weight: Any, given: Mapping[str, Any], target: Any, k: int, softcap: float, scale: float, memory_budget: Any
+) -> Any:
+    """Returns the target's log-probability, the k largest and their ids, or None as ``sampled`` does."""
+    if not _sampled.serves(hidden, weight, given, memory_budget):
+        return None
+    return _sampled.best(given, target, k, softcap, scale, memory_budget)
 
 
 def argmax(x: Tensor) -> Tensor:

@@ -60,6 +60,21 @@ struct FarForward {
   void (*selected_tiles)(const ForwardCall& call);
 };
 
+// The forward of a kernel in two parts, between which samples are drawn (sample.h): its GEMM stores
+// fp32 results, and the epilogue runs on them.
+struct StoredForward {
+  // Log-probabilities have the bits of `forward` where each chunk but the last has a multiple of so
+  // many tokens.
+  std::int64_t (*unit_tokens)(const ForwardShape& shape);
+  // Writes the results of a call's GEMM, before bias, scale and softcap, to `results` [tokens,
+  // padded_vocab(vocab)]. tile_tops [vocabulary tiles of 256][padded_tokens(tokens)]: the greatest
+  // logit of each tile and token, with logit_bias [vocab] added at last unless it is null.
+  void (*store)(const ForwardCall& call, const float* logit_bias, float* results, float* tile_tops);
+  // Computes the call's outputs from the results in the memory of call.block. Neither entropy nor
+  // weighted sum nor argmax.
+  void (*forward)(const ForwardCall& call);
+};
+
 // Entry points of the GEMM kernels for one kind of GPU. Those that enqueue work are null in a build
 // without CUDA, where there is no context to call them with.
 struct DeviceKernel {
@@ -109,6 +124,7 @@ struct DeviceKernel {
   // own part.
   void (*gradient_block)(const BlockCall& call);
   void (*gradient_gemms)(const GradientGemmsCall& call);
+  const StoredForward* stored = nullptr;  // null: samples take programs
 };
 
 // Best first.

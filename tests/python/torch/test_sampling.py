@@ -112,16 +112,33 @@ def test_a_token_does_not_depend_on_its_batch_and_has_the_bits_of_training(dtype
     assert not torch.equal(linear_sample(hidden, weight, bias, counter=counter + 300, **options).tokens, whole.tokens)
 
 
+def least_kept(z, top_k, top_p):
+    """Returns the least entry that top_k and top_p keep of each row [N, 1], in float64."""
+    ordered = z.sort(descending=True).values[:, :top_k]
+    p = ordered.softmax(1)
+    kept = (p.cumsum(1) - p < top_p) | (top_p >= 1)
+    return torch.where(kept, ordered, math.inf).amin(1, keepdim=True)
+
+
+def on_the_librarys_kernels(hidden, monkeypatch):
+    """Refuses programs and a second GEMM on a GPU."""
+    if hidden.is_cuda:
+        monkeypatch.setattr(sampling, "chunked", None)
+        monkeypatch.setattr(xp, "log_probs", None)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         dict(), dict(temperature=0.0), dict(temperature=0.4, min_p=0.05), dict(softcap=4.0, logit_scale=0.7),
         dict(temperature=torch.linspace(0, 2, 300), min_p=torch.linspace(0, 0.2, 300)), dict(logit_bias=torch.arange(1000) / 500.0),
+        dict(top_k=20), dict(top_p=0.7), dict(top_k=30, top_p=0.9, min_p=0.01, temperature=2.0),
+        dict(top_k=500, top_p=torch.linspace(0.01, 1, 300), temperature=torch.linspace(0, 2, 300)),
     ],
     ids=str,
 )  # fmt: skip
 def test_tokens_have_the_largest_scores(options, monkeypatch):
-    """On a Hopper GPU without a program and without a second GEMM."""
+    """On a GPU without a program and without a second GEMM."""
     hidden, weight, bias = head(300, 24, 1000, torch.bfloat16)
     options = {k: v.to(hidden.device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     counter = torch.arange(300) * 3 + (1 << 32) - 400
@@ -131,13 +148,14 @@ def test_tokens_have_the_largest_scores(options, monkeypatch):
     z = (z - z.amax(1, keepdim=True)) / torch.where(temperature > 0, temperature, 1.0)
     noise = gumbel(torch.tensor(xp.mixed(9)), counter, 1000).double()
     least = torch.as_tensor(options.get("min_p", 0.0)).double().expand(300)[:, None].log()
-    score = torch.where(z < least, -math.inf, z + torch.where(temperature > 0, noise, 0.0))
-    on_hopper = hidden.is_cuda and torch.cuda.get_device_capability() == (9, 0)
-    if on_hopper:
-        monkeypatch.setattr(sampling, "chunked", None)
-        monkeypatch.setattr(xp, "log_probs", None)
+    score = z + torch.where(temperature > 0, noise, 0.0)
+    top_p = torch.as_tensor(options.get("top_p", 1.0)).double().expand(300)[:, None]
+    bounds = [least_kept(z, options.get("top_k", 1000), torch.where(top_p < 1, top_p + by, 1.0)) for by in (1e-5, -1e-5)]
+    on_the_librarys_kernels(hidden, monkeypatch)
     made = linear_sample(hidden, weight, bias, seed=9, counter=counter, **options)
-    assert (score.gather(1, made.tokens[:, None])[:, 0] >= score.amax(1) - 1e-3).all()
+    found, surely = made.tokens[:, None], (z >= least + 1e-4) & (z >= bounds[1] + 1e-4)
+    assert ((z >= least - 1e-4) & (z >= bounds[0] - 1e-4)).gather(1, found).all()
+    assert (score.gather(1, found)[:, 0] >= score.masked_fill(~surely, -math.inf).amax(1) - 1e-3).all()
     assert torch.equal(made.log_prob, linear_logprobs(hidden, weight, made.tokens, bias, **shape)[0])
 
 
@@ -181,8 +199,10 @@ def test_seeds_and_generators():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_best_log_probabilities(dtype):
+def test_the_best_log_probabilities(dtype, monkeypatch):
     hidden, weight, bias = head(50, 16, 300, dtype)
+    if dtype == torch.bfloat16:
+        on_the_librarys_kernels(hidden, monkeypatch)
     hidden = hidden.view(5, 10, 16)
     target = torch.randint(300, (5, 10))
     made = linear_top_logprobs(hidden, weight, target, bias, k=7, logit_scale=0.5)
@@ -202,8 +222,9 @@ def test_the_best_log_probabilities(dtype):
 
 
 def test_equal_entries_are_in_the_order_of_their_ids():
-    made = linear_top_logprobs(torch.zeros(3, 4), torch.ones(9, 4), k=9)
-    assert made.top_ids.tolist() == [list(range(9))] * 3 and made.log_prob is None
+    for vocab, dtype in ((9, torch.float32), (5000, torch.bfloat16)):  # the latter are more than a thread block sorts
+        made = linear_top_logprobs(torch.zeros(3, 4, dtype=dtype), torch.ones(vocab, 4, dtype=dtype), k=9)
+        assert made.top_ids.tolist() == [list(range(9))] * 3 and made.log_prob is None
 
 
 @pytest.mark.parametrize(

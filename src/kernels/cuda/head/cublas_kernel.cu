@@ -12,6 +12,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/sizes.h"
+#include "kernels/cuda/head/stored_logits.cuh"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device/gradient.h"
 #include "math/log_prob.h"
@@ -360,6 +361,41 @@ __global__ void __launch_bounds__(kThreads) fill_strip(const BlockCall b, const 
   }
 }
 
+// Copies a strip's results to those of all entries [tokens, stride], with zeros up to the end of a
+// tile. A thread block for each token.
+__global__ void __launch_bounds__(kThreads)
+    keep_strip(const Strip s, float* results, std::int64_t stride) {
+  const float* const from = s.logits + blockIdx.x * s.stride;
+  float* const to = results + (s.first_token + blockIdx.x) * stride + s.vocab_begin;
+  const int end = (s.vocab_count + kTileColumns - 1) / kTileColumns * kTileColumns;
+  for (int j = static_cast<int>(threadIdx.x) * kWide; j < end; j += kThreads * kWide) {
+    const float4 raw = j < s.vocab_count ? *reinterpret_cast<const float4*>(from + j) : float4{};
+    const auto kept = [&](int i, float value) { return j + i < s.vocab_count ? value : 0.0f; };
+    *reinterpret_cast<float4*>(to + j) =
+        make_float4(kept(0, raw.x), kept(1, raw.y), kept(2, raw.z), kept(3, raw.w));
+  }
+}
+
+// tops [vocabulary tiles][padded tokens]: the greatest logit of each tile. A thread block for each
+// token.
+template <bool kGeneral>
+__global__ void __launch_bounds__(kThreads) find_tile_tops(const StoredRows rows, float* tops) {
+  const std::int64_t row = blockIdx.x;
+  const LogitReader<kGeneral> reader(rows, row);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int tile = static_cast<int>(threadIdx.x / 32); tile < rows.vocab_tiles; tile += kWarps) {
+    float top = -INFINITY;
+    for (int first = lane * kReadEntries; first < kTileColumns; first += 32 * kReadEntries) {
+      float v[kReadEntries];
+      reader.read(v, rows, tile * kTileColumns + first);
+#pragma unroll
+      for (const float value : v) top = fmaxf(top, value);
+    }
+    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    if (lane == 0) tops[tile * rows.padded_tokens + row] = top;
+  }
+}
+
 // The rows that are multiplied: the hidden state, or a copy of few tokens with rows of zeros.
 struct Hidden {
   const void* data;
@@ -429,9 +465,27 @@ void each_strip(const ForwardCall& c, std::int64_t vocab_begin, std::int64_t voc
   }
 }
 
-}  // namespace
+// Calls finish(strip, tokens) for the strips of each_strip over the vocabulary, with results in the
+// memory of c.block.
+template <typename Finish>
+void each_stored_strip(const ForwardCall& c, const Finish& finish) {
+  const CublasLayout layout(c.shape);
+  const auto* const results = static_cast<const float*>(c.block.data);
+  const std::int64_t stride = padded_vocab(c.shape.vocab);
+  for (std::int64_t token = 0; token < c.shape.tokens; token += layout.strip_tokens) {
+    const std::int64_t tokens = std::min(layout.strip_tokens, c.shape.tokens - token);
+    for (std::int64_t entry = 0; entry < c.shape.vocab; entry += layout.strip_vocab) {
+      const std::int64_t count = std::min(layout.strip_vocab, c.shape.vocab - entry);
+      finish(Strip{results + token * stride + entry, stride, token, entry, static_cast<int>(count)},
+             static_cast<unsigned>(tokens));
+      require_cuda(cudaGetLastError(), "stored strip of logits");
+    }
+  }
+}
 
-void cublas_forward(const ForwardCall& c) {
+// each(finish) calls finish(strip, tokens) for the strips of logits.
+template <typename Each>
+void forward_of_strips(const ForwardCall& c, const Each& each) {
   const auto stream = static_cast<cudaStream_t>(c.stream);
   if (c.first_token == 0)
     require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), stream), "bad_target");
@@ -442,7 +496,7 @@ void cublas_forward(const ForwardCall& c) {
   constexpr int kLong = kMostStripVocab / (kThreads * kWide),
                 kShort = kMostSplitStripVocab / (kThreads * kWide);
   const bool is_short = layout.strip_vocab <= kMostSplitStripVocab;
-  each_strip(c, 0, c.shape.vocab, [&](const Strip& strip, unsigned tokens) {
+  each([&](const Strip& strip, unsigned tokens) {
     with_type(c.shape.dtype, [&](auto type) {
       const auto kernel =
           is_short ? sum_strip<decltype(type), kShort> : sum_strip<decltype(type), kLong>;
@@ -455,6 +509,30 @@ void cublas_forward(const ForwardCall& c) {
   if (c.stored_vocab == 0 || c.shape.dtype != DType::f16) return;
   level_rows<<<tokens, kThreads, 0, stream>>>(c, rows);
   require_cuda(cudaGetLastError(), "range of an f16 block");
+}
+
+}  // namespace
+
+void cublas_forward(const ForwardCall& c) {
+  forward_of_strips(c, [&](const auto& finish) { each_strip(c, 0, c.shape.vocab, finish); });
+}
+
+void cublas_store(const ForwardCall& c, const float* logit_bias, float* results, float* tile_tops) {
+  if (c.shape.tokens == 0) return;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const StoredRows rows = stored_rows(c, tile_tops, results, logit_bias);
+  each_strip(c, 0, c.shape.vocab, [&](const Strip& strip, unsigned tokens) {
+    keep_strip<<<tokens, kThreads, 0, stream>>>(strip, results, rows.stride);
+  });
+  (rows.general()
+       ? find_tile_tops<true>
+       : find_tile_tops<false>)<<<static_cast<unsigned>(c.shape.tokens), kThreads, 0, stream>>>(
+      rows, tile_tops);
+  require_cuda(cudaGetLastError(), "greatest logits of tiles");
+}
+
+void cublas_forward_stored(const ForwardCall& c) {
+  forward_of_strips(c, [&](const auto& finish) { each_stored_strip(c, finish); });
 }
 
 void cublas_gradient_block(const BlockCall& b) {

@@ -298,18 +298,17 @@ void all_tiles(const TileKernel& kernel, const ForwardCall& c) {
   if (f.half()) f.level(tiles);
 }
 
-const float* logits_by_tiles(const TileKernel& kernel, const ForwardCall& c,
-                             const float* logit_bias, float* logits) {
+void store_by_tiles(const TileKernel& kernel, const ForwardCall& c, const float* logit_bias,
+                    float* results, float* tile_tops) {
   require_support(kernel, c);
   const Forward f(c);
   ForwardArguments tiles = f.tiles(kernel);
-  tiles.best = tiles.sums;  // free until the sums are computed
+  tiles.best = tile_tops;
   tiles.best_index = nullptr;
   tiles.logit_weights = logit_bias;
-  tiles.logits = logits;
+  tiles.logits = results;
   tiles.tokens = c.shape.tokens;
   kernel.launch(ForwardMode::kLogits, false, operands_of(c), tiles, f.stream);
-  return tiles.best;
 }
 
 void forward_by_tiles(const TileKernel& kernel, const ForwardCall& c) {

@@ -23,6 +23,9 @@ void sm80_target_logits(const ForwardCall& c, float* logits) {
 void sm80_begin_forward(const ForwardCall& c) { begin_forward_by_tiles(kTiles, c); }
 void sm80_forward_tiles(const ForwardCall& c) { all_tiles(kTiles, c); }
 void sm80_forward_selected(const ForwardCall& c) { selected_tiles(kTiles, c); }
+void sm80_store(const ForwardCall& c, const float* logit_bias, float* results, float* tile_tops) {
+  store_by_tiles(kTiles, c, logit_bias, results, tile_tops);
+}
 void sm80_gradient_block(const BlockCall& b) { gradient_block_by_tiles(kTiles, b); }
 
 }  // namespace logitless::cuda

@@ -310,7 +310,7 @@ struct MmaPosition : TilePosition {
       const int k = static_cast<int>(kind);
       return (part(k, 0) + part(k, 1)) + (part(k, 2) + part(k, 3));
     };
-    if constexpr (kMode != ForwardMode::kReference) {
+    if constexpr (kMode != ForwardMode::kReference && kMode != ForwardMode::kLogits) {
       a.sums[to] = sum(RowSum::kSum);
       if (a.masses != nullptr) {
         const std::int64_t at = 2 * (out - row) + row - local_row(0) + r;
@@ -324,7 +324,8 @@ struct MmaPosition : TilePosition {
     if constexpr (kMode == ForwardMode::kGeneral) {
       if (a.weighted != nullptr) a.weighted[to] = sum(RowSum::kWeighted);
     }
-    if constexpr (kMode == ForwardMode::kReference || kMode == ForwardMode::kGeneral) {
+    if constexpr (kMode == ForwardMode::kReference || kMode == ForwardMode::kLogits ||
+                  kMode == ForwardMode::kGeneral) {
       if (a.best == nullptr) return;
       float top = part(kGreatest, 0);
       int index = __float_as_int(part(kIndex, 0));

@@ -26,6 +26,9 @@ void sm86_target_logits(const ForwardCall& c, float* logits) {
 void sm86_begin_forward(const ForwardCall& c) { begin_forward_by_tiles(kTiles, c); }
 void sm86_forward_tiles(const ForwardCall& c) { all_tiles(kTiles, c); }
 void sm86_forward_selected(const ForwardCall& c) { selected_tiles(kTiles, c); }
+void sm86_store(const ForwardCall& c, const float* logit_bias, float* results, float* tile_tops) {
+  store_by_tiles(kTiles, c, logit_bias, results, tile_tops);
+}
 void sm86_gradient_block(const BlockCall& b) { gradient_block_by_tiles(kTiles, b); }
 
 }  // namespace logitless::cuda

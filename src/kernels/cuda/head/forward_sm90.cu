@@ -101,6 +101,9 @@ void hopper_forward(const ForwardCall& c) { forward_by_tiles(kTiles, c); }
 void hopper_target_logits(const ForwardCall& c, float* logits) {
   target_logits_by_tiles(kTiles, c, logits);
 }
+void hopper_store(const ForwardCall& c, const float* logit_bias, float* results, float* tile_tops) {
+  store_by_tiles(kTiles, c, logit_bias, results, tile_tops);
+}
 void hopper_begin_forward(const ForwardCall& c) { begin_forward_by_tiles(kTiles, c); }
 void hopper_forward_tiles(const ForwardCall& c) { all_tiles(kTiles, c); }
 void hopper_forward_selected(const ForwardCall& c) { selected_tiles(kTiles, c); }

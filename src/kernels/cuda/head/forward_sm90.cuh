@@ -44,34 +44,6 @@ struct HopperPosition : TilePosition {
     a.best[out + 8 * h] = top;
     a.best_index[out + 8 * h] = index;
   }
-  // Moves results to and from a.logits. Eight rows x 32 bytes are whole sectors of memory.
-  __device__ __forceinline__ float* logits(const ForwardArguments& a, int h) const {
-    return a.logits + token(h) * a.vocab_tiles * kTileColumns + first;
-  }
-  __device__ __forceinline__ void put_logits(const float (&z)[128],
-                                             const ForwardArguments& a) const {
-#pragma unroll
-    for (int h = 0; h < kRows; ++h) {
-      if (token(h) >= a.tokens) continue;
-      float* const to = logits(a, h);
-#pragma unroll
-      for (int i = 0; i < kColumns; i += 2)
-        *reinterpret_cast<float2*>(to + column(i)) = make_float2(z[reg(h, i)], z[reg(h, i + 1)]);
-    }
-  }
-  __device__ __forceinline__ void get_logits(float (&z)[128], const ForwardArguments& a) const {
-#pragma unroll
-    for (int h = 0; h < kRows; ++h) {
-      const bool exists = token(h) < a.tokens;
-      const float* const from = logits(a, h);
-#pragma unroll
-      for (int i = 0; i < kColumns; i += 2) {
-        const float2 two = exists ? *reinterpret_cast<const float2*>(from + column(i)) : float2{};
-        z[reg(h, i)] = two.x;
-        z[reg(h, i + 1)] = two.y;
-      }
-    }
-  }
   // Writes the masses of a token in the two halves of a tile.
   __device__ __forceinline__ void put_masses(const ForwardArguments& a, const float (&halves)[2],
                                              int h) const {

@@ -2,6 +2,7 @@
 // table names them.
 #include "core/check.h"
 #include "kernels/cuda/cublas.h"
+#include "kernels/cuda/head/sample_sizes.h"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/tile_kernel.h"
 #include "kernels/device/kernel.h"
@@ -12,9 +13,12 @@ namespace logitless::cuda {
 std::string hopper_call_unsupported(const ForwardCall& call);
 void hopper_forward(const ForwardCall& call);
 void hopper_target_logits(const ForwardCall& call, float* logits);
+void hopper_store(const ForwardCall&, const float* logit_bias, float* results, float* tile_tops);
 void hopper_begin_forward(const ForwardCall& call);
 void hopper_forward_tiles(const ForwardCall& call);
 void hopper_forward_selected(const ForwardCall& call);
+// stored_tiles_sm90.cu
+void hopper_forward_stored(const ForwardCall& call);
 // gradient_sm90.cu
 void hopper_gradient_block(const BlockCall& call);
 void hopper_gradient_gemms(const GradientGemmsCall& call);
@@ -24,18 +28,24 @@ void sm80_target_logits(const ForwardCall& call, float* logits);
 void sm80_begin_forward(const ForwardCall& call);
 void sm80_forward_tiles(const ForwardCall& call);
 void sm80_forward_selected(const ForwardCall& call);
+void sm80_store(const ForwardCall&, const float* logit_bias, float* results, float* tile_tops);
 void sm80_gradient_block(const BlockCall& call);
+// stored_tiles_sm80.cu
+void sm80_forward_stored(const ForwardCall& call);
 // forward_sm86.cu
 void sm86_forward(const ForwardCall& call);
 void sm86_target_logits(const ForwardCall& call, float* logits);
 void sm86_begin_forward(const ForwardCall& call);
 void sm86_forward_tiles(const ForwardCall& call);
 void sm86_forward_selected(const ForwardCall& call);
+void sm86_store(const ForwardCall&, const float* logit_bias, float* results, float* tile_tops);
 void sm86_gradient_block(const BlockCall& call);
 // gradient_listed_sm80.cu
 void sm80_gradient_gemms(const GradientGemmsCall& call);
 // cublas_kernel.cu
 void cublas_forward(const ForwardCall& call);
+void cublas_store(const ForwardCall&, const float* logit_bias, float* results, float* tile_tops);
+void cublas_forward_stored(const ForwardCall& call);
 void cublas_gradient_block(const BlockCall& call);
 // gradient_sm80.cu
 void cublas_gradient_gemms(const GradientGemmsCall& call);
@@ -125,6 +135,22 @@ constexpr FarForward kSm80Far = far_of_sm80(
 constexpr FarForward kSm86Far = far_of_sm80(
     kLaunch<sm86_begin_forward>, kLaunch<sm86_forward_tiles>, kLaunch<sm86_forward_selected>);
 
+constexpr StoredForward stored_by_tiles(decltype(StoredForward::store) store,
+                                        void (*forward)(const ForwardCall&)) {
+  return {.unit_tokens = [](const ForwardShape&) { return kBlockPadding; },
+          .store = store,
+          .forward = forward};
+}
+constexpr StoredForward kHopperStored =
+    stored_by_tiles(kLaunch<hopper_store>, kLaunch<hopper_forward_stored>);
+constexpr StoredForward kSm80Stored =
+    stored_by_tiles(kLaunch<sm80_store>, kLaunch<sm80_forward_stored>);
+constexpr StoredForward kSm86Stored =
+    stored_by_tiles(kLaunch<sm86_store>, kLaunch<sm80_forward_stored>);
+constexpr StoredForward kCublasStored = {.unit_tokens = cublas_unit_tokens,
+                                         .store = kLaunch<cublas_store>,
+                                         .forward = kLaunch<cublas_forward_stored>};
+
 // Three products for one, and the splitting of operands beside them.
 DeviceRates bf16x3_rates(DType dtype) {
   DeviceRates rates = cublas_rates(dtype);
@@ -138,7 +164,7 @@ constexpr DeviceKernel tiles_of_sm80(const char* name, int shared_kib,
                                      void (*forward)(const ForwardCall&),
                                      void (*target_logits)(const ForwardCall&, float*),
                                      void (*gradient_block)(const BlockCall&),
-                                     const FarForward* far) {
+                                     const FarForward* far, const StoredForward& stored) {
   return {.name = name,
           .copies_hidden = false,
           .splits_sums = true,
@@ -161,7 +187,8 @@ constexpr DeviceKernel tiles_of_sm80(const char* name, int shared_kib,
           .target_logits = target_logits,
           .far = far,
           .gradient_block = gradient_block,
-          .gradient_gemms = kLaunch<sm80_gradient_gemms>};
+          .gradient_gemms = kLaunch<sm80_gradient_gemms>,
+          .stored = &stored};
 }
 
 constexpr DeviceKernel kHopper = {.name = "hopper",
@@ -186,7 +213,8 @@ constexpr DeviceKernel kHopper = {.name = "hopper",
                                   .target_logits = kLaunch<hopper_target_logits>,
                                   .far = &kHopperFar,
                                   .gradient_block = kLaunch<hopper_gradient_block>,
-                                  .gradient_gemms = kLaunch<hopper_gradient_gemms>};
+                                  .gradient_gemms = kLaunch<hopper_gradient_gemms>,
+                                  .stored = &kHopperStored};
 
 // The far field gathers and scatters bf16.
 constexpr DeviceKernel hopper_f16() {
@@ -219,7 +247,8 @@ constexpr DeviceKernel kCublas = {.name = "cublas",
                                   .target_logits = nullptr,
                                   .far = nullptr,
                                   .gradient_block = kLaunch<cublas_gradient_block>,
-                                  .gradient_gemms = kLaunch<cublas_gradient_gemms>};
+                                  .gradient_gemms = kLaunch<cublas_gradient_gemms>,
+                                  .stored = &kCublasStored};
 
 constexpr DeviceKernel cublas_bf16x3() {
   DeviceKernel kernel = kCublas;
@@ -229,6 +258,7 @@ constexpr DeviceKernel cublas_bf16x3() {
   kernel.unsupported = bf16x3_unsupported;
   kernel.workspace_bytes = bf16x3_workspace_bytes;
   kernel.gemms_bytes = bf16x3_gemms_bytes;
+  kernel.stored = nullptr;
   return kernel;
 }
 
@@ -236,9 +266,9 @@ constexpr DeviceKernel kKernels[] = {
     kHopper,
     hopper_f16(),
     tiles_of_sm80("sm80", 163, kLaunch<sm80_forward>, kLaunch<sm80_target_logits>,
-                  kLaunch<sm80_gradient_block>, &kSm80Far),
+                  kLaunch<sm80_gradient_block>, &kSm80Far, kSm80Stored),
     tiles_of_sm80("sm86", 99, kLaunch<sm86_forward>, kLaunch<sm86_target_logits>,
-                  kLaunch<sm86_gradient_block>, &kSm86Far),
+                  kLaunch<sm86_gradient_block>, &kSm86Far, kSm86Stored),
     kCublas,
     cublas_bf16x3(),
 };

@@ -9,6 +9,14 @@
 
 namespace logitless::cuda::sm80 {
 
+// Returns whether rows begin at multiples of 16 bytes and consist of chunks of 16 bytes.
+inline bool all_aligned(const TileOperands& o) {
+  const auto aligned = [](const void* data, std::int64_t stride) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+  };
+  return o.dim % 8 == 0 && aligned(o.hidden, o.hidden_stride) && aligned(o.rows, o.row_stride);
+}
+
 using Launch = void (*)(const Operands&, const ForwardArguments&, cudaStream_t);
 
 template <class P>
@@ -51,7 +59,8 @@ struct Launches {
         if (aligned) return launch<T, ForwardMode::kPlainGradient, true, true>;
         return launch<T, ForwardMode::kGradient, true, false>;
       case ForwardMode::kLogits:
-        throw InternalError("logits are stored by the kernel of Hopper alone");
+        return aligned ? launch<T, ForwardMode::kLogits, false, true>
+                       : launch<T, ForwardMode::kLogits, false, false>;
       case ForwardMode::kGradient:
         return aligned ? launch<T, ForwardMode::kGradient, true, true>
                        : launch<T, ForwardMode::kGradient, true, false>;
@@ -72,13 +81,8 @@ struct Launches {
     operands.ranges = o.ranges;
     ForwardArguments a = arguments;
     a.steps = static_cast<int>(ceil_div(o.dim, P::kStepElements));
-    const auto aligned = [](const void* data, std::int64_t stride) {
-      return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
-    };
-    const bool all_aligned =
-        o.dim % 8 == 0 && aligned(o.hidden, o.hidden_stride) && aligned(o.rows, o.row_stride);
     const auto by_mode = o.dtype == DType::bf16 ? of<__nv_bfloat16> : of<__half>;
-    by_mode(mode, store, all_aligned)(operands, a, static_cast<cudaStream_t>(stream));
+    by_mode(mode, store, all_aligned(o))(operands, a, static_cast<cudaStream_t>(stream));
   }
 
   static std::string unsupported(const ForwardCall& c) {

@@ -14,7 +14,7 @@
 // - `kHalves` and `half(i)` say whether its columns lie in one half of the tile's 256 entries.
 // - `kSegments` and `segment(s)` say the same of the tile's quarters.
 // - `reg(h, i)` is the register of row h and column i, `column(i)` a distance from `first`.
-// - `token(h)` is the token of row h.
+// - `token(h)` is the token of row h. Columns 2 i and 2 i + 1 are adjacent.
 // - `put_sum`, `put_greatest`, `put_best` and `put_masses` reduce a row over its threads, and write
 //   the result.
 // - `row_total` gives the result to all of them. `readers_done` waits for them, and one `writes`.
@@ -378,10 +378,45 @@ __device__ __forceinline__ void finish_general(float (&z)[128], const ForwardArg
   }
 }
 
+// Move results to and from a.logits. Eight rows x 32 bytes are whole sectors of memory.
+template <class Position>
+__device__ __forceinline__ float* logits_at(const ForwardArguments& a, const Position& at, int h) {
+  return a.logits + at.token(h) * a.vocab_tiles * kTileColumns + at.first;
+}
+template <class Position>
+__device__ __forceinline__ void put_logits(const float (&z)[128], const ForwardArguments& a,
+                                           const Position& at) {
+#pragma unroll
+  for (int h = 0; h < Position::kRows; ++h) {
+    if (at.token(h) >= a.tokens) continue;
+    float* const to = logits_at(a, at, h);
+#pragma unroll
+    for (int i = 0; i < Position::kColumns; i += 2)
+      *reinterpret_cast<float2*>(to + Position::column(i)) =
+          make_float2(z[Position::reg(h, i)], z[Position::reg(h, i + 1)]);
+  }
+}
+template <class Position>
+__device__ __forceinline__ void get_logits(float (&z)[128], const ForwardArguments& a,
+                                           const Position& at) {
+#pragma unroll
+  for (int h = 0; h < Position::kRows; ++h) {
+    const bool exists = at.token(h) < a.tokens;
+    const float* const from = logits_at(a, at, h);
+#pragma unroll
+    for (int i = 0; i < Position::kColumns; i += 2) {
+      const float2 two =
+          exists ? *reinterpret_cast<const float2*>(from + Position::column(i)) : float2{};
+      z[Position::reg(h, i)] = two.x;
+      z[Position::reg(h, i + 1)] = two.y;
+    }
+  }
+}
+
 template <ForwardMode kMode, bool kStore, class Position>
 __device__ __forceinline__ void finish_tile(float (&z)[128], const ForwardArguments& a,
                                             const Position& at) {
-  if constexpr (kMode == ForwardMode::kLogits) at.put_logits(z, a);
+  if constexpr (kMode == ForwardMode::kLogits) put_logits(z, a, at);
   if constexpr (kMode == ForwardMode::kPlain || kMode == ForwardMode::kPlainEntropy ||
                 kMode == ForwardMode::kPlainBest) {
     sum_plain<kMode>(z, a, at);

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kWarps * 32) stored_tiles_kernel(const Forward
   const Tile tile{pair, static_cast<int>(blockIdx.x), false};
   const HopperPosition at(a, row + static_cast<int>(threadIdx.x) % 32 / 4, tile);
   float z[128];
-  at.get_logits(z, a);
+  get_logits(z, a, at);
   finish_tile<kMode, false>(z, a, at);
 }
 
@@ -53,6 +53,6 @@ constexpr TileKernel kTiles = {.unsupported = [](const ForwardCall&) { return st
 
 }  // namespace
 
-const TileKernel& stored_tiles() { return kTiles; }
+void hopper_forward_stored(const ForwardCall& c) { forward_by_tiles(kTiles, c); }
 
 }  // namespace logitless::cuda

@@ -14,7 +14,7 @@ namespace logitless::cuda {
 // kGeneral: bias, softcap, and all outputs beyond lse. kReference: the greatest logit of each token
 // and tile, into `best`. kGradient: the gradient of the logits. kPlainGradient: the same with scale
 // and cross entropy alone. kLogits: the raw results into `logits`, and into `best` the greatest
-// logit with logit_weights added; the kernel of Hopper alone.
+// logit with logit_weights added.
 enum class ForwardMode {
   kPlain,
   kPlainEntropy,
@@ -70,7 +70,8 @@ struct ForwardArguments {
   int first_tile;
   float sampled;                  // factor of sampled tiles in kGradient and kPlainGradient
   const std::int32_t* vocab_ids;  // token ids by position, for argmax; null: the positions
-  // Results of the GEMM, [tokens, 256 vocab_tiles]: written with kLogits, read by stored_tiles().
+  // Results of the GEMM, [tokens, 256 vocab_tiles]: written with kLogits, read by
+  // stored_tiles_sm80.cu and stored_tiles_sm90.cu.
   float* logits;
   std::int64_t tokens;
 };
@@ -111,9 +112,6 @@ std::string sm80_far_call_unsupported(const ForwardCall& call);
 const TileKernel& sm80_tiles();
 // The kernel of Hopper (forward_sm90.cu).
 const TileKernel& hopper_tiles();
-// Epilogues of Hopper's kernel, with its bits, on the results that its kLogits mode wrote to the
-// memory of call.block (stored_tiles_sm90.cu).
-const TileKernel& stored_tiles();
 
 // Entry points of the table of kernels (device/kernel.h), for a kernel of tiles.
 void forward_by_tiles(const TileKernel& kernel, const ForwardCall& call);
@@ -124,10 +122,8 @@ void all_tiles(const TileKernel& kernel, const ForwardCall& call);
 void selected_tiles(const TileKernel& kernel, const ForwardCall& call);
 void gradient_block_by_tiles(const TileKernel& kernel, const BlockCall& block);
 
-// Writes the results of a call's GEMM to `logits`, as in ForwardArguments. Returns the greatest
-// logit of each tile and token, [vocabulary tiles][padded tokens] in the workspace, with logit_bias
-// [vocab] added unless it is null. A later call overwrites them.
-const float* logits_by_tiles(const TileKernel& kernel, const ForwardCall& call,
-                             const float* logit_bias, float* logits);
+// StoredForward::store (device/kernel.h).
+void store_by_tiles(const TileKernel& kernel, const ForwardCall& call, const float* logit_bias,
+                    float* results, float* tile_tops);
 
 }  // namespace logitless::cuda

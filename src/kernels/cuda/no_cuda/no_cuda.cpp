@@ -46,6 +46,7 @@ void Timer::start(Stream) { refuse(); }
 float Timer::stop(Stream) { refuse(); }
 
 void sample_tokens(const SampleCall&) { refuse(); }
+void best_entries(const BestCall&) { refuse(); }
 void scale_block(const BlockCall&) { refuse(); }
 void scale_by_logits(const BlockCall&) { refuse(); }
 void prepare_block(const BlockCall&) { refuse(); }
