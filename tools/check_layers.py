@@ -98,7 +98,7 @@ LAYERS = (
     ("apps/train/", ("src/core/half.h", "src/core/own_files.h", "src/core/printable.h", "src/json/", "src/page/", *PUBLIC)),
     ("src/capi/", ("src/comm/", "src/head/", "src/math/", "src/sample/tensor_roles.h", *CORE)),
     ("src/xla/far_field.cpp", ("src/xla/", "src/head/far/head.h", "src/kernels/device/head.h", "src/kernels/device/stream.h", *CORE)),
-    ("src/xla/", ("src/head/tensor_roles.h", *CORE)),
+    ("src/xla/", ("src/head/tensor_roles.h", "src/sample/tensor_roles.h", *CORE)),
     ("src/cli/", ("src/json/", "apps/train/", *PUBLIC)),
     ("examples/", PUBLIC),
     ("bench/device/cuda/", ("src/kernels/cuda/", *BELOW_HEAD)),

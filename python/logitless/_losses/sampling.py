@@ -108,7 +108,7 @@ def draw(
 
     Cost: two GEMMs, one for the tokens and one for their log-probabilities; both are of the head at a temperature of 0
     without logit_bias. top_p without top_k sorts the vocabulary.
-    torch: On a GPU in 16 bits: one GEMM, with 512 MiB of logits at a time by default.
+    On a GPU in 16 bits: one GEMM, with 512 MiB of logits at a time by default.
     Noise has 46 random bits an entry; sums of probabilities are float32.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``. Values of arrays are
@@ -182,7 +182,7 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
 
     Cost: two GEMMs, one for the ids and one for their log-probabilities; where the library's kernels do not serve, a
     third one for the {target}.
-    torch: On a GPU in 16 bits, with k up to 2048: one GEMM, with 512 MiB of logits at a time by default.
+    On a GPU in 16 bits, with k up to 2048: one GEMM, with 512 MiB of logits at a time by default.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``.
     """

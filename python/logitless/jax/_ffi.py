@@ -55,7 +55,7 @@ def handlers() -> dict[tuple[str, str], dict[str, object]]:
     try:
         found = {
             (f"logitless_{name}", platform): {"execute": getattr(lib, f"logitless_xla_{name}_{platform.lower()}")}
-            for name in (*_STRUCTS, "far_field_step", "program")
+            for name in (*_STRUCTS, "far_field_step", "program", "sample", "top_logprobs")
             for platform in ("cpu", "CUDA")
         }
         found["logitless_program", "CUDA"]["initialize"] = lib.logitless_xla_program_initialize_cuda

@@ -21,7 +21,7 @@ from .._losses import options
 from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
-from . import _arguments
+from . import _arguments, _sampled
 from ._axes import axes_of, varying
 from ._noise import gumbel as gumbel
 from ._backend import backend
@@ -124,12 +124,19 @@ def noise_key(key: jax.Array, like: jax.Array) -> jax.Array:
     return key
 
 
-def sampled(*given: Any) -> None:
-    """Returns None: programs and the head serve all samples."""
+def sampled(hidden: Any, weight: Any, given: Mapping[str, Any], parts: Any, filters: Any, memory_budget: Any) -> Any:
+    """Returns tokens and log-probabilities [N] by the library's sampler, or None where programs and the head serve."""
+    if not _sampled.serves(hidden, weight, given):
+        return None
+    return _sampled.sampled(given, parts, filters, memory_budget)
 
 
-def best(*given: Any) -> None:
-    """Returns None, likewise."""
+def best(hidden: Any, weight: Any, given: Mapping[str, Any], targets: Any, k: int, *form: Any) -> Any:
+    """Returns the target's log-probability, the k largest and their ids, or None as ``sampled`` does. form: softcap,
+    scale and memory budget."""
+    if not _sampled.serves(hidden, weight, given):
+        return None
+    return _sampled.best(given, targets, k, *form)
 
 
 def argmax(x: jax.Array) -> jax.Array:

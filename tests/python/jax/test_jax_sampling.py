@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from logitless.jax import linear_logprobs, linear_sample, linear_top_logprobs
+import logitless.jax.sampling as sampling
+from logitless.jax import _sampled, linear_logprobs, linear_sample, linear_top_logprobs
 from logitless.jax._noise import gumbel
 
 KEY = jax.random.key(3)
@@ -73,6 +74,49 @@ def test_the_best_log_probabilities():
     np.testing.assert_array_equal(made.top_ids.reshape(20, 6), ids)
     np.testing.assert_array_equal(made.log_prob.ravel(), linear_logprobs(hidden, weight, targets, bias)[0])
     assert linear_top_logprobs(jnp.zeros((2, 4)), jnp.ones((5, 4)), k=5).top_ids.tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+@pytest.fixture
+def by_custom_calls(monkeypatch):
+    """The custom calls of a GPU's samples, which run on a CPU too."""
+    monkeypatch.setattr(_sampled, "platform_of_jax", lambda: "cuda")
+    monkeypatch.setattr(sampling, "chunked", None)  # no program
+
+
+SPREAD = jnp.linspace(0.05, 1, 40)
+CALLS = [
+    dict(temperature=0.0), dict(top_k=9, top_p=0.7), dict(temperature=2 * SPREAD, top_p=SPREAD, min_p=SPREAD / 50),
+    dict(counter=jnp.arange(40) + 7, logit_bias=jnp.arange(300) / 100.0, softcap=4.0, logit_scale=0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", CALLS, ids=lambda options: ",".join(options))
+def test_custom_calls_draw_the_tokens_of_programs(options, request):
+    head_of_calls = head(40, 16, 300, jnp.bfloat16)
+    draw = lambda *arrays: linear_sample(*arrays, key=KEY, **options)  # noqa: E731
+    expected = draw(*head_of_calls)
+    request.getfixturevalue("by_custom_calls")
+    for made in (draw(*head_of_calls), jax.jit(draw)(*head_of_calls)):
+        np.testing.assert_array_equal(made.tokens, expected.tokens)
+        np.testing.assert_array_equal(made.log_prob, expected.log_prob)
+
+
+@pytest.mark.parametrize("targets", [None, jnp.arange(40)], ids=["", "targets"])
+def test_custom_calls_find_the_best_entries_of_programs(targets, request):
+    hidden, weight, bias = head(40, 16, 300, jnp.bfloat16)
+    expected = linear_top_logprobs(hidden, weight, targets, bias, k=6)
+    request.getfixturevalue("by_custom_calls")
+    for made in (linear_top_logprobs(hidden, weight, targets, bias, k=6),
+                 jax.vmap(lambda h: linear_top_logprobs(h, weight, targets, bias, k=6))(hidden[None])):
+        for a, b in zip(made, expected):
+            assert a is b is None or np.array_equal(np.reshape(a, np.shape(b)), b)
+
+
+def test_custom_calls_are_lowered_for_platforms_without_them(by_custom_calls):
+    arrays, targets = head(8, 16, 300, jnp.bfloat16), jnp.arange(8)
+    draw = lambda *a: (linear_sample(*a, key=KEY, top_k=5, top_p=0.9), linear_top_logprobs(*a[:2], targets, k=3))  # noqa: E731
+    text = jax.jit(draw).trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
+    assert "logitless_sample" not in text and "logitless_top_logprobs" not in text
 
 
 def test_bad_arguments():
