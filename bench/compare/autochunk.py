@@ -4,7 +4,7 @@ are those of tests/python/torch/losses_battery, with their outputs and gradients
 
     python bench/compare/autochunk.py [--loss NAME|FAMILY|all ...] [--tokens N --dim D --vocab V] [--dtype T] [--device cpu|cuda]
                                       [--budget BYTES|SHARE ...] [--chunks N ...] [--executors auto python native]
-                                      [--inductor plain chunker] [--gemms] [--repeat R] [--json FILE] [--explain]
+                                      [--inductor plain chunker] [--gemms] [--kernels] [--repeat R] [--json FILE] [--explain]
     python bench/compare/autochunk.py --gpu [--device cpu --tokens N --dim D --vocab V]
     python bench/compare/autochunk.py --summary FILE ... [--clock times|cpu_times]
 
@@ -19,6 +19,9 @@ GEMMs, and prints a table. All are run R times, interleaved, after a warm-up. Pr
 - the peak of PyTorch's allocator beyond inputs, gradients included
 - the seconds of the first call (tracing, compiling)
 - for autochunk's plans, the predicted and the measured memory beyond inputs and results
+
+--kernels prints the milliseconds of a step's kernels by PyTorch's profiler, their number, and the time until the call
+returns (GPU only).
 
 --json writes a line for each loss, which --summary reads. --apart runs each loss in its own process. Earlier runs
 decide which large values of the function are fresh pages, which changes its time by a factor of up to two.
@@ -125,6 +128,21 @@ class Meter:
         return torch.cuda.max_memory_allocated() - before - kept
 
 
+def kernels_of(step):
+    """Returns the milliseconds of a step's kernels, their number, and the milliseconds until the call returns."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    host = 1e3 * (time.perf_counter() - start)
+    torch.cuda.synchronize()
+    kinds = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds) as profile:
+        step()
+        torch.cuda.synchronize()
+    made = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(e.time_range.elapsed_us() for e in made) / 1e3, len(made), host
+
+
 def report_of(chunked, given, meter):
     """Returns the memory of a plan beyond inputs and results, predicted and measured."""
     plan = chunked.last
@@ -168,6 +186,9 @@ def measured(args, case, sizes):
             seconds, worked = meter.seconds(step)
             found[name]["times"].append(seconds)
             found[name]["cpu_times"].append(worked)
+    if args.kernels:
+        for name, step in ready.items():
+            found[name]["kernels"] = kernels_of(step)
     torch._dynamo.reset()
     return found
 
@@ -190,6 +211,8 @@ def show(case, sizes, found):
         text += f"   first call {entry['first_s']:6.2f} s"
         if entry.get("report"):
             text += "   reports {:.1f}, measured {:.1f} MiB".format(*(b / 2**20 for b in entry["report"]))
+        if "kernels" in entry:
+            text += "   {1} kernels of {0:.3f} ms, host {2:.3f} ms".format(*entry["kernels"])
         print(text, flush=True)
 
 
@@ -264,9 +287,12 @@ def main():
     parser.add_argument("--json", type=Path)
     parser.add_argument("--summary", type=Path, nargs="+")
     parser.add_argument("--explain", action="store_true", help="print what was done")
+    parser.add_argument("--kernels", action="store_true", help="print the time of a step's kernels on a GPU")
     if parser.parse_known_args()[0].gpu:
         parser.set_defaults(**GPU)
     args = parser.parse_args()
+    if args.kernels and args.device != "cuda":
+        raise SystemExit("--kernels: expected --device cuda as well")
     if args.table and not args.gemms:
         raise SystemExit("--table: expected --gemms as well")
     if args.summary:
