@@ -76,7 +76,7 @@ LAYERS = (
     (OPERATIONS, ("src/compiler/ir/graph.h",)),
     ("src/compiler/ops/", COMPILER_PLAN),
     ("src/compiler/analysis/", IR),
-    ("src/compiler/passes/pipeline.*", ("src/compiler/passes/", "src/compiler/choose_chunks.h", "src/compiler/choose_within.h", *COMPILER_PLAN)),
+    ("src/compiler/passes/pipeline.*", ("src/compiler/passes/", "src/compiler/choose_chunks.h", *COMPILER_PLAN)),
     ("src/compiler/search/", ("src/compiler/passes/", *COMPILER_PLAN)),
     ("src/compiler/passes/", ANALYSIS),
     ("src/compiler/plan/", (TARGET, *ANALYSIS)),

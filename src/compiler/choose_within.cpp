@@ -1,5 +1,3 @@
-#include "compiler/choose_within.h"
-
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -7,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "compiler/choose_chunks.h"
 #include "compiler/plan/cost.h"
 #include "compiler/recompute_within.h"
 #include "core/check.h"

@@ -10,7 +10,7 @@
 #include "compiler/graph_access.h"
 #include "compiler/ir/build.h"
 #include "compiler/ir/text.h"
-#include "compiler/passes/differentiate.h"
+#include "compiler/passes/passes.h"
 #include "core/check.h"
 
 namespace logitless {

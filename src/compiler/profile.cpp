@@ -4,7 +4,7 @@
 #include <map>
 
 #include "compiler/compiled.h"
-#include "compiler/plan/describe.h"
+#include "compiler/plan/cost.h"
 #include "core/check.h"
 
 namespace logitless {

@@ -6,7 +6,7 @@
 
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
-#include "compiler/plan/describe.h"
+#include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
 #include "compiler/run.h"
 #include "compiler/target/cpu.h"

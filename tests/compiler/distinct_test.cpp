@@ -1,10 +1,9 @@
 // Indices that are distinct by the operation that makes them, and the puts that use this.
-#include "compiler/analysis/distinct.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "compiler/analysis/values.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
 #include "compiler/plan/lower.h"

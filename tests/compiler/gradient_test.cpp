@@ -9,7 +9,7 @@
 #include "compiler/ir/function.h"
 #include "compiler/ir/interpreter.h"
 #include "compiler/ir/text.h"
-#include "compiler/passes/differentiate.h"
+#include "compiler/passes/passes.h"
 #include "compiler/run.h"
 
 namespace logitless::test {

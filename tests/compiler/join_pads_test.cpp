@@ -1,7 +1,5 @@
 // Sums of pads become concats: the text of what is joined and what stays, and the bits of random
 // sums.
-#include "compiler/passes/join_pads.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -10,6 +8,7 @@
 #include "compiler/ir/build.h"
 #include "compiler/ir/interpreter.h"
 #include "compiler/ir/text.h"
+#include "compiler/passes/passes.h"
 #include "logitless/graph.h"
 
 namespace logitless::test {

@@ -8,10 +8,7 @@
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
 #include "compiler/passes/form_loops.h"
-#include "compiler/passes/lower_heads.h"
-#include "compiler/passes/products_after.h"
-#include "compiler/passes/rows_first.h"
-#include "compiler/passes/sink_picks.h"
+#include "compiler/passes/passes.h"
 #include "compiler/run.h"
 
 namespace logitless::test {

@@ -6,7 +6,7 @@
 #include "compiler/compiled.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
-#include "compiler/passes/split_lse.h"
+#include "compiler/passes/passes.h"
 #include "compiler/run.h"
 
 namespace logitless::test {

@@ -12,8 +12,8 @@
 #include "compiler/ir/build.h"
 #include "compiler/ir/text.h"
 #include "compiler/ops/op.h"
-#include "compiler/passes/differentiate.h"
 #include "compiler/passes/form_loops.h"
+#include "compiler/passes/passes.h"
 #include "compiler/run.h"
 
 namespace logitless::test {

@@ -12,7 +12,7 @@
 #include "compiler/ir/text.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
-#include "compiler/plan/order_for_memory.h"
+#include "compiler/plan/schedule.h"
 #include "compiler/programs.h"
 #include "compiler/run.h"
 #include "compiler/target/cpu.h"

@@ -1,4 +1,6 @@
 // Passes as text before and after, and the chunker's decisions.
+#include "compiler/passes/passes.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,11 +11,6 @@
 #include "compiler/compiled.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
-#include "compiler/passes/eliminate.h"
-#include "compiler/passes/lift_transposes.h"
-#include "compiler/passes/near_results.h"
-#include "compiler/passes/recompute_cheap.h"
-#include "compiler/passes/widen_sums.h"
 #include "compiler/programs.h"
 #include "compiler/run.h"
 #include "logitless/error.h"

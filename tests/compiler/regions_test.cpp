@@ -6,8 +6,7 @@
 #include "compiler/analysis/same_dims.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
-#include "compiler/passes/narrow.h"
-#include "compiler/passes/refine_axes.h"
+#include "compiler/passes/passes.h"
 #include "compiler/run.h"
 
 namespace logitless::test {

@@ -9,7 +9,7 @@
 #include "compiler/compiled.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
-#include "compiler/passes/differentiate.h"
+#include "compiler/passes/passes.h"
 #include "compiler/report/facts.h"
 #include "compiler/report/page.h"
 #include "core/check.h"

@@ -8,7 +8,7 @@
 
 #include "compiler/exec/cpu/run.h"
 #include "compiler/ir/text.h"
-#include "compiler/passes/near_results.h"
+#include "compiler/passes/passes.h"
 #include "compiler/plan/lower.h"
 #include "compiler/target/cuda.h"
 #include "core/check.h"

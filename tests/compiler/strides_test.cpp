@@ -6,7 +6,7 @@
 #include "compiler/compiled.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
-#include "compiler/passes/part_products.h"
+#include "compiler/passes/passes.h"
 #include "compiler/plan/lower.h"
 #include "compiler/run.h"
 #include "compiler/run_whole.h"

@@ -1,6 +1,4 @@
 // Separates the sum of a 16-bit gradient from a region that would need it in fp32.
-#include "compiler/passes/sums_apart.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 #include <logitless/compiler.h>
 #include <logitless/error.h>
 
-#include "compiler/passes/differentiate.h"
+#include "compiler/passes/passes.h"
 #include "compiler/programs.h"
 
 namespace logitless::test {

@@ -1,4 +1,4 @@
-#include "compiler/analysis/distinct.h"
+#include "compiler/analysis/values.h"
 
 namespace logitless::ir {
 

@@ -4,8 +4,8 @@
 #include <set>
 #include <utility>
 
-#include "compiler/analysis/cheap.h"
 #include "compiler/analysis/linearity.h"
+#include "compiler/analysis/values.h"
 #include "compiler/ops/op.h"
 #include "core/check.h"
 

@@ -1,5 +1,4 @@
-#include "compiler/analysis/zero_sign.h"
-
+#include "compiler/analysis/values.h"
 #include "compiler/ops/op.h"
 
 namespace logitless::ir {

@@ -143,7 +143,7 @@ struct Attributes {
   Reduce reduce = Reduce::sum;              // reduce, scan (sum or lse)
   double number = 0.0;                      // constant; attention: the scale
   bool reverse = false;                     // scan: from the end; sort: descending
-  bool near = false;                        // map: see passes/near_results.h
+  bool near = false;                        // map: see mark_near_results()
   Scores scores;                            // attention
   Extern call;                              // extern
   int axis = 0;                             // iota, concat, flip, pick, scan, sort, put

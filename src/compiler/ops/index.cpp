@@ -4,8 +4,8 @@
 
 #include "compiler/analysis/chunk_clone.h"
 #include "compiler/analysis/cut.h"
-#include "compiler/analysis/distinct.h"
 #include "compiler/analysis/linearity.h"
+#include "compiler/analysis/values.h"
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
 #include "compiler/ir/typing.h"

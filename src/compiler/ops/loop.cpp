@@ -10,8 +10,8 @@
 #include "compiler/ops/families.h"
 #include "compiler/plan/arena.h"
 #include "compiler/plan/epilogues.h"
+#include "compiler/plan/fuse.h"
 #include "compiler/plan/lowering.h"
-#include "compiler/plan/recompute_values.h"
 
 namespace logitless::ir {
 namespace {

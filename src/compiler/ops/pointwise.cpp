@@ -3,10 +3,10 @@
 #include <cmath>
 #include <numbers>
 
-#include "compiler/analysis/cheap.h"
 #include "compiler/analysis/chunk_clone.h"
 #include "compiler/analysis/cut.h"
 #include "compiler/analysis/linearity.h"
+#include "compiler/analysis/values.h"
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
 #include "compiler/ir/typing.h"

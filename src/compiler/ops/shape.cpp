@@ -7,7 +7,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
-#include "compiler/plan/moved_view.h"
+#include "compiler/plan/lowering.h"
 #include "compiler/plan/pointwise_builder.h"
 
 namespace logitless::ir {

@@ -1,5 +1,3 @@
-#include "compiler/passes/differentiate.h"
-
 #include <algorithm>
 #include <map>
 
@@ -7,6 +5,7 @@
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/typing.h"
 #include "compiler/ops/op.h"
+#include "compiler/passes/passes.h"
 #include "core/check.h"
 
 namespace logitless::ir {

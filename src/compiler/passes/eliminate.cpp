@@ -1,6 +1,4 @@
 // eliminate-dead and eliminate-common.
-#include "compiler/passes/eliminate.h"
-
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "compiler/ir/text.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

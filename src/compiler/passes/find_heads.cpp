@@ -4,8 +4,7 @@
 #include <cmath>
 
 #include "compiler/ir/build.h"
-#include "compiler/passes/differentiate.h"
-#include "compiler/passes/eliminate.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

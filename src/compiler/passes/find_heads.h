@@ -1,4 +1,4 @@
-// Finds heads and their gradients in a graph, for lower-heads.
+// Finds heads, their gradients and the rows that a program masks, for lower-heads.
 #pragma once
 
 #include <map>
@@ -40,5 +40,22 @@ struct HeadGradients {
 // Returns the nodes that compute the head's gradients. The head alone is differentiated and
 // compared with the graph, up to the order of sums and products.
 HeadGradients find_head_gradients(const Graph& graph, const FoundHead& head);
+
+// The rows whose results nothing reads and whose gradients are 0: the engine skips them.
+struct IgnoredRows {
+  // The rows of this target, which is outside of [0, V).
+  std::optional<std::int64_t> target;
+  // Without a target: the rows where this value is 0, or is not if `negated`. It has the targets'
+  // shape, or dimensions of 1 beside those.
+  Value counts;
+  bool negated = false;
+  // Products of a row's numbers with `counts`, which are 0 there. A head's results of 0 may give
+  // such a number that is not finite.
+  std::vector<int> products;
+};
+
+// Returns such rows of the head with these gradients, if the graph masks any. users: graph.users().
+std::optional<IgnoredRows> ignored_rows(const Graph& graph, const Lists<int>& users,
+                                        const FoundHead& head, const HeadGradients& gradients);
 
 }  // namespace logitless::ir

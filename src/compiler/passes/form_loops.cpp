@@ -8,7 +8,7 @@
 #include "compiler/analysis/chunk_clone.h"
 #include "compiler/ir/build.h"
 #include "compiler/ops/op.h"
-#include "compiler/passes/eliminate.h"
+#include "compiler/passes/passes.h"
 #include "core/check.h"
 
 namespace logitless::ir {

@@ -1,6 +1,7 @@
-// Turns regions into loops, one for each phase.
+// Turns regions into loops, one for each phase, and takes operations out of a region before.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,5 +39,35 @@ std::string new_group(const Graph& graph);
 
 // Sets the chunks of a group's loops to `chunk` elements.
 Graph resize_loops(const Graph& graph, const std::string& group, std::int64_t chunk);
+
+// --- products-after: takes out the matrix products that contract big 16-bit values
+//
+// Example: logits [N, V] that are cut along N, and their gradient in 16 bits, which two products
+// contract: with the weight, and with the hidden state. The loop then stores the gradient, a value
+// of [N, V] in 16 bits, and the products run once, after the loop. No logit is computed twice. The
+// gradient of the weight is no sum over chunks, which would be [V, D] in fp32 and be read and
+// written in each chunk.
+//
+// Returns the region without these products and without its nodes that read them. Returns nothing
+// if there are none, if the region has several phases, or if a big value depends on one of them.
+std::optional<Region> products_after(const Graph& graph, const Region& region);
+
+// --- sums-apart: separates large sums over the chunks of a region, with copies of the big values
+//
+// Example: logits [N, V] that are cut along N. The gradient of a 16-bit weight [V, D] is a sum over
+// chunks in fp32, twice the weight's size, however small the chunks are. If the logits are
+// recomputed from the saved row statistics, the gradient can be cut along V and is no sum. Then the
+// chunks alone determine the memory, for one more matrix product.
+struct SumsApart {
+  Graph graph;
+  Region region;           // the given region in `graph`, without the sums
+  std::int64_t bytes = 0;  // of the sums, in fp32
+  Region copies;           // the sums and the copies they need, cut otherwise; one phase
+};
+
+// Returns nothing if the region has several phases, or no 16-bit result that is a sum of `least`
+// bytes in fp32. The same holds if no cut of the copies makes all sums parts of results. Expects
+// bound sizes; keeps results and their types.
+std::optional<SumsApart> sums_apart(const Graph& graph, const Region& region, std::int64_t least);
 
 }  // namespace logitless::ir

@@ -1,5 +1,3 @@
-#include "compiler/passes/ignored_rows.h"
-
 #include <algorithm>
 #include <map>
 #include <set>
@@ -7,6 +5,7 @@
 
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
+#include "compiler/passes/find_heads.h"
 
 namespace logitless::ir {
 namespace {

@@ -1,12 +1,11 @@
-#include "compiler/passes/join_pads.h"
-
 #include <algorithm>
 #include <optional>
 #include <utility>
 
-#include "compiler/analysis/zero_sign.h"
+#include "compiler/analysis/values.h"
 #include "compiler/ir/build.h"
 #include "compiler/ir/typing.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

@@ -1,9 +1,9 @@
-#include "compiler/passes/lift_transposes.h"
-
 #include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
+
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

@@ -1,5 +1,3 @@
-#include "compiler/passes/lower_heads.h"
-
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -8,9 +6,8 @@
 
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
-#include "compiler/passes/eliminate.h"
 #include "compiler/passes/find_heads.h"
-#include "compiler/passes/ignored_rows.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

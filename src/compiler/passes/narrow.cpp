@@ -1,13 +1,10 @@
-#include "compiler/passes/narrow.h"
-
 #include <algorithm>
 #include <map>
 
 #include "compiler/analysis/same_dims.h"
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
-#include "compiler/passes/eliminate.h"
-#include "compiler/passes/refine_axes.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

@@ -1,9 +1,8 @@
-#include "compiler/passes/near_results.h"
-
 #include <utility>
 #include <vector>
 
 #include "compiler/ops/op.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

@@ -1,5 +1,3 @@
-#include "compiler/passes/part_products.h"
-
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -9,7 +7,7 @@
 #include "compiler/analysis/dim_parts.h"
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
-#include "compiler/passes/eliminate.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

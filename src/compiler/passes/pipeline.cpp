@@ -6,23 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "compiler/choose_within.h"
-#include "compiler/passes/eliminate.h"
-#include "compiler/passes/join_pads.h"
-#include "compiler/passes/lift_transposes.h"
-#include "compiler/passes/lower_heads.h"
-#include "compiler/passes/narrow.h"
-#include "compiler/passes/near_results.h"
-#include "compiler/passes/part_products.h"
-#include "compiler/passes/recompute_cheap.h"
-#include "compiler/passes/refine_axes.h"
-#include "compiler/passes/rows_first.h"
-#include "compiler/passes/settle.h"
-#include "compiler/passes/sink_picks.h"
-#include "compiler/passes/sink_puts.h"
-#include "compiler/passes/split_lse.h"
-#include "compiler/passes/spread_masks.h"
-#include "compiler/passes/widen_sums.h"
+#include "compiler/choose_chunks.h"
+#include "compiler/passes/passes.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
 

@@ -1,8 +1,8 @@
-#include "compiler/passes/products_after.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
+
+#include "compiler/passes/form_loops.h"
 
 namespace logitless::ir {
 namespace {

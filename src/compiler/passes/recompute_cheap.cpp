@@ -1,12 +1,10 @@
-#include "compiler/passes/recompute_cheap.h"
-
 #include <algorithm>
 #include <set>
 
 #include "compiler/ops/op.h"
-#include "compiler/passes/busiest.h"
-#include "compiler/passes/eliminate.h"
 #include "compiler/passes/max_flow.h"
+#include "compiler/passes/passes.h"
+#include "compiler/passes/recompute_segments.h"
 
 namespace logitless::ir {
 namespace {

@@ -11,6 +11,13 @@
 
 namespace logitless::ir {
 
+// Returns the bytes of all results of a node.
+std::int64_t bytes_of_node(const Node& node);
+
+// Returns the node before which the most bytes are live, if every value but views has separate
+// memory. Sizes are bound.
+int busiest(const Graph& graph);
+
 // Returns the multiply-adds of a node as lowering counts them, loops in full; 0 for heads and for
 // operations without products. Sizes are bound.
 double multiply_adds_of(const Graph& graph, int node);

@@ -4,8 +4,6 @@
 // spreads split points between operands and results. write gives each node its refined dimensions,
 // and reshapes an operand wherever it is refined in another way than the node needs. Such a reshape
 // moves no data, so the result is correct however far refinements have spread.
-#include "compiler/passes/refine_axes.h"
-
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -17,7 +15,7 @@
 #include "compiler/analysis/same_dims.h"
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
-#include "compiler/passes/eliminate.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

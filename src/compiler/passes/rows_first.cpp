@@ -1,11 +1,10 @@
-#include "compiler/passes/rows_first.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

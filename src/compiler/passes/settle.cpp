@@ -1,12 +1,10 @@
-#include "compiler/passes/settle.h"
-
 #include <cmath>
 #include <numeric>
 #include <optional>
 #include <vector>
 
-#include "compiler/passes/eliminate.h"
 #include "compiler/passes/find_heads.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

@@ -1,5 +1,3 @@
-#include "compiler/passes/sink_picks.h"
-
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -9,6 +7,7 @@
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
 #include "compiler/ops/op.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

@@ -1,4 +1,4 @@
-#include "compiler/passes/sink_puts.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 

@@ -1,9 +1,8 @@
-#include "compiler/passes/split_lse.h"
-
 #include <utility>
 #include <vector>
 
 #include "compiler/ir/build.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

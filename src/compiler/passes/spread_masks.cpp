@@ -1,12 +1,10 @@
-#include "compiler/passes/spread_masks.h"
-
 #include <algorithm>
 #include <optional>
 
-#include "compiler/analysis/cheap.h"
+#include "compiler/analysis/values.h"
 #include "compiler/ir/build.h"
 #include "compiler/ops/op.h"
-#include "compiler/passes/eliminate.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {

@@ -1,8 +1,8 @@
-#include "compiler/passes/sums_apart.h"
-
 #include <set>
 #include <utility>
 #include <vector>
+
+#include "compiler/passes/form_loops.h"
 
 namespace logitless::ir {
 namespace {

@@ -1,6 +1,5 @@
-#include "compiler/passes/widen_sums.h"
-
 #include "compiler/ops/op.h"
+#include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 

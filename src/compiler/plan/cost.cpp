@@ -5,8 +5,6 @@
 #include <iterator>
 #include <vector>
 
-#include "compiler/plan/describe.h"
-
 namespace logitless::ir {
 namespace {
 

@@ -1,10 +1,26 @@
-// Predicts the time of a program from the rates of its target.
+// Describes instructions in text and in numbers, and predicts the time of a program.
 #pragma once
+
+#include <string>
 
 #include "compiler/plan/program.h"
 #include "compiler/target/target.h"
 
 namespace logitless::ir {
+
+// --- describe.cpp
+
+// Returns kind, sizes and dtypes: equal for equal instructions, whatever their memory.
+std::string describe(const Instruction& instruction);
+
+// Returns the content of an epilogue of a group with a product: "7 generated steps, 1 stored".
+std::string stages_text(const RowGroup& group);
+
+// Returns the floating-point operations of matrix products, of attention (half if causal) and of
+// heads by the GEMMs of their plan. Returns 0 for other instructions and for loops.
+double flops_of(const Instruction& instruction);
+
+// --- cost.cpp
 
 // Returns the seconds of one run, by a roofline model. An instruction takes the longer of its
 // arithmetic and its memory traffic, and a launch. A loop takes its body once for each round.

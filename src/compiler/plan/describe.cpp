@@ -1,7 +1,6 @@
-#include "compiler/plan/describe.h"
-
 #include <algorithm>
 
+#include "compiler/plan/cost.h"
 #include "core/check.h"
 
 namespace logitless::ir {

@@ -6,7 +6,6 @@
 
 #include "compiler/ops/op.h"
 #include "compiler/plan/fuse.h"
-#include "compiler/plan/gelu_pattern.h"
 
 namespace logitless::ir {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "compiler/analysis/cheap.h"
+#include "compiler/analysis/values.h"
 #include "compiler/ops/op.h"
 
 namespace logitless::ir {

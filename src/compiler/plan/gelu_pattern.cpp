@@ -1,11 +1,10 @@
-#include "compiler/plan/gelu_pattern.h"
-
 #include <array>
 #include <cmath>
 #include <map>
 #include <numbers>
 
 #include "compiler/ops/op.h"
+#include "compiler/plan/epilogues.h"
 
 namespace logitless::ir {
 namespace {

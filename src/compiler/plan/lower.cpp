@@ -10,9 +10,8 @@
 #include "compiler/plan/fuse_products.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/lowering.h"
-#include "compiler/plan/order_for_memory.h"
-#include "compiler/plan/recompute_values.h"
 #include "compiler/plan/row_alignment.h"
+#include "compiler/plan/schedule.h"
 #include "core/check.h"
 
 namespace logitless::ir {

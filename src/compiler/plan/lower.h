@@ -11,7 +11,7 @@
 namespace logitless::ir {
 
 enum class InstructionOrder : std::uint8_t {
-  for_memory,  // the order of plan/order_for_memory.h
+  for_memory,  // the order of order_for_memory()
   given,       // the order of the nodes
 };
 

@@ -161,4 +161,9 @@ class Lowering {
 // Returns a strided copy or conversion of one view to another of equal shape.
 Pointwise copy_loop(const View& from, const View& to, bool accumulate);
 
+// Returns the value as a view of the value below its reshapes and transposes. Merged dimensions may
+// be split again, as in [B, H, T] -> [H, B, T] -> [H, B T] -> [H, B, T]. Returns nothing if strides
+// cannot express the value, or if all intermediate values have strides (a plain view).
+std::optional<View> moved_view(Lowering& lowering, Value v);
+
 }  // namespace logitless::ir

@@ -1,5 +1,3 @@
-#include "compiler/plan/moved_view.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>

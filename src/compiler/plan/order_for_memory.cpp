@@ -1,10 +1,9 @@
-#include "compiler/plan/order_for_memory.h"
-
 #include <algorithm>
 #include <set>
 #include <utility>
 
 #include "compiler/plan/arena.h"
+#include "compiler/plan/schedule.h"
 
 namespace logitless::ir {
 namespace {

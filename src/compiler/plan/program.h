@@ -144,7 +144,7 @@ struct Pick {
 struct Put {
   View index, updates, out;  // out is f32, f64, i32 or i64 unless indices are distinct
   int axis = 0;
-  // distinct: no two indices of a row are equal (analysis/distinct.h). whole: they are also all
+  // distinct: no two indices of a row are equal (analysis/values.h). whole: they are also all
   // indices of out, whose elements are written; otherwise out is added to.
   bool distinct = false, whole = false;
 };

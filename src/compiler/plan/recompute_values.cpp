@@ -1,5 +1,3 @@
-#include "compiler/plan/recompute_values.h"
-
 #include <algorithm>
 #include <cmath>
 

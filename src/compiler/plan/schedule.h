@@ -1,4 +1,4 @@
-// Orders steps so that the peak of memory is low.
+// Orders steps, and with them instructions, so that the peak of memory is low.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compiler/ir/lists.h"
+#include "compiler/plan/program.h"
 
 namespace logitless::ir {
 
@@ -39,5 +40,18 @@ std::int64_t peak_of(const Schedule& schedule, const std::vector<int>& order);
 // With more steps, those that free memory run early and those that take memory run late. Windows
 // around the peak are then ordered optimally.
 std::vector<int> order_of_least_peak(const Schedule& schedule);
+
+// --- order_for_memory.cpp
+
+// Returns the instructions as steps and the arena's buffers as values. An instruction that writes
+// memory keeps its order relative to all accesses to that memory, the caller's included. So results
+// have the same bits in every order. Scratch of kernels does not count, so that the order does not
+// depend on threads.
+Schedule schedule_of(const Program& program);
+
+// Reorders the instructions if the arena's values then take less memory, and plans memory
+// (plan_memory). Instructions are moved, not changed: fusions, accumulations and writes in place
+// stay. Call it after the last instruction, before memory is planned.
+void order_for_memory(Program& program);
 
 }  // namespace logitless::ir

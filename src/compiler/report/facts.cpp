@@ -7,7 +7,7 @@
 
 #include "compiler/ir/graph.h"
 #include "compiler/plan/arena.h"
-#include "compiler/plan/describe.h"
+#include "compiler/plan/cost.h"
 #include "core/check.h"
 #include "logitless/bytes.h"
 

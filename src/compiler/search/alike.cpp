@@ -1,6 +1,6 @@
-#include "compiler/search/alike.h"
-
 #include <functional>
+
+#include "compiler/search/plan.h"
 
 namespace logitless::ir {
 namespace {

@@ -108,4 +108,16 @@ Move resized(const Plan& plan, std::size_t region, std::int64_t chunk);
 // A value below this fraction of the peak is not worth a move.
 inline constexpr std::int64_t kLeastShare = 256;
 
+// --- alike.cpp: nodes that play the same role in repeated parts, as in the layers of a network
+
+// Returns a hash for each node. Nodes have equal hashes if they have the same operation, dimensions
+// and types, and operands and readers with equal hashes. Different nodes may collide, so
+// conclusions from equal hashes must be harmless for any nodes.
+std::vector<std::uint64_t> roles_of(const Graph& graph);
+
+// Returns whether two graphs are equal node by node, with the bodies of loops. Names and source
+// locations may differ. May return false for equal graphs with fused_dot or with loops of other
+// symbols.
+bool same_graph(const Graph& a, const Graph& b);
+
 }  // namespace logitless::ir

@@ -1,5 +1,5 @@
 // smaller-heads: reduces the workspace of a head that runs at the peak.
-#include "compiler/passes/lower_heads.h"
+#include "compiler/passes/passes.h"
 #include "compiler/search/plan.h"
 
 namespace logitless::ir {

@@ -8,11 +8,8 @@
 #include <span>
 
 #include "compiler/analysis/region.h"
-#include "compiler/passes/eliminate.h"
 #include "compiler/passes/form_loops.h"
-#include "compiler/passes/products_after.h"
-#include "compiler/passes/sums_apart.h"
-#include "compiler/search/alike.h"
+#include "compiler/passes/passes.h"
 #include "compiler/search/plan.h"
 #include "core/check.h"
 

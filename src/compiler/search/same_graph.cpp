@@ -1,6 +1,6 @@
-#include "compiler/search/same_graph.h"
-
 #include <algorithm>
+
+#include "compiler/search/plan.h"
 
 namespace logitless::ir {
 namespace {

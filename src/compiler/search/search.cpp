@@ -7,7 +7,7 @@
 #include "compiler/plan/arena.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
-#include "compiler/search/same_graph.h"
+#include "compiler/search/plan.h"
 #include "core/check.h"
 
 namespace logitless::ir {
