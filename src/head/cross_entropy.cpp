@@ -135,21 +135,19 @@ std::string exact_text(Number value) {
   return {text, std::to_chars(text, text + sizeof(text), value).ptr};
 }
 
-// Plans the calls with `plan(shape, features, request)`, which returns one rank's plan. Collective
-// if the inputs are sharded.
-template <typename Plan>
-LossPlan plan_calls(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
-                    const CrossEntropyOutputs& out, const PlanRequest& request,
-                    const DeviceLimits& device, const Plan& plan) {
+// Plans the calls; collective if the inputs are sharded.
+LossPlan plan_calls(const LocalPlanner& planner, const CrossEntropyOptions& options,
+                    const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
+                    const PlanRequest& request) {
   if (!is_sharded(in.sharding)) {
     check_arguments(options, in, out);
-    return plan(shape_of(in), features_of(options, in, out), request);
+    return planner.plan(shape_of(in), features_of(options, in, out), request);
   }
   const auto head = [&]() -> ShardedHead {
     check_arguments(options, in, out);
     return {.shape = shape_of(in),
             .features = features_of(options, in, out),
-            .device = device,
+            .device = planner.device(request),
             .options = [&](PlanDigest& digest) {
               digest.same("reduction", static_cast<int>(options.reduction));
               for (const auto& number : loss_numbers(options))
@@ -160,26 +158,20 @@ LossPlan plan_calls(const CrossEntropyOptions& options, const CrossEntropyInputs
               digest.same("next_token", options.next_token);
             }};
   };
-  return plan_sharded(in.sharding, request, head, plan);
+  return plan_sharded(planner, in.sharding, request, head);
 }
 
 }  // namespace
 
 LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                             const CrossEntropyOutputs& out, const PlanRequest& request) {
-  return plan_calls(options, in, out, request, request.device,
-                    [](const HeadShape& shape, const HeadFeatures& f, const PlanRequest& r) {
-                      return plan_local(shape, f, r);
-                    });
+  return plan_calls({}, options, in, out, request);
 }
 
 LossPlan plan_cross_entropy(const Context& context, const CrossEntropyOptions& options,
                             const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
                             const PlanRequest& request) {
-  return plan_calls(options, in, out, request, context.device(),
-                    [&](const HeadShape& shape, const HeadFeatures& f, const PlanRequest& r) {
-                      return plan_local(context, shape, f, r);
-                    });
+  return plan_calls(context, options, in, out, request);
 }
 
 namespace {

@@ -141,35 +141,34 @@ TokenOutputs token_outputs(const HeadOutputs& out) {
           .argmax = out.argmax};
 }
 
-// Plans the calls; collective if the inputs are sharded. `features()` is called after all checks,
-// and `plan` has the arguments of `plan_local`.
-template <typename Features, typename Plan>
-LossPlan plan_calls(const HeadOptions& options, const HeadInputs& in, const PlanRequest& request,
-                    const DeviceLimits& device, const Features& features, const Plan& plan) {
+// Plans the calls; collective if the inputs are sharded. `features()` is called after all checks.
+template <typename Features>
+LossPlan plan_calls(const LocalPlanner& planner, const HeadOptions& options, const HeadInputs& in,
+                    const PlanRequest& request, const Features& features) {
   if (!is_sharded(in.sharding)) {
     const HeadShape shape = check_inputs(options, in);
-    return plan(shape, features(), request);
+    return planner.plan(shape, features(), request);
   }
   const auto head = [&]() -> ShardedHead {
     const HeadShape shape = check_inputs(options, in);
     return {
         .shape = shape,
         .features = features(),
-        .device = device,
+        .device = planner.device(request),
         .options = [&](PlanDigest& digest) { digest.same("ignore_index", options.ignore_index); }};
   };
-  return plan_sharded(in.sharding, request, head, plan);
+  return plan_sharded(planner, in.sharding, request, head);
 }
-
-auto planner() {
-  return [](const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request) {
-    return plan_local(shape, features, request);
-  };
+LossPlan plan_forward(const LocalPlanner& planner, const HeadOptions& options, const HeadInputs& in,
+                      const HeadOutputs& out, const PlanRequest& request) {
+  return plan_calls(planner, options, in, request,
+                    [&] { return forward_features(options, in, out); });
 }
-auto planner(const Context& context) {
-  return [&](const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request) {
-    return plan_local(context, shape, features, request);
-  };
+LossPlan plan_backward(const LocalPlanner& planner, const HeadOptions& options,
+                       const HeadInputs& in, const HeadCotangents& cotangents,
+                       const HeadGradients& gradients, const PlanRequest& request) {
+  return plan_calls(planner, options, in, request,
+                    [&] { return backward_features(options, in, cotangents, gradients); });
 }
 
 // --- A forward whose exponentials are saved until the backward.
@@ -209,6 +208,13 @@ HeadFeatures saved_features(const LossPlan& plan, const HeadOptions& options, co
   return f;
 }
 
+LossPlan plan_saved(const LocalPlanner& planner, const HeadOptions& options, const HeadInputs& in,
+                    const HeadOutputs& out, const HeadGradients& gradients,
+                    const PlanRequest& request) {
+  const HeadShape shape = check_inputs(options, in);
+  return planner.plan_in_one_chunk(shape, saved_features(options, in, out, gradients), request);
+}
+
 void require_saved(const Context& context, const LossPlan& plan) {
   if (context.device().kind != DeviceKind::cuda)
     throw Unsupported(
@@ -223,15 +229,13 @@ void require_saved(const Context& context, const LossPlan& plan) {
 
 LossPlan plan_head_saved(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
                          const HeadGradients& gradients, const PlanRequest& request) {
-  const HeadShape shape = check_inputs(options, in);
-  return plan_in_one_chunk(shape, saved_features(options, in, out, gradients), request);
+  return plan_saved({}, options, in, out, gradients, request);
 }
 
 LossPlan plan_head_saved(const Context& context, const HeadOptions& options, const HeadInputs& in,
                          const HeadOutputs& out, const HeadGradients& gradients,
                          const PlanRequest& request) {
-  const HeadShape shape = check_inputs(options, in);
-  return plan_in_one_chunk(context, shape, saved_features(options, in, out, gradients), request);
+  return plan_saved(context, options, in, out, gradients, request);
 }
 
 void head_forward_saved(const Context& context, const LossPlan& plan, const HeadOptions& options,
@@ -261,28 +265,24 @@ void head_backward_saved(const Context& context, const LossPlan& plan, const Hea
 
 LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
                            const PlanRequest& request) {
-  const auto features = [&] { return forward_features(options, in, out); };
-  return plan_calls(options, in, request, request.device, features, planner());
+  return plan_forward({}, options, in, out, request);
 }
 
 LossPlan plan_head_backward(const HeadOptions& options, const HeadInputs& in,
                             const HeadCotangents& cotangents, const HeadGradients& gradients,
                             const PlanRequest& request) {
-  const auto features = [&] { return backward_features(options, in, cotangents, gradients); };
-  return plan_calls(options, in, request, request.device, features, planner());
+  return plan_backward({}, options, in, cotangents, gradients, request);
 }
 
 LossPlan plan_head_forward(const Context& context, const HeadOptions& options, const HeadInputs& in,
                            const HeadOutputs& out, const PlanRequest& request) {
-  const auto features = [&] { return forward_features(options, in, out); };
-  return plan_calls(options, in, request, context.device(), features, planner(context));
+  return plan_forward(context, options, in, out, request);
 }
 
 LossPlan plan_head_backward(const Context& context, const HeadOptions& options,
                             const HeadInputs& in, const HeadCotangents& cotangents,
                             const HeadGradients& gradients, const PlanRequest& request) {
-  const auto features = [&] { return backward_features(options, in, cotangents, gradients); };
-  return plan_calls(options, in, request, context.device(), features, planner(context));
+  return plan_backward(context, options, in, cotangents, gradients, request);
 }
 
 void head_forward(const Context& context, const LossPlan& plan, const HeadOptions& options,

@@ -137,8 +137,8 @@ std::shared_ptr<void> event_of_memory(const void* memory) {
 }
 
 // Plans for the ranks of one vocabulary group.
-LossPlan plan_vocab(const Sharding& sharding, const PlanRequest& request,
-                    const std::function<ShardedHead()>& head, const PlanOfRank& plan) {
+LossPlan plan_vocab(const LocalPlanner& planner, const Sharding& sharding,
+                    const PlanRequest& request, const std::function<ShardedHead()>& head) {
   Communicator& vocab_group = *sharding.vocab_group;
   ShardedHead mine;
   const auto add_sizes = [&](PlanDigest& digest) {
@@ -162,8 +162,9 @@ LossPlan plan_vocab(const Sharding& sharding, const PlanRequest& request,
   const auto make = [&](std::uint64_t said_before, const PlanRequest& wanted) {
     return agree(vocab_group, [&](PlanDigest& digest) {
       digest.same("sizes", static_cast<std::int64_t>(said_before));
-      plans.make([&](const HeadShape& s, const HeadFeatures& f) { return plan(s, f, wanted); },
-                 digest);
+      plans.make(
+          [&](const HeadShape& s, const HeadFeatures& f) { return planner.plan(s, f, wanted); },
+          digest);
       describe_far_plan(plans.with_tokens(), mine.shape.vocab, digest);
     });
   };
@@ -199,39 +200,32 @@ LossPlan plan_vocab(const Sharding& sharding, const PlanRequest& request,
 }
 
 // Plans for plan_head, which has the shape and features but no tensors.
-template <typename Plan>
-LossPlan plan_shape(const HeadShape& shape, const HeadFeatures& features,
-                    const PlanRequest& request, const DeviceLimits& device, const Plan& plan) {
+LossPlan plan_shape(const LocalPlanner& planner, const HeadShape& shape,
+                    const HeadFeatures& features, const PlanRequest& request) {
   if (!is_sharded(request.sharding)) {
     require(features.vocab_ranks == 0 && !features.tokens_sharded && features.gathered_rows == 0,
             "sharding: the features are of a sharded vocabulary, and the request has no sharding");
-    return plan(shape, features, request);
+    return planner.plan(shape, features, request);
   }
   const auto head = [&]() -> ShardedHead {
     require_sharding(request.sharding, shape.vocab);
-    ShardedHead mine{.shape = shape, .features = features, .device = device};
+    ShardedHead mine{.shape = shape, .features = features, .device = planner.device(request)};
     set_sharding(request.sharding, mine.features);
     return mine;
   };
-  return plan_sharded(request.sharding, request, head, plan);
+  return plan_sharded(planner, request.sharding, request, head);
 }
 
 }  // namespace
 
 LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
                    const PlanRequest& request) {
-  return plan_shape(shape, features, request, request.device,
-                    [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
-                      return plan_local(s, f, r);
-                    });
+  return plan_shape({}, shape, features, request);
 }
 
 LossPlan plan_head(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                    const PlanRequest& request) {
-  return plan_shape(shape, features, request, context.device(),
-                    [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
-                      return plan_local(context, s, f, r);
-                    });
+  return plan_shape(context, shape, features, request);
 }
 
 void require_device(const Sharding& sharding, DeviceKind device) {
@@ -319,13 +313,13 @@ void require_rows(const Sharding& sharding) {
     throw Unsupported("sharding: a weight sharded by columns has no far field");
 }
 
-LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,
-                      const std::function<ShardedHead()>& head, const PlanOfRank& plan) {
-  if (sharding.replicas == nullptr) return plan_vocab(sharding, request, head, plan);
+LossPlan plan_sharded(const LocalPlanner& planner, const Sharding& sharding,
+                      const PlanRequest& request, const std::function<ShardedHead()>& head) {
+  if (sharding.replicas == nullptr) return plan_vocab(planner, sharding, request, head);
   LossPlan made;
   // An error in one vocabulary group is propagated to the replicas in the others.
   const Agreement agreed = agree(*sharding.replicas, [&](PlanDigest& digest) {
-    made = plan_vocab(sharding, request, head, plan);
+    made = plan_vocab(planner, sharding, request, head);
     digest.same("vocab", sharding.vocab);
     digest.same("ranks of the vocabulary entries", sharding.vocab_group->size());
   });

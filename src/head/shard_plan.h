@@ -15,6 +15,8 @@
 
 namespace logitless {
 
+class LocalPlanner;  // head/plan/choose.h
+
 // Agreement of the ranks on a plan. It is shared by the plan and its copies, so that their calls
 // are counted together.
 struct ShardAgreement {
@@ -59,14 +61,11 @@ struct ShardedHead {
   DeviceLimits device = {};  // all ranks plan with the card of rank 0
   std::function<void(PlanDigest&)> options = {};
 };
-// Makes the plan of one rank.
-using PlanOfRank =
-    std::function<LossPlan(const HeadShape&, const HeadFeatures&, const PlanRequest&)>;
-// Plans with all ranks; collective. `head` may throw the errors of the arguments. `plan` gets the
-// request, or one for an exact plan if the ranks would choose different far fields. Throws as
+// Plans with all ranks; collective. `head` may throw the errors of the arguments. `planner` gets
+// the request, or one for an exact plan if the ranks would choose different far fields. Throws as
 // agree() does, the same on all ranks.
-LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,
-                      const std::function<ShardedHead()>& head, const PlanOfRank& plan);
+LossPlan plan_sharded(const LocalPlanner& planner, const Sharding& sharding,
+                      const PlanRequest& request, const std::function<ShardedHead()>& head);
 
 // Sets the ranks of a call that run_call runs, and its sizes per rank.
 void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call);

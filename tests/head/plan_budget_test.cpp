@@ -56,7 +56,7 @@ void expect_worth_it(const HeadShape& shape, const HeadFeatures& features,
   const auto with = [&](std::size_t budget) {
     PlanRequest r = request;
     r.memory_budget = budget;
-    return plan_local(shape, features, r);
+    return LocalPlanner().plan(shape, features, r);
   };
   const LossPlan plan = with(request.memory_budget), free = with(0);
   SCOPED_TRACE(plan.explain());

@@ -136,8 +136,7 @@ void plan_over_cpus(HeadOverRanks::State& ranks, std::size_t memory_budget) {
   PlanRequest request;
   request.memory_budget = memory_budget;
   request.device.threads = 1;  // bits must not depend on threads
-  ranks.make_plan(request, [](const HeadShape& shape, const HeadFeatures& features,
-                              const PlanRequest& r) { return plan_local(shape, features, r); });
+  ranks.make_plan({}, request);
   ranks.plan = with_threads(ranks.plan, ranks.head->context->threads());
   ranks.set_scratch(workspace_bytes(*ranks.head));
 }
@@ -146,9 +145,7 @@ void plan_over_gpus(HeadOverRanks::State& ranks, std::size_t memory_budget) {
   const auto plan = [&](std::size_t budget) {
     PlanRequest request;
     request.memory_budget = budget;
-    ranks.make_plan(request, [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
-      return plan_local(ranks.context, s, f, r);
-    });
+    ranks.make_plan(ranks.context, request);
   };
   std::size_t capacity = 0;  // of any head: the ranks must agree on which one
   for (const Instruction& i : ranks.program->instructions) {

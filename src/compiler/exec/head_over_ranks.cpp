@@ -42,13 +42,12 @@ ShardedHead HeadOverRanks::State::checked_head() {
   return mine;
 }
 
-void HeadOverRanks::State::make_plan(const PlanRequest& request, const PlanOfRank& plan_local) {
+void HeadOverRanks::State::make_plan(const LocalPlanner& planner, const PlanRequest& request) {
   require(sharding.vocab_group != nullptr,
           "sharding: vocab_group: expected the ranks of the vocabulary, got no communicator");
   PlanRequest of_ranks = request;
   of_ranks.sharding = sharding;
-  plan = plan_sharded(
-      sharding, of_ranks, [&] { return checked_head(); }, plan_local);
+  plan = plan_sharded(planner, sharding, of_ranks, [&] { return checked_head(); });
   // Keeps a copy: the caller's table may not outlive this call.
   const std::vector<std::int32_t>& table = plan.agreement->table;
   if (sharding.vocab_ids.defined()) sharding.vocab_ids = {table.data(), DType::i32, {table.size()}};

@@ -28,8 +28,8 @@ struct HeadOverRanks::State {
   std::size_t local_bytes = 0;         // of `workspace`; 0: the program's is large enough
   std::optional<Workspace> workspace;  // allocated by the first run
 
-  // Checks the arguments and makes the plan; `plan` makes the plan of this rank alone. Collective.
-  void make_plan(const PlanRequest& request, const PlanOfRank& plan);
+  // Checks the arguments and makes the plan. Collective.
+  void make_plan(const LocalPlanner& planner, const PlanRequest& request);
   // `capacity`: workspace bytes that the program has for its head.
   void set_scratch(std::size_t capacity);
   ShardedHead checked_head();

@@ -493,21 +493,19 @@ PlanRequest for_context(const Context& context, PlanRequest request) {
 
 }  // namespace
 
-LossPlan plan_local(const HeadShape& shape, const HeadFeatures& features,
-                    const PlanRequest& request) {
-  if (request.device == DeviceLimits{}) return plan_local(Context(), shape, features, request);
-  return plan_for(shape, features, request);
+PlanRequest LocalPlanner::for_device(const PlanRequest& request) const {
+  if (context_ != nullptr) return for_context(*context_, request);
+  return request.device == DeviceLimits{} ? for_context(Context(), request) : request;
 }
 
-LossPlan plan_local(const Context& context, const HeadShape& shape, const HeadFeatures& features,
-                    const PlanRequest& request) {
-  return plan_for(shape, features, for_context(context, request));
+LossPlan LocalPlanner::plan(const HeadShape& shape, const HeadFeatures& features,
+                            const PlanRequest& request) const {
+  return plan_for(shape, features, for_device(request));
 }
 
-LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
-                           const PlanRequest& request) {
-  if (request.device == DeviceLimits{})
-    return plan_in_one_chunk(Context(), shape, features, request);
+LossPlan LocalPlanner::plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
+                                         const PlanRequest& wanted) const {
+  const PlanRequest request = for_device(wanted);
   if (request.device.kind != DeviceKind::cuda)
     throw Unsupported(
         "plan_head_saved: exp(z) is saved from forward to backward on a GPU; on the CPU use "
@@ -529,11 +527,6 @@ LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
   // If no plan is within the default's limit, a default would be the smallest plan; this throws
   // instead.
   return plan.default_limit != 0 ? plan : build(default_limit(shape, false, false) / 5 * 6, false);
-}
-
-LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
-                           const HeadFeatures& features, const PlanRequest& request) {
-  return plan_in_one_chunk(shape, features, for_context(context, request));
 }
 
 LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device) {

@@ -6,17 +6,26 @@
 
 namespace logitless {
 
-// Does plan_head on this rank alone: features may be sharded, and request.sharding is ignored.
-LossPlan plan_local(const HeadShape& shape, const HeadFeatures& features,
-                    const PlanRequest& request);
-LossPlan plan_local(const Context& context, const HeadShape& shape, const HeadFeatures& features,
-                    const PlanRequest& request);
+// Plans on this rank alone, for the device and threads of a context or else for request.device.
+class LocalPlanner {
+ public:
+  LocalPlanner() = default;
+  LocalPlanner(const Context& context) : context_(&context) {}
 
-// Makes a dense plan with all tokens in one chunk on a GPU, for saved_head.h.
-LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
-                           const PlanRequest& request);
-LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
-                           const HeadFeatures& features, const PlanRequest& request);
+  const DeviceLimits& device(const PlanRequest& request) const {
+    return context_ != nullptr ? context_->device() : request.device;
+  }
+  // Does plan_head: features may be sharded, and request.sharding is ignored.
+  LossPlan plan(const HeadShape& shape, const HeadFeatures& features,
+                const PlanRequest& request) const;
+  // Makes a dense plan with all tokens in one chunk on a GPU, for saved_head.h.
+  LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
+                             const PlanRequest& request) const;
+
+ private:
+  const Context* context_ = nullptr;
+  PlanRequest for_device(const PlanRequest& request) const;
+};
 
 // Returns a CPU plan with scratch for `threads`, including that of its audit. Chunks keep their
 // sizes, so that results do not depend on the number of threads.

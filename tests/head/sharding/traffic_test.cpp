@@ -227,7 +227,7 @@ TEST(ShardingExchange, OfAGpuHoldsSlicesWithinTheBudget) {
   std::int64_t last = 1 << 30;
   for (const std::size_t budget : {2_GiB, 768_MiB, 300_MiB}) {
     request.memory_budget = budget;
-    const LossPlan plan = plan_local(shape, features, request);
+    const LossPlan plan = LocalPlanner().plan(shape, features, request);
     EXPECT_EQ(plan.kind, PlanKind::recompute);
     EXPECT_LE(plan.workspace_bytes(), budget);
     EXPECT_EQ(plan.slice_rows % 256, 0);
