@@ -94,4 +94,11 @@ bool is_identity(const std::vector<int>& dims) {
   return true;
 }
 
+std::optional<double> number_of(const Graph& graph, Value v) {
+  while (graph.node(v).op == Op::broadcast) v = graph.node(v).operands[0];
+  const Node& n = graph.node(v);
+  if (n.op != Op::constant || !n.attributes->begin.empty()) return std::nullopt;
+  return n.attributes->number;
+}
+
 }  // namespace logitless::ir

@@ -1,6 +1,7 @@
-// Shorthands for passes that add nodes.
+// Shorthands for passes.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,5 +25,7 @@ Value pad(Graph& g, Value x, Shape low, Shape high);
 // Returns the dimensions of 0 .. rank - 1 that are not in dims.
 std::vector<int> other_dims(int rank, const std::vector<int>& dims);
 bool is_identity(const std::vector<int>& dims);
+// Returns the number that all elements of a broadcast constant are; nothing for other values.
+std::optional<double> number_of(const Graph& graph, Value v);
 
 }  // namespace logitless::ir

@@ -174,6 +174,13 @@ struct Node {
   std::string name;  // hint for printing; may be empty
 };
 
+inline bool is_map(const Node& node, Function function) {
+  return node.op == Op::map && node.attributes->function == function;
+}
+inline bool is_reduce(const Node& node, Reduce kind) {
+  return node.op == Op::reduce && node.attributes->reduce == kind;
+}
+
 // Returns "exp", "reduce": the name of values without a hint.
 std::string_view title_of(const Node& node);
 // Returns the name in reports: "layer3.mlp.gelu (tanh) bf16[4, N], loss.py:12".

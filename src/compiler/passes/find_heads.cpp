@@ -41,8 +41,8 @@ class HeadFinder {
       return -1;
     };
     f.lse = reads(f.z, [&](const Node& u) {
-      return u.op == Op::reduce && u.attributes->reduce == Reduce::lse &&
-             u.attributes->dims == std::vector<int>{last} && u.results[0].dtype == DType::f32;
+      return is_reduce(u, Reduce::lse) && u.attributes->dims == std::vector<int>{last} &&
+             u.results[0].dtype == DType::f32;
     });
     const auto picks = [&](const Node& u) {
       return u.op == Op::pick && u.attributes->axis == last && u.results[0].rank() == last;
@@ -50,8 +50,8 @@ class HeadFinder {
     f.pick = reads(f.z, picks);
     if (f.pick < 0 && f.lse >= 0) {
       const int log_prob = reads(f.z, [&](const Node& u) {
-        return u.op == Op::map && u.attributes->function == Function::sub &&
-               u.operands[0] == Value{f.z, 0} && spreads(u.operands[1]) == Value{f.lse, 0};
+        return is_map(u, Function::sub) && u.operands[0] == Value{f.z, 0} &&
+               spreads(u.operands[1]) == Value{f.lse, 0};
       });
       if (log_prob >= 0) f.pick = reads(log_prob, picks);
       f.pick_log_prob = f.pick >= 0;
@@ -72,16 +72,10 @@ class HeadFinder {
                       static_cast<int>(n.attributes->dims.size()) == n.results[0].rank() - 1;
     return rows ? n.operands[0] : Value{};
   }
-  std::optional<double> number(Value v) const {
-    while (g_.node(v).op == Op::broadcast) v = g_.node(v).operands[0];
-    const Node& n = g_.node(v);
-    if (n.op != Op::constant || !n.attributes->begin.empty()) return std::nullopt;
-    return n.attributes->number;
-  }
   // Returns the first map with `function` that reads z, which is the forward's; -1 if none.
   int reader(int z, Function function) const {
     for (const int u : users_[static_cast<std::size_t>(z)]) {
-      if (g_.node(u).op == Op::map && g_.node(u).attributes->function == function) return u;
+      if (is_map(g_.node(u), function)) return u;
     }
     return -1;
   }
@@ -107,7 +101,7 @@ class HeadFinder {
       const int scaled = reader(f.z, function);
       if (scaled < 0 || (function == Function::div && g_.node(scaled).operands[0].node != f.z))
         continue;
-      const std::optional<double> s = number(other(scaled, f.z));
+      const std::optional<double> s = number_of(g_, other(scaled, f.z));
       // A scaling before a tanh belongs to the softcap.
       if (!s || *s == 0.0 || reader(scaled, Function::tanh) >= 0) continue;
       f.scale = function == Function::mul ? *s : 1.0 / *s;
@@ -123,12 +117,12 @@ class HeadFinder {
       const int scaled = reader(f.z, function);
       if (scaled < 0) continue;
       const int curve = reader(scaled, Function::tanh);
-      const std::optional<double> by = number(other(scaled, f.z));
+      const std::optional<double> by = number_of(g_, other(scaled, f.z));
       const int capped = curve < 0 ? -1 : reader(curve, Function::mul);
       if (capped < 0 || !by || *by <= 0.0 ||
           (function == Function::div && g_.node(scaled).operands[0].node != f.z))
         continue;
-      const std::optional<double> cap = number(other(capped, curve));
+      const std::optional<double> cap = number_of(g_, other(capped, curve));
       const double c = function == Function::div ? *by : 1.0 / *by;
       if (!cap || std::abs(*cap - c) > 1e-6 * c) continue;
       f.softcap = *cap;

@@ -9,6 +9,7 @@
 #include "compiler/ir/build.h"
 #include "compiler/ops/op.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rewriter.h"
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -463,16 +464,11 @@ std::string new_group(const Graph& graph) {
 }
 
 Graph resize_loops(const Graph& graph, const std::string& group, std::int64_t chunk) {
-  Graph out;
-  out.name = graph.name;
-  out.reserve(graph.size());
   std::map<const Loop*, std::shared_ptr<const Loop>> resized;
-  for (int id = 0; id < graph.size(); ++id) {
+  Rewriter to(graph);
+  return to.run([&](int id) -> Value {
     const Node& n = graph.node(id);
-    if (n.op != Op::loop || group_of(n.attributes->loop->symbol) != group) {
-      out.copy(graph, id, n.operands);
-      continue;
-    }
+    if (n.op != Op::loop || group_of(n.attributes->loop->symbol) != group) return {};
     std::shared_ptr<const Loop>& loop = resized[n.attributes->loop.get()];
     if (loop == nullptr) {
       auto other = std::make_shared<Loop>(*n.attributes->loop);
@@ -481,10 +477,8 @@ Graph resize_loops(const Graph& graph, const std::string& group, std::int64_t ch
     }
     Attributes a = n.attributes;
     a.loop = loop;
-    out.add(n.op, n.operands, std::move(a), n.name);
-  }
-  for (const Output& o : graph.outputs()) out.add_output(o.name, o.value);
-  return out;
+    return to.with(id, std::move(a));
+  });
 }
 
 }  // namespace logitless::ir

@@ -71,8 +71,7 @@ class RowMasks {
     return std::nullopt;
   }
   bool is_row_map(const Node& n, Function function) const {
-    return n.op == Op::map && n.attributes->function == function &&
-           elements_of(n.results[0]) == rows_;
+    return is_map(n, function) && elements_of(n.results[0]) == rows_;
   }
   // Returns whether the value is computed from the head's results or logits.
   bool needs_head(Value v) const {
@@ -160,8 +159,7 @@ class RowMasks {
   // Returns whether the select takes operand `of` where the condition holds, and zero or anything
   // else where it does not.
   bool selects(const Node& n, const Condition& c, std::size_t of) const {
-    return n.op == Op::map && n.attributes->function == Function::select &&
-           condition_of(n.operands[0], of == 1) == c;
+    return is_map(n, Function::select) && condition_of(n.operands[0], of == 1) == c;
   }
 
   bool masks(const Condition& c) {

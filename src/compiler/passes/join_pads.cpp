@@ -24,8 +24,6 @@ struct Sum {
   std::vector<Part> parts;
 };
 
-bool is_add(const Node& n) { return n.op == Op::map && n.attributes->function == Function::add; }
-
 // Returns the one axis that a pad extends.
 std::optional<int> padded_axis(const Node& pad) {
   std::optional<int> axis;
@@ -103,7 +101,7 @@ class Joiner {
     std::optional<Sum> sum;
     if (n.op == Op::pad) sum = sum_of_pad(n);
     if (n.op == Op::cast) sum = sum_of_cast(n);
-    if (is_add(n)) sum = sum_of_add(n);
+    if (is_map(n, Function::add)) sum = sum_of_add(n);
     return sum ? *sum : Sum{{id, 0}, -1, {}};
   }
 
@@ -146,7 +144,7 @@ class Joiner {
     const Node& n = g_.node(id);
     const std::vector<Part>& parts = sums_[static_cast<std::size_t>(id)].parts;
     if (n.op == Op::pad && parts.size() == 1) return parts[0].value != n.operands[0];
-    return (n.op == Op::pad || is_add(n)) && parts.size() > 1;
+    return (n.op == Op::pad || is_map(n, Function::add)) && parts.size() > 1;
   }
 
   std::vector<bool> what_is_read() const {

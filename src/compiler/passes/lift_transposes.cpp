@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rewriter.h"
 
 namespace logitless::ir {
 namespace {
@@ -34,16 +35,15 @@ class Lifted {
     return n.op == Op::constant || n.op == Op::iota;
   }
 
-  // Adds the value in the new order. mapped(v): a value of the old graph in the new one.
-  template <typename Mapped>
-  Value add(Graph& out, Value v, const Mapped& mapped) {
+  // Adds the value in the new order.
+  Value add(Rewriter& to, Value v) {
     const auto [found, is_new] = made_.try_emplace(v);
     if (!is_new) return found->second;
     const Node& n = graph_.node(v);
     Attributes a = n.attributes;
     std::vector<Value> operands;
     if (is_elementwise(n.op)) {
-      for (const Value o : n.operands) operands.push_back(add(out, o, mapped));
+      for (const Value o : n.operands) operands.push_back(add(to, o));
     } else {
       a.type.shape.clear();
       for (const int d : dims_)
@@ -51,10 +51,10 @@ class Lifted {
       if (n.op == Op::iota) a.axis = place_[static_cast<std::size_t>(a.axis)];
       if (n.op == Op::broadcast) {
         a.dims = dims_of(n);
-        operands.push_back(mapped(n.operands[0]));
+        operands.push_back(to(n.operands[0]));
       }
     }
-    return made_[v] = out.add(n.op, std::move(operands), std::move(a), n.name);
+    return made_[v] = to.out.add(n.op, std::move(operands), std::move(a), n.name);
   }
 
  private:
@@ -75,28 +75,13 @@ class Lifted {
 }  // namespace
 
 Graph lift_transposes(const Graph& graph) {
-  Graph out;
-  out.name = graph.name;
-  std::vector<Value> to;
-  const auto mapped = [&](Value v) {
-    const Value first = to[static_cast<std::size_t>(v.node)];
-    return Value{first.node, first.index + v.index};
-  };
-  for (int id = 0; id < graph.size(); ++id) {
+  Rewriter to(graph);
+  return to.run([&](int id) -> Value {
     const Node& n = graph.node(id);
-    if (n.op == Op::transpose && is_elementwise(graph.node(n.operands[0]).op)) {
-      Lifted lifted(graph, n.attributes->dims);
-      if (lifted.can(n.operands[0])) {
-        to.push_back(lifted.add(out, n.operands[0], mapped));
-        continue;
-      }
-    }
-    std::vector<Value> operands;
-    for (const Value v : n.operands) operands.push_back(mapped(v));
-    to.push_back(out.copy(graph, id, std::move(operands)));
-  }
-  for (const Output& o : graph.outputs()) out.add_output(o.name, mapped(o.value));
-  return out;
+    if (n.op != Op::transpose || !is_elementwise(graph.node(n.operands[0]).op)) return {};
+    Lifted lifted(graph, n.attributes->dims);
+    return lifted.can(n.operands[0]) ? lifted.add(to, n.operands[0]) : Value{};
+  });
 }
 
 }  // namespace logitless::ir

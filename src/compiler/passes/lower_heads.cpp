@@ -8,6 +8,7 @@
 #include "compiler/ir/build.h"
 #include "compiler/passes/find_heads.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rewriter.h"
 
 namespace logitless::ir {
 namespace {
@@ -88,19 +89,16 @@ class Writer {
     }
   }
 
-  bool is_map(int id, Function function) const {
-    return g_.node(id).op == Op::map && g_.node(id).attributes->function == function;
-  }
   // Returns the sign of lse in lse - pick or pick - lse, written with sub or as a sum with a neg.
   // The engine rounds this difference once. Returns 0 if the node is neither.
   int lse_sign(int id) const {
     const FoundHead& f = h_.found;
-    const bool minus = is_map(id, Function::sub);
-    if (f.pick_log_prob || !(minus || is_map(id, Function::add))) return 0;
+    const bool minus = is_map(g_.node(id), Function::sub);
+    if (f.pick_log_prob || !(minus || is_map(g_.node(id), Function::add))) return 0;
     int of_lse = 0, of_pick = 0;
     for (std::size_t i = 0; i < 2; ++i) {
       int operand = g_.node(id).operands[i].node, sign = minus && i == 1 ? -1 : 1;
-      if (is_map(operand, Function::neg)) {
+      if (is_map(g_.node(operand), Function::neg)) {
         operand = g_.node(operand).operands[0].node;
         sign = -sign;
       }
@@ -276,21 +274,13 @@ Graph lower_heads(const Graph& graph, std::int64_t workspace, std::int64_t least
 }
 
 Graph limit_heads(const Graph& graph, std::int64_t workspace) {
-  Graph out;
-  out.name = graph.name;
-  out.reserve(graph.size());
-  for (int id = 0; id < graph.size(); ++id) {
-    const Node& n = graph.node(id);
-    if (n.op != Op::head) {
-      out.copy(graph, id, n.operands);
-      continue;
-    }
-    Attributes a = n.attributes;
+  Rewriter to(graph);
+  return to.run([&](int id) -> Value {
+    if (graph.node(id).op != Op::head) return {};
+    Attributes a = graph.node(id).attributes;
     a.head.workspace = workspace;
-    out.add(n.op, n.operands, std::move(a), n.name);
-  }
-  for (const Output& o : graph.outputs()) out.add_output(o.name, o.value);
-  return out;
+    return to.with(id, std::move(a));
+  });
 }
 
 }  // namespace logitless::ir

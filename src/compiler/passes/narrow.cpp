@@ -160,7 +160,7 @@ class Narrower {
         need[d] = both(need[d], moved(box[d], n.op == Op::slice ? first : -first));
       }
     }
-    if (n.op == Op::reduce && n.attributes->reduce == Reduce::sum && v.index == 0) {
+    if (is_reduce(n, Reduce::sum) && v.index == 0) {
       for (const int d : n.attributes->dims)
         need[at(d)] = within(need[at(d)], nonzero_[at(v.node)][at(d)]);
     }

@@ -3,6 +3,7 @@
 
 #include "compiler/ops/op.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rewriter.h"
 
 namespace logitless::ir {
 namespace {
@@ -38,20 +39,14 @@ bool may_be_near(const Node& n, bool seen) {
 
 Graph mark_near_results(const Graph& graph) {
   const std::vector<bool> seen = rounding_is_seen(graph);
-  Graph out;
-  out.name = graph.name;
-  for (int id = 0; id < graph.size(); ++id) {
+  Rewriter to(graph);
+  return to.run([&](int id) -> Value {
     const Node& n = graph.node(id);
-    if (!may_be_near(n, seen[static_cast<std::size_t>(id)])) {
-      out.copy(graph, id, n.operands);
-      continue;
-    }
+    if (!may_be_near(n, seen[static_cast<std::size_t>(id)])) return {};
     Attributes near = n.attributes;
     near.near = true;
-    out.add(n.op, n.operands, std::move(near), n.name);
-  }
-  for (const Output& o : graph.outputs()) out.add_output(o.name, o.value);
-  return out;
+    return to.with(id, std::move(near));
+  });
 }
 
 }  // namespace logitless::ir

@@ -8,6 +8,7 @@
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rewriter.h"
 
 namespace logitless::ir {
 namespace {
@@ -16,40 +17,26 @@ using Sizes = std::vector<std::int64_t>;
 
 class PartProducts {
  public:
-  explicit PartProducts(const Graph& graph) : g_(graph) {}
+  explicit PartProducts(const Graph& graph) : g_(graph), to_(graph) {}
 
   Graph run() {
-    out_.name = g_.name;
-    out_.reserve(g_.size());
-    for (int id = 0; id < g_.size(); ++id) {
-      const Node& n = g_.node(id);
-      Value made = n.op == Op::dot ? parted(id) : Value{};
-      if (!made.valid()) {
-        std::vector<Value> operands;
-        for (const Value v : n.operands) operands.push_back(mapped(v));
-        if (n.op == Op::reshape) operands[0] = before_reshapes(operands[0]);
-        made = out_.copy(g_, id, std::move(operands));
-      }
-      new_.push_back(made);
-    }
-    for (const Output& output : g_.outputs()) out_.add_output(output.name, mapped(output.value));
-    return std::move(out_);
+    return to_.run([&](int id) -> Value {
+      const Value made = g_.node(id).op == Op::dot ? parted(id) : Value{};
+      if (g_.node(id).op != Op::reshape) return made;
+      std::vector<Value> operands = to_.operands_of(id);
+      operands[0] = before_reshapes(operands[0]);
+      return to_.out.copy(g_, id, std::move(operands));
+    });
   }
 
  private:
   const Graph& g_;
-  Graph out_;
-  std::vector<Value> new_;  // by node: its new first result
+  Rewriter to_;
   std::map<Value, std::optional<std::vector<DimParts>>> known_;
-
-  Value mapped(Value v) const {
-    const Value first = new_[static_cast<std::size_t>(v.node)];
-    return {first.node, first.index + v.index};
-  }
 
   // Skips reshapes of a value of the new graph.
   Value before_reshapes(Value v) const {
-    while (out_.node(v).op == Op::reshape) v = out_.node(v).operands[0];
+    while (to_.out.node(v).op == Op::reshape) v = to_.out.node(v).operands[0];
     return v;
   }
 
@@ -111,14 +98,14 @@ class PartProducts {
     agree(a.batch_a, a.batch_b);
     agree(a.contract_a, a.contract_b);
     if (is_whole(x) && is_whole(y)) return {};
-    const Origin origin(out_, {}, n.attributes->location);
+    const Origin origin(to_.out, {}, n.attributes->location);
     const Value left = reshaped(n.operands[0], x), right = reshaped(n.operands[1], y);
     a.batch_a = places(x, a.batch_a);
     a.batch_b = places(y, a.batch_b);
     a.contract_a = places(x, a.contract_a);
     a.contract_b = places(y, a.contract_b);
-    const Value made = out_.add(Op::dot, {left, right}, std::move(a), n.name);
-    return reshape(out_, made, n.results[0].shape);
+    const Value made = to_.out.add(Op::dot, {left, right}, std::move(a), n.name);
+    return reshape(to_.out, made, n.results[0].shape);
   }
   static bool is_whole(const std::vector<Sizes>& dims) {
     for (const Sizes& sizes : dims) {
@@ -131,7 +118,7 @@ class PartProducts {
     for (const Sizes& sizes : dims) {
       for (const std::int64_t size : sizes) shape.emplace_back(size);
     }
-    return reshape(out_, before_reshapes(mapped(v)), std::move(shape));
+    return reshape(to_.out, before_reshapes(to_(v)), std::move(shape));
   }
   // Returns the indices of dimensions after the split.
   static std::vector<int> places(const std::vector<Sizes>& dims, const std::vector<int>& of) {

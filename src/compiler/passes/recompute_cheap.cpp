@@ -43,31 +43,10 @@ Graph recompute_cheap(const Graph& graph) {
   flow.run(source, sink);
   const std::vector<bool> late = flow.reaching(sink);
 
-  Graph out;
-  out.name = graph.name;
-  std::vector<int> early(static_cast<std::size_t>(graph.size()), -1),
-      again(static_cast<std::size_t>(cut), -1);
-  const auto copy = [&](int id, auto&& operand) {
-    const Node& n = graph.node(id);
-    std::vector<Value> operands;
-    for (const Value v : n.operands) operands.push_back(operand(v));
-    return out.copy(graph, id, std::move(operands)).node;
-  };
-  // A value that is read after the cut is stored, or recomputed there from stored values.
-  auto after = [&](auto&& self, Value v) -> Value {
-    const auto at = static_cast<std::size_t>(v.node);
-    if (v.node >= cut || !late[2 * at] || !is_cheap(graph.node(v).op)) return {early[at], v.index};
-    if (again[at] < 0) again[at] = copy(v.node, [&](Value o) { return self(self, o); });
-    return {again[at], v.index};
-  };
-  for (int id = 0; id < graph.size(); ++id) {
-    early[static_cast<std::size_t>(id)] = copy(id, [&](Value v) {
-      return id < cut ? Value{early[static_cast<std::size_t>(v.node)], v.index} : after(after, v);
-    });
-  }
-  for (const Output& o : graph.outputs())
-    out.add_output(o.name, {early[static_cast<std::size_t>(o.value.node)], o.value.index});
-  return eliminate_dead(std::move(out));
+  std::vector<bool> again(static_cast<std::size_t>(cut));
+  for (std::size_t id = 0; id < again.size(); ++id)
+    again[id] = late[2 * id] && is_cheap(graph.node(static_cast<int>(id)).op);
+  return recomputed_after(graph, cut, again);
 }
 
 }  // namespace logitless::ir

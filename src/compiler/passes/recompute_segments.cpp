@@ -147,7 +147,7 @@ RecomputeCurve::RecomputeCurve(const Graph& graph, double multiply_adds_per_byte
 // Recomputed it would come last, so it is pinned.
 void RecomputeCurve::pin_first(int id) {
   const Node& n = g_.node(id);
-  if (n.op != Op::map || n.attributes->function != Function::add) return;
+  if (!is_map(n, Function::add)) return;
   const int first = std::min(n.operands[0].node, n.operands[1].node);
   const bool sums =
       row_of(g_.node(n.operands[0]).op).sums || row_of(g_.node(n.operands[1]).op).sums;
@@ -227,31 +227,39 @@ bool RecomputeCurve::is_rounded(int node) const {
 }
 
 Graph RecomputeCurve::graph_of(const Point& point) const {
+  std::vector<bool> rounded(point.again.size());
+  for (std::size_t id = 0; id < rounded.size(); ++id)
+    rounded[id] = point.again[id] && is_rounded(static_cast<int>(id));
+  return recomputed_after(g_, cut_, point.again, rounded);
+}
+
+Graph recomputed_after(const Graph& graph, int cut, const std::vector<bool>& again,
+                       const std::vector<bool>& rounded) {
   Graph out;
-  out.name = g_.name;
-  out.reserve(g_.size());
-  std::vector<int> early(static_cast<std::size_t>(g_.size()), -1), again(bytes_.size(), -1);
+  out.name = graph.name;
+  out.reserve(graph.size());
+  std::vector<int> early(static_cast<std::size_t>(graph.size()), -1), copies(again.size(), -1);
   const auto copy = [&](int id, auto&& operand) {
-    const Node& n = g_.node(id);
+    const Node& n = graph.node(id);
     std::vector<Value> operands;
     for (const Value v : n.operands) operands.push_back(operand(v));
-    const Value made = out.copy(g_, id, std::move(operands));
-    const bool round = id < cut_ && point.again[static_cast<std::size_t>(id)] && is_rounded(id);
+    const Value made = out.copy(graph, id, std::move(operands));
+    const bool round = id < cut && !rounded.empty() && rounded[static_cast<std::size_t>(id)];
     return round ? cast(out, cast(out, made, DType::f32), n.results[0].dtype).node : made.node;
   };
   // A value that is read after the cut is stored, or recomputed there from stored values.
   auto after = [&](auto&& self, Value v) -> Value {
     const auto at = static_cast<std::size_t>(v.node);
-    if (v.node >= cut_ || !point.again[at]) return {early[at], v.index};
-    if (again[at] < 0) again[at] = copy(v.node, [&](Value o) { return self(self, o); });
-    return {again[at], v.index};
+    if (v.node >= cut || !again[at]) return {early[at], v.index};
+    if (copies[at] < 0) copies[at] = copy(v.node, [&](Value o) { return self(self, o); });
+    return {copies[at], v.index};
   };
-  for (int id = 0; id < g_.size(); ++id) {
+  for (int id = 0; id < graph.size(); ++id) {
     early[static_cast<std::size_t>(id)] = copy(id, [&](Value v) {
-      return id < cut_ ? Value{early[static_cast<std::size_t>(v.node)], v.index} : after(after, v);
+      return id < cut ? Value{early[static_cast<std::size_t>(v.node)], v.index} : after(after, v);
     });
   }
-  for (const Output& o : g_.outputs())
+  for (const Output& o : graph.outputs())
     out.add_output(o.name, {early[static_cast<std::size_t>(o.value.node)], o.value.index});
   return eliminate_dead(std::move(out));
 }

@@ -18,6 +18,12 @@ std::int64_t bytes_of_node(const Node& node);
 // memory. Sizes are bound.
 int busiest(const Graph& graph);
 
+// Returns the graph in which nodes from `cut` on read copies of the nodes `again` before it, with
+// the copies before their first readers. Results stay. Nodes in `rounded` are rounded to their
+// dtype by casts; empty: none.
+Graph recomputed_after(const Graph& graph, int cut, const std::vector<bool>& again,
+                       const std::vector<bool>& rounded = {});
+
 // Returns the multiply-adds of a node as lowering counts them, loops in full; 0 for heads and for
 // operations without products. Sizes are bound.
 double multiply_adds_of(const Graph& graph, int node);

@@ -5,6 +5,7 @@
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rewriter.h"
 
 namespace logitless::ir {
 namespace {
@@ -23,32 +24,19 @@ bool is_whole(const Graph& graph, const Node& n) {
 }  // namespace
 
 Graph rows_first(const Graph& graph) {
-  Graph out;
-  out.name = graph.name;
-  std::vector<Value> to;
-  const auto mapped = [&](Value v) {
-    const Value first = to[static_cast<std::size_t>(v.node)];
-    return Value{first.node, first.index + v.index};
-  };
-  for (int id = 0; id < graph.size(); ++id) {
+  Rewriter to(graph);
+  return to.run([&](int id) -> Value {
     const Node& n = graph.node(id);
-    if (!is_whole(graph, n)) {
-      std::vector<Value> operands;
-      for (const Value v : n.operands) operands.push_back(mapped(v));
-      to.push_back(out.copy(graph, id, std::move(operands)));
-      continue;
-    }
+    if (!is_whole(graph, n)) return {};
     const int last = graph.type(n.operands[0]).rank() - 1;
     const DType dtype = n.results[0].dtype;
     const DType between = size_of(dtype) == 2 ? DType::f32 : dtype;
     std::vector<int> rest = n.attributes->dims;
     std::erase(rest, last);
     const Reduce kind = n.attributes->reduce;
-    const Value rows = reduce(out, kind, mapped(n.operands[0]), {last}, between);
-    to.push_back(cast(out, reduce(out, kind, rows, rest, between), dtype));
-  }
-  for (const Output& o : graph.outputs()) out.add_output(o.name, mapped(o.value));
-  return out;
+    const Value rows = reduce(to.out, kind, to(n.operands[0]), {last}, between);
+    return cast(to.out, reduce(to.out, kind, rows, rest, between), dtype);
+  });
 }
 
 }  // namespace logitless::ir

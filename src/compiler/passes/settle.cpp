@@ -3,21 +3,16 @@
 #include <optional>
 #include <vector>
 
+#include "compiler/ir/build.h"
 #include "compiler/passes/find_heads.h"
 #include "compiler/passes/passes.h"
 
 namespace logitless::ir {
 namespace {
 
-std::optional<double> number_of(const Graph& graph, Value v) {
-  while (graph.node(v).op == Op::broadcast) v = graph.node(v).operands[0];
-  const Node& n = graph.node(v);
-  if (n.op != Op::constant || !n.attributes->begin.empty()) return std::nullopt;
-  return n.attributes->number;
-}
 const Node* function_at(const Graph& graph, Value v, Function function) {
   const Node& n = graph.node(v);
-  return n.op == Op::map && n.attributes->function == function ? &n : nullptr;
+  return is_map(n, function) ? &n : nullptr;
 }
 
 // The log-sum-exp that node `id` is, or NaN where that is infinite; -1: it is something else.
@@ -27,7 +22,7 @@ int settled(const Graph& graph, int id) {
   const Value lse = select->operands[1];
   const Node* test = function_at(graph, select->operands[0], Function::lt);
   const Node& n = graph.node(lse);
-  if (test == nullptr || n.op != Op::reduce || n.attributes->reduce != Reduce::lse) return -1;
+  if (test == nullptr || !is_reduce(n, Reduce::lse)) return -1;
   const Node* size = function_at(graph, test->operands[0], Function::abs);
   const std::optional<double> far = number_of(graph, test->operands[1]),
                               none = number_of(graph, select->operands[2]);

@@ -8,6 +8,7 @@
 #include "compiler/ir/build.h"
 #include "compiler/ops/op.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rewriter.h"
 
 namespace logitless::ir {
 namespace {
@@ -19,11 +20,11 @@ bool is_step(const Node& n) {
   return row_of(n.op).work == Work::elementwise && (n.op == Op::map || n.op == Op::cast);
 }
 
-// Rewrites one pick: `to` maps values of the old graph to the new one.
+// Rewrites one pick.
 class Sinker {
  public:
-  Sinker(const Graph& graph, int pick, Graph& out, const std::vector<Value>& to)
-      : g_(graph), pick_(graph.node(pick)), type_(pick_.results[0]), out_(out), to_(to) {}
+  Sinker(const Graph& graph, int pick, Rewriter& to)
+      : g_(graph), pick_(graph.node(pick)), type_(pick_.results[0]), out_(to.out), to_(to) {}
 
   bool applies() const {
     const Value x = pick_.operands[0];
@@ -33,7 +34,7 @@ class Sinker {
   }
 
   Value run() {
-    const Value index = mapped(pick_.operands[1]);
+    const Value index = to_(pick_.operands[1]);
     const Type of_index = out_.type(index);
     const std::int64_t size =
         sizes_of(g_.type(pick_.operands[0]))[static_cast<std::size_t>(pick_.attributes->axis)];
@@ -52,14 +53,10 @@ class Sinker {
   const Node& pick_;
   const Type type_;  // of the result
   Graph& out_;
-  const std::vector<Value>& to_;
+  const Rewriter& to_;
   std::map<Value, Value> done_;
 
   int axis() const { return pick_.attributes->axis; }
-  Value mapped(Value v) const {
-    const Value first = to_[static_cast<std::size_t>(v.node)];
-    return {first.node, first.index + v.index};
-  }
   Type typed(DType dtype) const {
     Type type = type_;
     type.dtype = dtype;
@@ -87,17 +84,17 @@ class Sinker {
     const DType dtype = n.results[static_cast<std::size_t>(v.index)].dtype;
     if (n.op == Op::constant) return constant(out_, n.attributes->number, typed(dtype));
     if (n.op == Op::iota && n.attributes->axis == axis())
-      return cast(out_, mapped(pick_.operands[1]), dtype);
+      return cast(out_, to_(pick_.operands[1]), dtype);
     if (n.op == Op::broadcast) {
       std::vector<int> dims = n.attributes->dims;
       const bool several = g_.type(pick_.operands[1]).rank() == g_.type(pick_.operands[0]).rank();
       for (int& d : dims) d -= !several && d > axis();
-      return broadcast(out_, mapped(n.operands[0]), type_.shape, dims);
+      return broadcast(out_, to_(n.operands[0]), type_.shape, dims);
     }
     if (!is_step(n)) {
       Attributes pick;
       pick.axis = axis();
-      return out_.add(Op::pick, {mapped(v), mapped(pick_.operands[1])}, pick, pick_.name);
+      return out_.add(Op::pick, {to_(v), to_(pick_.operands[1])}, pick, pick_.name);
     }
     std::vector<Value> operands;
     for (const Value o : n.operands) operands.push_back(picked(o));
@@ -108,30 +105,12 @@ class Sinker {
 }  // namespace
 
 Graph sink_picks(const Graph& graph) {
-  Graph out;
-  out.name = graph.name;
-  std::vector<Value> to;
-  for (int id = 0; id < graph.size(); ++id) {
-    const Node& n = graph.node(id);
-    if (n.op == Op::pick) {
-      Sinker sinker(graph, id, out, to);
-      if (sinker.applies()) {
-        to.push_back(sinker.run());
-        continue;
-      }
-    }
-    std::vector<Value> operands;
-    for (const Value v : n.operands) {
-      const Value first = to[static_cast<std::size_t>(v.node)];
-      operands.push_back({first.node, first.index + v.index});
-    }
-    to.push_back(out.copy(graph, id, std::move(operands)));
-  }
-  for (const Output& o : graph.outputs()) {
-    const Value first = to[static_cast<std::size_t>(o.value.node)];
-    out.add_output(o.name, {first.node, first.index + o.value.index});
-  }
-  return out;
+  Rewriter to(graph);
+  return to.run([&](int id) -> Value {
+    if (graph.node(id).op != Op::pick) return {};
+    Sinker sinker(graph, id, to);
+    return sinker.applies() ? sinker.run() : Value{};
+  });
 }
 
 }  // namespace logitless::ir

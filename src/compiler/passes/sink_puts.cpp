@@ -10,8 +10,7 @@ Graph sink_puts(const Graph& graph) {
     const auto at = static_cast<std::size_t>(id);
     if (graph.node(id).op != Op::put || result[at] || users[at].size() != 1) return false;
     const Node& reader = graph.node(users[at][0]);
-    return reader.op == Op::map && reader.attributes->function == Function::add &&
-           reader.operands[0] != reader.operands[1];
+    return is_map(reader, Function::add) && reader.operands[0] != reader.operands[1];
   };
   Graph out;
   out.name = graph.name;

@@ -42,14 +42,9 @@ class Splitter {
 
   static std::size_t at(int id) { return static_cast<std::size_t>(id); }
   bool carries(Value v) const { return carries_[at(v.node)]; }
-  static bool is_map(const Node& n, Function f) {
-    return n.op == Op::map && n.attributes->function == f;
-  }
-
   bool is_lse(int id) const {
     const Node& n = g_.node(id);
-    return n.op == Op::reduce && n.attributes->reduce == Reduce::lse &&
-           n.results[0].dtype == DType::f32;
+    return is_reduce(n, Reduce::lse) && n.results[0].dtype == DType::f32;
   }
   // Returns true for a view or choice, which is as exact as its log-sum-exps.
   bool passes_on(int id) const {

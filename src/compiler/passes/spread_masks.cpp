@@ -5,6 +5,7 @@
 #include "compiler/ir/build.h"
 #include "compiler/ops/op.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rewriter.h"
 
 namespace logitless::ir {
 namespace {
@@ -34,29 +35,21 @@ std::optional<std::vector<int>> squeezed(const Shape& from, const Shape& to) {
 
 class Spreader {
  public:
-  explicit Spreader(const Graph& graph) : g_(graph), users_(graph.users()) {
+  explicit Spreader(const Graph& graph) : g_(graph), users_(graph.users()), to_(graph) {
     for (const Output& o : g_.outputs()) outputs_.push_back(o.value.node);
     for (const Node& n : g_.nodes()) largest_ = std::max(largest_, elements_of(n.results[0]));
   }
 
   Graph run() && {
-    out_.name = g_.name;
     bool any = false;
-    for (int id = 0; id < g_.size(); ++id) {
+    Graph out = to_.run([&](int id) -> Value {
+      if (!is_mask(id)) return {};
+      any = true;
       const Node& n = g_.node(id);
-      if (is_mask(id)) {
-        any = true;
-        elements_ = elements_of(g_.type(n.operands[0]));
-        to_.push_back(spread(n.operands[0], n.results[0].shape, n.attributes->dims).node);
-        continue;
-      }
-      std::vector<Value> operands;
-      for (const Value v : n.operands) operands.push_back(written(v));
-      to_.push_back(out_.copy(g_, id, std::move(operands)).node);
-    }
-    if (!any) return g_;
-    for (const Output& o : g_.outputs()) out_.add_output(o.name, written(o.value));
-    return eliminate_common(std::move(out_));
+      elements_ = elements_of(g_.type(n.operands[0]));
+      return spread(n.operands[0], n.results[0].shape, n.attributes->dims);
+    });
+    return any ? eliminate_common(std::move(out)) : g_;
   }
 
  private:
@@ -65,10 +58,7 @@ class Spreader {
   std::vector<int> outputs_;
   std::int64_t largest_ = 0;
   std::int64_t elements_ = 0;  // of the value that is being spread
-  Graph out_;
-  std::vector<int> to_;
-
-  Value written(Value v) const { return {to_[at(v.node)], v.index}; }
+  Rewriter to_;
 
   bool is_mask(int id) const {
     const Node& n = g_.node(id);
@@ -116,11 +106,11 @@ class Spreader {
     if (n.op == Op::constant) {
       Attributes a = n.attributes;
       a.type = type;
-      return out_.add(Op::constant, {}, std::move(a));
+      return to_.out.add(Op::constant, {}, std::move(a));
     }
     if (n.op == Op::iota) {
       const int axis = dims[at(n.attributes->axis)];
-      return axis < 0 ? constant(out_, 0.0, type) : iota(out_, type, axis);
+      return axis < 0 ? constant(to_.out, 0.0, type) : iota(to_.out, type, axis);
     }
     if (elements_of(g_.type(v)) * kSmall <= elements_) return placed(v, shape, dims);
     if (n.op == Op::broadcast) {
@@ -138,7 +128,7 @@ class Spreader {
     }
     std::vector<Value> operands;
     for (const Value o : n.operands) operands.push_back(spread(o, shape, dims));
-    return out_.copy(g_, v.node, std::move(operands));
+    return to_.out.copy(g_, v.node, std::move(operands));
   }
 
   // Places a small value itself.
@@ -150,7 +140,7 @@ class Spreader {
       kept.push_back(g_.type(v).shape[d]);
       to.push_back(dims[d]);
     }
-    return broadcast(out_, reshape(out_, written(v), std::move(kept)), shape, std::move(to));
+    return broadcast(to_.out, reshape(to_.out, to_(v), std::move(kept)), shape, std::move(to));
   }
 };
 

@@ -1,5 +1,6 @@
 #include "compiler/ops/op.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rewriter.h"
 
 namespace logitless::ir {
 
@@ -27,31 +28,15 @@ Graph widen_sums(const Graph& graph) {
     wide[static_cast<std::size_t>(from.node)] = true;
     dropped[static_cast<std::size_t>(id)] = true;
   }
-  Graph out;
-  out.name = graph.name;
-  std::vector<Value> to(size);
-  const auto value = [&](Value v) {
-    const Value first = to[static_cast<std::size_t>(v.node)];
-    return Value{first.node, first.index + v.index};
-  };
-  for (int id = 0; id < graph.size(); ++id) {
-    const Node& n = graph.node(id);
-    std::vector<Value> operands;
-    for (const Value v : n.operands) operands.push_back(value(v));
-    if (dropped[static_cast<std::size_t>(id)]) {
-      to[static_cast<std::size_t>(id)] = operands[0];
-      continue;
-    }
-    if (!wide[static_cast<std::size_t>(id)]) {
-      to[static_cast<std::size_t>(id)] = out.copy(graph, id, std::move(operands));
-      continue;
-    }
-    Attributes a = n.attributes;
+  Rewriter to(graph);
+  return to.run([&](int id) -> Value {
+    const auto at = static_cast<std::size_t>(id);
+    if (dropped[at]) return to(graph.node(id).operands[0]);
+    if (!wide[at]) return {};
+    Attributes a = graph.node(id).attributes;
     a.type.dtype = DType::f32;
-    to[static_cast<std::size_t>(id)] = out.add(n.op, std::move(operands), std::move(a), n.name);
-  }
-  for (const Output& o : graph.outputs()) out.add_output(o.name, value(o.value));
-  return out;
+    return to.with(id, std::move(a));
+  });
 }
 
 }  // namespace logitless::ir

@@ -78,7 +78,7 @@ class Finder {
     const std::optional<int> user = only_user(id);
     if (!user) return std::nullopt;
     const Node& n = g_.node(*user);
-    if (n.op != Op::map || n.attributes->function != Function::add) return std::nullopt;
+    if (!is_map(n, Function::add)) return std::nullopt;
     return std::pair{*user, n.operands[n.operands[0].node == id ? 1 : 0]};
   }
 
