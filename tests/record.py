@@ -64,7 +64,8 @@ def of_program(program):
         file = Path(folder, "record")
         run([program, "--gtest_brief=1"], env={**os.environ, "LOGITLESS_RECORD": str(file)})
         lines = file.read_text().splitlines() if file.exists() else []
-    return [f"{program.name}\t{line}" for line in lines]
+    # A parameter without a printer is shown with its addresses.
+    return [f"{program.name}\t{re.sub('object <[^>]*>', 'object', line)}" for line in lines]
 
 
 def of_training(cli, name, options):

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "compiler/compiled.h"
+#include "compiler/copies.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
 #include "compiler/plan/lower.h"
@@ -19,22 +20,6 @@ namespace {
 ir::Program lowered(const ir::Graph& graph) { return ir::lower(graph, ir::CpuTarget(1)); }
 ir::Program lowered(const std::string& text) { return lowered(ir::parse(text).graph); }
 
-bool is_copy(const ir::Instruction& i) {
-  const auto* loop = std::get_if<ir::Pointwise>(&i.what);
-  return loop != nullptr && !loop->reduction && loop->steps.empty() && loop->leaves.size() == 1 &&
-         loop->leaves[0].kind == ir::Pointwise::Leaf::Kind::memory &&
-         loop->leaves[0].view.dtype == loop->store.view.dtype;
-}
-std::vector<std::string> copies(const ir::Program& program) {
-  std::vector<std::string> names;
-  for (const ir::Instruction& i : program.instructions) {
-    if (is_copy(i)) names.push_back(i.name);
-    const auto* loop = std::get_if<ir::LoopRun>(&i.what);
-    if (loop == nullptr) continue;
-    for (const std::string& name : copies(*loop->body)) names.push_back(name);
-  }
-  return names;
-}
 template <typename What>
 std::vector<const What*> all(const ir::Program& program) {
   std::vector<const What*> list;

@@ -1,15 +1,11 @@
 // Compiled programs on a GPU against the float64 interpreter: programs that other chunkers give up
 // on, random ones, and each operation by itself.
-#include "compiler/programs.h"
-
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 #include <logitless/error.h>
 
-#include <tuple>
-
 #include "compiler/graph_access.h"
-#include "compiler/ir/text.h"
+#include "compiler/program_checks.h"
 #include "compiler/run.h"
 #include "cuda/run_program.h"
 
@@ -23,99 +19,30 @@ class GpuPrograms : public testing::TestWithParam<NamedProgram> {
   }
 };
 
-CompileOptions options_of(const NamedProgram& program, std::size_t budget,
-                          std::int64_t chunks = 0) {
-  CompileOptions options;
-  options.sizes = program.sizes;
-  options.memory_budget = budget;
-  options.chunks = chunks;
-  options.device = *gpu();
-  return options;
+ProgramDevice device() {
+  ProgramDevice out;
+  out.options.device = *gpu();
+  out.run = [](const CompiledProgram& program, const ir::Tensors& inputs, int times,
+               const ir::Tensors& before) {
+    return execute_on_gpu(program, inputs, times, nullptr, before);
+  };
+  return out;
 }
 
 TEST_P(GpuPrograms, SameNumbersInFloat64ForAnyChunks) {
-  const NamedProgram& p = GetParam();
-  const Graph graph = p.make(DType::f64);
-  const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
-  const ir::Tensors inputs = random_inputs(plain, 1);
-  const ir::Tensors expected = ir::interpret(plain, inputs);
-  for (const std::int64_t chunks : {1, 5, 7}) {
-    SCOPED_TRACE(chunks);
-    const CompiledProgram compiled = compile(graph, options_of(p, 1, chunks));
-    EXPECT_LT(difference(execute_on_gpu(compiled, inputs), expected), 1e-12);
-  }
+  expect_float64(device(), GetParam(), {1, 5, 7});
 }
-
-TEST_P(GpuPrograms, FloatIsWithinItsRounding) {
-  const NamedProgram& p = GetParam();
-  const Graph graph = p.make(DType::f32);
-  const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
-  const ir::Tensors inputs = random_inputs(plain, 2);
-  const ir::Tensors expected = ir::interpret(plain, inputs);
-  for (const bool chunk : {true, false}) {
-    CompileOptions options = options_of(p, chunk ? 1 : 0);
-    options.chunk = chunk;
-    const CompiledProgram compiled = compile(graph, options);
-    const ir::Tensors once = execute_on_gpu(compiled, inputs);
-    EXPECT_LT(difference(once, expected), 2e-5) << compiled.explain();
-    EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0) << "other bits";
-  }
-}
-
-TEST_P(GpuPrograms, Bfloat16IsRoundedOnce) {
-  const NamedProgram& p = GetParam();
-  const Graph graph = p.make(DType::bf16);
-  const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
-  const ir::Tensors inputs = random_inputs(plain, 3);
-  const ir::Tensors expected = ir::interpret(plain, inputs);
-  CompileOptions unchunked = options_of(p, 0);
-  unchunked.chunk = false;
-  const double whole = difference(execute_on_gpu(compile(graph, unchunked), inputs), expected);
-  const double chunked =
-      difference(execute_on_gpu(compile(graph, options_of(p, 1)), inputs), expected);
-  EXPECT_LT(whole, 0.03);
-  EXPECT_LT(chunked, std::max(1.3 * whole, 0.008));
-}
-
-TEST_P(GpuPrograms, AddToWhatIsThere) {
-  const NamedProgram& p = GetParam();
-  for (const auto& [dtype, budget, tolerance] :
-       {std::tuple{DType::f32, std::size_t{0}, 2e-5}, {DType::f64, std::size_t{1}, 1e-12}}) {
-    const Graph graph = p.make(dtype);
-    const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
-    const ir::Tensors inputs = random_inputs(plain, 5);
-    CompileOptions options = options_of(p, budget);
-    const ir::Tensors before = random_sums(compile(graph, options), 6);
-    options.added = names_of(before);
-    const CompiledProgram compiled = compile(graph, options);
-    EXPECT_LT(difference(execute_on_gpu(compiled, inputs, 1, nullptr, before),
-                         sum(ir::interpret(plain, inputs), before)),
-              tolerance)
-        << compiled.explain();
-  }
-}
+TEST_P(GpuPrograms, FloatIsWithinItsRounding) { expect_float32(device(), GetParam()); }
+TEST_P(GpuPrograms, Bfloat16IsRoundedOnce) { expect_bfloat16(device(), GetParam()); }
+TEST_P(GpuPrograms, AddToWhatIsThere) { expect_added(device(), GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuPrograms, testing::ValuesIn(programs()),
                          [](const auto& test) { return test.param.name; });
 
 TEST(GpuProgram, RandomOnes) {
   if (!gpu()) GTEST_SKIP() << "no CUDA device";
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    SCOPED_TRACE(seed);
-    const Graph graph = random_program(seed);
-    const ir::Graph& plain = GraphAccess::of(graph);
-    const ir::Tensors inputs = random_inputs(plain, seed);
-    const ir::Tensors expected = ir::interpret(plain, inputs);
-    CompileOptions options;
-    options.device = *gpu();
-    options.memory_budget = seed % 2 == 0 ? 1 : 0;
-    options.chunks = static_cast<std::int64_t>(seed % 5);
-    const CompiledProgram compiled = compile(graph, options);
-    EXPECT_LT(difference(execute_on_gpu(compiled, inputs), expected), 1e-11) << compiled.text();
-  }
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) expect_random(device(), seed);
 }
-
-// Runs without a GPU, too.
 
 // Loss of 301 classes, whose rows would start at unaligned addresses, and its gradients.
 TEST(GpuProgram, PutsRowsOfAnOddLengthApart) {
@@ -168,6 +95,7 @@ TEST(GpuProgram, MultipliesOddSizesInBlocks) {
   EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
 }
 
+// Runs without a GPU, too.
 TEST(GpuProgram, IsCompiledAnywhereAndRunNowhereElse) {
   const Graph graph = programs().front().make(DType::f32);
   CompileOptions options;

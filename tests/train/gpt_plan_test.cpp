@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/copies.h"
 #include "compiler/ir/text.h"
 #include "compiler/plan/lower.h"
 #include "compiler/target/cpu.h"
@@ -13,22 +14,6 @@
 namespace logitless::test {
 namespace {
 
-bool is_copy(const ir::Instruction& i) {
-  const auto* loop = std::get_if<ir::Pointwise>(&i.what);
-  return loop != nullptr && !loop->reduction && loop->steps.empty() && loop->leaves.size() == 1 &&
-         loop->leaves[0].kind == ir::Pointwise::Leaf::Kind::memory &&
-         loop->leaves[0].view.dtype == loop->store.view.dtype;
-}
-std::vector<std::string> copies(const ir::Program& program) {
-  std::vector<std::string> names;
-  for (const ir::Instruction& i : program.instructions) {
-    if (is_copy(i)) names.push_back(i.name);
-    const auto* loop = std::get_if<ir::LoopRun>(&i.what);
-    if (loop == nullptr) continue;
-    for (const std::string& name : copies(*loop->body)) names.push_back(name);
-  }
-  return names;
-}
 TEST(Gpt2Step, HasNoPadAndNoCopyAroundAttention) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const train::GptConfig config{100, 24, 32, 4, 2, true, dtype};

@@ -45,6 +45,17 @@ inline double furthest(const std::vector<float>& a, const std::vector<float>& b)
   return worst;
 }
 
+// Expects the same training but for the order of sums.
+inline void expect_close(const Left& left, const Left& expected) {
+  for (std::size_t step = 0; step < expected.losses.size(); ++step) {
+    EXPECT_NEAR(left.losses[step], expected.losses[step], 2e-5) << step;
+    EXPECT_NEAR(left.norms[step] / expected.norms[step], 1.0, 1e-4) << step;
+  }
+  EXPECT_NEAR(left.validation, expected.validation, 2e-5);
+  // Adam's first steps have the length of the rate, in a direction that depends on rounding.
+  EXPECT_LT(furthest(left.values, expected.values), 2e-3);
+}
+
 using MakeTrainer = std::function<std::unique_ptr<Trainer>(const TrainOptions&)>;
 
 // Runs act(trainer) on each rank and returns the outcomes; an exception of `act` aborts the group.
