@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <numeric>
 
-#include "head/cpu/engine.h"
+#include "head/cpu/far_field.h"
 
 namespace logitless::cpu {
 
 template <typename T>
-void Engine::move(T* values, std::int64_t tokens, Way way, std::int64_t each) const {
+void FarField::move(T* values, std::int64_t tokens, Way way, std::int64_t each) const {
   const auto* const from = run_.at<std::int32_t>(run_.layout.far.from);
   auto* const old = run_.at<T>(run_.layout.far.scratch);
   std::copy_n(values, tokens * each, old);
@@ -18,23 +18,23 @@ void Engine::move(T* values, std::int64_t tokens, Way way, std::int64_t each) co
     std::copy_n(old + of * each, each, values + to * each);
   }
 }
-template void Engine::move(float*, std::int64_t, Way, std::int64_t) const;
-template void Engine::move(double*, std::int64_t, Way, std::int64_t) const;
+template void FarField::move(float*, std::int64_t, Way, std::int64_t) const;
+template void FarField::move(double*, std::int64_t, Way, std::int64_t) const;
 
 // Moves the tokens' rows, their token ids, and the targets that follow from these.
-void Engine::move_rows(const ChunkCommon& chunk, std::int64_t first, Way way) const {
+void FarField::move_rows(const ChunkCommon& chunk, std::int64_t first, Way way) const {
   if (!run_.call.shard.tokens_sharded)
     move(run_.at<std::int64_t>(run_.layout.rows) + first, chunk.tokens, way);
   if (run_.sharded()) move(run_.at<std::int64_t>(run_.layout.shard.place), chunk.tokens, way);
   move(run_.at<std::int32_t>(run_.layout.vocab_ids), chunk.tokens, way,
        run_.plan.features.targets_per_token);
-  sort_chunk_targets(chunk);
+  run_.sort_chunk_targets(chunk);
 }
 
 // Sorts by masses of the forward, given `alpha`, or by estimates. Moves rows, targets and masses;
 // the caller moves other per-token data.
-void Engine::sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const float* alpha,
-                           const float* caution) const {
+void FarField::sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const float* alpha,
+                             const float* caution) const {
   FarKeys keys;
   static_cast<ChunkCommon&>(keys) = chunk;
   keys.tau = run_.plan.tau;
@@ -57,7 +57,7 @@ void Engine::sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const f
 
 // Orders the blocks before the backward. far_both has chosen them in its forward, but on several
 // ranks its tokens are back in the common order.
-void Engine::order_blocks(const BackwardChunk& chunk, std::int64_t first) const {
+void FarField::order_blocks(const BackwardChunk& chunk, std::int64_t first) const {
   const bool chosen = run_.plan.kind == PlanKind::far_both;
   if (chosen && !run_.sharded()) return;
   chosen ? move_rows(chunk, first, Way::to_blocks)

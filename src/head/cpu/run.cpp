@@ -38,6 +38,11 @@ std::size_t bytes(std::int64_t count, std::size_t each) {
   return static_cast<std::size_t>(count) * each;
 }
 
+MatrixRows matrix(std::string_view name, const ConstTensorView& view, const std::int64_t* rows) {
+  const RowMatrix m = as_rows(name, view);
+  return {view.data(), view.dtype(), m.row_stride, m.column_stride, rows};
+}
+
 }  // namespace
 
 Run::Run(const HeadCall& of, const ChosenRows& rows)
@@ -119,6 +124,52 @@ std::int64_t Run::local_of(const ChunkTokens& tokens, std::int64_t token) const 
   const std::int64_t own =
       at<std::int64_t>(layout.shard.place)[token] - call.shard.rank() * tokens.step;
   return own >= 0 && own < tokens.step ? own : -1;
+}
+
+ChunkTokens Run::chunk_tokens(std::int64_t first, std::int64_t step) const {
+  ChunkTokens out;
+  out.first = first;
+  out.step = step;
+  out.local_count = std::clamp<std::int64_t>(valid - first, 0, step);
+  out.count = out.local_count;
+  if (!call.shard.tokens_sharded) return out;
+  out.count = 0;
+  const auto* counts = at<std::int64_t>(layout.shard.counts);
+  for (int r = 0; r < call.shard.ranks(); ++r) {
+    out.count += std::clamp<std::int64_t>(counts[r] - first, 0, step);
+  }
+  return out;
+}
+
+void Run::set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const {
+  chunk.shape = plan.shape;
+  chunk.features = &plan.features;
+  chunk.sizes = sizes;
+  chunk.tokens = tokens.count;
+  chunk.threads = plan.threads;
+  if (call.shard.tokens_sharded) {
+    chunk.hidden = {at<std::byte>(layout.shard.hidden), call.shape.dtype, call.shape.dim, 1,
+                    at<std::int64_t>(layout.shard.place)};
+  } else {
+    chunk.hidden = matrix("hidden", call.in.hidden, at<std::int64_t>(layout.rows) + tokens.first);
+  }
+  chunk.weight =
+      matrix("weight", call.in.weight, far() ? call.far.order->vocab_ids().data() : nullptr);
+  chunk.bias = bias;
+  chunk.logit_weights = logit_weights;
+  chunk.targets = {at<SparseEntry>(layout.entries), at<std::int32_t>(layout.tile_begin),
+                   at<std::int32_t>(far()       ? layout.far.positions
+                                    : sharded() ? layout.shard.rows
+                                                : layout.vocab_ids)};
+  chunk.scratch = at<std::byte>(layout.scratch);
+}
+
+void Run::sort_chunk_targets(const ChunkCommon& chunk) const {
+  sort_targets(
+      {at<std::int32_t>(layout.vocab_ids), const_cast<std::int32_t*>(chunk.targets.vocab_ids),
+       at<SparseEntry>(layout.entries), at<std::int32_t>(layout.tile_begin)},
+      chunk.tokens, plan.features.targets_per_token, call.shape.vocab,
+      LocalRows(vocab, far() ? call.far.order->positions().data() : nullptr));
 }
 
 void Run::set_outputs(ForwardChunk& chunk) const {
@@ -284,6 +335,22 @@ void Run::clear_ignored(std::int64_t all_valid) const {
     const RowMatrix m{vocab.rows(), d_weight.size(1), d_weight.stride(0), d_weight.stride(1)};
     parallel_for(threads, m.rows, [&](std::int64_t row, int) { zero_row(d_weight, m, row); });
   }
+}
+
+WeightGradientSink Run::weight_sink(bool first_chunk, bool last_chunk) const {
+  WeightGradientSink sink;
+  sink.data = call.gradients.d_weight.data();
+  sink.dtype = call.gradients.d_weight.dtype();
+  sink.row_stride = call.gradients.d_weight.stride(0);
+  sink.col_stride = call.gradients.d_weight.stride(1);
+  sink.accumulate = call.features.accumulate;
+  sink.first_chunk = first_chunk;
+  sink.last_chunk = last_chunk;
+  if (!(first_chunk && last_chunk) && sink.dtype == DType::bf16)
+    sink.low = at<std::uint16_t>(layout.d_weight);
+  if (!(first_chunk && last_chunk) && sink.dtype == DType::f16)
+    sink.accumulator = at<float>(layout.d_weight);
+  return sink;
 }
 
 void Run::store_hidden(std::int64_t first, std::int64_t count, const float* sums) const {

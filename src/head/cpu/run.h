@@ -112,6 +112,13 @@ class Run {
   // Returns the local index of a chunk's token; -1: it belongs to another rank.
   std::int64_t local_of(const ChunkTokens& tokens, std::int64_t token) const;
 
+  bool weight_apart() const { return sizes.weight_vocab > 0; }
+
+  // Returns a chunk that takes at most `step` valid rows of each rank, from `first` on.
+  ChunkTokens chunk_tokens(std::int64_t first, std::int64_t step) const;
+  void set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const;
+  // Sorts the chunk's targets, whose token ids are already read.
+  void sort_chunk_targets(const ChunkCommon& chunk) const;
   void set_outputs(ForwardChunk& chunk) const;
   // Returns the state of one token after the forward over `from`.
   ShardState state_of(const ForwardChunk& chunk, std::int64_t token, const VocabShard& from) const;
@@ -122,6 +129,7 @@ class Run {
   // Clears gradients that no chunk writes: rows of ignored tokens, and d_weight
   // if there is no valid token of any rank.
   void clear_ignored(std::int64_t all_valid) const;
+  WeightGradientSink weight_sink(bool first_chunk, bool last_chunk) const;
   // Rounds sums [count, D] of the valid rows from `first` on into d_hidden.
   void store_hidden(std::int64_t first, std::int64_t count, const float* sums) const;
 
@@ -132,5 +140,14 @@ class Run {
   void put_coefficients(std::int64_t index, const TokenCoefficients& token_coefficients) const;
   void exchange_coefficients(const ForwardChunk& chunk, std::int64_t step) const;
 };
+
+// Runs a weight-gathered call (head/schedule/weight_gathered.h). all_valid: the valid tokens of all
+// ranks.
+void run_weight_gathered(const Run& run, std::int64_t all_valid, TokenFunction function);
+
+// Separate computation of d_weight (weight_pass.cpp): saves what it reads of a chunk, and runs it
+// after all chunks of `step` tokens.
+void keep_coefficients(const Run& run, const ForwardChunk& chunk, std::int64_t first);
+void run_weight_pass(const Run& run, std::int64_t step);
 
 }  // namespace logitless::cpu

@@ -1,11 +1,10 @@
-#include "head/cpu/weight_gathered.h"
+#include "head/schedule/weight_gathered.h"
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
 
 #include "core/parallel.h"
-#include "head/schedule/weight_gathered.h"
 #include "math/lse_state.h"
 
 namespace logitless::cpu {

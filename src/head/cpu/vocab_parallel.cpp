@@ -1,11 +1,10 @@
-// Exchanges of a vocabulary-parallel chunk: tokens if these are sharded, the
-// states of all tokens, and partial sums of d_hidden. Everything is merged in
-// the order of ranks, so that all ranks get the same bits.
+#include "head/cpu/vocab_parallel.h"
+
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/parallel.h"
-#include "head/cpu/engine.h"
 
 namespace logitless::cpu {
 namespace {
@@ -14,38 +13,31 @@ std::size_t bytes(std::int64_t count, std::size_t each) {
   return static_cast<std::size_t>(count) * each;
 }
 
+// Computes the indices of the tokens in the exchanged buffers.
+void set_places(const Run& run, const ChunkTokens& tokens) {
+  auto* const place = run.at<std::int64_t>(run.layout.shard.place);
+  if (!run.call.shard.tokens_sharded) return std::iota(place, place + tokens.count, 0);
+  const auto* const counts = run.at<std::int64_t>(run.layout.shard.counts);
+  std::int64_t t = 0;
+  for (int r = 0; r < run.call.shard.ranks(); ++r) {
+    const std::int64_t count = std::clamp<std::int64_t>(counts[r] - tokens.first, 0, tokens.step);
+    for (std::int64_t i = 0; i < count; ++i) place[t++] = r * tokens.step + i;
+  }
+}
+
 }  // namespace
 
-void Engine::gather_counts() {
+std::span<const std::int64_t> VocabParallel::gather_counts() const {
   auto* const counts = run_.at<std::int64_t>(run_.layout.shard.counts);
-  counts[run_.call.shard.rank()] = run_.valid;
-  run_.call.shard.calls->all_gather(counts + run_.call.shard.rank(), counts, sizeof(std::int64_t));
+  const ShardOperands& shard = run_.call.shard;
+  counts[shard.rank()] = run_.valid;
+  shard.calls->all_gather(counts + shard.rank(), counts, sizeof(std::int64_t));
+  return {counts, static_cast<std::size_t>(shard.ranks())};
 }
 
-// Computes the indices of a chunk's tokens in the exchanged buffers, and their
-// targets.
-void Engine::locate_targets(const ChunkTokens& tokens, std::int32_t* vocab_ids) const {
-  auto* const place = run_.at<std::int64_t>(run_.layout.shard.place);
-  if (!run_.call.shard.tokens_sharded) {
-    for (std::int64_t t = 0; t < tokens.count; ++t) place[t] = t;
-    return read_targets(run_.targets, run_.valid_rows() + tokens.first, tokens.count, vocab_ids);
-  }
-  const auto* const counts = run_.at<std::int64_t>(run_.layout.shard.counts);
-  std::int64_t t = 0;
-  for (int r = 0; r < run_.call.shard.ranks(); ++r) {
-    const std::int64_t count = std::clamp<std::int64_t>(counts[r] - tokens.first, 0, step_);
-    for (std::int64_t i = 0; i < count; ++i) place[t++] = r * step_ + i;
-  }
-  gather_tokens(tokens);
-  if (run_.far()) sort_by_targets(tokens);
-  const int per_token = run_.plan.features.targets_per_token;
-  const auto* const all = run_.at<std::int32_t>(run_.layout.shard.vocab_ids);
-  for (t = 0; t < tokens.count; ++t)
-    std::copy_n(all + place[t] * per_token, per_token, vocab_ids + t * per_token);
-}
-
-// All-gathers the hidden states and targets of a chunk's tokens.
-void Engine::gather_tokens(const ChunkTokens& tokens) const {
+void VocabParallel::gather_tokens(const ChunkTokens& tokens) const {
+  set_places(run_, tokens);
+  if (!run_.call.shard.tokens_sharded) return;
   CollectiveCalls& calls = *run_.call.shard.calls;
   const int rank = run_.call.shard.rank();
   const int per_token = run_.plan.features.targets_per_token;
@@ -53,10 +45,10 @@ void Engine::gather_tokens(const ChunkTokens& tokens) const {
   const std::size_t element = size_of(run_.call.shape.dtype);
   const std::size_t row_bytes = bytes(dim, element);
   auto* const all = run_.at<std::byte>(run_.layout.shard.hidden);
-  std::byte* const mine = all + bytes(rank * step_, row_bytes);
+  std::byte* const mine = all + bytes(rank * tokens.step, row_bytes);
   const RowMatrix m = as_rows("hidden", run_.call.in.hidden);
   const auto* const from = static_cast<const std::byte*>(run_.call.in.hidden.data());
-  parallel_for(run_.plan.threads, step_, [&](std::int64_t i, int) {
+  parallel_for(run_.plan.threads, tokens.step, [&](std::int64_t i, int) {
     std::byte* const to = mine + bytes(i, row_bytes);
     if (i >= tokens.local_count) {  // never read
       std::memset(to, 0, row_bytes);
@@ -68,17 +60,26 @@ void Engine::gather_tokens(const ChunkTokens& tokens) const {
                   from + (row + k * m.column_stride) * static_cast<std::int64_t>(element), element);
     }
   });
-  calls.all_gather(mine, all, bytes(step_, row_bytes));
+  calls.all_gather(mine, all, bytes(tokens.step, row_bytes));
 
   auto* const vocab_ids = run_.at<std::int32_t>(run_.layout.shard.vocab_ids);
-  std::int32_t* const own = vocab_ids + rank * step_ * per_token;
-  std::fill_n(own, step_ * per_token, -1);
+  std::int32_t* const own = vocab_ids + rank * tokens.step * per_token;
+  std::fill_n(own, tokens.step * per_token, -1);
   read_targets(run_.targets, run_.valid_rows() + tokens.first, tokens.local_count, own);
-  calls.all_gather(own, vocab_ids, bytes(step_ * per_token, sizeof(std::int32_t)));
+  calls.all_gather(own, vocab_ids, bytes(tokens.step * per_token, sizeof(std::int32_t)));
 }
 
-// The forward of a rank without vocabulary entries.
-void Engine::forward_nothing(const ForwardChunk& chunk) const {
+void VocabParallel::copy_targets(const ChunkTokens& tokens, std::int32_t* vocab_ids) const {
+  if (!run_.call.shard.tokens_sharded)
+    return read_targets(run_.targets, run_.valid_rows() + tokens.first, tokens.count, vocab_ids);
+  const int per_token = run_.plan.features.targets_per_token;
+  const auto* const place = run_.at<std::int64_t>(run_.layout.shard.place);
+  const auto* const all = run_.at<std::int32_t>(run_.layout.shard.vocab_ids);
+  for (std::int64_t t = 0; t < tokens.count; ++t)
+    std::copy_n(all + place[t] * per_token, per_token, vocab_ids + t * per_token);
+}
+
+void forward_nothing(const ForwardChunk& chunk) {
   for (std::int64_t t = 0; t < chunk.tokens; ++t) {
     chunk.exponent[t] = 0.0f;
     chunk.sum[t] = 0.0f;
@@ -89,9 +90,7 @@ void Engine::forward_nothing(const ForwardChunk& chunk) const {
   }
 }
 
-// Merges the outputs of the forward over the ranks into those of the global
-// vocabulary.
-void Engine::exchange_states(const ForwardChunk& chunk) const {
+void VocabParallel::merge_states(const ForwardChunk& chunk) const {
   const std::int64_t count = chunk.tokens;
   const int per_token = run_.plan.features.targets_per_token;
   const int ranks = run_.call.shard.ranks();
@@ -138,16 +137,15 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
   });
 }
 
-// Reduces d_hidden. Each rank adds the partial sums of its tokens in fp32, in
-// the order of ranks, and rounds once. If all ranks have all tokens, each adds
-// a part of them, and the sums are all-gathered.
-void Engine::exchange_hidden(const ChunkTokens& tokens) {
+// Each rank adds the partial sums of its tokens in the order of ranks. If all ranks have all
+// tokens, each adds a part of them, and the sums are all-gathered.
+std::span<const float> VocabParallel::reduce_hidden(const ChunkTokens& tokens) const {
   CollectiveCalls& calls = *run_.call.shard.calls;
   const int ranks = run_.call.shard.ranks();
   const int rank = run_.call.shard.rank();
   const std::int64_t dim = run_.call.shape.dim;
   const bool spread = run_.call.shard.tokens_sharded;
-  const std::int64_t block = spread ? step_ : ceil_div(tokens.count, ranks);
+  const std::int64_t block = spread ? tokens.step : ceil_div(tokens.count, ranks);
   const std::int64_t mine =
       spread ? tokens.local_count : std::clamp<std::int64_t>(tokens.count - rank * block, 0, block);
   auto* const slices = run_.at<float>(run_.layout.shard.slices);
@@ -165,10 +163,8 @@ void Engine::exchange_hidden(const ChunkTokens& tokens) {
   });
   if (!spread) calls.all_gather(sums, slices, block_bytes);
 
-  const float* const rows = spread ? sums : slices;
   const std::int64_t count = spread ? mine : tokens.count;
-  if (run_.far()) keep_far_hidden(tokens, rows, count);
-  run_.store_hidden(tokens.first, count, rows);
+  return {spread ? sums : slices, static_cast<std::size_t>(count * dim)};
 }
 
 }  // namespace logitless::cpu

@@ -1,3 +1,5 @@
+#include "head/cpu/far_field.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -8,7 +10,7 @@
 
 namespace logitless::cpu {
 
-TilePoints Engine::tile_points() const {
+TilePoints FarField::tile_points() const {
   TilePoints points;
   points.share = run_.call.far.order->share().data();
   points.centroid = run_.at<std::byte>(run_.layout.far.centroid);
@@ -29,13 +31,13 @@ TilePoints Engine::tile_points() const {
   return points;
 }
 
-// Prepares data shared by all chunks: tile centroids and the tokens to audit.
-void Engine::start_far() {
-  far_sums_ = {};
+void FarField::begin(std::int64_t all_valid) {
+  sums_ = {};
+  all_valid_ = all_valid;
   if (run_.sharded()) require_common_order();
   if (!run_.empty()) {
     FarPrepare prepare;
-    set_common(prepare, {});
+    run_.set_common(prepare, {});
     prepare.points = tile_points();
     run_.kernel.far_prepare(prepare);
   }
@@ -68,11 +70,11 @@ void Engine::start_far() {
 }
 
 // Audited tokens are evenly spaced over the valid tokens of all ranks, concatenated by rank.
-std::int64_t Engine::audited_row(std::int64_t i) const {
+std::int64_t FarField::audited_row(std::int64_t i) const {
   return (first_audited_ + i) * all_valid_ / all_audited_ - valid_before_;
 }
 
-void Engine::far_forward(const ForwardChunk& forward, std::int64_t first) const {
+void FarField::forward(const ForwardChunk& forward, std::int64_t first) const {
   FarForwardChunk chunk;
   static_cast<ForwardChunk&>(chunk) = forward;
   chunk.log2_total = run_.at<float>(run_.layout.far.log2_total);
@@ -98,7 +100,7 @@ void Engine::far_forward(const ForwardChunk& forward, std::int64_t first) const 
   if (chunk.weighted_sum != nullptr) move(chunk.weighted_sum, chunk.tokens, Way::back);
 }
 
-void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
+void FarField::backward(const BackwardChunk& backward, std::int64_t first) {
   FarBackwardChunk chunk;
   static_cast<BackwardChunk&>(chunk) = backward;
   chunk.points = tile_points();
@@ -117,7 +119,7 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   chunk.selected = &selected;
   chunk.sampled = &sampled;
   chunk.pairs = &pairs;
-  chunk.of_sample = &far_sums_.of_sample;
+  chunk.of_sample = &sums_.of_sample;
   order_blocks(backward, first);
   if (audited_ > 0 && !run_.sharded()) {
     auto* audit_row = run_.at<std::int32_t>(run_.layout.audit.row);
@@ -134,10 +136,10 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
     chunk.audit = run_.at<float>(run_.layout.audit.far);
   }
   run_.kernel.far_backward(chunk);
-  far_sums_.selected += selected;
-  far_sums_.sampled += sampled;
-  far_sums_.pairs += pairs;
-  if (selected == pairs && holds_its_part()) ++far_sums_.fallback;
+  sums_.selected += selected;
+  sums_.sampled += sampled;
+  sums_.pairs += pairs;
+  if (selected == pairs && holds_its_part()) ++sums_.fallback;
   if (run_.sharded()) {
     move_rows(backward, first, Way::back);
     move(chunk.bound, chunk.tokens, Way::back);
@@ -145,19 +147,18 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   }
   for (std::int64_t t = 0; t < chunk.tokens; ++t) {
     const double bound = static_cast<double>(chunk.bound[t]);
-    far_sums_.bound_squared += bound * bound;
-    if (chunk.d_hidden.data != nullptr) far_sums_.norm_squared += chunk.norm_squared[t];
+    sums_.bound_squared += bound * bound;
+    if (chunk.d_hidden.data != nullptr) sums_.norm_squared += chunk.norm_squared[t];
     bound_.set(run_.valid_rows()[first + t], bound);
   }
 }
 
-FarFieldStatistics Engine::far_statistics() const {
-  if (!run_.far()) return {};
+FarFieldStatistics FarField::statistics() const {
   return run_.sharded() ? statistics_of_ranks()
-                        : logitless::far_statistics(run_.plan, far_sums_, kVocabTile);
+                        : logitless::far_statistics(run_.plan, sums_, kVocabTile);
 }
 
-void Engine::audit(TokenFunction function) {
+void FarField::audit(TokenFunction function) {
   if (all_audited_ == 0) return;
   const std::int64_t dim = run_.call.shape.dim;
   const std::int64_t capacity = run_.plan.audit->shape.tokens;
@@ -181,13 +182,12 @@ void Engine::audit(TokenFunction function) {
   call.far = {};
   auto* lse = run_.at<double>(run_.layout.audit.lse);
   std::int64_t next = 0;
-  FarSums& sums = far_sums_;
   Engine(call, {{rows, static_cast<std::size_t>(audited_)}, rows + capacity})
       .run([&](const TokenResult& r, TokenCoefficients& token_coefficients) {
         const double off = lse[next++] - r.lse;
-        sums.lse_error_squared += off * off;
+        sums_.lse_error_squared += off * off;
         const double size = std::fabs(off);
-        if (size > sums.lse_error_max || std::isnan(size)) sums.lse_error_max = size;
+        if (size > sums_.lse_error_max || std::isnan(size)) sums_.lse_error_max = size;
         function(r, token_coefficients);
       });
 
@@ -195,10 +195,10 @@ void Engine::audit(TokenFunction function) {
   for (std::int64_t i = 0; i < audited_ * dim; ++i) {
     const double e = static_cast<double>(exact[i]);
     const double difference = static_cast<double>(far[i]) - e;
-    sums.audit_error_squared += difference * difference;
-    sums.audit_norm_squared += e * e;
+    sums_.audit_error_squared += difference * difference;
+    sums_.audit_norm_squared += e * e;
   }
-  sums.audited = audited_;
+  sums_.audited = audited_;
 }
 
 }  // namespace logitless::cpu

@@ -1,19 +1,19 @@
-// The vocabulary-parallel far field. Each rank selects local tiles by itself, from global totals.
-// All exchanged data is global, and equal on all ranks.
+// The far field of a vocabulary over ranks.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "core/check.h"
 #include "core/parallel.h"
-#include "head/cpu/engine.h"
+#include "head/cpu/far_field.h"
 #include "head/vocab_order_access.h"
 
 namespace logitless::cpu {
 
 // Without a common order, ranks would put different tokens into a chunk.
-void Engine::require_common_order() const {
+void FarField::require_common_order() const {
   const VocabOrder& order = *run_.call.far.order;
   require(static_cast<std::int64_t>(order.places().size()) == run_.call.shape.global_vocab,
           "order: expected one of share_order, with the places of the ",
@@ -29,8 +29,7 @@ void Engine::require_common_order() const {
   }
 }
 
-// Sorts similar tokens into the same blocks, whichever rank they come from.
-void Engine::sort_by_targets(const ChunkTokens& tokens) const {
+void FarField::sort_by_targets(const ChunkTokens& tokens) const {
   auto* const place = run_.at<std::int64_t>(run_.layout.shard.place);
   const auto* const vocab_ids = run_.at<std::int32_t>(run_.layout.shard.vocab_ids);
   const auto places = run_.call.far.order->places();
@@ -45,7 +44,7 @@ void Engine::sort_by_targets(const ChunkTokens& tokens) const {
 }
 
 // Replaces the totals of the local tiles by those of all ranks' tiles.
-void Engine::exchange_estimates(float* log2_total, std::int64_t tokens) const {
+void FarField::exchange_estimates(float* log2_total, std::int64_t tokens) const {
   auto* const all = run_.at<float>(run_.layout.shard.far);
   const int ranks = run_.call.shard.ranks();
   float* const mine = all + run_.call.shard.rank() * tokens;
@@ -56,7 +55,7 @@ void Engine::exchange_estimates(float* log2_total, std::int64_t tokens) const {
 }
 
 // Determines the audited tokens of this rank, if tokens are sharded.
-void Engine::choose_audited_of_ranks() {
+void FarField::choose_audited_of_ranks() {
   const auto* const counts = run_.at<std::int64_t>(run_.layout.shard.counts);
   valid_before_ = 0;
   for (int r = 0; r < run_.call.shard.rank(); ++r) valid_before_ += counts[r];
@@ -68,8 +67,7 @@ void Engine::choose_audited_of_ranks() {
   audited_ = first_of(valid_before_ + run_.valid) - first_audited_;
 }
 
-// Saves lse of the audited tokens, in double, as the token function receives it.
-void Engine::keep_audited(const ForwardChunk& chunk, const ChunkTokens& tokens) const {
+void FarField::keep_audited(const ForwardChunk& chunk, const ChunkTokens& tokens) const {
   std::int64_t next = 0;
   for (std::int64_t t = 0; t < tokens.count; ++t) {
     const std::int64_t own = run_.local_of(tokens, t);
@@ -81,28 +79,25 @@ void Engine::keep_audited(const ForwardChunk& chunk, const ChunkTokens& tokens) 
   }
 }
 
-// Computes norms of d_hidden [count, D] over the global vocabulary before rounding, and saves the
-// rows of audited tokens.
-void Engine::keep_far_hidden(const ChunkTokens& tokens, const float* rows, std::int64_t count) {
-  const std::int64_t dim = run_.call.shape.dim;
+void FarField::keep_hidden(const ChunkTokens& tokens, std::span<const float> rows) {
+  const std::int64_t dim = run_.call.shape.dim, count = std::ssize(rows) / dim;
   auto* const norms = run_.at<double>(run_.layout.far.norm_squared);
   parallel_for(run_.plan.threads, count, [&](std::int64_t i, int) {
     double sum = 0.0;
     for (std::int64_t k = i * dim; k < (i + 1) * dim; ++k)
-      sum += static_cast<double>(rows[k]) * static_cast<double>(rows[k]);
+      sum += static_cast<double>(rows.data()[k]) * static_cast<double>(rows.data()[k]);
     norms[i] = sum;
   });
-  for (std::int64_t i = 0; i < count; ++i) far_sums_.norm_squared += norms[i];
+  for (std::int64_t i = 0; i < count; ++i) sums_.norm_squared += norms[i];
   for (std::int64_t a = 0; a < audited_; ++a) {
     const std::int64_t i = audited_row(a) - tokens.first;
     if (i < 0 || i >= count) continue;
-    std::memcpy(run_.at<float>(run_.layout.audit.far) + a * dim, rows + i * dim,
+    std::memcpy(run_.at<float>(run_.layout.audit.far) + a * dim, rows.data() + i * dim,
                 static_cast<std::size_t>(dim) * sizeof(float));
   }
 }
 
-// The error of a token's d_hidden is at most the sum of the ranks' bounds.
-void Engine::exchange_bounds(const ChunkTokens& tokens) {
+void FarField::exchange_bounds(const ChunkTokens& tokens) {
   auto* const all = run_.at<float>(run_.layout.shard.far);
   float* const mine = all + run_.call.shard.rank() * tokens.count;
   if (run_.empty()) {
@@ -116,21 +111,21 @@ void Engine::exchange_bounds(const ChunkTokens& tokens) {
     double bound = 0.0;
     for (int r = 0; r < run_.call.shard.ranks(); ++r)
       bound += static_cast<double>(all[r * tokens.count + t]);
-    far_sums_.bound_squared += bound * bound;
+    sums_.bound_squared += bound * bound;
     const std::int64_t own = run_.local_of(tokens, t);
     if (own >= 0) bound_.set(run_.valid_rows()[tokens.first + own], bound);
   }
 }
 
-bool Engine::holds_its_part() const {
+bool FarField::holds_its_part() const {
   return !run_.sharded() ||
          logitless::holds_its_part(ceil_div(run_.vocab.rows(), kVocabTile), run_.call.shard.tiles,
                                    run_.call.shard.ranks());
 }
 
-FarFieldStatistics Engine::statistics_of_ranks() const {
+FarFieldStatistics FarField::statistics_of_ranks() const {
   std::vector<FarSums> all(static_cast<std::size_t>(run_.call.shard.ranks()));
-  run_.call.shard.calls->all_gather(&far_sums_, all.data(), sizeof(FarSums));
+  run_.call.shard.calls->all_gather(&sums_, all.data(), sizeof(FarSums));
   return far_statistics_of_ranks(run_.plan, all, kVocabTile);
 }
 
