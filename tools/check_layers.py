@@ -35,7 +35,7 @@ BELOW_HEAD = (*KERNEL_INTERFACE, "src/comm/", "src/math/", *CORE)
 HEAD_BASE = ("src/head/*.h", *BELOW_HEAD)
 HEAD_DEVICE = ("src/head/schedule/", *HEAD_BASE)
 HEAD_PLAN = ("src/head/cpu/layout.h", "src/head/cuda/layout.h", *HEAD_BASE)
-HEAD_FAR = ("src/head/plan/", "src/head/cuda/order.h", "src/head/cuda/views.h", *HEAD_BASE)
+HEAD_FAR = ("src/head/plan/", "src/head/cuda/views.h", *HEAD_BASE)
 # The entries of operations declare the requirements of each layer, and define none of them: any layer may include them.
 OPERATIONS = "src/compiler/ops/op.h"
 IR = ("src/compiler/ir/", OPERATIONS, *CORE)

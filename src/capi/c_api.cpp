@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "capi/context.h"
 #include "capi/convert.h"
 #include "capi/guarded.h"
+#include "capi/handles.h"
 #include "logitless/c_communicator.h"
 #include "logitless/c_far_field.h"
 #include "logitless/c_sample.h"

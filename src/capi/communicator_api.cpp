@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "capi/communicator_handle.h"
 #include "capi/convert.h"
 #include "capi/guarded.h"
+#include "capi/handles.h"
 
 using namespace logitless;        // NOLINT: this file is the library seen from outside
 using namespace logitless::capi;  // NOLINT

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "capi/context.h"
 #include "capi/convert.h"
 #include "capi/guarded.h"
+#include "capi/handles.h"
 #include "logitless/compiler.h"
 
 using namespace logitless;        // NOLINT: this file is the library seen from outside

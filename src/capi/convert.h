@@ -7,8 +7,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "capi/communicator_handle.h"
-#include "capi/vocab_order_handle.h"
+#include "capi/handles.h"
 #include "core/byte_range.h"
 #include "core/check.h"
 #include "head/tensor_roles.h"

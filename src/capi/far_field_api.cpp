@@ -8,10 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "capi/context.h"
 #include "capi/convert.h"
 #include "capi/guarded.h"
-#include "capi/vocab_order_handle.h"
+#include "capi/handles.h"
 #include "logitless/c_far_field.h"
 
 using namespace logitless;        // NOLINT: this file is the library seen from outside

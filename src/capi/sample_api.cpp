@@ -3,9 +3,9 @@
 #include <string>
 #include <utility>
 
-#include "capi/context.h"
 #include "capi/convert.h"
 #include "capi/guarded.h"
+#include "capi/handles.h"
 #include "logitless/c_sample.h"
 #include "logitless/sample.h"
 #include "sample/tensor_roles.h"

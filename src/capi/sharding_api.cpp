@@ -4,10 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "capi/context.h"
 #include "capi/convert.h"
 #include "capi/guarded.h"
-#include "capi/vocab_order_handle.h"
+#include "capi/handles.h"
 #include "logitless/c_sharding.h"
 
 using namespace logitless;        // NOLINT: this file is the library seen from outside

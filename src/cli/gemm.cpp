@@ -1,8 +1,7 @@
-#include "cli/gemm.h"
-
 #include <algorithm>
 #include <cstring>
 
+#include "cli/unfused.h"
 #include "logitless/memory.h"
 #include "logitless/parallel.h"
 

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "cli/gemm.h"
 #include "logitless/error.h"
 #include "logitless/parallel.h"
 

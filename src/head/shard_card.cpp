@@ -1,8 +1,7 @@
-#include "head/shard_card.h"
-
 #include <bit>
 #include <cstdint>
 
+#include "head/shard_far_plan.h"
 #include "kernels/device/cards.h"
 
 namespace logitless {

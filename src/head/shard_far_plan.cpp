@@ -6,7 +6,6 @@
 
 #include "core/check.h"
 #include "head/far_work.h"
-#include "head/plan/check.h"
 #include "head/plan/choose.h"
 
 namespace logitless {

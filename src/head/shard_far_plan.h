@@ -1,4 +1,5 @@
-// Far-field plans of a sharded vocabulary: all ranks take the same kind, or none does.
+// Agreements of the ranks of a sharded vocabulary for their plans: the far field, which all take or
+// none does, and the rates.
 #pragma once
 
 #include <optional>
@@ -22,5 +23,12 @@ void describe_request(const LossPlan& wanted, LossPlan& plan);
 
 // Returns the plan with the audit's largest chunk that fits on all ranks.
 LossPlan with_common_audit(LossPlan plan, const Agreement& plans, DeviceKind device);
+
+// --- shard_card.cpp: the rates that ranks plan with
+
+// Adds the rates of a rank's GPU. Ranks may have other cards, or other measured rates of the same.
+void add_card(const DeviceLimits& device, PlanDigest& digest);
+// Returns rank 0's rates, with which all ranks plan: other rates could choose other chunks.
+GpuCard card_of_rank_0(const Agreement& agreed);
 
 }  // namespace logitless

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/parallel.h"
+#include "head/cpu/run.h"
 #include "math/lse_state.h"
 
 namespace logitless::cpu {

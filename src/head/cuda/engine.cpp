@@ -4,7 +4,6 @@
 
 #include "head/cuda/exchange.h"
 #include "head/cuda/vocab_parallel.h"
-#include "head/cuda/weight_gathered.h"
 
 namespace logitless::cuda {
 

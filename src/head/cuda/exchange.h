@@ -35,4 +35,7 @@ void reset_bad_targets(const Run& run);
 const double* global_denominator(const Run& run, const LossCall& loss);
 void finish_sharded(const Run& run, const LossCall& loss);
 
+// Runs a weight-gathered call (head/schedule/weight_gathered.h).
+void run_weight_gathered(const Run& run, const ChunkFunction& set_coefficients);
+
 }  // namespace logitless::cuda

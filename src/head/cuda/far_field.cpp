@@ -4,7 +4,7 @@
 #include <array>
 
 #include "core/check.h"
-#include "head/cuda/order.h"
+#include "head/cuda/views.h"
 #include "head/far_work.h"
 #include "kernels/device/stream.h"
 

@@ -1,8 +1,7 @@
-#include "head/cuda/order.h"
-
 #include <mutex>
 #include <vector>
 
+#include "head/cuda/views.h"
 #include "head/vocab_order_access.h"
 #include "kernels/cpu_head.h"
 #include "kernels/cpu_tensor.h"

@@ -1,9 +1,11 @@
-// Tensors in the form that the GPU kernels take.
+// Tensors and vocabulary orders in the form that the GPU kernels take.
 #pragma once
 
 #include <string_view>
 
 #include "head/validate.h"
+#include "kernels/device/far.h"
+#include "logitless/vocab_order.h"
 
 namespace logitless::cuda {
 
@@ -14,5 +16,13 @@ const float* floats_of(std::string_view name, const ConstTensorView& view);
 float* floats_of(std::string_view name, const TensorView& view);
 // Throws unless the tensor is contiguous or undefined.
 void require_contiguous(std::string_view name, const ConstTensorView& view);
+
+// --- order.cpp: copies of vocabulary orders in GPU memory
+
+// Returns the order on the thread's device. The first call copies it there and waits; the copy
+// lives as long as the order. Throws DeviceError if memory is short.
+DeviceOrder device_order(const VocabOrder& order);
+// Returns the moments of an order that has them, likewise.
+DeviceMoments device_moments(const VocabOrder& order);
 
 }  // namespace logitless::cuda

@@ -1,4 +1,11 @@
-#include "head/cuda/weight_gathered.h"
+// A weight-gathered call on a GPU. All local tokens are one chunk, and everything is enqueued. If
+// nothing else travels with the rows, one kernel call takes those of all ranks, with a table of
+// their ids.
+//
+// Exchanges run on the communication stream: the next slice arrives, and the sums of the last one
+// are sent, while the current one is computed. With several slices, both are double-buffered, so
+// that the backward finds the last two.
+#include "head/schedule/weight_gathered.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,7 +13,6 @@
 #include "head/cuda/backward.h"
 #include "head/cuda/exchange.h"
 #include "head/cuda/listed_tokens.h"
-#include "head/schedule/weight_gathered.h"
 #include "kernels/device/shard.h"
 #include "kernels/device/stream.h"
 #include "math/shard_state.h"

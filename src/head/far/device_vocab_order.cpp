@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "core/check.h"
-#include "head/cuda/order.h"
 #include "head/cuda/views.h"
 #include "head/far/device_order.h"
 #include "head/far/shared_order.h"

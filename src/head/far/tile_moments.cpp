@@ -9,7 +9,6 @@
 #include "core/check.h"
 #include "core/parallel.h"
 #include "head/far/device_order.h"
-#include "head/far/rows.h"
 #include "head/far/shared_order.h"
 #include "head/shard_plan.h"
 #include "head/validate.h"

@@ -15,7 +15,6 @@
 #include "core/parallel.h"
 #include "head/far/device_order.h"
 #include "head/far/order_file.h"
-#include "head/far/rows.h"
 #include "head/far/shared_order.h"
 #include "head/shard_plan.h"
 #include "head/validate.h"

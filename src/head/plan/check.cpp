@@ -1,10 +1,10 @@
-#include "head/plan/check.h"
+#include "core/check.h"
 
 #include <algorithm>
 #include <climits>
 #include <utility>
 
-#include "core/check.h"
+#include "head/plan/choose.h"
 #include "head/validate.h"
 
 namespace logitless {

@@ -8,11 +8,10 @@
 #include "core/parallel.h"
 #include "head/cpu/layout.h"
 #include "head/cuda/layout.h"
-#include "head/plan/check.h"
-#include "head/plan/contents.h"
 #include "head/plan/default_plan.h"
 #include "head/plan/far_forecast.h"
 #include "head/plan/search/search.h"
+#include "head/plan/text.h"
 #include "head/plan_layout.h"
 
 namespace logitless {

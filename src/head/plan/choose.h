@@ -35,4 +35,14 @@ LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device);
 // Returns a weight-gathered plan with slices of `rows` of each rank, and its workspace.
 LossPlan with_slice(LossPlan plan, std::int64_t rows, DeviceKind device);
 
+// --- check.cpp
+
+// Throws InvalidArgument naming the impossible part of the request.
+void check_request(const HeadShape& shape, const HeadFeatures& features,
+                   const PlanRequest& request);
+
+// Returns whether the request allows a far-field kind.
+bool allows(const PlanRequest& request, PlanKind kind);
+bool allows_far(const PlanRequest& request);
+
 }  // namespace logitless

@@ -1,9 +1,8 @@
-#include "head/plan/contents.h"
-
 #include <algorithm>
 
 #include "core/check.h"
 #include "head/cpu/layout.h"
+#include "head/plan/text.h"
 
 namespace logitless {
 

@@ -5,9 +5,9 @@
 
 #include "core/check.h"
 #include "head/cpu/layout.h"
-#include "head/plan/contents.h"
 #include "head/plan/cpu_costs.h"
 #include "head/plan/far_forecast.h"
+#include "head/plan/text.h"
 
 namespace logitless {
 namespace {

@@ -1,8 +1,7 @@
-#include "head/plan/search/gathered_cuda.h"
-
 #include <algorithm>
 
 #include "head/gathered_vocab.h"
+#include "head/plan/search/gathered.h"
 #include "kernels/cpu_head.h"
 
 namespace logitless {

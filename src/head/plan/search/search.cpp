@@ -4,7 +4,6 @@
 #include "head/plan/search/cpu.h"
 #include "head/plan/search/cuda.h"
 #include "head/plan/search/gathered.h"
-#include "head/plan/search/gathered_cuda.h"
 
 namespace logitless {
 
