@@ -1,12 +1,11 @@
 // Products with generated epilogues: where they are found and where not, what remains behind them,
 // and that NVRTC compiles them.
-#include "compiler/plan/fuse_products.h"
-
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
 #include "compiler/compiled.h"
 #include "compiler/exec/cuda/codegen.h"
+#include "compiler/plan/group_rows.h"
 #include "compiler/product_programs.h"
 #include "core/check.h"
 #include "kernels/device/module.h"

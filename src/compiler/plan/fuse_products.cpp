@@ -1,4 +1,3 @@
-#include "compiler/plan/fuse_products.h"
 
 #include <algorithm>
 #include <optional>

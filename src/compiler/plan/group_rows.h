@@ -1,5 +1,6 @@
 // Fuses neighbouring loops over the same rows and columns into row groups, so that a layer norm
-// reads its rows once.
+// reads its rows once. Loops over the result of a matrix product become its epilogue, and the
+// product is not stored.
 #pragma once
 
 #include <cstdint>
@@ -33,5 +34,18 @@ void group_rows(Program& program, const Target& target);
 
 // Removes the memory of values that only their own group reads.
 void drop_stores(Program& program);
+
+// --- fuse_products.cpp
+
+// Fuses products with all that reads their results, after group_rows() and before memory is
+// planned: row groups, loops over their elements, and picks of one element of each row, which
+// become sums. What needs those sums stays behind in loops of its own. Not fused: products that
+// are added to memory, in batches, or with an epilogue of the library; readers that use a sum of
+// rows for each element, or sum columns; rows that are not aligned to 16 bytes; and where the
+// predicted time is longer.
+void fuse_products(Program& program, const Target& target);
+
+// Returns whether a leaf reads the result of the group's product.
+bool reads_product(const RowGroup& group, const Pointwise::Leaf& leaf);
 
 }  // namespace logitless::ir

@@ -7,7 +7,6 @@
 #include "compiler/plan/arena.h"
 #include "compiler/plan/epilogues.h"
 #include "compiler/plan/fuse.h"
-#include "compiler/plan/fuse_products.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/lowering.h"
 #include "compiler/plan/row_alignment.h"

@@ -7,7 +7,7 @@
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
 #include "compiler/exec/cuda/stage_reads.h"
-#include "compiler/plan/fuse_products.h"
+#include "compiler/plan/group_rows.h"
 #include "kernels/device/tile_engine.h"
 
 namespace logitless::ir {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compiler/exec/cuda/loop_text.h"
-#include "compiler/plan/fuse_products.h"
+#include "compiler/plan/group_rows.h"
 
 namespace logitless::ir {
 namespace {
