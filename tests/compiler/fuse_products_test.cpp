@@ -100,5 +100,51 @@ TEST(FuseProducts, LeavesOtherReadersAlone) {
   EXPECT_EQ(fused(begin + "  %e = exp %z\n  return e: %e\n}\n", other), 0);
 }
 
+TEST(FuseProducts, LeavesEmptyProductsAlone) {
+  const std::string text = product_programs(DType::bf16)[0].text;
+  EXPECT_EQ(fused(text, slow_memory({0, 2048, 64})), 0);
+  EXPECT_EQ(fused(text, slow_memory({1024, 0, 64})), 0);
+  EXPECT_EQ(fused(text, slow_memory({1024, 2048, 0})), 0);
+}
+
+// A kernel takes as many arguments as a launch passes (Steps).
+TEST(FuseProducts, BoundsTheOperandsOfAKernel) {
+  const auto sums = [](int biases) {
+    std::string parameters, steps, last = "z";
+    for (int i = 0; i < biases; ++i) {
+      parameters += concat(", %b", i, ": f32[V]");
+      steps += concat("  %y", i, " = broadcast %b", i, " dims(1) : f32[N, V]\n  %x", i, " = add %",
+                      i % 8 == 0 ? std::string("z") : last, ", %y", i, "\n");
+      last = concat("x", i);
+      if (i % 8 == 7) steps += concat("  %s", i, " = reduce_sum %", last, " dims(1)\n");
+    }
+    std::string results;
+    for (int i = 7; i < biases; i += 8) results += concat(i > 7 ? ", " : "", "s", i, ": %s", i);
+    return concat("graph g(%h: bf16[N, D], %w: bf16[V, D]", parameters,
+                  ") {\n  %z = dot %h, %w contract(1; 1) : f32[N, V]\n", steps, "  return ",
+                  results, "\n}\n");
+  };
+  const CompileOptions options = slow_memory({1024, 2048, 64});
+  EXPECT_EQ(fused(sums(40), options), 1);
+  EXPECT_EQ(fused(sums(80), options), 0);
+}
+
+// TMA reads memory from multiples of 16 bytes, which slices of a loop's operands need not be.
+TEST(FuseProducts, ReadsAlignedSlicesOfLoops) {
+  const auto of_loops = [](int first) {
+    return concat(
+        "graph g(%q: bf16[N, D], %w: bf16[V, 72]) {\n  %u = tanh %q\n  %h = slice %u begin(0, ",
+        first, ") end(N, ", first + 72,
+        ")\n  %z = dot %h, %w contract(1; 1) : f32[N, V]\n  %p = sigmoid %z\n"
+        "  %g = cast %p : bf16[N, V]\n  %dh = dot %g, %w contract(1; 0) : bf16[N, 72]\n"
+        "  return dh: %dh, u: %u\n}\n");
+  };
+  CompileOptions options = slow_memory({300, 520, 152});
+  options.chunk = true;
+  options.chunks = 4;
+  EXPECT_EQ(fused(of_loops(8), options), 1);
+  EXPECT_EQ(fused(of_loops(3), options), 0);
+}
+
 }  // namespace
 }  // namespace logitless::test

@@ -158,6 +158,13 @@ LoopRun::Slice slice_of(const View& outer, bool cut, int axis, std::int64_t fact
   return s;
 }
 
+// Returns whether the memory of a slice may begin between multiples of 16 bytes.
+bool is_unaligned(const Lowering& l, const LoopRun::Slice& slice, std::int64_t chunk) {
+  constexpr std::int64_t kAccess = 16;
+  return l.is_unaligned(slice.outer) || slice.offset % kAccess != 0 ||
+         slice.step * chunk % kAccess != 0;
+}
+
 bool share_memory(const std::vector<View>& results) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
@@ -170,13 +177,16 @@ bool share_memory(const std::vector<View>& results) {
 
 // Binds a body's parameters and results to external memory; the i-th one is slice i.
 void set_memory(Lowering& inner, const Graph& body, const Lowering& l, const Loop& loop,
-                const std::vector<View>& operands, const std::vector<View>& results) {
+                const std::vector<View>& operands, const std::vector<View>& results,
+                const std::vector<LoopRun::Slice>& slices) {
   const std::vector<int> parameters = body.parameters();
   inner.set_first(parameters[0], loop.extent);
   int slot = 0;
   // Returns a view with the strides of the outer value and the sizes of a chunk.
   const auto part = [&](View view, const Type& type) {
-    view.buffer = inner.add_external(0, l.name_of_buffer(view.buffer), slot++);
+    const LoopRun::Slice& own = slices[static_cast<std::size_t>(slot)];
+    view.buffer = inner.add_external(0, l.name_of_buffer(view.buffer), slot++,
+                                     is_unaligned(l, own, loop.chunk));
     view.offset = 0;
     view.shape = sizes_of(type);
     return view;
@@ -196,13 +206,14 @@ void set_memory(Lowering& inner, const Graph& body, const Lowering& l, const Loo
 // Lowers the body for chunks of `chunk` elements. Its parameters and results are external.
 LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBodies::Key& key,
                                  const Graph& bound, const std::vector<View>& operands,
-                                 const std::vector<View>& results) {
+                                 const std::vector<View>& results,
+                                 const std::vector<LoopRun::Slice>& slices) {
   const Graph body =
       l.target().epilogues() ? fuse_epilogues(bound, l.target().gelu_epilogues()).graph : bound;
   bool parts_wait = false;
   Program program = recomputing(body, l.target(), [&](const std::vector<int>& again) {
     Lowering inner(body, l.target(), l.bodies(), key.parts_in_place, again);
-    set_memory(inner, body, l, loop, operands, results);
+    set_memory(inner, body, l, loop, operands, results, slices);
     if (key.keeps_order) inner.keep_order();
     Program made = inner.run();
     parts_wait = parts_wait || inner.parts_wait();
@@ -229,7 +240,8 @@ std::string description_of(const Lowering& l, const Loop& loop, const LoweredBod
 
 std::shared_ptr<const Program> body_of(Lowering& l, const std::shared_ptr<const Loop>& loop,
                                        std::int64_t chunk, const std::vector<View>& operands,
-                                       const std::vector<View>& results) {
+                                       const std::vector<View>& results,
+                                       const std::vector<LoopRun::Slice>& slices) {
   LoweredBodies::Key key{loop.get(), chunk, l.keeps_order(), l.parts_in_place(), {}};
   // Sums that share memory are added in the order of the nodes.
   key.keeps_order = key.keeps_order || share_memory(results);
@@ -237,11 +249,15 @@ std::shared_ptr<const Program> body_of(Lowering& l, const std::shared_ptr<const 
     for (const View& view : *views)
       key.strides.insert(key.strides.end(), view.strides.begin(), view.strides.end());
   }
+  for (const LoopRun::Slice& slice : slices)
+    key.strides.push_back(is_unaligned(l, slice, loop->chunk) ? 1 : 0);
   const LoweredBodies::Body* body = l.bodies().find(key);
   if (body == nullptr) {
     Graph bound = bind(loop->body, {{loop->symbol, chunk}});
     bound.name = "body";
-    const auto lowered = [&] { return lowered_body(l, *loop, key, bound, operands, results); };
+    const auto lowered = [&] {
+      return lowered_body(l, *loop, key, bound, operands, results, slices);
+    };
     body = &l.bodies().keep(
         loop, key,
         l.bodies().described(description_of(l, *loop, key, bound, operands, results), lowered));
@@ -274,9 +290,9 @@ void loop_emit(Lowering& l, int id) {
       l.fill(results.back(), how.kind == Loop::Out::sum ? 0.0 : lowest(results.back().dtype));
     l.count_merged(loop.rounds() * bytes_of(n.results[i]));
   }
-  run.body = body_of(l, n.attributes->loop, loop.chunk, operands, results);
+  run.body = body_of(l, n.attributes->loop, loop.chunk, operands, results, run.slices);
   const std::int64_t rest = loop.extent % loop.chunk;
-  if (rest != 0) run.tail = body_of(l, n.attributes->loop, rest, operands, results);
+  if (rest != 0) run.tail = body_of(l, n.attributes->loop, rest, operands, results, run.slices);
   l.count_work(static_cast<double>(loop.extent / loop.chunk) * run.body->multiply_adds +
                (run.tail ? run.tail->multiply_adds : 0.0));
   const std::int64_t arena = std::max(run.body->arena_bytes, run.tail ? run.tail->arena_bytes : 0);

@@ -14,7 +14,8 @@ namespace {
 constexpr std::int64_t kAccess = 16;  // bytes of aligned rows
 constexpr std::size_t kMostStages = 12;
 constexpr std::size_t kMostStored = 4;
-constexpr double kGain = 0.97;  // of the predicted time, at most
+constexpr std::size_t kMostViews = 40;  // kernel arguments
+constexpr double kGain = 0.97;          // of the predicted time, at most
 
 bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
 
@@ -28,7 +29,7 @@ bool takes_product(const Gemm& g) {
   const View &a = g.a, &b = g.b, &c = g.c;
   const bool narrow = a.dtype == DType::bf16 || a.dtype == DType::f16;
   if (!narrow || b.dtype != a.dtype || !g.outer.empty() || g.accumulate || g.epilogue.any() ||
-      g.n % 8 != 0 || g.k == 0)
+      g.n % 8 != 0 || g.m == 0 || g.n == 0 || g.k == 0)
     return false;
   const bool rows = a.strides[1] == 1 && is_aligned(a, a.strides[0]) && a.strides[0] >= g.k;
   const bool columns = (b.strides[0] == 1 && is_aligned(b, b.strides[1]) && b.strides[1] >= g.k) ||
@@ -116,7 +117,8 @@ class Finder {
 
   std::optional<Fusion> find(std::size_t at) const {
     const auto* gemm = std::get_if<Gemm>(&p_.instructions[at].what);
-    if (gemm == nullptr || !takes_product(*gemm) || !is_only_writer(at, gemm->c.buffer))
+    if (gemm == nullptr || !takes_product(*gemm) || is_unaligned(gemm->a.buffer) ||
+        is_unaligned(gemm->b.buffer) || !is_only_writer(at, gemm->c.buffer))
       return std::nullopt;
     std::vector<std::size_t> members = {at};
     std::vector<RowGroup::Stage> stages;
@@ -146,6 +148,10 @@ class Finder {
   const Program& p_;
   const Target& target_;
   std::vector<std::vector<int>> reads_, writes_;  // by instruction
+
+  bool is_unaligned(int buffer) const {
+    return p_.buffers[static_cast<std::size_t>(buffer)].unaligned;
+  }
 
   bool is_only_writer(std::size_t writer, int buffer) const {
     for (std::size_t i = 0; i < writes_.size(); ++i) {
@@ -244,8 +250,8 @@ class Finder {
     return kind == StageKind::row_sum || (stored && is_aligned(to, to.strides[0]));
   }
 
-  // Returns whether every leaf in memory is the product's, a value of an earlier stage, or memory
-  // that no stage writes.
+  // Returns whether every leaf in memory is the product's, a value of an earlier stage, or one of
+  // few in memory that no stage writes.
   static bool reads_are_clear(const RowGroup& group) {
     std::vector<int> written;
     std::size_t elements = 0;
@@ -255,11 +261,13 @@ class Finder {
       elements += kind_of(stage.loop) == StageKind::elements ? 1 : 0;
     }
     if (elements > kMostStored) return false;
+    std::size_t views = 0;
     for (std::size_t s = 0; s < group.stages.size(); ++s) {
       for (const Pointwise::Leaf& leaf : group.stages[s].loop.leaves) {
         if (!is_memory(leaf) || reads_product(group, leaf) || maker_of(group, s, leaf) >= 0)
           continue;
-        if (leaf.view.buffer == group.product->c.buffer || meet(written, {leaf.view.buffer}))
+        if (leaf.view.buffer == group.product->c.buffer || meet(written, {leaf.view.buffer}) ||
+            ++views > kMostViews)
           return false;
       }
     }

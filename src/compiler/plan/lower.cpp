@@ -54,9 +54,10 @@ int Lowering::add_buffer(Place place, std::int64_t bytes, const std::string& nam
   return static_cast<int>(p_.buffers.size()) - 1;
 }
 
-int Lowering::add_external(std::int64_t bytes, const std::string& name, int slot) {
+int Lowering::add_external(std::int64_t bytes, const std::string& name, int slot, bool unaligned) {
   const int buffer = add_buffer(Place::external, bytes, name);
   p_.buffers.back().slot = slot;
+  p_.buffers.back().unaligned = unaligned;
   return buffer;
 }
 

@@ -22,7 +22,8 @@ class LoweredBodies {
     const Loop* loop = nullptr;
     std::int64_t chunk = 0;
     bool keeps_order = false, parts_in_place = false;
-    std::vector<std::int64_t> strides;  // of operands and results, in order
+    // Strides of operands and results, in order, then whether the memory of each is unaligned.
+    std::vector<std::int64_t> strides;
     auto operator<=>(const Key&) const = default;
   };
   struct Body {

@@ -40,7 +40,8 @@ class Lowering {
   int add_buffer(Place place, std::int64_t bytes, const std::string& name,
                  std::int64_t value_bytes = -1);
   // Adds memory that the caller or the enclosing loop gives: number `slot`.
-  int add_external(std::int64_t bytes, const std::string& name, int slot);
+  // unaligned: may begin between multiples of 16 bytes.
+  int add_external(std::int64_t bytes, const std::string& name, int slot, bool unaligned = false);
   // A result whose memory holds nothing of the caller's.
   void overwrites(int buffer) {
     p_.buffers[static_cast<std::size_t>(buffer)].overwritten = target_.uses_results();
@@ -67,6 +68,9 @@ class Lowering {
   LoweredBodies& bodies() const { return bodies_; }
   std::string name_of_node(int id) const;
   const std::string& name_of_buffer(int buffer) const;
+  bool is_unaligned(int buffer) const {
+    return p_.buffers[static_cast<std::size_t>(buffer)].unaligned;
+  }
   bool is_inlined(int id) const { return inlined_[static_cast<std::size_t>(id)]; }
   bool is_first(Value v) const { return v.node == first_; }
   double last_first() const { return static_cast<double>(last_first_); }

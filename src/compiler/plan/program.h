@@ -31,6 +31,7 @@ struct Buffer {
   // External: index of the parameter or result, or of the loop's slice.
   int slot = -1;
   bool overwritten = false;  // a result's memory, whose contents before `first` do not count
+  bool unaligned = false;    // a slice that may begin between multiples of 16 bytes
   int inside = -1;  // the result's buffer in whose memory it is, until that is made; -1: the arena
   int first = -1, last = -1;  // instructions between which it is live, inclusive
   int shared_with = -1;       // the buffer that ends here and whose memory it reuses; -1: separate
