@@ -16,7 +16,8 @@ std::optional<DeviceLimits> gpu();
 
 // Runs like execute() of compiler/run.h, on the device, and returns results as doubles. The arena
 // is filled with NaN and guarded. `times`: consecutive runs in the same memory; the last one's
-// results count. far: the FarFieldHead of its head, or null. before: as in execute().
+// results count. From the third on runs of 8 launches and more are one graph
+// (exec/cuda/replays.h). far: the FarFieldHead of its head, or null. before: as in execute().
 ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs, int times = 1,
                            FarFieldHead* far = nullptr, const ir::Tensors& before = {});
 

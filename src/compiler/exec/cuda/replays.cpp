@@ -55,6 +55,8 @@ void* Replays::graph_of(std::vector<const void*> addresses, const Enqueue& enque
 
 // Returns the graph of a run, or null where the driver makes none; then none is tried again.
 std::shared_ptr<void> Replays::captured(const Enqueue& enqueue) {
+  // A thread's first call of cuBLAS allocates, and another thread may capture a graph of its own.
+  const cuda::BesideCapture allowed;
   try {
     if (stream_ == nullptr) stream_ = cuda::make_stream();
     cuda::begin_capture(stream_.get());
@@ -66,6 +68,7 @@ std::shared_ptr<void> Replays::captured(const Enqueue& enqueue) {
     }
     return cuda::end_capture(stream_.get());
   } catch (const DeviceError&) {
+    cuda::abandon_capture(stream_.get());  // and clears the driver's error, which launches report
     off_ = true;
     return nullptr;
   }
