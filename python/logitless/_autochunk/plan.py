@@ -298,8 +298,8 @@ def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, 
 
     It is the least memory within 3 % of the fastest plan of at most a quarter of the largest value; less than 64 MiB counts
     as 64 MiB, of which the fastest plan is taken. A plan that recomputes nothing may exceed the quarter by a fifth, as a
-    head's does. Where no such plan is fast enough, it is one of at most half
-    of the value, and so on. searched: compiled with the head engine first, whose plans are taken of equal ones.
+    head's does. Where no such plan is fast enough, it is one of at most half of the value, and so on. searched: compiled
+    with the head engine first, whose plans are taken of equal ones.
     """
     share = _share_of(plain.program)
     found = [(p, s.request) for s in searched for p in s.program.report["plans"]]
@@ -311,7 +311,7 @@ def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, 
         if fast:
             enough = (1 + _SLACK) * min(seconds for _, seconds, *_ in fast)
             small = min(most, _SMALL)
-            taken, *_, request = min((p for p in fast if p[1] <= enough), key=lambda p: (max(p[0], small), p[1]))
+            taken, *_, request = min((p for p in fast if p[1] <= enough), key=lambda p: (max(p[0], small), p[1], p[0]))
             return request, taken, max(most, taken)
     return replace(searched[0].request, budget=0), 0, 0
 
