@@ -90,10 +90,13 @@ TEST(FuseProducts, LeavesOtherReadersAlone) {
   EXPECT_EQ(
       fused(begin + "  %e = exp %z\n  %s = reduce_sum %e dims(0)\n  return s: %s\n}\n", options),
       0);
-  // rows that are not aligned, another GPU, and the option
+  // rows that are not aligned, another GPU, and the options
   EXPECT_EQ(fused(begin + "  %e = exp %z\n  return e: %e\n}\n", slow_memory({1024, 2047, 64})), 0);
   CompileOptions other = options;
   other.device.compute_capability = 80;
+  EXPECT_EQ(fused(begin + "  %e = exp %z\n  return e: %e\n}\n", other), 0);
+  other = options;
+  other.externs = true;  // the caller runs the program
   EXPECT_EQ(fused(begin + "  %e = exp %z\n  return e: %e\n}\n", other), 0);
   other = options;
   other.epilogues = false;
