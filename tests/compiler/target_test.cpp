@@ -7,7 +7,6 @@
 
 #include "compiler/ir/text.h"
 #include "compiler/plan/cost.h"
-#include "compiler/plan/describe.h"
 #include "compiler/plan/lower.h"
 #include "compiler/target/cuda.h"
 

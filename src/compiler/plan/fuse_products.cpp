@@ -44,7 +44,9 @@ bool same_elements(const View& a, const View& b) {
 
 // Returns a pick of an element of each row as a sum of the row: an index outside gives 0.
 std::optional<Pointwise> sum_of_pick(const Pick& pick, const Gemm& of) {
-  if (!same_elements(pick.x, of.c) || pick.axis != 1 || pick.out.shape != std::vector{of.m})
+  constexpr std::int64_t kMostExact = 1 << 24;  // indices are compared as fp32
+  if (!same_elements(pick.x, of.c) || pick.axis != 1 || pick.out.shape != std::vector{of.m} ||
+      of.n > kMostExact)
     return std::nullopt;
   Pointwise sum;
   sum.shape = {of.m, of.n};

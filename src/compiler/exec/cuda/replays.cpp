@@ -8,18 +8,19 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::size_t kFewLaunches = 8;
+constexpr std::size_t kFewLaunches = 8, kMostLaunches = 2048;  // a graph holds each launch
 constexpr std::size_t kMostGraphs = 4;
 constexpr std::size_t kMostSeen = 16;
 constexpr int kRunsBefore = 2;  // of the same addresses, before a graph is made
 
 }  // namespace
 
-Replays::Replays(std::size_t launches) : few_(launches < kFewLaunches) {}
+Replays::Replays(std::size_t launches)
+    : enqueues_(launches < kFewLaunches || launches > kMostLaunches) {}
 
 void Replays::run(std::span<const void* const> parameters, std::span<void* const> results,
                   const void* arena, cuda::Stream stream, const Enqueue& enqueue) {
-  if (!few_ && !cuda::is_captured(stream)) {
+  if (!enqueues_ && !cuda::is_captured(stream)) {
     std::vector<const void*> addresses(parameters.begin(), parameters.end());
     addresses.insert(addresses.end(), results.begin(), results.end());
     addresses.push_back(arena);

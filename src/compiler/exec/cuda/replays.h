@@ -16,7 +16,7 @@ class Replays {
  public:
   using Enqueue = std::function<void(cuda::Stream)>;
 
-  // launches: kernels of a run, about. Programs of few launches are not replayed.
+  // launches: kernels of a run, about. Programs of few launches, or of thousands, are not replayed.
   explicit Replays(std::size_t launches);
 
   // Enqueues a run whose memory is at these addresses, by enqueue(stream) or by a graph that was
@@ -33,7 +33,7 @@ class Replays {
     std::shared_ptr<void> graph;  // null: none yet
   };
 
-  const bool few_;
+  const bool enqueues_;
   std::mutex mutex_;
   std::vector<Seen> seen_;  // least recently used first; those with a graph stay
   std::shared_ptr<void> stream_;
