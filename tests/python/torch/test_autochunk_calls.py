@@ -118,6 +118,18 @@ def test_what_transforms_have_no_rule_for(fn, executor):
 
 
 @executors
+def test_none_among_tensors(executor):
+    """Calls that differ in which argument is None have plans of their own."""
+
+    def scaled(hidden, factor, twice=None):
+        return (hidden * factor).sum() if twice is None else (2 * hidden * twice).sum()
+
+    chunked, (hidden, factor) = cold(scaled, executor), (random(3, 4), random(3, 4, seed=1))
+    for args, kwargs in (((hidden, factor, None), {}), ((hidden, None, factor), {}), ((hidden, None), dict(twice=factor))):
+        torch.testing.assert_close(chunked(*args, **kwargs), scaled(*args, **kwargs))
+
+
+@executors
 def test_modes(executor):
     hidden, weight, target = arguments()
     weight.requires_grad_()

@@ -475,7 +475,7 @@ class AutoChunked(ChunkedFunction[P, R]):
             str(spec),
             grad,
             tuple((t.dtype, *_layout(t), t.device, need) for t, need in zip(tensors, needs)),
-            tuple((type(c), c) for c in constants),
+            tuple(TENSOR if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves),
             tuple(m.training for m in shim.modules()) if shim is not None else (),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
             self.limits.auto and native.has_tf32(tensors[0].device),
