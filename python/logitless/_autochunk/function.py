@@ -60,9 +60,11 @@ class Kept:
 
     def get(self, key: tuple):
         with self._lock:
-            for index, (reads, plan) in reversed(list(enumerate(self._made.get(key, ())))):
+            plans = self._made.get(key, ())
+            for index in reversed(range(len(plans))):
+                reads, plan = plans[index]
                 if changed(reads) is None:
-                    self._made[key].append(self._made[key].pop(index))
+                    plans.append(plans.pop(index))
                     self._made.move_to_end(key)
                     return plan
             return None

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import logitless._autochunk.function as plans
 from logitless.torch import Unsupported, autochunk
+from logitless.torch._autochunk.modules import Shim, state_of
 
 DEVICE = torch.get_default_device().type  # conftest.py
 ROWS, DIM, VOCAB = 12, 4, 60
@@ -118,6 +119,17 @@ def test_what_transforms_have_no_rule_for(fn, executor):
 
 
 @executors
+def test_tensors_that_outlive_a_transform(executor):
+    weight, leaked = random(VOCAB, DIM).requires_grad_(), []
+    torch.func.grad(lambda h: leaked.append(h) or h.sum())(random(ROWS, DIM))
+    chunked = cold(lambda h, w: (h @ w.T).logsumexp(-1).sum(), executor)
+    expected = chunked(random(ROWS, DIM), weight)
+    assert torch.equal(chunked(leaked[0], weight), expected)
+    with torch.no_grad():
+        assert torch.equal(chunked(leaked[0], weight), expected)
+
+
+@executors
 def test_none_among_tensors(executor):
     """Calls that differ in which argument is None have plans of their own."""
 
@@ -127,6 +139,54 @@ def test_none_among_tensors(executor):
     chunked, (hidden, factor) = cold(scaled, executor), (random(3, 4), random(3, 4, seed=1))
     for args, kwargs in (((hidden, factor, None), {}), ((hidden, None, factor), {}), ((hidden, None), dict(twice=factor))):
         torch.testing.assert_close(chunked(*args, **kwargs), scaled(*args, **kwargs))
+
+
+def test_the_state_of_modules():
+    """It is what PyTorch finds: shared modules and tensors once, under their first name, and nothing that is None."""
+    shared, tied = torch.nn.BatchNorm1d(VOCAB, affine=False), torch.nn.Module()
+    tied.norm, tied.head = torch.nn.LayerNorm(DIM), torch.nn.Linear(DIM, VOCAB)
+    tied.again, tied.gone, tied.twice = tied.norm, None, torch.nn.Linear(DIM, VOCAB, bias=False)
+    tied.twice.weight = tied.head.weight
+    tied.register_buffer("absent", None)
+    tied.register_module("missing", None)
+    modules = {"first": tied, "second": torch.nn.Sequential(shared, shared).eval(), "third": tied.norm}
+    shim = Shim(lambda: None, modules)
+    state, training = state_of(modules)
+    expected = {**dict(shim.named_parameters()), **dict(shim.named_buffers())}
+    assert list(state) == list(expected) and all(state[name] is expected[name] for name in expected)
+    assert training == tuple(m.training for m in shim.modules())[1:]
+
+
+class Doubled(torch.nn.Module):
+    """Doubles in training."""
+
+    def forward(self, x):
+        return 2 * x if self.training else x
+
+
+@executors
+def test_what_changes_in_a_module(executor):
+    layer = torch.nn.Sequential(torch.nn.Linear(DIM, VOCAB), Doubled()).to(DEVICE)
+
+    def loss(hidden):
+        return layer(hidden).logsumexp(-1).sum()
+
+    def replace(module):
+        module[0].weight = torch.nn.Parameter(2 * module[0].weight.detach())
+
+    hidden, chunked = random(ROWS, DIM).float().requires_grad_(), cold(loss, executor)
+    changes = [
+        lambda m: None,
+        replace,
+        lambda m: m.eval(),
+        lambda m: m[0].weight.requires_grad_(False),
+        lambda m: m.append(torch.nn.GELU()),
+    ]
+    for change in changes:
+        change(layer)
+        wanted = [hidden, *(p for p in layer.parameters() if p.requires_grad)]
+        for m, e in zip(*((t, *torch.autograd.grad(t, wanted)) for t in (chunked(hidden), loss(hidden))), strict=True):
+            torch.testing.assert_close(m, e)
 
 
 @executors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import os
 import weakref
@@ -34,7 +33,7 @@ from logitless._autochunk.externs import Call
 from logitless._autochunk.native import multiplies_fp32
 from logitless._autochunk.parse import parse
 from logitless._autochunk.plan import Compiled, compile_text
-from logitless._autochunk.reads import Reads
+from logitless._autochunk.reads import Read, Reads
 from logitless._autochunk.text import load
 from logitless._compiler import Program
 from logitless.torch import autograd
@@ -42,6 +41,7 @@ from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.attention import slow_on_gpu
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import Recorder, peak_bytes
+from logitless.torch._autochunk.modules import Shim, modules_of, state_of
 from logitless.torch._autochunk.program import drawing, to_text
 from logitless.torch._autochunk.source import to_source
 from logitless.torch._autochunk.transforms import SECOND
@@ -70,8 +70,11 @@ class Plan:
         return [named[p] for p in compiled.parameters]
 
     def run(self, compiled: Compiled, tensors, cotangents=()) -> tuple[torch.Tensor, ...]:
-        device = tensors[0].device.type
-        with torch.no_grad(), torch.autocast(device, enabled=False):
+        kind = tensors[0].device.type
+        if torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return self.run(compiled, tensors, cotangents)
+        with torch.no_grad():
             return compiled.function(*self.inputs(compiled, tensors, cotangents))
 
     @property
@@ -132,6 +135,9 @@ class _Chunked(torch.autograd.Function):
         # The library writes each result into its own memory. PyTorch's operations may return their inputs.
         gradients = iter(plan.gradients(ctx.saved_tensors, wanted, owned=plan.limits.native))
         return (None, *(next(gradients) if has else None for has in plan.has_grad))
+
+
+_chunked = autograd.eager_apply(_Chunked)
 
 
 def plan_for(
@@ -318,40 +324,6 @@ def _parameters(graph: torch.fx.GraphModule, given: list[str], captured: list[st
     ]
 
 
-class _Shim(torch.nn.Module):
-    """A module that wraps a function and holds the modules that it uses, so that their parameters become inputs."""
-
-    def __init__(self, function: Callable, modules: dict[str, torch.nn.Module]):
-        super().__init__()
-        self.function = (function,)  # the tuple hides a module from registration
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, *args, **kwargs):
-        return self.function[0](*args, **kwargs)
-
-
-def _modules(function: Callable) -> dict[str, torch.nn.Module]:
-    """Returns the modules that a function is, is a method of, or refers to."""
-    if isinstance(function, torch.nn.Module):
-        return {"module": function}
-    found = {}
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, torch.nn.Module):
-        found["module"] = owner
-    plain = inspect.unwrap(getattr(function, "__func__", function))
-    code = getattr(plain, "__code__", None)
-    if code is not None:
-        for name, cell in zip(code.co_freevars, plain.__closure__ or ()):
-            try:
-                found[name] = cell.cell_contents
-            except ValueError:  # not set yet
-                continue
-        for name in code.co_names:
-            found.setdefault(name, plain.__globals__.get(name))
-    return {name: m for name, m in found.items() if isinstance(m, torch.nn.Module)}
-
-
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LAYERS = os.path.join(_TORCH, "nn", "modules") + os.sep
 
@@ -391,7 +363,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         super().__init__(function, limits, gradients, unsupported)
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
-        self._used = _modules(function)
+        self._used = modules_of(function)
         self._key = str(next(_keys))
         _functions[self._key] = self
 
@@ -419,7 +391,7 @@ class AutoChunked(ChunkedFunction[P, R]):
     def in_graph(self, state: dict[str, torch.Tensor], args, kwargs):
         """Runs a call on a tracer's tensors. state: parameters and buffers of the modules that the function uses."""
         transforms.refuse_in_graph()
-        if _modules(self._function) != self._used:
+        if modules_of(self._function) != self._used:
             raise RuntimeError(
                 "autochunk: torch.compile traces a function whose modules are not those that it had when it was made; "
                 "pass their parameters as arguments, or give the nn.Module itself"
@@ -450,54 +422,59 @@ class AutoChunked(ChunkedFunction[P, R]):
     def _plan(self, args, kwargs, given_state=None) -> tuple[Plan | str, list[torch.Tensor]]:
         """Returns the plan, or why there is none, and the tensors. given_state: a tracer's tensors in place of
         parameters and buffers."""
-        modules = _modules(self._function)
-        shim = _Shim(self._function, modules) if modules else None
-        state = {}
-        if shim is not None:
-            state = {**dict(shim.named_parameters()), **dict(shim.named_buffers())}
-            if given_state is not None:
-                state = {name: given_state[name] for name in state}
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        target = self._function.forward if isinstance(self._function, torch.nn.Module) else self._function
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        tensors = [leaves[i] for i in places] + list(state.values())
+        modules = modules_of(self._function)
+        state, training = state_of(modules)
+        traced = given_state is not None
+        if traced:
+            state = {name: given_state[name] for name in state}
+        leaves, structure = _leaves_of(args, kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + list(state.values())
         if not tensors:
             raise ValueError("autochunk: expected a tensor among the arguments, got none")
-        traced = given_state is not None
         _check(tensors, traced)
+        device = tensors[0].device
         if self.limits.native:
-            native.check_device(tensors[0].device)
+            native.check_device(device)
         grad = torch.is_grad_enabled()
         needs = [grad and transforms.requires_grad(t) for t in tensors]
-        device = tensors[0].device.type
-        constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        layouts = [_layout(t) for t in tensors] if traced else [(t.shape, t.stride()) for t in tensors]
         key = (
-            str(spec),
+            structure,
             grad,
-            tuple((t.dtype, *_layout(t), t.device, need) for t, need in zip(tensors, needs)),
-            tuple(TENSOR if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves),
-            tuple(m.training for m in shim.modules()) if shim is not None else (),
-            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
-            self.limits.auto and native.has_tf32(tensors[0].device),
+            tuple([(t.dtype, layout, t.device, need) for t, layout, need in zip(tensors, layouts, needs)]),
+            tuple([TENSOR if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves]),
+            training,
+            torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type),
+            self.limits.auto and native.has_tf32(device),
             traced,
         )
         plan = self._known(key, "tensors")
-        if plan is not None:
-            return plan, tensors
+        if plan is None:
+            plan, reads = self._made_for(args, kwargs, modules, state, tensors, needs)
+            self._made.keep(key, plan, reads)
+        return plan, tensors
 
+    def _made_for(self, args, kwargs, modules, state, tensors, needs) -> tuple[Plan | str, list[Read]]:
+        """Makes the plan of a call, or returns why there is none, and the variables that were read."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        # The plan keeps these, so they hold no tensor of this call.
+        constants, held = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], list(state)
+        target = self._function.forward if isinstance(self._function, torch.nn.Module) else self._function
+        shim = Shim(self._function, modules) if modules else None
         reads = Reads(_skips, lambda value: isinstance(value, FakeTensor), runs)
         reads.closure(target)
 
         def call(*given):
             inner_args, inner_kwargs = pytree.tree_unflatten(put(constants, places, given), spec)
-            replaced = dict(zip(state, given[len(places) :]))
+            replaced = dict(zip(held, given[len(places) :]))
             with reads, Watched(reads):
                 if shim is None:
                     return self._function(*inner_args, **inner_kwargs)
                 return torch.func.functional_call(shim, replaced, inner_args, inner_kwargs)
 
         names = leaf_names(target, args, kwargs, lambda value: numbered(len(pytree.tree_leaves(value))))
-        short = [name.removeprefix("module.").replace(".", "_") for name in state]
+        short = [name.removeprefix("module.").replace(".", "_") for name in held]
         named = unique([names[i] for i in places] + short)
         try:
             with alone() as around:
@@ -506,9 +483,21 @@ class AutoChunked(ChunkedFunction[P, R]):
             plan.itself = functools.cache(functools.partial(_eager_bytes, call, fakes, needs))
             self.missed(plan)
         except Unsupported as error:
-            plan = self.refused(error, stacklevel=4)
-        self._made.keep(key, plan, reads.all())
-        return plan, tensors
+            plan = self.refused(error, stacklevel=5)
+        return plan, reads.all()
+
+
+# Arguments of these types are leaves of a call. Flattening others takes as long as launching several kernels.
+_LEAVES = frozenset((*native.PLAIN, bool, int, float, str, type(None), torch.dtype, torch.device))
+
+
+def _leaves_of(args: tuple, kwargs: dict) -> tuple[list, tuple]:
+    """Returns the leaves of a call's arguments, in pytree's order, and a key of how they are nested."""
+    leaves = [*args, *kwargs.values()]
+    if _LEAVES.issuperset(map(type, leaves)):
+        return leaves, (len(args), *kwargs)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    return leaves, (str(spec),)
 
 
 def outputs_of(plan: Plan, tensors: Sequence[torch.Tensor]):
@@ -518,17 +507,16 @@ def outputs_of(plan: Plan, tensors: Sequence[torch.Tensor]):
         tensors = [*tensors, torch.randint(0, 1 << 32, (2,), dtype=torch.int64, device=tensors[0].device)]
     if transforms.active():
         outputs = transforms.Transformed.apply(plan, *tensors)
-    elif plan.joint or plan.backward is not None:
-        outputs = _Chunked.apply(plan, *tensors)
     else:
-        outputs = plan.run(plan.forward, tensors)
+        tensors = transforms.unwrapped(tensors)
+        outputs = plan.run(plan.forward, tensors) if plan.backward is None and not plan.joint else _chunked(plan, *tensors)
     made = iter(outputs)
     flat = [next(made) if constant is TENSOR else constant for constant in plan.traced.constants]
     return pytree.tree_unflatten(flat, plan.traced.spec)
 
 
 def _layout(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(int(s) for s in t.shape), tuple(int(s) for s in t.stride())
+    return tuple(map(int, t.shape)), tuple(map(int, t.stride()))
 
 
 def _contiguous_strides(t: torch.Tensor) -> tuple[int, ...]:

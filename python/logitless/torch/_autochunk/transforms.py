@@ -3,6 +3,8 @@ forward mode raise errors that name them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
@@ -40,6 +42,11 @@ def requires_grad(tensor: torch.Tensor) -> bool:
             return False
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return True
+
+
+def unwrapped(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns tensors without the wrappers of transforms that have ended, which have no memory of their own."""
+    return [torch._C._functorch.unwrap_if_dead(t) for t in tensors]
 
 
 class _Rules(torch.autograd.Function):
