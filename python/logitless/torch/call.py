@@ -87,7 +87,8 @@ def key_of(args: tuple, kwargs: dict) -> Any:
             where = *where, follows_torch(args[0])
     else:
         return None
-    return (*parts, where, torch.is_grad_enabled(), torch.is_autocast_enabled(device))
+    casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    return (*parts, where, torch.is_grad_enabled(), casts)
 
 
 # --- Checks.
@@ -397,10 +398,10 @@ def log_probs(
     hidden, weight, target, bias = inputs
     lead = a.hidden.shape[:-1]
     needs = needs_of(hidden, weight, bias)
-    same = key is not None and not needs and hidden is a.hidden and target is a.target
+    same = key is not None and hidden is a.hidden and target is a.target
     form = Form(
         head_options(options), shard, compute_dtype(hidden, weight, blocks=True), needs, asked.argmax, asked.entropy,
-        way=way_of(*inputs), key=key if same else None,
+        way=way_of(*inputs), key=key if same and not needs else None,
     )
     reason = "" if asked.keep is False or not form.needs else saved_head.why_not(hidden, form)
     if isinstance(weight, QuantizedWeight):
@@ -409,9 +410,31 @@ def log_probs(
         reason = reason or "expected None or False for float32 hidden states beside a 16-bit weight"
     if asked.keep and form.needs and (reason or form.way != EAGER):
         raise ValueError(f"keep: {reason or 'expected an eager call of plain tensors, got one that is traced'}")
-    if asked.keep is not False and form.needs and form.way == EAGER and not reason:
-        log_prob, entropy, lse, argmax = saved_head.head(*inputs, form, bool(asked.keep))
-    else:
-        log_prob, entropy, lse, argmax = autograd.head(*inputs, form)
+    saves = asked.keep is not False and bool(form.needs) and form.way == EAGER and not reason
+    seen = SeenHead(form, saves, required=bool(asked.keep))
+    log_prob, entropy, lse, argmax = seen.run(inputs)
+    if same and form.needs and form.way == EAGER:
+        _engine.calls.remember(key, seen)
     entropy = entropy.reshape(lead) if asked.entropy else entropy
     return log_prob.reshape(shape), entropy, lse.reshape(lead), argmax.reshape(lead) if asked.argmax else argmax
+
+
+class SeenHead(NamedTuple):
+    """A call of ``linear_logprobs`` that passed its checks, without its tensors."""
+
+    form: Form
+    saves: bool  # exponentials, from forward to backward
+    required: bool  # that they are saved
+
+    def run(self, inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns (log_prob, entropy, lse, argmax) of hidden, weight, target and bias in the engine's form."""
+        return saved_head.head(*inputs, self.form, self.required) if self.saves else autograd.head(*inputs, self.form)
+
+
+def repeat_log_probs(seen: SeenHead | _engine.Call, *inputs: Optional[Tensor]) -> tuple[Tensor, ...]:
+    """Computes linear_logprobs of a call that was seen before, with gradients to come if it is a ``SeenHead``."""
+    if isinstance(seen, SeenHead):
+        results = seen.run(inputs)
+        return results if seen.form.argmax else results[:3]
+    log_prob, entropy, lse, *index = seen.replay(inputs)
+    return log_prob, entropy, lse, *(t.to(torch.int64) for t in index)

@@ -171,7 +171,7 @@ def linear_logprobs(
     memory budget that is too small; the message names the bytes that it takes.
     """
     key = None
-    if selected_ids is None and not torch.is_grad_enabled():
+    if selected_ids is None:
         options = dict(
             ignore_index=ignore_index, softcap=softcap, logit_scale=logit_scale, temperature=temperature,
             return_argmax=return_argmax, keep=keep, precision=precision, memory_budget=memory_budget, sharding=sharding,
@@ -179,8 +179,7 @@ def linear_logprobs(
         key = call.key_of((hidden, weight, target, bias), options)
         key = None if key is None else ("logprobs", key)
         if key is not None and (seen := _engine.calls.find(key)) is not None:
-            log_prob, entropy, lse, *index = seen.replay((hidden, weight, target, bias))
-            return log_prob, entropy, lse, *(t.to(torch.int64) for t in index)
+            return call.repeat_log_probs(seen, hidden, weight, target, bias)
     if keep is not None and not isinstance(keep, bool):
         raise TypeError(f"keep: expected True, False or None, got {keep!r}")
     if keep is None and softcap is not None:

@@ -68,7 +68,7 @@ KINDS = {
 }
 
 
-HEADS = ["plain", "scale", "softcap", "fewer", "bfloat16", "strides", "threads"]
+HEADS = ["plain", "scale", "softcap", "fewer", "bfloat16", "strides", "threads", "autocast", "autocast_half", "no_grad"]
 
 
 def made(name, function=linear_cross_entropy, **more):
@@ -187,6 +187,24 @@ def test_log_probabilities_without_gradients_are_remembered(options, targets):
                 with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))}: expected"):
                     linear_logprobs(HIDDEN, WEIGHT, target, BIAS, **{**options, **wrong})
     assert linear_logprobs(HIDDEN, WEIGHT, target, BIAS, **options)[0].requires_grad
+    forget()
+
+
+@pytest.mark.parametrize("options", [{}, dict(return_argmax=True), dict(temperature=0.5)])
+def test_log_probabilities_with_gradients_are_remembered(options, monkeypatch):
+    forget()
+
+    def results(hidden):
+        found = linear_logprobs(hidden, WEIGHT, TARGET, BIAS, **options)
+        return [*found, *torch.autograd.grad(sum(t.sum() for t in found[:3]), (hidden, WEIGHT, BIAS))]
+
+    wanted = results(HIDDEN)
+    with monkeypatch.context() as patched:
+        patched.setattr(call, "log_probs", None)  # the checks
+        assert all(torch.equal(f, w) for f, w in zip(results(leaf(HIDDEN)), wanted, strict=True))
+        if DEVICE == "cpu":
+            with pytest.raises(ValueError, match="70 at position 0 is outside"):
+                linear_logprobs(HIDDEN, WEIGHT, torch.full_like(TARGET, 70), BIAS, **options)
     forget()
 
 
