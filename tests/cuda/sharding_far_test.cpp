@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "core/check.h"
 #include "cuda/far_training.h"
 #include "head/sharding/far_shards.h"
+#include "kernels/device/kernel.h"
 #include "kernels/device/order.h"
 #include "support/far_both.h"
 #include "support/far_cases.h"
@@ -18,6 +20,15 @@ namespace logitless::test {
 namespace {
 
 constexpr DType kType = DType::bf16;
+
+// Returns why the far field's kernel runs no test of this file, or empty.
+std::string missing() {
+  if (far_kernel().empty()) return "no GPU kernel with a far field";
+  const std::string kernel = far_kernel();
+  return cuda::find_device_kernel(kernel).far->over_ranks
+             ? ""
+             : concat("kernel ", kernel, " has no far field over ranks");
+}
 
 // One block of tokens per chunk, so that it has the same tokens on every rank.
 HeadSpec spec_of(std::int64_t tokens = 240, std::int64_t tiles = 32) {
@@ -33,7 +44,7 @@ HeadSpec spec_of(std::int64_t tokens = 240, std::int64_t tiles = 32) {
 class CudaShardingFar : public testing::Test {
  protected:
   void SetUp() override {
-    if (far_kernel().empty()) GTEST_SKIP() << "no GPU kernel with a far field";
+    if (!missing().empty()) GTEST_SKIP() << missing();
   }
   static RunSpec run_of(PlanKind kind = PlanKind::far_backward) {
     RunSpec run;
@@ -305,7 +316,7 @@ using CudaShardingFarHead = testing::TestWithParam<Accuracy>;
 // Like a head of one rank: dense until the trial of its first order at step 8, then far with errors
 // that the audit allows. Dense again after all vocabulary entries have moved.
 TEST_P(CudaShardingFarHead, DecidesAlikeOnAllRanks) {
-  if (far_kernel().empty()) GTEST_SKIP() << "no GPU kernel with a far field";
+  if (!missing().empty()) GTEST_SKIP() << missing();
   if (!cuda::moments_unsupported().empty()) GTEST_SKIP() << cuda::moments_unsupported();
   constexpr int kRanks = 2;
   for (const bool spread : {false, true}) {
