@@ -1,5 +1,4 @@
-// Plans of the cublas kernel, whose strips of logits leave a plan to every budget, and of the
-// kernels of other cards.
+// Plans of the cublas kernel: strips of logits leave a plan to every budget.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -133,34 +132,6 @@ TEST_F(CublasPlan, Bf16x3IsAKernelOfItsOwn) {
   EXPECT_EQ(
       message_of<InvalidArgument>([] { plan(kHeads[0], DType::f16, 0, 80, Precision::bf16x3); }),
       "precision: bf16x3 rounds f32 tensors, hidden and weight are f16");
-}
-
-// The kernels of other cards have the far field on one rank alone.
-TEST(OtherKernels, TheFarFieldOverRanksIsRefusedByKernel) {
-  const HeadShape head{8192, 4096, 131072, DType::bf16};
-  HeadFeatures f;
-  f.d_hidden = f.d_weight = true;
-  f.d_weight_dtype = f.d_hidden_dtype = DType::bf16;
-  PlanRequest request;
-  request.device = {.kind = DeviceKind::cuda, .kernel = "sm80"};
-  request.kind = PlanKind::far_backward;
-  request.tau = 0.003f;
-  try {
-    EXPECT_EQ(plan_head(head, f, request).kernel, "sm80");
-  } catch (const Unsupported&) {
-    GTEST_SKIP() << "a build without CUDA";
-  }
-  f.vocab_ranks = 2;
-  HeadShape shard = head;
-  shard.vocab = 65536;
-  shard.global_vocab = head.vocab;
-  try {
-    plan_head(shard, f, request);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("takes no far field over ranks"), std::string::npos)
-        << error.what();
-  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "head/plan/choose.h"
@@ -256,6 +257,26 @@ TEST(PlanBudget, HoldsWhereWeightsMove) {
   const std::size_t logits = 4 * 2048 * 128256ull;
   expect_worth_it(shape, f, on_cpu("amx_bf16_emulated", 2, 16_GiB), logits);
   expect_worth_it(shape, f, on_gpu(90, 16_GiB), logits + 2048ull * 4096 * 12);
+}
+
+// The kernels of other cards have the far field on one rank alone.
+TEST(PlanBudget, OtherKernelsRefuseAFarFieldOverRanks) {
+  HeadShape shape{8192, 4096, 131072, DType::bf16};
+  HeadFeatures f = gradients(DType::bf16);
+  PlanRequest request = on_gpu(90, 1_GiB);
+  request.device.kernel = "sm80";
+  request.kind = PlanKind::far_backward;
+  request.tau = 0.003f;
+  EXPECT_EQ(LocalPlanner().plan(shape, f, request).kernel, "sm80");
+  f.vocab_ranks = 2;
+  shape.global_vocab = std::exchange(shape.vocab, shape.vocab / 2);
+  try {
+    LocalPlanner().plan(shape, f, request);
+    FAIL();
+  } catch (const Unsupported& error) {
+    EXPECT_NE(std::string(error.what()).find("takes no far field over ranks"), std::string::npos)
+        << error.what();
+  }
 }
 
 // The far field takes its fastest sizes below the same ceiling: it selects fewer tiles with larger
