@@ -291,6 +291,22 @@ TEST(HeadsLeftAlone, WhereAnythingElseReadsTheLogits) {
                           grad)));
 }
 
+// Labels of self-training, and rows that their probabilities leave out.
+TEST(HeadsLeftAlone, WhereTheLogitsDecideTargets) {
+  const std::string begin = "graph g(%x: f32[70, 24], %w: f32[4000, 24], %t: i64[70]) { " +
+                            std::string(kPlain) + " %l = reduce_lse %z dims(1) ";
+  const std::string of_lse = " %n = cast %l : i64[70] %y = add %t, %n %p = pick %z, %y axis(1)";
+  const std::string mean =
+      " %d = sub %l, %p %s = reduce_sum %d dims(0) return s: %s differentiate s wrt %x, %w }";
+  EXPECT_FALSE(lowers(begin + of_lse + mean));
+  // Rows are left out after the operation.
+  const std::string masked =
+      " %p = pick %z, %t axis(1) %u = sub %l, %p %c = constant value(9) : f32[70] %m = lt %l, %c "
+      "%o = constant value(0) : f32[70] %d = select %m, %u, %o %s = reduce_sum %d dims(0) return "
+      "s: %s differentiate s wrt %x, %w }";
+  EXPECT_TRUE(lowers(begin + masked));
+}
+
 TEST(HeadsLeftAlone, OfOtherDtypesAndSmallOnes) {
   const auto text = [](const std::string& dtype, int vocab) {
     const std::string v = std::to_string(vocab);

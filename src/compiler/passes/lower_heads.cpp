@@ -194,11 +194,14 @@ class HeadLowering {
   std::optional<Graph> at(int dot) const {
     const std::optional<FoundHead> found = find_head(g_, users_, dot);
     if (!found) return std::nullopt;
+    // Labels that the logits decide, as of self-training, are not known before the operation runs.
+    if (depends(found->targets, *found)) return std::nullopt;
     Lowered h = described(*found);
     const HeadGradients& to = h.gradients;
     h.together =
         !to.any() || (!depends(to.d_lse.value, *found) && !depends(to.d_pick.value, *found));
-    if (std::optional<IgnoredRows> rows = ignored_rows(g_, users_, *found, to)) {
+    std::optional<IgnoredRows> rows = ignored_rows(g_, users_, *found, to);
+    if (rows && !depends(rows->counts, *found)) {
       h.head.ignored = rows->target.value_or(kNoTarget);
       h.ignored = *std::move(rows);
     }
