@@ -118,6 +118,11 @@ enum class VectorOp : std::uint8_t {
   sigmoid,
   sin,
   cos,
+  atan,
+  erfc,
+  lgamma,
+  digamma,
+  trigamma,
   floor,
   sign,
   // binary; comparisons and logic give 1 or 0

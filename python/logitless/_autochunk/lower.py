@@ -172,6 +172,16 @@ class Writer(Indices):
         only = all(s == 1 for d, s in enumerate(shape) if d != axis)
         return self.emit("iota", [], dtype, shape, f"axis({axis})", axis if only else None)
 
+    def between(self, shape: Sequence[int], axis: int, begin: int, end: int) -> Value:
+        """Returns whether the index along the axis is in [begin, end), in this shape."""
+        index = self.iota([shape[axis]], 0)
+        ge, lt = (
+            self.map(test, [index, self.number(n, index.dtype, index.shape)], self.dtypes.i8)
+            for test, n in (("ge", begin), ("lt", end))
+        )
+        inside = lt if begin == 0 else ge if end == shape[axis] else self.map("logical_and", [ge, lt], self.dtypes.i8)
+        return self.broadcast_dims(inside, shape, [axis])
+
     def cast(self, v: Value, dtype) -> Value:
         if v.dtype == dtype:
             return v
@@ -537,38 +547,6 @@ class Writer(Indices):
         shape = [rows, *updates.shape[index.rank :]]
         made = self.emit("scatter_add", [index, updates], self.dtypes.wide(updates.dtype), shape, f" rows({rows})")
         return self.cast(made, updates.dtype)
-
-
-# Coefficients of M. Giles, "Approximating the erfinv function" (2010): polynomials in w = -log(1 - x^2), around 2.5,
-# and in its square root, around 3.
-_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
-_NEAR += (-0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
-_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
-_FAR += (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
-
-
-def inverse_erf(w: Writer, x: Value) -> Value:
-    """Returns erfinv(x): to f32 rounding for f32, refined by two Newton steps for f64."""
-
-    def polynomial(at, coefficients):
-        made = w.number(coefficients[0], at.dtype)
-        for c in coefficients[1:]:
-            made = w.add(w.mul(made, at), w.number(c, at.dtype))
-        return made
-
-    def number(n):
-        return w.number(n, x.dtype)
-
-    log = w.map("neg", [w.map("log1p", [w.map("neg", [w.mul(x, x)], x.dtype)], x.dtype)], x.dtype)
-    near = polynomial(w.sub(log, number(2.5)), _NEAR)
-    far = polynomial(w.sub(w.map("sqrt", [log], x.dtype), number(3)), _FAR)
-    made = w.mul(w.map("select", [w.map("lt", [log, number(5)], w.dtypes.i8), near, far], x.dtype), x)
-    for _ in range(2 if x.dtype == w.dtypes.f64 else 0):
-        off = w.sub(w.map("erf", [made], x.dtype), x)
-        made = w.sub(made, w.mul(w.scaled(off, math.sqrt(math.pi) / 2), w.map("exp", [w.mul(made, made)], x.dtype)))
-    size = w.map("abs", [x], x.dtype)
-    ends = w.div(x, number(0))  # 1 and -1
-    return w.map("select", [w.map("eq", [size, number(1)], w.dtypes.i8), ends, made], x.dtype)
 
 
 def rounded(w: Writer, x: Value) -> Value:

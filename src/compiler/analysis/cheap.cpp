@@ -14,6 +14,11 @@ bool is_costly(const Node& n) {
     case Function::sigmoid:
     case Function::sin:
     case Function::cos:
+    case Function::atan:
+    case Function::erfc:
+    case Function::lgamma:
+    case Function::digamma:
+    case Function::trigamma:
     case Function::pow:
       return true;
     default:

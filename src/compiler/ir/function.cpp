@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 
 #include "core/check.h"
 
@@ -28,6 +29,11 @@ constexpr std::array kFunctions = {
     FunctionInfo{sigmoid, "sigmoid", 1, real},
     FunctionInfo{sin, "sin", 1, real},
     FunctionInfo{cos, "cos", 1, real},
+    FunctionInfo{atan, "atan", 1, real},
+    FunctionInfo{erfc, "erfc", 1, real},
+    FunctionInfo{lgamma, "lgamma", 1, real},
+    FunctionInfo{digamma, "digamma", 1, real},
+    FunctionInfo{trigamma, "trigamma", 1, real},
     FunctionInfo{floor, "floor", 1, real},
     FunctionInfo{sign, "sign", 1, arithmetic},
     FunctionInfo{add, "add", 2, arithmetic},
@@ -66,6 +72,39 @@ std::uint32_t threefry(std::uint32_t key0, std::uint32_t key1, std::uint64_t cou
     y += keys[(group + 2) % 3] + group + 1;
   }
   return x ^ y;
+}
+
+// Unlike std::lgamma it writes no global sign.
+double log_gamma(double x) {
+  int sign = 0;
+  return ::lgamma_r(x, &sign);
+}
+
+// Abramowitz and Stegun, 6.3.7 for negative x, 6.3.5 up to 40, the first terms of 6.3.18 from
+// there.
+double digamma_of(double x) {
+  if (x == 0.0) return std::copysign(std::numeric_limits<double>::infinity(), -x);
+  if (x < 0.0) {
+    const double fraction = x - std::floor(x);
+    if (!(fraction > 0.0)) return std::numeric_limits<double>::quiet_NaN();
+    return digamma_of(1.0 - x) - std::numbers::pi / std::tan(std::numbers::pi * fraction);
+  }
+  if (x < 40.0) return digamma_of(x + 1.0) - 1.0 / x;
+  const double z = 1.0 / (x * x);
+  return std::log(x) - 0.5 / x - z * (1.0 / 12.0 - z * (1.0 / 120.0 - z / 252.0));
+}
+
+// Abramowitz and Stegun, 6.4.7, 6.4.6 and 6.4.12, likewise.
+double trigamma_of(double x) {
+  if (x < 0.5) {
+    const double fraction = x - std::floor(x);
+    if (fraction == 0.0) return std::numeric_limits<double>::infinity();
+    const double sine = std::sin(std::numbers::pi * fraction);
+    return std::numbers::pi * std::numbers::pi / (sine * sine) - trigamma_of(1.0 - x);
+  }
+  if (x < 40.0) return trigamma_of(x + 1.0) + 1.0 / (x * x);
+  const double z = 1.0 / (x * x);
+  return (1.0 + 0.5 / x + z * (1.0 / 6.0 - z * (1.0 / 30.0 - z * (1.0 / 42.0 - z / 30.0)))) / x;
 }
 
 std::uint64_t whole(double x) { return static_cast<std::uint64_t>(static_cast<std::int64_t>(x)); }
@@ -114,6 +153,16 @@ double evaluate(Function function, double a, double b, double c) {
       return std::sin(a);
     case cos:
       return std::cos(a);
+    case atan:
+      return std::atan(a);
+    case erfc:
+      return std::erfc(a);
+    case lgamma:
+      return log_gamma(a);
+    case digamma:
+      return digamma_of(a);
+    case trigamma:
+      return trigamma_of(a);
     case floor:
       return std::floor(a);
     case sign:

@@ -21,6 +21,11 @@ enum class Function : std::uint8_t {
   sigmoid,
   sin,
   cos,
+  atan,
+  erfc,
+  lgamma,  // log |gamma(x)|
+  digamma,
+  trigamma,
   floor,
   sign,
   add,

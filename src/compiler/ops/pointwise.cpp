@@ -13,6 +13,7 @@
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
 #include "compiler/plan/pointwise_builder.h"
+#include "logitless/error.h"
 
 namespace logitless::ir {
 namespace {
@@ -161,6 +162,17 @@ Value derivative_of_one(Derivation& d) {
       return d.times(dy, d.op(cos, x));
     case cos:
       return d.op(neg, d.times(dy, d.op(sin, x)));
+    case atan:
+      return d.op(div, dy, d.op(add, d.number(1.0), d.times(x, x)));
+    case erfc:
+      return d.times(d.times(dy, d.number(-2.0 * std::numbers::inv_sqrtpi)),
+                     d.op(exp, d.op(neg, d.times(x, x))));
+    case lgamma:
+      return d.times(dy, d.op(digamma, x));
+    case digamma:
+      return d.times(dy, d.op(trigamma, x));
+    case trigamma:
+      throw InvalidArgument("trigamma has no gradient: it would be a polygamma of order 2");
     default:
       return {};  // floor, sign, logical functions
   }
@@ -237,6 +249,9 @@ ZeroSign map_zeros(const Node& n, std::size_t operand) {
     case Function::exp:
     case Function::log:
     case Function::cos:
+    case Function::erfc:
+    case Function::lgamma:
+    case Function::trigamma:
     case Function::sigmoid:
     case Function::eq:
     case Function::ne:
@@ -251,6 +266,7 @@ ZeroSign map_zeros(const Node& n, std::size_t operand) {
     case Function::div:
       return operand == 1 ? ZeroSign::sees : ZeroSign::makes;
     case Function::rsqrt:
+    case Function::digamma:
     case Function::pow:
       return ZeroSign::sees;
     default:

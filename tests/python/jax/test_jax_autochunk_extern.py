@@ -74,7 +74,7 @@ HIDDEN = {
     "while": until_small,
     "ragged_dot_general": of_groups,
     "sort": lambda h: lax.sort((h, 2 * h), num_keys=1)[1],
-    "digamma": lambda h: lax.lgamma(jnp.abs(h) + 1),
+    "bessel_i0e": lambda h: h * lax.stop_gradient(lax.bessel_i0e(h)),
     "cholesky": lambda h: h @ jnp.linalg.cholesky(h.T @ h + jnp.eye(DIM)),
     "reduce_window_max": lambda h: lax.reduce_window(h, -jnp.inf, lax.max, (1, 3), (1, 1), "SAME"),
     "and": lambda h: h * (jnp.arange(DIM) & 3),

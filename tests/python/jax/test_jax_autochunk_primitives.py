@@ -74,6 +74,18 @@ def writes(x, i):
     return (set_**2).sum() + (x.at[i].add(x * 2) ** 2).sum() + (x.at[i, i].add(x[:, 1]) ** 2).sum()
 
 
+def writes_that_may_meet(x, i):
+    masked = x.at[:, 7:].set(-jnp.inf)
+    some = x.at[:, jnp.array([1, 5])].set(-9.0).at[i].set(x[0] * 2)
+    return jax.nn.logsumexp(masked, 1).sum() + (some**2).sum() + jnp.fill_diagonal(x @ x.T, 0.5, inplace=False).var()
+
+
+def gammas(x, i):
+    a = jnp.abs(x) + 0.5
+    angles = jnp.arccos(jnp.tanh(x) * 0.9) + jnp.arctan2(x, a) + jnp.arcsinh(x) + jnp.sinh(x)
+    return (jax.lax.lgamma(a) + jax.lax.digamma(a) + jax.lax.erfc(x) + angles).sum()
+
+
 def outside(x, i):
     """Reads and writes at indices outside of the array, in every mode."""
     far = i * 7 - 5
@@ -135,6 +147,8 @@ FUNCTIONS = [
     shapes,
     indices,
     writes,
+    writes_that_may_meet,
+    gammas,
     outside,
     not_numbers,
     products,

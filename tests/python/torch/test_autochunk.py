@@ -537,9 +537,8 @@ def test_writing_in_place():
         view(y).zero_()
         return y.sum()
 
-    for view in (lambda y: y[:, 0], torch.diagonal):
-        with pytest.raises(Unsupported, match=r"aten\.copy_\.default\(.*\) writes into memory that aten\.\w+"):
-            autochunk(into_a_view)(random(4, 6), view)
+    with pytest.raises(Unsupported, match=r"aten\.copy_\.default\(.*\) writes into memory that aten\.\w+"):
+        autochunk(into_a_view)(random(4, 6), lambda y: y.diagonal(1))
     with pytest.raises(Unsupported, match="writes into an input"):
         autochunk(lambda x: x.mul_(2).sum())(random(4, 6).detach())
 

@@ -58,12 +58,11 @@ HIDDEN = {
     "cumprod": lambda h: h.sigmoid().cumprod(-1),
     "prod": lambda h: h * h.tanh().prod(-1, keepdim=True),
     "cummax": lambda h: h.cummax(-1).values,
-    "digamma": lambda h: torch.lgamma(h.abs() + 1),
+    "i0": lambda h: h * torch.i0(h).detach(),
     "mode": lambda h: h - h.round().mode(-1, keepdim=True).values,
     "_linalg_det": lambda h: h * torch.linalg.det(h.view(-1, DIM, DIM)).mean(),
     "convolution": lambda h: F.conv1d(h.T[None], h[:DIM, :3, None].expand(-1, -1, 3).repeat(1, 3, 1)[:, :DIM], padding=1)[0].T,
     "unfold": lambda h: F.pad(h, (0, 1)).unfold(1, 2, 1).sum(-1),
-    "native_group_norm": lambda h: F.group_norm(h.view(-1, 2, 4), 2).view(-1, DIM),
     "frexp": lambda h: h * torch.frexp(h.detach())[0],
     "scatter": lambda h: h.scatter(1, torch.arange(ROWS * 24).view(ROWS, 24) % DIM, h.detach().repeat(1, 3)),
 }
@@ -277,7 +276,7 @@ def norm(x, mean, variance):
     [
         (lambda x: torch.fft.rfft(x).abs(), r"aten\._fft_r2c\.default\(float64\[4, 6\].*dtype torch\.complex128"),
         (lambda x: x.as_strided((3,), (2,)), r"aten\.as_strided.*lie in memory"),
-        (lambda x: norm(x, x[0].detach(), x[1].detach()), r"aten\.native_batch_norm.*writes into a tensor"),
+        (lambda x: norm(x, x[0].detach(), x[1].detach()), r"aten\.copy_.*writes into an input"),
         (lambda x: torch.binomial(x.abs().floor(), x.sigmoid()), r"aten\.binomial.*random numbers"),
     ],
     ids=["complex", "strides", "running_statistics", "random"],

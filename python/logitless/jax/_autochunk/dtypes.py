@@ -22,10 +22,11 @@ DTYPES = Dtypes(
 # The dtype of indices that JAX's own functions compute.
 UNSIGNED = np.dtype("uint32")
 
-# Primitives that accept unsigned values as small integers. Arithmetic is excluded, since it wraps modulo 2^32.
+# Primitives that accept unsigned values as small integers. Arithmetic is excluded, since it wraps modulo 2^32, but sums
+# that are known to be less (program.py), by which the gradient of x.at[i].set(y) numbers its updates.
 _COUNTING = {"iota", "sort", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice", "concatenate"}
 _COUNTING |= {"transpose", "gather", "scatter", "scatter-add", "scatter_add", "convert_element_type", "copy"}
-_COUNTING |= {"random_bits", "shift_right_logical", "or", "bitcast_convert_type"}
+_COUNTING |= {"random_bits", "shift_right_logical", "or", "bitcast_convert_type", "add", "eq", "ne", "select_n"}
 
 
 def held(dtype, primitive: str):

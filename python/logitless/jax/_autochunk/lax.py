@@ -9,6 +9,7 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 
+from logitless._autochunk.composed import COMPOSED, atan2
 from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.integers import cut_quotient, turned
 from logitless._autochunk.lower import Value, Writer, broadcast_shapes, rules_of
@@ -66,10 +67,27 @@ def _unary(name, w, e, x):
     return w.map(name, [x], e.out.dtype)
 
 
-for _name in ("neg", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "floor"):
+for _name in ("neg", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "floor", "atan", "erfc", "lgamma", "digamma"):
     HANDLERS[_name] = partial(_unary, _name)
 HANDLERS["sign"] = partial(_unary, "sign")
 HANDLERS["logistic"] = partial(_unary, "sigmoid")
+
+
+def _composed(function, w, e, *operands):
+    wide = DTYPES.wide(operands[0].dtype)
+    return w.cast(function(w, *(w.cast(x, wide) for x in operands)), e.out.dtype)
+
+
+for _name, _function in COMPOSED.items():
+    HANDLERS[_name] = partial(_composed, _function)
+HANDLERS["atan2"] = partial(_composed, atan2)
+
+
+@handles("polygamma")
+def _polygamma(w, e, order, x):
+    if order.number not in (0, 1):
+        raise w.refuse("polygamma of another order than 0 and 1 has no form in a tensor program")
+    return w.map("trigamma" if order.number else "digamma", [x], e.out.dtype)
 
 
 @handles("abs")
@@ -88,32 +106,9 @@ def _log(w, e, x):
     return w.map("log", [x], x.dtype) if found is None else found
 
 
-@handles("erfc")
-def _erfc(w, e, x):
-    return w.sub(w.number(1, x.dtype), w.map("erf", [x], x.dtype))
-
-
-@handles("exp2")
-def _exp2(w, e, x):
-    wide = w.cast(x, DTYPES.wide(x.dtype))
-    return w.cast(w.map("exp", [w.scaled(wide, math.log(2))], wide.dtype), x.dtype)
-
-
-@handles("log2")
-def _log2(w, e, x):
-    wide = w.cast(x, DTYPES.wide(x.dtype))
-    return w.cast(w.scaled(w.map("log", [wide], wide.dtype), 1 / math.log(2)), x.dtype)
-
-
 @handles("ceil")
 def _ceil(w, e, x):
     return w.map("neg", [w.map("floor", [w.map("neg", [x], x.dtype)], x.dtype)], x.dtype)
-
-
-@handles("tan")
-def _tan(w, e, x):
-    wide = w.cast(x, DTYPES.wide(x.dtype))
-    return w.cast(w.div(w.map("sin", [wide], wide.dtype), w.map("cos", [wide], wide.dtype)), x.dtype)
 
 
 @handles("square")

@@ -326,8 +326,36 @@ def _added_to_rows(w, x, at: Index, updates) -> Value:
     return x
 
 
+def _written_slice(w, e, x, indices, updates) -> Value | None:
+    """Returns x with a slice replaced by the updates, where one index is constant and addresses several elements of one
+    dimension, as ``x.at[:, 100:].set(y)``; else None."""
+    n = e.params["dimension_numbers"]
+    if math.prod(indices.shape[:-1]) != 1 or getattr(n, "operand_batching_dims", ()):
+        return None
+    [*windows] = (int(d) for d in n.update_window_dims)
+    kept = [d for d in range(x.rank) if d not in (int(i) for i in n.inserted_window_dims)]
+    slices = [1] * x.rank
+    for d, u in zip(kept, windows):
+        slices[d] = updates.shape[u]
+    begins = {int(d): column.number for d, column in zip(n.scatter_dims_to_operand_dims, _columns(w, indices))}
+    cut = [d for d in range(x.rank) if slices[d] != x.shape[d]]
+    if len(cut) != 1 or begins.get(cut[0]) is None or any(begins.get(d, 0) != 0 for d in range(x.rank) if d not in cut):
+        return None
+    [axis] = cut
+    begin, end = int(begins[axis]), int(begins[axis]) + slices[axis]
+    if begin < 0 or end > x.shape[axis]:
+        return None
+    if updates.number is not None:  # fuses with what reads the result
+        return w.map("select", [w.between(x.shape, axis, begin, end), w.number(updates.number, x.dtype), x], x.dtype)
+    updates = w.reshape(updates, slices)
+    return w.concat([w.slice(x, axis, 0, begin), updates, w.slice(x, axis, end, x.shape[axis])], axis)
+
+
 @handles("scatter")
 def _scatter(w, e, x, indices, updates):
+    written = _written_slice(w, e, x, indices, updates)
+    if written is not None:
+        return written
     at, updates = _scatter_address(w, e, x, indices, updates)
     if len(at.columns) == 1 and not at.paired and math.prod(at.batch) != 1:
         [(axis, index)] = at.columns.items()

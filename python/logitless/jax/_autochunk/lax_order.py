@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from logitless._autochunk.lower import inverse_erf, rounded
+from logitless._autochunk.composed import inverse_erf
+from logitless._autochunk.lower import rounded
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.lax import BOOL, handles
 

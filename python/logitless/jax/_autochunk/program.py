@@ -11,7 +11,7 @@ from logitless._autochunk.externs import Call
 from logitless._autochunk.lower import Value
 from logitless._autochunk.options import Unsupported
 from logitless.jax._autochunk import lax_conv, lax_index, lax_order, lax_random  # noqa: F401: they add to HANDLERS
-from logitless.jax._autochunk.dtypes import held
+from logitless.jax._autochunk.dtypes import UNSIGNED, held
 from logitless.jax._autochunk.externs import run_as_it_is, why_not
 from logitless.jax._autochunk.lax import HANDLERS, JaxWriter, NativeWriter, swapped_product
 from logitless.jax._autochunk.trace import Constant, Equation, Program, Ref
@@ -92,6 +92,8 @@ def _handled(w: JaxWriter, e: Equation, value: Callable) -> tuple[Value, ...]:
     for ref in e.outputs:  # in the dtypes that hold them
         w.type(ref.dtype, ref.shape)
     made = handler(w, e, *(value(x, e.primitive) for x in e.inputs))
+    if e.primitive == "add" and e.inputs[0].dtype == UNSIGNED and not w.known(made, 2**32):
+        raise w.refuse("a sum of uint32, which may wrap, has no form in a tensor program")
     return made if isinstance(made, tuple) else (made,)
 
 

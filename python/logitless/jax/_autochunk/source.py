@@ -22,6 +22,7 @@ from logitless.jax._autochunk.helpers import HELPERS
 
 _UNARY = {name: f"jnp.{name}" for name in ("abs", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "sign")}
 _UNARY |= {"floor": "jnp.floor", "rsqrt": "lax.rsqrt", "erf": "lax.erf", "sigmoid": "lax.logistic"}
+_UNARY |= {"atan": "lax.atan", "erfc": "lax.erfc", "lgamma": "lax.lgamma", "digamma": "lax.digamma"}
 _RESERVED = {"jax", "jnp", "lax", "range", "float", "int", "state", "i", "calls", "_", *HELPERS}
 _INDENT = "    "
 
@@ -82,6 +83,8 @@ class Scope(BaseScope):
         texts = [t.text for t in terms]
         if op in _UNARY:
             return f"{_UNARY[op]}({texts[0]})"
+        if op == "trigamma":
+            return f"lax.polygamma(jnp.ones_like({texts[0]}), {texts[0]})"
         if op == "random":
             return f"{self.e.helper('_random')}({', '.join(texts)})"
         if op == "div" and not _floating(type_.dtype):

@@ -52,6 +52,8 @@ def _unary(name, w, out, x):
 
 for _name in ("neg", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos"):
     HANDLERS[_name] = partial(_unary, _name)
+for _name in ("atan", "erfc", "lgamma", "digamma"):
+    HANDLERS[_name] = partial(_unary, _name)
 HANDLERS["floor"] = partial(_unary, "floor")
 
 
@@ -333,11 +335,17 @@ def _slice_scatter(w, out, x, source, dim=0, begin=None, end=None, step=1):
     source = w.broadcast(w.cast(source, x.dtype), [end - begin if d == axis else s for d, s in enumerate(x.shape)])
     if x.is_number(0):
         return w.pad(source, axis, begin, size - end)
+    if source.number is not None:  # fuses with what reads it
+        inside = w.between(x.shape, axis, begin, end)
+        return w.map("select", [inside, w.number(source.number, x.dtype), x], x.dtype)
     return w.concat([w.slice(x, axis, 0, begin), source, w.slice(x, axis, end, size)], axis)
 
 
 def _stepped_scatter(w, x, source, axis, index):
     """Replaces rows of x along the axis. The indices must be distinct."""
+    if x.dtype == torch.bool:
+        wide = _stepped_scatter(w, w.cast(x, torch.int32), w.cast(source, torch.int32), axis, index)
+        return w.cast(wide, x.dtype)
     front = [axis, *(d for d in range(x.rank) if d != axis)]
     back = [front.index(d) for d in range(x.rank)]
     source = w.broadcast(w.cast(source, x.dtype), [index.shape[0] if d == axis else s for d, s in enumerate(x.shape)])

@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from logitless._autochunk.lower import inverse_erf
 from logitless.torch._autochunk.aten import axis_of, handles, value_of
 from logitless.torch._autochunk.dtypes import DTYPES
 
@@ -168,12 +167,3 @@ def _multi_margin_backward(w, out, cotangent, x, target, p, margin, weight=None,
     total = w.reduce("reduce_sum", each, [1])
     made = w.add(each, w.one_hot(target, w.map("neg", [total], x.dtype), x.shape, 1))
     return w.reshape(made, shape)
-
-
-# --- functions computed by approximations
-
-
-@handles("erfinv")
-def _erfinv(w, out, x):
-    x = w.cast(x, out.dtype)
-    return w.cast(inverse_erf(w, w.cast(x, DTYPES.wide(x.dtype))), out.dtype)

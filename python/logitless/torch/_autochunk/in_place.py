@@ -77,7 +77,7 @@ class InPlace(BaseScope):
         """Returns a function that overwrites an operand, or None if there is no such form."""
         me, other = texts[place], texts[1 - place] if len(texts) == 2 else ""
         if op in UNARY or op == "neg":
-            return f"{me}.{op}_()"
+            return f"{me}.polygamma_(1)" if op == "trigamma" else f"{me}.{op}_()"
         if op in ("add", "mul") or (op in ("sub", "div") and place == 0):
             return f"{me} {INFIX[op]}= {other}"
         if op == "sub":

@@ -13,7 +13,14 @@ from logitless._autochunk.externs import Call
 from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.lower import Value, Writer
 from logitless._autochunk.options import Unsupported
-from logitless.torch._autochunk import aten_conv, aten_index, aten_order, attention, ctc  # noqa: F401: they add to HANDLERS
+from logitless.torch._autochunk import (  # noqa: F401: they add to HANDLERS
+    aten_conv,
+    aten_functions,
+    aten_index,
+    aten_order,
+    attention,
+    ctc,
+)
 from logitless.torch._autochunk.aten import HANDLERS
 from logitless.torch._autochunk.aten_random import DRAWING
 from logitless.torch._autochunk.dtypes import DTYPES

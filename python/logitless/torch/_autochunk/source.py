@@ -149,6 +149,8 @@ class Scope(CallScope, InPlace, Products):
     def _map(self, op: str, terms: list[Term], type_: Type) -> str:
         texts = [t.text for t in terms]
         if op in UNARY:
+            if op == "trigamma":
+                return f"{texts[0]}.polygamma(1)"
             return f"torch.{op}({texts[0]})" if op == "erf" else f"{texts[0]}.{op}()"
         if op == "pow" and texts[0].startswith("-"):
             texts[0] = f"({texts[0]})"
@@ -369,7 +371,8 @@ class Emitter(BaseEmitter):
             outer[name] = Term(python, type_, (True,) * len(type_.shape))
         for python, type_ in arguments:
             self.lines.append(f"    # {python}: {str(type_.dtype).removeprefix('torch.')} [{sizes(type_.shape)}]")
-        self.lines.append(f"    device = {arguments[0][0]}.device")
+        # Checks of constant indices read no tensor.
+        self.lines.append(f"    device = {arguments[0][0]}.device" if arguments else '    device = torch.device("cpu")')
         scope = Scope(self, self.graph.nodes, [v for _, v in self.graph.results], outer, "    ")
         scope.run()
         returned = []

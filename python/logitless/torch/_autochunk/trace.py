@@ -31,6 +31,7 @@ from logitless.torch._autochunk.ctc import OneCtc
 from logitless.torch._autochunk.masked import MaskedRows, MaskRefused, check_outputs
 from logitless.torch._autochunk.one_hot import OneHot
 from logitless.torch._autochunk.locations import Locations, location_of
+from logitless.torch._autochunk.writes import Writes
 
 aten = torch.ops.aten
 
@@ -43,6 +44,7 @@ _OWN_GENERATOR = (
 # Operations that core ATen decomposes and tensor programs do not; and the reverse.
 _KEPT = (aten.logsumexp.default, aten.embedding_dense_backward.default, aten.roll.default, aten.eye.default, aten.eye.m)
 _ALSO = (aten.elu, aten.leaky_relu, aten.leaky_relu_backward, aten.elu_backward, aten.hardtanh_backward, aten.addcmul)
+_ALSO += (aten.native_group_norm, aten.native_batch_norm)
 
 
 # Alternatives to operations whose result shapes depend on values.
@@ -137,7 +139,7 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
     locations = Locations(around.transformed)
     try:
         # Attention outside of OneAttention uses the math backend, since PyTorch's fused kernels have no decomposition.
-        with locations, sdpa_kernel(SDPBackend.MATH), OneAttention(), OneCtc(), OneHot(), MaskedRows():
+        with locations, sdpa_kernel(SDPBackend.MATH), OneAttention(), OneCtc(), OneHot(), Writes(), MaskedRows():
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")

@@ -51,6 +51,16 @@ inline VectorOp vector_op(Function function) {
       return VectorOp::sin;
     case Function::cos:
       return VectorOp::cos;
+    case Function::atan:
+      return VectorOp::atan;
+    case Function::erfc:
+      return VectorOp::erfc;
+    case Function::lgamma:
+      return VectorOp::lgamma;
+    case Function::digamma:
+      return VectorOp::digamma;
+    case Function::trigamma:
+      return VectorOp::trigamma;
     case Function::floor:
       return VectorOp::floor;
     case Function::sign:

@@ -171,6 +171,43 @@ __device__ inline float sigmoid<float>(float x) {
   return (x < 0.0f ? e : 1.0f) * reciprocal(1.0f + e);
 }
 
+// Abramowitz and Stegun, 6.3.7, 6.3.5 and 6.3.18, in double: the root at 1.46 asks for more digits
+// than a float has.
+__device__ inline double digamma(double x) {
+  if (x == 0.0) return signbit(x) ? infinity() : -infinity();
+  double y = 0.0;
+  if (x < 0.0) {
+    const double fraction = x - floor(x);
+    if (!(fraction > 0.0)) return infinity() - infinity();
+    y = -3.141592653589793 / tan(3.141592653589793 * fraction);
+    x = 1.0 - x;
+  }
+  for (; x < 10.0; x += 1.0) y -= 1.0 / x;
+  const double z = 1.0 / (x * x);
+  return y + log(x) - 0.5 / x - z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 -
+         z * (1.0 / 132 - z * (691.0 / 32760 - z / 12))))));
+}
+__device__ inline float digamma(float x) { return (float)digamma((double)x); }
+
+// Abramowitz and Stegun, 6.4.7, 6.4.6 and 6.4.12.
+__device__ inline double trigamma(double x) {
+  double y = 0.0, sign = 1.0, sum = 0.0;
+  if (x < 0.5) {
+    const double fraction = x - floor(x);
+    if (!(fraction > 0.0)) return fraction == 0.0 ? infinity() : fraction;
+    const double of_sine = 3.141592653589793 / sin(3.141592653589793 * fraction);
+    y = of_sine * of_sine;
+    sign = -1.0;
+    x = 1.0 - x;
+  }
+  for (; x < 10.0; x += 1.0) sum += 1.0 / (x * x);
+  const double z = 1.0 / (x * x);
+  sum += (1.0 + 0.5 / x + z * (1.0 / 6 - z * (1.0 / 30 - z * (1.0 / 42 - z * (1.0 / 30 -
+         z * (5.0 / 66 - z * 691.0 / 2730)))))) / x;
+  return y + sign * sum;
+}
+__device__ inline float trigamma(float x) { return (float)trigamma((double)x); }
+
 __device__ inline unsigned rotated(unsigned x, int by) { return x << by | x >> (32 - by); }
 
 // Threefry-2x32 with 20 rounds: the exclusive or of its results as a number in [0, 1).

@@ -214,6 +214,16 @@ std::string RegisterText::of_reals(const Pointwise::Step& step) const {
       return call("sin");
     case Function::cos:
       return call("cos");
+    case Function::atan:
+      return call("atan");
+    case Function::erfc:
+      return call("erfc");
+    case Function::lgamma:
+      return call("lgamma");
+    case Function::digamma:
+      return concat("digamma(", a, ")");
+    case Function::trigamma:
+      return concat("trigamma(", a, ")");
     case Function::floor:
       return call("floor");
     case Function::sign:

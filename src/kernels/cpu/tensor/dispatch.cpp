@@ -12,6 +12,7 @@
 #include "kernels/cpu/tensor/gemm-inl.h"
 #include "kernels/cpu/tensor/level.h"
 #include "kernels/cpu/tensor/vector-inl.h"
+#include "math/gamma.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
@@ -185,6 +186,16 @@ T scalar_function(VectorOp op, T a, T b, T c) {
       return std::sin(a);
     case VectorOp::cos:
       return std::cos(a);
+    case VectorOp::atan:
+      return std::atan(a);
+    case VectorOp::erfc:
+      return std::erfc(a);
+    case VectorOp::lgamma:
+      return log_gamma(a);
+    case VectorOp::digamma:  // its root at 1.46 asks for more digits than f32 has
+      return static_cast<T>(digamma(a));
+    case VectorOp::trigamma:
+      return static_cast<T>(trigamma(a));
     case VectorOp::floor:
       return std::floor(a);
     case VectorOp::sign:

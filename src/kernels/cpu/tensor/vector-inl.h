@@ -380,6 +380,11 @@ inline VectorFunction FunctionOf(VectorOp op) {
 #undef LOGITLESS_CASE
     case VectorOp::sin:
     case VectorOp::cos:
+    case VectorOp::atan:
+    case VectorOp::erfc:
+    case VectorOp::lgamma:
+    case VectorOp::digamma:
+    case VectorOp::trigamma:
     case VectorOp::pow:
       return nullptr;
   }

@@ -1,0 +1,212 @@
+"""Traces writes into parts of a tensor, such as ``logits[:, ids] = -inf``, as new values of the whole tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
+
+_OPERATORS = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__ipow__": "pow"}
+# Methods that write in place whose functional form has another name or arguments. Random numbers are left alone.
+_VALUES = {
+    "zero_": lambda x: torch.zeros_like(x),
+    "fill_": lambda x, value: torch.full_like(x, value) if not isinstance(value, torch.Tensor) else value,
+    "copy_": lambda x, source, non_blocking=False: source,
+}
+_RANDOM = {f"{name}_" for name in "bernoulli cauchy exponential geometric log_normal normal random uniform".split()}
+
+
+class Writes(TorchFunctionMode):
+    """Replaces a write into a part of a tensor by a write of the whole tensor, and reads of its views from then on by
+    reads of new views."""
+
+    def __init__(self):
+        super().__init__()
+        self._written: list[torch.Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self._written and name != "__get__":  # of an attribute
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._renewed, (args, kwargs))
+        target = args[0] if args else None
+        if isinstance(target, torch.Tensor):
+            if name == "__setitem__":
+                return None if self._set_item(*args) else func(*args, **kwargs)
+            if name == "fill_diagonal_" and self._fill_diagonal(*args, **kwargs):
+                return target
+            if target._is_view() and (name in _OPERATORS or (name.endswith("_") and not name.endswith("__"))):
+                made = self._write(name, target, args[1:], kwargs)
+                if made is not None:
+                    return made
+        return func(*args, **kwargs)
+
+    def _renewed(self, x: torch.Tensor) -> torch.Tensor:
+        if not x._is_view() or not any(x._base is t for t in self._written):
+            return x
+        place = place_of(x._base, x)
+        return x if place is None else place.get(x._base)
+
+    def _replace(self, base: torch.Tensor, values: torch.Tensor) -> None:
+        base.copy_(values)
+        if not any(base is t for t in self._written):
+            self._written.append(base)
+
+    def _set_item(self, x: torch.Tensor, index, value) -> bool:
+        """Returns whether x[index] = value was done: not where it writes the whole tensor, by indices."""
+        index = index if isinstance(index, tuple) else (index,)
+        index = tuple(torch.tensor(i, device=x.device) if isinstance(i, list) else i for i in index)
+        basic, tensors = [], []
+        for i in index:
+            if not isinstance(i, torch.Tensor) or (i.dim() == 0 and i.dtype != torch.bool):
+                basic.append(i)
+                continue
+            basic += [slice(None)] * (i.dim() if i.dtype == torch.bool else 1)
+            tensors.append(i)
+        if any(isinstance(i, (bool, torch.Tensor)) for i in basic) or (tensors and any(i is None for i in basic)):
+            return False
+        base, part = (x._base if x._is_view() else x), x[tuple(basic)]
+        if part.shape == base.shape and not x._is_view() and tensors:
+            return False
+        place = place_of(base, part)
+        if place is None:
+            return False
+        if not isinstance(value, torch.Tensor):  # a number of the program, and no constant tensor
+            value = torch.full((), value, dtype=x.dtype, device=x.device)
+        if not tensors:
+            while value.dim() > part.dim() and value.shape[0] == 1:
+                value = value[0]
+            self._replace(base, place.put(base, value))
+            return True
+        if Ellipsis in [i for i in index if not isinstance(i, torch.Tensor)]:
+            return False
+        # Integers have removed dimensions, so indices move to the front of what is left.
+        indices: list[torch.Tensor | None] = []
+        for i in index:
+            if isinstance(i, torch.Tensor) and (i.dim() > 0 or i.dtype == torch.bool):
+                indices.append(i)
+            elif isinstance(i, slice):
+                indices.append(None)
+        self._replace(base, place.put(base, torch.ops.aten.index_put(part, indices, value.to(x.dtype))))
+        return True
+
+    def _fill_diagonal(self, x: torch.Tensor, fill_value: float, wrap: bool = False) -> bool:
+        if x.dim() != 2 or wrap or x._is_view():
+            return False
+        self._replace(x, torch.diagonal_scatter(x, torch.full((min(x.shape),), fill_value, dtype=x.dtype, device=x.device)))
+        return True
+
+    def _write(self, name: str, view: torch.Tensor, args: Sequence, kwargs: dict) -> torch.Tensor | None:
+        """Writes into a view and returns it anew, or None if it has no form here."""
+        base = view._base
+        place = place_of(base, view)
+        diagonal = place is None and _is_diagonal(base, view)
+        if (place is None and not diagonal) or name in _RANDOM or "out" in kwargs:
+            return None
+        if name in _VALUES:
+            values = _VALUES[name](view, *args, **kwargs)
+        else:
+            function = getattr(torch.Tensor, _OPERATORS.get(name, name[:-1]), None)
+            if function is None:
+                return None
+            values = function(view, *args, **kwargs)
+        if not isinstance(values, torch.Tensor):
+            return None
+        if diagonal:
+            self._replace(base, torch.diagonal_scatter(base, values.to(base.dtype).expand(view.shape)))
+            return base.diagonal()
+        self._replace(base, place.put(base, values))
+        return place.get(base)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a view's elements are in the tensor that it views: a slice along each dimension, then a permutation and a
+    reshape. Of a view of all elements in order: a reshape alone."""
+
+    slices: tuple[tuple[int, int, int, int], ...]  # (dimension, begin, end, step), those that are not whole
+    sizes: tuple[int, ...]  # of the slices
+    order: tuple[int, ...]  # dimensions of the tensor in the order of the view's
+    shape: tuple[int, ...]  # the view's
+
+    def get(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the view of x."""
+        for dim, begin, end, step in self.slices:
+            x = torch.ops.aten.slice(x, dim, begin, end, step)
+        return x.permute(self.order).view(self.shape)
+
+    def put(self, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Returns x with these values in the view's elements."""
+        inverse = [self.order.index(d) for d in range(len(self.order))]
+        values = values.to(x.dtype).expand(self.shape).reshape([self.sizes[d] for d in self.order]).permute(inverse)
+        parts = [x]
+        for dim, begin, end, step in self.slices[:-1]:
+            parts.append(torch.ops.aten.slice(parts[-1], dim, begin, end, step))
+        for part, (dim, begin, end, step) in zip(reversed(parts), reversed(self.slices)):
+            values = torch.slice_scatter(part, values, dim, begin, end, step)
+        return values
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """The place of a view that has all elements in order."""
+
+    shape: tuple[int, ...]
+
+    def get(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(self.shape)
+
+    def put(self, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return values.to(x.dtype).expand(self.shape).reshape(x.shape)
+
+
+def place_of(base: torch.Tensor, view: torch.Tensor) -> Place | Reshaped | None:
+    """Returns the place of a view of the base; None for one that is no slice of its dimensions, as a diagonal."""
+    if view.numel() == base.numel() and view.is_contiguous() and base.is_contiguous():
+        return Reshaped(tuple(view.shape))
+    offset = view.storage_offset() - base.storage_offset()
+    wide = [d for d in range(base.dim()) if base.shape[d] > 1 and base.stride(d) > 0]
+    first = [0] * base.dim()
+    for d in sorted(wide, key=base.stride, reverse=True):
+        first[d], offset = divmod(offset, base.stride(d))
+    if offset != 0 or any(first[d] < 0 or first[d] >= base.shape[d] for d in wide):
+        return None
+    of_base: dict[int, tuple[int, int]] = {}  # dimension of the base: (dimension of the view, step)
+    for v in range(view.dim()):
+        if view.shape[v] <= 1:
+            continue
+        fits = [
+            d
+            for d in wide
+            if d not in of_base
+            and view.stride(v) > 0
+            and view.stride(v) % base.stride(d) == 0
+            and first[d] + (view.shape[v] - 1) * (view.stride(v) // base.stride(d)) < base.shape[d]
+        ]
+        if not fits:
+            return None
+        d = max(fits, key=base.stride)
+        of_base[d] = (v, view.stride(v) // base.stride(d))
+    slices, sizes = [], []
+    for d in range(base.dim()):
+        v, step = of_base.get(d, (-1, 1))
+        count = view.shape[v] if d in of_base else 1
+        sizes.append(count)
+        if count < base.shape[d]:
+            slices.append((d, first[d], first[d] + (count - 1) * step + 1, step))
+    rest = [d for d in range(base.dim()) if d not in of_base]
+    order = [*rest, *sorted(of_base, key=lambda d: of_base[d][0])]
+    return Place(tuple(slices), tuple(sizes), tuple(order), tuple(view.shape))
+
+
+def _is_diagonal(base: torch.Tensor, view: torch.Tensor) -> bool:
+    """Returns whether the view is the main diagonal of a matrix."""
+    return (
+        base.dim() == 2
+        and view.shape == (min(base.shape),)
+        and view.stride(0) == base.stride(0) + base.stride(1)
+        and view.storage_offset() == base.storage_offset()
+    )
