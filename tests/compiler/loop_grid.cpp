@@ -201,11 +201,13 @@ std::vector<LoopCase> function_cases() {
       for (const DType dtype : {DType::i32, DType::i64}) add_function(info, dtype, out);
     }
   }
-  LoopBuilder random({3, 344});
-  const int key0 = random.memory(DType::i64), key1 = random.memory(DType::i64),
-            counter = random.memory(DType::i64);
-  random.store(random.step(Function::random, key0, key1, counter), DType::f64);
-  out.push_back(make_case("random", random.loop()));
+  for (const Function drawn : {Function::random, Function::uniform}) {
+    LoopBuilder b({3, 344});
+    const int key0 = b.memory(DType::i64), key1 = b.memory(DType::i64),
+              counter = b.memory(DType::i64);
+    b.store(b.step(drawn, key0, key1, counter), DType::f64);
+    out.push_back(make_case(std::string(ir::info_of(drawn).name), b.loop()));
+  }
   for (const DType from : kAll) {
     for (const DType to : kAll) {
       LoopBuilder b({3, 344});

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <logitless/error.h>
 
+#include <array>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "compiler/analysis/region.h"
@@ -139,6 +141,47 @@ TEST(RandomNumbers, AreThoseOfThreefry) {
   // The upper 32 bits of a counter change the result; a double holds them beside the lower ones.
   EXPECT_NE(number(1, 2, 3), number(1, 2, 3 + 4294967296.0));
   EXPECT_NE(number(1, 2, 3), number(2, 1, 3));
+}
+
+// Known answers of Random123, philox4x32 with 10 rounds.
+TEST(RandomNumbers, AreThoseOfPhilox) {
+  using Block = std::array<std::uint32_t, 4>;
+  EXPECT_EQ(ir::philox(0, 0, {0, 0, 0, 0}),
+            (Block{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));
+  EXPECT_EQ(ir::philox(~0u, ~0u, {~0u, ~0u, ~0u, ~0u}),
+            (Block{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}));
+  EXPECT_EQ(
+      ir::philox(0xa4093822u, 0x299f31d0u, {0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}),
+      (Block{0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}));
+}
+
+// Each entry has 16 bits of its own of a block that eight entries share, and 23 bits of another
+// one. Of the 400 entries some begin a row of 32 that share blocks and some do not; the last have
+// another key.
+TEST(RandomNumbers, OfEntriesAreSlicesOfBlocks) {
+  constexpr std::uint32_t kKey = 3735928559u;
+  const auto key1_of = [](std::uint32_t i) { return i < 350 ? 12345u : 12346u; };
+  const Graph graph = Graph::parse(
+      "graph g(%k: i64[400], %l: i64[400], %e: i64[400]) { %u = uniform %k, %l, %e return u: %u }");
+  ir::Tensors inputs = random_inputs(GraphAccess::of(graph), 2);
+  for (std::uint32_t i = 0; i < 400; ++i) {
+    inputs.at("k").data[i] = kKey;
+    inputs.at("l").data[i] = key1_of(i);
+    inputs.at("e").data[i] = i + 21;
+  }
+  const ir::Tensors found = execute(compile(graph), inputs);
+  for (std::uint32_t i = 0; i < 400; ++i) {
+    const std::uint32_t v = i + 21, w = v / 8 % 4, h = v % 2, key1 = key1_of(i);
+    const std::uint32_t block = v / 32 * 4 + v / 2 % 4;
+    const std::uint32_t pair = ir::philox(kKey, key1, {block, 0, 0, 0})[w];
+    const std::uint32_t more = ir::philox(kKey, key1, {block, 1 + w / 2, 0, 0})[w % 2 * 2 + h];
+    const double n = (pair >> 16 * h & 0xFFFFu) * 0x1p23 + (more >> 9);
+    const double number = static_cast<float>((n + 0.5) * 0x1p-39);
+    EXPECT_EQ(found.at("u").data[i], number) << i;
+    EXPECT_EQ(ir::evaluate(ir::Function::uniform, kKey, key1, v), number) << i;
+  }
+  EXPECT_EQ(ir::evaluate(ir::Function::uniform, -1, 4294967301.0, -7),
+            ir::evaluate(ir::Function::uniform, 4294967295.0, 5, 4294967289.0));
 }
 
 // Random numbers do not depend on chunks and loops.

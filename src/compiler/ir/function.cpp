@@ -54,6 +54,7 @@ constexpr std::array kFunctions = {
     FunctionInfo{logical_not, "logical_not", 1, logical},
     FunctionInfo{select, "select", 3, choose},
     FunctionInfo{random, "random", 3, counter},
+    FunctionInfo{uniform, "uniform", 3, counter},
 };
 
 // Salmon et al., "Parallel random numbers: as easy as 1, 2, 3". Returns the exclusive or of the two
@@ -107,6 +108,17 @@ double trigamma_of(double x) {
   return (1.0 + 0.5 / x + z * (1.0 / 6.0 - z * (1.0 / 30.0 - z * (1.0 / 42.0 - z / 30.0)))) / x;
 }
 
+double uniform_number(std::uint32_t key0, std::uint32_t key1, std::uint32_t entry) {
+  const std::uint32_t block = entry / 32 * 4 + entry % 8 / 2;
+  const std::uint32_t slot = entry / 8 % 4 * 2 + entry % 2;
+  const std::uint32_t pair = philox(key0, key1, {block, 0, 0, 0})[slot / 2];
+  const std::uint32_t first = slot % 2 == 0 ? pair & 0xFFFFu : pair >> 16;
+  const std::uint32_t more = philox(key0, key1, {block, 1 + slot / 4, 0, 0})[slot % 4] >> 9;
+  const double n = std::ldexp(static_cast<double>(first), 23) + static_cast<double>(more);
+  const double most = 1.0 - 0x1p-24;
+  return std::fmin(static_cast<double>(static_cast<float>(std::ldexp(n + 0.5, -39))), most);
+}
+
 std::uint64_t whole(double x) { return static_cast<std::uint64_t>(static_cast<std::int64_t>(x)); }
 
 }  // namespace
@@ -122,6 +134,20 @@ std::optional<Function> find_function(std::string_view name) {
     if (row.name == name) return row.function;
   }
   return std::nullopt;
+}
+
+std::array<std::uint32_t, 4> philox(std::uint32_t key0, std::uint32_t key1,
+                                    std::array<std::uint32_t, 4> counter) {
+  std::array<std::uint32_t, 4> x = counter;
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = std::uint64_t{0xD2511F53u} * x[0];
+    const std::uint64_t b = std::uint64_t{0xCD9E8D57u} * x[2];
+    x = {static_cast<std::uint32_t>(b >> 32) ^ x[1] ^ key0, static_cast<std::uint32_t>(b),
+         static_cast<std::uint32_t>(a >> 32) ^ x[3] ^ key1, static_cast<std::uint32_t>(a)};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return x;
 }
 
 double evaluate(Function function, double a, double b, double c) {
@@ -206,6 +232,10 @@ double evaluate(Function function, double a, double b, double c) {
                                           static_cast<std::uint32_t>(whole(b)), whole(c));
       return std::ldexp(static_cast<double>(bits >> 9), -23);
     }
+    case uniform:
+      return uniform_number(static_cast<std::uint32_t>(whole(a)),
+                            static_cast<std::uint32_t>(whole(b)),
+                            static_cast<std::uint32_t>(whole(c)));
   }
   return nan;
 }

@@ -154,7 +154,7 @@ bool is_wide(const Pointwise& loop) {
     if (leaf.kind == Pointwise::Leaf::Kind::memory) wide = wide || leaf.view.dtype == DType::f64;
   }
   for (const Pointwise::Step& s : loop.steps)
-    wide = wide || (s.kind == Kind::round ? s.dtype == DType::f64 : s.function == Function::random);
+    wide = wide || (s.kind == Kind::round ? s.dtype == DType::f64 : is_random(s.function));
   return wide;
 }
 

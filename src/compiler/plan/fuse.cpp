@@ -24,7 +24,7 @@ bool reads_elementwise(const Node& user, Value v) {
 // Random numbers and casts from f64 need f64 registers, which the readers' loops may not have. The
 // readers' f32 results then have the same bits whatever is fused.
 bool needs_wide(const Graph& graph, const Node& n) {
-  if (n.op == Op::map) return n.attributes->function == Function::random;
+  if (n.op == Op::map) return is_random(n.attributes->function);
   return n.op == Op::cast && n.results[0].dtype == DType::f32 &&
          graph.type(n.operands[0]).dtype == DType::f64;
 }

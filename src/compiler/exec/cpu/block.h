@@ -100,6 +100,7 @@ inline VectorOp vector_op(Function function) {
     case Function::select:
       return VectorOp::select;
     case Function::random:
+    case Function::uniform:
       break;  // evaluated in random.cpp
   }
   throw InternalError("a function without a vector form");
@@ -183,9 +184,8 @@ class Block {
       if constexpr (std::is_same_v<R, float>) {
         functions_[s] = vector_function(vector_op(step.function));
       } else {
-        functions_[s] = step.function == Function::random
-                            ? &random_numbers
-                            : vector_function_f64(vector_op(step.function));
+        functions_[s] = is_random(step.function) ? random_function(step.function)
+                                                 : vector_function_f64(vector_op(step.function));
       }
     }
   }

@@ -145,8 +145,8 @@ class ExactBlock {
     if constexpr (std::is_same_v<R, float>) {
       return vector_function(vector_op(function));
     } else {
-      return function == Function::random ? &random_numbers
-                                          : vector_function_f64(vector_op(function));
+      return is_random(function) ? random_function(function)
+                                 : vector_function_f64(vector_op(function));
     }
   }
   static std::byte* address(std::byte* buffer, const View& view, const std::int64_t* coordinates) {

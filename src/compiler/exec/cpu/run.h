@@ -14,9 +14,9 @@ void run_pointwise(const Pointwise& loop, const Frame& frame, int threads);
 // order.cpp
 void run_scan(const Scan& scan, const Frame& frame, int threads);
 void run_sort(const Sort& sort, const Frame& frame, int threads);
-// random.cpp. Evaluates Function::random for n integer keys and counters; `out` may alias one of
-// them.
-void random_numbers(const double* key0, const double* key1, const double* counter, double* out,
-                    std::int64_t n);
+// random.cpp. A function of n integer keys and counters, in double; `out` may alias one of them.
+using RandomFunction = void (*)(const double* key0, const double* key1, const double* counter,
+                                double* out, std::int64_t n);
+RandomFunction random_function(Function function);
 
 }  // namespace logitless::ir

@@ -228,6 +228,30 @@ __device__ inline double random_number(double key0, double key1, double counter)
   return (double)((x ^ y) >> 9) * 1.1920928955078125e-7;
 }
 
+// Result `which` of Philox-4x32 with 10 rounds, of the counter (block, part, 0, 0).
+__device__ inline unsigned philox(unsigned key0, unsigned key1, unsigned block, unsigned part, int which) {
+  unsigned x0 = block, x1 = part, x2 = 0u, x3 = 0u;
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const unsigned long long a = 0xD2511F53ull * x0, b = 0xCD9E8D57ull * x2;
+    x0 = (unsigned)(b >> 32) ^ x1 ^ key0, x1 = (unsigned)b;
+    x2 = (unsigned)(a >> 32) ^ x3 ^ key1, x3 = (unsigned)a;
+    key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+  }
+  return which == 0 ? x0 : which == 1 ? x1 : which == 2 ? x2 : x3;
+}
+// Function::uniform.
+__device__ inline double uniform_number(double key0, double key1, double entry) {
+  const unsigned k0 = (unsigned)(long long)key0, k1 = (unsigned)(long long)key1;
+  const unsigned at = (unsigned)(long long)entry, block = at / 32u * 4u + at % 8u / 2u;
+  const int slot = (int)(at / 8u % 4u * 2u + at % 2u);
+  const unsigned pair = philox(k0, k1, block, 0u, slot / 2);
+  const unsigned first = slot % 2 == 0 ? pair & 0xFFFFu : pair >> 16;
+  const unsigned more = philox(k0, k1, block, 1u + (unsigned)(slot / 4), slot % 4) >> 9;
+  const float v = ((float)first + ((float)more + 0.5f) * 1.1920928955078125e-7f) * 1.52587890625e-5f;
+  return v < 1.0f ? v : 0.999999940395355224609375f;
+}
+
 // Returns the sum of N numbers, added in pairs: a fixed tree.
 template <int N, class R>
 __device__ inline R tree_sum(const R (&x)[N]) {

@@ -264,6 +264,8 @@ std::string RegisterText::of_reals(const Pointwise::Step& step) const {
       return concat(a, " != ", zero, " ? ", b, " : ", c);
     case Function::random:
       return concat("random_number(", a, ", ", b, ", ", c, ")");
+    case Function::uniform:
+      return concat("uniform_number(", a, ", ", b, ", ", c, ")");
   }
   throw InternalError("a function without a text");
 }
