@@ -10,7 +10,7 @@
 // probability. Entries equal to the last one that is kept are kept as well.
 //
 // The noise of an entry is a function of the seed, the low 32 bits of its token's counter, and its
-// vocabulary id: Threefry-2x32, 46 random bits. So a token does not depend on the others of its
+// vocabulary id: Philox-4x32-10, 39 random bits. So a token does not depend on the others of its
 // call. Tokens are those of Python's linear_sample for the same seed and counters. On a CPU
 // log_prob has the bits of head_forward for these tokens; likewise with the Hopper kernels.
 #pragma once

@@ -33,11 +33,9 @@ Value number_of(Graph& g, const char* name, Given given, std::int64_t tokens) {
   return g.parameter(name, DType::f32, given == Given::per_token ? Shape{tokens} : Shape{});
 }
 
-// Returns Gumbel noise f32 [N, V], -log(-log(1 - v)), from 46 random bits v of two numbers of
-// Threefry-2x32. The counter is added to the first number of the key, which is random.
+// Returns Gumbel noise f32 [N, V], -log(-log(1 - v)), v of the function `uniform`. The counter is
+// added to the first number of the key, which is random.
 Value noise_of(Graph& g, const SampleForm& form) {
-  constexpr double kStep = 0x1p-23;        // of the numbers that `random` draws
-  constexpr double kMost = 1.0 - 0x1p-24;  // of v, which rounding may make 1
   const std::int64_t tokens = form.logits.shape.tokens, vocab = form.logits.shape.vocab;
   const Value key = g.parameter("key", DType::i64, {2});
   const Value counter = form.counter
@@ -46,11 +44,8 @@ Value noise_of(Graph& g, const SampleForm& form) {
   const Value first = reshape(slice(key, 0, 0, 1), {}), second = reshape(slice(key, 0, 1, 2), {});
   const Value row = spread(counter + first, tokens, vocab);
   const Value ids = broadcast(g.iota({vocab}, 0), {tokens, vocab}, {1});
-  const auto drawn = [&](Value stream) {
-    return apply("random", {row, spread(stream, tokens, vocab), ids});
-  };
-  const Value v = drawn(second) + (drawn(second + 1.0) + kStep / 2) * kStep;
-  return -log(-apply("log1p", {-apply("min", {v, like(g, kMost, v)})}));
+  const Value v = apply("uniform", {row, spread(second, tokens, vocab), ids});
+  return -log(-apply("log1p", {-v}));
 }
 
 // Returns the least s of the entries that top_k and top_p keep, [N].

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -21,27 +21,28 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// 23 random bits of Threefry-2x32 with 20 rounds, written independently of the library's.
-std::uint32_t threefry(std::uint32_t key0, std::uint32_t key1, std::uint32_t counter) {
-  constexpr int kRotations[8] = {13, 15, 26, 6, 17, 29, 16, 24};
-  const std::uint32_t keys[3] = {key0, key1, key0 ^ key1 ^ 0x1BD11BDAu};
-  std::uint32_t x = key0, y = counter + key1;
-  for (std::uint32_t round = 0; round < 20; ++round) {
-    x += y;
-    y = std::rotl(y, kRotations[round % 8]) ^ x;
-    if (round % 4 != 3) continue;
-    const std::uint32_t part = round / 4 + 1;
-    x += keys[part % 3];
-    y += keys[(part + 1) % 3] + part;
+// Noise by Philox-4x32 with 10 rounds, written independently of the library's.
+std::array<std::uint32_t, 4> philox(std::uint32_t key0, std::uint32_t key1, std::uint32_t block,
+                                    std::uint32_t part) {
+  std::uint32_t a = block, b = part, c = 0, d = 0;
+  for (std::uint32_t round = 0; round < 10; ++round) {
+    const std::uint64_t of_a = a * 0xD2511F53ull, of_c = c * 0xCD9E8D57ull;
+    a = static_cast<std::uint32_t>(of_c >> 32) ^ b ^ (key0 + round * 0x9E3779B9u);
+    b = static_cast<std::uint32_t>(of_c);
+    c = static_cast<std::uint32_t>(of_a >> 32) ^ d ^ (key1 + round * 0xBB67AE85u);
+    d = static_cast<std::uint32_t>(of_a);
   }
-  return (x ^ y) >> 9;
+  return {a, b, c, d};
 }
 double noise_of(std::uint64_t seed, std::int64_t counter, std::int64_t vocab_id) {
   const auto key = noise_key(seed);
-  const auto first = static_cast<std::uint32_t>(key[0] + counter);
-  const auto second = static_cast<std::uint32_t>(key[1]), id = static_cast<std::uint32_t>(vocab_id);
-  const double low = threefry(first, second, id), high = threefry(first, second + 1, id);
-  const double v = std::min((low + (high + 0.5) * 0x1p-23) * 0x1p-23, 1.0 - 0x1p-24);
+  const auto key0 = static_cast<std::uint32_t>(key[0] + counter);
+  const auto key1 = static_cast<std::uint32_t>(key[1]), id = static_cast<std::uint32_t>(vocab_id);
+  const std::uint32_t row = id / 8 % 4, odd = id % 2;  // in 32 entries of four blocks
+  const std::uint32_t block = id / 32 * 4 + id % 8 / 2;
+  const std::uint32_t upper = philox(key0, key1, block, 0)[row] >> 16 * odd & 0xFFFFu;
+  const std::uint32_t lower = philox(key0, key1, block, 1 + row / 2)[row % 2 * 2 + odd] >> 9;
+  const double v = std::min((upper + (lower + 0.5) * 0x1p-23) * 0x1p-16, 1.0 - 0x1p-24);
   return -std::log(-std::log1p(-v));
 }
 

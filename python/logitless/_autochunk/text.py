@@ -14,7 +14,7 @@ UNARY = {"abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf"}
 UNARY |= {"sigmoid", "sin", "cos", "atan", "erfc", "lgamma", "digamma", "trigamma", "floor", "sign"}
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|"}
-MAPS = {*UNARY, *INFIX, *COMPARE, "neg", "max", "min", "logical_not", "select", "random"}
+MAPS = {*UNARY, *INFIX, *COMPARE, "neg", "max", "min", "logical_not", "select", "random", "uniform"}
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def draw(
     Cost: two GEMMs, one for the tokens and one for their log-probabilities; both are of the head at a temperature of 0
     without logit_bias. top_p without top_k sorts the vocabulary.
     On a GPU in 16 bits: one GEMM, with 512 MiB of logits at a time by default.
-    Noise has 46 random bits an entry; sums of probabilities are float32.
+    Noise has 39 random bits an entry; sums of probabilities are float32.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``. Values of arrays are
     not checked, since that would wait for a GPU: a negative temperature takes the largest entry.

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from .._autochunk.noise import MOST, STEP
-
 _gumbel = Primitive("logitless_gumbel")
 
 
@@ -24,12 +22,11 @@ def _computed(key: jax.Array, counter: jax.Array, *, vocab: int) -> jax.Array:
     from ._autochunk.helpers import HELPERS
 
     space: dict[str, Any] = {"jnp": jnp}
-    exec(HELPERS["_random"], space)
+    exec(HELPERS["_uniform"], space)
     key = key.astype(jnp.uint32)
     parts = (key[0] + counter.astype(jnp.uint32))[:, None]
     ids = jnp.arange(vocab, dtype=jnp.uint32)[None]
-    first, more = (space["_random"](parts, key[1] + jnp.uint32(stream), ids) for stream in (0, 1))
-    return -jnp.log(-jnp.log1p(-jnp.minimum(first + (more + STEP / 2) * STEP, MOST)))
+    return -jnp.log(-jnp.log1p(-space["_uniform"](parts, key[1], ids)))
 
 
 @_gumbel.def_abstract_eval

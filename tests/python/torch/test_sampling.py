@@ -8,7 +8,7 @@ import torch
 import logitless.torch.sampling as sampling
 from logitless.torch import _xp as xp
 from logitless.torch import linear_logprobs, linear_sample, linear_top_logprobs
-from logitless.torch._noise import gumbel
+from logitless.torch._noise import gumbel, uniform
 from logitless.torch.losses._formulas import chunked
 
 DRAWS = 20000
@@ -94,6 +94,20 @@ def test_noise_is_that_of_a_gumbel_distribution():
     exact = torch.exp(-torch.exp(-noise))
     steps = (torch.arange(noise.numel()) + 0.5) / noise.numel()
     assert (exact - steps).abs().max() < 1.95 / math.sqrt(noise.numel())  # Kolmogorov-Smirnov, 0.001
+
+
+def test_entries_that_share_a_result_of_philox_are_independent():
+    """Chi-square statistics of counts over equally likely cells, each of several bits of two or eight entries."""
+    u = uniform()(torch.arange(1000, 1256)[:, None], torch.tensor(7), torch.arange(4096)[None]).double()
+    u = u.view(256, 128, 4, 4, 2).transpose(2, 3).reshape(-1, 8)  # 32 entries are four of eight
+    first, second = ((u * 2**bits).long() % 16 for bits in (4, 20))  # bits of the shared result, and of the other one
+    others = first.view(256, 128, 4, 8).roll(1, 0).view(-1, 8)  # of the token before
+    pairs = [(x[:, i], y[:, j]) for x in (first, second) for y in (first, second, others) for i in range(8) for j in range(8)
+             if x is not y or i < j]  # fmt: skip
+    cells = [16 * a + b for a, b in pairs] + [(digits >> 3 << torch.arange(8)).sum(1) for digits in (first, second)]
+    for counts in (torch.bincount(c, minlength=256).double() for c in cells):
+        expected = len(u) / 256
+        assert abs(((counts - expected) ** 2 / expected).sum() - 255) < 5 * math.sqrt(2 * 255)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -18,6 +18,33 @@ def _random(key0, key1, counter):
         y = y + keys[(group + 2) % 3] + jnp.uint32(group + 1)
     return ((x ^ y) >> 9).astype(jnp.float32) * 2.0**-23
 ''',
+    "_uniform": '''
+def _uniform(key0, key1, entry):
+    """Numbers in (0, 1) of vocabulary entries: 39 bits of Philox-4x32 of 10 rounds."""
+    keys, entry = [k.astype(jnp.uint32) for k in (key0, key1)], jnp.asarray(entry).astype(jnp.uint32)
+
+    def product(x, by):
+        """The upper and the lower 32 bits, by halves of 16."""
+        low, high = jnp.uint32(by & 0xFFFF), jnp.uint32(by >> 16)
+        a, b = x & 0xFFFF, x >> 16
+        middle = b * low + (a * low >> 16)  # below 2^32, as is the next
+        other = a * high + (middle & 0xFFFF)
+        return b * high + (middle >> 16) + (other >> 16), x * jnp.uint32(by)
+
+    def result(x, which):
+        for step in range(10):
+            (a, low_a), (b, low_b) = product(x[0], 0xD2511F53), product(x[2], 0xCD9E8D57)
+            k0, k1 = (k + jnp.uint32(step * w & 0xFFFFFFFF) for k, w in zip(keys, (0x9E3779B9, 0xBB67AE85)))
+            x = b ^ x[1] ^ k0, low_b, a ^ x[3] ^ k1, low_a
+        return jnp.where(which == 0, x[0], jnp.where(which == 1, x[1], jnp.where(which == 2, x[2], x[3])))
+
+    block, none = entry >> 5 << 2 | entry >> 1 & 3, jnp.uint32(0)
+    slot = entry >> 2 & 6 | entry & 1
+    upper = result((block, none, none, none), slot >> 1) >> (slot & 1) * 16 & 0xFFFF
+    more = result((block, 1 + (slot >> 2), none, none), slot & 3) >> 9
+    number = upper.astype(jnp.float32) + (more.astype(jnp.float32) + 0.5) * 2.0**-23  # rounded once
+    return jnp.minimum(number * 2.0**-16, 1 - 2.0**-24)
+''',
     "_sort": '''
 def _sort(x, axis, count, descending, dtype):
     """The first of the elements along axis in order, and their indices."""

@@ -85,8 +85,8 @@ class Scope(BaseScope):
             return f"{_UNARY[op]}({texts[0]})"
         if op == "trigamma":
             return f"lax.polygamma(jnp.ones_like({texts[0]}), {texts[0]})"
-        if op == "random":
-            return f"{self.e.helper('_random')}({', '.join(texts)})"
+        if op in ("random", "uniform"):
+            return f"{self.e.helper(f'_{op}')}({', '.join(texts)})"
         if op == "div" and not _floating(type_.dtype):
             return f"lax.div({', '.join(self.full(t) for t in terms)})"
         if op == "pow":

@@ -26,6 +26,34 @@ def _random(key0, key1, counter):
         made.view(-1)[begin:begin + block] = x.bitwise_xor_(y).bitwise_right_shift_(9).bitwise_and_(0x7FFFFF)
     return made.mul_(2.0**-23)
 ''',
+    "_uniform": '''
+def _uniform(key0, key1, entry):
+    """Numbers in (0, 1) of vocabulary entries: 39 bits of Philox-4x32 of 10 rounds, in blocks that a cache holds."""
+    shape, low = torch.broadcast_shapes(key0.shape, key1.shape, entry.shape), 0xFFFFFFFF
+    parts = [k.to(torch.int64) for k in (key0, key1)]
+    parts = [k.expand(shape).reshape(-1) if k.dim() else k for k in parts]
+    entries = entry.to(torch.int64).expand(shape).reshape(-1)
+    made = torch.empty(shape, dtype=torch.float32, device=entry.device)
+
+    def result(keys, x, which):
+        """One of four numbers of 32 bits. The upper 32 bits of x[1] and x[3] do not count."""
+        for step in range(10):
+            a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
+            c = (b >> 32).bitwise_xor_(x[1]).bitwise_xor_(keys[0] + step * 0x9E3779B9).bitwise_and_(low)
+            d = (a >> 32).bitwise_xor_(x[3]).bitwise_xor_(keys[1] + step * 0xBB67AE85).bitwise_and_(low)
+            x = c, b, d, a
+        return torch.stack(x).gather(0, which[None])[0]
+
+    block = 1 << (14 if entry.device.type == "cpu" else 24)
+    for begin in range(0, made.numel(), block):
+        keys = [k[begin:begin + block] if k.dim() else k for k in parts]
+        at = entries[begin:begin + block] & low
+        index, slot, none = at >> 5 << 2 | at >> 1 & 3, at >> 2 & 6 | at & 1, torch.zeros_like(at)
+        upper = result(keys, (index, none, none, none), slot >> 1) >> (slot & 1) * 16 & 0xFFFF
+        more = result(keys, (index, 1 + (slot >> 2), none, none), slot & 3) >> 9 & 0x7FFFFF
+        made.view(-1)[begin:begin + block] = (upper << 24 | more << 1 | 1).to(torch.float32) * 2.0**-40
+    return made.clamp_(max=1 - 2.0**-24)
+''',
     "_softmax_": '''
 def _softmax_(x, dim, dtype=None):
     """x becomes its softmax. Returns the log-sum-exp that it had, in another dtype where one is said."""

@@ -156,8 +156,8 @@ class Scope(CallScope, InPlace, Products):
             texts[0] = f"({texts[0]})"
         if (text := operation(op, texts)) is not None:
             return text
-        if op == "random":
-            return f"{self.e.helper('_random')}({', '.join(texts)})"
+        if op in ("random", "uniform"):
+            return f"{self.e.helper(f'_{op}')}({', '.join(texts)})"
         if op in ("max", "min"):
             if terms[0].number or terms[1].number:
                 x, number = (texts[1], texts[0]) if terms[0].number else texts

@@ -1,5 +1,5 @@
-// Arithmetic of the Gumbel-max trick for an entry: random numbers, noise, and scores that compare
-// as integers.
+// Arithmetic of the Gumbel-max trick: random numbers of entries, noise, and scores that compare as
+// integers.
 #pragma once
 
 #include <cstdint>
@@ -13,39 +13,82 @@ struct NoiseKey {
   std::uint32_t first, second;
 };
 
-// The bits that bound the noise by 0, for entries without any.
-inline constexpr std::uint32_t kNoNoise = 0x7FFFFF;
-
-// Returns 23 random bits of an entry by Threefry-2x32 with 20 rounds, those of Function::random
-// (compiler/ir/function.cpp), whose number they are 2^23 times.
-__device__ __forceinline__ std::uint32_t random_bits(const NoiseKey& key, std::uint32_t counter) {
-  const std::uint32_t keys[3] = {key.first, key.second, key.first ^ key.second ^ 0x1BD11BDAu};
-  std::uint32_t x = keys[0], y = counter + keys[1];
+// The keys of Philox's rounds. Volatile sums stay in registers: the compiler would repeat them in a
+// loop, where they are a third of the integer pipe's work.
+struct RoundKeys {
+  static constexpr int kRounds = 10;
+  __device__ __forceinline__ explicit RoundKeys(const NoiseKey& key)
+      : first{key.first}, second{key.second} {
 #pragma unroll
-  for (std::uint32_t group = 0; group < 5; ++group) {
-    const bool odd = group % 2 != 0;
-    const auto mix = [&](int by) {
-      x += y;
-      y = __funnelshift_l(y, y, by) ^ x;
-    };
-    mix(odd ? 17 : 13);
-    mix(odd ? 29 : 15);
-    mix(odd ? 16 : 26);
-    mix(odd ? 24 : 6);
-    x += keys[(group + 1) % 3];
-    y += keys[(group + 2) % 3] + group + 1;
+    for (int round = 1; round < kRounds; ++round) {
+      asm volatile("add.u32 %0, %1, 0x9E3779B9;" : "=r"(first[round]) : "r"(first[round - 1]));
+      asm volatile("add.u32 %0, %1, 0xBB67AE85;" : "=r"(second[round]) : "r"(second[round - 1]));
+    }
   }
-  return (x ^ y) >> 9;
+  std::uint32_t first[kRounds], second[kRounds];
+};
+
+// The results of Philox-4x32 with 10 rounds of the counter (block, part, 0, 0). Random numbers are
+// those of Function::uniform (compiler/ir/function.h).
+struct PhiloxBlock {
+  __device__ __forceinline__ PhiloxBlock(const RoundKeys& keys, std::uint32_t block,
+                                         std::uint32_t part)
+      : x{block, part, 0, 0} {
+#pragma unroll
+    for (int round = 0; round < RoundKeys::kRounds; ++round) {
+      const std::uint64_t a = std::uint64_t{0xD2511F53u} * x[0];
+      const std::uint64_t b = std::uint64_t{0xCD9E8D57u} * x[2];
+      x[0] = static_cast<std::uint32_t>(b >> 32) ^ x[1] ^ keys.first[round];
+      x[1] = static_cast<std::uint32_t>(b);
+      x[2] = static_cast<std::uint32_t>(a >> 32) ^ x[3] ^ keys.second[round];
+      x[3] = static_cast<std::uint32_t>(a);
+    }
+  }
+  std::uint32_t x[4];
+};
+
+// Entries that share a block of random numbers: pairs 8 w + (0, 1), w below 4, from the first one
+// on, as a thread has them in a fragment of mma's results.
+inline constexpr int kSharedEntries = 8;
+__device__ __forceinline__ int shared_offset(int slot) { return slot / 2 * 8 + slot % 2; }
+__device__ __forceinline__ std::uint32_t block_of(std::uint32_t entry) {
+  return entry / 32 * 4 + entry % 8 / 2;
 }
 
-// Returns the noise -log(-log(1 - v)) of an entry, fp32. v has `bits` of random_bits as its first
-// half, and those of the next key as its second one.
-__device__ __forceinline__ float gumbel_noise(std::uint32_t bits, const NoiseKey& key,
-                                              std::uint32_t counter) {
-  constexpr float kStep = 0x1p-23f;
+// The upper 16 random bits of kSharedEntries entries, which bound their noise. All are 1 without
+// noise: nothing branches there, so that Philox runs while loads are on their way.
+struct UpperBits {
+  __device__ __forceinline__ UpperBits(const RoundKeys& keys, std::uint32_t block, bool noise)
+      : made(keys, block, 0), set(noise ? 0 : 0xFFFFu) {}
+
+  __device__ __forceinline__ std::uint32_t of(int slot) const {
+    // Registers have no index.
+    const std::uint32_t pair = slot < 4   ? (slot < 2 ? made.x[0] : made.x[1])
+                               : slot < 6 ? made.x[2]
+                                          : made.x[3];
+    return (slot % 2 == 0 ? pair & 0xFFFFu : pair >> 16) | set;
+  }
+  __device__ __forceinline__ std::uint32_t least() const {
+    const std::uint32_t pair =
+        __vminu2(__vminu2(made.x[0], made.x[1]), __vminu2(made.x[2], made.x[3]));
+    return min(pair & 0xFFFFu, pair >> 16) | set;
+  }
+
+ private:
+  PhiloxBlock made;
+  std::uint32_t set;
+};
+
+// Returns the noise -log(-log(1 - v)) of an entry, fp32, from its upper 16 random bits and 23 more.
+__device__ __forceinline__ float gumbel_noise(std::uint32_t upper, const RoundKeys& keys,
+                                              std::uint32_t entry) {
   constexpr float kMost = 1.0f - 0x1p-24f;  // rounding may make v 1
-  const auto more = static_cast<float>(random_bits({key.first, key.second + 1}, counter)) * kStep;
-  const float v = static_cast<float>(bits) * kStep + (more + kStep / 2) * kStep;
+  const std::uint32_t slot = entry / 8 % 4 * 2 + entry % 2;
+  const PhiloxBlock made(keys, block_of(entry), 1 + slot / 4);
+  const std::uint32_t low = slot % 2 == 0 ? made.x[0] : made.x[1];
+  const std::uint32_t high = slot % 2 == 0 ? made.x[2] : made.x[3];
+  const auto more = static_cast<float>((slot / 2 % 2 == 0 ? low : high) >> 9);
+  const float v = (static_cast<float>(upper) + (more + 0.5f) * 0x1p-23f) * 0x1p-16f;
   return -logf(-log1pf(-fminf(v, kMost)));
 }
 // No noise is less, whatever the rounding.
@@ -66,14 +109,15 @@ __device__ __forceinline__ std::uint32_t vocab_id_of(ScoredEntry entry) {
   return ~static_cast<std::uint32_t>(entry);
 }
 
-// Returns whether an entry's score may be at least `best`, from the first half of its random bits.
-// Its noise is at most -log(v), and v at least bits 2^-23. `exponent` is (s - best) log2(e) plus a
-// margin for the rounding of scores, which are below 2^6. The numbers compared are those plus 1,
-// which spares a conversion, and one step for their rounding. True for NaN.
+// Returns whether an entry's score may be at least `best`, from its upper random bits. Its noise is
+// at most -log(v), and v at least upper 2^-16. `exponent` is (s - best) log2(e) plus a margin for
+// the rounding of scores, which are below 2^6. The numbers compared are those plus 1, which spares
+// a conversion, and one step for their rounding. True for NaN. Never less often for fewer bits or a
+// greater exponent, so the least bits and the greatest s of some entries bound all of them.
 inline constexpr float kScoreMargin = 0x1p-10f;
-__device__ __forceinline__ bool may_win(std::uint32_t bits, float exponent) {
+__device__ __forceinline__ bool may_win(std::uint32_t upper, float exponent) {
   constexpr float kAbove = 1.0f + 0x1p-22f;
-  return !(__uint_as_float(0x3F800000u | bits) > exp2_fast(exponent) + kAbove);
+  return !(__uint_as_float(0x3F800000u | upper << 7) > exp2_fast(exponent) + kAbove);
 }
 
 }  // namespace logitless::cuda

@@ -1,8 +1,9 @@
 // Samples of tokens from stored logits by the Gumbel-max trick, see device/sample.h.
 //
-// Random numbers are most of the work. All entries that filters keep get the first half of their
-// bits, which bound their noise. Only where an entry may still win are the other half, two
-// logarithms and the division by the temperature computed.
+// A thread draws the upper random bits of eight entries at once. The least bits and the greatest
+// logit of their tile bound their scores. Logits are read only where one of the eight may win, some
+// hundreds of a row; then those that may win by their own logit get the other random bits, two
+// logarithms and the division by the temperature.
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
@@ -17,22 +18,23 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kStride = kThreads * kReadEntries;
+constexpr int kWarps = kThreads / 32;
+static_assert(kTileColumns == 32 * kSharedEntries, "a warp reads a tile at a time");
 
 struct DrawArguments {
   StoredRows rows;
-  const float* greatest;  // [tokens]: the greatest logit, with logit_bias
-  float* least;           // [tokens]: the least s that top_k and top_p keep; null: all are kept
-  ScoredEntry* best;      // [tokens]
+  float* greatest;    // [tokens]: the greatest logit, with logit_bias
+  float* least;       // [tokens]: the least s that top_k and top_p keep; null: all are kept
+  ScoredEntry* best;  // [tokens]
   const std::int64_t* key;
   const void* counter;
   bool int64_counter;
   std::int64_t first_token;
   TokenNumbers temperature, top_p, min_p;
   std::int64_t top_k;  // 0: all
-  int block_entries;   // entries of a thread block, a multiple of kStride
+  int block_tiles;     // vocabulary tiles of a thread block
 
-  bool filters() const { return least != nullptr || min_p.data != nullptr; }
+  __host__ __device__ bool filters() const { return least != nullptr || min_p.data != nullptr; }
 };
 
 __device__ __forceinline__ float number_of(const TokenNumbers& numbers, std::int64_t token,
@@ -50,11 +52,21 @@ struct Temperature {
   bool warm;  // there is noise
 };
 
+__device__ __forceinline__ NoiseKey key_of(const DrawArguments& d, std::int64_t row) {
+  if (d.key == nullptr) return {};
+  std::int64_t counter = d.first_token + row;
+  if (d.counter != nullptr) {
+    counter = d.int64_counter ? static_cast<const std::int64_t*>(d.counter)[counter]
+                              : static_cast<const std::int32_t*>(d.counter)[counter];
+  }
+  return {static_cast<std::uint32_t>(d.key[0] + counter), static_cast<std::uint32_t>(d.key[1])};
+}
+
 // A token's sampler. kFilters: d.filters().
 template <bool kFilters>
 struct Sampler {
   __device__ __forceinline__ Sampler(const DrawArguments& d, std::int64_t row)
-      : greatest(d.greatest[row]) {
+      : greatest(d.greatest[row]), keys(key_of(d, row)) {
     const std::int64_t token = d.first_token + row;
     const Temperature of_token(d, token);
     temperature = of_token.value;
@@ -67,73 +79,79 @@ struct Sampler {
       const float bound = least * temperature;
       least_z = bound - (fabsf(bound) * 0x1p-20f + 0x1p-126f);
     }
-    if (d.key == nullptr) return;
-    std::int64_t counter = token;
-    if (d.counter != nullptr) {
-      counter = d.int64_counter ? static_cast<const std::int64_t*>(d.counter)[token]
-                                : static_cast<const std::int32_t*>(d.counter)[token];
-    }
-    key = {static_cast<std::uint32_t>(d.key[0] + counter), static_cast<std::uint32_t>(d.key[1])};
   }
 
   // Returns the entry with its score, or 0 if a filter drops it. `z` is its logit less the
   // greatest.
-  __device__ __forceinline__ ScoredEntry scored(float z, std::uint32_t bits,
+  __device__ __forceinline__ ScoredEntry scored(float z, std::uint32_t upper,
                                                 std::uint32_t vocab_id) const {
     const float s = z / temperature;
     if (kFilters && s < least) return 0;
-    return scored_entry(warm ? s + gumbel_noise(bits, key, vocab_id) : s, vocab_id);
+    return scored_entry(warm ? s + gumbel_noise(upper, keys, vocab_id) : s, vocab_id);
   }
 
   float greatest, temperature, slope;
   float least = -INFINITY;    // least s that is kept
   float least_z = -INFINITY;  // a bound: no entry with less z is kept
   bool warm;                  // there is noise
-  NoiseKey key{};
+  RoundKeys keys;
 };
 
-// Updates the best entry of a token (x) by those of a part of the vocabulary (y). kGeneral:
-// d.rows.general(). With filters most entries are dropped before their random numbers are drawn.
+// The best entry of a row so far. A greater one since is as good: nothing depends on how many
+// entries are computed.
+__device__ __forceinline__ ScoredEntry best_so_far(const DrawArguments& d, std::int64_t row) {
+  return *static_cast<volatile const ScoredEntry*>(d.best + row);
+}
+
+// Updates the best entry of a row by those of a tile. A warp calls it. top: the tile's greatest
+// logit less the row's, which is kept. kGeneral: d.rows.general().
 template <bool kGeneral, bool kFilters>
-__global__ void __launch_bounds__(kThreads, 6) draw(const DrawArguments d) {
-  __shared__ ScoredEntry best;
+__device__ __forceinline__ void draw_tile(const DrawArguments& d, std::int64_t row, int tile,
+                                          float top, ScoredEntry best,
+                                          const Sampler<kFilters>& sampler,
+                                          const LogitReader<kGeneral>& reader) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first = tile * kTileColumns + lane / 4 * 32 + lane % 4 * 2;
+  // block_of(first)
+  const UpperBits bits(sampler.keys, tile * 32 + lane, sampler.warm);
+  const float above = fmaf(score_of(best), -kLog2EFloat, kScoreMargin);
+  if (!may_win(bits.least(), fmaf(top, sampler.slope, above))) return;
+  float z[kSharedEntries / 2][2];
+#pragma unroll
+  for (int w = 0; w < kSharedEntries / 2; ++w) reader.read(z[w], d.rows, first + 8 * w);
+  unsigned winners = 0;  // a bit for each entry that may win
+#pragma unroll
+  for (int j = 0; j < kSharedEntries; ++j) {
+    const float s = __fsub_rn(z[j / 2][j % 2], sampler.greatest);
+    const bool wins = may_win(bits.of(j), fmaf(s, sampler.slope, above));
+    if (wins && first + shared_offset(j) < d.rows.vocab) winners |= 1u << j;
+  }
+  for (; winners != 0; winners &= winners - 1) {
+    const int j = __ffs(static_cast<int>(winners)) - 1, vocab_id = first + shared_offset(j);
+    float again[1];  // from the L1 cache, since registers have no index
+    reader.read(again, d.rows, vocab_id);
+    const float s = __fsub_rn(again[0], sampler.greatest);
+    if (kFilters && s < sampler.least_z) continue;
+    const ScoredEntry entry = sampler.scored(s, bits.of(j), vocab_id);
+    if (entry > best) atomicMax(d.best + row, entry);
+  }
+}
+
+// Updates the best entry of a token (x) by those of a part of the vocabulary (y). With filters most
+// tiles are dropped before their random numbers are drawn.
+template <bool kGeneral, bool kFilters>
+__global__ void __launch_bounds__(kThreads, 4) draw(const DrawArguments d) {
   const std::int64_t row = blockIdx.x;
-  if (threadIdx.x == 0) best = *static_cast<volatile ScoredEntry*>(d.best + row);
   const Sampler<kFilters> sampler(d, row);
   const LogitReader<kGeneral> reader(d.rows, row);
-  const int begin = static_cast<int>(blockIdx.y) * d.block_entries;
-  const int end = min(begin + d.block_entries, static_cast<int>(d.rows.stride));
-  __syncthreads();
-  for (int first = begin + static_cast<int>(threadIdx.x) * kReadEntries; first < end;
-       first += kStride) {
-    if constexpr (kFilters) {  // a warp's entries are of one tile
-      const float top = d.rows.tile_top(row, first / kTileColumns);
-      if (__fsub_rn(top, sampler.greatest) < sampler.least_z) continue;
-    }
-    float z[kReadEntries];
-    reader.read(z, d.rows, first);
-    std::uint32_t bits[kReadEntries];
-#pragma unroll
-    for (int j = 0; j < kReadEntries; ++j) {
-      z[j] = __fsub_rn(z[j], sampler.greatest);
-      bits[j] = kNoNoise;
-      if (sampler.warm && !(kFilters && z[j] < sampler.least_z))
-        bits[j] = random_bits(sampler.key, first + j);
-    }
-    // A greater one since is as good: nothing depends on how many entries are computed.
-    const float so_far = score_of(*static_cast<volatile ScoredEntry*>(&best));
-    const float above = fmaf(so_far, -kLog2EFloat, kScoreMargin);
-#pragma unroll
-    for (int j = 0; j < kReadEntries; ++j) {
-      if (!may_win(bits[j], fmaf(z[j], sampler.slope, above)) || first + j >= d.rows.vocab)
-        continue;
-      if (kFilters && z[j] < sampler.least_z) continue;
-      const ScoredEntry entry = sampler.scored(z[j], bits[j], first + j);
-      if (entry > *static_cast<volatile ScoredEntry*>(&best)) atomicMax(&best, entry);
-    }
+  const int begin = static_cast<int>(blockIdx.y) * d.block_tiles;
+  const int end = min(begin + d.block_tiles, d.rows.vocab_tiles);
+  for (int tile = begin + static_cast<int>(threadIdx.x) / 32; tile < end; tile += kWarps) {
+    const ScoredEntry best = best_so_far(d, row);
+    const float top = __fsub_rn(d.rows.tile_top(row, tile), sampler.greatest);
+    if (kFilters && top < sampler.least_z) continue;
+    draw_tile(d, row, tile, top, best, sampler, reader);
   }
-  __syncthreads();
-  if (threadIdx.x == 0) atomicMax(d.best + row, best);
 }
 
 // d.least[token] = the least s of the entries that top_k and top_p keep, -INFINITY for all. A
@@ -161,22 +179,40 @@ __global__ void __launch_bounds__(kSelectThreads, 2) find_least(const DrawArgume
 constexpr int kRows = 32;   // tokens of a thread block
 constexpr int kParts = 32;  // threads of a token
 
-// greatest[token] = the greatest of its tiles [vocab_tiles][padded_tokens]. best[token] = entry 0,
-// with a score below all others.
+// A row's greatest logit so far, and its tile.
+struct TopTile {
+  float top;
+  int tile;
+
+  __device__ __forceinline__ void add(const TopTile& other) {
+    if (other.top > top) *this = other;
+  }
+};
+
+// d.greatest[token] = the greatest of its tiles. d.best[token] = a score below all others. Without
+// filters it then draws from the tile with the greatest logit, so that few other entries may win.
+template <bool kGeneral>
 __global__ void __launch_bounds__(kRows* kParts)
-    begin_draw(const float* tiles, int vocab_tiles, std::int64_t padded_tokens, float* greatest,
-               ScoredEntry* best) {
-  __shared__ float tops[kParts][kRows];
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.x;
-  float top = -INFINITY;
-  for (int t = static_cast<int>(threadIdx.y); t < vocab_tiles; t += kParts)
-    top = fmaxf(top, tiles[t * padded_tokens + row]);
-  tops[threadIdx.y][threadIdx.x] = top;
+    begin_draw(const DrawArguments d, std::int64_t tokens) {
+  __shared__ TopTile tops[kParts][kRows];
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRows;
+  const int part = static_cast<int>(threadIdx.y), column = static_cast<int>(threadIdx.x);
+  TopTile top{-INFINITY, 0};
+  for (int t = part; t < d.rows.vocab_tiles; t += kParts)
+    top.add({d.rows.tile_top(first + column, t), t});
+  tops[part][column] = top;
   __syncthreads();
-  if (threadIdx.y > 0) return;
-  for (int p = 1; p < kParts; ++p) top = fmaxf(top, tops[p][threadIdx.x]);
-  greatest[row] = top;
-  best[row] = scored_entry(kLeastNoise, 0);
+  if (part == 0) {
+    for (int p = 1; p < kParts; ++p) top.add(tops[p][column]);
+    tops[0][column] = top;
+    d.greatest[first + column] = top.top;
+    d.best[first + column] = scored_entry(kLeastNoise, 0);
+  }
+  __syncthreads();
+  const std::int64_t row = first + part;
+  if (d.filters() || row >= tokens) return;
+  draw_tile(d, row, tops[0][part].tile, 0.0f, scored_entry(kLeastNoise, 0), Sampler<false>(d, row),
+            LogitReader<kGeneral>(d.rows, row));
 }
 
 __global__ void write_tokens(const ScoredEntry* best, std::int64_t count, std::int64_t first,
@@ -196,17 +232,11 @@ void draw_tokens(const SampleCall& s, const ForwardCall& c, const SampleLayout& 
                  const StoredRows& stored) {
   auto* const base = static_cast<std::byte*>(c.workspace);
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  const std::int64_t tokens = c.shape.tokens, rows = padded_tokens(tokens);
-  auto* const greatest = reinterpret_cast<float*>(base + layout.greatest);
-  auto* const best = reinterpret_cast<ScoredEntry*>(base + layout.best);
-  begin_draw<<<static_cast<unsigned>(ceil_div(tokens, kRows)), dim3(kRows, kParts), 0, stream>>>(
-      stored.tile_tops, stored.vocab_tiles, rows, greatest, best);
-  require_cuda(cudaGetLastError(), "greatest logits");
-
+  const std::int64_t tokens = c.shape.tokens;
   DrawArguments d{};
   d.rows = stored;
-  d.greatest = greatest;
-  d.best = best;
+  d.greatest = reinterpret_cast<float*>(base + layout.greatest);
+  d.best = reinterpret_cast<ScoredEntry*>(base + layout.best);
   d.key = s.key;
   d.counter = s.counter;
   d.int64_counter = s.int64_counter;
@@ -215,20 +245,24 @@ void draw_tokens(const SampleCall& s, const ForwardCall& c, const SampleLayout& 
   d.top_p = s.top_p;
   d.min_p = s.min_p;
   d.top_k = s.top_k;
-  const bool general = stored.general();
-  if (s.top_k > 0 || s.top_p.data != nullptr) {
+  if (s.top_k > 0 || s.top_p.data != nullptr)
     d.least = reinterpret_cast<float*>(base + layout.least);
+  const bool general = stored.general();
+  (general ? begin_draw<true> : begin_draw<false>)<<<static_cast<unsigned>(ceil_div(tokens, kRows)),
+                                                     dim3(kRows, kParts), 0, stream>>>(d, tokens);
+  require_cuda(cudaGetLastError(), "greatest logits");
+  if (d.least != nullptr) {
     (general ? find_least<true>
              : find_least<false>)<<<static_cast<unsigned>(tokens), kSelectThreads, 0, stream>>>(d);
     require_cuda(cudaGetLastError(), "entries that filters keep");
   }
   // About two rounds of thread blocks over all SMs.
   constexpr int kRounds = 16;
-  const std::int64_t steps = ceil_div(stored.stride, kStride);
+  const std::int64_t steps = ceil_div(stored.vocab_tiles, kWarps);
   const std::int64_t parts =
       std::clamp<std::int64_t>(ceil_div(kRounds * processor_count(), tokens), 1, steps);
   const std::int64_t steps_of_block = ceil_div(steps, parts);
-  d.block_entries = static_cast<int>(steps_of_block) * kStride;
+  d.block_tiles = static_cast<int>(steps_of_block) * kWarps;
   const dim3 grid(static_cast<unsigned>(tokens),
                   static_cast<unsigned>(ceil_div(steps, steps_of_block)));
   const auto draw_of = [&](auto plain, auto filtering) {
@@ -239,7 +273,7 @@ void draw_tokens(const SampleCall& s, const ForwardCall& c, const SampleLayout& 
   require_cuda(cudaGetLastError(), "draws of tokens");
 
   write_tokens<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0, stream>>>(
-      best, tokens, c.first_token, s.int64_tokens, s.tokens);
+      d.best, tokens, c.first_token, s.int64_tokens, s.tokens);
   require_cuda(cudaGetLastError(), "sampled tokens");
 }
 

@@ -20,7 +20,7 @@ struct StoredRows {
 
   bool general() const { return bias != nullptr || cap != 0.0f || logit_bias != nullptr; }
   __device__ __forceinline__ float tile_top(std::int64_t row, int tile) const {
-    return tile_tops[tile * padded_tokens + row];
+    return tile_tops[static_cast<std::int64_t>(tile) * static_cast<int>(padded_tokens) + row];
   }
 };
 // The rows of a chunk whose results logits_by_tiles wrote, with their tiles' greatest logits.
@@ -41,8 +41,9 @@ inline StoredRows stored_rows(const ForwardCall& c, const float* tile_tops, cons
 
 inline constexpr int kReadEntries = 4;  // of a thread at a time
 
-// Reads adjacent logits of a row from an entry on, a multiple of 4; -inf past the vocabulary's end.
-// Products are rounded before sums, so that equal logits stay equal. kGeneral: s.general().
+// Reads 1, 2 or 4 adjacent logits of a row from an entry on, a multiple of their count; -inf past
+// the vocabulary's end. Products are rounded before sums, so that equal logits stay equal.
+// kGeneral: s.general().
 template <bool kGeneral>
 class LogitReader {
  public:
@@ -50,15 +51,17 @@ class LogitReader {
       : results_(s.results + row * s.stride),
         factor_(kGeneral && s.cap > 0.0f ? factor_of<true>(s.scale, s.cap)
                                          : factor_of<false>(s.scale, s.cap)) {}
-  __device__ __forceinline__ void read(float (&v)[kReadEntries], const StoredRows& s,
-                                       int first) const {
-    const float4 raw = *reinterpret_cast<const float4*>(results_ + first);
-    const float results[kReadEntries] = {raw.x, raw.y, raw.z, raw.w};
+  template <int kCount>
+  __device__ __forceinline__ void read(float (&v)[kCount], const StoredRows& s, int first) const {
+    struct alignas(4 * kCount) Results {
+      float at[kCount];
+    };
+    const Results results = *reinterpret_cast<const Results*>(results_ + first);
 #pragma unroll
-    for (int j = 0; j < kReadEntries; ++j) {
+    for (int j = 0; j < kCount; ++j) {
       const int vocab_id = first + j;
       const bool exists = vocab_id < s.vocab;
-      float z = results[j];
+      float z = results.at[j];
       if constexpr (kGeneral) {
         if (s.bias != nullptr && exists) z += s.bias[vocab_id];
         z = s.cap > 0.0f ? scaled_and_capped<true>(z, factor_, s.cap)
