@@ -4,10 +4,17 @@
 #include <logitless/error.h>
 
 #include <algorithm>
+#include <cmath>
+#include <memory>
 
+#include "compiler/analysis/split.h"
+#include "compiler/exec/cpu/backend.h"
+#include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
+#include "compiler/run.h"
+#include "compiler/target/cpu.h"
 #include "compiler/target/cuda.h"
 
 namespace logitless::test {
@@ -107,6 +114,157 @@ TEST(Lowering, LeavesRowsTogetherForThoseThatWantThemSo) {
                   "s: %s")
                 .c,
             304);
+}
+
+// A loop over 40 rows in chunks of 16 and its last round of 8: each reads a part of a value whose
+// rows have gaps, and stacks one that is multiplied after it.
+std::vector<ir::Program> loop_of(const std::string& body, const std::string& after) {
+  const ir::Program all = ir::lower(
+      ir::parse("graph g(%x: bf16[40, 301], %v: bf16[301, 64], %w: bf16[40, 32]) {\n"
+                "  %t = tanh %x : bf16[40, 301]\n  %u = mul %t, %t : bf16[40, 301]\n"
+                "  %y = loop c extent(40) chunk(16) (%first, %p = slice %u axis(0) factor(1), "
+                "%q = whole %v) {\n" +
+                body + "    return y: stack %y axis(0) factor(1)\n  }\n" + after)
+          .graph,
+      ir::CudaTarget(90));
+  std::vector<ir::Program> parts = {all};
+  for (const ir::Instruction& i : all.instructions) {
+    const auto* loop = std::get_if<ir::LoopRun>(&i.what);
+    if (loop == nullptr) continue;
+    parts.push_back(*loop->body);
+    parts.push_back(*loop->tail);
+  }
+  return parts;
+}
+
+TEST(Lowering, PutsRowsOfLoopsWhereTheTargetWantsThem) {
+  using Steps = std::vector<RowSteps>;
+  const std::string products = "  %d = dot %y, %w contract(0; 0) : bf16[301, 32]\n";
+  // The stacked rows of the result, which a product reads, and what the body multiplies.
+  std::vector<ir::Program> parts = loop_of(
+      "    %z = dot %p, %q contract(1; 0) : bf16[c, 64]\n"
+      "    %b = dot %z, %q contract(1; 1) : bf16[c, 301]\n    %y = exp %b\n",
+      products + "  return d: %d\n}\n");
+  EXPECT_EQ(steps_of(parts.at(0)), (Steps{{1, 32, 32}}));
+  for (const std::size_t round : {1u, 2u}) {
+    const Steps steps = steps_of(parts.at(round));
+    ASSERT_EQ(steps.size(), 2u);
+    EXPECT_EQ(steps[0], (RowSteps{304, 64, 64}));
+    EXPECT_EQ(steps[1].c, 304);
+  }
+  const auto* loop = std::find_if(
+      parts[0].instructions.data(), parts[0].instructions.data() + parts[0].instructions.size(),
+      [](const ir::Instruction& i) { return std::holds_alternative<ir::LoopRun>(i.what); });
+  for (const std::size_t slice : {0u, 2u}) {
+    const ir::LoopRun::Slice& s = std::get<ir::LoopRun>(loop->what).slices[slice];
+    EXPECT_EQ(s.step, 304 * 2);
+    EXPECT_EQ(parts[0].buffers[static_cast<std::size_t>(s.outer)].bytes, 40 * 304 * 2);
+  }
+  // Not of a value that the body reads in another shape, nor of a result that is also the
+  // program's.
+  parts = loop_of(
+      "    %r = reshape %p : bf16[301 * c]\n    %e = exp %r\n"
+      "    %y = reshape %e : bf16[c, 301]\n",
+      products + "  return d: %d, y: %y\n}\n");
+  for (const ir::Instruction& i : parts[0].instructions) {
+    if (const auto* run = std::get_if<ir::LoopRun>(&i.what)) {
+      EXPECT_EQ(run->slices[0].step, 602);
+      EXPECT_EQ(run->slices[2].step, 602);
+    }
+  }
+}
+
+// This CPU, with rows of products at multiples of 16 bytes.
+class AlignedCpu final : public ir::Target {
+ public:
+  std::int64_t alignment() const final { return cpu_.alignment(); }
+  std::int64_t row_alignment() const final { return 16; }
+  std::int64_t chunk_multiple() const final { return cpu_.chunk_multiple(); }
+  bool strided_gemms() const final { return cpu_.strided_gemms(); }
+  bool uses_results() const final { return cpu_.uses_results(); }
+  std::string refuse(const ir::Instruction& i) const final { return cpu_.refuse(i); }
+  std::int64_t scratch_bytes(const ir::Gemm& g) const final { return cpu_.scratch_bytes(g); }
+  std::int64_t scratch_bytes(const ir::Attention& a) const final { return cpu_.scratch_bytes(a); }
+  std::int64_t scratch_bytes(const ir::ScatterAdd& s) const final { return cpu_.scratch_bytes(s); }
+  std::int64_t scratch_bytes(const ir::RowGroup& g) const final { return cpu_.scratch_bytes(g); }
+  std::int64_t parts_bytes(const ir::Pointwise& p) const final { return cpu_.parts_bytes(p); }
+  std::int64_t most_group_columns() const final { return cpu_.most_group_columns(); }
+  bool heads_add() const final { return cpu_.heads_add(); }
+  bool epilogues() const final { return cpu_.epilogues(); }
+  bool gelu_epilogues() const final { return cpu_.gelu_epilogues(); }
+  bool product_epilogues() const final { return cpu_.product_epilogues(); }
+  ir::HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
+                         std::int64_t workspace) const final {
+    return cpu_.head_plan(shape, features, workspace);
+  }
+  ir::Rates rates() const final { return cpu_.rates(); }
+  std::int64_t thick_rows() const final { return cpu_.thick_rows(); }
+
+ private:
+  const ir::CpuTarget cpu_{1};
+};
+
+// Runs a program of f32 on this CPU, in an arena of NaN with NaN around it.
+ir::Tensors run(const ir::Graph& graph, const ir::Target& target, const ir::Tensors& inputs) {
+  const ir::Program program = ir::lower(graph, target);
+  constexpr std::size_t kGuard = 64;
+  const auto bytes = static_cast<std::size_t>(program.arena_bytes);
+  std::vector<std::vector<float>> parameters, results;
+  std::vector<const void*> in;
+  std::vector<void*> out;
+  for (const int id : graph.parameters()) {
+    const ir::Tensor& given = inputs.at(graph.node(id).attributes->name);
+    parameters.emplace_back(given.data.begin(), given.data.end());
+    in.push_back(parameters.back().data());
+  }
+  for (const ir::Output& o : graph.outputs()) {
+    results.emplace_back(static_cast<std::size_t>(ir::elements_of(graph.type(o.value))), NAN);
+    out.push_back(results.back().data());
+  }
+  std::vector<std::byte> memory(bytes + 3 * kGuard, std::byte{0xff});
+  void* begin = memory.data() + kGuard;
+  std::size_t room = bytes + kGuard;
+  auto* const arena = static_cast<std::byte*>(std::align(kGuard, bytes, begin, room));
+  ir::CpuBackend(1).run(program, in, out, arena, {}, nullptr);
+  const auto is_guard = [](std::byte b) { return b == std::byte{0xff}; };
+  EXPECT_TRUE(std::all_of(memory.data(), arena, is_guard));
+  EXPECT_TRUE(std::all_of(arena + bytes, memory.data() + memory.size(), is_guard));
+  ir::Tensors found;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    found[graph.outputs()[i].name] = {ir::sizes_of(graph.type(graph.outputs()[i].value)),
+                                      {results[i].begin(), results[i].end()}};
+  }
+  return found;
+}
+
+// A loss of 301 classes and its gradients, in the loops of several plans: gaps change no number,
+// and cost the memory of the gaps.
+TEST(Lowering, RunsLoopsWithRowsApart) {
+  Graph graph("words");
+  const Value x = graph.parameter("x", DType::f32, {90, 16}),
+              w = graph.parameter("w", DType::f32, {16, 301});
+  const Value logits = matmul(x, w);
+  const Value loss = sum(logsumexp(logits, {1}) + sum(square(tanh(logits)), {1}), {0});
+  graph.result("loss", loss);
+  const std::vector<Value> gradients = graph.gradients({loss}, {x, w});
+  graph.result("d_x", gradients[0]);
+  graph.result("d_w", gradients[1]);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
+  const ir::Tensors inputs = random_inputs(plain, 3);
+  int apart = 0;
+  for (const std::int64_t chunks : {1, 4, 7}) {
+    SCOPED_TRACE(chunks);
+    CompileOptions options;
+    options.head_engine = false;
+    options.chunks = chunks;
+    const ir::Graph chunked = ir::parse(compile(graph, options).text()).graph;
+    const ir::Tensors together = run(chunked, ir::CpuTarget(1), inputs);
+    EXPECT_LT(difference(together, ir::interpret(plain, inputs)), 1e-4);
+    EXPECT_EQ(difference(run(chunked, AlignedCpu(), inputs), together), 0.0);
+    apart += ir::lower(chunked, AlignedCpu()).arena_bytes >
+             ir::lower(chunked, ir::CpuTarget(1)).arena_bytes;
+  }
+  EXPECT_EQ(apart, 3);
 }
 
 // Gradients of hidden states in bf16, over 50257 vocabulary entries and over 50256.

@@ -72,6 +72,28 @@ TEST(GpuProgram, PutsRowsOfAnOddLengthApart) {
   }
 }
 
+// The same rows in a loop, whose rounds of 32 and 26 stack what products contract after it.
+TEST(GpuProgram, StacksRowsOfAnOddLengthApart) {
+  const Graph graph = Graph::parse(
+      "graph g(%x: bf16[90, 64], %w: bf16[64, 301]) {\n"
+      "  %y = loop c extent(90) chunk(32) (%first, %p = slice %x axis(0) factor(1), %q = whole %w) "
+      "{\n    %z = dot %p, %q contract(1; 0) : f32[c, 301]\n    %t = tanh %z\n"
+      "    %y = cast %t : bf16[c, 301]\n    return y: stack %y axis(0) factor(1)\n  }\n"
+      "  %d_x = dot %y, %w contract(1; 1) : f32[90, 64]\n"
+      "  %d_w = dot %x, %y contract(0; 0) : f32[64, 301]\n"
+      "  return d_x: %d_x, d_w: %d_w\n}\n");
+  if (!gpu()) GTEST_SKIP() << "no CUDA device";
+  CompileOptions options;
+  options.device = *gpu();
+  options.chunk = false;
+  const CompiledProgram compiled = compile(graph, options);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
+  const ir::Tensors inputs = random_inputs(plain, 5);
+  const ir::Tensors once = execute_on_gpu(compiled, inputs);
+  EXPECT_LT(difference(once, ir::interpret(plain, inputs)), 0.03);
+  EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 4), once), 0.0);
+}
+
 // A 16-bit product that contracts 1003 elements of a value with aligned rows and of a parameter
 // without: fp32 sums, a copy of the parameter and a result with rows at odd addresses.
 TEST(GpuProgram, MultipliesOddSizesInBlocks) {

@@ -9,8 +9,8 @@
 namespace logitless::ir {
 
 // Returns operands and results of dots whose rows do not begin at multiples of `bytes`, in order.
-// Their rows are long, so padding loses little memory, and all readers accept gaps. Sizes are
-// bound.
+// Stacked results of loops are among them, and values that a loop's body multiplies. Their rows are
+// long, so padding loses little memory, and all readers accept gaps. Sizes are bound.
 std::vector<Value> values_of_products(const Graph& graph, std::int64_t bytes);
 
 }  // namespace logitless::ir
