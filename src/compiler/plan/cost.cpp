@@ -26,6 +26,14 @@ bool is_slow(Function function) {
   return std::find(std::begin(kSlow), std::end(kSlow), function) != std::end(kSlow);
 }
 
+// Returns the number of chunks of a head beyond the first.
+double more_chunks_of(const HeadRun& head) {
+  if (head.plan->chunk_tokens <= 0) return 0.0;
+  const auto tokens = static_cast<double>(head.plan->shape.tokens),
+             chunk = static_cast<double>(head.plan->chunk_tokens);
+  return std::max(tokens / chunk - 1.0, 0.0);
+}
+
 // Seconds of an instruction's arithmetic; memory traffic overlaps with it.
 struct Compute {
   const Rates& rates;
@@ -110,7 +118,12 @@ struct Compute {
     return 2.0 * e.work / flops_per_second(e.out.dtype, rates);
   }
   double operator()(const HeadRun& h) const {
-    return flops_of({{}, h}) / (rates.head_products * flops_per_second(h.x.dtype, rates));
+    // Without gradients nothing waits for stored exponentials: that is half of the difference to
+    // other products.
+    const double rate =
+        h.d_lse.buffer < 0 ? (1.0 + rates.head_products) / 2.0 : rates.head_products;
+    return flops_of({{}, h}) / (rate * flops_per_second(h.x.dtype, rates)) +
+           more_chunks_of(h) * rates.head_chunk;
   }
   template <typename T>
   double operator()(const T&) const {
@@ -138,10 +151,8 @@ double sum_bytes(const Instruction& i) {
            static_cast<double>(gemm->additional_bytes);
   }
   const auto* head = std::get_if<HeadRun>(&i.what);
-  if (head == nullptr || head->d_w.buffer < 0 || head->plan->chunk_tokens <= 0) return 0.0;
-  const auto tokens = static_cast<double>(head->plan->shape.tokens),
-             chunk = static_cast<double>(head->plan->chunk_tokens);
-  return 8.0 * static_cast<double>(elements_of(head->d_w)) * std::max(tokens / chunk - 1.0, 0.0);
+  if (head == nullptr || head->d_w.buffer < 0) return 0.0;
+  return 8.0 * static_cast<double>(elements_of(head->d_w)) * more_chunks_of(*head);
 }
 
 }  // namespace

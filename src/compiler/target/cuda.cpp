@@ -117,6 +117,7 @@ Rates CudaTarget::rates() const {
   r.launch = 2.5e-6;
   r.products_wait = true;
   r.head_products = 0.89;  // plans of two sizes on an H200, by Hopper's kernels
+  r.head_chunk = 100e-6;   // as heads are planned (kernels/cuda/head/kernels.cpp)
   r.tile_rows = r.tile_columns = 128;
   // Costs in exponentials: one for each score, and more in the backward for the sums of d_q. Within
   // 20 % of Hopper's kernels from 1024 to 4096 keys.

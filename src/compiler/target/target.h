@@ -29,6 +29,7 @@ struct Rates {
   // of both, not the longer. That is within 6 % for products of 256 to 4096 rows on an H200.
   bool products_wait = false;
   double head_products = 1.0;  // rate of a head's matrix products relative to others
+  double head_chunk = 0.0;     // seconds of each chunk of a head but the first: small kernels
   // A matrix product is split into tiles of its result, `units` of which are computed at a time.
   std::int64_t tile_rows = 1, tile_columns = 1, units = 1;
   // Attention. `attention_products`: rate of its matrix products relative to others. The next two:
