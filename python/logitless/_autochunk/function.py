@@ -247,21 +247,24 @@ def describe(
     limits: Limits,
     eager: int | None = None,
     not_native: str = "",
+    kept: int = 0,
 ) -> str:
     """Describes a plan. alone: the reason why outputs have no gradients, if so. eager: bytes that the eager function
     takes beyond inputs and results, with its gradients, if known. not_native: the reason for generated code, if the
-    executor was chosen."""
+    executor was chosen. kept: bytes that live from forward to backward beside inputs and outputs."""
     if joint:
         how = "outputs and gradients in one pass; backward multiplies the gradients by the upstream gradient of the loss"
     elif backward is not None:
         how = "outputs now, gradients in backward, which computes what it needs of the forward again"
+        if kept > 0:
+            how += f", except for {format_bytes(kept)} of matrix products, which are kept"
     else:
         how = f"outputs alone: {alone}"
     if limits.native:
         how += "; run by the library"
     programs = [made for made in (forward, backward) if made is not None]
     if eager is not None:
-        took = max(made.after for made in programs)
+        took = kept + max(made.after for made in programs)
         saved = f", {100 * (1 - took / eager):.1f} % less" if took < eager else ""
         how += f"\nthe function itself takes {format_bytes(eager)} beyond inputs and results, this {format_bytes(took)}{saved}"
     parts = [how] + [made.describe(limits.budget) for made in programs]

@@ -25,9 +25,10 @@ _LARGER = 2  # the most larger budgets tried if less than half of the budget is 
 _NEARLY = 1.1  # plans within this factor of the least memory count as equal
 _MATTERS = 0.01  # fraction of the peak; smaller values are not reported
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
-# The default memory of a GPU's programs: a quarter of the largest value, but all of it up to 64 MiB, as for a head. A plan
-# may take 3 % more time than the fastest one that is so small, and that one 1.2 times as long as the fastest of all.
-_SHARE, _SMALL, _SLACK, _PATIENCE = 4, 64 << 20, 0.03, 1.2
+# The default memory of a GPU's programs: a quarter of the largest value, but 64 MiB at least. A plan
+# may take 3 % more time than the fastest one that is so small. That one may take 1.2 times as long as the fastest of all.
+# It is 1.1 times where a plan as fast as that fits into half of the function's own memory.
+_SHARE, _SMALL, _SLACK, _PATIENCE, _NEAR = 4, 64 << 20, 0.03, 1.2, 1.1
 _ONCE = 1e-3  # extra work of a plan that recomputes nothing, at most
 _MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
 
@@ -68,6 +69,7 @@ class Compiled:
     locations: dict[str, str] = field(default_factory=dict)  # the line of the user's code of each value
     externs: list[str] = field(default_factory=list)  # descriptions of operations that the framework runs
     most: int = 0  # the bytes that values may take by default; 0: there is a budget, or no plan is that small
+    near: bool = False  # by default: smaller plans take a tenth more time than the fastest of all
 
     @property
     def of_threads(self) -> int:
@@ -91,7 +93,12 @@ class Compiled:
             f"{self.name}: {format_bytes(self.before)} beyond inputs and results without loops, "
             f"{format_bytes(self.after)} with{met}"
         ]
-        if self.most > 0:
+        if self.near:
+            lines.append(
+                f"  no budget: the least memory within {100 * (_NEAR - 1):.0f} % of the fastest plan, which half of the "
+                "function's own memory has room for"
+            )
+        elif self.most > 0:
             lines.append(
                 f"  no budget: the least memory within {100 * _SLACK:.0f} % of the fastest plan of at most "
                 f"{format_bytes(self.most)}"
@@ -184,13 +191,14 @@ def compile_text(
     framework: str = "",
     space: dict | None = None,
     checks: Checks | None = None,
+    spare: Callable[[], int] = lambda: 0,
 ) -> Compiled:
     """Compiles a program to a function that meets the budget, if one is found.
 
     parameters: in the order of the function. function: makes the callable of a program that the library runs; None: the
     Python that emit wrote runs. locations: the user's line of each value, for messages. calls: the framework's functions
     that the program calls. space: names available to the generated module. checks: index checks that run before the
-    function.
+    function. spare: bytes that a plan may take by default if smaller ones are slower.
     """
     c.require("autochunk")
     if not parameters:
@@ -207,14 +215,15 @@ def compile_text(
         tried.append(made(replace(asked, budget=budget, chunks=chunks)))
         return tried[-1].bytes
 
-    open_choice, most = limits.budget == 0 and limits.chunks == 0, 0
+    open_choice, most, near = limits.budget == 0 and limits.chunks == 0, 0, False
     if open_choice and limits.slack > 0.0:
         attempt(0, 0)
         all_plans = _compiled(replace(asked, budget=1), function is not None, locations)  # listed for budgets alone
         attempt(_frugal(all_plans.report["plans"], limits.slack), 0)
     elif open_choice and machine.device == c.DEVICE_CUDA and plain.bytes > 0:
         searched = [asked, asked.on(head_engine=False)] if machine.head_engine else [asked]
-        asked, wanted, most = _by_default(plain, [made(replace(a, budget=_share_of(plain.program))) for a in searched])
+        searched = [replace(a, budget=_share_of(plain.program)) for a in searched]
+        asked, wanted, most, near = _by_default(plain, [made(a) for a in searched], spare)
         attempt(wanted, 0)
     else:
         attempt(limits.budget, limits.chunks)
@@ -260,7 +269,9 @@ def compile_text(
             attempt(_quick_among_small(tried[0].program.report["plans"]), 0)
     last_report = tried[-1].program.report
     before = plain.bytes
-    if limits.chunks == 0:  # loops that save no memory are dropped
+    if most > 0:
+        tried = tried if tried[-1].seconds < plain.seconds or tried[-1].bytes < before else [plain]
+    elif limits.chunks == 0:  # loops that save no memory are dropped
         tried = [t for t in tried if t.bytes < before] + [plain]
     chosen = _chosen(tried, limits.budget)
     report = chosen.program.report
@@ -273,7 +284,7 @@ def compile_text(
     runs = load(chosen.source, name, space) if function is None else function(chosen.request)
     compiled = Compiled(
         name, chosen.source, parameters, runs, before, chosen.bytes, report["regions"], refusals,
-        report["heads"], chosen.request, locations=locations, most=most,
+        report["heads"], chosen.request, locations=locations, most=most, near=near,
         externs=described(chosen.program.text, calls, locations, framework),
     )
     if limits.strict:
@@ -287,19 +298,19 @@ def _rounds(made: Tried) -> int:
 
 
 def _share_of(plain: Program) -> int:
-    """Returns the bytes that a program should take without a budget: a quarter of its largest value, in fp32."""
+    """Returns the bytes that a program should take without a budget: a quarter of its largest value, in fp32, or 64 MiB."""
     largest = 4 * max((_numbers_in(v["operation"]) for v in plain.report["before"]["at_peak"]), default=0)
-    return max(largest // _SHARE, min(largest, _SMALL), 1)
+    return max(largest // _SHARE, _SMALL)
 
 
-def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, int]:
-    """Chooses the memory of a program without a budget. Returns the request, the budget of its plan and the bytes that
-    the plan may take.
+def _by_default(plain: Tried, searched: Sequence[Tried], spare: Callable[[], int]) -> tuple[Request, int, int, bool]:
+    """Chooses the memory of a program without a budget. Returns the request, the budget of its plan, the bytes that the
+    plan may take, and whether it is chosen since smaller ones are slow.
 
     It is the least memory within 3 % of the fastest plan of at most a quarter of the largest value; less than 64 MiB counts
     as 64 MiB, of which the fastest plan is taken. A plan that recomputes nothing may exceed the quarter by a fifth, as a
-    head's does. Where no such plan is fast enough, it is one of at most half of the value, and so on. searched: compiled
-    with the head engine first, whose plans are taken of equal ones.
+    head's does. Where no such plan is fast enough, it is one of at most half of the value, and so on. Where that takes more
+    than 1.1 times as long as the fastest of all, it is the smallest plan within the spare bytes that does not. searched: compiled with the head engine first, whose plans are taken of equal ones.
     """
     share = _share_of(plain.program)
     found = [(p, s.request) for s in searched for p in s.program.report["plans"]]
@@ -311,9 +322,11 @@ def _by_default(plain: Tried, searched: Sequence[Tried]) -> tuple[Request, int, 
         if fast:
             enough = (1 + _SLACK) * min(seconds for _, seconds, *_ in fast)
             small = min(most, _SMALL)
-            taken, *_, request = min((p for p in fast if p[1] <= enough), key=lambda p: (max(p[0], small), p[1], p[0]))
-            return request, taken, max(most, taken)
-    return replace(searched[0].request, budget=0), 0, 0
+            chosen = min((p for p in fast if p[1] <= enough), key=lambda p: (max(p[0], small), p[1], p[0]))
+            near = [p for p in plans if p[1] <= _NEAR * best and p[0] <= spare()] if chosen[1] > _NEAR * best else []
+            chosen = min(near, key=lambda p: (p[0], p[1]), default=chosen)
+            return chosen[3], chosen[0], max(most, chosen[0]), bool(near)
+    return replace(searched[0].request, budget=0), 0, 0, False
 
 
 def _frugal(plans: list[dict], slack: float) -> int:

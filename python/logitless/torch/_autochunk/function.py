@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from logitless import _library as c
 from logitless._autochunk.attention import LARGEST_FAST_DIM
 from logitless._autochunk.checks import Checks, checked
 from logitless._autochunk.function import (
@@ -30,7 +31,7 @@ from logitless._autochunk.function import (
 from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
 from logitless._autochunk.externs import Call
-from logitless._autochunk.native import multiplies_fp32
+from logitless._autochunk.native import multiplies_fp32, program
 from logitless._autochunk.parse import parse
 from logitless._autochunk.plan import Compiled, compile_text
 from logitless._autochunk.reads import Read, Reads
@@ -40,9 +41,9 @@ from logitless.torch import autograd
 from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.attention import slow_on_gpu
 from logitless.torch._autochunk.dtypes import DTYPES
-from logitless.torch._autochunk.memory import Recorder, peak_bytes
+from logitless.torch._autochunk.memory import eager_bytes, peak_bytes
 from logitless.torch._autochunk.modules import Shim, modules_of, state_of
-from logitless.torch._autochunk.program import drawing, to_text
+from logitless.torch._autochunk.program import drawing, kept_products, to_text
 from logitless.torch._autochunk.source import to_source
 from logitless.torch._autochunk.transforms import SECOND
 from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, trace
@@ -56,26 +57,34 @@ class Plan:
     traced: Traced
     limits: Limits
     forward: Compiled  # computes the outputs; if joint, also the gradients for an upstream gradient of 1
-    backward: Compiled | None = None  # computes the gradients from inputs and upstream gradients
+    backward: Compiled | None = None  # computes the gradients from inputs, upstream gradients and what is kept
     joint: bool = False
     seed: str = ""  # the parameter with the random seed, the last of the tensors; "" if nothing random is drawn
     not_native: str = ""  # with executor "auto": the reason why the library does not run it
     itself: Callable[[], int | None] = lambda: None  # bytes that the unchunked function takes
+    kept: Sequence[torch.Tensor] = ()  # fake: the last results of forward, which backward reads
 
-    def inputs(self, compiled: Compiled, tensors: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor] = ()):
+    def inputs(
+        self,
+        compiled: Compiled,
+        tensors: Sequence[torch.Tensor],
+        cotangents: Sequence[torch.Tensor] = (),
+        kept: Sequence[torch.Tensor] = (),
+    ):
         given = list(tensors)
         named = {self.seed: given.pop()} if self.seed else {}
         named.update(zip(self.traced.names, [*given, *self.traced.captured]))
         named.update({f"cotangent{i}": t for i, t in enumerate(cotangents)})
+        named.update(zip(_kept_names(self.kept), kept))
         return [named[p] for p in compiled.parameters]
 
-    def run(self, compiled: Compiled, tensors, cotangents=()) -> tuple[torch.Tensor, ...]:
+    def run(self, compiled: Compiled, tensors, cotangents=(), kept=()) -> tuple[torch.Tensor, ...]:
         kind = tensors[0].device.type
         if torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
-                return self.run(compiled, tensors, cotangents)
+                return self.run(compiled, tensors, cotangents, kept)
         with torch.no_grad():
-            return compiled.function(*self.inputs(compiled, tensors, cotangents))
+            return compiled.function(*self.inputs(compiled, tensors, cotangents, kept))
 
     @property
     def over(self) -> int:
@@ -92,7 +101,7 @@ class Plan:
     ) -> Sequence[torch.Tensor]:
         """Returns the gradients of the inputs that have one.
 
-        saved: gradients for an upstream gradient of 1 if joint, else the inputs. cotangents: upstream gradients of the
+        saved: the result of `saved`. cotangents: upstream gradients of the
             differentiable outputs. owned: the saved gradients' memory is not shared, and may be overwritten by the
             results.
         """
@@ -102,12 +111,28 @@ class Plan:
             if owned and all(type(t) is torch.Tensor for t in saved):  # not a tracer's tensors
                 return autograd.scaled(saved, cotangent)
             return [gradient * cotangent for gradient in saved]
-        return self.run(self.backward, saved, cotangents)
+        count = len(saved) - len(self.kept)
+        return self.run(self.backward, saved[:count], cotangents, saved[count:])
+
+    def saved(self, tensors: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Returns what waits for backward: the gradients for an upstream gradient of 1 if joint, else the inputs and what
+        is kept. made: the results of forward after the outputs."""
+        return made if self.joint else [*tensors, *made]
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time of forward and backward, if the library runs them."""
+        parts = [made for made in (self.forward, self.backward) if made is not None]
+        return sum(program(made.request).report["after"]["predicted_seconds"] for made in parts)
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.kept)
 
     def describe(self) -> str:
         alone = "no input needs a gradient"
         return describe(
-            self.forward, self.backward, self.joint, alone, self.limits, self.itself(), self.not_native
+            self.forward, self.backward, self.joint, alone, self.limits, self.itself(), self.not_native, self.kept_bytes
         )
 
     def source(self) -> str:
@@ -120,9 +145,9 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx, plan: Plan, *tensors):
         made = plan.run(plan.forward, tensors)
         count = len(plan.traced.outputs)
-        outputs, gradients = made[:count], made[count:]
+        outputs = made[:count]
         ctx.plan = plan
-        ctx.save_for_backward(*(gradients if plan.joint else tensors))
+        ctx.save_for_backward(*plan.saved(tensors, made[count:]))
         ctx.mark_non_differentiable(*(o for o, yes in zip(outputs, plan.traced.differentiable) if not yes))
         return tuple(outputs)
 
@@ -207,12 +232,19 @@ def make_plan(
     seed = _seed_name(traced)
     everything[seed] = torch.empty(2, dtype=torch.int64, device=tensors[0].device)
 
-    def compiled(graph, parameters, results, name, ones=()):
-        made = to_text(graph, parameters, results, ones, name, limits.native, seed)
+    @functools.cache
+    def itself() -> int:
+        return eager_bytes(function, tensors, needs) or 0
+
+    def compiled(graph, parameters, results, name, ones=(), kept={}):
+        made = to_text(graph, parameters, results, ones, name, limits.native, seed, kept, given=name == "backward")
         inputs = [everything[p] for p in made.parameters]
         checks = None if name == "backward" else made.checks  # the forward has made them
         if limits.native:
-            return _native(made.text, name, made.parameters, inputs, limits, made.locations, checks)
+            held = sum(n.meta["val"].nbytes for n in kept)
+            return _native(
+                made.text, name, made.parameters, inputs, limits, made.locations, checks, lambda: itself() // 2 - held
+            )
 
         def emit(program):
             wide = inputs[0].device.type == "cuda"
@@ -235,27 +267,38 @@ def make_plan(
     if joint:
         forward = compiled(traced.joint, parameters, outputs + found, "forward_and_gradients", [len(given)])
         return Plan(traced, limits, forward, joint=True, seed=seed)
+    of_gradients = [None] * len(outputs) + found
     forward = compiled(traced.forward, _parameters(traced.forward, given, captured), outputs, "forward")
-    backward = compiled(traced.joint, parameters, [None] * len(outputs) + found, "backward")
-    return Plan(traced, limits, forward, backward, seed=seed)
+    backward = compiled(traced.joint, parameters, of_gradients, "backward")
+    plain = Plan(traced, limits, forward, backward, seed=seed)
+    if gradients != "auto" or not _may_keep(limits, tensors[0].device):
+        return plain
+    upstream = [i for i, p in enumerate(parameters) if p in cotangents]
+    nodes = kept_products(traced.joint, len(outputs), upstream)
+    values = [n.meta["val"] for n in nodes]
+    named = dict(zip(nodes, _kept_names(nodes)))
+    keeping = Plan(traced, limits, forward, backward, seed=seed, kept=values)
+    if not nodes or 2 * keeping.kept_bytes > itself():
+        return plain
+    everything.update(zip(named.values(), values))
+    keeping.forward = compiled(traced.joint, parameters, outputs + [None] * len(found), "forward", kept=named)
+    keeping.backward = compiled(traced.joint, parameters, of_gradients, "backward", kept=named)
+    return keeping if keeping.seconds <= _WORTH * plain.seconds else plain
 
 
-def _eager_bytes(function: Callable, tensors: Sequence[FakeTensor], needs: Sequence[bool]) -> int | None:
-    """Returns the bytes that the eager function and its gradients take beyond inputs and results. Returns None if
-    unknown, for example with sizes that depend on values."""
-    with alone(), tensors[0].fake_mode, torch.enable_grad():
-        leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs)]
-        try:
-            with Recorder(leaves, leaves[0].device.type) as recorder:
-                results = [o for o in pytree.tree_leaves(function(*leaves)) if isinstance(o, torch.Tensor)]
-                sources = [o for o in results if o.requires_grad]
-                if sources:
-                    ones = [torch.ones_like(o) for o in sources]
-                    wanted = [t for t in leaves if t.requires_grad]
-                    results += [g for g in torch.autograd.grad(sources, wanted, ones, allow_unused=True) if g is not None]
-        except Exception:  # any error here only drops a line of the report
-            return None
-        return recorder.peak(results)
+# The time of programs that keep products, over that of programs that compute them again in backward.
+_WORTH = 0.9
+
+
+def _may_keep(limits: Limits, device: torch.device) -> bool:
+    """Returns whether values may live from forward to backward: without a budget, in programs of a GPU, whose time is
+    predicted well enough."""
+    free = limits.native and limits.keep and limits.budget == 0 and limits.chunks == 0 and limits.slack == 0.0
+    return free and native.machine_of(device).device == c.DEVICE_CUDA
+
+
+def _kept_names(kept: Sequence) -> list[str]:
+    return [f"kept_value{i}" for i in range(len(kept))]
 
 
 def _seed_name(traced: Traced) -> str:
@@ -292,6 +335,7 @@ def _native(
     limits: Limits,
     locations: dict[str, str],
     checks: Checks | None,
+    spare: Callable[[], int],
 ) -> Compiled:
     device, copies = inputs[0].device, native.input_bytes(inputs)
     made = compile_text(
@@ -304,6 +348,7 @@ def _native(
         lambda request: functools.partial(native.run, request),
         locations,
         checks=checks,
+        spare=spare,
     )
     made.threads = torch.get_num_threads() if device.type == "cpu" else 1
     return made
@@ -480,7 +525,7 @@ class AutoChunked(ChunkedFunction[P, R]):
             with alone() as around:
                 fakes = _fakes([(*_layout(t), t) for t in tensors])
                 plan = plan_for(call, fakes, named, needs, self.limits, self.gradients, around)
-            plan.itself = functools.cache(functools.partial(_eager_bytes, call, fakes, needs))
+            plan.itself = functools.cache(functools.partial(eager_bytes, call, fakes, needs))
             self.missed(plan)
         except Unsupported as error:
             plan = self.refused(error, stacklevel=5)

@@ -1,16 +1,18 @@
-"""Determines the allocations of a generated function without computing: it runs on meta tensors, which have no data."""
+"""Determines the allocations of a function without computing: it runs on meta tensors, which have no data."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from logitless._autochunk.text import load
 from logitless.torch._autochunk.attention import OneAttention
+from logitless.torch._autochunk.trace import alone
 
 
 def _ctc_loss(log_probs, targets, *rest):
@@ -164,3 +166,21 @@ def peak_bytes(source: str, name: str, inputs: Sequence[torch.Tensor]) -> int:
     with torch.no_grad(), OneAttention(), Recorder(given, inputs[0].device.type) as recorder:
         results = function(*given)
     return recorder.peak(results)
+
+
+def eager_bytes(function: Callable, tensors: Sequence[FakeTensor], needs: Sequence[bool]) -> int | None:
+    """Returns the bytes that the eager function and its gradients take beyond inputs and results. Returns None if
+    unknown, for example with sizes that depend on values."""
+    with alone(), tensors[0].fake_mode, torch.enable_grad():
+        leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs)]
+        try:
+            with Recorder(leaves, leaves[0].device.type) as recorder:
+                results = [o for o in pytree.tree_leaves(function(*leaves)) if isinstance(o, torch.Tensor)]
+                sources = [o for o in results if o.requires_grad]
+                if sources:
+                    ones = [torch.ones_like(o) for o in sources]
+                    wanted = [t for t in leaves if t.requires_grad]
+                    results += [g for g in torch.autograd.grad(sources, wanted, ones, allow_unused=True) if g is not None]
+        except Exception:  # an error here drops a line of the report, and keeps nothing
+            return None
+        return recorder.peak(results)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,29 @@ _VIEWS = {
     *("alias", "detach", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand", "permute", "transpose"),
     *("t", "slice", "select", "split", "split_with_sizes", "unbind", "getitem"),
 }
+
+_LONG = 256  # elements; shorter contractions take about as long as reading what they make
+
+
+def kept_products(graph: torch.fx.GraphModule, outputs: int, upstream: Container[int]) -> list[torch.fx.Node]:
+    """Returns the matrix products of the forward that the gradients read, those that take longer to compute than to read.
+    outputs: the number of outputs before the gradients. upstream: the placeholders that are upstream gradients."""
+    nodes = list(graph.graph.nodes)
+    made = _outputs(graph)
+    if any(_writes(n) for n in nodes):
+        return []
+    later = {n for i, n in enumerate(n for n in nodes if n.op == "placeholder") if i in upstream}
+    for n in nodes:
+        if not later.isdisjoint(n.all_input_nodes):
+            later.add(n)
+    live = _live(made[outputs:]) - later - set(made[:outputs])
+    return [n for n in nodes if n in live and n.op == "call_function" and _contracted(n) >= _LONG]
+
+
+def _contracted(node: torch.fx.Node) -> int:
+    """Returns the length of the contracted dimension of a matrix product, 0 for other operations."""
+    left = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}.get(_name(node))
+    return 0 if left is None else node.args[left].meta["val"].shape[-1]
 
 
 def _name(node: torch.fx.Node) -> str:
@@ -113,21 +136,26 @@ def to_text(
     name: str = "main",
     native: bool = False,
     seed: str = "",
+    kept: Mapping[torch.fx.Node, str] = {},
+    given: bool = False,
 ) -> Text:
     """Writes the text of a program. parameters: a name for each placeholder, in order. results: a name for each output,
     or None to omit it. ones: placeholders that are the constant 1, such as the upstream gradient of a scalar loss.
-    native: the library runs it. seed: the parameter with the random seed."""
+    native: the library runs it. seed: the parameter with the random seed. kept: names of values that another program
+    keeps for this one: its last results, or parameters of this one if `given`."""
     w = HeadWriter(DTYPES)
     w.native = native
-    widened = _widened(graph) if native else set()
+    widened = _widened(graph, kept) if native else set()
     values: dict[torch.fx.Node, object] = {}
     header: list[tuple[str, str]] = []
     nodes = [n for n in graph.graph.nodes if n.op != "output"]
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
     wanted = [(node, result) for node, result in zip(_outputs(graph), results) if result is not None]
-    live = _live([node for node, _ in wanted])
+    if not given:
+        wanted += kept.items()
+    live = _live([node for node, _ in wanted], kept if given else ())
     base = {}
-    w.taken.update(parameters)
+    w.taken.update([*parameters, *kept.values()])
     draws = {n: i for i, n in enumerate(drawing(graph))}
     if seed:
         w.taken.add(seed)
@@ -144,6 +172,11 @@ def to_text(
                 header.append((parameters[position], w.type(out.dtype, out.shape)))
                 values[node] = Value(parameters[position], out.dtype, tuple(out.shape))
             position += 1
+            continue
+        if given and node in kept:
+            if node in live:
+                header.append((kept[node], w.type(out.dtype, out.shape)))
+                values[node] = Value(kept[node], out.dtype, tuple(out.shape))
             continue
         w.location = location_of(node.stack_trace)
         writes = _writes(node)
@@ -205,12 +238,12 @@ def _as_it_is(w: Writer, node, out, arguments, options, live: set, error: Unsupp
     return run_as_it_is(w, node.target, out, arguments, options, sorted(read))
 
 
-def _widened(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
+def _widened(graph: torch.fx.GraphModule, kept: Container[torch.fx.Node]) -> set[torch.fx.Node]:
     """Returns the matrix products of 16-bit operands that are read in f32 alone, and the views between. They are
-    accumulated in f32 anyway."""
+    accumulated in f32 anyway. Those that are kept have the dtype that PyTorch gives them."""
     found = set()
     for node in graph.graph.nodes:
-        if node.op != "call_function" or _name(node) not in ("mm", "bmm"):
+        if node.op != "call_function" or _name(node) not in ("mm", "bmm") or node in kept:
             continue
         path = [node]
         while path[-1].meta["val"].dtype in DTYPES.narrow and len(path[-1].users) == 1:
@@ -227,14 +260,15 @@ def _widened(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
     return found
 
 
-def _live(roots: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+def _live(roots: Sequence[torch.fx.Node], given: Container[torch.fx.Node] = ()) -> set[torch.fx.Node]:
+    """Returns the nodes that make the roots. given: nodes that nothing makes."""
     live, work = set(), list(roots)
     while work:
         node = work.pop()
         if node in live:
             continue
         live.add(node)
-        work += node.all_input_nodes
+        work += () if node in given else node.all_input_nodes
         # A write into a live value is live.
         for user in node.users:
             if _writes(user) and user.args[0] is node:

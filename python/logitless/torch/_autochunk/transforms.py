@@ -68,7 +68,7 @@ def _one_by_one(rules, info, in_dims, args):
 
 
 class Transformed(_Rules):
-    """Maps a plan and its inputs to the outputs, followed by the values that a joint plan saves for backward."""
+    """Maps a plan and its inputs to the outputs, followed by the values that forward makes for backward."""
 
     @staticmethod
     def forward(plan, *tensors):
@@ -84,7 +84,7 @@ class Transformed(_Rules):
         constant = [o for o, yes in zip(output, traced.differentiable) if not yes]
         ctx.mark_non_differentiable(*constant)
         ctx.count = count
-        ctx.save_for_backward(*(output[count:] if plan.joint else tensors))
+        ctx.save_for_backward(*plan.saved(tensors, output[count:]))
 
     @staticmethod
     def backward(ctx, *cotangents):

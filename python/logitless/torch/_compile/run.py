@@ -6,7 +6,7 @@ import inspect
 import logging
 import textwrap
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.utils._pytree as pytree
@@ -44,7 +44,7 @@ class ChunkedRegion(AutoChunked):
 
     def __init__(self, owner: torch.fx.GraphModule, region: Region, limits: Limits, min_bytes: int):
         self.body = extracted(owner, region)
-        super().__init__(_Body(self.body), limits, "auto", "run")
+        super().__init__(_Body(self.body), replace(limits, keep=False), "auto", "run")
         self.__name__ = self.__qualname__ = REGION
         self.what = described(region.seed)
         self.min_bytes = min_bytes

@@ -31,7 +31,8 @@ def plan_peaks(plan, args: Sequence[torch.Tensor], measure: Callable) -> list[tu
     for compiled in filter(None, (plan.forward, plan.backward)):
         pairs = zip(traced.outputs, traced.differentiable)
         cotangents = [torch.ones(o.shape, dtype=o.dtype, device=args[0].device) for o, yes in pairs if yes]
-        inputs = [t.detach() for t in plan.inputs(compiled, args, cotangents)]
+        kept = [torch.zeros(t.shape, dtype=t.dtype, device=args[0].device) for t in plan.kept]
+        inputs = [t.detach() for t in plan.inputs(compiled, args, cotangents, kept)]
         with torch.no_grad():
             found.append((compiled, measure(lambda: compiled.function(*inputs))))
     return found
