@@ -99,6 +99,13 @@ def test_a_head_without_gradients_has_one_chunk(sizes, plan_of):
     assert head["chunk_tokens"] == sizes.rows and plan.forward.after < 64 << 20
 
 
+def test_a_large_head_without_gradients_has_large_chunks(plan_of):
+    with torch.no_grad():
+        plan = plan_of("float_cross_entropy", Sizes(8192, 4096, 128256))
+    [head] = plan.forward.heads
+    assert head["chunk_tokens"] >= 2048 and plan.forward.after < 64 << 20
+
+
 WIDE = Sizes(2048, 1024, 32768)
 UNITS = 2 * WIDE.rows * WIDE.vocab  # bytes of hidden units in 16 bits
 
