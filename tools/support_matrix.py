@@ -97,10 +97,12 @@ def skips(capability, dtype):
 
 
 def skipping():
-    """Returns whether a GPU kernel, by its name, skips ignored tokens in the forward; "all" if in the gradients, too."""
+    """Returns whether a GPU kernel, by its name, skips ignored tokens in the forward; "all" if in the gradients, too,
+    "expected" if in those of the tokens that expected_ignored leaves."""
     text = (ROOT / "src/kernels/cuda/head/kernels.cpp").read_text(encoding="utf-8")
-    rows = re.findall(r'\.name = (\w+|"\w+"),.*?\.skips_ignored = (\w+),\s*\.gemms_skip_ignored = (\w+)', text, re.S)
-    found = {name.strip('"'): ("all" if gemms == "true" else "forward") if yes == "true" else "" for name, yes, gemms in rows}
+    rows = re.findall(r'\.name = (\w+|"\w+"),.*?\.skips_ignored = (\w+),\s*\.gemms_skip = GemmsSkip::(\w+)', text, re.S)
+    cells = {"ignored": "all", "beyond_expected": "expected", "nothing": "forward"}
+    found = {name.strip('"'): cells[gemms] if yes == "true" else "" for name, yes, gemms in rows}
     shared = found.pop("name")  # of the function that makes the rows of these names
     found.update((name, shared) for name in re.findall(r'tiles_of_sm80\(\s*"(\w+)"', text))
     named = dict(re.findall(r'DeviceKernel (\w+) = \{\.name = "(\w+)"', text))
@@ -218,7 +220,8 @@ GPUs by compute capability. A cell has the dtypes of hidden and weight that are 
 
 {table(["call", *(title for title, _, _ in columns)], [[name, *(cells[k] for _, cells, _ in columns)] for k, (name, _) in enumerate(CALLS)])}
 
-- *(forward)*: ignored tokens cost nothing in the forward alone ([gpu.md](../use/gpu.md#ignored-tokens)).
+- *(expected)*: ignored tokens cost nothing in the forward, in the gradients those that `expected_ignored` announces
+  ([gpu.md](../use/gpu.md#ignored-tokens)).
 - `autochunk` runs generated PyTorch or JAX on every device of the framework where the library does not
   take a program, and says so ([autochunk.md](../use/autochunk.md#which-executor)).
 - *no* of a loss, and other devices (AMD, TPU, Apple, Intel): PyTorch's and JAX's own operations, chunk by chunk,

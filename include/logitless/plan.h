@@ -76,6 +76,12 @@ struct PlanRequest {
   // FarFieldStatistics::audited_error. 0: none. Tokens sharded over GPUs are audited equally on
   // each rank: a few more in all, or fewer where a rank has too few.
   std::int64_t audit_rows = 0;
+  // Share of the tokens that is expected to be ignored, in [0, 1]: a hint for exact plans on a GPU,
+  // without a sharding. Predicted times are those of the other tokens, at least an eighth of all.
+  // Gradient GEMMs by cuBLAS, whose sizes the host sets, take as many tokens as are then expected
+  // to count. More of them are multiplied only where they do count, by a slower kernel
+  // (docs/use/gpu.md). So results differ by the order of sums alone.
+  float expected_ignored = 0.0f;
   // Sharding for plan_head. `shape` then has the local vocabulary shard, and planning is
   // collective. Calls with tensors take it from their inputs.
   Sharding sharding = {};
@@ -126,6 +132,7 @@ class LOGITLESS_API LossPlan {
   double passes = 0.0;
   double predicted_seconds = 0.0;  // approximate on the CPU: the work over a kernel's nominal rate
   bool calibrated = false;         // predicted by rates measured on the card (calibration.h)
+  float expected_ignored = 0.0f;   // of the request
   std::size_t memory_budget = 0;   // 0: the default
   // The limit of the default plan for one thread (chunks do not depend on their number); 0 where
   // the least plan exceeds it. Under a budget the ceiling of the plan, or 0 for a requested kind.

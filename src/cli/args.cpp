@@ -170,6 +170,7 @@ PlanRequest PlanArgs::request(const DeviceLimits& device) const {
   request.memory_budget = budget;
   if (!automatic) request.kind = kind;
   request.stored_fraction = stored_fraction;
+  request.expected_ignored = expected_ignored;
   return request;
 }
 

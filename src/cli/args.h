@@ -84,6 +84,7 @@ struct PlanArgs {
   PlanKind kind = PlanKind::forward;
   double stored_fraction = 0.0;
   std::size_t budget = 0;
+  float expected_ignored = 0.0f;  // of a command that has the option
 
   bool far() const { return kind == PlanKind::far_backward || kind == PlanKind::far_both; }
   // Returns whether the plan implies gradients even if none are written.

@@ -57,6 +57,7 @@ Json to_json(const LossPlan& plan) {
           {"workspace_bytes", plan.workspace_bytes()},
           {"logits_bytes", plan.logits_bytes()},
           {"memory_budget", plan.memory_budget},
+          {"expected_ignored", plan.expected_ignored},
           {"predicted_seconds", plan.predicted_seconds},
           {"chunk_tokens", plan.chunk_tokens},
           {"block_vocab", plan.block_vocab},
@@ -97,6 +98,7 @@ void PlanCommand::run(const std::set<std::string>& given) {
                  "is of gradients, and --no-d-hidden and --no-d-weight leave none");
   }
   gpu.check(given);
+  if (!gpu.on_gpu) refuse_given(given, {"expected-ignored"}, "is of --device cuda");
   const LossPlan made = plan_head(shape, features, plan.request(limits()));
   if (device.verbose) fmt::print(stderr, "{}\n", in_options(made.explain()));
   if (json) {
@@ -168,6 +170,9 @@ Command add_plan(CommandLine& program) {
   sub.add_flag("--accumulate", args->features.accumulate, "gradients are added to what is there")
       .group("Gradients");
   args->plan.add(sub);
+  sub.add_number("--expected-ignored", args->plan.expected_ignored,
+                 "with --device cuda: the share of the tokens that is expected to be ignored")
+      .group("Plan");
   args->device.add(sub);
   args->gpu.add(sub);
   sub.add_flag("--json", args->json, "print one JSON object");

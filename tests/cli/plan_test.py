@@ -47,11 +47,20 @@ class PlanTest(unittest.TestCase):
         self.assertGreater(seconds("--card", "L4"), 1.3 * seconds("--card", "RTX 4090", "--capability", 89))
         self.assertGreater(seconds("--card", "H100"), seconds("--card", "H200"))
 
+    def test_expected_ignored(self):
+        for kernel, ratio in (("sm80", (0.25, 0.35)), ("cublas", (1.0, 1.0))):
+            plans = [self.plan("--device", "cuda", "--kernel", kernel, "--expected-ignored", share) for share in (0, 0.75)]
+            self.assertEqual([plan["expected_ignored"] for plan in plans], [0, 0.75])
+            found = plans[1]["predicted_seconds"] / plans[0]["predicted_seconds"]
+            self.assertTrue(ratio[0] <= found <= ratio[1], (kernel, found))
+
     def test_refusals(self):
         for arguments, message in (
                 (["--device", "gpu"], "--device: expected cpu or cuda, got 'gpu'"),
                 (["--capability", 90], "--capability: is of --device cuda"),
                 (["--card", "A100"], "--card: is of --device cuda"),
+                (["--expected-ignored", 0.5], "--expected-ignored: is of --device cuda"),
+                (["--device", "cuda", "--expected-ignored", 2], r"expected_ignored: expected a number in \[0, 1\], got 2"),
                 (["--device", "cuda", "--card", "abacus"], "--card: expected one of T4, A10, .*, got 'abacus'"),
                 (["--device", "cuda", "--card", "A100", "--capability", 90], "--capability: expected the 80 of --card A100, got 90"),
                 (["--device", "cuda", "--threads", 2], "--threads: cannot be given beside --device cuda"),

@@ -104,6 +104,44 @@ TEST_P(IgnoredTokens, GiveWhatACallWithoutThemGives) {
   }
 }
 
+// The plan expects as many tokens as count, fewer or more of them, or none. 1500 entries end in a
+// part of a tile, and few tokens leave parts of a strip of 768 rows to parts of the vocabulary.
+TEST_P(IgnoredTokens, ExpectationsChangeTheOrderOfSumsAlone) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    if (!accepts(GetParam(), spec_of(dtype))) continue;
+    for (const int counting : {0, 1, 4, 10}) {  // of ten tokens
+      HeadProblem problem(spec_of(dtype));
+      for (std::int64_t i = 0; i < problem.spec.tokens; ++i) {
+        if (i * 7 % 10 < counting) continue;
+        problem.targets.set(i, -100.0);
+        problem.hidden.set(i * problem.spec.dim + 5, NAN);
+      }
+      problem.refresh_oracle();
+      for (const PlanKind kind : {PlanKind::dense, PlanKind::stored, PlanKind::recompute}) {
+        if (!offers(GetParam(), kind)) continue;
+        RunSpec run;
+        run.kernel = GetParam();
+        run.plan = kind;
+        const HeadResult plain = run_head(problem, run);
+        for (const float expected : {0.6f, 1.0f}) {
+          SCOPED_TRACE(testing::Message() << name_of(dtype) << " " << counting << " "
+                                          << std::string(name_of(kind)) << " " << expected);
+          run.expected_ignored = expected;
+          const HeadResult result = run_head(problem, run);
+          EXPECT_EQ(result.loss.bytes(), plain.loss.bytes());
+          EXPECT_LE(relative_error(result.d_hidden.values(), plain.d_hidden.values()), 1e-4);
+          EXPECT_LE(relative_error(result.d_weight.values(), plain.d_weight.values()), 1e-4);
+          EXPECT_EQ(result.d_bias.bytes(), plain.d_bias.bytes());
+          if (expected < 1.0f) continue;
+          const HeadResult again = run_head(problem, run);
+          EXPECT_EQ(again.d_hidden.bytes(), result.d_hidden.bytes());
+          EXPECT_EQ(again.d_weight.bytes(), result.d_weight.bytes());
+        }
+      }
+    }
+  }
+}
+
 // Logits of other tokens in the same tiles leave the range of the exponentials, so these tokens are
 // computed again, with other references.
 TEST_P(IgnoredTokens, ATokensBitsDoNotDependOnItsNeighbours) {

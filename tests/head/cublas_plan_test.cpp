@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/check.h"
 #include "logitless/error.h"
 #include "logitless/logitless.h"
 
@@ -74,6 +75,38 @@ TEST_F(CublasPlan, TheDefaultStoresExponentials) {
   }
 }
 
+// Kernels that skip ignored tokens are predicted for the others, cublas for all. Only cuBLAS's
+// gradients of tokens that count are planned otherwise.
+TEST_F(CublasPlan, ExpectedIgnoredTokensTakeNoTime) {
+  const auto plan_with = [](const char* kernel, float ignored) {
+    HeadFeatures f;
+    f.d_hidden = f.d_weight = true;
+    f.d_hidden_dtype = f.d_weight_dtype = DType::bf16;
+    HeadShape shape = kHeads[0];
+    shape.dtype = DType::bf16;
+    PlanRequest request;
+    request.device.kind = DeviceKind::cuda;
+    request.device.compute_capability = 90;
+    request.device.kernel = kernel;
+    request.expected_ignored = ignored;
+    return plan_head(shape, f, request);
+  };
+  for (const char* kernel : {"sm80", "hopper", "cublas"}) {
+    SCOPED_TRACE(kernel);
+    const LossPlan all = plan_with(kernel, 0.0f), some = plan_with(kernel, 0.75f);
+    const double ratio = some.predicted_seconds / all.predicted_seconds;
+    const bool skips = kernel != std::string("cublas");
+    EXPECT_LT(ratio, skips ? 0.35 : 1.01);
+    EXPECT_GT(ratio, skips ? 0.25 : 0.99);
+    EXPECT_EQ(all.explain().find("expected_ignored"), std::string::npos);
+    const char* const says = kernel == std::string("sm80") ? "gradients of 2048 tokens by cuBLAS"
+                             : skips                       ? "that of the other tokens"
+                                                           : "no effect";
+    EXPECT_NE(some.explain().find(says), std::string::npos) << some.explain();
+  }
+  EXPECT_NE(plan_with("sm80", 1.0f).explain().find("gradients of 0 tokens"), std::string::npos);
+}
+
 TEST_F(CublasPlan, TuringMultipliesF16AndF32) {
   EXPECT_EQ(plan(kHeads[0], DType::f32, 0).kernel, "cublas");
   try {
@@ -95,6 +128,17 @@ std::string message_of(const F& run) {
     return e.what();
   }
   return "no such error";
+}
+
+TEST_F(CublasPlan, ExpectedIgnoredIsAShare) {
+  for (const float share : {-0.5f, 1.5f}) {
+    PlanRequest request;
+    request.expected_ignored = share;
+    EXPECT_EQ(message_of<InvalidArgument>([&] {
+                plan_head({8, 8, 8, DType::f32}, {}, request);
+              }),
+              concat("expected_ignored: expected a number in [0, 1], got ", share));
+  }
 }
 
 TEST_F(CublasPlan, Tf32IsOfF32OnAGpuThatHasIt) {

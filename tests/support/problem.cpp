@@ -213,8 +213,9 @@ HeadResult run_head(const HeadProblem& problem, const RunSpec& run) {
   CrossEntropyOptions options = problem.options();
   if (run.change) run.change(options, in, out);
   const Context context = make_context(run.kernel, run.threads);
-  PlanRequest request{context.device(), run.budget, run.plan,
-                      run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
+  PlanRequest request{.device = context.device(), .memory_budget = run.budget, .kind = run.plan};
+  if (run.plan == PlanKind::stored) request.stored_fraction = run.stored_fraction;
+  request.expected_ignored = run.expected_ignored;
   request.tau = run.tau;
   request.audit_rows = run.audit_rows;
   request.sample_every = run.sample_every;

@@ -77,6 +77,7 @@ struct RunSpec {
   std::optional<PlanKind> plan;  // none: the planner's choice
   double stored_fraction = 0.5;
   float tau = 0.0f;  // of the far field, as in PlanRequest; `change` sets the order
+  float expected_ignored = 0.0f;
   std::int64_t audit_rows = 0;
   std::int64_t sample_every = 0;
   std::size_t budget = 0;

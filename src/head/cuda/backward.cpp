@@ -36,6 +36,29 @@ TargetEntries Backward::target_entries() const {
           run_.at<float>(run_.layout.gradients.entry_values)};
 }
 
+std::int32_t Backward::fixed_tokens(const ForwardCall& chunk) const {
+  const auto tokens = static_cast<std::int32_t>(chunk.shape.tokens);
+  if (run_.sizes.far || run_.kernel.gemms_skip == GemmsSkip::nothing) return tokens;
+  if (run_.kernel.gemms_skip == GemmsSkip::ignored) return 0;
+  if (run_.sharded() || !run_.layout.list.wanted || !rows_are_aligned(chunk)) return tokens;
+  const std::int64_t expected =
+      expected_tokens(run_.all.shape.tokens, run_.call.plan->expected_ignored);
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(expected - chunk.first_token, 0, tokens));
+}
+
+// d_weight's memory may hold the block.
+bool Backward::rows_are_aligned(const ForwardCall& chunk) const {
+  const auto aligned = [](const void* data, std::int64_t stride, DType dtype) {
+    const std::int64_t bytes = stride * static_cast<std::int64_t>(size_of(dtype));
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && bytes % 16 == 0;
+  };
+  const DType dtype = chunk.shape.dtype;
+  return aligned(nullptr, chunk.shape.dim, dtype) &&
+         aligned(chunk.weight, chunk.weight_stride, dtype) &&
+         aligned(to_.d_weight.data, to_.d_weight.stride, to_.d_weight.dtype);
+}
+
 BlockCall Backward::block_call(const ForwardCall& chunk) const {
   BlockCall b;
   b.chunk = chunk;
@@ -47,7 +70,7 @@ BlockCall Backward::block_call(const ForwardCall& chunk) const {
   b.entropy_part = run_.features.entropy_gradient;
   b.smoothing = run_.features.label_smoothing;
   b.smoothing_apart = smooths_apart(run_.features);
-  b.skips_ignored = run_.kernel.gemms_skip_ignored && !run_.sizes.far;
+  b.fixed_tokens = fixed_tokens(chunk);
   return b;
 }
 
@@ -129,6 +152,7 @@ void Backward::set_vocab_block(BlockCall& b) const {
 GradientGemmsCall Backward::gemms_call(const ForwardCall& c) const {
   GradientGemmsCall p;
   p.tokens = c.shape.tokens;
+  p.fixed_tokens = fixed_tokens(c);
   p.dim = c.shape.dim;
   p.dtype = c.shape.dtype;
   p.precision = c.shape.precision;

@@ -53,6 +53,9 @@ class Backward {
 
  private:
   BlockCall begin_chunk(const ForwardCall& chunk) const;
+  // Returns GradientGemmsCall::fixed_tokens.
+  std::int32_t fixed_tokens(const ForwardCall& chunk) const;
+  bool rows_are_aligned(const ForwardCall& chunk) const;
   void* scaled_hidden(const BlockCall& block) const;
   void set_vocab_block(BlockCall& block) const;
   void run_block(BlockCall& block, const ChunkPlace& place) const;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 #include "head/cuda/vocab_ranges.h"
@@ -288,6 +289,12 @@ inline bool lists_tokens(const DeviceKernel& kernel, std::int64_t tokens, const 
                          const Sizes& sizes) {
   return kernel.skips_ignored && tokens > kBlockPadding && !sizes.far && !sizes.weight_apart &&
          !(f.vocab_ranks > 0 && f.gathered_rows == 0 && f.d_hidden && f.accumulate);
+}
+// Returns the tokens that are expected to count (PlanRequest::expected_ignored), in whole blocks.
+inline std::int64_t expected_tokens(std::int64_t tokens, float ignored) {
+  const std::int64_t counted =
+      tokens - std::llround(static_cast<double>(ignored) * static_cast<double>(tokens));
+  return counted == 0 ? 0 : std::min(tokens, padded_tokens(counted));
 }
 // Returns whether smoothing is computed separately and exactly, as two outer products. With a
 // softcap it is part of the block.

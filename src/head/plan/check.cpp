@@ -72,6 +72,11 @@ void check_request(const HeadShape& shape, const HeadFeatures& features,
               (request.tau == 0.0f && request.audit_rows == 0 && request.sample_every == 0),
           "tau, audit_rows, sample_every: only the far field has them; ask for it by accuracy or "
           "kind");
+  const float ignored = request.expected_ignored;
+  require(ignored >= 0.0f && ignored <= 1.0f, "expected_ignored: expected a number in [0, 1], got ",
+          ignored);
+  require(ignored == 0.0f || (features.vocab_ranks == 0 && !allows_far(request)),
+          "expected_ignored: expected 0 with a sharding or the far field, got ", ignored);
   require(request.device.threads >= 0, "threads: expected 0 or more, got ", request.device.threads);
 }
 

@@ -56,6 +56,7 @@ class PlanBuilder {
     plan_.shape = shape_;
     plan_.features = features_;
     plan_.memory_budget = request_.memory_budget;
+    plan_.expected_ignored = request_.expected_ignored;
     if (allows_far(request_)) {
       plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
       plan_.sample_every = request_.sample_every;
@@ -66,6 +67,7 @@ class PlanBuilder {
                            .tau = plan_.tau,
                            .sample_every = plan_.sample_every,
                            .audited = audited(),
+                           .expected_ignored = request_.expected_ignored,
                            .interleaved = interleaved(),
                            .one_chunk = one_chunk_,
                            .weight_apart = weight_apart_,

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "core/check.h"
+#include "head/cuda/layout.h"
 #include "head/plan/default_plan.h"
 #include "head/plan/text.h"
 #include "logitless/plan.h"
@@ -38,6 +39,24 @@ std::string_view name_of(Accuracy accuracy) {
   }
   return "?";
 }
+
+namespace {
+
+// Describes the effect of expected_ignored.
+std::string expectation_text(const LossPlan& plan) {
+  const std::string given = concat("expected_ignored ", plan.expected_ignored, ": ");
+  if (plan.threads > 0) return given + "no effect, on a CPU ignored tokens cost nothing";
+  const cuda::DeviceKernel& kernel = cuda::find_device_kernel(plan.kernel);
+  if (!cuda::lists_tokens(kernel, plan.shape.tokens, plan.features, cuda::sizes_of(plan)))
+    return given + "no effect, this plan keeps the order of the tokens";
+  if (plan.kind == PlanKind::forward || kernel.gemms_skip == cuda::GemmsSkip::ignored)
+    return given + "the predicted time is that of the other tokens";
+  return concat(given, "gradients of ",
+                cuda::expected_tokens(plan.shape.tokens, plan.expected_ignored),
+                " tokens by cuBLAS, of more where they count by a slower kernel");
+}
+
+}  // namespace
 
 std::string LossPlan::explain() const {
   std::ostringstream out;
@@ -110,6 +129,7 @@ std::string LossPlan::explain() const {
     out << "\n  d_weight's memory holds no exp(z) meanwhile: "
         << (features.accumulate ? "d_weight is added to what it holds" : "it has gaps");
   }
+  if (expected_ignored > 0.0f) out << "\n  " << expectation_text(*this);
   if (sample_every > 0)
     out << "\n  d_weight of far tiles corrected from one block of tokens in " << sample_every;
   out << "\n  predicted " << seconds_text(predicted_seconds)

@@ -37,7 +37,7 @@ struct BlockCall {
   bool entropy_part = false;          // some beta is not 0
   bool smoothing = false;             // some gamma is not 0
   bool smoothing_apart = false;       // the GEMMs add gamma_i omega_j
-  bool skips_ignored = false;         // DeviceKernel::gemms_skip_ignored
+  std::int32_t fixed_tokens = 0;      // GradientGemmsCall's
   const RowCoefficients* rows = nullptr;  // [padded_tokens]
   const float* delta = nullptr;           // [tokens, K]
   float* factor = nullptr;                // [padded_tokens], written by prepare_block
@@ -132,6 +132,9 @@ struct GradientGemmsCall {
   std::int64_t dim = 0;
   DType dtype = DType::bf16;
   Precision precision = Precision::ieee;  // ForwardShape's
+  // Tokens [0, fixed_tokens) are multiplied in any case. Of the others nothing is read behind the
+  // last 256 that are `active`. A multiple of 256, or `tokens`.
+  std::int32_t fixed_tokens = 0;
   LogitBlock block;
   // Instead of `block`, for all vocabulary entries. Every range but the last may alias the memory
   // of d_weight's rows of the next range, which are written after its last read. Only for a kernel

@@ -76,6 +76,10 @@ struct StoredForward {
   void (*forward)(const ForwardCall& call);
 };
 
+// Tokens of which gradient GEMMs read nothing where 256 of them are all ignored: none; those behind
+// the tokens that are expected to count (PlanRequest::expected_ignored); any.
+enum class GemmsSkip : std::uint8_t { nothing, beyond_expected, ignored };
+
 // Entry points of the GEMM kernels for one kind of GPU. Those that enqueue work are null in a build
 // without CUDA, where there is no context to call them with.
 struct DeviceKernel {
@@ -89,7 +93,7 @@ struct DeviceKernel {
   // Computes no logits of 256 tokens that are all ignored.
   bool skips_ignored;
   // Its gradient GEMMs read nothing of such tokens.
-  bool gemms_skip_ignored;
+  GemmsSkip gemms_skip;
   // Takes the exponentials of the forward in ranges of the vocabulary.
   bool takes_ranges;
   // Takes references of the whole vocabulary (given_logits): a vocabulary shard's sums add up.

@@ -392,6 +392,10 @@ TEST(FarRefusals, OfPlans) {
   PlanRequest request = far;
   request.audit_rows = -1;
   EXPECT_EQ(invalid(request), "audit_rows: expected 0 or more, got -1");
+  request = far;
+  request.expected_ignored = 0.5f;
+  EXPECT_EQ(invalid(request),
+            "expected_ignored: expected 0 with a sharding or the far field, got 0.5");
   for (const bool tau : {false, true}) {
     PlanRequest exact;
     exact.tau = tau ? 0.01f : 0.0f;

@@ -333,28 +333,37 @@ double CudaSearch::far_seconds(PlanKind kind, const PlanSizes& sizes) const {
   return out + (rows * v * d + 16.0 * n * d) / far.bytes_per_second;
 }
 
+// Returns the tokens that a plan is predicted for. A plan for hardly any would be slow for more.
+double CudaSearch::computed_tokens(const cuda::Sizes& sizes) const {
+  const auto all = static_cast<double>(tokens_);
+  if (!cuda::lists_tokens(kernel_, tokens_, p_.features, sizes)) return all;
+  return std::max(static_cast<double>(cuda::expected_tokens(tokens_, p_.expected_ignored)),
+                  all / 8.0);
+}
+
 double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   if (is_far(kind)) return far_seconds(kind, sizes);
   const HeadShape& shape = p_.shape;
-  const auto n = static_cast<double>(tokens_);
+  const cuda::Sizes device = cuda::sizes_for(kind, sizes, 0);
+  const auto all = static_cast<double>(tokens_);
+  const double n = computed_tokens(device);
   const auto v = static_cast<double>(shape.vocab);
   const auto d = static_cast<double>(shape.dim);
   const double pass = 2.0 * n * v * d;
   const bool ranged = sizes.weight_ranges > 0;
   const auto first = static_cast<double>(ranged ? sizes.first_tokens : sizes.chunk_tokens);
   const double chunks =
-      1.0 + std::ceil(std::max(n - first, 0.0) / static_cast<double>(sizes.chunk_tokens));
+      1.0 + std::ceil(std::max(all - first, 0.0) / static_cast<double>(sizes.chunk_tokens));
   const cuda::DeviceRates& r = rates_;
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   double out = forward + chunks * r.chunk_seconds;
   const double computed = 1.0 + again(kind, sizes) + apart(sizes);  // times
   double bytes = r.logit_bytes * computed * n * v;
   const double strips =
-      chunks * std::ceil(std::min(first, n) / static_cast<double>(cuda::kStripTokens));
+      chunks * std::ceil(std::min(first, all) / static_cast<double>(cuda::kStripTokens));
   const double read = computed + (sizes.block_vocab > 0 && p_.features.d_hidden ? 1.0 : 0.0);
   bytes += r.weight_bytes * strips * read * v * d;
   if (sizes.block_vocab > 0) {
-    const cuda::Sizes device = cuda::sizes_for(kind, sizes, 0);
     double vocab_blocks = sizes.stored_vocab > 0 ? 1.0 : 0.0;
     for (std::int64_t vocab_id = sizes.stored_vocab; vocab_id < shape.vocab; vocab_blocks += 1.0)
       vocab_id += cuda::vocab_block_of(shape, p_.features, device, vocab_id).vocab_count;

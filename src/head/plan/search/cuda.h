@@ -53,6 +53,7 @@ class CudaSearch final : public PlanSearch {
   double sampled(PlanKind kind) const;
   double again(PlanKind kind, const PlanSizes& sizes) const;
   double apart(const PlanSizes& sizes) const;
+  double computed_tokens(const cuda::Sizes& sizes) const;
 
   const cuda::DeviceKernel& kernel_;
   const GpuCard card_;

@@ -28,8 +28,9 @@ struct PlanProblem {
   float tau = 0.0f;
   std::int64_t sample_every = 0;
   std::int64_t audited = 0;
-  bool interleaved = false;  // a table may interleave the sharded vocabulary
-  bool one_chunk = false;    // one chunk of all tokens, for a dense plan
+  float expected_ignored = 0.0f;  // share of the tokens
+  bool interleaved = false;       // a table may interleave the sharded vocabulary
+  bool one_chunk = false;         // one chunk of all tokens, for a dense plan
   // d_weight may be computed separately, with one more GEMM.
   bool weight_apart = false;
   bool any_size = false;  // take the fastest sizes, even if smaller ones are about as fast

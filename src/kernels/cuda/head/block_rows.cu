@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   const ForwardCall& c = b.chunk;
   const std::int64_t row = blockIdx.x;
   const int per_token = c.shape.targets_per_token;
-  if (b.skips_ignored && c.active != nullptr && c.active[row / kBlockPadding] == 0) {
+  if (row >= b.fixed_tokens && c.active != nullptr && c.active[row / kBlockPadding] == 0) {
     if (threadIdx.x == 0) b.factor[row] = 0.0f;
     for (int k = threadIdx.x; k < per_token; k += kRowThreads)
       b.coefficient[row * per_token + k] = 0.0f;

@@ -1,7 +1,8 @@
 // Gradient GEMMs by cuBLAS, of the heads without GEMMs of their own. Strips of rows are multiplied
 // into fp32 in the workspace, and a kernel makes the gradient of them: it applies the factor of
 // each token, adds targets, outer products and sums of earlier chunks, and rounds once. A strip is
-// small enough to stay in L2 until then.
+// small enough to stay in L2 until then. cuBLAS multiplies the first fixed_tokens; the others that
+// count are summed by counted_strips_sm80.cu.
 #include <algorithm>
 
 #include "kernels/cuda/cublas.h"
@@ -9,6 +10,7 @@
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/device/tile_sizes.h"
+#include "kernels/cuda/head/counted_strips.h"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/device/gradient.h"
 #include "math/split_sum.h"
@@ -55,21 +57,27 @@ struct Tail {
 };
 
 // A strip of d_hidden: sums [rows, dim] of tokens from `first` on. A thread block for each token.
+// last_active: of a strip by sum_counted_hidden (CountedStrip); null: all rows have sums.
 template <typename T, typename Out, int kWide>
 __global__ void __launch_bounds__(kThreads)
-    finish_hidden(const GradientGemmsCall c, const Tail tail, const float* sums,
-                  std::int64_t first) {
+    finish_hidden(const GradientGemmsCall c, const Tail tail, const float* sums, std::int64_t first,
+                  const int* last_active) {
   const std::int64_t row = first + blockIdx.x;
   const float factor = c.factor[row];
   const float gamma = c.weight_sum == nullptr ? 0.0f : c.rows[row].gamma;
   const float* const from = sums + blockIdx.x * c.dim;
+  const CountedRows counted = last_active == nullptr
+                                  ? CountedRows{static_cast<int>(gridDim.x), 0, 1}
+                                  : counted_rows(*last_active, first, static_cast<int>(gridDim.x));
   Out* const to = static_cast<Out*>(c.d_hidden.data) + row * c.d_hidden.stride;
   const bool apart = c.target_weight != nullptr;
   const T* const weight = static_cast<const T*>(apart ? c.target_weight : c.weight);
   const std::int64_t stride = apart ? c.target_stride : c.weight_stride;
   for (std::int64_t d = threadIdx.x * kWide; d < c.dim; d += kThreads * kWide) {
-    float v[kWide];
-    load<kWide>(v, from + d);
+    float v[kWide] = {};
+    if (blockIdx.x < static_cast<unsigned>(counted.rows)) load<kWide>(v, from + d);
+    for (int part = 1; part < counted.parts; ++part)
+      add<kWide>(v, 1.0f, from + std::int64_t{part} * counted.part_rows * c.dim + d);
     for (int j = 0; j < tail.count; ++j)
       add<kWide>(v, as_float(static_cast<const T*>(tail.block)[row * tail.stride + j]),
                  static_cast<const T*>(tail.weight) + j * c.weight_stride + d);
@@ -201,35 +209,28 @@ class StripGemms {
         products_(sums_ + strip_floats(rows_, c.dim)),
         bytes_(std::min(kCublasBytes, strip_floats(rows_, c.dim) * sizeof(float))),
         splits_of_a_(static_cast<std::byte*>(products_) + bytes_),
-        ranges_(c.ranges.count) {}
+        ranges_(c.ranges.count),
+        counted_rows_(c.fixed_tokens < c.tokens ? counted_strip_rows(rows_, c.dim) : rows_) {}
 
   void make_hidden() const {
     const bool wide = is_wide(c_.d_hidden.data, c_.d_hidden.stride, c_.d_hidden.dtype) &&
                       is_wide(c_.weight, c_.weight_stride, c_.dtype) &&
                       is_wide(c_.target_weight, c_.target_stride, c_.dtype) &&
                       is_wide(c_.weight_sum, c_.dim, DType::f32);
-    for (std::int64_t first = 0; first < c_.tokens; first += rows_) {
-      const std::int64_t count = std::min(rows_, c_.tokens - first);
+    for (std::int64_t first = 0, count = 0; first < c_.tokens; first += count) {
+      const bool fixed = first < c_.fixed_tokens;
+      count = fixed ? std::min(rows_, c_.fixed_tokens - first)
+                    : std::min(counted_rows_, c_.tokens - first);
       Tail tail;  // of the last range: the others are whole tiles
-      for (int r = 0; r < std::max(ranges_, 1); ++r) {
-        Gemm g =
-            gemm(block(r), first * block(r).stride, c_.weight, vocab_first(r) * c_.weight_stride);
-        g.m = count;
-        g.k = vocab_count(r);
-        g.b_stride = c_.weight_stride;
-        g.adds = r > 0;
-        if (g.k > kAligned) {
-          tail.count = static_cast<int>(g.k % kAligned);
-          g.k -= tail.count;
-          tail.block = at(block(r).data, g.k);
-          tail.stride = block(r).stride;
-          tail.weight = at(c_.weight, (vocab_first(r) + g.k) * c_.weight_stride);
-        }
-        multiply(g, {splits_of_b(g.k)});
+      if (fixed) {
+        tail = multiply_hidden(first, count);
+      } else {
+        sum_hidden(first, count);
       }
       with_types(c_.dtype, c_.d_hidden.dtype, wide, [&](auto type, auto out, auto at_once) {
         finish_hidden<decltype(type), decltype(out), decltype(at_once)::value>
-            <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(c_, tail, sums_, first);
+            <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(
+                c_, tail, sums_, first, fixed ? nullptr : last_active());
       });
       require_cuda(cudaGetLastError(), "strip of d_hidden");
     }
@@ -249,16 +250,11 @@ class StripGemms {
                       is_wide(c.hidden, c.hidden_stride, c.dtype) &&
                       is_wide(c.hidden_sum, c.dim, DType::f32) &&
                       is_wide(c.many, c.dim, DType::f32);
-    for (std::int64_t first = 0; first < vocab_count(r); first += rows_) {
-      const std::int64_t count = std::min(rows_, vocab_count(r) - first);
-      Gemm g = gemm(block(r), first, c.factored_hidden, 0);
-      // Rows beyond the block's last, of its padding, are not read afterwards.
-      g.m = ceil_div(count, kAligned) * kAligned;
-      if (g.m > rows_ || first + g.m > block(r).stride) g.m = count;
-      g.k = c.tokens;
-      g.a_transposed = true;
-      g.b_stride = c.factored_stride;
-      multiply(g, {splits_of_b(g.k), kept_stretches(c.dim, g.k), first > 0 || r > 0});
+    const std::int64_t rows = c.fixed_tokens > 0 ? rows_ : counted_rows_;
+    for (std::int64_t first = 0; first < vocab_count(r); first += rows) {
+      const std::int64_t count = std::min(rows, vocab_count(r) - first);
+      if (c.fixed_tokens > 0) multiply_weight(r, first, count);
+      if (c.fixed_tokens < c.tokens) sum_weight(r, first, count);
       with_types(c.dtype, c.d_weight.dtype, wide, [&](auto type, auto out, auto at_once) {
         finish_weight<decltype(type), decltype(out), decltype(at_once)::value>
             <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(c, sums_, first,
@@ -269,6 +265,79 @@ class StripGemms {
   }
 
  private:
+  // sums = block . weight of tokens [first, first + count), but for the tail.
+  Tail multiply_hidden(std::int64_t first, std::int64_t count) const {
+    Tail tail;
+    for (int r = 0; r < std::max(ranges_, 1); ++r) {
+      Gemm g =
+          gemm(block(r), first * block(r).stride, c_.weight, vocab_first(r) * c_.weight_stride);
+      g.m = count;
+      g.k = vocab_count(r);
+      g.b_stride = c_.weight_stride;
+      g.adds = r > 0;
+      if (g.k > kAligned) {
+        tail.count = static_cast<int>(g.k % kAligned);
+        g.k -= tail.count;
+        tail.block = at(block(r).data, g.k);
+        tail.stride = block(r).stride;
+        tail.weight = at(c_.weight, (vocab_first(r) + g.k) * c_.weight_stride);
+      }
+      multiply(g, {splits_of_b(g.k)});
+    }
+    return tail;
+  }
+  // sums = block^T . hidden of the first fixed_tokens, for entries [first, first + count) of range
+  // r.
+  void multiply_weight(int r, std::int64_t first, std::int64_t count) const {
+    Gemm g = gemm(block(r), first, c_.factored_hidden, 0);
+    // Rows beyond the block's last, of its padding, are not read afterwards.
+    g.m = ceil_div(count, kAligned) * kAligned;
+    if (g.m > rows_ || first + g.m > block(r).stride) g.m = count;
+    g.k = c_.fixed_tokens;
+    g.a_transposed = true;
+    g.b_stride = c_.factored_stride;
+    multiply(g, {splits_of_b(g.k), kept_stretches(c_.dim, g.k), first > 0 || r > 0});
+  }
+
+  // The same sums over tokens from fixed_tokens on, where they count.
+  void sum_hidden(std::int64_t first, std::int64_t count) const {
+    for (int r = 0; r < std::max(ranges_, 1); ++r) {
+      CountedStrip strip = counted_strip(block(r), first, count);
+      strip.block = at(block(r).data, first * block(r).stride);
+      strip.right = at(c_.weight, vocab_first(r) * c_.weight_stride);
+      strip.right_stride = c_.weight_stride;
+      strip.contracted = static_cast<int>(vocab_count(r));
+      strip.adds = r > 0;
+      sum_counted_hidden(strip);
+    }
+  }
+  void sum_weight(int r, std::int64_t first, std::int64_t count) const {
+    CountedStrip strip = counted_strip(block(r), c_.fixed_tokens, count);
+    strip.block = at(block(r).data, c_.fixed_tokens * block(r).stride + first);
+    strip.block_columns = static_cast<int>(block(r).stride - first);
+    strip.right = at(c_.factored_hidden, c_.fixed_tokens * c_.factored_stride);
+    strip.right_stride = c_.factored_stride;
+    strip.contracted = static_cast<int>(c_.tokens - c_.fixed_tokens);
+    strip.adds = c_.fixed_tokens > 0;
+    sum_counted_weight(strip);
+  }
+  CountedStrip counted_strip(const LogitBlock& of, std::int64_t first_token,
+                             std::int64_t rows) const {
+    CountedStrip strip;
+    strip.dtype = c_.dtype;
+    strip.rows = static_cast<int>(rows);
+    strip.columns = static_cast<int>(c_.dim);
+    strip.block_stride = of.stride;
+    strip.last_active = last_active();
+    strip.first_token = first_token;
+    strip.sums = sums_;
+    strip.stream = c_.stream;
+    return strip;
+  }
+
+  // Returns the number of 256 tokens up to the last ones that count, in device memory.
+  const int* last_active() const { return c_.active + padded_tokens(c_.tokens) / kBlockPadding; }
+
   LogitBlock block(int r) const {
     return ranges_ == 0 ? c_.block : LogitBlock{c_.ranges.data[r], c_.ranges.stride(r)};
   }
@@ -313,6 +382,7 @@ class StripGemms {
   std::size_t bytes_;
   std::byte* splits_of_a_;  // of bf16x3, and behind them those of b
   int ranges_;
+  std::int64_t counted_rows_;  // of a strip without cuBLAS
 };
 
 }  // namespace
