@@ -308,11 +308,11 @@ class Writer:
         yield ""
 
     def values(self, name, fields):
-        """A NamedTuple of options: enums by their names, integers, floats, doubles, and the budget of the plan."""
+        """A NamedTuple of options: enums by their names, integers, floats, doubles, and those of the plan's request."""
         enums = self.header.enums
         order = [lambda k: k in enums, lambda k: k == "int64_t", lambda k: k == "float", lambda k: k == "double"]
         yield from ("", f"class {VALUES[name]}(NamedTuple):")
-        yield f'    """Fields of {class_name(name)} that Python sets, and the budget of the plan."""'
+        yield f'    """Fields of {class_name(name)} that Python sets, and of the request of the plan."""'
         yield ""
         for wanted in order:
             for f in fields:
@@ -327,6 +327,7 @@ class Writer:
                 yield f"    {f.name}: {kind} = {default}" + (f"  # {about}" if about else "")
         yield "    # Bytes; 0: the library's default; below 0 a hint of so many, which the least plan may exceed."
         yield "    memory_budget: int = 0"
+        yield "    expected_ignored: float = 0.0  # in [0, 1]: share of the tokens"
         yield ""
 
     def terms(self):

@@ -13,7 +13,8 @@ Contenders, each where its package is installed:
 - logitless: its PyTorch call by default and with budgets, and plans through the C library
 
 --ignored sets these parts of the targets to -100, a table for each, at random or, with --prompts, at the start of each of
-8 sequences. The row "the rows that count" is logitless without the ignored rows. Ratios are to the GEMMs of all tokens.
+8 sequences. The row "the rows that count" is logitless without the ignored rows. Rows "expecting ..." have that
+expected_ignored. Ratios are to the GEMMs of all tokens.
 
 Inputs are bf16 by default, random and fresh, or a real head (safetensors with hidden, weight, targets) rotated into D columns.
 d_hidden of sampled tokens and d_weight of sampled vocabulary entries are compared with float64.
@@ -70,8 +71,9 @@ def exact_gradients(x, w, y, tokens, vocab_ids):
     return d_hidden, (share * p).T @ x.double()
 
 
-def losses(y):
-    """Returns {name: function that builds the loss from leaves x and w} for each installed package."""
+def losses(y, ignored):
+    """Returns {name: function that builds the loss from leaves x and w} for each installed package. ignored: the part
+    of the targets that is."""
     F = torch.nn.functional
     from logitless.torch import linear_cross_entropy as ours
 
@@ -83,6 +85,9 @@ def losses(y):
         "PyTorch eager": eager,
         "torch.compile": torch.compile(eager),
     }
+
+    for share in (ignored, 1.0) if ignored else ():
+        found[f"logitless, expecting {share:.0%}"] = lambda a, b, s=share: ours(a, b, y, expected_ignored=s)
 
     def add(name, make):
         try:
@@ -246,7 +251,7 @@ def measure(args, ignored):
 
         return make
 
-    ways = {name: with_autograd(loss) for name, loss in losses(y).items()}
+    ways = {name: with_autograd(loss) for name, loss in losses(y, ignored).items()}
     for name, kind, dtype, budget in (
         ("C: dense, fp32 d_weight, 512 MiB", "dense", torch.float32, 512 << 20),
         ("C: dense, bf16 d_weight, any", "dense", torch.bfloat16, 1 << 40),

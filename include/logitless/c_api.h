@@ -150,8 +150,7 @@ LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
 
 typedef struct logitless_plan_request {
   size_t struct_size;
-  /* Ceiling in bytes of the workspace beyond inputs and outputs, used as plan.h says; 0: the
-   * default of PlanRequest there */
+  /* Ceiling in bytes of the workspace beyond inputs and outputs; 0: the default: plan.h */
   uint64_t memory_budget;
   double stored_fraction;     /* LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits */
   logitless_plan_kind kind;   /* default LOGITLESS_PLAN_ANY */
@@ -161,6 +160,7 @@ typedef struct logitless_plan_request {
   float tau;                  /* in (0, 1); 0: 0.003 */
   int32_t compute_capability; /* plan_head: of an absent GPU, 10 major + minor; 0: none */
   const char* card;           /* plan_head: whose rates, such as "A100"; NULL: of a usual card */
+  float expected_ignored;     /* in [0, 1]: share of the tokens, a hint: plan.h */
 } logitless_plan_request;
 LOGITLESS_API void logitless_plan_request_init(logitless_plan_request* request, size_t struct_size);
 

@@ -114,9 +114,7 @@ class ContextOptions(Structure):
 
 class PlanRequest(Structure):
     struct_size: int
-    # Ceiling in bytes of the workspace beyond inputs and outputs, used as plan.h says; 0: the default of PlanRequest
-    # there
-    memory_budget: int
+    memory_budget: int  # Ceiling in bytes of the workspace beyond inputs and outputs; 0: the default: plan.h
     stored_fraction: float  # LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits
     kind: int  # default LOGITLESS_PLAN_ANY
     accuracy: int  # logitless_accuracy of c_far_field.h; 0: exact
@@ -125,10 +123,11 @@ class PlanRequest(Structure):
     tau: float  # in (0, 1); 0: 0.003
     compute_capability: int  # plan_head: of an absent GPU, 10 major + minor; 0: none
     card: Any  # plan_head: whose rates, such as "A100"; NULL: of a usual card
+    expected_ignored: float  # in [0, 1]: share of the tokens, a hint: plan.h
     _fields_ = [
         ("struct_size", c_size_t), ("memory_budget", c_uint64), ("stored_fraction", c_double), ("kind", c_int32),
         ("accuracy", c_int32), ("sample_every", c_int64), ("audit_rows", c_int64), ("tau", c_float),
-        ("compute_capability", c_int32), ("card", c_char_p),
+        ("compute_capability", c_int32), ("card", c_char_p), ("expected_ignored", c_float),
     ]
     # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"kind": -1}
@@ -694,7 +693,7 @@ class TopLogprobsOutputs(Structure):
 
 
 class CrossEntropyValues(NamedTuple):
-    """Fields of CrossEntropyOptions that Python sets, and the budget of the plan."""
+    """Fields of CrossEntropyOptions that Python sets, and of the request of the plan."""
 
     reduction: str = "mean"
     precision: str = "ieee"
@@ -706,10 +705,11 @@ class CrossEntropyValues(NamedTuple):
     normalizer: float = 0.0  # 0: reduction mean divides by it; 0: by the sum of the weights of the valid tokens
     # Bytes; 0: the library's default; below 0 a hint of so many, which the least plan may exceed.
     memory_budget: int = 0
+    expected_ignored: float = 0.0  # in [0, 1]: share of the tokens
 
 
 class HeadValues(NamedTuple):
-    """Fields of HeadOptions that Python sets, and the budget of the plan."""
+    """Fields of HeadOptions that Python sets, and of the request of the plan."""
 
     precision: str = "ieee"
     ignore_index: int = -100
@@ -717,6 +717,7 @@ class HeadValues(NamedTuple):
     logit_scale: float = 1.0
     # Bytes; 0: the library's default; below 0 a hint of so many, which the least plan may exceed.
     memory_budget: int = 0
+    expected_ignored: float = 0.0  # in [0, 1]: share of the tokens
 
 
 class LossTermArguments(TypedDict, total=False):

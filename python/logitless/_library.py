@@ -181,6 +181,7 @@ def _bytes_of(text: str) -> int:
 def _planned(
     tokens: int, dim: int, vocab: int, dtype: str = "bf16", *, memory_budget: int | str | None = None, gradients: bool = True,
     threads: int = 0, device: str = "cpu", compute_capability: int | None = None, card: str | None = None,
+    expected_ignored: float = 0.0,
 ) -> Iterator[c_void_p]:
     """Yields the plan that ``explain`` describes."""
     require("explain")
@@ -203,7 +204,7 @@ def _planned(
         features.d_hidden = features.d_weight = 1
         features.d_hidden_dtype = features.d_weight_dtype = dtypes["f32" if dtype == "f16" else dtype]
     request = new(PlanRequest)
-    request.memory_budget = parse_bytes(memory_budget)
+    request.memory_budget, request.expected_ignored = parse_bytes(memory_budget), expected_ignored
     if device == "cuda":
         request.compute_capability = compute_capability
         request.card = None if card is None else card.encode()
@@ -239,6 +240,7 @@ def explain(
     device: str = "cpu",
     compute_capability: int | None = None,
     card: str | None = None,
+    expected_ignored: float = 0.0,
 ) -> str:
     """Returns a description of the plan for a head of ``hidden [tokens, dim]`` and ``weight [vocab, dim]``: strategy,
     kernel, workspace in bytes, and the reasons against the others.
@@ -247,11 +249,11 @@ def explain(
     those of a mean or sum, in dtype (fp32 for f16). device: "cpu" with ``threads`` (0: all cores), or "cuda", a GPU of
     ``compute_capability`` (10 * major + minor, 75 or more; default 90, an H100 or H200). The GPU need not be present:
     times are predicted at the nominal rates of ``card``, such as "A100" or "RTX 4090". Without one they are those of a
-    usual card of the capability, an H200 for 90. Raises ValueError for another device or card, for invalid sizes, and
+    usual card of the capability, an H200 for 90. expected_ignored: as in ``linear_cross_entropy``. Raises ValueError for another device or card, for invalid sizes, and
     for a budget below the least plan, which the message names.
     """
     with _planned(
         tokens, dim, vocab, dtype, memory_budget=memory_budget, gradients=gradients, threads=threads, device=device,
-        compute_capability=compute_capability, card=card,
+        compute_capability=compute_capability, card=card, expected_ignored=expected_ignored,
     ) as plan:
         return lib.logitless_plan_explain(plan).decode()

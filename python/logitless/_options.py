@@ -20,6 +20,7 @@ from ._c_api import HeadValues as HeadOptions
 
 DEFAULT = LossOptions()
 WEIGHTS = ("class_weight", "token_weight", "target_weight")  # factors of a loss, without gradients
+REQUEST = ("memory_budget", "expected_ignored")  # of the plan's request
 ENUMS = {"reduction": c.REDUCTIONS, "precision": c.PRECISIONS}  # numbers of the C ABI, by option and name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,12 +37,30 @@ def plain_number(value: Any) -> Any:
 
 
 def struct_of(options: LossOptions | HeadOptions):
-    """Returns the struct of the C ABI, without the budget, which belongs to the plan's request."""
+    """Returns the struct of the C ABI, without the fields of the plan's request."""
     struct = c.new(c.CrossEntropyOptions if isinstance(options, LossOptions) else c.HeadOptions)
     for name, value in options._asdict().items():
-        if name != "memory_budget":
+        if name not in REQUEST:
             setattr(struct, name, ENUMS[name][value] if name in ENUMS else value)
     return struct
+
+
+def request_of(options: LossOptions | HeadOptions):
+    """Returns the plan's request as the struct of the C ABI."""
+    struct = c.new(c.PlanRequest)
+    for name in REQUEST:
+        setattr(struct, name, getattr(options, name))
+    return struct
+
+
+def share(name: str, value: Any) -> float:
+    """Returns a checked number in [0, 1]."""
+    found = value if isinstance(value, (int, float)) else plain_number(value)
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise TypeError(f"{name}: expected a number in [0, 1], got {value!r}")
+    if not 0.0 <= found <= 1.0:
+        raise ValueError(f"{name}: expected a number in [0, 1], got {found}")
+    return float(found)
 
 
 def head_options(options: LossOptions) -> HeadOptions:

@@ -251,6 +251,7 @@ inline PlanRequest request_from(const logitless_plan_request* from, const Device
   request.tau = c.tau;
   request.sample_every = c.sample_every;
   request.audit_rows = c.audit_rows;
+  request.expected_ignored = c.expected_ignored;
   return request;
 }
 

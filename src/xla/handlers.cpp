@@ -3,8 +3,8 @@
 //
 // A handler allocates no tensor memory and does not wait. Its workspace is one of XLA's result
 // buffers, sized by the caller from a plan for the same call. Attributes besides the buffer names:
-// the options of the call under their names in the library, memory_budget, and threads (of the
-// CPU).
+// the options of the call under their names in the library, memory_budget, expected_ignored, and
+// threads (of the CPU).
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -38,7 +38,8 @@ std::string plan_key(std::string_view handler, const Call& call, const Options& 
   const DeviceLimits& device = context.device();
   return concat(handler, " ", call.signature(), " scale ", options.logit_scale, " cap ",
                 options.softcap, " precision ", static_cast<int>(options.precision), " budget ",
-                call.attribute<std::int64_t>("memory_budget"), " device ",
+                call.attribute<std::int64_t>("memory_budget"), " ignored ",
+                call.attribute<float>("expected_ignored"), " device ",
                 static_cast<int>(device.kind), " threads ", device.threads, " kernel ",
                 device.kernel, " capability ", device.compute_capability);
 }
@@ -47,6 +48,7 @@ PlanRequest request_of(const Call& call, const Context& context) {
   PlanRequest request;
   request.device = context.device();
   request.memory_budget = static_cast<std::size_t>(call.attribute<std::int64_t>("memory_budget"));
+  request.expected_ignored = call.attribute<float>("expected_ignored");
   return request;
 }
 

@@ -116,7 +116,7 @@ class PythonCApiTest(unittest.TestCase):
         self.assertEqual(c["LOSS_TERMS"]["a"], (0.0, -1.0, 2.5, 'in [-1, 2.5]: "it"'))
         self.assertEqual(c["LOSS_TERMS"]["b"], (0.0, 0.5, float("inf"), ">= 0.5"))
         self.assertEqual(c["LOSS_TERMS"]["c"], (2.0, float("-inf"), float("inf"), "default 2; any"))
-        self.assertEqual(c["HeadValues"](), ("dark_blue", -3, 0.0, 0))
+        self.assertEqual(c["HeadValues"](), ("dark_blue", -3, 0.0, 0, 0.0))
 
     def test_callbacks_and_several_headers(self):
         one = "typedef int32_t logitless_status;\nenum { LOGITLESS_OK = 0 };\n"

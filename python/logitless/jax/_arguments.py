@@ -38,6 +38,7 @@ class Arguments(NamedTuple):
     return_target_logits: Any = False
     precision: Any = None
     memory_budget: Any = None
+    expected_ignored: Any = 0.0
     sharding: Any = None
     terms: Mapping[str, Any] = {}
 

@@ -20,7 +20,7 @@ from jax.interpreters import batching, mlir
 
 from .. import _library as c
 from .._library import lib
-from .._options import ENUMS, HeadOptions, LossOptions, struct_of
+from .._options import ENUMS, HeadOptions, LossOptions, request_of, struct_of
 from . import _portable
 from ._arguments import DEFAULT_PRECISION
 from ._axes import axes_of, varying
@@ -108,8 +108,8 @@ def _workspace_bytes(
 ) -> int:
     """Returns the bytes of the plan's workspace. Raises the planner's errors."""
     structs = [_struct(kind, prefix, (*inputs, *outputs)) for kind, prefix in _STRUCTS[function]]
-    request = c.new(c.PlanRequest)
-    request.memory_budget, request.kind = options.memory_budget, kind
+    request = request_of(options)
+    request.kind = kind
     plan = ctypes.c_void_p()
     plan_function = getattr(lib, f"logitless_plan_{function}")
     c.check(

@@ -14,7 +14,7 @@ from .._library import parse_bytes
 from .._losses import selected as shared
 from . import _arguments, _ffi
 from ._arguments import Arguments
-from .._options import DEFAULT, HeadOptions, either_name
+from .._options import DEFAULT, HeadOptions, either_name, share
 
 if TYPE_CHECKING:
     from .sharding import Sharding
@@ -162,6 +162,7 @@ def linear_logprobs(
     temperature: ArrayLike | None = None,
     precision: str | None = None,
     memory_budget: int | str | None = None,
+    expected_ignored: float = 0.0,
     sharding: Sharding | None = None,
 ) -> tuple[Any, ...]:
     """Returns the log-probability of each target, and the entropy and log-sum-exp of each token, without storing the
@@ -184,6 +185,7 @@ def linear_logprobs(
         temperature: as in ``linear_cross_entropy``: a number, or an array [...] with a gradient.
         precision: of the products, as in ``linear_cross_entropy``.
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
+        expected_ignored: as in ``linear_cross_entropy``.
         sharding: how vocabulary and tokens are sharded over a mesh. None: taken from the types of hidden and weight, if
             explicit.
 
@@ -239,6 +241,7 @@ def log_probs(a: Arguments) -> tuple[jax.Array, jax.Array, jax.Array]:
         softcap=_arguments.softcap(a.softcap),
         logit_scale=_arguments.number("logit_scale", a.logit_scale),
         memory_budget=parse_bytes(a.memory_budget),
+        expected_ignored=share("expected_ignored", a.expected_ignored),
     )
     rows = {"hidden": x.reshape(-1, x.shape[-1]), "weight": w, "bias": b}
     fixed = {"targets": y.reshape(-1, *y.shape[len(lead) :])}

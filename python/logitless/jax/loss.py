@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from .._library import REDUCTIONS, parse_bytes
 from . import _arguments, _ffi
 from ._arguments import Arguments
-from .._options import DEFAULT, LossOptions, all_terms, either_name, head_options, plain_number, takes_terms
+from .._options import DEFAULT, LossOptions, all_terms, either_name, head_options, plain_number, share, takes_terms
 from .head import (
     GRADIENTS, all_gradients, gradient_dtype, gradient_results, head, nan_at_bad_targets, refuse_gradients, type_of,
     wanted_gradients,
@@ -166,6 +166,7 @@ def prepare(function: str, a: Arguments, wide: bool = False, blocks: bool = Fals
         logit_scale=_arguments.number("logit_scale", a.logit_scale),
         normalizer=static_normalizer,
         memory_budget=budget,
+        expected_ignored=share("expected_ignored", a.expected_ignored),
         **{name: _arguments.number(name, value) for name, value in given.items()},
     )
 
@@ -211,6 +212,7 @@ def linear_cross_entropy(
     return_target_logits: bool = False,
     precision: str | None = None,
     memory_budget: int | str | None = None,
+    expected_ignored: float = 0.0,
     sharding: Sharding | None = None,
     **terms: Unpack[LossTermArguments],
 ) -> jax.Array | tuple[jax.Array, ...]:
@@ -250,6 +252,9 @@ def linear_cross_entropy(
             ``jax.default_matmul_precision``. Other arrays take "ieee" alone.
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond inputs and outputs, on each device.
             It is a ceiling: a call takes no more than its speed is worth, and less than the fp32 logits if a plan does.
+        expected_ignored: the share of the tokens that is expected to be ignored, in [0, 1]: a hint for GPUs whose
+            gradients are cuBLAS's, which else takes all tokens. It then multiplies as many as are expected to count, and
+            a slower kernel the others that do. Results differ by the order of sums alone. 0 with a sharded vocabulary.
         sharding: how vocabulary and tokens are sharded over a mesh. None: taken from the types of hidden and weight, if
             explicit. A sharded vocabulary costs four GEMMs.
 

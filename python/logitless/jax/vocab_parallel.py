@@ -18,7 +18,7 @@ from .. import _token_loss
 from .._library import parse_bytes
 from . import _arguments, _ffi
 from ._arguments import Arguments
-from .._options import DEFAULT, HeadOptions, LossOptions, all_terms, check_terms, either_name, takes_terms
+from .._options import DEFAULT, HeadOptions, LossOptions, all_terms, check_terms, either_name, share, takes_terms
 from .head import head
 from .loss import accuracy_of, check_reduction, divisor
 
@@ -52,6 +52,8 @@ class _Shard(NamedTuple):
 
 
 def _shard(a: Arguments, axis_name: AxisName, per_token: tuple[int, ...] = ()) -> _Shard:
+    if share("expected_ignored", a.expected_ignored):
+        raise ValueError(f"expected_ignored: expected 0 with a sharded vocabulary, got {a.expected_ignored}")
     x, w, b = _arguments.head(a.hidden, a.weight, a.bias)
     lead = x.shape[:-1]
     y = _arguments.targets(a.targets, lead + per_token)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._library import parse_bytes
-from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number, unexpected
+from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number, share, unexpected
 from ._precision import precision_of
 from .ranks import Sharding
 
@@ -40,6 +40,7 @@ class Arguments(NamedTuple):
     return_target_logits: Any = False
     precision: Any = None
     memory_budget: Any = None
+    expected_ignored: Any = 0.0
     sharding: Any = None
     chunk: Any = None  # PyTorch's chunking options: a number of tokens or "aspect_ratio:N"
 
@@ -226,5 +227,6 @@ def loss_options(a: Arguments) -> LossOptions:
         logit_scale=scale,
         normalizer=normalizer,
         memory_budget=parse_bytes(a.memory_budget),
+        expected_ignored=share("expected_ignored", a.expected_ignored),
         **terms,
     )

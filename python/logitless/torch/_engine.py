@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _library as c
 from .._cache import ThreadCache
 from .._library import lib
-from .._options import HeadOptions, LossOptions, struct_of
+from .._options import HeadOptions, LossOptions, request_of, struct_of
 from . import _memory, _portable, ranks
 from ._backend import is_native
 from ._portable_plan import limit_of
@@ -96,7 +96,7 @@ class Call:
         self.options.accumulate = int(accumulate)
         self.run_function, self.extra = getattr(lib, kind.run), kind.extra
         self.plan = c_void_p()
-        self._make_plan(getattr(lib, kind.plan), budget)
+        self._make_plan(getattr(lib, kind.plan), request_of(options._replace(memory_budget=abs(budget))), budget < 0)
         self.workspace_bytes = lib.logitless_plan_workspace_bytes(self.plan)
         self.number, self.group = 0, None  # of a plan that the ranks made together
         self.kept: Tensor | None = None
@@ -106,10 +106,8 @@ class Call:
         self.outputs = [(t.shape, t.dtype) for t in groups[1].values() if t is not None]
         self.like: list[Tensor] = []  # one element each, expanded to the outputs' shapes
 
-    def _make_plan(self, plan_function, budget: int) -> None:
-        request = c.new(c.PlanRequest)
+    def _make_plan(self, plan_function, request, hinted: bool) -> None:
         pointers = [byref(s) for s, _ in self.structs]
-        hinted, request.memory_budget = budget < 0, abs(budget)
         while True:
             status = plan_function(
                 self.context.handle, byref(self.options), *pointers, byref(request), byref(self.plan)

@@ -77,6 +77,11 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
             The limit is a quarter of the fp32 logits, or three tenths for a plan that saves exp(z) of all tokens. It is
             at least 16 MiB, and on a GPU at least all of the logits up to 64 MiB. If no plan is below it, the least one
             runs.
+        expected_ignored: the share of the tokens that is expected to be ignored, in [0, 1]: a hint for GPUs whose
+            gradients are cuBLAS's, which else takes all tokens. It then multiplies as many as are expected to count, and
+            a slower kernel the others that do. Results differ by the order of sums alone. Best the share itself where the
+            host knows it, in steps of a sixteenth or so, since each value has a plan; else the least share of a batch.
+            0 with a sharding.
         sharding: a ``Sharding``: the vocabulary is sharded over the ranks of a process group, and weight and bias are
             this rank's shard. cut_cross_entropy's ``vocab_parallel_options`` are equivalent.
 
@@ -136,6 +141,7 @@ def linear_logprobs(
     keep: Optional[bool] = None,
     precision: Optional[str] = None,
     memory_budget: int | str | None = None,
+    expected_ignored: float = 0.0,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Any, ...]:
     """Returns the log-probability of each target, and the entropy and log-sum-exp of each token, all with gradients.
@@ -159,7 +165,8 @@ def linear_logprobs(
             is no softcap. With False, many calls before one backward hold nothing. A backward that retains its graph,
             and a gradient of the entropy under a softcap, recompute everything, in addition to the saved memory.
         temperature: as in ``linear_cross_entropy``: a number, or a tensor [...] with a gradient.
-        softcap, logit_scale, precision, memory_budget, sharding, and a DTensor weight: as in ``linear_cross_entropy``.
+        softcap, logit_scale, precision, memory_budget, expected_ignored, sharding, and a DTensor weight: as in
+            ``linear_cross_entropy``.
 
     Returns:
         (log_prob, entropy, lse), then argmax and the log-probabilities of selected_ids if asked for, float32 (float64
@@ -174,7 +181,8 @@ def linear_logprobs(
     if selected_ids is None:
         options = dict(
             ignore_index=ignore_index, softcap=softcap, logit_scale=logit_scale, temperature=temperature,
-            return_argmax=return_argmax, keep=keep, precision=precision, memory_budget=memory_budget, sharding=sharding,
+            return_argmax=return_argmax, keep=keep, precision=precision, memory_budget=memory_budget,
+            expected_ignored=expected_ignored, sharding=sharding,
         )
         key = call.key_of((hidden, weight, target, bias), options)
         key = None if key is None else ("logprobs", key)
@@ -189,7 +197,7 @@ def linear_logprobs(
     found = token_log_probs(
         hidden, weight, ids, bias, Asked(bool(return_argmax), keep=keep), sharding, ignore_index=ignore_index,
         softcap=softcap, logit_scale=logit_scale, temperature=temperature, precision=precision,
-        memory_budget=memory_budget, key=key,
+        memory_budget=memory_budget, expected_ignored=expected_ignored, key=key,
     )
     results = found if return_argmax else found[:3]
     if selected_ids is None:

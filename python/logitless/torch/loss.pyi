@@ -37,6 +37,7 @@ def linear_cross_entropy(
     return_target_logits: Literal[False] = False,
     precision: Optional[_Precision] = None,
     memory_budget: _Bytes = None,
+    expected_ignored: float = 0.0,
     sharding: Optional[Sharding] = None,
 ) -> Tensor: ...
 @overload
@@ -66,6 +67,7 @@ def linear_cross_entropy(
     return_target_logits: bool = False,
     precision: Optional[_Precision] = None,
     memory_budget: _Bytes = None,
+    expected_ignored: float = 0.0,
     sharding: Optional[Sharding] = None,
 ) -> Tensor | tuple[Tensor, ...]: ...
 
@@ -119,6 +121,7 @@ def linear_logprobs(
     keep: Optional[bool] = None,
     precision: Optional[_Precision] = None,
     memory_budget: _Bytes = None,
+    expected_ignored: float = 0.0,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
@@ -136,6 +139,7 @@ def linear_logprobs(
     keep: Optional[bool] = None,
     precision: Optional[_Precision] = None,
     memory_budget: _Bytes = None,
+    expected_ignored: float = 0.0,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 @overload
@@ -154,6 +158,7 @@ def linear_logprobs(
     keep: Optional[bool] = None,
     precision: Optional[_Precision] = None,
     memory_budget: _Bytes = None,
+    expected_ignored: float = 0.0,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Any, ...]: ...
 

@@ -45,6 +45,8 @@ REFUSED = [
     (dict(memory_budget=0), ValueError, "memory_budget: expected more than 0 bytes, got 0"),
     (dict(memory_budget=1 << 64), ValueError, "memory_budget: expected less than 4611686018427387904 bytes, got 1844674"),
     (dict(memory_budget=1.5), TypeError, "memory_budget: expected bytes or text such as '512MiB', got 1.5"),
+    (dict(expected_ignored=1.5), ValueError, r"expected_ignored: expected a number in \[0, 1\], got 1.5"),
+    (dict(expected_ignored=True), TypeError, r"expected_ignored: expected a number in \[0, 1\], got True"),
     (dict(memory_budget=64), ValueError, "budget"),
 ]
 

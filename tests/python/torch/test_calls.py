@@ -83,6 +83,8 @@ REFUSED = [
     (dict(memory_budget=1 << 64), ValueError, "memory_budget: expected less than 4611686018427387904 bytes, got 1844674"),
     (dict(memory_budget="12 parsecs"), ValueError, "parsecs"),
     (dict(memory_budget=2.5), TypeError, "memory_budget: expected bytes or text"),
+    (dict(expected_ignored=1.5), ValueError, r"expected_ignored: expected a number in \[0, 1\], got 1.5"),
+    (dict(expected_ignored=True), TypeError, r"expected_ignored: expected a number in \[0, 1\], got True"),
     (dict(class_weight=torch.ones(3)), ValueError, r"class_weight: expected \[70\], got \[3\]"),
     (dict(token_weight=torch.ones(3)), ValueError, r"token_weight: expected \[24\], got \[3\]"),
     (dict(class_weight=torch.ones(70, requires_grad=True)), NotImplementedError, "class_weight: has no gradient here"),
@@ -102,6 +104,14 @@ def test_refusals_name_the_argument(options, error, text):
     hidden, weight, target, _ = pair()
     with pytest.raises(error, match=text):
         linear_cross_entropy(hidden, weight, target, **options)
+
+
+def test_expected_ignored_is_a_hint():
+    hidden, weight, target, _ = pair()
+    for function in (linear_cross_entropy, lambda *tensors, **options: sum(linear_logprobs(*tensors, **options)).sum()):
+        found = [torch.autograd.grad(function(hidden, weight, target, **options), (hidden, weight))
+                 for options in ({}, dict(expected_ignored=0.75), dict(expected_ignored=np.float32(0.5)))]
+        assert all(torch.equal(a, b) for more in found[1:] for a, b in zip(found[0], more))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
