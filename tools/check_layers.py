@@ -97,7 +97,7 @@ LAYERS = (
     ("src/sample/", ("src/head/*.h", *BELOW_HEAD)),
     ("apps/train/", ("src/core/half.h", "src/core/own_files.h", "src/core/printable.h", "src/json/", "src/page/", *PUBLIC)),
     ("src/capi/", ("src/comm/", "src/head/", "src/math/", "src/sample/tensor_roles.h", *CORE)),
-    ("src/xla/far_field.cpp", ("src/xla/", "src/head/far/head.h", "src/kernels/device/head.h", "src/kernels/device/stream.h", *CORE)),
+    ("src/xla/far_field.cpp", ("src/xla/", "src/head/far/head.h", "src/head/tensor_roles.h", "src/kernels/device/head.h", "src/kernels/device/stream.h", *CORE)),
     ("src/xla/", ("src/head/tensor_roles.h", "src/sample/tensor_roles.h", *CORE)),
     ("src/cli/", ("src/json/", "apps/train/", *PUBLIC)),
     ("examples/", PUBLIC),

@@ -5,11 +5,13 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 namespace logitless {
 
-// Not synchronised. Values are shared with the callers, so that dropping one does not end its use.
+// Threads may share it; one at a time makes a value. Values are shared with the callers, so that
+// dropping one does not end its use.
 template <typename Key, typename Value>
 class LruCache {
  public:
@@ -18,6 +20,7 @@ class LruCache {
   // Returns the value of a key, computed by make() if it is not in the cache.
   template <typename Make>
   std::shared_ptr<const Value> get(const Key& key, const Make& make) {
+    const std::lock_guard lock(mutex_);
     const auto found = positions_.find(key);
     if (found != positions_.end()) {
       entries_.splice(entries_.begin(), entries_, found->second);
@@ -32,12 +35,16 @@ class LruCache {
     positions_.emplace(key, entries_.begin());
     return value;
   }
-  std::size_t size() const { return entries_.size(); }
+  std::size_t size() const {
+    const std::lock_guard lock(mutex_);
+    return entries_.size();
+  }
 
  private:
   using Entries = std::list<std::pair<Key, std::shared_ptr<const Value>>>;  // the last used first
 
   const std::size_t capacity_;
+  mutable std::mutex mutex_;
   Entries entries_;
   std::map<Key, typename Entries::iterator> positions_;
 };

@@ -8,8 +8,6 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr std::uintptr_t kAlignment = 256;
-
 DType dtype_of(std::string_view name, const ffi::AnyBuffer& buffer) {
   switch (buffer.element_type()) {
     case ffi::DataType::F32:
@@ -45,7 +43,7 @@ std::string_view next_name(std::string_view* names) {
 }
 
 template <typename View>
-void fill(const Slots<View>& slots, std::string_view name, const TensorView& view) {
+void assign(const std::vector<Slot<View>>& slots, std::string_view name, const TensorView& view) {
   for (const auto& slot : slots) {
     if (name.starts_with(slot.prefix) && name.substr(slot.prefix.size()) == slot.name) {
       *slot.view = view;
@@ -57,24 +55,21 @@ void fill(const Slots<View>& slots, std::string_view name, const TensorView& vie
 
 }  // namespace
 
-void Call::read_inputs(const Slots<ConstTensorView>& slots) const {
+void Call::fill(const Slots& slots) {
   auto names = attribute<std::string_view>("inputs");
   for (std::size_t i = 0; i < arguments_.size(); ++i) {
     const std::string_view name = next_name(&names);
-    fill(slots, name, view_of(name, *arguments_.get<ffi::AnyBuffer>(i)));
+    assign(slots.inputs, name, view_of(name, *arguments_.get<ffi::AnyBuffer>(i)));
   }
   check(names.empty(), "inputs: no buffers for ", names);
-}
-
-void Call::read_outputs(const Slots<TensorView>& slots) {
-  auto names = attribute<std::string_view>("outputs");
+  names = attribute<std::string_view>("outputs");
   for (std::size_t i = 0; i < results_.size(); ++i) {
     const std::string_view name = next_name(&names);
     const TensorView view = view_of(name, **results_.get<ffi::AnyBuffer>(i));
     if (name == "workspace") {
       workspace_ = view;
     } else {
-      fill(slots, name, view);
+      assign(slots.outputs, name, view);
     }
   }
   check(names.empty(), "outputs: no buffers for ", names);

@@ -16,23 +16,30 @@
 
 namespace logitless::xla_handlers {
 
-// A name with its prefix, and the view that receives its buffer.
+// The view that receives the buffer of a name: `prefix` and then `name`.
 template <typename View>
 struct Slot {
-  std::string_view name;
+  std::string_view prefix, name;
   View* view;
-  std::string_view prefix = {};
 };
-template <typename View>
-using Slots = std::vector<Slot<View>>;
+struct Slots {
+  std::vector<Slot<ConstTensorView>> inputs;
+  std::vector<Slot<TensorView>> outputs;
+};
 
-// A visitor of head/tensor_roles.h that lists the views of a call.
-template <typename View>
-auto listed_in(Slots<View>& slots, std::string_view prefix = {}) {
-  return [&slots, prefix](std::string_view name, View& view) {
-    slots.push_back({name, &view, prefix});
-  };
-}
+// A visitor of the tensor_roles.h of the head and of samples. It lists the views of a call.
+struct SlotVisitor {
+  Slots* slots;
+  std::string_view prefix = {};
+
+  void operator()(std::string_view name, ConstTensorView& view) const {
+    slots->inputs.push_back({prefix, name, &view});
+  }
+  void operator()(std::string_view name, TensorView& view) const {
+    slots->outputs.push_back({prefix, name, &view});
+  }
+  SlotVisitor prefixed(std::string_view with) const { return {slots, with}; }
+};
 
 // Memory of an argument or a result.
 struct Buffer {
@@ -40,8 +47,10 @@ struct Buffer {
   std::size_t bytes;
 };
 
-// Returns the memory of a buffer from its first multiple of 256 on: the alignment that the library
-// requires on a GPU. XLA guarantees less.
+// Alignment in bytes that the library requires on a GPU. XLA guarantees less.
+inline constexpr std::size_t kAlignment = 256;
+
+// Returns the memory of a buffer from its first multiple of kAlignment on.
 Workspace aligned_workspace(Buffer buffer);
 
 // One call of a handler.
@@ -60,11 +69,15 @@ class Call {
     return *value;
   }
 
-  // Assigns every argument to the slot of its name. Throws InternalError when there is no such
-  // slot, or names and buffers differ in number.
-  void read_inputs(const Slots<ConstTensorView>& slots) const;
-  // Assigns the results likewise. The one called "workspace" is reserved for workspace().
-  void read_outputs(const Slots<TensorView>& slots);
+  // Assigns every argument and result to the view of its name; list(SlotVisitor) lists the views.
+  // Reserves the result called "workspace" for workspace(). Throws InternalError when a buffer has
+  // no view, or names and buffers differ in number.
+  template <typename List>
+  void read(const List& list) {
+    Slots slots;
+    list(SlotVisitor{&slots});
+    fill(slots);
+  }
 
   Workspace workspace() const;
 
@@ -76,6 +89,8 @@ class Call {
   std::string signature() const;
 
  private:
+  void fill(const Slots& slots);
+
   xla::ffi::RemainingArgs arguments_;
   xla::ffi::RemainingRets results_;
   xla::ffi::Dictionary attributes_;

@@ -12,13 +12,13 @@
 #include <list>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "head/far/head.h"
+#include "head/tensor_roles.h"
 #include "kernels/device/head.h"
 #include "kernels/device/stream.h"
 #include "xla/loss_call.h"
@@ -27,7 +27,6 @@ namespace logitless::xla_handlers {
 namespace {
 
 constexpr std::size_t kLength = sizeof(std::uint64_t);
-constexpr std::size_t kAlignment = 256;
 
 FarFieldOptions far_options(const Call& call) {
   FarFieldOptions options;
@@ -39,7 +38,7 @@ FarFieldOptions far_options(const Call& call) {
   options.refresh_every = call.attribute<std::int64_t>("refresh_every");
   options.refresh_delay = call.attribute<std::int64_t>("refresh_delay");
   options.sample_rows = call.attribute<std::int64_t>("sample_rows");
-  options.memory_budget = static_cast<std::size_t>(call.attribute<std::int64_t>("memory_budget"));
+  options.memory_budget = budget_of(call);
   return options;
 }
 
@@ -54,7 +53,12 @@ struct FarCall {
 FarCall read(Call& call) {
   FarCall c;
   c.options = loss_options(call);
-  read_loss(call, c.in, c.out, {{"state", &c.state}}, {{"state", &c.next_state}});
+  call.read([&](const SlotVisitor& visit) {
+    each_loss_input(visit, c.in);
+    each_loss_output(visit, c.out);
+    visit("state", c.state);
+    visit("state", c.next_state);
+  });
   check(static_cast<std::size_t>(c.state.bytes()) >= kLength &&
             c.state.bytes() == c.next_state.bytes(),
         "state: ", c.state.bytes(), " bytes, and ", c.next_state.bytes(), " of the next one");
@@ -229,12 +233,7 @@ void step_on_gpu(const Place& place, Call& call) {
   const StateOutline before = held.outline;
   FarFieldHead& head = *held.head;
   FarPlans& plans = FarFieldAccess::of(head).plans;
-  plans.borrow([&](std::size_t bytes) {
-    const std::optional<void*> data = place.scratch->Allocate(bytes + kAlignment);
-    if (!data.has_value())
-      throw DeviceError(concat("far_field_step: XLA has no ", bytes, " bytes for its workspace"));
-    return aligned_workspace({*data, bytes + kAlignment});
-  });
+  plans.borrow([&](std::size_t bytes) { return scratch_of(place, "far_field_step", bytes); });
   head.step(c.options, c.in, c.out);
   const auto whole = enqueue_state(held, c, known ? &before : nullptr, place.stream);
   head.statistics();  // waits, and throws for a target out of range

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cfenv>
+#include <cstddef>
 #include <cstdint>
 #include <new>
+#include <optional>
 
 #include "logitless/export.h"
 #include "xla/buffers.h"
@@ -20,6 +22,14 @@ struct Place {
   void* stream = nullptr;
   ffi::ScratchAllocator* scratch = nullptr;  // of a GPU, for handlers that ask for it
 };
+
+// Returns XLA's scratch memory on the GPU of a call, for the time of the call.
+inline Workspace scratch_of(const Place& place, const char* handler, std::size_t bytes) {
+  const std::optional<void*> data = place.scratch->Allocate(bytes + kAlignment);
+  if (!data.has_value())
+    throw DeviceError(concat(handler, ": XLA has no ", bytes, " bytes for its workspace"));
+  return aligned_workspace({*data, bytes + kAlignment});
+}
 
 // Restores the default floating-point environment. XLA's threads flush denormal numbers to zero;
 // the library's results assume default rounding and denormals.

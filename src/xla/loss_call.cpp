@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "head/tensor_roles.h"
-
 namespace logitless::xla_handlers {
 
 Context context_of(const Place& place, const Call& call) {
@@ -35,12 +33,16 @@ CrossEntropyOptions loss_options(const Call& call) {
   return options;
 }
 
-void read_loss(Call& call, CrossEntropyInputs& in, CrossEntropyOutputs& out,
-               Slots<ConstTensorView> inputs, Slots<TensorView> outputs) {
-  each_loss_input(listed_in(inputs), in);
-  each_loss_output(listed_in(outputs), out);
-  call.read_inputs(inputs);
-  call.read_outputs(outputs);
+std::size_t budget_of(const Call& call) {
+  return static_cast<std::size_t>(call.attribute<std::int64_t>("memory_budget"));
+}
+
+// Plans on a GPU have loaded kernels, so the key names the device.
+std::string plan_key(std::string_view handler, const Place& place, const Context& context,
+                     const Call& call, const std::string& options) {
+  return concat(handler, " ", call.signature(), " ", options, " budget ", budget_of(call),
+                " device ", static_cast<int>(place.device), " ", place.device_index, " threads ",
+                context.threads(), " kernel ", context.device().kernel);
 }
 
 }  // namespace logitless::xla_handlers

@@ -8,7 +8,6 @@
 // its program, so that runs only enqueue and may be recorded into command buffers.
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,10 +56,8 @@ std::shared_ptr<const ReadyProgram> ready_program(const Place& place, const Call
   const std::string key =
       concat(place.device_index, " ", options.memory_budget, " ", options.chunks, " ",
              options.chunk, " ", options.head_engine, " ", options.threads, " ", text);
-  static std::mutex mutex;
   static auto* const on_cpu = new Programs(kMostPrograms);  // both outlive XLA's threads
   static auto* const on_gpus = new Programs(std::numeric_limits<std::size_t>::max());
-  const std::lock_guard lock(mutex);
   return (place.device == DeviceKind::cpu ? on_cpu : on_gpus)->get(key, [&] {
     return make_ready(text, options, place);
   });

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <thread>
+#include <vector>
 
 namespace logitless {
 namespace {
@@ -30,6 +32,20 @@ TEST(LruCache, DropsWhatWasAskedForTheLongestTimeAgo) {
   get(5);
   EXPECT_EQ(*one, "1");  // in use though it was dropped
   EXPECT_NE(get(1), one);
+}
+
+TEST(LruCache, MakesAValueOnceForManyThreads) {
+  LruCache<int, int> cache(4);
+  int made = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 1000; ++i) cache.get(i % 3, [&] { return ++made; });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(made, 3);
+  EXPECT_EQ(cache.size(), 3u);
 }
 
 TEST(LruCache, KeepsNothingOfAFailure) {
