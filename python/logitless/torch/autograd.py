@@ -74,6 +74,12 @@ def needed(gradients, needs: int) -> tuple[Optional[Tensor], Optional[Tensor], O
     return d_hidden if needs & HIDDEN else None, d_weight if needs & WEIGHT else None, d_bias if needs & BIAS else None
 
 
+def by_input(gradients, needs: int) -> list[Optional[Tensor]]:
+    """Returns those of hidden, weight and bias for the gradients that are needed, in this order; None for others."""
+    each = iter(gradients)
+    return [next(each) if needs & bit else None for bit in (HIDDEN, WEIGHT, BIAS)]
+
+
 def eager_apply(function: type[torch.autograd.Function]):
     """Returns ``function.apply`` for eager code. It skips PyTorch's Python wrapper, which binds the arguments to a
     signature, and looks for transforms of torch.func."""
@@ -108,12 +114,7 @@ class CrossEntropy(Function):
 
     @staticmethod
     def forward(*inputs):
-        form = inputs[-1]
-        if form.planned is not None:
-            loss, *made = form.planned.replay(inputs[:4])
-            each = iter(made)
-            return loss, None, None, *[next(each) if form.needs & bit else None for bit in (HIDDEN, WEIGHT, BIAS)]
-        return run.run_cross_entropy(*inputs) if form.way == EAGER else cross_entropy(*_dispatched(inputs))
+        return run.run_cross_entropy(*inputs) if inputs[-1].way == EAGER else cross_entropy(*_dispatched(inputs))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -150,9 +151,30 @@ class CrossEntropy(Function):
                 d_weight = form.main_grad.added()
         else:
             scale = scaled if form.way == EAGER else multiplied
-            each = iter(scale(ctx.saved_tensors, d_loss, ctx.dtypes))
-            d_hidden, d_weight, d_bias = [next(each) if form.needs & bit else None for bit in (HIDDEN, WEIGHT, BIAS)]
+            d_hidden, d_weight, d_bias = by_input(scale(ctx.saved_tensors, d_loss, ctx.dtypes), form.needs)
         return d_hidden, d_weight, None, d_bias, None, None, None, None, None
+
+
+class RepeatedCrossEntropy(Function):
+    """``CrossEntropy`` for a mean or sum that was seen before. The gradients are saved without being outputs, which costs
+    less of the host's time. Arguments: hidden, weight, target, bias and the ``run.SeenLoss``."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.seen = seen = inputs[-1]
+        ctx.set_materialize_grads(False)
+        loss, *made = seen.planned.replay(inputs[:4])
+        ctx.save_for_backward(*made)
+        return loss
+
+    @staticmethod
+    def backward(ctx, d_loss):
+        refuse_second_derivatives()
+        if d_loss is None:
+            return None, None, None, None, None
+        seen = ctx.seen
+        d_hidden, d_weight, d_bias = by_input(scaled(ctx.saved_tensors, d_loss, seen.dtypes), seen.needs)
+        return d_hidden, d_weight, None, d_bias, None
 
 
 class Head(Function):
@@ -210,7 +232,7 @@ def _on_ranks(form: Form, function):
     return raise_on_all_ranks(form.shard.group if form.way == EAGER else "", function)
 
 
-_cross_entropy, _head = eager_apply(CrossEntropy), eager_apply(Head)
+_cross_entropy, _repeated, _head = (eager_apply(f) for f in (CrossEntropy, RepeatedCrossEntropy, Head))
 
 
 def cross_entropy(*inputs):
@@ -236,11 +258,13 @@ def head(*inputs):
     return _head(*inputs) if form.needs else run.run_head(*inputs)
 
 
-def repeat(form: Form, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+def repeat(
+    seen: run.SeenLoss, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None
+) -> Tensor:
     """Computes the loss of a call that was seen before."""
-    if form.needs:
-        return _cross_entropy(hidden, weight, target, bias, None, None, None, None, form)[0]
-    return form.planned.replay((hidden, weight, target, bias))[0]
+    if seen.needs:
+        return _repeated(hidden, weight, target, bias, seen)
+    return seen.planned.replay((hidden, weight, target, bias))[0]
 
 
 def head_backward(*inputs):

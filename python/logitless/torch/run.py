@@ -39,8 +39,15 @@ class Form(NamedTuple):
     lse: bool = True  # of a loss
     way: str = EAGER  # how gradients are recorded: EAGER, by an OPERATOR, or under a TRANSFORM of torch.func
     key: Any = None  # the cache key of a plain call
-    planned: Optional[_engine.Call] = None  # the call to repeat, for a key that was seen before
     main_grad: Optional[MainGrad] = None  # of an eager loss of reduction "none"
+
+
+class SeenLoss(NamedTuple):
+    """A call of ``linear_cross_entropy`` that passed its checks, without its tensors."""
+
+    planned: _engine.Call
+    needs: int  # of a mean or sum
+    dtypes: tuple[torch.dtype, ...]  # of the gradients that are needed
 
 
 def bits(needs: int) -> tuple[bool, bool, bool]:
@@ -203,7 +210,8 @@ def run_cross_entropy(
     if form.key is not None and call is not None:
         same = all(a is b for a, b in zip(inputs.values(), (hidden, weight, target, bias)))
         if same and all(g is None or g is r for g, r in zip(made.values(), results)):  # nothing was converted
-            _engine.calls.remember(form.key, form._replace(key=None, planned=call))
+            dtypes = tuple(t.dtype for t, needed in zip(like, bits(form.needs)) if needed)
+            _engine.calls.remember(form.key, SeenLoss(call, form.needs, dtypes))
     return loss, lse, index, *results
 
 
