@@ -150,8 +150,7 @@ LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
 
 typedef struct logitless_plan_request {
   size_t struct_size;
-  /* Ceiling in bytes of the workspace beyond inputs and outputs; 0: the default: plan.h */
-  uint64_t memory_budget;
+  uint64_t memory_budget;     /* bytes of workspace at most, as in plan.h; 0: its default */
   double stored_fraction;     /* LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits */
   logitless_plan_kind kind;   /* default LOGITLESS_PLAN_ANY */
   int32_t accuracy;           /* logitless_accuracy of c_far_field.h; 0: exact */
@@ -161,6 +160,7 @@ typedef struct logitless_plan_request {
   int32_t compute_capability; /* plan_head: of an absent GPU, 10 major + minor; 0: none */
   const char* card;           /* plan_head: whose rates, such as "A100"; NULL: of a usual card */
   float expected_ignored;     /* in [0, 1]: share of the tokens, a hint: plan.h */
+  int32_t budget_is_hint;     /* 1: memory_budget > 0 is doubled until a plan fits; default 0 */
 } logitless_plan_request;
 LOGITLESS_API void logitless_plan_request_init(logitless_plan_request* request, size_t struct_size);
 

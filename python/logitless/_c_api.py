@@ -114,7 +114,7 @@ class ContextOptions(Structure):
 
 class PlanRequest(Structure):
     struct_size: int
-    memory_budget: int  # Ceiling in bytes of the workspace beyond inputs and outputs; 0: the default: plan.h
+    memory_budget: int  # bytes of workspace at most, as in plan.h; 0: its default
     stored_fraction: float  # LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits
     kind: int  # default LOGITLESS_PLAN_ANY
     accuracy: int  # logitless_accuracy of c_far_field.h; 0: exact
@@ -124,10 +124,11 @@ class PlanRequest(Structure):
     compute_capability: int  # plan_head: of an absent GPU, 10 major + minor; 0: none
     card: Any  # plan_head: whose rates, such as "A100"; NULL: of a usual card
     expected_ignored: float  # in [0, 1]: share of the tokens, a hint: plan.h
+    budget_is_hint: int  # 1: memory_budget > 0 is doubled until a plan fits; default 0
     _fields_ = [
         ("struct_size", c_size_t), ("memory_budget", c_uint64), ("stored_fraction", c_double), ("kind", c_int32),
         ("accuracy", c_int32), ("sample_every", c_int64), ("audit_rows", c_int64), ("tau", c_float),
-        ("compute_capability", c_int32), ("card", c_char_p), ("expected_ignored", c_float),
+        ("compute_capability", c_int32), ("card", c_char_p), ("expected_ignored", c_float), ("budget_is_hint", c_int32),
     ]
     # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"kind": -1}

@@ -10,6 +10,7 @@
 #include "capi/convert.h"
 #include "capi/guarded.h"
 #include "capi/handles.h"
+#include "head/hinted_plan.h"
 #include "logitless/c_communicator.h"
 #include "logitless/c_far_field.h"
 #include "logitless/c_sample.h"
@@ -34,12 +35,23 @@ const LossPlan& plan_of(const logitless_plan* plan) {
   return plan->plan;
 }
 
-void return_plan(const logitless_context* context, LossPlan plan, logitless_plan** to) {
-  auto made = std::make_unique<logitless_plan>();
-  made->explanation = plan.explain();
-  made->plan = std::move(plan);
-  context_of(context).trace(made->explanation);
-  *to = made.release();
+// Makes the handle of the plan from make(request). `absent`: as in request_from.
+template <typename Make>
+logitless_status return_plan(const logitless_context* context,
+                             const logitless_plan_request* request, logitless_plan** to,
+                             const Make& make, bool absent = false) {
+  return guarded([&] {
+    require_pointer(to, "plan");
+    const PlanRequest wanted = request_from(request, context_of(context).device(), absent);
+    const bool hint = read_optional_struct(request, "request").budget_is_hint != 0;
+    require(!hint || wanted.memory_budget > 0,
+            "request.budget_is_hint: expected a memory_budget above 0, got 0");
+    auto made = std::make_unique<logitless_plan>();
+    made->plan = hint ? plan_from_hint(wanted, make) : make(wanted);
+    made->explanation = made->plan.explain();
+    context_of(context).trace(made->explanation);
+    *to = made.release();
+  });
 }
 
 Workspace workspace_of(const LossPlan& plan, void* data, std::size_t bytes) {
@@ -255,12 +267,13 @@ const char* logitless_plan_explain(const logitless_plan* plan) {
 logitless_status logitless_plan_head(const logitless_context* context,
                                      const logitless_head_features* features,
                                      const logitless_plan_request* request, logitless_plan** plan) {
-  return guarded([&] {
-    require_pointer(plan, "plan");
-    const logitless_head_features c = read_struct(features, "features");
-    const PlanRequest wanted = request_from(request, context_of(context).device(), true);
-    return_plan(context, plan_head(shape_from(c), features_from(c), wanted), plan);
-  });
+  return return_plan(
+      context, request, plan,
+      [&](const PlanRequest& wanted) {
+        const logitless_head_features c = read_struct(features, "features");
+        return plan_head(shape_from(c), features_from(c), wanted);
+      },
+      true);
 }
 
 // ---- Cross entropy
@@ -271,13 +284,9 @@ logitless_status logitless_plan_cross_entropy(const logitless_context* context,
                                               const logitless_cross_entropy_outputs* outputs,
                                               const logitless_plan_request* request,
                                               logitless_plan** plan) {
-  return guarded([&] {
-    require_pointer(plan, "plan");
-    const PlanRequest wanted = request_from(request, context_of(context).device());
-    return_plan(context,
-                plan_cross_entropy(options_from(options), inputs_from(inputs),
-                                   outputs_from(outputs), wanted),
-                plan);
+  return return_plan(context, request, plan, [&](const PlanRequest& wanted) {
+    return plan_cross_entropy(options_from(options), inputs_from(inputs), outputs_from(outputs),
+                              wanted);
   });
 }
 
@@ -321,13 +330,9 @@ logitless_status logitless_plan_head_forward(const logitless_context* context,
                                              const logitless_head_outputs* outputs,
                                              const logitless_plan_request* request,
                                              logitless_plan** plan) {
-  return guarded([&] {
-    require_pointer(plan, "plan");
-    const PlanRequest wanted = request_from(request, context_of(context).device());
-    return_plan(context,
-                plan_head_forward(options_from(options), inputs_from(inputs), outputs_from(outputs),
-                                  wanted),
-                plan);
+  return return_plan(context, request, plan, [&](const PlanRequest& wanted) {
+    return plan_head_forward(options_from(options), inputs_from(inputs), outputs_from(outputs),
+                             wanted);
   });
 }
 
@@ -350,13 +355,9 @@ logitless_status logitless_plan_head_backward(const logitless_context* context,
                                               const logitless_head_gradients* gradients,
                                               const logitless_plan_request* request,
                                               logitless_plan** plan) {
-  return guarded([&] {
-    require_pointer(plan, "plan");
-    const PlanRequest wanted = request_from(request, context_of(context).device());
-    return_plan(context,
-                plan_head_backward(options_from(options), inputs_from(inputs),
-                                   cotangents_from(cotangents), gradients_from(gradients), wanted),
-                plan);
+  return return_plan(context, request, plan, [&](const PlanRequest& wanted) {
+    return plan_head_backward(options_from(options), inputs_from(inputs),
+                              cotangents_from(cotangents), gradients_from(gradients), wanted);
   });
 }
 
@@ -383,13 +384,9 @@ logitless_status logitless_plan_head_saved(const logitless_context* context,
                                            const logitless_head_gradients* gradients,
                                            const logitless_plan_request* request,
                                            logitless_plan** plan) {
-  return guarded([&] {
-    require_pointer(plan, "plan");
-    const PlanRequest wanted = request_from(request, context_of(context).device());
-    return_plan(context,
-                plan_head_saved(options_from(options), inputs_from(inputs), outputs_from(outputs),
-                                gradients_from(gradients), wanted),
-                plan);
+  return return_plan(context, request, plan, [&](const PlanRequest& wanted) {
+    return plan_head_saved(options_from(options), inputs_from(inputs), outputs_from(outputs),
+                           gradients_from(gradients), wanted);
   });
 }
 

@@ -48,6 +48,7 @@ static void test_invalid_calls(logitless_context* context) {
   Call call;
   logitless_plan* plan = NULL;
   logitless_plan_request request;
+  logitless_plan_info info;
   logitless_cross_entropy_options options;
   logitless_plan_candidate candidate;
   void* block = malloc(1 << 20);
@@ -94,6 +95,27 @@ static void test_invalid_calls(logitless_context* context) {
   check_error("budget",
               logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
               LOGITLESS_INVALID_ARGUMENT, "memory_budget");
+  request.budget_is_hint = 1; /* the byte is doubled until a plan fits */
+  CHECK(logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan) ==
+            LOGITLESS_OK,
+        "hint: %s", logitless_last_error());
+  logitless_plan_info_init(&info, sizeof info);
+  CHECK(logitless_plan_get_info(plan, &info) == LOGITLESS_OK, "info");
+  CHECK(info.workspace_bytes <= info.memory_budget, "over the hint's budget");
+  CHECK((info.memory_budget & (info.memory_budget - 1)) == 0, "not a double of the hint");
+  logitless_plan_destroy(plan);
+  plan = NULL;
+  request.budget_is_hint = 0;
+  request.memory_budget = info.memory_budget / 2;
+  check_error("half of the hint's budget",
+              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
+              LOGITLESS_INVALID_ARGUMENT, "memory_budget");
+  request.budget_is_hint = 1;
+  request.memory_budget = 0;
+  check_error("hint without bytes",
+              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
+              LOGITLESS_INVALID_ARGUMENT,
+              "request.budget_is_hint: expected a memory_budget above 0");
   logitless_plan_request_init(&request, sizeof request);
   request.compute_capability = 90; /* these tensors lie in memory of the CPU */
   check_error("absent GPU",

@@ -26,7 +26,6 @@ DTYPES = {
     torch.int64: c.I64,
 }
 
-_MOST_HINTED = 1 << 60
 _SAVED_BYTES = 1 << 20  # workspaces up to this size are reused; calls of one stream and thread do not overlap
 
 Tensors = dict[str, Optional[Tensor]]  # by the fields of a C struct; None marks a missing one
@@ -85,8 +84,8 @@ class Call:
     def __init__(
         self, kind: Kind, options: LossOptions | HeadOptions, groups, budget: int, shard=ranks.ALL, accumulate=False
     ):
-        """groups: the tensors of each struct, all on hidden's device. A negative budget is a hint: it is doubled until
-        a plan fits. accumulate: gradients are added to what their tensors hold."""
+        """groups: the tensors of each struct, all on hidden's device. budget: bytes, negative for a hint. accumulate:
+        gradients are added to what their tensors hold."""
         self.device = groups[0]["hidden"].device
         self.context = _context(self.device)
         self.structs = [fill(struct, tensors) for struct, tensors in zip(kind.structs, groups)]
@@ -95,26 +94,17 @@ class Call:
         self.options = struct_of(options)
         self.options.accumulate = int(accumulate)
         self.run_function, self.extra = getattr(lib, kind.run), kind.extra
-        self.plan = c_void_p()
-        self._make_plan(getattr(lib, kind.plan), request_of(options._replace(memory_budget=abs(budget))), budget < 0)
+        self.plan, request = c_void_p(), request_of(options._replace(memory_budget=abs(budget)))
+        request.budget_is_hint = int(budget < 0)
+        self.arguments = (self.context.handle, self.plan, byref(self.options), *[byref(s) for s, _ in self.structs])
+        c.check(getattr(lib, kind.plan)(self.context.handle, *self.arguments[2:], byref(request), byref(self.plan)))
         self.workspace_bytes = lib.logitless_plan_workspace_bytes(self.plan)
         self.number, self.group = 0, None  # of a plan that the ranks made together
         self.kept: Tensor | None = None
-        self.arguments = (self.context.handle, self.plan, byref(self.options), *[byref(s) for s, _ in self.structs])
         # Fields in the order of run()'s tensors.
         self.fields = [field for _, fields in self.structs for field in fields]
         self.outputs = [(t.shape, t.dtype) for t in groups[1].values() if t is not None]
         self.like: list[Tensor] = []  # one element each, expanded to the outputs' shapes
-
-    def _make_plan(self, plan_function, request, hinted: bool) -> None:
-        pointers = [byref(s) for s, _ in self.structs]
-        while True:
-            status = plan_function(
-                self.context.handle, byref(self.options), *pointers, byref(request), byref(self.plan)
-            )
-            if not hinted or status != 1 or request.memory_budget * 2 > _MOST_HINTED:
-                return c.check(status)
-            request.memory_budget *= 2
 
     def __del__(self, lib=lib):  # this module is empty at interpreter exit
         if getattr(self, "plan", None):

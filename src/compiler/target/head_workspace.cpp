@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "logitless/error.h"
+#include "head/hinted_plan.h"
 
 namespace logitless::ir {
 
@@ -11,13 +11,8 @@ LossPlan plan_within(const HeadShape& shape, const HeadFeatures& features, PlanR
   constexpr std::size_t kLeast = 1 << 16;
   request.memory_budget =
       std::max(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 0)), kLeast);
-  for (;; request.memory_budget *= 2) {
-    try {
-      return plan_head(shape, features, request);
-    } catch (const InvalidArgument&) {
-      if (request.memory_budget > (std::size_t{1} << 46)) throw;
-    }
-  }
+  return plan_from_hint(
+      request, [&](const PlanRequest& within) { return plan_head(shape, features, within); });
 }
 
 LossPlan plan_without_limit(const HeadShape& shape, const HeadFeatures& features,
