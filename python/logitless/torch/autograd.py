@@ -259,9 +259,11 @@ def head(*inputs):
 
 
 def repeat(
-    seen: run.SeenLoss, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None
+    seen: run.SeenLoss | Form, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None
 ) -> Tensor:
-    """Computes the loss of a call that was seen before."""
+    """Computes the loss of a call that was seen before, which has no plan if it is a ``Form``."""
+    if isinstance(seen, Form):
+        return cross_entropy(hidden, weight, target, bias, None, None, None, None, seen)[0]
     if seen.needs:
         return _repeated(hidden, weight, target, bias, seen)
     return seen.planned.replay((hidden, weight, target, bias))[0]

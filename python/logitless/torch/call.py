@@ -83,8 +83,8 @@ def key_of(args: tuple, kwargs: dict) -> Any:
         where: Any = torch.get_num_threads()
     elif device == "cuda":  # misaligned tensors are copied first
         where = _engine.current_stream(args[0].device), args[0].data_ptr() % 16, args[1].data_ptr() % 16
-        if args[0].dtype is torch.float32:
-            where = *where, follows_torch(args[0])
+        if torch.float32 in (args[0].dtype, args[1].dtype):
+            where = *where, follows_torch(args[0], torch.float32)
     else:
         return None
     casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
@@ -310,13 +310,14 @@ def results_of(call: Call, key: Any = None, fixed_lse: bool = False, main_grad: 
         # Nothing but the loss is asked for, of which a weight of 0 leaves the token out: it costs nothing.
         target = torch.where(call.token_weight == 0.0, options.ignore_index, target)
         call, key = call._replace(target=target), None
-    waits = options.reduction == "none" and bool(needs)  # for the upstream gradients
-    if key is not None and (of_head or call.lse or argmax or compute is not None or waits):
+    form = Form(options, call.shard, compute, needs, argmax, lse=call.lse, way=way_of(*call.tensors()), main_grad=main_grad)
+    if of_head or call.lse or argmax or form.way != EAGER:
         key = None
-    form = Form(
-        options, call.shard, compute, needs, argmax, lse=call.lse, way=way_of(*call.tensors()), key=key,
-        main_grad=main_grad,
-    )
+    waits = options.reduction == "none" and bool(needs)  # for the upstream gradients
+    if key is not None and (compute is not None or waits):
+        _engine.calls.remember(key, form)  # without a plan
+    elif key is not None:
+        form = form._replace(key=key)
     if main_grad is not None and form.way != EAGER:  # others return their gradients
         raise NotImplementedError("main_grad: expected an eager call of plain tensors, got one that is traced")
     if of_head:

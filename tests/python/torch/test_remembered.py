@@ -208,6 +208,30 @@ def test_log_probabilities_with_gradients_are_remembered(options, monkeypatch):
     forget()
 
 
+@pytest.mark.parametrize("name", ["none", "autocast"])
+def test_losses_without_a_plan_are_remembered(name, monkeypatch):
+    forget()
+    wanted = made(name)
+    with monkeypatch.context() as patched:
+        patched.setattr(call, "cross_entropy", None)  # the checks
+        assert all(torch.equal(f, w) for f, w in zip(made(name, hidden=leaf(HIDDEN)), wanted, strict=True))
+        if DEVICE == "cpu":
+            with pytest.raises(ValueError, match="70 at position 0 is outside"):
+                made(name, target=torch.full_like(TARGET, 70))
+    forget()
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="products of other devices have one precision")
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)], ids=str)
+def test_the_precision_of_torch_tells_calls_apart(dtypes, monkeypatch):
+    hidden, weight = HIDDEN.detach().to(dtypes[0]), WEIGHT.detach().to(dtypes[1])
+    keys = []
+    for allowed in (False, True):
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
+        keys.append(call.key_of((hidden, weight, TARGET), {}))
+    assert None not in keys and keys[0] != keys[1]
+
+
 @pytest.mark.parametrize("name, number, other", [("label_smoothing", 1, True), ("ignore_index", 1, 1.0)])
 def test_equal_values_of_other_types_are_still_refused(name, number, other):
     target = TARGET.masked_fill(TARGET == -100, 1)
