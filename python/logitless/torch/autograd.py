@@ -29,16 +29,16 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def scaled(gradients, d_loss: Tensor, dtypes=None):
+def scaled(gradients, d_loss: Tensor, dtypes=None, planned: bool = False):
     """Multiplies gradients, computed for an upstream gradient of 1, by this one, and casts them to these dtypes (None:
     unchanged). It works in place unless the graph is retained or the dtype changes. The factor is not rounded to their
-    dtype."""
+    dtype. planned: they are of a planned call, so that the library's kernels serve them."""
     if keeps_graph():
         gradients = [g.clone() for g in gradients]
     if d_loss.device.type == "cpu":
         factor = d_loss.item()  # item() is free on a CPU, and the factor is usually 1
         gradients = gradients if factor == 1.0 else [g.mul_(factor) for g in gradients]
-    elif not all(is_native(t) for t in (d_loss, *gradients)):
+    elif not (planned or all(is_native(t) for t in (d_loss, *gradients))):
         gradients = [_times(g, d_loss) for g in gradients]
     else:
         for first in range(0, len(gradients), 3):
@@ -173,7 +173,7 @@ class RepeatedCrossEntropy(Function):
         if d_loss is None:
             return None, None, None, None, None
         seen = ctx.seen
-        d_hidden, d_weight, d_bias = by_input(scaled(ctx.saved_tensors, d_loss, seen.dtypes), seen.needs)
+        d_hidden, d_weight, d_bias = by_input(scaled(ctx.saved_tensors, d_loss, seen.dtypes, planned=True), seen.needs)
         return d_hidden, d_weight, None, d_bias, None
 
 
