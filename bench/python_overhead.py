@@ -10,6 +10,7 @@ enough for its queue. The rows are:
 - forward with a gradient to come, and the C call in it
 - forward and backward, and their C calls
 - the losses of tokens, and linear_logprobs, both without gradients; linear_logprobs with gradients to come
+- the losses of tokens and their sum, forward and backward
 - PyTorch's cross_entropy(linear(x, w), y), forward and backward on the same tensors
 - a z-loss that autochunk chunks, of tensors and of an nn.Linear that it closes over, forward, and forward and backward;
   the time until the library is called is in parentheses
@@ -107,6 +108,7 @@ def main():
             lambda: linear_cross_entropy(hidden, weight, target, reduction="none")),
         "linear_logprobs, no gradients": torch.no_grad()(lambda: linear_logprobs(hidden, weight, target)),
         "linear_logprobs, forward": lambda: linear_logprobs(hidden, weight, target),
+        "losses of tokens, both": step(lambda: linear_cross_entropy(hidden, weight, target, reduction="none").sum()),
         "PyTorch, forward and backward": step(lambda: F.cross_entropy(F.linear(hidden, weight), target)),
         "autochunk, forward": lambda: chunked(hidden, weight, target),
         "autochunk, forward and backward": step(lambda: chunked(hidden, weight, target)),
