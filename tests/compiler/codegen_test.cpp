@@ -37,11 +37,11 @@ KernelRunner on(const HostKernels& host) {
           arguments.push_back(&first);
           continue;
         }
-        values.push_back(a.kind == ir::KernelArgument::Kind::scratch
-                             ? scratch.get()
-                             : memory.get() +
-                                   c.program.buffers[static_cast<std::size_t>(a.buffer)].offset +
-                                   a.offset);
+        std::byte* const begin =
+            a.kind == ir::KernelArgument::Kind::scratch
+                ? scratch.get()
+                : memory.get() + c.program.buffers[static_cast<std::size_t>(a.buffer)].offset;
+        values.push_back(begin + a.offset);
         arguments.push_back(&values.back());
       }
       host.run(kernel, arguments);
@@ -93,6 +93,24 @@ TEST(Codegen, IntegersOnTheHost) {
 TEST(Codegen, LongRowsOnTheHost) {
   if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
   const std::vector<GroupCase> groups = long_row_groups();
+  std::vector<ir::GeneratedKernel> kernels;
+  for (const GroupCase& c : groups) {
+    for (ir::GeneratedKernel& kernel : ir::generate(c.group, c.memory.alignments))
+      kernels.push_back(std::move(kernel));
+  }
+  const HostKernels host(kernels);
+  std::uint64_t seed = 1;
+  for (const GroupCase& c : groups) check_group(c, seed++, on(host));
+}
+
+// Products by mma.sync, with rests of tiles, steps and chunks of 16 bytes.
+TEST(Codegen, ProductsWithEpiloguesOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  std::vector<GroupCase> groups;
+  for (const ProductProgram& p : product_programs(DType::bf16))
+    groups.push_back(product_group(p, {200, 264, 40}));
+  groups.push_back(product_group(product_programs(DType::f16)[0], {130, 136, 72}));
+  for (GroupCase& c : groups) c.group.product->k -= 3;
   std::vector<ir::GeneratedKernel> kernels;
   for (const GroupCase& c : groups) {
     for (ir::GeneratedKernel& kernel : ir::generate(c.group, c.memory.alignments))

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <set>
 
 #include "compiler/exec/cuda/prelude.h"
+#include "compiler/host_mma.h"
 #include "core/check.h"
 
 namespace logitless::test {
@@ -200,6 +202,10 @@ HostKernels::HostKernels(std::span<const ir::GeneratedKernel> kernels) {
   {
     std::ofstream file(source);
     file << kHost << ir::prelude() << ir::prelude_cluster();
+    const auto is_product = [](const ir::GeneratedKernel& k) {
+      return k.product_engine.has_value();
+    };
+    if (std::any_of(kernels.begin(), kernels.end(), is_product)) file << host_product_engine();
     std::set<std::string> written;
     for (const ir::GeneratedKernel& kernel : kernels) {
       if (!written.insert(kernel.entry).second) continue;
@@ -225,7 +231,8 @@ void HostKernels::run(const ir::GeneratedKernel& kernel, std::span<void* const> 
       reinterpret_cast<void (*)(Call, void**, unsigned, unsigned, int, unsigned)>(
           dlsym(library_.get(), "run_blocks"));
   check(call != nullptr && run_blocks != nullptr, "no kernel ", kernel.entry);
-  const bool waits = kernel.source.find("across_") != std::string::npos ||
+  const bool waits = kernel.product_engine.has_value() ||
+                     kernel.source.find("across_") != std::string::npos ||
                      kernel.source.find("__syncthreads") != std::string::npos;
   run_blocks(call, const_cast<void**>(arguments.data()), kernel.shape.grid[0], kernel.shape.block,
              waits, blocks_of_cluster(kernel.source));

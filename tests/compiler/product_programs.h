@@ -1,4 +1,4 @@
-// Programs whose loops become the epilogues of their matrix products on Hopper.
+// Programs whose loops become the epilogues of their matrix products.
 #pragma once
 
 #include <logitless/compiler.h>

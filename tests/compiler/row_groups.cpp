@@ -6,6 +6,7 @@
 #include <random>
 #include <variant>
 
+#include "compiler/compiled.h"
 #include "compiler/exec/cpu/run.h"
 #include "compiler/ir/text.h"
 #include "compiler/passes/passes.h"
@@ -96,13 +97,57 @@ void fill(const GroupCase& c, std::uint64_t seed, std::vector<std::byte>& arena)
       std::byte* const to = arena.data() + b.offset;
       for (std::int64_t i = 0; i < n; ++i) {
         if (is_index(dtype))
-          reinterpret_cast<std::int64_t*>(to)[i] = label(rng);
+          store_element(to, dtype, i, static_cast<double>(label(rng)));
         else
           store_element(to, dtype, i,
                         n == c.group.rows ? 0.5 + std::abs(normal(rng)) : normal(rng));
       }
     }
   }
+}
+
+// Fills the operands of the group's product, so that its elements are of size 1.
+void fill_operands(const GroupCase& c, std::uint64_t seed, std::vector<std::byte>& arena) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<double> normal(0.0,
+                                          std::pow(static_cast<double>(c.group.product->k), -0.25));
+  for (const ir::View* v : {&c.group.product->a, &c.group.product->b}) {
+    const ir::Buffer& b = c.memory.program.buffers[static_cast<std::size_t>(v->buffer)];
+    for (std::int64_t i = 0; i < count_of(b, v->dtype); ++i)
+      store_element(arena.data() + b.offset, v->dtype, i, normal(rng));
+  }
+}
+
+// Stores the group's product, summed in float64.
+void store_product(const GroupCase& c, std::vector<std::byte>& arena) {
+  const ir::Gemm& g = *c.group.product;
+  const auto at = [&](const ir::View& v) {
+    return arena.data() + c.memory.program.buffers[static_cast<std::size_t>(v.buffer)].offset;
+  };
+  const auto index = [](const ir::View& v, std::int64_t i, std::int64_t j) {
+    return v.offset + i * v.strides[0] + j * v.strides[1];
+  };
+  for (std::int64_t i = 0; i < g.m; ++i) {
+    for (std::int64_t j = 0; j < g.n; ++j) {
+      double sum = 0.0;
+      for (std::int64_t k = 0; k < g.k; ++k)
+        sum += load_element(at(g.a), g.a.dtype, index(g.a, i, k)) *
+               load_element(at(g.b), g.b.dtype, index(g.b, k, j));
+      store_element(at(g.c), g.c.dtype, index(g.c, i, j), sum);
+    }
+  }
+}
+
+// Gives each buffer memory of its own.
+void place_buffers(LoopCase& memory) {
+  std::int64_t end = 64;
+  for (ir::Buffer& b : memory.program.buffers) {
+    b.place = ir::Place::arena;
+    b.offset = (end + 255) / 256 * 256;
+    end = b.offset + b.bytes;
+    memory.alignments.push_back(16);
+  }
+  memory.program.arena_bytes = end + 64;
 }
 
 }  // namespace
@@ -114,14 +159,24 @@ GroupCase group_case(const std::string& text) {
     if (const auto* group = std::get_if<ir::RowGroup>(&i.what)) c.group = *group;
   }
   check(!c.group.stages.empty(), "no row group in ", text);
-  std::int64_t end = 64;
-  for (ir::Buffer& b : c.memory.program.buffers) {
-    b.place = ir::Place::arena;
-    b.offset = (end + 255) / 256 * 256;
-    end = b.offset + b.bytes;
-    c.memory.alignments.push_back(16);
+  place_buffers(c.memory);
+  return c;
+}
+
+GroupCase product_group(const ProductProgram& program, const ProductSizes& sizes) {
+  DeviceLimits device;
+  device.compute_capability = 80;
+  CompileOptions options = slow_memory(sizes, device);
+  options.device.card.copy_bytes_per_second /= 100.0;  // every epilogue of few elements pays
+  const CompiledProgram compiled = compile(Graph::parse(program.text), options);
+  GroupCase c;
+  c.memory.program = CompilerAccess::state(compiled).program;
+  for (const ir::Instruction& i : c.memory.program.instructions) {
+    const auto* group = std::get_if<ir::RowGroup>(&i.what);
+    if (group != nullptr && group->product) c.group = *group;
   }
-  c.memory.program.arena_bytes = end + 64;
+  check(c.group.product.has_value(), "no product with an epilogue in ", program.name);
+  place_buffers(c.memory);
   return c;
 }
 
@@ -136,10 +191,12 @@ void check_group(const GroupCase& c, std::uint64_t seed, const KernelRunner& run
   std::vector<std::byte> got(static_cast<std::size_t>(c.memory.program.arena_bytes),
                              std::byte{0xff});
   fill(c, seed, got);
+  if (c.group.product) fill_operands(c, seed, got);
   std::vector<std::byte> want = got;
   const auto kernels = ir::generate(c.group, c.memory.alignments);
   const std::int64_t scratch = ir::row_group_scratch_bytes(c.group);
   run(c.memory, kernels, scratch, got);
+  if (c.group.product) store_product(c, want);
   for (const ir::RowGroup::Stage& stage : c.group.stages) {
     ir::Frame frame{c.memory.program, want.data()};
     ir::run_pointwise(stage.loop, frame, 2);
@@ -160,7 +217,11 @@ void check_group(const GroupCase& c, std::uint64_t seed, const KernelRunner& run
       const double error = std::abs(at(got, i) - at(want, i)) / (usual + std::abs(at(want, i)));
       worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
     }
-    EXPECT_LE(worst, view.dtype == DType::bf16 ? 0x1p-7 : 1e-5)
+    // Elements that are rounded on the way may be a unit apart.
+    const bool rounded = c.group.product && size_of(c.group.product->c.dtype) == 2;
+    EXPECT_LE(worst, rounded                    ? 0x1p-6
+                     : size_of(view.dtype) == 2 ? 0x1p-7
+                                                : 1e-5)
         << "columns " << c.group.columns << ", " << n << " of " << name_of(view.dtype);
   }
 }

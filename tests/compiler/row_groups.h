@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "compiler/loops.h"
+#include "compiler/product_programs.h"
 
 namespace logitless::test {
 
@@ -15,6 +16,9 @@ struct GroupCase {
 };
 // Returns the row group of a program for compute capability 9.0.
 GroupCase group_case(const std::string& text);
+
+// Returns the product with an epilogue of a program for compute capability 8.0.
+GroupCase product_group(const ProductProgram& program, const ProductSizes& sizes);
 
 // Returns groups whose rows take several blocks of a cluster: losses with log-sum-exps, sums,
 // maxima, divisions and roots; rows that fill the blocks and that do not.

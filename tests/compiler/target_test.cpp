@@ -39,7 +39,7 @@ class OtherTarget final : public ir::Target {
   bool heads_add() const final { return false; }
   bool epilogues() const final { return false; }
   bool gelu_epilogues() const final { return false; }
-  bool product_epilogues() const final { return false; }
+  std::optional<ir::ProductEngine> product_engine() const final { return std::nullopt; }
   std::int64_t parts_bytes(const ir::Pointwise&) const final { return 0; }
   ir::HeadPlan head_plan(const HeadShape&, const HeadFeatures&, std::int64_t) const final {
     return {};

@@ -53,15 +53,16 @@ struct Compute {
     for (const RowGroup::Stage& stage : g.stages) seconds += (*this)(stage.loop);
     return seconds;
   }
-  // Tiles of 256 x 256 by two SMs each, in rounds. An epilogue comes after its tile's product: the
-  // tensor cores wait. Its costs are those of three losses on an H200.
+  // Tiles in rounds. An epilogue comes after its tile's product: the tensor cores wait. Its costs
+  // are those of three losses by Hopper's kernel on an H200.
   double with_epilogue(const RowGroup& group, const Gemm& g) const {
-    constexpr std::int64_t kTile = 256;
+    const std::int64_t side = rates.epilogue_side;
     constexpr double kPerFunction = 10.0;  // instructions as long as an exponential
     constexpr double kFill = 2e-6, kLoad = 2e-6, kStore = 1e-6, kMerge = 2.5e-6;
-    const double elements = static_cast<double>(kTile * kTile),
-                 tiles = rounded_up(g.m, kTile) * rounded_up(g.n, kTile) / elements,
-                 pairs = static_cast<double>(rates.units / 2), rounds = std::ceil(tiles / pairs);
+    const double elements = static_cast<double>(side * side),
+                 tiles = rounded_up(g.m, side) * rounded_up(g.n, side) / elements,
+                 of_round = static_cast<double>(rates.epilogue_tiles),
+                 rounds = std::ceil(tiles / of_round);
     double instructions = 1.0, waits = 0.0, seconds = kFill;
     std::vector<int> made = {g.c.buffer};
     for (const RowGroup::Stage& stage : group.stages) {
@@ -88,9 +89,9 @@ struct Compute {
         seconds += rounds * kStore;
       }
     }
-    const double each = 2.0 * static_cast<double>(g.k) / flops_per_second(g.a.dtype, rates) +
+    const double each = 2.0 * static_cast<double>(g.k) / rates.epilogue_products +
                         instructions / (kPerFunction * rates.functions);
-    return seconds + rounds * (waits + pairs * elements * each);
+    return seconds + rounds * (waits + of_round * elements * each);
   }
   double operator()(const Gemm& g) const {
     constexpr double kPart = 1024.0;  // of the inner dimension, which units may share (split-K)

@@ -110,7 +110,8 @@ struct Fusion {
 
 class Finder {
  public:
-  Finder(const Program& program, const Target& target) : p_(program), target_(target) {
+  Finder(const Program& program, const Target& target, ProductEngine engine)
+      : p_(program), target_(target), engine_(engine) {
     for (const Instruction& i : p_.instructions) {
       reads_.push_back(reads_of(i));
       writes_.push_back(writes_of(i));
@@ -149,6 +150,7 @@ class Finder {
  private:
   const Program& p_;
   const Target& target_;
+  const ProductEngine engine_;
   std::vector<std::vector<int>> reads_, writes_;  // by instruction
 
   bool is_unaligned(int buffer) const {
@@ -197,6 +199,7 @@ class Finder {
     RowGroup& group = f.group;
     group.rows = gemm.m;
     group.columns = gemm.n;
+    group.engine = engine_;
     group.product = gemm;
     group.product->scratch = -1;
     group.product->additional_bytes = 0;
@@ -294,8 +297,9 @@ bool reads_product(const RowGroup& group, const Pointwise::Leaf& leaf) {
 }
 
 void fuse_products(Program& program, const Target& target) {
-  if (!target.product_epilogues()) return;
-  std::optional<Finder> finder(std::in_place, program, target);
+  const std::optional<ProductEngine> engine = target.product_engine();
+  if (!engine) return;
+  std::optional<Finder> finder(std::in_place, program, target, *engine);
   bool any = false;
   for (std::size_t at = 0; at < program.instructions.size(); ++at) {
     std::optional<Fusion> f = finder->find(at);
@@ -320,7 +324,7 @@ void fuse_products(Program& program, const Target& target) {
       for (Pointwise& loop : f->after) list.push_back({name, std::move(loop), node});
     }
     program.instructions = std::move(list);
-    finder.emplace(program, target);
+    finder.emplace(program, target, *engine);
     --at;  // another instruction is at this place now
   }
   if (any) drop_stores(program);

@@ -111,6 +111,10 @@ struct Gemm {
 
 // Neighbouring loops over one space [rows, columns], fused to run one row at a time. Values between
 // stages stay in registers. Only for targets with Target::most_group_columns().
+// The kernel of a product with an epilogue: by Hopper's instructions, or by mma.sync of compute
+// capability 8.0 and later.
+enum class ProductEngine : std::uint8_t { sm90, sm80 };
+
 struct RowGroup {
   // The most columns whose rows one block of a GPU owns. Longer rows take a cluster of blocks, and
   // have no sums of columns.
@@ -128,7 +132,8 @@ struct RowGroup {
   // whose memory is written only by a stage, if at all. They sum no columns, and none reads a sum
   // of rows.
   std::optional<Gemm> product;
-  int scratch = -1;  // buffer of the parts of sums
+  ProductEngine engine = ProductEngine::sm90;  // of the product
+  int scratch = -1;                            // buffer of the parts of sums
 };
 
 struct Take {

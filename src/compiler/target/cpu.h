@@ -24,7 +24,7 @@ class CpuTarget final : public Target {
   std::int64_t scratch_bytes(const RowGroup&) const final { return 0; }
   bool epilogues() const final { return false; }
   bool gelu_epilogues() const final { return false; }
-  bool product_epilogues() const final { return false; }
+  std::optional<ProductEngine> product_engine() const final { return std::nullopt; }
   // A row stays in the cache between loops.
   std::int64_t most_group_columns() const final { return 0; }
   bool heads_add() const final { return false; }

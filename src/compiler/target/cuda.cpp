@@ -112,6 +112,12 @@ bool CudaTarget::gelu_epilogues() const {
   return epilogues_ && cuda::instruction_capability(compute_capability_) == 90;
 }
 
+std::optional<ProductEngine> CudaTarget::product_engine() const {
+  const int capability = cuda::instruction_capability(compute_capability_);
+  if (!runs_ || !epilogues_ || capability < 80) return std::nullopt;
+  return capability == 90 ? ProductEngine::sm90 : ProductEngine::sm80;
+}
+
 Rates CudaTarget::rates() const {
   Rates r;
   r.launch = 2.5e-6;
@@ -137,6 +143,17 @@ Rates CudaTarget::rates() const {
   r.bytes = card_.copy_bytes_per_second;
   r.functions = 3e12 * (card_.sms / 132.0);
   r.units = card_.sms;
+  if (product_engine() == ProductEngine::sm90) {  // two SMs have two tiles of 128 x 256
+    r.epilogue_products = card_.gemm_flops;
+    r.epilogue_side = 256;
+    r.epilogue_tiles = card_.sms / 2;
+  } else {  // an SM has two tiles
+    // cuBLAS has faster instructions than mma.sync on Hopper and the data centre's Blackwell alone.
+    const bool faster = compute_capability_ >= 90 && compute_capability_ < 120;
+    r.epilogue_products = faster ? card_.tile_flops : 0.85 * card_.gemm_flops;
+    r.epilogue_side = 128;
+    r.epilogue_tiles = 2 * card_.sms;
+  }
   return r;
 }
 

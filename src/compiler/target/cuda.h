@@ -38,8 +38,8 @@ class CudaTarget final : public Target {
   bool epilogues() const final { return epilogues_; }
   // Only where they were measured: elsewhere the library may run them slower than separate loops.
   bool gelu_epilogues() const final;
-  // Others store a product before they read it.
-  bool product_epilogues() const final { return runs_ && gelu_epilogues(); }
+  // None of programs that others run: these store a product before they read it.
+  std::optional<ProductEngine> product_engine() const final;
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "compiler/plan/program.h"
@@ -32,6 +33,10 @@ struct Rates {
   double head_chunk = 0.0;     // seconds of each chunk of a head but the first: small kernels
   // A matrix product is split into tiles of its result, `units` of which are computed at a time.
   std::int64_t tile_rows = 1, tile_columns = 1, units = 1;
+  // Products with generated epilogues, of 16-bit operands: flops, and the side of their square
+  // tiles, `epilogue_tiles` of which are computed at a time.
+  double epilogue_products = 0.0;
+  std::int64_t epilogue_side = 1, epilogue_tiles = 1;
   // Attention. `attention_products`: rate of its matrix products relative to others. The next two:
   // cost of a score, as a number of functions, forward and backward. `score_rows`: rows of a tile;
   // a causal tile is computed to its end.
@@ -80,8 +85,9 @@ class Target {
   // them.
   virtual bool epilogues() const = 0;
   virtual bool gelu_epilogues() const = 0;
-  // Returns whether loops can be the epilogues of the products that they read (fuse_products).
-  virtual bool product_epilogues() const = 0;
+  // Returns the kernel whose epilogues can be the loops that read its product (fuse_products), or
+  // nothing.
+  virtual std::optional<ProductEngine> product_engine() const = 0;
 
   // Returns the fastest plan within `workspace` bytes, or within the least power of two times it
   // that any plan fits into. 0: nothing is recomputed.

@@ -57,14 +57,25 @@ __device__ inline unsigned two_f16(float low, float high) {
 }
 )cuda";
 
-constexpr std::string_view kHeaders =
-#include "tile_engine_text.inc"
+constexpr std::string_view kSm90Headers =
+#include "sm90_engine_text.inc"
     ;
+constexpr std::string_view kSm80Headers =
+#include "sm80_engine_text.inc"
+    ;
+
+std::string with_stand_ins(std::string_view headers) {
+  return std::string(kStandIns) + std::string(headers);
+}
 
 }  // namespace
 
-std::string_view tile_engine_text() {
-  static const std::string text = std::string(kStandIns) + std::string(kHeaders);
+std::string_view sm90_engine_text() {
+  static const std::string text = with_stand_ins(kSm90Headers);
+  return text;
+}
+std::string_view sm80_engine_text() {
+  static const std::string text = with_stand_ins(kSm80Headers);
   return text;
 }
 

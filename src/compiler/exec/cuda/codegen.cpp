@@ -138,9 +138,12 @@ std::string module_source(std::span<const GeneratedKernel> kernels) {
     return k.source.find("cluster") != std::string::npos;
   });
   if (clusters) out += concat(prelude_cluster_machine(), prelude_cluster());
-  const bool engine = std::any_of(kernels.begin(), kernels.end(),
-                                  [](const GeneratedKernel& k) { return k.needs_tile_engine; });
-  if (engine) out += cuda::tile_engine_text();
+  const auto engine = std::find_if(kernels.begin(), kernels.end(), [](const GeneratedKernel& k) {
+    return k.product_engine.has_value();
+  });
+  if (engine != kernels.end())  // a program has one: that of its target
+    out += engine->product_engine == ProductEngine::sm90 ? cuda::sm90_engine_text()
+                                                         : cuda::sm80_engine_text();
   for (const GeneratedKernel& kernel : kernels) {
     const auto [at, added] = distinct.emplace(kernel.entry, &kernel);
     check(at->second->source == kernel.source, "two kernels are called ", kernel.entry);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,7 +36,8 @@ struct GeneratedKernel {
   cuda::LaunchShape shape;
   std::vector<KernelArgument> arguments;
   std::vector<cuda::MatrixShape> matrices;
-  bool needs_tile_engine = false;  // the text of kernels/device/tile_engine.h
+  std::optional<ProductEngine>
+      product_engine;  // whose text (kernels/device/tile_engine.h) it needs
 };
 
 // Generates the kernels of a loop in order; none if there is nothing to do. alignments[b]: bytes

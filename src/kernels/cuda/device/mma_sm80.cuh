@@ -1,5 +1,6 @@
 // Instructions of compute capability 8.0: matrix products of a warp, loads of their operands, and
-// asynchronous copies to shared memory.
+// asynchronous copies to shared memory. Generated kernels include it
+// (kernels/device/tile_engine.h), so it needs no header of the host.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -37,6 +38,12 @@ __device__ __forceinline__ void copy_async_if(bool valid, std::uint32_t to, cons
       "l"(from), "r"(static_cast<unsigned>(valid)), "l"(policy)
       : "memory");
 }
+// Copies the first `bytes` of 16, and zeros behind them; with 0 `from` is not read.
+__device__ __forceinline__ void copy_async_bytes(int bytes, std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void store_16_bytes(void* to, const std::uint32_t (&bits)[4],
                                                std::uint64_t policy) {
   asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to),
@@ -50,6 +57,11 @@ __device__ __forceinline__ void store_shared(std::uint32_t to, const std::uint32
 }
 __device__ __forceinline__ void copies_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until all but the last kGroups groups of the thread's copies are done.
+template <int kGroups>
+__device__ __forceinline__ void copies_wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Asynchronous copy of 16 bytes to shared memory; visible to this thread after copies_wait().

@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/device/mma_sm80.cuh"
+#include "kernels/cuda/device/warp_sums_sm80.cuh"
 #include "kernels/cuda/head/logit_epilogue.cuh"
 
 namespace logitless::cuda::sm80 {
@@ -181,11 +181,6 @@ class Loader {
   unsigned wanted_;  // likewise; 0 beyond dim
 };
 
-// Operands of a warp for one step of 16 along dim.
-struct Fragments {
-  std::uint32_t a[4][4];  // of 16 tokens each
-  std::uint32_t b[4][4];  // of 16 entries each
-};
 // Shared addresses that a lane reads its fragments from.
 template <class P>
 class FragmentReader {
@@ -203,7 +198,7 @@ class FragmentReader {
     fix(b_);
   }
   // One of the P::kParts of a step.
-  __device__ __forceinline__ void read(Fragments& f, int stage, int part) const {
+  __device__ __forceinline__ void read(WarpOperands& f, int stage, int part) const {
     const auto at = static_cast<std::uint32_t>(stage * P::kStageBytes);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -223,19 +218,6 @@ __device__ __forceinline__ void for_parts(const F& f) {
   if constexpr (kPart < P::kParts) {
     f.template operator()<kPart>();
     for_parts<P, kPart + 1>(f);
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ void multiply(float (&z)[128], const Fragments& f) {
-#pragma unroll
-  for (int m = 0; m < 4; ++m) {
-#pragma unroll
-    for (int nn = 0; nn < 8; ++nn) {
-      const int n = m % 2 == 0 ? nn : 7 - nn;
-      mma<T>(*reinterpret_cast<float(*)[4]>(z + m * 32 + n * 4), f.a[m], f.b[n / 2][n % 2 * 2],
-             f.b[n / 2][n % 2 * 2 + 1]);
-    }
   }
 }
 
@@ -409,18 +391,7 @@ __device__ __forceinline__ void store_tile(const float (&z)[128], const Operands
         const int i = (part * 4 + n) * 2;
         w[n] = pair_of<T>(z[MmaPosition::reg(h, i)], z[MmaPosition::reg(h, i + 1)]);
       }
-      // Transposes 4 x 4 pairs over the four lanes.
-      const bool odd = (lane & 1) != 0, high = (lane & 2) != 0;
-#pragma unroll
-      for (int n = 0; n < 4; n += 2) {
-        const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[n] : w[n + 1], 1);
-        (odd ? w[n] : w[n + 1]) = got;
-      }
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const std::uint32_t got = __shfl_xor_sync(~0u, high ? w[n] : w[n + 2], 2);
-        (high ? w[n] : w[n + 2]) = got;
-      }
+      transpose_pairs(w);
       if (row + MmaPosition::offset(h) >= o.tokens) continue;
       T* const at = first + MmaPosition::offset(h) * to.stride + part * 32;
       if (aligned) {
@@ -460,7 +431,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for_parts<P>([&]<int kPart>() { loader.template load<kPart>(o, s); });
     loaded(s);
   }
-  Fragments fragments[2];
+  WarpOperands fragments[2];
   full(0).wait(0);
   reader.read(fragments[0], 0, 0);
   int stage = 0, to = kStages - kLag;

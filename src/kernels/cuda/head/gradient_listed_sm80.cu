@@ -89,10 +89,10 @@ struct FarGradients {
   std::int64_t target_stride;
 
   __device__ __forceinline__ void first(const float (&z)[128], int row, int column) const {
-    const Columns columns{column + listed::column_of(0), dim};
+    const Columns columns{column + tiles_sm80::column_of(0), dim};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int r = row + listed::row_of(i / 2, i % 2);
+      const int r = row + tiles_sm80::row_of(i / 2, i % 2);
       if (r >= tokens) continue;
       float* const to = d_hidden + r * hidden_stride;
       float2 sum[kPairs], v[kPairs];
@@ -104,13 +104,13 @@ struct FarGradients {
   }
 
   __device__ __forceinline__ void second(const float (&z)[128], int row, int column) const {
-    const Columns columns{column + listed::column_of(0), dim};
+    const Columns columns{column + tiles_sm80::column_of(0), dim};
     float2 of_tile[kPairs];
     columns.load(of_tile, tile_gradient + std::int64_t{row / listed::kTile} * dim);
     const float scale = unscale == nullptr ? 1.0f : *unscale;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int r = row + listed::row_of(i / 2, i % 2);
+      const int r = row + tiles_sm80::row_of(i / 2, i % 2);
       if (r >= entries) continue;
       const std::int32_t vocab_id = vocab_ids[r];
       float2 v[kPairs];

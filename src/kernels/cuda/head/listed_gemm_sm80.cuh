@@ -15,21 +15,18 @@
 
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/launch.cuh"
-#include "kernels/cuda/device/mma_sm80.cuh"
 #include "kernels/cuda/device/tile_sizes.h"
+#include "kernels/cuda/device/tiles_sm80.cuh"
 #include "kernels/cuda/head/listed_gemm.h"
 
 namespace logitless::cuda::listed {
 
-inline constexpr int kThreads = 128;  // four warps of 64 x 64 results each
-inline constexpr int kTile = 128;
-inline constexpr int kStep = 32;  // along the contracted index
-inline constexpr int kStages = 3;
-inline constexpr int kSteps = kBlock / kStep;  // of a contracted block
-inline constexpr int kOperandBytes = kTile * kStep * 2;
-inline constexpr int kStageBytes = 2 * kOperandBytes;
-inline constexpr int kItem = kStages * kStageBytes;  // where the number of the item is
-inline constexpr int kSharedBytes = kItem + 16;      // two fit into 100 KiB of an SM
+using tiles_sm80::kPipelineBytes;
+using tiles_sm80::kStep;
+using tiles_sm80::kThreads;
+using tiles_sm80::kTile;
+inline constexpr int kSteps = kBlock / kStep;             // of a contracted block
+inline constexpr int kSharedBytes = kPipelineBytes + 16;  // the number of the item lies behind
 // Column tiles that row blocks are taken for at a time. Concurrent CTAs share their columns of
 // `right` in L2, and each tile of `left` there.
 inline constexpr int kBand = 4;
@@ -103,162 +100,31 @@ __device__ __forceinline__ bool find_item(const Products& p, int index, Item& it
   return false;
 }
 
-// Waits until all but the last kGroups groups of the thread's copies are done.
-template <int kGroups>
-__device__ __forceinline__ void copies_wait_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
-}
-
-// Place of a 16-byte chunk in a row, so that eight rows at one column are in different banks.
-// kSide: rows of kStep elements; others have kTile elements.
-template <bool kSide>
-__device__ __forceinline__ constexpr int place(int row, int chunk) {
-  return kSide ? chunk ^ (row / 2 % 4) : chunk ^ (row % 8);
-}
-
-// Copies an operand's part of each step. kSide: the operand [128 rows, contracted] has rows of the
-// result; else it is [contracted, 128 columns of it].
-template <typename T, bool kSide>
-class Loader {
- public:
-  // `across`: first row, or column where the contracted index goes down. `limit`: their number.
-  __device__ __forceinline__ Loader(const void* data, std::int64_t stride, int across, int limit,
-                                    std::uint32_t to)
-      : stride_(stride), to_(to + row() * kRowBytes + (place<kSide>(row(), chunk()) << 4)) {
-    const int first = across + (kSide ? row() : chunk() * 8);
-    from_ = static_cast<const T*>(data) +
-            (kSide ? first * stride + chunk() * 8 : row() * stride + first);
-    exists_ = 0;
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i)
-      exists_ |= first + (kSide ? i * kCopyRows : 0) < limit ? 1u << i : 0u;
-  }
-  // Copies the step from contracted element k on; 0 for elements from `end` on.
-  __device__ __forceinline__ void load(int stage, int k, int end, std::uint64_t policy) const {
-    const std::uint32_t to = to_ + static_cast<std::uint32_t>(stage * kStageBytes);
-    const T* const from = from_ + (kSide ? k : k * stride_);
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      // Rows of `left` are padded with zeros along the contracted index.
-      const bool inside = kSide || k + row() + i * kCopyRows < end;
-      copy_async_if(inside && (exists_ >> i & 1u) != 0, to + i * kCopyRows * kRowBytes,
-                    from + i * kCopyRows * stride_, policy);
-    }
-  }
-
- private:
-  static constexpr int kRowBytes = (kSide ? kStep : kTile) * 2;
-  static constexpr int kChunks = kRowBytes / 16;
-  static constexpr int kCopyRows = kThreads / kChunks;  // rows that the CTA copies at once
-  static constexpr int kCopies = kOperandBytes / (kThreads * 16);
-  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kChunks; }
-  static __device__ __forceinline__ int chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
-
-  std::int64_t stride_;
-  std::uint32_t to_;
-  const T* from_;
-  unsigned exists_;  // a bit for each copy of a step
-};
-
-// Operands of a warp for one product of 16 along the contracted index.
-struct Fragments {
-  std::uint32_t a[4][4];  // of 16 rows each
-  std::uint32_t b[4][4];  // of 16 columns each
-};
-// Reads them. kSide: `left` lies as [rows][contracted], else as [contracted][rows].
-template <bool kSide>
-class FragmentReader {
- public:
-  __device__ __forceinline__ explicit FragmentReader(std::uint32_t stages) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int of_eight = lane % 8, low = lane / 8 % 2, high = lane / 16;
-    const int tall = high * 8 + of_eight;  // contracted row of `left`, or of `right` with `low`
-    a_ = kSide ? stages + (warp / 2 * 64 + lane % 16) * kStep * 2 +
-                     (place<true>(lane % 16, high) << 4)
-               : stages + tall * kTile * 2 + (place<false>(tall, warp / 2 * 8 + low) << 4);
-    const int deep = low * 8 + of_eight;
-    b_ = stages + kOperandBytes + deep * kTile * 2 + (place<false>(deep, warp % 2 * 8 + high) << 4);
-  }
-  __device__ __forceinline__ void read(Fragments& f, int stage, int part) const {
-    const auto at = static_cast<std::uint32_t>(stage * kStageBytes);
-    const std::uint32_t down = at + part * 16 * kTile * 2;  // 16 contracted rows further
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kSide) {
-        load_matrices<false>(f.a[i], (a_ ^ (part * 32)) + at + i * 16 * kStep * 2);
-      } else {
-        load_matrices<true>(f.a[i], (a_ ^ (i * 32)) + down);
-      }
-      load_matrices<true>(f.b[i], (b_ ^ (i * 32)) + down);
-    }
-  }
-
- private:
-  std::uint32_t a_, b_;
-};
-
-// A thread's results: row_of and column_of the tile for register m * 32 + n * 4 + half * 2.
-__device__ __forceinline__ int row_of(int m, int half) {
-  return static_cast<int>(threadIdx.x / 64 * 64 + threadIdx.x % 32 / 4) + m * 16 + half * 8;
-}
-__device__ __forceinline__ int column_of(int n) {
-  return static_cast<int>(threadIdx.x / 32 % 2 * 64 + threadIdx.x % 4 * 2) + n * 8;
-}
-
-template <typename T>
-__device__ __forceinline__ void multiply(float (&z)[128], const Fragments& f) {
-#pragma unroll
-  for (int m = 0; m < 4; ++m) {
-#pragma unroll
-    for (int nn = 0; nn < 8; ++nn) {
-      const int n = m % 2 == 0 ? nn : 7 - nn;
-      mma<T>(*reinterpret_cast<float(*)[4]>(z + m * 32 + n * 4), f.a[m], f.b[n / 2][n % 2 * 2],
-             f.b[n / 2][n % 2 * 2 + 1]);
-    }
-  }
-}
-
 // z = the sum of an item. The CTA has passed a barrier since it last read the stages.
 template <typename T, bool kSide>
 __device__ __forceinline__ void sum_item(float (&z)[128], const Product& p, const Item& item,
                                          std::uint32_t stages) {
-  const Loader<T, kSide> left(p.left, p.left_stride, item.row, kSide ? rows_of(p) : p.left_width,
-                              stages);
-  const Loader<T, false> right(p.right, p.right_stride, item.column, p.columns,
-                               stages + kOperandBytes);
-  const FragmentReader<kSide> reader(stages);
+  // Rows of `left` are padded with zeros along the contracted index.
+  const tiles_sm80::Loader<T, kSide, kSide> left(p.left, p.left_stride, item.row,
+                                                 kSide ? rows_of(p) : p.left_width, stages);
+  const tiles_sm80::Loader<T, false, false> right(p.right, p.right_stride, item.column, p.columns,
+                                                  stages + tiles_sm80::kOperandBytes);
   const std::uint64_t keep = policy_keep();
   const int end = contracted_of(p);
   Blocks blocks(p, item.row_block);
-  int step = 0;     // of the block that is loaded
-  int waiting = 0;  // steps loaded and not multiplied
+  int step = 0;  // of the block that is loaded
   const auto load = [&](int stage) {
-    if (!blocks.done()) {
-      const int k = blocks.element() + step * kStep;
-      left.load(stage, k, end, keep);
-      right.load(stage, k, end, keep);
-      ++waiting;
-      if (++step == kSteps) {
-        step = 0;
-        blocks.next();
-      }
+    if (blocks.done()) return false;
+    const int k = blocks.element() + step * kStep;
+    left.load(stage, k, end, keep);
+    right.load(stage, k, end, keep);
+    if (++step == kSteps) {
+      step = 0;
+      blocks.next();
     }
-    copies_commit();  // of nothing behind the last step
+    return true;
   };
-  for (int s = 0; s + 1 < kStages; ++s) load(s);
-#pragma unroll
-  for (float& value : z) value = 0.0f;
-  Fragments fragments[2];
-  for (int stage = 0; waiting > 0; --waiting) {
-    copies_wait_but<kStages - 2>();
-    __syncthreads();
-    reader.read(fragments[0], stage, 0);
-    load((stage + kStages - 1) % kStages);
-    reader.read(fragments[1], stage, 1);
-    multiply<T>(z, fragments[0]);
-    multiply<T>(z, fragments[1]);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
+  tiles_sm80::multiply_steps<T>(z, tiles_sm80::FragmentReader<kSide, false>(stages), load);
 }
 
 // finish.first(z, row, column) and finish.second(...) take a thread's results of an item, whose
@@ -268,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     sum_products(const __grid_constant__ Products p, const __grid_constant__ Finish finish) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const auto stages = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_memory));
-  volatile int* const next = reinterpret_cast<int*>(shared_memory + kItem);
+  volatile int* const next = reinterpret_cast<int*>(shared_memory + kPipelineBytes);
   for (;;) {
     __syncthreads();  // the number before has been read, and the stages
     if (threadIdx.x == 0) *next = atomicAdd(&p.work->next, 1);
