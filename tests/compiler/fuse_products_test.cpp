@@ -86,6 +86,15 @@ TEST(FuseProducts, AsksWhetherItPays) {
   EXPECT_EQ(fused(text, options), 1);
   options.sizes = {{"N", 64}, {"V", 256}, {"D", 64}};
   EXPECT_EQ(fused(text, options), 0);
+  // By mma.sync a product is slower than cuBLAS's, the more the deeper it is.
+  const std::string square =
+      "graph g(%h: bf16[N, D], %w: bf16[V, D]) {\n  %z = dot %h, %w contract(1; 1) : f32[N, V]\n"
+      "  %m = mul %z, %z\n  %o = cast %m : bf16[N, V]\n  return o: %o\n}\n";
+  for (const std::int64_t depth : {1024, 4096}) {
+    CompileOptions a100 = slow_memory({2048, 32768, depth}, of(80));
+    a100.device.card = gpu_card("A100");
+    EXPECT_EQ(fused(square, a100), depth == 1024 ? 1 : 0);
+  }
 }
 
 // Stages that an epilogue cannot compute stay loops over the stored product.
