@@ -11,7 +11,7 @@ Engine::Engine(const HeadCall& call) : run_(call) {
   run_.bind_gradients();
   run_.bind_outputs();
   if (run_.sizes.far) far_.emplace(run_);
-  if (run_.layout.list.wanted) list_.emplace(run_);
+  if (run_.lists()) list_.emplace(run_);
   if (run_.sharded()) require_aligned_operands(run_);
 }
 

@@ -83,6 +83,9 @@ class Run {
   bool wants_gradients() const { return cuda::wants_gradients(features); }
   bool sharded() const { return call.shard.sharded(); }
   bool gathered() const { return call.shard.gathered != nullptr; }
+  // Returns whether chunks take the tokens in the order of a list. Audited tokens are in the order
+  // of all.rows, which has those with a target first already.
+  bool lists() const { return layout.list.wanted && all.rows == nullptr; }
   // Returns whether this rank's shard has no vocabulary entries. It then runs no kernels over the
   // vocabulary, but all collectives.
   bool empty_shard() const { return call.shard.vocab.rows() == 0; }

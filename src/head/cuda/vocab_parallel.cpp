@@ -19,7 +19,7 @@ std::size_t bytes(std::int64_t count, std::size_t each) {
 
 VocabParallel::VocabParallel(const Run& run, FarField* far) : run_(run), backward_(run) {
   if (far != nullptr) far_.emplace(run, *far);
-  if (run.layout.list.wanted) list_.emplace(run);
+  if (run.lists()) list_.emplace(run);
 }
 
 void VocabParallel::run(const ChunkFunction& set_coefficients) {

@@ -31,7 +31,7 @@ class Slices {
 
   explicit Slices(const Run& run)
       : run_(run), shard_(run.call.shard), layout_(run.layout.gathered) {
-    if (run.layout.list.wanted) list_.emplace(run);
+    if (run.lists()) list_.emplace(run);
   }
 
   const SliceParts& parts() const { return layout_.parts; }
