@@ -46,7 +46,6 @@ struct FarRates {
 // tiles.
 struct FarForward {
   FarRates rates;
-  bool over_ranks;  // takes a vocabulary over ranks
   // Returns why it does not support such a head, or empty.
   std::string (*head_unsupported)(const ForwardShape& shape);
   // Returns why it does not support a call, or empty. It checks pointers and strides too.

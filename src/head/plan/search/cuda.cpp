@@ -66,8 +66,6 @@ std::string CudaSearch::refusal(PlanKind kind) const {
                : "";
   }
   if (kernel_.far == nullptr) return concat("kernel ", kernel_.name, " does not have it");
-  if (p_.features.vocab_ranks > 0 && !kernel_.far->over_ranks)
-    return concat("kernel ", kernel_.name, " takes no far field over ranks");
   const std::string reason =
       kernel_.far->head_unsupported(cuda::forward_shape(p_.shape, p_.features));
   if (!reason.empty()) return concat("kernel ", kernel_.name, ": ", reason);

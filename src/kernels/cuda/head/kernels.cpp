@@ -106,7 +106,6 @@ DeviceRates cublas_rates(DType dtype) {
 }
 
 constexpr FarForward kHopperFar = {.rates = kHopperFarRates,
-                                   .over_ranks = true,
                                    .head_unsupported = hopper_unsupported,
                                    .unsupported = kLaunch<hopper_call_unsupported>,
                                    .begin = kLaunch<hopper_begin_forward>,
@@ -124,7 +123,6 @@ constexpr FarForward far_of_sm80(void (*begin)(const ForwardCall&),
                                  void (*all_tiles)(const ForwardCall&),
                                  void (*selected_tiles)(const ForwardCall&)) {
   return {.rates = sm80_far_rates(),
-          .over_ranks = false,  // its audit over ranks differed from the measured error
           .head_unsupported = sm80_far_unsupported,
           .unsupported = sm80_far_call_unsupported,
           .begin = begin,
