@@ -14,7 +14,7 @@ struct HeadShape {
   std::int64_t tokens = 0;
   std::int64_t dim = 0;
   std::int64_t vocab = 0;
-  DType dtype = DType::f32;       // of hidden and weight: f32, bf16 or f16
+  DType dtype = DType::f32;       // of hidden and weight: f32, bf16 or f16; f32 if they differ
   std::int64_t global_vocab = 0;  // global vocabulary; 0: vocab
 
   bool operator==(const HeadShape&) const = default;

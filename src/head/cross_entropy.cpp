@@ -41,9 +41,10 @@ void check_options(const CrossEntropyOptions& options, const CrossEntropyInputs&
           "next_token: cannot be combined with target_weight");
 }
 
-void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
-                     const CrossEntropyOutputs& out) {
+void check_arguments(DeviceKind device, const CrossEntropyOptions& options,
+                     const CrossEntropyInputs& in, const CrossEntropyOutputs& out) {
   const HeadShape shape = shape_of(in);
+  require_products(in.hidden, in.weight, device, is_sharded(in.sharding));
   check_options(options, in);
   require(in.targets.defined(), "targets: expected a tensor, got none");
   const std::int64_t last = in.target_weight.defined() ? targets_per_token(in) : -1;
@@ -139,12 +140,13 @@ std::string exact_text(Number value) {
 LossPlan plan_calls(const LocalPlanner& planner, const CrossEntropyOptions& options,
                     const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
                     const PlanRequest& request) {
+  const DeviceKind device = planner.device(request).kind;
   if (!is_sharded(in.sharding)) {
-    check_arguments(options, in, out);
+    check_arguments(device, options, in, out);
     return planner.plan(shape_of(in), features_of(options, in, out), request);
   }
   const auto head = [&]() -> ShardedHead {
-    check_arguments(options, in, out);
+    check_arguments(device, options, in, out);
     return {.shape = shape_of(in),
             .features = features_of(options, in, out),
             .device = planner.device(request),
@@ -179,7 +181,7 @@ namespace {
 LossStatistics call_cross_entropy(const Context& context, const LossPlan& plan,
                                   const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                                   const CrossEntropyOutputs& out, const Workspace& workspace) {
-  check_arguments(options, in, out);
+  check_arguments(context.device().kind, options, in, out);
   require_own_memory(in, out);
   HeadCall call;
   call.context = &context;

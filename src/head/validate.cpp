@@ -118,8 +118,12 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
   require(weight.rank() == 2, "weight: expected [V, D], got ", describe(weight));
   require(is_head_float(hidden.dtype()), "hidden: expected f32, bf16 or f16, got ",
           name_of(hidden.dtype()));
-  require(weight.dtype() == hidden.dtype(), "weight: expected ", name_of(hidden.dtype()),
-          " as hidden, got ", name_of(weight.dtype()));
+  const DType dtype = weight.dtype() == hidden.dtype() ? hidden.dtype() : DType::f32;
+  const bool wide = hidden.dtype() == DType::f32;
+  require(weight.dtype() == hidden.dtype() || weight.dtype() == DType::f32 ||
+              (wide && is_head_float(weight.dtype())),
+          "weight: expected ", name_of(hidden.dtype()), " as hidden or ",
+          wide ? "16 bits" : name_of(DType::f32), ", got ", name_of(weight.dtype()));
   const std::int64_t dim = hidden.size(hidden.rank() - 1);
   require(columns < 0 || weight.size(1) == columns, "weight: expected [V, ", columns,
           "], the sharding's columns, got ", describe(weight));
@@ -135,7 +139,15 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
   require_vector("bias", bias, weight.size(0), weight.dtype());
   std::int64_t tokens = 1;
   for (int d = 0; d + 1 < hidden.rank(); ++d) tokens *= hidden.size(d);
-  return {tokens, dim, weight.size(0), hidden.dtype()};
+  return {tokens, dim, weight.size(0), dtype};
+}
+
+void require_products(const ConstTensorView& hidden, const ConstTensorView& weight,
+                      DeviceKind device, bool sharded) {
+  if (hidden.dtype() == weight.dtype() || (device == DeviceKind::cpu && !sharded)) return;
+  throw Unsupported(concat("weight: expected ", name_of(hidden.dtype()), " as hidden ",
+                           sharded ? "with a sharding" : "on a GPU", ", got ",
+                           name_of(weight.dtype())));
 }
 
 void require_transform(float logit_scale, float softcap) {

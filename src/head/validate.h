@@ -100,10 +100,15 @@ void require_vector(std::string_view name, const ConstTensorView& view, std::int
 void require_gradient(std::string_view name, const ConstTensorView& view,
                       const ConstTensorView& like);
 // Checks hidden, weight and bias against each other and returns their sizes. `least_rows` is the
-// minimum of weight's rows. `columns` is the number of its columns; -1: those of hidden.
+// minimum of weight's rows. `columns` is the number of its columns; -1: those of hidden. The dtype
+// is that of both, or f32 where one of them has it and the other has 16 bits.
 HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight,
                        const ConstTensorView& bias, std::int64_t least_rows = 1,
                        std::int64_t columns = -1);
+// Throws Unsupported if hidden and weight have two dtypes where no kernel multiplies them: only
+// those of a CPU without a sharding do.
+void require_products(const ConstTensorView& hidden, const ConstTensorView& weight,
+                      DeviceKind device, bool sharded);
 // Throws if an option is not finite or out of range.
 void require_transform(float logit_scale, float softcap);
 // Throws unless least <= value <= most. The largest float as `most` is no bound.

@@ -22,6 +22,8 @@ LogitsForm logits_form(const Context& context, const ConstTensorView& hidden,
                        float logit_scale) {
   LogitsForm form;
   form.shape = require_head(hidden, weight, bias);
+  require(weight.dtype() == hidden.dtype(), "weight: expected ", name_of(hidden.dtype()),
+          " as hidden, got ", name_of(weight.dtype()));
   require(hidden.rank() <= kMaxRank - 1,
           "hidden: expected [..., D] with at most two leading "
           "dimensions, got ",

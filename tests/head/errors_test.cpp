@@ -76,9 +76,19 @@ const Row kRows[] = {
      [](Call& c) {
        c.in.hidden = {c.in.hidden.data(), DType::i32, {kTokens, kDim}};
      }},
-    {"weight: expected f32 as hidden, got bf16",
+    {"weight: expected f32 as hidden or 16 bits, got i32",
      [](Call& c) {
-       c.in.weight = {c.in.weight.data(), DType::bf16, {kVocab, kDim}};
+       c.in.weight = {c.in.weight.data(), DType::i32, {kVocab, kDim}};
+     }},
+    {"weight: expected bf16 as hidden or f32, got f16",
+     [](Call& c) {
+       c.in.hidden = {c.in.hidden.data(), DType::bf16, {kTokens, kDim}};
+       c.in.weight = {c.in.weight.data(), DType::f16, {kVocab, kDim}};
+     }},
+    {"d_weight: expected f32, got f16",
+     [](Call& c) {
+       c.in.hidden = {c.in.hidden.data(), DType::bf16, {kTokens, kDim}};
+       c.out.d_weight = {c.out.d_weight.data(), DType::f16, {kVocab, kDim}};
      }},
     {"weight: f32[12, 3] does not go with hidden f32[6, 4]: their last dimensions differ",
      [](Call& c) {

@@ -77,11 +77,11 @@ HeadProblem::HeadProblem(const HeadSpec& s) : spec(s) {
   };
   const double weight_scale = s.weight_scale / std::sqrt(static_cast<double>(s.dim));
   hidden = tensor(
-      s.dtype, {s.tokens, s.dim}, [&] { return s.hidden_shift + s.hidden_scale * normal(random); },
-      oracle.hidden);
+      s.hidden_dtype.value_or(s.dtype), {s.tokens, s.dim},
+      [&] { return s.hidden_shift + s.hidden_scale * normal(random); }, oracle.hidden);
   weight = tensor(
-      s.dtype, {s.vocab, s.dim}, [&] { return s.weight_shift + weight_scale * normal(random); },
-      oracle.weight);
+      s.weight_dtype.value_or(s.dtype), {s.vocab, s.dim},
+      [&] { return s.weight_shift + weight_scale * normal(random); }, oracle.weight);
   if (s.bias)
     bias = tensor(
         DType::f32, {s.vocab}, [&] { return normal(random); }, oracle.bias);
@@ -176,8 +176,12 @@ std::vector<std::int64_t> device_tokens(const LossPlan& plan, const Workspace& w
 CrossEntropyOutputs make_outputs(const HeadSpec& s, const RunSpec& run, HeadResult& a) {
   const DType gradient = run.gradient_dtype.value_or(DType::f32);
   a.loss = s.reduction == Reduction::none ? Tensor(DType::f32, {s.tokens}) : Tensor(DType::f32, {});
-  if (run.gradients && run.d_hidden) a.d_hidden = Tensor(gradient, {s.tokens, s.dim});
-  if (run.gradients && run.d_weight) a.d_weight = Tensor(gradient, {s.vocab, s.dim});
+  const bool mixed = s.hidden_dtype.has_value() || s.weight_dtype.has_value();
+  const auto of = [&](std::optional<DType> own) {
+    return mixed && gradient != DType::f32 ? own.value_or(s.dtype) : gradient;
+  };
+  if (run.gradients && run.d_hidden) a.d_hidden = Tensor(of(s.hidden_dtype), {s.tokens, s.dim});
+  if (run.gradients && run.d_weight) a.d_weight = Tensor(of(s.weight_dtype), {s.vocab, s.dim});
   if (run.gradients && run.d_bias && s.bias) a.d_bias = Tensor(DType::f32, {s.vocab});
   a.lse = Tensor(DType::f32, {s.tokens});
   if (s.per_token == 1) {

@@ -38,7 +38,8 @@ class Tensor {
 
 struct HeadSpec {
   std::int64_t tokens = 7, dim = 5, vocab = 11;
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;                                   // of the products
+  std::optional<DType> hidden_dtype = {}, weight_dtype = {};  // none: dtype
   int per_token = 1;
   bool bias = false, class_weight = false, token_weight = false;
   double ignored = 0.0;       // fraction of tokens ignored
@@ -88,7 +89,7 @@ struct RunSpec {
   bool d_hidden = true, d_weight = true, d_bias = true;  // requested gradients
   std::vector<double> grad_losses;  // upstream of each token with reduction none; empty: grad_loss
   bool extras = false;              // entropy and argmax
-  std::optional<DType> gradient_dtype;  // none: f32
+  std::optional<DType> gradient_dtype;  // none: f32; of a tensor beside another dtype: its own
   double grad_loss = 1.0;
   // Final change of the arguments.
   std::function<void(CrossEntropyOptions&, CrossEntropyInputs&, CrossEntropyOutputs&)> change;

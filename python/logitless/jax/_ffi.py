@@ -163,8 +163,8 @@ def call(
     portable = inputs["hidden"].dtype == jnp.float64 or inputs.get("temperature") is not None
     if portable or backend(inputs["hidden"].dtype).name == "portable":
         return _portable.call(function, options, inputs, outputs)
-    if inputs["weight"].dtype != inputs["hidden"].dtype:
-        return _with_cast(function, options, inputs, outputs)
+    if inputs["weight"].dtype != inputs["hidden"].dtype and jax.default_backend() != "cpu":
+        return _with_cast(function, options, inputs, outputs)  # a CPU's kernels multiply both dtypes
     arrays = varying({name: array for name, array in inputs.items() if array is not None}, axes_of(*_present(inputs)))
     axes = axes_of(*arrays.values())
     in_specs = tuple(Spec(name, array.dtype.name, array.shape) for name, array in arrays.items())
@@ -197,7 +197,7 @@ def call(
 def _with_cast(
     function: str, options: LossOptions | HeadOptions, inputs: Mapping[str, jax.Array | None], outputs: Types
 ) -> dict[str, jax.Array]:
-    """Runs the ``call`` of a 16-bit weight beside float32 hidden states. The library runs on a float32 copy of the weight
+    """Runs the ``call`` of a 16-bit weight beside float32 hidden states on a GPU. The library runs on a float32 copy of it
     if the budget has space for it, an unrounded gradient and a plan. Without a budget both may take a quarter
     of the logits, at least 16 MiB. Otherwise JAX's own operations cast a block at a time."""
     hidden, weight, budget = inputs["hidden"], inputs["weight"], options.memory_budget

@@ -207,8 +207,10 @@ def run(
     may be on the meta device. It raises here if its plan exceeds the budget. accumulate: gradients are added to what
     their tensors hold; for hidden states that the library serves."""
     hidden, device, weight = groups[0]["hidden"], groups[0]["hidden"].device, groups[0]["weight"]
-    copies = isinstance(weight, QuantizedWeight) or weight.dtype != hidden.dtype
-    if copies and shard.group:  # a quantised weight was refused before
+    quantized = isinstance(weight, QuantizedWeight)
+    mixed = not quantized and weight.dtype != hidden.dtype
+    copies = quantized or (mixed and device.type != "cpu")  # a CPU's kernels multiply both dtypes
+    if mixed and shard.group:
         raise NotImplementedError(
             f"sharding: expected hidden and weight of one dtype, or a float32 weight, got {hidden.dtype} and {weight.dtype}"
         )
@@ -248,9 +250,9 @@ def run(
 
 
 def _run_copied(kind: Kind, options: LossOptions | HeadOptions, groups, later, backward) -> bool:
-    """Runs a call of a quantised or 16-bit weight on a whole copy in the dtype of hidden, if the budget has space for
-    both. Without a budget the copy may take what the portable implementation would, as may a gradient before it is
-    rounded. Returns whether it ran."""
+    """Runs a call of a quantised weight, or on a GPU of a 16-bit one, on a whole copy in the dtype of hidden. The budget
+    must have space for both. Without a budget the copy may take what the portable implementation would, as may a
+    gradient before it is rounded. Returns whether it ran."""
     hidden, weight, budget = groups[0]["hidden"], groups[0]["weight"], options.memory_budget
     rounds = any(group.get("d_weight") is not None and group["d_weight"].dtype == weight.dtype for group in groups[1:])
     size, tokens = weight.numel() * hidden.element_size(), hidden.shape[:-1].numel()

@@ -81,11 +81,16 @@ void together(const Sharding& sharding, const std::function<void()>& body) {
 HeadShape require_order_source(const Context& context, const ConstTensorView& hidden,
                                const ConstTensorView& weight, const ConstTensorView& bias,
                                const Sharding& sharding) {
-  if (!is_sharded(sharding)) return require_head(hidden, weight, bias);
+  if (!is_sharded(sharding)) {
+    const HeadShape shape = require_head(hidden, weight, bias);
+    require_products(hidden, weight, context.device().kind, false);
+    return shape;
+  }
   HeadShape shape;
   together(sharding, [&] {
     require_device(sharding, context.device().kind);
     shape = require_head(hidden, weight, bias, 0, columns_of(sharding));
+    require_products(hidden, weight, context.device().kind, true);
     require_sharding(sharding, shape.vocab);
     require_rows(sharding);
   });

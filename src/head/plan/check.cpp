@@ -46,12 +46,17 @@ void check_request(const HeadShape& shape, const HeadFeatures& features,
     require(request.device.kind == DeviceKind::cuda, "precision: ", name,
             " is for a GPU, the device is a CPU");
   }
+  // On a CPU a tensor of 16 bits may be beside one of f32.
+  const bool mixed = shape.dtype == DType::f32 && request.device.kind == DeviceKind::cpu;
   for (const auto& [name, dtype] :
        {std::pair<std::string_view, DType>{"d_hidden_dtype", features.d_hidden_dtype},
         {"d_weight_dtype", features.d_weight_dtype}}) {
-    require(dtype == DType::f32 || dtype == shape.dtype, name, ": expected f32",
-            shape.dtype == DType::f32 ? "" : concat(" or ", name_of(shape.dtype)), ", got ",
-            name_of(dtype));
+    require(dtype == DType::f32 || dtype == shape.dtype || (mixed && is_head_float(dtype)), name,
+            ": expected f32",
+            mixed                       ? ", bf16 or f16"
+            : shape.dtype == DType::f32 ? ""
+                                        : concat(" or ", name_of(shape.dtype)),
+            ", got ", name_of(dtype));
   }
   require(!request.kind.has_value() || *request.kind <= PlanKind::far_both,
           "kind: ", static_cast<int>(request.kind.value_or(PlanKind::forward)), " is no PlanKind");

@@ -100,6 +100,11 @@ TEST(ShardingErrors, WhatIsNotServedIsRefusedByName) {
                       [](int, auto&, auto&, PlanRequest& r) { r.device.kind = DeviceKind::cuda; }),
              "InvalidArgument",
              "vocab_group: expected a communicator of a GPU's memory, got one of the CPU's");
+  expect_all(plan_all(even_run(),
+                      [](int, auto&, CrossEntropyInputs& in, auto&) {
+                        in.weight = {in.weight.data(), DType::bf16, {in.weight.size(0), kDim}};
+                      }),
+             "Unsupported", "weight: expected f32 as hidden with a sharding, got bf16");
 }
 
 TEST(ShardingErrors, RanksThatDifferAreNamed) {

@@ -74,7 +74,7 @@ def test_float32_hidden_states_beside_a_16_bit_weight(half, shape, dim, vocab, b
 
 @of_kernels
 def test_blocks_of_a_16_bit_weight():
-    """No float32 copy of the weight exists where blocks take less."""
+    """No float32 copy of the weight exists on a CPU, nor where blocks take less."""
     kinds = (((256, 256), "float32"), ((20_000, 256), "bfloat16"), ((256,), "int32"))
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
 
@@ -83,7 +83,8 @@ def test_blocks_of_a_16_bit_weight():
         return jax.jit(step).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
     copy = 4 * 20_000 * 256
-    assert held("8MiB") < copy // 2 and held(None) < copy < held("64MiB")
+    assert held("8MiB") < copy // 2 and held(None) < copy
+    assert (held("64MiB") < copy) == (jax.default_backend() == "cpu")
 
 
 @pytest.mark.parametrize(
