@@ -7,6 +7,17 @@
 #include "support/problem.h"
 
 namespace logitless::test {
+namespace {
+
+// A head whose width every kernel takes.
+HeadSpec head_of(DType dtype) {
+  HeadSpec spec;
+  spec.dim = 8;
+  spec.dtype = dtype;
+  return spec;
+}
+
+}  // namespace
 
 std::vector<std::string> kernels_of_any_dtype() {
   std::vector<std::string> names;
@@ -14,11 +25,7 @@ std::vector<std::string> kernels_of_any_dtype() {
   for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) names.emplace_back(kernel.name);
   // precision_test.cpp tests those of another precision.
   std::erase_if(names, [](const std::string& name) {
-    HeadSpec spec;
-    const auto takes = [&](DType dtype) {
-      spec.dtype = dtype;
-      return accepts(name, spec);
-    };
+    const auto takes = [&](DType dtype) { return accepts(name, head_of(dtype)); };
     return !takes(DType::bf16) && !takes(DType::f16) && !takes(DType::f32);
   });
   return names;
@@ -26,9 +33,8 @@ std::vector<std::string> kernels_of_any_dtype() {
 
 std::vector<std::string> tested_kernels() {
   std::vector<std::string> names = kernels_of_any_dtype();
-  HeadSpec bf16;
-  bf16.dtype = DType::bf16;
-  std::erase_if(names, [&](const std::string& name) { return !accepts(name, bf16); });
+  std::erase_if(names,
+                [](const std::string& name) { return !accepts(name, head_of(DType::bf16)); });
   return names;
 }
 
