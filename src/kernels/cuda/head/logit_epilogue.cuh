@@ -127,6 +127,13 @@ __device__ __forceinline__ void put_argmax(float top, int index, const ForwardAr
   at.put_best(a, top, index, h);
 }
 
+// Unlike fmaxf it returns NaN for NaN.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+
 // Replaces z by its exponentials; 0 past the vocabulary's end. With kPlainBest, the scale is
 // positive and positions are token ids.
 template <ForwardMode kMode, class Position>
@@ -164,7 +171,7 @@ __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArgument
       }
       const float product = !kEntropy || at.whole || exists(i) ? z[reg] : none;
       float bits = fmaf(product, factor, -k);
-      if constexpr (kEntropy) bits = fmaxf(bits, -3e38f);  // so that 0 times it is 0
+      if constexpr (kEntropy) bits = max_or_nan(bits, -3e38f);  // so that 0 times it is 0
       const float e = exp2_fast(bits);
       sum[Position::half(i)] += e;
       if constexpr (kEntropy) entropy = fmaf(e, bits, entropy);
