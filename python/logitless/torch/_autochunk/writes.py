@@ -20,8 +20,8 @@ _RANDOM = {f"{name}_" for name in "bernoulli cauchy exponential geometric log_no
 
 
 class Writes(TorchFunctionMode):
-    """Replaces a write into a part of a tensor by a write of the whole tensor, and reads of its views from then on by
-    reads of new views."""
+    """Replaces a write into a part of a tensor by a write of the whole tensor. Views of it that are read later are
+    taken again."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ class Writes(TorchFunctionMode):
         return True
 
     def _write(self, name: str, view: torch.Tensor, args: Sequence, kwargs: dict) -> torch.Tensor | None:
-        """Writes into a view and returns it anew, or None if it has no form here."""
+        """Writes into a view and returns a new one, or None if it has no form here."""
         base = view._base
         place = place_of(base, view)
         diagonal = place is None and _is_diagonal(base, view)
@@ -124,8 +124,7 @@ class Writes(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a view's elements are in the tensor that it views: a slice along each dimension, then a permutation and a
-    reshape. Of a view of all elements in order: a reshape alone."""
+    """A view's place in its base tensor: a slice along each dimension, then a permutation and a reshape."""
 
     slices: tuple[tuple[int, int, int, int], ...]  # (dimension, begin, end, step), those that are not whole
     sizes: tuple[int, ...]  # of the slices

@@ -26,10 +26,10 @@ __device__ __forceinline__ listed::Product product_of(const CountedStrip& c) {
 // Writes the results of a tile to rows [0, rows) of `to`.
 __device__ __forceinline__ void store_tile(const CountedStrip& c, const float (&z)[128], float* to,
                                            int rows, const listed::Item& item) {
-  const int first = item.column + listed::column_of(0);
+  const int first = item.column + tiles_sm80::column_of(0);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int row = item.row + listed::row_of(i / 2, i % 2);
+    const int row = item.row + tiles_sm80::row_of(i / 2, i % 2);
     if (row >= rows) continue;
     float* const at = to + std::int64_t{row} * c.columns + first;
 #pragma unroll
