@@ -25,8 +25,8 @@ inline double digamma(double x) {
   if (x == 0.0) return std::signbit(x) ? inf : -inf;
   double y = 0.0;
   if (x < 0.0) {
-    const double fraction = x - std::floor(x);
-    if (!(fraction > 0.0)) return nan;
+    const double fraction = x - std::round(x);  // keeps the digits of a small x
+    if (!(fraction != 0.0 && std::isfinite(x))) return nan;
     y = -pi / std::tan(pi * fraction);
     x = 1.0 - x;
   }
@@ -43,7 +43,7 @@ inline double trigamma(double x) {
   constexpr double pi = std::numbers::pi;
   double y = 0.0, sign = 1.0, sum = 0.0;
   if (x < 0.5) {
-    const double fraction = x - std::floor(x);
+    const double fraction = x - std::round(x);
     if (fraction == 0.0) return std::numeric_limits<double>::infinity();
     const double of_sine = pi / std::sin(pi * fraction);
     y = of_sine * of_sine;

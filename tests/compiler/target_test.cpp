@@ -192,7 +192,7 @@ class AlignedCpu final : public ir::Target {
   bool heads_add() const final { return cpu_.heads_add(); }
   bool epilogues() const final { return cpu_.epilogues(); }
   bool gelu_epilogues() const final { return cpu_.gelu_epilogues(); }
-  bool product_epilogues() const final { return cpu_.product_epilogues(); }
+  std::optional<ir::ProductEngine> product_engine() const final { return cpu_.product_engine(); }
   ir::HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                          std::int64_t workspace) const final {
     return cpu_.head_plan(shape, features, workspace);

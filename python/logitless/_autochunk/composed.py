@@ -29,16 +29,23 @@ def _tan(w: Writer, x: Value) -> Value:
 
 
 def _sinh(w: Writer, x: Value) -> Value:
-    # (e - 1 / e) / 2 with e = 1 + u: no digits are lost near 0.
-    half = w.map("expm1", [w.map("abs", [x], x.dtype)], x.dtype)
-    # u / (u + 1) is 1 where u has overflowed, and not a quotient of infinities.
-    share = w.sub(_number(w, 1.0, x), w.div(_number(w, 1.0, x), w.add(half, _number(w, 1.0, x))))
-    return _signed(w, w.scaled(w.add(half, share), 0.5), x)
+    # (u + u / (u + 1)) / 2 with u = e^|x| - 1: no digits are lost near 0.
+    u = w.map("expm1", [w.map("abs", [x], x.dtype)], x.dtype)
+    near = w.scaled(w.add(u, w.div(u, w.add(u, _number(w, 1.0, x)))), 0.5)
+    return _signed(w, _or_half_exp(w, x, near), x)
 
 
 def _cosh(w: Writer, x: Value) -> Value:
     e = w.map("exp", [w.map("abs", [x], x.dtype)], x.dtype)
-    return w.scaled(w.add(e, w.div(_number(w, 1.0, x), e)), 0.5)
+    return _or_half_exp(w, x, w.scaled(w.add(e, w.div(_number(w, 1.0, x), e)), 0.5))
+
+
+def _or_half_exp(w: Writer, x: Value, near: Value) -> Value:
+    """Returns e^|x| / 2 where that is all, as a product that overflows no sooner than the result; `near` elsewhere."""
+    a = w.map("abs", [x], x.dtype)
+    root = w.map("exp", [w.scaled(a, 0.5)], x.dtype)
+    far = w.mul(w.scaled(root, 0.5), root)
+    return w.map("select", [w.map("gt", [a, _number(w, 20.0, x)], w.dtypes.i8), far, near], x.dtype)
 
 
 def _asinh(w: Writer, x: Value) -> Value:
@@ -57,7 +64,9 @@ def _acosh(w: Writer, x: Value) -> Value:
     t = w.sub(x, _number(w, 1.0, x))
     near = w.map("log1p", [w.add(t, _sqrt(w, w.add(w.scaled(t, 2.0), w.mul(t, t))))], x.dtype)
     far = w.add(w.map("log", [x], x.dtype), _number(w, math.log(2.0), x))
-    return w.map("select", [w.map("gt", [x, _number(w, 1e9, x)], w.dtypes.i8), far, near], x.dtype)
+    made = w.map("select", [w.map("gt", [x, _number(w, 1e9, x)], w.dtypes.i8), far, near], x.dtype)
+    below = w.map("lt", [x, _number(w, 1.0, x)], w.dtypes.i8)
+    return w.map("select", [below, _number(w, math.nan, x), made], x.dtype)
 
 
 def _atanh(w: Writer, x: Value) -> Value:
@@ -96,13 +105,27 @@ COMPOSED: dict[str, Callable[[Writer, Value], Value]] = {
 
 
 def atan2(w: Writer, y: Value, x: Value) -> Value:
-    """Returns the angle of (x, y) in [-pi, pi]."""
-    zero = _number(w, 0.0, x)
-    right = _atan(w, w.div(y, x))
-    turn = w.map("select", [w.map("lt", [y, zero], w.dtypes.i8), *(_number(w, s * math.pi, x) for s in (-1, 1))], x.dtype)
-    left = w.map("select", [w.map("lt", [x, zero], w.dtypes.i8), w.add(right, turn), right], x.dtype)
-    origin = w.map("logical_and", [w.map("eq", [v, zero], w.dtypes.i8) for v in (x, y)], w.dtypes.i8)
-    return w.map("select", [origin, zero, left], x.dtype)
+    """Returns the angle of (x, y) in [-pi, pi]. That of (0, 0) is 0, whatever the signs."""
+
+    def test(name, a, b):
+        return w.map(name, [a, b], w.dtypes.i8)
+
+    def choose(condition, a, b):
+        return w.map("select", [condition, a, b], x.dtype)
+
+    zero, infinite = _number(w, 0.0, x), _number(w, math.inf, x)
+    ends = [test("eq", w.map("abs", [v], v.dtype), infinite) for v in (x, y)]
+    diagonal = w.map("logical_and", ends, w.dtypes.i8)  # both infinite: the quotient of their signs is meant
+    x, y = (choose(diagonal, w.map("sign", [v], v.dtype), v) for v in (x, y))
+    # The sign of y, also of a zero, by its reciprocal.
+    below = test("lt", choose(test("eq", y, zero), w.div(_number(w, 1.0, x), y), y), zero)
+    angle = _atan(w, w.div(y, x))
+    left = w.add(angle, choose(below, _number(w, -math.pi, x), _number(w, math.pi, x)))
+    upright = choose(below, _number(w, -math.pi / 2, x), _number(w, math.pi / 2, x))
+    made = choose(test("eq", x, zero), upright, choose(test("lt", x, zero), left, angle))
+    origin = w.map("logical_and", [test("eq", x, zero), test("eq", y, zero)], w.dtypes.i8)
+    unknown = test("ne", y, y)  # NaN
+    return choose(unknown, y, choose(origin, zero, made))
 
 
 def hypot(w: Writer, x: Value, y: Value) -> Value:
@@ -111,7 +134,10 @@ def hypot(w: Writer, x: Value, y: Value) -> Value:
     most, least = w.map("max", [a, b], x.dtype), w.map("min", [a, b], x.dtype)
     share = w.div(least, most)
     made = w.mul(most, _sqrt(w, w.add(w.mul(share, share), _number(w, 1.0, x))))
-    return w.map("select", [w.map("eq", [least, _number(w, 0.0, x)], w.dtypes.i8), most, made], x.dtype)
+    made = w.map("select", [w.map("eq", [least, _number(w, 0.0, x)], w.dtypes.i8), most, made], x.dtype)
+    infinite = _number(w, math.inf, x)
+    ends = [w.map("eq", [v, infinite], w.dtypes.i8) for v in (a, b)]
+    return w.map("select", [w.map("logical_or", ends, w.dtypes.i8), infinite, made], x.dtype)
 
 
 # Coefficients of M. Giles, "Approximating the erfinv function" (2010): polynomials in w = -log(1 - x^2), around 2.5,

@@ -86,8 +86,8 @@ double log_gamma(double x) {
 double digamma_of(double x) {
   if (x == 0.0) return std::copysign(std::numeric_limits<double>::infinity(), -x);
   if (x < 0.0) {
-    const double fraction = x - std::floor(x);
-    if (!(fraction > 0.0)) return std::numeric_limits<double>::quiet_NaN();
+    const double fraction = x - std::round(x);  // keeps the digits of a small x
+    if (!(fraction != 0.0 && std::isfinite(x))) return std::numeric_limits<double>::quiet_NaN();
     return digamma_of(1.0 - x) - std::numbers::pi / std::tan(std::numbers::pi * fraction);
   }
   if (x < 40.0) return digamma_of(x + 1.0) - 1.0 / x;
@@ -98,7 +98,7 @@ double digamma_of(double x) {
 // Abramowitz and Stegun, 6.4.7, 6.4.6 and 6.4.12, likewise.
 double trigamma_of(double x) {
   if (x < 0.5) {
-    const double fraction = x - std::floor(x);
+    const double fraction = x - std::round(x);
     if (fraction == 0.0) return std::numeric_limits<double>::infinity();
     const double sine = std::sin(std::numbers::pi * fraction);
     return std::numbers::pi * std::numbers::pi / (sine * sine) - trigamma_of(1.0 - x);

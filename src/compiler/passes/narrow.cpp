@@ -238,9 +238,11 @@ class Narrower {
       if (inner.empty()) inner = {have[d].begin, have[d].begin};
       begin.emplace_back(inner.begin - have[d].begin);
       end.emplace_back(inner.end - have[d].begin);
-      low.emplace_back(std::max<std::int64_t>(inner.begin - box[d].begin, 0));
-      high.emplace_back((box[d].end - box[d].begin) - (inner.end - inner.begin) -
-                        low.back().value());
+      // A box that lies before what is computed is zeros alone.
+      const std::int64_t zeros = (box[d].end - box[d].begin) - (inner.end - inner.begin);
+      const std::int64_t before = std::clamp<std::int64_t>(inner.begin - box[d].begin, 0, zeros);
+      low.emplace_back(before);
+      high.emplace_back(zeros - before);
       cuts = cuts || inner != have[d];
       pads = pads || low.back() != Dim(0) || high.back() != Dim(0);
     }

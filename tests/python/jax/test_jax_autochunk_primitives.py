@@ -82,7 +82,7 @@ def writes_that_may_meet(x, i):
 
 def gammas(x, i):
     a = jnp.abs(x) + 0.5
-    angles = jnp.arccos(jnp.tanh(x) * 0.9) + jnp.arctan2(x, a) + jnp.arcsinh(x) + jnp.sinh(x)
+    angles = jnp.arccos(jnp.tanh(x) * 0.9) + jnp.arctan2(x, -a) + jnp.arcsinh(x) + jnp.sinh(x * 1e-6)
     return (jax.lax.lgamma(a) + jax.lax.digamma(a) + jax.lax.erfc(x) + angles).sum()
 
 

@@ -197,13 +197,13 @@ def test_compile_of_other_lengths():
 
 def test_operators_pass_torchs_own_checks():
     hidden, weight, target, bias = problem(5, (12,), 8, 30, torch.float32, bias=True)
-    options = ["mean", "ieee", -100, 0.0, 0.0, 0.0, 1.0, 0.0, 0, *ALL, None, 7, True]
+    options = ["mean", "ieee", -100, 0.0, 0.0, 0.0, 1.0, 0.0, 0, 0.0, *ALL, None, 7, True]
     torch.library.opcheck(
         torch.ops.logitless.cross_entropy, (hidden, weight, target, bias, None, None, None, None, *options),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
     torch.library.opcheck(
-        torch.ops.logitless.head, (hidden, weight, target, bias, "ieee", -100, 0.0, 1.0, 0, *ALL, None, 7, True),
+        torch.ops.logitless.head, (hidden, weight, target, bias, "ieee", -100, 0.0, 1.0, 0, 0.0, *ALL, None, 7, True),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static"),
     )
 

@@ -23,10 +23,11 @@ DTYPES = Dtypes(
 UNSIGNED = np.dtype("uint32")
 
 # Primitives that accept unsigned values as small integers. Arithmetic is excluded, since it wraps modulo 2^32, but sums
-# that are known to be less (program.py), by which the gradient of x.at[i].set(y) numbers its updates.
+# that are known to be less, and comparisons with numbers below 2^31 (program.py): the gradient of x.at[i].set(y) numbers
+# its updates so.
 _COUNTING = {"iota", "sort", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice", "concatenate"}
 _COUNTING |= {"transpose", "gather", "scatter", "scatter-add", "scatter_add", "convert_element_type", "copy"}
-_COUNTING |= {"random_bits", "shift_right_logical", "or", "bitcast_convert_type", "add", "eq", "ne", "select_n"}
+_COUNTING |= {"random_bits", "shift_right_logical", "or", "bitcast_convert_type", "add", "eq", "ne"}
 
 
 def held(dtype, primitive: str):

@@ -63,6 +63,8 @@ def to_text(
         refs = [Ref(ref.shape, held(ref.dtype, equation.primitive)) for ref in equation.outputs]
         try:
             made = _handled(w, replace(equation, outputs=refs), value)
+        except _Final:
+            raise
         except Unsupported as error:
             made = _as_it_is(w, equation, value, live, error)
         values.update(zip(equation.outputs, made))
@@ -82,6 +84,10 @@ def to_text(
     return Text(text, [own for own, _ in header], _precision(w), w.locations, list(w.calls.values()), w.bound)
 
 
+class _Final(Unsupported):
+    """A refusal that JAX's own form of the primitive does not mend: the program holds its operands in other dtypes."""
+
+
 def _handled(w: JaxWriter, e: Equation, value: Callable) -> tuple[Value, ...]:
     """Lowers an equation. value: returns the value of an input for a primitive."""
     handler = HANDLERS.get(e.primitive)
@@ -91,9 +97,13 @@ def _handled(w: JaxWriter, e: Equation, value: Callable) -> tuple[Value, ...]:
         w.type(held(ref.dtype, e.primitive), ref.shape)
     for ref in e.outputs:  # in the dtypes that hold them
         w.type(ref.dtype, ref.shape)
-    made = handler(w, e, *(value(x, e.primitive) for x in e.inputs))
-    if e.primitive == "add" and e.inputs[0].dtype == UNSIGNED and not w.known(made, 2**32):
-        raise w.refuse("a sum of uint32, which may wrap, has no form in a tensor program")
+    operands = [value(x, e.primitive) for x in e.inputs]
+    made = handler(w, e, *operands)
+    if e.inputs and e.inputs[0].dtype == UNSIGNED:
+        if e.primitive == "add" and not w.known(made, 2**32):
+            raise _Final(str(w.refuse("a sum of uint32, which may wrap, has no form in a tensor program")))
+        if e.primitive in ("eq", "ne") and not any(w.known(v, 2**31) for v in operands):
+            raise _Final(str(w.refuse("a comparison of uint32 whose values are not known has no form in a tensor program")))
     return made if isinstance(made, tuple) else (made,)
 
 

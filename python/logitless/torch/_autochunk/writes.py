@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,17 @@ _VALUES = {
     "fill_": lambda x, value: torch.full_like(x, value) if not isinstance(value, torch.Tensor) else value,
     "copy_": lambda x, source, non_blocking=False: source,
 }
-_RANDOM = {f"{name}_" for name in "bernoulli cauchy exponential geometric log_normal normal random uniform".split()}
+# Methods that write in place and whose functional form has their name and arguments. Those that change the view itself
+# (``t_``, ``squeeze_``, ``requires_grad_``) and random numbers are not.
+_METHODS = """
+    abs acos acosh add addcdiv addcmul arctan asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil
+    clamp clamp_max clamp_min clip copysign cos cosh cumprod cumsum digamma div divide eq erf erfc erfinv exp exp2 expm1 floor
+    floor_divide fmod frac ge gt hypot index_add index_copy index_fill index_put ldexp le lerp lgamma log log10 log1p log2
+    logical_and logical_not logical_or logical_xor logit lt masked_fill masked_scatter mul multiply nan_to_num ne neg negative
+    pow reciprocal relu remainder round rsqrt scatter scatter_add scatter_reduce sigmoid sign sin sinh sqrt square sub subtract
+    tan tanh tril triu true_divide trunc xlogy
+"""
+_FUNCTIONAL = {f"{name}_": name for name in _METHODS.split()} | _OPERATORS
 
 
 class Writes(TorchFunctionMode):
@@ -38,7 +49,7 @@ class Writes(TorchFunctionMode):
                 return None if self._set_item(*args) else func(*args, **kwargs)
             if name == "fill_diagonal_" and self._fill_diagonal(*args, **kwargs):
                 return target
-            if target._is_view() and (name in _OPERATORS or (name.endswith("_") and not name.endswith("__"))):
+            if target._is_view() and (name in _FUNCTIONAL or name in _VALUES) and "out" not in kwargs:
                 made = self._write(name, target, args[1:], kwargs)
                 if made is not None:
                     return made
@@ -57,8 +68,9 @@ class Writes(TorchFunctionMode):
 
     def _set_item(self, x: torch.Tensor, index, value) -> bool:
         """Returns whether x[index] = value was done: not where it writes the whole tensor, by indices."""
-        index = index if isinstance(index, tuple) else (index,)
-        index = tuple(torch.tensor(i, device=x.device) if isinstance(i, list) else i for i in index)
+        index = _normalized(index, x.device)
+        if index is None:
+            return False
         basic, tensors = [], []
         for i in index:
             if not isinstance(i, torch.Tensor) or (i.dim() == 0 and i.dtype != torch.bool):
@@ -66,11 +78,13 @@ class Writes(TorchFunctionMode):
                 continue
             basic += [slice(None)] * (i.dim() if i.dtype == torch.bool else 1)
             tensors.append(i)
-        if any(isinstance(i, (bool, torch.Tensor)) for i in basic) or (tensors and any(i is None for i in basic)):
+        if any(isinstance(i, torch.Tensor) for i in basic) or (tensors and any(i is None for i in basic)):
             return False
         base, part = (x._base if x._is_view() else x), x[tuple(basic)]
         if part.shape == base.shape and not x._is_view() and tensors:
             return False
+        if part.numel() == 0:
+            return True
         place = place_of(base, part)
         if place is None:
             return False
@@ -90,7 +104,7 @@ class Writes(TorchFunctionMode):
                 indices.append(i)
             elif isinstance(i, slice):
                 indices.append(None)
-        self._replace(base, place.put(base, torch.ops.aten.index_put(part, indices, value.to(x.dtype))))
+        self._replace(base, place.put(base, torch.ops.aten.index_put(part, indices, value.to(x.device, x.dtype))))
         return True
 
     def _fill_diagonal(self, x: torch.Tensor, fill_value: float, wrap: bool = False) -> bool:
@@ -104,19 +118,14 @@ class Writes(TorchFunctionMode):
         base = view._base
         place = place_of(base, view)
         diagonal = place is None and _is_diagonal(base, view)
-        if (place is None and not diagonal) or name in _RANDOM or "out" in kwargs:
-            return None
+        if view.numel() == 0 or (place is None and not diagonal):
+            return view if view.numel() == 0 else None
         if name in _VALUES:
             values = _VALUES[name](view, *args, **kwargs)
         else:
-            function = getattr(torch.Tensor, _OPERATORS.get(name, name[:-1]), None)
-            if function is None:
-                return None
-            values = function(view, *args, **kwargs)
-        if not isinstance(values, torch.Tensor):
-            return None
+            values = getattr(torch.Tensor, _FUNCTIONAL[name])(view, *args, **kwargs)
         if diagonal:
-            self._replace(base, torch.diagonal_scatter(base, values.to(base.dtype).expand(view.shape)))
+            self._replace(base, torch.diagonal_scatter(base, values.to(base.device, base.dtype).expand(view.shape)))
             return base.diagonal()
         self._replace(base, place.put(base, values))
         return place.get(base)
@@ -140,7 +149,7 @@ class Place:
     def put(self, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Returns x with these values in the view's elements."""
         inverse = [self.order.index(d) for d in range(len(self.order))]
-        values = values.to(x.dtype).expand(self.shape).reshape([self.sizes[d] for d in self.order]).permute(inverse)
+        values = values.to(x.device, x.dtype).expand(self.shape).reshape([self.sizes[d] for d in self.order]).permute(inverse)
         parts = [x]
         for dim, begin, end, step in self.slices[:-1]:
             parts.append(torch.ops.aten.slice(parts[-1], dim, begin, end, step))
@@ -159,11 +168,28 @@ class Reshaped:
         return x.view(self.shape)
 
     def put(self, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return values.to(x.dtype).expand(self.shape).reshape(x.shape)
+        return values.to(x.device, x.dtype).expand(self.shape).reshape(x.shape)
+
+
+def _normalized(index, device: torch.device) -> tuple | None:
+    """Returns an index as a tuple whose sequences and arrays are tensors; None where it holds anything else than those,
+    integers, slices, None and an ellipsis."""
+    found = []
+    for i in index if isinstance(index, tuple) else (index,):
+        if isinstance(i, (list, tuple, range)) or type(i).__module__ == "numpy" and getattr(i, "ndim", 0):
+            i = torch.as_tensor(list(i) if isinstance(i, range) else i, device=device)
+        if not isinstance(i, torch.Tensor) and hasattr(i, "__index__") and not isinstance(i, bool):
+            i = operator.index(i)
+        if isinstance(i, bool) or not (i is None or i is Ellipsis or isinstance(i, (int, slice, torch.Tensor))):
+            return None
+        found.append(i)
+    return tuple(found)
 
 
 def place_of(base: torch.Tensor, view: torch.Tensor) -> Place | Reshaped | None:
     """Returns the place of a view of the base; None for one that is no slice of its dimensions, as a diagonal."""
+    if view.dtype != base.dtype or (view.numel() == 0 and base.numel() > 0):
+        return None
     if view.numel() == base.numel() and view.is_contiguous() and base.is_contiguous():
         return Reshaped(tuple(view.shape))
     offset = view.storage_offset() - base.storage_offset()

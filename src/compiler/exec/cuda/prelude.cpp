@@ -177,8 +177,8 @@ __device__ inline double digamma(double x) {
   if (x == 0.0) return signbit(x) ? infinity() : -infinity();
   double y = 0.0;
   if (x < 0.0) {
-    const double fraction = x - floor(x);
-    if (!(fraction > 0.0)) return infinity() - infinity();
+    const double fraction = x - round(x);  // keeps the digits of a small x
+    if (!(fabs(fraction) > 0.0)) return infinity() - infinity();
     y = -3.141592653589793 / tan(3.141592653589793 * fraction);
     x = 1.0 - x;
   }
@@ -193,8 +193,8 @@ __device__ inline float digamma(float x) { return (float)digamma((double)x); }
 __device__ inline double trigamma(double x) {
   double y = 0.0, sign = 1.0, sum = 0.0;
   if (x < 0.5) {
-    const double fraction = x - floor(x);
-    if (!(fraction > 0.0)) return fraction == 0.0 ? infinity() : fraction;
+    const double fraction = x - round(x);
+    if (!(fabs(fraction) > 0.0)) return fraction == 0.0 ? infinity() : fraction;
     const double of_sine = 3.141592653589793 / sin(3.141592653589793 * fraction);
     y = of_sine * of_sine;
     sign = -1.0;

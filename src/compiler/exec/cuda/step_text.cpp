@@ -218,8 +218,8 @@ std::string RegisterText::of_reals(const Pointwise::Step& step) const {
       return call("atan");
     case Function::erfc:
       return call("erfc");
-    case Function::lgamma:
-      return call("lgamma");
+    case Function::lgamma:  // its roots at 1 and 2 ask for more digits than f32 has
+      return concat("(", real(), ")lgamma((double)(", a, "))");
     case Function::digamma:
       return concat("digamma(", a, ")");
     case Function::trigamma:
