@@ -47,7 +47,7 @@ class BuildInfo:
     abi: int  # the version of the C ABI that this package needs
     cpu_kernel: str  # chosen on this machine; "" without the library
     cpu_kernels: dict[str, str]  # best first: why it does not run here, "" if it does
-    gpu_kernels: tuple[str, ...]  # in the build, best first
+    gpu_kernels: tuple[str, ...]  # in the build, best first; cublas also takes fp32 as three products of bf16
     cuda_build: Optional[str]  # version of CUDA that compiled the GPU kernels; None: built without
     cuda_driver: Optional[str]  # latest version of CUDA that the driver serves; None: no driver
     gpus: tuple[Gpu, ...]

@@ -12,10 +12,6 @@ inline double log_gamma(double x) {
   int sign = 0;
   return ::lgamma_r(x, &sign);
 }
-inline float log_gamma(float x) {
-  int sign = 0;
-  return ::lgammaf_r(x, &sign);
-}
 
 // Abramowitz and Stegun, 6.3.7 for negative x, 6.3.5 up to 10, 6.3.18 from there.
 inline double digamma(double x) {

@@ -9,6 +9,7 @@
 
 #include "kernels/cpu_tensor.h"
 #include "kernels/tensor/checks.h"
+#include "math/gamma.h"
 
 namespace logitless::test {
 namespace {
@@ -158,6 +159,11 @@ const OpRow kOps[] = {
     {VectorOp::sigmoid, 4e-7, OF(1 / (1 + std::exp(-a)))},
     {VectorOp::sin, 1e-7, OF(std::sin(a))},
     {VectorOp::cos, 1e-7, OF(std::cos(a))},
+    {VectorOp::atan, 2e-7, OF(std::atan(a))},
+    {VectorOp::erfc, 3e-7, OF(std::erfc(a))},
+    {VectorOp::lgamma, 1e-7, OF(log_gamma(a))},
+    {VectorOp::digamma, 1e-7, OF(digamma(a))},
+    {VectorOp::trigamma, 1e-7, OF(trigamma(a))},
     {VectorOp::floor, 0, OF(std::floor(a))},
     {VectorOp::sign, 0, OF(std::isnan(a) ? a : double(a > 0) - double(a < 0))},
     {VectorOp::add, 1e-7, OF(a + b)},

@@ -183,7 +183,7 @@ def test_what_cannot_run_as_it_is():
 
     with pytest.raises(Unsupported, match=r"scan\(.*within a shard_map"):
         shared(head_of(stepped))
-    assert jnp.allclose(shared(head_of(HIDDEN["digamma"])), head_of(HIDDEN["digamma"])(*args), rtol=1e-5)
+    assert jnp.allclose(shared(head_of(HIDDEN["bessel_i0e"])), head_of(HIDDEN["bessel_i0e"])(*args), rtol=1e-5)
     with pytest.raises(Unsupported, match=r"psum.*is of devices"):
         shared(lambda h, w, t: lax.psum(h, "i").sum())
     with pytest.raises(Unsupported, match=r"io_callback.*has effects"):

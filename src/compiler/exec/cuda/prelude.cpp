@@ -174,7 +174,7 @@ __device__ inline float sigmoid<float>(float x) {
 // Abramowitz and Stegun, 6.3.7, 6.3.5 and 6.3.18, in double: the root at 1.46 asks for more digits
 // than a float has.
 __device__ inline double digamma(double x) {
-  if (x == 0.0) return signbit(x) ? infinity() : -infinity();
+  if (x == 0.0) return 1.0 / x < 0.0 ? infinity() : -infinity();
   double y = 0.0;
   if (x < 0.0) {
     const double fraction = x - round(x);  // keeps the digits of a small x

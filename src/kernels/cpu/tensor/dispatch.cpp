@@ -190,9 +190,9 @@ T scalar_function(VectorOp op, T a, T b, T c) {
       return std::atan(a);
     case VectorOp::erfc:
       return std::erfc(a);
-    case VectorOp::lgamma:
-      return log_gamma(a);
-    case VectorOp::digamma:  // its root at 1.46 asks for more digits than f32 has
+    case VectorOp::lgamma:  // its roots, and digamma's, ask for more digits than f32 has
+      return static_cast<T>(log_gamma(a));
+    case VectorOp::digamma:
       return static_cast<T>(digamma(a));
     case VectorOp::trigamma:
       return static_cast<T>(trigamma(a));
