@@ -113,12 +113,6 @@ def nothing(z):
     return z.logsumexp(-1).mean()
 
 
-def turned_views(z):
-    part = z[0]
-    part.unsqueeze_(0)
-    return z.square().mean() + (part * z[1:3]).sum()
-
-
 def into_padding(z):
     made = torch.zeros(ROWS, VOCAB)
     made[:, 3:] = z[:, 3:]
@@ -129,7 +123,6 @@ def into_padding(z):
 LOGITS = [
     by_sequences,
     nothing,
-    turned_views,
     into_padding,
     entry,
     padded_vocabulary,
