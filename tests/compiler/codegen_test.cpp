@@ -90,9 +90,7 @@ TEST(Codegen, IntegersOnTheHost) {
   check_on_host(integer_cases(), check_integer_case);
 }
 
-TEST(Codegen, LongRowsOnTheHost) {
-  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
-  const std::vector<GroupCase> groups = long_row_groups();
+void check_groups_on_host(const std::vector<GroupCase>& groups) {
   std::vector<ir::GeneratedKernel> kernels;
   for (const GroupCase& c : groups) {
     for (ir::GeneratedKernel& kernel : ir::generate(c.group, c.memory.alignments))
@@ -103,6 +101,11 @@ TEST(Codegen, LongRowsOnTheHost) {
   for (const GroupCase& c : groups) check_group(c, seed++, on(host));
 }
 
+TEST(Codegen, LongRowsOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  check_groups_on_host(long_row_groups());
+}
+
 // Products by mma.sync, with rests of tiles, steps and chunks of 16 bytes.
 TEST(Codegen, ProductsWithEpiloguesOnTheHost) {
   if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
@@ -111,14 +114,7 @@ TEST(Codegen, ProductsWithEpiloguesOnTheHost) {
     groups.push_back(product_group(p, {200, 264, 40}));
   groups.push_back(product_group(product_programs(DType::f16)[0], {130, 136, 72}));
   for (GroupCase& c : groups) c.group.product->k -= 3;
-  std::vector<ir::GeneratedKernel> kernels;
-  for (const GroupCase& c : groups) {
-    for (ir::GeneratedKernel& kernel : ir::generate(c.group, c.memory.alignments))
-      kernels.push_back(std::move(kernel));
-  }
-  const HostKernels host(kernels);
-  std::uint64_t seed = 1;
-  for (const GroupCase& c : groups) check_group(c, seed++, on(host));
+  check_groups_on_host(groups);
 }
 
 TEST(Codegen, IntegersOfARowGroupOnTheHost) {

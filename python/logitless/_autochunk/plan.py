@@ -25,9 +25,9 @@ _LARGER = 2  # the most larger budgets tried if less than half of the budget is 
 _NEARLY = 1.1  # plans within this factor of the least memory count as equal
 _MATTERS = 0.01  # fraction of the peak; smaller values are not reported
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
-# The default memory of a GPU's programs: a quarter of the largest value, but 64 MiB at least. A plan
-# may take 3 % more time than the fastest one that is so small. That one may take 1.2 times as long as the fastest of all.
-# It is 1.1 times where a plan as fast as that fits into half of the function's own memory.
+# The default memory of a GPU's programs: a quarter of the largest value, but 64 MiB at least. A plan may take 3 % more time
+# than the fastest one that is so small. That one may take 1.2 times as long as the fastest of all. The limit is 1.1 times
+# where a plan within it fits into half of the function's own memory.
 _SHARE, _SMALL, _SLACK, _PATIENCE, _NEAR = 4, 64 << 20, 0.03, 1.2, 1.1
 _ONCE = 1e-3  # extra work of a plan that recomputes nothing, at most
 _MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
@@ -310,7 +310,8 @@ def _by_default(plain: Tried, searched: Sequence[Tried], spare: Callable[[], int
     It is the least memory within 3 % of the fastest plan of at most a quarter of the largest value; less than 64 MiB counts
     as 64 MiB, of which the fastest plan is taken. A plan that recomputes nothing may exceed the quarter by a fifth, as a
     head's does. Where no such plan is fast enough, it is one of at most half of the value, and so on. Where that takes more
-    than 1.1 times as long as the fastest of all, it is the smallest plan within the spare bytes that does not. searched: compiled with the head engine first, whose plans are taken of equal ones.
+    than 1.1 times as long as the fastest of all, it is the smallest plan within the spare bytes that does not. searched:
+    compiled with the head engine first, whose plans are taken of equal ones.
     """
     share = _share_of(plain.program)
     found = [(p, s.request) for s in searched for p in s.program.report["plans"]]

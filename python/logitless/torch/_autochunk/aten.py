@@ -300,7 +300,8 @@ def _t(w, out, x):
     return w.transpose(x, list(range(x.rank))[::-1])
 
 
-def _bounds(x, axis, begin, end) -> tuple[int, int]:
+def bounds_of(x, axis, begin, end) -> tuple[int, int]:
+    """Returns the bounds of a slice along an axis, in [0, size]."""
     size = x.shape[axis]
     begin = 0 if begin is None else begin
     end = size if end is None else end
@@ -312,49 +313,17 @@ def _bounds(x, axis, begin, end) -> tuple[int, int]:
 @handles("slice")
 def _slice(w, out, x, dim=0, begin=None, end=None, step=1):
     axis = axis_of(dim, x.rank)
-    begin, end = _bounds(x, axis, begin, end)
+    begin, end = bounds_of(x, axis, begin, end)
     if step == 1:
         return w.slice(x, axis, begin, end)
     front = [axis, *(d for d in range(x.rank) if d != axis)]
-    rows = w.take(w.transpose(x, front), _stepped(w, begin, step, out.shape[axis]))
+    rows = w.take(w.transpose(x, front), stepped(w, begin, step, out.shape[axis]))
     return w.transpose(rows, [front.index(d) for d in range(x.rank)])
 
 
-def _stepped(w, begin, step, count):
+def stepped(w, begin, step, count):
     """Returns [begin, begin + step, ...] with count elements."""
     return w.add(w.scaled(w.iota([count], 0), step), w.number(begin, torch.int64))
-
-
-@handles("slice_scatter")
-def _slice_scatter(w, out, x, source, dim=0, begin=None, end=None, step=1):
-    axis = axis_of(dim, x.rank)
-    begin, end = _bounds(x, axis, begin, end)
-    size = x.shape[axis]
-    if step != 1:
-        return _stepped_scatter(w, x, source, axis, _stepped(w, begin, step, -(-(end - begin) // step)))
-    source = w.broadcast(w.cast(source, x.dtype), [end - begin if d == axis else s for d, s in enumerate(x.shape)])
-    if x.is_number(0):
-        return w.pad(source, axis, begin, size - end)
-    if source.number is not None:  # fuses with what reads it
-        inside = w.between(x.shape, axis, begin, end)
-        return w.map("select", [inside, w.number(source.number, x.dtype), x], x.dtype)
-    return w.concat([w.slice(x, axis, 0, begin), source, w.slice(x, axis, end, size)], axis)
-
-
-def _stepped_scatter(w, x, source, axis, index):
-    """Replaces rows of x along the axis. The indices must be distinct."""
-    if x.dtype == torch.bool:
-        wide = _stepped_scatter(w, w.cast(x, torch.int32), w.cast(source, torch.int32), axis, index)
-        return w.cast(wide, x.dtype)
-    front = [axis, *(d for d in range(x.rank) if d != axis)]
-    back = [front.index(d) for d in range(x.rank)]
-    source = w.broadcast(w.cast(source, x.dtype), [index.shape[0] if d == axis else s for d, s in enumerate(x.shape)])
-    rows = w.transpose(w.scatter_add(index, w.transpose(source, front), x.shape[axis]), back)
-    if x.is_number(0):
-        return rows
-    ones = w.scatter_add(index, w.number(1, torch.int32, index.shape), x.shape[axis])
-    hits = w.broadcast_dims(w.map("ne", [ones, w.number(0, torch.int32)], torch.bool), x.shape, [axis])
-    return w.map("select", [hits, rows, x], x.dtype)
 
 
 @handles("select")
@@ -362,14 +331,6 @@ def _select(w, out, x, dim, index):
     axis = axis_of(dim, x.rank)
     index = index + x.shape[axis] if index < 0 else index
     return w.reshape(w.slice(x, axis, index, index + 1), out.shape)
-
-
-@handles("select_scatter")
-def _select_scatter(w, out, x, source, dim, index):
-    axis = axis_of(dim, x.rank)
-    index = index + x.shape[axis] if index < 0 else index
-    source = w.reshape(source, [1 if d == axis else s for d, s in enumerate(x.shape)])
-    return _slice_scatter(w, out, x, source, axis, index, index + 1)
 
 
 @handles("split_with_sizes", "split")

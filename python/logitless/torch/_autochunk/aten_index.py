@@ -8,7 +8,7 @@ import torch
 
 from logitless._autochunk.lower import Value
 from logitless._autochunk.rows import written_rows
-from logitless.torch._autochunk.aten import axis_of, handles, value_of
+from logitless.torch._autochunk.aten import axis_of, bounds_of, handles, stepped, value_of
 
 
 @handles("embedding")
@@ -313,3 +313,46 @@ def _index_add(w, out, x, dim, index, source, alpha=1):
     w.check(index, x.shape[0], 0)
     source = source if alpha == 1 else w.scaled(source, alpha)
     return w.add(x, w.scatter_add(index, source, x.shape[0]))
+
+
+# --- writing slices
+
+
+@handles("slice_scatter")
+def _slice_scatter(w, out, x, source, dim=0, begin=None, end=None, step=1):
+    axis = axis_of(dim, x.rank)
+    begin, end = bounds_of(x, axis, begin, end)
+    size = x.shape[axis]
+    if step != 1:
+        return _stepped_scatter(w, x, source, axis, stepped(w, begin, step, -(-(end - begin) // step)))
+    source = w.broadcast(w.cast(source, x.dtype), [end - begin if d == axis else s for d, s in enumerate(x.shape)])
+    if x.is_number(0):
+        return w.pad(source, axis, begin, size - end)
+    if source.number is not None:  # fuses with what reads it
+        inside = w.between(x.shape, axis, begin, end)
+        return w.map("select", [inside, w.number(source.number, x.dtype), x], x.dtype)
+    return w.concat([w.slice(x, axis, 0, begin), source, w.slice(x, axis, end, size)], axis)
+
+
+def _stepped_scatter(w, x, source, axis, index):
+    """Replaces rows of x along the axis. The indices must be distinct."""
+    if x.dtype == torch.bool:
+        wide = _stepped_scatter(w, w.cast(x, torch.int32), w.cast(source, torch.int32), axis, index)
+        return w.cast(wide, x.dtype)
+    front = [axis, *(d for d in range(x.rank) if d != axis)]
+    back = [front.index(d) for d in range(x.rank)]
+    source = w.broadcast(w.cast(source, x.dtype), [index.shape[0] if d == axis else s for d, s in enumerate(x.shape)])
+    rows = w.transpose(w.scatter_add(index, w.transpose(source, front), x.shape[axis]), back)
+    if x.is_number(0):
+        return rows
+    ones = w.scatter_add(index, w.number(1, torch.int32, index.shape), x.shape[axis])
+    hits = w.broadcast_dims(w.map("ne", [ones, w.number(0, torch.int32)], torch.bool), x.shape, [axis])
+    return w.map("select", [hits, rows, x], x.dtype)
+
+
+@handles("select_scatter")
+def _select_scatter(w, out, x, source, dim, index):
+    axis = axis_of(dim, x.rank)
+    index = index + x.shape[axis] if index < 0 else index
+    source = w.reshape(source, [1 if d == axis else s for d, s in enumerate(x.shape)])
+    return _slice_scatter(w, out, x, source, axis, index, index + 1)

@@ -236,7 +236,8 @@ def make_plan(
     def itself() -> int:
         return eager_bytes(function, tensors, needs) or 0
 
-    def compiled(graph, parameters, results, name, ones=(), kept={}):
+    def compiled(graph, parameters, results, name, ones=(), kept=None):
+        kept = kept or {}
         made = to_text(graph, parameters, results, ones, name, limits.native, seed, kept, given=name == "backward")
         inputs = [everything[p] for p in made.parameters]
         checks = None if name == "backward" else made.checks  # the forward has made them
