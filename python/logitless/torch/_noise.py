@@ -13,7 +13,7 @@ from torch import Tensor
 def gumbel(key: Tensor, counter: Tensor, vocab: int) -> Tensor:
     """Returns Gumbel noise [N, vocab], fp32, as ``_autochunk/noise.py`` says. key: [2] int64. counter: [N]."""
     parts, ids = key[0] + counter.to(torch.int64)[:, None], torch.arange(vocab, device=counter.device)[None]
-    return -torch.log(-torch.log1p(-uniform()(parts, key[1], ids)))
+    return uniform()(parts, key[1], ids).neg_().log1p_().neg_().log_().neg_()
 
 
 @functools.cache

@@ -29,29 +29,41 @@ def _random(key0, key1, counter):
     "_uniform": '''
 def _uniform(key0, key1, entry):
     """Numbers in (0, 1) of vocabulary entries: 39 bits of Philox-4x32 of 10 rounds, in blocks that a cache holds."""
-    shape, low = torch.broadcast_shapes(key0.shape, key1.shape, entry.shape), 0xFFFFFFFF
-    parts = [k.to(torch.int64) for k in (key0, key1)]
-    parts = [k.expand(shape).reshape(-1) if k.dim() else k for k in parts]
-    entries = entry.to(torch.int64).expand(shape).reshape(-1)
+    low, block = 0xFFFFFFFF, 6144 if entry.device.type == "cpu" else 1 << 24
+    keys = [k.to(torch.int64) for k in (key0, key1)]
+    shape = torch.broadcast_shapes(key0.shape, key1.shape, entry.shape)
     made = torch.empty(shape, dtype=torch.float32, device=entry.device)
 
     def result(keys, x, which):
-        """One of four numbers of 32 bits. The upper 32 bits of x[1] and x[3] do not count."""
+        """One of four numbers of 32 bits; writes into x. The upper 32 bits of x[1] and x[3] do not count."""
         for step in range(10):
             a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
-            c = (b >> 32).bitwise_xor_(x[1]).bitwise_xor_(keys[0] + step * 0x9E3779B9).bitwise_and_(low)
-            d = (a >> 32).bitwise_xor_(x[3]).bitwise_xor_(keys[1] + step * 0xBB67AE85).bitwise_and_(low)
-            x = c, b, d, a
-        return torch.stack(x).gather(0, which[None])[0]
+            x[1].bitwise_xor_(b >> 32).bitwise_xor_(keys[0] + step * 0x9E3779B9).bitwise_and_(low)
+            x[3].bitwise_xor_(a >> 32).bitwise_xor_(keys[1] + step * 0xBB67AE85).bitwise_and_(low)
+            x = [x[1], b, x[3], a]
+        for one in 1, 2, 3:
+            x[0] = torch.where(which == one, x[one], x[0])
+        return x[0]
 
-    block = 1 << (14 if entry.device.type == "cpu" else 24)
-    for begin in range(0, made.numel(), block):
-        keys = [k[begin:begin + block] if k.dim() else k for k in parts]
-        at = entries[begin:begin + block] & low
-        index, slot, none = at >> 5 << 2 | at >> 1 & 3, at >> 2 & 6 | at & 1, torch.zeros_like(at)
-        upper = result(keys, (index, none, none, none), slot >> 1) >> (slot & 1) * 16 & 0xFFFF
-        more = result(keys, (index, 1 + (slot >> 2), none, none), slot & 3) >> 9 & 0x7FFFFF
-        made.view(-1)[begin:begin + block] = (upper << 24 | more << 1 | 1).to(torch.float32) * 2.0**-40
+    def fill(made, keys, entry):
+        if made.numel() > block:
+            axis = next(a for a in range(made.dim()) if made.shape[a] > 1)
+            length = max(1, block * made.shape[axis] // made.numel())
+            for begin in range(0, made.shape[axis], length):
+                cut = [x.narrow(axis, begin, min(length, x.shape[axis] - begin)) if x.shape[axis] > 1 else x
+                       for x in (made, *keys, entry)]
+                fill(cut[0], cut[1:3], cut[3])
+            return
+        keys = [k.reshape(()) if k.numel() == 1 else k for k in keys]  # faster than a stride of 0
+        at = (entry.to(torch.int64) & low).expand(made.shape)
+        slot, zeros = at >> 2 & 6 | at & 1, [torch.zeros_like(at) for _ in range(3)]
+        upper = result(keys, [at >> 5 << 2 | at >> 1 & 3, *zeros], slot >> 1) >> (slot & 1) * 16 & 0xFFFF
+        zeros = [torch.zeros_like(at) for _ in range(2)]
+        more = result(keys, [at >> 5 << 2 | at >> 1 & 3, 1 + (slot >> 2), *zeros], slot & 3) >> 9 & 0x7FFFFF
+        made.copy_(upper << 24 | more << 1 | 1).mul_(2.0**-40)
+
+    fill(made, [k.reshape((1,) * (len(shape) - k.dim()) + k.shape) for k in keys],
+         entry.reshape((1,) * (len(shape) - entry.dim()) + entry.shape))
     return made.clamp_(max=1 - 2.0**-24)
 ''',
     "_softmax_": '''
