@@ -14,6 +14,7 @@
 
 #include "core/half.h"
 #include "kernels/cpu/simd_math-inl.h"
+#include "kernels/cpu/tensor/wide_functions-inl.h"
 #include "kernels/cpu_tensor.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -358,6 +359,11 @@ inline VectorFunction FunctionOf(VectorOp op) {
     LOGITLESS_CASE(rsqrt, Rsqrt)
     LOGITLESS_CASE(tanh, Tanh)
     LOGITLESS_CASE(erf, Erf)
+    LOGITLESS_CASE(erfc, Erfc)
+    LOGITLESS_CASE(sin, Sin)
+    LOGITLESS_CASE(cos, Cos)
+    LOGITLESS_CASE(atan, Atan)
+    LOGITLESS_CASE(pow, Pow)
     LOGITLESS_CASE(sigmoid, Sigmoid)
     LOGITLESS_CASE(floor, Floor)
     LOGITLESS_CASE(sign, Sign)
@@ -378,14 +384,9 @@ inline VectorFunction FunctionOf(VectorOp op) {
     LOGITLESS_CASE(logical_not, LogicalNot)
     LOGITLESS_CASE(select, Select)
 #undef LOGITLESS_CASE
-    case VectorOp::sin:
-    case VectorOp::cos:
-    case VectorOp::atan:
-    case VectorOp::erfc:
     case VectorOp::lgamma:
     case VectorOp::digamma:
     case VectorOp::trigamma:
-    case VectorOp::pow:
       return nullptr;
   }
   return nullptr;
