@@ -6,7 +6,9 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <random>
 
 #include "compiler/analysis/region.h"
 #include "compiler/graph_access.h"
@@ -16,6 +18,7 @@
 #include "compiler/plan/lower.h"
 #include "compiler/run.h"
 #include "compiler/target/cuda.h"
+#include "core/element.h"
 
 namespace logitless::test {
 namespace {
@@ -62,6 +65,52 @@ TEST(Sorting, TakesANanForTheGreatest) {
   for (const char* type : {"f32", "f64"}) {
     EXPECT_EQ(run(sorting(type, 6, false), x).at("i").data, Numbers({3, 5, 0, 2, 1, 4}));
     EXPECT_EQ(run(sorting(type, 4, true), x).at("i").data, Numbers({1, 4, 2, 0}));
+  }
+}
+
+// Rows as the library's sort cuts them by digits: of one magnitude and of all, with ties, in order.
+TEST(Sorting, OrdersLongRowsOfAnyNumbers) {
+  std::mt19937 rng(3);
+  std::normal_distribution<double> normal;
+  constexpr std::int64_t kSize = 600;
+  const std::function<double(std::int64_t)> kinds[] = {
+      [&](std::int64_t) { return normal(rng); },
+      [&](std::int64_t) { return std::ldexp(normal(rng), static_cast<int>(rng() % 200) - 100); },
+      [&](std::int64_t) { return static_cast<double>(rng() % 5) - 2.0; },
+      [](std::int64_t i) { return static_cast<double>(i) * 0.5; },
+      [](std::int64_t i) { return static_cast<double>(-i); },
+      [](std::int64_t) { return -kInf; },
+      [&](std::int64_t i) {
+        return i % 7 == 0 ? kNan : i % 7 == 1 ? -0.0 : i % 7 == 2 ? 0.0 : normal(rng);
+      },
+  };
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::i32}) {
+    const std::string type(name_of(dtype));
+    for (const auto& kind : kinds) {
+      ir::Tensor x{{kSize, 2}, Numbers(2 * kSize)};
+      for (std::size_t i = 0; i < x.data.size(); ++i) {
+        const double v = kind(static_cast<std::int64_t>(i / 2));
+        if (dtype == DType::i32) {
+          x.data[i] = std::abs(v) < 1e6 ? std::trunc(1e3 * v) : 7.0;
+        } else {  // a number of the dtype
+          std::array<std::byte, 8> bytes{};
+          store_element(bytes.data(), dtype, 0, v);
+          x.data[i] = load_element(bytes.data(), dtype, 0);
+        }
+      }
+      const ir::Tensor across{{2, kSize}, x.data};
+      for (const std::int64_t kept : {kSize, kSize / 3, std::int64_t{40}, std::int64_t{1}}) {
+        for (const char* descending : {"0", "1"}) {
+          const auto text = [&](const char* shape, const char* axis) {
+            return "graph g(%x: " + type + shape + ") { %v, %i = sort %x axis(" + axis +
+                   ") count(" + std::to_string(kept) + ") descending(" + descending +
+                   ") return v: %v, i: %i }";
+          };
+          run(text("[600, 2]", "0"), {{"x", x}});
+          run(text("[2, 600]", "1"), {{"x", across}});
+        }
+      }
+    }
   }
 }
 

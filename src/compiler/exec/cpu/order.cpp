@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "compiler/exec/cpu/packed_sort.h"
 #include "compiler/exec/cpu/run.h"
 #include "core/element.h"
 #include "core/parallel.h"
@@ -188,6 +189,37 @@ struct Heap {
   }
 };
 
+// Keys of 32 bits and indices are sorted as one number, in the result's memory.
+template <DType kType>
+constexpr bool kPacks = kType != DType::f64&& kType != DType::i64;
+
+template <DType kType>
+std::uint32_t key_at(const std::byte* x, std::int64_t at) {
+  if constexpr (kType == DType::i32) {
+    return key_of(static_cast<std::int32_t>(load<kType>(x, at)));
+  } else {
+    return key_of(static_cast<float>(load<kType>(x, at)));
+  }
+}
+
+template <DType kType>
+void sort_row(const Heap<kType>& row, std::int64_t size, std::int64_t kept) {
+  if constexpr (!kPacks<kType>) return row.sort(size, kept);
+  if (size > std::numeric_limits<std::uint32_t>::max()) return row.sort(size, kept);
+  const PackedRow to{reinterpret_cast<Packed*>(row.index), kept, row.step};
+  LeastPacked least(to);
+  for (std::int64_t i = 0; i < size; ++i) {
+    const Packed x = packed(key_at<kType>(row.x, row.at_x + i * row.step_x), i, row.descending);
+    if (kept == size) {
+      to[i] = x;
+    } else {
+      least.add(x);
+    }
+  }
+  sort_packed(to);
+  for (std::int64_t i = 0; i < kept; ++i) row.place(i) = index_of(to[i]);
+}
+
 template <DType kType>
 void sort(const Sort& s, const Frame& frame, int threads) {
   const Rows rows{s.x, static_cast<std::size_t>(s.axis)};
@@ -201,7 +233,7 @@ void sort(const Sort& s, const Frame& frame, int threads) {
       const auto [at_x, at_values, at_index] = rows.offsets<3>(first, {&s.x, &s.values, &s.index});
       const Heap<kType> heap{
           x, at_x, rows.step(s.x), index + at_index, rows.step(s.index), s.descending};
-      heap.sort(size, kept);
+      sort_row(heap, size, kept);
       for (std::int64_t i = 0; i < kept; ++i)
         store<kType>(values, at_values + i * rows.step(s.values), heap.key(heap.place(i)));
     }

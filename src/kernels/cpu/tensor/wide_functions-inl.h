@@ -130,7 +130,7 @@ HWY_INLINE WideV SinOrEach(WideV x, std::uint64_t quarters, const F& f) {
   return hn::Load(d, to);
 }
 
-// By the angle to 0, pi / 4 or pi / 2.
+// Returns the arctangent: an angle of 0, pi / 4 or pi / 2 and the rest.
 HWY_INLINE WideV WideAtan(WideV x) {
   const Wide d;
   const WideV one = hn::Set(d, 1.0), a = hn::Abs(x);
