@@ -267,6 +267,7 @@ def compile_text(
             after = attempt(limits.budget // 4, chunks)
         if min(t.bytes for t in tried) > limits.budget:
             attempt(_quick_among_small(tried[0].program.report["plans"]), 0)
+            attempt(int(_NEARLY * min(_taken(t) for t in tried)), 0)  # it recomputes in fewer chunks than the least
     last_report = tried[-1].program.report
     before = plain.bytes
     if most > 0:

@@ -51,6 +51,23 @@ def test_a_budget_that_is_not_met_is_a_warning(executor):
         autochunk(missed, memory_budget=4096, strict=True, executor=executor)(*args)
 
 
+def test_a_missed_budget_takes_few_chunks():
+    """The least plan of a covariance has chunks of 2 rows, which add to all of it 256 times; within a tenth of its memory
+    one has 8."""
+    def vicreg(a, b):
+        total = F.mse_loss(a, b)
+        for x in (a, b):
+            x = x - x.mean(0)
+            covariance = (x.T @ x) / (x.shape[0] - 1)
+            off = covariance.square().sum() - covariance.diagonal().square().sum()
+            total = total + F.relu(1 - torch.sqrt(x.var(0) + 1e-4)).mean() + off / x.shape[1]
+        return total
+
+    args = [torch.rand(512, 2048, requires_grad=True) for _ in range(2)]
+    text = autochunk(vicreg, memory_budget=4 << 20, executor="native").explain(*args)
+    assert "NOT met" in text and max(int(n) for n in re.findall(r" in (\d+) chunks of ", text)) <= 32, text
+
+
 def size(number: str, unit: str) -> float:
     return float(number) * UNITS[unit]
 
