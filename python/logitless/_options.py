@@ -53,6 +53,11 @@ def request_of(options: LossOptions | HeadOptions):
     return struct
 
 
+def shape_text(lead: Iterable[int], last: str) -> str:
+    """Returns a shape whose last size is a letter, as text: "[8, K]"."""
+    return f"[{', '.join(map(str, (*lead, last)))}]"
+
+
 def share(name: str, value: Any) -> float:
     """Returns a checked number in [0, 1]."""
     found = value if isinstance(value, (int, float)) else plain_number(value)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
+from .._options import shape_text
 from .head import divisor_of, valid_targets
 from .options import HEAD, HEAD_DOCS, choice, count, flag, head_of, number
 
@@ -202,7 +203,7 @@ def _teacher(xp, hidden, weight, bias, lead: tuple[int, ...], vocab: int, vocab_
     found = xp.without_gradients(lambda *head: xp.checked_head("teacher_", *head), hidden, weight, bias)
     shape, of_vocab = tuple(xp.array("teacher_hidden", hidden).shape), found["teacher_weight"]
     if shape[:-1] != lead:
-        raise ValueError(f"teacher_hidden: expected {list(lead) + ['D']}, got {list(shape)}")
+        raise ValueError(f"teacher_hidden: expected {shape_text(lead, 'D')}, got {list(shape)}")
     if vocab_ids is not None:
         ids = xp.indices("teacher_ids", vocab_ids, (vocab,))
         bad = ids >= of_vocab.shape[0]
@@ -367,7 +368,7 @@ def _stored(xp, top_k, lead: tuple[int, ...]) -> tuple[Any, Any]:
     vocab_ids = xp.indices("top_k.vocab_ids", top_k[0])
     shape = tuple(vocab_ids.shape)
     if len(shape) != len(lead) + 1 or shape[:-1] != lead or shape[-1] == 0:
-        raise ValueError(f"top_k.vocab_ids: expected {list(lead) + ['K']}, got {list(shape)}")
+        raise ValueError(f"top_k.vocab_ids: expected {shape_text(lead, 'K')}, got {list(shape)}")
     log_probs = xp.stop_gradient(xp.shaped("top_k.log_probs", top_k[1], shape))
     if not xp.is_floating(log_probs):
         raise TypeError(f"top_k.log_probs: expected floats, got {log_probs.dtype}")

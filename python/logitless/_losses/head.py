@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from .._options import shape_text
 from .options import Head, choice, number
 
 
@@ -91,7 +92,7 @@ class Reference(NamedTuple):
             head = head._replace(temperature=xp.stop_gradient(xp.array("temperature", head.temperature)))
         states = xp.states("ref_hidden", self.hidden)
         if tuple(states.shape[:-1]) != tuple(target.shape):
-            raise ValueError(f"ref_hidden: expected {list(target.shape) + ['D']}, got {list(states.shape)}")
+            raise ValueError(f"ref_hidden: expected {shape_text(target.shape, 'D')}, got {list(states.shape)}")
         if self.weight is None:
             of_vocab, shift = weight, bias if self.bias is None else self.bias
         else:

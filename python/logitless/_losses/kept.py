@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._options import shape_text
 from .head import valid_targets
 from .options import HEAD, head_of, number
 
@@ -20,7 +21,7 @@ def _entries(xp, kept_ids, kept_offsets, lead: tuple[int, ...], tokens: int) -> 
         ids = xp.indices("kept_ids", kept_ids)
         shape = tuple(ids.shape)
         if len(shape) != len(lead) + 1 or shape[:-1] != lead:
-            raise ValueError(f"kept_ids: expected {[*lead, 'K']} without kept_offsets, got {list(shape)}")
+            raise ValueError(f"kept_ids: expected {shape_text(lead, 'K')} without kept_offsets, got {list(shape)}")
         ids = ids.reshape(-1)
         return xp.arange(tokens * shape[-1], ids) // max(shape[-1], 1), ids, ids >= 0
     ids, offsets = xp.indices("kept_ids", kept_ids), xp.indices("kept_offsets", kept_offsets, (tokens + 1,))

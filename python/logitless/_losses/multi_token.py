@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from .._options import LOSS_TERMS, term_docs
+from .._options import LOSS_TERMS, shape_text, term_docs
 from .head import divisor_of
 from .options import HEAD, Head, choice, count, flag, head_of, number
 
@@ -122,7 +122,7 @@ def multi_token_loss(
     ahead = _shifts(shifts, (many_states, many_weights, many_biases))
     for part in states if many_states else [states]:
         if tuple(part.shape[:-1]) != lead:
-            raise ValueError(f"hidden: expected {[*lead, 'D']} of each head, got {list(part.shape)}")
+            raise ValueError(f"hidden: expected {shape_text(lead, 'D')} of each head, got {list(part.shape)}")
     if head_weights is None:
         head_weights = (1.0,) * len(ahead)
     if not isinstance(head_weights, (list, tuple)) or len(head_weights) != len(ahead):

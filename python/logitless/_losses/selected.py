@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._options import shape_text
+
 
 def with_selected(xp: Any, name: str, target: Any, selected: Any, lead: tuple[int, ...], ignore_index: int):
     """Returns the token ids of one call of the head [..., K]: those of the target, if any, then the selected ones.
@@ -13,12 +15,12 @@ def with_selected(xp: Any, name: str, target: Any, selected: Any, lead: tuple[in
     """
     shape = tuple(selected.shape)
     if not shape or shape[:-1] not in ((), lead) or shape[-1] == 0:
-        raise ValueError(f"selected_ids: expected [K] or {[*lead, 'K']}, got {list(shape)}")
+        raise ValueError(f"selected_ids: expected [K] or {shape_text(lead, 'K')}, got {list(shape)}")
     selected = xp.broadcast_to(selected, (*lead, shape[-1]))
     if target is None:
         return selected
     if tuple(target.shape[: len(lead)]) != lead or target.ndim > len(lead) + 1:
-        raise ValueError(f"{name}: expected {list(lead)} or {[*lead, 'K']}, got {list(target.shape)}")
+        raise ValueError(f"{name}: expected {list(lead)} or {shape_text(lead, 'K')}, got {list(target.shape)}")
     ids = target if target.ndim > len(lead) else target[..., None]
     ignored = (ids == ignore_index).all(-1)[..., None]
     return xp.concatenate([ids, xp.where(ignored, ignore_index, selected)], -1)

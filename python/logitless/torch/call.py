@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _token_loss
-from .._options import WEIGHTS, LossOptions, head_options
+from .._options import WEIGHTS, LossOptions, head_options, shape_text
 from . import _engine, _memory, _positions, autograd, data_parallel, dtensor, saved_head
 from ._arguments import POSITIONS, Arguments, loss_options
 from ._backend import is_native
@@ -378,7 +378,7 @@ def head_arguments(a: Arguments, shard: VocabShard = ALL) -> tuple[tuple[Tensor,
         raise TypeError(f"target: expected int32 or int64, got {target.dtype}")
     lead, shape = hidden.shape[:-1], target.shape
     if shape[: len(lead)] != lead or len(shape) > len(lead) + 1:
-        raise ValueError(f"target: expected {list(lead)} or {list(lead) + ['K']}, got {list(shape)}")
+        raise ValueError(f"target: expected {list(lead)} or {shape_text(lead, 'K')}, got {list(shape)}")
     per_token = shape[-1] if len(shape) > len(lead) else 0
     if len(shape) > len(lead) and per_token == 0:
         raise ValueError("target: expected 1 or more targets a token, got 0")

@@ -35,7 +35,7 @@ class QuantizedWeight(Tensor):
     torchao (``Int8Tensor``, ``Float8Tensor``, ``AffineQuantizedTensor``) and bitsandbytes (``Params4bit``,
     ``Int8Params``) as they are.
 
-    Raises ValueError or TypeError for other shapes and dtypes.
+    Raises ValueError or TypeError for other shapes and dtypes, and for tensors that require a gradient.
     """
 
     _rows: Rows
@@ -54,6 +54,9 @@ class QuantizedWeight(Tensor):
             raise ValueError(f"scale: expected [], [{vocab}] or [{vocab}, G], G a divisor of {dim}, got {list(scale.shape)}")
         if scale.device != data.device:
             raise ValueError(f"scale: expected it on {data.device}, where data is, got {scale.device}")
+        if torch.is_grad_enabled() and (data.requires_grad or scale.requires_grad):
+            name = "data" if data.requires_grad else "scale"
+            raise ValueError(f"{name}: expected a tensor without requires_grad, since a quantised head is frozen; detach it")
         data, given = data.detach(), given.detach()
 
         def rows(first: int, last: int, wanted: torch.dtype, memory: Optional[Tensor] = None) -> Tensor:

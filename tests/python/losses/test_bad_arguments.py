@@ -52,7 +52,7 @@ VALUES = {
     "ref_chosen_logps: expected [3], got [6]": lambda p: p.dpo(
         ref_chosen_logps=p.zeros(6), ref_rejected_logps=p.zeros(3)),
     "ref_hidden: expected it beside ref_weight": lambda p: p.dpo(ref_weight=p.of_teacher),
-    "ref_hidden: expected [6, 6, 'D']": lambda p: p.dpo(ref_hidden=p.t[1:]),
+    "ref_hidden: expected [6, 6, D]": lambda p: p.dpo(ref_hidden=p.t[1:]),
     "ref_weight: expected [23, D]": lambda p: p.dpo(ref_hidden=p.t, ref_weight=p.of_teacher[1:]),
     "reference_free: expected False": lambda p: p.dpo(**p.ref, reference_free=True),
     "kl: expected a number or {an_array}": lambda p: p.kto(**p.ref),
@@ -92,7 +92,7 @@ VALUES = {
     "max_completion_length: expected a whole number from 1": lambda p: p.losses.dr_grpo_loss(
         p.x, p.w, p.ids, p.zeros(6), max_completion_length=0),
     "rewards: expected [B], B a multiple of 4": lambda p: p.losses.group_advantages(p.zeros(6), 4),
-    "teacher_hidden: expected [6, 6, 'D']": lambda p: p.jsd(t=p.t[1:]),
+    "teacher_hidden: expected [6, 6, D]": lambda p: p.jsd(t=p.t[1:]),
     "teacher_weight: expected [23, D], the vocabulary of weight": lambda p: p.jsd(of_teacher=p.of_teacher[1:]),
     "teacher_weight: expected [V, 7]": lambda p: p.jsd(of_teacher=p.of_teacher[:, 1:]),
     "weight: expected [V, 5] ": lambda p: p.jsd(w=p.w[:, 1:]),
@@ -106,7 +106,7 @@ VALUES = {
         p.x, p.w, p.t, p.of_teacher, temperature=-1.0),
     "k: expected at most 23": lambda p: p.losses.teacher_top_k(p.t, p.of_teacher, k=24),
     "k: expected a whole number from 1": lambda p: p.losses.teacher_top_k(p.t, p.of_teacher, k=0),
-    "top_k.vocab_ids: expected [6, 6, 'K']": lambda p: p.top_k(TARGETS, TARGETS),
+    "top_k.vocab_ids: expected [6, 6, K]": lambda p: p.top_k(TARGETS, TARGETS),
     "top_k.log_probs: expected [6, 6, 2]": lambda p: p.top_k(np.zeros((6, 6, 2)), np.zeros((6, 6, 3))),
     "ignore_index: expected a number below 0": lambda p: p.top_k(
         np.zeros((6, 6, 2)), np.zeros((6, 6, 2)), ignore_index=1),

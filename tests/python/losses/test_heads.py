@@ -71,10 +71,10 @@ def test_selected_ids(f, ids, options, target):
 
 
 @pytest.mark.parametrize("message, change", {
-    "selected_ids: expected [K] or [6, 6, 'K'], got [6, 4]": dict(selected_ids=OF_EACH[0]),
-    "selected_ids: expected [K] or [6, 6, 'K'], got [0]": dict(selected_ids=OF_ALL[:0]),
+    "selected_ids: expected [K] or [6, 6, K], got [6, 4]": dict(selected_ids=OF_EACH[0]),
+    "selected_ids: expected [K] or [6, 6, K], got [0]": dict(selected_ids=OF_ALL[:0]),
     "selected_ids: expected int32 or int64": dict(selected_ids=OF_ALL.astype(np.float32)),
-    "{target}: expected [6, 6] or [6, 6, 'K'], got [6]": dict(target=TARGETS[0], selected_ids=OF_ALL),
+    "{target}: expected [6, 6] or [6, 6, K], got [6]": dict(target=TARGETS[0], selected_ids=OF_ALL),
     "{target}: expected": dict(),
 }.items())
 def test_bad_selected_ids_are_named(f, message, change):
@@ -183,7 +183,7 @@ def test_a_confident_token_has_all_digits(f):
 
 
 @pytest.mark.parametrize("message, change", {
-    "kept_ids: expected [6, 6, 'K'] without kept_offsets, got [36]": dict(kept_ids=np.zeros(TOKENS, np.int32)),
+    "kept_ids: expected [6, 6, K] without kept_offsets, got [36]": dict(kept_ids=np.zeros(TOKENS, np.int32)),
     "kept_ids: expected [M] beside kept_offsets, got [6, 6, 23]": dict(kept_offsets=np.zeros(TOKENS + 1, np.int32)),
     "kept_offsets: expected [37], got [36]": dict(kept_offsets=np.zeros(TOKENS, np.int32)),
     "kept_ids: expected int32 or int64": dict(kept_ids=np.zeros((2 * B, T, 2), np.float32)),

@@ -100,7 +100,7 @@ def test_a_head_that_predicts_nothing_and_values_at_ends(f):
     "hidden: expected 2 heads, as many as shifts, got 3": dict(shifts=(1, 2)),
     "weight: expected 3 heads, as many as shifts, got 2": dict(weight=WEIGHTS[:2]),
     "hidden: expected 3 dimensions, or 4 with one for the heads, got [6, 5]": dict(hidden=STATES[0, 0]),
-    "hidden: expected [2, 6, 'D'] of each head": dict(hidden=STATES[:, 1:]),
+    "hidden: expected [2, 6, D] of each head": dict(hidden=STATES[:, 1:]),
     "bias: expected one for each weight": dict(weight=WEIGHTS, bias=BIAS),
     "head_weights: expected a sequence of 3 numbers, got (1, 2)": dict(head_weights=(1, 2)),
     "head_weights: expected a number from 0, got -1": dict(head_weights=(1, 2, -1)),

@@ -264,6 +264,8 @@ def test_errors_name_what_does_not_go_with_it():
     weight, (hidden, target, _) = int8(1)(500, 96), operands(torch.float32, 96, 500)
     with pytest.raises(NotImplementedError, match="weight: a quantised head is frozen"):
         linear_cross_entropy(hidden, int8(1)(500, 96).requires_grad_(), target)
+    with pytest.raises(ValueError, match="scale: expected a tensor without requires_grad"):
+        QuantizedWeight(torch.zeros(500, 96, dtype=torch.int8), torch.ones(500, requires_grad=True))
     with pytest.raises(NotImplementedError, match="weight: a quantised head is whole on each rank"):
         linear_logprobs(hidden, weight, target, sharding=Sharding(None))
     with pytest.raises(NotImplementedError, match="weight: a quantised head is for eager calls"):
