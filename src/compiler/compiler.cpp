@@ -98,6 +98,23 @@ void check_options(const CompileOptions& options) {
   require(options.chunks >= 0, "compile: chunks is ", options.chunks, ", expected 0 or more");
 }
 
+// Refuses sizes with which the program's values take more bytes than 64 bits hold, with a margin
+// for sums over values.
+void check_bytes(const ir::Graph& graph) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 60;
+  std::int64_t left = kMost;
+  for (int id = 0; id < graph.size(); ++id) {
+    for (const ir::Type& type : graph.node(id).results) {
+      const std::int64_t elements = ir::elements_of(type);
+      const auto item = static_cast<std::int64_t>(size_of(type.dtype));
+      require(elements <= left / item,
+              "compile: sizes: expected values of at most 2^60 bytes together, got more: ",
+              ir::name_of(graph.node(id).op), " makes ", elements, " elements");
+      left -= elements * item;
+    }
+  }
+}
+
 // Returns the graph with all symbolic sizes bound to numbers.
 ir::Graph bound(const ir::Graph& graph, const Bindings& sizes) {
   require(!graph.outputs().empty(), "compile: the program has no results");
@@ -114,6 +131,7 @@ ir::Graph bound(const ir::Graph& graph, const Bindings& sizes) {
   ir::Graph result = ir::bind(graph, sizes);
   for (const std::string& symbol : result.symbols())
     throw InvalidArgument(concat("compile: the size ", symbol, " has no value; give it in sizes"));
+  check_bytes(result);
   return result;
 }
 

@@ -148,6 +148,11 @@ TEST(Compile, RefusesByName) {
             "compile: the size N has no value; give it in sizes");
   EXPECT_EQ(refusal([&] { compile(parsed(), {.sizes = {{"N", -1}}}); }), "compile: size N is -1");
   EXPECT_EQ(refusal([&] {
+              compile(parsed(), {.sizes = {{"N", INT64_MAX}}});
+            }),
+            "compile: sizes: expected values of at most 2^60 bytes together, got more: parameter "
+            "makes 9223372036854775807 elements");
+  EXPECT_EQ(refusal([&] {
               compile(parsed(), {.sizes = {{"N", 4}, {"T", 4}}});
             }),
             "compile: sizes: the program has no size 'T'; its sizes are N");
