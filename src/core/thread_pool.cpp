@@ -243,7 +243,7 @@ void ThreadPool::sleep() {
   asleep_.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t state = state_.load(std::memory_order_seq_cst);
   const bool woken = !can_enter(state) && !ending_.load() && futex_wait(state_, state);
-  // Wake() subtracts the helpers that it wakes
+  // wake() subtracts the helpers that it wakes
   if (!woken) asleep_.fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -1,4 +1,4 @@
-// Reads the log of a run (run_log.h).
+// Reads the log of a run (log.h).
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@ struct StoredRows {
     return tile_tops[static_cast<std::int64_t>(tile) * static_cast<int>(padded_tokens) + row];
   }
 };
-// The rows of a chunk whose results logits_by_tiles wrote, with their tiles' greatest logits.
+// Returns the rows of a chunk whose results are stored, beside the greatest logit of each tile.
 inline StoredRows stored_rows(const ForwardCall& c, const float* tile_tops, const float* results,
                               const float* logit_bias) {
   const ForwardShape& s = c.shape;
