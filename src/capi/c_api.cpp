@@ -2,6 +2,7 @@
 // status codes.
 #include "logitless/c_api.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +12,8 @@
 #include "capi/guarded.h"
 #include "capi/handles.h"
 #include "head/hinted_plan.h"
+#include "head/overlap.h"
+#include "head/tensor_roles.h"
 #include "logitless/c_communicator.h"
 #include "logitless/c_far_field.h"
 #include "logitless/c_sample.h"
@@ -54,9 +57,17 @@ logitless_status return_plan(const logitless_context* context,
   });
 }
 
-Workspace workspace_of(const LossPlan& plan, void* data, std::size_t bytes) {
+// Returns the caller's workspace. Throws where one of `tensors`, each of type NamedViews, lies in
+// the bytes that the plan uses.
+template <typename... Tensors>
+Workspace workspace_of(const LossPlan& plan, void* data, std::size_t bytes,
+                       const Tensors&... tensors) {
+  const std::size_t used = std::min(bytes, plan.workspace_bytes());
   require(data != nullptr || plan.workspace_bytes() == 0, "workspace: expected ",
           plan.workspace_bytes(), " bytes, got NULL");
+  const NamedView memory{"workspace",
+                         ConstTensorView(data, DType::i8, {static_cast<std::int64_t>(used)})};
+  (require_apart(std::span(&memory, 1), tensors), ...);
   return Workspace(data, bytes);
 }
 
@@ -300,9 +311,14 @@ logitless_status logitless_cross_entropy(logitless_context* context, const logit
     if (statistics != nullptr)
       check_struct_size(statistics, "statistics");  // before any output is written
     const LossPlan& p = plan_of(plan);
+    const CrossEntropyInputs in = inputs_from(inputs);
+    const CrossEntropyOutputs out = outputs_from(outputs);
+    NamedViews read, written;
+    each_loss_input(read.adder(), in);
+    each_loss_output(written.adder(), out);
     const LossStatistics made =
-        cross_entropy(context_of(context), p, options_from(options), inputs_from(inputs),
-                      outputs_from(outputs), workspace_of(p, workspace, workspace_bytes));
+        cross_entropy(context_of(context), p, options_from(options), in, out,
+                      workspace_of(p, workspace, workspace_bytes, read, written));
     if (statistics == nullptr) return;
     write_statistics(made, statistics);
   });
@@ -343,8 +359,13 @@ logitless_status logitless_head_forward(logitless_context* context, const logitl
                                         size_t workspace_bytes) {
   return guarded([&] {
     const LossPlan& p = plan_of(plan);
-    head_forward(context_of(context), p, options_from(options), inputs_from(inputs),
-                 outputs_from(outputs), workspace_of(p, workspace, workspace_bytes));
+    const HeadInputs in = inputs_from(inputs);
+    const HeadOutputs out = outputs_from(outputs);
+    NamedViews read, written;
+    each_head_input(read.adder(), in);
+    each_head_output(written.adder(), out);
+    head_forward(context_of(context), p, options_from(options), in, out,
+                 workspace_of(p, workspace, workspace_bytes, read, written));
   });
 }
 
@@ -369,9 +390,15 @@ logitless_status logitless_head_backward(logitless_context* context, const logit
                                          size_t workspace_bytes) {
   return guarded([&] {
     const LossPlan& p = plan_of(plan);
-    head_backward(context_of(context), p, options_from(options), inputs_from(inputs),
-                  cotangents_from(cotangents), gradients_from(gradients),
-                  workspace_of(p, workspace, workspace_bytes));
+    const HeadInputs in = inputs_from(inputs);
+    const HeadCotangents cotangent = cotangents_from(cotangents);
+    const HeadGradients gradient = gradients_from(gradients);
+    NamedViews read, written;
+    each_head_input(read.adder(), in);
+    each_head_cotangent(read.adder("cotangent of "), cotangent);
+    each_head_gradient(written.adder(), gradient);
+    head_backward(context_of(context), p, options_from(options), in, cotangent, gradient,
+                  workspace_of(p, workspace, workspace_bytes, read, written));
   });
 }
 

@@ -201,6 +201,11 @@ inline TensorView view_from(const logitless_tensor* tensor, const char* name) {
     require(tensor->shape[d] >= 0, name, ": size ", tensor->shape[d], " of dimension ", d,
             " is negative");
   }
+  std::int64_t count = 1;
+  for (std::size_t d = 0; d < rank; ++d) {
+    require(!__builtin_mul_overflow(count, tensor->shape[d], &count) && count <= INT64_MAX / 8,
+            name, ": the number of elements overflows at dimension ", d);
+  }
   const TensorView view(tensor->data, dtype_from(tensor->dtype, name),
                         std::span(tensor->shape, rank), std::span(tensor->strides, rank));
   require(byte_range(view).has_value(), name, ": the addresses of ", describe(view),

@@ -46,7 +46,7 @@ static logitless_status plan_of(logitless_context* context, const Call* call,
 
 static void test_invalid_calls(logitless_context* context) {
   Call call;
-  logitless_plan* plan = NULL;
+  logitless_plan *plan = NULL, *other = NULL;
   logitless_plan_request request;
   logitless_plan_info info;
   logitless_cross_entropy_options options;
@@ -142,6 +142,16 @@ static void test_invalid_calls(logitless_context* context) {
       "workspace alignment",
       logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, workspace + 4, bytes, NULL),
       LOGITLESS_INVALID_ARGUMENT, "workspace");
+  call.hidden.shape[0] = INT64_MAX / kDim;
+  check_error("size", plan_of(context, &call, &other), LOGITLESS_INVALID_ARGUMENT,
+              "hidden: the number of elements overflows at dimension 0");
+  call.hidden.shape[0] = kTokens;
+  call.hidden.data = workspace;
+  check_error(
+      "hidden in the workspace",
+      logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, workspace, bytes, NULL),
+      LOGITLESS_INVALID_ARGUMENT, "shares memory with hidden");
+  call.hidden.data = call.head.hidden;
   call.head.targets[4] = kVocab;
   check_error(
       "target",
