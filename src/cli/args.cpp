@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "cli/output.h"
 #include "logitless/device.h"
 
 namespace logitless::cli {
@@ -145,7 +146,7 @@ Context DeviceArgs::context() const {
   options.threads = static_cast<int>(threads);
   options.kernel = kernel;
   if (verbose) {
-    options.trace = [](std::string_view line) { fmt::print(stderr, "{}\n", line); };
+    options.trace = [](std::string_view line) { print_note(fmt::format("{}\n", line)); };
   }
   return Context(std::move(options));
 }

@@ -366,7 +366,7 @@ void BenchCommand::write_report(const Options& options) const {
   request.repeat = repeat;
   request.memory_budget = memory;
   if (device.verbose)
-    request.trace = [](std::string_view line) { fmt::print(stderr, "{}\n", line); };
+    request.trace = [](std::string_view line) { print_note(fmt::format("{}\n", line)); };
   write_bench_report(request);
 }
 
@@ -403,7 +403,14 @@ Command add_bench(CommandLine& program) {
          [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
          "of hidden and weight (default bf16)")
       .group("Random data");
-  sub.add_number("--spread", a->spread, "standard deviation of the logits (default 3)")
+  sub.add_parsed(
+         "--spread", "X",
+         [a](const std::string& text) {
+           a->spread = parse_number(text);
+           if (a->spread < 0.0)
+             throw UsageError(fmt::format("expected a number of at least 0, got '{}'", text));
+         },
+         "standard deviation of the logits (default 3)")
       .group("Random data");
   sub.add_integer("--seed", a->seed, 0, 1 << 30, "of the random numbers (default 1)")
       .group("Random data");

@@ -69,9 +69,13 @@ train::ModelPtr CompileCommand::train_model() const {
   train::RunOptions run;
   run.dtype = dtype;
   run.model = model;
-  const train::ModelConfig found = train::find_model(model);
-  if (const auto* llama = std::get_if<train::LlamaConfig>(&found)) run.llama = *llama;
-  return run.make_model(0);
+  try {
+    const train::ModelConfig found = train::find_model(model);
+    if (const auto* llama = std::get_if<train::LlamaConfig>(&found)) run.llama = *llama;
+    return run.make_model(0);
+  } catch (const InvalidArgument& e) {
+    throw UsageError(fmt::format("--model: {}", e.what()));
+  }
 }
 
 Graph CompileCommand::graph() {
@@ -213,7 +217,7 @@ void CompileCommand::write_page(const CompiledProgram& compiled, const ProgramTi
   write_file(html, compiled.report_html(times.profile, about(compiled)));
   const std::string line = fmt::format("wrote {}\n", html);
   if (json || text) {
-    std::fputs(line.c_str(), stderr);
+    print_note(line);
   } else {
     print(line);
   }
@@ -263,7 +267,7 @@ void CompileCommand::run(const std::set<std::string>& given) {
     auto report = Json::parse(compiled.report_json());
     if (profile) report["profile"] = profile_json(times.profile);
     print_json(report);
-    std::fputs(times.text.c_str(), stderr);
+    print_note(times.text);
   } else if (repeat > 0) {
     print(times.text + (profile ? profile_table(times.profile) : ""));
   }

@@ -100,7 +100,7 @@ void PlanCommand::run(const std::set<std::string>& given) {
   gpu.check(given);
   if (!gpu.on_gpu) refuse_given(given, {"expected-ignored"}, "is of --device cuda");
   const LossPlan made = plan_head(shape, features, plan.request(limits()));
-  if (device.verbose) fmt::print(stderr, "{}\n", in_options(made.explain()));
+  if (device.verbose) print_note(in_options(made.explain()) + "\n");
   if (json) {
     print_json(to_json(made));
     return;

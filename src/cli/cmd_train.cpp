@@ -360,11 +360,19 @@ void TrainCommand::add(Options& command) {
   command.add_flag("--json", json, "print one JSON object; progress goes to standard error");
 }
 
+train::CheckpointHeader checkpoint_header(const std::string& path) {
+  try {
+    return train::read_checkpoint_header(path);
+  } catch (const InvalidArgument& e) {
+    throw UsageError(fmt::format("--resume: {}", e.what()));
+  }
+}
+
 void TrainCommand::run(const std::set<std::string>& given) {
   int signal = 0;
   if (const auto launched = train::launched_rank()) {
     train::ProcessRank process(*launched, [](std::string_view text) {
-      fmt::print(stderr, "logitless train: {}\n", text);
+      print_note(fmt::format("logitless train: {}\n", text));
     });
     process.run([&] { signal = train(given, &process); });
   } else {
@@ -405,14 +413,14 @@ int TrainCommand::train(std::set<std::string> given, train::ProcessRank* process
       throw UsageError(fmt::format("--{}: is of --export, which was not given", name));
   }
   if (!options.resume.empty()) {
-    options = train::with_checkpoint(options, given, train::read_checkpoint_header(options.resume));
+    options = train::with_checkpoint(options, given, checkpoint_header(options.resume));
   }
   if (!options.init.empty() && options.model.empty())
     options = train::with_model_file(options, given);
   train::check_options(options);
   const auto print_line = [this](std::string_view line) {
     if (json) {
-      fmt::print(stderr, "{}\n", line);
+      print_note(fmt::format("{}\n", line));
     } else {
       print(fmt::format("{}\n", line));
     }

@@ -1,9 +1,12 @@
 // logitless: the command line. Results go to standard output; errors to standard error, one line
 // each, or a JSON object with --json. Exit codes: 0 success, 1 failure while running, 2 invalid
 // command line, 128 + n stopped by signal n.
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <new>
@@ -38,7 +41,7 @@ int fail(const std::string& command, std::string message, int code, bool json) {
     const bool list = at > 0 && message[at - 1] == ':';  // a list follows
     message.replace(at, last ? std::string::npos : 1, last ? "" : list ? " " : "; ");
   }
-  fmt::print(stderr, "logitless{}{}: {}\n", command.empty() ? "" : " ", command, message);
+  print_note(fmt::format("logitless{}{}: {}\n", command.empty() ? "" : " ", command, message));
   if (!json) return code;
   try {
     print_json({{"error", message}, {"command", command}, {"exit_code", code}});
@@ -91,10 +94,21 @@ int run(int count, char** arguments) {
   }
 }
 
+// Opens /dev/null in place of standard streams that are closed: a file of the run would take their
+// numbers, and what is printed would be written into it. Nothing can be written to standard output
+// then, which stays an error.
+void open_closed_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(stream, F_GETFD) == -1 && errno == EBADF)
+      static_cast<void>(::open("/dev/null", stream == STDERR_FILENO ? O_WRONLY : O_RDONLY));
+  }
+}
+
 }  // namespace
 }  // namespace logitless::cli
 
 int main(int count, char** arguments) {
+  logitless::cli::open_closed_streams();
   // A limit on file sizes becomes an error of the write, as a full disk is.
   std::signal(SIGXFSZ, SIG_IGN);
   return logitless::cli::run(count, arguments);

@@ -71,6 +71,8 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
   const std::string option = text.substr(0, text.find(':'));
   if (text.find("At Most 1 required") != std::string::npos)
     return option + ": given more than once";
+  if (text.find("flag override") != std::string::npos)
+    return "--" + text.substr(0, text.find(' ')) + ": takes no value";
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
     return option + ": expected a value after it";
   return text;
@@ -181,7 +183,7 @@ Option Options::add_texts(const std::string& name, std::vector<std::string>& val
 }
 
 Option Options::add_flag(const std::string& name, bool& value, const std::string& description) {
-  return Option(*app_->add_flag(name, value, description));
+  return Option(*app_->add_flag(name, value, description)->disable_flag_override());
 }
 
 void Options::footer(const std::string& text) { app_->footer(text); }
@@ -225,8 +227,8 @@ bool CommandLine::parse(int count, const char* const* arguments) {
     return true;
   } catch (const CLI::CallForHelp&) {
     print(tidy(app_->help()));
-  } catch (const CLI::Success& e) {
-    app_->exit(e);
+  } catch (const CLI::CallForVersion& e) {
+    print(fmt::format("{}\n", e.what()));
   } catch (const CLI::ParseError& e) {
     throw UsageError(explain(e, *app_, command_, names_));
   }

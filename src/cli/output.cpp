@@ -79,6 +79,8 @@ void print(const std::string& text) {
   if (!ok) throw DeviceError("standard output cannot be written");
 }
 
+void print_note(const std::string& text) { static_cast<void>(std::fputs(text.c_str(), stderr)); }
+
 void print_json(const Json& object) {
   // JSON is UTF-8, but paths may have other bytes.
   print(object.dump(2, NotUtf8::replace) + "\n");

@@ -45,6 +45,8 @@ std::string in_options(std::string text);
 // Writes the whole text to standard output. Throws DeviceError when that fails (disk full, pipe
 // closed).
 void print(const std::string& text);
+// Writes the text to standard error, and nothing where that is full or closed.
+void print_note(const std::string& text);
 void print_json(const Json& object);
 
 }  // namespace logitless::cli

@@ -1,6 +1,7 @@
 #include "cli/tensors.h"
 
 #include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -44,7 +45,10 @@ bool aligned(const ConstTensorView& view) {
 
 // Returns the name of the tensor; a file with a single tensor needs none.
 const std::string& name_in(const TensorFile& file, const Spec& spec) {
-  return spec.name.empty() && file.names().size() == 1 ? file.names().front() : spec.name;
+  if (!spec.name.empty()) return spec.name;
+  if (file.names().size() == 1) return file.names().front();
+  throw UsageError(fmt::format("'{}' holds {} tensors, expected FILE:NAME; there are: '{}'",
+                               spec.path, file.names().size(), fmt::join(file.names(), "', '")));
 }
 
 }  // namespace

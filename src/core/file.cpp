@@ -137,8 +137,12 @@ AtomicFile::AtomicFile(const std::string& path, FileUse use)
   struct stat status {};
   // A link that is not followed counts as a file: the rename replaces it.
   const bool exists = ::lstat(target_.c_str(), &status) == 0;
-  require(!exists || S_ISREG(status.st_mode) || S_ISLNK(status.st_mode), "'", path,
-          "' exists and is not a regular file");
+  // A link of /proc/self/fd leads to a pipe that has no name, and is not followed by name.
+  struct stat led {};
+  const bool leads_elsewhere =
+      use == FileUse::output && ::stat(path.c_str(), &led) == 0 && !S_ISREG(led.st_mode);
+  require(!leads_elsewhere && (!exists || S_ISREG(status.st_mode) || S_ISLNK(status.st_mode)), "'",
+          path, "' exists and is not a regular file");
   const bool keeps_mode = use == FileUse::output && exists && S_ISREG(status.st_mode);
 
   remove_leftovers(target_);

@@ -79,6 +79,9 @@ class RefusalTest(unittest.TestCase):
         self.refused("loss", [*far, f"--order={self.program}", "--order-rows=9"],
                      "--order-rows: is of a fresh order, and --order names a file")
         self.refused("loss", [*far, "--tau=0"], "--tau: expected a number in (0, 1), got 0")
+        file = self.dir / "head.safetensors"
+        self.refused("loss", [f"--hidden={file}", *self.head[1:]],
+                     f"--hidden: '{file}' holds 3 tensors, expected FILE:NAME; there are: 'hidden', 'weight', 'targets'")
 
     def test_plan(self):
         gradients = ("--grad-dtype=f32", "--no-d-hidden", "--no-d-weight", "--entropy-gradient", "--accumulate")
@@ -99,11 +102,13 @@ class RefusalTest(unittest.TestCase):
         for option in ("--dim=3", "--dtype=f32"):
             self.refused("bench", [*self.head, option],
                          f"{option.split('=')[0]}: the tensors of files have sizes and types of their own")
+        self.refused("bench", [*self.sizes, "--spread=-1"], "--spread: expected a number of at least 0, got '-1'")
         for option in ("--spread=2", "--seed=7"):
             self.refused("bench", [*self.head, option], f"{option.split('=')[0]}: is of random data, and the tensors are of files")
 
     def test_compile(self):
         file = self.program
+        self.refused("compile", [f"--model={file}"], f"--model: '{file}': expected an object")
         self.refused("compile", [file, "--dtype=f32"], "--dtype: goes with --model; a program has types of its own")
         self.refused("compile", [file, "--no-chunk", "--chunks=2"], "--chunks: cannot be given beside --no-chunk")
         self.refused("compile", [file, "--no-chunk", "--strict"],
@@ -150,6 +155,19 @@ class RefusalTest(unittest.TestCase):
             with self.subTest(arguments=arguments):
                 self.taken(*arguments)
                 self.assertIn(said, self.run_command(*arguments, "--verbose").stderr)
+
+    def test_a_flag_takes_no_value(self):
+        for command, option in (("loss", "--json"), ("loss", "--verbose"), ("train", "--untied"), ("compile", "--no-chunk")):
+            for value in ("false", "2", "maybe"):
+                self.refused(command, [f"{option}={value}"], f"{option}: takes no value")
+
+    def test_standard_streams_that_are_closed_or_full(self):
+        verbose = f"'{CLI}' loss {' '.join(self.head)} --verbose --out '{self.dir / 'kept.safetensors'}'"
+        for shell, status in ((f"'{CLI}' nothing 2>/dev/full", 2), (f"'{CLI}' nothing >&- 2>&-", 2), (f"{verbose} 2>&-", 0),
+                              (f"{verbose} 2>/dev/full", 0), (f"{verbose} >&-", 1), (f"'{CLI}' --version >/dev/full", 1)):
+            with self.subTest(shell=shell):
+                done = subprocess.run(shell, shell=True, capture_output=True, timeout=120, env=ENVIRONMENT, check=False)
+                self.assertEqual(done.returncode, status, done.stderr)
 
     def test_an_empty_text_is_no_value(self):
         for command, arguments, option, wanted in (

@@ -273,7 +273,7 @@ class CraftedTest(CommandTest):
                 done = self.crafted(change)
                 with self.subTest(name=name, value=value):
                     self.assertEqual(done.returncode, 2, done.stderr)
-                    self.assertRegex(done.stderr, f"metadata '{name}': expected a number, found")
+                    self.assertRegex(done.stderr, f"--resume: '.*': metadata '{name}': expected a number, found")
         for field in ("vocab", "context", "dim", "heads", "layers"):
             for value in (0, -1, 2**20 + 1, 2**62, 2**63, 1.5, True, None, "8"):
                 def craft(metadata, field=field, value=value):

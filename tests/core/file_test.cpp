@@ -227,6 +227,20 @@ TEST(AtomicFile, FollowsLinks) {
   EXPECT_TRUE(std::filesystem::is_symlink(directory.file("inner")));
 }
 
+// Such a link is /dev/stdout, which a rename onto it would replace.
+TEST(AtomicFile, RefusesALinkToAPipe) {
+  const TempDir directory;
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const std::string link = directory.file("link");
+  std::filesystem::create_symlink("/proc/self/fd/" + std::to_string(ends[1]), link);
+  EXPECT_EQ(message_of<InvalidArgument>([&] { AtomicFile file(link); }),
+            "'" + link + "' exists and is not a regular file");
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  close(ends[0]);
+  close(ends[1]);
+}
+
 TEST(AtomicFile, FollowsNoLinkOfAnotherUser) {
   const TempDir directory;
   const std::string target = directory.file("target"), link = directory.file("link");

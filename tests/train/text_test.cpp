@@ -98,7 +98,7 @@ TEST_F(CorpusTest, SaysWhatIsMissing) {
     read();
     FAIL() << "no text was accepted";
   } catch (const std::runtime_error& error) {
-    EXPECT_NE(std::string(error.what()).find("no text to train on: 1 files found"),
+    EXPECT_NE(std::string(error.what()).find("no text to train on: 1 files found, 1 empty"),
               std::string::npos)
         << error.what();
   }

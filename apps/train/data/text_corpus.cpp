@@ -170,7 +170,7 @@ Corpus read_corpus(const CorpusOptions& options) {
   });
 
   std::unordered_set<std::uint64_t> seen;
-  std::size_t bytes = 0;
+  std::size_t bytes = 0, empty = 0;
   for (const Candidate& candidate : candidates) {
     if (bytes + candidate.bytes > options.max_bytes && bytes > 0) {
       ++corpus.left_out;
@@ -180,7 +180,10 @@ Corpus read_corpus(const CorpusOptions& options) {
     const std::uintmax_t wanted = std::min<std::uintmax_t>(candidate.bytes, options.max_bytes);
     corpus.cut += wanted < candidate.bytes ? 1 : 0;
     TextFile file{candidate.name, read_file(candidate.path, wanted), false};
-    if (file.text.empty()) continue;
+    if (file.text.empty()) {
+      ++empty;
+      continue;
+    }
     if (file.text.find('\0') != std::string::npos) {
       ++corpus.binary;
       continue;
@@ -202,10 +205,10 @@ Corpus read_corpus(const CorpusOptions& options) {
   }
   if (corpus.bytes(false) == 0 || corpus.bytes(true) == 0) {
     throw std::runtime_error(fmt::format(
-        "no text to train on: {} files found, {} binary, {} over {} bytes, {} repeated; give files "
-        "or directories with --text",
-        candidates.size(), corpus.binary, corpus.too_large, options.max_file_bytes,
-        corpus.duplicates));
+        "no text to train on: {} files found, {} empty, {} binary, {} over {} bytes, {} repeated, "
+        "{} bytes of text; give files or folders of text with --text",
+        candidates.size(), empty, corpus.binary, corpus.too_large, options.max_file_bytes,
+        corpus.duplicates, bytes));
   }
   return corpus;
 }

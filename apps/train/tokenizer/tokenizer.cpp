@@ -327,7 +327,7 @@ Tokenizer Tokenizer::train(const Corpus& corpus, int vocab, std::size_t sample_b
              {"num_threads", "1"},
              {"minloglevel", "1"}},
             &lines, &model),
-        fmt::format("training a tokenizer of {} tokens", vocab));
+        fmt::format("--vocab: SentencePiece makes no tokenizer of {} tokens for this text", vocab));
   TokenizerModel result;
   result.bytes = std::move(model);
   return Tokenizer(std::move(result));
