@@ -17,9 +17,10 @@ _LEAST_DEFAULT = 16 << 20  # bytes of a chunk without a budget
 _FEW_TOKENS = 32  # a GEMM of fewer takes longer than a second one
 
 # Copies of a chunk's logits that exist at a time, in numbers of the dtype of sums: measured, with and without gradients.
+# Those over ranks are counted, with the int64 numbers of PyTorch's noise and order.
 _TILES = {
     "sample": (12, 12), "best_entries": (4, 4), "best": (5, 5), "divergence": (11, 10), "divergence_sums": (11, 10),
-    "margin": (6, 3),
+    "margin": (6, 3), "sample_over_ranks": (28, 28), "best_over_ranks": (12, 12),
 }  # fmt: skip
 
 

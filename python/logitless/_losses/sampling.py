@@ -76,7 +76,7 @@ def mixed(seed: int) -> tuple[int, int]:
 
 def draw(
     xp, chunked, hidden, weight, bias, seed, *, temperature, top_k, top_p, min_p, logit_bias, counter, softcap,
-    logit_scale, memory_budget,
+    logit_scale, memory_budget, sharding,
 ) -> tuple[Any, Any]:
     """Samples a token at each position from ``softmax(logits)``, without storing the logits of all of them.
 
@@ -100,6 +100,8 @@ def draw(
             new {seed}.
         softcap, logit_scale: as in ``linear_logprobs``.
         memory_budget: bytes, or text such as "512MiB", for either pass.
+        torch: sharding: a ``Sharding``: the vocabulary is sharded over ranks, and weight and bias are this rank's shard, as in ``linear_logprobs``; logit_bias is of the whole vocabulary. All ranks have the same tokens, and the seed of the group's first rank counts. A DTensor weight whose rows are sharded is not gathered if hidden is a DTensor that is replicated. The result is that of one rank with the whole vocabulary, but for near ties.
+        jax: sharding: how vocabulary and tokens are sharded over a mesh, as in ``linear_logprobs``. The result is that of one device with the whole vocabulary, but for near ties.
 
     Returns:
         Sample(tokens, log_prob), each [...]. log_prob is what ``linear_logprobs(hidden, weight, tokens, bias)`` returns
@@ -115,55 +117,80 @@ def draw(
     not checked, since that would wait for a GPU: a negative temperature takes the largest entry.
     """
 
-    def run(*head):
-        given = _checked(xp, *head)
-        vocab, lead = given["weight"].shape[0], tuple(xp.array("hidden", hidden).shape[:-1])
-        greedy = xp.is_number(temperature) and number("temperature", temperature, 0.0) == 0
-        if top_k is not None and count("top_k", top_k) > vocab:
-            raise ValueError(f"top_k: expected at most {vocab}, the vocabulary of weight, got {top_k}")
-        form = Filters(
-            *_head_form(softcap, logit_scale), 0 if top_k in (None, vocab) else int(top_k), top_p is not None,
-            min_p is not None, greedy,
+    def check(given, lead, vocab, rows=None):
+        return _drawing(
+            xp, given, lead, vocab, rows or vocab, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            logit_bias=logit_bias, counter=counter, softcap=softcap, logit_scale=logit_scale,
         )
-        if logit_bias is not None:
-            given["logit_bias"] = xp.fixed("logit_bias", logit_bias, xp.float32, (vocab,))
-        if not greedy:
 
-            def per_token(name, value, *bounds, **more):
-                if xp.is_number(value):
-                    return number(name, value, *bounds, **more)
-                return xp.fixed(name, value, xp.float32, lead).reshape(-1)
-
-            given["temperature"] = per_token("temperature", temperature, 0.0)
-            if counter is not None:
-                given["counter"] = xp.indices("counter", counter, lead).reshape(-1)
-            if top_p is not None:
-                given["top_p"] = per_token("top_p", top_p, most=1.0, above=0.0)
-            if min_p is not None:
-                given["min_p"] = per_token("min_p", min_p, 0.0, 1.0)
-        both = xp.sampled(hidden, weight, given, None if greedy else seed, form, memory_budget)
+    def run(*head):
+        options = Head(-100, softcap, logit_scale, memory_budget)
+        tokens = xp.tokens_over_ranks(*head, seed, check, options, sharding)
+        if tokens is not None:
+            return tokens, xp.log_probs(hidden, weight, tokens, bias, options, sharding=sharding)
+        given, lead = _checked(xp, *head), tuple(xp.array("hidden", hidden).shape[:-1])
+        given, form = check(given, lead, given["weight"].shape[0])
+        both = xp.sampled(hidden, weight, given, None if form.greedy else seed, form, memory_budget)
         if both is not None:
             return both[0].reshape(lead), both[1].reshape(lead)
-        if not greedy:
-            single = xp.astype(given["hidden"][:0, 0], xp.float32)
-            for name in ("temperature", "top_p", "min_p"):
-                if name in given and xp.is_number(given[name]):
-                    given[name] = xp.as_like(given[name], single)
-            given["key"] = xp.noise_key(seed, single)
-            if counter is None:
-                given["counter"] = xp.arange(given["hidden"].shape[0], single)
-        head = Head(-100, softcap, logit_scale, memory_budget)
-        if greedy and logit_bias is None:
-            tokens = xp.largest_entries(given["hidden"], given["weight"], given.get("bias"), head)
+        if not form.greedy:
+            given = with_noise(xp, given, seed)
+        if form.greedy and logit_bias is None:
+            tokens = xp.largest_entries(given["hidden"], given["weight"], given.get("bias"), options)
         else:
             tokens = chunked("sample", memory_budget, "auto")(given, *form)
         tokens = tokens.reshape(lead)
-        return tokens, xp.log_probs(hidden, weight, tokens, bias, head)
+        return tokens, xp.log_probs(hidden, weight, tokens, bias, options)
 
     return xp.without_gradients(run, hidden, weight, bias)
 
 
-def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, memory_budget) -> tuple[Any, Any, Any]:
+def _drawing(
+    xp, given: dict[str, Any], lead: tuple[int, ...], vocab: int, rows: int, *, temperature, top_k, top_p, min_p,
+    logit_bias, counter, softcap, logit_scale,
+) -> tuple[dict[str, Any], Filters]:
+    """Returns the checked arguments of a sampler beside those of its head, and its constants. lead: the leading sizes of
+    hidden. vocab: the size of the whole vocabulary. rows: that of logit_bias."""
+    greedy = xp.is_number(temperature) and number("temperature", temperature, 0.0) == 0
+    if top_k is not None and count("top_k", top_k) > vocab:
+        raise ValueError(f"top_k: expected at most {vocab}, the vocabulary of weight, got {top_k}")
+    form = Filters(
+        *_head_form(softcap, logit_scale), 0 if top_k in (None, vocab) else int(top_k), top_p is not None,
+        min_p is not None, greedy,
+    )
+    if logit_bias is not None:
+        given["logit_bias"] = xp.fixed("logit_bias", logit_bias, xp.float32, (rows,))
+    if greedy:
+        return given, form
+
+    def per_token(name, value, *bounds, **more):
+        if xp.is_number(value):
+            return number(name, value, *bounds, **more)
+        return xp.fixed(name, value, xp.float32, lead).reshape(-1)
+
+    given["temperature"] = per_token("temperature", temperature, 0.0)
+    if counter is not None:
+        given["counter"] = xp.indices("counter", counter, lead).reshape(-1)
+    if top_p is not None:
+        given["top_p"] = per_token("top_p", top_p, most=1.0, above=0.0)
+    if min_p is not None:
+        given["min_p"] = per_token("min_p", min_p, 0.0, 1.0)
+    return given, form
+
+
+def with_noise(xp, given: Mapping[str, Any], seed) -> dict[str, Any]:
+    """Returns the arguments with numbers as scalars, the key of the noise, and a counter for each token."""
+    single = xp.astype(given["hidden"][:0, 0], xp.float32)
+    numbers = (name for name in ("temperature", "top_p", "min_p") if name in given and xp.is_number(given[name]))
+    made = {**given, **{name: xp.as_like(given[name], single) for name in numbers}, "key": xp.noise_key(seed, single)}
+    if "counter" not in made:
+        made["counter"] = xp.arange(given["hidden"].shape[0], single)
+    return made
+
+
+def best(
+    xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, memory_budget, sharding
+) -> tuple[Any, Any, Any]:
     """Returns the k largest log-probabilities at each position with their token ids, and that of a target.
 
     Serving engines report them for prompts, and distillation stores them of a teacher.
@@ -173,6 +200,7 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
         {target}: [...] int32 or int64, or None.
         k: 1 to V.
         softcap, logit_scale, memory_budget: as in ``linear_logprobs``.
+        sharding: as in ``linear_sample``.
 
     Returns:
         TopLogProbs(log_prob, top_log_probs, top_ids). log_prob [...] is that of the {target}, None without. The others
@@ -187,14 +215,22 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``.
     """
 
-    def run(*head):
-        given = _checked(xp, *head)
-        vocab, lead = given["weight"].shape[0], tuple(xp.array("hidden", hidden).shape[:-1])
+    def check(lead, vocab):
         if count("k", k) > vocab:
             raise ValueError(f"k: expected at most {vocab}, the vocabulary of weight, got {k}")
-        form, of_target = _head_form(softcap, logit_scale), None
-        if target is not None:
-            of_target = xp.indices(xp.NAMES.target, target, lead)
+        form = _head_form(softcap, logit_scale)
+        return form, None if target is None else xp.indices(xp.NAMES.target, target, lead)
+
+    def run(*head):
+        options = Head(-100, softcap, logit_scale, memory_budget)
+        ids = xp.best_over_ranks(*head, k, check, options, sharding)
+        if ids is not None:
+            own = None if target is None else xp.log_probs(hidden, weight, target, bias, options, sharding=sharding)
+            found = xp.log_probs(hidden, weight, ids, bias, options, sharding=sharding)
+            order = xp.descending(-ids)  # a stable sort then orders equal ones by id
+            return own, *_ordered(xp, xp.along(found, order), xp.along(ids, order))
+        given, lead = _checked(xp, *head), tuple(xp.array("hidden", hidden).shape[:-1])
+        form, of_target = check(lead, given["weight"].shape[0])
         rows = None if of_target is None else of_target.reshape(-1)
         found = xp.best(hidden, weight, given, rows, int(k), *form, memory_budget)
         if found is not None:
@@ -202,8 +238,7 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
             return None if own is None else own.reshape(lead), values.reshape(*lead, k), ids.reshape(*lead, k)
         ids = chunked("best_entries", memory_budget, "auto")(given, *form, k)
         ids = xp.sort(ids.reshape(*lead, k))  # a stable sort then orders equal ones by id
-        options, own = Head(-100, softcap, logit_scale, memory_budget), None
-        wanted = ids
+        own, wanted = None, ids
         if of_target is not None:
             if xp.has_kernels(hidden):
                 wanted = xp.concatenate([ids, xp.astype(of_target[..., None], ids.dtype)], -1)
@@ -212,10 +247,15 @@ def best(xp, chunked, hidden, weight, target, bias, *, k, softcap, logit_scale, 
         found = xp.log_probs(hidden, weight, wanted, bias, options)
         if wanted is not ids:
             own = found[..., k]
-        order = xp.descending(found[..., :k])
-        return own, xp.along(found[..., :k], order), xp.along(ids, order)
+        return own, *_ordered(xp, found[..., :k], ids)
 
     return xp.without_gradients(run, hidden, weight, bias)
+
+
+def _ordered(xp, log_probs, ids) -> tuple[Any, Any]:
+    """Returns log-probabilities [..., K] and their ids, largest first; equal ones stay in order."""
+    order = xp.descending(log_probs)
+    return xp.along(log_probs, order), xp.along(ids, order)
 
 
 def _checked(xp, hidden, weight, bias) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from .far_field import FarFieldState, far_field_cross_entropy, far_field_report,
 from .head import linear_logprobs
 from .kept import linear_kept_logprobs
 from .loss import linear_cross_entropy
-from .sampling import linear_sample, linear_top_logprobs
+from .sampling import linear_sample, linear_top_logprobs, vocab_parallel_sample, vocab_parallel_top_logprobs
 from .sharding import Sharding
 from .vocab_parallel import vocab_parallel_linear_cross_entropy, vocab_parallel_logprobs
 
@@ -43,6 +43,8 @@ __all__ = [
     "losses",
     "vocab_parallel_linear_cross_entropy",
     "vocab_parallel_logprobs",
+    "vocab_parallel_sample",
+    "vocab_parallel_top_logprobs",
 ]
 
 

@@ -19,14 +19,18 @@ def gumbel(key: jax.Array, counter: jax.Array, vocab: int) -> jax.Array:
 
 
 def _computed(key: jax.Array, counter: jax.Array, *, vocab: int) -> jax.Array:
+    return gumbel_of_ids(key, counter, jnp.arange(vocab, dtype=jnp.uint32))
+
+
+def gumbel_of_ids(key: jax.Array, counter: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns the noise [N, n] of vocabulary ids [n]."""
     from ._autochunk.helpers import HELPERS
 
     space: dict[str, Any] = {"jnp": jnp}
     exec(HELPERS["_uniform"], space)
     key = key.astype(jnp.uint32)
     parts = (key[0] + counter.astype(jnp.uint32))[:, None]
-    ids = jnp.arange(vocab, dtype=jnp.uint32)[None]
-    return -jnp.log(-jnp.log1p(-space["_uniform"](parts, key[1], ids)))
+    return -jnp.log(-jnp.log1p(-space["_uniform"](parts, key[1], ids[None])))
 
 
 @_gumbel.def_abstract_eval

@@ -21,9 +21,9 @@ from .._losses import options
 from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
-from . import _arguments, _sampled
+from . import _arguments, _sampled, _sampled_over_ranks, vocab_parallel
 from ._axes import axes_of, varying
-from ._noise import gumbel as gumbel
+from ._noise import gumbel as gumbel, gumbel_of_ids as gumbel_of_ids
 from ._backend import backend
 from ._chunks import Operand
 from ._entries import dots as dots, largest as largest, rows as rows, summed as summed
@@ -108,6 +108,19 @@ def columns(x: jax.Array) -> jax.Array:
     return x[:, None] if x.ndim else x
 
 
+def as_bits(x: jax.Array) -> jax.Array:
+    """Returns the bits of float32 as int32."""
+    return jax.lax.bitcast_convert_type(x, jnp.int32)
+
+
+def of_bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, jnp.float32)
+
+
+def mass_below(z: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    return _sampled_over_ranks.mass_below(z)
+
+
 def key(seed: Any, like: jax.Array | None = None, name: str = "seed") -> jax.Array:
     """Returns the key of the noise: [2] int32."""
     if seed is None:
@@ -137,6 +150,16 @@ def best(hidden: Any, weight: Any, given: Mapping[str, Any], targets: Any, k: in
     if not _sampled.serves(hidden, weight, given):
         return None
     return _sampled.best(given, targets, k, *form)
+
+
+def tokens_over_ranks(hidden: Any, weight: Any, bias: Any, key: Any, check: Any, head: Head, sharding: Any) -> Any:
+    """Returns token ids [...] of arrays that axes of a mesh shard, or None of others."""
+    return _sampled_over_ranks.tokens(hidden, weight, bias, key, check, head, sharding)
+
+
+def best_over_ranks(hidden: Any, weight: Any, bias: Any, k: Any, check: Any, head: Head, sharding: Any) -> Any:
+    """Returns the ids of the best entries [..., k], or None, as ``tokens_over_ranks`` does."""
+    return _sampled_over_ranks.best(hidden, weight, bias, k, check, head, sharding)
 
 
 def argmax(x: jax.Array) -> jax.Array:
@@ -281,8 +304,13 @@ def has_kernels(hidden: Any) -> bool:
     return backend(array("hidden", hidden).dtype).name == "native"
 
 
-def log_probs(hidden: Any, weight: Any, targets: Any, bias: Any, head: Head, save: bool = False) -> jax.Array:
-    found = linear_logprobs(hidden, weight, targets, bias, **head._asdict())[0]
+def log_probs(
+    hidden: Any, weight: Any, targets: Any, bias: Any, head: Head, save: bool = False, sharding: Any = None
+) -> jax.Array:
+    if isinstance(sharding, _sampled_over_ranks.Axis):
+        given = _arguments.Arguments(hidden, weight, targets, bias, **head._asdict())
+        return vocab_parallel.log_probs(given, sharding.axes)[0]
+    found = linear_logprobs(hidden, weight, targets, bias, **head._asdict(), sharding=sharding)[0]
     return replicated(found) if save else found  # a loss joins them with other numbers of tokens
 
 

@@ -20,8 +20,11 @@ from .loss import accuracy_of, check_reduction, cross_entropy, divisor
 
 Axes = tuple[str, ...]
 _ARRAYS = ("hidden", "weight", "targets", "bias")
-_PER_TOKEN = ("hidden", "targets", "token_weight", "target_weight", "teacher_hidden")
-_PER_VOCAB_ENTRY = ("weight", "bias", "class_weight", "teacher_weight", "teacher_bias", "teacher_ids")
+_PER_TOKEN = (
+    "hidden", "targets", "token_weight", "target_weight", "teacher_hidden", "temperature", "top_p", "min_p", "counter",
+)  # fmt: skip
+_PER_VOCAB_ENTRY = ("weight", "bias", "class_weight", "logit_bias", "teacher_weight", "teacher_bias", "teacher_ids")
+_REPLICATED = ("key",)
 
 
 def _axes(entry: Any) -> Axes:
@@ -99,7 +102,7 @@ class Sharding:
                 )
         for name, array in arrays.items():
             shape = lead if name in _PER_TOKEN else (teacher_vocab if name in ("teacher_weight", "teacher_bias") else vocab,)
-            if array is None or name in ("hidden", "weight") or array.shape[: len(shape)] == shape:
+            if array is None or name in ("hidden", "weight", *_REPLICATED) or array.shape[: len(shape)] == shape:
                 continue
             raise ValueError(f"{name}: expected {list(shape)}, got {list(array.shape)}")
 
@@ -127,6 +130,7 @@ class Sharding:
         given = {name: array for name, array in arrays.items() if array is not None}
         vocab = PartitionSpec(self._vocab) if self._vocab else PartitionSpec()
         specs = {name: vocab if name in _PER_VOCAB_ENTRY else self._tokens for name in given}
+        specs |= {name: PartitionSpec() for name in given if name in _REPLICATED}
         given = {name: placed(a, self.mesh, specs[name]) for name, a in given.items()}
 
         def shard(given):

@@ -12,8 +12,13 @@ from torch import Tensor
 @torch.library.custom_op("logitless::gumbel", mutates_args=())
 def gumbel(key: Tensor, counter: Tensor, vocab: int) -> Tensor:
     """Returns Gumbel noise [N, vocab], fp32, as ``_autochunk/noise.py`` says. key: [2] int64. counter: [N]."""
-    parts, ids = key[0] + counter.to(torch.int64)[:, None], torch.arange(vocab, device=counter.device)[None]
-    return uniform()(parts, key[1], ids).neg_().log1p_().neg_().log_().neg_()
+    return gumbel_of_ids(key, counter, torch.arange(vocab, device=counter.device))
+
+
+def gumbel_of_ids(key: Tensor, counter: Tensor, ids: Tensor) -> Tensor:
+    """Returns the noise [N, n] of vocabulary ids [n]."""
+    parts = key[0] + counter.to(torch.int64)[:, None]
+    return uniform()(parts, key[1], ids[None]).neg_().log1p_().neg_().log_().neg_()
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from .._losses.sampling import mixed
-from . import _entries, _memory, _noise, _sampled, dtensor
+from . import _entries, _memory, _noise, _sampled, _sampled_over_ranks, dtensor
 from ._arguments import named
 from ._backend import backend
 from ._chunks import Operand
@@ -111,6 +111,28 @@ def gumbel(key: Tensor, counter: Tensor, vocab: int) -> Tensor:
     return _noise.gumbel(key, counter, vocab)
 
 
+def gumbel_of_ids(key: Tensor, counter: Tensor, ids: Tensor) -> Tensor:
+    """Returns the noise [N, n] of vocabulary ids [n]."""
+    return _noise.gumbel_of_ids(key, counter, ids)
+
+
+def as_bits(x: Tensor) -> Tensor:
+    """Returns the bits of float32 as int32."""
+    return x.view(torch.int32)
+
+
+def of_bits(x: Tensor) -> Tensor:
+    return x.view(torch.float32)
+
+
+def mass_below(z: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns a function of int32 [N, n]: the sums of exp(z) of the entries whose |z| has smaller bits. z: [N, V], at most
+    0."""
+    distances = z.abs().view(torch.int32).sort(-1).values
+    sums = torch.nn.functional.pad(distances.view(torch.float32).neg().exp_().cumsum(-1), (1, 0))
+    return lambda bits: sums.gather(-1, torch.searchsorted(distances, bits))
+
+
 def key(seed: Any, like: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
     """Returns the key of the noise [2] int64, of 32 bits each."""
     return noise_key(drawn_seed(seed, like, generator), like)
@@ -165,6 +187,16 @@ def best(
     if not _sampled.serves(hidden, weight, given, memory_budget):
         return None
     return _sampled.best(given, target, k, softcap, scale, memory_budget)
+
+
+def tokens_over_ranks(hidden: Any, weight: Any, bias: Any, seed: Any, check: Any, head: Head, sharding: Any) -> Any:
+    """Returns token ids [...] of a vocabulary that is sharded over ranks, or None of another."""
+    return _sampled_over_ranks.tokens(hidden, weight, bias, seed, check, head, sharding)
+
+
+def best_over_ranks(hidden: Any, weight: Any, bias: Any, k: Any, check: Any, head: Head, sharding: Any) -> Any:
+    """Returns the ids of the best entries [..., k], or None, as ``tokens_over_ranks`` does."""
+    return _sampled_over_ranks.best(hidden, weight, bias, k, check, head, sharding)
 
 
 def argmax(x: Tensor) -> Tensor:
@@ -292,7 +324,7 @@ def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> Tensor:
 
 def fixed(name: str, value: Any, dtype: torch.dtype, *shapes: tuple[int, ...]) -> Tensor:
     """Returns a checked tensor without a gradient."""
-    return shaped(name, value, *shapes).detach().to(dtype)
+    return dtensor.replicated(name, shaped(name, value, *shapes)).detach().to(dtype)
 
 
 def indices(name: str, value: Any, *shapes: tuple[int, ...]) -> Tensor:
@@ -361,16 +393,21 @@ def has_kernels(hidden: Tensor) -> bool:
     return backend(hidden).name == "native"
 
 
-def log_probs(hidden: Any, weight: Any, target: Any, bias: Any, head: Head, save: bool = False) -> Tensor:
+def log_probs(
+    hidden: Any, weight: Any, target: Any, bias: Any, head: Head, save: bool = False, sharding: Optional[Sharding] = None
+) -> Tensor:
     """save: save exponentials from forward to backward if possible."""
     asked = Asked(entropy=False, keep=None if save else False)
-    return token_log_probs(hidden, weight, target, bias, asked, **head._asdict())[0]
+    return token_log_probs(hidden, weight, target, bias, asked, sharding, **head._asdict())[0]
 
 
-def largest_entries(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head) -> Tensor:
-    """Returns the token ids of the largest logits, the first of several. hidden: [N, D]."""
-    target = torch.zeros(hidden.shape[0], dtype=torch.int64, device=hidden.device)
-    return token_log_probs(hidden, weight, target, bias, Asked(argmax=True, entropy=False), **head._asdict())[3]
+def largest_entries(
+    hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head, sharding: Optional[Sharding] = None
+) -> Tensor:
+    """Returns the token ids [...] of the largest logits, the first of several."""
+    target = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
+    asked = Asked(argmax=True, entropy=False)
+    return token_log_probs(hidden, weight, target, bias, asked, sharding, **head._asdict())[3]
 
 
 def log_probs_and_lse(

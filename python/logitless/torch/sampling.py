@@ -10,8 +10,10 @@ from torch import Tensor
 
 from .._losses import sampling as shared
 from .._options import DEFAULT, either_name
-from . import _xp as xp
+from . import _sampled_over_ranks, _xp as xp
+from .groups import raise_on_all_ranks
 from .losses._formulas import FORMULAS, chunked
+from .ranks import Sharding
 
 FORMULAS["sample"] = lambda given, *form: shared.sample(xp, given, shared.Filters(*form))
 FORMULAS["best_entries"] = lambda given, *form: shared.best_entries(xp, given, *form)
@@ -48,13 +50,19 @@ def linear_sample(
     softcap: Optional[float] = None,
     logit_scale: float = DEFAULT.logit_scale,
     memory_budget: int | str | None = None,
+    sharding: Optional[Sharding] = None,
 ) -> Sample:
     """Samples a token at each position from ``softmax(logits)``."""
-    drawn = xp.drawn_seed(seed, xp.array("hidden", hidden), generator)
-    return Sample(*shared.draw(
-        xp, chunked, hidden, weight, bias, drawn, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        logit_bias=logit_bias, counter=counter, softcap=softcap, logit_scale=logit_scale, memory_budget=memory_budget,
-    ))  # fmt: skip
+
+    def drawn() -> Sample:
+        own = xp.drawn_seed(seed, xp.array("hidden", hidden), generator)
+        return Sample(*shared.draw(
+            xp, chunked, hidden, weight, bias, own, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            logit_bias=logit_bias, counter=counter, softcap=softcap, logit_scale=logit_scale,
+            memory_budget=memory_budget, sharding=sharding,
+        ))  # fmt: skip
+
+    return raise_on_all_ranks(_sampled_over_ranks.group_name(hidden, weight, bias, sharding), drawn)
 
 
 @either_name
@@ -66,9 +74,10 @@ def linear_top_logprobs(
     softcap: Optional[float] = None,
     logit_scale: float = DEFAULT.logit_scale,
     memory_budget: int | str | None = None,
+    sharding: Optional[Sharding] = None,
 ) -> TopLogProbs:
     """Returns the k largest log-probabilities at each position."""
     return TopLogProbs(*shared.best(
         xp, chunked, hidden, weight, target, bias, k=k, softcap=softcap, logit_scale=logit_scale,
-        memory_budget=memory_budget,
+        memory_budget=memory_budget, sharding=sharding,
     ))  # fmt: skip

@@ -51,8 +51,6 @@ REFUSED = {
     "multi_token": (losses.multi_token_loss, HEAD, dict(shifts=(1, 2))),
     "teacher_top_k": (losses.teacher_top_k, TEACHER, dict(k=3)),
     "student_top_k": (losses.student_top_k_loss, {**HEAD, **TEACHER}, dict(k=3)),
-    "sample": (logitless.jax.linear_sample, dict(hidden=HEAD["hidden"], weight=HEAD["weight"]), dict(key=jax.random.key(0))),
-    "top_logprobs": (logitless.jax.linear_top_logprobs, HEAD, dict(k=3)),
     "kept_logprobs": (logitless.jax.linear_kept_logprobs, {**HEAD, "kept_ids": np.zeros((B, T, 2), np.int32)}, {}),
 }  # fmt: skip
 

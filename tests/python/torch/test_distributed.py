@@ -33,6 +33,8 @@ def processes():
         ("communicator_worker", 2),
         ("sharded_worker", 2),
         ("sharded_worker", 4),
+        ("sampled_over_ranks_worker", 2),
+        ("sampled_over_ranks_worker", 4),
         ("sharded_far_worker", 2),
         ("sharded_far_worker", 3),
         ("far_replicas_worker", 2),
