@@ -1,5 +1,6 @@
 /* Sampling over the C ABI: sample.h in C, which has the formulas. The conventions are those of
- * c_api.h, and this header is part of its ABI version. */
+ * c_api.h, and this header is part of its ABI version. The vocabulary is whole: inputs have no
+ * sharding. Python samples from a vocabulary over ranks. */
 #pragma once
 
 #include <stddef.h>

@@ -13,6 +13,8 @@
 // vocabulary id: Philox-4x32-10, 39 random bits. So a token does not depend on the others of its
 // call. Tokens are those of Python's linear_sample for the same seed and counters. On a CPU
 // log_prob has the bits of head_forward for these tokens; likewise with the Hopper kernels.
+//
+// The vocabulary is whole: inputs have no sharding. Python samples from a vocabulary over ranks.
 #pragma once
 
 #include <cstddef>
