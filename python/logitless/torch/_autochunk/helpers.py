@@ -56,9 +56,9 @@ def _uniform(key0, key1, entry):
             return
         keys = [k.reshape(()) if k.numel() == 1 else k for k in keys]  # faster than a stride of 0
         at = (entry.to(torch.int64) & low).expand(made.shape)
-        slot, zeros = at >> 2 & 6 | at & 1, [torch.zeros_like(at) for _ in range(3)]
+        slot, zeros = at >> 2 & 6 | at & 1, [torch.zeros_like(at) for _ in (1, 2, 3)]
         upper = result(keys, [at >> 5 << 2 | at >> 1 & 3, *zeros], slot >> 1) >> (slot & 1) * 16 & 0xFFFF
-        zeros = [torch.zeros_like(at) for _ in range(2)]
+        zeros = [torch.zeros_like(at) for _ in (2, 3)]
         more = result(keys, [at >> 5 << 2 | at >> 1 & 3, 1 + (slot >> 2), *zeros], slot & 3) >> 9 & 0x7FFFFF
         made.copy_(upper << 24 | more << 1 | 1).mul_(2.0**-40)
 
