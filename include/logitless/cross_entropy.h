@@ -104,6 +104,18 @@ struct CrossEntropyInputs {
   Sharding sharding = {};  // vocabulary-parallel, and maybe sequence-parallel
 };
 
+// The axis of a weight of the loss: [V], [...] or [..., K].
+enum class WeightAxis : std::uint8_t { vocab, tokens, targets };
+
+// Calls visit(name, axis, fields...) for each optional weight of CrossEntropyInputs, with its field
+// in each of the structs, which have the same field names.
+template <typename Visit, typename... Structs>
+void each_loss_weight(const Visit& visit, Structs&... s) {
+  visit("class_weight", WeightAxis::vocab, s.class_weight...);
+  visit("token_weight", WeightAxis::tokens, s.token_weight...);
+  visit("target_weight", WeightAxis::targets, s.target_weight...);
+}
+
 // Defined outputs are written; the rest is not computed. Outputs must not overlap inputs or each
 // other. Certain overlap throws InvalidArgument (intersecting contiguous tensors, equal first
 // elements). Use f32 gradients for an f16 model whose gradients are later multiplied by a loss

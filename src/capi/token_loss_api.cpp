@@ -24,11 +24,11 @@ struct Doubles {
   Double& operator[](std::int64_t flat) const { return data[index(flat)]; }
 };
 
-// Throws unless the tensor is f64 of these sizes and has data.
+// Reads an optional tensor. Throws unless it is f64 of these sizes and has data.
 template <typename Double>
-Doubles<Double> doubles_of(const char* name, const TensorView& view,
-                           std::span<const std::int64_t> sizes) {
-  if (!view.defined()) return {};
+void read(const char* name, const TensorView& view, std::span<const std::int64_t> sizes,
+          Doubles<Double>& to) {
+  if (!view.defined()) return;
   bool same = view.rank() == static_cast<int>(sizes.size());
   for (int d = 0; same && d < view.rank(); ++d) {
     same = view.size(d) == sizes[static_cast<std::size_t>(d)];
@@ -36,17 +36,35 @@ Doubles<Double> doubles_of(const char* name, const TensorView& view,
   require(same && view.dtype() == DType::f64, name, ": expected f64[", sizes[0],
           sizes.size() > 1 ? concat(", ", sizes[1]) : "", "], got ", describe(view));
   require_data(name, view);
-  return {static_cast<Double*>(view.data()), FlatIndex(view)};
+  to = {static_cast<Double*>(view.data()), FlatIndex(view)};
 }
 
 struct Arguments {
-  Doubles<const double> lse, target_logit, target_weight, token_weight, weighted_sum;
-  Doubles<double> loss, d_lse, d_target_logit, d_weighted_sum;
+  Doubles<const double> lse, target_logit, target_weight, token_weight, weighted_logit_sum;
+  Doubles<double> loss, d_lse, d_target_logit, d_weighted_logit_sum;
   double class_total = 0.0;
   double vocab = 0.0;
   std::int64_t tokens = 0;
   std::int64_t per_token = 0;
 };
+
+// The tensors by name, as in head/tensor_roles.h, with their rank: [N] or [N, K].
+template <typename Visit, typename... Structs>
+void each_input(const Visit& visit, Structs&... s) {
+  visit("lse", 1, s.lse...);
+  visit("target_logit", 2, s.target_logit...);
+  visit("target_weight", 2, s.target_weight...);
+  visit("token_weight", 1, s.token_weight...);
+  visit("weighted_logit_sum", 1, s.weighted_logit_sum...);
+}
+
+template <typename Visit, typename... Structs>
+void each_output(const Visit& visit, Structs&... s) {
+  visit("loss", 1, s.loss...);
+  visit("d_lse", 1, s.d_lse...);
+  visit("d_target_logit", 2, s.d_target_logit...);
+  visit("d_weighted_logit_sum", 1, s.d_weighted_logit_sum...);
+}
 
 Arguments arguments_from(const logitless_token_loss_inputs* inputs,
                          const logitless_token_loss_outputs* outputs, const LossTerms& terms) {
@@ -59,46 +77,26 @@ Arguments arguments_from(const logitless_token_loss_inputs* inputs,
   require(in.weighted_logit_sum != nullptr || terms.label_smoothing == 0.0,
           "weighted_logit_sum: label_smoothing needs it, got none");
   require(in.vocab > 0, "vocab: expected a number > 0, got ", in.vocab);
-  const std::array both{target_logit.size(0), target_logit.size(1)};
-  const std::span token(both.data(), 1);
-
-  const TensorView lse = view_from(in.lse, "lse");
-  const TensorView target_weight = view_from(in.target_weight, "target_weight");
-  const TensorView token_weight = view_from(in.token_weight, "token_weight");
-  const TensorView weighted_sum = view_from(in.weighted_logit_sum, "weighted_logit_sum");
-  const TensorView loss = view_from(out.loss, "loss");
-  const TensorView d_lse = view_from(out.d_lse, "d_lse");
-  const TensorView d_target_logit = view_from(out.d_target_logit, "d_target_logit");
-  const TensorView d_weighted_sum = view_from(out.d_weighted_logit_sum, "d_weighted_logit_sum");
+  const std::array sizes{target_logit.size(0), target_logit.size(1)};
 
   Arguments a;
-  a.lse = doubles_of<const double>("lse", lse, token);
-  a.target_logit = doubles_of<const double>("target_logit", target_logit, both);
-  a.target_weight = doubles_of<const double>("target_weight", target_weight, both);
-  a.token_weight = doubles_of<const double>("token_weight", token_weight, token);
-  a.weighted_sum = doubles_of<const double>("weighted_logit_sum", weighted_sum, token);
-  a.loss = doubles_of<double>("loss", loss, token);
-  a.d_lse = doubles_of<double>("d_lse", d_lse, token);
-  a.d_target_logit = doubles_of<double>("d_target_logit", d_target_logit, both);
-  a.d_weighted_sum = doubles_of<double>("d_weighted_logit_sum", d_weighted_sum, token);
-  for (const NamedView& output : {NamedView{"loss", loss}, NamedView{"d_lse", d_lse},
-                                  NamedView{"d_target_logit", d_target_logit},
-                                  NamedView{"d_weighted_logit_sum", d_weighted_sum}}) {
+  NamedViews read_views, written_views;
+  const auto reader = [&](NamedViews& views) {
+    return [&](const char* name, std::size_t rank, auto& to, const logitless_tensor* tensor) {
+      const TensorView view = view_from(tensor, name);
+      read(name, view, std::span(sizes).first(rank), to);
+      views.add({name, view});
+    };
+  };
+  each_input(reader(read_views), a, in);
+  each_output(reader(written_views), a, out);
+  for (const NamedView& output : std::span<const NamedView>(written_views))
     require_own_elements(output.name, output.view);
-  }
-  require_apart({{"loss", loss},
-                 {"d_lse", d_lse},
-                 {"d_target_logit", d_target_logit},
-                 {"d_weighted_logit_sum", d_weighted_sum}},
-                {{"lse", lse},
-                 {"target_logit", target_logit},
-                 {"target_weight", target_weight},
-                 {"token_weight", token_weight},
-                 {"weighted_logit_sum", weighted_sum}});
+  require_apart(written_views, read_views);
   a.class_total = in.class_total;
   a.vocab = static_cast<double>(in.vocab);
-  a.tokens = both[0];
-  a.per_token = both[1];
+  a.tokens = sizes[0];
+  a.per_token = sizes[1];
   return a;
 }
 
@@ -113,8 +111,9 @@ void write_loss(const LossTerms& terms, const Arguments& a, std::int64_t i) {
     if (a.d_target_logit) a.d_target_logit[slot] = d_target;
   }
   const double d_sum =
-      loss.smooths() ? loss.add_smoothing(lse, a.weighted_sum[i], a.class_total, a.vocab) : 0.0;
-  if (a.d_weighted_sum) a.d_weighted_sum[i] = d_sum;
+      loss.smooths() ? loss.add_smoothing(lse, a.weighted_logit_sum[i], a.class_total, a.vocab)
+                     : 0.0;
+  if (a.d_weighted_logit_sum) a.d_weighted_logit_sum[i] = d_sum;
   const double d_lse = loss.add_lse(lse);
   if (a.d_lse) a.d_lse[i] = d_lse;
   if (a.loss) a.loss[i] = loss.value();

@@ -14,7 +14,8 @@ namespace logitless::cli {
 namespace {
 
 struct LossCommand {
-  std::string hidden, weight, targets, bias, class_weight, token_weight, target_weight;
+  std::string hidden, weight, targets, bias;
+  std::map<std::string, std::string> weights;  // by name
   std::string out;
   CrossEntropyOptions options;
   double grad_loss = 1.0;
@@ -57,6 +58,12 @@ Reduction parse_reduction(const std::string& text) {
   throw UsageError(fmt::format("expected mean, sum or none, got '{}'", text));
 }
 
+// Maps "label_smoothing" to "--label-smoothing".
+std::string flag_of(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return "--" + name;
+}
+
 CrossEntropyInputs LossCommand::load(TensorLoader& loader) const {
   CrossEntropyInputs in;
   in.hidden = loader.load("--hidden", hidden, dtype);
@@ -66,12 +73,16 @@ CrossEntropyInputs LossCommand::load(TensorLoader& loader) const {
     in.bias = loader.load("--bias", bias);
     if (in.bias.dtype() != in.weight.dtype()) in.bias = loader.load("--bias", bias, DType::f32);
   }
-  in.class_weight = loader.load_optional("--class-weight", class_weight, DType::f32);
-  in.token_weight = loader.load_optional("--token-weight", token_weight, DType::f32);
-  in.target_weight = loader.load_optional("--target-weight", target_weight, DType::f32);
+  std::vector<ConstTensorView*> per_token = {&in.hidden, &in.targets};
+  each_loss_weight(
+      [&](const char* name, WeightAxis axis, ConstTensorView& view) {
+        view = loader.load_optional(flag_of(name), weights.at(name), DType::f32);
+        if (axis != WeightAxis::vocab) per_token.push_back(&view);
+      },
+      in);
   in.grad_loss = grad_loss;
   check_selection(in.hidden, skip, first);
-  for (ConstTensorView* view : {&in.hidden, &in.targets, &in.token_weight, &in.target_weight}) {
+  for (ConstTensorView* view : per_token) {
     if (skip > 0) *view = without_first(*view, skip);
     if (first > 0) *view = first_of(*view, first);
   }
@@ -290,14 +301,14 @@ void LossCommand::run(const std::set<std::string>& given) {
   }
 }
 
-// Maps "label_smoothing" to "--label-smoothing".
-std::string flag_of(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  return "--" + name;
+const char* help_of(WeightAxis axis) {
+  if (axis == WeightAxis::vocab) return "[V]";
+  return axis == WeightAxis::tokens ? "[...]"
+                                    : "[..., K]: the loss against K weighted classes a token";
 }
 
-void add_tensor(Options& options, const char* name, std::string& value, const char* description,
-                bool required = false) {
+void add_tensor(Options& options, const std::string& name, std::string& value,
+                const char* description, bool required = false) {
   options
       .add_parsed(
           name, "TENSOR", [&value](const std::string& text) { value = text; }, description)
@@ -315,10 +326,9 @@ Command add_loss(CommandLine& program) {
   add_tensor(sub, "--weight", a->weight, "[V, D] in the dtype of hidden", true);
   add_tensor(sub, "--targets", a->targets, "[...] i32 or i64; [..., K] with --target-weight", true);
   add_tensor(sub, "--bias", a->bias, "[V]");
-  add_tensor(sub, "--class-weight", a->class_weight, "[V]");
-  add_tensor(sub, "--token-weight", a->token_weight, "[...]");
-  add_tensor(sub, "--target-weight", a->target_weight,
-             "[..., K]: the loss against K weighted classes a token");
+  each_loss_weight([&](const char* name, WeightAxis axis) {
+    add_tensor(sub, flag_of(name), a->weights[name], help_of(axis));
+  });
   sub.add_parsed(
          "--dtype", "f32|bf16|f16",
          [a](const std::string& text) { a->dtype = parse_head_dtype(text); },

@@ -50,8 +50,6 @@ void check_arguments(DeviceKind device, const CrossEntropyOptions& options,
   const std::int64_t last = in.target_weight.defined() ? targets_per_token(in) : -1;
   require(last != 0, "target_weight: ", describe(in.target_weight), " has no entries per token");
   require_per_token("targets", in.targets, in.hidden, true, last);
-  require_per_token("target_weight", in.target_weight, in.hidden, false, last);
-  require_per_token("token_weight", in.token_weight, in.hidden, false);
   require_per_token("grad_losses", in.grad_losses, in.hidden, false);
   if (is_sharded(in.sharding)) {
     require_sharding(in.sharding, shape.vocab);
@@ -59,8 +57,15 @@ void check_arguments(DeviceKind device, const CrossEntropyOptions& options,
         !options.next_token || !in.sharding.tokens,
         "next_token: the last target of a rank's tokens is its neighbour's; give shifted targets");
   }
-  require_vector("class_weight", in.class_weight, global_vocab(in.sharding, shape.vocab),
-                 DType::f32);
+  each_loss_weight(
+      [&](const char* name, WeightAxis axis, const ConstTensorView& view) {
+        if (axis == WeightAxis::vocab) {
+          require_vector(name, view, global_vocab(in.sharding, shape.vocab), DType::f32);
+        } else {
+          require_per_token(name, view, in.hidden, false, axis == WeightAxis::targets ? last : -1);
+        }
+      },
+      in);
 
   if (options.reduction == Reduction::none) {
     require_per_token_output("loss", out.loss, in.hidden, false);
@@ -96,6 +101,11 @@ void require_own_memory(const CrossEntropyInputs& in, const CrossEntropyOutputs&
   require_apart(outputs, inputs);
 }
 
+// Returns the weights of a sum of all logits: those of classes, for label smoothing.
+ConstTensorView logit_weights_of(const CrossEntropyOptions& options, const CrossEntropyInputs& in) {
+  return options.label_smoothing != 0.0f ? in.class_weight : ConstTensorView();
+}
+
 }  // namespace
 
 HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
@@ -107,8 +117,7 @@ HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyI
   f.softcap = options.softcap;
   f.precision = options.precision;
   f.label_smoothing = options.label_smoothing != 0.0f;
-  // Class weights enter the kernel only as weights of the smoothing term.
-  f.vocab_weight = in.class_weight.defined() && f.label_smoothing;
+  f.vocab_weight = logit_weights_of(options, in).defined();
   f.entropy = out.entropy.defined();
   f.argmax = out.argmax.defined();
   f.d_hidden = out.d_hidden.defined();
@@ -192,7 +201,7 @@ LossStatistics call_cross_entropy(const Context& context, const LossPlan& plan,
   call.in = {.hidden = in.hidden,
              .weight = in.weight,
              .bias = in.bias,
-             .logit_weights = call.features.vocab_weight ? in.class_weight : ConstTensorView(),
+             .logit_weights = logit_weights_of(options, in),
              .targets = in.targets,
              .ignore_index = options.ignore_index,
              .sequence = options.next_token ? in.hidden.size(1) : 0};

@@ -5,6 +5,8 @@
 // of C++, or of the C ABI, whose fields have the same names.
 #pragma once
 
+#include "logitless/cross_entropy.h"
+
 namespace logitless {
 
 template <typename Visit, typename... Structs>
@@ -13,9 +15,8 @@ void each_loss_input(const Visit& visit, Structs&... s) {
   visit("weight", s.weight...);
   visit("targets", s.targets...);
   visit("bias", s.bias...);
-  visit("class_weight", s.class_weight...);
-  visit("token_weight", s.token_weight...);
-  visit("target_weight", s.target_weight...);
+  each_loss_weight([&](const char* name, WeightAxis, auto&... field) { visit(name, field...); },
+                   s...);
   visit("grad_losses", s.grad_losses...);
 }
 

@@ -47,9 +47,9 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
                              const CrossEntropyInputs& in, const TensorView& loss_output) {
   LossCall loss;
   loss.tokens = call.shape.tokens;
-  loss.class_weight = floats_of("class_weight", in.class_weight);
-  loss.token_weight = floats_of("token_weight", in.token_weight);
-  loss.target_weight = floats_of("target_weight", in.target_weight);
+  each_loss_weight([](const char* name, WeightAxis, const float*& to,
+                      const ConstTensorView& view) { to = floats_of(name, view); },
+                   loss, in);
   loss.loss = floats_of("loss", loss_output);
   loss.grad_loss = in.grad_loss;
   loss.grad_losses = floats_of("grad_losses", in.grad_losses);
